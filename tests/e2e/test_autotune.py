@@ -83,7 +83,17 @@ def test_a_gloo_job_becomes_keep_default_and_nothing_is_done_twice(ncclt):
     again = ncclt(*command, "100000")
     assert "was recorded before" in again.stderr
     assert "is finished, nothing was launched" in again.stderr
+    study = json.loads(ncclt(*command[:1], "--json", *command[1:], "100000").stdout)["tune"]
+    assert (study["verdict"], study["simulated"], study["launcher"]) == ("keep-default", False, "torchrun")
+    assert "NCCL takes no part" in study["reason"]
+    assert study["policy"] == {"rules": [], "parameters": {}}
+    assert [trial["outcome"] for trial in study["trials"]] == ["ok"]
+    assert study["gpu_hours"] > 0
+    assert all(row["default_us"] > 0 for row in study["messages"])
+
     plan = json.loads(ncclt(*command[:1], "--dry-run", "--json", *command[1:], "100000").stdout)["stages"]
+    tune = next(shlex.split(one["command"]) for one in plan if one["stage"] == "tune")
+    assert json.loads(ncclt(*tune[1:], "--json").stdout) == study, "nothing is launched again"
     assert {one["stage"]: one["state"] for one in plan} == {
         "record": "stored", "look": CEILING_OF_CPUS, "tune": "stored: done",
         "compare": "if a gain is proven", "use": "if steps are faster",

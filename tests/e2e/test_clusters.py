@@ -1,4 +1,7 @@
-"""Whole studies under real launchers, on CPUs: PyTorch's gloo in the place of NCCL."""
+"""Whole studies under real launchers, on CPUs: PyTorch's gloo in the place of NCCL.
+
+One under torchrun that starts anew for each trial is in test_autotune.py.
+"""
 
 import importlib.util
 import json
@@ -10,21 +13,6 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reaso
 # The fewest trials that show what a test is about: each is launched three times, for 8 s of CPU under torchrun.
 GLOO = ("--benchmark", "torch_collectives", "--backend", "gloo")
 STORE = ("--storage", "sqlite:///ncclt.db")
-
-
-def test_torchrun_study_keeps_the_default_because_nccl_takes_no_part_in_gloo(ncclt):
-    words = ("--model", "nasnetmobile", "--nodes", 1, "--gpus-per-node", 2, "--launcher", "torchrun", *GLOO)
-    study = json.loads(ncclt("tune", *words, "--trials", 1, "--json", *STORE).stdout)
-
-    assert (study["verdict"], study["simulated"], study["launcher"]) == ("keep-default", False, "torchrun")
-    assert "NCCL takes no part" in study["reason"]
-    assert study["policy"] == {"rules": [], "parameters": {}}
-    assert [trial["outcome"] for trial in study["trials"]] == ["ok"]
-    assert study["gpu_hours"] > 0
-    assert all(row["default_us"] > 0 for row in study["messages"])
-    # The same command goes on with what is stored: nothing is launched again.
-    again = json.loads(ncclt("tune", *words, "--trials", 1, "--json", *STORE).stdout)
-    assert again == study
 
 
 def test_persistent_ranks_search_and_fresh_ones_confirm(ncclt):

@@ -1,10 +1,13 @@
 """Bad input, unreachable stores, signals: a clear sentence and exit code, nothing lost and nothing half written."""
 
+import contextlib
 import gzip
 import json
+import os
 import signal
 import sqlite3
 import time
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +16,7 @@ from ncclt.store import open_store
 
 STORE = ("--storage", "sqlite:///ncclt.db")
 TUNE = (
-    "tune", "--model", "bert", "--cluster", "leonardo", "--patience", "0", "--trials", "30", "--blocks", "4", *STORE
+    "tune", "--model", "bert", "--cluster", "leonardo", "--patience", "0", "--trials", "20", "--blocks", "4", *STORE
 )  # fmt: skip
 
 
@@ -140,21 +143,33 @@ def stored_trials(folder):
         connection.close()
 
 
-def wait_for_trials(ncclt, process, number):
+def signalled(ncclt, *words, after, by):
+    """Run ncclt, send it a signal once so many trials are stored, and return its exit code, stdout and stderr."""
+    tuner = ncclt.nursery.begin(words, ncclt.environment, ncclt.folder)
+    sent = signal.SIGKILL
+    try:
+        wait_for_trials(ncclt, tuner, after)
+        sent = by
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # it has ended, which its exit code says
+            os.kill(tuner, sent)
+        ended = ncclt.nursery.end()
+    return ended
+
+
+def wait_for_trials(ncclt, tuner, number):
     for _ in range(4800):
         if stored_trials(ncclt.folder) >= number:
             return
-        assert process.poll() is None, process.communicate()
+        assert Path("/proc", str(tuner)).exists(), f"it has ended before trial {number}"
         time.sleep(0.05)
     pytest.fail(f"no {number} trials within 240 s")
 
 
 def test_kill_9_loses_no_completed_trial_and_the_study_ends_as_if_nothing_had_happened(ncclt, tmp_path):
-    for number in (5, 15):
-        process = ncclt.start(*TUNE, "--quiet")
-        wait_for_trials(ncclt, process, number)
-        process.kill()
-        process.communicate()
+    for number in (4, 10):
+        ended, _out, err = signalled(ncclt, *TUNE, "--quiet", after=number, by=signal.SIGKILL)
+        assert ended == -signal.SIGKILL, err
         assert stored_trials(ncclt.folder) >= number
         (study,) = json.loads(ncclt("studies", "list", "--json", *STORE).stdout)["studies"]
         assert study["state"] == "interrupted"
@@ -170,12 +185,9 @@ def test_kill_9_loses_no_completed_trial_and_the_study_ends_as_if_nothing_had_ha
 
 
 def test_one_ctrl_c_finishes_the_trial_saves_and_the_same_command_goes_on(ncclt):
-    process = ncclt.start(*TUNE, "--json")
-    wait_for_trials(ncclt, process, 4)
-    process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=240)
+    ended, stdout, stderr = signalled(ncclt, *TUNE, "--json", after=4, by=signal.SIGINT)
 
-    assert process.returncode == 130
+    assert ended == 130, stderr
     assert "finishing the running trial" in stderr
     document = json.loads(stdout)
     assert (document["state"], document["verdict"]) == ("interrupted", None)
@@ -184,12 +196,9 @@ def test_one_ctrl_c_finishes_the_trial_saves_and_the_same_command_goes_on(ncclt)
 
 
 def test_sigterm_means_the_same_for_slurm_preempts_with_it(ncclt):
-    process = ncclt.start(*TUNE, "--quiet")
-    wait_for_trials(ncclt, process, 4)
-    process.send_signal(signal.SIGTERM)
-    _, stderr = process.communicate(timeout=240)
+    ended, _out, stderr = signalled(ncclt, *TUNE, "--quiet", after=4, by=signal.SIGTERM)
 
-    assert process.returncode == 130
+    assert ended == 130, stderr
     assert "finishing the running trial" in stderr
 
 

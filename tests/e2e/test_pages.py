@@ -89,7 +89,8 @@ def browser():
         browser.close()
 
 
-@pytest.fixture(params=["light-wide", "dark-wide", "light-narrow", "dark-narrow"])
+# Each colour and each width once: no rule of the style sheet joins the two.
+@pytest.fixture(params=["light-wide", "dark-narrow"])
 def visit(browser, server, request):
     """Open a path and return its page; fails at the end if the browser complained about anything."""
     scheme, width = request.param.split("-")
