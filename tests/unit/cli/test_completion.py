@@ -59,7 +59,7 @@ def test_an_unknown_shell_is_refused_with_the_list(tmp_path, words):
     done = CliRunner(env={"HOME": str(tmp_path)}).invoke(app, list(words), prog_name="ncclt")
     first, second = done.stderr.splitlines()
     assert (done.exit_code, done.stdout, list(tmp_path.iterdir())) == (2, "", [])
-    assert "knows no shell" in first
+    assert "does not support the shell" in first
     assert second == "  hint: one of bash, zsh, fish, powershell, pwsh"
 
 

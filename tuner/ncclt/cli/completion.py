@@ -1,7 +1,7 @@
 """What a shell completes beside options: names of clusters and workloads, and the values of `ncclt env` and `run`.
 
-Only what is shipped and what a local file of the store holds: a key of the keyboard waits for no server and no
-database, and makes no file.
+Only what is shipped and what a local SQLite file holds: pressing Tab waits for no server and no database, and creates
+no file.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _INSTALLING = ("--install-completion", "--show-completion")
 
 
 def cluster_names(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the clusters whose names begin so."""
+    """Return the names of clusters that begin so."""
     return _beginning(incomplete, _known(ctx).clusters)
 
 
 def model_names(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the workloads whose names begin so."""
+    """Return the names of workloads that begin so."""
     return _beginning(incomplete, _known(ctx).workloads)
 
 
 def format_names(incomplete: str) -> list[str]:
-    """Return the formats of `ncclt env` whose names begin so."""
+    """Return the formats of `ncclt env` that begin so."""
     from ncclt.deliver.render.formats import FORMATS
 
     return _beginning(incomplete, FORMATS)
@@ -84,7 +84,7 @@ def install_for(group: Any, ctx: Any, words: list[str]) -> None:
     if not option:
         return
     if shell not in SHELLS:
-        raise UsageError(f"{option} knows no shell {shell!r}", hint=f"one of {', '.join(SHELLS)}")
+        raise UsageError(f"{option} does not support the shell {shell!r}", hint=f"one of {', '.join(SHELLS)}")
     asked = next(one for one in group.params if option in one.opts)
     try:
         asked.callback(ctx, asked, shell)
