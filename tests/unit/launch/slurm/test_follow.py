@@ -1,6 +1,7 @@
 """A job is followed through everything that Slurm may say of it; scontrol is a stand-in that reads from a list."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -116,7 +117,8 @@ def test_ctrl_c_leaves_the_job_running_and_a_second_one_cancels_it(tmp_path, mon
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module.time, "sleep", interrupt if again else lambda _seconds: None)
+    # Not `time.sleep` itself: `subprocess` waits by it for scancel.
+    monkeypatch.setattr(module, "time", SimpleNamespace(sleep=interrupt if again else lambda _seconds: None))
     said = []
     code, _, _ = followed(tmp_path, ["JobState=RUNNING ExitCode=0:0"], show=interrupt, say=said.append)
     assert code == 130
