@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 from ncclt.core.api_key import ApiKey, Role, digest_of
 from ncclt.core.life import By, ClusterRules, RevisionState
 from ncclt.core.tuning_job import JobRule, TuningJob
-from ncclt.jobs.rules import reason_for
+from ncclt.pipeline.jobs.rules import reason_for
 from ncclt.store import leases, open_store
 from ncclt.store.store import utc_now
 from ncclt.testing.store_contract import sample_recommendation, sample_study, sample_workload

@@ -9,7 +9,7 @@ from ncclt.cli.jobs import app
 from ncclt.core.api_key import ApiKey, Role, digest_of
 from ncclt.core.tuning_job import JobEvent, TuningJob
 from ncclt.errors import NotFoundError, ServerError, UsageError
-from ncclt.jobs.remote import RemoteJobs
+from ncclt.pipeline.jobs.remote import RemoteJobs
 from ncclt.store import open_store
 from ncclt_api.app import create_app
 from ncclt_api.job_queue import JobQueue
@@ -115,7 +115,7 @@ def test_a_rule_is_made_listed_and_removed(call):
 
 @pytest.mark.parametrize("failure", ["503 behind a proxy", "the connection breaks"])
 def test_a_request_without_an_answer_is_sent_again_and_queued_once(tmp_path, serving, monkeypatch, failure):
-    monkeypatch.setattr("ncclt.jobs.remote._PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr("ncclt.pipeline.jobs.remote._PAUSES_S", (0.0, 0.0))
     keys = []
     with open_store(f"sqlite:///{tmp_path}/ncclt.db") as store:
         service = create_app(store, fresh_s=0)
@@ -143,13 +143,13 @@ def test_a_request_without_an_answer_is_sent_again_and_queued_once(tmp_path, ser
 
 
 def test_a_refusal_is_not_repeated(server, monkeypatch):
-    monkeypatch.setattr("ncclt.jobs.remote._PAUSES_S", (3600.0,))
+    monkeypatch.setattr("ncclt.pipeline.jobs.remote._PAUSES_S", (3600.0,))
     with pytest.raises(NotFoundError):
         RemoteJobs(server).submit(TuningJob(id="", cluster="nowhere", model="bert"), again=False)
 
 
 def test_pages_are_read_to_the_limit(server, monkeypatch):
-    monkeypatch.setattr("ncclt.jobs.remote._PAGE", 2)
+    monkeypatch.setattr("ncclt.pipeline.jobs.remote._PAGE", 2)
     jobs = RemoteJobs(server)
     for seed in range(5):
         CliRunner().invoke(app, ["submit", *WHAT, "--seed", str(seed), "--server", server], standalone_mode=False)

@@ -16,7 +16,7 @@ from ncclt.cli.options import AsJson, Storage
 from ncclt.cli.output import print_json, print_table, say
 from ncclt.core.tuning_job import USUAL_PRIORITY, JobRule, JobState, JobStatus, TuningJob
 from ncclt.errors import MissingDependencyError
-from ncclt.jobs.remote import RemoteJobs
+from ncclt.pipeline.jobs.remote import RemoteJobs
 
 if TYPE_CHECKING:
     from ncclt.store import Store

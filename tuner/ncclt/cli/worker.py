@@ -43,8 +43,8 @@ def worker(
     back; a second one kills the trial.
     """
     require_jobs_extra()
-    from ncclt.jobs.worker import JobWorker, WorkerPlan
     from ncclt.measure.testbed import require_tune_extra
+    from ncclt.pipeline.jobs.worker import JobWorker, WorkerPlan
     from ncclt.store import open_store
 
     require_tune_extra()

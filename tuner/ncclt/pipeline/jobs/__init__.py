@@ -1,0 +1,1 @@
+"""Tuning jobs: the workers that run them, and the rules that ask for them."""

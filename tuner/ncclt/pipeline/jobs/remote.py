@@ -1,0 +1,199 @@
+"""Tuning jobs of a service, over HTTP: for a machine that sees neither its database nor its queue."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import urllib.request
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from ncclt.client.fetch import ClientError, base_of, get, host_of
+from ncclt.client.report import posting
+from ncclt.core.tuning_job import JobEvent, JobResult, JobRule, JobState, JobStatus, TuningJob
+from ncclt.deliver.offer import api_key
+from ncclt.errors import ConflictError, NccltError, NotFoundError, ServerError, UsageError
+
+_TIMEOUT_S = 30.0
+_PAGE = 200
+"""Jobs that the service lists at once, at most."""
+
+_NEVER_ASKED = ("id", "study", "created", "by")
+"""What the service gives a job."""
+
+_OF_RULED_JOB = ("cluster", "model", "nodes", "gpus_per_node", "nccl_version", "trials", "priority")
+_REASONS = ("fingerprint_changed", "stale", "every_days")
+"""Of a rule, as the service names them."""
+
+_OTHER = "is it of another version of ncclt?"
+
+_PAUSES_S = (1.0, 4.0)
+"""Between the attempts of a request that may be sent again."""
+
+
+class RemoteJobs:
+    """The jobs of a service; the key is that of NCCLT_API_KEY or NCCLT_API_KEY_FILE.
+
+    Every method raises ServerError if the service cannot be reached, is broken, or does not take the key.
+
+    Args:
+        server: its address.
+    """
+
+    def __init__(self, server: str) -> None:
+        self._server = server
+        self._key = api_key(os.environ)
+
+    def submit(self, job: TuningJob, *, again: bool) -> JobStatus:
+        """Queue a job, once: a request that got no answer is sent again with the same Idempotency-Key.
+
+        Raises:
+            NotFoundError: the service does not know cluster or workload.
+            UsageError: it refuses the job.
+        """
+        asked = {field.name: getattr(job, field.name) for field in fields(job) if field.name not in _NEVER_ASKED}
+        request = posting(self._url("/v1/jobs"), {**asked, "again": again})
+        request.add_header("Idempotency-Key", uuid.uuid4().hex)
+        return _status(self._ask(request, pauses_s=_PAUSES_S))
+
+    def statuses(self, *, cluster: str | None, state: JobState | None, limit: int) -> tuple[JobStatus, ...]:
+        """Return jobs, newest first; of one cluster or state, or all."""
+        found: list[JobStatus] = []
+        while len(found) < limit:
+            page = min(limit - len(found), _PAGE)
+            asked = {"cluster": cluster, "state": state and state.value, "limit": page, "offset": len(found)}
+            query = urlencode({name: value for name, value in asked.items() if value is not None})
+            items = self._ask(self._url(f"/v1/jobs?{query}"))["items"]
+            found += [_status(item) for item in items]
+            if len(items) < page:
+                break
+        return tuple(found)
+
+    def status(self, id: str) -> JobStatus:
+        """Return a job and where it stands; NotFoundError if there is none of this id."""
+        return _status(self._ask(self._job(id)))
+
+    def cancel(self, id: str) -> JobStatus:
+        """Cancel a job, as of `JobQueue`; NotFoundError if there is none of this id."""
+        return _status(self._ask(posting(self._job(id, "/cancel"), {})))
+
+    def retry(self, id: str) -> JobStatus:
+        """Queue a job that has ended once more.
+
+        Raises:
+            NotFoundError: there is no such job.
+            UsageError: it has not ended.
+        """
+        return _status(self._ask(posting(self._job(id, "/retry"), {})))
+
+    def written(self, id: str, *, first: int = 0) -> Iterator[JobEvent]:
+        """Yield the events of a job that are written, from a number on; NotFoundError if there is no such job."""
+        number = first
+        while True:
+            request = urllib.request.Request(self._job(id, "/events?follow=false"))  # noqa: S310 -- base_of
+            if number:
+                request.add_header("Last-Event-ID", str(number - 1))
+            before = number
+            for event in _events(self._text(request)):
+                yield event
+                number = event.number + 1
+            if number == before:
+                return
+
+    def rules(self) -> tuple[JobRule, ...]:
+        """Return the rules by which workloads are tuned again, by id."""
+        return tuple(map(_rule, self._ask(self._url("/v1/rules"))["items"]))
+
+    def put_rule(self, rule: JobRule) -> JobRule:
+        """Store a rule, in place of the one of its id, and return it as the service has it.
+
+        Raises:
+            NotFoundError: the service does not know cluster or workload.
+            UsageError: it refuses the rule.
+        """
+        asked = {name: getattr(rule.job, name) for name in _OF_RULED_JOB}
+        asked |= {name: getattr(rule, name) for name in _REASONS}
+        return _rule(self._ask(posting(self._url(f"/v1/rules/{quote(rule.id, safe='')}"), asked, method="PUT")))
+
+    def remove_rule(self, id: str) -> None:
+        """Remove a rule; NotFoundError if there is none of this id."""
+        url = self._url(f"/v1/rules/{quote(id, safe='')}")
+        self._text(urllib.request.Request(url, method="DELETE"))  # noqa: S310 -- base_of
+
+    def _job(self, id: str, what: str = "") -> str:
+        return self._url(f"/v1/jobs/{quote(id, safe='')}{what}")
+
+    def _url(self, path: str) -> str:
+        try:
+            return base_of(self._server) + path
+        except ClientError as error:
+            raise ServerError(error.message, hint=error.hint) from error
+
+    def _ask(self, asked: str | urllib.request.Request, *, pauses_s: tuple[float, ...] = ()) -> Any:
+        try:
+            return json.loads(self._text(asked, pauses_s=pauses_s))
+        except ValueError as error:
+            raise ServerError(f"{host_of(self._server)} did not answer as ncclt does: {error}") from error
+
+    def _text(self, asked: str | urllib.request.Request, *, pauses_s: tuple[float, ...] = ()) -> str:
+        pauses = iter(pauses_s)
+        while True:
+            try:
+                return get(asked, None, api_key=self._key, timeout_s=_TIMEOUT_S).text
+            except ClientError as error:
+                pause_s = next(pauses, None)
+                if pause_s is None or not error.is_outage:
+                    kinds: dict[int, type[NccltError]] = {404: NotFoundError, 409: ConflictError, 422: UsageError}
+                    raise kinds.get(error.status or 0, ServerError)(error.message, hint=error.hint) from error
+                time.sleep(pause_s)
+
+
+def _status(document: Mapping[str, Any]) -> JobStatus:
+    """Return a job from the JSON of the service.
+
+    Raises:
+        ServerError: it is not a job.
+    """
+    try:
+        job = TuningJob(**{field.name: document[field.name] for field in fields(TuningJob)})
+        result = document["result"]
+        return JobStatus(
+            job=job, state=JobState(document["state"]), cancelling=document["cancelling"], worker=document["worker"],
+            started=document["started"], ended=document["ended"], taken_over=document["taken_over"],
+            result=result and JobResult(**{**result, "state": JobState(result["state"])}),
+        )  # fmt: skip
+    except (LookupError, TypeError, ValueError) as error:
+        raise ServerError(f"the service answered with something that is no job: {error}", hint=_OTHER) from error
+
+
+def _rule(document: Mapping[str, Any]) -> JobRule:
+    """Return a rule from the JSON of the service.
+
+    Raises:
+        ServerError: it is not a rule.
+    """
+    try:
+        job = TuningJob(id="", **{name: document[name] for name in _OF_RULED_JOB})
+        reasons = {name: document[name] for name in _REASONS}
+        return JobRule(id=document["id"], job=job, created=document["created"], **reasons)
+    except (LookupError, TypeError, ValueError, UsageError) as error:
+        raise ServerError(f"the service answered with something that is not a rule: {error}", hint=_OTHER) from error
+
+
+def _events(text: str) -> Iterator[JobEvent]:
+    """Yield the numbered events of a text of server-sent events.
+
+    Raises:
+        ServerError: it is not one.
+    """
+    for block in text.split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.split("\n") if ": " in line)
+        if "id" in fields:
+            try:
+                yield JobEvent(number=int(fields["id"]), kind=fields["event"], data=dict(json.loads(fields["data"])))
+            except (LookupError, TypeError, ValueError) as error:
+                raise ServerError(f"the service answered with something that is not an event: {error}") from error

@@ -1,0 +1,305 @@
+"""A worker: takes tuning jobs of one cluster and runs each as `ncclt tune`, in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ncclt.core.recommendation import Recommendation
+from ncclt.core.study import Study
+from ncclt.core.tuning_job import JobResult, JobState, TuningJob
+from ncclt.errors import NccltError, NotFoundError, StoreError, StudyStoppedError, hide_passwords, reason
+from ncclt.launch.process.followed import FollowedProcess
+from ncclt.launch.slurm.job import ask
+from ncclt.pipeline.jobs.rules import apply_rules
+from ncclt.store.leases import SILENT_S, this_worker
+from ncclt.store.store import Store
+from ncclt_api.job_queue import JobQueue, JobReport, prepare, serve_jobs
+
+RENEW_S = 5.0
+"""How often a worker says that it lives, and looks for dead ones."""
+
+ALONE_S = SILENT_S - 15.0
+"""Without a word to the store for this long, a worker ends what it runs: others are about to assume it dead."""
+
+FINISH_S = 60.0
+"""How long a running trial may take to end after SIGTERM; then it is killed. systemd gives a service 90 s."""
+
+MOST_DEATHS = 5
+"""Workers that may die over one job before it has failed: it may be the job that kills them."""
+
+_TICK_S = 0.5
+_LOOK_S = 2.0
+_NODES_LOST = 75
+_MOST_TRIES = 5
+_LOST_PAUSE_S = 30.0
+_PAGE = 100
+_BATCH_END_S = 60.0
+
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPlan:
+    """What a worker does.
+
+    Attributes:
+        cluster: name of the one whose jobs it takes.
+        at_once: jobs of the cluster that may run at once, over all its workers.
+        arguments: of `ncclt tune`, for every job: where and how trials run.
+        say: receives what a person should know.
+    """
+
+    cluster: str
+    at_once: int = 1
+    arguments: tuple[str, ...] = ()
+    say: Callable[[str], None]
+
+    @property
+    def submits_batches(self) -> bool:
+        """Return whether each study is a batch job of Slurm."""
+        words = " ".join(self.arguments).replace("=", " ")
+        return ("--launcher slurm" in words or os.environ.get("NCCLT_LAUNCHER") == "slurm") and not os.environ.get(
+            "SLURM_JOB_ID"
+        )
+
+
+class JobWorker:
+    """Takes jobs until `stop` is set, and then gives back what it has not finished.
+
+    Args:
+        store: of the studies and the jobs.
+        plan: what it does.
+    """
+
+    def __init__(self, store: Store, plan: WorkerPlan) -> None:
+        self._store, self._plan = store, plan
+        self.name = this_worker()
+        self.stop = threading.Event()
+        self.hurry = threading.Event()
+        self._lost = threading.Event()
+        self._running: list[FollowedProcess] = []
+        self._busy = 0
+        self._changed = threading.Condition()
+
+    def serve(self) -> None:
+        """Take jobs until `stop` is set.
+
+        Raises:
+            StoreError: the store cannot be used at the start, or this worker was assumed dead.
+        """
+        store, cluster = self._store, self._plan.cluster
+        prepare(store.url)
+        with JobQueue(store.url) as queue:
+            self._queue = queue
+            store.enter_worker(self.name, cluster=cluster)
+            queue.allow(cluster, at_once=self._plan.at_once)
+            take_no_more = serve_jobs(store.url, cluster, worker=self.name, run=self._run)
+            self._plan.say(f"ncclt: {self.name} takes jobs of {cluster}, {self._plan.at_once} at once")
+            heard_s = time.monotonic()
+            while not self.stop.is_set() and not self._lost.is_set():
+                try:
+                    if not store.renew_worker(self.name):
+                        self._lost.set()
+                    heard_s = time.monotonic()
+                    store.bury_workers(
+                        cluster,
+                        holders=lambda: queue.holders(cluster),
+                        give_back=lambda worker: queue.give_back(worker, died=True),
+                    )
+                    apply_rules(store, queue, cluster, say=self._plan.say)
+                except StoreError as error:
+                    self._plan.say(f"ncclt: {error.message}")
+                if time.monotonic() - heard_s > ALONE_S:
+                    self._lost.set()
+                self.stop.wait(RENEW_S)
+            if self._lost.is_set():
+                # Here, since the threads of the jobs may be waiting for the database.
+                for process in tuple(self._running):
+                    process.kill()
+                raise StoreError(
+                    f"{self.name} was out of reach of the store for so long that its jobs are others' now",
+                    hint="start it again",
+                )
+            with self._changed:
+                while self._busy:
+                    self._changed.wait()
+            take_no_more()
+            queue.give_back(self.name, died=False)
+            store.leave_worker(self.name)
+
+    def _run(self, job: TuningJob, report: JobReport) -> JobResult:
+        """Run one job; does not return once the worker stops, since then the job is given back."""
+        with self._changed:
+            self._busy += 1
+        try:
+            result = None if self._ends() else self._result_of(job, report)
+        except NccltError as error:
+            why = error.message
+            self._patiently(lambda: self._store.note_job_failed(job, why))
+            raise
+        finally:
+            with self._changed:
+                self._busy -= 1
+                self._changed.notify_all()
+        while result is None:
+            threading.Event().wait()
+        return result
+
+    def _ends(self) -> bool:
+        return self.stop.is_set() or self._lost.is_set()
+
+    def _patiently(self, ask: Callable[[], Answer]) -> Answer | None:
+        """Ask a database until it answers; None = this worker ends."""
+        while not self._ends():
+            try:
+                return ask()
+            except StoreError:
+                self.stop.wait(_LOOK_S)
+        return None
+
+    def _result_of(self, job: TuningJob, report: JobReport) -> JobResult | None:
+        if not self._patiently(lambda: self._store.renew_worker(self.name)):
+            return None  # buried by mistake: the job is given back by others
+        if (status := self._patiently(lambda: self._queue.status(job.id))) is None:
+            return None
+        if status.cancelling or status.state.ended:
+            return self._ended(job, report, JobState.CANCELLED, "cancelled before it was launched")
+        if status.taken_over >= MOST_DEATHS:
+            return self._ended(job, report, JobState.FAILED, f"{status.taken_over} workers died over it")
+        self._plan.say(f"ncclt: job {job.id}: {job.model} on {job.cluster}, study {job.study}")
+        report("started", worker=self.name, study=job.study, taken_over=status.taken_over)
+        for _ in range(_MOST_TRIES):
+            exit_code, said, cancelled = self._tune(job, report)
+            if self._lost.is_set():
+                return None
+            if self.stop.is_set():
+                report("given-back", worker=self.name)
+                return None
+            if cancelled:
+                return self._ended(job, report, JobState.CANCELLED, "cancelled while it ran; its trials are kept")
+            if exit_code != _NODES_LOST:
+                break
+            self.stop.wait(_LOST_PAUSE_S)
+        if exit_code == 0:
+            return self._ended(job, report, JobState.DONE, "")
+        return self._ended(job, report, JobState.FAILED, said or f"`ncclt tune` ended with exit code {exit_code}")
+
+    def _tune(self, job: TuningJob, report: JobReport) -> tuple[int, str, bool]:
+        """Run `ncclt tune` once; return its exit code, its last words, and whether it was cancelled."""
+        extra: tuple[str, ...] = self._plan.arguments
+        if self._plan.submits_batches:
+            end_batches(job.id)  # of a worker that died
+            extra = (*extra, f"--sbatch-arg=--job-name={_batch_name(job.id)}")
+        argv = (sys.executable, "-m", "ncclt", "tune", *job.arguments(), *extra)
+        environment = {**os.environ, "NCCLT_STORAGE": self._store.url, "PYTHONUNBUFFERED": "1"}
+        said, cancelled, asked_s, seen = "", False, None, -1
+        with FollowedProcess(argv, environment=environment) as process, self._registered(process):
+            while (exit_code := process.wait(_TICK_S)) is None:
+                for line in process.lines():
+                    said = self._pass_on(line, said, report)
+                seen = self._pass_on_trials(job, seen, report)
+                if self.hurry.is_set():
+                    process.kill()
+                with contextlib.suppress(StoreError):
+                    status = self._queue.status(job.id)
+                    cancelled = cancelled or status.cancelling or status.state is JobState.CANCELLED
+                overdue = asked_s is None or time.monotonic() - asked_s > FINISH_S
+                if overdue and (cancelled or self.stop.is_set()):
+                    process.signal(signal.SIGTERM)
+                    asked_s = asked_s or time.monotonic()
+            for line in process.lines():
+                said = self._pass_on(line, said, report)
+        self._pass_on_trials(job, seen, report)
+        if self._plan.submits_batches and (cancelled or self.stop.is_set()):
+            end_batches(job.id)
+        return exit_code, said, cancelled
+
+    @contextlib.contextmanager
+    def _registered(self, process: FollowedProcess) -> Iterator[None]:
+        self._running.append(process)
+        try:
+            yield
+        finally:
+            self._running.remove(process)
+
+    def _pass_on(self, line: str, said: str, report: JobReport) -> str:
+        """Write a line of output as an event; return the last error that was said."""
+        line = hide_passwords(line)
+        if line.strip():
+            report("log", line=line)
+        if line.startswith("ncclt: "):
+            return line.removeprefix("ncclt: ")
+        return f"{said} ({line.strip()})" if line.startswith("  hint: ") else said
+
+    def _pass_on_trials(self, job: TuningJob, seen: int, report: JobReport) -> int:
+        """Write the newest trials of the study as an event; return the number of the last one."""
+        with contextlib.suppress(NotFoundError, StoreError):
+            study = self._store.study(job.study)
+            while page := self._store.trial_page(study.id, after=seen, limit=_PAGE):
+                last, seen = page[-1], page[-1].number
+                report(
+                    "trials", study=study.id, count=seen + 1, phase=last.phase.value, setting=last.label,
+                    outcome=last.result.outcome.value, score_us=last.score_us,
+                )  # fmt: skip
+        return seen
+
+    def _ended(self, job: TuningJob, report: JobReport, state: JobState, why: str) -> JobResult | None:
+        if (found := self._patiently(lambda: self._found(job))) is None:
+            return None
+        study, trials, published = found
+        result = JobResult(
+            state=state, reason=why or (study.reason if study else ""), study=study.id if study else "",
+            trials=trials, recommendation=published.id if published else "",
+            decision=published.table.verdict.decision.value if published else "",
+            simulated=bool(study and study.simulated), recorded="" if not study or study.simulated else study.label,
+        )  # fmt: skip
+        if state is JobState.FAILED:
+            self._patiently(lambda: self._store.note_job_failed(job, result.reason))
+        report("ended", **result.to_document())
+        self._plan.say(f"ncclt: job {job.id}: {state}{f': {why}' if why else ''}")
+        return result
+
+    def _found(self, job: TuningJob) -> tuple[Study | None, int, Recommendation | None]:
+        try:
+            study = self._store.study(job.study)
+        except NotFoundError:
+            return None, 0, None
+        published = self._store.recommendations(study=study.id)
+        return study, len(self._store.trials(study.id)), published[0] if published else None
+
+
+def _batch_name(id: str) -> str:
+    return f"ncclt-job-{id}"
+
+
+def end_batches(id: str) -> None:
+    """Cancel the batch jobs of a tuning job and wait until Slurm has ended them.
+
+    Raises:
+        StudyStoppedError: Slurm does not end them.
+    """
+    name, deadline_s = _batch_name(id), time.monotonic() + _BATCH_END_S
+    while left := _slurm("squeue", "--noheader", "--me", f"--name={name}", "--format=%i").split():
+        _slurm("scancel", "--me", f"--name={name}")
+        if time.monotonic() > deadline_s:
+            raise StudyStoppedError(f"Slurm does not end the batch job {left[0]} of an earlier worker")
+        time.sleep(_TICK_S)
+
+
+def _slurm(*argv: str) -> str:
+    try:
+        done = ask(argv, None)
+    except OSError as error:
+        raise StudyStoppedError(f"{argv[0]} cannot be asked: {reason(error)}") from error
+    if done.returncode:
+        raise StudyStoppedError(f"{argv[0]}: {done.stderr.strip()[:200]}")
+    return done.stdout
