@@ -22,13 +22,20 @@ def offered(monkeypatch, typed, **environ):
     return CliRunner().invoke(app, [], prog_name="ncclt").stdout.split()
 
 
-@pytest.mark.parametrize("command", ["tune", "env", "run", "jobs submit", "check", "simulate"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "tune --cluster", "env --cluster", "run --cluster", "jobs submit --cluster", "check --cluster",
+        "simulate --cluster", "agent --cluster", "upgrade --cluster", "advise --cluster", "keys create --cluster",
+        "cluster show", "cluster calibrate", "recommendations rules",
+    ],
+)  # fmt: skip
 def test_names_of_clusters_are_those_of_the_local_store(tmp_path, monkeypatch, command):
     url = f"sqlite:///{tmp_path}/store.db"
     with open_store(url) as store:
         store.add_cluster(replace(sample_cluster(), name="hall-2"))
-    assert offered(monkeypatch, f"ncclt {command} --cluster ha", NCCLT_STORAGE=url) == ["hall-2"]
-    assert offered(monkeypatch, f"ncclt {command} --cluster leo", NCCLT_STORAGE=url) == ["leonardo"]
+    assert offered(monkeypatch, f"ncclt {command} ha", NCCLT_STORAGE=url) == ["hall-2"]
+    assert offered(monkeypatch, f"ncclt {command} leo", NCCLT_STORAGE=url) == ["leonardo"]
 
 
 @pytest.mark.parametrize(
@@ -37,13 +44,15 @@ def test_names_of_clusters_are_those_of_the_local_store(tmp_path, monkeypatch, c
 def test_no_database_is_waited_for_and_none_is_made(tmp_path, monkeypatch, storage):
     environ = {"NCCLT_STORAGE": storage.format(tmp_path), "NCCLT_SERVER": "http://192.0.2.1:9"}
     assert offered(monkeypatch, "ncclt env --model bert", **environ) == ["bert", "bert-large"]
-    assert offered(monkeypatch, "ncclt tune --model bert", **environ) == ["bert", "bert-large"]
+    for command in ("tune --model", "doctor --model", "autotune --model", "agent --model", "profile show"):
+        assert offered(monkeypatch, f"ncclt {command} bert", **environ) == ["bert", "bert-large"]
     assert list(tmp_path.iterdir()) == []
 
 
 def test_other_values_and_options_of_env_and_run_are_completed(monkeypatch):
     assert offered(monkeypatch, "ncclt env --format ") == sorted(FORMATS)
     assert offered(monkeypatch, "ncclt run --fallback c") == ["cached"]
+    assert offered(monkeypatch, "ncclt landscape show mi355x") == ["mi355x-2x8"]
     assert offered(monkeypatch, "ncclt env --cl") == ["--cluster"]
     assert offered(monkeypatch, "ncclt run --cluster leonardo -- torchrun --m") == []
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ncclt.cli.completion import cluster_names
 from ncclt.cli.options import AsJson, Model, OldModel, Storage, workload_name
 from ncclt.cli.output import print_json, print_table
 from ncclt.errors import UsageError
@@ -23,7 +24,10 @@ _TEST = "ncclt verify --against 'torchrun ... train.py' -- torchrun ... changed.
 
 @app.command()
 def advise(
-    cluster: Annotated[str, typer.Option("--cluster", help="Name of the cluster on which it was recorded.")],
+    cluster: Annotated[
+        str,
+        typer.Option("--cluster", help="Name of the cluster on which it was recorded.", autocompletion=cluster_names),
+    ],
     model: Model = None,
     profile: OldModel = None,
     nodes: Annotated[

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from ncclt.cli.completion import cluster_names, model_names
 from ncclt.cli.configuration import lookup
 from ncclt.cli.job_request import with_allowed
 from ncclt.cli.output import say
@@ -20,11 +21,13 @@ app = typer.Typer()
 @app.command()
 def agent(
     render: Annotated[Path, typer.Option(metavar="FILE", help="The file that is kept up to date.")],
-    model: Annotated[str, typer.Option(help="Name of the workload.")],
+    model: Annotated[str, typer.Option(help="Name of the workload.", autocompletion=model_names)],
     nodes: Annotated[int, typer.Option(help="Nodes of the jobs.", min=1)],
     gpus_per_node: Annotated[int, typer.Option(help="GPUs of each node.", min=1)],
     nccl_version: Annotated[str, typer.Option(help="NCCL that the jobs load.")],
-    cluster: Annotated[str | None, typer.Option(help="Name of the cluster.", envvar="NCCLT_CLUSTER")] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="Name of the cluster.", envvar="NCCLT_CLUSTER", autocompletion=cluster_names)
+    ] = None,
     server: Annotated[str | None, typer.Option(help="ncclt server to fetch from.", envvar="NCCLT_SERVER")] = None,
     format: Annotated[str, typer.Option(help="nccl-conf, dotenv or export.")] = "nccl-conf",
     allow: Annotated[

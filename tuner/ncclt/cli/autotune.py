@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ncclt.cli.completion import model_names
 from ncclt.cli.options import AsJson, OldModel, Quiet, Storage, storage_option, workload_name
 from ncclt.cli.output import EXIT_INTERRUPTED, interruptible, print_json, say
 from ncclt.cli.spread import Fields, spread, words_of
@@ -111,7 +112,8 @@ def autotune(
         typer.Argument(help="The training's command, for example: torchrun ... train.py; without it give --model."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Name of a stored workload of the job, instead of recording it.")
+        str | None,
+        typer.Option(help="Name of a stored workload of the job, instead of recording it.", autocompletion=model_names),
     ] = None,
     profile: OldModel = None,
     *,

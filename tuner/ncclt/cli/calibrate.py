@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ncclt.cli.cluster_detect import check_cluster_name
+from ncclt.cli.completion import cluster_names
 from ncclt.cli.options import AsJson, DryRun, ReplaceCluster, Storage
 from ncclt.cli.output import print_json, print_table, say
 from ncclt.errors import UsageError
@@ -29,7 +30,9 @@ STUDIES = "studies"
 
 
 def calibrate(
-    name: Annotated[str, typer.Argument(help="Name of the cluster, see `ncclt cluster list`.")],
+    name: Annotated[
+        str, typer.Argument(help="Name of the cluster, see `ncclt cluster list`.", autocompletion=cluster_names)
+    ],
     sources: Annotated[
         list[str],
         typer.Option(

@@ -11,6 +11,7 @@ import typer
 
 from ncclt.cli.calibrate import calibrate, print_calibration
 from ncclt.cli.cluster_detect import check_cluster_name, detect
+from ncclt.cli.completion import cluster_names
 from ncclt.cli.options import AsJson, DryRun, ReplaceCluster, Storage
 from ncclt.cli.output import print_json, print_table, say
 from ncclt.errors import InputError, UsageError, reason
@@ -59,7 +60,9 @@ def list_clusters(storage: Storage = None, as_json: AsJson = False) -> None:
 
 @app.command("show")
 def show(
-    name: Annotated[str, typer.Argument(help="Name of the cluster, see `ncclt cluster list`.")],
+    name: Annotated[
+        str, typer.Argument(help="Name of the cluster, see `ncclt cluster list`.", autocompletion=cluster_names)
+    ],
     toml: Annotated[bool, typer.Option("--toml", help="As a file for `ncclt cluster add`, with units.")] = False,
     storage: Storage = None,
     as_json: AsJson = False,

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from ncclt.errors import NccltError, UsageError
+from ncclt.user_dirs import recorded_tables
 
 SHELLS = ("bash", "zsh", "fish", "powershell", "pwsh")
 
@@ -29,6 +30,11 @@ def cluster_names(ctx: typer.Context, incomplete: str) -> list[str]:
 def model_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the names of workloads that begin so."""
     return _beginning(incomplete, _known(ctx).workloads)
+
+
+def recorded_names(incomplete: str) -> list[str]:
+    """Return the names of recorded clusters that begin so."""
+    return _beginning(incomplete, recorded_tables())
 
 
 def format_names(incomplete: str) -> list[str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ncclt.cli.completion import model_names
 from ncclt.cli.options import AsJson, Storage
 from ncclt.cli.output import print_json, say
 from ncclt.cli.spread import Fields, spread
@@ -65,7 +66,11 @@ def doctor(
         Fields("cluster model nccl_version launcher nodes gpus_per_node hosts benchmark nccl_tests", _OF_ONE_START),
     ],
     model: Annotated[
-        str | None, typer.Option(help="Workload whose recommendation on --cluster the files must not contradict.")
+        str | None,
+        typer.Option(
+            help="Workload whose recommendation on --cluster the files must not contradict.",
+            autocompletion=model_names,
+        ),
     ] = None,
     rules: Annotated[bool, typer.Option("--rules", help="List every rule and exit.")] = False,
     storage: Storage = None,

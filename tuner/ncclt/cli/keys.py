@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from ncclt.cli.completion import cluster_names
 from ncclt.cli.options import AsJson, Storage
 from ncclt.cli.output import print_json, print_table, say
 from ncclt.core.api_key import ApiKey, Role, digest_of, new_secret
@@ -22,7 +23,10 @@ _MOST_NOTE = 200
 @app.command("create")
 def create(
     role: Annotated[Role, typer.Option(help="What the key may do; each may do what those before it may.")] = Role.READ,
-    cluster: Annotated[list[str] | None, typer.Option(help="Only for this cluster; repeatable. Default: all.")] = None,
+    cluster: Annotated[
+        list[str] | None,
+        typer.Option(help="Only for this cluster; repeatable. Default: all.", autocompletion=cluster_names),
+    ] = None,
     expires: Annotated[str, typer.Option(help="Days until the key expires, or `never`.")] = "365",
     note: Annotated[str, typer.Option(help="Who or what uses it.")] = "",
     storage: Storage = None,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ncclt.cli.completion import recorded_names
 from ncclt.cli.options import AsJson, Storage
 from ncclt.cli.output import print_json, print_table, say
 from ncclt.errors import NotFoundError, UsageError
@@ -74,7 +75,10 @@ def _summary(name: str, found: Landscape) -> dict[str, Any]:
 
 @app.command("show")
 def show(
-    name: Annotated[str, typer.Argument(help="Name of the recorded cluster, see `ncclt landscape list`.")],
+    name: Annotated[
+        str,
+        typer.Argument(help="Name of the recorded cluster, see `ncclt landscape list`.", autocompletion=recorded_names),
+    ],
     as_json: AsJson = False,
 ) -> None:
     """Show a recorded cluster: per collective and size, NCCL's own choice and the best recorded setting."""

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from ncclt.cli.completion import model_names
 from ncclt.cli.options import AsJson, DryRun, ReplaceWorkload, Storage
 from ncclt.cli.output import print_json, print_table, say
 from ncclt.cli.profile_diff import diff
@@ -65,7 +66,9 @@ def list_profiles(storage: Storage = None, as_json: AsJson = False) -> None:
 
 @app.command("show")
 def show(
-    name: Annotated[str, typer.Argument(help="Name of the workload, see `ncclt profile list`.")],
+    name: Annotated[
+        str, typer.Argument(help="Name of the workload, see `ncclt profile list`.", autocompletion=model_names)
+    ],
     storage: Storage = None,
     limit: Annotated[int, typer.Option(help="Rows shown at most; 0 = all.")] = 40,
     plot: Annotated[

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ncclt.cli.completion import model_names
 from ncclt.cli.options import AsJson, Storage
 from ncclt.cli.output import print_json, print_table, say
 
@@ -15,8 +16,11 @@ if TYPE_CHECKING:
 
 
 def diff(
-    before: Annotated[str, typer.Argument(metavar="A", help="Name of a workload.")],
-    after: Annotated[str, typer.Argument(metavar="B", help="Name of the workload that is compared with it.")],
+    before: Annotated[str, typer.Argument(metavar="A", help="Name of a workload.", autocompletion=model_names)],
+    after: Annotated[
+        str,
+        typer.Argument(metavar="B", help="Name of the workload that is compared with it.", autocompletion=model_names),
+    ],
     storage: Storage = None,
     as_json: AsJson = False,
 ) -> None:

@@ -154,7 +154,7 @@ def retire(id: Id, why: Why = "", storage: Storage = None) -> None:
 
 @app.command("rules")
 def rules(
-    cluster: Annotated[str, typer.Argument(help="Name of the cluster.")],
+    cluster: Annotated[str, typer.Argument(help="Name of the cluster.", autocompletion=cluster_names)],
     require_approval: Annotated[
         bool | None, typer.Option(help="Another person than the publisher has to approve.", show_default=False)
     ] = None,

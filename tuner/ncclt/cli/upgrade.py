@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ncclt.cli.completion import cluster_names
 from ncclt.cli.configuration import lookup
 from ncclt.cli.options import AsJson, Storage
 from ncclt.cli.output import print_json, print_table
@@ -59,7 +60,9 @@ class _Remeasured:
 def upgrade(
     old: Annotated[str, typer.Option("--from", help="NCCL that jobs load now, for example 2.28.9.")],
     new: Annotated[str, typer.Option("--to", help="NCCL that they would load.")],
-    cluster: Annotated[str | None, typer.Option(help="Name of the cluster.", envvar="NCCLT_CLUSTER")] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="Name of the cluster.", envvar="NCCLT_CLUSTER", autocompletion=cluster_names)
+    ] = None,
     from_log: Annotated[
         Path | None, typer.Option(help="Log of a job with the old version, for its cost tables.")
     ] = None,
