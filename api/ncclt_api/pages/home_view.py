@@ -36,7 +36,7 @@ class ShownGain:
         decision: of the form in which it is used.
         mood, word: the badge: `tuned`, `keep-default`, `undecided` or `failed` (stale), and what it says.
         speedup, low, high: with the 95 % interval; None where nothing was measured for the proof.
-        default_us, policy_us: communication time per step, µs; None likewise.
+        default_us, policy_us: communication time per step, µs, in the ratio of the speed-up; None likewise.
         origin: `measured`, `recorded` or `simulated`.
         label: the mark that goes with every number of it; empty where it was measured.
         shape: nodes and GPUs of each, as text.
@@ -86,7 +86,7 @@ def gain_of(found: Recommendation, *, now: datetime) -> ShownGain:
         low=verdict.interval[0] if proven else None,
         high=verdict.interval[1] if proven else None,
         default_us=verdict.default_us if verdict.blocks else None,
-        policy_us=verdict.policy_us if verdict.blocks else None,
+        policy_us=verdict.paired_policy_us if verdict.blocks else None,
         origin=found.origin.value, label=found.label, shape=f"{place.nodes} × {place.gpus_per_node} {place.gpu}",
         nccl_version=place.nccl_version, fingerprint=_digest(place), stale=found.stale, created=found.created,
         age=format_age(found.created, now),

@@ -15,6 +15,7 @@ from ncclt.core.recommendation import Decision
 from ncclt.core.study import StudyState
 from ncclt.core.trial import Outcome
 from ncclt_api.app import create_app
+from ncclt_api.pages.wording import format_time
 
 HOSTILE = ("<script>alert('x')</script>", "\"'&amp;</bdi>", "cluster-\u202egnp.exe", "w" * 5000, "a/../b?c#d")
 PAGES = (
@@ -337,6 +338,17 @@ def test_a_choice_that_cannot_be_compared_says_why(client, query, words):
     refused = client.get(f"/compare{query}{'&' if query else '?'}format=json")
     assert refused.status_code == 422
     assert client.get("/compare?study=nope").status_code == 404
+
+
+def test_times_are_in_the_ratio_of_the_speed_up_on_every_page(empty_store, empty_client, samples):
+    samples.fill(empty_store)
+    published = next(one for one in empty_store.recommendations() if one.study == "5e1f00aa")
+    verdict = replace(published.table.verdict, policy_us=2 * published.table.verdict.policy_us)
+    empty_store.publish(replace(published, id="0c0ffee9", table=replace(published.table, verdict=verdict)))
+    shown = format_time(verdict.default_us / verdict.speedup)
+    cluster = published.cluster
+    for path in (f"/studies?cluster={cluster}", f"/clusters/{cluster}", "/compare?study=5e1f00aa&study=7a6bbb02"):
+        assert f">{shown}<" in empty_client.get(path).text
 
 
 def test_what_json_cannot_write_is_null(empty_store, empty_client, samples):
