@@ -83,7 +83,7 @@ def no_process_left():
     """End, and blame on the test, what it has started itself and not ended."""
     before = children()
     yield
-    if left := {pid: name for pid, name in children().items() if pid not in before}:
+    if left := {pid: name for pid in children() - before if (name := command_of(pid))}:
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -91,14 +91,20 @@ def no_process_left():
 
 
 def children():
-    """The commands of this process's running children by their ids."""
-    found = {}
+    """The ids of this process's children."""
+    found = set()
     for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):  # threads and processes may end between the listing and the reading
-            for pid in (task / "children").read_text().split():
-                if (words := Path("/proc", pid, "cmdline").read_bytes()) and b"resource_tracker" not in words:
-                    found[int(pid)] = words.replace(b"\0", b" ").decode(errors="replace")
+        with contextlib.suppress(OSError):  # threads may end between the listing and the reading
+            found |= {int(pid) for pid in (task / "children").read_text().split()}
     return found
+
+
+def command_of(pid):
+    """The command of a process that somebody has to end; empty for the others, and for those that have ended."""
+    with contextlib.suppress(OSError):
+        words = Path("/proc", str(pid), "cmdline").read_bytes()
+        return "" if b"resource_tracker" in words else words.replace(b"\0", b" ").decode(errors="replace")
+    return ""
 
 
 @pytest.fixture
