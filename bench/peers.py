@@ -127,7 +127,7 @@ class PlainGp:
             rows=np.array([self._settings.index(s) for s in seen]),
             values=np.array([[min(np.mean(found), FAILURE_PENALTY)] for found in seen.values()]),
             noise=np.array([_PLAIN_SIGMA**2 / len(found) for found in seen.values()]),
-            expected=np.array([expected, np.zeros_like(expected)]),
+            expected=np.array([expected, np.zeros_like(expected), np.zeros_like(expected)]),
         )
         fits = [(Posterior(table, self._alike.kernels(*c)), implausibility(c)) for c in _PLAIN_CHOICES]
         best, _ = max(fits, key=lambda fit: fit[0].evidence() - fit[1])

@@ -11,7 +11,7 @@ from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.search import kernels, posterior
 from ncclt.search.assemble import Times
-from ncclt.search.gaussian_process import Kernels, Posterior, Table
+from ncclt.search.gaussian_process import Kernels, Posterior, Table, weighted
 from ncclt.search.kernels import choices, likeness
 from ncclt.search.observations import Launch, flattened, observe
 from ncclt.search.posterior import Model, _disturbances, believed
@@ -44,7 +44,7 @@ def table(cluster):
         rows=rows,
         values=draw.standard_normal((len(rows), len(MESSAGES))),
         noise=np.array([0.04, 0.01, 0.02, 0.01]),
-        expected=np.array([expected_log_ratios(SETTINGS, MESSAGES, cluster), draw.standard_normal(shape)]),
+        expected=np.array([expected_log_ratios(SETTINGS, MESSAGES, cluster), *draw.standard_normal((2, *shape))]),
     )
 
 
@@ -54,8 +54,7 @@ def in_full(table, kernels):
     everything = np.kron(kernels.smooth, kernels.sizes) + np.kron(kernels.rough, np.eye(messages))
     seen = (table.rows[:, None] * messages + np.arange(messages)).ravel()
     covariance = everything[np.ix_(seen, seen)] + np.diag(np.repeat(table.noise, messages))
-    of_pairs, of_channels = kernels.prior
-    mean = (of_pairs * table.expected[0] + of_channels * table.expected[1]).ravel()
+    mean = np.tensordot(kernels.prior, table.expected, axes=1).ravel()
     residual = table.values.ravel() - mean[seen]
     across = everything[:, seen]
     _, logdet = np.linalg.slogdet(covariance)
@@ -82,7 +81,7 @@ def test_two_eigendecompositions_say_what_the_dense_process_says(alike, table, c
 
 def test_other_weights_of_the_cost_model_need_no_other_decomposition(alike, table):
     posterior = Posterior(table, alike.kernels(1.0, 0.06, 3.0, 1.0, 0.5))
-    again = posterior.reweighted((0.0, 1.0))
+    again = posterior.reweighted((0.0, 1.0, 1.0))
     mean, variance, evidence = in_full(table, alike.kernels(1.0, 0.06, 3.0, 0.0, 1.0))
 
     np.testing.assert_allclose(again.predict(np.arange(len(SETTINGS))), (mean, variance), atol=1e-9)
@@ -105,6 +104,8 @@ def test_a_parameter_that_is_off_has_its_place_beside_one_that_is_on(cluster):
     effects = kernels._parameter_effects([*settings, Setting()])
     assert np.diag(effects).tolist() == [1.0, 1.0, 1.0, 0.0]
     assert 1 > effects[0, 1] > effects[0, 2] > 0
+    # One doubling from 0 to 1, two from 0 to 3.
+    assert effects[0, 1] == pytest.approx(kernels._matern(0.5))
 
 
 def test_neighbours_in_channels_are_more_alike_than_strangers(alike):
@@ -170,6 +171,19 @@ def _predicted(model, observations, choice):
     return Posterior(_table_of(model, observations), model._alike.kernels(*choice)).predict(
         np.arange(len(model.settings))
     )
+
+
+def test_whatever_the_cost_model_is_worth_a_large_message_takes_longer_over_one_channel(cluster):
+    one, many = (Setting(algorithm=Algorithm.RING, protocol=Protocol.SIMPLE, channels=c) for c in (1, 32))
+    sizes = (256 << 20, 1 << 10)
+    calls = tuple(MessageCalls(message=replace(MESSAGES[0], size_bytes=s), calls_per_step=1.0) for s in sizes)
+    model = Model((one, many), Workload(name="w", messages=calls, provenance=Provenance(source="test")), cluster)
+    for choice in choices():
+        expected = weighted(model._alike.kernels(*choice).prior, model._expected)
+        assert expected[0, 0] - expected[1, 0] > 0.5
+    doubting = next(choice for choice in choices() if choice[-2:] == (0.0, 0.0))
+    expected = weighted(model._alike.kernels(*doubting).prior, model._expected)
+    assert expected[:, 1] == pytest.approx([0.0, 0.0], abs=1e-3)
 
 
 def test_a_row_left_out_is_what_the_others_predict():
@@ -253,6 +267,8 @@ def test_single_launches_leave_several_noises_open_and_repeats_fewer(cluster):
         assert sum(probabilities) == pytest.approx(1, abs=1e-5)
         assert variances[0] < known.noise < variances[-1]
     assert [round(v**0.5, 3) for _, v in few.noises] == [0.02, 0.045, 0.102]
+    # 2.3 standard deviations from what is usual: the launches of settings so alike would have to ask for it.
+    assert few.noises[-1][0] < 0.1
     assert many.noises[-1][1] < 0.04**2
 
 

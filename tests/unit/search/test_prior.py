@@ -13,7 +13,7 @@ from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Phase
 from ncclt.measure.trial import launch, launch_claim
 from ncclt.nccl.cost_model.model import nccl_choice
-from ncclt.search.prior import expected_log_ratios, expected_own
+from ncclt.search.prior import channel_certainty, expected_log_ratios, expected_own
 from ncclt.search.proposer import Proposer
 from ncclt.search.space import cluster_space
 from ncclt.testing.fakes import FakeRunner, FakeTrialLog
@@ -47,6 +47,26 @@ def test_the_table_decides_what_the_default_chooses_and_what_others_cost(cluster
     ring, tree = expected_log_ratios([RING, TREE], [LARGE], cluster, TREE_WINS)[:, 0]
     assert ring > 1
     assert tree == 0.0
+
+
+def test_that_channels_count_is_sure_of_large_messages_alone(cluster):
+    sizes = [1 << exponent for exponent in (3, 10, 20, 26, 32)]
+    sure = channel_certainty([replace(LARGE, size_bytes=size) for size in sizes], cluster, RING_WINS)
+    assert sure[0] == 0.0
+    assert sure[1] < 1e-6
+    assert (np.diff(sure) > 0).all()
+    assert sure[-1] > 0.99
+
+
+def test_half_of_the_time_in_bandwidth_says_little_of_channels(cluster):
+    """10 us of latency and, at 100 GB/s, 10 us for 1 MB: the fourth power of a half."""
+    half = replace(LARGE, size_bytes=1_000_000)
+    assert channel_certainty([half], cluster, RING_WINS) == pytest.approx([1 / 16], rel=0.2)
+
+
+def test_nothing_is_sure_where_nccl_chooses_nothing(cluster):
+    message = replace(LARGE, collective=Collective.SEND_RECV)
+    assert channel_certainty([message], cluster).tolist() == [0.0]
 
 
 def test_the_channels_of_the_log_count(cluster):

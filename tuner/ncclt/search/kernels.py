@@ -50,11 +50,14 @@ ROUGHNESS = (0.025, 0.06, 0.15)
 SIZE_DOUBLINGS = (3.0, 6.0)
 PRIOR_WEIGHTS = (0.0, 0.5, 1.0)
 """The grid of hyperparameters: scale of the smooth part, standard deviation of the rough part, length over sizes, and
-weights of the cost model: of what it says of pairs, and of what follows for their channels. One may be right where the
-other is wrong. A scale below 1 is left out: a few launches that agree with the cost model would make sure of it, and
-hide what lies far from them."""
+weights of the cost model: of what it says of pairs, and of what follows for their channels, as far as that is not sure.
+One may be right where the other is wrong. A scale below 1 is left out: a few launches that agree with the cost model
+would make sure of it, and hide what lies far from them."""
 
 _LIKELY_ROUGHNESS = 0.06
+
+_SURE = (1.0,)
+"""Weight of what is sure about channels (`search.prior.channel_certainty`), the last part of the prior mean."""
 
 Choice = tuple[float, float, float, float, float]
 """Scale, roughness, doublings of size, weights of the cost model for pairs and for channels."""
@@ -85,7 +88,7 @@ class Likeness:
             smooth=scale**2 * self.smooth + self.parameters,
             rough=roughness**2 * self.rough,
             sizes=_matern(self.size_doublings / size_doublings) * self.kinds,
-            prior=(of_pairs, of_channels),
+            prior=(of_pairs, of_channels, *_SURE),
         )
 
     def among(self, settings: NDArray[np.intp]) -> Likeness:
@@ -113,7 +116,7 @@ class Posteriors:
             kernels, similar = self._alike.kernels(*choice), self._known.get(of_settings)
             found = Posterior(self._table, kernels) if similar is None else similar.resized(kernels)
             self._known[of_settings] = self._known[covariance] = found
-        return self._known[covariance].reweighted(prior)
+        return self._known[covariance].reweighted((*prior, *_SURE))
 
 
 @cache

@@ -19,7 +19,7 @@ from ncclt.search.assemble import Times
 from ncclt.search.gaussian_process import Array, Kernels, Posterior, Table, weighted
 from ncclt.search.kernels import Choice, Posteriors, choices, implausibility, likeness
 from ncclt.search.observations import Observations, flattened, unflattened
-from ncclt.search.prior import expected_log_ratios, expected_own
+from ncclt.search.prior import channel_certainty, expected_log_ratios, expected_own
 from ncclt.search.surfaces import Surface, beginning
 
 _FITTED_ROWS = 48
@@ -84,7 +84,9 @@ class Model:
         where = (self._messages, cluster, printed_costs)
         whole = flattened(expected_log_ratios(self.settings, *where))
         of_pairs = flattened(expected_log_ratios([replace(s, channels=None) for s in self.settings], *where))
-        self._expected = np.array([of_pairs, whole - of_pairs])
+        of_channels = whole - of_pairs
+        sure = channel_certainty(*where) * of_channels
+        self._expected = np.array([of_pairs, of_channels - sure, sure])
         self._own = expected_own(self.settings, *where)
         self._alike = likeness(self.settings, self._messages, cluster)
         algo_protos = [(s.algorithm, s.protocol) for s in self.settings]

@@ -33,6 +33,9 @@ _SATURATED = 0.5
 """Share of all channels above which more bring little: with half of them the bandwidth part takes a quarter longer,
 with a quarter of them twice as long, with a few in inverse proportion."""
 
+_BOUND = 4
+"""Power of the share of bandwidth in the time of a message: half of it says little of channels, nine tenths much."""
+
 
 def expected_log_ratios(
     settings: Sequence[Setting],
@@ -60,6 +63,22 @@ def expected_log_ratios(
     table = np.clip(np.array(ratios, dtype=np.float64).reshape(len(rows), len(messages)), -_CLIP, _CLIP)
     result: NDArray[np.float64] = table[[rows[setting] for setting in plain]]
     return result
+
+
+def channel_certainty(
+    messages: Sequence[Message], cluster: Cluster, printed_costs: PrintedCosts | None = None
+) -> NDArray[np.float64]:
+    """Return for each message how sure it is that fewer channels take longer, 0 to 1.
+
+    A large message waits for bandwidth, which every channel has a part of. Of a small one, whose time is latency,
+    nothing is sure: two nodes of MI355X broadcast 64 KiB in half the time over one channel.
+
+    Args:
+        messages: placed on the cluster.
+        cluster: sized.
+        printed_costs: see `expected_log_ratios`.
+    """
+    return np.array([_Model(message, cluster, printed_costs).bandwidth_share() ** _BOUND for message in messages])
 
 
 def expected_own(
@@ -117,6 +136,17 @@ class _Model:
             return None
         return Setting(algorithm=pick.algorithm, protocol=pick.protocol, channels=self._channels_of(pick, self._table))
 
+    def bandwidth_share(self) -> float:
+        """Return the share of bandwidth in the time of NCCL's own choice, 0 where nothing is known."""
+        own = self._pick(self._message.size_bytes, None, None, self._table)
+        return 0.0 if own is None else 1 - self._latency_us(own, self._table) / own.time_us
+
+    def _latency_us(self, of: Pick, table: PrintedTable | None) -> float:
+        """Return the part of a predicted time that does not depend on the size, µs."""
+        latency = self._pick(_SMALL_BYTES, of.algorithm, of.protocol, table)
+        assert latency is not None, "a pair that carries a message carries a smaller one"
+        return min(latency.time_us, of.time_us)
+
     def _ratio(self, setting: Setting, table: PrintedTable | None) -> float | None:
         own, mine = self._time_us(Setting(), table), self._time_us(setting, table)
         return None if own is None or mine is None else math.log(mine / own)
@@ -127,9 +157,7 @@ class _Model:
         if pick is None:
             return None
         channels = setting.channels or self._channels_of(pick, table)
-        latency = self._pick(_SMALL_BYTES, pick.algorithm, pick.protocol, table)
-        assert latency is not None, "a pair that carries a message carries a smaller one"
-        latency_us = min(latency.time_us, pick.time_us)
+        latency_us = self._latency_us(pick, table)
         graph = _as_logged(self._graph, table)
         most = graph.nvls_channels if pick.algorithm in _NVLS else graph.channels
         slower = 1.0 if channels is None else _slowdown(channels / max(1, most))
