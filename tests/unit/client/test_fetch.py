@@ -241,7 +241,7 @@ def test_an_undecided_answer_is_no_environment():
         with pytest.raises(ClientError, match="undecided: r-1: too noisy") as caught:
             fetch(server.url)
         assert json.loads(fetch(server.url, format="json").text)["decision"] == "undecided"
-    assert not caught.value.is_outage
+    assert (caught.value.is_outage, caught.value.status) == (False, 404)
 
 
 def test_what_a_table_leaves_open_is_asked_for():

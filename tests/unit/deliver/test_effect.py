@@ -128,6 +128,12 @@ def test_a_group_for_which_the_table_has_no_rows_is_none():
     assert "none of its rows" not in found.reason
 
 
+def test_a_call_without_a_row_says_so_where_nothing_else_is_known():
+    found = judged(seen(use(4 * KIB, "", outcome=CallOutcome.UNMATCHED), use(MIB, "ring/simple")))
+    (row,) = [row for row in found.rows if row.state is RowState.DIFFERS]
+    assert row.reason == "the table that the job used has no row for it"
+
+
 def test_a_plugin_that_has_no_rows_for_another_group_is_no_cause():
     said = "TUNER/ncclt: table r1 of /t.csv is not used: none of its 4 rows is for {} ranks on 1 nodes"
     for ranks, counts in ((1, False), (8, True)):

@@ -122,7 +122,10 @@ def test_what_changed_beyond_the_noise_is_stale(request_, now, reason):
     found, _ = checked(request_, times(seed=2, **now))
 
     assert found.freshness is Freshness.STALE
-    assert any(reason in sentence for sentence in found.reasons)
+    (change,) = [change for change in found.changes if reason in change.what][:1]
+    said = f"({(change.ratio - 1) * 100:+.1f} %, noise explains {change.noise * 100:.1f} %)"
+    assert 0.001 < change.noise < 0.2
+    assert any(reason in sentence and sentence.endswith(said) for sentence in found.reasons)
     assert reason in found.staleness
 
 

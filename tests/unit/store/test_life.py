@@ -358,6 +358,8 @@ def test_lists_are_of_what_was_asked_for_newest_first_and_not_longer(store, url)
     assert [event.action for event in store.history(cluster="hall")] == [
         Action.ROLL_OUT_BEGAN, Action.PUBLISHED, Action.RULES_CHANGED,
     ]  # fmt: skip
+    began = next(event for event in store.history(cluster="hall") if event.action is Action.ROLL_OUT_BEGAN)
+    assert began.why.split(", loss limit ")[1].partition(" %")[0] == f"{100 * store.rollouts()[1].loss_limit:g}"
     assert {event.recommendation for event in store.history(recommendation="a")} == {"a"}
     assert [event.number for event in store.history(limit=1)] == [len(store.history())]
     with pytest.raises(NotFoundError, match="no recommendation 'z'"):
