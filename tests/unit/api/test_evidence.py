@@ -1,5 +1,7 @@
 """Blocks of the verification and times per message."""
 
+from dataclasses import replace
+
 import pytest
 
 from ncclt.core.recommendation import Decision, PolicyVerdict
@@ -40,6 +42,15 @@ def test_a_failed_launch_leaves_its_block_without_a_ratio(samples):
     assert first.ratio(Arm.TABLE) is None
     assert first.launches[Arm.TABLE][0].time_us is None
     assert second.ratio(Arm.TABLE) is not None
+
+
+def test_a_launch_without_a_score_counts_as_failed(samples):
+    """A message that the benchmark left out would make the sum of the others look fast."""
+    study = samples.study()
+    trials = samples.verify_trials(study, first=0, blocks=1)
+    trials[1] = replace(trials[1], score_us=None)
+    (block,) = blocks_of(collect_evidence(trials))
+    assert block.launches[trials[1].arm][0].time_us is None
 
 
 def test_an_unfinished_block_has_no_ratio_and_an_unmeasured_arm_none(samples):

@@ -53,6 +53,13 @@ def test_ranks_meet_on_another_port_where_the_first_one_is_taken(tmp_path, taken
     assert len(set(ports)) > 1 or len(ports) == 1
 
 
+def test_only_of_a_command_that_failed_is_asked_whether_the_job_lost_its_nodes(monkeypatch):
+    monkeypatch.setattr("ncclt.launch.process.launcher.job_loss", lambda _environment: "Slurm job 7 was cancelled")
+    for code, lost in ((0, ""), (1, "Slurm job 7 was cancelled")):
+        plan = LaunchPlan(argv=(sys.executable, "-I", "-S", "-c", f"raise SystemExit({code})"), timeout_s=60.0)
+        assert (LocalLauncher().run(plan).exit_code, LocalLauncher().run(plan).lost) == (code, lost)
+
+
 def test_what_is_run_again_is_what_met_nobody(tmp_path):
     """Any other failure is the command's own."""
     seen = tmp_path / "runs"
