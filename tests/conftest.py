@@ -175,6 +175,18 @@ def nursery(nursery_for):
     )
 
 
+@pytest.fixture
+def open_mpi(tmp_path, monkeypatch):
+    """Put an mpirun that only knows its version first on PATH, also where none is installed; return that PATH."""
+    folder = tmp_path / "open_mpi"
+    folder.mkdir()
+    mpirun = folder / "mpirun"
+    mpirun.write_text(f"#!/bin/sh\necho asked >> {folder}/asked\necho 'mpirun (Open MPI) 5.0.8'\n")
+    mpirun.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+    return f"{folder}:/usr/bin:/bin"
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of public traces, outputs and measurements beside the repository."""

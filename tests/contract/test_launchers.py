@@ -40,12 +40,9 @@ class TestMpirunLauncher(LauncherContract):
         return MpirunLauncher(flavour=flavour, shape=TWO, as_root=os.geteuid() == 0, grace_s=0.3)
 
 
-def test_every_launcher_of_the_table_is_named_as_it_calls_itself(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("open_mpi")
+def test_every_launcher_of_the_table_is_named_as_it_calls_itself():
     """The table's word, the module's launcher and its own name are the same."""
-    mpirun = tmp_path / "mpirun"
-    mpirun.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 5.0.8'\n")
-    mpirun.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     needed = {"ssh": {"shape": JobShape(hosts=("n1",))}}
     for name in LAUNCHERS:
         assert launcher_module(name).create(**needed.get(name, {})).name == name

@@ -106,6 +106,7 @@ def test_no_replay_is_offered(call):
     assert "replay" not in shown
 
 
+@pytest.mark.usefixtures("open_mpi")
 @pytest.mark.parametrize("launcher", ["slurm", "ssh", "mpirun"])
 def test_a_dry_run_needs_no_nodes(call, monkeypatch, launcher):
     """Names stand for them; the command is shown where it does not depend on an allocation."""

@@ -18,6 +18,7 @@ def _read(command, *words):
     return command(tune, "--model", workload, "--cluster", cluster, "--nodes", "2", "--dry-run", *words)
 
 
+@pytest.mark.usefixtures("open_mpi")
 @pytest.mark.parametrize(
     "words",
     [("ssh", "--hosts", "a,b"), ("mpirun", "--hosts", "a,b"),

@@ -77,16 +77,11 @@ def test_trials_at_once_run_on_disjoint_nodes():
     assert any("3 trials at once" in note for note in found.notes)
 
 
-def test_the_launcher_that_is_asked_serves_the_first_runner_too(tmp_path):
+def test_the_launcher_that_is_asked_serves_the_first_runner_too(open_mpi):
     """Each one that is made asks `mpirun` for its version."""
-    program = tmp_path / "mpirun"
-    program.write_text(f"#!/bin/sh\necho asked >> {tmp_path}/asked\necho 'mpirun (Open MPI) 4.1.5'\n")
-    program.chmod(0o755)
-    environ = NO_PLUGIN | {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-
+    environ = NO_PLUGIN | {"PATH": open_mpi}
     make_testbed(ONE, environ=environ, launcher="mpirun", hosts=("a", "b"), parallel=2, **GLOO)
-
-    assert (tmp_path / "asked").read_text() == "asked\n" * 2
+    assert (Path(open_mpi.partition(":")[0]) / "asked").read_text() == "asked\n" * 2
 
 
 LL128 = Setting(algorithm=Algorithm.RING, protocol=Protocol.LL128)
@@ -135,10 +130,10 @@ def test_the_plugin_can_force_settings_in_launches_too_and_be_left_out_of_persis
     assert isinstance(by_variables.runner, LaunchedRunner)
 
 
-def test_nccl_tests_are_forced_by_a_table_if_told_to(tmp_path):
+def test_nccl_tests_are_forced_by_a_table_if_told_to(tmp_path, open_mpi):
     plugin = tmp_path / "libnccl-tuner-ncclt.so"
     plugin.touch()
-    environ = {"PATH": "/usr/bin:/bin", "NCCLT_PLUGIN": str(plugin), "NCCLT_DELEGATE": "vendor"}
+    environ = {"PATH": open_mpi, "NCCLT_PLUGIN": str(plugin), "NCCLT_DELEGATE": "vendor"}
     asked = {"launcher": "mpirun", "scratch": tmp_path, "environ": environ}
     found = make_testbed(**asked, through="plugin")
     message = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=4096, group_size=8)
