@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -104,13 +104,16 @@ class Case:
 
     @property
     def ideal_us(self) -> float:
-        """Return the time per step of the best policy; process-wide parameters are shared by all of its rules."""
-        groups = [s.parameters for s in self.settings]
-        totals = []
-        for group in dict.fromkeys(groups):
-            inside = [index for index, other in enumerate(groups) if other == group]
-            totals.append(float(self.table[inside].min(axis=0) @ self.calls))
-        return min(totals)
+        """Return the time per step of the best policy."""
+        return self.best_us(self.settings)
+
+    def best_us(self, settings: Collection[Setting]) -> float:
+        """Return the time per step of the best policy of some settings; its rules share process-wide parameters."""
+        groups: dict[object, list[int]] = {}
+        for index, setting in enumerate(self.settings):
+            if setting in settings:
+                groups.setdefault(setting.parameters, []).append(index)
+        return min(float(self.table[inside].min(axis=0) @ self.calls) for inside in groups.values())
 
     def policy_us(self, policy: Policy) -> float:
         """Return the true time per step of a policy."""

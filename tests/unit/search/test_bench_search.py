@@ -70,6 +70,7 @@ def test_json_is_one_document_about_an_unseen_table(run, tmp_path):
     assert {row["launches"] for row in rows} == {5, 8}
     assert all(0 <= row["regret_mean"] <= row["regret_worst"] and math.isfinite(row["regret_worst"]) for row in rows)
     assert {row["noise"] for row in rows} == {0.02, 0.1}
+    assert all(0 <= row["unlaunched_mean"] <= row["regret_mean"] + 1e-9 for row in rows)
     assert all((row["above_1pct"] > 0) is (row["regret_worst"] > 0.01) for row in rows)
     quiet = [row for row in rows if row["noise"] == 0.02]
     ours = [row["regret_mean"] for row in quiet if row["method"] == "ours" and row["launches"] == 8]
