@@ -1,6 +1,7 @@
 # One door for everything. A fresh machine needs python3 (3.11 or newer), make and gcc; the rest comes into .venv.
 PYTHON ?= python3
-WORKERS ?= auto
+# Many tests wait for processes more than they compute.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
@@ -50,7 +51,7 @@ plugin: .venv/user ## Compile the NCCL tuner plugin for this machine.
 	$(BIN)/ncclt plugin build
 
 # A file stays with one worker, so that it starts what it needs once; in the order of collection the slow ones come first.
-test: .venv/dev ## Run the whole test suite, on all cores; WORKERS=0: in one process.
+test: .venv/dev ## Run the whole test suite, in parallel; WORKERS=0: in one process.
 	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
 
 lint: lint-types lint-layers lint-style lint-files ## Check style, types, layers and generated files; side by side with -j.
