@@ -11,9 +11,10 @@ the tree in a temporary folder, so that this tree never holds a mutant, however 
 prints the score so far.
 
 Not drawn, since no behaviour hangs on it: annotations, the options of `@dataclass` (frozen, slots, kw_only), the bodies
-of Protocols, `==` turned into `is` (whether equal values are one object is an accident of the interpreter), the True of
-`zip(..., strict=True)` (an assertion: what we zip has one length), and what does not compile. Nor the seconds of a
-constant like `_QUESTION_S = 60.0`: one more or less shows in a measured time alone, and no test asserts a time.
+of Protocols, `==` turned into `is` and back (whether equal values are one object is an accident of the interpreter),
+the removal of a cache, the True of `zip(..., strict=True)` (an assertion: what we zip has one length), and what does
+not compile. Nor the seconds of a constant like `_QUESTION_S = 60.0`: one more or less shows in a measured time alone,
+and no test asserts a time.
 """
 
 import argparse
@@ -119,6 +120,7 @@ def without_behaviour(source: str) -> list[tuple[tuple[int, int], tuple[int, int
                 nodes.append(node.annotation)
             case ast.FunctionDef():
                 nodes.append(node.returns)
+                nodes += [d for d in node.decorator_list if re.search(r"'(lru_)?cache'", ast.dump(d))]
             case ast.Assign(targets=[ast.Name(id=name)], value=value) if name.endswith("_S"):
                 nodes.append(value)
             case ast.Call(func=ast.Name(id="zip")):
@@ -138,7 +140,8 @@ def mutants_of(module: Path) -> Iterator[Mutant]:
     excluded = without_behaviour(source)
     for name in operator_names():
         operator = get_operator(name)
-        if operator.arguments() or ("Comparison" in name and name.endswith(("_Is", "_IsNot")) and "_Is_" not in name):
+        to_identity = "Comparison" in name and name.endswith(("_Is", "_IsNot")) and "_Is_" not in name
+        if operator.arguments() or to_identity or name.endswith(("_Is_Eq", "_IsNot_NotEq")):
             continue
         spots = itertools.chain.from_iterable(operator().mutation_positions(node) for node in nodes)
         for occurrence, (start, end) in enumerate(spots):

@@ -252,7 +252,9 @@ def test_two_replicas_post_an_event_once_and_a_dead_one_is_replaced(store):
     store.delay_hook_event("h", due, wait_s=0)
     taken = store.take_hook_event("h", actions, held_s=0)
     assert (taken.event, taken.attempts) == (due.event, 1)
+    assert store.waiting_hook_event("h", actions) == due.event
     store.end_hook_event("h", due.event.number)
+    assert store.waiting_hook_event("h", actions) is None
     store.delay_hook_event("h", due, wait_s=60)  # a slow replica knows no better
     store.publish(sample_recommendation("b"), by=ANN)
     assert store.take_hook_event("h", actions, held_s=60).event.recommendation == "b"

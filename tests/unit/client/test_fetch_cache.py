@@ -146,10 +146,10 @@ def test_an_unknown_fallback_is_refused():
         (86400 * 9.5, "9 days old"), (-60, "0 seconds old"),
     ],
 )  # fmt: skip
-def test_the_age_of_a_cached_answer_is_shown(tmp_path, seconds, said):
+def test_the_age_of_a_cached_answer_is_shown(tmp_path, monkeypatch, seconds, said):
     with serving(reply()) as server:
         fetch(server.url, cache_dir=tmp_path)
     (path,) = tmp_path.iterdir()
-    kept = json.loads(path.read_text())
-    path.write_text(json.dumps({**kept, "saved": time.time() - seconds - 0.2}))
+    saved = json.loads(path.read_text())["saved"]
+    monkeypatch.setattr(time, "time", lambda: saved + seconds)
     assert said in fetch(server.url, cache_dir=tmp_path, fallback="cached").warning

@@ -149,6 +149,14 @@ def test_a_step_towards_another_group_counts_what_the_whole_policy_would_win_per
     assert gains[2] == pytest.approx(gains[1])
 
 
+def test_of_a_group_that_was_not_begun_only_its_best_settings_are_worth_a_launch():
+    big = (("BUFFSIZE", 8 << 20),)
+    settings = [Setting(channels=8), *(Setting(channels=n, parameters=big) for n in (8, 2))]
+    known = beliefs([[-0.1], [-0.3], [0.5]], 0.01, measured=[True, False, False])
+    assert outlook(settings, known).gains[2] == 0
+    assert outlook(settings, known).by_message[1:].max() == 0
+
+
 def test_a_policy_never_mixes_groups():
     big = (("BUFFSIZE", 8 << 20),)
     settings = [Setting(channels=8), Setting(channels=8, parameters=big)]

@@ -15,7 +15,8 @@ from ncclt.core.study import Phase, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.prove.collapse import collapse
-from ncclt.search.assemble import assemble, collect_times, expected_us, finalists
+from ncclt.search.assemble import assemble, collect_times, expected_us, finalists, rules_of
+from ncclt.search.joined import joined
 from ncclt.search.noise import USUAL_SIGMA, launch_sigma
 
 VERSION = NcclVersion(2, 27, 3)
@@ -153,6 +154,18 @@ def test_neighbouring_sizes_with_one_choice_become_one_rule():
     times = measured((DEFAULT, {message(s): 20.0 for s in sizes}), (RING_LL, {message(s): 10.0 for s in sizes}))
 
     assert len(assemble(times, workload(*sizes), version=VERSION).rules) == 1
+
+
+@pytest.mark.parametrize("times_us", [(900.0, 950.0), (950.0, 900.0)])
+def test_where_two_workloads_want_different_settings_the_faster_one_counts_for_both(times_us):
+    wanted = (TREE, RING_LL)
+    others = {Setting(algorithm=Algorithm.RING, protocol=Protocol.SIMPLE): 100.0, DEFAULT: 1000.0}
+    times = measured(
+        *((setting, {message(LARGE): us}) for setting, us in (*others.items(), *zip(wanted, times_us, strict=True)))
+    )
+    policies = [Policy(rules=rules_of({message(LARGE): setting})) for setting in wanted]
+    both = joined(policies, [workload(LARGE)] * 2, times, version=VERSION)
+    assert both.setting_for(message(LARGE)) == wanted[times_us.index(900.0)]
 
 
 def test_a_process_wide_parameter_is_shared_by_all_rules_or_by_none():

@@ -10,7 +10,13 @@ from ncclt.core.study import StudyState
 from ncclt.store import open_store
 from ncclt.store.overview import MOST_FOUND, newest_query, running_query
 from ncclt.store.tables import studies
-from ncclt.testing.store_contract import sample_cluster, sample_recommendation, sample_study, sample_trial
+from ncclt.testing.store_contract import (
+    sample_cluster,
+    sample_recommendation,
+    sample_study,
+    sample_trial,
+    sample_workload,
+)
 
 
 @pytest.fixture
@@ -130,6 +136,15 @@ def test_names_that_begin_with_it_come_first(store):
     for name in ("a-hall", "hall-b", "hall-a", "other"):
         store.add_cluster(sample_cluster(name))
     assert [hit.key for hit in store.find("HALL")] == ["hall-a", "hall-b", "a-hall"]
+    for name in ("a-toy", "toy-b", "toy-a"):
+        store.add_workload(sample_workload(name))
+    assert [hit.key for hit in store.find("TOY")] == ["toy-a", "toy-b", "a-toy"]
+
+
+def test_before_the_first_revision_nothing_was_recommended(store):
+    kept = store.publish(replace(sample_recommendation("a"), created="2026-02-01T00:00:00+00:00"))
+    assert store.recommended_before("2026-01-01T00:00:00+00:00") == {}
+    assert store.recommended_before("2026-03-01T00:00:00+00:00") == {("pair", "toy"): kept}
 
 
 def test_no_kind_floods_the_others(store):
