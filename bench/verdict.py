@@ -5,7 +5,8 @@ truth is known. Unless a case says otherwise one launch in a hundred takes five 
 10 % in a straight line over the longest run. The policy is launched as a whole (k = 1), or as where no plugin can be
 loaded by each of its k settings, and then the default as often.
 
-Coverage is the share of the studies whose final 95 % interval holds the true gain. The last column is the usual
+Coverage is the share of the studies whose final 95 % interval holds the true gain of what was launched. "Harm" is the
+share of the studies that deliver a rule for a message which truly loses more than 3 %. The last column is the usual
 practice: launch N settings once each, take the fastest, and call it a gain when it beats the one launch of the default
 by 2 %. In cases called "selected" the policy is that winner.
 
@@ -42,8 +43,8 @@ from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.measure.simulated.landscape_rows import read_rows
 from ncclt.prove.interleave import prove
-from ncclt.prove.proof import verdict_of
-from ncclt.prove.verdict import MIN_EFFECT
+from ncclt.prove.proof import proven
+from ncclt.prove.verdict import MAX_MESSAGE_LOSS, MIN_EFFECT
 from ncclt.testing.fakes import FakeTrialLog
 
 CLUSTER = Cluster(
@@ -67,7 +68,7 @@ class Case:
         sigma: of the log of a launch's time.
         message_sigma: the same of each message by itself.
         messages: how many, of equal weight.
-        first_gain: true gain of the first message, where it is not the policy's.
+        first_gain: true gain of the smallest message, where it is not the policy's.
         drift: share by which times have risen at a share of the longest run.
         memory: correlation of a launch's noise with the one before.
         outliers: probability that a launch takes `OUTLIER` times as long.
@@ -94,6 +95,11 @@ class Case:
     noise: Callable[[random.Random], float] | None = None
     rhythm: Callable[[int], float] = lambda _number: 0.0
     alone: bool = False
+
+    def gain_of(self, message: Message, gain: float) -> float:
+        """Return the true gain of a message where that of the others is given."""
+        first = message.size_bytes == 1 << 16
+        return self.first_gain if first and self.first_gain is not None else gain
 
 
 def _warming(share: float) -> float:
@@ -186,6 +192,7 @@ class Row:
     keep_default_rate: float
     undecided_rate: float
     coverage: float
+    harm_rate: float
     launches_mean: float
     launches_p95: int
     best_of_n_rate: float
@@ -228,9 +235,8 @@ class Launches:
                 return TrialResult(outcome=Outcome.WRONG_RESULT, detail=f"wrong data in repeat {repeat}")
         measured = []
         for message in messages:
-            first = message.size_bytes == 1 << 16 and case.first_gain is not None
-            gain = case.first_gain if first and case.first_gain is not None else self._gain
-            time_us = 1000.0 * factor / (1.0 if setting.is_default else 1.0 + gain)
+            gain = 0.0 if setting.is_default else case.gain_of(message, self._gain)
+            time_us = 1000.0 * factor / (1.0 + gain)
             if case.message_sigma:
                 time_us *= math.exp(draw.gauss(0.0, case.message_sigma))
             measured.append(Measurement(message=message, samples_us=(time_us,)))
@@ -288,23 +294,28 @@ def run_case(case: Case, *, studies: int, blocks: int, trials: int, seed: int) -
             for algorithm, protocol in (SETTINGS[number % case.k],)
         )
     )  # fmt: skip
-    decisions, lengths, launches, covered, claims = [], [], [], 0, 0
+    decisions, lengths, launches, covered, claims, harmed = [], [], [], 0, 0, 0
     for number in range(studies):
         claimed, picked = best_of(case, trials=trials, seed=seed + 2 * number)
         claims += claimed
         gain = picked if case.selected else case.gain
-        firsts = [case.first_gain is not None and not message for message in range(max(case.messages, case.k))]
+        gains = {calls.message: case.gain_of(calls.message, gain) for calls in workload.messages}
         runner, trial_log = Launches(case, gain, longest=4 * blocks, seed=seed + 2 * number + 1), FakeTrialLog()
         prove(
             runner, workload, trial_log, {Arm.DEFAULT: Policy(), Arm.TABLE: policy},
             blocks=blocks, seed=str(seed + number), interrupted=lambda: "", watch=lambda *_: None,
         )  # fmt: skip
-        verdict = verdict_of(Arm.TABLE, policy, trial_log.trials(), workload, min_effect=MIN_EFFECT)
+        found = proven(Arm.TABLE, policy, trial_log.trials(), workload, min_effect=MIN_EFFECT)
+        verdict = found.verdict
         decisions.append(verdict.decision)
         lengths.append(verdict.blocks)
         launches.append(len(trial_log.trials()))
-        total = sum(1.0 / (1.0 + (case.first_gain if first else gain)) for first in firsts)
-        covered += verdict.interval[0] <= len(firsts) / total <= verdict.interval[1]
+        total = sum(1.0 / (1.0 + own) for own in gains.values())
+        covered += verdict.interval[0] <= len(gains) / total <= verdict.interval[1]
+        harmed += any(
+            own < -MAX_MESSAGE_LOSS and not found.effective.setting_for(message).is_default
+            for message, own in gains.items()
+        )
     return Row(
         case=case.name,
         k=case.k,
@@ -313,6 +324,7 @@ def run_case(case: Case, *, studies: int, blocks: int, trials: int, seed: int) -
         keep_default_rate=decisions.count(Decision.KEEP_DEFAULT) / studies,
         undecided_rate=decisions.count(Decision.UNDECIDED) / studies,
         coverage=covered / studies,
+        harm_rate=harmed / studies,
         launches_mean=statistics.fmean(launches),
         launches_p95=percentile_95(launches),
         best_of_n_rate=claims / studies,
@@ -349,7 +361,7 @@ def main(argv: Sequence[str]) -> int:
     started = time.monotonic()
     rows = []
     if not options.json:
-        titles = "".join(f"{title:>8}" for title in ("tuned", "keep", "undec.", "cover."))
+        titles = "".join(f"{title:>8}" for title in ("tuned", "keep", "undec.", "cover.", "harm"))
         print(f"{'case':<38}{'k':>2}{titles}{'launches':>10}{'p95':>5}{'best of N':>11}")
     for case in cases:
         # Every case has launches of its own, whichever others are asked for.
@@ -357,7 +369,7 @@ def main(argv: Sequence[str]) -> int:
         row = run_case(case, studies=studies, blocks=options.blocks, trials=options.trials, seed=seed)
         rows.append(row)
         if not options.json:
-            rates = (row.tuned_rate, row.keep_default_rate, row.undecided_rate, row.coverage)
+            rates = (row.tuned_rate, row.keep_default_rate, row.undecided_rate, row.coverage, row.harm_rate)
             shown = "".join(f"{rate:>8.1%}" for rate in rates) + f"{row.launches_mean:>10.1f}{row.launches_p95:>5}"
             print(f"{row.case:<38}{row.k:>2}{shown}{row.best_of_n_rate:>11.1%}", flush=True)
     seconds = time.monotonic() - started

@@ -9,17 +9,18 @@ import pytest
 
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.effort import MIN_BLOCKS
-from ncclt.core.message import Collective
+from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.recommendation import Decision
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, Phase
 from ncclt.core.trial import Outcome, TrialResult
+from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.measure.trial import launch
 from ncclt.prove.confirm import CONFIRMED_LAUNCHES, confirm
 from ncclt.prove.evidence import collect_evidence, last_verification
 from ncclt.prove.interleave import block_steps, prove
-from ncclt.prove.proof import running_verdicts, verdict_of
+from ncclt.prove.proof import proof_notes, proven, running_verdicts, verdict_of
 from ncclt.testing.fakes import FakeRunner, FakeTrialLog
 
 TREE_LL = Setting(algorithm=Algorithm.TREE, protocol=Protocol.LL)
@@ -262,27 +263,68 @@ def test_more_search_makes_the_old_evidence_worthless(cluster, workload, landsca
     assert collect_evidence(trial_log.trials()).launches == ()
 
 
-def test_a_message_of_weight_that_loses_vetoes_the_policy(cluster, workload, landscape):
+RING_LARGE = Rule(
+    collective=Collective.ALL_REDUCE, min_bytes=2 << 20, algorithm=Algorithm.RING, protocol=Protocol.LL
+)  # fmt: skip
+
+
+def losing_large(landscape):
     """The small message wins much, the large one has a rule and loses 5 %: more than any message may."""
-    policy = Policy(
-        rules=(
-            *TABLE.rules,
-            Rule(
-                collective=Collective.ALL_REDUCE, min_bytes=2 << 20, algorithm=Algorithm.RING, protocol=Protocol.LL
-            ),
-        )
-    )  # fmt: skip
 
     def time_of(setting, message, number):
         if setting.algorithm is Algorithm.RING:
             return 1050.0
-        return 1.0 if setting == TREE_LL else landscape(setting, message, number)
+        return 1.0 if setting.algorithm is Algorithm.TREE else landscape(setting, message, number)
 
-    _, trial_log = proof(cluster, workload, time_of, policies={Arm.DEFAULT: Policy(), Arm.TABLE: policy})
+    return time_of
 
-    verdict = judged(trial_log, workload, policy=policy)
-    assert verdict.decision is Decision.KEEP_DEFAULT
-    assert "5.0 % slower, more than 3 %" in verdict.reason
+
+def test_a_message_of_weight_that_loses_is_left_to_nccl_and_the_rest_is_delivered(cluster, workload, landscape):
+    policy = Policy(rules=(*TABLE.rules, RING_LARGE))
+    _, trial_log = proof(
+        cluster, workload, losing_large(landscape), policies={Arm.DEFAULT: Policy(), Arm.TABLE: policy}
+    )
+
+    found = proven(Arm.TABLE, policy, trial_log.trials(), workload, min_effect=0.02)
+    assert found.verdict.decision is Decision.TUNED
+    assert found.policy == TABLE
+    assert verdict_of(Arm.TABLE, TABLE, trial_log.trials(), workload, min_effect=0.02) == found.verdict
+    (note,) = [n for n in proof_notes(trial_log.trials(), workload, found) if "left to NCCL" in n]
+    assert workload.messages[0].message.label in note
+    assert workload.messages[1].message.label not in note
+
+
+def test_where_no_message_can_be_left_out_one_that_loses_vetoes_the_policy(cluster, workload, landscape):
+    """Process-wide parameters reach all messages, and so do variables."""
+    for arm, parameters in ((Arm.TABLE, (("BUFFSIZE", 1 << 22),)), (Arm.VARIABLES, ())):
+        policy = Policy(rules=(*TABLE.rules, RING_LARGE), parameters=parameters)
+        _, trial_log = proof(cluster, workload, losing_large(landscape), policies={Arm.DEFAULT: Policy(), arm: policy})
+
+        found = proven(arm, policy, trial_log.trials(), workload, min_effect=0.02)
+        assert found.verdict.decision is Decision.KEEP_DEFAULT
+        assert "5.0 % slower, more than 3 %" in found.verdict.reason
+        assert found.policy == policy
+
+
+def test_a_message_that_shares_its_size_with_another_is_not_left_out(cluster, landscape):
+    """NCCL's tuner sees bytes only, so the other one would lose its rule too."""
+    both = Workload(
+        name="w",
+        messages=tuple(
+            MessageCalls(
+                message=Message(collective=Collective.ALL_REDUCE, dtype=dtype, size_bytes=4096, group_size=8),
+                calls_per_step=1.0,
+            )
+            for dtype in ("float32", "bfloat16")
+        ),
+        provenance=Provenance(source="test"),
+    )
+
+    def time_of(setting, message, _number):
+        return {True: 1000.0, False: 1050.0 if message.dtype == "float32" else 800.0}[setting.is_default]
+
+    _, trial_log = proof(cluster, both, time_of)
+    assert judged(trial_log, both).decision is Decision.KEEP_DEFAULT
 
 
 def test_finalists_are_launched_until_they_are_confirmed(cluster, workload, landscape):

@@ -104,6 +104,13 @@ def test_messages_of_the_workload_keep_their_setting_whatever_lost():
     assert left.parameters == policy.parameters
 
 
+def test_a_message_of_the_workload_that_lost_has_no_rule_and_the_rules_beside_it_end_there():
+    rule = replace(RING, min_bytes=1 * MIB, max_bytes=16 * MIB)
+    assert ends(rule, [4 * MIB], own=(2 * MIB, 4 * MIB, 8 * MIB)) == [(1 * MIB, 2 * MIB), (8 * MIB, 16 * MIB)]
+    assert ends(rule, [4 * MIB, 8 * MIB], won=[12 * MIB], own=(2 * MIB, 4 * MIB, 8 * MIB)) == [(1 * MIB, 2 * MIB)]
+    assert ends(rule, [4 * MIB], own=(4 * MIB,)) == []
+
+
 def test_a_loss_of_one_group_leaves_the_rules_of_others_alone():
     other = replace(RING, group_size=4)
     left = narrowed(Policy(rules=(RING, other)), workload(message(8 * MIB)), {message(12 * MIB): True})

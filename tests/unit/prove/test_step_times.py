@@ -300,7 +300,7 @@ def test_two_commands_are_launched_in_turn_and_judged_in_words_of_their_own(tmp_
     argv = {Side.BASE: ("old", "1"), Side.TUNED: ("new",)}
     assert [plan.argv for plan in launcher.plans] == [argv[side] for side in order[:16]]
     assert faster.verdict.reason.startswith(
-        "the command is 1.10x as fast as that of --against (95 % interval 1.10x to "
+        "the command is 1.10x as fast as that of --against (95 % interval 1.09x to "
     )
     assert (faster.word, faster.verdict.decision) == ("faster", Decision.TUNED)
     assert Verification.from_document(faster.to_document()) == faster

@@ -2,12 +2,13 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
 from ncclt.core.message import Collective, Message
 from ncclt.core.recommendation import Decision, Verdict
-from ncclt.prove.verdict import Pairs, block_speedups, decide, judge, nothing_better
+from ncclt.prove.verdict import Pairs, block_speedups, decide, judge, left_out, nothing_better
 
 BROADCAST = Message(collective=Collective.BROADCAST, dtype="float32", size_bytes=4096, group_size=8)
 
@@ -143,6 +144,26 @@ def test_a_message_that_may_lose_too_much_holds_the_verdict_back():
 
     assert verdict.decision is Decision.UNDECIDED
     assert "but broadcast 4 KiB float32 looks" in verdict.reason
+
+
+@pytest.mark.parametrize(("loss", "sigma"), [(0.10, 0.01), (0.045, 0.02)])
+def test_a_message_that_can_be_left_out_holds_nothing_back(loss, sigma):
+    pairs = replace(with_loss(launches(1, speedup=1.2, sigma=0.01), loss, sigma=sigma, messages=3), separable=True)
+    assert judge(pairs).decision is Decision.TUNED
+    assert [message.size_bytes for message in left_out(pairs)] == [4096]
+    assert left_out(replace(pairs, separable=False)) == ()
+
+    alone = replace(pairs, losses=dict(list(pairs.losses.items())[:1]))
+    verdict = judge(alone)
+    assert verdict.decision is Decision.UNDECIDED, "without it nothing is left to deliver"
+    assert "but broadcast 4 KiB float32 looks" in verdict.reason
+
+
+def test_the_worst_message_is_named_first():
+    pairs = with_loss(launches(1, speedup=1.2, sigma=0.01), 0.05, sigma=0.005, messages=4)
+    small, *_, large = pairs.losses
+    losses = {**pairs.losses, large: tuple(log + 0.08 for log in pairs.losses[large])}
+    assert left_out(replace(pairs, losses=losses, separable=True)) == (large, small)
 
 
 @pytest.mark.parametrize(("loss", "tuned", "kept"), [(0.0, (17, 20), (0, 1)), (0.25, (0, 1), (12, 20))])

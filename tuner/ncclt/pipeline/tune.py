@@ -337,7 +337,7 @@ def publish(context: TuneContext, times: Times, found: Candidates, stop: str) ->
     return replace(
         result,
         trials=trials,
-        notes=(*result.notes, *proof_notes(trials, workload)),
+        notes=(*result.notes, *proof_notes(trials, workload, recommendation.table)),
         recommendation=recommendation,
         messages=message_rows(recommendation, trials, workload, times),
     )
@@ -377,7 +377,7 @@ def published_of(request: TuneRequest, store: Store, study: Study) -> Recommenda
 def finished(store: Store, study: Study, published: Recommendation, notes: tuple[str, ...]) -> TuneResult:
     """Return the result of a finished study from what is stored."""
     trials = store.trials(study.id)
-    notes += proof_notes(trials, study.workload)
+    notes += proof_notes(trials, study.workload, published.table)
     if published.stale:
         notes += (f"this result is stale and not served: {published.stale}",)
     return TuneResult(

@@ -27,10 +27,11 @@ if TYPE_CHECKING:
     Ratios = NDArray[np.float64]
 
 # The bets: h(x) = STAKE * tanh(SHARPNESS * x), with the capital spread evenly over all combinations. The sharpness is
-# one over the size of a ratio that counts in full, 0.1 % to 25 %; no noise is outside of that. A stake below 1
-# survives outliers: one lost bet costs as much as 2 won ones bring at 0.7, and as 5 bring at 0.97.
-_SHARPNESS = np.array([4.0, 16.0, 64.0, 256.0, 1024.0])
-_STAKE = np.array([0.7, 0.97])
+# one over the size of a ratio that counts in full, 0.26 % to 17 %: finer than any minimum effect of use, and as
+# coarse as the noise under which one can be shown. A stake below 1 survives outliers: one lost bet costs as much as 3
+# won ones bring at 0.8, and as 6 bring at 0.98. With these, eight pairs that are all won may suffice (adr/0008).
+_SHARPNESS = np.array([6.0, 24.0, 96.0, 384.0])
+_STAKE = np.array([0.8, 0.98])
 
 _HALVINGS = 48
 """Steps of the search for an interval's end; the last one is far below any noise."""

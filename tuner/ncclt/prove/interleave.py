@@ -218,4 +218,4 @@ def _is_step(trial: Trial, step: Step) -> bool:
 def _judged(arms: Mapping[Arm, Policy], trials: Sequence[Trial], workload: Workload) -> dict[Arm, Pairs]:
     """Return the pairs of each arm."""
     evidence = collect_evidence(trials)
-    return {arm: pairs_of(policy, evidence.whole_blocks(arm), workload) for arm, policy in arms.items()}
+    return {arm: pairs_of(arm, policy, evidence.whole_blocks(arm), workload) for arm, policy in arms.items()}

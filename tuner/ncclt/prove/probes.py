@@ -2,7 +2,7 @@
 
 A rule reaches beyond the sizes that were measured, to their neighbours and up to sqrt(2) (`search.assemble.rules_of`),
 since a job's sizes move a little with its version. The workload's own messages keep their setting whatever a probe
-says, so what was proven of them stays true of the narrowed policy.
+says, so what was proven of them stays true of the narrowed policy. Only those that looked slower themselves lose it.
 """
 
 from __future__ import annotations
@@ -49,12 +49,22 @@ def probed(
 
 
 def narrowed(policy: Policy, workload: Workload, slower: Mapping[Message, bool]) -> Policy:
-    """Return a policy whose rules end where probes were slower, each at the next size that was not."""
+    """Return a policy whose rules end where something was slower, each at the next size that was not.
+
+    Args:
+        policy: what was launched.
+        workload: placed.
+        slower: probes, of which the workload's own sizes need none; and messages of the workload that are left out,
+            with all others of their size: NCCL's tuner sees bytes only.
+    """
     rules: list[Rule] = []
+    messages = {calls.message for calls in workload.messages}
     for rule in policy.rules:
-        own = {c.message.size_bytes for c in workload.messages if rule.matches(c.message)}
-        lost = {m.size_bytes for m, is_slower in slower.items() if is_slower and rule.matches(m)} - own
-        won = {m.size_bytes for m, is_slower in slower.items() if not is_slower and rule.matches(m)} - lost
+        met = {message: is_slower for message, is_slower in slower.items() if rule.matches(message)}
+        out = {m.size_bytes for m, is_slower in met.items() if is_slower and m in messages}
+        own = {m.size_bytes for m in messages if rule.matches(m)} - out
+        lost = {m.size_bytes for m, is_slower in met.items() if is_slower} - own
+        won = {m.size_bytes for m, is_slower in met.items() if not is_slower} - lost
         rules += _parts(rule, own, won, lost) if lost else [rule]
     return Policy(rules=tuple(rules), parameters=policy.parameters)
 

@@ -7,14 +7,14 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ncclt.core.message import Message, format_bytes
+from ncclt.core.message import Collective, Message, format_bytes
 from ncclt.core.policy import Policy
-from ncclt.core.recommendation import PolicyVerdict, Verdict
+from ncclt.core.recommendation import Decision, PolicyVerdict, Verdict
 from ncclt.core.study import Arm, Trial
 from ncclt.core.workload import Workload
 from ncclt.prove.evidence import LAUNCHES_PER_BLOCK, ArmLaunch, collect_evidence, last_verification
 from ncclt.prove.probes import narrowed, probed
-from ncclt.prove.verdict import Pairs, judge
+from ncclt.prove.verdict import Pairs, judge, left_out
 
 WEIGHTY_SHARE = 0.01
 """Share of the default's time per step from which a message has a veto."""
@@ -39,10 +39,12 @@ class RunningVerdict:
     verdict: Verdict
 
 
-def pairs_of(policy: Policy, blocks: Sequence[tuple[ArmLaunch, ArmLaunch]], workload: Workload) -> Pairs:
+def pairs_of(arm: Arm, policy: Policy, blocks: Sequence[tuple[ArmLaunch, ArmLaunch]], workload: Workload) -> Pairs:
     """Return what a verdict is based on: the times per step, and those of the messages of weight.
 
     Args:
+        arm: which one. A table can leave a message to NCCL without changing the others, unless process-wide parameters
+            go with it, or another message has the same size: NCCL's tuner sees bytes only.
         policy: what the arm forced; a message that it leaves to NCCL has no veto.
         blocks: of `LaunchEvidence.whole_blocks`.
         workload: placed.
@@ -62,7 +64,12 @@ def pairs_of(policy: Policy, blocks: Sequence[tuple[ArmLaunch, ArmLaunch]], work
         default_us=tuple(_time_us(default) for default, _ in blocks),
         policy_us=tuple(_time_us(launch) for _, launch in blocks),
         losses={m: tuple(math.log(b.message_us[m] / a.message_us[m]) for a, b in blocks) for m in weighty},
+        separable=arm is Arm.TABLE and not policy.parameters and len(set(map(_of_size, weighty))) == len(weighty),
     )
+
+
+def _of_size(message: Message) -> tuple[Collective, int, int, bool]:
+    return message.collective, message.size_bytes, message.group_size, message.spans_nodes
 
 
 def verdict_of(arm: Arm, policy: Policy, trials: Sequence[Trial], workload: Workload, *, min_effect: float) -> Verdict:
@@ -77,7 +84,7 @@ def verdict_of(arm: Arm, policy: Policy, trials: Sequence[Trial], workload: Work
     """
     evidence = collect_evidence(trials)
     return judge(
-        pairs_of(policy, evidence.whole_blocks(arm), workload),
+        pairs_of(arm, policy, evidence.whole_blocks(arm), workload),
         min_effect=min_effect,
         failure=evidence.failure(arm),
         default_failure=evidence.failure(Arm.DEFAULT),
@@ -88,17 +95,30 @@ def proven(
     arm: Arm, policy: Policy, trials: Sequence[Trial], workload: Workload, *, min_effect: float
 ) -> PolicyVerdict:
     """Return what is delivered of an arm and what was proven of it; for arguments see `verdict_of`."""
-    return PolicyVerdict(
-        policy=narrowed(policy, workload, _probed(arm, policy, trials, workload)),
-        verdict=verdict_of(arm, policy, trials, workload, min_effect=min_effect),
-    )
+    verdict = verdict_of(arm, policy, trials, workload, min_effect=min_effect)
+    slower = _probed(arm, policy, trials, workload)
+    if verdict.decision is Decision.TUNED:
+        pairs = pairs_of(arm, policy, collect_evidence(trials).whole_blocks(arm), workload)
+        slower |= dict.fromkeys(left_out(pairs), True)
+    return PolicyVerdict(policy=narrowed(policy, workload, slower), verdict=verdict)
 
 
-def proof_notes(trials: Sequence[Trial], workload: Workload) -> tuple[str, ...]:
-    """Return what the reader of the last proof must know: how it was made, and what it took from the policies."""
+def proof_notes(trials: Sequence[Trial], workload: Workload, table: PolicyVerdict) -> tuple[str, ...]:
+    """Return what the reader of the last proof must know: how it was made, and what it took from the policies.
+
+    Args:
+        trials: all trials of the study.
+        workload: placed.
+        table: what is delivered as a table.
+    """
     launched = last_verification(trials)
     notes = [_BY_SUMS] if any(t.arm is Arm.TABLE and t.policy is None for t in launched) else []
     policies = {t.arm: t.policy for t in launched if t.arm is not None and t.policy is not None}
+    if table.verdict.decision is Decision.TUNED and (left := _left_to_nccl(launched, workload, table.policy)):
+        notes.append(
+            f"left to NCCL's own choice, as they looked slower in the proof: {', '.join(left)}; "
+            "the proven gain includes that loss"
+        )
     slower = {m: lost for arm, policy in policies.items() for m, lost in _probed(arm, policy, trials, workload).items()}
     if lost := [f"{m.collective} {format_bytes(m.size_bytes)}" for m, is_slower in slower.items() if is_slower]:
         notes.append(
@@ -106,6 +126,18 @@ def proof_notes(trials: Sequence[Trial], workload: Workload) -> tuple[str, ...]:
             "slower than under NCCL's own choice"
         )
     return tuple(notes)
+
+
+def _left_to_nccl(launched: Sequence[Trial], workload: Workload, table: Policy) -> list[str]:
+    """Return the labels of the messages that were launched under another setting than is delivered."""
+    settings = {
+        measured.message: trial.policy.setting_for(measured.message) if trial.policy is not None else trial.setting
+        for trial in launched
+        if trial.arm is Arm.TABLE
+        for measured in trial.result.measurements
+    }
+    sent = (calls.message for calls in workload.messages)
+    return [m.label for m in sent if settings.get(m, table.setting_for(m)) != table.setting_for(m)]
 
 
 def _probed(arm: Arm, policy: Policy, trials: Sequence[Trial], workload: Workload) -> dict[Message, bool]:
@@ -121,7 +153,7 @@ def running_verdicts(
     rows = []
     for end in range(LAUNCHES_PER_BLOCK, len(blocks) + 1, LAUNCHES_PER_BLOCK):
         newest = blocks[end - LAUNCHES_PER_BLOCK : end]
-        pairs = pairs_of(policy, blocks[:end], workload)
+        pairs = pairs_of(arm, policy, blocks[:end], workload)
         rows.append(
             RunningVerdict(
                 block=newest[0][1].block // LAUNCHES_PER_BLOCK,

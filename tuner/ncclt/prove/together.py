@@ -80,7 +80,8 @@ class Member:
 
     def pairs(self) -> Pairs:
         """Return the pairs of all whole blocks."""
-        return pairs_of(self.policy, collect_evidence(self._seen).whole_blocks(Arm.TABLE), self.workload)
+        blocks = collect_evidence(self._seen).whole_blocks(Arm.TABLE)
+        return pairs_of(Arm.TABLE, self.policy, blocks, self.workload)
 
 
 class OtherProofError(Exception):

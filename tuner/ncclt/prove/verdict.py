@@ -61,11 +61,13 @@ class Pairs:
     Attributes:
         default_us, policy_us: time per step of each launch, µs, in pairs and in order.
         losses: message of weight that the policy changes -> log of its time over the default's, one per pair.
+        separable: whether the policy can leave any of these messages to NCCL and stay what it is for the others.
     """
 
     default_us: tuple[float, ...]
     policy_us: tuple[float, ...]
     losses: Mapping[Message, tuple[float, ...]] = field(default_factory=dict)
+    separable: bool = False
 
     def __post_init__(self) -> None:
         if len(self.default_us) != len(self.policy_us) or len(self.default_us) % 2:
@@ -92,6 +94,7 @@ class Pairs:
             default_us=cut(self.default_us),
             policy_us=cut(self.policy_us),
             losses={message: cut(logs) for message, logs in self.losses.items()},
+            separable=self.separable,
         )
 
 
@@ -112,22 +115,37 @@ def decide(pairs: Pairs, *, min_effect: float = MIN_EFFECT) -> Decision:
 
     `tuned`: every launch of the policy was faster than every default, by far (`is_clear`); or bets against "no
     gain" have won 1 / `FALSE_TUNED`, and a loss of `GRAVE_LOSS` is ruled out. In both cases the estimated gain must
-    reach `min_effect`, and no message of weight be suspected to be slower by more than `MAX_MESSAGE_LOSS`.
+    reach `min_effect`, and no message of weight be suspected to be slower by more than `MAX_MESSAGE_LOSS`, unless the
+    policy is delivered without it (`left_out`).
     `keep-default`: a gain of `min_effect` is refuted at the level of the interval, or no more to be expected, or such a
-    loss is shown of a message (at `FALSE_VETO` shared among all messages).
+    loss is shown of a message that cannot be left out (at `FALSE_VETO` shared among all messages).
     """
     if pairs.blocks < MIN_BLOCKS:
         return Decision.UNDECIDED
     gains, worthwhile = pairs.gains, math.log1p(min_effect)
     if _is_hopeless(gains, worthwhile) or _is_refuted(gains, worthwhile):
         return Decision.KEEP_DEFAULT
-    harmed, suspected = _messages(pairs)
-    if harmed:
+    harmed, suspected = _losers(pairs)
+    if harmed and not pairs.separable:
         return Decision.KEEP_DEFAULT
     proven = is_clear(pairs) or (float(log_capital(gains)) >= -math.log(FALSE_TUNED) and _clears_loss(gains))
-    if proven and not suspected and float(centre_of(gains)) >= worthwhile:
+    if proven and float(centre_of(gains)) >= worthwhile and not _doubted(pairs, suspected):
         return Decision.TUNED
     return Decision.UNDECIDED
+
+
+def left_out(pairs: Pairs) -> tuple[Message, ...]:
+    """Return the messages that a policy leaves to NCCL once it is `tuned`, the worst first: they looked slower.
+
+    The gain that was proven includes what they lost, so it is true of the rest too. That one of them was faster, and
+    only looked slower, costs its gain.
+    """
+    return _losers(pairs)[1] if pairs.separable else ()
+
+
+def _doubted(pairs: Pairs, suspected: Sequence[Message]) -> bool:
+    """Return whether messages that look slower hold a policy back: they cannot be left out, or nothing else is left."""
+    return bool(suspected) and (not pairs.separable or len(suspected) == len(pairs.losses))
 
 
 def is_clear(pairs: Pairs) -> bool:
@@ -174,24 +192,24 @@ def _clears_loss(gains: NDArray[np.float64]) -> bool:
     return float(log_capital(gains, loss)) >= -math.log(FALSE_TUNED_GRAVE)
 
 
-def _messages(pairs: Pairs) -> tuple[Message | None, Message | None]:
-    """Return the worst message that is proven, and the worst that is suspected, to lose more than it may."""
+def _losers(pairs: Pairs) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
+    """Return the messages that are proven to lose more than they may, and those suspected of it, the worst first."""
     if not pairs.losses:
-        return None, None
+        return (), ()
     messages = list(pairs.losses)
     logs = np.array([pairs.losses[message] for message in messages])
     limit = math.log1p(MAX_MESSAGE_LOSS)
-    centres = centre_of(logs)
     shown = log_capital(logs, limit) >= math.log(len(messages) / FALSE_VETO)
     # Even odds for any loss make one message suspicious; among many, some have them by chance. The full correction, a
     # factor of their number, would hide real losses, and no correction would let noise reject every second policy.
     losing = log_capital(logs) >= math.log(len(messages)) / 2
     suspicious = losing & (log_capital(-logs, -limit) < _CLEARED)
+    worst_first = np.argsort(-centre_of(logs), kind="stable")
 
-    def worst(among: NDArray[np.bool_]) -> Message | None:
-        return messages[int(np.where(among, centres, -math.inf).argmax())] if among.any() else None
+    def among(chosen: NDArray[np.bool_]) -> tuple[Message, ...]:
+        return tuple(messages[index] for index in worst_first if chosen[index])
 
-    return worst(shown), worst(suspicious)
+    return among(shown), among(shown | suspicious)
 
 
 def _immaterial(pairs: Pairs, *, min_effect: float) -> bool:
@@ -258,13 +276,13 @@ def _reason(decision: Decision, pairs: Pairs, interval: Interval, *, min_effect:
         return f"communication is faster by {gain}"
     if pairs.blocks < MIN_BLOCKS:
         return f"only {pairs.blocks} of {MIN_BLOCKS} blocks were measured"
-    harmed, suspected = _messages(pairs)
+    harmed, suspected = _losers(pairs)
     if decision is Decision.UNDECIDED:
         return f"{_doubt(pairs, gain, suspected, min_effect=min_effect)}; {_outlook(pairs, min_effect=min_effect)}"
     if interval.high < 1.0:
         return f"the policy is slower: {gain}"
-    if harmed:
-        return f"{harmed.label} is {_loss(pairs, harmed)} slower, more than {MAX_MESSAGE_LOSS * 100:.0f} %"
+    if harmed and not pairs.separable:
+        return f"{harmed[0].label} is {_loss(pairs, harmed[0])} slower, more than {MAX_MESSAGE_LOSS * 100:.0f} %"
     if interval.high < 1.0 + min_effect:
         return f"the gain is below the minimum of {min_effect * 100:g} %: {gain}"
     if decide(pairs, min_effect=min_effect) is Decision.KEEP_DEFAULT:
@@ -272,14 +290,14 @@ def _reason(decision: Decision, pairs: Pairs, interval: Interval, *, min_effect:
     return f"the gain does not reach the minimum of {min_effect * 100:g} %, and twice as much is refuted: {gain}"
 
 
-def _doubt(pairs: Pairs, gain: str, suspected: Message | None, *, min_effect: float) -> str:
+def _doubt(pairs: Pairs, gain: str, suspected: Sequence[Message], *, min_effect: float) -> str:
     clear = is_clear(pairs)
     if not clear and float(log_capital(pairs.gains)) < -math.log(FALSE_TUNED):
         return f"no gain is proven and none refuted: {gain}"
     if not clear and not _clears_loss(pairs.gains):
         return f"a gain is proven, but the noise still leaves room for a loss of {GRAVE_LOSS * 100:g} %: {gain}"
-    if suspected:
-        loss = f"{suspected.label} looks {_loss(pairs, suspected)} slower, which may be too much"
+    if _doubted(pairs, suspected):
+        loss = f"{suspected[0].label} looks {_loss(pairs, suspected[0])} slower, which may be too much"
         return f"the gain of {gain} is proven, but {loss}"
     return f"a gain is proven, but not that it reaches {min_effect * 100:g} %: {gain}"
 
