@@ -9,7 +9,7 @@ from ncclt.core.option import Group, Option
 from ncclt.core.recommendation import MIN_EFFECT
 from ncclt.errors import UsageError
 
-PATIENCE = 16
+PATIENCE = 10
 """Launches without a worthwhile gain after which the search stops."""
 
 MIN_BLOCKS = 3
