@@ -68,6 +68,7 @@ class Case:
         sigma: of the log of a launch's time.
         message_sigma: the same of each message by itself.
         messages: how many, of equal weight.
+        rules: how many of them, the smallest first, the policy has rules for; the others are left to NCCL. 0 = all.
         first_gain: true gain of the smallest message, where it is not the policy's.
         drift: share by which times have risen at a share of the longest run.
         memory: correlation of a launch's noise with the one before.
@@ -85,6 +86,7 @@ class Case:
     sigma: float = 0.02
     message_sigma: float = 0.0
     messages: int = 1
+    rules: int = 0
     first_gain: float | None = None
     drift: Callable[[float], float] = lambda share: 0.10 * share
     memory: float = 0.0
@@ -98,6 +100,8 @@ class Case:
 
     def gain_of(self, message: Message, gain: float) -> float:
         """Return the true gain of a message where that of the others is given."""
+        if self.rules and message.size_bytes >= 1 << (16 + self.rules):
+            return 0.0
         first = message.size_bytes == 1 << 16
         return self.first_gain if first and self.first_gain is not None else gain
 
@@ -141,6 +145,9 @@ def _disturbed(draw: random.Random) -> float:
     return draw.choice(draw.choice(_recorded())) + draw.gauss(0.0, 0.01)
 
 
+BY_ONE_OF_6 = 1 / (6 / 1.03 - 5) - 1
+"""Gain of one of six equal messages with which the step gains 3 %."""
+
 CASES = (
     *(Case(name=f"flat, noise {s:.1%}", sigma=s) for s in (0.005, 0.02, 0.05, 0.20)),
     *(Case(name=f"flat, noise {s:.1%}, selected", sigma=s, selected=True) for s in (0.02, 0.05, 0.20)),
@@ -159,6 +166,11 @@ CASES = (
     *(Case(name="flat, recorded noise", noise=_disturbed, k=k) for k in (1, 4, 6)),
     *(Case(name="flat, noise 5.0%", sigma=0.05, k=k) for k in (4, 6)),
     Case(name="gain 10%, bimodal +20% in 70%", gain=0.10, noise=_bimodal),
+    *(Case(name=f"flat, noise {s:.1%}, rule for 1 of 6 messages", sigma=s, message_sigma=0.02, messages=6, rules=1)
+      for s in (0.005, 0.02, 0.20)),
+    Case(name="flat, bimodal, rule for 1 of 6 messages", noise=_bimodal, messages=6, rules=1),
+    Case(name="gain 3% by 1 of 6, noise 2.0%", gain=BY_ONE_OF_6, message_sigma=0.02, messages=6, rules=1),
+    Case(name="gain 3% by 1 of 6, bimodal", gain=BY_ONE_OF_6, noise=_bimodal, messages=6, rules=1),
     Case(name="gain 35%, recorded noise", gain=0.35, noise=_disturbed),
     Case(name="gain 35%, noise 2.0%", gain=0.35),
     Case(name="gain 35%, noise 5.0%", gain=0.35, sigma=0.05),
@@ -223,7 +235,8 @@ class Launches:
 
     def measure_policy(self, policy: Policy, messages: Sequence[Message], *, repeat: int) -> TrialResult:
         """Draw one launch of the policy."""
-        return self.measure(policy.setting_for(messages[0]), messages, repeat=repeat)
+        forced = next(s for s in map(policy.setting_for, messages) if not s.is_default)
+        return self.measure(forced, messages, repeat=repeat)
 
     def measure(self, setting: Setting, messages: Sequence[Message], *, repeat: int) -> TrialResult:
         """Draw one launch."""
@@ -290,7 +303,7 @@ def run_case(case: Case, *, studies: int, blocks: int, trials: int, seed: int) -
                 collective=Collective.ALL_REDUCE, min_bytes=1 << (16 + number), max_bytes=(1 << (17 + number)) - 1,
                 algorithm=algorithm, protocol=protocol,
             )
-            for number in range(max(case.messages, case.k))
+            for number in range(case.rules or max(case.messages, case.k))
             for algorithm, protocol in (SETTINGS[number % case.k],)
         )
     )  # fmt: skip

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ncclt.core.study import Arm
 from ncclt.prove.confidence import interval_of
-from ncclt.prove.evidence import LaunchEvidence
+from ncclt.prove.evidence import ArmLaunch
 from ncclt.prove.verdict import INTERVAL_ERROR
 from ncclt_api.pages.charts import Axis, Chart, ChartTable, Level, Line
 from ncclt_api.pages.wording import format_interval, format_speedup, format_time
@@ -27,17 +27,16 @@ class ProofCharts:
     closing: Chart
 
 
-def proof_charts(evidence: LaunchEvidence, arm: Arm, *, min_effect: float) -> ProofCharts | None:
+def proof_charts(blocks: Sequence[tuple[ArmLaunch, ArmLaunch]], *, min_effect: float) -> ProofCharts | None:
     """Draw the proof of one arm; None before its first whole block.
 
     Args:
-        evidence: the launches of the last proof.
-        arm: what is compared with the default.
+        blocks: pairs of default and arm with the times that the verdict counts (`ncclt.prove.proof.counted`).
         min_effect: smallest gain that counts, as a share.
     """
     pairs = [
         (default.time_us, other.time_us)
-        for default, other in evidence.whole_blocks(arm)
+        for default, other in blocks
         if default.time_us is not None and other.time_us is not None
     ]
     if not pairs:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -15,9 +15,11 @@ from ncclt.core.policy import Policy
 from ncclt.core.recommendation import MIN_EFFECT, Decision, PolicyVerdict, Recommendation, Verdict
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, Phase, Study, StudyState, Trial
+from ncclt.core.workload import Workload
 from ncclt.prove.ending import Ending, ending_of
-from ncclt.prove.evidence import ArmLaunch, LaunchEvidence, collect_evidence
+from ncclt.prove.evidence import LAUNCHES_PER_BLOCK, ArmLaunch, LaunchEvidence, collect_evidence
 from ncclt.prove.payback import cost_words
+from ncclt.prove.proof import counted
 from ncclt.prove.verdict import block_speedups
 from ncclt_api.pages.charts import Chart, interval_chart, interval_reach
 from ncclt_api.pages.message_rows import MessageLine, best_setting_rows, interpolated_messages, policy_rows
@@ -34,9 +36,6 @@ from ncclt_api.pages.study_worth import (
     payback_chart,
 )
 from ncclt_api.pages.wording import format_saving, format_speedup
-
-_LAUNCHES_PER_BLOCK = 2
-"""Each arm is launched twice in a block."""
 
 MOST_REPEATS = 50
 """Trials of one setting whose measurements are read for the times of its messages."""
@@ -188,7 +187,7 @@ def study_view(
         compared=compared,
         rows=rows,
         interpolated=interpolated_messages(proof if compared == "policy" else searched),
-        blocks=blocks_of(evidence),
+        blocks=blocks_of(evidence, study.workload),
         arms=tuple(arm for arm in Arm if arm in launched),
         history=search_chart(points, scores.get(DEFAULT), evidence.launches),
         ending=ending,
@@ -196,7 +195,10 @@ def study_view(
         wins=wins_chart(study, policy, default, candidates),
         curves=curves_of(study, shown) if default.of else (),
         shares=shares_chart(study, rows, compared),
-        proof=proof_charts(evidence, arm, min_effect=verdict.min_effect if verdict else MIN_EFFECT),
+        proof=proof_charts(
+            counted(evidence.whole_blocks(arm), study.workload),
+            min_effect=verdict.min_effect if verdict else MIN_EFFECT,
+        ),
         costs=cost_rows(study, trials) if trials else (),
         payback=payback_chart(gain),
         importance=importance_of(trials),
@@ -317,34 +319,37 @@ class Block:
         number: from 0.
         launches: of each arm, in order; one measurement of a whole arm each.
         order: the arms as they ran, first to last.
+        ratios: default over each arm, as the verdict counts it; above 1 = the arm is faster. None while incomplete.
     """
 
     number: int
     launches: Mapping[Arm, tuple[ArmLaunch, ...]]
     order: tuple[Arm, ...]
-
-    def ratio(self, arm: Arm) -> float | None:
-        """Return default over arm, as the verdict counts it; above 1 = the arm is faster; None while incomplete."""
-        default, other = self._times_us(Arm.DEFAULT), self._times_us(arm)
-        if len(default) != _LAUNCHES_PER_BLOCK or len(other) != _LAUNCHES_PER_BLOCK:
-            return None
-        return block_speedups(default, other)[0]
-
-    def _times_us(self, arm: Arm) -> tuple[float, ...]:
-        return tuple(launch.time_us for launch in self.launches.get(arm, ()) if launch.time_us is not None)
+    ratios: Mapping[Arm, float]
 
 
-def blocks_of(evidence: LaunchEvidence) -> tuple[Block, ...]:
+def blocks_of(evidence: LaunchEvidence, workload: Workload) -> tuple[Block, ...]:
     """Return the blocks of the last verification, in order; empty before it began."""
-    numbers = sorted({launch.block // _LAUNCHES_PER_BLOCK for launch in evidence.launches})
-    return tuple(_block(evidence, number) for number in numbers)
+    ratios: dict[tuple[int, Arm], float] = {}
+    for arm in {launch.arm for launch in evidence.launches} - {Arm.DEFAULT}:
+        pairs = counted(evidence.whole_blocks(arm), workload)
+        for first in range(0, len(pairs), LAUNCHES_PER_BLOCK):
+            times_us = [_times_us(side) for side in zip(*pairs[first : first + LAUNCHES_PER_BLOCK], strict=True)]
+            ratios[pairs[first][1].block // LAUNCHES_PER_BLOCK, arm] = block_speedups(*times_us)[0]
+    numbers = sorted({launch.block // LAUNCHES_PER_BLOCK for launch in evidence.launches})
+    return tuple(_block(evidence, number, ratios) for number in numbers)
 
 
-def _block(evidence: LaunchEvidence, number: int) -> Block:
-    mine = [launch for launch in evidence.launches if launch.block // _LAUNCHES_PER_BLOCK == number]
+def _times_us(launches: Iterable[ArmLaunch]) -> tuple[float, ...]:
+    return tuple(launch.time_us for launch in launches if launch.time_us is not None)
+
+
+def _block(evidence: LaunchEvidence, number: int, ratios: Mapping[tuple[int, Arm], float]) -> Block:
+    mine = [launch for launch in evidence.launches if launch.block // LAUNCHES_PER_BLOCK == number]
     arms = {launch.arm for launch in mine}
     return Block(
         number=number,
         launches={arm: tuple(launch for launch in mine if launch.arm is arm) for arm in arms},
         order=tuple(launch.arm for launch in mine),
+        ratios={arm: ratios[number, arm] for arm in arms if (number, arm) in ratios},
     )

@@ -8,6 +8,7 @@ from ncclt.core.recommendation import Decision, PolicyVerdict
 from ncclt.core.study import Arm
 from ncclt.core.trial import Outcome
 from ncclt.prove.evidence import collect_evidence
+from ncclt.prove.proof import pairs_of
 from ncclt.prove.verdict import block_speedups
 from ncclt_api.pages.message_rows import best_setting_rows, policy_rows
 from ncclt_api.pages.study_view import blocks_of
@@ -16,10 +17,11 @@ from ncclt_api.pages.study_view import blocks_of
 def test_blocks_show_the_order_and_the_ratio_that_the_verdict_uses(samples):
     study = samples.study()
     evidence = collect_evidence(samples.verify_trials(study, first=24, blocks=3))
-    blocks = blocks_of(evidence)
-    expected = block_speedups(evidence.times_us(Arm.DEFAULT), evidence.times_us(Arm.TABLE))
+    blocks = blocks_of(evidence, study.workload)
+    pairs = pairs_of(Arm.TABLE, samples.POLICY, evidence.whole_blocks(Arm.TABLE), study.workload)
+    expected = block_speedups(pairs.default_us, pairs.policy_us)
     assert [block.order for block in blocks] == [(Arm.DEFAULT, Arm.TABLE, Arm.TABLE, Arm.DEFAULT)] * 3
-    assert tuple(block.ratio(Arm.TABLE) for block in blocks) == expected
+    assert tuple(block.ratios[Arm.TABLE] for block in blocks) == expected
 
 
 def test_an_arm_is_the_sum_of_its_launches(samples):
@@ -27,7 +29,7 @@ def test_an_arm_is_the_sum_of_its_launches(samples):
     trials = samples.verify_trials(study, first=0, blocks=1)
     parts = [t.score_us for t in trials if t.arm is Arm.TABLE and t.block == 0]
     assert len(parts) == 3
-    (block,) = blocks_of(collect_evidence(trials))
+    (block,) = blocks_of(collect_evidence(trials), study.workload)
     assert block.launches[Arm.TABLE][0].time_us == pytest.approx(sum(parts))
 
 
@@ -38,10 +40,10 @@ def test_a_failed_launch_leaves_its_block_without_a_ratio(samples):
     trials[1] = samples.trial(
         1, broken.setting, study, phase=broken.phase, arm=broken.arm, block=0, outcome=Outcome.CRASHED
     )
-    first, second = blocks_of(collect_evidence(trials))
-    assert first.ratio(Arm.TABLE) is None
+    first, second = blocks_of(collect_evidence(trials), study.workload)
+    assert Arm.TABLE not in first.ratios
     assert first.launches[Arm.TABLE][0].time_us is None
-    assert second.ratio(Arm.TABLE) is not None
+    assert Arm.TABLE in second.ratios
 
 
 def test_a_launch_without_a_score_counts_as_failed(samples):
@@ -49,17 +51,17 @@ def test_a_launch_without_a_score_counts_as_failed(samples):
     study = samples.study()
     trials = samples.verify_trials(study, first=0, blocks=1)
     trials[1] = replace(trials[1], score_us=None)
-    (block,) = blocks_of(collect_evidence(trials))
+    (block,) = blocks_of(collect_evidence(trials), study.workload)
     assert block.launches[trials[1].arm][0].time_us is None
 
 
 def test_an_unfinished_block_has_no_ratio_and_an_unmeasured_arm_none(samples):
     study = samples.study()
     trials = [t for t in samples.verify_trials(study, first=0, blocks=1) if t.block == 0]
-    (block,) = blocks_of(collect_evidence(trials))
-    assert block.ratio(Arm.TABLE) is None
-    assert block.ratio(Arm.VARIABLES) is None
-    assert blocks_of(collect_evidence(samples.search_trials(study))) == ()
+    (block,) = blocks_of(collect_evidence(trials), study.workload)
+    assert Arm.TABLE not in block.ratios
+    assert Arm.VARIABLES not in block.ratios
+    assert blocks_of(collect_evidence(samples.search_trials(study)), study.workload) == ()
 
 
 def proven(samples):

@@ -166,6 +166,10 @@ def launches(pairs, arm=Arm.TABLE):
     return LaunchEvidence(launches=tuple(found))
 
 
+def blocks_in(pairs):
+    return launches(pairs).whole_blocks(Arm.TABLE)
+
+
 def test_the_proof_is_drawn_behind_the_search():
     points = [SearchPoint(number=0, phase=Phase.SEARCH, score_us=100.0, outcome=Outcome.OK, label="default")]
     lines = {
@@ -178,7 +182,7 @@ def test_the_proof_is_drawn_behind_the_search():
 
 def test_pairs_and_the_interval_as_it_closed():
     wobble = [1.0, 1.01, 0.99, 1.02] * 6
-    drawn = proof_charts(launches([(100.0 * one, 80.0 * one) for one in wobble]), Arm.TABLE, min_effect=0.02)
+    drawn = proof_charts(blocks_in([(100.0 * one, 80.0 * one) for one in wobble]), min_effect=0.02)
     default, policy, stems = drawn.pairs.lines
     assert len(default.x) == len(policy.x) == len(wobble)
     assert (stems.low, stems.high) == (policy.y, default.y)
@@ -192,15 +196,14 @@ def test_pairs_and_the_interval_as_it_closed():
 
 
 def test_a_long_proof_is_bounded():
-    drawn = proof_charts(launches([(100.0, 99.0)] * 600), Arm.TABLE, min_effect=0.02)
+    drawn = proof_charts(blocks_in([(100.0, 99.0)] * 600), min_effect=0.02)
     assert len(drawn.pairs.table.rows) == MOST_PAIRS
     assert len(drawn.closing.lines[0].x) <= MOST_LOOKS
     assert drawn.closing.lines[0].x[-1] == 300
 
 
 def test_half_a_block_is_no_proof():
-    assert proof_charts(launches([(100.0, 80.0)]), Arm.TABLE, min_effect=0.02) is None
-    assert proof_charts(launches([(100.0, 80.0)] * 4), Arm.VARIABLES, min_effect=0.02) is None
+    assert proof_charts(blocks_in([(100.0, 80.0)]), min_effect=0.02) is None
 
 
 # Cost

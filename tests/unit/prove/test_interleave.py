@@ -211,7 +211,7 @@ def test_a_proof_that_was_cut_off_goes_on_and_ends_as_it_would_have(cluster, wor
 
 
 def test_an_undecided_proof_goes_on_with_more_blocks(cluster, workload, landscape):
-    times = noisy(landscape, 0.15)
+    times = noisy(landscape, 0.4)
     _, trial_log = proof(cluster, workload, times, blocks=5)
     assert judged(trial_log, workload).decision is Decision.UNDECIDED
     before = list(trial_log.trials())

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from ncclt.core.message import Message
+from ncclt.core.setting import Setting
 from ncclt.core.study import Arm, Phase, Trial
 from ncclt.core.trial import Outcome
 
@@ -26,6 +27,7 @@ class ArmLaunch:
         time_us: communication time per step, µs; None where a trial failed.
         failure: outcome and detail of the failed trial, as text.
         message_us: time of one call of each message, µs; empty where a trial failed.
+        left: messages of a table for which nothing was forced, so that it can differ from the default by noise alone.
     """
 
     arm: Arm
@@ -34,6 +36,7 @@ class ArmLaunch:
     time_us: float | None
     failure: str = ""
     message_us: Mapping[Message, float] = field(default_factory=dict)
+    left: frozenset[Message] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +114,7 @@ def collect_evidence(trials: Sequence[Trial]) -> LaunchEvidence:
 
 
 def _launch(arm: Arm, block: int, parts: Sequence[Trial]) -> ArmLaunch:
+    measured = [(t, m.message) for t in parts for m in t.result.measurements] if arm is Arm.TABLE else []
     failed = next((t for t in parts if t.result.outcome is not Outcome.OK or t.score_us is None), None)
     return ArmLaunch(
         arm=arm,
@@ -119,4 +123,9 @@ def _launch(arm: Arm, block: int, parts: Sequence[Trial]) -> ArmLaunch:
         time_us=None if failed else sum(t.score_us for t in parts if t.score_us is not None),
         failure=f"{failed.result.outcome}: {failed.result.detail}" if failed else "",
         message_us={} if failed else {m.message: m.time_us for t in parts for m in t.result.measurements},
+        left=frozenset(message for trial, message in measured if _launched(trial, message).is_default),
     )
+
+
+def _launched(trial: Trial, message: Message) -> Setting:
+    return trial.setting if trial.policy is None else trial.policy.setting_for(message)

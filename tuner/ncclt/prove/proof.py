@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from ncclt.core.message import Collective, Message, format_bytes
 from ncclt.core.policy import Policy
 from ncclt.core.recommendation import Decision, PolicyVerdict, Verdict
 from ncclt.core.study import Arm, Trial
 from ncclt.core.workload import Workload
+from ncclt.prove.confidence import log_capital
 from ncclt.prove.evidence import LAUNCHES_PER_BLOCK, ArmLaunch, collect_evidence, last_verification
 from ncclt.prove.probes import narrowed, probed
-from ncclt.prove.verdict import Pairs, judge, left_out
+from ncclt.prove.verdict import FALSE_VETO, Pairs, judge, left_out
 
 WEIGHTY_SHARE = 0.01
 """Share of the default's time per step from which a message has a veto."""
@@ -28,7 +31,7 @@ class RunningVerdict:
 
     Attributes:
         block: from 0.
-        pairs: default and arm, two pairs, in the order of the arm's launches.
+        pairs: default and arm, two pairs, in the order of the arm's launches, with the times that count (`counted`).
         log_ratios: of the pairs: ln(default / arm), above 0 = the arm is faster.
         verdict: of this and all earlier blocks.
     """
@@ -37,6 +40,34 @@ class RunningVerdict:
     pairs: tuple[tuple[ArmLaunch, ArmLaunch], ...]
     log_ratios: tuple[float, ...]
     verdict: Verdict
+
+
+def counted(
+    blocks: Sequence[tuple[ArmLaunch, ArmLaunch]], workload: Workload
+) -> tuple[tuple[ArmLaunch, ArmLaunch], ...]:
+    """Return the pairs with the times per step that a verdict counts.
+
+    What a table leaves to NCCL is the same on both sides and differs by noise alone, so both get its mean. That keeps
+    what a bet needs: were the two launches alike, exchanging them would only change the sign of their log ratio. If
+    these messages are shown to be slower none the less (at `FALSE_VETO`), the times count as they were measured.
+
+    Args:
+        blocks: of `LaunchEvidence.whole_blocks`.
+        workload: placed.
+    """
+    calls = {calls.message: calls.calls_per_step for calls in workload.messages}
+    rests_us = [
+        [sum(calls[m] * launch.message_us[m] for m in policy.left if m in calls) for launch in (default, policy)]
+        for default, policy in blocks
+    ]
+    if not rests_us or min(map(min, rests_us)) <= 0:
+        return tuple(blocks)
+    if float(log_capital(np.array([math.log(rest / own) for own, rest in rests_us]))) >= -math.log(FALSE_VETO):
+        return tuple(blocks)
+    return tuple(
+        (replace(a, time_us=_time_us(a) + (rest - own) / 2), replace(b, time_us=_time_us(b) - (rest - own) / 2))
+        for (a, b), (own, rest) in zip(blocks, rests_us, strict=True)
+    )
 
 
 def pairs_of(arm: Arm, policy: Policy, blocks: Sequence[tuple[ArmLaunch, ArmLaunch]], workload: Workload) -> Pairs:
@@ -60,9 +91,10 @@ def pairs_of(arm: Arm, policy: Policy, blocks: Sequence[tuple[ArmLaunch, ArmLaun
         for message, cost_us in costs_us.items()
         if cost_us >= WEIGHTY_SHARE * sum(costs_us.values()) and not policy.setting_for(message).is_default
     ]
+    alike = counted(blocks, workload)
     return Pairs(
-        default_us=tuple(_time_us(default) for default, _ in blocks),
-        policy_us=tuple(_time_us(launch) for _, launch in blocks),
+        default_us=tuple(_time_us(default) for default, _ in alike),
+        policy_us=tuple(_time_us(launch) for _, launch in alike),
         losses={m: tuple(math.log(b.message_us[m] / a.message_us[m]) for a, b in blocks) for m in weighty},
         separable=arm is Arm.TABLE and not policy.parameters and len(set(map(_of_size, weighty))) == len(weighty),
     )
@@ -152,7 +184,7 @@ def running_verdicts(
     blocks = collect_evidence(trials).whole_blocks(arm)
     rows = []
     for end in range(LAUNCHES_PER_BLOCK, len(blocks) + 1, LAUNCHES_PER_BLOCK):
-        newest = blocks[end - LAUNCHES_PER_BLOCK : end]
+        newest = counted(blocks[:end], workload)[-LAUNCHES_PER_BLOCK:]
         pairs = pairs_of(arm, policy, blocks[:end], workload)
         rows.append(
             RunningVerdict(

@@ -1,0 +1,129 @@
+"""What a verdict counts of the launches of a proof."""
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from ncclt.core.algorithms import Algorithm, Protocol
+from ncclt.core.message import Collective
+from ncclt.core.policy import Policy, Rule
+from ncclt.core.recommendation import Decision
+from ncclt.core.setting import Setting
+from ncclt.core.study import Arm, Phase, Trial
+from ncclt.core.trial import Measurement, Outcome, TrialResult
+from ncclt.prove.evidence import collect_evidence
+from ncclt.prove.proof import counted, pairs_of, running_verdicts, verdict_of
+
+TABLE = Policy(
+    rules=(
+        Rule(
+            collective=Collective.ALL_REDUCE, max_bytes=1 << 20, algorithm=Algorithm.TREE, protocol=Protocol.LL
+        ),
+    )
+)  # fmt: skip
+
+
+def trials_of(workload, times, *, arm=Arm.TABLE, policy=TABLE, whole=True):
+    """Launch default and policy in turn; `times`: for each pair (small, large) of the default and of the policy, µs."""
+    small, large = sorted((calls.message for calls in workload.messages), key=lambda message: message.size_bytes)
+    trials = []
+
+    def add(one, pair, setting, applied, times_us):
+        measured = tuple(Measurement(message=m, samples_us=(us,)) for m, us in times_us.items())
+        trials.append(
+            Trial(
+                number=len(trials), phase=Phase.VERIFY, arm=one, block=pair, repeat=0, setting=setting, policy=applied,
+                result=TrialResult(outcome=Outcome.OK, measurements=measured),
+                score_us=sum(c.calls_per_step * times_us.get(c.message, 0.0) for c in workload.messages),
+            )
+        )  # fmt: skip
+
+    for pair, sides in enumerate(times):
+        for one, (small_us, large_us) in zip((Arm.DEFAULT, arm), sides, strict=True):
+            parts = [{small: small_us, large: large_us}] if whole else [{small: small_us}, {large: large_us}]
+            for part in parts:
+                forced = Policy() if one is Arm.DEFAULT else policy
+                setting = Setting(parameters=forced.parameters) if whole else forced.setting_for(next(iter(part)))
+                add(one, pair, setting, forced if whole and not forced.is_default else None, part)
+    return trials
+
+
+def gains_of(trials, workload, *, arm=Arm.TABLE, policy=TABLE):
+    blocks = collect_evidence(trials).whole_blocks(arm)
+    return pairs_of(arm, policy, blocks, workload).gains.tolist()
+
+
+def restless(pairs, seed=0, gain=1.0):
+    """The small message varies little, the large one, which has no rule, by a factor of two."""
+    rng = random.Random(seed)
+    return [
+        ((20.0, 1000.0 * 2 ** rng.uniform(-1, 1)), (20.0 / gain, 1000.0 * 2 ** rng.uniform(-1, 1)))
+        for _ in range(pairs)
+    ]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_is_left_to_nccl_counts_with_the_mean_of_both_launches(workload, whole):
+    times = restless(8, gain=2.0)
+    rests = [(own[1] + theirs[1]) / 2 for own, theirs in times]
+    expected = [math.log((200.0 + rest) / (100.0 + rest)) for rest in rests]
+    assert gains_of(trials_of(workload, times, whole=whole), workload) == pytest.approx(expected)
+
+
+def test_a_verdict_is_not_delayed_by_what_the_policy_leaves_alone(workload):
+    times = [
+        ((200.0, large), (100.0, other)) for ((_, large), (_, other)) in restless(8)
+    ]  # fmt: skip
+    verdict = verdict_of(Arm.TABLE, TABLE, trials_of(workload, times), workload, min_effect=0.02)
+    assert verdict.decision is Decision.TUNED
+    assert verdict.speedup == pytest.approx(3000 / 2000, rel=0.1)
+
+
+def test_exchanged_launches_change_the_sign_and_nothing_else(workload):
+    """That is what makes the bets of `confidence` fair."""
+    times = [((a * 1.1, b), (c, d)) for (a, b), (c, d) in restless(8, seed=1, gain=1.3)]
+    exchanged = [(policy, default) for default, policy in times]
+    gains = gains_of(trials_of(workload, times), workload)
+    assert gains_of(trials_of(workload, exchanged), workload) == pytest.approx([-gain for gain in gains])
+
+
+def test_what_is_left_to_nccl_counts_as_measured_once_it_is_shown_to_be_slower(workload):
+    """A plugin that slowed every call down would otherwise go unnoticed."""
+    times = [((20.0, 1000.0), (10.0, 1100.0))] * 8
+    gains = gains_of(trials_of(workload, times), workload)
+    assert gains == pytest.approx([math.log(1200 / 1200)] * 8)
+    few = gains_of(trials_of(workload, times[:2]), workload)
+    assert few == pytest.approx([math.log(1250 / 1150)] * 2), "two pairs show nothing yet"
+
+
+@pytest.mark.parametrize(
+    ("arm", "policy"),
+    [(Arm.TABLE, replace(TABLE, parameters=(("BUFFSIZE", 1 << 22),))), (Arm.VARIABLES, TABLE)],
+)
+def test_process_wide_parameters_and_variables_reach_every_message(workload, arm, policy):
+    times = restless(8, gain=2.0)
+    trials = trials_of(workload, times, arm=arm, policy=policy)
+    expected = [math.log((10 * a + b) / (10 * c + d)) for (a, b), (c, d) in times]
+    assert gains_of(trials, workload, arm=arm, policy=policy) == pytest.approx(expected)
+
+
+def test_a_policy_with_rules_for_all_messages_counts_as_measured(workload):
+    everywhere = Policy(rules=(replace(TABLE.rules[0], max_bytes=None),))
+    times = restless(8, gain=2.0)
+    expected = [math.log((10 * a + b) / (10 * c + d)) for (a, b), (c, d) in times]
+    assert gains_of(trials_of(workload, times, policy=everywhere), workload, policy=everywhere) == pytest.approx(
+        expected
+    )
+    assert counted((), workload) == ()
+
+
+def test_every_block_shows_the_times_that_were_counted_then(workload):
+    """The rest is shown to be slower by all eight pairs, and was not by the first two."""
+    trials = trials_of(workload, [((20.0, 1000.0), (10.0, 1100.0))] * 8)
+    first, *_, last = running_verdicts(Arm.TABLE, TABLE, trials, workload, min_effect=0.02)
+    assert [(a.time_us, b.time_us) for a, b in first.pairs] == [(1250.0, 1150.0)] * 2
+    assert [(a.time_us, b.time_us) for a, b in last.pairs] == [(1200.0, 1200.0)] * 2
+    for row in (first, last):
+        assert row.log_ratios == pytest.approx([math.log(a.time_us / b.time_us) for a, b in row.pairs])
