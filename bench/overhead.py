@@ -75,7 +75,7 @@ def ours(folder: Path, model: str, trials: int) -> dict[str, Any]:
         ):
             search(
                 [runner], workload, trial_log, proposer, request.effort,
-                clock=time.monotonic, interrupted=lambda: "", watch=watch,
+                clock=time.monotonic, interrupted=lambda: "", watch=watch, only_worker=True,
             )  # fmt: skip
         total = time.perf_counter() - started - runner.seconds
     last = (marks[-1] - marks[-21]) / 20

@@ -121,6 +121,7 @@ def preflight(id, *, cluster="pair", created=OLD):
     return Preflight(
         id=id, created=created, state=PreflightState.UNMEASURED, simulated=True, cluster=cluster, fingerprint="f",
         launcher="", benchmark="", hosts=("n1",), gpus_per_node=4, source="", expected=(), tolerance=0.15,
+        wall_s=0.0,
     )  # fmt: skip
 
 

@@ -227,7 +227,7 @@ def preflight(id, *, slow):
         id=id, created="2026-11-20T10:00:00+00:00", state=State.HEALTHY, simulated=True, cluster="leonardo",
         fingerprint="f", launcher="simulate", benchmark="simulated", hosts=hosts, gpus_per_node=4, source="the links",
         expected=(ExpectedSize(size_bytes=1 << 30, busbw_gbps=100.0),), tolerance=0.15,
-        readings=(reading(hosts, 2e4), *(reading(pair, time) for pair, time in pairs)),
+        readings=(reading(hosts, 2e4), *(reading(pair, time) for pair, time in pairs)), wall_s=9.0,
     )  # fmt: skip
 
 

@@ -156,6 +156,19 @@ def test_neighbouring_sizes_with_one_choice_become_one_rule():
     assert len(assemble(times, workload(*sizes), version=VERSION).rules) == 1
 
 
+@pytest.mark.parametrize(
+    "forced",
+    [{"channels": 8}, {"protocol": Protocol.LL}, {"algorithm": Algorithm.TREE}],
+    ids=lambda forced: next(iter(forced)),
+)
+def test_whatever_a_setting_forces_alone_is_a_rule(forced):
+    (rule,) = rules_of({message(LARGE): Setting(**forced)})
+    assert (rule.algorithm, rule.protocol, rule.channels) == tuple(
+        forced.get(name) for name in ("algorithm", "protocol", "channels")
+    )
+    assert rules_of({message(LARGE): DEFAULT}) == ()
+
+
 @pytest.mark.parametrize("times_us", [(900.0, 950.0), (950.0, 900.0)])
 def test_where_two_workloads_want_different_settings_the_faster_one_counts_for_both(times_us):
     wanted = (TREE, RING_LL)

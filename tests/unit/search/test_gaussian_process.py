@@ -288,6 +288,22 @@ def test_fewer_hyperparameters_are_averaged_the_more_settings_were_measured(clus
         believed_of(cluster, settings, [Launch(setting=DEFAULT, times_us=(100.0,) * 3), *launches[:count]])
 
     assert [len(weighed) for weighed in seen] == [16, 3, 3, 1]
+    for weighed in seen:
+        weights = [weight for weight, _ in weighed]
+        assert weights == sorted(weights, reverse=True), "the likeliest are kept"
+
+
+def test_before_anything_was_measured_a_running_launch_changes_no_expectation(cluster):
+    settings, launches = some_launches()
+    calls = tuple(MessageCalls(message=m, calls_per_step=1.0) for m in MESSAGES)
+    workload = Workload(name="w", messages=calls, provenance=Provenance(source="test"))
+    model = Model(settings, workload, cluster)
+
+    alone, beside = (model.believe(observe(launches[:1]), running) for running in ((), settings[:1]))
+
+    np.testing.assert_allclose(beside.mean, alone.mean, atol=1e-6)
+    assert (beside.variance[0] < alone.variance[0]).all()
+    assert not beside.measured.any()
 
 
 def test_repeats_that_differ_much_raise_the_noise_of_the_model(cluster):

@@ -31,7 +31,7 @@ def run(cluster, workload, time_of, *, trials=20, trial_log=None, seed=1, storag
         end = search(
             [runner], workload, kept, proposer, kwargs.pop("budget", Effort(trials=trials)),
             clock=kwargs.pop("clock", lambda: 0.0), interrupted=kwargs.pop("interrupted", lambda: False),
-            watch=kwargs.pop("watch", lambda _progress: None),
+            watch=kwargs.pop("watch", lambda _progress: None), only_worker=True,
         )  # fmt: skip
     return end, runner, kept
 

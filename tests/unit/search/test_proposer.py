@@ -247,7 +247,7 @@ def run(worker, runner, workload, trial_log, *, sampler, trials=12, **options):
     with worker(sampler=sampler, **options) as proposer:
         return search(
             [runner], workload, trial_log, proposer, Effort(trials=trials),
-            clock=lambda: 0.0, interrupted=lambda: "", watch=lambda _progress: None,
+            clock=lambda: 0.0, interrupted=lambda: "", watch=lambda _progress: None, only_worker=True,
         )  # fmt: skip
 
 

@@ -222,7 +222,7 @@ class Preflight(Documented):
     findings: tuple[FabricFinding, ...] = ()
     readings: tuple[ProbeReading, ...] = ()
     notes: tuple[str, ...] = ()
-    wall_s: float = 0.0
+    wall_s: float
 
     @property
     def rows(self) -> tuple[SizeRow, ...]:

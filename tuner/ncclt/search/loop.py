@@ -78,7 +78,7 @@ def search(
     interrupted: Callable[[], str],
     watch: Callable[[Progress], None],
     kill: Callable[[], None] = lambda: None,
-    only_worker: bool = True,
+    only_worker: bool,
 ) -> SearchEnd:
     """Search until the budget ends or nothing more is to be gained.
 
