@@ -111,6 +111,22 @@ def test_a_database_that_is_away_is_asked_again_before_the_study_ends(monkeypatc
         optuna_tables.patiently(ask_database)
 
 
+@pytest.mark.parametrize("error", [StoreError("the server is away"), StudyStoppedError("the default fails")])
+def test_a_database_that_fails_at_the_end_hides_no_other_error(worker, trial_log, monkeypatch, error):
+    def failing(_asked):
+        raise StoreError("the server is away")
+
+    def search_with(proposer):
+        with proposer:
+            proposer.resume(trial_log.trials()[0], trial_log.trials())
+            monkeypatch.setattr(proposer, "_fail", failing)
+            if not isinstance(error, StoreError):
+                raise error
+
+    with pytest.raises(type(error), match=error.message):
+        search_with(worker())
+
+
 def test_a_study_that_is_forgotten_begins_afresh_and_others_stay(worker, trial_log, url):
     for name in ("s", "other"):
         with worker(storage_url=url, name=name) as proposer:

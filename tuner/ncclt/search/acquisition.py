@@ -139,7 +139,7 @@ def _launch_gains(beliefs: Beliefs, now: Standing) -> Array:
     gains[rows, columns] = _shortfall(
         -now.second[columns], -now.second[columns], -beliefs.mean[rows, columns], moves[rows, columns]
     )
-    saved: Array = np.where(beliefs.reaches, np.maximum(gains, 0.0), 0.0) * np.exp(now.value) * beliefs.weights
+    saved: Array = np.where(beliefs.reaches, gains, 0.0) * np.exp(now.value) * beliefs.weights
     return saved
 
 
