@@ -69,6 +69,7 @@ class Case:
         message_sigma: the same of each message by itself.
         messages: how many, of equal weight.
         rules: how many of them, the smallest first, the policy has rules for; the others are left to NCCL. 0 = all.
+        rest_gain: true gain of the messages without a rule: 0, unless the policy reaches what it should leave alone.
         first_gain: true gain of the smallest message, where it is not the policy's.
         drift: share by which times have risen at a share of the longest run.
         memory: correlation of a launch's noise with the one before.
@@ -87,6 +88,7 @@ class Case:
     message_sigma: float = 0.0
     messages: int = 1
     rules: int = 0
+    rest_gain: float = 0.0
     first_gain: float | None = None
     drift: Callable[[float], float] = lambda share: 0.10 * share
     memory: float = 0.0
@@ -101,7 +103,7 @@ class Case:
     def gain_of(self, message: Message, gain: float) -> float:
         """Return the true gain of a message where that of the others is given."""
         if self.rules and message.size_bytes >= 1 << (16 + self.rules):
-            return 0.0
+            return self.rest_gain
         first = message.size_bytes == 1 << 16
         return self.first_gain if first and self.first_gain is not None else gain
 
@@ -171,6 +173,9 @@ CASES = (
     Case(name="flat, bimodal, rule for 1 of 6 messages", noise=_bimodal, messages=6, rules=1),
     Case(name="gain 3% by 1 of 6, noise 2.0%", gain=BY_ONE_OF_6, message_sigma=0.02, messages=6, rules=1),
     Case(name="gain 3% by 1 of 6, bimodal", gain=BY_ONE_OF_6, noise=_bimodal, messages=6, rules=1),
+    *(Case(name=f"flat, rule for 1 of 6, others -{loss:.0%}, noise {s:.0%}", gain=1 / (6 - 5 / (1 - loss)) - 1,
+           rest_gain=-loss, sigma=s, message_sigma=0.01, messages=6, rules=1)
+      for loss, s in ((0.02, 0.02), (0.05, 0.02), (0.05, 0.05), (0.10, 0.05))),
     Case(name="gain 35%, recorded noise", gain=0.35, noise=_disturbed),
     Case(name="gain 35%, noise 2.0%", gain=0.35),
     Case(name="gain 35%, noise 5.0%", gain=0.35, sigma=0.05),

@@ -109,6 +109,12 @@ def test_nvls_needs_nvswitch_and_hopper_and_the_right_number_of_nodes():
     assert not {Algorithm.NVLS, Algorithm.NVLS_TREE} & set(available_algorithms(AR, LEONARDO))
 
 
+@pytest.mark.parametrize(("nodes", "gpus_per_node", "offered"), [(2, 1, True), (1, 1, False), (2, 2, False)])
+def test_pat_is_offered_for_one_rank_on_each_of_several_nodes(nodes, gpus_per_node, offered):
+    cluster = replace(HOPPER, nodes=nodes, gpus_per_node=gpus_per_node)
+    assert (Algorithm.PAT in available_algorithms(Collective.ALL_GATHER, cluster)) is offered
+
+
 def test_pat_needs_one_rank_per_node_and_its_version():
     single = replace(LEONARDO, gpus_per_node=1)
 

@@ -13,6 +13,7 @@ from ncclt.core.recommendation import Decision
 from ncclt.core.setting import Setting
 from ncclt.core.study import Arm, Phase, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
+from ncclt.prove.ending import proven_times_us
 from ncclt.prove.evidence import collect_evidence
 from ncclt.prove.proof import counted, pairs_of, running_verdicts, verdict_of
 
@@ -96,6 +97,41 @@ def test_what_is_left_to_nccl_counts_as_measured_once_it_is_shown_to_be_slower(w
     assert gains == pytest.approx([math.log(1200 / 1200)] * 8)
     few = gains_of(trials_of(workload, times[:2]), workload)
     assert few == pytest.approx([math.log(1250 / 1150)] * 2), "two pairs show nothing yet"
+
+
+def test_a_gain_that_the_times_of_all_messages_do_not_bear_out_is_not_delivered_yet(workload):
+    """The rule wins a seventh of the step; if the rest lost as much, noise would hide that from eight pairs."""
+    rng = random.Random(3)
+    noise = [[math.exp(rng.gauss(0, 0.05)) for _ in range(2)] for _ in range(8)]
+    for rest, decision in ((1.0, Decision.TUNED), (1.07, Decision.UNDECIDED)):
+        times = [((40.0 * a, 1000.0 * a), (26.0 * b, 1000.0 * rest * b)) for a, b in noise]
+        trials = trials_of(workload, times)
+        assert len(set(gains_of(trials, workload))) == 8
+        verdict = verdict_of(Arm.TABLE, TABLE, trials, workload, min_effect=0.02)
+        assert verdict.decision is decision
+    assert "where the policy has rules, but the times of all messages show" in verdict.reason
+
+
+def test_rows_of_what_is_left_to_nccl_are_the_same_on_both_sides_and_all_add_up(workload):
+    trials = trials_of(workload, restless(8, gain=2.0))
+    verdict = verdict_of(Arm.TABLE, TABLE, trials, workload, min_effect=0.02)
+    default_us, policy_us = proven_times_us(collect_evidence(trials), Arm.TABLE, verdict, workload)
+    large, small = (calls.message for calls in workload.messages)
+    if large.size_bytes < small.size_bytes:
+        large, small = small, large
+    assert default_us[large] == policy_us[large]
+    assert default_us[small] / policy_us[small] == pytest.approx(2.0, rel=0.2)
+    for times_us, total_us in ((default_us, verdict.default_us), (policy_us, verdict.paired_policy_us)):
+        assert sum(c.calls_per_step * times_us[c.message] for c in workload.messages) == pytest.approx(total_us)
+
+
+def test_rows_add_up_where_noise_is_larger_than_what_the_policy_changes(workload):
+    trials = trials_of(workload, restless(8, gain=2.0))
+    verdict = replace(verdict_of(Arm.TABLE, TABLE, trials, workload, min_effect=0.02), speedup=1000.0)
+    _, policy_us = proven_times_us(collect_evidence(trials), Arm.TABLE, verdict, workload)
+    assert min(policy_us.values()) > 0
+    found_us = sum(c.calls_per_step * policy_us[c.message] for c in workload.messages)
+    assert found_us == pytest.approx(verdict.paired_policy_us)
 
 
 @pytest.mark.parametrize(

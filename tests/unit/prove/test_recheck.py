@@ -10,13 +10,13 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.recheck import Check, Freshness
-from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation
+from ncclt.core.recommendation import Decision, Recommendation
 from ncclt.core.study import Arm, Study, StudyState
 from ncclt.core.trial import Outcome
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import InputError, NoRecommendationError, StudyStoppedError, UsageError
 from ncclt.prove.interleave import prove
-from ncclt.prove.proof import verdict_of
+from ncclt.prove.proof import proven
 from ncclt.prove.recheck import RecheckRequest, check, compare, driver_before
 from ncclt.testing.fakes import FakeRunner, FakeTrialLog
 
@@ -47,13 +47,14 @@ POLICY = Policy(
 )  # fmt: skip
 
 
-def times(*, seed, default=1.0, policy=0.9, sigma=0.02):
-    """Return a landscape of equal gains under noise."""
+def times(*, seed, default=1.0, policy=0.9, largest=None, sigma=0.02):
+    """Return a landscape of equal gains under noise, but perhaps for the largest message."""
     rng = random.Random(seed)
 
     def time_of(setting, message, _number):
         base = 10.0 + message.size_bytes / 1e5
-        return base * (default if setting.is_default else policy) * rng.lognormvariate(0, sigma)
+        forced = policy if largest is None or message.size_bytes < SIZES[-1] else largest
+        return base * (default if setting.is_default else forced) * rng.lognormvariate(0, sigma)
 
     return time_of
 
@@ -61,17 +62,21 @@ def times(*, seed, default=1.0, policy=0.9, sigma=0.02):
 @pytest.fixture(scope="module")
 def request_():
     """A recommendation with the launches that proved it."""
+    return request_for(times(seed=1))
+
+
+def request_for(time_of):
     trial_log = FakeTrialLog()
     prove(
-        FakeRunner(CLUSTER, times(seed=1)), WORKLOAD, trial_log, {Arm.DEFAULT: Policy(), Arm.TABLE: POLICY},
+        FakeRunner(CLUSTER, time_of), WORKLOAD, trial_log, {Arm.DEFAULT: Policy(), Arm.TABLE: POLICY},
         interrupted=lambda: False, watch=lambda *_: None,
     )  # fmt: skip
-    verdict = verdict_of(Arm.TABLE, POLICY, trial_log.trials(), WORKLOAD, min_effect=0.02)
-    assert verdict.decision is Decision.TUNED
+    table = proven(Arm.TABLE, POLICY, trial_log.trials(), WORKLOAD, min_effect=0.02)
+    assert table.verdict.decision is Decision.TUNED
     found = Recommendation(
         id="r1", revision=1, study="s1", cluster="pair", model="w", workload_digest=WORKLOAD.digest(),
         collectives=WORKLOAD.collectives, fingerprint=CLUSTER.fingerprint(),
-        table=PolicyVerdict(policy=POLICY, verdict=verdict), variables=None, simulated=True, launcher="fake",
+        table=table, variables=None, simulated=True, launcher="fake",
         created="t",
     )  # fmt: skip
     study = Study(
@@ -97,6 +102,16 @@ def test_a_document_that_is_no_check_is_an_error_of_the_input(request_, change):
     del document["id"]
     with pytest.raises(InputError, match="not a check"):
         Check.from_document(document)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_message_that_was_left_out_is_compared_with_nccls_own_times(seed):
+    """It was launched under a rule that lost, and is delivered without."""
+    landscape = {"policy": 0.5, "largest": 1.15}
+    request = request_for(times(seed=seed, **landscape))
+    assert request.recommendation.table.policy.setting_for(WORKLOAD.messages[0].message).is_default
+    found, _ = checked(request, times(seed=100 + seed, **landscape))
+    assert (found.freshness, found.reasons) == (Freshness.FRESH, ())
 
 
 def test_what_is_still_true_is_fresh_and_costs_few_launches(request_):

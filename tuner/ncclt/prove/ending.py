@@ -18,6 +18,7 @@ from ncclt.deliver.use import Usage, use_of
 from ncclt.nccl.compile import compile_policy
 from ncclt.prove.evidence import LaunchEvidence
 from ncclt.prove.payback import Gain, ceiling_words, cost_words, gain_of
+from ncclt.prove.proof import left_alike
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,17 +104,26 @@ def proven_times_us(
     """Return the time of one call of each message by the default and by an arm, µs, so that they add up to the verdict.
 
     A median of sums is not the sum of medians, and the speed-up is estimated from pairs of launches: the medians of the
-    messages are scaled to the default's time per step, and to this time divided by the speed-up.
+    messages are scaled to the default's time per step, and to this time divided by the speed-up. What the verdict
+    counts as the same on both sides (`ncclt.prove.proof.counted`) is the same here.
     """
-
-    def scaled(times_us: dict[Message, float], total_us: float) -> dict[Message, float]:
-        found_us = sum(c.calls_per_step * times_us[c.message] for c in workload.messages if c.message in times_us)
-        return {message: time_us * total_us / (found_us or total_us) for message, time_us in times_us.items()}
-
     default_us, arm_us = evidence.message_times_us(Arm.DEFAULT), evidence.message_times_us(arm)
     if not verdict.blocks:
         return default_us, arm_us
-    return scaled(default_us, verdict.default_us), scaled(arm_us, verdict.paired_policy_us)
+    calls = {c.message: c.calls_per_step for c in workload.messages}
+
+    def scaled(times_us: dict[Message, float], total_us: float) -> dict[Message, float]:
+        found_us = sum(calls[m] * time_us for m, time_us in times_us.items() if m in calls)
+        return {message: time_us * total_us / (found_us or total_us) for message, time_us in times_us.items()}
+
+    same = left_alike(evidence.whole_blocks(arm), workload)
+    both_us = {m: (default_us[m] + arm_us[m]) / 2 for m in same}
+    default_us = scaled(default_us | both_us, verdict.default_us)
+    left_us = {m: default_us[m] for m in same}
+    rest_us = verdict.paired_policy_us - sum(calls[m] * time_us for m, time_us in left_us.items())
+    if rest_us <= 0:  # noise is larger than what the policy changes
+        return default_us, scaled(arm_us | both_us, verdict.paired_policy_us)
+    return default_us, scaled({m: time_us for m, time_us in arm_us.items() if m not in same}, rest_us) | left_us
 
 
 def _verdict(found: Recommendation, use: Usage) -> str:

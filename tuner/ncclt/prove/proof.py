@@ -42,31 +42,40 @@ class RunningVerdict:
     verdict: Verdict
 
 
-def counted(
-    blocks: Sequence[tuple[ArmLaunch, ArmLaunch]], workload: Workload
-) -> tuple[tuple[ArmLaunch, ArmLaunch], ...]:
-    """Return the pairs with the times per step that a verdict counts.
+def left_alike(blocks: Sequence[tuple[ArmLaunch, ArmLaunch]], workload: Workload) -> frozenset[Message]:
+    """Return the messages that a table leaves to NCCL, and that therefore count as the same on both sides of a pair.
 
-    What a table leaves to NCCL is the same on both sides and differs by noise alone, so both get its mean. That keeps
-    what a bet needs: were the two launches alike, exchanging them would only change the sign of their log ratio. If
-    these messages are shown to be slower none the less (at `FALSE_VETO`), the times count as they were measured.
+    None where they are shown to be slower under the table none the less (at `FALSE_VETO`).
 
     Args:
         blocks: of `LaunchEvidence.whole_blocks`.
         workload: placed.
     """
-    calls = {calls.message: calls.calls_per_step for calls in workload.messages}
-    rests_us = [
-        [sum(calls[m] * launch.message_us[m] for m in policy.left if m in calls) for launch in (default, policy)]
-        for default, policy in blocks
+    calls = {c.message: c.calls_per_step for c in workload.messages if blocks and c.message in blocks[0][1].left}
+    sums_us = [[sum(calls[m] * side.message_us[m] for m in calls) for side in pair] for pair in blocks]
+    if not calls or min(map(min, sums_us)) <= 0:
+        return frozenset()
+    slower = float(log_capital(np.array([math.log(policy / default) for default, policy in sums_us])))
+    return frozenset() if slower >= -math.log(FALSE_VETO) else frozenset(calls)
+
+
+def counted(
+    blocks: Sequence[tuple[ArmLaunch, ArmLaunch]], workload: Workload
+) -> tuple[tuple[ArmLaunch, ArmLaunch], ...]:
+    """Return the pairs with the times per step that a verdict counts; for arguments see `left_alike`.
+
+    What is the same on both sides differs by noise alone, so both get its mean. That keeps what a bet needs: were the
+    two launches alike, exchanging them would only change the sign of their log ratio.
+    """
+    same = left_alike(blocks, workload)
+    calls = [c for c in workload.messages if c.message in same]
+    more_us = [
+        sum(c.calls_per_step * (launch.message_us[c.message] - default.message_us[c.message]) for c in calls) / 2
+        for default, launch in blocks
     ]
-    if not rests_us or min(map(min, rests_us)) <= 0:
-        return tuple(blocks)
-    if float(log_capital(np.array([math.log(rest / own) for own, rest in rests_us]))) >= -math.log(FALSE_VETO):
-        return tuple(blocks)
     return tuple(
-        (replace(a, time_us=_time_us(a) + (rest - own) / 2), replace(b, time_us=_time_us(b) - (rest - own) / 2))
-        for (a, b), (own, rest) in zip(blocks, rests_us, strict=True)
+        (replace(a, time_us=_time_us(a) + more), replace(b, time_us=_time_us(b) - more))
+        for (a, b), more in zip(blocks, more_us, strict=True)
     )
 
 
@@ -92,11 +101,13 @@ def pairs_of(arm: Arm, policy: Policy, blocks: Sequence[tuple[ArmLaunch, ArmLaun
         if cost_us >= WEIGHTY_SHARE * sum(costs_us.values()) and not policy.setting_for(message).is_default
     ]
     alike = counted(blocks, workload)
+    measured = [_time_us(a) / _time_us(b) for a, b in blocks] if left_alike(blocks, workload) else []
     return Pairs(
         default_us=tuple(_time_us(default) for default, _ in alike),
         policy_us=tuple(_time_us(launch) for _, launch in alike),
         losses={m: tuple(math.log(b.message_us[m] / a.message_us[m]) for a, b in blocks) for m in weighty},
         separable=arm is Arm.TABLE and not policy.parameters and len(set(map(_of_size, weighty))) == len(weighty),
+        measured_gains=tuple(map(math.log, measured)),
     )
 
 

@@ -128,7 +128,7 @@ def check(
     if reasons := [*_moved(found.fingerprint, runner.cluster.fingerprint()), *_updated(request)]:
         return _result(request, reasons, (), launches=0, launcher="", now=now())
     evidence = collect_evidence(request.trials)
-    before = evidence.whole_blocks(arm)
+    before = _as_delivered(evidence.whole_blocks(arm), policy_verdict.policy)
     if not before:
         raise NoRecommendationError(
             f"the launches behind {found.id} are void: its study has searched on since",
@@ -199,6 +199,16 @@ def driver_before(recommendation: Recommendation, checks: Sequence[Check]) -> st
     """
     found = (check.driver for check in checks if check.freshness is Freshness.FRESH and check.driver)
     return next(found, recommendation.fingerprint.driver)
+
+
+def _as_delivered(blocks: Sequence[tuple[ArmLaunch, ArmLaunch]], policy: Policy) -> list[tuple[ArmLaunch, ArmLaunch]]:
+    """Return the pairs of a proof with NCCL's own times for messages whose rule was not delivered, as it lost."""
+    pairs = []
+    for default, launch in blocks:
+        forced = launch.message_us.keys() - launch.left if launch.arm is Arm.TABLE else ()
+        own_us = {m: default.message_us[m] for m in forced if policy.setting_for(m).is_default}
+        pairs.append((default, replace(launch, message_us={**launch.message_us, **own_us})))
+    return pairs
 
 
 def _points(workload: Workload, before: Sequence[tuple[ArmLaunch, ArmLaunch]], count: int) -> Workload:

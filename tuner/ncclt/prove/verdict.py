@@ -47,6 +47,9 @@ INTERVAL_ERROR = 0.05
 FALSE_VETO = 0.05
 """Probability that any message vetoes a policy that slows no message by more than is allowed."""
 
+_BORNE_OUT = 2 / 3
+"""Share of a gain that the times must show as they were measured, with the noise of what is left to NCCL."""
+
 _CLEARED = math.log(2.0)
 """Capital of a bet against a loss above `MAX_MESSAGE_LOSS` that clears a message which loses something."""
 
@@ -62,12 +65,15 @@ class Pairs:
         default_us, policy_us: time per step of each launch, µs, in pairs and in order.
         losses: message of weight that the policy changes -> log of its time over the default's, one per pair.
         separable: whether the policy can leave any of these messages to NCCL and stay what it is for the others.
+        measured_gains: log speed-up of each pair by the times as they were measured, where the times above count what
+            the policy leaves to NCCL as the same on both sides; empty where nothing is.
     """
 
     default_us: tuple[float, ...]
     policy_us: tuple[float, ...]
     losses: Mapping[Message, tuple[float, ...]] = field(default_factory=dict)
     separable: bool = False
+    measured_gains: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.default_us) != len(self.policy_us) or len(self.default_us) % 2:
@@ -95,6 +101,7 @@ class Pairs:
             policy_us=cut(self.policy_us),
             losses={message: cut(logs) for message, logs in self.losses.items()},
             separable=self.separable,
+            measured_gains=cut(self.measured_gains) if self.measured_gains else (),
         )
 
 
@@ -116,7 +123,7 @@ def decide(pairs: Pairs, *, min_effect: float = MIN_EFFECT) -> Decision:
     `tuned`: every launch of the policy was faster than every default, by far (`is_clear`); or bets against "no
     gain" have won 1 / `FALSE_TUNED`, and a loss of `GRAVE_LOSS` is ruled out. In both cases the estimated gain must
     reach `min_effect`, and no message of weight be suspected to be slower by more than `MAX_MESSAGE_LOSS`, unless the
-    policy is delivered without it (`left_out`).
+    policy is delivered without it (`left_out`). What was measured must bear it out too (`_is_borne_out`).
     `keep-default`: a gain of `min_effect` is refuted at the level of the interval, or no more to be expected, or such a
     loss is shown of a message that cannot be left out (at `FALSE_VETO` shared among all messages).
     """
@@ -129,7 +136,7 @@ def decide(pairs: Pairs, *, min_effect: float = MIN_EFFECT) -> Decision:
     if harmed and not pairs.separable:
         return Decision.KEEP_DEFAULT
     proven = is_clear(pairs) or (float(log_capital(gains)) >= -math.log(FALSE_TUNED) and _clears_loss(gains))
-    if proven and float(centre_of(gains)) >= worthwhile and not _doubted(pairs, suspected):
+    if proven and float(centre_of(gains)) >= worthwhile and not _doubted(pairs, suspected) and _is_borne_out(pairs):
         return Decision.TUNED
     return Decision.UNDECIDED
 
@@ -146,6 +153,17 @@ def left_out(pairs: Pairs) -> tuple[Message, ...]:
 def _doubted(pairs: Pairs, suspected: Sequence[Message]) -> bool:
     """Return whether messages that look slower hold a policy back: they cannot be left out, or nothing else is left."""
     return bool(suspected) and (not pairs.separable or len(suspected) == len(pairs.losses))
+
+
+def _is_borne_out(pairs: Pairs) -> bool:
+    """Return whether the times as they were measured show the gain, too, but for a third.
+
+    They hold the noise of all messages, so they alone would need many more launches. But if the policy slowed down what
+    it leaves to NCCL, only they would show it.
+    """
+    if not pairs.measured_gains:
+        return True
+    return float(centre_of(np.array(pairs.measured_gains))) >= _BORNE_OUT * float(centre_of(pairs.gains))
 
 
 def is_clear(pairs: Pairs) -> bool:
@@ -299,6 +317,9 @@ def _doubt(pairs: Pairs, gain: str, suspected: Sequence[Message], *, min_effect:
     if _doubted(pairs, suspected):
         loss = f"{suspected[0].label} looks {_loss(pairs, suspected[0])} slower, which may be too much"
         return f"the gain of {gain} is proven, but {loss}"
+    if not _is_borne_out(pairs):
+        shown = _percent(math.exp(float(centre_of(np.array(pairs.measured_gains)))))
+        return f"a gain of {gain} where the policy has rules, but the times of all messages show {shown} alone"
     return f"a gain is proven, but not that it reaches {min_effect * 100:g} %: {gain}"
 
 

@@ -116,6 +116,8 @@ def test_what_lies_beyond_the_fitted_range_is_named():
     assert found.beyond(1 << 30, 8) == "size and nodes"
     assert found.beyond(1 << 20, 1) == "nodes", "times over the network say little about one node"
     assert replace(found, least_nodes=1, most_nodes=1).beyond(1 << 20, 2) == "nodes"
+    large = replace(found, least_nodes=8, most_nodes=16)
+    assert [nodes for nodes in (2, 3, 4, 8, 32, 33) if not large.beyond(1 << 20, nodes)] == [4, 8, 32]
 
 
 def test_it_survives_toml_and_an_earlier_document_has_none():
