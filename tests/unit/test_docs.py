@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ncclt.user_dirs import recorded_tables
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 SITE = sorted(DOCS.rglob("*.md"))
@@ -99,6 +101,17 @@ def test_examples_use_commands_and_options_that_exist(page, known_options):
         if name not in known_options or given - known_options[name]:
             wrong.append(line)
     assert wrong == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "transcript.md"], ids=_name)
+def test_what_was_recorded_is_asked_for_as_such(page):
+    """Without `--allow recorded` a job gets nothing of a recorded cluster; the transcript shows that."""
+    refused = [
+        line
+        for line, words in _examples(page)
+        if words[0] in ("env", "run") and set(words) & set(recorded_tables()) and "--allow" not in words
+    ]
+    assert refused == []
 
 
 def test_the_guides_show_commands():

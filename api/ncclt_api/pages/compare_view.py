@@ -116,10 +116,11 @@ def _facts(found: Sequence[Compared], gains: Sequence[ShownGain | None]) -> tupl
     def of_study(text: Callable[[Study], str]) -> list[str]:
         return [text(one.study) for one in found]
 
+    per = " or ".join(sorted({one.study.workload.per for one in found}, reverse=True))
     return (
         _row("95 % interval", of_gain(lambda g: NONE if g.low is None else f"{g.low:.3f}–{g.high:.3f}")),
-        _row("Default, per step", of_gain(lambda g: format_time(g.default_us))),
-        _row("Policy, per step", of_gain(lambda g: format_time(g.policy_us))),
+        _row(f"Default, {per}", of_gain(lambda g: format_time(g.default_us))),
+        _row(f"Policy, {per}", of_gain(lambda g: format_time(g.policy_us))),
         _row("Times", of_study(lambda s: "SIMULATED" if s.simulated else s.label or "measured there")),
         _row("NCCL", of_study(lambda s: s.cluster.nccl_version)),
         _row("Job", of_study(lambda s: f"{s.cluster.nodes} × {s.cluster.gpus_per_node} {s.cluster.gpu}")),

@@ -10,7 +10,7 @@ from ncclt.core.message import Message
 from ncclt.core.recommendation import PolicyVerdict
 from ncclt.core.setting import Setting
 from ncclt.core.study import Arm, Study, Trial
-from ncclt.core.workload import MessageCalls
+from ncclt.core.workload import MessageCalls, Workload
 from ncclt.prove.ending import proven_times_us
 from ncclt.prove.evidence import LaunchEvidence
 
@@ -75,9 +75,10 @@ def best_setting_rows(study: Study, trials: Sequence[Trial], best: Setting) -> t
     )
 
 
-def interpolated_messages(trials: Iterable[Trial]) -> frozenset[Message]:
-    """Return the messages whose size was not itself measured."""
-    return frozenset(m.message for trial in trials for m in trial.result.measurements if m.interpolated)
+def interpolated_messages(trials: Iterable[Trial], workload: Workload) -> frozenset[Message]:
+    """Return the workload's messages whose size was not itself measured; the sizes beside them are no rows."""
+    found = {m.message for trial in trials for m in trial.result.measurements if m.interpolated}
+    return frozenset(calls.message for calls in workload.messages if calls.message in found)
 
 
 def _median_times(trials: Iterable[Trial]) -> dict[Message, float]:

@@ -46,6 +46,8 @@ def markdown(view: StudyView, trials: TrialTable, *, instead: Recommendation | N
         lines += [f"**Superseded**: jobs are given revision {instead.revision} of study {code(instead.study)}.", ""]
     if view.ending and view.ending.use.command:
         lines += ["## Use it", "", _block(view.ending.use.command), ""]
+    for note in view.ending.notes if view.ending else ():
+        lines += [f"Note: {prose(note)}.", ""]
     lines += _table(("", ""), _facts(view, trials))
     lines += _verdicts(view)
     if view.rows:
@@ -54,17 +56,17 @@ def markdown(view: StudyView, trials: TrialTable, *, instead: Recommendation | N
             "Message",
             "Size",
             "Ranks",
-            "Calls / step",
+            f"Calls / {study.workload.unit}",
             "Default µs",
             f"{view.compared.capitalize()} µs",
             "Speed-up",
             "Setting",
         )
         lines += _table(header, _messages(view), numbers=range(1, 7))
-        if view.interpolated:
+        if any(row.message in view.interpolated for row in view.rows[:_MOST_MESSAGES]):
             lines += ["\\* This size was not recorded: interpolated between recorded sizes.", ""]
         if len(view.rows) > _MOST_MESSAGES:
-            lines += [f"The {_MOST_MESSAGES} longest per step of {len(view.rows)}.", ""]
+            lines += [f"The {_MOST_MESSAGES} longest {study.workload.per} of {len(view.rows)}.", ""]
     if view.recommendation and view.recommendation.table.policy.rules:
         rules = view.recommendation.table.policy.rules
         rows = [
@@ -107,7 +109,8 @@ def _verdicts(view: StudyView) -> list[str]:
                 str(verdict.blocks), format_time(verdict.default_us), format_time(verdict.paired_policy_us),
             )
         )  # fmt: skip
-    header = ("Form", "Verdict", "Speed-up", "95 % interval", "Blocks", "Default per step", "Policy per step")
+    times = (f"{side} {view.study.workload.per}" for side in ("Default", "Policy"))
+    header = ("Form", "Verdict", "Speed-up", "95 % interval", "Blocks", *times)
     return ["## Proof", "", *_table(header, rows, numbers=range(2, 7))] if rows else []
 
 

@@ -42,7 +42,11 @@ class SearchPoint:
 
 
 def search_chart(
-    points: Sequence[SearchPoint], default_us: float | None, proof: Sequence[ArmLaunch] = ()
+    points: Sequence[SearchPoint],
+    default_us: float | None,
+    proof: Sequence[ArmLaunch] = (),
+    *,
+    per: str = "per step",
 ) -> Chart | None:
     """Draw each trial as its speed-up over the default; None before the default was measured.
 
@@ -50,6 +54,7 @@ def search_chart(
         points: by number.
         default_us: median score of the default setting, µs; None = not measured.
         proof: launches of the proof, drawn behind the search.
+        per: unit of the times (`Workload.per`).
     """
     scored = [(point, default_us / point.score_us) for point in points if default_us and point.score_us]
     if not scored:
@@ -97,7 +102,7 @@ def search_chart(
         lines=[line for line in lines if line.x],
         levels=[Level(at=1.0, label="NCCL's own choice")],
         table=ChartTable(
-            columns=("Trial", "Speed-up", "Time per step", "Setting"),
+            columns=("Trial", "Speed-up", f"Time {per}", "Setting"),
             rows=[
                 (str(point.number), format_speedup(ratio), format_time(point.score_us), point.label)
                 for point, ratio in best[-20:]

@@ -27,12 +27,15 @@ class ProofCharts:
     closing: Chart
 
 
-def proof_charts(blocks: Sequence[tuple[ArmLaunch, ArmLaunch]], *, min_effect: float) -> ProofCharts | None:
+def proof_charts(
+    blocks: Sequence[tuple[ArmLaunch, ArmLaunch]], *, min_effect: float, per: str = "per step"
+) -> ProofCharts | None:
     """Draw the proof of one arm; None before its first whole block.
 
     Args:
         blocks: pairs of default and arm with the times that the verdict counts (`ncclt.prove.proof.counted`).
         min_effect: smallest gain that counts, as a share.
+        per: unit of the times (`Workload.per`).
     """
     pairs = [
         (default.time_us, other.time_us)
@@ -41,10 +44,10 @@ def proof_charts(blocks: Sequence[tuple[ArmLaunch, ArmLaunch]], *, min_effect: f
     ]
     if not pairs:
         return None
-    return ProofCharts(pairs=_pairs_chart(pairs), closing=_closing_chart(pairs, min_effect))
+    return ProofCharts(pairs=_pairs_chart(pairs, per), closing=_closing_chart(pairs, min_effect))
 
 
-def _pairs_chart(pairs: list[tuple[float, float]]) -> Chart:
+def _pairs_chart(pairs: list[tuple[float, float]], per: str) -> Chart:
     first = max(0, len(pairs) - MOST_PAIRS)
     numbers = range(first + 1, len(pairs) + 1)
     shown = pairs[first:]
@@ -56,7 +59,7 @@ def _pairs_chart(pairs: list[tuple[float, float]]) -> Chart:
         title="The proof, pair by pair",
         description=f"Launched in turns: the policy was faster in {faster} of {len(pairs)} pairs.",
         x=Axis(label="pair", unit="count", low=first + 0.5, high=len(pairs) + 0.5),
-        y=Axis(label="time per step", unit="us"),
+        y=Axis(label=f"time {per}", unit="us"),
         lines=[
             Line(label="default", tone="default", mark="ring", x=numbers, y=default_us, notes=ratios),
             Line(label="policy", tone="policy", mark="dot", x=numbers, y=policy_us, notes=ratios),

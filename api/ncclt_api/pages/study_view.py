@@ -84,7 +84,7 @@ class StudyView:
 
     Attributes:
         compared: what is compared with the default in `rows`: the policy, or the best setting so far.
-        interpolated: messages whose size was not itself measured.
+        interpolated: of its messages those whose size was not itself measured.
         arms: what the verification measured.
         ending: what the recommendation is worth, and the one command that uses it; None = there is none.
         cost: GPU time of all launches and when it is saved again, as text; empty where nothing was launched.
@@ -186,10 +186,10 @@ def study_view(
         forms=_forms(recommendation) if recommendation else (),
         compared=compared,
         rows=rows,
-        interpolated=interpolated_messages(proof if compared == "policy" else searched),
+        interpolated=interpolated_messages(proof if compared == "policy" else searched, study.workload),
         blocks=blocks_of(evidence, study.workload),
         arms=tuple(arm for arm in Arm if arm in launched),
-        history=search_chart(points, scores.get(DEFAULT), evidence.launches),
+        history=search_chart(points, scores.get(DEFAULT), evidence.launches, per=study.workload.per),
         ending=ending,
         cost=cost_words(study, trials, gain),
         wins=wins_chart(study, policy, default, candidates),
@@ -198,6 +198,7 @@ def study_view(
         proof=proof_charts(
             counted(evidence.whole_blocks(arm), study.workload),
             min_effect=verdict.min_effect if verdict else MIN_EFFECT,
+            per=study.workload.per,
         ),
         costs=cost_rows(study, trials) if trials else (),
         payback=payback_chart(gain),

@@ -148,6 +148,16 @@ def test_shares_are_of_the_communication_of_a_step(study):
     assert f"{100 * sum(gains) / total:+.2f} %" in chart.description
 
 
+def test_shares_of_a_whole_file_are_none_of_a_step(study):
+    origin = replace(study.workload.provenance, whole_file=True)
+    whole = replace(study, workload=replace(study.workload, provenance=origin))
+    row = MessageLine(calls=study.workload.messages[0], default_us=100.0, policy_us=50.0, setting="")
+    chart = shares_chart(whole, [row], "policy")
+    assert chart.table.columns == ("Message", "Saves, µs", "of the communication")
+    assert {len(cells) for cells in chart.table.rows} == {3}
+    assert "of the step" in shares_chart(study, [row], "policy").table.columns
+
+
 def test_shares_need_both_times(study):
     row = MessageLine(calls=study.workload.messages[0], default_us=100.0, policy_us=None, setting="")
     assert shares_chart(study, [row], "policy") is None

@@ -98,6 +98,30 @@ def test_the_page_of_a_trial(client, filled_store):
     assert len(twin["lines"]) == len(filled_store.study(ID).workload.messages)
 
 
+def test_no_page_of_a_whole_file_speaks_of_a_step(empty_store, samples):
+    study = samples.study()
+    origin = replace(study.workload.provenance, whole_file=True)
+    study = replace(study, workload=replace(study.workload, provenance=origin))
+    empty_store.open_study(study)
+    search = samples.search_trials(study)
+    for row in [*search, *samples.verify_trials(study, first=len(search))]:
+        empty_store.add_trial(ID, row)
+    first = empty_store.publish(samples.recommendation(study))
+    second = empty_store.publish(samples.recommendation(study, id="0c0ffee2"))
+    with TestClient(create_app(empty_store)) as client:
+        pages = {
+            path: client.get(path).text
+            for path in (
+                f"/studies/{ID}",
+                f"/studies/{ID}/trials/0",
+                f"/compare?revision={first.id}&revision={second.id}",
+            )
+        }
+    for path, page in pages.items():
+        assert "for the whole file" in page, path
+        assert not re.findall(r"Calls / step|µs/step|\bper step\b|\bof the step\b|\ba step\b", page), path
+
+
 @pytest.mark.parametrize("path", [f"/studies/{ID}/trials/9999", "/studies/unknown/trials/0"])
 def test_what_is_not_there_is_a_404(client, path):
     answer = client.get(path, headers={"Accept": "text/html"})

@@ -2,15 +2,23 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
+from ncclt.cli.ending_view import command_again, print_messages
 from ncclt.cli.studies import show
 from ncclt.cli.tune import tune
 from ncclt.cli.tune_view import print_result
+from ncclt.core.effort import MIN_BLOCKS, Effort
 from ncclt.core.message import Collective, Message
+from ncclt.core.setting import DEFAULT
 from ncclt.core.workload import MessageCalls, Provenance, Workload
+from ncclt.measure.target import Target
 from ncclt.pipeline.tune import TuneResult
+from ncclt.prove.message_table import MessageRow
+from ncclt.testing.store_contract import sample_study
+from ncclt_api.pages.report import study_report
 
 KIB = 1024
 TIMES_US = {
@@ -80,6 +88,21 @@ def test_the_rows_add_up_to_the_headline(recorded):
     assert "\033" not in text, "bold is for terminals"
 
 
+def test_what_was_not_measured_is_told_wherever_the_result_is(recorded, command):
+    far = Message(collective=Collective.ALL_TO_ALL, dtype="float32", size_bytes=1 << 30)
+    mine = command.store.workload("mine")
+    calls = MessageCalls(message=far, calls_per_step=64)
+    command.store.add_workload(replace(mine, name="mixed", messages=(*mine.messages, calls)))
+    text = recorded("--model", "mixed")
+    said = "1 of 3 messages (all_to_all; over 99 % of the bytes) are outside the landscape and left to NCCL"
+    assert text.count(said) == 1
+    assert json.loads(recorded("--model", "mixed", "--json"))["notes"].count(said) == 1
+    study = command.store.studies().items[0].study
+    assert command(show, study.id).count(said) == 1
+    for form in ("md", "html"):
+        assert "outside the landscape and left to NCCL" in study_report(command.store, study, form)
+
+
 def test_the_reason_why_variables_do_not_carry_the_gain_is_that_they_may_not_force_ll128(recorded):
     text = recorded()
     assert "use it:   " in text
@@ -111,3 +134,20 @@ def test_the_gain_is_told_in_steps_hours_and_against_its_ceiling(recorded, comma
     document = json.loads(command(show, study, "--json", "--steps-per-day", "1000"))
     assert document["steps_per_day"] == 1000
     assert document["step_gain_ms"] == pytest.approx(document["gain_ms"] * 5 / 10.02, rel=1e-3)
+
+
+@pytest.mark.parametrize(("blocks", "again"), [(1, MIN_BLOCKS), (2, 4), (16, 32)])
+def test_the_command_that_continues_a_proof_has_enough_blocks_to_decide(blocks, again):
+    command = command_again("mine", Target(cluster="pair"), Effort(blocks=blocks), "")
+    assert f"--blocks {again}" in command
+
+
+def test_the_table_explains_no_mark_that_it_does_not_show(capsys):
+    study = sample_study()
+    calls = study.workload.messages[0]
+    row = MessageRow(calls=calls, default_us=2.0, tuned_us=1.0, setting=DEFAULT)
+    far = [replace(row, interpolated=True)]
+    print_messages([row] * 20 + far, study)
+    assert "~" not in capsys.readouterr().out
+    print_messages(far, study)
+    assert "~ this size was not recorded" in " ".join(capsys.readouterr().out.split())

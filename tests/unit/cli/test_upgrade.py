@@ -1,11 +1,14 @@
 """`ncclt upgrade`: one report from the store, the libraries and the cost model; nothing is launched or served."""
 
 import json
+import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ncclt.cli.application import app
+from ncclt.cli.tune import tune
 from ncclt.testing.store_contract import sample_cluster, sample_recommendation, sample_study, sample_workload
 
 LOGS = Path(__file__).parents[2] / "golden" / "cost_model"
@@ -66,3 +69,46 @@ def test_what_cannot_be_compared_is_refused(upgrade, tmp_path):
         code, out, err = upgrade(*words)
         assert (code in (1, 2), out) == (True, ""), (words, err)
         assert said in err
+
+
+def test_a_recording_is_not_to_be_measured_again(command, capsys):
+    """Its version is fixed: the command would be refused. One that was simulated on that cluster needs its launcher."""
+    words = ("--model", "vit-l-32", "--cluster", "mi355x-2x8", "--trials", "4", "--blocks", "3")
+    command(tune, *words)
+
+    def upgrade(*more):
+        with pytest.raises(SystemExit):
+            app(
+                [
+                    "upgrade",
+                    "--cluster",
+                    "mi355x-2x8",
+                    "--storage",
+                    command.url,
+                    "--from",
+                    "2.28.3",
+                    "--to",
+                    "2.30.7",
+                    *more,
+                ]
+            )
+        return capsys.readouterr().out
+
+    out = " ".join(upgrade().split())
+    assert "ncclt tune" not in out
+    assert "until it is measured again" not in out
+    assert out.count("mi355x-2x8 was recorded with NCCL 2.28.3: a recording cannot be measured again") == 1
+    assert out.endswith("tune on your own cluster with --cluster NAME --nccl-version 2.30.7")
+    document = json.loads(upgrade("--json"))
+    assert [row["command"] for row in document["measure_again"]] == [""]
+    assert "cannot be measured again" in document["notes"][-1]
+
+    capsys.readouterr()
+    command(tune, *words, "--launcher", "simulate")
+    published = command.store.recommendations()
+    command.store.publish(replace(published[0], id="0c0ffee7", model="other"))
+    simulated = [row["command"] for row in json.loads(upgrade("--json"))["measure_again"] if row["command"]]
+    assert simulated
+    for line in simulated:
+        assert line.endswith("--nccl-version 2.30.7 --launcher simulate")
+    command(tune, *shlex.split(simulated[-1])[2:], "--dry-run")

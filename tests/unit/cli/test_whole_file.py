@@ -1,14 +1,19 @@
 """Sources that mark no step: they say so everywhere, and never call what they hold a step."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
 
 from ncclt.cli.estimate import estimate
 from ncclt.cli.profile_view import print_profile, profile_document
+from ncclt.cli.report import report
+from ncclt.cli.studies import show
+from ncclt.cli.tune import tune
+from ncclt.core.message import Collective, Message
 from ncclt.core.recommendation import Decision, Verdict
-from ncclt.core.workload import WHOLE_FILE, Workload
+from ncclt.core.workload import WHOLE_FILE, MessageCalls, Provenance, Workload
 from ncclt.errors import UsageError
 from ncclt.profile import read_workload
 from ncclt.prove.payback import cost_words, gain_of
@@ -82,3 +87,36 @@ def test_an_estimate_compares_no_step_with_it(command, workload):
     assert "a step" not in out
     with pytest.raises(UsageError, match="how many steps"):
         command(estimate, *words, "--compute-ms", "5")
+
+
+def test_no_ending_and_no_report_of_its_study_speaks_of_a_step(command):
+    command.store.add_workload(
+        Workload(
+            name="w",
+            messages=tuple(
+                MessageCalls(
+                    message=Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=size),
+                    calls_per_step=6,
+                )
+                for size in (32 << 20, 4 << 10)
+            ),
+            provenance=Provenance(source="csv", notes=(WHOLE_FILE,), whole_file=True),
+        )
+    )
+    said = command(tune, "--model", "w", "--cluster", "mi355x-2x8", "--patience", "40")
+    study = command.store.studies().items[0].study.id
+    shown, markdown, page = (
+        command(show, study), command(report, study, "--format", "md"), command(report, study, "--format", "html"),
+    )  # fmt: skip
+    for text in (said, shown):
+        assert ": tuned: " in text
+        assert "all, per file" in text
+        assert "saved" in text
+        assert "µs/file" in text
+        assert "for the whole file" in text
+    assert "µs per file" in shown
+    assert "Calls / file" in markdown
+    assert "Policy for the whole file" in markdown
+    assert "time for the whole file" in page
+    for text in (said, shown, markdown, page):
+        assert not re.findall(r"Calls / step|µs/step|\bper step\b|\bof the step\b|\ba step\b", text)

@@ -13,7 +13,7 @@ import typer
 
 from ncclt.cli.output import print_table
 from ncclt.cli.spread import words_of
-from ncclt.core.effort import MAX_BLOCKS, Effort
+from ncclt.core.effort import MAX_BLOCKS, MIN_BLOCKS, Effort
 from ncclt.core.message import format_bytes
 from ncclt.core.recommendation import Decision
 from ncclt.deliver.render.delivery import channels_words
@@ -56,15 +56,18 @@ def print_ending(ending: Ending, study: Study, *, trials: int, shown: str, sourc
     lines["page"] = f"http://127.0.0.1:8080/studies/{study.id} while `ncclt serve{source}` runs"
     for word, sentence in lines.items():
         typer.secho(f"{word + ':':<10}{sentence}", bold=word in ("use it", "continue"))
-    for note in (ending.other, channels_words(use.proven.effective)):
+    for note in (*ending.notes, ending.other, channels_words(use.proven.effective)):
         if note:
             print(f"note:     {note}")
 
 
 def command_again(model: str, target: Target, effort: Effort, source: str, *, several: bool = False) -> str:
-    """Return the command that continues the proof of a study with twice as many blocks; it works in any folder."""
+    """Return the command that continues the proof of a study with twice as many blocks; it works in any folder.
+
+    Of fewer than `MIN_BLOCKS` it asks for these: twice as many would decide nothing either.
+    """
     words = ["ncclt", "tune", "--models" if several else "--model", model, *words_of(target)]
-    words += words_of(replace(effort, blocks=2 * effort.blocks, more=None))
+    words += words_of(replace(effort, blocks=max(MIN_BLOCKS, 2 * effort.blocks), more=None))
     return shlex.join(words) + source
 
 
@@ -90,13 +93,14 @@ def command_again_of(study: Study, blocks: int, source: str) -> str:
     return command_again(study.workload.name, target, effort, source)
 
 
-def print_messages(rows: Sequence[MessageRow], label: str) -> None:
+def print_messages(rows: Sequence[MessageRow], study: Study) -> None:
     """Print default against policy per message; the last line adds all of them up.
 
     Args:
         rows: most time per step first.
-        label: the mark of the study's results.
+        study: that they are of.
     """
+    unit = study.workload.unit
     default_us, policy_us = (sum(row.calls.calls_per_step * us(row) for row in rows) for us in _TIMES)
     # Where nothing is saved in all, bars would draw noise.
     most_us = max(row.saved_us for row in rows) if default_us > policy_us else math.inf
@@ -115,7 +119,7 @@ def print_messages(rows: Sequence[MessageRow], label: str) -> None:
         for row, setting in zip(rows[:_ROWS], own, strict=False)
     ]
     table.append(
-        ("all, per step", "", f"{default_us:.1f}", f"{policy_us:.1f}", f"{default_us - policy_us:.1f}", "", "")
+        (f"all, per {unit}", "", f"{default_us:.1f}", f"{policy_us:.1f}", f"{default_us - policy_us:.1f}", "", "")
     )
     caption = []
     if len(rows) > _ROWS:
@@ -123,11 +127,11 @@ def print_messages(rows: Sequence[MessageRow], label: str) -> None:
         caption.append(f"{len(rows) - _ROWS} more messages, with {rest / default_us * 100:.1f} % of the time")
     if parameters := dict(p for row in rows for p in row.setting.parameters):
         caption.append("all with " + ", ".join(f"NCCL_{name}={value}" for name, value in parameters.items()))
-    if any(row.interpolated for row in rows):
+    if any(row.interpolated for row in rows[:_ROWS]):
         caption.append("~ this size was not recorded: interpolated log-log between its neighbours")
-    if label:
-        caption.append(label)
-    numbers = ("calls\nper step", "default\nµs/call", "policy\nµs/call", "saved\nµs/step")
+    if study.label:
+        caption.append(study.label)
+    numbers = (f"calls\nper {unit}", "default\nµs/call", "policy\nµs/call", f"saved\nµs/{unit}")
     print_table(("message", *numbers, "", "setting"), table, caption="\n".join(caption), numbers=numbers)
 
 

@@ -142,8 +142,9 @@ def show(
         print(f"STALE, no longer served: {newest.stale}")
     if newest is None:
         print(f"cost of {len(trials)} launches: {cost_words(study, trials, None)}")
+    time = f"µs per {study.workload.unit}"
     print_table(
-        ("#", "phase", "setting", "outcome", "µs per step", "detail"),
+        ("#", "phase", "setting", "outcome", time, "detail"),
         [
             (
                 str(t.number),
@@ -155,7 +156,7 @@ def show(
             )
             for t in trials
         ],
-        numbers=("#", "µs per step"),
+        numbers=("#", time),
     )
     if newest and ending:
         from ncclt.cli.ending_view import command_again_of, print_ending, print_messages
@@ -163,7 +164,7 @@ def show(
         from ncclt.prove.message_table import message_rows
 
         print()
-        print_messages(message_rows(newest, trials, study.workload, confirmed_times(trials)), study.label)
+        print_messages(message_rows(newest, trials, study.workload, confirmed_times(trials)), study)
         again = command_again_of(study, newest.table.verdict.blocks, source)
         print_ending(ending, study, trials=len(trials), shown=shown, source=source, again=again)
 

@@ -144,6 +144,12 @@ def print_result(
         steps_per_day: of the job; None = as `gain_of` takes it.
         quiet: no notes.
     """
+    found, study = result.recommendation, result.study
+    ending = None
+    if found is not None and not result.left:
+        ending = ending_of(
+            study, result.trials, found, source=source, build=find() is None, steps_per_day=steps_per_day
+        )
     if not quiet:
         if result.finished:
             say(f"ncclt: study {result.study.name} is finished, nothing was launched; --continue N adds launches to it")
@@ -151,24 +157,23 @@ def print_result(
         for begun in result.study.begun_from:
             say(f"ncclt: begun from: {begun.words} by what was measured here")
         for note in result.notes:
-            say(f"ncclt: note: {note}")
-    found, study = result.recommendation, result.study
+            if ending is None or note not in ending.notes:
+                say(f"ncclt: note: {note}")
     if result.left:
         say("ncclt: another worker of this study confirms and proves what was found; this one is done")
         return
-    if found is None:
+    if found is None or ending is None:
         if not quiet and (cost := cost_words(study, result.trials, None)):
             say(f"ncclt: cost of all launches of this study: {cost}")
         say(f"ncclt: {len(result.trials)} trials are saved in {store.shown}; run the same command to resume")
         return
-    print_messages(result.messages, study.label)
+    print_messages(result.messages, study)
     if testbed.landscape is not None:
         best, ours = testbed.landscape.speedups(study.workload, found.table.policy)
         print(
             f"best possible by the recorded times (exhaustive search of {len(testbed.landscape.settings())} settings): "
             f"{best:.4f}x; the policy that was found: {ours:.4f}x"
         )
-    ending = ending_of(study, result.trials, found, source=source, build=find() is None, steps_per_day=steps_per_day)
     print_ending(ending, study, trials=len(result.trials), shown=store.shown, source=source, again=again)
 
 
@@ -217,7 +222,7 @@ def result_document(result: TuneResult, testbed: Testbed, *, steps_per_day: int 
         **(ending.to_document() if ending else {"payback_steps": None}),
         "launches": {phase.value: sum(t.phase is phase for t in result.trials) for phase in Phase},
         **({"best_possible": {"speedup": best, "found": ours}} if best is not None else {}),
-        "notes": list(result.notes),
+        "notes": list(dict.fromkeys([*result.notes, *(ending.notes if ending else ())])),
     }
 
 

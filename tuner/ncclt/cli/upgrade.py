@@ -42,7 +42,8 @@ class _Remeasured:
         recommendation, model, nodes, gpus_per_node, decision, stale: of what was published.
         change: of its policy.
         moved: share of the bytes per step in messages for which NCCL itself would choose otherwise.
-        command: measures it again; the new study begins from what the old one measured.
+        command: measures it again; the new study begins from what the old one measured. Empty where it was replayed: a
+            recording has one version.
     """
 
     recommendation: str
@@ -107,6 +108,7 @@ def upgrade(
     if after > newest_read():
         notes.append(f"the newest release whose variables are known here is {newest_read()}")
     if as_json:
+        notes += _recorded_words(name, (before, after), again)
         print_json(
             {
                 "cluster": name, "from": str(before), "to": str(after), "notes": notes,
@@ -141,6 +143,7 @@ def _remeasured(
     costs: tuple[PrintedCosts | None, PrintedCosts | None],
 ) -> _Remeasured:
     from ncclt.nccl.upgrade import choice, policy_change
+    from ncclt.user_dirs import recorded_tables
 
     study, place = store.study(found.study), found.fingerprint
     there = study.cluster.sized(nccl_version=str(after))
@@ -150,6 +153,9 @@ def _remeasured(
         for calls in sent
         if choice(calls.message, study.cluster, costs[0]) != choice(calls.message, there, costs[1])
     )
+    replayed, recorded = found.launcher == "replay", found.cluster in recorded_tables()
+    # A recorded cluster is replayed unless the launcher says otherwise.
+    how = f" --launcher {found.launcher}" if recorded else ""
     job = f"--model {shlex.quote(found.model)} --cluster {shlex.quote(found.cluster)} --nodes {place.nodes}"
     return _Remeasured(
         recommendation=found.id,
@@ -160,7 +166,9 @@ def _remeasured(
         stale=found.stale,
         change=policy_change(found.table.effective, place.version, after, found.collectives),
         moved=moved / sum(calls.bytes_per_step for calls in sent),
-        command=f"ncclt tune {job} --gpus-per-node {place.gpus_per_node} --nccl-version {after}",
+        command=""
+        if replayed
+        else f"ncclt tune {job} --gpus-per-node {place.gpus_per_node} --nccl-version {after}{how}",
     )
 
 
@@ -219,9 +227,24 @@ def _print(
             for row in again
         ],
     )  # fmt: skip
-    print(f"jobs with NCCL {versions[1]} are given none of these until it is measured again there:")
-    for row in again:
-        print(f"  {row.command}")
+    commands = [row.command for row in again if row.command]
+    if commands:
+        print(f"jobs with NCCL {versions[1]} are given none of these until it is measured again there:")
+    for command in commands:
+        print(f"  {command}")
+    for words in _recorded_words(name, versions, again):
+        print(textwrap.fill(words, 100, break_on_hyphens=False))
+
+
+def _recorded_words(name: str, versions: tuple[NcclVersion, NcclVersion], again: list[_Remeasured]) -> list[str]:
+    """Say once why a recording is not measured again, and what to do; empty where all can be."""
+    if all(row.command for row in again):
+        return []
+    return [
+        f"{name} was recorded with NCCL {versions[0]}: a recording cannot be measured again with another version, so "
+        f"jobs with NCCL {versions[1]} get nothing from it; tune on your own cluster with --cluster NAME "
+        f"--nccl-version {versions[1]}"
+    ]
 
 
 def _words(change: PolicyChange) -> str:

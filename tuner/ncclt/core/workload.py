@@ -55,6 +55,10 @@ class TimedCall(Documented):
     duration_us: float
 
 
+LEFT_OUT = "left out"
+"""Key of `Provenance.detail` for the messages that cannot be measured where a study runs, as one sentence."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance(Documented):
     """Where a workload came from, so that it can be judged and repeated.

@@ -15,7 +15,7 @@ from ncclt.core.message import Collective, Message
 from ncclt.core.setting import Setting
 from ncclt.core.study import Arm, Phase, Trial
 from ncclt.core.trial import Outcome, Runner
-from ncclt.core.workload import Workload
+from ncclt.core.workload import LEFT_OUT, Workload
 from ncclt.errors import LandscapeError, MissingDependencyError, UsageError
 from ncclt.measure import PersistentRunner
 from ncclt.measure.runner import RealRunner
@@ -174,13 +174,14 @@ class Testbed:
             )
         if len(kept) < len(placed.messages):
             cut = replace(placed, messages=kept)
-            share = 1 - cut.bytes_per_step / placed.bytes_per_step
+            share = _share_words(sum(c.bytes_per_step for c in placed.messages if c not in kept), cut.bytes_per_step)
             missing = sorted({c.message.collective.value for c in placed.messages if c not in kept})
             notes.append(
                 f"{len(placed.messages) - len(kept)} of {len(placed.messages)} messages ({', '.join(missing)}; "
-                f"{share * 100:.2g} % of the bytes) are outside the landscape and left to NCCL"
+                f"{share} of the bytes) are outside the landscape and left to NCCL"
             )
-            placed = cut
+            detail = {**placed.provenance.detail, LEFT_OUT: notes[-1]}
+            placed = replace(cut, provenance=replace(placed.provenance, detail=detail))
         if self.landscape is not None:
             notes += self.landscape.caveats(c.message for c in placed.messages)
         return placed, tuple(notes)
@@ -191,6 +192,20 @@ def _not_alike(how: str, option: str) -> UsageError:
         f"the search of this study was {how} and cannot be compared with what would be now",
         hint=f"go on {option}, or name another --study",
     )
+
+
+def _share_words(part: float, rest: float) -> str:
+    """Return the share that a part has beside a rest, as a percentage; one that is not all never reads as all.
+
+    >>> _share_words(1, 1), _share_words(1, 30), _share_words(1, 1e7), _share_words(1e20, 1)
+    ('50 %', '3.2 %', 'under 0.1 %', 'over 99 %')
+    """
+    percent = 100 * part / (part + rest)
+    if percent < 0.1 and part:
+        return "under 0.1 %"
+    if percent >= 99.5 and rest:
+        return "over 99 %"
+    return f"{percent:.0f} %" if percent >= 9.95 else f"{percent:.1f} %"
 
 
 def _placing_notes(workload: Workload, cluster: Cluster) -> list[str]:

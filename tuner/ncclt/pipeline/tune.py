@@ -20,7 +20,7 @@ from ncclt.measure.trial import TrialLog, measure_default, searched, stored_defa
 from ncclt.prove.confirm import Candidates, candidates, confirm, confirmed_times
 from ncclt.prove.interleave import prove
 from ncclt.prove.message_table import MessageRow, message_rows
-from ncclt.prove.proof import proof_notes, proven
+from ncclt.prove.proof import proven
 from ncclt.prove.verdict import Pairs, nothing_better
 from ncclt.search.assemble import Times
 from ncclt.search.earlier import EarlierStudy, begin, weighed
@@ -337,7 +337,6 @@ def publish(context: TuneContext, times: Times, found: Candidates, stop: str) ->
     return replace(
         result,
         trials=trials,
-        notes=(*result.notes, *proof_notes(trials, workload, recommendation.table)),
         recommendation=recommendation,
         messages=message_rows(recommendation, trials, workload, times),
     )
@@ -377,7 +376,6 @@ def published_of(request: TuneRequest, store: Store, study: Study) -> Recommenda
 def finished(store: Store, study: Study, published: Recommendation, notes: tuple[str, ...]) -> TuneResult:
     """Return the result of a finished study from what is stored."""
     trials = store.trials(study.id)
-    notes += proof_notes(trials, study.workload, published.table)
     if published.stale:
         notes += (f"this result is stale and not served: {published.stale}",)
     return TuneResult(

@@ -13,12 +13,12 @@ from ncclt.core.policy import uniform_policy
 from ncclt.core.recommendation import Decision, Recommendation, Verdict
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, Phase, Study, Trial
-from ncclt.core.workload import Workload
+from ncclt.core.workload import LEFT_OUT, Workload
 from ncclt.deliver.use import Usage, use_of
 from ncclt.nccl.compile import compile_policy
 from ncclt.prove.evidence import LaunchEvidence
 from ncclt.prove.payback import Gain, ceiling_words, cost_words, gain_of
-from ncclt.prove.proof import left_alike
+from ncclt.prove.proof import left_alike, proof_notes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +32,8 @@ class Ending:
         gain: what that saves; None = nothing.
         worth: (word, sentence) about the gain: what could be saved at most, what is saved, what that is worth.
         other: about the other form in which it could be delivered; empty where there is nothing to say.
+        notes: what the reader must know of the figures, one sentence each: what was left out, and what the proof took
+            from the policy.
     """
 
     label: str
@@ -40,6 +42,7 @@ class Ending:
     gain: Gain | None
     worth: tuple[tuple[str, str], ...]
     other: str
+    notes: tuple[str, ...] = ()
 
     def to_document(self) -> dict[str, Any]:
         """Return its facts as fields of the document of a study."""
@@ -52,6 +55,7 @@ class Ending:
                 "interval": use.proven.verdict.to_document()["interval"] if use.form else None,
                 "why": self.other or use.why,
             },
+            "notes": list(self.notes),
             "gain_ms": gain.saved_us[0] / 1e3 if gain else None,
             "gain_ms_interval": [us / 1e3 for us in gain.saved_us[1:]] if gain else None,
             "step_gain_ms": gain.shorter_us[0] / 1e3 if gain and gain.exposed is not None else None,
@@ -95,6 +99,10 @@ def ending_of(
         gain=gain,
         worth=tuple((word, sentence) for word, sentence in told.items() if sentence),
         other=_other(study, trials, found, use),
+        notes=(
+            *filter(None, [study.workload.provenance.detail.get(LEFT_OUT)]),
+            *proof_notes(trials, study.workload, found.table),
+        ),
     )
 
 
