@@ -299,6 +299,13 @@ def test_an_attestation_that_was_not_kept_is_an_error(answer, message):
         post_attestation(server.url, {"id": "a1"})
 
 
+@pytest.mark.parametrize("post", [post_attestation, post_step_time])
+@pytest.mark.parametrize("url", ["http://a..b/", f"http://{'x' * 300}/", "http://[::1/x", "ftp://host/"])
+def test_no_address_makes_a_report_raise_anything_but_an_error_of_the_client(post, url):
+    with pytest.raises(ClientError):
+        post(url, {"id": "a1"}, timeout_s=1.0)
+
+
 def test_a_step_time_is_posted_and_what_all_show_comes_back():
     kept = {"rollout": "r1", "state": "running", "reason": "83 jobs\nso far", "job": "7"}
     with serving(reply(200, json.dumps(kept), "application/json")) as server:

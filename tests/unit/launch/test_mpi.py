@@ -1,12 +1,13 @@
 """Telling MPIs apart by what their launchers print."""
 
 import os
+from contextlib import nullcontext
 
 import pytest
 
-from ncclt.errors import UsageError
+from ncclt.errors import NccltError, UsageError
 from ncclt.launch.launcher import JobShape
-from ncclt.launch.mpi import MpiFlavour, MpirunLauncher, ask_mpi_flavour, mpi_flavour
+from ncclt.launch.mpi import MpiFlavour, MpirunLauncher, ask_mpi_flavour, create, mpi_flavour
 
 
 @pytest.mark.parametrize(
@@ -57,3 +58,14 @@ def test_ranks_meet_on_the_first_node_where_it_is_known(shape, granted, where):
     made = MpirunLauncher(flavour=MpiFlavour.MPICH, shape=shape, granted=granted, environment={})
     argv = made.plan(("perf",), variables={}, timeout_s=1.0).argv
     assert (argv[argv.index("MASTER_ADDR") + 1] if "MASTER_ADDR" in argv else None) == where
+
+
+@pytest.mark.parametrize("shape", [JobShape(nodes=2), JobShape(nodes=2, hosts=("a", "b")), JobShape()])
+def test_the_scheduler_is_asked_for_hosts_only_where_none_are_named(tmp_path, shape):
+    program = tmp_path / "mpirun"
+    program.write_text("#!/bin/sh\necho 'HYDRA build details:'\n")
+    program.chmod(0o755)
+    environ = {**os.environ, "PBS_NODEFILE": str(tmp_path / "gone")}
+    asked = shape.nodes > 1 and not shape.hosts
+    with pytest.raises(NccltError, match="gone") if asked else nullcontext():
+        create(shape=shape, program=str(program), environment=environ)

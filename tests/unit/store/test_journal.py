@@ -6,6 +6,7 @@ from ncclt.core.algorithms import Algorithm
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Phase, Trial
 from ncclt.core.trial import Outcome, TrialResult
+from ncclt.errors import StoreError
 from ncclt.store import open_store
 from ncclt.store.journal import StudyTrialLog
 from ncclt.store.leases import this_worker
@@ -75,3 +76,18 @@ def test_a_worker_says_that_it_is_alive_and_leaves_nothing_behind(store, study):
         trial_log.claim(DEFAULT, phase=Phase.SEARCH)
         assert store.workers(study.id) == (this_worker(),)
     assert (store.workers(study.id), store.running(study.id)) == ((), ())
+
+
+@pytest.mark.parametrize("error", [StoreError("the disk is full"), ValueError("a bug")])
+def test_a_store_that_fails_when_a_worker_leaves_hides_no_other_error(store, study, monkeypatch, error):
+    def failing(*_):
+        raise StoreError("the disk is full")
+
+    def leave():
+        with trial_log_of(store, study):
+            monkeypatch.setattr(store, "leave", failing)
+            if not isinstance(error, StoreError):
+                raise error
+
+    with pytest.raises(type(error), match=str(error)):
+        leave()

@@ -120,3 +120,18 @@ def test_long_lines_are_cut_and_made_printable():
     shown = line.replace("\x1b", "?")[:299] + "…"
     assert step_failure(line).reason == f"Slurm refused the step ({shown})"
     assert step_failure(line[:300]).reason == f"Slurm refused the step ({shown[:-1]}x)"
+
+
+@pytest.mark.parametrize(
+    ("cause", "meaning", "lost"),
+    [
+        ("DUE TO PREEMPTION", "Slurm took the nodes for another job", True),
+        ("DUE TO NODE FAILURE, SEE SLURMCTLD LOG", "a node failed", True),
+        ("DUE to JOB REQUEUE", "the Slurm allocation is gone", True),
+        ("DUE TO TIME LIMIT", "the time of the Slurm job is over", False),
+    ],
+)
+def test_what_took_the_nodes_away_is_told_from_what_ended_a_step(cause, meaning, lost):
+    found = step_failure(f"slurmstepd-n1: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-21T14:07:59 {cause} ***\n")
+    assert found.reason.startswith(meaning)
+    assert found.lost is lost
