@@ -111,6 +111,8 @@ def _for_nvidia(delivery: Delivery, channels: int | None) -> tuple[list[Rule], l
         # Sizes that the rules for the whole job leave open may be covered by the rules for any group after them.
         goes_on = -before == recommendation.fingerprint.world_size and collective in for_any_group
         covering += family if goes_on else _without_gaps(family, lost)
+    if covering != counted:
+        lost.insert(0, "what was proven is the table without the sizes that are added below, which may be slower")
     without = sorted(c for c in recommendation.collectives if c.is_tunable and all(r.collective != c for r in rules))
     lost += [f"{collective}: it has no row, so this plugin runs it on ONE channel" for collective in without]
     return covering, lost
