@@ -97,6 +97,12 @@ def test_two_full_outputs_do_not_block_and_cost_little_memory():
     assert result.dropped_bytes + len(result.stdout) + len(result.stderr) == 2 * 200 * 50_000 + 4
 
 
+def test_a_command_is_in_no_session_and_no_group_of_ours():
+    """A Ctrl-C of the terminal would reach it before we have decided what it means."""
+    said = session("import os; print(os.getsid(0) == os.getpgid(0) == os.getpid())").run().stdout
+    assert said == "True\n"
+
+
 def test_broken_characters_are_replaced():
     """Output need not be text."""
     assert "\ufffd" in session("import sys; sys.stdout.buffer.write(b'\\xff\\xfe')").run().stdout
