@@ -37,7 +37,7 @@ from ncclt.core.effort import MAX_BLOCKS
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.recommendation import Decision
-from ncclt.core.setting import Setting
+from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.core.workload import MessageCalls, Provenance, Workload
@@ -104,8 +104,7 @@ class Case:
         """Return the true gain of a message where that of the others is given."""
         if self.rules and message.size_bytes >= 1 << (16 + self.rules):
             return self.rest_gain
-        first = message.size_bytes == 1 << 16
-        return self.first_gain if first and self.first_gain is not None else gain
+        return self.first_gain if message.size_bytes == 1 << 16 and self.first_gain is not None else gain
 
 
 def _warming(share: float) -> float:
@@ -240,8 +239,7 @@ class Launches:
 
     def measure_policy(self, policy: Policy, messages: Sequence[Message], *, repeat: int) -> TrialResult:
         """Draw one launch of the policy."""
-        forced = next(s for s in map(policy.setting_for, messages) if not s.is_default)
-        return self.measure(forced, messages, repeat=repeat)
+        return self.measure(next(iter(policy.by_setting(messages).keys() - {DEFAULT})), messages, repeat=repeat)
 
     def measure(self, setting: Setting, messages: Sequence[Message], *, repeat: int) -> TrialResult:
         """Draw one launch."""

@@ -320,7 +320,7 @@ class Block:
         number: from 0.
         launches: of each arm, in order; one measurement of a whole arm each.
         order: the arms as they ran, first to last.
-        ratios: default over each arm, as the verdict counts it; above 1 = the arm is faster. None while incomplete.
+        ratios: default over each arm, as the verdict counts it; above 1 = the arm is faster. Only of whole blocks.
     """
 
     number: int

@@ -141,6 +141,13 @@ def test_names_that_begin_with_it_come_first(store):
     assert [hit.key for hit in store.find("TOY")] == ["toy-a", "toy-b", "a-toy"]
 
 
+def test_what_was_published_before_is_found_again_whatever_the_id_of_its_successor(store):
+    kept = store.publish(sample_recommendation("b"))
+    for successor in ("a", "c"):
+        store.publish(sample_recommendation(successor))
+        assert store.publish(sample_recommendation("b")) == kept, "the answer may have been lost"
+
+
 def test_before_the_first_revision_nothing_was_recommended(store):
     kept = store.publish(replace(sample_recommendation("a"), created="2026-02-01T00:00:00+00:00"))
     assert store.recommended_before("2026-01-01T00:00:00+00:00") == {}
