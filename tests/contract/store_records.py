@@ -8,12 +8,21 @@ import pytest
 from ncclt.core.attestation import CallOutcome as Chosen
 from ncclt.core.attestation import Form, Observed, Use, Witness
 from ncclt.core.message import Collective
+from ncclt.core.policy import Policy
+from ncclt.core.setting import DEFAULT
+from ncclt.core.study import Phase
 from ncclt.core.verification import Side, StepLaunch, Verification
 from ncclt.deliver.effect import attest
 from ncclt.deliver.witnesses import delivered_from_recommendation
 from ncclt.errors import NotFoundError, StoreError
 from ncclt.store import known_names, open_store, published
-from ncclt.testing.store_contract import sample_cluster, sample_recommendation, sample_workload
+from ncclt.testing.store_contract import (
+    sample_cluster,
+    sample_recommendation,
+    sample_study,
+    sample_trial,
+    sample_workload,
+)
 
 FROM_HEAD_TO_0001 = (
     *(f"DROP TABLE {name}" for name in ("leases", "records", "changes", "keys", "hooks")),
@@ -131,6 +140,23 @@ class AttestationsContract:
         self.execute(store_url, "UPDATE records SET document = '{}'")
         with pytest.raises(StoreError, match=r"the attestation [0-9a-f]{32} in the store cannot be read"):
             store.attestations(["a"])
+
+
+class ConfirmedTablesContract:
+    """What every store must know of a launch of a whole table in the confirmation: it is none of a setting."""
+
+    def test_a_confirmed_table_is_no_launch_of_the_default(self, store):
+        store.open_study(sample_study())
+        table = replace(sample_trial(2, setting=DEFAULT, score_us=1.0), phase=Phase.CONFIRM, policy=Policy())
+        first, again = (sample_trial(number, setting=DEFAULT, score_us=100.0 + number) for number in (0, 1))
+        again = replace(again, phase=Phase.CONFIRM, result=replace(again.result, detail='says "policy":{}'))
+        for one in (first, again, table):
+            store.add_trial("abc123", one)
+
+        (summary,) = store.studies().items
+        assert (summary.trials, summary.best_us, summary.default_us) == (3, 100.5, 100.5)
+        assert [one.number for one in store.repeats("abc123", first, limit=9)] == [1]
+        assert store.trials("abc123")[2] == table
 
 
 class NamesContract:

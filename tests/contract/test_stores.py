@@ -39,7 +39,10 @@ OUR_TABLES = {
 _spec = importlib.util.spec_from_file_location("store_records", Path(__file__).with_name("store_records.py"))
 records = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(records)
-CONTRACTS = (records.VerificationsContract, records.AttestationsContract, records.NamesContract, LeasesContract)
+CONTRACTS = (
+    records.VerificationsContract, records.AttestationsContract, records.ConfirmedTablesContract, records.NamesContract,
+    LeasesContract,
+)  # fmt: skip
 
 READING = (open_to_read, known_names, lambda url: published(url, cluster="pair", model="toy"))
 

@@ -95,7 +95,7 @@ def search_chart(
     return Chart(
         id="search-chart",
         title="The search, trial by trial",
-        description=f"{len(scored)} measured, {len(failed)} failed; the best setting so far is "
+        description=f"{len(scored)} measured, {len(failed)} failed; the best so far is "
         f"{format_speedup(best[-1][1])} as fast as NCCL's own choice, before any proof.{more}",
         x=Axis(label="trial", unit="count"),
         y=Axis(label="speed-up over the default", unit="ratio", low=_FLOOR, high=top + 0.05 * (top - _FLOOR)),

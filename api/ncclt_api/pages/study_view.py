@@ -171,7 +171,11 @@ def study_view(
     labels = {setting: setting.label for setting in {trial.setting for trial in trials}}
     points = [
         SearchPoint(
-            number=t.number, phase=t.phase, score_us=t.score_us, outcome=t.result.outcome, label=labels[t.setting]
+            number=t.number,
+            phase=t.phase,
+            score_us=t.score_us,
+            outcome=t.result.outcome,
+            label=labels[t.setting] if t.policy is None else t.label,
         )
         for t in trials
         if t.phase is not Phase.VERIFY
@@ -228,8 +232,7 @@ def _samples(trials: Sequence[Trial], often: Collection[Setting], rarely: Collec
     """Return trials of some settings, evenly over the study where there are many: by number, each once."""
     mine: dict[Setting, list[Trial]] = {setting: [] for setting in (*often, *rarely)}
     for trial in trials:
-        is_alone = trial.policy is None and trial.phase is not Phase.VERIFY
-        if is_alone and trial.score_us is not None and trial.setting in mine:
+        if trial.tries_setting and trial.score_us is not None and trial.setting in mine:
             mine[trial.setting].append(trial)
     picked = []
     for setting, found in mine.items():
@@ -242,7 +245,7 @@ def _median_scores(trials: Sequence[Trial]) -> dict[Setting, float]:
     """Return the median communication time per step of each setting outside the verification, µs."""
     scores: dict[Setting, list[float]] = {}
     for trial in trials:
-        if trial.phase is not Phase.VERIFY and trial.score_us is not None:
+        if trial.tries_setting and trial.score_us is not None:
             scores.setdefault(trial.setting, []).append(trial.score_us)
     return {setting: statistics.median(found) for setting, found in scores.items()}
 

@@ -101,7 +101,7 @@ class Importance:
 
 def importance_of(trials: Sequence[Trial]) -> Importance:
     """Return the importance of the parameters over the trials before the proof."""
-    scored = [trial for trial in trials if trial.phase is not Phase.VERIFY and trial.score_us is not None]
+    scored = [trial for trial in trials if trial.tries_setting and trial.score_us is not None]
     if len(scored) < LEAST_WEIGHED:
         return Importance(chart=None, why_not=f"It needs {LEAST_WEIGHED} trials that worked; there are {len(scored)}.")
     if not has_importances():
@@ -186,8 +186,8 @@ def decisions_of(
     searched = [trial for trial in trials if trial.phase is Phase.SEARCH]
     failed = Counter(trial.result.outcome.value.replace("_", " ") for trial in searched if trial.score_us is None)
     if default_us is not None:
-        first = next(trial for trial in trials if trial.setting == DEFAULT and trial.score_us is not None)
-        again = sum(1 for trial in trials if trial.setting == DEFAULT and trial.phase is not Phase.VERIFY)
+        first = next(t for t in trials if t.tries_setting and t.setting == DEFAULT and t.score_us is not None)
+        again = sum(1 for trial in trials if trial.setting == DEFAULT and trial.tries_setting)
         why = f"{format_time(default_us)} of communication {study.workload.per}, the median of {again}"
         steps.append(DecisionStep(when=first.started, what="NCCL's own choice was measured", why=why))
     if failed:
@@ -196,7 +196,7 @@ def decisions_of(
     others = {setting: us for setting, us in scores.items() if setting != DEFAULT}
     if others and default_us:
         best = min(others, key=lambda setting: others[setting])
-        when = next(trial.started for trial in trials if trial.setting == best and trial.score_us is not None)
+        when = next(t.started for t in trials if t.tries_setting and t.setting == best and t.score_us is not None)
         why = f"{best.label}: {format_speedup(default_us / others[best])} before any proof, of {len(others)} settings"
         steps.append(DecisionStep(when=when, what="The best single setting was found", why=why))
     if study.reason:
@@ -205,8 +205,11 @@ def decisions_of(
         )
     confirmed = [trial for trial in trials if trial.phase is Phase.CONFIRM]
     if confirmed:
-        count = len({trial.setting for trial in confirmed})
-        why = f"{count} setting{'' if count == 1 else 's'}, since the fastest of many is fast by luck too"
+        count = len({trial.setting for trial in confirmed if trial.policy is None})
+        parts = [f"{count} setting{'' if count == 1 else 's'}"] if count else []
+        if tables := sum(trial.policy is not None for trial in confirmed):
+            parts.append(f"the best policy as a whole ({tables} launch{'' if tables == 1 else 'es'})")
+        why = f"{' and '.join(parts)}, since the fastest of many is fast by luck too"
         steps.append(DecisionStep(when=confirmed[0].started, what="The fastest were measured again", why=why))
     proof = [trial for trial in trials if trial.phase is Phase.VERIFY]
     if proof:

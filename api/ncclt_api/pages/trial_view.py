@@ -92,7 +92,7 @@ def _lines(study: Study, trial: Trial) -> tuple[ForcedLine, ...]:
     messages = [one.message for one in study.workload.messages if not measured or one.message in measured]
     lines = []
     for message in messages:
-        wanted = trial.policy.setting_for(message) if trial.policy else trial.setting
+        wanted = trial.setting_of(message)
         one = measured.get(message)
         lines.append(
             ForcedLine(

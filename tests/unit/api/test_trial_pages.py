@@ -10,6 +10,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from ncclt.core.algorithms import Algorithm
+from ncclt.core.message import Collective
+from ncclt.core.policy import Policy, Rule
+from ncclt.core.setting import DEFAULT
 from ncclt.core.study import Phase
 from ncclt.core.trial import Outcome
 from ncclt.errors import NotFoundError
@@ -147,6 +150,23 @@ def test_a_launched_trial_shows_its_commands_and_repeats(empty_store, samples):
     assert "srun all_reduce_perf <span>--token</span> &#39;[removed]&#39;" in page
     assert f'<a href="/studies/{ID}/trials/0" aria-label="Trial 0">' in page
     assert "SIMULATED" not in page
+
+
+def test_a_table_that_was_confirmed_is_drawn_and_is_no_launch_of_the_default(empty_store, samples):
+    study = samples.study(launcher="slurm", simulated=False)
+    empty_store.open_study(study)
+    rule = Rule(collective=Collective.ALL_REDUCE, algorithm=Algorithm.RING)
+    for number, setting in enumerate((DEFAULT, samples.RING, DEFAULT)):
+        phase = Phase.CONFIRM if number == 2 else Phase.SEARCH
+        one = samples.trial(number, setting, study, phase=phase, wobble=0.25 if number == 2 else 1.0)
+        empty_store.add_trial(study.id, replace(one, policy=Policy(rules=(rule,)) if number == 2 else None))
+    with TestClient(create_app(empty_store, fresh_s=0)) as client:
+        page = client.get(f"/studies/{ID}").text
+        view = client.get(f"/studies/{ID}?format=json").json()["view"]
+    steps = {one["what"]: one["why"] for one in view["decisions"]}
+    assert "the median of 1" in steps["NCCL's own choice was measured"]
+    assert steps["The fastest were measured again"].startswith("the best policy as a whole (1 launch), since")
+    assert "policy of 1 rule" in page
 
 
 def test_the_study_has_a_json_twin(client):

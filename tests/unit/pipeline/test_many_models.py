@@ -18,7 +18,7 @@ from ncclt.measure.testbed import Testbed
 from ncclt.pipeline.many_models import tune_models
 from ncclt.pipeline.tune import TuneRequest
 from ncclt.store import open_store
-from ncclt.testing.fakes import FakeRunner
+from ncclt.testing.fakes import FakePolicyRunner
 
 CLUSTER = Cluster(
     name="four", nodes=1, gpus_per_node=4, gpu="A100", compute_capability=80, link_class="nvlink", link_gbps=300,
@@ -56,15 +56,12 @@ class Unseen:
     searched = confirmed = proved = lambda *_seen: None
 
 
-class Counting(FakeRunner):
+class Counting(FakePolicyRunner):
     """Launches whole policies, and counts its launches and what each of them measured."""
 
     def __init__(self, *words):
         super().__init__(*words)
         self.launched = []
-
-    def applies(self, policy):
-        return True
 
     def measure(self, setting, messages, *, repeat):
         self.launched.append({m.size_bytes for m in messages})
@@ -72,13 +69,7 @@ class Counting(FakeRunner):
 
     def measure_policy(self, policy, messages, *, repeat):
         self.launched.append({m.size_bytes for m in messages})
-        parts = [super(Counting, self).measure(policy.setting_for(m), [m], repeat=repeat) for m in messages]
-        bad = next((part for part in parts if part.outcome is not Outcome.OK), None)
-        if bad is not None:
-            return bad
-        return TrialResult(
-            outcome=Outcome.OK, measurements=tuple(m for p in parts for m in p.measurements), wall_s=0.001
-        )
+        return super().measure_policy(policy, messages, repeat=repeat)
 
 
 def per_size(setting, message, _number):

@@ -12,14 +12,14 @@ from ncclt.core.message import Collective, Message
 from ncclt.core.printed_costs import PrintedCost, PrintedCosts, PrintedTable
 from ncclt.core.recommendation import Decision
 from ncclt.core.study import Arm, Phase, StudyState
-from ncclt.core.trial import Outcome, TrialResult
+from ncclt.core.trial import Outcome
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import StudyStoppedError, UsageError
 from ncclt.measure.testbed import Testbed
 from ncclt.pipeline.tune import TuneRequest, tune
 from ncclt.prove.ending import ending_of
 from ncclt.store import open_store
-from ncclt.testing.fakes import FakeRunner
+from ncclt.testing.fakes import FakePolicyRunner, FakeRunner
 
 CLUSTER = Cluster(
     name="pair", nodes=1, gpus_per_node=4, gpu="A100", compute_capability=80, link_class="nvlink", link_gbps=300,
@@ -93,17 +93,6 @@ def test_a_per_size_gain_is_published_as_a_table_and_not_as_variables(store):
     assert {row.calls.message.size_bytes: row.gain for row in result.messages} == {SMALL: 0.5, LARGE: 0.0}
 
 
-class Applying(FakeRunner):
-    """A runner that launches whole policies."""
-
-    def applies(self, policy):
-        return True
-
-    def measure_policy(self, policy, messages, *, repeat):
-        parts = [self.measure(policy.setting_for(m), [m], repeat=repeat).measurements for m in messages]
-        return TrialResult(outcome=Outcome.OK, measurements=tuple(m for part in parts for m in part), wall_s=0.001)
-
-
 def uniform(setting, _message, _number):
     return 10.0 if setting.algorithm is Algorithm.TREE else 20.0
 
@@ -128,7 +117,7 @@ def only_here(setting, message, _number):
 
 
 def test_a_rule_is_not_delivered_to_sizes_at_which_it_was_slower(store):
-    place = Testbed(runner=Applying(CLUSTER, only_here), reason="test", covers=lambda _: True)
+    place = Testbed(runner=FakePolicyRunner(CLUSTER, only_here), reason="test", covers=lambda _: True)
     stops = itertools.chain([False] * 17, [True], itertools.repeat(False))
     cut_off = run(store, place=place, interrupted=lambda: "enough" if next(stops) else "")
     assert cut_off.recommendation is None
@@ -146,7 +135,7 @@ def test_a_rule_is_not_delivered_to_sizes_at_which_it_was_slower(store):
 
 
 def test_a_table_is_proven_in_one_launch_and_variables_only_when_asked_for(store):
-    place = Testbed(runner=Applying(CLUSTER, uniform), reason="test", covers=lambda _: True)
+    place = Testbed(runner=FakePolicyRunner(CLUSTER, uniform), reason="test", covers=lambda _: True)
     result = run(store, place=place)
 
     assert arms_launched(result) == {Arm.DEFAULT, Arm.TABLE}
@@ -171,7 +160,7 @@ def test_what_is_predicted_to_gain_too_little_is_not_proven(store):
     verdict = result.recommendation.table.verdict
     assert verdict.decision is Decision.KEEP_DEFAULT
     assert verdict.reason == (
-        "the predicted gain of 1.5 % (after the search) is below the minimum of 2 %; not proven"
+        "the predicted gain of 1.5 % is below the minimum of 2 %; not proven"
     )  # fmt: skip
     assert {t.phase for t in result.trials} == {Phase.SEARCH}, "neither confirmed nor proven"
     assert run(store, lambda s, m, n: 1.0).finished
@@ -191,7 +180,7 @@ def test_what_falls_back_below_the_minimum_when_confirmed_is_not_proven(store):
 
     result = run(store, lucky)
 
-    assert "(after confirmation) is below the minimum of 2 %" in result.recommendation.table.verdict.reason
+    assert "is below the minimum of 2 %" in result.recommendation.table.verdict.reason
     assert Phase.CONFIRM in {t.phase for t in result.trials}
     assert not arms_launched(result)
 

@@ -14,14 +14,13 @@ from ncclt.core.policy import Policy, Rule
 from ncclt.core.recommendation import Decision
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, Phase
-from ncclt.core.trial import Outcome, TrialResult
+from ncclt.core.trial import Outcome
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.measure.trial import launch
-from ncclt.prove.confirm import CONFIRMED_LAUNCHES, confirm
 from ncclt.prove.evidence import collect_evidence, last_verification
 from ncclt.prove.interleave import block_steps, prove
 from ncclt.prove.proof import proof_notes, proven, running_verdicts, verdict_of
-from ncclt.testing.fakes import FakeRunner, FakeTrialLog
+from ncclt.testing.fakes import FakePolicyRunner, FakeRunner, FakeTrialLog
 
 TREE_LL = Setting(algorithm=Algorithm.TREE, protocol=Protocol.LL)
 TABLE = Policy(
@@ -89,18 +88,9 @@ def test_the_order_of_a_pair_is_a_coin_of_the_seed_and_the_first_begins_with_the
 
 
 def test_a_runner_that_applies_policies_is_given_the_whole_one(cluster, workload, landscape):
-    class Applying(FakeRunner):
-        def applies(self, policy):
-            return True
-
-        def measure_policy(self, policy, messages, *, repeat):
-            parts = [self.measure(policy.setting_for(m), [m], repeat=repeat).measurements for m in messages]
-            return TrialResult(outcome=Outcome.OK, measurements=tuple(m for part in parts for m in part))
-
     trial_log = FakeTrialLog()
-    prove(
-        Applying(cluster, landscape), workload, trial_log, POLICIES, interrupted=lambda: "", watch=lambda *_: None
-    )  # fmt: skip
+    runner = FakePolicyRunner(cluster, landscape)
+    prove(runner, workload, trial_log, POLICIES, interrupted=lambda: "", watch=lambda *_: None)
 
     kept = trial_log.trials()
     assert {(t.arm, t.policy) for t in kept} == {(Arm.DEFAULT, None), (Arm.TABLE, TABLE)}
@@ -325,89 +315,6 @@ def test_a_message_that_shares_its_size_with_another_is_not_left_out(cluster, la
 
     _, trial_log = proof(cluster, both, time_of)
     assert judged(trial_log, both).decision is Decision.KEEP_DEFAULT
-
-
-def test_finalists_are_launched_until_they_are_confirmed(cluster, workload, landscape):
-    runner, trial_log = FakeRunner(cluster, landscape), FakeTrialLog()
-    for setting in (DEFAULT, TREE_LL):
-        launch(runner, workload, trial_log, setting, phase=Phase.SEARCH)
-
-    times = confirm(runner, workload, trial_log, interrupted=lambda: False, watch=lambda *_: None)
-
-    assert times.launches == {DEFAULT: CONFIRMED_LAUNCHES, TREE_LL: CONFIRMED_LAUNCHES}
-    assert {t.phase for t in trial_log.trials()[2:]} == {Phase.CONFIRM}
-
-
-def test_a_lucky_setting_falls_back_and_the_next_one_is_confirmed(cluster, workload):
-    """A single fast launch is luck: its median after confirmation decides."""
-    lucky = Setting(algorithm=Algorithm.RING, protocol=Protocol.LL)
-
-    def time_of(setting, _message, number):
-        if setting == lucky:
-            return 1.0 if number == 1 else 50.0
-        return 9.0 if setting == TREE_LL else 10.0
-
-    runner, trial_log = FakeRunner(cluster, time_of), FakeTrialLog()
-    for setting in (DEFAULT, lucky, TREE_LL):
-        launch(runner, workload, trial_log, setting, phase=Phase.SEARCH)
-
-    times = confirm(runner, workload, trial_log, interrupted=lambda: False, watch=lambda *_: None)
-
-    assert times.launches[TREE_LL] == CONFIRMED_LAUNCHES
-    assert all(time > 10.0 for time in times.by_setting[lucky].values())
-
-
-class PersistentFakeRunner(FakeRunner):
-    """A runner whose ranks persist, which makes everything a little faster."""
-
-    def measure(self, setting, messages, *, repeat):
-        return replace(super().measure(setting, messages, repeat=repeat), persistent=True)
-
-
-def test_finalists_of_ranks_that_stayed_up_are_measured_by_fresh_ones_alone(cluster, workload):
-    """Warm times, the default's too, may choose what is launched again; they never stand beside fresh ones."""
-
-    def times(factor):
-        return lambda setting, _message, _number: factor * (8.0 if setting == TREE_LL else 10.0)
-
-    trial_log = FakeTrialLog()
-    for setting in (DEFAULT, TREE_LL, DEFAULT, TREE_LL, TREE_LL):
-        launch(PersistentFakeRunner(cluster, times(0.5)), workload, trial_log, setting, phase=Phase.SEARCH)
-    runner = FakeRunner(cluster, times(1.0))
-
-    found = confirm(runner, workload, trial_log, interrupted=lambda: False, watch=lambda *_: None)
-
-    assert sorted(runner.launches, key=str) == sorted([DEFAULT] * 3 + [TREE_LL] * 3, key=str)
-    assert list(found.default.values()) == pytest.approx([10.0, 10.0])
-    assert list(found.by_setting[TREE_LL].values()) == pytest.approx([8.0, 8.0])
-
-
-def test_no_number_of_warm_launches_of_the_default_stands_for_a_fresh_one(cluster, workload):
-    """The search launches its default again where that tells most: often enough to seem confirmed."""
-
-    def times(factor):
-        return lambda setting, _message, _number: factor * (8.0 if setting == TREE_LL else 10.0)
-
-    trial_log = FakeTrialLog()
-    for setting in (DEFAULT, TREE_LL, *[DEFAULT] * CONFIRMED_LAUNCHES):
-        launch(PersistentFakeRunner(cluster, times(0.5)), workload, trial_log, setting, phase=Phase.SEARCH)
-    runner = FakeRunner(cluster, times(1.0))
-
-    found = confirm(runner, workload, trial_log, interrupted=lambda: False, watch=lambda *_: None)
-
-    assert runner.launches.count(DEFAULT) == runner.launches.count(TREE_LL) == CONFIRMED_LAUNCHES
-    assert found.launches == {DEFAULT: CONFIRMED_LAUNCHES, TREE_LL: CONFIRMED_LAUNCHES}
-    assert list(found.default.values()) == pytest.approx([10.0, 10.0])
-
-
-def test_a_default_that_fails_in_fresh_ranks_leaves_something_to_compare_with(cluster, workload):
-    trial_log = FakeTrialLog()
-    launch(PersistentFakeRunner(cluster, lambda *_: 10.0), workload, trial_log, DEFAULT, phase=Phase.SEARCH)
-    failing = FakeRunner(cluster, lambda *_: Outcome.CRASHED)
-
-    found = confirm(failing, workload, trial_log, interrupted=lambda: False, watch=lambda *_: None)
-
-    assert list(found.default.values()) == pytest.approx([10.0, 10.0])
 
 
 def test_each_arm_is_measured_as_it_is_delivered(cluster, workload):

@@ -15,7 +15,7 @@ from ncclt.core.study import Phase, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.prove.collapse import collapse
-from ncclt.search.assemble import assemble, collect_times, expected_us, finalists, rules_of
+from ncclt.search.assemble import assemble, collect_times, expected_us, fastest_alone, finalists, rules_of
 from ncclt.search.joined import joined
 from ncclt.search.noise import USUAL_SIGMA, launch_sigma
 
@@ -241,7 +241,7 @@ def test_an_algorithm_that_a_collective_lacks_makes_no_rule_for_it():
     assert policy.is_default
 
 
-def test_finalists_are_the_default_the_best_per_message_and_the_best_alone():
+def test_finalists_are_the_best_per_message_and_others_the_best_alone():
     times = measured(
         (DEFAULT, {message(SMALL): 20.0, message(LARGE): 1000.0}),
         (RING_LL, {message(SMALL): 10.0, message(LARGE): 3000.0}),
@@ -249,7 +249,32 @@ def test_finalists_are_the_default_the_best_per_message_and_the_best_alone():
         (BIG_BUFFER, {message(SMALL): 90.0, message(LARGE): 9000.0}),
     )
 
-    assert set(finalists(times, workload(SMALL, LARGE), version=VERSION)) == {DEFAULT, RING_LL, TREE}
+    both = workload(SMALL, LARGE)
+    assert set(finalists(times, both, version=VERSION)) == {RING_LL, TREE}
+    assert fastest_alone(times, both) == [TREE, DEFAULT, RING_LL, BIG_BUFFER]
+
+
+def test_a_policy_shows_for_each_setting_what_its_messages_took_unless_it_failed():
+    policy = Policy(rules=(Rule(collective=Collective.ALL_REDUCE, max_bytes=SMALL, protocol=Protocol.LL),))
+    small, large, ll = message(SMALL), message(LARGE), Setting(protocol=Protocol.LL)
+    trials = [
+        trial(0, DEFAULT, {small: 20.0, large: 1000.0}),
+        trial(1, ll, {small: 10.0, large: 2000.0}),
+        replace(trial(2, DEFAULT, {small: 10.2, large: 1020.0}), policy=policy),
+    ]
+
+    found = collect_times(trials)
+
+    assert found.by_setting[ll] == {small: pytest.approx(10.1, rel=1e-3), large: 2000.0}
+    assert found.by_setting[DEFAULT] == {small: 20.0, large: pytest.approx(1010, rel=1e-3)}
+    assert found.launches == {DEFAULT: {small: 1, large: 2}, ll: {small: 2, large: 1}}
+    assert [found.fewest(s) for s in (DEFAULT, ll, TREE)] == [1, 1, 0]
+    both = workload(SMALL, LARGE)
+    assert assemble(found, both, version=VERSION, min_launches=2).setting_for(small) == ll
+    assert assemble(found, both, version=VERSION, min_launches=3).is_default
+
+    crashed = replace(trials[2], result=TrialResult(outcome=Outcome.CRASHED), score_us=None)
+    assert collect_times([*trials[:2], crashed, crashed]) == collect_times(trials[:2])
 
 
 def test_launches_with_the_same_effect_measured_the_same_and_their_median_counts():

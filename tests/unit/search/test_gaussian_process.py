@@ -204,6 +204,10 @@ def test_a_row_left_out_is_what_the_others_predict():
         np.testing.assert_allclose(variance[row], doubt[0] + noise[row])
 
 
+def once(settings):
+    return {setting: dict.fromkeys(MESSAGES, 1) for setting in settings}
+
+
 def some_launches(*, slow=None, again=False, sigma=0.02):
     """Launches of the default and of ring settings that are 10 % faster, one of which may be five times too slow."""
     draw = np.random.default_rng(1)
@@ -253,7 +257,7 @@ def test_a_doubted_launch_counts_as_measured_for_the_policy_whatever_its_likes_p
     workload = Workload(name="w", messages=calls, provenance=Provenance(source="test"))
     us = {x.setting: dict(zip(MESSAGES, x.times_us, strict=True)) for x in launches}
 
-    found = believed(Times(by_setting=us, launches=dict.fromkeys(us, 1)), workload, cluster)
+    found = believed(Times(by_setting=us, launches=once(us)), workload, cluster)
 
     assert found.by_setting[settings[2]] == pytest.approx(us[settings[2]])
     assert all(80 < found.by_setting[settings[1]][m] < 95 for m in MESSAGES)
@@ -320,7 +324,7 @@ def test_a_lucky_launch_is_drawn_towards_its_likes(cluster):
     us = [90.0, 91.0, 80.0, 89.0, 90.0]
     times = Times(
         by_setting={s: dict.fromkeys(MESSAGES, t) for s, t in zip([DEFAULT, *rings], [100.0, *us], strict=True)},
-        launches=dict.fromkeys([DEFAULT, *rings], 1),
+        launches=once([DEFAULT, *rings]),
         sigma=0.05,
     )
 
@@ -328,4 +332,8 @@ def test_a_lucky_launch_is_drawn_towards_its_likes(cluster):
 
     assert all(80.5 < expected.by_setting[rings[2]][m] < 90 for m in MESSAGES)
     assert expected.by_setting[DEFAULT] == times.by_setting[DEFAULT]
-    assert believed(Times(by_setting={DEFAULT: times.default}, launches={DEFAULT: 1}), workload, cluster).default
+    again = replace(times, launches={**times.launches, rings[2]: {MESSAGES[0]: 30, **dict.fromkeys(MESSAGES[1:], 1)}})
+    sure = believed(again, workload, cluster).by_setting[rings[2]]
+    assert sure[MESSAGES[0]] == pytest.approx(80.0, rel=0.01), "policies showed it of this message"
+    assert all(sure[m] == expected.by_setting[rings[2]][m] for m in MESSAGES[1:])
+    assert believed(Times(by_setting={DEFAULT: times.default}, launches=once([DEFAULT])), workload, cluster).default

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.documents import Documented, Shape
+from ncclt.core.message import Message
 from ncclt.core.policy import Policy
 from ncclt.core.printed_costs import PrintedCosts
 from ncclt.core.setting import Setting
@@ -67,6 +68,15 @@ class Trial:
     block: int = 0
     started: str = ""
     policy: Policy | None = None
+
+    @property
+    def tries_setting(self) -> bool:
+        """Return whether it tried one setting on all messages: neither a whole policy, nor a part of a proof."""
+        return self.policy is None and self.phase is not Phase.VERIFY
+
+    def setting_of(self, message: Message) -> Setting:
+        """Return what was forced on one message."""
+        return self.setting if self.policy is None else self.policy.setting_for(message)
 
     @property
     def label(self) -> str:

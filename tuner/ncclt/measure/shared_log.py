@@ -51,7 +51,7 @@ class Share:
     Attributes:
         trial_log: of the study.
         workload: placed; its messages are what the study keeps of a launch.
-        policy: what a launch of a whole policy is for this study; None = none is launched.
+        policy: what a launch of a whole policy is for this study; None = that policy itself.
         probes: what else it keeps of a launch that measures it.
     """
 
@@ -66,7 +66,8 @@ class Share:
         measured = tuple(m for m in trial.result.measurements if m.message in messages)
         result = replace(trial.result, measurements=measured)
         return replace(
-            trial, number=claim.number, repeat=claim.repeat, result=result, policy=trial.policy and self.policy,
+            trial, number=claim.number, repeat=claim.repeat, result=result,
+            policy=trial.policy and (self.policy or trial.policy),
             score_us=score_us(result, self.workload) if result.outcome is Outcome.OK else None,
         )  # fmt: skip
 
@@ -111,7 +112,9 @@ class SharedTrialLog:
         longest = max((_launches(share.trial_log) for share in self._shares), key=len)
         for share in self._shares:
             for trial in longest[len(_launches(share.trial_log)) :]:
-                launch(runner, share.workload, share.trial_log, trial.setting, phase=trial.phase)
+                launch(
+                    runner, share.workload, share.trial_log, trial.setting, phase=trial.phase, policy=trial.policy
+                )  # fmt: skip
 
     def refresh(self) -> Sequence[Claim]:
         """Return what is being launched now."""

@@ -321,7 +321,7 @@ def publish(context: TuneContext, times: Times, found: Candidates, stop: str) ->
         for arm, policy in found.policies.items()
         if arm is not Arm.DEFAULT
     }
-    launched = len({t.setting for t in trials})
+    launched = len({t.setting for t in trials if t.policy is None})
     why = found.why or f"NCCL's own choice is best: none of {launched - 1} other settings beats it on any message"
     nothing = PolicyVerdict(policy=Policy(), verdict=nothing_better(default.score_us, why=why, min_effect=min_effect))
     # Where variables alone were proven, they are the result, and a table of the same rules says no more.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import Policy
-from ncclt.core.setting import Setting
+from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, Phase, Trial
 from ncclt.core.trial import Outcome, Runner
 from ncclt.core.workload import Workload
@@ -16,7 +16,7 @@ from ncclt.measure.trial import TrialLog, launch
 from ncclt.nccl.compile import TUNER_API_SINCE, compile_policy
 from ncclt.prove.collapse import MIN_GAIN, collapse
 from ncclt.prove.interleave import applies
-from ncclt.search.assemble import KEPT_GAIN, Times, assemble, collect_times, expected_us, finalists
+from ncclt.search.assemble import KEPT_GAIN, Times, assemble, collect_times, expected_us, fastest_alone, finalists
 from ncclt.search.posterior import believed
 
 CONFIRMED_LAUNCHES = 3
@@ -25,7 +25,12 @@ CONFIRMED_LAUNCHES = 3
 The best of many noisy trials is partly the luckiest one; after two more launches its median is realistic.
 """
 
-_ROUNDS = 3
+_FASTEST_ALONE = 2
+"""Settings that are best for a workload as a whole, confirmed where variables may deliver them."""
+
+_MOST_TIMES = 3
+"""Most launches of a confirmation, by those that were missing at its beginning: each lucky finalist that falls back
+brings up another one."""
 
 
 def confirm(
@@ -41,9 +46,10 @@ def confirm(
 ) -> Times:
     """Launch the finalists until they are confirmed; return the times of everything measured so far.
 
-    New finalists may come up when a lucky one falls back, so there are up to three rounds; what is still unconfirmed
-    then does not enter the policy. If persistent ranks did the search, only launches of fresh ones count from here on,
-    the default's too: both sides of a comparison must be measured in the same way.
+    Where one launch can apply a whole table, the best one is launched, which confirms all its settings at once;
+    elsewhere, each of them. New finalists may come up when a lucky one falls back, so what is best is asked before each
+    launch; what is still unconfirmed in the end does not enter the policy. If persistent ranks did the search, only
+    launches of fresh ones count from here on, the default's too: both sides of a comparison must be measured alike.
 
     Args:
         runner: where trials run.
@@ -57,28 +63,73 @@ def confirm(
         interrupted: called before every launch; returns why to stop, empty = continue.
         watch: called after every launch with the trial, launches done and planned in this round.
     """
-    version = runner.cluster.version
-    for _ in range(_ROUNDS):
-        informative = _informative(trial_log.trials())
-        launches = Counter(t.setting for t in _fresh(informative) if t.result.outcome is Outcome.OK)
-        times = collect_times(informative)
-        expected = believed(times, workload, runner.cluster)
-        wanted: dict[Setting, None] = {}
-        for part in parts or (workload,):
-            table = assemble(expected, part, version=version)
-            if predicted_gain(table, times, part, version=version) < min_effect and not with_variables:
-                continue
-            one_launch = version >= TUNER_API_SINCE and applies(runner, table)
-            singles = 2 if with_variables or not one_launch else 0
-            wanted |= dict.fromkeys(finalists(expected, part, version=version, singles=singles))
-        pending = [setting for setting in wanted for _ in range(CONFIRMED_LAUNCHES - launches[setting])]
-        for number, setting in enumerate(pending, start=1):
-            if interrupted():
-                break
-            watch(launch(runner, workload, trial_log, setting, phase=Phase.CONFIRM), number, len(pending))
-        if not pending or interrupted():
+    launched, most = 0, 0
+    while missing := _missing(
+        runner, workload, trial_log.trials(), parts or (workload,),
+        with_variables=with_variables, min_effect=min_effect,
+    ):  # fmt: skip
+        most = most or _MOST_TIMES * missing.total()
+        if launched == most or interrupted():
             break
+        setting, policy = max(missing, key=lambda one: missing[one])
+        trial = launch(runner, workload, trial_log, setting, phase=Phase.CONFIRM, policy=policy)
+        launched += 1
+        watch(trial, launched, min(launched - 1 + missing.total(), most))
     return confirmed_times(trial_log.trials())
+
+
+def _missing(
+    runner: Runner,
+    workload: Workload,
+    trials: Sequence[Trial],
+    parts: Sequence[Workload],
+    *,
+    with_variables: bool,
+    min_effect: float,
+) -> Counter[tuple[Setting, Policy | None]]:
+    """Return what has to be launched and how often, the default first; for arguments see `confirm`."""
+    version = runner.cluster.version
+    informative = _informative(trials)
+    times, fresh = _comparable(informative), collect_times(_fresh(informative))
+    expected = believed(times, workload, runner.cluster)
+    # What a failed launch of a table shows of its settings is not known, so each is launched alone then.
+    has_failed = any(t.policy is not None and t.result.outcome is not Outcome.OK for t in informative)
+    alone: dict[Setting, None] = {}
+    tables: dict[Policy, None] = {}
+    for part in parts:
+        table = assemble(expected, part, version=version, keep=KEPT_GAIN)
+        if predicted_gain(table, times, part, version=version) < min_effect and not with_variables:
+            continue
+        alone[DEFAULT] = None
+        one_launch = version >= TUNER_API_SINCE and applies(runner, table)
+        if one_launch and not has_failed:
+            tables |= {} if table.is_default else {table: None}
+        else:
+            alone |= dict.fromkeys(finalists(expected, part, version=version))
+        if with_variables or not one_launch:
+            alone |= dict.fromkeys(fastest_alone(expected, part)[:_FASTEST_ALONE])
+    missing: Counter[tuple[Setting, Policy | None]] = Counter()
+    for setting in alone:
+        missing[setting, None] = CONFIRMED_LAUNCHES - fresh.fewest(setting)
+    for table in tables:
+        counts = [fresh.count(table.setting_for(calls.message), calls.message) for calls in workload.messages]
+        missing[Setting(parameters=table.parameters), table] = CONFIRMED_LAUNCHES - min(counts)
+    return +missing
+
+
+def _comparable(trials: Sequence[Trial]) -> Times:
+    """Return the times of all launches. What ranks that stayed up took counts by its ratio to their default's times."""
+    times, fresh = collect_times(trials), collect_times(_fresh(trials))
+    warm = collect_times(t for t in trials if t.result.persistent)
+    if DEFAULT not in fresh.by_setting or DEFAULT not in warm.by_setting:
+        return times
+    scale = {m: fresh.default[m] / time_us for m, time_us in warm.default.items() if m in fresh.default}
+    by_setting = {
+        s: {m: time_us * scale[m] for m, time_us in warm.by_setting.get(s, {}).items() if m in scale}
+        | dict(fresh.by_setting.get(s, {}))
+        for s in times.by_setting
+    }
+    return replace(times, by_setting=by_setting)
 
 
 def confirmed_times(trials: Sequence[Trial]) -> Times:
@@ -89,7 +140,8 @@ def confirmed_times(trials: Sequence[Trial]) -> Times:
 def _alike(trials: Sequence[Trial]) -> Sequence[Trial]:
     """Return the trials that may be compared: those of fresh ranks, or all while the default has none of these."""
     fresh = _fresh(trials)
-    return fresh if any(t.setting.is_default and t.result.outcome is Outcome.OK for t in fresh) else trials
+    good = (t for t in fresh if t.tries_setting and t.result.outcome is Outcome.OK)
+    return fresh if any(t.setting.is_default for t in good) else trials
 
 
 def _fresh(trials: Sequence[Trial]) -> list[Trial]:
@@ -159,7 +211,7 @@ def candidates(
     by_sums = Arm.TABLE in found and not applies(runner, found[Arm.TABLE])
     if with_variables or by_sums or not found:
         confirmed = Times(
-            by_setting={s: t for s, t in times.by_setting.items() if times.launches[s] >= CONFIRMED_LAUNCHES},
+            by_setting={s: t for s, t in times.by_setting.items() if times.fewest(s) >= CONFIRMED_LAUNCHES},
             launches=times.launches,
         )
         found[Arm.VARIABLES] = collapse(confirmed, workload, version=version, expressible=expressible) or Policy()
@@ -173,13 +225,11 @@ def candidates(
     worth = {arm: found[arm] for arm, gain in gains.items() if gain >= min_effect}
     why = ""
     if not worth:
-        # Without a finalist, the search's own prediction was already too low.
+        # Without a finalist, the prediction of all launches was already too low, or was not confirmed.
         hoped = assemble(expected, workload, version=version)
         gain = max(gains.values(), default=predicted_gain(hoped, times, workload, version=version))
-        after = "confirmation" if gains else "the search"
-        if gains or not hoped.is_default:
-            why = (
-                f"the predicted gain of {gain * 100:.1f} % (after {after}) is below the minimum of "
-                f"{min_effect * 100:g} %; not proven"
-            )
+        if gain >= min_effect and not hoped.is_default:
+            why = f"a gain of {gain * 100:.1f} % is predicted, but by settings whose times did not last; not proven"
+        elif gains or not hoped.is_default:
+            why = f"the predicted gain of {gain * 100:.1f} % is below the minimum of {min_effect * 100:g} %; not proven"
     return Candidates(policies={Arm.DEFAULT: Policy(), **worth}, why=why)

@@ -12,7 +12,7 @@ from ncclt.core.message import Message
 from ncclt.core.policy import uniform_policy
 from ncclt.core.recommendation import Decision, Recommendation, Verdict
 from ncclt.core.setting import DEFAULT, Setting
-from ncclt.core.study import Arm, Phase, Study, Trial
+from ncclt.core.study import Arm, Study, Trial
 from ncclt.core.workload import LEFT_OUT, Workload
 from ncclt.deliver.use import Usage, use_of
 from ncclt.nccl.compile import compile_policy
@@ -165,7 +165,7 @@ def _why_no_variables(study: Study, trials: Sequence[Trial]) -> str:
     """Say what the best single setting took, and why variables do not deliver it."""
     scores: dict[Setting, list[float]] = {}
     for trial in trials:
-        if trial.phase is not Phase.VERIFY and trial.score_us is not None:
+        if trial.tries_setting and trial.score_us is not None:
             scores.setdefault(trial.setting, []).append(trial.score_us)
     default_us = statistics.median(scores.pop(DEFAULT, [0.0]))
     if not scores or not default_us:  # early studies, whose launches are not all kept

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from ncclt.core.message import Message
-from ncclt.core.setting import Setting
 from ncclt.core.study import Arm, Phase, Trial
 from ncclt.core.trial import Outcome
 
@@ -123,9 +122,5 @@ def _launch(arm: Arm, block: int, parts: Sequence[Trial]) -> ArmLaunch:
         time_us=None if failed else sum(t.score_us for t in parts if t.score_us is not None),
         failure=f"{failed.result.outcome}: {failed.result.detail}" if failed else "",
         message_us={} if failed else {m.message: m.time_us for t in parts for m in t.result.measurements},
-        left=frozenset(message for trial, message in measured if _launched(trial, message).is_default),
+        left=frozenset(message for trial, message in measured if trial.setting_of(message).is_default),
     )
-
-
-def _launched(trial: Trial, message: Message) -> Setting:
-    return trial.setting if trial.policy is None else trial.policy.setting_for(message)

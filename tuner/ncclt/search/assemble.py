@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -41,13 +42,13 @@ class Times:
 
     Attributes:
         by_setting: setting -> message -> typical time of one call over all its launches, µs.
-        launches: setting -> launches with outcome `ok`.
+        launches: setting -> message -> launches with outcome `ok`, of the setting or of a policy that holds it.
         sigma: standard deviation of the logarithm of a time between launches of one setting.
         sigma_doubt: standard deviation of the logarithm of `sigma` that the repeats leave open.
     """
 
     by_setting: Mapping[Setting, Mapping[Message, float]]
-    launches: Mapping[Setting, int]
+    launches: Mapping[Setting, Mapping[Message, int]]
     sigma: float = USUAL_SIGMA
     sigma_doubt: float = sigma_doubt(())
 
@@ -56,38 +57,45 @@ class Times:
         """Return the times of NCCL's own choice."""
         return self.by_setting[DEFAULT]
 
+    def count(self, setting: Setting, message: Message) -> int:
+        """Return how often a message was launched under a setting."""
+        return self.launches.get(setting, {}).get(message, 0)
+
+    def fewest(self, setting: Setting) -> int:
+        """Return the launches of the message that was launched least often under a setting."""
+        return min(self.launches.get(setting, {}).values(), default=0)
+
+    def suffices(self, setting: Setting, message: Message, launches: int) -> bool:
+        """Return whether a message was launched so often under a setting; under the default, once is enough."""
+        return self.count(setting, message) >= (1 if setting.is_default else launches)
+
 
 def collect_times(trials: Iterable[Trial]) -> Times:
     """Gather the times of all settings that can be trusted to run.
 
     One wrong result rules a setting out for good. Any other failure may be a node that was lost, so it rules a setting
     out until it has succeeded more often than it failed; the proof allows no failure at all. The default always stays,
-    as everything is compared with it.
+    as everything is compared with it. A policy that failed says nothing about its settings; one that ran
+    shows for each setting what its messages took.
     """
     samples: dict[Setting, dict[Message, list[float]]] = {}
-    launches: dict[Setting, int] = {}
-    wrong: set[Setting] = set()
-    failures: dict[Setting, int] = {}
+    ruled_out: set[Setting] = set()
+    succeeded: Counter[Setting] = Counter()
     for trial in trials:
-        if trial.result.outcome is Outcome.WRONG_RESULT:
-            wrong.add(trial.setting)
-        if trial.result.outcome is not Outcome.OK:
-            failures[trial.setting] = failures.get(trial.setting, 0) + 1
-            continue
-        launches[trial.setting] = launches.get(trial.setting, 0) + 1
-        mine = samples.setdefault(trial.setting, {})
-        for measurement in trial.result.measurements:
+        fine = trial.result.outcome is Outcome.OK
+        if trial.policy is None:
+            succeeded[trial.setting] += 1 if fine else -1
+            ruled_out |= {trial.setting} if trial.result.outcome is Outcome.WRONG_RESULT else set()
+        for measurement in trial.result.measurements if fine else ():
+            mine = samples.setdefault(trial.setting_of(measurement.message), {})
             mine.setdefault(measurement.message, []).append(measurement.time_us)
+    ruled_out |= {setting for setting, more in succeeded.items() if more <= 0}
     repeated = [times for mine in samples.values() for times in mine.values() if len(times) > 1]
     sigma = launch_sigma(repeated)
-    by_setting = {
-        setting: {message: typical_us(times, sigma) for message, times in mine.items()}
-        for setting, mine in samples.items()
-        if setting.is_default or (setting not in wrong and failures.get(setting, 0) < launches[setting])
-    }
+    good = {s: mine for s, mine in samples.items() if s.is_default or s not in ruled_out}
     return Times(
-        by_setting=by_setting,
-        launches={s: n for s, n in launches.items() if s in by_setting},
+        by_setting={s: {m: typical_us(times, sigma) for m, times in mine.items()} for s, mine in good.items()},
+        launches={s: {m: len(times) for m, times in mine.items()} for s, mine in good.items()},
         sigma=sigma,
         sigma_doubt=sigma_doubt(repeated),
     )
@@ -117,23 +125,20 @@ def assemble(
     return Policy(rules=rules_of(applied), parameters=chosen.parameters)
 
 
-def finalists(times: Times, workload: Workload, *, version: NcclVersion, singles: int = 2) -> tuple[Setting, ...]:
-    """Return the settings that deserve another launch: those of the best policy, and the best single ones.
-
-    Args:
-        times: must hold the default.
-        workload: placed.
-        version: of NCCL.
-        singles: how many of the settings that are best for the workload as a whole are added.
-    """
+def finalists(times: Times, workload: Workload, *, version: NcclVersion) -> tuple[Setting, ...]:
+    """Return the settings of the best policy, each once; for arguments see `assemble`."""
     chosen = _best_candidate(times, workload, version=version, min_launches=1)
+    return tuple(dict.fromkeys(chosen.choices.values()))
+
+
+def fastest_alone(times: Times, workload: Workload) -> list[Setting]:
+    """Return the settings by what the workload as a whole takes under each, the fastest first."""
 
     def total_us(setting: Setting) -> float:
         measured = times.by_setting[setting]
         return sum(c.calls_per_step * measured.get(c.message, math.inf) for c in workload.messages)
 
-    ranked = sorted(times.by_setting, key=lambda s: (total_us(s), s.digest()))
-    return tuple(dict.fromkeys([DEFAULT, *chosen.choices.values(), *ranked[:singles]]))
+    return sorted(times.by_setting, key=lambda s: (total_us(s), s.digest()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,24 +151,25 @@ class _Candidate:
 
 
 def _best_candidate(times: Times, workload: Workload, *, version: NcclVersion, min_launches: int) -> _Candidate:
-    known = [s for s in times.by_setting if times.launches[s] >= min_launches or s.is_default]
-    groups = sorted({s.parameters for s in known})
-    candidates = [_group_policy(times, workload, known, parameters=p, version=version) for p in groups]
+    groups = sorted({s.parameters for s in times.by_setting})
+    candidates = [
+        _group_policy(times, workload, parameters=p, version=version, min_launches=min_launches) for p in groups
+    ]
     plain = next(c for c in candidates if not c.parameters)
     best = min(candidates, key=lambda c: c.time_us)
     return best if best.time_us < plain.time_us * (1 - MIN_GROUP_GAIN) else plain
 
 
 def _group_policy(
-    times: Times, workload: Workload, known: list[Setting], *, parameters: Parameters, version: NcclVersion
+    times: Times, workload: Workload, *, parameters: Parameters, version: NcclVersion, min_launches: int
 ) -> _Candidate:
-    group = [s for s in known if s.parameters == parameters]
+    group = [s for s in times.by_setting if s.parameters == parameters]
     unforced = Setting(parameters=parameters)
     choices: dict[Message, Setting] = {}
     total = 0.0
     for calls in workload.messages:
         message = calls.message
-        measured = [(times.by_setting[s][message], s) for s in group if message in times.by_setting[s]]
+        measured = [(times.by_setting[s][message], s) for s in group if times.suffices(s, message, min_launches)]
         if not measured:
             return _Candidate(parameters=parameters, choices={}, time_us=math.inf)
         own = times.by_setting.get(unforced, {}).get(message)
@@ -198,18 +204,14 @@ def _fewest_rules(
     optimum is exact: for every number of rules the least time, size by size, then over the families of messages.
     """
     unforced = Setting(parameters=best.parameters)
-    known = [
-        s
-        for s in times.by_setting
-        if s.parameters == best.parameters and (times.launches[s] >= min_launches or s.is_default)
-    ]
+    known = [s for s in times.by_setting if s.parameters == best.parameters]
     families: dict[_Family, dict[int, dict[Setting, float]]] = {}
     for calls in workload.messages:
         message, chosen = calls.message, best.choices[calls.message]
         if not message.collective.is_tunable:
             continue
         own = times.by_setting.get(unforced, {}).get(message)
-        usable = {s: times.by_setting[s][message] for s in known if message in times.by_setting[s]}
+        usable = {s: times.by_setting[s][message] for s in known if times.suffices(s, message, min_launches)}
         allowed = {
             s: calls.calls_per_step * time_us
             for s, time_us in usable.items()

@@ -309,14 +309,18 @@ def believed(times: Times, workload: Workload, cluster: Cluster, printed_costs: 
     observations = Observations(
         default_us=default_us,
         ratios=ratios,
-        launches=times.launches,
+        launches={setting: times.fewest(setting) for setting in whole},
         failures={},
         sigma=times.sigma,
         sigma_doubt=times.sigma_doubt,
     )
     beliefs = Model(tuple(ratios), workload, cluster, printed_costs).believe(observations, ())
-    # What likes alone would promise is no reason to choose what was slow in its only launch.
     known_ratios = np.array(list(ratios.values()))
-    expected = default_us * np.exp(np.where(beliefs.disturbed > 0, known_ratios, unflattened(beliefs.mean)))
+    # Launches of policies told more about some messages than the rows of the model hold.
+    more = np.array([[times.launches[s][m] - times.fewest(s) for m in messages] for s in ratios]) / beliefs.noise
+    precision = 1 / beliefs.variance
+    mean = (precision * beliefs.mean + more * flattened(known_ratios)) / (precision + more)
+    # What likes alone would promise is no reason to choose what was slow in its only launch.
+    expected = default_us * np.exp(np.where(beliefs.disturbed > 0, known_ratios, unflattened(mean)))
     rows = {s: dict(zip(messages, row.tolist(), strict=True)) for s, row in zip(ratios, expected, strict=True)}
     return replace(times, by_setting={s: {**known, **rows.get(s, {})} for s, known in times.by_setting.items()})

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, func, select
 
 from ncclt.core.recommendation import Recommendation
 from ncclt.core.setting import DEFAULT
-from ncclt.core.study import Phase, Study, StudyState
+from ncclt.core.study import Study, StudyState
 from ncclt.core.workload import Workload
 from ncclt.errors import UsageError
 from ncclt.store.leases import abandoned
@@ -19,6 +19,7 @@ from ncclt.store.recommendations import newest_of
 from ncclt.store.records import with_staleness
 from ncclt.store.studies import study_rows
 from ncclt.store.tables import recommendations, records, rollouts, studies, trials
+from ncclt.store.trials import TRIES_SETTING
 
 MAX_LIMIT = 500
 """Largest page."""
@@ -137,10 +138,10 @@ def _counts(connection: Connection, ids: Sequence[str]) -> dict[str, int]:
 
 
 def _median_scores(connection: Connection, ids: Sequence[str]) -> Mapping[str, dict[str, float]]:
-    """Return study -> digest of setting -> median score of its trials outside the verification, µs."""
+    """Return study -> digest of setting -> median score of its trials before the proof, µs."""
     samples: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     query = select(trials.c.study, trials.c.setting, trials.c.score_us).where(
-        trials.c.study.in_(ids), trials.c.score_us.is_not(None), trials.c.phase != Phase.VERIFY.value
+        trials.c.study.in_(ids), trials.c.score_us.is_not(None), TRIES_SETTING
     )
     for study, setting, score_us in connection.execute(query):
         samples[study][setting].append(score_us)

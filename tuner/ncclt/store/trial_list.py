@@ -19,7 +19,7 @@ from ncclt.store.database import Database
 from ncclt.store.documents import stored
 from ncclt.store.failures import repeatable
 from ncclt.store.tables import measurements, trials
-from ncclt.store.trials import measured_trials, outline_of, read_trial
+from ncclt.store.trials import TRIES_SETTING, measured_trials, outline_of, read_trial
 
 Order = Literal["number", "-number", "time", "-time"]
 """By what trials are sorted; `-` = from the largest. Trials without a time come last."""
@@ -102,7 +102,7 @@ class TrialLists:
         """Return the other trials that measured the same setting outside the proof, by number, `limit` at most."""
         with self._database.reading() as connection:
             mine = and_(trials.c.setting == trial.setting.digest(), trials.c.number != trial.number)
-            return outline_of(connection, study_id, and_(mine, trials.c.phase != Phase.VERIFY.value), limit=limit)
+            return outline_of(connection, study_id, and_(mine, TRIES_SETTING), limit=limit)
 
 
 def _part(

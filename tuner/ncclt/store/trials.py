@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, and_, insert, not_, or_, select, update
 
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy
@@ -24,6 +24,13 @@ from ncclt.store.tables import measurements, studies, trials
 
 _MOST_NAMED = 500
 """Values in one query: PostgreSQL plans long lists slowly."""
+
+TRIES_SETTING = or_(
+    trials.c.phase == Phase.SEARCH.value,
+    and_(trials.c.phase == Phase.CONFIRM.value, not_(trials.c.document.contains('"policy":{', autoescape=True))),
+)
+"""What `Trial.tries_setting` says. Every quote of a text in the document has a backslash before it, so nothing else
+looks like a policy there; most trials are those of the search, whose documents need not be read."""
 
 
 def add_trial(connection: Connection, study_id: str, trial: Trial, *, now: str) -> None:

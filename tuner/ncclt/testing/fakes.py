@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Message
+from ncclt.core.policy import Policy
 from ncclt.core.setting import Setting
 from ncclt.core.study import Claim, Phase, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
@@ -35,13 +36,38 @@ class FakeRunner:
         """Return the function's times, or the first failure among them."""
         number = len(self.launches)
         self.launches.append(setting)
+        return self._result([(setting, message) for message in messages], number, repeat)
+
+    def _result(self, sent: Sequence[tuple[Setting, Message]], number: int, repeat: int) -> TrialResult:
         measurements = []
-        for message in messages:
+        for setting, message in sent:
             time = self._time_of(setting, message, number)
             if isinstance(time, Outcome):
                 return TrialResult(outcome=time, detail=f"fake {time} in repeat {repeat}")
             measurements.append(Measurement(message=message, samples_us=(time,)))
         return TrialResult(outcome=Outcome.OK, measurements=tuple(measurements), wall_s=0.001)
+
+
+class FakePolicyRunner(FakeRunner):
+    """A runner that launches whole policies too, each message under its setting.
+
+    Attributes:
+        policies: those launched; `launches` holds single settings alone.
+    """
+
+    def __init__(self, cluster: Cluster, time_of: TimeOf) -> None:
+        super().__init__(cluster, time_of)
+        self.policies: list[Policy] = []
+
+    def applies(self, policy: Policy) -> bool:  # noqa: ARG002
+        """Return that one launch can apply it."""
+        return True
+
+    def measure_policy(self, policy: Policy, messages: Sequence[Message], *, repeat: int) -> TrialResult:
+        """Return the function's times, or the first failure among them."""
+        number = len(self.launches) + len(self.policies)
+        self.policies.append(policy)
+        return self._result([(policy.setting_for(message), message) for message in messages], number, repeat)
 
 
 class FakeTrialLog:
