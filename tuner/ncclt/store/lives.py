@@ -107,7 +107,7 @@ class Lives:
         cluster: str | None = None,
         recommendation: str | None = None,
         before: int | None = None,
-        limit: int = 100,
+        limit: int = MOST_LISTED,
     ) -> tuple[LifeEvent, ...]:
         """Return entries of the history, newest first; none in a store that was not migrated.
 
@@ -130,7 +130,7 @@ class Lives:
 
     @repeatable
     def statuses(
-        self, *, cluster: str | None = None, model: str | None = None, id: str | None = None, limit: int = 100
+        self, *, cluster: str | None = None, model: str | None = None, id: str | None = None, limit: int = MOST_LISTED
     ) -> tuple[RevisionStatus, ...]:
         """Return revisions with their states, newest first.
 
@@ -205,7 +205,7 @@ class Lives:
 
     @repeatable
     def rollouts(
-        self, *, cluster: str | None = None, recommendation: str | None = None, limit: int = 100
+        self, *, cluster: str | None = None, recommendation: str | None = None, limit: int = MOST_LISTED
     ) -> tuple[RollOut, ...]:
         """Return roll-outs, newest first; `limit` at most, up to `MOST_LISTED`."""
         query = select(rollouts).order_by(rollouts.c.sequence.desc()).limit(min(limit, MOST_LISTED))
