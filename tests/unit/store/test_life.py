@@ -371,10 +371,10 @@ def test_step_times_are_those_of_one_roll_out(store, url):
         store.set_rules(ClusterRules(cluster=cluster, percent=10), ANN)
         store.publish(replace(sample_recommendation(cluster), cluster=cluster), by=ANN)
     first, second = reversed(store.rollouts())
-    for rollout, jobs in ((first, ("1", "2")), (second, ("1",))):
+    for rollout, jobs in ((first, ("2", "1", "3")), (second, ("1",))):
         for job in jobs:
             assert store.add_job_time(JobTime(rollout=rollout.id, job=job, recommendation="", step_us=1.0, steps=1))
-    assert [time.job for time in store.job_times(first.id)] == ["1", "2"]
+    assert [time.job for time in store.job_times(first.id)] == ["2", "1", "3"]
     assert [time.job for time in store.job_times(second.id)] == ["1"]
 
 

@@ -49,6 +49,13 @@ def test_the_newest_come_first_of_one_cluster_or_of_all(store):
     assert [one.id for one in store.preflights(limit=2)] == ["p3", "p2"]
 
 
+def test_the_newest_20_are_found_unless_another_number_is_given(store):
+    one = sample("p0")
+    for number in range(22):
+        store.add_preflight(replace(one, id=f"p{number}"))
+    assert [found.id for found in store.preflights()] == [f"p{number}" for number in range(21, 1, -1)]
+
+
 def test_one_is_stored_once(store):
     store.add_preflight(sample("p1"))
     store.add_preflight(sample("p1"))  # its answer may have been lost

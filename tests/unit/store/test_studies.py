@@ -29,6 +29,12 @@ def test_pages_of_any_size_hold_every_study_once_and_the_newest_first(store, lim
     assert (found, cursor) == ([f"study{number}" for number in reversed(range(7))], None)
 
 
+def test_a_page_has_50_studies_unless_another_number_is_given(store):
+    for number in range(51):
+        store.open_study(replace(sample_study(), id=f"id{number}", name=f"study{number}"))
+    assert len(store.studies().items) == 50
+
+
 @pytest.mark.parametrize("limit", [0, 501])
 def test_a_page_has_1_to_500_studies(store, limit):
     with pytest.raises(UsageError, match="the limit must be 1 to 500"):
@@ -46,6 +52,19 @@ def test_the_longest_cursor_is_one(store):
     store.open_study(sample_study())
     assert len(store.studies(limit=1, cursor="9" * 18).items) == 1
     assert store.studies(limit=1, cursor="1").items == ()
+
+
+def test_a_study_is_found_by_the_beginning_of_its_id_while_that_is_of_one_alone(store):
+    for number in range(6):
+        store.open_study(replace(sample_study(), id=f"id{number}", name=f"study{number}"))
+    assert store.study("id4").name == "study4"
+    store.open_study(replace(sample_study(), id="other", name="study6"))
+    assert store.study("o").name == "study6"
+    with pytest.raises(UsageError, match=r"begins with 'id': id\d(, id\d){3}$"):
+        store.study("id")
+    for key in ("", "x"):
+        with pytest.raises(NotFoundError, match=f"no study '{key}'"):
+            store.study(key)
 
 
 def test_the_newest_studies_of_a_kind_are_found_behind_others(store):

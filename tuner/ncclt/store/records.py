@@ -236,8 +236,8 @@ class Records:
             return True
 
     @repeatable
-    def attestations(self, of: Collection[str], *, limit: int = 20) -> tuple[Attestation, ...]:
-        """Return the newest attestations of some recommendations, by their ids, newest first."""
+    def attestations(self, of: Collection[str], *, limit: int | None = None) -> tuple[Attestation, ...]:
+        """Return attestations of some recommendations, by their ids, newest first; `limit` at most, None = all."""
         with self._database.reading() as connection:
             return ATTESTATIONS.find(connection, of=of, limit=limit)
 
