@@ -170,6 +170,26 @@ with results_folder("trial-", parent=Path(sys.argv[1])) as folder:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_folder_that_is_gone_already_does_not_keep_the_others(tmp_path):
+    """Whoever removed it was faster, for example a cleaner of temporary folders; that is nothing to complain about."""
+    gone, files, results = tmp_path / "gone", tmp_path / "files", tmp_path / "results"
+    files.mkdir()
+    results.mkdir()
+    launch = {"grace_s": 0.0, "clean_up": [], "environment": {}}
+    told = [
+        {"begun": new_mark(), "folder": str(gone), **launch},
+        {"begun": new_mark(), "folder": str(files), **launch},
+        {"begun": str(gone), "results": str(gone)},
+        {"begun": str(results), "results": str(results)},
+    ]
+    said = subprocess.run(
+        (sys.executable, "-c", "from ncclt.launch.process.guard_process import main; main()"),
+        input="".join(json.dumps(one) + "\n" for one in told), capture_output=True, text=True, timeout=PATIENT_S,
+    )  # fmt: skip
+    assert (said.stdout, said.stderr) == ("", "")  # read to their end, so the guardian has ended
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_folder_of_results_is_gone_without_the_guardian(tmp_path):
     """The usual end."""
     with results_folder("trial-", parent=tmp_path) as folder:

@@ -38,7 +38,8 @@ def main() -> None:
         ender.join()
     # Last, because launches write into these until they end.
     for launch in left:
-        shutil.rmtree(launch.get("results", ""), ignore_errors=True)
+        if "results" in launch:
+            shutil.rmtree(launch["results"], ignore_errors=True)
 
 
 def open_launches(lines: Iterable[bytes]) -> list[dict[str, Any]]:
