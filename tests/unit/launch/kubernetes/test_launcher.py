@@ -11,7 +11,7 @@ import pytest
 from ncclt.errors import UsageError
 from ncclt.launch.kubernetes.launcher import KubernetesLauncher, create
 from ncclt.launch.kubernetes.manifests import Site
-from ncclt.launch.launcher import JobShape
+from ncclt.launch.launcher import JobShape, LaunchResult
 
 GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "kubernetes"
 COMMAND = ("/opt/nccl-tests/all_reduce_perf", "-b", "8M", "-e", "64M")
@@ -91,3 +91,25 @@ def test_without_kubectl_the_manifests_are_given_to_the_user(tmp_path):
         launcher.run(plan)
     assert dict(plan.files)["job.json"] in raised.value.message
     assert "yourself" in raised.value.hint
+
+
+class Recording(KubernetesLauncher):
+    """Starts nothing; notes how long what it would have started may take."""
+
+    limit_s = 0.0
+
+    def _run(self, plan):
+        self.limit_s = plan.timeout_s
+        return LaunchResult(exit_code=0)
+
+
+def test_a_driver_has_the_time_to_wait_to_run_the_command_and_to_delete(tmp_path):
+    """It ends the command itself, so 5 minutes after that it is the driver that hangs."""
+    (tmp_path / "kubectl").write_text("")
+    (tmp_path / "kubectl").chmod(0o755)
+    launcher = Recording(
+        shape=TWO, kind="mpijob", site=Site(image="x:1"), pending_s=600.0, environment={"PATH": str(tmp_path)}
+    )
+    plan = launcher.plan(COMMAND, variables={}, timeout_s=120.0)
+    assert launcher.run(plan).exit_code == 0
+    assert (plan.timeout_s, launcher.limit_s) == (120.0, 120.0 + 600.0 + 300.0)
