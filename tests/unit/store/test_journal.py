@@ -60,14 +60,15 @@ def test_what_another_worker_launched_is_seen_and_not_launched_again(store, stud
         assert trial_log.claim(TREE, phase=Phase.SEARCH).number == 1
 
 
-def test_only_who_is_alone_is_told_so_and_one_alone_may_end(store, study):
+@pytest.mark.parametrize("other", ["0/1/2/3", "~/1/2/3"])
+def test_only_who_is_alone_is_told_so_and_one_alone_may_end(store, study, other):
     with trial_log_of(store, study) as trial_log:
         assert trial_log.is_alone()
-        store.enter(study.id, "elsewhere/1/2/3")
+        store.enter(study.id, other)
         assert not trial_log.is_alone()
-        assert store.acquire(study.id, "end", "elsewhere/1/2/3")
+        assert store.acquire(study.id, "end", other)
         assert not trial_log.may_end()
-        store.leave(study.id, "elsewhere/1/2/3")
+        store.leave(study.id, other)
         assert trial_log.may_end()
 
 

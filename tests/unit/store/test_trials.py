@@ -101,3 +101,10 @@ def test_what_forced_a_trial_is_not_known_where_it_was_not_noted(store):
         connection.execute("UPDATE trials SET document = ?", (json.dumps(older),))
     (trial,) = store.trials(study.id)
     assert trial.result.by_plugin is None
+
+
+def test_new_are_the_trials_before_between_and_behind_the_known_ones(store):
+    store.open_study(sample_study())
+    kept = [store.add_trial("abc123", sample_trial(number)) for number in range(5)]
+    for known in ({}, {0}, {1}, {1, 3}, {4}, {0, 1, 4}, set(range(5))):
+        assert store.new_trials("abc123", known) == tuple(trial for trial in kept if trial.number not in known)

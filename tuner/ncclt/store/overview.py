@@ -40,7 +40,7 @@ MOST_RUNNING = 20
 _MOST_NAMED = 500
 """Values in one query: PostgreSQL plans long lists slowly."""
 
-_PREFERRED = {TimesOrigin.MEASURED: 0, TimesOrigin.RECORDED: 1, TimesOrigin.SIMULATED: 2}
+_PREFERRED = (TimesOrigin.MEASURED, TimesOrigin.RECORDED, TimesOrigin.SIMULATED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,14 +174,16 @@ def _preferred(
     if has_states(connection):
         for name, of, fingerprint, origin, sequence in connection.execute(newest_query(cluster, model, until=until)):
             shapes[name, of].add(fingerprint)
-            best[name, of] = min(best.get((name, of), (9, 0)), (_PREFERRED[TimesOrigin(origin)], -sequence))
+            rank = (_PREFERRED.index(TimesOrigin(origin)), -sequence)
+            best[name, of] = min(best.get((name, of), rank), rank)
         chosen = _read_all(connection, [-sequence for _, sequence in best.values()])
         served = {(r.cluster, r.model): r for r in with_staleness(connection, chosen, shipped)}
     else:
         served = {}
         for one in newest_revisions(connection, shipped, cluster=cluster, model=model):
             shapes[one.cluster, one.model].add(one.fingerprint.digest())
-            if _PREFERRED[one.origin] < _PREFERRED[served.setdefault((one.cluster, one.model), one).origin]:
+            before = served.setdefault((one.cluster, one.model), one)
+            if _PREFERRED.index(one.origin) < _PREFERRED.index(before.origin):
                 served[one.cluster, one.model] = one
     return served, shapes
 
