@@ -226,8 +226,9 @@ def fate_of(result: WorkResult, steps: tuple[tuple[str, ...], ...], limit_s: flo
         return "untested"
     if result.output == "timeout":
         return "out of time" if passes_unchanged(steps, limit_s / 2) else "unclear"
-    # Without a name, as where the change ends the interpreter, all of them must pass.
-    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", result.output, re.MULTILINE)
+    # Without a name, as where the change ends the interpreter, all of them must pass. Lines of a log may begin like it.
+    summary = result.output.rpartition("short test summary info")[2]
+    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", summary, re.MULTILINE)
     return "found" if passes_unchanged(((failed[1],),) if failed else steps, limit_s) else "unclear"
 
 
