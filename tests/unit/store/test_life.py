@@ -267,6 +267,31 @@ def test_whoever_takes_the_control_away_ends_the_roll_out(store, url, change):
     assert states(store)["b"] == "candidate"
 
 
+def test_a_candidate_that_is_retired_ends_its_roll_out(store, url):
+    store.set_rules(ClusterRules(cluster="pair", percent=10), ANN)
+    publish(store, "a")
+    (rollout,) = store.rollouts()
+    store.retire("a", BOB)
+    assert (states(store), served(store, url)) == ({"a": "retired"}, [])
+    ended = store.rollout(rollout.id)
+    assert (ended.state, ended.reason) == (RollOutState.ENDED, "a was retired")
+
+
+def test_each_size_of_the_job_is_rolled_out_by_itself(store):
+    for cluster, sizes in (("pair", (1, 2)), ("hall", (2, 1))):
+        store.set_rules(ClusterRules(cluster=cluster, percent=10), ANN)
+        for nodes in sizes:
+            store.publish(sample_recommendation(f"{cluster} {nodes}", cluster=cluster, nodes=nodes), by=ANN)
+    store.activate("pair 1", BOB)
+    store.activate("hall 1", BOB)
+    assert {one.recommendation: one.state for one in store.rollouts()} == {
+        "pair 1": RollOutState.ENDED, "pair 2": RollOutState.RUNNING,
+        "hall 2": RollOutState.RUNNING, "hall 1": RollOutState.ENDED,
+    }  # fmt: skip
+    store.retire("pair 1", BOB)
+    assert [one.id for _, one in store.served_rollouts(cluster="pair", model="toy")] == ["pair 2"]
+
+
 def test_the_first_step_time_of_a_job_counts(store, url):
     store.set_rules(ClusterRules(cluster="pair", percent=10), ANN)
     publish(store, "a")
