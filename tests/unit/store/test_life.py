@@ -251,7 +251,7 @@ def test_where_all_jobs_get_what_is_new_a_roll_out_is_not_waited_for(store, url)
     publish(store, "a")
     store.set_rules(ClusterRules(cluster="pair", percent=99), ANN)
     publish(store, "b", "c")
-    assert states(store)["c"] == "candidate"
+    assert (states(store)["c"], [one.recommendation for one in store.rollouts()]) == ("candidate", ["b"])
     store.set_rules(ClusterRules(cluster="pair", percent=100), ANN)
     publish(store, "d")
     assert (states(store)["d"], served(store, url)) == ("active", ["d"])

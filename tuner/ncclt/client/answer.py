@@ -355,7 +355,7 @@ def _table(text: str, nccl_version: str | None) -> str:
         if _ROW.fullmatch(line) or NEEDS.fullmatch(line):
             lines.append(line)
         elif line.startswith("# "):
-            lines += comment_lines([line[2:]])
+            lines += comment_lines([line])
         else:
             raise AnswerError(f"no row of a table: {one_line(line)[:60]}")
     if not lines or text[-1] != "\n":
