@@ -4,9 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from ncclt.core.algorithms import Algorithm, Protocol
+from ncclt.core.message import Collective
+from ncclt.core.printed_costs import PrintedCost, PrintedCosts, PrintedTable
 from ncclt.core.study import BegunFrom, StudyState
 from ncclt.errors import NotFoundError, UsageError
 from ncclt.store import open_store
+from ncclt.store.leases import this_worker
 from ncclt.testing.store_contract import sample_study
 
 
@@ -101,3 +105,30 @@ def test_what_a_study_began_from_is_kept_once_and_its_weights_change(store):
 def test_what_an_unknown_study_began_from_cannot_be_kept(store):
     with pytest.raises(NotFoundError, match="there is no study with the id 'nobody'"):
         store.keep_sources("nobody", [], again=True)
+
+
+def test_studies_are_counted_by_state_and_one_whose_workers_are_dead_is_interrupted(store):
+    gone = f"{this_worker().rsplit('/', 2)[0]}/{2**31}/1"  # no process has this number
+    for number, cluster in enumerate(["pair", "pair", "pair", "hall"]):
+        study = sample_study(f"s{number}", id=f"id{number}")
+        store.open_study(replace(study, cluster=replace(study.cluster, name=cluster)))
+    assert store.counts()["studies"] == {("pair", "running"): 3, ("hall", "running"): 1}
+    store.enter("id0", this_worker())
+    for id in ("id1", "id2", "id3"):
+        store.enter(id, gone)
+    counted = {place: count for place, count in store.counts()["studies"].items() if count}
+    assert counted == {("pair", "running"): 1, ("pair", "interrupted"): 2, ("hall", "interrupted"): 1}
+
+
+def test_a_study_keeps_the_cost_tables_that_it_began_from(store):
+    row = PrintedCost(Collective.ALL_REDUCE, Algorithm.RING, Protocol.SIMPLE, 10.0, 100.0)
+    costs = PrintedCosts(version="2.27.3", tables=(PrintedTable(ranks=8, nodes=2, costs=(row,)),))
+    without = sample_study("without", id="w")
+    store.open_study(without)
+    printed = store.open_study(replace(sample_study("with", id="p"), printed_costs=costs))
+    assert store.open_study(without).printed_costs is None
+    assert store.open_study(replace(printed, printed_costs=None)).printed_costs == costs
+    for study, there in ((without, "none"), (printed, "others")):
+        asked = replace(study, printed_costs=replace(costs, version="2.28.9"))
+        with pytest.raises(UsageError, match=f"NCCL's cost tables: stored {there}, asked for those of a log"):
+            store.open_study(asked)
