@@ -9,10 +9,10 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Unpack
+from typing import NamedTuple, Unpack
 
 from ncclt.errors import UsageError
 from ncclt.launch.endings import ending_of_mpi, ending_of_ranks
@@ -36,6 +36,20 @@ _MARGIN_S = 300.0
 """Added to the times that the driver itself enforces: for applying, logs, deleting."""
 
 _SAID = re.compile(rf"(?m)^ncclt: kubernetes: (?P<what>{NOT_STARTED}|{TIMED_OUT}): (?P<reason>.*)$")
+
+
+class _Kind(NamedTuple):
+    """What a kind of job differs in: the container that is followed, pods besides the nodes, how an end is read."""
+
+    container: str
+    further_pods: int
+    ending: Callable[[LaunchResult], LaunchResult]
+
+
+_KINDS = {
+    "mpijob": _Kind(container="launcher", further_pods=1, ending=ending_of_mpi),
+    "trainjob": _Kind(container="node", further_pods=0, ending=ending_of_ranks),
+}
 
 
 class KubernetesLauncher(ProcessLauncher):
@@ -98,13 +112,13 @@ class KubernetesLauncher(ProcessLauncher):
         )
         objects = {"apiVersion": "v1", "kind": "List", "items": manifests(self._kind, job, self._site)}
         kubectl = (self._kubectl, f"--namespace={self._site.namespace}", *self.extra)
-        mpi = self._kind == "mpijob"
+        kind = _KINDS[self._kind]
         return LaunchPlan(
             argv=(
                 sys.executable, "-m", "ncclt.launch.kubernetes.driver",
                 f"--manifest={FILES}/{_MANIFEST}", f"--kind={self._kind}", f"--name={_NAME}",
-                f"--selector={LAUNCH_LABEL}={_NAME}", f"--container={'launcher' if mpi else 'node'}",
-                f"--pods={self._shape.nodes + (1 if mpi else 0)}", f"--timeout-s={timeout_s:g}",
+                f"--selector={LAUNCH_LABEL}={_NAME}", f"--container={kind.container}",
+                f"--pods={self._shape.nodes + kind.further_pods}", f"--timeout-s={timeout_s:g}",
                 f"--pending-s={self._pending_s:g}", f"--poll-s={self._poll_s:g}", "--", *kubectl,
             ),
             files=((_MANIFEST, json.dumps(objects, indent=2)),),
@@ -132,8 +146,8 @@ class KubernetesLauncher(ProcessLauncher):
         patient = replace(plan, timeout_s=plan.timeout_s + self._pending_s + _MARGIN_S)
         result = _with_driver_messages(super().run(patient))
         # A container's log holds both outputs, and so what mpirun or torchrun prints about its ranks.
-        ending = ending_of_mpi if self._kind == "mpijob" else ending_of_ranks
-        return replace(result, exit_code=ending(replace(result, stderr=result.stdout)).exit_code)
+        ended = _KINDS[self._kind].ending(replace(result, stderr=result.stdout))
+        return replace(result, exit_code=ended.exit_code)
 
 
 def _with_driver_messages(result: LaunchResult) -> LaunchResult:
