@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 
@@ -38,6 +39,17 @@ def test_it_ends_by_a_signal_or_with_the_block():
         while len(members(process._mark)) < 2 and time.monotonic() < deadline_s:
             time.sleep(0.05)
     assert members(process._mark) == ()
+
+
+def test_lines_that_nobody_reads_keep_no_program_from_ending():
+    code = """
+import os, sys
+from ncclt.launch.process.followed import FollowedProcess
+with FollowedProcess([sys.executable, "-c", "print('x\\\\n' * 3000)"], environment=os.environ) as process:
+    print(process.wait(60.0))
+"""
+    said = subprocess.run((sys.executable, "-c", code), capture_output=True, text=True, timeout=PATIENT_S)
+    assert (said.stdout, said.returncode) == ("0\n", 0), said.stderr
 
 
 def test_what_cannot_be_started():
