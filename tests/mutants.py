@@ -56,7 +56,7 @@ TESTS = {
               "unit/api", "unit/pipeline/test_tune.py", "unit/cli"],
     "launch": ["unit/launch", "contract/test_launchers.py", "unit/measure", "integration/test_launchers.py",
                "integration/test_kubernetes.py", "integration/test_ssh.py"],
-    "client": ["unit/client", "integration/test_run.py"],
+    "client": ["unit/client", "unit/deliver/render", "integration/test_run.py"],
 }  # fmt: skip
 
 
