@@ -13,6 +13,7 @@ from ncclt.launch.hostfile import Host, granted_hosts, parse_host, read_hostfile
         ("me@gpu-01.cluster.example:2222", Host(name="gpu-01.cluster.example", user="me", port=2222)),
         ("10.0.0.7", Host(name="10.0.0.7")),
         ("gpu01:65535", Host(name="gpu01", port=65535)),
+        ("gpu01:1", Host(name="gpu01", port=1)),
         ("root@[fe80::1]:22", Host(name="fe80::1", user="root", port=22)),
     ],
 )

@@ -13,6 +13,7 @@ from ncclt.core.message import DTYPE_SIZES, Collective, Message
 from ncclt.core.setting import Setting
 from ncclt.core.study import Arm, Phase, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
+from ncclt.errors import StoreError
 from ncclt.store import open_store
 from ncclt.testing.store_contract import sample_study, sample_trial
 
@@ -108,3 +109,18 @@ def test_new_are_the_trials_before_between_and_behind_the_known_ones(store):
     kept = [store.add_trial("abc123", sample_trial(number)) for number in range(5)]
     for known in ({}, {0}, {1}, {1, 3}, {4}, {0, 1, 4}, set(range(5))):
         assert store.new_trials("abc123", known) == tuple(trial for trial in kept if trial.number not in known)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"setting": 1}', '{"setting": {"channels": 0}}'])
+def test_a_document_that_was_changed_by_hand_is_named(store, text):
+    """Whatever is wrong with it: no JSON, no object, a field that is missing, or one of another type or range."""
+    store.open_study(sample_study())
+    store.add_trial("abc123", sample_trial(0))
+    with closing(sqlite3.connect(store.path)) as connection, connection:
+        (whole,) = connection.execute("SELECT document FROM trials").fetchone()
+        changed = json.dumps(json.loads(whole) | json.loads(text)) if "setting" in text else text
+        connection.execute("UPDATE trials SET document = ?", (changed,))
+    for read in (store.trials, store.trial_outline):
+        with pytest.raises(StoreError, match=r"^trial 0 of study abc123 in the store cannot be read: ") as raised:
+            read("abc123")
+        assert "restore a backup" in raised.value.hint

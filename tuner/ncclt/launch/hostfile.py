@@ -51,12 +51,13 @@ def parse_host(text: str) -> Host:
         UsageError: the text has another form.
     """
     match = _HOST.fullmatch(text)
-    if match is None or int(match["port"] or 1) not in range(1, 65536):
+    port = int(match["port"]) if match and match["port"] else None
+    if match is None or (port is not None and port not in range(1, 65536)):
         raise UsageError(f"{text!r} is not a host", hint="write [user@]name[:port], an IPv6 address in brackets")
     return Host(
         name=match["name"] or match["ipv6"],
         user=match["user"] or "",
-        port=int(match["port"]) if match["port"] else None,
+        port=port,
     )
 
 
