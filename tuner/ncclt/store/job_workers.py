@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import delete, exists, insert, select, update
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.life import Action, one_line_why
@@ -121,8 +121,8 @@ class JobWorkers:
                 "cluster": job.cluster, "model": job.model, "recommendation": "", "action": Action.JOB_FAILED.value,
                 "who": f"worker of {job.cluster}", "why": one_line_why(f"job {job.id}: {why}"),
             }  # fmt: skip
-            known = select(history.c.sequence).where(*(history.c[name] == value for name, value in said.items()))
-            if connection.execute(known.limit(1)).first() is None:
+            known = exists().where(*(history.c[name] == value for name, value in said.items()))
+            if not connection.scalar(select(known)):
                 connection.execute(insert(history).values(**said, created=self._clock()))
 
     @repeatable

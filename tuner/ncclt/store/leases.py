@@ -179,7 +179,7 @@ def _end_if_abandoned(connection: Connection, study_id: str) -> None:
     """Note that a study is interrupted if it is running and has no worker: one that failed could not say so itself."""
     running = (studies.c.id == study_id, studies.c.state == StudyState.RUNNING.value)
     text = connection.execute(select(studies.c.document).where(*running)).scalar()
-    if text is not None and connection.execute(_of(study_id).limit(1)).first() is None:
+    if text is not None and not connection.scalar(select(_of(study_id).exists())):
         document = to_text(json.loads(text) | {"reason": ABANDONED})
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         state = StudyState.INTERRUPTED.value

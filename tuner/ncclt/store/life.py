@@ -10,7 +10,7 @@ import secrets
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, insert, select, text, update
+from sqlalchemy import ColumnElement, Connection, Row, exists, insert, select, text, update
 
 from ncclt.core.life import Action, By, ClusterRules, LifeEvent, RevisionState, one_line_why
 from ncclt.core.recommendation import Decision, Recommendation
@@ -370,7 +370,7 @@ def _require_was_served(connection: Connection, id: str) -> None:
 
 def _was(connection: Connection, id: str, actions: tuple[Action, ...]) -> bool:
     of = (history.c.recommendation == id, history.c.action.in_([action.value for action in actions]))
-    return connection.execute(select(history.c.sequence).where(*of).limit(1)).first() is not None
+    return bool(connection.scalar(select(exists().where(*of))))
 
 
 def _set(connection: Connection, row: Row[Any], **values: object) -> None:

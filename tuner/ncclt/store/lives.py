@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from sqlalchemy import insert, select
+from sqlalchemy import exists, insert, select
 
 from ncclt.core.life import By, ClusterRules, LifeEvent, RevisionState, RevisionStatus
 from ncclt.core.recommendation import Recommendation
@@ -223,7 +223,7 @@ class Lives:
         with self._database.alone() as connection:
             life.get_rollout(connection, time.rollout)
             of = (job_times.c.rollout == time.rollout, job_times.c.job == time.job)
-            if connection.execute(select(job_times.c.sequence).where(*of)).first() is not None:
+            if connection.scalar(select(exists().where(*of))):
                 return False
             row = {name: getattr(time, name) for name in ("rollout", "job", "recommendation", "step_us", "steps")}
             connection.execute(insert(job_times).values(**row, created=self._clock()))
