@@ -6,6 +6,7 @@ What is legal is said by tests/fakes/hostile_answers.py, by hand and without a l
 import json
 import os
 import random
+import re
 import runpy
 import shlex
 import subprocess
@@ -16,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 import ncclt.client.fetch
-from ncclt.client.answer import TABLES
+from ncclt.client.answer import TABLES, AnswerError, written
 from ncclt.client.fetch import ClientError, fetch_env
 from ncclt.core.attestation import Form
 from ncclt.deliver.handover import plan_handover
@@ -204,3 +205,21 @@ def test_every_safe_value_of_the_catalogue_passes(sent):
                 f"{row.variable}={value}\n"
                 in fetch_env("http://s", cluster="leonardo", model="bert", format="dotenv").text
             )
+
+
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "shown"),
+    [
+        ("env", json.dumps(FAKE.document(variables={LONG: LONG})), 2),
+        ("env", json.dumps(FAKE.document() | {"decision": LONG}), 1),
+        ("env", json.dumps(FAKE.document() | {"model": LONG}), 1),
+        ("tuner-csv", f"{LONG}\n", 1),
+    ],
+)
+def test_an_error_holds_60_characters_of_what_a_server_sent(form, text, shown):
+    with pytest.raises(AnswerError) as raised:
+        written(text, form, {"cluster": "leonardo", "model": "bert"})
+    assert [len(run) for run in re.findall("x{9,}", str(raised.value))] == [60] * shown

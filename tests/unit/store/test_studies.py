@@ -118,6 +118,8 @@ def test_studies_are_counted_by_state_and_one_whose_workers_are_dead_is_interrup
         store.enter(id, gone)
     counted = {place: count for place, count in store.counts()["studies"].items() if count}
     assert counted == {("pair", "running"): 1, ("pair", "interrupted"): 2, ("hall", "interrupted"): 1}
+    listed = [row.study.state.value for row in store.studies().items]
+    assert listed == ["interrupted", "interrupted", "interrupted", "running"]
 
 
 def test_a_study_keeps_the_cost_tables_that_it_began_from(store):
