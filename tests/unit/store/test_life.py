@@ -59,6 +59,10 @@ def actions(store, **of):
     return [(event.action, event.recommendation, event.who) for event in reversed(store.history(**of))]
 
 
+def began(store):
+    return [event.why for event in store.history() if event.action is Action.ROLL_OUT_BEGAN]
+
+
 def test_without_rules_the_newest_is_active_at_once(store, url):
     publish(store, "a", "b")
     assert states(store) == {"a": "retired", "b": "active"}
@@ -214,6 +218,7 @@ def test_a_roll_out_leaves_the_active_one_to_the_others(store, url):
     assert (states(store), served(store, url)) == ({"a": "active", "b": "candidate", "c": "candidate"}, ["a"])
     ((rollout, candidate),) = store.served_rollouts(cluster="pair", model="toy")
     assert (candidate.id, rollout.control, rollout.percent) == ("b", "a", 10)
+    assert began(store) == ["10 % of the jobs, against a, loss limit 1 %"]
     with pytest.raises(ConflictError, match="the revision b is being rolled out to 10 %"):
         store.approve("c", BOB)
     store.activate("b", BOB)
@@ -225,6 +230,7 @@ def test_a_first_revision_is_rolled_out_against_nccls_own_choice(store, url):
     publish(store, "a")
     ((rollout, _),) = store.served_rollouts(cluster="pair", model="toy")
     assert (rollout.control, served(store, url)) == ("", ["a"])
+    assert began(store) == ["50 % of the jobs, against NCCL's own choice, loss limit 1 %"]
     assert {rollout.variant(f"job {n}") for n in range(50)} == {Variant.CANDIDATE, Variant.DEFAULT}
 
 

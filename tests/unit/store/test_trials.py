@@ -124,3 +124,11 @@ def test_a_document_that_was_changed_by_hand_is_named(store, text):
         with pytest.raises(StoreError, match=r"^trial 0 of study abc123 in the store cannot be read: ") as raised:
             read("abc123")
         assert "restore a backup" in raised.value.hint
+
+
+def test_pages_of_trials_are_by_number_and_go_on_behind_one(store):
+    store.open_study(sample_study())
+    kept = tuple(store.add_trial("abc123", sample_trial(number)) for number in (0, 1, 2, 5))
+    assert store.trial_page("abc123", limit=3) == kept[:3]
+    assert store.trial_page("abc123", after=2, limit=3) == kept[3:]
+    assert store.trial_page("abc123", after=5, limit=3) == store.trial_page("unknown", limit=3) == ()
