@@ -1,7 +1,10 @@
+import sqlite3
+from contextlib import closing
+
 import pytest
 from sqlalchemy import make_url
 
-from ncclt.errors import UsageError
+from ncclt.errors import StoreError, UsageError
 from ncclt.store.database import Database
 from ncclt.store.location import locate
 
@@ -41,3 +44,19 @@ def test_what_is_shown_has_no_password(opened):
 def test_a_url_that_cannot_be_read_is_the_users_error(url):
     with pytest.raises(UsageError, match="cannot be read"):
         Database(locate(url))
+
+
+def test_a_damaged_file_is_told_in_one_line(opened, tmp_path):
+    path = tmp_path / "a.db"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE t (number INTEGER)")
+        connection.executemany("INSERT INTO t VALUES (?)", ((number,) for number in range(5000)))
+    opened(f"sqlite:///{path}").require_sound()
+    whole = path.read_bytes()
+    path.write_bytes(whole[:8192] + b"\xa5" * (len(whole) - 8192))
+    with pytest.raises(StoreError) as raised:
+        opened(f"sqlite:///{path}").require_sound()
+    assert raised.value.message.startswith(f"the store {path} is damaged: ")
+    assert "page" in raised.value.message.lower()  # as SQLite calls the place
+    assert "\n" not in raised.value.message
+    assert "restore a backup" in raised.value.hint

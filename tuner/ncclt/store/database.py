@@ -92,10 +92,10 @@ class Database:
         if self.schema is not None:
             return
         with self.reading() as connection:
-            found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalars().all()
-        if found != ["ok"]:
+            found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
+        if found != "ok":
             raise StoreError(
-                f"the store {self.shown} is damaged: {' '.join(str(found[0]).split()) if found else 'no answer'}",
+                f"the store {self.shown} is damaged: {' '.join(str(found or 'no answer').split())}",
                 hint="restore a backup or name another store with --storage",
             )
 
