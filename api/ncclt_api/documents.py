@@ -108,6 +108,7 @@ def trial_document(trial: Trial, cluster: Cluster) -> TrialDocument:
         number=trial.number,
         phase=trial.phase,
         setting=trial.setting.to_document(),
+        policy=trial.policy.to_document() if trial.policy else None,
         label=trial.label,
         repeat=trial.repeat,
         outcome=trial.result.outcome,

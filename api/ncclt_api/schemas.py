@@ -202,9 +202,7 @@ class VerdictDocument(AnswerModel):
     decision: Decision
     reason: str
     speedup: float
-    interval: tuple[float | None, float | None] = Field(
-        description="95 %, valid whenever the measuring ended; null = without bound"
-    )
+    interval: tuple[float | None, float | None] = Field(description="95 %, valid at any end; null = without bound")
     blocks: int
     default_us: float
     policy_us: float
@@ -336,11 +334,12 @@ class MeasurementDocument(MessageDocument):
 
 
 class TrialDocument(AnswerModel):
-    """One launch of a setting."""
+    """One launch of a setting or of a whole policy."""
 
     number: int
     phase: Phase
-    setting: dict[str, Any] = Field(description="what was forced; {} = the default")
+    setting: dict[str, Any] = Field(description="what was forced; {} = the default; of a policy its parameters")
+    policy: dict[str, Any] | None = Field(description="launched as a whole; null = the setting was")
     label: str
     repeat: int
     outcome: Outcome

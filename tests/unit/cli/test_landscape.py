@@ -12,6 +12,7 @@ from ncclt.cli.application import app
 from ncclt.cli.landscape import bar
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective, Message
+from ncclt.core.policy import Policy, Rule
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Phase, Study, StudyState, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
@@ -52,6 +53,13 @@ TRIALS = [
     launch(4, LL, (1.0, 1.0), outcome=Outcome.WRONG_RESULT),
     launch(5, LL, (2.0, 2.0), interpolated=True),
 ]
+LARGE_LL = Policy(
+    rules=(
+        Rule(
+            collective=Collective.ALL_REDUCE, min_bytes=8192, algorithm=LL.algorithm, protocol=LL.protocol, channels=4
+        ),
+    )
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -64,9 +72,9 @@ def study(cluster):
     )  # fmt: skip
 
 
-def exported(study, path=None):
+def exported(study, path=None, more=()):
     text = io.StringIO()
-    rows, notes = export(study, TRIALS, text, version="9.9")
+    rows, notes = export(study, (*TRIALS, *more), text, version="9.9")
     if path is not None:
         path.write_text(text.getvalue())
     return rows, notes, list(csv.DictReader(io.StringIO(text.getvalue())))
@@ -83,6 +91,14 @@ def test_what_is_exported_is_read_back(study, tmp_path):
     assert landscape.time_samples(BUFFERS, MESSAGES[1]) == (15.0,)
     assert landscape.cluster.fingerprint() == study.cluster.fingerprint()
     assert landscape.cluster.recorded_label == "recorded: 4x A100 (pair), study mine; 2026-11-22; ncclt 9.9"
+
+
+def test_a_launch_of_a_policy_is_written_by_what_it_forced_on_each_message(study, tmp_path):
+    table = replace(launch(6, DEFAULT, (12.0, 18.0)), phase=Phase.VERIFY, policy=LARGE_LL)
+    exported(study, tmp_path / "mine.csv", [table])
+    landscape = load_landscape(tmp_path / "mine.csv", {})
+    assert [landscape.time_samples(DEFAULT, message) for message in MESSAGES] == [(10.0, 11.0, 12.0), (20.0, 21.0)]
+    assert [landscape.time_samples(LL, message) for message in MESSAGES] == [(8.0,), (19.0, 18.0)]
 
 
 def test_hosts_are_left_out_and_all_columns_are_there(study):

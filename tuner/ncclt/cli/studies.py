@@ -206,6 +206,7 @@ def trial_row(trial: Trial, cluster: Cluster) -> dict[str, Any]:
         "arm": trial.arm.value if trial.arm else None,
         "block": trial.block,
         "setting": trial.setting.to_document(),
+        "policy": trial.policy.to_document() if trial.policy else None,
         "label": trial.label,
         "repeat": trial.repeat,
         "outcome": trial.result.outcome.value,

@@ -50,7 +50,8 @@ def _rows(study: Study, measured: Iterable[tuple[Trial, Measurement]], version: 
     for trial, measurement in measured:
         persistent = ("persistent ranks",) if trial.result.persistent else ()
         notes = (*persistent, *((SIMULATED,) if study.simulated else ()))
-        yield row_of(study.cluster, trial.setting, measurement, notes=notes, origin=origin)
+        setting = trial.setting_of(measurement.message)
+        yield row_of(study.cluster, setting, measurement, notes=notes, origin=origin)
 
 
 def row_of(
