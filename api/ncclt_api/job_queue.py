@@ -22,7 +22,7 @@ from dbos import error as dbos_error
 
 from ncclt.core.tuning_job import Backlog, JobEvent, JobResult, JobState, JobStatus, TuningJob
 from ncclt.errors import NotFoundError, StoreError, UsageError, hide_passwords
-from ncclt.store.database import CONNECT_TIMEOUT_S
+from ncclt.store.database import CONNECT_TIMEOUT_S, engine_alone
 from ncclt.store.failures import hint_for, one_line
 from ncclt.store.location import locate
 
@@ -32,6 +32,9 @@ SCHEMA = "ncclt_jobs"
 _APPLICATION, _VERSION, _WORKFLOW, _EVENTS = "ncclt", "1", "tune", "events"
 
 _CANCEL, _TAKEN_OVER = "cancel", "taken_over"
+
+_BUSY_TIMEOUT_S = 30.0
+"""How long a worker waits for a lock on the SQLite file of the queue, as DBOS does."""
 
 POLL_S = 1.0
 """How often a worker looks for jobs, and readers of events for new ones."""
@@ -301,9 +304,13 @@ def serve_jobs(
         worker: a name that no other process has or had.
         run: runs a job to its end; what it raises fails the job.
     """
+    url = queue_url(storage)
+    # On SQLite, DBOS counts the running jobs before its transaction begins: two workers would each take one.
+    engine = engine_alone(url, busy_timeout_s=_BUSY_TIMEOUT_S)
     DBOS(
         config={
-            "name": _APPLICATION, "system_database_url": queue_url(storage), "dbos_system_schema": SCHEMA,
+            "name": _APPLICATION, "system_database_url": url, "system_database_engine": engine,
+            "dbos_system_schema": SCHEMA,
             "executor_id": worker, "application_version": _VERSION, "log_level": "ERROR", "serializer": _Json(),
             "run_migrations": False,
         }
@@ -322,7 +329,13 @@ def serve_jobs(
 
     DBOS.listen_queues([_queue_of(cluster)])
     DBOS.launch()
-    return DBOS.destroy
+
+    def take_no_more() -> None:
+        DBOS.destroy()
+        if engine is not None:
+            engine.dispose()
+
+    return take_no_more
 
 
 class JobReport:

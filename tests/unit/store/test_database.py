@@ -2,10 +2,11 @@ import sqlite3
 from contextlib import closing
 
 import pytest
-from sqlalchemy import make_url
+from sqlalchemy import make_url, text
+from sqlalchemy.exc import OperationalError
 
 from ncclt.errors import StoreError, UsageError
-from ncclt.store.database import Database
+from ncclt.store.database import Database, engine_alone
 from ncclt.store.location import locate
 
 
@@ -60,3 +61,18 @@ def test_a_damaged_file_is_told_in_one_line(opened, tmp_path):
     assert "page" in raised.value.message.lower()  # as SQLite calls the place
     assert "\n" not in raised.value.message
     assert "restore a backup" in raised.value.hint
+
+
+def test_a_transaction_that_only_reads_so_far_keeps_others_from_beginning_where_it_is_alone(tmp_path):
+    """Else two workers that count the running jobs before they take one would each take one."""
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    one, other = (engine_alone(url, busy_timeout_s=0.0) for _ in range(2))
+    with one.begin() as first:
+        first.execute(text("SELECT count(*) FROM sqlite_master"))
+        with pytest.raises(OperationalError, match="locked"), other.begin():
+            pass
+    with other.begin() as second:
+        assert second.execute(text("SELECT 1")).scalar() == 1
+    one.dispose()
+    other.dispose()
+    assert engine_alone("postgresql://127.0.0.1:9/nothing", busy_timeout_s=0.0) is None

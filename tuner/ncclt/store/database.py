@@ -13,7 +13,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from ncclt.errors import StoreError, UsageError
 from ncclt.store.failures import translated
-from ncclt.store.location import BUSY_TIMEOUT_S, URL_HINT, Location
+from ncclt.store.location import BUSY_TIMEOUT_S, URL_HINT, Location, locate
 from ncclt.store.revisions import OPTUNA_SCHEMA, POSTGRESQL_SCHEMA
 from ncclt.store.tables import workloads
 
@@ -140,6 +140,18 @@ def _in_schema(url: URL, schema: str) -> URL:
     return url.update_query_dict(
         {"connect_timeout": url.query.get("connect_timeout", str(CONNECT_TIMEOUT_S)), "options": merged}
     )
+
+
+def engine_alone(url: str, *, busy_timeout_s: float) -> Engine | None:
+    """Return an engine of a database that is SQLite's: each of its transactions is alone from its beginning.
+
+    For a library that reads and then writes by what it has read. Python's sqlite3 begins at the first write, so two
+    processes could both have read before either writes.
+    """
+    location = locate(url)
+    if location.path is None:
+        return None
+    return _sqlite_engine(location, busy_timeout_s=busy_timeout_s).execution_options(**{_ALONE: True})
 
 
 def _sqlite_engine(location: Location, *, busy_timeout_s: float) -> Engine:
