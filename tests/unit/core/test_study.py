@@ -10,9 +10,9 @@ from ncclt.core.study import BegunFrom, Phase, Trial, gpu_seconds
 from ncclt.core.trial import Outcome, TrialResult
 
 
-def trial(policy=None, *, setting=DEFAULT, wall_s=0.0):
+def trial(policy=None, *, phase=Phase.SEARCH, setting=DEFAULT, wall_s=0.0):
     return Trial(
-        number=0, phase=Phase.SEARCH, setting=setting, repeat=0, score_us=None, policy=policy,
+        number=0, phase=phase, setting=setting, repeat=0, score_us=None, policy=policy,
         result=TrialResult(outcome=Outcome.CRASHED, wall_s=wall_s),
     )  # fmt: skip
 
@@ -33,6 +33,19 @@ def rules(count):
 )
 def test_a_trial_says_what_was_forced(shown, label):
     assert shown.label == label
+
+
+@pytest.mark.parametrize(
+    ("launched", "tries"),
+    [
+        (trial(), True),
+        (trial(phase=Phase.CONFIRM), True),
+        (trial(phase=Phase.VERIFY), False),
+        (trial(Policy(), phase=Phase.CONFIRM), False),
+    ],
+)
+def test_neither_a_policy_nor_a_part_of_a_proof_tries_a_setting(launched, tries):
+    assert launched.tries_setting is tries
 
 
 def test_a_launch_costs_its_time_on_every_gpu_of_the_cluster():

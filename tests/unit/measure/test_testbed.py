@@ -1,11 +1,9 @@
 """What can be tried and measured where trials run."""
 
-import inspect
 from dataclasses import replace
 
 import pytest
 
-from ncclt.cli.tune import tune
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT
@@ -14,7 +12,7 @@ from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import LandscapeError, UsageError
 from ncclt.measure.testbed import Testbed
 from ncclt.measure.trial import launch
-from ncclt.search.space import SEARCHED_UNASKED, left_out, process_wide_ladders, space_of
+from ncclt.search.space import left_out, space_of
 from ncclt.testing.fakes import FakeRunner, FakeTrialLog
 
 CLUSTER = Cluster(
@@ -72,39 +70,6 @@ def test_a_testbed_that_covers_nothing_refuses_the_workload():
 
     with pytest.raises(LandscapeError, match="none of the messages"):
         testbed.cut(workload(Collective.ALL_REDUCE))
-
-
-def test_ladders_hold_every_value_but_the_default():
-    ladders = process_wide_ladders(("BUFFSIZE",), CLUSTER)
-
-    assert 4 << 20 not in ladders["BUFFSIZE"]
-    assert 8 << 20 in ladders["BUFFSIZE"]
-
-
-@pytest.mark.parametrize(
-    ("name", "version", "reason", "hint"),
-    [
-        ("FOO", "2.22.3", "ncclt knows no such parameter", "where --process-wide is left out, BUFFSIZE is searched"),
-        ("FOO", "2.22.3", "ncclt knows no such parameter", "only where it names them are NTHREADS, P2P_NET_CHUNKSIZE"),
-        ("BUFSIZE", "2.22.3", "ncclt knows no such parameter", "did you mean BUFFSIZE? where"),
-        ("IB_TC", "2.22.3", "never sets it (the site's quality of service)", "IB_SPLIT_DATA_ON_QPS; `none`"),
-        ("MAX_NCHANNELS", "2.22.3", "the search chooses algorithm, protocol and channels itself", "BUFFSIZE"),
-        ("IB_SPLIT_DATA_ON_QPS", "2.13.4", "it came with NCCL 2.18", "IB_QPS_PER_CONNECTION; `none`"),
-    ],
-)
-def test_parameters_that_must_not_be_searched_are_refused_with_those_that_may(name, version, reason, hint):
-    with pytest.raises(UsageError) as refused:
-        process_wide_ladders(("BUFFSIZE", name), replace(CLUSTER, nccl_version=version))
-    assert f"{name} is not searched with NCCL {version}: " in refused.value.message
-    assert reason in refused.value.message
-    assert hint in refused.value.hint
-    assert "ncclt." not in refused.value.hint  # a module is no answer to somebody at a shell
-
-
-def test_what_is_searched_unasked_is_what_the_command_says():
-    default = inspect.signature(tune).parameters["process_wide"].default
-    assert tuple(default.split(",")) == SEARCHED_UNASKED
-    assert set(SEARCHED_UNASKED) <= set(process_wide_ladders(SEARCHED_UNASKED, CLUSTER))
 
 
 def test_what_cannot_be_forced_here_is_not_in_the_space():

@@ -1,15 +1,27 @@
 """The search space: legal settings only, exactly the recorded ones in a replay."""
 
+import inspect
+from dataclasses import replace
+
 import pytest
 from optuna.distributions import CategoricalDistribution, IntDistribution
 
+from ncclt.cli.tune import tune
 from ncclt.core.algorithms import Algorithm, Protocol, is_legal
 from ncclt.core.message import Collective
 from ncclt.core.setting import DEFAULT, Setting
-from ncclt.errors import LandscapeError
+from ncclt.errors import LandscapeError, UsageError
 from ncclt.measure.testbed import Testbed
 from ncclt.nccl.parameters import parameter
-from ncclt.search.space import MAX_POINTS, SearchSpace, cluster_space, recorded_space, space_of
+from ncclt.search.space import (
+    MAX_POINTS,
+    SEARCHED_UNASKED,
+    SearchSpace,
+    cluster_space,
+    process_wide_ladders,
+    recorded_space,
+    space_of,
+)
 from ncclt.testing.fakes import FakeRunner
 
 RING, TREE = (Setting(algorithm=algorithm, protocol=Protocol.LL) for algorithm in (Algorithm.RING, Algorithm.TREE))
@@ -146,3 +158,37 @@ def test_the_nearest_setting_counts_steps_and_a_tie_goes_to_the_first_point_as_t
 
     alike = SearchSpace(distributions=distributions, settings={("s", 1): first, ("s", 3): first, ("l", 2): other})
     assert alike.nearest({"pair": "s", "channels": 2}, [first]) == first
+
+
+def test_ladders_hold_every_value_but_the_default(cluster):
+    ladders = process_wide_ladders(("BUFFSIZE",), cluster)
+
+    assert 4 << 20 not in ladders["BUFFSIZE"]
+    assert 8 << 20 in ladders["BUFFSIZE"]
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "reason", "hint"),
+    [
+        ("FOO", "2.22.3", "ncclt knows no such parameter", "where --process-wide is left out, BUFFSIZE is searched"),
+        ("FOO", "2.22.3", "ncclt knows no such parameter", "only where it names them are NTHREADS, P2P_NET_CHUNKSIZE"),
+        ("BUFSIZE", "2.22.3", "ncclt knows no such parameter", "did you mean BUFFSIZE? where"),
+        ("IB_TC", "2.22.3", "never sets it (the site's quality of service)", "IB_SPLIT_DATA_ON_QPS; `none`"),
+        ("MIN_CTAS", "2.22.3", "channels beyond NCCL's own take SMs from compute", "BUFFSIZE"),
+        ("MAX_NCHANNELS", "2.22.3", "the search chooses algorithm, protocol and channels itself", "BUFFSIZE"),
+        ("IB_SPLIT_DATA_ON_QPS", "2.13.4", "it came with NCCL 2.18", "IB_QPS_PER_CONNECTION; `none`"),
+    ],
+)
+def test_parameters_that_must_not_be_searched_are_refused_with_those_that_may(cluster, name, version, reason, hint):
+    with pytest.raises(UsageError) as refused:
+        process_wide_ladders(("BUFFSIZE", name), replace(cluster, nccl_version=version))
+    assert f"{name} is not searched with NCCL {version}: " in refused.value.message
+    assert reason in refused.value.message
+    assert hint in refused.value.hint
+    assert "ncclt." not in refused.value.hint  # a module is no answer to somebody at a shell
+
+
+def test_what_is_searched_unasked_is_what_the_command_says(cluster):
+    default = inspect.signature(tune).parameters["process_wide"].default
+    assert tuple(default.split(",")) == SEARCHED_UNASKED
+    assert set(SEARCHED_UNASKED) <= set(process_wide_ladders(SEARCHED_UNASKED, cluster))
