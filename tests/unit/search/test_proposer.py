@@ -172,6 +172,19 @@ def test_a_worker_that_dies_beside_others_gives_its_setting_back(worker, trial_l
     assert "RUNNING" not in {trial.state.name for trial in kept(url)}
 
 
+def test_a_dead_workers_launch_ends_although_another_launch_was_given_its_number(worker, trial_log, url):
+    with worker() as living:
+        living.resume(trial_log.trials()[0], trial_log.trials())
+        dead = worker()
+        dead.resume(trial_log.trials()[0], trial_log.trials(), only_worker=False)
+        lost = ask(dead, trial_log)
+        claim = ask(living, trial_log)
+        assert claim.number == lost.number
+        assert claim.setting != lost.setting
+        assert living.propose(trial_log.trials(), running=[claim]).setting == lost.setting
+        assert [trial.state.name for trial in kept(url)] == ["COMPLETE", "FAIL", "RUNNING", "RUNNING"]
+
+
 def test_what_a_worker_stored_and_never_told_is_told_by_another(worker, trial_log, runner, workload, url):
     with worker() as living:
         living.resume(trial_log.trials()[0], trial_log.trials())
@@ -186,6 +199,24 @@ def test_what_a_worker_stored_and_never_told_is_told_by_another(worker, trial_lo
 
     assert again.setting != claim.setting
     assert [trial.user_attrs["ncclt_trial"] for trial in told] == [0, 1]
+
+
+def test_what_a_worker_stored_after_it_was_taken_for_dead_is_added_by_the_next_one(
+    worker, trial_log, runner, workload, url
+):
+    dead = worker()
+    dead.resume(trial_log.trials()[0], trial_log.trials())
+    claim = ask(dead, trial_log)
+    with worker() as successor:
+        successor.resume(trial_log.trials()[0], trial_log.trials())
+    ended = [trial.state.name for trial in kept(url)]
+    launch_claim(runner, workload, trial_log, claim)
+    with worker() as successor:
+        successor.resume(trial_log.trials()[0], trial_log.trials())
+    told = [trial.user_attrs["ncclt_trial"] for trial in kept(url) if trial.state.name == "COMPLETE"]
+
+    assert ended == ["COMPLETE", "FAIL"]
+    assert told == [0, 1]
 
 
 def test_a_worker_that_was_taken_for_dead_still_counts_under_the_number_that_it_was_given(

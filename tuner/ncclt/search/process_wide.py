@@ -64,15 +64,17 @@ def outlook(settings: Sequence[Setting], beliefs: Beliefs) -> Outlook:
 
 
 def _standing(beliefs: Beliefs, inside: np.ndarray) -> Standing:
-    """Return the best policy among the measured settings of a group; infinite where a message was not measured."""
+    """Return the best policy among the measured settings of a group.
+
+    Where no setting of a message was measured, its value is infinite and its choice means nothing.
+    """
     trusted = (inside & beliefs.measured)[:, None] & (beliefs.disturbed == 0)
     mine = np.where(trusted, beliefs.mean, np.inf)
     padded = np.vstack([np.full((2, mine.shape[1]), np.inf), mine])
     order = np.argsort(padded, axis=0, kind="stable")
     columns = np.arange(mine.shape[1])
     value, second = padded[order[0], columns], padded[order[1], columns]
-    chosen = np.where(np.isfinite(value), order[0] - 2, -1)
-    return Standing(chosen=chosen, value=value, second=np.where(np.isfinite(second), second, value + 1.0))
+    return Standing(chosen=order[0] - 2, value=value, second=np.where(np.isfinite(second), second, value + 1.0))
 
 
 def _steps_towards(beliefs: Beliefs, inside: np.ndarray, overall: float) -> Array:
