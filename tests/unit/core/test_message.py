@@ -1,8 +1,10 @@
 """One kind of message: its limits, its bandwidths (nccl-tests, doc/PERFORMANCE.md), its words."""
 
+import re
+
 import pytest
 
-from ncclt.core.message import MOST_BYTES, Collective, Message, bus_factor, format_bytes
+from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, bus_factor, format_bytes
 from ncclt.errors import InputError
 
 
@@ -22,6 +24,11 @@ from ncclt.errors import InputError
 )
 def test_bus_bandwidth_is_what_the_slowest_link_carries(collective, ranks, factor):
     assert bus_factor(collective, ranks) == factor
+
+
+def test_a_dtype_has_as_many_bytes_as_its_name_says():
+    bits = {dtype: int(re.search(r"\d+|$", dtype)[0] or 8) for dtype in DTYPE_SIZES}
+    assert {dtype: 8 * size for dtype, size in DTYPE_SIZES.items()} == bits
 
 
 @pytest.mark.parametrize(

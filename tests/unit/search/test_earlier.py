@@ -20,9 +20,11 @@ from ncclt.search.earlier import (
     trust_in,
     weighed,
 )
+from ncclt.search.kernels import likeness
 from ncclt.search.observations import Launch
 from ncclt.search.sampler import PolicySampler
 from ncclt.search.space import cluster_space
+from ncclt.search.surfaces import Surface, beginning
 from ncclt.store import open_store
 from ncclt.store.location import locate
 from ncclt.store.retention import prune_store
@@ -146,19 +148,33 @@ def test_what_a_source_never_launched_is_taken_over_less(cluster, workload, spac
     assert found.coverage[~there].min() < 0.5
 
 
+def test_where_a_trusted_source_has_measured_a_fifth_of_the_deviation_is_left(cluster, workload, space):
+    settings, messages = [s for s in space.distinct if not s.is_default][:3], [c.message for c in workload.messages]
+    nothing, coverage = np.zeros((3, len(messages))), np.array([[1.0, 1.0], [0.5, 1.0], [0.0, 0.0]])
+    before = likeness(settings, messages, cluster)
+
+    found = beginning(nothing[None], before, [Surface(departure=nothing, coverage=coverage, trust=0.9)], None)
+
+    left = np.sqrt(np.diag(found.alike.smooth) / np.diag(before.smooth))
+    assert left == pytest.approx([1 - 0.8 * 0.9, 1 - 0.8 * 0.9 * 0.5, 1])
+
+
 @pytest.mark.parametrize(
-    ("there", "less"),
+    ("there", "here", "less"),
     [
-        ({"nodes": 2}, True),
-        ({"nccl_version": "2.27.7"}, True),
-        ({"nccl_version": "2.28.9"}, False),
-        ({"driver": "570.1"}, False),
-        ({"name": "another name"}, False),
+        ({"nodes": 2}, {}, True),
+        ({"nccl_version": "2.27.7"}, {}, True),
+        ({"nccl_version": "2.28.9"}, {}, False),
+        ({"driver": "570.1"}, {"driver": "580.65"}, True),
+        ({"driver": "570.1"}, {"driver": "570.1"}, False),
+        ({"driver": "570.1"}, {}, False),
+        ({}, {"driver": "570.1"}, False),
+        ({"name": "another name"}, {}, False),
     ],
 )
-def test_trust_is_less_the_further_a_cluster_is(there, less):
+def test_trust_is_less_the_further_a_cluster_is(there, here, less):
     same = trust_in(DGX, DGX)
-    other = trust_in(replace(DGX, **there), DGX)
+    other = trust_in(replace(DGX, **there), replace(DGX, **here))
 
     assert 0.5 < other <= same < 1
     assert (other < same) is less
@@ -327,7 +343,7 @@ def test_few_launches_and_more_sources_than_help_are_left_out(store, cluster, wo
     made = launches(space, workload, landscape, every=9)
     keep(store, study(cluster, workload, 0), made[: FEWEST_LAUNCHES - 1])
     for number in range(1, 4):
-        keep(store, study(cluster, workload, number), made[: FEWEST_LAUNCHES + number])
+        keep(store, study(cluster, workload, number), made[: FEWEST_LAUNCHES + number - 1])
     begun, _ = begin(store, store.open_study(study(cluster, workload, 4)), launched=False)
 
     assert [b.study for b in begun.begun_from] == [IDS[3], IDS[2], IDS[1]]

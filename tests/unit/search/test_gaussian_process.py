@@ -276,6 +276,19 @@ def test_single_launches_leave_several_noises_open_and_repeats_fewer(cluster):
     assert many.noises[-1][1] < 0.04**2
 
 
+def test_noises_that_the_launches_cannot_tell_apart_are_as_likely_as_a_normal_distribution_has_them(cluster):
+    """At 0, 1.15 and 2.3 standard deviations above what is usual."""
+    settings, launches = some_launches()
+    calls = tuple(MessageCalls(message=m, calls_per_step=1.0) for m in MESSAGES)
+    workload = Workload(name="w", messages=calls, provenance=Provenance(source="test"))
+    observations = replace(observe(launches), sigma_doubt=0.0)
+
+    known = Model(settings, workload, cluster).believe(observations, ())
+
+    densities = np.exp(-0.5 * np.array([0.0, 1.15, 2.3]) ** 2)
+    assert [p for p, _ in known.noises] == pytest.approx(densities / densities.sum(), abs=1e-4)
+
+
 def test_fewer_hyperparameters_are_averaged_the_more_settings_were_measured(cluster, monkeypatch):
     """The time of a proposal hangs on it; in the end the best choice stands alone however close the second one is."""
     space = cluster_space({Collective.ALL_REDUCE}, cluster, parameters={"BUFFSIZE": (1 << 20, 2 << 20, 8 << 20)})

@@ -140,6 +140,7 @@ def test_the_time_budget_ends_the_search(cluster, workload, landscape):
     )
 
     assert "time budget of 4 s" in end.reason
+    assert not end.interrupted
     assert len(runner.launches) < 6
 
 

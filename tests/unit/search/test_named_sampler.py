@@ -35,6 +35,7 @@ def test_a_class_of_another_package_needs_no_seed(tmp_path, monkeypatch):
         (".relative:X", "cannot be imported: TypeError", "PYTHONPATH"),
         ("broken:X", "cannot be imported: SyntaxError", "PYTHONPATH"),
         ("optuna.samplers:TPESampeler", "has no TPESampeler", "did you mean optuna.samplers:TPESampler?"),
+        ("near:Smpler", "has no Smpler", "did you mean near:Sampler?"),
         ("json:Nothing", "has no Nothing", "no sampler"),
         ("json:JSONDecoder", "JSONDecoder is no class derived from optuna.samplers.BaseSampler", "TPESampler"),
         ("json:loads", "loads is no class derived", "TPESampler"),
@@ -45,6 +46,8 @@ def test_a_class_of_another_package_needs_no_seed(tmp_path, monkeypatch):
 )
 def test_what_is_no_sampler_is_refused_with_a_hint(text, said, hint, tmp_path, monkeypatch):
     (tmp_path / "broken.py").write_text("class X(")
+    classes = (f"class {name}(RandomSampler): pass\n" for name in ("ASampler", "Sampler", "Samplers"))
+    (tmp_path / "near.py").write_text("".join(["from optuna.samplers import RandomSampler\n", *classes]))
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UsageError) as refused:
         named_sampler(text)

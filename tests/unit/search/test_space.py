@@ -110,13 +110,13 @@ def test_a_recorded_grid_keeps_its_axes():
     grid = [
         Setting(algorithm=Algorithm.RING, protocol=p, channels=c)
         for p in (Protocol.LL, Protocol.SIMPLE)
-        for c in (1, 4, 16)
+        for c in (None, 1, 4, 16)
     ]
     space = recorded_space(grid)
 
     assert set(space.distinct) == set(grid)
     assert isinstance(space.distributions["pair"], CategoricalDistribution)
-    assert isinstance(space.distributions["channels"], IntDistribution)
+    assert space.distributions["channels"] == IntDistribution(0, 3)
     assert all(space.setting(space.params(s)) == s for s in grid)
 
 
@@ -173,6 +173,7 @@ def test_ladders_hold_every_value_but_the_default(cluster):
         ("FOO", "2.22.3", "ncclt knows no such parameter", "where --process-wide is left out, BUFFSIZE is searched"),
         ("FOO", "2.22.3", "ncclt knows no such parameter", "only where it names them are NTHREADS, P2P_NET_CHUNKSIZE"),
         ("BUFSIZE", "2.22.3", "ncclt knows no such parameter", "did you mean BUFFSIZE? where"),
+        ("THREADS", "2.22.3", "ncclt knows no such parameter", "did you mean NTHREADS? where"),
         ("IB_TC", "2.22.3", "never sets it (the site's quality of service)", "IB_SPLIT_DATA_ON_QPS; `none`"),
         ("MIN_CTAS", "2.22.3", "channels beyond NCCL's own take SMs from compute", "BUFFSIZE"),
         ("MAX_NCHANNELS", "2.22.3", "the search chooses algorithm, protocol and channels itself", "BUFFSIZE"),

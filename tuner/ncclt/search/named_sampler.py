@@ -45,7 +45,7 @@ def named_sampler(text: str) -> NamedSampler | None:
     found = getattr(_module(place), name, None)
     if found is None:
         classes = [n for n, value in vars(_module(place)).items() if _is_sampler(value)]
-        close = get_close_matches(name, classes, n=1)
+        close = get_close_matches(name, classes)
         hint = f"did you mean {place}:{close[0]}?" if close else f"it has {', '.join(classes) or 'no sampler'}"
         raise UsageError(f"--sampler {text}: the module {place} has no {name}", hint=hint)
     if not _is_sampler(found):

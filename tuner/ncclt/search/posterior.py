@@ -262,7 +262,7 @@ def _averaged(mixture: Mixture) -> tuple[Array, Array]:
     """Return mean and variance of a mixture."""
     mean: Array = np.sum([weight * mine for weight, mine, _ in mixture], axis=0)
     square: Array = np.sum([weight * (variance + mine**2) for weight, mine, variance in mixture], axis=0)
-    return mean, np.maximum(square - mean**2, 0.0)
+    return mean, square - mean**2
 
 
 def _rounded(mean: Array, variance: Array) -> tuple[Array, Array]:

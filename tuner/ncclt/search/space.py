@@ -189,12 +189,9 @@ def recorded_space(recorded: Iterable[Setting]) -> SearchSpace:
             distributions={"setting": CategoricalDistribution(list(labels))},
             settings={(label,): setting for label, setting in labels.items()},
         )
-    distributions: dict[str, BaseDistribution] = {}
-    for name, values in varying.items():
-        if name == "channels":
-            distributions[name] = IntDistribution(0, len(values) - 1)
-        else:
-            distributions[name] = CategoricalDistribution(values)
+    distributions: dict[str, BaseDistribution] = {n: CategoricalDistribution(values) for n, values in varying.items()}
+    if "channels" in varying:
+        distributions["channels"] = IntDistribution(0, len(varying["channels"]) - 1)
     points = {}
     for point, setting in by_point.items():
         coordinates = dict(zip(axes, point, strict=True))
@@ -282,7 +279,7 @@ def process_wide_ladders(
     for name in names:
         if name not in allowed:
             reason = _why_not_searched(known[name], version) if name in known else "ncclt knows no such parameter"
-            close = get_close_matches(name, allowed, n=1)
+            close = get_close_matches(name, allowed)
             meant = f"did you mean {close[0]}? " if close else ""
             others = [n for n in allowed if n not in SEARCHED_UNASKED]
             raise UsageError(
