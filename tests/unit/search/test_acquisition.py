@@ -7,7 +7,16 @@ import numpy as np
 import pytest
 
 from ncclt.core.setting import Setting
-from ncclt.search.acquisition import _ODD, _ODD_SIGMA, _OWN_DOUBT, Beliefs, default_gain, launch_gains, standing
+from ncclt.search.acquisition import (
+    _ODD,
+    _ODD_SIGMA,
+    _OWN_DOUBT,
+    Beliefs,
+    _shortfall,
+    default_gain,
+    launch_gains,
+    standing,
+)
 from ncclt.search.process_wide import outlook
 
 NOISE = 0.02**2
@@ -190,3 +199,15 @@ def test_what_is_known_of_one_setting_of_a_group_is_not_taken_for_a_measurement_
 
     assert gains[1] == pytest.approx(_OWN_DOUBT * gains[0])
     assert gains[0] > 0
+
+
+def test_within_a_group_only_what_was_never_launched_may_surprise():
+    big = (("BUFFSIZE", 8 << 20),)
+    settings = [Setting(), *(Setting(parameters=big, channels=n) for n in (2, 4, 8))]
+    known = beliefs([[0.0], [-0.3], [-0.2], [-0.2]], 0.02, measured=[True, True, True, False])
+
+    repeat, new = outlook(settings, known).gains[2:]
+
+    surprise = math.exp(-0.3) * _shortfall(-0.3, -0.3, np.array(-0.2), np.array(_ODD_SIGMA))
+    assert new == pytest.approx((1 - _ODD) * repeat + _ODD * surprise)
+    assert new > repeat

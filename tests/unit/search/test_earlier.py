@@ -20,6 +20,7 @@ from ncclt.search.earlier import (
     trust_in,
     weighed,
 )
+from ncclt.search.gaussian_process import Table
 from ncclt.search.kernels import likeness
 from ncclt.search.observations import Launch
 from ncclt.search.sampler import PolicySampler
@@ -157,6 +158,18 @@ def test_where_a_trusted_source_has_measured_a_fifth_of_the_deviation_is_left(cl
 
     left = np.sqrt(np.diag(found.alike.smooth) / np.diag(before.smooth))
     assert left == pytest.approx([1 - 0.8 * 0.9, 1 - 0.8 * 0.9 * 0.5, 1])
+
+
+def test_launches_that_tell_nothing_leave_the_trust_in_a_source_as_it_is(cluster, workload, space):
+    settings, messages = [s for s in space.distinct if not s.is_default][:3], [c.message for c in workload.messages]
+    shape = (3, len(messages))
+    there = Surface(departure=np.full(shape, 0.1), coverage=np.ones(shape), trust=0.6)
+    expected = np.zeros((3, *shape))
+    noisy = Table(rows=np.array([0, 2]), values=np.zeros((2, shape[1])), noise=np.full(2, 1e6), expected=expected)
+
+    found = beginning(expected, likeness(settings, messages, cluster), [there], noisy)
+
+    assert found.weights == pytest.approx((0.6,), abs=1e-3)
 
 
 @pytest.mark.parametrize(

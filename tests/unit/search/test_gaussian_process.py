@@ -310,6 +310,19 @@ def test_fewer_hyperparameters_are_averaged_the_more_settings_were_measured(clus
         assert weights == sorted(weights, reverse=True), "the likeliest are kept"
 
 
+def test_hyperparameters_that_the_launches_rule_out_are_not_averaged(cluster):
+    draw = np.random.default_rng(1)
+    settings = [s for s in SETTINGS if not s.parameters]
+    launches = [
+        Launch(setting=s, times_us=tuple(100 * np.exp(0.3 * draw.standard_normal(3)))) for s in [DEFAULT, *settings]
+    ]
+    weights = [weight for weight, _, _ in believed_of(cluster, settings, launches).mixture]
+
+    assert 1 < len(weights) < 16
+    assert min(weights) >= 0.02 * max(weights)
+    assert sum(weights) == pytest.approx(1)
+
+
 def test_before_anything_was_measured_a_running_launch_changes_no_expectation(cluster):
     settings, launches = some_launches()
     calls = tuple(MessageCalls(message=m, calls_per_step=1.0) for m in MESSAGES)

@@ -225,7 +225,8 @@ class Model:
         most = _CHOICES if rows <= _AVERAGED_ROWS else _FEW_CHOICES if rows <= _FEW_ROWS else 1
         best = np.argsort(-final, kind="stable")[:most]
         weights = np.round(np.exp(final[best] - final[best[0]]), _WEIGHT_DIGITS)
-        best, weights = best[weights >= _LEAST_WEIGHT], weights[weights >= _LEAST_WEIGHT]
+        likely_enough = weights >= _LEAST_WEIGHT
+        best, weights = best[likely_enough], weights[likely_enough]
         shares = weights / weights.sum()
         return noises, [(float(w), contenders[i]) for w, i in zip(shares, best, strict=True)]
 
