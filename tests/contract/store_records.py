@@ -62,7 +62,7 @@ def sample_attestation(recommendation, *, right=1.0):
         if number
     ]  # fmt: skip
     witness = Witness(kind="plugin-report", nccl_version="2.28.9", table=recommendation)
-    seen = Observed(witnesses=(witness,), uses=tuple(uses), variables={}, notes=("µ \x00 \udc80",))
+    seen = Observed(witnesses=(witness,), uses=tuple(uses), variables={}, hosts=1, notes=("µ \x00 \udc80",))
     return attest(
         delivered_from_recommendation(sample_recommendation(recommendation), Form.TABLE), seen, created="2026-01-01"
     )

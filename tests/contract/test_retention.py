@@ -113,7 +113,7 @@ def publish(store, id, *, of, **more):
 def attestation(id, *, created):
     """Return an attestation; its evidence, so its id, depends on the time."""
     witness = Witness(kind="plugin-report", nccl_version="2.28.9", table=id)
-    seen = Observed(evidence=created, witnesses=(witness,), uses=(), variables={}, notes=())
+    seen = Observed(evidence=created, witnesses=(witness,), uses=(), variables={}, hosts=1)
     return attest(delivered_from_recommendation(sample_recommendation(id), Form.TABLE), seen, created=created)
 
 

@@ -49,7 +49,9 @@ def use(size, choice, calls=10, *, outcome=CallOutcome.APPLIED, group=8, collect
 
 def seen(*uses, witnesses=(REPORT,), variables=None, **more):
     variables = variables or {}
-    return Observed(witnesses=witnesses, uses=uses, variables=variables, tells_variables=bool(variables), **more)
+    return Observed(
+        witnesses=witnesses, uses=uses, variables=variables, tells_variables=bool(variables), hosts=1, **more
+    )
 
 
 def judged(observed, delivered=TABLE):

@@ -44,10 +44,11 @@ def nearest(found, **more):
 
 def test_only_on_request_and_only_where_nothing_fits():
     exact, other = published("exact", nodes=4), published("other")
+    unasked = Request(cluster="pair", model="toy", nodes=4, gpus_per_node=4, nccl_version="2.28.9")
     assert fitting_or_nearest([other, exact], (), asked()).id == "exact"
     assert not fitting_or_nearest([other, exact], (), asked()).nearest
     with pytest.raises(NoRecommendationError):
-        fitting_or_nearest([other], (), asked(nearest=False))
+        fitting_or_nearest([other], (), unasked)
     found = fitting_or_nearest([other], (), asked())
     assert (found.id, found.nearest) == ("other", ("nodes: measured with 2, asked for 4",))
     assert (found.fingerprint.nodes, found.fingerprint.gpus_per_node) == (4, 4)

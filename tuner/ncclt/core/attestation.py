@@ -142,7 +142,7 @@ class Observed:
     variables: Mapping[str, tuple[str, ...]]
     tells_variables: bool = False
     tuner_lines: tuple[str, ...] = ()
-    hosts: int = 0
+    hosts: int
     notes: tuple[str, ...] = ()
     evidence: str = ""
 
