@@ -91,7 +91,7 @@ def test_verdicts():
     assert (
         sample_preflight().verdict == "degraded: node b reaches 60 % of 100 GB/s with every partner; look (and 1 more)"
     )
-    unmeasured = sample_preflight(state=State.UNMEASURED, findings=(), notes=("no such program",))
+    unmeasured = sample_preflight(state=State.UNMEASURED, findings=(), notes=("2 nodes left", "no such program"))
     assert unmeasured.verdict == "could not measure: no such program"
     healthy = sample_preflight(state=State.HEALTHY, findings=(), simulated=True, readings=(reading(HOSTS, 98.0),))
     assert healthy.verdict == "SIMULATED: healthy: a..d (4 nodes) reach 98 % of 100 GB/s (by its links)"

@@ -154,6 +154,7 @@ def test_a_whole_file_is_divided_by_its_steps_once():
     with pytest.raises(UsageError, match="w counts 5 steps"):
         divided.over_steps(5, "again")
     assert WHOLE.over_steps(1, "one").messages == WHOLE.messages
+    assert [calls.calls_per_step for calls in WHOLE.over_steps(4, "").messages] == [2.5, 1.25]
 
 
 @pytest.mark.parametrize("steps", [0, -1])
