@@ -155,7 +155,7 @@ def test_a_disk_that_fills_up_while_a_study_runs(machine):
     assert machine("store", "migrate").returncode == 0
     begun = Path(locate(machine.storage).path).stat().st_size
     ends = 0
-    for room in range(0, 65536, 8192):
+    for room in range(0, 65536, 4096):
         done = machine(*TUNE, "--study", "grown", limit=begun + room)
         if done.returncode == 0:
             break
