@@ -226,10 +226,10 @@ def candidates(
     why = ""
     if not worth:
         # Without a finalist, the prediction of all launches was already too low, or was not confirmed.
-        hoped = assemble(expected, workload, version=version)
+        hoped = assemble(expected, workload, version=version, keep=KEPT_GAIN)
         gain = max(gains.values(), default=predicted_gain(hoped, times, workload, version=version))
         if gain >= min_effect and not hoped.is_default:
-            why = f"a gain of {gain * 100:.1f} % is predicted, but by settings whose times did not last; not proven"
+            why = f"the predicted gain of {gain * 100:.1f} % could not be confirmed by launching it again; not proven"
         elif gains or not hoped.is_default:
             why = f"the predicted gain of {gain * 100:.1f} % is below the minimum of {min_effect * 100:g} %; not proven"
     return Candidates(policies={Arm.DEFAULT: Policy(), **worth}, why=why)

@@ -75,8 +75,8 @@ def collect_times(trials: Iterable[Trial]) -> Times:
 
     One wrong result rules a setting out for good. Any other failure may be a node that was lost, so it rules a setting
     out until it has succeeded more often than it failed; the proof allows no failure at all. The default always stays,
-    as everything is compared with it. A policy that failed says nothing about its settings; one that ran
-    shows for each setting what its messages took.
+    as everything is compared with it. A policy that failed says nothing about its settings; one that ran shows for each
+    setting what its messages took.
     """
     samples: dict[Setting, dict[Message, list[float]]] = {}
     ruled_out: set[Setting] = set()

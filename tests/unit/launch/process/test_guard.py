@@ -171,7 +171,7 @@ with results_folder("trial-", parent=Path(sys.argv[1])) as folder:
 
 
 def test_a_folder_that_is_gone_already_does_not_keep_the_others(tmp_path):
-    """Whoever removed it was faster, for example a cleaner of temporary folders; that is nothing to complain about."""
+    """A cleaner of temporary folders may have removed it first; that is no error."""
     gone, files, results = tmp_path / "gone", tmp_path / "files", tmp_path / "results"
     files.mkdir()
     results.mkdir()
