@@ -12,6 +12,7 @@ BENCH = Path(__file__).parents[2] / "bench"
 @pytest.mark.parametrize(
     ("script", "words", "said"),
     [
+        ("bets", ("--studies", "0"), "at least 1"),
         ("overhead", ("--trials", "3"), "at least 21"),
         ("pages", ("--requests", "1"), "at least 5"),
         ("pages", ("--store", "gone.db"), "no file gone.db"),
