@@ -177,12 +177,25 @@ def test_without_report_the_command_takes_our_place(tmp_path, store):
 
 
 @pytest.mark.parametrize("reports", [False, True])
-@pytest.mark.parametrize(("command", "code"), [(["./is-not-here"], 127), (["/etc/hostname"], 126)])
+@pytest.mark.parametrize(("command", "code"), [(["./is-not-here"], 127), (["/etc"], 126)])
 def test_a_command_that_cannot_be_started_ends_as_in_a_shell(tmp_path, store, command, code, reports):
     report = ("--no-plugin", "--report", tmp_path / "reports") if reports else ()
     done = run(tmp_path, ("--storage", store.url, *report), command)
     assert done.returncode == code
     assert f"cannot start {command[0]}" in done.stderr
+
+
+@pytest.mark.parametrize("reports", [False, True])
+def test_a_script_that_names_no_interpreter_runs_as_in_a_shell(tmp_path, store, reports):
+    """The system refuses it (ENOEXEC); shells, `env` and execvp(3) give it to sh."""
+    script = tmp_path / "bin" / "train"
+    script.parent.mkdir()
+    script.write_text('echo "$0 $1"; exit 5\n')
+    script.chmod(0o755)
+    where = ("--storage", store.url, *(("--no-plugin", "--report", tmp_path / "reports") if reports else ()))
+    for command in (str(script), "train"):
+        done = run(tmp_path, where, [command, "-x"], PATH=f"{script.parent}{os.pathsep}{os.environ['PATH']}")
+        assert (done.returncode, done.stdout) == (5, f"{script} -x\n"), done.stderr
 
 
 @pytest.mark.parametrize(

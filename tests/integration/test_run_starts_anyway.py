@@ -179,6 +179,23 @@ def test_values_from_outside_stop_no_job(tmp_path, run, words, more):
     assert is_unchanged(*run(*words, environ=alone.environ(tmp_path) | more))
 
 
+@pytest.mark.parametrize("words", [(), ("--no-plugin", "--report", "reports")])
+def test_an_environment_that_python_cannot_hand_on_is_left_as_it_is(tmp_path, words):
+    """One variable has no name; with an answer, what it sets is given up."""
+    environ = {**alone.environ(tmp_path), "": "x"}
+    with FAKE.hostile("none") as server:
+        for url in (AWAY, server.url):
+            done, _given = start(
+                tmp_path, *NAMES, "--server", url, "--timeout", "60", *words, environ=environ,
+                command=["sh", "-c", "tr '\\0' '\\n' </proc/self/environ; exit 5"],
+            )  # fmt: skip
+            shown = done.stdout.decode(errors="surrogateescape").splitlines()
+            assert (done.returncode, "=x" in shown) == (5, True), done.stderr
+            assert not [line for line in shown if line.startswith("NCCL_")]
+            assert done.stderr.count(b"nothing is set: NCCL's own choice stays") == 1
+            assert b"Traceback" not in done.stderr
+
+
 def test_a_working_folder_that_is_gone_stops_no_job(tmp_path):
     gone = tmp_path / "gone"
     gone.mkdir()

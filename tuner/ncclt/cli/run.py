@@ -18,11 +18,11 @@ import contextlib
 import errno
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ncclt.cli.output import report, say
 from ncclt.cli.run_start import MustNotStart, Start, all_or_none
-from ncclt.errors import UsageError, described
+from ncclt.errors import UsageError, described, reason
 
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
 """The exit codes of a shell."""
@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     words = list(argv)
     cut = words.index("--") if "--" in words else len(words)
     options, command = words[:cut], words[cut + 1 :]
-    unchanged = Start(argv=command, environ=dict(os.environ))
+    unchanged = Start(argv=command)
     try:
         with all_or_none() if _is_decided_for_all(options) else contextlib.nullcontext():
             from ncclt.cli.run_options import parsed
@@ -106,7 +106,7 @@ def _started(start: Start, unchanged: Start, *, may_differ: bool) -> int:
                 say(f"ncclt: {error.message}; without a report it is tried once more")
     failure = _become(start)
     if may_differ and start is not unchanged and _is_of_the_environment(failure):
-        _say_why(failure)
+        _say_why(UsageError(f"the system refuses the environment: {reason(failure)}"))
         failure = _become(unchanged)
     why = failure.strerror if isinstance(failure, OSError) else failure
     say(f"ncclt: cannot start {start.argv[0]}: {why}")
@@ -118,11 +118,26 @@ def _become(start: Start) -> Exception:
     # Python ignores these two, and the command would inherit that.
     ignored = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGPIPE, signal.SIGXFSZ)}
     try:
-        os.execvpe(start.argv[0], list(start.argv), dict(start.environ))  # noqa: S606 -- no shell is wanted
+        try:
+            _execute(start.argv, start.environ)
+        except OSError as error:
+            if error.errno != errno.ENOEXEC:
+                raise
+            from ncclt.profile.record.command import as_script
+
+            _execute(as_script(start.argv), start.environ)
     except Exception as error:  # noqa: BLE001 -- an invalid environment is a ValueError
         for number, handler in ignored.items():
             signal.signal(number, handler)
         return error
+    raise AssertionError("a process that was replaced goes on")
+
+
+def _execute(argv: Sequence[str], environ: Mapping[str, str] | None) -> None:
+    if environ is None:  # as the system has it, with what `os.environ` cannot hold
+        os.execvp(argv[0], list(argv))  # noqa: S606 -- no shell is wanted
+    else:
+        os.execvpe(argv[0], list(argv), dict(environ))  # noqa: S606
 
 
 def _is_of_the_environment(failure: Exception) -> bool:

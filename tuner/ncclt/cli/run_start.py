@@ -37,12 +37,13 @@ class Start:
     """A command that is ready to start.
 
     Attributes:
-        argv, environ: the command and its whole environment.
+        argv: the command.
+        environ: its whole environment; None = that of this process, untouched.
         is_common: the other processes of the job have the same environment, so this one starts with it or not at all.
         beside: starts the command as a child and returns its exit code; None = replace this process.
     """
 
     argv: Sequence[str]
-    environ: Mapping[str, str]
+    environ: Mapping[str, str] | None = None
     is_common: bool = False
     beside: Callable[[], int] | None = None

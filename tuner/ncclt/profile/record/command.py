@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import shutil
 import signal
 from collections.abc import Mapping, Sequence
 
-from ncclt.errors import UsageError
+from ncclt.errors import UsageError, reason
 
 _FORWARDED = (
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM,
@@ -69,10 +71,21 @@ def _reaped(pid: int) -> int | None:
             return status if ended else None
 
 
+def as_script(argv: Sequence[str]) -> list[str]:
+    """Return the command that runs a script without `#!`: the system refuses it (ENOEXEC), shells and `env` do this."""
+    return ["/bin/sh", shutil.which(argv[0]) or argv[0], *argv[1:]]
+
+
 def _start(argv: Sequence[str], environ: Mapping[str, str], mask: set[int | signal.Signals]) -> int:
+    def spawn(words: Sequence[str]) -> int:
+        return os.posix_spawnp(words[0], list(words), environ, setsigmask=mask, setsigdef=_PYTHON_IGNORES)
+
     try:
-        return os.posix_spawnp(argv[0], list(argv), environ, setsigmask=mask, setsigdef=_PYTHON_IGNORES)
-    except OSError as error:
-        raise UsageError(
-            f"cannot start {argv[0]}: {error.strerror or error}", hint="is it installed, and on PATH?"
-        ) from error
+        try:
+            return spawn(argv)
+        except OSError as error:
+            if error.errno != errno.ENOEXEC:
+                raise
+            return spawn(as_script(argv))
+    except (OSError, ValueError) as error:  # an invalid environment is a ValueError
+        raise UsageError(f"cannot start {argv[0]}: {reason(error)}", hint="is it installed, and on PATH?") from error
