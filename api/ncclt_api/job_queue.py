@@ -23,7 +23,7 @@ from dbos import error as dbos_error
 from ncclt.core.tuning_job import Backlog, JobEvent, JobResult, JobState, JobStatus, TuningJob
 from ncclt.errors import NotFoundError, StoreError, UsageError, hide_passwords
 from ncclt.store.database import CONNECT_TIMEOUT_S, engine_alone
-from ncclt.store.failures import hint_for, one_line
+from ncclt.store.failures import IMPOSSIBLE_VALUES, hint_for, impossible_value, one_line
 from ncclt.store.location import locate
 
 SCHEMA = "ncclt_jobs"
@@ -379,11 +379,13 @@ def _queue_of(cluster: str) -> str:
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """Turn every failure of DBOS and its driver into a StoreError, but for the end of a wait."""
+    """Turn every failure of DBOS and its driver as `store.failures.translated` does, but for the end of a wait."""
     try:
         yield
     except (dbos_error.DBOSStreamTimeoutError, StoreError):
         raise
+    except IMPOSSIBLE_VALUES as error:
+        raise impossible_value(error) from error
     except Exception as error:
         said = one_line(error)[:300]
         missing = any(words in said for words in ("no such table", "does not exist", "migrat"))

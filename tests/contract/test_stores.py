@@ -15,7 +15,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import text
 
-from ncclt.errors import StoreError
+from ncclt.errors import StoreError, UsageError
 from ncclt.store import known_names, open_store, open_to_read, published
 from ncclt.store.database import Database
 from ncclt.store.location import locate
@@ -181,7 +181,7 @@ os.kill(os.getpid(), signal.SIGKILL)
         store.open_study(sample_study())
         program = f"""
 import resource
-from ncclt.errors import StoreError
+from ncclt.errors import StoreError, UsageError
 from ncclt.store import open_store
 from ncclt.testing.leases_contract import LeasesContract
 from ncclt.testing.store_contract import sample_trial
@@ -229,6 +229,14 @@ class TestPostgresql(StoreContract, *CONTRACTS):
         with pytest.raises(StoreError, match="another program"):
             open_store(store_url)
         assert self.tables(store_url, "ncclt") == {"studies"}
+
+    def test_what_no_column_holds_is_an_error_of_the_request(self, store):
+        """A service answers with 422 and not with 503, after which clients try again."""
+        asks = (lambda: store.study("a\0b"), lambda: store.workload("\0"), lambda: store.studies(cursor=str(2**31)))
+        for ask in asks:
+            with pytest.raises(UsageError, match="no store can hold"):
+                ask()
+        store.ping()
 
     def test_before_the_migration_there_is_nothing(self, store_url):
         for way in READING:

@@ -174,6 +174,16 @@ def test_an_uploaded_profile_is_kept_and_tuned(service):
     assert (other.status_code, "already" in other.json()["detail"]) == (422, True)
 
 
+@pytest.mark.parametrize("name", ["", "-x", "../x", "a\nb", "a\0b", "\ud800", "x" * 300_000])
+def test_an_uploaded_profile_has_a_name_that_a_new_workload_may_have(service, name):
+    profile = service.get("/v1/workloads/bert").json() | {"name": name}
+    body = json.dumps({"cluster": "leonardo", "profile": profile})
+    answer = service.post("/v1/jobs", content=body, headers={"Content-Type": "application/json"})
+    assert (answer.status_code, "cannot name a workload" in answer.json()["detail"]) == (422, True)
+    assert len(answer.content) < 2000
+    assert service.get("/v1/jobs").json() == {"items": []}
+
+
 def test_the_service_starts_without_the_queue_and_what_tunes():
     code = (
         "import sys, ncclt_api.app; ncclt_api.app.create_app('sqlite://'); "

@@ -6,9 +6,9 @@ from contextlib import closing
 import psycopg
 import pytest
 from sqlalchemy import create_engine, text
-from sqlalchemy.exc import OperationalError, ProgrammingError
+from sqlalchemy.exc import DataError, OperationalError, ProgrammingError
 
-from ncclt.errors import StoreError
+from ncclt.errors import StoreError, UsageError
 from ncclt.store import open_store
 from ncclt.store.database import Database
 from ncclt.store.failures import LostTransactionError, translated
@@ -90,10 +90,12 @@ def test_a_conflict_says_what_the_caller_knows(database):
         write(database)
 
 
-def test_a_name_that_is_no_text(database):
-    with pytest.raises(StoreError, match="cannot be used") as caught:
+def test_a_value_that_no_store_can_hold_is_no_failure_of_the_store(database):
+    with pytest.raises(UsageError, match="no store can hold") as caught:
         write(database, "\udcff")
     assert caught.value.hint
+    with pytest.raises(UsageError, match=r"no store can hold such a value: contains NUL$"), translated("a.db"):
+        raise DataError("SELECT 1", {}, psycopg.DataError("contains NUL"))
 
 
 def test_a_failed_block_leaves_nothing(database):

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
-from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError
 
-from ncclt.errors import StoreError
+from ncclt.errors import StoreError, UsageError
 
 # Words in SQLite's and PostgreSQL's messages, and what a user can do about it; the first match counts.
 _HINTS: tuple[tuple[str, str], ...] = (
@@ -54,6 +54,9 @@ Source: postgresql.org/docs/current/errcodes-appendix.html.
 Given = ParamSpec("Given")
 Answer = TypeVar("Answer")
 
+IMPOSSIBLE_VALUES = (DataError, UnicodeEncodeError)
+"""Raised for text with broken UTF-8 or, in PostgreSQL, a NUL, and for a number that no column can hold."""
+
 _NO_HINT = "check the storage URL, or name another store with --storage"
 
 
@@ -94,7 +97,7 @@ def repeatable(method: Callable[Concatenate[Self, Given], Answer]) -> Callable[C
 
 @contextmanager
 def translated(shown: str, *, conflict: str = "") -> Iterator[None]:
-    """Turn every failure of the database inside the block into a StoreError.
+    """Turn every failure of the database inside the block into a StoreError, or a UsageError where a value is at fault.
 
     Args:
         shown: the store for messages, without password.
@@ -105,10 +108,16 @@ def translated(shown: str, *, conflict: str = "") -> Iterator[None]:
     except IntegrityError as error:
         message = conflict or f"the store {shown} refused a row: {one_line(error)}"
         raise StoreError(message, hint="two processes may be working on the same study; stop one") from error
-    # UnicodeEncodeError: a name with broken UTF-8 (from an argument) fails before it reaches the database.
-    except (SQLAlchemyError, UnicodeEncodeError) as error:
+    except IMPOSSIBLE_VALUES as error:
+        raise impossible_value(error) from error
+    except SQLAlchemyError as error:
         kind = LostTransactionError if _is_transient(error) else StoreError
         raise kind(f"the store {shown} cannot be used: {one_line(error)}", hint=hint_for(error)) from error
+
+
+def impossible_value(error: Exception) -> UsageError:
+    """Return why nothing in a store can have a value that was asked for: the store itself is well."""
+    return UsageError(f"no store can hold such a value: {one_line(error)}", hint="check names, ids and numbers")
 
 
 def _is_transient(error: Exception) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.recommendation import Recommendation, changed_cluster, replaced_workload
-from ncclt.errors import StoreError
+from ncclt.errors import StoreError, UsageError
 from ncclt.store.documents import stored
 from ncclt.store.location import BUSY_TIMEOUT_S, Location, no_store
 from ncclt.store.revisions import (
@@ -174,7 +174,9 @@ def _rows(location: Location, query_of: Callable[[str], str], *values: str) -> l
                 raise
             # A process was killed while it wrote: only a writable connection can roll its transaction back.
             return _select(location, "rw", query_of, values)
-    except (sqlite3.Error, UnicodeEncodeError) as error:
+    except UnicodeEncodeError as error:
+        raise UsageError(f"no store can hold such a name: {error}", hint="check names and ids") from error
+    except sqlite3.Error as error:
         raise StoreError(
             f"{location.path} cannot be read as a store of ncclt: {error}",
             hint="check the path and its permissions, or name another store with --storage",
