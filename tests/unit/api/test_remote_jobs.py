@@ -161,5 +161,5 @@ def test_pages_are_read_to_the_limit(server, monkeypatch):
 def test_what_is_no_service_is_said():
     with pytest.raises(ServerError, match="nothing listens"):
         RemoteJobs("http://127.0.0.1:9").status("a")
-    with pytest.raises(ServerError, match="not a server address"):
+    with pytest.raises(UsageError, match="not a server address"):
         RemoteJobs("file:///etc/passwd").status("a")

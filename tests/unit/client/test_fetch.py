@@ -145,8 +145,9 @@ def test_nobody_there_is_said_clearly():
      "http://a b", "http://h\r\nX: y", "http://[::1"],
 )  # fmt: skip
 def test_an_address_that_is_none_is_refused_before_anything_is_sent(server):
-    with pytest.raises(ClientError, match="not a server address"):
+    with pytest.raises(ClientError, match="not a server address") as caught:
         fetch(server)
+    assert not caught.value.is_outage
 
 
 def test_a_key_with_a_line_break_is_refused():

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from ncclt.cli import env
 from ncclt.client.__main__ import main
 
 SERVERS = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "fakes" / "answering_server.py")))
@@ -57,6 +58,13 @@ def test_no_server_is_an_outage(program):
     code, out, said = program("--server", f"http://127.0.0.1:{free_port()}", *JOB, "--timeout", "1")
     assert (code, out) == (69, "")
     assert said.startswith("ncclt: ")
+
+
+@pytest.mark.parametrize("server", ["nonsense", "http://[::1", "ftp://host"])
+def test_an_address_that_is_none_is_a_wrong_option_in_every_command(program, server, capsys):
+    assert program("--server", server, *JOB)[0] == 2
+    assert env.main(["--server", server, *JOB]) == 2
+    assert f"{server!r} is not a server address" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

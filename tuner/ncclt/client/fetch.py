@@ -47,7 +47,7 @@ WRONG_SERVER = "is this the address of an ncclt server?"
 
 
 class ClientError(Exception):
-    """No usable answer: one sentence, a hint, and the server's HTTP status if it answered."""
+    """No usable answer: one sentence, a hint, and the server's HTTP status; 422 also for an invalid address."""
 
     def __init__(self, message: str, *, hint: str = "", status: int | None = None) -> None:
         super().__init__(message)
@@ -228,7 +228,7 @@ def base_of(server: str) -> str:
     except ValueError:
         usable = False
     if not usable or not re.fullmatch(r"[!-~]+", server) or parts.query or parts.fragment or "@" in parts.netloc:
-        raise ClientError(f"{server!r} is not a server address", hint="write it as http://host:8080")
+        raise ClientError(f"{server!r} is not a server address", hint="write it as http://host:8080", status=422)
     return server.rstrip("/")
 
 

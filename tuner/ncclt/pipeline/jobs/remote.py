@@ -131,7 +131,7 @@ class RemoteJobs:
         try:
             return base_of(self._server) + path
         except ClientError as error:
-            raise ServerError(error.message, hint=error.hint) from error
+            raise UsageError(error.message, hint=error.hint) from error
 
     def _ask(self, asked: str | urllib.request.Request, *, pauses_s: tuple[float, ...] = ()) -> Any:
         try:
