@@ -1,6 +1,7 @@
 """The contract of the store on SQLite and on a real PostgreSQL, and what is particular to each."""
 
 import importlib.util
+import os
 import socket
 import sqlite3
 import subprocess
@@ -69,6 +70,17 @@ class TestSqlite(StoreContract, *CONTRACTS):
     def execute(self, url, statement):
         with closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as connection:
             return connection.execute(statement).fetchall()
+
+    @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+    def test_what_is_no_file_is_refused_and_not_waited_for(self, tmp_path, make):
+        path = tmp_path / "store"
+        make(path)
+        opened = os.open(path, os.O_RDWR | os.O_NONBLOCK) if make is os.mkfifo else None  # else it would hang, not fail
+        for way in (open_store, *READING):
+            with pytest.raises(StoreError, match="store is not a file"):
+                way(f"sqlite:///{path}")
+        if opened is not None:
+            os.close(opened)
 
     def test_optuna_has_a_file_of_its_own(self, store, store_url):
         make_optuna_storage(store.optuna_url)

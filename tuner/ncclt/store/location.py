@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
@@ -47,21 +48,23 @@ class Location:
         return f"file:{quote(str(self.path))}?mode={mode}"
 
     def require_database_file(self) -> None:
-        """Refuse a file that is not empty but too short for a database: SQLite would treat it as an empty one.
+        """Refuse a pipe, which SQLite would wait for, and a file so short that SQLite would take it for an empty one.
 
         Raises:
-            StoreError: it is such a file, or its size cannot be read.
+            StoreError: it is neither a database nor empty, or cannot be looked at.
         """
         assert self.path is not None
         try:
-            length = self.path.stat().st_size
+            found = self.path.stat()
         except (FileNotFoundError, NotADirectoryError):
             return
         except OSError as error:
             raise StoreError(f"{self.path} cannot be read: {error.strerror}", hint="check its permissions") from error
-        if 0 < length < _SMALLEST_DATABASE:
+        if not stat.S_ISREG(found.st_mode):
+            raise StoreError(f"{self.path} is not a file", hint="name another store with --storage")
+        if 0 < found.st_size < _SMALLEST_DATABASE:
             raise StoreError(
-                f"{self.path} has {length} bytes and is not a database",
+                f"{self.path} has {found.st_size} bytes and is not a database",
                 hint="the file is damaged; restore a backup or name another store with --storage",
             )
 
