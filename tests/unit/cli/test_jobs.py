@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from ncclt.cli import worker
 from ncclt.cli.jobs import app, require_jobs_extra
-from ncclt.errors import MissingDependencyError, NotFoundError, UsageError
+from ncclt.errors import MissingDependencyError, NotFoundError, StoreError, UsageError
 
 WHAT = ("--cluster", "leonardo", "--model", "bert")
 
@@ -36,6 +36,17 @@ def test_a_job_is_submitted_listed_cancelled_and_tried_again(call):
     assert json.loads(call("cancel", id, "--json"))["state"] == "cancelled"
     assert call("logs", id) == ""
     assert call("retry", id).strip() == f"{id}-2"
+
+
+@pytest.mark.parametrize(
+    "words", [("list",), ("rules",), *((word, "x") for word in ("show", "logs", "cancel", "retry", "unrule"))]
+)
+def test_a_store_that_is_not_there_is_made_by_jobs_and_rules_alone(tmp_path, words):
+    url = f"sqlite:///{tmp_path}/typo.db"
+    done = CliRunner().invoke(app, [*words, "--storage", url], standalone_mode=False)
+    assert isinstance(done.exception, StoreError)
+    assert "there is no store" in str(done.exception)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

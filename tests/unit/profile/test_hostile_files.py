@@ -155,6 +155,13 @@ def test_what_is_no_file_is_never_opened_by_a_reader(tmp_path, monkeypatch):
             read_workload([tmp_path / "socket"], name="x")
 
 
+def test_a_link_to_itself_is_a_file_that_is_not_there(tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(link)
+    with pytest.raises(TraceError, match="link does not exist"):
+        read_workload([link], name="x")
+
+
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
 def test_a_cut_archive_is_never_read_as_a_whole_one(tmp_path, share):
     """Also where the cut lies behind what is looked at."""

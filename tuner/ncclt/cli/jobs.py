@@ -64,11 +64,13 @@ def jobs() -> None:
     """Queue, list, cancel and follow tuning jobs, which `ncclt worker` runs."""
 
 
-def _opened(storage: str | None) -> tuple[Store, JobQueue]:
+def _opened(storage: str | None, *, makes: bool = False) -> tuple[Store, JobQueue]:
     require_jobs_extra()
-    from ncclt.store import open_store
+    from ncclt.store import open_store, open_to_read
     from ncclt_api.job_queue import JobQueue, prepare
 
+    if not makes:
+        open_to_read(storage).close()  # a named store that is not there is an error
     store = open_store(storage)
     prepare(store.url)
     return store, JobQueue(store.url)
@@ -106,7 +108,7 @@ def submit(
     if server:
         _show(RemoteJobs(server).submit(job, again=again), as_json=as_json)
         return
-    store, queue = _opened(storage)
+    store, queue = _opened(storage, makes=True)
     with store, queue:
         from ncclt_api.job_queue import new_job_id
 
@@ -247,7 +249,7 @@ def rule(
     if server:
         RemoteJobs(server).put_rule(made)
     else:
-        store, queue = _opened(storage)
+        store, queue = _opened(storage, makes=True)
         with store, queue:
             store.checked_job(job)  # refused now rather than by a worker
             store.add_job_rule(made)
@@ -260,8 +262,9 @@ def rules(server: Server = None, storage: Storage = None, as_json: AsJson = Fals
     if server:
         found = RemoteJobs(server).rules()
     else:
-        store, queue = _opened(storage)
-        with store, queue:
+        from ncclt.store import open_to_read
+
+        with open_to_read(storage) as store:
             found = store.job_rules()
     if as_json:
         print_json({"schema": 1, "rules": [one.to_document() for one in found]})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -53,11 +54,12 @@ def read_workload(paths: Path | str | Sequence[Path | str], *, name: str, source
     given = [Path(path) for path in ([paths] if isinstance(paths, Path | str) else paths)]
     if not given:
         raise UsageError("no file to read a workload from", hint="name one trace file per rank")
-    seen: set[Path] = set()
+    seen: set[str] = set()
     for path in given:
-        if path.resolve() in seen:
+        place = os.path.realpath(path)  # unlike `Path.resolve`, it takes a link to itself
+        if place in seen:
             raise TraceError(f"{path} was given twice", hint="name every file once")
-        seen.add(path.resolve())
+        seen.add(place)
     named = None if source is None else reader_named(source)
     with regular_files(given, error=TraceError) as files:
         reader = _detect(files, named)

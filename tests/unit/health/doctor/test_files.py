@@ -97,5 +97,9 @@ def test_other_files_are_refused(tmp_path, content, said):
 def test_missing_files_and_empty_folders_are_refused(tmp_path):
     with pytest.raises(InputError, match="cannot be read"):
         facts_of_files([tmp_path / "none"])
+    (tmp_path / "link").symlink_to(tmp_path / "link")
+    with pytest.raises(InputError, match="symbolic links"):
+        facts_of_files([tmp_path / "link"])
+    (tmp_path / "link").unlink()
     with pytest.raises(InputError, match="nothing in"):
         facts_of_files([tmp_path])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import re
 import zlib
 from collections.abc import Iterator, Sequence
@@ -152,12 +153,13 @@ def printed_costs_of_file(path: Path) -> PrintedCosts:
 
 def _files(paths: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
     """Yield every file, and whether it was named itself rather than by its folder."""
-    seen: set[Path] = set()
+    seen: set[str] = set()
     for path in paths:
         inside = sorted(child for child in path.iterdir() if child.is_file()) if path.is_dir() else [path]
         for file in inside:
-            if file.resolve() not in seen:
-                seen.add(file.resolve())
+            place = os.path.realpath(file)  # unlike `Path.resolve`, it takes a link to itself
+            if place not in seen:
+                seen.add(place)
                 yield file, file is path
 
 
