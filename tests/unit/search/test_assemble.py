@@ -81,6 +81,16 @@ def test_groups_of_one_size_are_tuned_by_placement_and_the_whole_job_is_not():
     assert found == {(8, False): Algorithm.RING, (8, True): Algorithm.TREE, (32, None): Algorithm.TREE}
 
 
+def test_the_largest_groups_are_tuned_by_placement_where_they_have_two():
+    """Eight ranks of one node, and as many of eight nodes: neither group is the whole job."""
+    inside = message(LARGE)
+    across = replace(inside, spans_nodes=True)
+
+    policy = Policy(rules=rules_of({inside: RING_LL, across: TREE}))
+
+    assert (policy.setting_for(inside), policy.setting_for(across)) == (RING_LL, TREE)
+
+
 def test_the_noise_is_what_repeated_launches_show():
     """A setting that was launched once says nothing of it, whatever its times are."""
     once = [(RING_LL, {message(SMALL): 1.0, message(LARGE): 9000.0})]

@@ -11,10 +11,9 @@ from ncclt.core.study import BegunFrom, Phase, Study, StudyState, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.search import earlier
 from ncclt.search.earlier import (
-    FEWEST_LAUNCHES,
-    MOST_SOURCES,
     EarlierStudy,
     begin,
+    foreseen,
     launches_of,
     surface,
     trust_in,
@@ -30,7 +29,7 @@ from ncclt.store import open_store
 from ncclt.store.location import locate
 from ncclt.store.retention import prune_store
 
-IDS = ("000000000000", "111111111111", "222222222222", "333333333333", "444444444444")
+IDS = ("000000000000", "111111111111", "222222222222", "333333333333", "444444444444", "555555555555")
 NETWORK = {"fabric": "infiniband", "nics_per_node": 4, "nic_gbps": 25.0}
 DGX = Cluster(
     name="dgx", nodes=4, gpus_per_node=8, gpu="A100", compute_capability=80, link_class="nvswitch", link_gbps=300,
@@ -353,14 +352,16 @@ def test_the_nearest_comes_first_and_of_equally_near_ones_the_larger(cluster, wo
 
 
 def test_few_launches_and_more_sources_than_help_are_left_out(store, cluster, workload, space, landscape):
+    """Of equally near studies the three largest count, and three launches are none."""
     made = launches(space, workload, landscape, every=9)
-    keep(store, study(cluster, workload, 0), made[: FEWEST_LAUNCHES - 1])
-    for number in range(1, 4):
-        keep(store, study(cluster, workload, number), made[: FEWEST_LAUNCHES + number - 1])
-    begun, _ = begin(store, store.open_study(study(cluster, workload, 4)), launched=False)
+    for number, count in enumerate((3, 4, 5, 6)):
+        keep(store, study(cluster, workload, number), made[:count])
+    new = study(cluster, workload, 4)
+    assert [begun.study for begun in foreseen(store, new, launched=False)] == [IDS[3], IDS[2], IDS[1]]
 
-    assert [b.study for b in begun.begun_from] == [IDS[3], IDS[2], IDS[1]]
-    assert len(begun.begun_from) == MOST_SOURCES
+    keep(store, new, made[:7])
+    newest = study(cluster, workload, 5)
+    assert [begun.study for begun in foreseen(store, newest, launched=False)] == [IDS[4], IDS[3], IDS[2]]
 
 
 def test_weights_follow_the_sources_that_still_exist(cluster, workload):

@@ -6,6 +6,7 @@ no other test would show. After a wanted change run bench/search.py, then this o
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +14,19 @@ import pytest
 
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective, Message
-from ncclt.core.setting import Setting
+from ncclt.core.setting import DEFAULT, Setting
+from ncclt.core.study import BegunFrom
+from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.search.acquisition import Beliefs, default_gain, launch_gains, standing
+from ncclt.search.earlier import EarlierStudy, surface
+from ncclt.search.gaussian_process import Table
 from ncclt.search.kernels import choices, implausibility, likeness
+from ncclt.search.observations import Launch, observe
+from ncclt.search.posterior import Model
 from ncclt.search.prior import expected_log_ratios, expected_own
 from ncclt.search.process_wide import outlook
+from ncclt.search.sampler import _chance_to_run
+from ncclt.search.surfaces import Surface, beginning
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "search.json"
 PAIRS = [(Algorithm.RING, Protocol.LL), (Algorithm.RING, Protocol.SIMPLE), (Algorithm.TREE, Protocol.LL)]
@@ -56,12 +65,64 @@ def some_beliefs():
     )
 
 
+def some_launches():
+    """Of the default, of some settings once, one of them disturbed and one failed, and of one setting twice."""
+    draw = np.random.default_rng(5)
+    settings = [DEFAULT, *SETTINGS[:6], SETTINGS[9], SETTINGS[1]]
+    times = np.array([30.0, 90.0, 900.0]) * np.exp(0.03 * draw.standard_normal((len(settings), 3)))
+    times[3] *= 40
+    made = [Launch(setting=s, times_us=tuple(us)) for s, us in zip(settings, times.tolist(), strict=True)]
+    return [*made, Launch(setting=SETTINGS[6], times_us=None)]
+
+
+def of_the_model(cluster):
+    """What is believed after some launches, while another one runs."""
+    calls = zip(MESSAGES, (10.0, 2.0, 1.0), strict=True)
+    rows = tuple(MessageCalls(message=message, calls_per_step=number) for message, number in calls)
+    workload = Workload(name="w", messages=rows, provenance=Provenance(source="test"))
+    observed = observe(some_launches())
+    known = Model(SETTINGS, workload, cluster).believe(observed, [SETTINGS[7]])
+    begun = BegunFrom(study="", name="w", nodes=1, launches=8, weight=0.0)
+    earlier = EarlierStudy(begun=begun, cluster=cluster, workload=workload, launches=tuple(some_launches()), trust=0.8)
+    here = [replace(message, size_bytes=3 * message.size_bytes) for message in MESSAGES]
+    told = surface(earlier, SETTINGS, here, cluster)
+    return {
+        **{f"believed {name}": getattr(known, name) for name in ("mean", "variance", "disturbed", "noises", "weights")},
+        "weights of the mixture": [weight for weight, _, _ in known.mixture],
+        "chances to run": _chance_to_run(SETTINGS, observed),
+        "told by an earlier study": np.array([told.departure, told.coverage]),
+    }  # fmt: skip
+
+
+def of_sources(cluster):
+    """What two sources that contradict each other make of the prior, before anything is measured and after."""
+    draw = np.random.default_rng(4)
+    shape = (len(SETTINGS), len(MESSAGES))
+    expected, alike = 0.3 * draw.standard_normal((3, *shape)), likeness(SETTINGS, MESSAGES, cluster)
+    surfaces = [
+        Surface(departure=0.1 * draw.standard_normal(shape), coverage=draw.uniform(size=shape), trust=trust)
+        for trust in (0.8123456, 0.6)
+    ]
+    rows = np.arange(2)
+    values = (expected[0] + surfaces[0].departure)[rows] + 0.3 * draw.standard_normal((2, shape[1]))
+    table = Table(rows=rows, values=values, noise=np.full(2, 0.3**2), expected=expected)
+    found = {}
+    for when, measured in (("before", None), ("after", table)):
+        begun = beginning(expected, alike, surfaces, measured)
+        found |= {
+            f"expected {when} launches": begun.expected, f"weights {when} launches": begun.weights,
+            **{f"{name} {when} launches": getattr(begun.alike, name) for name in ("smooth", "rough", "parameters")},
+        }  # fmt: skip
+    return found
+
+
 def figures(cluster):
     """Return all figures by name."""
     alike, known = likeness(SETTINGS, MESSAGES, cluster), some_beliefs()
     kernels = alike.kernels(*choices()[-1])
     seen = outlook(SETTINGS, known)
     found = {
+        **of_the_model(cluster), **of_sources(cluster),
         "choices": choices(),
         "implausibility": [implausibility(choice) for choice in choices()],
         **{f"likeness {name}": getattr(alike, name) for name in

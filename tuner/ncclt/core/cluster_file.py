@@ -14,7 +14,7 @@ from ncclt.errors import InputError
 _UNITS = {"Gb": 0.125, "Gbit": 0.125, "Gbits": 0.125, "GB": 1.0, "Tb": 125.0, "Tbit": 125.0, "TB": 1000.0}
 """Unit -> 1e9 bytes/s. Bits and bytes differ by the case of one letter, as everywhere."""
 _TEXT = re.compile(
-    r"\s*(\d{1,9}(?:\.\d{1,20})?(?:e[+-]?\d{1,2})?)\s*(?:([GT])(b|B|bit|bits)(?:/s|/sec|ps))?\s*", re.ASCII
+    r"\s*(\d{1,9}(?:\.\d{1,20})?(?:e[+-]?\d{1,2})?)\s*(?:([GT](?:b|B|bit|bits))(?:/s|/sec|ps))?\s*", re.ASCII
 )
 
 _LEAST_AMBIGUOUS_GBPS, _MOST_NIC_GBPS, _MOST_LINK_GBPS = 100.0, 200.0, 2000.0
@@ -49,7 +49,7 @@ def gbps_of(value: float | str, field: str) -> float:
     found = _TEXT.fullmatch(str(value))
     if isinstance(value, bool) or found is None or float(found[1]) < 0:
         raise InputError(f"{field} cannot be {value!r}", hint="write a bandwidth, for example '50 GB/s' or '400 Gb/s'")
-    number, unit = float(found[1]), f"{found[2]}{found[3]}" if found[2] else ""
+    number, unit = float(found[1]), found[2]
     gbps = number * _UNITS[unit or "GB"]
     most = _MOST_NIC_GBPS if field == "nic_gbps" else _MOST_LINK_GBPS
     ambiguous = field == "nic_gbps" and not unit and number >= _LEAST_AMBIGUOUS_GBPS

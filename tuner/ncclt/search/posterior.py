@@ -117,7 +117,7 @@ class Model:
         measured = launches > 0
         noise = observations.sigma**2
         noises: Noises = ((1.0, noise),)
-        disturbed = np.zeros_like(self._expected[0])
+        disturbed = np.zeros(self._reaches.shape)
         if len(rows):
             table = Table(
                 rows=rows,
