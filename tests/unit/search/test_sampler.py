@@ -1,6 +1,8 @@
 """The sampler as Optuna sees it, and the proposer around it."""
 
+import itertools
 from collections import Counter
+from dataclasses import replace
 
 import optuna
 import pytest
@@ -224,6 +226,42 @@ def test_where_only_parameters_can_be_chosen_all_of_them_are_looked_at(workload,
     assert set(candidate_settings(space, seen, ())) == {*space} - {DEFAULT}
     for there in (forced, forced.keys() - {DEFAULT}):
         assert two_steps_away not in candidate_settings(dict.fromkeys(there), seen, ())
+
+
+def many_settings(count):
+    kinds = itertools.product(Algorithm, Protocol, range(1, 65))
+    return [Setting(algorithm=a, protocol=p, channels=c) for a, p, c in itertools.islice(kinds, count)]
+
+
+@pytest.mark.parametrize(("count", "step"), [(400, 1), (401, 2), (801, 3)])
+def test_of_more_than_400_settings_every_second_or_third_is_looked_at_and_what_was_launched(count, step):
+    settings, times = many_settings(count), {DEFAULT: (20.0, 1000.0)}
+    seen = observe([Launch(setting=s, times_us=us) for s, us in (times | {settings[1]: (19.0, 990.0)}).items()])
+
+    found = candidate_settings(dict.fromkeys([DEFAULT, *settings]), seen, (settings[5],))
+
+    assert found == tuple(dict.fromkeys([*settings[::step], settings[1], settings[5]]))
+
+
+def test_a_parameter_is_tried_with_the_default_and_the_five_best_settings():
+    settings, big = many_settings(7), (("BUFFSIZE", 8 << 20),)
+    launches = [Launch(setting=s, times_us=(20.0 - n, 900.0)) for n, s in enumerate([DEFAULT, *settings])]
+    space = dict.fromkeys([*settings, *(replace(s, parameters=big) for s in (DEFAULT, *settings))])
+
+    found = candidate_settings(space, observe(launches), ())
+
+    assert {s for s in found if s.parameters} == {replace(s, parameters=big) for s in (DEFAULT, *settings[2:])}
+
+
+def test_parameters_are_changed_one_at_a_time_from_those_of_the_six_best_settings():
+    """Of seven buffer sizes that were launched, the worst is not gone on from."""
+    sizes = [1 << 16 << n for n in range(7)]
+    measured = [Setting(parameters=(("BUFFSIZE", size),)) for size in sizes]
+    launches = [Launch(setting=s, times_us=(20.0 - n, 900.0)) for n, s in enumerate([DEFAULT, *measured])]
+    both = [Setting(parameters=(("BUFFSIZE", size), ("NTHREADS", 64))) for size in sizes]
+    space = dict.fromkeys([DEFAULT, Setting(algorithm=Algorithm.RING), *measured, *both])
+
+    assert {s for s in candidate_settings(space, observe(launches), ()) if s in both} == {*both[1:]}
 
 
 def _trial(number, setting, workload, time_of):

@@ -25,7 +25,8 @@ from ncclt.search.observations import Launch, observe
 from ncclt.search.posterior import Model
 from ncclt.search.prior import expected_log_ratios, expected_own
 from ncclt.search.process_wide import outlook
-from ncclt.search.sampler import _chance_to_run
+from ncclt.search.sampler import PolicySampler, _chance_to_run
+from ncclt.search.space import recorded_space
 from ncclt.search.surfaces import Surface, beginning
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "search.json"
@@ -43,6 +44,14 @@ MESSAGES = [
         (Collective.ALL_REDUCE, 4096, 4), (Collective.ALL_REDUCE, 1 << 20, 2), (Collective.ALL_GATHER, 64 << 20, 4)
     )
 ]  # fmt: skip
+WORKLOAD = Workload(
+    name="w",
+    messages=tuple(
+        MessageCalls(message=message, calls_per_step=calls)
+        for message, calls in zip(MESSAGES, (10.0, 2.0, 1.0), strict=True)
+    ),
+    provenance=Provenance(source="test"),
+)
 
 
 def some_beliefs():
@@ -77,13 +86,10 @@ def some_launches():
 
 def of_the_model(cluster):
     """What is believed after some launches, while another one runs."""
-    calls = zip(MESSAGES, (10.0, 2.0, 1.0), strict=True)
-    rows = tuple(MessageCalls(message=message, calls_per_step=number) for message, number in calls)
-    workload = Workload(name="w", messages=rows, provenance=Provenance(source="test"))
     observed = observe(some_launches())
-    known = Model(SETTINGS, workload, cluster).believe(observed, [SETTINGS[7]])
+    known = Model(SETTINGS, WORKLOAD, cluster).believe(observed, [SETTINGS[7]])
     begun = BegunFrom(study="", name="w", nodes=1, launches=8, weight=0.0)
-    earlier = EarlierStudy(begun=begun, cluster=cluster, workload=workload, launches=tuple(some_launches()), trust=0.8)
+    earlier = EarlierStudy(begun=begun, cluster=cluster, workload=WORKLOAD, launches=tuple(some_launches()), trust=0.8)
     here = [replace(message, size_bytes=3 * message.size_bytes) for message in MESSAGES]
     told = surface(earlier, SETTINGS, here, cluster)
     return {
@@ -147,3 +153,21 @@ def test_every_figure_is_the_recorded_one(cluster):
 
     assert found.keys() == recorded.keys()
     assert [name for name in found if found[name] != pytest.approx(np.array(recorded[name]), rel=1e-6, abs=1e-12)] == []
+
+
+def test_what_is_compared_is_rounded_so_that_every_machine_chooses_alike(cluster):
+    """The last bits of linear algebra differ between machines, and must decide nothing."""
+    known, prior = of_the_model(cluster), of_sources(cluster)
+    decided = PolicySampler(recorded_space(SETTINGS), WORKLOAD, cluster).decide(some_launches())
+    for values, digits in (
+        (known["believed mean"], 8),
+        (known["believed variance"], 16),
+        (known["believed disturbed"], 6),
+        ([probability for probability, _ in known["believed noises"]], 6),
+        (known["told by an earlier study"][1], 8),
+        (prior["weights before launches"], 4),
+        (prior["weights after launches"], 4),
+        (decided.expected_gain, 9),
+    ):
+        assert (np.round(values, digits) == values).all()
+        assert (np.round(values, digits - 1) != values).any(), "no digit of it is wasted"

@@ -35,6 +35,16 @@ def test_every_setting_is_legal_for_a_collective_of_the_workload(cluster):
         assert any(is_legal(c, setting.algorithm, setting.protocol, version=cluster.version) for c in collectives)
 
 
+@pytest.mark.parametrize(("version", "most"), [("2.24.3", 32), ("2.25.1", 64)])
+def test_channels_are_tried_up_to_the_most_that_nccl_has_twice_per_doubling_from_eight_on(cluster, version, most):
+    space = cluster_space({Collective.ALL_REDUCE}, replace(cluster, nccl_version=version), parameters={})
+
+    tried = {s.channels for s in space.distinct if s.channels}
+
+    doublings = {1 << n for n in range(most.bit_length())}
+    assert tried == doublings | {c * 3 // 2 for c in doublings if 8 <= c < most}
+
+
 def test_trees_are_tried_only_where_the_workload_has_an_all_reduce(cluster):
     space = cluster_space({Collective.ALL_GATHER}, cluster, parameters={})
 
@@ -88,6 +98,16 @@ def test_a_space_of_many_parameters_stays_finite_and_can_set_two_at_once(cluster
 
     assert len(space.settings) <= MAX_POINTS
     assert max(len(s.parameters) for s in space.distinct) >= 2
+
+
+@pytest.mark.parametrize(("values", "most"), [((19, 19, 49), 3), ((2, 58, 112), 2)])
+def test_of_more_than_20000_points_those_that_set_all_parameters_are_left_out(cluster, values, most):
+    """20 x 20 x 50 are just as many, 3 x 59 x 113 one more."""
+    ladders = {name: tuple(range(1, count + 1)) for name, count in zip(("A", "B", "C"), values, strict=True)}
+
+    space = cluster_space({Collective.ALL_TO_ALL}, cluster, parameters=ladders)
+
+    assert max(len(s.parameters) for s in space.distinct) == most
 
 
 def test_points_and_settings_belong_together(cluster):

@@ -95,7 +95,5 @@ def _steps_towards(beliefs: Beliefs, inside: np.ndarray, overall: float) -> Arra
 
 def _improvement(ahead: float, sigma: float) -> float:
     """Return E[max(0, x)] of a normal x."""
-    if sigma <= 0:
-        return max(ahead, 0.0)
     scaled = ahead / sigma
     return float(ahead * ndtr(scaled) + sigma * math.exp(-0.5 * scaled**2) / math.sqrt(2 * math.pi))

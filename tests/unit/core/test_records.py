@@ -1,0 +1,61 @@
+"""What holds for every record of the core: it never changes, and neither does what a stored one means."""
+
+import importlib
+import json
+import os
+import pkgutil
+from dataclasses import MISSING, fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+
+import pytest
+
+from ncclt import core
+from ncclt.core.documents import Documented, _plain
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "documents.json"
+
+
+MODULES = [importlib.import_module(f"{core.__name__}.{found.name}") for found in pkgutil.iter_modules(core.__path__)]
+PLAIN = [
+    kind
+    for module in MODULES
+    for kind in vars(module).values()
+    if isinstance(kind, type)
+    and kind.__module__ == module.__name__
+    and kind is not Documented
+    and not (issubclass(kind, Enum | Exception | tuple) or getattr(kind, "_is_protocol", False))
+]
+"""The classes of the core, but for words, rows, ports and errors."""
+
+
+@pytest.mark.parametrize("kind", PLAIN, ids=lambda kind: kind.__name__)
+def test_data_of_the_core_are_frozen_dataclasses_with_slots(kind):
+    assert is_dataclass(kind)
+    assert kind.__dataclass_params__.frozen
+    assert "__slots__" in vars(kind)
+
+
+def meaning(kind):
+    """The version of a document, and what stands for each entry that it may lack."""
+    defaults = {
+        one.name: one.default if one.default_factory is MISSING else one.default_factory()
+        for one in fields(kind)
+        if not kind.SHAPE.complete or one.name in kind.SHAPE.omitted
+    }
+    lacking = {name: _plain(value) for name, value in defaults.items() if value is not MISSING}
+    return {"schema": kind.SHAPE.schema, "lacking": lacking}
+
+
+def test_a_document_that_lacks_an_entry_means_what_it_always_has():
+    """Stores and files hold documents for years.
+
+    After a new record or field run this once with NCCLT_UPDATE_GOLDEN=1; any other line that changes gives what was
+    stored another meaning.
+    """
+    found = dict(sorted((kind.__name__, meaning(kind)) for kind in PLAIN if issubclass(kind, Documented)))
+    if os.environ.get("NCCLT_UPDATE_GOLDEN"):
+        lines = [f"{json.dumps(name)}: {json.dumps(entries)}" for name, entries in found.items()]
+        GOLDEN.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+    assert found == json.loads(GOLDEN.read_text())
