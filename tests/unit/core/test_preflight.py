@@ -68,6 +68,21 @@ def test_rows_are_of_all_nodes_alone_and_medians():
     assert row.busbw_gbps == pytest.approx(54.5, abs=0.1)
 
 
+def test_rows_are_by_size_and_of_launches_that_went_well():
+    readings = (reading(HOSTS, 50.0, sizes=(GIB, 64)), reading(HOSTS, 90.0, outcome=Outcome.WRONG_RESULT))
+    small, large = sample_preflight(readings=readings).rows
+    assert (small.size_bytes, large.size_bytes) == (64, GIB)
+    assert (small.expected_gbps, large.expected_gbps) == (None, 100.0)
+    assert small.busbw_gbps == pytest.approx(large.busbw_gbps) == pytest.approx(50.0)
+
+
+def test_pairs_are_of_two_nodes_or_of_two_gpus_of_one_node_by_the_median_of_their_launches():
+    preflight = sample_preflight()
+    assert preflight.pairs() == pytest.approx({("a", "b"): 61.0, ("c", "d"): 100.0, ("a", "c"): 0.0})
+    assert preflight.pairs("c") == pytest.approx({("2", "5"): 50.0, ("2", "4"): 90.0})
+    assert preflight.pairs("a") == {}
+
+
 @pytest.mark.parametrize(
     ("finding", "words"),
     [
@@ -81,6 +96,9 @@ def test_rows_are_of_all_nodes_alone_and_medians():
          "the link between GPU 3 and 4 of node n1 crashes; why"),
         (FabricFinding(part=Part.FABRIC, hosts=("a", "b", "c", "d"), busbw_gbps=1, reference_gbps=2),
          "all of a..d (4 nodes) alike reaches 50 % of 2 GB/s"),
+        (FabricFinding(part=Part.GROUP, hosts=("a", "b"), outcome=Outcome.INVALID),
+         "something among a+b does not start"),
+        (FabricFinding(part=Part.LINK, hosts=("a", "b"), busbw_gbps=1), "the link a+b reaches 0 % of 0 GB/s"),
     ],
 )  # fmt: skip
 def test_findings_in_words(finding, words):
@@ -93,6 +111,10 @@ def test_verdicts():
     )
     unmeasured = sample_preflight(state=State.UNMEASURED, findings=(), notes=("2 nodes left", "no such program"))
     assert unmeasured.verdict == "could not measure: no such program"
+    silent = sample_preflight(state=State.UNMEASURED, findings=(), notes=())
+    assert silent.verdict == "could not measure: no launch gave a result"
+    alone = sample_preflight(state=State.HEALTHY, expected=(), readings=(reading(HOSTS, 98.0),))
+    assert alone.verdict == "healthy: a..d (4 nodes) reach 100 % of 98 GB/s (by its links)"
     healthy = sample_preflight(state=State.HEALTHY, findings=(), simulated=True, readings=(reading(HOSTS, 98.0),))
     assert healthy.verdict == "SIMULATED: healthy: a..d (4 nodes) reach 98 % of 100 GB/s (by its links)"
 

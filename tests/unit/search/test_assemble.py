@@ -15,7 +15,7 @@ from ncclt.core.study import Phase, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.prove.collapse import collapse
-from ncclt.search.assemble import assemble, collect_times, expected_us, fastest_alone, finalists, rules_of
+from ncclt.search.assemble import KEPT_GAIN, assemble, collect_times, expected_us, fastest_alone, finalists, rules_of
 from ncclt.search.joined import joined
 from ncclt.search.noise import USUAL_SIGMA, launch_sigma
 
@@ -407,7 +407,7 @@ def test_two_settings_that_keep_98_percent_of_what_six_win_are_the_policy():
     times = table_of(sizes, rows)
 
     assert len(assemble(times, workload(*sizes), version=VERSION).rules) == 6
-    policy = assemble(times, workload(*sizes), version=VERSION, keep=0.98)
+    policy = assemble(times, workload(*sizes), version=VERSION, keep=KEPT_GAIN)
     assert len(policy.rules) == 2
     assert policy.rules[0].max_bytes + 1 == policy.rules[1].min_bytes
     assert expected_us(policy, times, workload(*sizes), version=VERSION) <= 600 - 0.98 * 180
@@ -416,7 +416,7 @@ def test_two_settings_that_keep_98_percent_of_what_six_win_are_the_policy():
 def test_a_message_that_brings_almost_nothing_keeps_the_default():
     times = table_of((704, LARGE), [(DEFAULT, [20.0, 9000.0]), (TREE, [19.0, 9500.0]), (RING_LL, [25.0, 8000.0])])
 
-    policy = assemble(times, workload(704, LARGE), version=VERSION, keep=0.98)
+    policy = assemble(times, workload(704, LARGE), version=VERSION, keep=KEPT_GAIN)
 
     assert policy.setting_for(message(704)).is_default
     assert policy.setting_for(message(LARGE)) == RING_LL

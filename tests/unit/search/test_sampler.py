@@ -4,6 +4,7 @@ import itertools
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import optuna
 import pytest
 
@@ -11,10 +12,12 @@ from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Claim, Phase, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
+from ncclt.search.acquisition import Standing
 from ncclt.search.assemble import collect_times
 from ncclt.search.observations import Launch, observe
+from ncclt.search.process_wide import Outlook
 from ncclt.search.proposer import Proposer
-from ncclt.search.sampler import OUTCOME, SETTING, TIMES_US, PolicySampler, candidate_settings
+from ncclt.search.sampler import OUTCOME, SETTING, TIMES_US, PolicySampler, _default_first, candidate_settings
 from ncclt.search.space import cluster_space, recorded_space
 
 
@@ -156,9 +159,10 @@ def test_three_failures_in_a_row_are_followed_by_a_pair_that_has_run(space, work
     made = [launched(s, workload, landscape) for s in (DEFAULT, sound)]
     made += [Launch(setting=s, times_us=None) for s in failures]
 
-    setting = PolicySampler(space, workload, cluster).decide(made).setting
+    after_two, setting = (PolicySampler(space, workload, cluster).decide(made[:count]).setting for count in (-1, None))
 
     assert (setting.algorithm, setting.protocol) == (sound.algorithm, sound.protocol)
+    assert (after_two.algorithm, after_two.protocol) != (sound.algorithm, sound.protocol)
 
 
 def test_a_default_that_looks_far_too_slow_is_launched_again_first(space, workload, cluster, landscape):
@@ -169,8 +173,48 @@ def test_a_default_that_looks_far_too_slow_is_launched_again_first(space, worklo
     ]
 
     sampler = PolicySampler(space, workload, cluster)
-    assert sampler.decide(made).setting == DEFAULT
+    again = sampler.decide(made)
+    assert (again.setting, again.reason) == (DEFAULT, "the default again: every comparison hangs on it")
     assert sampler.decide([*made[:1] * 3, made[1]]).setting != DEFAULT, "three launches that agree are no disturbance"
+
+
+@pytest.mark.parametrize(
+    ("gain", "launches", "again", "other", "first"),
+    [
+        (0.41, 1, 0.0, 0.1, True),  # in the log: a third less time
+        (0.39, 1, 0.0, 0.1, False),
+        (0.41, 2, 0.0, 0.1, False),
+        (0.1, 2, 0.02, 0.01, True),
+        (0.1, 2, 0.01, 0.01, False),
+        (0.1, 2, 0.9e-5, 0.0, False),
+        (0.1, 2, 1.1e-5, 0.0, True),
+    ],
+)
+def test_the_default_goes_first_where_that_tells_most_or_its_only_launch_is_in_doubt(
+    gain, launches, again, other, first
+):
+    value = np.array([0.0, -gain])
+    now = Standing(chosen=np.array([-1, 0]), value=value, second=np.zeros(2))
+    seen = Outlook(gains=np.zeros(1), by_message=np.zeros((1, 2)), default=again, share=0.9, now=now)
+    observed = observe([Launch(setting=DEFAULT, times_us=(20.0, 1000.0))] * launches)
+
+    assert _default_first(seen, observed, again, other) is first
+
+
+def test_a_proposal_says_what_it_is_made_for(workload, cluster):
+    """Both messages take 100 µs; the small one is sent ten times as often."""
+    rings = [Setting(algorithm=Algorithm.RING, protocol=Protocol.SIMPLE, channels=c) for c in (8, 16)]
+    sampler = PolicySampler(recorded_space(rings), workload, cluster)
+    made = [Launch(setting=DEFAULT, times_us=(100.0, 100.0))] * 3
+    new = sampler.decide(made)
+    made += [Launch(setting=s, times_us=(us, us)) for s, us in zip(rings, (90.0, 89.0), strict=True)]
+    repeat = sampler.decide(made)
+    buffers = [Setting(parameters=(("BUFFSIZE", size),)) for size in (1 << 20, 8 << 20)]
+    step = PolicySampler(recorded_space(buffers), workload, cluster).decide(made[:3])
+
+    assert (new.setting in rings, new.reason) == (True, "new, most for all_reduce 16 KiB float32")
+    assert (repeat.setting in rings, repeat.reason) == (True, "again, to be sure, most for all_reduce 16 KiB float32")
+    assert (step.setting in buffers, step.reason) == (True, "new, as a step towards other process-wide parameters")
 
 
 def test_repeats_go_where_they_decide(space, workload, cluster):

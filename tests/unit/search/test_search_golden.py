@@ -4,6 +4,7 @@ They were set by comparing searches (adr/0007), and a slip in one of them only m
 no other test would show. After a wanted change run bench/search.py, then this once with NCCLT_UPDATE_GOLDEN=1.
 """
 
+import itertools
 import json
 import os
 from dataclasses import replace
@@ -13,12 +14,13 @@ import numpy as np
 import pytest
 
 from ncclt.core.algorithms import Algorithm, Protocol
+from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import BegunFrom
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.search.acquisition import Beliefs, default_gain, launch_gains, standing
-from ncclt.search.earlier import EarlierStudy, surface
+from ncclt.search.earlier import EarlierStudy, surface, trust_in
 from ncclt.search.gaussian_process import Table
 from ncclt.search.kernels import choices, implausibility, likeness
 from ncclt.search.observations import Launch, observe
@@ -43,6 +45,13 @@ MESSAGES = [
     for collective, size, group in (
         (Collective.ALL_REDUCE, 4096, 4), (Collective.ALL_REDUCE, 1 << 20, 2), (Collective.ALL_GATHER, 64 << 20, 4)
     )
+]  # fmt: skip
+CLUSTERS = [
+    Cluster(
+        name="hall", nodes=nodes, gpus_per_node=8, gpu="H100", compute_capability=90, link_class="nvswitch",
+        link_gbps=450.0, fabric="infiniband", nics_per_node=8, nic_gbps=50.0, nccl_version=version, driver=driver,
+    )
+    for nodes, version, driver in ((4, "2.28.9", "570.1"), (1, "2.28.3", ""), (16, "2.25.1", "580.1"))
 ]  # fmt: skip
 WORKLOAD = Workload(
     name="w",
@@ -92,11 +101,17 @@ def of_the_model(cluster):
     earlier = EarlierStudy(begun=begun, cluster=cluster, workload=WORKLOAD, launches=tuple(some_launches()), trust=0.8)
     here = [replace(message, size_bytes=3 * message.size_bytes) for message in MESSAGES]
     told = surface(earlier, SETTINGS, here, cluster)
+    many = [Setting(algorithm=a, protocol=p, channels=c) for (a, p), c in itertools.product(PAIRS, range(1, 21))]
+    times = 100 * np.exp(0.1 * np.random.default_rng(6).standard_normal((len(many) + 1, len(MESSAGES))))
+    launches = [Launch(setting=s, times_us=tuple(us)) for s, us in zip([DEFAULT, *many], times.tolist(), strict=True)]
     return {
         **{f"believed {name}": getattr(known, name) for name in ("mean", "variance", "disturbed", "noises", "weights")},
         "weights of the mixture": [weight for weight, _, _ in known.mixture],
         "chances to run": _chance_to_run(SETTINGS, observed),
         "told by an earlier study": np.array([told.departure, told.coverage]),
+        "trust in other clusters": [trust_in(there, here) for there, here in itertools.product(CLUSTERS, repeat=2)],
+        "trust in recorded clusters": [trust_in(there, CLUSTERS[0], recorded=True) for there in CLUSTERS],
+        "noises after many launches": Model(many, WORKLOAD, cluster).believe(observe(launches), ()).noises,
     }  # fmt: skip
 
 
