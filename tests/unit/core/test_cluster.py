@@ -95,3 +95,27 @@ def test_a_recorded_system_is_named_once_and_with_its_source():
     recorded = replace(HALL, description="recorded: eight H100", sources=("a page", "another"))
     assert recorded.recorded_label == "recorded: eight H100, a page"
     assert replace(recorded, description="", sources=()).recorded_label == "recorded: hall"
+
+
+def test_a_fingerprint_names_every_difference_but_what_one_side_does_not_know():
+    mine = replace(HALL, topology_hash="t", driver="570.1").fingerprint()
+    assert mine.mismatches(mine) == mine.mismatches(HALL.fingerprint()) == HALL.fingerprint().mismatches(mine) == ()
+    other = replace(HALL, gpu="H200", topology_hash="u", driver="580.1").fingerprint()
+    assert mine.mismatches(other) == (
+        "gpu: measured on H100, asked for H200", "topology_hash: measured on t, asked for u",
+        "driver: measured on 570.1, asked for 580.1",
+    )  # fmt: skip
+
+
+def test_a_recorded_cluster_is_tuned_in_its_own_shape_alone():
+    asked = {"nodes": None, "gpus_per_node": None, "nccl_version": None}
+    assert HALL.as_recorded(**asked) is HALL
+    assert HALL.as_recorded(nodes=4, gpus_per_node=8, nccl_version="2.28.9") is HALL
+    for other, said in (
+        ({"nodes": 2}, "hall was recorded with --nodes 4, not 2 (hall is a recorded cluster)"),
+        ({"gpus_per_node": 4}, "hall was recorded with --gpus-per-node 8, not 4 (hall is a recorded cluster)"),
+        ({"nccl_version": "2.30", "why": "replayed"}, "hall was recorded with --nccl-version 2.28.9, not 2.30.0 (repl"),
+    ):
+        with pytest.raises(UsageError) as refused:
+            HALL.as_recorded(**(asked | other))
+        assert refused.value.message.startswith(said)

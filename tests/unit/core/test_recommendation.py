@@ -9,10 +9,19 @@ import pytest
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective
 from ncclt.core.policy import Policy, Rule
-from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Request, Verdict, recommendation_id
+from ncclt.core.recommendation import (
+    Decision,
+    PolicyVerdict,
+    Recommendation,
+    Request,
+    Verdict,
+    changed_cluster,
+    recommendation_id,
+    replaced_workload,
+)
 from ncclt.core.recommendation import select as serve
 from ncclt.errors import NoRecommendationError, StaleRecommendationError
-from ncclt.testing.store_contract import sample_recommendation
+from ncclt.testing.store_contract import sample_cluster, sample_recommendation
 
 ANY = Request(cluster="pair", model="toy")
 FIRST = replace(sample_recommendation("first"), created="2026-01-01", simulated=False)
@@ -100,6 +109,33 @@ def test_a_job_that_is_not_known_gets_nothing_but_a_list():
         serve([FIRST], replace(JOB, nodes=9))
     gpus = FIRST.fingerprint.gpus_per_node
     assert unfit.value.hint.endswith(f"\n    --nodes 2 --gpus-per-node {gpus} --nccl-version {version}")
+
+
+def test_no_more_than_twenty_shapes_are_listed():
+    nodes = [replace(FIRST, fingerprint=replace(FIRST.fingerprint, nodes=count)) for count in range(2, 30)]
+    with pytest.raises(NoRecommendationError) as refused:
+        serve(nodes, replace(JOB, nodes=None))
+    assert [row["nodes"] for row in refused.value.available] == [*range(2, 22)]
+    assert len(refused.value.hint.splitlines()) == 1 + 20
+
+
+def test_it_is_stale_once_its_workload_has_other_messages():
+    tuned = replace(FIRST, source_digest="then")
+    assert "'toy' was replaced" in replaced_workload(tuned, "now")
+    assert replaced_workload(tuned, "then") == replaced_workload(tuned, "") == ""
+    assert replaced_workload(replace(FIRST, source_digest=""), "now") == ""
+
+
+def test_it_is_stale_once_its_cluster_is_another_machine():
+    """Where the job fits it at all: nodes, GPUs and NCCL are compared with what the job asks for."""
+    pair = replace(sample_cluster(), nodes=2, topology_hash="t")
+    tuned = replace(FIRST, fingerprint=pair.fingerprint())
+    assert changed_cluster(tuned, pair) == changed_cluster(tuned, replace(pair, nodes=4)) == ""
+    assert changed_cluster(tuned, None) == changed_cluster(tuned, replace(pair, topology_hash="")) == ""
+    other = replace(pair, gpu="B300")
+    assert changed_cluster(tuned, other).endswith(f"since it was tuned: gpu: measured on {pair.gpu}, now B300")
+    assert changed_cluster(tuned, replace(other, nodes=1)) == "", "two nodes are refused there"
+    assert changed_cluster(tuned, replace(other, gpus_per_node=pair.gpus_per_node - 1)) == ""
 
 
 @pytest.mark.parametrize(("variables", "expected"), [(False, "10ff6ff01d35"), (True, "27e603a1b94d")])
