@@ -101,6 +101,8 @@ def of_the_model(cluster):
     earlier = EarlierStudy(begun=begun, cluster=cluster, workload=WORKLOAD, launches=tuple(some_launches()), trust=0.8)
     here = [replace(message, size_bytes=3 * message.size_bytes) for message in MESSAGES]
     told = surface(earlier, SETTINGS, here, cluster)
+    begun_there = Model(SETTINGS, WORKLOAD, cluster, surfaces=[replace(told, trust=0.6)])
+    after = begun_there.believe(observe(some_launches()[:3]), ())
     many = [Setting(algorithm=a, protocol=p, channels=c) for (a, p), c in itertools.product(PAIRS, range(1, 21))]
     times = 100 * np.exp(0.1 * np.random.default_rng(6).standard_normal((len(many) + 1, len(MESSAGES))))
     launches = [Launch(setting=s, times_us=tuple(us)) for s, us in zip([DEFAULT, *many], times.tolist(), strict=True)]
@@ -109,6 +111,8 @@ def of_the_model(cluster):
         "weights of the mixture": [weight for weight, _, _ in known.mixture],
         "chances to run": _chance_to_run(SETTINGS, observed),
         "told by an earlier study": np.array([told.departure, told.coverage]),
+        "believed with an earlier study": np.array([after.mean, after.variance]),
+        "weight of the earlier study": begun_there.source_weights,
         "trust in other clusters": [trust_in(there, here) for there, here in itertools.product(CLUSTERS, repeat=2)],
         "trust in recorded clusters": [trust_in(there, CLUSTERS[0], recorded=True) for there in CLUSTERS],
         "noises after many launches": Model(many, WORKLOAD, cluster).believe(observe(launches), ()).noises,
