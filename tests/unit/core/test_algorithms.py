@@ -13,6 +13,7 @@ from ncclt.core.algorithms import (
     choices,
     is_legal,
     ll128_is_automatic,
+    serves_every_call,
 )
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective
@@ -135,3 +136,9 @@ def test_choices_are_legal_for_some_collective_and_do_not_repeat():
     assert (Algorithm.TREE, Protocol.LL) in found
     assert choices([Collective.SEND_RECV], LEONARDO) == ()
     assert all(any(is_legal(c, a, p, version=V) for c in (AR, AG)) for a, p in found)
+
+
+def test_ring_serves_every_call_and_so_does_tree_of_all_reduce_alone():
+    tunable = [c for c in Collective if c.is_tunable]
+    served = {(c, a) for c in tunable for a in Algorithm if serves_every_call(c, a)}
+    assert served == {*((c, Algorithm.RING) for c in tunable), (Collective.ALL_REDUCE, Algorithm.TREE)}

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, bus_factor, format_bytes
+from ncclt.core.message import DTYPE_SIZES, Collective, Message, bus_factor, format_bytes
 from ncclt.errors import InputError
 
 
@@ -32,7 +32,7 @@ def test_a_dtype_has_as_many_bytes_as_its_name_says():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"dtype": "float7"}, {"size_bytes": 0}, {"size_bytes": MOST_BYTES + 1}, {"group_size": -1}], ids=str
+    "wrong", [{"dtype": "float7"}, {"size_bytes": 0}, {"size_bytes": 2**53 + 1}, {"group_size": -1}], ids=str
 )
 def test_what_cannot_be_sent_is_refused(wrong):
     with pytest.raises(InputError, match=str(next(iter(wrong.values())))):
@@ -40,11 +40,12 @@ def test_what_cannot_be_sent_is_refused(wrong):
 
 
 def test_the_smallest_and_the_largest_message_and_a_group_of_the_whole_job_are_messages():
+    """The largest is the last up to which a double, as in JSON, holds every whole number."""
     sizes = [
         Message(collective=Collective.ALL_REDUCE, dtype="int8", size_bytes=size, group_size=0).size_bytes
-        for size in (1, MOST_BYTES)
+        for size in (1, 2**53)
     ]
-    assert sizes == [1, MOST_BYTES]
+    assert sizes == [1, 2**53]
 
 
 def test_bandwidths_are_those_that_nccl_tests_prints():

@@ -183,6 +183,6 @@ def _evened(beliefs: Beliefs) -> Array:
 def _shortfall(level: Array | float, bar: Array | float, mean: Array, sigma: Array) -> Array:
     """Return E[(level - x) where x < bar] of a normal x."""
     scaled = (bar - mean) / sigma
-    density = np.exp(-0.5 * np.minimum(scaled**2, 700.0)) / math.sqrt(2 * math.pi)
+    density = np.exp(-0.5 * scaled**2) / math.sqrt(2 * math.pi)
     result: Array = (level - mean) * ndtr(scaled) + sigma * density
     return result

@@ -252,7 +252,7 @@ def _disturbances(table: Table, kernels: Kernels, launches: Array) -> tuple[Arra
     sigma = np.sqrt(variance)
     slower = table.values - mean
     strange = np.exp(-0.5 * (slower / _STRANGE_SIGMA) ** 2) / _STRANGE_SIGMA
-    sound = (1 - _STRANGE) * np.exp(-0.5 * np.minimum((slower / sigma) ** 2, 700.0)) / sigma + _STRANGE * strange
+    sound = (1 - _STRANGE) * np.exp(-0.5 * (slower / sigma) ** 2) / sigma + _STRANGE * strange
     odds = _DISTURBED * _DISTURBED_DENSITY / ((1 - _DISTURBED) * sound / math.sqrt(2 * math.pi))
     doubted = (slower > np.maximum(_LEAST_SIGMAS * sigma, _LEAST_SLOWDOWN)) & (launches[:, None] == 1)
     likely: Array = np.round(doubted * (odds / (1 + odds)), _WEIGHT_DIGITS)
