@@ -68,6 +68,9 @@ def test_the_next_command_is_for_the_job_that_asked():
     with pytest.raises(NoRecommendationError) as nothing:
         select([], replace(ANY, **job))
     assert nothing.value.hint == f"run `ncclt tune --model 'my bert' --cluster {ANY.cluster} {shape}`"
+    with pytest.raises(NoRecommendationError) as measured:
+        select([FIRST], replace(ANY, **job))
+    assert measured.value.hint.startswith(f"run `ncclt tune --model 'my bert' --cluster {ANY.cluster} {shape}` to tune")
     recorded = replace(FIRST, launcher="replay", recorded="recorded: box, site")
     with pytest.raises(NoRecommendationError) as unfit:
         select([recorded], replace(ANY, **job))

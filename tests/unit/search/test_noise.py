@@ -26,6 +26,7 @@ def test_a_launch_is_disturbed_beyond_six_standard_deviations(sigmas, counted):
 
 
 def test_launches_that_agree_are_averaged():
+    assert typical_us([17.3, 17.3], 0.0) == pytest.approx(17.3), "even without any noise"
     assert typical_us([98.0, 102.0], USUAL_SIGMA) == pytest.approx((98.0 * 102.0) ** 0.5)
 
 

@@ -103,6 +103,7 @@ def of_the_model(cluster):
     told = surface(earlier, SETTINGS, here, cluster)
     begun_there = Model(SETTINGS, WORKLOAD, cluster, surfaces=[replace(told, trust=0.6)])
     after = begun_there.believe(observe(some_launches()[:3]), ())
+    before = Model(SETTINGS, WORKLOAD, cluster).believe(observe(some_launches()[:1]), ())
     many = [Setting(algorithm=a, protocol=p, channels=c) for (a, p), c in itertools.product(PAIRS, range(1, 21))]
     times = 100 * np.exp(0.1 * np.random.default_rng(6).standard_normal((len(many) + 1, len(MESSAGES))))
     launches = [Launch(setting=s, times_us=tuple(us)) for s, us in zip([DEFAULT, *many], times.tolist(), strict=True)]
@@ -111,6 +112,7 @@ def of_the_model(cluster):
         "weights of the mixture": [weight for weight, _, _ in known.mixture],
         "chances to run": _chance_to_run(SETTINGS, observed),
         "told by an earlier study": np.array([told.departure, told.coverage]),
+        "believed before all launches": np.array([before.mean, before.variance]),
         "believed with an earlier study": np.array([after.mean, after.variance]),
         "weight of the earlier study": begun_there.source_weights,
         "trust in other clusters": [trust_in(there, here) for there, here in itertools.product(CLUSTERS, repeat=2)],
