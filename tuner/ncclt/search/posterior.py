@@ -253,9 +253,10 @@ def _disturbances(table: Table, kernels: Kernels, launches: Array) -> tuple[Arra
     slower = table.values - mean
     strange = np.exp(-0.5 * (slower / _STRANGE_SIGMA) ** 2) / _STRANGE_SIGMA
     sound = (1 - _STRANGE) * np.exp(-0.5 * (slower / sigma) ** 2) / sigma + _STRANGE * strange
-    odds = _DISTURBED * _DISTURBED_DENSITY / ((1 - _DISTURBED) * sound / math.sqrt(2 * math.pi))
+    of_sound = (1 - _DISTURBED) * sound / math.sqrt(2 * math.pi)
+    of_disturbed = _DISTURBED * _DISTURBED_DENSITY
     doubted = (slower > np.maximum(_LEAST_SIGMAS * sigma, _LEAST_SLOWDOWN)) & (launches[:, None] == 1)
-    likely: Array = np.round(doubted * (odds / (1 + odds)), _WEIGHT_DIGITS)
+    likely: Array = np.round(doubted * of_disturbed / (of_disturbed + of_sound), _WEIGHT_DIGITS)
     return likely, mean, np.maximum(variance - table.noise[:, None], _LEAST_VARIANCE)
 
 
