@@ -30,7 +30,7 @@ def checked_name(
     """
     if name not in known and not re.fullmatch(NAME_PATTERN, name):
         raise UsageError(
-            f"{option} {name[:200]!r} cannot name a {kind}",
+            f"{option} {name[:250]!r} cannot name a {kind}",
             hint=f"up to 200 letters, digits, '.', '_' and '-', a letter or digit first; for example {_EXAMPLES[kind]}",
         )
     return name
