@@ -206,6 +206,13 @@ def test_a_mistyped_option_is_told_before_anything_starts(tmp_path, options):
     assert (done.returncode, done.stdout) == (2, "")
 
 
+@pytest.mark.parametrize("command", [[], ["", "x"]])
+def test_no_command_is_told(tmp_path, command):
+    """An empty word is what `"$TRAIN"` is where the variable is not set."""
+    done = run(tmp_path, ("--fallback", "cached"), command)
+    assert (done.returncode, done.stderr.splitlines()[0]) == (2, "ncclt: no command to run")
+
+
 def test_it_starts_without_the_frameworks(tmp_path, store):
     options = [
         "--cluster",

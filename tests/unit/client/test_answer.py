@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 import ncclt.client.fetch
-from ncclt.client.answer import TABLES, AnswerError, written
+from ncclt.client.answer import TABLES, AnswerError, one_line, written
 from ncclt.client.fetch import ClientError, fetch_env
 from ncclt.core.attestation import Form
 from ncclt.deliver.handover import plan_handover
@@ -223,3 +223,8 @@ def test_an_error_holds_60_characters_of_what_a_server_sent(form, text, shown):
     with pytest.raises(AnswerError) as raised:
         written(text, form, {"cluster": "leonardo", "model": "bert"})
     assert [len(run) for run in re.findall("x{9,}", str(raised.value))] == [60] * shown
+
+
+def test_what_a_terminal_shows_is_printable_and_short():
+    assert one_line("a\x1b[2J\r\n\tb") == "a [2J b"
+    assert one_line("x" * 1001) == "x" * 1000

@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
         return report(refusal.reason)
     except Exception as error:  # noqa: BLE001 -- see the module's docstring
         _show_traceback(options)
-        if _must_succeed(options) or not command:
+        if _must_succeed(options) or not any(command[:1]):
             return report(described(error))
         _say_why(error)
         start = unchanged

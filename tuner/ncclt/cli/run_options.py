@@ -114,7 +114,7 @@ def parsed(options: Sequence[str], command: Sequence[str]) -> argparse.Namespace
 
 
 def _check(arguments: argparse.Namespace, command: Sequence[str]) -> None:
-    if not command:
+    if not any(command[:1]):  # also an empty word, as of a variable that is not set
         raise UsageError("no command to run", hint="put it after --: ncclt run --cluster C --model M -- torchrun ...")
     if arguments.policy is None and not arguments.model:
         raise UsageError("--model is needed", hint="or --policy FILE; put the command after --")

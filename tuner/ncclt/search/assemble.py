@@ -372,13 +372,11 @@ def message_time_us(
     wanted = policy.setting_by_variables(message, version=version) if by_variables else policy.setting_for(message)
     same: list[float] = []
     alike: list[float] = []
-    for setting, known in times.by_setting.items():
+    for setting, time_us in [(s, known[message]) for s, known in times.by_setting.items() if message in known]:
         applied = setting.applied_to(message.collective, version=version)
-        if message not in known:
-            continue
         if applied == wanted:
-            same.append(known[message])
+            same.append(time_us)
         elif applied.confined != wanted.confined and replace(applied, confined=wanted.confined) == wanted:
-            alike.append(known[message])
+            alike.append(time_us)
     measured = same or alike
     return statistics.median(measured) if measured else math.inf

@@ -53,6 +53,7 @@ def test_users_own_debug_log_is_left_alone_unless_asked_for():
     ("options", "said"),
     [
         ({"argv": ()}, "no command"),
+        ({"argv": ("", "x")}, "no command"),
         ({"steps": 0}, "--steps"),
         ({"warmup": 0}, "--warmup"),
         ({"folder": Path("/a:b")}, "/a:b"),

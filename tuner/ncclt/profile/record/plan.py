@@ -106,7 +106,7 @@ def plan_recording(
         UsageError: no command, impossible numbers, options that cannot be combined, a folder name that a variable
             cannot carry, or no plugin although it is needed.
     """
-    if not argv:
+    if not any(argv[:1]):  # also an empty word, as of a variable that is not set
         raise UsageError("no command to record", hint="put it after --: ncclt profile record --name N -- torchrun ...")
     for flag, value in (("--steps", steps), ("--warmup", warmup)):
         if value is not None and not 1 <= value <= MOST_LAUNCHES:
