@@ -3,8 +3,8 @@
 A proof bets on the signs of paired log ratios, and ends once the capital has reached 100 (`prove/confidence.py`). Where
 the noise is normal and both the gain and the noise are known, one bet beats all others: on each sign with the
 probability that it has at that size of the ratio (the likelihood ratio is the e-value that grows fastest; Gruenwald, de
-Heide and Koolen, "Safe Testing", JRSS B 86, 2024). Nobody knows them, so `known` is no method but the limit of all
-methods that stay valid under any symmetric noise. Both look at the same pairs, after each block, from the third on.
+Heide and Koolen, "Safe Testing", JRSS B 86, 2024). In practice neither is known: `known` is an upper bound for every
+method that is valid under any symmetric noise. Both look at the same pairs, after each block, from the third on.
 The other conditions of a verdict are left out: bench/verdict.py has the whole.
 
     python bench/bets.py [--json] [--studies N] [--seed N]
@@ -108,7 +108,7 @@ def main() -> None:
             f"{one.gain:5.0%} {one.sigma:5.0%}  {one.method:7} {one.found:6.1%}  {one.launches_mean:8.1f} "
             f"{one.launches_p95:5.0f}"
         )
-    print("`known` is told the gain and the noise: no bet that is fair under all symmetric noise grows faster")
+    print("known: knows the true gain and noise; an upper bound for any bet that is valid under symmetric noise")
 
 
 if __name__ == "__main__":

@@ -193,7 +193,7 @@ os.kill(os.getpid(), signal.SIGKILL)
         store.open_study(sample_study())
         program = f"""
 import resource
-from ncclt.errors import StoreError, UsageError
+from ncclt.errors import StoreError
 from ncclt.store import open_store
 from ncclt.testing.leases_contract import LeasesContract
 from ncclt.testing.store_contract import sample_trial
