@@ -16,6 +16,7 @@ from starlette.staticfiles import StaticFiles
 from ncclt import __version__
 from ncclt.errors import UsageError
 from ncclt.store import open_store
+from ncclt.store.location import locate
 from ncclt.store.store import Store
 from ncclt_api.access import AccessMiddleware, forbidden
 from ncclt_api.answers import FRESH_S, AnswersMiddleware, WaitMiddleware
@@ -193,22 +194,25 @@ def _app_of_large_answers(storage: str, dashboard: bool, secret: str) -> FastAPI
     return app
 
 
-def open_service_store(url: str) -> Store:
+def open_service_store(url: str | None) -> Store:
     """Open the store of a service: an SQLite file is migrated to this version, a shared database never is.
 
     Several replicas may start at once, with read-only rights: there `ncclt store migrate` must run first, and /readyz
-    fails until it has.
+    fails until it has. A file that is named must exist: a mistyped one would be served as an empty store.
+
+    Args:
+        url: as for `open_store`; the user's own file is made if it does not exist.
 
     Raises:
-        StoreError: the store cannot be reached, or belongs to another program.
+        StoreError: the store does not exist, cannot be reached, or belongs to another program.
         UsageError: the URL is invalid.
     """
     # A request does not wait for the database: it is answered with 503, and the client decides about retries.
-    return open_store(url, migrate=url.startswith("sqlite"), is_patient=False)
+    return open_store(url, migrate=locate(url).path is not None, makes=False, is_patient=False)
 
 
 def serve(
-    storage: str,
+    storage: str | None,
     host: str = "127.0.0.1",
     port: int = 8080,
     *,
@@ -226,7 +230,7 @@ def serve(
     The store is opened before the port, so that an unreachable store is a clear error of the caller's.
 
     Args:
-        storage: the store's URL.
+        storage: the store's URL; None = the user's own.
         host: address to listen on; anything but loopback needs a key in the store.
         port: TCP port.
         dashboard: whether optuna-dashboard is served at /dashboard.
@@ -236,7 +240,7 @@ def serve(
         public_url, session_secret, hooks, users: as for `create_app`.
 
     Raises:
-        StoreError: the store cannot be reached.
+        StoreError: as for `open_service_store`.
         UsageError: the URL is invalid, or the whole network could read the studies.
     """
     with open_service_store(storage) as store:

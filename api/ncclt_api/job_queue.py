@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
@@ -49,15 +50,19 @@ class _Json(DBOSPortableJSONSerializer):
     """JSON for everything that is written: DBOS would pickle."""
 
 
+def queue_file(storage: str) -> Path | None:
+    """Return the file beside an SQLite store with its jobs; None on PostgreSQL, whose database has them."""
+    path = locate(storage).path
+    return path and path.absolute().with_name(f"{path.stem}.jobs.db")
+
+
 def queue_url(storage: str) -> str:
-    """Return where the jobs of a store are kept: a file beside an SQLite store, else the same database."""
-    location = locate(storage)
-    if location.path is not None:
-        return f"sqlite:///{location.path.absolute().with_name(f'{location.path.stem}.jobs.db')}"
-    joined = "&" if "?" in location.url else "?"
-    return location.url if "connect_timeout=" in location.url else (
-        f"{location.url}{joined}connect_timeout={CONNECT_TIMEOUT_S}"
-    )  # fmt: skip
+    """Return where the jobs of a store are kept."""
+    if (file := queue_file(storage)) is not None:
+        return f"sqlite:///{file}"
+    url = locate(storage).url
+    joined = "&" if "?" in url else "?"
+    return url if "connect_timeout=" in url else f"{url}{joined}connect_timeout={CONNECT_TIMEOUT_S}"
 
 
 def prepare(storage: str) -> None:
@@ -74,7 +79,7 @@ def prepare(storage: str) -> None:
 class JobQueue:
     """The jobs of a store, for those who ask for them; close it after use. Threads may share it.
 
-    Every method raises StoreError if the database cannot be reached.
+    A missing file is read as an empty queue. Every method raises StoreError if the database cannot be reached.
 
     Args:
         storage: the store's URL.
@@ -82,6 +87,7 @@ class JobQueue:
 
     def __init__(self, storage: str) -> None:
         logging.getLogger("dbos").setLevel(logging.ERROR)
+        self._file = queue_file(storage)
         with _translated():
             # A request does not wait for the database; its caller repeats it.
             self._client = DBOSClient(
@@ -152,11 +158,10 @@ class JobQueue:
         found: list[JobStatus] = []
         start = 0
         while len(found) < offset + limit:
-            with _translated():
-                page = self._client.list_workflows(
-                    name=_WORKFLOW, status=named or None, sort_desc=True, limit=_PAGE, offset=start,
-                    queue_name=None if cluster is None else _queue_of(cluster),
-                )  # fmt: skip
+            page = self._listed(
+                name=_WORKFLOW, status=named or None, sort_desc=True, limit=_PAGE, offset=start,
+                queue_name=None if cluster is None else _queue_of(cluster),
+            )  # fmt: skip
             found += [one for one in map(_status_of, page) if state is None or one.state is state]
             start += _PAGE
             if len(page) < _PAGE:
@@ -165,11 +170,8 @@ class JobQueue:
 
     def backlog(self) -> tuple[Backlog, ...]:
         """Return what waits and what runs, by cluster and state."""
-        with _translated():
-            rows = self._client.list_workflows(
-                name=_WORKFLOW, status=[word for word, state in _STATES.items() if not state.ended],
-                load_input=False, load_output=False,
-            )  # fmt: skip
+        unfinished = [word for word, state in _STATES.items() if not state.ended]
+        rows = self._listed(name=_WORKFLOW, status=unfinished, load_input=False, load_output=False)
         times: dict[tuple[str, JobState], list[float]] = {}
         for row in rows:
             key = ((row.queue_name or "").removeprefix(_queue_of("")), _STATES[row.status])
@@ -251,10 +253,7 @@ class JobQueue:
 
     def holders(self, cluster: str) -> tuple[str, ...]:
         """Return the workers that hold jobs of a cluster."""
-        with _translated():
-            rows = self._client.list_workflows(
-                status="PENDING", queue_name=_queue_of(cluster), load_input=False, load_output=False
-            )
+        rows = self._listed(status="PENDING", queue_name=_queue_of(cluster), load_input=False, load_output=False)
         return tuple(sorted({row.executor_id for row in rows if row.executor_id}))
 
     def give_back(self, worker: str, *, died: bool) -> None:
@@ -277,9 +276,14 @@ class JobQueue:
         )  # fmt: skip
 
     def _find(self, id: str) -> JobStatus | None:
-        with _translated():
-            rows = self._client.list_workflows(workflow_ids=[id], name=_WORKFLOW)
+        rows = self._listed(workflow_ids=[id], name=_WORKFLOW)
         return _status_of(rows[0]) if rows else None
+
+    def _listed(self, **which: Any) -> list[WorkflowStatus]:
+        if self._file is not None and not self._file.exists():
+            return []
+        with _translated():
+            return self._client.list_workflows(**which)
 
 
 _PAGE = 200
@@ -391,5 +395,5 @@ def _translated() -> Iterator[None]:
         missing = any(words in said for words in ("no such table", "does not exist", "migrat"))
         raise StoreError(
             f"the queue of tuning jobs cannot be used: {said}",
-            hint="`ncclt jobs list` makes its tables" if missing else hint_for(error),
+            hint="`ncclt store migrate` makes its tables" if missing else hint_for(error),
         ) from error

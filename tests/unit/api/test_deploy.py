@@ -60,8 +60,8 @@ def test_panels_do_not_overlap():
 @pytest.mark.parametrize("path", sorted((DEPLOY / "systemd").iterdir()), ids=lambda path: path.name)
 def test_units_start_commands_that_exist(path):
     text = path.read_text()
-    (start,) = re.findall(r"^ExecStart=(.*)$", text, re.MULTILINE)
-    program, command, *_ = shlex.split(start)
-    assert (program, command in COMMANDS) == ("/opt/ncclt/bin/ncclt", True)
+    for start in re.findall(r"^ExecStart(?:Pre)?=(.*)$", text, re.MULTILINE):
+        program, command, *_ = shlex.split(start)
+        assert (program, command in COMMANDS) == ("/opt/ncclt/bin/ncclt", True)
     assert "NoNewPrivileges=yes" in text
     assert re.findall(r"^\[(\w+)\]$", text, re.MULTILINE) == ["Unit", "Service", "Install"]

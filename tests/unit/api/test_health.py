@@ -1,10 +1,11 @@
 """Liveness and readiness."""
 
+import pytest
 from fastapi.testclient import TestClient
 
 from ncclt.errors import StoreError
-from ncclt.store import Migration
-from ncclt_api.app import create_app
+from ncclt.store import Migration, open_to_read
+from ncclt_api.app import create_app, open_service_store
 
 
 class BrokenStore:
@@ -51,7 +52,23 @@ def test_tables_that_are_behind_are_not_ready_and_the_hint_says_what_to_do():
 
 
 def test_the_app_opens_and_closes_a_store_given_by_its_url(tmp_path):
-    app = create_app(f"sqlite:///{tmp_path}/fresh.db")
-    with TestClient(app) as client:
+    url = f"sqlite:///{tmp_path}/old.db"
+    (tmp_path / "old.db").touch()  # an empty file is a store that is yet to be migrated
+    with TestClient(create_app(url)) as client:
         assert client.get("/readyz").status_code == 200
-    assert (tmp_path / "fresh.db").exists()
+    open_to_read(url).close()
+
+
+@pytest.mark.parametrize("name", ["typo.db", "no/such/folder/typo.db"])
+def test_a_named_store_that_does_not_exist_is_not_served_as_an_empty_one(tmp_path, name):
+    with pytest.raises(StoreError, match="there is no store at") as refused:
+        open_service_store(f"sqlite:///{tmp_path}/{name}")
+    assert "ncclt store migrate" in refused.value.hint
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_users_own_store_is_made(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    with open_service_store(None) as store:
+        assert store.path == tmp_path / "ncclt" / "ncclt.db"
+        assert store.migration().current

@@ -174,8 +174,9 @@ def test_options_that_would_let_everyone_in_are_refused(proxies, roles, said):
 
 def test_the_served_process_looks_at_the_socket_and_not_at_forwarded_for(tmp_path):
     """127.0.0.1 is the proxy and 127.0.0.2 a stranger; X-Forwarded-For of both is believed for the log."""
-    port = free_port()
-    argv = [sys.executable, "-m", "ncclt", "serve", "--port", str(port), "--storage", f"sqlite:///{tmp_path}/n.db",
+    port, url = free_port(), f"sqlite:///{tmp_path}/n.db"
+    open_store(url).close()
+    argv = [sys.executable, "-m", "ncclt", "serve", "--port", str(port), "--storage", url,
             "--trust-user-header", "127.0.0.1", "--user-role", "staff=read"]  # fmt: skip
 
     def get(source, path="/v1/studies", **headers):

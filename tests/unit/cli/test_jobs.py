@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from ncclt.cli import worker
 from ncclt.cli.jobs import app, require_jobs_extra
 from ncclt.errors import MissingDependencyError, NotFoundError, StoreError, UsageError
+from ncclt.store import open_store
 
 WHAT = ("--cluster", "leonardo", "--model", "bert")
 
@@ -47,6 +48,19 @@ def test_a_store_that_is_not_there_is_made_by_jobs_and_rules_alone(tmp_path, wor
     assert isinstance(done.exception, StoreError)
     assert "there is no store" in str(done.exception)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("has_store", [False, True])
+def test_reading_makes_no_queue(tmp_path, monkeypatch, has_store):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    if has_store:
+        open_store().close()
+    before = sorted(tmp_path.rglob("*"))
+    listed = CliRunner().invoke(app, ["list", "--json"], standalone_mode=False)
+    assert json.loads(listed.stdout)["jobs"] == []
+    for word in ("show", "logs", "cancel", "retry"):
+        assert isinstance(CliRunner().invoke(app, [word, "x"], standalone_mode=False).exception, NotFoundError), word
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,13 @@ def test_what_makes_no_sense_is_refused_and_nothing_is_stored(call, command, wor
     assert command.store.keys() == {}
 
 
+def test_no_key_is_revoked_in_a_store_that_is_not_there(tmp_path):
+    url = f"sqlite:///{tmp_path}/typo.db"
+    done = CliRunner().invoke(app, ["revoke", "x", "--storage", url], standalone_mode=False)
+    assert "there is no store" in str(done.exception)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_unknown_clusters_and_keys_are_named(call, command):
     with pytest.raises(NotFoundError, match="leonrado"):
         call("create", "--cluster", "leonrado")

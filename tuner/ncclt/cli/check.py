@@ -67,7 +67,7 @@ def check(
     from ncclt.store import open_store
 
     target = target.resolved(os.environ)
-    with open_store(storage) as store:
+    with open_store(storage, makes=False) as store:
         from ncclt.store.store import utc_now
 
         # A seed of its own for simulated noise: a check must not repeat the study's own launches.

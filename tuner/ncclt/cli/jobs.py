@@ -19,7 +19,6 @@ from ncclt.errors import MissingDependencyError
 from ncclt.pipeline.jobs.remote import RemoteJobs
 
 if TYPE_CHECKING:
-    from ncclt.store import Store
     from ncclt_api.job_queue import JobQueue
 
 app = typer.Typer(help="Queue, list, cancel and follow tuning jobs, which `ncclt worker` runs.", no_args_is_help=True)
@@ -64,16 +63,15 @@ def jobs() -> None:
     """Queue, list, cancel and follow tuning jobs, which `ncclt worker` runs."""
 
 
-def _opened(storage: str | None, *, makes: bool = False) -> tuple[Store, JobQueue]:
+def _queue(storage: str | None) -> JobQueue:
+    """Return the queue of a store; neither is made."""
     require_jobs_extra()
-    from ncclt.store import open_store, open_to_read
-    from ncclt_api.job_queue import JobQueue, prepare
+    from ncclt.store import open_to_read
+    from ncclt.store.location import locate
+    from ncclt_api.job_queue import JobQueue
 
-    if not makes:
-        open_to_read(storage).close()  # a named store that is not there is an error
-    store = open_store(storage)
-    prepare(store.url)
-    return store, JobQueue(store.url)
+    open_to_read(storage).close()  # a named store that is not there is an error
+    return JobQueue(locate(storage).url)
 
 
 @app.command("submit")
@@ -108,12 +106,15 @@ def submit(
     if server:
         _show(RemoteJobs(server).submit(job, again=again), as_json=as_json)
         return
-    store, queue = _opened(storage, makes=True)
-    with store, queue:
-        from ncclt_api.job_queue import new_job_id
+    require_jobs_extra()
+    from ncclt.store import open_store
+    from ncclt_api.job_queue import JobQueue, new_job_id, prepare
 
-        job = replace(job, id=new_job_id(), created=utc_now())
-        status, _ = queue.submit(store.checked_job(job, again=again))
+    with open_store(storage) as store:
+        job = store.checked_job(replace(job, id=new_job_id(), created=utc_now()), again=again)
+        prepare(store.url)
+        with JobQueue(store.url) as queue:
+            status, _ = queue.submit(job)
         if not store.workers_of(cluster):
             say(f"ncclt: no worker takes jobs of {cluster} now; start one there: ncclt worker --cluster {cluster}")
     _show(status, as_json=as_json)
@@ -134,8 +135,7 @@ def list_jobs(
     if server:
         found = RemoteJobs(server).statuses(cluster=cluster, state=state, limit=limit)
     else:
-        store, queue = _opened(storage)
-        with store, queue:
+        with _queue(storage) as queue:
             found = queue.statuses(cluster=cluster, state=state, limit=limit)
     if as_json:
         print_json({"schema": 1, "jobs": [one.to_document() for one in found]})
@@ -156,8 +156,7 @@ def show(id: Id, server: Server = None, storage: Storage = None, as_json: AsJson
     if server:
         _show(RemoteJobs(server).status(id), as_json=as_json, whole=True)
         return
-    store, queue = _opened(storage)
-    with store, queue:
+    with _queue(storage) as queue:
         _show(queue.status(id), as_json=as_json, whole=True)
 
 
@@ -167,8 +166,7 @@ def cancel(id: Id, server: Server = None, storage: Storage = None, as_json: AsJs
     if server:
         _show(RemoteJobs(server).cancel(id), as_json=as_json)
         return
-    store, queue = _opened(storage)
-    with store, queue:
+    with _queue(storage) as queue:
         _show(queue.cancel(id), as_json=as_json)
 
 
@@ -180,8 +178,7 @@ def retry(id: Id, server: Server = None, storage: Storage = None, as_json: AsJso
         return
     from ncclt.store.store import utc_now
 
-    store, queue = _opened(storage)
-    with store, queue:
+    with _queue(storage) as queue:
         _show(queue.retry(id, by="", now=utc_now())[0], as_json=as_json)
 
 
@@ -197,8 +194,7 @@ def logs(
     if server:
         _print_events(RemoteJobs(server), id, follow=follow, as_json=as_json)
         return
-    store, queue = _opened(storage)
-    with store, queue:
+    with _queue(storage) as queue:
         _print_events(queue, id, follow=follow, as_json=as_json)
 
 
@@ -249,8 +245,9 @@ def rule(
     if server:
         RemoteJobs(server).put_rule(made)
     else:
-        store, queue = _opened(storage, makes=True)
-        with store, queue:
+        from ncclt.store import open_store
+
+        with open_store(storage) as store:
             store.checked_job(job)  # refused now rather than by a worker
             store.add_job_rule(made)
     sys.stdout.write(f"{made.id}\n")
@@ -283,8 +280,9 @@ def unrule(
     if server:
         RemoteJobs(server).remove_rule(id)
     else:
-        store, queue = _opened(storage)
-        with store, queue:
+        from ncclt.store import open_store
+
+        with open_store(storage, makes=False) as store:
             store.remove_job_rule(id)
     say(f"ncclt: removed the rule {id}")
 

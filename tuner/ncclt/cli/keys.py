@@ -85,7 +85,7 @@ def revoke(
     from ncclt.store import open_store
     from ncclt.store.store import utc_now
 
-    with open_store(storage) as store:
+    with open_store(storage, makes=False) as store:
         key = store.revoke_key(id, now=utc_now())
     say(f"ncclt: the key {key.id} was revoked at {key.revoked}")
 

@@ -195,7 +195,7 @@ def _known(target: Target, storage: str | None, *, keep: bool, writes: bool) -> 
     """
     from ncclt.measure.launched_testbed import on_cpus
     from ncclt.measure.open_testbed import chosen_cluster
-    from ncclt.store import open_store
+    from ncclt.store import open_store, open_to_read
 
     def read(store: Store) -> tuple[Cluster, tuple[Preflight, ...]]:
         cluster = chosen_cluster(target, store)
@@ -204,7 +204,7 @@ def _known(target: Target, storage: str | None, *, keep: bool, writes: bool) -> 
         return cluster, store.preflights(cluster=cluster.name, limit=_EARLIER)
 
     try:
-        with open_store(storage, migrate=keep) as store:
+        with open_store(storage) if writes else open_to_read(storage, would_be_made=True) as store:
             if writes:
                 store.require_writable()
             return read(store)

@@ -206,7 +206,7 @@ def _fields(found: ClusterRules) -> dict[str, Any]:
 def _change(id: str, why: str, storage: str | None, work: Callable[[Store, By], object], said: str = "") -> None:
     from ncclt.store import open_store
 
-    with open_store(storage) as store:
+    with open_store(storage, makes=False) as store:
         done = work(store, By(who=account_name(), why=why))
     say(f"ncclt: the revision {id} is {said or done}; services see it within a second")
 

@@ -74,7 +74,6 @@ def serve(
     for package in ("fastapi", "uvicorn", "jinja2", "numpy", "sqlalchemy", "itsdangerous", "python_multipart"):
         if importlib.util.find_spec(package) is None:
             raise MissingDependencyError(f"the service needs {package}", hint="pip install 'ncclt[api]'")
-    from ncclt.store import default_url
     from ncclt_api.app import serve as run
     from ncclt_api.hooks import hook_plan
     from ncclt_api.proxy_users import proxy_plan
@@ -83,7 +82,7 @@ def serve(
     hooks = hook_plan(hook or (), secret_file=hook_secret_file, allow=hook_allow or ())
     _can_listen(host, port)
     run(
-        storage or default_url(), host=host, port=port, dashboard=dashboard,
+        storage, host=host, port=port, dashboard=dashboard,
         insecure=insecure_no_auth, allow_hosts=allow_host or (),
         public_url=public_url.rstrip("/"), session_secret=os.environ.get("NCCLT_SESSION_SECRET", ""),
         hooks=hooks, users=users,

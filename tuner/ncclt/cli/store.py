@@ -25,12 +25,12 @@ def store() -> None:
 
 @app.command("migrate")
 def migrate(storage: Storage = None) -> None:
-    """Create the tables or bring them up to this version of ncclt; on PostgreSQL those of the job queue too."""
+    """Create the tables or bring them up to this version of ncclt, and those of the job queue too."""
     from ncclt.store import open_store
 
     with open_store(storage) as opened:
         state = opened.migration()
-        if opened.path is None and importlib.util.find_spec("dbos"):
+        if importlib.util.find_spec("dbos"):
             from ncclt_api.job_queue import prepare
 
             prepare(opened.url)

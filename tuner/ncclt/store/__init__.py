@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ncclt.core.recommendation import Recommendation, Request, select
 from ncclt.errors import MissingDependencyError, StoreError, UsageError
-from ncclt.store.location import Location, default_url, locate, no_store
+from ncclt.store.location import Location, locate, no_store
 from ncclt.store.names import KnownNames
 from ncclt.store.readonly import read_names, read_published, read_rollouts, read_rules
 from ncclt.user_dirs import recorded_tables
@@ -30,7 +30,6 @@ __all__ = [
     "StudyPage",
     "StudySummary",
     "chosen",
-    "default_url",
     "known_names",
     "open_store",
     "open_to_read",
@@ -86,6 +85,7 @@ def open_store(
     url: str | None = None,
     *,
     migrate: bool = True,
+    makes: bool = True,
     clock: Callable[[], str] | None = None,
     profiles: Path | None = None,
     is_patient: bool = True,
@@ -96,6 +96,8 @@ def open_store(
         url: `sqlite:///PATH` or `postgresql://USER@HOST/DATABASE`.
         migrate: create or update our tables. Without it a missing SQLite file is an error, outdated tables are not:
             see `Store.migration`.
+        makes: create a named SQLite file that does not exist; False where a mistyped name would be taken for an empty
+            store. The user's own file is made in any case.
         clock: returns the current time, ISO in UTC; None = the machine's clock.
         profiles: folder of shipped workloads and clusters; None = the one that came with ncclt.
         is_patient: once it is open, wait some seconds for a PostgreSQL that restarts.
@@ -105,7 +107,10 @@ def open_store(
         StoreError: it cannot be reached, is newer than this ncclt, or belongs to another program.
         MissingDependencyError: ncclt was installed without its store.
     """
-    return _open(locate(url), migrate=migrate, clock=clock, profiles=profiles, is_patient=is_patient)
+    location = locate(url)
+    if not makes and location.path is not None and not location.is_default and not location.path.exists():
+        raise no_store(location)
+    return _open(location, migrate=migrate, clock=clock, profiles=profiles, is_patient=is_patient)
 
 
 def _open(

@@ -7,14 +7,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 from ncclt.core.tuning_job import JobRule
 from ncclt.errors import NccltError, NotFoundError
 from ncclt.store import open_store
-from ncclt.store.location import locate
 from ncclt.store.store import Store, utc_now
-from ncclt_api.job_queue import JobQueue, prepare, queue_url
+from ncclt_api.job_queue import JobQueue, prepare, queue_file
 
 
 def apply_rules(store: Store, queue: JobQueue, cluster: str, *, say: Callable[[str], None], now: str = "") -> None:
@@ -99,7 +97,7 @@ def prune_jobs(storage: str, *, before: str, dry_run: bool) -> int:
     Raises:
         StoreError: store or queue cannot be used.
     """
-    if locate(storage).path is not None and not Path(queue_url(storage).removeprefix("sqlite:///")).exists():
+    if (file := queue_file(storage)) is not None and not file.exists():
         return 0
     with open_store(storage, migrate=False) as store:
         rules = {f"rule {rule.id}" for rule in store.job_rules()}
