@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from ncclt.deliver.handover import place_plugin
+from ncclt.nccl.tuner_plugin import LIBRARY_NAME
+
 _spec = importlib.util.spec_from_file_location("run_for_prolog", Path(__file__).with_name("test_run.py"))
 alone = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(alone)
@@ -78,8 +81,10 @@ def test_the_step_of_the_measured_size_gets_plugin_table_and_reports(prolog, lib
     given = dict(line.removeprefix("export ").split("=", 1) for line in lines)
 
     assert code == 0
-    (table,) = (tmp_path / "tables").iterdir()
-    assert (given["NCCL_TUNER_PLUGIN"], given["NCCLT_POLICY"]) == (str(library), str(table))
+    (table,) = (tmp_path / "tables").glob("*.csv")
+    (plugin,) = (tmp_path / "tables").glob(f"*/{LIBRARY_NAME}")
+    assert (given["NCCL_TUNER_PLUGIN"], given["NCCLT_POLICY"]) == (str(plugin), str(table))
+    assert plugin.read_bytes() == library.read_bytes()
     assert given["NCCLT_PLUGIN_REPORT"] == f"{tmp_path}/re ports/7.1.0"
     assert given["NCCLT_RECOMMENDATION"] == "0c0ffee1"
     assert said(prolog, shell, **STEP, NCCL_PROTO="LL") == (0, [])
@@ -89,11 +94,12 @@ def test_the_step_of_the_measured_size_gets_plugin_table_and_reports(prolog, lib
     assert [line for line in lines if line not in mine] == [f"export NCCLT_PLUGIN_REPORT={tmp_path}/re ports/7.1.0"]
 
 
-def test_a_node_that_lacks_the_table_does_not_start(prolog, tmp_path):
-    (table,) = (tmp_path / "tables").iterdir()
-    table.unlink()
+@pytest.mark.parametrize("lacking", ["*.csv", f"*/{LIBRARY_NAME}"])
+def test_a_node_that_lacks_table_or_plugin_does_not_start(prolog, tmp_path, lacking):
+    (file,) = (tmp_path / "tables").glob(lacking)
+    file.unlink()
 
-    assert said(prolog, **STEP) == (1, [f"print ncclt: {table} cannot be read on n1, so the task does not start"])
+    assert said(prolog, **STEP) == (1, [f"print ncclt: {file} cannot be read on n1, so the task does not start"])
 
 
 def test_what_cannot_be_handed_over_is_refused(tmp_path, store, library):
@@ -109,12 +115,11 @@ def test_what_cannot_be_handed_over_is_refused(tmp_path, store, library):
 
 
 @pytest.fixture
-def public(library):
-    """A folder that every user can get into, with a copy of the plugin."""
+def public():
+    """A folder that every user can get into."""
     with tempfile.TemporaryDirectory(prefix="ncclt-public-") as name:
         folder = Path(name)
         folder.chmod(0o755)
-        shutil.copy(library, folder / library.name)
         for part in ("tables", "reports", "closed"):
             (folder / part).mkdir()
             (folder / part).chmod({"tables": 0o755, "reports": 0o1777, "closed": 0o700}[part])
@@ -125,19 +130,19 @@ def public(library):
     ("closed", "said"),
     [
         ("", ""),
-        ("plugin", "cannot read the plugin"),
-        ("way to the plugin", "cannot read the plugin"),
+        ("plugin", ""),
         ("table", "cannot read the table"),
         ("reports", "cannot write reports"),
         ("script", "cannot read the script"),
     ],
 )
-def test_a_script_for_all_users_names_no_path_that_they_cannot_read(tmp_path, store, public, closed, said):
-    plugin = public / "libnccl-tuner-ncclt.so"
+def test_a_script_for_all_users_names_no_path_that_they_cannot_read(tmp_path, store, library, public, closed, said):
+    """A plugin of the writer alone is copied beside the tables, also where an earlier copy is closed to others."""
+    plugin = library
     if closed == "plugin":
+        plugin = Path(shutil.copy(library, public / "closed"))
         plugin.chmod(0o700)
-    elif closed == "way to the plugin":
-        plugin = shutil.copy(plugin, public / "closed" / plugin.name)
+        place_plugin(public / "tables", plugin).parent.chmod(0o700)
     tables = public / ("closed" if closed == "table" else "tables")
     if closed == "reports":
         (public / "reports").chmod(0o755)
@@ -145,10 +150,13 @@ def test_a_script_for_all_users_names_no_path_that_they_cannot_read(tmp_path, st
     words = ["--all-users", "--policy-dir", tables, "--report", public / "reports", "--output", script]
     done = written(tmp_path, store, plugin, *map(str, words))
 
-    assert (done.returncode, said in done.stderr, script.exists()) == (2 if closed else 0, True, not closed), done
-    if closed:
+    assert (done.returncode, said in done.stderr, script.exists()) == (2 if said else 0, True, not said), done
+    if said:
         assert "hint: chmod" in done.stderr
     else:
+        (copy,) = (public / "tables").glob(f"*/{LIBRARY_NAME}")
+        assert (copy.stat().st_mode & 0o004, copy.parent.stat().st_mode & 0o005) == (0o004, 0o005)
+        assert f"NCCL_TUNER_PLUGIN={copy}" in script.read_text()
         assert [line for line in script.read_text().splitlines() if "SLURM_JOB_UID" in line] == []
 
 
@@ -197,7 +205,7 @@ def test_a_real_slurm_starts_tasks_with_the_table_or_not_at_all(slurm_cluster, p
             env=alone.environ(tmp_path), capture_output=True, text=True, timeout=120, check=False,
         )  # fmt: skip
         assert (attested.returncode, "took effect" in attested.stdout) == (0, True), attested
-        (table,) = (tmp_path / "tables").iterdir()
+        (table,) = (tmp_path / "tables").glob("*.csv")
         for gone in (table, prolog):
             gone.unlink()
             refused = srun(environment, prolog, tmp_path)

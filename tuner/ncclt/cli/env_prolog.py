@@ -18,7 +18,7 @@ from ncclt.cli.output import say
 from ncclt.client.answer import comment_lines
 from ncclt.core.attestation import Form
 from ncclt.deliver.effect import CHOICE_VARIABLES
-from ncclt.deliver.handover import plan_handover, table_path, write_table
+from ncclt.deliver.handover import Handover, place_plugin, plan_handover, table_path, write_table
 from ncclt.deliver.offer import Offer, ask_for_offer
 from ncclt.deliver.render.formats import check_form, render_variables
 from ncclt.deliver.render.prolog import table_prolog
@@ -27,11 +27,11 @@ from ncclt.nccl.tuner_plugin import find
 
 
 def prolog(arguments: argparse.Namespace, cluster: str, server: str | None, storage: str | None) -> str:
-    """Return the script; with --policy-dir also write the table to that folder.
+    """Return the script; with --policy-dir also write table and plugin to that folder.
 
     Raises:
-        UsageError: an option does not fit, the plugin is missing, the table cannot be written to the folder, or
-            --all-users was given and not all users can read it.
+        UsageError: an option does not fit, the plugin is missing, the folder cannot be written, or --all-users was
+            given and not all users can read it.
         NoRecommendationError: nothing fitting was published, it is undecided, or it has no table.
     """
     check_form(arguments.format, shell=arguments.shell, unset=arguments.unset, channels=arguments.channels)
@@ -65,12 +65,11 @@ def _plugin(arguments: argparse.Namespace) -> Path:
             f"there is no folder {arguments.policy_dir}", hint="make it once, on a file system that all nodes share"
         )
     if arguments.all_users:
-        _check_reachable(plugin, "the plugin", hint="; or copy it beside the tables, and name the copy by NCCLT_PLUGIN")
         _check_reachable(arguments.policy_dir.absolute(), "the table")
     return plugin
 
 
-def _check_reachable(path: Path, what: str, *, hint: str = "") -> None:
+def _check_reachable(path: Path, what: str) -> None:
     """Refuse a path that users other than its owner and group cannot read.
 
     Raises:
@@ -81,7 +80,7 @@ def _check_reachable(path: Path, what: str, *, hint: str = "") -> None:
         word, bit = ("x", stat.S_IXOTH) if place.is_dir() else ("r", stat.S_IROTH)
         if not place.stat().st_mode & bit:
             raise UsageError(
-                f"other users cannot read {what}: {place} is not open to them", hint=f"chmod o+{word} {place}{hint}"
+                f"other users cannot read {what}: {place} is not open to them", hint=f"chmod o+{word} {place}"
             )
 
 
@@ -99,9 +98,13 @@ def _with_table(
 ) -> str:
     folder: Path = arguments.policy_dir
     path = table_path(folder, offer.table)
-    handover = plan_handover(
-        offer, environ={}, argv=["srun"], plugin=plugin, table_file=path, shared=True, override=False
-    )
+
+    def plan(plugin: Path) -> Handover:
+        return plan_handover(
+            offer, environ={}, argv=["srun"], plugin=plugin, table_file=path, shared=True, override=False
+        )
+
+    handover = plan(plugin)
     if handover.form is not Form.TABLE:
         raise NoRecommendationError(
             f"there is no table for {arguments.model}: {'; '.join(handover.notes)}",
@@ -109,12 +112,16 @@ def _with_table(
         )
     try:
         write_table(path, offer.table)
+        placed = place_plugin(folder, plugin)
         if arguments.report is not None:
             arguments.report.mkdir(parents=True, exist_ok=True)  # the plugin makes one level, the step's
     except OSError as error:
         raise UsageError(
             f"{error.filename} cannot be written: {error.strerror}", hint="name other folders that all nodes share"
         ) from error
+    handover = plan(placed)
+    if arguments.all_users:
+        _check_reachable(placed, "the plugin")
     if arguments.all_users and arguments.report is not None:
         _check_reachable(arguments.report.absolute(), "the reports")
         if arguments.report.stat().st_mode & 0o003 != 0o003:
@@ -133,6 +140,6 @@ def _with_table(
             "NCCLT_POLICY_SHM",
             *dict(offer.table_variables),
         ],
-        needed=[str(plugin), str(path)],
+        needed=[str(placed), str(path)],
         report=str(arguments.report.absolute()) if arguments.report else "",
     )

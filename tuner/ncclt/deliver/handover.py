@@ -21,7 +21,7 @@ from ncclt.deliver.job import RANK_VARIABLES, is_node_launcher, starts_others
 from ncclt.deliver.offer import Offer
 from ncclt.nccl.tuner_plugin import DELEGATE_VARIABLE, LIBRARY_NAME
 
-_READABLE = 0o644
+_READABLE, _ENTERED = 0o644, 0o755
 
 _NO_OTHER_TUNER = ("", "none", "ncclt", LIBRARY_NAME)
 """Last parts of NCCL_TUNER_PLUGIN that name no other tuner than ours."""
@@ -198,8 +198,9 @@ def write_table(path: Path, text: str) -> None:
 def place_plugin(folder: Path, plugin: Path) -> Path:
     """Copy the plugin beside the tables, and return its path.
 
-    A process that decides for other nodes only knows that they can read this folder, and a node with the table but
-    without the plugin would choose differently from the rest. If the folder is mounted noexec, nothing is copied.
+    A process that decides for other nodes or users only knows that they can read this folder, and a node with the table
+    but without the plugin would choose differently from the rest. If the folder is mounted noexec, the plugin stays
+    where it is.
 
     Raises:
         OSError: it cannot be read, or not written there.
@@ -207,6 +208,9 @@ def place_plugin(folder: Path, plugin: Path) -> Path:
     content = plugin.read_bytes()
     path = folder.absolute() / hashlib.sha256(content).hexdigest()[:32] / LIBRARY_NAME
     _put(path, content)
+    facts = path.parent.stat()
+    if facts.st_uid == os.geteuid() and facts.st_mode & _ENTERED != _ENTERED:
+        path.parent.chmod(_ENTERED)
     return plugin if os.statvfs(path).f_flag & os.ST_NOEXEC else path
 
 
