@@ -10,6 +10,7 @@ from ncclt.cli import env
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective
 from ncclt.core.policy import Policy, Rule
+from ncclt.deliver.render.formats import FORMATS, TABLE_FORMATS
 from ncclt.testing.store_contract import sample_cluster, sample_recommendation, sample_study, sample_workload
 
 RING = Policy(
@@ -64,7 +65,19 @@ def test_stdout_carries_the_words_alone_and_stderr_what_they_cannot_say(ask):
     assert out.count("\n") == 1
     assert out.startswith("-x NCCL_")
     assert "lost: the per-size policy" in err
-    assert "lost:" not in ask("--format", "dotenv")[2]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [(), ("--shell", "csh"), *(("--format", form) for form in FORMATS if form not in ("json", *TABLE_FORMATS))],
+    ids=" ".join,
+)
+def test_stderr_says_in_every_format_that_only_a_table_delivers_the_gain(ask, words):
+    code, _, err = ask(*words)
+
+    assert code == 0
+    assert err.count("lost: the per-size policy, ") == 1
+    assert "--format tuner-csv delivers it, as does slurm-taskprolog with --policy-dir" in err
 
 
 @pytest.mark.parametrize(

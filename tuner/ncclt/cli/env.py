@@ -95,6 +95,7 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser().parse_args(argv)
     try:
         text = _text(arguments)
+        _say_remarks(text, "lost")
         if arguments.output:
             write_whole(arguments.output, text, option="--output")
         else:
@@ -197,10 +198,15 @@ def _fetched(arguments: argparse.Namespace, cluster: str, server: str) -> str:
     )
     if fetched.warning:
         say(f"ncclt: {fetched.warning}")
-    for line in fetched.text.splitlines():  # `eval` hides comments
-        if line.startswith(("# SIMULATED", "# recorded", "# NEAREST")):
-            say(f"ncclt: {line[2:]}")
+    _say_remarks(fetched.text, "SIMULATED", "recorded", "NEAREST")
     return fetched.text
+
+
+def _say_remarks(text: str, *kinds: str) -> None:
+    """Repeat on stderr the comments that begin like this: `eval`, a launcher or a cluster hides them."""
+    for line in text.splitlines():
+        if line.startswith(tuple(f"# {kind}" for kind in kinds)):
+            say(f"ncclt: {line[2:]}")
 
 
 def write_whole(path: Path, text: str, *, option: str) -> None:

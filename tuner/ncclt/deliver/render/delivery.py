@@ -71,7 +71,8 @@ def by_variables(recommendation: Recommendation) -> Delivery:
     table = recommendation.table
     if not table.effective.is_default and (proven is None or proven.effective != table.policy):
         more = f"the per-size policy, {table.verdict.speedup:.2f}x, which variables cannot express"
-        delivered = f"; --format {TABLE_FORMAT} delivers it" if version >= TUNER_API_SINCE else ""
+        how = f"; --format {TABLE_FORMAT} delivers it, as does slurm-taskprolog with --policy-dir"
+        delivered = how if version >= TUNER_API_SINCE else ""
         lost = (more + delivered, *lost)
     return Delivery(recommendation=recommendation, proven=proven, variables=compiled.variables, lost=lost)
 
