@@ -237,6 +237,7 @@ def test_a_model_of_a_cluster_has_no_job_to_compare(ncclt):
         (("--", "true"), "there is nothing to tune a job on: no GPU is visible here"),
         (("--cluster", "leonardo", "--", "sh", "-c", "echo no luck; exit 3"), "exit code 3\nno luck"),
         (("--model", "nope", "--cluster", "leonardo"), "nope"),
+        (("--cluster", "lab", "--dry-run", "--", "true"), "`ncclt cluster detect --name NAME` adds one"),
         (("--launcher", "torchrun", "--", "touch", "ran"), "--cluster is needed to say what is measured"),
         (
             ("--launcher", "torchrun", "--cluster", "leonardo", "--nodes", "2", "--", "touch", "ran"),

@@ -8,7 +8,7 @@ import typer
 from typer.testing import CliRunner
 
 from ncclt.cli.attest import attest
-from ncclt.errors import NotFoundError, UsageError
+from ncclt.errors import NotFoundError, TraceError, UsageError
 from ncclt.testing.store_contract import sample_recommendation
 
 HEAD = {
@@ -46,6 +46,16 @@ def test_it_took_effect(run, command, tmp_path):
     assert "as-wanted" in done.stdout
     (kept,) = command.store.attestations(["rec1"])
     assert (kept.effect.value, kept.hosts) == ("took-effect", 1)
+
+
+def test_the_folder_of_a_job_will_do(run, tmp_path):
+    (tmp_path / "job").mkdir()
+    report(tmp_path / "job" / "a.jsonl", CALL)
+    (tmp_path / "job" / "b.jsonl.part").write_text("{")
+    assert run(str(tmp_path / "job")).exit_code == 0
+    (tmp_path / "none").mkdir()
+    with pytest.raises(TraceError, match="none holds no reports"):
+        run(str(tmp_path / "none"))
 
 
 def test_it_did_not(run, command, tmp_path):

@@ -80,7 +80,7 @@ def test_only_studies_of_another_version_are_refused_with_the_reason(command):
 def test_a_table_of_several_versions_asks_which(command, tmp_path):
     table = tmp_path / "times.csv"
     head = "system,gpus,nodes,collective,size_bytes,algo,proto,nchannels,nccl_version,time_us"
-    rows = [f"m,8,2,all_reduce,{1 << p},,,,{v},{p + 30}" for v in ("2.18.5", "2.27.3") for p in range(12, 24)]
+    rows = [f"m,8,2,all_reduce,{1 << p},,,,{v},{p * 20}" for v in ("2.18.5", "2.27.3") for p in range(12, 24)]
     table.write_text("\n".join([head, *rows]))
     with pytest.raises(UsageError, match="2 systems, versions or conditions") as raised:
         command(calibrate, "leonardo", "--from", str(table))

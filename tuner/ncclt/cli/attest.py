@@ -36,7 +36,8 @@ _SERVER_TIMEOUT_S = 10.0
 @app.command(epilog="Exit codes: 0 = it took effect, 1 = partly, not at all, or not known, 3 = no such recommendation.")
 def attest(
     files: Annotated[
-        list[Path], typer.Argument(help="Reports of the plugin and logs of NCCL (INIT,ENV,TUNING), of one job.")
+        list[Path],
+        typer.Argument(help="Reports of the plugin and logs of NCCL (INIT,ENV,TUNING) of one job, or its folder."),
     ],
     recommendation: Annotated[
         str | None, typer.Option(help="Id of the recommendation that the job got. Default: from the plugin's reports.")
@@ -50,7 +51,7 @@ def attest(
     as_json: AsJson = False,
 ) -> None:
     """Compare what NCCL used, message by message, with what a recommendation says; keep and post the result."""
-    from ncclt.deliver.witnesses import attest_files, form_of, reported_tables
+    from ncclt.deliver.witnesses import attest_files, form_of, job_files, reported_tables
     from ncclt.profile.inputs import regular_files
 
     if server and storage:
@@ -58,7 +59,12 @@ def attest(
     if not server and not storage:
         server, storage = lookup("server").value, lookup("storage").value
         server = server if not os.environ.get("NCCLT_STORAGE") else None
-    with regular_files(files, error=TraceError) as readable:
+    found = [path for given in files for path in (job_files(given) if given.is_dir() else (given,))]
+    if not found:
+        raise TraceError(
+            f"{files[0]} holds no reports", hint="`ncclt run --report FOLDER` makes a folder of each job there"
+        )
+    with regular_files(found, error=TraceError) as readable:
         id = recommendation or _only(reported_tables(readable))
         how = form or form_of(readable)
         delivered = delivered_from(id, how, server=server, storage=storage, timeout_s=_SERVER_TIMEOUT_S)

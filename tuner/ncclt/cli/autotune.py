@@ -362,6 +362,8 @@ def _print_plan(job: AutotuneRequest, store: Store, *, as_json: bool) -> None:
         if job.target.is_launched:
             cluster = chosen_cluster(job.target, store)
             cluster = on_cpus(cluster) if job.target.is_gloo else cluster
+        elif job.target.cluster is not None and job.target.landscape is None:
+            store.cluster(job.target.cluster)  # a mistyped one is refused before anything is recorded
     else:
         testbed, request = _study(job, workload, store, ask=False)
         cluster = testbed.runner.cluster

@@ -103,14 +103,16 @@ def calibrate(
     calibration = fit(cluster, seen, sources=[text for part in found for text in part.sources])
     whole = described.sized(gpus_per_node=gpus_per_node)
     result = replace(whole, name=new, calibration=calibration)
+    if not dry_run:
+        with open_store(storage) as store:
+            store.add_cluster(result, replace=replace_added)
+            said = f"ncclt: added {result.name} to {store.shown}"
     if as_json or dry_run:
         print_json({"schema": 1, **result.to_document()})
     else:
         print_calibration(calibration)
     if not dry_run:
-        with open_store(storage) as store:
-            store.add_cluster(result, replace=replace_added)
-            say(f"ncclt: added {result.name} to {store.shown}")
+        say(said)
 
 
 def print_calibration(calibration: Calibration) -> None:

@@ -97,7 +97,7 @@ def _attest(
     timeout_s: float,
 ) -> None:
     from ncclt.cli.attest import delivered_from, keep, print_attestation
-    from ncclt.deliver.witnesses import attest_files
+    from ncclt.deliver.witnesses import attest_files, job_files
 
     server, storage = where()
     delivered = (
@@ -107,10 +107,9 @@ def _attest(
     )
     if not folder.is_dir():
         raise TraceError(f"the folder of the reports is gone: {folder}", hint="does the job clean up there?")
-    # The plugin renames a finished report; a file that a killed process left half written is not one.
-    written = (path for path in folder.iterdir() if path.is_file() and path.suffix != ".part")
-    files = sorted(path for path in written if path.stat().st_size)
-    attestation = attest_files(files, delivered, created=datetime.now(UTC).isoformat(timespec="milliseconds"))
+    attestation = attest_files(
+        job_files(folder), delivered, created=datetime.now(UTC).isoformat(timespec="milliseconds")
+    )
     print_attestation(attestation, to_stderr=True)
     keep(attestation, server=server, storage=storage, timeout_s=timeout_s)
     say(f"ncclt: the reports stay in {folder}")

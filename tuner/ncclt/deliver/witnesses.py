@@ -101,6 +101,12 @@ def delivered_from_recommendation(recommendation: Recommendation, form: Form) ->
     return delivered_from_offer(offer_from_document(env_document(recommendation)), form)
 
 
+def job_files(folder: Path) -> tuple[Path, ...]:
+    """Return the files of a job in its folder, without empty ones and reports that a killed process left unfinished."""
+    written = (path for path in folder.iterdir() if path.is_file() and path.suffix != ".part")
+    return tuple(sorted(path for path in written if path.stat().st_size))
+
+
 def reported_tables(paths: Sequence[Path]) -> tuple[str, ...]:
     """Return the ids of the recommendations named in the plugin's reports among some files.
 

@@ -11,9 +11,9 @@ from sqlalchemy import Connection, Table, delete, insert, select
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.workload import Workload
-from ncclt.errors import NotFoundError, UsageError
+from ncclt.errors import UsageError
 from ncclt.store.documents import stored, to_text
-from ncclt.store.names import CLUSTER_LIST, WORKLOAD_LIST, close_names
+from ncclt.store.names import unknown_name
 from ncclt.store.shipped import CatalogueEntry
 from ncclt.store.tables import clusters, workloads
 
@@ -26,13 +26,11 @@ class Catalogue(Generic[Entry]):
 
     Attributes:
         kind: its word in messages.
-        command: lists all entries.
         table: where added ones are kept.
         record: what a document of it becomes.
     """
 
     kind: str
-    command: str
     table: Table
     record: type[Entry]
 
@@ -56,7 +54,7 @@ class Catalogue(Generic[Entry]):
         if text is not None:
             return self._read(name, text)
         names = [*shipped, *connection.execute(select(self.table.c.name)).scalars()]
-        raise NotFoundError(f"there is no {self.kind} {name!r}", hint=close_names(name, names, command=self.command))
+        raise unknown_name(self.kind, name, names)
 
     def add(self, connection: Connection, shipped: Mapping[str, Entry], entry: Entry, *, replace: bool) -> None:
         """Keep an entry.
@@ -78,8 +76,8 @@ class Catalogue(Generic[Entry]):
             return self.record.from_document(json.loads(text))
 
 
-WORKLOADS: Catalogue[Workload] = Catalogue(kind="workload", command=WORKLOAD_LIST, table=workloads, record=Workload)
-CLUSTERS: Catalogue[Cluster] = Catalogue(kind="cluster", command=CLUSTER_LIST, table=clusters, record=Cluster)
+WORKLOADS: Catalogue[Workload] = Catalogue(kind="workload", table=workloads, record=Workload)
+CLUSTERS: Catalogue[Cluster] = Catalogue(kind="cluster", table=clusters, record=Cluster)
 
 
 def added_clusters(connection: Connection, names: Collection[str]) -> dict[str, Cluster]:

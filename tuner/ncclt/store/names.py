@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from ncclt.errors import NotFoundError
 
-CLUSTER_LIST = "ncclt cluster list"
-WORKLOAD_LIST = "ncclt profile list"
+_LISTS = {"cluster": "ncclt cluster list", "workload": "ncclt profile list", "study": "ncclt studies list"}
+_ADDS = {"cluster": "ncclt cluster detect --name NAME", "workload": "ncclt profile import FILE --name NAME"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,19 +31,24 @@ class KnownNames:
             NotFoundError: for the first of them; the hint gives close ones.
         """
         asked = (
-            ("cluster", cluster, self.clusters, CLUSTER_LIST),
-            ("workload", model, self.workloads, WORKLOAD_LIST),
+            ("cluster", cluster, self.clusters),
+            ("workload", model, self.workloads),
         )
-        for kind, name, known, command in asked:
+        for kind, name, known in asked:
             if name not in known:
                 raise NotFoundError(
                     f"nothing has been tuned for {model} on {cluster}: no {kind} {name!r} is known here",
-                    hint=f"{close_names(name, known, command=command)}; --storage or --server name another store",
+                    hint=f"{_close_names(name, known, kind)}; --storage or --server name another store",
                 )
 
 
-def close_names(name: str, names: Iterable[str], *, command: str) -> str:
-    """Return the hint for an unknown name."""
+def unknown_name(kind: str, name: str, names: Iterable[str]) -> NotFoundError:
+    """Return the error of a name that no cluster, workload or study has."""
+    adds = f"; `{_ADDS[kind]}` adds one" if kind in _ADDS else ""
+    return NotFoundError(f"there is no {kind} {name!r}", hint=_close_names(name, names, kind) + adds)
+
+
+def _close_names(name: str, names: Iterable[str], kind: str) -> str:
     close = difflib.get_close_matches(name, sorted(set(names)), n=3, cutoff=0.5)
-    listing = f"`{command}` lists all"
+    listing = f"`{_LISTS[kind]}` lists all"
     return f"did you mean {' or '.join(close)}? {listing}" if close else listing

@@ -11,8 +11,8 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.workload import Workload
-from ncclt.errors import InputError, MissingDependencyError, NccltError, NotFoundError, reason
-from ncclt.store.names import CLUSTER_LIST, WORKLOAD_LIST, close_names
+from ncclt.errors import InputError, MissingDependencyError, NccltError, reason
+from ncclt.store.names import unknown_name
 from ncclt.user_dirs import shipped_folder
 
 
@@ -71,20 +71,20 @@ class ShippedOnly:
 
     def workload(self, name: str) -> Workload:
         """Return a workload; NotFoundError for an unknown name."""
-        return _entry("workload", shipped_workloads(profiles_folder()), name, WORKLOAD_LIST)
+        return _entry("workload", shipped_workloads(profiles_folder()), name)
 
     def cluster(self, name: str) -> Cluster:
         """Return a cluster; NotFoundError for an unknown name."""
-        return _entry("cluster", named_clusters(profiles_folder()), name, CLUSTER_LIST)
+        return _entry("cluster", named_clusters(profiles_folder()), name)
 
 
 def _entries(shipped: Mapping[str, Item]) -> tuple[CatalogueEntry[Item], ...]:
     return tuple(CatalogueEntry(item=shipped[name], shipped=True) for name in sorted(shipped))
 
 
-def _entry(kind: str, shipped: Mapping[str, Item], name: str, command: str) -> Item:
+def _entry(kind: str, shipped: Mapping[str, Item], name: str) -> Item:
     if name not in shipped:
-        raise NotFoundError(f"there is no {kind} {name!r}", hint=close_names(name, shipped, command=command))
+        raise unknown_name(kind, name, shipped)
     return shipped[name]
 
 

@@ -13,7 +13,7 @@ from ncclt.core.study import BegunFrom, Study, StudyState
 from ncclt.errors import NotFoundError, UsageError
 from ncclt.store.documents import stored, to_text
 from ncclt.store.leases import ABANDONED, abandoned
-from ncclt.store.names import close_names
+from ncclt.store.names import unknown_name
 from ncclt.store.tables import studies
 
 _LIST = "ncclt studies list"
@@ -53,7 +53,7 @@ def find_study(connection: Connection, key: str) -> Study:
         ids = ", ".join(row.id for row in rows)
         raise UsageError(f"several studies have an id that begins with {key!r}: {ids}", hint="give more of the id")
     names = [name for row in connection.execute(select(studies.c.name, studies.c.id)) for name in row]
-    raise NotFoundError(f"there is no study {key!r}", hint=close_names(key, names, command=_LIST))
+    raise unknown_name("study", key, names)
 
 
 def set_state(connection: Connection, study_id: str, state: StudyState, reason: str, *, now: str) -> None:

@@ -145,12 +145,16 @@ def test_a_table_of_several_systems_asks_which(tmp_path):
         observed_in_file(table, replace(PLAIN, gpus_per_node=8), {})
 
 
-def output(hosts: int, gpus: int, model: str = "NVIDIA A100-SXM4-80GB", *, host: str = "node{}") -> str:
+def output(
+    hosts: int, gpus: int, model: str = "NVIDIA A100-SXM4-80GB", *, host: str = "node{}", bus: str = "0000:{}0:00"
+) -> str:
     """What all_reduce_perf prints, with one size."""
     lines = ["# Collective test starting: all_reduce_perf", "# nThread 1 nGpus 1 minBytes 8", "# Using devices"]
     for rank in range(hosts * gpus):
         node, gpu = divmod(rank, gpus)
-        lines.append(f"#  Rank {rank:2} Group  0 Pid 7 on {host.format(node)} device {gpu:2} [0000:{gpu}0:00] {model}")
+        lines.append(
+            f"#  Rank {rank:2} Group  0 Pid 7 on {host.format(node)} device {gpu:2} [{bus.format(gpu)}] {model}"
+        )
     half = "     time   algbw   busbw #wrong"
     lines.append(f"#       size         count      type   redop    root{half}{half}")
     lines.append(
@@ -167,11 +171,26 @@ def test_an_output_counts_its_hosts_and_names_another_gpu(tmp_path):
         observed_in_file(log, eight, {})
     found = observed_in_file(log, replace(eight, gpus_per_node=4), {})
     assert ({one.nodes for one in found.seen}, len(found.notes)) == ({8}, 1)
+    log.write_text(output(1, 8, bus="0x00"))  # as old versions print it
+    with pytest.raises(InputError, match="ran on 8 GPUs per host, and mine has 4 per node"):
+        observed_in_file(log, replace(eight, gpus_per_node=4), {})
     log.write_text(output(2, 8, "NVIDIA H100 80GB HBM3"))
     _, note = observed_in_file(log, eight, {}).notes
     assert note.startswith("all_reduce.log is from NVIDIA H100 80GB HBM3 GPUs, and mine has A100-SXM4-80GB")
     log.write_text(output(2, 8, host="localhost"))  # containers that share a name
     assert {one.nodes for one in observed_in_file(log, eight, {}).seen} == {2}
+
+
+def test_a_time_that_the_ports_rule_out_is_refused():
+    cluster = replace(PLAIN, name="mine", nics_per_node=4, nic_gbps=12.5)
+    message = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=10**9)
+    seen = [ObservedPoint(nodes=2, setting=DEFAULT, message=message, time_us=time_us) for time_us in (9500, 9400, 9300)]
+    calibrate(cluster, [*seen, replace(seen[0], time_us=9200.0)])
+    with pytest.raises(
+        UsageError, match=r"2 nodes of mine took 9000 µs, and its ports \(4 x 12.5 GB/s\) need 1e\+04 µs"
+    ):
+        calibrate(cluster, [*seen, replace(seen[0], time_us=9000.0)])
+    calibrate(cluster, [replace(one, nodes=1, time_us=4500.0) for one in [*seen, seen[0]]])
 
 
 def test_times_of_another_nccl_are_named(tmp_path):

@@ -41,6 +41,10 @@ _FEWEST = 4
 _OWN_CHANNELS = (0.5, 1.0, 2.0)
 """Factors tried on the channels of NCCL's own choice, which no time shows directly."""
 
+_REACHES_EVERYONE = (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.BROADCAST)
+_ROUNDED = 1.1
+"""How much faster than its description a network may be: bandwidths there are rounded."""
+
 _EXTRA = _NAMES.index("extra")
 _NO_EXTRA = -3.0
 _USUAL = np.where(np.arange(len(_NAMES)) == _EXTRA, _NO_EXTRA, 0.0)
@@ -75,12 +79,14 @@ def calibrate(cluster: Cluster, seen: Sequence[ObservedPoint], *, sources: Seque
         sources: where they come from.
 
     Raises:
-        UsageError: fewer than four times, or a message that does not fit on the cluster.
+        UsageError: fewer than four times, one that the ports rule out, or a message that does not fit on the cluster.
     """
     if len(seen) < _FEWEST:
         raise UsageError(
             f"{len(seen)} times are too few to calibrate {cluster.name}", hint=f"give {_FEWEST} sizes or more"
         )
+    for one in seen:
+        _require_possible(cluster, one)
     plain = replace(cluster, calibration=None)
     measured = np.log([one.time_us for one in seen])
     best: tuple[float, Calibration, _Fit] | None = None
@@ -92,6 +98,21 @@ def calibrate(cluster: Cluster, seen: Sequence[ObservedPoint], *, sources: Seque
         best = _better(best, candidate, best[2].theta, plain, seen, measured)
     _, chosen, fit = best
     return replace(chosen, constants=fit.constants(), error=fit.error)
+
+
+def _require_possible(cluster: Cluster, one: ObservedPoint) -> None:
+    """Refuse a time in which the ports of a node cannot receive the result, less what the node may have of it."""
+    ports_gbps = cluster.nics_per_node * cluster.nic_gbps
+    message = one.message
+    if one.nodes < 2 or not ports_gbps or message.group_size or message.collective not in _REACHES_EVERYONE:
+        return
+    arriving = message.size_bytes * (1 - 1 / one.nodes)
+    if one.time_us * ports_gbps * 1e3 * _ROUNDED < arriving:
+        raise UsageError(
+            f"{message.label} on {one.nodes} nodes of {cluster.name} took {one.time_us:.4g} µs, and its ports "
+            f"({cluster.nics_per_node} x {cluster.nic_gbps:g} GB/s) need {arriving / ports_gbps / 1e3:.4g} µs or more",
+            hint="check that these are times of this cluster, and its nics_per_node and nic_gbps",
+        )
 
 
 def _candidates(

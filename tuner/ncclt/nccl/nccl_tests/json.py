@@ -92,7 +92,9 @@ def _test(document: Mapping[str, Any]) -> NcclTest:
         rows=tuple(_row(row) for row in document.get("results") or []),
         avg_busbw_gbps=None if average is None else float(average),
         out_of_bounds=_failed_checks(out_of_bounds),
-        hosts=count_hosts([(str(one.get("hostname", "")), str(one.get("device_hex", ""))) for one in mine]),
+        hosts=count_hosts(
+            [(str(one.get("hostname", "")), f"{one.get('device')} {one.get('device_hex')}") for one in mine]
+        ),
         gpu=str(mine[0].get("device_info") or "") if mine else "",
         nccl=str(document.get("nccl_version") or ""),
     )

@@ -81,7 +81,8 @@ def count_hosts(places: Sequence[tuple[str, str]]) -> int:
     """Return how many machines ranks ran on; 0 = not known.
 
     Args:
-        places: host and PCI bus of each. Two ranks on one GPU are of machines or containers that share a name.
+        places: host of each, and its device by number and PCI bus; old versions print every bus as 0x00. Two ranks on
+            one GPU are of machines or containers that share a name.
     """
     known = all(host for host, _ in places) and len(set(places)) == len(places)
     return len({host for host, _ in places}) if known else 0

@@ -25,7 +25,7 @@ _STARTING = re.compile(r"#\s*Collective test starting:\s*(\S+)")
 _COMMAND = re.compile(r"\b([a-z]\w{1,40}_perf)(?:_mpi)?\b")
 _SETUP = re.compile(r"#\s*nThread\s+\d+")
 _RANK = re.compile(r"#\s+Rank\s+\d+\s+(?:Group\s+(\d+)\s)?")  # older ones name no groups
-_PLACE = re.compile(r".*\bon\s+(\S+)\s+device\s+\d+\s+\[([^\]\s]*)\]\s+(\S.*)")
+_PLACE = re.compile(r".*\bon\s+(\S+)\s+device\s+(\d+\s+\[[^\]\s]*\])\s+(\S.*)")
 _HEADER = re.compile(r"#\s+size\s+count\s+type\s")
 _OUT_OF_BOUNDS = re.compile(r"#\s*Out of bounds values\s*:\s*(\d{1,18})\b")
 _PIECE_OF_ROW = re.compile(r"(?m)^\s*\d+\s+\d+\s+[a-z]\w*\s")
@@ -73,7 +73,7 @@ class _OpenTest:
     nccl: str = ""
     set_up: bool = False
     groups: list[str | None] = field(default_factory=list)  # of each rank
-    places: list[tuple[str, str, str]] = field(default_factory=list)  # host, bus and GPU of ranks of the first group
+    places: list[tuple[str, str, str]] = field(default_factory=list)  # host, device and GPU of ranks of the first group
     columns: list[str] = field(default_factory=list)
     in_table: bool = False
     rows: list[NcclTestRow] = field(default_factory=list)
@@ -91,7 +91,7 @@ class _OpenTest:
             avg_busbw_gbps=self.average,
             out_of_bounds=self.out_of_bounds,
             unreadable_lines=self.unreadable,
-            hosts=count_hosts([(host, bus) for host, bus, _ in self.places]),
+            hosts=count_hosts([(host, device) for host, device, _ in self.places]),
             gpu=self.places[0][2].strip() if self.places else "",
             nccl=self.nccl,
         )
