@@ -12,14 +12,16 @@ from pathlib import Path
 import pytest
 
 from ncclt.errors import StoreError, UsageError
+from ncclt.store import open_store
 from ncclt_api.app import serve
 
 free_port = runpy.run_path(str(Path(__file__).parents[2] / "fakes" / "ports.py"))["free_port"]
 
 
 def test_it_serves_until_sigterm(tmp_path):
-    port = free_port()
-    code = f"from ncclt_api.app import serve; serve('sqlite:///{tmp_path}/ncclt.db', port={port})"
+    port, url = free_port(), f"sqlite:///{tmp_path}/ncclt.db"
+    open_store(url).close()
+    code = f"from ncclt_api.app import serve; serve({url!r}, port={port})"
     with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) as process:
         try:
             answer = None

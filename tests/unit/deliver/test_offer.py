@@ -45,9 +45,11 @@ def test_env_names_what_the_server_recorded_or_simulated_where_eval_hides_commen
     words = ["--cluster", "pair", "--model", "toy", "--nodes", str(fingerprint.nodes)]
     words += ["--gpus-per-node", str(fingerprint.gpus_per_node), "--nccl-version", str(fingerprint.nccl_version)]
     recorded = {"launcher": "replay", "recorded": "recorded: box, site"}
-    for change, label in (({"simulated": True}, "SIMULATED: "), (recorded, "recorded: box, site: "), ({}, "")):
+    for change, label in (({"simulated": True}, "SIMULATED: "), (recorded, "recorded: box, site: "), ({}, "lost: ")):
         known = replace(sample_recommendation("r"), **{"simulated": False, "launcher": "local", **change})
         with serving(reply(200, render(known, format="json"))) as server:
             assert env([*words, "--server", server.url]) == 0
         said = capsys.readouterr().err
-        assert said.startswith(f"ncclt: {label}") if label else said == ""
+        labels = [word for word in ("SIMULATED: ", "recorded: ") if f"ncclt: {word}" in said]
+        assert said.startswith(f"ncclt: {label}"), said
+        assert len(labels) == (label != "lost: ")
