@@ -184,6 +184,18 @@ def test_one_process_decides_for_itself_as_ever(tmp_path, shared, serving):
     assert list(shared.glob("ncclt-decision-*")) == []
 
 
+def test_one_process_does_not_make_a_missing_folder_either(tmp_path, serving, library):
+    """mpirun would start the other ranks, and the table would be where they do not look."""
+    away = tmp_path / "not-mounted"
+    code, environ, err = ended(started(tmp_path, away, serving[0], {"NCCLT_PLUGIN": library}))
+    strict = ended(started(tmp_path, away, serving[0], {}, "--fallback", "fail"))
+
+    assert (code, given(environ)) == (0, {})
+    assert f"the shared folder {away} is not on" in err
+    assert strict[:2] == (69, None)
+    assert not away.exists()
+
+
 def test_the_variable_names_the_folder_too(tmp_path, shared, store):
     more = {name: str(value) for name, value in step(0).items()} | {"NCCLT_SHARED": str(shared)}
     done = alone.run(tmp_path, ("--storage", store.url), SHOW, **more)

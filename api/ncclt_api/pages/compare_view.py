@@ -120,7 +120,7 @@ def _facts(found: Sequence[Compared], gains: Sequence[ShownGain | None]) -> tupl
     return (
         _row("95 % interval", of_gain(lambda g: NONE if g.low is None else f"{g.low:.3f}–{g.high:.3f}")),
         _row(f"Default, {per}", of_gain(lambda g: format_time(g.default_us))),
-        _row(f"Policy, {per}", of_gain(lambda g: format_time(g.policy_us))),
+        _row(f"Policy, {per}", of_gain(lambda g: "default" if g.policy_us is None else format_time(g.policy_us))),
         _row("Times", of_study(lambda s: "SIMULATED" if s.simulated else s.label or "measured there")),
         _row("NCCL", of_study(lambda s: s.cluster.nccl_version)),
         _row("Job", of_study(lambda s: f"{s.cluster.nodes} × {s.cluster.gpus_per_node} {s.cluster.gpu}")),

@@ -36,7 +36,8 @@ class ShownGain:
         decision: of the form in which it is used.
         mood, word: the badge: `tuned`, `keep-default`, `undecided` or `failed` (stale), and what it says.
         speedup, low, high: with the 95 % interval; None where nothing was measured for the proof.
-        default_us, policy_us: communication time per step, µs, in the ratio of the speed-up; None likewise.
+        default_us: communication time per step of NCCL's own choice, µs; None where it was not measured.
+        policy_us: that of the policy, µs, in the ratio of the speed-up; None where there was nothing to prove.
         origin: `measured`, `recorded` or `simulated`.
         label: the mark that goes with every number of it; empty where it was measured.
         shape: nodes and GPUs of each, as text.
@@ -73,7 +74,7 @@ class ShownGain:
 def gain_of(found: Recommendation, *, now: datetime) -> ShownGain:
     """Return a revision as a table shows it."""
     verdict = _verdict(found)
-    # A verdict without blocks says that nothing was worth proving, and has no times.
+    # A verdict without blocks says that nothing was worth proving, and has no policy.
     proven = verdict.blocks > 0 and math.isfinite(verdict.interval[1])
     place = found.fingerprint
     return ShownGain(
@@ -85,7 +86,7 @@ def gain_of(found: Recommendation, *, now: datetime) -> ShownGain:
         speedup=verdict.speedup if verdict.blocks else None,
         low=verdict.interval[0] if proven else None,
         high=verdict.interval[1] if proven else None,
-        default_us=verdict.default_us if verdict.blocks else None,
+        default_us=verdict.default_us or None,
         policy_us=verdict.paired_policy_us if verdict.blocks else None,
         origin=found.origin.value, label=found.label, shape=f"{place.nodes} × {place.gpus_per_node} {place.gpu}",
         nccl_version=place.nccl_version, fingerprint=_digest(place), stale=found.stale, created=found.created,

@@ -30,7 +30,9 @@ class StudyRow:
         state: its progress; `running` ones are live.
         mood, word: the badge: `tuned`, `keep-default`, `undecided`, `failed` (stale) or `open`, and what it says.
         gain: of its newest revision; None before there is one.
-        default_us, policy_us: communication time per step, µs: proven where there is a verdict, else found so far.
+        default_us: communication time per step of NCCL's own choice, µs; None where it was not measured.
+        policy_us: what the proof measured of the policy, µs; None where it measured none.
+        best_us: the best setting of the search so far, µs, which nothing has proven; None once there is a verdict.
         trials: how many.
         age: since the study was last changed.
         effect: what the newest attestation says; empty = none.
@@ -49,6 +51,7 @@ class StudyRow:
     gain: ShownGain | None
     default_us: float | None
     policy_us: float | None
+    best_us: float | None
     trials: int
     age: str
     effect: str
@@ -79,8 +82,9 @@ def _row(summary: StudySummary, *, now: datetime, effects: Mapping[str, str]) ->
         mood=gain.mood if gain else "open",
         word=gain.word if gain else _STATE_WORDS[study.state],
         gain=gain,
-        default_us=gain.default_us if gain and gain.default_us is not None else summary.default_us,
-        policy_us=gain.policy_us if gain and gain.policy_us is not None else summary.best_us,
+        default_us=(gain.default_us if gain else None) or summary.default_us,
+        policy_us=gain.policy_us if gain else None,
+        best_us=None if gain else summary.best_us,
         trials=summary.trials,
         age=format_age(study.updated or study.created, now),
         effect=EFFECT_WORDS[Effect(effect)][1] if effect else "",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ from ncclt.core.message import Message
 from ncclt.core.policy import Policy
 from ncclt.core.recommendation import MIN_EFFECT, Decision, PolicyVerdict, Recommendation, Verdict
 from ncclt.core.setting import DEFAULT, Setting
-from ncclt.core.study import Arm, Phase, Study, StudyState, Trial
+from ncclt.core.study import Arm, Phase, Study, StudyState, Trial, median_scores
 from ncclt.core.workload import Workload
 from ncclt.prove.ending import Ending, ending_of
 from ncclt.prove.evidence import LAUNCHES_PER_BLOCK, ArmLaunch, LaunchEvidence, collect_evidence
@@ -142,7 +141,7 @@ def study_view(
         measured: returns trials with their measurements; asked for the few that are shown.
         server: address of this service for the command shown; empty = the command names none.
     """
-    scores = _median_scores(trials)
+    scores = median_scores(trials)
     best = min(scores, key=lambda setting: scores[setting], default=DEFAULT)
     proof = measured([trial for trial in trials if trial.phase is Phase.VERIFY])
     evidence = collect_evidence(proof)
@@ -239,15 +238,6 @@ def _samples(trials: Sequence[Trial], often: Collection[Setting], rarely: Collec
         most = MOST_REPEATS if setting in often else _REPEATS_OF_A_CANDIDATE
         picked += found[:: max(1, -(-len(found) // most))]
     return sorted(picked, key=lambda trial: trial.number)
-
-
-def _median_scores(trials: Sequence[Trial]) -> dict[Setting, float]:
-    """Return the median communication time per step of each setting outside the verification, µs."""
-    scores: dict[Setting, list[float]] = {}
-    for trial in trials:
-        if trial.tries_setting and trial.score_us is not None:
-            scores.setdefault(trial.setting, []).append(trial.score_us)
-    return {setting: statistics.median(found) for setting, found in scores.items()}
 
 
 def _heading(

@@ -10,10 +10,13 @@ import pytest
 from fastapi.testclient import TestClient
 
 from ncclt.core.cluster import Cluster
+from ncclt.core.policy import Policy
 from ncclt.core.preflight import ExpectedSize, Preflight, ProbeReading, Section, State
-from ncclt.core.recommendation import Decision
+from ncclt.core.recommendation import Decision, PolicyVerdict
+from ncclt.core.setting import DEFAULT
 from ncclt.core.study import StudyState
 from ncclt.core.trial import Outcome
+from ncclt.prove.verdict import nothing_better
 from ncclt_api.app import create_app
 from ncclt_api.pages.wording import format_time
 
@@ -103,6 +106,26 @@ def test_a_stale_cell_promises_nothing(empty_store, empty_client, samples):
     assert '<td class="cell failed shade0">' in page
     assert "<strong>stale</strong>" in page
     assert "1 stale" in page
+
+
+def test_what_the_search_found_is_not_shown_beside_a_verdict_that_refused_it(empty_store, empty_client, samples):
+    kept = PolicyVerdict(policy=Policy(), verdict=nothing_better(8_000.0, why="below the minimum"))
+    publish(empty_store, samples, "aa", table=kept, plain=False)
+    empty_store.open_study(samples.study("bb", cluster_name="other", state=StudyState.INTERRUPTED))
+    for study in ("aa", "bb"):
+        for number, (setting, score_us) in enumerate(((DEFAULT, 9_000.0), (samples.TREE, 7_000.0))):
+            one = samples.trial(number, setting, empty_store.study(study))
+            empty_store.add_trial(study, replace(one, score_us=score_us))
+    rows = dict(re.findall(r'/studies/(..)">(.*?)</tr>', empty_client.get("/studies").text, re.DOTALL))
+    assert "8.00 ms" in rows["aa"]
+    assert "7.00 ms" not in rows["aa"]
+    assert '<span class="quiet">default</span>' in rows["aa"]
+    assert "9.00 ms" in rows["bb"]
+    assert '7.00 ms<span class="under">unproven</span>' in rows["bb"]
+    assert (
+        '<td class="num">8.00 ms</td><td class="num"><span class="quiet">default</span></td>'
+        in empty_client.get("/clusters/leonardo").text
+    )
 
 
 def test_a_running_study_is_live_and_first(empty_store, empty_client, samples):

@@ -11,7 +11,8 @@ from ncclt.core.effort import Effort
 from ncclt.core.message import Collective, Message
 from ncclt.core.printed_costs import PrintedCost, PrintedCosts, PrintedTable
 from ncclt.core.recommendation import Decision
-from ncclt.core.study import Arm, Phase, StudyState
+from ncclt.core.setting import DEFAULT
+from ncclt.core.study import Arm, Phase, StudyState, median_scores
 from ncclt.core.trial import Outcome
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import StudyStoppedError, UsageError
@@ -183,6 +184,27 @@ def test_what_falls_back_below_the_minimum_when_confirmed_is_not_proven(store):
     assert "is below the minimum of 2 %" in result.recommendation.table.verdict.reason
     assert Phase.CONFIRM in {t.phase for t in result.trials}
     assert not arms_launched(result)
+
+
+def test_without_a_proof_verdict_and_messages_give_the_default_one_time(store):
+    """The median of its launches, though each message took longest in another of them."""
+    took = {SMALL: itertools.cycle([100.0, 105.0, 104.0]), LARGE: itertools.cycle([1040.0, 1000.0, 1020.0])}
+    seen = set()
+
+    def lucky(setting, message, _number):
+        first = (setting, message) not in seen
+        seen.add((setting, message))
+        if setting.is_default:
+            return next(took[message.size_bytes])
+        return (100.0 if message.size_bytes == SMALL else 1000.0) * (0.9 if first else 1.1)
+
+    result = run(store, lucky)
+
+    assert len([t for t in result.trials if t.setting.is_default]) > 1
+    verdict = result.recommendation.table.verdict
+    assert not verdict.blocks
+    assert verdict.default_us == median_scores(result.trials)[DEFAULT]
+    assert sum(r.calls.calls_per_step * r.default_us for r in result.messages) == pytest.approx(verdict.default_us)
 
 
 def test_a_proof_that_sums_launches_says_so(store):

@@ -65,6 +65,10 @@ def prepared(arguments: argparse.Namespace, command: Sequence[str]) -> Start:
                     arguments, command, where, *_agreed(arguments, command, where, shared, job), is_common=True
                 )
     try:
+        if shared is not None:
+            from ncclt.deliver.agreement import require_folder
+
+            require_folder(shared)
         offer, handover = _alone(arguments, command, where)
     except Exception as error:
         if arguments.nodes != 1 and is_one_of_several(command, os.environ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -107,6 +108,15 @@ class Claim(Documented):
 def gpu_seconds(trials: Iterable[Trial], cluster: Cluster) -> float:
     """Return the cost of trials: wall time of each launch times the GPUs that it held, s."""
     return sum(trial.result.wall_s for trial in trials) * cluster.world_size
+
+
+def median_scores(trials: Iterable[Trial]) -> dict[Setting, float]:
+    """Return the median communication time per step of each setting that was tried before the proof, µs."""
+    scores: dict[Setting, list[float]] = {}
+    for trial in trials:
+        if trial.tries_setting and trial.score_us is not None:
+            scores.setdefault(trial.setting, []).append(trial.score_us)
+    return {setting: statistics.median(found) for setting, found in scores.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,12 +70,28 @@ class JobAgreement:
 def usable_folder(folder: Path) -> Path:
     """Return the folder of decisions in a folder that all nodes share.
 
-    The folder is never created: on a node without the file system that would be a different one, and the node would
-    decide alone.
-
     Raises:
         StoreError: it does not exist on this node.
         UsageError: it is a mount point, whose empty directory exists even where nothing is mounted.
+    """
+    require_folder(folder)
+    folder = folder.resolve()  # the target of a link counts
+    if os.path.ismount(folder):
+        raise UsageError(
+            f"{folder} is a mount point: a node without the mount would not notice",
+            hint="name a folder inside it with --shared, and make it once",
+        )
+    return folder
+
+
+def require_folder(folder: Path) -> None:
+    """Raise unless a folder that all nodes share is there.
+
+    It is never created: on a node without the file system that would be a different one, and the node would decide
+    alone, or write a table that no other node reads.
+
+    Raises:
+        StoreError: it does not exist on this node.
     """
     try:
         reason = "" if folder.is_dir() else f"is not on {os.uname().nodename}"
@@ -84,16 +100,8 @@ def usable_folder(folder: Path) -> Path:
     if reason:
         raise StoreError(
             f"the shared folder {folder} {reason}",
-            hint="this node cannot learn what the job was given, so it does not start; make the folder once, on a file "
-            "system that all nodes mount",
+            hint="make the folder once, on a file system that all nodes mount",
         )
-    folder = folder.resolve()  # the target of a link counts
-    if os.path.ismount(folder):
-        raise UsageError(
-            f"{folder} is a mount point: a node without the mount would not notice",
-            hint="name a folder inside it with --shared, and make it once",
-        )
-    return folder
 
 
 def file_system_of_one_node(folder: Path, *, table: Path = Path("/proc/self/mountinfo")) -> str:

@@ -12,11 +12,12 @@ from ncclt.core.effort import Effort
 from ncclt.core.policy import Policy
 from ncclt.core.printed_costs import PrintedCosts
 from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Verdict, recommendation_id
-from ncclt.core.study import Arm, Study, StudyState, Trial
+from ncclt.core.setting import DEFAULT
+from ncclt.core.study import Arm, Study, StudyState, Trial, median_scores
 from ncclt.core.workload import Workload
 from ncclt.errors import StudyStoppedError, UsageError
 from ncclt.measure.testbed import Testbed
-from ncclt.measure.trial import TrialLog, measure_default, searched, stored_default
+from ncclt.measure.trial import TrialLog, searched, stored_default
 from ncclt.prove.confirm import Candidates, candidates, confirm, confirmed_times
 from ncclt.prove.interleave import prove
 from ncclt.prove.message_table import MessageRow, message_rows
@@ -311,11 +312,9 @@ def _confirm_and_prove(context: TuneContext) -> tuple[Times, Candidates] | None:
 
 def publish(context: TuneContext, times: Times, found: Candidates, stop: str) -> TuneResult:
     """Judge the proof, publish what it says, and end the study."""
-    testbed, store, workload, study = context.testbed, context.store, context.workload, context.study
+    store, workload, study = context.store, context.workload, context.study
     trials = tuple(context.trial_log.trials())
-    default = measure_default(testbed.runner, workload, context.trial_log)
-    assert default.score_us is not None
-    min_effect = context.request.effort.min_effect
+    default_us, min_effect = median_scores(trials)[DEFAULT], context.request.effort.min_effect
     deliveries = {
         arm: proven(arm, policy, trials, workload, min_effect=min_effect)
         for arm, policy in found.policies.items()
@@ -323,7 +322,7 @@ def publish(context: TuneContext, times: Times, found: Candidates, stop: str) ->
     }
     launched = len({t.setting for t in trials if t.policy is None})
     why = found.why or f"NCCL's own choice is best: none of {launched - 1} other settings beats it on any message"
-    nothing = PolicyVerdict(policy=Policy(), verdict=nothing_better(default.score_us, why=why, min_effect=min_effect))
+    nothing = PolicyVerdict(policy=Policy(), verdict=nothing_better(default_us, why=why, min_effect=min_effect))
     # Where variables alone were proven, they are the result, and a table of the same rules says no more.
     variables = deliveries.get(Arm.VARIABLES)
     recommendation = _recommendation(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +10,8 @@ from ncclt.core.attestation import Form
 from ncclt.core.message import Message
 from ncclt.core.policy import uniform_policy
 from ncclt.core.recommendation import Decision, Recommendation, Verdict
-from ncclt.core.setting import DEFAULT, Setting
-from ncclt.core.study import Arm, Study, Trial
+from ncclt.core.setting import DEFAULT
+from ncclt.core.study import Arm, Study, Trial, median_scores
 from ncclt.core.workload import LEFT_OUT, Workload
 from ncclt.deliver.use import Usage, use_of
 from ncclt.nccl.compile import compile_policy
@@ -119,19 +118,21 @@ def proven_times_us(
     if not verdict.blocks:
         return default_us, arm_us
     calls = {c.message: c.calls_per_step for c in workload.messages}
-
-    def scaled(times_us: dict[Message, float], total_us: float) -> dict[Message, float]:
-        found_us = sum(calls[m] * time_us for m, time_us in times_us.items() if m in calls)
-        return {message: time_us * total_us / (found_us or total_us) for message, time_us in times_us.items()}
-
     same = left_alike(evidence.whole_blocks(arm), workload)
     both_us = {m: (default_us[m] + arm_us[m]) / 2 for m in same}
-    default_us = scaled(default_us | both_us, verdict.default_us)
+    default_us = scaled_to(verdict.default_us, default_us | both_us, workload)
     left_us = {m: default_us[m] for m in same}
     rest_us = verdict.paired_policy_us - sum(calls[m] * time_us for m, time_us in left_us.items())
     if rest_us <= 0:  # noise is larger than what the policy changes
-        return default_us, scaled(arm_us | both_us, verdict.paired_policy_us)
-    return default_us, scaled({m: time_us for m, time_us in arm_us.items() if m not in same}, rest_us) | left_us
+        return default_us, scaled_to(verdict.paired_policy_us, arm_us | both_us, workload)
+    changed_us = {m: time_us for m, time_us in arm_us.items() if m not in same}
+    return default_us, scaled_to(rest_us, changed_us, workload) | left_us
+
+
+def scaled_to(total_us: float, times_us: Mapping[Message, float], workload: Workload) -> dict[Message, float]:
+    """Return times of one call of each message, µs, in the same ratios so that a step takes this long."""
+    found_us = sum(c.calls_per_step * times_us[c.message] for c in workload.messages if c.message in times_us)
+    return {message: time_us * total_us / (found_us or total_us) for message, time_us in times_us.items()}
 
 
 def _verdict(found: Recommendation, use: Usage) -> str:
@@ -163,14 +164,11 @@ def _other(study: Study, trials: Sequence[Trial], found: Recommendation, use: Us
 
 def _why_no_variables(study: Study, trials: Sequence[Trial]) -> str:
     """Say what the best single setting took, and why variables do not deliver it."""
-    scores: dict[Setting, list[float]] = {}
-    for trial in trials:
-        if trial.tries_setting and trial.score_us is not None:
-            scores.setdefault(trial.setting, []).append(trial.score_us)
-    default_us = statistics.median(scores.pop(DEFAULT, [0.0]))
+    scores = median_scores(trials)
+    default_us = scores.pop(DEFAULT, 0.0)
     if not scores or not default_us:  # early studies, whose launches are not all kept
         return "no policy that they can express was proven"
-    best_us, _, best = min((statistics.median(times), setting.digest(), setting) for setting, times in scores.items())
+    best_us, _, best = min((time_us, setting.digest(), setting) for setting, time_us in scores.items())
     took = f"takes {best_us / 1e3:.4g} ms {study.workload.per}, NCCL's own choice {default_us / 1e3:.4g}"
     figures = f"{best.label} on all sizes {took}"
     if best_us >= default_us:

@@ -11,7 +11,7 @@ from ncclt.core.setting import Setting
 from ncclt.core.study import Arm, Trial
 from ncclt.core.workload import MessageCalls, Workload
 from ncclt.deliver.use import use_of
-from ncclt.prove.ending import proven_times_us
+from ncclt.prove.ending import proven_times_us, scaled_to
 from ncclt.prove.evidence import collect_evidence
 from ncclt.search.assemble import Times
 
@@ -57,7 +57,9 @@ def message_rows(
     if not evidence.message_times_us(Arm.TABLE):
         arm = Arm.VARIABLES  # proven in its place, where no launch applies a table
     proven_us, tuned_us = proven_times_us(evidence, arm, use.proven.verdict, workload)
-    default_us = {**times.default, **proven_us}
+    verdict, default_us = use.proven.verdict, {**times.default, **proven_us}
+    if not verdict.blocks and verdict.default_us:  # nothing to prove: the times of the search, which the verdict sums
+        default_us = scaled_to(verdict.default_us, default_us, workload)
     interpolated = {m.message for t in trials for m in t.result.measurements if m.interpolated}
     rows = [
         MessageRow(

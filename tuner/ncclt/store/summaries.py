@@ -94,7 +94,7 @@ def summarised(
     counts = _counts(connection, ids)
     published = tuple(newest_of(connection, ids).values())
     recommended = {r.study: r for r in with_staleness(connection, published, shipped)}
-    proven = {r.study for r in published if r.table.verdict.blocks and not proven_too}
+    proven = {r.study for r in published if r.table.verdict.default_us and not proven_too}
     scores = _median_scores(connection, [id for id in ids if id not in proven])
     return tuple(
         StudySummary(
