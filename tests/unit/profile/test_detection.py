@@ -62,6 +62,16 @@ def test_one_strange_file_among_traces_is_named(trace, tmp_path):
         read_workload([trace.write(), strange], name="mixed")
 
 
+def test_prose_and_code_that_only_name_nccls_lines_are_no_logs(tmp_path):
+    path = tmp_path / "README.md"
+    path.write_text('NCCL INFO lines of NCCL version 2.22.3 are read:\nre.compile(r"\\[0\\]? NCCL WARN x")\n')
+    with pytest.raises(TraceError, match="is not a trace or log"):
+        read_workload([path], name="prose")
+    path.write_text("n1:10:11 [0] 2026-11-25 NCCL INFO cudaDriverVersion 12040\n")
+    with pytest.raises(TraceError, match="without COLL and TUNING lines"):
+        read_workload([path], name="log")
+
+
 def test_same_path_twice_is_refused(trace):
     """Also by another spelling of the path."""
     trace.comm("allreduce", 1024)

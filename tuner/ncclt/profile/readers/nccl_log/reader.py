@@ -22,7 +22,10 @@ from ncclt.profile.readers.nccl_log.ranks import UNKNOWN_DTYPE, RankFindings, fi
 
 name = "nccl_log"
 
-_MARK = re.compile(rb"\bR?N?CCL (?:INFO|WARN|TRACE|version) | Bytes -> Algo ")
+# The prefix as `ncclt.nccl.log.lines` reads it: prose and code that only name NCCL are no logs.
+_MARK = re.compile(
+    rb"\] (?:\S{1,400} ){0,2}NCCL (?:INFO|WARN|TRACE|ATTN|ERROR|ABORT) |\bR?NCCL version \d+\.\d+\.\d+\+| Bytes -> Algo "
+)
 _SUBSYSTEMS = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,COLL,TUNING"
 
 
