@@ -166,6 +166,7 @@ def test_nothing_recorded_says_why_and_keeps_the_exit_code(tmp_path, recorded, c
     done = recorded(command)
     assert done.returncode == (5 if command[0] == "sh" else 0)
     assert why in done.stderr
+    assert ("the command failed with exit code 5" in done.stderr) == (command[0] == "sh")
     assert "nothing was stored" in done.stderr
     assert "hint: " in done.stderr
 

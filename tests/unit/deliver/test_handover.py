@@ -108,6 +108,13 @@ def test_nothing_proven_is_nothing_set():
     assert "NCCL's own choice stays" in handover.notes[-1]
 
 
+def test_where_nothing_is_set_the_verdict_says_why():
+    handover = plan(offer_from_json((GOLDEN / "keep_default.json").read_text()))
+    assert handover.notes[-1] == (
+        "nothing is set: NCCL's own choice stays (keep-default: the gain of 0.4 % is below 2 %)"
+    )
+
+
 def test_what_is_rendered_is_read_back():
     offer = offer_from_json((GOLDEN / "tuned.json").read_text())
     text = (GOLDEN / "tuned.tuner-csv").read_text()

@@ -113,6 +113,8 @@ def _store(recording: Recording, *, method: Method, storage: str | None, replace
         say(f"ncclt: the recording failed in some ranks, the training continued: {failure}")
     workload = recording.workload
     if workload is None:
+        if recording.exit_code:
+            say(f"ncclt: the command failed with exit code {recording.exit_code}")
         say(f"ncclt: nothing was stored: {recording.reason}")
         if recording.hint:
             say(f"  hint: {recording.hint}")

@@ -83,7 +83,8 @@ def plan_handover(
     if form is None and offer.variables:
         form = Form.VARIABLES
     if form is None:
-        return Handover(notes=(*notes, "nothing is set: NCCL's own choice stays"))
+        why = f" ({offer.why_nothing})" if offer.why_nothing else ""
+        return Handover(notes=(*notes, f"nothing is set: NCCL's own choice stays{why}"))
     delivered = dict(offer.table_variables if form is Form.TABLE else offer.variables)
     if form is Form.TABLE:
         delivered |= {"NCCL_TUNER_PLUGIN": str(plugin), "NCCLT_POLICY": str(table_file)}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ncclt.client.answer import NEEDS, checked, checked_document
+from ncclt.client.answer import NEEDS, checked, checked_document, one_line
 from ncclt.core.attestation import Delivered, Form
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import Policy
@@ -79,6 +79,15 @@ class Offer:
     document: Mapping[str, Any] = field(default_factory=dict)
     rollout: str = ""
     variant: str = ""
+
+    @property
+    def why_nothing(self) -> str:
+        """Return the verdict that left nothing to set, with its reason; empty where something was proven."""
+        decision, verdict = self.document.get("decision", "tuned"), self.document.get("table_verdict")
+        if decision == "tuned" or not isinstance(verdict, Mapping) or not verdict.get("reason"):
+            return ""
+        mark = "SIMULATED: " if self.simulated else "recorded: " if self.recorded else ""
+        return one_line(f"{mark}{decision}: {verdict['reason']}")
 
 
 def offer_from_json(text: str) -> Offer:

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ncclt.errors import NotFoundError
+from ncclt.errors import NccltError, NotFoundError, UsageError
 
 _LISTS = {"cluster": "ncclt cluster list", "workload": "ncclt profile list", "study": "ncclt studies list"}
 _ADDS = {"cluster": "ncclt cluster detect --name NAME", "workload": "ncclt profile import FILE --name NAME"}
@@ -29,12 +29,15 @@ class KnownNames:
 
         Raises:
             NotFoundError: for the first of them; the hint gives close ones.
+            UsageError: it is empty.
         """
         asked = (
             ("cluster", cluster, self.clusters),
             ("workload", model, self.workloads),
         )
         for kind, name, known in asked:
+            if not name:
+                raise unknown_name(kind, name, known)
             if name not in known:
                 raise NotFoundError(
                     f"nothing has been tuned for {model} on {cluster}: no {kind} {name!r} is known here",
@@ -42,8 +45,10 @@ class KnownNames:
                 )
 
 
-def unknown_name(kind: str, name: str, names: Iterable[str]) -> NotFoundError:
-    """Return the error of a name that no cluster, workload or study has."""
+def unknown_name(kind: str, name: str, names: Iterable[str]) -> NccltError:
+    """Return the error of a name that no cluster, workload or study has; an empty one is a mistake of the command."""
+    if not name:
+        return UsageError(f"the name of the {kind} is empty", hint=f"`{_LISTS[kind]}` shows the names")
     adds = f"; `{_ADDS[kind]}` adds one" if kind in _ADDS else ""
     return NotFoundError(f"there is no {kind} {name!r}", hint=_close_names(name, names, kind) + adds)
 

@@ -140,7 +140,7 @@ def _files(folder: Path) -> tuple[list[Path], int, list[str]]:
 
 def _why_none(unfinished: int, exit_code: int) -> str:
     if unfinished:
-        return f"{unfinished} processes were ended while they wrote; is the disk of --dir full?"
+        return f"processes that were ended while they wrote: {unfinished}; is the disk of --dir full?"
     if exit_code > 128:
         ended_by = exit_code - 128
         name = signal.Signals(ended_by).name if ended_by in {s.value for s in signal.Signals} else str(ended_by)

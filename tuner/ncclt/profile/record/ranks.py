@@ -96,7 +96,7 @@ def why_no_trace(folder: Path, reports: Sequence[RankReport]) -> tuple[str, str]
         return f"the training made {seen} steps, which is not beyond the warm-up", "lower --warmup"
     if reports:
         return (
-            f"PyTorch was loaded by {len(reports)} processes, but no optimizer made a step in any of them",
+            f"PyTorch was loaded by {len(reports)} process{'es' * (len(reports) > 1)}, but no optimizer made a step",
             "a program without a torch optimizer is recorded by --with nccl-log",
         )
     if (folder / "python-started").exists():
