@@ -31,6 +31,21 @@ def test_links_point_to_files(page):
     assert missing == []
 
 
+def _anchors(page):
+    """Return the anchors that GitHub gives the headings of a page, without those of repeated ones."""
+    headings = re.findall(r"^#+ (.+)$", _FENCED.sub("", page.read_text()), re.MULTILINE)
+    plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower() for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_links_point_to_headings(page):
+    """Those of GitHub; the site knows more."""
+    links = [link.partition("#") for link in _LINK.findall(_FENCED.sub("", page.read_text())) if "://" not in link]
+    pages = [(page.parent / path if path else page, anchor) for path, _, anchor in links if anchor]
+    assert [(_name(to), anchor) for to, anchor in pages if to.suffix == ".md" and anchor not in _anchors(to)] == []
+
+
 def _entries(page):
     """Yield the pages that the toctrees of a page name."""
     for kind, block in _FENCED.findall(page.read_text()):
