@@ -82,7 +82,8 @@ def check(
     if as_json:
         print_json(found.to_document())
     else:
-        say(f"ncclt: {found.library} answers as tuner API {', '.join(f'v{v}' for v in found.api_versions)}")
+        asked = ", ".join(f"v{version}" for version in found.api_versions)
+        say(f"ncclt: {found.library} answers as tuner API {asked}; v2, of NCCL 2.21, is there and is not asked")
         say(f"ncclt: {found.said}")
         for row in found.choices:
             sys.stdout.write(f"{row.text()}\n")

@@ -33,7 +33,7 @@ PROGRAMS: Mapping[Collective, str] = {
 """Which program measures which collective (src/Makefile)."""
 
 _BUILD_HINT = (
-    "give the folder that holds all_reduce_perf, or build it: "
+    "name the folder that holds all_reduce_perf with --nccl-tests, or build it: "
     "git clone https://github.com/NVIDIA/nccl-tests && make -C nccl-tests MPI=1 MPI_HOME=..."
 )
 
