@@ -52,7 +52,16 @@ def test_the_tables_say_the_same(upgrade):
     assert "are given none of these until it is measured again" in out
     assert "note: NCCL's choices are those of one port" in out
     nothing = upgrade("--from", "2.29.7", "--to", "2.31.2")[1]
-    assert "was measured with NCCL 2.29.7" in nothing
+    assert "nothing that was published for pair was measured with NCCL 2.29.7" in nothing
+    assert "note: what was published for pair was measured with NCCL 2.28.9, not 2.29.7" in nothing
+
+
+def test_a_few_new_variables_are_all_named_and_of_many_those_that_matter(upgrade):
+    few, many = (upgrade("--from", old, "--to", new)[1] for old, new in (("2.28.3", "2.28.9"), ("2.22.3", "2.31.2")))
+    assert few.count("NCCL_GIN_") == 9
+    assert "with --json" not in few
+    assert "NCCL_WIN_ENABLE" in many
+    assert "more with --json" in many
 
 
 def test_what_cannot_be_compared_is_refused(upgrade, tmp_path):

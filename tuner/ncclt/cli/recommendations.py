@@ -42,11 +42,11 @@ def list_recommendations(
     rows = [
         (
             one.id, str(one.revision), one.cluster, one.model, f"{one.nodes}x{one.gpus_per_node}", one.nccl_version,
-            one.origin, _state(one), one.publisher or "-", one.created[:16],
+            one.origin, _state(one), one.publisher or "-", one.created[:16].replace("T", " "),
         )
         for one in found
     ]  # fmt: skip
-    header = ("revision", "no", "cluster", "workload", "size", "nccl", "times", "state", "publisher", "created")
+    header = ("id", "no", "cluster", "workload", "size", "nccl", "times", "state", "publisher", "created")
     print_table(header, rows, numbers=("no",))
 
 
@@ -221,7 +221,10 @@ def _print_history(events: tuple[LifeEvent, ...]) -> None:
         sys.stdout.write("no history: nothing was changed since this store keeps one\n")
         return
     rows = [
-        (str(one.number), one.created[:19], one.recommendation or one.cluster, one.action.value, one.who, one.why)
+        (
+            str(one.number), one.created[:19].replace("T", " "), one.recommendation or one.cluster, one.action.value,
+            one.who, one.why,
+        )
         for one in events
-    ]
+    ]  # fmt: skip
     print_table(("entry", "when", "what", "action", "who", "why"), rows, numbers=("entry",))

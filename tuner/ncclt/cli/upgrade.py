@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import textwrap
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,6 +33,13 @@ _BY_MODEL = (
     "change of its constants. --from-log and --to-log take the tables that both versions print (NCCL_DEBUG=INFO, "
     "NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING)"
 )
+
+
+_FEW = 12
+"""New variables that are all named; of more, those of the parameter catalogue."""
+
+_WIDTH = 100
+"""Most columns of a paragraph."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,9 +112,13 @@ def upgrade(
         changed = choice_changes(_tunable(), there, there.sized(nccl_version=str(after)), costs)
         published = _newest(store, there)
         again = [_remeasured(store, found, after, costs) for found in published]
+        others = sorted({one.fingerprint.version for one in store.recommendations(cluster=name)} - {before})
     notes = [] if costs[0] else [_BY_MODEL]
     if after > newest_read():
         notes.append(f"the newest release whose variables are known here is {newest_read()}")
+    if others and not published:
+        measured = ", ".join(map(str, others))
+        notes.append(f"what was published for {name} was measured with NCCL {measured}, not {before}")
     if as_json:
         notes += _recorded_words(name, (before, after), again)
         print_json(
@@ -184,21 +196,22 @@ def _print(
     from ncclt.core.message import format_bytes
     from ncclt.nccl.parameters import CATALOGUE
 
+    width = min(_WIDTH, shutil.get_terminal_size((_WIDTH, 24)).columns)
     print(f"{name}: NCCL {versions[0]} to {versions[1]}")
     rows = [(row.variable, row.change, row.note) for row in variables if row.note]
     gone = [row.variable for row in variables if row.change == "gone"]
     new = [row.variable for row in variables if row.change == "new"]
-    known = [name for name in new if name in {row.variable for row in CATALOGUE}]
+    known = [name for name in new if name in {row.variable for row in CATALOGUE}] if len(new) > _FEW else new
     print()
     if rows:
         print_table(("variable", "change", "note"), rows)
         print()
-    shown = [*known, *(["..."] if len(known) < len(new) else [])]
+    more = f"; {len(new) - len(known)} more with --json" if len(known) < len(new) else ""
     for line in (
-        f"no longer read ({len(gone)}): {', '.join(gone) or 'none'}",
-        f"new ({len(new)}, all of them with --json): {', '.join(shown) or 'none'}",
+        f"no longer read: {', '.join(gone) or 'nothing'}",
+        f"new: {', '.join(known) or 'nothing'}{more}",
     ):
-        print(textwrap.fill(line, 100, subsequent_indent="  "))
+        print(textwrap.fill(line, width, subsequent_indent="  ", break_on_hyphens=False))
     print()
     if choices:
         print("NCCL's own choice changes for these sizes:")
@@ -212,7 +225,7 @@ def _print(
     else:
         print("NCCL's own choice changes for no size from 1 KiB to 1 GiB")
     for note in notes:
-        print(textwrap.fill(f"note: {note}", 100, subsequent_indent="      "))
+        print(textwrap.fill(f"note: {note}", width, subsequent_indent="      "))
     print()
     if not again:
         print(f"nothing that was published for {name} was measured with NCCL {versions[0]}")
@@ -233,7 +246,7 @@ def _print(
     for command in commands:
         print(f"  {command}")
     for words in _recorded_words(name, versions, again):
-        print(textwrap.fill(words, 100, break_on_hyphens=False))
+        print(textwrap.fill(words, width, break_on_hyphens=False))
 
 
 def _recorded_words(name: str, versions: tuple[NcclVersion, NcclVersion], again: list[_Remeasured]) -> list[str]:
