@@ -211,7 +211,8 @@ def test_kill_9_of_ncclt_leaves_no_step(slurm_cluster, allocation):
     )
     try:
         # ncclt itself, its guardian, srun and its child, and of each of two tasks a shell and two processes.
-        assert soon(lambda: len(slurm_cluster.steps()) == 1 and len(carrying("stubborn-and-orphaned")) >= 9)
+        begun = soon(lambda: len(slurm_cluster.steps()) == 1 and len(carrying("stubborn-and-orphaned")) >= 9)
+        assert begun, (slurm_cluster.steps(), carrying("stubborn-and-orphaned"))
     finally:
         ncclt.kill()
         ncclt.wait()
