@@ -52,8 +52,8 @@ def list_landscapes(as_json: AsJson = False) -> None:
     for document in documents:
         shape = f"{document['nodes']} x {document['gpus_per_node']} {document['gpu']}, NCCL {document['nccl_version']}"
         print(f"{document['name']}: {document['system']}")
-        print(f"  {shape}: {', '.join(document['collectives'])}")
-        print(f"  {document['settings']} settings beside the default, {document['sizes']} sizes")
+        print(f"  {shape}, {document['sizes']} sizes")
+        print(f"  {document['settings']} settings beside NCCL's own choice: {document['choices']}")
         print(f"  from {document['source']}")
 
 
@@ -69,6 +69,7 @@ def _summary(name: str, found: Landscape) -> dict[str, Any]:
         "nccl_version": cluster.nccl_version,
         "collectives": sorted({collective.value for collective, _ in found.curves}),
         "settings": len(found.settings()),
+        "choices": found.choices,
         "sizes": len({size for curve in found.curves.values() for size, _ in curve}),
     }
 

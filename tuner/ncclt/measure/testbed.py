@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -168,9 +169,12 @@ class Testbed:
         notes = [*self.notes, *_placing_notes(workload, cluster)]
         kept = tuple(calls for calls in placed.messages if self.covers(calls.message))
         if not kept:
+            recorded = self.landscape.choices if self.landscape else "other collectives"
             raise LandscapeError(
-                f"none of the messages of {workload.name!r} is in the landscape",
-                hint="it records other collectives or sizes; see `ncclt profile show`",
+                f"none of the messages of {workload.name!r} is in the landscape, which has settings to choose from for "
+                f"{recorded}",
+                hint=f"`ncclt profile show {shlex.quote(workload.name)}` shows its messages; `ncclt landscape list` shows "
+                "other recorded clusters",
             )
         if len(kept) < len(placed.messages):
             cut = replace(placed, messages=kept)

@@ -63,6 +63,18 @@ class Landscape:
             for collective, setting in self.curves
         )
 
+    @property
+    def choices(self) -> str:
+        """Return the sizes at which a setting beside NCCL's own choice was recorded: `all_reduce 1 KiB to 1 GiB, ...`."""
+        sizes: dict[Collective, set[int]] = {}
+        for (collective, setting), curve in self.curves.items():
+            if not setting.is_default:
+                sizes.setdefault(collective, set()).update(size for size, _ in curve)
+        return ", ".join(
+            f"{collective} {' to '.join(dict.fromkeys(format_bytes(end) for end in (min(found), max(found))))}"
+            for collective, found in sorted(sizes.items())
+        )
+
     def recorded(self, setting: Setting, message: Message) -> Setting | None:
         """Return the recorded setting with the effect of `setting` on a message, None where there is none.
 
