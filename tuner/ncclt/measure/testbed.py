@@ -173,8 +173,8 @@ class Testbed:
             raise LandscapeError(
                 f"none of the messages of {workload.name!r} is in the landscape, which has settings to choose from for "
                 f"{recorded}",
-                hint=f"`ncclt profile show {shlex.quote(workload.name)}` shows its messages; `ncclt landscape list` shows "
-                "other recorded clusters",
+                hint=f"`ncclt profile show {shlex.quote(workload.name)}` shows its messages; `ncclt landscape list` "
+                "shows the other recorded clusters",
             )
         if len(kept) < len(placed.messages):
             cut = replace(placed, messages=kept)
