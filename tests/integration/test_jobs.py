@@ -102,11 +102,12 @@ class Site:
         """Fail unless every trial was stored once, the study has ended, and one result was published."""
         status = self.queue.status(id)
         numbers = self.trials(id)
-        assert (status.state, status.result.reason) == (JobState.DONE, status.result.reason)
+        assert status.state is JobState.DONE, status.result.reason
         assert numbers == list(range(len(numbers)))
         study = self.store.study(status.job.study)
         assert study.state is StudyState.DONE
-        assert [found.id for found in self.store.recommendations(study=study.id)] == [status.result.recommendation]
+        (found,) = self.store.recommendations(study=study.id)
+        assert (status.result.recommendation, status.result.reason) == (found.id, found.table.verdict.reason)
         assert status.result.simulated
         assert len(self.events(id, "ended")) == 1
 

@@ -88,6 +88,7 @@ def test_bad_requests_are_refused(call, words, kind):
 
 def test_a_rule_is_made_listed_and_removed(call):
     id = call("rule", *WHAT, "--stale", "--every-days", "90").strip()
+    assert call("rule", *WHAT, "--stale", "--every-days", "90").strip() == id, "the same rule is one"
     (rule,) = json.loads(call("rules", "--json"))["rules"]
     assert (rule["id"], rule["stale"], rule["every_days"], rule["job"]["model"]) == (id, True, 90, "bert")
     assert "stale, every 90 days" in call("rules")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import sys
 import time
-import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -239,9 +238,10 @@ def rule(
         trials=trials, priority=priority,
     )  # fmt: skip
     made = JobRule(
-        id=uuid.uuid4().hex[:8], job=job, fingerprint_changed=fingerprint_changed, stale=stale,
-        every_days=every_days, created=utc_now(),
+        id="", job=job, fingerprint_changed=fingerprint_changed, stale=stale, every_days=every_days,
+        created=utc_now(),
     )  # fmt: skip
+    made = replace(made, id=made.digest())
     if server:
         RemoteJobs(server).put_rule(made)
     else:

@@ -224,9 +224,16 @@ class JobRule(Documented):
 
     def __post_init__(self) -> None:
         if not (self.fingerprint_changed or self.stale or self.every_days):
-            raise UsageError("a rule needs a reason", hint="fingerprint_changed, stale, or every_days")
+            raise UsageError(
+                "a rule needs a reason", hint="when the fingerprint changed, when stale, or every so many days"
+            )
         if self.every_days is not None and not 1 <= self.every_days <= 3650:
             raise UsageError(f"every_days must be 1 to 3650, not {self.every_days}")
+
+    def digest(self) -> str:
+        """Return a short hash of what it says: its id and its time do not count."""
+        said = {name: value for name, value in self.to_document().items() if name not in ("id", "created")}
+        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:8]
 
     @property
     def words(self) -> str:

@@ -256,8 +256,9 @@ class JobWorker:
         if (found := self._patiently(lambda: self._found(job))) is None:
             return None
         study, trials, published = found
+        ended = published.table.verdict.reason if published else study.reason if study else ""
         result = JobResult(
-            state=state, reason=why or (study.reason if study else ""), study=study.id if study else "",
+            state=state, reason=why or ended, study=study.id if study else "",
             trials=trials, recommendation=published.id if published else "",
             decision=published.table.verdict.decision.value if published else "",
             simulated=bool(study and study.simulated), recorded="" if not study or study.simulated else study.label,
