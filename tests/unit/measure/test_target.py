@@ -31,6 +31,15 @@ def test_the_launcher_is_chosen_and_the_reason_said(given, name, reason):
     assert (target.launcher, target.reason) == (name, reason)
 
 
+def test_on_a_login_node_the_reason_names_the_launcher_that_measures(tmp_path):
+    (tmp_path / "sbatch").write_text("#!/bin/sh\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    target = choose(environ={"PATH": str(tmp_path)}, cluster="leonardo")
+
+    assert target.launcher == "simulate"
+    assert target.reason == "no Slurm allocation and no GPU here; --launcher slurm submits jobs from here"
+
+
 def test_a_slurm_allocation_goes_before_the_gpus_of_this_node():
     target = choose(environ={"SLURM_JOB_ID": "7"}, gpus=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -253,6 +254,8 @@ class Target:
         if gpus_visible():
             return replace(self, launcher="local", reason="GPUs are visible here")
         reason = "no Slurm allocation and no GPU here"
+        if shutil.which("sbatch", path=environ.get("PATH", "")):
+            reason += "; --launcher slurm submits jobs from here"
         if self.cluster is None and not drill:
             return replace(self, launcher="replay", cluster=DEFAULT_RECORDED, reason=reason)
         return replace(self, launcher="simulate", reason=reason)
