@@ -135,8 +135,10 @@ def test_it_is_stale_once_its_cluster_is_another_machine():
     tuned = replace(FIRST, fingerprint=pair.fingerprint())
     assert changed_cluster(tuned, pair) == changed_cluster(tuned, replace(pair, nodes=4)) == ""
     assert changed_cluster(tuned, None) == changed_cluster(tuned, replace(pair, topology_hash="")) == ""
+    for gpu in ("A10", "Z99"):  # before and after it in the alphabet
+        changed = changed_cluster(tuned, replace(pair, gpu=gpu))
+        assert changed.endswith(f"since it was tuned: gpu: measured on {pair.gpu}, now {gpu}")
     other = replace(pair, gpu="B300")
-    assert changed_cluster(tuned, other).endswith(f"since it was tuned: gpu: measured on {pair.gpu}, now B300")
     assert changed_cluster(tuned, replace(other, nodes=1)) == "", "two nodes are refused there"
     assert changed_cluster(tuned, replace(other, gpus_per_node=pair.gpus_per_node - 1)) == ""
 
