@@ -14,7 +14,7 @@ import typer
 from ncclt.cli.output import print_table
 from ncclt.cli.spread import words_of
 from ncclt.core.effort import MAX_BLOCKS, MIN_BLOCKS, Effort
-from ncclt.core.message import format_bytes
+from ncclt.core.message import format_sizes
 from ncclt.core.recommendation import Decision
 from ncclt.deliver.render.delivery import channels_words
 from ncclt.measure.target import Target
@@ -105,10 +105,10 @@ def print_messages(rows: Sequence[MessageRow], study: Study) -> None:
     # Where nothing is saved in all, bars would draw noise.
     most_us = max(row.saved_us for row in rows) if default_us > policy_us else math.inf
     own = [replace(row.setting, parameters=()) for row in rows]
+    sizes = format_sizes(row.calls.message.size_bytes for row in rows[:_ROWS])
     table = [
         (
-            f"{row.calls.message.collective} {format_bytes(row.calls.message.size_bytes)}"
-            + ("~" if row.interpolated else ""),
+            f"{row.calls.message.collective} {sizes[row.calls.message.size_bytes]}" + ("~" if row.interpolated else ""),
             f"{row.calls.calls_per_step:g}",
             f"{row.default_us:.1f}",
             f"{row.tuned_us:.1f}",

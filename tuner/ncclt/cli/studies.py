@@ -171,7 +171,7 @@ def show(
 
 def print_picture(study: Study, trials: Sequence[Trial], found: Recommendation | None) -> None:
     """Print the time of one call of each message as bars: the default above the policy; at most 80 columns."""
-    from ncclt.core.message import format_bytes
+    from ncclt.core.message import format_sizes
     from ncclt.prove.confirm import confirmed_times
     from ncclt.prove.message_table import message_rows
 
@@ -182,9 +182,10 @@ def print_picture(study: Study, trials: Sequence[Trial], found: Recommendation |
         print(line)
     rows = message_rows(found, trials, study.workload, confirmed_times(trials))
     longest = max(row.default_us for row in rows)
+    sizes = format_sizes(row.calls.message.size_bytes for row in rows)
     for row in sorted(rows, key=lambda row: row.calls.message):
         message = row.calls.message
-        name = f"{message.collective} {format_bytes(message.size_bytes)}{'~' if row.interpolated else ''}"
+        name = f"{message.collective} {sizes[message.size_bytes]}{'~' if row.interpolated else ''}"
         chosen = f" {row.setting.label}" if not row.setting.is_default else ""
         for text, time_us, block, after in (
             (name, row.default_us, "░", ""),

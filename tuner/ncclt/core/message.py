@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -25,6 +27,8 @@ class Collective(StrEnum):
         """Return whether its algorithm can be chosen (send/recv and all_to_all never pass NCCL's tuner)."""
         return self not in (Collective.ALL_TO_ALL, Collective.SEND_RECV)
 
+
+_UNITS = ("B", "KiB", "MiB", "GiB")
 
 DTYPE_SIZES: dict[str, int] = {
     "float64": 8,
@@ -160,8 +164,28 @@ def format_bytes(size_bytes: float) -> str:
     ('25 MiB', '27.04 MiB', '8 B')
     """
     value = float(size_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
+    for unit in _UNITS:
         if value < 1024 or unit == "GiB":
             return f"{value:.0f} {unit}" if value == int(value) else f"{value:.2f} {unit}"
         value /= 1024
     raise AssertionError("unreachable: the loop returns at GiB")
+
+
+def format_sizes(sizes: Iterable[int]) -> dict[int, str]:
+    """Return sizes as `format_bytes` writes them, those that would read alike with as many digits as tell them apart.
+
+    >>> format_sizes([33_595_392, 33_591_296, 26_214_400])
+    {33595392: '32.039 MiB', 33591296: '32.035 MiB', 26214400: '25 MiB'}
+    """
+    texts = {size: format_bytes(size) for size in sizes}
+    for digits in range(3, 10):
+        alike = Counter(texts.values())
+        texts = {
+            size: text if alike[text] == 1 else _with_digits(size, text.split()[1], digits)
+            for size, text in texts.items()
+        }
+    return texts
+
+
+def _with_digits(size_bytes: int, unit: str, digits: int) -> str:
+    return f"{size_bytes / 1024 ** _UNITS.index(unit):.{digits}f} {unit}"

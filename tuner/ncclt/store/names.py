@@ -46,8 +46,11 @@ class KnownNames:
 
 
 def unknown_name(kind: str, name: str, names: Iterable[str]) -> NccltError:
-    """Return the error of a name that no cluster, workload or study has; an empty one is a mistake of the command."""
-    if not name:
+    """Return the error of a name that no cluster, workload or study has.
+
+    An empty name of a cluster or workload is a mistake of the command, as of a variable that is not set.
+    """
+    if not name and kind in _ADDS:
         return UsageError(f"the name of the {kind} is empty", hint=f"`{_LISTS[kind]}` shows the names")
     adds = f"; `{_ADDS[kind]}` adds one" if kind in _ADDS else ""
     return NotFoundError(f"there is no {kind} {name!r}", hint=_close_names(name, names, kind) + adds)
