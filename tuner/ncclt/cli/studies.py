@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ncclt import __version__
 from ncclt.cli.completion import cluster_names, model_names
 from ncclt.cli.options import AsJson, StepsPerDay, Storage, storage_option
 from ncclt.cli.output import print_json, print_table
@@ -285,6 +286,9 @@ def print_evidence(document: dict[str, Any]) -> None:
             print("recomputed: same")
         else:
             print(f"recomputed: DIFFERENT: {arm['recomputed']['decision']}: {arm['recomputed']['reason']}")
+            print(
+                f"note: judged by ncclt {__version__}; another version may judge by other rules"
+            )
 
 
 def _joined(values: Sequence[float], factor: float, form: str) -> str:
