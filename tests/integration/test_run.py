@@ -199,8 +199,12 @@ def test_a_script_that_names_no_interpreter_runs_as_in_a_shell(tmp_path, store, 
 
 
 @pytest.mark.parametrize(
-    "options", [("--nodes", "0"), ("--timeout", "0"), ("--nccl-version", "x"), ("--policy", "t", "--no-plugin")]
-)
+    "options",
+    [
+        ("--nodes", "0"), ("--timeout", "0"), ("--nccl-version", "x"), ("--policy", "t", "--no-plugin"),
+        ("--shared", ""), ("--policy-dir", ""), ("--policy", ""), ("--report", ""),
+    ],
+)  # fmt: skip
 def test_a_mistyped_option_is_told_before_anything_starts(tmp_path, options):
     done = run(tmp_path, options, SHOW)
     assert (done.returncode, done.stdout) == (2, "")

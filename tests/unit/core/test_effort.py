@@ -10,7 +10,7 @@ from ncclt.errors import UsageError
     "values",
     [
         {"trials": 0}, {"trials": -3}, {"seconds": 0.0}, {"gpu_hours": 0.0}, {"patience": -1}, {"steps": 0},
-        {"blocks": 0}, {"min_effect": -0.1}, {"min_effect": 1.0}, {"study": " "}, {"more": -1},
+        {"blocks": 0}, {"min_effect": -0.1}, {"min_effect": 1.0}, {"study": " "}, {"study": "a\udcff"}, {"more": -1},
         {"seed": -1}, {"seed": 2**31}, {"trials": 10**23}, {"patience": 10**23}, {"more": 10**23}, {"blocks": 10**23},
         {"steps": 10**23}, {"seconds": float("inf")}, {"seconds": float("nan")}, {"gpu_hours": float("inf")},
         {"gpu_hours": 1e30},

@@ -49,7 +49,7 @@ def test_the_first_and_the_last_priority_and_a_single_gpu_are_taken(right):
 def test_the_same_request_has_the_same_study_whoever_asks():
     study = JOB.on(CLUSTER, WORKLOAD, again=False).study
     assert study.startswith("chat-hall-2x8-job-")
-    assert replace(JOB, id="b" * 16, by="ann", trials=7).on(CLUSTER, WORKLOAD, again=False).study == study
+    assert replace(JOB, id="b" * 16, by="ann", priority=9).on(CLUSTER, WORKLOAD, again=False).study == study
     assert replace(JOB, nodes=2).on(CLUSTER, WORKLOAD, again=False).study == study
 
 
@@ -60,12 +60,14 @@ def test_the_same_request_has_the_same_study_whoever_asks():
         (replace(JOB, gpus_per_node=4), CLUSTER, WORKLOAD, False),
         (replace(JOB, nccl_version="2.29.1"), CLUSTER, WORKLOAD, False),
         (replace(JOB, seed=1), CLUSTER, WORKLOAD, False),
+        (replace(JOB, trials=7), CLUSTER, WORKLOAD, False),
+        (replace(JOB, prove_variables=True), CLUSTER, WORKLOAD, False),
         (JOB, replace(CLUSTER, gpu="H200"), WORKLOAD, False),
         (JOB, replace(CLUSTER, driver="580.1"), WORKLOAD, False),
         (JOB, CLUSTER, replace(WORKLOAD, messages=(replace(WORKLOAD.messages[0], calls_per_step=3.0),)), False),
         (JOB, CLUSTER, WORKLOAD, True),
     ],
-    ids=["nodes", "GPUs", "version", "seed", "GPU", "driver", "messages", "again"],
+    ids=["nodes", "GPUs", "version", "seed", "trials", "prove_variables", "GPU", "driver", "messages", "again"],
 )
 def test_what_changes_the_answer_changes_the_study(changed):
     job, cluster, workload, again = changed

@@ -115,6 +115,13 @@ def test_where_nothing_is_set_the_verdict_says_why():
     )
 
 
+def test_where_only_the_table_was_proven_and_is_not_used_that_is_why():
+    document = json.loads((GOLDEN / "keep_default.json").read_text())
+    document["table_verdict"] |= {"decision": "tuned", "reason": "communication is faster by +11 %"}
+    why = plan(offer_from_json(json.dumps(document)), plugin=None).notes[-1]
+    assert why == "nothing is set: NCCL's own choice stays (the gain was proven for the table alone)"
+
+
 def test_what_is_rendered_is_read_back():
     offer = offer_from_json((GOLDEN / "tuned.json").read_text())
     text = (GOLDEN / "tuned.tuner-csv").read_text()
@@ -152,10 +159,17 @@ def test_what_is_no_environment_is_said_so(text):
 
 def test_a_table_from_a_file_brings_its_variables(tmp_path):
     offer = offer_from_table(GOLDEN / "tuned.tuner-csv")
+    assert offer.simulated
     assert (offer.recommendation, offer.nccl_version, offer.nodes, offer.ranks) == ("r-1f3c", "2.28.9", 2, 8)
     assert offer.table_variables == (("NCCL_BUFFSIZE", "8388608"),)
     (tmp_path / "own.csv").write_text("allreduce,0,8,ring,ll,-1,-1,-1\n")
-    for path, said in ((tmp_path / "own.csv", "begin like a table"), (tmp_path / "none", "cannot be read")):
+    whole = (GOLDEN / "tuned.tuner-csv").read_text()
+    (tmp_path / "edited.csv").write_text(whole.replace(",ring,", ",tree,", 1))
+    (tmp_path / "cut.csv").write_text("\n".join(whole.splitlines()[:-1]))
+    for path, said in (
+        (tmp_path / "own.csv", "begin like a table"), (tmp_path / "none", "cannot be read"),
+        (tmp_path / "edited.csv", "damaged or was edited"), (tmp_path / "cut.csv", "damaged or was edited"),
+    ):  # fmt: skip
         with pytest.raises(UsageError, match=said):
             offer_from_table(path)
 

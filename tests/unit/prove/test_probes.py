@@ -26,7 +26,7 @@ def workload(*messages):
     return Workload(name="w", messages=calls, provenance=Provenance(source="test"))
 
 
-def sizes(policy, *messages, covers=lambda _message: True):
+def sizes(policy, *messages, covers=lambda *_: True):
     return [m.size_bytes / MIB for m in probes_of(policy, workload(*messages), covers=covers)]
 
 
@@ -52,7 +52,7 @@ def test_open_ends_other_collectives_and_what_cannot_be_measured_are_not_probed(
     everywhere = replace(RING, min_bytes=0, max_bytes=None, group_size=0)
     assert sizes(Policy(rules=(everywhere,)), message(8 * MIB)) == []
     assert sizes(Policy(rules=(RING,)), message(8 * MIB, Collective.BROADCAST)) == []
-    assert sizes(Policy(rules=(RING,)), message(8 * MIB), covers=lambda m: m.size_bytes < 7 * MIB) == pytest.approx(
+    assert sizes(Policy(rules=(RING,)), message(8 * MIB), covers=lambda m, _: m.size_bytes < 7 * MIB) == pytest.approx(
         [6, 48**0.5], rel=1e-3
     )
 
@@ -61,7 +61,7 @@ def test_open_ends_other_collectives_and_what_cannot_be_measured_are_not_probed(
 def test_a_probe_is_a_message_that_can_be_sent_to_all_ranks_and_stays_in_the_rule(dtype):
     rule = replace(RING, collective=Collective.ALL_GATHER, min_bytes=333 * KIB + 1, max_bytes=499 * KIB + 7)
     found = probes_of(
-        Policy(rules=(rule,)), workload(message(400 * KIB, Collective.ALL_GATHER, dtype)), covers=lambda _message: True
+        Policy(rules=(rule,)), workload(message(400 * KIB, Collective.ALL_GATHER, dtype)), covers=lambda *_: True
     )
     assert len(found) == 4
     assert all(rule.matches(m) and m.dtype == dtype and m.spans_nodes for m in found)

@@ -1,3 +1,4 @@
+import os
 import sqlite3
 import tempfile
 from contextlib import closing
@@ -9,7 +10,10 @@ from hypothesis import strategies as st
 from sqlalchemy import make_url
 
 from ncclt.errors import StoreError, UsageError
+from ncclt.store import open_store
 from ncclt.store.location import default_url, locate, no_store, prepare_file
+from ncclt.store.readonly import read_published
+from ncclt.testing.store_contract import sample_recommendation
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\x00/?"), min_size=1, max_size=20).map("a{}b".format)
 
@@ -97,3 +101,14 @@ def test_only_the_users_own_store_need_not_exist(tmp_path):
     assert not locate(f"sqlite:///{tmp_path}/a.db").is_default
     assert f"no store at {tmp_path}/a.db" in no_store(locate(f"sqlite:///{tmp_path}/a.db")).message
     assert "this PostgreSQL database" in no_store(locate("postgresql://h/d")).message
+
+
+def test_a_path_that_is_not_utf8_is_one_file_for_both_readers(tmp_path):
+    """SQLAlchemy opens the path; what jobs read is opened by SQLite's own URI."""
+    path = tmp_path / os.fsdecode(b"c\xff.db")
+    with open_store(f"sqlite:///{path}") as store:
+        kept = store.publish(sample_recommendation("r1"))
+    location = locate(f"sqlite:///{path}")
+    assert [found.id for found in read_published(location, cluster=kept.cluster, model=kept.model)] == ["r1"]
+    with pytest.raises(UsageError, match="no store can hold such a name"):
+        read_published(location, cluster=kept.cluster, model=os.fsdecode(b"\xff"))

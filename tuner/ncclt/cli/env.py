@@ -34,6 +34,13 @@ unreachable.
 """
 
 
+def named_path(text: str) -> Path:
+    """Return a path that an option names; the empty one of an unset variable would mean the working folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("the path is empty")
+    return Path(text)
+
+
 class Options(argparse.ArgumentParser):
     """The parser of a command; invalid options end in our usual error, without argparse's usage text."""
 
@@ -63,19 +70,22 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--channels", type=int, help="nvidia-csv: channels where the policy leaves them to NCCL")
     made.add_argument(
         "--policy-dir",
-        type=Path,
+        type=named_path,
         metavar="FOLDER",
         help="slurm-taskprolog: hand over the table with the plugin, from this folder that all nodes share",
     )
     made.add_argument(
-        "--report", type=Path, metavar="FOLDER", help="slurm-taskprolog --policy-dir: keep the plugin's reports there"
+        "--report",
+        type=named_path,
+        metavar="FOLDER",
+        help="slurm-taskprolog --policy-dir: keep the plugin's reports there",
     )
     made.add_argument(
         "--all-users",
         action="store_true",
         help="slurm-taskprolog: for the jobs of all users, as in slurm.conf; else for yours alone",
     )
-    made.add_argument("--output", type=Path, metavar="FILE", help="write the text there, whole or not at all")
+    made.add_argument("--output", type=named_path, metavar="FILE", help="write the text there, whole or not at all")
     made.add_argument("--server", help="fetch from this ncclt server instead of the local store [NCCLT_SERVER]")
     made.add_argument("--storage", help="database URL of the local store [NCCLT_STORAGE]")
     made.add_argument("--timeout", type=float, default=5.0, help="seconds to wait for the server (default 5)")

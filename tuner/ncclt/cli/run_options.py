@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
-from ncclt.cli.env import Options
+from ncclt.cli.env import Options, named_path
 from ncclt.cli.job_request import add_limits
 from ncclt.cli.output import report
 from ncclt.core.nccl_version import NcclVersion
@@ -62,12 +61,14 @@ def parser() -> argparse.ArgumentParser:
         "NCCL's own choice; fail = do not start the command, whatever fails",
     )
     made.add_argument(
-        "--policy", type=Path, metavar="FILE", help="use this table, on a file system that all nodes share"
+        "--policy", type=named_path, metavar="FILE", help="use this table, on a file system that all nodes share"
     )
-    made.add_argument("--policy-dir", type=Path, metavar="FOLDER", help="folder that all nodes share, for the table")
+    made.add_argument(
+        "--policy-dir", type=named_path, metavar="FOLDER", help="folder that all nodes share, for the table"
+    )
     made.add_argument(
         "--shared",
-        type=Path,
+        type=named_path,
         metavar="FOLDER",
         help="folder that all nodes share, for the job's one decision and its tables [NCCLT_SHARED]",
     )
@@ -86,7 +87,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--no-plugin", action="store_true", help="set variables only")
     made.add_argument("--override", action="store_true", help="replace NCCL_* variables that are set already")
     made.add_argument(
-        "--report", type=Path, metavar="FOLDER", help="keep reports there and say afterwards whether it took effect"
+        "--report",
+        type=named_path,
+        metavar="FOLDER",
+        help="keep reports there and say afterwards whether it took effect",
     )
     made.add_argument(
         "--step-times",

@@ -87,6 +87,16 @@ def _from_table(arguments: argparse.Namespace, command: Sequence[str]) -> tuple[
     if plugin is None:
         raise UsageError("--policy needs the tuner plugin", hint="build it with `ncclt plugin build`")
     offer = offer_from_table(path)
+    with job_request(arguments, command) as job:
+        ranks = (job.nodes or 0) * (job.gpus_per_node or 0)
+        parts = (
+            ("NCCL", job.nccl_version, offer.nccl_version),
+            ("nodes", job.nodes, offer.nodes),
+            ("ranks", ranks, offer.ranks),
+        )
+        differs = [f"{name} {had}, this job has {has}" for name, has, had in parts if has and had and has != had]
+    if differs:
+        say(f"ncclt: the table was measured with {'; '.join(differs)}: nothing is proven for it")
     return offer, _handover(arguments, command, offer, plugin)
 
 

@@ -286,9 +286,7 @@ def print_evidence(document: dict[str, Any]) -> None:
             print("recomputed: same")
         else:
             print(f"recomputed: DIFFERENT: {arm['recomputed']['decision']}: {arm['recomputed']['reason']}")
-            print(
-                f"note: judged by ncclt {__version__}; another version may judge by other rules"
-            )
+            print(f"note: judged by ncclt {__version__}; another version may judge by other rules")
 
 
 def _joined(values: Sequence[float], factor: float, form: str) -> str:

@@ -137,5 +137,7 @@ class Effort:
             raise UsageError(f"--min-effect must be 0 to 0.99, not {self.min_effect:g}")
         if self.study is not None and not self.study.strip():
             raise UsageError("--study needs a name")
+        if self.study is not None and any("\ud800" <= letter <= "\udfff" for letter in self.study):
+            raise UsageError(f"--study {self.study!r} is not UTF-8", hint="check the locale of the terminal or script")
         names = {name.upper().removeprefix("NCCL_") for name in self.process_wide}
         object.__setattr__(self, "process_wide", () if names == {"NONE"} else tuple(sorted(names)))

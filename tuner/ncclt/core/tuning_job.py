@@ -99,7 +99,9 @@ class TuningJob(Documented):
         """
         sized = cluster.sized(nodes=self.nodes, gpus_per_node=self.gpus_per_node, nccl_version=self.nccl_version)
         placed = workload.placed(nodes=sized.nodes, gpus_per_node=sized.gpus_per_node)
-        same = [sized.fingerprint().digest(), sized.driver, placed.digest(), self.seed, self.id if again else ""]
+        budget = [self.trials, self.seconds, self.gpu_hours, self.blocks, self.prove_variables]
+        place = [sized.fingerprint().digest(), sized.driver]
+        same = [*place, placed.digest(), self.seed, *budget, self.id if again else ""]
         mark = hashlib.sha256(json.dumps(same).encode()).hexdigest()[:8]
         return replace(self, study=f"{self.model}-{self.cluster}-{sized.nodes}x{sized.gpus_per_node}-job-{mark}")
 

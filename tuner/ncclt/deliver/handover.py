@@ -109,10 +109,13 @@ def plan_handover(
     if own:
         notes.append(f"--override replaces your {', '.join(f'{name}={environ[name]}' for name in own)}")
     if offer.simulated:
-        notes.append(f"SIMULATED: {offer.model} was tuned on a model of {offer.cluster}, nothing was measured")
+        place = offer.cluster or "a cluster"
+        notes.append(f"SIMULATED: {offer.model or 'it'} was tuned on a model of {place}, nothing was measured")
         delivered["NCCLT_SIMULATED"] = "1"
     elif offer.recorded:
-        notes.append(f"recorded: {offer.model} was tuned on times that were recorded elsewhere, nothing was launched")
+        notes.append(
+            f"recorded: {offer.model or 'it'} was tuned on times that were recorded elsewhere, nothing was launched"
+        )
         delivered["NCCLT_RECORDED"] = "1"
     if offer.nearest:
         notes.append(f"NEAREST: {'; '.join(offer.nearest)}; for this job nothing is proven")

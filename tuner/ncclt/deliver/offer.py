@@ -26,6 +26,7 @@ from ncclt.errors import (
     UsageError,
     reason,
 )
+from ncclt.nccl.tuner_table import table_checksum
 from ncclt.user_dirs import user_folder
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ _LEAST_S = 0.01
 
 _TABLE_HEAD = re.compile(
     r"# ncclt-table [0-9]{1,3} id=(?P<id>[A-Za-z0-9._-]{1,64}) nccl=(?P<nccl>[0-9]{1,3}(?:\.[0-9]{1,3}){1,2}) "
-    r"nodes=(?P<nodes>[0-9]{1,6}) ranks=(?P<ranks>[0-9]{1,9}) rows=(?P<rows>[0-9]{1,6}) fnv1a=[0-9a-f]{16}\n"
+    r"nodes=(?P<nodes>[0-9]{1,6}) ranks=(?P<ranks>[0-9]{1,9}) rows=(?P<rows>[0-9]{1,6}) fnv1a=(?P<fnv1a>[0-9a-f]{16})\n"
 )
 
 
@@ -82,12 +83,14 @@ class Offer:
 
     @property
     def why_nothing(self) -> str:
-        """Return the verdict that left nothing to set, with its reason; empty where something was proven."""
-        decision, verdict = self.document.get("decision", "tuned"), self.document.get("table_verdict")
-        if decision == "tuned" or not isinstance(verdict, Mapping) or not verdict.get("reason"):
+        """Return the verdict that leaves variables nothing to set, with its reason; empty where they were proven."""
+        verdict = self.document.get("table_verdict")
+        if self.document.get("decision", "tuned") == "tuned" or not isinstance(verdict, Mapping):
             return ""
         mark = "SIMULATED: " if self.simulated else "recorded: " if self.recorded else ""
-        return one_line(f"{mark}{decision}: {verdict['reason']}")
+        if verdict.get("decision") == "tuned":
+            return f"{mark}the gain was proven for the table alone"
+        return one_line(f"{mark}{verdict.get('decision')}: {verdict.get('reason')}")
 
 
 def offer_from_json(text: str) -> Offer:
@@ -155,7 +158,7 @@ def offer_from_table(path: Path) -> Offer:
     """Read a table as `ncclt env --format tuner-csv` writes it.
 
     Raises:
-        UsageError: it cannot be read, or is not a table of ncclt.
+        UsageError: it cannot be read, is not a table of ncclt, or is damaged.
         InputError: it needs variables that ncclt never sets.
     """
     try:
@@ -170,6 +173,13 @@ def offer_from_table(path: Path) -> Offer:
             f"{path} does not begin like a table of ncclt",
             hint="write it with `ncclt env --format tuner-csv`; for your own table set NCCLT_POLICY yourself",
         )
+    lines = [line.strip() for line in text.splitlines()]
+    rows = [line for line in lines if line and not line.startswith("#")]
+    if (len(rows), f"{table_checksum(rows):016x}") != (int(head["rows"]), head["fnv1a"]):
+        raise UsageError(
+            f"the table {path} is damaged or was edited: its rows do not fit its first line",
+            hint="write it again with `ncclt env`; for your own table set NCCLT_POLICY yourself",
+        )
     try:
         needed = checked(dict(NEEDS.findall(text)), head["nccl"])
     except ValueError as error:
@@ -179,6 +189,8 @@ def offer_from_table(path: Path) -> Offer:
         nccl_version=head["nccl"],
         nodes=int(head["nodes"]),
         ranks=int(head["ranks"]),
+        simulated=any(line.startswith("# SIMULATED") for line in lines),
+        recorded=any(line.startswith("# recorded") for line in lines),
         table=text if int(head["rows"]) else "",
         table_variables=tuple(sorted(needed.items())),
     )

@@ -158,6 +158,11 @@ class Testbed:
         for runner in self._real:
             runner.calibrate(wall_s, times_us)
 
+    def can_measure(self, message: Message, setting: Setting) -> bool:
+        """Return whether a message can be measured under the default and under a setting."""
+        recorded = self.landscape is None or bool(self.landscape.time_samples(setting, message))
+        return self.covers(message) and recorded
+
     def cut(self, workload: Workload) -> tuple[Workload, tuple[str, ...]]:
         """Place a workload and leave out what cannot be measured here; return it with notes that say so.
 

@@ -239,7 +239,7 @@ def _prove_group(
     members = [
         Member(
             trial_log=contexts[i].trial_log, workload=contexts[i].workload, policy=policy,
-            probes=probes_of(policy, contexts[i].workload, covers=whole.testbed.covers),
+            probes=probes_of(policy, contexts[i].workload, covers=whole.testbed.can_measure),
         )
         for i in group
         for policy in (found[i].policies[Arm.TABLE],)
@@ -257,7 +257,7 @@ def _prove_alone(context: TuneContext, found: Candidates, whole: TuneContext, *,
     return prove(
         testbed.runner, context.workload, context.trial_log, found.policies,
         by_variables=testbed.by_variables, blocks=effort.blocks, min_effect=effort.min_effect,
-        anew=anew, seed=_seed(whole), covers=testbed.covers,
+        anew=anew, seed=_seed(whole), covers=testbed.can_measure,
         interrupted=context.interrupted, watch=context.watcher.proved,
     )  # fmt: skip
 

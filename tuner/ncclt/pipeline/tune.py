@@ -305,7 +305,7 @@ def _confirm_and_prove(context: TuneContext) -> tuple[Times, Candidates] | None:
         testbed.runner, workload, trial_log, found.policies,
         by_variables=testbed.by_variables, blocks=effort.blocks, min_effect=effort.min_effect,
         anew=bool(effort.more), seed=f"{context.study.id}|{context.study.seed}",
-        covers=testbed.covers, interrupted=interrupted, watch=context.watcher.proved,
+        covers=testbed.can_measure, interrupted=interrupted, watch=context.watcher.proved,
     )  # fmt: skip
     return (times, found) if complete else None
 

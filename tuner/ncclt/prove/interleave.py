@@ -110,7 +110,7 @@ def prove(
     min_effect: float = MIN_EFFECT,
     anew: bool = False,
     seed: str = "",
-    covers: Callable[[Message], bool] = lambda _message: False,
+    covers: Callable[[Message, Setting], bool] = lambda _message, _setting: False,
     interrupted: Callable[[], str],
     watch: Callable[[Trial, int, Pairs | None], None],
 ) -> bool:
@@ -131,7 +131,8 @@ def prove(
         min_effect: smallest gain that justifies a change, as a share.
         anew: start a new proof, whatever is in the trial log.
         seed: of the order of pairs; the same seed gives the same order.
-        covers: whether a size that the workload lacks can be measured: how far rules hold (`ncclt.prove.probes`).
+        covers: whether a size that the workload lacks can be measured under a setting: how far rules hold
+            (`ncclt.prove.probes`).
         interrupted: called before every launch; returns why to stop, empty = continue.
         watch: called after every launch with the trial, the whole blocks before it, and the pairs of these of the
             first arm that is undecided; None in the first block.

@@ -14,23 +14,24 @@ from dataclasses import replace
 
 from ncclt.core.message import DTYPE_SIZES, Message
 from ncclt.core.policy import Policy, Rule
+from ncclt.core.setting import Setting
 from ncclt.core.workload import Workload
 
 _NEAR = 2
 """Between two measured sizes of a rule within this factor there is no probe."""
 
 
-def probes_of(policy: Policy, workload: Workload, *, covers: Callable[[Message], bool]) -> tuple[Message, ...]:
+def probes_of(policy: Policy, workload: Workload, *, covers: Callable[[Message, Setting], bool]) -> tuple[Message, ...]:
     """Return what to probe: both ends of every rule, the way there, and what lies far between its measured sizes.
 
     Args:
         policy: rules with open ends, which variables need, are not probed there.
         workload: placed.
-        covers: whether a message can be measured at all.
+        covers: whether a message can be measured under a setting, and under the default.
     """
     own = {calls.message for calls in workload.messages}
     found = (probe for rule in policy.rules for probe in _probes_of(rule, sorted(filter(rule.matches, own))))
-    return tuple(sorted({probe for probe in found if probe not in own and covers(probe)}))
+    return tuple(sorted({probe for probe in found if probe not in own and covers(probe, policy.setting_for(probe))}))
 
 
 def probed(

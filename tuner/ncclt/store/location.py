@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,7 +46,7 @@ class Location:
         Source: sqlite.org/uri.html.
         """
         assert self.path is not None
-        return f"file:{quote(str(self.path))}?mode={mode}"
+        return f"file:{quote(os.fsencode(self.path))}?mode={mode}"
 
     def require_database_file(self) -> None:
         """Refuse a pipe, which SQLite would wait for, and a file so short that SQLite would take it for an empty one.

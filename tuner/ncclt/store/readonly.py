@@ -76,8 +76,8 @@ def read_published(location: Location, *, cluster: str, model: str) -> tuple[Rec
     Raises:
         StoreError: the named file does not exist or cannot be read, or has another program's schema.
     """
+    rows: list[_Row] = _rows(location, _recommendation_query, cluster, model)
     with stored("a recommendation"):
-        rows: list[_Row] = _rows(location, _recommendation_query, cluster, model)
         found = [(Recommendation.from_document(json.loads(text)), check) for text, check, _, _ in rows]
         digest = _workload_digest(model, rows[0][2]) if any(r.source_digest for r, _ in found) else ""
         place = _cluster(rows[0][3]) if rows else None
