@@ -105,8 +105,11 @@ def _verdicts(view: StudyView) -> list[str]:
         verdict = form.policy_verdict.verdict
         rows.append(
             (
-                form.name, verdict.decision.value, format_speedup(verdict.speedup), format_interval(verdict.interval),
-                str(verdict.blocks), format_time(verdict.default_us), format_time(verdict.paired_policy_us),
+                form.name, verdict.decision.value,
+                format_speedup(verdict.speedup) if verdict.blocks else NONE,
+                format_interval(verdict.interval) if verdict.blocks else NONE,
+                str(verdict.blocks), format_time(verdict.default_us),
+                format_time(verdict.paired_policy_us) if verdict.blocks else NONE,
             )
         )  # fmt: skip
     times = (f"{side} {view.study.workload.per}" for side in ("Default", "Policy"))

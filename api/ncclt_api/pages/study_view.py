@@ -302,6 +302,8 @@ def _forms(recommendation: Recommendation) -> tuple[FormView, ...]:
 
 def _picture(policy_verdict: PolicyVerdict, form: str, *, reach: float) -> Markup | None:
     verdict = policy_verdict.verdict
+    if not verdict.blocks:
+        return None
     return interval_chart(verdict.speedup, verdict.interval, id=f"interval-{form}", reach=reach)
 
 
