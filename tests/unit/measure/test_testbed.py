@@ -4,12 +4,14 @@ from dataclasses import replace
 
 import pytest
 
+from ncclt.core.algorithms import Algorithm
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
-from ncclt.core.setting import DEFAULT
+from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, Phase
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import LandscapeError, UsageError
+from ncclt.measure.simulated import Landscape
 from ncclt.measure.testbed import Testbed
 from ncclt.measure.trial import launch
 from ncclt.search.space import left_out, space_of
@@ -63,6 +65,21 @@ def test_the_share_that_is_left_out_is_in_plain_percent_and_never_reads_as_all(l
     _, notes = testbed.cut(Workload(name="w", messages=rows, provenance=Provenance(source="test")))
 
     assert f"(broadcast; {words} of the bytes)" in notes[-1]
+
+
+def test_a_recording_measures_a_size_under_the_settings_that_were_recorded_there():
+    """Other sizes than those of the workload are probed under the policy's own setting."""
+    short, far = Setting(algorithm=Algorithm.RING), Setting(algorithm=Algorithm.TREE)
+    both = ((1024, (10.0,)), (4096, (20.0,)))
+    curves = {DEFAULT: both, far: both, short: both[1:]}
+    landscape = Landscape(cluster=CLUSTER, curves={(Collective.ALL_REDUCE, s): curve for s, curve in curves.items()})
+    runner = FakeRunner(CLUSTER, lambda *_: 1.0)
+    testbed = Testbed(runner=runner, reason="", covers=landscape.covers, landscape=landscape)
+    (calls,) = workload(Collective.ALL_REDUCE).messages
+    small = replace(calls.message, size_bytes=1024)
+    assert testbed.covers(small)
+    assert [testbed.can_measure(small, setting) for setting in (far, short)] == [True, False]
+    assert testbed.can_measure(calls.message, short)
 
 
 def test_a_testbed_that_covers_nothing_refuses_the_workload():
