@@ -166,7 +166,7 @@ def _print(profile: Workload, cluster: Cluster, found: Estimate, source: str, me
 
     print(f"{profile.name} on {cluster.name}, {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu}")
     calls, time = f"calls per {profile.unit}", f"ms per {profile.unit}"
-    header = ("collective", "size", "group", calls, "µs per call", time, "links, GB/s", "from")
+    header = ("collective", "size", "group", calls, "µs per call", time, "ring limit, GB/s", "from")
     rows = [
         (
             row.message.collective.value,
