@@ -71,6 +71,16 @@ def test_studies_of_one_version_count_and_the_others_are_named(command):
     assert "1 study is left out: simulated" in said
 
 
+def test_times_that_the_clusters_ports_rule_out_are_refused(command, tmp_path):
+    """They are of another cluster, or its file names other ports; of a recorded table ports are only guessed."""
+    head = "system,gpus,nodes,gpus_per_node,nccl_version,collective,dtype,size_bytes,algo,proto,nchannels,time_us\n"
+    nccl = command.store.cluster("leonardo").nccl_version
+    rows = [f"a,8,2,4,{nccl},all_reduce,float,{size << 20},,,,{size * 5}\n" for size in (64, 128, 256, 512)]
+    (tmp_path / "t.csv").write_text(head + "".join(rows))
+    with pytest.raises(UsageError, match="64 MiB float32 on 2 nodes of leonardo took 320 µs, and its ports"):
+        fitted(command, "--from", str(tmp_path / "t.csv"))
+
+
 def test_only_studies_of_another_version_are_refused_with_the_reason(command):
     add_study(command, "older", nccl_version="2.11.4")
     with pytest.raises(UsageError, match=r"no study .*1 study is left out: measured with NCCL 2\.11\.4"):

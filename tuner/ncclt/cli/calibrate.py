@@ -73,6 +73,7 @@ def calibrate(
     simulated beyond twice the fitted sizes and nodes is marked as extrapolated.
     """
     from ncclt.measure.simulated.calibrate import calibrate as fit
+    from ncclt.measure.simulated.calibrate import require_possible
     from ncclt.measure.testbed import require_tune_extra
     from ncclt.store import open_store, open_to_read
 
@@ -100,6 +101,8 @@ def calibrate(
     for note in (note for part in found for note in part.notes):
         say(f"ncclt: {note}")
     seen = [one for part in found for one in part.seen]
+    for one in seen:
+        require_possible(cluster, one)
     calibration = fit(cluster, seen, sources=[text for part in found for text in part.sources])
     whole = described.sized(gpus_per_node=gpus_per_node)
     result = replace(whole, name=new, calibration=calibration)

@@ -79,14 +79,12 @@ def calibrate(cluster: Cluster, seen: Sequence[ObservedPoint], *, sources: Seque
         sources: where they come from.
 
     Raises:
-        UsageError: fewer than four times, one that the ports rule out, or a message that does not fit on the cluster.
+        UsageError: fewer than four times, or a message that does not fit on the cluster.
     """
     if len(seen) < _FEWEST:
         raise UsageError(
             f"{len(seen)} times are too few to calibrate {cluster.name}", hint=f"give {_FEWEST} sizes or more"
         )
-    for one in seen:
-        _require_possible(cluster, one)
     plain = replace(cluster, calibration=None)
     measured = np.log([one.time_us for one in seen])
     best: tuple[float, Calibration, _Fit] | None = None
@@ -100,8 +98,14 @@ def calibrate(cluster: Cluster, seen: Sequence[ObservedPoint], *, sources: Seque
     return replace(chosen, constants=fit.constants(), error=fit.error)
 
 
-def _require_possible(cluster: Cluster, one: ObservedPoint) -> None:
-    """Refuse a time in which the ports of a node cannot receive the result, less what the node may have of it."""
+def require_possible(cluster: Cluster, one: ObservedPoint) -> None:
+    """Refuse a time in which the ports of a node cannot receive the result, less what the node may have of it.
+
+    Only where the ports are known: those of a recorded table are guessed.
+
+    Raises:
+        UsageError: the time is too short, so time or ports are not those of this cluster.
+    """
     ports_gbps = cluster.nics_per_node * cluster.nic_gbps
     message = one.message
     if one.nodes < 2 or not ports_gbps or message.group_size or message.collective not in _REACHES_EVERYONE:
