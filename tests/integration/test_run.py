@@ -210,6 +210,23 @@ def test_a_mistyped_option_is_told_before_anything_starts(tmp_path, options):
     assert (done.returncode, done.stdout) == (2, "")
 
 
+def test_a_table_from_a_file_is_used_and_what_differs_is_said(tmp_path, library):
+    table = Path(__file__).parents[1] / "golden" / "env" / "tuned.tuner-csv"
+    words = ["torchrun", "--nnodes=4", "--nproc-per-node=4", "train.py"]
+    for options, said in (
+        (
+            ("--nodes", "4"),
+            "the table was measured with 2 nodes, 8 ranks, and this job has 4 nodes, 16 ranks: nothing is proven",
+        ),
+        ((), "--nodes 2 contradicts the job: nodes 4 by torchrun --nnodes=4: nothing is proven for it"),
+    ):
+        done = run(tmp_path, ("--policy", table, "--dry-run", *options), words, NCCLT_PLUGIN=library)
+        assert done.returncode == 0
+        assert said in done.stderr
+        assert f"NCCLT_POLICY={table}" in done.stderr
+        assert "NCCLT_SIMULATED=1" in done.stderr
+
+
 @pytest.mark.parametrize("command", [[], ["", "x"]])
 def test_no_command_is_told(tmp_path, command):
     """An empty word is what `"$TRAIN"` is where the variable is not set."""

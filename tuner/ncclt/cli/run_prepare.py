@@ -24,7 +24,7 @@ from ncclt.deliver.handover import (
 )
 from ncclt.deliver.job import Job, name_for_roll_out, nodes_of, starts_others
 from ncclt.deliver.offer import Offer, ask_for_offer, cache_folder, offer_from_table
-from ncclt.errors import InputError, UsageError, reason
+from ncclt.errors import InputError, NoRecommendationError, UsageError, reason
 from ncclt.nccl.tuner_plugin import find
 
 _OTHERS = (
@@ -87,17 +87,28 @@ def _from_table(arguments: argparse.Namespace, command: Sequence[str]) -> tuple[
     if plugin is None:
         raise UsageError("--policy needs the tuner plugin", hint="build it with `ncclt plugin build`")
     offer = offer_from_table(path)
-    with job_request(arguments, command) as job:
-        ranks = (job.nodes or 0) * (job.gpus_per_node or 0)
-        parts = (
-            ("NCCL", job.nccl_version, offer.nccl_version),
-            ("nodes", job.nodes, offer.nodes),
-            ("ranks", ranks, offer.ranks),
-        )
-        differs = [f"{name} {had}, this job has {has}" for name, has, had in parts if has and had and has != had]
-    if differs:
-        say(f"ncclt: the table was measured with {'; '.join(differs)}: nothing is proven for it")
+    if differs := _differs(arguments, command, offer):
+        say(f"ncclt: {differs}: nothing is proven for it")
     return offer, _handover(arguments, command, offer, plugin)
+
+
+def _differs(arguments: argparse.Namespace, command: Sequence[str], offer: Offer) -> str:
+    """Return how the job differs from the one that a table was measured for, as far as is known."""
+    try:
+        with job_request(arguments, command) as job:
+            ranks = (job.nodes or 0) * (job.gpus_per_node or 0)
+            parts = (
+                ("NCCL {}", offer.nccl_version, job.nccl_version),
+                ("{} nodes", offer.nodes, job.nodes),
+                ("{} ranks", offer.ranks, ranks),
+            )
+    except NoRecommendationError as error:  # a table that was named is used nevertheless
+        return error.message
+    differs = [(words.format(had), words.format(has)) for words, had, has in parts if had and has and had != has]
+    if not differs:
+        return ""
+    had, has = (", ".join(side) for side in zip(*differs, strict=True))
+    return f"the table was measured with {had}, and this job has {has}"
 
 
 def _agreed(
