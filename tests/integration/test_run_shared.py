@@ -188,7 +188,7 @@ def test_one_process_does_not_make_a_missing_folder_either(tmp_path, serving, li
     """mpirun would start the other ranks, and the table would be where they do not look."""
     away = tmp_path / "not-mounted"
     code, environ, err = ended(started(tmp_path, away, serving[0], {"NCCLT_PLUGIN": library}))
-    strict = ended(started(tmp_path, away, serving[0], {}, "--fallback", "fail"))
+    strict = ended(started(tmp_path, away, serving[0], {"NCCLT_PLUGIN": library}, "--fallback", "fail"))
 
     assert (code, given(environ)) == (0, {})
     assert f"the shared folder {away} is not on" in err

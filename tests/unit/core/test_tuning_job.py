@@ -61,13 +61,12 @@ def test_the_same_request_has_the_same_study_whoever_asks():
         (replace(JOB, nccl_version="2.29.1"), CLUSTER, WORKLOAD, False),
         (replace(JOB, seed=1), CLUSTER, WORKLOAD, False),
         (replace(JOB, trials=7), CLUSTER, WORKLOAD, False),
-        (replace(JOB, prove_variables=True), CLUSTER, WORKLOAD, False),
         (JOB, replace(CLUSTER, gpu="H200"), WORKLOAD, False),
         (JOB, replace(CLUSTER, driver="580.1"), WORKLOAD, False),
         (JOB, CLUSTER, replace(WORKLOAD, messages=(replace(WORKLOAD.messages[0], calls_per_step=3.0),)), False),
         (JOB, CLUSTER, WORKLOAD, True),
     ],
-    ids=["nodes", "GPUs", "version", "seed", "trials", "prove_variables", "GPU", "driver", "messages", "again"],
+    ids=["nodes", "GPUs", "version", "seed", "trials", "GPU", "driver", "messages", "again"],
 )
 def test_what_changes_the_answer_changes_the_study(changed):
     job, cluster, workload, again = changed

@@ -65,10 +65,6 @@ def prepared(arguments: argparse.Namespace, command: Sequence[str]) -> Start:
                     arguments, command, where, *_agreed(arguments, command, where, shared, job), is_common=True
                 )
     try:
-        if shared is not None:
-            from ncclt.deliver.agreement import require_folder
-
-            require_folder(shared)
         offer, handover = _alone(arguments, command, where)
     except Exception as error:
         if arguments.nodes != 1 and is_one_of_several(command, os.environ):
@@ -201,6 +197,10 @@ def _handover(arguments: argparse.Namespace, command: Sequence[str], offer: Offe
     if plugin is None or arguments.dry_run or handover.form is not Form.TABLE:
         return handover
     several = is_one_of_several(command, os.environ)
+    if place is not None and place == _shared(arguments):
+        from ncclt.deliver.agreement import require_folder
+
+        require_folder(place)
     try:
         write_table(table_path(folder, offer.table), offer.table)
         reaches_others = not several and (offer.nodes > 1 or starts_others(command))

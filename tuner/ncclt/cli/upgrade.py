@@ -207,6 +207,8 @@ def _print(
         print_table(("variable", "change", "note"), rows)
         print()
     more = f"; {len(new) - len(known)} more with --json" if len(known) < len(new) else ""
+    if new and not known:
+        known, more = [str(len(new))], ", all of them with --json"
     for line in (
         f"no longer read: {', '.join(gone) or 'nothing'}",
         f"new: {', '.join(known) or 'nothing'}{more}",

@@ -99,7 +99,7 @@ class TuningJob(Documented):
         """
         sized = cluster.sized(nodes=self.nodes, gpus_per_node=self.gpus_per_node, nccl_version=self.nccl_version)
         placed = workload.placed(nodes=sized.nodes, gpus_per_node=sized.gpus_per_node)
-        budget = [self.trials, self.seconds, self.gpu_hours, self.blocks, self.prove_variables]
+        budget = [self.trials, self.seconds, self.gpu_hours]
         place = [sized.fingerprint().digest(), sized.driver]
         same = [*place, placed.digest(), self.seed, *budget, self.id if again else ""]
         mark = hashlib.sha256(json.dumps(same).encode()).hexdigest()[:8]

@@ -191,6 +191,7 @@ def offer_from_table(path: Path) -> Offer:
         ranks=int(head["ranks"]),
         simulated=any(line.startswith("# SIMULATED") for line in lines),
         recorded=any(line.startswith("# recorded") for line in lines),
+        nearest=tuple(line.removeprefix("# NEAREST: ") for line in lines if line.startswith("# NEAREST: ")),
         table=text if int(head["rows"]) else "",
         table_variables=tuple(sorted(needed.items())),
     )

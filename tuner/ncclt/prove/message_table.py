@@ -59,7 +59,7 @@ def message_rows(
     proven_us, tuned_us = proven_times_us(evidence, arm, use.proven.verdict, workload)
     verdict, default_us = use.proven.verdict, {**times.default, **proven_us}
     if not verdict.blocks and verdict.default_us:  # nothing to prove: the times of the search, which the verdict sums
-        default_us = scaled_to(verdict.default_us, default_us, workload)
+        default_us, tuned_us = scaled_to(verdict.default_us, times.default, workload), {}
     interpolated = {m.message for t in trials for m in t.result.measurements if m.interpolated}
     rows = [
         MessageRow(
