@@ -288,9 +288,7 @@ class StudySummaryDocument(StudyDocument):
     """A study with its numbers so far."""
 
     trials: int
-    best_us: float | None = Field(
-        description="the lowest median of a setting in the search, per step, which nothing has proven"
-    )
+    best_us: float | None = Field(description="lowest median of a setting in the search, per step; not proven")
     default_us: float | None = Field(description="median of NCCL's own choice in the search, per step")
     recommendation: RecommendationDocument | None
 

@@ -218,7 +218,7 @@ def test_a_table_from_a_file_is_used_and_what_differs_is_said(tmp_path, library)
             ("--nodes", "4"),
             "the table was measured with 2 nodes, 8 ranks, and this job has 4 nodes, 16 ranks: nothing is proven",
         ),
-        ((), "--nodes 2 contradicts the job: nodes 4 by torchrun --nnodes=4: nothing is proven for it"),
+        ((), "the table was measured with 2 nodes, 8 ranks, and this job has 4 nodes, 16 ranks: nothing is proven"),
     ):
         done = run(tmp_path, ("--policy", table, "--dry-run", *options), words, NCCLT_PLUGIN=library)
         assert done.returncode == 0

@@ -207,6 +207,13 @@ def test_without_a_proof_verdict_and_messages_give_the_default_one_time(store):
     assert sum(r.calls.calls_per_step * r.default_us for r in result.messages) == pytest.approx(verdict.default_us)
 
 
+def test_an_earlier_proof_shows_no_saving_beside_a_verdict_without_one(store):
+    run(store)
+    result = run(store, min_effect=0.9)
+    assert not result.recommendation.table.verdict.blocks
+    assert [row.saved_us for row in result.messages] == [0.0] * len(result.messages)
+
+
 def test_a_proof_that_sums_launches_says_so(store):
     result = run(store)
     notes = ending_of(result.study, result.trials, result.recommendation).notes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import time
+import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -238,17 +239,19 @@ def rule(
         trials=trials, priority=priority,
     )  # fmt: skip
     made = JobRule(
-        id="", job=job, fingerprint_changed=fingerprint_changed, stale=stale, every_days=every_days,
-        created=utc_now(),
+        id=uuid.uuid4().hex[:8], job=job, fingerprint_changed=fingerprint_changed, stale=stale,
+        every_days=every_days, created=utc_now(),
     )  # fmt: skip
-    made = replace(made, id=made.digest())
     if server:
-        RemoteJobs(server).put_rule(made)
+        service = RemoteJobs(server)
+        made = next(filter(made.same_as, service.rules()), made)
+        service.put_rule(made)
     else:
         from ncclt.store import open_store
 
         with open_store(storage) as store:
             store.checked_job(job)  # refused now rather than by a worker
+            made = next(filter(made.same_as, store.job_rules()), made)
             store.add_job_rule(made)
     sys.stdout.write(f"{made.id}\n")
 

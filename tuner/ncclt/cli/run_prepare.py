@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 from ncclt.cli.configuration import lookup
 from ncclt.cli.env import source
@@ -14,6 +15,7 @@ from ncclt.cli.job_request import job_request, request_of
 from ncclt.cli.output import say
 from ncclt.cli.run_start import MustNotStart, Start, all_or_none
 from ncclt.core.attestation import Form
+from ncclt.core.nccl_version import NcclVersion
 from ncclt.deliver.handover import (
     Handover,
     is_one_of_several,
@@ -23,8 +25,9 @@ from ncclt.deliver.handover import (
     write_table,
 )
 from ncclt.deliver.job import Job, name_for_roll_out, nodes_of, starts_others
+from ncclt.deliver.job_shape import shape_of
 from ncclt.deliver.offer import Offer, ask_for_offer, cache_folder, offer_from_table
-from ncclt.errors import InputError, NoRecommendationError, UsageError, reason
+from ncclt.errors import InputError, UsageError, reason
 from ncclt.nccl.tuner_plugin import find
 
 _OTHERS = (
@@ -89,17 +92,17 @@ def _from_table(arguments: argparse.Namespace, command: Sequence[str]) -> tuple[
 
 
 def _differs(arguments: argparse.Namespace, command: Sequence[str], offer: Offer) -> str:
-    """Return how the job differs from the one that a table was measured for, as far as is known."""
-    try:
-        with job_request(arguments, command) as job:
-            ranks = (job.nodes or 0) * (job.gpus_per_node or 0)
-            parts = (
-                ("NCCL {}", offer.nccl_version, job.nccl_version),
-                ("{} nodes", offer.nodes, job.nodes),
-                ("{} ranks", offer.ranks, ranks),
-            )
-    except NoRecommendationError as error:  # a table that was named is used nevertheless
-        return error.message
+    """Return how the job differs from the one that a table was measured for, as far as its launcher or user says."""
+    said = shape_of(command, os.environ, nodes=arguments.nodes, gpus_per_node=arguments.gpus_per_node)
+    bound: dict[str, Any] = {part: one.value for part, one in said.items() if one.binding}
+    nodes, gpus, version = (
+        bound.get(part) or getattr(arguments, part) for part in ("nodes", "gpus_per_node", "nccl_version")
+    )
+    parts = (
+        ("NCCL {}", offer.nccl_version, version and str(NcclVersion.parse(str(version)))),
+        ("{} nodes", offer.nodes, nodes),
+        ("{} ranks", offer.ranks, nodes and gpus and nodes * gpus),
+    )
     differs = [(words.format(had), words.format(has)) for words, had, has in parts if had and has and had != has]
     if not differs:
         return ""

@@ -162,6 +162,8 @@ def proof_notes(trials: Sequence[Trial], workload: Workload, table: PolicyVerdic
             f"left to NCCL's own choice, as they looked slower in the proof: {', '.join(left)}; "
             "the proven gain includes that loss"
         )
+    if not table.verdict.blocks:  # the last proof was of a policy that is not delivered
+        return tuple(notes)
     slower = {m: lost for arm, policy in policies.items() for m, lost in _probed(arm, policy, trials, workload).items()}
     if lost := [f"{m.collective} {format_bytes(m.size_bytes)}" for m, is_slower in slower.items() if is_slower]:
         notes.append(

@@ -24,8 +24,8 @@ name = "nccl_log"
 
 # The prefix as `ncclt.nccl.log.lines` reads it: prose and code that only name NCCL are no logs.
 _MARK = re.compile(
-    rb"\] (?:\S{1,400} ){0,2}NCCL (?:INFO|WARN|TRACE|ATTN|ERROR|ABORT) "
-    rb"|\bR?NCCL version \d+\.\d+\.\d+\+| Bytes -> Algo "
+    rb"\]\s(?:\S{1,400}\s){0,4}NCCL (?:INFO|WARN|TRACE|ATTN|ERROR|ABORT) "
+    rb"|\bR?NCCL version (?:: )?\d+\.\d+\.\d+[+-]| Bytes -> Algo "
 )
 _SUBSYSTEMS = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,COLL,TUNING"
 
