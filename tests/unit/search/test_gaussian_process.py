@@ -1,9 +1,11 @@
 """Our Gaussian process against the same one written out in full."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective, Message
@@ -363,3 +365,22 @@ def test_a_lucky_launch_is_drawn_towards_its_likes(cluster):
     assert sure[MESSAGES[0]] == pytest.approx(80.0, rel=0.01), "policies showed it of this message"
     assert all(sure[m] == expected.by_setting[rings[2]][m] for m in MESSAGES[1:])
     assert believed(Times(by_setting={DEFAULT: times.default}, launches=once([DEFAULT])), workload, cluster).default
+
+
+def test_what_is_believed_is_computed_by_one_thread_whoever_asks(cluster, monkeypatch):
+    """More wait for each other on a busy node, and may add up in another order on another machine."""
+    seen = []
+
+    def blas_threads():
+        ours = [library for library in threadpool_info() if re.search("numpy|scipy", library["filepath"])]
+        return {library["num_threads"] for library in ours if library["user_api"] == "blas"}
+
+    def watched(*arguments):
+        seen.append(blas_threads())
+        return _disturbances(*arguments)
+
+    monkeypatch.setattr(posterior, "_disturbances", watched)
+    with threadpool_limits(2, "blas"):
+        believed_of(cluster, *some_launches(slow=2))
+        assert blas_threads() == {2}, "what the caller does besides is not limited"
+    assert seen == [{1}]

@@ -13,15 +13,35 @@ settings, not over settings times messages (the trick of Rakitsch et al., "It is
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg.lapack import dtrtrs
+from threadpoolctl import ThreadpoolController
 
 Array = NDArray[np.float64]
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Let BLAS compute with one thread meanwhile.
+
+    Several gain nothing on matrices of this size and stand in each other's way on a busy node; one also adds up in the
+    same order on every machine, so that a seed gives the same study everywhere.
+    """
+    with _libraries().limit(limits=1, user_api="blas"):
+        yield
+
+
+@cache
+def _libraries() -> ThreadpoolController:
+    return ThreadpoolController()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from ncclt.core.setting import Setting
 from ncclt.core.workload import Workload
 from ncclt.search.acquisition import Beliefs, Mixture, Noises
 from ncclt.search.assemble import Times
-from ncclt.search.gaussian_process import Array, Kernels, Posterior, Table, weighted
+from ncclt.search.gaussian_process import Array, Kernels, Posterior, Table, one_blas_thread, weighted
 from ncclt.search.kernels import Choice, Posteriors, choices, implausibility, likeness
 from ncclt.search.observations import Observations, flattened, unflattened
 from ncclt.search.prior import channel_certainty, expected_log_ratios, expected_own
@@ -100,6 +100,7 @@ class Model:
         self.source_weights: tuple[float, ...] = ()
         """Of the surfaces, by the observations that were believed last."""
 
+    @one_blas_thread()
     def believe(self, observations: Observations, running: Collection[Setting]) -> Beliefs:
         """Return what is known about every setting of interest.
 

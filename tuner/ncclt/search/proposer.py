@@ -14,7 +14,6 @@ import optuna
 from optuna.distributions import CategoricalDistribution, IntDistribution
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import TrialState
-from threadpoolctl import ThreadpoolController
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.printed_costs import PrintedCosts
@@ -25,6 +24,7 @@ from ncclt.core.trial import Outcome
 from ncclt.core.workload import Workload
 from ncclt.errors import StoreError, StudyStoppedError
 from ncclt.search.earlier import EarlierStudy
+from ncclt.search.gaussian_process import one_blas_thread
 from ncclt.search.named_sampler import NamedSampler
 from ncclt.search.optuna_tables import Answer, open_study, patiently, unannounced
 from ncclt.search.sampler import NUMBER, OUTCOME, SETTING, TIMES_US, PolicySampler, Proposal
@@ -94,7 +94,6 @@ class Proposer:
         self._policy = PolicySampler(space, workload, cluster, seed=seed, printed_costs=printed_costs, sources=sources)
         # Two Optunas that create their tables at once clash.
         self._storage, self._study = self._alone(lambda: open_study(storage_url, name, self._policy))
-        self._blas = ThreadpoolController()
         self._default: Trial | None = None
         self._anchors = len(space.anchors())
         self._asked: optuna.trial.Trial | None = None
@@ -154,6 +153,7 @@ class Proposer:
             if trial.number not in known:
                 self._add(trial)
 
+    @one_blas_thread()
     def propose(self, trials: Sequence[Trial], *, running: Sequence[Claim] = ()) -> Proposal | None:
         """Return what to launch next, or None if no launch could add information.
 
@@ -167,20 +167,17 @@ class Proposer:
         Raises:
             StudyStoppedError: a sampler that is not ours failed.
         """
-        # Several BLAS threads gain nothing on matrices of this size and stand in each other's way on a busy node; one
-        # also adds up in the same order on every machine, so that a seed gives the same study everywhere.
-        with self._blas.limit(limits=1, user_api="blas"):
-            self._settle(trials, running)
-            busy = {claim.setting for claim in running}
-            launched = {trial.setting for trial in trials} | busy
-            if self._named is None:
-                return patiently(lambda: self._ask(self._policy))
-            useless = busy | launched - {trial.setting for trial in trials if trial.score_us is not None}
-            for attempt in range(MOST_ASKS):
-                proposal = self._ask_named(self._named, f"{self._seed}:{len(trials) + len(running)}:{attempt}")
-                if proposal.setting not in useless:
-                    return proposal
-            return None
+        self._settle(trials, running)
+        busy = {claim.setting for claim in running}
+        launched = {trial.setting for trial in trials} | busy
+        if self._named is None:
+            return patiently(lambda: self._ask(self._policy))
+        useless = busy | launched - {trial.setting for trial in trials if trial.score_us is not None}
+        for attempt in range(MOST_ASKS):
+            proposal = self._ask_named(self._named, f"{self._seed}:{len(trials) + len(running)}:{attempt}")
+            if proposal.setting not in useless:
+                return proposal
+        return None
 
     def start(self, claim: Claim, proposal: Proposal) -> None:
         """Tell Optuna that the last proposal is being launched."""
