@@ -1,7 +1,9 @@
 """Which workers live, and that a dead one is buried once its jobs were given back."""
 
+import os
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +11,7 @@ from ncclt.core.life import Action
 from ncclt.core.tuning_job import JobRule, TuningJob
 from ncclt.errors import NotFoundError
 from ncclt.store import job_workers, open_store
-from ncclt.store.leases import SILENT_S, is_dead, this_worker
+from ncclt.store.leases import SILENT_S, _started, is_dead, this_worker
 
 ELSEWHERE = "other/1/2/3"
 
@@ -140,3 +142,16 @@ def test_the_failure_of_a_job_is_noted_once(store):
     assert [(event.action, event.why) for event in reversed(store.history())] == [
         (Action.JOB_FAILED, f"job {id * 16}: no GPU") for id in "ab"
     ]
+
+
+def test_a_process_that_ended_is_dead_though_its_parent_has_not_noticed(start):
+    """In a container nobody may ever do so, and what it had claimed would never be free."""
+    process = start(["sleep", "600"])
+    name = f"{this_worker().rsplit('/', 2)[0]}/{process.pid}/{_started(process.pid)}"
+    assert not is_dead(name, 0.0, 0.0)
+
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # its entry stays
+
+    assert Path(f"/proc/{process.pid}").exists()
+    assert is_dead(name, 0.0, 0.0)

@@ -52,9 +52,11 @@ def _machine() -> str:
 
 
 def _started(process_id: int) -> str:
+    """Return when a process was started; empty for one that has ended, though its parent may not have noticed."""
     try:
-        return Path(f"/proc/{process_id}/stat").read_text(errors="replace").rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
+        state, *fields = Path(f"/proc/{process_id}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        return "" if state in "ZX" else fields[18]
+    except (OSError, ValueError, IndexError):
         return ""
 
 
