@@ -1,7 +1,7 @@
 # One door for everything. A fresh machine needs python3 (3.11 or newer), make and gcc; the rest comes into .venv.
 PYTHON ?= python3
 # Many tests wait for processes more than they compute.
-WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 

@@ -85,6 +85,7 @@ def test_what_needs_approval_waits_for_another_person(store, url):
     store.set_rules(ClusterRules(cluster="pair", require_approval=True), ANN)
     publish(store, "b")
     assert (states(store)["b"], served(store, url)) == ("candidate", ["a"])
+    assert [one.id for one in store.newest_each()] == ["a"], "pages show what jobs get"
     before = store.changes(0).number
     with pytest.raises(ConflictError, match="ann published the revision b, and pair requires another person"):
         store.approve("b", ANN)

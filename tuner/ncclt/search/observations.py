@@ -72,7 +72,7 @@ def observe(launches: Sequence[Launch]) -> Observations:
         else:
             times.setdefault(launch.setting, []).append(launch.times_us)
     by_message = {setting: list(zip(*rows, strict=True)) for setting, rows in times.items()}
-    repeated = [column for setting, columns in by_message.items() if len(times[setting]) > 1 for column in columns]
+    repeated = [column for columns in by_message.values() for column in columns]
     sigma = launch_sigma(repeated)
     typical = {
         setting: np.array([math.log(typical_us(column, sigma)) for column in columns])
