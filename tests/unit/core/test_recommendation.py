@@ -46,6 +46,7 @@ def test_a_recorded_one_comes_after_a_measured_and_before_a_simulated_one():
     simulated = replace(FIRST, id="simulated", simulated=True, created="2026-04-01")
     assert select([simulated, recorded, FIRST], ANY) == FIRST
     assert select([simulated, recorded], ANY) == recorded
+    assert select([recorded], ANY, is_recorded=True) == recorded
     assert [r.label for r in (simulated, recorded, FIRST)] == ["SIMULATED", "recorded: box, site", ""]
     assert replace(recorded, recorded="").label == "recorded: elsewhere"
     assert Recommendation.from_document(recorded.to_document()) == recorded

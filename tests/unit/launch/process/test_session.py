@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from ncclt.launch.launcher import FILES, MARK, LaunchPlan
-from ncclt.launch.process.process_tree import members
+from ncclt.launch.process.guard import guard
+from ncclt.launch.process.process_tree import MARK_VARIABLE, members
 from ncclt.launch.process.session import ProcessSession, filled
 
 FAR_TOO_LONG_S = 300.0
@@ -101,6 +102,25 @@ def test_a_command_is_in_no_session_and_no_group_of_ours():
     """A Ctrl-C of the terminal would reach it before we have decided what it means."""
     said = session("import os; print(os.getsid(0) == os.getpgid(0) == os.getpid())").run().stdout
     assert said == "True\n"
+
+
+@pytest.mark.parametrize("outer", ["", "of the outer one"])
+def test_a_launch_within_a_launch_carries_the_marks_of_both(outer):
+    """So that the end of the outer one ends it, too."""
+    plan = LaunchPlan(argv=("printenv", MARK_VARIABLE), timeout_s=30.0)
+    inner = ProcessSession(plan, environment={**os.environ, MARK_VARIABLE: outer})
+    assert inner.run().stdout == f"{outer}/{inner.mark}\n".lstrip("/")
+
+
+def test_the_guardian_forgets_what_has_ended_and_keeps_what_could_not_be_ended(monkeypatch):
+    ended, cut_off = session("pass"), session("pass")
+    ended.run()
+    monkeypatch.setattr(cut_off, "_start_and_watch", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        cut_off.run()
+    kept = set(guard()._open)
+    guard().end(cut_off.mark)
+    assert {ended.mark, cut_off.mark} & kept == {cut_off.mark}
 
 
 def test_broken_characters_are_replaced():
