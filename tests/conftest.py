@@ -47,12 +47,12 @@ def pytest_configure(config):
     # Hundreds of processes would compile all of ncclt again.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
-    # At 700 objects, the collector of garbage took a quarter of the time of the tests.
+    # At its usual threshold, the garbage collector took a quarter of the time of the test processes.
     gc.set_threshold(20_000, 10, 10)
 
 
 def pytest_collection_finish():
-    """Let the collector of garbage leave alone what stays to the end, PyTorch and the tests among it."""
+    """Keep the garbage collector from scanning what stays until the end, such as PyTorch and the tests."""
     gc.collect()
     gc.freeze()
 

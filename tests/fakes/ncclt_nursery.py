@@ -38,7 +38,7 @@ def start(words, environ, folder, out, err):
 
 
 def leave(code):
-    """End as an interpreter does, but free no module: that copies all that was imported, half the time of a start."""
+    """End as an interpreter does, but free no modules: that copies all that was imported, half the time of a start."""
     threading._shutdown()
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -68,7 +68,7 @@ if sys.argv[1:]:
     import_as(sys.argv[1:])
 gc.collect()
 gc.set_threshold(20_000, 10, 10)
-gc.freeze()  # else each start looks through, and so copies, all that was imported, when it ends
+gc.freeze()  # else a collection in a start scans, and so copies, all that was imported
 print("ready", flush=True)
 for line in sys.stdin:
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:

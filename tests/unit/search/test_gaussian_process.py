@@ -368,7 +368,7 @@ def test_a_lucky_launch_is_drawn_towards_its_likes(cluster):
 
 
 def test_what_is_believed_is_computed_by_one_thread_whoever_asks(cluster, monkeypatch):
-    """More wait for each other on a busy node, and may add up in another order on another machine."""
+    """Several threads wait for each other on a busy node, and add up in an order that depends on the machine."""
     seen = []
 
     def blas_threads():

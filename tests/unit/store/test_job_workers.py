@@ -144,8 +144,8 @@ def test_the_failure_of_a_job_is_noted_once(store):
     ]
 
 
-def test_a_process_that_ended_is_dead_though_its_parent_has_not_noticed(start):
-    """In a container nobody may ever do so, and what it had claimed would never be free."""
+def test_a_zombie_is_dead(start):
+    """A container without an init never collects it, and its claims would never be released."""
     process = start(["sleep", "600"])
     name = f"{this_worker().rsplit('/', 2)[0]}/{process.pid}/{_started(process.pid)}"
     assert not is_dead(name, 0.0, 0.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Sequence
 
@@ -41,7 +40,6 @@ def _run(words: Sequence[str]) -> int:
             from ncclt.cli.run import main as run
 
             return run(words[1:] if words[0] == "run" else [words[0], *words[2:]])
-        gc.set_threshold(20_000, 10, 10)  # at the usual 700 objects, looking for garbage is a tenth of `ncclt tune`
         from ncclt.cli.application import app
 
         app()

@@ -179,15 +179,15 @@ def format_sizes(sizes: Iterable[int]) -> dict[int, str]:
     """
     texts = {size: format_bytes(size) for size in sizes}
     for digits in range(3, 10):
-        alike = Counter(map(_read, texts.values()))
+        alike = Counter(map(_number_and_unit, texts.values()))
         texts = {
-            size: text if alike[_read(text)] == 1 else _with_digits(size, text.split()[1], digits)
+            size: text if alike[_number_and_unit(text)] == 1 else _with_digits(size, text.split()[1], digits)
             for size, text in texts.items()
         }
     return texts
 
 
-def _read(text: str) -> tuple[float, str]:
+def _number_and_unit(text: str) -> tuple[float, str]:
     number, unit = text.split()
     return float(number), unit
 

@@ -52,10 +52,10 @@ def _machine() -> str:
 
 
 def _started(process_id: int) -> str:
-    """Return when a process was started; empty for one that has ended, though its parent may not have noticed."""
+    """Return the start time of a process, in clock ticks since boot; empty if it has ended, as a zombie too."""
     try:
         state, *fields = Path(f"/proc/{process_id}/stat").read_text(errors="replace").rpartition(")")[2].split()
-        return "" if state in "ZX" else fields[18]
+        return "" if state in "ZXx" else fields[18]
     except (OSError, ValueError, IndexError):
         return ""
 
