@@ -21,13 +21,11 @@ from ncclt.store.store import Store
 from ncclt_api.access import AccessMiddleware, forbidden
 from ncclt_api.answers import FRESH_S, AnswersMiddleware, WaitMiddleware
 from ncclt_api.dashboard import Dashboard, DashboardMiddleware
-from ncclt_api.hooks import HookPlan, WebHooks
 from ncclt_api.large_answers import LargeAnswers, LargeAnswersMiddleware
 from ncclt_api.middleware import BodyLimitMiddleware, HeadMiddleware, RequestIdMiddleware, SecurityHeadersMiddleware
 from ncclt_api.pages.study_page import StudyPages
 from ncclt_api.problems import Forbidden, add_problem_handlers
 from ncclt_api.proxy_users import PeerMiddleware, ProxyPlan, ProxyUsers
-from ncclt_api.rate_limits import Limits, RateLimitMiddleware
 from ncclt_api.routes import (
     attestations,
     catalogue,
@@ -78,11 +76,9 @@ def create_app(
     fresh_s: float = FRESH_S,
     large: str | None = None,
     hosts: Collection[str] | None = None,
-    limits: Limits | None = None,
     log: Any = None,
     public_url: str = "",
     session_secret: str = "",
-    hooks: HookPlan | None = None,
     users: ProxyPlan | None = None,
     is_checked: bool = False,
 ) -> FastAPI:
@@ -94,11 +90,9 @@ def create_app(
         fresh_s: how long an answer to a job may miss a change that another process made; 0 = look at every request.
         large: URL of the store, for a process of its own that makes large answers; None = they are made here.
         hosts: names that are answered to while the store has no keys; None = any.
-        limits: how often one client may write or try keys; None = any number of times.
         log: structlog's logger for requests; None = they are not logged.
         public_url: address of the service for the commands that pages show; empty = they name none.
         session_secret: as for `Sessions`.
-        hooks: where events are posted; None = nowhere.
         users: which proxies sign users in, whose requests come through `PeerMiddleware`; None = none.
         is_checked: another process has looked for the keys of requests.
 
@@ -116,20 +110,9 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         own = await run_in_threadpool(open_service_store, storage) if isinstance(storage, str) else None
         app.state.store = own or storage
-        web_hooks = (
-            WebHooks(
-                hooks, store=lambda: app.state.store, log=log, count=app.state.figures.count_hook, public_url=public_url
-            )
-            if hooks
-            else None
-        )
-        if web_hooks:
-            web_hooks.start()
         try:
             yield
         finally:
-            if web_hooks:
-                await run_in_threadpool(web_hooks.stop)
             if board:
                 await run_in_threadpool(board.close)
             if large_answers:
@@ -151,7 +134,7 @@ def create_app(
     )
     app.state.public_url, app.state.sessions = public_url, sessions
     app.state.has_users = users is not None
-    app.state.figures = Figures(lambda: app.state.store, lambda: jobs.open_queue(app.state), hooks)
+    app.state.figures = Figures(lambda: app.state.store, lambda: jobs.open_queue(app.state))
     app.state.study_pages = StudyPages(lambda: app.state.store)
     app.state.dashboard, app.state.large_answers, app.state.jobs = dashboard, large_answers, None
     for router in (
@@ -175,8 +158,6 @@ def create_app(
             AccessMiddleware, store=lambda: app.state.store, fresh_s=fresh_s, sessions=sessions, hosts=hosts,
             users=ProxyUsers(users, log=log) if users else None,
         )  # fmt: skip
-    if limits:
-        app.add_middleware(RateLimitMiddleware, limits=limits)
     app.add_middleware(BodyLimitMiddleware)
     app.add_middleware(GZipMiddleware, minimum_size=_LEAST_ZIPPED_BYTES)
     app.add_middleware(HeadMiddleware)
@@ -222,7 +203,6 @@ def serve(
     allow_hosts: Collection[str] = (),
     public_url: str = "",
     session_secret: str = "",
-    hooks: HookPlan | None = None,
     users: ProxyPlan | None = None,
 ) -> None:
     """Serve recommendations, studies and pages; returns after SIGINT or SIGTERM.
@@ -237,7 +217,7 @@ def serve(
         log_level: uvicorn's word: critical, error, warning, info, debug.
         insecure: listen there even without a key.
         allow_hosts: names that are answered to while there is no key, beside loopback's.
-        public_url, session_secret, hooks, users: as for `create_app`.
+        public_url, session_secret, users: as for `create_app`.
 
     Raises:
         StoreError: as for `open_service_store`.
@@ -251,8 +231,8 @@ def serve(
             )
         hosts = {*LOOPBACK, "[::1]", host, *allow_hosts}
         app = create_app(
-            store, dashboard=dashboard, large=store.url, hosts=hosts, limits=Limits(), log=start_log(log_level),
-            public_url=public_url, session_secret=session_secret, hooks=hooks, users=users,
+            store, dashboard=dashboard, large=store.url, hosts=hosts, log=start_log(log_level),
+            public_url=public_url, session_secret=session_secret, users=users,
         )  # fmt: skip
         # Requests are logged by TelemetryMiddleware.
         uvicorn.run(

@@ -5,16 +5,14 @@ Neither holds a query, a header or a body: keys and passwords cannot appear in t
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import structlog
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -22,7 +20,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ncclt.core.tuning_job import Backlog, JobState
 from ncclt.errors import NccltError, hide_passwords
 from ncclt.store.store import Store
-from ncclt_api.hooks import DELIVERED, EVENTS, FAILED, GIVEN_UP, HookPlan, hook_id, host_of
 from ncclt_api.middleware import request_id
 
 if TYPE_CHECKING:
@@ -54,12 +51,9 @@ class Figures:
     Args:
         store: returns the store, once the application has started.
         queue: returns the queue of tuning jobs; StoreError where there is none.
-        hooks: where events are posted; None = nowhere.
     """
 
-    def __init__(
-        self, store: Callable[[], Store], queue: Callable[[], JobQueue], hooks: HookPlan | None = None
-    ) -> None:
+    def __init__(self, store: Callable[[], Store], queue: Callable[[], JobQueue]) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter("ncclt_requests", "Requests.", ("route", "method", "status"), registry=self.registry)
         self.seconds = Histogram(
@@ -72,21 +66,8 @@ class Figures:
             ("decision", "origin", "kept"),
             registry=self.registry,
         )
-        self.hook_deliveries = Counter(
-            "ncclt_hook_deliveries", "Attempts to post an event to a web hook, by their result.", ("host", "result"),
-            registry=self.registry,
-        )  # fmt: skip
-        self.hook_success = Gauge(
-            "ncclt_hook_last_success_timestamp_seconds", "When a web hook last received an event from this process.",
-            ("host",), registry=self.registry,
-        )  # fmt: skip
-        urls = hooks.urls if hooks else ()
-        for host in map(host_of, urls):  # 0 until something happens
-            for result in (DELIVERED, FAILED, GIVEN_UP):
-                self.hook_deliveries.labels(host, result)
         self.registry.register(_Rows(store))
         self.registry.register(_Jobs(queue))
-        self.registry.register(_Hooks(store, urls))
 
         # Looking up a child by its labels costs more than counting.
         self._counted: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
@@ -113,12 +94,6 @@ class Figures:
         if key not in self._served:
             self._served[key] = self.served.labels(decision, origin, "yes" if kept else "no")
         self._served[key].inc()
-
-    def count_hook(self, host: str, result: str) -> None:
-        """Count an attempt to post an event."""
-        self.hook_deliveries.labels(host, result).inc()
-        if result == DELIVERED:
-            self.hook_success.labels(host).set_to_current_time()
 
     def text(self) -> bytes:
         """Return all figures in the text format of Prometheus."""
@@ -185,44 +160,6 @@ class _Jobs(Collector):
             if part.state is JobState.QUEUED:
                 waiting.add_metric((part.cluster,), max(time.time() - part.oldest_s, 0.0))
         yield from (jobs, waiting)
-
-
-class _Hooks(Collector):
-    """The oldest event that each web hook has not received, read at most every `_COUNTED_AGAIN_S`."""
-
-    def __init__(self, store: Callable[[], Store], urls: tuple[str, ...]) -> None:
-        self._store = store
-        self._urls = urls
-        self._oldest_s: dict[str, float] = {}
-        self._read_s = float("-inf")
-
-    def describe(self) -> list[Any]:
-        """Return nothing, so that registering reads nothing."""
-        return []
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield how long it has waited, 0 where the receiver has everything."""
-        if time.monotonic() - self._read_s >= _COUNTED_AGAIN_S:
-            with contextlib.suppress(NccltError):  # said by ncclt_database_up
-                self._oldest_s = self._read()
-                self._read_s = time.monotonic()
-        waiting = GaugeMetricFamily(
-            "ncclt_hook_oldest_undelivered_seconds",
-            "How long the oldest event that a web hook has not received has waited.",
-            labels=("host",),
-        )
-        for host, oldest_s in self._oldest_s.items():
-            waiting.add_metric((host,), max(time.time() - oldest_s, 0.0))
-        yield waiting
-
-    def _read(self) -> dict[str, float]:
-        """Return host -> Unix time of the event; infinite where there is none."""
-        found: dict[str, float] = {}
-        for url in self._urls:
-            event = self._store().waiting_hook_event(hook_id(url), tuple(EVENTS))
-            created_s = datetime.fromisoformat(event.created).timestamp() if event else float("inf")
-            found[host_of(url)] = min(created_s, found.get(host_of(url), float("inf")))
-        return found
 
 
 _ROWS = {

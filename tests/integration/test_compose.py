@@ -147,6 +147,8 @@ def test_a_job_is_tuned_and_served_through_nginx(compose):
 
     assert asked_by(compose, "203.0.113.9") == {"127.0.0.1"}, "the service logs nginx's word, not the client's"
 
+    assert_limits(compose)
+
     replicas[0].terminate()
     replicas[0].wait(WITHIN_S)
     assert [ask(compose.url("nginx", f"{ENV}&recorded=allow"))[0] for _ in range(6)] == [200] * 6
@@ -157,6 +159,24 @@ def submitted(url, job):
     found = ask(url, job)
     assert found[0] in (201, 503), found
     return json.loads(found[2]) if found[0] == 201 else None
+
+
+def assert_limits(compose):
+    """nginx refuses a flood of sign-ins and of changes, and neither environments nor reports of jobs."""
+
+    def statuses(path, times, body=None):
+        found = [ask(compose.url("nginx", path), body) for _ in range(times)]
+        refused = [head["Retry-After"] for status, head, _ in found if status == 429]
+        assert set(refused) <= {"60"}
+        return [status for status, *_ in found]
+
+    signed_in = statuses("/sign-in", 30, {})
+    assert (signed_in[0] != 429, signed_in.count(429) >= 10) == (True, True), signed_in
+    changed = statuses("/v1/recommendations/none/pin", 200, {})
+    assert (changed[0], changed.count(429) >= 20) == (404, True), changed
+    assert set(statuses(f"{ENV}&recorded=allow", 200)) == {200}
+    assert set(statuses("/v1/step-times", 200, {})) == {422}
+    assert 429 not in statuses("/sign-in", 30), "the page is read as often as anyone likes"
 
 
 def asked_by(compose, claimed):

@@ -18,7 +18,6 @@ from ncclt.store import leases, open_store
 from ncclt.store.store import utc_now
 from ncclt.testing.store_contract import sample_recommendation, sample_study, sample_workload
 from ncclt_api.app import create_app
-from ncclt_api.rate_limits import Limits
 
 DAYS = 700
 ENV = "/v1/clusters/pair/env?model=toy&nodes=2&gpus_per_node=4&nccl_version=2.28.9&simulated=allow&format=json"
@@ -103,18 +102,6 @@ def test_keys_expire_by_the_clock_and_are_back_with_it(store, clock):
         store.revoke_key("always", now=utc_now())
         clock.days = 0
         assert (status("a-year"), status("always")) == (200, 401), "what was revoked stays so"
-
-
-def test_a_client_is_not_locked_out_until_the_clock_is_there_again(store, clock):
-    with TestClient(create_app(store, fresh_s=0, limits=Limits(writes=2))) as service:
-
-        def status():
-            return service.post("/v1/recommendations/none/pin", json={}).status_code
-
-        clock.days = DAYS
-        assert [status() for _ in range(3)] == [404, 404, 429]
-        clock.days = 0
-        assert [status() for _ in range(3)] == [404, 404, 429]
 
 
 def test_leases_of_a_dead_worker_end_soon_and_those_of_a_living_one_stay(store, clock, monkeypatch):

@@ -1,21 +1,29 @@
 """What operators load elsewhere names figures and options that exist."""
 
 import json
+import os
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from fastapi.testclient import TestClient
+from typer.testing import CliRunner
 
 from ncclt.cli.application import COMMANDS
+from ncclt.cli.application import app as application
+from ncclt.core.recheck import Check, Freshness
+from ncclt_api.app import create_app
 
 DEPLOY = Path(__file__).parents[3] / "api" / "deploy"
 FIGURES = {
     "ncclt_requests_total", "ncclt_request_seconds_bucket", "ncclt_served_total", "ncclt_database_up",
     "ncclt_studies", "ncclt_trials", "ncclt_recommendations", "ncclt_records", "ncclt_rollouts",
     "ncclt_jobs", "ncclt_jobs_waiting_seconds",
-    "ncclt_hook_deliveries_total", "ncclt_hook_last_success_timestamp_seconds", "ncclt_hook_oldest_undelivered_seconds",
 }  # fmt: skip
 
 
@@ -33,9 +41,8 @@ def expressions():
 def test_the_figures_that_are_named_are_served(client):
     client.get("/v1/clusters/leonardo/env?model=bert&nodes=2&gpus_per_node=4&nccl_version=2.22.3&simulated=allow")
     served = client.get("/metrics").text
-    # No roll-out, job or hook is in these samples: a name and no value; test_life.py, test_jobs.py and test_hooks.py
-    # see some.
-    empty = {"ncclt_rollouts", "ncclt_jobs", "ncclt_jobs_waiting_seconds"} | {n for n in FIGURES if "_hook_" in n}
+    # No roll-out or job is in these samples: a name and no value; test_life.py and test_jobs.py see some.
+    empty = {"ncclt_rollouts", "ncclt_jobs", "ncclt_jobs_waiting_seconds"}
     assert all(re.search(rf"^# TYPE {name} (gauge|counter)$", served, re.MULTILINE) for name in empty)
     assert all(re.search(rf"^{name}\b", served, re.MULTILINE) for name in FIGURES - empty)
 
@@ -50,6 +57,19 @@ def test_every_expression_is_of_our_figures_and_balanced(title, expression):
         assert plain.count(opened) == plain.count(closed), title
 
 
+def test_a_stale_recommendation_is_in_the_figure_that_its_alert_reads(samples, empty_store):
+    samples.fill(empty_store)
+    empty_store.add_check(
+        Check(
+            id="c1", recommendation="0c0ffee1", cluster="leonardo", model="bert", freshness=Freshness.STALE,
+            reasons=("the gain is lost",), changes=(), launches=8, launcher="slurm", created="2026-01-02T03:04:05",
+        )
+    )  # fmt: skip
+    (selector,) = set(re.findall(r"ncclt_\w+\{[^}]*\}", dict(expressions())["NccltStale"]))
+    with TestClient(create_app(empty_store, fresh_s=0)) as service:
+        assert f"{selector} 1.0\n" in service.get("/metrics").text
+
+
 def test_panels_do_not_overlap():
     places = [
         tuple(p["gridPos"].values()) for p in json.loads((DEPLOY / "grafana" / "ncclt.json").read_text())["panels"]
@@ -57,11 +77,72 @@ def test_panels_do_not_overlap():
     assert len(set(places)) == len(places)
 
 
-@pytest.mark.parametrize("path", sorted((DEPLOY / "systemd").iterdir()), ids=lambda path: path.name)
-def test_units_start_commands_that_exist(path):
-    text = path.read_text()
-    for start in re.findall(r"^ExecStart(?:Pre)?=(.*)$", text, re.MULTILINE):
-        program, command, *_ = shlex.split(start)
-        assert (program, command in COMMANDS) == ("/opt/ncclt/bin/ncclt", True)
-    assert "NoNewPrivileges=yes" in text
-    assert re.findall(r"^\[(\w+)\]$", text, re.MULTILINE) == ["Unit", "Service", "Install"]
+UNITS = sorted((DEPLOY / "systemd").iterdir())
+
+
+def settings(path):
+    """Return the settings of a unit, each with its values."""
+    found = {}
+    for key, value in re.findall(r"^(\w+)=(.*)$", path.read_text(), re.MULTILINE):
+        found.setdefault(key, []).append(value)
+    return found
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
+def test_units_start_commands_that_exist_and_run_without_rights(path):
+    parts = re.findall(r"^\[(\w+)\]$", path.read_text(), re.MULTILINE)
+    if path.suffix == ".timer":
+        assert parts == ["Unit", "Timer", "Install"]
+        assert path.with_suffix(".service") in UNITS
+        return
+    found = settings(path)
+    for start in (*found.get("ExecStartPre", ()), *found["ExecStart"]):
+        program, *words = shlex.split(start)
+        assert (program, words[0] in COMMANDS) == ("/opt/ncclt/bin/ncclt", True)
+        options = [word for word in words if word.startswith("--")]
+        text = CliRunner().invoke(application, [*words[: 2 if words[1].isalpha() else 1], "--help"]).stdout
+        assert all(option in text for option in options if words[0] != "env"), words
+    assert found["NoNewPrivileges"] == ["yes"]
+    assert found.keys() & {"DynamicUser", "User"}
+    # Without a timer a service starts with the machine.
+    assert ("Install" in parts) == (path.with_suffix(".timer") not in UNITS)
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_systemd_accepts_the_units(tmp_path):
+    instances = [tmp_path / path.name.replace("@", "@bert") for path in UNITS]
+    for path, instance in zip(UNITS, instances, strict=True):
+        for name in {path.name, instance.name}:
+            (tmp_path / name).write_text(path.read_text().replace("/opt/ncclt/bin/ncclt", sys.executable))
+    environment = {**os.environ, "SYSTEMD_UNIT_PATH": f"{tmp_path}:"}
+    done = subprocess.run(
+        ["systemd-analyze", "verify", *instances], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, [line for line in done.stderr.splitlines() if str(tmp_path) in line]) == (0, [])
+
+
+def test_the_file_of_an_environment_is_replaced_kept_or_emptied(filled_store, tmp_path):
+    found = settings(DEPLOY / "systemd" / "ncclt-env@.service")
+    (start,), (after,) = found["ExecStart"], found["ExecStopPost"]
+    file = tmp_path / "nccl.conf"
+
+    def run(storage, **shape):
+        options = {"cluster": "leonardo", "model": "bert", "nodes": 2, "gpus-per-node": 4, "nccl-version": "2.22.3"}
+        words = [f"--{name}={value}" for name, value in (options | shape).items()]
+        argv = [word.replace("${FILE}", str(file)) for word in shlex.split(start)]
+        at = argv.index("$OPTIONS")
+        argv[at : at + 1] = [*words, "--allow=simulated", "--format=nccl-conf"]
+        environment = {**os.environ, "NCCLT_STORAGE": storage, "FILE": str(file)}
+        done = subprocess.run([sys.executable, "-m", "ncclt", *argv[1:]], env=environment, timeout=240)
+        environment["EXIT_STATUS"] = str(done.returncode)
+        subprocess.run(shlex.split(after), env=environment, check=True, timeout=60)
+        return done.returncode
+
+    assert run(filled_store.url) == 0
+    written = file.read_text()
+    assert "0c0ffee1" in written
+    assert run("postgresql://nobody@127.0.0.1:9/none") == 69
+    assert file.read_text() == written
+    assert run(filled_store.url, nodes=7) == 3
+    assert file.read_text() == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["nccl.conf"]

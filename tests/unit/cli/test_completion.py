@@ -26,7 +26,7 @@ def offered(monkeypatch, typed, **environ):
     "command",
     [
         "tune --cluster", "env --cluster", "run --cluster", "jobs submit --cluster", "check --cluster",
-        "simulate --cluster", "agent --cluster", "upgrade --cluster", "advise --cluster", "keys create --cluster",
+        "simulate --cluster", "upgrade --cluster", "advise --cluster", "keys create --cluster",
         "cluster show", "cluster calibrate", "recommendations rules",
     ],
 )  # fmt: skip
@@ -44,7 +44,7 @@ def test_names_of_clusters_are_those_of_the_local_store(tmp_path, monkeypatch, c
 def test_no_database_is_waited_for_and_none_is_made(tmp_path, monkeypatch, storage):
     environ = {"NCCLT_STORAGE": storage.format(tmp_path), "NCCLT_SERVER": "http://192.0.2.1:9"}
     assert offered(monkeypatch, "ncclt env --model bert", **environ) == ["bert", "bert-large"]
-    for command in ("tune --model", "doctor --model", "autotune --model", "agent --model", "profile show"):
+    for command in ("tune --model", "doctor --model", "autotune --model", "profile show"):
         assert offered(monkeypatch, f"ncclt {command} bert", **environ) == ["bert", "bert-large"]
     assert list(tmp_path.iterdir()) == []
 

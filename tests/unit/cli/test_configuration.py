@@ -22,7 +22,7 @@ def project(tmp_path, monkeypatch):
 def test_the_store_is_the_same_for_all_that_speak_with_one():
     found = default_map()
     # These three look for themselves, since server and store stand against each other.
-    assert set(COMMANDS) - set(found) == {"env", "run", "attest", "agent", "plugin", "config"}
+    assert set(COMMANDS) - set(found) == {"env", "run", "attest", "plugin", "config"}
     stores = [values.get("storage") or [sub["storage"] for sub in values.values()] for values in found.values()]
     assert all(store == "sqlite:///here.db" or set(store) == {"sqlite:///here.db"} for store in stores)
 

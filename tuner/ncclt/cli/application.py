@@ -29,7 +29,6 @@ COMMANDS: dict[str, str] = {
     "env": "ncclt.cli.env",
     "run": "ncclt.cli.run",
     "attest": "ncclt.cli.attest",
-    "agent": "ncclt.cli.agent",
     "profile": "ncclt.cli.profile",
     "cluster": "ncclt.cli.cluster",
     "upgrade": "ncclt.cli.upgrade",

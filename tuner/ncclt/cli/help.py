@@ -13,7 +13,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     "Search: the best settings": ("tune", "autotune"),
     "Measure: the cluster": ("cluster", "landscape", "simulate", "doctor", "preflight", "upgrade"),
     "Prove: whether it helps": ("verify", "check"),
-    "Deliver: to jobs": ("env", "run", "attest", "agent", "plugin"),
+    "Deliver: to jobs": ("env", "run", "attest", "plugin"),
     "Store and service": (
         "studies",
         "report",

@@ -47,20 +47,6 @@ def serve(
             help="GROUP=ROLE of these users, such as 'ops=admin'; '*=read' is for all; repeatable.",
         ),
     ] = None,
-    hook: Annotated[
-        list[str] | None,
-        typer.Option(
-            envvar="NCCLT_HOOKS",
-            help="Post here what is published, goes stale or is rolled back, and jobs that fail; repeatable.",
-        ),
-    ] = None,
-    hook_secret_file: Annotated[
-        str, typer.Option(envvar="NCCLT_HOOK_SECRET_FILE", help="File with the secret that signs what is posted.")
-    ] = "",
-    hook_allow: Annotated[
-        list[str] | None,
-        typer.Option(envvar="NCCLT_HOOK_ALLOW", help="Network in which a --hook may be, as 10.1.0.0/16; repeatable."),
-    ] = None,
 ) -> None:
     """Serve recommendations, studies and pages over HTTP.
 
@@ -75,17 +61,15 @@ def serve(
         if importlib.util.find_spec(package) is None:
             raise MissingDependencyError(f"the service needs {package}", hint="pip install 'ncclt[api]'")
     from ncclt_api.app import serve as run
-    from ncclt_api.hooks import hook_plan
     from ncclt_api.proxy_users import proxy_plan
 
     users = proxy_plan(trust_user_header or (), user_role or ())
-    hooks = hook_plan(hook or (), secret_file=hook_secret_file, allow=hook_allow or ())
     _can_listen(host, port)
     run(
         storage, host=host, port=port, dashboard=dashboard,
         insecure=insecure_no_auth, allow_hosts=allow_host or (),
         public_url=public_url.rstrip("/"), session_secret=os.environ.get("NCCLT_SESSION_SECRET", ""),
-        hooks=hooks, users=users,
+        users=users,
     )  # fmt: skip
 
 

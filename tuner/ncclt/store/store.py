@@ -20,7 +20,6 @@ from ncclt.store import life, recommendations, studies, summaries, trials
 from ncclt.store.catalogue import CLUSTERS, WORKLOADS
 from ncclt.store.database import Database
 from ncclt.store.failures import repeatable
-from ncclt.store.hooks import Hooks
 from ncclt.store.job_workers import JobWorkers
 from ncclt.store.keys import Keys
 from ncclt.store.leases import Leases, close_claim
@@ -45,7 +44,7 @@ def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-class Store(Records, Lives, Hooks, Leases, Keys, JobWorkers, Overview, trials.Outlines, TrialLists):
+class Store(Records, Lives, Leases, Keys, JobWorkers, Overview, trials.Outlines, TrialLists):
     """An open store; use it in a `with` block or close it. Threads may share it.
 
     Every method raises StoreError if the database cannot be reached or fails, and nothing of SQLAlchemy.
