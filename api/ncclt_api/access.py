@@ -46,12 +46,10 @@ NEEDED: tuple[tuple[str, re.Pattern[str], Role], ...] = (
     ("GET", re.compile(r".*"), Role.READ),
     ("POST", re.compile(r"/v1/attestations|/v1/step-times"), Role.REPORT),
     ("POST", re.compile(r"/v1/recommendations/[^/]+/(?:approve|activate|rollback|pin|unpin|retire)"), Role.APPROVE),
-    ("POST", re.compile(r"/v1/(?:workloads|jobs|jobs/[^/]+/(?:cancel|retry))"), Role.TUNE),
+    ("POST", re.compile(r"/v1/(?:workloads|jobs|jobs/stale|jobs/[^/]+/(?:cancel|retry))"), Role.TUNE),
     ("POST", re.compile(r"/recommendations/[^/]+/[^/]+"), Role.APPROVE),
     ("POST", re.compile(r"/sign-out"), Role.READ),
     ("POST", re.compile(r"/jobs(?:/[^/]+/(?:cancel|retry))?"), Role.TUNE),
-    ("PUT", re.compile(r"/v1/rules/[^/]+"), Role.TUNE),
-    ("DELETE", re.compile(r"/v1/rules/[^/]+"), Role.TUNE),
     ("PUT", re.compile(r"/v1/clusters/[^/]+/rules"), Role.ADMIN),
 )
 """Method, path and the role that they need, the first match; a test holds every route of the service against it. What
@@ -60,7 +58,7 @@ matches nothing needs an admin."""
 _CLUSTER_IN_PATH = re.compile(r"/v1/clusters/([^/]+)(?:/.*)?")
 _OF_NO_CLUSTER = re.compile(r"/v1/workloads(?:/.*)?|/v1/openapi\.json|/sign-out")
 _BY_OBJECT = re.compile(
-    r"/v1/(?:studies|recommendations)/[^/]+(?:/.*)?|/v1/attestations|/v1/step-times|/v1/(?:jobs|rules)(?:/.*)?"
+    r"/v1/(?:studies|recommendations)/[^/]+(?:/.*)?|/v1/attestations|/v1/step-times|/v1/jobs(?:/.*)?"
     r"|/studies/[^/]+(?:/.*)?|/clusters/.+|/compare|/recommendations/[^/]+(?:/.*)?|/jobs(?:/.*)?"
 )
 """Paths whose cluster is that of a stored object, or named in a page's path: their routes call `require_cluster`."""

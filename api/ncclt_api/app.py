@@ -33,7 +33,6 @@ from ncclt_api.routes import (
     env,
     health,
     job_pages,
-    job_rules,
     jobs,
     life,
     overview_pages,
@@ -140,7 +139,7 @@ def create_app(
     for router in (
         health.router, client_file.router, catalogue.clusters, env.router, catalogue.workloads, studies.router,
         recommendations.router, attestations.router, life.router, life.rules, rollouts.router,
-        jobs.router, job_rules.router, uploads.router, overview_pages.router, pages.router,
+        jobs.router, uploads.router, overview_pages.router, pages.router,
         recommendation_pages.router, job_pages.router, sign_in_pages.router,
     ):  # fmt: skip
         app.include_router(router)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,11 +22,15 @@ import anyio.to_thread
 from dbos import DBOS, DBOSClient, DBOSPortableJSONSerializer, WorkflowSerializationFormat, WorkflowStatus
 from dbos import error as dbos_error
 
-from ncclt.core.tuning_job import Backlog, JobEvent, JobResult, JobState, JobStatus, TuningJob
-from ncclt.errors import NotFoundError, StoreError, UsageError, hide_passwords
+from ncclt.core.cluster import Cluster
+from ncclt.core.nccl_version import NcclVersion
+from ncclt.core.recommendation import Recommendation
+from ncclt.core.tuning_job import Backlog, JobEvent, JobResult, JobState, JobStatus, StaleJob, TuningJob
+from ncclt.errors import NccltError, NotFoundError, StoreError, UsageError, hide_passwords
 from ncclt.store.database import CONNECT_TIMEOUT_S, engine_alone
 from ncclt.store.failures import IMPOSSIBLE_VALUES, hint_for, impossible_value, one_line
 from ncclt.store.location import locate
+from ncclt.store.store import Store
 
 SCHEMA = "ncclt_jobs"
 """Of DBOS's tables on PostgreSQL."""
@@ -295,6 +300,116 @@ def new_job_id(idempotency_key: str = "", *, by: str = "") -> str:
 
 
 _IDS = uuid.UUID("6e63636c-7400-4a6f-8273-000000000001")
+
+
+def submit_stale(
+    store: Store, queue: JobQueue, limits: TuningJob, *, cluster: str | None, now: str
+) -> tuple[StaleJob, ...]:
+    """Queue a job for each stale recommendation that has none queued or running.
+
+    Args:
+        store, queue: of the recommendations and the jobs.
+        limits: the job but for its id, cluster, workload and shape.
+        cluster: only its recommendations; None = all.
+        now: ISO time.
+
+    Raises:
+        NotFoundError: the cluster is unknown.
+        StoreError: store or queue cannot be used.
+    """
+    stale = store.stale_recommendations(cluster=cluster)
+    if cluster is not None and not stale:
+        store.cluster(cluster)
+    unfinished = [
+        status
+        for state in (JobState.QUEUED, JobState.RUNNING)
+        for status in queue.statuses(cluster=cluster, state=state, limit=sys.maxsize)
+    ]
+    found = []
+    for one in stale:
+        renewed = _submit_stale(store, queue, limits, one, unfinished=unfinished, now=now)
+        if renewed.status is not None and renewed.is_new:
+            unfinished.append(renewed.status)
+        found.append(renewed)
+    return tuple(found)
+
+
+def _submit_stale(
+    store: Store,
+    queue: JobQueue,
+    limits: TuningJob,
+    recommendation: Recommendation,
+    *,
+    unfinished: Sequence[JobStatus],
+    now: str,
+) -> StaleJob:
+    measured = recommendation.fingerprint
+    shape: dict[str, Any] = {
+        "cluster": recommendation.cluster, "model": recommendation.model, "nodes": measured.nodes,
+        "gpus_per_node": measured.gpus_per_node, "nccl_version": measured.nccl_version,
+    }  # fmt: skip
+    made = StaleJob(recommendation=recommendation.id, stale=recommendation.stale, **shape)
+    try:
+        place = store.cluster(recommendation.cluster)
+        for status in unfinished:
+            if _tunes(status.job, made, place):
+                return replace(made, status=status)
+        job = replace(limits, **shape, id=_free_id(queue, recommendation.id), created=now)
+        submitted, is_new = queue.submit(store.checked_job(job, again=True))
+    except StoreError:
+        raise
+    except NccltError as error:
+        return replace(made, refused=error.message)
+    return replace(made, status=submitted, is_new=is_new)
+
+
+def _tunes(job: TuningJob, wanted: StaleJob, place: Cluster) -> bool:
+    """Return whether a job tunes what a stale recommendation is for; what it leaves open is the cluster's."""
+    return (
+        (job.cluster, job.model) == (wanted.cluster, wanted.model)
+        and (job.nodes or place.nodes) == wanted.nodes
+        and (job.gpus_per_node or place.gpus_per_node) == wanted.gpus_per_node
+        and NcclVersion.parse(job.nccl_version or place.nccl_version) == NcclVersion.parse(wanted.nccl_version)
+    )
+
+
+def _free_id(queue: JobQueue, recommendation: str) -> str:
+    """Return the id of the next job for a stale recommendation: two callers at once queue one job."""
+    number = 0
+    while True:
+        id = new_job_id(f"{recommendation} {number}", by="stale")
+        try:
+            ended = queue.status(id).state.ended
+        except NotFoundError:
+            return id
+        if not ended:
+            return id
+        number += 1
+
+
+def prune_jobs(storage: str, *, before: str, dry_run: bool) -> int:
+    """Remove the jobs that ended before a time, and return how many they are.
+
+    Args:
+        storage: URL of the store.
+        before: ISO time in UTC.
+        dry_run: only count.
+
+    Raises:
+        StoreError: the queue cannot be used.
+    """
+    if (file := queue_file(storage)) is not None and not file.exists():
+        return 0
+    prepare(storage)
+    with JobQueue(storage) as queue:
+        found = [
+            status.job.id
+            for status in queue.statuses(limit=sys.maxsize)
+            if status.state.ended and "" < (status.ended or status.job.created) < before
+        ]
+        if found and not dry_run:
+            queue.remove(found)
+    return len(found)
 
 
 def serve_jobs(

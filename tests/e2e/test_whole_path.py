@@ -1,5 +1,5 @@
 """A recommendation from request to end, over HTTP: tuned, approved, fetched, attested, replaced, rolled back, refused,
-tuned again by rule.
+tuned again because it is stale.
 
 PostgreSQL, the service and the workers are real processes; the times come from the recorded cluster, and from a
 simulated one where the cluster itself changes, and the step times of the jobs are made up.
@@ -192,43 +192,42 @@ def test_from_a_request_to_a_roll_back_and_a_refusal(site, url):
 OWN = "house"
 """A cluster of the users' own: one that came with ncclt cannot be changed."""
 
-OLD, NEW = "2.22.3", "2.28.9"
-"""NCCL before its upgrade and after it."""
+OLD, NEW = "A100-SXM4-64GB", "A100-SXM4-80GB"
+"""Its GPUs, before they are replaced and after."""
 
 
-def test_a_cluster_that_changes_is_refused_and_tuned_again_by_rule(ncclt, site, start):
-    def define(nccl_version):
+def test_a_cluster_that_changes_is_refused_and_tuned_again(ncclt, site, start):
+    def define(gpu):
         found = ncclt("cluster", "show", "leonardo", "--toml").stdout
-        for name, value in (("name", OWN), ("nodes", 2), ("nccl_version", nccl_version)):
+        for name, value in (("name", OWN), ("nodes", 2), ("gpu", gpu)):
             found, count = re.subn(rf"(?m)^{name} = .*$", f"{name} = {json.dumps(value)}", found)
             assert count == 1, (name, found)
         (ncclt.folder / "house.toml").write_text(found)
-        ncclt("cluster", "add", "house.toml", *(["--replace"] if nccl_version != OLD else []))
+        ncclt("cluster", "add", "house.toml", *(["--replace"] if gpu != OLD else []))
 
-    def given(nccl_version):
-        shape = {"model": "bert", "nodes": 2, "gpus_per_node": 4, "nccl_version": nccl_version, "simulated": "allow"}
+    def given():
+        shape = {"model": "bert", "nodes": 2, "gpus_per_node": 4, "nccl_version": "2.22.3", "simulated": "allow"}
         return site("read", "GET", f"/v1/clusters/{OWN}/env", params={**shape, "format": "json"})
 
-    def jobs():
-        return site("read", "GET", "/v1/jobs", params={"cluster": OWN}).json()["items"]
+    def renewed():
+        answer = site("tune", "POST", "/v1/jobs/stale", json={"cluster": OWN, "trials": 3, "blocks": 3})
+        assert answer.status_code == 200, answer.text
+        return answer.json()["items"]
 
     define(OLD)
     with (ncclt.folder / "log-house.txt").open("w") as log:
         start(ncclt.argv("worker", "--cluster", OWN), cwd=ncclt.folder, env=ncclt.environment, stdout=log, stderr=log)
     first = site.tuned(cluster=OWN)["recommendation"]
-    assert until(lambda: given(OLD).json().get("recommendation")) == first
-    rule = {"cluster": OWN, "model": "bert", "trials": 3, "fingerprint_changed": True}
-    assert site("tune", "PUT", "/v1/rules/changed", json=rule).status_code == 201
+    assert until(lambda: given().json().get("recommendation")) == first
+    assert renewed() == []
 
     define(NEW)
-    refused = given(NEW)
-    assert refused.status_code == 409, refused.text
-    assert f"NCCL version: measured with {OLD}, asked for {NEW}" in refused.json()["detail"]
-    assert [one["recommendation"] for one in refused.json()["available"]] == [first]
+    refused = until(lambda: answer if (answer := given()).status_code != 200 else None)
+    assert refused.status_code == 410, refused.text
+    assert f"gpu: measured on {OLD}, now {NEW}" in refused.json()["detail"]
 
-    by_rule = until(lambda: [job for job in jobs() if job["by"] == "rule changed"])[0]
-    second = site.ended(by_rule["id"])["result"]["recommendation"]
-    assert until(lambda: given(NEW).json().get("recommendation")) == second
-    assert given(NEW).json()["nccl_version"] == NEW
-    assert given(OLD).json()["recommendation"] == first, "a job that still loads the old NCCL keeps what fits it"
-    assert len(jobs()) == 2, "one change, one job"
+    (job,) = renewed()
+    assert (job["recommendation"], job["is_new"], job["job"]["by"] != "") == (first, True, True)
+    second = site.ended(job["job"]["id"])["result"]["recommendation"]
+    assert until(lambda: given().json().get("recommendation")) == second
+    assert renewed() == [], "the old revision is still stale, and needs no job"

@@ -12,8 +12,6 @@ from fastapi.testclient import TestClient
 
 from ncclt.core.api_key import ApiKey, Role, digest_of
 from ncclt.core.life import By, ClusterRules, RevisionState
-from ncclt.core.tuning_job import JobRule, TuningJob
-from ncclt.pipeline.jobs.rules import reason_for
 from ncclt.store import leases, open_store
 from ncclt.store.store import utc_now
 from ncclt.testing.store_contract import sample_recommendation, sample_study, sample_workload
@@ -149,19 +147,3 @@ def test_a_roll_out_is_decided_by_jobs_and_no_clock(store, clock):
             told = {"rollout": rollout.id, "job": job, "recommendation": id, "steps": 20, "step_us": 1e5}
             assert service.post("/v1/step-times", json=told).status_code == 200
         assert store.status("second").state is RevisionState.CANDIDATE
-
-
-def test_a_rule_goes_on_after_a_revision_that_was_made_in_the_future(store, clock):
-    rule = JobRule(id="r", job=TuningJob(id="", cluster="pair", model="toy"), every_days=30, created=utc_now())
-    store.add_job_rule(rule)
-    assert reason_for(rule, store, now=utc_now()) == ""
-    clock.days = DAYS
-    assert "days old" in reason_for(rule, store, now=utc_now())
-    store.publish(sample_recommendation("of-the-future"))
-    assert reason_for(rule, store, now=utc_now()) == ""
-    clock.days = 0
-    why = reason_for(rule, store, now=utc_now())
-    assert why.startswith("of-the-future was made in the future, at 20")
-    assert reason_for(rule, store, now=utc_now()) == why, "one occasion, one job"
-    store.publish(sample_recommendation("now"))
-    assert reason_for(rule, store, now=utc_now()) == ""

@@ -121,7 +121,6 @@ def test_a_full_disk_under_the_service(machine, tmp_path):
     profile = (REPOSITORY / "profiles" / "workloads" / "bert.json").read_bytes()
     asked = {"cluster": "pair", "model": "toy"}
     writes = [
-        ("PUT", "/v1/rules/monthly", {"json": {**asked, "every_days": 30}}, 201),
         ("POST", "/v1/jobs", {"json": asked}, 201),
         ("PUT", "/v1/clusters/pair/rules", {"json": {"require_approval": True}}, 200),
         ("POST", "/v1/recommendations/first/pin", {"json": {}}, 200),
@@ -136,8 +135,7 @@ def test_a_full_disk_under_the_service(machine, tmp_path):
         assert (given.status_code, given.headers["x-ncclt-recommendation"]) == (200, "first")
         for path in ("/readyz", "/", "/studies", "/jobs", "/recommendations/first", "/v1/studies", "/metrics"):
             assert machine.ask("GET", path).status_code == 200, path
-        for path, kept in (("/v1/rules", []), ("/v1/jobs", [])):
-            assert machine.ask("GET", path).json()["items"] == kept
+        assert machine.ask("GET", "/v1/jobs").json()["items"] == []
         assert [one["action"] for one in machine.ask("GET", "/v1/clusters/pair/history").json()["items"]].count(
             "pinned"
         ) == 0
@@ -191,7 +189,7 @@ def test_a_home_that_may_only_be_read(machine, tmp_path):
         assert (job.returncode, "Traceback" in job.stderr) == (7, False), job.stderr
         with machine.serving(log=tmp_path / "log.txt"):
             assert machine.ask("GET", ENV, params=SHAPE).headers["x-ncclt-recommendation"] == "first"
-            for path in ("/", "/studies", "/recommendations/first", "/metrics", "/v1/rules"):
+            for path in ("/", "/studies", "/recommendations/first", "/metrics"):
                 assert machine.ask("GET", path).status_code == 200, path
             for method, path, body in (
                 ("PUT", "/v1/clusters/pair/rules", {"require_approval": True}),

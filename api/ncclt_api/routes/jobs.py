@@ -15,12 +15,12 @@ from starlette.responses import StreamingResponse
 
 from ncclt.core.api_key import ApiKey
 from ncclt.core.name import checked_name
-from ncclt.core.tuning_job import JobEvent, JobState, JobStatus, TuningJob
+from ncclt.core.tuning_job import JobEvent, JobState, JobStatus, StaleJob, TuningJob
 from ncclt.errors import StoreError, UsageError
 from ncclt.store.store import Store, utc_now
 from ncclt_api.access import key_of, require_cluster
 from ncclt_api.dependencies import MOST_NUMBER, CurrentStore, StrictQuery, normal_version
-from ncclt_api.job_schemas import JobDocument, JobList, NewJob
+from ncclt_api.job_schemas import JobDocument, JobList, NewJob, NewStaleJobs, StaleJobDocument, StaleJobList
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.routes.uploads import keep_workload, read_uploaded
 from ncclt_api.text import readable
@@ -146,6 +146,24 @@ def _submit(
         id=new_job_id(idempotency_key, by=by), created=utc_now(), by=by,
     )  # fmt: skip
     return queue.submit(store.checked_job(job, again=body.again))
+
+
+@router.post("/stale", operation_id="submitStaleJobs", summary="Renew every stale recommendation")
+def submit_stale_jobs(body: NewStaleJobs, store: CurrentStore, queue: CurrentQueue, request: Request) -> StaleJobList:
+    """Queue a job for each stale recommendation that has none queued or running."""
+    from ncclt_api.job_queue import submit_stale
+
+    require_cluster(request, body.cluster or "")
+    key = key_of(request)
+    limits = TuningJob(id="", cluster="", model="", by=key.id if key else "", **body.model_dump(exclude={"cluster"}))
+    found = submit_stale(store, queue, limits, cluster=body.cluster, now=utc_now())
+    return StaleJobList(items=[_stale_job_document(one) for one in found])
+
+
+def _stale_job_document(found: StaleJob) -> StaleJobDocument:
+    document = found.to_document()
+    document["job"] = job_document(found.status) if found.status else None
+    return StaleJobDocument.model_validate(document)
 
 
 @router.get("/{id}", operation_id="getJob", summary="One tuning job")

@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 
 from ncclt.core.api_key import PREFIX, ApiKey, Role, digest_of, new_secret
 from ncclt.core.life import By, ClusterRules
-from ncclt.core.tuning_job import JobRule, TuningJob
+from ncclt.core.tuning_job import TuningJob
 from ncclt.errors import StoreError
 from ncclt_api.access import LAST_KNOWN_S, AccessMiddleware, _wrong_cluster, needed_role
 from ncclt_api.app import create_app
@@ -37,7 +37,7 @@ PATHS = {
     "PUT /v1/clusters/{cluster}/rules": Role.ADMIN, "POST /v1/step-times": Role.REPORT,
     "POST /v1/workloads": Role.TUNE,
     "/v1/jobs": Role.READ, "POST /v1/jobs": Role.TUNE, "/v1/jobs/{id}": Role.READ, "/v1/jobs/{id}/events": Role.READ,
-    "/v1/rules": Role.READ, "PUT /v1/rules/{id}": Role.TUNE, "DELETE /v1/rules/{id}": Role.TUNE,
+    "POST /v1/jobs/stale": Role.TUNE,
     "POST /v1/jobs/{id}/cancel": Role.TUNE, "POST /v1/jobs/{id}/retry": Role.TUNE,
     "/": Role.READ, "/live": Role.READ, "/studies": Role.READ, "/find": Role.READ, "/studies/{id}": Role.READ,
     "/studies/{id}/trials": Role.READ, "/studies/{id}/trials/{number}": Role.READ,
@@ -90,11 +90,8 @@ def service(samples, profiles, tmp_path_factory):
 def ask(service, method, path, secret, **more):
     path = path.replace(":path", "")
     path = path.replace("{name}", "leonardo" if "clusters" in path else "bert").replace("{cluster}", "leonardo")
-    ids = {"recommendations": "0c0ffee1", "jobs": JOB, "studies": "5e1f00aa", "rules": "r1"}
+    ids = {"recommendations": "0c0ffee1", "jobs": JOB, "studies": "5e1f00aa"}
     path = path.replace("{verb}", "pin").replace("{number}", "0")
-    if method == "DELETE":  # the one before may have removed it
-        job = TuningJob(id="", cluster="leonardo", model="bert")
-        service.store.add_job_rule(JobRule(id="r1", job=job, stale=True))
     path = path.replace("{id}", next((id for kind, id in ids.items() if kind in path), ""))
     headers = {"Authorization": f"Bearer {secret}"} if secret else {}
     return service.request(method, path, headers=headers, **more)
@@ -157,7 +154,6 @@ def test_keys_of_one_cluster(service, name, samples):
         "/v1/studies": {"cluster": "leonardo"}, "/v1/recommendations": {"cluster": "leonardo"},
         "/v1/jobs": {"cluster": "leonardo"}, "POST /v1/workloads": {"name": "uploaded"},
         "/jobs": {"cluster": "leonardo"}, "/recommendations": {"cluster": "leonardo", "model": "bert"},
-        "/v1/rules": {"cluster": "leonardo"},
         "/v1/clusters": {"cluster": "leonardo"}, "/compare": {"study": "5e1f00aa"},
         **{path: {"cluster": "leonardo"} for path in ("/", "/live", "/studies", "/find", "/workloads/{name:path}")},
     }.get(name, {})  # fmt: skip
@@ -167,7 +163,7 @@ def test_keys_of_one_cluster(service, name, samples):
         "POST /v1/attestations": report,
         "POST /v1/step-times": time,
         "POST /v1/jobs": {"cluster": "leonardo", "model": "bert"},
-        "PUT /v1/rules/{id}": {"cluster": "leonardo", "model": "bert", "stale": True},
+        "POST /v1/jobs/stale": {"cluster": "leonardo"},
     }.get(name, {"no": "change"})
     body = {"json": given} if method in ("POST", "PUT") else {}
     if method == "POST" and not path.startswith("/v1/"):
@@ -178,6 +174,12 @@ def test_keys_of_one_cluster(service, name, samples):
     assert (status != 403) == (name in OF_ALL)
     if "cluster" in query:
         assert ask(service, method, path, mine).status_code == 403
+
+
+def test_a_key_of_one_cluster_renews_only_what_is_stale_there(service):
+    secret = SECRETS[Role.ADMIN, "leonardo"]
+    for body, status in (({}, 403), ({"cluster": "elsewhere"}, 403), ({"cluster": "leonardo"}, 200)):
+        assert ask(service, "POST", "/v1/jobs/stale", secret, json=body).status_code == status
 
 
 def test_the_pages_of_a_key_of_one_cluster_link_only_to_what_it_may_see(service):

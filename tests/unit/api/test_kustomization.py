@@ -17,19 +17,30 @@ BASE = ROOT / "api/deploy/kubernetes"
 GUIDE = (ROOT / "docs/howto/service.md").read_text(encoding="utf-8")
 
 
-def manifests():
+def objects(*paths):
+    return [one for path in paths for one in yaml.safe_load_all(path.read_text(encoding="utf-8"))]
+
+
+def base():
     """Return the objects of the files that the kustomization names."""
     names = yaml.safe_load((BASE / "kustomization.yaml").read_text(encoding="utf-8"))["resources"]
-    assert {"kustomization.yaml", *names} == {path.name for path in BASE.iterdir()}
-    return [one for name in names for one in yaml.safe_load_all((BASE / name).read_text(encoding="utf-8"))]
+    assert {"kustomization.yaml", "optional", *names} == {path.name for path in BASE.iterdir()}
+    return objects(*(BASE / name for name in names))
 
 
-MANIFESTS = manifests()
-PODS = {one["metadata"]["name"]: one["spec"]["template"] for one in MANIFESTS if one["kind"] == "Deployment"}
+OPTIONAL = sorted((BASE / "optional").iterdir())
+"""What a kustomization names beside the base."""
+
+MANIFESTS = [*base(), *objects(*OPTIONAL)]
+PODS = {
+    one["metadata"]["name"]: one["spec"].get("jobTemplate", one)["spec"]["template"]
+    for one in MANIFESTS
+    if one["kind"] in ("Deployment", "CronJob")
+}
 CONTAINERS = {
     f"{name}/{container['name']}": container
     for name, pod in PODS.items()
-    for container in (*pod["spec"]["initContainers"], *pod["spec"]["containers"])
+    for container in (*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"])
 }
 VARIABLES = [(where, variable) for where, container in CONTAINERS.items() for variable in container["env"]]
 
@@ -55,9 +66,13 @@ def accepted(command):
 
 def test_every_object_is_there_and_in_no_namespace():
     kinds = sorted(one["kind"] for one in MANIFESTS)
-    assert kinds == ["Deployment"] * 2 + ["NetworkPolicy"] * 2 + ["PodDisruptionBudget", "Service"]
+    assert kinds == [
+        "CronJob", *["Deployment"] * 2, *["Ingress"] * 3, *["NetworkPolicy"] * 3, "PodDisruptionBudget", "Service",
+    ]  # fmt: skip
     assert not any("namespace" in one["metadata"] for one in MANIFESTS)
-    assert set(CONTAINERS) == {"ncclt-api/migrate", "ncclt-api/api", "ncclt-worker/migrate", "ncclt-worker/worker"}
+    assert set(CONTAINERS) == {
+        "ncclt-api/migrate", "ncclt-api/api", "ncclt-worker/migrate", "ncclt-worker/worker", "ncclt-retune/retune",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("where", CONTAINERS)
@@ -154,7 +169,23 @@ def test_each_deployment_selects_its_pods_and_has_a_policy():
     opened = [
         [port["port"] for rule in one["spec"]["ingress"] for port in rule["ports"]] for one in of("NetworkPolicy")
     ]
-    assert opened == [["http"], []]
+    assert opened == [["http"], [], []]
+
+
+def test_the_ingress_limits_sign_ins_and_nothing_else():
+    master, *minions = of("Ingress")
+    assert [rule["host"] for rule in master["spec"]["rules"]] == master["spec"]["tls"][0]["hosts"]
+    (service,) = of("Service")
+    limited = {}
+    for one in minions:
+        (rule,) = one["spec"]["rules"]
+        (path,) = rule["http"]["paths"]
+        assert rule["host"] == master["spec"]["rules"][0]["host"]
+        assert path["backend"]["service"]["name"] == service["metadata"]["name"]
+        annotations = one["metadata"]["annotations"]
+        limited[path["path"]] = annotations.get("nginx.org/limit-req-rate")
+        assert ("nginx.org/limit-req-reject-code" in annotations) == (limited[path["path"]] is not None)
+    assert limited == {"/": None, "/sign-in": "20r/m"}
 
 
 @pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda one: f"{one['kind']}-{one['metadata']['name']}")
@@ -166,4 +197,14 @@ def test_every_object_is_valid_in_the_schemas_of_kubernetes(manifest):
 def test_kustomize_builds_what_the_files_say():
     done = subprocess.run(["kubectl", "kustomize", BASE], check=True, capture_output=True, text=True, timeout=60)
     built = {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(done.stdout)}
-    assert built == {(one["kind"], one["metadata"]["name"]): one for one in MANIFESTS}
+    assert built == {(one["kind"], one["metadata"]["name"]): one for one in base()}
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+def test_a_kustomization_takes_the_optional_files_too(tmp_path):
+    shutil.copytree(BASE, tmp_path / "ncclt/api/deploy/kubernetes")
+    resources = re.search(r"(?ms)^resources:\n(.*?)^images:", GUIDE)[0].removesuffix("images:")
+    assert all(path.name in resources for path in OPTIONAL)
+    (tmp_path / "kustomization.yaml").write_text(resources)
+    done = subprocess.run(["kubectl", "kustomize", tmp_path], check=True, capture_output=True, text=True, timeout=60)
+    assert len(list(yaml.safe_load_all(done.stdout))) == len(MANIFESTS)

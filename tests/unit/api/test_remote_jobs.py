@@ -7,8 +7,9 @@ from typer.testing import CliRunner
 
 from ncclt.cli.jobs import app
 from ncclt.core.api_key import ApiKey, Role, digest_of
+from ncclt.core.recheck import Check, Freshness
 from ncclt.core.tuning_job import JobEvent, TuningJob
-from ncclt.errors import NotFoundError, ServerError, UsageError
+from ncclt.errors import ConflictError, NotFoundError, ServerError, UsageError
 from ncclt.pipeline.jobs.remote import RemoteJobs
 from ncclt.store import open_store
 from ncclt_api.app import create_app
@@ -62,9 +63,7 @@ def test_a_job_is_submitted_listed_cancelled_and_tried_again(call):
         (("cancel", "no such job"), NotFoundError),
         (("retry", "nope"), NotFoundError),
         (("logs", "nope"), NotFoundError),
-        (("rule", "--cluster", "nowhere", "--model", "bert", "--stale"), NotFoundError),
-        (("rule", *WHAT, "--stale", "--nccl-version", "new"), UsageError),
-        (("unrule", "nope"), NotFoundError),
+        (("submit", "--stale", "--cluster", "nowhere"), NotFoundError),
     ],
 )
 def test_a_refusal_is_that_of_the_service(call, words, kind):
@@ -103,14 +102,48 @@ def test_the_log_is_read_in_parts_to_its_end(call, monkeypatch):
     assert call("logs", id, "--follow") == call("logs", id)
 
 
-def test_a_rule_is_made_listed_and_removed(call):
-    id = call("rule", *WHAT, "--nodes", "2", "--nccl-version", "2.22.3", "--stale", "--every-days", "90").strip()
-    (rule,) = json.loads(call("rules", "--json"))["rules"]
-    assert (rule["id"], rule["stale"], rule["every_days"], rule["job"]["nodes"]) == (id, True, 90, 2)
-    assert (rule["job"]["nccl_version"], rule["job"]["trials"]) == ("2.22.3", 40)
-    assert "stale, every 90 days" in call("rules")
-    call("unrule", id)
-    assert json.loads(call("rules", "--json"))["rules"] == []
+@pytest.mark.parametrize("where", ["--server", "--storage"])
+def test_stale_recommendations_are_tuned_again(server, samples, tmp_path, where):
+    url = f"sqlite:///{tmp_path}/ncclt.db"
+
+    def submit(*words):
+        place = {"--server": server, "--storage": url}[where]
+        done = CliRunner().invoke(app, ["submit", "--stale", *words, where, place], standalone_mode=False)
+        return done.stdout, done.exception
+
+    with open_store(url) as store:
+        samples.fill(store)
+        assert submit() == ("no stale recommendations\n", None)
+        store.add_check(
+            Check(
+                id="c1", recommendation="0c0ffee1", cluster="leonardo", model="bert", freshness=Freshness.STALE,
+                reasons=("the gain is lost",), changes=(), launches=8, launcher="slurm", created="2026-01-02T03:04:05",
+            )
+        )  # fmt: skip
+    (shown, failure), (again, _) = submit("--trials", "7"), submit("--cluster", "leonardo")
+    (job,) = RemoteJobs(server).statuses(cluster=None, state=None, limit=9)
+    tail = ": bert on leonardo, 2x4, NCCL 2.22.3: the check of 2026-01-02 03:04 found: the gain is lost\n"
+    assert (failure, job.job.trials) == (None, 7)
+    assert (shown, again) == (f"{job.job.id} queued{tail}", f"{job.job.id} already queued{tail}")
+    (one,) = json.loads(submit("--json")[0])["stale"]
+    assert (one["recommendation"], one["is_new"], one["status"]["state"]) == ("0c0ffee1", False, "queued")
+
+
+def test_one_that_cannot_be_tuned_again_is_named_and_fails_the_command(server, samples, tmp_path):
+    with open_store(f"sqlite:///{tmp_path}/ncclt.db") as store:
+        done = samples.study(model="of-the-past")
+        store.open_study(done)
+        store.publish(samples.recommendation(done))
+        store.add_check(
+            Check(
+                id="c1", recommendation="0c0ffee1", cluster="leonardo", model="of-the-past", freshness=Freshness.STALE,
+                reasons=("the gain is lost",), changes=(), launches=8, launcher="slurm", created="2026-01-02T03:04:05",
+            )
+        )  # fmt: skip
+    done = CliRunner().invoke(app, ["submit", "--stale", "--server", server], standalone_mode=False)
+    assert done.stdout.startswith("refused: of-the-past on leonardo, 2x4, NCCL 2.22.3: there is no workload")
+    assert isinstance(done.exception, ConflictError)
+    assert "0c0ffee1" in done.exception.message
 
 
 @pytest.mark.parametrize("failure", ["503 behind a proxy", "the connection breaks"])

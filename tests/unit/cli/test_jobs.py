@@ -40,9 +40,9 @@ def test_a_job_is_submitted_listed_cancelled_and_tried_again(call):
 
 
 @pytest.mark.parametrize(
-    "words", [("list",), ("rules",), *((word, "x") for word in ("show", "logs", "cancel", "retry", "unrule"))]
+    "words", [("list",), ("submit", "--stale"), *((word, "x") for word in ("show", "logs", "cancel", "retry"))]
 )
-def test_a_store_that_is_not_there_is_made_by_jobs_and_rules_alone(tmp_path, words):
+def test_a_store_that_is_not_there_is_made_by_jobs_alone(tmp_path, words):
     url = f"sqlite:///{tmp_path}/typo.db"
     done = CliRunner().invoke(app, [*words, "--storage", url], standalone_mode=False)
     assert isinstance(done.exception, StoreError)
@@ -71,29 +71,22 @@ def test_reading_makes_no_queue(tmp_path, monkeypatch, has_store):
         (("submit", *WHAT, "--trials", "0"), UsageError),
         (("submit", *WHAT, "--priority", "0"), UsageError),
         (("submit", "--cluster", "mi355x-2x8", "--model", "bert", "--nodes", "4"), UsageError),
-        (("rule", "--cluster", "mi355x-2x8", "--model", "bert", "--nodes", "4", "--stale"), UsageError),
+        (("submit", "--cluster", "leonardo"), UsageError),
+        (("submit", "--model", "bert"), UsageError),
+        (("submit", "--stale", "--model", "bert"), UsageError),
+        (("submit", "--stale", "--nodes", "2"), UsageError),
+        (("submit", "--stale", "--again"), UsageError),
+        (("submit", "--stale", "--trials", "0"), UsageError),
+        (("submit", "--stale", "--cluster", "nowhere"), NotFoundError),
         (("show", "nope"), NotFoundError),
         (("cancel", "nope"), NotFoundError),
         (("retry", "nope"), NotFoundError),
         (("logs", "nope"), NotFoundError),
-        (("rule", *WHAT), UsageError),
-        (("rule", *WHAT, "--every-days", "0"), UsageError),
-        (("unrule", "nope"), NotFoundError),
     ],
 )
 def test_bad_requests_are_refused(call, words, kind):
     with pytest.raises(kind):
         call(*words)
-
-
-def test_a_rule_is_made_listed_and_removed(call):
-    id = call("rule", *WHAT, "--stale", "--every-days", "90").strip()
-    assert call("rule", *WHAT, "--stale", "--every-days", "90").strip() == id, "the same rule is one"
-    (rule,) = json.loads(call("rules", "--json"))["rules"]
-    assert (rule["id"], rule["stale"], rule["every_days"], rule["job"]["model"]) == (id, True, 90, "bert")
-    assert "stale, every 90 days" in call("rules")
-    call("unrule", id)
-    assert json.loads(call("rules", "--json"))["rules"] == []
 
 
 def test_without_the_extra_the_hint_names_it(monkeypatch):

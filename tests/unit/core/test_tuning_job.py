@@ -6,7 +6,7 @@ import pytest
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
-from ncclt.core.tuning_job import JobRule, JobState, TuningJob
+from ncclt.core.tuning_job import JobState, TuningJob
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import UsageError
 
@@ -97,22 +97,3 @@ def test_tune_is_given_what_was_asked_for_and_nothing_else():
     )  # fmt: skip
     usual = JOB.arguments()
     assert not [word for word in usual if word.startswith(("--nodes", "--time", "--gpu-hours", "--prove"))]
-
-
-@pytest.mark.parametrize("days", [0, -1, 3651])
-def test_a_rule_repeats_after_a_day_to_ten_years(days):
-    with pytest.raises(UsageError):
-        JobRule(id="r", job=JOB, stale=True, every_days=days)
-
-
-@pytest.mark.parametrize("days", [1, 3650])
-def test_the_shortest_and_the_longest_repeat_are_taken(days):
-    assert JobRule(id="r", job=JOB, every_days=days).words == f"every {days} days"
-
-
-def test_a_rule_needs_a_reason_and_says_all_of_them():
-    with pytest.raises(UsageError, match="needs a reason"):
-        JobRule(id="r", job=JOB)
-    every = JobRule(id="r", job=JOB, fingerprint_changed=True, stale=True, every_days=7)
-    assert every.words == "the fingerprint has changed, stale, every 7 days"
-    assert JobRule(id="r", job=JOB, stale=True).words == "stale"

@@ -2,14 +2,12 @@
 
 import os
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ncclt.core.life import Action
-from ncclt.core.tuning_job import JobRule, TuningJob
-from ncclt.errors import NotFoundError
+from ncclt.core.tuning_job import TuningJob
 from ncclt.store import job_workers, open_store
 from ncclt.store.leases import SILENT_S, _started, is_dead, this_worker
 
@@ -97,11 +95,6 @@ def _fail(_worker):
     raise RuntimeError("killed meanwhile")
 
 
-def test_an_unknown_rule_cannot_be_removed(store):
-    with pytest.raises(NotFoundError, match="no rule"):
-        store.remove_job_rule("nope")
-
-
 @pytest.mark.parametrize(
     ("age_s", "dead"),
     [(0.0, False), (SILENT_S, False), (SILENT_S + 1, True), (-SILENT_S, False), (-SILENT_S - 1, True)],
@@ -122,17 +115,6 @@ def test_a_worker_is_registered_once(store, later):
     assert (store.workers_of("c"), store.workers_of("d")) == ((ELSEWHERE,), ())
     store.leave_worker(ELSEWHERE)
     assert store.workers_of("c") == ()
-
-
-def test_rules_are_those_of_a_cluster_and_one_of_the_same_id_is_replaced(store):
-    job = TuningJob(id="a" * 16, cluster="hall", model="toy")
-    for id, cluster in (("r2", "pair"), ("r1", "hall"), ("r3", "hall")):
-        store.add_job_rule(JobRule(id=id, job=replace(job, cluster=cluster), stale=True))
-    assert [rule.id for rule in store.job_rules()] == ["r1", "r2", "r3"]
-    assert [rule.id for rule in store.job_rules(cluster="hall")] == ["r1", "r3"]
-    store.add_job_rule(JobRule(id="r3", job=job, every_days=7))
-    store.remove_job_rule("r1")
-    assert [rule.words for rule in store.job_rules(cluster="hall")] == ["every 7 days"]
 
 
 def test_the_failure_of_a_job_is_noted_once(store):

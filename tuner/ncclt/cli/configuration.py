@@ -200,6 +200,6 @@ _GROUPS = {
         "retire",
         "rules",
     ),
-    "jobs": ("submit", "list", "show", "cancel", "retry", "logs", "rule", "rules", "unrule"),
+    "jobs": ("submit", "list", "show", "cancel", "retry", "logs"),
 }
 """Commands of two words that take --storage."""

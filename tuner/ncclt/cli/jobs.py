@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import sys
 import time
-import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,8 +13,8 @@ import typer
 from ncclt.cli.completion import cluster_names, model_names
 from ncclt.cli.options import AsJson, Storage
 from ncclt.cli.output import print_json, print_table, say
-from ncclt.core.tuning_job import USUAL_PRIORITY, JobRule, JobState, JobStatus, TuningJob
-from ncclt.errors import MissingDependencyError
+from ncclt.core.tuning_job import USUAL_PRIORITY, JobState, JobStatus, StaleJob, TuningJob
+from ncclt.errors import ConflictError, MissingDependencyError, UsageError
 from ncclt.pipeline.jobs.remote import RemoteJobs
 
 if TYPE_CHECKING:
@@ -24,9 +23,11 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Queue, list, cancel and follow tuning jobs, which `ncclt worker` runs.", no_args_is_help=True)
 
 Id = Annotated[str, typer.Argument(help="Of the job, see `ncclt jobs list`.")]
-Cluster = Annotated[str, typer.Option(envvar="NCCLT_CLUSTER", help="Where it is tuned.", autocompletion=cluster_names)]
+Cluster = Annotated[
+    str | None, typer.Option(envvar="NCCLT_CLUSTER", help="Where it is tuned.", autocompletion=cluster_names)
+]
 Workload = Annotated[
-    str, typer.Option(help="Name of the workload, see `ncclt profile list`.", autocompletion=model_names)
+    str | None, typer.Option(help="Name of the workload, see `ncclt profile list`.", autocompletion=model_names)
 ]
 Nodes = Annotated[int | None, typer.Option(help="Nodes of the training; default: the cluster's.")]
 GpusPerNode = Annotated[int | None, typer.Option(help="GPUs per node of the training; default: the cluster's.")]
@@ -76,8 +77,8 @@ def _queue(storage: str | None) -> JobQueue:
 
 @app.command("submit")
 def submit(
-    cluster: Cluster,
-    model: Workload,
+    cluster: Cluster = None,
+    model: Workload = None,
     nodes: Nodes = None,
     gpus_per_node: GpusPerNode = None,
     nccl_version: NcclVersion = None,
@@ -91,18 +92,36 @@ def submit(
     again: Annotated[
         bool, typer.Option("--again", help="Measure again; without it, what was tuned already is not launched again.")
     ] = False,
+    stale: Annotated[
+        bool, typer.Option("--stale", help="One job for each stale recommendation, of all clusters or of --cluster.")
+    ] = False,
     server: Server = None,
     storage: Storage = None,
     as_json: AsJson = False,
 ) -> None:
-    """Queue a tuning job and print its id."""
+    """Queue a tuning job and print its id.
+
+    With --stale, queue a job for each stale recommendation that has none queued or running, and print a line for each.
+    """
     from ncclt.store.store import utc_now
 
-    job = TuningJob(
-        id="", cluster=cluster, model=model, nodes=nodes, gpus_per_node=gpus_per_node, nccl_version=nccl_version,
-        trials=trials, seconds=seconds, gpu_hours=gpu_hours, blocks=blocks, seed=seed,
+    limits = TuningJob(
+        id="", cluster="", model="", trials=trials, seconds=seconds, gpu_hours=gpu_hours, blocks=blocks, seed=seed,
         prove_variables=prove_variables, priority=priority,
     )  # fmt: skip
+    if stale:
+        if again or any(given is not None for given in (model, nodes, gpus_per_node, nccl_version)):
+            raise UsageError(
+                "--stale takes workload and shape from the recommendations",
+                hint="leave out --model, --nodes, --gpus-per-node, --nccl-version and --again",
+            )
+        _print_stale(_submit_stale(limits, cluster or None, server, storage), as_json=as_json)
+        return
+    if not cluster or not model:
+        raise UsageError("--cluster and --model are needed", hint="or --stale, for all stale recommendations")
+    job = replace(
+        limits, cluster=cluster, model=model, nodes=nodes, gpus_per_node=gpus_per_node, nccl_version=nccl_version
+    )
     if server:
         _show(RemoteJobs(server).submit(job, again=again), as_json=as_json)
         return
@@ -118,6 +137,49 @@ def submit(
         if not store.workers_of(cluster):
             say(f"ncclt: no worker takes jobs of {cluster} now; start one there: ncclt worker --cluster {cluster}")
     _show(status, as_json=as_json)
+
+
+def _submit_stale(
+    limits: TuningJob, cluster: str | None, server: str | None, storage: str | None
+) -> tuple[StaleJob, ...]:
+    if server:
+        return RemoteJobs(server).submit_stale(limits, cluster=cluster)
+    require_jobs_extra()
+    from ncclt.store import open_store
+    from ncclt.store.store import utc_now
+    from ncclt_api.job_queue import JobQueue, prepare, submit_stale
+
+    with open_store(storage, makes=False) as store:
+        prepare(store.url)
+        with JobQueue(store.url) as queue:
+            return submit_stale(store, queue, limits, cluster=cluster, now=utc_now())
+
+
+def _print_stale(found: tuple[StaleJob, ...], *, as_json: bool) -> None:
+    """Print what was done for each stale recommendation.
+
+    Raises:
+        ConflictError: there is one without a job.
+    """
+    refused = [one for one in found if one.status is None]
+    if as_json:
+        print_json({"schema": 1, "stale": [one.to_document() for one in found]})
+    elif not found:
+        print("no stale recommendations")
+    else:
+        for one in found:
+            jobs = f"{one.model} on {one.cluster}, {one.nodes}x{one.gpus_per_node}, NCCL {one.nccl_version}"
+            if one.status is None:
+                print(f"refused: {jobs}: {one.refused}")
+            elif one.is_new:
+                print(f"{one.status.job.id} queued: {jobs}: {one.stale}")
+            else:
+                print(f"{one.status.job.id} already {_state(one.status)}: {jobs}: {one.stale}")
+    if refused:
+        raise ConflictError(
+            f"no job for {', '.join(one.recommendation for one in refused)}",
+            hint="`ncclt recommendations retire ID` ends a recommendation that cannot be tuned again",
+        )
 
 
 @app.command("list")
@@ -212,82 +274,6 @@ def _print_events(jobs: JobQueue | RemoteJobs, id: str, *, follow: bool, as_json
         if ended or not follow:
             return
         time.sleep(1.0)
-
-
-@app.command("rule")
-def rule(
-    cluster: Cluster,
-    model: Workload,
-    nodes: Nodes = None,
-    gpus_per_node: GpusPerNode = None,
-    nccl_version: NcclVersion = None,
-    trials: Trials = _USUAL.trials,
-    priority: Priority = USUAL_PRIORITY,
-    fingerprint_changed: Annotated[
-        bool, typer.Option("--fingerprint-changed", help="When the cluster is no longer what was measured.")
-    ] = False,
-    stale: Annotated[bool, typer.Option("--stale", help="When the newest recommendation is stale.")] = False,
-    every_days: Annotated[int | None, typer.Option(help="So often.")] = None,
-    server: Server = None,
-    storage: Storage = None,
-) -> None:
-    """Tune a workload again by itself, once something was published for it; print the id of the rule."""
-    from ncclt.store.store import utc_now
-
-    job = TuningJob(
-        id="", cluster=cluster, model=model, nodes=nodes, gpus_per_node=gpus_per_node, nccl_version=nccl_version,
-        trials=trials, priority=priority,
-    )  # fmt: skip
-    made = JobRule(
-        id=uuid.uuid4().hex[:8], job=job, fingerprint_changed=fingerprint_changed, stale=stale,
-        every_days=every_days, created=utc_now(),
-    )  # fmt: skip
-    if server:
-        service = RemoteJobs(server)
-        made = next(filter(made.same_as, service.rules()), made)
-        service.put_rule(made)
-    else:
-        from ncclt.store import open_store
-
-        with open_store(storage) as store:
-            store.checked_job(job)  # refused now rather than by a worker
-            made = next(filter(made.same_as, store.job_rules()), made)
-            store.add_job_rule(made)
-    sys.stdout.write(f"{made.id}\n")
-
-
-@app.command("rules")
-def rules(server: Server = None, storage: Storage = None, as_json: AsJson = False) -> None:
-    """List the rules by which workloads are tuned again."""
-    if server:
-        found = RemoteJobs(server).rules()
-    else:
-        from ncclt.store import open_to_read
-
-        with open_to_read(storage) as store:
-            found = store.job_rules()
-    if as_json:
-        print_json({"schema": 1, "rules": [one.to_document() for one in found]})
-        return
-    rows = [(one.id, one.job.cluster, one.job.model, one.words) for one in found]
-    print_table(("id", "cluster", "model", "when"), rows)
-
-
-@app.command("unrule")
-def unrule(
-    id: Annotated[str, typer.Argument(help="Of the rule, see `ncclt jobs rules`.")],
-    server: Server = None,
-    storage: Storage = None,
-) -> None:
-    """Remove a rule."""
-    if server:
-        RemoteJobs(server).remove_rule(id)
-    else:
-        from ncclt.store import open_store
-
-        with open_store(storage, makes=False) as store:
-            store.remove_job_rule(id)
-    say(f"ncclt: removed the rule {id}")
 
 
 def _state(status: JobStatus) -> str:

@@ -89,7 +89,7 @@ def prune(
     counts = prune_store(location, before, dry_run=dry_run, forget=_forget)
     # Their tables are another library's, and on SQLite another file: a transaction of their own.
     if importlib.util.find_spec("dbos"):
-        from ncclt.pipeline.jobs.rules import prune_jobs
+        from ncclt_api.job_queue import prune_jobs
 
         counts["tuning jobs"] = prune_jobs(location.url, before=before, dry_run=dry_run)
     sys.stdout.write("would remove " if dry_run else "removed ")

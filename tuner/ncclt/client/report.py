@@ -14,10 +14,10 @@ from .answer import one_line  # relative: the folder is also copied alone
 from .fetch import WRONG_SERVER, ClientError, base_of, client_errors_only, get, host_of
 
 
-def posting(url: str, document: Mapping[str, Any], *, method: str = "POST") -> urllib.request.Request:
+def posting(url: str, document: Mapping[str, Any]) -> urllib.request.Request:
     """Return a request that sends a JSON object to an address of `base_of`."""
     body, headers = json.dumps(dict(document)).encode(), {"Content-Type": "application/json"}
-    return urllib.request.Request(url, data=body, headers=headers, method=method)  # noqa: S310 -- base_of
+    return urllib.request.Request(url, data=body, headers=headers, method="POST")  # noqa: S310 -- base_of
 
 
 @client_errors_only

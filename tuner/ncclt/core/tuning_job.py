@@ -1,4 +1,4 @@
-"""A tuning job: a study that a user or a rule requests, and a worker runs."""
+"""Tuning jobs: studies that are requested now and run later, by a worker."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class TuningJob(Documented):
         priority: 1 is taken first, 9 last.
         study: name of its study; jobs that ask for the same share one, so a repeated job launches nothing.
         created: ISO time.
-        by: the key or the rule that requested it; empty = no key.
+        by: id of the key that requested it; empty = no key.
 
     Raises:
         UsageError: a number is out of range.
@@ -203,44 +203,25 @@ class Backlog:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobRule(Documented):
-    """When a workload is tuned again by itself on a cluster.
+class StaleJob(Documented):
+    """Stale recommendation and the job that renews it.
 
     Attributes:
-        id: of the rule.
-        job: what is requested then; its id, study and times do not count.
-        fingerprint_changed: when the cluster no longer has the fingerprint that the newest recommendation is for.
-        stale: when the newest recommendation is stale.
-        every_days: so often, counted from the newest recommendation; None = never.
-        created: ISO time.
+        recommendation: id of the stale revision.
+        stale: reason.
+        cluster, model, nodes, gpus_per_node, nccl_version: the jobs that it is for.
+        status: of the job; None where it was refused.
+        is_new: whether this call queued the job.
+        refused: reason; empty where there is a job.
     """
 
-    SHAPE: ClassVar = Shape(name="a rule", error=UsageError, schema=1)
-
-    id: str
-    job: TuningJob
-    fingerprint_changed: bool = False
-    stale: bool = False
-    every_days: int | None = None
-    created: str = ""
-
-    def __post_init__(self) -> None:
-        if not (self.fingerprint_changed or self.stale or self.every_days):
-            raise UsageError(
-                "a rule needs a reason", hint="when the fingerprint changed, when stale, or every so many days"
-            )
-        if self.every_days is not None and not 1 <= self.every_days <= 3650:
-            raise UsageError(f"every_days must be 1 to 3650, not {self.every_days}")
-
-    def same_as(self, other: JobRule) -> bool:
-        """Return whether both ask for the same at the same time: their ids and when they were made do not count."""
-        return self.job.same_as(other.job) and replace(self, id=other.id, job=other.job, created=other.created) == other
-
-    @property
-    def words(self) -> str:
-        """Return as text when it requests a job."""
-        said = {
-            "the fingerprint has changed": self.fingerprint_changed, "stale": self.stale,
-            f"every {self.every_days} days": self.every_days,
-        }  # fmt: skip
-        return ", ".join(word for word, meant in said.items() if meant)
+    recommendation: str
+    stale: str
+    cluster: str
+    model: str
+    nodes: int
+    gpus_per_node: int
+    nccl_version: str
+    status: JobStatus | None = None
+    is_new: bool = False
+    refused: str = ""

@@ -1,22 +1,19 @@
-"""Which workers take tuning jobs, and the rules by which workloads are tuned again, as rows."""
+"""Workers that take tuning jobs, as rows."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 
 from sqlalchemy import delete, exists, insert, select, update
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.life import Action, one_line_why
-from ncclt.core.tuning_job import JobRule, TuningJob
+from ncclt.core.tuning_job import TuningJob
 from ncclt.core.workload import Workload
-from ncclt.errors import NotFoundError
 from ncclt.store.database import Database, now_s
-from ncclt.store.documents import stored, to_text
 from ncclt.store.failures import repeatable
 from ncclt.store.leases import is_dead
-from ncclt.store.tables import history, job_rules, job_workers
+from ncclt.store.tables import history, job_workers
 from ncclt.user_dirs import recorded_tables
 
 SETTLE_S = 5.0
@@ -24,7 +21,7 @@ SETTLE_S = 5.0
 
 
 class JobWorkers:
-    """The part of a store that keeps workers and rules of tuning jobs; see `Store`."""
+    """The part of a store that keeps the workers of tuning jobs; see `Store`."""
 
     _database: Database
     _clock: Callable[[], str]
@@ -124,35 +121,3 @@ class JobWorkers:
             known = exists().where(*(history.c[name] == value for name, value in said.items()))
             if not connection.scalar(select(known)):
                 connection.execute(insert(history).values(**said, created=self._clock()))
-
-    @repeatable
-    def add_job_rule(self, rule: JobRule) -> None:
-        """Store a rule; one of its id is replaced."""
-        with self._database.alone() as connection:
-            connection.execute(delete(job_rules).where(job_rules.c.id == rule.id))
-            row = {"id": rule.id, "cluster": rule.job.cluster, "document": to_text(rule.to_document())}
-            connection.execute(insert(job_rules).values(**row))
-
-    @repeatable
-    def job_rules(self, *, cluster: str | None = None) -> tuple[JobRule, ...]:
-        """Return rules by id; of one cluster, or all."""
-        query = select(job_rules).order_by(job_rules.c.id)
-        if cluster is not None:
-            query = query.where(job_rules.c.cluster == cluster)
-        found = []
-        with self._database.reading() as connection:
-            for row in connection.execute(query):
-                with stored(f"the rule {row.id}"):
-                    found.append(JobRule.from_document(json.loads(row.document)))
-        return tuple(found)
-
-    @repeatable
-    def remove_job_rule(self, id: str) -> None:
-        """Remove a rule.
-
-        Raises:
-            NotFoundError: there is none of this id.
-        """
-        with self._database.alone() as connection:
-            if not connection.execute(delete(job_rules).where(job_rules.c.id == id)).rowcount:
-                raise NotFoundError(f"there is no rule {id!r}", hint="`ncclt jobs rules` shows all")

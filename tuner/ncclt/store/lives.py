@@ -169,6 +169,36 @@ class Lives:
                 for row, one, state in zip(rows, fresh, states, strict=True)
             )  # fmt: skip
 
+    @repeatable
+    def stale_recommendations(self, *, cluster: str | None = None) -> tuple[Recommendation, ...]:
+        """Return the active revisions that are stale, newest first, but those that a newer revision replaces.
+
+        A newer revision for the same jobs, active or a candidate, that is not stale needs nothing but approval.
+
+        Args:
+            cluster: name; None = any.
+        """
+        table, states = recommendations.c, (RevisionState.ACTIVE.value, RevisionState.CANDIDATE.value)
+        query = select(table.id, table.document, table.state, table.origin).where(table.state.in_(states))
+        if cluster is not None:
+            query = query.where(table.cluster == cluster)
+        with self._database.reading() as connection:
+            rows = connection.execute(query.order_by(table.sequence.desc())).all()
+            published = tuple(read_recommendation(row.id, row.document) for row in rows)
+            fresh = with_staleness(connection, published, self._shipped_workloads)
+        found: list[Recommendation] = []
+        renewed: set[tuple[object, ...]] = set()
+        for row, one in zip(rows, fresh, strict=True):
+            measured = one.fingerprint
+            jobs = (
+                one.cluster, one.model, measured.nodes, measured.gpus_per_node, measured.nccl_version, row.origin,
+            )  # fmt: skip
+            if one.stale and row.state == RevisionState.ACTIVE.value and jobs not in renewed:
+                found.append(one)
+            if not one.stale:
+                renewed.add(jobs)
+        return tuple(found)
+
     def status(self, id: str) -> RevisionStatus:
         """Return one revision with its state.
 

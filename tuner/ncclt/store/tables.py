@@ -225,7 +225,7 @@ job_workers = Table(
     Column("renewed_s", Float, nullable=False),
 )
 
-# When a workload is tuned again by itself.
+# Not used: its migration makes it.
 job_rules = Table(
     "job_rules",
     metadata,
@@ -234,8 +234,7 @@ job_rules = Table(
     Column("document", Text, nullable=False),
 )
 
-# Up to where in the history a web hook has received events, and since when the next one could not be delivered. `id` is
-# a hash of the address, which may hold a secret.
+# Not used: its migration makes it.
 hooks = Table(
     "hooks",
     metadata,

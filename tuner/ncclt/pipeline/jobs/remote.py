@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode
 
 from ncclt.client.fetch import ClientError, base_of, get, host_of
 from ncclt.client.report import posting
-from ncclt.core.tuning_job import JobEvent, JobResult, JobRule, JobState, JobStatus, TuningJob
+from ncclt.core.tuning_job import JobEvent, JobResult, JobState, JobStatus, StaleJob, TuningJob
 from ncclt.deliver.offer import api_key
 from ncclt.errors import ConflictError, NccltError, NotFoundError, ServerError, UsageError
 
@@ -25,9 +25,7 @@ _PAGE = 200
 _NEVER_ASKED = ("id", "study", "created", "by")
 """What the service gives a job."""
 
-_OF_RULED_JOB = ("cluster", "model", "nodes", "gpus_per_node", "nccl_version", "trials", "priority")
-_REASONS = ("fingerprint_changed", "stale", "every_days")
-"""Of a rule, as the service names them."""
+_LIMITS = ("trials", "seconds", "gpu_hours", "blocks", "seed", "prove_variables", "priority")
 
 _OTHER = "is it of another version of ncclt?"
 
@@ -59,6 +57,24 @@ class RemoteJobs:
         request = posting(self._url("/v1/jobs"), {**asked, "again": again})
         request.add_header("Idempotency-Key", uuid.uuid4().hex)
         return _status(self._ask(request, pauses_s=_PAUSES_S))
+
+    def submit_stale(self, limits: TuningJob, *, cluster: str | None) -> tuple[StaleJob, ...]:
+        """Queue a job for each stale recommendation that has none queued or running.
+
+        Args:
+            limits: of each job.
+            cluster: only its recommendations; None = all.
+
+        Raises:
+            NotFoundError: the service does not know the cluster.
+            UsageError: it refuses the limits.
+        """
+        asked = {"cluster": cluster, **{name: getattr(limits, name) for name in _LIMITS}}
+        answer = self._ask(posting(self._url("/v1/jobs/stale"), asked), pauses_s=_PAUSES_S)
+        try:
+            return tuple(_stale_job(item) for item in answer["items"])
+        except (LookupError, TypeError) as error:
+            raise ServerError(f"the service answered with something else: {error}", hint=_OTHER) from error
 
     def statuses(self, *, cluster: str | None, state: JobState | None, limit: int) -> tuple[JobStatus, ...]:
         """Return jobs, newest first; of one cluster or state, or all."""
@@ -103,26 +119,6 @@ class RemoteJobs:
                 number = event.number + 1
             if number == before:
                 return
-
-    def rules(self) -> tuple[JobRule, ...]:
-        """Return the rules by which workloads are tuned again, by id."""
-        return tuple(map(_rule, self._ask(self._url("/v1/rules"))["items"]))
-
-    def put_rule(self, rule: JobRule) -> JobRule:
-        """Store a rule, in place of the one of its id, and return it as the service has it.
-
-        Raises:
-            NotFoundError: the service does not know cluster or workload.
-            UsageError: it refuses the rule.
-        """
-        asked = {name: getattr(rule.job, name) for name in _OF_RULED_JOB}
-        asked |= {name: getattr(rule, name) for name in _REASONS}
-        return _rule(self._ask(posting(self._url(f"/v1/rules/{quote(rule.id, safe='')}"), asked, method="PUT")))
-
-    def remove_rule(self, id: str) -> None:
-        """Remove a rule; NotFoundError if there is none of this id."""
-        url = self._url(f"/v1/rules/{quote(id, safe='')}")
-        self._text(urllib.request.Request(url, method="DELETE"))  # noqa: S310 -- base_of
 
     def _job(self, id: str, what: str = "") -> str:
         return self._url(f"/v1/jobs/{quote(id, safe='')}{what}")
@@ -170,18 +166,9 @@ def _status(document: Mapping[str, Any]) -> JobStatus:
         raise ServerError(f"the service answered with something that is no job: {error}", hint=_OTHER) from error
 
 
-def _rule(document: Mapping[str, Any]) -> JobRule:
-    """Return a rule from the JSON of the service.
-
-    Raises:
-        ServerError: it is not a rule.
-    """
-    try:
-        job = TuningJob(id="", **{name: document[name] for name in _OF_RULED_JOB})
-        reasons = {name: document[name] for name in _REASONS}
-        return JobRule(id=document["id"], job=job, created=document["created"], **reasons)
-    except (LookupError, TypeError, ValueError, UsageError) as error:
-        raise ServerError(f"the service answered with something that is not a rule: {error}", hint=_OTHER) from error
+def _stale_job(document: Mapping[str, Any]) -> StaleJob:
+    found = {field.name: document[field.name] for field in fields(StaleJob) if field.name != "status"}
+    return StaleJob(**found, status=_status(document["job"]) if document["job"] else None)
 
 
 def _events(text: str) -> Iterator[JobEvent]:

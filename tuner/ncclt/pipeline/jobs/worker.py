@@ -18,7 +18,6 @@ from ncclt.core.tuning_job import JobResult, JobState, TuningJob
 from ncclt.errors import NccltError, NotFoundError, StoreError, StudyStoppedError, hide_passwords, reason
 from ncclt.launch.process.followed import FollowedProcess
 from ncclt.launch.slurm.job import ask
-from ncclt.pipeline.jobs.rules import apply_rules
 from ncclt.store.leases import SILENT_S, this_worker
 from ncclt.store.store import Store
 from ncclt_api.job_queue import JobQueue, JobReport, prepare, serve_jobs
@@ -115,7 +114,6 @@ class JobWorker:
                         holders=lambda: queue.holders(cluster),
                         give_back=lambda worker: queue.give_back(worker, died=True),
                     )
-                    apply_rules(store, queue, cluster, say=self._plan.say)
                 except StoreError as error:
                     self._plan.say(f"ncclt: {error.message}")
                 if time.monotonic() - heard_s > ALONE_S:
