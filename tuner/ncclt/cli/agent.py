@@ -31,7 +31,7 @@ def agent(
     server: Annotated[str | None, typer.Option(help="ncclt server to fetch from.", envvar="NCCLT_SERVER")] = None,
     format: Annotated[str, typer.Option(help="nccl-conf, dotenv or export.")] = "nccl-conf",
     allow: Annotated[
-        list[str] | None, typer.Option(help="Also accept a `recorded`, `simulated` or `nearest` result; repeatable.")
+        list[str] | None, typer.Option(help="Also accept a `recorded` or `simulated` result; repeatable.")
     ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the server.", min=0.1)] = 5.0,
     once: Annotated[
