@@ -61,12 +61,12 @@ def print_ending(ending: Ending, study: Study, *, trials: int, shown: str, sourc
             print(f"note:     {note}")
 
 
-def command_again(model: str, target: Target, effort: Effort, source: str, *, several: bool = False) -> str:
+def command_again(model: str, target: Target, effort: Effort, source: str) -> str:
     """Return the command that continues the proof of a study with twice as many blocks; it works in any folder.
 
     Of fewer than `MIN_BLOCKS` it asks for these: twice as many would decide nothing either.
     """
-    words = ["ncclt", "tune", "--models" if several else "--model", model, *words_of(target)]
+    words = ["ncclt", "tune", "--model", model, *words_of(target)]
     words += words_of(replace(effort, blocks=max(MIN_BLOCKS, 2 * effort.blocks), more=None))
     return shlex.join(words) + source
 
