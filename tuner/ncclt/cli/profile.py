@@ -16,12 +16,12 @@ from ncclt.cli.profile_model import model
 from ncclt.cli.record import CONTEXT_SETTINGS, record
 from ncclt.errors import UsageError
 
-app = typer.Typer(help="List, show, import, record, compute and compare workloads.", no_args_is_help=True)
+app = typer.Typer(help="List, show, import, record, compute, merge and compare workloads.", no_args_is_help=True)
 
 
 @app.callback()
 def profile() -> None:
-    """List, show, import, record, compute and compare workloads."""
+    """List, show, import, record, compute, merge and compare workloads."""
 
 
 @app.command("list")
@@ -135,6 +135,49 @@ def import_files(
     else:
         from ncclt.cli.profile_view import print_profile
 
+        print_profile(workload, limit=40)
+
+
+@app.command("merge")
+def merge(
+    parts: Annotated[
+        list[str],
+        typer.Argument(metavar="A B...", help="Names of the workloads to merge.", autocompletion=model_names),
+    ],
+    name: Annotated[str, typer.Option(help="Name of the merged workload.")],
+    weights: Annotated[
+        str | None,
+        typer.Option(help="Steps of each part in one step of the merged workload, comma-separated; default: 1 each."),
+    ] = None,
+    replace: ReplaceWorkload = False,
+    dry_run: DryRun = False,
+    storage: Storage = None,
+    as_json: AsJson = False,
+) -> None:
+    """Merge workloads into one, so that one study finds one policy for all of them."""
+    from datetime import UTC, datetime
+
+    from ncclt.cli.profile_view import print_profile, profile_document
+    from ncclt.core.name import checked_name
+    from ncclt.core.workload import merge_workloads
+    from ncclt.store import open_store, open_to_read
+
+    checked_name(name, "--name")
+    try:
+        numbers = [1.0] * len(parts) if weights is None else [float(word) for word in weights.split(",")]
+    except ValueError:
+        raise UsageError(f"--weights is {weights!r}", hint="it is one number per workload, for example 3,1") from None
+    if len(numbers) != len(parts):
+        raise UsageError(f"--weights gives {len(numbers)} numbers for {len(parts)} workloads", hint="give one for each")
+    with open_to_read(storage, would_be_made=True) if dry_run else open_store(storage) as store:
+        found = [(store.workload(part), weight) for part, weight in zip(parts, numbers, strict=True)]
+        workload = merge_workloads(found, name=name, created=datetime.now(UTC).date().isoformat())
+        if not dry_run:
+            store.add_workload(workload, replace=replace)
+            say(f"ncclt: stored {name} in {store.shown}; tune it with: ncclt tune --model {name}")
+    if as_json:
+        print_json(profile_document(workload))
+    else:
         print_profile(workload, limit=40)
 
 
