@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +15,9 @@ from ncclt.cli.profile_diff import diff
 from ncclt.cli.profile_model import model
 from ncclt.cli.record import CONTEXT_SETTINGS, record
 from ncclt.errors import UsageError
+
+if TYPE_CHECKING:
+    from ncclt.core.workload import Workload
 
 app = typer.Typer(help="List, show, import, record, compute, merge and compare workloads.", no_args_is_help=True)
 
@@ -120,16 +123,23 @@ def import_files(
     """Read traces of a training job into a workload; ranks are merged without counting a call twice."""
     from ncclt.core.name import checked_name
     from ncclt.profile import read_workload
-    from ncclt.store import open_store
 
     checked_name(name, "--name")
     workload = read_workload(files, name=name, source=source)
     if steps is not None:
         workload = workload.over_steps(steps, f"calls of the whole file, divided by its {steps} steps (--steps)")
+    _keep(workload, storage, replace=replace, dry_run=dry_run, as_json=as_json)
+
+
+def _keep(workload: Workload, storage: str | None, *, replace: bool, dry_run: bool, as_json: bool) -> None:
+    """Store a new workload and print it."""
+    from ncclt.store import open_store
+
     if not dry_run:
         with open_store(storage) as store:
             store.add_workload(workload, replace=replace)
-            say(f"ncclt: stored {name} in {store.shown}; tune it with: ncclt tune --model {shlex.quote(name)}")
+            again = f"ncclt tune --model {shlex.quote(workload.name)}"
+            say(f"ncclt: stored {workload.name} in {store.shown}; tune it with: {again}")
     if as_json:
         print_json(workload.to_document())
     else:
@@ -157,7 +167,6 @@ def merge(
     """Merge workloads into one, so that one study finds one policy for all of them."""
     from datetime import UTC, datetime
 
-    from ncclt.cli.profile_view import print_profile, profile_document
     from ncclt.core.name import checked_name
     from ncclt.core.workload import merge_workloads
     from ncclt.store import open_store, open_to_read
@@ -171,14 +180,8 @@ def merge(
         raise UsageError(f"--weights gives {len(numbers)} numbers for {len(parts)} workloads", hint="give one for each")
     with open_to_read(storage, would_be_made=True) if dry_run else open_store(storage) as store:
         found = [(store.workload(part), weight) for part, weight in zip(parts, numbers, strict=True)]
-        workload = merge_workloads(found, name=name, created=datetime.now(UTC).date().isoformat())
-        if not dry_run:
-            store.add_workload(workload, replace=replace)
-            say(f"ncclt: stored {name} in {store.shown}; tune it with: ncclt tune --model {name}")
-    if as_json:
-        print_json(profile_document(workload))
-    else:
-        print_profile(workload, limit=40)
+    workload = merge_workloads(found, name=name, created=datetime.now(UTC).date().isoformat())
+    _keep(workload, storage, replace=replace, dry_run=dry_run, as_json=as_json)
 
 
 app.command("record", context_settings=CONTEXT_SETTINGS)(record)
