@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import statistics
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -340,11 +340,3 @@ def all_cases(files: Sequence[Path]) -> tuple[list[Case], list[str]]:
     if not files:
         cases += simulated_cases()
     return cases, left_out
-
-
-def by_landscape(cases: Sequence[Case]) -> Mapping[str, list[Case]]:
-    """Return the cases of each landscape."""
-    found: dict[str, list[Case]] = {}
-    for case in cases:
-        found.setdefault(case.landscape, []).append(case)
-    return found

@@ -135,6 +135,14 @@ class ProvenanceDocument(AnswerModel):
     whole_file: bool = Field(default=False, description="the calls are all of the source, not those of one step")
 
 
+class WorkloadPartDocument(AnswerModel):
+    """One of the workloads that were merged into another."""
+
+    name: str
+    weight: float = Field(description="its steps in one step of the merged workload")
+    messages: list[WorkloadMessage] = Field(description="of one step of the part")
+
+
 class WorkloadDocument(AnswerModel):
     """The messages of one training step."""
 
@@ -149,6 +157,7 @@ class WorkloadDocument(AnswerModel):
     exposed_us: float | None = None
     copied_us: float | None = Field(default=None, description="copies within the GPU, per step")
     timeline: list[TimedCallDocument] = Field(default=[], description="the calls of the median step of one rank")
+    parts: list[WorkloadPartDocument] = Field(default=[], description="of a merged workload")
 
 
 class CatalogueWorkload(WorkloadDocument):
@@ -300,6 +309,18 @@ class StudyList(AnswerModel):
     next_cursor: str | None
 
 
+class PartGainDocument(AnswerModel):
+    """Gain of the proven policy for one part of a merged workload."""
+
+    name: str
+    weight: float = Field(description="its steps in one step of the merged workload")
+    default_us: float | None = Field(description="communication time of one step of the part; null = no proof")
+    policy_us: float | None
+    speedup: float | None
+    interval: tuple[float, float | None] | None = Field(description="95 %; null at its end = it has none")
+    note: str = Field(description="why there is no proof, or what it leaves out")
+
+
 class StudyDetail(StudyDocument):
     """A study with its workload and its published recommendations."""
 
@@ -320,6 +341,7 @@ class StudyDetail(StudyDocument):
         description="training steps after which the newest recommendation has saved as much; null = nothing is gained, "
         "or the workload is a whole file",
     )
+    parts: list[PartGainDocument] = Field(default=[], description="gain of each part of a merged workload")
     recommendations: list[ProvenRecommendation]
 
 

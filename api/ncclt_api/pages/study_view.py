@@ -147,7 +147,11 @@ def study_view(
     evidence = collect_evidence(proof)
     # A verdict without a verification means that the search found nothing worth proving.
     source = f" --server {shlex.quote(server)}" if server else ""
-    ending = ending_of(study, trials, recommendation, source=source) if recommendation else None
+    ending = None
+    if recommendation:
+        loaded = {trial.number: trial for trial in proof}
+        with_proof = [loaded.get(trial.number, trial) for trial in trials]
+        ending = ending_of(study, with_proof, recommendation, source=source)
     arm = Arm.VARIABLES if ending and ending.use.form is Form.VARIABLES else Arm.TABLE
     policy = ending.use.proven.policy if ending else None
     single = min((one for one in scores if one != DEFAULT), key=lambda one: scores[one], default=None)

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from ncclt.core.recommendation import ORIGIN_WORDS, Decision, Recommendation, Request
 from ncclt.core.rollout import MOST_JOB_NAME
 from ncclt.deliver.render.formats import FORMATS, SHELLS, TABLE_FORMATS, render
-from ncclt.deliver.variant import fitting_or_nearest, given
+from ncclt.deliver.variant import given, select_fitting
 from ncclt_api.answers import MOST_WAIT_S
 from ncclt_api.dependencies import CurrentStore
 from ncclt_api.routes import PROBLEMS
@@ -50,9 +50,6 @@ class EnvQuery(JobQuery):
     channels: int | None = Field(None, ge=1, description="`nvidia-csv` only: if the policy leaves them to NCCL")
     recorded: Literal["allow"] | None = Field(None, description="also a result that was recorded elsewhere")
     simulated: Literal["allow"] | None = Field(None, description="also a simulated result")
-    nearest: Literal["allow"] | None = Field(
-        None, description="where nothing fits, also what was measured for the most similar job of this cluster"
-    )
     driver: str | None = Field(None, description="only what was measured with this driver of NVIDIA")
     wait: int | None = Field(
         None, ge=0, le=MOST_WAIT_S, description="seconds to wait for another answer than the client has"
@@ -74,7 +71,6 @@ class EnvQuery(JobQuery):
             driver=self.driver,
             topology_hash=self.topology,
             allowed=frozenset(origin for origin in ORIGIN_WORDS if getattr(self, origin)),
-            nearest=self.nearest is not None,
         )
 
 
@@ -97,7 +93,7 @@ def get_environment(
     store: CurrentStore,
     accept: Annotated[str, Header(description="of the media types, the first that a format has")] = "*/*",
 ) -> Response:
-    """Write the active recommendation that fits the job exactly; the nearest one only with `nearest=allow`."""
+    """Write the active recommendation that fits the job exactly."""
     # If-None-Match is for AnswersMiddleware, which keeps what is returned here; `wait` for WaitMiddleware.
     media_type, format = next(
         (
@@ -113,7 +109,7 @@ def get_environment(
     if not published:
         explain_absence(store, cluster=cluster, model=query.model)
     rollouts = store.served_rollouts(cluster=cluster, model=query.model)
-    found = fitting_or_nearest(published, rollouts, query.request(cluster=cluster, model=query.model))
+    found = select_fitting(published, query.request(cluster=cluster, model=query.model))
     answer = given(found, rollouts, query.job, delivery=store.rules(cluster).delivery)
     chosen, said = answer.recommendation, answer.to_document()
     body = render(chosen, format=format, shell=query.shell, unset=query.unset, channels=query.channels, said=said)
@@ -130,15 +126,8 @@ def get_environment(
             "X-Ncclt-Recommendation": chosen.id,
             **{f"X-Ncclt-{o.title()}": "true" if chosen.origin is o else "false" for o in reversed(ORIGIN_WORDS)},
             "X-Ncclt-Decision": _decision(chosen, format),
-            **_nearest(chosen),
         },
     )
-
-
-def _nearest(recommendation: Recommendation) -> dict[str, str]:
-    # The names of what differs alone: the values are the client's.
-    names = ", ".join(difference.partition(":")[0] for difference in recommendation.nearest)
-    return {"X-Ncclt-Nearest": names} if names else {}
 
 
 def _decision(recommendation: Recommendation, format: str) -> str:

@@ -57,7 +57,7 @@ def test_an_unknown_format_names_the_choices(client):
 @pytest.mark.parametrize(
     "job", [{"nodes": 4}, {"gpus_per_node": 8}, {"nccl_version": "2.28.9"}], ids=["nodes", "gpus", "nccl"]
 )
-def test_another_job_gets_nothing_rather_than_the_nearest(client, job):
+def test_another_job_gets_nothing(client, job):
     answer = client.get(ENV, params={"model": "bert", **JOB, **job})
     assert answer.status_code == 409
     assert answer.json()["type"] == "urn:ncclt:problem:no-recommendation"
@@ -128,30 +128,3 @@ def test_a_job_that_names_its_driver_or_topology_gets_nothing_of_another(client)
         refused = client.get(ENV, params={"model": "bert", **JOB, name: "x1"})
         assert refused.status_code == 409
         assert f"{word}: measured with an unknown one, asked for x1" in refused.json()["detail"]
-
-
-def test_the_nearest_is_given_on_request_and_marked_with_what_differs(client):
-    job = {"model": "bert", **JOB, "nodes": 4}
-    assert client.get(ENV, params=job).status_code == 409
-    given = client.get(ENV, params={**job, "nearest": "allow"})
-    assert (given.status_code, given.headers["x-ncclt-recommendation"]) == (200, "0c0ffee1")
-    assert (given.headers["x-ncclt-nearest"], given.headers["x-ncclt-reason"]) == ("nodes", "NEAREST")
-    assert "NCCLT_NEAREST=1" in given.text
-    assert "# NEAREST: nodes: measured with 2, asked for 4" in given.text
-    document = client.get(ENV, params={**job, "nearest": "allow", "format": "json"}).json()
-    assert document["nearest"] == ["nodes: measured with 2, asked for 4"]
-    assert (document["nodes"], document["simulated"], document["reason"]) == (4, True, "NEAREST")
-    exact = client.get(ENV, params={"model": "bert", **JOB, "nearest": "allow"})
-    assert (exact.status_code, "x-ncclt-nearest" in exact.headers, "NEAREST" in exact.text) == (200, False, False)
-    for other in ({"nodes": 1}, {"simulated": None}):
-        refused = {name: value for name, value in {**job, "nearest": "allow", **other}.items() if value}
-        assert client.get(ENV, params=refused).status_code == 409, refused
-    assert client.get(ENV, params={**job, "nearest": "yes"}).status_code == 422
-
-
-def test_what_a_client_names_gets_into_no_header(client):
-    evil = {"topology": "x\r\nSet-Cookie: a=b", "driver": "\u2603\r\n"}
-    given = client.get(ENV, params={"model": "bert", **JOB, **evil, "nearest": "allow"})
-    assert given.status_code == 200, given.text
-    assert given.headers["x-ncclt-nearest"] == "driver, topology"
-    assert "set-cookie" not in given.headers

@@ -21,6 +21,7 @@ from ncclt.testing.store_contract import sample_study
 from ncclt_api.pages.report import study_report
 
 KIB = 1024
+MIB = 1024 * KIB
 TIMES_US = {
     # Ring/LL128 is best for large messages and bad for small ones; forced variables can only be ring/simple.
     ("default", "", ""): (20.0, 1000.0),
@@ -101,6 +102,24 @@ def test_what_was_not_measured_is_told_wherever_the_result_is(recorded, command)
     assert command(show, study.id).count(said) == 1
     for form in ("md", "html"):
         assert "outside the landscape and left to NCCL" in study_report(command.store, study, form)
+
+
+def test_what_the_probes_of_the_proof_took_from_the_policy_is_told_on_the_page_too(recorded, command, tmp_path):
+    """Ring/LL is fast at the workload's own size alone."""
+    rows = [
+        f"box,8,1,NVLink,2.27.3,all_reduce,float32,{size},{algo},{proto},,{time}"
+        for (algo, proto), times in {("", ""): (20.0, 1000.0), ("ring", "ll"): (10.0, 1200.0)}.items()
+        for size, time in zip((27 * MIB, 32 * MIB), times, strict=True)
+    ]
+    head = "system,gpus,nodes,interconnect,nccl_version,collective,dtype,size_bytes,algo,proto,nchannels,time_us"
+    (tmp_path / "near.csv").write_text("\n".join([head, *rows]) + "\n")
+    message = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=27 * MIB)
+    mine = command.store.workload("mine")
+    command.store.add_workload(replace(mine, name="near", messages=(MessageCalls(message=message, calls_per_step=1),)))
+    text = recorded("--model", "near", "--landscape", str(tmp_path / "near.csv"))
+    study = command.store.studies().items[0].study
+    for said in (text, command(show, study.id), study_report(command.store, study, "html").lower()):
+        assert "the rules stop short of" in said
 
 
 def test_the_reason_why_variables_do_not_carry_the_gain_is_that_they_may_not_force_ll128(recorded):

@@ -158,16 +158,3 @@ def test_what_was_simulated_takes_a_word_of_the_job(ask, monkeypatch):
     code, out, err = ask()
     assert (code, out) == (2, "")
     assert "NCCLT_ALLOW is 'all'" in err
-
-
-def test_the_nearest_takes_a_word_of_the_job(ask, monkeypatch):
-    monkeypatch.delenv("NCCLT_ALLOW")
-    code, out, err = ask("--nodes", "4", "--allow", "simulated")
-    assert (code, out) == (3, "")
-    code, out, err = ask("--nodes", "4", "--allow", "nearest", "--allow", "simulated")
-    assert code == 0, err
-    assert "export NCCLT_NEAREST=1" in out
-    assert "NEAREST: nodes: measured with 2, asked for 4" in err
-    assert ask("--nodes", "4", "--allow", "nearest")[0] == 3, "what was simulated takes its own word"
-    monkeypatch.setenv("NCCLT_ALLOW", "nearest simulated")
-    assert ask("--nodes", "4")[0] == 0

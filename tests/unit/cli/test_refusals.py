@@ -74,13 +74,6 @@ def test_a_configuration_that_cannot_be_read_is_said_in_words(call, tmp_path):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("models", ["", " , "])
-def test_models_without_a_name_are_wrong_usage(call, models):
-    code, said = call("tune", "--models", models, *LEONARDO)
-    assert code == 2
-    assert said.startswith("ncclt: --models names no workload\n  hint: ")
-
-
 def test_a_word_that_an_option_does_not_know_is_said_in_our_words(call):
     code, said = call("keys", "create", "--role", "owner")
     assert code == 2

@@ -222,16 +222,6 @@ def test_a_simulated_answer_that_was_not_asked_for_is_refused_whoever_sends_it(f
     assert "simulated=allow" in server.seen[-1].path
 
 
-def test_the_nearest_that_was_not_asked_for_is_refused_whoever_sends_it():
-    sent = json.loads((GOLDEN / "tuned.json").read_text()) | {"nearest": ["nodes: measured with 2, asked for 4"]}
-    with serving(reply(body=json.dumps(sent))) as server:
-        with pytest.raises(ClientError, match="NEAREST, which this job does not allow"):
-            fetch(server.url, allow=["simulated"])
-        text = fetch(server.url, allow=["simulated", "nearest"]).text
-    assert "NCCLT_NEAREST=1" in text
-    assert "nearest=allow" in server.seen[-1].path
-
-
 def test_every_format_of_the_renderer_is_one_of_the_client():
     assert {form.partition(" ")[0] for form in ncclt.client.answer.FORMS} == set(FORMATS)
 

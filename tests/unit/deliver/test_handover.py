@@ -164,8 +164,6 @@ def test_a_table_from_a_file_brings_its_variables(tmp_path):
     assert offer.table_variables == (("NCCL_BUFFSIZE", "8388608"),)
     (tmp_path / "own.csv").write_text("allreduce,0,8,ring,ll,-1,-1,-1\n")
     whole = (GOLDEN / "tuned.tuner-csv").read_text()
-    (tmp_path / "near.csv").write_text(whole.replace("# SIMULATED", "# NEAREST: 4 nodes, measured on 2\n# SIMULATED"))
-    assert offer_from_table(tmp_path / "near.csv").nearest == ("4 nodes, measured on 2",)
     (tmp_path / "edited.csv").write_text(whole.replace(",ring,", ",tree,", 1))
     (tmp_path / "cut.csv").write_text("\n".join(whole.splitlines()[:-1]))
     for path, said in (

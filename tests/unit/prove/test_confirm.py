@@ -190,19 +190,6 @@ def test_the_settings_of_a_table_that_failed_are_launched_one_by_one(cluster, wo
     assert [times.fewest(setting) for setting in SEARCHED] == [CONFIRMED_LAUNCHES] * 3
 
 
-def test_several_workloads_have_a_table_each(cluster, workload):
-    runner = FakePolicyRunner(cluster, per_size)
-    parts = [replace(workload, name=f"part {i}", messages=(calls,)) for i, calls in enumerate(workload.messages)]
-
-    times, trials = confirmed(runner, workload, searched(runner, workload), parts=parts)
-
-    assert [t.label for t in trials].count("default") == 1, "each table left one of the messages to it"
-    assert len(set(runner.policies)) == 2
-    assert len(runner.policies) == 4
-    small, large = by_size(workload)
-    assert times.count(TREE_LL, small) == times.count(RING_SIMPLE, large) == CONFIRMED_LAUNCHES
-
-
 def test_a_confirmation_ends_though_every_finalist_turns_out_to_be_lucky(cluster, workload):
     """Every setting is fast once and slow ever after."""
     seen = set()

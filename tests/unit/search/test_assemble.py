@@ -16,7 +16,6 @@ from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.prove.collapse import collapse
 from ncclt.search.assemble import KEPT_GAIN, assemble, collect_times, expected_us, fastest_alone, finalists, rules_of
-from ncclt.search.joined import joined, own_part
 from ncclt.search.noise import USUAL_SIGMA, launch_sigma
 
 VERSION = NcclVersion(2, 27, 3)
@@ -177,27 +176,6 @@ def test_whatever_a_setting_forces_alone_is_a_rule(forced):
         forced.get(name) for name in ("algorithm", "protocol", "channels")
     )
     assert rules_of({message(LARGE): DEFAULT}) == ()
-
-
-@pytest.mark.parametrize("times_us", [(900.0, 950.0), (950.0, 900.0)])
-def test_where_two_workloads_want_different_settings_the_faster_one_counts_for_both(times_us):
-    wanted = (TREE, RING_LL)
-    others = {Setting(algorithm=Algorithm.RING, protocol=Protocol.SIMPLE): 100.0, DEFAULT: 1000.0}
-    times = measured(
-        *((setting, {message(LARGE): us}) for setting, us in (*others.items(), *zip(wanted, times_us, strict=True)))
-    )
-    policies = [Policy(rules=rules_of({message(LARGE): setting})) for setting in wanted]
-    both = joined(policies, [workload(LARGE)] * 2, times, version=VERSION)
-    assert both.setting_for(message(LARGE)) == wanted[times_us.index(900.0)]
-
-
-def test_of_one_table_for_several_workloads_each_keeps_the_rules_that_its_messages_meet():
-    table = Policy(rules=rules_of({message(SMALL): RING_LL, message(LARGE): TREE}), parameters=BIG_BUFFER.parameters)
-
-    own = own_part(table, workload(LARGE))
-
-    assert own == replace(table, rules=table.rules[1:])
-    assert own_part(table, workload(SMALL, LARGE)) == table
 
 
 def test_a_process_wide_parameter_is_shared_by_all_rules_or_by_none():

@@ -30,7 +30,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def print_ending(ending: Ending, study: Study, *, trials: int, shown: str, source: str, again: str) -> None:
-    """Print verdict, gain, command and place of a study, one line each, and notes after them.
+    """Print the gain per part, then verdict, gain, command and place of a study, one line each, and notes after them.
 
     Args:
         ending: of the study.
@@ -41,6 +41,9 @@ def print_ending(ending: Ending, study: Study, *, trials: int, shown: str, sourc
         again: the command that continues an undecided proof.
     """
     use = ending.use
+    if ending.parts:
+        print()
+        _print_parts(ending, study)
     # Where it was recorded, and by whom, is under the table; the sentence would be too long with it.
     mark = ending.label.partition(":")[0]
     # Bold on a terminal alone.
@@ -61,12 +64,30 @@ def print_ending(ending: Ending, study: Study, *, trials: int, shown: str, sourc
             print(f"note:     {note}")
 
 
-def command_again(model: str, target: Target, effort: Effort, source: str, *, several: bool = False) -> str:
+def _print_parts(ending: Ending, study: Study) -> None:
+    """Print the gain of every part of a merged workload."""
+    rows = []
+    for part in ending.parts:
+        row = (part.name, f"{part.weight:g}", "-", "-", "-", "-")
+        if part.default_us is not None and part.policy_us is not None and part.speedup and part.interval:
+            low, high = part.interval
+            ends = f"{low:.3f} to {high:.3f}" if math.isfinite(high) else "-"
+            times = (f"{part.default_us:.1f}", f"{part.policy_us:.1f}")
+            row = (part.name, f"{part.weight:g}", *times, f"{part.speedup:.3f}x", ends)
+        rows.append((*row, part.note))
+    caption = f"in one step of {study.workload.name}: {study.workload.provenance.detail['parts']}"
+    if ending.use.form is None and any(part.speedup for part in ending.parts):
+        caption += "\nthe policy is not delivered: the NCCL default stays"
+    numbers = ("weight", "default\nµs/step", "policy\nµs/step", "speed-up", "95 % interval")
+    print_table(("part", *numbers, ""), rows, caption=caption, numbers=numbers)
+
+
+def command_again(model: str, target: Target, effort: Effort, source: str) -> str:
     """Return the command that continues the proof of a study with twice as many blocks; it works in any folder.
 
     Of fewer than `MIN_BLOCKS` it asks for these: twice as many would decide nothing either.
     """
-    words = ["ncclt", "tune", "--models" if several else "--model", model, *words_of(target)]
+    words = ["ncclt", "tune", "--model", model, *words_of(target)]
     words += words_of(replace(effort, blocks=max(MIN_BLOCKS, 2 * effort.blocks), more=None))
     return shlex.join(words) + source
 

@@ -181,8 +181,6 @@ def _stored(arguments: argparse.Namespace, cluster: str, storage: str | None) ->
         say(f"ncclt: SIMULATED: {found.model} was tuned on a model of {cluster}, nothing was measured")
     elif found.label:
         say(f"ncclt: {found.label}: {found.model} was tuned on these times, nothing was launched here")
-    if found.nearest:
-        say(f"ncclt: NEAREST: {'; '.join(found.nearest)}; for this job nothing is proven")
     return render(
         found,
         format=arguments.format,
@@ -208,7 +206,7 @@ def _fetched(arguments: argparse.Namespace, cluster: str, server: str) -> str:
     )
     if fetched.warning:
         say(f"ncclt: {fetched.warning}")
-    _say_remarks(fetched.text, "SIMULATED", "recorded", "NEAREST")
+    _say_remarks(fetched.text, "SIMULATED", "recorded")
     return fetched.text
 
 

@@ -14,8 +14,7 @@ from ncclt.deliver.job import name_for_roll_out
 from ncclt.deliver.job_shape import ShapePart, shape_of
 from ncclt.errors import NoRecommendationError, UsageError
 
-_NEAREST = "nearest"
-_ALLOWABLE = (*map(str, ORIGIN_WORDS), _NEAREST)
+_ALLOWABLE = tuple(map(str, ORIGIN_WORDS))
 
 
 def add_limits(parser: argparse.ArgumentParser) -> None:
@@ -26,8 +25,7 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
         "--allow",
         action="append",
         choices=_ALLOWABLE,
-        help="also accept a result that was recorded elsewhere or simulated, or where nothing fits the nearest; may be "
-        "repeated [NCCLT_ALLOW]",
+        help="also accept a result that was recorded elsewhere or simulated; may be repeated [NCCLT_ALLOW]",
     )
 
 
@@ -41,7 +39,7 @@ def with_allowed(request: Request, given: Sequence[str] | None) -> Request:
     if unknown := words.difference(_ALLOWABLE):
         name = "--allow" if given else "NCCLT_ALLOW"
         raise UsageError(f"{name} is {min(unknown)!r}", hint=f"it is one or more of {', '.join(_ALLOWABLE)}")
-    return replace(request, allowed=frozenset(map(TimesOrigin, words - {_NEAREST})), nearest=_NEAREST in words)
+    return replace(request, allowed=frozenset(map(TimesOrigin, words)))
 
 
 @contextmanager

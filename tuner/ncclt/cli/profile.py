@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,12 +16,15 @@ from ncclt.cli.profile_model import model
 from ncclt.cli.record import CONTEXT_SETTINGS, record
 from ncclt.errors import UsageError
 
-app = typer.Typer(help="List, show, import, record, compute and compare workloads.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from ncclt.core.workload import Workload
+
+app = typer.Typer(help="List, show, import, record, compute, merge and compare workloads.", no_args_is_help=True)
 
 
 @app.callback()
 def profile() -> None:
-    """List, show, import, record, compute and compare workloads."""
+    """List, show, import, record, compute, merge and compare workloads."""
 
 
 @app.command("list")
@@ -120,22 +123,65 @@ def import_files(
     """Read traces of a training job into a workload; ranks are merged without counting a call twice."""
     from ncclt.core.name import checked_name
     from ncclt.profile import read_workload
-    from ncclt.store import open_store
 
     checked_name(name, "--name")
     workload = read_workload(files, name=name, source=source)
     if steps is not None:
         workload = workload.over_steps(steps, f"calls of the whole file, divided by its {steps} steps (--steps)")
+    _keep(workload, storage, replace=replace, dry_run=dry_run, as_json=as_json)
+
+
+def _keep(workload: Workload, storage: str | None, *, replace: bool, dry_run: bool, as_json: bool) -> None:
+    """Store a new workload and print it."""
+    from ncclt.store import open_store
+
     if not dry_run:
         with open_store(storage) as store:
             store.add_workload(workload, replace=replace)
-            say(f"ncclt: stored {name} in {store.shown}; tune it with: ncclt tune --model {shlex.quote(name)}")
+            again = f"ncclt tune --model {shlex.quote(workload.name)}"
+            say(f"ncclt: stored {workload.name} in {store.shown}; tune it with: {again}")
     if as_json:
         print_json(workload.to_document())
     else:
         from ncclt.cli.profile_view import print_profile
 
         print_profile(workload, limit=40)
+
+
+@app.command("merge")
+def merge(
+    parts: Annotated[
+        list[str],
+        typer.Argument(metavar="A B...", help="Names of the workloads to merge.", autocompletion=model_names),
+    ],
+    name: Annotated[str, typer.Option(help="Name of the merged workload.")],
+    weights: Annotated[
+        str | None,
+        typer.Option(help="Steps of each part in one step of the merged workload, comma-separated; default: 1 each."),
+    ] = None,
+    replace: ReplaceWorkload = False,
+    dry_run: DryRun = False,
+    storage: Storage = None,
+    as_json: AsJson = False,
+) -> None:
+    """Merge workloads into one, so that one study finds one policy for all of them."""
+    from datetime import UTC, datetime
+
+    from ncclt.core.name import checked_name
+    from ncclt.core.workload import merge_workloads
+    from ncclt.store import open_store, open_to_read
+
+    checked_name(name, "--name")
+    try:
+        numbers = [1.0] * len(parts) if weights is None else [float(word) for word in weights.split(",")]
+    except ValueError:
+        raise UsageError(f"--weights is {weights!r}", hint="it is one number per workload, for example 3,1") from None
+    if len(numbers) != len(parts):
+        raise UsageError(f"--weights gives {len(numbers)} numbers for {len(parts)} workloads", hint="give one for each")
+    with open_to_read(storage, would_be_made=True) if dry_run else open_store(storage) as store:
+        found = [(store.workload(part), weight) for part, weight in zip(parts, numbers, strict=True)]
+    workload = merge_workloads(found, name=name, created=datetime.now(UTC).date().isoformat())
+    _keep(workload, storage, replace=replace, dry_run=dry_run, as_json=as_json)
 
 
 app.command("record", context_settings=CONTEXT_SETTINGS)(record)

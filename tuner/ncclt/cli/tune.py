@@ -6,7 +6,7 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,7 +15,6 @@ from ncclt.cli.options import AsJson, Model, OldModel, Quiet, StepsPerDay, Stora
 from ncclt.cli.output import EXIT_INTERRUPTED, StopWish, print_json, say
 from ncclt.cli.spread import spread
 from ncclt.cli.submit import BatchJob, submit_study
-from ncclt.cli.tune_models import Models, models_document, names_of, plan_of_models
 from ncclt.core.effort import Effort
 from ncclt.core.life import RevisionState
 from ncclt.core.option import Group
@@ -23,18 +22,12 @@ from ncclt.errors import UsageError
 from ncclt.measure.target import Target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from ncclt.cli.tune_view import TuneView
     from ncclt.core.cluster import Cluster
     from ncclt.measure.testbed import Testbed
-    from ncclt.pipeline.many_models import ManyResult
     from ncclt.pipeline.tune import TuneRequest, TuneResult
     from ncclt.store import Store
 
 app = typer.Typer()
-
-Result = TypeVar("Result")
 
 
 @app.command()
@@ -43,7 +36,6 @@ def tune(
     model: Model = None,
     profile: OldModel = None,
     *,
-    models: Models = None,
     target: Target,
     batch: BatchJob,
     effort: Effort,
@@ -77,10 +69,9 @@ def tune(
     finishes the running trial and saves; the same command resumes (leave out --continue, or its launches are added
     again). A finished study prints its result again and launches nothing. Several processes may run the
     same command at once: they share the study. Outside of a Slurm allocation, --launcher slurm submits the whole study
-    as one job. With --models each launch measures the messages of several workloads, and each gets its own verdict.
+    as one job. `ncclt profile merge` makes one workload of those of several models.
     """
     from ncclt.measure.open_testbed import chosen_cluster, open_testbed
-    from ncclt.measure.shared_log import union_of
     from ncclt.measure.testbed import require_tune_extra
 
     require_dry_run(full, dry_run=dry_run)
@@ -93,15 +84,10 @@ def tune(
         from ncclt.health.doctor.files import printed_costs_of_file
 
         costs = printed_costs_of_file(init_log)
-    if models is None:
-        model = workload_name(model, profile)
-    elif model is not None or profile is not None:
-        raise UsageError("give --model or --models, not both")
+    model = workload_name(model, profile)
     target = target.resolved(os.environ)
     with open_to_read(storage, would_be_made=True) if dry_run else open_store(storage) as store:
-        names = [model] if model is not None else names_of(models or "", target, store)
-        requests = [TuneRequest(workload=store.workload(n), effort=effort, printed_costs=costs) for n in names]
-        together = union_of([request.workload for request in requests])
+        request = TuneRequest(workload=store.workload(model), effort=effort, printed_costs=costs)
         if batch != BatchJob() and target.launcher != "slurm":
             raise UsageError("--sbatch-arg, --time-limit and --no-wait need --launcher slurm")
         if target.lacks_allocation(os.environ):
@@ -111,41 +97,23 @@ def tune(
                 costs.require(cluster)
             target.require(cluster)
             raise typer.Exit(submit_study(cluster, store, target, batch, dry_run=dry_run))
-        testbed = open_testbed(target, store, together, environ=os.environ, seed=effort.seed, ask=not dry_run)
+        testbed = open_testbed(target, store, request.workload, environ=os.environ, seed=effort.seed, ask=not dry_run)
         if dry_run:
-            if models is None:
-                print_plan(plan_of(requests[0], testbed, store), as_json=as_json, texts=full)
-            else:
-                print_plan(plan_of_models(requests, testbed), as_json=as_json, texts=full)
+            print_plan(plan_of(request, testbed, store), as_json=as_json, texts=full)
             return
         from ncclt.cli.ending_view import command_again
         from ncclt.cli.tune_view import print_result, result_document
 
-        launches, hidden = 0, quiet or as_json
-        if models is None:
-            result, exit_code = run_study(requests[0], testbed, store, force=force, hidden=hidden)
-            results: tuple[TuneResult, ...] = (result,)
-        else:
-            found, exit_code = run_models(requests, testbed, store, force=force, hidden=hidden)
-            results, launches = found.results, found.launches
+        result, exit_code = run_study(request, testbed, store, force=force, hidden=quiet or as_json)
         if as_json:
-            documents = [result_document(result, testbed, steps_per_day=steps_per_day) for result in results]
-            print_json(documents[0] if models is None else models_document(documents, launches))
+            print_json(result_document(result, testbed, steps_per_day=steps_per_day))
         else:
             source = storage_option(storage, store.shown)
-            again = command_again(model or ",".join(names), target, effort, source, several=models is not None)
-            for result in results:
-                if models is not None:
-                    print(f"\nmodel: {result.study.workload.name}")
-                print_result(
-                    result, testbed, store, source=source, again=again, steps_per_day=steps_per_day, quiet=quiet
-                )
-            if models is not None:
-                print(f"\nlaunches: {launches} in all, for {len(results)} models")
-        for result in results:
-            if result.recommendation is not None:
-                say_state(store, result.recommendation.id)
-        if any(result.recommendation is None and not result.left for result in results):
+            again = command_again(model, target, effort, source)
+            print_result(result, testbed, store, source=source, again=again, steps_per_day=steps_per_day, quiet=quiet)
+        if result.recommendation is not None:
+            say_state(store, result.recommendation.id)
+        elif not result.left:
             raise typer.Exit(exit_code)
 
 
@@ -167,39 +135,15 @@ def run_study(
         UsageError: `ncclt doctor` finds what would invalidate every measurement, and `force` is false.
         Exit: it was killed.
     """
+    from ncclt.cli.tune_view import TuneView
     from ncclt.pipeline.tune import tune as run
     from ncclt.store.store import utc_now
 
-    def work(view: TuneView, stop: StopWish) -> TuneResult:
-        return run(request, testbed, store, watcher=view, interrupted=stop, clock=time.monotonic, now=utc_now)
-
-    return watched(work, testbed, request.effort, force=force, hidden=hidden)
-
-
-def run_models(
-    requests: Sequence[TuneRequest], testbed: Testbed, store: Store, *, force: bool, hidden: bool
-) -> tuple[ManyResult, int]:
-    """Run or resume the studies and show their progress, as `run_study` does."""
-    from ncclt.pipeline.many_models import tune_models
-    from ncclt.store.store import utc_now
-
-    def work(view: TuneView, stop: StopWish) -> ManyResult:
-        return tune_models(requests, testbed, store, watcher=view, interrupted=stop, clock=time.monotonic, now=utc_now)
-
-    return watched(work, testbed, requests[0].effort, force=force, hidden=hidden)
-
-
-def watched(
-    work: Callable[[TuneView, StopWish], Result], testbed: Testbed, effort: Effort, *, force: bool, hidden: bool
-) -> tuple[Result, int]:
-    """Do the work of a study and show its progress; return its result and the exit code, as `run_study` does."""
-    from ncclt.cli.tune_view import TuneView
-
     if testbed.is_launched:
         _examine(testbed.runner.cluster, force=force)
-    with StopWish() as stop, TuneView(testbed, hidden=hidden, blocks=effort.blocks) as view:
+    with StopWish() as stop, TuneView(testbed, hidden=hidden, blocks=request.effort.blocks) as view:
         try:
-            result = work(view, stop)
+            result = run(request, testbed, store, watcher=view, interrupted=stop, clock=time.monotonic, now=utc_now)
         except KeyboardInterrupt:
             say("ncclt: killed; every completed trial is saved, run the same command to resume")
             raise typer.Exit(EXIT_INTERRUPTED) from None

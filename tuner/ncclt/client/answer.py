@@ -92,8 +92,8 @@ TABLES = ("tuner-csv", "nvidia-csv", "rccl-csv", "ncclx")
 FORMS = ("json", *_FORMS, "slurm-taskprolog", *TABLES)
 """The formats of a server; `export` is followed by its shell unless that is bash, and by `unset` where it removes."""
 
-MARKS = {"recorded": "recorded", "simulated": "SIMULATED", "nearest": "NEAREST"}
-"""What a job is given only if it allows it, not being measured there or for such a job -> how its remarks begin."""
+MARKS = {"recorded": "recorded", "simulated": "SIMULATED"}
+"""What a job is given only if it allows it, not being measured there -> how its remarks begin."""
 
 _LONGEST = 1023
 """Characters of a value that NCCL reads from nccl.conf (src/misc/param.cc:27-56, 2.30.7)."""
@@ -208,7 +208,6 @@ def checked_document(document: Any, nccl_version: str | None = None) -> dict[str
         "lost": [one_line(sentence) for sentence in document["lost"]],
         # Servers of older versions send only what is lost.
         "remarks": [one_line(sentence) for sentence in document.get("remarks", document["lost"])],
-        **({"nearest": [one_line(sentence) for sentence in document["nearest"]]} if document.get("nearest") else {}),
         "variables": checked(document["variables"], nccl_version),
         "table": [
             {name: rule[name] for name in _RULE if name != "spans_nodes" or rule[name] is not None}
@@ -253,11 +252,10 @@ def written(text: str, form: str, asked: Mapping[str, Any]) -> str:
 
 
 def marks_of(document: Mapping[str, Any]) -> set[str]:
-    """Return which of `MARKS` a result has; none if it was measured for such a job."""
-    nearest = {"nearest"} if document.get("nearest") else set()
+    """Return which of `MARKS` a result has; none if it was measured there."""
     if document["simulated"]:
-        return {"simulated", *nearest}
-    return {"recorded", *nearest} if document["launcher"] == "replay" else nearest
+        return {"simulated"}
+    return {"recorded"} if document["launcher"] == "replay" else set()
 
 
 def _require_allowed(marks: set[str], asked: Mapping[str, Any]) -> None:

@@ -141,7 +141,7 @@ def fetch_env(
         max_age_s: an older answer from the cache is not used.
         wait_s: let the server hold the request for up to so many seconds, at most 60, until its answer is another than
             the one in `cache_dir`; in addition to `timeout_s`.
-        allow: `recorded`, `simulated`, `nearest`: accept a result that was not measured there, or for a similar job.
+        allow: `recorded`, `simulated`: accept a result that was not measured there.
         job: name of the job, equal in all of its processes, which decides whether it gets what is being rolled out;
             empty = it does not. Such an answer is for this job alone and never kept.
 

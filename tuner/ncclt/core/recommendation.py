@@ -121,11 +121,9 @@ class Recommendation(Documented):
         dtypes: (collective, dtype) of the workload: each must keep a legal algorithm too; empty where they were not
             recorded.
         recorded: `recorded: SYSTEM, SOURCE` where the times were replayed; empty where they were not.
-        nearest: how the job that it is given to differs from what was measured, as `Request.differences`; empty where
-            it fits, and in the store.
     """
 
-    SHAPE: ClassVar = Shape(schema=1, omitted=("recorded", "nearest"))
+    SHAPE: ClassVar = Shape(schema=1, omitted=("recorded",))
 
     id: str
     revision: int
@@ -144,7 +142,6 @@ class Recommendation(Documented):
     stale: str = ""
     dtypes: frozenset[tuple[Collective, str]] = frozenset()
     recorded: str = ""
-    nearest: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
@@ -182,7 +179,6 @@ class Request:
         nccl_version: that the job will load; None = not known.
         driver, topology_hash: of the job's machines; None = not compared.
         allowed: origins of times that the job may be given besides measured ones.
-        nearest: whether it may be given what was measured for a similar job, where nothing fits it.
         job: its name, equal in all of its processes; empty = not known, so it has no part in a roll-out.
     """
 
@@ -194,7 +190,6 @@ class Request:
     driver: str | None = None
     topology_hash: str | None = None
     allowed: frozenset[TimesOrigin] = frozenset()
-    nearest: bool = False
     job: str = ""
 
     @property
@@ -202,17 +197,13 @@ class Request:
         """Return the parts of the job that are not known."""
         return tuple(part for part in SHAPE_PARTS if getattr(self, part) is None)
 
-    def differences(self, fingerprint: Fingerprint) -> tuple[str, ...]:
-        """Return in what the job, as far as it is known, differs: `nodes: measured with 2, asked for 4`."""
-        return tuple(
+    def refusal(self, fingerprint: Fingerprint) -> str:
+        """Return how the known parts of the job differ, `nodes: measured with 2, asked for 4`; empty = it fits."""
+        return "; ".join(
             f"{name}: measured with {getattr(fingerprint, part) or 'an unknown one'}, asked for {wanted}"
             for part, name in (SHAPE_PARTS | OPTIONAL_PARTS).items()
             if (wanted := getattr(self, part)) is not None and wanted != getattr(fingerprint, part)
         )
-
-    def refusal(self, fingerprint: Fingerprint) -> str:
-        """Return why a recommendation for `fingerprint` does not fit what is known of the job; empty = it does."""
-        return "; ".join(self.differences(fingerprint))
 
 
 def replaced_workload(recommendation: Recommendation, digest: str) -> str:
@@ -251,7 +242,7 @@ def changed_cluster(recommendation: Recommendation, cluster: Cluster | None) -> 
 def select(
     candidates: Iterable[Recommendation], request: Request, *, partly: bool = False, is_recorded: bool = False
 ) -> Recommendation:
-    """Return the newest published revision that fits the request exactly; the nearest one is `ncclt.deliver.nearest`'s.
+    """Return the newest published revision that fits the request exactly.
 
     A recorded or simulated recommendation is only served to a job that allows it, and only where none was measured; a
     recorded one is preferred to a simulated one, of any age. If the newest one

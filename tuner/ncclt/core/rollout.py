@@ -28,10 +28,9 @@ class Variant(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why a job is given it, in the words of OpenFeature's remote evaluation protocol; NEAREST is ours."""
+    """Why a job is given it, in the words of OpenFeature's remote evaluation protocol."""
 
     TARGETING_MATCH = "TARGETING_MATCH"
-    NEAREST = "NEAREST"
     DEFAULT = "DEFAULT"
     STALE = "STALE"
     DISABLED = "DISABLED"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -36,6 +36,47 @@ class MessageCalls(Documented):
     def bytes_per_step(self) -> float:
         """Return size_bytes x calls_per_step."""
         return self.message.size_bytes * self.calls_per_step
+
+
+def _require_calls(name: str, messages: Sequence[MessageCalls]) -> None:
+    if not messages:
+        raise InputError(f"workload {name!r} has no messages", hint="a workload needs at least one collective")
+    if any(not calls.calls_per_step > 0 for calls in messages):
+        raise InputError(f"workload {name!r} has a message with no calls per step")
+
+
+def add_equal(rows: Iterable[MessageCalls]) -> tuple[MessageCalls, ...]:
+    """Add up the calls of equal messages; their recorded time is the mean over all calls, None if any has none."""
+    found: dict[Message, MessageCalls] = {}
+    for row in rows:
+        if (before := found.get(row.message)) is not None:
+            total, mean_us = before.calls_per_step + row.calls_per_step, None
+            if before.recorded_us is not None and row.recorded_us is not None:
+                share = row.calls_per_step / total
+                mean_us = before.recorded_us + share * (row.recorded_us - before.recorded_us)
+            row = MessageCalls(message=row.message, calls_per_step=total, recorded_us=mean_us)
+        found[row.message] = row
+    return tuple(found.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadPart(Documented):
+    """One of the workloads that were merged into another.
+
+    Attributes:
+        name: of the part.
+        weight: its steps in one step of the merged workload.
+        messages: of one step of the part.
+    """
+
+    name: str
+    weight: float
+    messages: tuple[MessageCalls, ...]
+
+    def __post_init__(self) -> None:
+        _require_calls(self.name, self.messages)
+        if not self.weight > 0:
+            raise InputError(f"part {self.name!r} of a merged workload has no weight")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,11 +140,12 @@ class Workload(Documented):
             `communication_us`, for the rest is waiting for other ranks.
         copied_us: copies within the GPU, µs per step, where the source has them.
         timeline: the calls of the median step of one rank in order of time, where the source has it.
+        parts: of a merged workload (`merge_workloads`).
     """
 
     SHAPE: ClassVar = Shape(
         name="a workload document", hint="see profiles/workload.schema.json for the fields", schema=1,
-        omitted=("step_time_us", "exposed_us", "copied_us", "timeline"),
+        omitted=("step_time_us", "exposed_us", "copied_us", "timeline", "parts"),
     )  # fmt: skip
 
     name: str
@@ -113,12 +155,10 @@ class Workload(Documented):
     exposed_us: float | None = None
     copied_us: float | None = None
     timeline: tuple[TimedCall, ...] = ()
+    parts: tuple[WorkloadPart, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.messages:
-            raise InputError(f"workload {self.name!r} has no messages", hint="a workload needs at least one collective")
-        if any(not calls.calls_per_step > 0 for calls in self.messages):
-            raise InputError(f"workload {self.name!r} has a message with no calls per step")
+        _require_calls(self.name, self.messages)
         ordered = sorted(self.messages, key=lambda m: (-m.bytes_per_step, m.message))
         object.__setattr__(self, "messages", tuple(ordered))
         if self.exposed_us is not None and (sent := self.communication_us):
@@ -215,8 +255,8 @@ class Workload(Documented):
             UsageError: a group of the workload is larger than the world.
         """
         world_size = nodes * gpus_per_node
-        merged: dict[Message, MessageCalls] = {}
-        for calls in self.messages:
+
+        def place(calls: MessageCalls) -> MessageCalls:
             recorded = calls.message.group_size
             whole_job = recorded in (0, self.provenance.world_size)
             size = world_size if whole_job else recorded
@@ -227,11 +267,10 @@ class Workload(Documented):
                     hint="use more --nodes or a profile recorded at this scale",
                 )
             spans = size > gpus_per_node or (calls.message.spans_nodes and nodes > 1 and not whole_job)
-            message = replace(calls.message, group_size=size, spans_nodes=spans)
-            before = merged.get(message)
-            total = calls.calls_per_step + (before.calls_per_step if before else 0.0)
-            merged[message] = replace(calls, message=message, calls_per_step=total)
-        return replace(self, messages=tuple(merged.values()))
+            return replace(calls, message=replace(calls.message, group_size=size, spans_nodes=spans))
+
+        parts = tuple(replace(part, messages=add_equal(map(place, part.messages))) for part in self.parts)
+        return replace(self, messages=add_equal(map(place, self.messages)), parts=parts)
 
     def digest(self) -> str:
         """Return a short hash of what is sent: name, date and notes do not count."""
@@ -241,6 +280,103 @@ class Workload(Documented):
             for m in self.messages
         )  # fmt: skip
         return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:12]
+
+
+MAX_WEIGHT = 1e6
+"""Largest weight of a part; the smallest is its reciprocal."""
+
+
+def merge_workloads(parts: Sequence[tuple[Workload, float]], *, name: str, created: str) -> Workload:
+    """Merge workloads into one whose step is so many steps of each: calls are weighted, equal messages are added.
+
+    Groups stay apart. Unless all parts were recorded with the same number of ranks, messages of the whole job get
+    group size 0. Times per step are added where every part has them; there is no timeline.
+
+    Args:
+        parts: each with its weight.
+        name: of the merged workload.
+        created: ISO date.
+
+    Raises:
+        UsageError: there are fewer than two parts, two have the same name, one has the name of the merged workload, is
+            merged itself or has no steps, or a weight is not between 1 / `MAX_WEIGHT` and `MAX_WEIGHT`.
+    """
+    names = [workload.name for workload, _ in parts]
+    if len(names) < 2:
+        raise UsageError(
+            f"a merge needs two or more workloads, not {len(names)}", hint="`ncclt profile list` lists all"
+        )
+    if twice := [part for part in names if names.count(part) > 1]:
+        raise UsageError(
+            f"{twice[0]} is named {names.count(twice[0])} times", hint="name it once, with a larger weight"
+        )
+    if name in names:
+        raise UsageError(f"{name} is one of its own parts", hint="choose another name for the merged workload")
+    for workload, weight in parts:
+        if not 1 / MAX_WEIGHT <= weight <= MAX_WEIGHT:
+            hint = f"a weight is a number from {1 / MAX_WEIGHT:f} to {MAX_WEIGHT:.0f}"
+            raise UsageError(f"{weight:g} cannot be the weight of {workload.name}", hint=hint)
+        if workload.parts:
+            inner = " ".join(part.name for part in workload.parts)
+            raise UsageError(f"{workload.name} is a merged workload", hint=f"name its parts: {inner}")
+        if workload.provenance.whole_file:
+            raise UsageError(
+                f"{workload.name} holds the calls of a whole file, not those of one step",
+                hint="import it again with `ncclt profile import --steps N`",
+            )
+    sizes = [workload.provenance.world_size for workload, _ in parts]
+    has_same_size = len(set(sizes)) == 1
+    found = tuple(
+        WorkloadPart(
+            name=workload.name,
+            weight=float(weight),
+            messages=workload.messages if has_same_size else _over_whole_job(workload),
+        )
+        for workload, weight in parts
+    )
+    notes = []
+    if not has_same_size:
+        recorded = ", ".join(
+            f"{part} with {size or 'any number of'} ranks" for part, size in zip(names, sizes, strict=True)
+        )
+        notes.append(f"recorded: {recorded}; messages of the whole job keep their size")
+
+    def add_up(times_us: Sequence[float | None]) -> float | None:
+        known = [time_us for time_us in times_us if time_us is not None]
+        return (
+            sum(part.weight * us for part, us in zip(found, known, strict=True)) if len(known) == len(found) else None
+        )
+
+    return Workload(
+        name=name,
+        provenance=Provenance(
+            source="merge",
+            created=created,
+            detail={"parts": " + ".join(f"{part.weight:g} x {part.name}" for part in found)},
+            world_size=sizes[0] if has_same_size else 0,
+            notes=tuple(notes),
+        ),
+        messages=add_equal(
+            replace(calls, calls_per_step=part.weight * calls.calls_per_step)
+            for part in found
+            for calls in part.messages
+        ),
+        step_time_us=add_up([workload.step_time_us for workload, _ in parts]),
+        exposed_us=add_up([workload.exposed_us for workload, _ in parts]),
+        copied_us=add_up([workload.copied_us for workload, _ in parts]),
+        parts=found,
+    )
+
+
+def _over_whole_job(workload: Workload) -> tuple[MessageCalls, ...]:
+    """Return the messages with group size 0 wherever the group is the whole recorded job."""
+    whole = (0, workload.provenance.world_size)
+    return add_equal(
+        replace(calls, message=replace(calls.message, group_size=0, spans_nodes=False))
+        if calls.message.group_size in whole
+        else calls
+        for calls in workload.messages
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

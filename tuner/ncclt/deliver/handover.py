@@ -117,9 +117,6 @@ def plan_handover(
             f"recorded: {offer.model or 'it'} was tuned on times that were recorded elsewhere, nothing was launched"
         )
         delivered["NCCLT_RECORDED"] = "1"
-    if offer.nearest:
-        notes.append(f"NEAREST: {'; '.join(offer.nearest)}; for this job nothing is proven")
-        delivered["NCCLT_NEAREST"] = "1"
     delivered["NCCLT_RECOMMENDATION"] = offer.recommendation
     return Handover(
         set_env=tuple(sorted(delivered.items())),

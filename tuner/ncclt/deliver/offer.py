@@ -54,7 +54,6 @@ class Offer:
         nodes, ranks: of the measured job; 0 = not known.
         simulated: the times come from a model.
         recorded: the times were recorded elsewhere and replayed.
-        nearest: how the job differs from the one that it was measured for; empty where it fits.
         variables: (name, value) proven without the table.
         table: text for the plugin; empty = there is none, or it was not requested.
         rules: of the table.
@@ -72,7 +71,6 @@ class Offer:
     ranks: int = 0
     simulated: bool = False
     recorded: bool = False
-    nearest: tuple[str, ...] = ()
     variables: tuple[tuple[str, str], ...] = ()
     table: str = ""
     rules: Policy = field(default_factory=Policy)
@@ -126,7 +124,6 @@ def offer_from_document(document: Any) -> Offer:
         ranks=known["nodes"] * known["gpus_per_node"],
         simulated=known["simulated"],
         recorded=known["launcher"] == "replay",
-        nearest=tuple(known.get("nearest", ())),
         variables=tuple(sorted(known["variables"].items())),
         rules=Policy(rules=tuple(rule for rule in rules.rules if rule.algorithm and rule.protocol)),
         table_variables=tuple((f"NCCL_{name}", str(value)) for name, value in rules.parameters),
@@ -191,7 +188,6 @@ def offer_from_table(path: Path) -> Offer:
         ranks=int(head["ranks"]),
         simulated=any(line.startswith("# SIMULATED") for line in lines),
         recorded=any(line.startswith("# recorded") for line in lines),
-        nearest=tuple(line.removeprefix("# NEAREST: ") for line in lines if line.startswith("# NEAREST: ")),
         table=text if int(head["rows"]) else "",
         table_variables=tuple(sorted(needed.items())),
     )
@@ -299,7 +295,7 @@ def fetched_for(request: Request, server: str, **options: Any) -> Fetched:
             driver=request.driver,
             topology=request.topology_hash,
             job=request.job,
-            allow={*request.allowed, *(["nearest"] if request.nearest else [])},
+            allow=request.allowed,
             # A key on the command line would show in the process list.
             api_key=api_key(os.environ),
             **options,

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from ncclt.core.policy import Policy
 from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Request, select
 from ncclt.core.rollout import Reason, RollOut, Variant
-from ncclt.errors import NoRecommendationError, StaleRecommendationError
 from ncclt.user_dirs import recorded_tables
 
 
@@ -42,7 +41,7 @@ def given(
     """Return what a job is given.
 
     Args:
-        chosen: as of `fitting_or_nearest`; where none is active, the one that is rolled out.
+        chosen: as of `select_fitting`; where none is active, the one that is rolled out.
         rolled_out: the running roll-outs of its pair, each with its revision.
         job: name of the job, equal in all of its processes; empty = not known: it has no part in a roll-out.
         delivery: as the rules of its cluster say.
@@ -50,8 +49,6 @@ def given(
     if not delivery:
         why = f"delivery on {chosen.cluster} is switched off; this job keeps the choice of NCCL itself"
         return Given(recommendation=_held_back(chosen, why), variant=Variant.DEFAULT, reason=Reason.DISABLED)
-    if chosen.nearest:  # what is rolled out is compared among the jobs that it was measured for
-        return Given(recommendation=chosen, reason=Reason.NEAREST)
     for rollout, candidate in rolled_out:
         if chosen.id != (rollout.control or rollout.recommendation):
             continue
@@ -83,29 +80,17 @@ def given_from_store(url: str | None, request: Request) -> Given:
         known_names(url).require(cluster=request.cluster, model=request.model)
     delivery = rules_of(url, cluster=request.cluster).delivery
     running = rolled_out(url, cluster=request.cluster, model=request.model)
-    return given(fitting_or_nearest(found, running, request), running, request.job, delivery=delivery)
+    return given(select_fitting(found, request), running, request.job, delivery=delivery)
 
 
-def fitting_or_nearest(
-    published: Iterable[Recommendation], rolled_out: Iterable[tuple[RollOut, Recommendation]], request: Request
-) -> Recommendation:
-    """Return what fits a job exactly, else the nearest where the job allows it.
+def select_fitting(published: Iterable[Recommendation], request: Request) -> Recommendation:
+    """Return the recommendation that fits a job exactly.
 
     Raises:
         NoRecommendationError: nothing fits; StaleRecommendationError: what fits is stale.
     """
     candidates = tuple(published)
-    try:
-        return select(candidates, request, is_recorded=not candidates and request.cluster in recorded_tables())
-    except StaleRecommendationError:
-        raise
-    except NoRecommendationError:
-        from ncclt.deliver.nearest import nearest_for  # it compiles, which most jobs have no need of
-
-        alone = {rollout.recommendation for rollout, _ in rolled_out if not rollout.control}
-        if (found := nearest_for(candidates, request, rolled_out=alone)) is None:
-            raise
-        return found
+    return select(candidates, request, is_recorded=not candidates and request.cluster in recorded_tables())
 
 
 def _held_back(recommendation: Recommendation, why: str) -> Recommendation:

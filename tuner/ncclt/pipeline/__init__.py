@@ -1,1 +1,1 @@
-"""The verbs joined: one workload, several at once, or from a job to a result."""
+"""The verbs joined: one workload, or from a job to a result."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol as Port
 
@@ -17,7 +17,7 @@ from ncclt.core.study import Arm, Study, StudyState, Trial, median_scores
 from ncclt.core.workload import Workload
 from ncclt.errors import StudyStoppedError, UsageError
 from ncclt.measure.testbed import Testbed
-from ncclt.measure.trial import TrialLog, searched, stored_default
+from ncclt.measure.trial import searched, stored_default
 from ncclt.prove.confirm import Candidates, candidates, confirm, confirmed_times
 from ncclt.prove.interleave import prove
 from ncclt.prove.message_table import MessageRow, message_rows
@@ -112,17 +112,16 @@ class Watcher(Port):
         """Called after each launch of the proof, with the whole blocks before it and their pairs, None at first."""
 
 
-def study_of(request: TuneRequest, testbed: Testbed, workload: Workload, *, among: str = "") -> Study:
+def study_of(request: TuneRequest, testbed: Testbed, workload: Workload) -> Study:
     """Return the study that a request means; the same request means the same study.
 
     Args:
         request: what to tune.
         testbed: where.
         workload: the request's workload, placed and cut to what the testbed can measure.
-        among: digest of the workloads that it shares its launches with; empty = none.
     """
     cluster = testbed.runner.cluster
-    name = request.effort.study or _default_name(request, testbed, workload, among)
+    name = request.effort.study or _default_name(request, testbed, workload)
     return Study(
         id=hashlib.sha256(name.encode()).hexdigest()[:12],
         name=name,
@@ -138,11 +137,11 @@ def study_of(request: TuneRequest, testbed: Testbed, workload: Workload, *, amon
     )
 
 
-def _default_name(request: TuneRequest, testbed: Testbed, workload: Workload, among: str) -> str:
+def _default_name(request: TuneRequest, testbed: Testbed, workload: Workload) -> str:
     cluster, effort = testbed.runner.cluster, request.effort
     # Times under another driver, or of persistent instead of fresh ranks, are not comparable: another study.
     place = f"{cluster.fingerprint().digest()}{cluster.driver}"
-    what = f"{workload.digest()}{place}{','.join(effort.process_wide)}{testbed.way}{effort.sampler}{among}"
+    what = f"{workload.digest()}{place}{','.join(effort.process_wide)}{testbed.way}{effort.sampler}"
     mark = hashlib.sha256(what.encode()).hexdigest()[:6]
     size, seed = f"{cluster.nodes}x{cluster.gpus_per_node}", f"seed{effort.seed}" if effort.seed else ""
     words = (workload.name, cluster.name, size, f"nccl{cluster.nccl_version}", testbed.runner.name, mark)
@@ -222,8 +221,8 @@ def tune(
     study = store.open_study(study_of(request, testbed, workload))
     if study.printed_costs is not None:
         notes += (study.printed_costs.note(study.cluster),)
-    if not request.effort.more and (published := published_of(request, store, study)) is not None:
-        return finished(store, study, published, notes)
+    if not request.effort.more and (published := _find_published(request, store, study)) is not None:
+        return _load_finished(store, study, published, notes)
     sources: tuple[EarlierStudy, ...] = ()
     if request.effort.warm and not request.effort.sampler:  # another sampler has no use for them
         study, sources = begin(store, study, launched=testbed.is_launched)
@@ -234,7 +233,7 @@ def tune(
             watcher=watcher, interrupted=interrupted, clock=clock, now=now,
         )  # fmt: skip
         try:
-            end = run_search(context, trial_log, [study], alone=trial_log.is_alone)
+            end = _search(context)
             if not end.interrupted and not _may_end(trial_log):
                 return context.result(stop=end.reason, left=True)
             proof = _confirm_and_prove(context)
@@ -243,7 +242,7 @@ def tune(
                 stop = why or end.reason
                 store.set_state(study.id, StudyState.INTERRUPTED, stop)
                 return context.result(stop=stop)
-            return publish(context, *proof, end.reason)
+            return _publish(context, *proof, end.reason)
         except StudyStoppedError as error:
             # Without this the study would be shown as running; with other workers it still is.
             if trial_log.is_alone():
@@ -251,29 +250,25 @@ def tune(
             raise
 
 
-def run_search(
-    context: TuneContext, trial_log: TrialLog, studies: Sequence[Study], *, alone: Callable[[], bool]
-) -> SearchEnd:
-    """Open the run and search until the budget ends or nothing more is to be gained, for the studies that share it."""
-    effort, testbed = context.request.effort, context.testbed
+def _search(context: TuneContext) -> SearchEnd:
+    """Open the run and search until the budget ends or no further gain is expected."""
+    effort, testbed, trial_log = context.request.effort, context.testbed, context.trial_log
     if effort.more:  # an explicit request: only time and cost end it earlier
         effort = replace(effort, trials=len(searched(trial_log)) + effort.more, patience=0)
     testbed.require_alike(trial_log.trials())
     if default := stored_default(trial_log):
         testbed.calibrate(default.result.wall_s, {m.message: m.time_us for m in default.result.measurements})
     context.watcher.opened(context.study, context.resumed)
-    for study in studies:
-        context.store.set_state(study.id, StudyState.RUNNING, "")
+    context.store.set_state(context.study.id, StudyState.RUNNING, "")
     with _proposer(context) as proposer, testbed.awake():
         end = search(
             testbed.searching, context.workload, trial_log, proposer, effort,
             clock=context.clock, interrupted=context.interrupted, watch=context.watcher.searched, kill=testbed.kill,
-            only_worker=alone(),
+            only_worker=trial_log.is_alone(),
         )  # fmt: skip
         if context.sources:
             begun_from = weighed(context.study, context.sources, proposer.source_weights)
-            for study in studies:
-                context.store.keep_sources(study.id, begun_from, again=True)
+            context.store.keep_sources(context.study.id, begun_from, again=True)
         return end
 
 
@@ -310,7 +305,7 @@ def _confirm_and_prove(context: TuneContext) -> tuple[Times, Candidates] | None:
     return (times, found) if complete else None
 
 
-def publish(context: TuneContext, times: Times, found: Candidates, stop: str) -> TuneResult:
+def _publish(context: TuneContext, times: Times, found: Candidates, stop: str) -> TuneResult:
     """Judge the proof, publish what it says, and end the study."""
     store, workload, study = context.store, context.workload, context.study
     trials = tuple(context.trial_log.trials())
@@ -355,7 +350,7 @@ def _recommendation(
     )  # fmt: skip
 
 
-def published_of(request: TuneRequest, store: Store, study: Study) -> Recommendation | None:
+def _find_published(request: TuneRequest, store: Store, study: Study) -> Recommendation | None:
     """Return the newest recommendation of a finished study if it answers exactly this request.
 
     What else could differ makes another study, or is refused when the study is opened: workload as it is measured,
@@ -372,7 +367,7 @@ def published_of(request: TuneRequest, store: Store, study: Study) -> Recommenda
     return newest if as_asked and not (more_blocks or unproven) else None
 
 
-def finished(store: Store, study: Study, published: Recommendation, notes: tuple[str, ...]) -> TuneResult:
+def _load_finished(store: Store, study: Study, published: Recommendation, notes: tuple[str, ...]) -> TuneResult:
     """Return the result of a finished study from what is stored."""
     trials = store.trials(study.id)
     if published.stale:

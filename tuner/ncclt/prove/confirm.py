@@ -38,7 +38,6 @@ def confirm(
     workload: Workload,
     trial_log: TrialLog,
     *,
-    parts: Sequence[Workload] = (),
     with_variables: bool = False,
     min_effect: float = 0.0,
     interrupted: Callable[[], str],
@@ -55,7 +54,6 @@ def confirm(
         runner: where trials run.
         workload: placed.
         trial_log: where trials are kept.
-        parts: the workloads that share these launches, each of which gets a policy; empty = `workload` alone.
         with_variables: what variables can say will be proven too; the settings that are best for everything, from which
             that is chosen, are confirmed beside those of the policy.
         min_effect: smallest gain that justifies a change, as a share. The times that are to be confirmed flatter a
@@ -65,9 +63,8 @@ def confirm(
     """
     launched, most = 0, 0
     while missing := _missing(
-        runner, workload, trial_log.trials(), parts or (workload,),
-        with_variables=with_variables, min_effect=min_effect,
-    ):  # fmt: skip
+        runner, workload, trial_log.trials(), with_variables=with_variables, min_effect=min_effect
+    ):
         most = most or _MOST_TIMES * missing.total()
         if launched == most or interrupted():
             break
@@ -82,7 +79,6 @@ def _missing(
     runner: Runner,
     workload: Workload,
     trials: Sequence[Trial],
-    parts: Sequence[Workload],
     *,
     with_variables: bool,
     min_effect: float,
@@ -94,24 +90,20 @@ def _missing(
     expected = believed(times, workload, runner.cluster)
     # What a failed launch of a table shows of its settings is not known, so each is launched alone then.
     has_failed = any(t.policy is not None and t.result.outcome is not Outcome.OK for t in informative)
-    alone: dict[Setting, None] = {}
-    tables: dict[Policy, None] = {}
-    for part in parts:
-        table = assemble(expected, part, version=version, keep=KEPT_GAIN)
-        if predicted_gain(table, times, part, version=version) < min_effect and not with_variables:
-            continue
-        alone[DEFAULT] = None
-        one_launch = version >= TUNER_API_SINCE and applies(runner, table)
-        if one_launch and not has_failed:
-            tables |= {} if table.is_default else {table: None}
-        else:
-            alone |= dict.fromkeys(finalists(expected, part, version=version))
-        if with_variables or not one_launch:
-            alone |= dict.fromkeys(fastest_alone(expected, part)[:_FASTEST_ALONE])
+    table = assemble(expected, workload, version=version, keep=KEPT_GAIN)
+    if predicted_gain(table, times, workload, version=version) < min_effect and not with_variables:
+        return Counter()
+    one_launch = version >= TUNER_API_SINCE and applies(runner, table)
+    as_table = one_launch and not has_failed
+    alone = [DEFAULT]
+    if not as_table:
+        alone += finalists(expected, workload, version=version)
+    if with_variables or not one_launch:
+        alone += fastest_alone(expected, workload)[:_FASTEST_ALONE]
     missing: Counter[tuple[Setting, Policy | None]] = Counter()
     for setting in alone:
         missing[setting, None] = CONFIRMED_LAUNCHES - fresh.fewest(setting)
-    for table in tables:
+    if as_table and not table.is_default:
         counts = [fresh.count(table.setting_for(calls.message), calls.message) for calls in workload.messages]
         missing[Setting(parameters=table.parameters), table] = CONFIRMED_LAUNCHES - min(counts)
     return +missing
@@ -181,7 +173,6 @@ def candidates(
     *,
     min_effect: float,
     with_variables: bool,
-    among: Workload | None = None,
 ) -> Candidates:
     """Return the arms that are worth proving: the per-size policy, or the best that variables can say.
 
@@ -195,10 +186,9 @@ def candidates(
         runner: of the proof.
         min_effect: smallest gain that justifies a change, as a share.
         with_variables: prove what variables can say too.
-        among: the messages of all workloads that shared the launches, from which the model learns; None = `workload`.
     """
     version = runner.cluster.version
-    expected = believed(times, among or workload, runner.cluster)
+    expected = believed(times, workload, runner.cluster)
 
     def expressible(policy: Policy) -> bool:
         return compile_policy(policy, version=version, collectives=workload.collectives).complete

@@ -16,6 +16,7 @@ from ncclt.core.workload import LEFT_OUT, Workload
 from ncclt.deliver.use import Usage, use_of
 from ncclt.nccl.compile import compile_policy
 from ncclt.prove.evidence import LaunchEvidence
+from ncclt.prove.parts import PartGain, measure_parts
 from ncclt.prove.payback import Gain, ceiling_words, cost_words, gain_of
 from ncclt.prove.proof import left_alike, proof_notes
 
@@ -33,6 +34,7 @@ class Ending:
         other: about the other form in which it could be delivered; empty where there is nothing to say.
         notes: what the reader must know of the figures, one sentence each: what was left out, and what the proof took
             from the policy.
+        parts: gain of each part of a merged workload.
     """
 
     label: str
@@ -42,6 +44,7 @@ class Ending:
     worth: tuple[tuple[str, str], ...]
     other: str
     notes: tuple[str, ...] = ()
+    parts: tuple[PartGain, ...] = ()
 
     def to_document(self) -> dict[str, Any]:
         """Return its facts as fields of the document of a study."""
@@ -62,6 +65,7 @@ class Ending:
             "gpu_hours_per_week": gain.gpu_hours_per_week if gain else None,
             "payback_hours": gain.payback_hours if gain else None,
             "payback_steps": gain.payback_steps[0] if gain and gain.payback_steps else None,
+            **({"parts": [part.to_document() for part in self.parts]} if self.parts else {}),
         }
 
 
@@ -102,6 +106,7 @@ def ending_of(
             *filter(None, [study.workload.provenance.detail.get(LEFT_OUT)]),
             *proof_notes(trials, study.workload, found.table),
         ),
+        parts=measure_parts(use, trials, study.workload),
     )
 
 

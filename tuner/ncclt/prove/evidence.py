@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
+from ncclt.core.attestation import Form
 from ncclt.core.message import Message
 from ncclt.core.study import Arm, Phase, Trial
 from ncclt.core.trial import Outcome
@@ -60,6 +61,12 @@ class LaunchEvidence:
                 for message, time_us in launch.message_us.items():
                     samples.setdefault(message, []).append(time_us)
         return {message: statistics.median(times_us) for message, times_us in samples.items()}
+
+    def proven_arm(self, form: Form | None) -> Arm:
+        """Return the arm that proves a form; where no launch applies a table, variables are proven in its place."""
+        if form is Form.VARIABLES or not self.message_times_us(Arm.TABLE):
+            return Arm.VARIABLES
+        return Arm.TABLE
 
     def whole_blocks(self, arm: Arm) -> tuple[tuple[ArmLaunch, ArmLaunch], ...]:
         """Return pairs of launches, default and arm, of every block in which both were measured twice, in order.

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ncclt.core.attestation import Form
 from ncclt.core.recommendation import Recommendation
 from ncclt.core.setting import Setting
-from ncclt.core.study import Arm, Trial
+from ncclt.core.study import Trial
 from ncclt.core.workload import MessageCalls, Workload
 from ncclt.deliver.use import use_of
 from ncclt.prove.ending import proven_times_us, scaled_to
@@ -52,12 +51,9 @@ def message_rows(
     Times come from the proof where it measured the policy, else from search and confirmation.
     """
     use = use_of(found)
-    arm, policy = (Arm.VARIABLES if use.form is Form.VARIABLES else Arm.TABLE), use.proven.policy
-    evidence = collect_evidence(trials)
-    if not evidence.message_times_us(Arm.TABLE):
-        arm = Arm.VARIABLES  # proven in its place, where no launch applies a table
-    proven_us, tuned_us = proven_times_us(evidence, arm, use.proven.verdict, workload)
-    verdict, default_us = use.proven.verdict, {**times.default, **proven_us}
+    evidence, policy, verdict = collect_evidence(trials), use.proven.policy, use.proven.verdict
+    proven_us, tuned_us = proven_times_us(evidence, evidence.proven_arm(use.form), verdict, workload)
+    default_us = {**times.default, **proven_us}
     if not verdict.blocks and verdict.default_us:  # nothing to prove: the times of the search, which the verdict sums
         default_us, tuned_us = scaled_to(verdict.default_us, times.default, workload), {}
     interpolated = {m.message for t in trials for m in t.result.measurements if m.interpolated}

@@ -43,9 +43,6 @@ class Delivery:
     def remarks(self, *also_lost: str) -> list[str]:
         """Return every sentence that belongs with what is delivered."""
         sentences = [headline(self.recommendation, self.proven)]
-        if self.recommendation.nearest:
-            differences = "; ".join(self.recommendation.nearest)
-            sentences.append(f"NEAREST: {differences}; the figures are of what was measured, nothing is proven here")
         if self.recommendation.simulated:
             sentences.append("SIMULATED: the times come from the simulated cluster, nothing was measured on a machine")
         elif self.recommendation.label:

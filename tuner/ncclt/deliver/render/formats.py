@@ -148,7 +148,6 @@ def _document(recommendation: Recommendation) -> dict[str, Any]:
         "interval": verdict.to_document()["interval"] if verdict else None,
         "simulated": recommendation.simulated,
         "launcher": recommendation.launcher,
-        **({"nearest": list(recommendation.nearest)} if recommendation.nearest else {}),
         "variables": dict(delivery.variables),
         "lost": list(delivery.lost),
         "remarks": delivery.remarks(),

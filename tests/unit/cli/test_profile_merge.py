@@ -1,0 +1,121 @@
+"""`profile merge`, and the study of what it makes: one policy, and the gain of every part wherever it is shown."""
+
+import json
+import re
+
+import pytest
+
+from ncclt.cli.profile import merge
+from ncclt.cli.studies import show
+from ncclt.cli.tune import tune
+from ncclt.core.message import Collective, Message
+from ncclt.core.workload import MessageCalls, Provenance, Workload
+from ncclt.errors import NotFoundError, UsageError
+from ncclt_api.documents import study_detail
+from ncclt_api.pages.report import study_report
+
+KIB = 1024
+HEAD = "system,gpus,nodes,interconnect,nccl_version,collective,dtype,size_bytes,algo,proto,nchannels,time_us"
+TIMES_US = {("", ""): (20.0, 1000.0), ("ring", "ll"): (10.0, 1200.0), ("tree", "simple"): (30.0, 800.0)}
+
+
+@pytest.fixture
+def stored(command, tmp_path):
+    """A recording of two sizes, and three workloads: of small messages, of large ones, and of what was not recorded."""
+    rows = [
+        f"box,8,1,NVLink,2.27.3,all_reduce,float32,{size},{algo},{proto},,{time}"
+        for (algo, proto), times in TIMES_US.items()
+        for size, time in zip((4 * KIB, 32768 * KIB), times, strict=True)
+    ]
+    (tmp_path / "box.csv").write_text("\n".join([HEAD, *rows]) + "\n")
+    for name, collective, size, calls in (
+        ("small", Collective.ALL_REDUCE, 4 * KIB, 100),
+        ("large", Collective.ALL_REDUCE, 32768 * KIB, 10),
+        ("far", Collective.ALL_TO_ALL, 4 * KIB, 1),
+    ):
+        message = Message(collective=collective, dtype="float32", size_bytes=size)
+        command.store.add_workload(
+            Workload(
+                name=name,
+                messages=(MessageCalls(message=message, calls_per_step=calls),),
+                provenance=Provenance(source="test"),
+            )
+        )
+    return command
+
+
+def tuned(command, tmp_path, *words):
+    return command(tune, "--model", "fleet", "--launcher", "replay", "--landscape", str(tmp_path / "box.csv"), *words)
+
+
+def test_the_merged_workload_is_stored_and_names_its_parts(stored):
+    text = stored(merge, "small", "large", "--name", "fleet", "--weights", "3, 1")
+    assert text.startswith("fleet: merge, parts 3 x small + 1 x large\n")
+    found = stored.store.workload("fleet")
+    assert [c.calls_per_step for c in found.messages] == [10, 300]
+    document = json.loads(stored(merge, "small", "large", "--name", "fleet", "--replace", "--json"))
+    assert [(part["name"], part["weight"]) for part in document["parts"]] == [("small", 1), ("large", 1)]
+    assert stored.store.workload("fleet") == Workload.from_document(document)
+
+
+def test_one_study_shows_the_gain_of_every_part(stored, tmp_path):
+    stored(merge, "small", "large", "far", "--name", "fleet", "--weights", "3,1,1")
+    text = tuned(stored, tmp_path)
+    assert "tuned: fleet on " in text
+    page = stored.store.studies().items
+    assert len(page) == 1
+    study = page[0].study
+    shown = stored(show, study.id)
+    for said in (text, shown):
+        assert re.search(r"^small +3 +2000\.0 +1000\.0 +2\.000x ", said, re.MULTILINE)
+        assert re.search(r"^large +1 +10000\.0 +8000\.0 +1\.250x ", said, re.MULTILINE)
+        assert re.search(r"^far +1( +-){4} +no proof: none of its messages can be measured here", said, re.MULTILINE)
+        assert "not delivered" not in said
+    parts = json.loads(stored(show, study.id, "--json"))["parts"]
+    assert json.loads(tuned(stored, tmp_path, "--json"))["parts"] == parts
+    assert [(part["name"], part["weight"], part["default_us"]) for part in parts] == [
+        ("small", 3, 2000), ("large", 1, 10000), ("far", 1, None),
+    ]  # fmt: skip
+    detail = study_detail(stored.store, stored.store.study(study.id), stored.store.recommendations(study=study.id))
+    assert [part.model_dump(mode="json") for part in detail.parts] == parts
+    html = study_report(stored.store, stored.store.study(study.id), "html")
+    section = html[html.index("Gain per part") : html.index("As plain variables")]
+    assert all(word in section for word in ("small", "2.000×", "1.250×", "no proof: none of its messages"))
+
+
+def test_without_a_gain_no_part_claims_one(stored, tmp_path):
+    """The policy that helps one part is not worth it for all."""
+    stored(merge, "small", "large", "--name", "fleet")
+    text = tuned(stored, tmp_path, "--min-effect", "0.9")
+    assert len(re.findall(r"no proof: no policy was measured against the default", text)) == 2
+
+
+def test_a_dry_run_stores_nothing(stored):
+    stored(merge, "small", "large", "--name", "fleet", "--dry-run")
+    with pytest.raises(NotFoundError):
+        stored.store.workload("fleet")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("small", "large", "--name", "fleet", "--weights", "3"), "--weights gives 1 numbers for 2 workloads"),
+        (("small", "large", "--name", "fleet", "--weights", "3,x"), "--weights is '3,x'"),
+        (("small", "large", "--name", "fleet", "--weights", "3,nan"), "nan cannot be the weight of large"),
+        (("small", "--name", "fleet"), "a merge needs two or more workloads"),
+        (("small", "large", "--name", "small", "--replace"), "small is one of its own parts"),
+        (("small", "large", "--name", "a b"), "--name 'a b' cannot name a workload"),
+        (("small", "large", "--name", "bert"), "the workload 'bert' is shipped"),
+        (("small", "large", "--name", "far"), "there is a workload 'far' already"),
+    ],
+)
+def test_what_cannot_be_merged_is_refused_and_stores_nothing(stored, words, said):
+    before = stored.store.workloads()
+    with pytest.raises(UsageError, match=re.escape(said)):
+        stored(merge, *words)
+    assert stored.store.workloads() == before
+
+
+def test_an_unknown_part_is_named(stored):
+    with pytest.raises(NotFoundError, match="there is no workload 'lager'"):
+        stored(merge, "small", "lager", "--name", "fleet")
