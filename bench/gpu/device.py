@@ -34,6 +34,7 @@ _PROTOTYPES: dict[str, tuple[object, ...]] = {
     "cuCtxSetCurrent": (_POINTER,),
     "cuMemAlloc_v2": (c.POINTER(_ADDRESS), c.c_size_t),
     "cuMemFree_v2": (_ADDRESS,),
+    "cuMemGetInfo_v2": (c.POINTER(c.c_size_t), c.POINTER(c.c_size_t)),
     "cuMemcpyHtoD_v2": (_ADDRESS, _POINTER, c.c_size_t),
     "cuMemcpyDtoH_v2": (_POINTER, _ADDRESS, c.c_size_t),
     "cuMemsetD8Async": (_ADDRESS, c.c_ubyte, c.c_size_t, _POINTER),
@@ -124,6 +125,12 @@ class Device:
     def free(self, address: int) -> None:
         """Give memory back; the device waits for all its work first."""
         self._call("cuMemFree_v2", address)
+
+    def free_bytes(self) -> int:
+        """Return the memory of the GPU that no process holds."""
+        left, total = c.c_size_t(), c.c_size_t()
+        self._call("cuMemGetInfo_v2", c.byref(left), c.byref(total))
+        return left.value
 
     def write(self, address: int, values: np.ndarray) -> None:
         """Copy an array to the GPU and wait until it is there."""

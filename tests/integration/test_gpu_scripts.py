@@ -352,3 +352,72 @@ def test_all_of_it_in_one_go_keeps_what_came_out_and_the_default_where_it_is_bes
         kept = packed.getnames()
     assert "work/tuned/tuned.json" in kept
     assert "work/tuned/table.csv" not in kept
+
+
+# The stand-in of NCCL has no ranks in other processes, so these have one rank.
+def agreement(machine, output, points, *more, **options):
+    done = machine.run("agreement.py", output, "--ranks", "1", "--points", points, *more, **options)
+    assert done.returncode == 0, done.stderr
+    return json.loads((output / "agreement.json").read_text())["points"]
+
+
+def test_agreement_tells_how_a_rank_fails(machine, tmp_path):
+    ended = agreement(machine, tmp_path, "refuse", "--hang", "1")["refuse"]["its process ends"]["rank 0"]
+
+    assert ended["ended"] == "exit code 3"
+    assert (ended["last"]["event"], ended["last"]["code"]) == ("init failed", 5)
+
+
+def test_agreement_tells_a_call_that_hangs_from_one_that_ends(machine, tmp_path):
+    seen = agreement(machine, tmp_path, "disagree", "--hang", "1", fault=f"hang:{4 * MIB}")["disagree"]
+
+    assert seen["nothing, 16 KiB"]["rank 0"]["wrong"] == [0] * 7
+    hung = seen["nothing, 4096 KiB"]["rank 0"]
+    assert hung["wrong"] == []
+    assert hung["last"]["text"] == "the collective did not end in time"
+
+
+def test_agreement_counts_the_questions_and_reads_the_plugins_report(machine, tmp_path):
+    seen = agreement(machine, tmp_path, "estimates", nccl=machine.newer)["estimates"]
+
+    [communicator] = seen["answer ring/ll"]["communicators"]
+    assert communicator["phases"]["-"]["counted"] == [12]
+    assert communicator["phases"]["-"]["kinds"]["4 1024 1 0 2d 1"] == 3
+    [report] = seen["table of ncclt, ring/ll"]["reports"]
+    assert report.count('"outcome":"applied"') == 4
+
+
+def test_agreement_reads_memory_and_the_first_call_of_the_tree(machine, tmp_path):
+    rank = agreement(machine, tmp_path, "connect")["connect"]["1"]["rank 0"]
+
+    assert (rank["first_call_of_the_tree"]["step"], rank["wrong"]) == (50, 0)
+    assert set(rank["free_mib"].values()) == {65536.0}
+
+
+def test_agreement_keeps_what_the_ranks_of_pytorch_tell(machine, tmp_path):
+    pytest.importorskip("torch")
+    seen = agreement(machine, tmp_path, "torch_disagree", "--hang", "20")["torch_disagree"]
+
+    # Without a GPU they talk over gloo, which asks no tuner.
+    assert [agent["ended"] for agent in seen["agents"]] == ["exit code 0"]
+    for rank in ("rank-0", "rank-1"):
+        events = seen["ranks"][rank]
+        assert [event["right"] for event in events if event["event"] == "all_reduce is done"] == [True] * 6
+        assert events[-1]["event"] == "end"
+
+
+def test_agreement_refuses_a_point_that_it_does_not_know(machine, tmp_path):
+    done = machine.run("agreement.py", tmp_path, "--points", "quarrel")
+
+    assert done.returncode == 2
+    assert "there is no point quarrel; use refuse, disagree" in done.stderr
+
+
+def test_small_messages_are_timed_under_every_arm(machine, tmp_path):
+    done = machine.run("small_messages.py", tmp_path, "--rounds", "1", *QUICK)
+
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "small_messages.json").read_text())["rows"]
+    arms = {"default", "ring/ll", "ring/simple", "tree/ll", "tree/simple", "NCCL_PROTO=Simple"}
+    assert {row["arm"] for row in rows} == arms
+    assert len(rows) == len(arms) * 6
