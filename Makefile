@@ -68,6 +68,7 @@ lint-style: .venv/dev
 
 lint-files: .venv/dev
 	$(BIN)/python profiles/generate_workloads.py --check
+	$(BIN)/python profiles/generate_landscapes.py --check
 	$(BIN)/python tuner/generate_answer_values.py --check
 
 docs: .venv/docs ## Build the documentation into build/docs; open build/docs/index.html.

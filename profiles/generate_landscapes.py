@@ -1,20 +1,25 @@
-"""Write profiles/landscapes/*.csv from public tables in our tidy format (docs/landscapes.md).
+"""Write profiles/landscapes/*.csv from public tables in our tidy format (docs/landscapes.md), or check them.
 
-    python profiles/generate_landscapes.py FOLDER
+    python profiles/generate_landscapes.py [FOLDER]             write them
+    python profiles/generate_landscapes.py [FOLDER] --check     exit 1 and name every file that differs
 
-FOLDER holds the tables that profiles/landscapes/README.md names. Figures and sources are carried unchanged; rows and
-columns that say nothing here are left out.
+FOLDER holds the tables that profiles/landscapes/README.md names; by default `shared/data/measurements` beside the
+repository. They are not shipped: without them, --check says that it was skipped and exits 0. Figures and sources are
+carried unchanged; rows and columns that say nothing here are left out.
 """
 
 from __future__ import annotations
 
+import argparse
 import csv
+import io
 import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 LANDSCAPES = Path(__file__).parent / "landscapes"
+MEASUREMENTS = Path(__file__).resolve().parents[2] / "shared" / "data" / "measurements"
 COLUMNS = (
     "system", "gpus", "nodes", "gpus_per_node", "interconnect", "nccl_version", "collective", "dtype", "size_bytes",
     "algo", "proto", "nchannels", "other_env", "time_us", "busbw_gbps", "in_place", "source", "licence",
@@ -72,22 +77,52 @@ def _carried(row: Row) -> Iterator[Row]:
     yield row
 
 
-def main() -> None:
-    """Write every table."""
-    if len(sys.argv) != 2:
-        sys.exit(__doc__)
-    for name, (tables, wanted) in TABLES.items():
-        rows = []
-        for table in tables:
-            with (Path(sys.argv[1]) / f"{table}.csv").open(encoding="utf-8", newline="") as file:
-                rows += [made for row in csv.DictReader(file) if wanted(row) for made in _carried(row)]
-        path = LANDSCAPES / f"{name}.csv"
-        with path.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore", lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-        print(f"{path.name}: {len(rows)} rows")
+def build_table(name: str, folder: Path) -> str:
+    """Return the text of a recorded cluster's table.
+
+    Raises:
+        OSError: a table is not in the folder.
+    """
+    tables, wanted = TABLES[name]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    for table in tables:
+        with (folder / f"{table}.csv").open(encoding="utf-8", newline="") as file:
+            for row in filter(wanted, csv.DictReader(file)):
+                writer.writerows(_carried(row))
+    return text.getvalue()
+
+
+def main() -> int:
+    """Write or check the tables; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, nargs="?", default=MEASUREMENTS, help="folder of the original tables")
+    parser.add_argument("--check", action="store_true", help="write nothing, exit 1 where a file differs")
+    options = parser.parse_args()
+    if options.check and options.folder == MEASUREMENTS and not MEASUREMENTS.is_dir():
+        print(f"{Path(__file__).name}: skipped: the original tables are not in {MEASUREMENTS}", file=sys.stderr)
+        return 0
+    try:
+        built = {LANDSCAPES / f"{name}.csv": build_table(name, options.folder) for name in TABLES}
+    except OSError as error:
+        print(f"{error.filename} cannot be read: {error.strerror}", file=sys.stderr)
+        return 1
+    if options.check:
+        shipped = set(LANDSCAPES.glob("*.csv"))
+        differing = [path for path in sorted(shipped | set(built)) if not _is_current(path, built.get(path))]
+        for path in differing:
+            print(f"{path.name} differs: run python profiles/generate_landscapes.py", file=sys.stderr)
+        return 1 if differing else 0
+    # Every table is built before the first is written.
+    for path, text in built.items():
+        path.write_text(text, encoding="utf-8", newline="")
+    return 0
+
+
+def _is_current(path: Path, text: str | None) -> bool:
+    return text is not None and path.is_file() and path.read_bytes() == text.encode()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

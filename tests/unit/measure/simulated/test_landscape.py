@@ -143,6 +143,22 @@ def test_the_librarys_own_choice_has_many_names(tmp_path):
     assert load_landscape(path, {}).time_samples(DEFAULT, message(1024)) == (10.0, 11.0, 12.0)
 
 
+@pytest.mark.parametrize("note", ["DEFAULT (unforced): RCCL chose TREE/LL 1 channels", "DEFAULT unforced, rep1"])
+def test_default_notes_are_no_condition(tmp_path, note):
+    """The columns then name the library's choice, not a forced setting."""
+    path = write(tmp_path, row(algo="Tree", proto="LL", nchannels=1, other_env=note, time_us=11), TWO[1])
+    landscape = load_landscape(path, {})
+    assert landscape.settings() == (RING_LL,)
+    assert landscape.time_samples(DEFAULT, message(1024)) == (11.0,)
+    assert landscape.notes == ()
+
+
+def test_duplicate_column_is_refused(tmp_path):
+    path = write(tmp_path, *TWO, columns=(*COLUMNS[:-1], "time_us"))
+    with pytest.raises(LandscapeError, match=r"recorded\.csv, line 1: the column 'time_us' is there twice"):
+        load_landscape(path, {})
+
+
 def test_a_list_of_algorithms_is_the_default_only_where_there_is_no_other(tmp_path):
     both = row(algo="Ring,Tree", time_us=12)
     alone = load_landscape(write(tmp_path, both, TWO[1]), {})

@@ -26,7 +26,7 @@ _ANNOTATIONS = tuple(
         r"r\d+\s+(?:avg|mean|median|min|max)",
         r"(?:avg|average|mean|median|p\d\d|min)(?:\s+(?:of|over)\s+[\w/]+(?:\s+(?:runs?|iters?|iterations?|busbw|samples?))?)?",
         r"p\d\d\s+median\s+multi-run\b.*",
-        r"defaults?(?:\s+chose\b.*|\s*\(.*\))?",
+        r"defaults?(?:\s+chose\b.*|\s+unforced|\s*\(.*\)(?:\s*:.*)?)?",
         r"unforced|[nr]ccl\s+ran\b.*",
         r"automatic(?:\s+choice)?|default\s+choice|nccl(?:'s)?\s+(?:own\s+)?choice|rccl\s+default|forced",
         r"gpu\s+compute\s+contention(?:\s+none)?",
@@ -43,7 +43,8 @@ _SPREAD = re.compile(r"\bspread\s+([\d.]+)\s*%", re.IGNORECASE)
 _RAN = re.compile(r"\b[NR]CCL\s+ran\s+(\w+)/(\w+)", re.IGNORECASE)
 _PARAMETER = re.compile(r"NCCL_([A-Z0-9_]+)=(\d+)")
 _OWN_CHOICE_NOTE = re.compile(
-    r"(?:defaults?|automatic)(?:\s+choice)?(?:\s*\(.*\))?|unforced|defaults?\s+chose\b.*", re.IGNORECASE
+    r"(?:defaults?|automatic)(?:\s+choice)?(?:\s+unforced|\s*\(.*\)(?:\s*:.*)?)?|unforced|defaults?\s+chose\b.*",
+    re.IGNORECASE,
 )
 _OWN_CHOICE = re.compile(r"(?:default|unforced|auto(?:matic)?|none)\b.*", re.IGNORECASE)
 
@@ -156,6 +157,11 @@ def _lines(path: Path, *, is_growing: bool) -> Iterator[tuple[int, dict[str, str
             reader = csv.DictReader(lines, strict=True)
             if not reader.fieldnames:
                 raise LandscapeError(f"{path.name} is empty", hint=f"its first line names {', '.join(REQUIRED)}")
+            twice = [column for column, count in Counter(reader.fieldnames).items() if count > 1]
+            if twice:
+                raise LandscapeError(
+                    f"{path.name}, line 1: the column {twice[0]!r} is there twice", hint="keep one of them"
+                )
             missing = [column for column in REQUIRED if column not in reader.fieldnames]
             if missing:
                 raise LandscapeError(
