@@ -141,9 +141,8 @@ def test_users_of_a_proxy_read_as_keys_do_and_write_by_forms_alone(service, prox
 
 
 def test_figures_are_of_all_clusters(service):
-    for path in ("/metrics", "/dashboard", "/api/studies", "/csv/1"):
-        for query in ({}, {"cluster": "leonardo"}):
-            assert ask(service, "GET", path, SECRETS[Role.ADMIN, "leonardo"], params=query).status_code == 403
+    for query in ({}, {"cluster": "leonardo"}):
+        assert ask(service, "GET", "/metrics", SECRETS[Role.ADMIN, "leonardo"], params=query).status_code == 403
     assert ask(service, "GET", "/metrics", SECRETS[Role.READ, ""]).status_code == 200
 
 
