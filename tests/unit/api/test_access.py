@@ -146,6 +146,13 @@ def test_figures_are_of_all_clusters(service):
     assert ask(service, "GET", "/metrics", SECRETS[Role.READ, ""]).status_code == 200
 
 
+def test_only_readers_of_all_clusters_see_the_link_to_optuna_dashboard(service, monkeypatch):
+    monkeypatch.setattr(service.app.state, "optuna_dashboard_url", "http://127.0.0.1:8081")
+    for cluster, is_linked in (("leonardo", False), ("", True)):
+        text = ask(service, "GET", "/studies/5e1f00aa", SECRETS[Role.READ, cluster]).text
+        assert ("http://127.0.0.1:8081" in text) == is_linked
+
+
 @pytest.mark.parametrize("name", [name for name in PATHS if PATHS[name] and name != "/metrics"])
 def test_keys_of_one_cluster(service, name, samples):
     """A list must be asked for by cluster; what belongs to another cluster is refused."""
