@@ -59,7 +59,7 @@ import sys
 from ncclt_api.app import create_app
 import uvicorn
 if __name__ == "__main__":
-    app = create_app(sys.argv[2], dashboard=False, large=sys.argv[2])
+    app = create_app(sys.argv[2], large=sys.argv[2])
     uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning", access_log=False)
 """
 

@@ -119,11 +119,11 @@ def run_study(
     )
     with open_store(_url(folder)) as store:
         space = space_of(testbed, case.workload, ())
-        points = [point for point in map(space.params, copied) if point is not None]
-        if points:
+        enqueued = [setting for setting in copied if setting in space.distinct]
+        if enqueued:
             waiting = optuna.create_study(storage=store.optuna_url, study_name=f"{name}-{seed}")
-            for point in points:
-                waiting.enqueue_trial(point)
+            for setting in enqueued:
+                waiting.enqueue_trial(space.values(setting))
         result = tune(
             request, testbed, store,
             watcher=Unwatched(), interrupted=lambda: "", clock=time.monotonic, now=lambda: "2026-01-01T00:00:00+00:00",

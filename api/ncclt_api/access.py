@@ -64,7 +64,7 @@ _BY_OBJECT = re.compile(
 """Paths whose cluster is that of a stored object, or named in a page's path: their routes call `require_cluster`."""
 
 
-_OF_ALL = re.compile(r"/metrics|/dashboard(?:/.*)?|/api/.*|/csv/.*")
+_OF_ALL = re.compile(r"/metrics")
 """What shows all clusters, whatever the query names."""
 
 

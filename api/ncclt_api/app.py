@@ -20,7 +20,6 @@ from ncclt.store.location import locate
 from ncclt.store.store import Store
 from ncclt_api.access import AccessMiddleware, forbidden
 from ncclt_api.answers import FRESH_S, AnswersMiddleware, WaitMiddleware
-from ncclt_api.dashboard import Dashboard, DashboardMiddleware
 from ncclt_api.large_answers import LargeAnswers, LargeAnswersMiddleware
 from ncclt_api.middleware import BodyLimitMiddleware, HeadMiddleware, RequestIdMiddleware, SecurityHeadersMiddleware
 from ncclt_api.pages.study_page import StudyPages
@@ -71,7 +70,7 @@ class _Service(FastAPI):
 def create_app(
     storage: str | Store,
     *,
-    dashboard: bool = True,
+    optuna_dashboard_url: str = "",
     fresh_s: float = FRESH_S,
     large: str | None = None,
     hosts: Collection[str] | None = None,
@@ -85,7 +84,7 @@ def create_app(
 
     Args:
         storage: a store's URL, opened and closed with the application, or a store that the caller closes.
-        dashboard: whether optuna-dashboard is served at /dashboard.
+        optuna_dashboard_url: address of the optuna-dashboard that study pages link to; empty = no link.
         fresh_s: how long an answer to a job may miss a change that another process made; 0 = look at every request.
         large: URL of the store, for a process of its own that makes large answers; None = they are made here.
         hosts: names that are answered to while the store has no keys; None = any.
@@ -99,10 +98,11 @@ def create_app(
         UsageError: the secret is too short.
         StoreError: at start, when the store cannot be reached.
     """
-    board = Dashboard() if dashboard else None
     sessions = Sessions(session_secret)
     large_answers = (
-        LargeAnswers(_app_of_large_answers, large, dashboard=dashboard, secret=sessions.secret) if large else None
+        LargeAnswers(_app_of_large_answers, large, optuna_dashboard_url=optuna_dashboard_url, secret=sessions.secret)
+        if large
+        else None
     )
 
     @asynccontextmanager
@@ -112,8 +112,6 @@ def create_app(
         try:
             yield
         finally:
-            if board:
-                await run_in_threadpool(board.close)
             if large_answers:
                 await run_in_threadpool(large_answers.close)
             if app.state.jobs:
@@ -135,7 +133,8 @@ def create_app(
     app.state.has_users = users is not None
     app.state.figures = Figures(lambda: app.state.store, lambda: jobs.open_queue(app.state))
     app.state.study_pages = StudyPages(lambda: app.state.store)
-    app.state.dashboard, app.state.large_answers, app.state.jobs = dashboard, large_answers, None
+    app.state.optuna_dashboard_url = optuna_dashboard_url
+    app.state.large_answers, app.state.jobs = large_answers, None
     for router in (
         health.router, client_file.router, catalogue.clusters, env.router, catalogue.workloads, studies.router,
         recommendations.router, attestations.router, life.router, life.rules, rollouts.router,
@@ -151,7 +150,6 @@ def create_app(
     app.add_middleware(WaitMiddleware)
     if large_answers:
         app.add_middleware(LargeAnswersMiddleware, large=large_answers)
-    app.add_middleware(DashboardMiddleware, dashboard=board)
     if not is_checked:
         app.add_middleware(
             AccessMiddleware, store=lambda: app.state.store, fresh_s=fresh_s, sessions=sessions, hosts=hosts,
@@ -166,10 +164,10 @@ def create_app(
     return app
 
 
-def _app_of_large_answers(storage: str, dashboard: bool, secret: str) -> FastAPI:
+def _app_of_large_answers(storage: str, optuna_dashboard_url: str, secret: str) -> FastAPI:
     """Return the application of another process, in which no lifespan runs."""
     store = open_service_store(storage)
-    app = create_app(store, dashboard=dashboard, session_secret=secret, is_checked=True)
+    app = create_app(store, optuna_dashboard_url=optuna_dashboard_url, session_secret=secret, is_checked=True)
     app.state.store = store
     return app
 
@@ -196,7 +194,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8080,
     *,
-    dashboard: bool = True,
+    optuna_dashboard_url: str = "",
     log_level: str = "info",
     insecure: bool = False,
     allow_hosts: Collection[str] = (),
@@ -212,11 +210,10 @@ def serve(
         storage: the store's URL; None = the user's own.
         host: address to listen on; anything but loopback needs a key in the store.
         port: TCP port.
-        dashboard: whether optuna-dashboard is served at /dashboard.
         log_level: uvicorn's word: critical, error, warning, info, debug.
         insecure: listen there even without a key.
         allow_hosts: names that are answered to while there is no key, beside loopback's.
-        public_url, session_secret, users: as for `create_app`.
+        optuna_dashboard_url, public_url, session_secret, users: as for `create_app`.
 
     Raises:
         StoreError: as for `open_service_store`.
@@ -230,8 +227,8 @@ def serve(
             )
         hosts = {*LOOPBACK, "[::1]", host, *allow_hosts}
         app = create_app(
-            store, dashboard=dashboard, large=store.url, hosts=hosts, log=start_log(log_level),
-            public_url=public_url, session_secret=session_secret, users=users,
+            store, large=store.url, hosts=hosts, log=start_log(log_level),
+            optuna_dashboard_url=optuna_dashboard_url, public_url=public_url, session_secret=session_secret, users=users,
         )  # fmt: skip
         # Requests are logged by TelemetryMiddleware.
         uvicorn.run(

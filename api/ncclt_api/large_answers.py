@@ -35,15 +35,15 @@ class LargeAnswers:
     """A process with the same application, started by the first request for a large answer."""
 
     def __init__(
-        self, make: Callable[[str, bool, str], ASGIApp], storage: str, *, dashboard: bool, secret: str
+        self, make: Callable[[str, str, str], ASGIApp], storage: str, *, optuna_dashboard_url: str, secret: str
     ) -> None:
         """Prepare the process.
 
         Args:
             make: a function of a module, which makes the application there. Requests come with the key that was found.
-            storage, dashboard, secret: its arguments; the secret signs the forms of pages.
+            storage, optuna_dashboard_url, secret: its arguments; the secret signs the forms of pages.
         """
-        self._started = (make, storage, dashboard, secret)
+        self._started = (make, storage, optuna_dashboard_url, secret)
         self._pool: ProcessPoolExecutor | None = None
         self.waiting = 0
 
@@ -96,9 +96,9 @@ class LargeAnswersMiddleware:
 _here: dict[str, Any] = {}
 
 
-def _begin(make: Callable[[str, bool, str], ASGIApp], storage: str, dashboard: bool, secret: str) -> None:
+def _begin(make: Callable[[str, str, str], ASGIApp], storage: str, optuna_dashboard_url: str, secret: str) -> None:
     """Make the application, once in this process."""
-    _here.update(app=make(storage, dashboard, secret), runner=asyncio.Runner())
+    _here.update(app=make(storage, optuna_dashboard_url, secret), runner=asyncio.Runner())
 
 
 def _answer(scope: dict[str, Any]) -> _Answer:

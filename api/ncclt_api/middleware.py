@@ -26,7 +26,7 @@ _HEADERS = {
 
 
 class SecurityHeadersMiddleware:
-    """Add the headers to every answer without its own (the dashboard's page needs a wider policy)."""
+    """Add the headers to every answer."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

@@ -232,7 +232,7 @@ def _route(scope: Scope) -> str:
     if path.endswith("/env") and path.startswith("/v1/clusters/"):  # answered before the router
         return _ENV
     found = getattr(scope.get("route"), "path", None)
-    return found or next((prefix for prefix in ("/assets", "/dashboard") if path.startswith(prefix)), "none")
+    return found or ("/assets" if path.startswith("/assets") else "none")
 
 
 def start_log(level: str) -> Any:

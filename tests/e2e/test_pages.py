@@ -311,30 +311,3 @@ def test_the_line_can_be_copied(visit):
     playwright_api.expect(button).to_have_text("Copied")
     copied = page.evaluate("navigator.clipboard.readText()")
     assert copied == page.locator(".copyable code").first.text_content()
-
-
-def test_the_dashboard_shows_no_button_that_cannot_work(browser, tmp_path):
-    """It is read-only. Every button is really in its page: another release of it must not bring one back unseen."""
-    optuna = pytest.importorskip("optuna")
-    pytest.importorskip("optuna_dashboard")
-    with open_store(f"sqlite:///{tmp_path}/ncclt.db") as store:
-        storage = optuna.storages.RDBStorage(store.optuna_url)
-        study = optuna.create_study(storage=storage, study_name="bert-leonardo")
-        study.tell(study.ask(), 2.0)
-        study.ask()
-        storage.remove_session()
-        storage.engine.dispose()
-        with serving(store) as address:
-            page = browser.new_page()
-            dead = {
-                "": ("[aria-label='rename study']", "[aria-label='delete study']", "button:has-text('Create')"),
-                "/studies/1/trials?numbers=1": ("button:has-text('Fail Trial')", "button:has([data-testid=EditIcon])"),
-                "/studies/1": ("a[href$='/note']",),
-            }
-            for path, buttons in dead.items():
-                page.goto(f"{address}/dashboard{path}", wait_until="networkidle")
-                for button in buttons:
-                    playwright_api.expect(page.locator(button)).to_have_count(1)
-                    playwright_api.expect(page.locator(button)).to_be_hidden()
-                playwright_api.expect(page.get_by_role("link").first).to_be_visible()
-            page.close()

@@ -55,7 +55,7 @@ class Compose:
     def __init__(self, folder, start, database):
         self.services = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
         self._folder, self._start, self._database = folder, start, database
-        self.ports = {name: free_port() for name in ("api-1", "api-2", "nginx")}
+        self.ports = {name: free_port() for name in ("api-1", "api-2", "nginx", "optuna-dashboard")}
 
     def _environ(self, name):
         # As compose reads them where nobody has set a variable: ${NAME:-default} is the default.
@@ -84,6 +84,17 @@ class Compose:
         environ = dict(os.environ) if name == "nginx" else self._environ(name)
         with (self._folder / f"{name}.txt").open("w") as log:
             return self._start(argv, env=environ, stdout=log, stderr=log, cwd=self._folder)
+
+    def start_dashboard(self):
+        """Start optuna-dashboard, from the venv of the tests and not from its image."""
+        program, url, host, port = self.services["optuna-dashboard"]["command"]
+        found = re.fullmatch(r"postgresql://ncclt:\S+@db:5432/ncclt\?(\S+)", url)
+        assert (program, host, port) == ("optuna-dashboard", "--host=0.0.0.0", "--port=8080")
+        url = f"{self._database}{'&' if '?' in self._database else '?'}{found[1]}"
+        words = [url, "--host=127.0.0.1", f"--port={self.ports['optuna-dashboard']}"]
+        with (self._folder / "optuna-dashboard.txt").open("w") as log:
+            argv = [str(Path(sys.executable).with_name(program)), *words]
+            return self._start(argv, env=dict(os.environ), stdout=log, stderr=log, cwd=self._folder)
 
     def _argv_of_nginx(self):
         text = (ROOT / "api/deploy/nginx.conf").read_text(encoding="utf-8")
@@ -148,6 +159,14 @@ def test_a_job_is_tuned_and_served_through_nginx(compose):
     assert asked_by(compose, "203.0.113.9") == {"127.0.0.1"}, "the service logs nginx's word, not the client's"
 
     assert_limits(compose)
+
+    compose.start_dashboard()
+    _, _, text = until(lambda: ask(compose.url("optuna-dashboard", "/api/studies")))
+    names = [study["study_name"] for study in json.loads(text)["study_summaries"]]
+    assert [name.removesuffix(" (proof)") for name in names] == [names[0]] * len(names)
+    assert (
+        ask(compose.url("optuna-dashboard", "/api/studies"), {"study_name": "x", "directions": ["minimize"]})[0] >= 400
+    )
 
     replicas[0].terminate()
     replicas[0].wait(WITHIN_S)

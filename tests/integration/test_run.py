@@ -82,7 +82,7 @@ def serving(store):
     """Address of a service on that store, and a function that ends it."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(create_app(store, dashboard=False), log_level="warning"))
+        server = uvicorn.Server(uvicorn.Config(create_app(store), log_level="warning"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         deadline = time.monotonic() + 240

@@ -83,7 +83,7 @@ def test_a_service_takes_it_and_says_what_all_show(tmp_path, store, run, start):
     pytest.importorskip("fastapi")
     port = free_port()
     server = f"http://127.0.0.1:{port}"
-    words = [sys.executable, "-m", "ncclt", "serve", "--port", str(port), "--no-dashboard", *run.storage]
+    words = [sys.executable, "-m", "ncclt", "serve", "--port", str(port), *run.storage]
     start(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:

@@ -27,11 +27,9 @@ from ncclt_api.pages.study_proof import ProofCharts, proof_charts
 from ncclt_api.pages.study_sizes import Curves, SizeTimes, arm_times, curves_of, setting_times, shares_chart, wins_chart
 from ncclt_api.pages.study_worth import (
     DecisionStep,
-    Importance,
     PhaseCost,
     cost_rows,
     decisions_of,
-    importance_of,
     payback_chart,
 )
 from ncclt_api.pages.wording import format_saving, format_speedup
@@ -93,7 +91,6 @@ class StudyView:
         proof: its pairs and its interval; None before its first whole block.
         costs: of each phase.
         payback: when the study has paid for itself; None where nothing is paid back.
-        importance: which parameter matters.
         decisions: what was decided and why.
     """
 
@@ -115,7 +112,6 @@ class StudyView:
     proof: ProofCharts | None
     costs: tuple[PhaseCost, ...]
     payback: Chart | None
-    importance: Importance
     decisions: tuple[DecisionStep, ...]
 
     @property
@@ -209,7 +205,6 @@ def study_view(
         ),
         costs=cost_rows(study, trials) if trials else (),
         payback=payback_chart(gain),
-        importance=importance_of(trials),
         decisions=decisions_of(study, trials, recommendation, scores),
     )
 

@@ -1,4 +1,4 @@
-"""What a study cost, when that is paid back, which parameter mattered, and what was decided and why."""
+"""What a study cost, when that is paid back, and what was decided and why."""
 
 from __future__ import annotations
 
@@ -10,15 +10,8 @@ from ncclt.core.recommendation import Decision, Recommendation
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, Phase, Study, StudyState, Trial, gpu_seconds
 from ncclt.prove.payback import Gain
-from ncclt_api.dashboard import has_importances, importances
-from ncclt_api.pages.charts import Axis, Chart, ChartTable, Level, Line, Span
+from ncclt_api.pages.charts import Axis, Chart, ChartTable, Level, Line
 from ncclt_api.pages.wording import NONE, format_hours, format_speedup, format_time
-
-MOST_WEIGHED = 1000
-"""Trials from which the importance of parameters is computed, evenly over the study: it takes a tenth of a second."""
-
-LEAST_WEIGHED = 20
-"""With fewer trials the importance would be chance."""
 
 _PHASES = {Phase.SEARCH: "search", Phase.CONFIRM: "confirmation", Phase.VERIFY: "proof"}
 
@@ -84,71 +77,6 @@ def payback_chart(gain: Gain | None) -> Chart | None:
         levels=[Level(at=0.0, label="paid back")],
         table=ChartTable(columns=("Hours of training", "GPU hours", "at the least", "at the most"), rows=written),
     )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Importance:
-    """Which parameter decided how fast a setting was.
-
-    Attributes:
-        chart: share of each; None = not computed.
-        why_not: why there is none; empty where there is.
-    """
-
-    chart: Chart | None
-    why_not: str = ""
-
-
-def importance_of(trials: Sequence[Trial]) -> Importance:
-    """Return the importance of the parameters over the trials before the proof."""
-    scored = [trial for trial in trials if trial.tries_setting and trial.score_us is not None]
-    if len(scored) < LEAST_WEIGHED:
-        return Importance(chart=None, why_not=f"It needs {LEAST_WEIGHED} trials that worked; there are {len(scored)}.")
-    if not has_importances():
-        return Importance(
-            chart=None, why_not="Optuna is not installed where this service runs: pip install 'ncclt[api]'."
-        )
-    step = -(-len(scored) // MOST_WEIGHED)
-    used = scored[::step]
-    shares = importances([(_parameters(trial.setting), trial.score_us or 0.0) for trial in used])
-    if not shares:
-        return Importance(chart=None, why_not="Every trial had the same setting.")
-    percent = {name: 100 * share for name, share in shares.items()}
-    part = f" of {len(scored)}, evenly over the study" if step > 1 else ""
-    return Importance(
-        chart=Chart(
-            id="importance-chart",
-            title="Which parameter matters",
-            description="How much each one decides whether a setting is among the fastest tenth (PED-ANOVA of Optuna, "
-            f"{len(used)} trials{part}).",
-            x=Axis(label="importance", unit="percent", low=0.0),
-            y=Axis(label="", unit="number"),
-            rows=list(percent),
-            spans=[
-                Span(
-                    row=row,
-                    start=0.0,
-                    end=max(share, 0.2),
-                    label=f"{share:.0f} %",
-                    tone="policy",
-                    note=f"{share:.1f} %",
-                )
-                for row, share in enumerate(percent.values())
-            ],
-            names_spans=False,
-            table=ChartTable(
-                columns=("Parameter", "Importance"), rows=[(name, f"{share:.1f} %") for name, share in percent.items()]
-            ),
-        )
-    )
-
-
-def _parameters(setting: Setting) -> dict[str, str]:
-    named: dict[str, object] = {
-        "algorithm": setting.algorithm, "protocol": setting.protocol, "channels": setting.channels,
-        **dict(setting.parameters),
-    }  # fmt: skip
-    return {name: str(value) for name, value in named.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,6 @@ from ncclt.core.algorithms import Algorithm
 from ncclt.core.study import Phase
 from ncclt.core.trial import Outcome
 from ncclt.store.trial_list import Order
-from ncclt_api import dashboard
 from ncclt_api.dependencies import MOST_NUMBER, CurrentStore, PermittedStudy, StrictQuery
 from ncclt_api.pages.environment import render_page
 from ncclt_api.pages.trial_export import trials_as_csv, trials_as_json
@@ -125,8 +124,9 @@ def show_trial(
 def page_response(request: Request, template: str, **values: Any) -> HTMLResponse:
     """Return one page in the frame of all pages."""
     reader = visitor(request)
-    has_dashboard = request.app.state.dashboard and dashboard.is_installed() and not reader.cluster
-    page = render_page(template, confined=reader.query, has_dashboard=has_dashboard, visitor=reader, **values)
+    # It shows the studies of all clusters.
+    optuna_url = "" if reader.cluster else request.app.state.optuna_dashboard_url
+    page = render_page(template, confined=reader.query, optuna_dashboard_url=optuna_url, visitor=reader, **values)
     return HTMLResponse(page, headers={"Cache-Control": "private, no-cache"})
 
 

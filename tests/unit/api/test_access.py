@@ -138,10 +138,16 @@ def test_users_of_a_proxy_read_as_keys_do_and_write_by_forms_alone(service, prox
 
 
 def test_figures_are_of_all_clusters(service):
-    for path in ("/metrics", "/dashboard", "/api/studies", "/csv/1"):
-        for query in ({}, {"cluster": "leonardo"}):
-            assert ask(service, "GET", path, SECRETS[Role.ADMIN, "leonardo"], params=query).status_code == 403
+    for query in ({}, {"cluster": "leonardo"}):
+        assert ask(service, "GET", "/metrics", SECRETS[Role.ADMIN, "leonardo"], params=query).status_code == 403
     assert ask(service, "GET", "/metrics", SECRETS[Role.READ, ""]).status_code == 200
+
+
+def test_only_readers_of_all_clusters_see_the_link_to_optuna_dashboard(service, monkeypatch):
+    monkeypatch.setattr(service.app.state, "optuna_dashboard_url", "http://127.0.0.1:8081")
+    for cluster, is_linked in (("leonardo", False), ("", True)):
+        text = ask(service, "GET", "/studies/5e1f00aa", SECRETS[Role.READ, cluster]).text
+        assert ("http://127.0.0.1:8081" in text) == is_linked
 
 
 @pytest.mark.parametrize("name", [name for name in PATHS if PATHS[name] and name != "/metrics"])

@@ -18,9 +18,9 @@ def services():
 
 
 def test_the_services_wait_for_each_other(services):
-    assert set(services) == {"db", "nginx", *OURS, *MONITORING}
+    assert set(services) == {"db", "nginx", "optuna-dashboard", *OURS, *MONITORING}
     assert services["migrate"]["depends_on"]["db"]["condition"] == "service_healthy"
-    for name in ("api-1", "api-2", "worker"):
+    for name in ("api-1", "api-2", "worker", "optuna-dashboard"):
         assert services[name]["depends_on"]["migrate"]["condition"] == "service_completed_successfully"
     for replica in ("api-1", "api-2"):
         assert services["nginx"]["depends_on"][replica]["condition"] == "service_healthy"
@@ -29,7 +29,7 @@ def test_the_services_wait_for_each_other(services):
 
 def test_only_loopback_is_opened_and_never_the_database_or_a_replica(services):
     published = {name: service["ports"] for name, service in services.items() if "ports" in service}
-    assert set(published) == {"nginx", *MONITORING}
+    assert set(published) == {"nginx", "optuna-dashboard", *MONITORING}
     assert all(port.startswith("127.0.0.1:") for ports in published.values() for port in ports)
 
 
@@ -46,6 +46,13 @@ def test_all_use_the_database_with_its_password(services):
     password = services["db"]["environment"]["POSTGRES_PASSWORD"]
     for name in OURS:
         assert services[name]["environment"]["NCCLT_STORAGE"] == f"postgresql://ncclt:{password}@db:5432/ncclt"
+
+
+def test_pages_link_to_the_optuna_dashboard_of_the_same_database(services):
+    dashboard = services["optuna-dashboard"]
+    (port,) = dashboard["ports"]
+    assert services["api-1"]["environment"]["NCCLT_OPTUNA_DASHBOARD_URL"] == f"http://{port.rpartition(':')[0]}"
+    assert dashboard["command"][1].startswith(services["api-1"]["environment"]["NCCLT_STORAGE"] + "?")
 
 
 def test_every_file_that_is_mounted_exists(services):

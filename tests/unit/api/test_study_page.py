@@ -15,14 +15,13 @@ from ncclt.core.study import Arm, Phase, StudyState
 from ncclt.core.trial import Outcome
 from ncclt.prove.evidence import ArmLaunch, LaunchEvidence
 from ncclt.prove.payback import Gain
-from ncclt_api import dashboard
 from ncclt_api.app import create_app
 from ncclt_api.pages.message_rows import MessageLine
 from ncclt_api.pages.study_charts import LEAST_RATIO, SearchPoint, search_chart
 from ncclt_api.pages.study_proof import MOST_LOOKS, MOST_PAIRS, proof_charts
 from ncclt_api.pages.study_sizes import AS_GOOD, SizeTimes, Spread, curves_of, group_of, setting_times, shares_chart
 from ncclt_api.pages.study_sizes import wins_chart as wins
-from ncclt_api.pages.study_worth import LEAST_WEIGHED, MOST_WEIGHED, cost_rows, decisions_of, importance_of
+from ncclt_api.pages.study_worth import cost_rows, decisions_of
 from ncclt_api.pages.study_worth import payback_chart as payback
 
 MIB = 1 << 20
@@ -247,47 +246,14 @@ def test_a_gain_that_may_be_none_has_no_lower_end():
     assert set(payback(gain).lines[0].low) == {-2.0}
 
 
-# Importance
+# The link to optuna-dashboard
 
 
-def varied(study, samples, count):
-    """Trials in which channels decide and the protocol does not."""
-    trials = []
-    for number in range(count):
-        protocol = (Protocol.LL, Protocol.SIMPLE)[number % 2]
-        setting = Setting(algorithm=Algorithm.RING, protocol=protocol, channels=(2, 8, 16)[number % 3])
-        one = samples.trial(number, setting, study)
-        trials.append(replace(one, score_us=1000.0 / (setting.channels or 1) + number % 7))
-    return trials
-
-
-def test_the_parameter_that_decides_comes_first(study, samples):
-    pytest.importorskip("optuna")
-    found = importance_of(varied(study, samples, 90))
-    assert found.chart.rows[0] == "channels"
-    shares = [float(row[1].removesuffix(" %")) for row in found.chart.table.rows]
-    assert sum(shares) == pytest.approx(100, abs=0.2)
-    assert shares[0] > 90
-
-
-def test_importance_is_bounded(study, samples, monkeypatch):
-    asked = []
-    monkeypatch.setattr(
-        "ncclt_api.pages.study_worth.importances", lambda trials: asked.append(len(trials)) or {"channels": 1.0}
-    )
-    assert "evenly over the study" in importance_of(varied(study, samples, 2 * MOST_WEIGHED + 5)).chart.description
-    assert asked[0] <= MOST_WEIGHED
-
-
-def test_why_there_is_no_importance(study, samples, monkeypatch):
-    assert f"needs {LEAST_WEIGHED}" in importance_of(varied(study, samples, 3)).why_not
-    monkeypatch.setattr("ncclt_api.pages.study_worth.has_importances", lambda: False)
-    assert "not installed" in importance_of(varied(study, samples, 30)).why_not
-
-
-def test_equal_settings_have_no_importance():
-    pytest.importorskip("optuna")
-    assert dashboard.importances([({"channels": "8"}, float(number)) for number in range(30)]) == {}
+def test_a_study_links_to_optuna_dashboard_where_there_is_one(filled_store):
+    link = '<a href="http://127.0.0.1:8081">optuna-dashboard</a>'
+    for url, count in (("", 0), ("http://127.0.0.1:8081", 1)):
+        with TestClient(create_app(filled_store, fresh_s=0, optuna_dashboard_url=url)) as client:
+            assert client.get("/studies/5e1f00aa").text.count(link) == count
 
 
 # The log

@@ -19,3 +19,9 @@ def test_an_address_of_another_machine_is_refused(tmp_path):
     # 192.0.2.0/24 belongs to nobody (RFC 5737).
     with pytest.raises(UsageError, match=r"cannot listen on 192\.0\.2\.1"):
         serve(host="192.0.2.1", port=0, storage=f"sqlite:///{tmp_path / 'store.db'}")
+
+
+@pytest.mark.parametrize("option", ["public_url", "optuna_dashboard_url"])
+def test_an_address_that_is_no_web_address_is_refused(option):
+    with pytest.raises(UsageError, match=f"--{option.replace('_', '-')} must be an http or https address, not 'ftp:x'"):
+        serve(**{option: "ftp:x"})

@@ -259,12 +259,12 @@ def test_the_search_stops_when_the_default_is_best(cluster, workload):
     ],
 )
 def test_reasons_to_stop(history, expected):
-    assert expected in nothing_more(history, anchors=6, patience=PATIENCE)
-    assert bool(nothing_more(history, anchors=6, patience=PATIENCE)) is bool(expected)
+    assert expected in nothing_more(history, startup=6, patience=PATIENCE)
+    assert bool(nothing_more(history, startup=6, patience=PATIENCE)) is bool(expected)
 
 
 def test_without_patience_the_search_never_stops_by_itself():
-    assert nothing_more([100.0] * 500, anchors=6, patience=0) == ""
+    assert nothing_more([100.0] * 500, startup=6, patience=0) == ""
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_without_patience_the_search_never_stops_by_itself():
     ],
 )
 def test_a_search_needs_half_a_percent_within_its_patience_to_go_on(history, reason):
-    assert nothing_more(history, anchors=2, patience=4) == reason
+    assert nothing_more(history, startup=2, patience=4) == reason
 
 
 def work_of(history, budget, *, default_us=1000.0):

@@ -1,4 +1,4 @@
-"""`--sampler MODULE:CLASS`: what it means, and what is refused."""
+"""`--sampler MODULE:CLASS(KEY=VALUE)`: what it means, and what is refused."""
 
 import optuna
 import pytest
@@ -25,10 +25,20 @@ def test_a_class_of_another_package_needs_no_seed(tmp_path, monkeypatch):
     assert type(named_sampler("elsewhere:Mine").create(5)).__name__ == "Mine"
 
 
+def test_arguments_reach_the_class_and_say_how_long_it_draws_at_random():
+    found = named_sampler("optuna.samplers:TPESampler(n_startup_trials=4, multivariate=True)")
+    made = found.create(0)
+
+    assert (found.name, found.startup_trials) == ("TPESampler", 4)
+    assert (made._n_startup_trials, made._multivariate) == (4, True)
+    assert named_sampler("optuna.samplers:TPESampler").startup_trials == 10
+    assert named_sampler("optuna.samplers:RandomSampler").startup_trials == 0
+
+
 @pytest.mark.parametrize(
     ("text", "said", "hint"),
     [
-        ("tpe", "must be MODULE:CLASS, not 'tpe'", "optuna.samplers:TPESampler"),
+        ("tpe", "must be MODULE:CLASS or MODULE:CLASS(KEY=VALUE), not 'tpe'", "optuna.samplers:TPESampler"),
         (":TPESampler", "must be MODULE:CLASS", "optuna.samplers:TPESampler"),
         ("optuna.samplers:", "must be MODULE:CLASS", "optuna.samplers:TPESampler"),
         ("no.such.module:X", "no.such.module cannot be imported: ModuleNotFoundError", "PYTHONPATH"),
@@ -39,9 +49,24 @@ def test_a_class_of_another_package_needs_no_seed(tmp_path, monkeypatch):
         ("json:Nothing", "has no Nothing", "no sampler"),
         ("json:JSONDecoder", "JSONDecoder is no class derived from optuna.samplers.BaseSampler", "TPESampler"),
         ("json:loads", "loads is no class derived", "TPESampler"),
-        ("optuna.samplers:BaseSampler", "cannot be made: TypeError", "without arguments"),
-        ("optuna.samplers:GridSampler", "cannot be made: TypeError", "without arguments"),
-        ("ncclt.search.sampler:PolicySampler", "cannot be made: TypeError", "without arguments"),
+        ("optuna.samplers:BaseSampler", "cannot be created: TypeError", "pass the arguments"),
+        ("optuna.samplers:GridSampler", "cannot be created: TypeError", "pass the arguments"),
+        ("optuna.samplers:GridSampler({})", "every argument needs its name", "n_startup_trials=4"),
+        ("optuna.samplers:GridSampler(**{})", "every argument needs its name", "n_startup_trials=4"),
+        ("optuna.samplers:TPESampler(", "'TPESampler(' is neither CLASS nor CLASS(KEY=VALUE)", "TPESampler"),
+        ("optuna.samplers:TPESampler(group=1, group=2)", "group is given twice", "once"),
+        ("optuna.samplers:TPESampler()()", "is neither CLASS nor", "TPESampler"),
+        ("optuna.samplers:TPE.Sampler", "is neither CLASS nor", "TPESampler"),
+        (f"optuna.samplers:TPESampler(group={'(' * 999}1{')' * 999})", "is neither CLASS nor", "TPESampler"),
+        ("optuna.samplers:TPESampler(n_startup=4)", "has no argument n_startup", "did you mean n_startup_trials?"),
+        ("optuna.samplers:RandomSampler(popsize=4)", "has no argument popsize", "it takes none"),
+        ("optuna.samplers:TPESampler(seed=4)", "the seed is not an argument here", "set --seed"),
+        (
+            "optuna.samplers:TPESampler(group=__import__('os').abort())",
+            "the value of group is no literal: __import__('os').abort()",
+            "use a number",
+        ),
+        ("optuna.samplers:QMCSampler(qmc_type='x')", "cannot be created: ValueError", "pass the arguments"),
     ],
 )
 def test_what_is_no_sampler_is_refused_with_a_hint(text, said, hint, tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.effort import Effort
-from ncclt.core.setting import DEFAULT
+from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Claim, Phase
 from ncclt.core.trial import Outcome
 from ncclt.errors import StoreError, StudyStoppedError
@@ -16,8 +16,8 @@ from ncclt.measure.trial import launch, launch_claim, searched
 from ncclt.search import optuna_tables
 from ncclt.search.loop import search
 from ncclt.search.named_sampler import NamedSampler, named_sampler
+from ncclt.search.optuna_tables import SETTING
 from ncclt.search.proposer import MOST_ASKS, Proposer
-from ncclt.search.sampler import SETTING
 from ncclt.search.space import cluster_space, recorded_space
 from ncclt.testing.fakes import FakeRunner, FakeTrialLog
 
@@ -78,11 +78,15 @@ def test_optuna_shows_a_launch_while_it_runs_and_what_it_gave(worker, trial_log,
 
     assert (default.state.name, default.value, default.user_attrs["outcome"]) == ("COMPLETE", 0.0, "ok")
     assert (running.state.name, running.user_attrs["setting"]) == ("RUNNING", claim.setting.label)
-    assert set(running.params) == {"pair", "channels"}
+    forced = claim.setting
+    assert running.params == {
+        "algorithm": forced.algorithm.value, "protocol": forced.protocol.value, "channels": forced.channels or "auto"
+    }  # fmt: skip
+    assert {default.params[name] for name in running.params} == {"auto"}
     assert running.user_attrs["reason"].startswith("new, most for")
     assert (told.state.name, told.user_attrs["outcome"], told.user_attrs["ncclt_trial"]) == ("COMPLETE", "ok", 1)
-    measured = {m.message: m.time_us for m in trial_log.trials()[1].result.measurements}
-    assert told.user_attrs["ncclt_times_us"] == [measured[calls.message] for calls in workload.messages]
+    assert told.user_attrs["time_per_step_us"] == trial_log.trials()[1].score_us
+    assert {trial.user_attrs["phase"] for trial in kept(url)} == {"search"}
 
 
 def test_a_launch_that_fails_has_a_value_that_samplers_learn_from(worker, trial_log, workload, cluster, url):
@@ -120,6 +124,7 @@ def test_a_database_that_fails_at_the_end_hides_no_other_error(worker, trial_log
     def search_with(proposer):
         with proposer:
             proposer.resume(trial_log.trials()[0], trial_log.trials())
+            ask(proposer, trial_log)
             monkeypatch.setattr(proposer, "_fail", failing)
             if not isinstance(error, StoreError):
                 raise error
@@ -129,7 +134,7 @@ def test_a_database_that_fails_at_the_end_hides_no_other_error(worker, trial_log
 
 
 def test_a_study_that_is_forgotten_begins_afresh_and_others_stay(worker, trial_log, url):
-    for name in ("s", "other"):
+    for name in ("s", "s (proof)", "other"):
         with worker(storage_url=url, name=name) as proposer:
             proposer.resume(trial_log.trials()[0], trial_log.trials())
     optuna_tables.forget_studies(url, ["s", "never seen"])
@@ -138,14 +143,14 @@ def test_a_study_that_is_forgotten_begins_afresh_and_others_stay(worker, trial_l
         assert kept(url) == []
 
 
-def test_what_was_only_proposed_is_no_launch(worker, trial_log, url):
+def test_a_proposal_that_is_not_launched_leaves_no_trial(worker, trial_log, url):
     with worker() as proposer:
         proposer.resume(trial_log.trials()[0], trial_log.trials())
         first = proposer.propose(trial_log.trials())
         assert proposer.propose(trial_log.trials()) == first
     states = [trial.state.name for trial in kept(url)]
 
-    assert states == ["COMPLETE", "FAIL", "FAIL"]
+    assert states == ["COMPLETE"]
 
 
 def test_a_killed_worker_leaves_no_setting_behind_that_is_never_proposed(worker, trial_log, url):
@@ -153,10 +158,9 @@ def test_a_killed_worker_leaves_no_setting_behind_that_is_never_proposed(worker,
     dead = worker()
     dead.resume(trial_log.trials()[0], trial_log.trials())
     claim = ask(dead, trial_log)
-    dead.propose(trial_log.trials(), running=[claim])  # and asked again, which was never claimed
     with worker() as successor:
         successor.resume(trial_log.trials()[0], trial_log.trials())
-        assert Counter(trial.state.name for trial in kept(url)) == {"COMPLETE": 1, "FAIL": 2}
+        assert Counter(trial.state.name for trial in kept(url)) == {"COMPLETE": 1, "FAIL": 1}
         assert successor.propose(trial_log.trials()).setting == claim.setting
 
 
@@ -173,17 +177,19 @@ def test_a_worker_that_dies_beside_others_gives_its_setting_back(worker, trial_l
     assert "RUNNING" not in {trial.state.name for trial in kept(url)}
 
 
-def test_a_dead_workers_launch_ends_although_another_launch_was_given_its_number(worker, trial_log, url):
+def test_a_dead_workers_launch_ends_although_another_launch_was_given_its_number(
+    worker, trial_log, runner, workload, url
+):
     with worker() as living:
         living.resume(trial_log.trials()[0], trial_log.trials())
         dead = worker()
         dead.resume(trial_log.trials()[0], trial_log.trials(), only_worker=False)
         lost = ask(dead, trial_log)
         claim = ask(living, trial_log)
-        assert claim.number == lost.number
-        assert claim.setting != lost.setting
-        assert living.propose(trial_log.trials(), running=[claim]).setting == lost.setting
-        assert [trial.state.name for trial in kept(url)] == ["COMPLETE", "FAIL", "RUNNING", "RUNNING"]
+        assert claim == lost, "its claim is gone, so number and setting are free again"
+        living.tell(claim, launch_claim(runner, workload, trial_log, claim))
+        living.propose(trial_log.trials())
+    assert [trial.state.name for trial in kept(url)] == ["COMPLETE", "FAIL", "COMPLETE"]
 
 
 def test_what_a_worker_stored_and_never_told_is_told_by_another(worker, trial_log, runner, workload, url):
@@ -246,7 +252,7 @@ def test_a_launch_that_another_worker_tells_at_the_same_moment_is_told_once(work
 
         def too_late(asked, *_arguments, **_options):
             proposer._study.tell = tell
-            tell(asked.number, -0.5)
+            tell(asked, -0.5)
             raise optuna.exceptions.UpdateFinishedTrialError
 
         proposer._study.tell = too_late
@@ -259,13 +265,16 @@ def test_what_a_user_enqueues_in_optuna_is_launched_next(worker, trial_log, url)
     with worker() as proposer:
         proposer.resume(trial_log.trials()[0], trial_log.trials())
         storage = optuna.storages.RDBStorage(url)
-        optuna.load_study(study_name="s", storage=storage).enqueue_trial({"pair": "ring/ll", "channels": 3})
+        optuna.load_study(study_name="s", storage=storage).enqueue_trial(
+            {"algorithm": "ring", "protocol": "ll", "channels": 8}
+        )
         storage.remove_session()
         storage.engine.dispose()
         claim = ask(proposer, trial_log)
         assert proposer.propose(trial_log.trials(), running=[claim]).setting != claim.setting
 
-    assert (claim.setting.algorithm, claim.setting.protocol) == (Algorithm.RING, Protocol.LL)
+    assert claim.setting == Setting(algorithm=Algorithm.RING, protocol=Protocol.LL, channels=8)
+    assert kept(url)[1].params == {"algorithm": "ring", "protocol": "ll", "channels": 8}
     assert kept(url)[1].user_attrs["reason"] == "enqueued by a user"
 
 
@@ -280,15 +289,52 @@ def test_a_default_that_fails_when_launched_again_counts_for_nothing(worker, tri
     assert kept(url)[1].state.name == "FAIL"
 
 
-def test_the_default_of_a_recorded_space_is_in_the_study_without_a_point(cluster, workload, worker, trial_log, url):
+def test_an_enqueued_trial_that_means_no_setting_is_refused_with_its_values(worker, trial_log, url):
+    with worker() as proposer:
+        proposer.resume(trial_log.trials()[0], trial_log.trials())
+        storage = optuna.storages.RDBStorage(url)
+        study = optuna.load_study(study_name="s", storage=storage)
+        for values in ({"algorithm": "ring", "protocol": "ll", "channels": 7}, {"chanels": 8}):
+            study.enqueue_trial(values)
+        storage.remove_session()
+        storage.engine.dispose()
+        claim = ask(proposer, trial_log)
+
+    _, *refused, launched = kept(url)
+    assert [trial.state.name for trial in refused] == ["FAIL", "FAIL"]
+    assert refused[1].user_attrs["reason"] == "no setting of the search space: {'chanels': 8}"
+    assert launched.user_attrs["setting"] == claim.setting.label
+
+
+def test_an_enqueued_setting_that_another_worker_launches_waits(worker, trial_log, url):
+    with worker() as first, worker() as second:
+        for proposer in (first, second):
+            proposer.resume(trial_log.trials()[0], trial_log.trials(), only_worker=False)
+        storage = optuna.storages.RDBStorage(url)
+        optuna.load_study(study_name="s", storage=storage).enqueue_trial({"algorithm": "ring", "protocol": "ll"})
+        storage.remove_session()
+        storage.engine.dispose()
+        offered, same = first.propose(trial_log.trials()), second.propose(trial_log.trials())
+        claims = [Claim(number=n, setting=offered.setting, repeat=0, phase=Phase.SEARCH) for n in (1, 2)]
+        first.start(claims[0], offered)
+        assert second.propose(trial_log.trials(), running=claims[:1]).setting != offered.setting
+        assert same == offered
+        second.propose(trial_log.trials(), running=())
+        second.start(claims[1], same)  # the first one has taken it from the queue
+
+    assert [trial.user_attrs.get("ncclt_trial") for trial in kept(url)] == [0, 1, 2]
+
+
+def test_the_trials_of_a_recorded_space_have_values_on_all_axes(cluster, workload, worker, trial_log, url):
     space = recorded_space(cluster_space(workload.collectives, cluster, parameters={}).distinct)
     with worker(space=space) as proposer:
         proposer.resume(trial_log.trials()[0], trial_log.trials())
-        proposal = proposer.propose(trial_log.trials())
+        claim = ask(proposer, trial_log)
     default, asked = kept(url)
 
-    assert (default.params, default.user_attrs[SETTING]) == ({}, {})
-    assert space.setting(asked.params) == proposal.setting
+    assert default.params == {"algorithm": "auto", "protocol": "auto", "channels": "auto"}
+    assert default.user_attrs[SETTING] == {}
+    assert space.setting_with(asked.params) == claim.setting
 
 
 def run(worker, runner, workload, trial_log, *, sampler, trials=12, **options):
@@ -313,7 +359,7 @@ def test_another_sampler_chooses_and_an_interrupted_study_goes_on_as_if_it_had_n
     settings, whole = ([trial.setting for trial in log.trials()] for log in logs)
     assert end.reason == "the budget of 12 trials is used"
     assert [trial.user_attrs["ncclt_trial"] for trial in shown if trial.state.name == "COMPLETE"] == list(range(12))
-    assert {trial.user_attrs.get("reason", f"asked for by {name}") for trial in shown} == {f"asked for by {name}"}
+    assert [trial.user_attrs.get("reason") for trial in shown] == [None, *[f"asked for by {name}"] * 11]
     assert settings == whole
     assert len(set(settings)) > len(settings) // 2
 
@@ -342,6 +388,27 @@ def test_a_study_of_another_sampler_ends_when_the_patience_does(worker, cluster,
     assert len(runner.launches) < 40
 
 
+@pytest.mark.parametrize(("startup", "least"), [(4, 17), (12, 23)])
+def test_patience_begins_after_the_random_trials_of_a_sampler_and_a_launch_per_pair(
+    startup, least, worker, cluster, workload
+):
+    runner = FakeRunner(cluster, lambda s, *_: 10.0 if s.is_default else 20.0)
+    sampler = named_sampler(f"optuna.samplers:TPESampler(n_startup_trials={startup})")
+    end = run(worker, runner, workload, FakeTrialLog(), trials=100, sampler=sampler)
+
+    assert end.reason == f"NCCL's own choice is already best: nothing in {least} launches beats it"
+
+
+def test_a_sampler_goes_on_where_it_was_in_its_sequence(worker, cluster, landscape, workload):
+    """QMCSampler counts its points in an attribute of the study."""
+    log = FakeTrialLog()
+    run(
+        worker, FakeRunner(cluster, landscape), workload, log, trials=12,
+        sampler=named_sampler("optuna.samplers:QMCSampler(qmc_type='halton')"),
+    )  # fmt: skip
+    assert len({trial.setting for trial in log.trials()}) > 8
+
+
 class Stubborn(optuna.samplers.RandomSampler):
     """Asks for one point again and again."""
 
@@ -360,7 +427,7 @@ def test_a_sampler_that_only_asks_for_what_failed_is_given_up(worker, cluster, w
 
     assert end.reason == f"Stubborn asked {MOST_ASKS} times in a row for what failed or is being launched"
     assert len(runner.launches) == 2
-    assert Counter(trial.state.name for trial in kept(url)) == {"COMPLETE": 2, "FAIL": MOST_ASKS}
+    assert [trial.state.name for trial in kept(url)] == ["COMPLETE", "COMPLETE"]
 
 
 def test_a_sampler_may_repeat_what_ran(worker, cluster, workload, landscape):
@@ -384,4 +451,4 @@ def test_a_sampler_that_fails_stops_the_study_with_its_reason(worker, cluster, w
     sampler = NamedSampler(name="Broken", create=lambda _seed: Broken())
     with pytest.raises(StudyStoppedError, match="the sampler Broken failed: RuntimeError: no idea"):
         run(worker, FakeRunner(cluster, landscape), workload, FakeTrialLog(), sampler=sampler)
-    assert [trial.state.name for trial in kept(url)] == ["COMPLETE", "FAIL"]
+    assert [trial.state.name for trial in kept(url)] == ["COMPLETE"]

@@ -17,7 +17,7 @@ from ncclt.search.assemble import collect_times
 from ncclt.search.observations import Launch, observe
 from ncclt.search.process_wide import Outlook
 from ncclt.search.proposer import Proposer
-from ncclt.search.sampler import OUTCOME, SETTING, TIMES_US, PolicySampler, _default_first, candidate_settings
+from ncclt.search.sampler import PolicySampler, _default_first, candidate_settings
 from ncclt.search.space import cluster_space, recorded_space
 
 
@@ -40,27 +40,6 @@ def walk(sampler, workload, time_of, launches, *, until=None):
             break
         made.append(launched(decision.setting, workload, time_of, len(made)))
     return made
-
-
-def test_it_is_a_sampler_for_any_optuna_study(space, workload, cluster, landscape):
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    study = optuna.create_study(sampler=PolicySampler(space, workload, cluster))
-    study.add_trial(_told(DEFAULT, workload, landscape))
-    for _ in range(12):
-        asked = study.ask(dict(space.distributions))
-        setting = space.setting(asked.params)
-        asked.set_user_attr(SETTING, setting.to_document())
-        asked.set_user_attr(TIMES_US, [landscape(setting, c.message, 0) for c in workload.messages])
-        study.tell(asked, 0.0)
-
-    assert min(t.user_attrs[TIMES_US][1] for t in study.get_trials()) == 10.0
-
-
-def _told(setting, workload, time_of):
-    attributes = {
-        SETTING: setting.to_document(), TIMES_US: [time_of(setting, c.message, 0) for c in workload.messages]
-    }  # fmt: skip
-    return optuna.trial.create_trial(value=0.0, user_attrs=attributes)
 
 
 def test_what_others_are_launching_is_neither_proposed_nor_forgotten(space, workload, cluster, landscape):
@@ -130,27 +109,6 @@ def _result(launch, workload):
         for calls, time_us in zip(workload.messages, launch.times_us, strict=True)
     )
     return TrialResult(outcome=Outcome.OK, measurements=measurements)
-
-
-def test_a_setting_that_gave_wrong_data_is_told_apart_from_one_that_crashed(space, workload, cluster, landscape):
-    settings = [s for s in space.distinct if not s.is_default][:2]
-    study = optuna.create_study(sampler=Listening(space, workload, cluster))
-    study.add_trial(_told(DEFAULT, workload, landscape))
-    for outcome, setting in zip((Outcome.CRASHED, Outcome.WRONG_RESULT), settings, strict=True):
-        study.add_trials([_told(setting, workload, landscape)] * 2)
-        failed = {SETTING: setting.to_document(), OUTCOME: outcome.value}
-        study.add_trial(optuna.trial.create_trial(value=1.0, user_attrs=failed))
-    study.ask(dict(space.distributions))
-
-    assert set(observe(study.sampler.heard).ratios) == {settings[0]}
-
-
-class Listening(PolicySampler):
-    """Keeps what it was told."""
-
-    def decide(self, launches, *, running=()):
-        self.heard = launches
-        return super().decide(launches, running=running)
 
 
 def test_three_failures_in_a_row_are_followed_by_a_pair_that_has_run(space, workload, cluster, landscape):
@@ -318,7 +276,7 @@ def _trial(number, setting, workload, time_of):
 
 def test_what_a_user_enqueued_comes_first_and_is_marked(space, workload, cluster, landscape, tmp_path):
     url, good = f"sqlite:///{tmp_path / 'optuna.db'}", next(s for s in space.distinct if not s.is_default)
-    optuna.create_study(storage=url, study_name="s").enqueue_trial(space.params(good))
+    optuna.create_study(storage=url, study_name="s").enqueue_trial(space.values(good))
     trials = [_trial(0, DEFAULT, workload, landscape)]
     with Proposer(space, workload, cluster, name="s", seed=0, storage_url=url) as proposer:
         proposer.resume(trials[0], trials)

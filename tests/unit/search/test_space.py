@@ -119,6 +119,26 @@ def test_points_and_settings_belong_together(cluster):
         assert space.setting(params) == setting
 
 
+def test_axes_hold_true_values_and_what_is_left_to_nccl(cluster):
+    space = cluster_space({Collective.ALL_REDUCE}, cluster, parameters={"BUFFSIZE": (8 << 20, 1 << 20)})
+
+    assert list(space.axes) == ["algorithm", "protocol", "channels", "BUFFSIZE"]
+    assert space.axes["channels"].choices == (*sorted({s.channels for s in space.distinct if s.channels}), "auto")
+    assert space.axes["BUFFSIZE"].choices == (1 << 20, 8 << 20, "auto")
+    for setting in (*space.distinct, DEFAULT):
+        assert space.setting_with(space.values(setting)) == setting
+    assert space.setting_with({"algorithm": "ring", "protocol": "ll"}) == RING
+    assert space.setting_with({"algorithm": "ring", "protocol": "ll", "channels": 7}) is None
+    assert space.setting_with({"pair": "ring/ll"}) is None
+
+
+def test_an_axis_that_no_setting_forces_is_left_out(cluster):
+    space = cluster_space({Collective.ALL_TO_ALL}, cluster, parameters={"BUFFSIZE": (1 << 20,)})
+
+    assert list(space.axes) == ["BUFFSIZE"]
+    assert space.values(DEFAULT) == {"BUFFSIZE": "auto"}
+
+
 def test_anchors_try_each_pair_once_with_nothing_else_forced(cluster):
     anchors = cluster_space({Collective.ALL_REDUCE}, cluster, parameters={"BUFFSIZE": (1 << 20,)}).anchors()
 

@@ -21,7 +21,9 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8080,
     storage: Storage = None,
-    dashboard: Annotated[bool, typer.Option(help="Mount optuna-dashboard, read-only, at /dashboard.")] = True,
+    optuna_dashboard_url: Annotated[
+        str, typer.Option(envvar="NCCLT_OPTUNA_DASHBOARD_URL", help="Link study pages to this optuna-dashboard.")
+    ] = "",
     insecure_no_auth: Annotated[
         bool, typer.Option("--insecure-no-auth", help="Listen beyond loopback even though the store has no keys.")
     ] = False,
@@ -55,8 +57,9 @@ def serve(
     """
     if not 0 <= port <= 65535:
         raise UsageError(f"--port must be 0 to 65535, not {port}")
-    if public_url and not (urlsplit(public_url).scheme in ("http", "https") and urlsplit(public_url).netloc):
-        raise UsageError(f"--public-url must be an http or https address, not {public_url!r}")
+    for option, url in (("--public-url", public_url), ("--optuna-dashboard-url", optuna_dashboard_url)):
+        if url and not (urlsplit(url).scheme in ("http", "https") and urlsplit(url).netloc):
+            raise UsageError(f"{option} must be an http or https address, not {url!r}")
     for package in ("fastapi", "uvicorn", "jinja2", "numpy", "sqlalchemy", "itsdangerous", "python_multipart"):
         if importlib.util.find_spec(package) is None:
             raise MissingDependencyError(f"the service needs {package}", hint="pip install 'ncclt[api]'")
@@ -66,7 +69,7 @@ def serve(
     users = proxy_plan(trust_user_header or (), user_role or ())
     _can_listen(host, port)
     run(
-        storage, host=host, port=port, dashboard=dashboard,
+        storage, host=host, port=port, optuna_dashboard_url=optuna_dashboard_url,
         insecure=insecure_no_auth, allow_hosts=allow_host or (),
         public_url=public_url.rstrip("/"), session_secret=os.environ.get("NCCLT_SESSION_SECRET", ""),
         users=users,

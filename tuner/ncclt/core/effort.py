@@ -81,9 +81,9 @@ class Effort:
     sampler: Annotated[
         str,
         Option(
-            "Sampler of Optuna or OptunaHub that chooses the settings, e.g. optuna.samplers:TPESampler. Default: "
+            "Sampler of Optuna or OptunaHub, e.g. 'optuna.samplers:TPESampler(n_startup_trials=4)'. Default: "
             "ncclt's own.",
-            metavar="MODULE:CLASS",
+            metavar="MODULE:CLASS(KEY=VALUE)",
             group=Group.BUDGET,
         ),
     ] = ""

@@ -166,7 +166,7 @@ class Study(Documented):
         reason: why the search stopped.
         created, updated: ISO times.
         printed_costs: NCCL's own tables that the search began from; None = our estimate of them.
-        sampler: MODULE:CLASS that chose the settings; empty = ncclt's own.
+        sampler: MODULE:CLASS(KEY=VALUE) that chose the settings; empty = ncclt's own.
         begun_from: what it took its prior from; empty = the cost model alone.
     """
 

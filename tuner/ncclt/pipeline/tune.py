@@ -27,6 +27,7 @@ from ncclt.search.assemble import Times
 from ncclt.search.earlier import EarlierStudy, begin, weighed
 from ncclt.search.loop import Progress, SearchEnd, search
 from ncclt.search.named_sampler import named_sampler
+from ncclt.search.optuna_tables import record_proof, record_verdict, study_attributes
 from ncclt.search.proposer import Proposer
 from ncclt.search.space import SearchSpace, left_out, search_words, space_of
 from ncclt.store.journal import StudyTrialLog
@@ -145,7 +146,7 @@ def _default_name(request: TuneRequest, testbed: Testbed, workload: Workload) ->
     mark = hashlib.sha256(what.encode()).hexdigest()[:6]
     size, seed = f"{cluster.nodes}x{cluster.gpus_per_node}", f"seed{effort.seed}" if effort.seed else ""
     words = (workload.name, cluster.name, size, f"nccl{cluster.nccl_version}", testbed.runner.name, mark)
-    return "-".join(filter(None, (*words, effort.sampler.partition(":")[2], seed)))
+    return "-".join(filter(None, (*words, effort.sampler.partition(":")[2].partition("(")[0], seed)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,6 +280,7 @@ def _proposer(context: TuneContext) -> Proposer:
         context.space, context.workload, study.cluster,
         name=study.name, seed=effort.seed, sources=context.sources, alone=store.alone,
         sampler=named_sampler(effort.sampler), storage_url=store.optuna_url, printed_costs=study.printed_costs,
+        attributes=study_attributes(study),
     )  # fmt: skip
 
 
@@ -302,6 +304,7 @@ def _confirm_and_prove(context: TuneContext) -> tuple[Times, Candidates] | None:
         anew=bool(effort.more), seed=f"{context.study.id}|{context.study.seed}",
         covers=testbed.can_measure, interrupted=interrupted, watch=context.watcher.proved,
     )  # fmt: skip
+    record_proof(context.store.optuna_url, context.study, context.space, trial_log.trials())
     return (times, found) if complete else None
 
 
@@ -326,6 +329,7 @@ def _publish(context: TuneContext, times: Times, found: Candidates, stop: str) -
     # The same trials prove nothing new: a stale recommendation stays stale.
     same = [r for r in store.recommendations(study=study.id) if r.id == recommendation.id]
     recommendation = same[0] if same else store.publish(recommendation)
+    record_verdict(store.optuna_url, study, recommendation.table.verdict)
     store.set_state(study.id, StudyState.DONE, stop)
     result = context.result(stop=stop)
     return replace(

@@ -229,7 +229,7 @@ class _Work:
             return SearchEnd(reason=f"the budget of {budget.gpu_hours:g} GPU hours is used")
         if why := self.interrupted():
             return SearchEnd(reason=why, interrupted=True)
-        if reason := nothing_more(history, anchors=self.proposer.anchor_count, patience=budget.patience):
+        if reason := nothing_more(history, startup=self.proposer.startup_trials, patience=budget.patience):
             return SearchEnd(reason=reason)
         return None
 
@@ -273,15 +273,15 @@ class _Work:
         )
 
 
-def nothing_more(history: Sequence[float], *, anchors: int, patience: int) -> str:
+def nothing_more(history: Sequence[float], *, startup: int, patience: int) -> str:
     """Say why the search may stop before its budget, or return an empty string.
 
     Args:
         history: expected time per step of the best policy after each launch, µs; the first one is the default's.
-        anchors: launches that try every pair once.
+        startup: launches before patience counts, see `Proposer.startup_trials`.
         patience: see `Effort`.
     """
-    if patience == 0 or len(history) <= anchors + patience:
+    if patience == 0 or len(history) <= startup + patience:
         return ""
     gain = 1 - history[-1] / history[-1 - patience]
     if gain >= WORTHWHILE_GAIN:

@@ -1,47 +1,53 @@
-"""Another sampler in the place of ours: any `BaseSampler` of Optuna's or OptunaHub's, by module and class."""
+"""`--sampler MODULE:CLASS(KEY=VALUE, …)`: a `BaseSampler` of Optuna, OptunaHub or the user in the place of ours."""
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from types import ModuleType
+from typing import Any
 
 from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler
 
 from ncclt.errors import UsageError
 
-_EXAMPLE = "for example --sampler optuna.samplers:TPESampler; without it ncclt searches with a sampler of its own"
+_EXAMPLE = "for example --sampler 'optuna.samplers:TPESampler(n_startup_trials=4)'"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedSampler:
-    """A class of samplers that a user named.
+    """A sampler class and its arguments.
 
     Attributes:
         name: of the class.
-        create: makes one; with this seed, where the class takes one.
+        create: makes one; with this seed, if the class takes one.
+        startup_trials: trials that it draws at random before it models anything; 0 if it does not say.
     """
 
     name: str
     create: Callable[[int], BaseSampler]
+    startup_trials: int = 0
 
 
 def named_sampler(text: str) -> NamedSampler | None:
-    """Return the class that MODULE:CLASS means; None where the text is empty.
+    """Return the sampler that MODULE:CLASS or MODULE:CLASS(KEY=VALUE, …) names; None for an empty text.
 
     Raises:
-        UsageError: the module cannot be imported, it has no such class, or the class is no sampler or wants arguments.
+        UsageError: the module cannot be imported, has no such class, the class is no sampler, or an argument is
+            unknown, no literal, or refused by the class.
     """
     if not text:
         return None
-    place, colon, name = text.partition(":")
-    if not (place and colon and name):
-        raise UsageError(f"--sampler must be MODULE:CLASS, not {text!r}", hint=_EXAMPLE)
+    place, colon, call = text.partition(":")
+    if not (place and colon and call):
+        raise UsageError(f"--sampler must be MODULE:CLASS or MODULE:CLASS(KEY=VALUE), not {text!r}", hint=_EXAMPLE)
+    name, options = _parse_call(text, call)
     found = getattr(_module(place), name, None)
     if found is None:
         classes = [n for n, value in vars(_module(place)).items() if _is_sampler(value)]
@@ -52,18 +58,71 @@ def named_sampler(text: str) -> NamedSampler | None:
         raise UsageError(
             f"--sampler {text}: {name} is no class derived from optuna.samplers.BaseSampler", hint=_EXAMPLE
         )
-    takes_seed = "seed" in inspect.signature(found).parameters
-    made = NamedSampler(name=name, create=lambda seed: found(seed=seed) if takes_seed else found())
+    parameters = inspect.signature(found).parameters
+    _require_known(text, name, options, parameters)
+    seeded = "seed" in parameters
+    startup = options.get("n_startup_trials", _default(parameters.get("n_startup_trials")))
+    made = NamedSampler(
+        name=name,
+        create=lambda seed: found(**options, seed=seed) if seeded else found(**options),
+        startup_trials=startup if isinstance(startup, int) else 0,
+    )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
             made.create(0)
     except Exception as error:
         raise UsageError(
-            f"--sampler {text} cannot be made: {type(error).__name__}: {error}",
-            hint="the class must do without arguments, but for a seed: derive one that passes those that yours needs",
+            f"--sampler {text} cannot be created: {type(error).__name__}: {error}",
+            hint=f"pass the arguments that it needs, {_EXAMPLE}",
         ) from error
     return made
+
+
+def _parse_call(text: str, call: str) -> tuple[str, dict[str, Any]]:
+    """Return the class name and the keyword arguments; nothing is evaluated but literals."""
+    try:
+        node = ast.parse(call, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise UsageError(f"--sampler {text}: {call!r} is neither CLASS nor CLASS(KEY=VALUE)", hint=_EXAMPLE) from error
+    if isinstance(node, ast.Name):
+        return node.id, {}
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
+        raise UsageError(f"--sampler {text}: {call!r} is neither CLASS nor CLASS(KEY=VALUE)", hint=_EXAMPLE)
+    if node.args or any(keyword.arg is None for keyword in node.keywords):
+        raise UsageError(f"--sampler {text}: every argument needs its name, KEY=VALUE", hint=_EXAMPLE)
+    options: dict[str, Any] = {}
+    for keyword in node.keywords:
+        assert keyword.arg is not None
+        if keyword.arg in options:
+            raise UsageError(f"--sampler {text}: {keyword.arg} is given twice", hint="name each argument once")
+        try:
+            options[keyword.arg] = ast.literal_eval(keyword.value)
+        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
+            raise UsageError(
+                f"--sampler {text}: the value of {keyword.arg} is no literal: {ast.unparse(keyword.value)}",
+                hint="use a number, True, False, None, a 'string', or a list, tuple or dict of them",
+            ) from error
+    return node.func.id, options
+
+
+def _require_known(
+    text: str, name: str, options: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]
+) -> None:
+    if "seed" in options:
+        raise UsageError(f"--sampler {text}: the seed is not an argument here", hint="set --seed")
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        return
+    known = [p for p in parameters if p != "seed"]
+    for option in options:
+        if option not in known:
+            close = get_close_matches(option, known)
+            hint = f"did you mean {close[0]}?" if close else f"it takes {', '.join(known) or 'none'}"
+            raise UsageError(f"--sampler {text}: {name} has no argument {option}", hint=hint)
+
+
+def _default(parameter: inspect.Parameter | None) -> object:
+    return None if parameter is None else parameter.default
 
 
 def _module(name: str) -> ModuleType:

@@ -1,19 +1,39 @@
-"""Optuna's own tables, beside those of the store: opening them, bearing that they are away, forgetting studies."""
+"""Optuna's own tables, beside those of the store: what a study shows there, and how it is opened and deleted.
+
+A study has the trials of its search there. Those of confirmation and proof are in a second one, NAME (proof), since
+their values are times and not worth to a policy, and since no sampler should learn from them.
+"""
 
 from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.exceptions import StorageInternalError
-from optuna.samplers import BaseSampler
+from optuna.trial import TrialState
 
+from ncclt.core.recommendation import Verdict
+from ncclt.core.study import Arm, Phase, Study, Trial
 from ncclt.errors import StoreError
+from ncclt.search.space import SearchSpace
+
+NUMBER, SETTING = "ncclt_trial", "ncclt_setting"
+"""User attributes of a trial that say which of our trials it shows, and its setting as a document."""
+
+LABEL, PHASE, REASON, OUTCOME, TIME_US = "setting", "phase", "reason", "outcome", "time_per_step_us"
+"""User attributes of a trial for its reader."""
+
+WORTH = "worth to a policy, below 0 = gain"
+"""Objective of a search."""
+
+_TIME = "communication time per step, us"
+"""Objective of a proof."""
 
 _PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
 """As long as the store waits for its own tables (ncclt.store.failures), which are in the same database."""
@@ -47,23 +67,102 @@ def patiently(call: Callable[[], Answer]) -> Answer:
     raise AssertionError("the last attempt returns or raises")
 
 
-def open_study(url: str | None, name: str, sampler: BaseSampler) -> tuple[_Storage, optuna.Study]:
-    """Open a study, or make it; without a URL it is in memory.
+def study_attributes(study: Study) -> dict[str, str]:
+    """Return the user attributes of an Optuna study: its workload, its cluster, and whether its times are real."""
+    cluster = study.cluster
+    return {
+        "workload": study.workload.name,
+        "cluster": f"{cluster.name}, {cluster.nodes}x{cluster.gpus_per_node} GPUs",
+        "nccl_version": cluster.nccl_version,
+        "times": study.label or "measured",
+    }
+
+
+def open_study(url: str | None, name: str, metric: str, attributes: Mapping[str, str]) -> tuple[_Storage, optuna.Study]:
+    """Open a study, or create it; without a URL it is in memory.
 
     Raises:
         StoreError: Optuna's storage cannot be used.
     """
     storage: _Storage = _open_storage(url) if url else optuna.storages.InMemoryStorage()
+    sampler = optuna.samplers.RandomSampler()  # never asked
     study = patiently(
         lambda: optuna.create_study(storage=storage, study_name=name, load_if_exists=True, sampler=sampler)
     )
     with unannounced():
-        patiently(lambda: study.set_metric_names(["worth to a policy, below 0 = gain"]))
+        patiently(lambda: study.set_metric_names([metric]))
+    for key, value in attributes.items():
+        patiently(partial(study.set_user_attr, key, value))
     return storage, study
 
 
+def close_storage(storage: _Storage) -> None:
+    """Release the connections of a storage."""
+    if isinstance(storage, optuna.storages.RDBStorage):
+        storage.remove_session()
+        storage.engine.dispose()
+
+
+def record_proof(url: str, study: Study, space: SearchSpace, trials: Sequence[Trial]) -> None:
+    """Add the trials of confirmation and proof that the second study of a search lacks.
+
+    Raises:
+        StoreError: Optuna's storage cannot be used.
+    """
+    launched = [trial for trial in trials if trial.phase is not Phase.SEARCH]
+    if not launched:
+        return
+    storage, proof = open_study(url, _proof_name(study.name), _TIME, study_attributes(study))
+    try:
+        kept = patiently(lambda: proof.get_trials(deepcopy=False))
+        known = {shown.user_attrs.get(NUMBER) for shown in kept}
+        for trial in launched:
+            if trial.number not in known:
+                patiently(partial(proof.add_trial, _proof_trial(trial, space)))
+    finally:
+        close_storage(storage)
+
+
+def record_verdict(url: str, study: Study, verdict: Verdict) -> None:
+    """Set the verdict as user attributes of both studies of a search.
+
+    Raises:
+        StoreError: Optuna's storage cannot be used.
+    """
+    attributes = study_attributes(study) | {"verdict": verdict.decision.value, "verdict_reason": verdict.reason}
+    for name, metric in ((study.name, WORTH), (_proof_name(study.name), _TIME)):
+        storage, _ = open_study(url, name, metric, attributes)
+        close_storage(storage)
+
+
+def _proof_trial(trial: Trial, space: SearchSpace) -> optuna.trial.FrozenTrial:
+    params: dict[str, Any] = {}
+    distributions: dict[str, BaseDistribution] = {}
+    if trial.arm is not None:
+        params, distributions = {"arm": trial.arm.value}, {"arm": CategoricalDistribution([arm.value for arm in Arm])}
+    elif trial.policy is None:
+        params, distributions = dict(space.values(trial.setting)), dict(space.axes)
+    attributes = {
+        NUMBER: trial.number,
+        LABEL: trial.label,
+        PHASE: trial.phase.value,
+        OUTCOME: trial.result.outcome.value,
+    }
+    return optuna.trial.create_trial(
+        state=TrialState.FAIL if trial.score_us is None else TrialState.COMPLETE,
+        value=trial.score_us,
+        params=params,
+        distributions=distributions,
+        user_attrs=attributes | ({"block": trial.block} if trial.arm else {}),
+    )
+
+
+def _proof_name(name: str) -> str:
+    return f"{name} (proof)"
+
+
 def forget_studies(url: str, names: Sequence[str]) -> None:
-    """Remove studies from Optuna's tables: another one of the same name must not find their trials.
+    """Delete studies from Optuna's tables: another one of the same name must not find their trials.
 
     Raises:
         StoreError: Optuna's storage cannot be used.
@@ -71,12 +170,11 @@ def forget_studies(url: str, names: Sequence[str]) -> None:
     storage = _open_storage(url)
     try:
         known = {study.study_name: study._study_id for study in patiently(storage.get_all_studies)}
-        for name in names:
+        for name in (*names, *map(_proof_name, names)):
             if name in known:
                 patiently(partial(storage.delete_study, known[name]))
     finally:
-        storage.remove_session()
-        storage.engine.dispose()
+        close_storage(storage)
 
 
 def _open_storage(url: str) -> optuna.storages.RDBStorage:

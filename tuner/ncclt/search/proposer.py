@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
@@ -18,16 +18,30 @@ from optuna.trial import TrialState
 from ncclt.core.cluster import Cluster
 from ncclt.core.printed_costs import PrintedCosts
 from ncclt.core.score import worth
-from ncclt.core.setting import DEFAULT
-from ncclt.core.study import Claim, Trial
+from ncclt.core.setting import DEFAULT, Setting
+from ncclt.core.study import Claim, Phase, Trial
 from ncclt.core.trial import Outcome
 from ncclt.core.workload import Workload
 from ncclt.errors import StoreError, StudyStoppedError
-from ncclt.search.earlier import EarlierStudy
+from ncclt.search.earlier import EarlierStudy, launches_of
 from ncclt.search.gaussian_process import one_blas_thread
 from ncclt.search.named_sampler import NamedSampler
-from ncclt.search.optuna_tables import Answer, open_study, patiently, unannounced
-from ncclt.search.sampler import NUMBER, OUTCOME, SETTING, TIMES_US, PolicySampler, Proposal
+from ncclt.search.optuna_tables import (
+    LABEL,
+    NUMBER,
+    OUTCOME,
+    PHASE,
+    REASON,
+    SETTING,
+    TIME_US,
+    WORTH,
+    Answer,
+    close_storage,
+    open_study,
+    patiently,
+    unannounced,
+)
+from ncclt.search.sampler import PolicySampler, Proposal
 from ncclt.search.space import SearchSpace
 
 FAILURE_PENALTY = math.log(2)
@@ -36,8 +50,8 @@ FAILURE_PENALTY = math.log(2)
 MOST_ASKS = 16
 """Consecutive answers with failed or running settings after which another sampler is abandoned."""
 
-_LABEL, _REASON = "setting", "reason"
-"""User attributes, shown by the dashboard."""
+ENQUEUED = "enqueued by a user"
+"""Reason for a launch that somebody enqueued in the Optuna study."""
 
 
 class Alone(Protocol):
@@ -49,11 +63,11 @@ class Alone(Protocol):
 
 
 class Proposer:
-    """Ask and tell with Optuna; our own trials are the truth, and its study is made to agree with them (adr/0003).
+    """Proposes launches, and keeps the Optuna study that shows them; our own trials are the truth (adr/0003).
 
     A proposal depends only on the trials so far, the running launches and the seed, so an interrupted study resumes as
     if it had never stopped. In Optuna a launch is RUNNING once it is claimed, and COMPLETE, with `core.score.worth` as
-    its value, once its trial is stored; FAIL if it was never measured.
+    its value, once its trial is stored; FAIL if it was never measured. A proposal that is not launched leaves no trace.
     """
 
     def __init__(
@@ -69,6 +83,7 @@ class Proposer:
         printed_costs: PrintedCosts | None = None,
         sources: Sequence[EarlierStudy] = (),
         alone: Alone | None = None,
+        attributes: Mapping[str, str] | None = None,
     ) -> None:
         """Open or create the Optuna study of this name.
 
@@ -83,6 +98,7 @@ class Proposer:
             printed_costs: NCCL's own tables, where a log held them; only `PolicySampler` has a use for them.
             sources: launches from elsewhere to begin from, the nearest first; likewise.
             alone: keeps other workers of the study out; None = there are none.
+            attributes: user attributes of the Optuna study.
 
         Raises:
             StoreError: Optuna's storage cannot be opened.
@@ -93,17 +109,18 @@ class Proposer:
         self._named = sampler
         self._policy = PolicySampler(space, workload, cluster, seed=seed, printed_costs=printed_costs, sources=sources)
         # Two Optunas that create their tables at once clash.
-        self._storage, self._study = self._alone(lambda: open_study(storage_url, name, self._policy))
+        self._storage, self._study = self._alone(lambda: open_study(storage_url, name, WORTH, attributes or {}))
         self._default: Trial | None = None
-        self._anchors = len(space.anchors())
-        self._asked: optuna.trial.Trial | None = None
-        self._launching: dict[int, optuna.trial.Trial] = {}
-        self._seen: Sequence[optuna.trial.FrozenTrial] = self._running()
+        self._startup_trials = max(len(space.anchors()), sampler.startup_trials if sampler else 0)
+        self._enqueued: optuna.trial.FrozenTrial | None = None
+        self._drawn = _Drawn()
+        self._launching: dict[int, optuna.trial.FrozenTrial] = {}
+        self._seen: Sequence[optuna.trial.FrozenTrial] = self._open((TrialState.RUNNING,))
 
     @property
-    def anchor_count(self) -> int:
-        """Return how many launches try every pair of algorithm and protocol once."""
-        return self._anchors
+    def startup_trials(self) -> int:
+        """Return the launches before patience counts: one per pair, and the random ones of another sampler."""
+        return self._startup_trials
 
     @property
     def source_weights(self) -> tuple[float, ...]:
@@ -117,16 +134,14 @@ class Proposer:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         """Tell Optuna what will not be measured, and close its database."""
         try:
-            for asked in [self._asked, *self._launching.values()]:
-                self._fail(asked)
+            for shown in self._launching.values():
+                self._fail(shown.number)
         except StoreError:
             # The database is what failed, and says so itself; the next worker ends what this one left.
             if error is None:
                 raise
         finally:
-            if isinstance(self._storage, optuna.storages.RDBStorage):
-                self._storage.remove_session()
-                self._storage.engine.dispose()
+            close_storage(self._storage)
 
     def resume(self, default: Trial, trials: Sequence[Trial], *, only_worker: bool = True) -> None:
         """Begin with the search trials that are stored; what Optuna lacks of them is added.
@@ -139,15 +154,14 @@ class Proposer:
         self._default = default
         if only_worker:
             for frozen in self._seen:
-                if NUMBER not in frozen.user_attrs:  # asked for and never claimed
+                if NUMBER not in frozen.user_attrs:  # enqueued, and its worker died as it began
                     self._fail(frozen.number)
             self._settle(trials, ())
         self._alone(lambda: self._add_missing(trials))
 
     def _add_missing(self, trials: Sequence[Trial]) -> None:
         kept = patiently(lambda: self._study.get_trials(deepcopy=False))
-        # Before the study was Optuna's own, its trials did not say which setting they were of.
-        live = [frozen for frozen in kept if frozen.state is not TrialState.FAIL and SETTING in frozen.user_attrs]
+        live = [frozen for frozen in kept if frozen.state not in (TrialState.FAIL, TrialState.WAITING)]
         known = {frozen.user_attrs.get(NUMBER) for frozen in live}
         for trial in trials:
             if trial.number not in known:
@@ -158,7 +172,7 @@ class Proposer:
         """Return what to launch next, or None if no launch could add information.
 
         A setting that was launched before is a repeat: it decides more than a new one would. `start` says that the
-        proposal is launched; the next call gives up one that was not.
+        proposal is launched; nothing is kept of one that is not.
 
         Args:
             trials: all trials of the search so far.
@@ -168,37 +182,37 @@ class Proposer:
             StudyStoppedError: a sampler that is not ours failed.
         """
         self._settle(trials, running)
-        busy = {claim.setting for claim in running}
-        launched = {trial.setting for trial in trials} | busy
+        unfinished = self._open((TrialState.RUNNING, TrialState.WAITING))
+        self._seen = [shown for shown in unfinished if shown.state is TrialState.RUNNING]
+        mine = (Setting.from_document(shown.user_attrs[SETTING]) for shown in self._launching.values())
+        busy = {*(claim.setting for claim in running), *mine}
+        self._drawn = _Drawn()
+        if (setting := self._take_enqueued(unfinished, busy)) is not None:
+            return Proposal(setting=setting, reason=ENQUEUED)
         if self._named is None:
-            return patiently(lambda: self._ask(self._policy))
-        useless = busy | launched - {trial.setting for trial in trials if trial.score_us is not None}
-        for attempt in range(MOST_ASKS):
-            proposal = self._ask_named(self._named, f"{self._seed}:{len(trials) + len(running)}:{attempt}")
-            if proposal.setting not in useless:
-                return proposal
-        return None
+            by_digest = sorted(busy, key=lambda setting: setting.digest())
+            return self._policy.decide(launches_of(trials, self._workload), running=by_digest)
+        return self._draw(self._named, trials, busy, f"{self._seed}:{len(trials) + len(running)}")
 
     def start(self, claim: Claim, proposal: Proposal) -> None:
-        """Tell Optuna that the last proposal is being launched."""
-        asked, self._asked = self._asked, None
-        assert asked is not None
-        self._launching[claim.number] = asked
-        attributes = {
-            NUMBER: claim.number,
-            SETTING: claim.setting.to_document(),
-            _LABEL: claim.setting.label,
-            _REASON: proposal.reason,
-        }
-        patiently(lambda: _set(asked, attributes))
+        """Show in Optuna that the last proposal is being launched."""
+        attributes = _identity(claim.number, claim.setting) | {REASON: proposal.reason}
+        enqueued, drawn = self._enqueued, self._drawn
+        if enqueued is not None and patiently(partial(self._begin, enqueued._trial_id, claim.setting, attributes)):
+            trial_id = enqueued._trial_id
+        else:
+            trial_id = patiently(lambda: self._create(claim.setting, attributes, drawn.trial))
+        for name, value in drawn.study.items():
+            patiently(partial(self._storage.set_study_system_attr, self._study._study_id, name, value))
+        self._launching[claim.number] = patiently(lambda: self._storage.get_trial(trial_id))
 
     def tell(self, claim: Claim, trial: Trial) -> None:
         """Tell Optuna what a launch gave."""
-        asked = self._launching.pop(claim.number)
+        shown = self._launching.pop(claim.number)
         if trial.number != claim.number:  # the store had taken this worker for dead, so others may have, too
-            self._fail(asked)
+            self._fail(shown.number)
             self._add(trial)
-        elif patiently(lambda: self._finish(asked, trial)) is TrialState.FAIL:
+        elif patiently(lambda: self._finish(shown, trial)) is TrialState.FAIL:
             self._add(trial)
 
     def exhausted(self, trials: Sequence[Trial]) -> str:
@@ -210,40 +224,88 @@ class Proposer:
             return f"all {launched} settings were launched"
         return f"nothing more is to be gained: after {launched} settings no launch is expected to tell anything more"
 
-    def _ask(self, sampler: optuna.samplers.BaseSampler) -> Proposal | None:
-        self._fail(self._asked)
-        self._study.sampler = sampler
-        self._asked = asked = self._study.ask()
-        chosen: dict[str, Any] | None = None
-        if sampler is self._policy:
-            chosen, self._seen = asked.relative_params, self._policy.running
-            if not chosen:  # nothing is to be launched, or the default of a recorded space, which has no point
-                return self._policy.proposal
-        else:
-            self._seen = self._running()
-        point = self._suggested(asked)
-        if point == chosen:
-            return self._policy.proposal
-        why = "enqueued by a user" if chosen else f"asked for by {type(sampler).__name__}"
-        return Proposal(setting=self._space.setting(point), reason=why)
+    def _take_enqueued(
+        self, unfinished: Sequence[optuna.trial.FrozenTrial], busy: Collection[Setting]
+    ) -> Setting | None:
+        """Return the setting that a user enqueued first, if it is not running; end those that mean no setting."""
+        self._enqueued = None
+        for waiting in unfinished:
+            if waiting.state is not TrialState.WAITING:
+                continue
+            values = waiting.system_attrs.get("fixed_params", {})
+            setting = self._space.setting_with(values)
+            if setting is None:
+                patiently(partial(self._refuse, waiting._trial_id, f"no setting of the search space: {values}"))
+            elif setting not in busy:
+                self._enqueued = waiting
+                return setting
+        return None
 
-    def _ask_named(self, named: NamedSampler, what: str) -> Proposal:
-        """Ask another sampler; it is made for each ask, so that workers of one seed do not all ask for the same."""
-        seed = int.from_bytes(hashlib.sha256(what.encode()).digest()[:4], "big")
-        try:
-            with unannounced():
-                proposal = patiently(lambda: self._ask(named.create(seed)))
-        except StoreError:
-            raise
-        except Exception as error:
-            raise StudyStoppedError(
-                f"the sampler {named.name} failed: {type(error).__name__}: {error}",
-                hint="what was measured is kept; leave out --sampler to search with ncclt's own, as another study",
-            ) from error
-        assert proposal is not None
-        return proposal
+    def _refuse(self, trial_id: int, why: str) -> None:
+        with suppress(UpdateFinishedTrialError):  # another worker did
+            self._storage.set_trial_user_attr(trial_id, REASON, why)
+            self._storage.set_trial_state_values(trial_id, TrialState.FAIL)
 
-    def _suggested(self, asked: optuna.trial.Trial) -> dict[str, Any]:
+    def _draw(self, named: NamedSampler, trials: Sequence[Trial], busy: set[Setting], what: str) -> Proposal | None:
+        """Ask another sampler, in a study in memory that holds the trials as points of `SearchSpace.distributions`.
+
+        It is made for each ask, so that workers of one seed do not all ask for the same.
+        """
+        ran = {trial.setting for trial in trials if trial.score_us is not None}
+        useless = busy | ({trial.setting for trial in trials} - ran)
+        storage, scratch, attributes = self._scratch(trials, busy)
+        for attempt in range(MOST_ASKS):
+            seed = int.from_bytes(hashlib.sha256(f"{what}:{attempt}".encode()).digest()[:4], "big")
+            try:
+                with unannounced():
+                    scratch.sampler = named.create(seed)
+                    asked = scratch.ask()
+                    setting = self._space.setting(self._suggest(asked))
+            except Exception as error:
+                raise StudyStoppedError(
+                    f"the sampler {named.name} failed: {type(error).__name__}: {error}",
+                    hint="what was measured is kept; leave out --sampler to search with ncclt's own, as another study",
+                ) from error
+            if setting not in useless:
+                noted = storage.get_study_system_attrs(scratch._study_id)
+                self._drawn = _Drawn(
+                    study={name: value for name, value in noted.items() if attributes.get(name) != value},
+                    trial=storage.get_trial(asked._trial_id).system_attrs,
+                )
+                return Proposal(setting=setting, reason=f"asked for by {named.name}")
+            scratch.tell(asked, state=TrialState.FAIL)
+        return None
+
+    def _scratch(
+        self, trials: Sequence[Trial], busy: Collection[Setting]
+    ) -> tuple[optuna.storages.InMemoryStorage, optuna.Study, dict[str, Any]]:
+        """Return a study in memory, and what samplers have noted in the stored one."""
+        storage = optuna.storages.InMemoryStorage()
+        scratch = optuna.create_study(storage=storage)
+        kept = patiently(lambda: self._study.get_trials(deepcopy=False))
+        noted = {shown.user_attrs.get(NUMBER): shown.system_attrs for shown in kept}
+        attributes = patiently(lambda: self._storage.get_study_system_attrs(self._study._study_id))
+        for name, value in attributes.items():
+            storage.set_study_system_attr(scratch._study_id, name, value)
+        for trial in trials:
+            # The default of a recorded space has no point.
+            if (value := self._value(trial)) is not None and (point := self._space.params(trial.setting)) is not None:
+                told = optuna.trial.create_trial(
+                    value=value,
+                    params=point,
+                    distributions=dict(self._space.distributions),
+                    system_attrs=noted.get(trial.number, {}),
+                )
+                scratch.add_trial(told)
+        for setting in sorted(busy, key=lambda setting: setting.digest()):
+            if (point := self._space.params(setting)) is not None:
+                running = optuna.trial.create_trial(
+                    state=TrialState.RUNNING, params=point, distributions=dict(self._space.distributions)
+                )
+                scratch.add_trial(running)
+        return storage, scratch, attributes
+
+    def _suggest(self, asked: optuna.trial.Trial) -> dict[str, Any]:
         """Return the point of a trial."""
         for name, kind in self._space.distributions.items():
             if isinstance(kind, CategoricalDistribution):
@@ -253,8 +315,33 @@ class Proposer:
                 asked.suggest_int(name, kind.low, kind.high)
         return asked.params
 
-    def _running(self) -> list[optuna.trial.FrozenTrial]:
-        return patiently(lambda: self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)))
+    def _open(self, states: tuple[TrialState, ...]) -> list[optuna.trial.FrozenTrial]:
+        return patiently(lambda: self._study.get_trials(deepcopy=False, states=states))
+
+    def _create(self, setting: Setting, attributes: Mapping[str, Any], noted: Mapping[str, Any]) -> int:
+        """Create a RUNNING trial and return its id."""
+        running = optuna.trial.create_trial(
+            state=TrialState.RUNNING,
+            params=self._space.values(setting),
+            distributions=dict(self._space.axes),
+            user_attrs=dict(attributes),
+            system_attrs=dict(noted),
+        )
+        return self._storage.create_new_trial(self._study._study_id, template_trial=running)
+
+    def _begin(self, trial_id: int, setting: Setting, attributes: Mapping[str, Any]) -> bool:
+        """Set an enqueued trial to RUNNING; false if another worker has."""
+        try:
+            if not self._storage.set_trial_state_values(trial_id, TrialState.RUNNING):
+                return False
+        except UpdateFinishedTrialError:
+            return False
+        for name, value in self._space.values(setting).items():
+            axis = self._space.axes[name]
+            self._storage.set_trial_param(trial_id, name, axis.to_internal_repr(value), axis)
+        for name, value in attributes.items():
+            self._storage.set_trial_user_attr(trial_id, name, value)
+        return True
 
     def _settle(self, trials: Sequence[Trial], running: Sequence[Claim]) -> None:
         """End in Optuna what dead workers left running there: else its setting would never be proposed again.
@@ -270,47 +357,45 @@ class Proposer:
             mine, trial = self._launching.get(number), stored.get(number)
             if mine is not None and mine.number == frozen.number:
                 continue
-            if trial is not None and frozen.user_attrs.get(SETTING) == trial.setting.to_document():
-                patiently(partial(self._finish, optuna.trial.Trial(self._study, frozen._trial_id), trial))
+            same = trial is not None and frozen.user_attrs[SETTING] == trial.setting.to_document()
+            if trial is not None and same and not self._is_told(number):
+                patiently(partial(self._finish, frozen, trial))
             elif trial is not None or mine is not None or number not in claimed:
-                # Where another launch has its number, that of a dead worker's claim was given away again.
+                # If another launch has its number, a dead worker's claim was given away again.
                 self._fail(frozen.number)
 
-    def _fail(self, asked: optuna.trial.Trial | int | None) -> None:
-        if asked is not None:
-            patiently(lambda: self._tell(asked, TrialState.FAIL))
+    def _is_told(self, number: int) -> bool:
+        return any(shown.user_attrs.get(NUMBER) == number for shown in self._open((TrialState.COMPLETE,)))
 
-    def _finish(self, asked: optuna.trial.Trial, trial: Trial) -> TrialState:
+    def _fail(self, number: int) -> None:
+        patiently(lambda: self._tell(number, TrialState.FAIL))
+
+    def _finish(self, shown: optuna.trial.FrozenTrial, trial: Trial) -> TrialState:
         """Tell what a trial gave, and return its state in Optuna: FAIL where it had been ended as dead."""
         value = self._value(trial)
-        _set(asked, _result(trial, self._workload))
-        return self._tell(asked, TrialState.FAIL if value is None else TrialState.COMPLETE, value)
+        with suppress(UpdateFinishedTrialError):  # another worker ended it
+            for name, result in _result(trial).items():
+                self._storage.set_trial_user_attr(shown._trial_id, name, result)
+        return self._tell(shown.number, TrialState.FAIL if value is None else TrialState.COMPLETE, value)
 
-    def _tell(self, asked: optuna.trial.Trial | int, state: TrialState, value: float | None = None) -> TrialState:
+    def _tell(self, number: int, state: TrialState, value: float | None = None) -> TrialState:
         """Tell how a trial ended, and return how it ended in Optuna: another worker may have been faster."""
         with suppress(UpdateFinishedTrialError):
-            return self._study.tell(asked, value, state=state, skip_if_finished=True).state
+            return self._study.tell(number, value, state=state, skip_if_finished=True).state
         # It ended after `tell` had looked.
-        return self._study.tell(asked, value, state=state, skip_if_finished=True).state
+        return self._study.tell(number, value, state=state, skip_if_finished=True).state
 
     def _add(self, trial: Trial) -> None:
-        """Add a trial that Optuna did not ask for, or has lost."""
-        value, point = self._value(trial), self._space.params(trial.setting)
-        if value is None or (point is None and self._named is not None):
-            return  # the default of a recorded space has no point for other samplers
-        frozen = optuna.trial.create_trial(
-            state=TrialState.COMPLETE,
+        """Add a trial that Optuna has not, or has lost."""
+        if (value := self._value(trial)) is None:
+            return
+        complete = optuna.trial.create_trial(
             value=value,
-            params=point or {},
-            distributions=dict(self._space.distributions) if point else {},
-            user_attrs={
-                NUMBER: trial.number,
-                SETTING: trial.setting.to_document(),
-                _LABEL: trial.setting.label,
-                **_result(trial, self._workload),
-            },
+            params=self._space.values(trial.setting),
+            distributions=dict(self._space.axes),
+            user_attrs=_identity(trial.number, trial.setting) | _result(trial),
         )
-        patiently(lambda: self._study.add_trial(frozen))
+        patiently(lambda: self._study.add_trial(complete))
 
     def _value(self, trial: Trial) -> float | None:
         """Return the value of a trial; None for a default that failed, which counts for nothing."""
@@ -320,20 +405,21 @@ class Proposer:
         return None if trial.setting.is_default else FAILURE_PENALTY
 
 
-def _result(trial: Trial, workload: Workload) -> dict[str, Any]:
+class _Drawn:
+    """What a sampler noted in the scratch study as it drew a point; Optuna's samplers keep state there."""
+
+    def __init__(self, *, study: Mapping[str, Any] | None = None, trial: Mapping[str, Any] | None = None) -> None:
+        self.study, self.trial = study or {}, trial or {}
+
+
+def _identity(number: int, setting: Setting) -> dict[str, Any]:
+    return {NUMBER: number, SETTING: setting.to_document(), LABEL: setting.label, PHASE: Phase.SEARCH.value}
+
+
+def _result(trial: Trial) -> dict[str, Any]:
     """Return the user attributes of a launch that has ended."""
-    attributes: dict[str, Any] = {OUTCOME: trial.result.outcome.value}
-    if trial.result.outcome is Outcome.OK:
-        times = {m.message: m.time_us for m in trial.result.measurements}
-        attributes[TIMES_US] = [times[calls.message] for calls in workload.messages]
-    return attributes
-
-
-def _set(asked: optuna.trial.Trial, attributes: dict[str, Any]) -> None:
-    """Set user attributes, unless another worker ended the trial."""
-    with suppress(UpdateFinishedTrialError):
-        for name, value in attributes.items():
-            asked.set_user_attr(name, value)
+    time_us = {} if trial.score_us is None else {TIME_US: trial.score_us}
+    return {OUTCOME: trial.result.outcome.value} | time_us
 
 
 def _unlocked(work: Callable[[], Answer]) -> Answer:

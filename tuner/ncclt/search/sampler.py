@@ -7,19 +7,13 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from optuna import Study
-from optuna.distributions import BaseDistribution
-from optuna.samplers import BaseSampler, RandomSampler
-from optuna.trial import FrozenTrial, TrialState
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.printed_costs import PrintedCosts
 from ncclt.core.setting import DEFAULT, Setting
-from ncclt.core.trial import Outcome
 from ncclt.core.workload import Workload
 from ncclt.search.earlier import EarlierStudy, surface
 from ncclt.search.gaussian_process import Array
@@ -35,9 +29,6 @@ _BASES = 6
 """Pairs and channels with which a step along a parameter is tried: the default's and the best ones."""
 
 Parameters = tuple[tuple[str, int], ...]
-
-NUMBER, SETTING, OUTCOME, TIMES_US = "ncclt_trial", "ncclt_setting", "outcome", "ncclt_times_us"
-"""User attributes of an Optuna trial with its launch and result, for the sampler."""
 
 _SUSPICIOUS = -0.4
 """ln(time ratio) below which the only launch of the default is taken to be disturbed and repeated first."""
@@ -71,14 +62,10 @@ class Proposal:
     reason: str
 
 
-class PolicySampler(BaseSampler):
-    """An Optuna sampler for studies in which every trial measures all messages of a workload.
+class PolicySampler:
+    """A sampler for studies in which every trial measures all messages of a workload.
 
-    A trial carries its measurements in the user attributes `SETTING` (a document), `TIMES_US` (one per message, in the
-    order of the workload; absent where the launch failed) and `OUTCOME` (a word of `core.trial.Outcome`); with `NUMBER`
-    they count in that order, else in Optuna's. Running trials count as launches that will give what is expected of
-    them, those in Optuna's state FAIL for nothing. A good launch of the default must be among the trials before it is
-    asked. It has no state but caches: the same trials give the same choice.
+    It has no state but caches: the same launches give the same choice.
 
     Args:
         space: what may be proposed.
@@ -99,53 +86,16 @@ class PolicySampler(BaseSampler):
         printed_costs: PrintedCosts | None = None,
         sources: Sequence[EarlierStudy] = (),
     ) -> None:
-        self._space, self._workload, self._cluster, self._seed = space, workload, cluster, seed
+        self._workload, self._cluster, self._seed = workload, cluster, seed
         self._sources = tuple(sources)
         self._printed_costs = printed_costs
         self._settings = dict.fromkeys(space.distinct)
         self._model: Model | None = None
-        self._random = RandomSampler(seed=seed)
-        self.proposal: Proposal | None = None
-        """What `sample_relative` chose last; None = there is nothing more to launch."""
-        self.running: Sequence[FrozenTrial] = ()
-        """What it took to be running."""
 
     @property
     def source_weights(self) -> tuple[float, ...]:
         """Return how much each source counted in the last decision; empty before the first."""
         return () if self._model is None else self._model.source_weights
-
-    def infer_relative_search_space(
-        self, study: Study, trial: FrozenTrial  # noqa: ARG002
-    ) -> dict[str, BaseDistribution]:  # fmt: skip
-        """Return the whole space: parameters are always chosen together."""
-        return dict(self._space.distributions)
-
-    def sample_relative(
-        self,
-        study: Study,
-        trial: FrozenTrial,
-        search_space: dict[str, BaseDistribution],  # noqa: ARG002
-    ) -> dict[str, Any]:
-        """Choose the point that means the setting to launch; `proposal` says why.
-
-        Returns:
-            The values, or none: where nothing is left to launch, and where no point of the space means the setting, as
-            with the default of a recorded space.
-        """
-        known = [t for t in study.get_trials(deepcopy=False) if SETTING in t.user_attrs and t.number != trial.number]
-        ended = [t for t in known if t.state is TrialState.COMPLETE]
-        launches = [_launch(t) for t in sorted(ended, key=lambda t: t.user_attrs.get(NUMBER, t.number))]
-        self.running = [t for t in known if t.state is TrialState.RUNNING]
-        running = {Setting.from_document(t.user_attrs[SETTING]) for t in self.running}
-        self.proposal = self.decide(launches, running=sorted(running, key=lambda setting: setting.digest()))
-        return {} if self.proposal is None else self._space.params(self.proposal.setting) or {}
-
-    def sample_independent(
-        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
-        """Choose one parameter at random: for what is asked of this sampler outside of the space."""
-        return self._random.sample_independent(study, trial, param_name, param_distribution)
 
     def decide(self, launches: Sequence[Launch], *, running: Collection[Setting] = ()) -> Proposal | None:
         """Return what to launch next, None if no launch could add information.
@@ -193,16 +143,6 @@ class PolicySampler(BaseSampler):
             return f"{what}, as a step towards other process-wide parameters"
         message = self._workload.messages[int(by_message.argmax())].message
         return f"{what}, most for {message.label}"
-
-
-def _launch(trial: FrozenTrial) -> Launch:
-    attributes = trial.user_attrs
-    times = attributes.get(TIMES_US)
-    return Launch(
-        setting=Setting.from_document(attributes[SETTING]),
-        times_us=None if times is None else tuple(times),
-        wrong=attributes.get(OUTCOME) == Outcome.WRONG_RESULT.value,
-    )
 
 
 def _default_first(seen: Outlook, observations: Observations, again: float, other: float) -> bool:

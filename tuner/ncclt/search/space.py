@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cache
-from typing import Any
+from typing import Any, TypeGuard
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
@@ -16,7 +16,7 @@ from ncclt.core.algorithms import Algorithm, Protocol, choices
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective
 from ncclt.core.nccl_version import NcclVersion
-from ncclt.core.setting import MAX_CHANNELS, Setting, max_channels
+from ncclt.core.setting import DEFAULT, MAX_CHANNELS, Setting, max_channels
 from ncclt.core.workload import Workload
 from ncclt.errors import LandscapeError, UsageError
 from ncclt.measure.testbed import Testbed
@@ -45,18 +45,25 @@ MAX_POINTS = 20_000
 class SearchSpace:
     """A finite set of settings, spanned by a few ordered parameters.
 
+    It has two kinds of coordinates. A sampler draws a point of `distributions`, where ladders are positions, so that
+    neighbours are near. People read, and the stored study holds, the values themselves (`axes`, `values`).
+
     Attributes:
-        distributions: what Optuna samples from; ladders are integer positions, so that neighbours are near.
+        distributions: what a sampler draws from.
         settings: what each point means: the sampled values in the order of `distributions` -> setting. Different
             points may mean the same setting.
+        axes: algorithm, protocol, channels and each process-wide parameter with its values, `auto` = left to NCCL;
+            without those that all settings leave alone.
     """
 
     distributions: Mapping[str, BaseDistribution]
     settings: Mapping[tuple[Any, ...], Setting]
+    axes: Mapping[str, CategoricalDistribution] = field(init=False, compare=False)
     _points: dict[Setting, tuple[Any, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_points", {setting: point for point, setting in self.settings.items()})
+        object.__setattr__(self, "axes", _axes(self.settings.values()))
 
     @property
     def distinct(self) -> tuple[Setting, ...]:
@@ -72,6 +79,18 @@ class SearchSpace:
         """Return the last point that means a setting, or None where none does (the default of a recorded space)."""
         point = self._points.get(setting)
         return None if point is None else dict(zip(self.distributions, point, strict=True))
+
+    def values(self, setting: Setting) -> dict[str, str | int]:
+        """Return the value of a setting on each of the axes."""
+        values = _values(setting)
+        return {name: values.get(name, AUTO) for name in self.axes}
+
+    def setting_with(self, values: Mapping[str, Any]) -> Setting | None:
+        """Return the setting with these values, `auto` where one is not named; None if there is none in the space."""
+        if set(values) - set(self.axes):
+            return None
+        wanted = {name: values.get(name, AUTO) for name in self.axes}
+        return next((s for s in dict.fromkeys([*self.distinct, DEFAULT]) if self.values(s) == wanted), None)
 
     def nearest(self, params: Mapping[str, Any], among: Collection[Setting]) -> Setting:
         """Return the setting among some whose point is nearest to sampled values.
@@ -105,6 +124,34 @@ class SearchSpace:
         for setting in sorted(self.distinct, key=_forced_amount):
             first.setdefault((setting.algorithm, setting.protocol), setting)
         return tuple(s for s in first.values() if not s.is_default)
+
+
+def _values(setting: Setting) -> dict[str, str | int]:
+    """Return what a setting forces, by name."""
+    forced: dict[str, str | int | None] = {
+        "algorithm": setting.algorithm and setting.algorithm.value,
+        "protocol": setting.protocol and setting.protocol.value,
+        "channels": setting.channels,
+        **dict(setting.parameters),
+    }
+    return {name: value for name, value in forced.items() if value is not None}
+
+
+def _axes(settings: Iterable[Setting]) -> dict[str, CategoricalDistribution]:
+    found: dict[str, dict[str | int, None]] = {"algorithm": {}, "protocol": {}, "channels": {}}
+    for setting in settings:
+        for name, value in _values(setting).items():
+            found.setdefault(name, {})[value] = None
+    # Numbers in their order; words in that of the space.
+    return {
+        name: CategoricalDistribution([*(sorted(values) if _are_numbers(values) else values), AUTO])
+        for name, values in found.items()
+        if values
+    }
+
+
+def _are_numbers(values: Iterable[str | int]) -> TypeGuard[Iterable[int]]:
+    return all(isinstance(value, int) for value in values)
 
 
 def cluster_space(
