@@ -73,5 +73,5 @@ def test_file_that_holds_no_key_is_refused_and_stays(tmp_path, started, content)
 def test_first_key_that_cannot_be_written_is_refused(tmp_path, started):
     url = f"sqlite:///{tmp_path / 'store.db'}"
     open_store(url).close()
-    with pytest.raises(UsageError, match="cannot write the first key to .*: No such file or directory"):
+    with pytest.raises(UsageError, match=r"cannot write the first key to .*: No such file or directory"):
         started(url, tmp_path / "absent" / "first-key")

@@ -110,7 +110,7 @@ def add_first_key(store: Store, file: Path) -> None:
     if store.keys():
         return
     try:
-        with open(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w", encoding="ascii") as made:
+        with os.fdopen(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w", encoding="ascii") as made:
             made.write(f"{new_secret()}\n")
     except FileExistsError:
         pass
