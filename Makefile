@@ -6,7 +6,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve plugin test lint lint-types lint-layers lint-style lint-files docs format bench fuzz mutants clean dist release pins
+.PHONY: help demo serve plugin test lint lint-types lint-layers lint-style lint-files docs format bench fuzz mutants clean dist extras fresh release pins
 
 help: ## Show this list.
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -22,6 +22,9 @@ help: ## Show this list.
 	@touch $@
 
 .venv/dev: .venv/made pyproject.toml constraints.txt
+	@command -v nvidia-smi >/dev/null || $(BIN)/python -c 'import torch' 2>/dev/null || \
+	  printf '%s\n' 'No GPU here: this downloads about 2.8 GB, nearly all of it PyTorch with CUDA. For its small CPU build, stop and run:' \
+	    "  $(BIN)/python -m pip install --index-url https://download.pytorch.org/whl/cpu $$(grep '^torch==' constraints.txt)"
 	$(INSTALL) '.[dev]'
 	@touch $@ .venv/user
 
@@ -51,8 +54,8 @@ plugin: .venv/user ## Compile the NCCL tuner plugin for this machine.
 	$(BIN)/ncclt plugin build
 
 # A file stays with one worker, so that it starts what it needs once; in the order of collection the slow ones come first.
-test: .venv/dev ## Run the whole test suite, in parallel; WORKERS=0: in one process.
-	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
+test: .venv/dev ## Run the test suite, in parallel; WORKERS=0: in one process; TESTS=PATHS: these alone.
+	$(BIN)/python -m pytest $(TESTS) --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
 
 lint: lint-types lint-layers lint-style lint-files ## Check style, types, layers and generated files; side by side with -j.
 
@@ -70,6 +73,7 @@ lint-files: .venv/dev
 	$(BIN)/python profiles/generate_workloads.py --check
 	$(BIN)/python profiles/generate_landscapes.py --check
 	$(BIN)/python tuner/generate_answer_values.py --check
+	$(BIN)/python .ci/imports.py
 
 docs: .venv/docs ## Build the documentation into build/docs; open build/docs/index.html.
 	$(BIN)/python -m sphinx --quiet --fresh-env --fail-on-warning --keep-going -d build/doctrees docs build/docs
@@ -115,6 +119,12 @@ build/tools/made:
 
 dist: build/tools/made ## Build the wheel and the sdist into dist/, and check them in a clean environment.
 	build/tools/bin/python -P .ci/package.py
+
+extras: .venv/dev ## Install each extra of the wheel in dist/ alone, and each image, and start what they promise.
+	$(BIN)/python -P .ci/extras.py
+
+fresh: ## Run make demo and some tests in a new minimal system, as a new user (needs root and debootstrap).
+	.ci/fresh
 
 release: build/tools/made ## Dry: build, check, and print what would be uploaded; docs/howto/release.md.
 	build/tools/bin/python -P .ci/package.py --release

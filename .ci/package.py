@@ -28,7 +28,15 @@ IN_WHEEL = (
     "ncclt/profiles_data/landscapes/mi355x-2x8.csv",
     "ncclt/nccl/tuner_plugin/source/tuner.c", "ncclt/py.typed", "ncclt_api/app.py",
 )  # fmt: skip
-IN_SDIST = ("hatch_build.py", "pyproject.toml", "plugin/tuner.c", "profiles/workloads/bert.json", "LICENSE")
+IN_SDIST = (
+    "hatch_build.py",
+    "pyproject.toml",
+    "plugin/tuner.c",
+    "profiles/workloads/bert.json",
+    "LICENSE",
+    "Makefile",
+    "constraints.txt",
+)
 NOT_IN_WHEEL = re.compile(r"(^|/)(tests|bench|docs|__pycache__)/|\.pyc$")
 
 IMAGES = {"api": "api", "tuner": "tune"}

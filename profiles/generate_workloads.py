@@ -3,7 +3,7 @@
     python profiles/generate_workloads.py            write them
     python profiles/generate_workloads.py --check    exit 1 and name every file that differs
 
-Needs `ncclt[tune]`: PyTorch itself assigns the DDP buckets. No weights are loaded and nothing is fetched.
+Needs `ncclt[models]`: PyTorch itself assigns the DDP buckets. No weights are loaded and nothing is fetched.
 """
 
 from __future__ import annotations

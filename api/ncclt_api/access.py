@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from urllib.parse import parse_qs, urlencode, urlsplit
 
-import anyio
 from fastapi import Request, Response
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse, RedirectResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -224,7 +224,7 @@ class AccessMiddleware:
                 began_s = self._clock()
                 if self._read_s is None or began_s - self._read_s >= self._fresh_s:
                     try:
-                        self._keys = await anyio.to_thread.run_sync(lambda: self._store().keys())
+                        self._keys = await run_in_threadpool(lambda: self._store().keys())
                         self._read_s = began_s
                     except StoreError:
                         if self._read_s is None or began_s - self._read_s > LAST_KNOWN_S:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import parse_qs, parse_qsl, unquote, urlencode
 
-import anyio
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -129,7 +129,7 @@ class AnswersMiddleware:
         began_s = self._clock()
         try:
             with contextlib.suppress(StoreError):  # away; the answer that is made next says so
-                news = await anyio.to_thread.run_sync(lambda: self._store().changes(self._number))
+                news = await run_in_threadpool(lambda: self._store().changes(self._number))
                 if news is None:  # a store that was not migrated: nothing is kept
                     return
                 self._number, self._seen_s = news.number, began_s

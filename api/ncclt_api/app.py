@@ -223,12 +223,13 @@ def serve(
         if host not in LOOPBACK and not insecure and not users and not store.keys():
             raise UsageError(
                 f"without keys the whole network of {host} could read the studies",
-                hint="`ncclt keys create` makes the first key; --insecure-no-auth listens anyway",
+                hint="`ncclt keys create` or --first-key FILE makes the first; --insecure-no-auth listens anyway",
             )
         hosts = {*LOOPBACK, "[::1]", host, *allow_hosts}
         app = create_app(
             store, large=store.url, hosts=hosts, log=start_log(log_level),
-            optuna_dashboard_url=optuna_dashboard_url, public_url=public_url, session_secret=session_secret, users=users,
+            optuna_dashboard_url=optuna_dashboard_url, public_url=public_url, session_secret=session_secret,
+            users=users,
         )  # fmt: skip
         # Requests are logged by TelemetryMiddleware.
         uvicorn.run(

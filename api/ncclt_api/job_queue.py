@@ -7,6 +7,7 @@ leaves to its users is to find out which worker is dead: `JobWorkers` of the sto
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import sys
@@ -18,7 +19,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import anyio.to_thread
 from dbos import DBOS, DBOSClient, DBOSPortableJSONSerializer, WorkflowSerializationFormat, WorkflowStatus
 from dbos import error as dbos_error
 
@@ -225,7 +225,7 @@ class JobQueue:
         number = first
         while True:
             # Looked at before reading: what was written before the end is still read after it.
-            ended = (await anyio.to_thread.run_sync(self.status, id)).state.ended
+            ended = (await asyncio.to_thread(self.status, id)).state.ended
             try:
                 with _translated():
                     value = await self._client.read_stream_offset_async(

@@ -164,7 +164,7 @@ def test_nothing_published_is_no_reason_to_stop_either(tmp_path, store):
 
 def test_without_report_the_command_takes_our_place(tmp_path, store):
     """Same process, so the same signals and the same end; and the signals of a fresh one."""
-    code = "import os, signal; print(os.getpid(), signal.getsignal(signal.SIGPIPE)); os.kill(os.getpid(), 15)"
+    code = "import os, signal as s; print(os.getpid(), s.getsignal(s.SIGPIPE), flush=True); os.kill(os.getpid(), 15)"
     options = ["--cluster", "leonardo", "--model", "bert", *SHAPE, "--storage", store.url]
     child = subprocess.Popen(
         [*NCCLT, "run", *options, "--", sys.executable, "-c", code],

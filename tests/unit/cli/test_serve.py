@@ -5,7 +5,9 @@ import socket
 import pytest
 
 from ncclt.cli.serve import serve
+from ncclt.core.api_key import Role, digest_of, new_secret
 from ncclt.errors import UsageError
+from ncclt.store import open_store
 
 
 def test_a_port_in_use_is_refused(tmp_path):
@@ -25,3 +27,57 @@ def test_an_address_of_another_machine_is_refused(tmp_path):
 def test_an_address_that_is_no_web_address_is_refused(option):
     with pytest.raises(UsageError, match=f"--{option.replace('_', '-')} must be an http or https address, not 'ftp:x'"):
         serve(**{option: "ftp:x"})
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Serve as the command does, up to where the server would listen."""
+    monkeypatch.setattr("uvicorn.run", lambda *_, **__: None)
+    monkeypatch.setattr("ncclt.cli.serve._can_listen", lambda *_: None)
+    return lambda url, file: serve(host="0.0.0.0", storage=url, first_key=file)
+
+
+def test_first_key_is_made_once_and_opens_the_service(tmp_path, started, capsys):
+    url, file = f"sqlite:///{tmp_path / 'store.db'}", tmp_path / "first-key"
+    open_store(url).close()
+    with pytest.raises(UsageError, match="without keys"):
+        started(url, None)
+
+    for _ in range(2):
+        started(url, file)
+    secret = file.read_text().strip()
+    with open_store(url) as store:
+        ((digest, key),) = store.keys().items()
+    assert (digest, key.role, key.clusters, key.invalid(key.created)) == (digest_of(secret), Role.ADMIN, (), "")
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert capsys.readouterr().err.count(f"is in {file}") == 1
+
+
+def test_first_key_takes_a_secret_that_is_there(tmp_path, started):
+    url, file = f"sqlite:///{tmp_path / 'store.db'}", tmp_path / "first-key"
+    open_store(url).close()
+    secret = new_secret()
+    file.write_text(secret)
+    started(url, file)
+    assert file.read_text() == secret
+    with open_store(url) as store:
+        assert [*store.keys()] == [digest_of(secret)]
+
+
+@pytest.mark.parametrize("content", ["", "password", "ncclt_short", "ncclt_" + "\u00e9" * 43])
+def test_file_that_holds_no_key_is_refused_and_stays(tmp_path, started, content):
+    url, file = f"sqlite:///{tmp_path / 'store.db'}", tmp_path / "first-key"
+    open_store(url).close()
+    file.write_text(content, encoding="utf-8")
+    with pytest.raises(UsageError, match="holds no key"):
+        started(url, file)
+    assert file.read_text(encoding="utf-8") == content
+    with open_store(url) as store:
+        assert store.keys() == {}
+
+
+def test_first_key_that_cannot_be_written_is_refused(tmp_path, started):
+    url = f"sqlite:///{tmp_path / 'store.db'}"
+    open_store(url).close()
+    with pytest.raises(UsageError, match=r"cannot write the first key to .*: No such file or directory"):
+        started(url, tmp_path / "absent" / "first-key")

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from datetime import UTC, datetime, timedelta
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ncclt.cli.completion import cluster_names
 from ncclt.cli.options import AsJson, Storage
 from ncclt.cli.output import print_json, print_table, say
-from ncclt.core.api_key import ApiKey, Role, digest_of, new_secret
-from ncclt.errors import UsageError
+from ncclt.core.api_key import PREFIX, ApiKey, Role, digest_of, new_secret
+from ncclt.errors import UsageError, reason
+
+if TYPE_CHECKING:
+    from ncclt.store.store import Store
 
 app = typer.Typer(help="Create, list and revoke the keys of the service.", no_args_is_help=True)
 
 _MOST_NOTE = 200
+
+_USUAL_DAYS = "365"
 
 
 @app.command("create")
@@ -27,7 +34,7 @@ def create(
         list[str] | None,
         typer.Option(help="Only for this cluster; repeatable. Default: all.", autocompletion=cluster_names),
     ] = None,
-    expires: Annotated[str, typer.Option(help="Days until the key expires, or `never`.")] = "365",
+    expires: Annotated[str, typer.Option(help="Days until the key expires, or `never`.")] = _USUAL_DAYS,
     note: Annotated[str, typer.Option(help="Who or what uses it.")] = "",
     storage: Storage = None,
 ) -> None:
@@ -88,6 +95,37 @@ def revoke(
     with open_store(storage, makes=False) as store:
         key = store.revoke_key(id, now=utc_now())
     say(f"ncclt: the key {key.id} was revoked at {key.revoked}")
+
+
+def add_first_key(store: Store, file: Path) -> None:
+    """Store an admin key unless the store has keys; its secret is in the file, which is made where it is absent.
+
+    A file that is there counts: a start that was cut short is taken up again, and a secret may be mounted.
+
+    Raises:
+        UsageError: the file cannot be made or read, or holds no secret of a key.
+    """
+    from ncclt.store.store import utc_now
+
+    if store.keys():
+        return
+    try:
+        with os.fdopen(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w", encoding="ascii") as made:
+            made.write(f"{new_secret()}\n")
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise UsageError(f"cannot write the first key to {file}: {reason(error)}") from error
+    try:
+        secret = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the first key from {file}: {reason(error)}") from error
+    if not re.fullmatch(rf"{PREFIX}[\w-]{{43}}", secret, re.ASCII):
+        raise UsageError(f"{file} holds no key", hint="remove it, and a new one is made at the next start")
+    digest, until = digest_of(secret), _in_days(_USUAL_DAYS)
+    key = ApiKey(id=digest[:12], role=Role.ADMIN, note="the first key", created=utc_now(), expires=until)
+    store.add_key(key, digest=digest)
+    say(f"ncclt: the first key, {key.id}, admin, expires {until[:10]}, is in {file}")
 
 
 def _in_days(text: str) -> str:

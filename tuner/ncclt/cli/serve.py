@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib.util
 import os
 import socket
+from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
 import typer
 
+from ncclt.cli.keys import add_first_key
 from ncclt.cli.options import Storage
 from ncclt.errors import MissingDependencyError, UsageError
 
@@ -27,6 +29,9 @@ def serve(
     insecure_no_auth: Annotated[
         bool, typer.Option("--insecure-no-auth", help="Listen beyond loopback even though the store has no keys.")
     ] = False,
+    first_key: Annotated[
+        Path | None, typer.Option(help="File for an admin key, made while the store has no keys.", show_default=False)
+    ] = None,
     allow_host: Annotated[
         list[str] | None,
         typer.Option(help="Answer to this name too while the store has no keys, beside localhost; repeatable."),
@@ -63,11 +68,15 @@ def serve(
     for package in ("fastapi", "uvicorn", "jinja2", "numpy", "sqlalchemy", "itsdangerous", "python_multipart"):
         if importlib.util.find_spec(package) is None:
             raise MissingDependencyError(f"the service needs {package}", hint="pip install 'ncclt[api]'")
+    from ncclt_api.app import open_service_store
     from ncclt_api.app import serve as run
     from ncclt_api.proxy_users import proxy_plan
 
     users = proxy_plan(trust_user_header or (), user_role or ())
     _can_listen(host, port)
+    if first_key:
+        with open_service_store(storage) as store:
+            add_first_key(store, first_key)
     run(
         storage, host=host, port=port, optuna_dashboard_url=optuna_dashboard_url,
         insecure=insecure_no_auth, allow_hosts=allow_host or (),

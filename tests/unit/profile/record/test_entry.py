@@ -59,15 +59,20 @@ def test_hook_is_registered_when_the_program_imports_optimizers(run, folder):
     assert (journal["state"], journal["failures"]) == ("loaded", [])
 
 
-def test_programs_without_pytorch_load_nothing_more(run, folder):
+@pytest.mark.parametrize("distribution_has_one", [False, True])
+def test_programs_without_pytorch_load_nothing_more(run, folder, tmp_path, distribution_has_one):
+    """Debian and Ubuntu have a sitecustomize."""
+    if distribution_has_one:
+        (tmp_path / "site" / "sitecustomize.py").touch()
     code = "import sys; print(*sorted(sys.modules))"
-    bare = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True)
+    bare = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(tmp_path / "site")},
+        capture_output=True, text=True, timeout=240, check=True,
+    )  # fmt: skip
+    assert ("sitecustomize" in bare.stdout.split()) >= distribution_has_one
     status, out, err = run(code)
     assert (status, err) == (0, "")
-    assert set(out.split()) - set(bare.stdout.split()) <= {
-        "__future__", "_ncclt_recording", "_ncclt_recording.start", "importlib", "importlib._bootstrap",
-        "importlib._bootstrap_external", "importlib.machinery", "sitecustomize", "types", "warnings",
-    }  # fmt: skip
+    assert set(out.split()) - set(bare.stdout.split()) <= {"__future__", "_ncclt_recording", "_ncclt_recording.start"}
     assert (folder / "python-started").exists()
     assert not _journals(folder)
 
@@ -78,6 +83,14 @@ def test_another_sitecustomize_runs_as_if_alone(run, tmp_path):
     )
     assert run("import sitecustomize; print(sitecustomize.__file__.split('/')[-2])") == (
         0, "theirs sitecustomize True\nsite\n", "",
+    )  # fmt: skip
+
+
+def test_python_path_stays_whatever_another_sitecustomize_does(run, folder, tmp_path):
+    """Programs hand `sys.path` on to their children, which are to be reached too."""
+    (tmp_path / "site" / "sitecustomize.py").write_text("import sys; sys.path = [p for p in sys.path if p]")
+    assert run("import sys; print(*sys.path[:3], sep='\\n')") == (
+        0, f"\n{folder / 'inject'}\n{tmp_path / 'site'}\n", "",
     )  # fmt: skip
 
 

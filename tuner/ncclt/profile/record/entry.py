@@ -1,9 +1,10 @@
 """Begin the recording in every Python process of the job: ncclt copies this file as `sitecustomize.py`.
 
 Python imports a module of that name at its start (docs.python.org, module `site`), and ours comes first on PYTHONPATH.
-One that the user or the distribution has is therefore run from here, as if this one did not exist. ncclt itself never
-imports this file. It must load in any Python, also in one that is too old for the rest: so it has no function, no
-annotation, and asks for the version by its number.
+One that the user or the distribution has is therefore imported from here, as if this one did not exist: Python itself
+finds and loads it, and passes over its absence. ncclt itself never imports this file. It must load in any Python, also
+in one that is too old for the rest: so it has no function, no annotation, and asks for the version by its number. It
+imports nothing but what the job's Python has loaded already.
 """
 
 import os
@@ -12,18 +13,12 @@ import sys
 _FOLDER = __file__.rpartition(os.sep)[0]
 
 if sys.hexversion >= 0x03080000:
-    import importlib
+    __import__("_ncclt_recording.start").start.install(_FOLDER)
 
-    importlib.import_module("_ncclt_recording.start").install(_FOLDER)
-
-if sys.hexversion >= 0x03050000:
-    import importlib.machinery
-
-    _spec = importlib.machinery.PathFinder.find_spec("sitecustomize", [p for p in sys.path if p != _FOLDER])
-    if _spec is not None and _spec.loader is not None:
-        import importlib.util
-
-        # What it raises is reported by Python exactly as it would have been without us.
-        _module = importlib.util.module_from_spec(_spec)
-        sys.modules["sitecustomize"] = _module
-        _spec.loader.exec_module(_module)
+_PLACE = sys.path.index(_FOLDER)
+sys.path.remove(_FOLDER)
+del sys.modules["sitecustomize"]
+try:
+    import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
+finally:
+    sys.path.insert(_PLACE, _FOLDER)
