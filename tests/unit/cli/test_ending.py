@@ -99,8 +99,7 @@ def test_what_was_not_measured_is_told_wherever_the_result_is(recorded, command)
     assert json.loads(recorded("--model", "mixed", "--json"))["notes"].count(said) == 1
     study = command.store.studies().items[0].study
     assert command(show, study.id).count(said) == 1
-    for form in ("md", "html"):
-        assert "outside the landscape and left to NCCL" in study_report(command.store, study, form)
+    assert "outside the landscape and left to NCCL" in study_report(command.store, study)
 
 
 def test_the_reason_why_variables_do_not_carry_the_gain_is_that_they_may_not_force_ll128(recorded):
