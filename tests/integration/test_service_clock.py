@@ -16,7 +16,7 @@ from ncclt.core.tuning_job import JobRule, TuningJob
 from ncclt.pipeline.jobs.rules import reason_for
 from ncclt.store import leases, open_store
 from ncclt.store.store import utc_now
-from ncclt.testing.store_contract import sample_recommendation, sample_study, sample_workload
+from ncclt.testing.samples import sample_recommendation, sample_study, sample_workload
 from ncclt_api.app import create_app
 from ncclt_api.rate_limits import Limits
 

@@ -20,7 +20,7 @@ from ncclt.core.tuning_job import TuningJob
 from ncclt.errors import StoreError, UsageError
 from ncclt.store import open_store
 from ncclt.store.hooks import MOST_WAIT_S
-from ncclt.testing.store_contract import sample_recommendation, sample_workload
+from ncclt.testing.samples import sample_recommendation, sample_workload
 from ncclt_api import hooks, telemetry
 from ncclt_api.app import create_app
 from ncclt_api.hooks import GIVE_UP_S, HookPlan, WebHooks, hook_plan, signature

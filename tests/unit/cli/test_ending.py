@@ -17,7 +17,7 @@ from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.measure.target import Target
 from ncclt.pipeline.tune import TuneResult
 from ncclt.prove.message_table import MessageRow
-from ncclt.testing.store_contract import sample_study
+from ncclt.testing.samples import sample_study
 from ncclt_api.pages.report import study_report
 
 KIB = 1024

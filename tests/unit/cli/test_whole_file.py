@@ -17,7 +17,7 @@ from ncclt.core.workload import WHOLE_FILE, MessageCalls, Provenance, Workload
 from ncclt.errors import UsageError
 from ncclt.profile import read_workload
 from ncclt.prove.payback import cost_words, gain_of
-from ncclt.testing.store_contract import sample_study, sample_trial
+from ncclt.testing.samples import sample_study, sample_trial
 
 SOURCES = {
     "tracelens": "rank,Collective name,Group size,dtype,In msg nelems,Out msg nelems,operation_count\n"

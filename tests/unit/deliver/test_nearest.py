@@ -18,7 +18,7 @@ from ncclt.deliver.offer import offer_of
 from ncclt.deliver.render.formats import FORMATS, render
 from ncclt.deliver.variant import fitting_or_nearest, given
 from ncclt.errors import NoRecommendationError, StaleRecommendationError
-from ncclt.testing.store_contract import sample_recommendation
+from ncclt.testing.samples import sample_recommendation
 
 ALL = Collective.ALL_REDUCE
 

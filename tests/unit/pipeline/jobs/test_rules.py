@@ -8,7 +8,7 @@ from ncclt.core.tuning_job import JobRule, JobState, TuningJob
 from ncclt.errors import UsageError
 from ncclt.pipeline.jobs.rules import apply_rules, prune_jobs, reason_for
 from ncclt.store import open_store
-from ncclt.testing.store_contract import sample_cluster, sample_recommendation, sample_study, sample_workload
+from ncclt.testing.samples import sample_cluster, sample_recommendation, sample_study, sample_workload
 from ncclt_api.job_queue import JobQueue, prepare
 
 NOW = "2026-03-01T00:00:00+00:00"
