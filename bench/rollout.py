@@ -30,7 +30,7 @@ from ncclt.core.life import By, ClusterRules
 from ncclt.core.rollout import JobTime, RollOut, RollOutState, Variant
 from ncclt.prove.rollout import judge_roll_out, report_job_time
 from ncclt.store import Store, open_store
-from ncclt.testing.store_contract import sample_recommendation
+from ncclt.testing.samples import sample_recommendation
 
 LEVEL = 0.01
 LEAST_OF_EACH = 6

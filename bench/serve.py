@@ -35,7 +35,7 @@ from sqlalchemy import insert
 from ncclt.store import open_store
 from ncclt.store.tables import measurements, recommendations, trials
 from ncclt.store.trials import _measurement_row, _trial_row
-from ncclt.testing.store_contract import sample_recommendation, sample_study, sample_trial
+from ncclt.testing.samples import sample_recommendation, sample_study, sample_trial
 
 CONNECTIONS = 64
 RANKS = 10_000

@@ -16,13 +16,7 @@ from ncclt.deliver.effect import attest
 from ncclt.deliver.witnesses import delivered_from_recommendation
 from ncclt.errors import NotFoundError, StoreError
 from ncclt.store import known_names, open_store, published
-from ncclt.testing.store_contract import (
-    sample_cluster,
-    sample_recommendation,
-    sample_study,
-    sample_trial,
-    sample_workload,
-)
+from ncclt.testing.samples import sample_cluster, sample_recommendation, sample_study, sample_trial, sample_workload
 
 FROM_HEAD_TO_0001 = (
     *(f"DROP TABLE {name}" for name in ("leases", "records", "changes", "keys", "hooks")),

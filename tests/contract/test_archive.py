@@ -12,13 +12,7 @@ from ncclt.errors import InputError, StoreError, UsageError
 from ncclt.store import open_store
 from ncclt.store.archive import back_up, export_store, import_store
 from ncclt.store.location import locate
-from ncclt.testing.store_contract import (
-    sample_cluster,
-    sample_recommendation,
-    sample_study,
-    sample_trial,
-    sample_workload,
-)
+from ncclt.testing.samples import sample_cluster, sample_recommendation, sample_study, sample_trial, sample_workload
 
 
 @pytest.fixture

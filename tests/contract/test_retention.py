@@ -30,7 +30,7 @@ from ncclt.store.leases import this_worker
 from ncclt.store.location import locate
 from ncclt.store.retention import prune_store
 from ncclt.store.tables import metadata
-from ncclt.testing.store_contract import sample_recommendation, sample_study, sample_trial
+from ncclt.testing.samples import sample_recommendation, sample_study, sample_trial
 
 OLD, CUT, NEW = (f"2026-0{month}-01T00:00:00.000+00:00" for month in (1, 4, 7))
 ME = By(who="me")

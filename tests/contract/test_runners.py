@@ -8,7 +8,7 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.setting import Setting
 from ncclt.core.trial import Runner
 from ncclt.measure.simulated import ReplayRunner, SimulatedRunner, load_landscape
-from ncclt.testing.runner_contract import RunnerContract
+from runner_contract import RunnerContract
 
 PAIR = Cluster(
     name="pair", gpus_per_node=2, gpu="L40S", compute_capability=89, link_class="shm", link_gbps=32.0,

@@ -1,6 +1,5 @@
 """The contract of the store on SQLite and on a real PostgreSQL, and what is particular to each."""
 
-import importlib.util
 import os
 import socket
 import sqlite3
@@ -16,19 +15,16 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import text
 
+import store_records as records
+from leases_contract import OTHER, LeasesContract
 from ncclt.errors import StoreError, UsageError
 from ncclt.store import known_names, open_store, open_to_read, published
 from ncclt.store.database import Database
 from ncclt.store.location import locate
 from ncclt.store.revisions import VERSION_TABLE
 from ncclt.store.tables import metadata
-from ncclt.testing.leases_contract import OTHER, LeasesContract
-from ncclt.testing.store_contract import (
-    StoreContract,
-    sample_recommendation,
-    sample_study,
-    sample_trial,
-)
+from ncclt.testing.samples import sample_recommendation, sample_study, sample_trial
+from store_contract import StoreContract
 
 OPTUNA_TABLES = {"studies", "trials", "version_info", "alembic_version"}
 OUR_TABLES = {
@@ -37,9 +33,6 @@ OUR_TABLES = {
     "ncclt_alembic_version",
 }  # fmt: skip
 
-_spec = importlib.util.spec_from_file_location("store_records", Path(__file__).with_name("store_records.py"))
-records = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(records)
 CONTRACTS = (
     records.VerificationsContract, records.AttestationsContract, records.ConfirmedTablesContract, records.NamesContract,
     LeasesContract,
@@ -195,8 +188,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 import resource
 from ncclt.errors import StoreError
 from ncclt.store import open_store
-from ncclt.testing.leases_contract import LeasesContract
-from ncclt.testing.store_contract import sample_trial
+from ncclt.testing.samples import sample_trial
 with open_store({store_url!r}) as store:
     resource.setrlimit(resource.RLIMIT_FSIZE, (70_000, 70_000))
     try:

@@ -14,7 +14,7 @@ import pytest
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.recommendation import Decision, PolicyVerdict
 from ncclt.store import open_store
-from ncclt.testing.store_contract import RING
+from ncclt.testing.samples import RING
 
 TESTS = Path(__file__).resolve().parents[1]
 PACED = TESTS / "integration" / "training" / "paced.py"

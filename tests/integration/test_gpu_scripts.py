@@ -19,7 +19,7 @@ from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.trial import Outcome
 from ncclt.measure.simulated import ReplayRunner, load_landscape
 from ncclt.nccl.tuner_plugin.build import build, compiler, source_folder
-from ncclt.testing.runner_contract import RunnerContract
+from runner_contract import RunnerContract
 
 HERE = Path(__file__).parent
 SCRIPTS = HERE.parents[1] / "bench" / "gpu"

@@ -23,7 +23,7 @@ from ncclt.measure.benchmarks.torch_collectives import TorchCollectives
 from ncclt.measure.persistent import session as session_module
 from ncclt.measure.sampling import SamplingLimit
 from ncclt.nccl.switching import SwitchCost
-from ncclt.testing.runner_contract import RunnerContract
+from runner_contract import RunnerContract
 
 pytest.importorskip("torch.distributed")
 FAKES = Path(__file__).parents[1] / "fakes"

@@ -14,7 +14,7 @@ import pytest
 from ncclt.core.life import By, ClusterRules
 from ncclt.core.rollout import Variant
 from ncclt.store import open_store
-from ncclt.testing.store_contract import sample_recommendation
+from ncclt.testing.samples import sample_recommendation
 
 install_job = runpy.run_path(str(Path(__file__).parents[1] / "fakes" / "quick_job.py"))["install"]
 free_port = runpy.run_path(str(Path(__file__).parents[1] / "fakes" / "ports.py"))["free_port"]

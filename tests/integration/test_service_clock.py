@@ -14,7 +14,7 @@ from ncclt.core.api_key import ApiKey, Role, digest_of
 from ncclt.core.life import By, ClusterRules, RevisionState
 from ncclt.store import leases, open_store
 from ncclt.store.store import utc_now
-from ncclt.testing.store_contract import sample_recommendation, sample_study, sample_workload
+from ncclt.testing.samples import sample_recommendation, sample_study, sample_workload
 from ncclt_api.app import create_app
 
 DAYS = 700

@@ -21,7 +21,7 @@ from ncclt.core.study import StudyState
 from ncclt.store import open_store
 from ncclt.store.database import Database
 from ncclt.store.location import locate
-from ncclt.testing.store_contract import sample_recommendation, sample_study, sample_workload
+from ncclt.testing.samples import sample_recommendation, sample_study, sample_workload
 
 WITHIN_S = 200.0
 REPOSITORY = Path(__file__).parents[2]

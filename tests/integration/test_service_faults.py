@@ -24,7 +24,7 @@ from ncclt.core.study import Phase
 from ncclt.errors import ConflictError, StoreError
 from ncclt.store import open_store
 from ncclt.store.journal import StudyTrialLog
-from ncclt.testing.store_contract import RING, sample_recommendation, sample_study, sample_trial
+from ncclt.testing.samples import RING, sample_recommendation, sample_study, sample_trial
 
 WITHIN_S = 200.0
 FAKES = Path(__file__).parents[1] / "fakes"

@@ -19,7 +19,7 @@ from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import uniform_policy
 from ncclt.core.recommendation import Decision, PolicyVerdict
 from ncclt.store import open_store
-from ncclt.testing.store_contract import RING, sample_recommendation
+from ncclt.testing.samples import RING, sample_recommendation
 
 PATIENT_S = 240.0
 install_job = runpy.run_path(str(Path(__file__).parents[1] / "fakes" / "quick_job.py"))["install"]

@@ -19,7 +19,7 @@ from ncclt.measure.trial import launch
 from ncclt.search.space import cluster_space
 from ncclt.store import open_store
 from ncclt.testing.fakes import FakeRunner, FakeTrialLog
-from ncclt.testing.store_contract import sample_cluster, sample_workload
+from ncclt.testing.samples import sample_cluster, sample_workload
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 

@@ -1,35 +1,29 @@
-"""A study as one file to send around: the page of the study with everything in it, or Markdown."""
+"""A study as one file to send around: the page of the study with everything in it."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any
 
 from ncclt.core.study import Study
 from ncclt.store.store import Store
 from ncclt_api.pages.environment import render_page
-from ncclt_api.pages.report_markdown import markdown
 from ncclt_api.pages.self_contained import self_contained
 from ncclt_api.pages.study_page import StudyPages
 from ncclt_api.pages.trial_table import TrialChoice
-from ncclt_api.text import readable
 
 
-def study_report(store: Store, study: Study, form: Literal["html", "md"], *, now: datetime | None = None) -> str:
-    """Return the report of a study.
+def study_report(store: Store, study: Study, *, now: datetime | None = None) -> str:
+    """Return the report of a study: HTML that loads nothing.
 
     Args:
         store: where the study is.
         study: the study.
-        form: HTML that loads nothing, or Markdown.
         now: time of the report; None = the current one.
     """
     now = now or datetime.now(UTC)
     values: dict[str, Any] = StudyPages(lambda: store)(study, server="", choice=TrialChoice(sort="time"), now=now)
     made = now.strftime("%Y-%m-%d %H:%M UTC")
-    if form == "md":
-        text: str = readable(markdown(values["view"], values["trials"], instead=values["instead"], made=made))
-        return text
     return self_contained(
         render_page("study.html", frame="report.html", in_report=True, made=made, **{**values, "is_live": False})
     )

@@ -9,7 +9,7 @@ from ncclt.core.api_key import ApiKey, Role, digest_of
 from ncclt.core.life import By, ClusterRules
 from ncclt.core.rollout import Variant
 from ncclt.store import open_store
-from ncclt.testing.store_contract import sample_cluster, sample_recommendation
+from ncclt.testing.samples import sample_cluster, sample_recommendation
 from ncclt_api.app import create_app
 
 ENV = "/v1/clusters/pair/env"

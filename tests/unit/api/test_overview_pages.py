@@ -18,7 +18,6 @@ from ncclt.core.study import StudyState
 from ncclt.core.trial import Outcome
 from ncclt.prove.verdict import nothing_better
 from ncclt_api.app import create_app
-from ncclt_api.pages.report import study_report
 from ncclt_api.pages.wording import format_time
 
 HOSTILE = ("<script>alert('x')</script>", "\"'&amp;</bdi>", "cluster-\u202egnp.exe", "w" * 5000, "a/../b?c#d")
@@ -130,8 +129,6 @@ def test_what_the_search_found_is_not_shown_beside_a_verdict_that_refused_it(emp
     page = empty_client.get("/studies/aa").text
     assert "nothing was worth a proof" in page
     assert not re.search("95.% interval", page)
-    report = study_report(empty_store, empty_store.study("aa"), "md")
-    assert "| tuner table | keep-default | – | – | 0 | 8.00 ms | – |" in report
 
 
 def test_a_running_study_is_live_and_first(empty_store, empty_client, samples):

@@ -19,7 +19,7 @@ from ncclt.core.api_key import ApiKey, Role, digest_of
 from ncclt.core.life import By
 from ncclt.errors import UsageError
 from ncclt.store import open_store
-from ncclt.testing.store_contract import sample_recommendation
+from ncclt.testing.samples import sample_recommendation
 from ncclt_api.app import create_app
 from ncclt_api.proxy_users import PeerMiddleware, ProxyUsers, proxy_plan
 

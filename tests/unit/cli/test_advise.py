@@ -12,7 +12,7 @@ from ncclt.core.setting import DEFAULT
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import InputError, UsageError
-from ncclt.testing.store_contract import sample_cluster, sample_study, sample_trial
+from ncclt.testing.samples import sample_cluster, sample_study, sample_trial
 
 pytest.importorskip("torch")
 

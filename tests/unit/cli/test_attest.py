@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from ncclt.cli.attest import attest
 from ncclt.errors import NotFoundError, TraceError, UsageError
-from ncclt.testing.store_contract import sample_recommendation
+from ncclt.testing.samples import sample_recommendation
 
 HEAD = {
     "ncclt_plugin_report": 1, "plugin": "0.1.0", "tuner_api": 5, "nccl": "2.28.9", "host": "n1", "pid": 40,

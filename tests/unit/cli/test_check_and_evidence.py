@@ -21,7 +21,7 @@ from ncclt.measure.testbed import simulated_testbed
 from ncclt.prove.interleave import prove
 from ncclt.prove.proof import verdict_of
 from ncclt.testing.fakes import FakeRunner, FakeTrialLog
-from ncclt.testing.store_contract import sample_cluster
+from ncclt.testing.samples import sample_cluster
 
 SOURCE = Workload(
     name="mine",

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from ncclt.cli.application import app
 from ncclt.deliver.render.formats import FORMATS
 from ncclt.store import open_store
-from ncclt.testing.store_contract import sample_cluster
+from ncclt.testing.samples import sample_cluster
 
 
 def offered(monkeypatch, typed, **environ):

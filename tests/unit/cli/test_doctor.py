@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from ncclt.cli.doctor import doctor
 from ncclt.errors import UsageError
-from ncclt.testing.store_contract import sample_cluster, sample_recommendation
+from ncclt.testing.samples import sample_cluster, sample_recommendation
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "doctor"
 

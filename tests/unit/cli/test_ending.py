@@ -17,7 +17,7 @@ from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.measure.target import Target
 from ncclt.pipeline.tune import TuneResult
 from ncclt.prove.message_table import MessageRow
-from ncclt.testing.store_contract import sample_study
+from ncclt.testing.samples import sample_study
 from ncclt_api.pages.report import study_report
 
 KIB = 1024
@@ -100,8 +100,7 @@ def test_what_was_not_measured_is_told_wherever_the_result_is(recorded, command)
     assert json.loads(recorded("--model", "mixed", "--json"))["notes"].count(said) == 1
     study = command.store.studies().items[0].study
     assert command(show, study.id).count(said) == 1
-    for form in ("md", "html"):
-        assert "outside the landscape and left to NCCL" in study_report(command.store, study, form)
+    assert "outside the landscape and left to NCCL" in study_report(command.store, study)
 
 
 def test_what_the_probes_of_the_proof_took_from_the_policy_is_told_on_the_page_too(recorded, command, tmp_path):

@@ -11,7 +11,7 @@ from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective
 from ncclt.core.policy import Policy, Rule
 from ncclt.deliver.render.formats import FORMATS, TABLE_FORMATS
-from ncclt.testing.store_contract import sample_cluster, sample_recommendation, sample_study, sample_workload
+from ncclt.testing.samples import sample_cluster, sample_recommendation, sample_study, sample_workload
 
 RING = Policy(
     rules=(Rule(collective=Collective.ALL_REDUCE, algorithm=Algorithm.RING, protocol=Protocol.SIMPLE, channels=4),)

@@ -11,7 +11,7 @@ from ncclt.core.setting import DEFAULT
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import UsageError
-from ncclt.testing.store_contract import RING, sample_cluster, sample_study, sample_trial
+from ncclt.testing.samples import RING, sample_cluster, sample_study, sample_trial
 
 GRADIENTS = 28 * 10**9
 

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 import typer
@@ -131,17 +130,6 @@ def test_a_dry_run_launches_and_stores_nothing(call):
     assert not Path("ncclt.db").exists()
 
 
-def test_the_picture_is_an_svg_that_needs_nothing_else(call, tmp_path):
-    call(*SIMULATED, "--weak", "n03=0.6", "--plot", "map.svg", "-q", rc=4)
-    text = (tmp_path / "map.svg").read_text(encoding="utf-8")
-    root = ElementTree.fromstring(text)
-    titles = [element.text for element in root.iter("{http://www.w3.org/2000/svg}title")]
-    assert len(titles) == 64
-    assert any(title.startswith("n03, n04: ") for title in titles)
-    assert "href" not in text
-    assert "SIMULATED" in text
-
-
 def test_named_hosts_are_used(call):
     document = json.loads(call(*SIMULATED[:4], "--hosts", "x1,x2,x3", "--weak", "x2=0.5", "--json", rc=4).stdout)
     assert document["hosts"] == ["x1", "x2", "x3"]
@@ -151,8 +139,8 @@ def test_named_hosts_are_used(call):
 @pytest.mark.parametrize(
     "words",
     [("--hosts", "a,b", "--nodes", "3"), ("--weak", "n77=0.5"), ("--weak", "n01"), ("--pairs", "tree"),
-     ("--quick", "--full"), ("--tolerance", "2"), ("--expect", "0"), ("--plot", "map.png"), ("--sizes", "many"),
-     ("--plot", "gone/map.svg"), ("--expect", "inf"), ("--time", "inf"),
+     ("--quick", "--full"), ("--tolerance", "2"), ("--expect", "0"), ("--sizes", "many"),
+     ("--expect", "inf"), ("--time", "inf"),
      ("--launcher", "replay"), ("--launcher", "local", "--weak", "n01=0.5"), ("--parallel", "0"), ("--time", "0")],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused_before_anything_runs(call, words):

@@ -7,7 +7,7 @@ import pytest
 
 from ncclt.cli.profile_diff import diff
 from ncclt.errors import NotFoundError
-from ncclt.testing.store_contract import sample_workload
+from ncclt.testing.samples import sample_workload
 
 
 @pytest.fixture

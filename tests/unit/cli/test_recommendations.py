@@ -12,7 +12,7 @@ from ncclt.cli.tune import say_state
 from ncclt.core.life import By, ClusterRules
 from ncclt.core.rollout import Variant
 from ncclt.errors import ConflictError, NotFoundError
-from ncclt.testing.store_contract import sample_cluster, sample_recommendation
+from ncclt.testing.samples import sample_cluster, sample_recommendation
 from ncclt.user_dirs import account_name
 
 SHAPE = ("--cluster", "pair", "--model", "toy", "--nodes", "2", "--gpus-per-node", "4", "--nccl-version", "2.28.9")

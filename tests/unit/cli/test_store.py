@@ -11,7 +11,7 @@ from ncclt.cli.store import app
 from ncclt.core.study import StudyState
 from ncclt.errors import MissingDependencyError, StoreError, UsageError
 from ncclt.store import open_store
-from ncclt.testing.store_contract import sample_recommendation, sample_study, sample_trial
+from ncclt.testing.samples import sample_recommendation, sample_study, sample_trial
 
 
 @pytest.fixture

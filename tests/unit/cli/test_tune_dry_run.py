@@ -8,7 +8,7 @@ import pytest
 
 from ncclt.cli.tune import tune
 from ncclt.errors import UsageError
-from ncclt.testing.store_contract import sample_cluster, sample_workload
+from ncclt.testing.samples import sample_cluster, sample_workload
 
 
 def _read(command, *words):

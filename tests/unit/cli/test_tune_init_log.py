@@ -6,7 +6,7 @@ import pytest
 
 from ncclt.cli.tune import tune
 from ncclt.errors import InputError, UsageError
-from ncclt.testing.store_contract import sample_cluster, sample_workload
+from ncclt.testing.samples import sample_cluster, sample_workload
 
 LOG = """\
 a:1:1 [0] NCCL INFO NCCL version 2.27.3+cuda12.9

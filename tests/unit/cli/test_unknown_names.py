@@ -8,7 +8,7 @@ import pytest
 
 from ncclt.cli.env import main as env
 from ncclt.store import open_store
-from ncclt.testing.store_contract import sample_cluster, sample_recommendation, sample_workload
+from ncclt.testing.samples import sample_cluster, sample_recommendation, sample_workload
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from ncclt.cli.application import app
 from ncclt.cli.tune import tune
-from ncclt.testing.store_contract import sample_cluster, sample_recommendation, sample_study, sample_workload
+from ncclt.testing.samples import sample_cluster, sample_recommendation, sample_study, sample_workload
 
 LOGS = Path(__file__).parents[2] / "golden" / "cost_model"
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ncclt.core.cluster import Cluster
 from ncclt.core.cluster_file import cluster_of_toml, cluster_toml, gbps_of
 from ncclt.errors import InputError, UsageError
-from ncclt.testing.store_contract import sample_cluster
+from ncclt.testing.samples import sample_cluster
 
 
 @pytest.mark.parametrize("size", [{"nodes": 0}, {"gpus_per_node": 0}, {"nodes": 10**23}, {"gpus_per_node": 10**7}])

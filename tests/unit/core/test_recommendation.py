@@ -21,7 +21,7 @@ from ncclt.core.recommendation import (
 )
 from ncclt.core.recommendation import select as serve
 from ncclt.errors import NoRecommendationError, StaleRecommendationError
-from ncclt.testing.store_contract import sample_cluster, sample_recommendation
+from ncclt.testing.samples import sample_cluster, sample_recommendation
 
 ANY = Request(cluster="pair", model="toy")
 FIRST = replace(sample_recommendation("first"), created="2026-01-01", simulated=False)

@@ -13,7 +13,7 @@ from ncclt.core.recommendation import Request
 from ncclt.deliver.offer import ask_for_offer
 from ncclt.deliver.render.formats import render
 from ncclt.errors import NoRecommendationError, ServerError, StaleRecommendationError, UsageError
-from ncclt.testing.store_contract import sample_recommendation
+from ncclt.testing.samples import sample_recommendation
 
 SERVERS = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "fakes" / "answering_server.py")))
 PROBLEM, reply, serving = SERVERS.PROBLEM, SERVERS.reply, SERVERS.serving

@@ -10,7 +10,7 @@ from ncclt.core.message import Collective
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.recommendation import Decision, PolicyVerdict, Verdict
 from ncclt.deliver.use import use_of
-from ncclt.testing.store_contract import sample_recommendation
+from ncclt.testing.samples import sample_recommendation
 
 RING = Policy(rules=(Rule(collective=Collective.ALL_REDUCE, algorithm=Algorithm.RING, protocol=Protocol.SIMPLE),))
 

@@ -14,7 +14,7 @@ from ncclt.deliver.offer import ask_for_offer, offer_of
 from ncclt.deliver.render.formats import render
 from ncclt.deliver.variant import given, given_from_store
 from ncclt.store import open_store
-from ncclt.testing.store_contract import sample_recommendation
+from ncclt.testing.samples import sample_recommendation
 
 ACTIVE, NEW = (sample_recommendation(id) for id in ("a", "b"))
 ROLLOUT = RollOut(

@@ -12,7 +12,7 @@ from ncclt.core.policy import Policy, Rule
 from ncclt.core.recommendation import Decision, PolicyVerdict, Verdict
 from ncclt.deliver.witnesses import attest_files, delivered_from_recommendation, form_of, reported_tables
 from ncclt.errors import TraceError, UsageError
-from ncclt.testing.store_contract import sample_recommendation
+from ncclt.testing.samples import sample_recommendation
 
 HEAD = {
     "ncclt_plugin_report": 1, "plugin": "0.1.0", "tuner_api": 5, "nccl": "2.28.9", "host": "n1", "pid": 40,

@@ -14,7 +14,7 @@ from ncclt.measure.target import Target
 from ncclt.nccl.driver_version import drivers_in
 from ncclt.prove.recheck import RecheckRequest
 from ncclt.store import open_store
-from ncclt.testing.store_contract import sample_cluster, sample_recommendation, sample_study, sample_workload
+from ncclt.testing.samples import sample_cluster, sample_recommendation, sample_study, sample_workload
 
 # As in the documentation of the driver and in public reports of bugs: the proprietary and the open module.
 CLOSED = (

@@ -21,7 +21,7 @@ from ncclt.pipeline.autotune import (
 )
 from ncclt.prove.comparison import Comparison
 from ncclt.store import open_store
-from ncclt.testing.store_contract import sample_recommendation, sample_workload
+from ncclt.testing.samples import sample_recommendation, sample_workload
 
 TORCHRUN = ("torchrun", "--standalone", "--nproc-per-node=4", "train.py")
 

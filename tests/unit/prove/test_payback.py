@@ -8,7 +8,7 @@ from ncclt.core.message import Collective, Message
 from ncclt.core.recommendation import Decision, Verdict
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.prove.payback import ceiling_words, cost_words, gain_of
-from ncclt.testing.store_contract import sample_study, sample_trial
+from ncclt.testing.samples import sample_study, sample_trial
 
 VERDICT = Verdict(
     decision=Decision.TUNED, reason="", speedup=1.25, interval=(1.0, 2.0), blocks=4, default_us=10_000, policy_us=7_990

@@ -11,7 +11,7 @@ from ncclt.core.rollout import JobTime, RollOut, RollOutState, Variant, draw
 from ncclt.errors import ConflictError, InputError, NotFoundError
 from ncclt.prove.rollout import GUARD, judge_roll_out, paired_gains, report_job_time
 from ncclt.store import open_store
-from ncclt.testing.store_contract import sample_recommendation
+from ncclt.testing.samples import sample_recommendation
 
 ROLLOUT = RollOut(
     id="r", cluster="pair", model="toy", recommendation="b", control="a", percent=50, seed="s", loss_limit=0.01

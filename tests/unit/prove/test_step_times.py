@@ -17,7 +17,7 @@ from ncclt.launch.launcher import LaunchPlan, LaunchResult
 from ncclt.prove.comparison import Comparison
 from ncclt.prove.proven_side import delivery, require_measurable
 from ncclt.prove.step_times import InterruptedComparisonError, VerifyRequest, resumable, verify
-from ncclt.testing.store_contract import RING, sample_recommendation
+from ncclt.testing.samples import RING, sample_recommendation
 
 
 class PlayedTraining:

@@ -10,7 +10,7 @@ from ncclt.errors import StoreError
 from ncclt.store import open_store
 from ncclt.store.journal import StudyTrialLog
 from ncclt.store.leases import this_worker
-from ncclt.testing.store_contract import sample_study
+from ncclt.testing.samples import sample_study
 
 RING, TREE = Setting(algorithm=Algorithm.RING), Setting(algorithm=Algorithm.TREE)
 

@@ -14,7 +14,7 @@ from ncclt.core.rollout import JobTime, RollOutState, Variant
 from ncclt.core.verification import Verification
 from ncclt.errors import ConflictError, NotFoundError, StoreError, UsageError
 from ncclt.store import open_store, published, rolled_out
-from ncclt.testing.store_contract import TickingClock, sample_recommendation
+from ncclt.testing.samples import TickingClock, sample_recommendation
 
 ANN, BOB = By(who="ann"), By(who="bob", why="looks right")
 CANDIDATE, ACTIVE, RETIRED = RevisionState.CANDIDATE, RevisionState.ACTIVE, RevisionState.RETIRED

@@ -13,7 +13,7 @@ from ncclt.errors import StoreError, UsageError
 from ncclt.store import open_store
 from ncclt.store.location import default_url, locate, no_store, prepare_file
 from ncclt.store.readonly import read_published
-from ncclt.testing.store_contract import sample_recommendation
+from ncclt.testing.samples import sample_recommendation
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\x00/?"), min_size=1, max_size=20).map("a{}b".format)
 

@@ -10,13 +10,7 @@ from ncclt.core.study import StudyState
 from ncclt.store import open_store
 from ncclt.store.overview import MOST_FOUND, newest_query, running_query
 from ncclt.store.tables import studies
-from ncclt.testing.store_contract import (
-    sample_cluster,
-    sample_recommendation,
-    sample_study,
-    sample_trial,
-    sample_workload,
-)
+from ncclt.testing.samples import sample_cluster, sample_recommendation, sample_study, sample_trial, sample_workload
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import pytest
 from ncclt.errors import InputError
 from ncclt.store import open_store
 from ncclt.store.shipped import profiles_folder, shipped_clusters, shipped_workloads
-from ncclt.testing.store_contract import sample_workload
+from ncclt.testing.samples import sample_workload
 
 CLUSTER = """
 name = "pair"

@@ -11,7 +11,7 @@ from ncclt.core.recheck import Change, Check, Freshness
 from ncclt.core.recommendation import Request, TimesOrigin, select
 from ncclt.errors import NotFoundError, StaleRecommendationError, StoreError
 from ncclt.store import open_store, published
-from ncclt.testing.store_contract import sample_cluster, sample_recommendation, sample_study, sample_workload
+from ncclt.testing.samples import sample_cluster, sample_recommendation, sample_study, sample_workload
 
 CHANGE = Change(what="gain", before=1.1, now=0.9, noise=0.02, changed=True)
 

@@ -7,7 +7,7 @@ import pytest
 
 import ncclt.store
 from ncclt.store import open_store
-from ncclt.testing.store_contract import sample_recommendation
+from ncclt.testing.samples import sample_recommendation
 
 
 def test_every_public_name_is_there():

@@ -11,7 +11,7 @@ from ncclt.core.study import BegunFrom, StudyState
 from ncclt.errors import NotFoundError, UsageError
 from ncclt.store import open_store
 from ncclt.store.leases import this_worker
-from ncclt.testing.store_contract import sample_study
+from ncclt.testing.samples import sample_study
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from ncclt.core.study import Arm, Phase, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.errors import StoreError
 from ncclt.store import open_store
-from ncclt.testing.store_contract import sample_study, sample_trial
+from ncclt.testing.samples import sample_study, sample_trial
 
 MESSAGES = st.builds(
     Message,

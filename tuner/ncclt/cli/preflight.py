@@ -6,7 +6,6 @@ import os
 import tempfile
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -101,7 +100,6 @@ def preflight(
     store: Annotated[
         bool, typer.Option("--store/--no-store", help="Keep the result; later runs compare with it.")
     ] = True,
-    plot: Annotated[Path | None, typer.Option(help="Also write the heat map as an SVG picture.")] = None,
     storage: Storage = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be launched and how long it takes; run nothing.")
@@ -114,7 +112,6 @@ def preflight(
     All nodes are measured together in one launch, and that is all if they reach what is expected. Otherwise halves,
     pairs and GPUs are measured until it is clear what is slow; each suspect is measured three times before it is named.
     """
-    from ncclt.cli.preflight_plot import check_plot, svg, write_svg
     from ncclt.cli.preflight_view import EXIT_CODES, print_history, print_plan, print_preflight, watcher
     from ncclt.health.preflight import PreflightRequest, Probes, cost
     from ncclt.health.preflight import preflight as run
@@ -126,8 +123,6 @@ def preflight(
         with open_to_read(storage) as opened:
             print_history(opened.preflights(cluster=target.cluster), as_json=as_json)
         return
-    if plot is not None:
-        check_plot(plot)
     if seconds is not None and not 0 < seconds <= MOST_SECONDS:
         raise UsageError(f"--time must be above 0 and at most {MOST_SECONDS:,} seconds, not {seconds:g}")
     if target.launcher == "replay":
@@ -180,8 +175,6 @@ def preflight(
         print_json(result.to_document())
     else:
         print_preflight(result, quiet=quiet)
-    if plot is not None:
-        write_svg(svg(result), plot)
     if store:
         _keep(result, storage, quiet=hidden)
     raise typer.Exit(EXIT_CODES[result.state])

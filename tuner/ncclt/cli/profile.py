@@ -74,9 +74,6 @@ def show(
     ],
     storage: Storage = None,
     limit: Annotated[int, typer.Option(help="Rows shown at most; 0 = all.")] = 40,
-    plot: Annotated[
-        Path | None, typer.Option(help="Write a histogram of bytes and calls over message sizes: FILE.svg.")
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the messages of one workload, largest share first; dominant ones are marked."""
@@ -84,17 +81,10 @@ def show(
 
     if limit < 0:
         raise UsageError(f"--limit must be 0 or more, not {limit}")
-    from ncclt.cli.preflight_plot import check_plot, write_svg
-    from ncclt.cli.profile_plot import svg
     from ncclt.cli.profile_view import print_profile, profile_document
 
-    if plot is not None:
-        check_plot(plot)
     with open_to_read(storage) as store:
         workload = store.workload(name)
-    if plot is not None:
-        write_svg(svg(workload), plot)
-        say(f"ncclt: wrote {plot}")
     if as_json:
         print_json(profile_document(workload))
     else:

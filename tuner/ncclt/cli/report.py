@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -17,26 +16,15 @@ from ncclt.errors import MissingDependencyError
 app = typer.Typer()
 
 
-class ReportForm(StrEnum):
-    """What a report is written in."""
-
-    HTML = "html"
-    MD = "md"
-
-
 @app.command()
 def report(
     key: Annotated[str, typer.Argument(metavar="STUDY", help="Id, start of an id, or name of the study.")],
     output: Annotated[str, typer.Option("--output", "-o", help="File to write; - = standard output.")] = "-",
-    form: Annotated[
-        ReportForm, typer.Option("--format", help="One HTML file that loads nothing, or Markdown for a wiki.")
-    ] = ReportForm.HTML,
     storage: Storage = None,
 ) -> None:
-    """Write a study as one file to send around: verdict, command, charts with their tables, trials.
+    """Write a study as one HTML file to send around: verdict, command, charts with their tables, trials.
 
-    It is made from the store; no server has to run. The HTML opens from a disk and loads nothing; Markdown suits a
-    pull request or a wiki.
+    It is made from the store; no server has to run. The file opens from a disk and loads nothing.
     """
     for package in ("jinja2", "pydantic", "numpy", "sqlalchemy"):
         if importlib.util.find_spec(package) is None:
@@ -46,7 +34,7 @@ def report(
     from ncclt_api.pages.report import study_report
 
     with open_to_read(storage) as store:
-        text = study_report(store, store.study(key), form.value)
+        text = study_report(store, store.study(key))
     if output == "-":
         # Whatever the locale is: the page says that it is UTF-8.
         sys.stdout.buffer.write(text.encode())

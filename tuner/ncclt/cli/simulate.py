@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -46,7 +45,6 @@ def simulate(
     nic: Annotated[str, typer.Option(help="What if: bandwidth of a network port, as `400 Gb/s`.")] = "",
     nics: Annotated[int | None, typer.Option(help="What if: network ports per node.", min=1)] = None,
     nccl_version: Annotated[str | None, typer.Option(help="What if: another NCCL version.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Write the bus bandwidth curves to FILE.svg.")] = None,
     storage: Storage = None,
     as_json: AsJson = False,
 ) -> None:
@@ -55,16 +53,12 @@ def simulate(
     Every figure is SIMULATED. A cluster from `ncclt cluster calibrate` has times fitted to its own measurements, and
     what lies beyond twice the fitted sizes and nodes is marked `extrapolated`.
     """
-    from ncclt.cli.preflight_plot import check_plot, write_svg
-    from ncclt.cli.simulate_plot import svg
     from ncclt.core.message import Collective
     from ncclt.measure.simulated.sweep import parse_setting, sweep
     from ncclt.store import open_to_read
 
     if collective not in list(Collective):
         raise UsageError(f"--collective {collective!r} is not known", hint=f"one of {', '.join(Collective)}")
-    if plot:
-        check_plot(plot)
     settings = [parse_setting(text) for text in setting or ["default"]]
     with open_to_read(storage) as store:
         where = store.cluster(cluster).sized(gpus_per_node=gpus_per_node, nccl_version=nccl_version)
@@ -77,8 +71,6 @@ def simulate(
         where.calibration.sentence if where.calibration else "not calibrated: `ncclt cluster calibrate` fits it"
     )
     title = f"SIMULATED {collective} on {where.name}, NCCL {where.nccl_version}"
-    if plot:
-        write_svg(svg(rows, title, calibrated), plot)
     if as_json:
         print_json({"schema": 1, "simulated": True, "cluster": where.to_document(), "calibration": calibrated,
                     "rows": [_document(row) for row in rows]})  # fmt: skip

@@ -1,1 +1,1 @@
-"""Contract tests that every reader, benchmark, launcher, runner and store must pass, and fakes."""
+"""Contract tests that every reader, benchmark and launcher must pass, fakes and sample records."""

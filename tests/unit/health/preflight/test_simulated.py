@@ -8,7 +8,7 @@ from ncclt.core.setting import DEFAULT
 from ncclt.core.trial import Outcome, Runner
 from ncclt.errors import UsageError
 from ncclt.health.preflight.simulated import SimulatedFabric, Weakness, parse_weakness
-from ncclt.testing.runner_contract import RunnerContract
+from runner_contract import RunnerContract
 
 CLUSTER = Cluster(
     name="dgx", nodes=4, gpus_per_node=4, gpu="A100", compute_capability=80, link_class="nvswitch", link_gbps=300.0,

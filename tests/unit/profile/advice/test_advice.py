@@ -15,7 +15,7 @@ from ncclt.profile.advice.advice import GivenTimes, advise
 from ncclt.profile.advice.ddp import Ddp
 from ncclt.profile.advice.job import LIKELY
 from ncclt.profile.model.workload import ddp_messages
-from ncclt.testing.store_contract import sample_cluster
+from ncclt.testing.samples import sample_cluster
 
 torch = pytest.importorskip("torch")
 

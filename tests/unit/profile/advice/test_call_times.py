@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from ncclt.core.message import Collective, Message
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.profile.advice.call_times import call_times
-from ncclt.testing.store_contract import sample_cluster
+from ncclt.testing.samples import sample_cluster
 
 REDUCE, GATHER = Collective.ALL_REDUCE, Collective.ALL_GATHER
 ONE_NODE = sample_cluster("one").sized(nodes=1)

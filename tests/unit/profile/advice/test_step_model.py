@@ -20,7 +20,7 @@ from ncclt.profile.advice.step_model import (
     slowdown_beside,
     traced_backward,
 )
-from ncclt.testing.store_contract import sample_cluster
+from ncclt.testing.samples import sample_cluster
 
 _US = st.floats(0, 1e5)
 _BUCKETS = st.lists(

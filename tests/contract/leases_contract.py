@@ -16,7 +16,7 @@ from ncclt.store import leases
 from ncclt.store.database import now_s
 from ncclt.store.leases import SILENT_S, _started, this_worker
 from ncclt.store.store import Store
-from ncclt.testing.store_contract import sample_study, sample_trial
+from ncclt.testing.samples import sample_study, sample_trial
 
 ME = this_worker()
 OTHER = "elsewhere/4026531836/17/4711"

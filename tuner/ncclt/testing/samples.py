@@ -1,0 +1,85 @@
+"""Small clusters, workloads, studies, trials and recommendations for tests and benchmarks."""
+
+from __future__ import annotations
+
+import itertools
+
+from ncclt.core.algorithms import Algorithm, Protocol
+from ncclt.core.cluster import Cluster
+from ncclt.core.message import Collective, Message
+from ncclt.core.policy import Policy, Rule
+from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Verdict
+from ncclt.core.setting import Setting
+from ncclt.core.study import Phase, Study, StudyState, Trial
+from ncclt.core.trial import Measurement, Outcome, TrialResult
+from ncclt.core.workload import MessageCalls, Provenance, Workload
+
+RING = Setting(algorithm=Algorithm.RING, protocol=Protocol.SIMPLE, channels=8, parameters=(("BUFFSIZE", 8388608),))
+
+
+class TickingClock:
+    """A clock that advances by a second whenever it is read."""
+
+    def __init__(self) -> None:
+        self._seconds = itertools.count()
+
+    def __call__(self) -> str:
+        """Return the next second of 2026."""
+        now = next(self._seconds)
+        return f"2026-01-01T00:{now // 60:02d}:{now % 60:02d}.000+00:00"
+
+
+def sample_cluster(name: str = "pair", *, nodes: int = 2) -> Cluster:
+    """Return a small cluster."""
+    return Cluster(
+        name=name, nodes=nodes, gpus_per_node=4, gpu="A100-SXM4-64GB", compute_capability=80, link_class="nvlink",
+        link_gbps=100.0, fabric="infiniband", nics_per_node=4, nic_gbps=12.5, gpudirect=True, nccl_version="2.28.9",
+        sources=("made up for tests",),
+    )  # fmt: skip
+
+
+def sample_workload(name: str = "toy", *, messages: int = 2) -> Workload:
+    """Return a workload with some all_reduce messages."""
+    calls = tuple(
+        MessageCalls(
+            message=Message(
+                collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=2**40 >> i, group_size=8, spans_nodes=True
+            ),
+            calls_per_step=1.5 + i,
+        )
+        for i in range(messages)
+    )
+    return Workload(name=name, messages=calls, provenance=Provenance(source="test", detail={"model": "none"}))
+
+
+def sample_study(name: str = "first", *, id: str = "abc123") -> Study:
+    """Return a study that has just begun."""
+    return Study(
+        id=id, name=name, cluster=sample_cluster(), workload=sample_workload(), launcher="simulate", simulated=True,
+        process_wide=("BUFFSIZE",), seed=2**70, state=StudyState.RUNNING,
+    )  # fmt: skip
+
+
+def sample_trial(number: int, *, setting: Setting = RING, score_us: float | None = 123.456, messages: int = 2) -> Trial:
+    """Return a good trial; its samples have no short decimal form."""
+    measurements = tuple(
+        Measurement(message=calls.message, samples_us=(0.1 + 0.2, 1 / 3 + number, 5e-324), wrong=None if i else 2**40)
+        for i, calls in enumerate(sample_workload(messages=messages).messages)
+    )
+    result = TrialResult(outcome=Outcome.OK, measurements=measurements, wall_s=1 / 7)
+    return Trial(number=number, phase=Phase.SEARCH, setting=setting, repeat=0, result=result, score_us=score_us)
+
+
+def sample_recommendation(id: str, *, cluster: str = "pair", model: str = "toy", nodes: int = 2) -> Recommendation:
+    """Return a recommendation with a table and no variables."""
+    rule = Rule(collective=Collective.ALL_REDUCE, max_bytes=4096, algorithm=Algorithm.TREE, protocol=Protocol.LL)
+    verdict = Verdict(
+        decision=Decision.TUNED, reason="0.1 + 0.2 faster", speedup=1.1, interval=(1.05, 0.1 + 0.2), blocks=6,
+        default_us=110.0, policy_us=100.0,
+    )  # fmt: skip
+    return Recommendation(
+        id=id, revision=99, study="abc123", cluster=cluster, model=model, workload_digest="0" * 12,
+        collectives=frozenset({Collective.ALL_REDUCE}), fingerprint=sample_cluster(nodes=nodes).fingerprint(),
+        table=PolicyVerdict(policy=Policy(rules=(rule,)), verdict=verdict), variables=None, simulated=True,
+        launcher="simulate", created="",
+    )  # fmt: skip
