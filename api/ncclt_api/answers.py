@@ -77,7 +77,7 @@ class AnswersMiddleware:
         self._number = 0
         self._changed: dict[tuple[str, str], int] = {}
         self._seen_s: float | None = None
-        """When the database was last seen; None = never, or it does not note changes."""
+        """When the database was last seen; None = never."""
         self._look: asyncio.Task[None] | None = None
         self._looking_since_s = 0.0
 
@@ -130,8 +130,6 @@ class AnswersMiddleware:
         try:
             with contextlib.suppress(StoreError):  # away; the answer that is made next says so
                 news = await run_in_threadpool(lambda: self._store().changes(self._number))
-                if news is None:  # a store that was not migrated: nothing is kept
-                    return
                 self._number, self._seen_s = news.number, began_s
                 self._changed.update(dict.fromkeys(news.pairs, news.number))
                 if news.pairs:

@@ -14,7 +14,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.staticfiles import StaticFiles
 
 from ncclt import __version__
-from ncclt.errors import UsageError
+from ncclt.errors import StoreError, UsageError
 from ncclt.store import open_store
 from ncclt.store.location import locate
 from ncclt.store.store import Store
@@ -96,7 +96,7 @@ def create_app(
 
     Raises:
         UsageError: the secret is too short.
-        StoreError: at start, when the store cannot be reached.
+        StoreError: at start, as for `open_service_store`.
     """
     sessions = Sessions(session_secret)
     large_answers = (
@@ -175,18 +175,24 @@ def _app_of_large_answers(storage: str, optuna_dashboard_url: str, secret: str) 
 def open_service_store(url: str | None) -> Store:
     """Open the store of a service: an SQLite file is migrated to this version, a shared database never is.
 
-    Several replicas may start at once, with read-only rights: there `ncclt store migrate` must run first, and /readyz
-    fails until it has. A file that is named must exist: a mistyped one would be served as an empty store.
+    Several replicas may start at once, with read-only rights: there `ncclt store migrate` must run first. A file that
+    is named must exist: a mistyped one would be served as an empty store.
 
     Args:
         url: as for `open_store`; the user's own file is made if it does not exist.
 
     Raises:
-        StoreError: the store does not exist, cannot be reached, or belongs to another program.
+        StoreError: the store does not exist, cannot be reached, was not migrated, or belongs to another program.
         UsageError: the URL is invalid.
     """
     # A request does not wait for the database: it is answered with 503, and the client decides about retries.
-    return open_store(url, migrate=locate(url).path is not None, makes=False, is_patient=False)
+    store = open_store(url, migrate=locate(url).path is not None, makes=False, is_patient=False)
+    try:
+        store.migration().require_current(f"the store {store.shown}")
+    except StoreError:
+        store.close()
+        raise
+    return store
 
 
 def serve(

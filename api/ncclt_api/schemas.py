@@ -373,7 +373,7 @@ class TrialDocument(AnswerModel):
     gpu_seconds: float = Field(description="wall time times the GPUs that the launch held")
     place: str = Field(description="the nodes it ran on; empty where the launcher chose them")
     warm: bool = Field(description="measured by ranks that were already running; never so in proofs")
-    by_plugin: bool | None = Field(description="the tuner plugin was loaded to force the setting; null = not recorded")
+    by_plugin: bool = Field(description="the tuner plugin was loaded to force the setting")
     started: str
     measurements: list[MeasurementDocument]
 

@@ -15,19 +15,8 @@ from ncclt.core.verification import Side, StepLaunch, Verification
 from ncclt.deliver.effect import attest
 from ncclt.deliver.witnesses import delivered_from_recommendation
 from ncclt.errors import NotFoundError, StoreError
-from ncclt.store import known_names, open_store, published
+from ncclt.store import known_names
 from ncclt.testing.samples import sample_cluster, sample_recommendation, sample_study, sample_trial, sample_workload
-
-FROM_HEAD_TO_0001 = (
-    *(f"DROP TABLE {name}" for name in ("leases", "records", "changes", "keys", "hooks")),
-    *(f"DROP TABLE {name}" for name in ("history", "cluster_rules", "rollouts", "job_times")),
-    "DROP TABLE job_workers", "DROP TABLE job_rules",
-    "DROP INDEX ix_recommendations_newest", "DROP INDEX ix_recommendations_state",
-    "DROP INDEX ix_studies_state", "DROP INDEX ix_trials_score",
-    *(f"ALTER TABLE recommendations DROP COLUMN {name}" for name in ("origin", "state", "pinned", "unverified")),
-    "UPDATE ncclt_alembic_version SET version_num = '0001'",
-)  # fmt: skip
-"""Makes a store one that has never heard of anything later."""
 
 
 def sample_verification(id, *, cluster="pair", model="toy", recommendation="rec1"):
@@ -86,20 +75,6 @@ class VerificationsContract:
         with pytest.raises(StoreError, match="verification a"):
             store.verifications()
 
-    def test_a_store_from_before_verifications_is_served_and_then_migrated(self, store, store_url):
-        published_before = store.publish(sample_recommendation("a"))
-        store.close()
-        for statement in FROM_HEAD_TO_0001:
-            self.execute(store_url, statement)
-        assert published(store_url, cluster="pair", model="toy") == (published_before,)
-        with open_store(store_url, migrate=False) as old:
-            assert not old.migration().is_current
-            assert old.recommendations() == (published_before,)
-        with open_store(store_url) as migrated:
-            assert migrated.migration().is_current
-            assert (migrated.recommendations(), migrated.verifications()) == ((published_before,), ())
-            migrated.add_verification(sample_verification("a"))
-
 
 class AttestationsContract:
     """What every store must do with attestations."""
@@ -117,16 +92,6 @@ class AttestationsContract:
         assert store.effects(["a", "b"]) == {"a": "took-effect"}
         with pytest.raises(NotFoundError):
             store.add_attestation(sample_attestation("z"))
-
-    def test_a_store_from_before_attestations_has_none(self, store, store_url):
-        store.publish(sample_recommendation("a"))
-        store.close()
-        for statement in FROM_HEAD_TO_0001:
-            self.execute(store_url, statement)
-        with open_store(store_url, migrate=False) as old:
-            assert (old.attestations(["a"]), old.effects(["a"]), old.verifications()) == ((), {}, ())
-        with open_store(store_url) as migrated:
-            assert migrated.add_attestation(sample_attestation("a"))
 
     def test_a_damaged_attestation_is_an_error_of_the_store(self, store, store_url):
         store.publish(sample_recommendation("a"))

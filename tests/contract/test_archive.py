@@ -85,6 +85,19 @@ def test_keys_stay_at_home_and_a_backup_has_them(filled, tmp_path):
         assert digest_of(secret) in keys
 
 
+def test_an_export_from_before_the_first_release_is_read(filled, empty, tmp_path):
+    """As the last development version wrote it: with tables that are no more, and empty."""
+    export_store(locate(filled), tmp_path / "new.gz")
+    lines = gzip.decompress((tmp_path / "new.gz").read_bytes()).decode().splitlines()
+    head, end = json.loads(lines[0]), json.loads(lines[-1])
+    lines[0] = json.dumps(head | {"migration": "0013"})
+    lines[-1] = json.dumps({"rows": end["rows"] | {"job_rules": 0}})
+    (tmp_path / "old.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    url = empty("sqlite")
+    import_store(locate(url), tmp_path / "old.gz")
+    assert contents(url) == contents(filled)
+
+
 def test_nothing_is_stored_of_a_file_that_is_not_whole(filled, empty, tmp_path):
     good = tmp_path / "good.gz"
     export_store(locate(filled), good)
@@ -95,7 +108,7 @@ def test_nothing_is_stored_of_a_file_that_is_not_whole(filled, empty, tmp_path):
         "broken off": good.read_bytes()[:-20],
         "lacks a row": gzip.compress("".join([lines[0], *lines[2:]]).encode()),
         "another version": gzip.compress(
-            (json.dumps({**head, "migration": "0001"}) + "\n" + "".join(lines[1:])).encode()
+            (json.dumps({**head, "migration": "0012"}) + "\n" + "".join(lines[1:])).encode()
         ),
         "no version": gzip.compress(('{"ncclt_store": 1}\n' + "".join(lines[1:])).encode()),
         **{

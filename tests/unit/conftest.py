@@ -19,7 +19,7 @@ SMALL, LARGE = 16 << 10, 64 << 20
 
 @pytest.fixture(scope="session", autouse=True)
 def tables_made_once():
-    """Give every later fresh SQLite store the tables of the first: thirteen migrations take 0.1 s, for most tests.
+    """Give every later fresh SQLite store the tables of the first: alembic takes 0.1 s, for most tests.
 
     What they make is the same (store/test_migrate.py); contract and integration tests migrate every store.
     """

@@ -78,11 +78,7 @@ def trial_view(study: Study, trial: Trial, repeats: Sequence[Trial], *, total: i
 def _how(study: Study, trial: Trial) -> str:
     if study.label:
         return "Nothing was launched: the times are " + ("of a model." if study.simulated else "recorded.")
-    by = {
-        True: "The tuner plugin was loaded to force it; ",
-        False: "Environment variables forced it; ",
-        None: "It was not noted what forced it; ",
-    }[trial.result.by_plugin]
+    by = "The tuner plugin was loaded to force it; " if trial.result.by_plugin else "Environment variables forced it; "
     ranks = "the ranks were already running." if trial.result.persistent else "the ranks were started for this trial."
     return by + ranks
 

@@ -7,7 +7,6 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 from ncclt import __version__
-from ncclt.errors import StoreError
 from ncclt_api.dependencies import CurrentStore
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.schemas import Health
@@ -26,11 +25,7 @@ def get_readiness(store: CurrentStore) -> Health:
     """Answer only if the store can be reached and has the tables of this version."""
     store.ping()
     migration = store.migration()
-    if not migration.is_current:
-        raise StoreError(
-            f"the store is at migration {migration.current or 'none'}, this service needs {migration.head}",
-            hint="run `ncclt store migrate` with the same --storage",
-        )
+    migration.require_current()
     return Health(status="ready", version=__version__, migration=migration.head)
 
 

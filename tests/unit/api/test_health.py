@@ -1,10 +1,11 @@
 """Liveness and readiness."""
 
+import psycopg
 import pytest
 from fastapi.testclient import TestClient
 
 from ncclt.errors import StoreError
-from ncclt.store import Migration, open_to_read
+from ncclt.store import Migration, open_store, open_to_read
 from ncclt_api.app import create_app, open_service_store
 
 
@@ -65,6 +66,19 @@ def test_a_named_store_that_does_not_exist_is_not_served_as_an_empty_one(tmp_pat
         open_service_store(f"sqlite:///{tmp_path}/{name}")
     assert "ncclt store migrate" in refused.value.hint
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_postgresql_without_tables_is_refused_at_the_start(postgresql):
+    with psycopg.connect(postgresql.get_uri(), autocommit=True) as connection:
+        connection.execute("CREATE DATABASE health")
+    url = postgresql.get_uri(database="health")
+    with pytest.raises(StoreError, match=r"^the store postgresql.* has no tables yet$") as refused:
+        open_service_store(url)
+    assert refused.value.hint == "run `ncclt store migrate` with the same --storage"
+    with pytest.raises(StoreError, match="no tables yet"), TestClient(create_app(url)):
+        pass
+    open_store(url).close()
+    open_service_store(url).close()
 
 
 def test_the_users_own_store_is_made(tmp_path, monkeypatch):

@@ -2,7 +2,6 @@
 
 import io
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -189,17 +188,3 @@ def test_a_new_cluster_has_a_name_by_the_rule_of_workloads(call, command, tmp_pa
         with pytest.raises(UsageError, match="cannot name a cluster") as error:
             call(*words)
         assert "letters, digits" in error.value.hint
-
-
-def test_a_cluster_that_an_earlier_version_named_otherwise_stays(call, command, tmp_path):
-    old = replace(command.store.cluster("pcie-pair"), name="two words")
-    command.store.add_cluster(old)
-    printed, _ = call("list")
-    assert "two words" in printed
-    file = tmp_path / "cluster.toml"
-    text, _ = call("show", "two words", "--toml")
-    file.write_text(text.replace("A100-PCIE-40GB", "A100-PCIE-80GB"))
-    with pytest.raises(UsageError, match="cannot name a cluster"):
-        call("add", str(file))
-    call("add", str(file), "--replace")
-    assert command.store.cluster("two words").gpu == "A100-PCIE-80GB"

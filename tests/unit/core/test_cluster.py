@@ -92,7 +92,7 @@ def test_a_part_that_is_none_or_more_than_a_node_is_refused(wrong):
 
 
 def test_a_recorded_system_is_named_once_and_with_its_source():
-    recorded = replace(HALL, description="recorded: eight H100", sources=("a page", "another"))
+    recorded = replace(HALL, description="eight H100", sources=("a page", "another"))
     assert recorded.recorded_label == "recorded: eight H100, a page"
     assert replace(recorded, description="", sources=()).recorded_label == "recorded: hall"
 

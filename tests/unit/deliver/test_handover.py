@@ -181,7 +181,7 @@ def test_a_table_is_written_whole_and_found_again(tmp_path):
     write_table(path, "rows\n")
     assert (path.read_text(), path.stat().st_ino) == ("rows\n", first.st_ino)
     assert (first.st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o644, 0o700)
-    path.chmod(0o600)  # as an earlier version wrote it: a TaskProlog for all could not read it
+    path.chmod(0o600)  # by whoever made it: a TaskProlog for all could not read it
     write_table(path, "rows\n")
     assert path.stat().st_mode & 0o777 == 0o644
     path.write_text("damaged")

@@ -137,19 +137,16 @@ def test_persistent_ranks_and_launches_do_not_share_a_search(persistent):
 
 
 class Forced(FakeRunner):
-    """The plugin forces its settings, or nobody noted what did."""
-
-    by_plugin: bool | None = True
+    """The plugin forces its settings."""
 
     def measure(self, setting, messages, *, repeat):
-        return replace(super().measure(setting, messages, repeat=repeat), by_plugin=self.by_plugin)
+        return replace(super().measure(setting, messages, repeat=repeat), by_plugin=True)
 
 
 @pytest.mark.parametrize("by_plugin", [True, False])
 def test_settings_of_the_plugin_and_of_variables_do_not_share_a_search(by_plugin):
     """A tuner can say what variables cannot, and NCCL may give its settings other channels."""
-    variables, plugin, unknown = (kind(CLUSTER, lambda *_: 10.0) for kind in (FakeRunner, Forced, Forced))
-    unknown.by_plugin = None
+    variables, plugin = (kind(CLUSTER, lambda *_: 10.0) for kind in (FakeRunner, Forced))
     testbed = Testbed(
         runner=plugin if by_plugin else variables, by_variables=variables if by_plugin else None,
         reason="test", covers=lambda _: True,
@@ -159,7 +156,7 @@ def test_settings_of_the_plugin_and_of_variables_do_not_share_a_search(by_plugin
     def searched(by):
         return launch(by, placed, FakeTrialLog(), DEFAULT, phase=Phase.SEARCH)
 
-    testbed.require_alike([searched(testbed.runner), searched(unknown)])
+    testbed.require_alike([searched(testbed.runner)])
     with pytest.raises(UsageError, match="cannot be compared with what would be now") as caught:
         testbed.require_alike([searched(testbed.runner), searched(variables if by_plugin else plugin)])
     assert f"forced by {'variables' if by_plugin else 'the plugin'}" in caught.value.message

@@ -324,33 +324,6 @@ def test_bad_requests_are_refused_and_change_nothing(store, url):
     assert states(store) == {"a": "active"}
 
 
-def test_a_store_from_before_states_serves_what_it_did_and_begins_its_history(store, url):
-    publish(store, "a", "b")
-    store.close()
-    with open_store(url) as migrated, migrated._database.writing() as connection:
-        # As if it had never had a history: one is begun, and old revisions can be rolled back to.
-        for name in ("history", "rollouts", "job_times", "cluster_rules"):
-            connection.execute(text(f"DROP TABLE {name}"))
-        for name in ("recommendations_state", "recommendations_newest", "studies_state", "trials_score"):
-            connection.execute(text(f"DROP INDEX ix_{name}"))
-        for name in ("job_workers", "job_rules", "hooks"):
-            connection.execute(text(f"DROP TABLE {name}"))
-        old = "recommendations (cluster, model, fingerprint, origin, sequence)"
-        connection.execute(text(f"CREATE INDEX ix_recommendations_newest ON {old}"))
-        for name in ("state", "pinned", "unverified"):
-            connection.execute(text(f"ALTER TABLE recommendations DROP COLUMN {name}"))
-        connection.execute(text("UPDATE ncclt_alembic_version SET version_num = '0009'"))
-    with open_store(url, migrate=False) as old:
-        assert served(old, url) == ["b"]
-        assert (old.history(), old.rollouts(), old.rules("pair")) == ((), (), ClusterRules(cluster="pair"))
-        with pytest.raises(ConflictError, match="keeps no states"):
-            old.statuses()
-    with open_store(url) as again:
-        assert (states(again), served(again, url)) == ({"a": "retired", "b": "active"}, ["b"])
-        again.roll_back("a", BOB)
-        assert served(again, url) == ["a"]
-
-
 def test_the_active_ones_are_found_by_an_index(tmp_path):
     with open_store(f"sqlite:///{tmp_path}/a.db"):
         pass

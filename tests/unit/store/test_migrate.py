@@ -10,11 +10,11 @@ from sqlalchemy import inspect
 
 import ncclt.store
 from ncclt.errors import StoreError
-from ncclt.store import open_store
+from ncclt.store import known_names, open_store, open_to_read, published
 from ncclt.store.database import Database
 from ncclt.store.location import locate
 from ncclt.store.migrate import migrate, migration
-from ncclt.store.revisions import REVISIONS, VERSION_TABLE, known_revision
+from ncclt.store.revisions import HEAD, REVISIONS, VERSION_TABLE, known_revision
 from ncclt.store.tables import metadata
 
 
@@ -88,16 +88,35 @@ def test_a_store_that_is_current_is_opened_without_writing(database):
         assert database.location.path.stat().st_mtime_ns == before
 
 
-@pytest.mark.parametrize(
-    ("tables", "revision", "known"),
-    [([], None, ""), ([VERSION_TABLE], None, ""), ([VERSION_TABLE, "trials"], "0001", "0001")],
-)
-def test_known_revisions(tables, revision, known):
-    assert known_revision("a.db", tables=tables, read=lambda: revision) == known
+def test_known_revisions():
+    for tables, revision, known in (
+        ([], None, ""),
+        ([VERSION_TABLE], None, ""),
+        ([VERSION_TABLE, "trials"], HEAD, HEAD),
+    ):
+        assert known_revision("a.db", tables=tables, read=lambda revision=revision: revision) == known
 
 
-@pytest.mark.parametrize(("tables", "revision"), [(["trials"], "0001"), ([VERSION_TABLE], "0002x")])
-def test_what_is_not_ours_is_refused(tables, revision):
-    with pytest.raises(StoreError) as caught:
-        known_revision("a.db", tables=tables, read=lambda: revision)
-    assert "--storage" in caught.value.hint
+def test_what_is_not_ours_is_refused():
+    for tables, revision in ((["trials"], HEAD), ([VERSION_TABLE], "0002x")):
+        with pytest.raises(StoreError) as caught:
+            known_revision("a.db", tables=tables, read=lambda revision=revision: revision)
+        assert "--storage" in caught.value.hint
+
+
+def test_a_store_from_before_the_first_release_is_refused_and_left_alone(database):
+    migrate(database)
+    shown, url = database.location.path, database.location.url
+    ways = (open_store, open_to_read, known_names, lambda url: published(url, cluster="pair", model="toy"))
+    for number in range(1, 14):
+        with closing(sqlite3.connect(shown)) as connection, connection:
+            connection.execute("UPDATE ncclt_alembic_version SET version_num = ?", (f"{number:04}",))
+        before = shown.read_bytes()
+        for way in ways:
+            with pytest.raises(StoreError) as caught:
+                way(url)
+            assert caught.value.message == f"{shown} is of an ncclt before the first release"
+            assert caught.value.hint == (
+                "run `ncclt store export FILE` with that ncclt, and `ncclt store import FILE` here into a new store"
+            )
+        assert shown.read_bytes() == before

@@ -124,18 +124,6 @@ def test_a_check_counts_as_a_change(store):
     assert store.changes(before.number).pairs == {("pair", "toy")}
 
 
-def test_a_store_from_before_the_checks_is_still_read(store, url):
-    store.publish(sample_recommendation("r2"))
-    store.close()
-    with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection, connection:
-        connection.execute("DROP TABLE records")
-        connection.execute("UPDATE ncclt_alembic_version SET version_num = '0004'")
-
-    assert len(published(url, cluster="pair", model="toy")) == 2
-    with open_store(url, migrate=False) as old:
-        assert len(old.recommendations(model="toy")) == 2
-
-
 def test_a_check_belongs_to_a_recommendation_and_is_stored_once(store):
     with pytest.raises(NotFoundError):
         store.add_check(sample_check("c1", recommendation="nobody"))

@@ -52,7 +52,7 @@ TRIALS = st.builds(
         detail=st.text(st.characters()),
         wall_s=st.floats(0, allow_nan=False),
         persistent=st.booleans(),
-        by_plugin=st.none() | st.booleans(),
+        by_plugin=st.booleans(),
     ),
     score_us=st.none() | st.floats(min_value=0, exclude_min=True, allow_nan=False),
     arm=st.none() | st.sampled_from(Arm),
@@ -89,19 +89,6 @@ def test_a_sample_that_is_no_number_is_kept(store):
         "abc123", Trial(number=0, phase=Phase.SEARCH, setting=Setting(), repeat=0, result=result, score_us=None)
     )
     assert repr(store.trials("abc123")[0].result) == repr(result)
-
-
-def test_what_forced_a_trial_is_not_known_where_it_was_not_noted(store):
-    """A study of earlier days goes on: nothing speaks against it."""
-    study = sample_study()
-    store.open_study(study)
-    store.add_trial(study.id, sample_trial(0))
-    with closing(sqlite3.connect(store.path)) as connection, connection:
-        (text,) = connection.execute("SELECT document FROM trials").fetchone()
-        older = {name: value for name, value in json.loads(text).items() if name != "by_plugin"}
-        connection.execute("UPDATE trials SET document = ?", (json.dumps(older),))
-    (trial,) = store.trials(study.id)
-    assert trial.result.by_plugin is None
 
 
 def test_new_are_the_trials_before_between_and_behind_the_known_ones(store):

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ncclt.cli.cluster_detect import check_cluster_name
 from ncclt.cli.completion import cluster_names
 from ncclt.cli.options import AsJson, DryRun, ReplaceCluster, Storage
 from ncclt.cli.output import print_json, print_table, say
@@ -72,6 +71,7 @@ def calibrate(
     forced settings, calibrate both. `ncclt cluster show` lists the fitted constants with their intervals. What is
     simulated beyond twice the fitted sizes and nodes is marked as extrapolated.
     """
+    from ncclt.core.name import checked_name
     from ncclt.measure.simulated.calibrate import calibrate as fit
     from ncclt.measure.simulated.calibrate import require_possible
     from ncclt.measure.testbed import require_tune_extra
@@ -85,7 +85,7 @@ def calibrate(
             "--launcher, --hosts, --nccl-tests and --times belong to --probe", hint="add --probe, or leave them out"
         )
     new = named or f"{name}-calibrated"
-    check_cluster_name(new, "--as", storage, replace=replace_added)
+    checked_name(new, "--as", kind="cluster")
     with open_to_read(storage) as store:
         described = replace(store.cluster(name), calibration=None)
         cluster = described.sized(nodes=nodes, gpus_per_node=gpus_per_node)

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ncclt.cli.calibrate import calibrate, print_calibration
-from ncclt.cli.cluster_detect import check_cluster_name, detect
+from ncclt.cli.cluster_detect import detect
 from ncclt.cli.completion import cluster_names
 from ncclt.cli.options import AsJson, DryRun, ReplaceCluster, Storage
 from ncclt.cli.output import print_json, print_table, say
@@ -103,6 +103,7 @@ def add(
     `ncclt cluster detect` writes a cluster from what nvidia-smi and NCCL print.
     """
     from ncclt.core.cluster_file import cluster_of_toml
+    from ncclt.core.name import checked_name
     from ncclt.health.detect.detection import require_plausible_links
     from ncclt.store import open_store
 
@@ -112,7 +113,7 @@ def add(
         raise InputError(f"{file} cannot be read: {reason(error)}", hint="give a TOML file") from error
     added = cluster_of_toml(text, str(file))
     require_plausible_links(added)
-    check_cluster_name(added.name, "name", storage, replace=replace)
+    checked_name(added.name, "name", kind="cluster")
     if dry_run:
         print_json({"schema": 1, **added.to_document()})
         return

@@ -74,11 +74,12 @@ def detect(
 
     Every field is shown with its source. What cannot be seen is requested at once, as --set options.
     """
+    from ncclt.core.name import checked_name
     from ncclt.health.detect.detection import detect as detected
 
     name = name.strip()
     if name:
-        check_cluster_name(name, "--name", storage, replace=replace)
+        checked_name(name, "--name", kind="cluster")
     given = _given(set_ or [])
     paths = [*(from_ or []), *(files or [])]
     nodes, missing = _facts(paths, target)
@@ -95,22 +96,6 @@ def detect(
             sys.stdout.write(found.toml(cluster))
         return
     _store(found, cluster, nodes, storage, replace=replace)
-
-
-def check_cluster_name(name: str, option: str, storage: str | None, *, replace: bool) -> None:
-    """Refuse what cannot name a new cluster; one that is to be replaced keeps its name.
-
-    Raises:
-        UsageError: it cannot be one.
-    """
-    from ncclt.core.name import checked_name
-    from ncclt.store import open_to_read
-
-    known: set[str] = set()
-    if replace:
-        with open_to_read(storage) as store:
-            known = {entry.item.name for entry in store.clusters()}
-    checked_name(name, option, kind="cluster", known=known)
 
 
 def _shown(seen: Seen) -> str:

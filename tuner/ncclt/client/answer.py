@@ -192,7 +192,7 @@ def checked_document(document: Any, nccl_version: str | None = None) -> dict[str
     """
     # Written only for groups that are placed on the nodes in a certain way.
     document = {**document, "table": [{"spans_nodes": None} | rule for rule in document["table"]]}
-    # Servers of older versions know no roll-outs.
+    # Written only for an answer to a job, not for an environment that is rendered for all of them.
     said = {name: pattern for name, pattern in _GIVEN.items() if name in document}
     for fields, patterns in [(document, {**_DOCUMENT, **said}), *((rule, _RULE) for rule in document["table"])]:
         for name, pattern in patterns.items():
@@ -206,8 +206,7 @@ def checked_document(document: Any, nccl_version: str | None = None) -> dict[str
         **{name: document[name] for name in (*_DOCUMENT, *said)},
         **{name: one_line(document[name]) for name in ("cluster", "model", "launcher")},
         "lost": [one_line(sentence) for sentence in document["lost"]],
-        # Servers of older versions send only what is lost.
-        "remarks": [one_line(sentence) for sentence in document.get("remarks", document["lost"])],
+        "remarks": [one_line(sentence) for sentence in document["remarks"]],
         "variables": checked(document["variables"], nccl_version),
         "table": [
             {name: rule[name] for name in _RULE if name != "spans_nodes" or rule[name] is not None}

@@ -54,7 +54,7 @@ class Cluster(Documented):
 
     SHAPE: ClassVar = Shape(
         name="a cluster file", hint="see `ncclt cluster show leonardo --toml`", schema=1, bare=True, closed=True,
-        omitted=("driver", "gpu_path", "calibration"),  # so that earlier versions of ncclt can read the document
+        omitted=("driver", "gpu_path", "calibration"),
     )  # fmt: skip
 
     name: str
@@ -110,9 +110,7 @@ class Cluster(Documented):
     @property
     def recorded_label(self) -> str:
         """Return the mark of results that were recorded here: system and source."""
-        # Studies of earlier versions have the word in the description.
-        system = (self.description or self.name).removeprefix("recorded: ")
-        return ", ".join((f"recorded: {system}", *self.sources[:1]))
+        return ", ".join((f"recorded: {self.description or self.name}", *self.sources[:1]))
 
     def sized(
         self, *, nodes: int | None = None, gpus_per_node: int | None = None, nccl_version: str | None = None

@@ -76,7 +76,7 @@ class Documented:
 
     @classmethod
     def from_document(cls, document: Any) -> Self:
-        """Read back what `to_document` of this or an earlier version wrote.
+        """Read back what `to_document` wrote.
 
         Raises:
             NccltError: of the class in `SHAPE`, if an entry is missing, of the wrong type, or an impossible value.

@@ -57,7 +57,7 @@ class RevisionStatus(Documented):
         stale: why it is not served; empty where it is not stale.
         pinned: jobs get it whatever is published later.
         unverified: `ncclt verify` must show a gain of step time before jobs get it.
-        publisher: who published it; empty where that was before histories were kept.
+        publisher: who published it.
         created: ISO time.
     """
 

@@ -68,8 +68,7 @@ class TrialResult:
         place: the nodes it ran on, as text; empty where the launcher chose them or there is only one choice.
         persistent: measured by ranks that were already running; good enough for the search, but not for finalists
             and the proof.
-        by_plugin: the tuner plugin was loaded to force the setting, call by call where it can; None = not known, as in
-            trials from before this was recorded.
+        by_plugin: the tuner plugin was loaded to force the setting, call by call where it can.
         commands: each launch as a line for a shell, variables before the program, without secrets; empty where nothing
             was launched, as in a simulation, or the ranks were already running.
     """
@@ -80,7 +79,7 @@ class TrialResult:
     wall_s: float = 0.0
     place: str = ""
     persistent: bool = False
-    by_plugin: bool | None = False
+    by_plugin: bool = False
     commands: tuple[str, ...] = ()
 
 

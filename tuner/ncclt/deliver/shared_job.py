@@ -145,7 +145,7 @@ def _followed(decision: JobAgreement, plan: Plan, tell: Callable[[str], None]) -
         tell(f"ncclt: this job was decided on {decision.host} at {decision.when}")
         if time.time() - decision.created_s > _LONG_AGO_S:
             tell(f"ncclt: if that was an earlier job of the same name ({decision.job}), give each its own with --job")
-    why = decision.content.get("why")  # absent in decisions of older versions
+    why = decision.content["why"]
     unset = f"nothing is set: the job was decided so{f' ({why})' if why else ''}"
     handover = plan(offer, form) if form else Handover(notes=(unset,))
     here = effective(handover, os.environ)

@@ -116,7 +116,7 @@ class Testbed:
             option = f"with{'out' if self.persistent else ''} --persistent"
             raise _not_alike(f"measured by {other}", option)
         by_plugin = self.by_variables is not None
-        if any(result.by_plugin == (not by_plugin) for result in good):
+        if any(result.by_plugin != by_plugin for result in good):
             other, option = ("variables", "variables") if by_plugin else ("the plugin", "plugin")
             raise _not_alike(f"forced by {other}", f"with --through {option}")
 

@@ -94,7 +94,7 @@ def open_store(
 
     Args:
         url: `sqlite:///PATH` or `postgresql://USER@HOST/DATABASE`.
-        migrate: create or update our tables. Without it a missing SQLite file is an error, outdated tables are not:
+        migrate: create or update our tables. Without it a missing SQLite file is an error, missing tables are not:
             see `Store.migration`.
         makes: create a named SQLite file that does not exist; False where a mistyped name would be taken for an empty
             store. The user's own file is made in any case.
@@ -104,7 +104,8 @@ def open_store(
 
     Raises:
         UsageError: the text is not the URL of a database that ncclt can use.
-        StoreError: it cannot be reached, is newer than this ncclt, or belongs to another program.
+        StoreError: it cannot be reached, is newer than this ncclt or from before its first release, or belongs to
+            another program.
         MissingDependencyError: ncclt was installed without its store.
     """
     location = locate(url)

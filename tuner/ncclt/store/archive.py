@@ -25,13 +25,13 @@ from ncclt.errors import InputError, StoreError, UsageError, reason
 from ncclt.store.database import Database
 from ncclt.store.location import Location, prepare_file
 from ncclt.store.migrate import migrate, migration
-from ncclt.store.revisions import HEAD
+from ncclt.store.revisions import HEAD, UNRELEASED
 from ncclt.store.tables import metadata
 
 _FORMAT = 1
 _CHUNK = 1000
-_NEVER = ("leases", "hooks")
-"""Tables of what runs now: another store has other readers of its history."""
+_NEVER = ("leases",)
+"""Tables of what runs now."""
 
 _WRITTEN_BY = "`ncclt store export FILE` writes one"
 
@@ -40,7 +40,7 @@ _SECRET = ("keys",)
 
 
 def export_store(location: Location, path: Path) -> dict[str, int]:
-    """Write every row but those of keys, leases and hooks to a new file, or nothing; return the rows per table.
+    """Write every row but those of keys and leases to a new file, or nothing; return the rows per table.
 
     All rows are of one moment, whatever is written meanwhile.
 
@@ -126,12 +126,7 @@ def opened(location: Location) -> Iterator[Database]:
     prepare_file(location, create=False)
     database = Database(location)
     try:
-        state = migration(database)
-        if not state.is_current:
-            raise StoreError(
-                f"the store {database.shown} is at migration {state.current or 'none'}, this ncclt needs {state.head}",
-                hint="run `ncclt store migrate` with the same --storage",
-            )
+        migration(database).require_current(f"the store {database.shown}")
         database.require_sound()
         yield database
     finally:
@@ -196,14 +191,14 @@ def _checked(path: Path) -> dict[str, int]:
         if isinstance(line, list):
             name, values = line if len(line) == 2 else ("", None)
             if not (isinstance(name, str) and isinstance(values, list) and columns.get(name) == len(values)):
-                raise InputError(f"{path} was changed: a row of no table of ncclt", hint="export it again")
+                raise InputError(f"{path} has a row of no table of ncclt: {ascii(name)[:60]}", hint="export it again")
             counts[name] += 1
         elif first is None:
             first = line
         last = line
     if not isinstance(first, dict) or first.get("ncclt_store") != _FORMAT:
         raise InputError(f"{path} is no export of a store", hint=_WRITTEN_BY)
-    if first.get("migration") != HEAD:
+    if first.get("migration") not in (HEAD, UNRELEASED[-1]):
         raise InputError(
             f"{path} is of migration {first.get('migration')}, this ncclt is at {HEAD}",
             hint="migrate the store that it came from (`ncclt store migrate`) and export it again",

@@ -12,6 +12,9 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyErro
 
 from ncclt.errors import StoreError, UsageError
 
+_MISSING = "the tables are missing: run `ncclt store migrate` with the same --storage"
+_BEHIND = "the tables are behind this ncclt: run `ncclt store migrate` with the same --storage"
+
 # Words in SQLite's and PostgreSQL's messages, and what a user can do about it; the first match counts.
 _HINTS: tuple[tuple[str, str], ...] = (
     ("database is locked", "another process has been writing for too long; see what it is doing and try again"),
@@ -31,10 +34,10 @@ _HINTS: tuple[tuple[str, str], ...] = (
         "make room: the quota of this user may be used up; on a network file system without one, put the store "
         "on a local disk or use PostgreSQL",
     ),
-    ("no such table", "the tables are missing; open the store once with migration"),
-    ("no such column", "the tables are behind this ncclt; open the store once with migration"),
-    ("undefinedtable", "the tables are missing; open the store once with migration"),
-    ("undefinedcolumn", "the tables are behind this ncclt; open the store once with migration"),
+    ("no such table", _MISSING),
+    ("no such column", _BEHIND),
+    ("undefinedtable", _MISSING),
+    ("undefinedcolumn", _BEHIND),
     ("permission denied for table", "grant this user the rights to read and write the tables in the schema ncclt"),
     ("permission denied", "grant this user the right to create schemas in the database, or create them for it"),
     ("authentication", "check user and password in the storage URL"),

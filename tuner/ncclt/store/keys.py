@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from sqlalchemy import Connection, insert, select, text, update
+from sqlalchemy import Connection, insert, select, update
 
 from ncclt.core.api_key import ApiKey
 from ncclt.errors import NotFoundError
 from ncclt.store.database import Database
 from ncclt.store.documents import stored, to_text
 from ncclt.store.failures import repeatable
-from ncclt.store.revisions import FIRST_WITH_KEYS, VERSION_QUERY
 from ncclt.store.tables import keys
 
 
@@ -33,10 +32,8 @@ class Keys:
 
     @repeatable
     def keys(self) -> dict[str, ApiKey]:
-        """Return every key by the hash of its secret, oldest first; none in a store that was not migrated."""
+        """Return every key by the hash of its secret, oldest first."""
         with self._database.reading() as connection:
-            if (connection.execute(text(VERSION_QUERY)).scalar() or "") < FIRST_WITH_KEYS:
-                return {}
             rows = connection.execute(select(keys).order_by(keys.c.sequence)).all()
         return {row.digest: _read(row.id, row.document) for row in rows}
 

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Row, and_, delete, func, insert, not_, select, text, update
+from sqlalchemy import Connection, Row, and_, delete, func, insert, not_, select, update
 
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Claim, Phase, StudyState
@@ -22,7 +22,6 @@ from ncclt.core.trial import Outcome
 from ncclt.store.database import Database, now_s
 from ncclt.store.documents import to_text
 from ncclt.store.failures import repeatable
-from ncclt.store.revisions import FIRST_WITH_LEASES, VERSION_QUERY
 from ncclt.store.tables import leases, studies, trials
 
 RENEW_S = 15.0
@@ -157,9 +156,7 @@ class Leases:
 
 
 def abandoned(connection: Connection) -> frozenset[str]:
-    """Return the ids of the studies all of whose workers have died; none in a store from before workers were noted."""
-    if (connection.execute(text(VERSION_QUERY)).scalar() or "") < FIRST_WITH_LEASES:
-        return frozenset()
+    """Return the ids of the studies all of whose workers have died."""
     now, workers = now_s(connection), select(leases.c.study, leases.c.worker, leases.c.renewed_s)
     lives: dict[str, bool] = {}
     for row in connection.execute(workers):

@@ -10,7 +10,7 @@ import secrets
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, exists, insert, select, text, update
+from sqlalchemy import ColumnElement, Connection, Row, exists, insert, select, update
 
 from ncclt.core.life import Action, By, ClusterRules, LifeEvent, RevisionState, one_line_why
 from ncclt.core.recommendation import Decision, Recommendation
@@ -19,7 +19,6 @@ from ncclt.core.verification import Verification
 from ncclt.errors import ConflictError, NotFoundError
 from ncclt.store.documents import stored, to_text
 from ncclt.store.recommendations import note_change
-from ncclt.store.revisions import FIRST_WITH_STATES, VERSION_QUERY
 from ncclt.store.tables import cluster_rules, history, recommendations, rollouts
 
 _MADE_ACTIVE = (Action.ACTIVATED, Action.ROLLED_BACK, Action.ROLL_OUT_WON)
@@ -28,11 +27,6 @@ _ENDINGS = {
     RollOutState.LOST: Action.ROLL_OUT_LOST,
     RollOutState.ENDED: Action.ROLL_OUT_ENDED,
 }
-
-
-def has_states(connection: Connection) -> bool:
-    """Return whether the store was migrated to keep states."""
-    return (connection.execute(text(VERSION_QUERY)).scalar() or "") >= FIRST_WITH_STATES
 
 
 def enter(connection: Connection, published: Recommendation, by: By, *, unverified: bool, now: str) -> None:
@@ -253,9 +247,9 @@ def row_of(connection: Connection, id: str) -> Row[Any]:
 
 
 def publisher_of(connection: Connection, id: str) -> str:
-    """Return who published a revision; empty where that was before histories were kept."""
+    """Return who published a revision."""
     of = (history.c.recommendation == id, history.c.action == Action.PUBLISHED.value)
-    return connection.execute(select(history.c.who).where(*of)).scalar() or ""
+    return connection.execute(select(history.c.who).where(*of)).scalar_one()
 
 
 def read_event(row: Row[Any]) -> LifeEvent:
@@ -364,7 +358,7 @@ def _require_no_roll_out(connection: Connection, row: Row[Any]) -> None:
 
 def _require_was_served(connection: Connection, id: str) -> None:
     """Refuse a revision that no job ever got: it may not have been approved."""
-    if publisher_of(connection, id) and not _was(connection, id, _MADE_ACTIVE):
+    if not _was(connection, id, _MADE_ACTIVE):
         raise ConflictError(f"the revision {id} was never active", hint="publish it again with `ncclt tune`")
 
 

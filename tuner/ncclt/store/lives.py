@@ -93,7 +93,7 @@ class Lives:
     def rules(self, cluster: str) -> ClusterRules:
         """Return what a cluster requires before all jobs get what was published."""
         with self._database.reading() as connection:
-            return life.rules_of(connection, cluster) if life.has_states(connection) else ClusterRules(cluster=cluster)
+            return life.rules_of(connection, cluster)
 
     def set_rules(self, rules: ClusterRules, by: By) -> None:
         """Store what a cluster requires, for what is published from now on."""
@@ -109,7 +109,7 @@ class Lives:
         before: int | None = None,
         limit: int = MOST_LISTED,
     ) -> tuple[LifeEvent, ...]:
-        """Return entries of the history, newest first; none in a store that was not migrated.
+        """Return entries of the history, newest first.
 
         Args:
             cluster: name; None = any.
@@ -124,8 +124,6 @@ class Lives:
             if value is not None:
                 query = query.where(column == value)
         with self._database.reading() as connection:
-            if not life.has_states(connection):
-                return ()
             return tuple(life.read_event(row) for row in connection.execute(query))
 
     @repeatable
@@ -137,9 +135,6 @@ class Lives:
         Args:
             cluster, model, id: names; None = any.
             limit: how many at most, up to `MOST_LISTED`.
-
-        Raises:
-            ConflictError: the store was not migrated to keep states.
         """
         query = select(recommendations).order_by(recommendations.c.sequence.desc()).limit(min(limit, MOST_LISTED))
         for column, value in (
@@ -148,8 +143,6 @@ class Lives:
             if value is not None:
                 query = query.where(column == value)
         with self._database.reading() as connection:
-            if not life.has_states(connection):
-                raise ConflictError("this store keeps no states yet", hint="`ncclt store migrate` updates it")
             rows = connection.execute(query).all()
             found = tuple(read_recommendation(row.id, row.document) for row in rows)
             fresh = with_staleness(connection, found, self._shipped_workloads)
@@ -204,7 +197,6 @@ class Lives:
 
         Raises:
             NotFoundError: there is none of this id.
-            ConflictError: as for `statuses`.
         """
         found = self.statuses(id=id)
         if not found:
@@ -217,8 +209,6 @@ class Lives:
     def served_rollouts(self, *, cluster: str, model: str) -> tuple[tuple[RollOut, Recommendation], ...]:
         """Return the running roll-outs of a pair, each with the revision that is rolled out."""
         with self._database.reading() as connection:
-            if not life.has_states(connection):
-                return ()
             found = find_rolled_out(connection, cluster=cluster, model=model)
             fresh = with_staleness(connection, tuple(one for _, one in found), self._shipped_workloads)
             return tuple((rollout, one) for (rollout, _), one in zip(found, fresh, strict=True))
@@ -243,8 +233,6 @@ class Lives:
             if value is not None:
                 query = query.where(column == value)
         with self._database.reading() as connection:
-            if not life.has_states(connection):
-                return ()
             return tuple(life.read_rollout(row.id, row.document) for row in connection.execute(query))
 
     @repeatable

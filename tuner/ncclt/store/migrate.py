@@ -8,6 +8,7 @@ from pathlib import Path
 from sqlalchemy import Connection, inspect, text
 from sqlalchemy.schema import CreateSchema
 
+from ncclt.errors import StoreError
 from ncclt.store.database import Database
 from ncclt.store.revisions import HEAD, OPTUNA_SCHEMA, POSTGRESQL_SCHEMA, VERSION_QUERY, known_revision
 
@@ -29,12 +30,19 @@ class Migration:
         """Return whether the tables have the revision of this ncclt."""
         return self.current == self.head
 
+    def require_current(self, store: str = "the store") -> None:
+        """Raise StoreError unless the tables have the revision of this ncclt; `store` is its subject."""
+        if self.is_current:
+            return
+        found = f"is at migration {self.current}, this ncclt needs {self.head}" if self.current else "has no tables yet"
+        raise StoreError(f"{store} {found}", hint="run `ncclt store migrate` with the same --storage")
+
 
 def migration(database: Database) -> Migration:
     """Return the state of the tables.
 
     Raises:
-        StoreError: the database is unreachable, of a newer ncclt, or another program's.
+        StoreError: the database is unreachable, or as for `known_revision`.
     """
     with database.reading() as connection:
         return Migration(current=_current(database, connection), head=HEAD)

@@ -24,8 +24,6 @@ from ncclt.store.database import Database
 from ncclt.store.documents import stored
 from ncclt.store.failures import repeatable
 from ncclt.store.leases import abandoned
-from ncclt.store.life import has_states
-from ncclt.store.recommendations import find_recommendations
 from ncclt.store.records import with_staleness
 from ncclt.store.studies import studies_of
 from ncclt.store.summaries import StudySummary, summarised
@@ -136,12 +134,7 @@ def newest_revisions(
     connection: Connection, shipped: Mapping[str, Workload], *, cluster: str | None, model: str | None
 ) -> tuple[Recommendation, ...]:
     """Return the newest revision of each cluster, workload, fingerprint and origin, newest first."""
-    if has_states(connection):
-        found = _read_all(connection, [row[-1] for row in connection.execute(newest_query(cluster, model))])
-    else:  # a store that was not migrated
-        every = find_recommendations(connection, cluster=cluster, model=model, study=None)
-        places = {(r.cluster, r.model, r.fingerprint, r.origin): r for r in reversed(every)}
-        found = tuple(r for r in every if places[r.cluster, r.model, r.fingerprint, r.origin] is r)
+    found = _read_all(connection, [row[-1] for row in connection.execute(newest_query(cluster, model))])
     return with_staleness(connection, found, shipped)
 
 
@@ -171,20 +164,12 @@ def _preferred(
     """Return the newest revision of the best origin of each pair, and the fingerprints of each."""
     shapes: dict[tuple[str, str], set[str]] = defaultdict(set)
     best: dict[tuple[str, str], tuple[int, int]] = {}
-    if has_states(connection):
-        for name, of, fingerprint, origin, sequence in connection.execute(newest_query(cluster, model, until=until)):
-            shapes[name, of].add(fingerprint)
-            rank = (_PREFERRED.index(TimesOrigin(origin)), -sequence)
-            best[name, of] = min(best.get((name, of), rank), rank)
-        chosen = _read_all(connection, [-sequence for _, sequence in best.values()])
-        served = {(r.cluster, r.model): r for r in with_staleness(connection, chosen, shipped)}
-    else:
-        served = {}
-        for one in newest_revisions(connection, shipped, cluster=cluster, model=model):
-            shapes[one.cluster, one.model].add(one.fingerprint.digest())
-            before = served.setdefault((one.cluster, one.model), one)
-            if _PREFERRED.index(one.origin) < _PREFERRED.index(before.origin):
-                served[one.cluster, one.model] = one
+    for name, of, fingerprint, origin, sequence in connection.execute(newest_query(cluster, model, until=until)):
+        shapes[name, of].add(fingerprint)
+        rank = (_PREFERRED.index(TimesOrigin(origin)), -sequence)
+        best[name, of] = min(best.get((name, of), rank), rank)
+    chosen = _read_all(connection, [-sequence for _, sequence in best.values()])
+    served = {(r.cluster, r.model): r for r in with_staleness(connection, chosen, shipped)}
     return served, shapes
 
 
@@ -192,8 +177,6 @@ def preferred_before(
     connection: Connection, shipped: Mapping[str, Workload], *, created: str, cluster: str | None, model: str | None
 ) -> dict[tuple[str, str], Recommendation]:
     """Return what `pairs_of` would have found at a time, ISO, by names; staleness is that of today."""
-    if not has_states(connection):
-        return {}
     table = recommendations.c
     until = connection.execute(select(func.max(table.sequence)).where(table.created <= created)).scalar()
     return _preferred(connection, shipped, cluster, model, until or 0)[0]

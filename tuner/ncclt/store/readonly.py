@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -18,14 +17,7 @@ from ncclt.core.recommendation import Recommendation, changed_cluster, replaced_
 from ncclt.errors import StoreError, UsageError
 from ncclt.store.documents import stored
 from ncclt.store.location import BUSY_TIMEOUT_S, Location, no_store
-from ncclt.store.revisions import (
-    FIRST_WITH_CHECKS,
-    FIRST_WITH_ORIGINS,
-    FIRST_WITH_RECORDS,
-    FIRST_WITH_STATES,
-    VERSION_QUERY,
-    known_revision,
-)
+from ncclt.store.revisions import VERSION_QUERY, known_revision
 
 if TYPE_CHECKING:
     from ncclt.core.life import ClusterRules
@@ -34,31 +26,23 @@ if TYPE_CHECKING:
 _Row = tuple[str, str | None, str | None, str | None]
 """Documents of a recommendation, of its newest check, and of the added workload and cluster of its names."""
 
-_QUERY = """
-    SELECT r.document, {check}, (SELECT document FROM workloads WHERE name = r.model),
-        (SELECT document FROM clusters WHERE name = r.cluster)
-    FROM recommendations AS r WHERE {of} ORDER BY r.sequence DESC
+_COLUMNS = """
+    r.document,
+    (SELECT document FROM records WHERE kind = 'check' AND recommendation = r.id ORDER BY sequence DESC LIMIT 1),
+    (SELECT document FROM workloads WHERE name = r.model), (SELECT document FROM clusters WHERE name = r.cluster)
 """
-_ALL = "r.cluster = ? AND r.model = ?"
-_NEWEST = """
-    r.sequence IN (
-        SELECT max(sequence) FROM recommendations WHERE cluster = ? AND model = ? GROUP BY fingerprint, origin)
-"""
-_ACTIVE = """
-    r.sequence IN (
+_PUBLISHED = f"""
+    SELECT {_COLUMNS} FROM recommendations AS r WHERE r.sequence IN (
         SELECT sequence FROM recommendations WHERE cluster = ?1 AND model = ?2 AND state = 'active'
         UNION ALL SELECT c.sequence FROM rollouts AS o JOIN recommendations AS c ON c.id = o.recommendation
         WHERE o.cluster = ?1 AND o.model = ?2 AND o.state = 'running' AND o.control = '')
-"""
-_ROLLED_OUT = """
-    SELECT r.document, {check}, (SELECT document FROM workloads WHERE name = r.model),
-        (SELECT document FROM clusters WHERE name = r.cluster), o.document
-    FROM rollouts AS o JOIN recommendations AS r ON r.id = o.recommendation
+    ORDER BY r.sequence DESC
+"""  # noqa: S608  no input
+_ROLLED_OUT = f"""
+    SELECT {_COLUMNS}, o.document FROM rollouts AS o JOIN recommendations AS r ON r.id = o.recommendation
     WHERE o.cluster = ? AND o.model = ? AND o.state = 'running'
-"""
-_NEWEST_CHECK = """
-    (SELECT document FROM {checks} recommendation = r.id ORDER BY sequence DESC LIMIT 1)
-"""
+"""  # noqa: S608  no input
+_RULES = "SELECT document FROM cluster_rules WHERE cluster = ?"
 
 _NAMES = """
     SELECT 'cluster', name FROM clusters UNION SELECT 'cluster', cluster FROM recommendations
@@ -71,12 +55,12 @@ _RECOVERY_NEEDED = (sqlite3.SQLITE_READONLY_ROLLBACK, sqlite3.SQLITE_READONLY_RE
 def read_published(location: Location, *, cluster: str, model: str) -> tuple[Recommendation, ...]:
     """Return what `select` chooses from for a model on a cluster, newest first; empty where the user has no store yet.
 
-    As of `Store.newest`; from a store that was not migrated, every revision.
+    As of `Store.newest`.
 
     Raises:
         StoreError: the named file does not exist or cannot be read, or has another program's schema.
     """
-    rows: list[_Row] = _rows(location, _recommendation_query, cluster, model)
+    rows: list[_Row] = _rows(location, _PUBLISHED, cluster, model)
     with stored("a recommendation"):
         found = [(Recommendation.from_document(json.loads(text)), check) for text, check, _, _ in rows]
         digest = _workload_digest(model, rows[0][2]) if any(r.source_digest for r, _ in found) else ""
@@ -92,7 +76,7 @@ def read_rollouts(location: Location, *, cluster: str, model: str) -> tuple[tupl
     Raises:
         StoreError: as for `read_published`.
     """
-    rows: list[tuple[str, str | None, str | None, str | None, str]] = _rows(location, _rollout_query, cluster, model)
+    rows: list[tuple[str, str | None, str | None, str | None, str]] = _rows(location, _ROLLED_OUT, cluster, model)
     if not rows:
         return ()
     from ncclt.core.rollout import RollOut
@@ -115,7 +99,7 @@ def read_rules(location: Location, cluster: str) -> ClusterRules:
     """
     from ncclt.core.life import ClusterRules
 
-    rows: list[tuple[str]] = _rows(location, _rules_query, cluster)
+    rows: list[tuple[str]] = _rows(location, _RULES, cluster)
     if not rows:
         return ClusterRules(cluster=cluster)
     with stored(f"what the cluster {cluster} requires"):
@@ -128,7 +112,7 @@ def read_names(location: Location) -> list[tuple[str, str]]:
     Raises:
         StoreError: as for `read_published`.
     """
-    return _rows(location, lambda _revision: _NAMES)
+    return _rows(location, _NAMES)
 
 
 def _with_staleness(found: Recommendation, check: str | None, digest: str, place: Cluster | None) -> Recommendation:
@@ -160,20 +144,20 @@ def _workload_digest(name: str, added: str | None) -> str:
     return Workload.from_document(json.loads(text)).digest() if text is not None else ""
 
 
-def _rows(location: Location, query_of: Callable[[str], str], *values: str) -> list[Any]:
-    """Return the answer to the query for the revision of the tables; none where the user has no store yet."""
+def _rows(location: Location, query: str, *values: str) -> list[Any]:
+    """Return the answer to a query; none where the user has no store yet."""
     assert location.path is not None
     location.require_database_file()
     if not location.path.exists():
         return _nothing(location)
     try:
         try:
-            return _select(location, "ro", query_of, values)
+            return _select(location, "ro", query, values)
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode not in _RECOVERY_NEEDED:
                 raise
             # A process was killed while it wrote: only a writable connection can roll its transaction back.
-            return _select(location, "rw", query_of, values)
+            return _select(location, "rw", query, values)
     except UnicodeEncodeError as error:
         raise UsageError(f"no store can hold such a name: {error}", hint="check names and ids") from error
     except sqlite3.Error as error:
@@ -183,13 +167,12 @@ def _rows(location: Location, query_of: Callable[[str], str], *values: str) -> l
         ) from error
 
 
-def _select(location: Location, mode: str, query_of: Callable[[str], str], values: tuple[str, ...]) -> list[Any]:
+def _select(location: Location, mode: str, query: str, values: tuple[str, ...]) -> list[Any]:
     uri = location.sqlite_uri(mode)
     with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S)) as connection:
         connection.execute("BEGIN")  # no migration may come between the two queries
-        revision = _revision(location, connection)
-        if revision:
-            return connection.execute(query_of(revision), values).fetchall()
+        if _revision(location, connection):
+            return connection.execute(query, values).fetchall()
     return _nothing(location)
 
 
@@ -198,27 +181,6 @@ def _nothing(location: Location) -> list[Any]:
     if not location.is_default:
         raise no_store(location)
     return []
-
-
-def _recommendation_query(revision: str) -> str:
-    of = _ACTIVE if revision >= FIRST_WITH_STATES else _NEWEST if revision >= FIRST_WITH_ORIGINS else _ALL
-    if revision >= FIRST_WITH_RECORDS:
-        return _QUERY.format(of=of, check=_NEWEST_CHECK.format(checks="records WHERE kind = 'check' AND"))
-    if revision >= FIRST_WITH_CHECKS:
-        return _QUERY.format(of=of, check=_NEWEST_CHECK.format(checks="checks WHERE"))
-    return _QUERY.format(of=of, check="NULL")
-
-
-def _rollout_query(revision: str) -> str:
-    if revision < FIRST_WITH_STATES:
-        return "SELECT NULL WHERE ? = ? AND 0"
-    return _ROLLED_OUT.format(check=_NEWEST_CHECK.format(checks="records WHERE kind = 'check' AND"))
-
-
-def _rules_query(revision: str) -> str:
-    if revision < FIRST_WITH_STATES:
-        return "SELECT NULL WHERE ? AND 0"
-    return "SELECT document FROM cluster_rules WHERE cluster = ?"
 
 
 def _revision(location: Location, connection: sqlite3.Connection) -> str:

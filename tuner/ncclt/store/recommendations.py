@@ -6,14 +6,13 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from sqlalchemy import ColumnElement, Connection, SelectBase, delete, func, insert, select, text, union_all
+from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, union_all
 
 from ncclt.core.life import RevisionState
 from ncclt.core.recommendation import Recommendation
 from ncclt.core.rollout import RollOut, RollOutState
 from ncclt.errors import NotFoundError
 from ncclt.store.documents import stored, to_text
-from ncclt.store.revisions import FIRST_WITH_ORIGINS, FIRST_WITH_STATES, VERSION_QUERY
 from ncclt.store.tables import changes, recommendations, rollouts
 
 
@@ -62,6 +61,8 @@ def publish(connection: Connection, recommendation: Recommendation, *, now: str)
             document=to_text(numbered.to_document()),
             origin=numbered.origin.value,
             state=RevisionState.CANDIDATE.value,
+            pinned=False,
+            unverified=False,
         )
     )
     return numbered
@@ -74,10 +75,8 @@ def note_change(connection: Connection, *, cluster: str = "", model: str) -> Non
     connection.execute(insert(changes).values(cluster=cluster, model=model, number=last + 1))
 
 
-def changes_since(connection: Connection, number: int) -> Changes | None:
-    """Return what has changed after a number; None in a store that was not migrated to note it."""
-    if _revision(connection) < FIRST_WITH_ORIGINS:
-        return None
+def changes_since(connection: Connection, number: int) -> Changes:
+    """Return what has changed after a number."""
     found = connection.execute(select(changes).where(changes.c.number > number)).all()
     return Changes(
         number=max((row.number for row in found), default=number),
@@ -90,19 +89,13 @@ def find_newest(connection: Connection, *, cluster: str, model: str) -> tuple[Re
 
     Where there is none, the one that is rolled out to a share of the jobs.
     """
-    revision = _revision(connection)
-    if revision < FIRST_WITH_ORIGINS:
-        return find_recommendations(connection, cluster=cluster, model=model, study=None)
     table = recommendations.c
     of = (table.cluster == cluster, table.model == model)
-    if revision < FIRST_WITH_STATES:
-        wanted: SelectBase = select(func.max(table.sequence)).where(*of).group_by(table.fingerprint, table.origin)
-    else:
-        alone = (*_running(cluster, model), rollouts.c.control == "")
-        wanted = union_all(
-            select(table.sequence).where(*of, table.state == RevisionState.ACTIVE.value),
-            select(table.sequence).where(*of, table.id.in_(select(rollouts.c.recommendation).where(*alone))),
-        )
+    alone = (*_running(cluster, model), rollouts.c.control == "")
+    wanted = union_all(
+        select(table.sequence).where(*of, table.state == RevisionState.ACTIVE.value),
+        select(table.sequence).where(*of, table.id.in_(select(rollouts.c.recommendation).where(*alone))),
+    )
     query = select(table.id, table.document).where(table.sequence.in_(wanted)).order_by(table.sequence.desc())
     return tuple(read_recommendation(row.id, row.document) for row in connection.execute(query))
 
@@ -122,10 +115,6 @@ def find_rolled_out(connection: Connection, *, cluster: str, model: str) -> tupl
 def _running(cluster: str, model: str) -> tuple[ColumnElement[bool], ...]:
     table = rollouts.c
     return (table.cluster == cluster, table.model == model, table.state == RollOutState.RUNNING.value)
-
-
-def _revision(connection: Connection) -> str:
-    return connection.execute(text(VERSION_QUERY)).scalar() or ""
 
 
 def find_recommendations(

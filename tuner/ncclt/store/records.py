@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from sqlalchemy import Connection, Row, Subquery, func, insert, select, text
+from sqlalchemy import Connection, Row, func, insert, select
 
 from ncclt.core.attestation import Attestation
 from ncclt.core.life import By
@@ -28,7 +28,6 @@ from ncclt.store.documents import stored, to_text
 from ncclt.store.failures import repeatable
 from ncclt.store.life import verified, went_stale
 from ncclt.store.recommendations import find_active, get_recommendation, note_change
-from ncclt.store.revisions import EARLIER_TABLES, FIRST_WITH_RECORDS, VERSION_QUERY
 from ncclt.store.tables import records
 from ncclt.user_dirs import account_name
 
@@ -75,44 +74,28 @@ class RecordKind(Generic[Record]):
             limit: how many at most; None = all.
             wanted: values of columns; None = any.
         """
-        rows = self._rows(connection)
-        if rows is None:
-            return ()
-        query = select(rows.c.id, rows.c.document).order_by(rows.c.sequence.desc()).limit(limit)
+        query = select(records.c.id, records.c.document).where(records.c.kind == self.name)
         if of is not None:
-            query = query.where(rows.c.recommendation.in_(list(of)))
+            query = query.where(records.c.recommendation.in_(list(of)))
         for column, value in wanted.items():
             if value is not None:
-                query = query.where(rows.c[column] == value)
+                query = query.where(records.c[column] == value)
+        query = query.order_by(records.c.sequence.desc()).limit(limit)
         return tuple(self.read(row.id, row.document) for row in connection.execute(query))
 
     def newest(self, connection: Connection, recommendations: Collection[str]) -> Iterable[Row[Any]]:
         """Return the row of the newest record of each recommendation that has one."""
-        rows = self._rows(connection)
-        if rows is None or not recommendations:
+        if not recommendations:
             return ()
-        of = rows.c.recommendation
-        newest = select(func.max(rows.c.sequence)).where(of.in_(list(recommendations))).group_by(of)
-        return connection.execute(select(rows).where(rows.c.sequence.in_(newest))).all()
+        of = records.c.recommendation
+        mine = (records.c.kind == self.name, of.in_(list(recommendations)))
+        newest = select(func.max(records.c.sequence)).where(*mine).group_by(of)
+        return connection.execute(select(records).where(records.c.sequence.in_(newest))).all()
 
     def read(self, id: str, document: str) -> Record:
         """Return the record of a stored document."""
         with stored(f"the {self.name} {id}"):
             return self.record.from_document(json.loads(document))
-
-    def _rows(self, connection: Connection) -> Subquery | None:
-        """Return the rows of this kind, from their earlier table in a store that was not migrated.
-
-        Returns:
-            None where the store is older than this kind.
-        """
-        revision = connection.execute(text(VERSION_QUERY)).scalar() or ""
-        if revision >= FIRST_WITH_RECORDS:
-            return select(records).where(records.c.kind == self.name).subquery()
-        earlier = EARLIER_TABLES[self.name]
-        if revision < earlier.first:
-            return None
-        return text(earlier.query).columns(*(c for c in records.c if c.name != "kind")).subquery()
 
 
 CHECKS: RecordKind[Check] = RecordKind(name="check", record=Check)

@@ -368,8 +368,8 @@ class Store(Records, Lives, Leases, Keys, JobWorkers, Overview, trials.Outlines,
             return with_staleness(connection, found, self._shipped_workloads)
 
     @repeatable
-    def changes(self, since: int) -> Changes | None:
-        """Return what jobs are given differently since a number, 0 at first; None where it is not noted."""
+    def changes(self, since: int) -> Changes:
+        """Return what jobs are given differently since a number, 0 at first."""
         with self._database.reading() as connection:
             return recommendations.changes_since(connection, since)
 

@@ -16,7 +16,6 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
-    false,
 )
 
 metadata = MetaData()
@@ -111,9 +110,9 @@ recommendations = Table(
     Column("created", String, nullable=False),
     Column("document", Text, nullable=False),
     Column("origin", String, nullable=False),
-    Column("state", String, nullable=False, server_default="active"),
-    Column("pinned", Boolean, nullable=False, server_default=false()),
-    Column("unverified", Boolean, nullable=False, server_default=false()),
+    Column("state", String, nullable=False),
+    Column("pinned", Boolean, nullable=False),
+    Column("unverified", Boolean, nullable=False),
     UniqueConstraint("id", name="uq_recommendations_id"),
     UniqueConstraint("cluster", "model", "fingerprint", "revision", name="uq_recommendations_revision"),
     Index("ix_recommendations_study", "study"),
@@ -215,6 +214,7 @@ job_times = Table(
     Column("created", String, nullable=False),
     UniqueConstraint("rollout", "job", name="uq_job_times_job"),
 )
+
 # Workers that take tuning jobs of a cluster. A row is deleted when its worker has left, or was dead and its jobs were
 # given back.
 job_workers = Table(
@@ -223,24 +223,4 @@ job_workers = Table(
     Column("name", String, primary_key=True),
     Column("cluster", String, nullable=False),
     Column("renewed_s", Float, nullable=False),
-)
-
-# Not used: its migration makes it.
-job_rules = Table(
-    "job_rules",
-    metadata,
-    Column("id", String, primary_key=True),
-    Column("cluster", String, nullable=False),
-    Column("document", Text, nullable=False),
-)
-
-# Not used: its migration makes it.
-hooks = Table(
-    "hooks",
-    metadata,
-    Column("id", String, primary_key=True),
-    Column("sequence", BigInteger, nullable=False),
-    Column("attempts", Integer, nullable=False),
-    Column("since_s", Float, nullable=False),
-    Column("due_s", Float, nullable=False),
 )

@@ -163,10 +163,10 @@ def read_trial(
         measurements=measured,
         detail=document["detail"],
         wall_s=document["wall_s"],
-        place=document.get("place", ""),  # trials of 2026-11 have neither this nor the next
-        persistent=document.get("warm", False),
-        by_plugin=document.get("by_plugin"),  # noted a little later
-        commands=tuple(document.get("commands", ())),  # later still, and only where something was launched
+        place=document["place"],
+        persistent=document["warm"],
+        by_plugin=document["by_plugin"],
+        commands=tuple(document.get("commands", ())),  # only where something was launched
     )
     setting = settings.get(row.setting) if settings is not None else None
     if setting is None:

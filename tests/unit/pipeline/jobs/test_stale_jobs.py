@@ -10,7 +10,7 @@ from ncclt.core.recheck import Check, Freshness
 from ncclt.core.tuning_job import JobState, TuningJob
 from ncclt.errors import NotFoundError
 from ncclt.store import open_store
-from ncclt.testing.store_contract import sample_cluster, sample_recommendation, sample_study, sample_workload
+from ncclt.testing.samples import sample_cluster, sample_recommendation, sample_study, sample_workload
 from ncclt_api.job_queue import JobQueue, prepare, prune_jobs, submit_stale
 
 pytest.importorskip("dbos")
