@@ -14,6 +14,11 @@ HEADER_FORMAT = 1
 COLUMNS = ("collective_type", "min_bytes", "max_bytes", "algorithm", "protocol", "channels", "nNodes", "nRanks")
 """NVIDIA's names, in order; no field may be empty, the plugin's strtok would shift the rest."""
 
+FUNCTIONS = ("broadcast", "reduce", "allgather", "reducescatter", "allreduce")
+ALGORITHMS = ("tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat")
+PROTOCOLS = ("ll", "ll128", "simple")
+"""The words of a table; NCCL's numbers for them are the positions (2.23 and later)."""
+
 NO_UPPER_END = 2**63 - 1
 """End of an open range: the largest number that every reader takes, signed or not, 64 bits wide; the example plugin
 reads it with strtoull. NVIDIA's sample ends at 4294967295 and so leaves out calls of 4 GiB and more."""
