@@ -103,6 +103,9 @@ def _ask(
 ) -> tuple[str, tuple[PluginChoice, ...]]:
     environ = {
         "NCCLT_POLICY": None if policy is None else str(policy),
+        "NCCLT_POLICY_CHECKSUM": None,
+        "NCCLT_TABLE": None,
+        "NCCLT_AGREEMENT": None,
         "NCCL_TUNER_CONFIG_FILE": None,
         "NCCLT_POLICY_SHM": None,
         "NCCLT_PLUGIN_REPORT": None,
