@@ -2,9 +2,9 @@
 
     python bench/agreement.py [--starts 1000] [--ranks 8] [--timeout 2] [--json]
 
-Each start is `--ranks` processes with torch.distributed over gloo, the compiled plugin, and a stand-in for NCCL that only
-tells its version. The faults take turns; one of them is none. `different` must be 0. Ranks are forked from this process,
-which has PyTorch loaded; needs a C compiler and Linux.
+Each start is `--ranks` processes with torch.distributed over gloo, the compiled plugin, and a stand-in for NCCL, which
+has nothing but a version. The faults take turns; two are none. `different` must be 0. Ranks are forked from this
+process, which has PyTorch loaded; needs a C compiler and Linux.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ranks of real processes agree over gloo's store, with the compiled plugin: all use the table, or all keep the default."""
+"""Ranks of real processes agree over the job's store: all use the compiled plugin's table, or all keep the default."""
 
 import json
 import os

@@ -67,7 +67,7 @@ def test_questions_fail_while_the_decision_is_in_doubt(plugin, decide, api):
     decide(IN_DOUBT)
     with plugin.communicator(api=api, ranks=16, nodes=2, environ=WAITING) as comm:
         for _ in range(2):
-            with pytest.raises(InputError, match="error 5: .*before this rank knew the decision"):
+            with pytest.raises(InputError, match=r"error 5: .*before this rank knew the decision"):
                 comm.ask(ALL_REDUCE, 64)
     assert len(comm.said) == 2, "said once, not at every call"
 

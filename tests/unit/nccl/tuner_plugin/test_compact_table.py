@@ -27,8 +27,8 @@ def rows(draw, shapes=COUNTS):
     return ",".join(map(str, fields))
 
 
-def table(lines, table_id="r-1f3c", version=NcclVersion(2, 28, 9)):
-    return table_text(lines, table_id=table_id, version=version, nodes=2, ranks=16)
+def table(lines):
+    return table_text(lines, table_id="r-1f3c", version=NcclVersion(2, 28, 9), nodes=2, ranks=16)
 
 
 @settings(deadline=None)
@@ -82,7 +82,7 @@ def test_thousand_rows_fit_into_the_environment_and_more_need_a_file(tmp_path):
     assert len(thousand["NCCLT_TABLE"]) < 10_000
     many = text(4096)
     assert len(encode_table(many)) > MOST_BYTES
-    with pytest.raises(UsageError, match="--policy-dir|more than the 32,768"):
+    with pytest.raises(UsageError, match="more than the 32,768"):
         table_environment(many)
     by_file = table_environment(many, file=tmp_path / "t.csv")
     assert by_file["NCCLT_POLICY"] == str(tmp_path / "t.csv")
@@ -126,8 +126,8 @@ def test_broken_word_is_refused_by_both(plugin, compact):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "no table of ncclt"),
-        ("allreduce,0,1,ring,ll,1,1,1\n", "no table of ncclt"),
+        ("", "not a table of ncclt"),
+        ("allreduce,0,1,ring,ll,1,1,1\n", "not a table of ncclt"),
         (table(["allreduce,0,1,ring,ll,1,1,1"]) + "allreduce,2,3,ring,ll,1,1,1\n", "cut off or edited"),
         (table(["allreduce,0,1,ring,ll,1,1,1"]).replace(",0,1,", ",0,2,"), "cut off or edited"),
         (table(["allreduce,0,1,ring,ll,1,1,1,-1,1"]), "10 fields"),

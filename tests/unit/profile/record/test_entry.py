@@ -66,7 +66,8 @@ def test_programs_without_pytorch_load_nothing_more(run, folder):
     assert (status, err) == (0, "")
     assert set(out.split()) - set(bare.stdout.split()) <= {
         "__future__", "_ncclt_recording", "_ncclt_recording.start", "_ncclt_recording.when_imported", "importlib",
-        "importlib._bootstrap", "importlib._bootstrap_external", "importlib.machinery", "sitecustomize", "types", "warnings",
+        "importlib._bootstrap", "importlib._bootstrap_external", "importlib.machinery", "sitecustomize", "types",
+        "warnings",
     }  # fmt: skip
     assert (folder / "python-started").exists()
     assert not _journals(folder)

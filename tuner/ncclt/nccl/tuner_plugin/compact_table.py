@@ -6,7 +6,7 @@
 
 Sizes and channels are in base 36 (0-9a-z), letters are upper case. A row without start begins behind the row before it
 in its section (the first at 0), one without end has none, and one without channels leaves them to NCCL. The checksum is
-that of the table for people (`ncclt env --format tuner-csv`), so that both texts of one table have the same. No
+that of the table as CSV (`ncclt env --format tuner-csv`), so that both texts of one table have the same. No
 character has a meaning for shells, `srun --export`, `mpirun -x` or Docker. plugin/table.c reads it.
 """
 
@@ -68,7 +68,7 @@ _ROW = re.compile(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Row:
+class CompactRow:
     """One row in NCCL's lower-case words; `ANY` for nodes, ranks or channels that are not said."""
 
     function: str
@@ -82,9 +82,11 @@ class _Row:
 
     @property
     def section(self) -> str:
+        """Return the beginning of a section of such rows."""
         return f"{max(self.ranks, 0)}.{max(self.nodes, 0)}{_FUNCTION_LETTERS[FUNCTIONS.index(self.function)]}"
 
     def text(self) -> str:
+        """Return the row of a CSV table."""
         fields = (
             self.function, self.first, self.last, self.algorithm, self.protocol, self.channels, self.nodes, self.ranks,
         )  # fmt: skip
@@ -99,7 +101,7 @@ def table_environment(text: str, *, file: Path | None = None) -> dict[str, str]:
         file: where the same text lies, on every node; only used for a table above `MOST_BYTES`.
 
     Raises:
-        InputError: no table of ncclt, or a damaged one.
+        InputError: not a table of ncclt, or a damaged one.
         UsageError: it is too long for the environment, and no file is named.
     """
     compact = encode_table(text)
@@ -117,13 +119,13 @@ def encode_table(text: str) -> str:
     """Return the compact text of a table, whatever its length.
 
     Raises:
-        InputError: no table of ncclt, or a damaged one.
+        InputError: not a table of ncclt, or a damaged one.
     """
     lines = text.splitlines()
     head = _HEAD.fullmatch(lines[0]) if lines else None
     if head is None:
         raise InputError(
-            "this is no table of ncclt: its first line is not `# ncclt-table 1 ...`",
+            "not a table of ncclt: its first line is not `# ncclt-table 1 ...`",
             hint=_AGAIN,
         )
     rows = [_parse_row(line) for line in lines if line and not line.startswith("#")]
@@ -141,7 +143,7 @@ def encode_table(text: str) -> str:
 
 
 def decode_table(compact: str) -> str:
-    """Return the table for people that a compact text stands for, without comments.
+    """Return the CSV table that a compact text stands for, without comments.
 
     Raises:
         InputError: it is damaged.
@@ -159,14 +161,14 @@ def decode_table(compact: str) -> str:
     return table_text(rows, table_id=found["id"], version=version, nodes=int(found["nodes"]), ranks=int(found["ranks"]))
 
 
-def _parse_row(line: str) -> _Row:
+def _parse_row(line: str) -> CompactRow:
     fields = line.split(",")
     try:
         if len(fields) != len(COLUMNS):
             raise ValueError(f"{len(fields)} fields instead of {len(COLUMNS)}")
         function, first, last, algorithm, protocol, *numbers = fields
         channels, nodes, ranks = map(int, numbers)
-        row = _Row(
+        row = CompactRow(
             function=function, first=int(first), last=int(last), algorithm=algorithm, protocol=protocol,
             channels=channels, nodes=nodes, ranks=ranks,
         )  # fmt: skip
@@ -179,7 +181,7 @@ def _parse_row(line: str) -> _Row:
     return row
 
 
-def _encode_rows(rows: list[_Row]) -> Iterator[str]:
+def _encode_rows(rows: list[CompactRow]) -> Iterator[str]:
     expected = 0
     for row in rows:
         start = "" if row.first == expected else f"{_base36(row.first)}-"
@@ -190,7 +192,7 @@ def _encode_rows(rows: list[_Row]) -> Iterator[str]:
         expected = row.last + 1
 
 
-def _decode_section(text: str) -> Iterator[_Row]:
+def _decode_section(text: str) -> Iterator[CompactRow]:
     section = _SECTION.fullmatch(text)
     if section is None or section["function"] not in _FUNCTION_LETTERS:
         raise InputError(f"the compact table is damaged at {text[:40]!r}")
@@ -199,7 +201,7 @@ def _decode_section(text: str) -> Iterator[_Row]:
         found = _ROW.fullmatch(part)
         if found is None or found["algorithm"] not in _ALGORITHM_LETTERS or found["protocol"] not in _PROTOCOL_LETTERS:
             raise InputError(f"the compact table is damaged at {part[:40]!r}")
-        row = _Row(
+        row = CompactRow(
             function=FUNCTIONS[_FUNCTION_LETTERS.index(section["function"])],
             first=expected if found["start"] is None else int(found["start"], 36),
             last=NO_UPPER_END if found["end"] is None else int(found["end"], 36),

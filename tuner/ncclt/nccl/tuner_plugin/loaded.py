@@ -147,9 +147,9 @@ class LoadedPlugin:
                 version: layout(version).in_dll(self._library, f"ncclTunerPlugin_v{version}")
                 for version in API_VERSIONS
             }
-            self._library.ncclt_describe  # noqa: B018  # an older plugin has none
             if misplaced := [version for version, tuner in self._tuners.items() if not tuner.end]:
                 raise ValueError(f"API v{misplaced[0]} has no finalize where NCCL calls it, and would crash NCCL")
+            self._library.ncclt_describe  # noqa: B018  # an older plugin has none
         except (OSError, ValueError, AttributeError) as error:
             raise InputError(
                 f"{path} cannot be loaded as a tuner plugin: {error}", hint="build it here: ncclt plugin build"

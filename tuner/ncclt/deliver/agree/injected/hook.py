@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 TIMEOUT_S = 60.0
-"""Rank 0 waits so long for the others. They wait for each other in the first collective anyway, so it is spent only where
-a rank has no hook at all."""
+"""Limit for which rank 0 waits; ranks meet in their first collective anyway, so only a rank without hook costs it."""
 
 USE_TABLE, KEEP_DEFAULT, IN_DOUBT = 1, 2, 3
 """As enum ncclt_agreed of plugin/agreement.h."""
@@ -116,7 +115,7 @@ def agree(
     prefix: str,
     timeout_s: float,
 ) -> int:
-    """Compare the ranks, tell the plugin the decision, and return it.
+    """Compare the ranks, pass the decision to the plugin, and return it.
 
     Args:
         store: of the job; used by a clone, since a waiting thread blocks all other users of one.

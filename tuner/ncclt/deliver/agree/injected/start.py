@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from .when_imported import ModuleFinder
+from .when_imported import ModuleFinder  # type: ignore[import-untyped]  # of ncclt.profile.record, copied beside this
 
 TYPE_CHECKING = False  # as typing's own, which costs 5 ms in every process to import
 if TYPE_CHECKING:
@@ -24,5 +24,5 @@ def _attach(distributed: ModuleType) -> None:
     try:
         from .hook import wrap
     except (ImportError, OSError):
-        return  # the folder is gone: this rank does not answer, so that all keep the default
+        return  # the folder was removed: this rank does not answer, so that all keep the default
     wrap(distributed)
