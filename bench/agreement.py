@@ -187,9 +187,14 @@ def main() -> None:
     different = [one for one in found if is_different(one)]
     outcomes = Counter(str(one["answers"][0]) for one in found)  # type: ignore[index]
     document = {
-        "starts": len(found), "ranks": arguments.ranks, "different": len(different), "used": outcomes["use"],
-        "kept_default": outcomes["default"], "seconds": round(time.monotonic() - began_s, 1),
-    }  # fmt: skip
+        "starts": len(found),
+        "ranks": arguments.ranks,
+        "different": len(different),
+        "used": outcomes["use"],
+        "kept_default": outcomes["default"],
+        "not_started": len(found) - outcomes["use"] - outcomes["default"],
+        "seconds": round(time.monotonic() - began_s, 1),
+    }
     if arguments.json:
         print(json.dumps(document | {"rows": found}))
     else:
