@@ -117,7 +117,7 @@ def test_what_the_probes_of_the_proof_took_from_the_policy_is_told_on_the_page_t
     command.store.add_workload(replace(mine, name="near", messages=(MessageCalls(message=message, calls_per_step=1),)))
     text = recorded("--model", "near", "--landscape", str(tmp_path / "near.csv"))
     study = command.store.studies().items[0].study
-    for said in (text, command(show, study.id), study_report(command.store, study, "html").lower()):
+    for said in (text, command(show, study.id), study_report(command.store, study).lower()):
         assert "the rules stop short of" in said
 
 
