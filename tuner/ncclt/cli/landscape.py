@@ -31,13 +31,12 @@ def landscape() -> None:
 
 def _loaded(name: str) -> Landscape:
     from ncclt.measure.simulated import load_landscape
-    from ncclt.store.shipped import profiles_folder, recorded_clusters
     from ncclt.user_dirs import recorded_tables
 
     tables = recorded_tables()
     if name not in tables:
         raise NotFoundError(f"there is no recorded cluster {name!r}", hint=f"one of {', '.join(tables)}")
-    return load_landscape(tables[name], {}, cluster=recorded_clusters(profiles_folder())[name])
+    return load_landscape(tables[name])
 
 
 @app.command("list")

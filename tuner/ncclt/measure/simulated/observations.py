@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -35,20 +35,18 @@ class ObservedTimes:
     notes: tuple[str, ...] = ()
 
 
-def observed_in_file(path: Path, cluster: Cluster, where: Mapping[str, str]) -> ObservedTimes:
+def observed_in_file(path: Path, cluster: Cluster) -> ObservedTimes:
     """Read the times of a file: an output of nccl-tests, text or JSON, or a table of measurements.
 
     Args:
         path: the file.
         cluster: whose times they are.
-        where: rows of a table to keep, column -> value or pattern.
 
     Raises:
-        InputError: it cannot be read, or none of its times can be those of the cluster.
-        UsageError: a table holds several systems.
+        InputError: it cannot be read, or its times cannot be those of the cluster.
     """
     if path.suffix.lower() == ".csv":
-        return _table(path, cluster, where)
+        return _table(path, cluster)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -135,24 +133,14 @@ def _nodes(test: NcclTest, cluster: Cluster, path: Path) -> int:
     return nodes
 
 
-def _table(path: Path, cluster: Cluster, where: Mapping[str, str]) -> ObservedTimes:
-    reading = read_rows(path, where)
-    shaped = [row for row in reading.rows if row.gpus_per_node == cluster.gpus_per_node]
-    if not shaped:
-        have = ", ".join(sorted({str(row.gpus_per_node) for row in reading.rows}))
+def _table(path: Path, cluster: Cluster) -> ObservedTimes:
+    rows = read_rows(path)
+    first = rows[0]
+    if first.gpus_per_node != cluster.gpus_per_node:
         raise InputError(
-            f"{path.name} has no times of nodes with {cluster.gpus_per_node} GPUs", hint=f"it has nodes with {have}"
-        )
-    kinds = {(row.system, row.interconnect, row.nccl_version, row.condition, row.in_place) for row in shaped}
-    if len(kinds) > 1:
-        # Out of place, and without a condition, is what nccl-tests shows first.
-        kinds = {kind for kind in kinds if not kind[3]} or kinds
-        kinds = {kind for kind in kinds if kind[4] != "1"} or kinds
-    if len(kinds) > 1:
-        some = "; ".join(sorted(" | ".join(filter(None, kind)) for kind in kinds)[:4])
-        raise UsageError(
-            f"{path.name} holds {len(kinds)} systems, versions or conditions: {some}",
-            hint="choose one with --where COLUMN=VALUE",
+            f"{path.name} has times of nodes with {first.gpus_per_node} GPUs, and {cluster.name} has "
+            f"{cluster.gpus_per_node} per node",
+            hint=f"give --gpus-per-node {first.gpus_per_node}, or times of whole nodes",
         )
     seen = [
         ObservedPoint(
@@ -161,16 +149,15 @@ def _table(path: Path, cluster: Cluster, where: Mapping[str, str]) -> ObservedTi
             message=Message(collective=row.collective, dtype="float32", size_bytes=row.size_bytes),
             time_us=row.time_us,
         )
-        for row in shaped
-        if (row.system, row.interconnect, row.nccl_version, row.condition, row.in_place) in kinds
+        for row in rows
     ]
-    left = len(reading.rows) - len(seen)
-    notes = (*reading.notes, *((f"{left} rows of {path.name} are of other shapes or conditions",) if left else ()))
-    versions = sorted({kind[2] for kind in kinds})
-    notes = (*notes, *filter(None, (_of_another_nccl(path, version, cluster) for version in versions)))
     # An export of a simulated study is such a table.
-    label = f" ({SIMULATED})" if any(SIMULATED in kind[3] for kind in kinds) else ""
-    return ObservedTimes(seen=_medians(seen), sources=(f"{path.name}{label}: {len(seen)} times",), notes=notes)
+    label = f" ({SIMULATED})" if first.is_simulated else ""
+    return ObservedTimes(
+        seen=_medians(seen),
+        sources=(f"{path.name}{label}: {len(seen)} times",),
+        notes=tuple(filter(None, (_of_another_nccl(path, first.nccl_version, cluster),))),
+    )
 
 
 def observed_in_trials(trials: Iterable[Trial], nodes: int, source: str) -> ObservedTimes:
