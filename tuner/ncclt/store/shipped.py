@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from ncclt.core.cluster import Cluster
+from ncclt.core.cluster_file import cluster_of_toml
 from ncclt.core.workload import Workload
 from ncclt.errors import InputError, MissingDependencyError, NccltError, reason
 from ncclt.store.names import unknown_name
@@ -111,22 +111,18 @@ def shipped_workloads(folder: Path) -> dict[str, Workload]:
 
 def shipped_clusters(folder: Path) -> dict[str, Cluster]:
     """Read every cluster of a profiles folder that can be simulated, by name; InputError as for `shipped_workloads`."""
-    return _read(folder / "clusters", ".toml", _cluster)
+    return _read(folder / "clusters", ".toml", lambda text: cluster_of_toml(text, "it"))
 
 
 def recorded_clusters(folder: Path) -> dict[str, Cluster]:
     """Read the cluster of every recorded landscape, of a profiles folder or imported, by name; InputError as above."""
-    imported = _read(landscape_folder(), ".toml", _cluster, kind="imported")
-    return imported | _read(folder / "landscapes", ".toml", _cluster)
+    imported = _read(landscape_folder(), ".toml", lambda text: cluster_of_toml(text, "it"), kind="imported")
+    return imported | _read(folder / "landscapes", ".toml", lambda text: cluster_of_toml(text, "it"))
 
 
 def named_clusters(folder: Path) -> dict[str, Cluster]:
     """Read every cluster of a profiles folder, and the recorded ones, by name; InputError as above."""
     return recorded_clusters(folder) | shipped_clusters(folder)
-
-
-def _cluster(text: str) -> Cluster:
-    return Cluster.from_document(tomllib.loads(text))
 
 
 def _read(folder: Path, suffix: str, parse: Callable[[str], Entry], *, kind: str = "shipped") -> dict[str, Entry]:

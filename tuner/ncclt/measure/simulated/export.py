@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from typing import TextIO
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.setting import Setting
 from ncclt.core.study import Study, Trial
 from ncclt.core.trial import Measurement, Outcome
-from ncclt.measure.simulated.landscape_rows import LandscapeRow, write_rows
+from ncclt.measure.simulated.landscape_rows import LandscapeRow
 
 
-def export(study: Study, trials: Iterable[Trial], file: TextIO, *, version: str) -> tuple[int, tuple[str, ...]]:
-    """Write every good measurement of a study as a row.
+def export(study: Study, trials: Iterable[Trial], *, version: str) -> tuple[list[LandscapeRow], tuple[str, ...]]:
+    """Return every good measurement of a study as a row, and what was left out and why.
 
     Args:
         study: with its cluster.
         trials: of the study.
-        file: receives the table.
         version: of ncclt.
-
-    Returns:
-        The number of rows, and what was left out and why.
     """
     good = [(t, m) for t in trials if t.result.outcome is Outcome.OK for m in t.result.measurements]
     whole = [(t, m) for t, m in good if m.message.group_size in (0, study.cluster.world_size) and not m.interpolated]
-    rows = _rows(study, whole, version)
-    write_rows(rows, file)
     parts = {m.message for _, m in good if m.message.group_size not in (0, study.cluster.world_size)}
     between = sum(m.interpolated for _, m in good)
     notes = []
@@ -36,7 +30,12 @@ def export(study: Study, trials: Iterable[Trial], file: TextIO, *, version: str)
         notes.append(f"{len(parts)} messages of smaller groups were left out: a landscape is of one shape of job")
     if between:
         notes.append(f"{between} interpolated times were left out: they were not measured")
-    return len(rows), tuple(notes)
+    return _rows(study, whole, version), tuple(notes)
+
+
+def exported_cluster(study: Study, rows: Sequence[LandscapeRow], *, name: str) -> Cluster:
+    """Return the cluster of exported rows under a name of its own; what names hosts or people is left out."""
+    return replace(study.cluster, name=name, description=rows[0].system, sources=(rows[0].source,), calibration=None)
 
 
 def _rows(study: Study, measured: Iterable[tuple[Trial, Measurement]], version: str) -> list[LandscapeRow]:

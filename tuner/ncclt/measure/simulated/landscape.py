@@ -200,8 +200,8 @@ def load_landscape(path: Path) -> Landscape:
                 f"{path.stem}.toml",
                 hint="correct one of the two files",
             )
+    check_replayable(rows, path.name)
     curves = curves_of(rows)
-    _check_replayable(curves, path.name)
     return Landscape(
         cluster=cluster,
         curves=curves,
@@ -246,7 +246,13 @@ def _sigmas(
     return found | repeated
 
 
-def _check_replayable(curves: Mapping[tuple[Collective, Setting], Curve], name: str) -> None:
+def check_replayable(rows: Iterable[LandscapeRow], name: str) -> None:
+    """Refuse rows without the default of each collective, or without another setting.
+
+    Raises:
+        LandscapeError: nothing could be tuned with them; the message begins with `name`.
+    """
+    curves = curves_of(rows)
     settings = {setting for _, setting in curves}
     if DEFAULT not in settings:
         raise LandscapeError(

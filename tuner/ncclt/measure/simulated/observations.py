@@ -47,24 +47,17 @@ def observed_in_file(path: Path, cluster: Cluster) -> ObservedTimes:
     """
     if path.suffix.lower() == ".csv":
         return _table(path, cluster)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read: {reason(error)}", hint="give an output of nccl-tests") from error
-    try:
-        tests = (parse_json(text),) if text.lstrip().startswith("{") else parse_text(text)
-    except BenchmarkError as error:
-        raise InputError(f"{path}: {error.message}", hint="give an output of nccl-tests, or a table in CSV") from error
+    tests = read_tests(path)
     seen: list[ObservedPoint] = []
     notes = [f"{path.name} is taken as NCCL's own choice: an output of nccl-tests does not say what was forced"]
     for test in tests:
-        nodes = _nodes(test, cluster, path)
+        nodes = count_nodes(test, cluster, path)
         note = f"{path.name} is from {test.gpu} GPUs, and {cluster.name} has {cluster.gpu}: is it of this cluster?"
-        if note not in notes and _is_another_gpu(test.gpu, cluster.gpu):
+        if note not in notes and is_another_gpu(test.gpu, cluster.gpu):
             notes.append(note)
         if (other := _of_another_nccl(path, test.nccl, cluster)) and other not in notes:
             notes.append(other)
-        collective = _collective(test.program or test.command, path)
+        collective = collective_of(test.program or test.command, path)
         for row in test.rows:
             timing = row.out_of_place or row.in_place
             if timing is None or not timing.time_us > 0 or row.size_bytes < 1 or timing.wrong:
@@ -78,7 +71,23 @@ def observed_in_file(path: Path, cluster: Cluster) -> ObservedTimes:
     )
 
 
-def _collective(program: str | None, path: Path) -> Collective:
+def read_tests(path: Path) -> tuple[NcclTest, ...]:
+    """Read an output of nccl-tests, text or JSON.
+
+    Raises:
+        InputError: it cannot be read, or is none.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read: {reason(error)}", hint="give an output of nccl-tests") from error
+    try:
+        return (parse_json(text),) if text.lstrip().startswith("{") else parse_text(text)
+    except BenchmarkError as error:
+        raise InputError(f"{path}: {error.message}", hint="give an output of nccl-tests, or a table in CSV") from error
+
+
+def collective_of(program: str | None, path: Path) -> Collective:
     """Return what a program measures; where the output does not name it, the file may."""
     words = path.stem.lower().replace("_", "").replace("-", "")
     named = [c for c in PROGRAMS if c.value.replace("_", "") in words]
@@ -94,7 +103,7 @@ def _collective(program: str | None, path: Path) -> Collective:
     return found
 
 
-def _is_another_gpu(named: str, expected: str) -> bool:
+def is_another_gpu(named: str, expected: str) -> bool:
     """Return whether a driver's name is of another model: `NVIDIA H100 80GB HBM3` is an H100-SXM5-80GB."""
     models = [_MODEL.search(name.upper()) for name in (named, expected)]
     return all(models) and len({found[0] for found in models if found}) > 1
@@ -111,7 +120,7 @@ def _of_another_nccl(path: Path, named: str, cluster: Cluster) -> str:
     return f"{path.name} was measured with NCCL {version}, and {cluster.name} has {cluster.version}: choices may differ"
 
 
-def _nodes(test: NcclTest, cluster: Cluster, path: Path) -> int:
+def count_nodes(test: NcclTest, cluster: Cluster, path: Path) -> int:
     """Return how many nodes of the cluster a test ran on.
 
     Raises:
