@@ -226,7 +226,7 @@ def test_an_imported_landscape_is_tuned(logs):
 COMMANDS = {
     "NCCL_ALGO=Tree NCCL_PROTO=LL ./build/all_reduce_perf -b 8": "tree/ll",
     "+ srun --export=ALL,NCCL_ALGO=Tree,NCCL_PROTO=Simple all_reduce_perf": "tree/simple",
-    "mpirun -x NCCL_ALGO=nvlstree \\\n  -x NCCL_BUFFSIZE=1048576 \\\n  all_reduce_perf": "nvls_tree/auto BUFFSIZE=1048576",
+    "mpirun -x NCCL_ALGO=nvls \\\n  -x NCCL_BUFFSIZE=1048576 \\\n  all_reduce_perf": "nvls/auto BUFFSIZE=1048576",
     "NCCL_PROTO='LL128' all_reduce_perf": "auto/ll128",
     "NCCL_MAX_NCHANNELS=8 all_reduce_perf": "c=8",
 }
