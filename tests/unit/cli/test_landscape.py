@@ -293,6 +293,7 @@ REFUSED = [
     (("--default",), {"a": output(SLOW, gpu="NVIDIA H100 80GB HBM3")}, "a.log is from NVIDIA H100"),
     (("--default",), {"a": output(SLOW, ranks=3)}, "3"),
     (("--default",), {"a": "nothing"}, "a.log"),
+    (("--default",), {"a": f"{RING}\n" + output(SLOW, command="all_reduce_perf")}, "several command lines before"),
     (
         ("--default",),
         {"a": output(SLOW, command=RING), "b": output(FAST, command=f"NCCL_P2P_DISABLE=1 {RING}")},

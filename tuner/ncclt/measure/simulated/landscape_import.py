@@ -133,7 +133,12 @@ def _setting(test: NcclTest, path: Path, given: Setting | None, fallback: Settin
         LandscapeError: it is not known, or no setting expresses it.
         UsageError: the output contradicts the option.
     """
-    stated = _stated(test, path)
+    if test.is_ambiguous and given is None:
+        raise LandscapeError(
+            f"{path.name} has several command lines before one run, with different variables",
+            hint=f"add --setting '{path}=ring/ll' if all its runs had that setting",
+        )
+    stated = None if test.is_ambiguous else _stated(test, path)
     if stated is not None:
         if given is not None and given != stated:
             raise UsageError(

@@ -63,6 +63,7 @@ class NcclTest:
         nccl: the NCCL version that it loaded, as it prints it: `2.28.9` or `22809`; empty = not known.
         variables: NCCL_* variables of the run, from its command line and from NCCL's lines on its environment; what is
             missing may have been set without a trace in the output.
+        is_ambiguous: several command lines came before the run, and they set different variables.
         unreadable_lines: lines inside the table that are not rows, such as log lines and rows broken by them.
     """
 
@@ -78,6 +79,7 @@ class NcclTest:
     gpu: str = ""
     nccl: str = ""
     variables: tuple[tuple[str, str], ...] = ()
+    is_ambiguous: bool = False
 
 
 def count_hosts(places: Sequence[tuple[str, str]]) -> int:

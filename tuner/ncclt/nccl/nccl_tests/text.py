@@ -74,6 +74,7 @@ class _OpenTest:
     version: str | None = None
     nccl: str = ""
     variables: dict[str, str] = field(default_factory=dict)
+    is_ambiguous: bool = False
     set_up: bool = False
     groups: list[str | None] = field(default_factory=list)  # of each rank
     places: list[tuple[str, str, str]] = field(default_factory=list)  # host, device and GPU of ranks of the first group
@@ -98,6 +99,7 @@ class _OpenTest:
             gpu=self.places[0][2].strip() if self.places else "",
             nccl=self.nccl,
             variables=tuple(sorted(self.variables.items())),
+            is_ambiguous=self.is_ambiguous,
         )
 
 
@@ -108,7 +110,7 @@ class _Tests:
         self._closed: list[NcclTest] = []
         self._open = _OpenTest()
         self._command: str | None = None  # of the last line that looks like one
-        self._assigned: dict[str, str] = {}  # by that line
+        self._assigned: list[dict[str, str]] = []  # by each such line since the last test
         self._continued = ""
 
     def read_line(self, line: str) -> None:
@@ -136,7 +138,7 @@ class _Tests:
     def _read_command(self, line: str) -> None:
         if match := _COMMAND.search(line):
             self._command = match[1]
-            self._assigned = {name: value.strip("\"'") for name, value in _ASSIGNED.findall(line)}
+            self._assigned.append({name: value.strip("\"'") for name, value in _ASSIGNED.findall(line)})
 
     def finish(self) -> tuple[NcclTest, ...]:
         self._next_test()
@@ -162,8 +164,10 @@ class _Tests:
                 self._next_test()
             self._open.set_up = True
             self._open.command, self._command = self._command, None
-            self._open.variables = self._assigned | self._open.variables
-            self._assigned = {}
+            if self._assigned:
+                self._open.variables = self._assigned[-1] | self._open.variables
+                self._open.is_ambiguous = any(one != self._assigned[-1] for one in self._assigned)
+            self._assigned = []
         elif match := _RANK.match(line):
             self._open.groups.append(match[1])
             if match[1] == self._open.groups[0] and (place := _PLACE.match(line)):
