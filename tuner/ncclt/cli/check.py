@@ -39,7 +39,7 @@ def check(
     target: Annotated[
         Target,
         Fields(
-            "cluster nodes gpus_per_node nccl_version points blocks tolerance launcher landscape where benchmark "
+            "cluster nodes gpus_per_node nccl_version points blocks tolerance launcher landscape benchmark "
             "backend nccl_tests hosts hostfile python container namespace kubernetes launcher_arg scratch keep_env "
             "through"
         ),

@@ -249,19 +249,17 @@ def notes_on_parallel(parallel: int) -> tuple[str, ...]:
     return (f"the search ran {parallel} trials at once on nodes of their own; finalists and proof ran alone",)
 
 
-def replayed_testbed(
-    path: Path, where: Mapping[str, str], *, seed: int, reason: str, cluster: Cluster | None = None
-) -> Testbed:
+def replayed_testbed(path: Path, *, seed: int, reason: str) -> Testbed:
     """Return a recorded landscape as a place to measure; its search space is exactly what was recorded.
 
     Args:
-        path, where, cluster: as `load_landscape` takes them.
+        path: as `load_landscape` takes it.
         seed: of the recorded noise.
         reason: why it is replayed.
     """
     from ncclt.measure.simulated import ReplayRunner, load_landscape
 
-    landscape = load_landscape(path, where, cluster=cluster)
+    landscape = load_landscape(path)
     return Testbed(
         runner=ReplayRunner(landscape, seed=seed),
         reason=reason,
