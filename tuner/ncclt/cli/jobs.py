@@ -103,7 +103,7 @@ def submit(
 
     With --stale, queue a job for each stale recommendation that has none queued or running, and print a line for each.
     """
-    from ncclt.store.store import utc_now
+    from ncclt.store.clock import utc_now
 
     limits = TuningJob(
         id="", cluster="", model="", trials=trials, seconds=seconds, gpu_hours=gpu_hours, blocks=blocks, seed=seed,
@@ -146,7 +146,7 @@ def _submit_stale(
         return RemoteJobs(server).submit_stale(limits, cluster=cluster)
     require_jobs_extra()
     from ncclt.store import open_store
-    from ncclt.store.store import utc_now
+    from ncclt.store.clock import utc_now
     from ncclt_api.job_queue import JobQueue, prepare, submit_stale
 
     with open_store(storage, makes=False) as store:
@@ -238,7 +238,7 @@ def retry(id: Id, server: Server = None, storage: Storage = None, as_json: AsJso
     if server:
         _show(RemoteJobs(server).retry(id), as_json=as_json)
         return
-    from ncclt.store.store import utc_now
+    from ncclt.store.clock import utc_now
 
     with _queue(storage) as queue:
         _show(queue.retry(id, by="", now=utc_now())[0], as_json=as_json)

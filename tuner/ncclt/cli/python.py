@@ -60,7 +60,7 @@ def tune(
     from ncclt.cli.tune_view import TuneView
     from ncclt.pipeline.tune import TuneRequest
     from ncclt.pipeline.tune import tune as run
-    from ncclt.store.store import utc_now
+    from ncclt.store.clock import utc_now
 
     target, effort = (target or Target()).resolved(os.environ), effort or Effort()
     if target.lacks_allocation(os.environ):

@@ -137,7 +137,7 @@ def run_study(
     """
     from ncclt.cli.tune_view import TuneView
     from ncclt.pipeline.tune import tune as run
-    from ncclt.store.store import utc_now
+    from ncclt.store.clock import utc_now
 
     if testbed.is_launched:
         _examine(testbed.runner.cluster, force=force)

@@ -166,7 +166,7 @@ def compare(
     """
     from ncclt.prove.step_times import InterruptedComparisonError
     from ncclt.prove.step_times import verify as run
-    from ncclt.store.store import utc_now
+    from ncclt.store.clock import utc_now
 
     watch = _Watch(request, hidden=hidden, verbose=verbose)
     with interruptible():
