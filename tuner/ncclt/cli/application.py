@@ -17,7 +17,7 @@ from ncclt.cli import completion
 from ncclt.cli.configuration import default_map
 from ncclt.cli.help import VERBS, arrange, heading_of
 from ncclt.cli.output import report
-from ncclt.errors import NccltError, UsageError, in_our_words
+from ncclt.errors import NccltError, UsageError, described, in_our_words
 
 COMMANDS: dict[str, str] = {
     "autotune": "ncclt.cli.autotune",
@@ -110,10 +110,10 @@ class LazyGroup(TyperGroup):
             return super().invoke(ctx)
         except _REFUSED as error:
             raise _refusal(error, ctx) from error
-        except NccltError as error:
+        except (NccltError, ModuleNotFoundError) as error:
             if ctx.params.get("debug"):
                 raise
-            raise typer.Exit(report(error)) from error
+            raise typer.Exit(report(described(error))) from error
 
 
 def _plain(name: str, main: Callable[[Sequence[str]], int]) -> typer.Typer:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ncclt.core.recommendation import Recommendation, Request, select
-from ncclt.errors import MissingDependencyError, NccltError, StoreError, UsageError
+from ncclt.errors import MissingDependencyError, NccltError, StoreError, UsageError, described
 from ncclt.store.location import Location, locate, no_store
 from ncclt.store.names import KnownNames
 from ncclt.store.readonly import read_names, read_published, read_rollouts, read_rules
@@ -49,8 +49,6 @@ _LATER = {
     "StudySummary": "ncclt.store.study_page",
     "profiles_folder": "ncclt.store.shipped",
 }
-
-_DEPENDENCIES = ("sqlalchemy", "alembic", "psycopg")
 
 
 def open_to_read(url: str | None = None, *, would_be_made: bool = False) -> Store:
@@ -133,11 +131,7 @@ def _open(
 
         return Store(location, migrate=migrate, clock=clock, profiles=profiles, is_patient=is_patient)
     except ModuleNotFoundError as error:
-        if error.name not in _DEPENDENCIES:
-            raise
-        raise MissingDependencyError(
-            f"the store needs {error.name}, which is not installed", hint="pip install 'ncclt[store]'"
-        ) from error
+        raise described(error) from error
 
 
 def chosen(url: str | None, request: Request, *, partly: bool = False) -> Recommendation:
