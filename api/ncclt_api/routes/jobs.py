@@ -17,7 +17,8 @@ from ncclt.core.api_key import ApiKey
 from ncclt.core.name import checked_name
 from ncclt.core.tuning_job import JobEvent, JobState, JobStatus, StaleJob, TuningJob
 from ncclt.errors import StoreError, UsageError
-from ncclt.store.store import Store, utc_now
+from ncclt.store.clock import utc_now
+from ncclt.store.store import Store
 from ncclt_api.access import key_of, require_cluster
 from ncclt_api.dependencies import MOST_NUMBER, CurrentStore, StrictQuery, normal_version
 from ncclt_api.job_schemas import JobDocument, JobList, NewJob, NewStaleJobs, StaleJobDocument, StaleJobList

@@ -17,7 +17,8 @@ from ncclt.core.recommendation import Recommendation, select
 from ncclt.core.recommendation import Request as Job
 from ncclt.core.rollout import RollOutState
 from ncclt.errors import StaleRecommendationError, UsageError
-from ncclt.store.store import Store, utc_now
+from ncclt.store.clock import utc_now
+from ncclt.store.store import Store
 from ncclt_api.access import require_cluster, who
 from ncclt_api.dependencies import CurrentStore, PermittedRecommendation, StrictQuery, normal_version
 from ncclt_api.pages.compare_view import Compared

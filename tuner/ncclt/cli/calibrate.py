@@ -13,7 +13,7 @@ import typer
 from ncclt.cli.completion import cluster_names
 from ncclt.cli.options import AsJson, DryRun, ReplaceCluster, Storage
 from ncclt.cli.output import print_json, print_table, say
-from ncclt.errors import UsageError
+from ncclt.errors import UsageError, require_extra
 
 if TYPE_CHECKING:
     from ncclt.core.calibration import Calibration
@@ -68,13 +68,12 @@ def calibrate(
     forced settings, calibrate both. `ncclt cluster show` lists the fitted constants with their intervals. What is
     simulated beyond twice the fitted sizes and nodes is marked as extrapolated.
     """
+    require_extra("tune")
     from ncclt.core.name import checked_name
     from ncclt.measure.simulated.calibrate import calibrate as fit
     from ncclt.measure.simulated.calibrate import require_possible
-    from ncclt.measure.testbed import require_tune_extra
     from ncclt.store import open_store, open_to_read
 
-    require_tune_extra()
     if not sources and not probe:
         raise UsageError("there are no times to calibrate with", hint="give --from FILE, --from studies, or --probe")
     if not probe and (launcher or hosts or nccl_tests or times):

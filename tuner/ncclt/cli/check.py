@@ -68,7 +68,7 @@ def check(
 
     target = target.resolved(os.environ)
     with open_store(storage, makes=False) as store:
-        from ncclt.store.store import utc_now
+        from ncclt.store.clock import utc_now
 
         # A seed of its own for simulated noise: a check must not repeat the study's own launches.
         testbed = open_testbed(target, store, store.workload(model), environ=os.environ, seed=0, ask_driver=False)

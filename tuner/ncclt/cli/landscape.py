@@ -99,7 +99,7 @@ def show(
     print(f"  {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu}, NCCL {cluster.nccl_version}")
     print(f"  links: {cluster.link_class}, {cluster.link_gbps:g} GB/s; network: {network}")
     for text in (*cluster.sources[1:], *found.notes):
-        print(f"  {text}")
+        say(f"  {text}", to_stdout=True)
     for collective, lines in rows.items():
         print(f"\n{collective}, recorded: µs by NCCL's own choice, and by the best recorded setting")
         table = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from ncclt.core.setting import Setting
 from ncclt.core.study import Arm, Phase, Trial
 from ncclt.core.trial import Outcome, Runner
 from ncclt.core.workload import LEFT_OUT, Workload
-from ncclt.errors import LandscapeError, MissingDependencyError, UsageError
+from ncclt.errors import LandscapeError, UsageError
 from ncclt.measure import PersistentRunner
 from ncclt.measure.runner import RealRunner
 from ncclt.nccl.switching import why_not_forced
@@ -272,10 +271,3 @@ def replayed_testbed(path: Path, *, seed: int, reason: str) -> Testbed:
             *landscape.notes,
         ),
     )
-
-
-def require_tune_extra() -> None:
-    """Refuse early, with the command to type, when the tuner's packages are not installed."""
-    for package in ("optuna", "numpy", "scipy", "sqlalchemy", "threadpoolctl", "detect_secrets"):
-        if importlib.util.find_spec(package) is None:
-            raise MissingDependencyError(f"tuning needs {package}", hint="pip install 'ncclt[tune]'")

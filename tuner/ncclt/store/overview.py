@@ -26,7 +26,8 @@ from ncclt.store.failures import repeatable
 from ncclt.store.leases import abandoned
 from ncclt.store.records import with_staleness
 from ncclt.store.studies import studies_of
-from ncclt.store.summaries import StudySummary, summarised
+from ncclt.store.study_page import StudySummary
+from ncclt.store.summaries import summarised
 from ncclt.store.tables import clusters, recommendations, studies, workloads
 
 MOST_FOUND = 8

@@ -10,9 +10,12 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.cluster_file import cluster_of_toml
+from ncclt.core.preflight import Preflight
+from ncclt.core.recommendation import Recommendation
 from ncclt.core.workload import Workload
-from ncclt.errors import InputError, MissingDependencyError, NccltError, reason
+from ncclt.errors import InputError, NccltError, reason
 from ncclt.store.names import unknown_name
+from ncclt.store.study_page import StudyPage
 from ncclt.user_dirs import landscape_folder, shipped_folder
 
 
@@ -43,13 +46,13 @@ class CatalogueEntry(Generic[Item]):
 
 
 class ShippedOnly:
-    """What can be read of a store that does not exist yet where SQLAlchemy is not installed: what is shipped.
+    """A store without studies and without a database: what is shipped can be read.
 
     Args:
-        lacks: raised for everything else.
+        lacks: raised for everything that needs a database.
     """
 
-    def __init__(self, lacks: MissingDependencyError) -> None:
+    def __init__(self, lacks: NccltError) -> None:
         self._lacks = lacks
 
     def __enter__(self) -> Self:
@@ -76,6 +79,18 @@ class ShippedOnly:
     def cluster(self, name: str) -> Cluster:
         """Return a cluster; NotFoundError for an unknown name."""
         return _entry("cluster", named_clusters(profiles_folder()), name)
+
+    def studies(self, **_filters: object) -> StudyPage:
+        """Return a page without studies."""
+        return StudyPage(items=(), next_cursor=None)
+
+    def preflights(self, **_filters: object) -> tuple[Preflight, ...]:
+        """Return no preflights."""
+        return ()
+
+    def recommendations(self, **_filters: object) -> tuple[Recommendation, ...]:
+        """Return no recommendations."""
+        return ()
 
 
 def _entries(shipped: Mapping[str, Item]) -> tuple[CatalogueEntry[Item], ...]:

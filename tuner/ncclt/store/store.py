@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
-from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +17,7 @@ from ncclt.core.workload import Workload
 from ncclt.errors import StoreError
 from ncclt.store import life, recommendations, studies, summaries, trials
 from ncclt.store.catalogue import CLUSTERS, WORKLOADS
+from ncclt.store.clock import utc_now
 from ncclt.store.database import Database
 from ncclt.store.failures import repeatable
 from ncclt.store.job_workers import JobWorkers
@@ -32,16 +32,12 @@ from ncclt.store.readonly import read_published
 from ncclt.store.recommendations import Changes
 from ncclt.store.records import Records, noting_stale, with_staleness
 from ncclt.store.shipped import CatalogueEntry, named_clusters, profiles_folder, shipped_workloads
-from ncclt.store.summaries import StudyPage, row_counts
+from ncclt.store.study_page import StudyPage
+from ncclt.store.summaries import row_counts
 from ncclt.store.trial_list import TrialLists
 from ncclt.user_dirs import account_name
 
 Answer = TypeVar("Answer")
-
-
-def utc_now() -> str:
-    """Return the current time, ISO in UTC with milliseconds."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 class Store(Records, Lives, Leases, Keys, JobWorkers, Overview, trials.Outlines, TrialLists):
