@@ -49,7 +49,7 @@ class Site:
         self._http = httpx2.Client(base_url=url, timeout=30, trust_env=False)
         self._secrets = {
             role: ncclt("keys", "create", "--role", role).stdout.strip()
-            for role in ("admin", "tune", "approve", "report", "read")
+            for role in ("admin", "tune", "approve", "env", "read")
         }
 
     def __call__(self, role, method, path, **more):

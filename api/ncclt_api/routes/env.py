@@ -10,10 +10,12 @@ from fastapi import APIRouter, Header, Query
 from pydantic import Field, field_validator
 from starlette.responses import Response
 
+from ncclt.core.api_key import Role
 from ncclt.core.recommendation import ORIGIN_WORDS, Decision, Recommendation, Request
 from ncclt.core.rollout import MOST_JOB_NAME
 from ncclt.deliver.render.formats import FORMATS, SHELLS, TABLE_FORMATS, render
 from ncclt.deliver.variant import given, select_fitting
+from ncclt_api.access import needs
 from ncclt_api.answers import MOST_WAIT_S
 from ncclt_api.dependencies import CurrentStore
 from ncclt_api.routes import PROBLEMS
@@ -32,7 +34,7 @@ def etag_of(body: str) -> str:
     return f'"{hashlib.sha256(body.encode()).hexdigest()[:32]}"'
 
 
-router = APIRouter(prefix="/v1/clusters", tags=["recommendations"], responses=PROBLEMS)
+router = APIRouter(prefix="/v1/clusters", tags=["recommendations"], responses=PROBLEMS, dependencies=needs(Role.ENV))
 
 
 class EnvQuery(JobQuery):

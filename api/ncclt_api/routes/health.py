@@ -4,24 +4,32 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from ncclt import __version__
-from ncclt_api.dependencies import CurrentStore
+from ncclt.core.api_key import Role
+from ncclt_api.access import PUBLIC, key_of, needs
+from ncclt_api.dependencies import WholeStore
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.schemas import Health
 
 router = APIRouter(tags=["health"])
 
 
-@router.get("/healthz", operation_id="getHealth", summary="The process answers")
+@router.get("/healthz", operation_id="getHealth", summary="The process answers", dependencies=PUBLIC)
 def get_health() -> Health:
     """Answer without touching the store."""
     return Health(status="ok", version=__version__)
 
 
-@router.get("/readyz", operation_id="getReadiness", summary="The service can serve", responses={503: PROBLEMS[503]})
-def get_readiness(store: CurrentStore) -> Health:
+@router.get(
+    "/readyz",
+    operation_id="getReadiness",
+    summary="The service can serve",
+    responses={503: PROBLEMS[503]},
+    dependencies=PUBLIC,
+)
+def get_readiness(store: WholeStore) -> Health:
     """Answer only if the store can be reached and has the tables of this version."""
     store.ping()
     migration = store.migration()
@@ -29,7 +37,15 @@ def get_readiness(store: CurrentStore) -> Health:
     return Health(status="ready", version=__version__, migration=migration.head)
 
 
-@router.get("/metrics", include_in_schema=False)
+@router.get("/metrics", include_in_schema=False, dependencies=needs(Role.READ))
 def get_metrics(request: Request) -> Response:
-    """Return the figures of this process for Prometheus."""
-    return Response(request.app.state.figures.text(), media_type=CONTENT_TYPE_LATEST)
+    """Return the figures of this process for Prometheus; a key of some clusters is shown theirs alone."""
+    key = key_of(request)
+    text = request.app.state.figures.text(clusters=key.clusters if key else ())
+    return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+
+@router.get("/v1/openapi.json", include_in_schema=False, dependencies=needs(Role.READ))
+def get_openapi(request: Request) -> JSONResponse:
+    """Return the description of the API."""
+    return JSONResponse(request.app.openapi())
