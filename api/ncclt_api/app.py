@@ -19,7 +19,7 @@ from ncclt.store import open_store
 from ncclt.store.location import locate
 from ncclt.store.store import Store
 from ncclt_api.access import AccessMiddleware, declared_role, forbidden
-from ncclt_api.answers import FRESH_S, AnswersMiddleware
+from ncclt_api.answers import FRESH_S, Answers, AnswersMiddleware
 from ncclt_api.large_answers import LargeAnswers, LargeAnswersMiddleware
 from ncclt_api.middleware import BodyLimitMiddleware, HeadMiddleware, RequestIdMiddleware, SecurityHeadersMiddleware
 from ncclt_api.pages.study_page import StudyPages
@@ -134,6 +134,7 @@ def create_app(
     app.state.has_users = users is not None
     app.state.figures = Figures(lambda: app.state.store, lambda: jobs.open_queue(app.state))
     app.state.study_pages = StudyPages(lambda: app.state.store)
+    app.state.answers = Answers(lambda: app.state.store, fresh_s=fresh_s)
     app.state.optuna_dashboard_url = optuna_dashboard_url
     app.state.large_answers, app.state.jobs = large_answers, None
     public: set[tuple[str, str]] = set()
@@ -151,7 +152,7 @@ def create_app(
     add_problem_handlers(app)
     app.add_exception_handler(Forbidden, forbidden)
     # The middleware added last is the outermost.
-    app.add_middleware(AnswersMiddleware, store=lambda: app.state.store, fresh_s=fresh_s)
+    app.add_middleware(AnswersMiddleware, answers=app.state.answers)
     if large_answers:
         app.add_middleware(LargeAnswersMiddleware, large=large_answers)
     if not is_checked:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
 from ncclt import __version__
 from ncclt.core.api_key import Role
+from ncclt.errors import StoreError
 from ncclt_api.access import PUBLIC, key_of, needs
+from ncclt_api.answers import Answers
 from ncclt_api.dependencies import WholeStore
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.schemas import Health
@@ -29,10 +32,18 @@ def get_health() -> Health:
     responses={503: PROBLEMS[503]},
     dependencies=PUBLIC,
 )
-def get_readiness(store: WholeStore) -> Health:
-    """Answer only if the store can be reached and has the tables of this version."""
-    store.ping()
-    migration = store.migration()
+async def get_readiness(store: WholeStore, request: Request) -> Health:
+    """Answer only if jobs are answered: the store has the tables of this version, or is away and answers are kept."""
+    answers: Answers = request.app.state.answers
+    await answers.notice_changes()  # waits for a database that hangs no longer than a job does
+    try:
+        if answers.age_s():
+            raise StoreError("the database is away")
+        migration = await run_in_threadpool(store.migration)
+    except StoreError:
+        if not answers.are_usable():
+            raise
+        return Health(status="ready", version=__version__, away=["database"])
     migration.require_current()
     return Health(status="ready", version=__version__, migration=migration.head)
 
