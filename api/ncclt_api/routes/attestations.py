@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
+from ncclt.core.api_key import Role
 from ncclt.core.attestation import Attestation
 from ncclt.errors import InputError
-from ncclt_api.access import require_cluster
+from ncclt_api.access import needs
 from ncclt_api.attestation_schemas import AttestationDocument, AttestationList, NewAttestation
 from ncclt_api.dependencies import CurrentStore, StrictQuery
 from ncclt_api.routes import PROBLEMS
@@ -24,13 +25,15 @@ class AttestationsQuery(StrictQuery):
     limit: int = Field(20, ge=1, le=200, description="how many at most")
 
 
-@router.get("", operation_id="listAttestations", summary="What jobs reported about one recommendation, newest first")
-def list_attestations(
-    query: Annotated[AttestationsQuery, Query()], store: CurrentStore, request: Request
-) -> AttestationList:
+@router.get(
+    "",
+    operation_id="listAttestations",
+    summary="What jobs reported about one recommendation, newest first",
+    dependencies=needs(Role.READ),
+)
+def list_attestations(query: Annotated[AttestationsQuery, Query()], store: CurrentStore) -> AttestationList:
     """List the newest attestations; an unknown recommendation is an error, not an empty list."""
     known = store.recommendation(query.recommendation)
-    require_cluster(request, known.cluster)
     found = store.attestations([known.id], limit=query.limit)
     return AttestationList(items=[AttestationDocument.model_validate(one.to_document()) for one in found])
 
@@ -44,14 +47,12 @@ def list_attestations(
         200: {"model": AttestationDocument, "description": "the same finding was reported before: nothing changed"},
         413: PROBLEMS[404] | {"description": "longer than any attestation"},
     },
+    dependencies=needs(Role.ENV),
 )
-def add_attestation(
-    body: NewAttestation, store: CurrentStore, request: Request, response: Response
-) -> AttestationDocument:
+def add_attestation(body: NewAttestation, store: CurrentStore, response: Response) -> AttestationDocument:
     """Keep one attestation, as `ncclt attest --json` prints it; its id is the hash of its content."""
     document = body.model_dump(mode="json", by_alias=True)
     known = store.recommendation(body.recommendation)
-    require_cluster(request, known.cluster)
     if (known.cluster, known.model) != (body.cluster, body.model):
         raise InputError(
             f"the recommendation {known.id} is for {known.model} on {known.cluster}",

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
+from ncclt.core.api_key import Role
 from ncclt.core.rollout import MOST_JOB_NAME, JobTime, RollOutState
 from ncclt.prove.rollout import report_job_time
-from ncclt_api.access import require_cluster
+from ncclt_api.access import needs
 from ncclt_api.dependencies import MOST_NUMBER, CurrentStore
 from ncclt_api.routes import PROBLEMS
 
-router = APIRouter(prefix="/v1/step-times", tags=["roll-outs"], responses=PROBLEMS)
+router = APIRouter(prefix="/v1/step-times", tags=["roll-outs"], responses=PROBLEMS, dependencies=needs(Role.ENV))
 
 
 class NewStepTime(BaseModel):
@@ -43,9 +44,8 @@ class RollOutProgress(BaseModel):
     summary="Report the step time of a job of a roll-out",
     responses={409: PROBLEMS[404] | {"description": "the job was given something else than the roll-out gives it"}},
 )
-def add_step_time(body: NewStepTime, store: CurrentStore, request: Request) -> RollOutProgress:
+def add_step_time(body: NewStepTime, store: CurrentStore) -> RollOutProgress:
     """Keep the first step time of a job; a loss that is certain rolls the revision back, a certain win finishes it."""
-    require_cluster(request, store.rollout(body.rollout).cluster)
     shown = report_job_time(store, JobTime(**body.model_dump()))
     return RollOutProgress(
         rollout=body.rollout, state=shown.state, reason=shown.reason, candidates=shown.candidates,

@@ -17,7 +17,7 @@ from ncclt.store.recommendations import newest_of
 from ncclt.store.records import with_staleness
 from ncclt.store.studies import study_rows
 from ncclt.store.study_page import StudyPage, StudySummary
-from ncclt.store.tables import recommendations, records, rollouts, studies, trials
+from ncclt.store.tables import Names, recommendations, records, rollouts, studies, trials
 from ncclt.store.trials import TRIES_SETTING
 
 MAX_LIMIT = 500
@@ -30,7 +30,7 @@ def study_page(
     *,
     limit: int,
     cursor: str | None,
-    cluster: str | None,
+    cluster: Names,
     model: str | None,
 ) -> StudyPage:
     """Return a page of studies, as `Store.studies`."""
