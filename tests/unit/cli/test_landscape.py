@@ -158,7 +158,7 @@ def output(times, *, command="", info=(), nccl="22809", gpu="NVIDIA A100-SXM4-80
     lines += [f"# nccl-tests version 2.17.6 nccl-headers=22809 nccl-library={nccl}"]
     lines += ["# Collective test starting: all_reduce_perf", "# nThread 1 nGpus 1 minBytes 8", "# Using devices"]
     for rank in range(ranks):
-        lines.append(f"#  Rank {rank} Group  0 Pid 7 on node0 device {rank} [0000:{rank}0:00] {gpu}")
+        lines.append(f"#  Rank {rank} Group  0 Pid 7 on node{rank // 4} device {rank % 4} [0000:{rank}0:00] {gpu}")
     lines += [f"node0:7:7 [0] NCCL INFO {text}" for text in info]
     lines.append(HEADER)
     lines += [f"{size} 1 float sum -1 {time} 1 1 {wrong} {time + 1} 1 1 0" for size, time in times.items()]
@@ -290,6 +290,8 @@ REFUSED = [
     (("--default",), {"a": output(SLOW)}, "mine has only the default"),
     ((), {"a": output(SLOW, command=RING)}, "mine has no row of the NCCL default"),
     (("--default",), {"a": output(SLOW), "b": output(FAST, command=RING, nccl="22703")}, "b.log has NCCL 2.27.3"),
+    (("--default",), {"a": output(SLOW) + output(FAST, nccl="22703")}, "a.log has NCCL 2.27.3"),
+    (("--default",), {"a": output(SLOW) + output(FAST, ranks=8)}, "a.log has nodes: 2, and a.log 1"),
     (("--default",), {"a": output(SLOW, gpu="NVIDIA H100 80GB HBM3")}, "a.log is from NVIDIA H100"),
     (("--default",), {"a": output(SLOW, ranks=3)}, "3"),
     (("--default",), {"a": "nothing"}, "a.log"),

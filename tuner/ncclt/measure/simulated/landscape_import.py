@@ -59,7 +59,8 @@ def import_logs(
     rows: list[LandscapeRow] = []
     points: Counter[tuple[object, ...]] = Counter()
     conditions: dict[Path, Mapping[str, str]] = {}
-    versions: dict[Path, str] = {}
+    versions: list[tuple[Path, str]] = []
+    shapes: list[tuple[Path, str]] = []
     wrong, notes = 0, []
     for path in paths:
         for test in read_tests(path):
@@ -69,13 +70,14 @@ def import_logs(
                 _require_same(conditions, _conditions(test), path)
             nccl = _version(test)
             if nccl:
-                versions[path] = nccl
+                versions.append((path, nccl))
             if is_another_gpu(test.gpu, cluster.gpu):
                 raise InputError(
                     f"{path.name} is from {test.gpu} GPUs, and {cluster.name} has {cluster.gpu}",
                     hint="name the cluster of the outputs with --cluster",
                 )
             nodes = count_nodes(test, cluster, path)
+            shapes.append((path, str(nodes)))
             collective = collective_of(test.program or test.command, path)
             for row in test.rows:
                 timing = row.out_of_place
@@ -104,11 +106,10 @@ def import_logs(
                 )
     if wrong:
         notes.append(f"{wrong} rows without a time or with wrong results are left out")
-    _require_one("nodes", {row.source.partition(",")[0]: str(row.nodes) for row in rows})
-    _require_one("NCCL", {path.name: nccl for path, nccl in versions.items()})
-    nccl = next(iter(versions.values()), "")
-    if not nccl:
-        nccl = str(cluster.version)
+    _require_one("nodes:", shapes)
+    _require_one("NCCL", versions)
+    nccl = versions[0][1] if versions else str(cluster.version)
+    if not versions:
         notes.append(f"the outputs do not name their NCCL: {nccl} of {cluster.name} is assumed")
     rows = [replace(row, nccl_version=nccl) for row in rows]
     check_replayable(rows, name)
@@ -202,12 +203,12 @@ def _require_same(known: Mapping[Path, Mapping[str, str]], mine: Mapping[str, st
             )
 
 
-def _require_one(what: str, values: Mapping[str, str]) -> None:
-    first = next(iter(values), "")
-    for file, value in values.items():
-        if value != values[first]:
+def _require_one(what: str, values: Sequence[tuple[Path, str]]) -> None:
+    for path, value in values:
+        first, wanted = values[0]
+        if value != wanted:
             raise LandscapeError(
-                f"{file} has {what} {value}, and {first} {values[first]}",
+                f"{path.name} has {what} {value}, and {first.name} {wanted}",
                 hint="a landscape is of one shape and NCCL version: import them apart",
             )
 

@@ -75,7 +75,7 @@ def read_tests(path: Path) -> tuple[NcclTest, ...]:
     """Read an output of nccl-tests, text or JSON.
 
     Raises:
-        InputError: it cannot be read, or is none.
+        InputError: it cannot be read, or is of another kind.
     """
     try:
         text = path.read_text(encoding="utf-8")
