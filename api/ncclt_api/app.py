@@ -45,6 +45,7 @@ from ncclt_api.routes import (
 )
 from ncclt_api.sign_in import Sessions
 from ncclt_api.telemetry import Figures, TelemetryMiddleware, start_log
+from ncclt_api.tickets import Tickets
 
 _LEAST_ZIPPED_BYTES = 2000
 """Shorter answers fit two packets anyway; zipping costs more than it saves."""
@@ -114,6 +115,7 @@ def create_app(
         finally:
             if large_answers:
                 await run_in_threadpool(large_answers.close)
+            await run_in_threadpool(app.state.tickets.close)
             if app.state.jobs:
                 await run_in_threadpool(app.state.jobs.close)
             if own:
@@ -132,6 +134,7 @@ def create_app(
     app.state.public_url, app.state.sessions = public_url, sessions
     app.state.has_users = users is not None
     app.state.figures = Figures(lambda: app.state.store, lambda: jobs.open_queue(app.state))
+    app.state.tickets = Tickets(lambda: app.state.store)
     app.state.study_pages = StudyPages(lambda: app.state.store)
     app.state.optuna_dashboard_url = optuna_dashboard_url
     app.state.large_answers, app.state.jobs = large_answers, None
@@ -189,6 +192,7 @@ def open_service_store(url: str | None) -> Store:
     store = open_store(url, migrate=locate(url).path is not None, makes=False, is_patient=False)
     try:
         store.migration().require_current(f"the store {store.shown}")
+        store.ticket_secret()  # from now on tickets are issued while the database is away
     except StoreError:
         store.close()
         raise

@@ -137,13 +137,17 @@ def test_a_roll_out_is_decided_by_jobs_and_no_clock(store, clock):
     with TestClient(create_app(store, fresh_s=0)) as service:
         jobs = [f"job {n}" for n in range(20)]
 
+        def answers():
+            return [service.get(f"{ENV}&job={job}").json() for job in jobs]
+
         def given():
-            return [service.get(f"{ENV}&job={job}").json()["recommendation"] for job in jobs]
+            return [answer["recommendation"] for answer in answers()]
 
         before = given()
         assert set(before) == {"first", "second"}
         for clock.days, job, id in zip((DAYS, 0, -DAYS, 0), jobs, before, strict=False):
             assert given() == before
-            told = {"rollout": rollout.id, "job": job, "recommendation": id, "steps": 20, "step_us": 1e5}
+            ticket = answers()[jobs.index(job)]["ticket"]
+            told = {"ticket": ticket, "rollout": rollout.id, "job": job, "recommendation": id, "steps": 1, "step_us": 1}
             assert service.post("/v1/step-times", json=told).status_code == 200
         assert store.status("second").state is RevisionState.CANDIDATE

@@ -6,11 +6,12 @@ import hashlib
 from dataclasses import replace
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Header, Query
+from fastapi import APIRouter, Header, Query, Request
 from pydantic import Field, field_validator
 from starlette.responses import Response
 
-from ncclt.core.recommendation import ORIGIN_WORDS, Decision, Recommendation, Request
+from ncclt.core.recommendation import ORIGIN_WORDS, Decision, Recommendation
+from ncclt.core.recommendation import Request as JobRequest
 from ncclt.core.rollout import MOST_JOB_NAME
 from ncclt.deliver.render.formats import FORMATS, SHELLS, TABLE_FORMATS, render
 from ncclt.deliver.variant import given, select_fitting
@@ -18,6 +19,7 @@ from ncclt_api.answers import MOST_WAIT_S
 from ncclt_api.dependencies import CurrentStore
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.routes.recommendations import JobQuery, explain_absence
+from ncclt_api.tickets import issue_ticket
 
 CACHE_CONTROL = "max-age=60, stale-if-error=604800"
 """Fresh for a minute; usable for a week while the service is down: an outage of the tuner must not stop training."""
@@ -64,7 +66,7 @@ class EnvQuery(JobQuery):
             raise ValueError(f"unknown format {value!r}; the formats are {', '.join(FORMATS)}")
         return value
 
-    def request(self, *, cluster: str, model: str) -> Request:
+    def request(self, *, cluster: str, model: str) -> JobRequest:
         """Return it as the core's request, with what the job allows and insists on."""
         return replace(
             super().request(cluster=cluster, model=model),
@@ -91,6 +93,7 @@ def get_environment(
     cluster: str,
     query: Annotated[EnvQuery, Query()],
     store: CurrentStore,
+    request: Request,
     accept: Annotated[str, Header(description="of the media types, the first that a format has")] = "*/*",
 ) -> Response:
     """Write the active recommendation that fits the job exactly."""
@@ -112,6 +115,7 @@ def get_environment(
     found = select_fitting(published, query.request(cluster=cluster, model=query.model))
     answer = given(found, rollouts, query.job, delivery=store.rules(cluster).delivery)
     chosen, said = answer.recommendation, answer.to_document()
+    said |= issue_ticket(request, answer, query.job) if format == "json" else {}
     body = render(chosen, format=format, shell=query.shell, unset=query.unset, channels=query.channels, said=said)
     return Response(
         body,
