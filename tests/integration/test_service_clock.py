@@ -14,7 +14,7 @@ from ncclt.core.api_key import ApiKey, Role, digest_of
 from ncclt.core.life import By, ClusterRules, RevisionState
 from ncclt.store import leases, open_store
 from ncclt.store.store import utc_now
-from ncclt.testing.samples import sample_recommendation, sample_study, sample_workload
+from ncclt.testing.samples import sample_recommendation, sample_study, sample_ticket, sample_workload
 from ncclt_api.app import create_app
 
 DAYS = 700
@@ -137,17 +137,15 @@ def test_a_roll_out_is_decided_by_jobs_and_no_clock(store, clock):
     with TestClient(create_app(store, fresh_s=0)) as service:
         jobs = [f"job {n}" for n in range(20)]
 
-        def answers():
-            return [service.get(f"{ENV}&job={job}").json() for job in jobs]
-
         def given():
-            return [answer["recommendation"] for answer in answers()]
+            return [service.get(f"{ENV}&job={job}").json()["recommendation"] for job in jobs]
 
         before = given()
         assert set(before) == {"first", "second"}
         for clock.days, job, id in zip((DAYS, 0, -DAYS, 0), jobs, before, strict=False):
             assert given() == before
-            ticket = answers()[jobs.index(job)]["ticket"]
-            told = {"ticket": ticket, "rollout": rollout.id, "job": job, "recommendation": id, "steps": 1, "step_us": 1}
+            told = {"rollout": rollout.id, "recommendation": id}
+            ticket = sample_ticket(store.ticket_secret(), job, issued_s=time.time() - 10, **told)
+            told |= {"ticket": ticket, "job": job, "steps": 20, "step_us": 1e5}
             assert service.post("/v1/step-times", json=told).status_code == 200
         assert store.status("second").state is RevisionState.CANDIDATE

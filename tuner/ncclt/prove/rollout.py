@@ -152,12 +152,13 @@ def paired_gains(rollout: RollOut, times: Sequence[JobTime]) -> list[float]:
 
 def _pairs(rollout: RollOut, jobs: Sequence[_Job]) -> list[tuple[_Job, _Job]]:
     """Return pairs of a candidate's job and another one."""
+    coin = f"{rollout.seed} order"
     free: list[int] = []
     waiting: list[int] = []
     partner: dict[int, int] = {}
     for place, job in enumerate(jobs):
         is_candidate = job.recommendation == rollout.recommendation
-        if draw(f"{rollout.seed} order", job.job) < 0.5:
+        if draw(coin, job.job) < 0.5:
             (waiting if is_candidate else free).append(place)
         elif is_candidate and free:
             partner[place] = free.pop()
