@@ -1,20 +1,23 @@
-"""How many jobs until a guarded roll-out rolls back a loss, and how often does it roll back without one?
+"""How many jobs until a guarded roll-out rolls back a loss, how often does it without one, and who wins by hanging?
 
-The decisions are the real ones: who gets the candidate, and what the guard says after every job. The first roll-outs of
-each case (--stored) go through a store as well: published there, each job reported, ended there by the guard. Only the
-jobs are invented, so the truth is known. A job's step time has noise of its own (its nodes, its neighbours, its input),
-one job in fifty takes 1.5 times as long, and all times drift by 5 %.
+The decisions are the real ones: who gets the candidate, and what the guard says after every report. The first roll-outs
+of each case (--stored) go through a store as well: published there, each start noted, each job reported with its
+ticket, ended there by the guard. Only the jobs are invented, so the truth is known. One starts every minute and reports
+when it ends, after 10 minutes in the middle. Its step time has noise of its own (its nodes, its neighbours, its input),
+one job in fifty takes 1.5 times as long, and all times drift by 5 %. In the cases `hung` a share of the candidate's
+jobs never reports: any of them, or the slowest ones, whose absence makes the rest look faster.
 
 Beside it, on the same jobs in the same order: Welch's t-test of the logs at the same 1 % level, looked at after every
-job from the sixth of each side on, as one would look at a dashboard. "Decided" shares of a case without a loss are
-false roll-backs.
+report from the sixth of each side on, as one would look at a dashboard. "Decided" shares of a case without a loss are
+false roll-backs; `to all` is a win, also one that awaits approval, and false where there is no gain or jobs hang.
 
-    python bench/rollout.py [--json] [--rollouts N] [--jobs N] [--stored N] [--seed N] [--case PATTERN]
+    python bench/rollout.py [--json] [--quick] [--rollouts N] [--jobs N] [--stored N] [--seed N] [--case PATTERN]
 """
 
 from __future__ import annotations
 
 import argparse
+import bisect
 import fnmatch
 import json
 import math
@@ -27,8 +30,10 @@ from dataclasses import asdict, dataclass
 from scipy.special import stdtr
 
 from ncclt.core.life import By, ClusterRules
-from ncclt.core.rollout import JobTime, RollOut, RollOutState, Variant
-from ncclt.prove.rollout import judge_roll_out, report_job_time
+from ncclt.core.rollout import JobStart, JobTime, RollOut, RollOutState, Variant
+from ncclt.core.ticket import Reporter, sign_ticket
+from ncclt.deliver.variant import Given, make_ticket
+from ncclt.prove.rollout import RollOutVerdict, judge_roll_out, report_job_time
 from ncclt.store import Store, open_store
 from ncclt.testing.samples import sample_recommendation
 
@@ -37,6 +42,7 @@ LEAST_OF_EACH = 6
 """Jobs of each side before the t-test is looked at: with fewer it would be wrong still more often."""
 
 OUTLIERS, OUTLIER, DRIFT = 0.02, 1.5, 0.05
+BEGIN_S, EVERY_S, MEDIAN_JOB_S = 1e9, 60.0, 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +55,8 @@ class Case:
         noise: standard deviation of the log of a job's step time.
         percent: of the jobs that get the candidate.
         loss_limit: beyond which a roll-out ends.
+        hung: share of the candidate's jobs that hang.
+        slow_hang: these are the slowest ones.
     """
 
     name: str
@@ -56,6 +64,8 @@ class Case:
     noise: float = 0.02
     percent: int = 50
     loss_limit: float = 0.01
+    hung: float = 0.0
+    slow_hang: bool = False
 
 
 CASES = (
@@ -68,6 +78,8 @@ CASES = (
     Case(name="loss 3%, noise 2%, 50 % of jobs, no limit", loss=0.03, loss_limit=0.0),
     Case(name="loss 10%, noise 2%, 10 % of jobs", loss=0.10, percent=10),
     Case(name="gain 3%, noise 2%, 50 % of jobs", loss=-0.03),
+    *(Case(name=f"hung {h:.0%}, {'slowest' if slow else 'any'}, gain {gain:.0%}", loss=-gain, hung=h, slow_hang=slow)
+      for gain in (0.0, 0.03) for h in (0.0, 0.1, 0.3, 0.5, 0.9) for slow in ((False, True) if h else (False,))),
 )  # fmt: skip
 
 
@@ -81,7 +93,7 @@ class Row:
         rollouts: how many.
         lost, won: shares that were rolled back, and that went to all jobs.
         jobs_median, jobs_p90: until they ended, over those that did as they should: lost where there is a loss beyond
-            the limit, won where there is a gain; None where fewer than half, or nine tenths, did.
+            the limit or jobs hang, won where there is a gain; None where fewer than half, or nine tenths, did.
         jobs: most jobs of a roll-out.
     """
 
@@ -99,6 +111,7 @@ def main() -> int:
     """Print the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print rows as JSON")
+    parser.add_argument("--quick", action="store_true", help="10 roll-outs of each case")
     parser.add_argument("--rollouts", type=int, default=200, help="roll-outs of each case (default 200)")
     parser.add_argument("--jobs", type=int, default=600, help="jobs of each roll-out at most (default 600)")
     parser.add_argument("--stored", type=int, default=1, help="of them through a store, job by job (default 1)")
@@ -110,6 +123,8 @@ def main() -> int:
     cases = [case for case in CASES if fnmatch.fnmatch(case.name, args.case)]
     if not cases:
         parser.error(f"no case matches {args.case!r}")
+    if args.quick:
+        args.rollouts = min(args.rollouts, 10)
     rows, began_s = [], time.monotonic()
     for case in cases:
         ends: dict[str, list[tuple[str, int]]] = {"guard": [], "t-test after every job": []}
@@ -149,31 +164,97 @@ def _roll_out(case: Case, seed: str) -> RollOut:
     )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """An invented job: its start, and its report, which a hung one never sends."""
+
+    start: JobStart
+    is_candidate: bool
+    step_us: float
+    ends_s: float
+
+
+def _jobs(rollout: RollOut, case: Case, *, seed: int, jobs: int) -> list[Job]:
+    """Return the jobs of a roll-out in the order of their starts."""
+    dice = random.Random(seed)
+    slow = _slow_noise(case)
+    found = []
+    for number in range(jobs):
+        name = f"job {seed}.{number}"
+        is_candidate = rollout.variant(name) is Variant.CANDIDATE
+        noise = _noise(case, dice)
+        hangs = noise > slow if case.slow_hang else dice.random() < case.hung
+        step_us = 2e5 * math.exp(noise) * (1 + DRIFT * number / jobs) * (1 + case.loss if is_candidate else 1.0)
+        issued_s = BEGIN_S + number * EVERY_S
+        ends_s = issued_s + MEDIAN_JOB_S * math.exp(dice.gauss(0.0, 0.5))
+        given = rollout.recommendation if is_candidate else rollout.control
+        start = JobStart(rollout=rollout.id, job=name, recommendation=given, issued_s=issued_s)
+        found.append(
+            Job(
+                start=start, is_candidate=is_candidate, step_us=step_us,
+                ends_s=math.inf if is_candidate and hangs else ends_s,
+            )
+        )  # fmt: skip
+    return found
+
+
+def _noise(case: Case, dice: random.Random) -> float:
+    """Return the log of what a job takes longer than usual."""
+    return dice.gauss(0.0, case.noise) + (math.log(OUTLIER) if dice.random() < OUTLIERS else 0.0)
+
+
+def _slow_noise(case: Case) -> float:
+    """Return the noise above which a job is among the slow ones that hang."""
+    if not case.slow_hang:
+        return math.inf
+    dice = random.Random("slow")
+    found = sorted(_noise(case, dice) for _ in range(10_000))
+    return found[min(int((1 - case.hung) * len(found)), len(found) - 1)]
+
+
 def _rolled_out(
     rollout: RollOut, store: Store | None, case: Case, *, seed: int, jobs: int
 ) -> tuple[tuple[str, int], tuple[str, int]]:
     """Report job after job of a roll-out, to a store if there is one, else to the guard alone."""
-    dice = random.Random(seed)
+    coming = _jobs(rollout, case, seed=seed, jobs=jobs)
+    starts = [job.start for job in coming]
+    issued_s = [start.issued_s for start in starts]
     times: list[JobTime] = []
     guard, t_test = None, None
     test = _Welch()
-    for number in range(jobs):
-        name = f"job {seed}.{number}"
-        is_candidate = rollout.variant(name) is Variant.CANDIDATE
-        step_us = 2e5 * math.exp(dice.gauss(0.0, case.noise)) * (1 + DRIFT * number / jobs)
-        step_us *= (OUTLIER if dice.random() < OUTLIERS else 1.0) * (1 + case.loss if is_candidate else 1.0)
-        given = rollout.recommendation if is_candidate else rollout.control
-        times.append(JobTime(rollout=rollout.id, job=name, recommendation=given, step_us=step_us, steps=20))
+    for job in sorted((job for job in coming if math.isfinite(job.ends_s)), key=lambda job: job.ends_s):
+        started = starts[: bisect.bisect_right(issued_s, job.ends_s)]
         if guard is None:
-            judged = report_job_time(store, times[-1]) if store else judge_roll_out(rollout, times)
+            judged = _reported(store, rollout, job, started, times)
             if judged.state is not RollOutState.RUNNING:
-                guard = (judged.state.value, number + 1)
+                guard = (judged.state.value, len(started))
                 assert not store or store.rollout(rollout.id).state is judged.state
-        if t_test is None and (said := test.add(math.log(step_us), is_candidate)):
-            t_test = (said, number + 1)
+        if t_test is None and (said := test.add(math.log(job.step_us), job.is_candidate)):
+            t_test = (said, len(started))
         if guard and t_test:
             break
     return guard or ("running", jobs), t_test or ("running", jobs)
+
+
+def _reported(
+    store: Store | None, rollout: RollOut, job: Job, started: list[JobStart], times: list[JobTime]
+) -> RollOutVerdict:
+    """Add the report of a job to those before, and return what the guard says."""
+    told = {"rollout": rollout.id, "job": job.start.job, "recommendation": job.start.recommendation, "steps": 20,
+            "step_us": job.step_us}  # fmt: skip
+    if store is None:
+        times.append(JobTime(**told, waited_s=job.ends_s - job.start.issued_s))
+        return judge_roll_out(rollout, times, started, now_s=job.ends_s)
+    known = {start.job for start in store.job_starts(rollout.id)}
+    store.add_job_starts([start for start in started if start.job not in known])
+    answer = Given(
+        recommendation=sample_recommendation(job.start.recommendation), rollout=rollout.id,
+        variant=rollout.variant(job.start.job),
+    )  # fmt: skip
+    ticket = make_ticket(answer, job.start.job, issued_s=job.start.issued_s)
+    assert ticket is not None
+    text, sender = sign_ticket(ticket, store.ticket_secret()), Reporter(who="bench", address="::1")
+    return report_job_time(store, text, **told, reporter=sender, now_s=job.ends_s)
 
 
 class _Welch:
@@ -202,7 +283,7 @@ class _Welch:
 
 
 def _row(case: Case, by: str, ends: list[tuple[str, int]], jobs: int) -> Row:
-    right = "won" if case.loss < 0 else "lost" if case.loss > case.loss_limit else ""
+    right = "lost" if case.loss > case.loss_limit or case.hung else "won" if case.loss < 0 else ""
     took = sorted(number for state, number in ends if state == right)
 
     def quantile(share: float) -> int | None:

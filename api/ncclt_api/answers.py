@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import unquote, unquote_plus
@@ -56,11 +57,17 @@ MADE = "ncclt.answers"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What is sent to each job that gets the same of one shape: all but what belongs to the job alone."""
+    """What is sent to each job that gets the same of one shape: all but what belongs to the job alone.
+
+    Attributes:
+        headers, etag, body: of the answer.
+        issue: returns the fields of a job that the answer carries besides, such as its ticket.
+    """
 
     headers: _Headers
     etag: str
     body: bytes
+    issue: Callable[[str], dict[str, str]] = lambda _job: {}
 
 
 class ShapeAnswers(Protocol):
@@ -77,9 +84,12 @@ class ShapeAnswers(Protocol):
         ...
 
 
-def finish_answer(kept: Reply, job: str) -> bytes:  # noqa: ARG001  nothing is for one job alone so far
-    """Return the body for one job: what is kept for its shape, with the fields that are for it alone."""
-    return kept.body
+def finish_answer(kept: Reply, own: Mapping[str, str]) -> bytes:
+    """Return the body for one job: what is kept for its shape, a JSON object where there are fields of its own."""
+    if not own:
+        return kept.body
+    fields = ",\n  ".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in own.items())
+    return kept.body.rstrip().removesuffix(b"}").rstrip() + f",\n  {fields}\n}}\n".encode()
 
 
 def split_job(query: bytes) -> tuple[bytes, str] | None:
@@ -258,7 +268,8 @@ class AnswersMiddleware:
     async def _make(self, key: _Key, job: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, keep the answers of its shape, and send that of the job."""
         self._making[key] = done = asyncio.get_running_loop().create_future()
-        number, made, start, body = self._answers.number, [], None, bytearray()
+        made: list[ShapeAnswers] = []
+        number, start, body = self._answers.number, None, bytearray()
         whole = [(name, value) for name, value in scope["headers"] if name != b"if-none-match"]
 
         async def collect(message: Message) -> None:
@@ -293,10 +304,11 @@ async def _send(reply: Reply, job: str, send: Send, if_none_match: str | None, a
     headers, body, status = [*reply.headers], b"", 304
     if age_s:
         headers += [(b"age", b"%d" % age_s), (b"warning", b'110 ncclt "Response is Stale"')]
-    if is_known(reply.etag, if_none_match):
+    own = reply.issue(job) if job else {}
+    if is_known(reply.etag, if_none_match) and not own:
         headers = [(name, value) for name, value in headers if name != b"content-type"]
     else:
-        body, status = finish_answer(reply, job), 200
+        body, status = finish_answer(reply, own), 200
         headers.append((b"content-length", b"%d" % len(body)))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

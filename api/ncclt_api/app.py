@@ -9,6 +9,7 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.staticfiles import StaticFiles
@@ -45,6 +46,7 @@ from ncclt_api.routes import (
 )
 from ncclt_api.sign_in import Sessions
 from ncclt_api.telemetry import Figures, TelemetryMiddleware, start_log
+from ncclt_api.tickets import Tickets
 
 _LEAST_ZIPPED_BYTES = 2000
 """Shorter answers fit two packets anyway; zipping costs more than it saves."""
@@ -115,6 +117,7 @@ def create_app(
         finally:
             if large_answers:
                 await run_in_threadpool(large_answers.close)
+            await run_in_threadpool(app.state.tickets.close)
             if app.state.jobs:
                 await run_in_threadpool(app.state.jobs.close)
             if own:
@@ -133,6 +136,7 @@ def create_app(
     app.state.public_url, app.state.sessions = public_url, sessions
     app.state.has_users = users is not None
     app.state.figures = Figures(lambda: app.state.store, lambda: jobs.open_queue(app.state))
+    app.state.tickets = Tickets(lambda: app.state.store)
     app.state.study_pages = StudyPages(lambda: app.state.store)
     app.state.answers = Answers(lambda: app.state.store, fresh_s=fresh_s)
     app.state.optuna_dashboard_url = optuna_dashboard_url
@@ -145,8 +149,9 @@ def create_app(
         recommendation_pages.router, job_pages.router, sign_in_pages.router,
     ):  # fmt: skip
         for route in router.routes:
+            assert isinstance(route, APIRoute), "a router has routes of FastAPI alone"
             if declared_role(route) is None:
-                public |= {(method, route.path) for method in route.methods}
+                public |= {(method, route.path) for method in route.methods or ()}
         app.include_router(router)
     app.mount("/assets", StaticFiles(directory=_ASSETS), name="assets")
     add_problem_handlers(app)
@@ -194,6 +199,7 @@ def open_service_store(url: str | None) -> Store:
     store = open_store(url, migrate=locate(url).path is not None, makes=False, is_patient=False)
     try:
         store.migration().require_current(f"the store {store.shown}")
+        store.ticket_secret()  # from now on tickets are issued while the database is away
     except StoreError:
         store.close()
         raise

@@ -9,6 +9,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_serializ
 
 from ncclt.core.attestation import MOST_ROWS, Effect, Form, RowState
 from ncclt.core.message import Collective
+from ncclt.core.ticket import TICKET_PATTERN
 from ncclt_api.text import AnswerModel
 
 _STRICT = ConfigDict(extra="forbid")
@@ -95,6 +96,7 @@ class NewAttestation(BaseModel):
     notes: list[Annotated[str, Field(max_length=4000)]] = Field(max_length=100)
     evidence: str = Field(max_length=100, description="hash of the files, which distinguishes jobs")
     created: AwareDatetime
+    ticket: str = Field(pattern=f"^{TICKET_PATTERN}$", description="of the answer that the job started with")
 
     @field_serializer("created")
     def _iso(self, value: AwareDatetime) -> str:

@@ -4,17 +4,20 @@ import math
 from dataclasses import replace
 
 import pytest
+from sqlalchemy import text
 
 from ncclt.core.attestation import CallOutcome as Chosen
 from ncclt.core.attestation import Form, Observed, Use, Witness
 from ncclt.core.message import Collective
 from ncclt.core.policy import Policy
+from ncclt.core.rollout import Variant
 from ncclt.core.setting import DEFAULT
 from ncclt.core.study import Phase
+from ncclt.core.ticket import Reporter, Ticket
 from ncclt.core.verification import Side, StepLaunch, Verification
 from ncclt.deliver.effect import attest
 from ncclt.deliver.witnesses import delivered_from_recommendation
-from ncclt.errors import NotFoundError, StoreError
+from ncclt.errors import ConflictError, NotFoundError, StoreError
 from ncclt.store import known_names
 from ncclt.testing.samples import sample_cluster, sample_recommendation, sample_study, sample_trial, sample_workload
 
@@ -92,6 +95,24 @@ class AttestationsContract:
         assert store.effects(["a", "b"]) == {"a": "took-effect"}
         with pytest.raises(NotFoundError):
             store.add_attestation(sample_attestation("z"))
+
+    def test_a_ticket_brings_one_attestation(self, store):
+        store.publish(sample_recommendation("a"))
+        ticket = Ticket(
+            job="1", cluster="pair", model="toy", nodes=2, gpus_per_node=4, nccl_version="2.28.9", recommendation="a",
+            variant=Variant.ACTIVE, rollout="", issued_s=1.0, expires_s=2.0,
+        )  # fmt: skip
+        sender = Reporter(who="key one", address="10.0.0.7")
+        first, second = sample_attestation("a"), sample_attestation("a", right=0.5)
+        assert store.add_attestation(first, ticket=ticket, reporter=sender)
+        assert not store.add_attestation(first, ticket=ticket, reporter=sender)
+        with pytest.raises(ConflictError, match=f"the job 1 was attested already, as {first.id}"):
+            store.add_attestation(second, ticket=ticket, reporter=sender)
+        assert store.attestations(["a"]) == (first,)
+        assert store.add_attestation(second, ticket=replace(ticket, job="2"), reporter=sender)
+        with store._database.reading() as connection:
+            kept = connection.execute(text("SELECT job, who, address FROM attested_jobs ORDER BY job")).all()
+        assert [tuple(row) for row in kept] == [("1", "key one", "10.0.0.7"), ("2", "key one", "10.0.0.7")]
 
     def test_a_damaged_attestation_is_an_error_of_the_store(self, store, store_url):
         store.publish(sample_recommendation("a"))

@@ -17,7 +17,7 @@ from ncclt.core.life import By, ClusterRules, RevisionState
 from ncclt.core.preflight import Preflight
 from ncclt.core.preflight import State as PreflightState
 from ncclt.core.recheck import Check, Freshness
-from ncclt.core.rollout import JobTime, RollOutState
+from ncclt.core.rollout import JobStart, JobTime, RollOutState
 from ncclt.core.study import StudyState
 from ncclt.core.verification import Verification
 from ncclt.deliver.effect import attest
@@ -41,6 +41,7 @@ NOTHING = dict.fromkeys(
         "revisions",
         "roll-outs",
         "step times",
+        "job starts",
         "attestations",
         "checks",
         "verifications",
@@ -239,7 +240,7 @@ def test_the_newest_record_of_a_revision_stays_and_decides_whether_it_is_stale(s
     assert [one.created[:10] for one in store.attestations(["a"])] == ["2026-01-02"]
 
 
-def test_step_times_of_roll_outs_that_ended_go(store, url, clock):
+def test_jobs_of_roll_outs_that_ended_go(store, url, clock):
     study(store, "s1")
     publish(store, "a", of="s1")
     store.set_rules(ClusterRules(cluster="pair", percent=10), ME)
@@ -248,9 +249,13 @@ def test_step_times_of_roll_outs_that_ended_go(store, url, clock):
     for number, created in enumerate((OLD, NEW)):
         clock.now = created
         store.add_job_time(JobTime(rollout=rollout.id, job=f"j{number}", recommendation="b", step_us=1.0, steps=9))
+        store.add_job_starts([JobStart(rollout=rollout.id, job=f"j{number}", recommendation="b", issued_s=1.0)])
+    assert pruned(url) == {}
+    store.end_rollout(rollout.id, RollOutState.WON, "faster", ME)
     assert pruned(url) == {}
     store.end_rollout(rollout.id, RollOutState.LOST, "slower", ME)
-    assert pruned(url) == {"step times": 1}
+    assert pruned(url) == {"step times": 1, "job starts": 1}
+    assert [one.job for one in store.job_starts(rollout.id)] == ["j1"]
     assert [one.job for one in store.job_times(rollout.id)] == ["j1"]
     assert store.rollout(rollout.id).state is RollOutState.LOST
 
@@ -262,10 +267,13 @@ def test_a_roll_out_goes_with_its_revision(store, url):
     publish(store, "b", of="s1")
     (rollout,) = store.rollouts(recommendation="b")
     store.add_job_time(JobTime(rollout=rollout.id, job="j1", recommendation="b", step_us=1.0, steps=9))
+    store.add_job_starts([JobStart(rollout=rollout.id, job="j1", recommendation="b", issued_s=1.0)])
     store.end_rollout(rollout.id, RollOutState.LOST, "slower", ME)
     publish(store, "c", of="elsewhere")
 
-    assert pruned(url) == {"studies": 1, "trials": 2, "revisions": 1, "roll-outs": 1, "step times": 1}
+    assert pruned(url) == {
+        "studies": 1, "trials": 2, "revisions": 1, "roll-outs": 1, "step times": 1, "job starts": 1,
+    }  # fmt: skip
     assert [one.recommendation for one in store.rollouts()] == ["c"]
     assert [one.id for one in store.recommendations()] == ["c", "a"]
 
@@ -333,7 +341,16 @@ def test_of_each_cluster_the_newest_preflight_stays(store, url):
     assert [one.id for one in store.preflights()] == ["f3", "f2", "f1"]
 
 
-READ_WHOLE = ("studies", "leases", "job_times", "rollouts", "ncclt_alembic_version", "sqlite_master")
+READ_WHOLE = (
+    "studies",
+    "leases",
+    "job_times",
+    "job_starts",
+    "attested_jobs",
+    "rollouts",
+    "ncclt_alembic_version",
+    "sqlite_master",
+)
 """What is read once from end to end, as much of it may be old; of all else, only an index or a part."""
 
 
@@ -359,7 +376,8 @@ def test_no_query_reads_a_large_table_for_each_row_of_another(tmp_path):
         event.remove(Engine, "before_cursor_execute", note)
     asked = [(statement, values) for statement, values in seen if statement.split()[0] in ("SELECT", "DELETE")]
     assert {statement.split()[2] for statement, _ in asked if statement.startswith("DELETE")} == {
-        "records", "job_times", "rollouts", "recommendations", "measurements", "leases", "trials", "studies",
+        "records", "job_times", "job_starts", "attested_jobs", "rollouts", "recommendations", "measurements", "leases",
+        "trials", "studies",
     }  # fmt: skip
     with contextlib.closing(sqlite3.connect(tmp_path / "ncclt.db")) as connection:
         for statement, values in asked:

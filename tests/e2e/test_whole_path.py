@@ -160,7 +160,10 @@ def test_from_a_request_to_a_roll_back_and_a_refusal(site, url):
     assert answers[0].json()["recommendation"] == first
     assert answers[0].headers["x-ncclt-recorded"] == "true"
 
-    told = site("env", "POST", "/v1/attestations", json=attestation_of(url, first))
+    attestation = attestation_of(url, first)
+    assert site("env", "POST", "/v1/attestations", json=attestation).status_code == 422, "it lacks the job's ticket"
+    proof = {"ticket": site.given("job 0").json()["ticket"]}
+    told = site("env", "POST", "/v1/attestations", json=attestation | proof)
     assert told.status_code == 201, told.text
     (kept,) = site("read", "GET", "/v1/attestations", params={"recommendation": first}).json()["items"]
     assert kept["recommendation"] == first
@@ -176,7 +179,8 @@ def test_from_a_request_to_a_roll_back_and_a_refusal(site, url):
         given = site.given(job).json()
         slower = 1.1 if given["recommendation"] == second else 1.0
         time_ = {"rollout": given["rollout"], "job": job, "recommendation": given["recommendation"], "steps": 20}
-        said = site("env", "POST", "/v1/step-times", json=time_ | {"step_us": 1e5 * slower})
+        time_ |= {"ticket": given["ticket"], "step_us": 10 * slower}
+        said = site("env", "POST", "/v1/step-times", json=time_)
         assert said.status_code == 200, said.text
         state = said.json()["state"]
     assert state == "lost"

@@ -63,12 +63,14 @@ def test_a_job_that_keeps_nccls_own_choice_counts_too(store, run):
     assert "reported as default; roll-out running: no two jobs to compare yet, 1 reported" in done.stderr
 
 
-def test_a_job_that_did_not_get_its_part_does_not_count(store, run):
-    """The sample is a table, and without the plugin nothing of it is set."""
+def test_a_job_that_could_not_use_its_part_counts_where_it_was_drawn(store, run):
+    """The sample is a table, and without the plugin nothing of it is set. Left out, candidates alone were missing."""
+    (rollout,) = store.rollouts()
     done = run(named(store, Variant.CANDIDATE), *run.storage, "--step-times")
     assert done.returncode == 0, done.stderr
-    assert store.job_times(store.rollouts()[0].id) == ()
     assert "nothing is set" in done.stderr
+    assert [time.recommendation for time in store.job_times(rollout.id)] == ["a"]
+    assert [start.recommendation for start in store.job_starts(rollout.id)] == ["a"]
 
 
 @pytest.mark.parametrize(("options", "steps"), [((), 100), (("--step-times",), 30)])

@@ -14,7 +14,7 @@ from ncclt.core.api_key import ApiKey, Role, digest_of
 from ncclt.core.life import By, ClusterRules, RevisionState
 from ncclt.store import leases, open_store
 from ncclt.store.clock import utc_now
-from ncclt.testing.samples import sample_recommendation, sample_study, sample_workload
+from ncclt.testing.samples import sample_recommendation, sample_study, sample_ticket, sample_workload
 from ncclt_api.app import create_app
 
 DAYS = 700
@@ -144,6 +144,8 @@ def test_a_roll_out_is_decided_by_jobs_and_no_clock(store, clock):
         assert set(before) == {"first", "second"}
         for clock.days, job, id in zip((DAYS, 0, -DAYS, 0), jobs, before, strict=False):
             assert given() == before
-            told = {"rollout": rollout.id, "job": job, "recommendation": id, "steps": 20, "step_us": 1e5}
+            told = {"rollout": rollout.id, "recommendation": id}
+            ticket = sample_ticket(store.ticket_secret(), job, issued_s=time.time() - 10, **told)
+            told |= {"ticket": ticket, "job": job, "steps": 20, "step_us": 1e5}
             assert service.post("/v1/step-times", json=told).status_code == 200
         assert store.status("second").state is RevisionState.CANDIDATE

@@ -36,6 +36,8 @@ def tables_made_once():
             named = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite_%'"
             made.extend(connection.exec_driver_sql(named).scalars())
             made.append(f"INSERT INTO {VERSION_TABLE} VALUES ('{HEAD}')")
+            (secret,) = connection.exec_driver_sql("SELECT value FROM secrets").scalars()
+            made.append(f"INSERT INTO secrets VALUES ('tickets', '{secret}')")
 
     upgrade_by_migrations = migrate._upgrade
     with pytest.MonkeyPatch.context() as patch:

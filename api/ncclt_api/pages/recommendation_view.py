@@ -10,12 +10,12 @@ from datetime import datetime
 from ncclt.core.life import Action, LifeEvent, RevisionState, RevisionStatus
 from ncclt.core.recheck import Check
 from ncclt.core.recommendation import Recommendation
-from ncclt.core.rollout import JobTime, RollOut, RollOutState
+from ncclt.core.rollout import RollOut, RollOutState
 from ncclt.deliver.render.delivery import by_table, by_variables
 from ncclt.deliver.render.formats import FORMATS, TABLE_FORMATS, render
 from ncclt.deliver.use import Usage, job_options, use_of
 from ncclt.errors import NccltError
-from ncclt.prove.rollout import RollOutVerdict, judge_roll_out
+from ncclt.prove.rollout import RollOutVerdict
 from ncclt_api.pages.compare_view import Compared, CompareRow, compare_view
 from ncclt_api.pages.home_view import ShownGain, gain_of
 from ncclt_api.pages.wording import format_age
@@ -120,14 +120,16 @@ class LifeFacts:
         status: of the revision.
         revisions: all for the same job, newest first.
         events, checks: of the revision, newest first.
-        rollouts: likewise, each with the step times of its jobs while it runs.
+        rollouts: likewise, each with what its jobs show; None once it has ended.
+        percent: of the jobs that get a candidate which is approved, by the rules of its cluster.
     """
 
     status: RevisionStatus
     revisions: Sequence[RevisionStatus]
     events: Sequence[LifeEvent]
     checks: Sequence[Check]
-    rollouts: Sequence[tuple[RollOut, Sequence[JobTime]]]
+    rollouts: Sequence[tuple[RollOut, RollOutVerdict | None]]
+    percent: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,10 +157,11 @@ class RecommendationView:
     rollouts: tuple[RollOutRow, ...]
     differences: tuple[CompareRow, ...]
     actions: tuple[ActionForm, ...]
+    percent: int
 
     @property
     def is_live(self) -> bool:
-        """Return whether a roll-out runs, so that the page follows it."""
+        """Return whether a roll-out is open, so that the page follows it."""
         return any(row.seen for row in self.rollouts)
 
 
@@ -196,18 +199,19 @@ def recommendation_view(
         approvals=tuple(event for event in life.events if event.action is Action.APPROVED),
         events=tuple(life.events), checks=tuple(life.checks),
         rollouts=roll_out_rows(life.rollouts), differences=differences, actions=_actions(life.status),
+        percent=100 if any(one.state is RollOutState.WON for one, _ in life.rollouts) else life.percent,
     )  # fmt: skip
 
 
-def roll_out_rows(rollouts: Sequence[tuple[RollOut, Sequence[JobTime]]]) -> tuple[RollOutRow, ...]:
-    """Return the roll-outs of a revision; the running ones with what their jobs show now."""
+def roll_out_rows(rollouts: Sequence[tuple[RollOut, RollOutVerdict | None]]) -> tuple[RollOutRow, ...]:
+    """Return the roll-outs of a revision; the open ones with what their jobs show now."""
     return tuple(
         RollOutRow(
             id=one.id, percent=one.percent, loss_limit=one.loss_limit, control=one.control, state=one.state,
             reason=one.reason, created=one.created, ended=one.ended,
-            seen=judge_roll_out(one, times) if one.state is RollOutState.RUNNING else None,
+            seen=seen,
         )
-        for one, times in rollouts
+        for one, seen in rollouts
     )  # fmt: skip
 
 

@@ -37,7 +37,7 @@ class StateChange(_Body):
 class Approval(StateChange):
     """Why a candidate is approved, and for which share of the jobs; by default as the rules of its cluster say."""
 
-    percent: int | None = Field(None, ge=1, le=100, description="of the jobs that get it; below 100 it is a roll-out")
+    percent: int | None = Field(None, ge=1, le=100, description="of the jobs; default: the rule of the cluster")
     loss_limit: float | None = Field(None, ge=0, le=0.5, description="loss of step time that ends the roll-out")
 
 
@@ -49,6 +49,7 @@ class NewRules(StateChange):
     percent: int = Field(100, ge=1, le=100, description="of the jobs that get a new revision at first")
     loss_limit: float = Field(0.01, ge=0, le=0.5, description="loss of step time that ends a roll-out, as a share")
     delivery: bool = Field(True, description="false = all jobs keep NCCL's own choice, from now on")
+    approve_wins: bool = Field(True, description="a person approves a revision that won before all jobs get it")
 
 
 class RulesDocument(BaseModel):
@@ -61,6 +62,7 @@ class RulesDocument(BaseModel):
     percent: int
     loss_limit: float
     delivery: bool
+    approve_wins: bool
 
 
 class RollOutDocument(BaseModel):
@@ -165,7 +167,7 @@ def get_history(
     dependencies=needs(Role.APPROVE),
 )
 def approve(found: CurrentRecommendation, body: Approval, store: CurrentStore, request: Request) -> LifeDocument:
-    """Approve a candidate and give it to all jobs, or to a share of them."""
+    """Approve a candidate and give it to a share of the jobs; one that won its roll-out, to all."""
     store.approve(found.id, _by(request, body), percent=body.percent, loss_limit=body.loss_limit)
     return _life(store, found.id)
 

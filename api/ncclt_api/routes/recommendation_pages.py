@@ -16,8 +16,9 @@ from ncclt.core.life import MOST_WHY, By
 from ncclt.core.recheck import Check, Freshness
 from ncclt.core.recommendation import Recommendation, select
 from ncclt.core.recommendation import Request as Job
-from ncclt.core.rollout import RollOutState
+from ncclt.core.rollout import RollOut
 from ncclt.errors import StaleRecommendationError, UsageError
+from ncclt.prove.rollout import RollOutVerdict, judge_stored
 from ncclt.store.clock import utc_now
 from ncclt.store.store import Store
 from ncclt_api.access import needs, who
@@ -80,7 +81,7 @@ def show_roll_out(
     found: CurrentRecommendation, query: Annotated[OneQuery, Query()], store: CurrentStore, request: Request
 ) -> Response:
     """Show the roll-outs of a revision alone, for a page that is open."""
-    rows = roll_out_rows([(one, store.job_times(one.id)) for one in store.rollouts(recommendation=found.id, limit=5)])
+    rows = roll_out_rows(_judged(store, found))
     if query.format == "json":
         return JSONResponse(readable(jsonable_encoder({"rollouts": rows})))
     live = any(row.seen for row in rows)
@@ -163,15 +164,19 @@ def _view(found: Recommendation, store: Store, request: Request) -> Recommendati
         ][:_SHOWN],
         events=store.history(recommendation=found.id, limit=_SHOWN),
         checks=store.checks(found.id)[:_SHOWN],
-        rollouts=[
-            (one, store.job_times(one.id) if one.state is RollOutState.RUNNING else ())
-            for one in store.rollouts(recommendation=found.id, limit=5)
-        ],
+        rollouts=_judged(store, found),
+        percent=store.rules(found.cluster).percent,
     )
     return recommendation_view(
         _compared(found, store), _compared(served, store) if served else None, facts,
         server=request.app.state.public_url, now=datetime.now(UTC),
     )  # fmt: skip
+
+
+def _judged(store: Store, found: Recommendation) -> list[tuple[RollOut, RollOutVerdict | None]]:
+    """Return the last roll-outs of a revision, the open ones with what their jobs show."""
+    rollouts = store.rollouts(recommendation=found.id, limit=5)
+    return [(one, judge_stored(store, one) if one.is_open else None) for one in rollouts]
 
 
 def _compared(found: Recommendation, store: Store) -> Compared:

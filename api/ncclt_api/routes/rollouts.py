@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from dataclasses import asdict
+
+from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from ncclt.core.api_key import Role
-from ncclt.core.rollout import MOST_JOB_NAME, JobTime, RollOutState
+from ncclt.core.rollout import MOST_JOB_NAME, RollOutState
+from ncclt.core.ticket import TICKET_PATTERN
 from ncclt.prove.rollout import report_job_time
 from ncclt_api.access import needs
 from ncclt_api.dependencies import MOST_NUMBER, CurrentStore
 from ncclt_api.routes import PROBLEMS
+from ncclt_api.tickets import reporter_of
 
 router = APIRouter(prefix="/v1/step-times", tags=["roll-outs"], responses=PROBLEMS, dependencies=needs(Role.ENV))
 
@@ -20,6 +24,7 @@ class NewStepTime(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
+    ticket: str = Field(pattern=f"^{TICKET_PATTERN}$", description="of the answer that the job started with")
     rollout: str = Field(max_length=64, description="id of the roll-out, as the answer for the job said")
     job: str = Field(min_length=1, max_length=MOST_JOB_NAME, description="name of the job, as in its request")
     recommendation: str = Field("", max_length=64, description="what the job was given; empty = NCCL's own choice")
@@ -33,8 +38,10 @@ class RollOutProgress(BaseModel):
     rollout: str
     state: RollOutState
     reason: str
-    candidates: int
-    controls: int
+    candidates: int = Field(description="reports of jobs with the revision")
+    controls: int = Field(description="reports of the other jobs")
+    missing_candidates: int = Field(description="jobs with the revision that started long ago and have not reported")
+    missing_controls: int = Field(description="the same of the other jobs")
     pairs: int
 
 
@@ -44,10 +51,7 @@ class RollOutProgress(BaseModel):
     summary="Report the step time of a job of a roll-out",
     responses={409: PROBLEMS[404] | {"description": "the job was given something else than the roll-out gives it"}},
 )
-def add_step_time(body: NewStepTime, store: CurrentStore) -> RollOutProgress:
-    """Keep the first step time of a job; a loss that is certain rolls the revision back, a certain win finishes it."""
-    shown = report_job_time(store, JobTime(**body.model_dump()))
-    return RollOutProgress(
-        rollout=body.rollout, state=shown.state, reason=shown.reason, candidates=shown.candidates,
-        controls=shown.controls, pairs=shown.pairs,
-    )  # fmt: skip
+def add_step_time(body: NewStepTime, store: CurrentStore, request: Request) -> RollOutProgress:
+    """Keep the first step time of a job: a certain loss rolls the revision back; a certain win awaits approval."""
+    shown = report_job_time(store, **body.model_dump(), reporter=reporter_of(request))
+    return RollOutProgress(rollout=body.rollout, **asdict(shown))

@@ -78,7 +78,8 @@ def service(samples, profiles, tmp_path_factory):
     with open_store(f"sqlite:///{tmp_path_factory.mktemp('keys')}/ncclt.db", profiles=profiles) as store:
         samples.fill(store)
         store.set_rules(ClusterRules(cluster="leonardo", percent=50), By(who="ann"))
-        store.publish(replace(store.recommendation("0c0ffee1"), id="0c0ffee9"))
+        found = store.recommendation("0c0ffee1")
+        store.publish(replace(found, id="0c0ffee9", variables=None))
         for (role, cluster), secret in SECRETS.items():
             key = ApiKey(id=f"{role}-{cluster}", role=role, clusters=(cluster,) if cluster else ())
             store.add_key(key, digest=digest_of(secret))
@@ -196,8 +197,9 @@ LEAKS = re.compile(r"leonardo|5e1f00|0c0ffee|" + JOB)
 def test_a_key_of_another_cluster_finds_nothing(service, name, samples):
     """What belongs to another cluster does not exist for a key: as an object, in a list, and where a query names it."""
     method, path = routes(service.app)[name]
-    report = samples.attestation(service.store.recommendation("0c0ffee1")).to_document()
-    time = {"rollout": service.store.rollouts()[0].id, "job": "1", "step_us": 1.0, "steps": 1}
+    ticket = {"ticket": "any"}
+    report = samples.attestation(service.store.recommendation("0c0ffee1")).to_document() | ticket
+    time = {"rollout": service.store.rollouts()[0].id, "job": "1", "step_us": 1.0, "steps": 1} | ticket
     given = {
         "POST /v1/attestations": report, "POST /v1/step-times": time,
         "POST /v1/jobs": {"cluster": "leonardo", "model": "bert"}, "POST /v1/jobs/stale": {"cluster": "leonardo"},

@@ -1,10 +1,12 @@
 """Attestations: told once, checked in every part, shown with the recommendation."""
 
 import copy
+import time
 
 import pytest
 from fastapi.testclient import TestClient
 
+from ncclt.testing.samples import sample_ticket
 from ncclt_api.app import create_app
 from ncclt_api.middleware import MOST_BODY_BYTES
 
@@ -26,16 +28,44 @@ def document(samples, filled_store):
     return samples.attestation(filled_store.recommendation(KNOWN)).to_document()
 
 
-def test_what_is_told_is_kept_once_and_listed(service, document):
+def ticket(store, job="1", *, recommendation=KNOWN, issued_s=None, cluster="leonardo"):
+    """Return what is sent with an attestation."""
+    issued_s = time.time() if issued_s is None else issued_s
+    secret = store.ticket_secret()
+    return {"ticket": sample_ticket(secret, job, issued_s=issued_s, recommendation=recommendation, cluster=cluster)}
+
+
+def test_what_is_told_is_kept_once_and_listed(service, empty_store, document):
     assert service.get(URL, params={"recommendation": KNOWN}).json() == {"items": []}
-    first = service.post(URL, json=document)
-    again = service.post(URL, json={**document, "created": "2027-01-01T00:00:00+00:00"})
+    proof = ticket(empty_store)
+    first = service.post(URL, json=document | proof)
+    again = service.post(URL, json={**document, **proof, "created": "2027-01-01T00:00:00+00:00"})
 
     assert (first.status_code, again.status_code) == (201, 200)
     assert first.json()["id"] == document["id"]
     (kept,) = service.get(URL, params={"recommendation": KNOWN}).json()["items"]
     assert kept == document | {"created": "2026-11-20T12:00:00.000+00:00"}
     assert kept["effect"] == "partly"
+
+
+def test_an_attestation_counts_only_with_a_ticket_of_its_job(service, samples, empty_store, document):
+    for wrong, said in (
+        ({}, "ticket"),
+        ({"ticket": "made.up"}, "no"),
+        (ticket(empty_store, recommendation="0c0ffee1"), "was given 0c0ffee1, not 0c0ffee2"),
+        (ticket(empty_store, recommendation=""), "was given nothing"),
+        (ticket(empty_store, cluster="other"), "was given"),
+        (ticket(empty_store, issued_s=1.0), "expired"),
+    ):
+        refused = service.post(URL, json=document | wrong)
+        assert (refused.status_code, said in refused.json()["detail"]) == (422, True), refused.text
+    assert service.get(URL, params={"recommendation": KNOWN}).json() == {"items": []}
+    proof = ticket(empty_store)
+    assert service.post(URL, json=document | proof).status_code == 201
+    other = samples.attestation(empty_store.recommendation(KNOWN), differing=0).to_document()
+    second = service.post(URL, json=other | proof)
+    assert (second.status_code, "was attested already" in second.json()["detail"]) == (409, True)
+    assert service.post(URL, json=other | ticket(empty_store, "2")).status_code == 201
 
 
 @pytest.mark.parametrize(
@@ -57,8 +87,8 @@ def test_what_is_told_is_kept_once_and_listed(service, document):
         ({"rows": [{}]}, 422, "rows"),
     ],
 )
-def test_what_is_wrong_is_refused_as_a_problem(client, document, change, status, said):
-    answer = client.post(URL, json=document | change)
+def test_what_is_wrong_is_refused_as_a_problem(client, filled_store, document, change, status, said):
+    answer = client.post(URL, json=document | ticket(filled_store) | change)
     assert answer.status_code == status
     assert answer.headers["content-type"] == "application/problem+json"
     assert said in answer.json()["detail"]

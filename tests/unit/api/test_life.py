@@ -1,5 +1,7 @@
 """The life of a revision over HTTP: who may change it, what the answers to jobs then are, and how a roll-out ends."""
 
+import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -7,9 +9,11 @@ from fastapi.testclient import TestClient
 
 from ncclt.core.api_key import ApiKey, Role, digest_of
 from ncclt.core.life import By, ClusterRules
-from ncclt.core.rollout import Variant
+from ncclt.core.rollout import RollOutState, Variant
+from ncclt.core.ticket import read_ticket
+from ncclt.errors import StoreError
 from ncclt.store import open_store
-from ncclt.testing.samples import sample_cluster, sample_recommendation
+from ncclt.testing.samples import sample_cluster, sample_recommendation, sample_ticket
 from ncclt_api.app import create_app
 
 ENV = "/v1/clusters/pair/env"
@@ -106,14 +110,16 @@ def test_a_roll_out_is_the_same_for_every_rank_and_ends_by_itself(store, client)
         assert (head["cache-control"], head["x-ncclt-variant"]) == ("no-store", rollout.variant(job).value)
         table = client.get(ENV, params=JOB | {"job": job, "format": "tuner-csv"}).text
         assert f"id={wanted} " in table
-        time = {"rollout": rollout.id, "job": job, "recommendation": wanted, "steps": 20}
-        said = client.post("/v1/step-times", json=time | {"step_us": 1e5 * (1.1 if wanted == "b" else 1)})
-        assert said.status_code == 200
+        told = {"rollout": rollout.id, "job": job, "recommendation": wanted, "steps": 20}
+        told |= {"ticket": document["ticket"], "step_us": 10 * (1.1 if wanted == "b" else 1)}
+        said = client.post("/v1/step-times", json=told)
+        assert said.status_code == 200, said.text
+        assert client.post("/v1/step-times", json=told | {"step_us": 1.0}).json() == said.json()
         if said.json()["state"] != "running":
             break
     assert said.json()["state"] == "lost"
     assert number < 80
-    assert {given(client, f"job {n}") for n in range(20)} == {"a"}
+    assert {given(client, f"later {n}") for n in range(20)} == {"a"}
     assert client.get("/v1/recommendations/b/history").json()["items"][0]["who"] == "guard"
     assert 'ncclt_rollouts{cluster="pair",state="lost"} 1.0' in client.get("/metrics").text
 
@@ -121,12 +127,100 @@ def test_a_roll_out_is_the_same_for_every_rank_and_ends_by_itself(store, client)
 @pytest.mark.parametrize(
     ("change", "status"),
     [({"rollout": "x"}, 404), ({"recommendation": "z"}, 409), ({"step_us": -1}, 422), ({"steps": 0}, 422),
-     ({"job": ""}, 422), ({"job": "a\nb"}, 422), ({"more": 1}, 422)],
+     ({"job": ""}, 422), ({"job": "a\nb"}, 422), ({"more": 1}, 422), ({"ticket": ""}, 422), ({"ticket": "a.b"}, 422),
+     ({"job": "2"}, 422), ({"step_us": 6e7}, 422)],
 )  # fmt: skip
 def test_a_step_time_that_cannot_be_is_refused(store, client, change, status):
     store.set_rules(ClusterRules(cluster="pair", percent=50), By(who="ann"))
     store.publish(sample_recommendation("b"))
     (rollout,) = store.rollouts()
-    time = {"rollout": rollout.id, "job": "1", "recommendation": "a", "step_us": 1.0, "steps": 1}
-    assert client.post("/v1/step-times", json=time | change).status_code == status
+    ticket = client.get(ENV, params=JOB | {"job": "1"}).json()["ticket"]
+    told = {"ticket": ticket, "rollout": rollout.id, "job": "1", "recommendation": rollout.given("1")}
+    told |= {"step_us": 1.0, "steps": 1}
+    assert client.post("/v1/step-times", json=told | change).status_code == status
     assert store.job_times(rollout.id) == ()
+
+
+def test_made_up_jobs_end_no_roll_out(store, client):
+    """22 names that never asked were enough to give a candidate to all jobs."""
+    store.set_rules(ClusterRules(cluster="pair", percent=50), By(who="ann"))
+    store.publish(sample_recommendation("b"))
+    (rollout,) = store.rollouts()
+    for number in range(22):
+        job = f"made up {number}"
+        wanted = rollout.given(job)
+        told = {"rollout": rollout.id, "job": job, "recommendation": wanted, "steps": 20}
+        told |= {"step_us": 1e5 if wanted == "b" else 2e5}
+        assert client.post("/v1/step-times", json=told).status_code == 422
+        told |= {"ticket": client.get(ENV, params=JOB | {"job": job}).json()["ticket"]}
+        refused = client.post("/v1/step-times", json=told)
+        assert (refused.status_code, "the job started" in refused.json()["detail"]) == (422, True)
+    assert (store.rollout(rollout.id).state, store.job_times(rollout.id)) == (RollOutState.RUNNING, ())
+
+
+def test_a_report_is_kept_with_key_and_address(store, client):
+    store.add_key(ApiKey(id="one", role=Role.ENV), digest=digest_of("one"))
+    store.set_rules(ClusterRules(cluster="pair", percent=50), By(who="ann"))
+    store.publish(sample_recommendation("b"))
+    (rollout,) = store.rollouts()
+    ticket = sample_ticket(
+        store.ticket_secret(), "1", issued_s=time.time() - 100, recommendation=rollout.given("1"), rollout=rollout.id
+    )
+    told = {"ticket": ticket, "rollout": rollout.id, "job": "1", "recommendation": rollout.given("1"), "steps": 20}
+    answer = client.post("/v1/step-times", json=told | {"step_us": 1e5}, headers={"Authorization": "Bearer one"})
+    assert answer.status_code == 200, answer.text
+    (kept,) = store.job_times(rollout.id)
+    assert (kept.who, kept.address, 100 <= kept.waited_s < 200) == ("key one", "testclient", True)
+
+
+def test_starts_are_stored_once_the_database_is_back(store, monkeypatch):
+    """Answers go on while it is away; what they began is noted later."""
+    store.set_rules(ClusterRules(cluster="pair", percent=50), By(who="ann"))
+    store.publish(sample_recommendation("b"))
+    (rollout,) = store.rollouts()
+    monkeypatch.setattr("ncclt_api.tickets._RETRY_S", 0.01)
+    tried, really = threading.Event(), store.add_job_starts
+
+    def away(starts):
+        tried.set()
+        raise StoreError("away")
+
+    with TestClient(create_app(store, fresh_s=0)) as client:
+        monkeypatch.setattr(store, "add_job_starts", away)
+        tickets = [client.get(ENV, params=JOB | {"job": job}).json()["ticket"] for job in ("1", "2", "1")]
+        assert tickets[0] == tickets[2] != tickets[1]
+        assert tried.wait(10)
+        assert store.job_starts(rollout.id) == ()
+        monkeypatch.setattr(store, "add_job_starts", really)
+    assert [start.job for start in store.job_starts(rollout.id)] == ["1", "2"]
+    assert [start.recommendation for start in store.job_starts(rollout.id)] == [rollout.given("1"), rollout.given("2")]
+
+
+def test_only_jobs_of_a_roll_out_with_a_name_start(store, client):
+    assert "ticket" not in client.get(ENV, params=JOB).json()
+    document = client.get(ENV, params=JOB | {"job": "1"}).json()
+    found = read_ticket(document["ticket"], store.ticket_secret(), now_s=time.time())
+    assert (found.job, found.cluster, found.model, found.nodes, found.gpus_per_node) == ("1", "pair", "toy", 2, 4)
+    assert (found.recommendation, found.rollout, found.nccl_version) == ("a", "", "2.28.9")
+
+
+def test_a_win_awaits_approval_which_gives_it_to_all(store, client):
+    store.set_rules(ClusterRules(cluster="pair", percent=25), By(who="ann"))
+    store.publish(sample_recommendation("b"))
+    (rollout,) = store.rollouts()
+    store.end_rollout(rollout.id, RollOutState.WON, "faster", By(who="guard"))
+    life = client.get("/v1/recommendations/b/life").json()
+    assert (life["state"], life["rollouts"][0]["state"]) == ("candidate", "won")
+    assert {given(client, f"job {n}") for n in range(50)} == {"a", "b"}
+    assert client.post("/v1/recommendations/b/approve", json={"percent": 50}).status_code == 409
+    life = client.post("/v1/recommendations/b/approve", json={}).json()
+    assert (life["state"], life["rollouts"][0]["state"]) == ("active", "promoted")
+
+
+def test_approval_gives_what_the_rules_say(store, client):
+    rules = ClusterRules(cluster="pair", percent=25, require_approval=True)
+    store.set_rules(rules, By(who="ann"))
+    for name in ("b", "c"):
+        store.publish(sample_recommendation(name))
+    life = client.post("/v1/recommendations/b/approve", json={}).json()
+    assert (life["state"], life["rollouts"][0]["percent"]) == ("candidate", 25)

@@ -8,7 +8,7 @@ from fastapi.testclient import TestClient
 
 from ncclt.core.api_key import ApiKey, Role, digest_of
 from ncclt.core.life import By, ClusterRules
-from ncclt.core.rollout import JobTime, Variant
+from ncclt.core.rollout import JobTime, RollOutState, Variant
 from ncclt.deliver.render.formats import FORMATS
 from ncclt.store import open_store
 from ncclt_api.app import create_app
@@ -159,6 +159,28 @@ def test_a_running_roll_out_is_followed(browser, store):
     whole = browser.get(path, headers={"HX-Request": "true"})
     assert whole.headers["HX-Retarget"] == "#main"
     assert '<main id="main">' in whole.text
+
+
+def test_a_win_awaits_approval_on_the_page(browser, store):
+    store.set_rules(ClusterRules(cluster="leonardo", percent=50), By(who="ann"))
+    newer(store)
+    (rollout,) = store.rollouts(recommendation="0c0ffee9")
+    store.end_rollout(rollout.id, RollOutState.WON, "steps are faster", By(who="guard"))
+    page = browser.get("/recommendations/0c0ffee9").text
+    assert "Awaits approval, the share stays: <bdi>steps are faster</bdi>" in page
+    assert 'max="100" value="100"' in page
+    assert send(browser, "approve", "0c0ffee9").status_code == 303
+    assert store.newest(cluster="leonardo", model="bert")[0].id == "0c0ffee9"
+
+
+def test_approval_offers_the_share_of_the_rules(browser, store):
+    store.set_rules(ClusterRules(cluster="leonardo", percent=25, require_approval=True), By(who="ann"))
+    newer(store)
+    assert 'max="100" value="25"' in browser.get("/recommendations/0c0ffee9").text
+    for percent in ({}, {"percent": ""}):
+        assert send(browser, "approve", "0c0ffee9", **percent).status_code == (409 if percent else 303)
+    (rollout,) = store.rollouts(recommendation="0c0ffee9")
+    assert rollout.percent == 25
 
 
 def test_forms_are_shown_to_those_who_may_use_them(store):

@@ -1,6 +1,7 @@
 """`ncclt recommendations`: states, changes with who and why, and roll-outs, as a user sees them."""
 
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from ncclt.cli.recommendations import app
 from ncclt.cli.tune import say_state
 from ncclt.core.life import By, ClusterRules
 from ncclt.core.rollout import Variant
+from ncclt.core.ticket import read_ticket
 from ncclt.errors import ConflictError, NotFoundError
 from ncclt.testing.samples import sample_cluster, sample_recommendation
 from ncclt.user_dirs import account_name
@@ -92,7 +94,11 @@ def test_rules_keep_what_is_not_named(call, command):
     assert command.store.rules("pair") == ClusterRules(
         cluster="pair", percent=20, loss_limit=0.02, require_verification=True
     )
-    assert command.store.history(cluster="pair")[0].why.endswith("loss limit 2 %: step times decide here")
+    assert command.store.history(cluster="pair")[0].why.endswith(
+        "loss limit 2 %, wins need approval: step times decide here"
+    )
+    assert "wins of roll-outs: await approval" in call("rules", "pair")
+    assert "wins of roll-outs: go to all jobs at once" in call("rules", "pair", "--no-approve-wins")
     with pytest.raises(NotFoundError):
         call("rules", "nope", "--percent", "5")
 
@@ -119,9 +125,13 @@ def test_env_gives_a_job_its_part_of_a_roll_out_and_a_file_none(call, command, c
         variant = rollout.variant(f"named {name}")
         assert (document["variant"], document["rollout"]) == (variant.value, rollout.id)
         assert document["recommendation"] == ("b" if variant is Variant.CANDIDATE else "a")
+        started = read_ticket(document["ticket"], command.store.ticket_secret(), now_s=time.time())
+        assert (started.job, started.recommendation) == (f"named {name}", document["recommendation"])
+        assert command.store.job_starts(rollout.id)[-1].job == f"named {name}"
         file = tmp_path / "env.json"
         assert env([*SHAPE, "--storage", command.url, "--format", "json", "--output", str(file)]) == 0
-        assert json.loads(file.read_text())["recommendation"] == "a"
+        kept = json.loads(file.read_text())
+        assert (kept["recommendation"], "ticket" in kept) == ("a", False), "it is for later jobs too"
     monkeypatch.delenv("NCCLT_JOB")
     assert env([*SHAPE, "--storage", command.url, "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["recommendation"] == "a"

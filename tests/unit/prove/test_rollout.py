@@ -4,15 +4,20 @@ import math
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from ncclt.core.life import Action, By, ClusterRules
-from ncclt.core.rollout import JobTime, RollOut, RollOutState, Variant, draw
+from ncclt.core.rollout import JobStart, JobTime, RollOut, RollOutState, Variant, draw
+from ncclt.core.ticket import TICKET_LIFE_S, Reporter
 from ncclt.errors import ConflictError, InputError, NotFoundError
-from ncclt.prove.rollout import GUARD, judge_roll_out, paired_gains, report_job_time
+from ncclt.prove.confidence import log_capital
+from ncclt.prove.rollout import GUARD, find_grace, judge_roll_out, paired_gains, report_job_time
 from ncclt.store import open_store
-from ncclt.testing.samples import sample_recommendation
+from ncclt.testing.samples import sample_recommendation, sample_ticket
 
+BEGIN_S = 1e9
+SENDER = Reporter(who="key one", address="10.0.0.7")
 ROLLOUT = RollOut(
     id="r", cluster="pair", model="toy", recommendation="b", control="a", percent=50, seed="s", loss_limit=0.01
 )
@@ -80,7 +85,8 @@ def test_a_steady_drift_favours_neither_side(percent):
     [(0.05, RollOutState.LOST), (0.0, RollOutState.RUNNING), (-0.05, RollOutState.WON), (0.008, RollOutState.RUNNING)],
 )
 def test_what_a_difference_leads_to(loss, state):
-    verdict = judge_roll_out(ROLLOUT, times(loss, jobs=300))
+    found = times(loss, jobs=600)
+    verdict = judge_roll_out(ROLLOUT, found, [start_of(time, BEGIN_S) for time in found], now_s=BEGIN_S + 1e4)
     assert verdict.state is state
     words = {
         RollOutState.LOST: "slower by more than 1 %",
@@ -88,12 +94,12 @@ def test_what_a_difference_leads_to(loss, state):
         RollOutState.RUNNING: "undecided",
     }
     assert words[state] in verdict.reason
-    assert verdict.candidates + verdict.controls == 300
+    assert verdict.candidates + verdict.controls == 600
 
 
 def test_few_jobs_decide_nothing():
-    assert judge_roll_out(ROLLOUT, []).reason == "no two jobs to compare yet, 0 reported"
-    assert judge_roll_out(ROLLOUT, times(1.0, jobs=8)).state is RollOutState.RUNNING
+    assert judge_roll_out(ROLLOUT, [], [], now_s=0.0).reason == "no two jobs to compare yet, 0 reported"
+    assert judge_roll_out(ROLLOUT, times(1.0, jobs=8), [], now_s=0.0).state is RollOutState.RUNNING
 
 
 @pytest.mark.parametrize(
@@ -115,13 +121,33 @@ def store(tmp_path):
         yield opened
 
 
-def report(store, loss, *, jobs):
-    """Report the jobs of the store's roll-out one by one until it ends; return how many that took."""
+def report(store, loss, *, jobs, hung=0.0):
+    """Start a job a minute and report those that do not hang until the roll-out ends; return how many started."""
     (rollout,) = store.rollouts()
+    dice = random.Random(7)
     for number, time in enumerate(times(loss, jobs=jobs, rollout=rollout)):
-        if report_job_time(store, replace(time, rollout=rollout.id)).state is not RollOutState.RUNNING:
+        time, issued_s = replace(time, rollout=rollout.id), BEGIN_S + 60.0 * number
+        store.add_job_starts([start_of(time, issued_s)])
+        if time.recommendation == "b" and dice.random() < hung:
+            continue
+        if send(store, time, issued_s=issued_s, now_s=issued_s + 50.0).state is not RollOutState.RUNNING:
             return number + 1
     return jobs
+
+
+def start_of(time, issued_s):
+    return JobStart(rollout=time.rollout, job=time.job, recommendation=time.recommendation, issued_s=issued_s)
+
+
+def send(store, time, *, ticket=None, issued_s=BEGIN_S, now_s=BEGIN_S + 50.0, **changes):
+    """Report a step time with the ticket of its job."""
+    told = {name: getattr(time, name) for name in ("rollout", "job", "recommendation", "step_us", "steps")} | changes
+    if ticket is None:
+        ticket = sample_ticket(
+            store.ticket_secret(), time.job, issued_s=issued_s, recommendation=time.recommendation,
+            rollout=time.rollout,
+        )  # fmt: skip
+    return report_job_time(store, ticket, **told, reporter=SENDER, now_s=now_s)
 
 
 def test_a_loss_is_rolled_back_by_the_guard_which_says_so(store):
@@ -132,22 +158,105 @@ def test_a_loss_is_rolled_back_by_the_guard_which_says_so(store):
     event = store.history()[0]
     assert (event.action, event.who, event.recommendation) == (Action.ROLL_OUT_LOST, GUARD, "b")
     assert "steps are slower by more than 1 %" in event.why
+    assert event.why.endswith("reported by 1 key and 1 address")
 
 
-def test_a_gain_goes_to_all_jobs(store):
-    report(store, -0.10, jobs=200)
+def test_a_gain_awaits_approval_and_then_goes_to_all_jobs(store):
+    jobs = report(store, -0.10, jobs=600)
+    assert jobs < 450
+    assert [one.id for one in store.newest(cluster="pair", model="toy")] == ["a"]
+    event = store.history(recommendation="b")[0]
+    assert (event.action, event.who) == (Action.ROLL_OUT_WON, GUARD)
+    assert "awaits approval, 50 % of the jobs keep it" in event.why
+    assert "no report of 0 of" in event.why
+    store.approve("b", By(who="bob"))
     assert [one.id for one in store.newest(cluster="pair", model="toy")] == ["b"]
-    assert store.history(recommendation="b")[0].action is Action.ROLL_OUT_WON
+
+
+def test_a_gain_goes_to_all_jobs_at_once_where_the_rules_say_so(store):
+    store.set_rules(ClusterRules(cluster="pair", percent=50, loss_limit=0.01, approve_wins=False), By(who="ann"))
+    report(store, -0.10, jobs=600)
+    assert [one.id for one in store.newest(cluster="pair", model="toy")] == ["b"]
+    assert [event.action for event in store.history(recommendation="b")[:2]] == [
+        Action.ACTIVATED, Action.ROLL_OUT_WON,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("gain", [0.0, 0.10])
+@pytest.mark.parametrize("hung", [0.3, 0.9])
+def test_a_candidate_that_hangs_its_jobs_is_lost_however_fast_the_others_are(store, hung, gain):
+    assert report(store, -gain, jobs=400, hung=hung) < 250
+    event = store.history()[0]
+    assert (event.action, "jobs with it hang or fail: no report of" in event.why) == (Action.ROLL_OUT_LOST, True)
+    assert {one.id: one.state for one in store.statuses()} == {"a": "active", "b": "retired"}
+
+
+def test_slow_jobs_that_hang_make_no_win():
+    """What reports is faster than the others, since what would have been slow does not report."""
+    found = times(0.0, jobs=600)
+    slow = sorted(time.step_us for time in found)[420]
+    reports = [time for time in found if time.recommendation == "a" or time.step_us < slow]
+    starts = [start_of(time, BEGIN_S) for time in found]
+    gains = paired_gains(ROLLOUT, reports)
+    assert float(log_capital(np.array(gains))) > math.log(100), "by their times alone it would have won"
+    assert judge_roll_out(ROLLOUT, reports, starts, now_s=BEGIN_S + 1e4).state is RollOutState.LOST
+    assert judge_roll_out(ROLLOUT, reports, starts, now_s=BEGIN_S).state is RollOutState.RUNNING
+
+
+def test_jobs_that_no_side_reports_decide_nothing():
+    """Not all launchers report; whether they do has nothing to do with what they got."""
+    found = times(0.0, jobs=2000)
+    starts = [start_of(time, BEGIN_S) for time in found]
+    verdict = judge_roll_out(ROLLOUT, found[::3], starts, now_s=BEGIN_S + 1e7)
+    assert verdict.state is RollOutState.RUNNING
+    assert verdict.missing_candidates + verdict.missing_controls == 2000 - len(found[::3])
+
+
+def test_a_job_is_missing_once_nearly_all_others_would_have_reported():
+    found = [replace(time, waited_s=float(number)) for number, time in enumerate(times(0.0, jobs=200))]
+    assert find_grace(found) == 2 * 189.0
+    assert find_grace(found[:7]) == TICKET_LIFE_S
+    assert find_grace([replace(time, waited_s=0.0) for time in found]) == 60.0
+
+
+def test_made_up_jobs_end_nothing(store):
+    (rollout,) = store.rollouts()
+    for time in times(-0.5, jobs=22, rollout=rollout):
+        for ticket in ("", "made.up", sample_ticket("other", time.job, issued_s=BEGIN_S, recommendation="b")):
+            with pytest.raises(InputError):
+                send(store, replace(time, rollout=rollout.id), ticket=ticket)
+    assert store.rollout(rollout.id).state is RollOutState.RUNNING
+    assert store.job_times(rollout.id) == store.job_starts(rollout.id) == ()
+
+
+def test_steps_that_cannot_have_been_made_are_refused(store):
+    (rollout,) = store.rollouts()
+    time = replace(times(0.0, jobs=1, rollout=rollout)[0], rollout=rollout.id)
+    with pytest.raises(InputError, match=r"20 steps of .* ms take .* s, and the job started 1.6 s ago"):
+        send(store, time, now_s=BEGIN_S + 1.6)
+    with pytest.raises(InputError, match="another job's"):
+        send(store, time, job="job 1")
+    with pytest.raises(InputError, match="expired"):
+        send(store, time, now_s=BEGIN_S + TICKET_LIFE_S + 1)
+    assert store.job_times(rollout.id) == ()
+
+
+def test_each_report_is_kept_with_its_sender_and_time(store):
+    (rollout,) = store.rollouts()
+    send(store, replace(times(0.0, jobs=1, rollout=rollout)[0], rollout=rollout.id))
+    (kept,) = store.job_times(rollout.id)
+    assert (kept.who, kept.address, kept.waited_s, bool(kept.created)) == ("key one", "10.0.0.7", 50.0, True)
+    assert [start.job for start in store.job_starts(rollout.id)] == ["job 0"], "a job that reports has started"
 
 
 def test_a_report_that_comes_twice_or_late_changes_nothing(store):
     (rollout,) = store.rollouts()
     first = replace(times(0.0, jobs=1, rollout=rollout)[0], rollout=rollout.id)
-    assert report_job_time(store, first) == report_job_time(store, replace(first, step_us=1.0))
+    assert send(store, first) == send(store, replace(first, step_us=1.0))
     assert len(store.job_times(rollout.id)) == 1
     store.activate("b", By(who="ann"))
     late = replace(times(0.0, jobs=2, rollout=rollout)[1], rollout=rollout.id)
-    report_job_time(store, late)
+    send(store, late)
     assert len(store.job_times(rollout.id)) == 1
 
 
@@ -156,7 +265,9 @@ def test_a_job_that_had_something_else_does_not_count(store):
     time = replace(times(0.0, jobs=1, rollout=rollout)[0], rollout=rollout.id)
     for other in ("", {"a": "b", "b": "a"}[time.recommendation]):
         with pytest.raises(ConflictError, match=r"the roll-out .* gives this job"):
-            report_job_time(store, replace(time, recommendation=other))
+            send(store, time, recommendation=other)
+        with pytest.raises(ConflictError, match=r"the roll-out .* gives this job"):
+            send(store, replace(time, recommendation=other), recommendation=time.recommendation)
     with pytest.raises(NotFoundError):
-        report_job_time(store, replace(time, rollout="x"))
+        send(store, time, rollout="x")
     assert store.job_times(rollout.id) == ()

@@ -10,10 +10,10 @@ from sqlalchemy import text
 
 from ncclt.core.life import Action, By, ClusterRules, RevisionState
 from ncclt.core.recommendation import Decision
-from ncclt.core.rollout import JobTime, RollOutState, Variant
+from ncclt.core.rollout import JobStart, JobTime, RollOutState, Variant
 from ncclt.core.verification import Verification
 from ncclt.errors import ConflictError, NotFoundError, StoreError, UsageError
-from ncclt.store import open_store, published, rolled_out
+from ncclt.store import open_store, published, rolled_out, ticket_secret
 from ncclt.testing.samples import TickingClock, sample_recommendation
 
 ANN, BOB = By(who="ann"), By(who="bob", why="looks right")
@@ -236,12 +236,13 @@ def test_a_first_revision_is_rolled_out_against_nccls_own_choice(store, url):
 
 
 @pytest.mark.parametrize(
-    ("state", "after"),
-    [(RollOutState.WON, {"a": "retired", "b": "active"}), (RollOutState.LOST, {"a": "active", "b": "retired"})],
-)
-def test_a_roll_out_ends_once(store, url, state, after):
+    ("state", "ends", "after"),
+    [(RollOutState.WON, RollOutState.PROMOTED, {"a": "retired", "b": "active"}),
+     (RollOutState.LOST, RollOutState.LOST, {"a": "active", "b": "retired"})],
+)  # fmt: skip
+def test_a_roll_out_ends_once(store, url, state, ends, after):
     publish(store, "a")
-    store.set_rules(ClusterRules(cluster="pair", percent=10), ANN)
+    store.set_rules(ClusterRules(cluster="pair", percent=10, approve_wins=False), ANN)
     publish(store, "b")
     (rollout,) = store.rollouts()
     number = store.changes(0).number
@@ -251,7 +252,85 @@ def test_a_roll_out_ends_once(store, url, state, after):
     assert store.served_rollouts(cluster="pair", model="toy") == ()
     assert store.changes(number).pairs == {("pair", "toy")}
     assert ("guard", "so it is") in [(event.who, event.why) for event in store.history()]
-    assert (store.rollout(rollout.id).state, store.rollout(rollout.id).reason) == (state, "so it is")
+    assert (store.rollout(rollout.id).state, store.rollout(rollout.id).reason) == (ends, "so it is")
+
+
+def test_a_win_keeps_its_share_until_a_person_approves(store, url):
+    publish(store, "a")
+    store.set_rules(ClusterRules(cluster="pair", percent=10), ANN)
+    publish(store, "b")
+    ((rollout, _),) = store.served_rollouts(cluster="pair", model="toy")
+    assert store.end_rollout(rollout.id, RollOutState.WON, "faster", By(who="guard"))
+    assert not store.end_rollout(rollout.id, RollOutState.WON, "again", By(who="guard"))
+    assert (states(store), served(store, url)) == ({"a": "active", "b": "candidate"}, ["a"])
+    ((kept, candidate),) = store.served_rollouts(cluster="pair", model="toy")
+    assert (kept.state, kept.ended, kept.seed, candidate.id) == (RollOutState.WON, "", rollout.seed, "b")
+    (won, *_) = store.history(recommendation="b")
+    assert (won.action, won.why) == (Action.ROLL_OUT_WON, "faster; awaits approval, 10 % of the jobs keep it")
+    with pytest.raises(ConflictError, match="approval gives it to all jobs, not to 50 %"):
+        store.approve("b", BOB, percent=50)
+    assert store.approve("b", BOB) == ""
+    assert (states(store), served(store, url)) == ({"a": "retired", "b": "active"}, ["b"])
+    assert store.served_rollouts(cluster="pair", model="toy") == ()
+    assert (store.rollout(rollout.id).state, store.rollout(rollout.id).reason) == (RollOutState.PROMOTED, "faster")
+
+
+def test_a_win_that_turns_out_to_hang_is_lost(store, url):
+    store.set_rules(ClusterRules(cluster="pair", percent=10), ANN)
+    publish(store, "a")
+    (rollout,) = store.rollouts()
+    store.end_rollout(rollout.id, RollOutState.WON, "faster", By(who="guard"))
+    assert store.end_rollout(rollout.id, RollOutState.LOST, "hangs", By(who="guard"))
+    assert (states(store), served(store, url)) == ({"a": "retired"}, [])
+
+
+def test_a_won_revision_that_nobody_approved_cannot_come_back_by_a_detour(store):
+    store.set_rules(ClusterRules(cluster="pair", percent=10), ANN)
+    publish(store, "a")
+    store.end_rollout(store.rollouts()[0].id, RollOutState.WON, "faster", By(who="guard"))
+    store.retire("a", ANN)
+    with pytest.raises(ConflictError, match="never active"):
+        store.roll_back("a", ANN)
+
+
+def keep_default(id):
+    found = sample_recommendation(id)
+    verdict = replace(found.table.verdict, decision=Decision.KEEP_DEFAULT)
+    return replace(found, table=replace(found.table, verdict=verdict))
+
+
+def test_what_makes_no_difference_to_jobs_starts_no_roll_out(store, url):
+    store.set_rules(ClusterRules(cluster="pair", percent=50), ANN)
+    store.publish(keep_default("a"), by=ANN)
+    assert (states(store), store.rollouts()) == ({"a": "active"}, ())
+    store.publish(replace(keep_default("b"), variables=keep_default("b").table), by=ANN)
+    assert (states(store), store.rollouts()) == ({"a": "retired", "b": "active"}, ())
+    publish(store, "c")
+    (rollout,) = store.rollouts()
+    assert (rollout.recommendation, rollout.control) == ("c", "b")
+    store.activate("c", BOB)
+    store.publish(replace(sample_recommendation("c"), id="d"), by=ANN)
+    assert (states(store)["d"], len(store.rollouts())) == ("active", 1)
+
+
+def test_the_first_start_of_a_job_counts_while_its_roll_out_is_open(store, url):
+    store.set_rules(ClusterRules(cluster="pair", percent=10), ANN)
+    publish(store, "a")
+    (rollout,) = store.rollouts()
+    start = JobStart(rollout=rollout.id, job="1", recommendation="", issued_s=0.1 + 0.2)
+    later, other = replace(start, issued_s=9.0), replace(start, job="2", issued_s=0.1)
+    store.add_job_starts([start, later])
+    store.add_job_starts([other, start, replace(start, rollout="none")])
+    assert store.job_starts(rollout.id) == (other, start)
+    store.retire("a", BOB)
+    store.add_job_starts([replace(start, job="3")])
+    assert len(store.job_starts(rollout.id)) == 2
+
+
+def test_every_process_signs_with_the_same_secret(store, url):
+    with open_store(url) as other:
+        assert other.ticket_secret() == store.ticket_secret() == ticket_secret(url)
+    assert len(store.ticket_secret()) == 64
 
 
 def test_where_all_jobs_get_what_is_new_a_roll_out_is_not_waited_for(store, url):
@@ -303,7 +382,10 @@ def test_the_first_step_time_of_a_job_counts(store, url):
     store.set_rules(ClusterRules(cluster="pair", percent=10), ANN)
     publish(store, "a")
     (rollout,) = store.rollouts()
-    time = JobTime(rollout=rollout.id, job="1", recommendation="", step_us=0.1 + 0.2, steps=20)
+    time = JobTime(
+        rollout=rollout.id, job="1", recommendation="", step_us=0.1 + 0.2, steps=20, waited_s=0.7, who="key one",
+        address="::1",
+    )  # fmt: skip
     assert [store.add_job_time(one) for one in (time, replace(time, step_us=5.0))] == [True, False]
     (kept,) = store.job_times(rollout.id)
     assert replace(kept, created="") == time
@@ -397,7 +479,8 @@ def test_a_change_of_the_rules_is_told_once_and_in_full(store, url):
     assert store.changes(number).pairs == {("pair", "toy")}
     store.set_rules(ClusterRules(cluster="pair"), ANN)
     told = [(e.who, e.why) for e in reversed(store.history()) if e.action is Action.RULES_CHANGED]
-    share, usual = "10 % of jobs at first, loss limit 2 %", "100 % of jobs at first, loss limit 1 %"
+    share = "10 % of jobs at first, loss limit 2 %, wins need approval"
+    usual = "100 % of jobs at first, loss limit 1 %, wins need approval"
     assert told == [
         ("ann", f"approval required, verification not required, {share}"),
         ("bob", f"delivery switched off, approval required, verification required, {share}: looks right"),

@@ -48,6 +48,9 @@ def attest(
     server: Annotated[str | None, typer.Option(help="ncclt server to query and to report to. [NCCLT_SERVER]")] = None,
     # No default from the environment here: the more direct of the two counts, then the server, as in `ncclt env`.
     storage: Annotated[str | None, typer.Option(help="Database URL of the store. [NCCLT_STORAGE]")] = None,
+    ticket: Annotated[
+        str, typer.Option(help="Ticket of the job's answer; a server takes no report without.", envvar="NCCLT_TICKET")
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """Compare what NCCL used, message by message, with what a recommendation says; keep and post the result."""
@@ -73,7 +76,7 @@ def attest(
         print_json(attestation.to_document())
     else:
         print_attestation(attestation, to_stderr=False)
-    keep(attestation, server=server, storage=storage, timeout_s=_SERVER_TIMEOUT_S)
+    keep(attestation, ticket, server=server, storage=storage, timeout_s=_SERVER_TIMEOUT_S)
     raise typer.Exit(0 if attestation.effect is Effect.TOOK_EFFECT else 1)
 
 
@@ -114,8 +117,14 @@ def _recommendation(id: str, *, server: str | None, storage: str | None, timeout
         return store.recommendation(id)
 
 
-def keep(attestation: Attestation, *, server: str | None, storage: str | None, timeout_s: float) -> None:
+def keep(attestation: Attestation, ticket: str, *, server: str | None, storage: str | None, timeout_s: float) -> None:
     """Store an attestation beside its recommendation: on the server, else in the local store.
+
+    Args:
+        attestation: to store.
+        ticket: of the answer that the job started with; may be empty for the local store.
+        server, storage: one of them.
+        timeout_s: for the request.
 
     Raises:
         NotFoundError: the recommendation is not known there.
@@ -127,7 +136,8 @@ def keep(attestation: Attestation, *, server: str | None, storage: str | None, t
         from ncclt.deliver.offer import api_key, error_of
 
         try:
-            post_attestation(server, attestation.to_document(), timeout_s=timeout_s, api_key=api_key(os.environ))
+            told = attestation.to_document() | {"ticket": ticket}
+            post_attestation(server, told, timeout_s=timeout_s, api_key=api_key(os.environ))
         except ClientError as error:
             raise error_of(error) from error
         say(f"ncclt: posted to {server}")

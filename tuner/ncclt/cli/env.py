@@ -171,11 +171,13 @@ def source(
 
 def _stored(arguments: argparse.Namespace, cluster: str, storage: str | None) -> str:
     from ncclt.deliver.render.formats import check_form, render
-    from ncclt.deliver.variant import given_from_store
+    from ncclt.deliver.variant import given_from_store, issue_from_store
 
     form = {"shell": arguments.shell, "unset": arguments.unset, "channels": arguments.channels}
     check_form(arguments.format, **form)
-    answer = given_from_store(storage, request_of(arguments, cluster))
+    asked = request_of(arguments, cluster)
+    answer = given_from_store(storage, asked)
+    said = answer.to_document() | (issue_from_store(storage, answer, asked.job) if arguments.format == "json" else {})
     found = answer.recommendation
     if found.simulated:
         say(f"ncclt: SIMULATED: {found.model} was tuned on a model of {cluster}, nothing was measured")
@@ -186,7 +188,7 @@ def _stored(arguments: argparse.Namespace, cluster: str, storage: str | None) ->
         format=arguments.format,
         **form,
         warn=lambda remark: say(f"ncclt: {remark}"),
-        said=answer.to_document(),
+        said=said,
     )
 
 

@@ -53,13 +53,13 @@ def list_recommendations(
 @app.command("show")
 def show(id: Id, storage: Storage = None, as_json: AsJson = False) -> None:
     """Show one revision: its state, its roll-outs, and its history."""
-    from ncclt.prove.rollout import judge_roll_out
+    from ncclt.prove.rollout import judge_stored
     from ncclt.store import open_to_read
 
     with open_to_read(storage) as store:
         one, rollouts, found = store.status(id), store.rollouts(recommendation=id), store.recommendation(id)
         events = store.history(recommendation=id)
-        judged = {each.id: judge_roll_out(each, store.job_times(each.id)) for each in rollouts}
+        judged = {each.id: judge_stored(store, each) for each in rollouts}
     if as_json:
         shown = [each.to_document() | {"pairs": judged[each.id].pairs} for each in rollouts]
         history = [event.to_document() for event in events]
@@ -113,7 +113,7 @@ def approve(
     why: Why = "",
     storage: Storage = None,
 ) -> None:
-    """Give a candidate to all jobs, or to a share of them while their step times are compared."""
+    """Give a candidate to a share of the jobs while they are compared; one that won its roll-out, to all."""
 
     def work(store: Store, by: By) -> str:
         rollout = store.approve(id, by, percent=percent, loss_limit=loss_limit)
@@ -171,6 +171,10 @@ def rules(
         bool | None,
         typer.Option(help="Jobs get what is active; without, they keep NCCL's own choice.", show_default=False),
     ] = None,
+    approve_wins: Annotated[
+        bool | None,
+        typer.Option(help="A person approves a revision that won before all jobs get it.", show_default=False),
+    ] = None,
     why: Why = "",
     storage: Storage = None,
     as_json: AsJson = False,
@@ -180,7 +184,7 @@ def rules(
 
     given: dict[str, Any] = {
         "require_approval": require_approval, "require_verification": require_verification, "percent": percent,
-        "loss_limit": loss_limit, "delivery": delivery,
+        "loss_limit": loss_limit, "delivery": delivery, "approve_wins": approve_wins,
     }  # fmt: skip
     wanted = {name: value for name, value in given.items() if value is not None}
     with open_store(storage) if wanted else open_to_read(storage) as store:
@@ -195,11 +199,12 @@ def rules(
     print(f"{cluster}: approval by another person: {'required' if found.require_approval else 'not required'}")
     print(f"verification of step times: {'required' if found.require_verification else 'not required'}")
     print(f"new revisions: for {found.percent} % of the jobs at first, loss limit {found.loss_limit * 100:g} %")
+    print(f"wins of roll-outs: {'await approval' if found.approve_wins else 'go to all jobs at once'}")
     print("delivery to jobs: " + ("on" if found.delivery else "off; all jobs keep NCCL's own choice"))
 
 
 def _fields(found: ClusterRules) -> dict[str, Any]:
-    names = ("cluster", "require_approval", "require_verification", "percent", "loss_limit", "delivery")
+    names = ("cluster", "require_approval", "require_verification", "percent", "loss_limit", "delivery", "approve_wins")
     return {name: getattr(found, name) for name in names}
 
 

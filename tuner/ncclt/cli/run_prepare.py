@@ -260,7 +260,8 @@ def _start(
     environ = {name: value for name, value in os.environ.items() if name not in handover.unset_env}
     added = dict(handover.set_env)
     folder = None
-    timed = arguments.step_times and offer is not None and _is_part(offer, handover)
+    # Also where nothing could be set: left out, such jobs would be missing from the candidate's side alone.
+    timed = arguments.step_times and offer is not None and bool(offer.rollout)
     if arguments.report is not None and (handover.form is not None or timed) and not arguments.dry_run:
         folder = _report_folder(arguments)
     if folder is not None and handover.form is not None:
@@ -290,11 +291,6 @@ def _start(
             job=name_for_roll_out(os.environ, command, named=arguments.job, nodes=arguments.nodes) if timed else "",
         )
     return Start(argv=words, environ=environ, is_common=is_common, beside=beside)
-
-
-def _is_part(offer: Offer, handover: Handover) -> bool:
-    """Return whether the job counts in a roll-out: it has what it was offered, which may be NCCL's own choice."""
-    return bool(offer.rollout) and (handover.form is not None or not (offer.variables or offer.rules.rules))
 
 
 def _report_folder(arguments: argparse.Namespace) -> Path | None:

@@ -111,5 +111,5 @@ def _attest(
         job_files(folder), delivered, created=datetime.now(UTC).isoformat(timespec="milliseconds")
     )
     print_attestation(attestation, to_stderr=True)
-    keep(attestation, server=server, storage=storage, timeout_s=timeout_s)
+    keep(attestation, offer.ticket, server=server, storage=storage, timeout_s=timeout_s)
     say(f"ncclt: the reports stay in {folder}")

@@ -6,16 +6,19 @@ The ranks take them as in `ncclt verify`: a hook of the torch optimizer, for a w
 from __future__ import annotations
 
 import os
+import socket
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ncclt.cli.output import say
-from ncclt.core.rollout import JobTime, Variant
+from ncclt.core.rollout import Variant
 from ncclt.deliver.offer import Offer, api_key, error_of
 from ncclt.errors import InputError
 from ncclt.profile.record.plan import FOLDERS, WINDOW_STEPS, Method, plan_recording
 from ncclt.profile.record.ranks import read_step_times
+from ncclt.user_dirs import account_name
 
 _FOLDER = "steps"
 
@@ -58,29 +61,29 @@ def report_times(
     times = read_step_times(folder / _FOLDER, steps=WINDOW_STEPS)
     if times.failure:
         raise InputError(f"no step times: {times.failure}", hint="a training without a torch optimizer has none")
-    time = JobTime(
-        rollout=offer.rollout,
-        job=job,
-        recommendation="" if offer.variant == Variant.DEFAULT else offer.recommendation,
-        step_us=statistics.median(times.step_us),
-        steps=len(times.step_us),
-    )
+    step_us = statistics.median(times.step_us)
+    told: dict[str, Any] = {
+        "ticket": offer.ticket, "rollout": offer.rollout, "job": job,
+        "recommendation": "" if offer.variant == Variant.DEFAULT else offer.recommendation,
+        "step_us": step_us, "steps": len(times.step_us),
+    }  # fmt: skip
     server, storage = where()
     if server:
         from ncclt.client.fetch import ClientError
         from ncclt.client.report import post_step_time
 
-        sent = {name: value for name, value in time.to_document().items() if name not in ("schema", "created")}
         try:
-            said = post_step_time(server, sent, timeout_s=timeout_s, api_key=api_key(os.environ))
+            said = post_step_time(server, told, timeout_s=timeout_s, api_key=api_key(os.environ))
         except ClientError as error:
             raise error_of(error) from error
         state, why = said["state"], said["reason"]
     else:
+        from ncclt.core.ticket import Reporter
         from ncclt.prove.rollout import report_job_time
         from ncclt.store import open_store
 
+        reporter = Reporter(who=account_name(), address=socket.gethostname())
         with open_store(storage) as store:
-            verdict = report_job_time(store, time)
+            verdict = report_job_time(store, **told, reporter=reporter)
         state, why = verdict.state.value, verdict.reason
-    say(f"ncclt: step time {time.step_us / 1e3:.2f} ms reported as {offer.variant}; roll-out {state}: {why}")
+    say(f"ncclt: step time {step_us / 1e3:.2f} ms reported as {offer.variant}; roll-out {state}: {why}")

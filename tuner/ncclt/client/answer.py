@@ -105,7 +105,10 @@ _DOCUMENT = {
     "nccl_version": r'"[0-9]{1,3}(?:\.[0-9]{1,3}){1,2}"', "decision": '"(?:tuned|keep-default|undecided)"',
     "speedup": _NUMBER, "interval": rf"null|\[{_NUMBER}, {_NUMBER}\]",
 }  # fmt: skip
-_GIVEN = {"variant": '"(?:candidate|active|default)"', "reason": '"[A-Z_]{1,40}"', "rollout": '"[0-9a-f]{0,64}"'}
+_GIVEN = {
+    "variant": '"(?:candidate|active|default)"', "reason": '"[A-Z_]{1,40}"', "rollout": '"[0-9a-f]{0,64}"',
+    "ticket": '"[A-Za-z0-9._~-]{1,1000}"',
+}  # fmt: skip
 _RULE = {
     "collective": f'"(?:{_COLLECTIVE})"', "min_bytes": _SIZE, "max_bytes": f"null|{_SIZE}", "group_size": f"0|{_COUNT}",
     "algorithm": f'null|"(?:{_ALGORITHM})"', "protocol": f'null|"(?:{_PROTOCOL})"', "channels": f"null|{_CHANNELS}",

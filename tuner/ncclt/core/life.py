@@ -141,6 +141,7 @@ class ClusterRules(Documented):
         percent: of the jobs that get a new revision at first; 100 = all at once.
         loss_limit: loss of step time beyond which a roll-out ends, as a share.
         delivery: whether jobs get what is active; without it all of them keep NCCL's own choice.
+        approve_wins: a person has to approve a revision that won its roll-out before all jobs get it.
 
     Raises:
         UsageError: a number is out of range.
@@ -154,6 +155,7 @@ class ClusterRules(Documented):
     percent: int = 100
     loss_limit: float = LOSS_LIMIT
     delivery: bool = True
+    approve_wins: bool = True
 
     def __post_init__(self) -> None:
         if not 1 <= self.percent <= 100:

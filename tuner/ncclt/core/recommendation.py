@@ -151,6 +151,11 @@ class Recommendation(Documented):
         return (self.recorded or "recorded: elsewhere") if self.launcher == "replay" else ""
 
     @property
+    def delivered(self) -> tuple[Policy, Policy]:
+        """Return the proven policies of table and variables; two revisions with the same are no different for a job."""
+        return self.table.effective, self.variables.effective if self.variables else Policy()
+
+    @property
     def origin(self) -> TimesOrigin:
         """Return where its times come from."""
         if self.simulated:

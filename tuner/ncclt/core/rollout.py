@@ -37,12 +37,20 @@ class Reason(StrEnum):
 
 
 class RollOutState(StrEnum):
-    """How a roll-out stands."""
+    """State of a roll-out.
+
+    A `won` one awaits the approval of a person, and keeps its share until then; `promoted` = all jobs get the revision.
+    """
 
     RUNNING = "running"
     WON = "won"
+    PROMOTED = "promoted"
     LOST = "lost"
     ENDED = "ended"
+
+
+OPEN_STATES = (RollOutState.RUNNING, RollOutState.WON)
+"""In these a share of the jobs gets the revision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +66,8 @@ class RollOut(Documented):
         seed: random text that the share is drawn with, so that no job can choose.
         loss_limit: loss of step time beyond which it ends, as a share.
         state: how it stands.
-        reason: one sentence on how it ended; empty while it runs.
-        created, ended: ISO times; `ended` is empty while it runs.
+        reason: one sentence on how it ended or why it won; empty while it runs.
+        created, ended: ISO times; `ended` is empty while a share of the jobs gets it.
     """
 
     SHAPE: ClassVar = Shape(schema=1)
@@ -87,6 +95,16 @@ class RollOut(Documented):
             return Variant.CANDIDATE
         return Variant.ACTIVE if self.control else Variant.DEFAULT
 
+    def given(self, job: str) -> str:
+        """Return the id of the revision that a job is given; empty = the NCCL default."""
+        wanted = {Variant.CANDIDATE: self.recommendation, Variant.ACTIVE: self.control, Variant.DEFAULT: ""}
+        return wanted[self.variant(job)]
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether a share of the jobs gets the revision."""
+        return self.state in OPEN_STATES
+
 
 @lru_cache(maxsize=1 << 14)
 def draw(seed: str, job: str) -> float:
@@ -96,15 +114,34 @@ def draw(seed: str, job: str) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobStart:
+    """Start of a job in a roll-out.
+
+    Attributes:
+        rollout: id of the roll-out.
+        job: name of the job.
+        recommendation: id of the revision that the job was given; empty = the NCCL default.
+        issued_s: Unix time of its ticket.
+    """
+
+    rollout: str
+    job: str
+    recommendation: str
+    issued_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobTime(Documented):
     """The step time of one job in a roll-out.
 
     Attributes:
         rollout: id of the roll-out.
         job: name of the job.
-        recommendation: id of the revision that the job was given; empty = NCCL's own choice.
+        recommendation: id of the revision that the job was given; empty = the NCCL default.
         step_us: median time of its measured steps on the slowest rank, µs.
         steps: how many were measured.
+        waited_s: seconds from the job's start to this report.
+        who, address: of the reporter.
         created: ISO time at which it was stored.
 
     Raises:
@@ -118,6 +155,9 @@ class JobTime(Documented):
     recommendation: str
     step_us: float
     steps: int
+    waited_s: float = 0.0
+    who: str = ""
+    address: str = ""
     created: str = ""
 
     def __post_init__(self) -> None:

@@ -61,6 +61,7 @@ class Offer:
         document: the whole answer of a server or store, to be passed on; empty for a table from a file.
         rollout: id of the roll-out that the job is part of; empty = none.
         variant: what it is given in it.
+        ticket: for the reports of the job; empty = it cannot report.
     """
 
     recommendation: str
@@ -78,6 +79,7 @@ class Offer:
     document: Mapping[str, Any] = field(default_factory=dict)
     rollout: str = ""
     variant: str = ""
+    ticket: str = ""
 
     @property
     def why_nothing(self) -> str:
@@ -130,6 +132,7 @@ def offer_from_document(document: Any) -> Offer:
         document=document,
         rollout=known.get("rollout", ""),
         variant=known.get("variant", ""),
+        ticket=known.get("ticket", ""),
     )
 
 
@@ -234,10 +237,11 @@ def ask_for_offer(
 
 
 def _stored(request: Request, storage: str | None, *, with_table: bool) -> Offer:
-    from ncclt.deliver.variant import given_from_store
+    from ncclt.deliver.variant import given_from_store, issue_from_store
 
     found = given_from_store(storage, request)
-    return offer_of(found.recommendation, with_table=with_table, said=found.to_document())
+    said = found.to_document() | issue_from_store(storage, found, request.job)
+    return offer_of(found.recommendation, with_table=with_table, said=said)
 
 
 def offer_of(recommendation: Recommendation, *, with_table: bool, said: Mapping[str, str] | None = None) -> Offer:
@@ -246,7 +250,7 @@ def offer_of(recommendation: Recommendation, *, with_table: bool, said: Mapping[
     Args:
         recommendation: what is given.
         with_table: its table too.
-        said: variant, reason and roll-out, where they are known.
+        said: variant, reason, roll-out and ticket, where they are known.
 
     Raises:
         NoRecommendationError: the proof ended undecided.

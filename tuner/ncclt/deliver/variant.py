@@ -5,12 +5,15 @@ No rank, time or counter has a part in it, so all ranks of a job get the same, w
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ncclt.core.policy import Policy
 from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Request, select
-from ncclt.core.rollout import Reason, RollOut, Variant
+from ncclt.core.rollout import JobStart, Reason, RollOut, Variant
+from ncclt.core.ticket import TICKET_LIFE_S, Ticket, is_job_name, shorten_name, sign_ticket
+from ncclt.errors import StoreError
 from ncclt.user_dirs import recorded_tables
 
 
@@ -29,6 +32,11 @@ class Given:
     variant: Variant = Variant.ACTIVE
     reason: Reason = Reason.TARGETING_MATCH
     rollout: str = ""
+
+    @property
+    def given_id(self) -> str:
+        """Return the id of the revision that the job is given; empty = the NCCL default."""
+        return "" if self.variant is Variant.DEFAULT else self.recommendation.id
 
     def to_document(self) -> dict[str, str]:
         """Return what an answer says about it."""
@@ -63,6 +71,52 @@ def given(
             return Given(recommendation=held_back, variant=variant, reason=Reason.DEFAULT, rollout=part)
         return Given(recommendation=chosen, rollout=part)
     return Given(recommendation=chosen)
+
+
+def make_ticket(answer: Given, job: str, *, issued_s: float) -> Ticket | None:
+    """Return the ticket that goes with an answer; None where the name of the job is not known.
+
+    Args:
+        answer: for the job.
+        job: its name.
+        issued_s: Unix time.
+    """
+    if not is_job_name(job):
+        return None
+    found = answer.recommendation
+    return Ticket(
+        job=shorten_name(job), cluster=shorten_name(found.cluster), model=shorten_name(found.model),
+        nodes=found.fingerprint.nodes, gpus_per_node=found.fingerprint.gpus_per_node,
+        nccl_version=found.fingerprint.nccl_version, recommendation=answer.given_id, variant=answer.variant,
+        rollout=answer.rollout, issued_s=issued_s, expires_s=issued_s + TICKET_LIFE_S,
+    )  # fmt: skip
+
+
+def issue_from_store(url: str | None, answer: Given, job: str) -> dict[str, str]:
+    """Return what an answer from a store says about the job's ticket, and note the start of a job of a roll-out.
+
+    Where the start cannot be noted there is no ticket: a job that is not counted as started may not report either.
+
+    Raises:
+        UsageError, StoreError: as for `ncclt.store.published`.
+    """
+    from ncclt.store import open_store, ticket_secret
+
+    ticket = make_ticket(answer, job, issued_s=time.time())
+    if ticket is None:
+        return {}
+    if answer.rollout:
+        try:
+            with open_store(url, migrate=False) as store:
+                store.add_job_starts([start_of(answer, job, issued_s=ticket.issued_s)])
+        except StoreError:
+            return {}
+    return {"ticket": sign_ticket(ticket, ticket_secret(url))}
+
+
+def start_of(answer: Given, job: str, *, issued_s: float) -> JobStart:
+    """Return the start of a job of a roll-out."""
+    return JobStart(rollout=answer.rollout, job=job, recommendation=answer.given_id, issued_s=issued_s)
 
 
 def given_from_store(url: str | None, request: Request) -> Given:

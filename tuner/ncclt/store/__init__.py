@@ -12,7 +12,7 @@ from ncclt.core.recommendation import Recommendation, Request, select
 from ncclt.errors import MissingDependencyError, NccltError, StoreError, UsageError, described
 from ncclt.store.location import Location, locate, no_store
 from ncclt.store.names import KnownNames
-from ncclt.store.readonly import read_names, read_published, read_rollouts, read_rules
+from ncclt.store.readonly import read_names, read_published, read_rollouts, read_rules, read_ticket_secret
 from ncclt.user_dirs import recorded_tables
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ __all__ = [
     "published",
     "rolled_out",
     "rules_of",
+    "ticket_secret",
 ]
 
 # Imported on first use: most need SQLAlchemy, and the others would slow down the start of `ncclt env`, too.
@@ -164,7 +165,7 @@ def published(url: str | None, *, cluster: str, model: str) -> tuple[Recommendat
 
 
 def rolled_out(url: str | None, *, cluster: str, model: str) -> tuple[tuple[RollOut, Recommendation], ...]:
-    """Return the running roll-outs of a pair, each with the revision that is rolled out.
+    """Return the open roll-outs of a pair, each with the revision that is rolled out.
 
     Raises:
         UsageError, StoreError: as `published`.
@@ -187,6 +188,19 @@ def rules_of(url: str | None, *, cluster: str) -> ClusterRules:
         return read_rules(location, cluster)
     with open_to_read(location.url) as store:
         return store.rules(cluster)
+
+
+def ticket_secret(url: str | None) -> str:
+    """Return the secret that tickets are signed with; empty where the user has no store yet.
+
+    Raises:
+        UsageError, StoreError: as `published`.
+    """
+    location = locate(url)
+    if location.path is not None:
+        return read_ticket_secret(location)
+    with open_to_read(location.url) as store:
+        return store.ticket_secret()
 
 
 def known_names(url: str | None) -> KnownNames:

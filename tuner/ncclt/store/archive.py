@@ -35,7 +35,7 @@ _NEVER = ("leases",)
 
 _WRITTEN_BY = "`ncclt store export FILE` writes one"
 
-_SECRET = ("keys",)
+_SECRET = ("keys", "secrets")
 """Tables that only a backup holds; it is a copy of the whole file."""
 
 

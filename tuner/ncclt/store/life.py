@@ -13,18 +13,18 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, exists, insert, select, update
 
 from ncclt.core.life import Action, By, ClusterRules, LifeEvent, RevisionState, one_line_why
+from ncclt.core.policy import Policy
 from ncclt.core.recommendation import Decision, Recommendation
-from ncclt.core.rollout import RollOut, RollOutState
+from ncclt.core.rollout import OPEN_STATES, RollOut, RollOutState
 from ncclt.core.verification import Verification
 from ncclt.errors import ConflictError
 from ncclt.store.documents import stored, to_text
 from ncclt.store.names import unknown_recommendation, unknown_rollout
-from ncclt.store.recommendations import note_change
+from ncclt.store.recommendations import get_recommendation, note_change
 from ncclt.store.tables import cluster_rules, history, recommendations, rollouts
 
-_MADE_ACTIVE = (Action.ACTIVATED, Action.ROLLED_BACK, Action.ROLL_OUT_WON)
+_MADE_ACTIVE = (Action.ACTIVATED, Action.ROLLED_BACK)
 _ENDINGS = {
-    RollOutState.WON: Action.ROLL_OUT_WON,
     RollOutState.LOST: Action.ROLL_OUT_LOST,
     RollOutState.ENDED: Action.ROLL_OUT_ENDED,
 }
@@ -43,7 +43,10 @@ def enter(connection: Connection, published: Recommendation, by: By, *, unverifi
 
 
 def approve(connection: Connection, id: str, by: By, *, percent: int | None, loss_limit: float | None, now: str) -> str:
-    """Approve a candidate and give it to a share of the jobs, or to all; return the id of its roll-out, if any."""
+    """Approve a candidate and give it to a share of the jobs, or to all; return the id of its roll-out, if any.
+
+    One that won its roll-out goes to all jobs.
+    """
     row = _candidate(connection, id)
     rules = rules_of(connection, row.cluster)
     if row.unverified:
@@ -57,6 +60,16 @@ def approve(connection: Connection, id: str, by: By, *, percent: int | None, los
             hint="ask another person, or an admin to change the rules: `ncclt recommendations rules`",
         )
     _require_no_pin(connection, row)
+    for found in open_rollouts(connection, row.cluster, row.model):
+        if found.recommendation == id and found.state is RollOutState.WON:
+            if percent not in (None, 100):
+                raise ConflictError(
+                    f"the revision {id} won its roll-out, so approval gives it to all jobs, not to {percent} %",
+                    hint="approve it without a percentage, or retire it",
+                )
+            _note(connection, row, Action.APPROVED, by, now)
+            end(connection, found, RollOutState.PROMOTED, found.reason, by, now)
+            return ""
     _require_no_roll_out(connection, row)
     rules = replace(
         rules,
@@ -125,7 +138,7 @@ def retire(connection: Connection, id: str, by: By, *, now: str) -> None:
         raise ConflictError(f"the revision {id} is retired already")
     if row.pinned:
         raise ConflictError(f"the revision {id} is pinned", hint=f"first `ncclt recommendations unpin {id}`")
-    for found in running(connection, row.cluster, row.model):
+    for found in open_rollouts(connection, row.cluster, row.model):
         if id in (found.recommendation, found.control):
             end(connection, found, RollOutState.ENDED, f"{id} was retired", by, now)
     _set(connection, row, state=RevisionState.RETIRED.value)
@@ -153,17 +166,28 @@ def went_stale(connection: Connection, id: str, why: str, by: By, *, now: str) -
 
 
 def end(connection: Connection, rollout: RollOut, state: RollOutState, reason: str, by: By, now: str) -> None:
-    """End a running roll-out: won makes its revision active, lost retires it, ended leaves it a candidate."""
+    """End an open roll-out.
+
+    Won: its revision awaits approval and its share stays, unless the rules promote it at once. Promoted makes the
+    revision active, lost retires it, ended leaves it a candidate.
+    """
     row = row_of(connection, rollout.recommendation)
-    ended = replace(rollout, state=state, reason=reason, ended=now)
+    is_win = state is RollOutState.WON
+    if is_win and not rules_of(connection, rollout.cluster).approve_wins:
+        state = RollOutState.PROMOTED
+    said = replace(by, why=one_line_why(reason))
+    after = replace(rollout, state=state, reason=reason, ended="" if state is RollOutState.WON else now)
     connection.execute(
         update(rollouts)
         .where(rollouts.c.id == rollout.id)
-        .values(state=state.value, document=to_text(ended.to_document()))
+        .values(state=state.value, document=to_text(after.to_document()))
     )
-    said = replace(by, why=reason)
-    if state is RollOutState.WON:
-        _activate(connection, row, _ENDINGS[state], said, now)
+    if is_win:
+        awaits = "" if state is RollOutState.PROMOTED else f"; awaits approval, {rollout.percent} % of the jobs keep it"
+        _note(connection, row, Action.ROLL_OUT_WON, replace(by, why=one_line_why(f"{reason}{awaits}")), now)
+    if state is RollOutState.PROMOTED:
+        _activate(connection, row, Action.ACTIVATED, said, now)
+    if state not in _ENDINGS:
         return
     if state is RollOutState.LOST:
         _set(connection, row, state=RevisionState.RETIRED.value)
@@ -185,7 +209,8 @@ def set_rules(connection: Connection, rules: ClusterRules, by: By, *, now: str) 
     said = f"approval {'required' if rules.require_approval else 'not required'}, "
     said += f"verification {'required' if rules.require_verification else 'not required'}, "
     said += f"{rules.percent} % of jobs at first, "
-    said += f"loss limit {rules.loss_limit * 100:g} %"
+    said += f"loss limit {rules.loss_limit * 100:g} %, "
+    said += f"wins {'need approval' if rules.approve_wins else 'go to all jobs'}"
     if rules.delivery != before.delivery:
         said = f"delivery switched {'on' if rules.delivery else 'off'}, {said}"
         column = recommendations.c
@@ -208,10 +233,10 @@ def rules_of(connection: Connection, cluster: str) -> ClusterRules:
         return ClusterRules.from_document(json.loads(document))
 
 
-def running(connection: Connection, cluster: str, model: str) -> tuple[RollOut, ...]:
-    """Return the running roll-outs of a pair."""
+def open_rollouts(connection: Connection, cluster: str, model: str) -> tuple[RollOut, ...]:
+    """Return the open roll-outs of a pair."""
     column = rollouts.c
-    wanted = (column.cluster == cluster, column.model == model, column.state == RollOutState.RUNNING.value)
+    wanted = (column.cluster == cluster, column.model == model, column.state.in_(OPEN_STATES))
     return tuple(read_rollout(row.id, row.document) for row in connection.execute(select(rollouts).where(*wanted)))
 
 
@@ -265,19 +290,19 @@ def _go_on(connection: Connection, row: Row[Any], by: By, now: str) -> None:
     """Give a candidate to jobs, unless it awaits a verification, an approval, or the end of a pin or a roll-out."""
     rules = rules_of(connection, row.cluster)
     line = connection.execute(select(recommendations.c.id).where(*_line(row), recommendations.c.pinned)).first()
-    busy = any(_is_alike(connection, row, found) for found in running(connection, row.cluster, row.model))
+    busy = any(_is_alike(connection, row, found) for found in open_rollouts(connection, row.cluster, row.model))
     if not (row.unverified or rules.require_approval or line is not None or (busy and rules.percent < 100)):
         _give(connection, row, rules, by, now)
 
 
 def _give(connection: Connection, row: Row[Any], rules: ClusterRules, by: By, now: str) -> str:
     """Give a candidate to the share of the jobs that the rules say; return the id of the roll-out, if it is one."""
-    if rules.percent == 100:
-        _activate(connection, row, Action.ACTIVATED, by, now)
-        return ""
     control = connection.execute(
         select(recommendations.c.id).where(*_line(row), recommendations.c.state == RevisionState.ACTIVE.value)
     ).scalar()
+    if rules.percent == 100 or not _differs(connection, row.id, control):
+        _activate(connection, row, Action.ACTIVATED, by, now)
+        return ""
     rollout = RollOut(
         id=secrets.token_hex(6), cluster=row.cluster, model=row.model, recommendation=row.id, control=control or "",
         percent=rules.percent, seed=secrets.token_hex(8), loss_limit=rules.loss_limit, created=now,
@@ -295,6 +320,12 @@ def _give(connection: Connection, row: Row[Any], rules: ClusterRules, by: By, no
     return rollout.id
 
 
+def _differs(connection: Connection, id: str, control: str | None) -> bool:
+    """Return whether jobs get something else from a revision than from the active one, or from the NCCL default."""
+    before = get_recommendation(connection, control).delivered if control else (Policy(), Policy())
+    return get_recommendation(connection, id).delivered != before
+
+
 def _activate(connection: Connection, row: Row[Any], action: Action, by: By, now: str) -> None:
     """Make a revision the one that jobs get, in place of the active one of its fingerprint and origin."""
     _end_roll_outs(connection, row, f"{row.id} became active", by, now)
@@ -308,7 +339,7 @@ def _activate(connection: Connection, row: Row[Any], action: Action, by: By, now
 
 
 def _end_roll_outs(connection: Connection, row: Row[Any], reason: str, by: By, now: str) -> None:
-    for found in running(connection, row.cluster, row.model):
+    for found in open_rollouts(connection, row.cluster, row.model):
         if _is_alike(connection, row, found):
             end(connection, found, RollOutState.ENDED, reason, by, now)
 
@@ -348,7 +379,7 @@ def _require_no_pin(connection: Connection, row: Row[Any]) -> None:
 
 
 def _require_no_roll_out(connection: Connection, row: Row[Any]) -> None:
-    for found in running(connection, row.cluster, row.model):
+    for found in open_rollouts(connection, row.cluster, row.model):
         if _is_alike(connection, row, found):
             raise ConflictError(
                 f"the revision {found.recommendation} is being rolled out to {found.percent} % of these jobs",

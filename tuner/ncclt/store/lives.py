@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ from sqlalchemy import exists, insert, select
 
 from ncclt.core.life import By, ClusterRules, LifeEvent, RevisionState, RevisionStatus
 from ncclt.core.recommendation import Recommendation
-from ncclt.core.rollout import JobTime, RollOut, RollOutState
+from ncclt.core.rollout import JobStart, JobTime, RollOut, RollOutState
 from ncclt.core.workload import Workload
 from ncclt.errors import ConflictError, UsageError
 from ncclt.store import life
@@ -19,7 +19,16 @@ from ncclt.store.failures import repeatable
 from ncclt.store.names import unknown_recommendation
 from ncclt.store.recommendations import find_rolled_out, get_recommendation, read_recommendation
 from ncclt.store.records import with_staleness
-from ncclt.store.tables import Names, history, is_named, job_times, recommendations, rollouts
+from ncclt.store.tables import (
+    Names,
+    history,
+    is_named,
+    job_starts,
+    job_times,
+    recommendations,
+    rollouts,
+    secrets,
+)  # fmt: skip
 
 MOST_LISTED = 500
 """Most rows of one answer."""
@@ -137,7 +146,9 @@ class Lives:
         """
         query = select(recommendations).order_by(recommendations.c.sequence.desc()).limit(min(limit, MOST_LISTED))
         table = recommendations.c
-        query = query.where(*is_named(table.cluster, cluster), *is_named(table.model, model), *is_named(table.id, id))
+        query = query.where(*is_named(table.cluster, cluster), *is_named(table.model, model))
+        if id is not None:
+            query = query.where(table.id == id)
         with self._database.reading() as connection:
             rows = connection.execute(query).all()
             found = tuple(read_recommendation(row.id, row.document) for row in rows)
@@ -200,7 +211,7 @@ class Lives:
 
     @repeatable
     def served_rollouts(self, *, cluster: str, model: str) -> tuple[tuple[RollOut, Recommendation], ...]:
-        """Return the running roll-outs of a pair, each with the revision that is rolled out."""
+        """Return the open roll-outs of a pair, each with the revision that is rolled out."""
         with self._database.reading() as connection:
             found = find_rolled_out(connection, cluster=cluster, model=model)
             fresh = with_staleness(connection, tuple(one for _, one in found), self._shipped_workloads)
@@ -236,8 +247,13 @@ class Lives:
             of = (job_times.c.rollout == time.rollout, job_times.c.job == time.job)
             if connection.scalar(select(exists().where(*of))):
                 return False
-            row = {name: getattr(time, name) for name in ("rollout", "job", "recommendation", "step_us", "steps")}
-            connection.execute(insert(job_times).values(**row, created=self._clock()))
+            connection.execute(
+                insert(job_times).values(
+                    rollout=time.rollout, job=time.job, recommendation=time.recommendation, step_us=time.step_us,
+                    steps=time.steps, waited_s=time.waited_s, who=time.who, address=time.address,
+                    created=self._clock(),
+                )
+            )  # fmt: skip
             return True
 
     @repeatable
@@ -248,16 +264,55 @@ class Lives:
             return tuple(
                 JobTime(
                     rollout=row.rollout, job=row.job, recommendation=row.recommendation, step_us=row.step_us,
-                    steps=row.steps, created=row.created,
+                    steps=row.steps, waited_s=row.waited_s, who=row.who, address=row.address, created=row.created,
                 )
                 for row in connection.execute(query)
             )  # fmt: skip
 
+    @repeatable
+    def add_job_starts(self, starts: Sequence[JobStart]) -> None:
+        """Store the starts of jobs; the first one of each job counts, and only while its roll-out is open."""
+        with self._database.alone() as connection:
+            ids = {start.rollout for start in starts}
+            known = connection.execute(select(rollouts.c.id, rollouts.c.document).where(rollouts.c.id.in_(ids)))
+            is_open = {row.id for row in known if life.read_rollout(row.id, row.document).is_open}
+            for start in starts:
+                of = (job_starts.c.rollout == start.rollout, job_starts.c.job == start.job)
+                if start.rollout in is_open and not connection.scalar(select(exists().where(*of))):
+                    connection.execute(
+                        insert(job_starts).values(
+                            rollout=start.rollout, job=start.job, recommendation=start.recommendation,
+                            issued_s=start.issued_s, created=self._clock(),
+                        )
+                    )  # fmt: skip
+
+    @repeatable
+    def job_starts(self, rollout: str) -> tuple[JobStart, ...]:
+        """Return the jobs of a roll-out that got a ticket, by its time."""
+        query = select(job_starts).where(job_starts.c.rollout == rollout)
+        with self._database.reading() as connection:
+            return tuple(
+                JobStart(
+                    rollout=row.rollout, job=row.job, recommendation=row.recommendation, issued_s=row.issued_s
+                )
+                for row in connection.execute(query.order_by(job_starts.c.issued_s, job_starts.c.sequence))
+            )  # fmt: skip
+
+    @repeatable
+    def ticket_secret(self) -> str:
+        """Return the secret that tickets are signed with: made with the store, kept in memory once it was read."""
+        return self._ticket_secret
+
+    @cached_property
+    def _ticket_secret(self) -> str:
+        with self._database.reading() as connection:
+            return str(connection.execute(select(secrets.c.value).where(secrets.c.name == "tickets")).scalar_one())
+
     def end_rollout(self, id: str, state: RollOutState, reason: str, by: By) -> bool:
-        """End a roll-out; return whether it was still running: of several that notice a loss at once, one ends it."""
+        """End an open roll-out, as of `life.end`; return whether it was: of several that notice a loss, one ends it."""
         with self._database.alone() as connection:
             found = life.get_rollout(connection, id)
-            if found.state is not RollOutState.RUNNING:
+            if not found.is_open or found.state is state:
                 return False
             life.end(connection, found, state, reason, by, self._clock())
             return True

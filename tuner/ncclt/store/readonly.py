@@ -35,13 +35,14 @@ _PUBLISHED = f"""
     SELECT {_COLUMNS} FROM recommendations AS r WHERE r.sequence IN (
         SELECT sequence FROM recommendations WHERE cluster = ?1 AND model = ?2 AND state = 'active'
         UNION ALL SELECT c.sequence FROM rollouts AS o JOIN recommendations AS c ON c.id = o.recommendation
-        WHERE o.cluster = ?1 AND o.model = ?2 AND o.state = 'running' AND o.control = '')
+        WHERE o.cluster = ?1 AND o.model = ?2 AND o.state IN ('running', 'won') AND o.control = '')
     ORDER BY r.sequence DESC
 """  # noqa: S608  no input
 _ROLLED_OUT = f"""
     SELECT {_COLUMNS}, o.document FROM rollouts AS o JOIN recommendations AS r ON r.id = o.recommendation
-    WHERE o.cluster = ? AND o.model = ? AND o.state = 'running'
+    WHERE o.cluster = ? AND o.model = ? AND o.state IN ('running', 'won')
 """  # noqa: S608  no input
+_TICKET_SECRET = "SELECT value FROM secrets WHERE name = 'tickets'"  # noqa: S105  a query
 _RULES = "SELECT document FROM cluster_rules WHERE cluster = ?"
 
 _NAMES = """
@@ -69,7 +70,7 @@ def read_published(location: Location, *, cluster: str, model: str) -> tuple[Rec
 
 
 def read_rollouts(location: Location, *, cluster: str, model: str) -> tuple[tuple[RollOut, Recommendation], ...]:
-    """Return the running roll-outs of a pair, each with the revision that is rolled out.
+    """Return the open roll-outs of a pair, each with the revision that is rolled out.
 
     As of `Store.served_rollouts`.
 
@@ -104,6 +105,18 @@ def read_rules(location: Location, cluster: str) -> ClusterRules:
         return ClusterRules(cluster=cluster)
     with stored(f"what the cluster {cluster} requires"):
         return ClusterRules.from_document(json.loads(rows[0][0]))
+
+
+def read_ticket_secret(location: Location) -> str:
+    """Return the secret that tickets are signed with; empty where the user has no store yet.
+
+    As of `Store.ticket_secret`.
+
+    Raises:
+        StoreError: as for `read_published`.
+    """
+    rows: list[tuple[str]] = _rows(location, _TICKET_SECRET)
+    return rows[0][0] if rows else ""
 
 
 def read_names(location: Location) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, 
 
 from ncclt.core.life import RevisionState
 from ncclt.core.recommendation import Recommendation
-from ncclt.core.rollout import RollOut, RollOutState
+from ncclt.core.rollout import OPEN_STATES, RollOut
 from ncclt.store.documents import stored, to_text
 from ncclt.store.names import unknown_recommendation
 from ncclt.store.tables import Names, changes, is_named, recommendations, rollouts
@@ -91,7 +91,7 @@ def find_newest(connection: Connection, *, cluster: str, model: str) -> tuple[Re
     """
     table = recommendations.c
     of = (table.cluster == cluster, table.model == model)
-    alone = (*_running(cluster, model), rollouts.c.control == "")
+    alone = (*_open(cluster, model), rollouts.c.control == "")
     wanted = union_all(
         select(table.sequence).where(*of, table.state == RevisionState.ACTIVE.value),
         select(table.sequence).where(*of, table.id.in_(select(rollouts.c.recommendation).where(*alone))),
@@ -101,20 +101,20 @@ def find_newest(connection: Connection, *, cluster: str, model: str) -> tuple[Re
 
 
 def find_rolled_out(connection: Connection, *, cluster: str, model: str) -> tuple[tuple[RollOut, Recommendation], ...]:
-    """Return the running roll-outs of a pair, each with the revision that is rolled out."""
+    """Return the open roll-outs of a pair, each with the revision that is rolled out."""
     joined = rollouts.join(recommendations, recommendations.c.id == rollouts.c.recommendation)
     columns = (recommendations.c.id, recommendations.c.document, rollouts.c.document.label("rollout"))
     found = []
-    for row in connection.execute(select(*columns).select_from(joined).where(*_running(cluster, model))):
+    for row in connection.execute(select(*columns).select_from(joined).where(*_open(cluster, model))):
         with stored(f"a roll-out of {row.id}"):
             rollout = RollOut.from_document(json.loads(row.rollout))
         found.append((rollout, read_recommendation(row.id, row.document)))
     return tuple(found)
 
 
-def _running(cluster: str, model: str) -> tuple[ColumnElement[bool], ...]:
+def _open(cluster: str, model: str) -> tuple[ColumnElement[bool], ...]:
     table = rollouts.c
-    return (table.cluster == cluster, table.model == model, table.state == RollOutState.RUNNING.value)
+    return (table.cluster == cluster, table.model == model, table.state.in_(OPEN_STATES))
 
 
 def find_recommendations(

@@ -19,16 +19,17 @@ from ncclt.core.life import By
 from ncclt.core.preflight import Preflight
 from ncclt.core.recheck import Check, Freshness
 from ncclt.core.recommendation import Recommendation, changed_cluster, replaced_workload
+from ncclt.core.ticket import Reporter, Ticket
 from ncclt.core.verification import Verification
 from ncclt.core.workload import Workload
-from ncclt.errors import NotFoundError
+from ncclt.errors import ConflictError, NotFoundError
 from ncclt.store.catalogue import WORKLOADS, added_clusters
 from ncclt.store.database import Database
 from ncclt.store.documents import stored, to_text
 from ncclt.store.failures import repeatable
 from ncclt.store.life import verified, went_stale
 from ncclt.store.recommendations import find_active, get_recommendation, note_change
-from ncclt.store.tables import Names, is_named, records
+from ncclt.store.tables import Names, attested_jobs, is_named, records
 from ncclt.user_dirs import account_name
 
 Record = TypeVar("Record", Check, Attestation, Preflight, Verification)
@@ -167,6 +168,24 @@ def _digest(connection: Connection, shipped: Mapping[str, Workload], name: str) 
         return ""  # a workload that was removed from the catalogue was not replaced
 
 
+def _use_ticket(connection: Connection, ticket: Ticket, attestation: str, reporter: Reporter | None, now: str) -> None:
+    query = select(attested_jobs.c.attestation).where(attested_jobs.c.ticket == ticket.id)
+    before = connection.execute(query).scalar()
+    if before is None:
+        sender = reporter or Reporter(who=account_name(), address="")
+        connection.execute(
+            insert(attested_jobs).values(
+                ticket=ticket.id, attestation=attestation, cluster=ticket.cluster, job=ticket.job, who=sender.who,
+                address=sender.address, created=now,
+            )
+        )  # fmt: skip
+    elif before != attestation:
+        raise ConflictError(
+            f"the job {ticket.job} was attested already, as {before}",
+            hint="one attestation counts per start; attest all files of a job at once",
+        )
+
+
 class Records:
     """The part of a store that keeps records; see `Store`."""
 
@@ -205,14 +224,24 @@ class Records:
             return CHECKS.find(connection, of=[recommendation])
 
     @repeatable
-    def add_attestation(self, attestation: Attestation) -> bool:
+    def add_attestation(
+        self, attestation: Attestation, *, ticket: Ticket | None = None, reporter: Reporter | None = None
+    ) -> bool:
         """Store whether a recommendation took effect in a job; return whether that finding is new.
+
+        Args:
+            attestation: to store.
+            ticket: of the job; None = of a job on this machine, by whoever may write the store.
+            reporter: its sender; None = this account.
 
         Raises:
             NotFoundError: the recommendation does not exist.
+            ConflictError: the ticket came with another attestation before.
         """
         with self._database.alone() as connection:
             of = get_recommendation(connection, attestation.recommendation).id
+            if ticket is not None:
+                _use_ticket(connection, ticket, attestation.id, reporter, self._clock())
             if ATTESTATIONS.document(connection, attestation.id) is not None:
                 return False
             word = attestation.effect.value

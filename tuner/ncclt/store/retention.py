@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from sqlalchemy import ColumnElement, Connection, Table, and_, delete, exists, func, not_, or_, select
 
 from ncclt.core.life import RevisionState
-from ncclt.core.rollout import RollOutState
+from ncclt.core.rollout import OPEN_STATES
 from ncclt.store.archive import opened
 from ncclt.store.database import now_s
 from ncclt.store.leases import abandoned, is_dead
@@ -21,7 +21,9 @@ from ncclt.store.location import Location
 from ncclt.store.overview import is_running
 from ncclt.store.records import ATTESTATIONS, CHECKS, PREFLIGHTS, VERIFICATIONS
 from ncclt.store.tables import (
+    attested_jobs,
     history,
+    job_starts,
     job_times,
     leases,
     measurements,
@@ -42,10 +44,10 @@ def prune_store(
 ) -> dict[str, int]:
     """Remove what no longer matters in one transaction, and return how many rows of each kind that were.
 
-    Attestations, checks, verifications, preflights and step times of before that time, but the newest record of each
-    kind of a revision that stays, the newest preflight of a cluster, and the step times of running roll-outs. Studies
-    that ended before it, with their trials and revisions, unless one of those is not retired, is the newest of its
-    fingerprint, or was touched since: the newest stays so that the numbers of revisions go on.
+    Attestations, checks, verifications, preflights, job starts and step times of before that time, but the newest
+    record of each kind of a revision that stays, the newest preflight of a cluster, and the jobs of open roll-outs.
+    Studies that ended before it, with their trials and revisions, unless one of those is not retired, is the newest of
+    its fingerprint, or was touched since: the newest stays so that the numbers of revisions go on.
 
     Args:
         location: of the store.
@@ -66,7 +68,7 @@ def prune_store(
             attempt.rollback()
         elif ended and (location.optuna_path is None or location.optuna_path.exists()):
             forget(database.optuna_url, tuple(ended.values()))
-    kinds = ("studies", "trials", "revisions", "roll-outs", "step times", *_KINDS.values(), "preflights")
+    kinds = ("studies", "trials", "revisions", "roll-outs", "step times", "job starts", *_KINDS.values(), "preflights")
     return {kind: counts[kind] for kind in kinds}
 
 
@@ -102,6 +104,7 @@ def _remove_studies(connection: Connection, ids: Sequence[str], counts: Counter[
                 )
             given = select(rollouts.c.id).where(rollouts.c.recommendation.in_(revisions))
             counts["step times"] += _delete(connection, job_times, job_times.c.rollout.in_(given))
+            counts["job starts"] += _delete(connection, job_starts, job_starts.c.rollout.in_(given))
             counts["roll-outs"] += _delete(connection, rollouts, rollouts.c.recommendation.in_(revisions))
             counts["revisions"] += _delete(connection, recommendations, recommendations.c.id.in_(revisions))
         _delete(connection, measurements, measurements.c.study.in_(chunk))
@@ -121,10 +124,11 @@ def _remove_old(connection: Connection, before: str, counts: Counter[str]) -> No
     of_kind = records.c.kind == PREFLIGHTS.name
     last = select(func.max(records.c.sequence)).where(of_kind).group_by(records.c.cluster)
     counts["preflights"] += _delete(connection, records, of_kind, *old, records.c.sequence.not_in(last))
-    running = select(rollouts.c.id).where(rollouts.c.state == RollOutState.RUNNING.value)
-    counts["step times"] += _delete(
-        connection, job_times, job_times.c.created < before, job_times.c.rollout.not_in(running)
-    )
+    live = select(rollouts.c.id).where(rollouts.c.state.in_(OPEN_STATES))
+    for name, table in (("step times", job_times), ("job starts", job_starts)):
+        counts[name] += _delete(connection, table, table.c.created < before, table.c.rollout.not_in(live))
+    attested = select(records.c.id).where(records.c.kind == ATTESTATIONS.name)
+    _delete(connection, attested_jobs, attested_jobs.c.created < before, attested_jobs.c.attestation.not_in(attested))
 
 
 def _delete(connection: Connection, table: Table, *where: ColumnElement[bool]) -> int:

@@ -215,8 +215,46 @@ job_times = Table(
     Column("recommendation", String, nullable=False),
     Column("step_us", Float, nullable=False),
     Column("steps", BigInteger, nullable=False),
+    Column("waited_s", Float, nullable=False),
+    Column("who", String, nullable=False),
+    Column("address", String, nullable=False),
     Column("created", String, nullable=False),
     UniqueConstraint("rollout", "job", name="uq_job_times_job"),
+)
+
+# Jobs of roll-outs that got a ticket, in the order in which that was stored.
+job_starts = Table(
+    "job_starts",
+    metadata,
+    Column("sequence", Integer, primary_key=True, autoincrement=True),
+    Column("rollout", String, nullable=False),
+    Column("job", String, nullable=False),
+    Column("recommendation", String, nullable=False),
+    Column("issued_s", Float, nullable=False),
+    Column("created", String, nullable=False),
+    UniqueConstraint("rollout", "job", name="uq_job_starts_job"),
+)
+
+# The ticket that each attestation came with, which counts once, and its sender.
+attested_jobs = Table(
+    "attested_jobs",
+    metadata,
+    Column("ticket", String, primary_key=True),
+    Column("attestation", String, nullable=False),
+    Column("cluster", String, nullable=False),
+    Column("job", String, nullable=False),
+    Column("who", String, nullable=False),
+    Column("address", String, nullable=False),
+    Column("created", String, nullable=False),
+    Index("ix_attested_jobs_attestation", "attestation"),
+)
+
+# Made with the tables, so that all replicas have the same.
+secrets = Table(
+    "secrets",
+    metadata,
+    Column("name", String, primary_key=True),
+    Column("value", String, nullable=False),
 )
 
 # Workers that take tuning jobs of a cluster. A row is deleted when its worker has left, or was dead and its jobs were

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NoReturn
 
 from ncclt.core.attestation import Attestation
@@ -11,8 +11,9 @@ from ncclt.core.life import By, ClusterRules, LifeEvent, RevisionStatus
 from ncclt.core.preflight import Preflight
 from ncclt.core.recheck import Check
 from ncclt.core.recommendation import Recommendation
-from ncclt.core.rollout import JobTime, RollOut, RollOutState
+from ncclt.core.rollout import JobStart, JobTime, RollOut, RollOutState
 from ncclt.core.study import Study, Trial
+from ncclt.core.ticket import Reporter, Ticket
 from ncclt.core.verification import Verification
 from ncclt.core.workload import Workload
 from ncclt.store.lives import MOST_LISTED
@@ -20,7 +21,7 @@ from ncclt.store.names import unknown_name, unknown_recommendation, unknown_roll
 from ncclt.store.overview import Era, Hit, Pair
 from ncclt.store.shipped import CatalogueEntry
 from ncclt.store.store import Store
-from ncclt.store.summaries import StudyPage, StudySummary
+from ncclt.store.study_page import StudyPage, StudySummary
 from ncclt.store.tables import Names
 from ncclt.store.trial_list import Order, TrialFilter, TrialPart
 
@@ -273,6 +274,20 @@ class VisibleStore(Store):
         self.rollout(time.rollout)
         return self._store.add_job_time(time)
 
+    def add_job_starts(self, starts: Sequence[JobStart]) -> None:
+        """Store the starts of jobs."""
+        for start in starts:
+            self.rollout(start.rollout)
+        self._store.add_job_starts(starts)
+
+    def job_starts(self, rollout: str) -> tuple[JobStart, ...]:
+        """Return the jobs of a roll-out that got a ticket."""
+        return self._store.job_starts(self.rollout(rollout).id)
+
+    def ticket_secret(self) -> str:
+        """Return the secret that tickets are signed with: it belongs to no cluster."""
+        return self._store.ticket_secret()
+
     def job_times(self, rollout: str) -> tuple[JobTime, ...]:
         """Return the step times of a roll-out's jobs."""
         return self._store.job_times(self.rollout(rollout).id)
@@ -298,10 +313,12 @@ class VisibleStore(Store):
         """Return attestations of some recommendations."""
         return self._store.attestations(of, cluster=self._within(cluster), limit=limit)
 
-    def add_attestation(self, attestation: Attestation) -> bool:
+    def add_attestation(
+        self, attestation: Attestation, *, ticket: Ticket | None = None, reporter: Reporter | None = None
+    ) -> bool:
         """Store an attestation of a recommendation."""
         self.recommendation(attestation.recommendation)
-        return self._store.add_attestation(attestation)
+        return self._store.add_attestation(attestation, ticket=ticket, reporter=reporter)
 
     def effects(self, of: Collection[str], *, cluster: Names = None) -> dict[str, str]:
         """Return the word of the newest attestation of each recommendation that has one."""

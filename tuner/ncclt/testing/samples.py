@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import zlib
 
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Verdict
+from ncclt.core.rollout import Variant
 from ncclt.core.setting import Setting
 from ncclt.core.study import Phase, Study, StudyState, Trial
+from ncclt.core.ticket import TICKET_LIFE_S, Ticket, shorten_name, sign_ticket
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 
@@ -71,8 +74,9 @@ def sample_trial(number: int, *, setting: Setting = RING, score_us: float | None
 
 
 def sample_recommendation(id: str, *, cluster: str = "pair", model: str = "toy", nodes: int = 2) -> Recommendation:
-    """Return a recommendation with a table and no variables."""
-    rule = Rule(collective=Collective.ALL_REDUCE, max_bytes=4096, algorithm=Algorithm.TREE, protocol=Protocol.LL)
+    """Return a recommendation with a table and no variables; each id has a table of its own."""
+    end = 4096 + 16 * (zlib.crc32(id.encode()) % 4096)
+    rule = Rule(collective=Collective.ALL_REDUCE, max_bytes=end, algorithm=Algorithm.TREE, protocol=Protocol.LL)
     verdict = Verdict(
         decision=Decision.TUNED, reason="0.1 + 0.2 faster", speedup=1.1, interval=(1.05, 0.1 + 0.2), blocks=6,
         default_us=110.0, policy_us=100.0,
@@ -83,3 +87,15 @@ def sample_recommendation(id: str, *, cluster: str = "pair", model: str = "toy",
         table=PolicyVerdict(policy=Policy(rules=(rule,)), verdict=verdict), variables=None, simulated=True,
         launcher="simulate", created="",
     )  # fmt: skip
+
+
+def sample_ticket(
+    secret: str, job: str, *, issued_s: float, recommendation: str, rollout: str = "", cluster: str = "pair"
+) -> str:
+    """Return the ticket of a job, signed with the secret of a store."""
+    ticket = Ticket(
+        job=shorten_name(job), cluster=cluster, model="toy", nodes=2, gpus_per_node=4, nccl_version="2.28.9",
+        recommendation=recommendation, variant=Variant.ACTIVE, rollout=rollout, issued_s=issued_s,
+        expires_s=issued_s + TICKET_LIFE_S,
+    )  # fmt: skip
+    return sign_ticket(ticket, secret)

@@ -5,6 +5,8 @@ The columns are written out and not taken from tables.py: a migration says what 
 
 from __future__ import annotations
 
+import secrets
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -43,6 +45,8 @@ def upgrade() -> None:
         *_strings("cluster"),
         sa.Column("renewed_s", sa.Float, nullable=False),
     )
+    made = op.create_table("secrets", sa.Column("name", sa.String, primary_key=True), *_strings("value"))
+    op.bulk_insert(made, [{"name": "tickets", "value": secrets.token_hex(32)}])
 
 
 def _create_study_tables() -> None:
@@ -141,9 +145,24 @@ def _create_recommendation_tables() -> None:
         *_strings("rollout", "job", "recommendation"),
         sa.Column("step_us", sa.Float, nullable=False),
         sa.Column("steps", sa.BigInteger, nullable=False),
-        *_strings("created"),
+        sa.Column("waited_s", sa.Float, nullable=False),
+        *_strings("who", "address", "created"),
         sa.UniqueConstraint("rollout", "job", name="uq_job_times_job"),
     )
+    op.create_table(
+        "job_starts",
+        _sequence(),
+        *_strings("rollout", "job", "recommendation"),
+        sa.Column("issued_s", sa.Float, nullable=False),
+        *_strings("created"),
+        sa.UniqueConstraint("rollout", "job", name="uq_job_starts_job"),
+    )
+    op.create_table(
+        "attested_jobs",
+        sa.Column("ticket", sa.String, primary_key=True),
+        *_strings("attestation", "cluster", "job", "who", "address", "created"),
+    )
+    op.create_index("ix_attested_jobs_attestation", "attested_jobs", ["attestation"])
 
 
 def _refuse_changes_of_history(*, is_postgresql: bool) -> None:

@@ -1,0 +1,107 @@
+"""Tickets of the answers to jobs, and the starts that they stand for, which are stored a moment later."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+
+from fastapi import Request
+
+from ncclt.core.rollout import JobStart
+from ncclt.core.ticket import Reporter, sign_ticket
+from ncclt.deliver.variant import Given, make_ticket, start_of
+from ncclt.errors import StoreError
+from ncclt.store.store import Store
+from ncclt_api.access import who
+
+SAME_START_S = 600.0
+"""Requests for a job within this time are of one start, and get one ticket."""
+
+_MOST_REMEMBERED = 100_000
+_BATCH = 500
+_RETRY_S = 1.0
+
+
+class Tickets:
+    """The tickets that a process issues. It works while the database is away, once the secret was read.
+
+    Starts of jobs of roll-outs are stored by a thread, again and again until the database takes them.
+    """
+
+    def __init__(self, store: Callable[[], Store]) -> None:
+        self._store = store
+        self._issued: dict[tuple[str, ...], float] = {}
+        self._pending: dict[tuple[str, str], JobStart] = {}
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+
+    def issue(self, answer: Given, job: str) -> dict[str, str]:
+        """Return the fields of an answer that are the job's own; none where the name of the job is not known."""
+        now_s = time.time()
+        key = (job, answer.recommendation.id, answer.variant.value, answer.rollout)
+        with self._changed:
+            issued_s = self._issued.get(key, 0.0)
+            is_start = not 0 <= now_s - issued_s < SAME_START_S
+            if is_start:
+                issued_s = now_s
+                self._issued.pop(key, None)
+                self._issued[key] = now_s
+                if len(self._issued) > _MOST_REMEMBERED:
+                    del self._issued[next(iter(self._issued))]
+        ticket = make_ticket(answer, job, issued_s=issued_s)
+        if ticket is None:
+            return {}
+        text = sign_ticket(ticket, self._store().ticket_secret())
+        if is_start and answer.rollout:
+            self._note(start_of(answer, job, issued_s=issued_s))
+        return {"ticket": text}
+
+    def close(self) -> None:
+        """Store the last starts, if the database takes them now."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _note(self, start: JobStart) -> None:
+        with self._changed:
+            if len(self._pending) < _MOST_REMEMBERED:
+                self._pending.setdefault((start.rollout, start.job), start)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._store_starts, name="ncclt starts", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def _store_starts(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._pending or self._is_closed)
+                batch = list(self._pending.values())[:_BATCH]
+                is_last = self._is_closed
+            if not batch:
+                return
+            with contextlib.suppress(StoreError):  # away; they are tried again
+                self._store().add_job_starts(batch)
+                with self._changed:
+                    for start in batch:
+                        del self._pending[start.rollout, start.job]
+                continue
+            if is_last:
+                return
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_closed, timeout=_RETRY_S)
+
+
+def issue_ticket(request: Request, answer: Given, job: str) -> dict[str, str]:
+    """Return the fields of an answer in `json` that are the job's own."""
+    tickets: Tickets = request.app.state.tickets
+    return tickets.issue(answer, job)
+
+
+def reporter_of(request: Request) -> Reporter:
+    """Return who sends a report."""
+    return Reporter(who=who(request), address=request.client.host if request.client else "")
