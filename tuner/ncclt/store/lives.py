@@ -302,7 +302,8 @@ class Lives:
     @cached_property
     def _ticket_secret(self) -> str:
         with self._database.reading() as connection:
-            return connection.execute(select(secrets.c.value).where(secrets.c.name == "tickets")).scalar_one()
+            query = select(secrets.c.value).where(secrets.c.name == "tickets")
+            return str(connection.execute(query).scalar_one())
 
     def end_rollout(self, id: str, state: RollOutState, reason: str, by: By) -> bool:
         """End an open roll-out, as of `life.end`; return whether it was: of several that notice a loss, one ends it."""

@@ -127,8 +127,8 @@ def _remove_old(connection: Connection, before: str, counts: Counter[str]) -> No
     live = select(rollouts.c.id).where(rollouts.c.state.in_(OPEN_STATES))
     for name, table in (("step times", job_times), ("job starts", job_starts)):
         counts[name] += _delete(connection, table, table.c.created < before, table.c.rollout.not_in(live))
-    kept = select(records.c.id).where(records.c.kind == ATTESTATIONS.name)
-    _delete(connection, attested_jobs, attested_jobs.c.created < before, attested_jobs.c.attestation.not_in(kept))
+    attested = select(records.c.id).where(records.c.kind == ATTESTATIONS.name)
+    _delete(connection, attested_jobs, attested_jobs.c.created < before, attested_jobs.c.attestation.not_in(attested))
 
 
 def _delete(connection: Connection, table: Table, *where: ColumnElement[bool]) -> int:
