@@ -1,7 +1,8 @@
 """What the benches search in: recorded landscapes and simulated clusters, each with the times of every setting.
 
-A table holds one landscape per system, shape, version and condition; every one with enough settings is taken. Where no
-row is NCCL's own choice, the one that forces least (its own pair, the most channels) stands in for it, and is named.
+A public table holds one landscape per system, shape, version and condition; every one with enough settings is taken.
+Where no row is the NCCL default, the one that forces least (its own pair, the most channels) stands in for it, and is
+named. A landscape of ncclt (docs/landscapes.md) is read as ncclt reads it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import hashlib
 import json
 import math
 import statistics
+import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,15 +25,16 @@ from ncclt.core.policy import Policy
 from ncclt.core.setting import DEFAULT, MAX_CHANNELS, Setting
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.core.workload import MessageCalls, Provenance, Workload
-from ncclt.errors import LandscapeError, NccltError
-from ncclt.measure.simulated import Landscape, SimulatedRunner
+from ncclt.errors import LandscapeError, NccltError, reason
+from ncclt.measure.simulated import Landscape, SimulatedRunner, load_landscape
 from ncclt.measure.simulated.landscape import Curve, curves_of
-from ncclt.measure.simulated.landscape_cluster import guess_cluster
-from ncclt.measure.simulated.landscape_pick import pick_one
 from ncclt.measure.simulated.landscape_rows import LandscapeRow, read_rows
 from ncclt.search.space import SearchSpace, cluster_space, recorded_space
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "profiles"))
+from generate_landscapes import Original, read_originals  # noqa: E402
+
 DATA = ROOT.parent / "shared" / "data" / "measurements"
 FEWEST_SETTINGS, FEWEST_GIVEN = 12, 2
 """Forced settings of a landscape: of the public tables, where fewer are no search; and of a table one asked for."""
@@ -187,7 +190,7 @@ def recorded_cases(path: Path, *, fewest: int = FEWEST_SETTINGS) -> tuple[list[C
     Where the sizes of a landscape suit none of the mixes, its own sizes, one call each, are the workload.
 
     Args:
-        path: tidy CSV.
+        path: public table or landscape, CSV.
         fewest: forced settings that a landscape must have.
 
     Returns:
@@ -246,46 +249,56 @@ def _recorded_time(landscape: Landscape) -> Callable[[Setting, Message], float]:
     return time_us
 
 
+def read_tables(path: Path) -> tuple[list[Original], tuple[str, ...]]:
+    """Return the landscapes of a public table, or the one of a landscape of ncclt, and notes on rows left out.
+
+    Raises:
+        LandscapeError: the table cannot be read.
+    """
+    try:
+        with path.open(encoding="utf-8-sig", errors="replace") as file:
+            columns = file.readline().strip().split(",")
+    except OSError as error:
+        raise LandscapeError(f"{path} cannot be read: {reason(error)}", hint="give a table in CSV") from error
+    if "is_default" not in columns:
+        return read_originals(path)
+    cluster = load_landscape(path).cluster
+    return [Original(table=path.stem, condition="", cluster=cluster, rows=read_rows(path))], ()
+
+
 def _landscapes(path: Path, fewest: int) -> tuple[list[tuple[str, str, Landscape]], list[str]]:
-    """Return (name, note, landscape) of every system, shape, version and condition, and what was left out."""
-    groups: dict[tuple[object, ...], list[LandscapeRow]] = {}
-    for row in read_rows(path, {}).rows:
-        key = (row.system, row.gpus, row.nodes, row.gpus_per_node, row.interconnect, row.nccl_version, row.condition)
-        groups.setdefault(key, []).append(row)
+    """Return (name, note, landscape) of every landscape of a table, and what was left out."""
     landscapes: dict[str, tuple[str, str, Landscape]] = {}
-    left_out, small = [], 0
-    for found in groups.values():
-        if len({row.setting for row in found if not row.setting.is_default}) < max(2, fewest):
+    originals, notes = read_tables(path)
+    left_out, small = list(notes), 0
+    for found in originals:
+        if len({row.setting for row in found.rows if not row.setting.is_default}) < max(2, fewest):
             small += 1
             continue
-        first = found[0]
-        condition = f" {first.condition.split(';')[0]}" if first.condition else ""
-        name = f"{path.stem} {first.nodes}x{first.gpus_per_node}{condition}"
+        name = found.name
         if name in landscapes:
             name = f"{name} #{len(landscapes) + 1}"
         try:
-            landscapes[name] = (name, *_landscape(found, path.name))
+            landscapes[name] = (name, *_landscape(found))
         except NccltError as error:
             left_out.append(f"{name}: {error.message}")
     if small:
         left_out.append(
-            f"{path.name}: {small} of {len(groups)} groups of rows have fewer than {max(2, fewest)} forced settings"
+            f"{path.name}: {small} of {len(originals)} groups of rows have fewer than {max(2, fewest)} forced settings"
         )
     return list(landscapes.values()), left_out
 
 
-def _landscape(rows: Sequence[LandscapeRow], name: str) -> tuple[str, Landscape]:
-    """Return what stands in for the default, if anything does, and the landscape of the rows of one group."""
-    chosen, note = _with_default(list(pick_one(rows, name=name).rows))
+def _landscape(found: Original) -> tuple[str, Landscape]:
+    """Return what stands in for the default, if anything does, and the landscape of a group of rows."""
+    chosen, note = _with_default(list(found.rows))
     curves = curves_of(chosen)
     defaults = {collective for collective, setting in curves if setting.is_default}
     if not any(collective in defaults for collective, setting in curves if not setting.is_default):
         raise LandscapeError("no collective has both a default and forced settings", hint="see docs/landscapes.md")
-    landscape = Landscape(
-        cluster=guess_cluster(chosen[0], name=name).cluster,
-        curves={key: curve for key, curve in curves.items() if key[0] in defaults},
+    return note, Landscape(
+        cluster=found.cluster, curves={key: curve for key, curve in curves.items() if key[0] in defaults}
     )
-    return note, landscape
 
 
 def _with_default(rows: list[LandscapeRow]) -> tuple[list[LandscapeRow], str]:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ncclt.nccl.tuner_plugin.build import FLAGS, compiler, source_folder, sources
 
-TARGET_NS, DELEGATION_TARGET_NS = 60.0, 20.0
+TARGET_NS, DELEGATION_TARGET_NS = 30.0, 20.0
 DELEGATE = "other_tuner.so"
 
 

@@ -320,7 +320,7 @@ class _Writer:
         return {
             "id": one.id, "revision": one.revision, "study": one.study, "cluster": one.cluster, "model": one.model,
             "fingerprint": fingerprint, "created": one.created, "origin": one.origin.value,
-            "document": to_text(one.to_document()),
+            "document": to_text(one.to_document()), "state": "active", "pinned": False, "unverified": False,
         }  # fmt: skip
 
 

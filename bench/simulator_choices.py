@@ -35,6 +35,7 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import kendalltau
 
+from landscapes import DATA, read_tables
 from ncclt.core.cluster import Cluster
 from ncclt.core.setting import Setting
 from ncclt.errors import NccltError
@@ -42,10 +43,7 @@ from ncclt.measure.simulated import calibrate as fitting
 from ncclt.measure.simulated.calibrate import calibrate, choose_probes
 from ncclt.measure.simulated.constants import BETWEEN, WITHIN
 from ncclt.measure.simulated.landscape import curves_of
-from ncclt.measure.simulated.landscape_pick import pick_one
-from ncclt.measure.simulated.landscape_rows import LandscapeRow, read_rows
 from simulator import (
-    DATA,
     FEWEST_SETTINGS,
     ITERATIONS,
     PROBES,
@@ -122,17 +120,9 @@ def launched(system: System) -> Row | None:
 
 def repeated(path: Path) -> list[dict[str, object]]:
     """Return how well the one recording of a system predicts the other, where there are two of each point."""
-    groups: dict[tuple[object, ...], list[LandscapeRow]] = {}
-    for row in read_rows(path, {}).rows:
-        key = (row.system, row.nodes, row.gpus_per_node, row.interconnect, row.nccl_version, row.gpus, row.condition)
-        groups.setdefault(key, []).append(row)
     found = []
-    for key, rows in groups.items():
-        try:
-            curves = curves_of(pick_one(rows, name=path.name).rows)
-        except NccltError as error:
-            print(f"{path.name}: {key[0]}: {error.message}", file=sys.stderr)
-            continue
+    for original in read_tables(path)[0]:
+        curves = curves_of(original.rows)
         pairs: dict[tuple[object, int], list[tuple[float, float]]] = {}
         for (collective, setting), curve in curves.items():
             for size, times in curve if not setting.is_default else ():
@@ -146,7 +136,7 @@ def repeated(path: Path) -> list[dict[str, object]]:
                     pick = min(ones, key=lambda times, by=first: times[by])
                     regrets.append(pick[second] / min(times[second] for times in ones) - 1)
         if taus:
-            name = f"{path.stem} {key[1]}x{key[2]}"
+            name = f"{path.stem} {original.rows[0].nodes}x{original.rows[0].gpus_per_node}"
             scores = {"tau": round(statistics.mean(taus), 3), "regret_mean": round(statistics.mean(regrets), 4)}
             found.append({"system": name, **scores})
     return found

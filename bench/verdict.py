@@ -30,7 +30,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-from landscapes import DATA
+from landscapes import DATA, read_tables
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.cluster import Cluster
 from ncclt.core.effort import MAX_BLOCKS
@@ -41,7 +41,6 @@ from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.core.workload import MessageCalls, Provenance, Workload
-from ncclt.measure.simulated.landscape_rows import read_rows
 from ncclt.prove.interleave import prove
 from ncclt.prove.proof import proven
 from ncclt.prove.verdict import MAX_MESSAGE_LOSS, MIN_EFFECT
@@ -137,7 +136,7 @@ def _in_step(number: int) -> float:
 def _recorded() -> tuple[tuple[float, ...], ...]:
     """Return for each setting and size of the grid the logs of its repetitions over the least disturbed one."""
     groups: dict[tuple[Setting, int], list[float]] = {}
-    for row in read_rows(GRID, {}).rows:
+    for row in (row for original in read_tables(GRID)[0] for row in original.rows):
         groups.setdefault((row.setting, row.size_bytes), []).append(row.time_us)
     return tuple(tuple(math.log(time / min(times)) for time in times) for times in groups.values() if len(times) > 1)
 

@@ -10,6 +10,9 @@
 #include "shared.h"
 #include "table.h"
 
+/* Whether the table answers; settled when NCCL asks first, so that no communicator changes its choices. */
+enum ncclt_use { NCCLT_UNSETTLED, NCCLT_USED, NCCLT_UNUSED, NCCLT_FAILS };
+
 struct ncclt_communicator {
   int api;              /* version of the tuner API that NCCL speaks */
   uint64_t id;          /* equal on all ranks; 0 before API v5 */
@@ -18,8 +21,11 @@ struct ncclt_communicator {
   int number;           /* in this process, from 0 */
   long process;
   uint64_t started_ns;  /* since 1970 */
-  const char *policy;   /* path of the table, NULL = none was named; a copy */
-  char reason[NCCLT_REASON_SIZE]; /* why no table is in use; empty = one is */
+  char *policy;         /* path of the table, or the variable that holds it; NULL = none was named */
+  nccl_logger log;      /* NULL is allowed */
+  char reason[NCCLT_REASON_SIZE]; /* why its table cannot be used; empty = it can */
+  int agreement;        /* what NCCLT_AGREEMENT said when it opened */
+  _Atomic int use;      /* enum ncclt_use */
   struct ncclt_table table;
   const struct ncclt_shared *shared; /* in place of the table, where a controller switches */
   _Atomic uint64_t checked;          /* generation of it that was found whole */
@@ -31,14 +37,32 @@ struct ncclt_communicator {
   struct ncclt_communicator *previous, *next; /* the open communicators of this process */
 };
 
-/* Never fails: what cannot be done leaves NCCL its own choice. NULL only without memory. */
-struct ncclt_communicator *ncclt_communicator_open(const struct ncclt_opening *opening);
+/* Open one and return NCCL_SUCCESS. Where a table was promised and this rank cannot use it, although others may, say why
+ * at level WARN and return an error: ranks that choose differently hang or corrupt data. `opened` NULL = not opened. */
+int ncclt_communicator_open(const struct ncclt_opening *opening, struct ncclt_communicator **opened);
 
 /* Write the report, if one is wanted, and free everything. NULL is allowed. */
 void ncclt_communicator_close(struct ncclt_communicator *communicator);
 
-/* Find what the table says; 1 = `choice` is filled in. */
-int ncclt_communicator_find(struct ncclt_communicator *communicator, int function, uint64_t bytes, int registered,
-                            struct ncclt_choice *choice);
+/* Decide on `use` at the first question. */
+enum ncclt_use ncclt_communicator_settle(struct ncclt_communicator *communicator);
+
+/* Return why no table is in use; empty = one is. */
+const char *ncclt_communicator_reason(const struct ncclt_communicator *communicator);
+
+/* Find what the table says: 1 = `choice` is filled in, 0 = nothing, -1 = this question must fail. */
+static inline int ncclt_communicator_find(struct ncclt_communicator *communicator, int function, uint64_t bytes,
+                                          struct ncclt_choice *choice) {
+  int use = atomic_load_explicit(&communicator->use, memory_order_relaxed);
+  if (use == NCCLT_UNSETTLED) use = ncclt_communicator_settle(communicator);
+  if (use != NCCLT_USED) return use == NCCLT_FAILS ? -1 : 0;
+  if (communicator->shared)
+    return ncclt_shared_find(communicator->shared, function, bytes, communicator->nodes, communicator->ranks,
+                             &communicator->checked, choice) == NCCLT_SHARED_FOUND;
+  const struct ncclt_choice *found = ncclt_lane_find(&communicator->table.lanes[function], bytes);
+  if (!found) return 0;
+  *choice = *found;
+  return 1;
+}
 
 #endif

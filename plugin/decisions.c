@@ -2,12 +2,11 @@
 
 #include <stdlib.h>
 
-/* A key: 46 bits size, then function 3, outcome 2, algorithm 3, protocol 2, channels 7, registered 1. Never 0, as the
- * outcome is not. */
+/* A key: 46 bits size, then function 3, outcome 2, algorithm 3, protocol 2, channels 7. Never 0, as the outcome is not. */
 enum { SIZE_BITS = 46 };
 
 static uint64_t key_of(const struct ncclt_decision *decision) {
-  uint64_t rest = (uint64_t)decision->function | (uint64_t)decision->outcome << 3 | (uint64_t)!!decision->registered << 17;
+  uint64_t rest = (uint64_t)decision->function | (uint64_t)decision->outcome << 3;
   if (decision->outcome != NCCLT_UNMATCHED)
     rest |= (uint64_t)decision->choice.algorithm << 5 | (uint64_t)decision->choice.protocol << 8 |
             (uint64_t)decision->choice.channels << 10;
@@ -23,7 +22,6 @@ uint64_t ncclt_decisions_read(const struct ncclt_slot *slot, struct ncclt_decisi
   decision->choice.algorithm = (uint8_t)(rest >> 5 & 7);
   decision->choice.protocol = (uint8_t)(rest >> 8 & 3);
   decision->choice.channels = (uint8_t)(rest >> 10 & 127);
-  decision->registered = (int)(rest >> 17 & 1);
   return atomic_load_explicit(&slot->calls, memory_order_relaxed);
 }
 

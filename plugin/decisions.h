@@ -16,7 +16,7 @@ enum ncclt_outcome {
 enum { NCCLT_SLOTS = 4096, NCCLT_PROBES = 32, NCCLT_SIZE_CLASSES = 64 };
 
 struct ncclt_decision {
-  int function, registered;
+  int function;
   enum ncclt_outcome outcome;
   struct ncclt_choice choice; /* of the table; of no meaning where unmatched */
   uint64_t bytes;

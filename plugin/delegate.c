@@ -1,34 +1,20 @@
 #include "delegate.h"
 
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* From glibc 2.34 on the linker would bind these to versions that older systems lack; the old ones are still there.
- * Weak, because before 2.34 they are in a library of their own, which every process with NCCL has. */
-#if defined(__GLIBC__) && defined(__GLIBC_PREREQ)
-#if __GLIBC_PREREQ(2, 34) && defined(__x86_64__)
-__asm__(".symver dlopen, dlopen@GLIBC_2.2.5\n\t.symver dlsym, dlsym@GLIBC_2.2.5");
-#elif __GLIBC_PREREQ(2, 34) && defined(__aarch64__)
-__asm__(".symver dlopen, dlopen@GLIBC_2.17\n\t.symver dlsym, dlsym@GLIBC_2.17");
-#endif
-#endif
-extern void *dlopen(const char *path, int mode) __attribute__((weak));
-extern void *dlsym(void *library, const char *name) __attribute__((weak));
+#include "loader.h"
+#include "process.h"
 
 enum {
   MOST_ENTRIES = 128,  /* of a cost table; NCCL has 21 */
   NCCL_TABLE_BYTES = NCCL_ALGORITHMS * NCCL_PROTOCOLS * sizeof(float),
   MOST_PATH = 1024,
-  MOST_OPENING = 64,
   LEAST_SHARE = 16,    /* a chunk below this part of NCCL's own may be rounded to 0, by which NCCL divides */
 };
 
 static const float CHEAPEST_US = 1e-6f;
-
-/* A tuner behind ours may itself open ours, and so on: far more at once than a process has threads is such a circle. */
-static _Atomic int opening_now;
 
 __attribute__((format(printf, 5, 6))) static void say_nothing(int level, unsigned long subsystems, const char *file,
                                                               int line, const char *format, ...) {
@@ -189,36 +175,48 @@ static int begin(struct ncclt_delegate *delegate, const struct ncclt_opening *op
                      &delegate->constants_v7);
 }
 
-struct ncclt_delegate *ncclt_delegate_open(const struct ncclt_opening *opening, char said[NCCLT_DELEGATE_SAID_SIZE]) {
-  struct found found = {0};
-  struct ncclt_delegate *delegate = NULL;
-  said[0] = 0;
-  if (atomic_fetch_add(&opening_now, 1) >= MOST_OPENING) goto done;
-  if (!find(&found, opening->api, said)) goto done;
-  if (lacks_members(&found)) {
-    snprintf(said, NCCLT_DELEGATE_SAID_SIZE, "the tuner of %.200s lacks functions of API v%d", found.path, found.api);
-    goto done;
+/* Open what was found; returns an error that NCCL would have seen without us. */
+static int open_found(const struct found *found, const struct ncclt_opening *opening, struct ncclt_delegate **opened,
+                      char *said) {
+  if (lacks_members(found)) {
+    snprintf(said, NCCLT_DELEGATE_SAID_SIZE, "the tuner of %.200s lacks functions of API v%d", found->path, found->api);
+    return NCCL_SUCCESS;
   }
-  delegate = calloc(1, sizeof *delegate);
-  if (!delegate) goto done;
-  delegate->api = found.api;
-  delegate->tuner = found.tuner;
-  delegate->path = strdup(found.path);
+  struct ncclt_delegate *delegate = calloc(1, sizeof *delegate);
+  if (!delegate) {
+    snprintf(said, NCCLT_DELEGATE_SAID_SIZE, "no memory is left for the tuner of %.200s", found->path);
+    return NCCL_SYSTEM_ERROR;
+  }
+  delegate->api = found->api;
+  delegate->tuner = found->tuner;
+  delegate->path = strdup(found->path);
   delegate->log = opening->log ? opening->log : say_nothing;
-  snprintf(delegate->name, sizeof delegate->name, "%s", name_of(found.tuner));
+  snprintf(delegate->name, sizeof delegate->name, "%s", name_of(found->tuner));
   int code = begin(delegate, opening);
   if (code == NCCL_SUCCESS) {
     hand_constants(delegate, opening);
-    goto done;
+    *opened = delegate;
+    return NCCL_SUCCESS;
   }
   snprintf(said, NCCLT_DELEGATE_SAID_SIZE, "the tuner %s of %.200s could not begin: error %d", delegate->name,
-           found.path, code);
+           found->path, code);
   free(delegate->path); /* NCCL does not close a tuner that did not begin either */
   free(delegate);
-  delegate = NULL;
-done:
-  atomic_fetch_sub(&opening_now, 1);
-  return delegate;
+  return found->api <= opening->api ? code : NCCL_SUCCESS; /* a newer API is one that NCCL itself would not have used */
+}
+
+int ncclt_delegate_open(const struct ncclt_opening *opening, struct ncclt_delegate **opened,
+                        char said[NCCLT_DELEGATE_SAID_SIZE]) {
+  struct found found = {0};
+  struct ncclt_opener here;
+  int code = NCCL_SUCCESS;
+  *opened = NULL;
+  said[0] = 0;
+  /* A tuner behind ours may itself open ours, and so on: the same thread would come here again. */
+  if (!ncclt_opener_enter(&here)) return code;
+  if (find(&found, opening->api, said)) code = open_found(&found, opening, opened, said);
+  ncclt_opener_leave(&here);
+  return code;
 }
 
 void ncclt_delegate_close(struct ncclt_delegate *delegate) {

@@ -2,7 +2,7 @@
  *
  * NCCL loads one tuner plugin. Where a network plugin brings one (EFA, GPUDirect-TCPX), or a libnccl-tuner.so lies in the
  * loader's path, NCCL would have used that one: it is part of the default that was measured. It may speak any API from
- * v2 to v7, whichever NCCL speaks. Whatever it fails at leaves NCCL its own choice. */
+ * v2 to v7, whichever NCCL speaks. A call that it fails at leaves NCCL its own choice. */
 #ifndef NCCLT_DELEGATE_H
 #define NCCLT_DELEGATE_H
 
@@ -23,6 +23,7 @@ struct ncclt_opening {
   nccl_logger log;                         /* NULL is allowed */
   const struct nccl_nvl_domain_v5 *domain; /* NULL before API v5 */
   void *constants;                         /* of the API's version; NULL before v5 */
+  const void *caller;                      /* an address in the NCCL that opens it */
 };
 
 /* One question of NCCL. */
@@ -48,9 +49,11 @@ struct ncclt_delegate {
   _Atomic uint64_t failures;
 };
 
-/* Open the displaced tuner for one communicator. NULL = there is none, or it cannot be used; `said` then holds why,
- * empty where nobody named one and none was found. Constants that it altered are handed to NCCL. */
-struct ncclt_delegate *ncclt_delegate_open(const struct ncclt_opening *opening, char said[NCCLT_DELEGATE_SAID_SIZE]);
+/* Open the displaced tuner for one communicator. `opened` NULL = there is none, or it cannot be used; `said` then holds
+ * why, empty where nobody named one and none was found. Constants that it altered are handed to NCCL. Returns
+ * NCCL_SUCCESS, or the error that NCCL would have got from it: a rank that went on without it would choose differently. */
+int ncclt_delegate_open(const struct ncclt_opening *opening, struct ncclt_delegate **opened,
+                        char said[NCCLT_DELEGATE_SAID_SIZE]);
 
 /* Close it and free its memory. Its library stays mapped. NULL is allowed. */
 void ncclt_delegate_close(struct ncclt_delegate *delegate);

@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { NCCL_SUCCESS = 0 }; /* ncclResult_t; the plugin returns nothing else, an error would fail the collective */
+enum { NCCL_SUCCESS = 0, NCCL_SYSTEM_ERROR = 2, NCCL_INVALID_USAGE = 5 }; /* ncclResult_t */
 
 enum { NCCL_BROADCAST, NCCL_REDUCE, NCCL_ALL_GATHER, NCCL_REDUCE_SCATTER, NCCL_ALL_REDUCE, NCCL_FUNCTIONS };
 
@@ -26,8 +26,9 @@ enum {
 
 enum { NCCL_LL, NCCL_LL128, NCCL_SIMPLE, NCCL_PROTOCOLS };
 
-enum { NCCL_LOG_INFO = 3 };                                 /* ncclDebugLogLevel */
+enum { NCCL_LOG_WARN = 2, NCCL_LOG_INFO = 3 };              /* ncclDebugLogLevel */
 enum { NCCL_LOG_INIT = 0x01, NCCL_LOG_TUNING = 0x40 };      /* ncclDebugLogSubSys */
+#define NCCL_LOG_ALL (~0ul)
 
 typedef void (*nccl_logger)(int level, unsigned long subsystems, const char *file, int line, const char *format, ...);
 

@@ -7,10 +7,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#ifndef NCCLT_VERSION
-#define NCCLT_VERSION "unknown"
-#endif
-
 static const char *const COLLECTIVES[NCCL_FUNCTIONS] = {"broadcast", "reduce", "all_gather", "reduce_scatter",
                                                         "all_reduce"};
 static const char *const OUTCOMES[] = {"", "applied", "unmatched", "unavailable"};
@@ -68,7 +64,7 @@ static void put_header(FILE *file, const struct ncclt_communicator *communicator
   put_string(file, "table", table->id);
   fprintf(file, "\"fnv1a\":\"%016" PRIx64 "\",\"rows\":%" PRIu32 ",\"rows_here\":%" PRIu32 ",", table->checksum, table->rows,
           table->rows_here);
-  put_string(file, "not_in_use", communicator->reason);
+  put_string(file, "not_in_use", ncclt_communicator_reason(communicator));
   put_delegate(file, communicator);
   if (communicator->shared)
     fprintf(file, "\"generation\":%" PRIu64 ",",
@@ -82,9 +78,8 @@ static void put_decisions(FILE *file, const struct ncclt_decisions *decisions) {
     struct ncclt_decision decision;
     uint64_t calls = ncclt_decisions_read(&decisions->slot[i], &decision);
     if (calls == 0) continue;
-    fprintf(file, "{\"collective\":\"%s\",\"size_bytes\":%" PRIu64 ",\"registered\":%s,\"outcome\":\"%s\",",
-            COLLECTIVES[decision.function], decision.bytes, decision.registered ? "true" : "false",
-            OUTCOMES[decision.outcome]);
+    fprintf(file, "{\"collective\":\"%s\",\"size_bytes\":%" PRIu64 ",\"outcome\":\"%s\",",
+            COLLECTIVES[decision.function], decision.bytes, OUTCOMES[decision.outcome]);
     if (decision.outcome != NCCLT_UNMATCHED)
       fprintf(file, "\"algorithm\":\"%s\",\"protocol\":\"%s\",\"channels\":%d,",
               ncclt_algorithm_name(decision.choice.algorithm), ncclt_protocol_name(decision.choice.protocol),

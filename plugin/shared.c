@@ -8,6 +8,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "trusted.h"
+
 _Static_assert(sizeof(struct ncclt_shared_slot) == 8224, "the layout is shared with ncclt.nccl.tuner_plugin.shared_table");
 _Static_assert(sizeof(struct ncclt_shared) == 16480, "the layout is shared with ncclt.nccl.tuner_plugin.shared_table");
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2, "a 64-bit load must not lock");
@@ -16,11 +18,8 @@ _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2, "a 64-bit load must not lock");
 enum { MOST_LOOKS = 1000 };
 
 const struct ncclt_shared *ncclt_shared_open(const char *path, char reason[NCCLT_REASON_SIZE]) {
-  int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (file < 0) {
-    snprintf(reason, NCCLT_REASON_SIZE, "it cannot be opened: %s", strerror(errno));
-    return NULL;
-  }
+  int file = ncclt_open_trusted(path, reason);
+  if (file < 0) return NULL;
   const struct ncclt_shared *shared = NULL;
   int seals = fcntl(file, F_GET_SEALS);
   if (seals < 0 || !(seals & F_SEAL_SHRINK)) {

@@ -1,7 +1,6 @@
 #include "table.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -9,11 +8,16 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "trusted.h"
+
 static const char *const FUNCTION_NAMES[NCCL_FUNCTIONS] = {"broadcast", "reduce", "allgather", "reducescatter",
                                                            "allreduce"};
 static const char *const ALGORITHM_NAMES[NCCL_ALGORITHMS] = {"tree", "ring",      "collnet_direct", "collnet_chain",
                                                              "nvls", "nvls_tree", "pat"};
 static const char *const PROTOCOL_NAMES[NCCL_PROTOCOLS] = {"ll", "ll128", "simple"};
+
+/* Of the compact text, in the order of the names. */
+static const char FUNCTION_LETTERS[] = "BRGSA", ALGORITHM_LETTERS[] = "TRDCNVP", PROTOCOL_LETTERS[] = "LHS";
 
 static const char HEADER[] = "# ncclt-table ";
 
@@ -44,7 +48,7 @@ struct span {
 struct row {
   uint64_t first, last;
   int64_t nodes, ranks;
-  int function, registered;
+  int function;
   struct ncclt_choice choice;
 };
 
@@ -103,11 +107,15 @@ static int read_condition(struct span word, uint64_t most, int64_t *value) {
   return 0;
 }
 
+static uint8_t limited_channels(uint64_t channels) {
+  return (uint8_t)(channels > NCCLT_MOST_CHANNELS ? NCCLT_MOST_CHANNELS : channels);
+}
+
 /* Read one row; returns what is wrong with it, NULL if nothing is. */
 static const char *read_row(struct span line, struct row *row) {
   struct span fields[10], rest = line;
   int count = 0, whole;
-  int64_t channels, pipe_ops = -1, registered = -1;
+  int64_t channels, any;
   do {
     if (count == 10) return "it has more than 10 fields";
     whole = memchr(rest.at, ',', rest.length) != NULL;
@@ -125,15 +133,18 @@ static const char *read_row(struct span line, struct row *row) {
   if (read_condition(fields[5], UINT32_MAX, &channels) || channels == 0) return "channels is neither -1 nor above 0";
   if (read_condition(fields[6], UINT32_MAX, &row->nodes)) return "nNodes is neither -1 nor a number";
   if (read_condition(fields[7], UINT32_MAX, &row->ranks)) return "nRanks is neither -1 nor a number";
-  if (count > 8 && (read_condition(fields[8], 0, &pipe_ops) || pipe_ops != -1))
-    return "numPipeOps other than -1 is not supported"; /* ncclt never tunes on it */
-  if (count > 9 && read_condition(fields[9], 1, &registered)) return "regBuff is none of -1, 0, 1";
-  row->registered = (int)registered;
+  for (int i = 8; i < count; i++) /* numPipeOps, which ncclt never tunes on, and regBuff, which differs between ranks */
+    if (read_condition(fields[i], 0, &any) || any != -1) return "numPipeOps and regBuff can only be -1";
   row->choice.algorithm = (uint8_t)algorithm;
   row->choice.protocol = (uint8_t)protocol;
-  row->choice.channels =
-      channels < 0 ? 0 : (uint8_t)(channels > NCCLT_MOST_CHANNELS ? NCCLT_MOST_CHANNELS : channels);
+  row->choice.channels = limited_channels(channels < 0 ? 0 : (uint64_t)channels);
   return NULL;
+}
+
+static void keep_id(struct ncclt_table *table, struct span word) {
+  size_t length = word.length < sizeof table->id ? word.length : sizeof table->id - 1;
+  memcpy(table->id, word.at, length);
+  table->id[length] = 0;
 }
 
 /* What the first line says about the table. */
@@ -176,9 +187,7 @@ static int read_header(struct span text, struct header *header, struct ncclt_tab
     struct span key = next_piece(&word, '=');
     int wrong = 0;
     if (key.length == 2 && memcmp(key.at, "id", 2) == 0) {
-      size_t length = word.length < sizeof table->id ? word.length : sizeof table->id - 1;
-      memcpy(table->id, word.at, length);
-      table->id[length] = 0;
+      keep_id(table, word);
     } else if (key.length == 4 && memcmp(key.at, "nccl", 4) == 0) {
       wrong = read_version(word, &table->nccl_version);
     } else if (key.length == 4 && memcmp(key.at, "rows", 4) == 0) {
@@ -194,18 +203,12 @@ static int read_header(struct span text, struct header *header, struct ncclt_tab
   return 0;
 }
 
-/* FNV-1a of 64 bits, by Fowler, Noll and Vo (RFC 9923): finds a file that was cut off or edited, no more. */
-static uint64_t fnv1a(uint64_t hash, const char *text, size_t length) {
-  for (size_t i = 0; i < length; i++) hash = (hash ^ (unsigned char)text[i]) * UINT64_C(0x100000001b3);
-  return hash;
-}
-
 /* Read header and rows; returns how many rows, -1 with a reason. */
 static int read_rows(struct row *rows, struct ncclt_table *table, const char *text, size_t length, char *reason) {
   struct header header = {0};
   struct span rest = {text, length};
   int count = 0;
-  table->checksum = UINT64_C(0xcbf29ce484222325);
+  table->checksum = NCCLT_FNV1A_BASIS;
   for (int number = 1; rest.length; number++) {
     struct span line = trimmed(next_piece(&rest, '\n'));
     if (line.length == 0) continue;
@@ -220,13 +223,120 @@ static int read_rows(struct row *rows, struct ncclt_table *table, const char *te
     if (count == NCCLT_MOST_ROWS) return refuse(reason, "it has more than %d rows", NCCLT_MOST_ROWS);
     const char *wrong = read_row(line, &rows[count]);
     if (wrong) return refuse(reason, "line %d: %s", number, wrong);
-    table->checksum = fnv1a(fnv1a(table->checksum, line.at, line.length), "\n", 1);
+    table->checksum = ncclt_fnv1a(ncclt_fnv1a(table->checksum, line.at, line.length), "\n", 1);
     count++;
   }
   if (header.has_rows && header.rows != (uint64_t)count)
     return refuse(reason, "it has %d rows and should have %" PRIu64 ": it is cut off or was edited", count, header.rows);
   if (header.has_checksum && header.checksum != table->checksum)
     return refuse(reason, "its rows do not fit its checksum: it is damaged or was edited");
+  if (count == 0 && !header.has_rows) return refuse(reason, "it has no rows");
+  table->rows = (uint32_t)count;
+  return count;
+}
+
+/* Read a number in base 36 and move behind it; returns 1, 0 where there is none, -1 where it is above 64 bits. */
+static int read_base36(struct span *text, uint64_t *value) {
+  static const char DIGITS[] = "0123456789abcdefghijklmnopqrstuvwxyz";
+  const char *start = text->at, *digit;
+  *value = 0;
+  for (; text->length && (digit = memchr(DIGITS, *text->at, 36)); text->at++, text->length--) {
+    uint64_t next = (uint64_t)(digit - DIGITS);
+    if (*value > (UINT64_MAX - next) / 36) return -1;
+    *value = *value * 36 + next;
+  }
+  return text->at > start;
+}
+
+/* Return the position of the next letter and move behind it, -1 where it is not one of these. */
+static int read_letter(struct span *text, const char *letters) {
+  const char *found = text->length && *text->at ? strchr(letters, *text->at) : NULL;
+  if (!found) return -1;
+  text->at++, text->length--;
+  return (int)(found - letters);
+}
+
+/* The largest size that every reader of the table for people takes; stands for "no upper end". */
+static const uint64_t NO_UPPER_END = INT64_MAX;
+
+/* Decode one row behind `before`, the last size of the row before it (NULL = it is the first); returns 0, -1 if damaged.
+ * The checksum is taken over the row as people read it. */
+static int decode_row(struct span text, const uint64_t *before, struct row *row, uint64_t *checksum) {
+  uint64_t number, channels;
+  int has_number = read_base36(&text, &number), has_start = 0;
+  if (has_number > 0 && text.length && *text.at == '-') {
+    row->first = number;
+    text.at++, text.length--;
+    has_start = 1;
+    has_number = read_base36(&text, &number);
+  }
+  int algorithm = read_letter(&text, ALGORITHM_LETTERS), protocol = read_letter(&text, PROTOCOL_LETTERS);
+  int has_channels = read_base36(&text, &channels);
+  if (has_number < 0 || algorithm < 0 || protocol < 0 || has_channels < 0 || text.length) return -1;
+  if (has_channels && (channels == 0 || channels > UINT32_MAX)) return -1;
+  if (!has_start && before && *before == UINT64_MAX) return -1;
+  if (!has_start) row->first = before ? *before + 1 : 0;
+  row->last = has_number ? number : NO_UPPER_END;
+  if (row->first > row->last) return -1;
+  row->choice = (struct ncclt_choice){(uint8_t)algorithm, (uint8_t)protocol, limited_channels(channels)};
+  char line[NCCLT_MOST_ROW_CHARACTERS + 2], channels_text[24] = "-1";
+  if (has_channels) snprintf(channels_text, sizeof channels_text, "%" PRIu64, channels);
+  int length = snprintf(line, sizeof line, "%s,%" PRIu64 ",%" PRIu64 ",%s,%s,%s,%" PRId64 ",%" PRId64 "\n",
+                        FUNCTION_NAMES[row->function], row->first, row->last, ALGORITHM_NAMES[algorithm],
+                        PROTOCOL_NAMES[protocol], channels_text, row->nodes, row->ranks);
+  *checksum = ncclt_fnv1a(*checksum, line, (size_t)length);
+  return 0;
+}
+
+/* Read `RANKS.NODES`, 0 = any, up to the next character that belongs to neither. */
+static int read_shape(struct span *text, int64_t *ranks, int64_t *nodes) {
+  uint64_t part[2];
+  for (int i = 0; i < 2; i++) {
+    size_t length = 0;
+    while (length < text->length && text->at[length] >= '0' && text->at[length] <= '9') length++;
+    if (read_size((struct span){text->at, length}, &part[i]) || part[i] > UINT32_MAX) return -1;
+    text->at += length, text->length -= length;
+    if (i == 0 && (!text->length || *text->at != '.')) return -1;
+    if (i == 0) text->at++, text->length--;
+  }
+  *ranks = part[0] ? (int64_t)part[0] : -1;
+  *nodes = part[1] ? (int64_t)part[1] : -1;
+  return 0;
+}
+
+/* Decode the compact text; returns how many rows, -1 with a reason. */
+static int decode_rows(struct row *rows, struct ncclt_table *table, const char *text, size_t length, char *reason) {
+  struct span rest = {text, length};
+  uint64_t format, checksum;
+  int64_t ranks, nodes;
+  int count = 0;
+  if (length > NCCLT_MOST_COMPACT_BYTES)
+    return refuse(reason, "it has more than %d bytes", NCCLT_MOST_COMPACT_BYTES);
+  if (read_size(next_piece(&rest, ':'), &format) || format != NCCLT_TABLE_FORMAT)
+    return refuse(reason, "its format is not %d, the one that this plugin reads", NCCLT_TABLE_FORMAT);
+  keep_id(table, next_piece(&rest, ':'));
+  int wrong = read_version(next_piece(&rest, ':'), &table->nccl_version);
+  struct span job = next_piece(&rest, ':'), sections = next_piece(&rest, ':');
+  if (wrong || read_shape(&job, &ranks, &nodes) || job.length || read_hexadecimal(rest, &checksum))
+    return refuse(reason, "it is damaged or was cut off");
+  table->checksum = NCCLT_FNV1A_BASIS;
+  for (int number = 1; sections.length; number++) {
+    struct span section = next_piece(&sections, '_');
+    wrong = read_shape(&section, &ranks, &nodes);
+    int function = wrong ? -1 : read_letter(&section, FUNCTION_LETTERS);
+    if (function < 0 || !section.length) return refuse(reason, "section %d is damaged", number);
+    const uint64_t *before = NULL;
+    while (section.length) {
+      if (count == NCCLT_MOST_ROWS) return refuse(reason, "it has more than %d rows", NCCLT_MOST_ROWS);
+      struct row *row = &rows[count++];
+      row->nodes = nodes, row->ranks = ranks, row->function = function;
+      if (decode_row(next_piece(&section, '+'), before, row, &table->checksum))
+        return refuse(reason, "row %d is damaged", count);
+      before = &row->last;
+    }
+  }
+  if (count == 0) return refuse(reason, "it has no rows");
+  if (checksum != table->checksum) return refuse(reason, "its rows do not fit its checksum: it is damaged");
   table->rows = (uint32_t)count;
   return count;
 }
@@ -294,30 +404,30 @@ static int compile_lane(struct ncclt_lane *lane, const struct row **rows, uint32
   return lacking ? -1 : 0;
 }
 
+static int is_for(const struct row *row, uint64_t nodes, uint64_t ranks) {
+  return (row->nodes < 0 || (uint64_t)row->nodes == nodes) && (row->ranks < 0 || (uint64_t)row->ranks == ranks);
+}
+
 static int compile(struct ncclt_table *table, const struct row *rows, uint32_t count, const struct row **chosen,
                    uint64_t nodes, uint64_t ranks) {
-  for (uint32_t i = 0; i < count; i++)
-    table->rows_here += (rows[i].nodes < 0 || (uint64_t)rows[i].nodes == nodes) &&
-                        (rows[i].ranks < 0 || (uint64_t)rows[i].ranks == ranks);
-  for (int function = 0; function < NCCL_FUNCTIONS; function++)
-    for (int registered = 0; registered < 2; registered++) {
-      uint32_t fitting = 0;
-      for (uint32_t i = 0; i < count; i++)
-        if (rows[i].function == function && (rows[i].registered < 0 || rows[i].registered == registered) &&
-            (rows[i].nodes < 0 || (uint64_t)rows[i].nodes == nodes) &&
-            (rows[i].ranks < 0 || (uint64_t)rows[i].ranks == ranks))
-          chosen[fitting++] = &rows[i];
-      if (compile_lane(&table->lanes[function][registered], chosen, fitting)) return -1;
-    }
+  for (int function = 0; function < NCCL_FUNCTIONS; function++) {
+    uint32_t fitting = 0;
+    for (uint32_t i = 0; i < count; i++)
+      if (rows[i].function == function && is_for(&rows[i], nodes, ranks)) chosen[fitting++] = &rows[i];
+    table->rows_here += fitting;
+    if (compile_lane(&table->lanes[function], chosen, fitting)) return -1;
+  }
   return 0;
 }
 
-int ncclt_table_parse(struct ncclt_table *table, const char *text, size_t length, uint64_t nodes, uint64_t ranks,
-                      char reason[NCCLT_REASON_SIZE]) {
+typedef int row_reader(struct row *rows, struct ncclt_table *table, const char *text, size_t length, char *reason);
+
+static int read_table(row_reader *reader, struct ncclt_table *table, const char *text, size_t length, uint64_t nodes,
+                      uint64_t ranks, char *reason) {
   memset(table, 0, sizeof *table);
   struct row *rows = malloc(NCCLT_MOST_ROWS * sizeof *rows);
   const struct row **chosen = malloc(NCCLT_MOST_ROWS * sizeof *chosen);
-  int count = rows && chosen ? read_rows(rows, table, text, length, reason) : refuse(reason, "no memory is left");
+  int count = rows && chosen ? reader(rows, table, text, length, reason) : refuse(reason, "no memory is left");
   int failed = count < 0;
   if (!failed && compile(table, rows, (uint32_t)count, chosen, nodes, ranks))
     failed = refuse(reason, "no memory is left") != 0;
@@ -327,12 +437,21 @@ int ncclt_table_parse(struct ncclt_table *table, const char *text, size_t length
   return failed ? -1 : 0;
 }
 
-int ncclt_table_read(struct ncclt_table *table, const char *path, uint64_t nodes, uint64_t ranks,
+int ncclt_table_parse(struct ncclt_table *table, const char *text, size_t length, uint64_t nodes, uint64_t ranks,
+                      char reason[NCCLT_REASON_SIZE]) {
+  return read_table(read_rows, table, text, length, nodes, ranks, reason);
+}
+
+int ncclt_table_decode(struct ncclt_table *table, const char *text, uint64_t nodes, uint64_t ranks,
+                       char reason[NCCLT_REASON_SIZE]) {
+  return read_table(decode_rows, table, text, strlen(text), nodes, ranks, reason);
+}
+
+int ncclt_table_read(struct ncclt_table *table, const char *path, const char *checksum, uint64_t nodes, uint64_t ranks,
                      char reason[NCCLT_REASON_SIZE]) {
   memset(table, 0, sizeof *table);
-  /* Not to hang on a pipe that nobody writes to. */
-  int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (file < 0) return refuse(reason, "it cannot be opened: %s", strerror(errno));
+  int file = ncclt_open_trusted(path, reason);
+  if (file < 0) return -1;
   char *text = malloc(NCCLT_MOST_TABLE_BYTES + 1);
   size_t length = 0;
   ssize_t got = text ? 1 : 0;
@@ -342,22 +461,27 @@ int ncclt_table_read(struct ncclt_table *table, const char *path, uint64_t nodes
     else if (got > 0) length += (size_t)got;
   }
   int failed;
+  uint64_t wanted;
   if (!text) failed = refuse(reason, "no memory is left");
   else if (got < 0) failed = refuse(reason, "it cannot be read: %s", strerror(errno));
   else if (length > NCCLT_MOST_TABLE_BYTES) failed = refuse(reason, "it has more than %d bytes", NCCLT_MOST_TABLE_BYTES);
   else failed = ncclt_table_parse(table, text, length, nodes, ranks, reason);
+  if (!failed && checksum &&
+      (read_hexadecimal((struct span){checksum, strlen(checksum)}, &wanted) || wanted != table->checksum)) {
+    failed = refuse(reason, "its checksum is %016" PRIx64 ", and %.40s was announced", table->checksum, checksum);
+    ncclt_table_free(table);
+  }
   free(text);
   close(file);
   return failed;
 }
 
 void ncclt_table_free(struct ncclt_table *table) {
-  for (int function = 0; function < NCCL_FUNCTIONS; function++)
-    for (int registered = 0; registered < 2; registered++) {
-      struct ncclt_lane *lane = &table->lanes[function][registered];
-      free(lane->first);
-      free(lane->last);
-      free(lane->choice);
-    }
+  for (int function = 0; function < NCCL_FUNCTIONS; function++) {
+    struct ncclt_lane *lane = &table->lanes[function];
+    free(lane->first);
+    free(lane->last);
+    free(lane->choice);
+  }
   memset(table, 0, sizeof *table);
 }

@@ -2,8 +2,8 @@
  *
  * Rules that hold for every NCCL (docs/plugin.md, "What the plugin writes"): the chosen entry of the cost table becomes
  * 1e-6 and only if it was >= 0; no other entry is written, and never a negative value, which would win from NCCL 2.31 on;
- * channels stay as they came unless the row names some. No function ever returns an error: NCCL would fail the
- * collective with it. */
+ * channels stay as they came unless the row names some. An error is returned only where this rank would otherwise choose
+ * differently from the others: NCCL's init fails with it, or the collective. */
 #include <stdint.h>
 
 #include "communicator.h"
@@ -14,19 +14,18 @@
 extern struct nccl_tuner_v6 ncclTunerPlugin_v6 EXPORTED;
 extern struct nccl_tuner_v7 ncclTunerPlugin_v7 EXPORTED;
 
+/* NCCL's code, whichever library it is in. */
+#define CALLER __builtin_return_address(0)
+
 static const float CHEAPEST_US = 1e-6f;
 
 /* MAXCHANNELS before NCCL 2.25, which speaks API v4 at most. */
 enum { CHANNELS_BEFORE_V4 = 32 };
 
-static void count(struct ncclt_communicator *communicator, int function, uint64_t bytes, int registered,
-                  enum ncclt_outcome outcome, struct ncclt_choice choice) {
+static void count(struct ncclt_communicator *communicator, int function, uint64_t bytes, enum ncclt_outcome outcome,
+                  struct ncclt_choice choice) {
   if (!communicator->decisions) return;
-  struct ncclt_decision decision = {.function = function,
-                                    .registered = registered,
-                                    .outcome = outcome,
-                                    .choice = choice,
-                                    .bytes = bytes};
+  struct ncclt_decision decision = {.function = function, .outcome = outcome, .choice = choice, .bytes = bytes};
   ncclt_decisions_count(communicator->decisions, &decision);
 }
 
@@ -50,7 +49,9 @@ static int choose(void *context, const struct ncclt_call *call) {
   if (!communicator) return NCCL_SUCCESS;
   enum ncclt_outcome outcome = NCCLT_UNMATCHED;
   int known = call->function >= 0 && call->function < NCCL_FUNCTIONS;
-  if (known && ncclt_communicator_find(communicator, call->function, call->bytes, call->registered, &choice)) {
+  int found = known ? ncclt_communicator_find(communicator, call->function, call->bytes, &choice) : 0;
+  if (found < 0) return NCCL_INVALID_USAGE;
+  if (found) {
     outcome = NCCLT_UNAVAILABLE;
     if (call->costs && choice.algorithm < call->algorithms && choice.protocol < call->protocols) {
       float *cost = &call->costs[(long)choice.algorithm * call->protocols + choice.protocol];
@@ -65,13 +66,15 @@ static int choose(void *context, const struct ncclt_call *call) {
   /* Without a pipelined operation it is an estimate: NCCL 2.32 makes up to two before it asks about a call, where it
    * weighs symmetric kernels against the others (seen on an H100). They are answered alike and not counted. */
   if (known && call->pipe_ops)
-    count(communicator, call->function, call->bytes, call->registered, outcome, choice);
+    count(communicator, call->function, call->bytes, outcome, choice);
   return NCCL_SUCCESS;
 }
 
 static int begin(void **context, const struct ncclt_opening *opening) {
-  if (context) *context = ncclt_communicator_open(opening);
-  return NCCL_SUCCESS;
+  struct ncclt_communicator *opened = NULL;
+  int code = context ? ncclt_communicator_open(opening, &opened) : NCCL_SUCCESS;
+  if (context) *context = opened;
+  return code;
 }
 
 static int close_communicator(void *context) {
@@ -98,16 +101,16 @@ typedef int chunk_size_function(void *, int, size_t, int, int, int, size_t *);
 /* NCCL rounds what comes from getChunkSize, so there is one only where the displaced tuner has one: NCCL's own chunks
  * were measured, and a wrong one divides by zero in NCCL. It reads the member at every call. */
 static int begin_with_chunks(void **context, const struct ncclt_opening *opening, chunk_size_function **member) {
-  begin(context, opening);
+  int code = begin(context, opening);
   const struct ncclt_communicator *communicator = context ? *context : NULL;
   if (communicator && communicator->delegate && ncclt_delegate_has_chunks(communicator->delegate))
     __atomic_store_n(member, chunk_size, __ATOMIC_RELAXED);
-  return NCCL_SUCCESS;
+  return code;
 }
 
 static int init_of_v7(void **context, uint64_t id, size_t ranks, size_t nodes, nccl_logger log,
                       struct nccl_nvl_domain_v5 *domain, struct nccl_constants_v7 *constants) {
-  struct ncclt_opening opening = {7, id, ranks, nodes, log, domain, constants};
+  struct ncclt_opening opening = {7, id, ranks, nodes, log, domain, constants, CALLER};
   return begin_with_chunks(context, &opening, &ncclTunerPlugin_v7.get_chunk_size);
 }
 
@@ -115,7 +118,7 @@ struct nccl_tuner_v7 ncclTunerPlugin_v7 = {"ncclt", init_of_v7, choose_v4, close
 
 static int init_of_v6(void **context, uint64_t id, size_t ranks, size_t nodes, nccl_logger log,
                       struct nccl_nvl_domain_v5 *domain, struct nccl_constants_v5 *constants) {
-  struct ncclt_opening opening = {6, id, ranks, nodes, log, domain, constants};
+  struct ncclt_opening opening = {6, id, ranks, nodes, log, domain, constants, CALLER};
   return begin_with_chunks(context, &opening, &ncclTunerPlugin_v6.get_chunk_size);
 }
 
@@ -123,21 +126,21 @@ struct nccl_tuner_v6 ncclTunerPlugin_v6 = {"ncclt", init_of_v6, choose_v4, close
 
 static int init_of_v5(void **context, uint64_t id, size_t ranks, size_t nodes, nccl_logger log,
                       struct nccl_nvl_domain_v5 *domain, struct nccl_constants_v5 *constants) {
-  struct ncclt_opening opening = {5, id, ranks, nodes, log, domain, constants};
+  struct ncclt_opening opening = {5, id, ranks, nodes, log, domain, constants, CALLER};
   return begin(context, &opening);
 }
 
 EXPORTED const struct nccl_tuner_v5 ncclTunerPlugin_v5 = {"ncclt", init_of_v5, choose_v4, close_communicator};
 
 static int init_of_v4(size_t ranks, size_t nodes, nccl_logger log, void **context) {
-  struct ncclt_opening opening = {4, 0, ranks, nodes, log, NULL, NULL};
+  struct ncclt_opening opening = {4, 0, ranks, nodes, log, NULL, NULL, CALLER};
   return begin(context, &opening);
 }
 
 EXPORTED const struct nccl_tuner_v4 ncclTunerPlugin_v4 = {"ncclt", init_of_v4, choose_v4, close_communicator};
 
 static int init_of_v3(size_t ranks, size_t nodes, nccl_logger log, void **context) {
-  struct ncclt_opening opening = {3, 0, ranks, nodes, log, NULL, NULL};
+  struct ncclt_opening opening = {3, 0, ranks, nodes, log, NULL, NULL, CALLER};
   return begin(context, &opening);
 }
 
@@ -150,7 +153,7 @@ static int choose_v3(void *context, int function, size_t bytes, int pipe_ops, fl
 EXPORTED const struct nccl_tuner_v3 ncclTunerPlugin_v3 = {"ncclt", init_of_v3, choose_v3, close_communicator};
 
 static int init_of_v2(size_t ranks, size_t nodes, nccl_logger log, void **context) {
-  struct ncclt_opening opening = {2, 0, ranks, nodes, log, NULL, NULL};
+  struct ncclt_opening opening = {2, 0, ranks, nodes, log, NULL, NULL, CALLER};
   return begin(context, &opening);
 }
 
@@ -196,7 +199,9 @@ static int choose_v2(void *context, int function, size_t bytes, int collnet, int
   struct ncclt_choice choice = {0, 0, 0};
   if (!communicator || function < 0 || function >= NCCL_FUNCTIONS) return NCCL_SUCCESS;
   enum ncclt_outcome outcome = NCCLT_UNMATCHED;
-  if (ncclt_communicator_find(communicator, function, bytes, 0, &choice)) {
+  int found = ncclt_communicator_find(communicator, function, bytes, &choice);
+  if (found < 0) return NCCL_INVALID_USAGE;
+  if (found) {
     outcome = NCCLT_UNAVAILABLE;
     if (algorithm && protocol && is_safe_in_v2(communicator, function, choice, collnet, nvls)) {
       *algorithm = choice.algorithm;
@@ -209,7 +214,7 @@ static int choose_v2(void *context, int function, size_t bytes, int collnet, int
     struct ncclt_call call = {function, bytes, pipe_ops, NULL, NCCL_ALGORITHMS, NCCL_PROTOCOLS, 0, channels};
     delegate_v2(communicator, &call, collnet, nvls, algorithm, protocol);
   }
-  count(communicator, function, bytes, 0, outcome, choice);
+  count(communicator, function, bytes, outcome, choice);
   return NCCL_SUCCESS;
 }
 

@@ -1,4 +1,6 @@
-"""Who may do what: a bearer token is looked up among the keys of the store, and compared with what the route needs.
+"""Who may do what: a bearer token is looked up among the keys of the store, and each route says which role it needs.
+
+Which clusters a key may see is an argument of the store's queries: see `ncclt.store.visible`.
 
 A store without keys is open: `ncclt serve` then listens on loopback alone.
 """
@@ -9,13 +11,17 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from urllib.parse import parse_qs, urlencode, urlsplit
+from urllib.parse import urlencode, urlsplit
 
-from fastapi import Request, Response
+from fastapi import Depends, Request, Response, Security, params
+from fastapi.routing import APIRoute
+from fastapi.security import HTTPBearer
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse, RedirectResponse
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ncclt.core.api_key import ApiKey, Role, digest_of
@@ -36,71 +42,74 @@ LAST_KNOWN_S = 24 * 3600.0
 _KEY = "ncclt.key"
 _MOST_TOKEN = 200
 
-_PUBLIC = re.compile(r"/healthz|/readyz|/client\.py|/assets/.*")
-"""What anyone may read: probes have no key, and the client is no secret."""
-
 _SIGN_IN = "/sign-in"
-"""What takes a key, and needs none."""
 
-NEEDED: tuple[tuple[str, re.Pattern[str], Role], ...] = (
-    ("GET", re.compile(r".*"), Role.READ),
-    ("POST", re.compile(r"/v1/attestations|/v1/step-times"), Role.REPORT),
-    ("POST", re.compile(r"/v1/recommendations/[^/]+/(?:approve|activate|rollback|pin|unpin|retire)"), Role.APPROVE),
-    ("POST", re.compile(r"/v1/(?:workloads|jobs|jobs/stale|jobs/[^/]+/(?:cancel|retry))"), Role.TUNE),
-    ("POST", re.compile(r"/recommendations/[^/]+/[^/]+"), Role.APPROVE),
-    ("POST", re.compile(r"/sign-out"), Role.READ),
-    ("POST", re.compile(r"/jobs(?:/[^/]+/(?:cancel|retry))?"), Role.TUNE),
-    ("PUT", re.compile(r"/v1/clusters/[^/]+/rules"), Role.ADMIN),
-)
-"""Method, path and the role that they need, the first match; a test holds every route of the service against it. What
-matches nothing needs an admin."""
+ASSETS = "/assets/"
+"""Path of files that anyone may read."""
 
-_CLUSTER_IN_PATH = re.compile(r"/v1/clusters/([^/]+)(?:/.*)?")
-_OF_NO_CLUSTER = re.compile(r"/v1/workloads(?:/.*)?|/v1/openapi\.json|/sign-out")
-_BY_OBJECT = re.compile(
-    r"/v1/(?:studies|recommendations)/[^/]+(?:/.*)?|/v1/attestations|/v1/step-times|/v1/jobs(?:/.*)?"
-    r"|/studies/[^/]+(?:/.*)?|/clusters/.+|/compare|/recommendations/[^/]+(?:/.*)?|/jobs(?:/.*)?"
-)
-"""Paths whose cluster is that of a stored object, or named in a page's path: their routes call `require_cluster`."""
+_BEARER = HTTPBearer(auto_error=False, scheme_name="key", description="a key of `ncclt keys create`")
 
 
-_OF_ALL = re.compile(r"/metrics")
-"""What shows all clusters, whatever the query names."""
+@dataclass(frozen=True, slots=True)
+class RouteAccess:
+    """Dependency that admits a request to a route.
+
+    Attributes:
+        role: that its key needs; None = anyone may come, without a key.
+    """
+
+    role: Role | None
+
+    async def __call__(self, request: Request) -> None:
+        """Refuse a request whose key has not the role.
+
+        Raises:
+            Forbidden: it has not.
+        """
+        if self.role is None:
+            return
+        key = key_of(request)
+        if key is not None and not key.role.includes(self.role):
+            raise Forbidden(f"the {key.holder} may {key.role}, this needs {self.role}", "ask for another key")
 
 
-def needed_role(method: str, path: str) -> Role | None:
-    """Return the role that a request needs; None = none."""
-    if (_PUBLIC.fullmatch(path) and method == "GET") or (path == _SIGN_IN and method in ("GET", "POST")):
-        return None
-    return next((role for verb, pattern, role in NEEDED if verb == method and pattern.fullmatch(path)), Role.ADMIN)
+PUBLIC = [Depends(RouteAccess(None))]
+"""Dependencies of a route that anyone may use: probes have no key, and the client is no secret."""
+
+
+def needs(role: Role) -> list[params.Depends]:
+    """Return the dependencies of a route that needs a role; AccessMiddleware has found the key."""
+    return [Depends(RouteAccess(role)), Security(_BEARER, scopes=[role.value])]
+
+
+def declared_role(route: BaseRoute) -> Role | None:
+    """Return the role that a route needs; None = it is public.
+
+    Raises:
+        TypeError: the route declares no access, or several.
+    """
+    assert isinstance(route, APIRoute), "a router has routes of FastAPI alone"
+    declared = [one.dependency for one in route.dependencies if isinstance(one.dependency, RouteAccess)]
+    if len(declared) != 1:
+        raise TypeError(f"{route.path} ({', '.join(route.methods)}) has to declare one access: `needs` or `PUBLIC`")
+    return declared[0].role
 
 
 def key_of(request: Request) -> ApiKey | None:
-    """Return the key of a request; None = the store has no keys."""
-    key: ApiKey | None = request.scope.get(_KEY)
+    """Return the key of a request that AccessMiddleware has let pass; None = the store has no keys."""
+    key: ApiKey | None = request.scope[_KEY]
     return key
 
 
-def may_see(request: Request, cluster: str) -> bool:
+def may_see(scope: Scope, cluster: str) -> bool:
     """Return whether the key of a request is for a cluster."""
-    key = key_of(request)
+    key: ApiKey | None = scope[_KEY]
     return key is None or not key.clusters or cluster in key.clusters
-
-
-def require_cluster(request: Request, cluster: str) -> None:
-    """Refuse a request whose key is for other clusters.
-
-    Raises:
-        Forbidden: it is.
-    """
-    key = key_of(request)
-    if key is not None and not may_see(request, cluster):
-        raise Forbidden(f"the {key.holder} is not for the cluster {cluster}", f"it is for {', '.join(key.clusters)}")
 
 
 def who(request: Request) -> str:
     """Return who makes a request, for the history: its key; a service without keys is used by its own machine alone."""
-    key: ApiKey | None = request.scope.get(_KEY)
+    key = key_of(request)
     return key.holder if key is not None else "local user of the service"
 
 
@@ -111,11 +120,11 @@ def forbidden(request: Request, error: Exception) -> Response:
 
 
 class AccessMiddleware:
-    """Refuse requests without a valid key (401), and those that the key does not permit (403).
+    """Find the key of a request; refuse one without a valid key (401), but for what is public.
 
     While there are no keys, only requests that name one of `hosts` are answered: another name that resolves to this
     machine may be that of a page in a browser here (DNS rebinding). None = any. With `users` no store is open: a
-    request needs a key or a user.
+    request needs a key or a user. `public` names methods and paths of routes that need no key.
     """
 
     def __init__(
@@ -125,6 +134,7 @@ class AccessMiddleware:
         store: Callable[[], Store],
         fresh_s: float,
         sessions: Sessions,
+        public: Collection[tuple[str, str]] = (),
         hosts: Collection[str] | None = None,
         users: ProxyUsers | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -132,6 +142,7 @@ class AccessMiddleware:
         self.app = app
         self._store = store
         self._sessions = sessions
+        self._public = frozenset(public)
         self._hosts = hosts
         self._users = users
         self._fresh_s = fresh_s
@@ -145,10 +156,10 @@ class AccessMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        method = "GET" if scope["method"] == "HEAD" else scope["method"]
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
-        role = needed_role(method, path)
-        refused = _foreign_page(scope, method) or (None if role is None else await self._refusal(scope, path, role))
+        method, path = scope["method"], scope["path"].removeprefix(scope.get("root_path", ""))
+        refused = _foreign_page(scope, method)
+        if refused is None and (method, path) not in self._public and not path.startswith(ASSETS):
+            refused = await self._refusal(scope, path)
         if refused is None:
             await self.app(scope, receive, send)
             return
@@ -159,13 +170,14 @@ class AccessMiddleware:
         headers = {"WWW-Authenticate": 'Bearer realm="ncclt"'} if refused.status == 401 else {}
         await problem_response(refused, request, headers)(scope, receive, send)
 
-    async def _refusal(self, scope: Scope, path: str, role: Role) -> Problem | None:
+    async def _refusal(self, scope: Scope, path: str) -> Problem | None:
         headers = Headers(scope=scope)
         try:
             keys = await self._current_keys()
         except StoreError as error:
             return problem_of(error)
         if not keys and self._users is None:
+            scope[_KEY] = None
             return self._wrong_host(headers.get("host", ""))
         scheme, _, token = headers.get("authorization", "").partition(" ")
         key = keys.get(digest_of(token)) if scheme.lower() == "bearer" and len(token) <= _MOST_TOKEN else None
@@ -180,16 +192,9 @@ class AccessMiddleware:
             )
         if why := key.invalid(datetime.now(UTC).isoformat(timespec="milliseconds")):
             return Problem(status=401, detail=why, hint="ask for another", type="urn:ncclt:problem:unauthorized")
-        if not key.role.includes(role):
-            return Problem(
-                status=403,
-                detail=f"the {key.holder} may {key.role}, this needs {role}",
-                hint="ask for another key",
-                type="urn:ncclt:problem:forbidden",
-            )
         scope[_KEY] = key
         note(scope, key=key.id)
-        return _wrong_cluster(key, path, scope["query_string"])
+        return None
 
     def _user(self, scope: Scope, path: str) -> ApiKey | None:
         """Return whom a proxy has signed in; with the rights of a cookie, since the browser sends either by itself."""
@@ -255,24 +260,6 @@ def _ask_for_key(request: Request) -> Response:
     path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
     query = "?" + urlencode({"next": path}) if path != "/" and request.method == "GET" else ""
     return RedirectResponse(f"{_SIGN_IN}{query}", 303, {"Cache-Control": "no-store"})
-
-
-def _wrong_cluster(key: ApiKey, path: str, query: bytes) -> Problem | None:
-    """Refuse a path of other clusters, as the router sees it: decoded once. Lists must be asked for by cluster."""
-    if not key.clusters or _OF_NO_CLUSTER.fullmatch(path) or _BY_OBJECT.fullmatch(path):
-        return None
-    found = _CLUSTER_IN_PATH.fullmatch(path)
-    asked = {} if _OF_ALL.fullmatch(path) else parse_qs(query.decode("latin-1"))
-    named = [found[1]] if found else asked.get("cluster", [])
-    if named and set(named) <= set(key.clusters):
-        return None
-    about = f"is not for the cluster {named[0][:100]}" if named else "is not for all clusters"
-    return Problem(
-        status=403,
-        detail=f"the {key.holder} {about}",
-        hint=f"it is for {', '.join(key.clusters)}: name one, for example ?cluster={key.clusters[0]}",
-        type="urn:ncclt:problem:forbidden",
-    )
 
 
 def _name_of(host: str) -> str:

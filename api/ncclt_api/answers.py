@@ -1,21 +1,28 @@
-"""Answers to jobs, kept until something they depend on changes: thousands of ranks ask in the same second."""
+"""Answers to jobs, kept by shape until something they depend on changes: thousands of ranks ask in the same second.
+
+What a job gets of its shape is a function of its name, so that every job is answered while the database is away.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from urllib.parse import parse_qs, parse_qsl, unquote, urlencode
+from typing import Protocol
+from urllib.parse import unquote, unquote_plus
 
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ncclt.errors import StoreError
+from ncclt.core.rollout import MOST_JOB_NAME
+from ncclt.errors import NccltError, StoreError
 from ncclt.store.store import Store
+from ncclt_api.access import may_see
 from ncclt_api.telemetry import note
 
 FRESH_S = 0.5
@@ -28,25 +35,77 @@ LAST_GOOD_S = 24 * 3600.0
 _LOOK_S = 0.5
 """How long an answer waits for the look into the database before it counts as away."""
 
-MOST_WAIT_S = 60
-"""Longest time that a request is held for news."""
+JOB_S = 600.0
+"""How long after its first request a job is given the same answer, whatever is published meanwhile: its last node may
+need minutes to start."""
+
+_MOST_JOBS = 100_000
+"""Jobs whose answers are remembered; of more in `JOB_S`, the first ones are forgotten."""
 
 _MOST_BYTES = 64 * 1024 * 1024
-_ENTRY_BYTES = 1024
-"""Of an entry beside its body, about."""
+_ENTRY_BYTES = 16 * 1024
+"""Of an entry beside its body, about: the revisions that it chooses from."""
 
 _ENV = re.compile(rb"/v1/clusters/([^/]+)/env")
 _Headers = list[tuple[bytes, bytes]]
+_Key = tuple[bytes, bytes, str]
+"""Path, query without the job, and `Accept`."""
+
+MADE = "ncclt.answers"
+"""Key of a request's scope: a list that the route puts the answers of the shape into."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Answer:
-    """A good answer: its pair (cluster, workload), and what is sent."""
+class Reply:
+    """What is sent to each job that gets the same of one shape: all but what belongs to the job alone.
 
-    pair: tuple[str, str]
+    Attributes:
+        headers, etag, body: the same for all of them.
+        own: returns the fields of a job alone, which a body in `json` ends with.
+    """
+
     headers: _Headers
     etag: str
     body: bytes
+    own: Callable[[str], Mapping[str, str]] | None = None
+
+
+class ShapeAnswers(Protocol):
+    """The answers to the jobs of one shape, made from what the store held; another job costs no query.
+
+    Attributes:
+        pair: cluster and workload; a change of it makes the answers out of date.
+    """
+
+    pair: tuple[str, str]
+
+    def reply(self, job: str) -> Reply:
+        """Return what a job is given; raise what the route would raise."""
+        ...
+
+
+def finish_answer(kept: Reply, job: str) -> bytes:
+    """Return the body for one job: what is kept for its shape, with the fields that are for it alone."""
+    own = kept.own(job) if kept.own else {}
+    if not own:
+        return kept.body
+    return kept.body.rstrip().removesuffix(b"}").rstrip() + f",\n{json.dumps(own, indent=2)[2:]}\n".encode()
+
+
+def split_job(query: bytes) -> tuple[bytes, str] | None:
+    """Return a query without the job, and the job's name, empty where none is given; None = only the route can tell."""
+    if b"job=" not in query and b"%" not in query:
+        return query, ""
+    rest, job = [], ""
+    for part in query.split(b"&"):
+        name, _, value = part.partition(b"=")
+        if name == b"job":
+            job = unquote_plus(value.decode("latin-1"))
+        elif b"%" in name or b"+" in name:
+            return None
+        else:
+            rest.append(part)
+    return (b"&".join(rest), job) if len(job) <= MOST_JOB_NAME else None
 
 
 def is_known(etag: str, if_none_match: str | None) -> bool:
@@ -57,23 +116,22 @@ def is_known(etag: str, if_none_match: str | None) -> bool:
     return "*" in tags or etag in tags
 
 
-class AnswersMiddleware:
-    """Give each request for a job's environment the kept answer, or let one request make it for all that wait.
+class Answers:
+    """The kept answers to jobs, by shape, and what each job was given lately.
 
-    An answer is dropped when the store notes a change of its pair. It is never older than `FRESH_S`, except while the
+    An answer is dropped when the store notes a change of its pair. It is never older than `fresh_s`, except while the
     database is away: then the last good answers are served with their age.
     """
 
     def __init__(
-        self, app: ASGIApp, *, store: Callable[[], Store], fresh_s: float, clock: Callable[[], float] = time.monotonic
+        self, store: Callable[[], Store], *, fresh_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.app = app
         self._store = store
         self._fresh_s = fresh_s
         self._clock = clock
-        self._kept: dict[tuple[bytes, bytes, str], _Answer] = {}
+        self._kept: dict[_Key, tuple[ShapeAnswers, int]] = {}
         self._kept_bytes = 0
-        self._making: dict[tuple[bytes, bytes, str], asyncio.Future[_Answer | None]] = {}
+        self._given: dict[tuple[_Key, str], tuple[Reply, float]] = {}
         self._number = 0
         self._changed: dict[tuple[str, str], int] = {}
         self._seen_s: float | None = None
@@ -81,31 +139,7 @@ class AnswersMiddleware:
         self._look: asyncio.Task[None] | None = None
         self._looking_since_s = 0.0
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer from what is kept, or pass the request on."""
-        if scope["type"] != "http" or scope["method"] != "GET":
-            await self.app(scope, receive, send)
-            return
-        path = scope.get("raw_path") or scope["path"].encode()
-        found = _ENV.fullmatch(path.partition(b"?")[0].removeprefix(scope.get("root_path", "").encode()))
-        if found is None:
-            await self.app(scope, receive, send)
-            return
-        headers = Headers(scope=scope)
-        key = (path, scope["query_string"], headers.get("accept", ""))
-        await self._notice_changes()
-        answer, age_s = self._kept.get(key), self._age_s()
-        if answer is not None and age_s is not None:
-            note(scope, kept=True)
-            await _send(answer, send, headers.get("if-none-match"), age_s)
-        elif key not in self._making:
-            await self._make(key, found[1], scope, receive, send)
-        elif (answer := await asyncio.shield(self._making[key])) is not None:
-            await _send(answer, send, headers.get("if-none-match"), 0.0)
-        else:  # it was an error: each request has its own, with its id
-            await self.app(scope, receive, send)
-
-    def _age_s(self) -> float | None:
+    def age_s(self) -> float | None:
         """Return how long ago the kept answers were known to be true, 0 for now; None = too long, or never."""
         if self._seen_s is None:
             return None
@@ -114,7 +148,55 @@ class AnswersMiddleware:
             return 0.0
         return age_s if age_s <= LAST_GOOD_S else None
 
-    async def _notice_changes(self) -> None:
+    def are_usable(self) -> bool:
+        """Return whether answers can be given without the database."""
+        return bool(self._kept) and self.age_s() is not None
+
+    def find(self, key: _Key, job: str) -> Reply | None:
+        """Return what a job is given: what it was given before, or what is kept for its shape; None = neither."""
+        if (before := self._given_before(key, job)) is not None:
+            return before
+        if (kept := self._kept.get(key)) is None or self.age_s() is None:
+            return None
+        return self._give(key, job, kept[0])
+
+    def keep(self, key: _Key, job: str, answers: ShapeAnswers, *, number: int) -> Reply:
+        """Keep the answers of a shape that were made after a number of changes; return that of a job."""
+        reply = self._given_before(key, job) or self._give(key, job, answers)
+        changed = max(self._changed.get(pair, 0) for pair in (answers.pair, ("", answers.pair[1])))
+        if self._seen_s is not None and changed <= number:
+            self._drop(key)
+            size = len(reply.body) + _ENTRY_BYTES
+            self._kept[key] = (answers, size)
+            self._kept_bytes += size
+            while self._kept_bytes > _MOST_BYTES:
+                self._drop(next(iter(self._kept)))
+        return reply
+
+    @property
+    def number(self) -> int:
+        """Return the number of the last change that was noticed."""
+        return self._number
+
+    def _given_before(self, key: _Key, job: str) -> Reply | None:
+        found = self._given.get((key, job))
+        return found[0] if found is not None and self._clock() - found[1] < JOB_S else None
+
+    def _give(self, key: _Key, job: str, answers: ShapeAnswers) -> Reply:
+        reply = answers.reply(job)
+        if job:
+            now_s = self._clock()
+            self._given.pop((key, job), None)  # the newest are last
+            self._given[key, job] = (reply, now_s)
+            while len(self._given) > _MOST_JOBS or now_s - self._given[next(iter(self._given))][1] >= JOB_S:
+                del self._given[next(iter(self._given))]
+        return reply
+
+    def _drop(self, key: _Key) -> None:
+        if (kept := self._kept.pop(key, None)) is not None:
+            self._kept_bytes -= kept[1]
+
+    async def notice_changes(self) -> None:
         """Look for changes where the last look is too old, but wait for it only so long."""
         now_s = self._clock()
         if self._look is None:
@@ -133,17 +215,60 @@ class AnswersMiddleware:
                 self._number, self._seen_s = news.number, began_s
                 self._changed.update(dict.fromkeys(news.pairs, news.number))
                 if news.pairs:
-                    for key in [key for key, answer in self._kept.items() if _touches(news.pairs, answer.pair)]:
+                    for key in [key for key, (kept, _) in self._kept.items() if _touches(news.pairs, kept.pair)]:
                         self._drop(key)
         finally:
             self._look = None
 
-    async def _make(
-        self, key: tuple[bytes, bytes, str], cluster: bytes, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        """Pass the request on, and keep its answer if it is a good one."""
-        self._making[key] = made = asyncio.get_running_loop().create_future()
-        number, seen_s, start, body, answer = self._number, self._seen_s, None, bytearray(), None
+
+class AnswersMiddleware:
+    """Give each request for a job's environment the kept answer, or let one request make those of its shape.
+
+    The route leaves the answers of the shape in the scope, under `MADE`.
+    """
+
+    def __init__(self, app: ASGIApp, *, answers: Answers) -> None:
+        self.app = app
+        self._answers = answers
+        self._making: dict[_Key, asyncio.Future[bool]] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer from what is kept, or pass the request on."""
+        if scope["type"] != "http" or scope["method"] != "GET":
+            await self.app(scope, receive, send)
+            return
+        path = scope.get("raw_path") or scope["path"].encode()
+        found = _ENV.fullmatch(path.partition(b"?")[0].removeprefix(scope.get("root_path", "").encode()))
+        # A key of other clusters is told what the route tells it.
+        is_seen = found is not None and may_see(scope, unquote(found[1].decode("latin-1")))
+        if not is_seen or (asked := split_job(scope["query_string"])) is None:
+            await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        key, job, if_none_match = (path, asked[0], headers.get("accept", "")), asked[1], headers.get("if-none-match")
+        await self._answers.notice_changes()
+        if (reply := self._find(key, job)) is not None:
+            note(scope, kept=True)
+            await _send(reply, job, send, if_none_match, self._answers.age_s() or 0.0)
+            return
+        if key not in self._making:
+            await self._make(key, job, scope, receive, send)
+            return
+        await asyncio.shield(self._making[key])
+        if (reply := self._find(key, job)) is not None:
+            await _send(reply, job, send, if_none_match, 0.0)
+        else:  # it was an error: each request has its own, with its id
+            await self.app(scope, receive, send)
+
+    def _find(self, key: _Key, job: str) -> Reply | None:
+        with contextlib.suppress(NccltError):  # the route says so, if it is still true
+            return self._answers.find(key, job)
+        return None
+
+    async def _make(self, key: _Key, job: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, keep the answers of its shape, and send that of the job."""
+        self._making[key] = done = asyncio.get_running_loop().create_future()
+        number, made, start, body = self._answers.number, [], None, bytearray()
         whole = [(name, value) for name, value in scope["headers"] if name != b"if-none-match"]
 
         async def collect(message: Message) -> None:
@@ -153,111 +278,35 @@ class AnswersMiddleware:
             else:
                 body.extend(message.get("body", b""))
 
+        reply: Reply | None = None
         try:
-            await self.app({**scope, "headers": whole}, receive, collect)
+            await self.app({**scope, "headers": whole, MADE: made}, receive, collect)
             assert start is not None, "an application answers or raises"
             if start["status"] == 200:
-                answer = self._answer(key, cluster, start["headers"], bytes(body))
-                changed = max(self._changed.get(pair, 0) for pair in (answer.pair, ("", answer.pair[1])))
-                if seen_s is not None and changed <= number:
-                    self._keep(key, answer)
+                reply = self._answers.keep(key, job, made[0], number=number)
         finally:
             del self._making[key]
-            made.set_result(answer)
-        if answer is not None:
-            await _send(answer, send, Headers(scope=scope).get("if-none-match"), 0.0)
+            done.set_result(reply is not None)
+        if reply is not None:
+            await _send(reply, job, send, Headers(scope=scope).get("if-none-match"), 0.0)
             return
         await send(start)
         await send({"type": "http.response.body", "body": bytes(body)})
-
-    @staticmethod
-    def _answer(key: tuple[bytes, bytes, str], cluster: bytes, headers: _Headers, body: bytes) -> _Answer:
-        model = parse_qs(key[1].decode("latin-1")).get("model", [""])[-1]
-        pair = (unquote(cluster.decode("latin-1")), model)
-        return _Answer(pair=pair, headers=headers, etag=Headers(raw=headers)["etag"], body=body)
-
-    def _keep(self, key: tuple[bytes, bytes, str], answer: _Answer) -> None:
-        self._drop(key)
-        self._kept[key] = answer
-        self._kept_bytes += _size(answer)
-        while self._kept_bytes > _MOST_BYTES:
-            self._drop(next(iter(self._kept)))
-
-    def _drop(self, key: tuple[bytes, bytes, str]) -> None:
-        if (answer := self._kept.pop(key, None)) is not None:
-            self._kept_bytes -= _size(answer)
-
-
-class WaitMiddleware:
-    """Hold a request with `wait=SECONDS` for a job's environment until its answer is another than the client has.
-
-    The client names what it has by If-None-Match or `etag`. A refusal is answered at once, and after the wait a 304.
-    """
-
-    def __init__(self, app: ASGIApp, *, look_s: float = FRESH_S) -> None:
-        self.app = app
-        self._look_s = look_s
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Ask for the answer until it is news, the time is over, or the client has gone."""
-        if scope["type"] != "http" or b"wait=" not in scope["query_string"]:
-            await self.app(scope, receive, send)
-            return
-        asked = parse_qsl(scope["query_string"].decode("latin-1"), True)
-        wait, etag = dict(asked).get("wait", ""), dict(asked).get("etag", "")
-        # Any other `wait` is the route's, which refuses it.
-        if not re.fullmatch("[0-9]{1,2}", wait) or int(wait) > MOST_WAIT_S or not scope["path"].endswith("/env"):
-            await self.app(scope, receive, send)
-            return
-        rest = urlencode([(name, value) for name, value in asked if name not in ("wait", "etag")]).encode()
-        headers = list(scope["headers"])
-        if etag:
-            headers = [(name, value) for name, value in headers if name != b"if-none-match"]
-            headers.append((b"if-none-match", f'"{etag.strip(chr(34))}"'.encode("latin-1")))
-        until_s = time.monotonic() + int(wait)
-        gone = asyncio.create_task(_disconnected(receive))
-        try:
-            while not gone.done():
-                messages: list[Message] = []
-
-                async def collect(message: Message, messages: list[Message] = messages) -> None:
-                    messages.append(message)
-
-                await self.app({**scope, "query_string": rest, "headers": headers}, _nothing, collect)
-                left_s = until_s - time.monotonic()
-                if messages[0]["status"] != 304 or left_s <= 0:
-                    for message in messages:
-                        await send(message)
-                    return
-                await asyncio.wait({gone}, timeout=min(left_s, self._look_s))
-        finally:
-            gone.cancel()
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _nothing() -> Message:
-    return {"type": "http.request", "body": b"", "more_body": False}
-
-
-def _size(answer: _Answer) -> int:
-    return len(answer.body) + _ENTRY_BYTES
 
 
 def _touches(pairs: frozenset[tuple[str, str]], pair: tuple[str, str]) -> bool:
     return pair in pairs or ("", pair[1]) in pairs
 
 
-async def _send(answer: _Answer, send: Send, if_none_match: str | None, age_s: float) -> None:
-    headers, body, status = answer.headers, answer.body, 200
-    if age_s:
-        headers = [*headers, (b"age", b"%d" % age_s), (b"warning", b'110 ncclt "Response is Stale"')]
-    if is_known(answer.etag, if_none_match):
-        status, body = 304, b""
-        headers = [(name, value) for name, value in headers if name not in (b"content-length", b"content-type")]
+async def _send(reply: Reply, job: str, send: Send, if_none_match: str | None, age_s: float) -> None:
     # The list is the answer's own: a middleware around this one adds its headers to a copy.
-    await send({"type": "http.response.start", "status": status, "headers": list(headers)})
+    headers, body, status = [*reply.headers], b"", 304
+    if age_s:
+        headers += [(b"age", b"%d" % age_s), (b"warning", b'110 ncclt "Response is Stale"')]
+    if is_known(reply.etag, if_none_match):
+        headers = [(name, value) for name, value in headers if name != b"content-type"]
+    else:
+        body, status = finish_answer(reply, job), 200
+        headers.append((b"content-length", b"%d" % len(body)))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -18,8 +18,8 @@ from ncclt.errors import StoreError, UsageError
 from ncclt.store import open_store
 from ncclt.store.location import locate
 from ncclt.store.store import Store
-from ncclt_api.access import AccessMiddleware, forbidden
-from ncclt_api.answers import FRESH_S, AnswersMiddleware, WaitMiddleware
+from ncclt_api.access import AccessMiddleware, declared_role, forbidden
+from ncclt_api.answers import FRESH_S, Answers, AnswersMiddleware
 from ncclt_api.large_answers import LargeAnswers, LargeAnswersMiddleware
 from ncclt_api.middleware import BodyLimitMiddleware, HeadMiddleware, RequestIdMiddleware, SecurityHeadersMiddleware
 from ncclt_api.pages.study_page import StudyPages
@@ -98,6 +98,7 @@ def create_app(
     Raises:
         UsageError: the secret is too short.
         StoreError: at start, as for `open_service_store`.
+        TypeError: a route declares no role.
     """
     sessions = Sessions(session_secret)
     large_answers = (
@@ -129,34 +130,38 @@ def create_app(
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
-        openapi_url="/v1/openapi.json",
+        openapi_url=None,  # a route of ours, which needs a key
     )
     app.state.public_url, app.state.sessions = public_url, sessions
     app.state.has_users = users is not None
     app.state.figures = Figures(lambda: app.state.store, lambda: jobs.open_queue(app.state))
     app.state.tickets = Tickets(lambda: app.state.store)
     app.state.study_pages = StudyPages(lambda: app.state.store)
+    app.state.answers = Answers(lambda: app.state.store, fresh_s=fresh_s)
     app.state.optuna_dashboard_url = optuna_dashboard_url
     app.state.large_answers, app.state.jobs = large_answers, None
+    public: set[tuple[str, str]] = set()
     for router in (
         health.router, client_file.router, catalogue.clusters, env.router, catalogue.workloads, studies.router,
         recommendations.router, attestations.router, life.router, life.rules, rollouts.router,
         jobs.router, uploads.router, overview_pages.router, pages.router,
         recommendation_pages.router, job_pages.router, sign_in_pages.router,
     ):  # fmt: skip
+        for route in router.routes:
+            if declared_role(route) is None:
+                public |= {(method, route.path) for method in route.methods}
         app.include_router(router)
     app.mount("/assets", StaticFiles(directory=_ASSETS), name="assets")
     add_problem_handlers(app)
     app.add_exception_handler(Forbidden, forbidden)
     # The middleware added last is the outermost.
-    app.add_middleware(AnswersMiddleware, store=lambda: app.state.store, fresh_s=fresh_s)
-    app.add_middleware(WaitMiddleware)
+    app.add_middleware(AnswersMiddleware, answers=app.state.answers)
     if large_answers:
         app.add_middleware(LargeAnswersMiddleware, large=large_answers)
     if not is_checked:
         app.add_middleware(
             AccessMiddleware, store=lambda: app.state.store, fresh_s=fresh_s, sessions=sessions, hosts=hosts,
-            users=ProxyUsers(users, log=log) if users else None,
+            public=public, users=ProxyUsers(users, log=log) if users else None,
         )  # fmt: skip
     app.add_middleware(BodyLimitMiddleware)
     app.add_middleware(GZipMiddleware, minimum_size=_LEAST_ZIPPED_BYTES)

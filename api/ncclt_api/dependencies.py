@@ -12,39 +12,45 @@ from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.recommendation import Recommendation
 from ncclt.core.study import Study
 from ncclt.store.store import Store
-from ncclt_api.access import require_cluster
+from ncclt.store.visible import VisibleStore
+from ncclt_api.access import key_of
 
 MOST_NUMBER = 2**31 - 2
 """Of a request that is given to a database: a column holds no larger one, also not the next."""
 
 
-def current_store(request: Request) -> Store:
-    """Return the store of the application that serves the request."""
+def current_store(request: Request) -> VisibleStore:
+    """Return the store as the key of the request may see it."""
+    key = key_of(request)
+    return VisibleStore(request.app.state.store, key.clusters if key else ())
+
+
+CurrentStore = Annotated[VisibleStore, Depends(current_store)]
+
+
+def whole_store(request: Request) -> Store:
+    """Return the store with everything, for public routes: probes and the sign-in."""
     store: Store = request.app.state.store
     return store
 
 
-CurrentStore = Annotated[Store, Depends(current_store)]
+WholeStore = Annotated[Store, Depends(whole_store)]
 
 
-def permitted_study(id: str, store: CurrentStore, request: Request) -> Study:
-    """Return the study of a path; its cluster must be one that the key of the request is for."""
-    study = store.study(id)
-    require_cluster(request, study.cluster.name)
-    return study
+def current_study(id: str, store: CurrentStore) -> Study:
+    """Return the study of a path."""
+    return store.study(id)
 
 
-PermittedStudy = Annotated[Study, Depends(permitted_study)]
+CurrentStudy = Annotated[Study, Depends(current_study)]
 
 
-def permitted_recommendation(id: str, store: CurrentStore, request: Request) -> Recommendation:
-    """Return the recommendation of a path; its cluster must be one that the key of the request is for."""
-    found = store.recommendation(id)
-    require_cluster(request, found.cluster)
-    return found
+def current_recommendation(id: str, store: CurrentStore) -> Recommendation:
+    """Return the recommendation of a path."""
+    return store.recommendation(id)
 
 
-PermittedRecommendation = Annotated[Recommendation, Depends(permitted_recommendation)]
+CurrentRecommendation = Annotated[Recommendation, Depends(current_recommendation)]
 
 
 class StrictQuery(BaseModel):

@@ -8,11 +8,12 @@ leaves to its users is to find out which worker is dead: `JobWorkers` of the sto
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import logging
 import sys
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -93,6 +94,7 @@ class JobQueue:
     def __init__(self, storage: str) -> None:
         logging.getLogger("dbos").setLevel(logging.ERROR)
         self._file = queue_file(storage)
+        self._seen: frozenset[str] = frozenset()
         with _translated():
             # A request does not wait for the database; its caller repeats it.
             self._client = DBOSClient(
@@ -109,6 +111,12 @@ class JobQueue:
     def close(self) -> None:
         """Close every connection."""
         self._client.destroy()
+
+    def visible_to(self, clusters: Collection[str]) -> JobQueue:
+        """Return this queue bound to some clusters, empty = all: the jobs of others are not found."""
+        bound = copy.copy(self)
+        bound._seen = frozenset(clusters)
+        return bound
 
     def submit(self, job: TuningJob) -> tuple[JobStatus, bool]:
         """Queue a job, once: the job of the same id is returned instead if there is one, and whether it is new.
@@ -165,9 +173,13 @@ class JobQueue:
         while len(found) < offset + limit:
             page = self._listed(
                 name=_WORKFLOW, status=named or None, sort_desc=True, limit=_PAGE, offset=start,
-                queue_name=None if cluster is None else _queue_of(cluster),
             )  # fmt: skip
-            found += [one for one in map(_status_of, page) if state is None or one.state is state]
+            # A cancelled job is in no queue any more, so that DBOS cannot look for a cluster's.
+            found += [
+                one
+                for one in map(_status_of, page)
+                if self._is_visible(one) and cluster in (None, one.job.cluster) and state in (None, one.state)
+            ]
             start += _PAGE
             if len(page) < _PAGE:
                 break
@@ -282,7 +294,10 @@ class JobQueue:
 
     def _find(self, id: str) -> JobStatus | None:
         rows = self._listed(workflow_ids=[id], name=_WORKFLOW)
-        return _status_of(rows[0]) if rows else None
+        return next((one for one in map(_status_of, rows) if self._is_visible(one)), None)
+
+    def _is_visible(self, found: JobStatus) -> bool:
+        return not self._seen or found.job.cluster in self._seen
 
     def _listed(self, **which: Any) -> list[WorkflowStatus]:
         if self._file is not None and not self._file.exists():

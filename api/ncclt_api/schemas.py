@@ -26,6 +26,7 @@ class Health(AnswerModel):
     status: str
     version: str
     migration: str | None = Field(default=None, description="revision of the store's tables")
+    away: list[str] = Field(default=[], description="what is missing while jobs are given the answers that are kept")
 
 
 class FieldProblem(AnswerModel):

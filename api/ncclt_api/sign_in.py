@@ -8,10 +8,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
-from urllib.parse import urlencode
 
 from fastapi import Depends, Form, Request
 from itsdangerous import BadSignature, URLSafeTimedSerializer
@@ -126,18 +124,9 @@ class Visitor:
         return self.key is None or self.key.role.includes(Role(role))
 
     @property
-    def cluster(self) -> str:
-        """Return the cluster that lists are confined to at first; empty = all."""
-        return self.key.clusters[0] if self.key and self.key.clusters else ""
-
-    def visible(self, clusters: Iterable[str]) -> list[str]:
-        """Return those clusters that the visitor may see."""
-        return [one for one in clusters if self.key is None or not self.key.clusters or one in self.key.clusters]
-
-    @property
-    def query(self) -> str:
-        """Return that as the query of an address."""
-        return "?" + urlencode({"cluster": self.cluster}) if self.cluster else ""
+    def sees_all(self) -> bool:
+        """Return whether the visitor may see all clusters."""
+        return self.key is None or not self.key.clusters
 
 
 def visitor(request: Request) -> Visitor:

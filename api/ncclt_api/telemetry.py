@@ -8,12 +8,12 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -95,9 +95,24 @@ class Figures:
             self._served[key] = self.served.labels(decision, origin, "yes" if kept else "no")
         self._served[key].inc()
 
-    def text(self) -> bytes:
-        """Return all figures in the text format of Prometheus."""
-        return generate_latest(self.registry)
+    def text(self, *, clusters: Collection[str] = ()) -> bytes:
+        """Return the figures in the text format of Prometheus: all, or those of some clusters alone."""
+        return generate_latest(_OfClusters(self.registry, clusters) if clusters else self.registry)
+
+
+class _OfClusters(CollectorRegistry):
+    """The figures of a registry that are of some clusters."""
+
+    def __init__(self, registry: CollectorRegistry, clusters: Collection[str]) -> None:
+        super().__init__()
+        self._whole, self._clusters = registry, clusters
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the samples with the label of one of the clusters."""
+        for family in self._whole.collect():
+            family.samples = [one for one in family.samples if one.labels.get("cluster") in self._clusters]
+            if family.samples:
+                yield family
 
 
 class _Rows(Collector):

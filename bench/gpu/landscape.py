@@ -2,15 +2,14 @@
 
     python bench/gpu/landscape.py --output FOLDER [--model bert] [--minutes 8] [--buffsizes 1048576,8388608]
 
-Writes FOLDER/landscape.csv, which `ncclt tune --landscape` reads, and FOLDER/landscape.json with where it comes from
-and what failed. Both are whole at any time; the same command goes on where it was cut off. All settings are measured in
-one process that lives on, the default again and again between them.
+Writes FOLDER/landscape.csv and .toml, which `ncclt tune --landscape` reads, and FOLDER/landscape.json with where it
+comes from and what failed. All are whole at any time; the same command goes on where it was cut off. All settings are
+measured in one process that lives on, the default again and again between them.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import io
 import json
 import os
@@ -19,6 +18,7 @@ import random
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -28,13 +28,15 @@ from typing import Any
 from live import LiveRanks, Place, add_options, place_of
 
 from ncclt.core.algorithms import choices, is_legal
-from ncclt.core.message import Message, format_bytes
+from ncclt.core.cluster import Cluster
+from ncclt.core.cluster_file import cluster_toml
+from ncclt.core.message import Collective, Message, format_bytes
 from ncclt.core.setting import DEFAULT, Setting
-from ncclt.core.trial import Outcome, TrialResult
+from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.core.workload import Workload
 from ncclt.errors import NccltError, UsageError
 from ncclt.measure.simulated import load_landscape
-from ncclt.measure.simulated.landscape_rows import OPTIONAL, REQUIRED
+from ncclt.measure.simulated.landscape_rows import LandscapeRow, read_rows, write_rows
 from ncclt.store.shipped import profiles_folder, shipped_workloads
 
 MIB = 1 << 20
@@ -104,16 +106,19 @@ def turns(settings: Sequence[Setting], done: dict[str, int], *, rounds: int, see
 
 
 class Recording:
-    """The two files, and what is in them.
+    """Three files, and their content.
 
     Args:
-        folder: where they lie.
+        folder: of the files.
+        cluster: of all measurements.
         about: what every measurement in them has in common.
     """
 
-    def __init__(self, folder: Path, about: dict[str, Any]) -> None:
-        self._csv, self._json = folder / "landscape.csv", folder / "landscape.json"
-        self._rows: list[dict[str, Any]] = []
+    def __init__(self, folder: Path, cluster: Cluster, about: dict[str, Any]) -> None:
+        self._csv, self._json, self._toml = (folder / f"landscape.{kind}" for kind in ("csv", "json", "toml"))
+        self._cluster = cluster
+        self._rows: list[LandscapeRow] = []
+        self._points: Counter[tuple[Setting, Collective, str, int]] = Counter()
         self.about = about
         self.launches: dict[str, int] = {}
         self.failures: dict[str, str] = {}
@@ -122,30 +127,40 @@ class Recording:
             self._resume()
 
     def keep(self, setting: Setting, result: TrialResult, issue_us: dict[Message, float]) -> None:
-        """Add a launch; both files are replaced as a whole."""
-        self.launches[setting.digest()] = number = self.launches.get(setting.digest(), 0) + 1
+        """Add a launch; files are replaced as a whole."""
+        self.launches[setting.digest()] = self.launches.get(setting.digest(), 0) + 1
         if result.outcome is not Outcome.OK:
             self.failures[setting.label] = f"{result.outcome}: {result.detail}"
         for measured in result.measurements:
-            self._rows.append(self._row(setting, measured, number, len(measured.samples_us)))
+            if not measured.wrong:
+                self._add(self._row(setting, measured))
             if issue_us[measured.message] > HOST_BOUND * measured.time_us:
                 label = f"{measured.message.collective} {measured.message.size_bytes}"
                 self._host_bound[label] = self._host_bound.get(label, 0) + 1
         self._write()
 
-    def _row(self, setting: Setting, measured: Any, number: int, samples: int) -> dict[str, Any]:
-        message, forced = measured.message, dict(setting.parameters)
-        remarks = [f"run {number}", f"median of {samples} samples"]
-        if measured.wrong:
-            remarks.append(f"WRONG={measured.wrong}")
-        return {
-            **{column: self.about.get(column, "") for column in (*REQUIRED, *OPTIONAL)},
-            "collective": message.collective.value, "dtype": message.dtype, "size_bytes": message.size_bytes,
-            "algo": setting.algorithm or "", "proto": setting.protocol or "", "nchannels": setting.channels or "",
-            "buffsize": forced.get("BUFFSIZE", ""), "nthreads": "", "other_env": "; ".join(remarks),
-            "time_us": f"{measured.time_us:.2f}", "algbw_gbps": f"{message.algbw_gbps(measured.time_us):.4f}",
-            "busbw_gbps": f"{measured.busbw_gbps:.4f}", "in_place": "0", "licence": LICENCE,
-        }  # fmt: skip
+    def _row(self, setting: Setting, measured: Measurement) -> LandscapeRow:
+        message = measured.message
+        return LandscapeRow(
+            system=self.about["system"],
+            gpus=self._cluster.world_size,
+            nodes=self._cluster.nodes,
+            gpus_per_node=self._cluster.gpus_per_node,
+            nccl_version=str(self._cluster.version),
+            collective=message.collective,
+            dtype=message.dtype,
+            size_bytes=message.size_bytes,
+            setting=setting,
+            time_us=round(measured.time_us, 2),
+            in_place=False,
+            source=self.about["source"],
+        )
+
+    def _add(self, row: LandscapeRow) -> None:
+        """Add a row with the number of its repetition."""
+        point = (row.setting, row.collective, row.dtype, row.size_bytes)
+        self._points[point] += 1
+        self._rows.append(replace(row, repetition=self._points[point]))
 
     def _resume(self) -> None:
         known = json.loads(self._json.read_text())
@@ -157,14 +172,14 @@ class Recording:
         self.about["source"] = known["about"]["source"]
         self.launches, self.failures = known["launches"], known["failures"]
         self._host_bound = known["host_bound_rows"]
-        with self._csv.open(newline="") as file:
-            self._rows = list(csv.DictReader(file))
+        for row in read_rows(self._csv, is_growing=True):
+            self._add(row)
 
     def _write(self) -> None:
         table = io.StringIO()
-        writer = csv.DictWriter(table, [*REQUIRED, *OPTIONAL], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(self._rows)
+        write_rows(self._rows, table)
+        sources = (self.about["source"], f"licence: {LICENCE}")
+        _replace(self._toml, cluster_toml(replace(self._cluster, sources=sources)))
         _replace(self._csv, table.getvalue())
         document = {
             "about": self.about, "launches": self.launches, "failures": self.failures,
@@ -227,7 +242,7 @@ def channels_found(place: Place) -> int:
 
 def table(path: Path, messages: Sequence[Message]) -> str:
     """Return per message the default's time and the best setting's."""
-    landscape = load_landscape(path, {})
+    landscape = load_landscape(path)
     lines = [f"{'message':34}{'default':>12}{'best':>12}  setting"]
     for message in messages:
         # A pair that a collective lacks leaves it to NCCL: such a row is one more of the default.
@@ -260,7 +275,7 @@ def record(options: argparse.Namespace, started: float) -> str:
         if not messages:
             raise UsageError(f"none of the messages of {workload.name} can be measured here", hint="see --largest")
         settings = grid(messages, ranks, most_channels=channels, buffsizes=options.buffsizes)
-        recording = Recording(options.output, about(ranks, channels))
+        recording = Recording(options.output, cluster, about(ranks, channels))
         for setting in turns(settings, recording.launches, rounds=options.rounds, seed=options.seed):
             if time.monotonic() - started > 60 * options.minutes:
                 print("the time is over", file=sys.stderr)

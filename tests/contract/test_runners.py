@@ -8,6 +8,7 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.setting import Setting
 from ncclt.core.trial import Runner
 from ncclt.measure.simulated import ReplayRunner, SimulatedRunner, load_landscape
+from ncclt.testing.landscapes import write_landscape
 from runner_contract import RunnerContract
 
 PAIR = Cluster(
@@ -15,13 +16,12 @@ PAIR = Cluster(
     nccl_version="2.28.9",
 )  # fmt: skip
 
-TABLE = """\
-system,gpus,nodes,collective,size_bytes,algo,proto,nchannels,time_us
-box of 2 L40S,2,1,all_reduce,4096,,,,10.5
-box of 2 L40S,2,1,all_reduce,1048576,,,,90
-box of 2 L40S,2,1,all_reduce,4096,Ring,LL,,9.5
-box of 2 L40S,2,1,all_reduce,1048576,Ring,LL,,180
-"""
+ROWS = [
+    {"gpus_per_node": 2, "size_bytes": size, "algo": algo, "proto": proto, "time_us": time_us}
+    for size, algo, proto, time_us in (
+        (4096, "", "", 10.5), (1 << 20, "", "", 90), (4096, "ring", "ll", 9.5), (1 << 20, "ring", "ll", 180)
+    )
+]  # fmt: skip
 
 
 class TestSimulatedRunner(RunnerContract):
@@ -32,11 +32,10 @@ class TestSimulatedRunner(RunnerContract):
 class TestReplayRunner(RunnerContract):
     @pytest.fixture(autouse=True)
     def _table(self, tmp_path: Path) -> None:
-        self.path = tmp_path / "recorded.csv"
-        self.path.write_text(TABLE)
+        self.path = write_landscape(tmp_path / "recorded.csv", ROWS)
 
     def runner(self) -> Runner:
-        return ReplayRunner(load_landscape(self.path, {}), seed=1)
+        return ReplayRunner(load_landscape(self.path), seed=1)
 
     def impossible(self) -> Setting:
         return Setting(channels=3)

@@ -12,6 +12,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from ncclt.testing.landscapes import write_landscape
+
 SHAPE = ("--nodes", "2", "--gpus-per-node", "4", "--nccl-version", "2.22.3")
 NAMES = ("--cluster", "leonardo", "--model", "nasnetmobile")
 TUNE = ("tune", "--model", "nasnetmobile", "--cluster", "leonardo", "--nodes", "2", "--trials", "6", "--quiet")
@@ -85,16 +87,15 @@ ENDS = [
 
 def landscape(path, faster):
     """Write a recording in which ring with one protocol takes four fifths of the default's time, at every size."""
-    names = "system,gpus,nodes,gpus_per_node,nccl_version,collective,dtype,size_bytes,algo,proto,nchannels,other_env"
-    lines = [f"{names},time_us,busbw_gbps,in_place,source,licence"]
+    rows = []
     for size in (1 << power for power in range(12, 30)):
         time_us = 50 + size / 1e5
-        for protocol, share in (("", 1.0), ("LL", 1.1), ("LL128", 1.0), ("Simple", 1.0)):
-            setting = f"{'Ring' if protocol else ''},{protocol},{8 if protocol else ''}"
-            taken = time_us * (0.8 if protocol and protocol == faster else share)
-            place = f"Made Up Box,8,2,4,2.28.9,all_reduce,float,{size},{setting},spread 1%"
-            lines.append(f"{place},{taken:.2f},1,1,a test,none")
-    path.write_text("\n".join(lines) + "\n")
+        for protocol, share in (("", 1.0), ("ll", 1.1), ("ll128", 1.0), ("simple", 1.0)):
+            taken = time_us * (0.8 if protocol and protocol == faster.lower() else share)
+            forced = {"algo": "ring", "proto": protocol, "nchannels": 8} if protocol else {}
+            shape = {"system": "Made Up Box", "nodes": 2, "gpus_per_node": 4, "in_place": True}
+            rows.append({**shape, **forced, "size_bytes": size, "time_us": round(taken, 2), "spread": 0.01})
+    write_landscape(path, rows)
 
 
 @pytest.mark.parametrize(("faster", "effort", "form"), ENDS)

@@ -122,25 +122,19 @@ def test_a_finished_study_spends_nothing_and_continue_adds_launches_and_a_proof_
 
 def test_a_real_trace_is_tuned_on_a_real_landscape(ncclt, shared_data):
     trace = shared_data / "traces" / "kineto_hta" / "nccl_parser_config__nccl_data.json.gz"
-    landscape = shared_data / "measurements" / "l40s_a100_cs244c.csv"
     ncclt("profile", "import", trace, "--name", "mine", *STORE)
-    replay = ("tune", "--model", "mine", "--launcher", "replay", "--landscape", landscape, "--trials", "6", *STORE)
-
-    choices = ncclt(*replay, rc=1)
-    assert "--where 'system=L40S server Stanford FarmShare oat' --where gpus=4" in choices.stderr
-
-    done = ncclt(*replay, "--where", "gpus=4", "--where", "system=L40S*", "--json")
-    document = json.loads(done.stdout)
+    words = ("tune", "--model", "mine", "--launcher", "replay", "--cluster", "l40s-1x4", "--trials", "6", "--json")
+    document = json.loads(ncclt(*words, *STORE).stdout)
     assert document["simulated"] is False
     assert document["launcher"] == "replay"
-    assert document["cluster"] == "l40s-server-stanford-farmshare-oat"
+    assert document["cluster"] == "l40s-1x4"
     assert all(m["interpolated"] for m in document["messages"])
     env = ncclt(
         "env", "--cluster", document["cluster"], "--model", "mine", *shape_of(document), *STORE, "--allow", "recorded"
     ).stdout
-    assert "# recorded: L40S server Stanford FarmShare oat, github yumibyte/CS244C-Research@61d4dbe" in env
+    assert "# recorded: L40S server, 4 GPUs, PCIe 4, github.com/yumibyte/CS244C-Research" in env
     assert "export NCCLT_RECORDED=1" in env
-    assert document["label"].startswith("recorded: L40S server Stanford FarmShare oat, ")
+    assert document["label"].startswith("recorded: L40S server, 4 GPUs, PCIe 4, ")
     assert any("nothing was launched" in note for note in document["notes"])
     assert any("broadcast" in note and "outside the landscape" in note for note in document["notes"])
 

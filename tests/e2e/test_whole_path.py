@@ -49,7 +49,7 @@ class Site:
         self._http = httpx2.Client(base_url=url, timeout=30, trust_env=False)
         self._secrets = {
             role: ncclt("keys", "create", "--role", role).stdout.strip()
-            for role in ("admin", "tune", "approve", "report", "read")
+            for role in ("admin", "tune", "approve", "env", "read")
         }
 
     def __call__(self, role, method, path, **more):
@@ -161,9 +161,9 @@ def test_from_a_request_to_a_roll_back_and_a_refusal(site, url):
     assert answers[0].headers["x-ncclt-recorded"] == "true"
 
     attestation = attestation_of(url, first)
-    assert site("report", "POST", "/v1/attestations", json=attestation).status_code == 422, "it lacks the job's ticket"
+    assert site("env", "POST", "/v1/attestations", json=attestation).status_code == 422, "it lacks the job's ticket"
     proof = {"ticket": site.given("job 0").json()["ticket"]}
-    told = site("report", "POST", "/v1/attestations", json=attestation | proof)
+    told = site("env", "POST", "/v1/attestations", json=attestation | proof)
     assert told.status_code == 201, told.text
     (kept,) = site("read", "GET", "/v1/attestations", params={"recommendation": first}).json()["items"]
     assert kept["recommendation"] == first
@@ -180,7 +180,7 @@ def test_from_a_request_to_a_roll_back_and_a_refusal(site, url):
         slower = 1.1 if given["recommendation"] == second else 1.0
         time_ = {"rollout": given["rollout"], "job": job, "recommendation": given["recommendation"], "steps": 20}
         time_ |= {"ticket": given["ticket"], "step_us": 10 * slower}
-        said = site("report", "POST", "/v1/step-times", json=time_)
+        said = site("env", "POST", "/v1/step-times", json=time_)
         assert said.status_code == 200, said.text
         state = said.json()["state"]
     assert state == "lost"

@@ -1,7 +1,7 @@
-/* The plugin's table parser against any input: libFuzzer's target, and without libFuzzer a driver of its own.
+/* The plugin's readers of tables against any input: libFuzzer's target, and without libFuzzer a driver of its own.
  *
  *   clang -std=c11 -D_POSIX_C_SOURCE=200809L -g -O1 -fsanitize=fuzzer,address,undefined -Iplugin \
- *     plugin/table.c tests/fuzz/fuzz_table.c -o fuzz_table && ./fuzz_table -max_total_time=600 corpus/
+ *     plugin/table.c plugin/trusted.c tests/fuzz/fuzz_table.c -o fuzz_table && ./fuzz_table -max_total_time=600 corpus/
  *   gcc   ... -fsanitize=address,undefined -DNCCLT_FUZZ_DRIVER ... && ./fuzz_table ROUNDS SEEDFILE...
  *
  * The driver changes bytes, cuts, joins and repeats the seeds. It knows nothing of coverage: use clang to search long. */
@@ -13,25 +13,35 @@
 
 int LLVMFuzzerTestOneInput(const unsigned char *data, size_t size);
 
+/* What was read must be in order, disjoint, and found at both ends. */
+static void check(struct ncclt_table *table, int failed, const char *reason) {
+  if (failed) {
+    if (!reason[0] || strlen(reason) >= NCCLT_REASON_SIZE || table->rows) abort();
+    return;
+  }
+  for (int function = 0; function < NCCL_FUNCTIONS; function++) {
+    const struct ncclt_lane *lane = &table->lanes[function];
+    for (uint32_t i = 0; i < lane->ranges; i++) {
+      if (lane->first[i] > lane->last[i] || (i && lane->first[i] <= lane->last[i - 1])) abort();
+      if (lane->choice[i].algorithm >= NCCL_ALGORITHMS || lane->choice[i].protocol >= NCCL_PROTOCOLS) abort();
+      if (lane->choice[i].channels > NCCLT_MOST_CHANNELS) abort();
+      if (ncclt_lane_find(lane, lane->first[i]) != &lane->choice[i]) abort();
+      if (ncclt_lane_find(lane, lane->last[i]) != &lane->choice[i]) abort();
+    }
+  }
+  ncclt_table_free(table);
+}
+
 int LLVMFuzzerTestOneInput(const unsigned char *data, size_t size) {
   struct ncclt_table table;
-  char reason[NCCLT_REASON_SIZE] = "";
-  if (ncclt_table_parse(&table, (const char *)data, size, 2, 16, reason)) {
-    if (!reason[0] || strlen(reason) >= sizeof reason || table.rows) abort();
-    return 0;
-  }
-  for (int function = 0; function < NCCL_FUNCTIONS; function++)
-    for (int registered = 0; registered < 2; registered++) {
-      const struct ncclt_lane *lane = &table.lanes[function][registered];
-      for (uint32_t i = 0; i < lane->ranges; i++) { /* in order, disjoint, and found at both ends */
-        if (lane->first[i] > lane->last[i] || (i && lane->first[i] <= lane->last[i - 1])) abort();
-        if (lane->choice[i].algorithm >= NCCL_ALGORITHMS || lane->choice[i].protocol >= NCCL_PROTOCOLS) abort();
-        if (lane->choice[i].channels > NCCLT_MOST_CHANNELS) abort();
-        if (ncclt_lane_find(lane, lane->first[i]) != &lane->choice[i]) abort();
-        if (ncclt_lane_find(lane, lane->last[i]) != &lane->choice[i]) abort();
-      }
-    }
-  ncclt_table_free(&table);
+  char reason[NCCLT_REASON_SIZE] = "", *text = malloc(size + 1); /* exact, so that reading behind it is seen */
+  if (!text) abort();
+  memcpy(text, data, size);
+  text[size] = 0; /* as getenv gives it */
+  check(&table, ncclt_table_parse(&table, (const char *)data, size, 2, 16, reason), reason);
+  reason[0] = 0;
+  check(&table, ncclt_table_decode(&table, text, 2, 16, reason), reason);
+  free(text);
   return 0;
 }
 

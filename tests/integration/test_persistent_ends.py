@@ -19,7 +19,8 @@ from ncclt.measure.persistent.commands import session_command
 from ncclt.measure.persistent.controller import Controller
 from ncclt.nccl.switching import SwitchCost
 from ncclt.nccl.tuner_plugin.build import build, compiler
-from ncclt.nccl.tuner_plugin.loaded import FUNCTIONS, LoadedPlugin
+from ncclt.nccl.tuner_plugin.loaded import LoadedPlugin
+from ncclt.nccl.tuner_table import FUNCTIONS
 
 pytest.importorskip("torch.distributed")
 free_port = runpy.run_path(str(Path(__file__).parents[1] / "fakes" / "ports.py"))["free_port"]

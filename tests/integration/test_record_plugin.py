@@ -17,7 +17,8 @@ RANK = """
 import os, sys
 from contextlib import ExitStack
 from pathlib import Path
-from ncclt.nccl.tuner_plugin.loaded import FUNCTIONS, LoadedPlugin
+from ncclt.nccl.tuner_plugin.loaded import LoadedPlugin
+from ncclt.nccl.tuner_table import FUNCTIONS
 plugin = LoadedPlugin(Path(os.environ["NCCL_TUNER_PLUGIN"]))
 steps = int(sys.argv[1])
 after_step = lambda: None

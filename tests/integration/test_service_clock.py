@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 from ncclt.core.api_key import ApiKey, Role, digest_of
 from ncclt.core.life import By, ClusterRules, RevisionState
 from ncclt.store import leases, open_store
-from ncclt.store.store import utc_now
+from ncclt.store.clock import utc_now
 from ncclt.testing.samples import sample_recommendation, sample_study, sample_ticket, sample_workload
 from ncclt_api.app import create_app
 

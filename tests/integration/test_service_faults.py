@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -95,7 +96,9 @@ class Api:
             return False
 
     def given(self):
-        return httpx2.get(f"{self.url}{PATH}", params=SHAPE, timeout=WITHIN_S, trust_env=False)
+        """Ask for a job that was never seen."""
+        params = {**SHAPE, "job": uuid.uuid4().hex}
+        return httpx2.get(f"{self.url}{PATH}", params=params, timeout=WITHIN_S, trust_env=False)
 
 
 SHAPE = {

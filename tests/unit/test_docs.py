@@ -82,7 +82,7 @@ def _variables_of_the_code():
                         found |= set(re.findall(r"^NCCLT_[A-Z_]*[A-Z]\Z", node.value))
                         found |= set(re.findall(r"\bexport (NCCLT_[A-Z_]*[A-Z])=", node.value))
     for path in (ROOT / "plugin").glob("*.c"):
-        found |= set(re.findall(r'variable\("(NCCLT_[A-Z_]+)"\)', path.read_text()))
+        found |= set(re.findall(r'"(NCCLT_[A-Z_]+)"', path.read_text()))
     return found | set(re.findall(r"\$\{(NCCLT_[A-Z_]+)", (ROOT / "docker-compose.yml").read_text()))
 
 

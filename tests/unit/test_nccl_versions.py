@@ -15,7 +15,8 @@ from ncclt.core.nccl_version import NcclVersion
 from ncclt.health.doctor.variables import OTHERS, REMOVED, REPLACED, is_known
 from ncclt.nccl.parameters import CATALOGUE, searchable
 from ncclt.nccl.tuner_plugin.build import compiler
-from ncclt.nccl.tuner_plugin.loaded import ALGORITHMS, API_VERSIONS, FUNCTIONS, PROTOCOLS, layout
+from ncclt.nccl.tuner_plugin.loaded import API_VERSIONS, layout
+from ncclt.nccl.tuner_table import ALGORITHMS, FUNCTIONS, PROTOCOLS
 
 ROOT = Path(__file__).parents[2]
 KNOWN = json.loads((ROOT / "docs" / "reference" / "nccl-versions.json").read_text(encoding="utf-8"))

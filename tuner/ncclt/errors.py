@@ -156,10 +156,60 @@ def in_our_words(refusal: str) -> str:
     return said
 
 
+_STORE = ("sqlalchemy", "alembic", "psycopg")
+EXTRAS: dict[str, tuple[str, ...]] = {
+    "store": _STORE,
+    "tune": (*_STORE, "optuna", "scipy", "numpy", "threadpoolctl", "detect_secrets"),
+    "api": (
+        *_STORE, "fastapi", "starlette", "pydantic", "uvicorn", "jinja2", "markupsafe", "numpy", "structlog",
+        "prometheus_client", "itsdangerous", "python_multipart",
+    ),
+    "jobs": (*_STORE, "dbos"),
+    "models": ("torch", "transformers"),
+}  # fmt: skip
+"""Extra -> the packages that it installs, by the names of their imports."""
+
+TORCH = "2.13.0"
+"""The version that ncclt is tested with, as in constraints.txt."""
+
+_CPU_TORCH = f"; for a CPU build, first pip install torch=={TORCH} --index-url https://download.pytorch.org/whl/cpu"
+
+
+def missing(package: str, extra: str = "") -> MissingDependencyError:
+    """Return the error for a package that is not installed: one sentence with the extra that installs it.
+
+    Args:
+        package: the name of its import.
+        extra: that the command needs; empty = the first that has the package, or the package itself.
+    """
+    extra = extra or next((extra for extra, packages in EXTRAS.items() if package in packages), "")
+    wanted = f"'ncclt[{extra}]'" if extra else package
+    return MissingDependencyError(
+        f"{package} is not installed: pip install {wanted}{_CPU_TORCH if package == 'torch' else ''}"
+    )
+
+
+def require_extra(extra: str) -> None:
+    """Refuse early, with the command to type, where a package of an extra is not installed.
+
+    Raises:
+        MissingDependencyError: the first that is missing.
+    """
+    from importlib.util import find_spec
+
+    for package in EXTRAS[extra]:
+        if find_spec(package) is None:
+            raise missing(package, extra)
+
+
 def described(error: Exception) -> NccltError:
     """Return an error as a sentence and a hint, whatever it is."""
     if isinstance(error, NccltError):
         return error
+    if isinstance(error, ModuleNotFoundError):
+        package = (error.name or "").partition(".")[0]
+        if any(package in packages for packages in EXTRAS.values()):
+            return missing(package)
     said = " ".join(f"{type(error).__name__}: {error}".split())[:500]
     return StoreError(f"unexpected {said}", hint="--debug shows where; please report it")
 

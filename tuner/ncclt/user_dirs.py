@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pwd
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 
 _NOBODYS = "/"
@@ -38,11 +37,20 @@ def shipped_folder() -> Path | None:
     return next((f for f in (package / "profiles_data", package.parents[1] / "profiles") if f.is_dir()), None)
 
 
-@cache
+def landscape_folder() -> Path:
+    """Return the folder of the landscapes that this user imported; it need not exist."""
+    return user_folder("XDG_DATA_HOME", ".local/share") / "ncclt" / "landscapes"
+
+
 def recorded_tables() -> Mapping[str, Path]:
-    """Return the tables of the recorded clusters that ncclt ships, by name."""
-    folder = shipped_folder()
-    return {path.stem: path for path in sorted((folder / "landscapes").glob("*.csv"))} if folder else {}
+    """Return the tables of recorded clusters by name: those that ncclt ships, then those that this user imported."""
+    shipped = shipped_folder()
+    folders = (*([shipped / "landscapes"] if shipped else []), landscape_folder())
+    found: dict[str, Path] = {}
+    for folder in folders:
+        for path in sorted(folder.glob("*.csv")):
+            found.setdefault(path.stem, path)
+    return found
 
 
 def account_name() -> str:

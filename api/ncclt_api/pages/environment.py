@@ -58,13 +58,12 @@ def _environment() -> Environment:
     return environment
 
 
-def render_page(template: str, *, confined: str = "", **values: Any) -> str:
+def render_page(template: str, **values: Any) -> str:
     """Return the HTML of one template.
 
     Args:
         template: name of its file.
-        confined: query that confines lists to the cluster of who reads the page; empty = to none.
         values: what the template shows.
     """
-    page: str = readable(_environment().get_template(template).render(confined=confined, **values))
+    page: str = readable(_environment().get_template(template).render(**values))
     return page

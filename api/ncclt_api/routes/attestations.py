@@ -8,10 +8,11 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
+from ncclt.core.api_key import Role
 from ncclt.core.attestation import Attestation
 from ncclt.core.ticket import read_ticket, shorten_name
 from ncclt.errors import InputError
-from ncclt_api.access import require_cluster
+from ncclt_api.access import needs
 from ncclt_api.attestation_schemas import AttestationDocument, AttestationList, NewAttestation
 from ncclt_api.dependencies import CurrentStore, StrictQuery
 from ncclt_api.routes import PROBLEMS
@@ -27,13 +28,15 @@ class AttestationsQuery(StrictQuery):
     limit: int = Field(20, ge=1, le=200, description="how many at most")
 
 
-@router.get("", operation_id="listAttestations", summary="What jobs reported about one recommendation, newest first")
-def list_attestations(
-    query: Annotated[AttestationsQuery, Query()], store: CurrentStore, request: Request
-) -> AttestationList:
+@router.get(
+    "",
+    operation_id="listAttestations",
+    summary="What jobs reported about one recommendation, newest first",
+    dependencies=needs(Role.READ),
+)
+def list_attestations(query: Annotated[AttestationsQuery, Query()], store: CurrentStore) -> AttestationList:
     """List the newest attestations; an unknown recommendation is an error, not an empty list."""
     known = store.recommendation(query.recommendation)
-    require_cluster(request, known.cluster)
     found = store.attestations([known.id], limit=query.limit)
     return AttestationList(items=[AttestationDocument.model_validate(one.to_document()) for one in found])
 
@@ -48,6 +51,7 @@ def list_attestations(
         409: PROBLEMS[404] | {"description": "the job was attested before, with another finding"},
         413: PROBLEMS[404] | {"description": "longer than any attestation"},
     },
+    dependencies=needs(Role.ENV),
 )
 def add_attestation(
     body: NewAttestation, store: CurrentStore, request: Request, response: Response
@@ -55,7 +59,6 @@ def add_attestation(
     """Keep one attestation, as `ncclt attest --json` prints it, with the ticket of its job."""
     document = body.model_dump(mode="json", by_alias=True, exclude={"ticket"})
     known = store.recommendation(body.recommendation)
-    require_cluster(request, known.cluster)
     if (known.cluster, known.model) != (body.cluster, body.model):
         raise InputError(
             f"the recommendation {known.id} is for {known.model} on {known.cluster}",

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
+from ncclt.core.api_key import Role
 from ncclt.core.cluster import Cluster
 from ncclt.core.workload import Workload
+from ncclt_api.access import needs
 from ncclt_api.dependencies import CurrentStore
 from ncclt_api.documents import cluster_document, workload_document
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.schemas import CatalogueCluster, CatalogueWorkload, ClusterList, WorkloadList
 
-clusters = APIRouter(prefix="/v1/clusters", tags=["clusters"], responses=PROBLEMS)
-workloads = APIRouter(prefix="/v1/workloads", tags=["workloads"], responses=PROBLEMS)
+clusters = APIRouter(prefix="/v1/clusters", tags=["clusters"], responses=PROBLEMS, dependencies=needs(Role.READ))
+workloads = APIRouter(prefix="/v1/workloads", tags=["workloads"], responses=PROBLEMS, dependencies=needs(Role.READ))
 
 
 @clusters.get("", operation_id="listClusters", summary="All clusters, by name")

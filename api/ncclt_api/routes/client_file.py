@@ -10,6 +10,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from ncclt import __version__
+from ncclt_api.access import PUBLIC
 
 router = APIRouter()
 
@@ -17,7 +18,7 @@ _FROM_EACH_OTHER = re.compile(r"^(?:# Relative.*\n)?from \.\w+ import .*\n", re.
 _FUTURE = "from __future__ import annotations\n"
 
 
-@router.get("/client.py", include_in_schema=False)
+@router.get("/client.py", include_in_schema=False, dependencies=PUBLIC)
 def get_client() -> Response:
     """Return the file: `curl URL/client.py > client.py; python3 client.py --server URL --cluster C --model M ...`."""
     return Response(one_file(), media_type="text/x-python", headers={"Cache-Control": "max-age=3600"})

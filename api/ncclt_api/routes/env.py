@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Header, Query, Request
+from fastapi import APIRouter, Header, Query
+from fastapi import Request as HttpRequest
 from pydantic import Field, field_validator
 from starlette.responses import Response
 
-from ncclt.core.recommendation import ORIGIN_WORDS, Decision, Recommendation
-from ncclt.core.recommendation import Request as JobRequest
-from ncclt.core.rollout import MOST_JOB_NAME
+from ncclt.core.api_key import Role
+from ncclt.core.recommendation import ORIGIN_WORDS, Decision, Recommendation, Request
+from ncclt.core.rollout import MOST_JOB_NAME, RollOut
 from ncclt.deliver.render.formats import FORMATS, SHELLS, TABLE_FORMATS, render
-from ncclt.deliver.variant import given, select_fitting
-from ncclt_api.answers import MOST_WAIT_S
+from ncclt.deliver.variant import Given, given, select_fitting
+from ncclt_api.access import needs
+from ncclt_api.answers import MADE, Reply, finish_answer
 from ncclt_api.dependencies import CurrentStore
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.routes.recommendations import JobQuery, explain_absence
-from ncclt_api.tickets import issue_ticket
+from ncclt_api.tickets import Tickets
 
 CACHE_CONTROL = "max-age=60, stale-if-error=604800"
 """Fresh for a minute; usable for a week while the service is down: an outage of the tuner must not stop training."""
@@ -34,7 +38,7 @@ def etag_of(body: str) -> str:
     return f'"{hashlib.sha256(body.encode()).hexdigest()[:32]}"'
 
 
-router = APIRouter(prefix="/v1/clusters", tags=["recommendations"], responses=PROBLEMS)
+router = APIRouter(prefix="/v1/clusters", tags=["recommendations"], responses=PROBLEMS, dependencies=needs(Role.ENV))
 
 
 class EnvQuery(JobQuery):
@@ -53,10 +57,6 @@ class EnvQuery(JobQuery):
     recorded: Literal["allow"] | None = Field(None, description="also a result that was recorded elsewhere")
     simulated: Literal["allow"] | None = Field(None, description="also a simulated result")
     driver: str | None = Field(None, description="only what was measured with this driver of NVIDIA")
-    wait: int | None = Field(
-        None, ge=0, le=MOST_WAIT_S, description="seconds to wait for another answer than the client has"
-    )
-    etag: str | None = Field(None, description="with `wait`: what the client has, if not by If-None-Match")
     topology: str | None = Field(None, description="only what was measured on the topology of this hash")
 
     @field_validator("format")
@@ -66,7 +66,7 @@ class EnvQuery(JobQuery):
             raise ValueError(f"unknown format {value!r}; the formats are {', '.join(FORMATS)}")
         return value
 
-    def request(self, *, cluster: str, model: str) -> JobRequest:
+    def request(self, *, cluster: str, model: str) -> Request:
         """Return it as the core's request, with what the job allows and insists on."""
         return replace(
             super().request(cluster=cluster, model=model),
@@ -93,35 +93,84 @@ def get_environment(
     cluster: str,
     query: Annotated[EnvQuery, Query()],
     store: CurrentStore,
-    request: Request,
+    http: HttpRequest,
     accept: Annotated[str, Header(description="of the media types, the first that a format has")] = "*/*",
 ) -> Response:
     """Write the active recommendation that fits the job exactly."""
-    # If-None-Match is for AnswersMiddleware, which keeps what is returned here; `wait` for WaitMiddleware.
+    # If-None-Match is for AnswersMiddleware, which keeps the answers of the shape.
     media_type, format = next(
         (
             (media, _MEDIA_TYPES[media])
             for word in accept.split(",")
             if (media := word.partition(";")[0].strip()) in _MEDIA_TYPES
         ),
-        ("text/plain; charset=utf-8", "export"),
+        ("text/plain", "export"),
     )
     if query.format is not None:
-        format, media_type = query.format, "application/json" if query.format == "json" else "text/plain; charset=utf-8"
+        format, media_type = query.format, "application/json" if query.format == "json" else "text/plain"
     published = store.newest(cluster=cluster, model=query.model)
     if not published:
         explain_absence(store, cluster=cluster, model=query.model)
-    rollouts = store.served_rollouts(cluster=cluster, model=query.model)
-    found = select_fitting(published, query.request(cluster=cluster, model=query.model))
-    answer = given(found, rollouts, query.job, delivery=store.rules(cluster).delivery)
-    chosen, said = answer.recommendation, answer.to_document()
-    said |= issue_ticket(request, answer, query.job) if format == "json" else {}
-    body = render(chosen, format=format, shell=query.shell, unset=query.unset, channels=query.channels, said=said)
-    return Response(
-        body,
+    answers = EnvAnswers(
+        pair=(cluster, query.model),
+        chosen=select_fitting(published, query.request(cluster=cluster, model=query.model)),
+        rollouts=store.served_rollouts(cluster=cluster, model=query.model),
+        delivery=store.rules(cluster).delivery,
+        write=partial(render, format=format, shell=query.shell, unset=query.unset, channels=query.channels),
+        format=format,
         media_type=media_type,
-        headers={
-            "ETag": etag_of(body),
+        tickets=http.app.state.tickets,
+    )
+    reply = answers.reply(query.job)
+    http.scope.get(MADE, []).append(answers)
+    response = Response(finish_answer(reply, query.job))
+    response.raw_headers += reply.headers
+    return response
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvAnswers:
+    """The answers to the jobs of one shape in one format: what a roll-out gives a job is a function of its name.
+
+    Attributes:
+        pair: cluster and workload.
+        chosen: what fits the jobs.
+        rollouts: the running ones of the pair, each with its revision.
+        delivery: as the rules of the cluster say.
+        write: renders a recommendation, given what the answer says of it.
+        format, media_type: what it writes.
+        tickets: which are issued to jobs.
+    """
+
+    pair: tuple[str, str]
+    chosen: Recommendation
+    rollouts: tuple[tuple[RollOut, Recommendation], ...]
+    delivery: bool
+    write: Callable[..., str]
+    format: str
+    media_type: str
+    tickets: Tickets
+    _replies: dict[tuple[str, ...], Reply] = field(default_factory=dict)
+
+    def reply(self, job: str) -> Reply:
+        """Return what a job is given.
+
+        Raises:
+            NccltError: nothing can be given in this format.
+        """
+        answer = given(self.chosen, self.rollouts, job, delivery=self.delivery)
+        key = (answer.recommendation.id, answer.variant, answer.reason, answer.rollout)
+        if key not in self._replies:
+            self._replies[key] = self._reply(answer)
+        return self._replies[key]
+
+    def _reply(self, answer: Given) -> Reply:
+        chosen = answer.recommendation
+        body = self.write(chosen, said=answer.to_document())
+        etag = etag_of(body)
+        headers = {
+            "Content-Type": self.media_type + ("; charset=utf-8" if self.media_type.startswith("text/") else ""),
+            "ETag": etag,
             "Vary": "Accept",
             # What one job gets in a roll-out is for no other one, and never for an outage.
             "Cache-Control": "no-store" if answer.rollout else CACHE_CONTROL,
@@ -129,9 +178,11 @@ def get_environment(
             "X-Ncclt-Reason": answer.reason.value,
             "X-Ncclt-Recommendation": chosen.id,
             **{f"X-Ncclt-{o.title()}": "true" if chosen.origin is o else "false" for o in reversed(ORIGIN_WORDS)},
-            "X-Ncclt-Decision": _decision(chosen, format),
-        },
-    )
+            "X-Ncclt-Decision": _decision(chosen, self.format),
+        }
+        raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
+        own = partial(self.tickets.issue, answer) if self.format == "json" else None
+        return Reply(headers=raw, etag=etag, body=body.encode(), own=own)
 
 
 def _decision(recommendation: Recommendation, format: str) -> str:

@@ -12,15 +12,16 @@ from fastapi.encoders import jsonable_encoder
 from pydantic import Field
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
+from ncclt.core.api_key import Role
 from ncclt.core.tuning_job import FIRST_PRIORITY, LAST_PRIORITY, USUAL_PRIORITY, JobState
-from ncclt_api.access import require_cluster
+from ncclt_api.access import needs
 from ncclt_api.dependencies import CurrentStore, StrictQuery
 from ncclt_api.job_schemas import NewJob
 from ncclt_api.pages.index_view import study_rows
 from ncclt_api.pages.jobs_view import JobRow, job_rows
-from ncclt_api.routes.jobs import CurrentQueue, PermittedJob, cancel_job, current_queue, retry_job, submit_job
+from ncclt_api.routes.jobs import CurrentJob, CurrentQueue, cancel_job, current_queue, retry_job, submit_job
 from ncclt_api.routes.pages import page_response
-from ncclt_api.sign_in import OwnForm, visitor
+from ncclt_api.sign_in import OwnForm
 from ncclt_api.text import readable
 
 router = APIRouter(prefix="/jobs", include_in_schema=False, default_response_class=HTMLResponse)
@@ -39,10 +40,9 @@ class JobsPageQuery(StrictQuery):
     format: Literal["html", "json"] = "html"
 
 
-@router.get("")
+@router.get("", dependencies=needs(Role.READ))
 def show_jobs(query: Annotated[JobsPageQuery, Query()], store: CurrentStore, request: Request) -> Response:
     """Show the queue, newest first, with the form of a new job."""
-    require_cluster(request, query.cluster)
     has_queue = is_installed()
     found: tuple[JobRow, ...] = ()
     if has_queue:
@@ -73,7 +73,7 @@ def show_jobs(query: Annotated[JobsPageQuery, Query()], store: CurrentStore, req
     )  # fmt: skip
 
 
-@router.post("", dependencies=[OwnForm])
+@router.post("", dependencies=[*needs(Role.TUNE), OwnForm])
 async def start_job(
     cluster: Annotated[str, Form(min_length=1, max_length=200)],
     model: Annotated[str, Form(min_length=1, max_length=200)],
@@ -89,30 +89,26 @@ async def start_job(
         {"cluster": cluster, "model": model, "trials": trials, "nodes": nodes, "priority": priority}
     )
     await submit_job(body, store, queue, request, Response())
-    return _back(request)
+    return RedirectResponse("/jobs", 303)
 
 
-@router.post("/{id}/cancel", dependencies=[OwnForm])
-def cancel(found: PermittedJob, queue: CurrentQueue, request: Request) -> Response:
+@router.post("/{id}/cancel", dependencies=[*needs(Role.TUNE), OwnForm])
+def cancel(found: CurrentJob, queue: CurrentQueue) -> Response:
     """Cancel a job, and show the queue."""
     cancel_job(found, queue)
-    return _back(request)
+    return RedirectResponse("/jobs", 303)
 
 
-@router.post("/{id}/retry", dependencies=[OwnForm])
-def retry(found: PermittedJob, queue: CurrentQueue, request: Request) -> Response:
+@router.post("/{id}/retry", dependencies=[*needs(Role.TUNE), OwnForm])
+def retry(found: CurrentJob, queue: CurrentQueue, request: Request) -> Response:
     """Queue a job again, and show the queue."""
     retry_job(found, queue, request, Response())
-    return _back(request)
+    return RedirectResponse("/jobs", 303)
 
 
 def is_installed() -> bool:
     """Return whether the library of the queue is installed, without importing it."""
     return importlib.util.find_spec("dbos") is not None
-
-
-def _back(request: Request) -> Response:
-    return RedirectResponse(f"/jobs{visitor(request).query}", 303)
 
 
 def _address(chosen: dict[str, str], page: int) -> str:

@@ -13,12 +13,13 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import State
 from starlette.responses import StreamingResponse
 
-from ncclt.core.api_key import ApiKey
+from ncclt.core.api_key import ApiKey, Role
 from ncclt.core.name import checked_name
 from ncclt.core.tuning_job import JobEvent, JobState, JobStatus, StaleJob, TuningJob
 from ncclt.errors import StoreError, UsageError
-from ncclt.store.store import Store, utc_now
-from ncclt_api.access import key_of, require_cluster
+from ncclt.store.clock import utc_now
+from ncclt.store.store import Store
+from ncclt_api.access import key_of, needs
 from ncclt_api.dependencies import MOST_NUMBER, CurrentStore, StrictQuery, normal_version
 from ncclt_api.job_schemas import JobDocument, JobList, NewJob, NewStaleJobs, StaleJobDocument, StaleJobList
 from ncclt_api.routes import PROBLEMS
@@ -39,8 +40,9 @@ _opening = threading.Lock()
 
 
 def current_queue(request: Request) -> JobQueue:
-    """Return the queue of the application that serves the request, as of `open_queue`."""
-    return open_queue(request.app.state)
+    """Return the queue, as of `open_queue`, as the key of the request may see it."""
+    key = key_of(request)
+    return open_queue(request.app.state).visible_to(key.clusters if key else ())
 
 
 def open_queue(state: State) -> JobQueue:
@@ -74,14 +76,12 @@ def _opened(store: Store) -> JobQueue:
 CurrentQueue = Annotated["JobQueue", Depends(current_queue)]
 
 
-def permitted_job(id: str, queue: CurrentQueue, request: Request) -> JobStatus:
-    """Return the job of a path; its cluster must be one that the key of the request is for."""
-    found = queue.status(id)
-    require_cluster(request, found.job.cluster)
-    return found
+def current_job(id: str, queue: CurrentQueue) -> JobStatus:
+    """Return the job of a path."""
+    return queue.status(id)
 
 
-PermittedJob = Annotated[JobStatus, Depends(permitted_job)]
+CurrentJob = Annotated[JobStatus, Depends(current_job)]
 
 
 class JobsQuery(StrictQuery):
@@ -93,10 +93,9 @@ class JobsQuery(StrictQuery):
     offset: int = Field(0, ge=0, le=100_000, description="jobs to skip, newest first")
 
 
-@router.get("", operation_id="listJobs", summary="Tuning jobs, newest first")
-def list_jobs(query: Annotated[JobsQuery, Query()], queue: CurrentQueue, request: Request) -> JobList:
+@router.get("", operation_id="listJobs", summary="Tuning jobs, newest first", dependencies=needs(Role.READ))
+def list_jobs(query: Annotated[JobsQuery, Query()], queue: CurrentQueue) -> JobList:
     """List one page of jobs."""
-    require_cluster(request, query.cluster or "")
     found = queue.statuses(cluster=query.cluster, state=query.state, limit=query.limit, offset=query.offset)
     return JobList(items=[job_document(one) for one in found])
 
@@ -107,6 +106,7 @@ def list_jobs(query: Annotated[JobsQuery, Query()], queue: CurrentQueue, request
     summary="Request that a workload is tuned on a cluster",
     status_code=201,
     responses={200: {"model": JobDocument, "description": "the job of this Idempotency-Key, queued before"}},
+    dependencies=needs(Role.TUNE),
 )
 async def submit_job(
     body: NewJob,
@@ -119,7 +119,7 @@ async def submit_job(
     ] = None,
 ) -> JobDocument:
     """Queue a job; an uploaded profile is kept under its name."""
-    require_cluster(request, body.cluster)
+    await run_in_threadpool(store.cluster, body.cluster)  # refused before anything is stored
     if body.profile is not None:
         name = body.profile.get("name")
         if not isinstance(name, str):
@@ -148,12 +148,13 @@ def _submit(
     return queue.submit(store.checked_job(job, again=body.again))
 
 
-@router.post("/stale", operation_id="submitStaleJobs", summary="Renew every stale recommendation")
+@router.post(
+    "/stale", operation_id="submitStaleJobs", summary="Renew every stale recommendation", dependencies=needs(Role.TUNE)
+)
 def submit_stale_jobs(body: NewStaleJobs, store: CurrentStore, queue: CurrentQueue, request: Request) -> StaleJobList:
     """Queue a job for each stale recommendation that has none queued or running."""
     from ncclt_api.job_queue import submit_stale
 
-    require_cluster(request, body.cluster or "")
     key = key_of(request)
     limits = TuningJob(id="", cluster="", model="", by=key.id if key else "", **body.model_dump(exclude={"cluster"}))
     found = submit_stale(store, queue, limits, cluster=body.cluster, now=utc_now())
@@ -166,14 +167,19 @@ def _stale_job_document(found: StaleJob) -> StaleJobDocument:
     return StaleJobDocument.model_validate(document)
 
 
-@router.get("/{id}", operation_id="getJob", summary="One tuning job")
-def get_job(found: PermittedJob) -> JobDocument:
+@router.get("/{id}", operation_id="getJob", summary="One tuning job", dependencies=needs(Role.READ))
+def get_job(found: CurrentJob) -> JobDocument:
     """Return one job and where it stands."""
     return job_document(found)
 
 
-@router.post("/{id}/cancel", operation_id="cancelJob", summary="Cancel a job: in the queue, or after its trial")
-def cancel_job(found: PermittedJob, queue: CurrentQueue) -> JobDocument:
+@router.post(
+    "/{id}/cancel",
+    operation_id="cancelJob",
+    summary="Cancel a job: in the queue, or after its trial",
+    dependencies=needs(Role.TUNE),
+)
+def cancel_job(found: CurrentJob, queue: CurrentQueue) -> JobDocument:
     """Cancel a job; one that has ended stays as it is."""
     return job_document(queue.cancel(found.job.id))
 
@@ -184,8 +190,9 @@ def cancel_job(found: PermittedJob, queue: CurrentQueue) -> JobDocument:
     summary="Queue an ended job again",
     status_code=201,
     responses={200: {"model": JobDocument, "description": "it was tried again before: that job"}},
+    dependencies=needs(Role.TUNE),
 )
-def retry_job(found: PermittedJob, queue: CurrentQueue, request: Request, response: Response) -> JobDocument:
+def retry_job(found: CurrentJob, queue: CurrentQueue, request: Request, response: Response) -> JobDocument:
     """Queue it as a job of its own; its study resumes."""
     key = key_of(request)
     status, is_new = queue.retry(found.job.id, by=key.id if key else "", now=utc_now())
@@ -206,10 +213,11 @@ class JobEventsQuery(StrictQuery):
     summary="The progress of a job as server-sent events, until it has ended",
     response_class=StreamingResponse,
     responses={200: {"content": {"text/event-stream": {}}, "description": "events with ids, for Last-Event-ID"}},
+    dependencies=needs(Role.READ),
 )
 async def follow_job(
     query: Annotated[JobEventsQuery, Query()],
-    found: PermittedJob,
+    found: CurrentJob,
     queue: CurrentQueue,
     last_event_id: Annotated[
         int | None, Header(ge=0, le=MOST_NUMBER, description="resume behind the event of this id")

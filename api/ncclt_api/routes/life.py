@@ -7,12 +7,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
+from ncclt.core.api_key import Role
 from ncclt.core.life import MOST_WHY, Action, By, ClusterRules, RevisionState
 from ncclt.core.rollout import RollOutState
 from ncclt.store.lives import MOST_LISTED
 from ncclt.store.store import Store
-from ncclt_api.access import who
-from ncclt_api.dependencies import MOST_NUMBER, CurrentStore, PermittedRecommendation, StrictQuery
+from ncclt_api.access import needs, who
+from ncclt_api.dependencies import MOST_NUMBER, CurrentRecommendation, CurrentStore, StrictQuery
 from ncclt_api.routes import PROBLEMS
 
 _CONFLICT: dict[int | str, dict[str, Any]] = {
@@ -136,64 +137,112 @@ def _life(store: Store, id: str) -> LifeDocument:
     return LifeDocument.model_validate(store.status(id).to_document() | {"rollouts": shown})
 
 
-@router.get("/{id}/life", operation_id="getLife", summary="Where a revision is in its life")
-def get_life(found: PermittedRecommendation, store: CurrentStore) -> LifeDocument:
+@router.get(
+    "/{id}/life", operation_id="getLife", summary="Where a revision is in its life", dependencies=needs(Role.READ)
+)
+def get_life(found: CurrentRecommendation, store: CurrentStore) -> LifeDocument:
     """Return its state and its roll-outs."""
     return _life(store, found.id)
 
 
-@router.get("/{id}/history", operation_id="getHistory", summary="What was done to a revision, by whom, and why")
+@router.get(
+    "/{id}/history",
+    operation_id="getHistory",
+    summary="What was done to a revision, by whom, and why",
+    dependencies=needs(Role.READ),
+)
 def get_history(
-    found: PermittedRecommendation, query: Annotated[HistoryQuery, Query()], store: CurrentStore
+    found: CurrentRecommendation, query: Annotated[HistoryQuery, Query()], store: CurrentStore
 ) -> HistoryDocument:
     """Return its entries of the history, newest first."""
     events = store.history(recommendation=found.id, before=query.before, limit=query.limit)
     return HistoryDocument(items=[EventDocument.model_validate(one.to_document()) for one in events])
 
 
-@router.post("/{id}/approve", operation_id="approve", summary="Give a candidate to jobs", responses=_CONFLICT)
-def approve(found: PermittedRecommendation, body: Approval, store: CurrentStore, request: Request) -> LifeDocument:
+@router.post(
+    "/{id}/approve",
+    operation_id="approve",
+    summary="Give a candidate to jobs",
+    responses=_CONFLICT,
+    dependencies=needs(Role.APPROVE),
+)
+def approve(found: CurrentRecommendation, body: Approval, store: CurrentStore, request: Request) -> LifeDocument:
     """Approve a candidate and give it to a share of the jobs; one that won its roll-out, to all."""
     store.approve(found.id, _by(request, body), percent=body.percent, loss_limit=body.loss_limit)
     return _life(store, found.id)
 
 
-@router.post("/{id}/activate", operation_id="activate", summary="Give a candidate to all jobs", responses=_CONFLICT)
-def activate(found: PermittedRecommendation, body: StateChange, store: CurrentStore, request: Request) -> LifeDocument:
+@router.post(
+    "/{id}/activate",
+    operation_id="activate",
+    summary="Give a candidate to all jobs",
+    responses=_CONFLICT,
+    dependencies=needs(Role.APPROVE),
+)
+def activate(found: CurrentRecommendation, body: StateChange, store: CurrentStore, request: Request) -> LifeDocument:
     """Give a candidate that awaits nothing to all jobs, also in the middle of its roll-out."""
     store.activate(found.id, _by(request, body))
     return _life(store, found.id)
 
 
-@router.post("/{id}/rollback", operation_id="rollBack", summary="Go back to this revision", responses=_CONFLICT)
-def roll_back(found: PermittedRecommendation, body: StateChange, store: CurrentStore, request: Request) -> LifeDocument:
+@router.post(
+    "/{id}/rollback",
+    operation_id="rollBack",
+    summary="Go back to this revision",
+    responses=_CONFLICT,
+    dependencies=needs(Role.APPROVE),
+)
+def roll_back(found: CurrentRecommendation, body: StateChange, store: CurrentStore, request: Request) -> LifeDocument:
     """Make an earlier revision active again."""
     store.roll_back(found.id, _by(request, body))
     return _life(store, found.id)
 
 
-@router.post("/{id}/pin", operation_id="pin", summary="Keep jobs at this revision", responses=_CONFLICT)
-def pin(found: PermittedRecommendation, body: StateChange, store: CurrentStore, request: Request) -> LifeDocument:
+@router.post(
+    "/{id}/pin",
+    operation_id="pin",
+    summary="Keep jobs at this revision",
+    responses=_CONFLICT,
+    dependencies=needs(Role.APPROVE),
+)
+def pin(found: CurrentRecommendation, body: StateChange, store: CurrentStore, request: Request) -> LifeDocument:
     """Give jobs this revision, whatever is published later."""
     store.pin(found.id, _by(request, body))
     return _life(store, found.id)
 
 
-@router.post("/{id}/unpin", operation_id="unpin", summary="Let later revisions replace it again", responses=_CONFLICT)
-def unpin(found: PermittedRecommendation, body: StateChange, store: CurrentStore, request: Request) -> LifeDocument:
+@router.post(
+    "/{id}/unpin",
+    operation_id="unpin",
+    summary="Let later revisions replace it again",
+    responses=_CONFLICT,
+    dependencies=needs(Role.APPROVE),
+)
+def unpin(found: CurrentRecommendation, body: StateChange, store: CurrentStore, request: Request) -> LifeDocument:
     """Let later revisions replace a pinned one again."""
     store.unpin(found.id, _by(request, body))
     return _life(store, found.id)
 
 
-@router.post("/{id}/retire", operation_id="retire", summary="Give a revision to no job any more", responses=_CONFLICT)
-def retire(found: PermittedRecommendation, body: StateChange, store: CurrentStore, request: Request) -> LifeDocument:
+@router.post(
+    "/{id}/retire",
+    operation_id="retire",
+    summary="Give a revision to no job any more",
+    responses=_CONFLICT,
+    dependencies=needs(Role.APPROVE),
+)
+def retire(found: CurrentRecommendation, body: StateChange, store: CurrentStore, request: Request) -> LifeDocument:
     """Retire a revision; without an active one jobs keep NCCL's own choice."""
     store.retire(found.id, _by(request, body))
     return _life(store, found.id)
 
 
-@rules.get("/{cluster}/history", operation_id="getClusterHistory", summary="What was done to a cluster's revisions")
+@rules.get(
+    "/{cluster}/history",
+    operation_id="getClusterHistory",
+    summary="What was done to a cluster's revisions",
+    dependencies=needs(Role.READ),
+)
 def get_cluster_history(cluster: str, query: Annotated[HistoryQuery, Query()], store: CurrentStore) -> HistoryDocument:
     """Return the entries of a cluster, newest first."""
     events = store.history(cluster=cluster, before=query.before, limit=query.limit)
@@ -202,14 +251,24 @@ def get_cluster_history(cluster: str, query: Annotated[HistoryQuery, Query()], s
     return HistoryDocument(items=[EventDocument.model_validate(one.to_document()) for one in events])
 
 
-@rules.get("/{cluster}/rules", operation_id="getRules", summary="What must happen before all jobs get a new revision")
+@rules.get(
+    "/{cluster}/rules",
+    operation_id="getRules",
+    summary="What must happen before all jobs get a new revision",
+    dependencies=needs(Role.READ),
+)
 def get_rules(cluster: str, store: CurrentStore) -> RulesDocument:
     """Return the rules of a cluster."""
     store.cluster(cluster)
     return RulesDocument.model_validate(store.rules(cluster).to_document())
 
 
-@rules.put("/{cluster}/rules", operation_id="setRules", summary="Set what must happen before all jobs get a revision")
+@rules.put(
+    "/{cluster}/rules",
+    operation_id="setRules",
+    summary="Set what must happen before all jobs get a revision",
+    dependencies=needs(Role.ADMIN),
+)
 def set_rules(cluster: str, body: NewRules, store: CurrentStore, request: Request) -> RulesDocument:
     """Store the rules of a cluster, for what is published from now on."""
     store.cluster(cluster)  # refused before anything is stored

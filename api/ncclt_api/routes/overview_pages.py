@@ -11,11 +11,12 @@ from fastapi import APIRouter, Query, Request
 from pydantic import Field
 from starlette.responses import HTMLResponse, Response
 
+from ncclt.core.api_key import Role
 from ncclt.core.cluster import Cluster
 from ncclt.core.recommendation import TimesOrigin
 from ncclt.errors import NotFoundError, UsageError
 from ncclt.store.store import Store
-from ncclt_api.access import may_see, require_cluster
+from ncclt_api.access import needs
 from ncclt_api.dependencies import CurrentStore, StrictQuery
 from ncclt_api.pages.cluster_view import ClusterFacts, cluster_view
 from ncclt_api.pages.compare_view import FEWEST, MOST, Compared, compare_view
@@ -24,7 +25,7 @@ from ncclt_api.pages.index_view import StudyRow, study_rows
 from ncclt_api.pages.workload_view import MOST_DIFFERENT, workload_view
 from ncclt_api.routes.pages import Form, json_response, page_response
 
-router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse, dependencies=needs(Role.READ))
 
 STUDIES_PER_PAGE = 25
 RECENT = 12
@@ -157,7 +158,6 @@ def show_found(query: Annotated[FindQuery, Query()], store: CurrentStore, reques
 @router.get("/clusters/{name:path}")
 def show_cluster(name: str, query: Annotated[ClusterQuery, Query()], store: CurrentStore, request: Request) -> Response:
     """Show one cluster: what jobs get there, its releases of NCCL, the health of its fabric."""
-    require_cluster(request, name)
     pairs = store.pairs(cluster=name)
     cluster, in_catalogue = _cluster(store, name)
     ids = [pair.recommendation.id for pair in pairs if pair.recommendation]
@@ -191,9 +191,7 @@ def show_workload(
 @router.get("/compare")
 def show_comparison(query: Annotated[CompareQuery, Query()], store: CurrentStore, request: Request) -> Response:
     """Set two to six results side by side."""
-    found, left = _compared(query, store, request)
-    for one in found:
-        require_cluster(request, one.study.cluster.name)
+    found, left = _compared(query, store)
     asked = bool(query.study or query.revision or query.model)
     why = ""
     if len(found) > MOST:
@@ -212,7 +210,7 @@ def show_comparison(query: Annotated[CompareQuery, Query()], store: CurrentStore
     )  # fmt: skip
 
 
-def _compared(query: CompareQuery, store: Store, request: Request) -> tuple[list[Compared], int]:
+def _compared(query: CompareQuery, store: Store) -> tuple[list[Compared], int]:
     """Return what was chosen, each revision with the study that gave it, and how many clusters of a workload are left.
 
     Who names a workload alone gets the first clusters; what is named one by one is never cut.
@@ -231,8 +229,7 @@ def _compared(query: CompareQuery, store: Store, request: Request) -> tuple[list
         if query.cluster:
             revisions += [one for one in newest if one.cluster in query.cluster]
         else:
-            seen = [one for one in newest if may_see(request, one.cluster)]
-            revisions, left = revisions + seen[:MOST], max(0, len(seen) - MOST)
+            revisions, left = revisions + newest[:MOST], max(0, len(newest) - MOST)
     return found + [Compared(study=store.study(one.study), recommendation=one) for one in revisions], left
 
 

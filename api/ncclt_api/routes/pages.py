@@ -14,10 +14,12 @@ from pydantic import Field
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 
 from ncclt.core.algorithms import Algorithm
+from ncclt.core.api_key import Role
 from ncclt.core.study import Phase
 from ncclt.core.trial import Outcome
 from ncclt.store.trial_list import Order
-from ncclt_api.dependencies import MOST_NUMBER, CurrentStore, PermittedStudy, StrictQuery
+from ncclt_api.access import needs
+from ncclt_api.dependencies import MOST_NUMBER, CurrentStore, CurrentStudy, StrictQuery
 from ncclt_api.pages.environment import render_page
 from ncclt_api.pages.trial_export import trials_as_csv, trials_as_json
 from ncclt_api.pages.trial_table import TrialChoice, filter_of, trial_table
@@ -25,7 +27,7 @@ from ncclt_api.pages.trial_view import MOST_REPEATS, trial_view
 from ncclt_api.sign_in import visitor
 from ncclt_api.text import readable
 
-router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse, dependencies=needs(Role.READ))
 
 Form = Literal["html", "json"]
 
@@ -71,7 +73,7 @@ class TrialQuery(StrictQuery):
 
 
 @router.get("/studies/{id}")
-def show_study(study: PermittedStudy, query: Annotated[StudyQuery, Query()], request: Request) -> Response:
+def show_study(study: CurrentStudy, query: Annotated[StudyQuery, Query()], request: Request) -> Response:
     """Show one study with its evidence."""
     values = request.app.state.study_pages(
         study, server=request.app.state.public_url, choice=query.choice(), now=datetime.now(UTC)
@@ -87,7 +89,7 @@ def show_study(study: PermittedStudy, query: Annotated[StudyQuery, Query()], req
 
 @router.get("/studies/{id}/trials")
 def show_trials(
-    study: PermittedStudy, query: Annotated[ExportQuery, Query()], store: CurrentStore, request: Request
+    study: CurrentStudy, query: Annotated[ExportQuery, Query()], store: CurrentStore, request: Request
 ) -> Response:
     """Show the list of trials alone, for a page that is open; or all that match as a file."""
     choice = query.choice()
@@ -107,7 +109,7 @@ def show_trials(
 
 @router.get("/studies/{id}/trials/{number}")
 def show_trial(
-    study: PermittedStudy,
+    study: CurrentStudy,
     number: Annotated[int, Path(ge=0, le=MOST_NUMBER)],
     query: Annotated[TrialQuery, Query()],
     store: CurrentStore,
@@ -125,8 +127,8 @@ def page_response(request: Request, template: str, **values: Any) -> HTMLRespons
     """Return one page in the frame of all pages."""
     reader = visitor(request)
     # It shows the studies of all clusters.
-    optuna_url = "" if reader.cluster else request.app.state.optuna_dashboard_url
-    page = render_page(template, confined=reader.query, optuna_dashboard_url=optuna_url, visitor=reader, **values)
+    optuna_url = request.app.state.optuna_dashboard_url if reader.sees_all else ""
+    page = render_page(template, optuna_dashboard_url=optuna_url, visitor=reader, **values)
     return HTMLResponse(page, headers={"Cache-Control": "private, no-cache"})
 
 

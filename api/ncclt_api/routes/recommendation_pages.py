@@ -11,6 +11,7 @@ from fastapi.encoders import jsonable_encoder
 from pydantic import Field
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
+from ncclt.core.api_key import Role
 from ncclt.core.life import MOST_WHY, By
 from ncclt.core.recheck import Check, Freshness
 from ncclt.core.recommendation import Recommendation, select
@@ -18,9 +19,10 @@ from ncclt.core.recommendation import Request as Job
 from ncclt.core.rollout import RollOut
 from ncclt.errors import StaleRecommendationError, UsageError
 from ncclt.prove.rollout import RollOutVerdict, judge_stored
-from ncclt.store.store import Store, utc_now
-from ncclt_api.access import require_cluster, who
-from ncclt_api.dependencies import CurrentStore, PermittedRecommendation, StrictQuery, normal_version
+from ncclt.store.clock import utc_now
+from ncclt.store.store import Store
+from ncclt_api.access import needs, who
+from ncclt_api.dependencies import CurrentRecommendation, CurrentStore, StrictQuery, normal_version
 from ncclt_api.pages.compare_view import Compared
 from ncclt_api.pages.recommendation_view import LifeFacts, RecommendationView, recommendation_view, roll_out_rows
 from ncclt_api.routes.pages import WHOLE_PAGE, page_response
@@ -51,10 +53,9 @@ class ServedQuery(OneQuery):
     nccl_version: str | None = Field(None, max_length=40)
 
 
-@router.get("")
+@router.get("", dependencies=needs(Role.READ))
 def show_served(query: Annotated[ServedQuery, Query()], store: CurrentStore, request: Request) -> Response:
     """Show what a job gets now: a permanent address for a cluster, a workload and the shape of the job."""
-    require_cluster(request, query.cluster)
     job = Job(
         cluster=query.cluster, model=query.model, nodes=query.nodes, gpus_per_node=query.gpus_per_node,
         nccl_version=normal_version(query.nccl_version),
@@ -67,17 +68,17 @@ def show_served(query: Annotated[ServedQuery, Query()], store: CurrentStore, req
     return _answer(found, query.format, store, request)
 
 
-@router.get("/{id}")
+@router.get("/{id}", dependencies=needs(Role.READ))
 def show_revision(
-    found: PermittedRecommendation, query: Annotated[OneQuery, Query()], store: CurrentStore, request: Request
+    found: CurrentRecommendation, query: Annotated[OneQuery, Query()], store: CurrentStore, request: Request
 ) -> Response:
     """Show one revision."""
     return _answer(found, query.format, store, request)
 
 
-@router.get("/{id}/rollout")
+@router.get("/{id}/rollout", dependencies=needs(Role.READ))
 def show_roll_out(
-    found: PermittedRecommendation, query: Annotated[OneQuery, Query()], store: CurrentStore, request: Request
+    found: CurrentRecommendation, query: Annotated[OneQuery, Query()], store: CurrentStore, request: Request
 ) -> Response:
     """Show the roll-outs of a revision alone, for a page that is open."""
     rows = roll_out_rows(_judged(store, found))
@@ -92,9 +93,9 @@ def show_roll_out(
     return answer
 
 
-@router.post("/{id}/{verb}", dependencies=[OwnForm])
+@router.post("/{id}/{verb}", dependencies=[*needs(Role.APPROVE), OwnForm])
 def change(
-    found: PermittedRecommendation,
+    found: CurrentRecommendation,
     verb: Verb,
     store: CurrentStore,
     request: Request,

@@ -7,13 +7,17 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from pydantic import Field
 
+from ncclt.core.api_key import Role
 from ncclt.core.recommendation import Request
-from ncclt_api.dependencies import CurrentStore, PermittedRecommendation, StrictQuery, normal_version
+from ncclt_api.access import needs
+from ncclt_api.dependencies import CurrentRecommendation, CurrentStore, StrictQuery, normal_version
 from ncclt_api.documents import proven_recommendation
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.schemas import ProvenRecommendation, RecommendationList
 
-router = APIRouter(prefix="/v1/recommendations", tags=["recommendations"], responses=PROBLEMS)
+router = APIRouter(
+    prefix="/v1/recommendations", tags=["recommendations"], responses=PROBLEMS, dependencies=needs(Role.READ)
+)
 
 
 class JobQuery(StrictQuery):
@@ -57,7 +61,7 @@ def list_recommendations(query: Annotated[RecommendationsQuery, Query()], store:
 
 
 @router.get("/{id}", operation_id="getRecommendation", summary="One published revision")
-def get_recommendation(found: PermittedRecommendation, store: CurrentStore) -> ProvenRecommendation:
+def get_recommendation(found: CurrentRecommendation, store: CurrentStore) -> ProvenRecommendation:
     """Return one revision with its last verifications and attestations."""
     return proven_recommendation(store, found)
 

@@ -10,10 +10,11 @@ from fastapi import APIRouter, Form, Query, Request
 from pydantic import Field
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from ncclt.core.api_key import digest_of
-from ncclt_api.dependencies import CurrentStore, StrictQuery
+from ncclt.core.api_key import Role, digest_of
+from ncclt_api.access import PUBLIC, needs
+from ncclt_api.dependencies import StrictQuery, WholeStore
 from ncclt_api.pages.environment import render_page
-from ncclt_api.sign_in import COOKIE, SESSION_S, OwnForm, Visitor, visitor
+from ncclt_api.sign_in import COOKIE, SESSION_S, OwnForm, visitor
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
@@ -27,18 +28,18 @@ class SignInQuery(StrictQuery):
     next: str = Field("", max_length=2000)
 
 
-@router.get("/sign-in")
-def show_sign_in(query: Annotated[SignInQuery, Query()], store: CurrentStore, request: Request) -> Response:
+@router.get("/sign-in", dependencies=PUBLIC)
+def show_sign_in(query: Annotated[SignInQuery, Query()], store: WholeStore, request: Request) -> Response:
     """Ask for a key; without keys there is nothing to sign in to."""
     if not store.keys() and not request.app.state.has_users:
         return RedirectResponse("/", 303)
     return _page(request, next=query.next)
 
 
-@router.post("/sign-in", dependencies=[OwnForm])
+@router.post("/sign-in", dependencies=[*PUBLIC, OwnForm])
 def sign_in(
     key: Annotated[str, Form(max_length=200)],
-    store: CurrentStore,
+    store: WholeStore,
     request: Request,
     next: Annotated[str, Form(max_length=2000)] = "",
 ) -> Response:
@@ -47,14 +48,13 @@ def sign_in(
     why = "This key is not known." if found is None else found.invalid(datetime.now(UTC).isoformat())
     if found is None or why:
         return _page(request, next=next, why=why, status=401)
-    home = Visitor(key=found, signed_in=True, token="").query
-    response = RedirectResponse(next if _OWN_PATH.fullmatch(next) else f"/{home}", 303)
+    response = RedirectResponse(next if _OWN_PATH.fullmatch(next) else "/", 303)
     secure = request.url.scheme == "https" or request.app.state.public_url.startswith("https:")
     request.app.state.sessions.begin(response, found, secure=secure)
     return response
 
 
-@router.post("/sign-out", dependencies=[OwnForm])
+@router.post("/sign-out", dependencies=[*needs(Role.ENV), OwnForm])
 def sign_out() -> Response:
     """Forget the cookie."""
     response = RedirectResponse("/sign-in", 303)

@@ -8,14 +8,16 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
+from ncclt.core.api_key import Role
 from ncclt.errors import NotFoundError
 from ncclt.prove.proof_document import evidence_document
-from ncclt_api.dependencies import MOST_NUMBER, CurrentStore, PermittedStudy, StrictQuery
+from ncclt_api.access import needs
+from ncclt_api.dependencies import MOST_NUMBER, CurrentStore, CurrentStudy, StrictQuery
 from ncclt_api.documents import study_detail, study_summary_document, trial_document
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.schemas import EvidenceDocument, StudyDetail, StudyList, TrialList
 
-router = APIRouter(prefix="/v1/studies", tags=["studies"], responses=PROBLEMS)
+router = APIRouter(prefix="/v1/studies", tags=["studies"], responses=PROBLEMS, dependencies=needs(Role.READ))
 
 
 class StudiesQuery(StrictQuery):
@@ -38,7 +40,7 @@ def list_studies(query: Annotated[StudiesQuery, Query()], store: CurrentStore, r
 
 
 @router.get("/{id}", operation_id="getStudy", summary="One study")
-def get_study(study: PermittedStudy, store: CurrentStore) -> StudyDetail:
+def get_study(study: CurrentStudy, store: CurrentStore) -> StudyDetail:
     """Return one study by id or name, with its workload and what it published."""
     return study_detail(store, study, store.recommendations(study=study.id))
 
@@ -54,7 +56,7 @@ class TrialsQuery(StrictQuery):
 
 @router.get("/{id}/trials", operation_id="listTrials", summary="The trials of a study")
 def list_trials(
-    study: PermittedStudy, query: Annotated[TrialsQuery, Query()], store: CurrentStore, response: Response
+    study: CurrentStudy, query: Annotated[TrialsQuery, Query()], store: CurrentStore, response: Response
 ) -> TrialList:
     """List one page of trials with their measurements, by number; the Link header leads to the next."""
     page = store.trial_page(study.id, after=query.after, limit=query.limit)
@@ -67,7 +69,7 @@ def list_trials(
 
 
 @router.get("/{id}/evidence", operation_id="getEvidence", summary="What the newest verdict of a study rests on")
-def get_evidence(study: PermittedStudy, store: CurrentStore) -> EvidenceDocument:
+def get_evidence(study: CurrentStudy, store: CurrentStore) -> EvidenceDocument:
     """Judge the newest verdict again from the stored trials, block by block."""
     published = store.recommendations(study=study.id)
     if not published:

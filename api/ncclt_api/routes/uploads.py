@@ -17,16 +17,18 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
+from ncclt.core.api_key import Role
 from ncclt.core.name import NAME_PATTERN
 from ncclt.core.workload import Workload
 from ncclt.errors import InputError, NotFoundError, StoreError, reason
 from ncclt.store.store import Store
+from ncclt_api.access import needs
 from ncclt_api.dependencies import CurrentStore, StrictQuery
 from ncclt_api.documents import workload_document
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.schemas import CatalogueWorkload
 
-router = APIRouter(prefix="/v1/workloads", tags=["catalogue"], responses=PROBLEMS)
+router = APIRouter(prefix="/v1/workloads", tags=["catalogue"], responses=PROBLEMS, dependencies=needs(Role.TUNE))
 
 READ_S = 60.0
 """How long reading an upload may take."""

@@ -237,7 +237,7 @@ static void check_ranges(void) {
     for (unsigned bytes = 0; bytes < 85; bytes++) {
       int row = 0;
       while (row < ROWS && !(first[row] <= bytes && bytes <= last[row])) row++;
-      const struct ncclt_choice *found = ncclt_lane_find(&table.lanes[NCCL_REDUCE][0], bytes);
+      const struct ncclt_choice *found = ncclt_lane_find(&table.lanes[NCCL_REDUCE], bytes);
       CHECK(row == ROWS ? found == NULL : found && found->channels == row + 1);
     }
     ncclt_table_free(&table);

@@ -35,7 +35,7 @@ __attribute__((format(printf, 5, 6))) static void log_line(int level, unsigned l
   va_start(values, format);
   vsnprintf(text, sizeof text, format, values);
   va_end(values);
-  CHECK(level == NCCL_LOG_INFO && subsystems && strncmp(text, "TUNER/ncclt: ", 13) == 0);
+  CHECK((level == NCCL_LOG_INFO || level == NCCL_LOG_WARN) && subsystems && strncmp(text, "TUNER/ncclt: ", 13) == 0);
   if (__atomic_add_fetch(&lines, 1, __ATOMIC_RELAXED) == 1 || getenv("KEEP_LAST_LINE"))
     memcpy(last_line, text, sizeof last_line);
 }
@@ -46,8 +46,8 @@ struct played {
   void *context;
 };
 
-/* Open one with these constants, of the size of its API; they are given from v5 on. */
-static struct played open_with(int api, void *model, struct nccl_nvl_domain_v5 *domain) {
+/* Open one with these constants, of the size of its API; they are given from v5 on. `wanted`: what init returns. */
+static struct played open_for(int api, void *model, struct nccl_nvl_domain_v5 *domain, int wanted) {
   struct played played = {api, NULL};
   int code = -1;
   if (api == 2) code = ncclTunerPlugin_v2.init(RANKS, NODES, log_line, &played.context);
@@ -56,8 +56,12 @@ static struct played open_with(int api, void *model, struct nccl_nvl_domain_v5 *
   if (api == 5) code = ncclTunerPlugin_v5.init(&played.context, COMMUNICATOR, RANKS, NODES, log_line, domain, model);
   if (api == 6) code = ncclTunerPlugin_v6.init(&played.context, COMMUNICATOR, RANKS, NODES, log_line, domain, model);
   if (api == 7) code = ncclTunerPlugin_v7.init(&played.context, COMMUNICATOR, RANKS, NODES, log_line, domain, model);
-  CHECK(code == NCCL_SUCCESS && played.context);
+  CHECK(code == wanted && (played.context == NULL) == (wanted != NCCL_SUCCESS));
   return played;
+}
+
+__attribute__((unused)) static struct played open_with(int api, void *model, struct nccl_nvl_domain_v5 *domain) {
+  return open_for(api, model, domain, NCCL_SUCCESS);
 }
 
 static void close_communicator(struct played played) {

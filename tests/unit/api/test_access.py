@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from fastapi import APIRouter
 from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 
@@ -13,10 +14,12 @@ from ncclt.core.api_key import PREFIX, ApiKey, Role, digest_of, new_secret
 from ncclt.core.life import By, ClusterRules
 from ncclt.core.tuning_job import TuningJob
 from ncclt.errors import StoreError
-from ncclt_api.access import LAST_KNOWN_S, AccessMiddleware, _wrong_cluster, needed_role
+from ncclt.store.visible import VisibleStore
+from ncclt_api.access import LAST_KNOWN_S, AccessMiddleware, declared_role
 from ncclt_api.app import create_app
 from ncclt_api.job_queue import JobQueue, prepare
 from ncclt_api.proxy_users import PeerMiddleware, proxy_plan
+from ncclt_api.routes import studies
 from ncclt_api.sign_in import Sessions
 
 ENV = "/v1/clusters/leonardo/env?model=bert&nodes=2&gpus_per_node=4&nccl_version=2.22.3&simulated=allow"
@@ -24,17 +27,17 @@ JOB = "00000000000000aa"
 SECRETS = {(role, cluster): f"{PREFIX}{role}-{cluster}" for role in Role for cluster in ("", "leonardo", "elsewhere")}
 VERBS = ("approve", "activate", "rollback", "pin", "unpin", "retire")
 PATHS = {
-    "/healthz": None, "/readyz": None, "/client.py": None, "/metrics": Role.READ,
-    "/v1/clusters": Role.READ, "/v1/clusters/{cluster}": Role.READ, "/v1/clusters/{cluster}/env": Role.READ,
+    "/healthz": None, "/readyz": None, "/client.py": None, "/metrics": Role.READ, "/v1/openapi.json": Role.READ,
+    "/v1/clusters": Role.READ, "/v1/clusters/{cluster}": Role.READ, "/v1/clusters/{cluster}/env": Role.ENV,
     "/v1/workloads": Role.READ, "/v1/workloads/{name:path}": Role.READ,
     "/v1/studies": Role.READ, "/v1/studies/{id}": Role.READ, "/v1/studies/{id}/trials": Role.READ,
     "/v1/studies/{id}/evidence": Role.READ,
     "/v1/recommendations": Role.READ, "/v1/recommendations/{id}": Role.READ,
-    "/v1/attestations": Role.READ, "POST /v1/attestations": Role.REPORT,
+    "/v1/attestations": Role.READ, "POST /v1/attestations": Role.ENV,
     "/v1/recommendations/{id}/life": Role.READ, "/v1/recommendations/{id}/history": Role.READ,
     **{f"POST /v1/recommendations/{{id}}/{verb}": Role.APPROVE for verb in VERBS},
     "/v1/clusters/{cluster}/history": Role.READ, "/v1/clusters/{cluster}/rules": Role.READ,
-    "PUT /v1/clusters/{cluster}/rules": Role.ADMIN, "POST /v1/step-times": Role.REPORT,
+    "PUT /v1/clusters/{cluster}/rules": Role.ADMIN, "POST /v1/step-times": Role.ENV,
     "POST /v1/workloads": Role.TUNE,
     "/v1/jobs": Role.READ, "POST /v1/jobs": Role.TUNE, "/v1/jobs/{id}": Role.READ, "/v1/jobs/{id}/events": Role.READ,
     "POST /v1/jobs/stale": Role.TUNE,
@@ -42,7 +45,7 @@ PATHS = {
     "/": Role.READ, "/live": Role.READ, "/studies": Role.READ, "/find": Role.READ, "/studies/{id}": Role.READ,
     "/studies/{id}/trials": Role.READ, "/studies/{id}/trials/{number}": Role.READ,
     "/clusters/{name:path}": Role.READ, "/workloads/{name:path}": Role.READ, "/compare": Role.READ,
-    "/sign-in": None, "POST /sign-in": None, "POST /sign-out": Role.READ,
+    "/sign-in": None, "POST /sign-in": None, "POST /sign-out": Role.ENV,
     "/recommendations": Role.READ, "/recommendations/{id}": Role.READ, "/recommendations/{id}/rollout": Role.READ,
     "POST /recommendations/{id}/{verb}": Role.APPROVE,
     "/jobs": Role.READ, "POST /jobs": Role.TUNE, "POST /jobs/{id}/cancel": Role.TUNE,
@@ -50,8 +53,9 @@ PATHS = {
 }  # fmt: skip
 """What each route needs; None = nothing."""
 
-OF_ALL = ("/v1/workloads", "/v1/workloads/{name:path}", "POST /v1/workloads", "POST /sign-out")
-"""Routes of no cluster."""
+OF_NO_CLUSTER = (
+    "/v1/workloads", "/v1/workloads/{name:path}", "POST /v1/workloads", "POST /sign-out", "/v1/openapi.json",
+)  # fmt: skip
 
 
 def routes(app):
@@ -61,7 +65,7 @@ def routes(app):
         route = left.pop()
         if isinstance(route, APIRoute):
             for method in route.methods:
-                found[(f"{method} " if method != "GET" else "") + route.path] = (method, route.path)
+                found[(f"{method} " if method != "GET" else "") + route.path] = (method, route)
         left += getattr(getattr(route, "original_router", None), "routes", [])
     return found
 
@@ -89,7 +93,7 @@ def service(samples, profiles, tmp_path_factory):
 
 
 def ask(service, method, path, secret, **more):
-    path = path.replace(":path", "")
+    path = getattr(path, "path", path).replace(":path", "")
     path = path.replace("{name}", "leonardo" if "clusters" in path else "bert").replace("{cluster}", "leonardo")
     ids = {"recommendations": "0c0ffee1", "jobs": JOB, "studies": "5e1f00aa"}
     path = path.replace("{verb}", "pin").replace("{number}", "0")
@@ -100,7 +104,25 @@ def ask(service, method, path, secret, **more):
 
 def test_every_route_has_an_entry(service):
     assert set(routes(service.app)) == set(PATHS)
-    assert {name: needed_role(*routes(service.app)[name]) for name in PATHS} == PATHS
+    assert {name: declared_role(route) for name, (_, route) in routes(service.app).items()} == PATHS
+
+
+def test_a_route_without_a_role_is_refused_when_the_application_is_made(monkeypatch):
+    bare = APIRouter()
+    bare.add_api_route("/open", lambda: "everything")
+    monkeypatch.setattr(studies, "router", bare)
+    with pytest.raises(TypeError, match=r"/open \(GET\) has to declare one access"):
+        create_app("sqlite://")
+
+
+def test_the_description_names_the_role_of_each_operation(service):
+    document = ask(service, "GET", "/v1/openapi.json", SECRETS[Role.READ, ""]).json()
+    for name, role in PATHS.items():
+        method, path = routes(service.app)[name]
+        operation = document["paths"].get(path.path.replace(":path", ""), {}).get(method.lower())
+        if operation is not None:
+            assert operation.get("security") == (None if role is None else [{"key": [role.value]}]), name
+    assert document["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
 
 
 @pytest.mark.parametrize("name", PATHS)
@@ -128,7 +150,7 @@ def proxied(service):
 def test_users_of_a_proxy_read_as_keys_do_and_write_by_forms_alone(service, proxied, name):
     method, path = routes(service.app)[name]
     needed = PATHS[name]
-    is_for_keys = needed is not None and method != "GET" and path.startswith("/v1/")
+    is_for_keys = needed is not None and method != "GET" and path.path.startswith("/v1/")
     for role in Role:
         proxied.headers = {"X-Forwarded-Email": f"{role}@example.com", "X-Forwarded-Groups": role.value}
         status = ask(proxied, method, path, None).status_code
@@ -138,10 +160,12 @@ def test_users_of_a_proxy_read_as_keys_do_and_write_by_forms_alone(service, prox
         assert (ask(proxied, method, path, None).status_code == 401) == (needed is not None)
 
 
-def test_figures_are_of_all_clusters(service):
-    for query in ({}, {"cluster": "leonardo"}):
-        assert ask(service, "GET", "/metrics", SECRETS[Role.ADMIN, "leonardo"], params=query).status_code == 403
-    assert ask(service, "GET", "/metrics", SECRETS[Role.READ, ""]).status_code == 200
+def test_figures_are_those_of_the_clusters_of_the_key(service):
+    text = ask(service, "GET", "/metrics", SECRETS[Role.READ, "leonardo"]).text
+    samples = [line for line in text.splitlines() if not line.startswith("#")]
+    assert samples
+    assert all('cluster="leonardo"' in line for line in samples)
+    assert "ncclt_requests_total" in ask(service, "GET", "/metrics", SECRETS[Role.READ, ""]).text
 
 
 def test_only_readers_of_all_clusters_see_the_link_to_optuna_dashboard(service, monkeypatch):
@@ -151,59 +175,99 @@ def test_only_readers_of_all_clusters_see_the_link_to_optuna_dashboard(service, 
         assert ("http://127.0.0.1:8081" in text) == is_linked
 
 
-@pytest.mark.parametrize("name", [name for name in PATHS if PATHS[name] and name != "/metrics"])
-def test_keys_of_one_cluster(service, name, samples):
-    """A list must be asked for by cluster; what belongs to another cluster is refused."""
+QUERIES = {
+    "/v1/clusters/{cluster}/env": {"model": "bert", "nodes": 2, "gpus_per_node": 4, "nccl_version": "2.22.3",
+                                   "simulated": "allow"},
+    "/v1/attestations": {"recommendation": "0c0ffee1"}, "POST /v1/workloads": {"name": "uploaded"},
+    "/recommendations": {"cluster": "leonardo", "model": "bert"}, "/compare": {"study": ["5e1f00aa", "5e1f00aa"]},
+    "/find": {"q": "leo"},
+}  # fmt: skip
+
+
+def unquoted(text):
+    """Return a page without what it repeats of the query."""
+    text = re.sub(r'<option value="leonardo" selected>leonardo|[?&](amp;)?cluster=leonardo', "", text)
+    return re.sub(r'<input [^>]*value="leo(nardo)?"|--cluster leonardo', "", text)  # and of examples
+
+
+LEAKS = re.compile(r"leonardo|5e1f00|0c0ffee|" + JOB)
+
+
+@pytest.mark.parametrize("name", [name for name in PATHS if PATHS[name] and name not in OF_NO_CLUSTER])
+def test_a_key_of_another_cluster_finds_nothing(service, name, samples):
+    """What belongs to another cluster does not exist for a key: as an object, in a list, and where a query names it."""
     method, path = routes(service.app)[name]
-    mine, other = (SECRETS[Role.ADMIN, cluster] for cluster in ("leonardo", "elsewhere"))
-    query = {
-        "/v1/clusters/{cluster}/env": {"model": "bert"}, "/v1/attestations": {"recommendation": "0c0ffee1"},
-        "/v1/studies": {"cluster": "leonardo"}, "/v1/recommendations": {"cluster": "leonardo"},
-        "/v1/jobs": {"cluster": "leonardo"}, "POST /v1/workloads": {"name": "uploaded"},
-        "/jobs": {"cluster": "leonardo"}, "/recommendations": {"cluster": "leonardo", "model": "bert"},
-        "/v1/clusters": {"cluster": "leonardo"}, "/compare": {"study": "5e1f00aa"},
-        **{path: {"cluster": "leonardo"} for path in ("/", "/live", "/studies", "/find", "/workloads/{name:path}")},
-    }.get(name, {})  # fmt: skip
     ticket = {"ticket": "any"}
     report = samples.attestation(service.store.recommendation("0c0ffee1")).to_document() | ticket
     time = {"rollout": service.store.rollouts()[0].id, "job": "1", "step_us": 1.0, "steps": 1} | ticket
     given = {
-        "POST /v1/attestations": report,
-        "POST /v1/step-times": time,
-        "POST /v1/jobs": {"cluster": "leonardo", "model": "bert"},
-        "POST /v1/jobs/stale": {"cluster": "leonardo"},
-    }.get(name, {"no": "change"})
+        "POST /v1/attestations": report, "POST /v1/step-times": time,
+        "POST /v1/jobs": {"cluster": "leonardo", "model": "bert"}, "POST /v1/jobs/stale": {"cluster": "leonardo"},
+    }.get(name, {})  # fmt: skip
     body = {"json": given} if method in ("POST", "PUT") else {}
-    if method == "POST" and not path.startswith("/v1/"):
+    if method == "POST" and not path.path.startswith("/v1/"):
         token = service.app.state.sessions.form_token("")
         body = {"data": {"token": token, "cluster": "leonardo", "model": "bert"}, "follow_redirects": False}
-    assert ask(service, method, path, mine, params=query, **body).status_code not in (401, 403)
-    status = ask(service, method, path, other, params=query, **body).status_code
-    assert (status != 403) == (name in OF_ALL)
-    if "cluster" in query:
-        assert ask(service, method, path, mine).status_code == 403
+    query = QUERIES.get(name, {})
+    before = service.store.history(limit=1)
+    for role in Role:
+        for more in ({}, {"cluster": "leonardo"}) if method == "GET" and "{" not in path.path else ({},):
+            answer = ask(service, method, path, SECRETS[role, "elsewhere"], params={**query, **more}, **body)
+            if not role.includes(PATHS[name]):
+                assert answer.status_code == 403
+            elif answer.status_code == 200:
+                assert "{" not in path.path or name == "/workloads/{name:path}"
+                assert not LEAKS.search(unquoted(answer.text))
+            else:
+                assert answer.status_code in (404, 422), answer.text
+    assert service.store.history(limit=1) == before
 
 
-def test_a_key_of_one_cluster_renews_only_what_is_stale_there(service):
-    secret = SECRETS[Role.ADMIN, "leonardo"]
-    for body, status in (({}, 403), ({"cluster": "elsewhere"}, 403), ({"cluster": "leonardo"}, 200)):
-        assert ask(service, "POST", "/v1/jobs/stale", secret, json=body).status_code == status
+@pytest.mark.parametrize("name", [name for name in PATHS if PATHS[name] and not name.startswith(("POST", "PUT"))])
+def test_a_key_of_one_cluster_reads_what_is_of_it(service, name):
+    method, path = routes(service.app)[name]
+    answer = ask(service, method, path, SECRETS[Role.ADMIN, "leonardo"], params=QUERIES.get(name, {}))
+    assert answer.status_code == 200, answer.text
+    if name not in (*OF_NO_CLUSTER, "/live", "/recommendations/{id}/rollout"):  # nothing runs
+        assert LEAKS.search(answer.text)
+
+
+def test_a_prefix_and_a_typing_mistake_show_no_other_cluster(service):
+    for path in ("/v1/studies/5e1f", "/v1/studies/5e1f00ab", "/v1/clusters/leonardi", "/v1/clusters/leonardi/rules"):
+        answer = ask(service, "GET", path, SECRETS[Role.READ, "elsewhere"])
+        assert answer.status_code == 404
+        assert not re.search("5e1f00a[^b]|leonardo", answer.text)
+
+
+def test_a_launcher_s_key_gets_answers_and_reports_and_reads_nothing_else(service):
+    secret = SECRETS[Role.ENV, ""]
+    assert ask(service, "GET", ENV, secret).status_code == 200
+    read = [name for name, role in PATHS.items() if role and not name.startswith(("POST", "PUT"))]
+    allowed = [name for name in read if ask(service, *routes(service.app)[name], secret).status_code != 403]
+    assert allowed == ["/v1/clusters/{cluster}/env"]
+
+
+def test_a_method_of_the_store_that_knows_no_scope_fails(filled_store):
+    seen = VisibleStore(filled_store, ("leonardo",))
+    for call in (seen.keys, seen.counts, seen.ping, lambda: seen.changes(0), lambda: seen.revoke_key("a", now="")):
+        with pytest.raises(AttributeError, match="knows no scope"):
+            call()
+
+
+def test_stale_jobs_are_renewed_on_the_clusters_of_the_key_alone(service):
+    secret = SECRETS[Role.ADMIN, "elsewhere"]
+    assert ask(service, "POST", "/v1/jobs/stale", secret, json={}).json() == {"items": []}
+    assert ask(service, "POST", "/v1/jobs/stale", secret, json={"cluster": "leonardo"}).status_code == 404
 
 
 def test_the_pages_of_a_key_of_one_cluster_link_only_to_what_it_may_see(service):
     secret = SECRETS[Role.READ, "leonardo"]
-    pages = ("/?cluster=leonardo", "/studies/5e1f00aa", "/recommendations/0c0ffee1", "/clusters/leonardo")
+    pages = ("/", "/studies/5e1f00aa", "/recommendations/0c0ffee1", "/clusters/leonardo")
     for page in pages:
         text = ask(service, "GET", page, secret).text
         for link in sorted(set(re.findall(r'<a [^>]*href="(/[^"#]*)', text))):
-            assert ask(service, "GET", html.unescape(link), secret).status_code != 403, (page, link)
-
-
-def test_a_cluster_is_compared_as_the_router_reads_it():
-    """A name that were decoded twice would be another cluster's; the test client decodes twice by itself."""
-    key = ApiKey(id="a", role=Role.READ, clusters=("leonardo",))
-    assert _wrong_cluster(key, "/v1/clusters/leonardo/env", b"") is None
-    assert _wrong_cluster(key, "/v1/clusters/%6ceonardo/env", b"").status == 403
+            status = ask(service, "GET", html.unescape(link), secret).status_code
+            assert status == (404 if "resnet101" in link else 200), (page, link)  # not in the catalogue
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,18 @@
 import asyncio
 import threading
 from dataclasses import replace
+from urllib.parse import parse_qs
 
 import pytest
 from fastapi.testclient import TestClient
 
+from ncclt.core.api_key import ApiKey, Role
+from ncclt.core.rollout import draw
 from ncclt.errors import StoreError
 from ncclt.store import open_store
 from ncclt.store.recommendations import Changes
 from ncclt_api import answers
-from ncclt_api.answers import LAST_GOOD_S, AnswersMiddleware
+from ncclt_api.answers import JOB_S, LAST_GOOD_S, MADE, Answers, AnswersMiddleware, Reply, split_job
 from ncclt_api.app import create_app
 
 ENV = "/v1/clusters/leonardo/env"
@@ -25,22 +28,38 @@ def patient(monkeypatch):
     monkeypatch.setattr(answers, "_LOOK_S", PATIENT_S)
 
 
-class Application:
-    """Counts its answers; one may be held back."""
+class Shape:
+    """Answers of one shape: each job gets one of `variants`."""
 
-    def __init__(self, status=200):
+    def __init__(self, pair, number, variants):
+        self.pair, self.number, self.variants, self.asked = pair, number, variants, 0
+
+    def reply(self, job):
+        self.asked += 1
+        body = b"answer %d" % self.number
+        if self.variants > 1:
+            body += b", variant %d" % (int(draw("seed", job) * self.variants))
+        return Reply(headers=[(b"etag", b'"%d"' % self.number)], etag=f'"{self.number}"', body=body)
+
+
+class Application:
+    """Counts the answers that it makes; one may be held back."""
+
+    def __init__(self, status=200, variants=1):
         self.made = 0
         self.status = status
         self.held = None
+        self.variants = variants
 
     async def __call__(self, scope, receive, send):
         self.made += 1
-        body = b"answer %d" % self.made
+        number = self.made
         if self.held:
             await self.held.wait()
-        headers = [(b"etag", b'"%d"' % self.made), (b"content-length", b"%d" % len(body))]
-        await send({"type": "http.response.start", "status": self.status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        model = parse_qs(scope["query_string"].decode())["model"][0]
+        scope[MADE].append(Shape((scope["path"].split("/")[3], model), number, self.variants))
+        await send({"type": "http.response.start", "status": self.status, "headers": []})
+        await send({"type": "http.response.body", "body": b"answer %d" % number})
 
 
 class Store:
@@ -68,11 +87,12 @@ class Store:
 class Service:
     """The middleware with a clock of its own; `get` sends one request."""
 
-    def __init__(self, app=None, fresh_s=0.0):
-        self.app, self.store, self.now_s = app or Application(), Store(), 100.0
-        self.asks = AnswersMiddleware(self.app, store=lambda: self.store, fresh_s=fresh_s, clock=lambda: self.now_s)
+    def __init__(self, app=None, fresh_s=0.0, key=None):
+        self.app, self.store, self.now_s, self.key = app or Application(), Store(), 100.0, key
+        self.answers = Answers(lambda: self.store, fresh_s=fresh_s, clock=lambda: self.now_s)
+        self.asks = AnswersMiddleware(self.app, answers=self.answers)
 
-    async def get(self, cluster="a", model="m", if_none_match=None):
+    async def get(self, cluster="a", model="m", if_none_match=None, job=""):
         sent = []
 
         async def send(message):
@@ -80,8 +100,9 @@ class Service:
 
         headers = [(b"if-none-match", if_none_match)] if if_none_match else []
         path = f"/v1/clusters/{cluster}/env"
+        query = f"model={model}" + (f"&job={job}" if job else "")
         scope = {"type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "headers": headers,
-                 "query_string": f"model={model}".encode()}  # fmt: skip
+                 "query_string": query.encode(), "ncclt.key": self.key}  # fmt: skip
         await self.asks(scope, None, send)
         return sent[0]["status"], b"".join(message.get("body", b"") for message in sent), dict(sent[0]["headers"])
 
@@ -182,11 +203,82 @@ def test_a_database_that_hangs_counts_as_away(monkeypatch):
         service.now_s += 100
         assert (await service.get())[2][b"age"] == b"200"  # without waiting for the first look
         service.store.answering.set()
-        await until(lambda: service.asks._look is None)
+        await until(lambda: service.answers._look is None)
         monkeypatch.setattr(answers, "_LOOK_S", PATIENT_S)
         assert b"age" not in (await service.get())[2]
 
     run(test)
+
+
+def test_jobs_that_were_never_seen_are_answered_while_the_database_is_away():
+    async def test():
+        service = Service(Application(variants=2))
+        await service.get(job="first")
+        service.store.away = True
+        service.now_s += 3600
+        answers = [await service.get(job=f"job{n}") for n in range(1000)]
+        assert {status for status, _, _ in answers} == {200}
+        assert {body for _, body, _ in answers} == {b"answer 1, variant 0", b"answer 1, variant 1"}
+        assert service.app.made == 1
+
+    run(test)
+
+
+def test_a_job_is_given_one_answer_whatever_is_published_meanwhile():
+    async def test():
+        service = Service()
+        first = (await service.get(job="mine"))[1]
+        service.store.change("a", "m")
+        service.now_s += JOB_S / 2
+        assert (await service.get(job="other"))[1] == b"answer 2"
+        assert (await service.get(job="mine"))[1] == first == b"answer 1"
+        service.app.status = 404  # it was retired: a node that comes late still gets what the others have
+        service.store.change("a", "m")
+        assert (await service.get(job="mine"))[1] == b"answer 1"
+        assert (await service.get(job="new"))[0] == 404
+        service.now_s += JOB_S / 2
+        assert (await service.get(job="mine"))[0] == 404
+
+    run(test)
+
+
+def test_what_jobs_were_given_does_not_fill_the_memory(monkeypatch):
+    monkeypatch.setattr(answers, "_MOST_JOBS", 10)
+
+    async def test():
+        service = Service()
+        for n in range(30):
+            await service.get(job=f"j{n}")
+        assert len(service.answers._given) == 10
+        service.now_s += JOB_S
+        await service.get(job="last")
+        assert len(service.answers._given) == 1
+
+    run(test)
+
+
+def test_a_key_of_another_cluster_is_passed_on_to_the_route():
+    async def test():
+        service = Service(key=ApiKey(id="k", role=Role.ENV, clusters=("b",)))
+        service.app.status = 404
+        with pytest.raises(KeyError):  # the route makes its own answer
+            await service.get("a")
+        assert (await service.get("b"))[0] == 404
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("query", "split"),
+    [
+        (b"model=m", (b"model=m", "")), (b"model=m&job=a%20b", (b"model=m", "a b")),
+        (b"job=a&model=m&job=b", (b"model=m", "b")), (b"model=m&%6Aob=a", None),
+        (b"model=%C3%BC", (b"model=%C3%BC", "")),
+        (b"model=m&job=" + b"x" * 301, None), (b"job=%E2%82%AC", (b"", "\u20ac")),
+    ],
+)  # fmt: skip
+def test_the_job_is_taken_out_of_the_query(query, split):
+    assert split_job(query) == split
 
 
 def test_errors_and_what_an_old_store_says_are_not_kept():
@@ -207,7 +299,7 @@ def test_many_answers_do_not_fill_the_memory(monkeypatch):
         service = Service()
         for n in range(30):
             await service.get(model=f"m{n}")
-        assert len(service.asks._kept) == 10
+        assert len(service.answers._kept) == 10
         assert (await service.get(model="m29"))[1] == b"answer 30"
         assert (await service.get(model="m0"))[1] == b"answer 31"
 

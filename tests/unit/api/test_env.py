@@ -128,3 +128,22 @@ def test_a_job_that_names_its_driver_or_topology_gets_nothing_of_another(client)
         refused = client.get(ENV, params={"model": "bert", **JOB, name: "x1"})
         assert refused.status_code == 409
         assert f"{word}: measured with an unknown one, asked for x1" in refused.json()["detail"]
+
+
+def test_accept_stands_in_for_the_format(client):
+    for accept, start, media in (
+        ("text/x-shellscript", "export ", "text/x-shellscript; charset=utf-8"),
+        ("application/json", "{", "application/json"),
+        ("text/html, text/csv;q=0.9", "# ncclt-table", "text/csv; charset=utf-8"),
+        ("*/*", "export ", "text/plain; charset=utf-8"),
+    ):
+        answer = client.get(ENV, params={"model": "bert", **JOB}, headers={"Accept": accept})
+        assert answer.text.startswith(start)
+        assert answer.headers["content-type"] == media
+
+
+def test_no_text_of_a_query_reaches_a_header(client):
+    for name, value in (("wait", "1"), ("etag", "\u20ac"), ("job", "\u20ac\r\nX-Evil: 1")):
+        answer = client.get(ENV, params={"model": "bert", **JOB, name: value})
+        assert answer.status_code == (200 if name == "job" else 422)
+        assert "x-evil" not in answer.headers

@@ -6,6 +6,7 @@ from fastapi.testclient import TestClient
 
 from ncclt.errors import StoreError
 from ncclt.store import Migration, open_store, open_to_read
+from ncclt.store.recommendations import Changes
 from ncclt_api.app import create_app, open_service_store
 
 
@@ -14,15 +15,18 @@ class BrokenStore:
 
     optuna_url = "sqlite:///gone.db"
 
-    def ping(self):
+    def changes(self, _since):
+        raise StoreError("the database is gone", hint="start it again")
+
+    def migration(self):
         raise StoreError("the database is gone", hint="start it again")
 
 
 class OldStore:
     """A store whose tables are behind."""
 
-    def ping(self):
-        pass
+    def changes(self, since):
+        return Changes(number=since, pairs=frozenset())
 
     def migration(self):
         return Migration(current="0001", head="0002")
@@ -42,6 +46,25 @@ def test_without_its_store_the_service_is_alive_but_not_ready():
     assert answer.status_code == 503
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.json()["hint"] == "start it again"
+
+
+def test_without_its_store_the_service_is_ready_while_it_keeps_answers(samples, empty_store, monkeypatch):
+    """Otherwise all replicas would leave the load balancer at once, and jobs that start would get nothing."""
+    samples.fill(empty_store)
+    job = {"model": "bert", "nodes": 2, "gpus_per_node": 4, "nccl_version": "2.22.3", "simulated": "allow"}
+    with TestClient(create_app(empty_store, fresh_s=0)) as client:
+        assert client.get("/v1/clusters/leonardo/env", params={**job, "job": "first"}).status_code == 200
+
+        def away(*_given, **_named):
+            raise StoreError("the database is gone")
+
+        for name in ("changes", "migration", "newest"):
+            monkeypatch.setattr(empty_store, name, away)
+        ready = client.get("/readyz")
+        assert (ready.status_code, ready.json()["away"]) == (200, ["database"])
+        for n in range(100):
+            assert client.get("/v1/clusters/leonardo/env", params={**job, "job": f"new{n}"}).status_code == 200
+        assert client.get("/v1/clusters/leonardo/env", params={**job, "nodes": 3}).status_code == 503
 
 
 def test_tables_that_are_behind_are_not_ready_and_the_hint_says_what_to_do():

@@ -119,7 +119,7 @@ def test_a_roll_out_is_the_same_for_every_rank_and_ends_by_itself(store, client)
             break
     assert said.json()["state"] == "lost"
     assert number < 80
-    assert {given(client, f"job {n}") for n in range(20)} == {"a"}
+    assert {given(client, f"later {n}") for n in range(20)} == {"a"}
     assert client.get("/v1/recommendations/b/history").json()["items"][0]["who"] == "guard"
     assert 'ncclt_rollouts{cluster="pair",state="lost"} 1.0' in client.get("/metrics").text
 
@@ -159,7 +159,7 @@ def test_made_up_jobs_end_no_roll_out(store, client):
 
 
 def test_a_report_is_kept_with_key_and_address(store, client):
-    store.add_key(ApiKey(id="one", role=Role.REPORT), digest=digest_of("one"))
+    store.add_key(ApiKey(id="one", role=Role.ENV), digest=digest_of("one"))
     store.set_rules(ClusterRules(cluster="pair", percent=50), By(who="ann"))
     store.publish(sample_recommendation("b"))
     (rollout,) = store.rollouts()

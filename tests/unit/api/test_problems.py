@@ -153,7 +153,7 @@ def test_a_browser_gets_a_page_outside_the_api(client):
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [("GET", "/api/v1/studies", 404), ("GET", "/api", 404), ("GET", "/v2/env", 404),
-     ("POST", "/api/v1/env", 405), ("DELETE", "/", 405), ("PUT", "/healthz", 405), ("GET", "/v1/studies?limit=x", 422),
+     ("POST", "/api/v1/env", 404), ("DELETE", "/", 405), ("PUT", "/healthz", 405), ("GET", "/v1/studies?limit=x", 422),
      ("POST", "/nothing", 404), ("GET", "/assets/none.js", 404)],
 )  # fmt: skip
 @pytest.mark.parametrize("accept", ["*/*", "text/html,*/*;q=0.8"])

@@ -61,7 +61,7 @@ def test_every_refusal_for_the_service_s_own_sake_names_its_cause(lines, monkeyp
     assert "is away" in events()[-1]["cause"]
     assert "pass" not in events()[-1]["cause"]
 
-    monkeypatch.setattr(Store, "study", lambda *_: 1 / 0)
+    monkeypatch.setattr(Store, "study", lambda *_, **_scope: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         service.get("/v1/studies/5e1f00aa")
     assert (events()[-1]["status"], "ZeroDivisionError" in events()[-1]["cause"]) == (500, True)

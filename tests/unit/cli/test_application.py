@@ -29,7 +29,7 @@ def call(*words, **environ):
         (("tune", "--time", "long"), "invalid value for '--time': must be a number", "`ncclt tune --help`"),
         (("tune", "--warm=maybe"), "option '--warm' does not take a value", "`ncclt tune --help` shows what it takes"),
         (("tune", "--nodes"), "option '--nodes' requires an argument", "`ncclt tune --help` shows what it takes"),
-        (("report", "x", "--format", "y"), "invalid value for '--format': 'y' is not one of", "`ncclt report --help`"),
+        (("serve", "--port", "y"), "invalid value for '--port': must be a whole number", "`ncclt serve --help`"),
         (("tune", "bert"), "got unexpected extra argument(s) (bert)", "`ncclt tune --help` shows what it takes"),
         (("--quite",), "no such option: --quite", "`ncclt --help` shows what it takes"),
         (("profile", "shwo"), "no such command 'shwo'", "`ncclt profile --help` shows what it takes"),

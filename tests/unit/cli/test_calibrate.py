@@ -17,6 +17,7 @@ from ncclt.core.study import Phase, Study, StudyState, Trial
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import UsageError
 from ncclt.measure.simulated import SimulatedRunner
+from ncclt.testing.landscapes import write_landscape
 
 MESSAGES = tuple(
     Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=1 << power, group_size=8, spans_nodes=True)
@@ -73,10 +74,9 @@ def test_studies_of_one_version_count_and_the_others_are_named(command):
 
 def test_times_that_the_clusters_ports_rule_out_are_refused(command, tmp_path):
     """They are of another cluster, or its file names other ports; of a recorded table ports are only guessed."""
-    head = "system,gpus,nodes,gpus_per_node,nccl_version,collective,dtype,size_bytes,algo,proto,nchannels,time_us\n"
-    nccl = command.store.cluster("leonardo").nccl_version
-    rows = [f"a,8,2,4,{nccl},all_reduce,float,{size << 20},,,,{size * 5}\n" for size in (64, 128, 256, 512)]
-    (tmp_path / "t.csv").write_text(head + "".join(rows))
+    shape = {"nodes": 2, "gpus_per_node": 4, "nccl_version": command.store.cluster("leonardo").nccl_version}
+    rows = [{**shape, "size_bytes": size << 20, "time_us": size * 5} for size in (64, 128, 256, 512)]
+    write_landscape(tmp_path / "t.csv", rows)
     with pytest.raises(UsageError, match="64 MiB float32 on 2 nodes of leonardo took 320 µs, and its ports"):
         fitted(command, "--from", str(tmp_path / "t.csv"))
 
@@ -85,17 +85,6 @@ def test_only_studies_of_another_version_are_refused_with_the_reason(command):
     add_study(command, "older", nccl_version="2.11.4")
     with pytest.raises(UsageError, match=r"no study .*1 study is left out: measured with NCCL 2\.11\.4"):
         command(calibrate, "leonardo", "--from", "studies")
-
-
-def test_a_table_of_several_versions_asks_which(command, tmp_path):
-    table = tmp_path / "times.csv"
-    head = "system,gpus,nodes,collective,size_bytes,algo,proto,nchannels,nccl_version,time_us"
-    rows = [f"m,8,2,all_reduce,{1 << p},,,,{v},{p * 20}" for v in ("2.18.5", "2.27.3") for p in range(12, 24)]
-    table.write_text("\n".join([head, *rows]))
-    with pytest.raises(UsageError, match="2 systems, versions or conditions") as raised:
-        command(calibrate, "leonardo", "--from", str(table))
-    assert "--where" in raised.value.hint
-    assert fitted(command, "--from", str(table), "--where", "nccl_version=2.27.3")[0]["points"] == 12
 
 
 def test_a_dry_run_lists_the_launches_and_starts_none(command, tmp_path):

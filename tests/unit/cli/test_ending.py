@@ -17,6 +17,7 @@ from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.measure.target import Target
 from ncclt.pipeline.tune import TuneResult
 from ncclt.prove.message_table import MessageRow
+from ncclt.testing.landscapes import write_landscape
 from ncclt.testing.samples import sample_study
 from ncclt_api.pages.report import study_report
 
@@ -24,25 +25,21 @@ KIB = 1024
 MIB = 1024 * KIB
 TIMES_US = {
     # Ring/LL128 is best for large messages and bad for small ones; forced variables can only be ring/simple.
-    ("default", "", ""): (20.0, 1000.0),
-    ("", "ring", "ll128"): (40.0, 800.0),
-    ("", "ring", "simple"): (30.0, 1010.0),
+    ("", ""): (20.0, 1000.0),
+    ("ring", "ll128"): (40.0, 800.0),
+    ("ring", "simple"): (30.0, 1010.0),
 }
 
 
 @pytest.fixture
 def recorded(command, tmp_path):
     """A call of `tune` on a recording of two sizes."""
-    names = (
-        "system gpus nodes interconnect nccl_version collective dtype size_bytes algo proto nchannels other_env time_us"
-    )
-    head = ",".join(names.split())
     rows = [
-        f"box,8,1,NVLink,2.27.3,all_reduce,float32,{size},{algo},{proto},,{kind},{time}"
-        for (kind, algo, proto), times in TIMES_US.items()
+        {"nccl_version": "2.27.3", "size_bytes": size, "algo": algo, "proto": proto, "time_us": time}
+        for (algo, proto), times in TIMES_US.items()
         for size, time in zip((4 * KIB, 32768 * KIB), times, strict=True)
     ]
-    (path := tmp_path / "box.csv").write_text("\n".join([head, *rows]) + "\n")
+    path = write_landscape(tmp_path / "box.csv", rows)
     command.store.add_workload(
         Workload(
             name="mine",
@@ -106,18 +103,17 @@ def test_what_was_not_measured_is_told_wherever_the_result_is(recorded, command)
 def test_what_the_probes_of_the_proof_took_from_the_policy_is_told_on_the_page_too(recorded, command, tmp_path):
     """Ring/LL is fast at the workload's own size alone."""
     rows = [
-        f"box,8,1,NVLink,2.27.3,all_reduce,float32,{size},{algo},{proto},,{time}"
+        {"nccl_version": "2.27.3", "size_bytes": size, "algo": algo, "proto": proto, "time_us": time}
         for (algo, proto), times in {("", ""): (20.0, 1000.0), ("ring", "ll"): (10.0, 1200.0)}.items()
         for size, time in zip((27 * MIB, 32 * MIB), times, strict=True)
     ]
-    head = "system,gpus,nodes,interconnect,nccl_version,collective,dtype,size_bytes,algo,proto,nchannels,time_us"
-    (tmp_path / "near.csv").write_text("\n".join([head, *rows]) + "\n")
+    write_landscape(tmp_path / "near.csv", rows)
     message = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=27 * MIB)
     mine = command.store.workload("mine")
     command.store.add_workload(replace(mine, name="near", messages=(MessageCalls(message=message, calls_per_step=1),)))
     text = recorded("--model", "near", "--landscape", str(tmp_path / "near.csv"))
     study = command.store.studies().items[0].study
-    for said in (text, command(show, study.id), study_report(command.store, study, "html").lower()):
+    for said in (text, command(show, study.id), study_report(command.store, study).lower()):
         assert "the rules stop short of" in said
 
 

@@ -1,14 +1,13 @@
 """`ncclt jobs` and what `ncclt worker` refuses."""
 
 import json
-import sys
 
 import pytest
 from typer.testing import CliRunner
 
 from ncclt.cli import worker
-from ncclt.cli.jobs import app, require_jobs_extra
-from ncclt.errors import MissingDependencyError, NotFoundError, StoreError, UsageError
+from ncclt.cli.jobs import app
+from ncclt.errors import NotFoundError, StoreError, UsageError
 from ncclt.store import open_store
 
 WHAT = ("--cluster", "leonardo", "--model", "bert")
@@ -87,14 +86,6 @@ def test_reading_makes_no_queue(tmp_path, monkeypatch, has_store):
 def test_bad_requests_are_refused(call, words, kind):
     with pytest.raises(kind):
         call(*words)
-
-
-def test_without_the_extra_the_hint_names_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "dbos", None)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(MissingDependencyError) as refused:
-        require_jobs_extra()
-    assert refused.value.hint == "pip install 'ncclt[jobs]'"
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,9 @@ def call(command):
 
 
 def test_a_key_is_created_listed_and_revoked(call, command):
-    secret = call("create", "--role", "report", "--cluster", "leonardo", "--note", "job starts").strip()
+    secret = call("create", "--role", "env", "--cluster", "leonardo", "--note", "job starts").strip()
     (key,) = json.loads(call("list", "--json"))["keys"]
-    assert (key["role"], key["clusters"], key["note"], key["revoked"]) == ("report", ["leonardo"], "job starts", "")
+    assert (key["role"], key["clusters"], key["note"], key["revoked"]) == ("env", ["leonardo"], "job starts", "")
     assert key["expires"][:4] > key["created"][:4]
     assert list(command.store.keys()) == [digest_of(secret)]
     assert secret.encode() not in command.store.path.read_bytes()

@@ -11,11 +11,11 @@ from ncclt.cli.tune import tune
 from ncclt.core.message import Collective, Message
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import NotFoundError, UsageError
+from ncclt.testing.landscapes import write_landscape
 from ncclt_api.documents import study_detail
 from ncclt_api.pages.report import study_report
 
 KIB = 1024
-HEAD = "system,gpus,nodes,interconnect,nccl_version,collective,dtype,size_bytes,algo,proto,nchannels,time_us"
 TIMES_US = {("", ""): (20.0, 1000.0), ("ring", "ll"): (10.0, 1200.0), ("tree", "simple"): (30.0, 800.0)}
 
 
@@ -23,11 +23,11 @@ TIMES_US = {("", ""): (20.0, 1000.0), ("ring", "ll"): (10.0, 1200.0), ("tree", "
 def stored(command, tmp_path):
     """A recording of two sizes, and three workloads: of small messages, of large ones, and of what was not recorded."""
     rows = [
-        f"box,8,1,NVLink,2.27.3,all_reduce,float32,{size},{algo},{proto},,{time}"
+        {"nccl_version": "2.27.3", "size_bytes": size, "algo": algo, "proto": proto, "time_us": time}
         for (algo, proto), times in TIMES_US.items()
         for size, time in zip((4 * KIB, 32768 * KIB), times, strict=True)
     ]
-    (tmp_path / "box.csv").write_text("\n".join([HEAD, *rows]) + "\n")
+    write_landscape(tmp_path / "box.csv", rows)
     for name, collective, size, calls in (
         ("small", Collective.ALL_REDUCE, 4 * KIB, 100),
         ("large", Collective.ALL_REDUCE, 32768 * KIB, 10),
@@ -78,7 +78,7 @@ def test_one_study_shows_the_gain_of_every_part(stored, tmp_path):
     ]  # fmt: skip
     detail = study_detail(stored.store, stored.store.study(study.id), stored.store.recommendations(study=study.id))
     assert [part.model_dump(mode="json") for part in detail.parts] == parts
-    html = study_report(stored.store, stored.store.study(study.id), "html")
+    html = study_report(stored.store, stored.store.study(study.id))
     section = html[html.index("Gain per part") : html.index("As plain variables")]
     assert all(word in section for word in ("small", "2.000×", "1.250×", "no proof: none of its messages"))
 

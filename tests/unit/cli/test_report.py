@@ -1,7 +1,6 @@
 """`ncclt report`: one file that loads nothing."""
 
 import re
-import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -140,13 +139,3 @@ def test_an_unknown_study_and_a_place_that_cannot_be_written(stored, tmp_path):
     refused = call(*words, "-o", str(tmp_path / "missing" / "report.html"))
     assert refused.exit_code == 2
     assert "cannot be written" in refused.stderr
-
-
-def test_a_missing_extra_is_named(stored, monkeypatch):
-    words = stored()
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "jinja2" else object())
-    refused = call(*words)
-    assert refused.exit_code == 1
-    assert "a report needs jinja2" in refused.stderr
-    assert "pip install 'ncclt[api]'" in refused.stderr

@@ -11,21 +11,22 @@ from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT
 from ncclt.errors import InputError, NccltError, UsageError
 from ncclt.measure.simulated import SimulatedRunner
+from ncclt.testing.landscapes import write_landscape
 
 
 def table(command, folder):
     """Times of the default on one and two nodes of leonardo, by another cluster: twice the latency."""
     cluster = command.store.cluster("leonardo")
-    lines = ["system,gpus,nodes,collective,size_bytes,algo,proto,nchannels,time_us"]
+    paths = []
     for nodes in (1, 2):
+        rows = []
         runner = SimulatedRunner(cluster.sized(nodes=nodes), seed=0, sigma=0)
         for size in (2**k for k in range(12, 27)):
             message = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=size)
             time_us = 20 + 1.5 * runner.expected_us(DEFAULT, message)
-            lines.append(f"mine,{4 * nodes},{nodes},all_reduce,{size},,,,{time_us:.2f}")
-    path = folder / "times.csv"
-    path.write_text("\n".join(lines))
-    return path
+            rows.append({"nodes": nodes, "gpus_per_node": 4, "size_bytes": size, "time_us": round(time_us, 2)})
+        paths.append(str(write_landscape(folder / f"times{nodes}.csv", rows)))
+    return paths
 
 
 def test_a_table_like_that_of_nccl_tests_is_labelled(command):
@@ -69,10 +70,10 @@ def test_a_cluster_without_a_network_has_no_second_node(command):
 
 
 def test_calibrated_times_are_kept_shown_and_used_and_extrapolation_is_marked(command, tmp_path):
-    said = command(calibrate, "leonardo", "--from", str(table(command, tmp_path)), "--as", "mine")
+    said = command(calibrate, "leonardo", *(f"--from={path}" for path in table(command, tmp_path)), "--as", "mine")
     assert "times calibrated, ranking not" in said
     shown = command(show, "mine")
-    assert "from times.csv: 30 times" in shown
+    assert "from times1.csv: 15 times\nfrom times2.csv: 15 times" in shown
     assert "against the usual constants" in shown
     words = ("--cluster", "mine", "--sizes", "64K,512M", "--nodes", "2,64", "--json")
     rows = {(r["nodes"], r["size_bytes"]): r for r in json.loads(command(simulate, *words))["rows"]}

@@ -4,7 +4,7 @@ import pytest
 
 from ncclt.core.api_key import PREFIX, ApiKey, Role, digest_of, new_secret
 
-ROLES = ["read", "report", "tune", "approve", "admin"]
+ROLES = ["env", "read", "tune", "approve", "admin"]
 
 
 @pytest.mark.parametrize("number", range(len(ROLES)), ids=ROLES)

@@ -39,6 +39,12 @@ def test_the_table_goes_with_the_variables_that_it_needs():
     }  # fmt: skip
 
 
+def test_the_checksum_of_the_table_goes_with_its_path():
+    table = (GOLDEN / "tuned.tuner-csv").read_text()
+    checksum = table.splitlines()[0].rpartition("fnv1a=")[2]
+    assert dict(plan(replace(OFFER, table=table)).set_env)["NCCLT_POLICY_CHECKSUM"] == checksum
+
+
 def test_without_plugin_the_variables_are_set_and_that_is_said():
     handover = plan(plugin=None)
     assert handover.form is Form.VARIABLES
@@ -72,7 +78,7 @@ def test_a_table_that_a_node_may_lack_is_not_used(nodes, argv, environ, shared, 
 
 
 @pytest.mark.parametrize(
-    "own", ["NCCL_ALGO", "NCCL_MAX_CTAS", "NCCL_BUFFSIZE", "NCCL_TUNER_PLUGIN", "NCCLT_POLICY_SHM"]
+    "own", ["NCCL_ALGO", "NCCL_MAX_CTAS", "NCCL_BUFFSIZE", "NCCL_TUNER_PLUGIN", "NCCLT_POLICY_SHM", "NCCLT_TABLE"]
 )
 def test_the_users_own_variable_wins_and_nothing_is_mixed_with_it(own):
     handover = plan(environ={own: "mine", "NCCL_IB_HCA": "mlx5"})

@@ -66,7 +66,6 @@ def test_a_landscape_goes_with_replay_alone():
         ({"nccl_tests": Path("build")}, "--nccl-tests does not apply"),
         ({"launcher": "replay", "landscape": Path("x.csv"), "parallel": 2}, "--parallel does not apply .* replayed"),
         ({"launcher": "replay", "cluster": "leonardo"}, "leonardo is not a recorded cluster"),
-        ({"where": ("gpus=4",)}, "--where needs --landscape"),
         ({"launcher": "ssh", "hosts": ("a",), "hostfile": Path("b")}, "not both"),
         ({"parallel": 0}, "at least 1"),
     ],

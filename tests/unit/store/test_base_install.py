@@ -7,6 +7,8 @@ import pytest
 
 from ncclt.store import open_to_read
 
+H100 = ("--cluster", "dgx-h100", "--nodes", "2")
+DEGRADED = 4
 ABSENT = ("sqlalchemy", "alembic", "numpy", "scipy", "optuna", "torch", "fastapi")
 
 
@@ -31,12 +33,23 @@ def base(tmp_path):
         (("profile", "show", "bert"), "all_reduce"),
         (("cluster", "list"), "leonardo"),
         (("cluster", "show", "dgx-h100", "--toml"), 'nic_gbps = "50 GB/s"'),
+        (("advise", "--model", "bert", *H100, "--step-ms", "300", "--compute-ms", "250"), "bucket_cap_mb"),
+        (("estimate", "--model", "bert", *H100), "links"),
+        (("upgrade", *H100[:2], "--from", "2.27.3", "--to", "2.28.3"), "nothing that was published"),
+        (("preflight", *H100, "--launcher", "simulate", "--no-store", "--quiet"), "SIMULATED"),
+        (("preflight", *H100, "--launcher", "simulate", "--dry-run"), "launch 1: all_reduce"),
+        (("preflight", "--history"), "verdict"),
+        (("simulate", "--cluster", "dgx-h100", "--sizes", "1M"), "SIMULATED"),
+        (("profile", "diff", "bert", "bert"), "per step"),
+        (("landscape", "list"), "mi355x-2x8"),
+        (("landscape", "show", "mi355x-2x8"), "all_reduce"),
+        (("studies", "list"), "model"),
     ],
 )
-def test_what_is_shipped_can_be_read(base, words, said):
+def test_what_needs_no_store_runs_without_the_extra(base, words, said):
     done = base(*words)
 
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) in ((0, ""), (DEGRADED, ""))
     assert said in done.stdout
 
 
@@ -47,7 +60,7 @@ def test_an_unknown_name_has_the_usual_hint(base):
     assert "did you mean leonardo?" in done.stderr
 
 
-@pytest.mark.parametrize("words", [("studies", "list"), ("cluster", "list", "--storage", "postgresql://u@h/d")])
+@pytest.mark.parametrize("words", [("recommendations", "list"), ("cluster", "list", "--storage", "postgresql://u@h/d")])
 def test_what_needs_a_store_says_what_to_install(base, words):
     done = base(*words)
 

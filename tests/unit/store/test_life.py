@@ -479,7 +479,8 @@ def test_a_change_of_the_rules_is_told_once_and_in_full(store, url):
     assert store.changes(number).pairs == {("pair", "toy")}
     store.set_rules(ClusterRules(cluster="pair"), ANN)
     told = [(e.who, e.why) for e in reversed(store.history()) if e.action is Action.RULES_CHANGED]
-    share, usual = "10 % of jobs at first, loss limit 2 %, wins need approval", "100 % of jobs at first, loss limit 1 %"
+    share = "10 % of jobs at first, loss limit 2 %, wins need approval"
+    usual = "100 % of jobs at first, loss limit 1 %, wins need approval"
     assert told == [
         ("ann", f"approval required, verification not required, {share}"),
         ("bob", f"delivery switched off, approval required, verification required, {share}: looks right"),

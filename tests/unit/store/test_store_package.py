@@ -39,7 +39,7 @@ from ncclt.store import open_store
 try:
     open_store("sqlite:///{tmp_path}/a.db")
 except MissingDependencyError as error:
-    print(error.message, error.hint)
+    print(error.message)
 """
     run = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert "sqlalchemy" in run.stdout

@@ -8,7 +8,7 @@ import typer
 
 from ncclt.cli.completion import cluster_names
 from ncclt.cli.options import AsJson, Model, OldModel, Storage, workload_name
-from ncclt.cli.output import print_json, print_table
+from ncclt.cli.output import note, print_json, print_table
 from ncclt.errors import UsageError
 
 if TYPE_CHECKING:
@@ -176,10 +176,10 @@ def _print(advice: Advice, simulated: bool, recorded: tuple[str, ...]) -> None:
             print(f"       {change.why}")
     for change in (row.change for row in advice.rows if row.prediction is None):
         print(f"not predicted: {change.name}: {change.why}")
-    for note in advice.notes:
-        print(f"note: {note}")
+    for sentence in advice.notes:
+        note(sentence)
     if simulated:
-        print("note: measured times are those of SIMULATED studies")
+        note("measured times are those of SIMULATED studies")
     for label in recorded:
-        print(f"note: measured times are {label}")
+        note(f"measured times are {label}")
     print(f"a prediction proves nothing; test one on real steps with:\n  {_TEST}")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated, Any, TextIO, cast
 
 import typer
 from typer.core import TyperGroup
@@ -17,7 +19,8 @@ from ncclt.cli import completion
 from ncclt.cli.configuration import default_map
 from ncclt.cli.help import VERBS, arrange, heading_of
 from ncclt.cli.output import report
-from ncclt.errors import NccltError, UsageError, in_our_words
+from ncclt.cli.stdio import Styled
+from ncclt.errors import NccltError, UsageError, described, in_our_words
 
 COMMANDS: dict[str, str] = {
     "autotune": "ncclt.cli.autotune",
@@ -78,12 +81,13 @@ class LazyGroup(TyperGroup):
         for one in (command, *getattr(command, "commands", {}).values()):
             one.help = _unwrapped(one.help or "")
             arrange(one)
+            one.format_help = partial(_format_styled, one.format_help)
         return command
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help of the program."""
         arrange(self)
-        super().format_help(ctx, formatter)
+        _format_styled(super().format_help, ctx, formatter)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command that the arguments begin with; suggest the nearest name for an unknown one."""
@@ -110,10 +114,16 @@ class LazyGroup(TyperGroup):
             return super().invoke(ctx)
         except _REFUSED as error:
             raise _refusal(error, ctx) from error
-        except NccltError as error:
+        except (NccltError, ModuleNotFoundError) as error:
             if ctx.params.get("debug"):
                 raise
-            raise typer.Exit(report(error)) from error
+            raise typer.Exit(report(described(error))) from error
+
+
+def _format_styled(write: Callable[[Any, Any], None], ctx: Any, formatter: Any) -> None:
+    """Write a help, which has nothing of a store, with the framework's styles."""
+    with contextlib.redirect_stdout(cast("TextIO", Styled(sys.stdout))):
+        write(ctx, formatter)
 
 
 def _plain(name: str, main: Callable[[Sequence[str]], int]) -> typer.Typer:

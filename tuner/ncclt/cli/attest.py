@@ -157,9 +157,10 @@ def print_attestation(attestation: Attestation, *, to_stderr: bool) -> None:
         to_stderr: stdout belongs to the job.
     """
     out = sys.stderr if to_stderr else sys.stdout
-    out.write(
+    say(
         f"ncclt: {attestation.recommendation} ({attestation.model} on {attestation.cluster}, as {attestation.form}) "
-        f"{_WORDS[attestation.effect]}: {attestation.reason}\n"
+        f"{_WORDS[attestation.effect]}: {attestation.reason}",
+        to_stdout=not to_stderr,
     )
     if attestation.rows:
         from ncclt.core.message import format_bytes
@@ -187,4 +188,4 @@ def print_attestation(attestation: Attestation, *, to_stderr: bool) -> None:
     if attestation.calls_unruled:
         out.write(f"{attestation.calls_unruled} calls are left to NCCL by the policy\n")
     for note in attestation.notes:
-        out.write(f"note: {note}\n")
+        say(f"note: {note}", to_stdout=not to_stderr)

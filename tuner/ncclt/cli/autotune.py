@@ -19,7 +19,7 @@ from ncclt.cli.output import EXIT_INTERRUPTED, interruptible, print_json, say
 from ncclt.cli.spread import Fields, spread, words_of
 from ncclt.core.effort import Effort
 from ncclt.core.option import Option
-from ncclt.errors import NotFoundError, UsageError
+from ncclt.errors import NotFoundError, UsageError, require_extra
 from ncclt.measure.target import Target
 from ncclt.prove.comparison import Comparison
 
@@ -143,13 +143,12 @@ def autotune(
     Ctrl-C stops at any stage, and the same command resumes: what is stored is not repeated. Another command, folder,
     shape or script is another job.
     """
+    require_extra("tune")
     from ncclt.measure.open_testbed import chosen_cluster
-    from ncclt.measure.testbed import require_tune_extra
     from ncclt.pipeline.autotune import name_of_job, target_of_job
     from ncclt.store import open_store, open_to_read
     from ncclt.store.location import locate
 
-    require_tune_extra()
     argv = tuple(command or ())
     if model or profile:
         model = workload_name(model, profile)

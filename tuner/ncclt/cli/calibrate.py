@@ -13,7 +13,7 @@ import typer
 from ncclt.cli.completion import cluster_names
 from ncclt.cli.options import AsJson, DryRun, ReplaceCluster, Storage
 from ncclt.cli.output import print_json, print_table, say
-from ncclt.errors import UsageError
+from ncclt.errors import UsageError, require_extra
 
 if TYPE_CHECKING:
     from ncclt.core.calibration import Calibration
@@ -37,12 +37,9 @@ def calibrate(
         typer.Option(
             "--from",
             metavar="FILE|studies",
-            help="Output of nccl-tests, table in CSV, or `studies`: those of this cluster in the store. Repeatable.",
+            help="Output of nccl-tests, landscape CSV, or `studies`: those of this cluster in the store. Repeatable.",
         ),
     ] = [],  # noqa: B006 - typer copies it
-    where: Annotated[
-        list[str], typer.Option(help="Take only rows of tables with COLUMN=VALUE (patterns with * allowed).")
-    ] = [],  # noqa: B006
     named: Annotated[str, typer.Option("--as", help="Name of the calibrated cluster. Default: NAME-calibrated.")] = "",
     nodes: Annotated[int | None, typer.Option(help="Nodes of the job that probes.")] = None,
     gpus_per_node: Annotated[int | None, typer.Option(help="GPUs per node of all the times. Default: all.")] = None,
@@ -71,13 +68,12 @@ def calibrate(
     forced settings, calibrate both. `ncclt cluster show` lists the fitted constants with their intervals. What is
     simulated beyond twice the fitted sizes and nodes is marked as extrapolated.
     """
+    require_extra("tune")
     from ncclt.core.name import checked_name
     from ncclt.measure.simulated.calibrate import calibrate as fit
     from ncclt.measure.simulated.calibrate import require_possible
-    from ncclt.measure.testbed import require_tune_extra
     from ncclt.store import open_store, open_to_read
 
-    require_tune_extra()
     if not sources and not probe:
         raise UsageError("there are no times to calibrate with", hint="give --from FILE, --from studies, or --probe")
     if not probe and (launcher or hosts or nccl_tests or times):
@@ -89,7 +85,7 @@ def calibrate(
     with open_to_read(storage) as store:
         described = replace(store.cluster(name), calibration=None)
         cluster = described.sized(nodes=nodes, gpus_per_node=gpus_per_node)
-        found = [part for source in sources for part in _observed(source, where, cluster, store)]
+        found = [part for source in sources for part in _observed(source, cluster, store)]
         if probe:
             testbed, settings = _probes(cluster, found, launcher, hosts, nccl_tests, store)
             if dry_run:
@@ -143,19 +139,16 @@ def print_calibration(calibration: Calibration) -> None:
         print(f"from {source}")
 
 
-def _observed(source: str, where: Sequence[str], cluster: Cluster, store: Store) -> list[ObservedTimes]:
+def _observed(source: str, cluster: Cluster, store: Store) -> list[ObservedTimes]:
     """Return the times of one --from.
 
     Raises:
-        UsageError: --where has no form COLUMN=VALUE, or no study was measured there.
+        UsageError: no study was measured there.
     """
     from ncclt.measure.simulated.observations import observed_in_file, observed_in_trials
 
     if source != STUDIES:
-        pairs = [text.partition("=") for text in where]
-        if wrong := next((text for text, (_, sign, _) in zip(where, pairs, strict=True) if not sign), None):
-            raise UsageError(f"--where {wrong!r} is not COLUMN=VALUE", hint="for example --where system='4x L40S*'")
-        return [observed_in_file(Path(source), cluster, {column: value for column, _, value in pairs})]
+        return [observed_in_file(Path(source), cluster)]
     found = []
     others: dict[str, int] = {}
     cursor: str | None = None

@@ -39,7 +39,7 @@ def check(
     target: Annotated[
         Target,
         Fields(
-            "cluster nodes gpus_per_node nccl_version points blocks tolerance launcher landscape where benchmark "
+            "cluster nodes gpus_per_node nccl_version points blocks tolerance launcher landscape benchmark "
             "backend nccl_tests hosts hostfile python container namespace kubernetes launcher_arg scratch keep_env "
             "through"
         ),
@@ -68,7 +68,7 @@ def check(
 
     target = target.resolved(os.environ)
     with open_store(storage, makes=False) as store:
-        from ncclt.store.store import utc_now
+        from ncclt.store.clock import utc_now
 
         # A seed of its own for simulated noise: a check must not repeat the study's own launches.
         testbed = open_testbed(target, store, store.workload(model), environ=os.environ, seed=0, ask_driver=False)

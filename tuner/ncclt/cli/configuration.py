@@ -185,7 +185,7 @@ _GROUPS = {
     "profile": ("list", "show", "import", "record", "diff", "model"),
     "cluster": ("list", "show", "add", "detect"),
     "studies": ("list", "show"),
-    "landscape": ("export",),
+    "landscape": ("export", "import"),
     "store": ("migrate", "export", "import", "backup"),
     "keys": ("create", "list", "revoke"),
     "recommendations": (

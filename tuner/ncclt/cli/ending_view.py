@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 import shlex
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import typer
-
-from ncclt.cli.output import print_table
+from ncclt.cli.output import note, print_bold, print_table
 from ncclt.cli.spread import words_of
 from ncclt.core.effort import MAX_BLOCKS, MIN_BLOCKS, Effort
 from ncclt.core.message import format_sizes
@@ -46,8 +43,7 @@ def print_ending(ending: Ending, study: Study, *, trials: int, shown: str, sourc
         _print_parts(ending, study)
     # Where it was recorded, and by whom, is under the table; the sentence would be too long with it.
     mark = ending.label.partition(":")[0]
-    # Bold on a terminal alone.
-    typer.secho(f"\n{f'{mark}: ' if mark else ''}{ending.verdict}", bold=True)
+    print_bold(f"\n{f'{mark}: ' if mark else ''}{ending.verdict}")
     lines = dict(ending.worth)
     if use.command:
         lines["use it"] = use.command
@@ -58,10 +54,10 @@ def print_ending(ending: Ending, study: Study, *, trials: int, shown: str, sourc
     lines["stored"] = f"study {study.name} ({trials} trials) in {shown}"
     lines["page"] = f"http://127.0.0.1:8080/studies/{study.id} while `ncclt serve{source}` runs"
     for word, sentence in lines.items():
-        typer.secho(f"{word + ':':<10}{sentence}", bold=word in ("use it", "continue"))
-    for note in (*ending.notes, ending.other, channels_words(use.proven.effective)):
-        if note:
-            print(f"note:     {note}")
+        (print_bold if word in ("use it", "continue") else print)(f"{word + ':':<10}{sentence}")
+    for sentence in (*ending.notes, ending.other, channels_words(use.proven.effective)):
+        if sentence:
+            note(sentence)
 
 
 def _print_parts(ending: Ending, study: Study) -> None:
@@ -159,6 +155,4 @@ def print_messages(rows: Sequence[MessageRow], study: Study) -> None:
 def _bar(share: float) -> str:
     """Draw a share of the largest saving; empty where nothing is saved."""
     eighths = max(0, round(share * _BAR * 8))
-    if "utf" not in (sys.stdout.encoding or "").lower():
-        return "#" * round(eighths / 8)
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()

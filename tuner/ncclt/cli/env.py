@@ -12,7 +12,7 @@ from typing import NoReturn
 from ncclt.cli.configuration import lookup
 from ncclt.cli.job_request import add_limits, job_request, request_of
 from ncclt.cli.output import report, say
-from ncclt.errors import NccltError, UsageError
+from ncclt.errors import NccltError, UsageError, described
 
 _DESCRIPTION = """\
 Print the environment that was proven for a workload on a cluster, and nothing else.
@@ -110,10 +110,10 @@ def main(argv: Sequence[str]) -> int:
             write_whole(arguments.output, text, option="--output")
         else:
             sys.stdout.write(text)
-    except NccltError as error:
+    except (NccltError, ModuleNotFoundError) as error:
         if arguments.debug:
             raise
-        return report(error)
+        return report(described(error))
     return 0
 
 

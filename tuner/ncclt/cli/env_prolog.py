@@ -138,6 +138,7 @@ def _with_table(
             "NCCL_TUNER_PLUGIN",
             "NCCLT_POLICY",
             "NCCLT_POLICY_SHM",
+            "NCCLT_TABLE",
             *dict(offer.table_variables),
         ],
         needed=[str(placed), str(path)],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import time
 from dataclasses import replace
@@ -14,7 +13,7 @@ from ncclt.cli.completion import cluster_names, model_names
 from ncclt.cli.options import AsJson, Storage
 from ncclt.cli.output import print_json, print_table, say
 from ncclt.core.tuning_job import USUAL_PRIORITY, JobState, JobStatus, StaleJob, TuningJob
-from ncclt.errors import ConflictError, MissingDependencyError, UsageError
+from ncclt.errors import ConflictError, UsageError, require_extra
 from ncclt.pipeline.jobs.remote import RemoteJobs
 
 if TYPE_CHECKING:
@@ -48,17 +47,6 @@ Server = Annotated[
 _USUAL = TuningJob(id="", cluster="", model="")
 
 
-def require_jobs_extra() -> None:
-    """Raise unless the queue can be used.
-
-    Raises:
-        MissingDependencyError: a package of the extra `jobs` is not installed.
-    """
-    for package in ("dbos", "sqlalchemy"):
-        if importlib.util.find_spec(package) is None:
-            raise MissingDependencyError(f"tuning jobs need {package}", hint="pip install 'ncclt[jobs]'")
-
-
 @app.callback()
 def jobs() -> None:
     """Queue, list, cancel and follow tuning jobs, which `ncclt worker` runs."""
@@ -66,7 +54,7 @@ def jobs() -> None:
 
 def _queue(storage: str | None) -> JobQueue:
     """Return the queue of a store; neither is made."""
-    require_jobs_extra()
+    require_extra("jobs")
     from ncclt.store import open_to_read
     from ncclt.store.location import locate
     from ncclt_api.job_queue import JobQueue
@@ -103,7 +91,7 @@ def submit(
 
     With --stale, queue a job for each stale recommendation that has none queued or running, and print a line for each.
     """
-    from ncclt.store.store import utc_now
+    from ncclt.store.clock import utc_now
 
     limits = TuningJob(
         id="", cluster="", model="", trials=trials, seconds=seconds, gpu_hours=gpu_hours, blocks=blocks, seed=seed,
@@ -125,7 +113,7 @@ def submit(
     if server:
         _show(RemoteJobs(server).submit(job, again=again), as_json=as_json)
         return
-    require_jobs_extra()
+    require_extra("jobs")
     from ncclt.store import open_store
     from ncclt_api.job_queue import JobQueue, new_job_id, prepare
 
@@ -144,9 +132,9 @@ def _submit_stale(
 ) -> tuple[StaleJob, ...]:
     if server:
         return RemoteJobs(server).submit_stale(limits, cluster=cluster)
-    require_jobs_extra()
+    require_extra("jobs")
     from ncclt.store import open_store
-    from ncclt.store.store import utc_now
+    from ncclt.store.clock import utc_now
     from ncclt_api.job_queue import JobQueue, prepare, submit_stale
 
     with open_store(storage, makes=False) as store:
@@ -238,7 +226,7 @@ def retry(id: Id, server: Server = None, storage: Storage = None, as_json: AsJso
     if server:
         _show(RemoteJobs(server).retry(id), as_json=as_json)
         return
-    from ncclt.store.store import utc_now
+    from ncclt.store.clock import utc_now
 
     with _queue(storage) as queue:
         _show(queue.retry(id, by="", now=utc_now())[0], as_json=as_json)

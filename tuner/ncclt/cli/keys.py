@@ -44,7 +44,7 @@ def create(
     the file that NCCLT_API_KEY_FILE names.
     """
     from ncclt.store import open_store
-    from ncclt.store.store import utc_now
+    from ncclt.store.clock import utc_now
 
     if len(note) > _MOST_NOTE or not note.isprintable():
         raise UsageError(f"--note has at most {_MOST_NOTE} printable characters")
@@ -67,7 +67,7 @@ def create(
 def list_keys(storage: Storage = None, as_json: AsJson = False) -> None:
     """List the keys, oldest first; secrets are not kept."""
     from ncclt.store import open_to_read
-    from ncclt.store.store import utc_now
+    from ncclt.store.clock import utc_now
 
     with open_to_read(storage) as store:
         found = list(store.keys().values())
@@ -90,7 +90,7 @@ def revoke(
 ) -> None:
     """Revoke a key: every service refuses it within a second."""
     from ncclt.store import open_store
-    from ncclt.store.store import utc_now
+    from ncclt.store.clock import utc_now
 
     with open_store(storage, makes=False) as store:
         key = store.revoke_key(id, now=utc_now())
@@ -105,7 +105,7 @@ def add_first_key(store: Store, file: Path) -> None:
     Raises:
         UsageError: the file cannot be made or read, or holds no secret of a key.
     """
-    from ncclt.store.store import utc_now
+    from ncclt.store.clock import utc_now
 
     if store.keys():
         return

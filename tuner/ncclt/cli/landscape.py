@@ -1,4 +1,4 @@
-"""`ncclt landscape`: recorded clusters, and studies as tables to share."""
+"""`ncclt landscape`: recorded clusters, and how to make one of a study or of outputs of nccl-tests."""
 
 from __future__ import annotations
 
@@ -9,16 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ncclt.cli.completion import recorded_names
+from ncclt.cli.completion import cluster_names, recorded_names
 from ncclt.cli.options import AsJson, Storage
 from ncclt.cli.output import print_json, print_table, say
 from ncclt.errors import NotFoundError, UsageError
 
 if TYPE_CHECKING:
-    from ncclt.core.message import Collective
-    from ncclt.measure.simulated import Landscape
+    from collections.abc import Iterable, Sequence
 
-app = typer.Typer(help="List and show recorded clusters; export a study to share it.", no_args_is_help=True)
+    from ncclt.core.cluster import Cluster
+    from ncclt.core.message import Collective
+    from ncclt.core.setting import Setting
+    from ncclt.measure.simulated import Landscape
+    from ncclt.measure.simulated.landscape_rows import LandscapeRow
+
+app = typer.Typer(help="List, show and import recorded clusters; export a study to share it.", no_args_is_help=True)
 
 _BAR = 12
 """Characters of the longest bar, for twice the speed: a line stays within 80 columns."""
@@ -26,18 +31,17 @@ _BAR = 12
 
 @app.callback()
 def landscape() -> None:
-    """List and show recorded clusters; export a study to share it."""
+    """List, show and import recorded clusters; export a study to share it."""
 
 
 def _loaded(name: str) -> Landscape:
     from ncclt.measure.simulated import load_landscape
-    from ncclt.store.shipped import profiles_folder, recorded_clusters
     from ncclt.user_dirs import recorded_tables
 
     tables = recorded_tables()
     if name not in tables:
         raise NotFoundError(f"there is no recorded cluster {name!r}", hint=f"one of {', '.join(tables)}")
-    return load_landscape(tables[name], {}, cluster=recorded_clusters(profiles_folder())[name])
+    return load_landscape(tables[name])
 
 
 @app.command("list")
@@ -95,7 +99,7 @@ def show(
     print(f"  {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu}, NCCL {cluster.nccl_version}")
     print(f"  links: {cluster.link_class}, {cluster.link_gbps:g} GB/s; network: {network}")
     for text in (*cluster.sources[1:], *found.notes):
-        print(f"  {text}")
+        say(f"  {text}", to_stdout=True)
     for collective, lines in rows.items():
         print(f"\n{collective}, recorded: µs by NCCL's own choice, and by the best recorded setting")
         table = [
@@ -140,37 +144,132 @@ def bar(share: float) -> str:
     return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 
+@app.command("import")
+def import_landscape(
+    logs: Annotated[list[Path], typer.Argument(help="Outputs of nccl-tests: text, or JSON written with -J.")],
+    name: Annotated[str, typer.Option(help="Name of the landscape, and of its cluster.")],
+    cluster: Annotated[
+        str, typer.Option(help="Cluster of the outputs, see `ncclt cluster list`.", autocompletion=cluster_names)
+    ],
+    gpus_per_node: Annotated[int | None, typer.Option(help="GPUs per node of the runs. Default: all.")] = None,
+    settings: Annotated[
+        list[str],
+        typer.Option(
+            "--setting",
+            metavar="[LOG=]SETTING",
+            help="Forced in an output that does not say it: tree/ll, 'ring/simple c=8', default. Repeatable.",
+        ),
+    ] = [],  # noqa: B006 - typer copies it
+    default: Annotated[
+        bool, typer.Option("--default", help="Nothing was forced in outputs that do not say it.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a landscape of this name.")] = False,
+    storage: Storage = None,
+) -> None:
+    """Make a landscape of outputs of nccl-tests, which `ncclt tune --cluster NAME` replays.
+
+    The forced setting is read from command lines (-x NCCL_ALGO=tree) and NCCL_DEBUG=INFO lines of the outputs.
+    """
+    from ncclt import __version__
+    from ncclt.core.name import checked_name
+    from ncclt.measure.simulated.landscape_import import import_logs
+    from ncclt.store import open_to_read
+    from ncclt.user_dirs import landscape_folder
+
+    checked_name(name, "--name", kind="cluster")
+    target = landscape_folder() / f"{name}.csv"
+    with open_to_read(storage) as store:
+        job = store.cluster(cluster).sized(gpus_per_node=gpus_per_node)
+        taken = name in {entry.item.name for entry in store.clusters()}
+    if taken and not (force and target.is_file()):
+        hint = "choose another --name" + (", or add --force" if target.is_file() else "")
+        raise UsageError(f"there is a cluster {name!r} already", hint=hint)
+    of_logs, fallback = _settings(settings, logs, default=default)
+    found = import_logs(logs, job, name=name, settings=of_logs, fallback=fallback, version=__version__)
+    _write(target, found.rows, found.cluster, option="XDG_DATA_HOME")
+    for note in found.notes:
+        say(f"ncclt: {note}")
+    forced = len({row.setting for row in found.rows if not row.setting.is_default})
+    print(f"{name}: {len(found.rows)} times, the default and {forced} setting{'s' * (forced > 1)}, in {target}")
+    print(f"`ncclt tune --cluster {name}` replays them")
+
+
+def _settings(
+    texts: Sequence[str], logs: Sequence[Path], *, default: bool
+) -> tuple[dict[Path, Setting], Setting | None]:
+    """Return the settings of single outputs, and that of all others; None = not given."""
+    from ncclt.core.setting import DEFAULT
+    from ncclt.measure.simulated.sweep import parse_setting
+
+    of_logs: dict[Path, Setting] = {}
+    fallback = DEFAULT if default else None
+    for text in texts:
+        log, sign, setting = text.partition("=")
+        if sign and Path(log) in logs:
+            of_logs[Path(log)] = parse_setting(setting)
+        elif fallback is not None:
+            raise UsageError(
+                f"--setting {text!r} is for all outputs, and so is {'--default' if default else 'another one'}",
+                hint=f"name its output: --setting '{logs[0]}={text}'",
+            )
+        else:
+            fallback = parse_setting(text)
+    return of_logs, fallback
+
+
+def _write(path: Path, rows: Iterable[LandscapeRow], cluster: Cluster, *, option: str) -> None:
+    """Write a landscape: the table, and its cluster beside it; the table last, for it makes both count.
+
+    Raises:
+        UsageError: a file cannot be written.
+    """
+    from ncclt.cli.env import write_whole
+    from ncclt.core.cluster_file import cluster_toml
+    from ncclt.measure.simulated.landscape_rows import write_rows
+
+    text = io.StringIO()
+    write_rows(rows, text)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{path.parent} cannot be made: {error.strerror}", hint=f"give another {option}") from error
+    write_whole(path.with_suffix(".toml"), cluster_toml(cluster), option=option)
+    write_whole(path, text.getvalue(), option=option)
+
+
 @app.command("export")
 def export_study(
     key: Annotated[str, typer.Argument(help="Id, start of an id, or name of the study.")],
-    out: Annotated[Path | None, typer.Option(help="File to write; default: stdout.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="FILE.csv to write, with FILE.toml beside it; default: the table to stdout.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file.")] = False,
     storage: Storage = None,
 ) -> None:
-    """Write the measurements of a study as a table that `ncclt tune --landscape` replays; no hosts, no users."""
+    """Write the measurements of a study as a landscape that `ncclt tune --landscape` replays; no hosts, no users."""
     from ncclt import __version__
-    from ncclt.measure.simulated.export import export
+    from ncclt.core.name import checked_name
+    from ncclt.measure.simulated.export import export, exported_cluster
+    from ncclt.measure.simulated.landscape_rows import write_rows
     from ncclt.store import open_to_read
 
-    if out is not None and out.exists() and not force:
-        raise UsageError(f"{out} exists", hint="name another file, or add --force")
+    if out is not None:
+        if out.suffix != ".csv":
+            raise UsageError(f"{out} has no ending .csv", hint="name it FILE.csv; FILE.toml beside it is the cluster")
+        checked_name(out.stem, "--out", kind="cluster")
+        there = next((path for path in (out, out.with_suffix(".toml")) if path.exists()), None)
+        if there is not None and not force:
+            raise UsageError(f"{there} exists", hint="name another file, or add --force")
     with open_to_read(storage) as store:
         study = store.study(key)
         trials = store.trials(study.id)
-    # The whole table first, so that no file is left half written.
-    text = io.StringIO()
-    rows, notes = export(study, trials, text, version=__version__)
+    rows, notes = export(study, trials, version=__version__)
     if not rows:
         raise UsageError(f"study {study.name} has no measurement to export", hint=" / ".join(notes) or "tune first")
     for note in notes:
         say(f"ncclt: {note}")
     if out is None:
-        sys.stdout.write(text.getvalue())
+        write_rows(rows, sys.stdout)
         return
-    try:
-        out.write_text(text.getvalue(), encoding="utf-8")
-    except OSError as error:
-        raise UsageError(
-            f"{out} cannot be written: {error.strerror}", hint="name a file in a folder of yours"
-        ) from error
-    say(f"ncclt: {rows} measurements of {study.name} are in {out}; `ncclt tune --landscape {out}` replays them")
+    _write(out, rows, exported_cluster(study, rows, name=out.stem), option="--out")
+    say(f"ncclt: {len(rows)} measurements of {study.name} are in {out}; `ncclt tune --landscape {out}` replays them")

@@ -6,11 +6,13 @@ import json
 import os
 import signal
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any, TextIO, cast
 
+from ncclt.cli.stdio import Styled, visible
 from ncclt.errors import (
     NccltError,
     NodesLostError,
@@ -20,11 +22,17 @@ from ncclt.errors import (
     UsageError,
 )
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 EXIT_INTERRUPTED = 130
 """What a shell expects after Ctrl-C: 128 + SIGINT."""
 
 _PIPED_WIDTH = 200
 """Columns of a table that no terminal shows."""
+
+_USUAL_WIDTH = 80
+"""Columns of a terminal that does not tell its size."""
 
 _SHORTEST = 8
 """Characters that remain of a name in a narrow table."""
@@ -50,15 +58,23 @@ def exit_code(error: NccltError) -> int:
 
 def report(error: NccltError) -> int:
     """Write an error and its hint to stderr and return its exit code; stdout stays untouched."""
-    sys.stderr.write(f"ncclt: {error.message}\n")
+    say(f"ncclt: {error.message}")
     if error.hint:
-        sys.stderr.write(f"  hint: {error.hint}\n")
+        say(f"  hint: {error.hint}")
     return exit_code(error)
 
 
 def print_json(document: Any) -> None:
     """Write one JSON document to stdout."""
-    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    is_utf = "utf" in (sys.stdout.encoding or "utf").lower()
+    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=not is_utf) + "\n")
+
+
+def console(*, to_stderr: bool = False, width: int | None = None) -> Console:
+    """Return a console that writes styles; texts from outside are made `visible` before it prints them."""
+    from rich.console import Console
+
+    return Console(file=cast("IO[str]", Styled(sys.stderr if to_stderr else sys.stdout)), width=width)
 
 
 def print_table(
@@ -78,16 +94,16 @@ def print_table(
         numbers: titles of the right-aligned columns.
         to_stderr: write it to stderr instead.
     """
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(stderr=to_stderr)
+    given = console(to_stderr=to_stderr)
     # Piped into a file or a pager, rows must not be folded at 80 columns.
-    width = console.width if console.is_terminal else _PIPED_WIDTH
+    width = given.width if given.is_terminal else _PIPED_WIDTH
+    rows = [[visible(cell) for cell in row] for row in rows]
     widths, gap = _widths(header, rows, numbers, width)
     table = Table(
-        box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="bold", caption=caption or None,
+        box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="bold", caption=visible(caption) or None,
         caption_justify="left",
     )  # fmt: skip
     for title, most in zip(header, widths, strict=True):
@@ -95,7 +111,7 @@ def print_table(
     for row in rows:
         table.add_row(*(Text(_cut(cell, most)) for cell, most in zip(row, widths, strict=True)))
     # A table that cannot be narrower is left to the terminal: it folds lines, and loses none.
-    Console(stderr=to_stderr, width=max(width, sum(widths) + gap * (len(widths) - 1))).print(table)
+    console(to_stderr=to_stderr, width=max(width, sum(widths) + gap * (len(widths) - 1))).print(table)
 
 
 def _widths(
@@ -129,9 +145,40 @@ def _cut(text: str, most: int) -> str:
     )
 
 
-def say(text: str) -> None:
-    """Write a line to stderr."""
-    sys.stderr.write(text + "\n")
+def say(text: str, *, to_stdout: bool = False) -> None:
+    """Write a line to stderr; on a terminal it is folded at blanks, elsewhere it is one line."""
+    stream = sys.stdout if to_stdout else sys.stderr
+    text = visible(text)
+    if stream.isatty():
+        text = "\n".join(_folded(line, _columns(stream)) for line in text.split("\n"))
+    stream.write(text + "\n")
+
+
+def note(text: str) -> None:
+    """Write a note below a table or result on stdout."""
+    say(f"note: {text}", to_stdout=True)
+
+
+def print_bold(text: str) -> None:
+    """Write a line to stdout, bold on a terminal and never folded: a command must be copied whole."""
+    from rich.text import Text
+
+    console().print(Text(visible(text), style="bold"), soft_wrap=True)
+
+
+def _folded(line: str, width: int) -> str:
+    indent = " " * (len(line) - len(line.lstrip()))
+    return textwrap.fill(line, width, subsequent_indent=f"{indent}  ", break_long_words=False, break_on_hyphens=False)
+
+
+def _columns(stream: TextIO) -> int:
+    """Return the columns of the terminal that a stream is."""
+    if (named := os.environ.get("COLUMNS", "")).isdecimal() and int(named):
+        return int(named)
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or _USUAL_WIDTH
+    except OSError:  # no file, or a terminal without a size
+        return _USUAL_WIDTH
 
 
 @contextmanager

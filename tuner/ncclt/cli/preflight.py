@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +14,7 @@ from ncclt.cli.output import EXIT_INTERRUPTED, interruptible, print_json, say
 from ncclt.cli.spread import Fields, spread
 from ncclt.core.effort import MOST_SECONDS
 from ncclt.core.option import Option
-from ncclt.errors import StoreError, UsageError
+from ncclt.errors import MissingDependencyError, StoreError, UsageError
 from ncclt.measure.target import Target
 
 if TYPE_CHECKING:
@@ -159,7 +158,7 @@ def preflight(
     if not hidden:
         mark = " (SIMULATED)" if simulated else ""
         say(f"ncclt: launches run on: {target.launcher}{mark}, {target.reason}")
-    from ncclt.store.store import utc_now
+    from ncclt.store.clock import utc_now
 
     with interruptible():
         probes = Probes(
@@ -188,7 +187,7 @@ def _known(target: Target, storage: str | None, *, keep: bool, writes: bool) -> 
     """
     from ncclt.measure.launched_testbed import on_cpus
     from ncclt.measure.open_testbed import chosen_cluster
-    from ncclt.store import open_store, open_to_read
+    from ncclt.store import only_shipped, open_store, open_to_read
 
     def read(store: Store) -> tuple[Cluster, tuple[Preflight, ...]]:
         cluster = chosen_cluster(target, store)
@@ -201,12 +200,10 @@ def _known(target: Target, storage: str | None, *, keep: bool, writes: bool) -> 
             if writes:
                 store.require_writable()
             return read(store)
-    except StoreError:
+    except (StoreError, MissingDependencyError) as error:
         if keep:
             raise
-    # A store in a temporary folder still has the shipped clusters.
-    with tempfile.TemporaryDirectory() as folder, open_store(f"sqlite:///{folder}/ncclt.db") as nothing:
-        return read(nothing)
+        return read(only_shipped(error))
 
 
 def _hosts(target: Target, cluster: Cluster, *, dry_run: bool) -> tuple[str, ...]:

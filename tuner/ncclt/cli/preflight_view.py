@@ -6,12 +6,12 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from ncclt.cli.launch_view import print_launches
-from ncclt.cli.output import print_json, print_table, say
+from ncclt.cli.output import console, note, print_json, print_table, say
+from ncclt.cli.stdio import visible
 from ncclt.core.message import format_bytes
 from ncclt.core.preflight import State
 from ncclt.core.trial import Outcome
@@ -97,8 +97,8 @@ def print_plan(
     print_launches(launches, texts=False)
     if launches:
         print("--json shows files and whole commands")
-    for note in request.notes:
-        print(f"note: {note}")
+    for sentence in request.notes:
+        note(sentence)
 
 
 def print_preflight(result: Preflight, *, quiet: bool) -> None:
@@ -130,18 +130,18 @@ def print_preflight(result: Preflight, *, quiet: bool) -> None:
 
 
 def _print_map(one: HeatMap) -> None:
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), title=one.title, title_justify="left")
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), title=visible(one.title), title_justify="left")
     table.add_column("%", no_wrap=True)
     for name in one.names:
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(Text(visible(name)), justify="right", no_wrap=True)
     for first in one.names:
         cells = [_cell(None if first == second else one.share(first, second)) for second in one.names]
-        table.add_row(Text(first), *cells)
+        table.add_row(Text(visible(first)), *cells)
     if one.left_out:
         table.caption, table.caption_justify = f"{one.left_out} better ones are not shown", "left"
-    console = Console()
-    wide = max(shutil.get_terminal_size().columns, 200) if not console.is_terminal else None
-    (Console(width=wide) if wide else console).print(table)
+    given = console()
+    wide = max(shutil.get_terminal_size().columns, 200) if not given.is_terminal else None
+    (console(width=wide) if wide else given).print(table)
 
 
 def _cell(share: float | None) -> Text:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ncclt.cli.output import print_table
+from ncclt.cli.output import note, print_table
 from ncclt.core.message import format_bytes
 from ncclt.profile.views.exposure import gain_bound
 from ncclt.profile.views.histogram import SIZE_CLASSES, cross_over, size_classes, traffic
@@ -66,8 +66,8 @@ def print_profile(workload: Workload, *, limit: int) -> None:
     _print_bytes(workload)
     if len(workload.messages) > 1:
         _print_classes(workload)
-    for note in origin.notes:
-        print(f"note: {note}")
+    for sentence in origin.notes:
+        note(sentence)
 
 
 def _print_times(workload: Workload) -> None:

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 
 from ncclt.core.effort import Effort
 from ncclt.core.workload import Workload
-from ncclt.errors import UsageError
+from ncclt.errors import UsageError, require_extra
 from ncclt.health.doctor.service import examine_here
 from ncclt.measure.open_testbed import open_testbed
 from ncclt.measure.target import Target
-from ncclt.measure.testbed import require_tune_extra
 
 if TYPE_CHECKING:
     from ncclt.pipeline.tune import TuneResult
@@ -55,12 +54,12 @@ def tune(
         StudyStoppedError: the default fails, or too many launches fail alike.
         MissingDependencyError: ncclt was installed without its `tune` extra.
     """
-    require_tune_extra()
+    require_extra("tune")
     from ncclt import store
     from ncclt.cli.tune_view import TuneView
     from ncclt.pipeline.tune import TuneRequest
     from ncclt.pipeline.tune import tune as run
-    from ncclt.store.store import utc_now
+    from ncclt.store.clock import utc_now
 
     target, effort = (target or Target()).resolved(os.environ), effort or Effort()
     if target.lacks_allocation(os.environ):

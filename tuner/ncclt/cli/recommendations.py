@@ -42,7 +42,7 @@ def list_recommendations(
     rows = [
         (
             one.id, str(one.revision), one.cluster, one.model, f"{one.nodes}x{one.gpus_per_node}", one.nccl_version,
-            one.origin, _state(one), one.publisher or "-", one.created[:16].replace("T", " "),
+            one.origin, _state(one), one.publisher, one.created[:16].replace("T", " "),
         )
         for one in found
     ]  # fmt: skip

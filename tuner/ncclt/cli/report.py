@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +10,7 @@ import typer
 
 from ncclt.cli.options import Storage
 from ncclt.cli.output import say
-from ncclt.errors import MissingDependencyError
+from ncclt.errors import require_extra
 
 app = typer.Typer()
 
@@ -26,9 +25,7 @@ def report(
 
     It is made from the store; no server has to run. The file opens from a disk and loads nothing.
     """
-    for package in ("jinja2", "pydantic", "numpy", "sqlalchemy"):
-        if importlib.util.find_spec(package) is None:
-            raise MissingDependencyError(f"a report needs {package}", hint="pip install 'ncclt[api]'")
+    require_extra("api")
     from ncclt.cli.env import write_whole
     from ncclt.store import open_to_read
     from ncclt_api.pages.report import study_report

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import socket
 from pathlib import Path
@@ -13,7 +12,7 @@ import typer
 
 from ncclt.cli.keys import add_first_key
 from ncclt.cli.options import Storage
-from ncclt.errors import MissingDependencyError, UsageError
+from ncclt.errors import UsageError, require_extra
 
 app = typer.Typer()
 
@@ -65,9 +64,7 @@ def serve(
     for option, url in (("--public-url", public_url), ("--optuna-dashboard-url", optuna_dashboard_url)):
         if url and not (urlsplit(url).scheme in ("http", "https") and urlsplit(url).netloc):
             raise UsageError(f"{option} must be an http or https address, not {url!r}")
-    for package in ("fastapi", "uvicorn", "jinja2", "numpy", "sqlalchemy", "itsdangerous", "python_multipart"):
-        if importlib.util.find_spec(package) is None:
-            raise MissingDependencyError(f"the service needs {package}", hint="pip install 'ncclt[api]'")
+    require_extra("api")
     from ncclt_api.app import open_service_store
     from ncclt_api.app import serve as run
     from ncclt_api.proxy_users import proxy_plan

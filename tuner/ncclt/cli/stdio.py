@@ -1,13 +1,19 @@
-"""Standard streams that are closed, full, cut off by `head`, or in an encoding that lacks characters."""
+"""Standard streams that are closed, full, cut off by `head`, or in an encoding that lacks characters.
+
+What is printed may come from anybody: names and notes of a store, files, answers of a server. A terminal gets none of
+their control characters.
+"""
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import errno
 import io
 import os
+import re
 import sys
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -16,8 +22,39 @@ EXIT_CUT_OFF = 141
 """What a shell expects of a program whose reader has exited: 128 + SIGPIPE."""
 
 
+_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\udc80-\udc9f]")
+"""Control characters but newline and tab, and those that reorder the text around them."""
+
+_SPELLED = str.maketrans(
+    {
+        "µ": "u", "μ": "u", "×": "x", "·": ".", "…": "...", "–": "-", "—": "-", "−": "-", "≥": ">=", "≤": "<=",
+        "±": "+/-", "→": "->", "─": "-", "│": "|", "├": "|", "└": "|", "░": ".",
+        **dict(zip("▁▂▃▄▅▆▇█", ".:-=+*##", strict=True)), **dict(zip("▏▎▍▌▋▊▉", "...:::#", strict=True)),
+    }
+)  # fmt: skip
+_HANDLER = "ncclt.spelled"
+
+
+def visible(text: str) -> str:
+    r"""Return a text whose control characters are spelled out: as `\u001b`, which JSON and TOML read back."""
+    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def _spell(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Replace the first character that an encoding lacks; the bytes of undecodable arguments and paths stay."""
+    assert isinstance(error, UnicodeEncodeError)
+    letter = error.object[error.start]
+    if 0xDCA0 <= ord(letter) <= 0xDCFF:
+        return bytes([ord(letter) - 0xDC00]), error.start + 1
+    spelled = letter.translate(_SPELLED)
+    return spelled if spelled.isascii() else f"\\u{ord(letter):04x}", error.start + 1
+
+
+codecs.register_error(_HANDLER, _spell)
+
+
 class Output(io.TextIOWrapper):
-    """Stdout that remembers why it could not be written, to distinguish that from any other broken file.
+    """Stdout or stderr without control characters, remembering why it could not be written: no other file's failure.
 
     Attributes:
         failure: the first error of a write, None while there was none.
@@ -28,7 +65,11 @@ class Output(io.TextIOWrapper):
     given: TextIO | None = None
 
     def write(self, text: str, /) -> int:
-        """Write a text; remember and raise the first error."""
+        """Write a text without control characters; remember and raise the first error."""
+        return self.write_styled(visible(text))
+
+    def write_styled(self, text: str) -> int:
+        """Write a text with the control characters that are ours; likewise."""
         try:
             return super().write(text)
         except OSError as error:
@@ -63,6 +104,22 @@ class Output(io.TextIOWrapper):
         return code or 1
 
 
+class Styled:
+    """A stream for libraries that write styles: their control characters pass, so texts are made `visible` before."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a text as it is."""
+        write = getattr(self._stream, "write_styled", self._stream.write)
+        count: int = write(text)
+        return count
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 class _Lossy(io.FileIO):
     """A file that drops what cannot be written.
 
@@ -91,14 +148,14 @@ def _lossy(given: TextIO) -> TextIO:
     except (OSError, AttributeError):  # an object of the caller, without a file
         return given
     file.given = given
-    return io.TextIOWrapper(file, encoding=given.encoding, errors="backslashreplace", write_through=True)
+    return Output(file, encoding=given.encoding, errors=_HANDLER, write_through=True)
 
 
 def prepare() -> Output | None:
     """Let every stream take any text, and stderr drop what cannot be written; return stdout.
 
     None where a caller in the same process has replaced stdout by an object of its own, which is left alone.
-    Characters that the encoding lacks become question marks. A closed stream is opened on /dev/null: otherwise the next
+    Characters that the encoding lacks are spelled in ASCII. A closed stream is opened on /dev/null: otherwise the next
     file to be opened would get its number, and prints would end up in it.
     """
     # Open until the process ends, like the streams themselves; in the order of their numbers.
@@ -110,8 +167,7 @@ def prepare() -> Output | None:
     sys.stderr = _lossy(sys.stderr)
     if not hasattr(given, "buffer"):
         return None
-    errors = given.errors if given.errors and given.errors != "strict" else "replace"
-    output = Output(given.buffer, encoding=given.encoding, errors=errors, line_buffering=given.isatty())
+    output = Output(given.buffer, encoding=given.encoding, errors=_HANDLER, line_buffering=given.isatty())
     output.given = given
     sys.stdout = output
     return output

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from ncclt.cli.options import Storage
-from ncclt.errors import MissingDependencyError, UsageError
+from ncclt.errors import UsageError
 
 app = typer.Typer(help="Create, migrate, copy, move and prune the database.", no_args_is_help=True)
 
@@ -103,10 +103,6 @@ def _days_ago(text: str) -> str:
 
 
 def _forget(optuna_url: str, names: Sequence[str]) -> None:
-    if not importlib.util.find_spec("optuna"):
-        raise MissingDependencyError(
-            "nothing was removed: Optuna keeps studies too, and is not installed", hint="pip install 'ncclt[tune]'"
-        )
     from ncclt.search.optuna_tables import forget_studies
 
     forget_studies(optuna_url, names)

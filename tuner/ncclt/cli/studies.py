@@ -12,7 +12,7 @@ import typer
 from ncclt import __version__
 from ncclt.cli.completion import cluster_names, model_names
 from ncclt.cli.options import AsJson, StepsPerDay, Storage, storage_option
-from ncclt.cli.output import print_json, print_table
+from ncclt.cli.output import note, print_json, print_table
 from ncclt.core.recommendation import Decision
 from ncclt.core.study import StudyState, gpu_seconds
 from ncclt.deliver.use import use_of
@@ -286,7 +286,7 @@ def print_evidence(document: dict[str, Any]) -> None:
             print("recomputed: same")
         else:
             print(f"recomputed: DIFFERENT: {arm['recomputed']['decision']}: {arm['recomputed']['reason']}")
-            print(f"note: judged by ncclt {__version__}; another version may judge by other rules")
+            note(f"judged by ncclt {__version__}; another version may judge by other rules")
 
 
 def _joined(values: Sequence[float], factor: float, form: str) -> str:

@@ -18,7 +18,7 @@ from ncclt.cli.submit import BatchJob, submit_study
 from ncclt.core.effort import Effort
 from ncclt.core.life import RevisionState
 from ncclt.core.option import Group
-from ncclt.errors import UsageError
+from ncclt.errors import UsageError, require_extra
 from ncclt.measure.target import Target
 
 if TYPE_CHECKING:
@@ -71,11 +71,10 @@ def tune(
     same command at once: they share the study. Outside of a Slurm allocation, --launcher slurm submits the whole study
     as one job. `ncclt profile merge` makes one workload of those of several models.
     """
+    require_extra("tune")
     from ncclt.measure.open_testbed import chosen_cluster, open_testbed
-    from ncclt.measure.testbed import require_tune_extra
 
     require_dry_run(full, dry_run=dry_run)
-    require_tune_extra()
     from ncclt.pipeline.tune import TuneRequest
     from ncclt.store import open_store, open_to_read
 
@@ -137,7 +136,7 @@ def run_study(
     """
     from ncclt.cli.tune_view import TuneView
     from ncclt.pipeline.tune import tune as run
-    from ncclt.store.store import utc_now
+    from ncclt.store.clock import utc_now
 
     if testbed.is_launched:
         _examine(testbed.runner.cluster, force=force)

@@ -6,12 +6,12 @@ import sys
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
 from ncclt.cli.ending_view import print_ending, print_messages
 from ncclt.cli.launch_view import launch_row
-from ncclt.cli.output import say
+from ncclt.cli.output import console, say
+from ncclt.cli.stdio import visible
 from ncclt.cli.studies import trial_row
 from ncclt.core.study import Phase, gpu_seconds
 from ncclt.core.trial import Outcome
@@ -47,11 +47,11 @@ class TuneView:
         self._hidden = hidden
         self._live = not hidden and sys.stderr.isatty()
         self._progress = Progress(
-            SpinnerColumn(),
+            SpinnerColumn("line"),  # in any encoding
             TextColumn("{task.description}"),
             BarColumn(),
             TextColumn("{task.fields[text]}"),
-            console=Console(stderr=True),
+            console=console(to_stderr=True),
             disable=not self._live,
         )
         self._task = self._progress.add_task("search", total=None, text="")
@@ -114,7 +114,7 @@ class TuneView:
             reason = trial.result.detail.splitlines()[-1] if trial.result.detail else ""
             # Through the console of the bar, which keeps the line above it on a terminal.
             self._progress.console.print(
-                f"ncclt: trial {trial.number} ({trial.label}): {trial.result.outcome}: {reason}", markup=False
+                visible(f"ncclt: trial {trial.number} ({trial.label}): {trial.result.outcome}: {reason}"), markup=False
             )
         if self._live:
             self._progress.update(self._task, description=phase, completed=done, total=most, text=text)

@@ -14,7 +14,7 @@ import typer
 from ncclt.cli.completion import cluster_names
 from ncclt.cli.configuration import lookup
 from ncclt.cli.options import AsJson, Storage
-from ncclt.cli.output import print_json, print_table
+from ncclt.cli.output import note, print_json, print_table
 from ncclt.errors import UsageError
 
 if TYPE_CHECKING:
@@ -226,8 +226,8 @@ def _print(
         )
     else:
         print("NCCL's own choice changes for no size from 1 KiB to 1 GiB")
-    for note in notes:
-        print(textwrap.fill(f"note: {note}", width, subsequent_indent="      "))
+    for sentence in notes:
+        note(sentence)
     print()
     if not again:
         print(f"nothing that was published for {name} was measured with NCCL {versions[0]}")

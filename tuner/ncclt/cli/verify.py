@@ -13,8 +13,9 @@ import typer
 
 from ncclt.cli.completion import model_names
 from ncclt.cli.options import AsJson, Quiet, Storage
-from ncclt.cli.output import EXIT_INTERRUPTED, interruptible, print_json, print_table, say
+from ncclt.cli.output import EXIT_INTERRUPTED, interruptible, note, print_json, print_table, say
 from ncclt.cli.spread import Fields, spread
+from ncclt.cli.stdio import Styled
 from ncclt.core.option import Option
 from ncclt.errors import UsageError
 from ncclt.measure.target import Target
@@ -166,7 +167,7 @@ def compare(
     """
     from ncclt.prove.step_times import InterruptedComparisonError
     from ncclt.prove.step_times import verify as run
-    from ncclt.store.store import utc_now
+    from ncclt.store.clock import utc_now
 
     watch = _Watch(request, hidden=hidden, verbose=verbose)
     with interruptible():
@@ -248,13 +249,13 @@ class _Watch:
             say(f"ncclt: {name}: {words}")
         if self._request.removed_env:
             say(f"ncclt: no side inherits {', '.join(self._request.removed_env)} (--keep-env changes that)")
-        for note in self._request.notes:
-            say(f"ncclt: {note}")
+        for sentence in self._request.notes:
+            say(f"ncclt: {sentence}")
 
     def __call__(self, launch: StepLaunch, result: LaunchResult) -> None:
         """Show one launch."""
         if self._verbose:
-            sys.stderr.write(result.stdout + result.stderr)
+            Styled(sys.stderr).write(result.stdout + result.stderr)  # as the job prints it
         if not self._hidden:
             name = _side_names(bool(self._request.base_argv))[launch.side]
             took = f"{launch.time_us / 1e3:.2f} ms per step" if launch.time_us and not launch.failure else "failed"
@@ -310,8 +311,8 @@ def _print_plan(request: VerifyRequest, *, as_json: bool) -> None:
     for name, words in _sides(request).items():
         print(f"{name}: {words}")
     print(f"removed from both: {', '.join(request.removed_env) or 'nothing'}")
-    for note in request.notes:
-        print(f"note: {note}")
+    for sentence in request.notes:
+        note(sentence)
 
 
 def print_verification(verification: Verification, where: str, *, quiet: bool) -> None:
@@ -334,6 +335,6 @@ def print_verification(verification: Verification, where: str, *, quiet: bool) -
             say(f"ncclt: launch {launch.order + 1}, {names[launch.side]}, failed: {launch.failure}")
     if quiet:
         return
-    for note in verification.notes:
-        say(f"note: {note}")
+    for sentence in verification.notes:
+        say(f"note: {sentence}")
     say(f"ncclt: stored verification {verification.id} in {where}")

@@ -11,10 +11,9 @@ from typing import Annotated
 import typer
 
 from ncclt.cli.completion import cluster_names
-from ncclt.cli.jobs import require_jobs_extra
 from ncclt.cli.options import Storage
 from ncclt.cli.output import report, say
-from ncclt.errors import NccltError, UsageError
+from ncclt.errors import NccltError, UsageError, require_extra
 
 _MOST_AT_ONCE = 1000
 
@@ -42,12 +41,11 @@ def worker(
     cluster; when one dies, another takes over its jobs. On SIGTERM it finishes the running trial and gives its jobs
     back; a second one kills the trial.
     """
-    require_jobs_extra()
-    from ncclt.measure.testbed import require_tune_extra
+    require_extra("jobs")
+    require_extra("tune")
     from ncclt.pipeline.jobs.worker import JobWorker, WorkerPlan
     from ncclt.store import open_store
 
-    require_tune_extra()
     if not 1 <= at_once <= _MOST_AT_ONCE:
         raise UsageError(f"--at-once must be 1 to {_MOST_AT_ONCE}, not {at_once}")
     with open_store(storage) as store:

@@ -121,7 +121,6 @@ def fetch_env(
     channels: int | None = None,
     max_age_s: float = MAX_AGE_S,
     allow: Collection[str] = (),
-    wait_s: int = 0,
     job: str = "",
 ) -> Fetched:
     """Return the environment that a server recommends for a job.
@@ -139,8 +138,6 @@ def fetch_env(
             server's "nothing fits" is final. `none` = raise.
         api_key: sent as `Authorization: Bearer`, to this server and not along a redirect.
         max_age_s: an older answer from the cache is not used.
-        wait_s: let the server hold the request for up to so many seconds, at most 60, until its answer is another than
-            the one in `cache_dir`; in addition to `timeout_s`.
         allow: `recorded`, `simulated`: accept a result that was not measured there.
         job: name of the job, equal in all of its processes, which decides whether it gets what is being rolled out;
             empty = it does not. Such an answer is for this job alone and never kept.
@@ -166,8 +163,7 @@ def fetch_env(
     kept = _read_cache(path, url)
     asked.update(cluster=cluster, allow=allow)
     try:
-        held = f"{of_job}&wait={wait_s:d}" if wait_s else of_job
-        answer = get(held, kept, api_key=api_key, timeout_s=timeout_s + wait_s)
+        answer = get(of_job, kept, api_key=api_key, timeout_s=timeout_s)
         text = _for_job(answer.text, form, asked, host_of(url))
     except ClientError as error:
         if fallback != "cached" or not error.is_outage:

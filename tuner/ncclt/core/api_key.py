@@ -17,10 +17,13 @@ _SECRET_BYTES = 32
 
 
 class Role(StrEnum):
-    """What a key may do; each role may do what those before it may."""
+    """What a key may do; each role may do what those before it may.
 
+    `env` is for launchers: it fetches answers and reports for the jobs that were given them, and reads nothing else.
+    """
+
+    ENV = "env"
     READ = "read"
-    REPORT = "report"
     TUNE = "tune"
     APPROVE = "approve"
     ADMIN = "admin"

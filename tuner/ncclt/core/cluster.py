@@ -108,6 +108,14 @@ class Cluster(Documented):
         return self.nodes * self.gpus_per_node
 
     @property
+    def pcie_gbps(self) -> float:
+        """Return the nominal bandwidth between one GPU and the ports, 1e9 bytes/s in one direction.
+
+        PCIe x16 of generation 3 before Ampere, 4 up to Ada, 5 from Hopper on.
+        """
+        return 16.0 if self.compute_capability < 80 else 32.0 if self.compute_capability < 90 else 64.0
+
+    @property
     def recorded_label(self) -> str:
         """Return the mark of results that were recorded here: system and source."""
         return ", ".join((f"recorded: {self.description or self.name}", *self.sources[:1]))
@@ -117,6 +125,9 @@ class Cluster(Documented):
     ) -> Cluster:
         """Return the part of the cluster that a job uses.
 
+        A job on part of a node has the network ports of its GPUs, rounded up, and over direct NVLinks only those
+        between its GPUs.
+
         Raises:
             UsageError: fewer than 1 node or GPU, or several nodes where the cluster has no network.
         """
@@ -124,11 +135,15 @@ class Cluster(Documented):
             raise UsageError(f"--nodes must be 1 to {MOST_NODES:,}, not {nodes}")
         if gpus_per_node is not None and not 1 <= gpus_per_node <= self.gpus_per_node:
             raise UsageError(f"--gpus-per-node must be 1 to {self.gpus_per_node} on {self.name}, not {gpus_per_node}")
+        gpus = self.gpus_per_node if gpus_per_node is None else gpus_per_node
+        is_direct = self.link_class == "nvlink" and gpus > 1
         try:
             return replace(
                 self,
                 nodes=self.nodes if nodes is None else nodes,
-                gpus_per_node=self.gpus_per_node if gpus_per_node is None else gpus_per_node,
+                gpus_per_node=gpus,
+                nics_per_node=-(-self.nics_per_node * gpus // self.gpus_per_node),
+                link_gbps=self.link_gbps * (gpus - 1) / (self.gpus_per_node - 1) if is_direct else self.link_gbps,
                 nccl_version=self.nccl_version if nccl_version is None else str(NcclVersion.parse(nccl_version)),
             )
         except InputError as error:

@@ -20,6 +20,7 @@ from ncclt.deliver.effect import CHOICE_VARIABLES
 from ncclt.deliver.job import RANK_VARIABLES, is_node_launcher, starts_others
 from ncclt.deliver.offer import Offer
 from ncclt.nccl.tuner_plugin import DELEGATE_VARIABLE, LIBRARY_NAME
+from ncclt.nccl.tuner_table import announced_checksum
 
 _READABLE, _ENTERED = 0o644, 0o755
 
@@ -88,6 +89,8 @@ def plan_handover(
     delivered = dict(offer.table_variables if form is Form.TABLE else offer.variables)
     if form is Form.TABLE:
         delivered |= {"NCCL_TUNER_PLUGIN": str(plugin), "NCCLT_POLICY": str(table_file)}
+        if checksum := announced_checksum(offer.table):
+            delivered["NCCLT_POLICY_CHECKSUM"] = checksum
     fixed = _conflicts(delivered, _set_by(argv), form)
     if fixed:
         notes.append(
@@ -146,7 +149,7 @@ def is_one_of_several(argv: Sequence[str], environ: Mapping[str, str]) -> bool:
 
 def _conflicts(delivered: Mapping[str, str], theirs: Mapping[str, str], form: Form) -> dict[str, str]:
     """Return the user's own variables that conflict with what is delivered."""
-    rivals = [*CHOICE_VARIABLES, *(("NCCLT_POLICY_SHM",) if form is Form.TABLE else ())]
+    rivals = [*CHOICE_VARIABLES, *(("NCCLT_POLICY_SHM", "NCCLT_TABLE") if form is Form.TABLE else ())]
     return {
         name: theirs[name]
         for name in sorted({*delivered, *rivals})
@@ -172,7 +175,14 @@ def effective(handover: Handover, environ: Mapping[str, str]) -> dict[str, str]:
     after = {name: value for name, value in environ.items() if name not in handover.unset_env} | dict(handover.set_env)
     # The user's own tuner plugin decides too, and so does its table.
     tuner = ["NCCL_TUNER_PLUGIN", "NCCLT_POLICY" if "NCCLT_POLICY" in after else "NCCL_TUNER_CONFIG_FILE"]
-    names = {*CHOICE_VARIABLES, "NCCLT_POLICY_SHM", DELEGATE_VARIABLE, *tuner, *(name for name, _ in handover.set_env)}
+    names = {
+        *CHOICE_VARIABLES,
+        "NCCLT_POLICY_SHM",
+        "NCCLT_TABLE",
+        DELEGATE_VARIABLE,
+        *tuner,
+        *(name for name, _ in handover.set_env),
+    }
     by_name = ("NCCL_TUNER_PLUGIN", "NCCLT_POLICY", "NCCL_TUNER_CONFIG_FILE", DELEGATE_VARIABLE)
     return {
         name: PurePath(after[name]).name if name in by_name else after[name] for name in sorted(names) if name in after

@@ -17,7 +17,14 @@ DECIDING = (
     *("NCCL_IB_QPS_PER_CONNECTION", "NCCL_IB_SPLIT_DATA_ON_QPS", "NCCL_TUNER_*", "NCCL_CONF_FILE", "NCCL_NO_CACHE"),
     *("NCCL_THREAD_THRESHOLDS", "NCCL_LL_BUFFSIZE", "NCCL_LL128_*", "NCCL_CTA_POLICY"),
     # What delivers a policy to a job.
-    *("NCCLT_POLICY", "NCCLT_POLICY_*", "NCCLT_PLUGIN_REPORT", "NCCLT_RECOMMENDATION"),
+    *(
+        "NCCLT_TABLE",
+        "NCCLT_AGREEMENT",
+        "NCCLT_POLICY",
+        "NCCLT_POLICY_*",
+        "NCCLT_PLUGIN_REPORT",
+        "NCCLT_RECOMMENDATION",
+    ),
 )
 """Patterns of the variables that must be what the plan says.
 

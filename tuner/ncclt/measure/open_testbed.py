@@ -9,7 +9,6 @@ from typing import Protocol as Port
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import format_bytes
 from ncclt.core.workload import Workload
-from ncclt.errors import UsageError
 from ncclt.measure.driver import drivers_of_nodes
 from ncclt.measure.launched_testbed import cluster_here, launched_testbed
 from ncclt.measure.target import DEFAULT_CLUSTER, Target
@@ -69,16 +68,14 @@ def open_testbed(
         InputError: the landscape cannot be read.
     """
     if target.landscape is not None:
-        where = _conditions(target.where)
-        replayed = replayed_testbed(target.landscape, where, seed=seed, reason=target.reason)
+        replayed = replayed_testbed(target.landscape, seed=seed, reason=target.reason)
         return replayed.forcing(workload.collectives, target.through)
     if target.launcher == "replay":
         assert target.cluster is not None
         found = clusters.cluster(target.cluster).as_recorded(
             nodes=target.nodes, gpus_per_node=target.gpus_per_node, nccl_version=target.nccl_version, why=target.reason
         )
-        table = recorded_tables()[found.name]
-        replayed = replayed_testbed(table, {}, seed=seed, reason=target.reason, cluster=found)
+        replayed = replayed_testbed(recorded_tables()[found.name], seed=seed, reason=target.reason)
         return replayed.forcing(workload.collectives, target.through)
     cluster = chosen_cluster(target, clusters)
     if target.launcher == "simulate":
@@ -108,13 +105,3 @@ def _extrapolated(cluster: Cluster, workload: Workload) -> tuple[str, ...]:
             f"extrapolated: {beyond} of {len(workload.messages)} messages lie beyond the calibrated sizes, {sizes}"
         )
     return tuple(found)
-
-
-def _conditions(where: tuple[str, ...]) -> dict[str, str]:
-    conditions: dict[str, str] = {}
-    for text in where:
-        column, equals, value = text.partition("=")
-        if not equals or not column.strip():
-            raise UsageError(f"--where {text!r} is not COLUMN=VALUE", hint="for example --where gpus=4")
-        conditions[column.strip()] = value.strip()
-    return conditions

@@ -87,15 +87,11 @@ class Target:
     ] = ""
     reason: str = ""
     landscape: Annotated[
-        Path | None, Option("CSV of recorded measurements to replay instead of launching.", group=Group.WHERE)
-    ] = None
-    where: Annotated[
-        tuple[str, ...],
+        Path | None,
         Option(
-            "Take only rows of the landscape with COLUMN=VALUE (patterns with * allowed); repeatable.",
-            group=Group.WHERE,
+            "Recorded landscape to replay instead of launching: FILE.csv, with FILE.toml beside it.", group=Group.WHERE
         ),
-    ] = ()
+    ] = None
     benchmark: Annotated[
         str | None,
         Option(
@@ -214,8 +210,6 @@ class Target:
                 f"{chosen.cluster} is not a recorded cluster, so it cannot be replayed",
                 hint=f"one of {', '.join(recorded_tables())}, or --landscape FILE.csv, or --launcher simulate",
             )
-        if self.where and self.landscape is None:
-            raise UsageError("--where needs --landscape")
         if self.hosts and self.hostfile:
             raise UsageError("give --hosts or --hostfile, not both")
         if self.parallel < 1:
@@ -225,7 +219,7 @@ class Target:
         if self.landscape is not None and (self.cluster or self.nodes or self.gpus_per_node or self.nccl_version):
             raise UsageError(
                 "--landscape brings its own cluster: leave out --cluster, --nodes, --gpus-per-node and --nccl-version",
-                hint="choose its rows with --where COLUMN=VALUE",
+                hint="change FILE.toml beside FILE.csv if they are wrong",
             )
         # Third-party benchmarks last: finding them reads the metadata of every installed package.
         if self.benchmark not in (None, *BENCHMARKS) and self.benchmark not in benchmark_modules():

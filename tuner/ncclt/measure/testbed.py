@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from ncclt.core.setting import Setting
 from ncclt.core.study import Arm, Phase, Trial
 from ncclt.core.trial import Outcome, Runner
 from ncclt.core.workload import LEFT_OUT, Workload
-from ncclt.errors import LandscapeError, MissingDependencyError, UsageError
+from ncclt.errors import LandscapeError, UsageError
 from ncclt.measure import PersistentRunner
 from ncclt.measure.runner import RealRunner
 from ncclt.nccl.switching import why_not_forced
@@ -249,19 +248,17 @@ def notes_on_parallel(parallel: int) -> tuple[str, ...]:
     return (f"the search ran {parallel} trials at once on nodes of their own; finalists and proof ran alone",)
 
 
-def replayed_testbed(
-    path: Path, where: Mapping[str, str], *, seed: int, reason: str, cluster: Cluster | None = None
-) -> Testbed:
+def replayed_testbed(path: Path, *, seed: int, reason: str) -> Testbed:
     """Return a recorded landscape as a place to measure; its search space is exactly what was recorded.
 
     Args:
-        path, where, cluster: as `load_landscape` takes them.
+        path: as `load_landscape` takes it.
         seed: of the recorded noise.
         reason: why it is replayed.
     """
     from ncclt.measure.simulated import ReplayRunner, load_landscape
 
-    landscape = load_landscape(path, where, cluster=cluster)
+    landscape = load_landscape(path)
     return Testbed(
         runner=ReplayRunner(landscape, seed=seed),
         reason=reason,
@@ -274,10 +271,3 @@ def replayed_testbed(
             *landscape.notes,
         ),
     )
-
-
-def require_tune_extra() -> None:
-    """Refuse early, with the command to type, when the tuner's packages are not installed."""
-    for package in ("optuna", "numpy", "scipy", "sqlalchemy", "threadpoolctl", "detect_secrets"):
-        if importlib.util.find_spec(package) is None:
-            raise MissingDependencyError(f"tuning needs {package}", hint="pip install 'ncclt[tune]'")

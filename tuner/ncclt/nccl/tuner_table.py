@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from ncclt.core.algo_proto_text import COLLECTIVE_WORDS
@@ -13,6 +14,11 @@ HEADER_FORMAT = 1
 
 COLUMNS = ("collective_type", "min_bytes", "max_bytes", "algorithm", "protocol", "channels", "nNodes", "nRanks")
 """NVIDIA's names, in order; no field may be empty, the plugin's strtok would shift the rest."""
+
+FUNCTIONS = ("broadcast", "reduce", "allgather", "reducescatter", "allreduce")
+ALGORITHMS = ("tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat")
+PROTOCOLS = ("ll", "ll128", "simple")
+"""The words of a table; NCCL's numbers for them are the positions (2.23 and later)."""
 
 NO_UPPER_END = 2**63 - 1
 """End of an open range: the largest number that every reader takes, signed or not, 64 bits wide; the example plugin
@@ -81,6 +87,12 @@ def communicator_shape(rule: Rule, *, nodes: int, ranks: int) -> tuple[int, int]
     if rule.spans_nodes is None:
         return ANY, rule.group_size
     return min(nodes, rule.group_size) if rule.spans_nodes else 1, rule.group_size
+
+
+def announced_checksum(text: str) -> str:
+    """Return the checksum in the first line of a table, empty where it has none."""
+    found = re.match(r"# ncclt-table .* fnv1a=([0-9a-f]{16})$", text.partition("\n")[0])
+    return found[1] if found else ""
 
 
 def table_checksum(rows: Iterable[str]) -> int:

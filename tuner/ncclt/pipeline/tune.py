@@ -364,7 +364,7 @@ def _find_published(request: TuneRequest, store: Store, study: Study) -> Recomme
     if study.state is not StudyState.DONE or newest is None:
         return None
     verdict = newest.table.verdict
-    same_source = newest.source_digest in ("", request.workload.digest())  # early recommendations lack it
+    same_source = newest.source_digest == request.workload.digest()
     more_blocks = verdict.decision is Decision.UNDECIDED and verdict.blocks < request.effort.blocks
     unproven = request.effort.prove_variables and newest.variables is None
     as_asked = same_source and verdict.min_effect == request.effort.min_effect

@@ -217,7 +217,7 @@ def _recorded(store: Store, study: Study, name: str) -> EarlierStudy | None:
     trust = trust_in(cluster, study.cluster, recorded=True)
     if trust <= LEAST_TRUST:
         return None
-    landscape = load_landscape(recorded_tables()[name], {}, cluster=cluster)
+    landscape = load_landscape(recorded_tables()[name])
     covered = tuple(calls for calls in study.workload.messages if landscape.covers(calls.message))
     launches = []
     for setting in (DEFAULT, *landscape.settings()):

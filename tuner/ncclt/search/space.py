@@ -282,7 +282,7 @@ def space_of(testbed: Testbed, workload: Workload, process_wide: tuple[str, ...]
             why = next((testbed.why_not(_algo_proto(s)) for s in testbed.recorded if not s.is_default), "")
             raise LandscapeError(
                 f"none of the recorded settings can be forced{f': {why}' if why else ''}",
-                hint="leave out --through variables, or choose other rows with --where",
+                hint="leave out --through variables",
             )
         return recorded_space(forcible)
     cluster = testbed.runner.cluster

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ncclt.core.recommendation import Recommendation, Request, select
-from ncclt.errors import MissingDependencyError, StoreError, UsageError
+from ncclt.errors import MissingDependencyError, NccltError, StoreError, UsageError, described
 from ncclt.store.location import Location, locate, no_store
 from ncclt.store.names import KnownNames
 from ncclt.store.readonly import read_names, read_published, read_rollouts, read_rules, read_ticket_secret
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ncclt.store.migrate import Migration
     from ncclt.store.shipped import CatalogueEntry, profiles_folder
     from ncclt.store.store import Store
-    from ncclt.store.summaries import StudyPage, StudySummary
+    from ncclt.store.study_page import StudyPage, StudySummary
 
 __all__ = [
     "CatalogueEntry",
@@ -31,6 +31,7 @@ __all__ = [
     "StudySummary",
     "chosen",
     "known_names",
+    "only_shipped",
     "open_store",
     "open_to_read",
     "profiles_folder",
@@ -45,12 +46,10 @@ _LATER = {
     "CatalogueEntry": "ncclt.store.shipped",
     "Migration": "ncclt.store.migrate",
     "Store": "ncclt.store.store",
-    "StudyPage": "ncclt.store.summaries",
-    "StudySummary": "ncclt.store.summaries",
+    "StudyPage": "ncclt.store.study_page",
+    "StudySummary": "ncclt.store.study_page",
     "profiles_folder": "ncclt.store.shipped",
 }
-
-_DEPENDENCIES = ("sqlalchemy", "alembic", "psycopg")
 
 
 def open_to_read(url: str | None = None, *, would_be_made: bool = False) -> Store:
@@ -77,9 +76,14 @@ def open_to_read(url: str | None = None, *, would_be_made: bool = False) -> Stor
     try:
         return _open(Location(url="sqlite://", path=Path(":memory:")), migrate=True)
     except MissingDependencyError as error:
-        from ncclt.store.shipped import ShippedOnly
+        return only_shipped(error)
 
-        return cast("Store", ShippedOnly(error))
+
+def only_shipped(why: NccltError) -> Store:
+    """Return an empty store in no database, for reading what is shipped; it raises `why` where a database is needed."""
+    from ncclt.store.shipped import ShippedOnly
+
+    return cast("Store", ShippedOnly(why))
 
 
 def open_store(
@@ -128,11 +132,7 @@ def _open(
 
         return Store(location, migrate=migrate, clock=clock, profiles=profiles, is_patient=is_patient)
     except ModuleNotFoundError as error:
-        if error.name not in _DEPENDENCIES:
-            raise
-        raise MissingDependencyError(
-            f"the store needs {error.name}, which is not installed", hint="pip install 'ncclt[store]'"
-        ) from error
+        raise described(error) from error
 
 
 def chosen(url: str | None, request: Request, *, partly: bool = False) -> Recommendation:

@@ -64,7 +64,7 @@ class Catalogue(Generic[Entry]):
         """
         name = entry.name
         if name in shipped:
-            raise UsageError(f"the {self.kind} {name!r} is shipped with ncclt", hint="choose another name")
+            raise UsageError(f"the {self.kind} {name!r} is shipped with ncclt, or imported", hint="choose another name")
         if replace:
             connection.execute(delete(self.table).where(self.table.c.name == name))
         elif connection.execute(select(self.table.c.name).where(self.table.c.name == name)).first():

@@ -17,8 +17,9 @@ from ncclt.core.policy import Policy
 from ncclt.core.recommendation import Decision, Recommendation
 from ncclt.core.rollout import OPEN_STATES, RollOut, RollOutState
 from ncclt.core.verification import Verification
-from ncclt.errors import ConflictError, NotFoundError
+from ncclt.errors import ConflictError
 from ncclt.store.documents import stored, to_text
+from ncclt.store.names import unknown_recommendation, unknown_rollout
 from ncclt.store.recommendations import get_recommendation, note_change
 from ncclt.store.tables import cluster_rules, history, recommendations, rollouts
 
@@ -247,7 +248,7 @@ def get_rollout(connection: Connection, id: str) -> RollOut:
     """
     document = connection.execute(select(rollouts.c.document).where(rollouts.c.id == id)).scalar()
     if document is None:
-        raise NotFoundError(f"there is no roll-out {id!r}", hint="`ncclt recommendations list` shows all")
+        raise unknown_rollout(id)
     return read_rollout(id, document)
 
 
@@ -265,16 +266,15 @@ def row_of(connection: Connection, id: str) -> Row[Any]:
     """
     row = connection.execute(select(recommendations).where(recommendations.c.id == id)).first()
     if row is None:
-        raise NotFoundError(
-            f"there is no recommendation {id!r}", hint="`ncclt recommendations list` shows what was published"
-        )
+        raise unknown_recommendation(id)
     return row
 
 
 def publisher_of(connection: Connection, id: str) -> str:
     """Return who published a revision."""
     of = (history.c.recommendation == id, history.c.action == Action.PUBLISHED.value)
-    return str(connection.execute(select(history.c.who).where(*of)).scalar_one())
+    who: str = connection.execute(select(history.c.who).where(*of)).scalar_one()
+    return who
 
 
 def read_event(row: Row[Any]) -> LifeEvent:

@@ -12,13 +12,23 @@ from ncclt.core.life import By, ClusterRules, LifeEvent, RevisionState, Revision
 from ncclt.core.recommendation import Recommendation
 from ncclt.core.rollout import JobStart, JobTime, RollOut, RollOutState
 from ncclt.core.workload import Workload
-from ncclt.errors import ConflictError, NotFoundError, UsageError
+from ncclt.errors import ConflictError, UsageError
 from ncclt.store import life
 from ncclt.store.database import Database
 from ncclt.store.failures import repeatable
+from ncclt.store.names import unknown_recommendation
 from ncclt.store.recommendations import find_rolled_out, get_recommendation, read_recommendation
 from ncclt.store.records import with_staleness
-from ncclt.store.tables import history, job_starts, job_times, recommendations, rollouts, secrets
+from ncclt.store.tables import (
+    Names,
+    history,
+    is_named,
+    job_starts,
+    job_times,
+    recommendations,
+    rollouts,
+    secrets,
+)
 
 MOST_LISTED = 500
 """Most rows of one answer."""
@@ -104,7 +114,7 @@ class Lives:
     def history(
         self,
         *,
-        cluster: str | None = None,
+        cluster: Names = None,
         recommendation: str | None = None,
         before: int | None = None,
         limit: int = MOST_LISTED,
@@ -120,15 +130,13 @@ class Lives:
         query = select(history).order_by(history.c.sequence.desc()).limit(min(limit, MOST_LISTED))
         if before is not None:
             query = query.where(history.c.sequence < before)
-        for column, value in ((history.c.cluster, cluster), (history.c.recommendation, recommendation)):
-            if value is not None:
-                query = query.where(column == value)
+        query = query.where(*is_named(history.c.cluster, cluster), *is_named(history.c.recommendation, recommendation))
         with self._database.reading() as connection:
             return tuple(life.read_event(row) for row in connection.execute(query))
 
     @repeatable
     def statuses(
-        self, *, cluster: str | None = None, model: str | None = None, id: str | None = None, limit: int = MOST_LISTED
+        self, *, cluster: Names = None, model: str | None = None, id: str | None = None, limit: int = MOST_LISTED
     ) -> tuple[RevisionStatus, ...]:
         """Return revisions with their states, newest first.
 
@@ -137,11 +145,8 @@ class Lives:
             limit: how many at most, up to `MOST_LISTED`.
         """
         query = select(recommendations).order_by(recommendations.c.sequence.desc()).limit(min(limit, MOST_LISTED))
-        for column, value in (
-            (recommendations.c.cluster, cluster), (recommendations.c.model, model), (recommendations.c.id, id),
-        ):  # fmt: skip
-            if value is not None:
-                query = query.where(column == value)
+        table = recommendations.c
+        query = query.where(*is_named(table.cluster, cluster), *is_named(table.model, model), *is_named(table.id, id))
         with self._database.reading() as connection:
             rows = connection.execute(query).all()
             found = tuple(read_recommendation(row.id, row.document) for row in rows)
@@ -163,7 +168,7 @@ class Lives:
             )  # fmt: skip
 
     @repeatable
-    def stale_recommendations(self, *, cluster: str | None = None) -> tuple[Recommendation, ...]:
+    def stale_recommendations(self, *, cluster: Names = None) -> tuple[Recommendation, ...]:
         """Return the active revisions that are stale, newest first, but those that a newer revision replaces.
 
         A newer revision for the same jobs, active or a candidate, that is not stale needs nothing but approval.
@@ -173,8 +178,7 @@ class Lives:
         """
         table, states = recommendations.c, (RevisionState.ACTIVE.value, RevisionState.CANDIDATE.value)
         query = select(table.id, table.document, table.state, table.origin).where(table.state.in_(states))
-        if cluster is not None:
-            query = query.where(table.cluster == cluster)
+        query = query.where(*is_named(table.cluster, cluster))
         with self._database.reading() as connection:
             rows = connection.execute(query.order_by(table.sequence.desc())).all()
             published = tuple(read_recommendation(row.id, row.document) for row in rows)
@@ -200,9 +204,7 @@ class Lives:
         """
         found = self.statuses(id=id)
         if not found:
-            raise NotFoundError(
-                f"there is no recommendation {id!r}", hint="`ncclt recommendations list` shows what was published"
-            )
+            raise unknown_recommendation(id)
         return found[0]
 
     @repeatable
@@ -225,13 +227,13 @@ class Lives:
 
     @repeatable
     def rollouts(
-        self, *, cluster: str | None = None, recommendation: str | None = None, limit: int = MOST_LISTED
+        self, *, cluster: Names = None, recommendation: str | None = None, limit: int = MOST_LISTED
     ) -> tuple[RollOut, ...]:
         """Return roll-outs, newest first; `limit` at most, up to `MOST_LISTED`."""
         query = select(rollouts).order_by(rollouts.c.sequence.desc()).limit(min(limit, MOST_LISTED))
-        for column, value in ((rollouts.c.cluster, cluster), (rollouts.c.recommendation, recommendation)):
-            if value is not None:
-                query = query.where(column == value)
+        query = query.where(
+            *is_named(rollouts.c.cluster, cluster), *is_named(rollouts.c.recommendation, recommendation)
+        )
         with self._database.reading() as connection:
             return tuple(life.read_rollout(row.id, row.document) for row in connection.execute(query))
 

@@ -56,6 +56,18 @@ def unknown_name(kind: str, name: str, names: Iterable[str]) -> NccltError:
     return NotFoundError(f"there is no {kind} {name!r}", hint=_close_names(name, names, kind) + adds)
 
 
+def unknown_recommendation(id: str) -> NotFoundError:
+    """Return the error of an id that no revision has."""
+    return NotFoundError(
+        f"there is no recommendation {id!r}", hint="`ncclt recommendations list` shows what was published"
+    )
+
+
+def unknown_rollout(id: str) -> NotFoundError:
+    """Return the error of an id that no roll-out has."""
+    return NotFoundError(f"there is no roll-out {id!r}", hint="`ncclt recommendations list` shows all")
+
+
 def _close_names(name: str, names: Iterable[str], kind: str) -> str:
     close = difflib.get_close_matches(name, sorted(set(names)), n=3, cutoff=0.5)
     listing = f"`{_LISTS[kind]}` lists all"

@@ -26,8 +26,9 @@ from ncclt.store.failures import repeatable
 from ncclt.store.leases import abandoned
 from ncclt.store.records import with_staleness
 from ncclt.store.studies import studies_of
-from ncclt.store.summaries import StudySummary, summarised
-from ncclt.store.tables import clusters, recommendations, studies, workloads
+from ncclt.store.study_page import StudySummary
+from ncclt.store.summaries import summarised
+from ncclt.store.tables import Names, clusters, is_named, recommendations, studies, workloads
 
 MOST_FOUND = 8
 """Hits of one kind that a search by name returns."""
@@ -90,7 +91,7 @@ class Era:
     last: str
 
 
-def newest_query(cluster: str | None = None, model: str | None = None, *, until: int | None = None) -> Select[Any]:
+def newest_query(cluster: Names = None, model: str | None = None, *, until: int | None = None) -> Select[Any]:
     """Return the query for the newest revision of each cluster, workload, fingerprint and origin.
 
     Args:
@@ -116,22 +117,19 @@ def is_running(dead: Collection[str]) -> ColumnElement[bool]:
     return and_(running, studies.c.id.not_in(dead)) if dead else running  # without ids the index is enough
 
 
-def running_query(cluster: str | None = None, model: str | None = None, *, dead: Collection[str] = ()) -> Select[Any]:
+def running_query(cluster: Names = None, model: str | None = None, *, dead: Collection[str] = ()) -> Select[Any]:
     """Return the query for the number of running studies of each pair that has one."""
     pair = (studies.c.cluster, studies.c.model)
     query = select(*pair, func.count()).where(is_running(dead)).group_by(*pair)
     return _of(query, studies, cluster, model)
 
 
-def _of(query: Select[Any], table: Table, cluster: str | None, model: str | None) -> Select[Any]:
-    for column, wanted in ((table.c.cluster, cluster), (table.c.model, model)):
-        if wanted is not None:
-            query = query.where(column == wanted)
-    return query
+def _of(query: Select[Any], table: Table, cluster: Names, model: str | None) -> Select[Any]:
+    return query.where(*is_named(table.c.cluster, cluster), *is_named(table.c.model, model))
 
 
 def newest_revisions(
-    connection: Connection, shipped: Mapping[str, Workload], *, cluster: str | None, model: str | None
+    connection: Connection, shipped: Mapping[str, Workload], *, cluster: Names, model: str | None
 ) -> tuple[Recommendation, ...]:
     """Return the newest revision of each cluster, workload, fingerprint and origin, newest first."""
     found = _read_all(connection, [row[-1] for row in connection.execute(newest_query(cluster, model))])
@@ -139,7 +137,7 @@ def newest_revisions(
 
 
 def pairs_of(
-    connection: Connection, shipped: Mapping[str, Workload], *, cluster: str | None, model: str | None
+    connection: Connection, shipped: Mapping[str, Workload], *, cluster: Names, model: str | None
 ) -> tuple[Pair, ...]:
     """Return every pair with a recommendation or a running study, by names."""
     found, shapes = _preferred(connection, shipped, cluster, model)
@@ -157,7 +155,7 @@ def pairs_of(
 def _preferred(
     connection: Connection,
     shipped: Mapping[str, Workload],
-    cluster: str | None,
+    cluster: Names,
     model: str | None,
     until: int | None = None,
 ) -> tuple[dict[tuple[str, str], Recommendation], dict[tuple[str, str], set[str]]]:
@@ -174,7 +172,7 @@ def _preferred(
 
 
 def preferred_before(
-    connection: Connection, shipped: Mapping[str, Workload], *, created: str, cluster: str | None, model: str | None
+    connection: Connection, shipped: Mapping[str, Workload], *, created: str, cluster: Names, model: str | None
 ) -> dict[tuple[str, str], Recommendation]:
     """Return what `pairs_of` would have found at a time, ISO, by names; staleness is that of today."""
     table = recommendations.c
@@ -198,7 +196,7 @@ def eras_of(connection: Connection, *, cluster: str) -> tuple[Era, ...]:
 
 
 def names_like(
-    connection: Connection, text: str, *, shipped: Mapping[str, Iterable[str]], cluster: str | None
+    connection: Connection, text: str, *, shipped: Mapping[str, Iterable[str]], cluster: Names
 ) -> tuple[Hit, ...]:
     """Return clusters, workloads and studies whose name, or id, contains a text; those that begin with it first.
 
@@ -206,7 +204,7 @@ def names_like(
         connection: in a transaction.
         text: what was typed; upper and lower case are the same.
         shipped: names that come with ncclt, by `cluster` and `workload`.
-        cluster: the only one that may be found, and the one of studies; None = any.
+        cluster: the only ones that may be found, and those of studies; None = any.
     """
     wanted = text.strip().casefold()
     if not wanted:
@@ -225,7 +223,8 @@ def names_like(
     hits += [Hit(kind="study", key=id, name=name) for id, name in connection.execute(newest)]
     fitting = {(hit.kind, hit.key): hit for hit in hits if wanted in hit.name.casefold() or hit.kind == "study"}
     if cluster is not None:
-        fitting = {key: hit for key, hit in fitting.items() if hit.kind != "cluster" or hit.key == cluster}
+        seen = {cluster} if isinstance(cluster, str) else set(cluster)
+        fitting = {key: hit for key, hit in fitting.items() if hit.kind != "cluster" or hit.key in seen}
     found: list[Hit] = []
     for kind in ("cluster", "workload", "study"):
         mine = [hit for hit in fitting.values() if hit.kind == kind]
@@ -268,21 +267,21 @@ class Overview:
         raise NotImplementedError("the store has read what is shipped")
 
     @repeatable
-    def pairs(self, *, cluster: str | None = None, model: str | None = None) -> tuple[Pair, ...]:
+    def pairs(self, *, cluster: Names = None, model: str | None = None) -> tuple[Pair, ...]:
         """Return every pair of cluster and workload with a recommendation or a running study; None = any."""
         with self._database.reading() as connection:
             return pairs_of(connection, self._shipped_workloads, cluster=cluster, model=model)
 
     @repeatable
     def recommended_before(
-        self, created: str, *, cluster: str | None = None, model: str | None = None
+        self, created: str, *, cluster: Names = None, model: str | None = None
     ) -> dict[tuple[str, str], Recommendation]:
         """Return the recommendation of each pair (cluster, workload) as it was at a time, ISO in UTC; None = any."""
         with self._database.reading() as connection:
             return preferred_before(connection, self._shipped_workloads, created=created, cluster=cluster, model=model)
 
     @repeatable
-    def newest_each(self, *, cluster: str | None = None, model: str | None = None) -> tuple[Recommendation, ...]:
+    def newest_each(self, *, cluster: Names = None, model: str | None = None) -> tuple[Recommendation, ...]:
         """Return the newest revision of each cluster, workload, fingerprint and origin, newest first; None = any."""
         with self._database.reading() as connection:
             return newest_revisions(connection, self._shipped_workloads, cluster=cluster, model=model)
@@ -294,7 +293,7 @@ class Overview:
             return eras_of(connection, cluster=cluster)
 
     @repeatable
-    def running_studies(self, *, cluster: str | None = None, model: str | None = None) -> tuple[StudySummary, ...]:
+    def running_studies(self, *, cluster: Names = None, model: str | None = None) -> tuple[StudySummary, ...]:
         """Return the studies that are running, newest first, `MOST_RUNNING` at most; None = any."""
         with self._database.reading() as connection:
             query = select(studies.c.sequence).where(is_running(abandoned(connection)))
@@ -304,7 +303,7 @@ class Overview:
 
     @repeatable
     def recent_studies(
-        self, *, limit: int, cluster: str | None = None, model: str | None = None
+        self, *, limit: int, cluster: Names = None, model: str | None = None
     ) -> tuple[StudySummary, ...]:
         """Return the newest studies that are not running; without their own times where they have a proof's."""
         with self._database.reading() as connection:
@@ -314,12 +313,12 @@ class Overview:
             return summarised(connection, self._shipped_workloads, found, proven_too=False)
 
     @repeatable
-    def find(self, text: str, *, cluster: str | None = None) -> tuple[Hit, ...]:
+    def find(self, text: str, *, cluster: Names = None) -> tuple[Hit, ...]:
         """Return clusters, workloads and studies whose name contains a text, at most `MOST_FOUND` of each.
 
         Args:
             text: what was typed.
-            cluster: the only one that may be found, and the one of studies; None = any.
+            cluster: the only ones that may be found, and those of studies; None = any.
         """
         shipped = {"cluster": tuple(self._shipped_clusters), "workload": tuple(self._shipped_workloads)}
         with self._database.reading() as connection:

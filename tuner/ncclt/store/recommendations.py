@@ -11,9 +11,9 @@ from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, 
 from ncclt.core.life import RevisionState
 from ncclt.core.recommendation import Recommendation
 from ncclt.core.rollout import OPEN_STATES, RollOut
-from ncclt.errors import NotFoundError
 from ncclt.store.documents import stored, to_text
-from ncclt.store.tables import changes, recommendations, rollouts
+from ncclt.store.names import unknown_recommendation
+from ncclt.store.tables import Names, changes, is_named, recommendations, rollouts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,14 +118,12 @@ def _open(cluster: str, model: str) -> tuple[ColumnElement[bool], ...]:
 
 
 def find_recommendations(
-    connection: Connection, *, cluster: str | None, model: str | None, study: str | None
+    connection: Connection, *, cluster: Names, model: str | None, study: str | None
 ) -> tuple[Recommendation, ...]:
     """Return recommendations, newest first; None = any."""
     table = recommendations.c
-    query = select(table.id, table.document).order_by(table.sequence.desc())
-    for column, wanted in ((table.cluster, cluster), (table.model, model), (table.study, study)):
-        if wanted is not None:
-            query = query.where(column == wanted)
+    where = (*is_named(table.cluster, cluster), *is_named(table.model, model), *is_named(table.study, study))
+    query = select(table.id, table.document).where(*where).order_by(table.sequence.desc())
     return tuple(read_recommendation(row.id, row.document) for row in connection.execute(query))
 
 
@@ -157,9 +155,7 @@ def get_recommendation(connection: Connection, id: str) -> Recommendation:
     """
     document = connection.execute(select(recommendations.c.document).where(recommendations.c.id == id)).scalar()
     if document is None:
-        raise NotFoundError(
-            f"there is no recommendation {id!r}", hint="`ncclt recommendations list` shows what was published"
-        )
+        raise unknown_recommendation(id)
     return read_recommendation(id, document)
 
 

@@ -29,7 +29,7 @@ from ncclt.store.documents import stored, to_text
 from ncclt.store.failures import repeatable
 from ncclt.store.life import verified, went_stale
 from ncclt.store.recommendations import find_active, get_recommendation, note_change
-from ncclt.store.tables import attested_jobs, records
+from ncclt.store.tables import Names, attested_jobs, is_named, records
 from ncclt.user_dirs import account_name
 
 Record = TypeVar("Record", Check, Attestation, Preflight, Verification)
@@ -65,7 +65,7 @@ class RecordKind(Generic[Record]):
         *,
         of: Collection[str] | None = None,
         limit: int | None = None,
-        **wanted: str | None,
+        **wanted: Names,
     ) -> tuple[Record, ...]:
         """Return records, newest first.
 
@@ -78,18 +78,19 @@ class RecordKind(Generic[Record]):
         query = select(records.c.id, records.c.document).where(records.c.kind == self.name)
         if of is not None:
             query = query.where(records.c.recommendation.in_(list(of)))
-        for column, value in wanted.items():
-            if value is not None:
-                query = query.where(records.c[column] == value)
+        for column, names in wanted.items():
+            query = query.where(*is_named(records.c[column], names))
         query = query.order_by(records.c.sequence.desc()).limit(limit)
         return tuple(self.read(row.id, row.document) for row in connection.execute(query))
 
-    def newest(self, connection: Connection, recommendations: Collection[str]) -> Iterable[Row[Any]]:
-        """Return the row of the newest record of each recommendation that has one."""
+    def newest(
+        self, connection: Connection, recommendations: Collection[str], *, cluster: Names = None
+    ) -> Iterable[Row[Any]]:
+        """Return the row of the newest record of each recommendation, on some clusters, that has one."""
         if not recommendations:
             return ()
         of = records.c.recommendation
-        mine = (records.c.kind == self.name, of.in_(list(recommendations)))
+        mine = (records.c.kind == self.name, of.in_(list(recommendations)), *is_named(records.c.cluster, cluster))
         newest = select(func.max(records.c.sequence)).where(*mine).group_by(of)
         return connection.execute(select(records).where(records.c.sequence.in_(newest))).all()
 
@@ -248,16 +249,18 @@ class Records:
             return True
 
     @repeatable
-    def attestations(self, of: Collection[str], *, limit: int | None = None) -> tuple[Attestation, ...]:
+    def attestations(
+        self, of: Collection[str], *, cluster: Names = None, limit: int | None = None
+    ) -> tuple[Attestation, ...]:
         """Return attestations of some recommendations, by their ids, newest first; `limit` at most, None = all."""
         with self._database.reading() as connection:
-            return ATTESTATIONS.find(connection, of=of, limit=limit)
+            return ATTESTATIONS.find(connection, of=of, limit=limit, cluster=cluster)
 
     @repeatable
-    def effects(self, of: Collection[str]) -> dict[str, str]:
+    def effects(self, of: Collection[str], *, cluster: Names = None) -> dict[str, str]:
         """Return the word of the newest attestation of each recommendation that has one, by id."""
         with self._database.reading() as connection:
-            return {row.recommendation: row.word for row in ATTESTATIONS.newest(connection, of)}
+            return {row.recommendation: row.word for row in ATTESTATIONS.newest(connection, of, cluster=cluster)}
 
     @repeatable
     def add_preflight(self, preflight: Preflight) -> None:
@@ -266,8 +269,8 @@ class Records:
             PREFLIGHTS.add(connection, preflight, model="", recommendation="", word=preflight.state.value)
 
     @repeatable
-    def preflights(self, *, cluster: str | None = None, limit: int = 20) -> tuple[Preflight, ...]:
-        """Return the newest preflights, the newest first, of one cluster or of all."""
+    def preflights(self, *, cluster: Names = None, limit: int = 20) -> tuple[Preflight, ...]:
+        """Return the newest preflights, the newest first, of some clusters; None = of all."""
         with self._database.reading() as connection:
             return PREFLIGHTS.find(connection, cluster=cluster, limit=limit)
 
@@ -285,7 +288,7 @@ class Records:
     def verifications(
         self,
         *,
-        cluster: str | None = None,
+        cluster: Names = None,
         model: str | None = None,
         recommendation: str | None = None,
         limit: int | None = None,

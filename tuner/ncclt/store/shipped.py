@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from ncclt.core.cluster import Cluster
+from ncclt.core.cluster_file import cluster_of_toml
+from ncclt.core.preflight import Preflight
+from ncclt.core.recommendation import Recommendation
 from ncclt.core.workload import Workload
-from ncclt.errors import InputError, MissingDependencyError, NccltError, reason
+from ncclt.errors import InputError, NccltError, reason
 from ncclt.store.names import unknown_name
-from ncclt.user_dirs import shipped_folder
+from ncclt.store.study_page import StudyPage
+from ncclt.user_dirs import landscape_folder, shipped_folder
 
 
 class Named(Protocol):
@@ -43,13 +46,13 @@ class CatalogueEntry(Generic[Item]):
 
 
 class ShippedOnly:
-    """What can be read of a store that does not exist yet where SQLAlchemy is not installed: what is shipped.
+    """A store without studies and without a database: what is shipped can be read.
 
     Args:
-        lacks: raised for everything else.
+        lacks: raised for everything that needs a database.
     """
 
-    def __init__(self, lacks: MissingDependencyError) -> None:
+    def __init__(self, lacks: NccltError) -> None:
         self._lacks = lacks
 
     def __enter__(self) -> Self:
@@ -76,6 +79,18 @@ class ShippedOnly:
     def cluster(self, name: str) -> Cluster:
         """Return a cluster; NotFoundError for an unknown name."""
         return _entry("cluster", named_clusters(profiles_folder()), name)
+
+    def studies(self, **_filters: object) -> StudyPage:
+        """Return a page without studies."""
+        return StudyPage(items=(), next_cursor=None)
+
+    def preflights(self, **_filters: object) -> tuple[Preflight, ...]:
+        """Return no preflights."""
+        return ()
+
+    def recommendations(self, **_filters: object) -> tuple[Recommendation, ...]:
+        """Return no recommendations."""
+        return ()
 
 
 def _entries(shipped: Mapping[str, Item]) -> tuple[CatalogueEntry[Item], ...]:
@@ -111,20 +126,21 @@ def shipped_workloads(folder: Path) -> dict[str, Workload]:
 
 def shipped_clusters(folder: Path) -> dict[str, Cluster]:
     """Read every cluster of a profiles folder that can be simulated, by name; InputError as for `shipped_workloads`."""
-    return _read(folder / "clusters", ".toml", lambda text: Cluster.from_document(tomllib.loads(text)))
+    return _read(folder / "clusters", ".toml", lambda text: cluster_of_toml(text, "it"))
 
 
 def recorded_clusters(folder: Path) -> dict[str, Cluster]:
-    """Read every cluster of a profiles folder whose recorded landscape is there too; InputError as above."""
-    return _read(folder / "landscapes", ".toml", lambda text: Cluster.from_document(tomllib.loads(text)))
+    """Read the cluster of every recorded landscape, of a profiles folder or imported, by name; InputError as above."""
+    imported = _read(landscape_folder(), ".toml", lambda text: cluster_of_toml(text, "it"), kind="imported")
+    return imported | _read(folder / "landscapes", ".toml", lambda text: cluster_of_toml(text, "it"))
 
 
 def named_clusters(folder: Path) -> dict[str, Cluster]:
-    """Read every cluster of a profiles folder, the recorded ones too, by name; InputError as above."""
-    return shipped_clusters(folder) | recorded_clusters(folder)
+    """Read every cluster of a profiles folder, and the recorded ones, by name; InputError as above."""
+    return recorded_clusters(folder) | shipped_clusters(folder)
 
 
-def _read(folder: Path, suffix: str, parse: Callable[[str], Entry]) -> dict[str, Entry]:
+def _read(folder: Path, suffix: str, parse: Callable[[str], Entry], *, kind: str = "shipped") -> dict[str, Entry]:
     found: dict[str, Entry] = {}
     for path in sorted(folder.glob(f"*{suffix}")):
         try:
@@ -132,11 +148,12 @@ def _read(folder: Path, suffix: str, parse: Callable[[str], Entry]) -> dict[str,
         # ValueError: broken JSON, TOML or UTF-8; AttributeError: JSON or TOML that is not a table.
         except (NccltError, OSError, ValueError, AttributeError, TypeError) as error:
             raise InputError(
-                f"the shipped file {path.name} is broken: {reason(error)}", hint=f"reinstall ncclt or repair {path}"
+                f"the {kind} file {path.name} is broken: {reason(error)}",
+                hint=f"{'repair or remove' if kind == 'imported' else 'reinstall ncclt or repair'} {path}",
             ) from error
         if entry.name in found:
             raise InputError(
-                f"the shipped file {path.name} repeats the name {entry.name!r}", hint=f"rename it in {path}"
+                f"the {kind} file {path.name} repeats the name {entry.name!r}", hint=f"rename it in {path}"
             )
         found[entry.name] = entry
     return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
-from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +17,7 @@ from ncclt.core.workload import Workload
 from ncclt.errors import StoreError
 from ncclt.store import life, recommendations, studies, summaries, trials
 from ncclt.store.catalogue import CLUSTERS, WORKLOADS
+from ncclt.store.clock import utc_now
 from ncclt.store.database import Database
 from ncclt.store.failures import repeatable
 from ncclt.store.job_workers import JobWorkers
@@ -32,16 +32,13 @@ from ncclt.store.readonly import read_published
 from ncclt.store.recommendations import Changes
 from ncclt.store.records import Records, noting_stale, with_staleness
 from ncclt.store.shipped import CatalogueEntry, named_clusters, profiles_folder, shipped_workloads
-from ncclt.store.summaries import StudyPage, row_counts
+from ncclt.store.study_page import StudyPage
+from ncclt.store.summaries import row_counts
+from ncclt.store.tables import Names
 from ncclt.store.trial_list import TrialLists
 from ncclt.user_dirs import account_name
 
 Answer = TypeVar("Answer")
-
-
-def utc_now() -> str:
-    """Return the current time, ISO in UTC with milliseconds."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 class Store(Records, Lives, Leases, Keys, JobWorkers, Overview, trials.Outlines, TrialLists):
@@ -213,19 +210,19 @@ class Store(Records, Lives, Leases, Keys, JobWorkers, Overview, trials.Outlines,
             return studies.open_study(connection, study, now=self._clock())
 
     @repeatable
-    def study(self, key: str) -> Study:
-        """Return a study by id, name, or an unambiguous prefix of its id.
+    def study(self, key: str, *, cluster: Names = None) -> Study:
+        """Return a study by id, name, or an unambiguous prefix of its id; those of other clusters do not exist.
 
         Raises:
             NotFoundError: there is no such study.
             UsageError: the prefix is ambiguous.
         """
         with self._database.reading() as connection:
-            return studies.find_study(connection, key)
+            return studies.find_study(connection, key, cluster=cluster)
 
     @repeatable
     def studies(
-        self, *, limit: int = 50, cursor: str | None = None, cluster: str | None = None, model: str | None = None
+        self, *, limit: int = 50, cursor: str | None = None, cluster: Names = None, model: str | None = None
     ) -> StudyPage:
         """Return a page of studies, newest first.
 
@@ -375,7 +372,7 @@ class Store(Records, Lives, Leases, Keys, JobWorkers, Overview, trials.Outlines,
 
     @repeatable
     def recommendations(
-        self, *, cluster: str | None = None, model: str | None = None, study: str | None = None
+        self, *, cluster: Names = None, model: str | None = None, study: str | None = None
     ) -> tuple[Recommendation, ...]:
         """Return recommendations, newest first.
 

@@ -14,7 +14,7 @@ from ncclt.errors import NotFoundError, UsageError
 from ncclt.store.documents import stored, to_text
 from ncclt.store.leases import ABANDONED, abandoned
 from ncclt.store.names import unknown_name
-from ncclt.store.tables import studies
+from ncclt.store.tables import Names, is_named, studies
 
 _LIST = "ncclt studies list"
 _PAGE, _PAGES = 100, 10
@@ -40,19 +40,21 @@ def open_study(connection: Connection, study: Study, *, now: str) -> Study:
     return there
 
 
-def find_study(connection: Connection, key: str) -> Study:
-    """Return a study by id, name or prefix of an id, as `Store.study`."""
+def find_study(connection: Connection, key: str, *, cluster: Names = None) -> Study:
+    """Return a study by id, name or prefix of an id, as `Store.study`, if it is of some clusters; None = of any."""
+    mine = is_named(studies.c.cluster, cluster)
     for column in (studies.c.id, studies.c.name):
-        row = connection.execute(select(studies).where(column == key)).first()
+        row = connection.execute(select(studies).where(column == key, *mine)).first()
         if row is not None:
             return _read(connection, [row])[0]
-    rows = connection.execute(select(studies).where(studies.c.id.startswith(key, autoescape=True)).limit(4)).all()
+    begins = studies.c.id.startswith(key, autoescape=True)
+    rows = connection.execute(select(studies).where(begins, *mine).limit(4)).all()
     if key and len(rows) == 1:
         return _read(connection, rows)[0]
     if key and rows:
         ids = ", ".join(row.id for row in rows)
         raise UsageError(f"several studies have an id that begins with {key!r}: {ids}", hint="give more of the id")
-    names = [name for row in connection.execute(select(studies.c.name, studies.c.id)) for name in row]
+    names = [name for row in connection.execute(select(studies.c.name, studies.c.id).where(*mine)) for name in row]
     raise unknown_name("study", key, names)
 
 
@@ -98,15 +100,13 @@ def studies_where(
 
 
 def study_rows(
-    connection: Connection, *, limit: int, before: int | None, cluster: str | None, model: str | None
+    connection: Connection, *, limit: int, before: int | None, cluster: Names, model: str | None
 ) -> dict[int, Study]:
     """Return up to `limit` studies that arrived before number `before`, newest first, by number of arrival."""
     query = select(studies).order_by(studies.c.sequence.desc()).limit(limit)
     if before is not None:
         query = query.where(studies.c.sequence < before)
-    for column, wanted in ((studies.c.cluster, cluster), (studies.c.model, model)):
-        if wanted is not None:
-            query = query.where(column == wanted)
+    query = query.where(*is_named(studies.c.cluster, cluster), *is_named(studies.c.model, model))
     rows = connection.execute(query).all()
     return {row.sequence: study for row, study in zip(rows, _read(connection, rows), strict=True)}
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from sqlalchemy import Connection, func, select
 
-from ncclt.core.recommendation import Recommendation
 from ncclt.core.setting import DEFAULT
 from ncclt.core.study import Study, StudyState
 from ncclt.core.workload import Workload
@@ -18,44 +16,12 @@ from ncclt.store.leases import abandoned
 from ncclt.store.recommendations import newest_of
 from ncclt.store.records import with_staleness
 from ncclt.store.studies import study_rows
-from ncclt.store.tables import recommendations, records, rollouts, studies, trials
+from ncclt.store.study_page import StudyPage, StudySummary
+from ncclt.store.tables import Names, recommendations, records, rollouts, studies, trials
 from ncclt.store.trials import TRIES_SETTING
 
 MAX_LIMIT = 500
 """Largest page."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StudySummary:
-    """A study at a glance.
-
-    Attributes:
-        study: the study itself.
-        trials: trials of all phases and outcomes.
-        best_us: lowest communication time per step over the settings that were searched, each by its median, µs;
-            None before the first good trial. What is proven is in the recommendation.
-        default_us: median communication time per step of NCCL's own choice in the search, µs.
-        recommendation: the newest one of the study.
-    """
-
-    study: Study
-    trials: int
-    best_us: float | None
-    default_us: float | None
-    recommendation: Recommendation | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StudyPage:
-    """Some studies, newest first.
-
-    Attributes:
-        items: the studies.
-        next_cursor: of the next page; None on the last.
-    """
-
-    items: tuple[StudySummary, ...]
-    next_cursor: str | None
 
 
 def study_page(
@@ -64,7 +30,7 @@ def study_page(
     *,
     limit: int,
     cursor: str | None,
-    cluster: str | None,
+    cluster: Names,
     model: str | None,
 ) -> StudyPage:
     """Return a page of studies, as `Store.studies`."""

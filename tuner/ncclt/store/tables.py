@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import Any
+
 from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    ColumnElement,
     Float,
     ForeignKey,
     ForeignKeyConstraint,
@@ -262,3 +266,13 @@ job_workers = Table(
     Column("cluster", String, nullable=False),
     Column("renewed_s", Float, nullable=False),
 )
+
+Names = str | Collection[str] | None
+"""One name, any of some names, or None = any name."""
+
+
+def is_named(column: ColumnElement[Any], names: Names) -> tuple[ColumnElement[bool], ...]:
+    """Return the conditions of a column that holds one of some names; none at all where any name will do."""
+    if names is None:
+        return ()
+    return (column == names,) if isinstance(names, str) else (column.in_(sorted(names)),)

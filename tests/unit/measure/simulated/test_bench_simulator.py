@@ -67,3 +67,25 @@ def test_calibration_keeps_its_claim_on_a_public_table(shared_data):
     errors = {row["model"]: row["error_median"] for row in forced}
     assert errors["probed"] < 0.1
     assert errors["probed"] < errors["preset"]
+
+
+@pytest.mark.shared
+def test_every_public_table_has_systems_or_a_reason_why_not(shared_data):
+    code = (
+        "import json, pathlib, sys, simulator\n"
+        "for path in sorted(pathlib.Path(sys.argv[1]).glob('*.csv')):\n"
+        "    systems, left_out = simulator.systems_of(path)\n"
+        "    print(json.dumps([path.stem, [one.name for one in systems], left_out]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, shared_data / "measurements"],
+        cwd=BENCH.parent, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    found = {name: (systems, left_out) for name, systems, left_out in map(json.loads, done.stdout.splitlines())}
+    assert len(found) == len(list((shared_data / "measurements").glob("*.csv")))
+    assert found["mi300x_cpx_rccl_sixway"] == (["mi300x_cpx_rccl_sixway 1x64"], [])
+    without = {name: left_out for name, (systems, left_out) in found.items() if not systems}
+    assert set(without) == {"gb10_dgxspark4_ring_tuning"}
+    assert without["gb10_dgxspark4_ring_tuning"][0].startswith(
+        "gb10_dgxspark4_ring_tuning: 21 of 21 groups skipped: the "
+    )

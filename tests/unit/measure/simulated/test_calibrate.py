@@ -15,6 +15,7 @@ from ncclt.measure.simulated import SimulatedRunner
 from ncclt.measure.simulated.calibrate import ObservedPoint, calibrate, choose_probes, require_possible
 from ncclt.measure.simulated.observations import observed_in_file
 from ncclt.measure.simulated.probes import observe, probe_candidates, probe_messages, probes
+from ncclt.testing.landscapes import write_landscape
 
 PLAIN = Cluster(
     name="d", nodes=2, gpus_per_node=4, gpu="A100", compute_capability=80, link_class="nvlink", link_gbps=300.0,
@@ -132,17 +133,12 @@ def test_too_few_times_are_refused():
         calibrate(PLAIN, times(REAL, [DEFAULT], sizes=range(12, 15)))
 
 
-def test_a_table_of_several_systems_asks_which(tmp_path):
-    table = tmp_path / "t.csv"
-    head = "system,gpus,nodes,collective,size_bytes,algo,proto,nchannels,time_us"
-    rows = [f"{system},8,2,all_reduce,{4096 << p},,,,{50 + p}" for system in ("A", "B") for p in range(6)]
-    table.write_text("\n".join([head, *rows]))
-    with pytest.raises(UsageError, match="2 systems"):
-        observed_in_file(table, PLAIN, {})
-    found = observed_in_file(table, PLAIN, {"system": "B"})
-    assert [one.nodes for one in found.seen] == [2] * 6
-    with pytest.raises(InputError, match="no times of nodes with 8 GPUs"):
-        observed_in_file(table, replace(PLAIN, gpus_per_node=8), {})
+def test_a_table_has_times_of_one_shape(tmp_path):
+    rows = [{"nodes": 2, "gpus_per_node": 4, "size_bytes": 4096 << p, "time_us": 50 + p} for p in range(6)]
+    table = write_landscape(tmp_path / "t.csv", rows)
+    assert [one.nodes for one in observed_in_file(table, replace(PLAIN, gpus_per_node=4)).seen] == [2] * 6
+    with pytest.raises(InputError, match=r"times of nodes with 4 GPUs, and .* has 8 per node"):
+        observed_in_file(table, replace(PLAIN, gpus_per_node=8))
 
 
 def output(
@@ -168,17 +164,17 @@ def test_an_output_counts_its_hosts_and_names_another_gpu(tmp_path):
     log, eight = tmp_path / "all_reduce.log", replace(PLAIN, name="mine", gpu="A100-SXM4-80GB", gpus_per_node=8)
     log.write_text(output(8, 4))
     with pytest.raises(InputError, match="ran on 4 GPUs per host, and mine has 8 per node"):
-        observed_in_file(log, eight, {})
-    found = observed_in_file(log, replace(eight, gpus_per_node=4), {})
+        observed_in_file(log, eight)
+    found = observed_in_file(log, replace(eight, gpus_per_node=4))
     assert ({one.nodes for one in found.seen}, len(found.notes)) == ({8}, 1)
     log.write_text(output(1, 8, bus="0x00"))  # as old versions print it
     with pytest.raises(InputError, match="ran on 8 GPUs per host, and mine has 4 per node"):
-        observed_in_file(log, replace(eight, gpus_per_node=4), {})
+        observed_in_file(log, replace(eight, gpus_per_node=4))
     log.write_text(output(2, 8, "NVIDIA H100 80GB HBM3"))
-    _, note = observed_in_file(log, eight, {}).notes
+    _, note = observed_in_file(log, eight).notes
     assert note.startswith("all_reduce.log is from NVIDIA H100 80GB HBM3 GPUs, and mine has A100-SXM4-80GB")
     log.write_text(output(2, 8, host="localhost"))  # containers that share a name
-    assert {one.nodes for one in observed_in_file(log, eight, {}).seen} == {2}
+    assert {one.nodes for one in observed_in_file(log, eight).seen} == {2}
 
 
 def test_a_time_that_the_ports_rule_out_is_refused():
@@ -198,19 +194,19 @@ def test_times_of_another_nccl_are_named(tmp_path):
     banner = "# nccl-tests version 2.17.6 nccl-headers=22809 nccl-library={}\n"
     for nccl, others in (("22809", ()), ("22703", ("2.27.3",))):
         log.write_text(banner.format(nccl) + output(2, mine.gpus_per_node))
-        said = [note for note in observed_in_file(log, mine, {}).notes if "NCCL 2" in note]
+        said = [note for note in observed_in_file(log, mine).notes if "NCCL 2" in note]
         assert said == [
             f"all_reduce.log was measured with NCCL {other}, and mine has 2.28.9: choices may differ"
             for other in others
         ]
     log.write_text("node1:7:7 [0] NCCL INFO NCCL version 2.21.5+cuda12.4\n" + output(2, mine.gpus_per_node))
-    assert "NCCL 2.21.5" in observed_in_file(log, mine, {}).notes[-1]
+    assert "NCCL 2.21.5" in observed_in_file(log, mine).notes[-1]
     table = tmp_path / "t.csv"
-    head = "system,gpus,nodes,collective,size_bytes,algo,proto,nchannels,time_us,nccl_version"
-    for nccl, count in (("2.28.9", 0), ("", 0), ("2.19.3", 1)):
-        rows = [f"A,{2 * mine.gpus_per_node},2,all_reduce,{4096 << p},,,,{50 + p},{nccl}" for p in range(6)]
-        table.write_text("\n".join([head, *rows]) + "\n")
-        notes = observed_in_file(table, mine, {}).notes
+    shape = {"nodes": 2, "gpus_per_node": mine.gpus_per_node}
+    for nccl, count in (("2.28.9", 0), ("2.19.3", 1)):
+        rows = [{**shape, "nccl_version": nccl, "size_bytes": 4096 << p, "time_us": 50 + p} for p in range(6)]
+        write_landscape(table, rows)
+        notes = observed_in_file(table, mine).notes
         assert [note for note in notes if "NCCL" in note] == [
             "t.csv was measured with NCCL 2.19.3, and mine has 2.28.9: choices may differ"
         ][:count]

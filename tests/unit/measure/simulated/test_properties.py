@@ -1,19 +1,24 @@
 """What must hold of any simulated cluster, whatever its constants."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ncclt.core.algorithms import LEGAL, Algorithm, Protocol
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT, Setting
+from ncclt.core.trial import Outcome
 from ncclt.measure.simulated import SimulatedRunner
+from ncclt.measure.simulated.expected import running_kernel
 from ncclt.measure.simulated.physics import physics_of
 from ncclt.measure.simulated.truth import SimulatedKernel, kernel_us
+from ncclt.store.shipped import named_clusters, profiles_folder
 
 DGX = Cluster(
     name="d", nodes=2, gpus_per_node=8, gpu="A100", compute_capability=80, link_class="nvswitch", link_gbps=300.0,
@@ -22,6 +27,7 @@ DGX = Cluster(
 EFA = replace(DGX, name="e", link_class="shm", link_gbps=32.0, fabric="efa", nics_per_node=4, nic_gbps=12.5)
 H100 = replace(DGX, name="h", compute_capability=90, link_gbps=450.0, nic_gbps=50.0, nccl_version="2.28.9")
 RING = Setting(algorithm=Algorithm.RING, protocol=Protocol.SIMPLE)
+SHIPPED = named_clusters(profiles_folder())
 CLUSTERS = st.sampled_from([DGX, EFA, H100, replace(DGX, nodes=1), replace(H100, nodes=1), replace(EFA, nodes=4)])
 SIZES = st.integers(10, 30).map(lambda power: 1 << power)
 COLLECTIVES = st.sampled_from([Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.BROADCAST])
@@ -32,16 +38,121 @@ def expected(cluster: Cluster, size: int, setting: Setting = DEFAULT, collective
     return SimulatedRunner(cluster, seed=0, sigma=0).expected_us(setting, message)
 
 
+PAIRS = [(a, p) for a in (Algorithm.RING, Algorithm.TREE, Algorithm.NVLS) for p in Protocol]
+FORCED = [Setting(algorithm=a, protocol=p, channels=c) for a, p in PAIRS for c in (None, 1, 4, 8, 32)]
+QUANTISED = 1.015
+"""Share by which two nodes may seem faster than one: their numbers of channels differ."""
+
+
+def runs(cluster: Cluster, setting: Setting, message: Message) -> bool:
+    tunable = message.collective.is_tunable
+    if not tunable or setting.algorithm not in LEGAL[message.collective]:
+        return False
+    return not SimulatedRunner(cluster, seed=0, sigma=0).refusal(setting, message)
+
+
+@st.composite
+def cases(draw: st.DrawFn, *, nodes: Sequence[int] = (1, 2, 3, 8, 32)) -> tuple[Cluster, Message, Setting]:
+    """Return a shipped cluster, a message and a setting that runs there."""
+    names = [name for name, one in SHIPPED.items() if one.nics_per_node or 1 in nodes]
+    cluster = SHIPPED[draw(st.sampled_from(names))]
+    cluster = replace(cluster, nodes=draw(st.sampled_from(nodes)) if cluster.nics_per_node else 1)
+    message = Message(collective=draw(st.sampled_from(list(Collective))), dtype="float32", size_bytes=draw(SIZES))
+    possible = [DEFAULT, *(one for one in FORCED if runs(cluster, one, message))]
+    return cluster, message, draw(st.sampled_from(possible))
+
+
+def time_us(cluster: Cluster, message: Message, setting: Setting) -> float:
+    return SimulatedRunner(cluster, seed=0, sigma=0).expected_us(setting, message)
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases())
+def test_one_algorithm_protocol_and_number_of_channels_has_one_time(case):
+    cluster, message, setting = case
+    assume(message.collective.is_tunable)
+    kernel = running_kernel(cluster, setting, message)
+    forced = Setting(algorithm=kernel.algorithm, protocol=kernel.protocol, channels=kernel.channels)
+    again = running_kernel(cluster, forced, message)
+    if again.channels == kernel.channels:  # a forced number is a cap
+        assert again == kernel
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases(nodes=(2, 3, 8, 32)), st.sampled_from([2, 3]))
+def test_more_ports_are_never_slower(case, more):
+    cluster, message, setting = case
+    wider = replace(cluster, nics_per_node=cluster.nics_per_node * more)
+    assert time_us(wider, message, setting) <= time_us(cluster, message, setting) * (1 + 1e-9)
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases())
+def test_twice_the_size_and_more_nodes_are_never_faster_under_a_forced_setting(case):
+    cluster, message, setting = case
+    assume(setting is not DEFAULT)
+    here = time_us(cluster, message, setting)
+    larger = replace(message, size_bytes=2 * message.size_bytes)
+    assert time_us(cluster, larger, setting) >= here * (1 - 1e-9)
+    wide = replace(cluster, nodes=cluster.nodes * 2) if cluster.nics_per_node else cluster
+    if runs(wide, setting, message):
+        assert time_us(wide, message, setting) * (QUANTISED if cluster.nodes == 1 else 1 + 1e-9) >= here
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases())
+def test_no_rate_exceeds_a_link_on_its_way(case):
+    """What a GPU and a node must receive crosses their links once, whatever the algorithm."""
+    cluster, message, setting = case
+    seconds = time_us(cluster, message, setting) / 1e6
+    ranks, nodes = cluster.world_size, cluster.nodes
+    algbw = message.size_bytes / seconds / 1e9
+    one_sends = message.collective is Collective.SEND_RECV
+    if nodes > 1:
+        senders = 1 if one_sends else cluster.gpus_per_node
+        ports = min(cluster.nics_per_node * cluster.nic_gbps, senders * cluster.pcie_gbps)
+        arriving = {
+            Collective.ALL_REDUCE: 2 * (nodes - 1) / nodes,
+            Collective.ALL_TO_ALL: cluster.gpus_per_node * (nodes - 1) / nodes,
+            Collective.BROADCAST: 1.0, Collective.REDUCE: 1.0, Collective.SEND_RECV: 1.0,
+        }.get(message.collective, (nodes - 1) / nodes)  # fmt: skip
+        assert algbw * arriving <= ports
+    elif ranks > 1 and setting.algorithm is not Algorithm.NVLS and cluster.link_class != "nvswitch":
+        whole = replace(message, group_size=ranks)
+        assert whole.busbw_gbps(seconds * 1e6) <= cluster.link_gbps
+
+
+@pytest.mark.parametrize("collective", [Collective.ALL_REDUCE, Collective.SEND_RECV])
+def test_one_gpu_of_a_node_has_its_own_ports_and_pcie_link(collective):
+    """DGX H100: 8 ports of 50 GB/s belong to 8 GPUs, each behind PCIe 5 x16 of 64 GB/s."""
+    message = Message(collective=collective, dtype="float32", size_bytes=1 << 30)
+    dgx = SHIPPED["dgx-h100"].sized(nodes=2)
+    one = message.busbw_gbps(time_us(dgx.sized(gpus_per_node=1), message, DEFAULT))
+    assert one <= 50.0
+    if collective is Collective.ALL_REDUCE:
+        two = message.busbw_gbps(time_us(dgx.sized(gpus_per_node=2), message, DEFAULT))
+        assert two == pytest.approx(2 * one, rel=0.15)
+
+
+def test_what_has_no_model_is_refused():
+    send = Message(collective=Collective.SEND_RECV, dtype="float32", size_bytes=1 << 24)
+    runner = SimulatedRunner(DGX, seed=0, sigma=0)
+    refused = runner.measure(Setting(parameters=(("IB_QPS_PER_CONNECTION", 4),)), [send], repeat=0)
+    assert refused.outcome is Outcome.INVALID
+    assert "no model of NCCL_IB_QPS_PER_CONNECTION" in refused.detail
+    smaller = Setting(parameters=(("P2P_NET_CHUNKSIZE", 65536),))
+    assert runner.expected_us(smaller, send) > runner.expected_us(DEFAULT, send)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     CLUSTERS, SIZES, COLLECTIVES, st.sampled_from([DEFAULT, RING, replace(RING, channels=8)]),
-    st.sampled_from(["link_gbps", "nic_gbps"]), st.floats(0.3, 3.0), st.floats(1.0, 4.0),
+    st.sampled_from([("link_gbps", 100.0, 300.0), ("link_gbps", 300.0, 900.0), ("nic_gbps", 12.5, 50.0)]),
 )  # fmt: skip
-def test_more_bandwidth_is_never_slower(cluster, size, collective, setting, field, scale, more):
-    less = replace(cluster, **{field: getattr(cluster, field) * scale})
-    wider = replace(less, **{field: getattr(less, field) * more})
-    slow, fast = expected(less, size, setting, collective), expected(wider, size, setting, collective)
-    assert fast <= slow * (1 + 1e-9)
+def test_more_nominal_bandwidth_is_never_slower(cluster, size, collective, setting, change):
+    field, less, more = change
+    slow = expected(replace(cluster, **{field: less}), size, setting, collective)
+    assert expected(replace(cluster, **{field: more}), size, setting, collective) <= slow * (1 + 1e-9)
 
 
 @settings(max_examples=100, deadline=None)

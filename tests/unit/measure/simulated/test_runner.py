@@ -170,7 +170,7 @@ def test_the_default_is_far_off_somewhere_in_the_middle_and_close_for_large_mess
     """Public two-node curves jump between 64 KiB and 1 MiB where NCCL changes protocol; at 64 MiB the wire decides."""
     runner = SimulatedRunner(LEONARDO, seed=1, sigma=0)
     gain = {e: runner.expected_us(DEFAULT, message(1 << e)) / _best(runner, message(1 << e)) for e in range(7, 28)}
-    assert max(gain[e] for e in range(14, 23)) > 1.1
+    assert max(gain[e] for e in range(14, 23)) > 1.05
     assert max(gain.values()) < 2.0
     assert all(gain[e] < 1.05 for e in (26, 27))
     assert all(g >= 1.0 for g in gain.values())

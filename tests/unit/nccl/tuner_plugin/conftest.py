@@ -25,7 +25,9 @@ def opened(plugin, tmp_path):
     def open_with(*rows, ranks=16, nodes=2, **options):
         table = tmp_path / "table.csv"
         table.write_text("".join(f"{row}\n" for row in rows))
-        environ = {"NCCLT_POLICY": str(table), "NCCLT_POLICY_SHM": None, "NCCLT_PLUGIN_REPORT": None}
+        environ = {
+            "NCCLT_POLICY": str(table), "NCCLT_TABLE": None, "NCCLT_POLICY_SHM": None, "NCCLT_PLUGIN_REPORT": None,
+        }  # fmt: skip
         return plugin.communicator(ranks=ranks, nodes=nodes, environ=environ, **options)
 
     return open_with

@@ -8,7 +8,7 @@ import pytest
 
 from ncclt.errors import MissingDependencyError, NccltError
 from ncclt.nccl.tuner_plugin import LIBRARY_NAME, bundled_library, find, user_library
-from ncclt.nccl.tuner_plugin.build import build, compiler, source_folder, sources
+from ncclt.nccl.tuner_plugin.build import build, compiler, source_folder
 
 
 def test_places_are_tried_in_order(tmp_path):
@@ -51,25 +51,21 @@ def test_a_failed_build_keeps_what_was_there_and_leaves_nothing(tmp_path, librar
     assert list(target.parent.iterdir()) == [target]
 
 
-def test_sources_are_small():
-    assert sources()
-    assert all(len(path.read_text().splitlines()) <= 400 for path in [*sources(), *source_folder().glob("*.h")])
-
-
 @pytest.mark.skipif(shutil.which("nm") is None, reason="no nm here")
-def test_the_object_exports_the_tuners_alone_and_runs_on_old_systems(library):
+def test_the_object_exports_tuners_and_agreement_alone_and_runs_on_old_systems(library):
     """Containers for training have C libraries from 2.27 (Ubuntu 18.04) on; we need nothing but that library."""
     listed = subprocess.run(["nm", "-D", library], check=True, capture_output=True, text=True).stdout
     exported = {line.split()[-1] for line in listed.splitlines() if re.search(r" [TDBRV] ", line)}
     versions = {tuple(map(int, v.split("."))) for v in re.findall(r"@GLIBC_([\d.]+)", listed)}
 
-    assert exported == {f"ncclTunerPlugin_v{version}" for version in (2, 3, 4, 5, 6, 7)}
+    tuners = {f"ncclTunerPlugin_v{version}" for version in (2, 3, 4, 5, 6, 7)}
+    assert exported == tuners | {"ncclt_describe", "ncclt_decide"}
     assert "w ncclGetVersion" in listed
     # Weak, and of the oldest version: before 2.34 they are in a library that the plugin does not name.
     assert re.search(r" w dlopen(@GLIBC_2\.(2\.5|17))?$", listed, re.MULTILINE)
     assert re.search(r" w dlsym(@GLIBC_2\.(2\.5|17))?$", listed, re.MULTILINE)
-    # What an older machine would build; newer ones bind a few symbols to newer versions.
-    assert max(versions) <= (2, 34)
+    assert re.search(r" w dladdr(@GLIBC_2\.(2\.5|17))?$", listed, re.MULTILINE)
+    assert max(versions) <= (2, 27)
 
 
 @pytest.mark.skipif(shutil.which("readelf") is None, reason="no readelf here")
@@ -77,4 +73,5 @@ def test_the_object_needs_the_c_library_alone(library):
     needed = subprocess.run(["readelf", "-d", library], check=True, capture_output=True, text=True).stdout
 
     assert re.findall(r"NEEDED.*\[(.*)\]", needed) == ["libc.so.6"]
+    assert "NODELETE" in needed, "NCCL unloads a tuner with its last communicator, and the agreement would go with it"
     assert compiler() is not None

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from ncclt.errors import UsageError
-from ncclt.nccl.tuner_plugin.loaded import FUNCTIONS
+from ncclt.errors import InputError, UsageError
 from ncclt.nccl.tuner_plugin.shared_table import MOST_ROWS, VARIABLE, SharedRow, SharedTable
+from ncclt.nccl.tuner_table import FUNCTIONS
 
 ALL_REDUCE = FUNCTIONS.index("allreduce")
 
@@ -63,27 +63,32 @@ def test_it_replaces_the_table_of_the_policy(plugin, table, tmp_path):
 
 
 @pytest.mark.parametrize("spoil", [8, 16, 20])
-def test_what_is_no_shared_table_changes_nothing(plugin, table, spoil):
+def test_what_is_no_shared_table_fails_init(plugin, table, spoil):
     table.publish([row()])
     with Path(table.path).open("r+b") as file:
         spoilt = file.read()[spoil] ^ 1
         file.seek(spoil)
         file.write(bytes([spoilt]))
-    with watching(plugin, table) as comm:
-        assert "own choice stays" in comm.said[0]
-        assert comm.ask(ALL_REDUCE, 64).costs == [1.0] * 21
+    with pytest.raises(InputError, match="no shared table of format 1"):
+        watching(plugin, table).__enter__()
+
+
+def test_memory_that_others_can_write_fails_init(plugin, table):
+    Path(table.path).chmod(0o602)
+    with pytest.raises(InputError, match="other users can write"):
+        watching(plugin, table).__enter__()
 
 
 @pytest.mark.parametrize(("length", "seals", "said"), [(-1, fcntl.F_SEAL_SHRINK, "too short"), (0, 0, "cut short")])
-def test_memory_that_is_short_or_may_become_so_changes_nothing(plugin, table, length, seals, said):
+def test_memory_that_is_short_or_may_become_so_fails_init(plugin, table, length, seals, said):
     file = os.memfd_create("other", os.MFD_ALLOW_SEALING)
     try:
         content = Path(table.path).read_bytes()
         os.write(file, content[: len(content) + length])
         fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals)
-        with watching(plugin, table, environ={VARIABLE: f"/proc/self/fd/{file}"}) as comm:
-            assert said in comm.said[0]
-            assert comm.ask(ALL_REDUCE, 64).costs == [1.0] * 21
+        os.fchmod(file, 0o600)
+        with pytest.raises(InputError, match=said):
+            watching(plugin, table, environ={VARIABLE: f"/proc/self/fd/{file}"}).__enter__()
     finally:
         os.close(file)
 
@@ -123,9 +128,13 @@ def test_whatever_becomes_of_the_table_the_rank_lives(library, table, tmp_path, 
     environ = {**os.environ, VARIABLE: path}
     words = [sys.executable, "-c", CUT, str(library), what]
     done = subprocess.run(words, env=environ, text=True, capture_output=True, timeout=PATIENT_S, check=False)
+    if not memory:
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "no memory sealed against that" in done.stderr
+        return
     assert done.returncode == 0, (done.returncode, done.stderr)
     assert "True True" in done.stdout
-    assert ("table in shared memory" if memory else "own choice stays") in done.stdout
+    assert "table in shared memory" in done.stdout
 
 
 def test_a_half_written_table_is_never_used(plugin, table):
@@ -165,6 +174,7 @@ RANK = """
 import json, os, sys
 from pathlib import Path
 from ncclt.nccl.tuner_plugin.loaded import LoadedPlugin
+from ncclt.nccl.tuner_table import FUNCTIONS
 with LoadedPlugin(Path(sys.argv[1])).communicator(ranks=8, nodes=2) as comm:
     for line in sys.stdin:
         found = set()

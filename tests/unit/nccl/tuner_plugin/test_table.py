@@ -1,6 +1,7 @@
-"""Tables that the plugin refuses, each with one line that says why, and NCCL's own choice."""
+"""Tables that the plugin refuses, each with one line that says why, and then NCCL's init fails on that rank."""
 
 import os
+import resource
 from dataclasses import replace
 
 import pytest
@@ -9,11 +10,18 @@ from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import Rule
-from ncclt.nccl.tuner_plugin.loaded import FUNCTIONS
-from ncclt.nccl.tuner_table import communicator_shape, table_checksum, table_text
+from ncclt.errors import InputError
+from ncclt.nccl.tuner_table import FUNCTIONS, communicator_shape, table_checksum, table_text
 
 GOOD = "allreduce,0,65536,tree,ll,2,-1,-1"
 ALL_REDUCE = FUNCTIONS.index("allreduce")
+
+
+def refusal(opening):
+    """Return the sentence with which NCCL's init fails."""
+    with pytest.raises(InputError, match="returned the error 5: TUNER/ncclt: this rank cannot use the table") as caught:
+        opening.__enter__()
+    return str(caught.value)
 
 
 def is_used(comm):
@@ -45,7 +53,8 @@ def is_used(comm):
         "allreduce,0,100,ring,simple,8,x,-1",
         "allreduce,0,100,ring,simple,8,-1,99999999999999999999",
         "allreduce,0,100,ring,simple,8,-1,-1,4",
-        "allreduce,0,100,ring,simple,8,-1,-1,-1,2",
+        "allreduce,0,100,ring,simple,8,-1,-1,-1,0",
+        "allreduce,0,100,ring,simple,8,-1,-1,-1,1",
         "collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks",
         "allreduce,0,100,ring,simple,8,-1,-1\0",
         "export NCCL_ALGO=ring",
@@ -53,9 +62,7 @@ def is_used(comm):
     ],
 )
 def test_one_wrong_row_refuses_the_whole_table(opened, row):
-    with opened(GOOD, "# a comment", row) as comm:
-        assert not is_used(comm)
-        assert "line 3" in comm.said[0]
+    assert "line 3" in refusal(opened(GOOD, "# a comment", row))
 
 
 @pytest.mark.parametrize("row", [GOOD + ",-1,-1", " allreduce , 0,65536 ,tree,\tll,2,-1,-1\r", GOOD + ",-1"])
@@ -91,9 +98,7 @@ def test_a_header_that_fits_is_accepted_and_named(opened):
     ],
 )
 def test_a_header_that_does_not_fit_refuses_the_table(opened, first, why):
-    with opened(first, GOOD) as comm:
-        assert not is_used(comm)
-        assert why in comm.said[0]
+    assert why in refusal(opened(first, GOOD))
 
 
 def test_no_later_comment_can_pose_as_the_header(opened):
@@ -103,28 +108,96 @@ def test_no_later_comment_can_pose_as_the_header(opened):
 
 
 @pytest.mark.parametrize("rows", [(), ("# only comments",)])
-def test_a_table_without_rows_changes_nothing(opened, rows):
-    with opened(*rows) as comm:
+def test_table_without_rows_is_taken_for_cut_off(opened, rows):
+    assert "it has no rows" in refusal(opened(*rows))
+
+
+def test_table_that_says_it_has_no_rows_changes_nothing(opened):
+    with opened(header([])) as comm:
         assert not is_used(comm)
 
 
 def test_limits_of_rows_and_bytes_are_said(opened):
     with opened(*[GOOD] * 4096) as comm:
         assert is_used(comm)
-    with opened(*[GOOD] * 4097) as comm:
-        assert not is_used(comm)
-        assert "more than 4096 rows" in comm.said[0]
-    with opened(GOOD, "#" * 1024 * 1024) as comm:
-        assert not is_used(comm)
-        assert "1048576 bytes" in comm.said[0]
+    assert "more than 4096 rows" in refusal(opened(*[GOOD] * 4097))
+    assert "1048576 bytes" in refusal(opened(GOOD, "#" * 1024 * 1024))
 
 
-@pytest.mark.parametrize("make", [lambda path: path.mkdir(), os.mkfifo, lambda path: None], ids=["dir", "pipe", "none"])
-def test_what_is_no_file_changes_nothing_and_does_not_hang(plugin, tmp_path, make):
+def named(plugin, path, **variables):
+    environ = {"NCCLT_POLICY": str(path), "NCCLT_TABLE": None, **variables}
+    return plugin.communicator(ranks=8, nodes=1, environ=environ)
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda path: path.mkdir(), "it is a folder"),
+        (os.mkfifo, "it is no regular file"),
+        (lambda path: None, "it cannot be opened: No such file"),
+    ],
+    ids=["dir", "pipe", "none"],
+)
+def test_table_that_is_no_file_fails_init_and_does_not_hang(plugin, tmp_path, make, why):
+    """These left one rank with NCCL's own choice, while the others used the table."""
+    make(tmp_path / "table")
+    assert why in refusal(named(plugin, tmp_path / "table"))
+
+
+@pytest.mark.parametrize("api", [2, 3, 4, 5, 6, 7])
+def test_every_api_fails_init(plugin, tmp_path, api):
+    environ = {"NCCLT_POLICY": str(tmp_path / "gone"), "NCCLT_TABLE": None}
+    assert "No such file" in refusal(plugin.communicator(api=api, ranks=8, nodes=1, environ=environ))
+
+
+@pytest.mark.parametrize(("mode", "why"), [(0o664, "chmod go-w"), (0o646, "chmod go-w"), (0o644, "")])
+def test_table_that_others_can_write_is_refused(plugin, tmp_path, mode, why):
     path = tmp_path / "table"
-    make(path)
-    with plugin.communicator(ranks=8, nodes=1, environ={"NCCLT_POLICY": str(path)}) as comm:
-        assert not is_used(comm)
+    path.write_text(GOOD)
+    path.chmod(mode)
+    if why:
+        assert why in refusal(named(plugin, path))
+        return
+    with named(plugin, path) as comm:
+        assert is_used(comm)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_table_of_another_user_is_refused(plugin, tmp_path):
+    path = tmp_path / "table"
+    path.write_text(GOOD)
+    os.chown(path, 12345, 12345)
+    assert "it belongs to user 12345" in refusal(named(plugin, path))
+
+
+def test_table_without_a_free_descriptor_fails_init(plugin, tmp_path):
+    path = tmp_path / "table"
+    path.write_text(GOOD)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+    try:
+        why = refusal(named(plugin, path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert "Too many open files" in why
+
+
+def test_table_is_refused_where_its_checksum_is_not_the_announced_one(plugin, tmp_path):
+    path = tmp_path / "table"
+    path.write_text(f"{header([GOOD])}\n{GOOD}\n")
+    announced = f"{table_checksum([GOOD]):016x}"
+    with named(plugin, path, NCCLT_POLICY_CHECKSUM=announced) as comm:
+        assert is_used(comm)
+    for other in ("0" * 16, "x", announced[:-1]):
+        assert "was announced" in refusal(named(plugin, path, NCCLT_POLICY_CHECKSUM=other))
+
+
+def test_unknown_agreement_fails_init(plugin, tmp_path):
+    path = tmp_path / "table"
+    path.write_text(GOOD)
+    assert "neither `hook` nor `none`" in refusal(named(plugin, path, NCCLT_AGREEMENT="hok"))
+    with named(plugin, path, NCCLT_AGREEMENT="none") as comm:
+        assert is_used(comm)
 
 
 @pytest.mark.parametrize("policy", [None, ""])
@@ -132,7 +205,7 @@ def test_without_a_table_nothing_changes(plugin, policy):
     environ = {"NCCLT_POLICY": policy, "NCCL_TUNER_CONFIG_FILE": None}
     with plugin.communicator(ranks=8, nodes=1, environ=environ) as comm:
         assert not is_used(comm)
-        assert "NCCLT_POLICY is not set" in comm.said[0]
+        assert "NCCLT_TABLE and NCCLT_POLICY are not set" in comm.said[0]
 
 
 def test_the_variable_of_the_example_plugin_names_the_table_where_ours_does_not(plugin, tmp_path):

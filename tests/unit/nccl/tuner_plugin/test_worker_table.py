@@ -15,8 +15,8 @@ from ncclt.core.policy import Rule
 from ncclt.measure.benchmarks.torch_worker import ncclt_torch_session as worker
 from ncclt.measure.persistent.applied import Attested
 from ncclt.nccl.switching import Force
-from ncclt.nccl.tuner_plugin.loaded import FUNCTIONS
 from ncclt.nccl.tuner_plugin.shared_table import EMPTY_HEAD, MOST_ROWS, TABLE_BYTES, SharedRow, SharedTable, slot_image
+from ncclt.nccl.tuner_table import FUNCTIONS
 
 ALL_REDUCE = FUNCTIONS.index("allreduce")
 LAYOUT = {"head": base64.b64encode(EMPTY_HEAD).decode(), "bytes": TABLE_BYTES}

@@ -192,9 +192,8 @@ class TestWithLibraries:
 
 def test_without_the_libraries_the_error_says_what_to_install(libraries, monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(MissingDependencyError, match="timm is not installed") as caught:
+    with pytest.raises(MissingDependencyError, match="timm is not installed: pip install timm"):
         _workload("unknown")
-    assert "pip install" in caught.value.hint
     assert _workload("net").messages
     with pytest.raises(MissingDependencyError):
         _workload("timm:net")

@@ -109,5 +109,5 @@ def test_without_torch_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", no_torch)
     with pytest.raises(MissingDependencyError) as caught:
         ddp_messages([("a", (1,))], "float32")
-    assert "pip install" in caught.value.hint
+    assert "pip install 'ncclt[models]'" in caught.value.message
     assert unfused_messages([("a", (1,))], "float32")[0].message.collective is Collective.ALL_REDUCE

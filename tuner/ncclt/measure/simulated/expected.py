@@ -1,15 +1,19 @@
-"""The time of a message under a setting on a simulated cluster, without noise; more bandwidth never makes it longer.
+"""The kernel that a simulated cluster runs for a message, and its time without noise.
 
-NCCL's graph search counts channels of quantised speeds, so that a link a little faster may get fewer of them, or
-another algorithm, and be slower. Real machines come with the nominal bandwidths of their links; any other bandwidth is
-a question (`ncclt simulate --nic`), not a machine. So the graph of such a bandwidth is that of the next lower nominal
-one, and a choice that was faster at a lower one is kept, at that bandwidth.
+The time is a function of the kernel and of the hardware alone: one algorithm, protocol and number of channels has one
+time, whether NCCL chose it or a setting forced it.
+
+More ports and more bandwidth never make a call longer. NCCL's graph search counts channels of quantised speeds, so
+that a faster link may get fewer of them, or another algorithm, and be slower. The kernel of the next lower nominal
+bandwidth or number of ports then stays. Likewise a forced algorithm and protocol takes the channels of
+twice the size, or of two nodes instead of one, where NCCL's own would be slower than those there. NCCL's own choice of
+algorithm and protocol is not corrected in this way: it may be faster at twice the size, as it is on real machines.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -19,17 +23,11 @@ from ncclt.core.setting import Setting
 from ncclt.measure.simulated.constants import scaled
 from ncclt.measure.simulated.kernel import kernel_of
 from ncclt.measure.simulated.physics import Physics, physics_of
-from ncclt.measure.simulated.truth import kernel_us
-from ncclt.nccl.cost_model.graph import graph_of
+from ncclt.measure.simulated.truth import SimulatedKernel, kernel_us
 
 _LINKS_GBPS = (16.0, 25.0, 32.0, 50.0, 64.0, 100.0, 150.0, 200.0, 300.0, 400.0, 450.0, 538.0, 600.0, 900.0)
 _PORTS_GBPS = (1.25, 3.125, 6.25, 12.5, 25.0, 50.0, 100.0)
 """Nominal bandwidths of NVLink, xGMI and PCIe, and of network ports, 1e9 bytes/s."""
-
-
-_ANY = Cluster(
-    name="any", gpus_per_node=1, gpu="", compute_capability=80, link_class="pcie", link_gbps=1.0, nccl_version="2.21.5"
-)
 
 
 def expected_us(cluster: Cluster, setting: Setting, message: Message) -> float:
@@ -38,59 +36,67 @@ def expected_us(cluster: Cluster, setting: Setting, message: Message) -> float:
     Raises:
         UsageError: the group is larger than the cluster.
     """
-    if cluster.calibration:
-        # Fitted at the bandwidths that are there.
-        physics = scaled(_physics(cluster, message), cluster.calibration.factors)
-        return kernel_us(kernel_of(cluster, setting, message), physics)
-    if not message.collective.is_tunable:
-        return kernel_us(kernel_of(cluster, setting, message), _physics(cluster, message))
-    own = None
-    best = float("inf")
-    for graph, hardware in _slower_clusters(cluster):
-        kernel = kernel_of(graph, setting, message)
-        if own is None:
-            own = kernel
-        elif kernel == own:
-            continue  # the same on less bandwidth
-        best = min(best, kernel_us(kernel, _physics(hardware, message)))
-    return best
+    return kernel_us(running_kernel(cluster, setting, message), _physics(cluster, message))
+
+
+@lru_cache(maxsize=1 << 16)
+def running_kernel(cluster: Cluster, setting: Setting, message: Message) -> SimulatedKernel:
+    """Return the kernel that runs for a message under a setting.
+
+    Raises:
+        UsageError: the group is larger than the cluster.
+    """
+    own = kernel_of(cluster, setting, message)
+    if cluster.calibration or not message.collective.is_tunable:
+        return own  # a calibration is fitted at the bandwidths that are there
+    lower = [(where, message, running_kernel(where, setting, message)) for where in _next_lower(cluster)]
+    found, limit_us = own, kernel_us(own, _physics(cluster, message))
+    for where, what, kernel in (*lower, *_harder(cluster, setting, message, own)):
+        time_us = kernel_us(kernel, _physics(where, what))
+        if time_us < limit_us:
+            found, limit_us = replace(kernel, size_bytes=message.size_bytes), time_us
+    if found is own:
+        return own
+    # One algorithm, protocol and number of channels has one number of threads.
+    forced = replace(setting, algorithm=found.algorithm, protocol=found.protocol, channels=found.channels)
+    return replace(found, threads=kernel_of(cluster, forced, message).threads)
+
+
+def _harder(
+    cluster: Cluster, setting: Setting, message: Message, own: SimulatedKernel
+) -> Iterator[tuple[Cluster, Message, SimulatedKernel]]:
+    """Yield twice the message, and two nodes instead of one, where a forced pair gets other channels there."""
+    reaching = setting.applied_to(message.collective, version=cluster.version)
+    if reaching.algorithm is None or reaching.protocol is None:
+        return
+    larger = replace(message, size_bytes=2 * message.size_bytes)
+    if kernel_of(cluster, setting, larger).channels != own.channels:
+        yield cluster, larger, running_kernel(cluster, setting, larger)
+    if cluster.nodes == 1 and cluster.nics_per_node and not message.group_size:
+        two = replace(cluster, nodes=2)
+        yield two, message, kernel_of(two, setting, message)
 
 
 def _physics(cluster: Cluster, message: Message) -> Physics:
-    return physics_of(cluster, message.group_size, message.spans_nodes)
+    physics = physics_of(cluster, message.group_size, message.spans_nodes)
+    return scaled(physics, cluster.calibration.factors) if cluster.calibration else physics
 
 
-@lru_cache(maxsize=64)
-def _slower_clusters(cluster: Cluster) -> tuple[tuple[Cluster, Cluster], ...]:
-    """Return (cluster of the graph, cluster of the bandwidths), this one first, then those below it."""
-    links = _steps(cluster.link_gbps, _LINKS_GBPS)
-    ports = _steps(cluster.nic_gbps, _PORTS_GBPS) if cluster.nodes > 1 else [(cluster.nic_gbps, cluster.nic_gbps)]
-    found: list[tuple[Cluster, Cluster]] = []
-    kept: dict[tuple[object, ...], list[tuple[float, float]]] = {}
-    for link, link_there in links:
-        for port, port_there in ports:
-            graph = replace(cluster, link_gbps=link, nic_gbps=port)
-            # Of equal graphs, only those that no other one has more of both bandwidths than.
-            places = kept.setdefault(_kind(graph), [])
-            if not any(link_there <= place[0] and port_there <= place[1] for place in places):
-                places.append((link_there, port_there))
-                found.append((graph, replace(cluster, link_gbps=link_there, nic_gbps=port_there)))
-    return tuple(found)
+def _next_lower(cluster: Cluster) -> Iterator[Cluster]:
+    """Yield the cluster with the next lower nominal bandwidth of its links or ports, and with a port fewer.
+
+    Within several nodes the ports are the limit.
+    """
+    if cluster.nodes == 1:
+        if link := _below(cluster.link_gbps, _LINKS_GBPS):
+            yield replace(cluster, link_gbps=link)
+        return
+    if port := _below(cluster.nic_gbps, _PORTS_GBPS):
+        yield replace(cluster, nic_gbps=port)
+    if cluster.nics_per_node > 1:
+        yield replace(cluster, nics_per_node=cluster.nics_per_node - 1)
 
 
-def _kind(cluster: Cluster) -> tuple[object, ...]:
-    """Return what NCCL's choice depends on: the graphs of the whole job, of a node, and of one GPU in each node."""
-    groups = {(0, False), (cluster.gpus_per_node, False), (cluster.nodes, cluster.nodes > 1)}
-    graphs = [graph_of(cluster, ranks, spans) for ranks, spans in sorted(groups)]
-    return tuple(replace(graph, cluster=_ANY) for graph in graphs)
-
-
-def _steps(gbps: float, nominal: Sequence[float]) -> list[tuple[float, float]]:
-    """Return (bandwidth of the graph, bandwidth there) at and below a bandwidth, the highest first."""
-    at = bisect_right(nominal, gbps)
-    if at == 0:
-        return [(gbps, gbps)]
-    found = [(nominal[at - 1], gbps)]
-    # Just below the next nominal bandwidth the graph of a lower one is at its best.
-    found += [(nominal[i - 1], nominal[i]) for i in range(at - 1, 0, -1)]
-    return found
+def _below(gbps: float, nominal: Sequence[float]) -> float | None:
+    at = bisect_left(nominal, gbps)
+    return nominal[at - 1] if at else None

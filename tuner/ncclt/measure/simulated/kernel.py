@@ -9,7 +9,7 @@ from ncclt.core.setting import Setting, max_channels
 from ncclt.measure.simulated.chunks import BUFFER_BYTES
 from ncclt.measure.simulated.truth import SimulatedKernel
 from ncclt.nccl.cost_model.graph import graph_of
-from ncclt.nccl.cost_model.model import Choice, cell_channels, nccl_choice
+from ncclt.nccl.cost_model.model import Choice, cell_channels, most_threads, nccl_choice
 
 
 def choice_of(cluster: Cluster, setting: Setting, message: Message) -> Choice | None:
@@ -36,14 +36,18 @@ def kernel_of(cluster: Cluster, setting: Setting, message: Message) -> Simulated
     buffsize = dict(setting.parameters).get("BUFFSIZE", BUFFER_BYTES[Protocol.SIMPLE])
     choice = choice_of(cluster, setting, message)
     if choice is None:
-        return SimulatedKernel(collective=message.collective, size_bytes=message.size_bytes, buffsize=buffsize)
+        return SimulatedKernel(
+            collective=message.collective, size_bytes=message.size_bytes, buffsize=buffsize, p2p=setting.parameters
+        )
+    graph = graph_of(cluster, message.group_size, message.spans_nodes)
     return SimulatedKernel(
         collective=message.collective,
         size_bytes=message.size_bytes,
         algorithm=choice.algorithm,
         protocol=choice.protocol,
         channels=_channels(cluster, setting, message, choice),
-        threads=choice.threads,
+        # NCCL takes fewer for messages that leave some of them idle, which costs nothing.
+        threads=most_threads(choice.algorithm, choice.protocol, graph, dict(setting.parameters).get("NTHREADS")),
         buffsize=buffsize,
     )
 

@@ -10,14 +10,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ncclt.core.cluster import Cluster
+from ncclt.core.cluster_file import cluster_of_toml
 from ncclt.core.message import Collective, Message, format_bytes
 from ncclt.core.policy import Policy
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.workload import Workload
-from ncclt.errors import LandscapeError
-from ncclt.measure.simulated.landscape_cluster import guess_cluster
-from ncclt.measure.simulated.landscape_pick import pick_one
-from ncclt.measure.simulated.landscape_rows import SIMULATED, LandscapeRow, read_rows
+from ncclt.errors import InputError, LandscapeError, reason
+from ncclt.measure.simulated.landscape_rows import LandscapeRow, read_rows
 
 Curve = tuple[tuple[int, tuple[float, ...]], ...]
 """Sizes in bytes, ascending, each with its samples in µs."""
@@ -42,7 +41,7 @@ class Landscape:
         curves: (collective, setting) -> times by size.
         sigmas: (collective, setting, size) -> standard deviation of the logarithm of a time from launch to launch, from
             the recorded spread or repeats; where it is missing, the recording says nothing about noise.
-        notes: what was chosen, guessed or left out, for the user.
+        notes: for the user.
         simulated: the times were exported from a simulated study.
     """
 
@@ -180,34 +179,49 @@ def _between(left: tuple[int, tuple[float, ...]], right: tuple[int, tuple[float,
     return tuple(math.exp((1 - share) * math.log(low) + share * math.log(high)) for low, high in pairs)
 
 
-def load_landscape(path: Path, where: Mapping[str, str], *, cluster: Cluster | None = None) -> Landscape:
-    """Read the one landscape of a table, or of its rows that match `where`.
-
-    Args:
-        path: tidy CSV, one measurement per row.
-        where: column -> value or glob pattern; other rows are not read.
-        cluster: where it was recorded; None = guessed from the table.
+def load_landscape(path: Path) -> Landscape:
+    """Read a landscape: the table `NAME.csv`, and its cluster from `NAME.toml` beside it.
 
     Raises:
-        LandscapeError: no such file, no such rows, an invalid row, more than one landscape, or one that cannot be
-            replayed because the default or a second setting is missing.
+        LandscapeError: a file is missing or damaged, the two differ, or the default or a second setting is missing.
     """
-    reading = read_rows(Path(path), where)
-    if all(row.setting.is_default for row in reading.rows):
-        raise LandscapeError(
-            f"{Path(path).name} holds only the default: there is nothing to choose from", hint="use other rows"
-        )
-    pick = pick_one(reading.rows, name=Path(path).name)
-    curves = curves_of(pick.rows)
-    _check_replayable(curves, Path(path).name)
-    notes = (*reading.notes, *pick.notes)
-    if cluster is None:
-        guess = guess_cluster(pick.rows[0], name=Path(path).name)
-        cluster, notes = guess.cluster, (*notes, *guess.notes)
-    simulated = any(SIMULATED in row.condition for row in pick.rows)
+    path = Path(path)
+    rows = read_rows(path)
+    cluster = _read_cluster(path)
+    first = rows[0]
+    for column, wanted in (
+        ("nodes", cluster.nodes),
+        ("gpus_per_node", cluster.gpus_per_node),
+        ("nccl_version", str(cluster.version)),
+    ):
+        if getattr(first, column) != wanted:
+            raise LandscapeError(
+                f"{path.name}, line {first.number}: {column} is {getattr(first, column)}, and {wanted} in "
+                f"{path.stem}.toml",
+                hint="correct one of the two files",
+            )
+    check_replayable(rows, path.name)
+    curves = curves_of(rows)
     return Landscape(
-        cluster=cluster, curves=curves, sigmas=_sigmas(pick.rows, curves), notes=notes, simulated=simulated
+        cluster=cluster,
+        curves=curves,
+        sigmas=_sigmas(rows, curves),
+        notes=("in-place times",) if first.in_place else (),
+        simulated=first.is_simulated,
     )
+
+
+def _read_cluster(path: Path) -> Cluster:
+    file = path.with_suffix(".toml")
+    try:
+        return cluster_of_toml(file.read_text(encoding="utf-8"), file.name)
+    except (OSError, UnicodeDecodeError) as error:
+        raise LandscapeError(
+            f"{path.name} needs its cluster in {file.name} beside it, which cannot be read: {reason(error)}",
+            hint="write it as `ncclt cluster show leonardo --toml` shows one",
+        ) from error
+    except InputError as error:
+        raise LandscapeError(f"{file.name}: {error.message}", hint=error.hint) from error
 
 
 def curves_of(rows: Iterable[LandscapeRow]) -> dict[tuple[Collective, Setting], Curve]:
@@ -232,20 +246,23 @@ def _sigmas(
     return found | repeated
 
 
-def _check_replayable(curves: Mapping[tuple[Collective, Setting], Curve], name: str) -> None:
+def check_replayable(rows: Iterable[LandscapeRow], name: str) -> None:
+    """Refuse rows without the default of each collective, or without another setting.
+
+    Raises:
+        LandscapeError: nothing could be tuned with them; the message begins with `name`.
+    """
+    curves = curves_of(rows)
     settings = {setting for _, setting in curves}
     if DEFAULT not in settings:
         raise LandscapeError(
-            f"{name} holds no row of NCCL's own choice, so nothing could be proved to be faster",
-            hint="rows with blank algo, proto, nchannels, buffsize and nthreads are the default",
+            f"{name} has no row of the NCCL default, so nothing could be proven to be faster",
+            hint="rows with is_default 1 and blank algo, proto, nchannels and parameters are the default",
         )
     if settings == {DEFAULT}:
         raise LandscapeError(
-            f"{name} holds only the default for the rows that were chosen: there is nothing to choose from",
-            hint="choose other rows with --where",
+            f"{name} has only the default: there is nothing to choose from", hint="add rows of forced settings"
         )
     lacking = sorted({c for c, _ in curves} - {c for c, s in curves if s.is_default})
     if lacking:
-        raise LandscapeError(
-            f"{name} holds no default row for {', '.join(lacking)}", hint="use --where collective=... to leave it out"
-        )
+        raise LandscapeError(f"{name} has no default row for {', '.join(lacking)}", hint="add it, or leave it out")

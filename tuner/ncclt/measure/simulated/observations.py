@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -35,38 +35,29 @@ class ObservedTimes:
     notes: tuple[str, ...] = ()
 
 
-def observed_in_file(path: Path, cluster: Cluster, where: Mapping[str, str]) -> ObservedTimes:
+def observed_in_file(path: Path, cluster: Cluster) -> ObservedTimes:
     """Read the times of a file: an output of nccl-tests, text or JSON, or a table of measurements.
 
     Args:
         path: the file.
         cluster: whose times they are.
-        where: rows of a table to keep, column -> value or pattern.
 
     Raises:
-        InputError: it cannot be read, or none of its times can be those of the cluster.
-        UsageError: a table holds several systems.
+        InputError: it cannot be read, or its times cannot be those of the cluster.
     """
     if path.suffix.lower() == ".csv":
-        return _table(path, cluster, where)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read: {reason(error)}", hint="give an output of nccl-tests") from error
-    try:
-        tests = (parse_json(text),) if text.lstrip().startswith("{") else parse_text(text)
-    except BenchmarkError as error:
-        raise InputError(f"{path}: {error.message}", hint="give an output of nccl-tests, or a table in CSV") from error
+        return _table(path, cluster)
+    tests = read_tests(path)
     seen: list[ObservedPoint] = []
     notes = [f"{path.name} is taken as NCCL's own choice: an output of nccl-tests does not say what was forced"]
     for test in tests:
-        nodes = _nodes(test, cluster, path)
+        nodes = count_nodes(test, cluster, path)
         note = f"{path.name} is from {test.gpu} GPUs, and {cluster.name} has {cluster.gpu}: is it of this cluster?"
-        if note not in notes and _is_another_gpu(test.gpu, cluster.gpu):
+        if note not in notes and is_another_gpu(test.gpu, cluster.gpu):
             notes.append(note)
         if (other := _of_another_nccl(path, test.nccl, cluster)) and other not in notes:
             notes.append(other)
-        collective = _collective(test.program or test.command, path)
+        collective = collective_of(test.program or test.command, path)
         for row in test.rows:
             timing = row.out_of_place or row.in_place
             if timing is None or not timing.time_us > 0 or row.size_bytes < 1 or timing.wrong:
@@ -80,7 +71,23 @@ def observed_in_file(path: Path, cluster: Cluster, where: Mapping[str, str]) -> 
     )
 
 
-def _collective(program: str | None, path: Path) -> Collective:
+def read_tests(path: Path) -> tuple[NcclTest, ...]:
+    """Read an output of nccl-tests, text or JSON.
+
+    Raises:
+        InputError: it cannot be read, or is of another kind.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read: {reason(error)}", hint="give an output of nccl-tests") from error
+    try:
+        return (parse_json(text),) if text.lstrip().startswith("{") else parse_text(text)
+    except BenchmarkError as error:
+        raise InputError(f"{path}: {error.message}", hint="give an output of nccl-tests, or a table in CSV") from error
+
+
+def collective_of(program: str | None, path: Path) -> Collective:
     """Return what a program measures; where the output does not name it, the file may."""
     words = path.stem.lower().replace("_", "").replace("-", "")
     named = [c for c in PROGRAMS if c.value.replace("_", "") in words]
@@ -96,7 +103,7 @@ def _collective(program: str | None, path: Path) -> Collective:
     return found
 
 
-def _is_another_gpu(named: str, expected: str) -> bool:
+def is_another_gpu(named: str, expected: str) -> bool:
     """Return whether a driver's name is of another model: `NVIDIA H100 80GB HBM3` is an H100-SXM5-80GB."""
     models = [_MODEL.search(name.upper()) for name in (named, expected)]
     return all(models) and len({found[0] for found in models if found}) > 1
@@ -113,7 +120,7 @@ def _of_another_nccl(path: Path, named: str, cluster: Cluster) -> str:
     return f"{path.name} was measured with NCCL {version}, and {cluster.name} has {cluster.version}: choices may differ"
 
 
-def _nodes(test: NcclTest, cluster: Cluster, path: Path) -> int:
+def count_nodes(test: NcclTest, cluster: Cluster, path: Path) -> int:
     """Return how many nodes of the cluster a test ran on.
 
     Raises:
@@ -135,24 +142,14 @@ def _nodes(test: NcclTest, cluster: Cluster, path: Path) -> int:
     return nodes
 
 
-def _table(path: Path, cluster: Cluster, where: Mapping[str, str]) -> ObservedTimes:
-    reading = read_rows(path, where)
-    shaped = [row for row in reading.rows if row.gpus_per_node == cluster.gpus_per_node]
-    if not shaped:
-        have = ", ".join(sorted({str(row.gpus_per_node) for row in reading.rows}))
+def _table(path: Path, cluster: Cluster) -> ObservedTimes:
+    rows = read_rows(path)
+    first = rows[0]
+    if first.gpus_per_node != cluster.gpus_per_node:
         raise InputError(
-            f"{path.name} has no times of nodes with {cluster.gpus_per_node} GPUs", hint=f"it has nodes with {have}"
-        )
-    kinds = {(row.system, row.interconnect, row.nccl_version, row.condition, row.in_place) for row in shaped}
-    if len(kinds) > 1:
-        # Out of place, and without a condition, is what nccl-tests shows first.
-        kinds = {kind for kind in kinds if not kind[3]} or kinds
-        kinds = {kind for kind in kinds if kind[4] != "1"} or kinds
-    if len(kinds) > 1:
-        some = "; ".join(sorted(" | ".join(filter(None, kind)) for kind in kinds)[:4])
-        raise UsageError(
-            f"{path.name} holds {len(kinds)} systems, versions or conditions: {some}",
-            hint="choose one with --where COLUMN=VALUE",
+            f"{path.name} has times of nodes with {first.gpus_per_node} GPUs, and {cluster.name} has "
+            f"{cluster.gpus_per_node} per node",
+            hint=f"give --gpus-per-node {first.gpus_per_node}, or times of whole nodes",
         )
     seen = [
         ObservedPoint(
@@ -161,16 +158,15 @@ def _table(path: Path, cluster: Cluster, where: Mapping[str, str]) -> ObservedTi
             message=Message(collective=row.collective, dtype="float32", size_bytes=row.size_bytes),
             time_us=row.time_us,
         )
-        for row in shaped
-        if (row.system, row.interconnect, row.nccl_version, row.condition, row.in_place) in kinds
+        for row in rows
     ]
-    left = len(reading.rows) - len(seen)
-    notes = (*reading.notes, *((f"{left} rows of {path.name} are of other shapes or conditions",) if left else ()))
-    versions = sorted({kind[2] for kind in kinds})
-    notes = (*notes, *filter(None, (_of_another_nccl(path, version, cluster) for version in versions)))
     # An export of a simulated study is such a table.
-    label = f" ({SIMULATED})" if any(SIMULATED in kind[3] for kind in kinds) else ""
-    return ObservedTimes(seen=_medians(seen), sources=(f"{path.name}{label}: {len(seen)} times",), notes=notes)
+    label = f" ({SIMULATED})" if first.is_simulated else ""
+    return ObservedTimes(
+        seen=_medians(seen),
+        sources=(f"{path.name}{label}: {len(seen)} times",),
+        notes=tuple(filter(None, (_of_another_nccl(path, first.nccl_version, cluster),))),
+    )
 
 
 def observed_in_trials(trials: Iterable[Trial], nodes: int, source: str) -> ObservedTimes:

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from ncclt.core.algorithms import Protocol
 from ncclt.core.cluster import Cluster
-from ncclt.nccl.cost_model.graph import Graph, graph_of
+from ncclt.nccl.cost_model.graph import Graph, graph_of, nics_of
 
 _LL, _LL128, _SIMPLE = Protocol.LL, Protocol.LL128, Protocol.SIMPLE
 
@@ -103,6 +103,9 @@ H100 367 of 450, two A100 on one host bridge 19.9 of 32, L40S and RTX 4090 15.7-
 _CHANNEL_GBPS = (18.0, 20.0, 30.0, 40.0)
 """One channel of ring/Simple over NVLink, by generation: MI355X 17.7 GB/s, the others from NCCL's ceilings."""
 
+_PCIE_SHARE = 0.85
+"""Of the nominal PCIe bandwidth between a GPU and the ports: packet headers and flow control (estimate)."""
+
 _PCIE_CHANNEL_SHARE = 0.55
 """One channel over PCIe against the link: RTX 4090 over SHM 14.8 GB/s with 1, 17.5 with 2, 19.4 with 8 channels."""
 
@@ -149,7 +152,7 @@ def physics_of(cluster: Cluster, group_size: int = 0, spans_nodes: bool = False)
     staged = 0.0 if cluster.gpudirect else 3.0
     channel = _CHANNEL_GBPS[graph.generation] if nvlink else _PCIE_CHANNEL_SHARE * cluster.link_gbps
     net_one = min(net_channel, cluster.nic_gbps or net_channel)
-    ports = max(1, round(cluster.nics_per_node * graph.per_node / cluster.gpus_per_node))
+    ports = nics_of(cluster, graph.per_node)
     nvls = cluster.link_class == "nvswitch" and hopper
     return Physics(
         graph=graph,
@@ -163,7 +166,11 @@ def physics_of(cluster: Cluster, group_size: int = 0, spans_nodes: bool = False)
         link_share={_LL: ll, _LL128: ll128, _SIMPLE: 1.0},
         tree_share=tree,
         nvls_gbps=cluster.link_gbps * _NVLS_SHARE * (1 - 0.56 / graph.per_node) if nvls else 0.0,
-        net_gbps=ports * cluster.nic_gbps * port_share * (1.0 if cluster.gpudirect else 0.85),
+        # What leaves a GPU for the ports crosses its PCIe link once.
+        net_gbps=min(
+            ports * cluster.nic_gbps * port_share * (1.0 if cluster.gpudirect else 0.85),
+            graph.per_node * cluster.pcie_gbps * _PCIE_SHARE,
+        ),
         net_channel_gbps={p: min(net_one * share, _NET_CHANNEL_CEILING[p]) for p, share in _NET_SHARE.items()},
         net_share=_NET_SHARE,
         proxy_us=proxy,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import errno
 import io
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,14 +16,17 @@ from ncclt.core.setting import Setting, max_channels
 from ncclt.core.trial import Measurement, Outcome, Runner
 from ncclt.errors import InputError, UsageError, reason
 from ncclt.measure.simulated.calibrate import ObservedPoint, choose_probes
-from ncclt.measure.simulated.export import COLUMNS, row_of
-from ncclt.measure.simulated.landscape_rows import SIMULATED, read_rows
+from ncclt.measure.simulated.export import row_of
+from ncclt.measure.simulated.landscape_rows import COLUMNS, SIMULATED, read_rows, write_rows
 from ncclt.measure.simulated.observations import ObservedTimes
 
 PROBES = 12
 """Forced launches that calibrate the ranking."""
 
 _HEADER = f"{','.join(COLUMNS)}\n".encode()
+
+_OF_PROBES = ("system", "nodes", "gpus_per_node", "nccl_version", "is_simulated")
+"""Attributes that rows share with the launches that add to them."""
 
 _PROBE_CHANNELS = (1, 8, 48)
 _PROBE_SIZES = tuple(4096 << shift for shift in range(0, 17, 2))
@@ -84,8 +87,9 @@ class ProbeTable:
             InputError: the file cannot be read.
             UsageError: it has times of another cluster, NCCL version, shape, or of a simulated cluster.
         """
-        self._path, self._cluster, self._origin = path, runner.cluster, origin
-        self._notes = (SIMULATED,) if runner.simulated else ()
+        self._path, self._cluster = path, runner.cluster
+        self._source = f"{SIMULATED}; {origin}" if runner.simulated else origin
+        self._rows: Counter[tuple[Setting, Collective, int]] = Counter()
         self.known: dict[Setting, tuple[ObservedPoint, ...]] = {}
         self.notes: tuple[str, ...] = ()
         content = self._content()
@@ -107,17 +111,17 @@ class ProbeTable:
     def _read(self) -> dict[Setting, tuple[ObservedPoint, ...]]:
         messages = {(m.collective, m.size_bytes): m for m in probe_messages(self._cluster)}
         some = Measurement(message=next(iter(messages.values())), samples_us=(1.0,))
-        mine = row_of(self._cluster, Setting(), some, notes=self._notes, origin="")
+        mine = row_of(self._cluster, Setting(), some, source=self._source, repetition=1)
         found: dict[Setting, dict[Message, ObservedPoint]] = {}
-        for row in read_rows(self._path, {}, is_growing=True).rows:
-            same = (row.system, row.nodes, row.gpus_per_node, row.nccl_version, row.condition)
-            if same != tuple(mine[c] for c in ("system", "nodes", "gpus_per_node", "nccl_version", "other_env")):
+        for row in read_rows(self._path, is_growing=True):
+            differing = next((name for name in _OF_PROBES if getattr(row, name) != getattr(mine, name)), None)
+            if differing:
                 raise UsageError(
-                    f"{self._path.name}, line {row.number}: times of {row.system}, {row.nodes} nodes, "
-                    f"NCCL {row.nccl_version} {row.condition}".rstrip()
-                    + ", not of what is probed",
+                    f"{self._path.name}, line {row.number}: {differing} is {getattr(row, differing)}, and "
+                    f"{getattr(mine, differing)} for these probes",
                     hint="name another file",
                 )
+            self._rows[row.setting, row.collective, row.size_bytes] += 1
             message = messages.get((row.collective, row.size_bytes))
             if message:
                 one = ObservedPoint(nodes=row.nodes, setting=row.setting, message=message, time_us=row.time_us)
@@ -132,14 +136,16 @@ class ProbeTable:
             InputError: the file cannot be written.
         """
         text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-        writer.writerows(
-            row_of(self._cluster, setting, m, notes=self._notes, origin=self._origin) for m in measurements
-        )
-        rows = text.getvalue().encode()
+        rows = []
+        for measurement in measurements:
+            point = (setting, measurement.message.collective, measurement.message.size_bytes)
+            self._rows[point] += 1
+            rows.append(row_of(self._cluster, setting, measurement, source=self._source, repetition=self._rows[point]))
+        write_rows(rows, text, header=False)
+        content = text.getvalue().encode()
         try:
             with self._path.open("ab", buffering=0) as file:
-                whole = rows if file.tell() else _HEADER + rows
+                whole = content if file.tell() else _HEADER + content
                 if file.write(whole) != len(whole):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 os.fsync(file.fileno())

@@ -16,6 +16,7 @@ from ncclt.measure.simulated.expected import expected_us
 from ncclt.measure.simulated.faults import DETAIL, NO_FAULTS, Faults
 from ncclt.measure.simulated.kernel import choice_of
 from ncclt.measure.simulated.noise import noise_of
+from ncclt.measure.simulated.truth import MODELLED
 from ncclt.nccl.cost_model.graph import graph_of
 
 _SAMPLES = 5
@@ -106,8 +107,10 @@ class SimulatedRunner:
         return known
 
     def refusal(self, setting: Setting, message: Message) -> str:
-        """Return why NCCL would not run a message under the setting, empty where it would."""
+        """Return why a message cannot run under the setting, or not be simulated; empty where it can."""
         version = self.cluster.version
+        if unknown := [f"NCCL_{name}" for name, _ in setting.parameters if name not in MODELLED]:
+            return f"the simulator has no model of {', '.join(unknown)}"
         if setting.channels is not None and setting.channels > max_channels(version):
             return f"NCCL {version} has at most {max_channels(version)} channels, not {setting.channels}"
         buffsize = dict(setting.parameters).get("BUFFSIZE")

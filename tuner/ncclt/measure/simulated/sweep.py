@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.cluster import Cluster
+from ncclt.core.gpus import known_gpu
 from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.errors import SettingError, UsageError
-from ncclt.measure.simulated.kernel import kernel_of
-from ncclt.measure.simulated.landscape_cluster import known_gpu
+from ncclt.measure.simulated.expected import running_kernel
 from ncclt.measure.simulated.runner import SimulatedRunner
 
 
@@ -62,7 +62,7 @@ def sweep(
                 )  # fmt: skip
                 if refusal := runner.refusal(setting, message):
                     raise UsageError(refusal, hint="choose another --setting")
-                kernel = kernel_of(part, setting, message) if collective.is_tunable else None
+                kernel = running_kernel(part, setting, message) if collective.is_tunable else None
                 yield SweepRow(
                     nodes=count,
                     setting=setting,

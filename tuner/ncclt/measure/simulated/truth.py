@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective
-from ncclt.measure.simulated.chunks import BUFFER_BYTES, chunk_bytes, loops
+from ncclt.measure.simulated.chunks import BUFFER_BYTES, STEPS, chunk_bytes, loops
 from ncclt.measure.simulated.physics import Physics
 from ncclt.nccl.cost_model.model import ring_steps
 
@@ -28,10 +28,14 @@ _NVLS_CHUNK_BYTES = 131072
 _NVLS_CHANNEL_GBPS = 34.0
 """One NVLS channel (algorithm bandwidth): 16 of them saturate an H100 node."""
 
-_P2P_CHUNK_BYTES = {True: 524288, False: 131072}
-_P2P_LL_BYTES = 16384
+_P2P_DEFAULTS = {
+    "P2P_NET_CHUNKSIZE": 131072, "P2P_PCI_CHUNKSIZE": 131072, "P2P_NVL_CHUNKSIZE": 524288, "P2P_LL_THRESHOLD": 16384,
+}  # fmt: skip
 _P2P_CHANNELS = 8
-"""send/recv: P2P_NVL_CHUNKSIZE and P2P_PCI/NET_CHUNKSIZE, P2P_LL_THRESHOLD; channels per peer are an estimate."""
+"""Channels per peer of send/recv are an estimate."""
+
+MODELLED = frozenset({"BUFFSIZE", "NTHREADS", *_P2P_DEFAULTS})
+"""Process-wide parameters whose effect is simulated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +49,7 @@ class SimulatedKernel:
     channels: int = 1
     threads: int = 512
     buffsize: int = BUFFER_BYTES[Protocol.SIMPLE]
+    p2p: tuple[tuple[str, int], ...] = ()
 
 
 def kernel_us(kernel: SimulatedKernel, physics: Physics) -> float:
@@ -154,14 +159,16 @@ def _ring_us(kernel: SimulatedKernel, physics: Physics) -> float:
         busy_us = _proxy_us(kernel, physics)
         sync += (physics.net_sync_us - sync) * crossings / steps
     chunk = _chunk(kernel, physics)
-    count = loops(Algorithm.RING, kernel.size_bytes, chunk, channels=channels, ranks=graph.ranks)
+    # A last loop that is not full costs its share: with more ranks a whole one less would make a call faster.
+    count = max(1.0, kernel.size_bytes / (channels * graph.ranks * chunk))
     per_rank = kernel.size_bytes / (graph.ranks * channels)
     first_us = min(chunk, per_rank) / rate / 1e3
     power = _OVERLAP[protocol]
     sent_us = _longer(first_us, busy_us) if busy_us else first_us
     first_step = float((sent_us**power + hop**power) ** (1 / power))
     rest = per_rank / rate / 1e3 - first_us
-    exposed = max(0.0, hop - first_us / 2) + sync
+    # A later loop costs no more than the first: otherwise more ranks, with fewer loops, would be faster.
+    exposed = min(max(0.0, hop - first_us / 2) + sync, first_step - first_us)
     return physics.base_us[protocol] + steps * (first_step + rest + (count - 1) * exposed)
 
 
@@ -252,9 +259,12 @@ def _peer_to_peer_us(kernel: SimulatedKernel, physics: Physics) -> float:
     graph = physics.graph
     peers = graph.ranks - 1 if kernel.collective is Collective.ALL_TO_ALL else 1
     per_peer = kernel.size_bytes / graph.ranks if kernel.collective is Collective.ALL_TO_ALL else kernel.size_bytes
-    protocol = Protocol.LL if per_peer <= _P2P_LL_BYTES else Protocol.SIMPLE
+    parameters = _P2P_DEFAULTS | dict(kernel.p2p)
+    protocol = Protocol.LL if per_peer <= parameters["P2P_LL_THRESHOLD"] else Protocol.SIMPLE
     away = graph.ranks - graph.per_node if kernel.collective is Collective.ALL_TO_ALL else int(graph.nodes > 1)
-    chunk = min(_P2P_CHUNK_BYTES[graph.nvlink and graph.nodes == 1], kernel.buffsize / 8)
+    path = "NET" if graph.nodes > 1 else "NVL" if graph.nvlink else "PCI"
+    # init.cc computeBuffSizes, 2.30.7: a chunk is a step of the buffer at most.
+    chunk = min(parameters[f"P2P_{path}_CHUNKSIZE"], kernel.buffsize / STEPS)
     one = physics.channel_gbps[protocol]
     inside = _saturating(one, physics.link_gbps * physics.link_share[protocol], _P2P_CHANNELS * min(peers, 3))
     transfer = (peers - away) * per_peer / inside / 1e3

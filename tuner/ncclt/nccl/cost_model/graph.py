@@ -90,7 +90,7 @@ def graph_of(cluster: Cluster, group_size: int = 0, spans_nodes: bool = False) -
     slow_hopper = cluster.compute_capability > 80 and speed < 50 and channels > 4
     if speed >= 25 and not slow_hopper:
         channels, speed, tree_speed = channels * 2, speed / 2, tree_speed / 2
-    nics = _nics(cluster, per_node)
+    nics = nics_of(cluster, per_node)
     return Graph(
         cluster=part,
         ranks=ranks,
@@ -138,9 +138,9 @@ def _link_gbps(cluster: Cluster, per_node: int) -> float:
     return link
 
 
-def _nics(cluster: Cluster, per_node: int) -> int:
-    """Return the ports near the ranks of a node: all for a full node, a share for a part of it."""
-    return max(1, round(cluster.nics_per_node * per_node / cluster.gpus_per_node))
+def nics_of(cluster: Cluster, per_node: int) -> int:
+    """Return the ports near the ranks of a node: all for a full node, a share for a part of it, rounded up."""
+    return max(1, -(-cluster.nics_per_node * per_node // cluster.gpus_per_node))
 
 
 def _intra_speeds(cluster: Cluster) -> tuple[float, ...]:
@@ -164,7 +164,7 @@ def _channels_and_speed(cluster: Cluster, nodes: int, per_node: int, link: float
     for speed in _inter_speeds(cluster) if nodes > 1 else _intra_speeds(cluster):
         fit = _MOST_GRAPH_CHANNELS if per_node == 1 else int(link / speed)
         if nodes > 1:
-            fit = min(fit, _nics(cluster, per_node) * int(cluster.nic_gbps / speed))
+            fit = min(fit, nics_of(cluster, per_node) * int(cluster.nic_gbps / speed))
         count = min(_MOST_GRAPH_CHANNELS, fit)
         if best[0] and speed <= 0.49 * best[1]:
             break  # the search goes no lower than half of what it found

@@ -275,7 +275,7 @@ def _channels_and_threads(
     max_threads: int | None,
 ) -> tuple[int, int]:
     """Return (channels, threads): fewer of both for small messages, then cells of 32 KiB of traffic."""
-    threads = _most_threads(algorithm, protocol, graph, max_threads)
+    threads = most_threads(algorithm, protocol, graph, max_threads)
     if algorithm in _NVLS:
         return cell_channels(collective, protocol, size_bytes, graph.ranks, graph.nvls_channels), threads
     threshold = tables.THREAD_THRESHOLD_BYTES[protocol]
@@ -290,7 +290,8 @@ def _channels_and_threads(
     return cell_channels(collective, protocol, size_bytes, graph.ranks, channels), threads
 
 
-def _most_threads(algorithm: Algorithm, protocol: Protocol, graph: Graph, max_threads: int | None) -> int:
+def most_threads(algorithm: Algorithm, protocol: Protocol, graph: Graph, max_threads: int | None) -> int:
+    """Return the threads of a channel whose data keep all of them busy; `max_threads` as in `nccl_choice`."""
     if algorithm in _NVLS or protocol is Protocol.LL128:
         return 640
     slow = protocol is Protocol.SIMPLE and algorithm is Algorithm.RING

@@ -61,6 +61,9 @@ class NcclTest:
         hosts: that these ranks ran on; 0 = not known.
         gpu: of the first rank, as its driver names it; empty = not known.
         nccl: the NCCL version that it loaded, as it prints it: `2.28.9` or `22809`; empty = not known.
+        variables: NCCL_* variables of the run, from its command line and from NCCL's lines on its environment; what is
+            missing may have been set without a trace in the output.
+        is_ambiguous: several command lines came before the run, and they set different variables.
         unreadable_lines: lines inside the table that are not rows, such as log lines and rows broken by them.
     """
 
@@ -75,6 +78,8 @@ class NcclTest:
     hosts: int = 0
     gpu: str = ""
     nccl: str = ""
+    variables: tuple[tuple[str, str], ...] = ()
+    is_ambiguous: bool = False
 
 
 def count_hosts(places: Sequence[tuple[str, str]]) -> int:

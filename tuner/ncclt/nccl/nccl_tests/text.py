@@ -23,6 +23,8 @@ _LIBRARY = re.compile(r".*\bnccl-library=(\d{4,6})\b")
 _LOGGED = re.compile(r"\bNCCL version (\d{1,2}\.\d{1,3}(?:\.\d{1,3})?)\b")  # with NCCL_DEBUG=VERSION or more
 _STARTING = re.compile(r"#\s*Collective test starting:\s*(\S+)")
 _COMMAND = re.compile(r"\b([a-z]\w{1,40}_perf)(?:_mpi)?\b")
+_ASSIGNED = re.compile(r"""(?<![A-Za-z0-9_])(NCCL_[A-Z0-9_]+)=("[^"]*"|'[^']*'|(?:(?!,[A-Za-z_]+=)[^\s"';])*)""")
+_FROM_ENVIRONMENT = re.compile(r"NCCL INFO (NCCL_[A-Z0-9_]+) set by environment to (\S+?)\.?$")
 _SETUP = re.compile(r"#\s*nThread\s+\d+")
 _RANK = re.compile(r"#\s+Rank\s+\d+\s+(?:Group\s+(\d+)\s)?")  # older ones name no groups
 _PLACE = re.compile(r".*\bon\s+(\S+)\s+device\s+(\d+\s+\[[^\]\s]*\])\s+(\S.*)")
@@ -71,6 +73,8 @@ class _OpenTest:
     command: str | None = None
     version: str | None = None
     nccl: str = ""
+    variables: dict[str, str] = field(default_factory=dict)
+    is_ambiguous: bool = False
     set_up: bool = False
     groups: list[str | None] = field(default_factory=list)  # of each rank
     places: list[tuple[str, str, str]] = field(default_factory=list)  # host, device and GPU of ranks of the first group
@@ -94,6 +98,8 @@ class _OpenTest:
             hosts=count_hosts([(host, device) for host, device, _ in self.places]),
             gpu=self.places[0][2].strip() if self.places else "",
             nccl=self.nccl,
+            variables=tuple(sorted(self.variables.items())),
+            is_ambiguous=self.is_ambiguous,
         )
 
 
@@ -104,9 +110,17 @@ class _Tests:
         self._closed: list[NcclTest] = []
         self._open = _OpenTest()
         self._command: str | None = None  # of the last line that looks like one
+        self._assigned: list[dict[str, str]] = []  # by each such line since the last test
+        self._continued = ""
 
     def read_line(self, line: str) -> None:
-        stripped = line.strip()
+        stripped = self._continued + line.strip()
+        self._continued = ""
+        if stripped.endswith("\\") and not stripped.startswith("#"):
+            self._continued = f"{stripped[:-1]} "
+            return
+        if found := _FROM_ENVIRONMENT.search(stripped):
+            self._open.variables[found[1]] = found[2]
         if not self._open.nccl and (logged := _LOGGED.search(stripped)):
             self._open.nccl = logged[1]
         if stripped.startswith("#"):
@@ -115,10 +129,16 @@ class _Tests:
             row = _row(self._open.columns, stripped.split())
             if row is None:
                 self._open.unreadable += 1
+                self._read_command(stripped)
             else:
                 self._open.rows.append(row)
-        elif match := _COMMAND.search(stripped):
+        else:
+            self._read_command(stripped)
+
+    def _read_command(self, line: str) -> None:
+        if match := _COMMAND.search(line):
             self._command = match[1]
+            self._assigned.append({name: value.strip("\"'") for name, value in _ASSIGNED.findall(line)})
 
     def finish(self) -> tuple[NcclTest, ...]:
         self._next_test()
@@ -144,6 +164,10 @@ class _Tests:
                 self._next_test()
             self._open.set_up = True
             self._open.command, self._command = self._command, None
+            if self._assigned:
+                self._open.variables = self._assigned[-1] | self._open.variables
+                self._open.is_ambiguous = any(one != self._assigned[-1] for one in self._assigned)
+            self._assigned = []
         elif match := _RANK.match(line):
             self._open.groups.append(match[1])
             if match[1] == self._open.groups[0] and (place := _PLACE.match(line)):

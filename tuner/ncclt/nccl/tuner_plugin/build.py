@@ -61,7 +61,7 @@ def command(target: Path, *, folder: Path | None = None, extra: Sequence[str] = 
         )
     version = f'-DNCCLT_VERSION="{__version__}"'
     files = [str(path) for path in sources(folder)]
-    return [found, *FLAGS, version, *extra, "-shared", "-Wl,-z,now", "-o", str(target), *files]
+    return [found, *FLAGS, version, *extra, "-shared", "-Wl,-z,now,-z,nodelete", "-o", str(target), *files]
 
 
 def build(target: Path, *, folder: Path | None = None, extra: Sequence[str] = ()) -> Path:

@@ -10,7 +10,8 @@ from typing import ClassVar
 from ncclt.core.documents import Documented, Shape
 from ncclt.errors import InputError, UsageError
 from ncclt.nccl.tuner_plugin import DELEGATE_VARIABLE
-from ncclt.nccl.tuner_plugin.loaded import ALGORITHMS, API_VERSIONS, COLLECTIVES, PROTOCOLS, LoadedPlugin
+from ncclt.nccl.tuner_plugin.loaded import API_VERSIONS, COLLECTIVES, LoadedPlugin
+from ncclt.nccl.tuner_table import ALGORITHMS, PROTOCOLS
 
 _CHANNELS_BEFORE_V4 = 32
 
@@ -102,6 +103,9 @@ def _ask(
 ) -> tuple[str, tuple[PluginChoice, ...]]:
     environ = {
         "NCCLT_POLICY": None if policy is None else str(policy),
+        "NCCLT_POLICY_CHECKSUM": None,
+        "NCCLT_TABLE": None,
+        "NCCLT_AGREEMENT": None,
         "NCCL_TUNER_CONFIG_FILE": None,
         "NCCLT_POLICY_SHM": None,
         "NCCLT_PLUGIN_REPORT": None,

@@ -17,10 +17,7 @@ from pathlib import Path
 from ncclt.errors import InputError
 
 COLLECTIVES = ("broadcast", "reduce", "all_gather", "reduce_scatter", "all_reduce")
-FUNCTIONS = ("broadcast", "reduce", "allgather", "reducescatter", "allreduce")
-ALGORITHMS = ("tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat")
-PROTOCOLS = ("ll", "ll128", "simple")
-"""NCCL's numbers are the positions (2.23 and later); the functions in our words and in those of tables."""
+"""Our words for `FUNCTIONS`."""
 
 API_VERSIONS = (2, 3, 4, 5, 6, 7)
 
@@ -105,7 +102,7 @@ class Communicator:
             supports: whether CollNet and NVLS are supported (API v2).
 
         Raises:
-            InputError: the plugin returned an error, which would fail the collective.
+            InputError: the plugin returned an error, which fails the collective.
         """
         channels = c.c_int(0)
         if self.api == 2:
@@ -113,7 +110,7 @@ class Communicator:
             code = self.tuner.choose(
                 self.context, function, size_bytes, *supports, pipe_ops, c.byref(algorithm), c.byref(protocol), channels
             )
-            _check(code)
+            _check(code, self.said)
             given = algorithm.value >= 0
             return Answer(
                 costs=[],
@@ -124,13 +121,15 @@ class Communicator:
         table = (c.c_float * len(costs))(*costs)
         shape = (len(costs) // protocols, protocols)
         more = (registered,) if self.api >= 4 else ()
-        _check(self.tuner.choose(self.context, function, size_bytes, pipe_ops, table, *shape, *more, channels))
+        code = self.tuner.choose(self.context, function, size_bytes, pipe_ops, table, *shape, *more, channels)
+        _check(code, self.said)
         return Answer(costs=list(table), channels=channels.value)
 
 
-def _check(code: int) -> None:
+def _check(code: int, said: Sequence[str] = ()) -> None:
     if code:
-        raise InputError(f"the plugin returned the error {code}", hint="this is a bug of ncclt's plugin: report it")
+        why = " ".join(said) or "it does not say why"
+        raise InputError(f"the plugin returned the error {code}: {why}")
 
 
 class LoadedPlugin:
@@ -150,10 +149,26 @@ class LoadedPlugin:
             }
             if misplaced := [version for version, tuner in self._tuners.items() if not tuner.end]:
                 raise ValueError(f"API v{misplaced[0]} has no finalize where NCCL calls it, and would crash NCCL")
-        except (OSError, ValueError) as error:
+            self._library.ncclt_describe  # noqa: B018  # an older plugin has none
+        except (OSError, ValueError, AttributeError) as error:
             raise InputError(
                 f"{path} cannot be loaded as a tuner plugin: {error}", hint="build it here: ncclt plugin build"
             ) from error
+
+    def describe(self, environ: Mapping[str, str | None] | None = None) -> dict[str, str]:
+        """Return what this process has loaded, as the ranks of a job compare it.
+
+        Args:
+            environ: variables that the plugin sees, None = not set.
+
+        Returns:
+            plugin (version of ncclt), image (checksum of the plugin's code), nccl, table (checksum), problem (why the
+            table cannot be used; empty = it can).
+        """
+        text = c.create_string_buffer(2048)
+        with _variables(environ or {}):
+            self._library.ncclt_describe(text, c.c_size_t(len(text)))
+        return dict(line.split("=", 1) for line in text.value.decode().splitlines())
 
     @contextmanager
     def communicator(
@@ -167,15 +182,19 @@ class LoadedPlugin:
             nodes: nodes it spans.
             number: its id (API v5 and later).
             environ: variables that the plugin sees while it opens, None = not set.
+
+        Raises:
+            InputError: the plugin fails NCCL's init, since it cannot use the table that this rank was promised.
         """
         said: list[str] = []
         logger = _LOGGER(lambda _level, _flags, _file, _line, _format, text: said.append(text.decode(errors="replace")))
         context, tuner = c.c_void_p(), self._tuners[api]
         with _variables(environ or {}):
             if api < 5:
-                _check(tuner.init(ranks, nodes, logger, c.byref(context)))
+                code = tuner.init(ranks, nodes, logger, c.byref(context))
             else:
-                _check(tuner.init(c.byref(context), number, ranks, nodes, logger, None, None))
+                code = tuner.init(c.byref(context), number, ranks, nodes, logger, None, None)
+            _check(code, said)
         try:
             yield Communicator(tuner=tuner, api=api, context=context, said=said)
         finally:

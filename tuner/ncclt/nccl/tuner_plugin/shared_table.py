@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from ncclt.errors import UsageError
-from ncclt.nccl.tuner_plugin.loaded import ALGORITHMS, FUNCTIONS, PROTOCOLS
+from ncclt.nccl.tuner_table import ALGORITHMS, FUNCTIONS, PROTOCOLS
 
 VARIABLE = "NCCLT_POLICY_SHM"
 
@@ -119,6 +119,7 @@ class SharedTable:
     def __init__(self) -> None:
         try:
             self._file = os.memfd_create("ncclt-table", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            os.fchmod(self._file, 0o600)  # memory is made writable for all, and the plugin trusts no such file
             # Written, not only extended: lack of memory must show here and not as SIGBUS in a call.
             os.write(self._file, EMPTY_HEAD.ljust(_BYTES, b"\0"))
             fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)

@@ -152,9 +152,7 @@ class Ddp:
         try:
             default = self.assigned(_DEFAULT_CAP_MB, FIRST_BUCKET_MB)
         except MissingDependencyError as error:
-            yield AdvisedChange(
-                name="bucket_cap_mb", code="DDP(model, bucket_cap_mb=...)", why=f"{error.message} ({error.hint})"
-            )
+            yield AdvisedChange(name="bucket_cap_mb", code="DDP(model, bucket_cap_mb=...)", why=error.message)
             return
         is_default = abs(len(default) - len(self.current.sizes)) <= max(1, len(default) / 5)
         if not is_default:

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ncclt.errors import InputError, MissingDependencyError, NotFoundError, UsageError
+from ncclt.errors import InputError, MissingDependencyError, NotFoundError, UsageError, missing
 from ncclt.profile.inputs import open_regular
 
 if TYPE_CHECKING:
@@ -80,22 +80,23 @@ def build_model(name: str, *, config: Path | None = None) -> NamedModel:
         raise UsageError(f"no library {prefix!r} to look up {name!r}", hint=f"one of {', '.join(LIBRARIES)}")
     wanted, short = ((prefix,), rest) if colon else (LIBRARIES, name)
     with _offline():
+        _load("torch")
         if config is not None:
             library = _load("transformers")
             return _built(library, short, _configured(library, short, config))
         loaded: list[ModuleType] = []
-        missing: list[str] = []
+        lacking: list[str] = []
         for library_name in wanted:
             try:
                 library = _load(library_name)
             except MissingDependencyError as error:
-                missing.append(error.message)
+                lacking.append(error.message)
                 continue
             loaded.append(library)
             maker = _MAKERS[library_name](library, short)
             if maker is not None:
                 return _built(library, short, maker)
-        raise _not_found(short, loaded, missing)
+        raise _not_found(short, loaded, lacking)
 
 
 def _built(library: ModuleType, name: str, maker: Callable[[], nn.Module]) -> NamedModel:
@@ -138,14 +139,12 @@ def _made_on_meta(maker: Callable[[], nn.Module]) -> nn.Module:
 
 def _load(name: str) -> ModuleType:
     try:
-        importlib.import_module("torch")
         return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise missing(error.name or name) from error
     except _IMPORT_ERRORS as error:
-        absent = isinstance(error, ModuleNotFoundError)
-        why = "is not installed" if absent else f"cannot be imported: {_first_line(error)}"
         raise MissingDependencyError(
-            f"{error.name if absent and isinstance(error, ImportError) and error.name else name} {why}",
-            hint=f"pip install 'ncclt[tune]' {name}",
+            f"{name} cannot be imported: {_first_line(error)}: install the build for this torch"
         ) from error
 
 
@@ -215,18 +214,15 @@ _NAMES: dict[str, Callable[[ModuleType], Iterable[str]]] = {
 
 
 def _not_found(
-    name: str, loaded: Sequence[ModuleType], missing: Sequence[str]
+    name: str, loaded: Sequence[ModuleType], lacking: Sequence[str]
 ) -> NotFoundError | MissingDependencyError | UsageError:
     if "/" in name:
         return UsageError(
             f"{name} is a name on a model hub, and ncclt fetches nothing",
             hint="save the config.json of that model and give --config config.json",
         )
-    if missing:
-        return MissingDependencyError(
-            f"no installed library knows the model {name!r}, and {'; '.join(missing)}",
-            hint=f"pip install {' '.join(LIBRARIES)}",
-        )
+    if lacking:
+        return MissingDependencyError(f"no installed library knows the model {name!r}, and {'; '.join(lacking)}")
     names = [known for library in loaded for known in _NAMES[library.__name__](library)]
     from_hub = "for a checkpoint of a hub save its config.json and give --config config.json"
     return NotFoundError(

@@ -1,4 +1,4 @@
-"""Begin the recording in every Python process of the job: ncclt copies this file as `sitecustomize.py`.
+"""Begin in every Python process of a job, to record it or compare its ranks: ncclt copies this as `sitecustomize.py`.
 
 Python imports a module of that name at its start (docs.python.org, module `site`), and ours comes first on PYTHONPATH.
 One that the user or the distribution has is therefore imported from here, as if this one did not exist: Python itself
@@ -13,7 +13,9 @@ import sys
 _FOLDER = __file__.rpartition(os.sep)[0]
 
 if sys.hexversion >= 0x03080000:
-    __import__("_ncclt_recording.start").start.install(_FOLDER)
+    for _name in os.listdir(_FOLDER):  # noqa: PTH208  # pathlib would cost every process its time
+        if _name.startswith("_ncclt_"):
+            __import__(_name + ".start").start.install(_FOLDER)
 
 _PLACE = sys.path.index(_FOLDER)
 sys.path.remove(_FOLDER)

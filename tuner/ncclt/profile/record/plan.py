@@ -50,7 +50,7 @@ NCCL_LOG_SUBSYSTEMS = "INIT,ENV,COLL,TUNING"
 WINDOW_STEPS, WARMUP_STEPS = 20, 10
 """Steps that are recorded, and steps before them, where nothing else is said."""
 
-_INJECTED = ("__init__", "journal", "recorder", "start", "trace", "watch")
+_INJECTED = ("__init__", "journal", "recorder", "start", "trace", "watch", "when_imported")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

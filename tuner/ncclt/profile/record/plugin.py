@@ -22,8 +22,8 @@ from ncclt.profile.record.ranks import RankReport
 FOLDER = "plugin"
 """Where the processes write, in the recording's folder."""
 
-POLICY_VARIABLES = ("NCCLT_POLICY", "NCCLT_POLICY_SHM", "NCCL_TUNER_CONFIG_FILE")
-"""Where the plugin looks for a table (plugin/communicator.c); an empty value is as good as none."""
+POLICY_VARIABLES = ("NCCLT_POLICY_SHM", "NCCLT_TABLE", "NCCLT_POLICY", "NCCL_TUNER_CONFIG_FILE")
+"""Where the plugin looks for a table (plugin/named_table.c); an empty value is as good as none."""
 
 _REPORT = re.compile(r"ncclt-plugin\..+\.\d+\.\d+\.[0-9a-f]+\.jsonl", re.ASCII)
 _NAMES = ("ncclt", LIBRARY_NAME)

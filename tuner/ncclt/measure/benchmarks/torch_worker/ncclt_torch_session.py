@@ -264,6 +264,7 @@ class RankTable:
     def __init__(self, layout: Mapping[str, Any]) -> None:
         size = int(layout["bytes"])
         file = os.memfd_create("ncclt-table", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.fchmod(file, 0o600)  # memory is made writable for all, and the plugin trusts no such file
         # Written, not only extended: lack of memory must show here and not as SIGBUS in a call.
         os.write(file, base64.b64decode(layout["head"]).ljust(size, b"\0"))
         fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)

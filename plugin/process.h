@@ -1,0 +1,28 @@
+/* What the plugin keeps for the whole process: the open communicators, and the decision of the job's ranks. */
+#ifndef NCCLT_PROCESS_H
+#define NCCLT_PROCESS_H
+
+#include <pthread.h>
+
+struct ncclt_communicator;
+
+/* The lock is held for a few instructions while communicators open and close, and by the report at exit. No call waits
+ * for it. Forks wait for it, so that a child finds it free. */
+void ncclt_process_lock(void);
+void ncclt_process_unlock(void);
+
+/* Add a communicator to the list of open ones and return its number, from 0; remove it again. */
+int ncclt_process_add(struct ncclt_communicator *communicator);
+void ncclt_process_remove(struct ncclt_communicator *communicator);
+
+/* A thread that opens another tuner; it lies on that thread's stack. */
+struct ncclt_opener {
+  pthread_t thread;
+  struct ncclt_opener *next;
+};
+
+/* Returns 0 where this thread is opening one already, and there is nothing to leave then. */
+int ncclt_opener_enter(struct ncclt_opener *opener);
+void ncclt_opener_leave(struct ncclt_opener *opener);
+
+#endif

@@ -1,0 +1,81 @@
+"""A command whose packages are not installed ends in one line that says what to install."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from ncclt.errors import EXTRAS, TORCH, missing
+
+ROOT = Path(__file__).parents[3]
+H100 = ("--cluster", "dgx-h100", "--nodes", "2")
+STORED = ("--model", "bert", "--cluster", "dgx-h100")
+NEEDED = {
+    "store": [
+        ("studies", "show", "x"), ("recommendations", "list"), ("recommendations", "pin", "x"), ("keys", "list"),
+        ("keys", "create", "--role", "read"), ("store", "migrate"), ("store", "export", "x.jsonl.gz"),
+        ("store", "import", "x.jsonl.gz"), ("store", "backup", "x.db"), ("store", "prune", "--older-than", "180d"),
+        ("check", *STORED), ("verify", "--env", "NCCL_ALGO=Ring", "--", "true"),
+        ("profile", "import", "mine.csv", "--name", "mine"), ("preflight", *H100, "--launcher", "simulate"),
+        ("env", *STORED, "--nodes", "2", "--gpus-per-node", "8", "--nccl-version", "2.28.3", "--storage",
+         "postgresql://u@127.0.0.1:1/d"),
+    ],
+    "tune": [
+        ("tune", "--model", "bert", *H100), ("tune", "--model", "bert", *H100, "--dry-run"),
+        ("autotune", *H100, "--", "true"),
+        ("cluster", "calibrate", "dgx-h100", "--from", "studies"), ("worker", "--cluster", "dgx-h100"),
+    ],
+    "api": [("serve",), ("report", "x")],
+    "jobs": [
+        ("jobs", "list"), ("jobs", "submit", "--model", "bert", "--cluster", "dgx-h100"), ("jobs", "show", "x"),
+        ("worker", "--cluster", "dgx-h100"),
+    ],
+    "models": [("profile", "model", "resnet50"), ("profile", "model", "bert")],
+}  # fmt: skip
+
+
+def blocked(tmp_path, packages, words):
+    (tmp_path / "mine.csv").write_text("collective,size_bytes,calls\nall_reduce,4096,2\n")
+    code = f"import sys; sys.modules.update(dict.fromkeys({packages!r})); from ncclt.cli import main; main()"
+    environ = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    return subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, env=environ, cwd=tmp_path, timeout=120
+    )
+
+
+@pytest.mark.parametrize(("extra", "words"), [(extra, words) for extra in NEEDED for words in NEEDED[extra]])
+def test_missing_extra_is_named_in_one_line(tmp_path, extra, words):
+    # What typer itself installs is there in any installation; the store's packages have their own cases.
+    kept = {"pydantic", "markupsafe", *(EXTRAS["store"] if extra != "store" else ())}
+    done = blocked(tmp_path, tuple(p for p in EXTRAS[extra] if p not in kept), words)
+
+    assert done.returncode not in (0, 2), done.stderr
+    (line,) = done.stderr.splitlines()
+    assert re.search(rf"^ncclt: [a-z]+ is not installed: pip install 'ncclt\[{extra}\]'", line), line
+    assert not list(tmp_path.glob("*.db"))
+
+
+def test_table_of_extras_is_that_of_the_project():
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for extra, packages in EXTRAS.items():
+        names = []
+        for line in declared[extra]:
+            inner = re.fullmatch(r"ncclt\[(\w+)\]", line)
+            names += EXTRAS[inner[1]] if inner else [re.match(r"[\w-]+", line)[0].replace("-", "_")]
+        assert sorted(packages) == sorted(names), extra
+
+
+def test_missing_torch_names_the_tested_build_for_cpus():
+    assert f"torch=={TORCH}\n" in (ROOT / "constraints.txt").read_text()
+    assert missing("torch").message == (
+        "torch is not installed: pip install 'ncclt[models]'; for a CPU build, first "
+        f"pip install torch=={TORCH} --index-url https://download.pytorch.org/whl/cpu"
+    )
+
+
+def test_debug_shows_the_traceback(tmp_path):
+    done = blocked(tmp_path, ("sqlalchemy",), ("--debug", "store", "backup", "x.db"))
+    assert "Traceback" in done.stderr

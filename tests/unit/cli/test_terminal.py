@@ -1,0 +1,143 @@
+"""On a terminal lines are folded at its width, and nothing that is stored reaches it as a control character."""
+
+import fcntl
+import json
+import os
+import pty
+import re
+import sqlite3
+import struct
+import subprocess
+import sys
+import termios
+import threading
+
+import pytest
+
+STYLE = re.compile(r"\x1b\[[0-9;]*m")
+COMMAND = re.compile(r"(use it|continue|stored|page): ")
+NAMES = ("zwork", "zclus", "znote", "zstud")
+HOSTILE = "\x1b[31m\x9b7m\x1b]0;owned\x07\r\u202e"
+SHOWN = r"\u001b[31m\u009b7m\u001b]0;owned\u0007"
+
+
+@pytest.fixture
+def environ(tmp_path):
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("NCCLT_", "XDG_", "PYTHON", "COLUMNS"))}
+    return {**kept, "HOME": str(tmp_path), "TERM": "xterm"}
+
+
+def on_terminal(words, environ, columns):
+    """Return what a terminal of some columns is sent."""
+    ours, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    sent = []
+
+    def read():
+        while True:
+            try:
+                piece = os.read(ours, 65536)
+            except OSError:  # the other end is closed
+                return
+            sent.append(piece)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    argv = [sys.executable, "-m", "ncclt", *words]
+    subprocess.run(argv, env=environ, stdin=its, stdout=its, stderr=its, timeout=120, check=False)
+    os.close(its)
+    reader.join()
+    os.close(ours)
+    return b"".join(sent).decode().replace("\r\n", "\n")
+
+
+def piped(words, environ):
+    argv = [sys.executable, "-m", "ncclt", *words]
+    return subprocess.run(
+        argv, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, check=False
+    ).stdout
+
+
+TUNE = ("tune", "--model", "bert", "--nodes", "2", "--launcher", "simulate", "--trials", "3", "--blocks", "3")
+ADVISE = ("--model", "bert", "--cluster", "dgx-h100", "--nodes", "2", "--step-ms", "300", "--compute-ms", "250")
+
+
+@pytest.mark.parametrize(
+    ("words", "prefix"),
+    [
+        (("profile", "show", "nothing"), "ncclt: |  hint: "),
+        (("profile", "show", "bert"), "note: "),
+        (("advise", *ADVISE), "note: "),
+        (TUNE, "ncclt: |note: "),
+        (("env", "--model", "x", "--cluster", "y"), "ncclt: |  hint: "),
+    ],
+    ids=lambda words: " ".join(words[:2]) if isinstance(words, tuple) else "",
+)
+def test_notes_and_errors_are_folded_on_a_terminal_alone(environ, words, prefix):
+    whole = [line for line in piped(words, environ).splitlines() if re.match(prefix, line)]
+    assert any(len(line) > 40 for line in whole), whole
+
+    lines = STYLE.sub("", on_terminal(words, environ, 40)).splitlines()
+    folded, inside = [], False
+    for line in lines:
+        inside = bool(re.match(prefix, line)) or (inside and bool(re.match(r"  (  )?\S", line)))
+        folded += [line] if inside else []
+    assert folded
+    assert [line for line in folded if len(line) > 40 and " " in line.strip()[:-1]] == []
+
+
+@pytest.fixture
+def hostile(environ, tmp_path):
+    """A store whose names and notes were written by another program."""
+    (tmp_path / "work.csv").write_text("collective,size_bytes,calls\nall_reduce,4194304,2\n")
+    (tmp_path / "clus.toml").write_text(
+        piped(("cluster", "show", "dgx-h100", "--toml"), environ).replace('"dgx-h100"', '"zclus"')
+    )
+    for words in (
+        ("profile", "import", str(tmp_path / "work.csv"), "--name", "zwork"),
+        ("cluster", "add", str(tmp_path / "clus.toml")),
+        ("keys", "create", "--role", "read", "--note", "znote"),
+        (*TUNE[:1], "--model", "zwork", "--cluster", "zclus", *TUNE[3:], "--study", "zstud"),
+        ("preflight", "--cluster", "zclus", "--nodes", "2", "--launcher", "simulate"),
+    ):
+        piped(words, environ)
+    with sqlite3.connect(tmp_path / ".local/share/ncclt/ncclt.db") as database:
+        of = dict(
+            database.execute("select name, type from sqlite_master where type in ('table', 'trigger')").fetchall()
+        )
+        for name in [name for name, kind in of.items() if kind == "trigger"]:
+            database.execute(f'drop trigger "{name}"')
+        for table in [name for name, kind in of.items() if kind == "table"]:
+            for column in [row[1] for row in database.execute(f'pragma table_info("{table}")').fetchall()]:
+                for name in NAMES:
+                    new = f"{name}{HOSTILE}"
+                    database.execute(
+                        f"""update "{table}" set "{column}" = replace("{column}", ?,
+                        case when substr("{column}", 1, 1) in ('{{', '[') then ? else ? end)
+                        where typeof("{column}") = 'text'""",
+                        (name, json.dumps(new)[1:-1], new),
+                    )
+    database.close()
+    return environ
+
+
+LISTS = {
+    ("studies", "list"): "zwork", ("studies", "show", f"zstud{HOSTILE}"): "zstud", ("profile", "list"): "zwork",
+    ("profile", "show", f"zwork{HOSTILE}"): "zwork", ("cluster", "list"): "zclus",
+    ("cluster", "show", f"zclus{HOSTILE}"): "zclus", ("recommendations", "list"): "zwork", ("keys", "list"): "znote",
+    ("preflight", "--history"): "zclus", ("studies", "list", "--json"): "zwork", ("cluster", "list", "--json"): "zclus",
+    ("env", "--model", f"zwork{HOSTILE}", "--cluster", "zclus"): "zwork",
+    ("studies", "show", f"zstud{HOSTILE}", "--plot"): "zwork",
+}  # fmt: skip
+
+
+def test_control_characters_of_stored_names_reach_no_terminal(hostile):
+    for words, name in LISTS.items():
+        for text in (STYLE.sub("", on_terminal(words, hostile, 300)), piped(words, hostile)):
+            assert re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", text) is None, (words, text)
+            assert f"{name}{SHOWN}" in text, (words, text)
+
+
+def test_styles_are_those_of_ncclt_alone(hostile):
+    assert "\x1b[31m" not in on_terminal(("studies", "list"), hostile, 300)
+    assert "\x1b[1m" in on_terminal(("studies", "list"), hostile, 300)

@@ -1,0 +1,220 @@
+"""Outputs of nccl-tests as a landscape: what each run forced is known, never guessed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ncclt.core.algo_proto_text import ALGORITHM_WORDS
+from ncclt.core.algorithms import Protocol
+from ncclt.core.cluster import Cluster
+from ncclt.core.message import parse_dtype
+from ncclt.core.nccl_version import NcclVersion
+from ncclt.core.setting import Setting
+from ncclt.errors import InputError, LandscapeError, SettingError, UsageError
+from ncclt.measure.simulated.landscape import check_replayable
+from ncclt.measure.simulated.landscape_rows import LandscapeRow
+from ncclt.measure.simulated.observations import collective_of, count_nodes, is_another_gpu, read_tests
+from ncclt.nccl.nccl_tests.result import NcclTest
+from ncclt.nccl.parameters import CATALOGUE, SET_BY_RULES
+
+_ALGORITHMS = {word: algorithm for algorithm, word in ALGORITHM_WORDS.items()}
+_CHANNELS = ("MAX_CTAS", "MAX_NCHANNELS")
+_SEARCHED = frozenset(parameter.name for parameter in CATALOGUE if parameter.ladder)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportedLandscape:
+    """Rows, their cluster, and what the user must know about them."""
+
+    rows: tuple[LandscapeRow, ...]
+    cluster: Cluster
+    notes: tuple[str, ...]
+
+
+def import_logs(
+    paths: Sequence[Path],
+    cluster: Cluster,
+    *,
+    name: str,
+    settings: Mapping[Path, Setting],
+    fallback: Setting | None,
+    version: str,
+) -> ImportedLandscape:
+    """Read outputs of nccl-tests as one landscape.
+
+    Args:
+        paths: the outputs, text or JSON.
+        cluster: where they were measured.
+        name: of the landscape.
+        settings: forced in the runs of a file.
+        fallback: forced where neither the output nor `settings` say it; None = such a file is refused.
+        version: of ncclt.
+
+    Raises:
+        InputError: a file cannot be read, is of another cluster, or what it forced is not known.
+    """
+    rows: list[LandscapeRow] = []
+    points: Counter[tuple[object, ...]] = Counter()
+    conditions: dict[Path, Mapping[str, str]] = {}
+    versions: list[tuple[Path, str]] = []
+    shapes: list[tuple[Path, str]] = []
+    wrong, notes = 0, []
+    for path in paths:
+        for test in read_tests(path):
+            setting = _setting(test, path, settings.get(path), fallback)
+            if test.variables:
+                conditions.setdefault(path, _conditions(test))
+                _require_same(conditions, _conditions(test), path)
+            nccl = _version(test)
+            if nccl:
+                versions.append((path, nccl))
+            if is_another_gpu(test.gpu, cluster.gpu):
+                raise InputError(
+                    f"{path.name} is from {test.gpu} GPUs, and {cluster.name} has {cluster.gpu}",
+                    hint="name the cluster of the outputs with --cluster",
+                )
+            nodes = count_nodes(test, cluster, path)
+            shapes.append((path, str(nodes)))
+            collective = collective_of(test.program or test.command, path)
+            for row in test.rows:
+                timing = row.out_of_place
+                if timing is None or not timing.time_us > 0 or row.size_bytes < 1 or timing.wrong:
+                    wrong += 1
+                    continue
+                dtype = parse_dtype(row.dtype)
+                point = (collective, dtype, row.size_bytes, setting)
+                points[point] += 1
+                rows.append(
+                    LandscapeRow(
+                        system=f"{cluster.gpus_per_node}x {cluster.gpu} ({cluster.name})",
+                        gpus=nodes * cluster.gpus_per_node,
+                        nodes=nodes,
+                        gpus_per_node=cluster.gpus_per_node,
+                        nccl_version="",
+                        collective=collective,
+                        dtype=dtype,
+                        size_bytes=row.size_bytes,
+                        setting=setting,
+                        repetition=points[point],
+                        time_us=timing.time_us,
+                        in_place=False,
+                        source=f"{path.name}, nccl-tests, imported by ncclt {version}",
+                    )
+                )
+    if wrong:
+        notes.append(f"{wrong} rows without a time or with wrong results are left out")
+    _require_one("nodes:", shapes)
+    _require_one("NCCL", versions)
+    nccl = versions[0][1] if versions else str(cluster.version)
+    if not versions:
+        notes.append(f"the outputs do not name their NCCL: {nccl} of {cluster.name} is assumed")
+    rows = [replace(row, nccl_version=nccl) for row in rows]
+    check_replayable(rows, name)
+    job = cluster.sized(nodes=rows[0].nodes, nccl_version=nccl)
+    return ImportedLandscape(
+        rows=tuple(rows),
+        cluster=replace(
+            job,
+            name=name,
+            description=f"{cluster.name}, {job.nodes} x {job.gpus_per_node} {job.gpu}",
+            sources=(f"{len(paths)} outputs of nccl-tests, imported by ncclt {version}",),
+            calibration=None,
+        ),
+        notes=tuple(notes),
+    )
+
+
+def _setting(test: NcclTest, path: Path, given: Setting | None, fallback: Setting | None) -> Setting:
+    """Return the setting of a run.
+
+    Raises:
+        LandscapeError: it is not known, or no setting expresses it.
+        UsageError: the output contradicts the option.
+    """
+    if test.is_ambiguous and given is None:
+        raise LandscapeError(
+            f"{path.name} has several command lines before one run, with different variables",
+            hint=f"add --setting '{path}=ring/ll' if all its runs had that setting",
+        )
+    stated = None if test.is_ambiguous else _stated(test, path)
+    if stated is not None:
+        if given is not None and given != stated:
+            raise UsageError(
+                f"{path.name} was run with {stated.label}, not {given.label}", hint="leave out --setting for it"
+            )
+        return stated
+    setting = given if given is not None else fallback
+    if setting is None:
+        raise LandscapeError(
+            f"{path.name} does not say what was forced",
+            hint=f"add --setting '{path}=ring/ll', or --default if nothing was forced in outputs that do not say it",
+        )
+    return setting
+
+
+def _stated(test: NcclTest, path: Path) -> Setting | None:
+    """Return the setting that the output states, None where it states none."""
+    variables = {name.removeprefix("NCCL_"): value for name, value in test.variables}
+    forced = {name: value for name, value in variables.items() if name in SET_BY_RULES | _SEARCHED}
+    if not forced:
+        return None
+    algorithm, protocol = forced.pop("ALGO", "").lower(), forced.pop("PROTO", "").lower()
+    channels = [forced.pop(name) for name in _CHANNELS if name in forced]
+    try:
+        return Setting(
+            algorithm=_ALGORITHMS[algorithm.replace("_", "")] if algorithm else None,
+            protocol=Protocol(protocol) if protocol else None,
+            channels=min(map(int, channels)) if channels else None,
+            parameters=tuple((name, _parameter(name, value)) for name, value in forced.items()),
+        )
+    except (KeyError, ValueError, SettingError) as error:
+        told = " ".join(f"NCCL_{name}={value}" for name, value in variables.items() if name in SET_BY_RULES | _SEARCHED)
+        raise LandscapeError(
+            f"{path.name}: no setting of ncclt expresses {told}", hint="leave this output out"
+        ) from error
+
+
+def _parameter(name: str, value: str) -> int:
+    if name not in _SEARCHED:
+        raise ValueError(name)
+    return int(value)
+
+
+def _conditions(test: NcclTest) -> dict[str, str]:
+    """Return the variables that no setting holds; they must be the same in all runs."""
+    return {
+        name: value
+        for name, value in test.variables
+        if name.removeprefix("NCCL_") not in SET_BY_RULES | _SEARCHED and not name.startswith("NCCL_DEBUG")
+    }
+
+
+def _require_same(known: Mapping[Path, Mapping[str, str]], mine: Mapping[str, str], path: Path) -> None:
+    other, theirs = next(iter(known.items()))
+    for name in sorted({*mine, *theirs}):
+        if mine.get(name) != theirs.get(name):
+            raise LandscapeError(
+                f"{path.name} was run with {name}={mine.get(name, '(unset)')}, and {other.name} with "
+                f"{theirs.get(name, '(unset)')}",
+                hint="import runs under the same conditions only",
+            )
+
+
+def _require_one(what: str, values: Sequence[tuple[Path, str]]) -> None:
+    for path, value in values:
+        first, wanted = values[0]
+        if value != wanted:
+            raise LandscapeError(
+                f"{path.name} has {what} {value}, and {first.name} {wanted}",
+                hint="a landscape is of one shape and NCCL version: import them apart",
+            )
+
+
+def _version(test: NcclTest) -> str:
+    try:
+        return str(NcclVersion.parse(test.nccl))
+    except UsageError:
+        return ""

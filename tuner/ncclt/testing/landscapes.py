@@ -1,0 +1,70 @@
+"""Landscapes for tests: a few columns are given, the others are filled in."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ncclt.core.algorithms import Algorithm, Protocol
+from ncclt.core.cluster import Cluster
+from ncclt.core.cluster_file import cluster_toml
+from ncclt.core.message import Collective
+from ncclt.core.setting import Setting
+from ncclt.measure.simulated.landscape_rows import LandscapeRow, write_rows
+
+
+def write_landscape(path: Path, rows: Iterable[Mapping[str, Any]], **cluster: Any) -> Path:
+    """Write FILE.csv and FILE.toml and return the former.
+
+    Args:
+        path: FILE.csv.
+        rows: with size_bytes and time_us; also collective, algo, proto, nchannels, parameters, and columns of the
+            table. Repetitions are numbered.
+        cluster: fields of the cluster; its shape and version are those of the rows.
+    """
+    points: Counter[tuple[object, ...]] = Counter()
+    found = []
+    for row in rows:
+        setting = Setting(
+            algorithm=Algorithm(row["algo"].lower()) if row.get("algo") else None,
+            protocol=Protocol(row["proto"].lower()) if row.get("proto") else None,
+            channels=int(row["nchannels"]) if row.get("nchannels") else None,
+            parameters=tuple(row.get("parameters", ())),
+        )
+        collective = Collective(row.get("collective", "all_reduce"))
+        nodes = int(row.get("nodes", 1))
+        gpus_per_node = int(row.get("gpus_per_node", 8))
+        dtype = row.get("dtype", "float32")
+        point = (setting, collective, dtype, int(row["size_bytes"]))
+        points[point] += 1
+        found.append(
+            LandscapeRow(
+                system=row.get("system", "box"),
+                gpus=nodes * gpus_per_node,
+                nodes=nodes,
+                gpus_per_node=gpus_per_node,
+                nccl_version=row.get("nccl_version", "2.28.9"),
+                collective=collective,
+                dtype=dtype,
+                size_bytes=int(row["size_bytes"]),
+                setting=setting,
+                repetition=points[point],
+                time_us=float(row["time_us"]),
+                spread=float(row.get("spread", 0)),
+                in_place=row.get("in_place"),
+                source=row.get("source", "a test"),
+            )
+        )
+    with path.open("w", encoding="utf-8", newline="") as file:
+        write_rows(found, file)
+    first = found[0]
+    networked = {"fabric": "ethernet", "nics_per_node": 1, "nic_gbps": 12.5} if first.nodes > 1 else {}
+    fields = {
+        "name": path.stem, "gpu": "A100-SXM4-80GB", "compute_capability": 80, "link_class": "nvlink",
+        "link_gbps": 300.0, "description": first.system, "sources": (first.source,), **networked, **cluster,
+    }  # fmt: skip
+    made = Cluster(**fields, nodes=first.nodes, gpus_per_node=first.gpus_per_node, nccl_version=first.nccl_version)
+    path.with_suffix(".toml").write_text(cluster_toml(made), encoding="utf-8")
+    return path
