@@ -60,14 +60,14 @@ class Reply:
     """What is sent to each job that gets the same of one shape: all but what belongs to the job alone.
 
     Attributes:
-        headers, etag, body: of the answer.
-        issue: returns the fields of a job that the answer carries besides, such as its ticket.
+        headers, etag, body: the same for all of them.
+        own: returns the fields of a job alone, which a body in `json` ends with.
     """
 
     headers: _Headers
     etag: str
     body: bytes
-    issue: Callable[[str], dict[str, str]] = lambda _job: {}
+    own: Callable[[str], Mapping[str, str]] | None = None
 
 
 class ShapeAnswers(Protocol):
@@ -84,12 +84,12 @@ class ShapeAnswers(Protocol):
         ...
 
 
-def finish_answer(kept: Reply, own: Mapping[str, str]) -> bytes:
-    """Return the body for one job: what is kept for its shape, a JSON object where there are fields of its own."""
+def finish_answer(kept: Reply, job: str) -> bytes:
+    """Return the body for one job: what is kept for its shape, with the fields that are for it alone."""
+    own = kept.own(job) if kept.own else {}
     if not own:
         return kept.body
-    fields = ",\n  ".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in own.items())
-    return kept.body.rstrip().removesuffix(b"}").rstrip() + f",\n  {fields}\n}}\n".encode()
+    return kept.body.rstrip().removesuffix(b"}").rstrip() + f",\n{json.dumps(own, indent=2)[2:]}\n".encode()
 
 
 def split_job(query: bytes) -> tuple[bytes, str] | None:
@@ -304,11 +304,11 @@ async def _send(reply: Reply, job: str, send: Send, if_none_match: str | None, a
     headers, body, status = [*reply.headers], b"", 304
     if age_s:
         headers += [(b"age", b"%d" % age_s), (b"warning", b'110 ncclt "Response is Stale"')]
-    own = reply.issue(job) if job else {}
-    if is_known(reply.etag, if_none_match) and not own:
+    # A job with a field of its own always gets its whole answer: what the client kept may be of an earlier start.
+    if is_known(reply.etag, if_none_match) and not (job and reply.own):
         headers = [(name, value) for name, value in headers if name != b"content-type"]
     else:
-        body, status = finish_answer(reply, own), 200
+        body, status = finish_answer(reply, job), 200
         headers.append((b"content-length", b"%d" % len(body)))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

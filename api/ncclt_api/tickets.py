@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from fastapi import Request
+from starlette.requests import Request
 
 from ncclt.core.rollout import JobStart
 from ncclt.core.ticket import Reporter, sign_ticket
@@ -94,12 +94,6 @@ class Tickets:
                 return
             with self._changed:
                 self._changed.wait_for(lambda: self._is_closed, timeout=_RETRY_S)
-
-
-def issue_ticket(request: Request, answer: Given, job: str) -> dict[str, str]:
-    """Return the fields of an answer in `json` that are the job's own."""
-    tickets: Tickets = request.app.state.tickets
-    return tickets.issue(answer, job)
 
 
 def reporter_of(request: Request) -> Reporter:

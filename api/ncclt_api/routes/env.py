@@ -23,7 +23,7 @@ from ncclt_api.answers import MADE, Reply, finish_answer
 from ncclt_api.dependencies import CurrentStore
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.routes.recommendations import JobQuery, explain_absence
-from ncclt_api.tickets import issue_ticket
+from ncclt_api.tickets import Tickets
 
 CACHE_CONTROL = "max-age=60, stale-if-error=604800"
 """Fresh for a minute; usable for a week while the service is down: an outage of the tuner must not stop training."""
@@ -119,11 +119,11 @@ def get_environment(
         write=partial(render, format=format, shell=query.shell, unset=query.unset, channels=query.channels),
         format=format,
         media_type=media_type,
-        issue=partial(issue_ticket, http) if format == "json" else _issue_nothing,
+        tickets=http.app.state.tickets,
     )
     reply = answers.reply(query.job)
     http.scope.get(MADE, []).append(answers)
-    response = Response(finish_answer(reply, reply.issue(query.job) if query.job else {}))
+    response = Response(finish_answer(reply, query.job))
     response.raw_headers += reply.headers
     return response
 
@@ -139,7 +139,7 @@ class EnvAnswers:
         delivery: as the rules of the cluster say.
         write: renders a recommendation, given what the answer says of it.
         format, media_type: what it writes.
-        issue: returns the fields of an answer that are the job's own.
+        tickets: which are issued to jobs.
     """
 
     pair: tuple[str, str]
@@ -149,7 +149,7 @@ class EnvAnswers:
     write: Callable[..., str]
     format: str
     media_type: str
-    issue: Callable[[Given, str], dict[str, str]]
+    tickets: Tickets
     _replies: dict[tuple[str, ...], Reply] = field(default_factory=dict)
 
     def reply(self, job: str) -> Reply:
@@ -181,11 +181,8 @@ class EnvAnswers:
             "X-Ncclt-Decision": _decision(chosen, self.format),
         }
         raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
-        return Reply(headers=raw, etag=etag, body=body.encode(), issue=partial(self.issue, answer))
-
-
-def _issue_nothing(_answer: Given, _job: str) -> dict[str, str]:
-    return {}
+        own = partial(self.tickets.issue, answer) if self.format == "json" else None
+        return Reply(headers=raw, etag=etag, body=body.encode(), own=own)
 
 
 def _decision(recommendation: Recommendation, format: str) -> str:

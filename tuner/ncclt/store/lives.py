@@ -28,7 +28,7 @@ from ncclt.store.tables import (
     recommendations,
     rollouts,
     secrets,
-)  # fmt: skip
+)
 
 MOST_LISTED = 500
 """Most rows of one answer."""
@@ -146,9 +146,7 @@ class Lives:
         """
         query = select(recommendations).order_by(recommendations.c.sequence.desc()).limit(min(limit, MOST_LISTED))
         table = recommendations.c
-        query = query.where(*is_named(table.cluster, cluster), *is_named(table.model, model))
-        if id is not None:
-            query = query.where(table.id == id)
+        query = query.where(*is_named(table.cluster, cluster), *is_named(table.model, model), *is_named(table.id, id))
         with self._database.reading() as connection:
             rows = connection.execute(query).all()
             found = tuple(read_recommendation(row.id, row.document) for row in rows)
@@ -306,7 +304,8 @@ class Lives:
     @cached_property
     def _ticket_secret(self) -> str:
         with self._database.reading() as connection:
-            return str(connection.execute(select(secrets.c.value).where(secrets.c.name == "tickets")).scalar_one())
+            query = select(secrets.c.value).where(secrets.c.name == "tickets")
+            return str(connection.execute(query).scalar_one())
 
     def end_rollout(self, id: str, state: RollOutState, reason: str, by: By) -> bool:
         """End an open roll-out, as of `life.end`; return whether it was: of several that notice a loss, one ends it."""

@@ -274,10 +274,14 @@ class VisibleStore(Store):
         self.rollout(time.rollout)
         return self._store.add_job_time(time)
 
+    def job_times(self, rollout: str) -> tuple[JobTime, ...]:
+        """Return the step times of a roll-out's jobs."""
+        return self._store.job_times(self.rollout(rollout).id)
+
     def add_job_starts(self, starts: Sequence[JobStart]) -> None:
         """Store the starts of jobs."""
-        for start in starts:
-            self.rollout(start.rollout)
+        for rollout in {start.rollout for start in starts}:
+            self.rollout(rollout)
         self._store.add_job_starts(starts)
 
     def job_starts(self, rollout: str) -> tuple[JobStart, ...]:
@@ -287,10 +291,6 @@ class VisibleStore(Store):
     def ticket_secret(self) -> str:
         """Return the secret that tickets are signed with: it belongs to no cluster."""
         return self._store.ticket_secret()
-
-    def job_times(self, rollout: str) -> tuple[JobTime, ...]:
-        """Return the step times of a roll-out's jobs."""
-        return self._store.job_times(self.rollout(rollout).id)
 
     def end_rollout(self, id: str, state: RollOutState, reason: str, by: By) -> bool:
         """End a roll-out."""
