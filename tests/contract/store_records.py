@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 
 from ncclt.core.attestation import CallOutcome as Chosen
-from ncclt.core.attestation import Form, Observed, Use, Witness
+from ncclt.core.attestation import Form, Observed, ObservedCall, Witness
 from ncclt.core.message import Collective
 from ncclt.core.policy import Policy
 from ncclt.core.setting import DEFAULT
 from ncclt.core.study import Phase
 from ncclt.core.verification import Side, StepLaunch, Verification
 from ncclt.deliver.effect import attest
-from ncclt.deliver.witnesses import delivered_from_recommendation
+from ncclt.deliver.witnesses import policy_from_recommendation
 from ncclt.errors import NotFoundError, StoreError
 from ncclt.store import known_names, open_store, published
 from ncclt.testing.store_contract import (
@@ -54,7 +54,7 @@ def sample_attestation(recommendation, *, right=1.0):
     """Return an attestation of ten calls, a share of which went as they should; not all of its text is ASCII."""
     calls = {Chosen.APPLIED: round(10 * right), Chosen.UNAVAILABLE: 10 - round(10 * right)}
     uses = [
-        Use(
+        ObservedCall(
             collective=Collective.ALL_REDUCE, size_bytes=1024, group_size=8, choice="tree/ll", outcome=outcome,
             calls=number,
         )
@@ -64,7 +64,7 @@ def sample_attestation(recommendation, *, right=1.0):
     witness = Witness(kind="plugin-report", nccl_version="2.28.9", table=recommendation)
     seen = Observed(witnesses=(witness,), uses=tuple(uses), variables={}, hosts=1, notes=("µ \x00 \udc80",))
     return attest(
-        delivered_from_recommendation(sample_recommendation(recommendation), Form.TABLE), seen, created="2026-01-01"
+        policy_from_recommendation(sample_recommendation(recommendation), Form.TABLE), seen, created="2026-01-01"
     )
 
 

@@ -101,8 +101,19 @@ def serving(store):
 def environ(tmp_path, **more):
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("NCCL", "SLURM", "OMPI", "PMI"))}
     places = {name: str(tmp_path / name) for name in ("XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME")}
-    # What is published here is simulated.
-    return clean | places | {"NCCLT_ALLOW": "simulated"} | {key: str(value) for key, value in more.items()}
+    # What is published here is simulated, and this machine plays one with GPUs, on which a batch script of Slurm runs.
+    return clean | places | with_gpus(tmp_path) | {"NCCLT_ALLOW": "simulated", "SLURM_JOB_ID": "1"} | {
+        key: str(value) for key, value in more.items()
+    }
+
+
+def with_gpus(tmp_path):
+    """The variables of a machine with GPUs of a model that no answer names."""
+    program = tmp_path / "gpus" / "nvidia-smi"
+    program.parent.mkdir(parents=True, exist_ok=True)
+    program.write_text("#!/bin/sh\necho NVIDIA stand-in\n")
+    program.chmod(0o755)
+    return {"PATH": f"{program.parent}:{os.environ['PATH']}"}
 
 
 def run(tmp_path, options, command, **more):

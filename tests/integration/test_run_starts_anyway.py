@@ -283,7 +283,7 @@ def breaking(tmp_path, what):
     "what",
     [
         "ncclt.cli.run_options:ImportError", "ncclt.cli.run_prepare:SyntaxError", "argparse:ImportError",
-        "ncclt.deliver.handover:KeyError", "ncclt.deliver.job:MemoryError", "ncclt.deliver.offer:RecursionError",
+        "ncclt.deliver.job_plan:KeyError", "ncclt.deliver.job:MemoryError", "ncclt.deliver.answer:RecursionError",
         "ncclt.client:OSError", "ncclt.client:Own", "ncclt.core.policy:UnicodeError", "tomllib:AttributeError",
     ],
 )  # fmt: skip
@@ -296,7 +296,7 @@ def test_an_unexpected_exception_stops_no_job(tmp_path, what):
 
 def test_a_failure_is_shown_and_final_where_that_was_asked_for(tmp_path):
     words = [*NAMES, "--server", AWAY]
-    environ = breaking(tmp_path, "ncclt.deliver.handover:KeyError")
+    environ = breaking(tmp_path, "ncclt.deliver.job_plan:KeyError")
     shown, _given = start(tmp_path, *words, "--debug", environ=environ)
     assert (shown.returncode, b"Traceback" in shown.stderr, shown.stdout != b"") == (0, True, True)
     for refusing in (["--fallback", "fail"], ["--dry-run"]):
@@ -307,7 +307,7 @@ def test_a_failure_is_shown_and_final_where_that_was_asked_for(tmp_path):
 @pytest.mark.parametrize("words", [["--shared", "."], ["--policy", "table.csv"]])
 def test_a_process_that_cannot_follow_the_others_does_not_start(tmp_path, words):
     """They may have been given something; only the user can say that all are without it."""
-    environ = breaking(tmp_path, "ncclt.deliver.handover:KeyError")
+    environ = breaking(tmp_path, "ncclt.deliver.job_plan:KeyError")
     done, _given = start(tmp_path, *NAMES, *words, environ=environ)
     assert (done.returncode, done.stdout) == (69, b"")
 

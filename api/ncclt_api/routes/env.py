@@ -13,7 +13,7 @@ from starlette.responses import Response
 from ncclt.core.recommendation import ORIGIN_WORDS, Decision, Recommendation, Request
 from ncclt.core.rollout import MOST_JOB_NAME
 from ncclt.deliver.render.formats import FORMATS, SHELLS, TABLE_FORMATS, render
-from ncclt.deliver.variant import given, select_fitting
+from ncclt.deliver.variant import choose_variant, select_fitting
 from ncclt_api.answers import MOST_WAIT_S
 from ncclt_api.dependencies import CurrentStore
 from ncclt_api.routes import PROBLEMS
@@ -110,8 +110,7 @@ def get_environment(
         explain_absence(store, cluster=cluster, model=query.model)
     rollouts = store.served_rollouts(cluster=cluster, model=query.model)
     found = select_fitting(published, query.request(cluster=cluster, model=query.model))
-    answer = given(found, rollouts, query.job, delivery=store.rules(cluster).delivery)
-    chosen, said = answer.recommendation, answer.to_document()
+    chosen, said = choose_variant(found, rollouts, query.job, delivery=store.rules(cluster).delivery)
     body = render(chosen, format=format, shell=query.shell, unset=query.unset, channels=query.channels, said=said)
     return Response(
         body,
@@ -120,9 +119,9 @@ def get_environment(
             "ETag": etag_of(body),
             "Vary": "Accept",
             # What one job gets in a roll-out is for no other one, and never for an outage.
-            "Cache-Control": "no-store" if answer.rollout else CACHE_CONTROL,
-            "X-Ncclt-Variant": answer.variant.value,
-            "X-Ncclt-Reason": answer.reason.value,
+            "Cache-Control": "no-store" if said["rollout"] else CACHE_CONTROL,
+            "X-Ncclt-Variant": said["variant"],
+            "X-Ncclt-Reason": said["reason"],
             "X-Ncclt-Recommendation": chosen.id,
             **{f"X-Ncclt-{o.title()}": "true" if chosen.origin is o else "false" for o in reversed(ORIGIN_WORDS)},
             "X-Ncclt-Decision": _decision(chosen, format),

@@ -9,10 +9,10 @@ from ncclt.client.answer import checked_document
 from ncclt.core.life import By, ClusterRules
 from ncclt.core.recommendation import Decision, Request, TimesOrigin
 from ncclt.core.rollout import Reason, RollOut, Variant
-from ncclt.deliver.job import name_for_roll_out
-from ncclt.deliver.offer import ask_for_offer, offer_of
+from ncclt.deliver.answer import answer_from_recommendation, ask_for_answer
+from ncclt.deliver.job_info import name_for_roll_out
 from ncclt.deliver.render.formats import render
-from ncclt.deliver.variant import given, given_from_store
+from ncclt.deliver.variant import choose_from_store, choose_variant
 from ncclt.store import open_store
 from ncclt.testing.store_contract import sample_recommendation
 
@@ -30,49 +30,47 @@ def job_of(variant, rollout=ROLLOUT):
 
 
 def test_without_a_roll_out_every_job_gets_the_active_one():
-    found = given(ACTIVE, (), "1")
-    assert (found.recommendation, found.variant, found.reason, found.rollout) == (
-        ACTIVE, Variant.ACTIVE, Reason.TARGETING_MATCH, "",
-    )  # fmt: skip
+    found = choose_variant(ACTIVE, (), "1")
+    assert found == (ACTIVE, {"variant": "active", "reason": "TARGETING_MATCH", "rollout": ""})
 
 
 @pytest.mark.parametrize(("variant", "id"), [(Variant.CANDIDATE, "b"), (Variant.ACTIVE, "a")])
 def test_a_roll_out_gives_each_job_one_of_two(variant, id):
-    found = given(ACTIVE, [(ROLLOUT, NEW)], job_of(variant))
-    assert (found.recommendation.id, found.variant, found.rollout) == (id, variant, "f00d")
+    found, says = choose_variant(ACTIVE, [(ROLLOUT, NEW)], job_of(variant))
+    assert (found.id, says["variant"], says["rollout"]) == (id, variant, "f00d")
 
 
 def test_a_job_without_a_name_has_no_part_in_it():
-    assert given(ACTIVE, [(ROLLOUT, NEW)], "") == given(ACTIVE, (), "")
+    assert choose_variant(ACTIVE, [(ROLLOUT, NEW)], "") == choose_variant(ACTIVE, (), "")
 
 
 def test_a_stale_candidate_is_given_to_nobody():
-    found = given(ACTIVE, [(ROLLOUT, replace(NEW, stale="gone"))], job_of(Variant.CANDIDATE))
-    assert (found.recommendation, found.reason, found.rollout) == (ACTIVE, Reason.STALE, "")
+    found, says = choose_variant(ACTIVE, [(ROLLOUT, replace(NEW, stale="gone"))], job_of(Variant.CANDIDATE))
+    assert (found, says["reason"], says["rollout"]) == (ACTIVE, Reason.STALE, "")
 
 
 def test_a_roll_out_for_other_jobs_is_not_theirs():
     other = replace(ROLLOUT, control="z")
-    assert given(ACTIVE, [(other, NEW)], job_of(Variant.CANDIDATE)).recommendation is ACTIVE
+    assert choose_variant(ACTIVE, [(other, NEW)], job_of(Variant.CANDIDATE))[0] is ACTIVE
 
 
 def test_where_nothing_is_active_the_others_keep_nccls_own_choice():
     rollout = replace(ROLLOUT, control="")
-    found = given(NEW, [(rollout, NEW)], job_of(Variant.DEFAULT, rollout))
-    assert (found.variant, found.reason, found.rollout) == (Variant.DEFAULT, Reason.DEFAULT, "f00d")
-    assert found.recommendation.table.verdict.decision is Decision.KEEP_DEFAULT
-    offer = offer_of(found.recommendation, with_table=True, said=found.to_document())
-    assert (offer.variables, offer.table, offer.rollout, offer.variant) == ((), "", "f00d", "default")
+    found, says = choose_variant(NEW, [(rollout, NEW)], job_of(Variant.DEFAULT, rollout))
+    assert says == {"variant": Variant.DEFAULT, "reason": Reason.DEFAULT, "rollout": "f00d"}
+    assert found.table.verdict.decision is Decision.KEEP_DEFAULT
+    answer = answer_from_recommendation(found, says)
+    assert (answer.variables, answer.table, answer.rollout, answer.variant) == ((), "", "f00d", "default")
 
 
 @pytest.mark.parametrize("rollouts", [(), [(ROLLOUT, NEW)]])
 def test_where_delivery_is_switched_off_every_job_keeps_nccls_own_choice(rollouts):
     for variant in (Variant.CANDIDATE, Variant.ACTIVE):
-        found = given(ACTIVE, rollouts, job_of(variant), delivery=False)
-        assert (found.variant, found.reason, found.rollout) == (Variant.DEFAULT, Reason.DISABLED, "")
-        offer = offer_of(found.recommendation, with_table=True, said=found.to_document())
-        assert (offer.variables, offer.table, offer.variant) == ((), "", "default")
-        assert "delivery on pair is switched off" in render(found.recommendation, format="export")
+        found, says = choose_variant(ACTIVE, rollouts, job_of(variant), delivery=False)
+        assert says == {"variant": Variant.DEFAULT, "reason": Reason.DISABLED, "rollout": ""}
+        answer = answer_from_recommendation(found, says)
+        assert (answer.variables, answer.table, answer.variant) == ((), "", "default")
+        assert "delivery on pair is switched off" in render(found, format="export")
 
 
 def test_a_store_that_is_switched_off_delivers_nothing_until_it_is_on_again(tmp_path):
@@ -81,21 +79,24 @@ def test_a_store_that_is_switched_off_delivers_nothing_until_it_is_on_again(tmp_
         store.publish(sample_recommendation("a"))
         for delivery, reason in ((False, Reason.DISABLED), (True, Reason.TARGETING_MATCH)):
             store.set_rules(ClusterRules(cluster="pair", delivery=delivery), By(who="ann"))
-            assert given_from_store(url, ASKED).reason is reason
+            assert choose_from_store(url, ASKED)[1]["reason"] == reason
             event = store.history(cluster="pair")[0]
             assert event.why.startswith(f"delivery switched {'on' if delivery else 'off'}, ")
         store.set_rules(ClusterRules(cluster="other", delivery=False), By(who="ann"))
-    assert given_from_store(url, ASKED).reason is Reason.TARGETING_MATCH
+    assert choose_from_store(url, ASKED)[1]["reason"] == Reason.TARGETING_MATCH
 
 
 def test_an_answer_says_so_and_what_it_may_not_say_is_refused():
-    found = given(ACTIVE, [(ROLLOUT, NEW)], job_of(Variant.CANDIDATE))
-    document = json.loads(render(found.recommendation, format="json", said=found.to_document()))
+    found, says = choose_variant(ACTIVE, [(ROLLOUT, NEW)], job_of(Variant.CANDIDATE))
+    document = json.loads(render(found, format="json", said=says)) | {"ticket": "a.b-c~d_e"}
     known = checked_document(document, "2.28.9")
     assert [known[name] for name in ("variant", "reason", "rollout")] == ["candidate", "TARGETING_MATCH", "f00d"]
-    for name in ("variant", "reason", "rollout"):
+    for name in ("variant", "reason", "rollout", "ticket"):
         with pytest.raises(ValueError, match=f"{name} is"):
             checked_document(document | {name: "$(reboot)"}, "2.28.9")
+    assert known["ticket"] == "a.b-c~d_e"
+    with pytest.raises(ValueError, match="ticket is"):
+        checked_document(document | {"ticket": "x" * 1001}, "2.28.9")
     older = {name: value for name, value in document.items() if name not in ("variant", "reason", "rollout")}
     assert "variant" not in checked_document(older, "2.28.9")
 
@@ -108,13 +109,11 @@ def test_a_store_gives_each_job_what_its_name_says(tmp_path):
         store.publish(sample_recommendation("b"))
         (rollout,) = store.rollouts()
     for job in map(str, range(20)):
-        found = given_from_store(url, replace(ASKED, job=job))
-        assert found.recommendation.id == {"candidate": "b", "active": "a"}[rollout.variant(job)]
-        offer = ask_for_offer(
-            replace(ASKED, job=job), None, url, with_table=True, timeout_s=60.0, from_cache=False, warn=print
-        )
-        assert (offer.recommendation, offer.rollout) == (found.recommendation.id, rollout.id)
-    assert given_from_store(url, ASKED).recommendation.id == "a"
+        found, _says = choose_from_store(url, replace(ASKED, job=job))
+        assert found.id == {"candidate": "b", "active": "a"}[rollout.variant(job)]
+        answer = ask_for_answer(replace(ASKED, job=job), None, url, timeout_s=60.0, from_cache=False, warn=print)
+        assert (answer.recommendation, answer.rollout) == (found.id, rollout.id)
+    assert choose_from_store(url, ASKED)[0].id == "a"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ncclt.cli.output import say
 from ncclt.core.rollout import JobTime, Variant
-from ncclt.deliver.offer import Offer, api_key, error_of
+from ncclt.deliver.answer import Answer, api_key, error_from_client
 from ncclt.errors import InputError
 from ncclt.profile.record.plan import FOLDERS, WINDOW_STEPS, Method, plan_recording
 from ncclt.profile.record.ranks import read_step_times
@@ -42,7 +42,7 @@ def timed_variables(folder: Path, command: Sequence[str], environ: Mapping[str, 
 
 
 def report_times(
-    offer: Offer,
+    answer: Answer,
     job: str,
     *,
     folder: Path,
@@ -59,9 +59,9 @@ def report_times(
     if times.failure:
         raise InputError(f"no step times: {times.failure}", hint="a training without a torch optimizer has none")
     time = JobTime(
-        rollout=offer.rollout,
+        rollout=answer.rollout,
         job=job,
-        recommendation="" if offer.variant == Variant.DEFAULT else offer.recommendation,
+        recommendation="" if answer.variant == Variant.DEFAULT else answer.recommendation,
         step_us=statistics.median(times.step_us),
         steps=len(times.step_us),
     )
@@ -72,9 +72,11 @@ def report_times(
 
         sent = {name: value for name, value in time.to_document().items() if name not in ("schema", "created")}
         try:
-            said = post_step_time(server, sent, timeout_s=timeout_s, api_key=api_key(os.environ))
+            said = post_step_time(
+                server, sent, timeout_s=timeout_s, api_key=api_key(os.environ), ticket=answer.ticket
+            )
         except ClientError as error:
-            raise error_of(error) from error
+            raise error_from_client(error) from error
         state, why = said["state"], said["reason"]
     else:
         from ncclt.prove.rollout import report_job_time
@@ -83,4 +85,4 @@ def report_times(
         with open_store(storage) as store:
             verdict = report_job_time(store, time)
         state, why = verdict.state.value, verdict.reason
-    say(f"ncclt: step time {time.step_us / 1e3:.2f} ms reported as {offer.variant}; roll-out {state}: {why}")
+    say(f"ncclt: step time {time.step_us / 1e3:.2f} ms reported as {answer.variant}; roll-out {state}: {why}")

@@ -105,7 +105,9 @@ _DOCUMENT = {
     "nccl_version": r'"[0-9]{1,3}(?:\.[0-9]{1,3}){1,2}"', "decision": '"(?:tuned|keep-default|undecided)"',
     "speedup": _NUMBER, "interval": rf"null|\[{_NUMBER}, {_NUMBER}\]",
 }  # fmt: skip
-_GIVEN = {"variant": '"(?:candidate|active|default)"', "reason": '"[A-Z_]{1,40}"', "rollout": '"[0-9a-f]{0,64}"'}
+_GIVEN = {"variant": '"(?:candidate|active|default)"', "reason": '"[A-Z_]{1,40}"', "rollout": '"[0-9a-f]{0,64}"',
+          "ticket": '"[A-Za-z0-9._~-]{0,1000}"'}
+_FREE_TEXT = ("gpu", "fabric", "job")
 _RULE = {
     "collective": f'"(?:{_COLLECTIVE})"', "min_bytes": _SIZE, "max_bytes": f"null|{_SIZE}", "group_size": f"0|{_COUNT}",
     "algorithm": f'null|"(?:{_ALGORITHM})"', "protocol": f'null|"(?:{_PROTOCOL})"', "channels": f"null|{_CHANNELS}",
@@ -192,7 +194,7 @@ def checked_document(document: Any, nccl_version: str | None = None) -> dict[str
     """
     # Written only for groups that are placed on the nodes in a certain way.
     document = {**document, "table": [{"spans_nodes": None} | rule for rule in document["table"]]}
-    # Servers of older versions know no roll-outs.
+    # Servers of older versions know no roll-outs and tickets.
     said = {name: pattern for name, pattern in _GIVEN.items() if name in document}
     for fields, patterns in [(document, {**_DOCUMENT, **said}), *((rule, _RULE) for rule in document["table"])]:
         for name, pattern in patterns.items():
@@ -205,6 +207,7 @@ def checked_document(document: Any, nccl_version: str | None = None) -> dict[str
     return {
         **{name: document[name] for name in (*_DOCUMENT, *said)},
         **{name: one_line(document[name]) for name in ("cluster", "model", "launcher")},
+        **{name: one_line(document[name]) for name in _FREE_TEXT if name in document},
         "lost": [one_line(sentence) for sentence in document["lost"]],
         # Servers of older versions send only what is lost.
         "remarks": [one_line(sentence) for sentence in document.get("remarks", document["lost"])],
@@ -245,10 +248,14 @@ def written(text: str, form: str, asked: Mapping[str, Any]) -> str:
     if form == "json":
         return json.dumps(document, indent=2) + "\n"
     if document["decision"] == "undecided":
-        error = AnswerError(f"undecided: {' '.join(document['remarks'][:1])}")
-        error.undecided = True
-        raise error
+        raise _nothing_to_set("undecided", document)
     return write(document, form, asked.get("nccl_version"))
+
+
+def _nothing_to_set(why: str, document: Mapping[str, Any]) -> AnswerError:
+    error = AnswerError(f"{why}: {' '.join(document['remarks'][:1])}")
+    error.undecided = True
+    return error
 
 
 def marks_of(document: Mapping[str, Any]) -> set[str]:
@@ -278,9 +285,12 @@ def write(document: Mapping[str, Any], form: str, nccl_version: str | None, uid:
         uid: `slurm-taskprolog` only: for jobs of this user alone; None = of any.
 
     Raises:
-        AnswerError: it sets what no job may get, or the model of a `slurm-taskprolog` holds a control character.
+        AnswerError: it sets what no job may get, or is a `slurm-taskprolog` that would set nothing or whose model holds
+            a control character.
     """
     pairs = checked(document["variables"], nccl_version)
+    if form == "slurm-taskprolog" and not pairs:
+        raise _nothing_to_set("a TaskProlog would set nothing", document)
     label = token(document["recommendation"])
     if form != "nccl-conf":  # NCCL reads it itself, so with its own names only
         pairs["NCCLT_RECOMMENDATION"] = label

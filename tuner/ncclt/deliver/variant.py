@@ -6,7 +6,7 @@ No rank, time or counter has a part in it, so all ranks of a job get the same, w
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ncclt.core.policy import Policy
 from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Request, select
@@ -14,31 +14,10 @@ from ncclt.core.rollout import Reason, RollOut, Variant
 from ncclt.user_dirs import recorded_tables
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
-    """What a job is given.
-
-    Attributes:
-        recommendation: to be rendered.
-        variant: which one it is.
-        reason: why.
-        rollout: id of the roll-out that the job is part of, also as one that keeps what it had; empty = none.
-    """
-
-    recommendation: Recommendation
-    variant: Variant = Variant.ACTIVE
-    reason: Reason = Reason.TARGETING_MATCH
-    rollout: str = ""
-
-    def to_document(self) -> dict[str, str]:
-        """Return what an answer says about it."""
-        return {"variant": self.variant.value, "reason": self.reason.value, "rollout": self.rollout}
-
-
-def given(
+def choose_variant(
     chosen: Recommendation, rolled_out: Iterable[tuple[RollOut, Recommendation]], job: str, *, delivery: bool = True
-) -> Given:
-    """Return what a job is given.
+) -> tuple[Recommendation, dict[str, str]]:
+    """Return the recommendation to deliver to a job, and the variant, reason and roll-out that its answer names.
 
     Args:
         chosen: as of `select_fitting`; where none is active, the one that is rolled out.
@@ -48,25 +27,25 @@ def given(
     """
     if not delivery:
         why = f"delivery on {chosen.cluster} is switched off; this job keeps the choice of NCCL itself"
-        return Given(recommendation=_held_back(chosen, why), variant=Variant.DEFAULT, reason=Reason.DISABLED)
+        return _with_reason(_held_back(chosen, why), variant=Variant.DEFAULT, reason=Reason.DISABLED)
     for rollout, candidate in rolled_out:
         if chosen.id != (rollout.control or rollout.recommendation):
             continue
         if candidate.stale and rollout.control:
-            return Given(recommendation=chosen, reason=Reason.STALE)
+            return _with_reason(chosen, reason=Reason.STALE)
         variant, part = rollout.variant(job), rollout.id if job else ""
         if variant is Variant.CANDIDATE:
-            return Given(recommendation=candidate, variant=variant, rollout=part)
+            return _with_reason(candidate, variant=variant, rollout=part)
         if variant is Variant.DEFAULT:
             why = "this job keeps the choice of NCCL itself, with which a roll-out is compared"
             held_back = _held_back(candidate, why)
-            return Given(recommendation=held_back, variant=variant, reason=Reason.DEFAULT, rollout=part)
-        return Given(recommendation=chosen, rollout=part)
-    return Given(recommendation=chosen)
+            return _with_reason(held_back, variant=variant, reason=Reason.DEFAULT, rollout=part)
+        return _with_reason(chosen, rollout=part)
+    return _with_reason(chosen)
 
 
-def given_from_store(url: str | None, request: Request) -> Given:
-    """Return what a job is given from a store.
+def choose_from_store(url: str | None, request: Request) -> tuple[Recommendation, dict[str, str]]:
+    """Return what `choose_variant` does, from a store.
 
     Raises:
         NoRecommendationError: nothing fits; StaleRecommendationError: what fits is stale.
@@ -80,7 +59,7 @@ def given_from_store(url: str | None, request: Request) -> Given:
         known_names(url).require(cluster=request.cluster, model=request.model)
     delivery = rules_of(url, cluster=request.cluster).delivery
     running = rolled_out(url, cluster=request.cluster, model=request.model)
-    return given(select_fitting(found, request), running, request.job, delivery=delivery)
+    return choose_variant(select_fitting(found, request), running, request.job, delivery=delivery)
 
 
 def select_fitting(published: Iterable[Recommendation], request: Request) -> Recommendation:
@@ -91,6 +70,16 @@ def select_fitting(published: Iterable[Recommendation], request: Request) -> Rec
     """
     candidates = tuple(published)
     return select(candidates, request, is_recorded=not candidates and request.cluster in recorded_tables())
+
+
+def _with_reason(
+    recommendation: Recommendation,
+    *,
+    variant: Variant = Variant.ACTIVE,
+    reason: Reason = Reason.TARGETING_MATCH,
+    rollout: str = "",
+) -> tuple[Recommendation, dict[str, str]]:
+    return recommendation, {"variant": variant.value, "reason": reason.value, "rollout": rollout}
 
 
 def _held_back(recommendation: Recommendation, why: str) -> Recommendation:

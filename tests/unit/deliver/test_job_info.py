@@ -2,7 +2,7 @@
 
 import pytest
 
-from ncclt.deliver.job import Job, is_alone, is_node_launcher, job_of, starts_others
+from ncclt.deliver.job_info import is_alone, is_node_launcher, name_job, starts_others
 from ncclt.errors import UsageError
 
 STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_PROCID": "3",
@@ -13,8 +13,7 @@ TORCHRUN = ("torchrun", "--nnodes=2", "train.py")
 
 
 def name_of(environ, argv=TRAIN, **options):
-    found = job_of(environ, argv, **options)
-    return found and found.name
+    return name_job(environ, argv, **options)[0] or None
 
 
 def test_a_step_of_another_cluster_with_the_same_number_is_another_job():
@@ -43,18 +42,18 @@ def test_one_step_per_node_is_not_the_job():
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [
-        ({"OMPI_MCA_ess_base_jobid": "99", "OMPI_COMM_WORLD_RANK": "1"}, Job(name="Open MPI job 99", is_unique=False)),
-        ({"PMIX_NAMESPACE": "prterun-n1-5@1"}, Job(name="PMIx namespace prterun-n1-5@1", is_unique=False)),
+        ({"OMPI_MCA_ess_base_jobid": "99", "OMPI_COMM_WORLD_RANK": "1"}, ("Open MPI job 99", False)),
+        ({"PMIX_NAMESPACE": "prterun-n1-5@1"}, ("PMIx namespace prterun-n1-5@1", False)),
         # The nodes of mpirun have been got from Slurm: their daemons are a step that the first node is no part of.
-        (STEP | {"OMPI_MCA_ess_base_jobid": "99"}, Job(name="Open MPI job 99", is_unique=False)),
-        (STEP | {"PMIX_NAMESPACE": "slurm.pmix.7.0"}, Job(name="Slurm step 7.0 start 0")),
-        (STEP | {"SLURM_HET_SIZE": "2"}, None),
-        (BATCH, None),
-        ({}, None),
+        (STEP | {"OMPI_MCA_ess_base_jobid": "99"}, ("Open MPI job 99", False)),
+        (STEP | {"PMIX_NAMESPACE": "slurm.pmix.7.0"}, ("Slurm step 7.0 start 0", True)),
+        (STEP | {"SLURM_HET_SIZE": "2"}, ("", True)),
+        (BATCH, ("", True)),
+        ({}, ("", True)),
     ],
 )
 def test_who_starts_the_processes_knows_the_job(environ, expected):
-    assert job_of(environ, TRAIN) == expected
+    assert name_job(environ, TRAIN) == expected
 
 
 @pytest.mark.parametrize(
@@ -84,7 +83,7 @@ def test_a_name_by_hand_goes_before_all():
 @pytest.mark.parametrize("named", ["", " ", "a\nb", "x" * 201])
 def test_a_name_that_is_none_is_refused(named):
     with pytest.raises(UsageError):
-        job_of({}, TRAIN, named=named)
+        name_job({}, TRAIN, named=named)
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,14 @@ from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.attestation import Form
 from ncclt.core.message import Collective
 from ncclt.core.policy import Policy, Rule
-from ncclt.deliver.handover import Handover, effective, plan_handover, table_path, write_table
-from ncclt.deliver.offer import Offer, delivered_from_offer, offer_from_json, offer_from_table, with_table_text
+from ncclt.deliver.answer import Answer, answer_from_json, answer_from_table, policy_from_answer
+from ncclt.deliver.job_info import JobInfo, read_variables
+from ncclt.deliver.job_plan import JobPlan, effective, plan_job, table_path, write_table
 from ncclt.errors import InputError, UsageError
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "env"
 RULES = Policy(rules=(Rule(collective=Collective.ALL_REDUCE, algorithm=Algorithm.RING, protocol=Protocol.LL),))
-OFFER = Offer(
+ANSWER = Answer(
     recommendation="r1", cluster="c", model="m", nccl_version="2.28.9", nodes=1, ranks=8,
     variables=(("NCCL_ALGO", "allreduce:ring"), ("NCCL_BUFFSIZE", "8388608")), table="rows\n", rules=RULES,
     table_variables=(("NCCL_BUFFSIZE", "8388608"),),
@@ -25,26 +26,31 @@ OFFER = Offer(
 PLUGIN, TABLE = Path("/lib/plugin.so"), Path("/shared/t.csv")
 
 
-def plan(offer=OFFER, argv=("torchrun", "train.py"), environ=None, **options):
-    given = {"plugin": PLUGIN, "table_file": TABLE, "shared": False, "override": False, **options}
-    return plan_handover(offer, environ=environ or {}, argv=argv, **given)
+def job(argv=("torchrun", "train.py"), environ=None, **facts):
+    environ = environ or {}
+    return JobInfo(argv=tuple(argv), environ=environ, variables=read_variables(argv, environ), **facts)
+
+
+def plan(answer=ANSWER, argv=("torchrun", "train.py"), environ=None, gpus=None, **options):
+    given = {"plugin": PLUGIN, "table_file": TABLE, "shared": False, **options}
+    return plan_job(answer, job(argv, environ, gpus=gpus), **given)
 
 
 def test_the_table_goes_with_the_variables_that_it_needs():
-    handover = plan()
-    assert (handover.form, handover.unset_env, handover.notes) == (Form.TABLE, (), ())
-    assert dict(handover.set_env) == {
+    planned = plan()
+    assert (planned.form, planned.unset_env, planned.notes) == (Form.TABLE, (), ())
+    assert dict(planned.set_env) == {
         "NCCL_TUNER_PLUGIN": "/lib/plugin.so", "NCCLT_POLICY": "/shared/t.csv", "NCCL_BUFFSIZE": "8388608",
         "NCCLT_RECOMMENDATION": "r1",
     }  # fmt: skip
 
 
 def test_without_plugin_the_variables_are_set_and_that_is_said():
-    handover = plan(plugin=None)
-    assert handover.form is Form.VARIABLES
-    assert dict(handover.set_env)["NCCL_ALGO"] == "allreduce:ring"
-    assert "NCCLT_POLICY" not in dict(handover.set_env)
-    assert "ncclt plugin build" in handover.notes[0]
+    planned = plan(plugin=None)
+    assert planned.form is Form.VARIABLES
+    assert dict(planned.set_env)["NCCL_ALGO"] == "allreduce:ring"
+    assert "NCCLT_POLICY" not in dict(planned.set_env)
+    assert "ncclt plugin build" in planned.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -66,18 +72,18 @@ def test_without_plugin_the_variables_are_set_and_that_is_said():
 )
 def test_a_table_that_a_node_may_lack_is_not_used(nodes, argv, environ, shared, form):
     """Ranks that disagree hang or corrupt data."""
-    handover = plan(replace(OFFER, nodes=nodes), argv, environ, shared=shared)
-    assert handover.form is form
-    assert any("--policy-dir" in note for note in handover.notes) == (form is Form.VARIABLES)
+    planned = plan(replace(ANSWER, nodes=nodes), argv, environ, shared=shared)
+    assert planned.form is form
+    assert any("--policy-dir" in note for note in planned.notes) == (form is Form.VARIABLES)
 
 
 @pytest.mark.parametrize(
     "own", ["NCCL_ALGO", "NCCL_MAX_CTAS", "NCCL_BUFFSIZE", "NCCL_TUNER_PLUGIN", "NCCLT_POLICY_SHM"]
 )
 def test_the_users_own_variable_wins_and_nothing_is_mixed_with_it(own):
-    handover = plan(environ={own: "mine", "NCCL_IB_HCA": "mlx5"})
-    assert (handover.set_env, handover.form) == ((), None)
-    assert f"your {own}=mine stays" in handover.notes[0]
+    planned = plan(environ={own: "mine", "NCCL_IB_HCA": "mlx5"})
+    assert (planned.set_env, planned.form) == ((), None)
+    assert f"your {own}=mine stays" in planned.notes[0]
 
 
 def test_override_lets_the_users_own_tuner_answer_what_has_no_row():
@@ -92,10 +98,10 @@ def test_override_lets_the_users_own_tuner_answer_what_has_no_row():
 
 
 def test_override_replaces_them_and_takes_away_what_stands_against_the_table():
-    handover = plan(environ={"NCCL_ALGO": "Tree", "NCCL_BUFFSIZE": "1", "NCCL_IB_HCA": "mlx5"}, override=True)
-    assert (handover.form, handover.unset_env) == (Form.TABLE, ("NCCL_ALGO",))
-    assert dict(handover.set_env)["NCCL_BUFFSIZE"] == "8388608"
-    assert "NCCL_IB_HCA" not in dict(handover.set_env)
+    planned = plan(environ={"NCCL_ALGO": "Tree", "NCCL_BUFFSIZE": "1", "NCCL_IB_HCA": "mlx5"}, override=True)
+    assert (planned.form, planned.unset_env) == (Form.TABLE, ("NCCL_ALGO",))
+    assert dict(planned.set_env)["NCCL_BUFFSIZE"] == "8388608"
+    assert "NCCL_IB_HCA" not in dict(planned.set_env)
 
 
 def test_an_equal_value_is_no_conflict():
@@ -103,14 +109,14 @@ def test_an_equal_value_is_no_conflict():
 
 
 def test_nothing_proven_is_nothing_set():
-    handover = plan(Offer(recommendation="r1"))
-    assert (handover.set_env, handover.form) == ((), None)
-    assert "NCCL's own choice stays" in handover.notes[-1]
+    planned = plan(Answer(recommendation="r1"))
+    assert (planned.set_env, planned.form) == ((), None)
+    assert "NCCL's own choice stays" in planned.notes[-1]
 
 
 def test_where_nothing_is_set_the_verdict_says_why():
-    handover = plan(offer_from_json((GOLDEN / "keep_default.json").read_text()))
-    assert handover.notes[-1] == (
+    planned = plan(answer_from_json((GOLDEN / "keep_default.json").read_text()))
+    assert planned.notes[-1] == (
         "nothing is set: NCCL's own choice stays (keep-default: the gain of 0.4 % is below 2 %)"
     )
 
@@ -118,22 +124,24 @@ def test_where_nothing_is_set_the_verdict_says_why():
 def test_where_only_the_table_was_proven_and_is_not_used_that_is_why():
     document = json.loads((GOLDEN / "keep_default.json").read_text())
     document["table_verdict"] |= {"decision": "tuned", "reason": "communication is faster by +11 %"}
-    why = plan(offer_from_json(json.dumps(document)), plugin=None).notes[-1]
+    why = plan(answer_from_json(json.dumps(document)), plugin=None).notes[-1]
     assert why == "nothing is set: NCCL's own choice stays (the gain was proven for the table alone)"
 
 
+def rows_of(table):
+    return [line for line in table.splitlines() if not line.startswith("#")]
+
+
 def test_what_is_rendered_is_read_back():
-    offer = offer_from_json((GOLDEN / "tuned.json").read_text())
-    text = (GOLDEN / "tuned.tuner-csv").read_text()
-    offer = with_table_text(offer, text)
-    assert (offer.recommendation, offer.nodes, offer.ranks, offer.simulated) == ("r-1f3c", 2, 8, True)
-    assert dict(offer.table_variables) == {"NCCL_BUFFSIZE": "8388608"}
+    answer = answer_from_json((GOLDEN / "tuned.json").read_text())
+    # The rows are written here, from the rules of the answer, as the server writes them.
+    assert rows_of(answer.table) == rows_of((GOLDEN / "tuned.tuner-csv").read_text())
+    assert (answer.recommendation, answer.nodes, answer.ranks, answer.simulated) == ("r-1f3c", 2, 8, True)
+    assert dict(answer.table_variables) == {"NCCL_BUFFSIZE": "8388608"}
     # One rule names no protocol, so the table has no row for it.
-    assert [rule.collective for rule in offer.rules.rules] == [Collective.ALL_REDUCE] * 3
-    assert delivered_from_offer(offer, Form.TABLE).policy == offer.rules
-    assert {rule.channels for rule in delivered_from_offer(offer, Form.VARIABLES).policy.rules} == {8}
-    with pytest.raises(InputError, match="one revision"):
-        with_table_text(offer, text.replace("id=r-1f3c", "id=other"))
+    assert [rule.collective for rule in answer.rules.rules] == [Collective.ALL_REDUCE] * 3
+    assert policy_from_answer(answer, Form.TABLE).policy == answer.rules
+    assert {rule.channels for rule in policy_from_answer(answer, Form.VARIABLES).policy.rules} == {8}
 
 
 @pytest.mark.parametrize("name", ["NCCL_NET_PLUGIN", "NCCL_TUNER_PLUGIN", "LD_PRELOAD", "NCCL_IB_DISABLE", "NCCL_XYZ"])
@@ -141,27 +149,27 @@ def test_a_server_gone_bad_cannot_set_what_ncclt_never_sets(name):
     document = json.loads((GOLDEN / "tuned.json").read_text())
     document["variables"][name] = "1"
     with pytest.raises(InputError, match=f"{name}=1 is nothing that ncclt sets"):
-        offer_from_json(json.dumps(document))
+        answer_from_json(json.dumps(document))
 
 
 @pytest.mark.parametrize("name", ["nodes", "gpus_per_node"])
 def test_numbers_that_are_none_are_no_environment(name):
     document = json.loads((GOLDEN / "tuned.json").read_text())
     with pytest.raises(InputError, match="not an environment of ncclt"):
-        offer_from_json(json.dumps({**document, name: float("inf")}))
+        answer_from_json(json.dumps({**document, name: float("inf")}))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "[" * 100_000, '{"table": [], "table_parameters": {}}'])
 def test_what_is_no_environment_is_said_so(text):
     with pytest.raises(InputError, match="not an environment of ncclt"):
-        offer_from_json(text)
+        answer_from_json(text)
 
 
 def test_a_table_from_a_file_brings_its_variables(tmp_path):
-    offer = offer_from_table(GOLDEN / "tuned.tuner-csv")
-    assert offer.simulated
-    assert (offer.recommendation, offer.nccl_version, offer.nodes, offer.ranks) == ("r-1f3c", "2.28.9", 2, 8)
-    assert offer.table_variables == (("NCCL_BUFFSIZE", "8388608"),)
+    answer = answer_from_table(GOLDEN / "tuned.tuner-csv")
+    assert answer.simulated
+    assert (answer.recommendation, answer.nccl_version, answer.nodes, answer.ranks) == ("r-1f3c", "2.28.9", 2, 8)
+    assert answer.table_variables == (("NCCL_BUFFSIZE", "8388608"),)
     (tmp_path / "own.csv").write_text("allreduce,0,8,ring,ll,-1,-1,-1\n")
     whole = (GOLDEN / "tuned.tuner-csv").read_text()
     (tmp_path / "edited.csv").write_text(whole.replace(",ring,", ",tree,", 1))
@@ -171,7 +179,7 @@ def test_a_table_from_a_file_brings_its_variables(tmp_path):
         (tmp_path / "edited.csv", "damaged or was edited"), (tmp_path / "cut.csv", "damaged or was edited"),
     ):  # fmt: skip
         with pytest.raises(UsageError, match=said):
-            offer_from_table(path)
+            answer_from_table(path)
 
 
 def test_a_table_is_written_whole_and_found_again(tmp_path):
@@ -199,7 +207,7 @@ def test_a_good_table_that_others_read_already_is_not_replaced(tmp_path, monkeyp
         path.write_text("rows\n")
         return made(*words, **options)
 
-    monkeypatch.setattr("ncclt.deliver.handover.tempfile.mkstemp", late)
+    monkeypatch.setattr("ncclt.deliver.job_plan.tempfile.mkstemp", late)
     with_first = []
     monkeypatch.setattr(Path, "replace", lambda *names: with_first.append(names))
     write_table(path, "rows\n")
@@ -218,9 +226,9 @@ def test_a_good_table_that_others_read_already_is_not_replaced(tmp_path, monkeyp
 @pytest.mark.parametrize("override", [False, True])
 def test_what_the_command_sets_itself_is_not_mixed_with_either(command, override):
     """It goes over what is inherited, and no --override can take it away."""
-    handover = plan(argv=command.split(), shared=True, override=override)
-    assert (handover.set_env, handover.form) == ((), None)
-    assert "the command itself sets NCCL_ALGO=tree" in handover.notes[-1]
+    planned = plan(argv=command.split(), shared=True, override=override)
+    assert (planned.set_env, planned.form) == ((), None)
+    assert "the command itself sets NCCL_ALGO=tree" in planned.notes[-1]
 
 
 def test_what_the_command_sets_alike_or_beside_is_no_conflict():
@@ -230,7 +238,9 @@ def test_what_the_command_sets_alike_or_beside_is_no_conflict():
 
 @pytest.mark.parametrize("form", [Form.TABLE, None])
 def test_a_tuner_of_ones_own_on_one_node_alone_is_seen(form):
-    handover = plan() if form else Handover()
+    planned = plan() if form else JobPlan()
     theirs = {"NCCL_TUNER_PLUGIN": "/site/libother.so", "NCCL_TUNER_CONFIG_FILE": "/site/t.csv"}
-    assert (effective(handover, theirs) != effective(handover, {})) is (form is None)
-    assert effective(handover, theirs) == effective(handover, {**theirs, "NCCL_TUNER_PLUGIN": "/mnt/libother.so"})
+    assert (effective(planned, job(environ=theirs)) != effective(planned, job())) is (form is None)
+    assert effective(planned, job(environ=theirs)) == effective(
+        planned, job(environ={**theirs, "NCCL_TUNER_PLUGIN": "/mnt/libother.so"})
+    )
