@@ -309,31 +309,3 @@ def test_who_starts_other_nodes_puts_the_plugin_where_they_read_the_table(tmp_pa
         assert placed.is_relative_to(shared), done.stderr
         assert (placed.name, placed.read_bytes()) == ("libnccl-tuner-ncclt.so", library.read_bytes())
         assert Path(given["NCCLT_POLICY"]).parent == shared
-    each = run(
-        tmp_path,
-        ("--storage", store.url, "--policy-dir", shared),
-        [stand_in(tmp_path, "torchrun")],
-        NCCLT_PLUGIN=library,
-    )
-    assert json.loads(each.stdout)["NCCL_TUNER_PLUGIN"] == str(library)
-
-
-def test_a_node_that_cannot_keep_the_table_uses_it_nevertheless_or_does_not_start(tmp_path, store, library):
-    """Variables in its place, on this node alone, would make its ranks disagree with the others."""
-    (tmp_path / "file").touch()
-    words = [stand_in(tmp_path, "torchrun"), "--nnodes=2", "train.py"]
-    more = {"NCCLT_PLUGIN": library, "TMPDIR": tmp_path}
-    done = run(tmp_path, ("--storage", store.url), words, **more, NCCLT_CACHE="", HOME=tmp_path)
-    kept = Path(json.loads(done.stdout)["NCCLT_POLICY"])
-    clean = environ(tmp_path, **more) | {"XDG_CACHE_HOME": str(tmp_path / "file")}
-    options = ["--cluster", "leonardo", "--model", "bert", *SHAPE, "--storage", store.url]
-    full = subprocess.run(
-        [*NCCLT, "run", *options, "--", *words], env=clean, capture_output=True, text=True, timeout=120, check=False
-    )
-    given = json.loads(full.stdout)
-    assert "cannot be written" in full.stderr
-    assert "NCCL_ALGO" not in given
-    assert Path(given["NCCLT_POLICY"]).read_text() == kept.read_text()
-    lacking = run(tmp_path, ("--storage", store.url, "--policy-dir", tmp_path / "file" / "x"), words, **more)
-    assert (lacking.returncode, lacking.stdout) == (2, "")
-    assert "does not start" in lacking.stderr

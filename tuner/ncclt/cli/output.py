@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -43,6 +44,25 @@ _EXIT_CODES: tuple[tuple[type[NccltError], int], ...] = (
 """The first match counts; 69 is EX_UNAVAILABLE of sysexits.h."""
 
 
+_UNPRINTABLE = re.compile(
+    r"(\x1b\[(?:(?:[0-57]|[2349][0-9]|10[0-7]|38;5;[0-9]{1,3});?)*m)|"
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+)
+"""What moves a terminal's cursor, hides text or reorders it; the group is colours and bold."""
+
+
+def printable(text: str, *, colours: bool = False) -> str:
+    """Return a text in which what would control a terminal is spelled out, whatever names the store holds.
+
+    Args:
+        text: to be shown; line ends and tabs stay.
+        colours: keep colours and bold, which only our own tables have.
+    """
+    return _UNPRINTABLE.sub(
+        lambda found: found[0] if colours and found[1] else found[0].encode("unicode_escape").decode(), text
+    )
+
+
 def exit_code(error: NccltError) -> int:
     """Return the exit code of an error."""
     return next(code for kind, code in _EXIT_CODES if isinstance(error, kind))
@@ -50,9 +70,9 @@ def exit_code(error: NccltError) -> int:
 
 def report(error: NccltError) -> int:
     """Write an error and its hint to stderr and return its exit code; stdout stays untouched."""
-    sys.stderr.write(f"ncclt: {error.message}\n")
+    sys.stderr.write(printable(f"ncclt: {error.message}\n"))
     if error.hint:
-        sys.stderr.write(f"  hint: {error.hint}\n")
+        sys.stderr.write(printable(f"  hint: {error.hint}\n"))
     return exit_code(error)
 
 
@@ -82,6 +102,7 @@ def print_table(
     from rich.table import Table
     from rich.text import Text
 
+    rows = [[printable(cell) for cell in row] for row in rows]
     console = Console(stderr=to_stderr)
     # Piped into a file or a pager, rows must not be folded at 80 columns.
     width = console.width if console.is_terminal else _PIPED_WIDTH
@@ -131,7 +152,7 @@ def _cut(text: str, most: int) -> str:
 
 def say(text: str) -> None:
     """Write a line to stderr."""
-    sys.stderr.write(text + "\n")
+    sys.stderr.write(printable(text) + "\n")
 
 
 @contextmanager

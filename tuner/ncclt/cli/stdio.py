@@ -7,7 +7,9 @@ import errno
 import io
 import os
 import sys
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+from ncclt.cli.output import printable
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -28,9 +30,10 @@ class Output(io.TextIOWrapper):
     given: TextIO | None = None
 
     def write(self, text: str, /) -> int:
-        """Write a text; remember and raise the first error."""
+        """Write a text, without what would control a terminal; remember and raise the first error."""
         try:
-            return super().write(text)
+            super().write(printable(text, colours=self.isatty()))
+            return len(text)
         except OSError as error:
             self.failure = self.failure or error
             raise
@@ -81,6 +84,21 @@ class _Lossy(io.FileIO):
         return memoryview(data).nbytes
 
 
+class _Terminal(io.TextIOWrapper):
+    """Stderr without what would control a terminal.
+
+    Attributes:
+        unfiltered: the same for a bar of progress, which moves the cursor and shows no names.
+    """
+
+    unfiltered: TextIO
+
+    def write(self, text: str, /) -> int:
+        """Write a text."""
+        super().write(printable(text, colours=self.isatty()))
+        return len(text)
+
+
 def _lossy(given: TextIO) -> TextIO:
     """Return a stderr whose writes cannot fail: full, closed or cut off, it stops no command.
 
@@ -91,7 +109,10 @@ def _lossy(given: TextIO) -> TextIO:
     except (OSError, AttributeError):  # an object of the caller, without a file
         return given
     file.given = given
-    return io.TextIOWrapper(file, encoding=given.encoding, errors="backslashreplace", write_through=True)
+    options: dict[str, Any] = {"encoding": given.encoding, "errors": "backslashreplace", "write_through": True}
+    terminal = _Terminal(file, **options)
+    terminal.unfiltered = io.TextIOWrapper(file, **options)
+    return terminal
 
 
 def prepare() -> Output | None:

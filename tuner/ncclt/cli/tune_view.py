@@ -51,7 +51,7 @@ class TuneView:
             TextColumn("{task.description}"),
             BarColumn(),
             TextColumn("{task.fields[text]}"),
-            console=Console(stderr=True),
+            console=Console(file=getattr(sys.stderr, "unfiltered", sys.stderr)),
             disable=not self._live,
         )
         self._task = self._progress.add_task("search", total=None, text="")
