@@ -444,8 +444,8 @@ def _attested(found: Recommendation, when: str, *, differing: bool) -> Any:
     if differing:
         outcomes.append((32 * MIB, "ring/simple/24", CallOutcome.UNAVAILABLE, 31))
     uses = tuple(
-        ObservedCall(collective=rule.collective, size_bytes=size, group_size=place.world_size, choice=choice, outcome=outcome,
-            calls=calls)
+        ObservedCall(collective=rule.collective, size_bytes=size, group_size=place.world_size, choice=choice,
+            outcome=outcome, calls=calls)
         for rule in found.table.policy.rules[:1]
         for size, choice, outcome, calls in outcomes
     )  # fmt: skip

@@ -102,9 +102,13 @@ def environ(tmp_path, **more):
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("NCCL", "SLURM", "OMPI", "PMI"))}
     places = {name: str(tmp_path / name) for name in ("XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME")}
     # What is published here is simulated, and this machine plays one with GPUs, on which a batch script of Slurm runs.
-    return clean | places | with_gpus(tmp_path) | {"NCCLT_ALLOW": "simulated", "SLURM_JOB_ID": "1"} | {
-        key: str(value) for key, value in more.items()
-    }
+    return (
+        clean
+        | places
+        | with_gpus(tmp_path)
+        | {"NCCLT_ALLOW": "simulated", "SLURM_JOB_ID": "1"}
+        | {key: str(value) for key, value in more.items()}
+    )
 
 
 def with_gpus(tmp_path):

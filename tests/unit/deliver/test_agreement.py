@@ -293,6 +293,8 @@ def test_a_link_to_a_folder_on_another_file_system_is_no_mount_point(tmp_path):
     with tempfile.TemporaryDirectory(dir=other) as elsewhere:
         (tmp_path / "link").symlink_to(elsewhere)
         assert usable_folder(tmp_path / "link") == Path(elsewhere)
+
+
 def test_the_document_is_json_for_people_who_look(tmp_path):
     proposed(tmp_path)
     outer = json.loads(only_file(tmp_path).read_text())

@@ -2,7 +2,16 @@
 
 import pytest
 
-from ncclt.deliver.job_info import is_alone, is_node_launcher, name_job, starts_others
+from ncclt.deliver.job_info import (
+    is_alone,
+    is_node_launcher,
+    is_other_gpu,
+    name_job,
+    read_job,
+    read_participant,
+    see_gpus,
+    starts_others,
+)
 from ncclt.errors import UsageError
 
 STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_PROCID": "3",
@@ -131,3 +140,56 @@ def test_who_is_alone_needs_no_agreement(environ, argv, alone):
 )
 def test_what_stands_before_a_launcher_may_send_it_elsewhere(command, here, elsewhere):
     assert (is_node_launcher(command.split()), starts_others(command.split())) == (here, elsewhere)
+
+
+def test_gpus_are_seen_by_the_kernel_modules_first_and_then_by_nvidia_smi(tmp_path):
+    assert see_gpus({}, root=tmp_path) == ()
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho NVIDIA A100-SXM4-40GB; echo NVIDIA A100-SXM4-40GB\n")
+    program.chmod(0o755)
+    path = {"PATH": str(program.parent)}
+    assert see_gpus(path, root=tmp_path) == ("NVIDIA A100-SXM4-40GB",)
+    for number in "01":
+        file = tmp_path / "proc/driver/nvidia/gpus" / number / "information"
+        file.parent.mkdir(parents=True)
+        file.write_text("Model: \t\t NVIDIA H100 80GB HBM3\nIRQ: 5\n")
+    assert see_gpus(path, root=tmp_path) == ("NVIDIA H100 80GB HBM3",)
+    program.write_text("#!/bin/sh\nexit 9\n")
+    (tmp_path / "other" / "dev").mkdir(parents=True)
+    (tmp_path / "other" / "dev" / "kfd").touch()
+    assert see_gpus(path, root=tmp_path / "other") == ("a GPU of unknown model",)
+
+
+@pytest.mark.parametrize(
+    ("measured", "seen", "other"),
+    [
+        ("MI355X", "NVIDIA H100 80GB HBM3", True), ("H100", "NVIDIA H100 80GB HBM3", False),
+        ("A100-SXM-64GB", "NVIDIA A100-SXM4-40GB", False), ("GPU", "NVIDIA H100", False), ("H100", "a GPU", False),
+    ],
+)  # fmt: skip
+def test_gpus_differ_only_where_both_names_tell_the_model(measured, seen, other):
+    assert is_other_gpu(measured, [seen]) is other
+
+
+@pytest.mark.parametrize(
+    ("environ", "argv", "count", "is_rank"),
+    [
+        (STEP | {"SLURM_NODEID": "1"}, TRAIN, 2, False),
+        ({}, ("torchrun", "--nnodes=3", "--node-rank=1", "t.py"), 3, False),
+        ({"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8"}, TRAIN, 8, True),
+        ({"RANK": "5", "WORLD_SIZE": "8"}, TRAIN, 8, True),
+        ({}, TRAIN, 1, False),
+    ],
+)
+def test_launcher_says_how_many_must_be_seen(environ, argv, count, is_rank):
+    me = read_participant(read_job(argv, environ))
+    assert (me.count, me.is_rank) == (count, is_rank)
+
+
+def test_two_nodes_of_one_launcher_have_two_names_and_two_ranks_of_a_node_one():
+    names = [
+        read_participant(read_job(TRAIN, STEP | {"SLURM_PROCID": str(rank), "SLURM_NODEID": str(rank // 4)})).name
+        for rank in range(8)
+    ]
+    assert [len(set(names)), names[0] == names[3]] == [2, True]

@@ -1,19 +1,21 @@
 """What a job is given: together or not at all, and a table only where every node reads it."""
 
 import json
+import os
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from ncclt.client.trust import UntrustedError
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.attestation import Form
 from ncclt.core.message import Collective
 from ncclt.core.policy import Policy, Rule
 from ncclt.deliver.answer import Answer, answer_from_json, answer_from_table, policy_from_answer
 from ncclt.deliver.job_info import JobInfo, read_variables
-from ncclt.deliver.job_plan import JobPlan, effective, plan_job, table_path, write_table
+from ncclt.deliver.job_plan import JobPlan, effective, place_plugin, plan_job, table_path, write_table
 from ncclt.errors import InputError, UsageError
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "env"
@@ -244,3 +246,101 @@ def test_a_tuner_of_ones_own_on_one_node_alone_is_seen(form):
     assert effective(planned, job(environ=theirs)) == effective(
         planned, job(environ={**theirs, "NCCL_TUNER_PLUGIN": "/mnt/libother.so"})
     )
+
+
+DIFFERING = {
+    "NCCL_BUFFSIZE": "1048576", "NCCL_NTHREADS": "64", "NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1",
+    "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_TOPO_FILE": "/x.xml",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), DIFFERING.items())
+@pytest.mark.parametrize("source", ["environment", "conf", "command"])
+def test_job_that_differs_from_the_measured_one_gets_nothing(tmp_path, name, value, source):
+    """With the name of the variable, both values, and where it comes from."""
+    (tmp_path / "nccl.conf").write_text(f"# ours\n{name}={value}\n")
+    environ = {"environment": {name: value}, "conf": {"NCCL_CONF_FILE": str(tmp_path / "nccl.conf")}, "command": {}}
+    argv = ["env", f"{name}={value}", "torchrun", "train.py"] if source == "command" else ["torchrun", "train.py"]
+    answer = replace(ANSWER, table_variables=())
+    planned = plan(answer, argv, environ[source])
+    assert (planned.set_env, planned.form) == ((), None)
+    assert name in planned.notes[-1]
+    assert value in planned.notes[-1]
+    assert f"--allow-difference {name}" in planned.notes[-1] or "--allow-difference NAME" in planned.notes[-1]
+
+    accepted = plan(answer, argv, environ[source], allowed=[name])
+    assert (accepted.form, accepted.differences) == (Form.TABLE, (name,))
+    assert dict(accepted.set_env)["NCCLT_DIFFERENCE"] == name
+    assert f"{name}: not set measured, {value} here" in accepted.notes[-1]
+
+
+def test_default_values_and_facts_of_the_site_are_no_difference():
+    assert plan(environ={"NCCL_IB_DISABLE": "0", "NCCL_IB_HCA": "mlx5", "NCCL_SOCKET_IFNAME": "ib0"}).form is Form.TABLE
+
+
+def test_home_and_named_conf_files_are_read_as_nccl_reads_them(tmp_path):
+    (tmp_path / ".nccl.conf").write_text("NCCL_NET=Socket\n")
+    (tmp_path / "other").write_text("NCCL_NTHREADS=64\n")
+    home = {"HOME": str(tmp_path)}
+    assert list(read_variables((), home)) == ["NCCL_NET"]
+    assert list(read_variables((), home | {"NCCL_CONF_FILE": str(tmp_path / "other")})) == ["NCCL_NTHREADS"]
+    assert read_variables((), home | {"NCCL_NET": "IB"})["NCCL_NET"].value == "IB"
+
+
+def test_what_the_answer_sets_itself_cannot_be_accepted_as_a_difference():
+    planned = plan(environ={"NCCL_BUFFSIZE": "1048576", "NCCL_ALGO": "ring"}, allowed=["NCCL_BUFFSIZE", "NCCL_ALGO"])
+    assert planned.form is None
+
+
+@pytest.mark.parametrize(
+    ("gpus", "form", "said"),
+    [
+        (("NVIDIA H100 80GB HBM3",), Form.TABLE, ""),
+        (("a GPU of unknown model",), Form.TABLE, ""),
+        (("AMD Instinct MI355X",), None, "h100-sxm measured, AMD Instinct MI355X by this machine"),
+        ((), None, "h100-sxm measured, no GPU by this machine"),
+    ],
+)
+def test_machine_with_other_gpus_or_none_gets_nothing(gpus, form, said):
+    planned = plan(replace(ANSWER, gpu="h100-sxm"), gpus=gpus)
+    assert planned.form is form
+    assert said in " ".join(planned.notes)
+    name = "GPU" if gpus else "NO_GPU"
+    assert plan(replace(ANSWER, gpu="h100-sxm"), gpus=gpus, allowed=[name]).form is Form.TABLE
+
+
+def test_launch_node_without_a_gpu_starts_the_others():
+    assert plan(argv=("srun", "train"), gpus=(), shared=True).form is Form.TABLE
+
+
+def test_ticket_travels_in_the_environment_also_where_nothing_is_delivered():
+    for answer in (replace(ANSWER, ticket="t-1"), Answer(recommendation="r1", ticket="t-1")):
+        assert dict(plan(answer).set_env)["NCCLT_TICKET"] == "t-1"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file of another user")
+@pytest.mark.parametrize(("mode", "owner"), [(0o777, 0), (0o1777, 4711)])
+def test_no_table_and_no_plugin_is_placed_where_another_user_could_swap_it(tmp_path, mode, owner):
+    folder = tmp_path / "open"
+    folder.mkdir()
+    folder.chmod(mode)
+    os.chown(folder, owner, owner)
+    plugin = tmp_path / "plugin.so"
+    plugin.write_bytes(b"code")
+    with pytest.raises(UntrustedError):
+        write_table(table_path(folder, "rows\n"), "rows\n")
+    with pytest.raises(UntrustedError):
+        place_plugin(folder, plugin)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file of another user")
+def test_table_that_another_user_placed_first_is_not_used(tmp_path):
+    """The content is right when it is checked, and another one when the ranks read it."""
+    folder = tmp_path / "sticky"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    path = table_path(folder, "rows\n")
+    path.write_text("rows\n")
+    os.chown(path, 4711, 4711)
+    with pytest.raises(UntrustedError, match="belongs to user 4711"):
+        write_table(path, "rows\n")

@@ -71,7 +71,9 @@ def test_an_allocation_binds_nobody_and_a_command_does():
     """A job may use half of its allocation; what torchrun is told is what will run."""
     assert not any(said.binding for said in read_shape([], ALLOCATION).values())
     assert all(said.binding for said in read_shape([], STEP).values())
-    assert all(said.binding for said in read_shape(["torchrun", "--nnodes=2", "--nproc-per-node=8", "t.py"], {}).values())
+    assert all(
+        said.binding for said in read_shape(["torchrun", "--nnodes=2", "--nproc-per-node=8", "t.py"], {}).values()
+    )
 
 
 @pytest.fixture

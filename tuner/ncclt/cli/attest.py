@@ -90,7 +90,9 @@ def _only(ids: Sequence[str]) -> str:
     raise UsageError(f"which recommendation was the job given? {said}", hint="name it with --recommendation ID")
 
 
-def find_delivered(id: str, form: Form, *, server: str | None, storage: str | None, timeout_s: float) -> DeliveredPolicy:
+def find_delivered(
+    id: str, form: Form, *, server: str | None, storage: str | None, timeout_s: float
+) -> DeliveredPolicy:
     """Return what a recommendation delivers to a job in one form.
 
     Raises:

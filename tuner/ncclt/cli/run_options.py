@@ -21,7 +21,8 @@ Start a training with what was proven for it: the per-size table if the tuner pl
   torchrun on each node:  ncclt run --cluster ... --model ... --shared /shared/folder -- torchrun --nnodes 2 ...
                           ncclt run --cluster ... --model ... --server URL --job NAME -- torchrun --nnodes 2 ...
 
-All nodes of a job get one decision, or nothing is set. Your own NCCL_* variables win. If anything fails here (server, store, configuration, cache, disk, ncclt itself), the
+All nodes of a job get one decision, or nothing is set. Your own NCCL_* variables win, and a job that differs from the
+measured one gets nothing. If anything fails here (server, store, configuration, cache, disk, ncclt itself), the
 command starts unchanged, and stderr says why. It does not start only in these cases:
 
   --fallback fail was given;
@@ -93,7 +94,7 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         metavar="NAME",
         default=[],
-        help="start with the recommendation although this variable, GPU or NO_GPU differs from what was measured; may be "
+        help="use the recommendation although this variable (or GPU, NO_GPU) differs from what was measured; may be "
         "repeated [NCCLT_ALLOW_DIFFERENCE]",
     )
     made.add_argument("--override", action="store_true", help="replace NCCL_* variables that are set already")

@@ -89,23 +89,18 @@ def _as_common(plan: JobPlan, job: JobInfo) -> JobPlan:
         StartRefused: this process cannot, and they cannot know.
     """
     answer = plan.answer
-    lacking = answer is not None and not answer.is_empty and plan.form is None
-    if lacking and not job.decides_alone:
+    if answer is not None and not answer.is_empty and plan.form is None and not job.decides_alone:
         raise StartRefused(
             UsageError(
-                f"other nodes of this job may start with {answer.recommendation}, and this one cannot: {plan.notes[-1]}"
-                if answer
-                else "",
-                hint="ranks that disagree hang or corrupt data, so this process does not start; --shared FOLDER compares "
-                "the nodes, and starts all of them with or without it",
+                f"other nodes of this job may use {answer.recommendation}, and this one cannot: {plan.notes[-1]}",
+                hint="ranks that disagree hang or corrupt data, so this process does not start; --shared FOLDER lets "
+                "the nodes compare, and starts all of them alike",
             )
         )
     return replace(plan, is_common=True)
 
 
-def _agree(
-    arguments: argparse.Namespace, job: JobInfo, where: Where, shared: Path, plugin: Path | None
-) -> JobPlan:
+def _agree(arguments: argparse.Namespace, job: JobInfo, where: Where, shared: Path, plugin: Path | None) -> JobPlan:
     """Return what the processes of the job have agreed on."""
     from ncclt.deliver.shared_job import agree
 
@@ -147,7 +142,9 @@ def _decide(arguments: argparse.Namespace, job: JobInfo, where: Where, plugin: P
         runs_once = job.starts_elsewhere or job.is_batch_script or arguments.policy_dir is not None
         if runs_once or max(job.shown_nodes, answer.nodes) == 1:
             return _plan(arguments, job, answer, plugin)
-        return _nothing(f"the job has {max(job.shown_nodes, answer.nodes)} nodes, and who starts the others is not known")
+        return _nothing(
+            f"the job has {max(job.shown_nodes, answer.nodes)} nodes, and who starts the others is not known"
+        )
     if not (job.is_named and where()[0]):
         return _nothing("the processes of this job would each decide for themselves, and ranks that disagree hang")
     try:
@@ -181,9 +178,7 @@ def _ask(arguments: argparse.Namespace, job: JobInfo, where: Where, *, from_cach
         raise UsageError("no cluster is named", hint="--cluster NAME, NCCLT_CLUSTER, or `cluster` in ncclt.toml")
     server, storage = where()
     with job_request(arguments, job, cluster) as request:
-        answer = ask_for_answer(
-            request, server, storage, timeout_s=arguments.timeout, from_cache=from_cache, warn=say
-        )
+        answer = ask_for_answer(request, server, storage, timeout_s=arguments.timeout, from_cache=from_cache, warn=say)
     return answer if answer.job == request.job else replace(answer, job="")
 
 

@@ -72,9 +72,7 @@ def report_times(
 
         sent = {name: value for name, value in time.to_document().items() if name not in ("schema", "created")}
         try:
-            said = post_step_time(
-                server, sent, timeout_s=timeout_s, api_key=api_key(os.environ), ticket=answer.ticket
-            )
+            said = post_step_time(server, sent, timeout_s=timeout_s, api_key=api_key(os.environ), ticket=answer.ticket)
         except ClientError as error:
             raise error_from_client(error) from error
         state, why = said["state"], said["reason"]

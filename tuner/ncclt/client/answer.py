@@ -105,8 +105,12 @@ _DOCUMENT = {
     "nccl_version": r'"[0-9]{1,3}(?:\.[0-9]{1,3}){1,2}"', "decision": '"(?:tuned|keep-default|undecided)"',
     "speedup": _NUMBER, "interval": rf"null|\[{_NUMBER}, {_NUMBER}\]",
 }  # fmt: skip
-_GIVEN = {"variant": '"(?:candidate|active|default)"', "reason": '"[A-Z_]{1,40}"', "rollout": '"[0-9a-f]{0,64}"',
-          "ticket": '"[A-Za-z0-9._~-]{0,1000}"'}
+_GIVEN = {
+    "variant": '"(?:candidate|active|default)"',
+    "reason": '"[A-Z_]{1,40}"',
+    "rollout": '"[0-9a-f]{0,64}"',
+    "ticket": '"[A-Za-z0-9._~-]{0,1000}"',
+}
 _FREE_TEXT = ("gpu", "fabric", "job")
 _RULE = {
     "collective": f'"(?:{_COLLECTIVE})"', "min_bytes": _SIZE, "max_bytes": f"null|{_SIZE}", "group_size": f"0|{_COUNT}",

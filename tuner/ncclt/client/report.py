@@ -40,7 +40,9 @@ def post_attestation(
         ClientError: the server did not keep it, with its own message if it sent one.
     """
     url = f"{base_of(server)}/v1/attestations"
-    answer = json.loads(get(posting(url, _with_ticket(document, ticket)), None, api_key=api_key, timeout_s=timeout_s).text)
+    answer = json.loads(
+        get(posting(url, _with_ticket(document, ticket)), None, api_key=api_key, timeout_s=timeout_s).text
+    )
     # A redirect turns a POST into a GET, whose answer is another object.
     if answer.get("id") != document["id"]:
         raise ClientError(f"{host_of(url)} did not keep the attestation", hint=WRONG_SERVER)

@@ -76,7 +76,7 @@ def require_trusted_folder(folder: str | os.PathLike[str]) -> None:
     """
     real = Path(os.path.realpath(folder))
     for place in (real, *real.parents):
-        facts = os.stat(place)
+        facts = place.stat()
         if not facts.st_mode & stat.S_ISVTX:
             _check(place, facts)
         elif facts.st_uid not in (0, os.geteuid()):

@@ -275,7 +275,7 @@ def fetch_for(request: Request, server: str, **options: Any) -> Reply:
     """Return what a server answers for a job; `options` as of `fetch_env`.
 
     Raises:
-        NoRecommendationError, StaleRecommendationError, UsageError, ServerError: as `error_from_client` tells them apart.
+        NoRecommendationError, StaleRecommendationError, UsageError, ServerError: as for `error_from_client`.
     """
     from ncclt.client.fetch import ClientError, fetch_env
 

@@ -149,7 +149,9 @@ def read_participant(job: JobInfo) -> Participant:
         if not torchrun and environ.get(rank, "").isdecimal() and _count(environ.get(size, "")) > 1:
             return Participant(name=f"rank {environ[rank]}", count=_count(environ[size]), is_rank=True)
     number = environ.get("SLURM_NODEID", "") if not torchrun else ""
-    number = number or _option(job.argv, _NODE_RANK) or environ.get("PET_NODE_RANK", "") or environ.get("SLURM_NODEID", "")
+    number = (
+        number or _option(job.argv, _NODE_RANK) or environ.get("PET_NODE_RANK", "") or environ.get("SLURM_NODEID", "")
+    )
     steps = _count(environ.get("SLURM_STEP_NUM_NODES", "")) if _slurm_step(environ) else 0
     return Participant(name=f"node {os.uname().nodename} {_boot_id()} {number}", count=max(job.shown_nodes, steps, 1))
 
@@ -279,14 +281,14 @@ def see_gpus(environ: Mapping[str, str], *, root: Path = Path("/")) -> tuple[str
 def _ask_nvidia_smi(program: str) -> list[str]:
     words = [program, "--query-gpu=name", "--format=csv,noheader"]
     try:
-        told = subprocess.run(words, capture_output=True, text=True, timeout=5, check=True, errors="replace").stdout  # noqa: S603
+        told = subprocess.run(words, capture_output=True, text=True, timeout=5, check=True, errors="replace").stdout
     except (OSError, subprocess.SubprocessError):
         return []  # a program without a driver
     return [line.strip() for line in told.splitlines() if line.strip()]
 
 
 def is_other_gpu(measured: str, seen: Iterable[str]) -> bool:
-    """Return whether GPUs are certainly of another model than the measured one: both names tell one, and none agrees."""
+    """Return whether GPUs are certainly of another model than the measured one: both names tell theirs."""
     wanted = set(_MODEL.findall(measured.upper()))
     here = [set(_MODEL.findall(name.upper())) for name in seen]
     return bool(wanted) and any(models and not models & wanted for models in here)

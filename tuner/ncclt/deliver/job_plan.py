@@ -193,9 +193,7 @@ class _Difference:
     by: str
 
 
-def _find_differences(
-    delivered: Mapping[str, str], answer: Answer, job: JobInfo, form: Form
-) -> dict[str, _Difference]:
+def _find_differences(delivered: Mapping[str, str], answer: Answer, job: JobInfo, form: Form) -> dict[str, _Difference]:
     rivals = [*delivered, *CHOICE_VARIABLES, *(("NCCLT_POLICY_SHM",) if form is Form.TABLE else ())]
     here: dict[str, Sourced] = dict(job.variables)
     for by, variables in ((_ENVIRONMENT, job.environ), (OF_COMMAND, set_by(job.argv))):
@@ -214,12 +212,16 @@ def _find_differences(
 
 def _refuse(differences: Mapping[str, _Difference], delivered: Mapping[str, str]) -> str:
     by = {one.by for one in differences.values()}
-    listed = ", ".join(f"{name}={one.value}" for name, one in differences.items() if one.by in (OF_COMMAND, _ENVIRONMENT))
+    listed = ", ".join(
+        f"{name}={one.value}" for name, one in differences.items() if one.by in (OF_COMMAND, _ENVIRONMENT)
+    )
     together = "what was measured together is delivered together or not at all"
     changing = [name for name in differences if name not in delivered and name not in CHOICE_VARIABLES]
     accept = f"; --allow-difference {changing[0]} accepts it" if len(changing) == len(differences) == 1 else ""
     if by == {OF_COMMAND}:
-        return f"the command itself sets {listed}, so nothing else is set: {together} (take it out of the command{accept})"
+        return (
+            f"the command itself sets {listed}, so nothing else is set: {together} (take it out of the command{accept})"
+        )
     if by == {_ENVIRONMENT}:
         return f"your {listed} stays, so nothing else is set: {together} (--override replaces yours{accept})"
     told = "; ".join(f"{name}: {one.measured} measured, {one.value} by {one.by}" for name, one in differences.items())
@@ -237,7 +239,9 @@ def differs_in_size(answer: Answer, job: JobInfo, given: Mapping[str, object]) -
         job: what it is.
         given: nodes, gpus_per_node and nccl_version as the user gave them, or None.
     """
-    known = {part: job.shape[part].value if part in job.shape and job.shape[part].binding else given[part] for part in given}
+    known = {
+        part: job.shape[part].value if part in job.shape and job.shape[part].binding else given[part] for part in given
+    }
     nodes, gpus, version = known["nodes"], known["gpus_per_node"], known["nccl_version"]
     parts = (
         ("NCCL {}", answer.nccl_version, version and str(NcclVersion.parse(str(version)))),

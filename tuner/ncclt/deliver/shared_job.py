@@ -96,8 +96,8 @@ def agree(
                     answer, planned = None, JobPlan()
                     kind = "ranks" if me.is_rank else "nodes"
                     why = (
-                        f"only {seen} of {count} {kind} were seen in {folder} within {arguments.wait:g} s: is it the same "
-                        "folder everywhere, and does every node run this?"
+                        f"only {seen} of {count} {kind} were seen in {folder} within {arguments.wait:g} s: is it the "
+                        "same folder everywhere, and does every node run this?"
                     )
             content = _write_content(answer, planned, job, why=why)
             found = decide(folder, job, question=question, content=content)

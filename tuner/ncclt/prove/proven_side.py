@@ -90,9 +90,7 @@ def delivery(
     job = JobInfo(argv=argv, environ=environ, variables=read_variables(argv, environ))
     plan = plan_job(answer, job, plugin=plugin, table_file=table_path(folder, answer.table), shared=True)
     if plan.form is None:
-        raise NoRecommendationError(
-            f"there is nothing to verify: {plan.notes[0]}", hint="see `ncclt run --dry-run`"
-        )
+        raise NoRecommendationError(f"there is nothing to verify: {plan.notes[0]}", hint="see `ncclt run --dry-run`")
     return plan, answer.table if plan.form is Form.TABLE else ""
 
 

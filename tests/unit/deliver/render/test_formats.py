@@ -216,7 +216,7 @@ def test_json_holds_both_deliveries_with_their_verdicts():
 
 
 def test_a_task_prolog_that_would_set_nothing_is_not_written():
-    with pytest.raises(NoRecommendationError, match="would set nothing: ncclt .*keep-default"):
+    with pytest.raises(NoRecommendationError, match=r"would set nothing: ncclt .*keep-default"):
         render(KEPT, format="slurm-taskprolog")
 
 

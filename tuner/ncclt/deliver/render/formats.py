@@ -85,7 +85,8 @@ def render_variables(document: Mapping[str, Any], *, form: str, uid: int | None 
         return write(document, form, document["nccl_version"], uid)
     except AnswerError as error:
         if error.undecided:
-            raise NoRecommendationError(str(error), hint="--policy-dir hands over the table where one is proven") from error
+            hint = "--policy-dir hands over the table where one is proven"
+            raise NoRecommendationError(str(error), hint=hint) from error
         raise SettingError(str(error), hint="no variable of NCCL takes one") from error
 
 

@@ -79,7 +79,8 @@ class _Bystander:
     def _begin(self) -> tuple[int, int]:
         """Return process and pipe; the process 0 where the system has no `cat`: then every signal passes on."""
         theirs, ours = os.pipe()
-        devices = [(os.POSIX_SPAWN_DUP2, theirs, 0), *((os.POSIX_SPAWN_OPEN, n, os.devnull, os.O_WRONLY, 0) for n in (1, 2))]
+        silent = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_WRONLY, 0) for number in (1, 2)]
+        devices = [(os.POSIX_SPAWN_DUP2, theirs, 0), *silent]
         try:
             return os.posix_spawnp("cat", ["cat"], {}, file_actions=devices, setsigmask=self._signals), ours
         except OSError:
