@@ -13,7 +13,7 @@ from ncclt.core.recommendation import Recommendation
 from ncclt.core.rollout import JobTime, RollOut, RollOutState
 from ncclt.deliver.render.delivery import by_table, by_variables
 from ncclt.deliver.render.formats import FORMATS, TABLE_FORMATS, render
-from ncclt.deliver.use import Usage, job_options, use_of
+from ncclt.deliver.use import DeliveredForm, job_options, use_of
 from ncclt.errors import NccltError
 from ncclt.prove.rollout import RollOutVerdict, judge_roll_out
 from ncclt_api.pages.compare_view import Compared, CompareRow, compare_view
@@ -145,7 +145,7 @@ class RecommendationView:
     recommendation: Recommendation
     gain: ShownGain
     status: RevisionStatus
-    use: Usage
+    use: DeliveredForm
     snippets: tuple[Snippet, ...]
     served: str
     revisions: tuple[RevisionRow, ...]

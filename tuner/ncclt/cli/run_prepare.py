@@ -142,11 +142,13 @@ def _decide(arguments: argparse.Namespace, job: JobInfo, where: Where, plugin: P
         runs_once = job.starts_elsewhere or job.is_batch_script or arguments.policy_dir is not None
         if runs_once or max(job.shown_nodes, answer.nodes) == 1:
             return _plan(arguments, job, answer, plugin)
-        return _nothing(
-            f"the job has {max(job.shown_nodes, answer.nodes)} nodes, and who starts the others is not known"
+        return _set_nothing(
+            arguments, f"the job has {max(job.shown_nodes, answer.nodes)} nodes, and who starts the others is not known"
         )
     if not (job.is_named and where()[0]):
-        return _nothing("the processes of this job would each decide for themselves, and ranks that disagree hang")
+        return _set_nothing(
+            arguments, "the processes of this job would each decide for themselves, and ranks that disagree hang"
+        )
     try:
         answer = _ask(arguments, job, where, from_cache=False)
     except (ServerError, InputError) as error:
@@ -157,7 +159,7 @@ def _decide(arguments: argparse.Namespace, job: JobInfo, where: Where, plugin: P
             )
         ) from error
     if not answer.job:
-        return _nothing("the server does not keep one answer per job: it is older than this ncclt")
+        return _set_nothing(arguments, "the server does not keep one answer per job: it is older than this ncclt")
     with all_or_none():
         plan = _plan(arguments, job, answer, plugin)
         if answer.table and plugin is None and not arguments.no_plugin:
@@ -168,7 +170,9 @@ def _decide(arguments: argparse.Namespace, job: JobInfo, where: Where, plugin: P
     return _as_common(plan, job)
 
 
-def _nothing(why: str) -> JobPlan:
+def _set_nothing(arguments: argparse.Namespace, why: str) -> JobPlan:
+    if arguments.fallback == "fail":
+        raise UsageError(why, hint=f"one decision for all nodes is made by {_WAYS}")
     return JobPlan(notes=(f"nothing is set: {why}", f"one decision for all nodes is made by {_WAYS}"))
 
 
