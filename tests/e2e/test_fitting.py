@@ -138,7 +138,8 @@ def test_one_line_says_what_to_do_and_works_as_it_stands_in_a_fresh_shell(ncclt,
     show_other_node(elsewhere, "named NAME")
     shell = subprocess.run(
         ["bash", "-c", f'{command} && echo "then $NCCLT_RECOMMENDATION"'], cwd=elsewhere,
-        env={**ncclt.environment, "PATH": path, "NCCLT_ALLOW_DIFFERENCE": "NO_GPU"}, capture_output=True, text=True, timeout=240,
+        env={**ncclt.environment, "PATH": path, "NCCLT_ALLOW_DIFFERENCE": "NO_GPU"},
+        capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert shell.returncode == 0, shell.stderr
     if form == "undecided":

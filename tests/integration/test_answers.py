@@ -10,7 +10,7 @@ from ncclt.nccl.tuner_plugin.build import compiler
 BENCH = runpy.run_path(str(Path(__file__).parents[2] / "bench" / "answers.py"))
 WANTED = {
     "nothing": dict.fromkeys(BENCH["FAULTS"], "same"),
-    "--shared": dict.fromkeys(BENCH["FAULTS"], "same") | {"missing plugin": None},
+    "--shared": dict.fromkeys(BENCH["FAULTS"], "same") | {"missing plugin": None, "foreign owner": None},
     "--job": dict.fromkeys(BENCH["FAULTS"], "refused") | {"none": "same", "another revision": "same"},
     "--policy": dict.fromkeys(BENCH["FAULTS"], "same")
     | {"cut-off answer": "refused", "foreign owner": "refused", "missing plugin": "refused"},
