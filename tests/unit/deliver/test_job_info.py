@@ -9,6 +9,7 @@ from ncclt.deliver.job_info import (
     name_job,
     read_job,
     read_participant,
+    see_fabrics,
     see_gpus,
     starts_others,
 )
@@ -159,6 +160,15 @@ def test_gpus_are_seen_by_the_kernel_modules_first_and_then_by_nvidia_smi(tmp_pa
     (tmp_path / "other" / "dev").mkdir(parents=True)
     (tmp_path / "other" / "dev" / "kfd").touch()
     assert see_gpus(path, root=tmp_path / "other") == ("a GPU of unknown model",)
+
+
+def test_fabrics_are_those_of_the_adapters(tmp_path):
+    assert see_fabrics(root=tmp_path) == ()
+    for name, layer in (("mlx5_0", "InfiniBand"), ("mlx5_1", "InfiniBand"), ("odd", "Unknown")):
+        file = tmp_path / "sys/class/infiniband" / name / "ports/1/link_layer"
+        file.parent.mkdir(parents=True)
+        file.write_text(f"{layer}\n")
+    assert see_fabrics(root=tmp_path) == ("infiniband",)
 
 
 @pytest.mark.parametrize(

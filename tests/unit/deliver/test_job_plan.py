@@ -309,6 +309,21 @@ def test_machine_with_other_gpus_or_none_gets_nothing(gpus, form, said):
     assert plan(replace(ANSWER, gpu="h100-sxm"), gpus=gpus, allowed=[name]).form is Form.TABLE
 
 
+@pytest.mark.parametrize(
+    ("measured", "seen", "nodes", "form"),
+    [
+        ("infiniband", ("roce",), 2, None), ("infiniband", ("infiniband", "roce"), 2, Form.TABLE),
+        ("infiniband", (), 2, Form.TABLE), ("infiniband", ("roce",), 1, Form.TABLE), ("efa", ("roce",), 2, Form.TABLE),
+    ],
+)  # fmt: skip
+def test_nodes_on_another_fabric_get_nothing(measured, seen, nodes, form):
+    answer = replace(ANSWER, fabric=measured, nodes=nodes)
+    options = {"plugin": PLUGIN, "table_file": TABLE, "shared": True}
+    planned = plan_job(answer, job(fabrics=seen), **options)
+    assert planned.form is form
+    assert plan_job(answer, job(fabrics=seen), allowed=["FABRIC"], **options).form is Form.TABLE
+
+
 def test_launch_node_without_a_gpu_starts_the_others():
     assert plan(argv=("srun", "train"), gpus=(), shared=True).form is Form.TABLE
 

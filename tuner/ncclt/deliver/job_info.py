@@ -88,6 +88,7 @@ class JobInfo:
         nodes: at most, as far as the user or a launcher says; 1 where neither does.
         decides_alone: no other process decides for the job, according to launchers.
         gpus: models seen on this machine, each once; empty = none seen, None = not looked for.
+        fabrics: `infiniband` or `roce`, as this machine's adapters say; empty = none seen.
         variables: those that change what was measured -> value and source.
     """
 
@@ -100,6 +101,7 @@ class JobInfo:
     nodes: int = 1
     decides_alone: bool = True
     gpus: tuple[str, ...] | None = None
+    fabrics: tuple[str, ...] = ()
     variables: Mapping[str, Sourced] = field(default_factory=dict)
 
     @property
@@ -195,6 +197,7 @@ def read_job(
         nodes=most_nodes(argv, environ, nodes),
         decides_alone=is_alone(environ, argv, nodes=nodes),
         gpus=see_gpus(environ),
+        fabrics=see_fabrics(),
         variables=read_variables(argv, environ),
     )
 
@@ -285,6 +288,20 @@ def _ask_nvidia_smi(program: str) -> list[str]:
     except (OSError, subprocess.SubprocessError):
         return []  # a program without a driver
     return [line.strip() for line in told.splitlines() if line.strip()]
+
+
+_FABRICS = {"InfiniBand": "infiniband", "Ethernet": "roce"}
+"""Link layer of an RDMA adapter, as Linux names it -> fabric in our words."""
+
+
+def see_fabrics(*, root: Path = Path("/")) -> tuple[str, ...]:
+    """Return the fabrics of this machine's RDMA adapters, each once; empty where none is seen."""
+    found: dict[str, None] = {}
+    for path in sorted(root.glob("sys/class/infiniband/*/ports/*/link_layer")):
+        with contextlib.suppress(OSError):
+            if (layer := path.read_text(errors="replace").strip()) in _FABRICS:
+                found[_FABRICS[layer]] = None
+    return tuple(found)
 
 
 def is_other_gpu(measured: str, seen: Iterable[str]) -> bool:

@@ -24,7 +24,7 @@ from ncclt.deliver.job_info import OF_COMMAND, JobInfo, Sourced, is_other_gpu, s
 from ncclt.errors import InputError
 from ncclt.nccl.tuner_plugin import DELEGATE_VARIABLE, LIBRARY_NAME, find
 
-GPU, GPU_MISSING = "GPU", "NO_GPU"
+GPU, GPU_MISSING, FABRIC = "GPU", "NO_GPU", "FABRIC"
 """Names of differences that no variable shows, for --allow-difference."""
 
 TICKET_VARIABLE = "NCCLT_TICKET"
@@ -205,6 +205,13 @@ def _find_differences(delivered: Mapping[str, str], answer: Answer, job: JobInfo
     }
     if job.gpus is not None and is_other_gpu(answer.gpu, job.gpus):
         found[GPU] = _Difference(measured=answer.gpu, value=", ".join(job.gpus), by="this machine")
+    if (
+        answer.nodes > 1
+        and answer.fabric in ("infiniband", "roce")
+        and job.fabrics
+        and answer.fabric not in job.fabrics
+    ):
+        found[FABRIC] = _Difference(measured=answer.fabric, value=", ".join(job.fabrics), by="this machine")
     if job.gpus == () and not job.starts_elsewhere:
         found[GPU_MISSING] = _Difference(measured=answer.gpu or "a GPU", value="no GPU", by="this machine")
     return found
