@@ -94,7 +94,7 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         metavar="NAME",
         default=[],
-        help="use the recommendation although this variable (or GPU, NO_GPU, FABRIC) differs from the measured job; may "
+        help="use the recommendation though this variable (or GPU, NO_GPU, FABRIC) differs from the measured job; may "
         "be repeated [NCCLT_ALLOW_DIFFERENCE]",
     )
     made.add_argument("--override", action="store_true", help="replace NCCL_* variables that are set already")
