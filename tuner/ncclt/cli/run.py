@@ -18,10 +18,10 @@ import contextlib
 import errno
 import os
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ncclt.cli.output import report, say
-from ncclt.errors import NccltError, UsageError, described, reason
+from ncclt.errors import StartRefused, UsageError, all_or_none, described, reason
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,28 +30,7 @@ if TYPE_CHECKING:
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
 """The exit codes of a shell."""
 
-
-class StartRefused(Exception):  # noqa: N818 -- named for its consequence, like KeyboardInterrupt
-    """The ranks of the job would disagree if this process started.
-
-    Args:
-        why: what is wrong, and what to do; its exit code becomes ours.
-    """
-
-    def __init__(self, why: NccltError) -> None:
-        super().__init__(why.message)
-        self.why = why
-
-
-@contextlib.contextmanager
-def all_or_none() -> Iterator[None]:
-    """Turn every failure inside into `StartRefused`: what is prepared there applies to all processes of the job."""
-    try:
-        yield
-    except StartRefused:
-        raise
-    except Exception as error:
-        raise StartRefused(described(error)) from error
+_LOCALE = "LC_CTYPE"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -59,6 +38,8 @@ def main(argv: Sequence[str]) -> int:
     words = list(argv)
     cut = words.index("--") if "--" in words else len(words)
     options, command = words[:cut], words[cut + 1 :]
+    if _is_locale_ours():
+        del os.environ[_LOCALE]
     plan = None
     try:
         with all_or_none() if _is_decided_for_all(options) else contextlib.nullcontext():
@@ -78,6 +59,16 @@ def main(argv: Sequence[str]) -> int:
     if "--dry-run" in options:
         return 0
     return _start(plan, command, may_differ=not (plan is None or plan.is_common or _must_succeed(options)))
+
+
+def _is_locale_ours() -> bool:
+    """Return whether Python itself added LC_CTYPE at its start, as it does where no locale is set (PEP 538)."""
+    try:
+        with open("/proc/self/environ", "rb") as file:  # noqa: PTH123 -- before all imports
+            before = b"\0" + file.read()
+    except OSError:
+        return False
+    return os.environ.get(_LOCALE, "").upper().startswith("C.UTF") and f"\0{_LOCALE}=".encode() not in before
 
 
 def _say_why(error: Exception) -> None:
@@ -159,24 +150,9 @@ def _become(argv: Sequence[str], environ: Mapping[str, str] | None) -> Exception
 
 def _execute(argv: Sequence[str], environ: Mapping[str, str] | None) -> None:
     if environ is None:  # as the system has it, with what `os.environ` cannot hold
-        if is_locale_ours():
-            os.unsetenv(_LOCALE)
         os.execvp(argv[0], list(argv))  # noqa: S606 -- no shell is wanted
     else:
         os.execvpe(argv[0], list(argv), dict(environ))  # noqa: S606
-
-
-_LOCALE = "LC_CTYPE"
-
-
-def is_locale_ours() -> bool:
-    """Return whether Python itself added LC_CTYPE at its start, as it does where no locale is set (PEP 538)."""
-    try:
-        with open("/proc/self/environ", "rb") as file:  # noqa: PTH123 -- before all imports
-            before = b"\0" + file.read()
-    except OSError:
-        return False
-    return os.environ.get(_LOCALE, "").upper().startswith("C.UTF") and f"\0{_LOCALE}=".encode() not in before
 
 
 def _is_of_the_environment(failure: Exception) -> bool:

@@ -14,7 +14,6 @@ from ncclt.cli.configuration import lookup
 from ncclt.cli.env import source
 from ncclt.cli.job_request import job_request
 from ncclt.cli.output import say
-from ncclt.cli.run import StartRefused, all_or_none, is_locale_ours
 from ncclt.core.attestation import Form
 from ncclt.deliver.answer import Answer, answer_from_table, ask_for_answer, cache_folder
 from ncclt.deliver.job_info import JobInfo, name_for_roll_out, read_job
@@ -27,7 +26,7 @@ from ncclt.deliver.job_plan import (
     table_path,
     write_table,
 )
-from ncclt.errors import InputError, ServerError, UsageError, reason
+from ncclt.errors import InputError, ServerError, StartRefused, UsageError, all_or_none, reason
 
 _WAYS = (
     "--shared FOLDER on every node, one `ncclt run` around srun or mpirun, --policy FILE, or --server with --job NAME"
@@ -231,8 +230,6 @@ def _start(arguments: argparse.Namespace, job: JobInfo, where: Where, plan: JobP
     for note in plan.notes:
         say(f"ncclt: {note}")
     environ = {name: value for name, value in job.environ.items() if name not in plan.unset_env}
-    if is_locale_ours():
-        del environ["LC_CTYPE"]
     added = dict(plan.set_env)
     folder = None
     timed = arguments.step_times and _is_part(plan)

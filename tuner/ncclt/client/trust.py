@@ -67,8 +67,8 @@ def read_trusted(path: str | os.PathLike[str], *, most_bytes: int, follow: bool 
 def require_trusted_folder(folder: str | os.PathLike[str]) -> None:
     """Raise unless only this user and root can replace what lies in a folder, or the folders above it.
 
-    Anybody may write to a sticky folder such as /tmp: nobody can replace another user's entry there, and each entry on
-    the way is checked.
+    A sticky folder such as /tmp may be open to all: each user can only replace entries of their own there, and every
+    entry on the way is checked.
 
     Raises:
         UntrustedError: another user can.

@@ -53,7 +53,7 @@ def layout(version: int) -> type[c.Structure]:
 
 
 @dataclass(kw_only=True)
-class Answer:
+class CallResult:
     """The result of a call.
 
     Attributes:
@@ -92,7 +92,7 @@ class Communicator:
         registered: int = 0,
         pipe_ops: int = 1,
         supports: tuple[int, int] = (1, 1),
-    ) -> Answer:
+    ) -> CallResult:
         """Ask for one collective as NCCL does.
 
         Args:
@@ -115,7 +115,7 @@ class Communicator:
             )
             _check(code)
             given = algorithm.value >= 0
-            return Answer(
+            return CallResult(
                 costs=[],
                 channels=channels.value,
                 algorithm=algorithm.value if given else None,
@@ -125,7 +125,7 @@ class Communicator:
         shape = (len(costs) // protocols, protocols)
         more = (registered,) if self.api >= 4 else ()
         _check(self.tuner.choose(self.context, function, size_bytes, pipe_ops, table, *shape, *more, channels))
-        return Answer(costs=list(table), channels=channels.value)
+        return CallResult(costs=list(table), channels=channels.value)
 
 
 def _check(code: int) -> None:
