@@ -65,7 +65,7 @@ def read_trusted(path: str | os.PathLike[str], *, most_bytes: int, follow: bool 
 
 
 def require_trusted_folder(folder: str | os.PathLike[str]) -> None:
-    """Raise unless only this user and root can replace what lies in a folder, or the folders above it.
+    """Raise unless only this user and root can replace the entries of a folder and the folders above it.
 
     A sticky folder such as /tmp may be open to all: each user can only replace entries of their own there, and every
     entry on the way is checked.
