@@ -219,9 +219,9 @@ def _snippet(found: Recommendation, format: str, job: str) -> Snippet:
     reader, command = _FOR[format]
     form = "both" if format == "json" else "table" if format in TABLE_FORMATS else "variables"
     try:
-        text = render(found, format=format)
         if why := _nothing_in(found, form):
             return Snippet(format=format, reader=reader, delivers=form, why=why)
+        text = render(found, format=format)
     except NccltError as error:  # a format that cannot express it says so
         return Snippet(format=format, reader=reader, delivers=form, why=error.message)
     return Snippet(format=format, reader=reader, delivers=form, command=command.replace("{job}", job), text=text)
