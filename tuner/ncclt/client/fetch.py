@@ -385,5 +385,5 @@ def _write_cache(path: Path | None, url: str, answer: _Kept) -> str:
             Path(name).unlink()
             raise
     except OSError as error:
-        return f"the answer could not be kept in {path.parent}: {error.strerror or error}"
+        return f"the answer is not kept in {path.parent}: {error.strerror or error}"
     return ""

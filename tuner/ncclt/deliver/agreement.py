@@ -67,7 +67,7 @@ def usable_folder(folder: Path) -> Path:
     """Return the folder of decisions in a folder that all nodes share.
 
     Raises:
-        StoreError: it does not exist on this node, or other users can change what lies there.
+        StoreError: it does not exist on this node, or other users can change its entries.
         UsageError: it is a mount point, whose empty directory exists even where nothing is mounted.
     """
     require_folder(folder)
