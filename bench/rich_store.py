@@ -26,7 +26,7 @@ from sqlalchemy import insert
 
 import ncclt
 from ncclt.core.algorithms import Algorithm, Protocol
-from ncclt.core.attestation import CallOutcome, Delivered, Form, Observed, Use, Witness
+from ncclt.core.attestation import CallOutcome, DeliveredPolicy, Form, Observed, ObservedCall, Witness
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
@@ -436,7 +436,7 @@ def _write_records(store: Store, writer: _Writer, moment: datetime) -> None:
 
 def _attested(found: Recommendation, when: str, *, differing: bool) -> Any:
     place = found.fingerprint
-    table = Delivered(
+    table = DeliveredPolicy(
         recommendation=found.id, cluster=found.cluster, model=found.model, nccl_version=place.nccl_version,
         nodes=place.nodes, ranks=place.world_size, form=Form.TABLE, policy=found.table.policy,
     )  # fmt: skip
@@ -444,8 +444,8 @@ def _attested(found: Recommendation, when: str, *, differing: bool) -> Any:
     if differing:
         outcomes.append((32 * MIB, "ring/simple/24", CallOutcome.UNAVAILABLE, 31))
     uses = tuple(
-        Use(collective=rule.collective, size_bytes=size, group_size=place.world_size, choice=choice, outcome=outcome,
-            calls=calls)
+        ObservedCall(collective=rule.collective, size_bytes=size, group_size=place.world_size, choice=choice,
+            outcome=outcome, calls=calls)
         for rule in found.table.policy.rules[:1]
         for size, choice, outcome, calls in outcomes
     )  # fmt: skip

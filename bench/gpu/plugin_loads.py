@@ -24,7 +24,7 @@ from live import UNSET, LiveRanks, Place, add_options, place_of, without_plugin
 
 from ncclt.core.algo_proto_text import COLLECTIVE_WORDS
 from ncclt.core.algorithms import Algorithm, Protocol
-from ncclt.core.attestation import Delivered, Effect, Form
+from ncclt.core.attestation import DeliveredPolicy, Effect, Form
 from ncclt.core.message import Collective, Message, format_bytes
 from ncclt.core.policy import Policy, Rule
 from ncclt.deliver.witnesses import attest_files
@@ -213,7 +213,7 @@ class Trials:
         self._attest(policy, [*sorted(reports.glob("*.jsonl")), folder / "nccl.table.log"])
 
     def _attest(self, policy: Policy, files: Sequence[Path]) -> None:
-        told = Delivered(
+        told = DeliveredPolicy(
             recommendation=TABLE_ID, cluster="one-gpu", model=TABLE_ID, nccl_version=self._nccl,
             nodes=self._shape[0], ranks=self._shape[1], form=Form.TABLE, policy=policy,
         )  # fmt: skip

@@ -30,7 +30,7 @@ from ncclt.core.recommendation import Decision, Recommendation
 from ncclt.core.study import Study, Trial
 from ncclt.deliver.render.delivery import by_table
 from ncclt.deliver.render.table import render_table
-from ncclt.deliver.witnesses import attest_files, delivered_from_recommendation
+from ncclt.deliver.witnesses import attest_files, policy_from_recommendation
 from ncclt.errors import NccltError
 from ncclt.measure.testbed import Testbed
 from ncclt.pipeline.tune import MessageRow, TuneRequest, TuneResult, tune
@@ -124,7 +124,7 @@ def run(options: argparse.Namespace, started: float) -> tuple[TuneResult, Attest
         raise NccltError(f"with the table delivered: {answer}", hint=f"see {job.folder}")
     files = [*sorted(reports.glob("*.jsonl")), log]
     created = datetime.now(UTC).isoformat(timespec="seconds")
-    return result, attest_files(files, delivered_from_recommendation(found, Form.TABLE), created=created)
+    return result, attest_files(files, policy_from_recommendation(found, Form.TABLE), created=created)
 
 
 def document(result: TuneResult, attested: Attestation | None) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import text
 
 from ncclt.core.attestation import CallOutcome as Chosen
-from ncclt.core.attestation import Form, Observed, Use, Witness
+from ncclt.core.attestation import Form, Observed, ObservedCall, Witness
 from ncclt.core.message import Collective
 from ncclt.core.policy import Policy
 from ncclt.core.rollout import Variant
@@ -16,7 +16,7 @@ from ncclt.core.study import Phase
 from ncclt.core.ticket import Reporter, Ticket
 from ncclt.core.verification import Side, StepLaunch, Verification
 from ncclt.deliver.effect import attest
-from ncclt.deliver.witnesses import delivered_from_recommendation
+from ncclt.deliver.witnesses import policy_from_recommendation
 from ncclt.errors import ConflictError, NotFoundError, StoreError
 from ncclt.store import known_names
 from ncclt.testing.samples import sample_cluster, sample_recommendation, sample_study, sample_trial, sample_workload
@@ -40,7 +40,7 @@ def sample_attestation(recommendation, *, right=1.0):
     """Return an attestation of ten calls, a share of which went as they should; not all of its text is ASCII."""
     calls = {Chosen.APPLIED: round(10 * right), Chosen.UNAVAILABLE: 10 - round(10 * right)}
     uses = [
-        Use(
+        ObservedCall(
             collective=Collective.ALL_REDUCE, size_bytes=1024, group_size=8, choice="tree/ll", outcome=outcome,
             calls=number,
         )
@@ -50,7 +50,7 @@ def sample_attestation(recommendation, *, right=1.0):
     witness = Witness(kind="plugin-report", nccl_version="2.28.9", table=recommendation)
     seen = Observed(witnesses=(witness,), uses=tuple(uses), variables={}, hosts=1, notes=("µ \x00 \udc80",))
     return attest(
-        delivered_from_recommendation(sample_recommendation(recommendation), Form.TABLE), seen, created="2026-01-01"
+        policy_from_recommendation(sample_recommendation(recommendation), Form.TABLE), seen, created="2026-01-01"
     )
 
 

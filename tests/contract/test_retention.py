@@ -21,7 +21,7 @@ from ncclt.core.rollout import JobStart, JobTime, RollOutState
 from ncclt.core.study import StudyState
 from ncclt.core.verification import Verification
 from ncclt.deliver.effect import attest
-from ncclt.deliver.witnesses import delivered_from_recommendation
+from ncclt.deliver.witnesses import policy_from_recommendation
 from ncclt.errors import StoreError
 from ncclt.search.optuna_tables import forget_studies
 from ncclt.store import open_store
@@ -115,7 +115,7 @@ def attestation(id, *, created):
     """Return an attestation; its evidence, so its id, depends on the time."""
     witness = Witness(kind="plugin-report", nccl_version="2.28.9", table=id)
     seen = Observed(evidence=created, witnesses=(witness,), uses=(), variables={}, hosts=1)
-    return attest(delivered_from_recommendation(sample_recommendation(id), Form.TABLE), seen, created=created)
+    return attest(policy_from_recommendation(sample_recommendation(id), Form.TABLE), seen, created=created)
 
 
 def preflight(id, *, cluster="pair", created=OLD):

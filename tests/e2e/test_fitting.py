@@ -12,6 +12,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from ncclt.deliver.agreement import await_participants
+from ncclt.deliver.job_info import JobInfo
 from ncclt.testing.landscapes import write_landscape
 
 SHAPE = ("--nodes", "2", "--gpus-per-node", "4", "--nccl-version", "2.22.3")
@@ -62,17 +64,25 @@ OTHER_SHAPES = [
 ]
 
 
+def show_other_node(folder, job):
+    """Show in a shared folder that another node of a job sees it, as its `ncclt run` would."""
+    await_participants(folder, JobInfo(name=job), name="another node", count=2, wait_s=0)
+
+
 def test_a_command_of_another_shape_starts_unchanged_and_says_why(tuned):
     torchrun = tuned.folder / "bin" / "torchrun"
     torchrun.write_text("#!/bin/sh\necho trains ${NCCLT_RECOMMENDATION-unchanged}\n")
     torchrun.chmod(0o755)
-    run = ("run", *NAMES, "--no-plugin")
-    for options, words, said in OTHER_SHAPES:
-        done = tuned(*run, *options, "--", "torchrun", *words, "train.py")
+    (tuned.folder / "shared").mkdir()
+    tuned.variables["NCCLT_ALLOW_DIFFERENCE"] = "NO_GPU"
+    run = ("run", *NAMES, "--no-plugin", "--shared", "shared", "--wait", "0", "--job")
+    for number, (options, words, said) in enumerate(OTHER_SHAPES):
+        done = tuned(*run, f"a{number}", *options, "--", "torchrun", *words, "train.py")
         assert done.stdout == "trains unchanged\n"
         assert said in done.stderr
-        assert tuned(*run, "--fallback", "fail", *options, "--", "torchrun", *words, rc=3).stdout == ""
-    fitting = tuned(*run, *SHAPE, "--fallback", "fail", "--", "torchrun", "--nnodes=2", "--nproc-per-node=4")
+        assert tuned(*run, f"b{number}", "--fallback", "fail", *options, "--", "torchrun", *words, rc=3).stdout == ""
+    show_other_node(tuned.folder / "shared", "named last")
+    fitting = tuned(*run, "last", *SHAPE, "--fallback", "fail", "--", "torchrun", "--nnodes=2", "--nproc-per-node=4")
     assert fitting.stdout.startswith("trains")
 
 
@@ -125,9 +135,11 @@ def test_one_line_says_what_to_do_and_works_as_it_stands_in_a_fresh_shell(ncclt,
         return
     (elsewhere := ncclt.folder / "elsewhere").mkdir()
     path = f"{torchrun.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    show_other_node(elsewhere, "named NAME")
     shell = subprocess.run(
         ["bash", "-c", f'{command} && echo "then $NCCLT_RECOMMENDATION"'], cwd=elsewhere,
-        env={**ncclt.environment, "PATH": path}, capture_output=True, text=True, timeout=240,
+        env={**ncclt.environment, "PATH": path, "NCCLT_ALLOW_DIFFERENCE": "NO_GPU"},
+        capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert shell.returncode == 0, shell.stderr
     if form == "undecided":

@@ -17,7 +17,7 @@ import httpx2
 import psycopg
 import pytest
 
-from ncclt.core.attestation import CallOutcome, Delivered, Form, Observed, Use, Witness
+from ncclt.core.attestation import CallOutcome, DeliveredPolicy, Form, Observed, ObservedCall, Witness
 from ncclt.core.message import Collective
 from ncclt.deliver.effect import attest
 from ncclt.store import open_store
@@ -123,13 +123,13 @@ def attestation_of(url, id):
     """What a job tells whose plugin had the table."""
     with open_store(url) as store:
         given = store.recommendation(id)
-    table = Delivered(
+    table = DeliveredPolicy(
         recommendation=id, cluster=given.cluster, model=given.model, nccl_version=given.fingerprint.nccl_version,
         nodes=2, ranks=16, form=Form.TABLE, policy=given.table.policy,
     )  # fmt: skip
     # So short a study proves nothing, and its table leaves every message to NCCL.
     assert given.table.policy.rules == ()
-    use = Use(
+    use = ObservedCall(
         collective=Collective.ALL_REDUCE, size_bytes=1 << 20, group_size=16, choice="ring/simple/8",
         outcome=CallOutcome.UNMATCHED, calls=16,
     )  # fmt: skip

@@ -52,27 +52,23 @@ def test_a_bad_answer_is_decided_against_by_the_whole_job(tmp_path, run):
     assert len(list((tmp_path / "shared").glob("ncclt-decision-*"))) == 1
 
 
-def test_all_questions_to_a_server_share_one_deadline(tmp_path, monkeypatch):
+def test_variables_and_table_come_by_one_request(tmp_path, monkeypatch):
+    """Two requests could be answered by two revisions, and each would need a part of the time."""
     from ncclt.client import fetch as client
     from ncclt.core.recommendation import Request
-    from ncclt.deliver import offer
+    from ncclt.deliver import answer
 
     asked = []
 
     def fetch_env(_server, *, format, timeout_s, **_more):
-        asked.append(timeout_s)
-        time.sleep(0.2)
-        # Revisions that do not match make it ask a third time.
-        golden = Path(__file__).parents[1] / "golden" / "env" / f"tuned.{format}"
-        return client.Fetched(golden.read_text().replace("id=r-1f3c", "id=r-other"), "server")
+        asked.append((format, timeout_s))
+        return client.Reply((Path(__file__).parents[1] / "golden" / "env" / "tuned.json").read_text(), "server")
 
     monkeypatch.setattr(client, "fetch_env", fetch_env)
-    options = {"with_table": True, "timeout_s": 0.5, "from_cache": False, "warn": print}
-    with pytest.raises(offer.InputError, match="one revision"):
-        offer.ask_for_offer(Request(cluster="leonardo", model="bert"), AWAY, None, **options)
-    assert asked[0] <= 0.5
-    assert asked[1] <= 0.3
-    assert 0 < asked[2] <= 0.1
+    request = Request(cluster="leonardo", model="bert")
+    found = answer.ask_for_answer(request, AWAY, None, timeout_s=0.5, from_cache=False, warn=print)
+    assert asked == [("json", 0.5)]
+    assert (found.table.count("\nallreduce,"), found.variables[0][0]) == (3, "NCCL_ALGO")
 
 
 def test_a_server_named_by_a_file_is_said_and_taken_from_our_own_alone(tmp_path, run, nursery):

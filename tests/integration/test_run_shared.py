@@ -1,7 +1,9 @@
 """`ncclt run --shared` on many nodes at once: all of a job's processes are given the same, or do not start."""
 
+import contextlib
 import importlib.util
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -9,6 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from ncclt.deliver.agreement import await_participants
+from ncclt.deliver.job_info import JobInfo, name_job
+from ncclt.errors import StoreError, UsageError
 
 _spec = importlib.util.spec_from_file_location("run_alone", Path(__file__).with_name("test_run.py"))
 alone = importlib.util.module_from_spec(_spec)
@@ -29,12 +35,22 @@ def step(rank, *, job=7, restarts=0, tasks=8):
     """The variables of one task of a step of Slurm over two nodes."""
     return {
         "SLURM_JOB_ID": job, "SLURM_STEP_ID": 0, "SLURM_STEP_NUM_NODES": 2, "SLURM_STEP_NUM_TASKS": tasks,
-        "SLURM_PROCID": rank, "SLURM_RESTART_COUNT": restarts,
+        "SLURM_PROCID": rank, "SLURM_RESTART_COUNT": restarts, "SLURM_NODEID": rank * 2 // tasks,
     }  # fmt: skip
 
 
-def started(tmp_path, shared, server, variables, *options, command=SHOW):
+def show_other_node(shared, environ, command, options):
+    """Show another node of the same job in the folder, as its own process would."""
+    named = options[options.index("--job") + 1] if "--job" in options else environ.get("NCCLT_JOB")
+    with contextlib.suppress(UsageError, StoreError):
+        name, _is_unique = name_job({key: str(value) for key, value in environ.items()}, command, named=named)
+        await_participants(shared, JobInfo(name=name), name="another node", count=2, wait_s=0)
+
+
+def started(tmp_path, shared, server, variables, *options, command=SHOW, others=True):
     """Start one process of a job, on a node with a cache of its own."""
+    if others:
+        show_other_node(shared, variables, command, options)
     node = tmp_path / f"node{variables.get('SLURM_PROCID', 0)}"
     where = ["--cluster", "leonardo", "--model", "bert", *alone.SHAPE[2:], "--server", server, "--shared", str(shared)]
     return subprocess.Popen(
@@ -133,7 +149,7 @@ def test_the_table_is_used_by_all_or_none(tmp_path, shared, serving, library):
 def test_fallback_fail_starts_nothing_and_decides_nothing(tmp_path, shared):
     code, environ, _err = ended(started(tmp_path, shared, AWAY, step(0), "--fallback", "fail", "--wait", "0.1"))
 
-    assert (code, environ, list(shared.iterdir())) == (69, None, [])
+    assert (code, environ, list(shared.glob("ncclt-decision-*"))) == (69, None, [])
 
 
 def test_torchrun_on_many_nodes_needs_a_name(tmp_path, shared, serving):
@@ -161,17 +177,59 @@ def test_an_empty_name_is_not_the_same_as_none(tmp_path, shared, serving, option
     assert "1 to 200 printable characters" in err
 
 
-def test_who_is_taken_for_the_only_one_says_so(tmp_path, shared, serving):
-    """The recommendation is for two nodes, and nothing tells how the other one is started."""
-    alone_here = ended(started(tmp_path, shared, serving[0], {}))
-    assert alone_here[0] == 0
-    assert "assuming that only this process decides" in alone_here[2]
+def test_a_folder_that_is_another_one_on_each_node_gives_nothing_to_either(tmp_path, serving):
+    """Each node has a folder of that name, and would otherwise decide alone: a table on some ranks only."""
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder in folders:
+        folder.mkdir()
+    running = [
+        started(tmp_path, folder, serving[0], step(rank), "--wait", "2", others=False)
+        for rank, folder in zip((0, 4), folders, strict=True)
+    ]
+    for (code, environ, err), folder in zip(map(ended, running), folders, strict=True):
+        assert (code, given(environ)) == (0, {})
+        assert f"only 1 of 2 nodes were seen in {folder}" in err
+
+
+def test_nodes_that_see_each_other_in_the_folder_are_given_the_same(tmp_path, shared, serving):
+    running = [started(tmp_path, shared, serving[0], step(rank), others=False) for rank in (0, 4)]
+    results = [ended(process) for process in running]
+    assert given(results[0][1]) == given(results[1][1]), [err for *_, err in results]
+    assert given(results[0][1])["NCCLT_RECOMMENDATION"] == "0c0ffee1"
+
+
+def test_a_late_node_follows_a_decision_for_nothing(tmp_path, shared, serving):
+    first = ended(started(tmp_path, shared, serving[0], step(0), "--wait", "0.1", others=False))
+    late = ended(started(tmp_path, shared, serving[0], step(4), others=False))
+    assert (given(first[1]), given(late[1])) == ({}, {})
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a folder of another user")
+def test_a_folder_that_another_user_can_change_is_not_used(tmp_path, shared, serving, library):
+    """Somebody could swap the plugin after it was checked, and run as the job's user."""
+    for mode, owner in ((0o777, 0), (0o1777, 4711), (0o755, 4711)):
+        shared.chmod(mode)
+        os.chown(shared, owner, owner)
+        code, environ, err = ended(started(tmp_path, shared, serving[0], step(0) | {"NCCLT_PLUGIN": library}))
+        assert (code, environ) == (69, None)
+        assert "other users can write" in err or "belongs to user 4711" in err
+
+
+def test_without_an_agreement_each_node_gets_nothing_and_is_told_how(tmp_path, store):
+    torchrun = [alone.stand_in(tmp_path, "torchrun"), "--nnodes=2", "train.py"]
+    done = alone.run(tmp_path, ("--storage", store.url), torchrun)
+    unknown = alone.run(tmp_path, ("--storage", store.url), ["sh", "-c", "env"], SLURM_JOB_ID="")
+
+    assert (done.returncode, given(json.loads(done.stdout))) == (0, {})
+    assert "NCCLT_RECOMMENDATION" not in unknown.stdout
+    for err in (done.stderr, unknown.stderr):
+        assert all(way in err for way in ("--shared FOLDER", "srun or mpirun", "--policy FILE", "--job NAME"))
 
 
 def test_a_dry_run_decides_nothing_and_shows_what_was_decided(tmp_path, shared, serving):
     before = ended(started(tmp_path, shared, serving[0], step(0), "--dry-run"))
     assert "no node has decided for this job yet" in before[2]
-    assert list(shared.iterdir()) == []
+    assert list(shared.glob("ncclt-decision-*")) == []
     ended(started(tmp_path, shared, AWAY, step(0), "--wait", "0"))
     after = ended(started(tmp_path, shared, serving[0], step(1), "--dry-run"))
     assert "the job was decided so" in after[2]

@@ -283,7 +283,7 @@ def breaking(tmp_path, what):
     "what",
     [
         "ncclt.cli.run_options:ImportError", "ncclt.cli.run_prepare:SyntaxError", "argparse:ImportError",
-        "ncclt.deliver.handover:KeyError", "ncclt.deliver.job:MemoryError", "ncclt.deliver.offer:RecursionError",
+        "ncclt.deliver.job_plan:KeyError", "ncclt.deliver.job:MemoryError", "ncclt.deliver.answer:RecursionError",
         "ncclt.client:OSError", "ncclt.client:Own", "ncclt.core.policy:UnicodeError", "tomllib:AttributeError",
     ],
 )  # fmt: skip
@@ -296,7 +296,7 @@ def test_an_unexpected_exception_stops_no_job(tmp_path, what):
 
 def test_a_failure_is_shown_and_final_where_that_was_asked_for(tmp_path):
     words = [*NAMES, "--server", AWAY]
-    environ = breaking(tmp_path, "ncclt.deliver.handover:KeyError")
+    environ = breaking(tmp_path, "ncclt.deliver.job_plan:KeyError")
     shown, _given = start(tmp_path, *words, "--debug", environ=environ)
     assert (shown.returncode, b"Traceback" in shown.stderr, shown.stdout != b"") == (0, True, True)
     for refusing in (["--fallback", "fail"], ["--dry-run"]):
@@ -307,7 +307,7 @@ def test_a_failure_is_shown_and_final_where_that_was_asked_for(tmp_path):
 @pytest.mark.parametrize("words", [["--shared", "."], ["--policy", "table.csv"]])
 def test_a_process_that_cannot_follow_the_others_does_not_start(tmp_path, words):
     """They may have been given something; only the user can say that all are without it."""
-    environ = breaking(tmp_path, "ncclt.deliver.handover:KeyError")
+    environ = breaking(tmp_path, "ncclt.deliver.job_plan:KeyError")
     done, _given = start(tmp_path, *NAMES, *words, environ=environ)
     assert (done.returncode, done.stdout) == (69, b"")
 
@@ -323,13 +323,57 @@ def test_words_that_make_no_sense_are_refused_whatever_is_installed(run, words):
 def test_an_environment_that_the_system_refuses_is_left_out(tmp_path):
     """What we add may be the last straw; then the command is started without."""
     code = (
-        "import os, sys; from ncclt.cli.run import Start, _started\n"
-        "plain = Start(argv=['echo', 'ran'], environ=dict(os.environ))\n"
-        "large = Start(argv=['echo', 'ran'], environ={**os.environ, sys.argv[1]: sys.argv[2] * 200_000})\n"
-        "sys.exit(_started(large, plain, may_differ=sys.argv[3] == 'may'))"
+        "import os, sys; from ncclt.cli.run import _start; from ncclt.deliver.job_plan import JobPlan\n"
+        "words = ['echo', 'ran']\n"
+        "large = JobPlan(argv=words, environ={**os.environ, sys.argv[1]: sys.argv[2] * 200_000})\n"
+        "sys.exit(_start(large, words, may_differ=sys.argv[3] == 'may'))"
     )
     for name, value, may, wanted in (("A", "x", "may", b"ran\n"), ("A=", "", "may", b"ran\n"), ("A", "x", "not", b"")):
         done = subprocess.run(
             [sys.executable, "-c", code, name, value, may], capture_output=True, timeout=PATIENT_S, check=False
         )
         assert (done.stdout, done.returncode) == (wanted, 0 if wanted else 126), done.stderr
+
+
+SHOW_ENVIRON = ["sh", "-c", "tr '\\0' '\\n' </proc/self/environ"]
+
+
+@pytest.mark.parametrize("words", [[], ["--report", "reports"]])
+def test_python_adds_no_locale_to_the_commands_environment(tmp_path, words):
+    """Where none is set, Python sets LC_CTYPE for itself (PEP 538), and the job would inherit it."""
+    clean = {name: value for name, value in alone.environ(tmp_path).items() if not name.startswith(("LC_", "LANG"))}
+    for environ, wanted in ((clean, []), ({**clean, "LC_CTYPE": "C.UTF-8"}, ["LC_CTYPE=C.UTF-8"])):
+        done, _given = start(tmp_path, *NAMES, *words, environ=environ, command=SHOW_ENVIRON)
+        assert [line for line in done.stdout.decode().splitlines() if line.startswith("LC_")] == wanted, done.stderr
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"PYTHONHOME": "/nowhere"}, {"PYTHONHASHSEED": "x"}, {"PYTHONUTF8": "x"}, {"PYTHONPATH": "broken"},
+        {"PYTHONSTARTUP": "/nowhere"}, {"PYTHONWARNINGS": "error"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_an_isolated_python_starts_the_job_whatever_variables_break_python(tmp_path, environ):
+    """`python -I -m ncclt run`: the job keeps these variables, and no Python of ours reads them."""
+    (tmp_path / "broken").mkdir()
+    for name in ("argparse", "json", "signal", "re"):
+        (tmp_path / "broken" / f"{name}.py").write_text("raise SystemExit('broken')")
+    done = subprocess.run(
+        [sys.executable, "-I", "-m", "ncclt", "run", *NAMES, "--", *SHOW_ENVIRON],
+        env={**alone.environ(tmp_path), **environ}, cwd=tmp_path, capture_output=True, timeout=PATIENT_S, check=False,
+    )  # fmt: skip
+    ((name, value),) = environ.items()
+    assert (done.returncode, f"{name}={value}" in done.stdout.decode().splitlines()) == (0, True), done.stderr
+
+
+@pytest.mark.parametrize("words", [[], ["--report", "reports"]])
+def test_few_descriptors_are_enough_to_start_the_job(tmp_path, words):
+    """With four, as few as a shell has, no Python starts that has a `.pth` file: docs/run.md says so."""
+    limited = ["sh", "-c", 'ulimit -n 16; exec "$@"', "sh", sys.executable, "-I", "-m", "ncclt", "run", *NAMES, *words]
+    done = subprocess.run(
+        [*limited, "--", "echo", "ran"], env=alone.environ(tmp_path), cwd=tmp_path, capture_output=True,
+        timeout=PATIENT_S, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, b"ran\n"), done.stderr

@@ -39,7 +39,7 @@ def run(nursery, tmp_path, store):
         words = ["run", *SHAPE, "--job", name, "--report", str(tmp_path / "reports"), *options, "--", *job, str(steps)]
         bare = {key: value for key, value in os.environ.items() if not key.startswith("NCCL")}
         environ = bare | {"PYTHONPATH": str(tmp_path / "site"), "NCCLT_PLUGIN": "/nonexistent.so"}
-        environ |= {"NCCLT_ALLOW": "simulated"} | more
+        environ |= {"NCCLT_ALLOW": "simulated", "NCCLT_ALLOW_DIFFERENCE": "NO_GPU", "SLURM_JOB_ID": "1"} | more
         return subprocess.CompletedProcess(words, *nursery(words, environ, tmp_path))
 
     call.storage = ("--storage", f"sqlite:///{tmp_path}/store.db")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ncclt.deliver.handover import place_plugin
+from ncclt.deliver.job_plan import place_plugin
 from ncclt.nccl.tuner_plugin import LIBRARY_NAME
 
 _spec = importlib.util.spec_from_file_location("run_for_prolog", Path(__file__).with_name("test_run.py"))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ncclt.cli.python import tune
-    from ncclt.client.fetch import ClientError, Fetched, fetch_env
+    from ncclt.client.fetch import ClientError, Reply, fetch_env
     from ncclt.core.cluster import Cluster
     from ncclt.core.effort import Effort
     from ncclt.core.recommendation import Verdict
@@ -35,8 +35,8 @@ __all__ = [
     "ClientError",
     "Cluster",
     "Effort",
-    "Fetched",
     "NccltError",
+    "Reply",
     "Store",
     "Target",
     "TuneResult",
@@ -53,7 +53,7 @@ _LATER = {
     "ClientError": "ncclt.client.fetch",
     "Cluster": "ncclt.core.cluster",
     "Effort": "ncclt.core.effort",
-    "Fetched": "ncclt.client.fetch",
+    "Reply": "ncclt.client.fetch",
     "NccltError": "ncclt.errors",
     "Store": "ncclt.store",
     "Target": "ncclt.measure.target",

@@ -23,7 +23,9 @@ A failed trial is not here: it is an `Outcome`, a value. Only the edge (cli, api
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 from typing import Any
 
 _PASSWORDS = re.compile(
@@ -224,3 +226,26 @@ def reason(error: Exception) -> str:
         return f"it is not {error.encoding.upper()} text"
     # What a library raises as an OSError (gzip, shutil) has no number and a text of its own.
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+class StartRefused(Exception):  # noqa: N818 -- named for its consequence, like KeyboardInterrupt
+    """The ranks of the job would disagree if this process started.
+
+    Args:
+        why: what is wrong, and what to do; its exit code becomes ours.
+    """
+
+    def __init__(self, why: NccltError) -> None:
+        super().__init__(why.message)
+        self.why = why
+
+
+@contextlib.contextmanager
+def all_or_none() -> Iterator[None]:
+    """Turn every failure inside into `StartRefused`: what is prepared there applies to all processes of the job."""
+    try:
+        yield
+    except StartRefused:
+        raise
+    except Exception as error:
+        raise StartRefused(described(error)) from error

@@ -13,7 +13,7 @@ from ncclt.core.recommendation import Recommendation
 from ncclt.core.rollout import RollOut, RollOutState
 from ncclt.deliver.render.delivery import by_table, by_variables
 from ncclt.deliver.render.formats import FORMATS, TABLE_FORMATS, render
-from ncclt.deliver.use import Usage, job_options, use_of
+from ncclt.deliver.use import DeliveredForm, job_options, use_of
 from ncclt.errors import NccltError
 from ncclt.prove.rollout import RollOutVerdict
 from ncclt_api.pages.compare_view import Compared, CompareRow, compare_view
@@ -147,7 +147,7 @@ class RecommendationView:
     recommendation: Recommendation
     gain: ShownGain
     status: RevisionStatus
-    use: Usage
+    use: DeliveredForm
     snippets: tuple[Snippet, ...]
     served: str
     revisions: tuple[RevisionRow, ...]
@@ -223,9 +223,9 @@ def _snippet(found: Recommendation, format: str, job: str) -> Snippet:
     reader, command = _FOR[format]
     form = "both" if format == "json" else "table" if format in TABLE_FORMATS else "variables"
     try:
-        text = render(found, format=format)
         if why := _nothing_in(found, form):
             return Snippet(format=format, reader=reader, delivers=form, why=why)
+        text = render(found, format=format)
     except NccltError as error:  # a format that cannot express it says so
         return Snippet(format=format, reader=reader, delivers=form, why=error.message)
     return Snippet(format=format, reader=reader, delivers=form, command=command.replace("{job}", job), text=text)

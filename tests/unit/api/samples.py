@@ -5,7 +5,7 @@ import math
 
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.attestation import CallOutcome as Outcomes
-from ncclt.core.attestation import Delivered, Form, Observed, Use, Witness
+from ncclt.core.attestation import DeliveredPolicy, Form, Observed, ObservedCall, Witness
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
@@ -192,12 +192,12 @@ def recommendation(of, id="0c0ffee1", decision=Decision.TUNED, plain=True, **cha
 
 def attestation(of, *, differing=3, **changes):
     """Return what a job told of a recommendation given as a table: some calls went otherwise, or none."""
-    table = Delivered(
+    table = DeliveredPolicy(
         recommendation=of.id, cluster=of.cluster, model=of.model, nccl_version=of.fingerprint.nccl_version, nodes=2,
         ranks=8, form=Form.TABLE, policy=of.table.policy,
     )  # fmt: skip
     uses = [
-        Use(
+        ObservedCall(
             collective=Collective.ALL_REDUCE, size_bytes=size, group_size=8, choice=choice, outcome=outcome, calls=calls
         )
         for size, choice, outcome, calls in (

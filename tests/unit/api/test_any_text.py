@@ -120,7 +120,11 @@ JOB = "model=bert&nodes=2&gpus_per_node=4&nccl_version=2.22.3&simulated=allow"
         ("/v1/recommendations/0c0ffee1", 200),
         ("/v1/recommendations/0c0ffee2", 200),
         ("/v1/attestations?recommendation=0c0ffee1", 200),
-        *((f"/v1/clusters/leonardo/env?{JOB}&format={name}", 200) for name in FORMATS),
+        # A TaskProlog would set nothing: what was proven needs a table.
+        *(
+            (f"/v1/clusters/leonardo/env?{JOB}&format={name}", 404 if name == "slurm-taskprolog" else 200)
+            for name in FORMATS
+        ),
         (f"/v1/clusters/leonardo/env?{JOB.replace('bert', 'resnet101')}", 410),
         ("/v1/studies/%ED%B2%80", 404),  # a lone surrogate
         ("/studies/%ED%B2%80", 404),

@@ -121,7 +121,7 @@ def test_the_line_to_type_names_the_configured_server_and_never_the_host_of_the_
     with TestClient(create_app(filled_store, public_url=public_url)) as client:
         page = client.get("/studies/5e1f00aa", headers={"Host": "evil.example:9000"}).text
     line = "ncclt run --cluster leonardo --model bert --nodes 2 --gpus-per-node 4 --nccl-version 2.22.3"
-    line += f"{source} --allow simulated -- torchrun --nnodes=2 --nproc-per-node=4 train.py"
+    line += f"{source} --allow simulated --shared . --job NAME -- torchrun --nnodes=2 --nproc-per-node=4 train.py"
     assert "evil.example" not in page
     assert page.count('<div class="copyable">') == 1
     assert f"<code>{line}</code>" in re.sub("</?span>", "", page)

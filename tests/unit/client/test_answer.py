@@ -20,8 +20,9 @@ import ncclt.client.fetch
 from ncclt.client.answer import TABLES, AnswerError, one_line, written
 from ncclt.client.fetch import ClientError, fetch_env
 from ncclt.core.attestation import Form
-from ncclt.deliver.handover import plan_handover
-from ncclt.deliver.offer import offer_from_json, offer_from_table, with_table_text
+from ncclt.deliver.answer import answer_from_json, answer_from_table
+from ncclt.deliver.job_info import JobInfo
+from ncclt.deliver.job_plan import plan_job
 from ncclt.errors import NccltError
 from ncclt.nccl.parameters import CATALOGUE, SET_BY_RULES
 
@@ -139,33 +140,30 @@ def test_whatever_a_server_answers_a_job_gets_legal_pairs_or_nothing(shard, sent
 def _run(text, given):
     """Judge what `ncclt run` sets: whatever the document says of itself decides which NCCL it is for."""
     try:
-        offer = offer_from_json(text)
+        answer = answer_from_json(text)
     except NccltError:
         return
     version = json.loads(text)["nccl_version"]
     given["run"] += 1
-    table = with_table_text(offer, FAKE.written("tuner-csv", {})) if offer.recommendation == "r-1" else offer
     for plugin, file in ((None, None), (Path("/here/plugin.so"), Path("/here/table.csv"))):
-        handover = plan_handover(
-            table, environ={}, argv=["torchrun"], plugin=plugin, table_file=file, shared=True, override=False
-        )
-        pairs = dict(handover.set_env)
+        plan = plan_job(answer, JobInfo(argv=("torchrun",)), plugin=plugin, table_file=file, shared=True)
+        pairs = dict(plan.set_env)
         ours = {name: pairs.pop(name, None) for name in ("NCCL_TUNER_PLUGIN", "NCCLT_POLICY")}
         pairs.pop("NCCLT_POLICY_CHECKSUM", None)
-        given["run with a table"] += handover.form is Form.TABLE
-        assert set(ours.values()) <= ({"/here/plugin.so", "/here/table.csv"} if handover.form is Form.TABLE else {None})
+        given["run with a table"] += plan.form is Form.TABLE
+        assert set(ours.values()) <= ({"/here/plugin.so", "/here/table.csv"} if plan.form is Form.TABLE else {None})
         assert FAKE.all_legal(pairs, version), text
-        assert all(note.isprintable() for note in handover.notes)
+        assert all(note.isprintable() for note in plan.notes)
 
 
 def _run_policy(text, path, given):
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
     try:
-        offer = offer_from_table(path)
+        answer = answer_from_table(path)
     except NccltError:
         return
     given["run --policy"] += 1
-    assert FAKE.all_legal(dict(offer.table_variables), offer.nccl_version), text
+    assert FAKE.all_legal(dict(answer.table_variables), answer.nccl_version), text
 
 
 def test_a_real_shell_reads_the_same_pairs(sent):

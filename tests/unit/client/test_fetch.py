@@ -254,7 +254,7 @@ def test_an_unknown_format_is_refused_before_anything_is_sent(options):
 def test_the_client_is_a_folder_of_the_standard_library_in_the_syntax_of_python_3_8(tmp_path):
     copy = tmp_path / "client"
     copy.mkdir()
-    for module in (ncclt.client, ncclt.client.fetch, ncclt.client.answer):
+    for module in (ncclt.client, ncclt.client.fetch, ncclt.client.answer, ncclt.client.trust):
         source = Path(module.__file__).read_text()
         tree = ast.parse(source, feature_version=(3, 8))
         imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
@@ -300,11 +300,12 @@ def test_no_address_makes_a_report_raise_anything_but_an_error_of_the_client(pos
 def test_a_step_time_is_posted_and_what_all_show_comes_back():
     kept = {"rollout": "r1", "state": "running", "reason": "83 jobs\nso far", "job": "7"}
     with serving(reply(200, json.dumps(kept), "application/json")) as server:
-        told = post_step_time(server.url, {"rollout": "r1", "job": "7"}, api_key="k-1")
+        told = post_step_time(server.url, {"rollout": "r1", "job": "7"}, api_key="k-1", ticket="t-1")
         with pytest.raises(ClientError, match="did not keep the step time"):
             post_step_time(server.url, {"rollout": "r2", "job": "7"})
     assert told == {"rollout": "r1", "state": "running", "reason": "83 jobs so far"}
     assert (server.seen[0].path, server.seen[0].body["job"]) == ("/v1/step-times", "7")
+    assert [seen.body.get("ticket") for seen in server.seen] == ["t-1", None]
     assert server.seen[0].headers["Authorization"] == "Bearer k-1"
 
 
@@ -331,3 +332,10 @@ def test_a_recommendation_is_fetched_by_its_id():
     with serving(reply(200, '{"id": "r/1"}', "application/json")) as server:
         assert fetch_recommendation(server.url, "r/1") == {"id": "r/1"}
     assert server.seen[0].path == "/v1/recommendations/r%2F1"
+
+
+def test_ticket_of_a_job_is_sent_with_its_attestation():
+    with serving(reply(200, json.dumps({"id": "a1"}), "application/json")) as server:
+        post_attestation(server.url, {"id": "a1"}, ticket="t-1")
+        post_attestation(server.url, {"id": "a1"})
+    assert [seen.body for seen in server.seen] == [{"id": "a1", "ticket": "t-1"}, {"id": "a1"}]

@@ -282,7 +282,6 @@ FILES = {
     "hard link that others can write": lambda path: path.chmod(0o666),
     "writable by the group": lambda path: path.chmod(0o660),
     "in a folder that others can write": lambda path: path.parent.chmod(0o777),
-    "in a folder like /tmp": lambda path: path.parent.chmod(0o1777),
     "8 GiB": _huge,
     "unreadable bytes": lambda path: path.write_bytes(b"\xff" * 100),
 }

@@ -15,15 +15,14 @@ from ncclt.deliver.agreement import (
     REUSE_S,
     await_decision,
     decide,
-    file_system_of_one_node,
     find_decision,
     usable_folder,
 )
-from ncclt.deliver.job import Job
+from ncclt.deliver.job_info import JobInfo
 from ncclt.errors import StoreError, UsageError
 
-JOB = Job(name="Slurm step 7.0 start 0")
-MPI = Job(name="Open MPI job 99", is_unique=False)
+JOB = JobInfo(name="Slurm step 7.0 start 0")
+MPI = JobInfo(name="Open MPI job 99", is_unique=False)
 ASKED = "bert on leonardo, nodes 2"
 
 # Waits for the word to go, so that all propose at once; prints what it was told.
@@ -31,26 +30,26 @@ PROPOSER = """
 import sys, time
 from pathlib import Path
 from ncclt.deliver.agreement import decide
-from ncclt.deliver.job import Job
+from ncclt.deliver.job_info import JobInfo
 folder, number = Path(sys.argv[1]), sys.argv[2]
 (folder / f"ready-{number}").touch()
 while not (folder / "go").exists():
     time.sleep(0.001)
-print(decide(folder, Job(name="j"), question="q", content={"proposal": number}).content["proposal"])
+print(decide(folder, JobInfo(name="j"), question="q", content={"proposal": number}).content["proposal"])
 """
 # Is killed by itself, with no chance to clean up, just before or just after it has decided.
 KILLED = """
 import os, signal, sys
 from pathlib import Path
 from ncclt.deliver.agreement import decide
-from ncclt.deliver.job import Job
+from ncclt.deliver.job_info import JobInfo
 link = Path.hardlink_to
 def killed(self, target):
     if sys.argv[2] == "after":
         link(self, target)
     os.kill(os.getpid(), signal.SIGKILL)
 Path.hardlink_to = killed
-decide(Path(sys.argv[1]), Job(name="j"), question="q", content={"proposal": "killed"})
+decide(Path(sys.argv[1]), JobInfo(name="j"), question="q", content={"proposal": "killed"})
 """
 
 
@@ -82,7 +81,7 @@ def test_the_first_proposal_is_the_decision_and_stays_it(tmp_path):
 
 def test_a_job_started_anew_decides_anew(tmp_path):
     proposed(tmp_path)
-    requeued = Job(name="Slurm step 7.0 start 1")
+    requeued = JobInfo(name="Slurm step 7.0 start 1")
 
     assert find_decision(tmp_path, requeued, question=ASKED) is None
     assert proposed(tmp_path, "new", job=requeued).content == {"proposal": "new"}
@@ -108,13 +107,13 @@ def test_a_decider_killed_in_the_middle_blocks_nobody(tmp_path, moment, told):
     killed = subprocess.run([sys.executable, "-c", KILLED, tmp_path, moment], check=False, timeout=120)
 
     assert killed.returncode == -signal.SIGKILL
-    assert proposed(tmp_path, job=Job(name="j"), question="q").content == {"proposal": told}
+    assert proposed(tmp_path, job=JobInfo(name="j"), question="q").content == {"proposal": told}
 
 
 def test_who_waits_is_told_what_others_decide_meanwhile(tmp_path):
     assert await_decision(tmp_path, JOB, question=ASKED, wait_s=0) is None
     later = f"import time; time.sleep(0.3); {PROPOSER.partition('folder, number')[0]}" + (
-        f"decide(Path(sys.argv[1]), Job(name={JOB.name!r}), question={ASKED!r}, content={{'proposal': 'theirs'}})"
+        f"decide(Path(sys.argv[1]), JobInfo(name={JOB.name!r}), question={ASKED!r}, content={{'proposal': 'theirs'}})"
     )
     with subprocess.Popen([sys.executable, "-c", later, tmp_path]) as other:
         found = await_decision(tmp_path, JOB, question=ASKED, wait_s=120)
@@ -294,28 +293,6 @@ def test_a_link_to_a_folder_on_another_file_system_is_no_mount_point(tmp_path):
     with tempfile.TemporaryDirectory(dir=other) as elsewhere:
         (tmp_path / "link").symlink_to(elsewhere)
         assert usable_folder(tmp_path / "link") == Path(elsewhere)
-
-
-MOUNTS = r"""22 1 0:20 / / rw,relatime shared:1 - overlay overlay rw
-23 22 0:21 / /scratch rw - lustre 10.0.0.1@o2ib:/s rw
-24 22 0:22 / /scratch/node\040local rw master:1 - xfs /dev/nvme0n1 rw
-25 22 0:23 / /mnt rw - ext4 /dev/sda1 rw
-26 25 0:24 / /mnt rw - nfs4 server:/home rw
-damaged
-"""
-
-
-@pytest.mark.parametrize(
-    ("folder", "kind"),
-    [
-        ("/tmp/ncclt", "overlay"), ("/scratch/me", ""), ("/scratch/node local/me", "xfs"), ("/scratch/nodes", ""),
-        ("/mnt/me", ""),
-    ],
-)  # fmt: skip
-def test_a_folder_that_other_nodes_cannot_see_is_known(tmp_path, folder, kind):
-    (tmp_path / "mountinfo").write_text(MOUNTS)
-    assert file_system_of_one_node(Path(folder), table=tmp_path / "mountinfo") == kind
-    assert file_system_of_one_node(Path(folder), table=tmp_path / "missing") == ""
 
 
 def test_the_document_is_json_for_people_who_look(tmp_path):

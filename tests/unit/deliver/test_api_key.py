@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from ncclt.deliver.offer import api_key
+from ncclt.deliver.answer import api_key
 from ncclt.errors import UsageError
 
 

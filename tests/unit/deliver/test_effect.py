@@ -9,12 +9,12 @@ from ncclt.core.attestation import (
     MOST_ROWS,
     Attestation,
     CallOutcome,
-    Delivered,
+    DeliveredPolicy,
     Effect,
     Form,
     Observed,
+    ObservedCall,
     RowState,
-    Use,
     Witness,
 )
 from ncclt.core.message import Collective
@@ -31,7 +31,7 @@ LARGE = Rule(
     collective=Collective.ALL_REDUCE, min_bytes=64 * KIB + 1, algorithm=Algorithm.RING, protocol=Protocol.SIMPLE
 )
 PAIRS = Rule(collective=Collective.ALL_REDUCE, group_size=2, algorithm=Algorithm.RING, protocol=Protocol.LL)
-TABLE = Delivered(
+TABLE = DeliveredPolicy(
     recommendation="r1", cluster="c", model="m", nccl_version="2.28.9", nodes=2, ranks=8, form=Form.TABLE,
     policy=Policy(rules=(SMALL, LARGE, PAIRS)), variables=(("NCCL_BUFFSIZE", "8388608"),),
 )  # fmt: skip
@@ -41,7 +41,7 @@ LOG = Witness(kind="nccl-log", nccl_version="2.28.9+cuda12.9")
 
 
 def use(size, choice, calls=10, *, outcome=CallOutcome.APPLIED, group=8, collective=Collective.ALL_REDUCE, remark=""):
-    return Use(
+    return ObservedCall(
         collective=collective, size_bytes=size, group_size=group, choice=choice, outcome=outcome, calls=calls,
         remark=remark,
     )  # fmt: skip

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ncclt.deliver.job_shape import nccl_version_of, shape_of
+from ncclt.deliver.job_info import find_nccl_version, read_shape
 
 TRAIN = "python train.py -n 9 -N 9"
 ALLOCATION = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_ON_NODE": "8"}
@@ -54,7 +54,7 @@ TORCH_RANK = {"RANK": "3", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8", "GROUP_W
     ],
 )
 def test_the_shape_is_what_stands_nearest_to_the_ranks(command, environ, nodes, gpus):
-    found = shape_of(command.replace("\\ ", "\0").replace(" ", "\n").replace("\0", " ").split("\n"), environ)
+    found = read_shape(command.replace("\\ ", "\0").replace(" ", "\n").replace("\0", " ").split("\n"), environ)
     known = {part: said.value for part, said in found.items()}
     assert (known.get("nodes"), known.get("gpus_per_node")) == (nodes, gpus)
     assert "ranks" not in known
@@ -62,16 +62,18 @@ def test_the_shape_is_what_stands_nearest_to_the_ranks(command, environ, nodes, 
 
 def test_with_ranks_one_of_nodes_and_gpus_gives_the_other():
     command = ["mpirun", "-np", "16", "./train"]
-    assert shape_of(command, {}, nodes=2)["gpus_per_node"].value == 8
-    assert shape_of(command, {}, gpus_per_node=4)["nodes"].value == 4
-    assert "gpus_per_node" not in shape_of(command, {}, nodes=3)
+    assert read_shape(command, {}, nodes=2)["gpus_per_node"].value == 8
+    assert read_shape(command, {}, gpus_per_node=4)["nodes"].value == 4
+    assert "gpus_per_node" not in read_shape(command, {}, nodes=3)
 
 
 def test_an_allocation_binds_nobody_and_a_command_does():
     """A job may use half of its allocation; what torchrun is told is what will run."""
-    assert not any(said.binding for said in shape_of([], ALLOCATION).values())
-    assert all(said.binding for said in shape_of([], STEP).values())
-    assert all(said.binding for said in shape_of(["torchrun", "--nnodes=2", "--nproc-per-node=8", "t.py"], {}).values())
+    assert not any(said.binding for said in read_shape([], ALLOCATION).values())
+    assert all(said.binding for said in read_shape([], STEP).values())
+    assert all(
+        said.binding for said in read_shape(["torchrun", "--nnodes=2", "--nproc-per-node=8", "t.py"], {}).values()
+    )
 
 
 @pytest.fixture
@@ -91,7 +93,7 @@ def test_nccl_is_that_of_the_python_environment_then_that_of_the_image(environme
     image = {"NCCL_VERSION": "2.21.5-1+cuda12.4"}
 
     def version(command, **more):
-        said = nccl_version_of(command.split(), {**environ, **more})
+        said = find_nccl_version(command.split(), {**environ, **more})
         return said and said.value
 
     assert version("") == version("torchrun t.py") == version("srun python t.py", **image) == "2.27.3"

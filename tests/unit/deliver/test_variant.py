@@ -9,8 +9,8 @@ from ncclt.client.answer import checked_document
 from ncclt.core.life import By, ClusterRules
 from ncclt.core.recommendation import Decision, Request, TimesOrigin
 from ncclt.core.rollout import Reason, RollOut, Variant
-from ncclt.deliver.job import name_for_roll_out
-from ncclt.deliver.offer import ask_for_offer, offer_of
+from ncclt.deliver.answer import answer_from_recommendation, ask_for_answer
+from ncclt.deliver.job_info import name_for_roll_out
 from ncclt.deliver.render.formats import render
 from ncclt.deliver.variant import given, given_from_store
 from ncclt.store import open_store
@@ -61,8 +61,8 @@ def test_where_nothing_is_active_the_others_keep_nccls_own_choice():
     found = given(NEW, [(rollout, NEW)], job_of(Variant.DEFAULT, rollout))
     assert (found.variant, found.reason, found.rollout) == (Variant.DEFAULT, Reason.DEFAULT, "f00d")
     assert found.recommendation.table.verdict.decision is Decision.KEEP_DEFAULT
-    offer = offer_of(found.recommendation, with_table=True, said=found.to_document())
-    assert (offer.variables, offer.table, offer.rollout, offer.variant) == ((), "", "f00d", "default")
+    answer = answer_from_recommendation(found.recommendation, found.to_document())
+    assert (answer.variables, answer.table, answer.rollout, answer.variant) == ((), "", "f00d", "default")
 
 
 @pytest.mark.parametrize("rollouts", [(), [(ROLLOUT, NEW)]])
@@ -70,8 +70,8 @@ def test_where_delivery_is_switched_off_every_job_keeps_nccls_own_choice(rollout
     for variant in (Variant.CANDIDATE, Variant.ACTIVE):
         found = given(ACTIVE, rollouts, job_of(variant), delivery=False)
         assert (found.variant, found.reason, found.rollout) == (Variant.DEFAULT, Reason.DISABLED, "")
-        offer = offer_of(found.recommendation, with_table=True, said=found.to_document())
-        assert (offer.variables, offer.table, offer.variant) == ((), "", "default")
+        answer = answer_from_recommendation(found.recommendation, found.to_document())
+        assert (answer.variables, answer.table, answer.variant) == ((), "", "default")
         assert "delivery on pair is switched off" in render(found.recommendation, format="export")
 
 
@@ -110,10 +110,10 @@ def test_a_store_gives_each_job_what_its_name_says(tmp_path):
     for job in map(str, range(20)):
         found = given_from_store(url, replace(ASKED, job=job))
         assert found.recommendation.id == {"candidate": "b", "active": "a"}[rollout.variant(job)]
-        offer = ask_for_offer(
-            replace(ASKED, job=job), None, url, with_table=True, timeout_s=60.0, from_cache=False, warn=print
+        answer = ask_for_answer(
+            replace(ASKED, job=job), None, url, timeout_s=60.0, from_cache=False, warn=print
         )
-        assert (offer.recommendation, offer.rollout) == (found.recommendation.id, rollout.id)
+        assert (answer.recommendation, answer.rollout) == (found.recommendation.id, rollout.id)
     assert given_from_store(url, ASKED).recommendation.id == "a"
 
 

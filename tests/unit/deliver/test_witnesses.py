@@ -10,7 +10,7 @@ from ncclt.core.attestation import Effect, Form, RowState
 from ncclt.core.message import Collective
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.recommendation import Decision, PolicyVerdict, Verdict
-from ncclt.deliver.witnesses import attest_files, delivered_from_recommendation, form_of, reported_tables
+from ncclt.deliver.witnesses import attest_files, form_of, policy_from_recommendation, reported_tables
 from ncclt.errors import TraceError, UsageError
 from ncclt.testing.samples import sample_recommendation
 
@@ -74,7 +74,7 @@ def test_reports_of_all_ranks_are_added_up(tmp_path, table_rule):
     rows = (decided("all_reduce", 4096, "applied", 5), decided("all_reduce", 8192, "unavailable", 2),
             decided("all_reduce", 8, "unmatched", 3))  # fmt: skip
     files = [report(tmp_path / f"{pid}", *rows, pid=pid, host=f"n{pid}") for pid in (1, 2)]
-    found = attest_files(files, delivered_from_recommendation(published(table_rule), Form.TABLE), created=NOW)
+    found = attest_files(files, policy_from_recommendation(published(table_rule), Form.TABLE), created=NOW)
 
     assert (found.effect, found.hosts) == (Effect.PARTLY, 2)
     assert (found.calls_as_wanted, found.calls_differing, found.calls_unruled) == (10, 4, 6)
@@ -86,7 +86,7 @@ def test_reports_of_all_ranks_are_added_up(tmp_path, table_rule):
 def test_a_log_tells_what_nccl_did_with_variables(tmp_path):
     (tmp_path / "a.log").write_text(LOG)
     recommended = published(RING, form=Form.VARIABLES)
-    found = attest_files([tmp_path / "a.log"], delivered_from_recommendation(recommended, Form.VARIABLES), created=NOW)
+    found = attest_files([tmp_path / "a.log"], policy_from_recommendation(recommended, Form.VARIABLES), created=NOW)
 
     assert form_of([tmp_path / "a.log"]) is Form.VARIABLES
     assert (found.effect, found.calls_as_wanted, found.calls_differing, found.calls_unruled) == (Effect.PARTLY, 1, 1, 1)
@@ -103,7 +103,7 @@ def test_a_log_of_a_job_whose_container_dropped_the_variables(tmp_path):
     )
     found = attest_files(
         [tmp_path / "a.log"],
-        delivered_from_recommendation(published(RING, form=Form.VARIABLES), Form.VARIABLES),
+        policy_from_recommendation(published(RING, form=Form.VARIABLES), Form.VARIABLES),
         created=NOW,
     )
     assert "did not get NCCL_ALGO: a container or launcher did not pass it on" in found.reason
@@ -112,7 +112,7 @@ def test_a_log_of_a_job_whose_container_dropped_the_variables(tmp_path):
 def test_a_table_without_its_plugin(tmp_path, table_rule):
     (tmp_path / "a.log").write_text(LOG.replace("AllGather", "AllReduce"))
     found = attest_files(
-        [tmp_path / "a.log"], delivered_from_recommendation(published(table_rule), Form.TABLE), created=NOW
+        [tmp_path / "a.log"], policy_from_recommendation(published(table_rule), Form.TABLE), created=NOW
     )
     assert found.effect is Effect.NOT_AT_ALL
     assert "the plugin was not loaded: TUNER/Plugin: Could not find: libnccl-tuner.so" in found.reason
@@ -120,7 +120,7 @@ def test_a_table_without_its_plugin(tmp_path, table_rule):
 
 def test_files_of_another_kind_are_refused(tmp_path, table_rule):
     (tmp_path / "x").write_text("hello\n")
-    delivered = delivered_from_recommendation(published(table_rule), Form.TABLE)
+    delivered = policy_from_recommendation(published(table_rule), Form.TABLE)
     for files, said in (([tmp_path / "x"], "neither a report"), ([tmp_path / "no"], "does not exist")):
         with pytest.raises(TraceError, match=said):
             attest_files(files, delivered, created=NOW)
@@ -131,11 +131,11 @@ def test_files_of_another_kind_are_refused(tmp_path, table_rule):
 
 def test_what_delivers_nothing_cannot_take_effect():
     with pytest.raises(UsageError, match="delivers nothing as variables"):
-        delivered_from_recommendation(sample_recommendation("rec1"), Form.VARIABLES)
+        policy_from_recommendation(sample_recommendation("rec1"), Form.VARIABLES)
 
 
 def test_one_job_is_told_from_the_next_and_not_from_itself(tmp_path, table_rule):
-    delivered = delivered_from_recommendation(published(table_rule), Form.TABLE)
+    delivered = policy_from_recommendation(published(table_rule), Form.TABLE)
     calls = decided("all_reduce", 4096, "applied", 5)
     first, other = report(tmp_path / "first", calls), report(tmp_path / "other", calls, started_us=9)
     ids = [

@@ -13,7 +13,7 @@ from ncclt.core.setting import DEFAULT
 from ncclt.core.study import Arm, Phase, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.core.workload import MessageCalls, Provenance, Workload, merge_workloads
-from ncclt.deliver.use import Usage
+from ncclt.deliver.use import DeliveredForm
 from ncclt.prove.parts import measure_parts
 from ncclt.prove.proof import verdict_of
 
@@ -56,7 +56,7 @@ def proof(workload, pairs, *, arm=Arm.TABLE, policy=ALL):
 
 def gains(workload, trials, *, form=Form.TABLE, arm=Arm.TABLE, policy=ALL):
     verdict = verdict_of(arm, policy, trials, workload, min_effect=0.02)
-    use = Usage(form=form, proven=PolicyVerdict(policy=policy, verdict=verdict))
+    use = DeliveredForm(form=form, proven=PolicyVerdict(policy=policy, verdict=verdict))
     return verdict, measure_parts(use, trials, workload)
 
 

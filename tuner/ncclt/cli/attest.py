@@ -18,7 +18,7 @@ from ncclt.core.attestation import Attestation, Effect, Form
 from ncclt.errors import TraceError, UsageError
 
 if TYPE_CHECKING:
-    from ncclt.core.attestation import Delivered
+    from ncclt.core.attestation import DeliveredPolicy
     from ncclt.core.recommendation import Recommendation
 
 app = typer.Typer()
@@ -70,7 +70,7 @@ def attest(
     with regular_files(found, error=TraceError) as readable:
         id = recommendation or _only(reported_tables(readable))
         how = form or form_of(readable)
-        delivered = delivered_from(id, how, server=server, storage=storage, timeout_s=_SERVER_TIMEOUT_S)
+        delivered = find_delivered(id, how, server=server, storage=storage, timeout_s=_SERVER_TIMEOUT_S)
         attestation = attest_files(readable, delivered, created=datetime.now(UTC).isoformat(timespec="milliseconds"))
     if as_json:
         print_json(attestation.to_document())
@@ -87,7 +87,9 @@ def _only(ids: Sequence[str]) -> str:
     raise UsageError(f"which recommendation was the job given? {said}", hint="name it with --recommendation ID")
 
 
-def delivered_from(id: str, form: Form, *, server: str | None, storage: str | None, timeout_s: float) -> Delivered:
+def find_delivered(
+    id: str, form: Form, *, server: str | None, storage: str | None, timeout_s: float
+) -> DeliveredPolicy:
     """Return what a recommendation delivers to a job in one form.
 
     Raises:
@@ -95,21 +97,21 @@ def delivered_from(id: str, form: Form, *, server: str | None, storage: str | No
         ServerError: the server is unreachable.
         UsageError: it delivers nothing in this form.
     """
-    from ncclt.deliver.witnesses import delivered_from_recommendation
+    from ncclt.deliver.witnesses import policy_from_recommendation
 
-    return delivered_from_recommendation(_recommendation(id, server=server, storage=storage, timeout_s=timeout_s), form)
+    return policy_from_recommendation(_recommendation(id, server=server, storage=storage, timeout_s=timeout_s), form)
 
 
 def _recommendation(id: str, *, server: str | None, storage: str | None, timeout_s: float) -> Recommendation:
     if server:
         from ncclt.client.fetch import ClientError, fetch_recommendation
         from ncclt.core.recommendation import Recommendation
-        from ncclt.deliver.offer import api_key, error_of
+        from ncclt.deliver.answer import api_key, error_from_client
 
         try:
             found = fetch_recommendation(server, id, timeout_s=timeout_s, api_key=api_key(os.environ))
         except ClientError as error:
-            raise error_of(error) from error
+            raise error_from_client(error) from error
         return Recommendation.from_document(found)
     from ncclt.store import open_to_read
 
@@ -133,13 +135,14 @@ def keep(attestation: Attestation, ticket: str, *, server: str | None, storage: 
     if server:
         from ncclt.client.fetch import ClientError
         from ncclt.client.report import post_attestation
-        from ncclt.deliver.offer import api_key, error_of
+        from ncclt.deliver.answer import api_key, error_from_client
 
         try:
-            told = attestation.to_document() | {"ticket": ticket}
-            post_attestation(server, told, timeout_s=timeout_s, api_key=api_key(os.environ))
+            post_attestation(
+                server, attestation.to_document(), timeout_s=timeout_s, api_key=api_key(os.environ), ticket=ticket
+            )
         except ClientError as error:
-            raise error_of(error) from error
+            raise error_from_client(error) from error
         say(f"ncclt: posted to {server}")
         return
     from ncclt.store import open_store

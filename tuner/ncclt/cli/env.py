@@ -6,12 +6,15 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 from ncclt.cli.configuration import lookup
-from ncclt.cli.job_request import add_limits, job_request, request_of
+from ncclt.cli.job_request import add_limits, job_request
 from ncclt.cli.output import report, say
+from ncclt.core.recommendation import Request
+from ncclt.deliver.job_info import JobInfo, read_shape
 from ncclt.errors import NccltError, UsageError, described
 
 _DESCRIPTION = """\
@@ -128,20 +131,17 @@ def _text(arguments: argparse.Namespace) -> str:
     if not arguments.timeout > 0:
         raise UsageError(f"--timeout must be above 0 seconds, not {arguments.timeout:g}")
     server, storage = source(arguments)
-    with job_request(arguments) as asked:
+    shape = read_shape((), os.environ, nodes=arguments.nodes, gpus_per_node=arguments.gpus_per_node)
+    with job_request(arguments, JobInfo(environ=os.environ, shape=shape), cluster) as request:
         if arguments.output is not None or arguments.format == "slurm-taskprolog":
-            asked.job_name = ""  # a file is for later jobs too, and a roll-out decides for each of them
-        return _answer(asked, cluster, server, storage)
+            request = replace(request, job="")  # a file is for later jobs too, and a roll-out decides for each of them
+        if arguments.format == "slurm-taskprolog":
+            from ncclt.cli.env_prolog import prolog
 
-
-def _answer(arguments: argparse.Namespace, cluster: str, server: str | None, storage: str | None) -> str:
-    if arguments.format == "slurm-taskprolog":
-        from ncclt.cli.env_prolog import prolog
-
-        return prolog(arguments, cluster, server, storage)
-    if arguments.policy_dir is not None or arguments.report is not None or arguments.all_users:
-        raise UsageError("--policy-dir, --report and --all-users need --format slurm-taskprolog")
-    return _fetched(arguments, cluster, server) if server else _stored(arguments, cluster, storage)
+            return prolog(arguments, request, server, storage)
+        if arguments.policy_dir is not None or arguments.report is not None or arguments.all_users:
+            raise UsageError("--policy-dir, --report and --all-users need --format slurm-taskprolog")
+        return _fetch(arguments, request, server) if server else _render_stored(arguments, request, storage)
 
 
 def source(
@@ -169,18 +169,17 @@ def source(
     return server.value, None
 
 
-def _stored(arguments: argparse.Namespace, cluster: str, storage: str | None) -> str:
+def _render_stored(arguments: argparse.Namespace, request: Request, storage: str | None) -> str:
     from ncclt.deliver.render.formats import check_form, render
     from ncclt.deliver.variant import given_from_store, issue_from_store
 
     form = {"shell": arguments.shell, "unset": arguments.unset, "channels": arguments.channels}
     check_form(arguments.format, **form)
-    asked = request_of(arguments, cluster)
-    answer = given_from_store(storage, asked)
-    said = answer.to_document() | (issue_from_store(storage, answer, asked.job) if arguments.format == "json" else {})
+    answer = given_from_store(storage, request)
+    said = answer.to_document() | (issue_from_store(storage, answer, request.job) if arguments.format == "json" else {})
     found = answer.recommendation
     if found.simulated:
-        say(f"ncclt: SIMULATED: {found.model} was tuned on a model of {cluster}, nothing was measured")
+        say(f"ncclt: SIMULATED: {found.model} was tuned on a model of {request.cluster}, nothing was measured")
     elif found.label:
         say(f"ncclt: {found.label}: {found.model} was tuned on these times, nothing was launched here")
     return render(
@@ -192,11 +191,11 @@ def _stored(arguments: argparse.Namespace, cluster: str, storage: str | None) ->
     )
 
 
-def _fetched(arguments: argparse.Namespace, cluster: str, server: str) -> str:
-    from ncclt.deliver.offer import fetched_for, kept_answers
+def _fetch(arguments: argparse.Namespace, request: Request, server: str) -> str:
+    from ncclt.deliver.answer import fetch_for, kept_answers
 
-    fetched = fetched_for(
-        request_of(arguments, cluster),
+    reply = fetch_for(
+        request,
         server,
         format=arguments.format,
         shell=arguments.shell,
@@ -206,10 +205,10 @@ def _fetched(arguments: argparse.Namespace, cluster: str, server: str) -> str:
         fallback=arguments.fallback,
         **(kept_answers() if arguments.fallback == "cached" else {}),
     )
-    if fetched.warning:
-        say(f"ncclt: {fetched.warning}")
-    _say_remarks(fetched.text, "SIMULATED", "recorded")
-    return fetched.text
+    if reply.warning:
+        say(f"ncclt: {reply.warning}")
+    _say_remarks(reply.text, "SIMULATED", "recorded")
+    return reply.text
 
 
 def _say_remarks(text: str, *kinds: str) -> None:

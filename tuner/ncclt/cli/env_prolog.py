@@ -13,20 +13,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ncclt.cli.job_request import request_of
 from ncclt.cli.output import say
 from ncclt.client.answer import comment_lines
 from ncclt.core.attestation import Form
+from ncclt.core.recommendation import Request
+from ncclt.deliver.answer import Answer, ask_for_answer
 from ncclt.deliver.effect import CHOICE_VARIABLES
-from ncclt.deliver.handover import Handover, place_plugin, plan_handover, table_path, write_table
-from ncclt.deliver.offer import Offer, ask_for_offer
+from ncclt.deliver.job_info import CHANGING_VARIABLES, JobInfo
+from ncclt.deliver.job_plan import JobPlan, find_plugin, place_plugin, plan_job, table_path, write_table
 from ncclt.deliver.render.formats import check_form, render_variables
 from ncclt.deliver.render.prolog import table_prolog
 from ncclt.errors import NoRecommendationError, UsageError
-from ncclt.nccl.tuner_plugin import find
 
 
-def prolog(arguments: argparse.Namespace, cluster: str, server: str | None, storage: str | None) -> str:
+def prolog(arguments: argparse.Namespace, request: Request, server: str | None, storage: str | None) -> str:
     """Return the script; with --policy-dir also write table and plugin to that folder.
 
     Raises:
@@ -40,26 +40,25 @@ def prolog(arguments: argparse.Namespace, cluster: str, server: str | None, stor
     if arguments.all_users and arguments.output is not None:
         _check_reachable(arguments.output.absolute().parent, "the script")
     plugin = None if arguments.policy_dir is None else _plugin(arguments)
-    offer = ask_for_offer(
-        request_of(arguments, cluster),
+    answer = ask_for_answer(
+        request,
         server,
         storage,
-        with_table=plugin is not None,
         timeout_s=arguments.timeout,
         from_cache=arguments.fallback == "cached",
         warn=say,
     )
-    job = {**offer.document, "model": arguments.model}
+    job = {**answer.document, "model": arguments.model}
     uid = None if arguments.all_users else os.getuid()
-    text = _with_variables(job, uid) if plugin is None else _with_table(arguments, offer, job, uid, plugin)
+    text = _with_variables(job, uid) if plugin is None else _with_table(arguments, answer, job, uid, plugin)
     say(f"ncclt: the script does nothing but in jobs that export NCCLT_MODEL={shlex.quote(arguments.model)}")
     return text
 
 
 def _plugin(arguments: argparse.Namespace) -> Path:
-    plugin = find()
+    plugin, why = find_plugin()
     if plugin is None:
-        raise UsageError("a table needs the tuner plugin", hint="build it with `ncclt plugin build`")
+        raise UsageError(why or "a table needs the tuner plugin", hint="build it with `ncclt plugin build`")
     if not arguments.policy_dir.is_dir():
         raise UsageError(
             f"there is no folder {arguments.policy_dir}", hint="make it once, on a file system that all nodes share"
@@ -94,24 +93,23 @@ def _with_variables(job: Mapping[str, Any], uid: int | None) -> str:
 
 
 def _with_table(
-    arguments: argparse.Namespace, offer: Offer, job: Mapping[str, Any], uid: int | None, plugin: Path
+    arguments: argparse.Namespace, answer: Answer, job: Mapping[str, Any], uid: int | None, plugin: Path
 ) -> str:
     folder: Path = arguments.policy_dir
-    path = table_path(folder, offer.table)
+    path = table_path(folder, answer.table)
 
-    def plan(plugin: Path) -> Handover:
-        return plan_handover(
-            offer, environ={}, argv=["srun"], plugin=plugin, table_file=path, shared=True, override=False
-        )
+    def make_plan(plugin: Path) -> JobPlan:
+        # The tasks' own variables are compared by the script, on their nodes.
+        return plan_job(answer, JobInfo(argv=("srun",)), plugin=plugin, table_file=path, shared=True)
 
-    handover = plan(plugin)
-    if handover.form is not Form.TABLE:
+    plan = make_plan(plugin)
+    if plan.form is not Form.TABLE:
         raise NoRecommendationError(
-            f"there is no table for {arguments.model}: {'; '.join(handover.notes)}",
+            f"there is no table for {arguments.model}: {'; '.join(plan.notes)}",
             hint="without --policy-dir the script sets the variables that are proven",
         )
     try:
-        write_table(path, offer.table)
+        write_table(path, answer.table)
         placed = place_plugin(folder, plugin)
         if arguments.report is not None:
             arguments.report.mkdir(parents=True, exist_ok=True)  # the plugin makes one level, the step's
@@ -119,7 +117,7 @@ def _with_table(
         raise UsageError(
             f"{error.filename} cannot be written: {error.strerror}", hint="name other folders that all nodes share"
         ) from error
-    handover = plan(placed)
+    plan = make_plan(placed)
     if arguments.all_users:
         _check_reachable(placed, "the plugin")
     if arguments.all_users and arguments.report is not None:
@@ -130,16 +128,16 @@ def _with_table(
             )
     return table_prolog(
         job,
-        dict(handover.set_env),
-        comment_lines([f"ncclt: recommendation {offer.recommendation}, table {path.name}", *handover.notes]),
+        dict(plan.set_env),
+        comment_lines([f"ncclt: recommendation {answer.recommendation}, table {path.name}", *plan.notes]),
         uid=uid,
         rivals=[
             *CHOICE_VARIABLES,
+            *CHANGING_VARIABLES,
             "NCCL_TUNER_PLUGIN",
             "NCCLT_POLICY",
             "NCCLT_POLICY_SHM",
             "NCCLT_TABLE",
-            *dict(offer.table_variables),
         ],
         needed=[str(placed), str(path)],
         report=str(arguments.report.absolute()) if arguments.report else "",

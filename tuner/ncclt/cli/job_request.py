@@ -10,8 +10,7 @@ from dataclasses import replace
 
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.recommendation import ORIGIN_WORDS, SHAPE_PARTS, Request, TimesOrigin
-from ncclt.deliver.job import name_for_roll_out
-from ncclt.deliver.job_shape import ShapePart, shape_of
+from ncclt.deliver.job_info import JobInfo, Sourced, name_for_roll_out
 from ncclt.errors import NoRecommendationError, UsageError
 
 _ALLOWABLE = tuple(map(str, ORIGIN_WORDS))
@@ -43,54 +42,44 @@ def with_allowed(request: Request, given: Sequence[str] | None) -> Request:
 
 
 @contextmanager
-def job_request(arguments: argparse.Namespace, command: Sequence[str] = ()) -> Iterator[argparse.Namespace]:
-    """Yield the arguments with the job's shape and name completed as far as they are known.
+def job_request(arguments: argparse.Namespace, job: JobInfo, cluster: str) -> Iterator[Request]:
+    """Yield the request for a job: its options, completed by what is known of it.
 
     Args:
-        arguments: with nodes, gpus_per_node and nccl_version, each None if its option was not given.
-        command: what will be started; empty if not known.
+        arguments: with model, nodes, gpus_per_node and nccl_version, the last three None if not given.
+        job: what it is.
+        cluster: its name.
 
     Raises:
         NoRecommendationError: an option contradicts the command or its launcher; or the block raised it, to
             which the parts taken from the launcher are added.
     """
-    said = shape_of(command, os.environ, nodes=arguments.nodes, gpus_per_node=arguments.gpus_per_node)
     asked = {part: getattr(arguments, part) for part in SHAPE_PARTS}
     if asked["nccl_version"]:
         asked["nccl_version"] = str(NcclVersion.parse(asked["nccl_version"]))
     for part, value in asked.items():
-        if value is not None and part in said and said[part].binding and said[part].value != value:
+        if value is not None and part in job.shape and job.shape[part].binding and job.shape[part].value != value:
             raise NoRecommendationError(
-                f"--{part.replace('_', '-')} {value} contradicts the job: {_words(part, said[part])}",
+                f"--{part.replace('_', '-')} {value} contradicts the job: {_describe(part, job.shape[part])}",
                 hint="leave the option out, or give it as the job has it",
             )
-    taken = {part: said[part] for part, value in asked.items() if value is None and part in said}
-    completed = {**asked, **{part: one.value for part, one in taken.items()}}
-    named = getattr(arguments, "job", None)
-    completed["job_name"] = name_for_roll_out(os.environ, command, named=named, nodes=arguments.nodes)
-    try:
-        yield argparse.Namespace(**{**vars(arguments), **completed})
-    except NoRecommendationError as error:
-        if not taken:
-            raise
-        seen = "; ".join(_words(part, one) for part, one in taken.items())
-        raise type(error)(f"{error.message} ({seen})", hint=error.hint, available=error.available) from error
-
-
-def _words(part: str, said: ShapePart) -> str:
-    return f"{SHAPE_PARTS[part]} {said.value} by {said.by}"
-
-
-def request_of(arguments: argparse.Namespace, cluster: str) -> Request:
-    """Return the request for a job that `job_request` has completed."""
+    taken = {part: job.shape[part] for part, value in asked.items() if value is None and part in job.shape}
     request = Request(
         cluster=cluster,
         model=arguments.model,
-        nodes=arguments.nodes,
-        gpus_per_node=arguments.gpus_per_node,
-        nccl_version=arguments.nccl_version,
+        **{**asked, **{part: one.value for part, one in taken.items()}},
         driver=arguments.driver,
         topology_hash=arguments.topology,
-        job=arguments.job_name,
+        job=name_for_roll_out(job.environ, job.argv, named=getattr(arguments, "job", None), nodes=arguments.nodes),
     )
-    return with_allowed(request, arguments.allow)
+    try:
+        yield with_allowed(request, arguments.allow)
+    except NoRecommendationError as error:
+        if not taken:
+            raise
+        seen = "; ".join(_describe(part, one) for part, one in taken.items())
+        raise type(error)(f"{error.message} ({seen})", hint=error.hint, available=error.available) from error
+
+
+def _describe(part: str, said: Sourced) -> str:
+    return f"{SHAPE_PARTS[part]} {said.value} by {said.by}"

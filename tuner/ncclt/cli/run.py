@@ -4,7 +4,7 @@ Whatever fails in `run_prepare` ends in `main`, in one of three ways:
 
 - `SystemExit`: --help, or invalid options. That depends on the command line alone, never on the environment, a file, a
   server or a clock, so a command line that started a job once always does.
-- `MustNotStart`: other processes of this job have, or may have, settings that this one lacks. NCCL does not notice
+- `StartRefused`: other processes of this job have, or may have, settings that this one lacks. NCCL does not notice
   that ranks disagree: they hang, or compute wrong sums.
 - any other exception, expected or not: the job starts unchanged, and one line says why. With `--fallback fail` it
   does not start.
@@ -21,11 +21,16 @@ import signal
 from collections.abc import Mapping, Sequence
 
 from ncclt.cli.output import report, say
-from ncclt.cli.run_start import MustNotStart, Start, all_or_none
-from ncclt.errors import UsageError, described, reason
+from ncclt.errors import StartRefused, UsageError, all_or_none, described, reason
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ncclt.deliver.job_plan import JobPlan
 
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
 """The exit codes of a shell."""
+
+_LOCALE = "LC_CTYPE"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -33,26 +38,37 @@ def main(argv: Sequence[str]) -> int:
     words = list(argv)
     cut = words.index("--") if "--" in words else len(words)
     options, command = words[:cut], words[cut + 1 :]
-    unchanged = Start(argv=command)
+    if _is_locale_ours():
+        del os.environ[_LOCALE]
+    plan = None
     try:
         with all_or_none() if _is_decided_for_all(options) else contextlib.nullcontext():
             from ncclt.cli.run_options import parsed
             from ncclt.cli.run_prepare import prepared
 
             arguments = parsed(options, command)
-        start = prepared(arguments, command)
-    except MustNotStart as refusal:
+        plan = prepared(arguments, command)
+    except StartRefused as refusal:
         _show_traceback(options)
-        return report(refusal.reason)
+        return report(refusal.why)
     except Exception as error:  # noqa: BLE001 -- see the module's docstring
         _show_traceback(options)
         if _must_succeed(options) or not any(command[:1]):
             return report(described(error))
         _say_why(error)
-        start = unchanged
     if "--dry-run" in options:
         return 0
-    return _started(start, unchanged, may_differ=not (start.is_common or _must_succeed(options)))
+    return _start(plan, command, may_differ=not (plan is None or plan.is_common or _must_succeed(options)))
+
+
+def _is_locale_ours() -> bool:
+    """Return whether Python itself added LC_CTYPE at its start, as it does where no locale is set (PEP 538)."""
+    try:
+        with open("/proc/self/environ", "rb") as file:  # noqa: PTH123 -- before all imports
+            before = b"\0" + file.read()
+    except OSError:
+        return False
+    return os.environ.get(_LOCALE, "").upper().startswith("C.UTF") and f"\0{_LOCALE}=".encode() not in before
 
 
 def _say_why(error: Exception) -> None:
@@ -61,8 +77,6 @@ def _say_why(error: Exception) -> None:
         say(f"ncclt: {why.message}; nothing is set: NCCL's own choice stays")
         if why.hint:
             say(f"  hint: {why.hint}")
-        for note in getattr(error, "__notes__", ()):
-            say(f"ncclt: {note}")
 
 
 def _show_traceback(options: Sequence[str]) -> None:
@@ -89,43 +103,44 @@ def _must_succeed(options: Sequence[str]) -> bool:
     return said == "fail"
 
 
-def _started(start: Start, unchanged: Start, *, may_differ: bool) -> int:
+def _start(plan: JobPlan | None, command: Sequence[str], *, may_differ: bool) -> int:
     """Start the command; return an exit code if it has ended or cannot be started.
 
     Args:
-        start: what was prepared.
-        unchanged: the same command without our changes.
-        may_differ: the command may start unchanged.
+        plan: what was prepared; None = the command starts unchanged.
+        command: as it was given.
+        may_differ: the command may start unchanged if the system refuses its environment.
     """
-    if start.beside is not None:
+    argv, environ = (plan.argv, plan.environ) if plan else (command, None)
+    if plan is not None and plan.run is not None:
         try:
-            return start.beside()
+            return plan.run()
         except UsageError as error:
             # Becoming the command needs no second process; errors of the command itself are reported below.
             if isinstance(error.__cause__, BlockingIOError | MemoryError):
                 say(f"ncclt: {error.message}; without a report it is tried once more")
-    failure = _become(start)
-    if may_differ and start is not unchanged and _is_of_the_environment(failure):
+    failure = _become(argv, environ)
+    if may_differ and _is_of_the_environment(failure):
         _say_why(UsageError(f"the system refuses the environment: {reason(failure)}"))
-        failure = _become(unchanged)
+        failure = _become(command, None)
     why = failure.strerror if isinstance(failure, OSError) else failure
-    say(f"ncclt: cannot start {start.argv[0]}: {why}")
+    say(f"ncclt: cannot start {argv[0]}: {why}")
     return _NOT_FOUND if isinstance(failure, FileNotFoundError) else _NOT_EXECUTABLE
 
 
-def _become(start: Start) -> Exception:
+def _become(argv: Sequence[str], environ: Mapping[str, str] | None) -> Exception:
     """Replace this process by the command; return the error if that fails."""
     # Python ignores these two, and the command would inherit that.
     ignored = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGPIPE, signal.SIGXFSZ)}
     try:
         try:
-            _execute(start.argv, start.environ)
+            _execute(argv, environ)
         except OSError as error:
             if error.errno != errno.ENOEXEC:
                 raise
             from ncclt.profile.record.command import as_script
 
-            _execute(as_script(start.argv), start.environ)
+            _execute(as_script(argv), environ)
     except Exception as error:  # noqa: BLE001 -- an invalid environment is a ValueError
         for number, handler in ignored.items():
             signal.signal(number, handler)

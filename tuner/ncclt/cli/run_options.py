@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from collections.abc import Sequence
 
 from ncclt.cli.env import Options, named_path
@@ -15,15 +16,17 @@ from ncclt.errors import UsageError
 _DESCRIPTION = """\
 Start a training with what was proven for it: the per-size table if the tuner plugin is installed, else variables.
 
-  torchrun on each node:   ncclt run --cluster leonardo --model bert --nodes 2 -- torchrun ... train.py
-  srun or mpirun:          ncclt run --cluster ... --model ... --policy-dir /shared/folder -- srun ... train.py
-  many nodes, each alike:  ncclt run --cluster ... --model ... --shared /shared/folder -- torchrun ... train.py
+  one node:               ncclt run --cluster leonardo --model bert -- torchrun --nproc-per-node 4 train.py
+  srun or mpirun:         ncclt run --cluster ... --model ... --policy-dir /shared/folder -- srun ... train.py
+  torchrun on each node:  ncclt run --cluster ... --model ... --shared /shared/folder -- torchrun --nnodes 2 ...
+                          ncclt run --cluster ... --model ... --server URL --job NAME -- torchrun --nnodes 2 ...
 
-Your own NCCL_* variables win. If anything fails here (server, store, configuration, cache, disk, ncclt itself), the
+All nodes of a job get one decision, or nothing is set. Your own NCCL_* variables win, and a job that differs from the
+measured one gets nothing. If anything fails here (server, store, configuration, cache, disk, ncclt itself), the
 command starts unchanged, and stderr says why. It does not start only in these cases:
 
   --fallback fail was given;
-  with --shared, --policy, or a table that other nodes use: this process cannot use the same as they do;
+  with --shared, --policy or --job: other nodes may have got what this process lacks;
   wrong usage: an unknown option, an invalid number, no command.
 
 Without --report this process becomes the command. With --report it waits for the command: if ncclt is killed
@@ -75,16 +78,25 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--job",
         metavar="NAME",
-        help="with --shared: name of the job if its launcher gives none; new for every start [NCCLT_JOB]",
+        help="name of the job, equal on all nodes and new for every start: the server keeps one answer for it, and "
+        "--shared one decision [NCCLT_JOB]",
     )
     made.add_argument(
         "--wait",
         type=float,
-        default=10.0,
+        default=30.0,
         metavar="SECONDS",
-        help="with --shared: if this node gets no answer, wait so long for another node's (default 10)",
+        help="with --shared: wait so long for the other nodes, or for an answer of one of them (default 30)",
     )
     made.add_argument("--no-plugin", action="store_true", help="set variables only")
+    made.add_argument(
+        "--allow-difference",
+        action="append",
+        metavar="NAME",
+        default=[],
+        help="use the recommendation though this variable (or GPU, NO_GPU, FABRIC) differs from the measured job; may "
+        "be repeated [NCCLT_ALLOW_DIFFERENCE]",
+    )
     made.add_argument("--override", action="store_true", help="replace NCCL_* variables that are set already")
     made.add_argument(
         "--report",
@@ -110,6 +122,7 @@ def parsed(options: Sequence[str], command: Sequence[str]) -> argparse.Namespace
     """
     made = parser()
     arguments = made.parse_args(options)
+    arguments.allow_difference += os.environ.get("NCCLT_ALLOW_DIFFERENCE", "").replace(",", " ").split()
     try:
         _check(arguments, command)
     except UsageError as error:

@@ -5,44 +5,40 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 from ncclt.cli.configuration import lookup
 from ncclt.cli.env import source
-from ncclt.cli.job_request import job_request, request_of
+from ncclt.cli.job_request import job_request
 from ncclt.cli.output import say
-from ncclt.cli.run_start import MustNotStart, Start, all_or_none
 from ncclt.core.attestation import Form
-from ncclt.core.nccl_version import NcclVersion
-from ncclt.deliver.handover import (
-    Handover,
-    is_one_of_several,
+from ncclt.deliver.answer import Answer, answer_from_table, ask_for_answer, cache_folder
+from ncclt.deliver.job_info import JobInfo, name_for_roll_out, read_job
+from ncclt.deliver.job_plan import (
+    JobPlan,
+    differs_in_size,
+    find_plugin,
     place_plugin,
-    plan_handover,
+    plan_job,
     table_path,
     write_table,
 )
-from ncclt.deliver.job import Job, name_for_roll_out, nodes_of, starts_others
-from ncclt.deliver.job_shape import shape_of
-from ncclt.deliver.offer import Offer, ask_for_offer, cache_folder, offer_from_table
-from ncclt.errors import InputError, UsageError, reason
-from ncclt.nccl.tuner_plugin import find
+from ncclt.errors import InputError, ServerError, StartRefused, UsageError, all_or_none, reason
 
-_OTHERS = (
-    "if other nodes of this job did get a recommendation, ranks disagree and NCCL can hang: "
-    "--shared FOLDER, --fallback fail, or --policy FILE on a shared file system, is the same for all"
+_WAYS = (
+    "--shared FOLDER on every node, one `ncclt run` around srun or mpirun, --policy FILE, or --server with --job NAME"
 )
+
+Where = Callable[[], tuple[str | None, str | None]]
 
 _warn = cache(say)
 """Prints each line once: several values may be looked up in one file."""
 
-Where = Callable[[], tuple[str | None, str | None]]
-"""Return server and store, one of them None; looked up once, on demand."""
 
-
-def prepared(arguments: argparse.Namespace, command: Sequence[str]) -> Start:
+def prepared(arguments: argparse.Namespace, command: Sequence[str]) -> JobPlan:
     """Decide what the command is given, and prepare it.
 
     Args:
@@ -50,78 +46,65 @@ def prepared(arguments: argparse.Namespace, command: Sequence[str]) -> Start:
         command: at least one word.
 
     Raises:
-        MustNotStart: other processes of the job have, or may have, what this one lacks.
+        StartRefused: other processes of the job have, or may have, what this one lacks.
         Exception: nothing can be given.
     """
     where = cache(partial(source, arguments, warn=_warn))
-    if arguments.policy is not None:
-        with all_or_none():
-            return _start(arguments, command, where, *_from_table(arguments, command), is_common=True)
     shared = _shared(arguments)
-    if shared is not None:
-        with all_or_none():
-            from ncclt.deliver.shared_job import deciding_job
-
-            job = deciding_job(arguments, command, os.environ)
-            if job is not None:
-                return _start(
-                    arguments, command, where, *_agreed(arguments, command, where, shared, job), is_common=True
-                )
-    try:
-        offer, handover = _alone(arguments, command, where)
-    except Exception as error:
-        if arguments.nodes != 1 and is_one_of_several(command, os.environ):
-            error.add_note(_OTHERS)
-        raise
-    several_nodes = max(offer.nodes, nodes_of(command, os.environ, arguments.nodes)) > 1
-    if shared is not None and several_nodes and not (is_one_of_several(command, os.environ) or starts_others(command)):
-        say("ncclt: assuming that only this process decides for the job; if every node runs this, give --job NAME")
-    return _start(arguments, command, where, offer, handover)
+    with all_or_none() if arguments.policy is not None or shared is not None else nullcontext():
+        job = read_job(
+            command, os.environ, named=arguments.job, nodes=arguments.nodes, gpus_per_node=arguments.gpus_per_node
+        )
+        plugin, why = (None, "") if arguments.no_plugin else find_plugin()
+        if why:
+            say(f"ncclt: {why}")
+        if arguments.policy is not None:
+            return _start(arguments, job, where, _follow_table(arguments, job, plugin))
+        if shared is not None and (job.is_named or not job.decides_alone):
+            return _start(arguments, job, where, _agree(arguments, job, where, shared, plugin))
+    return _start(arguments, job, where, _decide(arguments, job, where, plugin))
 
 
-def _from_table(arguments: argparse.Namespace, command: Sequence[str]) -> tuple[Offer, Handover]:
+def _follow_table(arguments: argparse.Namespace, job: JobInfo, plugin: Path | None) -> JobPlan:
     """Return what the table of --policy gives; other nodes may be able to read it even if this one cannot."""
     path = arguments.policy.absolute()
-    plugin = find()
     if plugin is None:
         raise UsageError("--policy needs the tuner plugin", hint="build it with `ncclt plugin build`")
-    offer = offer_from_table(path)
-    if differs := _differs(arguments, command, offer):
+    answer = answer_from_table(path)
+    given = {part: getattr(arguments, part) for part in ("nodes", "gpus_per_node", "nccl_version")}
+    if differs := differs_in_size(answer, job, given):
         say(f"ncclt: {differs}: nothing is proven for it")
-    return offer, _handover(arguments, command, offer, plugin)
+    plan = plan_job(
+        answer, job, plugin=plugin, table_file=path, shared=True, override=arguments.override,
+        allowed=arguments.allow_difference,
+    )  # fmt: skip
+    return _as_common(plan, job)
 
 
-def _differs(arguments: argparse.Namespace, command: Sequence[str], offer: Offer) -> str:
-    """Return how the job differs from the one that a table was measured for, as far as its launcher or user says."""
-    said = shape_of(command, os.environ, nodes=arguments.nodes, gpus_per_node=arguments.gpus_per_node)
-    bound: dict[str, Any] = {part: one.value for part, one in said.items() if one.binding}
-    nodes, gpus, version = (
-        bound.get(part) or getattr(arguments, part) for part in ("nodes", "gpus_per_node", "nccl_version")
-    )
-    parts = (
-        ("NCCL {}", offer.nccl_version, version and str(NcclVersion.parse(str(version)))),
-        ("{} nodes", offer.nodes, nodes),
-        ("{} ranks", offer.ranks, nodes and gpus and nodes * gpus),
-    )
-    differs = [(words.format(had), words.format(has)) for words, had, has in parts if had and has and had != has]
-    if not differs:
-        return ""
-    had, has = (", ".join(side) for side in zip(*differs, strict=True))
-    return f"the table was measured with {had}, and this job has {has}"
+def _as_common(plan: JobPlan, job: JobInfo) -> JobPlan:
+    """Return a plan that the job's other processes follow as well, each by itself.
+
+    Raises:
+        StartRefused: this process cannot, and they cannot know.
+    """
+    answer = plan.answer
+    if answer is not None and not answer.is_empty and plan.form is None and not job.decides_alone:
+        raise StartRefused(
+            UsageError(
+                f"other nodes of this job may use {answer.recommendation}, and this one cannot: {plan.notes[-1]}",
+                hint="ranks that disagree hang or corrupt data, so this process does not start; --shared FOLDER lets "
+                "the nodes compare, and starts all of them alike",
+            )
+        )
+    return replace(plan, is_common=True)
 
 
-def _agreed(
-    arguments: argparse.Namespace, command: Sequence[str], where: Where, shared: Path, job: Job
-) -> tuple[Offer | None, Handover]:
+def _agree(arguments: argparse.Namespace, job: JobInfo, where: Where, shared: Path, plugin: Path | None) -> JobPlan:
     """Return what the processes of the job have agreed on."""
     from ncclt.deliver.shared_job import agree
 
-    plugin = None if arguments.no_plugin else find()
-
-    def plan(offer: Offer | None, form: Form | None) -> Handover:
-        if offer is None:
-            return Handover(notes=("nothing is set: NCCL's own choice stays",))
-        return _handover(arguments, command, offer, None if form is Form.VARIABLES else plugin)
+    def plan(answer: Answer, form: Form | None) -> JobPlan:
+        return _plan(arguments, job, answer, None if form is Form.VARIABLES else plugin)
 
     # An unreadable file names no cluster; that all nodes agree on that is checked below.
     question = f"{arguments.model} on {arguments.cluster or _configured_cluster() or ''}"
@@ -133,7 +116,7 @@ def _agreed(
         shared,
         job,
         question=question,
-        ask=partial(_ask, arguments, command, where, plugin),
+        ask=partial(_ask, arguments, job, where, from_cache=arguments.fallback == "cached"),
         plan=plan,
         tell=say,
     )
@@ -147,28 +130,59 @@ def _configured_cluster() -> str | None:
         return None
 
 
-def _alone(arguments: argparse.Namespace, command: Sequence[str], where: Where) -> tuple[Offer, Handover]:
-    """Return what this process decides for itself."""
-    plugin = None if arguments.no_plugin else find()
-    offer = _ask(arguments, command, where, plugin)
-    return offer, _handover(arguments, command, offer, plugin)
+def _decide(arguments: argparse.Namespace, job: JobInfo, where: Where, plugin: Path | None) -> JobPlan:
+    """Return what this process decides for itself: agreement or nothing.
+
+    Raises:
+        StartRefused: the server keeps one answer for the job, which other nodes may have got, and this one has not.
+    """
+    if job.decides_alone:
+        answer = _ask(arguments, job, where, from_cache=arguments.fallback == "cached")
+        runs_once = job.starts_elsewhere or job.is_batch_script or arguments.policy_dir is not None
+        if runs_once or max(job.shown_nodes, answer.nodes) == 1:
+            return _plan(arguments, job, answer, plugin)
+        return _set_nothing(
+            arguments, f"the job has {max(job.shown_nodes, answer.nodes)} nodes, and who starts the others is not known"
+        )
+    if not (job.is_named and where()[0]):
+        return _set_nothing(
+            arguments, "the processes of this job would each decide for themselves, and ranks that disagree hang"
+        )
+    try:
+        answer = _ask(arguments, job, where, from_cache=False)
+    except (ServerError, InputError) as error:
+        raise StartRefused(
+            ServerError(
+                f"other nodes of this job may have an answer, and this one has none: {error.message}",
+                hint="ranks that disagree hang or corrupt data, so this process does not start",
+            )
+        ) from error
+    if not answer.job:
+        return _set_nothing(arguments, "the server does not keep one answer per job: it is older than this ncclt")
+    with all_or_none():
+        plan = _plan(arguments, job, answer, plugin)
+        if answer.table and plugin is None and not arguments.no_plugin:
+            raise UsageError(
+                "other nodes of this job may use the table, and this one lacks the tuner plugin",
+                hint="build it with `ncclt plugin build`, or give --no-plugin on all nodes",
+            )
+    return _as_common(plan, job)
 
 
-def _ask(arguments: argparse.Namespace, command: Sequence[str], where: Where, plugin: Path | None) -> Offer:
+def _set_nothing(arguments: argparse.Namespace, why: str) -> JobPlan:
+    if arguments.fallback == "fail":
+        raise UsageError(why, hint=f"one decision for all nodes is made by {_WAYS}")
+    return JobPlan(notes=(f"nothing is set: {why}", f"one decision for all nodes is made by {_WAYS}"))
+
+
+def _ask(arguments: argparse.Namespace, job: JobInfo, where: Where, *, from_cache: bool) -> Answer:
     cluster = arguments.cluster or lookup("cluster", warn=_warn).value
     if not cluster:
         raise UsageError("no cluster is named", hint="--cluster NAME, NCCLT_CLUSTER, or `cluster` in ncclt.toml")
     server, storage = where()
-    with job_request(arguments, command) as asked:
-        return ask_for_offer(
-            request_of(asked, cluster),
-            server,
-            storage,
-            with_table=plugin is not None,
-            timeout_s=asked.timeout,
-            from_cache=asked.fallback == "cached",
-            warn=say,
-        )
+    with job_request(arguments, job, cluster) as request:
+        answer = ask_for_answer(request, server, storage, timeout_s=arguments.timeout, from_cache=from_cache, warn=say)
+    return answer if answer.job == request.job else replace(answer, job="")
 
 
 def _shared(arguments: argparse.Namespace) -> Path | None:
@@ -179,118 +193,82 @@ def _shared(arguments: argparse.Namespace) -> Path | None:
     return named
 
 
-def _handover(arguments: argparse.Namespace, command: Sequence[str], offer: Offer, plugin: Path | None) -> Handover:
+def _plan(arguments: argparse.Namespace, job: JobInfo, answer: Answer, plugin: Path | None) -> JobPlan:
+    """Plan what an answer gives, and place its table where all nodes read it."""
     place = arguments.policy_dir or _shared(arguments)
-
-    def plan(plugin: Path | None, file: Path | None) -> Handover:
-        return plan_handover(
-            offer,
-            environ=os.environ,
-            argv=command,
-            plugin=plugin,
-            table_file=file,
-            shared=arguments.policy is not None or place is not None,
-            override=arguments.override,
-        )
-
-    if arguments.policy is not None or not offer.table:
-        return plan(plugin, arguments.policy and arguments.policy.absolute())
     folder = place or cache_folder() / "tables"
-    handover = plan(plugin, table_path(folder, offer.table))
-    if plugin is None or arguments.dry_run or handover.form is not Form.TABLE:
-        return handover
-    several = is_one_of_several(command, os.environ)
+
+    def plan(plugin: Path | None) -> JobPlan:
+        return plan_job(
+            answer, job, plugin=plugin, table_file=table_path(folder, answer.table), shared=place is not None,
+            override=arguments.override, allowed=arguments.allow_difference,
+        )  # fmt: skip
+
+    planned = plan(plugin)
+    if plugin is None or arguments.dry_run or planned.form is not Form.TABLE:
+        return planned
     if place is not None and place == _shared(arguments):
         from ncclt.deliver.agreement import require_folder
 
         require_folder(place)
     try:
-        write_table(table_path(folder, offer.table), offer.table)
-        reaches_others = not several and (offer.nodes > 1 or starts_others(command))
-        if place is not None and reaches_others and "NCCL_TUNER_PLUGIN" not in os.environ:
-            return plan(place_plugin(place, plugin), table_path(folder, offer.table))
-        return handover
+        write_table(table_path(folder, answer.table), answer.table)
+        reaches_others = not job.is_started_on_every_node and (answer.nodes > 1 or job.starts_elsewhere)
+        if place is not None and reaches_others and "NCCL_TUNER_PLUGIN" not in job.environ:
+            return plan(place_plugin(place, plugin))
+        return planned
     except OSError as error:
-        said = f"the table cannot be written to {folder}: {error.strerror}"
-        if arguments.fallback == "fail":
+        said = f"the table cannot be written to {folder}: {reason(error)}"
+        if arguments.fallback == "fail" or not job.decides_alone:
             raise UsageError(said) from error
         say(f"ncclt: {said}")
-    # The other nodes may use theirs. With --shared this is compared with the decision; without it nothing would notice.
-    if several and place is None:
-        return plan(plugin, _own_table(offer.table))
-    if several and _shared(arguments) is None:
-        raise MustNotStart(
-            UsageError(
-                f"the other nodes of this job may use the table, and this one lacks {folder}",
-                hint="ranks that disagree hang or corrupt data, so this process does not start",
-            )
-        )
-    return plan(None, None)
+    return plan(None)
 
 
-def _own_table(text: str) -> Path:
-    """Write a table to a folder of this node, which is enough where each node has its own."""
-    import tempfile
-
-    try:
-        path = table_path(Path(tempfile.mkdtemp(prefix="ncclt-table-")), text)
-        write_table(path, text)
-    except OSError as error:
-        raise MustNotStart(
-            UsageError(
-                f"the other nodes of this job may use the table, and here it can be written nowhere: {reason(error)}",
-                hint="ranks that disagree hang or corrupt data, so this process does not start; see TMPDIR",
-            )
-        ) from error
-    return path
-
-
-def _start(
-    arguments: argparse.Namespace,
-    command: Sequence[str],
-    where: Where,
-    offer: Offer | None,
-    handover: Handover,
-    *,
-    is_common: bool = False,
-) -> Start:
-    """Return the command with its final environment."""
-    for note in handover.notes:
+def _start(arguments: argparse.Namespace, job: JobInfo, where: Where, plan: JobPlan) -> JobPlan:
+    """Return the plan with the command and its final environment."""
+    for note in plan.notes:
         say(f"ncclt: {note}")
-    environ = {name: value for name, value in os.environ.items() if name not in handover.unset_env}
-    added = dict(handover.set_env)
+    environ = {name: value for name, value in job.environ.items() if name not in plan.unset_env}
+    added = dict(plan.set_env)
     folder = None
     # Also where nothing could be set: left out, such jobs would be missing from the candidate's side alone.
-    timed = arguments.step_times and offer is not None and bool(offer.rollout)
-    if arguments.report is not None and (handover.form is not None or timed) and not arguments.dry_run:
+    timed = arguments.step_times and _is_part(plan)
+    if arguments.report is not None and (plan.form is not None or timed) and not arguments.dry_run:
         folder = _report_folder(arguments)
-    if folder is not None and handover.form is not None:
-        added |= _sources(folder, handover, environ)
+    if folder is not None and plan.form is not None:
+        added |= _sources(folder, plan, environ)
     if folder is not None and timed:
         from ncclt.cli.run_times import timed_variables
 
-        added |= timed_variables(folder, command, environ)
+        added |= timed_variables(folder, job.argv, environ)
     if arguments.dry_run:
         for name, value in sorted(added.items()):
             say(f"{name}={value}")
-    words, more = _forwarded(command, tuple(sorted(added)), environ)
+    words, more = _forwarded(job.argv, tuple(sorted(added)), environ)
     environ |= added | more
-    beside = None
-    if folder is not None and offer is not None:
+    run = None
+    if folder is not None and plan.answer is not None:
         from ncclt.cli.run_report import run_and_attest
 
-        beside = partial(
+        run = partial(
             run_and_attest,
             words,
             environ,
-            offer,
-            handover.form,
+            plan.answer,
+            plan.form,
             folder=folder,
             where=where,
             timeout_s=arguments.timeout,
-            job=name_for_roll_out(os.environ, command, named=arguments.job, nodes=arguments.nodes) if timed else "",
+            job=name_for_roll_out(os.environ, job.argv, named=arguments.job, nodes=arguments.nodes) if timed else "",
         )
-    return Start(argv=words, environ=environ, is_common=is_common, beside=beside)
+    return replace(plan, argv=words, environ=environ, run=run)
+
+
+def _is_part(plan: JobPlan) -> bool:
+    """Return whether the job counts in a roll-out: it has what it was given, which may be NCCL's own choice."""
+    answer = plan.answer
+    return answer is not None and bool(answer.rollout) and (plan.form is not None or answer.is_empty)
 
 
 def _report_folder(arguments: argparse.Namespace) -> Path | None:
@@ -309,9 +287,9 @@ def _report_folder(arguments: argparse.Namespace) -> Path | None:
         return None
 
 
-def _sources(folder: Path, handover: Handover, environ: Mapping[str, str]) -> dict[str, str]:
+def _sources(folder: Path, plan: JobPlan, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that make the job record what it used: in the plugin's reports, else in NCCL's log."""
-    if "NCCLT_POLICY" in dict(handover.set_env):
+    if "NCCLT_POLICY" in dict(plan.set_env):
         return {"NCCLT_PLUGIN_REPORT": str(folder)}
     if "NCCL_DEBUG" in environ:
         say("ncclt: your NCCL_DEBUG stays, so no log is kept: `ncclt attest` reads yours, if it has TUNING lines")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ncclt.cli.output import report, say
 from ncclt.core.attestation import Form
-from ncclt.deliver.offer import Offer, delivered_from_offer
+from ncclt.deliver.answer import Answer, policy_from_answer
 from ncclt.errors import NccltError, TraceError
 from ncclt.launch.process.guard import guard
 from ncclt.launch.process.process_tree import MARK_VARIABLE, new_mark
@@ -23,7 +23,7 @@ GRACE_S = 30.0
 def run_and_attest(
     command: Sequence[str],
     environ: Mapping[str, str],
-    offer: Offer,
+    answer: Answer,
     form: Form | None,
     *,
     folder: Path,
@@ -35,7 +35,7 @@ def run_and_attest(
 
     Args:
         command, environ: what to run.
-        offer, form: what it was given; without a form nothing is attested.
+        answer, form: what it was given; without a form nothing is attested.
         folder: where it reports.
         where: returns server and store.
         timeout_s: for each request to the server afterwards.
@@ -50,10 +50,10 @@ def run_and_attest(
         with _kept_quiet(f"no step time was reported; what the ranks recorded stays in {folder}"):
             from ncclt.cli.run_times import report_times
 
-            report_times(offer, job, folder=folder, where=where, timeout_s=timeout_s)
+            report_times(answer, job, folder=folder, where=where, timeout_s=timeout_s)
     if form is not None:
         with _kept_quiet(f"no attestation was made; what the job left stays in {folder}: ncclt attest reads it"):
-            _attest(offer, form, folder=folder, where=where, timeout_s=timeout_s)
+            _attest(answer, form, folder=folder, where=where, timeout_s=timeout_s)
     return code
 
 
@@ -89,21 +89,21 @@ def _ending_with_us(environ: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
 
 
 def _attest(
-    offer: Offer,
+    answer: Answer,
     form: Form,
     *,
     folder: Path,
     where: Callable[[], tuple[str | None, str | None]],
     timeout_s: float,
 ) -> None:
-    from ncclt.cli.attest import delivered_from, keep, print_attestation
+    from ncclt.cli.attest import find_delivered, keep, print_attestation
     from ncclt.deliver.witnesses import attest_files, job_files
 
     server, storage = where()
     delivered = (
-        delivered_from_offer(offer, form)
-        if offer.model
-        else delivered_from(offer.recommendation, form, server=server, storage=storage, timeout_s=timeout_s)
+        policy_from_answer(answer, form)
+        if answer.model
+        else find_delivered(answer.recommendation, form, server=server, storage=storage, timeout_s=timeout_s)
     )
     if not folder.is_dir():
         raise TraceError(f"the folder of the reports is gone: {folder}", hint="does the job clean up there?")
@@ -111,5 +111,5 @@ def _attest(
         job_files(folder), delivered, created=datetime.now(UTC).isoformat(timespec="milliseconds")
     )
     print_attestation(attestation, to_stderr=True)
-    keep(attestation, offer.ticket, server=server, storage=storage, timeout_s=timeout_s)
+    keep(attestation, answer.ticket, server=server, storage=storage, timeout_s=timeout_s)
     say(f"ncclt: the reports stay in {folder}")

@@ -14,7 +14,7 @@ from typing import Any
 
 from ncclt.cli.output import say
 from ncclt.core.rollout import Variant
-from ncclt.deliver.offer import Offer, api_key, error_of
+from ncclt.deliver.answer import Answer, api_key, error_from_client
 from ncclt.errors import InputError
 from ncclt.profile.record.plan import FOLDERS, WINDOW_STEPS, Method, plan_recording
 from ncclt.profile.record.ranks import read_step_times
@@ -45,7 +45,7 @@ def timed_variables(folder: Path, command: Sequence[str], environ: Mapping[str, 
 
 
 def report_times(
-    offer: Offer,
+    answer: Answer,
     job: str,
     *,
     folder: Path,
@@ -63,8 +63,8 @@ def report_times(
         raise InputError(f"no step times: {times.failure}", hint="a training without a torch optimizer has none")
     step_us = statistics.median(times.step_us)
     told: dict[str, Any] = {
-        "ticket": offer.ticket, "rollout": offer.rollout, "job": job,
-        "recommendation": "" if offer.variant == Variant.DEFAULT else offer.recommendation,
+        "ticket": answer.ticket, "rollout": answer.rollout, "job": job,
+        "recommendation": "" if answer.variant == Variant.DEFAULT else answer.recommendation,
         "step_us": step_us, "steps": len(times.step_us),
     }  # fmt: skip
     server, storage = where()
@@ -75,7 +75,7 @@ def report_times(
         try:
             said = post_step_time(server, told, timeout_s=timeout_s, api_key=api_key(os.environ))
         except ClientError as error:
-            raise error_of(error) from error
+            raise error_from_client(error) from error
         state, why = said["state"], said["reason"]
     else:
         from ncclt.core.ticket import Reporter
@@ -86,4 +86,4 @@ def report_times(
         with open_store(storage) as store:
             verdict = report_job_time(store, **told, reporter=reporter)
         state, why = verdict.state.value, verdict.reason
-    say(f"ncclt: step time {step_us / 1e3:.2f} ms reported as {offer.variant}; roll-out {state}: {why}")
+    say(f"ncclt: step time {step_us / 1e3:.2f} ms reported as {answer.variant}; roll-out {state}: {why}")

@@ -109,6 +109,7 @@ _GIVEN = {
     "variant": '"(?:candidate|active|default)"', "reason": '"[A-Z_]{1,40}"', "rollout": '"[0-9a-f]{0,64}"',
     "ticket": '"[A-Za-z0-9._~-]{1,1000}"',
 }  # fmt: skip
+_FREE_TEXT = ("gpu", "fabric", "job")
 _RULE = {
     "collective": f'"(?:{_COLLECTIVE})"', "min_bytes": _SIZE, "max_bytes": f"null|{_SIZE}", "group_size": f"0|{_COUNT}",
     "algorithm": f'null|"(?:{_ALGORITHM})"', "protocol": f'null|"(?:{_PROTOCOL})"', "channels": f"null|{_CHANNELS}",
@@ -208,6 +209,7 @@ def checked_document(document: Any, nccl_version: str | None = None) -> dict[str
     return {
         **{name: document[name] for name in (*_DOCUMENT, *said)},
         **{name: one_line(document[name]) for name in ("cluster", "model", "launcher")},
+        **{name: one_line(document[name]) for name in _FREE_TEXT if name in document},
         "lost": [one_line(sentence) for sentence in document["lost"]],
         "remarks": [one_line(sentence) for sentence in document["remarks"]],
         "variables": checked(document["variables"], nccl_version),
@@ -247,10 +249,14 @@ def written(text: str, form: str, asked: Mapping[str, Any]) -> str:
     if form == "json":
         return json.dumps(document, indent=2) + "\n"
     if document["decision"] == "undecided":
-        error = AnswerError(f"undecided: {' '.join(document['remarks'][:1])}")
-        error.undecided = True
-        raise error
+        raise _nothing_to_set("undecided", document)
     return write(document, form, asked.get("nccl_version"))
+
+
+def _nothing_to_set(why: str, document: Mapping[str, Any]) -> AnswerError:
+    error = AnswerError(f"{why}: {' '.join(document['remarks'][:1])}")
+    error.undecided = True
+    return error
 
 
 def marks_of(document: Mapping[str, Any]) -> set[str]:
@@ -280,9 +286,12 @@ def write(document: Mapping[str, Any], form: str, nccl_version: str | None, uid:
         uid: `slurm-taskprolog` only: for jobs of this user alone; None = of any.
 
     Raises:
-        AnswerError: it sets what no job may get, or the model of a `slurm-taskprolog` holds a control character.
+        AnswerError: it sets what no job may get, or is a `slurm-taskprolog` that would set nothing or whose model holds
+            a control character.
     """
     pairs = checked(document["variables"], nccl_version)
+    if form == "slurm-taskprolog" and not pairs:
+        raise _nothing_to_set("a TaskProlog would set nothing", document)
     label = token(document["recommendation"])
     if form != "nccl-conf":  # NCCL reads it itself, so with its own names only
         pairs["NCCLT_RECOMMENDATION"] = label

@@ -19,7 +19,6 @@ import os
 import re
 import signal
 import ssl
-import stat
 import sys
 import tempfile
 import threading
@@ -34,6 +33,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 # Relative, as the folder is also copied alone.
 from .answer import FORMS, MARKS, TABLES, AnswerError, form_of, one_line, written
+from .trust import read_trusted, require_trusted_folder
 
 MAX_ANSWER_BYTES = 1024 * 1024
 """Longest answer that is read; a real one has a few kilobytes."""
@@ -62,7 +62,7 @@ class ClientError(Exception):
 
 
 @dataclass(frozen=True)
-class Fetched:
+class Reply:
     """What to give to the job: a text, its source (`server`, or `cache` during an outage), a warning for the user."""
 
     text: str
@@ -122,7 +122,7 @@ def fetch_env(
     max_age_s: float = MAX_AGE_S,
     allow: Collection[str] = (),
     job: str = "",
-) -> Fetched:
+) -> Reply:
     """Return the environment that a server recommends for a job.
 
     Args:
@@ -176,8 +176,8 @@ def fetch_env(
             ) from error
         saved = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(kept.saved))
         said = f"{error.message}; using the answer of {saved} from the cache, {_age(age_s)} old"
-        return Fetched(_for_job(kept.text, form, asked, "the cache"), "cache", said)
-    return Fetched(text, "server", "" if answer.is_for_one else _write_cache(path, url, answer))
+        return Reply(_for_job(kept.text, form, asked, "the cache"), "cache", said)
+    return Reply(text, "server", "" if answer.is_for_one else _write_cache(path, url, answer))
 
 
 @client_errors_only
@@ -349,22 +349,12 @@ def _outage(error: Exception, where: str, timeout_s: float) -> ClientError:
     return ClientError(f"{where} cannot be reached: {one_line(reason) or type(error).__name__}", hint=WRONG_SERVER)
 
 
-def _is_ours(found: os.stat_result) -> bool:
-    """Return whether only this user can have written it."""
-    return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-
-
 def _read_cache(path: Path | None, url: str) -> _Kept | None:
     """Return the last good answer; None for a missing, broken or foreign file."""
     if path is None:
         return None
     try:
-        # A link may lead anywhere, and opening a FIFO would wait for a writer.
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            found = os.fstat(file.fileno())
-            if not (stat.S_ISREG(found.st_mode) and _is_ours(found) and _is_ours(path.parent.stat())):
-                return None
-            kept = json.loads(file.read(2 * MAX_ANSWER_BYTES))
+        kept = json.loads(read_trusted(path, most_bytes=2 * MAX_ANSWER_BYTES, follow=False))
         saved, text = kept["saved"], kept["text"]
         is_of_now = 0 <= saved <= time.time() + _CLOCKS_DIFFER_S  # nor NaN
         if kept["schema"] == _CACHE_SCHEMA and kept["url"] == url and isinstance(text, str) and is_of_now:
@@ -381,8 +371,7 @@ def _write_cache(path: Path | None, url: str, answer: _Kept) -> str:
     document = {"schema": _CACHE_SCHEMA, "url": url, "etag": answer.etag, "text": answer.text, "saved": answer.saved}
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not _is_ours(path.parent.stat()):
-            return f"the answer is not kept: {path.parent} is not this user's alone to write"
+        require_trusted_folder(path.parent)
         descriptor, name = tempfile.mkstemp(dir=str(path.parent), suffix=".new")
         try:
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -392,5 +381,5 @@ def _write_cache(path: Path | None, url: str, answer: _Kept) -> str:
             Path(name).unlink()
             raise
     except OSError as error:
-        return f"the answer could not be kept in {path.parent}: {error.strerror}"
+        return f"the answer is not kept in {path.parent}: {error.strerror or error}"
     return ""

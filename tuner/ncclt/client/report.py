@@ -20,9 +20,19 @@ def posting(url: str, document: Mapping[str, Any]) -> urllib.request.Request:
     return urllib.request.Request(url, data=body, headers=headers, method="POST")  # noqa: S310 -- base_of
 
 
+def _with_ticket(document: Mapping[str, Any], ticket: str) -> dict[str, Any]:
+    """Return a report with the proof that its job started with an answer of this server, if there is one."""
+    return {**document, "ticket": ticket} if ticket else dict(document)
+
+
 @client_errors_only
 def post_attestation(
-    server: str, document: Mapping[str, Any], *, timeout_s: float = 5.0, api_key: str | None = None
+    server: str,
+    document: Mapping[str, Any],
+    *,
+    timeout_s: float = 5.0,
+    api_key: str | None = None,
+    ticket: str = "",
 ) -> None:
     """Report to a server whether its recommendation took effect in a job; idempotent.
 
@@ -30,7 +40,9 @@ def post_attestation(
         ClientError: the server did not keep it, with its own message if it sent one.
     """
     url = f"{base_of(server)}/v1/attestations"
-    answer = json.loads(get(posting(url, document), None, api_key=api_key, timeout_s=timeout_s).text)
+    answer = json.loads(
+        get(posting(url, _with_ticket(document, ticket)), None, api_key=api_key, timeout_s=timeout_s).text
+    )
     # A redirect turns a POST into a GET, whose answer is another object.
     if answer.get("id") != document["id"]:
         raise ClientError(f"{host_of(url)} did not keep the attestation", hint=WRONG_SERVER)
@@ -38,14 +50,19 @@ def post_attestation(
 
 @client_errors_only
 def post_step_time(
-    server: str, document: Mapping[str, Any], *, timeout_s: float = 5.0, api_key: str | None = None
+    server: str,
+    document: Mapping[str, Any],
+    *,
+    timeout_s: float = 5.0,
+    api_key: str | None = None,
+    ticket: str = "",
 ) -> dict[str, Any]:
     """Report the step time of a job of a roll-out, and return what all of them show so far; idempotent.
 
     Raises:
         ClientError: the server did not keep it, with its own message if it sent one.
     """
-    request = posting(f"{base_of(server)}/v1/step-times", document)
+    request = posting(f"{base_of(server)}/v1/step-times", _with_ticket(document, ticket))
     answer = get(request, None, api_key=api_key, timeout_s=timeout_s)
     found = json.loads(answer.text)
     if found.get("rollout") != document["rollout"]:

@@ -53,7 +53,7 @@ class CallOutcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Delivered:
+class DeliveredPolicy:
     """What a job was given.
 
     Attributes:
@@ -77,7 +77,7 @@ class Delivered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Use:
+class ObservedCall:
     """Calls of one kind, according to one source.
 
     Attributes:
@@ -138,7 +138,7 @@ class Observed:
     """
 
     witnesses: tuple[Witness, ...]
-    uses: tuple[Use, ...]
+    uses: tuple[ObservedCall, ...]
     variables: Mapping[str, tuple[str, ...]]
     tells_variables: bool = False
     tuner_lines: tuple[str, ...] = ()

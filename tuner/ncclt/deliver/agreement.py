@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import stat
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -19,10 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ncclt.deliver.job import Job
-from ncclt.errors import StoreError, UsageError
+from ncclt.client.trust import UntrustedError, read_trusted, require_trusted_folder
+from ncclt.deliver.job_info import JobInfo
+from ncclt.errors import StoreError, UsageError, reason
 
-DECISION_SCHEMA = 1
+DECISION_SCHEMA = 2
 """Version of the document of a decision."""
 
 MAX_DECISION_BYTES = 4 * 1024 * 1024
@@ -36,12 +36,8 @@ READ_BACK_S = 60.0
 (acdirmax, nfs(5))."""
 
 
-_OF_ONE_NODE = frozenset({"tmpfs", "ramfs", "overlay", "ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs"})
-"""File systems that other nodes only see if this one exports them."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobAgreement:
+class SharedDecision:
     """The decision for one job.
 
     Attributes:
@@ -71,7 +67,7 @@ def usable_folder(folder: Path) -> Path:
     """Return the folder of decisions in a folder that all nodes share.
 
     Raises:
-        StoreError: it does not exist on this node.
+        StoreError: it does not exist on this node, or other users can change its entries.
         UsageError: it is a mount point, whose empty directory exists even where nothing is mounted.
     """
     require_folder(folder)
@@ -81,6 +77,10 @@ def usable_folder(folder: Path) -> Path:
             f"{folder} is a mount point: a node without the mount would not notice",
             hint="name a folder inside it with --shared, and make it once",
         )
+    try:
+        require_trusted_folder(folder)
+    except UntrustedError as error:
+        raise StoreError(f"the shared folder is not used: {error}", hint=error.hint) from error
     return folder
 
 
@@ -94,35 +94,60 @@ def require_folder(folder: Path) -> None:
         StoreError: it does not exist on this node.
     """
     try:
-        reason = "" if folder.is_dir() else f"is not on {os.uname().nodename}"
+        why = "" if folder.is_dir() else f"is not on {os.uname().nodename}"
     except OSError as error:  # an expired ticket, an unreachable server
-        reason = f"cannot be reached on {os.uname().nodename}: {error.strerror}"
-    if reason:
+        why = f"cannot be reached on {os.uname().nodename}: {error.strerror}"
+    if why:
         raise StoreError(
-            f"the shared folder {folder} {reason}",
+            f"the shared folder {folder} {why}",
             hint="make the folder once, on a file system that all nodes mount",
         )
 
 
-def file_system_of_one_node(folder: Path, *, table: Path = Path("/proc/self/mountinfo")) -> str:
-    """Return the type of a folder's file system if no other node can mount it; empty if others may.
+def await_participants(folder: Path, job: JobInfo, *, name: str, count: int, wait_s: float) -> int:
+    """Show this process to the others in the shared folder, and return how many are seen there after at most `wait_s`.
+
+    Nothing else proves that the nodes of a job see one folder: a folder of the same name may be another one on each
+    node. Tokens of an earlier job are older than `REUSE_S` by the clock of the file system.
 
     Args:
-        folder: absolute, without links.
-        table: the mounts of this node (proc(5)).
+        folder: of `usable_folder`.
+        job: whose processes are counted.
+        name: of this process among them.
+        count: how many there are.
+        wait_s: longest wait for the others; 0 = only show this one.
+
+    Raises:
+        StoreError: the folder cannot be read or written.
     """
+    start = f"ncclt-node-{_short(job.name)}-"
+    own = folder / f"{start}{_short(name)}"
+    deadline = time.monotonic() + wait_s
+    pause_s = 0.02
     try:
-        rows = [line.split(" - ") for line in table.read_text(errors="replace").splitlines()]
-    except OSError:
-        return ""
-    # Spaces in names are written as octal numbers. A later mount hides an earlier one.
-    places = [(row[0].split()[4].encode().decode("unicode_escape"), row[1].split()[0]) for row in rows if len(row) == 2]
-    holding = [(len(place), kind) for place, kind in places if folder.is_relative_to(place)]
-    kind = max(reversed(holding), key=lambda one: one[0], default=(0, ""))[1]
-    return kind if kind in _OF_ONE_NODE else ""
+        while True:
+            # Writing makes a client of NFS look at the folder again, whose content it may have kept.
+            own.write_bytes(b"")
+            os.utime(own)
+            made_s = own.stat().st_mtime
+            seen = sum(made_s - path.stat().st_mtime < REUSE_S for path in folder.glob(f"{start}*"))
+            left_s = deadline - time.monotonic()
+            if seen >= count or left_s <= 0:
+                return seen
+            time.sleep(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, 1.0)
+    except OSError as error:
+        raise StoreError(
+            f"this node cannot show itself in {folder}: {reason(error)}",
+            hint="the folder must be readable and writable on every node",
+        ) from error
 
 
-def find_decision(folder: Path, job: Job, *, question: str) -> JobAgreement | None:
+def _short(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def find_decision(folder: Path, job: JobInfo, *, question: str) -> SharedDecision | None:
     """Return the decision for a job; None = there is none yet.
 
     Raises:
@@ -134,13 +159,13 @@ def find_decision(folder: Path, job: Job, *, question: str) -> JobAgreement | No
 
 def decide(
     folder: Path,
-    job: Job,
+    job: JobInfo,
     *,
     question: str,
     content: Mapping[str, Any],
     patience_s: float = READ_BACK_S,
     clock: Callable[[], float] = time.time,
-) -> JobAgreement:
+) -> SharedDecision:
     """Propose what a job is given, and return the decision: this proposal, or an earlier one of another process.
 
     Args:
@@ -174,7 +199,7 @@ def decide(
         time.sleep(0.1)
 
 
-def await_decision(folder: Path, job: Job, *, question: str, wait_s: float) -> JobAgreement | None:
+def await_decision(folder: Path, job: JobInfo, *, question: str, wait_s: float) -> SharedDecision | None:
     """Wait for the decision of another process; None = none was made in this time.
 
     Raises:
@@ -191,7 +216,7 @@ def await_decision(folder: Path, job: Job, *, question: str, wait_s: float) -> J
         pause_s = min(2 * pause_s, 1.0)
 
 
-def _newest(folder: Path, job: Job, question: str) -> tuple[Path, JobAgreement | None]:
+def _newest(folder: Path, job: JobInfo, question: str) -> tuple[Path, SharedDecision | None]:
     """Return the file of this job's decision, which may not exist yet, and the decision.
 
     Where a job's name may recur, a decision that is surely an earlier job's is skipped: its successor's name is derived
@@ -200,7 +225,7 @@ def _newest(folder: Path, job: Job, question: str) -> tuple[Path, JobAgreement |
     """
     name = job.name
     while True:
-        path = folder / f"ncclt-decision-{hashlib.sha256(name.encode()).hexdigest()[:32]}.json"
+        path = folder / f"ncclt-decision-{_short(name)}.json"
         found = _read(path, job, question if job.is_unique else None)
         if found is None or job.is_unique:
             return path, found
@@ -215,7 +240,7 @@ def _newest(folder: Path, job: Job, question: str) -> tuple[Path, JobAgreement |
         name = f"{job.name}\n{found.token}"
 
 
-def _ages_s(path: Path, found: JobAgreement) -> list[float]:
+def _ages_s(path: Path, found: SharedDecision) -> list[float]:
     """Return the age of a decision by the clocks of the two nodes, and by the file system's clock if it has one.
 
     Nodes whose clocks differ by hours would otherwise disagree about which decision is in effect. A file server has one
@@ -233,40 +258,23 @@ def _ages_s(path: Path, found: JobAgreement) -> list[float]:
     return ages_s
 
 
-def _read(path: Path, job: Job, question: str | None) -> JobAgreement | None:
+def _read(path: Path, job: JobInfo, question: str | None) -> SharedDecision | None:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        raw = read_trusted(path, most_bytes=MAX_DECISION_BYTES, follow=False)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise StoreError(f"the decision {path} cannot be read: {error.strerror}", hint=_DAMAGED) from error
-    try:
-        raw = _content_of(descriptor, path)
-    except OSError as error:
-        raise StoreError(f"the decision {path} cannot be read: {error.strerror}", hint=_DAMAGED) from error
-    finally:
-        os.close(descriptor)
+        raise StoreError(f"the decision {path} cannot be read: {reason(error)}", hint=_DAMAGED) from error
     decision = _parsed(raw, path)
     if decision.job != job.name:
         raise StoreError(f"{path} is the decision of another job, {decision.job!r}", hint=_DAMAGED)
     return decision if question is None else _same_question(decision, question)
 
 
-def _content_of(descriptor: int, path: Path) -> bytes:
-    facts = os.fstat(descriptor)
-    if not stat.S_ISREG(facts.st_mode) or facts.st_size > MAX_DECISION_BYTES:
-        raise StoreError(f"{path} is not a decision of ncclt", hint=_DAMAGED)
-    # A file system may show all files, and the folder too, as owned by one other user.
-    if facts.st_uid not in (os.geteuid(), path.parent.stat().st_uid):
-        raise StoreError(f"the decision {path} was made by another user", hint="name a folder of your own")
-    with os.fdopen(descriptor, "rb", closefd=False) as file:
-        return file.read(MAX_DECISION_BYTES)
-
-
 _DAMAGED = "this node does not start; remove the file before the job is started anew"
 
 
-def _same_question(decision: JobAgreement, question: str) -> JobAgreement:
+def _same_question(decision: SharedDecision, question: str) -> SharedDecision:
     if decision.question != question:
         raise UsageError(
             f"for this job {decision.host} asked for {decision.question}, and this process for {question}",
@@ -275,7 +283,7 @@ def _same_question(decision: JobAgreement, question: str) -> JobAgreement:
     return decision
 
 
-def _text(job: Job, question: str, content: Mapping[str, Any], created_s: float) -> bytes:
+def _text(job: JobInfo, question: str, content: Mapping[str, Any], created_s: float) -> bytes:
     document = {
         "job": job.name,
         "question": question,
@@ -293,7 +301,7 @@ def _digest(body: str) -> str:
     return hashlib.sha256(body.encode()).hexdigest()
 
 
-def _parsed(raw: bytes, path: Path) -> JobAgreement:
+def _parsed(raw: bytes, path: Path) -> SharedDecision:
     try:
         outer = json.loads(raw)
         if outer["ncclt_decision"] != DECISION_SCHEMA:
@@ -301,7 +309,7 @@ def _parsed(raw: bytes, path: Path) -> JobAgreement:
         if outer["sha256"] != _digest(outer["decision"]):
             raise ValueError("its checksum does not match")
         inner = json.loads(outer["decision"])
-        return JobAgreement(
+        return SharedDecision(
             job=str(inner["job"]),
             question=str(inner["question"]),
             content=dict(inner["content"]),

@@ -13,13 +13,13 @@ from ncclt.core.attestation import (
     MOST_ROWS,
     Attestation,
     CallOutcome,
-    Delivered,
+    DeliveredPolicy,
     Effect,
     Form,
     MessageUse,
     Observed,
+    ObservedCall,
     RowState,
-    Use,
     content_id,
     content_of,
 )
@@ -45,7 +45,7 @@ _USING = re.compile(r"Using (?:tuner plugin )?ncclt\b")
 """NCCL's line about a tuner plugin that it loaded; older versions have the optional words."""
 
 
-def attest(delivered: Delivered, seen: Observed, *, created: str) -> Attestation:
+def attest(delivered: DeliveredPolicy, seen: Observed, *, created: str) -> Attestation:
     """Compare what was used with what was delivered.
 
     Args:
@@ -123,7 +123,7 @@ def policy_of_variables(variables: Mapping[str, str], version: NcclVersion) -> P
     return Policy(rules=tuple(rules))
 
 
-def _rules_for(use: Use, delivered: Delivered) -> list[Rule]:
+def _rules_for(use: ObservedCall, delivered: DeliveredPolicy) -> list[Rule]:
     """Return the rules that may apply to a call: one, or several where its group or size is not known."""
     found = []
     for rule in delivered.policy.rules:
@@ -142,7 +142,7 @@ def _rules_for(use: Use, delivered: Delivered) -> list[Rule]:
     return found
 
 
-def _row(use: Use, rules: list[Rule], causes: list[str]) -> MessageUse:
+def _row(use: ObservedCall, rules: list[Rule], causes: list[str]) -> MessageUse:
     """Return the row of a call, without the number of calls."""
     wanted = " or ".join(dict.fromkeys(_wish(rule) for rule in rules))
     row = MessageUse(
@@ -174,7 +174,7 @@ def _row(use: Use, rules: list[Rule], causes: list[str]) -> MessageUse:
     return replace(row, reason=why or "NCCL chose otherwise")
 
 
-def _fits(use: Use, rule: Rule) -> bool:
+def _fits(use: ObservedCall, rule: Rule) -> bool:
     """Return whether a call used what a rule wants.
 
     Fewer channels than requested are right: NCCL's scheduler gives small and grouped calls fewer, and nothing can
@@ -189,7 +189,7 @@ def _fits(use: Use, rule: Rule) -> bool:
     return int(number) <= rule.channels if use.outcome is CallOutcome.CHOSEN else int(number) == rule.channels
 
 
-def _causes(delivered: Delivered, seen: Observed) -> list[str]:
+def _causes(delivered: DeliveredPolicy, seen: Observed) -> list[str]:
     """Return the causes of a difference that the sources show, most likely first."""
     causes = []
     groups = {rule.group_size or delivered.ranks for rule in delivered.policy.rules}
@@ -235,7 +235,7 @@ def _values(seen: Observed, name: str) -> str:
 
 
 def _judge(
-    delivered: Delivered, seen: Observed, calls: Mapping[RowState, int], causes: list[str]
+    delivered: DeliveredPolicy, seen: Observed, calls: Mapping[RowState, int], causes: list[str]
 ) -> tuple[Effect, str]:
     right, wrong = calls[RowState.AS_WANTED], calls[RowState.DIFFERS]
     why = f": {'; '.join(causes)}" if causes else ""
@@ -263,7 +263,7 @@ def _judge(
     return (Effect.PARTLY if right else Effect.NOT_AT_ALL), f"{said}{why}"
 
 
-def _judge_variables(delivered: Delivered, seen: Observed, why: str) -> tuple[Effect, str]:
+def _judge_variables(delivered: DeliveredPolicy, seen: Observed, why: str) -> tuple[Effect, str]:
     """Judge a policy of process-wide parameters alone by the variables that NCCL's log says it read."""
     if not seen.tells_variables:
         return Effect.UNKNOWN, "process-wide variables alone were delivered, and no log with ENV lines shows them"

@@ -6,115 +6,122 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from ncclt.core.attestation import Form
 from ncclt.deliver.agreement import (
-    JobAgreement,
+    SharedDecision,
     await_decision,
+    await_participants,
     decide,
-    file_system_of_one_node,
     find_decision,
     usable_folder,
 )
-from ncclt.deliver.handover import Handover, effective
-from ncclt.deliver.job import Job, is_alone, job_of
-from ncclt.deliver.offer import Offer, offer_from_json, with_table_text
+from ncclt.deliver.answer import Answer, answer_from_json
+from ncclt.deliver.job_info import JobInfo, read_participant
+from ncclt.deliver.job_plan import JobPlan, effective
 from ncclt.errors import InputError, NccltError, NotFoundError, StoreError, UsageError, described
 
 _LONG_AGO_S = 86400.0
 """A decision older than this is probably of an earlier job with the same name; a note says so."""
 
-Plan = Callable[[Offer | None, Form | None], Handover]
-"""Return what an offer sets on this node, in the given form, else in the best one."""
+Planner = Callable[[Answer, Form | None], JobPlan]
+"""Return what an answer sets on this node, in the given form, else in the best one."""
 
 
-def deciding_job(arguments: argparse.Namespace, command: Sequence[str], environ: Mapping[str, str]) -> Job | None:
-    """Return the job whose processes must agree; None if this process is the only one.
+def require_name(job: JobInfo) -> None:
+    """Raise unless it is known which job the processes that must agree belong to.
 
     Raises:
-        UsageError: there are several such processes, and their job is not known.
+        UsageError: it is not.
     """
-    # An empty name is not the same as no name: in a pod it comes from a missing label.
-    named = environ.get("NCCLT_JOB") if arguments.job is None else arguments.job
-    if named is None and is_alone(environ, command, nodes=arguments.nodes):
-        return None
-    job = job_of(environ, command, named=named, nodes=arguments.nodes)
-    if job is not None:
-        return job
-    raise UsageError(
-        "this command is started several times for one job, and nothing says which job it is",
-        hint="give it a name that is equal on all nodes and new for every start: --job NAME, NCCLT_JOB, or --rdzv-id",
-    )
+    if not job.name:
+        raise UsageError(
+            "this command is started several times for one job, and nothing says which job it is",
+            hint="give it a name that is equal on all nodes and new for every start: --job NAME, NCCLT_JOB, or "
+            "--rdzv-id",
+        )
 
 
 def agree(
     arguments: argparse.Namespace,
     folder: Path,
-    job: Job,
+    job: JobInfo,
     *,
     question: str,
-    ask: Callable[[], Offer],
-    plan: Plan,
+    ask: Callable[[], Answer],
+    plan: Planner,
     tell: Callable[[str], None],
-) -> tuple[Offer | None, Handover]:
-    """Return what the job was given, deciding it if no process has, and what this process sets for it.
+) -> JobPlan:
+    """Return what this process starts with: what the job was given, which it decides if no process has.
+
+    Something is given only where every node, or every rank of MPI, was seen in this folder before.
 
     Args:
-        arguments: with nodes, dry_run, fallback and wait.
+        arguments: with dry_run, fallback and wait.
         folder: shared by the job's nodes.
         job: whose processes agree.
         question: what is requested, equal on all nodes.
-        ask: fetches the offer, if nothing is decided yet.
-        plan: turns an offer into what this process sets.
+        ask: fetches the answer, if nothing is decided yet.
+        plan: turns an answer into what this process sets.
         tell: receives a line for the user, at once.
 
     Raises:
         StoreError: the decision cannot be read: the job must not start here.
         UsageError: the settings of this process would differ from the decision.
-        NccltError: with --fallback fail, why there is no offer.
+        NccltError: with --fallback fail, why there is no answer.
     """
+    require_name(job)
     folder = usable_folder(folder)
-    kind = file_system_of_one_node(folder)
-    if kind and arguments.nodes != 1:
-        tell(
-            f"ncclt: {folder} is on {kind}, which other nodes do not see unless this one exports it: if this job has "
-            "several, each would decide alone, and NCCL can hang"
-        )
+    me = read_participant(job)
     found = find_decision(folder, job, question=question)
+    if not arguments.dry_run and found is None:
+        await_participants(folder, job, name=me.name, count=me.count, wait_s=0)
     if found is None:
-        answer = _asked(arguments, folder, job, question, ask, tell)
-        if isinstance(answer, JobAgreement):
-            found = answer
+        asked = _ask(arguments, folder, job, question, ask, tell)
+        if isinstance(asked, SharedDecision):
+            found = asked
         else:
-            offer, why = (None, answer) if isinstance(answer, str) else (answer, "")
-            handover = plan(offer, None)
+            answer, why = (None, asked) if isinstance(asked, str) else (asked, "")
+            planned = plan(answer, None) if answer else JobPlan(notes=("nothing is set: NCCL's own choice stays",))
             if arguments.dry_run:
                 tell("ncclt: no node has decided for this job yet; this would be proposed")
-                return offer, handover
-            found = decide(folder, job, question=question, content=_content(offer, handover, why=why))
-    return _followed(found, plan, tell)
+                return replace(planned, is_common=True)
+            if planned.form is not None and answer is not None:
+                count = me.count if me.is_rank else max(me.count, answer.nodes)
+                seen = await_participants(folder, job, name=me.name, count=count, wait_s=arguments.wait)
+                if seen < count:
+                    answer, planned = None, JobPlan()
+                    kind = "ranks" if me.is_rank else "nodes"
+                    why = (
+                        f"only {seen} of {count} {kind} were seen in {folder} within {arguments.wait:g} s: is it the "
+                        "same folder everywhere, and does every node run this?"
+                    )
+            content = _write_content(answer, planned, job, why=why)
+            found = decide(folder, job, question=question, content=content)
+    return _follow(found, job, plan, tell)
 
 
-def _asked(
+def _ask(
     arguments: argparse.Namespace,
     folder: Path,
-    job: Job,
+    job: JobInfo,
     question: str,
-    ask: Callable[[], Offer],
+    ask: Callable[[], Answer],
     tell: Callable[[str], None],
-) -> Offer | JobAgreement | str:
-    """Return an offer; if this node gets none, what others decided meanwhile; else why there is none."""
+) -> Answer | SharedDecision | str:
+    """Return an answer; if this node gets none, what others decided meanwhile; else why there is none."""
     try:
         return ask()
     except NotFoundError as error:
         if arguments.fallback == "fail":
             raise
-        return _said(error, tell)
+        return _explain(error, tell)
     except Exception as error:
         # Another node may reach the server: the first with an answer decides.
-        why = _said(described(error), tell)
+        why = _explain(described(error), tell)
         found = await_decision(folder, job, question=question, wait_s=arguments.wait)
         if found is not None:
             return found
@@ -123,23 +130,22 @@ def _asked(
         return why
 
 
-def _said(error: NccltError, tell: Callable[[str], None]) -> str:
+def _explain(error: NccltError, tell: Callable[[str], None]) -> str:
     tell(f"ncclt: {error.message}{f' ({error.hint})' if error.hint else ''}")
     return error.message
 
 
-def _content(offer: Offer | None, handover: Handover, *, why: str) -> dict[str, object]:
+def _write_content(answer: Answer | None, plan: JobPlan, job: JobInfo, *, why: str) -> dict[str, object]:
     return {
-        "why": why or ("" if handover.form else "; ".join(handover.notes)),
-        "env": json.dumps(offer.document, indent=2) + "\n" if offer else "",
-        "table": offer.table if offer else "",
-        "form": handover.form.value if handover.form else "",
-        "effective": effective(handover, os.environ),
+        "why": why or ("" if plan.form else "; ".join(plan.notes)),
+        "env": json.dumps(answer.document, indent=2) + "\n" if answer else "",
+        "form": plan.form.value if plan.form else "",
+        "effective": effective(plan, job),
     }
 
 
-def _followed(decision: JobAgreement, plan: Plan, tell: Callable[[str], None]) -> tuple[Offer | None, Handover]:
-    offer, form, decided = _read(decision)
+def _follow(decision: SharedDecision, job: JobInfo, plan: Planner, tell: Callable[[str], None]) -> JobPlan:
+    answer, form, decided = _read(decision)
     mine = (decision.host, decision.pid) == (os.uname().nodename, os.getpid())
     if not mine:
         tell(f"ncclt: this job was decided on {decision.host} at {decision.when}")
@@ -147,8 +153,8 @@ def _followed(decision: JobAgreement, plan: Plan, tell: Callable[[str], None]) -
             tell(f"ncclt: if that was an earlier job of the same name ({decision.job}), give each its own with --job")
     why = decision.content["why"]
     unset = f"nothing is set: the job was decided so{f' ({why})' if why else ''}"
-    handover = plan(offer, form) if form else Handover(notes=(unset,))
-    here = effective(handover, os.environ)
+    planned = plan(answer, form) if answer and form else JobPlan(answer=answer, notes=(unset,))
+    here = effective(planned, job)
     different = sorted(name for name in {*decided, *here} if decided.get(name) != here.get(name))
     if different:
         listed = "; ".join(
@@ -159,17 +165,16 @@ def _followed(decision: JobAgreement, plan: Plan, tell: Callable[[str], None]) -
             hint="ranks that disagree hang or corrupt data, so this process does not start; plugin, table folder and "
             "your own NCCL_* variables must be the same on all nodes",
         )
-    return offer, handover
+    return replace(planned, is_common=True)
 
 
-def _read(decision: JobAgreement) -> tuple[Offer | None, Form | None, dict[str, str]]:
+def _read(decision: SharedDecision) -> tuple[Answer | None, Form | None, Mapping[str, str]]:
     content = decision.content
     try:
-        env, table = str(content["env"]), str(content["table"])
+        env = str(content["env"])
         form = Form(content["form"]) if content["form"] else None
         decided = {str(name): str(value) for name, value in content["effective"].items()}
-        offer = offer_from_json(env) if env else None
-        return with_table_text(offer, table) if offer and table else offer, form, decided
+        return answer_from_json(env) if env else None, form, decided
     except (KeyError, TypeError, ValueError, AttributeError, InputError) as error:
         raise StoreError(
             f"what {decision.host} decided for this job cannot be followed: {error}",

@@ -12,7 +12,7 @@ from ncclt.nccl.compile import TUNER_API_SINCE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class DeliveredForm:
     """How a recommendation is used.
 
     Attributes:
@@ -28,7 +28,7 @@ class Usage:
     why: str = ""
 
 
-def use_of(found: Recommendation, *, source: str = "", build: bool = False) -> Usage:
+def use_of(found: Recommendation, *, source: str = "", build: bool = False) -> DeliveredForm:
     """Return how a recommendation is used: by variables if they carry the gain, else by the table.
 
     Variables carry it if they were proven themselves, and their speed-up is within the interval of the table or above:
@@ -44,29 +44,30 @@ def use_of(found: Recommendation, *, source: str = "", build: bool = False) -> U
     tabled = by_rows and found.fingerprint.version >= TUNER_API_SINCE
     plain = variables is not None and variables.verdict.decision is Decision.TUNED and by_variables(found).variables
     if variables and plain and not (tabled and variables.verdict.speedup < table.verdict.interval[0]):
-        return _used(found, Usage(form=Form.VARIABLES, proven=variables), source, build=False)
+        return _used(found, DeliveredForm(form=Form.VARIABLES, proven=variables), source, build=False)
     if tabled:
-        return _used(found, Usage(form=Form.TABLE, proven=table), source, build=build)
+        return _used(found, DeliveredForm(form=Form.TABLE, proven=table), source, build=build)
     if by_rows:
         why = f"NCCL {found.fingerprint.version} cannot load a tuner table: that takes {TUNER_API_SINCE} or later"
     elif table.verdict.decision is Decision.TUNED:
         why = "what was proven is process-wide variables alone, which were not proven by themselves"
     else:
         why = ""
-    return Usage(form=None, proven=table, why=why)
+    return DeliveredForm(form=None, proven=table, why=why)
 
 
-def _used(found: Recommendation, use: Usage, source: str, *, build: bool) -> Usage:
+def _used(found: Recommendation, use: DeliveredForm, source: str, *, build: bool) -> DeliveredForm:
     """Return a use with its command; nothing uses a stale recommendation."""
     if found.stale:
-        return Usage(form=None, proven=use.proven, why=f"it is no longer served: {found.stale}")
+        return DeliveredForm(form=None, proven=use.proven, why=f"it is no longer served: {found.stale}")
     place, job = found.fingerprint, job_options(found, source=source)
     if use.form is Form.VARIABLES:
         command = f'eval "$(ncclt env {job})"'
     else:
         start = f"torchrun --nnodes={place.nodes} --nproc-per-node={place.gpus_per_node} train.py"
-        command = f"{'ncclt plugin build && ' if build else ''}ncclt run {job} -- {start}"
-    return Usage(form=use.form, proven=use.proven, command=command)
+        shared = " --shared . --job NAME" if place.nodes > 1 else ""
+        command = f"{'ncclt plugin build && ' if build else ''}ncclt run {job}{shared} -- {start}"
+    return DeliveredForm(form=use.form, proven=use.proven, command=command)
 
 
 def job_options(found: Recommendation, *, source: str = "") -> str:

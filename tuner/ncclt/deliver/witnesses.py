@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ncclt.core.attestation import Attestation, CallOutcome, Delivered, Form, Observed, Use, Witness
+from ncclt.core.attestation import Attestation, CallOutcome, DeliveredPolicy, Form, Observed, ObservedCall, Witness
 from ncclt.core.message import MOST_BYTES
 from ncclt.core.recommendation import Decision, Recommendation
+from ncclt.deliver.answer import answer_from_document, policy_from_answer
 from ncclt.deliver.effect import OWN_LINE, attest, has_our_plugin
-from ncclt.deliver.offer import delivered_from_offer, offer_from_document
 from ncclt.deliver.render.formats import env_document
 from ncclt.errors import TraceError, UsageError
 from ncclt.nccl.log.facts import LogFacts
@@ -33,7 +33,7 @@ _MOST_OWN_LINES = 20
 """Most distinct lines kept: the plugin writes one per kind of communicator."""
 
 
-def attest_files(paths: Sequence[Path], delivered: Delivered, *, created: str) -> Attestation:
+def attest_files(paths: Sequence[Path], delivered: DeliveredPolicy, *, created: str) -> Attestation:
     """Attest whether what was delivered took effect in the job that wrote these files.
 
     Args:
@@ -80,7 +80,7 @@ def observe(paths: Sequence[Path]) -> Observed:
     )
 
 
-def delivered_from_recommendation(recommendation: Recommendation, form: Form) -> Delivered:
+def policy_from_recommendation(recommendation: Recommendation, form: Form) -> DeliveredPolicy:
     """Return what a recommendation delivers in one form.
 
     Raises:
@@ -98,7 +98,7 @@ def delivered_from_recommendation(recommendation: Recommendation, form: Form) ->
             hint="if the job got the other form, name it with --form",
         )
     # What `ncclt run` hands over is read from the same document.
-    return delivered_from_offer(offer_from_document(env_document(recommendation)), form)
+    return policy_from_answer(answer_from_document(env_document(recommendation)), form)
 
 
 def job_files(folder: Path) -> tuple[Path, ...]:
@@ -201,13 +201,13 @@ def _log_witnesses(books: Sequence[LogBook]) -> list[Witness]:
     return [Witness(kind="nccl-log", nccl_version=version, count=processes) for version in versions]
 
 
-def _report_uses(reports: Sequence[CommunicatorReport]) -> Iterator[Use]:
+def _report_uses(reports: Sequence[CommunicatorReport]) -> Iterator[ObservedCall]:
     for report in reports:
         group, left = int(report.head["ranks"]), Counter(report.calls)
         for outcome, uses in ((CallOutcome.APPLIED, report.asked), (CallOutcome.UNAVAILABLE, report.refused)):
             for (collective, size, choice), calls in uses.items():
                 left[collective, size] -= calls
-                yield Use(
+                yield ObservedCall(
                     collective=collective,
                     size_bytes=size,
                     group_size=group,
@@ -217,7 +217,7 @@ def _report_uses(reports: Sequence[CommunicatorReport]) -> Iterator[Use]:
                 )
         for (collective, size), calls in left.items():
             if calls > 0 and size > 0:
-                yield Use(
+                yield ObservedCall(
                     collective=collective,
                     size_bytes=size,
                     group_size=group,
@@ -228,7 +228,7 @@ def _report_uses(reports: Sequence[CommunicatorReport]) -> Iterator[Use]:
                 )
 
 
-def _log_uses(books: Sequence[LogBook]) -> Iterator[Use]:
+def _log_uses(books: Sequence[LogBook]) -> Iterator[ObservedCall]:
     comms: Communicators = communicators_of(books)
     for book in books:
         for line, calls in book.tunings.items():
@@ -237,7 +237,7 @@ def _log_uses(books: Sequence[LogBook]) -> Iterator[Use]:
                 continue
             group, _spans = comms.group_decided_by(line.origin)
             size, complete = full_size(line, collective, group)
-            yield Use(
+            yield ObservedCall(
                 collective=collective,
                 size_bytes=size if complete else 0,
                 group_size=group,

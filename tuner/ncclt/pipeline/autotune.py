@@ -13,8 +13,7 @@ from pathlib import Path, PurePath
 from ncclt.core.recommendation import Recommendation
 from ncclt.core.verification import Verification
 from ncclt.core.workload import Workload
-from ncclt.deliver.job import is_node_launcher, nodes_of
-from ncclt.deliver.job_shape import shape_of
+from ncclt.deliver.job_info import is_node_launcher, most_nodes, read_shape
 from ncclt.errors import StudyStoppedError, UsageError
 from ncclt.launch.launcher import Launcher
 from ncclt.measure.redact import words_without_secrets
@@ -41,7 +40,7 @@ def name_of_job(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path
         folder: in which the command runs.
     """
     scripts = [path for path in (folder / word for word in argv if word.endswith(".py")) if path.is_file()]
-    shape = {part: said.value for part, said in shape_of(argv, environ).items()}
+    shape = {part: said.value for part, said in read_shape(argv, environ).items()}
     content = [[*argv], str(folder), shape, [hashlib.sha256(path.read_bytes()).hexdigest() for path in scripts]]
     mark = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
     stem = scripts[0].stem if scripts else PurePath(argv[0]).name
@@ -80,12 +79,12 @@ def target_of_job(
             "the job and the trials need nodes, and this is not in a Slurm allocation",
             hint="put the same command into a batch script, or after salloc",
         )
-    if is_node_launcher(argv) and (total := nodes_of(argv, environ, target.nodes)) > 1:
+    if is_node_launcher(argv) and (total := most_nodes(argv, environ, target.nodes)) > 1:
         raise UsageError(
             f"the command starts the processes of this node only, and the job has {total}",
             hint="begin it with what starts all nodes: srun torchrun ..., or mpirun ... python train.py",
         )
-    shape = shape_of(argv, environ, nodes=target.nodes, gpus_per_node=target.gpus_per_node) if argv else {}
+    shape = read_shape(argv, environ, nodes=target.nodes, gpus_per_node=target.gpus_per_node) if argv else {}
     nodes, gpus = (int(shape[part].value) if part in shape else None for part in ("nodes", "gpus_per_node"))
     found = replace(found, nodes=found.nodes or nodes, gpus_per_node=found.gpus_per_node or gpus)
     if found.launcher == "local" and not (target.launcher or target.benchmark or target.nccl_tests):

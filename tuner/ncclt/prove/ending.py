@@ -13,7 +13,7 @@ from ncclt.core.recommendation import Decision, Recommendation, Verdict
 from ncclt.core.setting import DEFAULT
 from ncclt.core.study import Arm, Study, Trial, median_scores
 from ncclt.core.workload import LEFT_OUT, Workload
-from ncclt.deliver.use import Usage, use_of
+from ncclt.deliver.use import DeliveredForm, use_of
 from ncclt.nccl.compile import compile_policy
 from ncclt.prove.evidence import LaunchEvidence
 from ncclt.prove.parts import PartGain, measure_parts
@@ -39,7 +39,7 @@ class Ending:
 
     label: str
     verdict: str
-    use: Usage
+    use: DeliveredForm
     gain: Gain | None
     worth: tuple[tuple[str, str], ...]
     other: str
@@ -140,7 +140,7 @@ def scaled_to(total_us: float, times_us: Mapping[Message, float], workload: Work
     return {message: time_us * total_us / (found_us or total_us) for message, time_us in times_us.items()}
 
 
-def _verdict(found: Recommendation, use: Usage) -> str:
+def _verdict(found: Recommendation, use: DeliveredForm) -> str:
     verdict, what = use.proven.verdict, f"{found.model} on {found.cluster}"
     if verdict.decision is not Decision.TUNED:
         return f"{verdict.decision}: NCCL's own choice stays for {what}: {verdict.reason}"
@@ -151,7 +151,7 @@ def _verdict(found: Recommendation, use: Usage) -> str:
     )
 
 
-def _other(study: Study, trials: Sequence[Trial], found: Recommendation, use: Usage) -> str:
+def _other(study: Study, trials: Sequence[Trial], found: Recommendation, use: DeliveredForm) -> str:
     """Say what the form that is not used would give; empty where none is used."""
     table, variables = found.table.verdict, found.variables.verdict if found.variables else None
     if use.form is Form.VARIABLES:

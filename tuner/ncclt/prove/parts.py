@@ -10,7 +10,7 @@ from typing import Any
 
 from ncclt.core.study import Trial
 from ncclt.core.workload import Workload, WorkloadPart
-from ncclt.deliver.use import Usage
+from ncclt.deliver.use import DeliveredForm
 from ncclt.prove.confidence import interval_of
 from ncclt.prove.evidence import ArmLaunch, collect_evidence
 from ncclt.prove.proof import counted
@@ -55,7 +55,7 @@ class PartGain:
         }
 
 
-def measure_parts(use: Usage, trials: Sequence[Trial], workload: Workload) -> tuple[PartGain, ...]:
+def measure_parts(use: DeliveredForm, trials: Sequence[Trial], workload: Workload) -> tuple[PartGain, ...]:
     """Return the gain of every part of a workload; empty where it was not merged.
 
     The pairs of launches are those of the verdict, each summed over the calls of one part. As in the verdict, messages

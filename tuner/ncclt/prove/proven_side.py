@@ -9,9 +9,9 @@ from tempfile import TemporaryDirectory
 
 from ncclt.core.attestation import Form
 from ncclt.core.recommendation import Decision, Recommendation
-from ncclt.deliver.handover import Handover, place_plugin, plan_handover, table_path, write_table
-from ncclt.deliver.job import starts_others
-from ncclt.deliver.offer import offer_of
+from ncclt.deliver.answer import answer_from_recommendation
+from ncclt.deliver.job_info import JobInfo, read_variables, starts_others
+from ncclt.deliver.job_plan import JobPlan, place_plugin, plan_job, table_path, write_table
 from ncclt.deliver.render.delivery import headline
 from ncclt.errors import NoRecommendationError, UsageError, reason
 from ncclt.launch.launcher import Launcher
@@ -61,7 +61,7 @@ def delivery(
     environ: Mapping[str, str],
     plugin: Path | None,
     folder: Path,
-) -> tuple[Handover, str]:
+) -> tuple[JobPlan, str]:
     """Return what `ncclt run` would give the training, and the text of its table, which is not written yet.
 
     Args:
@@ -75,27 +75,23 @@ def delivery(
         NoRecommendationError: nothing is proven, or it cannot be delivered to this command.
         UsageError: only the table is proven, and the plugin is missing.
     """
-    offer = offer_of(recommendation, with_table=True)
-    if not (offer.table or offer.table_variables or offer.variables):
+    answer = answer_from_recommendation(recommendation)
+    if not (answer.table or answer.table_variables or answer.variables):
         said = headline(recommendation, recommendation.table)
         raise NoRecommendationError(
             f"there is nothing to verify: {said}{f' ({recommendation.label})' if recommendation.label else ''}",
             hint="any two environments are compared with --env NAME=VALUE and --base NAME=VALUE, two commands with "
             "--against",
         )
-    if plugin is None and offer.table and not offer.variables:
+    if plugin is None and answer.table and not answer.variables:
         raise UsageError(
             "the per-size table alone is proven, and it needs the tuner plugin", hint="`ncclt plugin build` makes it"
         )
-    handover = plan_handover(
-        offer, environ=environ, argv=argv, plugin=plugin, table_file=table_path(folder, offer.table),
-        shared=True, override=False,
-    )  # fmt: skip
-    if handover.form is None:
-        raise NoRecommendationError(
-            f"there is nothing to verify: {handover.notes[0]}", hint="see `ncclt run --dry-run`"
-        )
-    return handover, offer.table if handover.form is Form.TABLE else ""
+    job = JobInfo(argv=argv, environ=environ, variables=read_variables(argv, environ))
+    plan = plan_job(answer, job, plugin=plugin, table_file=table_path(folder, answer.table), shared=True)
+    if plan.form is None:
+        raise NoRecommendationError(f"there is nothing to verify: {plan.notes[0]}", hint="see `ncclt run --dry-run`")
+    return plan, answer.table if plan.form is Form.TABLE else ""
 
 
 @contextmanager
@@ -130,12 +126,12 @@ def proven_request(
         if not planned:
             folder = stack.enter_context(_own_folder(folder.parent))
             plugin = plugin and place_plugin(folder, plugin)
-        handover, table = delivery(recommendation, argv, environ=inherited, plugin=plugin, folder=folder)
+        plan, table = delivery(recommendation, argv, environ=inherited, plugin=plugin, folder=folder)
         if table and not planned:
             write_table(table_path(folder, table), table)
         yield VerifyRequest(
-            argv=argv, base_env=(), tuned_env=handover.set_env, how=how, cluster=recommendation.cluster,
-            model=recommendation.model, recommendation=recommendation.id, removed_env=removed, notes=handover.notes,
+            argv=argv, base_env=(), tuned_env=plan.set_env, how=how, cluster=recommendation.cluster,
+            model=recommendation.model, recommendation=recommendation.id, removed_env=removed, notes=plan.notes,
             open_mpi=open_mpi_sides(argv, (), environ=environ),
         )  # fmt: skip
 

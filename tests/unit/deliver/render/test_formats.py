@@ -16,9 +16,9 @@ from ncclt.core.cluster import Fingerprint
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Verdict
-from ncclt.deliver.offer import offer_from_document, offer_from_json
+from ncclt.deliver.answer import answer_from_document, answer_from_json
 from ncclt.deliver.render.formats import FORMATS, env_document, render
-from ncclt.errors import InputError, SettingError, UsageError
+from ncclt.errors import InputError, NoRecommendationError, SettingError, UsageError
 
 _spec = importlib.util.spec_from_file_location("format_readers", Path(__file__).with_name("format_readers.py"))
 readers = importlib.util.module_from_spec(_spec)
@@ -82,7 +82,7 @@ hostile = st.text(st.sampled_from(list(HOSTILE + "aé漢{}[]?~!|&<>\t\0")), max_
 FORMS = [
     *((f"{name}.{format}", recommendation, {"format": format})
       for name, recommendation in (("tuned", TUNED), ("keep_default", KEPT))
-      for format in FORMATS if format != "nvidia-csv"),
+      for format in FORMATS if format != "nvidia-csv" and (name, format) != ("keep_default", "slurm-taskprolog")),
     *((f"tuned.{'unset' if unset else 'export'}-{shell}", TUNED, {"format": "export", "shell": shell, "unset": unset})
       for shell in ("bash", "fish", "csh") for unset in (False, True) if shell != "bash" or unset),
     ("tuned.nvidia-csv", WITH_ROWS, {"format": "nvidia-csv", "channels": 16}),
@@ -215,6 +215,11 @@ def test_json_holds_both_deliveries_with_their_verdicts():
     assert document["simulated"] is True
 
 
+def test_a_task_prolog_that_would_set_nothing_is_not_written():
+    with pytest.raises(NoRecommendationError, match=r"would set nothing: ncclt .*keep-default"):
+        render(KEPT, format="slurm-taskprolog")
+
+
 def test_keep_default_sets_no_nccl_variable_and_says_why():
     for format in ("export", "dotenv", "nccl-conf"):
         text = render(KEPT, format=format)
@@ -269,9 +274,9 @@ def test_replayed_times_are_said_to_be_replayed_in_every_format():
 
 def test_a_store_and_a_server_make_the_same_offer():
     for made in (TUNED, KEPT):
-        assert offer_from_document(env_document(made)) == offer_from_json(render(made, format="json"))
+        assert answer_from_document(env_document(made)) == answer_from_json(render(made, format="json"))
 
 
 def test_an_offer_of_the_own_store_is_checked_like_that_of_a_server():
     with pytest.raises(InputError, match=r"recommendation is .* which ncclt never writes"):
-        offer_from_document(env_document(replace(TUNED, id=HOSTILE)))
+        answer_from_document(env_document(replace(TUNED, id=HOSTILE)))

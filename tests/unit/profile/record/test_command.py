@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -95,3 +96,25 @@ def test_program_that_cannot_be_started_is_told_and_leaves_no_signal_blocked(tmp
             run_foreground([str(tmp_path / name)], environ={})
         assert caught.value.hint
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
+
+
+def test_signal_to_every_process_of_the_job_reaches_the_command_once(start):
+    """As Slurm sends it: to ncclt, to the command and to everything else of the step."""
+    job = start([sys.executable, "-c", RUN, sys.executable, "-c", COUNT], stdout=subprocess.PIPE, text=True)
+    assert job.stdout.readline() == "ready\n"
+    for pid in (job.pid, *children_of(job.pid)):
+        os.kill(pid, signal.SIGUSR1)
+    assert job.stdout.readline() == f"seen [{int(signal.SIGUSR1)}]\n"
+    assert job.wait(90) == 9
+
+
+def test_signal_to_ncclt_alone_reaches_the_command(start):
+    job = start([sys.executable, "-c", RUN, sys.executable, "-c", COUNT], stdout=subprocess.PIPE, text=True)
+    assert job.stdout.readline() == "ready\n"
+    job.send_signal(signal.SIGUSR1)
+    assert job.stdout.readline() == f"seen [{int(signal.SIGUSR1)}]\n"
+    assert job.wait(90) == 9
+
+
+def children_of(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

@@ -79,11 +79,14 @@ def render_variables(document: Mapping[str, Any], *, form: str, uid: int | None 
         document, form, uid: as for `ncclt.client.answer.write`.
 
     Raises:
-        SettingError: as `AnswerError` there.
+        NoRecommendationError, SettingError: as `AnswerError` there.
     """
     try:
         return write(document, form, document["nccl_version"], uid)
     except AnswerError as error:
+        if error.undecided:
+            hint = "--policy-dir hands over the table where one is proven"
+            raise NoRecommendationError(str(error), hint=hint) from error
         raise SettingError(str(error), hint="no variable of NCCL takes one") from error
 
 
@@ -143,6 +146,8 @@ def _document(recommendation: Recommendation) -> dict[str, Any]:
         "nodes": valid.nodes,
         "gpus_per_node": valid.gpus_per_node,
         "nccl_version": valid.nccl_version,
+        "gpu": valid.gpu,
+        "fabric": valid.fabric,
         "decision": (verdict.decision if verdict else Decision.KEEP_DEFAULT).value,
         "speedup": verdict.speedup if verdict else None,
         "interval": verdict.to_document()["interval"] if verdict else None,

@@ -63,7 +63,7 @@ def table_prolog(
 "${{SLURM_JOB_ID:-0}}.${{SLURM_STEP_ID:-0}}.${{SLURM_RESTART_COUNT:-0}}"
   fi
 """
-    own = "".join(f"${{{name}+x}}" for name in sorted(rivals))
+    own = "".join(f"${{{name}+x}}" for name in sorted({*rivals}))
     condition = f' \\\n  && [ -z "{own}" ]'
     return task_prolog(
         job, variables, comments, uid=uid, promise=_PROMISE, condition=condition, before=before,

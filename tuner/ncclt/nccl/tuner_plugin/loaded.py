@@ -50,7 +50,7 @@ def layout(version: int) -> type[c.Structure]:
 
 
 @dataclass(kw_only=True)
-class Answer:
+class CallResult:
     """The result of a call.
 
     Attributes:
@@ -89,7 +89,7 @@ class Communicator:
         registered: int = 0,
         pipe_ops: int = 1,
         supports: tuple[int, int] = (1, 1),
-    ) -> Answer:
+    ) -> CallResult:
         """Ask for one collective as NCCL does.
 
         Args:
@@ -112,7 +112,7 @@ class Communicator:
             )
             _check(code, self.said)
             given = algorithm.value >= 0
-            return Answer(
+            return CallResult(
                 costs=[],
                 channels=channels.value,
                 algorithm=algorithm.value if given else None,
@@ -123,7 +123,7 @@ class Communicator:
         more = (registered,) if self.api >= 4 else ()
         code = self.tuner.choose(self.context, function, size_bytes, pipe_ops, table, *shape, *more, channels)
         _check(code, self.said)
-        return Answer(costs=list(table), channels=channels.value)
+        return CallResult(costs=list(table), channels=channels.value)
 
 
 def _check(code: int, said: Sequence[str] = ()) -> None:

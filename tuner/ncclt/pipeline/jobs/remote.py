@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 from ncclt.client.fetch import ClientError, base_of, get, host_of
 from ncclt.client.report import posting
 from ncclt.core.tuning_job import JobEvent, JobResult, JobState, JobStatus, StaleJob, TuningJob
-from ncclt.deliver.offer import api_key
+from ncclt.deliver.answer import api_key
 from ncclt.errors import ConflictError, NccltError, NotFoundError, ServerError, UsageError
 
 _TIMEOUT_S = 30.0

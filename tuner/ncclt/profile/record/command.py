@@ -7,7 +7,8 @@ import errno
 import os
 import shutil
 import signal
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
 
 from ncclt.errors import UsageError, reason
 
@@ -21,6 +22,9 @@ by SIGXCPU. Stopping is not among them: it is said to the whole group, and a sto
 _SI_KERNEL = 0x80
 """si_code of a signal by the kernel, as for Ctrl-C (sigaction(2)): the terminal sent it to the command as well."""
 
+_TO_ALL_S = 0.2
+"""Time in which a signal to every process of a job reaches all of them; only then does a signal to us alone pass on."""
+
 _PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
 """Ignored by Python itself (its own `subprocess` gives them back to a command, too)."""
 
@@ -29,7 +33,8 @@ def run_foreground(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Run a command as a shell would and return its exit code.
 
     It stays in our process group, so that the terminal treats both as one job. Signals are waited for instead of
-    handled: none is lost, none ends us before the command, and its sender is known, so that Ctrl-C is not doubled.
+    handled: none is lost, none ends us before the command, and its sender is known, so that Ctrl-C is not doubled. Nor
+    is a signal that goes to every process of the job, as Slurm sends it: a `_Bystander` gets that one too.
 
     Returns:
         the exit code; 128 + n where signal n ended it.
@@ -42,22 +47,81 @@ def run_foreground(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     child_handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     try:
-        pid = _start(argv, environ, mask)
-        while True:
-            received = signal.sigwaitinfo(awaited)
-            if received.si_signo == signal.SIGCHLD:
-                status = _reaped(pid)
-                if status is not None:
-                    break
-            elif received.si_code != _SI_KERNEL:
-                # Not reaped yet: the number is still its own. What has become another user's cannot be signalled.
-                with contextlib.suppress(PermissionError):
-                    os.kill(pid, received.si_signo)
+        with _Bystander(awaited) as bystander:
+            pid = _start(argv, environ, mask)
+            while True:
+                received = signal.sigwaitinfo(awaited)
+                if received.si_signo == signal.SIGCHLD:
+                    status = _reaped(pid)
+                    if status is not None:
+                        break
+                elif received.si_code != _SI_KERNEL and not bystander.has_got(received.si_signo):
+                    # Not reaped yet: the number is still its own. What has become another user's cannot be signalled.
+                    with contextlib.suppress(PermissionError):
+                        os.kill(pid, received.si_signo)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         signal.signal(signal.SIGCHLD, child_handler or signal.SIG_DFL)
     code = os.waitstatus_to_exitcode(status)
     return 128 - code if code < 0 else code
+
+
+class _Bystander:
+    """A process beside the command that does nothing, and in which signals stay pending: who signals all signals it.
+
+    It reads from a pipe of ours, so that it ends when we do, however that happens.
+    """
+
+    def __init__(self, signals: Collection[int]) -> None:
+        self._signals = signals
+        self._pid, self._pipe = self._begin()
+
+    def _begin(self) -> tuple[int, int]:
+        """Return process and pipe; the process 0 where the system has no `cat`: then every signal passes on."""
+        theirs, ours = os.pipe()
+        silent = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_WRONLY, 0) for number in (1, 2)]
+        devices = [(os.POSIX_SPAWN_DUP2, theirs, 0), *silent]
+        try:
+            return os.posix_spawnp("cat", ["cat"], {}, file_actions=devices, setsigmask=self._signals), ours
+        except OSError:
+            return 0, ours
+        finally:
+            os.close(theirs)
+
+    def has_got(self, number: int) -> bool:
+        """Return whether a signal that has just reached us reaches this process as well."""
+        until_s = time.monotonic() + _TO_ALL_S
+        while self._pid and time.monotonic() < until_s:
+            if self._pending() >> (number - 1) & 1:
+                before = self._pid, self._pipe
+                self._pid, self._pipe = self._begin()  # what is pending there stays pending
+                self._stop(*before)
+                return True
+            time.sleep(0.005)
+        return False
+
+    def _pending(self) -> int:
+        try:
+            with open(f"/proc/{self._pid}/status", encoding="ascii", errors="replace") as file:  # noqa: PTH123
+                return next((int(line.split()[1], 16) for line in file if line.startswith("ShdPnd:")), 0)
+        except OSError:
+            return 0
+
+    def __enter__(self) -> _Bystander:
+        """Return it; it has begun already."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the process."""
+        self._stop(self._pid, self._pipe)
+
+    @staticmethod
+    def _stop(pid: int, pipe: int) -> None:
+        os.close(pipe)
+        if pid:
+            with contextlib.suppress(ChildProcessError, ProcessLookupError):  # somebody ended it, and it was reaped
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
 
 
 def _reaped(pid: int) -> int | None:

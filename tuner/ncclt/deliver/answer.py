@@ -1,22 +1,24 @@
-"""What a server, a store or a file offers for a job: the input of `ncclt run` and of a TaskProlog with a table."""
+"""The answer of a server, a store or a file for a job: variables and table together, one document."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ncclt.client.answer import NEEDS, checked, checked_document, one_line
-from ncclt.core.attestation import Delivered, Form
+from ncclt.client.answer import NEEDS, checked, checked_document, comment_lines, one_line, token
+from ncclt.client.trust import UntrustedError, read_trusted
+from ncclt.core.attestation import DeliveredPolicy, Form
+from ncclt.core.cluster import Fingerprint
 from ncclt.core.nccl_version import NcclVersion
-from ncclt.core.policy import Policy
+from ncclt.core.policy import Policy, Rule
 from ncclt.core.recommendation import Recommendation, Request
 from ncclt.deliver.effect import policy_of_variables
+from ncclt.deliver.render.table import delivered_row
 from ncclt.errors import (
     InputError,
     NccltError,
@@ -26,17 +28,16 @@ from ncclt.errors import (
     UsageError,
     reason,
 )
-from ncclt.nccl.tuner_table import table_checksum
+from ncclt.nccl.compile import TUNER_API_SINCE
+from ncclt.nccl.tuner_table import table_checksum, table_text
 from ncclt.user_dirs import user_folder
 
 if TYPE_CHECKING:
-    from ncclt.client.fetch import ClientError, Fetched
+    from ncclt.client.fetch import ClientError, Reply
 
 _MOST_KEY_BYTES = 1000
+_MOST_TABLE_BYTES = 4 * 1024 * 1024
 
-
-_LEAST_S = 0.01
-"""Shortest timeout that is passed on: for a socket 0 means no timeout."""
 
 _TABLE_HEAD = re.compile(
     r"# ncclt-table [0-9]{1,3} id=(?P<id>[A-Za-z0-9._-]{1,64}) nccl=(?P<nccl>[0-9]{1,3}(?:\.[0-9]{1,3}){1,2}) "
@@ -45,23 +46,25 @@ _TABLE_HEAD = re.compile(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
-    """What a server, a store or a file offers for a job, checked by `offer_from_*`.
+class Answer:
+    """What a server, a store or a file gives for a job, checked by `answer_from_*`.
 
     Attributes:
         recommendation, cluster, model: id and names; the names are empty for a table from a file.
         nccl_version: with which it was measured; empty = not known.
         nodes, ranks: of the measured job; 0 = not known.
+        gpu, fabric: of the measured cluster; empty = not known.
         simulated: the times come from a model.
         recorded: the times were recorded elsewhere and replayed.
         variables: (name, value) proven without the table.
-        table: text for the plugin; empty = there is none, or it was not requested.
+        table: text for the plugin; empty = there is none.
         rules: of the table.
         table_variables: (name, value) that the table needs.
         document: the whole answer of a server or store, to be passed on; empty for a table from a file.
         rollout: id of the roll-out that the job is part of; empty = none.
         variant: what it is given in it.
-        ticket: for the reports of the job; empty = it cannot report.
+        job: name of the job for which the server keeps this answer, so that all of its nodes get it; empty = none.
+        ticket: opaque; proves in reports that a job started with this answer. Empty = none.
     """
 
     recommendation: str
@@ -70,6 +73,8 @@ class Offer:
     nccl_version: str = ""
     nodes: int = 0
     ranks: int = 0
+    gpu: str = ""
+    fabric: str = ""
     simulated: bool = False
     recorded: bool = False
     variables: tuple[tuple[str, str], ...] = ()
@@ -79,7 +84,13 @@ class Offer:
     document: Mapping[str, Any] = field(default_factory=dict)
     rollout: str = ""
     variant: str = ""
+    job: str = ""
     ticket: str = ""
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether it gives a job nothing: the NCCL default was kept."""
+        return not (self.variables or self.table)
 
     @property
     def why_nothing(self) -> str:
@@ -93,8 +104,8 @@ class Offer:
         return one_line(f"{mark}{verdict.get('decision')}: {verdict.get('reason')}")
 
 
-def offer_from_json(text: str) -> Offer:
-    """Read an offer from the text of the format `json`.
+def answer_from_json(text: str) -> Answer:
+    """Read an answer from the text of the format `json`.
 
     Raises:
         InputError: the text is not in this format, or sets what ncclt never sets.
@@ -102,59 +113,71 @@ def offer_from_json(text: str) -> Offer:
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _no_offer(error) from error
-    return offer_from_document(document)
+        raise _no_answer(error) from error
+    return answer_from_document(document)
 
 
-def offer_from_document(document: Any) -> Offer:
-    """Read an offer from a document of the format `json`.
+def answer_from_document(document: Any) -> Answer:
+    """Read an answer from a document of the format `json`; its table is written here, from its rules.
 
     Raises:
         InputError: the document is not in this format, or sets what ncclt never sets.
     """
     try:
         known = checked_document(document, document["nccl_version"])
-        rules = Policy.from_document({"rules": known["table"], "parameters": known["table_parameters"]})
+        policy = Policy.from_document({"rules": known["table"], "parameters": known["table_parameters"]})
+        rules = tuple(rule for rule in policy.rules if rule.algorithm and rule.protocol)
+        table_variables = tuple((f"NCCL_{name}", str(value)) for name, value in policy.parameters)
+        table = _render_table(known, rules, table_variables)
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError, NccltError) as error:
-        raise _no_offer(error) from error
-    return Offer(
+        raise _no_answer(error) from error
+    return Answer(
         recommendation=known["recommendation"],
         cluster=known["cluster"],
         model=known["model"],
         nccl_version=known["nccl_version"],
         nodes=known["nodes"],
         ranks=known["nodes"] * known["gpus_per_node"],
+        gpu=known.get("gpu", ""),
+        fabric=known.get("fabric", ""),
         simulated=known["simulated"],
         recorded=known["launcher"] == "replay",
         variables=tuple(sorted(known["variables"].items())),
-        rules=Policy(rules=tuple(rule for rule in rules.rules if rule.algorithm and rule.protocol)),
-        table_variables=tuple((f"NCCL_{name}", str(value)) for name, value in rules.parameters),
+        table=table,
+        rules=Policy(rules=rules),
+        table_variables=table_variables,
         document=document,
         rollout=known.get("rollout", ""),
         variant=known.get("variant", ""),
+        job=known.get("job", ""),
         ticket=known.get("ticket", ""),
     )
 
 
-def _no_offer(error: Exception) -> InputError:
+def _render_table(known: Mapping[str, Any], rules: tuple[Rule, ...], needed: tuple[tuple[str, str], ...]) -> str:
+    version = NcclVersion.parse(known["nccl_version"])
+    if not rules or version < TUNER_API_SINCE:
+        return ""
+    place = Fingerprint(
+        gpu="", link_class="", fabric="", nodes=known["nodes"], gpus_per_node=known["gpus_per_node"],
+        nccl_version=known["nccl_version"],
+    )  # fmt: skip
+    mark = ["SIMULATED"] if known["simulated"] else ["recorded"] if known["launcher"] == "replay" else []
+    return table_text(
+        [delivered_row(rule, place) for rule in sorted(rules, key=lambda rule: rule.precedence)],
+        table_id=token(known["recommendation"]),
+        version=version,
+        nodes=place.nodes,
+        ranks=place.world_size,
+        comments=comment_lines([*mark, *(f"needs {name}={value} in the environment" for name, value in needed)]),
+    )
+
+
+def _no_answer(error: Exception) -> InputError:
     return InputError(f"this is not an environment of ncclt: {error}", hint="update ncclt here or on the server")
 
 
-def with_table_text(offer: Offer, text: str) -> Offer:
-    """Return an offer with its table, the text of the format `tuner-csv`.
-
-    Raises:
-        InputError: the text is not a table, or is of another revision, published in between.
-    """
-    head = _TABLE_HEAD.match(text)
-    if head is None or head["id"] != offer.recommendation:
-        raise InputError(
-            "environment and table are not of one revision", hint="a new one was published in between; try again"
-        )
-    return replace(offer, table=text)
-
-
-def offer_from_table(path: Path) -> Offer:
+def answer_from_table(path: Path) -> Answer:
     """Read a table as `ncclt env --format tuner-csv` writes it.
 
     Raises:
@@ -162,7 +185,9 @@ def offer_from_table(path: Path) -> Offer:
         InputError: it needs variables that ncclt never sets.
     """
     try:
-        text = path.read_text(encoding="ascii")
+        text = read_trusted(path, most_bytes=_MOST_TABLE_BYTES).decode("ascii")
+    except UntrustedError as error:
+        raise UsageError(f"the table is not used: {error}", hint=error.hint) from error
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
             f"the table {path} cannot be read: {reason(error)}", hint="name a file of --format tuner-csv"
@@ -184,7 +209,7 @@ def offer_from_table(path: Path) -> Offer:
         needed = checked(dict(NEEDS.findall(text)), head["nccl"])
     except ValueError as error:
         raise InputError(f"the table {path} cannot be used: {error}", hint="write it again with `ncclt env`") from error
-    return Offer(
+    return Answer(
         recommendation=head["id"],
         nccl_version=head["nccl"],
         nodes=int(head["nodes"]),
@@ -196,23 +221,21 @@ def offer_from_table(path: Path) -> Offer:
     )
 
 
-def ask_for_offer(
+def ask_for_answer(
     request: Request,
     server: str | None,
     storage: str | None,
     *,
-    with_table: bool,
     timeout_s: float,
     from_cache: bool,
     warn: Callable[[str], None],
-) -> Offer:
-    """Request an offer from the server, or from the store if there is no server.
+) -> Answer:
+    """Request an answer from the server by one request, or from the store if there is no server.
 
     Args:
         request: the job that it is for.
         server, storage: one of them, or neither for the default store.
-        with_table: request the table too.
-        timeout_s: for all requests to the server together.
+        timeout_s: for the request to the server.
         from_cache: use the cached answer if the server is unreachable.
         warn: receives a line for the user, at once.
 
@@ -223,68 +246,38 @@ def ask_for_offer(
         InputError: the answer is invalid.
     """
     if not server:
-        return _stored(request, storage, with_table=with_table)
-    fetch = _fetching(request, server, timeout_s=timeout_s, from_cache=from_cache, warn=warn)
-    offer = offer_from_json(fetch("json"))
-    if not (with_table and offer.rules.rules):
-        return offer
-    table = fetch("tuner-csv")
-    try:
-        return with_table_text(offer, table)
-    except InputError:
-        # A revision was published in between, so the environment is requested once more.
-        return with_table_text(offer_from_json(fetch("json")), table)
+        from ncclt.deliver.variant import given_from_store, issue_from_store
+
+        found = given_from_store(storage, request)
+        said = found.to_document() | issue_from_store(storage, found, request.job)
+        return answer_from_recommendation(found.recommendation, said)
+    fallback = "cached" if from_cache else "none"
+    reply = fetch_for(request, server, format="json", timeout_s=timeout_s, fallback=fallback, **kept_answers())
+    if reply.warning:
+        warn(f"ncclt: {reply.warning}")
+    return answer_from_json(reply.text)
 
 
-def _stored(request: Request, storage: str | None, *, with_table: bool) -> Offer:
-    from ncclt.deliver.variant import given_from_store, issue_from_store
-
-    found = given_from_store(storage, request)
-    said = found.to_document() | issue_from_store(storage, found, request.job)
-    return offer_of(found.recommendation, with_table=with_table, said=said)
-
-
-def offer_of(recommendation: Recommendation, *, with_table: bool, said: Mapping[str, str] | None = None) -> Offer:
-    """Return what a recommendation offers.
+def answer_from_recommendation(recommendation: Recommendation, variant: Mapping[str, str] | None = None) -> Answer:
+    """Return what a recommendation gives.
 
     Args:
-        recommendation: what is given.
-        with_table: its table too.
-        said: variant, reason, roll-out and ticket, where they are known.
+        recommendation: to be delivered.
+        variant: variant, reason and roll-out, where they are known.
 
     Raises:
         NoRecommendationError: the proof ended undecided.
     """
-    from ncclt.deliver.render.formats import env_document, render
+    from ncclt.deliver.render.formats import env_document
 
-    offer = offer_from_document(env_document(recommendation) | dict(said or {}))
-    if not (with_table and offer.rules.rules):
-        return offer
-    return with_table_text(offer, render(recommendation, format="tuner-csv"))
+    return answer_from_document(env_document(recommendation) | dict(variant or {}))
 
 
-def _fetching(
-    request: Request, server: str, *, timeout_s: float, from_cache: bool, warn: Callable[[str], None]
-) -> Callable[[str], str]:
-    deadline_s = time.monotonic() + timeout_s
-
-    def fetch(format: str) -> str:
-        # Without time left this is an outage like any other, and the cache may have an answer.
-        left_s = max(deadline_s - time.monotonic(), _LEAST_S)
-        fallback = "cached" if from_cache else "none"
-        fetched = fetched_for(request, server, format=format, timeout_s=left_s, fallback=fallback, **kept_answers())
-        if fetched.warning:
-            warn(f"ncclt: {fetched.warning}")
-        return fetched.text
-
-    return fetch
-
-
-def fetched_for(request: Request, server: str, **options: Any) -> Fetched:
+def fetch_for(request: Request, server: str, **options: Any) -> Reply:
     """Return what a server answers for a job; `options` as of `fetch_env`.
 
     Raises:
-        NoRecommendationError, StaleRecommendationError, UsageError, ServerError: as `error_of` tells them apart.
+        NoRecommendationError, StaleRecommendationError, UsageError, ServerError: as for `error_from_client`.
     """
     from ncclt.client.fetch import ClientError, fetch_env
 
@@ -305,10 +298,10 @@ def fetched_for(request: Request, server: str, **options: Any) -> Fetched:
             **options,
         )
     except ClientError as error:
-        raise error_of(error) from error
+        raise error_from_client(error) from error
 
 
-def error_of(failure: ClientError) -> NccltError:
+def error_from_client(failure: ClientError) -> NccltError:
     """Return what kept a server from answering as an error of ncclt."""
     kinds: dict[int, type[NccltError]] = {
         404: NoRecommendationError, 409: NoRecommendationError, 410: StaleRecommendationError, 422: UsageError,
@@ -357,18 +350,18 @@ def cache_folder() -> Path:
     return user_folder("XDG_CACHE_HOME", ".cache") / "ncclt"
 
 
-def delivered_from_offer(offer: Offer, form: Form) -> Delivered:
+def policy_from_answer(answer: Answer, form: Form) -> DeliveredPolicy:
     """Return what a job was given, for the attestation afterwards."""
-    version = NcclVersion.parse(offer.nccl_version)
-    variables = offer.table_variables if form is Form.TABLE else offer.variables
-    return Delivered(
-        recommendation=offer.recommendation,
-        cluster=offer.cluster,
-        model=offer.model,
-        nccl_version=offer.nccl_version,
-        nodes=offer.nodes,
-        ranks=offer.ranks,
+    version = NcclVersion.parse(answer.nccl_version)
+    variables = answer.table_variables if form is Form.TABLE else answer.variables
+    return DeliveredPolicy(
+        recommendation=answer.recommendation,
+        cluster=answer.cluster,
+        model=answer.model,
+        nccl_version=answer.nccl_version,
+        nodes=answer.nodes,
+        ranks=answer.ranks,
         form=form,
-        policy=offer.rules if form is Form.TABLE else policy_of_variables(dict(variables), version),
+        policy=answer.rules if form is Form.TABLE else policy_of_variables(dict(variables), version),
         variables=variables,
     )

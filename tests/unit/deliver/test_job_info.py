@@ -2,7 +2,17 @@
 
 import pytest
 
-from ncclt.deliver.job import Job, is_alone, is_node_launcher, job_of, starts_others
+from ncclt.deliver.job_info import (
+    is_alone,
+    is_node_launcher,
+    is_other_gpu,
+    name_job,
+    read_job,
+    read_participant,
+    see_fabrics,
+    see_gpus,
+    starts_others,
+)
 from ncclt.errors import UsageError
 
 STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_PROCID": "3",
@@ -13,8 +23,7 @@ TORCHRUN = ("torchrun", "--nnodes=2", "train.py")
 
 
 def name_of(environ, argv=TRAIN, **options):
-    found = job_of(environ, argv, **options)
-    return found and found.name
+    return name_job(environ, argv, **options)[0] or None
 
 
 def test_a_step_of_another_cluster_with_the_same_number_is_another_job():
@@ -43,18 +52,18 @@ def test_one_step_per_node_is_not_the_job():
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [
-        ({"OMPI_MCA_ess_base_jobid": "99", "OMPI_COMM_WORLD_RANK": "1"}, Job(name="Open MPI job 99", is_unique=False)),
-        ({"PMIX_NAMESPACE": "prterun-n1-5@1"}, Job(name="PMIx namespace prterun-n1-5@1", is_unique=False)),
+        ({"OMPI_MCA_ess_base_jobid": "99", "OMPI_COMM_WORLD_RANK": "1"}, ("Open MPI job 99", False)),
+        ({"PMIX_NAMESPACE": "prterun-n1-5@1"}, ("PMIx namespace prterun-n1-5@1", False)),
         # The nodes of mpirun have been got from Slurm: their daemons are a step that the first node is no part of.
-        (STEP | {"OMPI_MCA_ess_base_jobid": "99"}, Job(name="Open MPI job 99", is_unique=False)),
-        (STEP | {"PMIX_NAMESPACE": "slurm.pmix.7.0"}, Job(name="Slurm step 7.0 start 0")),
-        (STEP | {"SLURM_HET_SIZE": "2"}, None),
-        (BATCH, None),
-        ({}, None),
+        (STEP | {"OMPI_MCA_ess_base_jobid": "99"}, ("Open MPI job 99", False)),
+        (STEP | {"PMIX_NAMESPACE": "slurm.pmix.7.0"}, ("Slurm step 7.0 start 0", True)),
+        (STEP | {"SLURM_HET_SIZE": "2"}, ("", True)),
+        (BATCH, ("", True)),
+        ({}, ("", True)),
     ],
 )
 def test_who_starts_the_processes_knows_the_job(environ, expected):
-    assert job_of(environ, TRAIN) == expected
+    assert name_job(environ, TRAIN) == expected
 
 
 @pytest.mark.parametrize(
@@ -84,7 +93,7 @@ def test_a_name_by_hand_goes_before_all():
 @pytest.mark.parametrize("named", ["", " ", "a\nb", "x" * 201])
 def test_a_name_that_is_none_is_refused(named):
     with pytest.raises(UsageError):
-        job_of({}, TRAIN, named=named)
+        name_job({}, TRAIN, named=named)
 
 
 @pytest.mark.parametrize(
@@ -132,3 +141,65 @@ def test_who_is_alone_needs_no_agreement(environ, argv, alone):
 )
 def test_what_stands_before_a_launcher_may_send_it_elsewhere(command, here, elsewhere):
     assert (is_node_launcher(command.split()), starts_others(command.split())) == (here, elsewhere)
+
+
+def test_gpus_are_seen_by_the_kernel_modules_first_and_then_by_nvidia_smi(tmp_path):
+    assert see_gpus({}, root=tmp_path) == ()
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho NVIDIA A100-SXM4-40GB; echo NVIDIA A100-SXM4-40GB\n")
+    program.chmod(0o755)
+    path = {"PATH": str(program.parent)}
+    assert see_gpus(path, root=tmp_path) == ("NVIDIA A100-SXM4-40GB",)
+    for number in "01":
+        file = tmp_path / "proc/driver/nvidia/gpus" / number / "information"
+        file.parent.mkdir(parents=True)
+        file.write_text("Model: \t\t NVIDIA H100 80GB HBM3\nIRQ: 5\n")
+    assert see_gpus(path, root=tmp_path) == ("NVIDIA H100 80GB HBM3",)
+    program.write_text("#!/bin/sh\nexit 9\n")
+    (tmp_path / "other" / "dev").mkdir(parents=True)
+    (tmp_path / "other" / "dev" / "kfd").touch()
+    assert see_gpus(path, root=tmp_path / "other") == ("a GPU of unknown model",)
+
+
+def test_fabrics_are_those_of_the_adapters(tmp_path):
+    assert see_fabrics(root=tmp_path) == ()
+    for name, layer in (("mlx5_0", "InfiniBand"), ("mlx5_1", "InfiniBand"), ("odd", "Unknown")):
+        file = tmp_path / "sys/class/infiniband" / name / "ports/1/link_layer"
+        file.parent.mkdir(parents=True)
+        file.write_text(f"{layer}\n")
+    assert see_fabrics(root=tmp_path) == ("infiniband",)
+
+
+@pytest.mark.parametrize(
+    ("measured", "seen", "other"),
+    [
+        ("MI355X", "NVIDIA H100 80GB HBM3", True), ("H100", "NVIDIA H100 80GB HBM3", False),
+        ("A100-SXM-64GB", "NVIDIA A100-SXM4-40GB", False), ("GPU", "NVIDIA H100", False), ("H100", "a GPU", False),
+    ],
+)  # fmt: skip
+def test_gpus_differ_only_where_both_names_tell_the_model(measured, seen, other):
+    assert is_other_gpu(measured, [seen]) is other
+
+
+@pytest.mark.parametrize(
+    ("environ", "argv", "count", "is_rank"),
+    [
+        (STEP | {"SLURM_NODEID": "1"}, TRAIN, 2, False),
+        ({}, ("torchrun", "--nnodes=3", "--node-rank=1", "t.py"), 3, False),
+        ({"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8"}, TRAIN, 8, True),
+        ({"RANK": "5", "WORLD_SIZE": "8"}, TRAIN, 8, True),
+        ({}, TRAIN, 1, False),
+    ],
+)
+def test_launcher_says_how_many_must_be_seen(environ, argv, count, is_rank):
+    me = read_participant(read_job(argv, environ))
+    assert (me.count, me.is_rank) == (count, is_rank)
+
+
+def test_two_nodes_of_one_launcher_have_two_names_and_two_ranks_of_a_node_one():
+    names = [
+        read_participant(read_job(TRAIN, STEP | {"SLURM_PROCID": str(rank), "SLURM_NODEID": str(rank // 4)})).name
+        for rank in range(8)
+    ]
+    assert [len(set(names)), names[0] == names[3]] == [2, True]

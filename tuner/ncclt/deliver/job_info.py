@@ -1,0 +1,735 @@
+"""Which job this is: its name, its size, its NCCL, its GPUs, and the variables that change what was measured.
+
+A guess would give a job what was measured for another one, so what is not certain stays unknown. Sources closer to the
+ranks come first: the command (torchrun, then mpirun, then srun), the variables of a rank (torchrun, Open MPI, Hydra),
+Slurm's step, and Slurm's allocation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from typing import NamedTuple
+
+from ncclt.errors import UsageError
+from ncclt.nccl.parameters import CATALOGUE
+
+_RENDEZVOUS = ("--rdzv-id", "--rdzv_id")
+_NODE_RANK = ("--node-rank", "--node_rank", "--machine_rank", "--machine-rank")
+_NODES = ("--nnodes", "--num_machines", "--num-machines")
+MANY_NODES_LAUNCHERS = frozenset(
+    {"srun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "prun", "flux", "jsrun", "lrun", "aprun",
+     "palsrun", "ssh", "pdsh", "clush", "kubectl", "deepspeed", "horovodrun"}
+)  # fmt: skip
+"""Commands that start the processes of all nodes from one node."""
+
+NODE_LAUNCHERS = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate"})
+"""Commands that run on every node and only start its own processes."""
+
+_WRAPPERS = frozenset(
+    {"env", "nice", "ionice", "numactl", "taskset", "chrt", "time", "timeout", "nohup", "stdbuf", "setsid", "exec",
+     "uv", "poetry", "pixi", "conda", "mamba", "micromamba", "run"}
+)  # fmt: skip
+"""Commands that run another command, on the same node."""
+
+RANK_VARIABLES = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "PALS_RANKID", "JSM_NAMESPACE_RANK")
+"""Set by a launcher in each process that it starts on a node."""
+
+_MPI_JOBS = (("OMPI_MCA_ess_base_jobid", "Open MPI job"), ("PMIX_NAMESPACE", "PMIx namespace"))
+"""Open MPI up to 4; Open MPI 5, PRRTE and Slurm with PMIx."""
+
+
+_TORCHRUN = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch"})
+_MPIRUN = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun"})
+_PROGRAMS = re.compile(r".*/.*|python[0-9.]*|(?:ba|da|z)?sh|.*\.(?:py|sh)")
+_TWO_VALUES = frozenset({"--mca", "-mca", "--gmca", "--prtemca", "--pmixmca", "-genv", "-env"})
+_ELSEWHERE = re.compile(
+    r"apptainer|singularity|docker|podman|enroot|kubectl|ssh|pdsh|clush|conda|mamba|micromamba|uv|poetry"
+    r"|pixi|(?:ba|da|z)?sh|.*\.sh"
+)
+"""Commands that run, or may run, in a file system or Python environment other than this one."""
+
+_TASKS = re.compile(r"([1-9][0-9]{0,5})(?:\(x[0-9]+\))?")
+"""Slurm's notation for equal tasks on all nodes: `8(x2)`."""
+
+
+class Sourced(NamedTuple):
+    """One fact about a job, with its source.
+
+    Attributes:
+        value: nodes, GPUs per node, ranks, an NCCL version or the value of a variable.
+        by: the source, for messages.
+        binding: a different option is an error; not so for an allocation, which can be used in part.
+    """
+
+    value: int | str
+    by: str
+    binding: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobInfo:
+    """What job this is, as far as its command, its launcher and this machine show.
+
+    Attributes:
+        argv: the command that starts it; empty = not known.
+        environ: of this process.
+        name: equal in all of its processes; empty = not known.
+        is_unique: no other job, and no restart of this one, has this name.
+        is_named: the user gave the name.
+        shape: some of `nodes`, `gpus_per_node` and `nccl_version`, each with its source.
+        nodes: at most, as far as the user or a launcher says; 1 where neither does.
+        decides_alone: no other process decides for the job, according to launchers.
+        gpus: models seen on this machine, each once; empty = none seen, None = not looked for.
+        fabrics: `infiniband` or `roce`, as this machine's adapters say; empty = none seen.
+        variables: those that change what was measured -> value and source.
+    """
+
+    argv: Sequence[str] = ()
+    environ: Mapping[str, str] = field(default_factory=dict)
+    name: str = ""
+    is_unique: bool = True
+    is_named: bool = False
+    shape: Mapping[str, Sourced] = field(default_factory=dict)
+    nodes: int = 1
+    decides_alone: bool = True
+    gpus: tuple[str, ...] | None = None
+    fabrics: tuple[str, ...] = ()
+    variables: Mapping[str, Sourced] = field(default_factory=dict)
+
+    @property
+    def starts_elsewhere(self) -> bool:
+        """Return whether its command starts the processes of all nodes."""
+        return starts_others(self.argv)
+
+    @property
+    def is_batch_script(self) -> bool:
+        """Return whether this is Slurm's batch script, which runs once and starts the steps of its job."""
+        return bool(self.environ.get("SLURM_JOB_ID")) and not _slurm_step(self.environ)
+
+    @property
+    def is_started_on_every_node(self) -> bool:
+        """Return whether this command is started on every node, so that each node decides for itself."""
+        return is_started_on_every_node(self.argv, self.environ)
+
+    @property
+    def shown_nodes(self) -> int:
+        """Return the number of nodes: the launcher's, else the most that the user names."""
+        said = self.shape.get("nodes")
+        return max(self.nodes, int(said.value) if said else 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Participant:
+    """This process among those that decide for a job.
+
+    Attributes:
+        name: differs from those of the others.
+        count: how many there are, by the launcher; 1 where it does not say.
+        is_rank: one per rank, else one per node.
+    """
+
+    name: str
+    count: int = 1
+    is_rank: bool = False
+
+
+def read_participant(job: JobInfo) -> Participant:
+    """Return this process among those that decide for its job: one of the ranks of MPI, else of the nodes."""
+    environ = job.environ
+    torchrun = _meets_others(job.argv)
+    for rank, size in (
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"), ("RANK", "WORLD_SIZE"),
+    ):  # fmt: skip
+        if not torchrun and environ.get(rank, "").isdecimal() and _count(environ.get(size, "")) > 1:
+            return Participant(name=f"rank {environ[rank]}", count=_count(environ[size]), is_rank=True)
+    number = environ.get("SLURM_NODEID", "") if not torchrun else ""
+    number = (
+        number or _option(job.argv, _NODE_RANK) or environ.get("PET_NODE_RANK", "") or environ.get("SLURM_NODEID", "")
+    )
+    steps = _count(environ.get("SLURM_STEP_NUM_NODES", "")) if _slurm_step(environ) else 0
+    return Participant(name=f"node {os.uname().nodename} {_boot_id()} {number}", count=max(job.shown_nodes, steps, 1))
+
+
+def _boot_id() -> str:
+    """Return what tells apart two machines of one name; empty where the kernel does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def read_job(
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    named: str | None = None,
+    nodes: int | None = None,
+    gpus_per_node: int | None = None,
+) -> JobInfo:
+    """Return what job this is.
+
+    Args:
+        argv: the command that starts it.
+        environ: of this process.
+        named: the user's name for the job.
+        nodes, gpus_per_node: given by the user.
+
+    Raises:
+        UsageError: the user's name is invalid.
+    """
+    named = environ.get("NCCLT_JOB") if named is None else named
+    name, is_unique = name_job(environ, argv, named=named, nodes=nodes)
+    return JobInfo(
+        argv=tuple(argv),
+        environ=environ,
+        name=name,
+        is_unique=is_unique,
+        is_named=named is not None,
+        shape=read_shape(argv, environ, nodes=nodes, gpus_per_node=gpus_per_node),
+        nodes=most_nodes(argv, environ, nodes),
+        decides_alone=is_alone(environ, argv, nodes=nodes),
+        gpus=see_gpus(environ),
+        fabrics=see_fabrics(),
+        variables=read_variables(argv, environ),
+    )
+
+
+# --- variables that change what was measured ---
+
+_CHANGING = {row.variable: row for row in CATALOGUE if not row.site}
+
+CHANGING_VARIABLES = tuple(sorted(_CHANGING))
+"""Variables that are searched or change how NCCL communicates, as the catalogue knows them; a site's own are not."""
+
+_ASSIGNED = re.compile(r"(?:^|[\s,;'\"])(NCCLT?_[A-Z0-9_]+)=([^\s,;'\"]*)")
+"""As in `-x NCCL_ALGO=ring`, `--export=ALL,NCCL_ALGO=ring`, `env NCCL_ALGO=ring` and a script for `sh -c`."""
+
+_HYDRA_OPTIONS = ("-genv", "-env")
+"""MPICH and Intel MPI take name and value as two arguments."""
+
+OF_COMMAND = "the command itself"
+
+
+def read_variables(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, Sourced]:
+    """Return the variables in effect that change what was measured, each with its source.
+
+    The first source counts, as for NCCL (src/misc/param.cc): the command, the environment, the file that
+    NCCL_CONF_FILE names or else ~/.nccl.conf, and /etc/nccl.conf. A value that is NCCL's default changes nothing, nor
+    does what is a fact of the cluster.
+    """
+    found: dict[str, Sourced] = {}
+    named = environ.get("NCCL_CONF_FILE")
+    own = Path(named) if named else Path(environ["HOME"]) / ".nccl.conf" if environ.get("HOME") else None
+    sources = [(OF_COMMAND, set_by(argv)), ("the environment", environ)]
+    sources += [(str(path), _read_conf(path)) for path in (own, Path("/etc/nccl.conf")) if path is not None]
+    for by, variables in sources:
+        for name, value in variables.items():
+            if name in _CHANGING and name not in found:
+                found[name] = Sourced(value=value, by=by)
+    return {name: one for name, one in sorted(found.items()) if str(_CHANGING[name].default) != one.value}
+
+
+def _read_conf(path: Path) -> dict[str, str]:
+    try:
+        with path.open(errors="replace") as file:
+            lines = file.read(1 << 20).splitlines()
+    except OSError:
+        return {}  # NCCL reads nothing there either
+    return {name.strip(): value for name, equals, value in (line.partition("=") for line in lines) if equals}
+
+
+def set_by(argv: Sequence[str]) -> dict[str, str]:
+    """Return the variables of NCCL and ncclt that a command sets for its processes, which override inherited ones."""
+    found = {name: value for word in argv for name, value in _ASSIGNED.findall(word)}
+    for option, name, value in zip(argv, argv[1:], argv[2:], strict=False):
+        if option in _HYDRA_OPTIONS and name.startswith("NCCL"):
+            found[name] = value
+    return found
+
+
+# --- GPUs ---
+
+_UNKNOWN_MODEL = "a GPU of unknown model"
+_MODEL = re.compile(r"[A-Z]{1,3}[0-9]{2,4}[A-Z]{0,2}")
+"""`NVIDIA H100 80GB HBM3`, `AMD Instinct MI300X OAM` and `a100-sxm-64` all have one word that tells the model."""
+
+
+def see_gpus(environ: Mapping[str, str], *, root: Path = Path("/")) -> tuple[str, ...]:
+    """Return the models of this machine's GPUs, each once; empty where none is seen.
+
+    First what NVIDIA's and AMD's kernel modules say, then nvidia-smi: a container may hide the first.
+    """
+    found: dict[str, None] = {}
+    for path in sorted(root.glob("proc/driver/nvidia/gpus/*/information")):
+        with contextlib.suppress(OSError):
+            found |= dict.fromkeys(re.findall(r"^Model:[ \t]*(\S.*?)[ \t]*$", path.read_text(errors="replace"), re.M))
+    for path in sorted(root.glob("sys/class/drm/card*/device/product_name")):
+        with contextlib.suppress(OSError):
+            found[path.read_text(errors="replace").strip() or _UNKNOWN_MODEL] = None
+    if not found and (program := shutil.which("nvidia-smi", path=environ.get("PATH", ""))):
+        found |= dict.fromkeys(_ask_nvidia_smi(program))
+    if not found and (any(root.glob("dev/nvidia[0-9]*")) or (root / "dev/kfd").exists()):
+        found[_UNKNOWN_MODEL] = None
+    return tuple(found)
+
+
+def _ask_nvidia_smi(program: str) -> list[str]:
+    words = [program, "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        told = subprocess.run(words, capture_output=True, text=True, timeout=5, check=True, errors="replace").stdout
+    except (OSError, subprocess.SubprocessError):
+        return []  # a program without a driver
+    return [line.strip() for line in told.splitlines() if line.strip()]
+
+
+_FABRICS = {"InfiniBand": "infiniband", "Ethernet": "roce"}
+"""Link layer of an RDMA adapter, as Linux names it -> fabric in our words."""
+
+
+def see_fabrics(*, root: Path = Path("/")) -> tuple[str, ...]:
+    """Return the fabrics of this machine's RDMA adapters, each once; empty where none is seen."""
+    found: dict[str, None] = {}
+    for path in sorted(root.glob("sys/class/infiniband/*/ports/*/link_layer")):
+        with contextlib.suppress(OSError):
+            if (layer := path.read_text(errors="replace").strip()) in _FABRICS:
+                found[_FABRICS[layer]] = None
+    return tuple(found)
+
+
+def is_other_gpu(measured: str, seen: Iterable[str]) -> bool:
+    """Return whether GPUs are certainly of another model than the measured one: both names tell theirs."""
+    wanted = set(_MODEL.findall(measured.upper()))
+    here = [set(_MODEL.findall(name.upper())) for name in seen]
+    return bool(wanted) and any(models and not models & wanted for models in here)
+
+
+# --- name, and who decides ---
+
+
+def name_job(
+    environ: Mapping[str, str], argv: Sequence[str], *, named: str | None = None, nodes: int | None = None
+) -> tuple[str, bool]:
+    """Return the name of the job that this process belongs to, and whether no other job can have it; empty = not known.
+
+    MPI comes before Slurm, in whose allocation it may run. A Slurm job id only counts together with the step id, and
+    only if the step spans the job: a script may start one step per node. Slurm's restart count is part of the name. The
+    separate ids of the parts of a heterogeneous job are not supported.
+
+    Args:
+        environ: of the process.
+        argv: the command that it starts.
+        named: the user's name for the job.
+        nodes: of the job, if the user gave them.
+
+    Raises:
+        UsageError: the user's name is empty or longer than 200 characters, or has unprintable ones.
+    """
+    if named is not None:
+        if not named.strip() or len(named) > 200 or not named.isprintable():
+            raise UsageError("a job's name has 1 to 200 printable characters", hint="see --job and NCCLT_JOB")
+        return f"named {named}", True
+    if not any(name.startswith(("SLURM_HET_", "SLURM_PACK_")) for name in environ):
+        for variable, words in _MPI_JOBS:
+            if environ.get(variable) and not environ[variable].startswith("slurm."):
+                return f"{words} {environ[variable]}", False
+        step, number = _slurm_step(environ), environ.get("SLURM_JOB_ID")
+        covers_nodes = most_nodes(argv, environ, nodes) <= _whole(environ.get("SLURM_STEP_NUM_NODES", ""))
+        covers_ranks = _meets_others(argv) or _world(environ) <= _whole(environ.get("SLURM_STEP_NUM_TASKS", ""))
+        if number and step and covers_nodes and covers_ranks:
+            where = _slurm_cluster(environ)
+            return f"Slurm step {number}.{step}{where} start {environ.get('SLURM_RESTART_COUNT') or 0}", True
+    if _meets_others(argv):
+        rendezvous = _option(argv, _RENDEZVOUS) or environ.get("PET_RDZV_ID", "")
+        # A shell variable is not a name yet.
+        if rendezvous and rendezvous != "none" and not set(rendezvous) & {"$", "`"}:
+            return f"rendezvous {rendezvous}", True
+    return "", True
+
+
+def name_for_roll_out(
+    environ: Mapping[str, str], argv: Sequence[str] = (), *, named: str | None = None, nodes: int | None = None
+) -> str:
+    """Return the name of this process's job if all of its processes agree on it; empty = not known.
+
+    A process that is alone decides for all others, so there the number of its Slurm job is enough.
+
+    Args:
+        environ, argv, named, nodes: as for `name_job`.
+    """
+    try:
+        name, _ = name_job(environ, argv, named=environ.get("NCCLT_JOB") if named is None else named, nodes=nodes)
+    except UsageError:  # such a name says nothing about the job; where it must, `name_job` itself is asked
+        return ""
+    if name:
+        return name
+    number = environ.get("SLURM_JOB_ID", "")
+    if not number or not is_alone(environ, argv, nodes=nodes):
+        return ""
+    return f"Slurm job {number}{_slurm_cluster(environ)} start {environ.get('SLURM_RESTART_COUNT') or 0}"
+
+
+def is_alone(environ: Mapping[str, str], argv: Sequence[str], *, nodes: int | None = None) -> bool:
+    """Return whether this is the only process that decides for its job, according to launchers' variables.
+
+    A Slurm batch script has the variables of a task and runs once. A process with PyTorch's RANK in its environment, as
+    Kubeflow's operators and users' scripts set it, is one of several.
+    """
+    if starts_others(argv) and "--no_ssh" not in argv:  # with it DeepSpeed only starts the processes of its own node
+        return True
+    several = most_nodes(argv, environ, nodes) > 1
+    if any(name in environ for name in RANK_VARIABLES if name != "SLURM_PROCID"):
+        return False
+    if _world(environ) > 1:
+        return False
+    if _meets_others(argv):
+        return not several
+    if "SLURM_PROCID" in environ and _slurm_step(environ):
+        return environ.get("SLURM_STEP_NUM_TASKS") == "1" and not several
+    return True
+
+
+def most_nodes(argv: Sequence[str], environ: Mapping[str, str], nodes: int | None = None) -> int:
+    """Return on how many nodes a job runs at most, according to the user and torchrun; 1 where neither says."""
+    said = 1
+    if _meets_others(argv) and "--standalone" not in _words(argv):
+        given = (_option(argv, _NODES) or environ.get("PET_NNODES", "")).rpartition(":")[2]
+        # A shell variable may be any number.
+        said = 2 if set(given) & {"$", "`"} else _whole(given)
+    return max(said, nodes or 1)
+
+
+def is_node_launcher(argv: Sequence[str]) -> bool:
+    """Return whether a command certainly runs on every node and only starts processes there.
+
+    What precedes its name must be known to stay on the node: `time srun torchrun` does not, and a script may not.
+    """
+    for position, word in enumerate(argv):
+        name = PurePath(word).name
+        if name in NODE_LAUNCHERS:
+            return True
+        is_value = position > 0 and argv[position - 1].startswith("-") and "/" not in word
+        if name in MANY_NODES_LAUNCHERS or not (is_value or _stays_here(word)):
+            return False
+    return False
+
+
+def starts_others(argv: Sequence[str]) -> bool:
+    """Return whether a command starts processes on other nodes, even with other words before its launcher."""
+    for word in argv:
+        if PurePath(word).name in MANY_NODES_LAUNCHERS:
+            return True
+        if not _stays_here(word):
+            return False
+    return False
+
+
+def _stays_here(word: str) -> bool:
+    """Return whether a word is an option, a number, an assignment or a command that stays on its node."""
+    name = PurePath(word).name
+    return word[:1] == "-" or word[:1].isdecimal() or "=" in word or name in _WRAPPERS or name.startswith("python")
+
+
+def _meets_others(argv: Sequence[str]) -> bool:
+    """Return whether a command has a launcher that joins those of other nodes, also inside a container or script."""
+    return bool({PurePath(word).name for word in _words(argv)} & NODE_LAUNCHERS)
+
+
+def _words(argv: Sequence[str]) -> list[str]:
+    """Return the words of a command, including those of a script for `sh -c`."""
+    return [word for argument in argv for word in argument.split()]
+
+
+def _slurm_cluster(environ: Mapping[str, str]) -> str:
+    """Return ` of NAME`: clusters that share a file system, or a store, each number their jobs from 1."""
+    return f" of {environ['SLURM_CLUSTER_NAME']}" if environ.get("SLURM_CLUSTER_NAME") else ""
+
+
+def _slurm_step(environ: Mapping[str, str]) -> str:
+    return environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID") or ""
+
+
+def _world(environ: Mapping[str, str]) -> int:
+    """Return PyTorch's WORLD_SIZE, if RANK is set too."""
+    return _whole(environ.get("WORLD_SIZE", "")) if "RANK" in environ else 1
+
+
+def _whole(text: str) -> int:
+    return int(text) if text.isascii() and text.isdecimal() else 1
+
+
+def _option(argv: Sequence[str], names: Sequence[str]) -> str:
+    for words in (argv, _words(argv)):  # as given, else inside a script
+        for position, word in enumerate(words):
+            name, equals, value = word.partition("=")
+            if name in names:
+                return value if equals else "".join(words[position + 1 : position + 2])
+    return ""
+
+
+def is_started_on_every_node(argv: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Return whether a command is started on every node of a job, so that each node decides for itself."""
+    return any(name in environ for name in RANK_VARIABLES) or is_node_launcher(argv)
+
+
+# --- size and NCCL ---
+
+
+def read_shape(
+    argv: Sequence[str], environ: Mapping[str, str], *, nodes: int | None = None, gpus_per_node: int | None = None
+) -> dict[str, Sourced]:
+    """Return what is known of a job's shape.
+
+    Args:
+        argv: the command that starts it; empty = not known.
+        environ: of this process.
+        nodes, gpus_per_node: given by the user; with the number of ranks one gives the other.
+    """
+    found: dict[str, Sourced] = {}
+    for said in (
+        _read_torchrun(argv, environ),
+        _read_mpirun(argv),
+        _read_srun(argv, environ),
+        _read_ranks(environ),
+        _read_step(environ),
+        _read_allocation(environ),
+    ):
+        found = {**said, **found}
+    _complete(found, nodes=nodes, gpus_per_node=gpus_per_node)
+    if (version := find_nccl_version(argv, environ)) is not None:
+        found["nccl_version"] = version
+    return found
+
+
+def _complete(shape: dict[str, Sourced], *, nodes: int | None, gpus_per_node: int | None) -> None:
+    """Derive nodes or GPUs per node from the other one and the number of ranks, if a launcher gives that."""
+    ranks = shape.pop("ranks", None)
+    if ranks is None:
+        return
+    total = int(ranks.value)
+    if math.prod(int(shape[part].value) if part in shape else 0 for part in ("nodes", "gpus_per_node")) == total:
+        return
+    # How ranks are spread over an allocation that is used in part is not known.
+    for part in ("nodes", "gpus_per_node"):
+        if part in shape and not shape[part].binding:
+            del shape[part]
+    for part, given, other in (("nodes", gpus_per_node, "gpus_per_node"), ("gpus_per_node", nodes, "nodes")):
+        each = given or (int(shape[other].value) if other in shape else 0)
+        if part not in shape and each and total % each == 0:
+            shape[part] = Sourced(value=total // each, by=ranks.by)
+
+
+def _read_torchrun(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, Sourced]:
+    """Read `--nnodes` and `--nproc-per-node`, both 1 by default."""
+    words = [word for argument in argv for word in argument.split()]
+    name = next((PurePath(word).name for word in words if PurePath(word).name in _TORCHRUN), "")
+    if not name:
+        return {}
+    found: dict[str, Sourced] = {}
+    for part, options, variable in (
+        ("nodes", ("--nnodes",), "PET_NNODES"),
+        ("gpus_per_node", ("--nproc-per-node", "--nproc_per_node"), "PET_NPROC_PER_NODE"),
+    ):
+        text = _value(words, options) or environ.get(variable, "")
+        if part == "nodes" and "--standalone" in words:
+            found[part] = Sourced(value=1, by=f"{name} --standalone")
+        elif number := _count(text):
+            found[part] = Sourced(value=number, by=f"{name} {options[0]}={number}")
+        elif not text and not any(set(word) & {"$", "`"} for word in words):
+            found[part] = Sourced(value=1, by=f"{name} without {options[0]}", binding=False)
+        # An elastic range, `gpu` and a shell variable are not known yet.
+    return found
+
+
+def _read_mpirun(argv: Sequence[str]) -> dict[str, Sourced]:
+    words = [] if ":" in argv else _launcher_options(argv, _MPIRUN)  # several programs, each with its own count
+    ranks = _count(_value(words, ("-np", "--np", "-n", "--n", "-c")))
+    each = _count(_value(words, ("-N", "-npernode", "--npernode", "-ppn", "--ppn", "-perhost")))
+    by_map = re.fullmatch(r"ppr:([0-9]+):node(?:[:,].*)?", _value(words, ("--map-by", "-map-by")))
+    return _from_counts("mpirun", nodes=0, each=each or (_count(by_map[1]) if by_map else 0), ranks=ranks)
+
+
+def _read_srun(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, Sourced]:
+    words = _launcher_options(argv, {"srun"})
+    if not words:
+        return {}
+    text = _value(words, ("-N", "--nodes"))
+    nodes = _count(text)
+    if not text and not _is_heterogeneous(environ):  # srun uses all nodes of its allocation
+        nodes = _count(environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or "")
+    ranks, each = _count(_value(words, ("-n", "--ntasks"))), _count(_value(words, ("--ntasks-per-node",)))
+    return _from_counts("srun", nodes=nodes, each=each, ranks=ranks)
+
+
+def _from_counts(launcher: str, *, nodes: int, each: int, ranks: int) -> dict[str, Sourced]:
+    """Return the shape from a launcher's counts, 0 = not given. One process per node may start others: GPUs unknown."""
+    if not nodes and each and ranks % each == 0:
+        nodes = ranks // each
+    if not each and nodes and ranks % nodes == 0:
+        each = ranks // nodes
+    found: dict[str, Sourced] = {}
+    if nodes:
+        found["nodes"] = Sourced(value=nodes, by=f"{launcher} on {nodes} nodes")
+    if each > 1:
+        found["gpus_per_node"] = Sourced(value=each, by=f"{launcher} with {each} ranks per node")
+    if not nodes and not each and ranks > 1:
+        found["ranks"] = Sourced(value=ranks, by=f"{launcher} with {ranks} ranks")
+    return found
+
+
+def _read_ranks(environ: Mapping[str, str]) -> dict[str, Sourced]:
+    """Read the variables that torchrun, Open MPI and Hydra set for each rank."""
+    for rank, world_size, local, name in (
+        ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "torchrun's LOCAL_WORLD_SIZE"),
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+        ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", "MPI_LOCALNRANKS"),
+    ):
+        ranks, each = _count(environ.get(world_size, "")), _count(environ.get(local, ""))
+        if rank in environ and ranks > 1 and each:
+            nodes = _count(environ.get("GROUP_WORLD_SIZE", "")) if rank == "RANK" else 0
+            found = _from_counts("", nodes=nodes, each=each, ranks=ranks)
+            return {
+                part: Sourced(value=one.value, by=f"{name}={each} of {world_size}={ranks}")
+                for part, one in found.items()
+            }
+    return {}
+
+
+def _read_step(environ: Mapping[str, str]) -> dict[str, Sourced]:
+    if not (environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID")) or _is_heterogeneous(environ):
+        return {}
+    nodes = _count(environ.get("SLURM_STEP_NUM_NODES", ""))
+    found = _gpus(environ, tasks=environ.get("SLURM_STEP_TASKS_PER_NODE", ""), binding=True)
+    # A script may start one step per node: a step on one of several nodes says nothing about the job.
+    if nodes > 1 or environ.get("SLURM_JOB_NUM_NODES") == "1":
+        found["nodes"] = Sourced(value=nodes or 1, by=f"SLURM_STEP_NUM_NODES={nodes}")
+    return found
+
+
+def _read_allocation(environ: Mapping[str, str]) -> dict[str, Sourced]:
+    if _is_heterogeneous(environ):
+        return {}
+    in_step = bool(environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID"))
+    nodes = _count(environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or "")
+    found = {} if in_step else _gpus(environ, tasks=environ.get("SLURM_NTASKS_PER_NODE", ""), binding=False)
+    if nodes and not in_step:
+        found["nodes"] = Sourced(value=nodes, by=f"SLURM_JOB_NUM_NODES={nodes}", binding=False)
+    return found
+
+
+def _gpus(environ: Mapping[str, str], *, tasks: str, binding: bool) -> dict[str, Sourced]:
+    """Return GPUs per node where Slurm's tasks and GPUs agree; one task per node may start others."""
+    uniform = _TASKS.fullmatch(tasks)
+    each = int(uniform[1]) if uniform else 0
+    variable = "SLURM_GPUS_ON_NODE" if environ.get("SLURM_GPUS_ON_NODE") else "SLURM_GPUS_PER_NODE"
+    gpus = _count(environ.get(variable, "").rpartition(":")[2])
+    if gpus and each in (0, 1, gpus):
+        return {"gpus_per_node": Sourced(value=gpus, by=f"{variable}={gpus}", binding=binding and each == gpus)}
+    if each > 1 and not gpus:
+        return {"gpus_per_node": Sourced(value=each, by=f"Slurm with {each} tasks per node", binding=False)}
+    return {}
+
+
+def _is_heterogeneous(environ: Mapping[str, str]) -> bool:
+    return any(name.startswith(("SLURM_HET_", "SLURM_PACK_")) for name in environ)
+
+
+def _launcher_options(argv: Sequence[str], names: Iterable[str]) -> list[str]:
+    """Return the words between a launcher and its program: the `-n 4` of `train.py -n 4` is not the launcher's."""
+    start = next((at for at, word in enumerate(argv) if PurePath(word).name in names), None)
+    if start is None:
+        return []
+    found = [argv[start]]
+    values = 0  # words that may still belong to the preceding option
+    for word in argv[start + 1 :]:
+        if word.startswith("-"):
+            values = 0 if "=" in word else 2 if word in _TWO_VALUES else 1
+        elif values and (values == 2 or not _PROGRAMS.fullmatch(word)):
+            values -= 1
+        else:
+            break
+        found.append(word)
+    return found
+
+
+def _value(words: Sequence[str], names: Sequence[str]) -> str:
+    """Return the value of an option as `--name value`, `--name=value` or `-N2`."""
+    for position, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name in names:
+            return value if equals else "".join(words[position + 1 : position + 2])
+        if word[:2] in names and word[2:].isdecimal():
+            return word[2:]
+    return ""
+
+
+def _count(text: str) -> int:
+    """Return a count above 0; 0 if the text is not one."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
+
+
+def find_nccl_version(argv: Sequence[str], environ: Mapping[str, str]) -> Sourced | None:
+    """Return the NCCL version that a job's processes will load, None = not certain.
+
+    First the package nvidia-nccl-cu12 or -cu13 in the Python environment of the command (without a command: of the
+    first torchrun or python on PATH), which PyTorch's wheels load; then NCCL_VERSION as NVIDIA's images set it. None if
+    LD_PRELOAD or LD_LIBRARY_PATH bring another library, and for a command in a container or a script.
+    """
+    if "nccl" in environ.get("LD_PRELOAD", "") or _brings_own(environ.get("LD_LIBRARY_PATH", "")):
+        return None
+    if any("container" in word or _ELSEWHERE.fullmatch(PurePath(word).name) for word in argv):
+        return None
+    names = [word for word in argv if PurePath(word).name in NODE_LAUNCHERS or _is_python(word)][:1]
+    for name in names if argv else ("torchrun", "python3", "python"):
+        if (program := _found(name, environ.get("PATH", ""))) is not None:
+            versions = _packaged(program)
+            if len(versions) == 1:
+                (version,) = versions
+                return Sourced(value=version, by=f"nvidia-nccl of {program}", binding=bool(argv))
+            if versions:
+                return None
+            break
+    image = re.match(r"[0-9]+\.[0-9]+\.[0-9]+(?![0-9])", environ.get("NCCL_VERSION", ""))
+    return Sourced(value=image[0], by=f"NCCL_VERSION={environ['NCCL_VERSION']}", binding=False) if image else None
+
+
+def _is_python(word: str) -> bool:
+    return re.fullmatch(r"python[0-9.]*", PurePath(word).name) is not None
+
+
+def _brings_own(paths: str) -> bool:
+    return any(_exists(Path(folder) / "libnccl.so.2") for folder in paths.split(":") if folder)
+
+
+def _found(name: str, path: str) -> Path | None:
+    folders = [""] if "/" in name else path.split(":")
+    return next((Path(folder) / name for folder in folders if os.access(Path(folder) / name, os.X_OK)), None)
+
+
+def _packaged(program: Path) -> set[str]:
+    """Return the NCCL versions installed as packages in the Python environment of a program."""
+    # Unresolved: the python of a virtual environment is a link out of it.
+    prefix = program.parent.parent
+    try:
+        return {
+            match[1]
+            for lib in ("lib", "local/lib")  # the second is of Debian's Python
+            for folder in prefix.glob(f"{lib}/python3*/*-packages/nvidia_nccl_cu1[0-9]-*.dist-info")
+            if (match := re.match(r"nvidia_nccl_cu1[0-9]-([0-9]+\.[0-9]+\.[0-9]+)", folder.name))
+        }
+    except OSError:
+        return set()  # an unreadable folder
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        return False

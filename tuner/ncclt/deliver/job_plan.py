@@ -1,0 +1,357 @@
+"""Plan the start of a job: variables, or a table for the plugin with the variables that it needs, or nothing and why.
+
+Three rules. What was measured together is delivered together or not at all: a mixture with the user's own choice was
+never measured, and may leave a collective without an algorithm. A job that differs from the measured one in what
+changes the times gets nothing, unless the user accepts that difference by name. And a table that some nodes have and
+others lack makes ranks disagree, which hangs a job or corrupts its data: it is used only where every node reads it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+
+from ncclt.client.trust import open_trusted, require_trusted_folder
+from ncclt.core.attestation import Form
+from ncclt.core.nccl_version import NcclVersion
+from ncclt.deliver.answer import Answer
+from ncclt.deliver.effect import CHOICE_VARIABLES
+from ncclt.deliver.job_info import OF_COMMAND, JobInfo, Sourced, is_other_gpu, set_by
+from ncclt.errors import InputError
+from ncclt.nccl.tuner_plugin import DELEGATE_VARIABLE, LIBRARY_NAME, find
+
+GPU, GPU_MISSING, FABRIC = "GPU", "NO_GPU", "FABRIC"
+"""Names of differences that no variable shows, for --allow-difference."""
+
+TICKET_VARIABLE = "NCCLT_TICKET"
+DIFFERENCE_VARIABLE = "NCCLT_DIFFERENCE"
+"""Marks a job that runs with a difference that the user accepted: names, joined by +."""
+
+_READABLE, _ENTERED = 0o644, 0o755
+
+_NO_OTHER_TUNER = ("", "none", "ncclt", LIBRARY_NAME)
+"""Last parts of NCCL_TUNER_PLUGIN that name no other tuner than ours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPlan:
+    """What a job is started with, and why.
+
+    Attributes:
+        answer: what it follows; None = there is none.
+        form: how the policy is delivered; None = it is not.
+        set_env, unset_env: changes to its environment.
+        notes: for the user, one sentence each.
+        differences: names of the differences from the measured job that the user accepted.
+        is_common: the other processes of the job start with the same, so this one starts with it or not at all.
+        argv: the command; empty = unchanged.
+        environ: its whole environment; None = that of this process, untouched.
+        run: starts the command as a child and returns its exit code; None = this process becomes the command.
+    """
+
+    answer: Answer | None = None
+    form: Form | None = None
+    set_env: tuple[tuple[str, str], ...] = ()
+    unset_env: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    differences: tuple[str, ...] = ()
+    is_common: bool = False
+    argv: Sequence[str] = ()
+    environ: Mapping[str, str] | None = None
+    run: Callable[[], int] | None = None
+
+
+def plan_job(
+    answer: Answer,
+    job: JobInfo,
+    *,
+    plugin: Path | None,
+    table_file: Path | None,
+    shared: bool,
+    override: bool = False,
+    allowed: Collection[str] = (),
+) -> JobPlan:
+    """Plan what a job is started with; nothing is written yet.
+
+    Args:
+        answer: what is available for it.
+        job: what it is.
+        plugin: the compiled plugin; None = missing or not wanted.
+        table_file: absolute path of the table, which need not exist yet.
+        shared: every node can read `table_file`, according to the user.
+        override: replace the user's own variables.
+        allowed: differences from the measured job that the user accepts.
+    """
+    notes = []
+    form = None
+    if plugin is None and answer.table:
+        notes.append(
+            "the table per size is not used: the plugin is not here (`ncclt plugin build` makes it) or not wanted"
+        )
+    elif answer.table and (why := _find_lacking_node(answer, job, shared=shared)):
+        notes.append(f"the table is not used: {why}")
+    elif answer.table:
+        form = Form.TABLE
+    if form is None and answer.variables:
+        form = Form.VARIABLES
+    if form is None:
+        why = f" ({answer.why_nothing})" if answer.why_nothing else ""
+        return JobPlan(
+            answer=answer,
+            set_env=((TICKET_VARIABLE, answer.ticket),) if answer.ticket else (),
+            notes=(*notes, f"nothing is set: NCCL's own choice stays{why}"),
+        )
+    delivered = dict(answer.table_variables if form is Form.TABLE else answer.variables)
+    if form is Form.TABLE:
+        delivered |= {"NCCL_TUNER_PLUGIN": str(plugin), "NCCLT_POLICY": str(table_file)}
+    found = _find_differences(delivered, answer, job, form)
+    accepted = tuple(sorted({*allowed} & {*found} - {*delivered, *CHOICE_VARIABLES}))
+    rest = {name: one for name, one in found.items() if name not in accepted}
+    own = [name for name in rest if name in job.environ and rest[name].by == _ENVIRONMENT]
+    if override:
+        rest = {name: one for name, one in rest.items() if name not in own}
+    if rest:
+        return JobPlan(answer=answer, notes=(*notes, _refuse(rest, delivered)))
+    if "NCCL_TUNER_PLUGIN" in own and PurePath(theirs := job.environ["NCCL_TUNER_PLUGIN"]).name not in _NO_OTHER_TUNER:
+        # It still answers what the table does not decide.
+        delivered[DELEGATE_VARIABLE] = job.environ.get(DELEGATE_VARIABLE, theirs)
+    if own:
+        notes.append(f"--override replaces your {', '.join(f'{name}={job.environ[name]}' for name in own)}")
+    if accepted:
+        listed = "; ".join(f"{name}: {found[name].measured} measured, {found[name].value} here" for name in accepted)
+        notes.append(f"--allow-difference accepts what was not measured: {listed}")
+        delivered[DIFFERENCE_VARIABLE] = "+".join(accepted)
+    if answer.simulated:
+        place = answer.cluster or "a cluster"
+        notes.append(f"SIMULATED: {answer.model or 'it'} was tuned on a model of {place}, nothing was measured")
+        delivered["NCCLT_SIMULATED"] = "1"
+    elif answer.recorded:
+        notes.append(
+            f"recorded: {answer.model or 'it'} was tuned on times that were recorded elsewhere, nothing was launched"
+        )
+        delivered["NCCLT_RECORDED"] = "1"
+    delivered["NCCLT_RECOMMENDATION"] = answer.recommendation
+    if answer.ticket:
+        delivered[TICKET_VARIABLE] = answer.ticket
+    return JobPlan(
+        answer=answer,
+        set_env=tuple(sorted(delivered.items())),
+        unset_env=tuple(name for name in own if name not in delivered),
+        form=form,
+        notes=tuple(notes),
+        differences=accepted,
+    )
+
+
+def find_plugin() -> tuple[Path | None, str]:
+    """Return the plugin if NCCL can load it here and no other user can change it, else None and why.
+
+    It is loaded into this process through its checked descriptor, as each rank will load it by its path.
+    """
+    path = find()
+    if path is None:
+        return None, ""
+    from ncclt.nccl.tuner_plugin.loaded import LoadedPlugin
+
+    try:
+        with open_trusted(path) as descriptor:
+            LoadedPlugin(Path(f"/proc/self/fd/{descriptor}"))
+    except InputError as error:
+        return None, f"the plugin {path} cannot be loaded: {error.message}"
+    except OSError as error:
+        return None, f"the plugin {path} is not used: {error}"
+    return path, ""
+
+
+def _find_lacking_node(answer: Answer, job: JobInfo, *, shared: bool) -> str:
+    """Return why some node of the job may lack the table; empty = all have it."""
+    if shared:
+        return ""
+    hint = "name a folder that all nodes share with --policy-dir"
+    if job.starts_elsewhere:
+        return f"{PurePath(job.argv[0]).name} starts processes on nodes that may not see it; {hint}"
+    if answer.nodes > 1 and not job.is_started_on_every_node:
+        return f"it is for {answer.nodes} nodes, and who starts the others is not known; {hint}"
+    return ""
+
+
+# --- differences from the measured job ---
+
+_ENVIRONMENT, _NOT_SET = "the environment", "not set"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Difference:
+    """The measured value, the value here, and what sets it."""
+
+    measured: str
+    value: str
+    by: str
+
+
+def _find_differences(delivered: Mapping[str, str], answer: Answer, job: JobInfo, form: Form) -> dict[str, _Difference]:
+    rivals = [*delivered, *CHOICE_VARIABLES, *(("NCCLT_POLICY_SHM",) if form is Form.TABLE else ())]
+    here: dict[str, Sourced] = dict(job.variables)
+    for by, variables in ((_ENVIRONMENT, job.environ), (OF_COMMAND, set_by(job.argv))):
+        here |= {name: Sourced(value=variables[name], by=by) for name in rivals if name in variables}
+    found = {
+        name: _Difference(measured=delivered.get(name, _NOT_SET), value=str(one.value), by=one.by)
+        for name, one in sorted(here.items())
+        if one.value != delivered.get(name) and (name in rivals or name not in delivered)
+    }
+    if job.gpus is not None and is_other_gpu(answer.gpu, job.gpus):
+        found[GPU] = _Difference(measured=answer.gpu, value=", ".join(job.gpus), by="this machine")
+    if (
+        answer.nodes > 1
+        and answer.fabric in ("infiniband", "roce")
+        and job.fabrics
+        and answer.fabric not in job.fabrics
+    ):
+        found[FABRIC] = _Difference(measured=answer.fabric, value=", ".join(job.fabrics), by="this machine")
+    if job.gpus == () and not job.starts_elsewhere:
+        found[GPU_MISSING] = _Difference(measured=answer.gpu or "a GPU", value="no GPU", by="this machine")
+    return found
+
+
+def _refuse(differences: Mapping[str, _Difference], delivered: Mapping[str, str]) -> str:
+    by = {one.by for one in differences.values()}
+    listed = ", ".join(
+        f"{name}={one.value}" for name, one in differences.items() if one.by in (OF_COMMAND, _ENVIRONMENT)
+    )
+    together = "what was measured together is delivered together or not at all"
+    changing = [name for name in differences if name not in delivered and name not in CHOICE_VARIABLES]
+    accept = f"; --allow-difference {changing[0]} accepts it" if len(changing) == len(differences) == 1 else ""
+    if by == {OF_COMMAND}:
+        return (
+            f"the command itself sets {listed}, so nothing else is set: {together} (take it out of the command{accept})"
+        )
+    if by == {_ENVIRONMENT}:
+        return f"your {listed} stays, so nothing else is set: {together} (--override replaces yours{accept})"
+    told = "; ".join(f"{name}: {one.measured} measured, {one.value} by {one.by}" for name, one in differences.items())
+    return (
+        f"nothing is set: this job differs from the measured one: {told} "
+        "(remove the difference, or accept it with --allow-difference NAME)"
+    )
+
+
+def differs_in_size(answer: Answer, job: JobInfo, given: Mapping[str, object]) -> str:
+    """Return how a job differs in size or NCCL from the one that a table was measured for; empty = not.
+
+    Args:
+        answer: of a file, which no request was matched with.
+        job: what it is.
+        given: nodes, gpus_per_node and nccl_version as the user gave them, or None.
+    """
+    known = {
+        part: job.shape[part].value if part in job.shape and job.shape[part].binding else given[part] for part in given
+    }
+    nodes, gpus, version = known["nodes"], known["gpus_per_node"], known["nccl_version"]
+    parts = (
+        ("NCCL {}", answer.nccl_version, version and str(NcclVersion.parse(str(version)))),
+        ("{} nodes", answer.nodes, nodes),
+        ("{} ranks", answer.ranks, nodes and gpus and int(str(nodes)) * int(str(gpus))),
+    )
+    differs = [(words.format(had), words.format(has)) for words, had, has in parts if had and has and had != has]
+    if not differs:
+        return ""
+    had, has = (", ".join(side) for side in zip(*differs, strict=True))
+    return f"the table was measured with {had}, and this job has {has}"
+
+
+def effective(plan: JobPlan, job: JobInfo) -> dict[str, str]:
+    """Return every variable that decides NCCL's choices in a process, for comparison with other nodes.
+
+    Of plugin and table only the file names count: their folders may be mounted elsewhere, and a table is named by a
+    hash of its content.
+    """
+    after = {name: value for name, value in job.environ.items() if name not in plan.unset_env} | dict(plan.set_env)
+    # The user's own tuner plugin decides too, and so does its table.
+    tuner = ["NCCL_TUNER_PLUGIN", "NCCLT_POLICY" if "NCCLT_POLICY" in after else "NCCL_TUNER_CONFIG_FILE"]
+    by_name = ("NCCL_TUNER_PLUGIN", "NCCLT_POLICY", "NCCL_TUNER_CONFIG_FILE", DELEGATE_VARIABLE)
+    names = {*CHOICE_VARIABLES, "NCCLT_POLICY_SHM", DELEGATE_VARIABLE, *tuner, *(name for name, _ in plan.set_env)}
+    found: dict[str, str] = {}
+    if plan.form is not None:  # without a form, nothing on our side depends on them
+        found = {name: str(one.value) for name, one in job.variables.items() if name not in plan.unset_env}
+    found |= {name: after[name] for name in names if name in after}
+    return {name: PurePath(value).name if name in by_name else value for name, value in sorted(found.items())}
+
+
+# --- files that every node reads ---
+
+
+def table_path(folder: Path, text: str) -> Path:
+    """Return the path of a table, named by its hash, so that jobs share it and never overwrite another one."""
+    return folder.absolute() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.csv"
+
+
+def write_table(path: Path, text: str) -> None:
+    """Write a table atomically; it is never removed, since communicators may open late.
+
+    Other users can read it: a TaskProlog may serve them, and a folder a group. An intact file is never replaced: a node
+    that reads it over NFS at that moment would fail and choose differently from the rest.
+
+    Raises:
+        OSError: it cannot be written there.
+    """
+    _put(path, text.encode())
+
+
+def place_plugin(folder: Path, plugin: Path) -> Path:
+    """Copy the plugin beside the tables, and return its path.
+
+    A process that decides for other nodes or users only knows that they can read this folder, and a node with the table
+    but without the plugin would choose differently from the rest. If the folder is mounted noexec, the plugin stays
+    where it is.
+
+    Raises:
+        OSError: it cannot be read, or not written there.
+    """
+    with open_trusted(plugin) as descriptor, os.fdopen(descriptor, "rb", closefd=False) as file:
+        content = file.read()
+    path = folder.absolute() / hashlib.sha256(content).hexdigest()[:32] / LIBRARY_NAME
+    _put(path, content)
+    facts = path.parent.stat()
+    if facts.st_uid == os.geteuid() and facts.st_mode & _ENTERED != _ENTERED:
+        path.parent.chmod(_ENTERED)
+    return plugin if os.statvfs(path).f_flag & os.ST_NOEXEC else path
+
+
+def _put(path: Path, content: bytes) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    require_trusted_folder(path.parent)
+    if _holds(path, content):
+        return
+    descriptor, name = tempfile.mkstemp(dir=path.parent, suffix=".new")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            os.fchmod(descriptor, _READABLE)
+        try:
+            path.hardlink_to(name)
+        except OSError:  # it exists, maybe damaged, or the file system has no hard links
+            if not _holds(path, content):
+                Path(name).replace(path)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    """Return whether a file has this content; if it is ours, make it readable for others.
+
+    Raises:
+        UntrustedError: it has, and another user can change it.
+    """
+    try:
+        with open_trusted(path) as descriptor, os.fdopen(descriptor, "rb", closefd=False) as file:
+            if file.read(len(content) + 1) != content:
+                return False
+            facts = os.fstat(descriptor)
+            if facts.st_uid == os.geteuid() and facts.st_mode & _READABLE != _READABLE:
+                os.fchmod(descriptor, _READABLE)
+            return True
+    except FileNotFoundError:
+        return False
