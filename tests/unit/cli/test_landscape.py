@@ -310,6 +310,23 @@ def test_what_is_not_known_or_mixed_is_refused_and_nothing_is_written(logs, tmp_
     assert not (tmp_path / "data" / "ncclt" / "landscapes").exists()
 
 
+def test_an_output_counts_once(logs, tmp_path):
+    again = tmp_path / "again.log"
+    again.symlink_to(tmp_path / "plain.log")
+    for words in (("./plain.log",), (str(again),)):
+        said = logs("--default", *words, rc=[2], plain=output(SLOW), ring=output(FAST, command=RING))
+        assert "is given twice" in said
+
+
+def test_an_output_gets_one_setting_and_may_have_an_equals_sign_in_its_name(logs):
+    files = {"plain": output(SLOW, command="all_reduce_perf"), "x=y": output(FAST, command="all_reduce_perf")}
+    logs("--default", "--setting", "x=y.log=ring/simple c=8", **files)
+    assert [setting.label for setting in load_mine().settings()] == ["ring/simple c=8"]
+    twice = ("--setting", "x=y.log=ring/ll", "--setting", "x=y.log=tree/ll")
+    assert "--setting names x=y.log twice" in logs("--default", "--force", *twice, rc=[2], **files)
+    assert "there is no output y.log" in logs("--force", "--setting", "y.log=ring/ll", rc=[2], **files)
+
+
 def test_a_taken_name_is_refused(logs):
     forced = {"plain": output(SLOW), "ring": output(FAST, command=RING)}
     logs("--default", **forced)

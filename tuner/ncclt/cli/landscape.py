@@ -201,12 +201,24 @@ def _settings(
     from ncclt.core.setting import DEFAULT
     from ncclt.measure.simulated.sweep import parse_setting
 
+    for log in logs:
+        if sum(log.resolve() == other.resolve() for other in logs) > 1:
+            raise UsageError(f"{log} is given twice", hint="give each output once: it is one repetition")
     of_logs: dict[Path, Setting] = {}
     fallback = DEFAULT if default else None
     for text in texts:
-        log, sign, setting = text.partition("=")
-        if sign and Path(log) in logs:
-            of_logs[Path(log)] = parse_setting(setting)
+        # Names of files may contain an equals sign, and settings do.
+        cuts = [at for at, sign in enumerate(text) if sign == "="]
+        cut = next((at for at in reversed(cuts) if Path(text[:at]) in logs), None)
+        if cut is not None:
+            log = Path(text[:cut])
+            if log in of_logs:
+                raise UsageError(f"--setting names {log} twice", hint="give one setting for each output")
+            of_logs[log] = parse_setting(text[cut + 1 :])
+        elif cuts and "." in text[: cuts[0]]:  # no setting has a dot
+            raise UsageError(
+                f"--setting {text!r}: there is no output {text[: cuts[0]]}", hint="name an output as given"
+            )
         elif fallback is not None:
             raise UsageError(
                 f"--setting {text!r} is for all outputs, and so is {'--default' if default else 'another one'}",

@@ -163,11 +163,16 @@ def merge(
 
     checked_name(name, "--name")
     try:
+        if weights is not None and ("_" in weights or not weights.isascii()):  # float() takes 1_0 for 10
+            raise ValueError
         numbers = [1.0] * len(parts) if weights is None else [float(word) for word in weights.split(",")]
     except ValueError:
         raise UsageError(f"--weights is {weights!r}", hint="it is one number per workload, for example 3,1") from None
     if len(numbers) != len(parts):
-        raise UsageError(f"--weights gives {len(numbers)} numbers for {len(parts)} workloads", hint="give one for each")
+        raise UsageError(
+            f"--weights gives {len(numbers)} number{'s' * (len(numbers) != 1)} for {len(parts)} workloads",
+            hint="give one for each",
+        )
     with open_to_read(storage, would_be_made=True) if dry_run else open_store(storage) as store:
         found = [(store.workload(part), weight) for part, weight in zip(parts, numbers, strict=True)]
     workload = merge_workloads(found, name=name, created=datetime.now(UTC).date().isoformat())

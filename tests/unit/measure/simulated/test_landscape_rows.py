@@ -59,6 +59,14 @@ def test_written_rows_are_read_back(
 
 WRONG_CELLS = [
     ({"time_us": "nan"}, "time_us is 'nan', which is not a number above 0"),
+    ({"time_us": "1_0"}, "time_us is '1_0'"),
+    ({"time_us": "१"}, "time_us is '१'"),
+    ({"time_us": "1e308"}, "time_us is '1e308', which is not a number above 0 and up to 1e+12"),
+    ({"time_us": "1e-320"}, "time_us is '1e-320'"),
+    ({"spread_percent": "1e9"}, "spread_percent is '1e9'"),
+    ({"size_bytes": "9" * 18}, "above 2^53"),
+    ({"parameters": "BUFSIZE=1"}, "parameters: ncclt knows no NCCL parameter 'BUFSIZE'"),
+    ({"parameters": "NCCL_BUFFSIZE=1"}, "parameters is 'NCCL_BUFFSIZE=1'"),
     ({"time_us": "-1"}, "time_us is '-1'"),
     ({"time_us": "inf"}, "time_us is 'inf'"),
     ({"time_us": "fast"}, "time_us is 'fast'"),
@@ -123,6 +131,7 @@ def test_columns_may_be_in_any_order(tmp_path):
         (tuple(c for c in COLUMNS if c not in ("algo", "is_default")), "missing columns algo, is_default"),
         ((*COLUMNS, "other_env"), "unknown column other_env"),
         ((*COLUMNS, "time_us"), "duplicate column time_us"),
+        (("other_env", "other_env"), f"missing columns {', '.join(COLUMNS)}"),
     ],
 )
 def test_wrong_columns_are_named(tmp_path, columns, words):

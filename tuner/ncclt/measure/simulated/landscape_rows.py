@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,10 +10,11 @@ from pathlib import Path
 from typing import TextIO, TypeVar
 
 from ncclt.core.algorithms import Algorithm, Protocol
-from ncclt.core.message import Collective
+from ncclt.core.message import MOST_BYTES, Collective
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.setting import Setting
 from ncclt.errors import LandscapeError, NccltError, SettingError, reason
+from ncclt.nccl.parameters import parameter
 
 COLUMNS = (
     "system", "gpus", "nodes", "gpus_per_node", "nccl_version", "collective", "dtype", "size_bytes", "algo", "proto",
@@ -29,6 +29,10 @@ _SAME = ("system", "gpus", "nodes", "gpus_per_node", "nccl_version", "in_place")
 """Columns with one value in the whole table."""
 
 _HINT = "docs/landscapes.md describes the columns; `ncclt landscape import` writes them from outputs of nccl-tests"
+_NUMBER = re.compile(r"(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+_MAX_TIME_US = 1e12
+"""Eleven days, and its reciprocal is the smallest time: sums and ratios of times stay finite."""
+_MAX_SPREAD_PERCENT = 1000.0
 _PARAMETER = re.compile(r"([A-Z][A-Z0-9_]*)=(\d{1,18})")
 _ALGORITHMS = {algorithm.value: algorithm for algorithm in Algorithm}
 _PROTOCOLS = {protocol.value: protocol for protocol in Protocol}
@@ -162,8 +166,8 @@ def _lines(path: Path, *, is_growing: bool) -> Iterator[tuple[int, dict[str, str
 def _check_header(columns: Iterable[str], path: Path) -> None:
     columns = list(columns)
     faults = (
-        ("duplicate", [column for column in columns if columns.count(column) > 1]),
         ("missing", [column for column in COLUMNS if column not in columns]),
+        ("duplicate", [column for column in columns if columns.count(column) > 1]),
         ("unknown", [column for column in columns if column not in COLUMNS]),
     )
     for fault, found in faults:
@@ -183,6 +187,9 @@ def _row(number: int, line: Mapping[str, str], where: str) -> LandscapeRow:
         version = str(NcclVersion.parse(line["nccl_version"]))
     except NccltError as error:
         raise LandscapeError(f"{where}: nccl_version: {error.message}", hint="for example 2.28.9") from error
+    size_bytes = _whole(line, "size_bytes", where)
+    if size_bytes > MOST_BYTES:
+        raise LandscapeError(f"{where}: size_bytes is {size_bytes}, above 2^53", hint="correct or remove the row")
     placed = line["in_place"]
     return LandscapeRow(
         number=number,
@@ -193,11 +200,13 @@ def _row(number: int, line: Mapping[str, str], where: str) -> LandscapeRow:
         nccl_version=version,
         collective=_known(line, "collective", _COLLECTIVES, where),
         dtype=line["dtype"],
-        size_bytes=_whole(line, "size_bytes", where),
+        size_bytes=size_bytes,
         setting=_setting(line, where),
         repetition=_whole(line, "repetition", where),
-        time_us=_number(line, "time_us", where),
-        spread=_number(line, "spread_percent", where) / 100 if line["spread_percent"] else 0.0,
+        time_us=_number(line, "time_us", where, most=_MAX_TIME_US),
+        spread=_number(line, "spread_percent", where, most=_MAX_SPREAD_PERCENT) / 100
+        if line["spread_percent"]
+        else 0.0,
         in_place=_flag(line, "in_place", where) if placed else None,
         source=line["source"],
     )
@@ -211,6 +220,12 @@ def _setting(line: Mapping[str, str], where: str) -> Setting:
             raise LandscapeError(
                 f"{where}: parameters is {line['parameters']!r}", hint="for example BUFFSIZE=8388608 NTHREADS=256"
             )
+        try:
+            is_known = parameter(found[1]).name == found[1]
+        except SettingError as error:
+            raise LandscapeError(f"{where}: parameters: {error.message}", hint=error.hint) from error
+        if not is_known:
+            raise LandscapeError(f"{where}: parameters is {line['parameters']!r}", hint="leave out NCCL_")
         parameters[found[1]] = int(found[2])
     try:
         setting = Setting(
@@ -241,14 +256,12 @@ def _known(line: Mapping[str, str], column: str, names: Mapping[str, _Name], whe
     return names[line[column]]
 
 
-def _number(line: Mapping[str, str], column: str, where: str) -> float:
-    try:
-        value = float(line[column])
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value > 0):
+def _number(line: Mapping[str, str], column: str, where: str, *, most: float) -> float:
+    value = float(line[column]) if _NUMBER.fullmatch(line[column]) else 0.0
+    if not 1 / _MAX_TIME_US <= value <= most:
         raise LandscapeError(
-            f"{where}: {column} is {line[column]!r}, which is not a number above 0", hint="correct or remove the row"
+            f"{where}: {column} is {line[column]!r}, which is not a number above 0 and up to {most:g}",
+            hint="correct or remove the row",
         )
     return value
 
