@@ -19,7 +19,6 @@ Start a training with what was proven for it: the per-size table if the tuner pl
   one node:               ncclt run --cluster leonardo --model bert -- torchrun --nproc-per-node 4 train.py
   srun or mpirun:         ncclt run --cluster ... --model ... --policy-dir /shared/folder -- srun ... train.py
   torchrun on each node:  ncclt run --cluster ... --model ... --shared /shared/folder -- torchrun --nnodes 2 ...
-                          ncclt run --cluster ... --model ... --server URL --job NAME -- torchrun --nnodes 2 ...
 
 All nodes of a job get one decision, or nothing is set. Your own NCCL_* variables win, and a job that differs from the
 measured one gets nothing. If anything fails here (server, store, configuration, cache, disk, ncclt itself), the

@@ -158,7 +158,7 @@ def _decide(arguments: argparse.Namespace, job: JobInfo, where: Where, plugin: P
             )
         ) from error
     if not answer.job:
-        return _set_nothing(arguments, "the server does not keep one answer per job: it is older than this ncclt")
+        return _set_nothing(arguments, "the server does not keep one answer per job")
     with all_or_none():
         plan = _plan(arguments, job, answer, plugin)
         if answer.table and plugin is None and not arguments.no_plugin:
@@ -233,7 +233,7 @@ def _start(arguments: argparse.Namespace, job: JobInfo, where: Where, plan: JobP
     added = dict(plan.set_env)
     folder = None
     # Also where nothing could be set: left out, such jobs would be missing from the candidate's side alone.
-    timed = arguments.step_times and _is_part(plan)
+    timed = arguments.step_times and plan.answer is not None and bool(plan.answer.rollout)
     if arguments.report is not None and (plan.form is not None or timed) and not arguments.dry_run:
         folder = _report_folder(arguments)
     if folder is not None and plan.form is not None:
@@ -263,12 +263,6 @@ def _start(arguments: argparse.Namespace, job: JobInfo, where: Where, plan: JobP
             job=name_for_roll_out(os.environ, job.argv, named=arguments.job, nodes=arguments.nodes) if timed else "",
         )
     return replace(plan, argv=words, environ=environ, run=run)
-
-
-def _is_part(plan: JobPlan) -> bool:
-    """Return whether the job counts in a roll-out: it has what it was given, which may be NCCL's own choice."""
-    answer = plan.answer
-    return answer is not None and bool(answer.rollout) and (plan.form is not None or answer.is_empty)
 
 
 def _report_folder(arguments: argparse.Namespace) -> Path | None:
