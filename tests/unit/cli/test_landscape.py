@@ -339,5 +339,11 @@ def test_wrong_results_are_left_out_and_said(logs):
     assert "2 rows without a time or with wrong results are left out" in said
 
 
+def test_damaged_sizes_are_left_out_and_what_is_written_can_be_read(logs):
+    said = logs("--default", plain=output(SLOW), ring=output({4096: 8.0, 10**20: 19.0}, command=RING))
+    assert "1 rows without a time or with wrong results are left out" in said
+    assert load_mine().settings()
+
+
 def test_an_export_needs_a_name_for_two_files():
     assert "has no ending .csv" in run("landscape", "export", "x", "--out", "mine.txt", rc=[2])
