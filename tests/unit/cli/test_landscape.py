@@ -248,6 +248,15 @@ def test_the_forced_setting_is_read_from_lines_of_nccl(logs):
     assert load_mine().settings() == (LL,)
 
 
+@pytest.mark.parametrize("start", ["export ", "+ export ", "declare -x ", ""])
+def test_the_forced_setting_is_read_from_exported_variables(logs, start):
+    ring, unset = f"{start}NCCL_ALGO=ring\nall_reduce_perf", "unset NCCL_ALGO\nall_reduce_perf"
+    logs("--default", plain=output(FAST, command=ring) + output(SLOW, command=unset))
+    found = load_mine()
+    assert [setting.label for setting in found.settings()] == ["ring/auto"]
+    assert found.time_us(DEFAULT, MESSAGES[0]) == SLOW[4096]
+
+
 def test_two_runs_in_one_output_have_settings_of_their_own(logs):
     both = output(SLOW, command="NCCL_ALGO=ring all_reduce_perf") + output(
         FAST, command="NCCL_ALGO=tree all_reduce_perf"
