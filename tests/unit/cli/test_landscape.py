@@ -248,6 +248,15 @@ def test_the_forced_setting_is_read_from_lines_of_nccl(logs):
     assert load_mine().settings() == (LL,)
 
 
+@pytest.mark.parametrize("start", ["export ", "+ export ", "declare -x ", ""])
+def test_the_forced_setting_is_read_from_exported_variables(logs, start):
+    ring, unset = f"{start}NCCL_ALGO=ring\nall_reduce_perf", "unset NCCL_ALGO\nall_reduce_perf"
+    logs("--default", plain=output(FAST, command=ring) + output(SLOW, command=unset))
+    found = load_mine()
+    assert [setting.label for setting in found.settings()] == ["ring/auto"]
+    assert found.time_us(DEFAULT, MESSAGES[0]) == SLOW[4096]
+
+
 def test_two_runs_in_one_output_have_settings_of_their_own(logs):
     both = output(SLOW, command="NCCL_ALGO=ring all_reduce_perf") + output(
         FAST, command="NCCL_ALGO=tree all_reduce_perf"
@@ -339,6 +348,12 @@ def test_a_taken_name_is_refused(logs):
 def test_wrong_results_are_left_out_and_said(logs):
     said = logs("--default", plain=output(SLOW), a=output(FAST, command=RING), b=output(FAST, command=RING, wrong=3))
     assert "2 rows without a time or with wrong results are left out" in said
+
+
+def test_damaged_sizes_are_left_out_and_what_is_written_can_be_read(logs):
+    said = logs("--default", plain=output(SLOW), ring=output({4096: 8.0, 10**20: 19.0}, command=RING))
+    assert "1 rows without a time or with wrong results are left out" in said
+    assert load_mine().settings()
 
 
 def test_an_export_needs_a_name_for_two_files():

@@ -10,12 +10,12 @@ from pathlib import Path
 from ncclt.core.algo_proto_text import ALGORITHM_WORDS
 from ncclt.core.algorithms import Protocol
 from ncclt.core.cluster import Cluster
-from ncclt.core.message import parse_dtype
+from ncclt.core.message import MOST_BYTES, parse_dtype
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.setting import Setting
 from ncclt.errors import InputError, LandscapeError, SettingError, UsageError
 from ncclt.measure.simulated.landscape import check_replayable
-from ncclt.measure.simulated.landscape_rows import LandscapeRow
+from ncclt.measure.simulated.landscape_rows import MAX_TIME_US, LandscapeRow
 from ncclt.measure.simulated.observations import collective_of, count_nodes, is_another_gpu, read_tests
 from ncclt.nccl.nccl_tests.result import NcclTest
 from ncclt.nccl.parameters import CATALOGUE, SET_BY_RULES
@@ -81,7 +81,11 @@ def import_logs(
             collective = collective_of(test.program or test.command, path)
             for row in test.rows:
                 timing = row.out_of_place
-                if timing is None or not timing.time_us > 0 or row.size_bytes < 1 or timing.wrong:
+                if timing is None or timing.wrong:
+                    wrong += 1
+                    continue
+                # A damaged number would be written and then not read again.
+                if not (0 < timing.time_us <= MAX_TIME_US and 1 <= row.size_bytes <= MOST_BYTES):
                     wrong += 1
                     continue
                 dtype = parse_dtype(row.dtype)

@@ -30,7 +30,7 @@ _SAME = ("system", "gpus", "nodes", "gpus_per_node", "nccl_version", "in_place")
 
 _HINT = "docs/landscapes.md describes the columns; `ncclt landscape import` writes them from outputs of nccl-tests"
 _NUMBER = re.compile(r"(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
-_MAX_TIME_US = 1e12
+MAX_TIME_US = 1e12
 """Eleven days, and its reciprocal is the smallest time: sums and ratios of times stay finite."""
 _MAX_SPREAD_PERCENT = 1000.0
 _PARAMETER = re.compile(r"([A-Z][A-Z0-9_]*)=(\d{1,18})")
@@ -203,7 +203,7 @@ def _row(number: int, line: Mapping[str, str], where: str) -> LandscapeRow:
         size_bytes=size_bytes,
         setting=_setting(line, where),
         repetition=_whole(line, "repetition", where),
-        time_us=_number(line, "time_us", where, most=_MAX_TIME_US),
+        time_us=_number(line, "time_us", where, most=MAX_TIME_US),
         spread=_number(line, "spread_percent", where, most=_MAX_SPREAD_PERCENT) / 100
         if line["spread_percent"]
         else 0.0,
@@ -258,7 +258,7 @@ def _known(line: Mapping[str, str], column: str, names: Mapping[str, _Name], whe
 
 def _number(line: Mapping[str, str], column: str, where: str, *, most: float) -> float:
     value = float(line[column]) if _NUMBER.fullmatch(line[column]) else 0.0
-    if not 1 / _MAX_TIME_US <= value <= most:
+    if not 1 / MAX_TIME_US <= value <= most:
         raise LandscapeError(
             f"{where}: {column} is {line[column]!r}, which is not a number above 0 and up to {most:g}",
             hint="correct or remove the row",

@@ -24,6 +24,8 @@ _LOGGED = re.compile(r"\bNCCL version (\d{1,2}\.\d{1,3}(?:\.\d{1,3})?)\b")  # wi
 _STARTING = re.compile(r"#\s*Collective test starting:\s*(\S+)")
 _COMMAND = re.compile(r"\b([a-z]\w{1,40}_perf)(?:_mpi)?\b")
 _ASSIGNED = re.compile(r"""(?<![A-Za-z0-9_])(NCCL_[A-Z0-9_]+)=("[^"]*"|'[^']*'|(?:(?!,[A-Za-z_]+=)[^\s"';])*)""")
+_EXPORTED = re.compile(r"(?:\++ ?)?(?:export |declare -x )?(?=NCCL_[A-Z0-9_]+=)")  # scripts (set -x), `export`, `env`
+_UNSET = re.compile(r"(?:\++ ?)?unset (NCCL_[A-Z0-9_]+)$")
 _FROM_ENVIRONMENT = re.compile(r"NCCL INFO (NCCL_[A-Z0-9_]+) set by environment to (\S+?)\.?$")
 _SETUP = re.compile(r"#\s*nThread\s+\d+")
 _RANK = re.compile(r"#\s+Rank\s+\d+\s+(?:Group\s+(\d+)\s)?")  # older ones name no groups
@@ -111,6 +113,7 @@ class _Tests:
         self._open = _OpenTest()
         self._command: str | None = None  # of the last line that looks like one
         self._assigned: list[dict[str, str]] = []  # by each such line since the last test
+        self._exported: dict[str, str] = {}  # by lines before the commands
         self._continued = ""
 
     def read_line(self, line: str) -> None:
@@ -138,7 +141,11 @@ class _Tests:
     def _read_command(self, line: str) -> None:
         if match := _COMMAND.search(line):
             self._command = match[1]
-            self._assigned.append({name: value.strip("\"'") for name, value in _ASSIGNED.findall(line)})
+            self._assigned.append(_assignments(line))
+        elif _EXPORTED.match(line):
+            self._exported |= _assignments(line)
+        elif unset := _UNSET.match(line):
+            self._exported.pop(unset[1], None)
 
     def finish(self) -> tuple[NcclTest, ...]:
         self._next_test()
@@ -168,6 +175,7 @@ class _Tests:
                 self._open.variables = self._assigned[-1] | self._open.variables
                 self._open.is_ambiguous = any(one != self._assigned[-1] for one in self._assigned)
             self._assigned = []
+            self._open.variables = self._exported | self._open.variables
         elif match := _RANK.match(line):
             self._open.groups.append(match[1])
             if match[1] == self._open.groups[0] and (place := _PLACE.match(line)):
@@ -181,6 +189,10 @@ class _Tests:
         elif match := _AVERAGE.match(line):
             self._open.average = _float(match[1])
             self._open.in_table = False
+
+
+def _assignments(line: str) -> dict[str, str]:
+    return {name: value.strip("\"'") for name, value in _ASSIGNED.findall(line)}
 
 
 def _row(columns: list[str], words: list[str]) -> NcclTestRow | None:
