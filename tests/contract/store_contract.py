@@ -261,7 +261,7 @@ class StoreContract:
 
     def test_keys_are_found_by_the_hash_of_their_secret(self, store: Store) -> None:
         """Oldest first; the secret is not there; revoking is final and keeps its first time."""
-        keys = {digest: ApiKey(id=digest[:3], role=Role.REPORT, clusters=("pair",)) for digest in ("bbb1", "aaa2")}
+        keys = {digest: ApiKey(id=digest[:3], role=Role.ENV, clusters=("pair",)) for digest in ("bbb1", "aaa2")}
         for digest, key in keys.items():
             store.add_key(key, digest=digest)
         assert list(store.keys().items()) == list(keys.items())
