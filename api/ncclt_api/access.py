@@ -21,7 +21,6 @@ from fastapi.security import HTTPBearer
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse, RedirectResponse
-from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ncclt.core.api_key import ApiKey, Role, digest_of
@@ -82,16 +81,17 @@ def needs(role: Role) -> list[params.Depends]:
     return [Depends(RouteAccess(role)), Security(_BEARER, scopes=[role.value])]
 
 
-def declared_role(route: BaseRoute) -> Role | None:
+def declared_role(route: APIRoute) -> Role | None:
     """Return the role that a route needs; None = it is public.
 
     Raises:
         TypeError: the route declares no access, or several.
     """
-    assert isinstance(route, APIRoute), "a router has routes of FastAPI alone"
     declared = [one.dependency for one in route.dependencies if isinstance(one.dependency, RouteAccess)]
     if len(declared) != 1:
-        raise TypeError(f"{route.path} ({', '.join(route.methods)}) has to declare one access: `needs` or `PUBLIC`")
+        raise TypeError(
+            f"{route.path} ({', '.join(route.methods or ())}) has to declare one access: `needs` or `PUBLIC`"
+        )
     return declared[0].role
 
 

@@ -258,7 +258,8 @@ class AnswersMiddleware:
     async def _make(self, key: _Key, job: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, keep the answers of its shape, and send that of the job."""
         self._making[key] = done = asyncio.get_running_loop().create_future()
-        number, made, start, body = self._answers.number, [], None, bytearray()
+        made: list[ShapeAnswers] = []
+        number, start, body = self._answers.number, None, bytearray()
         whole = [(name, value) for name, value in scope["headers"] if name != b"if-none-match"]
 
         async def collect(message: Message) -> None:

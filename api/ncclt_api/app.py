@@ -9,6 +9,7 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.staticfiles import StaticFiles
@@ -145,8 +146,9 @@ def create_app(
         recommendation_pages.router, job_pages.router, sign_in_pages.router,
     ):  # fmt: skip
         for route in router.routes:
+            assert isinstance(route, APIRoute), "a router has routes of FastAPI alone"
             if declared_role(route) is None:
-                public |= {(method, route.path) for method in route.methods}
+                public |= {(method, route.path) for method in route.methods or ()}
         app.include_router(router)
     app.mount("/assets", StaticFiles(directory=_ASSETS), name="assets")
     add_problem_handlers(app)

@@ -248,7 +248,8 @@ def row_of(connection: Connection, id: str) -> Row[Any]:
 def publisher_of(connection: Connection, id: str) -> str:
     """Return who published a revision."""
     of = (history.c.recommendation == id, history.c.action == Action.PUBLISHED.value)
-    return connection.execute(select(history.c.who).where(*of)).scalar_one()
+    who: str = connection.execute(select(history.c.who).where(*of)).scalar_one()
+    return who
 
 
 def read_event(row: Row[Any]) -> LifeEvent:
