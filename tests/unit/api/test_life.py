@@ -113,7 +113,7 @@ def test_a_roll_out_is_the_same_for_every_rank_and_ends_by_itself(store, client)
             break
     assert said.json()["state"] == "lost"
     assert number < 80
-    assert {given(client, f"job {n}") for n in range(20)} == {"a"}
+    assert {given(client, f"later job {n}") for n in range(20)} == {"a"}
     assert client.get("/v1/recommendations/b/history").json()["items"][0]["who"] == "guard"
     assert 'ncclt_rollouts{cluster="pair",state="lost"} 1.0' in client.get("/metrics").text
 
