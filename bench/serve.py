@@ -95,8 +95,7 @@ def fill(url: str, *, clusters: int, models: int, revisions: int, trials_of_long
                 return {
                     "id": id, "revision": revision, "study": one.study, "cluster": cluster, "model": model,
                     "fingerprint": one.fingerprint.digest(), "created": one.created, "origin": one.origin.value,
-                    "document": json.dumps(one.to_document()), "state": state,
-                    "pinned": False, "unverified": False,
+                    "document": json.dumps(one.to_document()), "state": state, "pinned": False, "unverified": False,
                 }  # fmt: skip
 
             connection.execute(

@@ -38,6 +38,9 @@ FRESH_S = 0.5
 LAST_KNOWN_S = 24 * 3600.0
 """How long the keys that were last read are used while the database is away."""
 
+_LOOK_S = 0.5
+"""How long a request waits for the keys to be read again before the last known ones are used."""
+
 _KEY = "ncclt.key"
 _MOST_TOKEN = 200
 
@@ -148,7 +151,9 @@ class AccessMiddleware:
         self._clock = clock
         self._keys: dict[str, ApiKey] = {}
         self._read_s: float | None = None
-        self._reading = asyncio.Lock()
+        self._looked_s = float("-inf")
+        self._look: asyncio.Task[None] | None = None
+        self._failure: StoreError | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or refuse it."""
@@ -222,18 +227,32 @@ class AccessMiddleware:
         )
 
     async def _current_keys(self) -> dict[str, ApiKey]:
-        """Return the keys, read again where they are too old; the last known ones while the database is away."""
-        if self._read_s is None or self._clock() - self._read_s >= self._fresh_s:
-            async with self._reading:
-                began_s = self._clock()
-                if self._read_s is None or began_s - self._read_s >= self._fresh_s:
-                    try:
-                        self._keys = await run_in_threadpool(lambda: self._store().keys())
-                        self._read_s = began_s
-                    except StoreError:
-                        if self._read_s is None or began_s - self._read_s > LAST_KNOWN_S:
-                            raise
+        """Return the keys, read again where they are too old; the last known ones while the database is away or hangs.
+
+        Raises:
+            StoreError: it has been away for too long.
+        """
+        now_s = self._clock()
+        if self._look is None and now_s - self._looked_s >= self._fresh_s:
+            self._look, self._looked_s = asyncio.create_task(self._read_keys()), now_s
+        if (look := self._look) is not None:
+            left_s = None if self._read_s is None else max(self._looked_s + _LOOK_S - now_s, 0.0)
+            await asyncio.wait({look}, timeout=left_s)
+            if look.done():
+                look.result()  # raises what no store should
+        if self._read_s is None or (self._failure and self._looked_s - self._read_s > LAST_KNOWN_S):
+            raise self._failure or StoreError("the keys of the service were never read")
         return self._keys
+
+    async def _read_keys(self) -> None:
+        began_s = self._clock()
+        try:
+            self._keys = await run_in_threadpool(lambda: self._store().keys())
+            self._read_s, self._failure = began_s, None
+        except StoreError as error:
+            self._failure = error
+        finally:
+            self._look = None
 
 
 def _writes_api(scope: Scope, path: str) -> bool:

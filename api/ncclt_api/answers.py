@@ -10,6 +10,7 @@ import contextlib
 import json
 import re
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -131,13 +132,14 @@ class Answers:
         self._clock = clock
         self._kept: dict[_Key, tuple[ShapeAnswers, int]] = {}
         self._kept_bytes = 0
-        self._given: dict[tuple[_Key, str], tuple[Reply, float]] = {}
+        self._given: OrderedDict[tuple[_Key, str], tuple[Reply, float]] = OrderedDict()  # the newest are last
         self._number = 0
         self._changed: dict[tuple[str, str], int] = {}
         self._seen_s: float | None = None
         """When the database was last seen; None = never."""
         self._look: asyncio.Task[None] | None = None
-        self._looking_since_s = 0.0
+        self._looked_s = float("-inf")
+        """When the last look began."""
 
     def age_s(self) -> float | None:
         """Return how long ago the kept answers were known to be true, 0 for now; None = too long, or never."""
@@ -186,10 +188,10 @@ class Answers:
         reply = answers.reply(job)
         if job:
             now_s = self._clock()
-            self._given.pop((key, job), None)  # the newest are last
             self._given[key, job] = (reply, now_s)
-            while len(self._given) > _MOST_JOBS or now_s - self._given[next(iter(self._given))][1] >= JOB_S:
-                del self._given[next(iter(self._given))]
+            self._given.move_to_end((key, job))
+            while len(self._given) > _MOST_JOBS or now_s - next(iter(self._given.values()))[1] >= JOB_S:
+                self._given.popitem(last=False)
         return reply
 
     def _drop(self, key: _Key) -> None:
@@ -200,10 +202,11 @@ class Answers:
         """Look for changes where the last look is too old, but wait for it only so long."""
         now_s = self._clock()
         if self._look is None:
-            if self._seen_s is not None and now_s - self._seen_s < self._fresh_s:
+            # Also after one that failed: while the database is away, not every job waits for it to fail again.
+            if now_s - self._looked_s < self._fresh_s:
                 return
-            self._look, self._looking_since_s = asyncio.create_task(self._look_for_changes()), now_s
-        left_s = _LOOK_S - (now_s - self._looking_since_s)
+            self._look, self._looked_s = asyncio.create_task(self._look_for_changes()), now_s
+        left_s = _LOOK_S - (now_s - self._looked_s)
         if left_s > 0:
             await asyncio.wait({self._look}, timeout=left_s)
 

@@ -158,6 +158,8 @@ class EnvAnswers:
         Raises:
             NccltError: nothing can be given in this format.
         """
+        if not self.rollouts and self._replies:  # the same for every job
+            return next(iter(self._replies.values()))
         answer = given(self.chosen, self.rollouts, job, delivery=self.delivery)
         key = (answer.recommendation.id, answer.variant, answer.reason, answer.rollout)
         if key not in self._replies:

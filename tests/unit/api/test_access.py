@@ -357,6 +357,31 @@ def test_the_last_known_keys_hold_while_the_database_is_away():
     asyncio.run(test())
 
 
+def test_a_database_that_is_away_is_not_asked_for_keys_at_every_request():
+    class Store:
+        asked, away = 0, False
+
+        def keys(self):
+            self.asked += 1
+            if self.away:
+                raise StoreError("away")
+            return {digest_of("mine"): ApiKey(id="a", role=Role.READ)}
+
+    store, now = Store(), [0.0]
+    access = AccessMiddleware(None, store=lambda: store, fresh_s=0.5, sessions=Sessions(), clock=lambda: now[0])
+
+    async def test():
+        await asyncio.gather(*(access._current_keys() for _ in range(20)))
+        store.away, now[0] = True, 10.0
+        found = await asyncio.gather(*(access._current_keys() for _ in range(100)))
+        assert all(digest_of("mine") in keys for keys in found)
+        for _ in range(100):
+            assert digest_of("mine") in await access._current_keys()
+        assert store.asked == 2
+
+    asyncio.run(test())
+
+
 def test_the_secret_is_nowhere_in_the_store(service):
     assert all(secret not in str(service.store.keys()) for secret in SECRETS.values())
     assert replace(ApiKey(id="a", role=Role.READ)).to_document()["role"] == "read"

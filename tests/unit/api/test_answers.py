@@ -66,7 +66,7 @@ class Store:
     """Notes changes; may be away, hang, or be too old to note them."""
 
     def __init__(self):
-        self.number, self.pairs = 0, {}
+        self.number, self.pairs, self.looks = 0, {}, 0
         self.away = self.old = False
         self.answering = threading.Event()
         self.answering.set()
@@ -76,6 +76,7 @@ class Store:
         self.pairs[cluster, model] = self.number
 
     def changes(self, since):
+        self.looks += 1
         assert self.answering.wait(PATIENT_S)
         if self.away:
             raise StoreError("away")
@@ -154,6 +155,19 @@ def test_a_change_is_noticed_in_time_and_not_looked_for_at_every_request():
         assert (await service.get())[1] == b"answer 1"
         service.now_s += 0.2
         assert (await service.get())[1] == b"answer 2"
+
+    run(test)
+
+
+def test_a_database_that_is_away_is_not_looked_for_at_every_request():
+    async def test():
+        service = Service(fresh_s=0.5)
+        await service.get(job="first")
+        service.store.away = True
+        service.now_s += 10
+        for n in range(100):
+            assert (await service.get(job=f"j{n}"))[0] == 200
+        assert service.store.looks == 2
 
     run(test)
 
