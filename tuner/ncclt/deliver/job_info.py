@@ -159,7 +159,7 @@ def read_participant(job: JobInfo) -> Participant:
 
 
 def _boot_id() -> str:
-    """Return what tells apart two machines of one name; empty where the kernel does not say."""
+    """Return the id of this boot, in which two machines of one name differ; empty where there is none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except (OSError, ValueError):
@@ -259,7 +259,7 @@ def set_by(argv: Sequence[str]) -> dict[str, str]:
 
 _UNKNOWN_MODEL = "a GPU of unknown model"
 _MODEL = re.compile(r"[A-Z]{1,3}[0-9]{2,4}[A-Z]{0,2}")
-"""`NVIDIA H100 80GB HBM3`, `AMD Instinct MI300X OAM` and `a100-sxm-64` all have one word that tells the model."""
+"""`NVIDIA H100 80GB HBM3`, `AMD Instinct MI300X OAM` and `a100-sxm-64` all have one word that shows the model."""
 
 
 def see_gpus(environ: Mapping[str, str], *, root: Path = Path("/")) -> tuple[str, ...]:

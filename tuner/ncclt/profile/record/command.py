@@ -119,7 +119,7 @@ class _Bystander:
     def _stop(pid: int, pipe: int) -> None:
         os.close(pipe)
         if pid:
-            with contextlib.suppress(ChildProcessError, ProcessLookupError):  # somebody ended it, and it was reaped
+            with contextlib.suppress(ChildProcessError, ProcessLookupError):  # it was reaped already
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
 
