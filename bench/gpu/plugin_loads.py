@@ -222,22 +222,38 @@ class Trials:
         self._claim("ncclt attest: took effect", Effect.TOOK_EFFECT, found.effect, note=found.reason)
 
     def _refused(self, default: Choices, policy: Policy) -> None:
-        """Give tables that must not be used, or not all of whose rows NCCL offers; NCCL has to go on as by default."""
+        """Give tables that end NCCL's init, and those that NCCL goes on with as by default."""
         nodes, ranks = self._shape
         good = table_text(policy, nodes=nodes, ranks=ranks, nccl=self._nccl)
         rule = Rule(collective=Collective.ALL_REDUCE, algorithm=Algorithm.NVLS, protocol=Protocol.SIMPLE, channels=4)
         hostile = {
             "changed by hand": good.replace("allreduce,8192,8192", "allreduce,0,8192"),
             "cut off": "\n".join(good.splitlines()[:-1]) + "\n",
-            "for other ranks": table_text(policy, nodes=nodes + 1, ranks=ranks + 1, nccl=self._nccl),
             "no table at all": "allreduce,0,lots,ring\n\x01\x02" + "x" * 5000,
         }
         for number, (title, text) in enumerate(hostile.items()):
-            self._one_refused(title, self._table(f"hostile-{number}.csv", text), default, said="is not used")
+            self._one_ended(title, self._table(f"hostile-{number}.csv", text))
+        others = table_text(policy, nodes=nodes + 1, ranks=ranks + 1, nccl=self._nccl)
+        self._one_refused("for other ranks", self._table("others.csv", others), default, said="is not used")
         nvls = table_text(Policy(rules=(rule,)), nodes=nodes, ranks=ranks, nccl=self._nccl)
         self._one_refused(
             "NVLS, which is not offered", self._table("nvls.csv", nvls), default, said=f"table {TABLE_ID}"
         )
+
+    def _one_ended(self, title: str, table: Path) -> None:
+        """Give a damaged table: a rank without it would differ from the others, so init fails."""
+        environ = {"NCCLT_POLICY_SHM": UNSET, "NCCLT_POLICY": str(table)}
+        place = self._in(table.stem, self._place)
+        try:
+            with LiveRanks(replace(place, environ=environ)) as ranks:
+                ranks.start()
+            said = "the ranks opened"
+        except NccltError as error:
+            said = error.message
+        logs = [path.read_text(errors="replace") for path in place.output.rglob("*") if path.suffix in (".log", ".txt")]
+        lines = [line for log in logs for line in log.splitlines() if "cannot use the table of NCCLT_POLICY" in line]
+        self._claim(f"{title}: NCCL's init ends", "invalid usage", said, "invalid usage" in said)
+        self._claim(f"{title}: the plugin says why", "cannot use the table", (lines or ["nothing"])[-1][-200:], bool(lines))
 
     def _one_refused(self, title: str, table: Path, default: Choices, *, said: str) -> None:
         environ = {"NCCLT_POLICY_SHM": UNSET, "NCCLT_POLICY": str(table)}

@@ -11,7 +11,7 @@
 
 #include "nccl_tuner_abi.h"
 
-enum { NCCL_LOG_WARN = 2, PLANS = 64 };
+enum { PLANS = 64 };
 
 struct probe {
   FILE *log;

@@ -40,6 +40,7 @@ def measured(ncclt):
     folder.mkdir()
     runpy.run_path(str(TESTS / "fakes" / "nccl_tests_stand_in.py"))["install"](folder)
     ncclt.variables["NCCLT_PLUGIN"] = "/nonexistent/plugin.so"
+    ncclt.variables["NCCLT_ALLOW_DIFFERENCE"] = "NO_GPU"
     return (
         "--model", "nasnetmobile", "--cluster", "dgx-a100", "--nodes", "1", "--gpus-per-node", "2",
         "--launcher", "local", "--nccl-tests", folder, "--trials", "2", "--blocks", "4", "--warmup", "2",

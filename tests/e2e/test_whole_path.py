@@ -169,7 +169,7 @@ def test_from_a_request_to_a_roll_back_and_a_refusal(site, url):
     assert kept["recommendation"] == first
 
     assert site("admin", "PUT", rules, json={"percent": 50}).status_code == 200
-    second = site.tuned(seed=1, again=True)["recommendation"]
+    second = site.tuned(seed=1, again=True, trials=12)["recommendation"]
     assert second != first
     assert site.given().json()["recommendation"] == first, "without a name a job has no part in a roll-out"
     state, jobs = "running", 0

@@ -272,7 +272,8 @@ def effective(plan: JobPlan, job: JobInfo) -> dict[str, str]:
     # The user's own tuner plugin decides too, and so does its table.
     tuner = ["NCCL_TUNER_PLUGIN", "NCCLT_POLICY" if "NCCLT_POLICY" in after else "NCCL_TUNER_CONFIG_FILE"]
     by_name = ("NCCL_TUNER_PLUGIN", "NCCLT_POLICY", "NCCL_TUNER_CONFIG_FILE", DELEGATE_VARIABLE)
-    names = {*CHOICE_VARIABLES, "NCCLT_POLICY_SHM", DELEGATE_VARIABLE, *tuner, *(name for name, _ in plan.set_env)}
+    given = {name for name, _ in plan.set_env} - {TICKET_VARIABLE}  # each process has a ticket of its own
+    names = {*CHOICE_VARIABLES, "NCCLT_POLICY_SHM", DELEGATE_VARIABLE, *tuner, *given}
     found: dict[str, str] = {}
     if plan.form is not None:  # without a form, nothing on our side depends on them
         found = {name: str(one.value) for name, one in job.variables.items() if name not in plan.unset_env}
