@@ -253,7 +253,9 @@ class Trials:
         logs = [path.read_text(errors="replace") for path in place.output.rglob("*") if path.suffix in (".log", ".txt")]
         lines = [line for log in logs for line in log.splitlines() if "cannot use the table of NCCLT_POLICY" in line]
         self._claim(f"{title}: NCCL's init ends", "invalid usage", said, "invalid usage" in said)
-        self._claim(f"{title}: the plugin says why", "cannot use the table", (lines or ["nothing"])[-1][-200:], bool(lines))
+        self._claim(
+            f"{title}: the plugin says why", "cannot use the table", (lines or ["nothing"])[-1][-200:], bool(lines)
+        )
 
     def _one_refused(self, title: str, table: Path, default: Choices, *, said: str) -> None:
         environ = {"NCCLT_POLICY_SHM": UNSET, "NCCLT_POLICY": str(table)}
