@@ -28,6 +28,7 @@ import ncclt
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.attestation import CallOutcome, DeliveredPolicy, Form, Observed, ObservedCall, Witness
 from ncclt.core.cluster import Cluster
+from ncclt.core.life import Action
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.recheck import Check, Freshness
@@ -43,7 +44,7 @@ from ncclt.health.preflight.simulated import SimulatedFabric, parse_weakness
 from ncclt.store import Store, open_store
 from ncclt.store.documents import to_text
 from ncclt.store.studies import _row as study_row
-from ncclt.store.tables import measurements, recommendations, studies, trials
+from ncclt.store.tables import history, measurements, recommendations, studies, trials
 from ncclt.store.trials import _measurement_row, _trial_row
 
 HOSTILE = ("<script>alert('x')</script>", "\"'&amp;</bdi>", "cluster-\u202egnp.exe", "w" * 5000)
@@ -304,6 +305,13 @@ class _Writer:
             rows[measurements] += [{**row, "study": study.id} for row in of.measured]
             if of.published is not None and study.state is StudyState.DONE:
                 rows[recommendations].append(self._recommended(of.published, study))
+        rows[history] = [
+            {
+                "cluster": row["cluster"], "model": row["model"], "recommendation": row["id"], "who": "nina", "why": "",
+                "action": Action.PUBLISHED.value, "created": row["created"],
+            }
+            for row in rows[recommendations]
+        ]  # fmt: skip
         with self.store._database.alone() as connection:
             for table, values in rows.items():
                 if values:
