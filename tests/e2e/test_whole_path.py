@@ -174,6 +174,7 @@ def test_from_a_request_to_a_roll_back_and_a_refusal(site, url):
     second = "5ec0nd"  # a study as short as the first would publish the same, which starts no roll-out
     with open_store(url) as store:
         store.publish(replace(store.recommendation(first), id=second, table=sample_recommendation("b").table))
+    until(lambda: site.given(f"early {time.monotonic()}").json()["rollout"])
     assert site.given().json()["recommendation"] == first, "without a name a job has no part in a roll-out"
     state, jobs = "running", 0
     while state == "running" and jobs < 150:
