@@ -57,7 +57,7 @@ MADE = "ncclt.answers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class KeptReply:
     """What is sent to each job that gets the same of one shape: all but what belongs to the job alone.
 
     Attributes:
@@ -80,12 +80,12 @@ class ShapeAnswers(Protocol):
 
     pair: tuple[str, str]
 
-    def reply(self, job: str) -> Reply:
+    def reply(self, job: str) -> KeptReply:
         """Return what a job is given; raise what the route would raise."""
         ...
 
 
-def finish_answer(kept: Reply, job: str) -> bytes:
+def finish_answer(kept: KeptReply, job: str) -> bytes:
     """Return the body for one job: what is kept for its shape, with the fields that are for it alone."""
     own = kept.own(job) if kept.own else {}
     if not own:
@@ -132,7 +132,7 @@ class Answers:
         self._clock = clock
         self._kept: dict[_Key, tuple[ShapeAnswers, int]] = {}
         self._kept_bytes = 0
-        self._given: OrderedDict[tuple[_Key, str], tuple[Reply, float]] = OrderedDict()  # the newest are last
+        self._given: OrderedDict[tuple[_Key, str], tuple[KeptReply, float]] = OrderedDict()  # the newest are last
         self._number = 0
         self._changed: dict[tuple[str, str], int] = {}
         self._seen_s: float | None = None
@@ -154,7 +154,7 @@ class Answers:
         """Return whether answers can be given without the database."""
         return bool(self._kept) and self.age_s() is not None
 
-    def find(self, key: _Key, job: str) -> Reply | None:
+    def find(self, key: _Key, job: str) -> KeptReply | None:
         """Return what a job is given: what it was given before, or what is kept for its shape; None = neither."""
         if (before := self._given_before(key, job)) is not None:
             return before
@@ -162,7 +162,7 @@ class Answers:
             return None
         return self._give(key, job, kept[0])
 
-    def keep(self, key: _Key, job: str, answers: ShapeAnswers, *, number: int) -> Reply:
+    def keep(self, key: _Key, job: str, answers: ShapeAnswers, *, number: int) -> KeptReply:
         """Keep the answers of a shape that were made after a number of changes; return that of a job."""
         reply = self._given_before(key, job) or self._give(key, job, answers)
         changed = max(self._changed.get(pair, 0) for pair in (answers.pair, ("", answers.pair[1])))
@@ -180,11 +180,11 @@ class Answers:
         """Return the number of the last change that was noticed."""
         return self._number
 
-    def _given_before(self, key: _Key, job: str) -> Reply | None:
+    def _given_before(self, key: _Key, job: str) -> KeptReply | None:
         found = self._given.get((key, job))
         return found[0] if found is not None and self._clock() - found[1] < JOB_S else None
 
-    def _give(self, key: _Key, job: str, answers: ShapeAnswers) -> Reply:
+    def _give(self, key: _Key, job: str, answers: ShapeAnswers) -> KeptReply:
         reply = answers.reply(job)
         if job:
             now_s = self._clock()
@@ -263,7 +263,7 @@ class AnswersMiddleware:
         else:  # it was an error: each request has its own, with its id
             await self.app(scope, receive, send)
 
-    def _find(self, key: _Key, job: str) -> Reply | None:
+    def _find(self, key: _Key, job: str) -> KeptReply | None:
         with contextlib.suppress(NccltError):  # the route says so, if it is still true
             return self._answers.find(key, job)
         return None
@@ -282,7 +282,7 @@ class AnswersMiddleware:
             else:
                 body.extend(message.get("body", b""))
 
-        reply: Reply | None = None
+        reply: KeptReply | None = None
         try:
             await self.app({**scope, "headers": whole, MADE: made}, receive, collect)
             assert start is not None, "an application answers or raises"
@@ -302,7 +302,7 @@ def _touches(pairs: frozenset[tuple[str, str]], pair: tuple[str, str]) -> bool:
     return pair in pairs or ("", pair[1]) in pairs
 
 
-async def _send(reply: Reply, job: str, send: Send, if_none_match: str | None, age_s: float) -> None:
+async def _send(reply: KeptReply, job: str, send: Send, if_none_match: str | None, age_s: float) -> None:
     # The list is the answer's own: a middleware around this one adds its headers to a copy.
     headers, body, status = [*reply.headers], b"", 304
     if age_s:

@@ -19,7 +19,7 @@ from ncclt.core.rollout import MOST_JOB_NAME, RollOut
 from ncclt.deliver.render.formats import FORMATS, SHELLS, TABLE_FORMATS, render
 from ncclt.deliver.variant import Given, given, select_fitting
 from ncclt_api.access import needs
-from ncclt_api.answers import MADE, Reply, finish_answer
+from ncclt_api.answers import MADE, KeptReply, finish_answer
 from ncclt_api.dependencies import CurrentStore
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.routes.recommendations import JobQuery, explain_absence
@@ -150,9 +150,9 @@ class EnvAnswers:
     format: str
     media_type: str
     tickets: Tickets
-    _replies: dict[tuple[str, ...], Reply] = field(default_factory=dict)
+    _replies: dict[tuple[str, ...], KeptReply] = field(default_factory=dict)
 
-    def reply(self, job: str) -> Reply:
+    def reply(self, job: str) -> KeptReply:
         """Return what a job is given.
 
         Raises:
@@ -166,7 +166,7 @@ class EnvAnswers:
             self._replies[key] = self._reply(answer)
         return self._replies[key]
 
-    def _reply(self, answer: Given) -> Reply:
+    def _reply(self, answer: Given) -> KeptReply:
         chosen = answer.recommendation
         body = self.write(chosen, said=answer.to_document())
         etag = etag_of(body)
@@ -184,7 +184,7 @@ class EnvAnswers:
         }
         raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
         own = partial(self.tickets.issue, answer) if self.format == "json" else None
-        return Reply(headers=raw, etag=etag, body=body.encode(), own=own)
+        return KeptReply(headers=raw, etag=etag, body=body.encode(), own=own)
 
 
 def _decision(recommendation: Recommendation, format: str) -> str:

@@ -14,7 +14,7 @@ from ncclt.errors import StoreError
 from ncclt.store import open_store
 from ncclt.store.recommendations import Changes
 from ncclt_api import answers
-from ncclt_api.answers import JOB_S, LAST_GOOD_S, MADE, Answers, AnswersMiddleware, Reply, split_job
+from ncclt_api.answers import JOB_S, LAST_GOOD_S, MADE, Answers, AnswersMiddleware, KeptReply, split_job
 from ncclt_api.app import create_app
 
 ENV = "/v1/clusters/leonardo/env"
@@ -39,7 +39,7 @@ class Shape:
         body = b"answer %d" % self.number
         if self.variants > 1:
             body += b", variant %d" % (int(draw("seed", job) * self.variants))
-        return Reply(headers=[(b"etag", b'"%d"' % self.number)], etag=f'"{self.number}"', body=body)
+        return KeptReply(headers=[(b"etag", b'"%d"' % self.number)], etag=f'"{self.number}"', body=body)
 
 
 class Application:
