@@ -5,6 +5,7 @@ PostgreSQL, the service and the workers are real processes; the times come from 
 simulated one where the cluster itself changes, and the step times of the jobs are made up.
 """
 
+import itertools
 import json
 import os
 import re
@@ -188,7 +189,8 @@ def test_from_a_request_to_a_roll_back_and_a_refusal(site, url):
         assert said.status_code == 200, said.text
         state = said.json()["state"]
     assert state == "lost"
-    until(lambda: {site.given(f"later {n}").json()["recommendation"] for n in range(8)} == {first})
+    names = (f"later {n}" for n in itertools.count())  # a job keeps what it was given
+    until(lambda: {site.given(next(names)).json()["recommendation"] for _ in range(8)} == {first})
     assert site.history(second)[0][1] == "guard"
 
     # The network was rewired: what was measured before fits no job there, and the refusal names the field.
