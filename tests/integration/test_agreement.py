@@ -38,7 +38,7 @@ def starts():
     """One start per fault; the last rank has it."""
     if compiler() is None:
         pytest.skip("no C compiler here")
-    command = [sys.executable, ROOT / "bench" / "agreement.py", "--starts", "13", "--timeout", "3", "--json"]
+    command = [sys.executable, ROOT / "bench" / "agreement.py", "--starts", "13", "--timeout", "8", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, (done.stdout, done.stderr)
     told = json.loads(done.stdout)
