@@ -29,6 +29,7 @@ persistent = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(persistent)
 BENCHMARK, LEFTOVERS, MESSAGES = persistent.BENCHMARK, persistent.LEFTOVERS, persistent.MESSAGES
 PATIENCE_S, STOP = persistent.PATIENCE_S, persistent.STOP
+CONTRACTS = str(Path(__file__).parents[1] / "contract")
 environment, launcher_of, runner_of = persistent.environment, persistent.launcher_of, persistent.runner_of
 
 
@@ -68,7 +69,7 @@ def test_kill_9_of_ncclt_leaves_nothing(tmp_path):
     )
     ncclt = subprocess.Popen(
         (sys.executable, "-c", program, persistent.__file__, word, str(tmp_path)),
-        env=environment(),
+        env=environment(PYTHONPATH=CONTRACTS),
         stdout=subprocess.PIPE,
     )
     try:
@@ -108,7 +109,7 @@ def test_kill_9_while_ranks_start_leaves_no_token(tmp_path):
     (sleeper := tmp_path / "sleeper").write_text("#!/bin/sh\nexec sleep 600\n")
     sleeper.chmod(0o755)
     words = (sys.executable, "-c", program, persistent.__file__, word, str(sleeper), str(tmp_path))
-    ncclt = subprocess.Popen(words, env=environment())
+    ncclt = subprocess.Popen(words, env=environment(PYTHONPATH=CONTRACTS))
     try:
         deadline = time.monotonic() + PATIENCE_S
         while not LEFTOVERS["carrying"](word) and time.monotonic() < deadline:

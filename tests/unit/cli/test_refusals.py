@@ -77,4 +77,4 @@ def test_a_configuration_that_cannot_be_read_is_said_in_words(call, tmp_path):
 def test_a_word_that_an_option_does_not_know_is_said_in_our_words(call):
     code, said = call("keys", "create", "--role", "owner")
     assert code == 2
-    assert said.startswith("ncclt: invalid value for '--role': 'owner' is not one of 'read', ")
+    assert said.startswith("ncclt: invalid value for '--role': 'owner' is not one of 'env', ")
