@@ -19,6 +19,7 @@ from ncclt.core.life import By, ClusterRules
 from ncclt.core.rollout import Variant
 from ncclt.core.setting import DEFAULT
 from ncclt.core.study import StudyState
+from ncclt.prove import rollout as prove_rollout
 from ncclt.store import open_store
 from ncclt_api.app import create_app
 
@@ -222,8 +223,9 @@ def report_step_times(page, address, rollout, numbers):
             return
 
 
-def test_a_roll_out_is_compared_without_reload_until_it_ends(browser, tmp_path):
-    """The page follows the reports of jobs; a win awaits approval."""
+def test_a_roll_out_is_compared_without_reload_until_it_ends(browser, tmp_path, monkeypatch):
+    """The page follows the reports of jobs; a win awaits approval, which ends it."""
+    monkeypatch.setattr(prove_rollout, "_LEAST_GRACE_S", 0.0)  # jobs of a real cluster take longer than these
     with open_store(f"sqlite:///{tmp_path}/live.db") as store, serving(store) as address:
         samples.fill(store)
         active = store.recommendation("0c0ffee1")
@@ -249,6 +251,8 @@ def test_a_roll_out_is_compared_without_reload_until_it_ends(browser, tmp_path):
         expect(jobs).to_have_text("1", timeout=60_000)
         report_step_times(page, address, rollout, range(first, 500))
         expect(badge).to_have_text("won", timeout=60_000)
+        store.approve("0c0ffee9", By(who="bob"))
+        expect(badge).to_have_text("promoted", timeout=60_000)
         expect(page.locator("main")).to_have_count(1)
         assert page.locator("[hx-trigger^=every]").count() == 0
         assert loaded == complaints == []
