@@ -198,13 +198,21 @@ REDUCE, EXCHANGE = Collective.ALL_REDUCE, Collective.ALL_TO_ALL
 def test_groups_of_a_rank_add_up_and_ranks_do_not():
     one = _sent(0, {("tp", REDUCE, 8): 4, ("dp", REDUCE, 8): 2, ("tp", REDUCE, 16): 1}, steps=2)
     other = _sent(1, {("tp", REDUCE, 8): 5, ("tp", REDUCE, 32): 1})
-    assert _merged(one, other) == {("all_reduce", 8): 5.0, ("all_reduce", 16): 0.5, ("all_reduce", 32): 1.0}
+    assert _merged(one, other) == {("all_reduce", 8): 5.0, ("all_reduce", 32): 1.0}
+    assert _merged(other, one) == _merged(one, other)
     assert _merged(one) == {("all_reduce", 8): 3.0, ("all_reduce", 16): 0.5}
 
 
-def test_the_rank_that_exchanges_most_bytes_stands_for_all():
-    """One call of all_to_all has another size on each rank: it must not count once for each of them."""
-    small = _sent(0, {("ep", EXCHANGE, 8): 3, ("ep", REDUCE, 8): 1})
+def test_the_rank_that_sends_most_bytes_stands_for_all():
+    """Uneven exchanges and pipeline stages: the largest count of each message is of no rank of the job."""
+    small = _sent(0, {("ep", EXCHANGE, 8): 2, ("ep", REDUCE, 8): 1})
     large = _sent(1, {("ep", EXCHANGE, 16): 1, ("ep", EXCHANGE, 12): 1})
-    assert _merged(small, large) == {("all_reduce", 8): 1.0, ("all_to_all", 16): 1.0, ("all_to_all", 12): 1.0}
+    assert _merged(small, large) == {("all_to_all", 16): 1.0, ("all_to_all", 12): 1.0}
     assert _merged(large, small) == _merged(small, large)
+
+
+def test_groups_of_one_do_not_make_a_rank_busy():
+    """They send nothing, however large their buffers are."""
+    alone = Message(collective=REDUCE, dtype="int8", size_bytes=999, group_size=1)
+    idle = RankMessages(rank=0, calls={("ep", alone): 1})
+    assert _merged(idle, _sent(1, {("tp", REDUCE, 8): 1})) == {("all_reduce", 8): 1.0}

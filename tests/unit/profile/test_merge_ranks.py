@@ -18,6 +18,12 @@ def test_uneven_exchanges_are_those_of_the_rank_that_sends_most():
     assert merge_ranks(views) == {_message(300, Collective.ALL_TO_ALL): 1}
 
 
+def test_stages_of_a_pipeline_are_not_mixed():
+    """Each sends one message of its own size."""
+    stages = [RankMessages(rank=rank, calls={("dp", _message(size)): 1}) for rank, size in enumerate((4000, 8000))]
+    assert merge_ranks(stages) == {_message(8000): 1}
+
+
 def test_groups_of_one_rank_add_up_and_ranks_do_not():
     """Two groups on rank 0, one on rank 1."""
     views = [

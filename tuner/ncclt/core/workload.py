@@ -395,36 +395,26 @@ class RankMessages:
 
 
 def merge_ranks(ranks: Iterable[RankMessages]) -> dict[Message, float]:
-    """Merge the files of several ranks without counting a collective twice.
+    """Return the messages of the busiest rank.
 
     Every rank of a group records the same call, so counts are never added over files. Within one rank the calls of its
-    distinct groups do add up: that rank waits for all of them. Of all ranks the largest count is taken: a step lasts as
-    long as its busiest rank.
-
-    An all_to_all may have a different size on every rank, so there the list of the rank that sends most stands for
-    all: taking the largest count of each size would count one call once per rank.
+    distinct groups do add up: that rank waits for all of them. A step lasts as long as its busiest rank, by bytes: with
+    pipeline stages, experts or uneven exchanges ranks differ, and a mixture of several would be no rank of the job.
 
     Returns:
         message -> calls per step.
     """
     busiest: dict[Message, float] = {}
-    exchanges: dict[tuple[str, int, bool], dict[Message, float]] = {}
+    most: tuple[float, float, list[Message]] = (0.0, 0.0, [])
     for view in ranks:
         mine: dict[Message, float] = {}
         for (_group, message), count in view.calls.items():
             mine[message] = mine.get(message, 0.0) + count / view.steps
-        sent: dict[tuple[str, int, bool], dict[Message, float]] = {}
-        for message, count_per_step in mine.items():
-            if message.collective is Collective.ALL_TO_ALL:
-                kind = (message.dtype, message.group_size, message.spans_nodes)
-                sent.setdefault(kind, {})[message] = count_per_step
-            else:
-                busiest[message] = max(busiest.get(message, 0.0), count_per_step)
-        for kind, exchange in sent.items():
-            if _bytes_of(exchange) > _bytes_of(exchanges.get(kind, {})):
-                exchanges[kind] = exchange
-    for exchange in exchanges.values():
-        busiest.update(exchange)
+        sent = {message: count for message, count in mine.items() if message.group_size != 1}
+        # Ties are broken by the calls and the messages, so that the order of the ranks does not matter.
+        load = (_bytes_of(sent), sum(sent.values()), sorted(sent))
+        if not busiest or load > most:
+            busiest, most = mine, load
     return busiest
 
 

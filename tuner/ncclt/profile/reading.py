@@ -6,11 +6,13 @@ The sentences that users read about files of any kind are here, once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from typing import Protocol, TypeVar
 
 from ncclt.core.message import Collective, Message
 from ncclt.core.workload import MessageCalls, Provenance, TimedCall, Workload
+from ncclt.errors import TraceError
 
 
 class _Half(Protocol):
@@ -47,7 +49,7 @@ def workload_of(
     copied_us: float | None = None,
     timeline: tuple[TimedCall, ...] = (),
 ) -> Workload:
-    """Return the workload of counted messages.
+    """Return the workload of counted messages, without those of groups of one rank, which send nothing.
 
     Args:
         name: of the workload.
@@ -55,13 +57,26 @@ def workload_of(
         origin: where they come from.
         times_us: mean duration of a call, µs, of messages that have one.
         step_time_us, exposed_us, copied_us, timeline: see `Workload`.
+
+    Raises:
+        TraceError: every group has one rank.
     """
     times = times_us or {}
+    alone = {message for message in calls_per_step if (message.group_size or origin.world_size) == 1}
+    if alone:
+        what = f"{joined(sorted(message.collective for message in alone))} in a group of one rank, which sends nothing"
+        if len(alone) == len(calls_per_step):
+            raise TraceError(
+                f"no communication in {origin.detail.get('files', 'the files')}: {what}",
+                hint="record a run on two or more GPUs",
+            )
+        origin = replace(origin, notes=(*origin.notes, f"left out: {what}"))
     return Workload(
         name=name,
         messages=tuple(
             MessageCalls(message=message, calls_per_step=calls, recorded_us=times.get(message))
             for message, calls in calls_per_step.items()
+            if message not in alone
         ),
         provenance=origin,
         step_time_us=step_time_us,
@@ -95,7 +110,7 @@ def left_out_notes(left_out: Mapping[str, int]) -> list[str]:
 
 def partial_note(read: int, world_size: int) -> list[str]:
     """Return the note on ranks that were not read, none where all were."""
-    return [f"{read} of {world_size} ranks read; the busiest of them represents all"] if read < world_size else []
+    return [f"read {read} of {world_size} ranks; the calls are those of the busiest one"] if read < world_size else []
 
 
 def largest_group_notes(ranks_seen: int, world_size: int) -> list[str]:

@@ -69,7 +69,7 @@ def test_what_is_missing_or_unequal_is_said(tmp_path):
     assert "the ranks had different tables: r (1111111111111111), r (2222222222222222)" in notes
     assert "open when their process ended" in notes
     assert "left out: 2 x calls of all_reduce of 0 bytes" in notes
-    assert "2 of 4 ranks read" in notes
+    assert "read 2 of 4 ranks" in notes
     assert "within four times" in notes
 
 

@@ -8,16 +8,18 @@ import pytest
 from ncclt.core.message import DTYPE_SIZES, parse_dtype
 from ncclt.errors import TraceError
 from ncclt.profile import read_workload
+from ncclt.profile.readers.execution_trace.reader import read_rank
+from ncclt.profile.readers.param_comms.ranks import rank_documents
 
 pytestmark = pytest.mark.shared
 
 DLRM = "et_param/dlrm_pytorch_et.tar.gz"
-READ = {
-    "et_param/1.0.3-chakra.0.0.4__resnet_1gpu_et.json.gz": (3, 1),
-    "et_param/inputs__resnet_1gpu_et.json.tar.gz": (3, 1),
-    "et_chakra/1.0.2-chakra.0.0.4.tgz": (0, 2),
+READ = {"et_chakra/1.0.2-chakra.0.0.4.tgz": (0, 2)}
+ONE_RANK = ["et_param/1.0.3-chakra.0.0.4__resnet_1gpu_et.json.gz", "et_param/inputs__resnet_1gpu_et.json.tar.gz"]
+REFUSED = {
+    "et_chakra/json_trace.tar.gz": "21 communication nodes",
+    "generated/et_gloo_torch2.8_rank0.json.gz": "gloo",
 }
-REFUSED = {"et_chakra/json_trace.tar.gz": "21 communication nodes", "generated/et_gloo_torch2.8_rank0.json.gz": "gloo"}
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +61,19 @@ def test_messages_are_those_of_the_extractor(traces, file):
     assert workload.provenance.ranks_read == (0,)
 
 
+@pytest.mark.parametrize("file", ONE_RANK)
+def test_job_of_one_rank_is_refused(traces, file):
+    """The extractor lists its calls, which are read and send nothing."""
+    (reading,) = [read_rank(document) for document in rank_documents(traces / file, b"{")]
+    found = Counter()
+    for (_group, m), calls in reading.calls.items():
+        found[m.collective.value, DTYPE_SIZES[m.dtype], m.size_bytes] += calls
+    assert found == _expected(traces, file)
+    assert reading.steps == 3
+    with pytest.raises(TraceError, match="group of one rank, which sends nothing"):
+        _read(traces, file)
+
+
 def test_eight_ranks_in_one_archive_are_counted_once(traces):
     """Eight files show each call eight times; the archive reads like its first rank."""
     workload = _read(traces, DLRM)
@@ -87,4 +102,4 @@ def test_every_trace_is_covered(traces):
     """No file of this kind that lies there goes untested."""
     there = {str(p.relative_to(traces)) for folder in ("et_param", "et_chakra") for p in (traces / folder).iterdir()}
     there |= {str(p.relative_to(traces)) for p in (traces / "generated").glob("et_*")}
-    assert there == {DLRM, *READ, *REFUSED}
+    assert there == {DLRM, *READ, *ONE_RANK, *REFUSED}

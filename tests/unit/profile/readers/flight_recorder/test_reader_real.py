@@ -66,7 +66,8 @@ def test_every_dump_is_covered(traces):
 _JOB = """
 import sys, torch, torch.distributed as dist
 from torch._C._distributed_c10d import _dump_fr_trace, _dump_fr_trace_json
-dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+rank = int(sys.argv[3])
+dist.init_process_group("gloo", store=dist.FileStore(sys.argv[4], 2), rank=rank, world_size=2)
 for _ in range(3):
     dist.all_reduce(torch.ones(1000))
     dist.broadcast(torch.ones(10, 5, dtype=torch.bfloat16), 0)
@@ -82,9 +83,13 @@ def test_dump_of_the_installed_pytorch(tmp_path):
     """Both forms, of a buffer that held all calls."""
     pytest.importorskip("torch")
     dumps = [tmp_path / "nccl_trace_rank_0", tmp_path / "dump.json"]
-    subprocess.run(
-        [sys.executable, "-c", _JOB, *map(str, dumps)], env={**os.environ, "TORCH_FR_BUFFER_SIZE": "100"}, check=True
-    )
+    env = {**os.environ, "TORCH_FR_BUFFER_SIZE": "100"}
+    outputs = [[str(dump) for dump in dumps], [str(tmp_path / "other"), str(tmp_path / "other.json")]]
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", _JOB, *names, str(rank), str(tmp_path / "store")], env=env)
+        for rank, names in enumerate(outputs)
+    ]
+    assert [rank.wait() for rank in ranks] == [0, 0]
     for dump in dumps:
         found = _found(read_workload([dump], name="own"))
         assert found == {("all_reduce", "float32", 4000): 3.0, ("broadcast", "bfloat16", 100): 3.0}

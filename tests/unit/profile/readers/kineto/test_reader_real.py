@@ -15,13 +15,13 @@ EXACT = [
     "kineto_hta/base__base.json.gz",
     "kineto_hta/distributed_info_unavailable__distributed_info_not_found.json.gz",
     "kineto_hta/nccl_parser_config__nccl_data.json.gz",
-    "kineto_hta/ns_resolution_trace__rank-0.Apr_03_18_51_38.1102.pt.trace.json.gz",
     "kineto_tracelens/b200_eager_trace.json.gz",
     "generated/kineto_gloo_torch2.8_fsdp1_rank0.json.gz",
     "generated/kineto_gloo_torch2.8_fsdp2_rank0.json.gz",
     "generated/kineto_gloo_torch2.8_rank0.json.gz",
     "generated/kineto_gloo_torch2.8_rank1.json.gz",
 ]
+ONE_RANK = "kineto_hta/ns_resolution_trace__rank-0.Apr_03_18_51_38.1102.pt.trace.json.gz"
 CPU_ONLY = "kineto_hta/cpu_only__rank-34.Jul_15_10_52_41.1074.pt.trace.json.gz"
 QUEUE = "kineto_hta/negative_queue_length_values_check__rank0.json.gz"
 DLRM = "kineto_param_dlrm/dlrm_kineto.tar.gz"
@@ -68,7 +68,13 @@ def test_every_kineto_file_is_covered(traces):
     """No file of this kind that lies there goes untested."""
     refused = "kineto_hta/cuda_event_sync__event_sync_trace.json.gz"
     there = {str(p.relative_to(traces)) for p in traces.rglob("*.gz") if "kineto" in str(p.relative_to(traces))}
-    assert there == {*EXACT, CPU_ONLY, QUEUE, DLRM, refused}
+    assert there == {*EXACT, ONE_RANK, CPU_ONLY, QUEUE, DLRM, refused}
+
+
+def test_job_of_one_rank_is_refused(traces):
+    """The extractor lists its calls, which send nothing."""
+    with pytest.raises(TraceError, match="group of one rank, which sends nothing"):
+        _read(traces, ONE_RANK)
 
 
 def test_group_of_reduce_scatter_is_told_by_its_operator(traces):

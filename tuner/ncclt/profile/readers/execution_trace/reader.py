@@ -49,7 +49,7 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
     Raises:
         TraceError: damaged, no trace, no collectives or none with a size, several jobs, or a rank twice.
     """
-    return read_ranks(paths, _read_rank, starts=b"{", source="execution_trace", name=name)
+    return read_ranks(paths, read_rank, starts=b"{", source="execution_trace", name=name)
 
 
 def _is_trace(beginning: bytes) -> bool:
@@ -61,7 +61,12 @@ def _is_trace(beginning: bytes) -> bool:
     return b'"schema"' in text and b'"nodes"' in text and (b'"rf_id"' in text or b'"start_ts"' in text)
 
 
-def _read_rank(document: Document) -> RankReading:
+def read_rank(document: Document) -> RankReading:
+    """Read the trace of one rank.
+
+    Raises:
+        TraceError: damaged, no trace, or without collectives that have a size.
+    """
     trace = load_json(document)
     label = document.label
     nodes = trace.get("nodes") if isinstance(trace, Mapping) else None

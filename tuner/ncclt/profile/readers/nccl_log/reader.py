@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ncclt.core.message import Collective
-from ncclt.core.workload import WHOLE_FILE, MessageCalls, Provenance, Workload, merge_ranks
+from ncclt.core.workload import WHOLE_FILE, Provenance, Workload, merge_ranks
 from ncclt.errors import TraceError
 from ncclt.profile.documents import documents, heads
 from ncclt.profile.readers.nccl_log.book import LogBook, check_own_process, read_log
 from ncclt.profile.readers.nccl_log.comms import Communicators, communicators_of
 from ncclt.profile.readers.nccl_log.lines import LOGGED_CALL, check_distinct
 from ncclt.profile.readers.nccl_log.ranks import UNKNOWN_DTYPE, RankFindings, findings_from_calls, findings_from_tunings
+from ncclt.profile.reading import partial_note, workload_of
 
 name = "nccl_log"
 
@@ -55,13 +56,7 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
             raise _nothing(books, found, decided)
         decided.left_out.update(found.left_out)
         found, read_from = decided, "TUNING lines"
-    return Workload(
-        name=name,
-        messages=tuple(
-            MessageCalls(message=message, calls_per_step=count) for message, count in merge_ranks(found.views).items()
-        ),
-        provenance=_provenance(books, comms, found, read_from),
-    )
+    return workload_of(name, merge_ranks(found.views), _provenance(books, comms, found, read_from))
 
 
 def _nothing(books: Sequence[LogBook], calls: RankFindings, decisions: RankFindings) -> TraceError:
@@ -114,14 +109,12 @@ def _notes(books: Sequence[LogBook], comms: Communicators, found: RankFindings, 
         notes.append(
             f"{found.untyped} all_gather or broadcast lines say int8: NCCL up to 2.12 writes that for every dtype"
         )
-    if any(message.group_size == 1 for message in messages):
-        notes.append("some calls are of communicators with a single rank, which send nothing")
     if any(message.collective is Collective.SEND_RECV for message in messages):
         notes.append("send_recv may come from an all_to_all, which frameworks hand to NCCL as sends and receives")
     if comms.world_size:
         notes.append(f"the largest communicator, of {comms.world_size} ranks, is assumed to be the whole job")
-        if 0 < comms.ranks_seen < comms.world_size and read_from == "COLL lines":
-            notes.append(f"{comms.ranks_seen} of {comms.world_size} ranks seen; the busiest of them represents all")
+        if comms.ranks_seen and read_from == "COLL lines":
+            notes += partial_note(comms.ranks_seen, comms.world_size)
     elif comms.ranks_seen:
         notes.append(f"{comms.ranks_seen} ranks seen and no communicator of all of them: the job's size is not known")
     return (*notes, *(f"left out: {reason}" for reason in _left_out(found)))
