@@ -90,7 +90,7 @@ def test_the_doctor_reads_a_pipe(files, shell):
 def test_a_pipe_that_gives_too_much_or_nothing_is_given_up(tmp_path, monkeypatch):
     """In this process, where the limits can be lowered."""
     from ncclt.errors import TraceError
-    from ncclt.profile import inputs, read_workload
+    from ncclt.profile import read_workload, source
 
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -108,7 +108,7 @@ def test_a_pipe_that_gives_too_much_or_nothing_is_given_up(tmp_path, monkeypatch
         (b"x" * 500_000, "MOST_COPIED_BYTES", 100_000, "more than the 100000 bytes"),
         (b"", "SILENCE_S", 0.5, "nothing came out"),
     ):
-        monkeypatch.setattr(inputs, name, value)
+        monkeypatch.setattr(source, name, value)
         hold = threading.Event()
         writer = threading.Thread(target=write, args=(content, hold))
         writer.start()

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from ncclt.errors import TraceError
-from ncclt.profile import READERS, documents, inputs, read_workload, reader_named
+from ncclt.profile import READERS, read_workload, reader_named, source
 
 LIMIT_S = 60
 """Seconds of the processor: what is refused here takes a few, and took minutes or all memory before."""
@@ -116,11 +116,13 @@ def test_the_kind_is_seen_in_one_look(tmp_path, monkeypatch):
     """Fourteen readers are asked; the file is opened once for all of them, and once to be read."""
     opened = []
 
+    open_regular = source.open_regular
+
     def counting(path, **more):
         opened.append(path)
-        return inputs.open_regular(path, **more)
+        return open_regular(path, **more)
 
-    monkeypatch.setattr(documents, "open_regular", counting)
+    monkeypatch.setattr(source, "open_regular", counting)
     path = _tar(tmp_path / "tables.tar.gz", "w:gz", [("calls.csv", len(ROW), io.BytesIO(ROW))])
     read_workload([path], name="x")
     assert len(opened) == 2

@@ -55,7 +55,7 @@ def attest(
 ) -> None:
     """Compare what NCCL used, message by message, with what a recommendation says; keep and post the result."""
     from ncclt.deliver.witnesses import attest_files, form_of, job_files, reported_tables
-    from ncclt.profile.inputs import regular_files
+    from ncclt.profile.source import regular_files
 
     if server and storage:
         raise UsageError("--server and --storage cannot be combined", hint="give one of them")

@@ -11,9 +11,8 @@ from typing import cast
 
 from ncclt.core.workload import Workload
 from ncclt.errors import MissingDependencyError, TraceError, UsageError
-from ncclt.profile.documents import check_readable, one_look
-from ncclt.profile.inputs import regular_files
 from ncclt.profile.reader import Reader
+from ncclt.profile.source import check_readable, one_look, regular_files
 
 READERS: dict[str, str] = {
     "kineto": "ncclt.profile.readers.kineto.reader",

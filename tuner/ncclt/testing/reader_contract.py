@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
@@ -14,6 +16,55 @@ from ncclt.errors import TraceError
 from ncclt.profile.reader import Reader
 
 _FOREIGN = {"empty": b"", "text": b"one line of no log\n", "json": b'{"a": [1, 2]}', "bytes": bytes(range(256)) * 8}
+
+JSON_FILE = '{"log":{},"stream":"stdout","time":"2025-01-06T10:00:00.123456789Z"}'
+
+PREFIXES = {
+    "docker, json-file": JSON_FILE,
+    "mpirun --tag-output": "[1,0]<stdout>:{}",
+    "mpirun --timestamp-output": "Mon Jan  6 10:00:00 2025<stdout>:{}",
+    "mpirun with both": "Mon Jan  6 10:00:00 2025[1,0]<stdout>:{}",
+    "prterun": "[prterun-node-0-77@1,0]<stdout>: {}",
+    "srun --label": "0: {}",
+    "srun --label, 16 tasks": " 0: {}",
+    "mpiexec -prepend-rank": "[0] {}",
+    "torchrun --redirects": "[default0]:{}",
+    "torchrun --tee": "[rank0]:{}",
+    "pdsh": "node-0: {}",
+    "Ray": "(RayTrainWorker pid=123, ip=192.0.2.1) {}",
+    "Ray with colours": "\x1b[36m(train_fn(rank=0) pid=123)\x1b[0m {}",
+    "kubectl logs --prefix": "[pod/bench-launcher/main] {}",
+    "kubectl logs --timestamps": "2025-01-06T10:00:00.123456789Z {}",
+    "kubectl logs with both": "[pod/bench-launcher/main] 2025-01-06T10:00:00.123456789Z {}",
+    "kubetail": "[bench-launcher-x1z] {}",
+    "stern": "bench-launcher-x1z main {}",
+    "stern with colours": "\x1b[33mbench-launcher-x1z\x1b[0m \x1b[35mmain\x1b[0m {}",
+    "docker compose": "bench-1  | {}",
+    "containerd": "2025-01-06T10:00:00.123456789Z stdout F {}",
+    "CloudWatch Logs Insights": "  | 2025-01-06T10:00:00.123-07:00 | {}",
+    "aws logs tail": "2025-01-06T10:00:00.123000+00:00 bench/main/0123abcd {}",
+    "syslog": "Jan  6 10:00:00 node-0 bench[123]: {}",
+    "syslog, RFC 5424": "<134>1 2025-01-06T10:00:00Z node-0 bench 123 - - {}",
+    "journalctl -o short-iso": "2025-01-06T10:00:00+0000 node-0 bench[123]: {}",
+    "ts": "Jan 06 10:00:00 {}",
+    "ts -s": "00:00:01 {}",
+    "ts %.s": "1736157600.123456 {}",
+    "ts [format]": "[2025-01-06 10:00:00] {}",
+    "GitHub Actions": "2025-01-06T10:00:00.1234567Z {}",
+    "gh run view --log": "bench\tUNKNOWN STEP\t2025-01-06T10:00:00.1234567Z {}",
+    "a quoted mail": "> {}",
+    "a quoted quote": "> > {}",
+    "colours": "\x1b[0m{}\x1b[0m",
+    "colours by cat -v": "^[[1;32m{}^[[0m",
+    "colours without escapes": "[36m{}[0m",
+    "kubectl and mpirun": "2025-01-06T10:00:00.123456789Z [1,0]<stdout>:{}",
+    "GitHub Actions, pdsh and srun": "2025-01-06T10:00:00.1234567Z node-0: 0: {}",
+}
+"""What is put in front of the lines of a log, by whom."""
+
+
+def _is_text(content: bytes) -> bool:
+    return b"\0" not in content and not content.startswith(b"\x80")
 
 
 class ReaderContract:
@@ -98,3 +149,23 @@ class ReaderContract:
         assert all(path.name in origin.detail.get("files", "") for path in sample)
         assert not origin.created or date.fromisoformat(origin.created)
         assert Workload.from_document(workload.to_document()) == workload
+
+    def test_prefixes_of_launchers_change_nothing(
+        self, reader: Reader, sample: Sequence[Path], expected: Mapping[Message, float], tmp_path: Path
+    ) -> None:
+        """A file is read alike, whatever launchers and log collectors have put in front of its lines."""
+        packed = {path: path.read_bytes() for path in sample}
+        files = {path: gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data for path, data in packed.items()}
+        texts = {path: data.decode("utf-8-sig") for path, data in files.items() if _is_text(data)}
+        if len(texts) < len(files):
+            return  # a database or an archive passes through no launcher
+        for number, (launcher, form) in enumerate(PREFIXES.items()):
+            folder = tmp_path / f"prefixed{number}"
+            folder.mkdir()
+            for path, text in texts.items():
+                lines = (json.dumps(f"{line}\n") if form == JSON_FILE else line for line in text.splitlines())
+                (folder / path.name).write_text("".join(form.replace("{}", line) + "\n" for line in lines))
+            prefixed = [folder / path.name for path in texts]
+            assert all(map(reader.recognises, prefixed)), launcher
+            found = {m.message: m.calls_per_step for m in reader.read(prefixed, name="sample").messages}
+            assert found == pytest.approx(dict(expected)), launcher

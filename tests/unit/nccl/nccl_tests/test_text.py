@@ -81,17 +81,6 @@ def test_a_recorded_failure_is_named(shared_data, name, reason):
         parse_text((shared_data / "nccl-tests" / name).read_text())
 
 
-@pytest.mark.parametrize(
-    "prefix", ["", "0: ", " 0: ", "[1,0]<stdout>:", "[1,0]<stdout>: ", "[prterun-gpu1-77@1,0]<stdout>: ", "[0] "]
-)
-def test_prefixes_of_launchers_are_removed(prefix):
-    """srun -l, mpirun --tag-output, prterun and mpiexec -l each mark every line."""
-    (test,) = parse_text("\n".join(prefix + line for line in WHOLE.splitlines()))
-    assert test.ranks == 2
-    assert test.rows[0].size_bytes == 1024
-    assert test.rows[0].out_of_place.time_us == 20.11
-
-
 def test_only_the_ranks_of_the_first_group_are_counted():
     """With NCCL_TESTS_SPLIT all ranks are listed, but the rows are those of one group; old releases have no groups."""
     split = "\n".join(f"#  Rank  {rank} Group  {rank % 2} Pid 1" for rank in range(8))

@@ -22,7 +22,7 @@ from ncclt.health.doctor.gpu_report import GpuReport, parse_gpu_report
 from ncclt.health.doctor.matrix import TopologyMatrix, is_matrix_header, parse_matrix
 from ncclt.nccl.log.printed_costs import read_printed_costs
 from ncclt.nccl.log.startup import LogReader
-from ncclt.profile.inputs import Meter, open_regular, regular_files, unpacked
+from ncclt.profile.source import Meter, open_regular, read_document, regular_files, unpacked
 
 HEAD_BYTES = 256 * 1024
 """Read to recognise what a file is."""
@@ -188,7 +188,7 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
     """Open a file, unpacked if it is gzipped; turn failures into InputError."""
     try:
         with open_regular(path) as raw:
-            yield unpacked(raw, Meter(raw), path.name)
+            yield read_document(path.name, unpacked(raw, Meter(raw), path.name)).stream
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(
             f"{path} is damaged or cut off: {error}", hint="copy it again; check it with `gzip -t`"

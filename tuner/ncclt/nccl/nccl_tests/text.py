@@ -16,8 +16,6 @@ from ncclt.errors import BenchmarkError
 from ncclt.nccl.nccl_tests.reason import failure_reason, named_reason
 from ncclt.nccl.nccl_tests.result import NcclTest, NcclTestRow, NcclTestTiming, count_hosts
 
-# Before each line: `[1,0]<stdout>:` from mpirun --tag-output or prterun, ` 0: ` from srun -l, `[0] ` from mpiexec -l.
-_PREFIX = re.compile(r"(?:\[[^\]\s]{1,200}\]<std\w{2,5}>:\s?|\s*\d{1,7}:\s|\[\d{1,7}\]\s)")
 _VERSION = re.compile(r"#\s*nccl-tests version\s+(\S+)")
 _LIBRARY = re.compile(r".*\bnccl-library=(\d{4,6})\b")
 _LOGGED = re.compile(r"\bNCCL version (\d{1,2}\.\d{1,3}(?:\.\d{1,3})?)\b")  # with NCCL_DEBUG=VERSION or more
@@ -37,10 +35,10 @@ _AVERAGE = re.compile(r"#\s*Avg bus bandwidth\s*:\s*(\S+)")
 
 
 def parse_text(text: str, *, errors: str = "") -> tuple[NcclTest, ...]:
-    """Read every test of an output; launchers' prefixes and log lines in between are skipped.
+    """Read every test of an output; log lines in between are skipped.
 
     Args:
-        text: standard output, or a file of it.
+        text: standard output, or a file of it; without prefixes (`ncclt.launch.prefixes`).
         errors: standard error, which has no rows but possibly the reason for their absence.
 
     Returns:
@@ -51,7 +49,7 @@ def parse_text(text: str, *, errors: str = "") -> tuple[NcclTest, ...]:
     """
     tests = _Tests()
     for line in text.splitlines():
-        tests.read_line(_PREFIX.sub("", line, count=1) if _PREFIX.match(line) else line)
+        tests.read_line(line)
     finished = tests.finish()
     if not any(test.rows for test in finished):
         broken = sum(test.unreadable_lines for test in finished)

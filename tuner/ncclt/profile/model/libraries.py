@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ncclt.errors import InputError, MissingDependencyError, NotFoundError, UsageError, missing
-from ncclt.profile.inputs import open_regular
+from ncclt.profile.source import open_regular
 
 if TYPE_CHECKING:
     from torch import nn

@@ -15,11 +15,11 @@ from pathlib import Path
 from ncclt.core.message import MOST_BYTES, Message
 from ncclt.core.workload import WHOLE_FILE, Provenance, RankMessages, Workload, merge_ranks
 from ncclt.errors import TraceError
-from ncclt.profile.documents import Document, any_head, documents
 from ncclt.profile.readers.csv_table.rows import TableRow, first_row, rows, whole_number
 from ncclt.profile.readers.kineto.names import classify
 from ncclt.profile.readers.nccl_log.ranks import UNKNOWN_DTYPE
 from ncclt.profile.reading import left_out_notes, reasons, without_answered_receives, workload_of
+from ncclt.profile.source import Document, any_head, documents
 
 _HEADER = ("comm_type", "comm_group", "comm_group_size", "msg_size", "stage")
 

@@ -15,13 +15,10 @@ from pathlib import Path
 from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, parse_dtype
 from ncclt.core.workload import Provenance, RankMessages, Workload, merge_ranks
 from ncclt.errors import InputError, TraceError
-from ncclt.profile.documents import Document, any_head, documents
 from ncclt.profile.ranks import RankFile, check_one_job
-from ncclt.profile.readers.nccl_log.lines import LOGGED_CALL, check_bounded, check_distinct, lines
+from ncclt.profile.readers.nccl_log.lines import LOGGED_CALL, check_bounded, check_distinct
 from ncclt.profile.reading import all_of, left_out_notes, reasons, workload_of
-
-# Of a launcher in front of the line: `3: `, `[rank3]:`, `[default3]:`, `[1,3]<stdout>:`.
-_RANK = re.compile(rb"^\s{0,4}(?:\[(?:rank|default)(\d{1,7})\]:|\[\d{1,3},(\d{1,7})\]<std\w{3}>:|(\d{1,7}): )")
+from ncclt.profile.source import Document, any_head, documents, ranked_lines
 
 _COUNT = re.compile(rb"Number of buckets for gradient all-reduce / reduce-scatter: (\d{1,7})")
 
@@ -237,7 +234,7 @@ def read_buckets(document: Document) -> BucketLog:
     arguments: dict[str, str] = {}
     config = b""
     is_in_config, found = False, 0
-    for line in lines(document):
+    for rank, line in ranked_lines(document):
         if not config and _CONFIG in line:
             is_in_config = True
             config = line[line.index(_CONFIG) + len(_CONFIG) :].rstrip(b"\r\n")
@@ -249,18 +246,17 @@ def read_buckets(document: Document) -> BucketLog:
             if key in _ARGUMENTS:
                 arguments.setdefault(key, value)
         elif b"bucket" in line:
-            found += _add(log, line)
+            found += _add(log, rank, line)
             check_bounded(found, log.label)
         elif b"main_grad.dtype" in line and (dtype := _MAIN_GRAD.search(line)) is not None:
-            _type_last_bucket(log, _rank(line), dtype[1].decode("ascii"))
+            _type_last_bucket(log, rank, dtype[1].decode("ascii"))
     fields = _CONFIG_FIELD.findall(config.split(b")")[0].decode("utf-8", errors="replace"))
     log.settings = {**arguments, **dict(fields)}
     return log
 
 
-def _add(log: BucketLog, line: bytes) -> int:
+def _add(log: BucketLog, rank: int | None, line: bytes) -> int:
     """Add what a line says of buckets; return 1 if it is anything."""
-    rank = _rank(line)
     count, bucket = _COUNT.search(line), _BUCKET.search(line)
     if bucket is not None and _BUCKET.search(line, bucket.end()):
         raise TraceError(
@@ -282,8 +278,3 @@ def _type_last_bucket(log: BucketLog, rank: int | None, dtype: str) -> None:
     buckets = log.buckets.get(rank)
     if buckets and not buckets[-1].dtype:
         buckets[-1] = replace(buckets[-1], dtype=dtype)
-
-
-def _rank(line: bytes) -> int | None:
-    match = _RANK.search(line)
-    return None if match is None else int(next(group for group in match.groups() if group is not None))

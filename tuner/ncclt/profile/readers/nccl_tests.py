@@ -19,10 +19,10 @@ from ncclt.errors import BenchmarkError, InputError, TraceError
 from ncclt.nccl.nccl_tests.json import parse_json
 from ncclt.nccl.nccl_tests.result import NcclTest, NcclTestRow
 from ncclt.nccl.nccl_tests.text import parse_text
-from ncclt.profile.documents import Document, any_head, documents, read_block
 from ncclt.profile.readers.nccl_log.lines import LOGGED_CALL, check_distinct
 from ncclt.profile.readers.nccl_log.ranks import PER_RANK
 from ncclt.profile.reading import joined, known, left_out_notes, reasons, workload_of
+from ncclt.profile.source import Document, any_head, documents, read_block
 
 name = "nccl_tests"
 

@@ -17,12 +17,12 @@ from typing import Any
 from ncclt.core.message import MOST_BYTES, Collective, Message
 from ncclt.core.workload import WHOLE_FILE, Provenance, RankMessages, Workload, merge_ranks
 from ncclt.errors import TraceError
-from ncclt.profile.documents import any_head, documents
 from ncclt.profile.readers.inspector.records import whole
 from ncclt.profile.readers.nccl_log.choices import Choices
-from ncclt.profile.readers.nccl_log.lines import check_bounded, check_distinct, lines
+from ncclt.profile.readers.nccl_log.lines import check_bounded, check_distinct
 from ncclt.profile.readers.nccl_log.ranks import UNKNOWN_DTYPE
 from ncclt.profile.reading import all_of, joined, known, largest_group_notes, left_out_notes, workload_of
+from ncclt.profile.source import any_head, documents, lines
 
 name = "plugin_report"
 

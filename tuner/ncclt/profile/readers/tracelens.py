@@ -15,10 +15,10 @@ from pathlib import Path
 from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, parse_dtype
 from ncclt.core.workload import WHOLE_FILE, Provenance, RankMessages, Workload, merge_ranks
 from ncclt.errors import InputError, TraceError
-from ncclt.profile.documents import Document, any_head, documents
 from ncclt.profile.readers.csv_table.rows import TableRow, cells_by_name, first_row, rows, whole_number
 from ncclt.profile.readers.kineto.names import Operation, classify
 from ncclt.profile.reading import left_out_notes, partial_note, smallest, without_answered_receives, workload_of
+from ncclt.profile.source import Document, any_head, documents
 
 _REQUIRED = frozenset({"Collective name", "dtype", "In msg nelems", "Group size"})
 """Columns of all three tables."""

@@ -13,9 +13,9 @@ from ncclt.core.message import parse_dtype
 from ncclt.core.workload import WHOLE_FILE
 from ncclt.errors import TraceError
 from ncclt.profile import read_workload
-from ncclt.profile.documents import Document
 from ncclt.profile.readers.horovod import reader as horovod
 from ncclt.profile.readers.horovod.events import TensorCall, read_timeline
+from ncclt.profile.source import Document
 
 
 class Timeline:

@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ncclt.errors import TraceError
-from ncclt.profile.documents import documents
 from ncclt.profile.readers.kineto import stream as kineto_stream
 from ncclt.profile.readers.kineto.stream import stream_trace
+from ncclt.profile.source import documents
 
 NAMES = st.sampled_from(["pick", "skip", 'a "pick"', "{lambda()#1}", "},\n  {", "é", "\\", "\x01", '"', "{", "}"])
 ARGS = st.dictionaries(

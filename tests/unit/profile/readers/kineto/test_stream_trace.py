@@ -7,12 +7,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ncclt.profile.documents import documents, load_json
 from ncclt.profile.readers.kineto import reader as kineto
 from ncclt.profile.readers.kineto import stream as kineto_stream
 from ncclt.profile.readers.kineto.job import number
 from ncclt.profile.readers.kineto.trace import EventPicker, launches, rank_trace
 from ncclt.profile.reading import without_answered_receives
+from ncclt.profile.source import documents, load_json
 
 _NAMES = st.sampled_from(
     ["record_param_comms", "record_param_comms ", "nccl:all_reduce", "gloo:x", "xccl:send 0->1", "ucc", "c10d::barrier",

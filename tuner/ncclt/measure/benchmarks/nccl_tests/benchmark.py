@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from ncclt.core.message import DTYPE_SIZES, Collective, Message
 from ncclt.errors import BenchmarkError, UsageError
+from ncclt.launch.prefixes import clean_text
 from ncclt.measure.benchmarks.benchmark import BenchmarkCommand, BenchmarkReading, CommandOutput
 from ncclt.measure.benchmarks.nccl_tests.features import LEAST, PROGRAMS, NcclTestsFeatures
 from ncclt.measure.benchmarks.nccl_tests.rows import measurement
@@ -162,7 +163,7 @@ class NcclTests:
         # The file may be on another machine: the table has the same data, less precisely.
         if command.output_file is not None and command.output_file.is_file():
             return parse_json(command.output_file.read_text(encoding="utf-8", errors="replace"))
-        tests = [test for test in parse_text(output.stdout, errors=output.stderr) if test.rows]
+        tests = [test for test in parse_text(clean_text(output.stdout), errors=output.stderr) if test.rows]
         if len(tests) > 1:
             raise BenchmarkError(
                 f"{len(tests)} runs of nccl-tests answered where one was started",

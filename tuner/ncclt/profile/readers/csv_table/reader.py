@@ -13,10 +13,10 @@ from pathlib import Path
 from ncclt.core.message import Message
 from ncclt.core.workload import WHOLE_FILE, Provenance, Workload
 from ncclt.errors import TraceError
-from ncclt.profile.documents import Document, any_head, documents
 from ncclt.profile.readers.csv_table.columns import Columns, Entry, columns_of, entry_of, has_required_columns
 from ncclt.profile.readers.csv_table.rows import first_row, rows
 from ncclt.profile.reading import workload_of
+from ncclt.profile.source import Document, any_head, documents
 
 name = "csv"
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from ncclt.errors import TraceError
-from ncclt.profile.documents import Document, read_line
+from ncclt.profile.source import Document, read_line
 
 DELIMITERS = ",;\t"
 """What may stand between cells; the one that the header has most of is taken."""

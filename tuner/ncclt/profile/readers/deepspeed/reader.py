@@ -16,12 +16,12 @@ from pathlib import Path
 from ncclt.core.message import MOST_BYTES, Collective, Message
 from ncclt.core.workload import WHOLE_FILE, Provenance, RankMessages, Workload, merge_ranks
 from ncclt.errors import TraceError
-from ncclt.profile.documents import Document, any_head, documents, load_json
 from ncclt.profile.ranks import RankFile, check_one_job
 from ncclt.profile.readers.deepspeed.rows import CommsLog, LogRow, read_dictionary, read_text
 from ncclt.profile.readers.nccl_log.lines import LOGGED_CALL, check_distinct
 from ncclt.profile.readers.nccl_log.ranks import UNKNOWN_DTYPE
 from ncclt.profile.reading import all_of, left_out_notes, reasons, workload_of
+from ncclt.profile.source import Document, any_head, documents, load_json
 
 name = "deepspeed"
 

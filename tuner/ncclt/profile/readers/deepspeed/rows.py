@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard
 
-from ncclt.profile.documents import Document
-from ncclt.profile.readers.nccl_log.lines import check_bounded, lines
+from ncclt.profile.readers.nccl_log.lines import check_bounded
+from ncclt.profile.source import Document, lines
 
 _UNITS: dict[str, int] = {unit: 1024**power for power, unit in enumerate(("B", "KB", "MB", "GB", "TB", "PB"))}
 """convert_size of deepspeed/utils/comms_logging.py: two decimals of a power of 1024."""
@@ -16,8 +16,8 @@ _UNITS: dict[str, int] = {unit: 1024**power for power, unit in enumerate(("B", "
 _SIZE = rb"(\d{1,12}(?:\.\d{1,6})?) ?([KMGTP]?B)"
 _NUMBER = rb"(\d{1,18}(?:\.\d{1,9})?)"
 _HEADER = re.compile(rb"Comm\. Op\s{1,40}Message Size\s{1,40}Count\s{1,40}(Total Latency)?")
-# Alone on its line, but for the prefix of a launcher.
-_OPERATION = re.compile(rb"^(?:\S{1,120}: ?)?\s{0,8}([a-z][a-z0-9_]{2,40})(?: \| \[Caller Func: [^\]]{1,200}\])?\s*$")
+# Alone on its line.
+_OPERATION = re.compile(rb"^\s{0,8}([a-z][a-z0-9_]{2,40})(?: \| \[Caller Func: [^\]]{1,200}\])?\s*$")
 _ROW = re.compile(
     rb"(?:^|\s)" + _SIZE + rb"\s{1,20}(\d{1,15})\s{1,20}" + rb"\s{1,20}".join([_NUMBER] * 4) + rb"\s{0,40}$"
 )

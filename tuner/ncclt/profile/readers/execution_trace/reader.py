@@ -14,7 +14,6 @@ from typing import Any
 
 from ncclt.core.workload import Workload
 from ncclt.errors import TraceError
-from ncclt.profile.documents import Document, any_head, load_json, unmarked
 from ncclt.profile.readers.execution_trace.nodes import (
     COMMS,
     CommsNode,
@@ -28,6 +27,7 @@ from ncclt.profile.readers.kineto.names import classify, is_barrier
 from ncclt.profile.readers.param_comms.calls import RecordedCall, SentCall, counts_of, ledger_of, shown
 from ncclt.profile.readers.param_comms.ranks import RankReading, read_ranks
 from ncclt.profile.reading import day_in, without_answered_receives
+from ncclt.profile.source import Document, any_head, load_json, unmarked
 
 name = "execution_trace"
 

@@ -14,12 +14,12 @@ from typing import Any
 from ncclt.core.message import Message
 from ncclt.core.workload import Workload
 from ncclt.errors import TraceError
-from ncclt.profile.documents import HEAD_BYTES, Document, any_head, load_json, read_block, unmarked
 from ncclt.profile.readers.flight_recorder.dump import call_of, entries_of, groups_of, rank_of, world_size_of
 from ncclt.profile.readers.flight_recorder.pickle import load_pickle
 from ncclt.profile.readers.param_comms.calls import counted, counts_of, ledger_of, shown
 from ncclt.profile.readers.param_comms.ranks import RankReading, read_ranks
 from ncclt.profile.reading import day_of, without_answered_receives
+from ncclt.profile.source import HEAD_BYTES, Document, any_head, load_json, read_block, unmarked
 
 name = "flight_recorder"
 

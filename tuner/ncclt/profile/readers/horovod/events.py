@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ncclt.errors import TraceError
-from ncclt.profile.documents import Document, read_block
+from ncclt.profile.source import Document, read_block
 
 _BLOCK_BYTES = 1 << 18
 _EVENT_CHARS = 1 << 16

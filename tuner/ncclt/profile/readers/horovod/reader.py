@@ -15,9 +15,9 @@ from pathlib import Path
 from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, format_bytes, parse_dtype
 from ncclt.core.workload import WHOLE_FILE, Provenance, Workload
 from ncclt.errors import InputError, TraceError
-from ncclt.profile.documents import any_head, documents, unmarked
 from ncclt.profile.readers.horovod.events import CALLS, TensorCall, Timeline, read_timeline
 from ncclt.profile.reading import day_of, left_out_notes, reasons, workload_of
+from ncclt.profile.source import any_head, documents, unmarked
 
 name = "horovod"
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from ncclt.core.message import MOST_BYTES, Message
 from ncclt.core.workload import RankMessages
 from ncclt.errors import TraceError
-from ncclt.profile.documents import Document
 from ncclt.profile.readers.inspector.records import Header, Performed, records
 from ncclt.profile.readers.nccl_log.choices import Choices
 from ncclt.profile.readers.nccl_log.lines import check_bounded
 from ncclt.profile.readers.nccl_log.ranks import OPERATIONS, PER_RANK, UNKNOWN_DTYPE
+from ncclt.profile.source import Document
 
 _MOST_VERSIONS = 16
 

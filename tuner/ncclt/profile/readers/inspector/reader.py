@@ -12,11 +12,11 @@ from pathlib import Path
 
 from ncclt.core.workload import WHOLE_FILE, Provenance, Workload, merge_ranks
 from ncclt.errors import TraceError
-from ncclt.profile.documents import any_head, documents
 from ncclt.profile.readers.inspector.counts import Tally, mean_times, rank_views
 from ncclt.profile.readers.nccl_log.lines import check_distinct
 from ncclt.profile.readers.nccl_log.ranks import UNKNOWN_DTYPE
 from ncclt.profile.reading import all_of, joined, known, largest_group_notes, reasons, workload_of
+from ncclt.profile.source import any_head, documents
 
 name = "inspector"
 

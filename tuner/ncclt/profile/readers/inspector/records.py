@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from ncclt.profile.documents import Document
-from ncclt.profile.readers.nccl_log.lines import lines
+from ncclt.profile.source import Document, lines
 
 _UNTIL_US = 4_102_444_800_000_000
 """The year 2100: a later time stamp is a damaged number."""

@@ -16,7 +16,6 @@ from statistics import median
 
 from ncclt.core.workload import TimedCall, Workload
 from ncclt.errors import TraceError
-from ncclt.profile.documents import Document, any_head, unmarked
 from ncclt.profile.readers.kineto.calls import CallBook
 from ncclt.profile.readers.kineto.exposure import RankExposure, least_exposed
 from ncclt.profile.readers.kineto.kernels import KernelTimes, kernel_times, step_timeline
@@ -33,6 +32,7 @@ from ncclt.profile.readers.param_comms.ranks import (
     rank_order,
 )
 from ncclt.profile.reading import smallest, without_answered_receives, workload_of
+from ncclt.profile.source import Document, any_head, unmarked
 
 name = "kineto"
 

@@ -14,8 +14,8 @@ from itertools import chain
 from typing import Any
 
 from ncclt.errors import TraceError
-from ncclt.profile.documents import Document, read_block
 from ncclt.profile.readers.kineto.stream_split import Skip, skipper, value_end
+from ncclt.profile.source import Document, read_block
 
 BLOCK_BYTES = 256 * 1024
 """Bytes looked at in one go; small enough for the processor's cache, where twice as much reads no faster."""
@@ -48,7 +48,7 @@ def stream_trace(document: Document, find: Find, take: Take, glance: Glance | No
 
     What is to be known of too many events for that, `glance` reads off the bytes.
 
-    Bytes that are no UTF-8 are replaced, as in `ncclt.profile.documents.load_json`.
+    Bytes that are no UTF-8 are replaced, as in `ncclt.profile.source.load_json`.
 
     Returns:
         The other members of the document.

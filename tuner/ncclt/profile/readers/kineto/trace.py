@@ -11,13 +11,13 @@ from heapq import merge
 from itertools import takewhile
 from typing import Any
 
-from ncclt.profile.documents import Document
 from ncclt.profile.readers.kineto.exposure import KernelTimeline
 from ncclt.profile.readers.kineto.job import KinetoJob, integer, job_of, number
 from ncclt.profile.readers.kineto.names import is_barrier
 from ncclt.profile.readers.kineto.stream import ESCAPED_ASCII, stream_trace
 from ncclt.profile.readers.kineto.stream_kernels import KERNEL_CATEGORIES, note_kernels
 from ncclt.profile.reading import day_of
+from ncclt.profile.source import Document
 
 # Each backend of c10d names its annotations after itself: nccl, hccl (Ascend, Gaudi), xccl (Intel), cncl, gloo, ...
 _ANNOTATION = re.compile(r"(?:[a-z]ccl|cncl|gloo|mpi|ucc):")

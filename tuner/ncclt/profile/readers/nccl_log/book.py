@@ -18,8 +18,8 @@ from ncclt.nccl.log.calls import (
     mentions_graphs,
     tuning_lines,
 )
-from ncclt.profile.documents import Document
 from ncclt.profile.readers.nccl_log.lines import Statements, check_bounded
+from ncclt.profile.source import Document
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,21 +1,15 @@
-"""Lines of logs that may be gigabytes long, NCCL's statements in them, and checks of the input."""
+"""NCCL's statements in the lines of logs that may be gigabytes long, and checks of the input."""
 
 from __future__ import annotations
 
-import gzip
 import re
-import tarfile
-import zlib
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 from ncclt.errors import TraceError
 from ncclt.nccl.log.lines import ORIGIN
-from ncclt.profile.documents import Document
-
-LINE_BYTES = 64 * 1024
-"""Longer lines are read in pieces, so that a file without line ends does not fill the memory."""
+from ncclt.profile.source import LINE_BYTES, Document, lines
 
 MOST_KINDS = 500_000
 """Most different calls per file: 4096 ranks in one log have some 100 each, random bytes have one per line."""
@@ -33,32 +27,6 @@ _GLUED = re.compile(
     rb"(?:\bstream 0x[0-9a-f]{1,16}|\btime \d[\d.]{0,20}|Hi\}=\{\d{1,4}\.\.\d{1,4}\}|\bglobalrank \d{1,7})"
     rb"[^\s\\:]{1,255}:\d{1,10}:\d{1,10} \["
 )
-
-
-def lines(document: Document) -> Iterator[bytes]:
-    """Yield the lines of a document, which end in a line feed or a carriage return, in pieces of at most `LINE_BYTES`.
-
-    Raises:
-        TraceError: the compressed data are damaged or cut off.
-    """
-    rest = b""
-    try:
-        while line := document.stream.readline(LINE_BYTES):
-            # Carriage returns alone: progress bars, and logs from a terminal or a serial line.
-            if not rest and line.find(b"\r", 0, -2) < 0:
-                yield line
-                continue
-            *parts, rest = (rest + line).split(b"\r")
-            if line.endswith(b"\n") or len(rest) > LINE_BYTES:
-                parts, rest = [*parts, rest], b""
-            yield from parts
-        if rest:
-            yield rest
-    except (EOFError, zlib.error, gzip.BadGzipFile, tarfile.TarError) as error:
-        raise TraceError(
-            f"{document.label} is damaged or cut off: {str(error).rstrip('.') or type(error).__name__}",
-            hint="copy the file again; check it with `gzip -t` or `tar -t`",
-        ) from error
 
 
 class Statements:

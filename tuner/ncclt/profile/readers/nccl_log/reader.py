@@ -14,12 +14,12 @@ from pathlib import Path
 from ncclt.core.message import Collective
 from ncclt.core.workload import WHOLE_FILE, Provenance, Workload, merge_ranks
 from ncclt.errors import TraceError
-from ncclt.profile.documents import documents, heads
 from ncclt.profile.readers.nccl_log.book import LogBook, check_own_process, read_log
 from ncclt.profile.readers.nccl_log.comms import Communicators, communicators_of
 from ncclt.profile.readers.nccl_log.lines import LOGGED_CALL, check_distinct
 from ncclt.profile.readers.nccl_log.ranks import UNKNOWN_DTYPE, RankFindings, findings_from_calls, findings_from_tunings
 from ncclt.profile.reading import partial_note, workload_of
+from ncclt.profile.source import documents, heads
 
 name = "nccl_log"
 

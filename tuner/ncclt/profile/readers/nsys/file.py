@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ncclt.errors import TraceError
-from ncclt.profile.inputs import open_regular
+from ncclt.profile.source import open_regular
 
 _MAGIC = b"SQLite format 3\0"
 _MARKS = frozenset({"NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_KERNEL", "META_DATA_EXPORT"})

@@ -10,10 +10,10 @@ from pathlib import Path
 from ncclt.core.message import Message
 from ncclt.core.workload import WHOLE_FILE, Provenance, RankMessages, Workload, merge_ranks
 from ncclt.errors import TraceError
-from ncclt.profile.documents import Document, documents, unmarked
 from ncclt.profile.ranks import RankFile, check_one_job
 from ncclt.profile.readers.nccl_log.lines import check_distinct
 from ncclt.profile.reading import all_of, joined, known, partial_note, smallest, workload_of
+from ncclt.profile.source import Document, documents, unmarked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,11 +13,11 @@ from typing import Any
 
 from ncclt.core.workload import Workload
 from ncclt.errors import TraceError
-from ncclt.profile.documents import Document, any_head, load_json, unmarked
 from ncclt.profile.readers.kineto.shapes import Tensor
 from ncclt.profile.readers.param_comms.calls import MOST_RANKS, RecordedCall, counted, counts_of, ledger_of
 from ncclt.profile.readers.param_comms.ranks import RankReading, read_ranks
 from ncclt.profile.reading import without_answered_receives
+from ncclt.profile.source import Document, any_head, load_json, unmarked
 
 name = "param_comms"
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ncclt.errors import TraceError
-from ncclt.profile.documents import check_readable, documents, load_json
+from ncclt.profile.source import check_readable, documents, load_json
 
 DATA = b'{"traceEvents": [], "filler": "' + bytes(range(97, 123)) * 200 + b'"}'
 
