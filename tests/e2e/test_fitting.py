@@ -113,7 +113,7 @@ def test_one_line_says_what_to_do_and_works_as_it_stands_in_a_fresh_shell(ncclt,
     """In another folder, without the variables that the study had."""
     torchrun = ncclt.folder / "bin" / "torchrun"
     torchrun.parent.mkdir()
-    torchrun.write_text("#!/bin/sh\necho trains $NCCLT_RECOMMENDATION ${NCCLT_POLICY+by table}\n")
+    torchrun.write_text("#!/bin/sh\necho trains $NCCLT_RECOMMENDATION ${NCCLT_TABLE+by table}\n")
     torchrun.chmod(0o755)
     landscape(ncclt.folder / "box.csv", faster)
     words = ("tune", "--model", "vit-l-32", "--landscape", "box.csv", *effort)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from ncclt.core.nccl_version import NcclVersion
-from ncclt.deliver.agree import agreement_environment, place_hook
+from ncclt.deliver.agree import agreement_environment, hook_path, write_hook
 from ncclt.nccl.tuner_plugin.build import build, compiler
-from ncclt.nccl.tuner_plugin.compact_table import encode_table
+from ncclt.nccl.tuner_plugin.compact_table import MOST_BYTES, encode_table
 from ncclt.nccl.tuner_table import table_text
 
 pytest.importorskip("torch", reason="needs PyTorch")
@@ -74,16 +74,21 @@ dist.destroy_process_group()
 """
 
 
+def table_of(rows):
+    return table_text(rows, table_id="r", version=NcclVersion(2, 28, 9), nodes=1, ranks=2)
+
+
 @pytest.fixture
 def environ(tmp_path):
     if compiler() is None:
         pytest.skip("no C compiler here")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("NCCL", "PYTHONPATH"))}
     rows = ["allreduce,0,100,tree,ll,2,1,2"]
-    table = encode_table(table_text(rows, table_id="r", version=NcclVersion(2, 28, 9), nodes=1, ranks=2))
+    table = encode_table(table_of(rows))
+    write_hook(hook_path(tmp_path))
     plugin = build(tmp_path / "lib" / "libnccl-tuner-ncclt.so")
     return {
-        **kept, **agreement_environment(place_hook(tmp_path), {}), "NCCL_TUNER_PLUGIN": str(plugin),
+        **kept, **agreement_environment(hook_path(tmp_path), {}), "NCCL_TUNER_PLUGIN": str(plugin),
         "NCCLT_TABLE": table, "OMP_NUM_THREADS": "1",
     }  # fmt: skip
 
@@ -105,6 +110,65 @@ def test_torchrun_starts_ranks_that_agree(environ, tmp_path, agreement):
     assert answers == ["use" if agreement else "default"] * 2
     lines = [line for line in done.stderr.splitlines() if "ncclt: " in line]
     assert len(lines) == (0 if agreement else 1)
+
+
+def run_torchrun(environ, folder, rows, *, rank=RANK, **changes):
+    """Run two ranks as a user does, and return their answers and what ncclt said."""
+    (folder / "rank.py").write_text(rank)
+    (folder / "out").mkdir(exist_ok=True)
+    (folder / "table.csv").write_text(table_of(rows))
+    ours = ("NCCLT_TABLE", "NCCLT_AGREEMENT", "PYTHONPATH", "NCCL_TUNER_PLUGIN")
+    given = {name: value for name, value in environ.items() if name not in ours}
+    given |= {"NCCLT_PLUGIN": environ["NCCL_TUNER_PLUGIN"], "XDG_CACHE_HOME": str(folder)}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*RUN, "--policy", folder / "table.csv", "--", *torchrun, folder / "rank.py",
+         folder / "out"],
+        env=given | changes, capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    answers = [path.read_text() for path in (folder / "out").iterdir()]
+    lines = [line for line in done.stderr.splitlines() if "ncclt: " in line and "--allow-difference" not in line]
+    return answers, lines
+
+
+RUN = [sys.executable, "-m", "ncclt", "run", "--allow-difference", "NO_GPU"]
+ODD = (
+    """
+import os
+if os.environ["RANK"] == "1":
+    del os.environ["NCCLT_TABLE"]
+"""
+    + RANK
+)
+
+
+def test_ncclt_run_lets_the_ranks_of_torchrun_agree(environ, tmp_path):
+    rows = ["allreduce,0,100,tree,ll,2,1,2"]
+    assert run_torchrun(environ, tmp_path, rows) == (["use"] * 2, [])
+
+    answers, lines = run_torchrun(environ, tmp_path, rows, rank=ODD)
+    assert answers == ["default"] * 2
+    (line,) = lines
+    assert "keeping the NCCL default on all 2 ranks: rank 1 on " in line
+    assert line.endswith("its table cannot be used: no table is named")
+
+
+def test_ncclt_run_gives_a_table_at_once_where_the_user_turned_the_agreement_off(environ, tmp_path):
+    rows = ["allreduce,0,100,tree,ll,2,1,2"]
+    assert run_torchrun(environ, tmp_path, rows, NCCLT_AGREEMENT="none") == (["use"] * 2, [])
+
+
+def test_a_table_above_32_kib_is_a_file_whose_change_leaves_all_with_the_default(environ, tmp_path):
+    rows = [f"allreduce,{1000 * i},{1000 * i + 999},ring,ll,{1 + i % 32},1,2" for i in range(4096)]
+    assert len(encode_table(table_of(rows))) > MOST_BYTES
+    rows[0] = "allreduce,0,999,tree,ll,2,1,2"
+    assert run_torchrun(environ, tmp_path, rows) == (["use"] * 2, [])
+
+    edits = f"open({str(tmp_path / 'table.csv')!r}, 'a').write('#\\nallreduce,0,1,ring,ll,1,1,2\\n')\n"
+    answers, (line,) = run_torchrun(environ, tmp_path, rows, rank=f"{edits}{RANK}")
+    assert answers == ["default"] * 2
+    assert "its table cannot be used: " in line
 
 
 def test_programs_without_pytorch_load_nothing_more(environ):

@@ -134,11 +134,11 @@ def test_the_table_is_used_by_all_or_none(tmp_path, shared, serving, library):
     lacking = ended(started(tmp_path, shared, serving[0], step(1)))
     following = ended(started(tmp_path, shared, AWAY, step(2) | plugin, "--fallback", "fail"))
 
-    table = given(with_table[1])["NCCLT_POLICY"]
-    assert Path(table).parent == shared
-    assert given(following[1])["NCCLT_POLICY"] == table
+    table = given(with_table[1])["NCCLT_TABLE"]
+    assert Path(with_table[1]["PYTHONPATH"].partition(":")[0]).parent == shared
+    assert given(following[1])["NCCLT_TABLE"] == table
     assert lacking[0] == 2
-    assert "NCCLT_POLICY would be unset" in lacking[2]
+    assert "NCCLT_TABLE would be unset" in lacking[2]
     # Where the first one had no plugin, those that have one do without.
     first = ended(started(tmp_path, shared, serving[0], step(0, job=8)))
     second = ended(started(tmp_path, shared, serving[0], step(1, job=8) | plugin))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ncclt.deliver.job_plan import place_plugin
+from ncclt.deliver.node_files import place_plugin
 from ncclt.nccl.tuner_plugin import LIBRARY_NAME
 
 _spec = importlib.util.spec_from_file_location("run_for_prolog", Path(__file__).with_name("test_run.py"))
@@ -84,6 +84,7 @@ def test_the_step_of_the_measured_size_gets_plugin_table_and_reports(prolog, lib
     (table,) = (tmp_path / "tables").glob("*.csv")
     (plugin,) = (tmp_path / "tables").glob(f"*/{LIBRARY_NAME}")
     assert (given["NCCL_TUNER_PLUGIN"], given["NCCLT_POLICY"]) == (str(plugin), str(table))
+    assert f"fnv1a={given['NCCLT_POLICY_CHECKSUM']}" in table.read_text()
     assert plugin.read_bytes() == library.read_bytes()
     assert given["NCCLT_PLUGIN_REPORT"] == f"{tmp_path}/re ports/7.1.0"
     assert given["NCCLT_RECOMMENDATION"] == "0c0ffee1"

@@ -25,6 +25,7 @@ from ncclt.deliver.job_info import JobInfo
 from ncclt.deliver.job_plan import plan_job
 from ncclt.errors import NccltError
 from ncclt.nccl.parameters import CATALOGUE, SET_BY_RULES
+from ncclt.nccl.tuner_plugin.compact_table import table_environment
 
 FAKE = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "fakes" / "hostile_server.py")))
 ANSWERS, SHARDS = 50_000, 10
@@ -145,13 +146,13 @@ def _run(text, given):
         return
     version = json.loads(text)["nccl_version"]
     given["run"] += 1
-    for plugin, file in ((None, None), (Path("/here/plugin.so"), Path("/here/table.csv"))):
-        plan = plan_job(answer, JobInfo(argv=("torchrun",)), plugin=plugin, table_file=file, shared=True)
+    table = table_environment(answer.table, Path("/here/table.csv"))
+    for plugin in (None, Path("/here/plugin.so")):
+        plan = plan_job(answer, JobInfo(argv=("torchrun",)), plugin=plugin, table=table, hook=None, shared=True)
         pairs = dict(plan.set_env)
-        ours = {name: pairs.pop(name, None) for name in ("NCCL_TUNER_PLUGIN", "NCCLT_POLICY")}
-        pairs.pop("NCCLT_POLICY_CHECKSUM", None)
+        ours = {name: pairs.pop(name) for name in ("NCCL_TUNER_PLUGIN", *table) if name in pairs}
         given["run with a table"] += plan.form is Form.TABLE
-        assert set(ours.values()) <= ({"/here/plugin.so", "/here/table.csv"} if plan.form is Form.TABLE else {None})
+        assert ours == ({"NCCL_TUNER_PLUGIN": "/here/plugin.so", **table} if plan.form is Form.TABLE else {})
         assert FAKE.all_legal(pairs, version), text
         assert all(note.isprintable() for note in plan.notes)
 

@@ -13,9 +13,11 @@ from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.attestation import Form
 from ncclt.core.message import Collective
 from ncclt.core.policy import Policy, Rule
+from ncclt.deliver.agree import hook_path, write_hook
 from ncclt.deliver.answer import Answer, answer_from_json, answer_from_table, policy_from_answer
 from ncclt.deliver.job_info import JobInfo, read_variables
-from ncclt.deliver.job_plan import JobPlan, effective, place_plugin, plan_job, table_path, write_table
+from ncclt.deliver.job_plan import JobPlan, effective, plan_job
+from ncclt.deliver.node_files import place_plugin, table_path, write_table
 from ncclt.errors import InputError, UsageError
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "env"
@@ -25,7 +27,8 @@ ANSWER = Answer(
     variables=(("NCCL_ALGO", "allreduce:ring"), ("NCCL_BUFFSIZE", "8388608")), table="rows\n", rules=RULES,
     table_variables=(("NCCL_BUFFSIZE", "8388608"),),
 )  # fmt: skip
-PLUGIN, TABLE = Path("/lib/plugin.so"), Path("/shared/t.csv")
+PLUGIN, HOOK = Path("/lib/plugin.so"), Path("/shared/hook")
+TABLE, BY_FILE = {"NCCLT_TABLE": "1:t"}, {"NCCLT_POLICY": "/shared/t.csv", "NCCLT_POLICY_CHECKSUM": "0"}
 
 
 def job(argv=("torchrun", "train.py"), environ=None, **facts):
@@ -34,7 +37,7 @@ def job(argv=("torchrun", "train.py"), environ=None, **facts):
 
 
 def plan(answer=ANSWER, argv=("torchrun", "train.py"), environ=None, gpus=None, **options):
-    given = {"plugin": PLUGIN, "table_file": TABLE, "shared": False, **options}
+    given = {"plugin": PLUGIN, "table": TABLE, "hook": HOOK, "shared": False, **options}
     return plan_job(answer, job(argv, environ, gpus=gpus), **given)
 
 
@@ -42,8 +45,8 @@ def test_the_table_goes_with_the_variables_that_it_needs():
     planned = plan()
     assert (planned.form, planned.unset_env, planned.notes) == (Form.TABLE, (), ())
     assert dict(planned.set_env) == {
-        "NCCL_TUNER_PLUGIN": "/lib/plugin.so", "NCCLT_POLICY": "/shared/t.csv", "NCCL_BUFFSIZE": "8388608",
-        "NCCLT_RECOMMENDATION": "r1",
+        "NCCL_TUNER_PLUGIN": "/lib/plugin.so", "NCCLT_TABLE": "1:t", "NCCL_BUFFSIZE": "8388608",
+        "NCCLT_RECOMMENDATION": "r1", "NCCLT_AGREEMENT": "hook", "PYTHONPATH": "/shared/hook",
     }  # fmt: skip
 
 
@@ -51,7 +54,7 @@ def test_without_plugin_the_variables_are_set_and_that_is_said():
     planned = plan(plugin=None)
     assert planned.form is Form.VARIABLES
     assert dict(planned.set_env)["NCCL_ALGO"] == "allreduce:ring"
-    assert "NCCLT_POLICY" not in dict(planned.set_env)
+    assert {"NCCLT_TABLE", "NCCLT_AGREEMENT", "PYTHONPATH"}.isdisjoint(dict(planned.set_env))
     assert "ncclt plugin build" in planned.notes[0]
 
 
@@ -74,14 +77,46 @@ def test_without_plugin_the_variables_are_set_and_that_is_said():
 )
 def test_a_table_that_a_node_may_lack_is_not_used(nodes, argv, environ, shared, form):
     """Ranks that disagree hang or corrupt data."""
-    planned = plan(replace(ANSWER, nodes=nodes), argv, environ, shared=shared)
-    assert planned.form is form
-    assert any("--policy-dir" in note for note in planned.notes) == (form is Form.VARIABLES)
+    answer = replace(ANSWER, nodes=nodes)
+    for agreed in (
+        plan(answer, argv, {**environ, "NCCLT_AGREEMENT": "none"}, shared=shared),
+        plan(answer, argv, environ, shared=shared, hook=None),
+        plan(answer, argv, environ, shared=shared, table=BY_FILE),
+    ):
+        assert agreed.form is form
+        assert any("--policy-dir" in note for note in agreed.notes) == (form is Form.VARIABLES)
+    assert plan(answer, argv, environ, shared=shared).form is Form.TABLE, "its ranks agree on the table that they carry"
+
+
+def test_agreement_is_turned_off_by_its_variable_alone():
+    for environ, argv in (({"NCCLT_AGREEMENT": "none"}, ("./job",)), ({}, ("env", "NCCLT_AGREEMENT=none", "./job"))):
+        planned = plan(argv=argv, environ=environ)
+        assert planned.form is Form.TABLE
+        assert {"NCCLT_AGREEMENT", "PYTHONPATH"}.isdisjoint(dict(planned.set_env))
+        assert planned.notes == ()
+    with pytest.raises(UsageError, match="NCCLT_AGREEMENT is 'off'"):
+        plan(environ={"NCCLT_AGREEMENT": "off"})
+
+
+def test_a_command_that_may_lack_pytorch_is_told_how_to_use_the_table_without():
+    assert "NCCLT_AGREEMENT=none" in plan(argv=("srun", "./all_reduce_perf"), shared=True).notes[-1]
+    assert plan(argv=("srun", "python3.11", "train.py"), shared=True).notes == ()
+
+
+def test_a_command_that_hides_the_hook_gets_no_table():
+    planned = plan(argv=("env", "PYTHONPATH=/mine", "torchrun", "train.py"))
+    assert (planned.form, "PYTHONPATH" in planned.notes[0]) == (Form.VARIABLES, True)
+    assert plan(argv=("sh", "-c", "PYTHONPATH=/mine:$PYTHONPATH torchrun train.py")).form is Form.TABLE
+    assert dict(plan(environ={"PYTHONPATH": "/mine"}).set_env)["PYTHONPATH"] == "/shared/hook:/mine"
 
 
 @pytest.mark.parametrize(
-    "own", ["NCCL_ALGO", "NCCL_MAX_CTAS", "NCCL_BUFFSIZE", "NCCL_TUNER_PLUGIN", "NCCLT_POLICY_SHM"]
-)
+    "own",
+    [
+        "NCCL_ALGO", "NCCL_MAX_CTAS", "NCCL_BUFFSIZE", "NCCL_TUNER_PLUGIN", "NCCLT_POLICY_SHM", "NCCLT_POLICY",
+        "NCCLT_TABLE",
+    ],
+)  # fmt: skip
 def test_the_users_own_variable_wins_and_nothing_is_mixed_with_it(own):
     planned = plan(environ={own: "mine", "NCCL_IB_HCA": "mlx5"})
     assert (planned.set_env, planned.form) == ((), None)
@@ -184,6 +219,12 @@ def test_a_table_from_a_file_brings_its_variables(tmp_path):
             answer_from_table(path)
 
 
+def test_nodes_that_reach_the_hook_by_another_path_are_the_same():
+    mounted = plan(hook=Path("/mnt/hook"), environ={"PYTHONPATH": "/opt"})
+    assert effective(mounted, job()) == effective(plan(), job())
+    assert effective(plan(environ={"NCCLT_AGREEMENT": "none"}), job()) != effective(plan(), job())
+
+
 def test_a_table_is_written_whole_and_found_again(tmp_path):
     path = table_path(tmp_path / "a" / "tables", "rows\n")
     write_table(path, "rows\n")
@@ -209,7 +250,7 @@ def test_a_good_table_that_others_read_already_is_not_replaced(tmp_path, monkeyp
         path.write_text("rows\n")
         return made(*words, **options)
 
-    monkeypatch.setattr("ncclt.deliver.job_plan.tempfile.mkstemp", late)
+    monkeypatch.setattr("ncclt.deliver.node_files.tempfile.mkstemp", late)
     with_first = []
     monkeypatch.setattr(Path, "replace", lambda *names: with_first.append(names))
     write_table(path, "rows\n")
@@ -318,7 +359,7 @@ def test_machine_with_other_gpus_or_none_gets_nothing(gpus, form, said):
 )  # fmt: skip
 def test_nodes_on_another_fabric_get_nothing(measured, seen, nodes, form):
     answer = replace(ANSWER, fabric=measured, nodes=nodes)
-    options = {"plugin": PLUGIN, "table_file": TABLE, "shared": True}
+    options = {"plugin": PLUGIN, "table": TABLE, "hook": HOOK, "shared": True}
     planned = plan_job(answer, job(fabrics=seen), **options)
     assert planned.form is form
     assert plan_job(answer, job(fabrics=seen), allowed=["FABRIC"], **options).form is Form.TABLE
@@ -346,6 +387,8 @@ def test_no_table_and_no_plugin_is_placed_where_another_user_could_swap_it(tmp_p
         write_table(table_path(folder, "rows\n"), "rows\n")
     with pytest.raises(UntrustedError):
         place_plugin(folder, plugin)
+    with pytest.raises(UntrustedError):
+        write_hook(hook_path(folder))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file of another user")

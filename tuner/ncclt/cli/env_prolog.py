@@ -20,10 +20,12 @@ from ncclt.core.recommendation import Request
 from ncclt.deliver.answer import Answer, ask_for_answer
 from ncclt.deliver.effect import CHOICE_VARIABLES
 from ncclt.deliver.job_info import CHANGING_VARIABLES, JobInfo
-from ncclt.deliver.job_plan import JobPlan, find_plugin, place_plugin, plan_job, table_path, write_table
+from ncclt.deliver.job_plan import JobPlan, find_plugin, plan_job
+from ncclt.deliver.node_files import place_plugin, table_path, write_table
 from ncclt.deliver.render.formats import check_form, render_variables
 from ncclt.deliver.render.prolog import table_prolog
 from ncclt.errors import NoRecommendationError, UsageError
+from ncclt.nccl.tuner_plugin.compact_table import table_file_environment
 
 
 def prolog(arguments: argparse.Namespace, request: Request, server: str | None, storage: str | None) -> str:
@@ -99,8 +101,10 @@ def _with_table(
     path = table_path(folder, answer.table)
 
     def make_plan(plugin: Path) -> JobPlan:
-        # The tasks' own variables are compared by the script, on their nodes.
-        return plan_job(answer, JobInfo(argv=("srun",)), plugin=plugin, table_file=path, shared=True)
+        # The tasks' own variables are compared by the script, on their nodes. Older releases of Slurm cut a line of a
+        # prolog's output at 4 KiB, so the table is a file with its checksum.
+        table = table_file_environment(answer.table, path) if answer.table else {}
+        return plan_job(answer, JobInfo(argv=("srun",)), plugin=plugin, table=table, hook=None, shared=True)
 
     plan = make_plan(plugin)
     if plan.form is not Form.TABLE:

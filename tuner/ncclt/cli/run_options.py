@@ -17,10 +17,11 @@ _DESCRIPTION = """\
 Start a training with what was proven for it: the per-size table if the tuner plugin is installed, else variables.
 
   one node:               ncclt run --cluster leonardo --model bert -- torchrun --nproc-per-node 4 train.py
-  srun or mpirun:         ncclt run --cluster ... --model ... --policy-dir /shared/folder -- srun ... train.py
+  srun or mpirun:         ncclt run --cluster ... --model ... -- srun ... python train.py
   torchrun on each node:  ncclt run --cluster ... --model ... --shared /shared/folder -- torchrun --nnodes 2 ...
 
-All nodes of a job get one decision, or nothing is set. Your own NCCL_* variables win, and a job that differs from the
+All nodes of a job get one decision, or nothing is set. With PyTorch the ranks agree on the table before they use it;
+set NCCLT_AGREEMENT=none for a program without PyTorch. Your own NCCL_* variables win, and a job that differs from the
 measured one gets nothing. If anything fails here (server, store, configuration, cache, disk, ncclt itself), the
 command starts unchanged, and stderr says why. It does not start only in these cases:
 
@@ -66,7 +67,10 @@ def parser() -> argparse.ArgumentParser:
         "--policy", type=named_path, metavar="FILE", help="use this table, on a file system that all nodes share"
     )
     made.add_argument(
-        "--policy-dir", type=named_path, metavar="FOLDER", help="folder that all nodes share, for the table"
+        "--policy-dir",
+        type=named_path,
+        metavar="FOLDER",
+        help="folder that all nodes share, for the plugin and the hook by which the ranks agree",
     )
     made.add_argument(
         "--shared",

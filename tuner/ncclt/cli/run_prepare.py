@@ -15,18 +15,13 @@ from ncclt.cli.env import source
 from ncclt.cli.job_request import job_request
 from ncclt.cli.output import say
 from ncclt.core.attestation import Form
+from ncclt.deliver.agree import AGREEMENT_VARIABLE, hook_path, write_hook
 from ncclt.deliver.answer import Answer, answer_from_table, ask_for_answer, cache_folder
 from ncclt.deliver.job_info import JobInfo, name_for_roll_out, read_job
-from ncclt.deliver.job_plan import (
-    JobPlan,
-    differs_in_size,
-    find_plugin,
-    place_plugin,
-    plan_job,
-    table_path,
-    write_table,
-)
+from ncclt.deliver.job_plan import JobPlan, differs_in_size, find_plugin, plan_job
+from ncclt.deliver.node_files import place_plugin, table_path, write_table
 from ncclt.errors import InputError, ServerError, StartRefused, UsageError, all_or_none, reason
+from ncclt.nccl.tuner_plugin.compact_table import POLICY_VARIABLE, table_environment
 
 _WAYS = (
     "--shared FOLDER on every node, one `ncclt run` around srun or mpirun, --policy FILE, or --server with --job NAME"
@@ -67,18 +62,13 @@ def prepared(arguments: argparse.Namespace, command: Sequence[str]) -> JobPlan:
 
 def _follow_table(arguments: argparse.Namespace, job: JobInfo, plugin: Path | None) -> JobPlan:
     """Return what the table of --policy gives; other nodes may be able to read it even if this one cannot."""
-    path = arguments.policy.absolute()
     if plugin is None:
         raise UsageError("--policy needs the tuner plugin", hint="build it with `ncclt plugin build`")
-    answer = answer_from_table(path)
+    answer = answer_from_table(arguments.policy.absolute())
     given = {part: getattr(arguments, part) for part in ("nodes", "gpus_per_node", "nccl_version")}
     if differs := differs_in_size(answer, job, given):
         say(f"ncclt: {differs}: nothing is proven for it")
-    plan = plan_job(
-        answer, job, plugin=plugin, table_file=path, shared=True, override=arguments.override,
-        allowed=arguments.allow_difference,
-    )  # fmt: skip
-    return _as_common(plan, job)
+    return _as_common(_plan(arguments, job, answer, plugin), job)
 
 
 def _as_common(plan: JobPlan, job: JobInfo) -> JobPlan:
@@ -194,14 +184,16 @@ def _shared(arguments: argparse.Namespace) -> Path | None:
 
 
 def _plan(arguments: argparse.Namespace, job: JobInfo, answer: Answer, plugin: Path | None) -> JobPlan:
-    """Plan what an answer gives, and place its table where all nodes read it."""
+    """Plan what an answer gives, and place the files that it needs where all nodes read them."""
     place = arguments.policy_dir or _shared(arguments)
     folder = place or cache_folder() / "tables"
+    path = (arguments.policy or table_path(folder, answer.table)).absolute()
 
     def plan(plugin: Path | None) -> JobPlan:
         return plan_job(
-            answer, job, plugin=plugin, table_file=table_path(folder, answer.table), shared=place is not None,
-            override=arguments.override, allowed=arguments.allow_difference,
+            answer, job, plugin=plugin, table=table_environment(answer.table, path), hook=hook_path(folder),
+            shared=place is not None or arguments.policy is not None, override=arguments.override,
+            allowed=arguments.allow_difference,
         )  # fmt: skip
 
     planned = plan(plugin)
@@ -212,13 +204,17 @@ def _plan(arguments: argparse.Namespace, job: JobInfo, answer: Answer, plugin: P
 
         require_folder(place)
     try:
-        write_table(table_path(folder, answer.table), answer.table)
+        given = dict(planned.set_env)
+        if POLICY_VARIABLE in given and arguments.policy is None:
+            write_table(path, answer.table)
+        if AGREEMENT_VARIABLE in given:
+            write_hook(hook_path(folder))
         reaches_others = not job.is_started_on_every_node and (answer.nodes > 1 or job.starts_elsewhere)
         if place is not None and reaches_others and "NCCL_TUNER_PLUGIN" not in job.environ:
             return plan(place_plugin(place, plugin))
         return planned
     except OSError as error:
-        said = f"the table cannot be written to {folder}: {reason(error)}"
+        said = f"what the ranks read cannot be written to {folder}: {reason(error)}"
         if arguments.fallback == "fail" or not job.decides_alone:
             raise UsageError(said) from error
         say(f"ncclt: {said}")
@@ -283,7 +279,7 @@ def _report_folder(arguments: argparse.Namespace) -> Path | None:
 
 def _sources(folder: Path, plan: JobPlan, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that make the job record what it used: in the plugin's reports, else in NCCL's log."""
-    if "NCCLT_POLICY" in dict(plan.set_env):
+    if plan.form is Form.TABLE:
         return {"NCCLT_PLUGIN_REPORT": str(folder)}
     if "NCCL_DEBUG" in environ:
         say("ncclt: your NCCL_DEBUG stays, so no log is kept: `ncclt attest` reads yours, if it has TUNING lines")

@@ -209,7 +209,7 @@ _CHANGING = {row.variable: row for row in CATALOGUE if not row.site}
 CHANGING_VARIABLES = tuple(sorted(_CHANGING))
 """Variables that are searched or change how NCCL communicates, as the catalogue knows them; a site's own are not."""
 
-_ASSIGNED = re.compile(r"(?:^|[\s,;'\"])(NCCLT?_[A-Z0-9_]+)=([^\s,;'\"]*)")
+_ASSIGNED = re.compile(r"(?:^|[\s,;'\"])(NCCLT?_[A-Z0-9_]+|PYTHONPATH)=([^\s,;'\"]*)")
 """As in `-x NCCL_ALGO=ring`, `--export=ALL,NCCL_ALGO=ring`, `env NCCL_ALGO=ring` and a script for `sh -c`."""
 
 _HYDRA_OPTIONS = ("-genv", "-env")
@@ -247,10 +247,10 @@ def _read_conf(path: Path) -> dict[str, str]:
 
 
 def set_by(argv: Sequence[str]) -> dict[str, str]:
-    """Return the variables of NCCL and ncclt that a command sets for its processes, which override inherited ones."""
+    """Return the variables of NCCL and ncclt, and PYTHONPATH, that a command sets, which override inherited ones."""
     found = {name: value for word in argv for name, value in _ASSIGNED.findall(word)}
     for option, name, value in zip(argv, argv[1:], argv[2:], strict=False):
-        if option in _HYDRA_OPTIONS and name.startswith("NCCL"):
+        if option in _HYDRA_OPTIONS and name.startswith(("NCCL", "PYTHONPATH")):
             found[name] = value
     return found
 

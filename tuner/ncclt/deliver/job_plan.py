@@ -2,27 +2,26 @@
 
 Three rules. What was measured together is delivered together or not at all: a mixture with the user's own choice was
 never measured, and may leave a collective without an algorithm. A job that differs from the measured one in what
-changes the times gets nothing, unless the user accepts that difference by name. And a table that some nodes have and
-others lack makes ranks disagree, which hangs a job or corrupts its data: it is used only where every node reads it.
+changes the times gets nothing, unless the user accepts that difference by name. And a table that some ranks have and
+others lack hangs a job or corrupts its data: it is used only where all ranks agree on it, or every node can read it.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
-import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from ncclt.client.trust import open_trusted, require_trusted_folder
+from ncclt.client.trust import open_trusted
 from ncclt.core.attestation import Form
 from ncclt.core.nccl_version import NcclVersion
+from ncclt.deliver.agree import AGREEMENT_VARIABLE, agreement_environment
 from ncclt.deliver.answer import Answer
 from ncclt.deliver.effect import CHOICE_VARIABLES
-from ncclt.deliver.job_info import OF_COMMAND, JobInfo, Sourced, is_other_gpu, set_by
-from ncclt.errors import InputError
+from ncclt.deliver.job_info import NODE_LAUNCHERS, OF_COMMAND, JobInfo, Sourced, is_other_gpu, set_by
+from ncclt.errors import InputError, UsageError
 from ncclt.nccl.tuner_plugin import DELEGATE_VARIABLE, LIBRARY_NAME, find
+from ncclt.nccl.tuner_plugin.compact_table import POLICY_VARIABLE, TABLE_VARIABLE
 
 GPU, GPU_MISSING, FABRIC = "GPU", "NO_GPU", "FABRIC"
 """Names of differences that no variable shows, for --allow-difference."""
@@ -31,7 +30,8 @@ TICKET_VARIABLE = "NCCLT_TICKET"
 DIFFERENCE_VARIABLE = "NCCLT_DIFFERENCE"
 """Marks a job that runs with a difference that the user accepted: names, joined by +."""
 
-_READABLE, _ENTERED = 0o644, 0o755
+_RIVALS_OF_TABLE = ("NCCLT_POLICY_SHM", TABLE_VARIABLE, POLICY_VARIABLE)
+"""Variables that name another table (plugin/named_table.c)."""
 
 _NO_OTHER_TUNER = ("", "none", "ncclt", LIBRARY_NAME)
 """Last parts of NCCL_TUNER_PLUGIN that name no other tuner than ours."""
@@ -70,7 +70,8 @@ def plan_job(
     job: JobInfo,
     *,
     plugin: Path | None,
-    table_file: Path | None,
+    table: Mapping[str, str],
+    hook: Path | None,
     shared: bool,
     override: bool = False,
     allowed: Collection[str] = (),
@@ -81,18 +82,23 @@ def plan_job(
         answer: what is available for it.
         job: what it is.
         plugin: the compiled plugin; None = missing or not wanted.
-        table_file: absolute path of the table, which need not exist yet.
-        shared: every node can read `table_file`, according to the user.
+        table: the variables of `table_environment`, by which the job gets the table of the answer.
+        hook: folder of the hook by which the ranks agree, which need not exist yet; None = they do not.
+        shared: every node can read the plugin and a table in a file, according to the user.
         override: replace the user's own variables.
         allowed: differences from the measured job that the user accepts.
+
+    Raises:
+        UsageError: NCCLT_AGREEMENT has a value that the plugin does not know, or the hook's folder cannot be named.
     """
+    agreement = _plan_agreement(job, hook)
     notes = []
     form = None
     if plugin is None and answer.table:
         notes.append(
             "the table per size is not used: the plugin is not here (`ncclt plugin build` makes it) or not wanted"
         )
-    elif answer.table and (why := _find_lacking_node(answer, job, shared=shared)):
+    elif answer.table and (why := _find_lacking_rank(answer, job, table, agrees=bool(agreement), shared=shared)):
         notes.append(f"the table is not used: {why}")
     elif answer.table:
         form = Form.TABLE
@@ -107,7 +113,7 @@ def plan_job(
         )
     delivered = dict(answer.table_variables if form is Form.TABLE else answer.variables)
     if form is Form.TABLE:
-        delivered |= {"NCCL_TUNER_PLUGIN": str(plugin), "NCCLT_POLICY": str(table_file)}
+        delivered |= {"NCCL_TUNER_PLUGIN": str(plugin), **table}
     found = _find_differences(delivered, answer, job, form)
     accepted = tuple(sorted({*allowed} & {*found} - {*delivered, *CHOICE_VARIABLES}))
     rest = {name: one for name, one in found.items() if name not in accepted}
@@ -137,6 +143,13 @@ def plan_job(
     delivered["NCCLT_RECOMMENDATION"] = answer.recommendation
     if answer.ticket:
         delivered[TICKET_VARIABLE] = answer.ticket
+    if form is Form.TABLE and agreement:
+        delivered |= agreement
+        if not any(PurePath(word).name.startswith(("python", *NODE_LAUNCHERS)) for word in job.argv):
+            notes.append(
+                "the table is used once all ranks agree at PyTorch's init_process_group; a program without PyTorch "
+                f"needs {AGREEMENT_VARIABLE}=none"
+            )
     return JobPlan(
         answer=answer,
         set_env=tuple(sorted(delivered.items())),
@@ -167,9 +180,20 @@ def find_plugin() -> tuple[Path | None, str]:
     return path, ""
 
 
-def _find_lacking_node(answer: Answer, job: JobInfo, *, shared: bool) -> str:
-    """Return why some node of the job may lack the table; empty = all have it."""
-    if shared:
+def _plan_agreement(job: JobInfo, hook: Path | None) -> dict[str, str]:
+    """Return the variables by which the ranks agree before they use a table; empty = the user turned that off."""
+    said = {**job.environ, **set_by(job.argv)}.get(AGREEMENT_VARIABLE, "")
+    if said not in ("", "hook", "none"):
+        raise UsageError(f"{AGREEMENT_VARIABLE} is {said!r}", hint="`none` is for programs without PyTorch")
+    return {} if hook is None or said == "none" else agreement_environment(hook, job.environ)
+
+
+def _find_lacking_rank(answer: Answer, job: JobInfo, table: Mapping[str, str], *, agrees: bool, shared: bool) -> str:
+    """Return why some rank of the job may lack the table without the others noticing; empty = none does."""
+    path = set_by(job.argv).get("PYTHONPATH", "$PYTHONPATH")
+    if agrees and "$PYTHONPATH" not in path and "${PYTHONPATH" not in path:
+        return "the command itself sets PYTHONPATH, which hides the hook that lets the ranks agree; set it before ncclt"
+    if shared or (agrees and TABLE_VARIABLE in table):
         return ""
     hint = "name a folder that all nodes share with --policy-dir"
     if job.starts_elsewhere:
@@ -194,7 +218,7 @@ class _Difference:
 
 
 def _find_differences(delivered: Mapping[str, str], answer: Answer, job: JobInfo, form: Form) -> dict[str, _Difference]:
-    rivals = [*delivered, *CHOICE_VARIABLES, *(("NCCLT_POLICY_SHM",) if form is Form.TABLE else ())]
+    rivals = [*delivered, *CHOICE_VARIABLES, *(_RIVALS_OF_TABLE if form is Form.TABLE else ())]
     here: dict[str, Sourced] = dict(job.variables)
     for by, variables in ((_ENVIRONMENT, job.environ), (OF_COMMAND, set_by(job.argv))):
         here |= {name: Sourced(value=variables[name], by=by) for name in rivals if name in variables}
@@ -266,93 +290,17 @@ def effective(plan: JobPlan, job: JobInfo) -> dict[str, str]:
     """Return every variable that decides NCCL's choices in a process, for comparison with other nodes.
 
     Of plugin and table only the file names count: their folders may be mounted elsewhere, and a table is named by a
-    hash of its content.
+    hash of its content. The path of the hook does not: the ranks compare what it loads.
     """
     after = {name: value for name, value in job.environ.items() if name not in plan.unset_env} | dict(plan.set_env)
     # The user's own tuner plugin decides too, and so does its table.
-    tuner = ["NCCL_TUNER_PLUGIN", "NCCLT_POLICY" if "NCCLT_POLICY" in after else "NCCL_TUNER_CONFIG_FILE"]
-    by_name = ("NCCL_TUNER_PLUGIN", "NCCLT_POLICY", "NCCL_TUNER_CONFIG_FILE", DELEGATE_VARIABLE)
-    given = {name for name, _ in plan.set_env} - {TICKET_VARIABLE}  # each process has a ticket of its own
-    names = {*CHOICE_VARIABLES, "NCCLT_POLICY_SHM", DELEGATE_VARIABLE, *tuner, *given}
+    tables = (*_RIVALS_OF_TABLE, "NCCL_TUNER_CONFIG_FILE")
+    table = next((name for name in tables if after.get(name)), tables[0])
+    by_name = ("NCCL_TUNER_PLUGIN", POLICY_VARIABLE, "NCCL_TUNER_CONFIG_FILE", DELEGATE_VARIABLE)
+    given = {name for name, _ in plan.set_env} - {TICKET_VARIABLE, "PYTHONPATH"}  # each process has its own ticket
+    names = {*CHOICE_VARIABLES, AGREEMENT_VARIABLE, DELEGATE_VARIABLE, "NCCL_TUNER_PLUGIN", table, *given}
     found: dict[str, str] = {}
     if plan.form is not None:  # without a form, nothing on our side depends on them
         found = {name: str(one.value) for name, one in job.variables.items() if name not in plan.unset_env}
     found |= {name: after[name] for name in names if name in after}
     return {name: PurePath(value).name if name in by_name else value for name, value in sorted(found.items())}
-
-
-# --- files that every node reads ---
-
-
-def table_path(folder: Path, text: str) -> Path:
-    """Return the path of a table, named by its hash, so that jobs share it and never overwrite another one."""
-    return folder.absolute() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.csv"
-
-
-def write_table(path: Path, text: str) -> None:
-    """Write a table atomically; it is never removed, since communicators may open late.
-
-    Other users can read it: a TaskProlog may serve them, and a folder a group. An intact file is never replaced: a node
-    that reads it over NFS at that moment would fail and choose differently from the rest.
-
-    Raises:
-        OSError: it cannot be written there.
-    """
-    _put(path, text.encode())
-
-
-def place_plugin(folder: Path, plugin: Path) -> Path:
-    """Copy the plugin beside the tables, and return its path.
-
-    A process that decides for other nodes or users only knows that they can read this folder, and a node with the table
-    but without the plugin would choose differently from the rest. If the folder is mounted noexec, the plugin stays
-    where it is.
-
-    Raises:
-        OSError: it cannot be read, or not written there.
-    """
-    with open_trusted(plugin) as descriptor, os.fdopen(descriptor, "rb", closefd=False) as file:
-        content = file.read()
-    path = folder.absolute() / hashlib.sha256(content).hexdigest()[:32] / LIBRARY_NAME
-    _put(path, content)
-    facts = path.parent.stat()
-    if facts.st_uid == os.geteuid() and facts.st_mode & _ENTERED != _ENTERED:
-        path.parent.chmod(_ENTERED)
-    return plugin if os.statvfs(path).f_flag & os.ST_NOEXEC else path
-
-
-def _put(path: Path, content: bytes) -> None:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    require_trusted_folder(path.parent)
-    if _holds(path, content):
-        return
-    descriptor, name = tempfile.mkstemp(dir=path.parent, suffix=".new")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            os.fchmod(descriptor, _READABLE)
-        try:
-            path.hardlink_to(name)
-        except OSError:  # it exists, maybe damaged, or the file system has no hard links
-            if not _holds(path, content):
-                Path(name).replace(path)
-    finally:
-        Path(name).unlink(missing_ok=True)
-
-
-def _holds(path: Path, content: bytes) -> bool:
-    """Return whether a file has this content; if it is ours, make it readable for others.
-
-    Raises:
-        UntrustedError: it has, and another user can change it.
-    """
-    try:
-        with open_trusted(path) as descriptor, os.fdopen(descriptor, "rb", closefd=False) as file:
-            if file.read(len(content) + 1) != content:
-                return False
-            facts = os.fstat(descriptor)
-            if facts.st_uid == os.geteuid() and facts.st_mode & _READABLE != _READABLE:
-                os.fchmod(descriptor, _READABLE)
-            return True
-    except FileNotFoundError:
-        return False

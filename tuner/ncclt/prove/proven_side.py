@@ -7,15 +7,16 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ncclt.core.attestation import Form
 from ncclt.core.recommendation import Decision, Recommendation
 from ncclt.deliver.answer import answer_from_recommendation
 from ncclt.deliver.job_info import JobInfo, read_variables, starts_others
-from ncclt.deliver.job_plan import JobPlan, place_plugin, plan_job, table_path, write_table
+from ncclt.deliver.job_plan import JobPlan, plan_job
+from ncclt.deliver.node_files import place_plugin, table_path, write_table
 from ncclt.deliver.render.delivery import headline
 from ncclt.errors import NoRecommendationError, UsageError, reason
 from ncclt.launch.launcher import Launcher
 from ncclt.nccl.tuner_plugin import find as find_plugin
+from ncclt.nccl.tuner_plugin.compact_table import POLICY_VARIABLE, table_environment
 from ncclt.prove.comparison import Comparison
 from ncclt.prove.step_times import VerifyRequest, open_mpi_sides
 
@@ -61,15 +62,15 @@ def delivery(
     environ: Mapping[str, str],
     plugin: Path | None,
     folder: Path,
-) -> tuple[JobPlan, str]:
-    """Return what `ncclt run` would give the training, and the text of its table, which is not written yet.
+) -> JobPlan:
+    """Return what `ncclt run` would give the training; nothing is written yet.
 
     Args:
         recommendation: to verify.
         argv: the training's command.
         environ: what both sides inherit.
         plugin: the compiled tuner plugin; None = missing.
-        folder: of the table; every rank can read it.
+        folder: of a table that is too long for the environment; every rank can read it.
 
     Raises:
         NoRecommendationError: nothing is proven, or it cannot be delivered to this command.
@@ -88,10 +89,11 @@ def delivery(
             "the per-size table alone is proven, and it needs the tuner plugin", hint="`ncclt plugin build` makes it"
         )
     job = JobInfo(argv=argv, environ=environ, variables=read_variables(argv, environ))
-    plan = plan_job(answer, job, plugin=plugin, table_file=table_path(folder, answer.table), shared=True)
+    table = table_environment(answer.table, table_path(folder, answer.table))
+    plan = plan_job(answer, job, plugin=plugin, table=table, hook=None, shared=True)
     if plan.form is None:
         raise NoRecommendationError(f"there is nothing to verify: {plan.notes[0]}", hint="see `ncclt run --dry-run`")
-    return plan, answer.table if plan.form is Form.TABLE else ""
+    return plan
 
 
 @contextmanager
@@ -126,9 +128,10 @@ def proven_request(
         if not planned:
             folder = stack.enter_context(_own_folder(folder.parent))
             plugin = plugin and place_plugin(folder, plugin)
-        plan, table = delivery(recommendation, argv, environ=inherited, plugin=plugin, folder=folder)
-        if table and not planned:
-            write_table(table_path(folder, table), table)
+        plan = delivery(recommendation, argv, environ=inherited, plugin=plugin, folder=folder)
+        given = dict(plan.set_env)
+        if POLICY_VARIABLE in given and plan.answer is not None and not planned:
+            write_table(Path(given[POLICY_VARIABLE]), plan.answer.table)
         yield VerifyRequest(
             argv=argv, base_env=(), tuned_env=plan.set_env, how=how, cluster=recommendation.cluster,
             model=recommendation.model, recommendation=recommendation.id, removed_env=removed, notes=plan.notes,

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from ncclt.deliver.agree import agreement_environment, place_hook
+from ncclt.deliver.agree import agreement_environment, hook_path, write_hook
 from ncclt.deliver.agree.injected.hook import IN_DOUBT, KEEP_DEFAULT, USE_TABLE, agree
 from ncclt.errors import UsageError
 
@@ -110,14 +110,17 @@ def test_a_rank_whose_earlier_offer_was_used_with_another_table_is_in_doubt():
 
 
 def test_hook_is_placed_once_and_read_by_all(tmp_path):
-    first, second = place_hook(tmp_path / "new"), place_hook(tmp_path / "new")
-    assert first == second
+    first = hook_path(tmp_path / "new")
+    write_hook(first)
+    written = (first / "sitecustomize.py").stat()
+    write_hook(hook_path(tmp_path / "new"))
+    assert (first / "sitecustomize.py").stat().st_ino == written.st_ino
     assert [path.name for path in (tmp_path / "new").iterdir()] == [first.name]
     assert sorted(str(path.relative_to(first)) for path in first.rglob("*.py")) == [
         "_ncclt_agreement/__init__.py", "_ncclt_agreement/hook.py", "_ncclt_agreement/start.py",
         "_ncclt_agreement/when_imported.py", "sitecustomize.py",
     ]  # fmt: skip
-    assert {path.stat().st_mode & 0o777 for path in [first, *first.rglob("*")]} == {0o755, 0o644}
+    assert {path.stat().st_mode & 0o777 for path in [first, *first.rglob("*")]} == {0o700, 0o755, 0o644}
 
 
 def test_hook_comes_first_and_leaves_the_users_path(tmp_path):

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ncclt.core.nccl_version import NcclVersion
-from ncclt.errors import InputError, UsageError
+from ncclt.errors import InputError
 from ncclt.nccl.tuner_plugin.compact_table import MOST_BYTES, decode_table, encode_table, table_environment
 from ncclt.nccl.tuner_table import ALGORITHMS, ANY, FUNCTIONS, NO_UPPER_END, PROTOCOLS, table_text
 
@@ -77,14 +77,12 @@ def test_thousand_rows_fit_into_the_environment_and_more_need_a_file(tmp_path):
     def text(count):
         return table([f"allreduce,{1000 * i},{1000 * i + 999},ring,ll,{1 + i % 32},2,16" for i in range(count)])
 
-    thousand = table_environment(text(1000))
+    thousand = table_environment(text(1000), tmp_path / "t.csv")
     assert list(thousand) == ["NCCLT_TABLE"]
     assert len(thousand["NCCLT_TABLE"]) < 10_000
     many = text(4096)
     assert len(encode_table(many)) > MOST_BYTES
-    with pytest.raises(UsageError, match="more than the 32,768"):
-        table_environment(many)
-    by_file = table_environment(many, file=tmp_path / "t.csv")
+    by_file = table_environment(many, tmp_path / "t.csv")
     assert by_file["NCCLT_POLICY"] == str(tmp_path / "t.csv")
     assert f"fnv1a={by_file['NCCLT_POLICY_CHECKSUM']}" in many.splitlines()[0]
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
-import tempfile
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 
+from ncclt.deliver.node_files import put_file
 from ncclt.errors import UsageError
 
 AGREEMENT_VARIABLE = "NCCLT_AGREEMENT"
@@ -26,43 +25,27 @@ TIMEOUT_VARIABLE = "NCCLT_AGREEMENT_TIMEOUT"
 _PACKAGE = "_ncclt_agreement"
 
 
-def place_hook(folder: Path) -> Path:
-    """Write the hook into a folder of its own, named by its content, and return that; one that is there is kept.
+def hook_path(folder: Path) -> Path:
+    """Return the hook's folder in a folder that every node reads, named by its content so that jobs share it."""
+    digest = hashlib.sha256(repr(_hook_files()).encode()).hexdigest()[:16]
+    return folder.absolute() / f"ncclt-hook-{digest}"
 
-    Args:
-        folder: that every node of the job can read.
+
+def write_hook(hook: Path) -> None:
+    """Write the hook into the folder of `hook_path`.
 
     Raises:
-        OSError: it cannot be written there.
+        OSError: it cannot be written there, or another user could change it.
     """
-    contents = _hook_files()
-    digest = hashlib.sha256(repr(sorted(contents.items())).encode()).hexdigest()[:16]
-    target = folder.absolute() / f"ncclt-hook-{digest}"
-    if target.is_dir():
-        return target
-    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(dir=folder, prefix=".ncclt-hook-"))
-    try:
-        for name, content in contents.items():
-            path = scratch / name
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(content, encoding="utf-8")
-            path.chmod(0o644)
-            path.parent.chmod(0o755)
-        scratch.rename(target)
-    except OSError:
-        if not target.is_dir():  # else another start was faster
-            raise
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    return target
+    for name, content in _hook_files().items():
+        put_file(hook / name, content.encode())
 
 
 def agreement_environment(hook: Path, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables by which every rank of a job loads the hook, and the plugin waits for it.
 
     Args:
-        hook: of `place_hook`.
+        hook: of `hook_path`.
         environ: the environment that the job inherits.
 
     Raises:
@@ -78,8 +61,8 @@ def agreement_environment(hook: Path, environ: Mapping[str, str]) -> dict[str, s
 def _hook_files() -> dict[str, str]:
     own, record = files("ncclt.deliver.agree") / "injected", files("ncclt.profile.record")
     sources = {
-        "sitecustomize.py": record / "entry.py",
         f"{_PACKAGE}/when_imported.py": record / "injected" / "when_imported.py",
         **{f"{_PACKAGE}/{name}.py": own / f"{name}.py" for name in ("__init__", "hook", "start")},
+        "sitecustomize.py": record / "entry.py",  # last: with it Python begins to load the others
     }
     return {name: source.read_text(encoding="utf-8") for name, source in sources.items()}

@@ -19,7 +19,7 @@ from itertools import groupby
 from pathlib import Path
 
 from ncclt.core.nccl_version import NcclVersion
-from ncclt.errors import InputError, NccltError, UsageError
+from ncclt.errors import InputError, NccltError
 from ncclt.nccl.tuner_table import (
     ALGORITHMS,
     ANY,
@@ -93,26 +93,29 @@ class CompactRow:
         return ",".join(map(str, fields))
 
 
-def table_environment(text: str, *, file: Path | None = None) -> dict[str, str]:
+def table_environment(text: str, file: Path) -> dict[str, str]:
     """Return the variables that give a job a table: the table itself, or where it is too long, its path and checksum.
 
     Args:
-        text: the table as `ncclt env --format tuner-csv` writes it.
+        text: the table as `ncclt env --format tuner-csv` writes it; empty = there is none.
         file: where the same text lies, on every node; only used for a table above `MOST_BYTES`.
 
     Raises:
         InputError: not a table of ncclt, or a damaged one.
-        UsageError: it is too long for the environment, and no file is named.
     """
+    if not text:
+        return {}
     compact = encode_table(text)
-    if len(compact) <= MOST_BYTES:
-        return {TABLE_VARIABLE: compact}
-    if file is None:
-        raise UsageError(
-            f"the table has {len(compact):,} bytes, more than the {MOST_BYTES:,} that fit into the environment",
-            hint="name a folder that all nodes share with --policy-dir",
-        )
-    return {POLICY_VARIABLE: str(file), CHECKSUM_VARIABLE: compact.rpartition(":")[2]}
+    return {TABLE_VARIABLE: compact} if len(compact) <= MOST_BYTES else table_file_environment(text, file)
+
+
+def table_file_environment(text: str, file: Path) -> dict[str, str]:
+    """Return the variables that name a table in a file, whatever its length, with its checksum.
+
+    Raises:
+        InputError: as for `table_environment`.
+    """
+    return {POLICY_VARIABLE: str(file), CHECKSUM_VARIABLE: encode_table(text).rpartition(":")[2]}
 
 
 def encode_table(text: str) -> str:
