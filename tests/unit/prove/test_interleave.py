@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -18,7 +19,7 @@ from ncclt.core.trial import Outcome
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.measure.trial import launch
 from ncclt.prove.evidence import collect_evidence, last_verification
-from ncclt.prove.interleave import block_steps, prove
+from ncclt.prove.interleave import block_steps, launch_order, prove
 from ncclt.prove.proof import proof_notes, proven, running_verdicts, verdict_of
 from ncclt.testing.fakes import FakePolicyRunner, FakeRunner, FakeTrialLog
 
@@ -58,10 +59,9 @@ def noisy(time_of, sigma, seed=0):
 def test_without_a_plugin_every_arm_takes_one_launch_per_setting_of_the_policy(workload):
     first = block_steps(POLICIES, workload, 0, whole=False)
 
-    assert [(s.arm, s.block, len(s.messages)) for s in first[:4]] == [
-        (Arm.DEFAULT, 0, 1), (Arm.DEFAULT, 0, 1), (Arm.TABLE, 0, 1), (Arm.TABLE, 0, 1),
-    ]  # fmt: skip
-    assert len(first) == 8
+    assert sorted((s.block, s.arm, len(s.messages)) for s in first) == sorted(
+        (pair, arm, 1) for pair in range(2) for arm in POLICIES for _ in range(2)
+    )
     assert {s.setting for s in first if s.arm is Arm.TABLE} == {DEFAULT, TREE_LL}
     by_arm = {arm: [s.messages for s in first if s.arm is arm] for arm in POLICIES}
     assert by_arm[Arm.DEFAULT] == by_arm[Arm.TABLE], "both sides of a comparison are the same sum of launches"
@@ -70,21 +70,31 @@ def test_without_a_plugin_every_arm_takes_one_launch_per_setting_of_the_policy(w
 def test_a_policy_that_is_applied_as_a_whole_takes_one_launch_and_the_default_too(workload):
     first = block_steps(POLICIES, workload, 0, whole=True)
 
-    assert [(s.arm, s.block, len(s.messages), s.policy) for s in first[:2]] == [
-        (Arm.DEFAULT, 0, 2, None), (Arm.TABLE, 0, 2, TABLE),
-    ]  # fmt: skip
-    assert len(first) == 4
+    assert [(s.block, len(s.messages)) for s in first] == [(0, 2), (0, 2), (1, 2), (1, 2)]
+    assert {(s.arm, s.block): s.policy for s in first} == {
+        (arm, pair): None if arm is Arm.DEFAULT else TABLE for arm in POLICIES for pair in range(2)
+    }
 
 
-def test_the_order_of_a_pair_is_a_coin_of_the_seed_and_the_first_begins_with_the_default(workload):
-    def orders(seed):
-        steps = [s for block in range(50) for s in block_steps(POLICIES, workload, block, whole=True, seed=seed)]
-        assert [s.block for s in steps] == [pair for pair in range(100) for _ in range(2)]
-        return [one.arm for one in steps[::2]]
+def test_every_order_of_the_arms_is_equally_probable_in_every_pair(workload):
+    three = [*POLICIES, Arm.VARIABLES]
+    for pair in (0, 1):
+        orders = Counter(tuple(launch_order(three, pair, seed=str(seed))) for seed in range(1200))
+        assert len(orders) == 6
+        assert all(150 < count < 250 for count in orders.values())
 
-    assert orders("a") == orders("a") != orders("b")
-    assert orders("a")[0] is orders("b")[0] is Arm.DEFAULT
-    assert 30 < orders("a").count(Arm.DEFAULT) < 70
+    def arms(seed):
+        return [s.arm for block in range(50) for s in block_steps(POLICIES, workload, block, whole=True, seed=seed)]
+
+    assert arms("a") == arms("a") != arms("b")
+
+
+def test_what_fails_before_the_default_was_launched_shows_nothing_of_the_policy(cluster, workload):
+    """Whichever arm a pair begins with; a machine on which nothing runs disqualifies no policy."""
+    for seed in "abcdefgh":
+        _, trial_log = proof(cluster, workload, lambda *_: Outcome.CRASHED, seed=seed)
+        assert judged(trial_log, workload).decision is Decision.UNDECIDED
+        assert {t.arm for t in trial_log.trials()} >= {Arm.DEFAULT}
 
 
 def test_a_runner_that_applies_policies_is_given_the_whole_one(cluster, workload, landscape):
@@ -146,12 +156,15 @@ def test_one_disqualified_arm_does_not_stop_the_other(cluster, workload, landsca
 
 
 def test_a_default_that_fails_ends_the_proof(cluster, workload, landscape):
+    steps = [step for block in range(2) for step in block_steps(POLICIES, workload, block, whole=False)]
+    last = next(number for number, step in enumerate(steps) if step.block == 2 and step.arm is Arm.DEFAULT)
+
     def breaks(setting, message, number):
-        return Outcome.CRASHED if number == 5 else landscape(setting, message, number)
+        return Outcome.CRASHED if number == last else landscape(setting, message, number)
 
     _, trial_log = proof(cluster, workload, breaks)
 
-    assert len(trial_log.trials()) == 6
+    assert trial_log.trials()[-1].result.outcome is Outcome.CRASHED
     verdict = judged(trial_log, workload)
     assert verdict.decision is Decision.UNDECIDED
     assert "the default itself failed" in verdict.reason

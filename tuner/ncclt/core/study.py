@@ -55,6 +55,7 @@ class Trial:
         score_us: communication time per step, µs; None unless the outcome is `ok` and all messages were measured.
         arm: in the verification, what it measures; where no launch can apply a whole policy, one trial per setting.
         block: in the verification, the pair of launches, counted from 0, two to a block; else 0.
+        proof: in the verification, the number of the proof in the study, from 1; else 0.
         started: ISO time.
         policy: launched as a whole; None = the setting was.
     """
@@ -67,6 +68,7 @@ class Trial:
     score_us: float | None
     arm: Arm | None = None
     block: int = 0
+    proof: int = 0
     started: str = ""
     policy: Policy | None = None
 

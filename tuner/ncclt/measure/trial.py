@@ -56,6 +56,7 @@ def launch(
     messages: Sequence[Message] | None = None,
     arm: Arm | None = None,
     block: int = 0,
+    proof: int = 0,
     policy: Policy | None = None,
 ) -> Trial:
     """Measure messages under one setting and keep the trial; an earlier launch of the setting does not matter.
@@ -69,13 +70,16 @@ def launch(
         messages: what to measure, None = all messages of the workload; others than these weigh nothing.
         arm: in the verification, what it stands for.
         block: in the verification, the arm's launch.
+        proof: in the verification, its number in the study.
         policy: launched as a whole by a runner that applies it, `setting` being its process-wide parameters.
     """
     claim = trial_log.claim(setting, phase=phase)
     while claim is None:
         trial_log.refresh()
         claim = trial_log.claim(setting, phase=phase)
-    return launch_claim(runner, workload, trial_log, claim, messages=messages, arm=arm, block=block, policy=policy)
+    return launch_claim(
+        runner, workload, trial_log, claim, messages=messages, arm=arm, block=block, proof=proof, policy=policy
+    )
 
 
 def launch_claim(
@@ -87,6 +91,7 @@ def launch_claim(
     messages: Sequence[Message] | None = None,
     arm: Arm | None = None,
     block: int = 0,
+    proof: int = 0,
     policy: Policy | None = None,
 ) -> Trial:
     """Make the launch that was claimed and keep its trial; see `launch`."""
@@ -103,6 +108,7 @@ def launch_claim(
             score_us=score,
             arm=arm,
             block=block,
+            proof=proof,
             policy=policy,
         )
     )

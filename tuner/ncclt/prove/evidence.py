@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 
 from ncclt.core.attestation import Form
 from ncclt.core.message import Message
@@ -87,26 +86,12 @@ class LaunchEvidence:
 def last_verification(trials: Sequence[Trial]) -> list[Trial]:
     """Return the trials of the last proof by number.
 
-    Those before the last search or confirmation judged an older policy, and so did those before the last restart of a
-    proof, whose first block begins with the default.
+    Those before the last search or confirmation judged an older policy, and so did earlier proofs.
     """
     ordered = sorted(trials, key=lambda trial: trial.number)
     newest = max((i for i, trial in enumerate(ordered) if trial.phase is not Phase.VERIFY), default=-1)
     verification = ordered[newest + 1 :]
-    return verification[max((i for i in range(len(verification)) if _begins(verification[: i + 1])), default=0) :]
-
-
-def _begins(trials: Sequence[Trial]) -> bool:
-    """Return whether the last of the trials begins a proof; the first pair's default may be several launches."""
-    *before, trial = trials
-    first = list(takewhile(_is_first, reversed(before)))
-    known = {m.message for t in first for m in t.result.measurements}
-    failed = any(t.result.outcome is not Outcome.OK for t in first)
-    return _is_first(trial) and (not first or failed or any(m.message in known for m in trial.result.measurements))
-
-
-def _is_first(trial: Trial) -> bool:
-    return trial.arm is Arm.DEFAULT and trial.block == 0
+    return [trial for trial in verification if trial.proof == verification[-1].proof]
 
 
 def collect_evidence(trials: Sequence[Trial]) -> LaunchEvidence:

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from ncclt.core.effort import MAX_BLOCKS
 from ncclt.core.message import Message
@@ -46,12 +47,16 @@ def applies(runner: Runner, policy: Policy) -> bool:
     return policy.is_default or (isinstance(runner, PolicyRunner) and runner.applies(policy))
 
 
-def is_forwards(pair: int, *, seed: str) -> bool:
-    """Return whether a pair begins with the default: a coin decides, but for the very first one.
+_Side = TypeVar("_Side")
 
-    Coins cannot fall into step with a disturbance, whatever its rhythm, and a drift helps either side as often.
+
+def launch_order(sides: Sequence[_Side], pair: int, *, seed: str) -> list[_Side]:
+    """Return the sides of a pair in a random order, each order equally probable.
+
+    No disturbance can fall into step with it, whatever its rhythm, and a drift helps each side as often. With three
+    sides each changes its place too, so that none keeps the middle.
     """
-    return pair == 0 or random.Random(f"{seed}|{pair}").random() < 0.5
+    return random.Random(f"{seed}|{pair}").sample(list(sides), len(sides))
 
 
 def block_steps(
@@ -63,9 +68,7 @@ def block_steps(
     seed: str = "",
     probes: Sequence[Message] = (),
 ) -> tuple[Step, ...]:
-    """Return the launches of one block in order: two pairs, each forwards or backwards (`is_forwards`).
-
-    The very first pair begins with the default, by which a new proof is recognised.
+    """Return the launches of one block in order: two pairs, each with its arms in a random order (`launch_order`).
 
     Args:
         policies: the arms; the first one is the default.
@@ -73,7 +76,7 @@ def block_steps(
         block: from 0.
         whole: each arm is one launch. Else each takes one per setting of the policies, the default too: a sum of
             launches has other noise than a single one, so both sides of a comparison are the same sum.
-        seed: of the coins.
+        seed: of the order.
         probes: measured too in the very first pair, by launches of whole policies.
     """
     messages = tuple(calls.message for calls in workload.messages)
@@ -83,7 +86,7 @@ def block_steps(
         parts.setdefault(key, []).append(message)
     steps = []
     for pair in range(LAUNCHES_PER_BLOCK * block, LAUNCHES_PER_BLOCK * (block + 1)):
-        for arm in list(policies) if is_forwards(pair, seed=seed) else reversed(list(policies)):
+        for arm in launch_order(list(policies), pair, seed=seed):
             policy = policies[arm]
             also = probes if whole and not pair else ()
             steps += [
@@ -130,7 +133,7 @@ def prove(
         blocks: at most.
         min_effect: smallest gain that justifies a change, as a share.
         anew: start a new proof, whatever is in the trial log.
-        seed: of the order of pairs; the same seed gives the same order.
+        seed: of the order of launches; the same seed gives the same order.
         covers: whether a size that the workload lacks can be measured under a setting: how far rules hold
             (`ncclt.prove.probes`).
         interrupted: called before every launch; returns why to stop, empty = continue.
@@ -146,11 +149,12 @@ def prove(
         steps_of=partial(block_steps, workload=workload, whole=whole, seed=seed, probes=probes),
         blocks=blocks, min_effect=min_effect, interrupted=interrupted, watch=watch,
     )  # fmt: skip
-    try:
-        return proof(held)
-    except _OtherProofError:
-        # The trials in the log proved other policies, or with another minimum effect: start again.
-        return proof([])
+    if held:
+        try:
+            return proof(held, number=held[0].proof)
+        except _OtherProofError:
+            pass  # the trials in the log proved other policies, or with another minimum effect: start again
+    return proof([], number=1 + max((trial.proof for trial in trial_log.trials()), default=0))
 
 
 class _OtherProofError(Exception):
@@ -164,6 +168,7 @@ def _prove(
     policies: Mapping[Arm, Policy],
     held: list[Trial],
     *,
+    number: int,
     steps_of: Callable[..., Sequence[Step]],
     blocks: int,
     min_effect: float,
@@ -189,7 +194,7 @@ def _prove(
             elif interrupted():
                 return False
             else:
-                trial = _launch(runners[step.arm], workload, trial_log, step)
+                trial = _launch(runners[step.arm], workload, trial_log, step, number)
                 watch(trial, block, pairs)
             seen.append(trial)
             if trial.result.outcome is not Outcome.OK:
@@ -203,10 +208,10 @@ def _prove(
     return True
 
 
-def _launch(runner: Runner, workload: Workload, trial_log: TrialLog, step: Step) -> Trial:
+def _launch(runner: Runner, workload: Workload, trial_log: TrialLog, step: Step, number: int) -> Trial:
     return launch(
         runner, workload, trial_log, step.setting,
-        phase=Phase.VERIFY, messages=step.messages, arm=step.arm, block=step.block, policy=step.policy,
+        phase=Phase.VERIFY, messages=step.messages, arm=step.arm, block=step.block, proof=number, policy=step.policy,
     )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from ncclt.profile.record.ranks import StepTimes, read_step_times
 from ncclt.profile.record.session import make_folder
 from ncclt.prove.comparison import Comparison
 from ncclt.prove.evidence import LAUNCHES_PER_BLOCK
-from ncclt.prove.interleave import is_forwards
+from ncclt.prove.interleave import launch_order
 from ncclt.prove.verdict import Pairs, decide, judge
 
 _PER_BLOCK = len(Side) * LAUNCHES_PER_BLOCK
@@ -81,8 +81,7 @@ class VerifyRequest:
         """
         seed = json.dumps([self.argv, self.base_argv, self.recommendation])
         pairs = range(LAUNCHES_PER_BLOCK * self.how.blocks)
-        sides = [(Side.BASE, Side.TUNED) if is_forwards(p, seed=seed) else (Side.TUNED, Side.BASE) for p in pairs]
-        return tuple(side for pair in sides for side in pair)
+        return tuple(side for pair in pairs for side in launch_order((Side.BASE, Side.TUNED), pair, seed=seed))
 
     def side(self, side: Side) -> tuple[tuple[str, ...], Variables]:
         """Return the command line of a side, and what it sets."""
@@ -137,8 +136,11 @@ def verify(
                     "`ncclt profile record`",
                 )
             launches.append(replace(launch, step_us=()) if launch.failure else launch)
-            if launch.failure:
+            # A failure speaks against the tuned side only where the base has been launched.
+            if any(one.failure for one in launches) and any(one.side is Side.BASE for one in launches):
                 break
+            if launch.failure:
+                continue
             seen = times
             whole = len(launches) % _PER_BLOCK == 0
             if whole and decide(_pairs(launches), min_effect=request.how.min_effect) is not Decision.UNDECIDED:

@@ -31,9 +31,6 @@ GRAVE_LOSS = 0.05
 FALSE_TUNED_GRAVE = 1 / 3000
 """The same probability for a policy that loses this much: a worse mistake, so held to a stricter level."""
 
-CLEAR_GAP = 0.1
-"""Log of the ratio of the fastest default to the slowest launch of the policy from which few launches may decide."""
-
 _CLEAR_DEVIATIONS = 3.0
 """Standard deviations of a single pair between the estimate and such a loss, so that each pair alone refutes it."""
 
@@ -120,10 +117,9 @@ def block_speedups(default_us: Sequence[float], policy_us: Sequence[float]) -> t
 def decide(pairs: Pairs, *, min_effect: float = MIN_EFFECT) -> Decision:
     """Decide between default and policy, or return that the pairs do not suffice; may be called after each block.
 
-    `tuned`: every launch of the policy was faster than every default, by far (`is_clear`); or bets against "no
-    gain" have won 1 / `FALSE_TUNED`, and a loss of `GRAVE_LOSS` is ruled out. In both cases the estimated gain must
-    reach `min_effect`, and no message of weight be suspected to be slower by more than `MAX_MESSAGE_LOSS`, unless the
-    policy is delivered without it (`left_out`). What was measured must bear it out too (`_is_borne_out`).
+    `tuned`: bets against "no gain" have won 1 / `FALSE_TUNED`, and a loss of `GRAVE_LOSS` is ruled out. The estimated
+    gain must reach `min_effect`, and no message of weight be suspected to be slower by more than `MAX_MESSAGE_LOSS`,
+    unless the policy is delivered without it (`left_out`). What was measured must bear it out too (`_is_borne_out`).
     `keep-default`: a gain of `min_effect` is refuted at the level of the interval, or no more to be expected, or such a
     loss is shown of a message that cannot be left out (at `FALSE_VETO` shared among all messages).
     """
@@ -135,7 +131,7 @@ def decide(pairs: Pairs, *, min_effect: float = MIN_EFFECT) -> Decision:
     harmed, suspected = _losers(pairs)
     if harmed and not pairs.separable:
         return Decision.KEEP_DEFAULT
-    proven = is_clear(pairs) or (float(log_capital(gains)) >= -math.log(FALSE_TUNED) and _clears_loss(gains))
+    proven = float(log_capital(gains)) >= -math.log(FALSE_TUNED) and _clears_loss(gains)
     if proven and float(centre_of(gains)) >= worthwhile and not _doubted(pairs, suspected) and _is_borne_out(pairs):
         return Decision.TUNED
     return Decision.UNDECIDED
@@ -164,16 +160,6 @@ def _is_borne_out(pairs: Pairs) -> bool:
     if not pairs.measured_gains:
         return True
     return float(centre_of(np.array(pairs.measured_gains))) >= _BORNE_OUT * float(centre_of(pairs.gains))
-
-
-def is_clear(pairs: Pairs) -> bool:
-    """Return whether all launches of the policy were faster than all defaults, by more than either varied and by far.
-
-    For six launches on each side that are all of one kind, chance does that most often where times have two equally
-    probable levels: 1 in 4^6. A disturbance does it only if it follows five coins.
-    """
-    default, policy = np.log(np.asarray(pairs.default_us)), np.log(np.asarray(pairs.policy_us))
-    return bool(default.min() - policy.max() > max(CLEAR_GAP, np.ptp(default), np.ptp(policy)))
 
 
 def _is_refuted(gains: NDArray[np.float64], gain: float) -> bool:
@@ -309,10 +295,9 @@ def _reason(decision: Decision, pairs: Pairs, interval: Interval, *, min_effect:
 
 
 def _doubt(pairs: Pairs, gain: str, suspected: Sequence[Message], *, min_effect: float) -> str:
-    clear = is_clear(pairs)
-    if not clear and float(log_capital(pairs.gains)) < -math.log(FALSE_TUNED):
+    if float(log_capital(pairs.gains)) < -math.log(FALSE_TUNED):
         return f"no gain is proven and none refuted: {gain}"
-    if not clear and not _clears_loss(pairs.gains):
+    if not _clears_loss(pairs.gains):
         return f"a gain is proven, but the noise still leaves room for a loss of {GRAVE_LOSS * 100:g} %: {gain}"
     if _doubted(pairs, suspected):
         loss = f"{suspected[0].label} looks {_loss(pairs, suspected[0])} slower, which may be too much"

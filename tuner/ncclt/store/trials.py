@@ -141,6 +141,7 @@ def _trial_row(study_id: str, trial: Trial) -> dict[str, Any]:
                 "repeat": trial.repeat,
                 "arm": trial.arm.value if trial.arm else None,
                 "block": trial.block,
+                "proof": trial.proof,
                 "detail": trial.result.detail,
                 "wall_s": trial.result.wall_s,
                 "place": trial.result.place,
@@ -182,6 +183,7 @@ def read_trial(
         score_us=row.score_us,
         arm=Arm(document["arm"]) if document["arm"] else None,
         block=document["block"],
+        proof=document["proof"],
         started=row.started,
         policy=Policy.from_document(document["policy"]) if "policy" in document else None,
     )
