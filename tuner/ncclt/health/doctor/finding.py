@@ -87,6 +87,11 @@ class DoctorRule(Documented):
         ]  # fmt: skip
 
 
+def rule(*, id: str, severity: Severity, title: str, why: str, fix: str, source: str) -> Callable[[Check], DoctorRule]:
+    """Make a rule of the check below it; the arguments are the attributes of `DoctorRule`."""
+    return lambda check: DoctorRule(id=id, severity=severity, title=title, check=check, why=why, fix=fix, source=source)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding(Documented):
     """One thing that is wrong here; the fields are those of `DoctorRule` and `Observation`."""

@@ -5,16 +5,32 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ncclt.health.doctor.facts import Facts
-from ncclt.health.doctor.finding import DoctorRule, Observation, Severity
+from ncclt.health.doctor.finding import Observation, Severity, rule
 from ncclt.nccl.log.evidence import Evidence
 
 
+@rule(
+    id="CNF001",
+    severity=Severity.WARNING,
+    title="a line is not read as meant",
+    why="NCCL takes names and values literally, with blanks, quotes and comments, and never says so.",
+    fix="write NAME=value without blanks, quotes or `export`, and comments on lines that begin with #",
+    source="misc/param.cc (setEnvFile)",
+)
 def _not_as_meant(facts: Facts) -> Iterator[Observation]:
     for file in facts.conf_files:
         for flaw in file.flaws:
             yield Observation(what=flaw.what, evidence=(flaw.evidence,))
 
 
+@rule(
+    id="CNF002",
+    severity=Severity.WARNING,
+    title="a file contradicts the environment",
+    why="The environment wins, then NCCL_CONF_FILE or ~/.nccl.conf, then /etc/nccl.conf; the loser is dead text.",
+    fix="decide on one place and remove the other",
+    source="misc/param.cc (setenv without overwriting)",
+)
 def _contradicts(facts: Facts) -> Iterator[Observation]:
     """Yield what a line sets differently from the environment or an earlier line."""
     taken = {variable.name: (variable.value, variable.evidence) for variable in facts.environment}
@@ -26,6 +42,14 @@ def _contradicts(facts: Facts) -> Iterator[Observation]:
                 yield Observation(what=what, evidence=(row.evidence, where))
 
 
+@rule(
+    id="CNF003",
+    severity=Severity.WARNING,
+    title="a file contradicts the recommendation",
+    why="Jobs that are not given the recommended variables run with the file's; variables overrule tuner tables.",
+    fix="remove the line, or replace it by `ncclt env --format nccl-conf`",
+    source="NCCL user guide, NCCL_CONF_FILE and NCCL_TUNER_PLUGIN; misc/param.cc",
+)
 def _against_recommendation(facts: Facts) -> Iterator[Observation]:
     recommended = dict(facts.recommended)
     for file in facts.conf_files:
@@ -41,11 +65,27 @@ def _against_recommendation(facts: Facts) -> Iterator[Observation]:
                 yield Observation(what=what, evidence=(row.evidence,))
 
 
+@rule(
+    id="CNF004",
+    severity=Severity.WARNING,
+    title="a file is not found",
+    why="NCCL continues without it silently, and does not look at ~/.nccl.conf either.",
+    fix="give NCCL_CONF_FILE an absolute path that exists on every node, without ~",
+    source="NCCL user guide, NCCL_CONF_FILE",
+)
 def _not_found(facts: Facts) -> Iterator[Observation]:
     for problem in facts.conf_problems:
         yield Observation(what=problem.text, evidence=(problem,))
 
 
+@rule(
+    id="CNF005",
+    severity=Severity.INFO,
+    title="a file sets variables",
+    why="It acts on every job of this user or machine, and on the default arm of a study as well.",
+    fix="keep in it what the site needs, and no tuning",
+    source="NCCL user guide, environment variables",
+)
 def _in_effect(facts: Facts) -> Iterator[Observation]:
     for file in facts.conf_files:
         if file.assignments:
@@ -57,36 +97,10 @@ def _in_effect(facts: Facts) -> Iterator[Observation]:
 
 
 CONF_RULES = (
-    DoctorRule(
-        id="CNF001", severity=Severity.WARNING, title="a line is not read as meant", check=_not_as_meant,
-        why="NCCL takes names and values literally, with blanks, quotes and comments, and never says so.",
-        fix="write NAME=value without blanks, quotes or `export`, and comments on lines that begin with #",
-        source="misc/param.cc (setEnvFile)",
-    ),
-    DoctorRule(
-        id="CNF002", severity=Severity.WARNING, title="a file contradicts the environment", check=_contradicts,
-        why="The environment wins, then NCCL_CONF_FILE or ~/.nccl.conf, then /etc/nccl.conf; the loser is dead text.",
-        fix="decide on one place and remove the other",
-        source="misc/param.cc (setenv without overwriting)",
-    ),
-    DoctorRule(
-        id="CNF003", severity=Severity.WARNING, title="a file contradicts the recommendation",
-        check=_against_recommendation,
-        why="Jobs that are not given the recommended variables run with the file's; variables overrule tuner tables.",
-        fix="remove the line, or replace it by `ncclt env --format nccl-conf`",
-        source="NCCL user guide, NCCL_CONF_FILE and NCCL_TUNER_PLUGIN; misc/param.cc",
-    ),
-    DoctorRule(
-        id="CNF004", severity=Severity.WARNING, title="a file is not found", check=_not_found,
-        why="NCCL continues without it silently, and does not look at ~/.nccl.conf either.",
-        fix="give NCCL_CONF_FILE an absolute path that exists on every node, without ~",
-        source="NCCL user guide, NCCL_CONF_FILE",
-    ),
-    DoctorRule(
-        id="CNF005", severity=Severity.INFO, title="a file sets variables", check=_in_effect,
-        why="It acts on every job of this user or machine, and on the default arm of a study as well.",
-        fix="keep in it what the site needs, and no tuning",
-        source="NCCL user guide, environment variables",
-    ),
-)  # fmt: skip
+    _not_as_meant,
+    _contradicts,
+    _against_recommendation,
+    _not_found,
+    _in_effect,
+)
 """About configuration files."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ncclt.health.doctor.facts import Facts
-from ncclt.health.doctor.finding import DoctorRule, Observation, Severity
+from ncclt.health.doctor.finding import Observation, Severity, rule
 from ncclt.health.doctor.link import NEAR_NIC
 from ncclt.nccl.log.evidence import Evidence
 
@@ -19,6 +19,15 @@ _NO_GPUDIRECT_HARDWARE = ("GB10",)
 """Models that cannot do it at all: their memory is the CPU's."""
 
 
+@rule(
+    id="NET001",
+    severity=Severity.ERROR,
+    title="TCP sockets although there is InfiniBand, RoCE or EFA",
+    why="Sockets move a tenth of what RDMA does and burn CPU; a study would tune the wrong network.",
+    fix="look for `NET/IB : No device found` or a plugin that failed to load; in a container pass /dev/infiniband "
+    "and libibverbs, on AWS install aws-ofi-nccl; unset NCCL_IB_DISABLE and NCCL_NET",
+    source="NCCL user guide, NCCL_IB_DISABLE and NCCL_NET; NVIDIA/nccl#952",
+)
 def _sockets_beside_fast_network(facts: Facts) -> Iterator[Observation]:
     fast = facts.fast_adapters()
     if not fast and facts.cluster and facts.cluster.fabric in _FAST_FABRICS and facts.cluster.nodes > 1:
@@ -68,6 +77,15 @@ def _served_by_plugin(facts: Facts) -> bool:
     )
 
 
+@rule(
+    id="NET002",
+    severity=Severity.WARNING,
+    title="GPUDirect RDMA is off although a NIC is near",
+    why="Every byte is copied through host memory, which about halves bandwidth and adds latency.",
+    fix="load nvidia-peermem (`modprobe nvidia-peermem`) or use a kernel and driver with DMA-BUF; switch PCIe ACS "
+    "off; check NCCL_NET_GDR_LEVEL",
+    source="NCCL user guide, troubleshooting, GPU Direct; graph/paths.cc (ncclTopoCheckGdr)",
+)
 def _gpudirect_off(facts: Facts) -> Iterator[Observation]:
     if any(model in name for name in facts.gpu_models for model in _NO_GPUDIRECT_HARDWARE):
         return
@@ -102,6 +120,14 @@ def _near_nics(facts: Facts) -> Evidence | None:
     return None
 
 
+@rule(
+    id="NET003",
+    severity=Severity.WARNING,
+    title="some network ports are down",
+    why="NCCL leaves out ports that are down, so nodes differ in bandwidth and the slowest sets the pace.",
+    fix="see `ibstat`; bring the ports up, or name those to use in NCCL_IB_HCA on every node",
+    source="transport/net_ib.cc (ports that are not ACTIVE are skipped)",
+)
 def _down_adapters(facts: Facts) -> Iterator[Observation]:
     down = [adapter for adapter in facts.adapters if not adapter.active]
     if down and len(down) < len(facts.adapters):
@@ -113,27 +139,8 @@ def _down_adapters(facts: Facts) -> Iterator[Observation]:
 
 
 NETWORK_RULES = (
-    DoctorRule(
-        id="NET001", severity=Severity.ERROR, title="TCP sockets although there is InfiniBand, RoCE or EFA",
-        check=_sockets_beside_fast_network,
-        why="Sockets move a tenth of what RDMA does and burn CPU; a study would tune the wrong network.",
-        fix="look for `NET/IB : No device found` or a plugin that failed to load; in a container pass /dev/infiniband "
-        "and libibverbs, on AWS install aws-ofi-nccl; unset NCCL_IB_DISABLE and NCCL_NET",
-        source="NCCL user guide, NCCL_IB_DISABLE and NCCL_NET; NVIDIA/nccl#952",
-    ),
-    DoctorRule(
-        id="NET002", severity=Severity.WARNING, title="GPUDirect RDMA is off although a NIC is near",
-        check=_gpudirect_off,
-        why="Every byte is copied through host memory, which about halves bandwidth and adds latency.",
-        fix="load nvidia-peermem (`modprobe nvidia-peermem`) or use a kernel and driver with DMA-BUF; switch PCIe ACS "
-        "off; check NCCL_NET_GDR_LEVEL",
-        source="NCCL user guide, troubleshooting, GPU Direct; graph/paths.cc (ncclTopoCheckGdr)",
-    ),
-    DoctorRule(
-        id="NET003", severity=Severity.WARNING, title="some network ports are down", check=_down_adapters,
-        why="NCCL leaves out ports that are down, so nodes differ in bandwidth and the slowest sets the pace.",
-        fix="see `ibstat`; bring the ports up, or name those to use in NCCL_IB_HCA on every node",
-        source="transport/net_ib.cc (ports that are not ACTIVE are skipped)",
-    ),
-)  # fmt: skip
+    _sockets_beside_fast_network,
+    _gpudirect_off,
+    _down_adapters,
+)
 """About the network between nodes."""

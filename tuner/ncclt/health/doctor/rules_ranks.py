@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from ncclt.health.doctor.facts import Facts
-from ncclt.health.doctor.finding import Check, DoctorRule, Observation, Severity
+from ncclt.health.doctor.finding import Check, DoctorRule, Observation, Severity, rule
 from ncclt.health.doctor.variables import PER_RANK, READ_BY_EVERY_RANK
 from ncclt.nccl.log.evidence import Evidence
 from ncclt.nccl.log.facts import LogFacts, Process
@@ -58,14 +58,15 @@ def _adapters(process: Process) -> tuple[str, Evidence] | None:
     return (number, Evidence(source=process.name, text=f"NCCL uses {names}")) if process.adapters else None
 
 
-_different_versions = _in_each_job(
-    lambda p: (p.version.value, p.version.evidence) if p.version else None, "NCCL versions"
+@rule(
+    id="RNK002",
+    severity=Severity.ERROR,
+    title="ranks have different NCCL variables",
+    why="NCCL does not compare them: ranks that choose differently wait for each other for ever, or corrupt data.",
+    fix="set variables through the launcher for all ranks alike (srun --export=ALL, mpirun -x), and compare "
+    "/etc/nccl.conf and ~/.nccl.conf of the nodes",
+    source="NCCL user guide, environment variables; NVIDIA/nccl#1328",
 )
-_different_networks = _in_each_job(lambda p: (p.network.value, p.network.evidence) if p.network else None, "networks")
-_different_drivers = _in_each_job(_driver, "CUDA drivers")
-_fewer_adapters = _in_each_job(_adapters, "numbers of network adapters")
-
-
 def _variables(facts: Facts) -> Iterator[Observation]:
     complete = {(start.host, start.pid) for start in facts.log.starts if start.complete}
     for job in _jobs(facts.log):
@@ -87,36 +88,42 @@ def _variable(name: str, complete: set[tuple[str, int]]) -> _Value:
 
 RANK_RULES = (
     DoctorRule(
-        id="RNK001", severity=Severity.ERROR, title="ranks load different NCCL versions", check=_different_versions,
+        id="RNK001",
+        severity=Severity.ERROR,
+        title="ranks load different NCCL versions",
         why="Versions differ in protocol and choice: the job hangs, crashes or is measured as a mixture.",
         fix="give all ranks the same image; look at LD_LIBRARY_PATH, LD_PRELOAD and the NCCL inside the PyTorch wheel",
         source="NVIDIA/nccl#1136, #1328",
+        check=_in_each_job(lambda p: (p.version.value, p.version.evidence) if p.version else None, "NCCL versions"),
     ),
+    _variables,
     DoctorRule(
-        id="RNK002", severity=Severity.ERROR, title="ranks have different NCCL variables", check=_variables,
-        why="NCCL does not compare them: ranks that choose differently wait for each other for ever, or corrupt data.",
-        fix="set variables through the launcher for all ranks alike (srun --export=ALL, mpirun -x), and compare "
-        "/etc/nccl.conf and ~/.nccl.conf of the nodes",
-        source="NCCL user guide, environment variables; NVIDIA/nccl#1328",
-    ),
-    DoctorRule(
-        id="RNK003", severity=Severity.ERROR, title="ranks use different networks", check=_different_networks,
+        id="RNK003",
+        severity=Severity.ERROR,
+        title="ranks use different networks",
         why="Ranks on different networks cannot reach each other; on one node it hides a broken adapter.",
         fix="look at the lines `NET/IB` and `NET/Plugin` of the ranks that differ; set NCCL_NET so that a missing "
         "network is an error",
         source="NCCL user guide, NCCL_NET",
+        check=_in_each_job(lambda p: (p.network.value, p.network.evidence) if p.network else None, "networks"),
     ),
     DoctorRule(
-        id="RNK004", severity=Severity.WARNING, title="ranks see different numbers of adapters", check=_fewer_adapters,
+        id="RNK004",
+        severity=Severity.WARNING,
+        title="ranks see different numbers of adapters",
         why="The node with fewest adapters sets the pace of all.",
         fix="compare `ibstat` of the nodes; set the same NCCL_IB_HCA everywhere, or NCCL_IGNORE_NET_MISMATCH=0 (2.30)",
         source="NCCL user guide, NCCL_IGNORE_NET_MISMATCH",
+        check=_in_each_job(_adapters, "numbers of network adapters"),
     ),
     DoctorRule(
-        id="RNK005", severity=Severity.WARNING, title="nodes have different CUDA drivers", check=_different_drivers,
+        id="RNK005",
+        severity=Severity.WARNING,
+        title="nodes have different CUDA drivers",
         why="Features such as cuMem, NVLS and DMA-BUF depend on the driver: NCCL uses what all ranks have, or fails.",
         fix="bring all nodes to one driver",
         source="NCCL user guide, NCCL_CUMEM_ENABLE, NCCL_DMABUF_ENABLE",
+        check=_in_each_job(_driver, "CUDA drivers"),
     ),
-)  # fmt: skip
+)
 """About ranks that differ."""

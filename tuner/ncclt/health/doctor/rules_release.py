@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.health.doctor.facts import Facts
-from ncclt.health.doctor.finding import DoctorRule, Observation, Severity
+from ncclt.health.doctor.finding import Observation, Severity, rule
 from ncclt.health.doctor.gpu_models import gpu_model
 from ncclt.health.doctor.releases import KNOWN_TROUBLES
 from ncclt.nccl.log.evidence import Evidence
@@ -20,6 +20,14 @@ def _version_line(facts: Facts) -> tuple[Evidence, ...]:
     return tuple(version.evidence for version in said if version)[:1]
 
 
+@rule(
+    id="VER001",
+    severity=Severity.WARNING,
+    title="a release with known trouble",
+    why="The trouble looks like a fault of the cluster or of the job.",
+    fix="use another release",
+    source="release notes and issues of NCCL, named in the finding",
+)
 def _known_trouble(facts: Facts) -> Iterator[Observation]:
     for trouble in KNOWN_TROUBLES:
         if trouble.applies(facts):
@@ -27,6 +35,14 @@ def _known_trouble(facts: Facts) -> Iterator[Observation]:
             yield Observation(what=what, evidence=_version_line(facts), fix=trouble.fix)
 
 
+@rule(
+    id="VER002",
+    severity=Severity.ERROR,
+    title="LL128 over C2C",
+    why="On GH200 the two halves of a store of 128 bytes were seen apart: silent corruption between nodes.",
+    fix="set NCCL_LL128_C2C=0 on all ranks",
+    source="NVIDIA/nccl pull request 2053",
+)
 def _torn_stores(facts: Facts) -> Iterator[Observation]:
     if facts.nccl is None or facts.nccl >= _FIRST_UNKNOWN:
         return
@@ -39,6 +55,14 @@ def _torn_stores(facts: Facts) -> Iterator[Observation]:
         yield Observation(what=what, evidence=(path, row.evidence))
 
 
+@rule(
+    id="VER003",
+    severity=Severity.WARNING,
+    title="another NCCL than meant",
+    why="What is tuned for one version can be wrong or illegal for the next, and is served for the version it names.",
+    fix="give the version that the job loads (--nccl-version), or look at LD_LIBRARY_PATH and LD_PRELOAD",
+    source="PyTorch wheels bring their own NCCL",
+)
 def _other_version(facts: Facts) -> Iterator[Observation]:
     said = facts.version or (facts.cluster.version if facts.cluster else None)
     logged = facts.nccl if _version_line(facts) else None
@@ -47,6 +71,14 @@ def _other_version(facts: Facts) -> Iterator[Observation]:
         yield Observation(what=what, evidence=_version_line(facts))
 
 
+@rule(
+    id="LOG002",
+    severity=Severity.INFO,
+    title="the log is of no start",
+    why="Versions, transports and channels are logged when communicators start; here they are not.",
+    fix="run with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,NET,GRAPH,TUNING and give all of the output",
+    source="NCCL user guide, NCCL_DEBUG_SUBSYS",
+)
 def _no_starts(facts: Facts) -> Iterator[Observation]:
     if facts.log.sources and not facts.log.tells_starts:
         names = ", ".join(facts.log.sources)
@@ -60,11 +92,27 @@ _EVERY_START = ("RMA/Socket : rma_socket requires GDRCopy", "lib wrapper not ini
 """What NCCL 2.32 warns of at every start over sockets: one-sided transfers and InfiniBand, of no use there."""
 
 
+@rule(
+    id="LOG001",
+    severity=Severity.WARNING,
+    title="NCCL warned",
+    why="NCCL warns only of what went wrong or will.",
+    fix="read the lines; the first one is usually the cause of the others",
+    source="NCCL_DEBUG=WARN",
+)
 def _nccl_warned(facts: Facts) -> Iterator[Observation]:
     if lines := [line for line in facts.log.warnings if not any(text in line.text for text in _EVERY_START)]:
         yield Observation(what=f"NCCL itself warned: {len(lines)} different texts", evidence=tuple(lines))
 
 
+@rule(
+    id="CLU001",
+    severity=Severity.WARNING,
+    title="not the cluster that was named",
+    why="Results are published for the cluster that was named, and would be served where they do not hold.",
+    fix="name the right cluster, or store this one: `ncclt cluster detect --name NAME`",
+    source="ncclt",
+)
 def _other_cluster(facts: Facts) -> Iterator[Observation]:
     if facts.cluster is None:
         return
@@ -93,42 +141,11 @@ def _other_cluster(facts: Facts) -> Iterator[Observation]:
 
 
 RELEASE_RULES = (
-    DoctorRule(
-        id="VER001", severity=Severity.WARNING, title="a release with known trouble", check=_known_trouble,
-        why="The trouble looks like a fault of the cluster or of the job.",
-        fix="use another release",
-        source="release notes and issues of NCCL, named in the finding",
-    ),
-    DoctorRule(
-        id="VER002", severity=Severity.ERROR, title="LL128 over C2C", check=_torn_stores,
-        why="On GH200 the two halves of a store of 128 bytes were seen apart: silent corruption between nodes.",
-        fix="set NCCL_LL128_C2C=0 on all ranks",
-        source="NVIDIA/nccl pull request 2053",
-    ),
-    DoctorRule(
-        id="VER003", severity=Severity.WARNING, title="another NCCL than meant", check=_other_version,
-        why="What is tuned for one version can be wrong or illegal for the next, and is served for the version it "
-        "names.",
-        fix="give the version that the job loads (--nccl-version), or look at LD_LIBRARY_PATH and LD_PRELOAD",
-        source="PyTorch wheels bring their own NCCL",
-    ),
-    DoctorRule(
-        id="CLU001", severity=Severity.WARNING, title="not the cluster that was named", check=_other_cluster,
-        why="Results are published for the cluster that was named, and would be served where they do not hold.",
-        fix="name the right cluster, or store this one: `ncclt cluster detect --name NAME`",
-        source="ncclt",
-    ),
-    DoctorRule(
-        id="LOG001", severity=Severity.WARNING, title="NCCL warned", check=_nccl_warned,
-        why="NCCL warns only of what went wrong or will.",
-        fix="read the lines; the first one is usually the cause of the others",
-        source="NCCL_DEBUG=WARN",
-    ),
-    DoctorRule(
-        id="LOG002", severity=Severity.INFO, title="the log is of no start", check=_no_starts,
-        why="Versions, transports and channels are logged when communicators start; here they are not.",
-        fix="run with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,NET,GRAPH,TUNING and give all of the output",
-        source="NCCL user guide, NCCL_DEBUG_SUBSYS",
-    ),
-)  # fmt: skip
+    _known_trouble,
+    _torn_stores,
+    _other_version,
+    _other_cluster,
+    _nccl_warned,
+    _no_starts,
+)
 """About releases, logs and clusters."""

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from ncclt.health.doctor.facts import Facts
-from ncclt.health.doctor.finding import DoctorRule, Observation, Severity
+from ncclt.health.doctor.finding import Observation, Severity, rule
 from ncclt.health.doctor.gpu_models import gpu_model
 from ncclt.health.doctor.link import Link, Path
 from ncclt.health.doctor.matrix import TopologyMatrix
@@ -52,6 +52,15 @@ def _link(matrices: tuple[TopologyMatrix, ...], pair: list[int | None]) -> Link 
     return matrices[0].link(first, second)
 
 
+@rule(
+    id="TOP003",
+    severity=Severity.WARNING,
+    title="shared memory although there is NVLink",
+    why="Host memory moves a tenth of what NVLink does.",
+    fix="unset NCCL_P2P_DISABLE and NCCL_P2P_LEVEL; in containers give all GPUs to every process and share the "
+    "IPC and PID namespaces; see `nvidia-smi topo -p2p r`",
+    source=f"NCCL user guide, troubleshooting: {_DOCS}",
+)
 def _shared_memory_beside_nvlink(facts: Facts) -> Iterator[Observation]:
     if staged := _staged(facts, (Path.NVLINK,)):
         pair, link, connection = staged[0]
@@ -80,6 +89,15 @@ def _p2p_fix(facts: Facts) -> str:
     return ""
 
 
+@rule(
+    id="TOP004",
+    severity=Severity.WARNING,
+    title="no direct access between GPUs",
+    why="Data is copied through host memory; with ACS on it may also hang or return zeros.",
+    fix="switch PCIe ACS off (`lspci -vvv | grep ACSCtl` shows SrcValid+), boot with iommu=pt; GeForce boards "
+    "have no peer-to-peer at all",
+    source=f"NCCL user guide, troubleshooting, PCI Access Control Services: {_DOCS}; NVIDIA/nccl#631, #2079",
+)
 def _no_peer_to_peer(facts: Facts) -> Iterator[Observation]:
     lines = facts.log.p2p_problems
     if lines:
@@ -94,6 +112,15 @@ def _no_peer_to_peer(facts: Facts) -> Iterator[Observation]:
         )
 
 
+@rule(
+    id="TOP001",
+    severity=Severity.ERROR,
+    title="NCCL gave up its search of the topology",
+    why="Plain order ignores NVLink and NICs: on Leonardo all_reduce fell from 50 to 7 GB/s, and forced trees crash.",
+    fix="compare with another NCCL release (2.25 to 2.28 do this on nodes with direct NVLink); in a container "
+    "mount /sys; write the topology with NCCL_TOPO_DUMP_FILE and look for missing GPUs, NICs or links",
+    source="NVIDIA/nccl#1876, NVIDIA/nccl-tests#352; graph/search.cc",
+)
 def _gave_up(facts: Facts) -> Iterator[Observation]:
     graphs = [
         graph.evidence
@@ -108,11 +135,28 @@ def _gave_up(facts: Facts) -> Iterator[Observation]:
         )
 
 
+@rule(
+    id="TOP002",
+    severity=Severity.WARNING,
+    title="NCCL could not read the topology completely",
+    why="What it cannot read it guesses, and guessed link speeds mislead its choice of paths and algorithms.",
+    fix="in virtual machines give the provider's NCCL_TOPO_FILE; in containers mount /sys",
+    source="graph/xml.cc (ncclTopoGetStrFromSys)",
+)
 def _unreadable(facts: Facts) -> Iterator[Observation]:
     if lines := facts.log.unreadable:
         yield Observation(what=f"NCCL could not read {len(lines)} properties of the PCIe tree", evidence=lines)
 
 
+@rule(
+    id="TOP005",
+    severity=Severity.WARNING,
+    title="one channel",
+    why="One channel is one SM on each GPU: it reaches a few percent of NVLink or of a modern NIC.",
+    fix="unset NCCL_MAX_NCHANNELS, NCCL_MAX_CTAS and NCCL_GRAPH_FILE; NVIDIA's example tuner plugin also sets one "
+    "channel",
+    source="graph/connect.cc; NVIDIA's example tuner plugin.c (nChannels = 1 at entry)",
+)
 def _one_channel(facts: Facts) -> Iterator[Observation]:
     for start in facts.log.starts:
         if start.channels.get("coll") == 1 and (start.ranks or 2) > 1 and start.channels_line:
@@ -126,6 +170,14 @@ def _one_channel(facts: Facts) -> Iterator[Observation]:
             return
 
 
+@rule(
+    id="TOP006",
+    severity=Severity.WARNING,
+    title="nodes found different numbers of channels",
+    why="NCCL gives all nodes the smallest number: one node with a missing link or NIC slows all of them.",
+    fix="compare `nvidia-smi topo -m`, `nvidia-smi nvlink -s` and `ibstat` of the node with fewer channels",
+    source="init.cc (channels are the minimum over all ranks)",
+)
 def _unequal_channels(facts: Facts) -> Iterator[Observation]:
     found: dict[tuple[str, int | None], dict[int, Evidence]] = {}
     for start in facts.log.starts:
@@ -140,6 +192,15 @@ def _unequal_channels(facts: Facts) -> Iterator[Observation]:
             yield Observation(what=what, evidence=tuple(counts.values()))
 
 
+@rule(
+    id="TOP007",
+    severity=Severity.WARNING,
+    title="NICs sit on the other CPU socket",
+    why="NCCL does not use GPUDirect across sockets, and the socket link is shared with everything else.",
+    fix="move NICs or GPUs to the same socket, or use NICs of both sockets (NCCL_IB_HCA); PXN helps where there "
+    "is NVLink",
+    source="graph/paths.cc (GPUDirect up to PXB); legend of nvidia-smi topo -m",
+)
 def _far_nics(facts: Facts) -> Iterator[Observation]:
     for matrix in facts.matrices:
         far = [gpu for gpu in matrix.gpus if matrix.nics and matrix.nic_links(gpu)[0][1].path is Path.SYS]
@@ -156,6 +217,14 @@ def _far_nics(facts: Facts) -> Iterator[Observation]:
             yield Observation(what=f"{every} every NIC across the link between CPU sockets (SYS)", evidence=lines)
 
 
+@rule(
+    id="TOP008",
+    severity=Severity.WARNING,
+    title="a GPU has fewer NVLinks than the others",
+    why="The slowest GPU sets the pace of every ring; NCCL up to 2.10 even corrupted data with links down.",
+    fix="see `nvidia-smi nvlink -s -i GPU`; reset the GPU or have the board looked at",
+    source="NVIDIA/nccl#596",
+)
 def _missing_lanes(facts: Facts) -> Iterator[Observation]:
     for matrix in facts.matrices:
         lanes: dict[int, list[int]] = {gpu: [] for gpu in matrix.gpus}
@@ -175,6 +244,15 @@ def _missing_lanes(facts: Facts) -> Iterator[Observation]:
                 )
 
 
+@rule(
+    id="TOP009",
+    severity=Severity.WARNING,
+    title="NVLink SHARP is missing on NVSwitch",
+    why="NVLS is the fastest all_reduce within such a node.",
+    fix="start the fabric manager of exactly the driver's version (`systemctl status nvidia-fabricmanager`); in a "
+    "virtual machine ask for a whole NVSwitch partition",
+    source="transport/nvls.cc; NCCL user guide, NCCL_NVLS_ENABLE",
+)
 def _no_multicast(facts: Facts) -> Iterator[Observation]:
     lines = [line for available, line in facts.log.multicast if not available]
     off = facts.value("NCCL_NVLS_ENABLE")
@@ -196,68 +274,14 @@ def _is_switched(matrix: TopologyMatrix, names: list[str]) -> bool:
 
 
 TOPOLOGY_RULES = (
-    DoctorRule(
-        id="TOP001", severity=Severity.ERROR, title="NCCL gave up its search of the topology", check=_gave_up,
-        why="Plain order ignores NVLink and NICs: on Leonardo all_reduce fell from 50 to 7 GB/s, and forced trees "
-        "crash.",
-        fix="compare with another NCCL release (2.25 to 2.28 do this on nodes with direct NVLink); in a container "
-        "mount /sys; write the topology with NCCL_TOPO_DUMP_FILE and look for missing GPUs, NICs or links",
-        source="NVIDIA/nccl#1876, NVIDIA/nccl-tests#352; graph/search.cc",
-    ),
-    DoctorRule(
-        id="TOP002", severity=Severity.WARNING, title="NCCL could not read the topology completely", check=_unreadable,
-        why="What it cannot read it guesses, and guessed link speeds mislead its choice of paths and algorithms.",
-        fix="in virtual machines give the provider's NCCL_TOPO_FILE; in containers mount /sys",
-        source="graph/xml.cc (ncclTopoGetStrFromSys)",
-    ),
-    DoctorRule(
-        id="TOP003", severity=Severity.WARNING, title="shared memory although there is NVLink",
-        check=_shared_memory_beside_nvlink,
-        why="Host memory moves a tenth of what NVLink does.",
-        fix="unset NCCL_P2P_DISABLE and NCCL_P2P_LEVEL; in containers give all GPUs to every process and share the "
-        "IPC and PID namespaces; see `nvidia-smi topo -p2p r`",
-        source=f"NCCL user guide, troubleshooting: {_DOCS}",
-    ),
-    DoctorRule(
-        id="TOP004", severity=Severity.WARNING, title="no direct access between GPUs", check=_no_peer_to_peer,
-        why="Data is copied through host memory; with ACS on it may also hang or return zeros.",
-        fix="switch PCIe ACS off (`lspci -vvv | grep ACSCtl` shows SrcValid+), boot with iommu=pt; GeForce boards "
-        "have no peer-to-peer at all",
-        source=f"NCCL user guide, troubleshooting, PCI Access Control Services: {_DOCS}; NVIDIA/nccl#631, #2079",
-    ),
-    DoctorRule(
-        id="TOP005", severity=Severity.WARNING, title="one channel", check=_one_channel,
-        why="One channel is one SM on each GPU: it reaches a few percent of NVLink or of a modern NIC.",
-        fix="unset NCCL_MAX_NCHANNELS, NCCL_MAX_CTAS and NCCL_GRAPH_FILE; NVIDIA's example tuner plugin also sets one "
-        "channel",
-        source="graph/connect.cc; NVIDIA's example tuner plugin.c (nChannels = 1 at entry)",
-    ),
-    DoctorRule(
-        id="TOP006", severity=Severity.WARNING, title="nodes found different numbers of channels",
-        check=_unequal_channels,
-        why="NCCL gives all nodes the smallest number: one node with a missing link or NIC slows all of them.",
-        fix="compare `nvidia-smi topo -m`, `nvidia-smi nvlink -s` and `ibstat` of the node with fewer channels",
-        source="init.cc (channels are the minimum over all ranks)",
-    ),
-    DoctorRule(
-        id="TOP007", severity=Severity.WARNING, title="NICs sit on the other CPU socket", check=_far_nics,
-        why="NCCL does not use GPUDirect across sockets, and the socket link is shared with everything else.",
-        fix="move NICs or GPUs to the same socket, or use NICs of both sockets (NCCL_IB_HCA); PXN helps where there "
-        "is NVLink",
-        source="graph/paths.cc (GPUDirect up to PXB); legend of nvidia-smi topo -m",
-    ),
-    DoctorRule(
-        id="TOP008", severity=Severity.WARNING, title="a GPU has fewer NVLinks than the others", check=_missing_lanes,
-        why="The slowest GPU sets the pace of every ring; NCCL up to 2.10 even corrupted data with links down.",
-        fix="see `nvidia-smi nvlink -s -i GPU`; reset the GPU or have the board looked at",
-        source="NVIDIA/nccl#596",
-    ),
-    DoctorRule(
-        id="TOP009", severity=Severity.WARNING, title="NVLink SHARP is missing on NVSwitch", check=_no_multicast,
-        why="NVLS is the fastest all_reduce within such a node.",
-        fix="start the fabric manager of exactly the driver's version (`systemctl status nvidia-fabricmanager`); in a "
-        "virtual machine ask for a whole NVSwitch partition",
-        source="transport/nvls.cc; NCCL user guide, NCCL_NVLS_ENABLE",
-    ),
-)  # fmt: skip
+    _gave_up,
+    _unreadable,
+    _shared_memory_beside_nvlink,
+    _no_peer_to_peer,
+    _one_channel,
+    _unequal_channels,
+    _far_nics,
+    _missing_lanes,
+    _no_multicast,
+)
 """About the paths between GPUs."""

@@ -11,7 +11,7 @@ from ncclt.core.algorithms import LEGAL, Algorithm
 from ncclt.core.message import Collective
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.health.doctor.facts import Facts
-from ncclt.health.doctor.finding import DoctorRule, Observation, Severity
+from ncclt.health.doctor.finding import Observation, Severity, rule
 from ncclt.health.doctor.variables import (
     LIMITS,
     OLD_PYTORCH,
@@ -76,18 +76,42 @@ def _seen(variable: Variable, what: str, fix: str = "") -> Observation:
     return Observation(what=f"{_setting(variable)} {what}", evidence=(variable.evidence,), fix=fix)
 
 
+@rule(
+    id="ENV001",
+    severity=Severity.ERROR,
+    title="LL128 is forced",
+    why="LL128 needs stores of 128 bytes to arrive whole; where they do not, data is corrupted silently.",
+    fix="unset NCCL_PROTO, or write Simple, `LL,Simple` or ^LL128; only a tuner table asks for LL128 safely",
+    source="NCCL user guide, NCCL_PROTO; NVIDIA/nccl#740, #831, #1261, pull request 2053",
+)
 def _ll128(facts: Facts) -> Iterator[Observation]:
     for variable in _named(facts):
         if variable.name == "NCCL_PROTO" and forces_ll128(variable.value):
             yield _seen(variable, "switches LL128 on where NCCL itself may have found it unsafe")
 
 
+@rule(
+    id="ENV002",
+    severity=Severity.ERROR,
+    title="received data is not flushed",
+    why="Data is used before it has arrived: silent corruption.",
+    fix="unset NCCL_GDR_FLUSH_DISABLE",
+    source="transport/net.cc (flush after GPUDirect receives)",
+)
 def _unflushed(facts: Facts) -> Iterator[Observation]:
     for variable in _named(facts):
         if variable.name == "NCCL_GDR_FLUSH_DISABLE" and as_nccl_reads(variable.value)[0]:
             yield _seen(variable, "lets GPUs read data that the NIC has not finished writing")
 
 
+@rule(
+    id="ENV003",
+    severity=Severity.ERROR,
+    title="a number is read otherwise than written",
+    why="NCCL takes the digits at the beginning and drops the rest: 8M is 8, `true` is 0, 010 is 8.",
+    fix="write a plain decimal number",
+    source="misc/param.cc (strtoll with base 0)",
+)
 def _misread(facts: Facts) -> Iterator[Observation]:
     for variable in _named(facts):
         if not is_number(variable.name) or not variable.value.strip():
@@ -109,6 +133,14 @@ def _plain(text: str) -> str:
     return "1" if word in ("true", "yes", "on") else "0"
 
 
+@rule(
+    id="ENV007",
+    severity=Severity.WARNING,
+    title="a value is out of range",
+    why="NCCL clamps or ignores it without a word in the usual log.",
+    fix="choose a value within the range",
+    source="graph/tuning.cc (getNthreads), init.cc (envConfigOverride), transport/net_socket.cc",
+)
 def _outside(facts: Facts) -> Iterator[Observation]:
     for variable in _named(facts):
         number, whole = as_nccl_reads(variable.value)
@@ -120,6 +152,14 @@ def _outside(facts: Facts) -> Iterator[Observation]:
         yield _seen(threads, f"x {_setting(sockets)} is more than 64 sockets, NCCL uses fewer")
 
 
+@rule(
+    id="ENV004",
+    severity=Severity.WARNING,
+    title="algorithm or protocol is forced",
+    why="One choice for all sizes and collectives is rarely right, and old choices outlive their reason.",
+    fix="unset it and measure; `ncclt tune` finds what is better per size",
+    source="NVIDIA/nccl#317, #1670; NCCL user guide, NCCL_ALGO",
+)
 def _forced_choice(facts: Facts) -> Iterator[Observation]:
     for variable in _named(facts):
         if variable.name == "NCCL_ALGO":
@@ -131,6 +171,14 @@ def _forced_choice(facts: Facts) -> Iterator[Observation]:
             yield _seen(variable, "takes the choice of the protocol away from NCCL for every size")
 
 
+@rule(
+    id="ENV005",
+    severity=Severity.WARNING,
+    title="a dangerous variable is set",
+    why="It may hang the job or break a promise of the application.",
+    fix="unset it unless the application's authors ask for it",
+    source="NCCL user guide, environment variables",
+)
 def _dangerous(facts: Facts) -> Iterator[Observation]:
     for variable in _named(facts):
         if not variable.value.strip():
@@ -140,6 +188,14 @@ def _dangerous(facts: Facts) -> Iterator[Observation]:
             yield _seen(variable, what)
 
 
+@rule(
+    id="ENV006",
+    severity=Severity.WARNING,
+    title="a transport is switched off",
+    why="Such switches are set while looking for an error and then forgotten; the fast path stays off for good.",
+    fix="unset it, and see whether the job still runs",
+    source="NCCL user guide, debugging variables",
+)
 def _switched_off(facts: Facts) -> Iterator[Observation]:
     for variable in _named(facts):
         if variable.name in _OFF_SWITCHES and as_nccl_reads(variable.value)[0]:
@@ -148,6 +204,14 @@ def _switched_off(facts: Facts) -> Iterator[Observation]:
             yield _seen(variable, f"is set: {_LEVELS[variable.name]}")
 
 
+@rule(
+    id="ENV008",
+    severity=Severity.WARNING,
+    title="a variable does nothing",
+    why="A setting that is relied on has no effect.",
+    fix="unset it",
+    source="NCCL user guide, environment variables",
+)
 def _ignored(facts: Facts) -> Iterator[Observation]:
     for variable in _named(facts):
         row = PARAMETERS.get(variable.name)
@@ -160,6 +224,14 @@ def _ignored(facts: Facts) -> Iterator[Observation]:
             yield _seen(variable, f"does nothing: it came with NCCL {row.since}, this is {facts.nccl}")
 
 
+@rule(
+    id="ENV011",
+    severity=Severity.INFO,
+    title="a deprecated variable is set",
+    why="It still acts, and together with its successor the more restrictive one wins.",
+    fix="use its successor",
+    source="NCCL user guide, NCCL_MAX_NCHANNELS",
+)
 def _deprecated(facts: Facts) -> Iterator[Observation]:
     for variable in _named(facts):
         if variable.name in REPLACED:
@@ -167,6 +239,14 @@ def _deprecated(facts: Facts) -> Iterator[Observation]:
             yield _seen(variable, f"is deprecated since NCCL {since}", f"use {instead}, or unset it")
 
 
+@rule(
+    id="ENV010",
+    severity=Severity.WARNING,
+    title="an unknown variable is set",
+    why="NCCL ignores names that it does not know: a misspelt variable has no effect.",
+    fix="correct or unset it",
+    source="NCCL user guide, environment variables; ncclt.health.doctor.variables",
+)
 def _unknown(facts: Facts) -> Iterator[Observation]:
     for variable in _named(facts):
         if not is_known(variable.name):
@@ -175,6 +255,15 @@ def _unknown(facts: Facts) -> Iterator[Observation]:
             yield _seen(variable, f"is not a variable that ncclt knows of{meant}")
 
 
+@rule(
+    id="ENV009",
+    severity=Severity.WARNING,
+    title="tuning is inherited",
+    why="Settings found for another NCCL or cluster are a frequent cause of slow jobs; the default that a study "
+    "compares with is without them.",
+    fix="unset them, or tune and compare",
+    source="NVIDIA-NeMo/Megatron-Bridge#1638; NCCL user guide, debugging variables",
+)
 def _inherited(facts: Facts) -> Iterator[Observation]:
     """Yield one observation of all inherited tuning that no other rule names."""
     named = set(_OFF_SWITCHES) | set(_LEVELS) | set(REPLACED) | set(REMOVED) | SITE | {"NCCL_ALGO", "NCCL_PROTO"}
@@ -184,6 +273,14 @@ def _inherited(facts: Facts) -> Iterator[Observation]:
         yield Observation(what=f"inherited tuning: {names}", evidence=tuple(v.evidence for v in found))
 
 
+@rule(
+    id="ENV012",
+    severity=Severity.INFO,
+    title="NCCL logs much",
+    why="Logging slows small messages and, on standard output, breaks the tables of nccl-tests.",
+    fix="unset NCCL_DEBUG for measuring; ncclt does so itself",
+    source="NVIDIA/nccl#1453",
+)
 def _logging(facts: Facts) -> Iterator[Observation]:
     for variable in _named(facts):
         if variable.name == "NCCL_DEBUG" and variable.value.upper() in ("INFO", "TRACE"):
@@ -191,80 +288,19 @@ def _logging(facts: Facts) -> Iterator[Observation]:
 
 
 VARIABLE_RULES = (
-    DoctorRule(
-        id="ENV001", severity=Severity.ERROR, title="LL128 is forced", check=_ll128,
-        why="LL128 needs stores of 128 bytes to arrive whole; where they do not, data is corrupted silently.",
-        fix="unset NCCL_PROTO, or write Simple, `LL,Simple` or ^LL128; only a tuner table asks for LL128 safely",
-        source="NCCL user guide, NCCL_PROTO; NVIDIA/nccl#740, #831, #1261, pull request 2053",
-    ),
-    DoctorRule(
-        id="ENV002", severity=Severity.ERROR, title="received data is not flushed", check=_unflushed,
-        why="Data is used before it has arrived: silent corruption.",
-        fix="unset NCCL_GDR_FLUSH_DISABLE",
-        source="transport/net.cc (flush after GPUDirect receives)",
-    ),
-    DoctorRule(
-        id="ENV003", severity=Severity.ERROR, title="a number is read otherwise than written", check=_misread,
-        why="NCCL takes the digits at the beginning and drops the rest: 8M is 8, `true` is 0, 010 is 8.",
-        fix="write a plain decimal number",
-        source="misc/param.cc (strtoll with base 0)",
-    ),
-    DoctorRule(
-        id="ENV004", severity=Severity.WARNING, title="algorithm or protocol is forced", check=_forced_choice,
-        why="One choice for all sizes and collectives is rarely right, and old choices outlive their reason.",
-        fix="unset it and measure; `ncclt tune` finds what is better per size",
-        source="NVIDIA/nccl#317, #1670; NCCL user guide, NCCL_ALGO",
-    ),
-    DoctorRule(
-        id="ENV005", severity=Severity.WARNING, title="a dangerous variable is set", check=_dangerous,
-        why="It may hang the job or break a promise of the application.",
-        fix="unset it unless the application's authors ask for it",
-        source="NCCL user guide, environment variables",
-    ),
-    DoctorRule(
-        id="ENV006", severity=Severity.WARNING, title="a transport is switched off", check=_switched_off,
-        why="Such switches are set while looking for an error and then forgotten; the fast path stays off for good.",
-        fix="unset it, and see whether the job still runs",
-        source="NCCL user guide, debugging variables",
-    ),
-    DoctorRule(
-        id="ENV007", severity=Severity.WARNING, title="a value is out of range", check=_outside,
-        why="NCCL clamps or ignores it without a word in the usual log.",
-        fix="choose a value within the range",
-        source="graph/tuning.cc (getNthreads), init.cc (envConfigOverride), transport/net_socket.cc",
-    ),
-    DoctorRule(
-        id="ENV008", severity=Severity.WARNING, title="a variable does nothing", check=_ignored,
-        why="A setting that is relied on has no effect.",
-        fix="unset it",
-        source="NCCL user guide, environment variables",
-    ),
-    DoctorRule(
-        id="ENV009", severity=Severity.WARNING, title="tuning is inherited", check=_inherited,
-        why="Settings found for another NCCL or cluster are a frequent cause of slow jobs; the default that a study "
-        "compares with is without them.",
-        fix="unset them, or tune and compare",
-        source="NVIDIA-NeMo/Megatron-Bridge#1638; NCCL user guide, debugging variables",
-    ),
-    DoctorRule(
-        id="ENV010", severity=Severity.WARNING, title="an unknown variable is set", check=_unknown,
-        why="NCCL ignores names that it does not know: a misspelt variable has no effect.",
-        fix="correct or unset it",
-        source="NCCL user guide, environment variables; ncclt.health.doctor.variables",
-    ),
-    DoctorRule(
-        id="ENV011", severity=Severity.INFO, title="a deprecated variable is set", check=_deprecated,
-        why="It still acts, and together with its successor the more restrictive one wins.",
-        fix="use its successor",
-        source="NCCL user guide, NCCL_MAX_NCHANNELS",
-    ),
-    DoctorRule(
-        id="ENV012", severity=Severity.INFO, title="NCCL logs much", check=_logging,
-        why="Logging slows small messages and, on standard output, breaks the tables of nccl-tests.",
-        fix="unset NCCL_DEBUG for measuring; ncclt does so itself",
-        source="NVIDIA/nccl#1453",
-    ),
-)  # fmt: skip
+    _ll128,
+    _unflushed,
+    _misread,
+    _forced_choice,
+    _dangerous,
+    _switched_off,
+    _outside,
+    _ignored,
+    _inherited,
+    _unknown,
+    _deprecated,
+    _logging,
+)
 """About variables."""
 
 
