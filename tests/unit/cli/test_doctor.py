@@ -54,7 +54,9 @@ def test_people_see_matrix_evidence_and_advice(call):
     assert "error NET001: ranks talk over TCP sockets although there is a faster network" in printed
     assert "seen node1.log:18: node1:902:912 [1] NCCL INFO Channel 00/0" in printed
     assert printed.index("error RNK001") < printed.index("warning TOP003")
-    assert printed.endswith("verdict: broken (5 errors, 5 warnings)\n")
+    assert printed.endswith(
+        "verdict: broken (5 errors, 5 warnings); driver and GPUs were not examined (no `nvidia-smi -q -x`)\n"
+    )
 
 
 def test_this_machine_is_examined_without_from(call, monkeypatch):
@@ -102,18 +104,18 @@ def test_options_that_make_no_sense(call, words):
 
 
 @pytest.mark.parametrize(
-    ("line", "missing"),
+    ("line", "why"),
     [
-        ("node1:902:902 [0] NCCL INFO AllReduce: opCount 0 sendbuff 0x7f count 1024", "holds no line of a start"),
-        ("node1:902:902 [0] NCCL WARN something of this job", "holds no line of a start"),
+        ("node1:902:902 [0] NCCL INFO AllReduce: opCount 0 sendbuff 0x7f count 1024", "no line of a start"),
+        ("node1:902:902 [0] NCCL WARN something of this job", "no line of a start"),
         (
             "node1:902:912 [0] NCCL INFO ncclCommInitRank comm 0x5 rank 0 nranks 2 cudaDev 0 nvmlDev 0 busId 1b000 "
             "commId 0x7 - Init COMPLETE",
-            "shows no connection",
+            "no connection",
         ),
     ],
 )
-def test_a_log_that_does_not_tell_of_a_start_is_no_proof_of_health(call, tmp_path, line, missing):
+def test_a_log_that_does_not_tell_of_a_start_is_no_proof_of_health(call, tmp_path, line, why):
     """What could not be examined is named, with the variables that log it, and scripts see it by the exit code."""
     log = tmp_path / "job.log"
     log.write_text(f"{line}\n")
@@ -122,7 +124,7 @@ def test_a_log_that_does_not_tell_of_a_start_is_no_proof_of_health(call, tmp_pat
 
     warned = any(finding["severity"] == "warning" for finding in document["findings"])
     assert (ended, document["verdict"]) == (4, "degraded" if warned else "incomplete")
-    (said,) = document["missing"]
-    assert said.startswith(f"job.log {missing}")
-    assert "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT," in said
-    assert f"missing: job.log {missing}" in call("--from", str(log))[1]
+    (transports,) = [part for part in document["examined"] if part["part"] == "transports"]
+    assert (transports["by"], transports["why"]) == ([], f"{why} in job.log")
+    assert "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT," in transports["how"]
+    assert f"({why} in job.log)" in call("--from", str(log))[1]

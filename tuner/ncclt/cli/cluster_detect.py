@@ -47,7 +47,8 @@ def detect(
         typer.Option(
             "--from",
             help="Saved output, recognised by content: `nvidia-smi topo -m`, `nvidia-smi -q -x`, `ibstat`, rows of "
-            "/sys/class/infiniband, NCCL's log of a start; or a folder of such. This machine is then not looked at.",
+            "/sys/class/infiniband, NCCL's log of a start or its topology dump; or a folder of such. "
+            "This machine is then not looked at.",
         ),
     ] = None,
     *,

@@ -43,8 +43,8 @@ _OF_ONE_START = {
 
 
 @app.command(
-    epilog="Exit codes: 0 = nothing found but notes, 1 = a finding of severity error, 4 = warnings, or something could "
-    "not be examined."
+    epilog="Exit codes: 0 = all was examined and nothing found but notes, 1 = a finding of severity error, "
+    "4 = warnings, or a part was not examined: the last line names it."
 )
 @spread
 def doctor(
@@ -53,8 +53,8 @@ def doctor(
         typer.Option(
             "--from",
             help="File or folder saved on the cluster, of any kind: `nvidia-smi topo -m`, `nvidia-smi -q -x`, "
-            "NCCL's log of a start (all files together are one job), nccl.conf; repeatable. This machine is then not "
-            "looked at.",
+            "NCCL's log of a start (all files together are one job) and its topology dump, nccl.conf; repeatable. This "
+            "machine is then not looked at.",
         ),
     ] = None,
     files: Annotated[

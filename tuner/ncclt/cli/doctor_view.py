@@ -27,9 +27,9 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
         _print_finding(finding)
     for line in diagnosis.facts.missing:
         _folded("missing: ", line)
-    counts = [(sum(f.severity == word for f in diagnosis.findings), word) for word in ("error", "warning", "info")]
-    summary = ", ".join(f"{n} {word}{'s' if n != 1 and word != 'info' else ''}" for n, word in counts if n)
-    print(f"verdict: {diagnosis.verdict}" + (f" ({summary})" if summary else ": nothing found"))
+    for parts, why, how in diagnosis.gaps:
+        _folded("not examined: ", f"{parts}: {why}; {how}")
+    print(f"verdict: {diagnosis.summary}")
 
 
 def print_rules() -> None:
@@ -83,6 +83,9 @@ def _print_use(diagnosis: Diagnosis) -> None:
             ("network", ", ".join(log["networks"]) or "none in the log"),
             ("not used", disabled or "no table in the log"),
         ]
+    for topology in diagnosis.facts.topologies:
+        rows += [(f"GPU{gpu.index}", str(gpu)) for gpu in topology.gpus]
+        rows += [(nic.name, str(nic)) for nic in topology.nics]
     print_table(("what", "is"), rows)
     print()
 

@@ -309,3 +309,46 @@ def go_together(values: Mapping[str, int]) -> bool:
     if threads * sockets > MOST_SOCKETS or (sockets and not threads):
         return False
     return "IB_SPLIT_DATA_ON_QPS" not in values or values.get("IB_QPS_PER_CONNECTION", 1) > 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedFile:
+    """A variable that names a file.
+
+    Attributes:
+        variable: its whole name.
+        without: what happens if the file is not there.
+        library: what a short name of a library is put behind: `x` means `libnccl-tuner-x.so`; None = no library.
+        written: the job makes the file, so only its folder must be there.
+    """
+
+    variable: str
+    without: str
+    library: str | None = None
+    written: bool = False
+
+
+FILES: dict[str, NamedFile] = {
+    row.variable: row
+    for row in (
+        NamedFile(variable="NCCL_CONF_FILE", without="NCCL reads neither it nor ~/.nccl.conf, and does not say so"),
+        NamedFile(variable="NCCL_TOPO_FILE", without="NCCL uses the topology that it detects itself"),
+        NamedFile(variable="NCCL_GRAPH_FILE", without="NCCL does not start"),
+        NamedFile(variable="NCCL_TUNER_PLUGIN", library="libnccl-tuner", without="NCCL uses its own tuner"),
+        NamedFile(variable="NCCL_NET_PLUGIN", library="libnccl-net", without="NCCL uses its own InfiniBand or sockets"),
+        NamedFile(variable="NCCL_PROFILER_PLUGIN", library="libnccl-profiler", without="nothing is profiled"),
+        NamedFile(variable="NCCL_ENV_PLUGIN", library="libnccl-env", without="its variables are not set"),
+        NamedFile(variable="NCCL_GIN_PLUGIN", library="libnccl-gin", without="NCCL uses its own GIN"),
+        NamedFile(variable="NCCL_RMA_PLUGIN", library="libnccl-rma", without="NCCL uses its own RMA"),
+        NamedFile(variable="NCCL_IBVERBS_LIB", library="", without="NCCL uses sockets in place of InfiniBand"),
+        NamedFile(variable="NCCL_TUNER_CONFIG_FILE", without="the tuner plugin that reads it has no table"),
+        NamedFile(variable="NCCLT_POLICY", without="the tuner plugin has no table"),
+        NamedFile(
+            variable="NCCLT_DELEGATE", library="libnccl-tuner", without="the tuner behind the plugin is not asked"
+        ),
+        NamedFile(variable="NCCL_DEBUG_FILE", written=True, without="NCCL logs to standard output"),
+        NamedFile(variable="NCCL_TOPO_DUMP_FILE", written=True, without="NCCL writes no topology"),
+        NamedFile(variable="NCCL_GRAPH_DUMP_FILE", written=True, without="NCCL writes no graphs"),
+    )
+}
+"""Every variable that names a file, by its whole name (plugin_open.cc, graph/xml.cc, misc/param.cc, debug.cc)."""

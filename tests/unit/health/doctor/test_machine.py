@@ -3,6 +3,7 @@
 import pytest
 
 from ncclt.health.doctor.machine import machine_facts
+from ncclt.nccl.parameters import FILES
 
 
 @pytest.fixture
@@ -54,8 +55,52 @@ def test_a_named_file_takes_the_place_of_the_users(root):
 def test_a_named_file_that_is_not_there(root, named, said):
     facts = _facts(root, NCCL_CONF_FILE=named)
 
-    assert said in facts.conf_problems[0].text
+    assert said in facts.file_problems[0].text
     assert [file.source for file in facts.conf_files] == [str(root / "etc/nccl.conf")]
+
+
+def test_every_variable_that_names_a_missing_file_is_found(root):
+    """One table of them all: files to read, libraries by path and by name, and files whose folder is missing."""
+    facts = _facts(root, **dict.fromkeys(FILES, "/none/at/all"))
+    by_name = _facts(root, NCCL_TUNER_PLUGIN="none-such")
+
+    assert {problem.text.partition("=")[0] for problem in facts.file_problems} == set(FILES)
+    assert "none-such and libnccl-tuner-none-such.so are in no folder" in by_name.file_problems[0].text
+
+
+def test_libraries_are_found_where_the_loader_looks(root):
+    (root / "usr/lib/x86_64-linux-gnu").mkdir(parents=True)
+    (root / "usr/lib/x86_64-linux-gnu/libnccl-net-ofi.so").touch()
+    (root / "etc/ld.so.cache").write_bytes(b"glibc\0libnccl-profiler-inspector.so\0/opt/lib/x\0")
+    (root / "site").mkdir()
+    (root / "site/libnccl-tuner.so").touch()
+    named = {
+        "NCCL_NET_PLUGIN": "none,ofi", "NCCL_PROFILER_PLUGIN": "inspector", "NCCL_ENV_PLUGIN": "none",
+        "NCCL_TUNER_PLUGIN": "libnccl-tuner.so", "LD_LIBRARY_PATH": str(root / "site"),
+        "NCCL_DEBUG_FILE": str(root / "nccl.%h.%p.log"), "NCCL_GIN_PLUGIN": "STATIC_PLUGIN",
+    }  # fmt: skip
+
+    assert _facts(root, **named).file_problems == ()
+
+
+def test_missing_file_of_a_conf_file_is_found(root):
+    """The line of the file is shown."""
+    (root / "etc/nccl.conf").write_text("# site\nNCCL_TOPO_FILE=/none/topo.xml\n")
+    (problem,) = _facts(root).file_problems
+
+    assert (problem.source, problem.line) == (str(root / "etc/nccl.conf"), 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("proc/cpuinfo", "flags\t\t: fpu hypervisor lahf_lm\n"), ("sys/hypervisor/type", "xen\n")],
+)
+def test_virtual_machine_is_recognised(root, name, text):
+    assert _facts(root).virtual is None
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).write_text(text)
+
+    assert _facts(root).virtual is not None
 
 
 def test_adapters_and_cpu(root):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from ncclt.health.detect.detection import detect
 from ncclt.health.doctor.service import examine_files
 
 pytestmark = pytest.mark.shared
@@ -53,3 +54,43 @@ def test_a_network_error_is_shown(shared_data):
 
     assert found.id == "LOG001"
     assert "collective mismatch error local size 32768" in found.evidence[0].text
+
+
+FIELD = [
+    (
+        "05a_tuner_without_symbol.log",
+        "PLG001",
+        "/opt/site/libnccl-net-site.so was requested and is not loaded: Failed to",
+    ),
+    ("05b_tuner_not_found.log", "PLG001", "/opt/site/libtuner.so was requested and is not loaded: Could not find"),
+    ("07_net_plugin_sets_proto.log", "PLG002", "NCCL_PROTO=simple is set inside the process, which takes LL and LL128"),
+    ("08_pci_link_unknown.log", "TOP011", "the PCIe link to PCI/0-41000 is taken for 0.2 GB/s (others 48)"),
+    ("10_nps4_topo.txt", "TOP007", "GPU1 reaches every NIC across NUMA nodes (SYS)"),
+]
+
+
+@pytest.mark.parametrize(("name", "rule", "what"), FIELD)
+def test_input_from_the_field_is_diagnosed(shared_data, name, rule, what):
+    """One warning that says what is wrong, and exit code 4 with what was not examined."""
+    diagnosis = examine_files([shared_data / "field" / name])
+    (finding,) = [found for found in diagnosis.findings if found.severity != "info"]
+
+    assert (finding.id, finding.severity, diagnosis.verdict) == (rule, "warning", "degraded")
+    assert what in finding.what
+    assert "were not examined" in diagnosis.summary
+
+
+def test_dumped_topology_is_read(shared_data):
+    """By the doctor and by detection: PCIe 5 x16, 18 NVLinks to NVSwitch, one NIC of 400 Gb/s with GPUDirect, AMD."""
+    diagnosis = examine_files([shared_data / "field/11_nccl_topology_dump.xml"])
+    (topology,) = diagnosis.facts.topologies
+    (gpu,), (nic,) = topology.gpus, topology.nics
+
+    assert (str(gpu.link), gpu.link.gbps, gpu.nvlinks, gpu.compute_capability) == ("PCIe 5 x16", 48.0, 18, 90)
+    assert (nic.name, nic.gbps, nic.gpudirect, topology.cpu) == ("mlx5_0", 50.0, True, "amd")
+    assert diagnosis.findings == ()
+    seen = {field: row.value for field, row in detect([diagnosis.facts], {}).found.items()}
+    assert seen == {
+        "nodes": 1, "gpus_per_node": 1, "compute_capability": 90, "link_class": "nvswitch", "link_gbps": 450.0,
+        "fabric": "infiniband", "nics_per_node": 1, "nic_gbps": 50.0, "gpudirect": True, "cpu": "amd",
+    }  # fmt: skip

@@ -1,5 +1,6 @@
 """Every rule on a set-up that breaks it, and on one beside it that does not."""
 
+import io
 import re
 
 import pytest
@@ -11,13 +12,14 @@ from ncclt.health.doctor.adapters import Adapter
 from ncclt.health.doctor.conf_file import parse_conf_file
 from ncclt.health.doctor.gpu_report import GpuReport, GpuState
 from ncclt.health.doctor.matrix import parse_matrix
+from ncclt.health.doctor.nccl_topology import parse_nccl_topology
 from ncclt.nccl.log.evidence import Evidence, Variable
 from ncclt.nccl.log.startup import LogReader
 
 
-def matrix(pair="NV12", nic="PIX", *, gpus=2):
+def matrix(pair="NV12", nic="PIX", *, gpus=2, numa=()):
     rows = [["X" if i == j else pair for j in range(gpus)] + [nic] for i in range(gpus)]
-    return (_matrix(rows, ["mlx5_0"]),)
+    return (_matrix(rows, ["mlx5_0"], numa),)
 
 
 def uneven(word):
@@ -26,9 +28,20 @@ def uneven(word):
     return (_matrix(rows, []),)
 
 
-def _matrix(rows, nics):
-    head = "\t".join(["", *(f"GPU{i}" for i in range(len(rows))), *nics, "CPU Affinity"])
-    return parse_matrix([head, *("\t".join([f"GPU{i}", *row, "0-7"]) for i, row in enumerate(rows))], "topo.txt")
+def _matrix(rows, nics, numa=()):
+    head = "\t".join(["", *(f"GPU{i}" for i in range(len(rows))), *nics, "CPU Affinity", "NUMA Affinity"])
+    tails = [["0-7", str(numa[i])] if numa else ["0-7"] for i in range(len(rows))]
+    return parse_matrix([head, *("\t".join([f"GPU{i}", *rows[i], *tails[i]]) for i in range(len(rows)))], "topo.txt")
+
+
+def topology(gpu):
+    """One GPU whose PCIe link has some attributes, below a switch and beside a NIC."""
+    text = f"""<system version="1"><cpu numaid="0" arch="x86_64" vendor="GenuineIntel">
+      <pci busid="0000:15:00.0" class="0x060400" link_speed="32.0 GT/s PCIe" link_width="16">
+        <pci busid="0000:18:00.0" class="0x030200" {gpu}><gpu dev="0" sm="90" rank="0" gdr="1"/></pci>
+        <pci busid="0000:1a:00.0" class="0x020700" link_speed="32.0 GT/s PCIe" link_width="16">
+          <nic><net name="mlx5_0" dev="0" speed="400000" port="1" gdr="1"/></nic></pci></pci></cpu></system>"""
+    return (parse_nccl_topology(io.BytesIO(text.encode()), "topo.xml"),)
 
 
 def log(*texts):
@@ -87,6 +100,9 @@ def cluster(**changes):
 MLX = (Adapter(name="mlx5_0", link_layer="InfiniBand", gbps=25.0),)
 EFA = (Adapter(name="rdmap16s27"),)
 DOWN = (Adapter(name="mlx5_1", active=False),)
+P2P = "Channel 01/0 : 0[0] -> 1[1] via P2P/CUMEM"
+TUNER_SET = ("NCCL_TUNER_PLUGIN set by environment to /site/x.so", "TUNER/Plugin: Plugin name set by env to /site/x.so")
+HYPERVISOR = Evidence(source="/proc/cpuinfo", text="the CPU has the flag `hypervisor`")
 SHM = "Channel 00 : 0[0] -> 1[1] via SHM/direct/direct"
 SOCKET = "Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0"
 IB = "Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0"
@@ -131,6 +147,55 @@ CASES = [  # rule, a set-up that breaks it, one beside it that does not
     ("TOP008", {"matrices": uneven("NV10")}, {"matrices": uneven("NV12")}),
     ("TOP009", {"log": log(NO_NVLS), "matrices": matrix("NV18", gpus=4), "gpu_reports": H100},
      {"log": log(NO_NVLS), "matrices": matrix("SYS", gpus=4), "gpu_reports": H100}),
+    ("TOP010", {"log": log(SHM), "gpu_reports": H100}, {"log": log(P2P), "gpu_reports": H100}),
+    ("TOP010", {"log": log(SHM)}, {"log": log(SHM, P2P)}),
+    ("TOP010", {"log": log(ring(2).replace("NVL/", "PXB/"), SHM)}, {"log": log(ring(2), SHM)}),
+    ("TOP010", {"log": log(SHM), "gpu_reports": gpus(model="NVIDIA GeForce RTX 4090")}, {"log": log(SOCKET)}),
+    ("TOP011", {"log": log("+ PCI[0.2] - PCI/0-41000 (0)", "+ PCI[48.0] - GPU/0-43000 (0)")},
+     {"log": log("+ PCI[24.0] - GPU/0-41000 (0)", "+ PCI[48.0] - GPU/0-43000 (0)", "+ PCI[6.0] - NIC/0-45000")}),
+    ("TOP011", {"log": log("+ PCI[3.0] - GPU/0-41000 (0)", "+ PCI[48.0] - GPU/0-43000 (0)")},
+     {"log": log("+ NET[0.1] - NET/0-0 (0/1/0.1)")}),
+    ("TOP011", {"log": log("+ NVL[0.0] - NVS/0-0")}, {"log": log("+ NVL[370.8] - NVS/0-0")}),
+    ("TOP011", {"topologies": topology(gpu='link_speed="2.5 GT/s PCIe" link_width="1"')},
+     {"topologies": topology(gpu='link_speed="8.0 GT/s PCIe" link_width="16"')}),
+    ("TOP011", {"topologies": topology(gpu='link_speed="Unknown speed" link_width="255"')},
+     {"topologies": topology(gpu='link_speed="32.0 GT/s PCIe" link_width="16"')}),
+    ("TOP012", {"matrices": matrix("SYS", gpus=8)}, {"matrices": matrix("SYS", "PHB")}),
+    ("TOP012", {"matrices": matrix("SYS", gpus=4, numa=(0, 0, 1, 1))},
+     {"matrices": matrix("SYS", gpus=4, numa=(0, 1, 2, 3))}),
+    ("TOP012", {"matrices": matrix("PHB"), "virtual": HYPERVISOR}, {"matrices": matrix("PHB")}),
+    ("TOP012", {"matrices": matrix("PHB"), "gpu_reports": gpus(virtualization="Pass-Through")},
+     {"matrices": matrix("PHB"), "virtual": HYPERVISOR, "environment": env("NCCL_TOPO_FILE=/site/topo.xml")}),
+    ("TOP012", {"matrices": matrix("NV12", "PHB"), "virtual": HYPERVISOR},
+     {"matrices": matrix("NV12", "PXB"), "virtual": HYPERVISOR}),
+    ("TOP013", {"matrices": matrix("SYS", gpus=4, numa=(0, 1, 2, 3))},
+     {"matrices": matrix("SYS", gpus=4, numa=(0, 0, 1, 1))}),
+    ("PLG001", {"log": log(*TUNER_SET, "TUNER/Plugin: Could not find: /site/x.so. Using internal tuner plugin.")},
+     {"log": log("TUNER/Plugin: Could not find: libnccl-tuner.so. Using internal tuner plugin.")}),
+    ("PLG001", {"log": log(*TUNER_SET, "TUNER/Plugin: Failed to find ncclTunerPlugin_v2, using internal tuner")},
+     {"log": log(*TUNER_SET, "TUNER/Plugin: Failed to find ncclTunerPlugin_v4 symbol.",
+                 "TUNER/Plugin: Using tuner plugin site")}),
+    ("PLG001", {"log": log("NCCL_NET_PLUGIN set by environment to ofi",
+                           "NET/Plugin: libnccl-net-ofi.so: libfabric.so.1: cannot open shared object file")},
+     {"log": log("NCCL_NET_PLUGIN set by environment to ofi", "NET/Plugin: Loaded net plugin Libfabric (v8)",
+                 "NET/Plugin: Failed to find ncclCollNetPlugin_v8 symbol.")}),
+    ("PLG001", {"log": log("NET/Plugin : Plugin load (libnccl-net.so) returned 2 : libnccl-net.so: cannot open shared"),
+                "environment": env("NCCL_NET_PLUGIN=ofi")},
+     {"log": log("NET/Plugin : Plugin load (libnccl-net.so) returned 2 : libnccl-net.so: cannot open shared")}),
+    ("PLG001", {"log": log("PROFILER/Plugin: Plugin name set by env to inspector",
+                           "PROFILER/Plugin: Could not find: inspector libnccl-profiler-inspector.so.")},
+     {"log": log("PROFILER/Plugin: Plugin name set by env to none",
+                 "PROFILER/Plugin: Could not find: libnccl-profiler.so.")}),
+    ("PLG002", {"log": log('NET/OFI Setting NCCL_PROTO to "simple"')},
+     {"log": log("Setting affinity for GPU 0 to ff")}),
+    ("PLG002", {"log": log("NET/OFI Setting NCCL_TOPO_FILE environment variable to /opt/p5-topo.xml")},
+     {"log": log("NCCL_TOPO_FILE set by environment to /opt/p5-topo.xml")}),
+    ("NET004", {"log": log(shape(), "NET/Socket : Using [0]br-7a1c:172.18.0.1<0> [1]eth0:10.0.0.1<0>")},
+     {"log": log(shape(), "NET/Socket : Using [0]bond0:10.0.0.1<0> [1]eth0:10.0.0.1<0>")}),
+    ("NET004", {"log": log("Bootstrap : Using docker0:172.17.0.1<0>")},
+     {"log": log("Bootstrap: Using ib0:10.0.0.1<0>")}),
+    ("NET004", {"environment": env("NCCL_SOCKET_IFNAME==docker0")},
+     {"environment": env("NCCL_SOCKET_IFNAME=^docker,lo")}),
     ("RNK001", {"log": job("NCCL version 2.27.3", "NCCL version 2.27.5")},
      {"log": log("1> NCCL version 2.27.3", f"1> {start(0)}", "2> NCCL version 2.27.5")}),
     ("RNK001", {"log": log("1> NCCL version 2.27.3", "2> NCCL version 2.27.5")},
@@ -177,7 +242,9 @@ CASES = [  # rule, a set-up that breaks it, one beside it that does not
      {"conf_files": conf("NCCL_ALGO=Ring"), "recommended": (("NCCL_ALGO", "Ring"),)}),
     ("CNF003", {"conf_files": conf("NCCL_ALGO=Ring"), "recommended": (("NCCL_TUNER_PLUGIN", "ncclt"),)},
      {"conf_files": conf("NCCL_IB_SL=1"), "recommended": (("NCCL_TUNER_PLUGIN", "ncclt"),)}),
-    ("CNF004", {"conf_problems": (Evidence(source="environment", text="NCCL_CONF_FILE=~/x"),)}, {}),
+    ("CNF004", {"file_problems": (Evidence(source="environment", text="NCCL_CONF_FILE=~/x"),)}, {}),
+    ("CNF004", {"log": log("Could not open XML topology file /site/topo.xml : No such file or directory")},
+     {"log": log("Could not open XML topology file /var/run/nvidia-topologyd/virtualTopology.xml : No such file")}),
     ("CNF005", {"conf_files": conf("NCCL_IB_SL=1")}, {"conf_files": conf("# nothing")}),
     ("VER001", {"log": log("NCCL version 2.29.2+cuda13.1")}, {"log": log("NCCL version 2.29.3+cuda13.1")}),
     ("VER002", {"log": log(VERSION, shape(), ring(4, "P2C"), *TABLE)},
@@ -224,7 +291,7 @@ def test_every_rule_is_tried():
 def test_nothing_is_found_in_nothing():
     diagnosis = diagnose(Facts())
 
-    assert (diagnosis.findings, diagnosis.verdict, diagnosis.blocking) == ((), "healthy", ())
+    assert (diagnosis.findings, diagnosis.verdict, diagnosis.blocking) == ((), "incomplete", ())
 
 
 def test_only_corruption_and_broken_set_ups_stop_a_study():
@@ -263,6 +330,27 @@ def test_advice_says_the_number_that_was_meant(text, advice):
     (finding,) = diagnose(Facts(environment=env(f"NCCL_IB_TIMEOUT={text}"))).blocking
 
     assert finding.fix.endswith(f"for example {advice}")
+
+
+def test_host_memory_is_normal_for_boards_without_peer_to_peer():
+    """The same log is a warning on H100 and a remark on GeForce, which says so."""
+    found = {}
+    for model in ("NVIDIA GeForce RTX 4090", "NVIDIA H100 80GB HBM3", "NVIDIA L40S"):
+        facts = Facts(log=log(SHM), gpu_reports=gpus(model=model))
+        (found[model],) = [finding for finding in diagnose(facts).findings if finding.id == "TOP010"]
+    geforce, h100, l40s = found.values()
+
+    assert [finding.severity for finding in (geforce, h100, l40s)] == ["info", "warning", "warning"]
+    assert "which is normal for NVIDIA GeForce RTX 4090" in geforce.what
+    assert "although every NVIDIA H100 80GB HBM3 has NVLink" in h100.what
+
+
+def test_variable_set_inside_the_process_is_not_taken_for_the_jobs_own():
+    """NCCL logs it as it logs inherited ones; nobody can unset it in the job's environment."""
+    facts = Facts(log=log(start(), 'NET/OFI Setting NCCL_PROTO to "simple"', "NCCL_PROTO set by environment to simple"))
+
+    assert [finding.id for finding in diagnose(facts).findings] == ["PLG002"]
+    assert facts.variables() == ()
 
 
 def test_documents_say_everything():

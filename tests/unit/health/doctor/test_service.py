@@ -9,6 +9,7 @@ import pytest
 from ncclt.health.doctor.service import LOG_VARIABLES, examine_files, examine_here, start_log
 from ncclt.launch.launcher import LaunchPlan, LaunchResult
 from ncclt.measure.benchmarks.nccl_tests.benchmark import NcclTests
+from ncclt.nccl.log.startup import LogReader
 from ncclt.store.shipped import profiles_folder, shipped_clusters
 
 GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "doctor"
@@ -42,7 +43,9 @@ def test_a_node_with_gpus_is_read(smi, tmp_path):
     environ, find = smi()
     diagnosis = _examine(environ, find, tmp_path)
 
-    assert diagnosis.verdict == "healthy"
+    assert diagnosis.verdict == "incomplete"
+    assert [part.part for part in diagnosis.unexamined] == ["transports", "plugins"]
+    assert diagnosis.summary == ("No problems found, but transports and plugins were not examined (no log of NCCL)")
     assert diagnosis.facts.matrices[0].source == "nvidia-smi topo -m"
     assert len(diagnosis.facts.gpu_reports[0].gpus) == 8
 
@@ -71,7 +74,7 @@ def test_a_login_node_is_examined_as_far_as_it_goes(tmp_path):
     diagnosis = _examine({"NCCL_IB_DISABLE": "1"}, lambda _name: None, tmp_path, cluster=LEONARDO)
 
     assert [finding.id for finding in diagnosis.blocking] == ["NET001", "ENV001"]
-    assert "give --from FILE" in diagnosis.facts.missing[0]
+    assert "driver, GPUs and links were not examined (nvidia-smi missing)" in diagnosis.summary
 
 
 def test_the_quick_examination_starts_nothing_but_nvidia_smi(smi, tmp_path):
@@ -88,6 +91,33 @@ def test_saved_files_are_judged_without_this_machine(monkeypatch):
     monkeypatch.setenv("NCCL_PROTO", "LL128")
 
     assert examine_files([GOLDEN / "healthy_h100"]).verdict == "healthy"
+
+
+def test_everything_was_examined_where_nvidia_smi_and_a_log_show_it(smi, tmp_path):
+    """Healthy means examined: with the log of a start beside nvidia-smi nothing is left."""
+    environ, find = smi()
+    reader = LogReader()
+    reader.read((GOLDEN / "healthy_h100" / "nccl.log").read_text().splitlines(), "nccl.log")
+    diagnosis = _examine(environ, find, tmp_path, log=reader.facts())
+
+    assert diagnosis.summary == "healthy: driver, GPUs, links, NICs, transports and plugins examined"
+    assert [part["by"][0] for part in diagnosis.to_document()["examined"]][:3] == [
+        "nvidia-smi -q -x", "nvidia-smi -q -x", "nvidia-smi topo -m",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("left", ["gpus.xml", "topo.txt", "nccl.log"])
+def test_nothing_is_healthy_that_was_not_examined(left, tmp_path):
+    """Each source that is left out is named, and keeps the verdict from being healthy."""
+    for path in (GOLDEN / "healthy_h100").iterdir():
+        if path.name != left:
+            shutil.copy(path, tmp_path)
+    diagnosis = examine_files([tmp_path])
+
+    assert diagnosis.verdict == "incomplete"
+    assert diagnosis.summary.startswith("No problems found, but ")
+    lost = {"gpus.xml": "GPUs", "topo.txt": "links", "nccl.log": "transports"}[left]
+    assert lost in {part.part for part in diagnosis.unexamined}
 
 
 class PlayedLauncher:

@@ -202,7 +202,7 @@ def _some(sources: list[str]) -> str:
 
 def _settle_network(found: dict[str, Seen], disputes: dict[str, str], nodes: Sequence[Facts]) -> None:
     """Add the number of nodes, and a network where it can be known that there is none."""
-    looked = sum(len(facts.matrices) for facts in nodes)
+    looked = sum(len(facts.matrices) or len(facts.topologies) for facts in nodes)
     found.setdefault("nodes", Seen(field="nodes", value=max(looked, 1), source="nodes that were looked at"))
     listed = any(matrix.nics for facts in nodes for matrix in facts.matrices) or any(facts.adapters for facts in nodes)
     if "fabric" not in {*found, *disputes} and looked and not listed and found["nodes"].value == 1:

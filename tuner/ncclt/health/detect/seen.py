@@ -11,18 +11,16 @@ from ncclt.core.cluster_file import shown_gbps
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.health.doctor.adapters import Adapter
 from ncclt.health.doctor.facts import Facts
-from ncclt.health.doctor.gpu_models import GpuModel
+from ncclt.health.doctor.gpu_models import GPU_MODELS, GpuModel
 from ncclt.health.doctor.link import Path
 from ncclt.health.doctor.matrix import TopologyMatrix
+from ncclt.health.doctor.nccl_topology import NcclTopology
 from ncclt.nccl.log.facts import LogFacts
 
 _PCIE_X16_GBPS = {3: 16.0, 4: 32.0, 5: 64.0, 6: 128.0}
 """PCIe generation -> nominal 1e9 bytes/s of 16 lanes in one direction, as in the shipped clusters."""
 
 _PROVIDERS = {"efa": "efa", "cxi": "slingshot"}
-_BRIDGE_LINKS = 4
-_BRIDGED = ("PCIE", "NVL")
-"""Words in the names of boards whose only NVLinks are bridges."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +48,10 @@ def seen_gpus(facts: Facts) -> Iterator[Seen]:
     for matrix in facts.matrices:
         yield Seen(field="gpus_per_node", value=len(matrix.gpus), source=matrix.source)
         yield Seen(field="topology_hash", value=matrix.topology_hash(), source=matrix.source)
+    for topology in facts.topologies:
+        yield Seen(field="gpus_per_node", value=len(topology.gpus), source=topology.source, rank=1)
+        for capability in sorted({gpu.compute_capability for gpu in topology.gpus} - {0}):
+            yield Seen(field="compute_capability", value=capability, source=f"{topology.source}: sm")
     if facts.driver:
         yield Seen(field="driver", value=facts.driver, source="/proc/driver/nvidia/version")
     for model in facts.log.gpu_models:
@@ -72,6 +74,9 @@ def seen_software(facts: Facts) -> Iterator[Seen]:
         yield Seen(field="nccl_version", value=str(facts.version), source="--nccl-version", rank=1)
     if log.cpu:
         yield Seen(field="cpu", value=log.cpu, source=_log(log))
+    for topology in facts.topologies:
+        if topology.cpu:
+            yield Seen(field="cpu", value=topology.cpu, source=topology.source)
     if facts.cpu:
         yield Seen(field="cpu", value=facts.cpu, source="/proc/cpuinfo")
     nodes = max((start.nodes or 0 for start in log.starts), default=0)
@@ -92,6 +97,8 @@ def seen_links(facts: Facts, model: GpuModel | None, gpu: str) -> Iterator[Seen]
     """
     for matrix in facts.matrices:
         yield from _links_of(matrix, facts, model, gpu)
+    for topology in facts.topologies:
+        yield from _links_of_topology(topology, model)
     log = facts.log
     switched = "NVS" in log.nvlink_ends or any(works for works, _ in log.multicast)
     kinds = log.transports()
@@ -133,13 +140,25 @@ def _links_of(matrix: TopologyMatrix, facts: Facts, model: GpuModel | None, gpu:
             how = "" if least > model.nvlinks else ", fabric registered"
             yield Seen(field="link_class", value="nvswitch", source=f"{source}{how}")
         # All lanes of two GPUs may be a bridge or part of a larger NVSwitch node: undecidable, unless by the board.
-        elif len(matrix.gpus) > 2 or least < model.nvlinks or _only_bridged(gpu, model):
+        elif len(matrix.gpus) > 2 or least < model.nvlinks or model.is_bridged(gpu):
             yield Seen(field="link_class", value="nvlink", source=f"{source}, direct")
 
 
-def _only_bridged(gpu: str, model: GpuModel) -> bool:
-    """Return whether a board has NVLinks for a bridge alone: no NVSwitch was made for less than six of them."""
-    return model.nvlinks <= _BRIDGE_LINKS or any(word in gpu.upper() for word in _BRIDGED)
+def _links_of_topology(topology: NcclTopology, model: GpuModel | None) -> Iterator[Seen]:
+    gpu = topology.gpus[0]
+    if not gpu.nvlinks:
+        full = _PCIE_X16_GBPS.get(gpu.link.generation or 0)
+        if full and gpu.link.width:
+            source = f"{topology.source}: {gpu.link}, nominal"
+            yield Seen(field="link_gbps", value=full * gpu.link.width / 16, source=source, rank=1)
+        return
+    kind = "nvswitch" if gpu.to_nvswitch else "nvlink"
+    yield Seen(field="link_class", value=kind, source=f"{topology.source}: {gpu.nvlinks} NVLinks")
+    speeds = {m.nvlink_gbps for m in GPU_MODELS if m.compute_capability == gpu.compute_capability and m.nvlink_gbps}
+    each = model.nvlink_gbps if model else speeds.pop() if len(speeds) == 1 else 0.0
+    if each:
+        source = f"{topology.source}: {gpu.nvlinks} NVLinks of {each:g} GB/s, as known of sm {gpu.compute_capability}"
+        yield Seen(field="link_gbps", value=gpu.nvlinks * each, source=source)
 
 
 def _joined(gpus: Sequence[int], peers: dict[int, set[int]]) -> bool:
@@ -178,6 +197,10 @@ def seen_network(facts: Facts) -> Iterator[Seen]:
         yield from _seen_adapters(source, adapters)
     if by_source and facts.peer_memory:
         yield Seen(field="gpudirect", value=True, source="the module nvidia_peermem is loaded", rank=1)
+    for topology in facts.topologies:
+        if topology.nics:
+            direct = any(nic.gpudirect for nic in topology.nics)
+            yield Seen(field="gpudirect", value=direct, source=f"{topology.source}: gdr", rank=1)
     for matrix in facts.matrices:
         if matrix.nics:
             yield Seen(field="nics_per_node", value=len(matrix.nics), source=f"{matrix.source}: columns", rank=2)

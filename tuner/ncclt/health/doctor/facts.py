@@ -11,6 +11,7 @@ from ncclt.health.doctor.adapters import Adapter
 from ncclt.health.doctor.conf_file import ConfFile
 from ncclt.health.doctor.gpu_report import GpuReport
 from ncclt.health.doctor.matrix import TopologyMatrix
+from ncclt.health.doctor.nccl_topology import NcclTopology
 from ncclt.nccl.log.evidence import Evidence, Variable
 from ncclt.nccl.log.facts import LogFacts
 
@@ -25,11 +26,15 @@ class Facts:
         log: of the start of one job.
         environment: inherited NCCL_* variables of this program.
         conf_files: those that NCCL would read, in its order: what comes first counts.
-        conf_problems: files that NCCL would not find or not be able to read.
+        file_problems: files that variables name and that NCCL would not find or not be able to read.
         adapters: of this machine, or of the nodes whose outputs were saved.
         peer_memory: the kernel module that lets RDMA devices reach GPU memory is loaded; False = not seen.
         cpu: `intel`, `amd` or `arm` of this machine; empty = not examined.
         driver: NVIDIA's on this machine; empty = not examined, or none.
+        here: this machine was looked at.
+        virtual: what shows that this is a virtual machine; None = nothing does.
+        smi_problem: why nvidia-smi showed nothing here, in a few words; empty = it did, or was not asked.
+        topologies: of nodes, as NCCL dumped them.
         cluster: that the user names.
         version: of NCCL, given by the user.
         recommended: what a published recommendation sets here.
@@ -41,11 +46,15 @@ class Facts:
     log: LogFacts = field(default_factory=LogFacts)
     environment: tuple[Variable, ...] = ()
     conf_files: tuple[ConfFile, ...] = ()
-    conf_problems: tuple[Evidence, ...] = ()
+    file_problems: tuple[Evidence, ...] = ()
     adapters: tuple[Adapter, ...] = ()
     peer_memory: bool = False
     cpu: str = ""
     driver: str = ""
+    here: bool = False
+    virtual: Evidence | None = None
+    smi_problem: str = ""
+    topologies: tuple[NcclTopology, ...] = ()
     cluster: Cluster | None = None
     version: NcclVersion | None = None
     recommended: tuple[tuple[str, str], ...] = ()
@@ -71,6 +80,15 @@ class Facts:
     def gpu_models(self) -> list[str]:
         """Return the names of the GPU models of the log and of the reports."""
         return [*self.log.gpu_models, *(gpu.model for report in self.gpu_reports for gpu in report.gpus)]
+
+    @property
+    def virtual_machine(self) -> Evidence | None:
+        """Return what shows that the GPUs are in a virtual machine; None = nothing does."""
+        for report in self.gpu_reports:
+            for gpu in report.gpus:
+                if gpu.virtualization:
+                    return Evidence(source=report.source, text=f"{gpu.name}: virtualization mode {gpu.virtualization}")
+        return self.virtual
 
     def variables(self) -> tuple[Variable, ...]:
         """Return what takes effect, each (name, value) once: environment before files, then what the log shows."""
@@ -107,6 +125,7 @@ class Facts:
             "nccl_version": str(self.nccl) if self.nccl else None,
             "driver": self.nvidia_driver or None,
             "matrices": [matrix.to_document() for matrix in self.matrices],
+            "topologies": [topology.to_document() for topology in self.topologies],
             "gpu_reports": [report.to_document() for report in self.gpu_reports],
             "log": _log_document(self.log),
             "variables": [{"name": v.name, "value": v.value, "from": v.evidence.source} for v in self.variables()],

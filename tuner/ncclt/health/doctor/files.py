@@ -20,6 +20,7 @@ from ncclt.health.doctor.conf_file import ConfFile, parse_conf_file
 from ncclt.health.doctor.facts import Facts
 from ncclt.health.doctor.gpu_report import GpuReport, parse_gpu_report
 from ncclt.health.doctor.matrix import TopologyMatrix, is_matrix_header, parse_matrix
+from ncclt.health.doctor.nccl_topology import NcclTopology, is_nccl_topology, parse_nccl_topology
 from ncclt.nccl.log.printed_costs import read_printed_costs
 from ncclt.nccl.log.startup import LogReader
 from ncclt.profile.source import Meter, open_regular, read_document, regular_files, unpacked
@@ -32,7 +33,10 @@ _ASSIGNMENT = re.compile(r"\s*(?:export\s+)?[\"']?NCCL_\w+\s*=")
 _MOST_LINE_CHARACTERS = 64 * 1024
 """Longer lines are read in pieces: a file without line ends must not exhaust memory."""
 
-_HINT = "give outputs of `nvidia-smi topo -m`, `nvidia-smi -q -x`, `ibstat`, NCCL's log (NCCL_DEBUG=INFO), nccl.conf"
+_HINT = (
+    "give outputs of `nvidia-smi topo -m`, `nvidia-smi -q -x`, `ibstat`, NCCL's log (NCCL_DEBUG=INFO), its topology "
+    "(NCCL_TOPO_DUMP_FILE), nccl.conf"
+)
 
 _AMD = re.compile(r"ROCm System Management|rocm-smi|AMDSMI|AMD-SMI|\bamdgpu\b|\bGPU\[\d+\]\s*:|\bXGMI\b")
 _REFUSED = (
@@ -50,6 +54,11 @@ _REFUSED = (
         re.compile(r"NV#\s+=|^Legend:", re.M),
         "holds the legend of `nvidia-smi topo -m` without its matrix",
         "run it on a node with GPUs and save the whole output",
+    ),
+    (
+        re.compile(r"<graphs\b"),
+        "holds the graphs of NCCL (NCCL_GRAPH_DUMP_FILE), not its topology",
+        "run a job with NCCL_TOPO_DUMP_FILE=FILE",
     ),
 )
 """What a file shows that cannot be used, what is wrong with it, and what to do."""
@@ -102,6 +111,7 @@ class _Found:
         self._reports: list[GpuReport] = []
         self._confs: list[ConfFile] = []
         self._adapters: list[Adapter] = []
+        self._topologies: list[NcclTopology] = []
         self._log = LogReader()
 
     def read(self, path: Path) -> bool:
@@ -114,6 +124,9 @@ class _Found:
         if Kind.GPU_REPORT in kinds:
             with _opened(path) as stream:
                 self._reports.append(parse_gpu_report(stream, path.name))
+        if Kind.TOPOLOGY in kinds:
+            with _opened(path) as stream:
+                self._topologies.append(parse_nccl_topology(stream, path.name))
         if Kind.MATRIX in kinds:
             with _lines(path) as lines:
                 self._matrices.append(parse_matrix(lines, path.name))
@@ -135,7 +148,8 @@ class _Found:
             matrices=tuple(self._matrices),
             gpu_reports=tuple(self._reports),
             conf_files=tuple(self._confs),
-            adapters=tuple(self._adapters),
+            adapters=(*self._adapters, *(nic for topology in self._topologies for nic in topology.adapters)),
+            topologies=tuple(self._topologies),
             log=self._log.facts(),
             missing=missing,
         )
@@ -212,6 +226,7 @@ class Kind(StrEnum):
 
     GPU_REPORT = "nvidia-smi -q -x"
     MATRIX = "nvidia-smi topo -m"
+    TOPOLOGY = "topology of NCCL"
     ADAPTERS = "ibstat"
     LOG = "NCCL log"
     CONF = "NCCL configuration file"
@@ -221,6 +236,8 @@ def recognise(head: bytes) -> frozenset[Kind]:
     """Return the kinds that the beginning of a file shows; empty = none that is known."""
     if b"<nvidia_smi_log" in head:
         return frozenset({Kind.GPU_REPORT})
+    if is_nccl_topology(head):
+        return frozenset({Kind.TOPOLOGY})
     lines = head.decode(errors="replace").splitlines()
     found = set()
     if any(is_matrix_header(line) for line in lines):

@@ -42,11 +42,13 @@ class Observation:
         what: one sentence without its end.
         evidence: lines that show it.
         fix: what to do here, if more specific than the rule's own advice.
+        severity: here, if it is not the rule's.
     """
 
     what: str
     evidence: tuple[Evidence, ...] = ()
     fix: str = ""
+    severity: Severity | None = None
 
 
 Check = Callable[[Facts], Iterable[Observation]]
@@ -58,7 +60,7 @@ class DoctorRule(Documented):
 
     Attributes:
         id: stable, for users and scripts.
-        severity: of its findings.
+        severity: of its findings, where an observation does not say otherwise.
         title: what is wrong, in a few words.
         check: yields each time that it is.
         why: it matters, one sentence.
@@ -80,8 +82,8 @@ class DoctorRule(Documented):
         """Return what this rule finds, each with the rule's explanation."""
         return [
             Finding(
-                id=self.id, severity=self.severity, what=seen.what, evidence=seen.evidence[:_SHOWN], why=self.why,
-                fix=seen.fix or self.fix, source=self.source,
+                id=self.id, severity=seen.severity or self.severity, what=seen.what, evidence=seen.evidence[:_SHOWN],
+                why=self.why, fix=seen.fix or self.fix, source=self.source,
             )
             for seen in self.check(facts)
         ]  # fmt: skip

@@ -20,6 +20,7 @@ class GpuModel:
         nvlinks: of one GPU at best.
         nvlink_gbps: of one link.
         arm: it comes with an Arm CPU.
+        peer_to_peer: the driver lets boards without NVLink reach each other over PCIe.
     """
 
     pattern: str
@@ -27,7 +28,18 @@ class GpuModel:
     nvlinks: int = 0
     nvlink_gbps: float = 0.0
     arm: bool = False
+    peer_to_peer: bool = True
 
+    def is_bridged(self, name: str) -> bool:
+        """Return whether a board of this name has no NVLinks but those of a bridge, if any."""
+        return self.nvlinks <= _BRIDGE_LINKS or any(word in name.upper() for word in _BRIDGED)
+
+
+_BRIDGE_LINKS = 4
+"""Most NVLinks of a bridge: no NVSwitch was made for fewer than six."""
+
+_BRIDGED = ("PCIE", "NVL")
+"""Words in the names of boards whose only NVLinks are bridges."""
 
 GPU_MODELS = (
     GpuModel(pattern=r"GB10\b", compute_capability=121, arm=True),
@@ -41,12 +53,17 @@ GPU_MODELS = (
     GpuModel(pattern=r"A800", compute_capability=80, nvlinks=8, nvlink_gbps=25.0),
     GpuModel(pattern=r"A100", compute_capability=80, nvlinks=12, nvlink_gbps=25.0),
     GpuModel(pattern=r"A30\b", compute_capability=80, nvlinks=4, nvlink_gbps=25.0),
-    GpuModel(pattern=r"A40\b|RTX A[4-6]000|RTX 3090", compute_capability=86, nvlinks=4, nvlink_gbps=14.0),
-    GpuModel(pattern=r"A10G?\b|A16\b|A2\b|RTX 30\d\d", compute_capability=86),
-    GpuModel(pattern=r"L40S?\b|L4\b|L20\b|RTX 40\d\d|Ada Generation", compute_capability=89),
-    GpuModel(pattern=r"RTX 50\d\d|RTX PRO \d000 Blackwell", compute_capability=120),
+    GpuModel(pattern=r"A40\b|RTX A[4-6]000", compute_capability=86, nvlinks=4, nvlink_gbps=14.0),
+    GpuModel(pattern=r"RTX 3090", compute_capability=86, nvlinks=4, nvlink_gbps=14.0, peer_to_peer=False),
+    GpuModel(pattern=r"A10\b|A16\b|A2\b", compute_capability=86),
+    GpuModel(pattern=r"A10G\b|RTX 30\d\d", compute_capability=86, peer_to_peer=False),
+    GpuModel(pattern=r"L40S?\b|L4\b|L20\b|Ada Generation", compute_capability=89),
+    GpuModel(pattern=r"RTX 40\d\d", compute_capability=89, peer_to_peer=False),
+    GpuModel(pattern=r"RTX PRO \d000 Blackwell", compute_capability=120),
+    GpuModel(pattern=r"RTX 50\d\d", compute_capability=120, peer_to_peer=False),
     GpuModel(pattern=r"V100", compute_capability=70, nvlinks=6, nvlink_gbps=25.0),
-    GpuModel(pattern=r"T4\b|RTX 20\d\d|Quadro RTX", compute_capability=75),
+    GpuModel(pattern=r"T4\b|Quadro RTX", compute_capability=75),
+    GpuModel(pattern=r"RTX 20\d\d", compute_capability=75, peer_to_peer=False),
     GpuModel(pattern=r"P100", compute_capability=60, nvlinks=4, nvlink_gbps=20.0),
 )
 """First match counts."""

@@ -46,6 +46,7 @@ class GpuState:
         recovery: what the driver recommends; empty = nothing.
         mig: it is split by MIG.
         persistence: its driver stays loaded; None = not reported.
+        virtualization: how a virtual machine has it, `Pass-Through` or `VGPU`; empty = it is not in one.
         fabric_state: registration with NVSwitch, `Completed` when done; empty = not reported.
     """
 
@@ -64,6 +65,7 @@ class GpuState:
     recovery: str = ""
     mig: bool = False
     persistence: bool | None = None
+    virtualization: str = ""
     fabric_state: str = ""
 
     @property
@@ -113,7 +115,7 @@ def parse_gpu_report(stream: IO[bytes], source: str) -> GpuReport:
     driver = cuda = ""
     elements = without_tag = 0
     try:
-        for chunk in _chunks(stream, source):
+        for chunk in xml_chunks(stream, source, "nvidia-smi -q -x > FILE"):
             parser.feed(chunk)
             without_tag += 1
             for event, element in parser.read_events():
@@ -156,20 +158,28 @@ def _no_report(source: str) -> InputError:
     )
 
 
-def _chunks(stream: IO[bytes], source: str) -> Iterator[bytes]:
-    """Yield the file, refusing what nvidia-smi never writes: entities, which can expand a small file to any size.
+def xml_chunks(stream: IO[bytes], source: str, command: str) -> Iterator[bytes]:
+    """Yield the file, refusing what no tool of NVIDIA writes: entities, which can expand a small file to any size.
 
     They are searched for in bytes, so encodings with two bytes per character, which would hide them, are refused.
+
+    Args:
+        stream: of the file.
+        source: its name, for messages.
+        command: that writes such a file.
+
+    Raises:
+        InputError: it is too long, defines entities, or is not UTF-8.
     """
     size, tail = 0, b""
     while chunk := stream.read(_CHUNK_BYTES):
         size += len(chunk)
         if size > MOST_BYTES:
-            raise _no_report(source)
+            raise InputError(f"{source} is longer than any output of `{command}`", hint=f"write it with `{command}`")
         if b"<!ENTITY" in tail + chunk:
-            raise InputError(f"{source} defines XML entities, which nvidia-smi never writes", hint="where is it from?")
+            raise InputError(f"{source} defines XML entities, which NVIDIA never writes", hint="where is it from?")
         if b"\0" in chunk:
-            raise InputError(f"{source} is not UTF-8", hint="write it again with `nvidia-smi -q -x > FILE`")
+            raise InputError(f"{source} is not UTF-8", hint=f"write it again with `{command}`")
         tail = (tail + chunk)[-8:]
         yield chunk
 
@@ -182,6 +192,7 @@ def _gpu(element: ET.Element, index: int) -> GpuState:
     state = _text(element, "performance_state")
     recovery = _text(element, "gpu_recovery_action")
     persistence = _text(element, "persistence_mode")
+    virtualization = _text(element, "gpu_virtualization_mode/virtualization_mode")
     return GpuState(
         index=index,
         bus_id=_text(element, "pci/pci_bus_id") or element.get("id", ""),
@@ -199,6 +210,7 @@ def _gpu(element: ET.Element, index: int) -> GpuState:
         recovery="" if recovery in ("None", "N/A") else recovery,
         mig=_text(element, "mig_mode/current_mig") == "Enabled",
         persistence=persistence == "Enabled" if persistence in ("Enabled", "Disabled") else None,
+        virtualization="" if virtualization in ("None", "N/A", "Host VGPU", "Host VSGA") else virtualization,
         fabric_state="" if _text(element, "fabric/state") == "N/A" else _text(element, "fabric/state"),
     )
 

@@ -19,7 +19,7 @@ class Path(IntEnum):
         PXB: several PCIe switches, without the CPU.
         PHB: the CPU's PCIe host bridge.
         NODE: several host bridges of one NUMA node.
-        SYS: the link between CPU sockets.
+        SYS: the link between NUMA nodes, of one CPU socket or of two.
         UNKNOWN: a word unknown to ncclt.
     """
 

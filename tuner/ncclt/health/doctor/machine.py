@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ncclt.health.doctor.adapters import adapters_here
+from ncclt.health.doctor.adapters import adapters_here, first_line
 from ncclt.health.doctor.conf_file import ConfFile, parse_conf_file
 from ncclt.health.doctor.facts import Facts
 from ncclt.nccl.driver_version import DRIVER_FILE, drivers_in
 from ncclt.nccl.log.evidence import Evidence, Variable, shortened
+from ncclt.nccl.parameters import FILES, NamedFile
 
 SYSTEM_CONF = Path("etc/nccl.conf")
 USER_CONF = ".nccl.conf"
 CONF_VARIABLE = "NCCL_CONF_FILE"
+
+_NOT_FILES = frozenset({"", "none", "static_plugin", "stdout", "stderr"})
+"""Values of variables of files that name none (plugin_open.cc, debug.cc)."""
+
+_LIBRARY_FOLDERS = ("lib64", "usr/lib64", "lib", "usr/lib", "usr/local/lib")
 
 _CPU_HEAD_CHARACTERS = 4096
 _VENDORS = {"GenuineIntel": "intel", "AuthenticAMD": "amd"}
@@ -30,17 +37,20 @@ def machine_facts(environ: Mapping[str, str], *, root: Path = Path("/"), home: P
         home: where ~/.nccl.conf is looked for; None = that of the user's account, as NCCL does, regardless of HOME.
     """
     files, problems = _conf_files(environ, root=root, home=home or _account_home())
+    cpu = _text(root / "proc/cpuinfo")[:_CPU_HEAD_CHARACTERS]
     return Facts(
+        here=True,
         environment=tuple(
             Variable(name=name, value=value, evidence=Evidence(source="environment", text=shortened(f"{name}={value}")))
             for name, value in sorted(environ.items())
             if name.startswith("NCCL_")
         ),
         conf_files=files,
-        conf_problems=problems,
+        file_problems=(*problems, *_missing_files(environ, files, root)),
         adapters=adapters_here(root),
         peer_memory=(root / "sys/module/nvidia_peermem").is_dir(),
-        cpu=cpu_vendor(_text(root / "proc/cpuinfo")[:_CPU_HEAD_CHARACTERS]),
+        cpu=cpu_vendor(cpu),
+        virtual=_virtual_machine(cpu, root),
         driver=next(iter(drivers_in(_text(root / DRIVER_FILE.lstrip("/")))), ""),
     )
 
@@ -59,9 +69,6 @@ def _conf_files(
     named = environ.get(CONF_VARIABLE, "")
     problems = []
     paths = [Path(named)] if named else [home / USER_CONF] if home else []
-    if named and not Path(named).is_file():
-        why = "NCCL does not expand ~" if named.startswith("~") else "there is no such file here"
-        problems.append(Evidence(source="environment", text=f"{CONF_VARIABLE}={named}: {why}"))
     found = []
     for path in [*paths, root / SYSTEM_CONF]:
         try:
@@ -72,6 +79,58 @@ def _conf_files(
         except OSError as error:
             problems.append(Evidence(source=str(path), text=f"{path} cannot be read: {error.strerror}"))
     return tuple(found), tuple(problems)
+
+
+def _missing_files(environ: Mapping[str, str], files: tuple[ConfFile, ...], root: Path) -> Iterator[Evidence]:
+    """Yield the files that variables name and that are not on this machine; the environment wins over conf files."""
+    named = {name: (value, Evidence(source="environment", text="")) for name, value in environ.items()}
+    for file in files:
+        for row in file.assignments:
+            named.setdefault(row.name, (row.value, row.evidence))
+    for name, file_row in FILES.items():
+        value, evidence = named.get(name, ("", Evidence(source="", text="")))
+        # NCCL_NET_PLUGIN may list several (NCCL 2.28).
+        for part in value.split(",") if file_row.library is not None else [value]:
+            word = part.strip()
+            if word.lower() not in _NOT_FILES and (why := _missing_file(file_row, word, environ, root)):
+                text = f"{name}={shortened(value)}: {why}, so {file_row.without}"
+                yield Evidence(source=evidence.source, line=evidence.line, text=text)
+
+
+def _missing_file(row: NamedFile, value: str, environ: Mapping[str, str], root: Path) -> str:
+    """Return why a file cannot be used; empty = it is there."""
+    if value.startswith("~"):
+        return "NCCL does not expand ~"
+    if row.written:
+        folder = Path(value).parent
+        return "" if "%" in str(folder) or folder.is_dir() else f"there is no folder {folder} here"
+    if row.library is None or "/" in value:
+        return "" if Path(value).is_file() else "there is no such file here"
+    names = [value, *([f"{row.library}-{value}.so"] if row.library else [])]
+    folders = [Path(part) for part in environ.get("LD_LIBRARY_PATH", "").split(":") if part]
+    folders += [path for name in _LIBRARY_FOLDERS for path in (root / name, *(root / name).glob("*-linux-gnu"))]
+    cached = _bytes(root / "etc/ld.so.cache")
+    if any((folder / name).is_file() for folder in folders for name in names):
+        return ""
+    if any(f"\0{name}\0".encode() in cached for name in names):
+        return ""
+    return f"{' and '.join(names)} are in no folder of LD_LIBRARY_PATH or of the system"
+
+
+def _virtual_machine(cpu: str, root: Path) -> Evidence | None:
+    """Return the sign that this is a virtual machine; None = there is none."""
+    if re.search(r"^flags\s*:.*\bhypervisor\b", cpu, re.M):
+        return Evidence(source="/proc/cpuinfo", text="the CPU has the flag `hypervisor`")
+    if kind := first_line(root / "sys/hypervisor/type"):
+        return Evidence(source="/sys/hypervisor/type", text=kind)
+    return None
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
 
 
 def _text(path: Path) -> str:

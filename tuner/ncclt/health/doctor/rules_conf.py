@@ -68,14 +68,16 @@ def _against_recommendation(facts: Facts) -> Iterator[Observation]:
 @rule(
     id="CNF004",
     severity=Severity.WARNING,
-    title="a file is not found",
-    why="NCCL continues without it silently, and does not look at ~/.nccl.conf either.",
-    fix="give NCCL_CONF_FILE an absolute path that exists on every node, without ~",
-    source="NCCL user guide, NCCL_CONF_FILE",
+    title="a file that a variable names is not found",
+    why="NCCL usually goes on without it, and only its log says so.",
+    fix="give an absolute path that exists on every node, without ~, or unset the variable",
+    source="NCCL user guide, environment variables; ncclt.nccl.parameters.FILES",
 )
 def _not_found(facts: Facts) -> Iterator[Observation]:
-    for problem in facts.conf_problems:
+    for problem in facts.file_problems:
         yield Observation(what=problem.text, evidence=(problem,))
+    for line in facts.log.unopened:
+        yield Observation(what="NCCL could not open a file that a variable names", evidence=(line,))
 
 
 @rule(

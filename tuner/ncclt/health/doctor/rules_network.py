@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -138,9 +139,50 @@ def _down_adapters(facts: Facts) -> Iterator[Observation]:
         )
 
 
+_VIRTUAL = re.compile(
+    r"docker|br-|br\d|virbr|lxcbr|lxdbr|lxc|veth|cni|flannel|cali|cilium|kube|nerdctl|podman|tailscale|wg\d|tun\d|tap\d|"
+    r"vmnet|vboxnet|zt"
+)
+"""Beginnings of the names of interfaces that are software: bridges, pairs and tunnels."""
+
+
+@rule(
+    id="NET004",
+    severity=Severity.WARNING,
+    title="sockets over a virtual interface",
+    why="Bridges of containers and tunnels exist on every node with the same addresses: ranks of other nodes are not "
+    "reached, or by a detour, and NCCL knows no speed of it.",
+    fix="name the interface that leads to the other nodes: NCCL_SOCKET_IFNAME==eth0 (see `ip -br addr`)",
+    source="misc/socket.cc (ncclFindInterfaces leaves out docker and lo only); NCCL user guide, NCCL_SOCKET_IFNAME",
+)
+def _virtual_interface(facts: Facts) -> Iterator[Observation]:
+    named = facts.value("NCCL_SOCKET_IFNAME")
+    if named and not named.value.startswith("^"):
+        names = [name for name in named.value.removeprefix("=").split(",") if name]
+        if names and all(_VIRTUAL.match(name) for name in names):
+            yield Observation(
+                what=f"NCCL_SOCKET_IFNAME={named.value} names a virtual interface", evidence=(named.evidence,)
+            )
+            return
+    one_node = {start.nodes for start in facts.log.starts if start.nodes} == {1}
+    for role, word in (("Bootstrap", "ranks meet"), ("NET/Socket", "sockets run")):
+        lines: dict[str, Evidence] = {}
+        for process in facts.log.processes:
+            for (where, interface), line in process.sockets.items():
+                if where == role and _VIRTUAL.match(interface):
+                    lines.setdefault(interface, line)
+        if lines:
+            yield Observation(
+                what=f"{word} over a virtual interface: {', '.join(lines)}",
+                evidence=tuple(lines.values()),
+                severity=Severity.INFO if one_node else None,
+            )
+
+
 NETWORK_RULES = (
     _sockets_beside_fast_network,
     _gpudirect_off,
     _down_adapters,
+    _virtual_interface,
 )
 """About the network between nodes."""

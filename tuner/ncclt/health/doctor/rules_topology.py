@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from ncclt.health.doctor.facts import Facts
 from ncclt.health.doctor.finding import Observation, Severity, rule
 from ncclt.health.doctor.gpu_models import gpu_model
-from ncclt.health.doctor.link import Link, Path
+from ncclt.health.doctor.link import NEAR_NIC, Link, Path
 from ncclt.health.doctor.matrix import TopologyMatrix
 from ncclt.nccl.log.evidence import Evidence
-from ncclt.nccl.log.facts import Connection
+from ncclt.nccl.log.facts import Connection, PrintedLink
 
 _FALLBACK_BW_GBPS = 0.1
 """What the search writes when it gave up (graph/search.cc of 2.12 and later)."""
@@ -195,10 +195,9 @@ def _unequal_channels(facts: Facts) -> Iterator[Observation]:
 @rule(
     id="TOP007",
     severity=Severity.WARNING,
-    title="NICs sit on the other CPU socket",
-    why="NCCL does not use GPUDirect across sockets, and the socket link is shared with everything else.",
-    fix="move NICs or GPUs to the same socket, or use NICs of both sockets (NCCL_IB_HCA); PXN helps where there "
-    "is NVLink",
+    title="NICs sit on another NUMA node",
+    why="NCCL does not use GPUDirect across NUMA nodes, and the link between them is shared with everything else.",
+    fix="move NICs or GPUs to the same NUMA node, or use NICs of all (NCCL_IB_HCA); PXN helps where there is NVLink",
     source="graph/paths.cc (GPUDirect up to PXB); legend of nvidia-smi topo -m",
 )
 def _far_nics(facts: Facts) -> Iterator[Observation]:
@@ -206,7 +205,7 @@ def _far_nics(facts: Facts) -> Iterator[Observation]:
         far = [gpu for gpu in matrix.gpus if matrix.nics and matrix.nic_links(gpu)[0][1].path is Path.SYS]
         if far:
             names = ", ".join(f"GPU{gpu}" for gpu in far)
-            every = "every GPU reaches" if len(far) == len(matrix.gpus) else f"{names} reach"
+            every = "every GPU reaches" if len(far) == len(matrix.gpus) else f"{names} reach{'es' * (len(far) == 1)}"
             lines = tuple(
                 Evidence(
                     source=matrix.source,
@@ -214,7 +213,7 @@ def _far_nics(facts: Facts) -> Iterator[Observation]:
                 )
                 for gpu in far
             )
-            yield Observation(what=f"{every} every NIC across the link between CPU sockets (SYS)", evidence=lines)
+            yield Observation(what=f"{every} every NIC across NUMA nodes (SYS)", evidence=lines)
 
 
 @rule(
@@ -273,6 +272,170 @@ def _is_switched(matrix: TopologyMatrix, names: list[str]) -> bool:
     return bool(model and len(matrix.gpus) > 2 and links and all(link.lanes == model.nvlinks for link in links))
 
 
+@rule(
+    id="TOP010",
+    severity=Severity.WARNING,
+    title="GPUs of a node talk through host memory",
+    why="Host memory (SHM) moves a fraction of what NVLink or PCIe peer-to-peer does. It is normal for GeForce boards "
+    "and, by default, for GPUs that share no PCIe switch.",
+    fix="see `nvidia-smi topo -p2p r`; unset NCCL_P2P_DISABLE and NCCL_P2P_LEVEL, switch PCIe ACS off, and in "
+    "containers give all GPUs to every process",
+    source=f"graph/paths.cc (ncclTopoCheckP2p); NCCL user guide, troubleshooting: {_DOCS}",
+)
+def _host_memory(facts: Facts) -> Iterator[Observation]:
+    shared = [c for start in facts.log.starts for c in start.connections if c.kind == "SHM"]
+    if not shared or _shared_memory_beside_nvlink.findings(facts) or _no_peer_to_peer.findings(facts):
+        return
+    channels = len({number for connection in shared for number in connection.channels})
+    what = f"GPUs of one node talk through host memory ({channels} channel{'s' * (channels != 1)} via SHM)"
+    expectation, normal = _expected_transport(facts)
+    if expectation:
+        yield Observation(
+            what=f"{what}{expectation}",
+            evidence=(shared[0].evidence,),
+            fix="" if not normal else "nothing: no setting makes these GPUs reach each other directly",
+            severity=Severity.INFO if normal else None,
+        )
+
+
+def _expected_transport(facts: Facts) -> tuple[str, bool]:
+    """Return how host memory between GPUs compares with their hardware, and whether it is normal.
+
+    Empty = some GPUs reach each other directly, so that the others do not share a PCIe switch.
+    """
+    models = [(name, model) for name in facts.gpu_models if (model := gpu_model(name))]
+    for name, model in models:
+        if not model.is_bridged(name):
+            return f" although every {name} has NVLink", False
+    if models and not any(model.peer_to_peer for _, model in models):
+        return f", which is normal for {models[0][0]}: it has no peer-to-peer", True
+    paths = {graph.type_intra for start in facts.log.starts for graph in start.graphs if graph.pattern == _RING}
+    paths |= {link.word for matrix in facts.matrices for _, _, link in matrix.gpu_pairs()}
+    if paths & {"PIX", "PXB"} and not paths & {"PHB", "NODE", "SYS"}:
+        return " although they share PCIe switches", False
+    if paths & {"PHB", "NODE", "SYS"}:
+        far = ", ".join(sorted(paths & {"PHB", "NODE", "SYS"}))
+        return f", which is the NCCL default for GPUs without a common PCIe switch ({far})", True
+    if any(kind.startswith("P2P") for kind in facts.log.transports()):
+        return "", True
+    if models:
+        return f"; {models[0][0]} can reach its peers directly where they share a PCIe switch", False
+    return "; the log does not name the GPUs, so give `nvidia-smi -q -x` and `nvidia-smi topo -m` too", False
+
+
+_SLOWEST_GBPS, _FASTEST_GBPS = 1.0, 2000.0
+"""One lane of PCIe 3, as NCCL counts, on which no GPU or fast NIC sits; twice the NVLinks of the newest GPU."""
+
+_LEFT_SHARE = 0.25
+"""A GPU's link with this share of another GPU's, or less, is wrong: slots differ by a generation or half the lanes."""
+
+
+@rule(
+    id="TOP011",
+    severity=Severity.WARNING,
+    title="a link is taken for an impossible bandwidth",
+    why="NCCL computes its rings, trees and choices from these figures: one wrong link slows all of them.",
+    fix="compare `lspci -vv` (LnkSta, LnkCap) of that device and of the switches above it; a virtual machine may show "
+    "wrong values, then give the provider's NCCL_TOPO_FILE",
+    source="graph/topo.cc (ncclTopoAddPci); nccl-tests#256",
+)
+def _impossible_link(facts: Facts) -> Iterator[Observation]:
+    links = [link for link in (*facts.log.links, *_dumped_links(facts)) if link.kind in ("PCI", "NVL")]
+    found: dict[str, list[Evidence]] = {}
+    for link in links:
+        others = [other for other in links if other.kind == link.kind and other.device != link.device]
+        same = max((other.gbps for other in others if other.end == link.end == "GPU"), default=0.0)
+        if not _SLOWEST_GBPS <= link.gbps <= _FASTEST_GBPS or link.gbps <= _LEFT_SHARE * same:
+            name = {"PCI": "the PCIe link", "NVL": "the NVLink"}[link.kind]
+            beside = f" (others {max(other.gbps for other in others):g})" if others else ""
+            what = f"{name} to {link.device} is taken for {link.gbps:g} GB/s{beside}"
+            found.setdefault(what, []).append(link.evidence)
+    for what, lines in found.items():
+        yield Observation(what=what, evidence=tuple(lines))
+    for topology in facts.topologies:
+        guessed = [link for link in topology.pci_links() if not link.generation or not link.width]
+        if guessed:
+            names = ", ".join(link.bus_id for link in guessed)
+            shown = tuple(Evidence(source=topology.source, text=f"{link.bus_id}: {link}") for link in guessed)
+            yield Observation(what=f"Linux shows no PCIe speed or width of {names}: NCCL guesses", evidence=shown)
+
+
+def _dumped_links(facts: Facts) -> Iterator[PrintedLink]:
+    """Yield the links of dumped topologies as NCCL would print them."""
+    for topology in facts.topologies:
+        gpus = {gpu.link for gpu in topology.gpus}
+        for link in topology.pci_links():
+            if link.generation and link.width:
+                line = Evidence(source=topology.source, text=f"{link.bus_id}: {link}")
+                end = "GPU" if link in gpus else "PCI"
+                yield PrintedLink(kind="PCI", gbps=link.gbps, end=end, device=link.bus_id, evidence=line)
+
+
+@rule(
+    id="TOP012",
+    severity=Severity.WARNING,
+    title="a virtual machine hides the PCIe tree",
+    why="NCCL cannot see which GPUs and NICs share a switch: it uses far NICs and does without peer-to-peer and "
+    "GPUDirect.",
+    fix="give the provider's topology file (NCCL_TOPO_FILE), or let the hypervisor show switches and NUMA nodes",
+    source="graph/xml.cc (ncclTopoGetStrFromSys); NCCL user guide, NCCL_TOPO_FILE",
+)
+def _hidden_tree(facts: Facts) -> Iterator[Observation]:
+    given = facts.value("NCCL_TOPO_FILE") or any("NCCL_TOPO_FILE" in p.set_inside for p in facts.log.processes)
+    if given:
+        return
+    virtual = facts.virtual_machine
+    for matrix in facts.matrices:
+        words = {link.word for _, _, link in matrix.gpu_pairs()}
+        if _is_contradictory(matrix):
+            line = Evidence(source=matrix.source, text=f"NUMA affinity {', '.join(matrix.numa_affinity) or 'not told'}")
+            yield Observation(
+                what=f"the matrix shows {len(matrix.gpus)} GPUs all across NUMA nodes (SYS), more than there are: the "
+                "PCIe tree is hidden",
+                evidence=(line, *([virtual] if virtual else [])),
+            )
+        elif virtual and len(matrix.gpus) > 1 and not matrix.has_nvlink and words <= {"PHB", "SYS", "NODE"}:
+            yield Observation(
+                what=f"a virtual machine shows no PCIe switch between its GPUs ({', '.join(sorted(words))})",
+                evidence=(virtual,),
+            )
+        elif virtual and matrix.nics and not _has_near_nic(matrix) and len(matrix.gpus) > 1:
+            line = Evidence(source=matrix.source, text="no GPU reaches a NIC by PIX or PXB")
+            yield Observation(what="a virtual machine shows no NIC near a GPU", evidence=(virtual, line))
+
+
+def _is_contradictory(matrix: TopologyMatrix) -> bool:
+    """Return whether all pairs are across NUMA nodes although there cannot be that many."""
+    if {link.path for _, _, link in matrix.gpu_pairs()} != {Path.SYS}:
+        return False
+    nodes = [node for node in matrix.numa_affinity if node and node != "N/A"]
+    known = len(nodes) == len(matrix.gpus)
+    return len(set(nodes)) < len(nodes) if known else len(matrix.gpus) > _MOST_SOCKETS
+
+
+_MOST_SOCKETS = 2
+"""CPU sockets of a usual node, each one NUMA node or more; the matrix names the NUMA nodes where there are more."""
+
+
+def _has_near_nic(matrix: TopologyMatrix) -> bool:
+    return any(link.path <= NEAR_NIC for gpu in matrix.gpus for _, link in matrix.nic_links(gpu))
+
+
+@rule(
+    id="TOP013",
+    severity=Severity.INFO,
+    title="every GPU is on a NUMA node of its own",
+    why="Traffic between them crosses NUMA nodes (SYS): NCCL uses host memory there, except for two GPUs on AMD.",
+    fix="on AMD, NPS1 in the BIOS puts the GPUs of a socket on one NUMA node",
+    source="legend of nvidia-smi topo -m; graph/paths.cc (ncclTopoCheckP2p); NVIDIA/nccl#770",
+)
+def _all_across(facts: Facts) -> Iterator[Observation]:
+    for matrix in facts.matrices:
+        if {link.path for _, _, link in matrix.gpu_pairs()} == {Path.SYS} and not _is_contradictory(matrix):
+            line = Evidence(source=matrix.source, text=f"NUMA affinity {', '.join(matrix.numa_affinity) or 'not told'}")
+            yield Observation(what=f"all {len(matrix.gpus)} GPUs reach each other across NUMA nodes", evidence=(line,))
+
+
 TOPOLOGY_RULES = (
     _gave_up,
     _unreadable,
@@ -283,5 +446,9 @@ TOPOLOGY_RULES = (
     _far_nics,
     _missing_lanes,
     _no_multicast,
+    _host_memory,
+    _impossible_link,
+    _hidden_tree,
+    _all_across,
 )
 """About the paths between GPUs."""

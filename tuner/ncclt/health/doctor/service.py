@@ -17,6 +17,7 @@ from ncclt.core.message import Collective, Message
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.errors import InputError
 from ncclt.health.doctor import Diagnosis, Facts, diagnose
+from ncclt.health.doctor.examination import LOG_VARIABLES
 from ncclt.health.doctor.files import facts_of_files
 from ncclt.health.doctor.gpu_report import parse_gpu_report
 from ncclt.health.doctor.machine import machine_facts
@@ -40,16 +41,6 @@ _START_BYTES = 1024 * 1024
 
 _LAST_LINES, _MOST_CHARACTERS = 3, 400
 """Shown of an all_reduce that failed."""
-
-LOG_VARIABLES = {
-    "NCCL_DEBUG": "INFO",
-    "NCCL_DEBUG_SUBSYS": "INIT,BOOTSTRAP,ENV,NET,GRAPH,TUNING",
-    # Empty = standard output, whatever file the shell has named (debug.cc).
-    "NCCL_DEBUG_FILE": "",
-    # Connect everything at the start, so that every transport is logged (2.22 connects when first needed).
-    "NCCL_RUNTIME_CONNECT": "0",
-}
-"""What makes NCCL log how it starts."""
 
 _Parsed = TypeVar("_Parsed")
 
@@ -107,8 +98,7 @@ def examine_here(
     """
     facts = machine_facts(environ, root=root, home=home)
     if find(NVIDIA_SMI) is None:
-        gone = "no nvidia-smi here: save `nvidia-smi topo -m` and `nvidia-smi -q -x` on a GPU node and give --from FILE"
-        facts = replace(facts, missing=(gone,))
+        facts = replace(facts, smi_problem="nvidia-smi missing")
     else:
         facts = _with_gpus(facts, LocalLauncher(environment=environ, keep_env=True))
     facts = replace(facts, log=log or facts.log, missing=(*facts.missing, *missing))
@@ -176,6 +166,7 @@ def _with_gpus(facts: Facts, launcher: Launcher) -> Facts:
         matrices=(matrix,) if matrix else (),
         gpu_reports=(report,) if report else (),
         missing=(*facts.missing, *missing),
+        smi_problem="nvidia-smi failed" if missing else "",
     )
 
 
@@ -206,24 +197,4 @@ def _with(
     version: NcclVersion | None,
     recommended: Mapping[str, str] | None,
 ) -> Facts:
-    unlogged = _unlogged(facts.log)
-    return replace(
-        facts, cluster=cluster, version=version, recommended=tuple(sorted((recommended or {}).items())),
-        missing=(*facts.missing, *([unlogged] if unlogged else [])),
-    )  # fmt: skip
-
-
-def _unlogged(log: LogFacts) -> str:
-    """Return what a log lacks of a start, and how to log it; empty = it lacks nothing, or there is no log."""
-    wanted = " ".join(f"{name}={value}" for name, value in LOG_VARIABLES.items() if value)
-    if not log.sources:
-        return ""
-    logs = ", ".join(log.sources[:_LAST_LINES]) + (", ..." if len(log.sources) > _LAST_LINES else "")
-    if not log.tells_starts:
-        return (
-            f"{logs} holds no line of a start: ranks, transports, channels and networks were not examined; log a job "
-            f"from its beginning with {wanted}"
-        )
-    if any((start.ranks or 0) > 1 for start in log.starts) and not log.transports():
-        return f"{logs} shows no connection: transports were not examined; log a job with {wanted}"
-    return ""
+    return replace(facts, cluster=cluster, version=version, recommended=tuple(sorted((recommended or {}).items())))

@@ -32,6 +32,8 @@ class Process:
         adapters: name -> link layer, as found by the IB transport or a plugin like it.
         provider: of libfabric, for example `efa`.
         plugins: line -> what was loaded or searched for: tuner, net, profiler.
+        set_inside: name -> value of variables that a plugin says it sets in the process.
+        sockets: `Bootstrap` or `NET/Socket`, and a network interface that it uses -> the line.
     """
 
     host: str
@@ -43,6 +45,8 @@ class Process:
     adapters: dict[str, str] = field(default_factory=dict)
     provider: Said | None = None
     plugins: dict[str, Said] = field(default_factory=dict)
+    set_inside: dict[str, Said] = field(default_factory=dict)
+    sockets: dict[tuple[str, str], Evidence] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -170,6 +174,25 @@ class CostRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PrintedLink:
+    """One link of the topology that NCCL prints.
+
+    Attributes:
+        kind: `PCI`, `NVL`, `NET`, ...
+        gbps: as NCCL takes it, GB/s.
+        end: kind of the device that it leads to: `GPU`, `NIC`, `PCI`, `NVS`, `NET`, ...
+        device: that device, `GPU/0-43000`.
+        evidence: the line.
+    """
+
+    kind: str
+    gbps: float
+    end: str
+    device: str
+    evidence: Evidence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LogFacts:
     """Everything that the logs of one job say about its start.
 
@@ -188,8 +211,8 @@ class LogFacts:
         gpudirect: (enabled, line) about GPUDirect RDMA.
         multicast: (available, line) of NVLink SHARP.
         warnings: of NCCL, each text once.
-        net_gbps: bandwidth of a network device as NCCL detected it, GB/s; 0 = not logged.
-        nvlink_ends: where NVLinks lead: `NVS` = NVSwitch, `GPU` = another GPU.
+        unopened: lines that say that a file with a topology or graphs could not be opened.
+        links: of the printed topology, equal ones of a host once.
         cpu: `intel`, `amd` or `arm`; empty = not logged.
         jobs: processes that belong together, as (host, pid): those that shared a communicator.
     """
@@ -208,8 +231,8 @@ class LogFacts:
     gpudirect: tuple[tuple[bool, Evidence], ...] = ()
     multicast: tuple[tuple[bool, Evidence], ...] = ()
     warnings: tuple[Evidence, ...] = ()
-    net_gbps: float = 0.0
-    nvlink_ends: frozenset[str] = frozenset()
+    unopened: tuple[Evidence, ...] = ()
+    links: tuple[PrintedLink, ...] = ()
     cpu: str = ""
     jobs: tuple[tuple[tuple[str, int], ...], ...] = ()
 
@@ -217,6 +240,16 @@ class LogFacts:
     def tells_starts(self) -> bool:
         """Return whether the log holds lines of communicators that start."""
         return any(start.connections or start.rank is not None or start.channels for start in self.starts)
+
+    @property
+    def net_gbps(self) -> float:
+        """Return the bandwidth of a network device as NCCL detected it, GB/s; 0 = not logged."""
+        return max((link.gbps for link in self.links if link.kind == link.end == "NET"), default=0.0)
+
+    @property
+    def nvlink_ends(self) -> frozenset[str]:
+        """Return where NVLinks lead: `NVS` = NVSwitch, `GPU` = another GPU."""
+        return frozenset(link.end for link in self.links if link.kind == "NVL" and link.end in ("NVS", "GPU"))
 
     def transports(self) -> dict[str, int]:
         """Return kind of transport -> channels over all connections."""

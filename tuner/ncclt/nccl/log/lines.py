@@ -31,7 +31,10 @@ NETWORK = re.compile(r"Using network (\S.*)")
 ADAPTERS = re.compile(r"NET/(?:IB|[\w. ]*RDMA[\w. ]*) : Using (.*)")
 ADAPTER = re.compile(r"\[\d+\]([\w.+-]+):\d+/(\w+)")
 PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is ([\w;]+)")
-PLUGIN = re.compile(r"(TUNER/Plugin|NET/Plugin|PROFILER/Plugin|ENV/Plugin)\s?: (.*)")
+PLUGIN = re.compile(r"(TUNER|NET|PROFILER|ENV|GIN|RMA)/Plugin\s?: (.*)")
+SET_INSIDE = re.compile(r"[Ss]etting (NCCL_[A-Z0-9_]+)(?: environment variable)?(?: to |\s?=\s?)\"?([^\s\"]+)")
+SOCKETS = re.compile(r"(Bootstrap|NET/Socket)\s?: Using (.*)")
+INTERFACE = re.compile(r"(?:\[\d+\])?([\w.@-]+):\S+<\d+>")
 CONNECTION = re.compile(
     r"(?:Channel|Ring|Tree) (\d+)(?:/(\d+))? : (\d+)(?:\[([0-9a-f]+)\])? -> (\d+)(?:\[([0-9a-f]+)\])? "
     r"(?:\[(?:send|receive)\] )?via (\S.*)"
@@ -47,8 +50,8 @@ P2P_PROBLEM = re.compile(
 )
 GPUDIRECT = re.compile(r"GPU Direct RDMA (?:\(\w+\) )?(Enabled|enabled|Disabled|disabled) for (?:HCA|GPU)")
 MULTICAST = re.compile(r"NVLS multicast support is (not )?available on dev \d+")
-NET_DEVICE = re.compile(r"\+ NET\[([\d.]+)\] - NET/")
-NVLINK = re.compile(r"\+ NVL\[[\d.]+\] - (NVS|GPU)\b")
+LINK = re.compile(r"\+ (\w+)\[([\d.]+)\] - ((\w+)(?:/[\w-]+)?)")
+UNOPENED = re.compile(r"Could not open XML (?:topology|graph) file (?!/var/run/nvidia-topologyd/)")
 CPU = re.compile(r"CPU/[\w-]+ \((\d+)/(\d+)/-?\d+\)")
 ANNOUNCED = re.compile(r"NCCL version (\d+\.\d+\.\d+)|# nccl-tests version .*nccl-library=(\d+)")
 TEST_DEVICE = re.compile(r"#\s+Rank\s+\d+ .*\bdevice\s+\d+ \[[0-9a-fA-Fx:.]+\] (\S.*)")

@@ -10,7 +10,17 @@ from ncclt.errors import InputError
 from ncclt.nccl.log.calls import CommLine, comm_line
 from ncclt.nccl.log.cost_table import Costs, CostTableReader, costs_of
 from ncclt.nccl.log.evidence import Evidence, shortened
-from ncclt.nccl.log.facts import Connection, CostRow, LogFacts, Process, RankStart, Said, SearchedGraph, jobs_of
+from ncclt.nccl.log.facts import (
+    Connection,
+    CostRow,
+    LogFacts,
+    PrintedLink,
+    Process,
+    RankStart,
+    Said,
+    SearchedGraph,
+    jobs_of,
+)
 from ncclt.nccl.log.lines import (
     ADAPTER,
     ADAPTERS,
@@ -24,14 +34,17 @@ from ncclt.nccl.log.lines import (
     FALLBACK,
     GPUDIRECT,
     GRAPH,
+    INTERFACE,
+    LINK,
     MULTICAST,
-    NET_DEVICE,
     NETWORK,
-    NVLINK,
     P2P_PROBLEM,
     PLUGIN,
     PROVIDER,
+    SET_INSIDE,
+    SOCKETS,
     TEST_DEVICE,
+    UNOPENED,
     UNREADABLE,
     VARIABLE,
     VERSION,
@@ -47,6 +60,9 @@ _MOST_TABLES = 5_000
 
 _MOST_OF_A_KIND = 200
 """Most lines kept of one kind of problem: thousands of ranks log the same."""
+
+_MOST_LINKS = 20_000
+"""Most different links kept: those of some hundred nodes."""
 
 _CALLS = (": opCount ", " Bytes -> ")
 """Marks of the lines about calls: nearly all of a long log, and never about a start."""
@@ -73,12 +89,11 @@ class LogReader:
         self._printed: list[RankStart] = []
         self._models: dict[str, None] = {}
         self._announced: Said | None = None
-        self._kept: dict[str, list[Evidence]] = {"fallback": [], "unreadable": [], "p2p": []}
+        self._kept: dict[str, list[Evidence]] = {"fallback": [], "unreadable": [], "p2p": [], "unopened": []}
         self._warnings: dict[str, Evidence] = {}
         self._gpudirect: list[tuple[bool, Evidence]] = []
         self._multicast: list[tuple[bool, Evidence]] = []
-        self._net_gbps = 0.0
-        self._nvlink_ends: set[str] = set()
+        self._links: dict[tuple[str, str, str, str], PrintedLink] = {}
         self._cpu = ""
 
     def read(self, lines: Iterable[str], source: str) -> None:
@@ -122,8 +137,8 @@ class LogReader:
             gpudirect=tuple(self._gpudirect),
             multicast=tuple(self._multicast),
             warnings=tuple(self._warnings.values()),
-            net_gbps=self._net_gbps,
-            nvlink_ends=frozenset(self._nvlink_ends),
+            unopened=tuple(self._kept["unopened"]),
+            links=tuple(self._links.values()),
             cpu=self._cpu,
             jobs=jobs_of(starts),
         )
@@ -169,17 +184,17 @@ class LogReader:
 
     def _take_machine(self, said: LogLine, evidence: Evidence) -> None:
         """Read what concerns the whole node."""
-        for name, pattern in (("fallback", FALLBACK), ("unreadable", UNREADABLE), ("p2p", P2P_PROBLEM)):
+        for name, pattern in _PROBLEMS:
             if pattern.search(said.text) and len(self._kept[name]) < _MOST_OF_A_KIND:
                 self._kept[name].append(evidence)
         if (match := GPUDIRECT.search(said.text)) and len(self._gpudirect) < _MOST_OF_A_KIND:
             self._gpudirect.append((match[1].lower() == "enabled", evidence))
         if (match := MULTICAST.search(said.text)) and len(self._multicast) < _MOST_OF_A_KIND:
             self._multicast.append((not match[1], evidence))
-        if match := NET_DEVICE.search(said.text):
-            self._net_gbps = max(self._net_gbps, _float(match[1]))
-        if match := NVLINK.search(said.text):
-            self._nvlink_ends.add(match[1])
+        if "+ " in said.text and (match := LINK.search(said.text)) and len(self._links) < _MOST_LINKS:
+            kind, gbps, device, end = match.groups()
+            link = PrintedLink(kind=kind, gbps=_float(gbps), end=end, device=device, evidence=evidence)
+            self._links.setdefault((said.host, kind, gbps, device), link)
         if not self._cpu and (match := CPU.search(said.text)):
             self._cpu = "arm" if int(match[1]) == CPU_ARM else CPU_VENDORS.get(int(match[2]), "")
         if "|" in said.text:
@@ -286,7 +301,19 @@ def _driver(process: Process, match: Match[str], _evidence: Evidence) -> None:
 
 
 def _variable(process: Process, match: Match[str], evidence: Evidence) -> None:
-    process.variables.setdefault(match[1], Said(value=match[2].strip().removesuffix("."), evidence=evidence))
+    value = match[2].strip().removesuffix(".")
+    inside = process.set_inside.get(match[1])
+    if inside is None or inside.value != value:  # NCCL logs what a plugin has set like what was inherited
+        process.variables.setdefault(match[1], Said(value=value, evidence=evidence))
+
+
+def _set_inside(process: Process, match: Match[str], evidence: Evidence) -> None:
+    process.set_inside.setdefault(match[1], Said(value=match[2], evidence=evidence))
+
+
+def _sockets(process: Process, match: Match[str], evidence: Evidence) -> None:
+    for interface in INTERFACE.findall(match[2]):
+        process.sockets.setdefault((match[1], interface), evidence)
 
 
 def _network(process: Process, match: Match[str], evidence: Evidence) -> None:
@@ -302,13 +329,21 @@ def _provider(process: Process, match: Match[str], evidence: Evidence) -> None:
 
 
 def _plugin(process: Process, match: Match[str], evidence: Evidence) -> None:
-    process.plugins.setdefault(match[1] + match[2], Said(value=f"{match[1]}: {match[2]}", evidence=evidence))
+    said = f"{match[1]}/Plugin: {match[2]}"
+    process.plugins.setdefault(said, Said(value=said, evidence=evidence))
 
+
+_PROBLEMS = (
+    ("fallback", FALLBACK), ("unreadable", UNREADABLE), ("p2p", P2P_PROBLEM), ("unopened", UNOPENED),
+)  # fmt: skip
+"""Kind of a problem of the node -> its line."""
 
 _OF_PROCESSES: tuple[tuple[Pattern[str], Callable[[Process, Match[str], Evidence], None]], ...] = (
     (VERSION, _version),
     (DRIVER, _driver),
+    (SET_INSIDE, _set_inside),
     (VARIABLE, _variable),
+    (SOCKETS, _sockets),
     (NETWORK, _network),
     (ADAPTERS, _adapters),
     (PROVIDER, _provider),
