@@ -2,7 +2,9 @@
 
 import pytest
 
+from ncclt.errors import TraceError
 from ncclt.profile import read_workload
+from ncclt.profile.views.exposure import gain_bound
 
 pytestmark = pytest.mark.shared
 
@@ -31,3 +33,21 @@ def test_group_of_one_is_left_out_with_a_note(read):
     workload = read("group_of_one.json")
     assert rows(workload) == {("all_reduce", "float32", 8000, 8): 1.0}
     assert "left out: all_reduce in a group of one rank, which sends nothing" in workload.provenance.notes
+
+
+def test_communication_of_another_library_alone_is_refused(read):
+    """It was refused as a recording without communication, which it is not."""
+    with pytest.raises(TraceError, match=r"2 x vLLM's custom all-reduce.*no NCCL setting reaches") as caught:
+        read("14a_custom_all_reduce_only.json")
+    assert "--disable-custom-all-reduce" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "library"),
+    [("14b_custom_all_reduce_beside_nccl.json", "vLLM's custom"), ("14c_expert_dispatch_beside_nccl.json", "DeepEP")],
+)
+def test_other_libraries_hide_nothing_of_nccl(read, name, library):
+    """NCCL's 2 of 10 ms are exposed: the other library's kernels beside them are no compute."""
+    workload = read(name)
+    assert gain_bound(workload).share == pytest.approx(0.2)
+    assert any(f"6.00 ms of the file (2 x {library}" in note for note in workload.provenance.notes)

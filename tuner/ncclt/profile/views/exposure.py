@@ -78,9 +78,9 @@ def exposures(
     sending = merged(communication)
     hidden = overlaps(sending, merged(compute))
     return [
-        Exposure(communication_us=total, exposed_us=max(0.0, total - _length(_inside(hidden, window))))
+        Exposure(communication_us=total, exposed_us=max(0.0, total - total_us(_inside(hidden, window))))
         for window in windows or [(-inf, inf)]
-        for total in (_length(_inside(sending, window)),)
+        for total in (total_us(_inside(sending, window)),)
     ]
 
 
@@ -102,5 +102,6 @@ def _inside(union: Sequence[Interval], window: Interval) -> list[Interval]:
     return overlaps(union[first:last], merged([window]))
 
 
-def _length(union: Iterable[Interval]) -> float:
+def total_us(union: Iterable[Interval]) -> float:
+    """Return the length of disjoint intervals, µs."""
     return sum(end - start for start, end in union)

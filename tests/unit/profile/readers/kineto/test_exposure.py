@@ -9,6 +9,7 @@ from ncclt.profile.readers.kineto.exposure import (
     NO_COMMUNICATION,
     NO_COMPUTE,
     NO_KERNELS,
+    NO_NCCL_PART,
     KernelTimeline,
     RankExposure,
     least_exposed,
@@ -60,6 +61,23 @@ def test_a_range_on_the_gpu_without_the_backward_pass_is_not_taken():
 )  # fmt: skip
 def test_what_is_not_known_is_said(kernels, note):
     assert _timeline(*kernels).exposure([(1, (0.0, 100.0))]) == RankExposure(note=note)
+
+
+def test_another_library_is_neither_nccl_nor_compute():
+    """It hides nothing; where compute hides all of NCCL, what is exposed of the other library is not known."""
+    other = "void vllm::cross_device_reduce_2stage<__half, 8>(vllm::RankData*)"
+    timeline = _timeline((NCCL, 10, 20), (other, 5, 50), (GEMM, 15, 5))
+    assert timeline.exposure([]).exposed_us == 15.0
+    assert (timeline.others_us, dict(timeline.libraries)) == (50.0, {"vLLM's custom all-reduce": 1})
+    hidden = _timeline((NCCL, 10, 20), (other, 5, 50), (GEMM, 0, 40)).exposure([])
+    assert (hidden.communication_us, hidden.exposed_us, hidden.note) == (20.0, None, NO_NCCL_PART)
+    assert _timeline((other, 5, 50), (GEMM, 0, 40)).exposure([]).note == NO_COMMUNICATION
+
+
+def test_copies_between_gpus_are_communication_of_others():
+    timeline = _timeline((NCCL, 10, 20), (GEMM, 0, 5))
+    timeline.add_copy(10, 20, leaves_gpu=True)
+    assert (timeline.others_us, timeline.exposure([]).exposed_us) == (20.0, 20.0)
 
 
 def test_numbers_that_make_no_interval_are_ignored():

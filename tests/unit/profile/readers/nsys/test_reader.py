@@ -243,6 +243,8 @@ def test_reasons_of_refusal_differ(export):
     kernels_only.kernel(F32)
     no_nccl = export(NEW, "none.sqlite")
     no_nccl.kernel("void gemm<float>(int)")
+    other_library = export(NEW, "other.sqlite")
+    other_library.kernel("void deep_ep::internode::dispatch<false, 8>(int4*)", 3)
     old_nccl = export({}, "old.sqlite")
     old_nccl.call(AR)
     late = export(NEW, "late.sqlite")
@@ -250,6 +252,7 @@ def test_reasons_of_refusal_differ(export):
     for e, reason in (
         (kernels_only, "recorded without NVTX"),
         (no_nccl, "not one NCCL kernel or call among 1 kernel"),
+        (other_library, r"other libraries did the work \(3 x DeepEP\)"),
         (old_nccl, "since 2.16"),
         (late, "full size needs the ranks"),
     ):

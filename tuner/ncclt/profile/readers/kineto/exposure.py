@@ -6,20 +6,21 @@ Kernels are fed one by one while a trace is read, so that none of their events m
 from __future__ import annotations
 
 import math
-import re
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from ncclt.profile.views.exposure import Exposure, Interval, exposures, merged, overlaps
-
-# NCCL and RCCL name all their kernels so (profiling.md, d); symmetric-memory kernels are ncclSym(k)DevKernel_*.
-_COMMUNICATION = re.compile(r"nccl\w*Kernel|ncclSym", re.IGNORECASE)
+from ncclt.profile.other_libraries import COPIES_BETWEEN_GPUS, is_nccl_kernel, other_library
+from ncclt.profile.views.exposure import Exposure, Interval, exposures, merged, overlaps, total_us
 
 NO_KERNELS = "exposed communication is not known: no GPU kernels were recorded"
 NO_COMMUNICATION = "exposed communication is not known: no NCCL kernel was recorded in the training steps"
 NO_COMPUTE = "exposed communication is not known: no compute kernel was recorded that could hide it"
+NO_NCCL_PART = (
+    "exposed communication is not known: compute hides NCCL's part, and another library communicates beside it"
+)
 _BY_CPU_STEPS = "exposed communication: kernels are counted between the begin and the end of the steps on the CPU"
 
 
@@ -46,13 +47,19 @@ class _Device:
 
     communication: array[float] = field(default_factory=lambda: array("d"))
     compute: array[float] = field(default_factory=lambda: array("d"))
+    others: array[float] = field(default_factory=lambda: array("d"))
     copies: array[float] = field(default_factory=lambda: array("d"))
 
 
 @dataclass(slots=True, kw_only=True)
 class KernelTimeline:
-    """Collects when the kernels of one rank ran."""
+    """Collects when the kernels of one rank ran.
 
+    Attributes:
+        libraries: library that communicates without NCCL -> its kernels.
+    """
+
+    libraries: Counter[str] = field(default_factory=Counter)
     _devices: dict[str, _Device] = field(default_factory=dict)
     _steps: dict[int, Interval] = field(default_factory=dict)
 
@@ -60,16 +67,26 @@ class KernelTimeline:
         """Note a kernel; copies and memory sets are no kernels, and what hides behind them counts as exposed.
 
         Args:
-            name: as recorded; it decides between communication and compute.
+            name: as recorded; it decides between NCCL, other libraries that communicate, and compute.
             start_us, duration_us: on the trace's clock; what is not finite or not above 0 long is ignored.
             device: distinguishes the GPUs of one process (`pid` of the event).
         """
-        kind = "communication" if _COMMUNICATION.match(name) else "compute"
+        kind = "communication" if is_nccl_kernel(name) else "compute"
+        if library := other_library(name):
+            kind = "others"
+            self.libraries[library] += 1
         self._add(kind, start_us, duration_us, device)
 
-    def add_copy(self, start_us: float, duration_us: float, device: str = "") -> None:
-        """Note a copy from a GPU's memory to the same memory; arguments as in `add_kernel`."""
-        self._add("copies", start_us, duration_us, device)
+    def add_copy(self, start_us: float, duration_us: float, device: str = "", *, leaves_gpu: bool = False) -> None:
+        """Note a copy from a GPU's memory to the same memory, or to another GPU's; arguments as in `add_kernel`."""
+        if leaves_gpu:
+            self.libraries[COPIES_BETWEEN_GPUS] += 1
+        self._add("others" if leaves_gpu else "copies", start_us, duration_us, device)
+
+    @property
+    def others_us(self) -> float:
+        """Return how long other libraries communicated on the GPU where they did so longest, µs."""
+        return max((total_us(merged(_pairs(device.others))) for device in self._devices.values()), default=0.0)
 
     def _add(self, kind: str, start_us: float, duration_us: float, device: str) -> None:
         end_us = start_us + duration_us
@@ -86,7 +103,8 @@ class KernelTimeline:
     def exposure(self, steps: Sequence[tuple[int, Interval]]) -> RankExposure:
         """Return the exposed communication of a step, the median of all steps as for their times.
 
-        Of several GPUs the least exposed one counts, see `least_exposed`.
+        Of several GPUs the least exposed one counts, see `least_exposed`. The communication of other libraries is
+        neither NCCL's nor does it hide any: where NCCL's part is 0 beside it, the exposed communication is not known.
 
         Args:
             steps: number and range on the CPU's clock of every complete step; empty = the file counts as one step.
@@ -104,17 +122,18 @@ class KernelTimeline:
         if found is None:
             alone = any(device.communication and not device.compute for device in self._devices.values())
             return RankExposure(note=NO_COMPUTE if alone else NO_COMMUNICATION)
+        is_known = found.exposed_us > 0 or not self.libraries
         return RankExposure(
             communication_us=found.communication_us,
-            exposed_us=found.exposed_us,
+            exposed_us=found.exposed_us if is_known else None,
             copied_us=self._copied_us([interval for _, interval in steps]),
-            note=note,
+            note=note if is_known else NO_NCCL_PART,
         )
 
     def _copied_us(self, windows: Sequence[Interval]) -> float | None:
         """Return the copies of the busiest GPU per window, µs; None without windows, or where none was recorded."""
         inside = [overlaps(merged(_pairs(device.copies)), merged(windows)) for device in self._devices.values()]
-        longest_us = max(sum(end - start for start, end in one) for one in inside)
+        longest_us = max(total_us(one) for one in inside)
         return longest_us / len(windows) if windows and longest_us else None
 
     def _least(self, windows: Sequence[Interval]) -> Exposure | None:
@@ -122,7 +141,7 @@ class KernelTimeline:
         seen = [
             exposures(_pairs(device.communication), _pairs(device.compute), windows)
             for device in self._devices.values()
-            if device.compute
+            if device.compute or device.others
         ]
         medians = [
             Exposure(

@@ -16,8 +16,9 @@ from statistics import median
 
 from ncclt.core.workload import TimedCall, Workload
 from ncclt.errors import TraceError
+from ncclt.profile.other_libraries import NCCL_INSTEAD
 from ncclt.profile.readers.kineto.calls import CallBook
-from ncclt.profile.readers.kineto.exposure import RankExposure, least_exposed
+from ncclt.profile.readers.kineto.exposure import KernelTimeline, RankExposure, least_exposed
 from ncclt.profile.readers.kineto.kernels import KernelTimes, kernel_times, step_timeline
 from ncclt.profile.readers.kineto.metadata import calls_from_metadata, is_sized_collective, torch_version_hint
 from ncclt.profile.readers.kineto.shapes import calls_from_shapes
@@ -31,7 +32,7 @@ from ncclt.profile.readers.param_comms.ranks import (
     rank_documents,
     rank_order,
 )
-from ncclt.profile.reading import smallest, without_answered_receives, workload_of
+from ncclt.profile.reading import reasons, smallest, without_answered_receives, workload_of
 from ncclt.profile.source import Document, any_head, unmarked
 
 name = "kineto"
@@ -90,6 +91,7 @@ class _RankTrace:
     times: KernelTimes
     exposure: RankExposure
     timeline: tuple[TimedCall, ...]
+    others: Counter[str]
     events_seen: int
 
 
@@ -123,12 +125,13 @@ def _read_rank(document: Document) -> _RankTrace:
                 "backend": job.backend,
                 "nccl_version": job.nccl_version,
             },
-            notes=tuple(filter(None, (*book.notes(), *steps.notes, exposure.note))),
+            notes=tuple(filter(None, (*book.notes(), *steps.notes, exposure.note, _others_note(trace.timeline)))),
         ),
         step_times_us=steps.step_times_us,
         times=times,
         exposure=exposure,
         timeline=step_timeline(times, steps),
+        others=trace.timeline.libraries,
         events_seen=len(trace.comms) + len(trace.operators) + len(trace.annotations),
     )
 
@@ -146,12 +149,26 @@ def _calls(trace: RankTrace) -> CallBook:
     return calls_from_shapes(trace)
 
 
+def _others_note(timeline: KernelTimeline) -> str:
+    """Return the note on libraries that communicate without NCCL, empty where there is none."""
+    if not timeline.libraries:
+        return ""
+    return (
+        f"other libraries communicated for {timeline.others_us / 1e3:.2f} ms of the file "
+        f"({', '.join(reasons(timeline.libraries))}), and no NCCL setting reaches them"
+    )
+
+
 def _no_collectives(ranks: Sequence[_RankTrace]) -> TraceError:
     """Say that nothing was found, and what the likely reason is."""
     label = ranks[0].reading.label if len(ranks) == 1 else f"the {len(ranks)} traces"
     kernels, events = sum(rank.times.total for rank in ranks), sum(rank.events_seen for rank in ranks)
     left_out = sorted({note for rank in ranks for note in rank.reading.notes if note.startswith("left out")})
-    if kernels or events:
+    others = sum((rank.others for rank in ranks), Counter[str]())
+    if others and not kernels:
+        why = f"other libraries did the work ({', '.join(reasons(others))}), and no NCCL setting reaches them"
+        hint = NCCL_INSTEAD
+    elif kernels or events:
         seen = f"{kernels} NCCL kernels and {events} communication events, but none of them has a size"
         why = f"it shows {seen}" + (f" ({'; '.join(left_out)})" if left_out else "")
         hint = "record again with record_shapes=True, or with torch 2.3 or later, which writes the sizes itself"

@@ -14,6 +14,7 @@ from ncclt.profile.readers.kineto.stream import ESCAPED_ASCII
 KERNEL_CATEGORIES = frozenset({"kernel", "Kernel"})
 _COPIES = "gpu_memcpy"
 _WITHIN_GPU = "Memcpy DtoD"
+_BETWEEN_GPUS = "Memcpy PtoP"
 
 _SPACE = rb"[ \t\n\r]*+"
 _COLON = _SPACE + rb":" + _SPACE
@@ -35,7 +36,7 @@ _WITHIN = 64
 
 
 def note_kernels(timeline: KernelTimeline, data: bytes, parse: Callable[[], list[Any]]) -> None:
-    """Add the kernels, and the copies within the GPU, among some events to a timeline.
+    """Add the kernels, and the copies from a GPU's memory to its own or another's, among some events to a timeline.
 
     Args:
         timeline: what they are added to.
@@ -67,8 +68,8 @@ def note_kernels(timeline: KernelTimeline, data: bytes, parse: Callable[[], list
 def _note(timeline: KernelTimeline, category: str, name: str, start_us: float, duration_us: float, device: str) -> None:
     if category in KERNEL_CATEGORIES:
         timeline.add_kernel(name, start_us, duration_us, device)
-    elif category == _COPIES and name.startswith(_WITHIN_GPU):
-        timeline.add_copy(start_us, duration_us, device)
+    elif category == _COPIES and name.startswith((_WITHIN_GPU, _BETWEEN_GPUS)):
+        timeline.add_copy(start_us, duration_us, device, leaves_gpu=name.startswith(_BETWEEN_GPUS))
 
 
 def _is_complete(data: bytes, category: int) -> bool:

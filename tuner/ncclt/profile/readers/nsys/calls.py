@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ncclt.profile.other_libraries import other_library
 from ncclt.profile.readers.nsys.file import Export
 from ncclt.profile.readers.nsys.kernels import Kernel, kernel_of
 from ncclt.profile.readers.nsys.payload import Payload, payload_of_blob, payload_of_json, schemas_of
@@ -64,6 +65,7 @@ class NsysExport:
         kernels: name read -> launches.
         graphed: launches of them that came from a CUDA graph.
         other_kernels: launches of kernels that are not NCCL's.
+        libraries: library that communicates without NCCL -> launches of its kernels.
     """
 
     label: str
@@ -77,6 +79,7 @@ class NsysExport:
     kernels: Counter[Kernel] = field(default_factory=Counter)
     graphed: int = 0
     other_kernels: int = 0
+    libraries: Counter[str] = field(default_factory=Counter)
 
 
 def recording_of(export: Export) -> NsysExport:
@@ -153,10 +156,13 @@ def _count_kernels(export: Export, names: Mapping[int, str], recording: NsysExpo
     rows = export.select(
         table, "demangledName", "shortName", "(count(*))", graphs, joined=f"GROUP BY {by}" if by else ""
     )
+    every = export.kernel_names() if "demangledName" in columns else {}
     for full, short, count, graphed in rows:
         kernel = kernel_of(names.get(full, "")) or kernel_of(names.get(short, ""))
         if kernel is None:
             recording.other_kernels += count
+            if library := other_library(every.get(full, "")):
+                recording.libraries[library] += count
         else:
             recording.kernels[kernel] += count
             recording.graphed += graphed

@@ -58,7 +58,14 @@ class Export:
 
     def names(self) -> dict[int, str]:
         """Return the strings with NCCL's name in them, by the number under which rows refer to them."""
-        rows = self.select("StringIds", "id", "value", joined="WHERE value GLOB '*nccl*'")
+        return self._strings("WHERE value GLOB '*nccl*'")
+
+    def kernel_names(self) -> dict[int, str]:
+        """Return the names of all kernels, of an export that has them, by the same number."""
+        return self._strings("WHERE id IN (SELECT demangledName FROM CUPTI_ACTIVITY_KIND_KERNEL)")
+
+    def _strings(self, where: str) -> dict[int, str]:
+        rows = self.select("StringIds", "id", "value", joined=where)
         return {key: value for key, value in rows if isinstance(key, int) and isinstance(value, str)}
 
     def facts(self) -> dict[str, str]:

@@ -13,6 +13,7 @@ from pathlib import Path, PurePath
 
 from ncclt.core.workload import WHOLE_FILE, Provenance, Workload, merge_ranks
 from ncclt.errors import TraceError
+from ncclt.profile.other_libraries import NCCL_INSTEAD
 from ncclt.profile.readers.nccl_log.lines import check_distinct
 from ncclt.profile.readers.nsys.calls import NsysExport, Process, recording_of
 from ncclt.profile.readers.nsys.file import is_export, opened
@@ -114,6 +115,13 @@ def _refusal(recordings: Sequence[NsysExport], left_out: Mapping[str, int]) -> T
     functions = sum((recording.functions for recording in recordings), Counter[str]())
     kernels = _kernel_words(recordings)
     seen = f"NCCL kernels: {shown(kernels) or 'none'}; NCCL calls: {shown(functions) or 'none'}"
+    libraries = sum((recording.libraries for recording in recordings), Counter[str]())
+    if libraries and not functions and not kernels:
+        did = ", ".join(reasons(libraries))
+        return TraceError(
+            f"no NCCL in {labels}: other libraries did the work ({did}), and no NCCL setting reaches them",
+            hint=NCCL_INSTEAD,
+        )
     if not functions and not kernels:
         others = sum(recording.other_kernels for recording in recordings)
         return TraceError(
