@@ -152,7 +152,7 @@ def test_the_gain_is_told_in_steps_hours_and_against_its_ceiling(recorded, comma
 
 @pytest.mark.parametrize(("blocks", "again"), [(1, MIN_BLOCKS), (2, 4), (16, 32)])
 def test_the_command_that_continues_a_proof_has_enough_blocks_to_decide(blocks, again):
-    command = command_again("mine", Target(cluster="pair"), Effort(blocks=blocks), "")
+    command = command_again("mine", Target(cluster="pair"), Effort(blocks=blocks), "", searched_enough=True)
     assert f"--blocks {again}" in command
 
 

@@ -144,7 +144,7 @@ def test_whoever_tunes_learns_that_jobs_do_not_get_the_result(call, command, cap
     command.store.set_rules(ClusterRules(cluster="pair", require_approval=True), By(who="ann"))
     command.store.publish(sample_recommendation("b"))
     say_state(command.store, "b")
-    assert "the revision b is a candidate, not yet for all jobs" in capsys.readouterr().err
+    assert "revision b is a candidate, not yet for all jobs" in capsys.readouterr().err
     call("retire", "b")
     say_state(command.store, "b")
     assert "`ncclt recommendations rollback b`" in capsys.readouterr().err

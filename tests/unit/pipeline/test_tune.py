@@ -8,6 +8,7 @@ import pytest
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.cluster import Cluster
 from ncclt.core.effort import Effort
+from ncclt.core.life import By
 from ncclt.core.message import Collective, Message
 from ncclt.core.printed_costs import PrintedCost, PrintedCosts, PrintedTable
 from ncclt.core.recommendation import Decision
@@ -221,16 +222,54 @@ def test_a_proof_that_sums_launches_says_so(store):
 
 
 def test_a_flat_landscape_keeps_the_default_without_a_proof(store):
-    result = run(store, lambda *_: 10.0)
+    result = run(store, lambda *_: 10.0, trials=30)
 
-    assert result.recommendation.table.verdict.decision is Decision.KEEP_DEFAULT
-    assert "none of 7 other settings" in result.recommendation.table.verdict.reason
+    found = result.recommendation
+    assert found.table.verdict.decision is Decision.KEEP_DEFAULT
+    assert f"none of {found.coverage.settings} settings is faster" in found.table.verdict.reason
+    assert found.coverage.is_enough
+    assert len(found.coverage.measured) == 6
     assert not [t for t in result.trials if t.phase is Phase.VERIFY]
+
+
+@pytest.mark.parametrize("effort", [{"trials": 1}, {"trials": 3}, {"gpu_hours": 1e-9}, {"steps": 1, "trials": 3}])
+def test_a_search_that_a_budget_ends_early_is_undecided(store, effort):
+    found = run(store, lambda *_: 10.0, **effort).recommendation
+
+    assert found.table.verdict.decision is Decision.UNDECIDED
+    assert "too little was tried" in found.table.verdict.reason
+    assert found.coverage.untried
+
+
+@pytest.mark.parametrize("weaker", [{"trials": 1}, {"min_effect": 0.9}, {"blocks": 1}, {"blocks": 3, "trials": 1}])
+def test_a_weaker_study_replaces_no_proven_revision(store, weaker):
+    """It is stored and not active, and says which revision jobs keep and how to activate it."""
+    proven = run(store).recommendation
+    weak = run(store, study="weak", **weaker).recommendation
+
+    assert weak.table.verdict.decision is not Decision.TUNED
+    assert [r.id for r in store.newest(cluster="pair", model="w")] == [proven.id]
+    words = store.publication(weak.id).words
+    assert f"jobs keep {proven.id} (tuned 1.33x)" in words
+    assert f"`ncclt recommendations approve {weak.id}`" in words
+
+    store.approve(weak.id, By(who="ann"))
+    assert [r.id for r in store.newest(cluster="pair", model="w")] == [weak.id], "a person decides otherwise"
+
+
+def test_a_better_proof_replaces_a_revision_and_names_it(store):
+    first = run(store, study="first", trials=1).recommendation
+    better = run(store, study="second").recommendation
+
+    assert [r.id for r in store.newest(cluster="pair", model="w")] == [better.id]
+    words = store.publication(better.id).words
+    assert f"replaces {first.id} (undecided)" in words
+    assert f"`ncclt recommendations rollback {first.id}` restores" in words
 
 
 def test_wrong_data_in_the_proof_disqualifies_what_the_search_believed_in(store):
     """The setting is right until the proof and wrong ever after: no later look at it may forget that."""
-    before = [t for t in run(store, study="right").trials if t.phase is not Phase.VERIFY]
+    before = [t for t in run(store, study="right", trials=30).trials if t.phase is not Phase.VERIFY]
     good = sum(t.setting.algorithm is Algorithm.TREE and t.setting.protocol is Protocol.LL for t in before)
     seen = itertools.count()
 
@@ -240,7 +279,7 @@ def test_wrong_data_in_the_proof_disqualifies_what_the_search_believed_in(store)
             return Outcome.WRONG_RESULT
         return per_size(setting, message, number)
 
-    result = run(store, turns_wrong, study="wrong")
+    result = run(store, turns_wrong, study="wrong", trials=30)
 
     assert result.recommendation.table.verdict.decision is Decision.KEEP_DEFAULT
     assert "wrong_result" in result.recommendation.table.verdict.reason

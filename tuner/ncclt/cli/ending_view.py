@@ -17,6 +17,8 @@ from ncclt.deliver.render.delivery import channels_words
 from ncclt.measure.target import Target
 
 if TYPE_CHECKING:
+    from ncclt.core.publication import Publication
+    from ncclt.core.recommendation import Recommendation
     from ncclt.core.study import Study
     from ncclt.prove.ending import Ending
     from ncclt.prove.message_table import MessageRow
@@ -26,12 +28,15 @@ _TIMES: tuple[Callable[[MessageRow], float], ...] = (lambda row: row.default_us,
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
-def print_ending(ending: Ending, study: Study, *, trials: int, shown: str, source: str, again: str) -> None:
+def print_ending(
+    ending: Ending, study: Study, place: Publication, *, trials: int, shown: str, source: str, again: str
+) -> None:
     """Print the gain per part, then verdict, gain, command and place of a study, one line each, and notes after them.
 
     Args:
         ending: of the study.
         study: the study.
+        place: of its revision among those of its jobs.
         trials: how many it has.
         shown: its store, as shown to users.
         source: options that name the store, with a space before each.
@@ -49,7 +54,7 @@ def print_ending(ending: Ending, study: Study, *, trials: int, shown: str, sourc
         lines["use it"] = use.command
     elif use.proven.verdict.decision is Decision.UNDECIDED:
         lines["continue"] = again
-    else:
+    elif not place.active:
         lines["use it"] = use.why or "nothing to do: NCCL's own choice stays"
     lines["stored"] = f"study {study.name} ({trials} trials) in {shown}"
     lines["page"] = f"http://127.0.0.1:8080/studies/{study.id} while `ncclt serve{source}` runs"
@@ -78,26 +83,35 @@ def _print_parts(ending: Ending, study: Study) -> None:
     print_table(("part", *numbers, ""), rows, caption=caption, numbers=numbers)
 
 
-def command_again(model: str, target: Target, effort: Effort, source: str) -> str:
-    """Return the command that continues the proof of a study with twice as many blocks; it works in any folder.
+def command_again(model: str, target: Target, effort: Effort, source: str, *, searched_enough: bool) -> str:
+    """Return the command that continues an undecided study in any folder.
 
-    Of fewer than `MIN_BLOCKS` it asks for these: twice as many would decide nothing either.
+    The proof gets twice as many blocks, at least `MIN_BLOCKS`: fewer would decide nothing either. A search that ended
+    early (`searched_enough` is false) gets the usual budget, or twice as many trials, instead.
     """
     words = ["ncclt", "tune", "--model", model, *words_of(target)]
-    words += words_of(replace(effort, blocks=max(MIN_BLOCKS, 2 * effort.blocks), more=None))
+    if searched_enough:
+        effort = replace(effort, blocks=max(MIN_BLOCKS, 2 * effort.blocks), more=None)
+    else:
+        usual = Effort()
+        trials = usual.trials if effort.trials < usual.trials else 2 * effort.trials
+        effort = replace(effort, trials=trials, seconds=None, gpu_hours=None, steps=None, more=None)
+    words += words_of(effort)
     return shlex.join(words) + source
 
 
-def command_again_of(study: Study, blocks: int, source: str) -> str:
+def command_again_of(study: Study, found: Recommendation, source: str) -> str:
     """Return the same from what is stored of a study, which lacks how its launches were made.
 
     Args:
         study: the study.
-        blocks: that its proof has.
+        found: its newest revision.
         source: options that name the store.
     """
+    blocks = max(found.table.verdict.blocks, MAX_BLOCKS)
     if not study.simulated:
-        return f"the same `ncclt tune` command with --blocks {2 * max(blocks, MAX_BLOCKS)}"
+        more = f"--blocks {2 * blocks}" if found.is_searched_enough else f"--trials {2 * Effort().trials}"
+        return f"the same `ncclt tune` command with {more}"
     cluster = study.cluster
     target = Target(
         cluster=cluster.name, nodes=cluster.nodes, gpus_per_node=cluster.gpus_per_node,
@@ -105,9 +119,9 @@ def command_again_of(study: Study, blocks: int, source: str) -> str:
     )  # fmt: skip
     effort = Effort(
         process_wide=study.process_wide or ("none",), seed=study.seed, sampler=study.sampler, study=study.name,
-        blocks=max(blocks, MAX_BLOCKS),
+        blocks=blocks,
     )  # fmt: skip
-    return command_again(study.workload.name, target, effort, source)
+    return command_again(study.workload.name, target, effort, source, searched_enough=found.is_searched_enough)
 
 
 def print_messages(rows: Sequence[MessageRow], study: Study) -> None:

@@ -97,8 +97,9 @@ def show(
     with open_to_read(storage) as store:
         study = store.study(key)
         trials = store.trials(study.id)
-        found, shown = store.recommendations(study=study.id), store.shown
-    newest, source = next(iter(found), None), storage_option(storage, shown)
+        shown, newest = store.shown, next(iter(store.recommendations(study=study.id)), None)
+        place = store.publication(newest.id) if newest else None
+    source = storage_option(storage, shown)
     if plot:
         print_picture(study, trials, newest)
         return
@@ -159,15 +160,17 @@ def show(
         ],
         numbers=("#", time),
     )
-    if newest and ending:
+    if newest and ending and place:
         from ncclt.cli.ending_view import command_again_of, print_ending, print_messages
         from ncclt.prove.confirm import confirmed_times
         from ncclt.prove.message_table import message_rows
 
         print()
         print_messages(message_rows(newest, trials, study.workload, confirmed_times(trials)), study)
-        again = command_again_of(study, newest.table.verdict.blocks, source)
-        print_ending(ending, study, trials=len(trials), shown=shown, source=source, again=again)
+        again = command_again_of(study, newest, source)
+        print_ending(ending, study, place, trials=len(trials), shown=shown, source=source, again=again)
+        if place.words:
+            note(place.words)
 
 
 def print_picture(study: Study, trials: Sequence[Trial], found: Recommendation | None) -> None:

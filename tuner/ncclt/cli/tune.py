@@ -16,7 +16,6 @@ from ncclt.cli.output import EXIT_INTERRUPTED, StopWish, print_json, say
 from ncclt.cli.spread import spread
 from ncclt.cli.submit import BatchJob, submit_study
 from ncclt.core.effort import Effort
-from ncclt.core.life import RevisionState
 from ncclt.core.option import Group
 from ncclt.errors import UsageError, require_extra
 from ncclt.measure.target import Target
@@ -108,7 +107,9 @@ def tune(
             print_json(result_document(result, testbed, steps_per_day=steps_per_day))
         else:
             source = storage_option(storage, store.shown)
-            again = command_again(model, target, effort, source)
+            found = result.recommendation
+            enough = found is None or found.is_searched_enough
+            again = command_again(model, target, effort, source, searched_enough=enough)
             print_result(result, testbed, store, source=source, again=again, steps_per_day=steps_per_day, quiet=quiet)
         if result.recommendation is not None:
             say_state(store, result.recommendation.id)
@@ -117,12 +118,9 @@ def tune(
 
 
 def say_state(store: Store, id: str) -> None:
-    """Say on stderr that jobs do not get a revision, or not all of them."""
-    state = store.status(id).state
-    if state is RevisionState.CANDIDATE:
-        say(f"ncclt: the revision {id} is a candidate, not yet for all jobs: `ncclt recommendations show {id}`")
-    elif state is RevisionState.RETIRED:
-        say(f"ncclt: the revision {id} is retired: `ncclt recommendations rollback {id}` makes it active again")
+    """Say on stderr that jobs do not get a revision, or not all of them, or what it replaced."""
+    if words := store.publication(id).words:
+        say(f"ncclt: {words}")
 
 
 def run_study(

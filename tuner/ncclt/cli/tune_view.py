@@ -174,7 +174,8 @@ def print_result(
             f"best possible by the recorded times (exhaustive search of {len(testbed.landscape.settings())} settings): "
             f"{best:.4f}x; the policy that was found: {ours:.4f}x"
         )
-    print_ending(ending, study, trials=len(result.trials), shown=store.shown, source=source, again=again)
+    place = store.publication(found.id)
+    print_ending(ending, study, place, trials=len(result.trials), shown=store.shown, source=source, again=again)
 
 
 def result_document(result: TuneResult, testbed: Testbed, *, steps_per_day: int | None) -> dict[str, Any]:
@@ -220,6 +221,7 @@ def result_document(result: TuneResult, testbed: Testbed, *, steps_per_day: int 
         "trials": [trial_row(t, cluster) for t in result.trials if t.phase is Phase.SEARCH],
         "gpu_hours": gpu_seconds(result.trials, cluster) / 3600,
         **(ending.to_document() if ending else {"payback_steps": None}),
+        "coverage": found.coverage.to_document() if found and found.coverage else None,
         "launches": {phase.value: sum(t.phase is phase for t in result.trials) for phase in Phase},
         **({"best_possible": {"speedup": best, "found": ours}} if best is not None else {}),
         "notes": list(dict.fromkeys([*result.notes, *(ending.notes if ending else ())])),

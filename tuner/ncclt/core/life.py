@@ -29,6 +29,7 @@ class Action(StrEnum):
     """What was done to a revision, to the rules of a cluster, or by a tuning job."""
 
     PUBLISHED = "published"
+    KEPT = "kept"
     STALE = "stale"
     VERIFIED = "verified"
     APPROVED = "approved"

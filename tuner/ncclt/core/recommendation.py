@@ -99,6 +99,50 @@ class PolicyVerdict(Documented):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage(Documented):
+    """Settings that the search of a study tried besides the default.
+
+    Attributes:
+        settings: measured on every message.
+        measured, failed, untried: pairs of algorithm and protocol in the search space, as `ring/ll`: measured on every
+            message, launched without success, and not launched.
+        channels: numbers of channels that were forced and measured.
+        converged: the search ended by itself, since no further launch promised a gain.
+        remaining_gain: expected gain of the next launch, as a share of the communication time; None = not estimated.
+    """
+
+    settings: int
+    measured: tuple[str, ...]
+    failed: tuple[str, ...]
+    untried: tuple[str, ...]
+    channels: tuple[int, ...]
+    converged: bool
+    remaining_gain: float | None = None
+
+    @property
+    def is_enough(self) -> bool:
+        """Return whether the default may be called the best: every pair was tried, or the search converged."""
+        return bool(self.measured) and (self.converged or not self.untried)
+
+    @property
+    def words(self) -> str:
+        """Return it as text: `12 settings, 6 of 6 algorithm/protocol pairs, 2 to 16 channels`."""
+        pairs = len(self.measured) + len(self.failed) + len(self.untried)
+        words = [
+            f"{self.settings} setting{'' if self.settings == 1 else 's'}",
+            f"{len(self.measured)} of {pairs} algorithm/protocol pairs",
+        ]
+        if self.failed:
+            words.append(f"{len(self.failed)} failed ({', '.join(self.failed)})")
+        if self.channels:
+            fewest, most = min(self.channels), max(self.channels)
+            words.append(f"{fewest} to {most} channels" if fewest < most else f"{most} channels")
+        if self.remaining_gain is not None:
+            words.append(f"expected gain of the next launch {self.remaining_gain * 100:.2g} %")
+        return ", ".join(words)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation(Documented):
     """A published revision for one workload on one fingerprint.
 
@@ -121,9 +165,10 @@ class Recommendation(Documented):
         dtypes: (collective, dtype) of the workload: each must keep a legal algorithm too; empty where they were not
             recorded.
         recorded: `recorded: SYSTEM, SOURCE` where the times were replayed; empty where they were not.
+        coverage: of the search; None where it was not recorded.
     """
 
-    SHAPE: ClassVar = Shape(schema=1, omitted=("recorded",))
+    SHAPE: ClassVar = Shape(schema=1, omitted=("recorded", "coverage"))
 
     id: str
     revision: int
@@ -142,6 +187,7 @@ class Recommendation(Documented):
     stale: str = ""
     dtypes: frozenset[tuple[Collective, str]] = frozenset()
     recorded: str = ""
+    coverage: Coverage | None = None
 
     @property
     def label(self) -> str:
@@ -149,6 +195,11 @@ class Recommendation(Documented):
         if self.simulated:
             return "SIMULATED"
         return (self.recorded or "recorded: elsewhere") if self.launcher == "replay" else ""
+
+    @property
+    def is_searched_enough(self) -> bool:
+        """Return whether its study tried enough to call the NCCL default the best; true where that is not known."""
+        return self.coverage is None or self.coverage.is_enough
 
     @property
     def delivered(self) -> tuple[Policy, Policy]:

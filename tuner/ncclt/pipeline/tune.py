@@ -11,14 +11,22 @@ from typing import Protocol as Port
 from ncclt.core.effort import Effort
 from ncclt.core.policy import Policy
 from ncclt.core.printed_costs import PrintedCosts
-from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Verdict, recommendation_id
+from ncclt.core.recommendation import (
+    Coverage,
+    Decision,
+    PolicyVerdict,
+    Recommendation,
+    Verdict,
+    recommendation_id,
+)
 from ncclt.core.setting import DEFAULT
-from ncclt.core.study import Arm, Study, StudyState, Trial, median_scores
+from ncclt.core.study import Arm, Phase, Study, StudyState, Trial, median_scores
 from ncclt.core.workload import Workload
 from ncclt.errors import StudyStoppedError, UsageError
 from ncclt.measure.testbed import Testbed
 from ncclt.measure.trial import searched, stored_default
 from ncclt.prove.confirm import Candidates, candidates, confirm, confirmed_times
+from ncclt.prove.coverage import measure_coverage, require_coverage
 from ncclt.prove.interleave import prove
 from ncclt.prove.message_table import MessageRow, message_rows
 from ncclt.prove.proof import proven
@@ -243,7 +251,7 @@ def tune(
                 stop = why or end.reason
                 store.set_state(study.id, StudyState.INTERRUPTED, stop)
                 return context.result(stop=stop)
-            return _publish(context, *proof, end.reason)
+            return _publish(context, *proof, end)
         except StudyStoppedError as error:
             # Without this the study would be shown as running; with other workers it still is.
             if trial_log.is_alone():
@@ -308,30 +316,42 @@ def _confirm_and_prove(context: TuneContext) -> tuple[Times, Candidates] | None:
     return (times, found) if complete else None
 
 
-def _publish(context: TuneContext, times: Times, found: Candidates, stop: str) -> TuneResult:
+def _publish(context: TuneContext, times: Times, found: Candidates, end: SearchEnd) -> TuneResult:
     """Judge the proof, publish what it says, and end the study."""
     store, workload, study = context.store, context.workload, context.study
     trials = tuple(context.trial_log.trials())
+    earlier = store.recommendations(study=study.id)
+    coverage = measure_coverage(
+        context.space.anchors(), trials, remaining_gain=end.expected_gain,
+        converged=end.converged or any(r.coverage is not None and r.coverage.converged for r in earlier),
+    )  # fmt: skip
     default_us, min_effect = median_scores(trials)[DEFAULT], context.request.effort.min_effect
     deliveries = {
         arm: proven(arm, policy, trials, workload, min_effect=min_effect)
         for arm, policy in found.policies.items()
         if arm is not Arm.DEFAULT
     }
-    launched = len({t.setting for t in trials if t.policy is None})
-    why = found.why or f"NCCL's own choice is best: none of {launched - 1} other settings beats it on any message"
-    nothing = PolicyVerdict(policy=Policy(), verdict=nothing_better(default_us, why=why, min_effect=min_effect))
-    # Where variables alone were proven, they are the result, and a table of the same rules says no more.
-    variables = deliveries.get(Arm.VARIABLES)
+    why = found.why or (
+        f"none of {coverage.settings} settings is faster than the NCCL default on any message"
+        if coverage.settings
+        else "no other setting was measured"
+    )
+    deliveries.setdefault(
+        # Where variables alone were proven, they are the result, and a table of the same rules says no more.
+        Arm.TABLE,
+        deliveries.get(Arm.VARIABLES)
+        or PolicyVerdict(policy=Policy(), verdict=nothing_better(default_us, why=why, min_effect=min_effect)),
+    )
+    judged = {arm: replace(form, verdict=require_coverage(form.verdict, coverage)) for arm, form in deliveries.items()}
     recommendation = _recommendation(
-        context, deliveries.get(Arm.TABLE, variables or nothing), variables, trials=len(trials)
+        context, judged[Arm.TABLE], judged.get(Arm.VARIABLES), trials=len(trials), coverage=coverage
     )
     # The same trials prove nothing new: a stale recommendation stays stale.
-    same = [r for r in store.recommendations(study=study.id) if r.id == recommendation.id]
+    same = [r for r in earlier if r.id == recommendation.id]
     recommendation = same[0] if same else store.publish(recommendation)
     record_verdict(store.optuna_url, study, recommendation.table.verdict)
-    store.set_state(study.id, StudyState.DONE, stop)
-    result = context.result(stop=stop)
+    store.set_state(study.id, StudyState.DONE, end.reason)
+    result = context.result(stop=end.reason)
     return replace(
         result,
         trials=trials,
@@ -341,7 +361,7 @@ def _publish(context: TuneContext, times: Times, found: Candidates, stop: str) -
 
 
 def _recommendation(
-    context: TuneContext, table: PolicyVerdict, variables: PolicyVerdict | None, *, trials: int
+    context: TuneContext, table: PolicyVerdict, variables: PolicyVerdict | None, *, trials: int, coverage: Coverage
 ) -> Recommendation:
     """Return the recommendation of the study after so many trials, unpublished."""
     study, workload, source_digest = context.study, context.study.workload, context.request.workload.digest()
@@ -350,7 +370,7 @@ def _recommendation(
         study=study.id, cluster=study.cluster.name, model=workload.name, workload_digest=workload.digest(),
         collectives=workload.collectives, fingerprint=study.cluster.fingerprint(), table=table, variables=variables,
         simulated=study.simulated, launcher=study.launcher, created=context.now(), source_digest=source_digest,
-        dtypes=workload.dtypes, recorded="" if study.simulated else study.label,
+        dtypes=workload.dtypes, recorded="" if study.simulated else study.label, coverage=coverage,
     )  # fmt: skip
 
 
@@ -365,10 +385,13 @@ def _find_published(request: TuneRequest, store: Store, study: Study) -> Recomme
         return None
     verdict = newest.table.verdict
     same_source = newest.source_digest == request.workload.digest()
-    more_blocks = verdict.decision is Decision.UNDECIDED and verdict.blocks < request.effort.blocks
+    undecided, enough = verdict.decision is Decision.UNDECIDED, newest.is_searched_enough
+    more_blocks = undecided and verdict.blocks < request.effort.blocks and (verdict.blocks > 0 or enough)
+    launched = sum(t.phase is Phase.SEARCH for t in store.trials(study.id)) if undecided and not enough else 0
+    more_trials = undecided and not enough and launched < request.effort.trials
     unproven = request.effort.prove_variables and newest.variables is None
     as_asked = same_source and verdict.min_effect == request.effort.min_effect
-    return newest if as_asked and not (more_blocks or unproven) else None
+    return newest if as_asked and not (more_blocks or more_trials or unproven) else None
 
 
 def _load_finished(store: Store, study: Study, published: Recommendation, notes: tuple[str, ...]) -> TuneResult:

@@ -30,7 +30,8 @@ class Ending:
         verdict: one sentence.
         use: the form in which the result is used, with its command.
         gain: what that saves; None = nothing.
-        worth: (word, sentence) about the gain: what could be saved at most, what is saved, what that is worth.
+        worth: (word, sentence) about the gain: what could be saved at most, what was searched, what is saved, what that
+            is worth.
         other: about the other form in which it could be delivered; empty where there is nothing to say.
         notes: what the reader must know of the figures, one sentence each: what was left out, and what the proof took
             from the policy.
@@ -88,9 +89,11 @@ def ending_of(
         steps_per_day: as for `gain_of`.
     """
     use = use_of(found, source=source, build=build)
-    gain = gain_of(study, trials, use.proven.verdict, steps_per_day=steps_per_day)
+    verdict = use.proven.verdict
+    gain = gain_of(study, trials, verdict, steps_per_day=steps_per_day)
     told = {
         "at most": ceiling_words(study.workload),
+        "searched": found.coverage.words if found.coverage and verdict.decision is Decision.KEEP_DEFAULT else "",
         "gain": gain.words if gain else "",
         "worth": gain.worth if gain else "",
         "cost": cost_words(study, trials, gain),
@@ -143,7 +146,7 @@ def scaled_to(total_us: float, times_us: Mapping[Message, float], workload: Work
 def _verdict(found: Recommendation, use: DeliveredForm) -> str:
     verdict, what = use.proven.verdict, f"{found.model} on {found.cluster}"
     if verdict.decision is not Decision.TUNED:
-        return f"{verdict.decision}: NCCL's own choice stays for {what}: {verdict.reason}"
+        return f"{verdict.decision} for {what}: {verdict.reason}"
     low, high = verdict.interval
     return (
         f"tuned: {what} communicates {verdict.speedup:.3f}x as fast as with NCCL's own choice "

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ncclt.core.recommendation import PolicyVerdict, Recommendation
+from ncclt.core.recommendation import Coverage, PolicyVerdict, Recommendation
 from ncclt.core.study import Arm, Trial
 from ncclt.core.workload import Workload
+from ncclt.prove.coverage import require_coverage
 from ncclt.prove.proof import RunningVerdict, running_verdicts, verdict_of
 
 EVIDENCE_SCHEMA = 1
@@ -29,17 +30,20 @@ def evidence_document(found: Recommendation, trials: Sequence[Trial], workload: 
         "study": found.study,
         "stale": found.stale,
         "arms": [
-            _arm(arm, policy_verdict, trials, workload)
+            _arm(arm, policy_verdict, trials, workload, found.coverage)
             for arm, policy_verdict in arms.items()
             if policy_verdict is not None
         ],
     }
 
 
-def _arm(arm: Arm, policy_verdict: PolicyVerdict, trials: Sequence[Trial], workload: Workload) -> dict[str, Any]:
+def _arm(
+    arm: Arm, policy_verdict: PolicyVerdict, trials: Sequence[Trial], workload: Workload, coverage: Coverage | None
+) -> dict[str, Any]:
     verdict, policy = policy_verdict.verdict, policy_verdict.policy
     blocks = running_verdicts(arm, policy, trials, workload, min_effect=verdict.min_effect)
-    again = verdict_of(arm, policy, trials, workload, min_effect=verdict.min_effect)
+    judged = verdict_of(arm, policy, trials, workload, min_effect=verdict.min_effect)
+    again = require_coverage(judged, coverage)
     measured = any(trial.arm is arm for trial in trials)
     return {
         "arm": arm.value,

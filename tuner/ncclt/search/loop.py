@@ -65,10 +65,14 @@ class SearchEnd:
     Attributes:
         reason: as text.
         interrupted: stopped from outside; there is more to measure.
+        converged: by itself, since no further launch promised a gain; false where a budget ended it.
+        expected_gain: of the launch that was not made, as a share of the communication time; None = not estimated.
     """
 
     reason: str
     interrupted: bool = False
+    converged: bool = False
+    expected_gain: float | None = None
 
 
 def search(
@@ -210,10 +214,11 @@ class _Work:
         """Ask for a proposal and claim it; None = another worker was faster, or nothing is left to launch."""
         proposal = self.proposer.propose(trials, running=running)
         if proposal is None:
-            self.stop(SearchEnd(reason=self.proposer.exhausted(trials)))
+            self.stop(SearchEnd(reason=self.proposer.exhausted(trials), converged=True))
             return None
         if reason := self._not_worth(proposal, trials):
-            self.stop(SearchEnd(reason=reason))
+            converged = self.budget.steps is None
+            self.stop(SearchEnd(reason=reason, converged=converged, expected_gain=proposal.expected_gain))
             return None
         claim = self.trial_log.claim(proposal.setting, phase=Phase.SEARCH, most=self.budget.trials)
         if claim is not None:
@@ -233,7 +238,7 @@ class _Work:
         if why := self.interrupted():
             return SearchEnd(reason=why, interrupted=True)
         if reason := nothing_more(history, startup=self.proposer.startup_trials, patience=budget.patience):
-            return SearchEnd(reason=reason)
+            return SearchEnd(reason=reason, converged=True)
         return None
 
     def _not_worth(self, proposal: Proposal, trials: Sequence[Trial]) -> str:

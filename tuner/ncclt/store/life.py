@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, exists, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, exists, insert, select, update
 
 from ncclt.core.life import Action, By, ClusterRules, LifeEvent, RevisionState, one_line_why
 from ncclt.core.policy import Policy
+from ncclt.core.publication import Publication, refuse_replacement
 from ncclt.core.recommendation import Decision, Recommendation
 from ncclt.core.rollout import OPEN_STATES, RollOut, RollOutState
 from ncclt.core.verification import Verification
@@ -30,7 +32,13 @@ _ENDINGS = {
 }
 
 
-def enter(connection: Connection, published: Recommendation, by: By, *, unverified: bool, now: str) -> None:
+Refresh = Callable[[Recommendation], Recommendation]
+"""Returns a revision with why it is stale."""
+
+
+def enter(
+    connection: Connection, published: Recommendation, by: By, *, unverified: bool, refresh: Refresh, now: str
+) -> None:
     """Begin the life of a revision that was just stored as a candidate: active at once, unless something is awaited."""
     connection.execute(
         update(recommendations)
@@ -39,7 +47,7 @@ def enter(connection: Connection, published: Recommendation, by: By, *, unverifi
     )
     row = row_of(connection, published.id)
     _note(connection, row, Action.PUBLISHED, by, now)
-    _go_on(connection, row, by, now)
+    _go_on(connection, row, by, refresh, now)
 
 
 def approve(connection: Connection, id: str, by: By, *, percent: int | None, loss_limit: float | None, now: str) -> str:
@@ -146,7 +154,7 @@ def retire(connection: Connection, id: str, by: By, *, now: str) -> None:
     note_change(connection, cluster=row.cluster, model=row.model)
 
 
-def verified(connection: Connection, verification: Verification, by: By, *, now: str) -> None:
+def verified(connection: Connection, verification: Verification, by: By, *, refresh: Refresh, now: str) -> None:
     """Let a candidate that awaited its verification go on, where that showed a gain of step time."""
     found = connection.execute(
         select(recommendations).where(recommendations.c.id == verification.recommendation)
@@ -157,7 +165,7 @@ def verified(connection: Connection, verification: Verification, by: By, *, now:
     by = replace(by, why=f"verification {verification.id}")
     _note(connection, found, Action.VERIFIED, by, now)
     if found.state == RevisionState.CANDIDATE:
-        _go_on(connection, row_of(connection, found.id), by, now)
+        _go_on(connection, row_of(connection, found.id), by, refresh, now)
 
 
 def went_stale(connection: Connection, id: str, why: str, by: By, *, now: str) -> None:
@@ -286,20 +294,49 @@ def read_event(row: Row[Any]) -> LifeEvent:
         )  # fmt: skip
 
 
-def _go_on(connection: Connection, row: Row[Any], by: By, now: str) -> None:
-    """Give a candidate to jobs, unless it awaits a verification, an approval, or the end of a pin or a roll-out."""
+def publication_of(connection: Connection, id: str, *, refresh: Refresh) -> Publication:
+    """Return the place of a revision among those of its jobs."""
+    row = row_of(connection, id)
+    kept = select(history.c.why).where(history.c.recommendation == id, history.c.action == Action.KEPT.value)
+    gone = (history.c.action == Action.RETIRED.value, history.c.why == _replaced_by(id))
+    replaced = connection.execute(
+        select(history.c.recommendation).where(*gone).order_by(history.c.sequence.desc()).limit(1)
+    ).scalar()
+    active = connection.scalar(_active_of(row))
+    return Publication(
+        id=id,
+        state=RevisionState(row.state),
+        kept=connection.execute(kept.order_by(history.c.sequence.desc()).limit(1)).scalar() or "",
+        active=refresh(get_recommendation(connection, active)) if active and active != id else None,
+        replaced=get_recommendation(connection, replaced) if replaced and active == id else None,
+    )
+
+
+def _go_on(connection: Connection, row: Row[Any], by: By, refresh: Refresh, now: str) -> None:
+    """Give a candidate to jobs, unless it awaits a verification, an approval, or the end of a pin or a roll-out.
+
+    Evidence that is too weak to replace what jobs get leaves it a candidate, until a person approves it.
+    """
     rules = rules_of(connection, row.cluster)
     line = connection.execute(select(recommendations.c.id).where(*_line(row), recommendations.c.pinned)).first()
-    busy = any(_is_alike(connection, row, found) for found in open_rollouts(connection, row.cluster, row.model))
-    if not (row.unverified or rules.require_approval or line is not None or (busy and rules.percent < 100)):
-        _give(connection, row, rules, by, now)
+    rolled_out = [
+        found.recommendation
+        for found in open_rollouts(connection, row.cluster, row.model)
+        if _is_alike(connection, row, found)
+    ]
+    if row.unverified or rules.require_approval or line is not None or (rolled_out and rules.percent < 100):
+        return
+    new = get_recommendation(connection, row.id)
+    for id in (*connection.scalars(_active_of(row)), *rolled_out):
+        if why := refuse_replacement(new, refresh(get_recommendation(connection, id))):
+            _note(connection, row, Action.KEPT, replace(by, why=one_line_why(why)), now)
+            return
+    _give(connection, row, rules, by, now)
 
 
 def _give(connection: Connection, row: Row[Any], rules: ClusterRules, by: By, now: str) -> str:
     """Give a candidate to the share of the jobs that the rules say; return the id of the roll-out, if it is one."""
-    control = connection.execute(
-        select(recommendations.c.id).where(*_line(row), recommendations.c.state == RevisionState.ACTIVE.value)
-    ).scalar()
+    control = connection.scalar(_active_of(row))
     if rules.percent == 100 or not _differs(connection, row.id, control):
         _activate(connection, row, Action.ACTIVATED, by, now)
         return ""
@@ -332,7 +369,7 @@ def _activate(connection: Connection, row: Row[Any], action: Action, by: By, now
     active = (*_line(row), recommendations.c.state == RevisionState.ACTIVE.value)
     for before in connection.execute(select(recommendations).where(*active)).all():
         _set(connection, before, state=RevisionState.RETIRED.value, pinned=False)
-        _note(connection, before, Action.RETIRED, replace(by, why=f"replaced by {row.id}"), now)
+        _note(connection, before, Action.RETIRED, replace(by, why=_replaced_by(row.id)), now)
     _set(connection, row, state=RevisionState.ACTIVE.value)
     _note(connection, row, action, by, now)
     note_change(connection, cluster=row.cluster, model=row.model)
@@ -355,6 +392,14 @@ def _line(row: Row[Any]) -> tuple[ColumnElement[bool], ...]:
     return tuple(
         recommendations.c[name] == row._mapping[name] for name in ("cluster", "model", "fingerprint", "origin")
     )
+
+
+def _active_of(row: Row[Any]) -> Select[Any]:
+    return select(recommendations.c.id).where(*_line(row), recommendations.c.state == RevisionState.ACTIVE.value)
+
+
+def _replaced_by(id: str) -> str:
+    return f"replaced by {id}"
 
 
 def _candidate(connection: Connection, id: str) -> Row[Any]:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from sqlalchemy import Connection, Row, func, insert, select
@@ -130,6 +130,11 @@ def with_staleness(
         )
         for r in found
     )
+
+
+def fresh_state(connection: Connection, shipped: Mapping[str, Workload], found: Recommendation) -> Recommendation:
+    """Return one recommendation with why it is no longer served; for arguments see `with_staleness`."""
+    return with_staleness(connection, (found,), shipped)[0]
 
 
 @contextmanager
@@ -282,7 +287,10 @@ class Records:
                 connection, verification, model=verification.model,
                 recommendation=verification.recommendation, word=verification.verdict.decision.value,
             )  # fmt: skip
-            verified(connection, verification, By(who=account_name()), now=verification.created)
+            verified(
+                connection, verification, By(who=account_name()),
+                refresh=partial(fresh_state, connection, self._shipped_workloads), now=verification.created,
+            )  # fmt: skip
 
     @repeatable
     def verifications(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.life import By, RevisionState
+from ncclt.core.publication import Publication
 from ncclt.core.recommendation import Recommendation
 from ncclt.core.study import BegunFrom, Study, StudyState, Trial
 from ncclt.core.workload import Workload
@@ -30,7 +31,7 @@ from ncclt.store.migrate import migrate as migrate_tables
 from ncclt.store.overview import Overview
 from ncclt.store.readonly import read_published
 from ncclt.store.recommendations import Changes
-from ncclt.store.records import Records, noting_stale, with_staleness
+from ncclt.store.records import Records, fresh_state, noting_stale, with_staleness
 from ncclt.store.shipped import CatalogueEntry, named_clusters, profiles_folder, shipped_workloads
 from ncclt.store.study_page import StudyPage
 from ncclt.store.summaries import row_counts
@@ -315,7 +316,8 @@ class Store(Records, Lives, Leases, Keys, JobWorkers, Overview, trials.Outlines,
     ) -> Recommendation:
         """Store a recommendation and return it with its assigned revision; a revision in the argument is ignored.
 
-        It becomes active, unless rules of its cluster, a pin or `unverified` make it wait; it is read back as by jobs.
+        It becomes active, unless rules of its cluster, a pin or `unverified` make it wait, or its evidence is too weak
+        to replace the active revision (`refuse_replacement`); it is read back as by jobs.
 
         Args:
             recommendation: what is published.
@@ -332,13 +334,23 @@ class Store(Records, Lives, Leases, Keys, JobWorkers, Overview, trials.Outlines,
             if kept is None:
                 now = self._clock()
                 kept = recommendations.publish(connection, recommendation, now=now)
-                life.enter(connection, kept, by or By(who=account_name()), unverified=unverified, now=now)
+                refresh = partial(fresh_state, connection, self._shipped_workloads)
+                life.enter(
+                    connection, kept, by or By(who=account_name()), unverified=unverified, refresh=refresh, now=now
+                )
         if not self._comes_back(kept):
             raise StoreError(
                 f"the recommendation {kept.id} was stored in {self.shown} and does not come back as it was",
                 hint="the store is damaged; restore a backup or name another store with --storage",
             )
         return kept
+
+    @repeatable
+    def publication(self, id: str) -> Publication:
+        """Return the place of a revision among those of its jobs; NotFoundError where there is none of this id."""
+        with self._database.reading() as connection:
+            refresh = partial(fresh_state, connection, self._shipped_workloads)
+            return life.publication_of(connection, id, refresh=refresh)
 
     def _comes_back(self, kept: Recommendation) -> bool:
         """Return whether a revision is read as it was published: an active one by jobs, or a later one in its place."""

@@ -254,7 +254,12 @@ class JobWorker:
         if (found := self._patiently(lambda: self._found(job))) is None:
             return None
         study, trials, published = found
-        ended = published.table.verdict.reason if published else study.reason if study else ""
+        ended = study.reason if study else ""
+        if published is not None:
+            ended = published.table.verdict.reason
+            place = self._patiently(lambda: self._store.publication(published.id))
+            if place is not None and place.words:
+                ended = f"{ended}. {place.words}"
         result = JobResult(
             state=state, reason=why or ended, study=study.id if study else "",
             trials=trials, recommendation=published.id if published else "",

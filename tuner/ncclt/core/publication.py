@@ -1,0 +1,140 @@
+"""The comparison of evidence that decides whether a new revision replaces the active one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ncclt.core.life import RevisionState
+from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """Place of a revision among those of its jobs.
+
+    Attributes:
+        id: of the revision.
+        state: of it.
+        kept: why its evidence did not replace the active revision; empty where it did, or something else is awaited.
+        active: revision that jobs get instead; None = none, or this one.
+        replaced: revision that it replaced; None = none.
+    """
+
+    id: str
+    state: RevisionState
+    kept: str = ""
+    active: Recommendation | None = None
+    replaced: Recommendation | None = None
+
+    @property
+    def words(self) -> str:
+        """Return what publishing changed for jobs, with the command that undoes it; empty = nothing to say."""
+        if self.kept and self.state is RevisionState.CANDIDATE:
+            stays = f"; jobs keep {_name(self.active)}" if self.active else ""
+            undo = f"`ncclt recommendations approve {self.id}` gives them this one"
+            return f"revision {self.id} is stored and not active: {self.kept}{stays}. {undo}"
+        if self.state is RevisionState.CANDIDATE:
+            return f"revision {self.id} is a candidate, not yet for all jobs: `ncclt recommendations show {self.id}`"
+        if self.state is RevisionState.RETIRED:
+            return f"revision {self.id} is retired: `ncclt recommendations rollback {self.id}` makes it active again"
+        if self.replaced is not None:
+            undo = f"`ncclt recommendations rollback {self.replaced.id}` restores that one"
+            return f"revision {self.id} replaces {_name(self.replaced)}. {undo}"
+        return ""
+
+
+def refuse_replacement(new: Recommendation, active: Recommendation) -> str:
+    """Return why the evidence of a revision is too weak to replace the active one; empty = it replaces it.
+
+    Both are for the same cluster, workload and fingerprint. Only a proof displaces a proof: one of a gain at least as
+    large, or of as many blocks that does not contradict it. A keep-default displaces only the policy that it refutes.
+
+    Args:
+        new: just published.
+        active: what jobs get, or, while it is stale, what they got.
+    """
+    after, before = best_form(new).verdict, best_form(active).verdict
+    if before.decision is not Decision.TUNED:
+        return _refuse_untuned(new, after, active, before)
+    if after.decision is Decision.UNDECIDED:
+        return "it is undecided, and the active revision is proven"
+    if active.stale:
+        return ""  # what was proven under other conditions stands against nothing
+    if after.decision is Decision.KEEP_DEFAULT:
+        return _refuse_refutation(new, after, active, before)
+    if lost := _lost_form(new, active):
+        return (
+            "" if after.interval[0] > before.interval[1] else f"it proves no gain by {lost}, the active revision does"
+        )
+    if after.interval[0] >= before.interval[0]:
+        return ""
+    if after.blocks < before.blocks:
+        return (
+            f"its gain of at least {after.interval[0]:.3f}x in {_blocks(after)} is weaker evidence than "
+            f"{before.interval[0]:.3f}x in {_blocks(before)}"
+        )
+    if after.interval[1] < before.interval[0] and new.delivered != active.delivered:
+        return f"its gain of at most {after.interval[1]:.3f}x is below the {before.interval[0]:.3f}x that is proven"
+    return ""
+
+
+def best_form(found: Recommendation) -> PolicyVerdict:
+    """Return the form with the best verdict: a proven one first, and of two the one that gains more."""
+    forms = [form for form in (found.table, found.variables) if form is not None]
+    return max(forms, key=lambda form: (form.verdict.decision is Decision.TUNED, form.verdict.interval[0]))
+
+
+def _refuse_untuned(new: Recommendation, after: Verdict, active: Recommendation, before: Verdict) -> str:
+    """Compare with an active revision that delivers nothing."""
+    if after.decision is Decision.TUNED or before.decision is Decision.UNDECIDED or active.stale:
+        return ""
+    if after.decision is Decision.UNDECIDED:
+        return "it is undecided, and the active revision found the NCCL default best"
+    if after.min_effect > before.min_effect:
+        return _coarser(after, before)
+    tried = [found.coverage.settings if found.coverage else 0 for found in (new, active)]
+    if after.blocks <= before.blocks and tried[0] < tried[1]:
+        return f"it tried {tried[0]} settings, the active revision {tried[1]}"
+    return ""
+
+
+def _refuse_refutation(new: Recommendation, after: Verdict, active: Recommendation, before: Verdict) -> str:
+    """Compare a keep-default with an active revision that is tuned."""
+    if not after.blocks:
+        return "it keeps the NCCL default without a proof, and the active revision is proven"
+    if best_form(new).policy != best_form(active).policy:
+        return "its proof is of another policy, and the active one is proven"
+    if after.min_effect > before.min_effect:
+        return _coarser(after, before)
+    if after.blocks < before.blocks:
+        return f"its proof has {_blocks(after)}, that of the active revision {before.blocks}"
+    return ""
+
+
+def _lost_form(new: Recommendation, active: Recommendation) -> str:
+    """Return the form that only the active revision proves; empty = none."""
+    forms = (("variables", new.variables, active.variables), ("table", new.table, active.table))
+    return next((name for name, form, was in forms if _is_tuned(was) and not _is_tuned(form)), "")
+
+
+def _is_tuned(form: PolicyVerdict | None) -> bool:
+    return form is not None and form.verdict.decision is Decision.TUNED
+
+
+def _coarser(after: Verdict, before: Verdict) -> str:
+    return (
+        f"it disregards gains below {after.min_effect * 100:g} %, the active revision those below "
+        f"{before.min_effect * 100:g} %"
+    )
+
+
+def _blocks(verdict: Verdict) -> str:
+    return f"{verdict.blocks} block{'' if verdict.blocks == 1 else 's'}"
+
+
+def _name(found: Recommendation | None) -> str:
+    assert found is not None
+    verdict = best_form(found).verdict
+    gain = f" {verdict.speedup:.2f}x" if verdict.decision is Decision.TUNED else ""
+    stale = ", stale" if found.stale else ""
+    return f"{found.id} ({verdict.decision}{gain}{stale})"
