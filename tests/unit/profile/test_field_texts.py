@@ -2,7 +2,11 @@
 
 import pytest
 
+from ncclt.core.cluster import Cluster
+from ncclt.errors import TraceError
+from ncclt.measure.simulated.observations import observed_in_tests
 from ncclt.profile import read_workload
+from ncclt.profile.readers.nccl_tests import read_tests
 
 pytestmark = pytest.mark.shared
 
@@ -23,3 +27,28 @@ def test_prefixes_of_launchers_are_removed(shared_data):
     for path in sorted((shared_data / "field").glob("02_deepspeed_*.txt")):
         found = {(m.message.size_bytes, m.calls_per_step) for m in read_workload(path, name="x").messages}
         assert found == {(4096, 10.0), (2 << 20, 5.0)}, path.name
+
+
+def test_tables_without_device_lines_are_read_by_their_form(shared_data):
+    field = shared_data / "field"
+    for name, expected in (
+        ("01b_all_reduce_no_devices.txt", {("all_reduce", 4 << 20, 16), ("all_reduce", 8 << 20, 16)}),
+        ("01c_reduce_scatter_no_devices.txt", {("reduce_scatter", 4 << 20, 8), ("reduce_scatter", 8 << 20, 8)}),
+        ("01d_all_reduce_then_alltoall.txt", {("all_reduce", 4 << 20, 16), ("all_to_all", 4 << 20, 16)}),
+    ):
+        assert set(sizes(read_workload(field / name, name="x"))) == expected
+    with pytest.raises(TraceError, match="gather or scatter, which ncclt has no message for"):
+        read_workload(field / "01a_gather_no_devices.txt", name="x")
+    with pytest.raises(TraceError, match="one rank, which sends nothing"):
+        read_workload(field / "13_one_rank_all_reduce.log", name="x")
+
+
+def test_forced_runs_are_calibrated_as_their_setting(shared_data):
+    cluster = Cluster(
+        name="mine", nodes=2, gpus_per_node=8, gpu="A100-SXM4-80GB", compute_capability=80, link_class="nvswitch",
+        link_gbps=300.0, fabric="infiniband", nics_per_node=8, nic_gbps=25.0, gpudirect=True, nccl_version="2.21.5",
+    )  # fmt: skip
+    for name in ("15a_forced_by_command_line.log", "15b_forced_in_nccl_log.log"):
+        path = shared_data / "field" / name
+        found = observed_in_tests(read_tests(path), path, cluster)
+        assert {(one.nodes, one.setting.label) for one in found.seen} == {(2, "tree/ll")}

@@ -145,11 +145,15 @@ def _observed(source: str, cluster: Cluster, store: Store) -> list[ObservedTimes
     Raises:
         UsageError: no study was measured there.
     """
-    from ncclt.measure.simulated.observations import observed_in_file, observed_in_trials
+    from ncclt.measure.simulated.observations import observed_in_table, observed_in_tests, observed_in_trials
+    from ncclt.profile.readers.nccl_tests import read_tests
 
     if source != STUDIES:
-        return [observed_in_file(Path(source), cluster)]
-    found = []
+        path = Path(source)
+        is_table = path.suffix.lower() == ".csv"
+        found = observed_in_table(path, cluster) if is_table else observed_in_tests(read_tests(path), path, cluster)
+        return [found]
+    studies = []
     others: dict[str, int] = {}
     cursor: str | None = None
     while True:
@@ -159,20 +163,20 @@ def _observed(source: str, cluster: Cluster, store: Store) -> list[ObservedTimes
                 others[other] = others.get(other, 0) + 1
             else:
                 source = study.label or f"study {study.name}"
-                found.append(observed_in_trials(store.trials(study.id), study.cluster.nodes, source))
+                studies.append(observed_in_trials(store.trials(study.id), study.cluster.nodes, source))
         cursor = page.next_cursor
         if cursor is None:
             break
     left_out = tuple(
         f"{count} {'study is' if count == 1 else 'studies are'} left out: {why}" for why, count in others.items()
     )
-    if not any(part.seen for part in found):
+    if not any(part.seen for part in studies):
         raise UsageError(
             f"no study of {cluster.name} in the store was measured on nodes like these"
             + (f" ({'; '.join(left_out)})" if left_out else ""),
             hint="tune first, or give --from FILE; simulated studies do not count",
         )
-    return [replace(found[0], notes=(*left_out, *found[0].notes)), *found[1:]]
+    return [replace(studies[0], notes=(*left_out, *studies[0].notes)), *studies[1:]]
 
 
 def _unlike(study: Study, cluster: Cluster) -> str:

@@ -173,6 +173,7 @@ def import_landscape(
     from ncclt import __version__
     from ncclt.core.name import checked_name
     from ncclt.measure.simulated.landscape_import import import_logs
+    from ncclt.profile.readers.nccl_tests import read_tests
     from ncclt.store import open_to_read
     from ncclt.user_dirs import landscape_folder
 
@@ -185,7 +186,8 @@ def import_landscape(
         hint = "choose another --name" + (", or add --force" if target.is_file() else "")
         raise UsageError(f"there is a cluster {name!r} already", hint=hint)
     of_logs, fallback = _settings(settings, logs, default=default)
-    found = import_logs(logs, job, name=name, settings=of_logs, fallback=fallback, version=__version__)
+    outputs = {log: read_tests(log) for log in logs}
+    found = import_logs(outputs, job, name=name, settings=of_logs, fallback=fallback, version=__version__)
     _write(target, found.rows, found.cluster, option="XDG_DATA_HOME")
     for note in found.notes:
         say(f"ncclt: {note}")

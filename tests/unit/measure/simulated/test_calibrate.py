@@ -13,8 +13,9 @@ from ncclt.core.setting import DEFAULT
 from ncclt.errors import InputError, UsageError
 from ncclt.measure.simulated import SimulatedRunner
 from ncclt.measure.simulated.calibrate import ObservedPoint, calibrate, choose_probes, require_possible
-from ncclt.measure.simulated.observations import observed_in_file
+from ncclt.measure.simulated.observations import observed_in_table, observed_in_tests
 from ncclt.measure.simulated.probes import observe, probe_candidates, probe_messages, probes
+from ncclt.profile.readers.nccl_tests import read_tests
 from ncclt.testing.landscapes import write_landscape
 
 PLAIN = Cluster(
@@ -136,9 +137,9 @@ def test_too_few_times_are_refused():
 def test_a_table_has_times_of_one_shape(tmp_path):
     rows = [{"nodes": 2, "gpus_per_node": 4, "size_bytes": 4096 << p, "time_us": 50 + p} for p in range(6)]
     table = write_landscape(tmp_path / "t.csv", rows)
-    assert [one.nodes for one in observed_in_file(table, replace(PLAIN, gpus_per_node=4)).seen] == [2] * 6
+    assert [one.nodes for one in observed_in_table(table, replace(PLAIN, gpus_per_node=4)).seen] == [2] * 6
     with pytest.raises(InputError, match=r"times of nodes with 4 GPUs, and .* has 8 per node"):
-        observed_in_file(table, replace(PLAIN, gpus_per_node=8))
+        observed_in_table(table, replace(PLAIN, gpus_per_node=8))
 
 
 def output(
@@ -159,22 +160,61 @@ def output(
     return "\n".join(lines) + "\n"
 
 
+def observed_in_output(path, cluster):
+    return observed_in_tests(read_tests(path), path, cluster)
+
+
 def test_an_output_counts_its_hosts_and_names_another_gpu(tmp_path):
     """32 ranks on 8 hosts are 8 nodes of 4 GPUs, and not 4 of 8."""
     log, eight = tmp_path / "all_reduce.log", replace(PLAIN, name="mine", gpu="A100-SXM4-80GB", gpus_per_node=8)
     log.write_text(output(8, 4))
     with pytest.raises(InputError, match="ran on 4 GPUs per host, and mine has 8 per node"):
-        observed_in_file(log, eight)
-    found = observed_in_file(log, replace(eight, gpus_per_node=4))
+        observed_in_output(log, eight)
+    found = observed_in_output(log, replace(eight, gpus_per_node=4))
     assert ({one.nodes for one in found.seen}, len(found.notes)) == ({8}, 1)
     log.write_text(output(1, 8, bus="0x00"))  # as old versions print it
     with pytest.raises(InputError, match="ran on 8 GPUs per host, and mine has 4 per node"):
-        observed_in_file(log, replace(eight, gpus_per_node=4))
+        observed_in_output(log, replace(eight, gpus_per_node=4))
     log.write_text(output(2, 8, "NVIDIA H100 80GB HBM3"))
-    _, note = observed_in_file(log, eight).notes
+    _, note = observed_in_output(log, eight).notes
     assert note.startswith("all_reduce.log is from NVIDIA H100 80GB HBM3 GPUs, and mine has A100-SXM4-80GB")
     log.write_text(output(2, 8, host="localhost"))  # containers that share a name
-    assert {one.nodes for one in observed_in_file(log, eight).seen} == {2}
+    assert {one.nodes for one in observed_in_output(log, eight).seen} == {2}
+
+
+def test_a_forced_run_is_of_its_setting(tmp_path):
+    log, command = tmp_path / "all_reduce.log", "mpirun -np 8 -x NCCL_ALGO=Tree -x NCCL_PROTO=LL ./all_reduce_perf\n"
+    logged = "node0:7:7 [0] NCCL INFO NCCL_ALGO set by environment to Tree\n"
+    for text, setting in (
+        (command + output(2, 4), "tree/ll"),
+        ("export NCCL_PROTO=LL\n" + output(2, 4), "auto/ll"),
+        (output(2, 4).replace("# Using devices\n", f"# Using devices\n{logged}"), "tree/auto"),
+        ("mpirun -genv NCCL_ALGO Tree -genv NCCL_PROTO LL -n 8 ./all_reduce_perf\n" + output(2, 4), "tree/ll"),
+    ):
+        log.write_text(text)
+        found = observed_in_output(log, PLAIN)
+        assert {one.setting.label for one in found.seen} == {setting}
+        assert found.notes[0] == f"all_reduce.log was run with {setting}: taken as that"
+    log.write_text(output(2, 4))
+    assert {one.setting for one in observed_in_output(log, PLAIN).seen} == {DEFAULT}
+    log.write_text("mpirun -x NCCL_IB_HCA=mlx5_0 ./all_reduce_perf\n" + output(2, 4))
+    _, note = observed_in_output(log, PLAIN).notes
+    assert note == "all_reduce.log was run with NCCL_IB_HCA=mlx5_0: the calibration holds with that"
+    log.write_text("mpirun -x NCCL_PROTO=^LL ./all_reduce_perf\n" + output(2, 4))
+    with pytest.raises(InputError, match="no setting of ncclt"):
+        observed_in_output(log, PLAIN)
+    log.write_text(f"{command}./all_reduce_perf\n" + output(2, 4))
+    with pytest.raises(InputError, match="several command lines"):
+        observed_in_output(log, PLAIN)
+
+
+def test_a_run_without_communication_is_refused(tmp_path):
+    log = tmp_path / "all_reduce.log"
+    unknown = output(0, 1).replace("all_reduce_perf", "broadcast_perf")
+    for text, reason in ((output(1, 1), "one rank"), (unknown, "how many ranks")):
+        log.write_text(text)
+        with pytest.raises(InputError, match=reason):
+            observed_in_output(log, replace(PLAIN, gpus_per_node=1))
 
 
 def test_a_time_that_the_ports_rule_out_is_refused():
@@ -194,19 +234,19 @@ def test_times_of_another_nccl_are_named(tmp_path):
     banner = "# nccl-tests version 2.17.6 nccl-headers=22809 nccl-library={}\n"
     for nccl, others in (("22809", ()), ("22703", ("2.27.3",))):
         log.write_text(banner.format(nccl) + output(2, mine.gpus_per_node))
-        said = [note for note in observed_in_file(log, mine).notes if "NCCL 2" in note]
+        said = [note for note in observed_in_output(log, mine).notes if "NCCL 2" in note]
         assert said == [
             f"all_reduce.log was measured with NCCL {other}, and mine has 2.28.9: choices may differ"
             for other in others
         ]
     log.write_text("node1:7:7 [0] NCCL INFO NCCL version 2.21.5+cuda12.4\n" + output(2, mine.gpus_per_node))
-    assert "NCCL 2.21.5" in observed_in_file(log, mine).notes[-1]
+    assert "NCCL 2.21.5" in observed_in_output(log, mine).notes[-1]
     table = tmp_path / "t.csv"
     shape = {"nodes": 2, "gpus_per_node": mine.gpus_per_node}
     for nccl, count in (("2.28.9", 0), ("2.19.3", 1)):
         rows = [{**shape, "nccl_version": nccl, "size_bytes": 4096 << p, "time_us": 50 + p} for p in range(6)]
         write_landscape(table, rows)
-        notes = observed_in_file(table, mine).notes
+        notes = observed_in_table(table, mine).notes
         assert [note for note in notes if "NCCL" in note] == [
             "t.csv was measured with NCCL 2.19.3, and mine has 2.28.9: choices may differ"
         ][:count]

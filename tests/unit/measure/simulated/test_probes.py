@@ -11,7 +11,7 @@ from ncclt.core.trial import Outcome, TrialResult
 from ncclt.errors import InputError, UsageError
 from ncclt.measure.simulated import SimulatedRunner, probes
 from ncclt.measure.simulated.calibrate import calibrate
-from ncclt.measure.simulated.observations import observed_in_file
+from ncclt.measure.simulated.observations import observed_in_table
 from ncclt.measure.simulated.probes import ProbeTable, observe, probe_candidates, probe_messages
 
 CLUSTER = Cluster(
@@ -153,7 +153,7 @@ def test_the_table_is_one_to_calibrate_from(tmp_path):
     path = tmp_path / "times.csv"
     runner = Launches()
     observe(runner, SETTINGS, table(path, runner))
-    found = observed_in_file(path, CLUSTER)
+    found = observed_in_table(path, CLUSTER)
     assert len(found.seen) == len(SETTINGS) * SIZES
     assert found.sources == (f"times.csv: {len(SETTINGS) * SIZES} times",)
 
@@ -162,7 +162,7 @@ def test_simulated_times_stay_labelled_in_the_table_and_after_it(tmp_path):
     path = tmp_path / "times.csv"
     runner = Launches(simulated=True)
     assert "(SIMULATED)" in observe(runner, SETTINGS, table(path, runner)).sources[0]
-    assert observed_in_file(path, CLUSTER).sources[0].startswith("times.csv (SIMULATED): ")
+    assert observed_in_table(path, CLUSTER).sources[0].startswith("times.csv (SIMULATED): ")
     with pytest.raises(UsageError, match="is_simulated is True, and False for these probes"):
         table(path, Launches())
 
@@ -189,4 +189,4 @@ def test_a_table_that_cannot_be_read_or_written_is_said(tmp_path):
 def test_an_empty_table_is_said(tmp_path):
     (tmp_path / "empty.csv").touch()
     with pytest.raises(InputError, match=r"empty\.csv is empty"):
-        observed_in_file(tmp_path / "empty.csv", CLUSTER)
+        observed_in_table(tmp_path / "empty.csv", CLUSTER)

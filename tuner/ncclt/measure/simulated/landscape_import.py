@@ -7,22 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ncclt.core.algo_proto_text import ALGORITHM_WORDS
-from ncclt.core.algorithms import Protocol
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import MOST_BYTES, parse_dtype
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.setting import Setting
-from ncclt.errors import InputError, LandscapeError, SettingError, UsageError
+from ncclt.errors import InputError, LandscapeError, UsageError
 from ncclt.measure.simulated.landscape import check_replayable
 from ncclt.measure.simulated.landscape_rows import MAX_TIME_US, LandscapeRow
-from ncclt.measure.simulated.observations import collective_of, count_nodes, is_another_gpu, read_tests
+from ncclt.measure.simulated.observations import (
+    collective_of,
+    conditions_of,
+    count_nodes,
+    is_another_gpu,
+    stated_setting,
+)
 from ncclt.nccl.nccl_tests.result import NcclTest
-from ncclt.nccl.parameters import CATALOGUE, SET_BY_RULES
-
-_ALGORITHMS = {word: algorithm for algorithm, word in ALGORITHM_WORDS.items()}
-_CHANNELS = ("MAX_CTAS", "MAX_NCHANNELS")
-_SEARCHED = frozenset(parameter.name for parameter in CATALOGUE if parameter.ladder)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +34,7 @@ class ImportedLandscape:
 
 
 def import_logs(
-    paths: Sequence[Path],
+    outputs: Mapping[Path, Sequence[NcclTest]],
     cluster: Cluster,
     *,
     name: str,
@@ -46,7 +45,7 @@ def import_logs(
     """Read outputs of nccl-tests as one landscape.
 
     Args:
-        paths: the outputs, text or JSON.
+        outputs: of each file.
         cluster: where they were measured.
         name: of the landscape.
         settings: forced in the runs of a file.
@@ -54,7 +53,7 @@ def import_logs(
         version: of ncclt.
 
     Raises:
-        InputError: a file cannot be read, is of another cluster, or what it forced is not known.
+        InputError: a file is of another cluster, or what it forced is not known.
     """
     rows: list[LandscapeRow] = []
     points: Counter[tuple[object, ...]] = Counter()
@@ -62,12 +61,13 @@ def import_logs(
     versions: list[tuple[Path, str]] = []
     shapes: list[tuple[Path, str]] = []
     wrong, notes = 0, []
-    for path in paths:
-        for test in read_tests(path):
+    for path, tests in outputs.items():
+        for test in tests:
+            nodes = count_nodes(test, cluster, path)
             setting = _setting(test, path, settings.get(path), fallback)
             if test.variables:
-                conditions.setdefault(path, _conditions(test))
-                _require_same(conditions, _conditions(test), path)
+                conditions.setdefault(path, conditions_of(test))
+                _require_same(conditions, conditions_of(test), path)
             nccl = _version(test)
             if nccl:
                 versions.append((path, nccl))
@@ -76,9 +76,8 @@ def import_logs(
                     f"{path.name} is from {test.gpu} GPUs, and {cluster.name} has {cluster.gpu}",
                     hint="name the cluster of the outputs with --cluster",
                 )
-            nodes = count_nodes(test, cluster, path)
             shapes.append((path, str(nodes)))
-            collective = collective_of(test.program or test.command, path)
+            collective = collective_of(test, path)
             for row in test.rows:
                 timing = row.out_of_place
                 if timing is None or timing.wrong:
@@ -124,7 +123,7 @@ def import_logs(
             job,
             name=name,
             description=f"{cluster.name}, {job.nodes} x {job.gpus_per_node} {job.gpu}",
-            sources=(f"{len(paths)} outputs of nccl-tests, imported by ncclt {version}",),
+            sources=(f"{len(outputs)} outputs of nccl-tests, imported by ncclt {version}",),
             calibration=None,
         ),
         notes=tuple(notes),
@@ -143,7 +142,7 @@ def _setting(test: NcclTest, path: Path, given: Setting | None, fallback: Settin
             f"{path.name} has several command lines before one run, with different variables",
             hint=f"add --setting '{path}=ring/ll' if all its runs had that setting",
         )
-    stated = None if test.is_ambiguous else _stated(test, path)
+    stated = None if test.is_ambiguous else stated_setting(test, path)
     if stated is not None:
         if given is not None and given != stated:
             raise UsageError(
@@ -157,43 +156,6 @@ def _setting(test: NcclTest, path: Path, given: Setting | None, fallback: Settin
             hint=f"add --setting '{path}=ring/ll', or --default if nothing was forced in outputs that do not say it",
         )
     return setting
-
-
-def _stated(test: NcclTest, path: Path) -> Setting | None:
-    """Return the setting that the output states, None where it states none."""
-    variables = {name.removeprefix("NCCL_"): value for name, value in test.variables}
-    forced = {name: value for name, value in variables.items() if name in SET_BY_RULES | _SEARCHED}
-    if not forced:
-        return None
-    algorithm, protocol = forced.pop("ALGO", "").lower(), forced.pop("PROTO", "").lower()
-    channels = [forced.pop(name) for name in _CHANNELS if name in forced]
-    try:
-        return Setting(
-            algorithm=_ALGORITHMS[algorithm.replace("_", "")] if algorithm else None,
-            protocol=Protocol(protocol) if protocol else None,
-            channels=min(map(int, channels)) if channels else None,
-            parameters=tuple((name, _parameter(name, value)) for name, value in forced.items()),
-        )
-    except (KeyError, ValueError, SettingError) as error:
-        told = " ".join(f"NCCL_{name}={value}" for name, value in variables.items() if name in SET_BY_RULES | _SEARCHED)
-        raise LandscapeError(
-            f"{path.name}: no setting of ncclt expresses {told}", hint="leave this output out"
-        ) from error
-
-
-def _parameter(name: str, value: str) -> int:
-    if name not in _SEARCHED:
-        raise ValueError(name)
-    return int(value)
-
-
-def _conditions(test: NcclTest) -> dict[str, str]:
-    """Return the variables that no setting holds; they must be the same in all runs."""
-    return {
-        name: value
-        for name, value in test.variables
-        if name.removeprefix("NCCL_") not in SET_BY_RULES | _SEARCHED and not name.startswith("NCCL_DEBUG")
-    }
 
 
 def _require_same(known: Mapping[Path, Mapping[str, str]], mine: Mapping[str, str], path: Path) -> None:

@@ -8,22 +8,27 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ncclt.core.algo_proto_text import ALGORITHM_WORDS
+from ncclt.core.algorithms import Protocol
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message, parse_dtype
 from ncclt.core.nccl_version import NcclVersion
-from ncclt.core.setting import DEFAULT
+from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Trial
 from ncclt.core.trial import Outcome
-from ncclt.errors import BenchmarkError, InputError, UsageError, reason
+from ncclt.errors import InputError, LandscapeError, SettingError, UsageError
 from ncclt.measure.benchmarks.nccl_tests.features import PROGRAMS
 from ncclt.measure.simulated.calibrate import ObservedPoint
 from ncclt.measure.simulated.landscape_rows import SIMULATED, read_rows
-from ncclt.nccl.nccl_tests.json import parse_json
 from ncclt.nccl.nccl_tests.result import NcclTest
-from ncclt.nccl.nccl_tests.text import parse_text
+from ncclt.nccl.parameters import CATALOGUE, SET_BY_RULES
 
 _MODEL = re.compile(r"\b(?:[A-Z]{1,2}\d{2,4}[A-Z]{0,2}|RTX[- ]?\d{4})\b")
 """The model in the name of a GPU: H100, A100, L40S, MI355X, GB200, RTX-4090."""
+
+_ALGORITHMS = {word: algorithm for algorithm, word in ALGORITHM_WORDS.items()}
+_CHANNELS = ("MAX_CTAS", "MAX_NCHANNELS")
+_SEARCHED = frozenset(parameter.name for parameter in CATALOGUE if parameter.ladder)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,35 +40,41 @@ class ObservedTimes:
     notes: tuple[str, ...] = ()
 
 
-def observed_in_file(path: Path, cluster: Cluster) -> ObservedTimes:
-    """Read the times of a file: an output of nccl-tests, text or JSON, or a table of measurements.
+def observed_in_tests(tests: Sequence[NcclTest], path: Path, cluster: Cluster) -> ObservedTimes:
+    """Return the times of an output of nccl-tests, each under the setting that its run was forced to.
 
     Args:
-        path: the file.
+        tests: of the output.
+        path: its file.
         cluster: whose times they are.
 
     Raises:
-        InputError: it cannot be read, or its times cannot be those of the cluster.
+        InputError: its times cannot be those of the cluster, or are of a setting that is not known.
     """
-    if path.suffix.lower() == ".csv":
-        return _table(path, cluster)
-    tests = read_tests(path)
     seen: list[ObservedPoint] = []
-    notes = [f"{path.name} is taken as NCCL's own choice: an output of nccl-tests does not say what was forced"]
+    notes: dict[str, None] = {}
     for test in tests:
         nodes = count_nodes(test, cluster, path)
-        note = f"{path.name} is from {test.gpu} GPUs, and {cluster.name} has {cluster.gpu}: is it of this cluster?"
-        if note not in notes and is_another_gpu(test.gpu, cluster.gpu):
-            notes.append(note)
-        if (other := _of_another_nccl(path, test.nccl, cluster)) and other not in notes:
-            notes.append(other)
-        collective = collective_of(test.program or test.command, path)
+        setting = _forced_setting(test, path)
+        taken = "states no forced setting: taken as the NCCL default"
+        remarks = [f"{path.name} {taken if setting.is_default else f'was run with {setting.label}: taken as that'}"]
+        if is_another_gpu(test.gpu, cluster.gpu):
+            remarks.append(
+                f"{path.name} is from {test.gpu} GPUs, and {cluster.name} has {cluster.gpu}: is it of this cluster?"
+            )
+        if other := _of_another_nccl(path, test.nccl, cluster):
+            remarks.append(other)
+        if conditions := conditions_of(test):
+            told = " ".join(f"{name}={value}" for name, value in conditions.items())
+            remarks.append(f"{path.name} was run with {told}: the calibration holds with that")
+        notes |= dict.fromkeys(remarks)
+        collective = collective_of(test, path)
         for row in test.rows:
             timing = row.out_of_place or row.in_place
             if timing is None or not timing.time_us > 0 or row.size_bytes < 1 or timing.wrong:
                 continue
             message = Message(collective=collective, dtype=parse_dtype(row.dtype), size_bytes=row.size_bytes)
-            seen.append(ObservedPoint(nodes=nodes, setting=DEFAULT, message=message, time_us=timing.time_us))
+            seen.append(ObservedPoint(nodes=nodes, setting=setting, message=message, time_us=timing.time_us))
     return ObservedTimes(
         seen=_medians(seen),
         sources=(f"{path.name}: {len(seen)} times",),
@@ -71,36 +82,73 @@ def observed_in_file(path: Path, cluster: Cluster) -> ObservedTimes:
     )
 
 
-def read_tests(path: Path) -> tuple[NcclTest, ...]:
-    """Read an output of nccl-tests, text or JSON.
+def _forced_setting(test: NcclTest, path: Path) -> Setting:
+    if test.is_ambiguous:
+        raise InputError(
+            f"{path.name} has several command lines before one run, with different variables",
+            hint="cut it to the runs of one command line, or leave it out",
+        )
+    return stated_setting(test, path) or DEFAULT
+
+
+def stated_setting(test: NcclTest, path: Path) -> Setting | None:
+    """Return the setting that the output states, None where it states none."""
+    variables = {name.removeprefix("NCCL_"): value for name, value in test.variables}
+    forced = {name: value for name, value in variables.items() if name in SET_BY_RULES | _SEARCHED}
+    if not forced:
+        return None
+    algorithm, protocol = forced.pop("ALGO", "").lower(), forced.pop("PROTO", "").lower()
+    channels = [forced.pop(name) for name in _CHANNELS if name in forced]
+    try:
+        return Setting(
+            algorithm=_ALGORITHMS[algorithm.replace("_", "")] if algorithm else None,
+            protocol=Protocol(protocol) if protocol else None,
+            channels=min(map(int, channels)) if channels else None,
+            parameters=tuple((name, _parameter(name, value)) for name, value in forced.items()),
+        )
+    except (KeyError, ValueError, SettingError) as error:
+        told = " ".join(f"NCCL_{name}={value}" for name, value in variables.items() if name in SET_BY_RULES | _SEARCHED)
+        raise LandscapeError(
+            f"{path.name}: no setting of ncclt expresses {told}", hint="leave this output out"
+        ) from error
+
+
+def _parameter(name: str, value: str) -> int:
+    if name not in _SEARCHED:
+        raise ValueError(name)
+    return int(value)
+
+
+def conditions_of(test: NcclTest) -> dict[str, str]:
+    """Return the variables that no setting holds; they must be the same in all runs."""
+    return {
+        name: value
+        for name, value in test.variables
+        if name.removeprefix("NCCL_") not in SET_BY_RULES | _SEARCHED and not name.startswith("NCCL_DEBUG")
+    }
+
+
+def collective_of(test: NcclTest, path: Path) -> Collective:
+    """Return what a test measures; where the output does not tell, the name of its file may.
 
     Raises:
-        InputError: it cannot be read, or is of another kind.
+        InputError: neither does, or ncclt has no message for it.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read: {reason(error)}", hint="give an output of nccl-tests") from error
-    try:
-        return (parse_json(text),) if text.lstrip().startswith("{") else parse_text(text)
-    except BenchmarkError as error:
-        raise InputError(f"{path}: {error.message}", hint="give an output of nccl-tests, or a table in CSV") from error
-
-
-def collective_of(program: str | None, path: Path) -> Collective:
-    """Return what a program measures; where the output does not name it, the file may."""
+    if isinstance(test.collective, Collective):
+        return test.collective
     words = path.stem.lower().replace("_", "").replace("-", "")
     named = [c for c in PROGRAMS if c.value.replace("_", "") in words]
-    found = next((c for c, name in PROGRAMS.items() if name == program), None)
-    if found is None and named and program is None:
-        # The longest: all_reduce and reduce_scatter contain reduce.
-        found = max(named, key=lambda collective: len(collective.value))
-    if found is None:
+    if test.collective is not None:
+        raise InputError(
+            f"{path} is of {test.collective}, which ncclt has no message for", hint="leave this output out"
+        )
+    if not named:
         raise InputError(
             f"{path} does not say which collective it is of",
             hint="keep the command line in the output, or name the file after it: all_reduce.log",
         )
-    return found
+    # The longest: all_reduce and reduce_scatter contain reduce.
+    return max(named, key=lambda collective: len(collective.value))
 
 
 def is_another_gpu(named: str, expected: str) -> bool:
@@ -124,9 +172,16 @@ def count_nodes(test: NcclTest, cluster: Cluster, path: Path) -> int:
     """Return how many nodes of the cluster a test ran on.
 
     Raises:
-        InputError: it did not run on whole nodes.
+        InputError: its ranks are not known, or it did not run on whole nodes.
     """
     ranks, hosts = test.ranks, test.hosts
+    if not ranks:
+        raise InputError(
+            f"{path.name} does not say on how many ranks it ran",
+            hint="keep the command line or the `# Rank` lines in the output",
+        )
+    if ranks == 1:
+        raise InputError(f"{path.name} is of one rank, which sends nothing", hint="give a run on two or more GPUs")
     if hosts and ranks % hosts == 0 and ranks != hosts * cluster.gpus_per_node:
         raise InputError(
             f"{path.name} ran on {ranks // hosts} GPUs per host, and {cluster.name} has {cluster.gpus_per_node} per "
@@ -142,7 +197,12 @@ def count_nodes(test: NcclTest, cluster: Cluster, path: Path) -> int:
     return nodes
 
 
-def _table(path: Path, cluster: Cluster) -> ObservedTimes:
+def observed_in_table(path: Path, cluster: Cluster) -> ObservedTimes:
+    """Return the times of a table of measurements.
+
+    Raises:
+        InputError: it cannot be read, or its times cannot be those of the cluster.
+    """
     rows = read_rows(path)
     first = rows[0]
     if first.gpus_per_node != cluster.gpus_per_node:

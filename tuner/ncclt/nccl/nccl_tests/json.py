@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ncclt.errors import BenchmarkError
+from ncclt.nccl.nccl_tests.form import find_collective
 from ncclt.nccl.nccl_tests.result import NcclTest, NcclTestRow, NcclTestTiming, count_hosts
 
 _BARE_NUMBER = re.compile(r"(?<=[:,\[])(\s*)-?(?:inf|nan)(?=\s*[,}\]])")
@@ -85,11 +86,14 @@ def _test(document: Mapping[str, Any]) -> NcclTest:
     program = str(arguments[0]).rpartition("/")[2]
     average = (document.get("average_bus_bandwidth") or {}).get("bandwidth")
     out_of_bounds = document.get("out_of_bounds") or {}
+    named = program if "_perf" in program else None
+    rows = tuple(_row(row) for row in document.get("results") or [])
     return NcclTest(
-        program=program if "_perf" in program else None,
+        program=named,
         version=None,
         ranks=ranks,
-        rows=tuple(_row(row) for row in document.get("results") or []),
+        rows=rows,
+        collective=find_collective(named, rows, ranks),
         avg_busbw_gbps=None if average is None else float(average),
         out_of_bounds=_failed_checks(out_of_bounds),
         hosts=count_hosts(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ncclt.core.message import Collective
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NcclTestTiming:
@@ -54,7 +56,9 @@ class NcclTest:
         program: `all_reduce_perf` where the output names it.
         command: the same, from the last command line before the output; None = there is none.
         version: of nccl-tests, where the output names it.
-        ranks: of the group whose times are printed: the first one, where the job was split into groups.
+        ranks: of the group whose times are printed: the first one, where the job was split into groups. From the device
+            lines, else from the form of the rows, else from the command line; 0 = not known.
+        collective: by name or form; a word where ncclt has no message for it, None where several are possible.
         rows: in order; repeated where the sweep was.
         avg_busbw_gbps: as printed, 1e9 bytes/s; None where the run ended before that.
         out_of_bounds: number of failed checks; None where the run ended before that.
@@ -73,6 +77,7 @@ class NcclTest:
     rows: tuple[NcclTestRow, ...]
     avg_busbw_gbps: float | None
     out_of_bounds: int | None
+    collective: Collective | str | None = None
     unreadable_lines: int = 0
     command: str | None = None
     hosts: int = 0

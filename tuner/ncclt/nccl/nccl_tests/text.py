@@ -13,18 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ncclt.errors import BenchmarkError
+from ncclt.nccl.nccl_tests.form import find_collective, ranks_of_rows
 from ncclt.nccl.nccl_tests.reason import failure_reason, named_reason
 from ncclt.nccl.nccl_tests.result import NcclTest, NcclTestRow, NcclTestTiming, count_hosts
+from ncclt.nccl.run_facts import RunFacts, RunFactsReader, logged_variable, logged_version
 
 _VERSION = re.compile(r"#\s*nccl-tests version\s+(\S+)")
 _LIBRARY = re.compile(r".*\bnccl-library=(\d{4,6})\b")
-_LOGGED = re.compile(r"\bNCCL version (\d{1,2}\.\d{1,3}(?:\.\d{1,3})?)\b")  # with NCCL_DEBUG=VERSION or more
 _STARTING = re.compile(r"#\s*Collective test starting:\s*(\S+)")
-_COMMAND = re.compile(r"\b([a-z]\w{1,40}_perf)(?:_mpi)?\b")
-_ASSIGNED = re.compile(r"""(?<![A-Za-z0-9_])(NCCL_[A-Z0-9_]+)=("[^"]*"|'[^']*'|(?:(?!,[A-Za-z_]+=)[^\s"';])*)""")
-_EXPORTED = re.compile(r"(?:\++ ?)?(?:export |declare -x )?(?=NCCL_[A-Z0-9_]+=)")  # scripts (set -x), `export`, `env`
-_UNSET = re.compile(r"(?:\++ ?)?unset (NCCL_[A-Z0-9_]+)$")
-_FROM_ENVIRONMENT = re.compile(r"NCCL INFO (NCCL_[A-Z0-9_]+) set by environment to (\S+?)\.?$")
 _SETUP = re.compile(r"#\s*nThread\s+\d+")
 _RANK = re.compile(r"#\s+Rank\s+\d+\s+(?:Group\s+(\d+)\s)?")  # older ones name no groups
 _PLACE = re.compile(r".*\bon\s+(\S+)\s+device\s+(\d+\s+\[[^\]\s]*\])\s+(\S.*)")
@@ -71,6 +67,7 @@ class _OpenTest:
 
     program: str | None = None
     command: str | None = None
+    started_ranks: int = 0
     version: str | None = None
     nccl: str = ""
     variables: dict[str, str] = field(default_factory=dict)
@@ -85,12 +82,21 @@ class _OpenTest:
     out_of_bounds: int | None = None
     unreadable: int = 0
 
+    def take(self, stated: RunFacts) -> None:
+        """Add the facts that the lines above state."""
+        self.command, self.started_ranks = stated.program, stated.ranks
+        self.is_ambiguous = stated.is_ambiguous
+        self.variables = dict(stated.variables) | self.variables
+
     def close(self) -> NcclTest:
+        ranks = self.groups.count(self.groups[0]) if self.groups else 0
+        collective = find_collective(self.program or self.command, self.rows, ranks)
         return NcclTest(
             program=self.program,
             command=self.command,
             version=self.version,
-            ranks=self.groups.count(self.groups[0]) if self.groups else 0,
+            collective=collective,
+            ranks=ranks or ranks_of_rows(self.rows, collective) or self.started_ranks,
             rows=tuple(self.rows),
             avg_busbw_gbps=self.average,
             out_of_bounds=self.out_of_bounds,
@@ -109,9 +115,7 @@ class _Tests:
     def __init__(self) -> None:
         self._closed: list[NcclTest] = []
         self._open = _OpenTest()
-        self._command: str | None = None  # of the last line that looks like one
-        self._assigned: list[dict[str, str]] = []  # by each such line since the last test
-        self._exported: dict[str, str] = {}  # by lines before the commands
+        self._facts = RunFactsReader()
         self._continued = ""
 
     def read_line(self, line: str) -> None:
@@ -120,30 +124,20 @@ class _Tests:
         if stripped.endswith("\\") and not stripped.startswith("#"):
             self._continued = f"{stripped[:-1]} "
             return
-        if found := _FROM_ENVIRONMENT.search(stripped):
-            self._open.variables[found[1]] = found[2]
-        if not self._open.nccl and (logged := _LOGGED.search(stripped)):
-            self._open.nccl = logged[1]
+        if variable := logged_variable(stripped):
+            self._open.variables |= (variable,)
+        self._open.nccl = self._open.nccl or logged_version(stripped)
         if stripped.startswith("#"):
             self._read_comment(stripped)
         elif stripped and self._open.in_table:
             row = _row(self._open.columns, stripped.split())
             if row is None:
                 self._open.unreadable += 1
-                self._read_command(stripped)
+                self._facts.read(stripped)
             else:
                 self._open.rows.append(row)
         else:
-            self._read_command(stripped)
-
-    def _read_command(self, line: str) -> None:
-        if match := _COMMAND.search(line):
-            self._command = match[1]
-            self._assigned.append(_assignments(line))
-        elif _EXPORTED.match(line):
-            self._exported |= _assignments(line)
-        elif unset := _UNSET.match(line):
-            self._exported.pop(unset[1], None)
+            self._facts.read(stripped)
 
     def finish(self) -> tuple[NcclTest, ...]:
         self._next_test()
@@ -168,17 +162,16 @@ class _Tests:
             if self._open.set_up:
                 self._next_test()
             self._open.set_up = True
-            self._open.command, self._command = self._command, None
-            if self._assigned:
-                self._open.variables = self._assigned[-1] | self._open.variables
-                self._open.is_ambiguous = any(one != self._assigned[-1] for one in self._assigned)
-            self._assigned = []
-            self._open.variables = self._exported | self._open.variables
+            self._open.take(self._facts.take())
         elif match := _RANK.match(line):
             self._open.groups.append(match[1])
             if match[1] == self._open.groups[0] and (place := _PLACE.match(line)):
                 self._open.places.append((place[1], place[2], place[3]))
         elif _HEADER.match(line):
+            if self._open.columns:
+                self._next_test()
+            if not self._open.set_up:
+                self._open.take(self._facts.take())
             self._open.columns = line.removeprefix("#").split()
             self._open.in_table = True
         elif match := _OUT_OF_BOUNDS.match(line):
@@ -187,10 +180,6 @@ class _Tests:
         elif match := _AVERAGE.match(line):
             self._open.average = _float(match[1])
             self._open.in_table = False
-
-
-def _assignments(line: str) -> dict[str, str]:
-    return {name: value.strip("\"'") for name, value in _ASSIGNED.findall(line)}
 
 
 def _row(columns: list[str], words: list[str]) -> NcclTestRow | None:

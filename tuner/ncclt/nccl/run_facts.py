@@ -1,0 +1,150 @@
+"""Command lines and NCCL's lines in a text, and what they state about the run: ranks, variables, versions."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import pairwise
+
+_PROGRAM = re.compile(r"\b([a-z]\w{1,40}_perf)(?:_mpi)?\b")
+_ASSIGNED = re.compile(r"""(?<![A-Za-z0-9_])(NCCL_[A-Z0-9_]+)=("[^"]*"|'[^']*'|(?:(?!,[A-Za-z_]+=)[^\s"';])*)""")
+_HYDRA = re.compile(r"-g?env (NCCL_[A-Z0-9_]+) (\S+)")  # MPICH, Intel MPI
+_EXPORTED = re.compile(r"(?:\++ ?)?(?:export |declare -x )?(?=NCCL_[A-Z0-9_]+=)")  # scripts (set -x), `export`, `env`
+_UNSET = re.compile(r"(?:\++ ?)?unset (NCCL_[A-Z0-9_]+)$")
+_LOGGED_VARIABLE = re.compile(r"NCCL INFO (NCCL_[A-Z0-9_]+) set (?:by environment )?to (\S+?)\.?$")
+_LOGGED_VERSION = re.compile(r"\bNCCL version (\d{1,2}\.\d{1,3}(?:\.\d{1,3})?)\b")  # with NCCL_DEBUG=VERSION or more
+
+_MPI = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "horovodrun"})
+_OF_ONE_NODE = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch", "deepspeed"})
+_LAUNCHERS = _MPI | _OF_ONE_NODE | {"srun"}
+_PROCESSES = ("-n", "-np", "--np", "--ntasks")
+_NODES = ("-N", "--nodes", "--nnodes", "--num_nodes")
+_PER_NODE = ("--ntasks-per-node", "--nproc-per-node", "--nproc_per_node", "--num_gpus")
+_LONGEST_COMMAND = 16 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """Facts that a text states about one run.
+
+    Attributes:
+        program: of nccl-tests, in the command line; None = there is none.
+        ranks: of the command line; 0 = it names none.
+        variables: NCCL_* variables, from the command line, from `export` lines before it, and from NCCL's lines; what
+            is missing may have been set without a trace.
+        is_ambiguous: there are several command lines, and they set different variables.
+        nccl: the version that NCCL prints; empty = it prints none.
+    """
+
+    program: str | None = None
+    ranks: int = 0
+    variables: tuple[tuple[str, str], ...] = ()
+    is_ambiguous: bool = False
+    nccl: str = ""
+
+
+class RunFactsReader:
+    """Reads the lines of a text one after the other; `take` returns the facts about the run that starts there."""
+
+    def __init__(self) -> None:
+        self._program: str | None = None  # of the last command line
+        self._ranks = 0
+        self._assigned: list[dict[str, str]] = []  # by each command line of nccl-tests since the last run
+        self._started: dict[str, str] = {}  # by another command line
+        self._exported: dict[str, str] = {}  # by lines before the commands
+
+    def read(self, line: str) -> None:
+        """Take one line, stripped, with the lines that continue it."""
+        if len(line) > _LONGEST_COMMAND:
+            return
+        if program := _PROGRAM.search(line):
+            self._program, self._ranks = program[1], count_ranks(line)
+            self._assigned.append(_assignments(line))
+        elif not self._program and (ranks := count_ranks(line)):
+            self._ranks, self._started = ranks, _assignments(line)
+        elif _EXPORTED.match(line):
+            self._exported |= _assignments(line)
+        elif unset := _UNSET.match(line):
+            self._exported.pop(unset[1], None)
+
+    def take(self) -> RunFacts:
+        """Return the facts since the last run, and forget its command line."""
+        last = self._assigned[-1] if self._assigned else self._started
+        facts = RunFacts(
+            program=self._program,
+            ranks=self._ranks,
+            variables=tuple((self._exported | last).items()),
+            is_ambiguous=any(one != last for one in self._assigned),
+        )
+        self._program, self._ranks, self._assigned, self._started = None, 0, [], {}
+        return facts
+
+
+def read_run_facts(text: str) -> RunFacts:
+    """Return the facts that a text without prefixes states about its only run."""
+    reader = RunFactsReader()
+    logged: dict[str, str] = {}
+    nccl = ""
+    for line in text.replace("\\\n", " ").splitlines():
+        stripped = line.strip()
+        if variable := logged_variable(stripped):
+            logged |= (variable,)
+        nccl = nccl or logged_version(stripped)
+        if not stripped.startswith("#"):
+            reader.read(stripped)
+    stated = reader.take()
+    return RunFacts(
+        program=stated.program,
+        ranks=stated.ranks,
+        variables=tuple(sorted((dict(stated.variables) | logged).items())),
+        is_ambiguous=stated.is_ambiguous,
+        nccl=nccl,
+    )
+
+
+def logged_variable(line: str) -> tuple[str, str] | None:
+    """Return name and value in a line of NCCL about its environment."""
+    found = _LOGGED_VARIABLE.search(line) if "NCCL INFO NCCL_" in line else None
+    return (found[1], found[2]) if found else None
+
+
+def logged_version(line: str) -> str:
+    """Return the version in a line of NCCL; empty = there is none."""
+    found = _LOGGED_VERSION.search(line) if "NCCL version " in line else None
+    return found[1] if found else ""
+
+
+def count_ranks(command: str) -> int:
+    """Return the ranks that a command line starts; 0 = it does not say.
+
+    >>> count_ranks("mpirun -np 16 -N 8 -x NCCL_ALGO=Tree ./all_reduce_perf -b 1M -n 20 -g 1")
+    16
+    >>> count_ranks("srun -N 2 --ntasks-per-node=4 ./all_gather_perf -g 2")
+    16
+    >>> count_ranks("torchrun --nproc-per-node 8 train.py -n 3"), count_ranks("./all_reduce_perf -n 20")
+    (8, 0)
+    """
+    words = command.replace("=", " ").split()
+    names = [word.rpartition("/")[2] for word in words]
+    start = next((at for at, name in enumerate(names) if name in _LAUNCHERS), None)
+    if start is None or ":" in words:  # several programs
+        return 0
+    launcher, after = names[start], words[start + 1 :]
+    ends = (at for at, word in enumerate(after) if "_perf" in word or word.endswith((".py", "python", "bash")))
+    end = next(ends, len(after))
+    of_launcher, of_program = after[:end], after[end:]
+    nodes = _number(_NODES, of_launcher) or int(launcher in _OF_ONE_NODE)
+    per_node = 0 if launcher in _MPI else nodes * _number(_PER_NODE, of_launcher)
+    processes = _number(_PROCESSES, of_launcher) or per_node
+    if not of_program or "_perf" not in of_program[0]:
+        return processes
+    return processes * (_number(("-g", "--ngpus"), of_program) or 1) * (_number(("-t", "--nthreads"), of_program) or 1)
+
+
+def _number(options: tuple[str, ...], words: list[str]) -> int:
+    values = (value for word, value in pairwise(words) if word in options)
+    return next((int(value) for value in values if re.fullmatch(r"\d{1,7}", value)), 0)
+
+
+def _assignments(line: str) -> dict[str, str]:
+    return {name: value.strip("\"'") for name, value in (*_ASSIGNED.findall(line), *_HYDRA.findall(line))}
