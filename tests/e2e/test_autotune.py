@@ -236,9 +236,16 @@ def test_a_model_of_a_cluster_has_no_job_to_compare(ncclt):
         ((), "give the command of a job after --, or --model NAME"),
         (("--blocks", "2", "--", "true"), "--blocks must be 3 to"),
         (("--", "true"), "there is nothing to tune a job on: no GPU is visible here"),
-        (("--cluster", "leonardo", "--", "sh", "-c", "echo no luck; exit 3"), "exit code 3\nno luck"),
-        (("--model", "nope", "--cluster", "leonardo"), "nope"),
-        (("--cluster", "lab", "--dry-run", "--", "true"), "`ncclt cluster detect --name NAME` adds one"),
+        (("--cluster", "leonardo", "--", "true"), "nothing can be measured here: no Slurm allocation and no GPU"),
+        (
+            ("--launcher", "simulate", "--cluster", "leonardo", "--", "sh", "-c", "echo no luck; exit 3"),
+            "exit code 3\nno luck",
+        ),
+        (("--model", "nope", "--cluster", "leonardo", "--launcher", "simulate"), "nope"),
+        (
+            ("--cluster", "lab", "--launcher", "simulate", "--dry-run", "--", "true"),
+            "`ncclt cluster detect --name NAME` adds one",
+        ),
         (("--launcher", "torchrun", "--", "touch", "ran"), "--cluster is needed to say what is measured"),
         (
             ("--launcher", "torchrun", "--cluster", "leonardo", "--nodes", "2", "--", "touch", "ran"),

@@ -16,7 +16,8 @@ from ncclt.store import open_store
 
 STORE = ("--storage", "sqlite:///ncclt.db")
 TUNE = (
-    "tune", "--model", "bert", "--cluster", "leonardo", "--patience", "0", "--trials", "20", "--blocks", "4", *STORE
+    "tune", "--model", "bert", "--cluster", "leonardo", "--launcher", "simulate", "--patience", "0", "--trials", "20",
+    "--blocks", "4", *STORE,
 )  # fmt: skip
 
 
@@ -205,7 +206,18 @@ def test_sigterm_means_the_same_for_slurm_preempts_with_it(ncclt):
 def test_a_dry_run_shows_the_plan_and_stores_no_study(ncclt):
     plan = json.loads(
         ncclt(
-            "tune", "--model", "bert", "--cluster", "leonardo", "--through", "variables", "--dry-run", "--json", *STORE
+            "tune",
+            "--model",
+            "bert",
+            "--cluster",
+            "leonardo",
+            "--launcher",
+            "simulate",
+            "--through",
+            "variables",
+            "--dry-run",
+            "--json",
+            *STORE,
         ).stdout
     )
 
@@ -244,6 +256,6 @@ def test_a_cluster_of_ones_own_is_added_shown_and_tuned_on(ncclt):
     again = ncclt("cluster", "add", "mine.toml", *STORE, rc=2)
     assert "--replace" in again.stderr
     ncclt("cluster", "add", "mine.toml", "--replace", *STORE)
-    two = ncclt("tune", "--model", "bert", "--cluster", "mine", "--nodes", "2", *STORE, rc=2)
+    two = ncclt("tune", "--model", "bert", "--cluster", "mine", "--launcher", "simulate", "--nodes", "2", *STORE, rc=2)
     assert "no network" in two.stderr
-    ncclt("tune", "--model", "bert", "--cluster", "mine", "--trials", "8", *STORE, "--quiet")
+    ncclt("tune", "--model", "bert", "--cluster", "mine", "--launcher", "simulate", "--trials", "8", *STORE, "--quiet")

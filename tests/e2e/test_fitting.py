@@ -18,7 +18,10 @@ from ncclt.testing.landscapes import write_landscape
 
 SHAPE = ("--nodes", "2", "--gpus-per-node", "4", "--nccl-version", "2.22.3")
 NAMES = ("--cluster", "leonardo", "--model", "nasnetmobile")
-TUNE = ("tune", "--model", "nasnetmobile", "--cluster", "leonardo", "--nodes", "2", "--trials", "6", "--quiet")
+TUNE = (
+    "tune", "--model", "nasnetmobile", "--cluster", "leonardo", "--launcher", "simulate", "--nodes", "2",
+    "--trials", "6", "--quiet",
+)  # fmt: skip
 LIST = "    --gpus-per-node 4 --nccl-version 2.22.3   (SIMULATED)"
 
 
@@ -200,7 +203,9 @@ def test_commands_that_read_make_no_store(ncclt):
         done = ncclt(*words, rc=None)
         assert done.returncode == (3 if words[0] == "env" or "x" in words else 0), (words, done.stderr)
     ncclt.variables["NCCLT_STORAGE"] = f"sqlite:///{ncclt.folder}/none/dir/n.db"
-    ncclt("tune", "--model", "bert", "--cluster", "leonardo", "--dry-run")  # it would make the store
+    ncclt(
+        "tune", "--model", "bert", "--cluster", "leonardo", "--launcher", "simulate", "--dry-run"
+    )  # it would make the store
     for words in READERS:
         done = ncclt(*words, rc=69)
         assert done.stdout == ""

@@ -13,7 +13,8 @@ import pytest
 free_port = runpy.run_path(str(Path(__file__).parents[1] / "fakes" / "ports.py"))["free_port"]
 STORE = ("--storage", "sqlite:///ncclt.db")
 LEONARDO = ("--gpus-per-node", "4", "--nccl-version", "2.22.3")
-NASNET = ("tune", "--model", "nasnetmobile", "--cluster", "leonardo", "--nodes", "2", "--trials", "12", "--seed", "1")
+SIMULATED = ("--cluster", "leonardo", "--launcher", "simulate")
+NASNET = ("tune", "--model", "nasnetmobile", *SIMULATED, "--nodes", "2", "--trials", "12", "--seed", "1")
 
 
 def shape_of(document):
@@ -88,7 +89,7 @@ def test_without_a_gpu_and_a_cluster_real_measurements_are_replayed_and_every_re
 
 
 def test_a_study_is_exported_and_replayed(ncclt):
-    ncclt("tune", "--model", "nasnetmobile", "--cluster", "leonardo", "--trials", "8", "--study", "mine", *STORE)
+    ncclt("tune", "--model", "nasnetmobile", *SIMULATED, "--trials", "8", "--study", "mine", *STORE)
     assert ncclt("landscape", "export", "mine", *STORE).stdout.startswith("system,gpus,nodes,")
     ncclt("landscape", "export", "mine", "--out", "mine.csv", *STORE)
     assert "--force" in ncclt("landscape", "export", "mine", "--out", "mine.csv", *STORE, rc=2).stderr
@@ -184,7 +185,7 @@ def test_server_store_and_curl_give_the_same_text_and_a_shell_takes_it_over(nccl
 
 
 def test_every_format_says_simulated(ncclt):
-    ncclt("tune", "--model", "nasnetmobile-unfused", "--cluster", "leonardo", "--trials", "3", *STORE, "--quiet")
+    ncclt("tune", "--model", "nasnetmobile-unfused", *SIMULATED, "--trials", "3", *STORE, "--quiet")
 
     for form in ("export", "dotenv", "json", "nccl-conf", "tuner-csv"):
         words = ("env", "--cluster", "leonardo", "--model", "nasnetmobile-unfused", "--format", form, *LEONARDO)

@@ -25,7 +25,7 @@ QUERY = "postgresql://ncclt@127.0.0.1:9/ncclt?connect_timeout=2&password=hunt@r2
         ("env", "--model", "bert", "--cluster", "leonardo"),
         ("run", "--model", "bert", "--cluster", "leonardo", "--", "true"),
         ("serve", "--port", "0"),
-        ("preflight", "--cluster", "leonardo", "--dry-run"),
+        ("preflight", "--cluster", "leonardo", "--launcher", "simulate", "--dry-run"),
     ],
     ids=" ".join,
 )

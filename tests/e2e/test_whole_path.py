@@ -226,7 +226,13 @@ def test_a_cluster_that_changes_is_refused_and_tuned_again(ncclt, site, start):
 
     define(OLD)
     with (ncclt.folder / "log-house.txt").open("w") as log:
-        start(ncclt.argv("worker", "--cluster", OWN), cwd=ncclt.folder, env=ncclt.environment, stdout=log, stderr=log)
+        start(
+            ncclt.argv("worker", "--cluster", OWN, "--", "--launcher", "simulate"),
+            cwd=ncclt.folder,
+            env=ncclt.environment,
+            stdout=log,
+            stderr=log,
+        )
     first = site.tuned(cluster=OWN)["recommendation"]
     assert until(lambda: given().json().get("recommendation")) == first
     assert renewed() == []

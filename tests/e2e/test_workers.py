@@ -56,7 +56,7 @@ def test_trials_at_once_in_one_process_find_what_one_at_a_time_finds(ncclt):
 def test_a_killed_worker_does_not_hold_up_the_others(ncclt, tmp_path):
     url = f"sqlite:///{tmp_path / 'ncclt.db'}"
     words = ("tune", "--model", "bert", "--cluster", "leonardo", "--trials", 20, "--patience", 0, "--json")
-    words = (*words, "--storage", url)
+    words = (*words, "--launcher", "simulate", "--storage", url)
     first, second = (ncclt.start(*words) for _ in range(2))
     deadline = time.monotonic() + 120
     while trials_of(url) < 5 and time.monotonic() < deadline:

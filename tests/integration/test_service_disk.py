@@ -32,7 +32,7 @@ WORDS = (
     "--cluster", "pair", "--model", "toy", "--nodes", "2", "--gpus-per-node", "4", "--nccl-version", "2.28.9",
     "--allow", "simulated",
 )  # fmt: skip
-TUNE = ("tune", "--model", "bert", "--cluster", "leonardo", "--nodes", "2", "--trials", "12")
+TUNE = ("tune", "--model", "bert", "--cluster", "leonardo", "--launcher", "simulate", "--nodes", "2", "--trials", "12")
 
 
 class Machine:

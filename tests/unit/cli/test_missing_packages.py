@@ -11,15 +11,15 @@ import pytest
 from ncclt.errors import EXTRAS, TORCH, missing
 
 ROOT = Path(__file__).parents[3]
-H100 = ("--cluster", "dgx-h100", "--nodes", "2")
+H100 = ("--cluster", "dgx-h100", "--launcher", "simulate", "--nodes", "2")
 STORED = ("--model", "bert", "--cluster", "dgx-h100")
 NEEDED = {
     "store": [
         ("studies", "show", "x"), ("recommendations", "list"), ("recommendations", "pin", "x"), ("keys", "list"),
         ("keys", "create", "--role", "read"), ("store", "migrate"), ("store", "export", "x.jsonl.gz"),
         ("store", "import", "x.jsonl.gz"), ("store", "backup", "x.db"), ("store", "prune", "--older-than", "180d"),
-        ("check", *STORED), ("verify", "--env", "NCCL_ALGO=Ring", "--", "true"),
-        ("profile", "import", "mine.csv", "--name", "mine"), ("preflight", *H100, "--launcher", "simulate"),
+        ("check", *STORED, "--launcher", "simulate"), ("verify", "--env", "NCCL_ALGO=Ring", "--", "true"),
+        ("profile", "import", "mine.csv", "--name", "mine"), ("preflight", *H100),
         ("env", *STORED, "--nodes", "2", "--gpus-per-node", "8", "--nccl-version", "2.28.3", "--storage",
          "postgresql://u@127.0.0.1:1/d"),
     ],

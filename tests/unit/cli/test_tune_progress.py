@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from ncclt.cli.tune import tune
 
-SHAPE = ("--model", "bert", "--cluster", "leonardo", "--nodes", "2", "--trials", "10")
+SHAPE = ("--model", "bert", "--cluster", "leonardo", "--launcher", "simulate", "--nodes", "2", "--trials", "10")
 
 
 def said(command, *words):

@@ -33,6 +33,7 @@ def ask(command, cluster, model, *words):
 def test_an_empty_name_is_a_mistake_of_the_command(storage, command):
     """As of a variable in a job script that is not set."""
     words = [sys.executable, "-m", "ncclt", command, "--cluster", "leonardo", "--model", "", *storage]
+    words += [] if command == "env" else ["--launcher", "simulate"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "ncclt: the name of the workload is empty\n  hint: `ncclt profile list` shows the names\n"

@@ -17,7 +17,6 @@ def choose(requested="", *, landscape=False, environ=None, gpus=False, cluster=N
     ("given", "name", "reason"),
     [
         ({}, "replay", "no Slurm allocation and no GPU here"),
-        ({"cluster": "leonardo"}, "simulate", "no Slurm allocation and no GPU here"),
         ({"cluster": "l40s-1x4", "gpus": True}, "replay", "l40s-1x4 is a recorded cluster"),
         ({"cluster": "l40s-1x4", "requested": "simulate"}, "simulate", "as asked"),
         ({"gpus": True}, "local", "GPUs are visible here"),
@@ -34,9 +33,9 @@ def test_the_launcher_is_chosen_and_the_reason_said(given, name, reason):
 def test_on_a_login_node_the_reason_names_the_launcher_that_measures(tmp_path):
     (tmp_path / "sbatch").write_text("#!/bin/sh\n")
     (tmp_path / "sbatch").chmod(0o755)
-    target = choose(environ={"PATH": str(tmp_path)}, cluster="leonardo")
+    target = choose(environ={"PATH": str(tmp_path)})
 
-    assert target.launcher == "simulate"
+    assert target.launcher == "replay"
     assert target.reason == "no Slurm allocation and no GPU here; --launcher slurm submits jobs from here"
 
 
@@ -92,9 +91,17 @@ def test_what_is_replayed_unasked_is_the_default_recording():
     assert choose(gpus=True).cluster is None
 
 
-def test_a_drill_is_never_replayed():
-    drill = Target(cluster="l40s-1x4").resolved({}, gpus_visible=lambda: False, drill=True)
-    assert drill.launcher == Target().resolved({}, gpus_visible=lambda: False, drill=True).launcher == "simulate"
+@pytest.mark.parametrize(
+    ("given", "drill"), [({"cluster": "leonardo"}, False), ({"cluster": "l40s-1x4"}, True), ({}, True)]
+)
+def test_nothing_is_simulated_unasked(given, drill):
+    """One rule for all commands that measure; the hint followed to the letter is accepted."""
+    with pytest.raises(UsageError, match="nothing can be measured here: no Slurm allocation and no GPU") as refused:
+        Target(**given).resolved({}, gpus_visible=lambda: False, drill=drill)
+
+    assert "--launcher simulate" in refused.value.hint
+    asked = Target(**given, launcher="simulate").resolved({}, gpus_visible=lambda: False, drill=drill)
+    assert asked.launcher == "simulate"
 
 
 @pytest.mark.parametrize("name", ["", " "])

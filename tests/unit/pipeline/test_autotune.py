@@ -68,9 +68,9 @@ def test_the_job_says_its_shape_and_brings_pytorch():
 
 
 def test_recordings_and_models_keep_their_own_shape():
-    found = _target(Target(cluster="leonardo"), gpus=False)
+    found = _target(Target(cluster="leonardo", launcher="simulate"), gpus=False)
     assert (found.launcher, found.nodes, found.gpus_per_node) == ("simulate", None, None)
-    assert _target(Target(cluster="leonardo"), (), gpus=False) == found
+    assert _target(Target(cluster="leonardo", launcher="simulate"), (), gpus=False) == found
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from ncclt.cli.output import print_json, print_table, say
 from ncclt.cli.spread import Fields, spread
 from ncclt.core.option import Option
 from ncclt.errors import UsageError
-from ncclt.measure.target import Target
+from ncclt.measure.target import Target, gpus_visible
 
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
@@ -131,7 +131,7 @@ def _facts(paths: list[Path], target: Target) -> tuple[tuple[Facts, ...], tuple[
         return (changed(facts, version=version),), facts.missing
     from ncclt.health.detect.nodes import look
 
-    nodes, missing = look(target.resolved(os.environ, drill=True), os.environ)
+    nodes, missing = look(target.resolved(os.environ, gpus_visible=lambda: True, drill=True), os.environ)
     return tuple(changed(facts, version=version) for facts in nodes), missing
 
 
@@ -166,4 +166,5 @@ def _store(found: Detection, cluster: Cluster, nodes: tuple[Facts, ...], storage
     named = shlex.quote(cluster.name)
     if any(diagnose(facts).blocking for facts in nodes):
         say("ncclt: something is broken there; `ncclt doctor` on the same sources names it. Repair it first")
-    say(f"next: ncclt tune --model bert --cluster {named}{option} --dry-run")
+    launcher = "" if os.environ.get("SLURM_JOB_ID") or gpus_visible() else " --launcher simulate"
+    say(f"next: ncclt tune --model bert --cluster {named}{option}{launcher} --dry-run")

@@ -47,8 +47,7 @@ def preflight(
                 ),
                 "launcher": Option(
                     "Where launches run: local, torchrun, mpirun, slurm, ssh, kubernetes, or simulate for a drill. "
-                    "Default: slurm in an allocation, local where GPUs are visible, else simulate; it says which and "
-                    "why.",
+                    "Default: slurm in an allocation, local where GPUs are visible; elsewhere nothing is measured.",
                     envvar="NCCLT_LAUNCHER",
                 ),
                 "parallel": Option(

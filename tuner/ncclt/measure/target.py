@@ -80,8 +80,8 @@ class Target:
         str,
         Option(
             "Where trials run: simulate, replay, local, torchrun, mpirun, slurm, ssh, kubernetes. Default: slurm in "
-            "an allocation, local where GPUs are visible, else replay, or simulate for a cluster that is not recorded; "
-            "it says which and why.",
+            "an allocation, local where GPUs are visible, else replay of a recorded cluster. Nothing is "
+            "simulated unasked.",
             envvar="NCCLT_LAUNCHER",
         ),
     ] = ""
@@ -193,7 +193,7 @@ class Target:
         """Return the target with its launcher and the names of its nodes: as asked, else as detected.
 
         The default is the recorded cluster that was named, else the Slurm allocation, else the visible GPUs, else a
-        recorded cluster, or the simulation where another cluster is named.
+        recorded cluster where none is named. Nothing is simulated unasked.
 
         Args:
             environ: the process environment.
@@ -201,7 +201,7 @@ class Target:
             drill: accept options of launches where nothing is launched: a preflight simulates nodes by their names.
 
         Raises:
-            UsageError: the options contradict each other, or have no effect there.
+            UsageError: the options contradict each other, have no effect there, or nothing can be measured here.
             InputError: the host file cannot be read.
         """
         chosen = self._with_launcher(environ, gpus_visible, drill=drill)
@@ -248,11 +248,14 @@ class Target:
         if gpus_visible():
             return replace(self, launcher="local", reason="GPUs are visible here")
         reason = "no Slurm allocation and no GPU here"
-        if shutil.which("sbatch", path=environ.get("PATH", "")):
+        if shutil.which("sbatch", path=environ.get("PATH", "")) and not drill:
             reason += "; --launcher slurm submits jobs from here"
         if self.cluster is None and not drill:
             return replace(self, launcher="replay", cluster=DEFAULT_RECORDED, reason=reason)
-        return replace(self, launcher="simulate", reason=reason)
+        raise UsageError(
+            f"nothing can be measured here: {reason}",
+            hint="run it on a GPU node or in an allocation; --launcher simulate uses a model of the cluster",
+        )
 
     def _refuse_what_is_idle(self) -> None:
         """Refuse options that would silently have no effect where nothing is launched."""

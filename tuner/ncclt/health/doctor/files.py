@@ -189,8 +189,8 @@ def _kinds(path: Path) -> frozenset[Kind]:
 
 def _refusal(path: Path) -> InputError:
     """Return the error for a file of no known kind; it names what the file is, where that is known."""
-    with _opened(path) as stream:
-        text = stream.read(HEAD_BYTES).decode(errors="replace")
+    with open_regular(path) as raw:  # as it is: prefixes of launchers look like `sh: nvidia-smi:`
+        text = unpacked(raw, Meter(raw), path.name).read(HEAD_BYTES).decode(errors="replace")
     for pattern, what, hint in _REFUSED:
         if pattern.search(text):
             return InputError(f"{path} {what}", hint=hint)
