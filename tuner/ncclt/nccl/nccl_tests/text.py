@@ -26,6 +26,7 @@ _RANK = re.compile(r"#\s+Rank\s+\d+\s+(?:Group\s+(\d+)\s)?")  # older ones name 
 _PLACE = re.compile(r".*\bon\s+(\S+)\s+device\s+(\d+\s+\[[^\]\s]*\])\s+(\S.*)")
 _HEADER = re.compile(r"#\s+size\s+count\s+type\s")
 _OUT_OF_BOUNDS = re.compile(r"#\s*Out of bounds values\s*:\s*(\d{1,18})\b")
+_COMMAND = re.compile(r"_perf(?:_mpi)?\s+-\w")  # put above a table by hand, as a comment
 _PIECE_OF_ROW = re.compile(r"(?m)^\s*\d+\s+\d+\s+[a-z]\w*\s")
 _AVERAGE = re.compile(r"#\s*Avg bus bandwidth\s*:\s*(\S+)")
 
@@ -180,6 +181,8 @@ class _Tests:
         elif match := _AVERAGE.match(line):
             self._open.average = _float(match[1])
             self._open.in_table = False
+        elif _COMMAND.search(line):
+            self._facts.read(line.lstrip("# "))
 
 
 def _row(columns: list[str], words: list[str]) -> NcclTestRow | None:
