@@ -87,3 +87,76 @@ def test_importing_the_package_imports_no_reader():
     code = f"import ncclt.profile, sys; print([m for m in sys.modules if m.startswith({heavy})])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=240)
     assert done.stdout.strip() == "[]"
+
+
+ROWS = "collective,size_bytes,calls\nall_reduce,4096,1\n"
+TABLE = """Comm. Op            Message Size        Count     Total Latency(ms)   Avg Latency(ms)  tput  busbw
+all_gather_into_tensor
+                    2.0 MB              5         1.00                0.20                0.00          0.00
+"""
+
+
+def test_a_folder_gives_the_files_that_a_reader_recognises(tmp_path):
+    folder = tmp_path / "job"
+    (folder / "rank0").mkdir(parents=True)
+    (folder / ".cache").mkdir()
+    (folder / ".cache" / "calls.csv").write_text(ROWS)
+    (folder / "rank0" / "calls.csv").write_text(ROWS)
+    (folder / "notes.txt").write_text("hello\n")
+    (folder / "empty").touch()
+    origin = read_workload(folder, name="x").provenance
+    assert (origin.source, origin.detail["files"]) == ("csv", "calls.csv")
+    assert any(note.startswith("2 files of the folder left out: empty is empty; notes.txt") for note in origin.notes)
+    assert read_workload([folder, folder / "rank0" / "calls.csv"], name="x").provenance.detail == origin.detail
+    (folder / "comms.log").write_text(TABLE)
+    with pytest.raises(TraceError, match="different kinds") as caught:
+        read_workload(folder, name="x")
+    assert "--source" in caught.value.hint
+    assert read_workload(folder, name="x", source="csv").provenance.source == "csv"
+
+
+def test_a_folder_without_traces_is_refused(tmp_path):
+    with pytest.raises(TraceError, match="no file of the folder can be read: it is empty"):
+        read_workload(tmp_path, name="x")
+    (tmp_path / "job.nsys-rep").write_bytes(b"anything")
+    with pytest.raises(TraceError, match="report of Nsight Systems"):
+        read_workload(tmp_path, name="x")
+
+
+def test_known_formats_that_are_not_read_are_refused_by_name(tmp_path):
+    for name, content, what, hint in (
+        ("job.nsys-rep", b"\x01\x02", "a report of Nsight Systems", "nsys export --type sqlite"),
+        ("job.pftrace", b"\x0a\x10abc", "a Perfetto trace", "traceconv json job.pftrace"),
+        ("host.xplane.pb", b"\x0a\x10abc", "an XSpace of XLA", "create_perfetto_trace=True"),
+        ("xplane", b"\x0a\x90\x01\x12\x0d/device:GPU:0", "an XSpace of XLA", "create_perfetto_trace=True"),
+        ("rank.0.et", b"\x07\x0a\x050.0.4", "a Chakra trace in protobuf", "ExecutionTraceObserver"),
+        ("chakra", b"\x07\x0a\x050.0.4", "a Chakra trace in protobuf", "ExecutionTraceObserver"),
+        ("coll", b'{"CT_pastColls": [{"opName": "AllReduce"}]}', "a collective trace of NCCLX", "NCCL_DEBUG=INFO"),
+        ("traces", b"PK\x03\x04....", "compressed with zip", "unzip traces"),
+        ("traces", b"\x28\xb5\x2f\xfd....", "compressed with zstd", "zstd -d traces"),
+        ("log", "# nThread 1".encode("utf-16"), "text in UTF-16", "iconv -f UTF-16"),
+        ("log", b"<!DOCTYPE html><html>", "a web page", "download"),
+    ):
+        path = tmp_path / name
+        path.write_bytes(content)
+        with pytest.raises(TraceError, match=f"is {what}.*, which ncclt does not read") as caught:
+            read_workload(path, name="x")
+        assert hint in caught.value.hint
+
+
+def test_what_a_text_states_is_given_to_its_reader(tmp_path):
+    path = tmp_path / "job.log"
+    for command in (
+        "srun -N 2 --ntasks-per-node 8 train",
+        "torchrun --nnodes=2 --nproc_per_node=8 train.py",
+        "world_size=16",
+    ):
+        path.write_text(f"NCCL version 2.27.3+cuda12.9\nexport NCCL_ALGO=Ring NCCL_DEBUG=INFO\n{command}\n{TABLE}")
+        workload = read_workload(path, name="x")
+        assert workload.provenance.world_size == 16
+        assert [m.message.size_bytes for m in workload.messages] == [16 * (2 << 20)]
+        assert workload.provenance.detail["nccl_variables"] == "NCCL_ALGO=Ring"
+        assert workload.provenance.detail["nccl_version"] == "2.27.3"
+        assert not any("cut off" in note for note in workload.provenance.notes)
+    path.write_text(path.read_text() + "broadcast\n           2.0 M")
+    assert "job.log ends within a line: it may be cut off" in read_workload(path, name="x").provenance.notes

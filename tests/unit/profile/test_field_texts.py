@@ -52,3 +52,23 @@ def test_forced_runs_are_calibrated_as_their_setting(shared_data):
         path = shared_data / "field" / name
         found = observed_in_tests(read_tests(path), path, cluster)
         assert {(one.nodes, one.setting.label) for one in found.seen} == {(2, "tree/ll")}
+
+
+def test_a_newer_format_is_named_and_read_as_far_as_it_is_alike(shared_data):
+    workload = read_workload(shared_data / "field" / "03_inspector_v4.3.jsonl", name="x")
+    assert sizes(workload) == {
+        ("all_reduce", 4 << 20, 8): 2.0,
+        ("all_gather", 8 << 20, 8): 1.0,
+        ("send_recv", 64 << 10, 8): 1.0,
+    }
+    assert any(note.startswith("format v4.3 is newer than v4.2") for note in workload.provenance.notes)
+    assert not any("damaged" in note or "left out" in note for note in workload.provenance.notes)
+
+
+def test_forced_variables_are_told(shared_data):
+    for name in ("15a_forced_by_command_line.log", "15b_forced_in_nccl_log.log"):
+        origin = read_workload(shared_data / "field" / name, name="x").provenance
+        assert origin.detail["nccl_variables"] == "NCCL_ALGO=Tree NCCL_PROTO=LL"
+        assert any("what ran is forced" in note for note in origin.notes)
+    with pytest.raises(TraceError, match="is a collective trace of NCCLX, which ncclt does not read"):
+        read_workload(shared_data / "field" / "ncclx_colltrace.json", name="x")

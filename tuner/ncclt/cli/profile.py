@@ -95,7 +95,7 @@ def show(
 def import_files(
     files: Annotated[
         list[Path],
-        typer.Argument(help="Traces of one job, for example one file per rank; also pipes, and - for standard input."),
+        typer.Argument(help="Traces of one job: files, one per rank, or a folder; also pipes, - for standard input."),
     ],
     name: Annotated[str, typer.Option(help="Name of the workload.")],
     source: Annotated[

@@ -14,6 +14,8 @@ _UNSET = re.compile(r"(?:\++ ?)?unset (NCCL_[A-Z0-9_]+)$")
 _LOGGED_VARIABLE = re.compile(r"NCCL INFO (NCCL_[A-Z0-9_]+) set (?:by environment )?to (\S+?)\.?$")
 _LOGGED_VERSION = re.compile(r"\bNCCL version (\d{1,2}\.\d{1,3}(?:\.\d{1,3})?)\b")  # with NCCL_DEBUG=VERSION or more
 
+_WORLD_SIZE = re.compile(r"(?:^|[\s,({])(?:dist_|export )?(?:world_size|WORLD_SIZE)\s?[=:]\s?(\d{1,7})\b")
+
 _MPI = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "horovodrun"})
 _OF_ONE_NODE = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch", "deepspeed"})
 _LAUNCHERS = _MPI | _OF_ONE_NODE | {"srun"}
@@ -29,7 +31,7 @@ class RunFacts:
 
     Attributes:
         program: of nccl-tests, in the command line; None = there is none.
-        ranks: of the command line; 0 = it names none.
+        ranks: of the command line, or a world size that is printed; 0 = neither is there.
         variables: NCCL_* variables, from the command line, from `export` lines before it, and from NCCL's lines; what
             is missing may have been set without a trace.
         is_ambiguous: there are several command lines, and they set different variables.
@@ -84,18 +86,20 @@ def read_run_facts(text: str) -> RunFacts:
     """Return the facts that a text without prefixes states about its only run."""
     reader = RunFactsReader()
     logged: dict[str, str] = {}
-    nccl = ""
+    nccl, world_size = "", 0
     for line in text.replace("\\\n", " ").splitlines():
         stripped = line.strip()
         if variable := logged_variable(stripped):
             logged |= (variable,)
         nccl = nccl or logged_version(stripped)
+        if not world_size and (size := _WORLD_SIZE.search(stripped)):
+            world_size = int(size[1])
         if not stripped.startswith("#"):
             reader.read(stripped)
     stated = reader.take()
     return RunFacts(
         program=stated.program,
-        ranks=stated.ranks,
+        ranks=stated.ranks or world_size,
         variables=tuple(sorted((dict(stated.variables) | logged).items())),
         is_ambiguous=stated.is_ambiguous,
         nccl=nccl,

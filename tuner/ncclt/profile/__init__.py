@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import cast
 
-from ncclt.core.workload import Workload
+from ncclt.core.workload import Provenance, Workload
 from ncclt.errors import MissingDependencyError, TraceError, UsageError
+from ncclt.nccl.parameters import SET_BY_RULES
+from ncclt.nccl.run_facts import RunFacts, read_run_facts
 from ncclt.profile.reader import Reader
-from ncclt.profile.source import check_readable, one_look, regular_files
+from ncclt.profile.source import (
+    HEAD_BYTES,
+    check_readable,
+    ends_within_line,
+    files_of,
+    heads,
+    is_text,
+    one_look,
+    regular_files,
+)
+from ncclt.profile.unsupported import find_unsupported
 
 READERS: dict[str, str] = {
     "kineto": "ncclt.profile.readers.kineto.reader",
@@ -33,6 +46,9 @@ READERS: dict[str, str] = {
 }
 """Name of a source -> module that is its reader; imported on use."""
 
+_MOST_VARIABLES = 20
+"""Of those that a text states, in the provenance."""
+
 ENTRY_POINT_GROUP = "ncclt.profiles"
 """Third parties add readers here; each entry point names a module or object that is a `Reader`."""
 
@@ -41,7 +57,8 @@ def read_workload(paths: Path | str | Sequence[Path | str], *, name: str, source
     """Read the recorded files of one job into a workload.
 
     Args:
-        paths: a file, or several, for example one per rank; pipes are read once, and `-` is standard input.
+        paths: a file or folder, or several, for example a file per rank; of a folder what one reader recognises. Pipes
+            are read once, and `-` is standard input.
         name: name of the workload.
         source: name of a reader; left out, the content of the files decides.
 
@@ -61,8 +78,9 @@ def read_workload(paths: Path | str | Sequence[Path | str], *, name: str, source
         seen.add(place)
     named = None if source is None else reader_named(source)
     with regular_files(given, error=TraceError) as files:
-        reader = _detect(files, named)
-        return reader.read(files, name=name)
+        found = _detect(list(files_of(files)), named)
+        workload = found.reader.read(found.paths, name=name)
+        return replace(workload, provenance=_with_facts(workload.provenance, found))
 
 
 def reader_names() -> tuple[str, ...]:
@@ -94,34 +112,121 @@ def _third_party() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP) if point.name not in READERS}
 
 
-def _detect(paths: Sequence[Path], named: Reader | None) -> Reader:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Recognised:
+    """Files of one kind, and what their texts state about the run.
+
+    Attributes:
+        reader: of all of them.
+        paths: the files.
+        left_out: messages about files of their folders that it does not read.
+        facts: of each text.
+        cut: names of texts that end within a line.
+    """
+
+    reader: Reader
+    paths: Sequence[Path]
+    left_out: Sequence[str]
+    facts: Sequence[RunFacts]
+    cut: Sequence[str]
+
+
+def _detect(files: Sequence[tuple[Path, bool]], named: Reader | None) -> _Recognised:
     """Return the first reader that recognises every file, or the one that was named.
 
-    Each file is looked at once, and behind the first one only the readers are asked that recognised those before.
+    Each file is looked at once, and behind the first one only the readers are asked that recognised those before. A
+    file of a folder that no reader recognises is left out.
     """
     candidates: list[str] = []
-    for path in paths:
-        with one_look():
-            check_readable(path)
-            if named is not None:
-                continue
-            kinds = (
-                _recognising(path, candidates)
-                or _recognising(path, READERS)
-                or _recognising(path, sorted(_third_party()))
-            )
-        if not kinds:
-            raise TraceError(
-                f"{path.name} is not a trace or log that ncclt can read",
-                hint=f"sources are recognised by their content; known are: {', '.join(reader_names())}",
-            )
+    paths: list[Path] = []
+    refused: list[TraceError] = []
+    facts: list[RunFacts] = []
+    cut: list[str] = []
+    for path, is_named in files:
+        try:
+            with one_look():
+                check_readable(path)
+                kinds = _kinds(path, named, candidates, is_named=is_named)
+                if not kinds:
+                    raise _unknown(path)
+                texts = [head for head in heads(path) if is_text(head)]
+        except TraceError as error:
+            if is_named:
+                raise
+            refused.append(error)
+            continue
         if candidates and kinds[0] not in candidates:
             raise TraceError(
                 f"the files are of different kinds: {path.name} is {kinds[0]}, those before it {candidates[0]}",
-                hint="import each kind on its own",
+                hint="import each kind on its own; of a folder, --source NAME takes one kind",
             )
         candidates = kinds
-    return named or reader_named(candidates[0])
+        paths.append(path)
+        facts += [read_run_facts(text.decode(errors="replace")) for text in texts]
+        if texts:
+            whole = len(texts[-1]) < HEAD_BYTES
+            cut += [path.name] if (not texts[-1].endswith(b"\n") if whole else ends_within_line(path)) else []
+    if not paths:
+        raise _nothing_in_folder(refused)
+    return _Recognised(
+        reader=named or reader_named(candidates[0]),
+        paths=paths,
+        left_out=[error.message for error in refused],
+        facts=facts,
+        cut=cut,
+    )
+
+
+def _kinds(path: Path, named: Reader | None, candidates: Sequence[str], *, is_named: bool) -> list[str]:
+    """Return the readers of a file."""
+    if named is not None:
+        return [named.name] if is_named or named.recognises(path) else []
+    return _recognising(path, candidates) or _recognising(path, READERS) or _recognising(path, sorted(_third_party()))
+
+
+def _unknown(path: Path) -> TraceError:
+    return find_unsupported(path, heads(path)) or TraceError(
+        f"{path.name} is not a trace or log that ncclt can read",
+        hint=f"sources are recognised by their content; known are: {', '.join(reader_names())}",
+    )
+
+
+def _nothing_in_folder(refused: Sequence[TraceError]) -> TraceError:
+    if len(refused) == 1:
+        return refused[0]
+    shown = "; ".join(error.message for error in refused[:3])
+    return TraceError(
+        f"no file of the folder can be read: {shown or 'it is empty'}" + (" …" if len(refused) > 3 else ""),
+        hint=next((error.hint for error in refused if error.hint), "") or "name the trace files, one per rank",
+    )
+
+
+def _with_facts(origin: Provenance, found: _Recognised) -> Provenance:
+    """Add what the texts state beside their calls: ranks, versions, variables."""
+    notes = list(origin.notes)
+    if found.left_out:
+        shown = "; ".join(found.left_out[:3]) + ("; …" if len(found.left_out) > 3 else "")
+        files = "1 file" if len(found.left_out) == 1 else f"{len(found.left_out)} files"
+        notes.append(f"{files} of the folder left out: {shown}")
+    notes += [f"{label} ends within a line: it may be cut off" for label in found.cut]
+    ranks = {facts.ranks for facts in found.facts if facts.ranks > 1}
+    world_size = origin.world_size
+    if not world_size and len(ranks) == 1:
+        world_size = ranks.pop()
+        notes.append(f"the job has {world_size} ranks by its command line or its log")
+    variables: dict[str, str] = {}
+    for name, value in sorted({one for facts in found.facts if not facts.is_ambiguous for one in facts.variables}):
+        # Where two contradict each other, nothing is claimed.
+        variables[name] = value if name not in variables else ""
+    variables = {name: value for name, value in variables.items() if value}
+    told = [f"{name}={value}" for name, value in variables.items() if not name.startswith("NCCL_DEBUG")]
+    forced = [text for text in told if text.partition("=")[0].removeprefix("NCCL_") in SET_BY_RULES]
+    if forced:
+        notes.append(f"recorded with {' '.join(forced)}: what ran is forced, not the NCCL default")
+    versions = dict.fromkeys(facts.nccl for facts in found.facts if facts.nccl)
+    added = {"nccl_version": ", ".join(versions), "nccl_variables": " ".join(told[:_MOST_VARIABLES])}
+    detail = {**{name: text for name, text in added.items() if text}, **origin.detail}
+    return replace(origin, world_size=world_size, notes=tuple(notes), detail=detail)
 
 
 def _recognising(path: Path, names: Iterable[str]) -> list[str]:

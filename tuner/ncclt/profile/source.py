@@ -102,6 +102,27 @@ def regular_files(paths: Sequence[Path], *, error: type[InputError] = InputError
         yield files
 
 
+def files_of(paths: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
+    """Yield every file once, those of folders at any depth, and whether it was named itself rather than by its folder.
+
+    Hidden files are left out.
+    """
+    seen: set[str] = set()
+    for path in paths:
+        inside = sorted(_visible_files(path)) if path.is_dir() else [path]
+        for file in inside:
+            place = os.path.realpath(file)  # unlike `Path.resolve`, it takes a link to itself
+            if place not in seen:
+                seen.add(place)
+                yield file, file is path
+
+
+def _visible_files(folder: Path) -> Iterator[Path]:
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (file for name in names if not name.startswith(".") and (file := Path(place, name)).is_file())
+
+
 def open_regular(path: Path, *, error: type[InputError] = InputError) -> io.BufferedReader:
     """Open a regular file for reading.
 
@@ -493,6 +514,20 @@ def read_line(document: Document, size_bytes: int) -> bytes:
         return document.stream.readline(size_bytes)
     except _DAMAGE as error:
         raise _damaged(document.label, error) from error
+
+
+def is_text(beginning: bytes) -> bool:
+    """Return whether the beginning of a document is of a text, and not of JSON or of binary data."""
+    return b"\0" not in beginning and unmarked(beginning)[:1] not in (b"{", b"[", b"\x80", b"")
+
+
+def ends_within_line(path: Path) -> bool:
+    """Return whether the last line of a file that is not packed has no end."""
+    with open_regular(path, error=TraceError) as raw:
+        if raw.peek(2)[:2] == b"\x1f\x8b" or not raw.seek(0, os.SEEK_END):
+            return False
+        raw.seek(-1, os.SEEK_END)
+        return raw.read(1) not in (b"\n", b"\0")
 
 
 def lines(document: Document) -> Iterator[bytes]:

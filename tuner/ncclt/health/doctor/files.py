@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import os
 import re
 import zlib
 from collections.abc import Iterator, Sequence
@@ -23,7 +22,7 @@ from ncclt.health.doctor.matrix import TopologyMatrix, is_matrix_header, parse_m
 from ncclt.health.doctor.nccl_topology import NcclTopology, is_nccl_topology, parse_nccl_topology
 from ncclt.nccl.log.printed_costs import read_printed_costs
 from ncclt.nccl.log.startup import LogReader
-from ncclt.profile.source import Meter, open_regular, read_document, regular_files, unpacked
+from ncclt.profile.source import Meter, files_of, open_regular, read_document, regular_files, unpacked
 
 HEAD_BYTES = 256 * 1024
 """Read to recognise what a file is."""
@@ -81,7 +80,7 @@ def _facts(paths: Sequence[Path]) -> Facts:
     found = _Found()
     skipped: list[str] = []
     refused: list[InputError] = []
-    for path, required in _files(paths):
+    for path, required in files_of(paths):
         try:
             if found.read(path):
                 continue
@@ -163,18 +162,6 @@ def printed_costs_of_file(path: Path) -> PrintedCosts:
     """
     with regular_files([path]) as (file,), _lines(file) as lines:
         return read_printed_costs(lines, file.name)
-
-
-def _files(paths: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
-    """Yield every file, and whether it was named itself rather than by its folder."""
-    seen: set[str] = set()
-    for path in paths:
-        inside = sorted(child for child in path.iterdir() if child.is_file()) if path.is_dir() else [path]
-        for file in inside:
-            place = os.path.realpath(file)  # unlike `Path.resolve`, it takes a link to itself
-            if place not in seen:
-                seen.add(place)
-                yield file, file is path
 
 
 def _kinds(path: Path) -> frozenset[Kind]:

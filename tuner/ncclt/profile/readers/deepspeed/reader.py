@@ -103,7 +103,7 @@ def _messages(rows: Sequence[LogRow], world_size: int, left_out: Counter[str]) -
 
 
 def _world_size(logs: Sequence[CommsLog]) -> int:
-    """Return the ranks of the job: as recorded, else computed from the two bandwidths, else 0.
+    """Return the ranks of the job: as recorded, else computed from the two bandwidths, else those started, else 0.
 
     busbw / tput = (n - 1)/n, so n = tput / (tput - busbw); both are printed with two decimals, so every row gives a
     range for n, and only a single whole number inside all of them counts.
@@ -124,10 +124,8 @@ def _world_size(logs: Sequence[CommsLog]) -> int:
             largest = (row.busbw_gbps + 0.005) / max(row.tput_gbps - 0.005, 1e-9)
             low = max(low, 1 / (1 - smallest) if smallest < 1 else math.inf)
             high = min(high, 1 / (1 - largest) if largest < 1 else math.inf)
-    if not low <= high < math.inf:
-        return 0
-    first = math.ceil(low)
-    return first if first <= high < first + 1 else 0
+    first = math.ceil(low) if low <= high < math.inf else 0
+    return first if first and first <= high < first + 1 else max(log.started_ranks for log in logs)
 
 
 def _nothing(logs: Sequence[CommsLog], left_out: Counter[str]) -> TraceError:

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard
 
+from ncclt.nccl.run_facts import read_run_facts
 from ncclt.profile.readers.nccl_log.lines import check_bounded
-from ncclt.profile.source import Document, lines
+from ncclt.profile.source import HEAD_BYTES, Document, lines
 
 _UNITS: dict[str, int] = {unit: 1024**power for power, unit in enumerate(("B", "KB", "MB", "GB", "TB", "PB"))}
 """convert_size of deepspeed/utils/comms_logging.py: two decimals of a power of 1024."""
@@ -59,6 +60,7 @@ class CommsLog:
         rows: rank (None where unknown) -> its rows.
         tables: how many tables there are.
         world_size: ranks of the job according to the file, 0 = not recorded.
+        started_ranks: ranks that its command line starts, 0 = it names none.
         is_rounded: whether sizes are rounded to two decimals of their unit.
         created: ISO date, may be empty.
         torn: rows of a table without an operation above them.
@@ -69,6 +71,7 @@ class CommsLog:
     rows: dict[int | None, list[LogRow]] = field(default_factory=dict)
     tables: int = 0
     world_size: int = 0
+    started_ranks: int = 0
     is_rounded: bool = True
     created: str = ""
     torn: int = 0
@@ -86,6 +89,7 @@ def read_text(document: Document) -> CommsLog:
     tables: list[list[LogRow]] = []
     verbose: dict[int | None, dict[tuple[str, int], LogRow]] = {}
     torn, operation, is_open, kinds = 0, "", False, 0
+    ranks = read_run_facts(document.stream.peek(HEAD_BYTES).decode(errors="replace")).ranks
     for line in lines(document):
         if b"comm op: " in line and (every := list(_VERBOSE.finditer(line))):
             for said in every:  # more than one where line feeds were lost
@@ -111,9 +115,18 @@ def read_text(document: Document) -> CommsLog:
         check_bounded(kinds + len(tables), document.label)
     if any(tables):
         fullest = max(tables, key=lambda rows: sum(row.calls for row in rows))
-        return CommsLog(label=document.label, kind="table", rows={None: fullest}, tables=len(tables), torn=torn)
+        return CommsLog(
+            label=document.label, kind="table", rows={None: fullest}, tables=len(tables), torn=torn, started_ranks=ranks
+        )
     said_by = {rank: list(rows.values()) for rank, rows in verbose.items()}
-    return CommsLog(label=document.label, kind="verbose lines", rows=said_by, tables=len(tables), torn=torn)
+    return CommsLog(
+        label=document.label,
+        kind="verbose lines",
+        rows=said_by,
+        tables=len(tables),
+        torn=torn,
+        started_ranks=ranks,
+    )
 
 
 def read_dictionary(label: str, summary: Mapping[str, Any]) -> CommsLog:

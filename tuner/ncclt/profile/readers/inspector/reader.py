@@ -13,6 +13,7 @@ from pathlib import Path
 from ncclt.core.workload import WHOLE_FILE, Provenance, Workload, merge_ranks
 from ncclt.errors import TraceError
 from ncclt.profile.readers.inspector.counts import Tally, mean_times, rank_views
+from ncclt.profile.readers.inspector.records import NEWEST, is_newer
 from ncclt.profile.readers.nccl_log.lines import check_distinct
 from ncclt.profile.readers.nccl_log.ranks import UNKNOWN_DTYPE
 from ncclt.profile.reading import all_of, joined, known, largest_group_notes, reasons, workload_of
@@ -55,6 +56,11 @@ def _has_records(beginning: bytes) -> bool:
 
 def _nothing(tally: Tally, files: Sequence[str]) -> TraceError:
     where = all_of(files)
+    if newer := _newer(tally):
+        return TraceError(
+            f"no collectives in {where}: its format {newer[0]} is newer than {NEWEST}, the newest that ncclt knows",
+            hint="update ncclt, or record with the Inspector of NCCL 2.32 or older",
+        )
     if tally.slots:
         return TraceError(
             f"no collectives in {where}: {'; '.join(_left_out(tally)) or 'no record is of a call'}",
@@ -88,6 +94,7 @@ def _notes(tally: Tally) -> tuple[str, ...]:
         WHOLE_FILE,
         f"Inspector has no dtype: messages are given in bytes, as {UNKNOWN_DTYPE}",
     ]
+    notes += [f"format {v} is newer than {NEWEST}: what is new in it is not read" for v in _newer(tally)]
     every = list(tally.series.values())
     if all(size >= SMALLEST_BYTES for series in every for size in series.sizes):
         notes.append("no message below 8 KiB: Inspector leaves them out unless NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES=0")
@@ -103,6 +110,10 @@ def _notes(tally: Tally) -> tuple[str, ...]:
         notes.append(f"Inspector reports {tally.dropped} dropped records: its rings were full")
     notes += largest_group_notes(tally.ranks_seen, tally.world_size)
     return (*notes, *(f"left out: {reason}" for reason in _left_out(tally)))
+
+
+def _newer(tally: Tally) -> list[str]:
+    return sorted(version for version in tally.versions if is_newer(version))
 
 
 def _left_out(tally: Tally) -> list[str]:

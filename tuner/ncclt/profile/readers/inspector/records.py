@@ -1,4 +1,4 @@
-"""The records of NCCL Inspector: one JSON object each, formats v4.0 to v4.2 (NCCL 2.28.3 to 2.32)."""
+"""The records of NCCL Inspector, one JSON object each: formats v4.0 to v4.2 (NCCL 2.28.3 to 2.32), later in part."""
 
 from __future__ import annotations
 
@@ -11,11 +11,16 @@ from typing import Any
 
 from ncclt.profile.source import Document, lines
 
+NEWEST = "v4.2"
+"""Format whose every field is known here."""
+
 _UNTIL_US = 4_102_444_800_000_000
 """The year 2100: a later time stamp is a damaged number."""
 
 _RECORD_BYTES = 1024 * 1024
 """More than any record has, which are below 10 KiB even with all their events."""
+
+_KINDS = ("coll_perf", "p2p_perf", "dump_stats")
 
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"')
 
@@ -77,22 +82,27 @@ class Record:
 def records(document: Document) -> Iterator[Record | None]:
     """Yield the records of a file, None for one that is cut off or of another kind.
 
-    Inspector writes each on one line; a formatter (`jq .`, `jq -s .`) spreads them over many, or makes them an array.
+    Inspector writes each on one line; a formatter (`jq .`, `jq -s .`) spreads them over many, or makes them an array. A
+    line without a header, as later formats may write, is of the header above it.
 
     Raises:
         TraceError: the compressed data end or break.
     """
     begun: list[bytes] = []
     depth = size_bytes = 0
+    above: Mapping[str, Any] = {}
     for line in lines(document):
         text = line.strip().removesuffix(b",")
         row = _decoded(text)
+        if isinstance(row, Mapping) and above and any(kind in row for kind in _KINDS):
+            row = {**above, **row}
         whole_line = isinstance(row, Mapping) and "header" in row
         if begun and (whole_line or text.startswith(b'{"header"') or size_bytes > _RECORD_BYTES):
             yield None  # the record before was cut off
             begun, depth, size_bytes = [], 0, 0
         if whole_line:
             yield _record(row)
+            above = {key: row[key] for key in ("header", "metadata") if key in row}
         elif not begun and isinstance(row, list) and row:
             yield from map(_record, row)
         elif begun or (row is None and text.startswith(b"{")):
@@ -177,6 +187,16 @@ def _dropped(stats: Mapping[str, Any]) -> int:
         elif "drop" in str(key):
             total += whole(value) or 0
     return total
+
+
+def is_newer(version: str) -> bool:
+    """Return whether a format is later than those known here.
+
+    >>> is_newer("v4.3"), is_newer("v4.10"), is_newer("v4.2"), is_newer("v3.9"), is_newer("")
+    (True, True, False, False, False)
+    """
+    named, known = (tuple(map(int, re.findall(r"[0-9]{1,6}", text)[:2])) for text in (version, NEWEST))
+    return named > known
 
 
 def whole(value: object) -> int | None:
