@@ -66,6 +66,7 @@ def test_arguments_reach_the_class_and_say_how_long_it_draws_at_random():
             "the value of group is no literal: __import__('os').abort()",
             "use a number",
         ),
+        ("optuna.samplers:TPESampler(n_startup_trials=-1)", "must be 0 or more, not -1", "for example"),
         ("optuna.samplers:QMCSampler(qmc_type='x')", "cannot be created: ValueError", "pass the arguments"),
     ],
 )

@@ -62,6 +62,8 @@ def named_sampler(text: str) -> NamedSampler | None:
     _require_known(text, name, options, parameters)
     seeded = "seed" in parameters
     startup = options.get("n_startup_trials", _default(parameters.get("n_startup_trials")))
+    if isinstance(startup, int) and startup < 0:
+        raise UsageError(f"--sampler {text}: n_startup_trials must be 0 or more, not {startup}", hint=_EXAMPLE)
     made = NamedSampler(
         name=name,
         create=lambda seed: found(**options, seed=seed) if seeded else found(**options),
