@@ -15,10 +15,8 @@ from ncclt.errors import NotFoundError
 from ncclt.store import open_store
 
 STORE = ("--storage", "sqlite:///ncclt.db")
-TUNE = (
-    "tune", "--model", "bert", "--cluster", "leonardo", "--launcher", "simulate", "--patience", "0", "--trials", "20",
-    "--blocks", "4", *STORE,
-)  # fmt: skip
+SIMULATED = ("--cluster", "leonardo", "--launcher", "simulate")
+TUNE = ("tune", "--model", "bert", *SIMULATED, "--patience", "0", "--trials", "20", "--blocks", "4", *STORE)
 
 
 def study_count(ncclt):
@@ -34,11 +32,12 @@ def study_count(ncclt):
     ("words", "rc", "said"),
     [
         (("--model", "bart"), 3, "bert"),
-        (("--model", "bert", "--cluster", "leonard"), 3, "leonardo"),
+        (("--model", "bert", "--cluster", "leonard", "--launcher", "simulate"), 3, "leonardo"),
+        (("--model", "bert", "--cluster", "leonardo"), 2, "--launcher simulate uses a model of the cluster"),
         (("--model", "bert", "--nodes", "0"), 2, "--nodes must be 1 to 1,000,000, not 0"),
         (("--model", "bert", "--nodes", "-2"), 2, "--nodes must be 1 to 1,000,000, not -2"),
         (("--model", "bert", "--gpus-per-node", "9"), 2, "--gpus-per-node must be 1 to 8"),
-        (("--model", "bert", "--cluster", "leonardo", "--gpus-per-node", "9"), 2, "--gpus-per-node must be 1 to 4"),
+        (("--model", "bert", *SIMULATED, "--gpus-per-node", "9"), 2, "--gpus-per-node must be 1 to 4"),
         (("--model", "bert", "--nodes", "4"), 2, "mi355x-2x8 was recorded with --nodes 2, not 4"),
         (("--model", "bert", "--nccl-version", "2.21.5"), 2, "was recorded with --nccl-version 2.28.3"),
         (("--model", "bert", "--trials", "-1"), 2, "--trials must be 1 to 1,000,000, not -1"),
@@ -46,7 +45,7 @@ def study_count(ncclt):
         (("--model", "bert", "--blocks", "0"), 2, "--blocks must be 1 to 1,000,000"),
         (("--model", "bert", "--launcher", "teleport"), 2, "simulate, replay, local"),
         (("--model", "bert", "--launcher", "replay", "--cluster", "leonardo"), 2, "--landscape"),
-        (("--model", "bert", "--cluster", "leonardo", "--process-wide", "BUFSIZE"), 2, "BUFFSIZE"),
+        (("--model", "bert", *SIMULATED, "--process-wide", "BUFSIZE"), 2, "BUFFSIZE"),
         (("--model", "bert", "--nccl-version", "two"), 2, "not an NCCL version"),
         (("--model", "bert", "--profile", "bert"), 2, "--model"),
         ((), 2, "--model"),
