@@ -94,15 +94,18 @@ def finish_answer(kept: KeptReply, job: str) -> bytes:
 
 
 def split_job(query: bytes) -> tuple[bytes, str] | None:
-    """Return a query without the job, and the job's name, empty where none is given; None = only the route can tell."""
-    if b"job=" not in query and b"%" not in query:
+    """Return a query without the job, and the job's name, empty where none is given; None = only the route can tell.
+
+    A decision that the store keeps for a job is never answered from memory.
+    """
+    if b"job=" not in query and b"kept=" not in query and b"%" not in query:
         return query, ""
     rest, job = [], ""
     for part in query.split(b"&"):
         name, _, value = part.partition(b"=")
         if name == b"job":
             job = unquote_plus(value.decode("latin-1"))
-        elif b"%" in name or b"+" in name:
+        elif b"%" in name or b"+" in name or name == b"kept":
             return None
         else:
             rest.append(part)

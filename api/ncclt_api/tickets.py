@@ -51,13 +51,15 @@ class Tickets:
                 self._issued[key] = now_s
                 if len(self._issued) > _MOST_REMEMBERED:
                     del self._issued[next(iter(self._issued))]
-        ticket = make_ticket(answer, job, issued_s=issued_s)
-        if ticket is None:
-            return {}
-        text = sign_ticket(ticket, self._store().ticket_secret())
-        if is_start and answer.rollout:
+        fields = self.sign(answer, job, issued_s=issued_s)
+        if fields and is_start and answer.rollout:
             self._note(start_of(answer, job, issued_s=issued_s))
-        return {"ticket": text}
+        return fields
+
+    def sign(self, answer: Given, job: str, *, issued_s: float) -> dict[str, str]:
+        """Return the ticket field of an answer; none where the name of the job is not known."""
+        ticket = make_ticket(answer, job, issued_s=issued_s)
+        return {} if ticket is None else {"ticket": sign_ticket(ticket, self._store().ticket_secret())}
 
     def close(self) -> None:
         """Store the last starts, if the database takes them now."""

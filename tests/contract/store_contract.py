@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from ncclt.core.api_key import ApiKey, Role
+from ncclt.core.rollout import JobDecision
 from ncclt.core.setting import DEFAULT
 from ncclt.core.study import Arm, Phase, StudyState, Trial
 from ncclt.core.trial import Outcome, TrialResult
@@ -77,6 +78,20 @@ class StoreContract:
         again = store.open_study(sample_study(id="another"))
         assert again == first
         assert (first.id, first.created, first.seed) == ("abc123", "2026-01-01T00:00:00.000+00:00", 2**70)
+
+    def test_every_node_of_a_job_gets_the_first_answer(self, store: Store, store_url: str) -> None:
+        """Whichever process of the service it asks, and whatever that would answer by now."""
+        mine = JobDecision(cluster="pair", job="j1", question="q", document="{}")
+
+        def keep(number: int) -> JobDecision:
+            with open_store(store_url, migrate=False) as replica:
+                return replica.keep_job_decision(replace(mine, document=f'{{"n": {number}}}'))
+
+        with ThreadPoolExecutor(8) as pool:
+            (kept,) = set(pool.map(keep, range(16)))
+        assert store.keep_job_decision(replace(mine, question="another")) == kept
+        for other in (replace(mine, job="j2"), replace(mine, cluster="other")):
+            assert store.keep_job_decision(other) == other
 
     @pytest.mark.parametrize(
         ("changed", "said"),

@@ -346,6 +346,7 @@ READ_WHOLE = (
     "leases",
     "job_times",
     "job_starts",
+    "job_decisions",
     "attested_jobs",
     "rollouts",
     "ncclt_alembic_version",
@@ -376,7 +377,8 @@ def test_no_query_reads_a_large_table_for_each_row_of_another(tmp_path):
         event.remove(Engine, "before_cursor_execute", note)
     asked = [(statement, values) for statement, values in seen if statement.split()[0] in ("SELECT", "DELETE")]
     assert {statement.split()[2] for statement, _ in asked if statement.startswith("DELETE")} == {
-        "records", "job_times", "job_starts", "attested_jobs", "rollouts", "recommendations", "measurements", "leases",
+        "records", "job_times", "job_starts", "job_decisions", "attested_jobs", "rollouts",
+        "recommendations", "measurements", "leases",
         "trials", "studies",
     }  # fmt: skip
     with contextlib.closing(sqlite3.connect(tmp_path / "ncclt.db")) as connection:

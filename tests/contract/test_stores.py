@@ -30,7 +30,7 @@ OPTUNA_TABLES = {"studies", "trials", "version_info", "alembic_version"}
 OUR_TABLES = {
     "workloads", "clusters", "studies", "trials", "leases", "measurements", "recommendations", "records",
     "changes", "keys", "history", "cluster_rules", "rollouts", "job_times", "job_workers", "job_starts",
-    "attested_jobs", "secrets", "ncclt_alembic_version",
+    "job_decisions",    "attested_jobs", "secrets", "ncclt_alembic_version",
 }  # fmt: skip
 
 CONTRACTS = (

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -296,3 +297,43 @@ def test_tasks_of_a_real_slurm_decide_once_per_step(tmp_path, shared, serving, s
             assert told == [told[0]] * 4
             assert "'NCCLT_RECOMMENDATION': '0c0ffee1'" in told[0], done.stderr
             assert len(list(shared.glob("ncclt-decision-*"))) == steps
+
+
+def ask_service(tmp_path, server, node, *options, command, **more):
+    """Run one node of a job that relies on the server alone."""
+    where = ["--cluster", "leonardo", "--model", "bert", *alone.SHAPE[2:], "--server", server, "--job", "night-1"]
+    where += ["--timeout", "30", "--no-plugin"]
+    done = subprocess.run(
+        [*alone.NCCLT, "run", *where, *options, "--", command, "--nnodes=2", "train.py"],
+        env=alone.environ(tmp_path / node, **more), cwd=tmp_path, capture_output=True, text=True, timeout=PATIENT_S,
+        check=False,
+    )  # fmt: skip
+    return done.returncode, given(json.loads(done.stdout)) if done.stdout else None, done.stderr
+
+
+def test_a_server_keeps_the_decision_of_a_named_job(tmp_path, serving, store):
+    """Something else is published between two nodes; a third one cannot reach the server."""
+    torchrun = alone.stand_in(tmp_path, "torchrun")
+    first = ask_service(tmp_path, serving[0], "n0", command=torchrun)
+    store.publish(replace(store.recommendation("0c0ffee1"), id="0c0ffee2"))
+    second = ask_service(tmp_path, serving[0], "n1", command=torchrun)
+    away = ask_service(tmp_path, AWAY, "n0", command=torchrun)
+
+    assert first[1]["NCCLT_RECOMMENDATION"] == "0c0ffee1"
+    assert (first[0], second[:2]) == (0, first[:2])
+    assert (away[0], away[1]) == (69, None)
+    assert "other nodes of this job may have an answer" in away[2]
+
+
+def test_a_server_keeps_nothing_for_a_named_job_as_well(tmp_path, serving, store):
+    torchrun = alone.stand_in(tmp_path, "torchrun")
+    options = ("--driver", "1.2.3")
+    first = ask_service(tmp_path, serving[0], "n0", *options, command=torchrun)
+    second = ask_service(tmp_path, serving[0], "n1", *options, command=torchrun)
+    another = ask_service(tmp_path, serving[0], "n1", command=torchrun)
+    contradicting = ask_service(tmp_path, serving[0], "n1", "--nodes", "4", command=torchrun)
+
+    assert (first[:2], second[:2]) == ((0, {}), (0, {}))
+    assert "nothing is set" in second[2]
+    assert (another[0], "another node of the job named night-1 asked for" in another[2]) == (69, True)
+    assert (contradicting[0], "--nodes 4 contradicts the job" in contradicting[2]) == (69, True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,9 +17,11 @@ from starlette.responses import Response
 
 from ncclt.core.api_key import Role
 from ncclt.core.recommendation import ORIGIN_WORDS, Decision, Recommendation, Request
-from ncclt.core.rollout import MOST_JOB_NAME, RollOut
+from ncclt.core.rollout import MOST_JOB_NAME, JobDecision, RollOut
+from ncclt.core.ticket import is_job_name
 from ncclt.deliver.render.formats import FORMATS, SHELLS, TABLE_FORMATS, render
-from ncclt.deliver.variant import Given, given, select_fitting
+from ncclt.deliver.variant import Given, given, select_fitting, start_of
+from ncclt.errors import NoRecommendationError, NotFoundError, UsageError
 from ncclt_api.access import needs
 from ncclt_api.answers import MADE, KeptReply, finish_answer
 from ncclt_api.dependencies import CurrentStore
@@ -38,6 +42,9 @@ def etag_of(body: str) -> str:
     return f'"{hashlib.sha256(body.encode()).hexdigest()[:32]}"'
 
 
+_ASKED = ("model", "nodes", "gpus_per_node", "nccl_version", "driver", "topology", "recorded", "simulated")
+"""Fields of a query that all nodes of a job must ask alike."""
+
 router = APIRouter(prefix="/v1/clusters", tags=["recommendations"], responses=PROBLEMS, dependencies=needs(Role.ENV))
 
 
@@ -53,6 +60,11 @@ class EnvQuery(JobQuery):
     shell: str = Field("bash", description="`export` only: the shell", json_schema_extra={"enum": list(SHELLS)})
     unset: bool = Field(False, description="`export` only: remove what the same request without it sets")
     job: str = Field("", max_length=MOST_JOB_NAME, description="name of the job, which decides in a roll-out")
+    kept: bool = Field(
+        False,
+        description="all requests with this `job` get the answer to the first one, in `json`, whatever is published or "
+        "rolled out meanwhile; 503 while the store is away",
+    )
     channels: int | None = Field(None, ge=1, description="`nvidia-csv` only: if the policy leaves them to NCCL")
     recorded: Literal["allow"] | None = Field(None, description="also a result that was recorded elsewhere")
     simulated: Literal["allow"] | None = Field(None, description="also a simulated result")
@@ -108,10 +120,24 @@ def get_environment(
     )
     if query.format is not None:
         format, media_type = query.format, "application/json" if query.format == "json" else "text/plain"
+    if query.kept:
+        return _decide_once(store, http.app.state.tickets, cluster=cluster, query=query)
+    written = {"format": format, "media_type": media_type}
+    answers = _read_answers(store, http.app.state.tickets, cluster=cluster, query=query, **written)
+    reply = answers.reply(query.job)
+    http.scope.get(MADE, []).append(answers)
+    response = Response(finish_answer(reply, query.job))
+    response.raw_headers += reply.headers
+    return response
+
+
+def _read_answers(
+    store: CurrentStore, tickets: Tickets, *, cluster: str, query: EnvQuery, format: str, media_type: str
+) -> EnvAnswers:
     published = store.newest(cluster=cluster, model=query.model)
     if not published:
         explain_absence(store, cluster=cluster, model=query.model)
-    answers = EnvAnswers(
+    return EnvAnswers(
         pair=(cluster, query.model),
         chosen=select_fitting(published, query.request(cluster=cluster, model=query.model)),
         rollouts=store.served_rollouts(cluster=cluster, model=query.model),
@@ -119,13 +145,53 @@ def get_environment(
         write=partial(render, format=format, shell=query.shell, unset=query.unset, channels=query.channels),
         format=format,
         media_type=media_type,
-        tickets=http.app.state.tickets,
+        tickets=tickets,
     )
-    reply = answers.reply(query.job)
-    http.scope.get(MADE, []).append(answers)
-    response = Response(finish_answer(reply, query.job))
-    response.raw_headers += reply.headers
-    return response
+
+
+def _decide_once(store: CurrentStore, tickets: Tickets, *, cluster: str, query: EnvQuery) -> Response:
+    """Return the answer that the store keeps for a job: this one, or that to the first node which asked.
+
+    Raises:
+        UsageError: the job has no name, or another node asked something else.
+        NoRecommendationError: the job gets nothing.
+        StoreError: the store is away, so nobody knows what the other nodes got.
+    """
+    job = query.job
+    if not is_job_name(job):
+        raise UsageError("an answer can only be kept for a job with a name", hint="add job=NAME to the request")
+    answer, refusal, issued_s = None, None, time.time()
+    try:
+        written = {"format": "json", "media_type": "application/json"}
+        answers = _read_answers(store, tickets, cluster=cluster, query=query, **written)
+        answer = answers.give(job)
+        document = json.loads(answers.write(answer.recommendation, said=answer.to_document()))
+        document |= {"job": job, **tickets.sign(answer, job, issued_s=issued_s)}
+    except NotFoundError as error:
+        refusal, document = error, {"nothing": error.message}
+    mine = JobDecision(
+        cluster=cluster,
+        job=job,
+        question=", ".join(f"{name} {value}" for name in _ASKED if (value := getattr(query, name)) is not None),
+        document=json.dumps(document, indent=2) + "\n",
+    )
+    kept = store.keep_job_decision(mine)
+    if kept.question != mine.question:
+        raise UsageError(
+            f"another node of the job {job} asked for {kept.question}, and this one for {mine.question}",
+            hint="all nodes of a job must ask for the same; two jobs need two names (--job)",
+        )
+    if kept == mine and answer is not None and answer.rollout:
+        store.add_job_starts([start_of(answer, job, issued_s=issued_s)])
+    if "nothing" in (told := json.loads(kept.document)):
+        raise (
+            refusal
+            if refusal is not None and kept == mine
+            else NoRecommendationError(
+                told["nothing"], hint=f"that was decided for the job {job}; a new start needs a new name"
+            )
+        )
+    return Response(kept.document, media_type="application/json", headers={"Cache-Control": "no-store"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,11 +226,15 @@ class EnvAnswers:
         """
         if not self.rollouts and self._replies:  # the same for every job
             return next(iter(self._replies.values()))
-        answer = given(self.chosen, self.rollouts, job, delivery=self.delivery)
+        answer = self.give(job)
         key = (answer.recommendation.id, answer.variant, answer.reason, answer.rollout)
         if key not in self._replies:
             self._replies[key] = self._reply(answer)
         return self._replies[key]
+
+    def give(self, job: str) -> Given:
+        """Return what a job is given, not yet rendered."""
+        return given(self.chosen, self.rollouts, job, delivery=self.delivery)
 
     def _reply(self, answer: Given) -> KeptReply:
         chosen = answer.recommendation

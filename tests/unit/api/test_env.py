@@ -1,8 +1,16 @@
 """The environment of a job over HTTP."""
 
-import pytest
+import contextlib
+from dataclasses import replace
 
+import pytest
+from fastapi.testclient import TestClient
+
+from ncclt.core.life import By, ClusterRules
 from ncclt.deliver.render.formats import FORMATS, render
+from ncclt.errors import StoreError
+from ncclt.store import open_store
+from ncclt_api.app import create_app
 
 ENV = "/v1/clusters/leonardo/env"
 SHAPE = {"nodes": 2, "gpus_per_node": 4, "nccl_version": "2.22.3"}
@@ -154,3 +162,69 @@ def test_no_text_of_a_query_reaches_a_header(client):
         answer = client.get(ENV, params={"model": "bert", **JOB, name: value})
         assert answer.status_code == (200 if name == "job" else 422)
         assert "x-evil" not in answer.headers
+
+
+@pytest.fixture
+def replicas(samples, profiles, tmp_path):
+    """Two processes of a service on one store, and the store."""
+    with contextlib.ExitStack() as stack:
+        stores = [
+            stack.enter_context(open_store(f"sqlite:///{tmp_path}/ncclt.db", profiles=profiles)) for _ in range(2)
+        ]
+        samples.fill(stores[0])
+        yield *(stack.enter_context(TestClient(create_app(store, fresh_s=0))) for store in stores), stores[0]
+
+
+KEPT = {"model": "bert", **JOB, "format": "json", "job": "night-1", "kept": "true"}
+
+
+def test_all_nodes_of_a_job_get_one_answer_where_a_roll_out_begins_between_two_requests(replicas):
+    """Half of the jobs get the candidate; a job whose first node was answered before stays with what that got."""
+    one, two, store = replicas
+    first = {name: one.get(ENV, params={**KEPT, "job": name}).json() for name in ("a", "b", "c", "d", "e", "f")}
+    store.set_rules(ClusterRules(cluster="leonardo", percent=50), By(who="ann"))
+    store.publish(replace(store.recommendation("0c0ffee1"), id="0c0ffee9", variables=None))
+
+    for name, answer in first.items():
+        assert (answer["job"], answer["recommendation"]) == (name, "0c0ffee1")
+        for replica in (one, two):
+            assert replica.get(ENV, params={**KEPT, "job": name}).json() == answer
+    later = {two.get(ENV, params={**KEPT, "job": f"later-{i}"}).json()["variant"] for i in range(20)}
+    assert later == {"candidate", "active"}
+    (rollout,) = store.rollouts()
+    assert {start.job for start in store.job_starts(rollout.id)} == {f"later-{i}" for i in range(20)}
+
+
+def test_a_job_whose_first_node_got_nothing_gets_nothing(replicas):
+    one, two, store = replicas
+    asked = {**KEPT, "nodes": 4}
+    nothing = one.get(ENV, params=asked)
+    assert nothing.status_code == 409
+    found = store.recommendation("0c0ffee1")
+    store.publish(replace(found, id="0c0ffee4", fingerprint=replace(found.fingerprint, nodes=4)))
+    again = two.get(ENV, params=asked)
+    assert (again.status_code, again.json()["detail"]) == (404, nothing.json()["detail"])
+    assert two.get(ENV, params={**asked, "job": "night-2"}).json()["recommendation"] == "0c0ffee4"
+
+
+def test_nodes_that_ask_for_different_things_are_refused(client):
+    assert client.get(ENV, params={**KEPT, "job": "odd"}).status_code == 200
+    other = client.get(ENV, params={**KEPT, "job": "odd", "nccl_version": "2.28.9"})
+    assert (other.status_code, other.json()["detail"]) == (
+        422,
+        "another node of the job odd asked for model bert, nodes 2, gpus_per_node 4, nccl_version 2.22.3, "
+        "simulated allow, and this one for model bert, nodes 2, gpus_per_node 4, nccl_version 2.28.9, simulated allow",
+    )
+    assert client.get(ENV, params={**KEPT, "job": ""}).status_code == 422
+
+
+def test_an_answer_is_not_kept_from_memory_while_the_store_is_away(replicas, monkeypatch):
+    """A launcher that asked for agreement would else get another answer than a node that asks another process."""
+    one, _two, _store = replicas
+    assert one.get(ENV, params=KEPT).status_code == 200
+
+    def away(*_):
+        raise StoreError("the store is away")
+
+    monkeypatch.setattr("ncclt.store.store.Store.keep_job_decision", away)
+    assert one.get(ENV, params=KEPT).status_code == 503

@@ -20,7 +20,16 @@ from ncclt.deliver.answer import Answer, answer_from_table, ask_for_answer, cach
 from ncclt.deliver.job_info import JobInfo, name_for_roll_out, read_job
 from ncclt.deliver.job_plan import JobPlan, differs_in_size, find_plugin, plan_job
 from ncclt.deliver.node_files import place_plugin, table_path, write_table
-from ncclt.errors import InputError, ServerError, StartRefused, UsageError, all_or_none, reason
+from ncclt.errors import (
+    InputError,
+    NccltError,
+    NoRecommendationError,
+    ServerError,
+    StartRefused,
+    UsageError,
+    all_or_none,
+    reason,
+)
 from ncclt.nccl.tuner_plugin.compact_table import POLICY_VARIABLE, table_environment
 
 _WAYS = (
@@ -139,8 +148,8 @@ def _decide(arguments: argparse.Namespace, job: JobInfo, where: Where, plugin: P
             arguments, "the processes of this job would each decide for themselves, and ranks that disagree hang"
         )
     try:
-        answer = _ask(arguments, job, where, from_cache=False)
-    except (ServerError, InputError) as error:
+        answer = _ask(arguments, job, where, from_cache=False, kept=True)
+    except NccltError as error:
         raise StartRefused(
             ServerError(
                 f"other nodes of this job may have an answer, and this one has none: {error.message}",
@@ -149,6 +158,8 @@ def _decide(arguments: argparse.Namespace, job: JobInfo, where: Where, plugin: P
         ) from error
     if not answer.job:
         return _set_nothing(arguments, "the server does not keep one answer per job")
+    if answer.refusal and arguments.fallback == "fail":
+        raise NoRecommendationError(answer.refusal)
     with all_or_none():
         plan = _plan(arguments, job, answer, plugin)
         if answer.table and plugin is None and not arguments.no_plugin:
@@ -165,13 +176,15 @@ def _set_nothing(arguments: argparse.Namespace, why: str) -> JobPlan:
     return JobPlan(notes=(f"nothing is set: {why}", f"one decision for all nodes is made by {_WAYS}"))
 
 
-def _ask(arguments: argparse.Namespace, job: JobInfo, where: Where, *, from_cache: bool) -> Answer:
+def _ask(arguments: argparse.Namespace, job: JobInfo, where: Where, *, from_cache: bool, kept: bool = False) -> Answer:
     cluster = arguments.cluster or lookup("cluster", warn=_warn).value
     if not cluster:
         raise UsageError("no cluster is named", hint="--cluster NAME, NCCLT_CLUSTER, or `cluster` in ncclt.toml")
     server, storage = where()
     with job_request(arguments, job, cluster) as request:
-        answer = ask_for_answer(request, server, storage, timeout_s=arguments.timeout, from_cache=from_cache, warn=say)
+        answer = ask_for_answer(
+            request, server, storage, timeout_s=arguments.timeout, from_cache=from_cache, warn=say, kept=kept
+        )
     return answer if answer.job == request.job else replace(answer, job="")
 
 

@@ -122,6 +122,7 @@ def fetch_env(
     max_age_s: float = MAX_AGE_S,
     allow: Collection[str] = (),
     job: str = "",
+    kept: bool = False,
 ) -> Reply:
     """Return the environment that a server recommends for a job.
 
@@ -141,6 +142,7 @@ def fetch_env(
         allow: `recorded`, `simulated`: accept a result that was not measured there.
         job: name of the job, equal in all of its processes, which decides whether it gets what is being rolled out;
             empty = it does not. Such an answer is for this job alone and never kept.
+        kept: the server keeps its first answer for the job, so that all of its nodes get that one.
 
     Raises:
         ClientError: no usable answer, with the server's own message if it sent one.
@@ -158,25 +160,25 @@ def fetch_env(
     query |= {"format": format if format in TABLES else "json", "channels": channels}
     given = urllib.parse.urlencode({name: value for name, value in query.items() if value is not None})
     url = f"{base_of(server)}/v1/clusters/{urllib.parse.quote(cluster, safe='')}/env?{given}"
-    of_job = f"{url}&{urllib.parse.urlencode({'job': job})}" if job else url
+    of_job = f"{url}&{urllib.parse.urlencode({'job': job} | ({'kept': 'true'} if kept else {}))}" if job else url
     path = None if cache_dir is None else Path(cache_dir) / f"{hashlib.sha256(url.encode()).hexdigest()[:32]}.json"
-    kept = _read_cache(path, url)
+    cached = _read_cache(path, url)
     asked.update(cluster=cluster, allow=allow)
     try:
-        answer = get(of_job, kept, api_key=api_key, timeout_s=timeout_s)
+        answer = get(of_job, cached, api_key=api_key, timeout_s=timeout_s)
         text = _for_job(answer.text, form, asked, host_of(url))
     except ClientError as error:
         if fallback != "cached" or not error.is_outage:
             raise
-        age_s = time.time() - kept.saved if kept else math.inf
-        if kept is None or age_s > max_age_s:
-            lacking = f"the cached answer is {_age(age_s)} old" if kept else "nothing is cached for this request"
+        age_s = time.time() - cached.saved if cached else math.inf
+        if cached is None or age_s > max_age_s:
+            lacking = f"the cached answer is {_age(age_s)} old" if cached else "nothing is cached for this request"
             raise ClientError(
                 error.message, hint=f"{error.hint}; {lacking}".lstrip("; "), status=error.status
             ) from error
-        saved = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(kept.saved))
+        saved = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(cached.saved))
         said = f"{error.message}; using the answer of {saved} from the cache, {_age(age_s)} old"
-        return Reply(_for_job(kept.text, form, asked, "the cache"), "cache", said)
+        return Reply(_for_job(cached.text, form, asked, "the cache"), "cache", said)
     return Reply(text, "server", "" if answer.is_for_one else _write_cache(path, url, answer))
 
 

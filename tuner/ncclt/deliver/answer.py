@@ -65,6 +65,7 @@ class Answer:
         variant: what it is given in it.
         job: name of the job for which the server keeps this answer, so that all of its nodes get it; empty = none.
         ticket: opaque; proves in reports that a job started with this answer. Empty = none.
+        refusal: why the server gives the job nothing; empty = it gives it something.
     """
 
     recommendation: str
@@ -86,6 +87,7 @@ class Answer:
     variant: str = ""
     job: str = ""
     ticket: str = ""
+    refusal: str = ""
 
     @property
     def is_empty(self) -> bool:
@@ -95,6 +97,8 @@ class Answer:
     @property
     def why_nothing(self) -> str:
         """Return the verdict that leaves variables nothing to set, with its reason; empty where they were proven."""
+        if self.refusal:
+            return one_line(self.refusal)
         verdict = self.document.get("table_verdict")
         if self.document.get("decision", "tuned") == "tuned" or not isinstance(verdict, Mapping):
             return ""
@@ -229,6 +233,7 @@ def ask_for_answer(
     timeout_s: float,
     from_cache: bool,
     warn: Callable[[str], None],
+    kept: bool = False,
 ) -> Answer:
     """Request an answer from the server by one request, or from the store if there is no server.
 
@@ -238,6 +243,7 @@ def ask_for_answer(
         timeout_s: for the request to the server.
         from_cache: use the cached answer if the server is unreachable.
         warn: receives a line for the user, at once.
+        kept: the server keeps its first answer for the job, also that nothing fits, which is then an empty answer.
 
     Raises:
         NoRecommendationError: nothing fitting was published, or it is stale.
@@ -251,8 +257,13 @@ def ask_for_answer(
         found = given_from_store(storage, request)
         said = found.to_document() | issue_from_store(storage, found, request.job)
         return answer_from_recommendation(found.recommendation, said)
-    fallback = "cached" if from_cache else "none"
-    reply = fetch_for(request, server, format="json", timeout_s=timeout_s, fallback=fallback, **kept_answers())
+    cache = {"fallback": "cached" if from_cache else "none", **kept_answers()} if not kept else {}
+    try:
+        reply = fetch_for(request, server, format="json", timeout_s=timeout_s, kept=kept, **cache)
+    except NoRecommendationError as error:
+        if not kept:
+            raise
+        return Answer(recommendation="", job=request.job, refusal=error.message)
     if reply.warning:
         warn(f"ncclt: {reply.warning}")
     return answer_from_json(reply.text)

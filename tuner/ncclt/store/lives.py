@@ -10,7 +10,7 @@ from sqlalchemy import exists, insert, select
 
 from ncclt.core.life import By, ClusterRules, LifeEvent, RevisionState, RevisionStatus
 from ncclt.core.recommendation import Recommendation
-from ncclt.core.rollout import JobStart, JobTime, RollOut, RollOutState
+from ncclt.core.rollout import JobDecision, JobStart, JobTime, RollOut, RollOutState
 from ncclt.core.workload import Workload
 from ncclt.errors import ConflictError, UsageError
 from ncclt.store import life
@@ -23,6 +23,7 @@ from ncclt.store.tables import (
     Names,
     history,
     is_named,
+    job_decisions,
     job_starts,
     job_times,
     recommendations,
@@ -295,6 +296,23 @@ class Lives:
                 )
                 for row in connection.execute(query.order_by(job_starts.c.issued_s, job_starts.c.sequence))
             )  # fmt: skip
+
+    @repeatable
+    def keep_job_decision(self, decision: JobDecision) -> JobDecision:
+        """Keep the answer for a job unless one is kept already, and return the kept one."""
+        kept = job_decisions.c
+        with self._database.alone() as connection:
+            query = select(job_decisions).where(kept.cluster == decision.cluster, kept.job == decision.job)
+            row = connection.execute(query).one_or_none()
+            if row is not None:
+                return JobDecision(cluster=row.cluster, job=row.job, question=row.question, document=row.document)
+            connection.execute(
+                insert(job_decisions).values(
+                    cluster=decision.cluster, job=decision.job, question=decision.question, document=decision.document,
+                    created=self._clock(),
+                )
+            )  # fmt: skip
+            return decision
 
     @repeatable
     def ticket_secret(self) -> str:

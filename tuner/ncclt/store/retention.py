@@ -23,6 +23,7 @@ from ncclt.store.records import ATTESTATIONS, CHECKS, PREFLIGHTS, VERIFICATIONS
 from ncclt.store.tables import (
     attested_jobs,
     history,
+    job_decisions,
     job_starts,
     job_times,
     leases,
@@ -44,8 +45,9 @@ def prune_store(
 ) -> dict[str, int]:
     """Remove what no longer matters in one transaction, and return how many rows of each kind that were.
 
-    Attestations, checks, verifications, preflights, job starts and step times of before that time, but the newest
-    record of each kind of a revision that stays, the newest preflight of a cluster, and the jobs of open roll-outs.
+    Attestations, checks, verifications, preflights, answers kept for jobs, job starts and step times of before that
+    time, but the newest record of each kind of a revision that stays, the newest preflight of a cluster, and the jobs
+    of open roll-outs.
     Studies that ended before it, with their trials and revisions, unless one of those is not retired, is the newest of
     its fingerprint, or was touched since: the newest stays so that the numbers of revisions go on.
 
@@ -127,6 +129,7 @@ def _remove_old(connection: Connection, before: str, counts: Counter[str]) -> No
     live = select(rollouts.c.id).where(rollouts.c.state.in_(OPEN_STATES))
     for name, table in (("step times", job_times), ("job starts", job_starts)):
         counts[name] += _delete(connection, table, table.c.created < before, table.c.rollout.not_in(live))
+    _delete(connection, job_decisions, job_decisions.c.created < before)
     attested = select(records.c.id).where(records.c.kind == ATTESTATIONS.name)
     _delete(connection, attested_jobs, attested_jobs.c.created < before, attested_jobs.c.attestation.not_in(attested))
 

@@ -235,6 +235,17 @@ job_starts = Table(
     UniqueConstraint("rollout", "job", name="uq_job_starts_job"),
 )
 
+# The answer that all nodes of a job get, where they asked for a common one.
+job_decisions = Table(
+    "job_decisions",
+    metadata,
+    Column("cluster", String, primary_key=True),
+    Column("job", String, primary_key=True),
+    Column("question", Text, nullable=False),
+    Column("document", Text, nullable=False),
+    Column("created", String, nullable=False),
+)
+
 # The ticket that each attestation came with, which counts once, and its sender.
 attested_jobs = Table(
     "attested_jobs",

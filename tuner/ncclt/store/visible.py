@@ -11,7 +11,7 @@ from ncclt.core.life import By, ClusterRules, LifeEvent, RevisionStatus
 from ncclt.core.preflight import Preflight
 from ncclt.core.recheck import Check
 from ncclt.core.recommendation import Recommendation
-from ncclt.core.rollout import JobStart, JobTime, RollOut, RollOutState
+from ncclt.core.rollout import JobDecision, JobStart, JobTime, RollOut, RollOutState
 from ncclt.core.study import Study, Trial
 from ncclt.core.ticket import Reporter, Ticket
 from ncclt.core.verification import Verification
@@ -287,6 +287,11 @@ class VisibleStore(Store):
     def job_starts(self, rollout: str) -> tuple[JobStart, ...]:
         """Return the jobs of a roll-out that got a ticket."""
         return self._store.job_starts(self.rollout(rollout).id)
+
+    def keep_job_decision(self, decision: JobDecision) -> JobDecision:
+        """Keep the answer for a job unless one is kept already, and return the kept one."""
+        self._require_visible(decision.cluster)
+        return self._store.keep_job_decision(decision)
 
     def ticket_secret(self) -> str:
         """Return the secret that tickets are signed with: it belongs to no cluster."""

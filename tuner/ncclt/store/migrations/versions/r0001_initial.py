@@ -158,6 +158,14 @@ def _create_recommendation_tables() -> None:
         sa.UniqueConstraint("rollout", "job", name="uq_job_starts_job"),
     )
     op.create_table(
+        "job_decisions",
+        sa.Column("cluster", sa.String, primary_key=True),
+        sa.Column("job", sa.String, primary_key=True),
+        _text("question"),
+        _text("document"),
+        *_strings("created"),
+    )
+    op.create_table(
         "attested_jobs",
         sa.Column("ticket", sa.String, primary_key=True),
         *_strings("attestation", "cluster", "job", "who", "address", "created"),
