@@ -51,3 +51,28 @@ def test_other_libraries_hide_nothing_of_nccl(read, name, library):
     workload = read(name)
     assert gain_bound(workload).share == pytest.approx(0.2)
     assert any(f"6.00 ms of the file (2 x {library}" in note for note in workload.provenance.notes)
+
+
+@pytest.mark.parametrize(
+    ("names", "row", "steps", "step_us"),
+    [
+        (["optimizer_steps_no_profilerstep.json"], ("all_reduce", "float32", 4000, 8), 3, 1000),
+        (["profilerstep_per_microbatch.json"], ("all_reduce", "float32", 4_000_000, 8), 2, 4000),
+        (["eval_step_among_train_steps.json"], ("all_reduce", "float32", 4_000_000, 8), 2, 1000),
+        (["cycle1_rank0.json", "cycle2_rank0.json"], ("all_reduce", "float32", 4000, 4), 6, 1000),
+    ],
+)
+def test_step_is_an_optimizer_step(read, names, row, steps, step_us):
+    """Without marks, with marks of microbatches and of an evaluation, and in two profiler cycles of one rank."""
+    workload = read(*names)
+    assert rows(workload) == {row: 1.0}
+    assert (workload.provenance.steps, workload.step_time_us) == (steps, step_us)
+    assert workload.provenance.ranks_read == (0,)
+
+
+def test_copy_of_a_cycle_is_refused(read, shared_data, tmp_path):
+    """It marks the same steps."""
+    copy = tmp_path / "copy.json"
+    copy.write_bytes((shared_data / "field" / "cycle1_rank0.json").read_bytes())
+    with pytest.raises(TraceError, match="rank 0 appears twice"):
+        read_workload([shared_data / "field" / "cycle1_rank0.json", copy], name="twice")

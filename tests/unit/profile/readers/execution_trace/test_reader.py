@@ -147,6 +147,17 @@ def test_calls_are_counted_in_complete_steps(read):
     assert "left out: 2 of 6 calls, outside complete steps" in workload.provenance.notes
 
 
+def test_optimizers_end_steps_before_marks_do(read):
+    """Marks of microbatches, and none; what the optimizer itself sends is of the step that it ends."""
+    calls = [_node("allreduce", [[_tensor(4)]], [[_tensor(4)]], number=n) for n in (220, 420)]
+    sent = [_node("broadcast", [[_tensor(4)]], [[_tensor(4)]], number=at + 2, parent=at) for at in (250, 450)]
+    optimizers = [{"id": at, "name": "Optimizer.step#Adam.step", "ctrl_deps": 1} for at in (250, 450)]
+    for marks in ([_step(n, 100 * n) for n in range(1, 5)], []):
+        workload = read(*calls, *sent, *optimizers, *marks)
+        assert set(_rows(workload).values()) == {1.0}
+        assert workload.provenance.steps == 2
+
+
 def test_empty_last_step_is_no_step(read):
     """`prof.step()` opens a step that nothing follows."""
     calls = [_node("allreduce", [[_tensor(4)]], [[_tensor(4)]], number=n) for n in (120, 220)]

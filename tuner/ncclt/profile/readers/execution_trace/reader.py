@@ -7,8 +7,10 @@ Chakra's `workload_graph` JSON, whose communication nodes have no sizes.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from ncclt.profile.readers.param_comms.calls import RecordedCall, SentCall, coun
 from ncclt.profile.readers.param_comms.ranks import RankReading, read_ranks
 from ncclt.profile.reading import day_in, without_answered_receives
 from ncclt.profile.source import Document, any_head, load_json, unmarked
+from ncclt.profile.steps import MARK, OPTIMIZER, Span, StepDivision, divide_into_steps
 
 name = "execution_trace"
 
@@ -79,14 +82,16 @@ def read_rank(document: Document) -> RankReading:
     groups = groups_of(rows)
     kept = [node for node in comms if not _bypasses_nccl(node.call.group, groups)]
     ledger = ledger_of([_record(node.call, groups) for node in kept])
-    steps = _calls_in_steps(without_answered_receives(ledger.calls), rows)
+    calls = without_answered_receives(ledger.calls)
+    steps = _divide(calls, rows)
     elsewhere = len(comms) - len(kept)
     return RankReading(
         label=label,
         rank=_rank(comms, groups),
         world_size=_world_size(comms, groups, ledger.group_sizes),
-        calls=counts_of(steps.calls),
-        steps=steps.count,
+        calls=counts_of(steps.calls if steps.steps else calls),
+        steps=len(steps.steps),
+        marks=frozenset(number for step in steps.steps for number in step.marks),
         recorded_on=day_in(trace.get("time")),
         facts={"schema": shown(str(trace["schema"])) if isinstance(trace.get("schema"), str) else ""},
         notes=(
@@ -102,7 +107,7 @@ def _sized(rows: Sequence[Mapping[str, Any]]) -> list[CommsNode]:
     """Return the calls in the order of their start, without waiting, set-up, and barriers with what is inside them."""
     comms = [comms_node(row) for row in rows if row.get("name") == COMMS]
     barriers = {node.call.position for node in comms if is_barrier(node.call.name)}
-    within = _inside_barriers(rows, barriers)
+    within = _below(rows, barriers)  # an older barrier is an all-reduce
     return sorted(
         (n for n in comms if n.call.position not in within and n.call.name and classify(n.call.name) is not None),
         key=lambda n: n.call.position,
@@ -187,49 +192,42 @@ def _no_calls(rows: Sequence[Mapping[str, Any]], label: str) -> TraceError:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Steps:
-    """The calls of complete steps; `count` is 0 and all calls are there where no step is marked."""
-
-    calls: tuple[SentCall, ...]
-    count: int
-    notes: tuple[str, ...] = ()
-
-
-def _calls_in_steps(calls: Sequence[SentCall], nodes: Sequence[Mapping[str, Any]]) -> _Steps:
-    """Keep the calls inside complete steps; calls between two steps belong to the first.
+def _divide(calls: Sequence[SentCall], nodes: Sequence[Mapping[str, Any]]) -> StepDivision[SentCall]:
+    """Find the optimizer steps and the calls in them; calls between two marks belong to the first.
 
     Nodes have no times. Their ids grow in the order in which operators start, on all threads together, and a node is
     written when its operator ends: so a `ProfilerStep#N` in the file was recorded from start to end.
     """
-    everything = tuple(calls)
-    starts = sorted(node_number(node) for node in nodes if _is_step(node))
-    if not starts:
-        return _Steps(calls=everything, count=0)
-    inside = tuple(c for c in everything if starts[0] < c.position < _end(starts[-1], nodes))
-    if not inside:
-        return _Steps(calls=everything, count=0, notes=("no collective is inside the marked steps",))
-    if len(starts) > 1 and inside[-1].position < starts[-1]:
+    starts = sorted((node_number(node), int(m[1])) for node in nodes if (m := MARK.match(str(node.get("name")))))
+    ends: list[float] = [start - 1 for start, _number in starts[1:]]
+    if starts:
+        ends.append(_end(starts[-1][0], nodes) - 1)
+    marks = [Span(start=s, end=end, number=n) for (s, n), end in zip(starts, ends, strict=True)]
+    if len(marks) > 1 and not any(marks[-1].start < call.position <= marks[-1].end for call in calls):
         # `prof.step()` opens the next step at once; a loop that ends there leaves an empty one.
-        starts.pop()
-    dropped = len(everything) - len(inside)
-    notes = (f"left out: {dropped} of {len(everything)} calls, outside complete steps",) if dropped else ()
-    return _Steps(calls=inside, count=len(starts), notes=notes)
+        marks.pop()
+    optimizers = {node_number(node): str(node["name"]) for node in nodes if OPTIMIZER.match(str(node.get("name")))}
+    inside = sorted([*_below(nodes, set(optimizers)), *optimizers])
+    begins = sorted(optimizers)
+    runs = [
+        Span(start=begin, end=inside[bisect_left(inside, following) - 1], name=optimizers[begin])
+        for begin, following in zip(begins, [*begins[1:], inf], strict=False)
+    ]
+    return divide_into_steps(calls, lambda call: call.position, marks, runs)
 
 
-def _inside_barriers(nodes: Sequence[Mapping[str, Any]], barriers: set[int]) -> set[int]:
-    """Return the ids of the `record_param_comms` nodes below one of `barriers`: an older barrier is an all-reduce."""
-    if not barriers:
+def _below(nodes: Sequence[Mapping[str, Any]], tops: set[int]) -> set[int]:
+    """Return the ids of the nodes below one of `tops`."""
+    if not tops:
         return set()
     parents = {node_number(node): parent_number(node) for node in nodes}
     below: dict[int, bool] = {}
     for node in nodes:
-        if node.get("name") == COMMS:
-            _climb(node_number(node), parents, barriers, below)
+        _climb(node_number(node), parents, tops, below)
     return {number for number, is_below in below.items() if is_below}
 
 
-def _climb(number: int, parents: Mapping[int, int | None], barriers: set[int], below: dict[int, bool]) -> None:
+def _climb(number: int, parents: Mapping[int, int | None], tops: set[int], below: dict[int, bool]) -> None:
     """Find out about a node and all on its way up, each once in the whole file, however the parents are linked."""
     path: list[int] = []
     at: int | None = number
@@ -237,9 +235,9 @@ def _climb(number: int, parents: Mapping[int, int | None], barriers: set[int], b
         below[at] = False  # a circle of parents ends here
         path.append(at)
         at = parents.get(at)
-        if at in barriers:
+        if at in tops:
             break
-    found = at is not None and (at in barriers or below[at])
+    found = at is not None and (at in tops or below[at])
     below.update(dict.fromkeys(path, found))
 
 
@@ -251,8 +249,3 @@ def _end(last_step: int, nodes: Sequence[Mapping[str, Any]]) -> float:
     there = {node_number(node) for node in nodes}
     cut = (parent for node in nodes if (parent := parent_number(node)) is not None and parent not in there)
     return min((number for number in cut if number > last_step), default=float("inf"))
-
-
-def _is_step(node: Mapping[str, Any]) -> bool:
-    name = node.get("name")
-    return isinstance(name, str) and name.startswith("ProfilerStep#")

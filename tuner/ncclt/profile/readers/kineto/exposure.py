@@ -167,5 +167,20 @@ def least_exposed(ranks: Iterable[RankExposure]) -> tuple[float | None, tuple[st
     return min(known, default=None), tuple(notes)
 
 
+def mean_exposure(cycles: Sequence[tuple[RankExposure, int]]) -> RankExposure:
+    """Return the mean over several recordings of one rank, each with its steps; None where one of them lacks a time."""
+
+    def mean(times_us: Sequence[float | None]) -> float | None:
+        known = [(time_us, steps) for time_us, (_, steps) in zip(times_us, cycles, strict=True) if time_us is not None]
+        whole = len(known) == len(cycles)
+        return sum(us * steps for us, steps in known) / sum(steps for _, steps in known) if whole else None
+
+    return RankExposure(
+        communication_us=mean([exposure.communication_us for exposure, _ in cycles]),
+        exposed_us=mean([exposure.exposed_us for exposure, _ in cycles]),
+        copied_us=mean([exposure.copied_us for exposure, _ in cycles]),
+    )
+
+
 def _pairs(flat: array[float]) -> Iterator[Interval]:
     return zip(flat[::2], flat[1::2], strict=True)

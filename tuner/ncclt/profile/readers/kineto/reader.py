@@ -18,7 +18,7 @@ from ncclt.core.workload import TimedCall, Workload
 from ncclt.errors import TraceError
 from ncclt.profile.other_libraries import NCCL_INSTEAD
 from ncclt.profile.readers.kineto.calls import CallBook
-from ncclt.profile.readers.kineto.exposure import KernelTimeline, RankExposure, least_exposed
+from ncclt.profile.readers.kineto.exposure import KernelTimeline, RankExposure, least_exposed, mean_exposure
 from ncclt.profile.readers.kineto.kernels import KernelTimes, kernel_times, step_timeline
 from ncclt.profile.readers.kineto.metadata import calls_from_metadata, is_sized_collective, torch_version_hint
 from ncclt.profile.readers.kineto.shapes import calls_from_shapes
@@ -28,6 +28,8 @@ from ncclt.profile.readers.param_comms.ranks import (
     RankReading,
     calls_per_step,
     check_ranks,
+    group_cycles,
+    join_cycles,
     provenance_of,
     rank_documents,
     rank_order,
@@ -52,6 +54,7 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
     ranks = [_read_rank(document) for path in paths for document in rank_documents(path, b"{")]
     if not ranks:
         raise TraceError("the archive holds no JSON document", hint="pack the traces of all ranks into it")
+    ranks = [_join(cycles) for cycles in group_cycles(ranks, lambda rank: rank.reading)]
     check_ranks([rank.reading for rank in ranks])
     if not any(rank.reading.calls for rank in ranks):
         raise _no_collectives(ranks)
@@ -95,6 +98,27 @@ class _RankTrace:
     events_seen: int
 
 
+def _join(cycles: Sequence[_RankTrace]) -> _RankTrace:
+    """Return several profiler cycles of one rank as one recording."""
+    if len(cycles) == 1:
+        return cycles[0]
+    ordered = sorted(cycles, key=lambda cycle: min(cycle.reading.marks))
+    return replace(
+        ordered[0],
+        reading=join_cycles([cycle.reading for cycle in ordered]),
+        step_times_us=tuple(time_us for cycle in ordered for time_us in cycle.step_times_us),
+        times=replace(
+            ordered[0].times,
+            without_metadata=sum(cycle.times.without_metadata for cycle in ordered),
+            unmatched=sum(cycle.times.unmatched for cycle in ordered),
+            total=sum(cycle.times.total for cycle in ordered),
+        ),
+        exposure=mean_exposure([(cycle.exposure, cycle.reading.steps) for cycle in ordered]),
+        others=sum((cycle.others for cycle in ordered), Counter[str]()),
+        events_seen=sum(cycle.events_seen for cycle in ordered),
+    )
+
+
 def _is_kineto(beginning: bytes) -> bool:
     text = unmarked(beginning)
     if not text.startswith(b"{"):
@@ -107,7 +131,7 @@ def _read_rank(document: Document) -> _RankTrace:
     trace = rank_trace(document)
     book, job = _calls(trace), trace.job
     calls = without_answered_receives(book.calls)
-    steps = calls_in_steps(calls, trace.steps, on_gpu=book.source == _KERNELS)
+    steps = calls_in_steps(calls, trace.steps, trace.optimizers, on_gpu=book.source == _KERNELS)
     times = kernel_times(trace, calls, find_launches=partial(launches, document))
     exposure = trace.timeline.exposure(steps.ranges)
     return _RankTrace(
@@ -118,6 +142,7 @@ def _read_rank(document: Document) -> _RankTrace:
             calls=Counter((call.group, call.message) for call in steps.calls),
             mean_us=times.mean_us,
             steps=steps.count if steps.marked else 0,
+            marks=steps.numbers,
             recorded_on=trace.recorded_on,
             facts={
                 "read_from": book.source,

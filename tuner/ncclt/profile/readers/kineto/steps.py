@@ -1,13 +1,15 @@
-"""The training steps that a trace marks, and the calls in them."""
+"""The training steps that a trace shows, and the calls in them."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from ncclt.profile.readers.kineto.calls import Call
 from ncclt.profile.readers.kineto.trace import Event
+from ncclt.profile.steps import Span, Step, divide_into_steps, steps_without_calls
 from ncclt.profile.views.exposure import Interval
 
 
@@ -20,7 +22,9 @@ class KinetoSteps:
         count: complete steps, 1 where none is marked: the calls are then those of the whole file.
         marked: whether the trace marks steps at all.
         step_times_us: their durations, µs; empty where none is marked.
-        ranges: their numbers, begins and ends on the trace's clock, µs; empty where none is marked.
+        ranges: their begins and ends on the trace's clock, µs, each behind the number of its mark, -1 where it is not
+            one mark; empty where none is marked.
+        numbers: of all their marks.
         notes: what was left out, one sentence each.
     """
 
@@ -29,60 +33,72 @@ class KinetoSteps:
     marked: bool
     step_times_us: tuple[float, ...] = ()
     ranges: tuple[tuple[int, Interval], ...] = ()
+    numbers: frozenset[int] = frozenset()
     notes: tuple[str, ...] = ()
 
 
-def calls_in_steps(calls: Sequence[Call], marks: Mapping[int, Event], *, on_gpu: bool) -> KinetoSteps:
-    """Keep the calls inside complete steps.
+def calls_in_steps(
+    calls: Sequence[Call], marks: Mapping[int, Event], optimizers: Sequence[Event], *, on_gpu: bool
+) -> KinetoSteps:
+    """Keep the calls inside complete optimizer steps.
 
     Args:
         calls: all calls of the file.
-        marks: number of a step -> its range on the CPU's time line.
+        marks: number of a mark -> its range on the CPU's time line.
+        optimizers: ranges of optimizers on the CPU's time line.
         on_gpu: the calls were read from kernels, which run later than the CPU, so their time does not identify a step.
     """
     everything = tuple(calls)
     complete = _complete(everything, marks, on_gpu=on_gpu)
-    if not complete:
-        return KinetoSteps(calls=everything, count=1, marked=False)
-    inside = everything if on_gpu else tuple(c for c in everything if _is_inside(c.event, complete))
-    if not inside:
-        return KinetoSteps(calls=everything, count=1, marked=False, notes=("no collective is inside the marked steps",))
-    notes = []
-    if len(inside) < len(everything):
-        notes.append(f"left out: {len(everything) - len(inside)} of {len(everything)} calls, outside complete steps")
+    runs = [Span(start=run.start_us, end=run.end_us, name=run.name) for run in optimizers]
+    # Without times all calls belong to all steps together.
+    moments = [] if on_gpu else everything
+    found = divide_into_steps(moments, lambda call: call.event.start_us, complete, runs)
+    steps = found.steps
+    if on_gpu:
+        steps = tuple(steps_without_calls(complete, runs))
+    if not steps:
+        return KinetoSteps(calls=everything, count=1, marked=False, notes=found.notes)
+    notes = list(found.notes)
     if len(complete) < len(marks):
         notes.append(f"left out: {len(marks) - len(complete)} of {len(marks)} marked steps, cut off by the recording")
+    timed = [step for step in steps if step.start > -inf]
     return KinetoSteps(
-        calls=inside,
-        count=len(complete),
+        calls=everything if on_gpu else found.calls,
+        count=len(steps),
         marked=True,
-        step_times_us=tuple(event.duration_us for event in complete.values()),
-        ranges=tuple((number, (event.start_us, event.end_us)) for number, event in complete.items()),
+        step_times_us=tuple(_length_us(step, marks) for step in timed),
+        ranges=tuple(
+            (step.marks[0] if len(step.marks) == 1 else -1, (step.start, step.start + _length_us(step, marks)))
+            for step in timed
+        ),
+        numbers=frozenset(number for step in steps for number in step.marks),
         notes=tuple(notes),
     )
 
 
-def _complete(calls: Sequence[Call], marks: Mapping[int, Event], *, on_gpu: bool) -> dict[int, Event]:
-    """Drop a last step that was opened when the recording ended: without a call, and short beside the others.
+def _length_us(step: Step[Call], marks: Mapping[int, Event]) -> float:
+    """Return how long a step took: one of marks ends where its last mark does, not where the next one begins."""
+    return (marks[step.marks[-1]].end_us if step.marks else step.end) - step.start
 
-    `prof.step()` opens the next step at once, so a loop that leaves the profiler after it writes such a stub.
+
+def _complete(calls: Sequence[Call], marks: Mapping[int, Event], *, on_gpu: bool) -> list[Span]:
+    """Return the marks up to the next number, without a last one that was opened when the recording ended.
+
+    `prof.step()` opens the next step at once, so a loop that leaves the profiler after it writes such a stub: without
+    a call, and short beside the others.
     """
-    ordered = dict(sorted(marks.items()))
-    if len(ordered) < 2 or on_gpu:
-        return ordered
-    number, last = list(ordered.items())[-1]
-    others = [event.duration_us for n, event in ordered.items() if n != number]
-    used = any(_is_inside(call.event, {number: last}) for call in calls)
-    if not used and last.duration_us < statistics.median(others) / 2:
-        del ordered[number]
-    return ordered
-
-
-def _is_inside(event: Event, steps: Mapping[int, Event]) -> bool:
-    """Return whether an event starts in a step; the gap up to the next number belongs to the step before it."""
-    for number, step in steps.items():
-        following = steps.get(number + 1)
-        end_us = max(step.end_us, following.start_us) if following else step.end_us
-        if step.start_us <= event.start_us <= end_us:
-            return True
-    return False
+    spans = [
+        Span(
+            start=mark.start_us,
+            end=max(mark.end_us, marks[number + 1].start_us) if number + 1 in marks else mark.end_us,
+            number=number,
+        )
+        for number, mark in sorted(marks.items())
+    ]
+    if len(spans) < 2 or on_gpu:
+        return spans
+    last, others = spans[-1], [marks[span.number].duration_us for span in spans[:-1]]
+    used = any(last.start <= call.event.start_us <= last.end for call in calls)
+    stub = not used and marks[last.number].duration_us < statistics.median(others) / 2
+    return spans[:-1] if stub else spans

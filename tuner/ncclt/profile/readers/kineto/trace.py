@@ -18,11 +18,11 @@ from ncclt.profile.readers.kineto.stream import ESCAPED_ASCII, stream_trace
 from ncclt.profile.readers.kineto.stream_kernels import KERNEL_CATEGORIES, note_kernels
 from ncclt.profile.reading import day_of
 from ncclt.profile.source import Document
+from ncclt.profile.steps import MARK, OPTIMIZER
 
 # Each backend of c10d names its annotations after itself: nccl, hccl (Ascend, Gaudi), xccl (Intel), cncl, gloo, ...
 _ANNOTATION = re.compile(r"(?:[a-z]ccl|cncl|gloo|mpi|ucc):")
 _KERNEL = re.compile(r"nccl(?i:\w*kernel|sym)")
-_STEP = re.compile(r"ProfilerStep#([0-9]{1,18})")
 # CPU-side events; torch before 1.11 wrote operators and annotations alike as "Operator".
 _CPU_CATEGORIES = frozenset({"cpu_op", "user_annotation", "Operator"})
 _GPU_ANNOTATION = "gpu_user_annotation"
@@ -31,7 +31,8 @@ _LAUNCH_CATEGORIES = frozenset({"cuda_runtime", "cuda_driver", "Runtime"})
 # The same in the bytes of the file: every event that `take` keeps has one of these names.
 _COLON = rb"[ \t\n\r]*+:[ \t\n\r]*+"
 _OF_INTEREST = re.compile(
-    rb'"name"' + _COLON + rb'"(?:record_param_comms"|c10d::|nccl|[a-z]ccl:|cncl:|gloo:|mpi:|ucc:|ProfilerStep#[0-9])'
+    rb'"name"' + _COLON + rb'"(?:record_param_comms"|c10d::|nccl|[a-z]ccl:|cncl:|gloo:|mpi:|ucc:'
+    rb"|ProfilerStep#[0-9]|Optimizer\.step#)"
 )
 _CORRELATION = re.compile(rb'"correlation"' + _COLON + rb'"?[ \t\n\r]*+(-?[0-9]{1,18})')
 _TIME = re.compile(rb'"ts"')
@@ -91,7 +92,8 @@ class RankTrace:
         barriers: thread -> when its barriers started, and when the last of those started until then ended, µs;
             collectives inside them are theirs.
         kernels: NCCL's kernels on the GPU's time line.
-        steps: number of a training step -> its range.
+        steps: number of a `ProfilerStep#` mark -> its range.
+        optimizers: ranges of optimizers on the CPU's time line.
         timeline: when all kernels ran.
         recorded_on: ISO date of the recording, empty where the clock does not say.
     """
@@ -104,6 +106,7 @@ class RankTrace:
     barriers: Mapping[str, tuple[Sequence[float], Sequence[float]]]
     kernels: tuple[Event, ...]
     steps: Mapping[int, Event]
+    optimizers: tuple[Event, ...]
     timeline: KernelTimeline
     recorded_on: str
 
@@ -159,7 +162,7 @@ class EventPicker:
     """
 
     def __init__(self) -> None:
-        kinds = ("comms", "operators", "annotations", "barriers", "kernels", "steps")
+        kinds = ("comms", "operators", "annotations", "barriers", "kernels", "steps", "optimizers")
         self._picked: dict[str, list[Event]] = {kind: [] for kind in kinds}
         self._timeline = KernelTimeline()
         self._first_us: float | None = None
@@ -181,7 +184,7 @@ class EventPicker:
         for kind in _kinds(row):
             self._picked[kind].append(_event(row))
         name = row.get("name")
-        if row.get("cat") == _GPU_ANNOTATION and isinstance(name, str) and (step := _STEP.match(name)):
+        if row.get("cat") == _GPU_ANNOTATION and isinstance(name, str) and (step := MARK.match(name)):
             self._timeline.add_gpu_step(int(step[1]), number(row.get("ts")), number(row.get("dur")))
 
     def glance(self, data: bytes, parse: Callable[[], list[Any]]) -> None:
@@ -193,7 +196,7 @@ class EventPicker:
         events = {kind: tuple(sorted(found, key=lambda e: e.start_us)) for kind, found in self._picked.items()}
         steps: dict[int, Event] = {}
         for event in events.pop("steps"):
-            match = _STEP.match(event.name)
+            match = MARK.match(event.name)
             if match and event.duration_us > 0:
                 steps.setdefault(int(match[1]), event)
         return RankTrace(
@@ -240,8 +243,10 @@ def _kinds(row: Mapping[str, Any]) -> Iterable[str]:
             yield "barriers" if is_barrier(name) else "operators"
         elif _ANNOTATION.match(name):
             yield "annotations"
-        elif _STEP.match(name):
+        elif MARK.match(name):
             yield "steps"
+        elif OPTIMIZER.match(name):
+            yield "optimizers"
 
 
 def _event(row: Mapping[str, Any]) -> Event:

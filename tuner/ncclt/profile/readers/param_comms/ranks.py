@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 from ncclt.core.message import Message
 from ncclt.core.workload import WHOLE_FILE, Provenance, RankMessages, Workload, merge_ranks
@@ -27,6 +29,7 @@ class RankReading:
         calls: (process group, message) -> calls in the complete steps.
         mean_us: message -> mean duration of a call, µs, where recorded.
         steps: complete training steps, 0 where none is marked.
+        marks: numbers of their marks, by which several profiler cycles of one rank are told from copies.
         recorded_on: ISO date, may be empty.
         facts: for the provenance.
         notes: for the provenance, one sentence each.
@@ -38,6 +41,7 @@ class RankReading:
     calls: Mapping[tuple[str, Message], int]
     mean_us: Mapping[Message, float] = field(default_factory=dict)
     steps: int = 0
+    marks: frozenset[int] = frozenset()
     recorded_on: str = ""
     facts: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -92,6 +96,7 @@ def read_ranks(
         if not found:
             raise TraceError(f"{path.name} holds no file of this kind", hint="pack the files of all ranks into it")
         readings += found
+    readings = [join_cycles(cycles) for cycles in group_cycles(readings, lambda reading: reading)]
     check_ranks(readings)
     readings.sort(key=rank_order)
     if not any(r.calls for r in counted_ranks(readings)):
@@ -105,6 +110,55 @@ def read_ranks(
         calls_per_step(readings),
         provenance_of(readings, source, word="file", closing=closing),
         times_us=smallest(r.mean_us for r in readings),
+    )
+
+
+Recorded = TypeVar("Recorded")
+
+
+def group_cycles(files: Sequence[Recorded], reading: Callable[[Recorded], RankReading]) -> list[list[Recorded]]:
+    """Group the files by rank where they are several profiler cycles of it: each marks other steps.
+
+    Args:
+        files: of all ranks.
+        reading: returns what a file shows.
+    """
+    groups: list[list[Recorded]] = []
+    for file in files:
+        mine = reading(file)
+        for group in groups:
+            known = [reading(other) for other in group]
+            is_same = known[0].rank == mine.rank is not None and known[0].world_size == mine.world_size
+            if is_same and mine.marks and all(one.marks and not one.marks & mine.marks for one in known):
+                group.append(file)
+                break
+        else:
+            groups.append([file])
+    return groups
+
+
+def join_cycles(cycles: Sequence[RankReading]) -> RankReading:
+    """Return the cycles of one rank as one recording; see `group_cycles`."""
+    if len(cycles) == 1:
+        return cycles[0]
+    ordered = sorted(cycles, key=lambda reading: min(reading.marks))
+    times: dict[Message, list[tuple[float, int]]] = {}
+    for reading in ordered:
+        made = Counter[Message]()
+        for (_group, message), count in reading.calls.items():
+            made[message] += count
+        for message, mean_us in reading.mean_us.items():
+            times.setdefault(message, []).append((mean_us, max(1, made[message])))
+    return replace(
+        ordered[0],
+        label=", ".join(reading.label for reading in ordered),
+        calls=sum((Counter(reading.calls) for reading in ordered), Counter()),
+        mean_us={m: sum(us * n for us, n in seen) / sum(n for _, n in seen) for m, seen in times.items()},
+        steps=sum(reading.steps for reading in ordered),
+        marks=frozenset().union(*(reading.marks for reading in ordered)),
+        recorded_on=min((reading.recorded_on for reading in ordered if reading.recorded_on), default=""),
+        facts={key: joined(r.facts.get(key) for r in ordered) for r in ordered for key in r.facts},
+        notes=tuple(dict.fromkeys(note for reading in ordered for note in reading.notes)),
     )
 
 

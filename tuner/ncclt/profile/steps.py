@@ -1,0 +1,230 @@
+"""Optimizer steps of one rank's recording, and the calls in them.
+
+A step is an optimizer step, as for the recorder: a range `Optimizer.step#…` of PyTorch ends it. `ProfilerStep#N` marks
+show where `prof.step()` was called, which may be for every microbatch, for an evaluation or for several steps; they
+are whole steps only where no optimizer was recorded.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Generic, Protocol, TypeVar
+
+from ncclt.core.message import Collective, Message
+
+MARK = re.compile(r"ProfilerStep#([0-9]{1,18})")
+OPTIMIZER = re.compile(r"Optimizer\.step#")
+
+_SIGNIFICANT = 0.01
+"""Share of a step's bytes from which on a message tells kinds of steps apart: logging in some of them does not."""
+
+STEPS_DIFFER = "the steps send different messages: the calls are their mean"
+
+
+class _Sent(Protocol):
+    @property
+    def message(self) -> Message: ...
+
+
+Sent = TypeVar("Sent", bound=_Sent)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """A part of a recording, on its clock or in the order of its events: a mark, or a range of an optimizer.
+
+    Attributes:
+        start, end: where it lies.
+        name: of an optimizer's range.
+        number: of a mark.
+    """
+
+    start: float
+    end: float
+    name: str = ""
+    number: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step(Generic[Sent]):
+    """One optimizer step.
+
+    Attributes:
+        start: -inf where it may have begun before the recording.
+        end: the last moment that belongs to it.
+        marks: numbers of its marks.
+        calls: made in it.
+    """
+
+    start: float
+    end: float
+    marks: tuple[int, ...] = ()
+    calls: tuple[Sent, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepDivision(Generic[Sent]):
+    """The complete training steps of a recording.
+
+    Attributes:
+        steps: in order; empty where none is marked or none holds a call.
+        notes: on what was left out, one sentence each.
+    """
+
+    steps: tuple[Step[Sent], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def calls(self) -> tuple[Sent, ...]:
+        """Return the calls of all steps."""
+        return tuple(call for step in self.steps for call in step.calls)
+
+
+def divide_into_steps(
+    calls: Sequence[Sent], at: Callable[[Sent], float], marks: Sequence[Span], optimizers: Sequence[Span]
+) -> StepDivision[Sent]:
+    """Find the optimizer steps of a recording and the calls in them.
+
+    Args:
+        calls: all calls of one rank, in any order.
+        at: where a call was made.
+        marks: complete `ProfilerStep#` marks, in order; each reaches up to the next number.
+        optimizers: ranges of optimizers, in any order.
+    """
+    runs = _runs(optimizers)
+    steps = _find_steps(calls, at, marks, runs)
+    inside = sum(len(step.calls) for step in steps)
+    if not inside:
+        return StepDivision(notes=("no collective is inside the marked steps",) if steps else ())
+    notes = []
+    if inside < len(calls):
+        notes.append(f"left out: {len(calls) - inside} of {len(calls)} calls, outside complete steps")
+    kept = _of_one_kind(steps, optimized=bool(runs))
+    if len(kept) < len(steps):
+        others = len(steps) - len(kept)
+        notes.append(
+            f"left out: {others} of {len(steps)} steps, which send other messages than the rest: evaluations, or cut "
+            "off by the recording"
+        )
+    elif len({_kind(step) for step in kept if step.calls}) > 1:
+        notes.append(STEPS_DIFFER)
+    return StepDivision(steps=tuple(kept), notes=tuple(notes))
+
+
+def steps_without_calls(marks: Sequence[Span], optimizers: Sequence[Span]) -> list[Step[Sent]]:
+    """Return the optimizer steps of a recording whose calls have no place in it; arguments as above."""
+    return _find_steps((), lambda _call: 0.0, marks, _runs(optimizers))
+
+
+def _runs(optimizers: Iterable[Span]) -> list[Span]:
+    """Return the steps of the optimizer that counts: the first one, as for the recorder.
+
+    Parameter groups that are stepped one after the other, and optimizers of one class, are one step: the gap between
+    them is shorter than they are, where a forward and backward pass would take longer.
+    """
+    ordered = sorted(optimizers, key=lambda span: span.start)
+    runs: list[Span] = []
+    for span in (span for span in ordered if span.name == ordered[0].name):
+        last = runs[-1] if runs else None
+        if last is not None and span.start - last.end < min(span.end - span.start, last.end - last.start):
+            runs[-1] = replace(last, end=max(last.end, span.end))
+        else:
+            runs.append(span)
+    return runs
+
+
+def _find_steps(
+    calls: Sequence[Sent], at: Callable[[Sent], float], marks: Sequence[Span], runs: Sequence[Span]
+) -> list[Step[Sent]]:
+    holding = Counter(place for run in runs if (place := _place(marks, run.start)) is not None)
+    if not holding:
+        by_marks: list[Step[Sent]] = [Step(start=m.start, end=m.end, marks=(m.number,)) for m in marks]
+        return _fill(by_marks or _between(runs, -inf), calls, at)
+    if max(holding.values()) > 1:
+        # Several steps in a mark, or several optimizers in a step: those make different calls.
+        several = _fill(_between([run for run in runs if run.start >= marks[0].start], marks[0].start), calls, at)
+        if len({_kind(step) for step in several}) == 1:
+            return several
+    return _fill(_joined(marks, holding), calls, at)
+
+
+def _between(runs: Sequence[Span], start: float) -> list[Step[Sent]]:
+    """Return the steps that end with the runs of an optimizer."""
+    starts = [start, *(run.end for run in runs)]
+    return [Step(start=begin, end=run.end) for begin, run in zip(starts, runs, strict=False)]
+
+
+def _joined(marks: Sequence[Span], holding: Mapping[int, int]) -> list[Step[Sent]]:
+    """Return the steps made of marks: those up to the one in which the optimizer steps.
+
+    The first one is dropped where it has fewer marks than all others: it began before the recording. The marks behind
+    the last one are a step where they are as many as those of the one before: the recording ended in its optimizer.
+    """
+    groups: list[list[Span]] = [[]]
+    for place, mark in enumerate(marks):
+        groups[-1].append(mark)
+        if place in holding:
+            groups.append([])
+    rest = groups.pop()
+    if rest and len(rest) == len(groups[-1]):
+        groups.append(rest)
+    if len(groups) > 1 and len(groups[0]) < min(map(len, groups[1:])):
+        del groups[0]
+    return [Step(start=g[0].start, end=g[-1].end, marks=tuple(m.number for m in g)) for g in groups]
+
+
+def _fill(steps: Sequence[Step[Sent]], calls: Sequence[Sent], at: Callable[[Sent], float]) -> list[Step[Sent]]:
+    """Return the steps with the calls that were made in them; the last moment of one may be the first of the next."""
+    found: list[list[Sent]] = [[] for _ in steps]
+    starts = [step.start for step in steps]
+    for call in calls:
+        place = bisect_right(starts, at(call)) - 1
+        if place >= 0 and at(call) <= steps[place].end:
+            found[place].append(call)
+    return [replace(step, calls=tuple(made)) for step, made in zip(steps, found, strict=True)]
+
+
+def _place(marks: Sequence[Span], position: float) -> int | None:
+    place = bisect_right(marks, position, key=lambda mark: mark.start) - 1
+    return place if place >= 0 and position <= marks[place].end else None
+
+
+_Kind = frozenset[tuple[Message | Collective, int]]
+
+
+def _kind(step: Step[Sent]) -> _Kind:
+    """Return what a step sends: its messages of some weight, with their number; of uneven exchanges that there are."""
+    counted = Counter(call.message for call in step.calls)
+    least = _SIGNIFICANT * sum(message.size_bytes * count for message, count in counted.items())
+    return frozenset(
+        (message.collective, 0) if message.collective is Collective.ALL_TO_ALL else (message, count)
+        for message, count in counted.items()
+        if message.size_bytes * count >= least
+    )
+
+
+def _of_one_kind(steps: list[Step[Sent]], *, optimized: bool) -> list[Step[Sent]]:
+    """Return the training steps: those of the commonest kind, or all where none is common.
+
+    Steps that end with an optimizer are alike but for an evaluation between them. Where marks alone show them, a kind
+    has to share no message with the one that carries most bytes: microbatches send part of what their last one sends.
+    """
+    kinds = [_kind(step) for step in steps]
+    sizes: Counter[_Kind] = Counter()
+    for step, kind in zip(steps, kinds, strict=True):
+        sizes[kind] += sum(call.message.size_bytes for call in step.calls)
+    if not optimized:
+        main = max(sizes, key=lambda kind: sizes[kind])
+        known = {message for message, _count in main}
+        return [s for s, kind in zip(steps, kinds, strict=True) if not kind or known & {message for message, _ in kind}]
+    if len(steps) == 2 and steps[0].start == -inf and kinds[0] != kinds[1]:
+        return steps[1:]  # a first step that may have begun before the recording
+    common, count = Counter(kinds).most_common(1)[0]
+    if not common or 2 * count <= len(steps):
+        return steps
+    return [step for step, kind in zip(steps, kinds, strict=True) if kind == common]
