@@ -76,3 +76,19 @@ def test_copy_of_a_cycle_is_refused(read, shared_data, tmp_path):
     copy.write_bytes((shared_data / "field" / "cycle1_rank0.json").read_bytes())
     with pytest.raises(TraceError, match="rank 0 appears twice"):
         read_workload([shared_data / "field" / "cycle1_rank0.json", copy], name="twice")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("gloo_functional_reduce_scatter.json", {("reduce_scatter", "float32", 256, 2): 1.0}),
+        ("gloo_list_reduce_scatter.json", {("reduce_scatter", "float32", 320, 4): 1.0}),
+        (
+            "allreduce_coalesced_two_tensors.json",
+            {("all_reduce", "float32", 4000, 8): 1.0, ("all_reduce", "float32", 8000, 8): 1.0},
+        ),
+    ],
+)
+def test_collective_of_the_program_counts(read, name, expected):
+    """Not the all_reduces by which gloo emulates it, nor the sum of coalesced tensors."""
+    assert rows(read(name)) == expected

@@ -121,6 +121,29 @@ def test_what_makes_no_message_is_noted(trace):
     assert "1 x alltoallv of 0 bytes" in notes
 
 
+def test_coalesced_call_is_a_message_per_tensor(trace):
+    """The operator around it has their sizes; a kernel that they share counts by its bytes, else each has its own."""
+    for kernels, times in (((60,), {4000: 20.0, 8000: 40.0}), ((25, 35), {4000: 25.0, 8000: 35.0})):
+        trace.rows.clear()
+        operator = trace.shaped("c10d::allreduce_coalesced_", ([[1000], [2000]], "TensorList"))
+        operator["dur"] = 100
+        facts = trace.comm("allreduce_coalesced", 3000, **{"External id": 9})["args"]
+        for duration in kernels:
+            trace.event("ncclDevKernel_AllReduce_Sum_f32_RING_LL(args)", "kernel", dur=duration, **facts)
+        workload = _read(trace.write())
+        assert {m.message.size_bytes: m.recorded_us for m in workload.messages} == times
+        assert set(_rows(workload).values()) == {1.0}
+
+
+def test_coalesced_call_without_its_operator_is_one_message(trace):
+    """And a note says so; an operator of other tensors does not help."""
+    trace.shaped("c10d::allreduce_coalesced_", ([[1], [2]], "TensorList"))["dur"] = 100
+    trace.comm("allreduce_coalesced", 3000)
+    workload = _read(trace.write())
+    assert _rows(workload) == {("all_reduce", "float32", 12000, 2): 1.0}
+    assert any("the sum of its tensors" in note for note in workload.provenance.notes)
+
+
 def test_kernels_without_metadata_are_counted_in_a_note(trace):
     """As in steps that began before the recording."""
     facts = trace.comm("allreduce", 256)["args"]

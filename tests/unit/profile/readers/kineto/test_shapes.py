@@ -42,6 +42,33 @@ def test_gloo_reduce_scatter_is_not_the_all_reduce_that_emulates_it(new_trace):
     assert _rows(trace)[0] == {("reduce_scatter", "float32", 400, 2): 1.0, ("all_reduce", "float32", 400, 2): 1.0}
 
 
+def test_gloo_reduce_scatter_of_lists_is_one_message_per_output(new_trace):
+    """Per output as many all_reduces as ranks, or one per input of a coalesced call; another all_reduce remains."""
+    trace = new_trace().job(0, 2, "gloo")
+    trace.shaped("c10d::reduce_scatter_", ([[20]], "TensorList"), ([], "GenericList"))
+    trace.shaped("c10d::reduce_scatter_tensor_coalesced_", ([[30], [4]], "TensorList"), ([[60], [8]], "TensorList"))
+    for elements in (20, 20, 60, 8, 20):
+        trace.shaped("gloo:all_reduce", ([elements], "c10::BFloat16"))
+    found, notes = _rows(trace)
+    assert found == {
+        ("reduce_scatter", "bfloat16", 80, 2): 1.0,
+        ("reduce_scatter", "bfloat16", 120, 2): 1.0,
+        ("reduce_scatter", "bfloat16", 16, 2): 1.0,
+        ("all_reduce", "bfloat16", 40, 2): 1.0,
+    }
+    assert not any("without shapes" in note for note in notes)
+
+
+def test_gloo_reduce_scatter_whose_all_reduces_are_missing_is_noted(new_trace):
+    """Its dtype is not known without them."""
+    trace = new_trace().job(0, 2, "gloo")
+    trace.shaped("c10d::reduce_scatter_", ([[20]], "TensorList"))
+    trace.shaped("gloo:all_reduce", ([7], "float"))
+    found, notes = _rows(trace)
+    assert found == {("all_reduce", "float32", 28, 2): 1.0}
+    assert any("1 x reducescatter without shapes" in note for note in notes)
+
+
 def test_gloo_beside_nccl_is_left_out(new_trace):
     """It never reaches NCCL."""
     trace = new_trace().job(0, 2)

@@ -210,7 +210,8 @@ def _divide(calls: Sequence[SentCall], nodes: Sequence[Mapping[str, Any]]) -> St
     inside = sorted([*_below(nodes, set(optimizers)), *optimizers])
     begins = sorted(optimizers)
     runs = [
-        Span(start=begin, end=inside[bisect_left(inside, following) - 1], name=optimizers[begin])
+        # Half an id behind the last one: what the optimizer itself sends is of the step that it ends.
+        Span(start=begin, end=inside[bisect_left(inside, following) - 1] + 0.5, name=optimizers[begin])
         for begin, following in zip(begins, [*begins[1:], inf], strict=False)
     ]
     return divide_into_steps(calls, lambda call: call.position, marks, runs)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 
 from ncclt.core.message import Message
 from ncclt.core.workload import TimedCall
@@ -50,6 +50,9 @@ def kernel_times(trace: RankTrace, calls: Sequence[Call], *, find_launches: Find
     Raises:
         TraceError: from `find_launches`.
     """
+    parts: dict[int, list[Call]] = defaultdict(list)
+    for call in calls:
+        parts[id(call.event)].append(call)
     by_id = {call.event.external_id: call for call in calls if call.event.external_id is not None}
     # Without metadata the field "External id" repeats the correlation, a number of its own series.
     shared = (kernel.external_id if has_metadata(kernel) else None for kernel in trace.kernels)
@@ -59,8 +62,7 @@ def kernel_times(trace: RankTrace, calls: Sequence[Call], *, find_launches: Find
     by_thread: dict[str, list[Call]] = defaultdict(list)
     for call in sorted(calls, key=lambda c: c.event.start_us):
         by_thread[call.event.thread].append(call)
-    durations: dict[Message, list[float]] = defaultdict(list)
-    runs: list[tuple[float, Message, Event]] = []
+    launched: dict[int, list[Event]] = defaultdict(list)
     unmatched = 0
     for kernel, known in zip(trace.kernels, told, strict=True):
         launch = launches.get(kernel.correlation) if kernel.correlation is not None else None
@@ -68,8 +70,14 @@ def kernel_times(trace: RankTrace, calls: Sequence[Call], *, find_launches: Find
         if made is None:
             unmatched += 1
         else:
-            durations[made.message].append(kernel.duration_us)
-            runs.append((made.event.start_us, made.message, kernel))
+            launched[id(made.event)].append(kernel)
+    durations: dict[Message, list[float]] = defaultdict(list)
+    runs: list[tuple[float, Message, Event]] = []
+    for event, kernels in launched.items():
+        for call, part in _parts(parts[event], kernels):
+            durations[call.message].append(part.duration_us)
+            runs.append((call.event.start_us, call.message, part))
+    runs.sort(key=lambda run: run[2].start_us)
     return KernelTimes(
         mean_us={message: sum(found) / len(found) for message, found in durations.items()},
         runs=tuple(runs),
@@ -77,6 +85,20 @@ def kernel_times(trace: RankTrace, calls: Sequence[Call], *, find_launches: Find
         unmatched=unmatched,
         total=len(trace.kernels),
     )
+
+
+def _parts(calls: Sequence[Call], kernels: Sequence[Event]) -> Iterator[tuple[Call, Event]]:
+    """Yield the calls of one event with their kernels: one each, or of a kernel that they share the part by bytes."""
+    if len(calls) == len(kernels):
+        yield from zip(calls, kernels, strict=True)
+        return
+    total = sum(call.message.size_bytes for call in calls)
+    for kernel in kernels:
+        start_us = kernel.start_us
+        for call in calls:
+            part_us = kernel.duration_us * call.message.size_bytes / total
+            yield call, replace(kernel, start_us=start_us, duration_us=part_us)
+            start_us += part_us
 
 
 def step_timeline(times: KernelTimes, steps: KinetoSteps) -> tuple[TimedCall, ...]:

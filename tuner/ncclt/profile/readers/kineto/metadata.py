@@ -6,13 +6,15 @@ one of the two is ever counted. Keys: torch/csrc/profiler/util.h.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ncclt.core.message import Collective
 from ncclt.profile.readers.kineto.calls import CallBook
 from ncclt.profile.readers.kineto.job import KinetoJob, integer
 from ncclt.profile.readers.kineto.names import Operation, classify
+from ncclt.profile.readers.kineto.shapes import listed_elements
 from ncclt.profile.readers.kineto.trace import Event
 
 # Both key spellings count elements, not bytes: the older one is of torch 2.2 alone.
@@ -41,12 +43,25 @@ def is_sized_collective(event: Event) -> bool:
     return has_metadata(event) and classify(event.args["Collective name"]) is not None
 
 
-def calls_from_metadata(events: Iterable[Event], job: KinetoJob, *, source: str) -> CallBook:
-    """Read one call from each event that has metadata."""
+def calls_from_metadata(
+    events: Iterable[Event], job: KinetoJob, *, source: str, operators: Iterable[Event] = ()
+) -> CallBook:
+    """Read one call from each event that has metadata, of a coalesced one a call per tensor.
+
+    Args:
+        events: operators or kernels.
+        job: the head of the trace.
+        source: which of them, for the provenance.
+        operators: `c10d::` operators, in order of time; those around coalesced calls show the sizes of their tensors.
+    """
     book = CallBook(source=source)
+    coalesced: dict[str, list[Event]] = {}
+    for operator in operators:
+        if operator.name.rstrip("_").endswith("coalesced"):
+            coalesced.setdefault(operator.thread, []).append(operator)
     for event in events:
         if is_sized_collective(event):
-            _add(book, event, job)
+            _add(book, event, job, coalesced.get(event.thread, ()))
         elif (operation := classify(str(event.args.get("Collective name", "wait")))) is not None:
             book.left_out[f"{operation.word} without a size"] += 1
     return book
@@ -62,7 +77,7 @@ def torch_version_hint(events: Iterable[Event]) -> str:
     return next((f">={version}" for key, version in _SINCE if key in keys), "<=2.2" if seen else "")
 
 
-def _add(book: CallBook, event: Event, job: KinetoJob) -> None:
+def _add(book: CallBook, event: Event, job: KinetoJob, coalesced: Sequence[Event]) -> None:
     args = event.args
     operation = classify(args["Collective name"])
     assert operation is not None, "callers ask is_sized_collective first"
@@ -80,21 +95,39 @@ def _add(book: CallBook, event: Event, job: KinetoJob) -> None:
         # torch 2.3 and 2.4 keep the count in a C int; only a single wrap can be recognised.
         into, out = (n + 2**32 if n < 0 else n for n in (into, out))
         book.assume("a count of elements overflowed 32 bits (torch before 2.5) and was taken to have wrapped once")
+    parts = [_tuning_elements(operation, into, out)]
     if operation.word.endswith("coalesced"):
-        book.assume(
-            f"{operation.word} is recorded as one message, the sum of its tensors; NCCL gets one call per tensor"
+        parts = _tensors(operation, event, coalesced, whole=parts[0]) or parts
+        if len(parts) == 1:
+            book.assume(
+                f"{operation.word} is recorded as one message, the sum of its tensors; NCCL gets one call per tensor"
+            )
+    for elements in parts:
+        book.add(
+            operation,
+            event,
+            dtype=str(args.get("dtype", "")),
+            elements=elements,
+            group_size=size,
+            group=group,
+            spans_nodes=job.spans_nodes(
+                start=integer(args.get("Global rank start")), stride=integer(args.get("Global rank stride")), size=size
+            ),
         )
-    book.add(
-        operation,
-        event,
-        dtype=str(args.get("dtype", "")),
-        elements=_tuning_elements(operation, into, out),
-        group_size=size,
-        group=group,
-        spans_nodes=job.spans_nodes(
-            start=integer(args.get("Global rank start")), stride=integer(args.get("Global rank stride")), size=size
-        ),
-    )
+
+
+def _tensors(operation: Operation, event: Event, coalesced: Sequence[Event], *, whole: int) -> list[int]:
+    """Return the elements of each tensor of a coalesced call, by the operator around it; empty where it has none."""
+    at = bisect_right(coalesced, event.start_us, key=lambda operator: operator.start_us) - 1
+    around = coalesced[at] if at >= 0 else None
+    if around is None or around.end_us < event.start_us or classify(around.name) != operation:
+        return []
+    lists = listed_elements(around)
+    if not lists or len({len(one) for one in lists}) > 1:
+        return []
+    # Of inputs and outputs the larger side is the full buffer.
+    tensors = [max(sizes) for sizes in zip(*lists, strict=True)]
+    return tensors if sum(tensors) == whole else []
 
 
 def _tuning_elements(operation: Operation, into: int, out: int) -> int:

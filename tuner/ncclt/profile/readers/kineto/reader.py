@@ -168,7 +168,7 @@ def _calls(trace: RankTrace) -> CallBook:
     """Read one event family: the first of the three that has sizes."""
     comms = [event for event in trace.comms if not trace.in_barrier(event)]
     if any(is_sized_collective(event) for event in comms):
-        return calls_from_metadata(comms, trace.job, source=_OPERATORS)
+        return calls_from_metadata(comms, trace.job, source=_OPERATORS, operators=trace.operators)
     if any(is_sized_collective(event) for event in trace.kernels):
         return calls_from_metadata(trace.kernels, trace.job, source=_KERNELS)
     return calls_from_shapes(trace)

@@ -2,15 +2,16 @@
 
 Neither family is enough alone. A `c10d::` operator shows output and input and so the true group size, but lists of
 tensors without their dtype, and in torch 2.0 to 2.2 without their shapes. The `nccl:` or `gloo:` annotation shows the
-input alone, and gloo builds a reduce_scatter out of an all_reduce and annotates that. So each operator that tells all
-is counted and takes its annotation with it; the annotations that remain are counted for the others.
+input alone, and gloo builds a reduce_scatter out of all_reduces and annotates those. So each operator that tells all
+is counted and takes its annotations with it; the annotations that remain are counted for the others. The collective
+that the program called wins over those by which its backend emulates it.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 from ncclt.core.message import Collective, parse_dtype
@@ -47,19 +48,28 @@ def calls_from_shapes(trace: RankTrace) -> CallBook:
         book.assume(f"recorded over {', '.join(backends)}: these are the messages that NCCL would be given")
     pool = _Pool(nccl or others)
     elsewhere = _Pool(others if nccl else ())
-    for event in trace.operators:
+    emulated = elsewhere if nccl else pool
+    is_native = emulated.holds(Collective.REDUCE_SCATTER)
+    alone = [
+        event
+        for event in trace.operators
+        if is_native or not _count_emulated(book, event, trace, emulated, is_counted=not nccl)
+    ]
+    for event in alone:
         _count_operator(book, event, trace, pool, elsewhere)
     for event in pool.rest():
         _count_annotation(book, event, trace)
-    _note_unseen(book, trace, {operation.collective for e in (*nccl, *others) if (operation := classify(e.name))})
+    _note_unseen(
+        book, alone, trace, {operation.collective for e in (*nccl, *others) if (operation := classify(e.name))}
+    )
     return book
 
 
-def _note_unseen(book: CallBook, trace: RankTrace, annotated: Set[Collective | None]) -> None:
+def _note_unseen(
+    book: CallBook, operators: Iterable[Event], trace: RankTrace, annotated: Set[Collective | None]
+) -> None:
     """Count the operators without shapes of their own that no annotation shows either."""
-    if Collective.ALL_REDUCE in annotated:
-        annotated = annotated | {Collective.REDUCE_SCATTER}  # as gloo emulates it
-    for event in trace.operators:
+    for event in operators:
         operation = classify(event.name)
         if operation is None or operation.collective in annotated or trace.in_barrier(event):
             continue
@@ -92,6 +102,23 @@ class _Pool:
         waiting.popleft()
         return True
 
+    def take_like(self, event: Event, collective: Collective, elements: int) -> str:
+        """Remove the annotation of so many elements that began closest to an event; return its dtype, empty if none."""
+        fitting = [
+            (abs(waiting[0].start_us - event.start_us), place)
+            for place, ((kind, tensor), waiting) in enumerate(self._waiting.items())
+            if waiting and kind is collective and tensor.elements == elements
+        ]
+        if not fitting:
+            return ""
+        _kind, tensor = key = list(self._waiting)[min(fitting)[1]]
+        self.take(key)
+        return tensor.dtype
+
+    def holds(self, collective: Collective) -> bool:
+        """Return whether annotations of a collective wait."""
+        return any(waiting for (kind, _tensor), waiting in self._waiting.items() if kind is collective)
+
     def rest(self) -> list[Event]:
         """Return what remains, in order of time."""
         remaining = [*self._alone, *(event for waiting in self._waiting.values() for event in waiting)]
@@ -121,6 +148,32 @@ def _count_operator(book: CallBook, event: Event, trace: RankTrace, pool: _Pool,
     if operation.collective is Collective.ALL_TO_ALL:
         elements, size = into, _assumed_size(book, trace)
     book.add(operation, event, dtype=tensors[_INPUT].dtype, elements=elements, group_size=size)
+
+
+def _count_emulated(book: CallBook, event: Event, trace: RankTrace, pool: _Pool, *, is_counted: bool) -> bool:
+    """Count a reduce_scatter of lists, which gloo makes of one all_reduce per tensor; return whether those are there.
+
+    Lists have no dtype: the all_reduces tell it.
+    """
+    operation = classify(event.name)
+    lists = listed_elements(event)
+    if operation is None or operation.collective is not Collective.REDUCE_SCATTER or not lists:
+        return False
+    if operation.word == "reducescatter":
+        # A list of outputs, one per call, from as many inputs as there are ranks.
+        size = _assumed_size(book, trace)
+        parts = [(elements, size, max(1, size)) for elements in lists[0]]
+    elif len(lists) == 2 and len(lists[0]) == len(lists[1]):
+        parts = [(into, into // max(1, out), 1) for out, into in zip(*lists, strict=True)]
+    else:
+        return False
+    found = False
+    for elements, size, pieces in parts:
+        dtypes = [pool.take_like(event, Collective.ALL_REDUCE, elements) for _ in range(pieces)]
+        found = found or bool(dtypes[0])
+        if is_counted and dtypes[0]:
+            book.add(operation, event, dtype=dtypes[0], elements=elements * pieces, group_size=size)
+    return found
 
 
 def _count_annotation(book: CallBook, event: Event, trace: RankTrace) -> None:
@@ -164,6 +217,13 @@ def recorded_tensors(event: Event) -> tuple[Tensor, ...]:
         if _is_shape(shape) and isinstance(dtype, str) and _is_dtype(dtype):
             found.append(Tensor(elements=math.prod(shape), dtype=dtype))
     return tuple(found)
+
+
+def listed_elements(event: Event) -> list[list[int]]:
+    """Return the elements of each list of tensors among an event's recorded inputs, without lists of lists."""
+    shapes = event.args.get("Input Dims")
+    lists = [one for one in shapes if isinstance(one, list) and one] if isinstance(shapes, list) else []
+    return [[math.prod(shape) for shape in one] for one in lists if all(map(_is_shape, one))]
 
 
 def _is_shape(shape: object) -> bool:
