@@ -66,6 +66,15 @@ _LIKELY = tuple(
     )
 )
 _LIKELY_SHARE = 0.6
+
+# Beginnings of a line's content, in front of which anything that most lines share is a prefix.
+_ANCHOR = re.compile(
+    rb"#\s{1,8}(?:nThread\s|size\s{1,40}count\s|Using devices|nccl-tests version|Collective test starting)"
+    rb"|Comm\. Op\s{1,40}Message Size|GPU0\s|comm_type,|collective,|(?:rank,)?(?:Process Group Name|Collective name),"
+    rb"|(?:\[\s{0,8})?\{\"[\w ]{1,60}\"\s?:"
+)
+_MOST_ANCHORS = 5
+_LONGEST_PREFIX = 400
 _MOST_LEVELS = 6
 _LOOKED_AT = 2000
 """Lines of the beginning that decide."""
@@ -152,13 +161,25 @@ def _levels(lines: Sequence[bytes]) -> Iterator[tuple[re.Pattern[bytes], ...]]:
     for _ in range(_MOST_LEVELS):
         level = [form for form in _CERTAIN if any(map(form.match, lines))]
         if not level:
+            before = [line[: found.start()] for line in lines if (found := _ANCHOR.search(line, 0, _LONGEST_PREFIX))]
+            forms = [form for prefix in before[:_MOST_ANCHORS] if (form := _form(prefix))]
+            if all(prefix.strip() for prefix in before):
+                forms += _LIKELY
             needed = max(1, _LIKELY_SHARE * len(lines))
-            level = [form for form in _LIKELY if sum(map(bool, map(form.match, lines))) >= needed][:1]
+            level = [form for form in forms if sum(map(bool, map(form.match, lines))) >= needed][:1]
         if not level:
             return
         yield tuple(level)
         prefixes = Prefixes(levels=(tuple(level),))
         lines = [rest for line in lines if (rest := prefixes.strip(line)[1]).strip()]
+
+
+def _form(prefix: bytes) -> re.Pattern[bytes] | None:
+    """Return the pattern of a prefix with other numbers; None = it is none, but the content's own beginning."""
+    if not prefix.strip() or b'{"' in prefix or b"NCCL " in prefix:
+        return None
+    form = re.sub(rb"\d+", rb"\\d+", re.escape(prefix))
+    return re.compile(re.sub(rb"(?i)(\brank(?:\\ |[:=])?)\\d\+", rb"\1(?P<rank>\\d+)", form, count=1))
 
 
 def _wrapping_field(lines: Sequence[bytes]) -> str:

@@ -57,6 +57,10 @@ PREFIXES = {
     "colours": "\x1b[0m{}\x1b[0m",
     "colours by cat -v": "^[[1;32m{}^[[0m",
     "colours without escapes": "[36m{}[0m",
+    "Python's logging": "2025-01-06 10:00:00,123 - root - INFO - {}",
+    "glog": "I0106 10:00:00.123456 123 main.cc:12] {}",
+    "Loki": '2025-01-06T10:00:00Z {app="bench", pod="x"} {}',
+    "a launcher of one's own": "[Rank 0] | worker-0 > {}",
     "kubectl and mpirun": "2025-01-06T10:00:00.123456789Z [1,0]<stdout>:{}",
     "GitHub Actions, pdsh and srun": "2025-01-06T10:00:00.1234567Z node-0: 0: {}",
 }
@@ -164,7 +168,7 @@ class ReaderContract:
             folder.mkdir()
             for path, text in texts.items():
                 lines = (json.dumps(f"{line}\n") if form == JSON_FILE else line for line in text.splitlines())
-                (folder / path.name).write_text("".join(form.replace("{}", line) + "\n" for line in lines))
+                (folder / path.name).write_text("".join(form.replace("{}", line, 1) + "\n" for line in lines))
             prefixed = [folder / path.name for path in texts]
             assert all(map(reader.recognises, prefixed)), launcher
             found = {m.message: m.calls_per_step for m in reader.read(prefixed, name="sample").messages}
