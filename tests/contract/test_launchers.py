@@ -22,6 +22,9 @@ class TestLocalLauncher(LauncherContract):
     def launcher(self) -> Launcher:
         return LocalLauncher(environment=os.environ, grace_s=0.3)
 
+    def refused(self) -> Launcher:
+        return LocalLauncher(environment=os.environ, extra=("/nowhere/numactl",))
+
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 class TestTorchrunLauncher(LauncherContract):
@@ -29,6 +32,9 @@ class TestTorchrunLauncher(LauncherContract):
 
     def launcher(self) -> Launcher:
         return TorchrunLauncher(shape=TWO, grace_s=0.3)
+
+    def refused(self) -> Launcher:
+        return TorchrunLauncher(shape=TWO, extra=("--no-such-option",))
 
 
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun is not installed")
@@ -38,6 +44,10 @@ class TestMpirunLauncher(LauncherContract):
     def launcher(self) -> Launcher:
         flavour = ask_mpi_flavour("mpirun", environ=os.environ)
         return MpirunLauncher(flavour=flavour, shape=TWO, as_root=os.geteuid() == 0, grace_s=0.3)
+
+    def refused(self) -> Launcher:
+        flavour = ask_mpi_flavour("mpirun", environ=os.environ)
+        return MpirunLauncher(flavour=flavour, shape=TWO, as_root=os.geteuid() == 0, extra=("--no-such-option",))
 
 
 @pytest.mark.usefixtures("open_mpi")

@@ -73,6 +73,10 @@ class TestKubernetesLauncher(LauncherContract):
     def launcher(self):
         return launcher_on(self._cluster)
 
+    def refused(self):
+        (self._cluster / "mode").write_text("refuse")
+        return self.launcher()
+
     def test_what_a_command_gets_and_gives(self):
         """Kubernetes keeps one log for both outputs of a container."""
         launcher = self.launcher()
@@ -144,8 +148,8 @@ def test_what_cannot_start_says_why(cluster, mode, reason):
     (cluster / "mode").write_text(mode)
     result = run(launcher_on(cluster, pending_s=1.0), SLEEP)
     assert result.exit_code is None
-    assert result.failure.startswith("it did not start on Kubernetes: ")
-    assert reason in result.failure
+    assert result.not_started.startswith("Kubernetes: ")
+    assert reason in result.not_started
     assert not result.timed_out
     assert left(cluster) == []
 
@@ -162,7 +166,8 @@ def test_what_cannot_start_says_why(cluster, mode, reason):
 def test_a_failure_is_a_result(cluster, mode, code, exit_code, reason):
     (cluster / "mode").write_text(mode)
     result = run(launcher_on(cluster), code)
-    assert (result.exit_code, result.timed_out, result.failure) == (exit_code, False, ""), result
+    assert (result.exit_code, result.timed_out) == (exit_code, False), result
+    assert not result.not_started or mode == "evicted", "its log is lost, and with it the signs of its ranks"
     assert reason in result.stderr
     assert ("last words" in result.stdout) == ("last words" in code)
     assert left(cluster) == []
@@ -194,8 +199,8 @@ def test_the_rank_that_torchrun_names_is_the_one_that_failed(cluster):
 def test_a_cluster_out_of_reach_ends_the_launch(cluster):
     (cluster / "mode").write_text("silent")
     result = run(launcher_on(cluster), SLEEP)
-    assert result.exit_code == 1
-    assert "the job is out of sight: Unable to connect to the server" in result.stderr
+    assert result.exit_code is None
+    assert result.not_started.startswith("Kubernetes: the job is out of sight: Unable to connect to the server")
     assert left(cluster) == []
 
 

@@ -72,6 +72,9 @@ class TestSlurmLauncher(LauncherContract):
         allocation = allocation_of(self._environment, addresses_of=addresses_by_scontrol)
         return SlurmLauncher(shape=JobShape(nodes=2), allocation=allocation, environment=self._environment, grace_s=0.3)
 
+    def refused(self):
+        return create(shape=JobShape(nodes=2), environment=self._environment, extra=("--no-such-option",))
+
 
 def test_variables_are_the_same_on_both_nodes_and_nothing_inherited_is(allocation):
     """Values with commas, quotes and blanks survive; ranks are numbered node by node."""
@@ -126,8 +129,7 @@ def test_a_rank_that_fails_has_all_it_printed_forwarded(launcher):
 def test_what_slurm_refuses_was_not_started(allocation):
     made = create(shape=JobShape(nodes=2, processes_per_node=99), environment=allocation)
     result = run(made, "")
-    assert result.exit_code is None
-    assert "More processors requested than permitted" in result.failure
+    assert "More processors requested than permitted" in result.not_started
 
 
 def test_a_hang_is_ended_on_all_nodes(slurm_cluster, launcher):
@@ -230,7 +232,7 @@ def test_the_ranks_of_a_heterogeneous_job_are_numbered_through(slurm_cluster):
         ' ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURMD_NODENAME"]))\'\n'
         "launcher = create(shape=JobShape(nodes=2, processes_per_node=2))\n"
         "result = launcher.run(launcher.plan((sys.executable, '-c', code), variables={}, timeout_s=60.0))\n"
-        "print(result.stdout, result.stderr, result.failure)\n"
+        "print(result.stdout, result.stderr, result.not_started)\n"
         "sys.exit(result.exit_code)\n"
     )
     said = slurm_cluster.ask(
@@ -268,7 +270,7 @@ def test_a_node_that_fails_is_told_of(slurm_cluster, tmp_path):
         assert "ncclt: Slurm says: a node failed (srun: error: Node failure on n2)" in result.stderr
         assert result.left_elsewhere == ()
         again = run(made, "")
-        assert "the Slurm allocation is gone" in again.failure, again
+        assert "the Slurm allocation is gone" in again.not_started, again
     with contextlib.suppress(AssertionError):  # it may have come back by itself meanwhile
         slurm_cluster.ask("scontrol", "update", "NodeName=n2", "State=RESUME")
     slurm_cluster.wait_until_empty()

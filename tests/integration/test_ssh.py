@@ -37,9 +37,10 @@ dist.destroy_process_group()
 """
 
 
-def over_ssh(sshd, *hosts):
+def over_ssh(sshd, *hosts, **options):
     environment = os.environ | {"NCCL_OF_HERE": "1"}
-    return SshLauncher(hosts=tuple(map(parse_host, hosts)), options=sshd.options, environment=environment, grace_s=0.5)
+    hosts = tuple(map(parse_host, hosts))
+    return SshLauncher(hosts=hosts, options=sshd.options, environment=environment, grace_s=0.5, **options)
 
 
 class TestSshLauncher(LauncherContract):
@@ -51,6 +52,9 @@ class TestSshLauncher(LauncherContract):
 
     def launcher(self):
         return over_ssh(self._sshd, self._sshd.hosts[0])
+
+    def refused(self):
+        return over_ssh(self._sshd, self._sshd.hosts[0], extra=("--no-such-option",))
 
 
 def test_nodes_are_asked_what_they_are(sshd):

@@ -15,6 +15,7 @@
     ├── ServerError                 the ncclt server is unreachable or failed     (exit 69)
     ├── MissingDependencyError      an extra that is not installed                (exit 1)
     └── StudyStoppedError           the study cannot continue                     (exit 1)
+        ├── NotStartedError         a launch did not start, tried again in vain   (exit 75)
         └── NodesLostError          nodes were lost                               (exit 75)
             └── HostLostError       one host cannot be reached
 
@@ -114,6 +115,10 @@ class MissingDependencyError(NccltError):
 
 class StudyStoppedError(NccltError):
     """The study cannot continue, for example after many equal failures in a row."""
+
+
+class NotStartedError(StudyStoppedError):
+    """No process of a launch started, in several tries, so it says nothing about its setting; the study can resume."""
 
 
 class NodesLostError(StudyStoppedError):

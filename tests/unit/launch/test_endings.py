@@ -70,7 +70,7 @@ def test_the_cause_among_several_nodes():
     [
         LaunchResult(exit_code=0, stderr="fine"),
         LaunchResult(exit_code=-9, stderr=OWN),
-        LaunchResult(exit_code=None, failure="cannot start python"),
+        LaunchResult(exit_code=None, not_started="cannot start python"),
         LaunchResult(exit_code=2, stderr="torchrun: error: unrecognized arguments\n"),
         LaunchResult(exit_code=1, stderr=banner(rank=1, code="many").partition("Root")[0]),
     ],
@@ -122,7 +122,7 @@ HYDRA_SIGNAL = "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Segmentation f
         (LaunchResult(exit_code=-15, stderr=OPEN_MPI_MISSING), -15),
         (LaunchResult(exit_code=139), 139),
         (LaunchResult(exit_code=0, stdout=HYDRA_SIGNAL), 0),
-        (LaunchResult(exit_code=None, failure="cannot start mpirun"), None),
+        (LaunchResult(exit_code=None, not_started="cannot start mpirun"), None),
     ],
 )
 def test_exit_codes_of_mpirun(result, exit_code):

@@ -49,13 +49,13 @@ def test_the_environment_is_a_snapshot(monkeypatch):
     assert "NCCL_ALGO" in LocalLauncher().inherited
 
 
-@pytest.mark.parametrize("argv", [("/nowhere/prog",), ("/",)])
-def test_what_cannot_be_started_is_a_result(argv):
+@pytest.mark.parametrize(("argv", "exit_code"), [(("/nowhere/prog",), 127), (("/",), 126)])
+def test_what_cannot_be_started_is_a_result(argv, exit_code):
     """A missing program, and something that is none."""
     launcher = LocalLauncher(environment={})
     result = launcher.run(launcher.plan(argv, variables={}, timeout_s=60.0))
-    assert result.exit_code is None
-    assert f"cannot start {argv[0]}" in result.failure
+    assert result.exit_code == exit_code, "as a shell says it"
+    assert f"cannot start {argv[0]}" in result.not_started
 
 
 def test_launchers_are_found_by_name():

@@ -153,7 +153,7 @@ def test_ssh_brings_files_under_names_that_differ(tmp_path):
         file.write_text(f"# {file.parent.name}\n")
     plan = LAUNCHERS["ssh"].plan(("python", *map(str, files)), variables={}, timeout_s=1.0, files=files)
     script = dict(plan.files)["node.sh"]
-    assert 'env python "$folder"/0-worker.py "$folder"/1-worker.py' in script
+    assert '-- python "$folder"/0-worker.py "$folder"/1-worker.py' in script
     assert "printf %s '# two\n' >\"$folder\"/1-worker.py" in script
     with pytest.raises(InputError):
         LAUNCHERS["ssh"].plan(("python",), variables={}, timeout_s=1.0, files=[tmp_path / "nowhere.py"])

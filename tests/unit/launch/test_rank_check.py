@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from ncclt.launch.rank_check import UNFIT_CODE, checked, is_deciding, unfit
+from ncclt.launch.rank_check import UNFIT_CODE, checked, is_deciding, unfit, without_signs
 from ncclt.nccl.parameters import CATALOGUE, SET_BY_RULES
 
 VALUE = "allreduce:ring,tree;broadcast:ring 'x' \"y\" $HOME `id` \\"
@@ -36,10 +36,24 @@ def test_a_rank_starts_where_its_environment_is_as_planned(name, shell):
         (path, *argv[1:]), env={"PATH": "/usr/bin:/bin", **environ}, capture_output=True, text=True, timeout=60
     )
     if not words:
-        assert (done.returncode, done.stdout, done.stderr) == (0, "ran|a b|--|$x|", "")
+        assert (done.returncode, done.stdout, done.stderr) == (0, "ran|a b|--|$x|", "ncclt: started\n")
     else:
         assert (done.returncode, done.stdout) == (UNFIT_CODE, "")
         assert all(word in unfit(done.stderr) for word in ((words,) if isinstance(words, str) else words)), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "rest"),
+    [
+        ("one\nncclt: started\ntwo\n", "one\ntwo\n"),
+        ("[1,0]<stderr>:ncclt: started\n[1,0]<stderr>:two\n", "[1,0]<stderr>:two\n"),
+        ("0: ncclt: started\n1: ncclt: started\n", ""),
+        ("words of two ncclt: started\nranks\n", "words of two ranks\n"),
+        ("it has ncclt: restarted\n", None),
+    ],
+)
+def test_signs_of_ranks_are_removed_however_a_launcher_marks_its_lines(text, rest):
+    assert without_signs(text) == ((text, False) if rest is None else (rest, True))
 
 
 def test_all_that_a_policy_or_a_search_may_set_decides():

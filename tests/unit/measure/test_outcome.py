@@ -4,7 +4,7 @@ import pytest
 
 from ncclt.core.message import Collective, Message
 from ncclt.core.trial import Outcome
-from ncclt.errors import HostLostError, NodesLostError, StudyStoppedError
+from ncclt.errors import HostLostError, NodesLostError, NotStartedError, StudyStoppedError
 from ncclt.launch.launcher import LaunchResult
 from ncclt.measure.benchmarks.nccl_tests.benchmark import NcclTests
 from ncclt.measure.outcome import DETAIL_LINES, judge
@@ -29,10 +29,6 @@ def test_a_good_launch_has_no_words():
 
 
 CASES = {
-    "could not be started": (
-        {"exit_code": None, "failure": "cannot start all_reduce_perf: No such file or directory"},
-        Outcome.INVALID, "cannot start all_reduce_perf: No such file or directory",
-    ),
     "hang": ({"exit_code": -15, "timed_out": True}, Outcome.TIMEOUT, "not done within 60 s"),
     "crash": (
         {"exit_code": -11}, Outcome.CRASHED, "ended by SIGSEGV: nccl-tests measured nothing: it printed nothing",
@@ -93,10 +89,6 @@ CASES = {
     ),
     "hung in a driver": ({"exit_code": None, "survivors": (7, 8)}, Outcome.CRASHED,
                          "it could not be ended: nccl-tests measured nothing: it printed nothing"),
-    "not found by a shell": (
-        {"exit_code": 127, "stderr": "sh: 1: all_reduce_perf: not found\n"}, Outcome.INVALID,
-        "exit code 127: nccl-tests measured nothing: its last words were: sh: 1: all_reduce_perf: not found",
-    ),
 }  # fmt: skip
 
 
@@ -106,6 +98,18 @@ def test_every_ending_has_its_outcome_and_first_line(name):
     launch, outcome, first = CASES[name]
     result = judged(**launch)
     assert (result.outcome, result.detail.splitlines()[0]) == (outcome, first)
+
+
+@pytest.mark.parametrize("ending", [{"exit_code": 1}, {"exit_code": 127}, {"exit_code": None}, {"timed_out": True}])
+def test_what_did_not_start_has_no_outcome(ending):
+    """Whatever the launcher's program ended with, and whatever was measured before."""
+    with pytest.raises(NotStartedError) as caught:
+        judged(**{"exit_code": -15, **ending}, not_started="srun: error: Unable to create step", stdout=HEADER + ROW)
+    assert caught.value.message == "the launch did not start: srun: error: Unable to create step"
+    assert "no trial was stored" in caught.value.hint
+    assert "run the same command to resume" in caught.value.hint
+    with pytest.raises(NodesLostError, match="the allocation is lost: Slurm job 7 was cancelled"):
+        judged(exit_code=1, not_started="srun: error: Unable to create step", lost="Slurm job 7 was cancelled")
 
 
 @pytest.mark.parametrize(
@@ -146,7 +150,7 @@ def test_a_host_that_cannot_be_cleaned_up_is_lost():
     "ending",
     [
         {"exit_code": 143, "lost": "Slurm job 7 was cancelled"},
-        {"exit_code": None, "failure": "Slurm refused the step", "lost": "Slurm job 7 was cancelled"},
+        {"exit_code": 1, "not_started": "Slurm refused the step", "lost": "Slurm job 7 was cancelled"},
         {"exit_code": 1, "timed_out": True, "lost": "Slurm job 7 was cancelled"},
         {"exit_code": 143, "stderr": "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED DUE TO PREEMPTION ***\n"},
     ],
@@ -212,4 +216,6 @@ def test_secrets_do_not_stay():
     """Neither in the reason nor in the lines."""
     line = "host: Test CUDA failure common.cu:11 'out of memory' HF_TOKEN=hf_verysecret"
     assert "verysecret" not in judged(exit_code=2, stdout=line).detail
-    assert "verysecret" not in judged(exit_code=None, failure=line).detail
+    with pytest.raises(NotStartedError) as caught:
+        judged(exit_code=None, not_started=line)
+    assert "verysecret" not in caught.value.message

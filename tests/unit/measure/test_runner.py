@@ -129,10 +129,10 @@ def test_what_was_measured_before_a_failure_is_kept(runner):
 
         def run(self, plan):
             self.calls += 1
-            return super().run(plan) if self.calls == 1 else LaunchResult(exit_code=127, stderr="sh: not found")
+            return super().run(plan) if self.calls == 1 else LaunchResult(exit_code=3, stderr="no more")
 
     result = runner(launcher=SecondFails()).measure(DEFAULT, MESSAGES, repeat=0)
-    assert result.outcome is Outcome.INVALID
+    assert result.outcome is Outcome.CRASHED
     assert {m.message.collective for m in result.measurements} == {Collective.ALL_REDUCE}
 
 

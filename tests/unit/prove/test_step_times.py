@@ -12,7 +12,7 @@ from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import Policy, uniform_policy
 from ncclt.core.recommendation import Decision, PolicyVerdict
 from ncclt.core.verification import Side, Verification
-from ncclt.errors import NodesLostError, NoRecommendationError, StudyStoppedError, UsageError
+from ncclt.errors import NodesLostError, NoRecommendationError, NotStartedError, StudyStoppedError, UsageError
 from ncclt.launch.launcher import LaunchPlan, LaunchResult
 from ncclt.prove.comparison import Comparison
 from ncclt.prove.proven_side import delivery, require_measurable
@@ -158,7 +158,7 @@ def test_open_mpi_is_told_the_variables_of_a_side(tmp_path):
 @pytest.mark.parametrize("base_argv", [(), ("other",)])
 def test_a_training_that_cannot_be_started_is_no_verdict(tmp_path, base_argv):
     """Whichever side comes first; of two commands the judged one is a word of the user's in every launch."""
-    gone = LaunchResult(exit_code=None, failure="cannot start trian: No such file or directory")
+    gone = LaunchResult(exit_code=None, not_started="cannot start trian: No such file or directory")
     for value in "1234":  # the order follows from the request
         with pytest.raises(StudyStoppedError, match="cannot start trian") as caught:
             _verify(
@@ -173,7 +173,7 @@ def test_a_training_that_cannot_be_started_is_no_verdict(tmp_path, base_argv):
     [
         (LaunchResult(exit_code=1, stderr="a\n" * 99 + "last words"), "exit code 1\n" + "a\n" * 19 + "last words"),
         (LaunchResult(exit_code=-9, timed_out=True), "ended after 1800 s (--timeout)"),
-        (LaunchResult(exit_code=None, failure="cannot start train"), "cannot start train"),
+        (LaunchResult(exit_code=None, not_started="cannot start train"), "cannot start train"),
         (LaunchResult(exit_code=0, survivors=(7,)), "its processes 7 could not be ended"),
         (LaunchResult(exit_code=0, stdout="x" * 9999), "x" * 4000),
     ],
@@ -182,11 +182,16 @@ def test_failures_stop_the_base_and_disqualify_the_tuned_side(tmp_path, result, 
     with pytest.raises(StudyStoppedError) as caught:
         _verify(tmp_path, lambda _variables, _number: result)
     assert said in caught.value.message
-    assert ("check its name and path" in caught.value.hint) is bool(result.failure)
+    assert ("check its name and path" in caught.value.hint) is bool(result.not_started)
     assert not list(tmp_path.iterdir())
     for seed in "1234":  # the order follows from the request
-        if result.failure and _order(argv=("train", seed))[0] is Side.TUNED:
-            continue  # the command of both sides does not start
+        if result.not_started:  # says nothing about the tuned variables, whichever side came first
+            with pytest.raises(NotStartedError, match="cannot start train"):
+                _verify(
+                    tmp_path, lambda variables, _number: result if "X" in variables else [[0.1, 0.1]],
+                    argv=("train", seed),
+                )  # fmt: skip
+            continue
         made, launcher, _ = _verify(
             tmp_path, lambda variables, _number: result if "X" in variables else [[0.1, 0.1]], argv=("train", seed)
         )

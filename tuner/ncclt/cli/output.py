@@ -17,6 +17,7 @@ from ncclt.errors import (
     NccltError,
     NodesLostError,
     NotFoundError,
+    NotStartedError,
     ServerError,
     StoreError,
     UsageError,
@@ -38,13 +39,14 @@ _SHORTEST = 8
 """Characters that remain of a name in a narrow table."""
 
 EXIT_NODES_LOST = 75
-"""EX_TEMPFAIL of sysexits.h: nodes were lost; the same command resumes on others."""
+"""EX_TEMPFAIL of sysexits.h: nodes were lost, or a launch did not start; the same command resumes."""
 
 _EXIT_CODES: tuple[tuple[type[NccltError], int], ...] = (
     (UsageError, 2),
     (NotFoundError, 3),
     (StoreError, 69),
     (ServerError, 69),
+    (NotStartedError, EXIT_NODES_LOST),
     (NodesLostError, EXIT_NODES_LOST),
     (NccltError, 1),
 )

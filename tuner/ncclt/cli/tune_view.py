@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from ncclt.cli.studies import trial_row
 from ncclt.core.study import Phase, gpu_seconds
 from ncclt.core.trial import Outcome
 from ncclt.deliver.render.delivery import channels_words
+from ncclt.launch.slurm.job import job_loss
 from ncclt.nccl.compile import variables_for_setting
 from ncclt.nccl.switching import split
 from ncclt.nccl.tuner_plugin import find
@@ -165,7 +167,8 @@ def print_result(
     if found is None or ending is None:
         if not quiet and (cost := cost_words(study, result.trials, None)):
             say(f"ncclt: cost of all launches of this study: {cost}")
-        say(f"ncclt: {len(result.trials)} trials are saved in {store.shown}; run the same command to resume")
+        todo = "" if job_loss(os.environ).requeued else "; run the same command to resume"
+        say(f"ncclt: {len(result.trials)} trials are saved in {store.shown}{todo}")
         return
     print_messages(result.messages, study)
     if testbed.landscape is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol as Port
 
-from ncclt.errors import NodesLostError, UsageError
+from ncclt.errors import NodesLostError, NotStartedError, UsageError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,17 +81,19 @@ class LaunchResult:
     """How a launch ended.
 
     Attributes:
-        exit_code: negative = ended by that signal; None = it could not be started, or could not be ended.
+        exit_code: negative = ended by that signal; None = it could not be prepared, or could not be ended.
         timed_out: it was ended because it exceeded its timeout.
         killed: it was ended by `Launcher.kill`.
         stdout, stderr: the last part of each, decoded; how much is kept is the launcher's choice.
         dropped_bytes: what came before that part, of both together.
         wall_s: from the start until nothing of it was left.
-        failure: why it could not be started; empty where it was.
+        not_started: why no process of the command started: the launcher was refused, or a node lacks the program.
+            Such a launch says nothing about the command's variables. Empty = one started.
         survivors: process ids that even SIGKILL did not end, for example while a driver hangs; almost always empty.
         left_elsewhere: what the clean-up could not do on other machines, one sentence each; almost always empty.
         lost: why the nodes that it ran on were lost, so that its end says nothing about the command; empty = not
             lost, as far as is known.
+        requeued: the scheduler starts the job of this program again by itself.
     """
 
     exit_code: int | None
@@ -101,10 +103,11 @@ class LaunchResult:
     stderr: str = ""
     dropped_bytes: int = 0
     wall_s: float = 0.0
-    failure: str = ""
+    not_started: str = ""
     survivors: tuple[int, ...] = ()
     left_elsewhere: tuple[str, ...] = ()
     lost: str = ""
+    requeued: bool = False
 
     def require_nodes(self) -> None:
         """Refuse to judge a launch whose nodes were lost.
@@ -115,7 +118,21 @@ class LaunchResult:
         if self.lost:
             raise NodesLostError(
                 f"the allocation is lost: {self.lost}",
-                hint="run the same command in a new one; the interrupted launch does not count",
+                hint=f"{'' if self.requeued else 'run the same command in a new one; '}the interrupted launch does not "
+                "count",
+            )
+
+    def require_start(self) -> None:
+        """Refuse to judge a launch of which nothing ran.
+
+        Raises:
+            NotStartedError: no process of the command started.
+        """
+        if self.not_started:
+            raise NotStartedError(
+                f"the launch did not start: {self.not_started}",
+                hint="no trial was stored for it; see that all nodes are up and have the program (--dry-run shows the "
+                "command), then run the same command to resume",
             )
 
 
@@ -127,7 +144,8 @@ class Launcher(Port):
     nothing that it started still runs, except for what it names as `survivors` and `left_elsewhere`. The variables of
     a plan reach the command. Variables named NCCL_* of the caller's own environment reach it only if the launcher is
     configured to keep them, and every process of a launch sees the same values. Several threads may be in `run` at
-    once.
+    once. A launch that fails before the first process of its command is `not_started`, whatever the launcher's own
+    program says: `run` waits, tries again, and gives that result only after the last try.
     """
 
     @property

@@ -23,6 +23,7 @@ class LocalLauncher(ProcessLauncher):
     """
 
     name = "local"
+    ranks_report = False
 
     def __init__(self, *, shape: JobShape | None = None, **process: Unpack[ProcessOptions]) -> None:
         if shape is not None and shape.world_size != 1:

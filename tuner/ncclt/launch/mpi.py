@@ -148,9 +148,9 @@ class MpirunLauncher(ProcessLauncher):
             timeout_s=timeout_s,
         )
 
-    def run(self, plan: LaunchPlan) -> LaunchResult:
-        """Start it and wait for its end; the exit code is that of the rank that failed first."""
-        return ending_of_mpi(super().run(plan))
+    def read_ending(self, result: LaunchResult) -> LaunchResult:
+        """Return the result of a launch that failed, with the exit code of the rank that failed first."""
+        return ending_of_mpi(result)
 
     def _meeting_point(self) -> dict[str, str]:
         """Return where ranks of torch meet; empty where the first node is not known."""

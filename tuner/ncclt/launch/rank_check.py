@@ -1,4 +1,4 @@
-"""A shell before each rank that compares its environment with the plan, and does not start the rank if they differ.
+"""A shell before each rank that reports its start, and starts the rank only where its environment is as planned.
 
 Variables may be set between a launcher and its ranks: by a TaskProlog of slurm.conf, a profile script that a remote
 shell reads, an image. A rank with such a variable measures something other than the plan, also for the default.
@@ -40,12 +40,18 @@ UNEXPECTED = "unexpected"
 UNFIT_CODE = 78
 """EX_CONFIG of sysexits.h."""
 
+_SIGN = "ncclt: started"
+"""The line by which a rank says that it has reached its node; without any, nothing of the launch has run."""
+
+_SIGN_LINE = re.compile(rf"(?m)^\S{{0,60}} ?{_SIGN}\r?$\n?|{_SIGN}\n?")
+"""Launchers can put the rank before each line, and ranks write at the same time."""
+
 _UNFIT_LINE = re.compile(rf"{re.escape(UNFIT)}(?P<why>.+?)\s*$", re.M)
 
 # Arguments: NAME=VALUE of each deciding variable of the plan, --, the command. One line, because launchers have
 # their own formats for commands. A line of `env` may be part of a longer value: only what is set is a variable.
 _CHECK = (
-    "odd= planned=; "
+    f"echo '{_SIGN}' >&2; odd= planned=; "
     'while [ "$1" != -- ]; do name=${1%%=*}; eval "now=\\${$name-}"; '
     '[ "$now" = "${1#*=}" ] || odd="$odd $name=$now"; planned="$planned $name "; shift; done; shift; '
     "for name in $(env | sed -n 's/^\\(NCCLT\\{0,1\\}_[A-Za-z0-9_]*\\)=.*/\\1/p'); do "
@@ -62,7 +68,7 @@ def is_deciding(name: str) -> bool:
 
 
 def checked(argv: Sequence[str], variables: Mapping[str, str]) -> tuple[str, ...]:
-    """Return a rank's command that starts `argv` only where the environment is as planned.
+    """Return a rank's command that reports its start, and starts `argv` only where the environment is as planned.
 
     Args:
         argv: the command.
@@ -70,6 +76,12 @@ def checked(argv: Sequence[str], variables: Mapping[str, str]) -> tuple[str, ...
     """
     planned = (f"{name}={value}" for name, value in sorted(variables.items()) if is_deciding(name))
     return ("sh", "-c", _CHECK, "sh", *planned, "--", *argv)
+
+
+def without_signs(text: str) -> tuple[str, bool]:
+    """Return an output without the lines by which ranks reported their start, and whether there was one."""
+    rest, count = _SIGN_LINE.subn("", text)
+    return rest, count > 0
 
 
 def unfit(text: str) -> str:

@@ -11,14 +11,15 @@ from ncclt.errors import UsageError
 from ncclt.launch.endings import ending_of_ranks
 from ncclt.launch.launcher import JobShape, LaunchPlan, LaunchResult
 from ncclt.launch.process.launcher import ProcessLauncher, ProcessOptions, thread_variables
+from ncclt.launch.rank_check import checked
 
 MODULE = "torch.distributed.run"
 """What the program `torchrun` runs; as a module of a given Python it needs no PATH."""
 
-VERBATIM = ("--no-python", "env")
-"""Before a command that is run verbatim. `env` exits with 127 or 126 and the reason if the command cannot be started,
-where torchrun itself would print a traceback; and torchrun fails on an empty argument for the very Python that runs it
-(IndexError in launcher/api.py, _get_entrypoint_name, seen with 2.13)."""
+VERBATIM = "--no-python"
+"""Before a command that is run verbatim, by the shell of `checked`: torchrun itself would print a traceback for a
+program that is missing, and fails on an empty argument for the very Python that runs it (IndexError in launcher/api.py,
+_get_entrypoint_name, seen with 2.13)."""
 
 
 class TorchrunLauncher(ProcessLauncher):
@@ -64,17 +65,17 @@ class TorchrunLauncher(ProcessLauncher):
                 *("--nproc-per-node", str(self._shape.processes_per_node)),
                 *("--max-restarts", "0"),  # PET_MAX_RESTARTS in the environment would repeat what has failed
                 *self.extra,
-                *VERBATIM,
-                *argv,
+                VERBATIM,
+                *checked(argv, {**self.kept(variables), **variables}),
             ),
             set_env=tuple(sorted({**thread_variables(self.environment, variables), **variables}.items())),
             unset_env=self.removed(variables),
             timeout_s=timeout_s,
         )
 
-    def run(self, plan: LaunchPlan) -> LaunchResult:
-        """Start it and wait for its end; the exit code is that of the rank that failed first."""
-        return ending_of_ranks(super().run(plan))
+    def read_ending(self, result: LaunchResult) -> LaunchResult:
+        """Return the result of a launch that failed, with the exit code of the rank that failed first."""
+        return ending_of_ranks(result)
 
 
 create = TorchrunLauncher

@@ -23,7 +23,6 @@ DETAIL_LINES = 20
 
 _LINE_CHARACTERS = 400
 _SEARCHED_CHARACTERS = 1 << 20  # of the end of each output: errors come late, and noise can be endless
-_NOT_STARTED = (126, 127)  # a shell's words for `cannot be executed` and `not found` (POSIX sh, 2.8.2)
 
 _HOST_LOST = "a node, or the connection to it, was lost"
 _PREEMPTED = "the scheduler took the nodes"
@@ -80,8 +79,11 @@ def judge(benchmark: Benchmark, command: BenchmarkCommand, launch: LaunchResult,
 
     Raises:
         StudyStoppedError: the launch says nothing about its setting, and neither would the next one: its nodes were
-            lost (NodesLostError), or its ranks had another environment than planned.
+            lost (NodesLostError), nothing of it started (NotStartedError), or its ranks had another environment than
+            planned.
     """
+    if launch.not_started:
+        require_place(launch)
     result = _judged(benchmark, command, launch, limit_s=limit_s)
     if result.outcome not in (Outcome.OK, Outcome.WRONG_RESULT):  # data that came out wrong did so before that
         require_place(launch)
@@ -104,11 +106,10 @@ def require_place(launch: LaunchResult) -> None:
             f"{cause}: {without_secrets(evidence)}",
             hint="run the same command again when all nodes are back; the interrupted launch does not count",
         )
+    replace(launch, not_started=without_secrets(launch.not_started)).require_start()
 
 
 def _judged(benchmark: Benchmark, command: BenchmarkCommand, launch: LaunchResult, *, limit_s: float) -> TrialResult:
-    if launch.failure:
-        return TrialResult(outcome=Outcome.INVALID, detail=without_secrets(launch.failure), wall_s=launch.wall_s)
     cause, evidence = _cause(launch)
     if launch.timed_out:
         late = f"not done within {limit_s:.0f} s"
@@ -147,7 +148,7 @@ def _cause(launch: LaunchResult) -> tuple[str, str]:
 
 
 def _outcome_without_result(launch: LaunchResult, cause: str) -> Outcome:
-    if launch.exit_code in (0, *_NOT_STARTED) or cause == _NO_ALGORITHM:
+    if launch.exit_code == 0 or cause == _NO_ALGORITHM:
         return Outcome.INVALID
     return Outcome.CRASHED
 

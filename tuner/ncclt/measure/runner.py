@@ -20,6 +20,7 @@ from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.errors import SettingError
 from ncclt.launch.launcher import Launcher, LaunchPlan
 from ncclt.launch.process.guard import results_folder
+from ncclt.launch.process.launcher import CANNOT_START
 from ncclt.measure.benchmarks.benchmark import Benchmark, BenchmarkCommand, CommandOutput, Paced
 from ncclt.measure.outcome import judge, require_place
 from ncclt.measure.redact import words_without_secrets
@@ -170,7 +171,7 @@ class LaunchedRunner(RealRunner):
 
         Raises:
             UsageError: the benchmark cannot measure one of the messages, whatever the setting.
-            StudyStoppedError: nodes were lost, or are unfit to measure anything on.
+            StudyStoppedError: nodes were lost, or are unfit to measure anything on; or nothing started.
             KeyboardInterrupt: `kill` was called.
         """
         try:
@@ -264,9 +265,9 @@ def asking(launcher: Launcher, *, timeout_s: float = ASKING_S) -> Callable[[Sequ
         launch = launcher.run(launcher.plan(argv, variables={}, timeout_s=timeout_s))
         if launch.killed:
             raise KeyboardInterrupt
-        if launch.exit_code != 0:
+        if launch.exit_code not in (0, *CANNOT_START):  # a missing program is for the benchmark to explain
             require_place(launch)
-        said = f"{launch.failure}\n{launch.stderr}" if launch.failure else launch.stderr
+        said = f"{launch.not_started}\n{launch.stderr}" if launch.not_started else launch.stderr
         return CommandOutput(exit_code=launch.exit_code, stdout=launch.stdout, stderr=said)
 
     return run

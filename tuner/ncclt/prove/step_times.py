@@ -13,7 +13,7 @@ from pathlib import Path
 from ncclt.core.effort import MIN_BLOCKS
 from ncclt.core.recommendation import Decision, Verdict
 from ncclt.core.verification import Side, StepLaunch, Variables, Verification
-from ncclt.errors import StudyStoppedError, UsageError
+from ncclt.errors import NotStartedError, StudyStoppedError, UsageError
 from ncclt.launch.launcher import Launcher, LaunchPlan, LaunchResult
 from ncclt.measure.redact import without_secrets, words_without_secrets
 from ncclt.profile.record.launchers import forwarded, is_open_mpi
@@ -117,7 +117,7 @@ def verify(
 
     Raises:
         InterruptedComparisonError: the user interrupted it.
-        StudyStoppedError: the base side fails, the training cannot be started, or the allocation is lost.
+        StudyStoppedError: the base side fails, a launch does not start (NotStartedError), or the allocation is lost.
         UsageError: the folder or the command cannot be used.
     """
     launches = list(earlier)
@@ -127,11 +127,11 @@ def verify(
             result, times = _launch(request, side, launcher, environ)
             launch = StepLaunch(side=side, order=order, step_us=times.step_us, failure=_failure(request, result, times))
             watch(launch, result)
-            if launch.failure and (side is Side.BASE or _never_starts(request, result, launches)):
-                raise StudyStoppedError(
+            if launch.failure and (side is Side.BASE or result.not_started):
+                raise (NotStartedError if result.not_started else StudyStoppedError)(
                     f"the {_what(request, side)}: {launch.failure}",
                     hint="its first word is the program: check its name and path, then run the command alone"
-                    if result.failure
+                    if result.not_started
                     else "step times come from the steps of a torch optimizer; run the command alone, then with "
                     "`ncclt profile record`",
                 )
@@ -150,11 +150,6 @@ def verify(
         done = _verification(request, launches, seen, now()) if len(launches) > len(earlier) else None
         raise InterruptedComparisonError(done) from None
     return _verification(request, launches, seen, now())
-
-
-def _never_starts(request: VerifyRequest, result: LaunchResult, before: Sequence[StepLaunch]) -> bool:
-    """Return whether the judged command is at fault rather than its variables: no other launch of it has started."""
-    return bool(result.failure) and (bool(request.base_argv) or not before)
 
 
 def _what(request: VerifyRequest, side: Side) -> str:
@@ -260,8 +255,8 @@ def failure_of(result: LaunchResult, *, timeout_s: float, missing: str = "") -> 
         timeout_s: its limit.
         missing: what it did not give although it ended well; empty = nothing.
     """
-    if result.failure:
-        return without_secrets(result.failure)
+    if result.not_started:
+        return without_secrets(result.not_started)
     if result.survivors:
         reason = f"its processes {', '.join(map(str, result.survivors))} could not be ended"
     elif result.timed_out:

@@ -338,6 +338,6 @@ _DIAGNOSIS = {
     Outcome.CRASHED: "look for the cause in the lines above, and whether the nodes are well (`ncclt doctor`)",
     Outcome.TIMEOUT: "a fabric or a node that hangs is more likely than five bad settings: see `ncclt preflight`",
     Outcome.WRONG_RESULT: "data came out wrong under different settings: suspect a GPU, a NIC or the build of NCCL",
-    Outcome.INVALID: "the benchmark does not start as it was told: run its command by hand (`--dry-run` shows it)",
+    Outcome.INVALID: "the benchmark gives no result: run its command by hand (`--dry-run` shows it)",
     Outcome.SUBSTITUTED: "NCCL chooses otherwise than told: see whether it loads the plugin (`ncclt plugin check`)",
 }

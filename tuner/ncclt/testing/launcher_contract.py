@@ -35,6 +35,10 @@ class LauncherContract(ABC):
     def launcher(self) -> Launcher:
         """Return the launcher under test."""
 
+    @abstractmethod
+    def refused(self) -> Launcher:
+        """Return one whose launches its own program refuses, for example because of an unknown option."""
+
     def test_has_a_name(self) -> None:
         """The name is a word that can be typed."""
         assert self.launcher().name.isidentifier()
@@ -68,6 +72,7 @@ class LauncherContract(ABC):
         assert "right" in result.stderr
         assert "right" not in result.stdout
         assert result.exit_code == 7, "a failing command is a result, not an exception"
+        assert not result.not_started, "a command that failed has started"
         assert not result.killed
         assert result.wall_s > 0
 
@@ -85,12 +90,19 @@ class LauncherContract(ABC):
         else:
             raise AssertionError(f"the command did not begin within {limit_s} s")
 
-    def test_missing_program_is_a_result(self) -> None:
+    def test_missing_program_is_not_started(self) -> None:
         """A program that does not exist gives a reason."""
         launcher = self.launcher()
         result = launcher.run(launcher.plan(("/nowhere/all_reduce_perf",), variables={}, timeout_s=_PATIENT_S))
         assert result.exit_code in (None, 126, 127), "not to be found is told apart from a crash"
-        assert "all_reduce_perf" in result.failure + result.stderr
+        assert "all_reduce_perf" in result.not_started
+
+    def test_refused_launch_is_not_started(self) -> None:
+        """What fails before the first process of the command is no failure of the command, whatever its exit code."""
+        result = self._run("print('begun')", launcher=self.refused())
+        assert result.exit_code != 0
+        assert result.not_started
+        assert "begun" not in result.stdout
 
     def _run(
         self,

@@ -161,7 +161,10 @@ def test_a_small_all_reduce_tells_how_nccl_starts():
 @pytest.mark.parametrize(
     ("result", "said"),
     [
-        (LaunchResult(exit_code=None, failure="cannot start all_reduce_perf: No such file"), "could not be started"),
+        (
+            LaunchResult(exit_code=None, not_started="cannot start all_reduce_perf: No such file"),
+            "could not be started",
+        ),
         (LaunchResult(exit_code=-15, timed_out=True, wall_s=300.0), "not done after 300 s"),
         (LaunchResult(exit_code=3, stdout="a\nnode1: Test NCCL failure\n"), "exit code 3: a; node1: Test NCCL failure"),
     ],
@@ -179,7 +182,7 @@ PRINTED = "+ curl -u ci:hunter2secret https://artifacts.example/x\nexporter --ap
 @pytest.mark.parametrize(
     "result",
     [
-        LaunchResult(exit_code=None, failure=f"srun: {PRINTED}"),
+        LaunchResult(exit_code=None, not_started=f"srun: {PRINTED}"),
         LaunchResult(exit_code=3, stdout=PRINTED),
         LaunchResult(exit_code=3, stderr=PRINTED),
     ],

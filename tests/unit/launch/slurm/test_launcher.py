@@ -77,16 +77,16 @@ def test_a_variable_that_nobody_asked_for_is_blamed_on_the_prolog_where_there_is
 @pytest.mark.parametrize(("exit_code", "told"), [(0, False), (7, True)])
 def test_a_step_that_ends_well_is_no_failure_whatever_it_printed(tmp_path, exit_code, told):
     said = "srun: error: n1: task 0: Exited with exit code 7"
-    (tmp_path / "srun").write_text(f"#!/bin/sh\necho '{said}' >&2; exit {exit_code}\n")
+    (tmp_path / "srun").write_text(f"#!/bin/sh\necho 'ncclt: started\n{said}' >&2; exit {exit_code}\n")
     (tmp_path / "srun").chmod(0o755)
     made = launcher(environment={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
     result = made.run(replace(made.plan(("perf",), variables={}, timeout_s=60.0), clean_up=()))
-    assert (result.exit_code, result.failure) == (exit_code, "")
+    assert (result.exit_code, result.not_started) == (exit_code, "")
     assert ("ncclt: Slurm says: task 0 on n1" in result.stderr) == told
 
 
 @pytest.mark.parametrize(
-    ("said", "ended", "exit_code", "failure", "lost"),
+    ("said", "ended", "exit_code", "not_started", "lost"),
     [
         # srun's own code is the highest of all tasks, also of those that it ended itself.
         ("srun: error: n1: task 0: Exited with exit code 7", 143, 7, "", ""),
@@ -94,20 +94,53 @@ def test_a_step_that_ends_well_is_no_failure_whatever_it_printed(tmp_path, exit_
         ("srun: error: Socket timed out on send/recv operation", 3, 3, "", ""),
         ("srun: error: Node failure on n2", 143, 143, "", "a node failed (srun: error: Node failure on n2)"),
         (
-            "srun: error: Unable to create step for job 7: Invalid", 1, None,
-            "Slurm refused the step (srun: error: Unable to create step for job 7: Invalid)", "",
+            "srun: error: Task launch for StepId=7.0 failed on node n2: Communication connection failure", 1, 1,
+            "srun: error: Task launch for StepId=7.0 failed on node n2: Communication connection failure", "",
+        ),
+        (
+            "slurmstepd: error: execve(): sh: No such file or directory", 2, 127,
+            "slurmstepd: error: execve(): sh: No such file or directory", "",
         ),
         ("words of the command itself", 9, 9, "", ""),
     ],
-    ids=["code", "signal", "silence", "node", "refused", "own"],
+    ids=["code", "signal", "silence", "node", "half", "no-shell", "own"],
 )  # fmt: skip
-def test_a_step_ends_as_the_task_that_failed_first(tmp_path, said, ended, exit_code, failure, lost):
-    (tmp_path / "srun").write_text(f"#!/bin/sh\necho '{said}' >&2; exit {ended}\n")
+def test_a_step_ends_as_the_task_that_failed_first(tmp_path, said, ended, exit_code, not_started, lost):
+    (tmp_path / "srun").write_text(f"#!/bin/sh\necho 'ncclt: started\n{said}' >&2; exit {ended}\n")
     (tmp_path / "srun").chmod(0o755)
     made = launcher(environment={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
     result = made.run(replace(made.plan(("perf",), variables={}, timeout_s=60.0), clean_up=()))
-    assert (result.exit_code, result.failure, result.lost) == (exit_code, failure, lost)
-    assert ("ncclt: Slurm says: " in result.stderr) == (said != "words of the command itself" and not failure)
+    assert (result.exit_code, result.not_started, result.lost) == (exit_code, not_started, lost)
+    assert ("ncclt: Slurm says: " in result.stderr) == ("words of" not in said and "failed on node" not in said)
+
+
+@pytest.mark.parametrize("refusals", [1, 9])
+def test_a_refused_step_is_tried_again_and_is_no_failure_of_the_command(tmp_path, refusals):
+    """srun runs the tasks after some refusals, in words that nobody has listed."""
+    said = "srun: error: the controller has something against job 7"
+    (tmp_path / "srun").write_text(
+        f"#!/bin/sh\necho >>{tmp_path}/tries; [ $(wc -l <{tmp_path}/tries) -gt {refusals} ] || "
+        f"{{ echo '{said}' >&2; exit 1; }}; while [ $1 != sh ]; do shift; done; exec \"$@\"\n"
+    )
+    (tmp_path / "srun").chmod(0o755)
+    made = launcher(environment={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    result = made.run(replace(made.plan(("echo", "measured"), variables={}, timeout_s=60.0), clean_up=()))
+    started = refusals == 1
+    assert (result.exit_code, result.stdout) == ((0, "measured\n") if started else (1, ""))
+    assert result.not_started == ("" if started else said)
+    assert (tmp_path / "tries").read_text().count("\n") == (2 if started else 3)
+
+
+def test_a_full_folder_of_a_node_is_named(tmp_path):
+    """The files of a command travel to each node; mktemp is a stand-in for one that has no room."""
+    (tmp_path / "mktemp").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "mktemp").chmod(0o755)
+    (tmp_path / "worker.py").write_text("")
+    shipped = ship(("python", str(tmp_path / "worker.py")), [tmp_path / "worker.py"])
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TMPDIR": "/full", **file_variables(shipped.texts)}
+    done = subprocess.run(shipped.argv, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == f"ncclt: {os.uname().nodename} cannot write to /full: free space there"
 
 
 def test_files_travel_in_variables(tmp_path):

@@ -129,9 +129,9 @@ def ask_nodes(launcher: Launcher) -> tuple[dict[str, Facts], tuple[str, ...]]:
     if result.killed:
         raise KeyboardInterrupt
     missing = []
-    if result.failure or result.timed_out or result.exit_code != 0:
+    if result.not_started or result.timed_out or result.exit_code != 0:
         said = f"{result.stdout}\n{result.stderr}".strip().splitlines()[-1:]
-        why = result.failure or ("no answer in time" if result.timed_out else f"exit code {result.exit_code}")
+        why = result.not_started or ("no answer in time" if result.timed_out else f"exit code {result.exit_code}")
         missing.append(f"asking the nodes by {launcher.name} failed: {without_secrets('; '.join([why, *said]))}")
     packed: dict[tuple[str, str], list[str]] = defaultdict(list)
     for host, process, piece in _LINE.findall(result.stdout):

@@ -142,8 +142,8 @@ def start_log(launcher: Launcher, benchmark: Benchmark, cluster: Cluster) -> tup
 
 
 def _launch_problems(launcher: Launcher, result: LaunchResult) -> list[str]:
-    if result.failure:
-        return [f"the all_reduce by {launcher.name} could not be started: {without_secrets(result.failure)}"]
+    if result.not_started:
+        return [f"the all_reduce by {launcher.name} could not be started: {without_secrets(result.not_started)}"]
     if result.timed_out:
         return [f"the all_reduce by {launcher.name} was not done after {result.wall_s:.0f} s and was ended"]
     if result.exit_code != 0:
@@ -176,9 +176,9 @@ def _smi(
     """Run nvidia-smi and parse what it prints; None and a line in `missing` where that fails."""
     shown = " ".join((NVIDIA_SMI, *arguments))
     result = launcher.run(launcher.plan((NVIDIA_SMI, *arguments), variables={}, timeout_s=_SMI_TIMEOUT_S))
-    if result.failure or result.timed_out or result.exit_code != 0:
+    if result.not_started or result.timed_out or result.exit_code != 0:
         said = f"{result.stdout}\n{result.stderr}".strip().splitlines()[:1]
-        why = result.failure or (
+        why = result.not_started or (
             "it hangs: is the driver well?" if result.timed_out else f"exit code {result.exit_code}"
         )
         missing.append(f"`{shown}` failed: {without_secrets('; '.join([why, *said]))}")

@@ -20,6 +20,7 @@ from ncclt.launch.kubernetes.pods import PodProgress, Stage, progress
 
 NOT_STARTED = "not started"
 TIMED_OUT = "timed out"
+LOST = "lost"
 _EXIT_NOT_STARTED = 125  # as docker run exits for a container that could not be made
 _EXIT_TIMED_OUT = 124  # as timeout(1) exits
 _EXIT_LEFT = 1
@@ -62,10 +63,14 @@ class Driver:
         if applied.returncode != 0:
             return _tell(NOT_STARTED, _last_line(applied), _EXIT_NOT_STARTED)
         seen = self._wait({Stage.RUNNING, Stage.UNSTARTABLE, Stage.ENDED}, within_s=self._arguments.pending_s)
+        if seen is None:
+            return _tell(NOT_STARTED, f"the job is out of sight: {self._complaint}", _EXIT_NOT_STARTED)
         if seen.stage is Stage.PENDING:
             return _tell(NOT_STARTED, f"after {self._arguments.pending_s:.0f} s {seen.reason}", _EXIT_NOT_STARTED)
         if seen.stage is Stage.RUNNING:
             seen = self._wait({Stage.ENDED}, within_s=self._arguments.timeout_s)
+        if seen is None:
+            return _tell(LOST, f"the job is out of sight: {self._complaint}", _EXIT_LEFT)
         if seen.stage is Stage.UNSTARTABLE:
             return _tell(NOT_STARTED, seen.reason, _EXIT_NOT_STARTED)
         self._show_logs(seen)
@@ -75,15 +80,15 @@ class Driver:
             sys.stderr.write(f"ncclt: kubernetes: {seen.reason}\n")
         return 1 if seen.exit_code is None else seen.exit_code
 
-    def _wait(self, stages: set[Stage], *, within_s: float) -> PodProgress:
-        """Wait until the launch has reached one of some stages, or the time is over."""
+    def _wait(self, stages: set[Stage], *, within_s: float) -> PodProgress | None:
+        """Wait until the launch has reached one of some stages, or the time is over; None = out of sight."""
         deadline = time.monotonic() + within_s
         silent = 0
         while True:
             seen = self._look()
             silent = 0 if seen else silent + 1
             if silent >= _SILENT_CALLS:
-                return PodProgress(stage=Stage.ENDED, reason=f"the job is out of sight: {self._complaint}")
+                return None
             if seen and (seen.stage in stages or time.monotonic() >= deadline):
                 return seen
             time.sleep(self._arguments.poll_s)

@@ -16,7 +16,7 @@ from typing import NamedTuple, Unpack
 
 from ncclt.errors import UsageError
 from ncclt.launch.endings import ending_of_mpi, ending_of_ranks
-from ncclt.launch.kubernetes.driver import NOT_STARTED, TIMED_OUT
+from ncclt.launch.kubernetes.driver import LOST, NOT_STARTED, TIMED_OUT
 from ncclt.launch.kubernetes.manifests import FILES_PATH, LAUNCH_LABEL, LaunchedJob, Site, manifests
 from ncclt.launch.kubernetes.options import site_options
 from ncclt.launch.launcher import FILES, MARK, JobShape, LaunchPlan, LaunchResult
@@ -35,7 +35,7 @@ _DELETE_S = 20
 _MARGIN_S = 300.0
 """Added to the times that the driver itself enforces: for applying, logs, deleting."""
 
-_SAID = re.compile(rf"(?m)^ncclt: kubernetes: (?P<what>{NOT_STARTED}|{TIMED_OUT}): (?P<reason>.*)$")
+_SAID = re.compile(rf"(?m)^ncclt: kubernetes: (?P<what>{LOST}|{NOT_STARTED}|{TIMED_OUT}): (?P<reason>.*)$")
 
 
 class _Kind(NamedTuple):
@@ -144,7 +144,11 @@ class KubernetesLauncher(ProcessLauncher):
             )
         # The driver measures the command's time from its start in the containers; this limit is for the driver itself.
         patient = replace(plan, timeout_s=plan.timeout_s + self._pending_s + _MARGIN_S)
-        result = _with_driver_messages(super().run(patient))
+        return super().run(patient)
+
+    def read_ending(self, result: LaunchResult) -> LaunchResult:
+        """Return the result of a launch that failed, with what the driver says about it."""
+        result = _with_driver_messages(result)
         # A container's log holds both outputs, and so what mpirun or torchrun prints about its ranks.
         ended = _KINDS[self._kind].ending(replace(result, stderr=result.stdout))
         return replace(result, exit_code=ended.exit_code)
@@ -153,11 +157,13 @@ class KubernetesLauncher(ProcessLauncher):
 def _with_driver_messages(result: LaunchResult) -> LaunchResult:
     """Read what the driver reports about the launch itself."""
     said = _SAID.search(result.stderr)
-    if said is None or result.killed:
+    if said is None:
         return result
     if said["what"] == TIMED_OUT:
         return replace(result, timed_out=True)
-    return replace(result, exit_code=None, failure=f"it did not start on Kubernetes: {said['reason']}")
+    if said["what"] == LOST:
+        return replace(result, lost=said["reason"])
+    return replace(result, exit_code=None, not_started=f"Kubernetes: {said['reason']}")
 
 
 def create(

@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from typing import ClassVar, TypedDict
 
 from ncclt.launch.launcher import PORT, LaunchPlan, LaunchResult
 from ncclt.launch.process.session import GRACE_S, KEEP_BYTES, ProcessSession
-from ncclt.launch.rank_check import is_deciding
+from ncclt.launch.rank_check import UNFIT_CODE, is_deciding, without_signs
 from ncclt.launch.slurm.job import job_loss
 
 KILL_GRACE_S = 1.0
@@ -30,6 +31,23 @@ _PORTS = range(20000, 30000)
 """Below the ports that Linux gives to outgoing connections (net.ipv4.ip_local_port_range, from 32768)."""
 
 _PORT_TRIES = 5
+
+_PATIENCE_S = 120.0
+"""How long a launch that does not start is tried again: nodes need minutes to register with a restarted controller."""
+
+_FIRST_PATIENCE_S = 3.0
+"""The same where nothing has started here yet: a wrong option is then as likely as a node that is away."""
+
+_LONGEST_PAUSE_S = 30.0
+
+CANNOT_START = (126, 127)
+"""A shell's words for `cannot be executed` and `not found` (POSIX sh, 2.8.2)."""
+
+_MISSING = re.compile(r"(?i)not found|no such file|permission denied|cannot execute|exec format")
+"""How shells say that they cannot start a program."""
+
+_MOST_CHARACTERS = 400
+"""Of the line that says why nothing started."""
 
 _PORT_TAKEN = re.compile(r"server socket has failed to (?:listen|bind).*(?:EADDRINUSE|[Aa]ddress already in use)")
 """torch's TCPStore (csrc/distributed/c10d/socket.cpp) on the host of rank 0, where another process has the port."""
@@ -60,9 +78,11 @@ class ProcessLauncher(ABC):
 
     Attributes:
         name: the word used with `--launcher`.
+        ranks_report: each rank reports its start (`rank_check`), so a launch without a report did not start.
     """
 
     name: ClassVar[str]
+    ranks_report: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -82,6 +102,8 @@ class ProcessLauncher(ABC):
         self._keep_bytes = keep_bytes
         self._lock = threading.RLock()  # a signal handler may call kill while this very thread holds it
         self._running: list[ProcessSession] = []
+        self._waiting: list[threading.Event] = []
+        self._has_started = False
 
     @abstractmethod
     def plan(
@@ -106,15 +128,52 @@ class ProcessLauncher(ABC):
         return {name: self.environment[name] for name in sorted(names)}
 
     def run(self, plan: LaunchPlan) -> LaunchResult:
-        """Start the plan's command and wait for its end; with another port where the first one is taken."""
+        """Start the plan's command and wait for its end; again, after pauses, where nothing of it started."""
+        killed = threading.Event()
+        with self._lock:
+            self._waiting.append(killed)
+        try:
+            result, pause_s = self._try(plan), 1.0
+            until_s = time.monotonic() + (_PATIENCE_S if self._has_started else _FIRST_PATIENCE_S) - result.wall_s
+            while self._may_start_yet(result) and time.monotonic() < until_s:
+                if killed.wait(pause_s):
+                    return replace(result, killed=True)
+                result, pause_s = self._try(plan), min(2 * pause_s, _LONGEST_PAUSE_S)
+        finally:
+            with self._lock:
+                self._waiting.remove(killed)
+        self._has_started = self._has_started or not result.not_started
+        return result
+
+    def _may_start_yet(self, result: LaunchResult) -> bool:
+        """Return whether another try can help: not if the nodes are lost, or if the program was never there."""
+        was_never_there = not self._has_started and result.exit_code in (None, *CANNOT_START)
+        return bool(result.not_started) and not (result.killed or result.timed_out or result.lost or was_never_there)
+
+    def _try(self, plan: LaunchPlan) -> LaunchResult:
+        """Run the command once, with another port where the first one is taken, and read how it ended."""
         result = self._run(plan)
         for _ in range(_PORT_TRIES - 1):
             if result.exit_code == 0 or result.killed or not _PORT_TAKEN.search(result.stderr + result.stdout):
                 break
             result = self._run(plan)
+        stdout, told = without_signs(result.stdout)
+        stderr, told_too = without_signs(result.stderr)
+        started = told or told_too or result.dropped_bytes > 0 or not self.ranks_report
+        result = replace(result, stdout=stdout, stderr=stderr)
         if result.exit_code == 0 or result.killed:
             return result
-        return replace(result, lost=job_loss(self.environment))
+        loss = job_loss(self.environment)
+        result = self.read_ending(replace(result, lost=loss.reason, requeued=loss.requeued))
+        if result.not_started or result.exit_code == UNFIT_CODE:
+            return result
+        if result.exit_code in CANNOT_START or not started:
+            return replace(result, not_started=_why_not_started(result))
+        return result
+
+    def read_ending(self, result: LaunchResult) -> LaunchResult:
+        """Return the result of a launch that failed, with the exit code of the rank that failed first."""
+        return result
 
     def _run(self, plan: LaunchPlan) -> LaunchResult:
         plan = _with_port(plan, secrets.choice(_PORTS))
@@ -137,8 +196,19 @@ class ProcessLauncher(ABC):
     def kill(self) -> None:
         """End what every `run` is waiting for, at once."""
         with self._lock:
+            for killed in self._waiting:
+                killed.set()
             for session in self._running:
                 session.kill()
+
+
+def _why_not_started(result: LaunchResult) -> str:
+    """Return the line that says why nothing started: about a missing program, else the first of ours, else the last."""
+    lines = [line.strip() for text in (result.stdout, result.stderr) for line in text.splitlines() if line.strip()]
+    missing = [line for line in lines if result.exit_code in CANNOT_START and _MISSING.search(line)]
+    ours = [line.removeprefix("ncclt: ") for line in lines if line.startswith("ncclt: ")]
+    ending = "no process reported its start in time" if result.timed_out else f"exit code {result.exit_code}"
+    return [*missing, *ours, *lines[-1:], ending][0][:_MOST_CHARACTERS]
 
 
 def thread_variables(environment: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:

@@ -95,7 +95,7 @@ class ProcessSession:
                     folder=folder,
                 )
             except OSError as error:
-                return LaunchResult(exit_code=None, failure=f"cannot prepare the launch: {reason(error)}")
+                return LaunchResult(exit_code=None, not_started=f"cannot prepare the launch: {reason(error)}")
             try:
                 return self._start_and_watch(plan)
             finally:
@@ -120,7 +120,8 @@ class ProcessSession:
             # The reason may be the working folder rather than the program, so the message names both.
             place = f" in {self._plan.cwd}" if self._plan.cwd else ""
             return LaunchResult(
-                exit_code=None, failure=f"cannot start {plan.argv[0]}{place}: {error.strerror or error}"
+                exit_code=127 if isinstance(error, FileNotFoundError) else 126,  # as a shell says it
+                not_started=f"cannot start {plan.argv[0]}{place}: {error.strerror or error}",
             )
         return self._watch(process, plan, started_s=started_s)
 

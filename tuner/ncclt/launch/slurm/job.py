@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 _QUESTION_S = 60.0
@@ -43,36 +45,97 @@ _ENDS = {
     "SUSPENDED": "is suspended",
 }
 
+_PASSING = ("COMPLETING", "PENDING", "REQUEUED")
+"""States of a job that ends, or that has been queued again, while a process of it still runs."""
+
+_AGAIN = "; Slurm starts it again, and it resumes"
+
 _NEARLY_S = 180.0
 """A job is signalled a minute or two before its time limit (`--signal`, which itself may come a minute early)."""
 
 
-def job_loss(environment: Mapping[str, str]) -> str:
-    """Return why this program's job has lost its nodes; empty if it has them, there is no job, or Slurm is silent.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobLoss:
+    """The loss of a job's nodes.
+
+    Attributes:
+        reason: as a sentence; empty = the job has its nodes, there is no job, or Slurm is silent.
+        requeued: Slurm starts the job again by itself.
+    """
+
+    reason: str = ""
+    requeued: bool = False
+
+
+def job_loss(environment: Mapping[str, str]) -> JobLoss:
+    """Return why this program's job has lost its nodes.
 
     Args:
         environment: of this program; salloc, sbatch and srun set SLURM_JOB_ID in it.
     """
     job_id, jobs = _ask(environment)
     for job in jobs:
-        state = job.get("JobState", "")
-        if state not in _LIVING:
-            return f"Slurm job {job_id} {_ENDS.get(state, f'is {state.lower()}' if state else 'is gone')}"
-        # Its steps are ended at once, itself only after the partition's GraceTime.
-        if job.get("PreemptTime", "None") != "None":
-            return f"Slurm job {job_id} {_ENDS['PREEMPTED']}"
-    return ""
+        requeued = int(job.get("Restarts") or 0) > int(environment.get("SLURM_RESTART_COUNT") or 0)
+        if why := _ending(job, environment, requeued=requeued):
+            return JobLoss(reason=f"Slurm job {job_id} {why}{_AGAIN if requeued else ''}", requeued=requeued)
+    return JobLoss()
+
+
+def _ending(job: Mapping[str, str], environment: Mapping[str, str], *, requeued: bool) -> str:
+    """Return how a job or component ended; empty = it has not."""
+    state = job.get("JobState", "")
+    # Its steps are ended at once, itself only after the partition's GraceTime.
+    if job.get("PreemptTime", "None") != "None":
+        return _ENDS["PREEMPTED"]
+    if state in _LIVING:
+        # From EndTime on every step is refused, while the job may run for minutes (OverTimeLimit, KillWait).
+        return _ENDS["TIMEOUT"] if _seconds_left(job) <= 0 else ""
+    if state in _PASSING:
+        # Slurm shows this instead of the reason for as long as a process of the job is left, this one for example.
+        if _lost_nodes(environment):
+            return _ENDS["NODE_FAIL"]
+        return "was requeued" if requeued else _ENDS["TIMEOUT"] if _is_over(job) else _ENDS["CANCELLED"]
+    return _ENDS.get(state, f"is {state.lower()}" if state else "is gone")
+
+
+def _lost_nodes(environment: Mapping[str, str]) -> bool:
+    """Return whether a node of this program's job is down."""
+    nodes = environment.get("SLURM_JOB_NODELIST") or environment.get("SLURM_JOB_NODELIST_HET_GROUP_0", "")
+    said = ask(("scontrol", "show", "nodes", nodes, "--oneliner"), environment).stdout if nodes else ""
+    return re.search(r"\sState=\S*(?:DOWN|FAIL|NOT_RESPONDING)", said) is not None
+
+
+def _is_over(job: Mapping[str, str]) -> bool:
+    """Return whether a job ran until its time limit, to the minute."""
+    limit_s = _duration_s(job.get("TimeLimit", ""))
+    return limit_s is not None and (_duration_s(job.get("RunTime", "")) or 0.0) >= limit_s
+
+
+def _duration_s(text: str) -> float | None:
+    """Return the seconds of Slurm's `1-02:03:04`; None = it is no duration, as `UNLIMITED`."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)", text)
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def job_notice(environment: Mapping[str, str]) -> str:
     """Return why Slurm sent this program SIGTERM; empty where Slurm has no reason to."""
-    if loss := job_loss(environment):
+    if loss := job_loss(environment).reason:
         return loss
     job_id, jobs = _ask(environment)
-    ends = [datetime.fromisoformat(job["EndTime"]) for job in jobs if job.get("EndTime", "Unknown") != "Unknown"]
-    # Slurm writes local time without its zone.
-    nearly = [end for end in ends if (end.astimezone(UTC) - datetime.now(UTC)).total_seconds() < _NEARLY_S]
-    return f"Slurm job {job_id} {_ENDS['TIMEOUT']}" if nearly else ""
+    return f"Slurm job {job_id} {_ENDS['TIMEOUT']}" if any(_seconds_left(job) < _NEARLY_S for job in jobs) else ""
+
+
+def _seconds_left(job: Mapping[str, str]) -> float:
+    """Return the time until a job's EndTime, infinite where it has none."""
+    try:
+        # Slurm writes local time without its zone.
+        end = datetime.fromisoformat(job.get("EndTime", "")).astimezone(UTC)
+    except ValueError:
+        return math.inf
+    return (end - datetime.now(UTC)).total_seconds()
 
 
 def _ask(environment: Mapping[str, str]) -> tuple[str, list[dict[str, str]]]:

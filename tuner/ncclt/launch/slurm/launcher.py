@@ -113,21 +113,23 @@ class SlurmLauncher(ProcessLauncher):
     def run(self, plan: LaunchPlan) -> LaunchResult:
         """Start the step and wait for its end, and for the end of all its tasks on all nodes."""
         carried = file_variables(plan.files).items()
-        result = super().run(replace(plan, set_env=(*plan.set_env, *carried), files=()))
+        return super().run(replace(plan, set_env=(*plan.set_env, *carried), files=()))
+
+    def read_ending(self, result: LaunchResult) -> LaunchResult:
+        """Move what Slurm prints about a failure into the fields of the result."""
+        if result.not_started or result.timed_out:
+            return result
         return _with_slurm_reason(result, self.environment)
 
 
 def _with_slurm_reason(result: LaunchResult, environment: Mapping[str, str]) -> LaunchResult:
-    """Move what Slurm prints about a failure into the fields of the result."""
-    if result.failure or result.timed_out or result.killed or not result.exit_code:
-        return result
     if UNFIT in result.stderr and (prolog := _task_prolog(environment)):
         result = replace(result, stderr=re.sub(f"({UNFIT}.*)", rf"\1, from TaskProlog={prolog}", result.stderr))
     failure = step_failure(result.stderr)
     if failure.lost and not result.lost:
         result = replace(result, lost=failure.reason)
-    if not failure.started:
-        return replace(result, exit_code=None, failure=failure.reason)
+    if failure.not_started:
+        return replace(result, not_started=failure.not_started)
     if not failure.reason:
         return result
     return replace(

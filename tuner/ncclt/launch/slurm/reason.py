@@ -16,9 +16,9 @@ _MAX_LINE = 300
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
 """As a shell exits (POSIX sh, 2.8.2)."""
 
-_NOT_STARTED = re.compile(
-    r"(?m)^srun: (?:fatal|error: (?:Unable to (?:create step|allocate|confirm)|Only allocated|Invalid |Slurm job)).*"
-)
+_LAUNCH_FAILED = re.compile(r"(?m)^srun: error: (?:Task launch for .* failed|Application launch failed).*")
+"""Of a node that cannot start its tasks; those of other nodes may have begun and wait for them."""
+
 _NO_PROGRAM = re.compile(r"(?m)^slurmstepd.*? error: .*?execve\(\): (?P<program>.*): (?P<reason>[^:\n]+)$")
 _SHELL_NO_PROGRAM = re.compile(r"(?m)^sh: (?:(?:line )?\d+: )?(?:exec: )?(?P<program>.+): (?P<reason>[^:\n]+)$")
 _TASK = re.compile(r"(?m)^srun: error: (?P<node>\S+): tasks? (?P<tasks>[\d,-]+): (?P<ending>.+?)\s*$")
@@ -49,31 +49,29 @@ class StepFailure:
     Attributes:
         reason: for the user; empty where Slurm printed none.
         exit_code: of the task that failed first, negative = ended by that signal; None = not known.
-        started: whether any task ran at all.
         lost: whether the allocation, or a node of it, was lost.
+        not_started: srun's own words where the tasks of a node could not be started.
     """
 
     reason: str = ""
     exit_code: int | None = None
-    started: bool = True
     lost: bool = False
+    not_started: str = ""
 
 
 def step_failure(text: str) -> StepFailure:
     """Read the standard error of an srun that failed."""
     if missing := _NO_PROGRAM.search(text):
-        not_started = _NOT_FOUND if "No such file" in missing["reason"] else _NOT_EXECUTABLE
-        return StepFailure(reason=_complaint(missing), exit_code=not_started)
+        code = _NOT_FOUND if "No such file" in missing["reason"] else _NOT_EXECUTABLE
+        return StepFailure(reason=_complaint(missing), exit_code=code)
+    if failed := _LAUNCH_FAILED.search(text):
+        return StepFailure(not_started=_short(failed[0]))
     task = _TASK.search(text)
     exit_code, ending = _ending(task["ending"]) if task else (None, "")
-    refused = _NOT_STARTED.search(text)
     for pattern, meaning, lost in _CAUSES:
         if said := pattern.search(text):
-            started = task is not None or refused is None
             reason = f"{meaning} ({_short(said[0])})"
-            return StepFailure(reason=reason, exit_code=exit_code, started=started, lost=lost)
-    if refused and task is None:
-        return StepFailure(reason=f"Slurm refused the step ({_short(refused[0])})", started=False)
+            return StepFailure(reason=reason, exit_code=exit_code, lost=lost)
     cancelled = _CANCELLED.search(text)
     if cancelled and (task is None or cancelled.start() < task.start()):
         # srun reports a task first if that task is why the others were cancelled.

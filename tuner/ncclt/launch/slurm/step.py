@@ -40,6 +40,10 @@ ranks fail together, while the first one still prints what went wrong: a shell t
 time."""
 
 
+_NO_ROOM = '{ echo "ncclt: $(uname -n) cannot write to ${TMPDIR:-/tmp}: free space there" >&2; exit 1; }'
+"""How a task ends that cannot write its files."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRequest:
     """What every task of a step runs, and in what.
@@ -131,7 +135,7 @@ def ship(argv: Sequence[str], files: Sequence[Path]) -> ShippedFiles:
     for name, text in texts:
         if len(text.encode()) > _MAX_FILE_BYTES:
             raise UsageError(f"{name} is too long to be brought to the nodes of a launch")
-    script = "".join(f"{{ {_open_file(number)}; }} || exit; " for number in range(len(files))) + _TASK
+    script = "".join(f"{{ {_open_file(number)}; }} || {_NO_ROOM}; " for number in range(len(files))) + _TASK
     places = {str(path): f"/dev/fd/{_FIRST_DESCRIPTOR + number}" for number, path in enumerate(files)}
     return ShippedFiles(argv=("sh", "-c", script, "sh", *(places.get(word, word) for word in argv)), texts=texts)
 

@@ -20,6 +20,7 @@ from ncclt.launch.endings import ending_of_ranks
 from ncclt.launch.hostfile import Host, parse_host, read_hostfile
 from ncclt.launch.launcher import FILES, PORT, JobShape, LaunchPlan, LaunchResult
 from ncclt.launch.process.launcher import FORWARDED, ProcessLauncher, ProcessOptions, thread_variables
+from ncclt.launch.rank_check import checked
 from ncclt.launch.ssh.driver import NODES_FILE
 from ncclt.launch.ssh.script import RANK, end_script, node_script
 from ncclt.launch.torchrun import MODULE, VERBATIM
@@ -95,7 +96,7 @@ class SshLauncher(ProcessLauncher):
         }
         meeting_host = variables.get("MASTER_ADDR", self._address)
         script = node_script(
-            self._torchrun(argv, meeting_host, variables.get("MASTER_PORT", PORT)),
+            self._torchrun(checked(argv, for_ranks), meeting_host, variables.get("MASTER_PORT", PORT)),
             python=self._python,
             meeting_host=meeting_host,
             variables=for_ranks,
@@ -117,9 +118,9 @@ class SshLauncher(ProcessLauncher):
             timeout_s=timeout_s,
         )
 
-    def run(self, plan: LaunchPlan) -> LaunchResult:
-        """Start it and wait for its end; the exit code is that of the rank or host that failed first."""
-        return ending_of_ranks(super().run(plan))
+    def read_ending(self, result: LaunchResult) -> LaunchResult:
+        """Return the result of a launch that failed, with the exit code of the rank that failed first."""
+        return ending_of_ranks(result)
 
     def _ssh(self, host: Host) -> list[str]:
         port = ["-p", str(host.port)] if host.port else []
@@ -136,7 +137,7 @@ class SshLauncher(ProcessLauncher):
             *("--master-port", meeting_port),
             *("--max-restarts", "0"),
             *self.extra,
-            *VERBATIM,
+            VERBATIM,
             *argv,
         )
 
