@@ -65,6 +65,36 @@ class TestNsys(OnlyReaderOfItsFiles):
         return {_message("all_gather", 1024): 2.0}
 
 
+class TestNcclProfiler(OnlyReaderOfItsFiles):
+    @pytest.fixture
+    def reader(self):
+        return reader_named("nccl_profiler")
+
+    @pytest.fixture
+    def sample(self, tmp_path):
+        paths = [tmp_path / f"profile-7-{rank}.txt" for rank in (0, 1)]
+        for rank, path in enumerate(paths):
+            rows = []
+            for number in range(2):
+                args = {"SeqNum": number, "CommHash": 2**63 + 7, "Rank": rank, "Count": 64, "Datatype": "ncclInt8",
+                        "Algorithm": "RING", "Protocol": "LL", "nMaxChannels": 2}  # fmt: skip
+                base = {
+                    "name": "AllGather",
+                    "cat": "COLL",
+                    "id": number,
+                    "pid": 40 + rank,
+                    "tid": 1,
+                    "ts": 5.0 + number,
+                }
+                rows += [{**base, "ph": "b", "args": args}, {**base, "ph": "e"}]
+            path.write_text("[\n" + "".join(f"{json.dumps(row)},\n" for row in rows) + "{}]\n")
+        return paths
+
+    @pytest.fixture
+    def expected(self):
+        return {_message("all_gather", 128, "int8"): 2.0}
+
+
 class TestHorovod(OnlyReaderOfItsFiles):
     @pytest.fixture
     def reader(self):

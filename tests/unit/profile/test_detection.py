@@ -127,8 +127,15 @@ def test_known_formats_that_are_not_read_are_refused_by_name(tmp_path):
     for name, content, what, hint in (
         ("job.nsys-rep", b"\x01\x02", "a report of Nsight Systems", "nsys export --type sqlite"),
         ("job.pftrace", b"\x0a\x10abc", "a Perfetto trace", "traceconv json job.pftrace"),
-        ("host.xplane.pb", b"\x0a\x10abc", "an XSpace of XLA", "create_perfetto_trace=True"),
-        ("xplane", b"\x0a\x90\x01\x12\x0d/device:GPU:0", "an XSpace of XLA", "create_perfetto_trace=True"),
+        ("host.xplane.pb", b"\x0a\x10abc", "an XSpace of XLA", "NCCL_DEBUG_SUBSYS=INIT,COLL"),
+        ("xplane", b"\x0a\x90\x01\x12\x0d/device:GPU:0", "an XSpace of XLA", "NCCL_DEBUG_SUBSYS=INIT,COLL"),
+        (
+            "trace.json",
+            b'{"metadata": {"highres-ticks": true}, "traceEvents": []}',
+            "a trace of XLA",
+            "NCCL_DEBUG=INFO",
+        ),
+        ("trace.json", b'{"traceEvents": [{"args": {"hlo_op": "add"}}]}', "a trace of XLA", "NCCL_DEBUG=INFO"),
         ("rank.0.et", b"\x07\x0a\x050.0.4", "a Chakra trace in protobuf", "ExecutionTraceObserver"),
         ("chakra", b"\x07\x0a\x050.0.4", "a Chakra trace in protobuf", "ExecutionTraceObserver"),
         ("coll", b'{"CT_pastColls": [{"opName": "AllReduce"}]}', "a collective trace of NCCLX", "NCCL_DEBUG=INFO"),

@@ -92,3 +92,19 @@ def test_copy_of_a_cycle_is_refused(read, shared_data, tmp_path):
 def test_collective_of_the_program_counts(read, name, expected):
     """Not the all_reduces by which gloo emulates it, nor the sum of coalesced tensors."""
     assert rows(read(name)) == expected
+
+
+def test_example_profiler_of_nccl_is_read(read):
+    """It names neither the ranks of its communicator nor a time of transfer."""
+    workload = read("04_nccl_example_profiler.json")
+    assert rows(workload) == {("all_reduce", "float32", 2**20, 0): 3.0, ("all_gather", "bfloat16", 2**17, 0): 1.0}
+    choices = "all_reduce 1 MiB: RING/LL128/24; all_gather 128 KiB per rank: RING/SIMPLE/24"
+    assert workload.provenance.detail["nccl_choices"] == choices
+    assert workload.communication_us is None
+
+
+def test_xla_trace_is_refused_by_name(read):
+    """Its NCCL kernels have no sizes; it was taken for a trace of PyTorch."""
+    with pytest.raises(TraceError, match="a trace of XLA, whose kernels have no message sizes") as caught:
+        read("xla_gpu_trace.json")
+    assert "NCCL_DEBUG_SUBSYS=INIT,COLL" in caught.value.hint

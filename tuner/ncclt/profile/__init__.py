@@ -38,6 +38,7 @@ READERS: dict[str, str] = {
     "megatron_log": "ncclt.profile.readers.megatron_log",
     "nccl_tests": "ncclt.profile.readers.nccl_tests",
     "nccl_log": "ncclt.profile.readers.nccl_log.reader",
+    "nccl_profiler": "ncclt.profile.readers.nccl_profiler",
     "nsys": "ncclt.profile.readers.nsys.reader",
     "horovod": "ncclt.profile.readers.horovod.reader",
     "aicb": "ncclt.profile.readers.aicb",

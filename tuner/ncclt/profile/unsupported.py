@@ -9,6 +9,13 @@ from pathlib import Path
 from ncclt.errors import TraceError
 
 _NEVER, _NEVER_BYTES = re.compile(r"(?!)"), re.compile(rb"(?!)")
+XLA_TRACE = re.compile(
+    rb'\s*\{(?=[\0-\xff]{0,400}"traceEvents")[\0-\xff]{0,262144}?'
+    rb'"(?:highres-ticks|hlo_op|hlo_module)"\s*:',
+    re.DOTALL,
+)
+"""The trace viewer's JSON of XLA and TensorFlow, in the layout of which PyTorch's traces are too."""
+
 _NCCL_LOG = "record NCCL's log instead: NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,COLL,TUNING"
 _FORMATS: tuple[tuple[str, re.Pattern[str], re.Pattern[bytes], str], ...] = (
     (
@@ -30,10 +37,16 @@ _FORMATS: tuple[tuple[str, re.Pattern[str], re.Pattern[bytes], str], ...] = (
         "convert it: traceconv json {file} {file}.json",
     ),
     (
+        "a trace of XLA, whose kernels have no message sizes",
+        _NEVER,
+        XLA_TRACE,
+        _NCCL_LOG,
+    ),
+    (
         "an XSpace of XLA",
         re.compile(r"\.xplane\.pb$"),
         re.compile(rb"[\0-\xff]{0,400}/(?:device:GPU|host:CPU|host:metadata)", re.DOTALL),
-        "record with jax.profiler.trace(FOLDER, create_perfetto_trace=True) and give perfetto_trace.json.gz",
+        _NCCL_LOG,
     ),
     (
         "a Chakra trace in protobuf",

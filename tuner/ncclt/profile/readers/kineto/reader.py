@@ -36,6 +36,7 @@ from ncclt.profile.readers.param_comms.ranks import (
 )
 from ncclt.profile.reading import reasons, smallest, without_answered_receives, workload_of
 from ncclt.profile.source import Document, any_head, unmarked
+from ncclt.profile.unsupported import XLA_TRACE
 
 name = "kineto"
 
@@ -121,7 +122,7 @@ def _join(cycles: Sequence[_RankTrace]) -> _RankTrace:
 
 def _is_kineto(beginning: bytes) -> bool:
     text = unmarked(beginning)
-    if not text.startswith(b"{"):
+    if not text.startswith(b"{") or XLA_TRACE.match(text):
         return False
     # Files cut by hand keep little but the events; the head of a huge job can push the events out of our sight.
     return b'"traceEvents"' in text or (b'"schemaVersion"' in text and b'"deviceProperties"' in text)

@@ -1,0 +1,179 @@
+"""Files of NVIDIA's example profiler plugin (plugins/profiler/example in NCCL 2.23 and later): JSON, a file per rank.
+
+Each collective is a pair of events of category `COLL`, each send or receive one of category `P2P`, with element counts,
+dtype, algorithm, protocol and channels (print_event.c there). They name neither the number of ranks nor a training
+step. Their durations are those of the enqueued operation on the CPU, not of the transfer, and are not used.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, parse_dtype
+from ncclt.core.workload import WHOLE_FILE, Provenance, RankMessages, Workload, merge_ranks
+from ncclt.errors import InputError, TraceError
+from ncclt.profile.readers.kineto.job import integer
+from ncclt.profile.readers.nccl_log.choices import Choices
+from ncclt.profile.readers.nccl_log.lines import check_distinct
+from ncclt.profile.readers.nccl_log.ranks import OPERATIONS, PER_RANK
+from ncclt.profile.reading import all_of, known, left_out_notes, reasons, workload_of
+from ncclt.profile.source import Document, any_head, documents, lines, unmarked
+
+name = "nccl_profiler"
+
+_MARK = re.compile(rb'"cat"\s*:\s*"(?:COLL|P2P)"')
+_OF_GROUP = re.compile(rb'"CommHash"\s*:')
+
+
+@dataclass(slots=True, kw_only=True)
+class _Findings:
+    """What the files show.
+
+    Attributes:
+        places: (communicator, rank) -> number of the file that shows it, counted from 1.
+        calls: (process, rank in its communicator) -> (communicator, operation, dtype, elements, choice) -> calls.
+        left_out: reason -> events.
+        cut: files that end before their last event.
+    """
+
+    places: dict[tuple[str, int], int] = field(default_factory=dict)
+    calls: dict[tuple[str, str, int], Counter[tuple[str, str, int, str]]] = field(default_factory=dict)
+    left_out: Counter[str] = field(default_factory=Counter)
+    cut: int = 0
+
+    def group_size(self, communicator: str) -> int:
+        """Return the ranks of a communicator, 0 where not all up to the largest rank were read."""
+        ranks = {rank for comm, rank in self.places if comm == communicator}
+        return len(ranks) if len(ranks) > 1 and max(ranks) + 1 == len(ranks) else 0
+
+
+def recognises(path: Path) -> bool:
+    """Return whether a file begins like one of the example profiler."""
+    return any_head(path, _is_profile)
+
+
+def read(paths: Sequence[Path], *, name: str) -> Workload:
+    """Read the files of one job.
+
+    Raises:
+        TraceError: damaged, of another kind, without a call, or with a rank of a communicator in two files.
+    """
+    check_distinct(paths)
+    found, labels = _Findings(), []
+    for document in (document for path in sorted(paths, key=str) for document in documents(path)):
+        labels.append(document.label)
+        for row in _rows(document, found):
+            _count(row, len(labels), labels, found)
+    choices, noted = Choices(), dict[str, None]()
+    views: dict[tuple[str, int], Counter[tuple[str, Message]]] = {}
+    for (process, communicator, rank), counted in found.calls.items():
+        # A process with several ranks of one communicator drives several GPUs.
+        several = sum(key[:2] == (process, communicator) for key in found.calls) > 1
+        mine = views.setdefault((process, rank if several else -1), Counter())
+        sends = any(word == "Send" for word, _dtype, _elements, _choice in counted)
+        for (word, dtype, elements, choice), count in counted.items():
+            if word == "Recv" and sends:
+                continue
+            message = _message(word, dtype, elements, found.group_size(communicator), noted)
+            if isinstance(message, str):
+                found.left_out[message] += count
+                continue
+            mine[communicator, message] += count
+            is_share = not message.group_size and message.collective in PER_RANK
+            choices.add(message.collective, message.size_bytes, choice, count, per_rank=is_share)
+    per_step = merge_ranks(RankMessages(rank=None, calls=mine) for mine in views.values())
+    if not per_step:
+        why = "; ".join(reasons(found.left_out)) or "not one event is of a collective"
+        raise TraceError(
+            f"no collectives in {all_of(labels)}: {why}",
+            hint="record with NCCL_PROFILER_PLUGIN set to the example plugin and NCCL_PROFILE_EVENT_MASK=6 or more",
+        )
+    origin = Provenance(
+        source="nccl_profiler",
+        detail=known({"files": ", ".join(labels), "nccl_choices": choices.text()}),
+        notes=(
+            WHOLE_FILE,
+            "the profiler does not record how long a transfer takes",
+            *noted,
+            *([f"{found.cut} files are cut off: the job ended before the profiler did"] if found.cut else []),
+            *left_out_notes(found.left_out),
+        ),
+        whole_file=True,
+    )
+    return workload_of(name, per_step, origin)
+
+
+def _is_profile(beginning: bytes) -> bool:
+    text = unmarked(beginning)
+    return text.startswith(b"[") and _MARK.search(text) is not None and _OF_GROUP.search(text) is not None
+
+
+def _rows(document: Document, found: _Findings) -> Iterator[Mapping[str, Any]]:
+    """Yield the events; of a job that was killed the list lacks its end."""
+    text = unmarked(b"".join(lines(document)).rstrip())
+    try:
+        rows = json.loads(text)
+    except (ValueError, RecursionError):
+        rows = None
+        if text.startswith(b"[") and _MARK.search(text):
+            found.cut += 1
+            try:
+                rows = json.loads(text[: text.rindex(b"}") + 1] + b"]")
+            except (ValueError, RecursionError):
+                rows = None
+    if not isinstance(rows, list):
+        raise TraceError(
+            f"{document.label} is damaged, or no file of NCCL's example profiler: it is not a JSON list",
+            hint="copy the file again; it is written when the job ends",
+        )
+    yield from (row for row in rows if isinstance(row, Mapping))
+
+
+def _count(row: Mapping[str, Any], number: int, labels: Sequence[str], found: _Findings) -> None:
+    """Count the beginning of a call; where it ends does not matter."""
+    if row.get("ph") != "b" or row.get("cat") not in ("COLL", "P2P"):
+        return
+    args = row.get("args")
+    args = args if isinstance(args, Mapping) else {}
+    rank, elements = integer(args.get("Rank")), integer(args.get("Count"))
+    if rank is None or elements is None or "CommHash" not in args:
+        found.left_out["event without rank, count or communicator"] += 1
+        return
+    communicator = str(args["CommHash"])
+    first = found.places.setdefault((communicator, rank), number)
+    if first != number:
+        raise TraceError(
+            f"rank {rank} of communicator {communicator} is in {labels[first - 1]} and in {labels[number - 1]}",
+            hint="give every file of one job once",
+        )
+    channels = integer(args.get("nChannels", args.get("nMaxChannels")))
+    choice = "/".join(str(part)[:24] for part in (args.get("Algorithm"), args.get("Protocol"), channels) if part)
+    kind = str(row.get("name"))[:48], str(args.get("Datatype"))[:48], elements, choice
+    found.calls.setdefault((str(row.get("pid")), communicator, rank), Counter())[kind] += 1
+
+
+def _message(word: str, spelled: str, elements: int, size: int, noted: dict[str, None]) -> Message | str:
+    """Return the message of a call, or why there is none."""
+    collective = OPERATIONS.get(word)
+    if collective is None:
+        return f"{word}, which ncclt has no message for"
+    try:
+        dtype = parse_dtype(spelled)
+    except InputError:
+        return f"{word} of dtype {spelled!r}, whose size is not known"
+    if dtype == "int8" and collective in (Collective.ALL_GATHER, Collective.BROADCAST):
+        noted["NCCL may count all_gather and broadcast in bytes: their int8 can be any dtype"] = None
+    if not size:
+        noted["not all ranks of a communicator were read: its calls are taken to be of the whole job"] = None
+        if collective in PER_RANK:
+            noted[f"{collective} sizes are one rank's share: the number of ranks is not known"] = None
+    size_bytes = elements * DTYPE_SIZES[dtype] * (max(1, size) if collective in PER_RANK else 1)
+    if not 0 < size_bytes <= MOST_BYTES:
+        return f"{word} of {'0 bytes' if elements <= 0 else 'an impossible size'}"
+    return Message(collective=collective, dtype=dtype, size_bytes=size_bytes, group_size=size)
