@@ -77,7 +77,7 @@ def _print_use(diagnosis: Diagnosis) -> None:
             f"{name}: {', '.join(words)}" for name, words in log["disabled_algorithms"].items() if words
         )
         rows += [
-            ("ranks", f"{log['ranks'] or '?'} on {log['nodes'] or '?'} nodes, {log['processes']} processes in the log"),
+            ("ranks", f"{log['ranks'] or '?'}, nodes: {log['nodes'] or '?'}, processes in the log: {log['processes']}"),
             ("transports", transports or "none in the log"),
             ("channels", channels or "none in the log"),
             ("network", ", ".join(log["networks"]) or "none in the log"),

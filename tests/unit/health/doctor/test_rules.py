@@ -114,6 +114,8 @@ NO_NVLS = "NVLS multicast support is not available on dev 0"
 TABLE = ("  Algorithm | Ring |", "    AllReduce | 1.0/ 1.0 | 2.0/ 5.0 | 3.0/ 9.0 |")
 NO_LL128 = ("  Algorithm | Ring |", "    AllReduce | 1.0/ 1.0 | 2.0/ 0.0 | 3.0/ 9.0 |")
 H100 = gpus(model="NVIDIA H100 80GB HBM3")
+V100 = gpus(model="Tesla V100-SXM2-32GB")
+LIBFABRIC = "NET/Plugin: Loaded net plugin Libfabric (v8)"
 ONE, TWO = "1 coll channels, 2 p2p channels", "2 coll channels, 2 p2p channels"
 VERSION = "NCCL version 2.28.9+cuda13.0"
 
@@ -149,6 +151,8 @@ CASES = [  # rule, a set-up that breaks it, one beside it that does not
      {"log": log(NO_NVLS), "matrices": matrix("SYS", gpus=4), "gpu_reports": H100}),
     ("TOP010", {"log": log(SHM), "gpu_reports": H100}, {"log": log(P2P), "gpu_reports": H100}),
     ("TOP010", {"log": log(SHM)}, {"log": log(SHM, P2P)}),
+    ("TOP010", {"log": log(SHM), "gpu_reports": V100}, {"log": log(SHM, P2P), "gpu_reports": V100}),
+    ("TOP010", {"log": log(SHM), "matrices": matrix("SYS", gpus=8)}, {"log": log(P2P), "matrices": matrix("SYS")}),
     ("TOP010", {"log": log(ring(2).replace("NVL/", "PXB/"), SHM)}, {"log": log(ring(2), SHM)}),
     ("TOP010", {"log": log(SHM), "gpu_reports": gpus(model="NVIDIA GeForce RTX 4090")}, {"log": log(SOCKET)}),
     ("TOP011", {"log": log("+ PCI[0.2] - PCI/0-41000 (0)", "+ PCI[48.0] - GPU/0-43000 (0)")},
@@ -182,6 +186,9 @@ CASES = [  # rule, a set-up that breaks it, one beside it that does not
     ("PLG001", {"log": log("NET/Plugin : Plugin load (libnccl-net.so) returned 2 : libnccl-net.so: cannot open shared"),
                 "environment": env("NCCL_NET_PLUGIN=ofi")},
      {"log": log("NET/Plugin : Plugin load (libnccl-net.so) returned 2 : libnccl-net.so: cannot open shared")}),
+    ("PLG001", {"log": log(*TUNER_SET, "TUNER/Plugin: Using internal tuner plugin.")}, {"log": log(*TUNER_SET)}),
+    ("PLG001", {"log": log("NCCL_NET_PLUGIN set by environment to ofi", LIBFABRIC, "Using network Socket")},
+     {"log": log("NCCL_NET_PLUGIN set by environment to ofi", LIBFABRIC, "Using network Libfabric")}),
     ("PLG001", {"log": log("PROFILER/Plugin: Plugin name set by env to inspector",
                            "PROFILER/Plugin: Could not find: inspector libnccl-profiler-inspector.so.")},
      {"log": log("PROFILER/Plugin: Plugin name set by env to none",

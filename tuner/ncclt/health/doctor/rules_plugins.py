@@ -55,9 +55,15 @@ def _lost(process: Process, word: str, anywhere: Variable | None) -> tuple[str, 
     name = process.variables.get(f"NCCL_{word}_PLUGIN")
     requested = next((match[1] for said in lines if (match := _REQUESTED.search(said.value))), "")
     requested = requested or (name.value if name else anywhere.value if anywhere else "")
-    if requested.strip().lower() in ("", "none") or any(_LOADED.search(said.value) for said in lines):
+    if requested.strip().lower() in ("", "none"):
+        return None
+    if any(_LOADED.search(said.value) for said in lines):
+        if word == "NET" and process.network and process.network.value in ("IB", "Socket"):
+            used = process.network
+            return f"{requested} is loaded and not used: NCCL uses its own {used.value}", (used.evidence,)
         return None
     reasons = [said for said in lines if _FAILED.search(said.value) and not _REQUESTED.search(said.value)]
+    reasons = reasons or [said for said in lines if "using internal" in said.value.lower()]
     if word == "NET":
         reasons = [said for said in reasons if not _OF_ANOTHER_PLUGIN.search(said.value)]
     if not reasons:

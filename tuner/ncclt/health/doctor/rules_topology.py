@@ -20,6 +20,7 @@ _RING = 4
 """NCCL_TOPO_PATTERN_RING (graph.h)."""
 
 _NVLS_COMPUTE_CAPABILITY = 90
+_FULL_MESH_CAPABILITY = 80
 _DOCS = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
 
 
@@ -288,39 +289,43 @@ def _host_memory(facts: Facts) -> Iterator[Observation]:
         return
     channels = len({number for connection in shared for number in connection.channels})
     what = f"GPUs of one node talk through host memory ({channels} channel{'s' * (channels != 1)} via SHM)"
-    expectation, normal = _expected_transport(facts)
+    expectation, normal_fix = _expected_transport(facts)
     if expectation:
         yield Observation(
             what=f"{what}{expectation}",
             evidence=(shared[0].evidence,),
-            fix="" if not normal else "nothing: no setting makes these GPUs reach each other directly",
-            severity=Severity.INFO if normal else None,
+            fix=normal_fix,
+            severity=Severity.INFO if normal_fix else None,
         )
 
 
-def _expected_transport(facts: Facts) -> tuple[str, bool]:
-    """Return how host memory between GPUs compares with their hardware, and whether it is normal.
+def _expected_transport(facts: Facts) -> tuple[str, str]:
+    """Return how host memory between GPUs compares with their hardware, and what to do where it is normal.
 
-    Empty = some GPUs reach each other directly, so that the others do not share a PCIe switch.
+    Empty = some GPUs reach each other directly, so that the others do not share a PCIe switch or an NVLink.
     """
     models = [(name, model) for name in facts.gpu_models if (model := gpu_model(name))]
+    direct = any(kind.startswith("P2P") for kind in facts.log.transports())
     for name, model in models:
-        if not model.is_bridged(name):
-            return f" although every {name} has NVLink", False
+        # Before A100 boards with NVLinks form a mesh in which some pairs have none.
+        if not model.is_bridged(name) and not (direct and model.compute_capability < _FULL_MESH_CAPABILITY):
+            return f" although every {name} has NVLink", ""
     if models and not any(model.peer_to_peer for _, model in models):
-        return f", which is normal for {models[0][0]}: it has no peer-to-peer", True
+        fix = "nothing: no setting gives them peer-to-peer"
+        return f", which is normal for {models[0][0]}: it has no peer-to-peer", fix
     paths = {graph.type_intra for start in facts.log.starts for graph in start.graphs if graph.pattern == _RING}
-    paths |= {link.word for matrix in facts.matrices for _, _, link in matrix.gpu_pairs()}
-    if paths & {"PIX", "PXB"} and not paths & {"PHB", "NODE", "SYS"}:
-        return " although they share PCIe switches", False
-    if paths & {"PHB", "NODE", "SYS"}:
-        far = ", ".join(sorted(paths & {"PHB", "NODE", "SYS"}))
-        return f", which is the NCCL default for GPUs without a common PCIe switch ({far})", True
-    if any(kind.startswith("P2P") for kind in facts.log.transports()):
-        return "", True
+    shown = [matrix for matrix in facts.matrices if not _is_contradictory(matrix)]
+    paths |= {link.word for matrix in shown for _, _, link in matrix.gpu_pairs()}
+    if far := ", ".join(sorted(paths & {"PHB", "NODE", "SYS"})):
+        fix = "nothing; where `nvidia-smi topo -p2p r` says OK, measure NCCL_P2P_LEVEL=SYS too"
+        return f", which is the NCCL default for GPUs without a common PCIe switch ({far})", fix
+    if paths & {"PIX", "PXB"}:
+        return " although they share PCIe switches", ""
+    if direct:
+        return "", ""
     if models:
-        return f"; {models[0][0]} can reach its peers directly where they share a PCIe switch", False
-    return "; the log does not name the GPUs, so give `nvidia-smi -q -x` and `nvidia-smi topo -m` too", False
+        return f"; {models[0][0]} can reach its peers directly where they share a PCIe switch", ""
+    return "; the log does not name the GPUs, so give `nvidia-smi -q -x` and `nvidia-smi topo -m` too", ""
 
 
 _SLOWEST_GBPS, _FASTEST_GBPS = 1.0, 2000.0
