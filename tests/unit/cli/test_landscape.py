@@ -345,14 +345,24 @@ def test_a_taken_name_is_refused(logs):
         assert f"there is a cluster '{name}' already" in logs("--default", "--force", "--name", name, rc=[2], **forced)
 
 
+def test_a_folder_of_prefixed_outputs_is_imported(logs, tmp_path):
+    (tmp_path / "sweep").mkdir()
+    for name, text in (("plain", output(SLOW)), ("ring", output(FAST, command=RING))):
+        prefixed = "".join(f"2025-01-06T10:00:00.123Z [1,0]<stdout>:{line}\n" for line in text.splitlines())
+        (tmp_path / "sweep" / f"{name}.log").write_text(prefixed)
+    assert "the default and 1 setting, in" in logs("--default", "sweep")
+    (tmp_path / "sweep" / "job.nsys-rep").write_text("x")
+    assert "report of Nsight Systems" in logs("--default", "--force", "sweep", rc=[1])
+
+
 def test_wrong_results_are_left_out_and_said(logs):
     said = logs("--default", plain=output(SLOW), a=output(FAST, command=RING), b=output(FAST, command=RING, wrong=3))
-    assert "2 rows without a time or with wrong results are left out" in said
+    assert "2 rows without a time or with wrong results left out" in said
 
 
 def test_damaged_sizes_are_left_out_and_what_is_written_can_be_read(logs):
     said = logs("--default", plain=output(SLOW), ring=output({4096: 8.0, 10**20: 19.0}, command=RING))
-    assert "1 rows without a time or with wrong results are left out" in said
+    assert "1 row without a time or with wrong results left out" in said
     assert load_mine().settings()
 
 

@@ -72,3 +72,11 @@ def test_forced_variables_are_told(shared_data):
         assert any("what ran is forced" in note for note in origin.notes)
     with pytest.raises(TraceError, match="is a collective trace of NCCLX, which ncclt does not read"):
         read_workload(shared_data / "field" / "ncclx_colltrace.json", name="x")
+
+
+def test_a_run_that_was_cut_off_is_told(shared_data, tmp_path):
+    text = (shared_data / "field" / "02_table_pdsh.txt").read_text()
+    log = tmp_path / "run.log"
+    for end, is_cut in ((len(text), False), (text.index("# Out of bounds") - len("node-0: "), True)):
+        log.write_text(text[:end])
+        assert any("cut off" in note for note in read_workload(log, name="x").provenance.notes) is is_cut

@@ -146,7 +146,7 @@ def bar(share: float) -> str:
 
 @app.command("import")
 def import_landscape(
-    logs: Annotated[list[Path], typer.Argument(help="Outputs of nccl-tests: text, or JSON written with -J.")],
+    logs: Annotated[list[Path], typer.Argument(help="Outputs of nccl-tests, text or JSON of -J; or their folder.")],
     name: Annotated[str, typer.Option(help="Name of the landscape, and of its cluster.")],
     cluster: Annotated[
         str, typer.Option(help="Cluster of the outputs, see `ncclt cluster list`.", autocompletion=cluster_names)
@@ -172,8 +172,10 @@ def import_landscape(
     """
     from ncclt import __version__
     from ncclt.core.name import checked_name
+    from ncclt.core.plural import count_noun
     from ncclt.measure.simulated.landscape_import import import_logs
     from ncclt.profile.readers.nccl_tests import read_tests
+    from ncclt.profile.source import files_of
     from ncclt.store import open_to_read
     from ncclt.user_dirs import landscape_folder
 
@@ -185,14 +187,20 @@ def import_landscape(
     if taken and not (force and target.is_file()):
         hint = "choose another --name" + (", or add --force" if target.is_file() else "")
         raise UsageError(f"there is a cluster {name!r} already", hint=hint)
-    of_logs, fallback = _settings(settings, logs, default=default)
-    outputs = {log: read_tests(log) for log in logs}
+    for log in logs:
+        if sum(log.resolve() == other.resolve() for other in logs) > 1:
+            raise UsageError(f"{log} is given twice", hint="give each output once: it is one repetition")
+    files = [file for file, _is_named in files_of(logs)]
+    of_logs, fallback = _settings(settings, files, default=default)
+    outputs = {log: read_tests(log) for log in files}
     found = import_logs(outputs, job, name=name, settings=of_logs, fallback=fallback, version=__version__)
     _write(target, found.rows, found.cluster, option="XDG_DATA_HOME")
     for note in found.notes:
         say(f"ncclt: {note}")
     forced = len({row.setting for row in found.rows if not row.setting.is_default})
-    print(f"{name}: {len(found.rows)} times, the default and {forced} setting{'s' * (forced > 1)}, in {target}")
+    print(
+        f"{name}: {count_noun(len(found.rows), 'time')}, the default and {count_noun(forced, 'setting')}, in {target}"
+    )
     print(f"`ncclt tune --cluster {name}` replays them")
 
 
@@ -203,9 +211,6 @@ def _settings(
     from ncclt.core.setting import DEFAULT
     from ncclt.measure.simulated.sweep import parse_setting
 
-    for log in logs:
-        if sum(log.resolve() == other.resolve() for other in logs) > 1:
-            raise UsageError(f"{log} is given twice", hint="give each output once: it is one repetition")
     of_logs: dict[Path, Setting] = {}
     fallback = DEFAULT if default else None
     for text in texts:

@@ -10,6 +10,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import cast
 
+from ncclt.core.plural import count_noun
 from ncclt.core.workload import Provenance, Workload
 from ncclt.errors import MissingDependencyError, TraceError, UsageError
 from ncclt.nccl.parameters import SET_BY_RULES
@@ -207,8 +208,7 @@ def _with_facts(origin: Provenance, found: _Recognised) -> Provenance:
     notes = list(origin.notes)
     if found.left_out:
         shown = "; ".join(found.left_out[:3]) + ("; …" if len(found.left_out) > 3 else "")
-        files = "1 file" if len(found.left_out) == 1 else f"{len(found.left_out)} files"
-        notes.append(f"{files} of the folder left out: {shown}")
+        notes.append(f"{count_noun(len(found.left_out), 'file')} of the folder left out: {shown}")
     notes += [f"{label} ends within a line: it may be cut off" for label in found.cut]
     ranks = {facts.ranks for facts in found.facts if facts.ranks > 1}
     world_size = origin.world_size

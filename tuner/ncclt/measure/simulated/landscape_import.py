@@ -10,6 +10,7 @@ from pathlib import Path
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import MOST_BYTES, parse_dtype
 from ncclt.core.nccl_version import NcclVersion
+from ncclt.core.plural import count_noun
 from ncclt.core.setting import Setting
 from ncclt.errors import InputError, LandscapeError, UsageError
 from ncclt.measure.simulated.landscape import check_replayable
@@ -108,7 +109,7 @@ def import_logs(
                     )
                 )
     if wrong:
-        notes.append(f"{wrong} rows without a time or with wrong results are left out")
+        notes.append(f"{count_noun(wrong, 'row')} without a time or with wrong results left out")
     _require_one("nodes:", shapes)
     _require_one("NCCL", versions)
     nccl = versions[0][1] if versions else str(cluster.version)
@@ -123,7 +124,7 @@ def import_logs(
             job,
             name=name,
             description=f"{cluster.name}, {job.nodes} x {job.gpus_per_node} {job.gpu}",
-            sources=(f"{len(outputs)} outputs of nccl-tests, imported by ncclt {version}",),
+            sources=(f"{count_noun(len(outputs), 'output')} of nccl-tests, imported by ncclt {version}",),
             calibration=None,
         ),
         notes=tuple(notes),

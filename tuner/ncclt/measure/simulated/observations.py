@@ -13,6 +13,7 @@ from ncclt.core.algorithms import Protocol
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message, parse_dtype
 from ncclt.core.nccl_version import NcclVersion
+from ncclt.core.plural import count_noun
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Trial
 from ncclt.core.trial import Outcome
@@ -77,7 +78,7 @@ def observed_in_tests(tests: Sequence[NcclTest], path: Path, cluster: Cluster) -
             seen.append(ObservedPoint(nodes=nodes, setting=setting, message=message, time_us=timing.time_us))
     return ObservedTimes(
         seen=_medians(seen),
-        sources=(f"{path.name}: {len(seen)} times",),
+        sources=(f"{path.name}: {count_noun(len(seen), 'time')}",),
         notes=tuple(notes),
     )
 
@@ -224,7 +225,7 @@ def observed_in_table(path: Path, cluster: Cluster) -> ObservedTimes:
     label = f" ({SIMULATED})" if first.is_simulated else ""
     return ObservedTimes(
         seen=_medians(seen),
-        sources=(f"{path.name}{label}: {len(seen)} times",),
+        sources=(f"{path.name}{label}: {count_noun(len(seen), 'time')}",),
         notes=tuple(filter(None, (_of_another_nccl(path, first.nccl_version, cluster),))),
     )
 
@@ -238,7 +239,7 @@ def observed_in_trials(trials: Iterable[Trial], nodes: int, source: str) -> Obse
         for one in trial.result.measurements
         if not one.interpolated
     ]
-    return ObservedTimes(seen=_medians(seen), sources=(f"{source}: {len(seen)} times",))
+    return ObservedTimes(seen=_medians(seen), sources=(f"{source}: {count_noun(len(seen), 'time')}",))
 
 
 def _medians(seen: Sequence[ObservedPoint]) -> tuple[ObservedPoint, ...]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean
 
 from ncclt.core.message import MOST_BYTES, Collective, Message, parse_dtype
+from ncclt.core.plural import count_noun
 from ncclt.core.workload import Provenance, Workload
 from ncclt.errors import BenchmarkError, InputError, TraceError
 from ncclt.nccl.nccl_tests.json import parse_json
@@ -22,7 +23,8 @@ from ncclt.nccl.nccl_tests.text import parse_text
 from ncclt.profile.readers.nccl_log.lines import LOGGED_CALL, check_distinct
 from ncclt.profile.readers.nccl_log.ranks import PER_RANK
 from ncclt.profile.reading import joined, known, left_out_notes, reasons, workload_of
-from ncclt.profile.source import Document, any_head, documents, read_block
+from ncclt.profile.source import Document, any_head, check_readable, documents, heads, read_block
+from ncclt.profile.unsupported import find_unsupported
 
 name = "nccl_tests"
 
@@ -87,11 +89,13 @@ def _notes(tests: Sequence[NcclTest], left_out: Counter[str]) -> list[str]:
     unnamed = sum(test.program is None for test in tests)
     if unnamed:
         notes.append(
-            f"{unnamed} of {len(tests)} tables do not name their program: recognised by the command, or by their form"
+            f"{count_noun(unnamed, 'table')} without the name of the program: recognised by the command or the form"
         )
     unreadable = sum(test.unreadable_lines for test in tests)
     if unreadable:
-        notes.append(f"{unreadable} lines inside the tables are no rows: sizes may be missing")
+        notes.append(f"{count_noun(unreadable, 'line')} inside the tables not readable: sizes may be missing")
+    if any(test.gpu and test.rows and test.avg_busbw_gbps is None for test in tests):
+        notes.append("a run has no average at its end: it was cut off or ended early, and sizes may be missing")
     return notes + left_out_notes(left_out)
 
 
@@ -109,6 +113,9 @@ def read_tests(path: Path) -> tuple[NcclTest, ...]:
     Raises:
         TraceError: it cannot be read, or is of another kind.
     """
+    check_readable(path)
+    if not recognises(path) and (unsupported := find_unsupported(path, heads(path))):
+        raise unsupported
     return tuple(test for document in documents(path) for test in _tests(document))
 
 
