@@ -39,6 +39,9 @@ DATA = ROOT.parent / "shared" / "data" / "measurements"
 FEWEST_SETTINGS, FEWEST_GIVEN = 12, 2
 """Forced settings of a landscape: of the public tables, where fewer are no search; and of a table one asked for."""
 
+FEWEST_FOR_P95 = 20
+"""Values below which there is no value that 95 % do not exceed."""
+
 OUTLIER_FACTOR = 5.0
 SIMULATED = (
     ("aws-g6e", 1), ("aws-g6e", 2), ("aws-p4d", 2), ("dgx-a100", 1), ("dgx-h100", 1), ("dgx-h100", 4),
@@ -353,3 +356,8 @@ def all_cases(files: Sequence[Path]) -> tuple[list[Case], list[str]]:
     if not files:
         cases += simulated_cases()
     return cases, left_out
+
+
+def percentile_95(values: Sequence[int]) -> int | None:
+    """Return the least value that 95 % do not exceed; None for fewer than `FEWEST_FOR_P95`."""
+    return sorted(values)[math.ceil(0.95 * len(values)) - 1] if len(values) >= FEWEST_FOR_P95 else None

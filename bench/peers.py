@@ -30,10 +30,13 @@ from ncclt.search.prior import expected_log_ratios
 from ncclt.search.proposer import FAILURE_PENALTY, Proposer
 from ncclt.search.space import SearchSpace
 
-METHODS = ("ours", "plain-gp", "gp", "tpe", "random", "grid", "coordinate", "racing", "halving")
+METHODS = (
+    "ours", "plain-gp", "thompson", "gp", "gp-picks", "tpe", "tpe-picks", "random", "grid", "coordinate", "racing",
+    "halving",
+)  # fmt: skip
 STARTUP_TRIALS = 4
 """Random launches before TPE and Optuna's Gaussian process begin: with their ten little of a small budget would be
-left."""
+left. With `-picks` these are the fastest settings of as many pairs by ncclt's cost model instead."""
 
 ANCHORS = (48, 24, 8, 1)
 """Channels of the races, the most first, as published tools do: few channels are slow under every pair."""
@@ -41,6 +44,9 @@ ANCHORS = (48, 24, 8, 1)
 PRUNED_BEHIND = 0.15
 HALVED = 8
 """Random settings that halving begins with."""
+
+MOST_DRAWS = 32
+"""Draws among which top-two Thompson sampling looks for a second best setting."""
 
 _PLAIN_SIGMA = 0.02
 """Noise that the plain Gaussian process assumes: the bench's own, which favours it."""
@@ -89,9 +95,11 @@ class Ours:
 class OfOptuna:
     """One of Optuna's samplers, which minimises the log of time per step over that of the default."""
 
-    def __init__(self, space: SearchSpace, sampler: optuna.samplers.BaseSampler) -> None:
+    def __init__(self, space: SearchSpace, sampler: optuna.samplers.BaseSampler, picks: Sequence[Setting] = ()) -> None:
         self._space = space
         self._study = optuna.create_study(sampler=sampler)
+        for setting in picks:
+            self._study.enqueue_trial(dict(space.params(setting) or {}))
 
     def ask(self, trials: Sequence[Trial]) -> Setting | None:
         assert trials[0].score_us is not None
@@ -105,9 +113,15 @@ class OfOptuna:
 
 
 class PlainGp:
-    """A Gaussian process of the time per step alone, with ncclt's kernel and cost model, and expected improvement."""
+    """A Gaussian process of the time per step alone, with ncclt's kernel and cost model, and expected improvement.
 
-    def __init__(self, space: SearchSpace, workload: Workload, cluster: Cluster) -> None:
+    With a seed it draws instead of improving: the best setting of one draw from the posterior, or with even odds that
+    of the first draw with another best one (top-two Thompson sampling; Russo, "Simple Bayesian algorithms for best arm
+    identification", COLT 2016).
+    """
+
+    def __init__(self, space: SearchSpace, workload: Workload, cluster: Cluster, seed: int | None = None) -> None:
+        self._draws = None if seed is None else np.random.default_rng(seed)
         self._settings = [s for s in space.distinct if not s.is_default]
         self._workload = workload
         messages = [calls.message for calls in workload.messages]
@@ -131,11 +145,25 @@ class PlainGp:
         )
         fits = [(Posterior(table, self._alike.kernels(*c)), implausibility(c)) for c in _PLAIN_CHOICES]
         best, _ = max(fits, key=lambda fit: fit[0].evidence() - fit[1])
+        if self._draws is not None:
+            return self._settings[self._draw(best, table)]
         mean, variance = (column[:, 0] for column in best.predict(np.arange(len(self._settings))))
         sigma = np.sqrt(np.maximum(variance, 1e-12))
         ahead = min(0.0, float(mean[table.rows].min())) - mean
         gain = ahead * ndtr(ahead / sigma) + sigma * np.exp(-0.5 * (ahead / sigma) ** 2) / math.sqrt(2 * math.pi)
         return self._settings[int(gain.argmax())]
+
+    def _draw(self, posterior: Posterior, table: Table) -> int:
+        assert self._draws is not None
+        mean = posterior.predict(np.arange(len(self._settings)))[0][:, 0]
+        kernels = posterior._kernels
+        prior = kernels.smooth * kernels.sizes[0, 0] + kernels.rough
+        seen = prior[table.rows]
+        covariance = prior - seen.T @ np.linalg.solve(seen[:, table.rows] + np.diag(table.noise), seen)
+        draws = self._draws.multivariate_normal(mean, covariance, size=MOST_DRAWS, method="eigh").argmin(axis=1)
+        first = int(draws[0])
+        others = [int(one) for one in draws[1:] if one != first]
+        return others[0] if others and self._draws.random() < 0.5 else first
 
     def tell(self, trial: Trial) -> None:
         """Take note of a launch, which is among the trials at the next question."""
@@ -190,12 +218,28 @@ def make(
             return Walk(lambda times: successive_halving(chosen, times), workload)
         case "plain-gp":
             return PlainGp(space, workload, cluster)
+        case "thompson":
+            return PlainGp(space, workload, cluster, seed)
         case "ours":
             return Ours(Proposer(space, workload, cluster, name="bench", seed=seed, printed_costs=printed_costs))
         case _:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-                return OfOptuna(space, _optuna_sampler(method, seed))
+                name, _, picks = method.partition("-")
+                chosen = pick_by_cost(space, workload, cluster) if picks else []
+                return OfOptuna(space, _optuna_sampler(name, seed), chosen)
+
+
+def pick_by_cost(space: SearchSpace, workload: Workload, cluster: Cluster) -> list[Setting]:
+    """Return the settings that the cost model expects to be fastest per byte sent, each of another pair."""
+    settings = [s for s in space.distinct if not s.is_default]
+    ratios = expected_log_ratios(settings, [calls.message for calls in workload.messages], cluster)
+    bytes_sent = np.array([calls.bytes_per_step for calls in workload.messages])
+    order = np.argsort(np.exp(ratios) @ (bytes_sent / bytes_sent.sum()), kind="stable")
+    fastest: dict[Pair, Setting] = {}
+    for setting in (settings[index] for index in order):
+        fastest.setdefault((setting.algorithm, setting.protocol, setting.parameters), setting)
+    return list(fastest.values())[:STARTUP_TRIALS]
 
 
 def _optuna_sampler(method: str, seed: int) -> optuna.samplers.BaseSampler:

@@ -29,7 +29,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import optuna
 
-from landscapes import FEWEST_GIVEN, Case, recorded_cases
+from landscapes import FEWEST_FOR_P95, FEWEST_GIVEN, Case, percentile_95, recorded_cases
 from ncclt.core.effort import Effort
 from ncclt.core.message import Message
 from ncclt.core.policy import Policy
@@ -58,7 +58,9 @@ class Row:
     confirm: float
     prove: float
     total_mean: float
-    total_p95: int
+    total_p95: int | None
+    total_max: int
+    totals: tuple[int, ...]
     tuned_rate: float
     deployed_gain: float
     best_gain: float
@@ -171,7 +173,9 @@ def row_of(case: Case, *, sigma: float, seeds: int) -> Row:
         confirm=statistics.fmean(cost.launches[Phase.CONFIRM] for cost in costs),
         prove=statistics.fmean(cost.launches[Phase.VERIFY] for cost in costs),
         total_mean=statistics.fmean(totals),
-        total_p95=totals[math.ceil(0.95 * seeds) - 1],
+        total_p95=percentile_95(totals),
+        total_max=totals[-1],
+        totals=tuple(totals),
         tuned_rate=statistics.fmean(cost.tuned for cost in costs),
         deployed_gain=statistics.fmean(cost.gain for cost in costs),
         best_gain=case.default_us / case.ideal_us - 1,
@@ -181,7 +185,8 @@ def row_of(case: Case, *, sigma: float, seeds: int) -> Row:
 
 def show(row: Row) -> None:
     """Print one row of the table."""
-    launches = f"{row.search:>7.1f}{row.confirm:>8.1f}{row.prove:>7.1f}{row.total_mean:>7.1f}{row.total_p95:>5}"
+    totals = f"{row.total_mean:>7.1f}{row.total_p95 or '-':>5}{row.total_max:>5}"
+    launches = f"{row.search:>7.1f}{row.confirm:>8.1f}{row.prove:>7.1f}{totals}"
     gains = f"{row.tuned_rate:>7.0%}{row.deployed_gain:>9.2%}{row.worst_gain:>8.2%}{row.best_gain:>8.2%}"
     print(f"{row.landscape[:38]:<39}{row.workload:<9}{row.noise:>5.0%}{launches}{gains}", flush=True)
 
@@ -215,7 +220,7 @@ def main(argv: Sequence[str]) -> int:
         return 2
     rows = []
     if not options.json:
-        titles = f"{'search':>7}{'confirm':>8}{'prove':>7}{'total':>7}{'p95':>5}{'tuned':>7}{'deployed':>9}"
+        titles = f"{'search':>7}{'confirm':>8}{'prove':>7}{'total':>7}{'p95':>5}{'max':>5}{'tuned':>7}{'deployed':>9}"
         print(f"{'landscape':<39}{'workload':<9}{'noise':>5}{titles}{'worst':>8}{'best':>8}")
     for sigma in options.noise or (0.02, 0.05):
         mine = []
@@ -225,8 +230,13 @@ def main(argv: Sequence[str]) -> int:
                 show(mine[-1])
         rows += mine
         if not options.json:
-            mean, p95 = statistics.fmean(r.total_mean for r in mine), max(r.total_p95 for r in mine)
-            print(f"{len(mine)} rows of {sigma:.0%} noise: {mean:.1f} launches in the mean, largest p95 {p95}")
+            totals = [total for row in mine for total in row.totals]
+            p95 = percentile_95(totals)
+            print(
+                f"{len(totals)} studies of {sigma:.0%} noise: {statistics.fmean(totals):.1f} launches in the mean, "
+                f"{f'{p95} in 95 % of them' if p95 else f'too few studies for p95 (fewer than {FEWEST_FOR_P95})'}, "
+                f"{max(totals)} at most"
+            )
     if options.json:
         print(json.dumps({"rows": [asdict(row) for row in rows]}, indent=1))
     return 0

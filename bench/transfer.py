@@ -34,7 +34,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import optuna
 
-from landscapes import DATA, FEWEST_GIVEN, FEWEST_SETTINGS, Case, recorded_cases, simulated_cases
+from landscapes import DATA, FEWEST_GIVEN, FEWEST_SETTINGS, Case, percentile_95, recorded_cases, simulated_cases
 from ncclt.core.effort import Effort
 from ncclt.core.recommendation import Decision
 from ncclt.core.setting import Setting
@@ -75,7 +75,7 @@ class Row:
     confirm: float
     prove: float
     total_mean: float
-    total_p95: int
+    total_p95: int | None
     tuned_rate: float
     regret_3: float
     regret_8: float
@@ -242,7 +242,7 @@ def row_of(
         confirm=statistics.fmean(one.launches[Phase.CONFIRM] for one in found),
         prove=statistics.fmean(one.launches[Phase.VERIFY] for one in found),
         total_mean=statistics.fmean(totals),
-        total_p95=totals[math.ceil(0.95 * len(totals)) - 1],
+        total_p95=percentile_95(totals),
         tuned_rate=statistics.fmean(one.tuned for one in found),
         regret_3=statistics.fmean(one.early[0] for one in found),
         regret_8=statistics.fmean(one.early[1] for one in found),
@@ -267,7 +267,7 @@ def _mean(differences: Sequence[float]) -> tuple[float, float]:
 def show(row: Row) -> None:
     """Print one row of the table."""
     pair = f"{row.source[-30:]:<31}{row.source_workload:<8}{row.target[-30:]:<31}{row.workload:<8}{row.differs:<19}"
-    launches = f"{row.search:>7.1f}{row.confirm:>8.1f}{row.prove:>7.1f}{row.total_mean:>7.1f}{row.total_p95:>5}"
+    launches = f"{row.search:>7.1f}{row.confirm:>8.1f}{row.prove:>7.1f}{row.total_mean:>7.1f}{row.total_p95 or '-':>5}"
     regrets = f"{row.regret_3:>9.2%}{row.regret_8:>9.2%}{row.deployed_regret:>10.2%}"
     print(f"{pair}{row.method:<6}{launches}{row.tuned_rate:>7.0%}{regrets}{row.weight:>8.2f}", flush=True)
 

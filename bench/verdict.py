@@ -31,7 +31,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-from landscapes import DATA, read_tables
+from landscapes import DATA, percentile_95, read_tables
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.cluster import Cluster
 from ncclt.core.effort import MAX_BLOCKS
@@ -234,10 +234,10 @@ class Row:
     coverage: float
     harm_rate: float
     launches_mean: float
-    launches_p95: int
+    launches_p95: int | None
     best_of_n_rate: float
     blocks_mean: float
-    blocks_p95: int
+    blocks_p95: int | None
 
 
 class Launches:
@@ -384,11 +384,6 @@ def wilson(count: int, of: int) -> tuple[float, float]:
     return (centre - half) / (1 + z * z / of), (centre + half) / (1 + z * z / of)
 
 
-def percentile_95(values: Sequence[int]) -> int:
-    """Return the least value that 95 % do not exceed."""
-    return sorted(values)[math.ceil(0.95 * len(values)) - 1]
-
-
 def main(argv: Sequence[str]) -> int:
     """Print the table, or one JSON document."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -429,7 +424,9 @@ def main(argv: Sequence[str]) -> int:
                 row.coverage,
                 row.harm_rate,
             )
-            shown = "".join(f"{rate:>8.1%}" for rate in rates) + f"{row.launches_mean:>10.1f}{row.launches_p95:>5}"
+            shown = (
+                "".join(f"{rate:>8.1%}" for rate in rates) + f"{row.launches_mean:>10.1f}{row.launches_p95 or '-':>5}"
+            )
             print(f"{row.case:<38}{row.k:>2}{shown}{row.best_of_n_rate:>11.1%}", flush=True)
     seconds = time.monotonic() - started
     if options.json:
