@@ -90,6 +90,13 @@ def test_steps_that_differ_are_said_to():
     assert divide(made, marks(0, 100, 200)) == ([1, 1, 2], (STEPS_DIFFER,))
 
 
+def test_steps_of_varying_sizes_are_all_kept():
+    """Sequences of other lengths; with optimizers they are of one kind, without the note says that they differ."""
+    made = [*calls(10, 110), *calls(210, size=GRADIENTS // 2), *calls(310, size=GRADIENTS // 3)]
+    assert divide(made, marks(0, 100, 200, 300)) == ([1, 1, 1, 1], (STEPS_DIFFER,))
+    assert divide(made, marks(0, 100, 200, 300), runs(50, 150, 250, 350))[0] == [1, 1, 1, 1]
+
+
 def test_logging_in_some_steps_is_no_other_kind():
     assert divide([*calls(10, 110, 210), *calls(120, size=METRIC)], marks(0, 100, 200)) == ([1, 2, 1], ())
 

@@ -23,6 +23,9 @@ OPTIMIZER = re.compile(r"Optimizer\.step#")
 _SIGNIFICANT = 0.01
 """Share of a step's bytes from which on a message tells kinds of steps apart: logging in some of them does not."""
 
+_EVALUATION = 0.1
+"""Share of a training step's bytes below which a step that shares no message with it is another kind."""
+
 STEPS_DIFFER = "the steps send different messages: the calls are their mean"
 
 
@@ -211,20 +214,38 @@ def _kind(step: Step[Sent]) -> _Kind:
 def _of_one_kind(steps: list[Step[Sent]], *, optimized: bool) -> list[Step[Sent]]:
     """Return the training steps: those of the commonest kind, or all where none is common.
 
-    Steps that end with an optimizer are alike but for an evaluation between them. Where marks alone show them, a kind
-    has to share no message with the one that carries most bytes: microbatches send part of what their last one sends.
+    Steps that end with an optimizer make as many calls of each collective, but for an evaluation between them; their
+    sizes may vary. Where marks alone show them, an evaluation sends a small part of the bytes, in other messages: a
+    microbatch sends some of those that its last one sends.
     """
+    if optimized:
+        shapes = [_shape(step) for step in steps]
+        if len(steps) == 2 and steps[0].start == -inf and shapes[0] != shapes[1]:
+            return steps[1:]  # a first step that may have begun before the recording
+        common, count = Counter(shapes).most_common(1)[0]
+        if not common or 2 * count <= len(steps):
+            return steps
+        return [step for step, shape in zip(steps, shapes, strict=True) if shape == common]
     kinds = [_kind(step) for step in steps]
-    sizes: Counter[_Kind] = Counter()
-    for step, kind in zip(steps, kinds, strict=True):
-        sizes[kind] += sum(call.message.size_bytes for call in step.calls)
-    if not optimized:
-        main = max(sizes, key=lambda kind: sizes[kind])
-        known = {message for message, _count in main}
-        return [s for s, kind in zip(steps, kinds, strict=True) if not kind or known & {message for message, _ in kind}]
-    if len(steps) == 2 and steps[0].start == -inf and kinds[0] != kinds[1]:
-        return steps[1:]  # a first step that may have begun before the recording
-    common, count = Counter(kinds).most_common(1)[0]
-    if not common or 2 * count <= len(steps):
-        return steps
-    return [step for step, kind in zip(steps, kinds, strict=True) if kind == common]
+    sent = [sum(call.message.size_bytes for call in step.calls) for step in steps]
+    totals: Counter[_Kind] = Counter()
+    for kind, size in zip(kinds, sent, strict=True):
+        totals[kind] += size
+    main = max(totals, key=lambda kind: totals[kind])
+    known, least = {message for message, _ in main}, _EVALUATION * totals[main] / kinds.count(main)
+    return [
+        step
+        for step, kind, size in zip(steps, kinds, sent, strict=True)
+        if not kind or size >= least or known & {message for message, _ in kind}
+    ]
+
+
+def _shape(step: Step[Sent]) -> frozenset[tuple[tuple[Collective, str, int], int]]:
+    """Return how many calls of weight a step makes of each collective, whatever their sizes."""
+    counts: Counter[tuple[Collective, str, int]] = Counter()
+    for message, count in _kind(step):
+        if isinstance(message, Message):
+            counts[message.collective, message.dtype, message.group_size] += count
+        else:
+            counts[message, "", 0] = 1
+    return frozenset(counts.items())
