@@ -27,6 +27,8 @@ def test_stages_of_a_pipeline_give_the_busiest_rank(read):
     """4000 B on rank 0 and 8000 B on rank 1: no rank sends both."""
     workload = read("stage_rank0.json", "stage_rank1.json")
     assert rows(workload) == {("all_reduce", "float32", 8000, 2): 1.0}
+    note = "the ranks send different messages: the calls are those of rank 1, which sends most"
+    assert note in workload.provenance.notes
 
 
 def test_group_of_one_is_left_out_with_a_note(read):

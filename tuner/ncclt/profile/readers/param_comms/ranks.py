@@ -212,7 +212,14 @@ def provenance_of(
         world_size=world_size,
         ranks_read=tuple(r.rank for r in ranks if r.rank is not None),
         steps=min(r.steps for r in counted_ranks(ranks)),
-        notes=(*_notes(ranks, word), *about, *partial_note(len(ranks), world_size), *unknown, *closing),
+        notes=(
+            *_notes(ranks, word),
+            *about,
+            *partial_note(len(ranks), world_size),
+            *_role_notes(ranks),
+            *unknown,
+            *closing,
+        ),
         whole_file=not any(r.steps for r in ranks),
     )
 
@@ -230,6 +237,18 @@ def _notes(ranks: Sequence[RankReading], word: str) -> list[str]:
     elif marking < len(ranks):
         notes.append(f"{len(ranks) - marking} of {len(ranks)} {word}s mark no training step: their calls do not count")
     return notes
+
+
+def _role_notes(ranks: Sequence[RankReading]) -> list[str]:
+    """Return the note on ranks that send different messages, such as the stages of a pipeline; none where all agree."""
+    counted = counted_ranks(ranks)
+    tables = [calls_per_step([reading]) for reading in counted]
+    busiest = calls_per_step(counted)
+    if all(table == busiest for table in tables):
+        return []
+    chosen = counted[tables.index(busiest)]
+    which = chosen.label if chosen.rank is None else f"rank {chosen.rank}"
+    return [f"the ranks send different messages: the calls are those of {which}, which sends most"]
 
 
 def _no_collectives(ranks: Sequence[RankReading]) -> TraceError:
