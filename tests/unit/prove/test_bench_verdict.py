@@ -23,5 +23,6 @@ def test_it_prints_one_document_of_rows():
             "launches_p95", "best_of_n_rate",
         }  # fmt: skip
         assert 0.9 <= row["coverage"] <= 1.0
-        assert 12 <= row["launches_mean"] <= row["launches_p95"] * 1.2
+        assert row["launches_mean"] >= 12
+        assert row["launches_p95"] is None, "of fewer than 20 studies"
         assert row["tuned_rate"] + row["keep_default_rate"] + row["undecided_rate"] == 1.0

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from ncclt.search.noise import USUAL_SIGMA, launch_sigma, sigma_doubt, typical_us
+from ncclt.search.noise import USUAL_SIGMA, launch_sigma, typical_us
 
 
 def test_one_launch_says_what_it_says():
@@ -55,8 +55,3 @@ def test_a_disturbed_pair_is_no_noise_and_stays_recognisable():
 
     assert sigma == pytest.approx(math.sqrt((USUAL_SIGMA**2 + 0.15**2) / 2))
     assert typical_us([50.0, 10.0], sigma) == pytest.approx(10.0)
-
-
-def test_the_doubt_about_the_noise_shrinks_with_the_repeats():
-    assert sigma_doubt([]) == pytest.approx(math.sqrt(0.5))
-    assert sigma_doubt([[1.0, 1.0, 1.0], [2.0], [1.0, 1.0]]) == pytest.approx(math.sqrt(1 / 8))

@@ -23,24 +23,11 @@ from ncclt.search.gaussian_process import Array
 _BAR = math.log(1 - MIN_MESSAGE_GAIN)
 """Log ratio below which a setting is expected to be better than the default."""
 
-_SURPRISE, _SURPRISE_SIGMA = 0.1, 0.6
-"""How often the cost model is wrong about a pair that was never launched, and by how much (sigma of the log)."""
-
-_SURPRISE_BELIEF = 0.7
-"""Share of an expected loss that counts in that case: a pair that the model calls hopeless may be the best one."""
-
 _OWN_DOUBT = 0.3
 """Probability that NCCL does not choose what its cost model predicts; if it does, the launch repeats the default."""
 
-_ODD, _ODD_SIGMA = 0.02, 0.12
-"""How often a single setting departs from its neighbours, and by how much: on host-staged transports channels do."""
-
-
 Mixture = tuple[tuple[float, Array, Array], ...]
 """Posteriors under several hyperparameters: (weight, mean, variance), the weights add up to 1."""
-
-Noises = tuple[tuple[float, float], ...]
-"""Possible variances of one launch: (probability, variance), the probabilities add up to 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +40,7 @@ class Beliefs:
         reaches: the messages at which a setting takes effect; elsewhere NCCL chooses as by default.
         untried: which settings have a pair that was never launched.
         own: where a setting is expected to force what NCCL chooses by itself, settings x messages.
-        disturbed: probability that the only launch of a setting was disturbed, settings x messages; above 0 the
-            posterior is what is expected without that launch, and the policy does not take it.
         noise: variance that one launch of a setting adds.
-        noises: what it may be instead, while few repeats have shown it.
         default_launches: launches of the default.
         weights: share of each message in the default's time per step.
         mixture: what mean and variance are of; empty = one normal distribution.
@@ -68,9 +52,7 @@ class Beliefs:
     reaches: NDArray[np.bool_]
     untried: NDArray[np.bool_]
     own: NDArray[np.bool_]
-    disturbed: Array
     noise: float
-    noises: Noises
     default_launches: int
     weights: Array
     mixture: Mixture = ()
@@ -98,7 +80,7 @@ class Standing:
 def standing(beliefs: Beliefs) -> Standing:
     """Return the policy that the measured settings allow."""
     values = np.where(
-        (beliefs.mean < _BAR) & (beliefs.disturbed == 0) & beliefs.reaches & beliefs.measured[:, None],
+        (beliefs.mean < _BAR) & beliefs.reaches & beliefs.measured[:, None],
         beliefs.mean,
         0.0,
     )
@@ -126,14 +108,7 @@ def _launch_gains(beliefs: Beliefs, now: Standing) -> Array:
     moves = variance / np.sqrt(variance + beliefs.noise)
     bar = np.minimum(now.value, _BAR)
     gains = _shortfall(now.value, bar, beliefs.mean, moves)
-    less_sure = np.where(beliefs.mean > 0, _SURPRISE_BELIEF, 1.0) * beliefs.mean
-    wide = _shortfall(now.value, bar, less_sure, np.full_like(moves, _SURPRISE_SIGMA))
-    odd = _shortfall(now.value, bar, beliefs.mean, np.full_like(moves, _ODD_SIGMA))
-    new = ~beliefs.measured & ~beliefs.untried
-    gains = np.where(beliefs.untried[:, None], (1 - _SURPRISE) * gains + _SURPRISE * wide, gains)
-    gains = np.where(new[:, None], (1 - _ODD) * gains + _ODD * odd, gains)
     gains = np.where(beliefs.own & ~beliefs.measured[:, None], _OWN_DOUBT * gains, gains)
-    gains = np.where(beliefs.disturbed > 0, beliefs.disturbed * gains, gains)
     columns = np.flatnonzero(now.chosen >= 0)
     rows = now.chosen[columns]
     gains[rows, columns] = _shortfall(
@@ -144,19 +119,9 @@ def _launch_gains(beliefs: Beliefs, now: Standing) -> Array:
 
 
 def default_gain(beliefs: Beliefs, now: Standing) -> Array:
-    """Return the same for one more launch of the default, per message: it is one side of every comparison.
-
-    The mean over what the noise may be: where a lucky launch of the default hides all gains, a typical noise would
-    never tell.
-    """
-    gains = [probability * _default_gain(beliefs, now, noise) for probability, noise in beliefs.noises]
-    saved: Array = np.sum(gains, axis=0)
-    return saved
-
-
-def _default_gain(beliefs: Beliefs, now: Standing, noise: float) -> Array:
-    variance = noise / beliefs.default_launches
-    moves = variance / math.sqrt(variance + noise)
+    """Return the same for one more launch of the default, per message: it is one side of every comparison."""
+    variance = beliefs.noise / beliefs.default_launches
+    moves = variance / math.sqrt(variance + beliefs.noise)
     bar = np.minimum(now.value, _BAR)
     contenders = _shortfall(now.value, bar, beliefs.mean, np.full_like(beliefs.mean, moves))
     # Where a setting is chosen already, the default does not decide between it and the others.

@@ -16,7 +16,7 @@ from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Trial
 from ncclt.core.trial import Outcome
 from ncclt.core.workload import MessageCalls, Workload
-from ncclt.search.noise import USUAL_SIGMA, launch_sigma, sigma_doubt, typical_us
+from ncclt.search.noise import USUAL_SIGMA, launch_sigma, typical_us
 
 MIN_MESSAGE_GAIN = 0.005
 """Share by which a setting must be expected to beat the default on a message before it gets a rule."""
@@ -44,13 +44,11 @@ class Times:
         by_setting: setting -> message -> typical time of one call over all its launches, µs.
         launches: setting -> message -> launches with outcome `ok`, of the setting or of a policy that holds it.
         sigma: standard deviation of the logarithm of a time between launches of one setting.
-        sigma_doubt: standard deviation of the logarithm of `sigma` that the repeats leave open.
     """
 
     by_setting: Mapping[Setting, Mapping[Message, float]]
     launches: Mapping[Setting, Mapping[Message, int]]
     sigma: float = USUAL_SIGMA
-    sigma_doubt: float = sigma_doubt(())
 
     @property
     def default(self) -> Mapping[Message, float]:
@@ -97,7 +95,6 @@ def collect_times(trials: Iterable[Trial]) -> Times:
         by_setting={s: {m: typical_us(times, sigma) for m, times in mine.items()} for s, mine in good.items()},
         launches={s: {m: len(times) for m, times in mine.items()} for s, mine in good.items()},
         sigma=sigma,
-        sigma_doubt=sigma_doubt(repeated),
     )
 
 

@@ -159,16 +159,6 @@ class Posterior:
         self._seen_from[settings.tobytes()] = smooth, rough, variance
         return smooth, rough, variance
 
-    def left_out(self) -> tuple[Array, Array]:
-        """Return what every row's values would be taken for without that row, and the variance with the row's noise.
-
-        In closed form, a whole row at once (Rasmussen, Williams: Gaussian Processes for Machine Learning, 5.4.2).
-        """
-        whole = _solve(self._chol, self._turn, transposed=True)
-        own = 1 / ((whole**2) @ (1 / self._spread))
-        residual = (whole @ (self._residual / self._spread)) * own @ self._basis.T
-        return self._table.values - residual, own @ (self._basis**2).T
-
 
 def weighted(prior: tuple[float, ...], expected: Array) -> Array:
     """Return the prior mean: the weighted sum of its parts."""

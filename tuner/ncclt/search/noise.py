@@ -57,8 +57,3 @@ def launch_sigma(repeated: Iterable[Sequence[float]]) -> float:
     seen = min(statistics.median(squares) / 0.455, _MOST_SIGMA**2)
     weight = _USUAL_WEIGHT + len(squares)
     return math.sqrt((_USUAL_WEIGHT * USUAL_SIGMA**2 + len(squares) * seen) / weight)
-
-
-def sigma_doubt(repeated: Iterable[Sequence[float]]) -> float:
-    """Return the standard deviation of the logarithm of `launch_sigma`: of a normal sample, 1 / sqrt(2 n)."""
-    return 1 / math.sqrt(2 * (_USUAL_WEIGHT + sum(len(times) - 1 for times in repeated)))

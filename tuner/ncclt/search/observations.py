@@ -10,7 +10,7 @@ import numpy as np
 
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.search.gaussian_process import Array
-from ncclt.search.noise import launch_sigma, sigma_doubt, typical_us
+from ncclt.search.noise import launch_sigma, typical_us
 
 _HOPELESS = 0.5
 """Log ratio from which losses are compressed: the model's accuracy is needed where the gains are."""
@@ -41,7 +41,6 @@ class Observations:
         launches: setting -> its successful launches, the default's included.
         failures: setting -> its failed launches.
         sigma: standard deviation of the logarithm of a time between launches.
-        sigma_doubt: standard deviation of the logarithm of `sigma` that the repeats leave open.
     """
 
     default_us: Array
@@ -49,7 +48,6 @@ class Observations:
     launches: Mapping[Setting, int]
     failures: Mapping[Setting, int]
     sigma: float
-    sigma_doubt: float
 
     @property
     def launches_of_default(self) -> int:
@@ -89,7 +87,6 @@ def observe(launches: Sequence[Launch]) -> Observations:
         launches={setting: len(rows) for setting, rows in times.items()},
         failures=failures,
         sigma=sigma,
-        sigma_doubt=sigma_doubt(repeated),
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
@@ -14,9 +13,9 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.printed_costs import PrintedCosts
 from ncclt.core.setting import Setting
 from ncclt.core.workload import Workload
-from ncclt.search.acquisition import Beliefs, Mixture, Noises
+from ncclt.search.acquisition import Beliefs, Mixture
 from ncclt.search.assemble import Times
-from ncclt.search.gaussian_process import Array, Kernels, Posterior, Table, one_blas_thread, weighted
+from ncclt.search.gaussian_process import Array, Kernels, Table, one_blas_thread, weighted
 from ncclt.search.kernels import Choice, Posteriors, choices, implausibility, likeness
 from ncclt.search.observations import Observations, flattened, unflattened
 from ncclt.search.prior import channel_certainty, expected_log_ratios, expected_own
@@ -37,24 +36,6 @@ _EVIDENCE_DIGITS, _WEIGHT_DIGITS, _BELIEF_DIGITS = 6, 6, 8
 """Evidence, weights and beliefs are rounded to these before they are compared, so that every machine chooses alike."""
 
 _LEAST_VARIANCE = 1e-12
-
-_NOISE_STEPS = (0.0, 1.15, 2.3)
-"""Noises that are weighed, in standard deviations of the logarithm that the repeats leave open."""
-
-_DISTURBED, _DISTURBED_DENSITY = 0.05, 1.0
-"""How often a launch is slowed by something else on the cluster, and how likely any slowdown then is."""
-
-_STRANGE, _STRANGE_SIGMA = 0.1, 0.6
-"""How often a setting itself is as strange as that, and by how much: the cost model is wrong about it."""
-
-_LEAST_SLOWDOWN, _LEAST_SIGMAS = 0.15, 2.0
-"""Slower by this, and by as many standard deviations, than all other launches make it expected: then it is doubted."""
-
-_DOUBTING: Choice = (1.0, 0.15, 3.0, 0.5, 0.5)
-"""Hyperparameters with which launches are doubted: rough, and half a belief in the cost model."""
-
-_SPOILT = 0.5
-"""Probability of a disturbance, in the mean over the messages, from which a launch says nothing about its likes."""
 
 
 class Model:
@@ -117,8 +98,6 @@ class Model:
         launches[rows] = [observations.launches[s] for s in observations.ratios]
         measured = launches > 0
         noise = observations.sigma**2
-        noises: Noises = ((1.0, noise),)
-        disturbed = np.zeros(self._reaches.shape)
         if len(rows):
             table = Table(
                 rows=rows,
@@ -126,17 +105,8 @@ class Model:
                 noise=noise / launches[rows],
                 expected=self._expected,
             )
-            # Not with fitted hyperparameters: they would explain a disturbance as noise or roughness.
-            likely, expected, doubt = _disturbances(table, self._alike.kernels(*_DOUBTING), launches[rows])
-            spoilt = likely.mean(axis=1) > _SPOILT
-            noises, weighed = self._noises_and_choices(replace(table, noise=table.noise + spoilt), observations)
-            noise = _typical(noises)
-            table = replace(table, noise=noise / launches[rows] + spoilt)
+            weighed = self._likely_choices(table)
             mixture = self._mixture(table, weighed)
-            disturbed[rows] = likely
-            for _, mean, variance in mixture:
-                mean[rows] = np.where(likely > 0, expected, mean[rows])
-                variance[rows] = np.where(likely > 0, doubt, variance[rows])
         else:
             table, weighed = None, [(1.0, choices()[0])]
             mixture = ((1.0, *_before_all(self._expected, self._alike.kernels(*choices()[0]))),)
@@ -155,9 +125,7 @@ class Model:
             reaches=self._reaches,
             untried=np.broadcast_to(~np.asarray(tried), launches.shape),
             own=self._own,
-            disturbed=disturbed,
             noise=noise,
-            noises=noises,
             default_launches=observations.launches_of_default,
             weights=cost / cost.sum(),
             mixture=mixture,
@@ -183,14 +151,8 @@ class Model:
         posteriors = Posteriors(table, self._alike)
         return tuple((weight, *posteriors[choice].predict(everything)) for weight, choice in weighed)
 
-    def _noises_and_choices(
-        self, table: Table, observations: Observations
-    ) -> tuple[Noises, list[tuple[float, Choice]]]:
-        """Return what the variance of one launch may be, and the likeliest hyperparameters; weights add up to 1.
-
-        What the repeats leave open of the noise the evidence decides, for the best hyperparameters of every roughness:
-        noise and the rough part of a landscape look alike in single launches.
-        """
+    def _likely_choices(self, table: Table) -> list[tuple[float, Choice]]:
+        """Return the likeliest hyperparameters; their weights add up to 1."""
         kept = np.arange(len(table.rows))
         if len(kept) > _FITTED_ROWS:
             kept = np.linspace(0, len(kept) - 1, _FITTED_ROWS).round().astype(np.intp)
@@ -202,63 +164,17 @@ class Model:
             expected=table.expected[:, table.rows[kept]],
         )
 
-        posteriors: dict[float, Posteriors] = {}
-
-        def scores(among: Sequence[Choice], factor: float) -> Array:
-            if factor not in posteriors:
-                posteriors[factor] = Posteriors(replace(part, noise=part.noise * factor), alike)
-            found = posteriors[factor]
-            return np.array([round(found[c].evidence() - implausibility(c), _EVIDENCE_DIGITS) for c in among])
-
-        # A stable order: ties go to the most plausible ones.
-        order = [choices()[index] for index in np.argsort(-scores(choices(), 1.0), kind="stable")]
-        rough = [choice for choice in order if _but_roughness(choice) == _but_roughness(order[0])]
-        steps = np.array(_NOISE_STEPS)
-        factors = np.exp(2 * steps * observations.sigma_doubt)
-        evidence = np.array([scores(rough, factor) for factor in factors]) - 0.5 * steps[:, None] ** 2
-        likely = np.exp(evidence - evidence.max()).sum(axis=1)
-        likely = np.round(likely / likely.sum(), _WEIGHT_DIGITS)
-        noises = tuple(zip(likely.tolist(), (factors * observations.sigma**2).tolist(), strict=True))
-        factor = round(_typical(noises) / observations.sigma**2, _WEIGHT_DIGITS)
-        contenders = list(dict.fromkeys([*order[: 2 * _CHOICES], *rough]))
-        final = scores(contenders, factor)
+        posteriors = Posteriors(part, alike)
+        scores = [posteriors[choice].evidence() - implausibility(choice) for choice in choices()]
+        final = np.round(scores, _EVIDENCE_DIGITS)
         rows = len(table.rows)
         most = _CHOICES if rows <= _AVERAGED_ROWS else _FEW_CHOICES if rows <= _FEW_ROWS else 1
-        best = np.argsort(-final, kind="stable")[:most]
+        best = np.argsort(-final, kind="stable")[:most]  # a stable order: ties go to the most plausible ones
         weights = np.round(np.exp(final[best] - final[best[0]]), _WEIGHT_DIGITS)
         likely_enough = weights >= _LEAST_WEIGHT
         best, weights = best[likely_enough], weights[likely_enough]
         shares = weights / weights.sum()
-        return noises, [(float(w), contenders[i]) for w, i in zip(shares, best, strict=True)]
-
-
-def _typical(noises: Noises) -> float:
-    return math.exp(sum(probability * math.log(variance) for probability, variance in noises))
-
-
-def _but_roughness(choice: Choice) -> tuple[float, ...]:
-    return (choice[0], *choice[2:])
-
-
-def _disturbances(table: Table, kernels: Kernels, launches: Array) -> tuple[Array, Array, Array]:
-    """Tell which times of single launches were probably disturbed: measured settings x messages.
-
-    Disturbances only make slower. Times of several launches are left alone: their outliers are known as such
-    (`search.noise.typical_us`).
-
-    Returns:
-        The probability, 0 where there is no doubt, and mean and variance expected without that launch.
-    """
-    mean, variance = Posterior(table, kernels).left_out()
-    sigma = np.sqrt(variance)
-    slower = table.values - mean
-    strange = np.exp(-0.5 * (slower / _STRANGE_SIGMA) ** 2) / _STRANGE_SIGMA
-    sound = (1 - _STRANGE) * np.exp(-0.5 * (slower / sigma) ** 2) / sigma + _STRANGE * strange
-    of_sound = (1 - _DISTURBED) * sound / math.sqrt(2 * math.pi)
-    of_disturbed = _DISTURBED * _DISTURBED_DENSITY
-    doubted = (slower > np.maximum(_LEAST_SIGMAS * sigma, _LEAST_SLOWDOWN)) & (launches[:, None] == 1)
-    likely: Array = np.round(doubted * of_disturbed / (of_disturbed + of_sound), _WEIGHT_DIGITS)
-    return likely, mean, np.maximum(variance - table.noise[:, None], _LEAST_VARIANCE)
+        return [(float(w), choices()[i]) for w, i in zip(shares, best, strict=True)]
 
 
 def _averaged(mixture: Mixture) -> tuple[Array, Array]:
@@ -315,7 +231,6 @@ def believed(times: Times, workload: Workload, cluster: Cluster, printed_costs: 
         launches={setting: times.fewest(setting) for setting in whole},
         failures={},
         sigma=times.sigma,
-        sigma_doubt=times.sigma_doubt,
     )
     beliefs = Model(tuple(ratios), workload, cluster, printed_costs).believe(observations, ())
     known_ratios = np.array(list(ratios.values()))
@@ -323,7 +238,6 @@ def believed(times: Times, workload: Workload, cluster: Cluster, printed_costs: 
     more = np.array([[times.launches[s][m] - times.fewest(s) for m in messages] for s in ratios]) / beliefs.noise
     precision = 1 / beliefs.variance
     mean = (precision * beliefs.mean + more * flattened(known_ratios)) / (precision + more)
-    # What likes alone would promise is no reason to choose what was slow in its only launch.
-    expected = default_us * np.exp(np.where(beliefs.disturbed > 0, known_ratios, unflattened(mean)))
+    expected = default_us * np.exp(unflattened(mean))
     rows = {s: dict(zip(messages, row.tolist(), strict=True)) for s, row in zip(ratios, expected, strict=True)}
     return replace(times, by_setting={s: {**known, **rows.get(s, {})} for s, known in times.by_setting.items()})

@@ -68,8 +68,7 @@ def _standing(beliefs: Beliefs, inside: np.ndarray) -> Standing:
 
     Where no setting of a message was measured, its value is infinite and its choice means nothing.
     """
-    trusted = (inside & beliefs.measured)[:, None] & (beliefs.disturbed == 0)
-    mine = np.where(trusted, beliefs.mean, np.inf)
+    mine = np.where((inside & beliefs.measured)[:, None], beliefs.mean, np.inf)
     padded = np.vstack([np.full((2, mine.shape[1]), np.inf), mine])
     order = np.argsort(padded, axis=0, kind="stable")
     columns = np.arange(mine.shape[1])
