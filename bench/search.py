@@ -17,6 +17,7 @@ were known without noise; the rest is the price of few noisy launches.
     python bench/search.py [--json] [--quick] [--seeds N] [--methods ours,gp,...] [--mixes small,...]
     python bench/search.py --noise 0.02 --noise 0.05 --noise 0.1      rows for each of them
     python bench/search.py --landscape FILE.csv [--landscape ...]
+    python bench/search.py --methods ours --without averaging      ours without one of its parts (adr/0007); repeatable
     python bench/search.py --methods informed      what is left to whoever knows the best settings beforehand
 """
 
@@ -37,6 +38,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+import numpy as np
 import optuna
 
 from landscapes import Case, Noise, all_cases
@@ -44,6 +46,7 @@ from ncclt.core.score import score_us
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Phase, Trial
 from ncclt.errors import NccltError
+from ncclt.search import acquisition, posterior, sampler
 from ncclt.search.assemble import assemble, collect_times
 from ncclt.search.posterior import believed
 from peers import METHODS, make
@@ -56,6 +59,15 @@ STICKING = (8, 20)
 
 MEAN_AFTER_8, WORST_AFTER_12 = 0.005, 0.03
 """Targets: of the mean over the seeds, and of the worst of them."""
+
+PARTS = {
+    "averaging": (posterior, "_CHOICES", 1),
+    "own": (acquisition, "_OWN_DOUBT", 1.0),
+    "even-variance": (acquisition, "_evened", lambda beliefs: beliefs.variance),
+    "default-again": (sampler, "_default_first", lambda *_: False),
+    "sure-channels": (posterior, "channel_certainty", lambda *_: np.float64(0.0)),
+}
+"""What `--without` replaces: a name of a module of the search, and its value without the part."""
 
 INFORMED = "informed"
 """Not a search and only run when asked for by name: see `Informed`."""
@@ -296,6 +308,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--outliers", type=float, default=0.0, help="share of times that are five times too long")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--mixes", default="", help="only these, by comma")
+    parser.add_argument("--without", action="append", choices=PARTS, default=[], help="a part that ours does without")
     parser.add_argument("--only", default="", help="only landscapes whose name contains this")
     parser.add_argument("--landscape", action="append", type=Path, default=[], metavar="FILE.csv")
     options = parser.parse_args(argv)
@@ -310,6 +323,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.quick:
         seeds, budget = min(seeds, 3), min(budget, 12)
         methods = [m for m in methods if not m.startswith("gp")]
+    for part in options.without:
+        module, name, value = PARTS[part]
+        setattr(module, name, value)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     _use_one_thread()
     try:
