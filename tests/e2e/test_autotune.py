@@ -235,7 +235,7 @@ def test_a_model_of_a_cluster_has_no_job_to_compare(ncclt):
     [
         ((), "give the command of a job after --, or --model NAME"),
         (("--blocks", "2", "--", "true"), "--blocks must be 3 to"),
-        (("--", "true"), "there is nothing to tune a job on: no GPU is visible here"),
+        (("--", "true"), "nothing can be measured here: no Slurm allocation and no GPU"),
         (("--cluster", "leonardo", "--", "true"), "nothing can be measured here: no Slurm allocation and no GPU"),
         (
             ("--launcher", "simulate", "--cluster", "leonardo", "--", "sh", "-c", "echo no luck; exit 3"),

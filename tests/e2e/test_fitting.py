@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
@@ -14,13 +15,15 @@ import pytest
 
 from ncclt.deliver.agreement import await_participants
 from ncclt.deliver.job_info import JobInfo
+from ncclt.deliver.use import use_of
+from ncclt.nccl.tuner_plugin import find
+from ncclt.store import open_store
 from ncclt.testing.landscapes import write_landscape
 
 SHAPE = ("--nodes", "2", "--gpus-per-node", "4", "--nccl-version", "2.22.3")
 NAMES = ("--cluster", "leonardo", "--model", "nasnetmobile")
 TUNE = (
-    "tune", "--model", "nasnetmobile", "--cluster", "leonardo", "--launcher", "simulate", "--nodes", "2",
-    "--trials", "6", "--quiet",
+    "tune", "--model", "nasnetmobile", "--cluster", "leonardo", "--launcher", "simulate", "--nodes", "2", "--quiet",
 )  # fmt: skip
 LIST = "    --gpus-per-node 4 --nccl-version 2.22.3   (SIMULATED)"
 
@@ -124,17 +127,24 @@ def test_one_line_says_what_to_do_and_works_as_it_stands_in_a_fresh_shell(ncclt,
     done = ncclt(*words)
     shown = ncclt("studies", "show", json.loads(ncclt("studies", "list", "--json").stdout)["studies"][0]["id"])
     document = json.loads(ncclt(*words, "--json").stdout)
-    lines = [line for line in done.stdout.splitlines() if line.startswith(("use it:", "continue:"))]
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("use it:", "continue:", "next:"))]
     assert len(lines) == 1
-    assert [line for line in shown.stdout.splitlines() if line.startswith("use it:")] == (
+    assert [line for line in shown.stdout.splitlines() if line.startswith("next:")] == (
         lines if form != "undecided" else []
     )
     name, _, command = lines[0].partition(":")
     command = command.strip()
+    url = f"sqlite:///{ncclt.folder / 'here.db'}"
+    if form in ("table", "variables"):
+        with open_store(url) as store:
+            found = store.recommendation(document["recommendation"]["id"])
+        # The command of a measured result, and the word that a job needs for a recorded one.
+        measured = replace(found, launcher="local", recorded="")
+        command = use_of(measured, source=f" --storage {url} --allow recorded", build=find() is None).command
     assert document["use"]["form"] == (form if form != "undecided" else None)
     del ncclt.variables["NCCLT_STORAGE"]
     if form is None:
-        assert command == "nothing to do: NCCL's own choice stays"
+        assert name == "next"
         return
     (elsewhere := ncclt.folder / "elsewhere").mkdir()
     path = f"{torchrun.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"

@@ -43,11 +43,11 @@ def test_a_second_run_resumes_and_measures_nothing_again(ncclt):
     first, second = ncclt(*words), ncclt(*words)
 
     assert "trials run on: simulate (SIMULATED), as asked" in first.stderr
-    assert "SIMULATED: " in first.stdout
+    assert "demonstration: keep-default on leonardo, SIMULATED: " in first.stdout
     use = (
         "ncclt env --cluster leonardo --model bert --nodes 2 --gpus-per-node 4 --nccl-version 2.22.3 --allow simulated"
     )
-    assert "use it:   nothing to do: NCCL's own choice stays" in first.stdout
+    assert "next:     `ncclt tune --model bert` where the job runs gives a result" in first.stdout
     assert "searches 275 settings" in first.stderr
     assert "is finished, nothing was launched; --continue N adds launches to it" in second.stderr
     assert first.stdout == second.stdout
@@ -63,12 +63,12 @@ def test_without_a_gpu_and_a_cluster_real_measurements_are_replayed_and_every_re
 
     assert f"trials run on: replay ({label}), no Slurm allocation and no GPU here" in first.stderr
     assert label in " ".join(first.stdout.split())  # it may be longer than a line
-    assert "recorded: tuned: vit-l-32 on mi355x-2x8" in first.stdout
-    assert "(exhaustive search of 54 settings): 1.1104x; the policy that was found: 1.11" in first.stdout
+    assert "demonstration: 1.11x on mi355x-2x8, recorded" in first.stdout
+    assert "exhaustive search of the 54 recorded settings: at most 1.110x" in first.stdout
     assert first.stdout == second.stdout
     document = json.loads(ncclt(*words, "--json").stdout)
     assert (document["label"], document["simulated"]) == (label, False)
-    assert document["best_possible"]["found"] == pytest.approx(document["best_possible"]["speedup"], rel=0.003)
+    assert document["best_possible"]["speedup"] == pytest.approx(document["speedup"], rel=0.01)
     assert sum(document["launches"].values()) <= 60
     picture = ncclt("studies", "show", "vit", "--plot").stdout
     assert label in " ".join(picture.split())
@@ -80,7 +80,7 @@ def test_without_a_gpu_and_a_cluster_real_measurements_are_replayed_and_every_re
     unchanged = ncclt("run", *words[1:], "--", "env")
     assert "NCCL_" not in unchanged.stdout
     assert "was not measured there" in unchanged.stderr
-    assert "--allow recorded" in first.stdout
+    assert "--allow" not in first.stdout
     env = ncclt(*words, "--allow", "recorded")
     assert "export NCCLT_RECORDED=1" in env.stdout
     assert f"# {label}" in env.stdout

@@ -34,9 +34,11 @@ class ShownGain:
         cluster, model: names.
         href: the page of its study.
         decision: of the form in which it is used.
-        mood, word: the badge: `tuned`, `keep-default`, `undecided` or `failed` (stale), and what it says.
+        mood, word: the badge: `tuned`, `keep-default`, `undecided` or `failed` (stale), and its text; `demonstration`
+            where times from elsewhere show a gain.
         speedup, low, high: with the 95 % interval; None where nothing was measured for the proof.
         default_us: communication time per step of NCCL's own choice, µs; None where it was not measured.
+        by_table: only the tuner table delivers it; plain variables keep the NCCL default.
         policy_us: that of the policy, µs, in the ratio of the speed-up; None where there was nothing to prove.
         origin: `measured`, `recorded` or `simulated`.
         label: the mark that goes with every number of it; empty where it was measured.
@@ -61,6 +63,7 @@ class ShownGain:
     high: float | None
     default_us: float | None
     policy_us: float | None
+    by_table: bool
     origin: str
     label: str
     shape: str
@@ -82,7 +85,10 @@ def gain_of(found: Recommendation, *, now: datetime) -> ShownGain:
         href=f"/studies/{quote(found.study, safe='')}",
         decision=verdict.decision.value,
         mood="failed" if found.stale else verdict.decision.value,
-        word="stale" if found.stale else verdict.decision.value.replace("-", " "),
+        word=_word(found, verdict),
+        by_table=verdict.decision is Decision.TUNED and not (
+            found.variables is not None and found.variables.verdict.decision is Decision.TUNED
+        ),
         speedup=verdict.speedup if verdict.blocks else None,
         low=verdict.interval[0] if proven else None,
         high=verdict.interval[1] if proven else None,
@@ -92,6 +98,13 @@ def gain_of(found: Recommendation, *, now: datetime) -> ShownGain:
         nccl_version=place.nccl_version, fingerprint=_digest(place), stale=found.stale, created=found.created,
         age=format_age(found.created, now),
     )  # fmt: skip
+
+
+def _word(found: Recommendation, verdict: Verdict) -> str:
+    if found.stale:
+        return "stale"
+    is_demo = found.label and verdict.decision is Decision.TUNED
+    return "demonstration" if is_demo else verdict.decision.value.replace("-", " ")
 
 
 def _verdict(found: Recommendation) -> Verdict:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from ncclt.core.attestation import Form
 from ncclt.core.message import Message
 from ncclt.core.policy import Policy
 from ncclt.core.recommendation import MIN_EFFECT, Decision, PolicyVerdict, Recommendation, Verdict
@@ -148,7 +147,7 @@ def study_view(
         loaded = {trial.number: trial for trial in proof}
         with_proof = [loaded.get(trial.number, trial) for trial in trials]
         ending = ending_of(study, with_proof, recommendation, source=source)
-    arm = Arm.VARIABLES if ending and ending.use.form is Form.VARIABLES else Arm.TABLE
+    arm = evidence.proven_arm(ending.use.form if ending else None)
     policy = ending.use.proven.policy if ending else None
     single = min((one for one in scores if one != DEFAULT), key=lambda one: scores[one], default=None)
     compared_settings = _candidates(scores, policy)
@@ -271,7 +270,9 @@ def _verdict_heading(verdict: Verdict, *, label: str) -> Heading:
     if verdict.decision is Decision.TUNED:
         gain = f"{format_speedup(verdict.speedup)} as fast as NCCL's own choice, {format_saving(verdict)} less"
         how = "In the simulation" if label == "SIMULATED" else "On the recorded times" if label else "Proven"
-        return Heading(mood="tuned", word="tuned", sentence=f"{how} {gain} communication time.")
+        return Heading(
+            mood="tuned", word="demonstration" if label else "tuned", sentence=f"{how} {gain} communication time."
+        )
     if verdict.decision is Decision.UNDECIDED:
         sentence = f"NCCL's own choice stays, since the proof ended before it was decided: {verdict.reason}."
         return Heading(mood="undecided", word="undecided", sentence=sentence)

@@ -61,7 +61,7 @@ def test_the_merged_workload_is_stored_and_names_its_parts(stored):
 def test_one_study_shows_the_gain_of_every_part(stored, tmp_path):
     stored(merge, "small", "large", "far", "--name", "fleet", "--weights", "3,1,1")
     text = tuned(stored, tmp_path)
-    assert "tuned: fleet on " in text
+    assert "demonstration: 1." in text
     page = stored.store.studies().items
     assert len(page) == 1
     study = page[0].study

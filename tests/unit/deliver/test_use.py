@@ -23,7 +23,8 @@ def judged(policy, decision, speedup=1.1, interval=(1.05, 1.15)):
     return PolicyVerdict(policy=policy, verdict=verdict)
 
 
-PER_SIZE = sample_recommendation("rec").table.policy
+MEASURED = replace(sample_recommendation("rec"), simulated=False, launcher="slurm")
+PER_SIZE = MEASURED.table.policy
 TABLE = judged(PER_SIZE, Decision.TUNED)
 
 
@@ -41,7 +42,7 @@ TABLE = judged(PER_SIZE, Decision.TUNED)
 )
 def test_the_form_is_chosen_by_what_was_proven(table, variables, form):
     """Variables where their speed-up is within the table's interval; never what was not proven."""
-    used = use_of(replace(sample_recommendation("rec"), table=table, variables=variables))
+    used = use_of(replace(MEASURED, table=table, variables=variables))
     assert used.form is form
     assert used.proven == (variables if form is Form.VARIABLES else table)
     begins = {Form.TABLE: "ncclt run --cluster ", Form.VARIABLES: 'eval "$(ncclt env --cluster '}
@@ -49,22 +50,26 @@ def test_the_form_is_chosen_by_what_was_proven(table, variables, form):
 
 
 def test_the_command_names_job_and_store_and_builds_what_is_missing():
-    found = sample_recommendation("rec", cluster="my pair")
+    found = replace(MEASURED, cluster="my pair")
     place = found.fingerprint
     used = use_of(found, source=" --storage sqlite:////s.db", build=True)
     assert used.command == (
         f"ncclt plugin build && ncclt run --cluster 'my pair' --model toy --nodes 2 --gpus-per-node "
-        f"{place.gpus_per_node} --nccl-version {place.nccl_version} --storage sqlite:////s.db --allow simulated "
+        f"{place.gpus_per_node} --nccl-version {place.nccl_version} --storage sqlite:////s.db "
         f"--shared . --job NAME -- torchrun --nnodes=2 --nproc-per-node={place.gpus_per_node} train.py"
     )
-    measured = use_of(replace(found, simulated=False))
-    assert "--allow" not in measured.command
-    assert "--allow recorded" in use_of(replace(found, simulated=False, launcher="replay")).command
     assert "plugin build" not in use_of(replace(found, variables=judged(RING, Decision.TUNED)), build=True).command
 
 
+@pytest.mark.parametrize("elsewhere", [{"simulated": True, "launcher": "simulate"}, {"launcher": "replay"}])
+def test_a_demonstration_names_no_command(elsewhere):
+    used = use_of(replace(MEASURED, **elsewhere))
+    assert (used.form, used.command) == (Form.TABLE, "")
+    assert used.why.startswith("a demonstration on ")
+
+
 def test_what_cannot_be_used_says_why():
-    found = sample_recommendation("rec")
+    found = MEASURED
     old = replace(found, fingerprint=replace(found.fingerprint, nccl_version="2.18.3"))
     stale = replace(found, stale="the driver changed")
     only_process_wide = replace(found, table=judged(Policy(parameters=(("BUFFSIZE", 1 << 20),)), Decision.TUNED))

@@ -8,9 +8,9 @@ from ncclt.errors import UsageError
 from ncclt.measure.target import DEFAULT_RECORDED, Target
 
 
-def choose(requested="", *, landscape=False, environ=None, gpus=False, cluster=None):
+def choose(requested="", *, landscape=False, environ=None, gpus=False, cluster=None, demo=True):
     target = Target(launcher=requested, landscape=Path("recorded.csv") if landscape else None, cluster=cluster)
-    return target.resolved(environ or {}, gpus_visible=lambda: gpus)
+    return target.resolved(environ or {}, gpus_visible=lambda: gpus, demo=demo)
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,17 @@ def test_the_launcher_is_chosen_and_the_reason_said(given, name, reason):
     target = choose(**given)
 
     assert (target.launcher, target.reason) == (name, reason)
+
+
+@pytest.mark.parametrize("cluster", [None, "leonardo"])
+def test_a_workload_of_ones_own_is_replayed_or_simulated_only_on_request(cluster):
+    with pytest.raises(
+        UsageError, match="nothing can be measured here: no Slurm allocation and no GPU here"
+    ) as refused:
+        choose(cluster=cluster, demo=False)
+    assert "only as a demonstration" in refused.value.hint
+    assert choose(cluster="mi355x-2x8", demo=False).launcher == "replay"
+    assert choose("simulate", cluster=cluster, demo=False).launcher == "simulate"
 
 
 def test_on_a_login_node_the_reason_names_the_launcher_that_measures(tmp_path):

@@ -76,7 +76,8 @@ def test_recordings_and_models_keep_their_own_shape():
 @pytest.mark.parametrize(
     ("target", "argv", "gpus", "environ", "said"),
     [
-        (Target(), TORCHRUN, False, {}, "nothing to tune a job on"),
+        (Target(), TORCHRUN, False, {}, "nothing can be measured here"),
+        (Target(cluster="leonardo"), TORCHRUN, False, {}, "nothing can be measured here"),
         (Target(launcher="slurm"), TORCHRUN, False, {}, "not in a Slurm allocation"),
         (Target(), ("torchrun", "--nnodes=2", "train.py"), True, {}, "of this node only, and the job has 2"),
     ],

@@ -250,7 +250,7 @@ def test_a_weaker_study_replaces_no_proven_revision(store, weaker):
     assert weak.table.verdict.decision is not Decision.TUNED
     assert [r.id for r in store.newest(cluster="pair", model="w")] == [proven.id]
     words = store.publication(weak.id).words
-    assert f"jobs keep {proven.id} (tuned 1.33x)" in words
+    assert f"{proven.id} (demonstration 1.33x) stays active" in words
     assert f"`ncclt recommendations approve {weak.id}`" in words
 
     store.approve(weak.id, By(who="ann"))

@@ -65,8 +65,9 @@ def check(
     from ncclt.prove.recheck import RecheckRequest, served_arm
     from ncclt.prove.recheck import check as run
     from ncclt.store import open_store
+    from ncclt.store.shipped import is_demo
 
-    target = target.resolved(os.environ)
+    target = target.resolved(os.environ, demo=is_demo(model))
     with open_store(storage, makes=False) as store:
         from ncclt.store.clock import utc_now
 

@@ -46,14 +46,14 @@ def print_ending(
     if ending.parts:
         print()
         _print_parts(ending, study)
-    # Where it was recorded, and by whom, is under the table; the sentence would be too long with it.
-    mark = ending.label.partition(":")[0]
-    print_bold(f"\n{f'{mark}: ' if mark else ''}{ending.verdict}")
+    print_bold(f"\n{ending.verdict}")
     lines = dict(ending.worth)
     if use.command:
         lines["use it"] = use.command
     elif use.proven.verdict.decision is Decision.UNDECIDED:
         lines["continue"] = again
+    elif ending.label:
+        lines["next"] = f"`ncclt tune --model {shlex.quote(study.workload.name)}` where the job runs gives a result"
     elif not place.active:
         lines["use it"] = use.why or "nothing to do: NCCL's own choice stays"
     lines["stored"] = f"study {study.name} ({trials} trials) in {shown}"

@@ -60,8 +60,10 @@ def tune(
     from ncclt.pipeline.tune import TuneRequest
     from ncclt.pipeline.tune import tune as run
     from ncclt.store.clock import utc_now
+    from ncclt.store.shipped import is_demo
 
-    target, effort = (target or Target()).resolved(os.environ), effort or Effort()
+    demo = isinstance(workload, str) and is_demo(workload)
+    target, effort = (target or Target()).resolved(os.environ, demo=demo), effort or Effort()
     if target.lacks_allocation(os.environ):
         raise UsageError(
             "launcher='slurm' needs a Slurm allocation, and this process has none",

@@ -55,13 +55,11 @@ def simulate(
     """
     from ncclt.core.message import Collective
     from ncclt.measure.simulated.sweep import parse_setting, sweep
-    from ncclt.store import open_to_read
 
     if collective not in list(Collective):
         raise UsageError(f"--collective {collective!r} is not known", hint=f"one of {', '.join(Collective)}")
     settings = [parse_setting(text) for text in setting or ["default"]]
-    with open_to_read(storage) as store:
-        where = store.cluster(cluster).sized(gpus_per_node=gpus_per_node, nccl_version=nccl_version)
+    where = _read_cluster(cluster, storage).sized(gpus_per_node=gpus_per_node, nccl_version=nccl_version)
     where = _altered(where, gpu, link, nic, nics)
     counts = _range(nodes, "--nodes", most=_MOST_NODES) if nodes else [where.nodes]
     # Four bytes: one element of float32.
@@ -76,6 +74,17 @@ def simulate(
                     "rows": [_document(row) for row in rows]})  # fmt: skip
         return
     _print(rows, where, title, calibrated)
+
+
+def _read_cluster(name: str, storage: str | None) -> Cluster:
+    """Return a cluster by name; a shipped one needs no store."""
+    from ncclt.store import open_to_read
+    from ncclt.store.shipped import named_clusters, profiles_folder
+
+    if (shipped := named_clusters(profiles_folder()).get(name)) is not None:
+        return shipped
+    with open_to_read(storage) as store:
+        return store.cluster(name)
 
 
 def _altered(cluster: Cluster, gpu: str, link: str, nic: str, nics: int | None) -> Cluster:

@@ -76,6 +76,7 @@ def tune(
     require_dry_run(full, dry_run=dry_run)
     from ncclt.pipeline.tune import TuneRequest
     from ncclt.store import open_store, open_to_read
+    from ncclt.store.shipped import is_demo
 
     costs = None
     if init_log is not None:
@@ -83,7 +84,7 @@ def tune(
 
         costs = printed_costs_of_file(init_log)
     model = workload_name(model, profile)
-    target = target.resolved(os.environ)
+    target = target.resolved(os.environ, demo=is_demo(model))
     with open_to_read(storage, would_be_made=True) if dry_run else open_store(storage) as store:
         request = TuneRequest(workload=store.workload(model), effort=effort, printed_costs=costs)
         if batch != BatchJob() and target.launcher != "slurm":

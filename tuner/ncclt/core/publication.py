@@ -30,8 +30,8 @@ class Publication:
     def words(self) -> str:
         """Return what publishing changed for jobs, with the command that undoes it; empty = nothing to say."""
         if self.kept and self.state is RevisionState.CANDIDATE:
-            stays = f"; jobs keep {_name(self.active)}" if self.active else ""
-            undo = f"`ncclt recommendations approve {self.id}` gives them this one"
+            stays = f"; {_name(self.active)} stays active" if self.active else ""
+            undo = f"`ncclt recommendations approve {self.id}` activates this one instead"
             return f"revision {self.id} is stored and not active: {self.kept}{stays}. {undo}"
         if self.state is RevisionState.CANDIDATE:
             return f"revision {self.id} is a candidate, not yet for all jobs: `ncclt recommendations show {self.id}`"
@@ -137,4 +137,5 @@ def _name(found: Recommendation | None) -> str:
     verdict = best_form(found).verdict
     gain = f" {verdict.speedup:.2f}x" if verdict.decision is Decision.TUNED else ""
     stale = ", stale" if found.stale else ""
-    return f"{found.id} ({verdict.decision}{gain}{stale})"
+    word = "demonstration" if found.label and gain else verdict.decision
+    return f"{found.id} ({word}{gain}{stale})"

@@ -67,7 +67,7 @@ class Target:
         Option(
             "Name of the cluster, see `ncclt cluster list`. "
             "A recorded one (`ncclt landscape list`) is replayed. "
-            f"Default: {DEFAULT_RECORDED} where nothing can be launched, {DEFAULT_CLUSTER} where trials are simulated.",
+            f"Default: {DEFAULT_RECORDED} for a replay, {DEFAULT_CLUSTER} where trials are simulated.",
             envvar="NCCLT_CLUSTER",
         ),
     ] = None
@@ -80,8 +80,8 @@ class Target:
         str,
         Option(
             "Where trials run: simulate, replay, local, torchrun, mpirun, slurm, ssh, kubernetes. Default: slurm in "
-            "an allocation, local where GPUs are visible, else replay of a recorded cluster. Nothing is "
-            "simulated unasked.",
+            "an allocation, local where GPUs are visible; shipped workloads are else replayed. Nothing is simulated "
+            "unasked.",
             envvar="NCCLT_LAUNCHER",
         ),
     ] = ""
@@ -188,23 +188,25 @@ class Target:
         environ: Mapping[str, str],
         *,
         gpus_visible: Callable[[], bool] = gpus_visible,
+        demo: bool = False,
         drill: bool = False,
     ) -> Target:
         """Return the target with its launcher and the names of its nodes: as asked, else as detected.
 
-        The default is the recorded cluster that was named, else the Slurm allocation, else the visible GPUs, else a
-        recorded cluster where none is named. Nothing is simulated unasked.
+        The default is the recorded cluster that was named, else the Slurm allocation, else the visible GPUs. A demo is
+        replayed without either where no cluster is named. Nothing is simulated unasked.
 
         Args:
             environ: the process environment.
             gpus_visible: asked only when needed.
+            demo: the workload is a shipped one, for which a recording is replayed unasked.
             drill: accept options of launches where nothing is launched: a preflight simulates nodes by their names.
 
         Raises:
             UsageError: the options contradict each other, have no effect there, or nothing can be measured here.
             InputError: the host file cannot be read.
         """
-        chosen = self._with_launcher(environ, gpus_visible, drill=drill)
+        chosen = self._with_launcher(environ, gpus_visible, demo=demo, drill=drill)
         if chosen.launcher == "replay" and self.landscape is None and chosen.cluster not in recorded_tables():
             raise UsageError(
                 f"{chosen.cluster} is not a recorded cluster, so it cannot be replayed",
@@ -228,7 +230,9 @@ class Target:
             return chosen
         return replace(chosen, hosts=tuple(host.label for host in read_hostfile(self.hostfile)), hostfile=None)
 
-    def _with_launcher(self, environ: Mapping[str, str], gpus_visible: Callable[[], bool], *, drill: bool) -> Target:
+    def _with_launcher(
+        self, environ: Mapping[str, str], gpus_visible: Callable[[], bool], *, demo: bool, drill: bool
+    ) -> Target:
         if self.launcher:
             known = (*NOT_LAUNCHED, *launcher_modules())
             if self.launcher not in known:
@@ -250,11 +254,12 @@ class Target:
         reason = "no Slurm allocation and no GPU here"
         if shutil.which("sbatch", path=environ.get("PATH", "")) and not drill:
             reason += "; --launcher slurm submits jobs from here"
-        if self.cluster is None and not drill:
+        if demo and self.cluster is None and not drill:
             return replace(self, launcher="replay", cluster=DEFAULT_RECORDED, reason=reason)
         raise UsageError(
             f"nothing can be measured here: {reason}",
-            hint="run it on a GPU node or in an allocation; --launcher simulate uses a model of the cluster",
+            hint="run it on a GPU node or in an allocation; only as a demonstration, "
+            f"--cluster {DEFAULT_RECORDED} replays a recording and --launcher simulate uses a model",
         )
 
     def _refuse_what_is_idle(self) -> None:

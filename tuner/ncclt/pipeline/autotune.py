@@ -67,12 +67,6 @@ def target_of_job(
     """
     found = target.resolved(environ, gpus_visible=gpus_visible)
     if not found.is_launched:
-        if not (target.cluster or target.launcher or target.landscape):
-            raise UsageError(
-                "there is nothing to tune a job on: no GPU is visible here, and no Slurm allocation",
-                hint="run it where the job runs; --launcher replay or simulate tunes on a recording or a model of a "
-                "cluster instead, and --launcher torchrun --backend gloo tries the way on CPUs",
-            )
         return found
     if found.lacks_allocation(environ):
         raise UsageError(

@@ -9,7 +9,7 @@ from typing import Any
 from ncclt.core.attestation import Form
 from ncclt.core.message import Message
 from ncclt.core.policy import uniform_policy
-from ncclt.core.recommendation import Decision, Recommendation, Verdict
+from ncclt.core.recommendation import ORIGIN_WORDS, Decision, Recommendation, Verdict
 from ncclt.core.setting import DEFAULT
 from ncclt.core.study import Arm, Study, Trial, median_scores
 from ncclt.core.workload import LEFT_OUT, Workload
@@ -90,7 +90,9 @@ def ending_of(
     """
     use = use_of(found, source=source, build=build)
     verdict = use.proven.verdict
-    gain = gain_of(study, trials, verdict, steps_per_day=steps_per_day)
+    # A demonstration saves nothing, and neither does what is no longer served.
+    is_used = not (study.label or found.stale)
+    gain = gain_of(study, trials, verdict, steps_per_day=steps_per_day) if is_used else None
     told = {
         "at most": ceiling_words(study.workload),
         "searched": found.coverage.words if found.coverage and verdict.decision is Decision.KEEP_DEFAULT else "",
@@ -145,13 +147,16 @@ def scaled_to(total_us: float, times_us: Mapping[Message, float], workload: Work
 
 def _verdict(found: Recommendation, use: DeliveredForm) -> str:
     verdict, what = use.proven.verdict, f"{found.model} on {found.cluster}"
+    low, high = verdict.interval
+    evidence = f"95 % interval {low:.3f} to {high:.3f}, {verdict.blocks} blocks"
+    if found.label and verdict.decision is Decision.TUNED:
+        origin = ORIGIN_WORDS[found.origin]
+        return f"demonstration: {verdict.speedup:.2f}x on {found.cluster}, {origin} ({evidence})"
+    if found.label:
+        return f"demonstration: {verdict.decision} on {found.cluster}, {ORIGIN_WORDS[found.origin]}: {verdict.reason}"
     if verdict.decision is not Decision.TUNED:
         return f"{verdict.decision} for {what}: {verdict.reason}"
-    low, high = verdict.interval
-    return (
-        f"tuned: {what} communicates {verdict.speedup:.3f}x as fast as with NCCL's own choice "
-        f"(95 % interval {low:.3f} to {high:.3f}, {verdict.blocks} blocks)"
-    )
+    return f"tuned: {what} communicates {verdict.speedup:.3f}x as fast as with the NCCL default ({evidence})"
 
 
 def _other(study: Study, trials: Sequence[Trial], found: Recommendation, use: DeliveredForm) -> str:

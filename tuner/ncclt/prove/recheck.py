@@ -118,10 +118,11 @@ def check(
         StudyStoppedError: the default itself fails.
     """
     found = request.recommendation
-    if runner.simulated != found.simulated:
+    here = (runner.simulated, runner.name == "replay")
+    if here != (found.simulated, found.launcher == "replay"):
         raise UsageError(
             f"the recommendation {found.id} was measured by the launcher {found.launcher!r}, not by {runner.name!r}: "
-            "simulated and measured times cannot be compared",
+            "measured, recorded and simulated times cannot be compared",
             hint=f"use --launcher {found.launcher}",
         )
     arm, policy_verdict = served_arm(found)

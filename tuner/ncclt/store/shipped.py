@@ -124,6 +124,11 @@ def shipped_workloads(folder: Path) -> dict[str, Workload]:
     return _read(folder / "workloads", ".json", lambda text: Workload.from_document(json.loads(text)))
 
 
+def is_demo(name: str) -> bool:
+    """Return whether a workload is a shipped one, for which a recording is replayed where nothing can be launched."""
+    return name in shipped_workloads(profiles_folder())
+
+
 def shipped_clusters(folder: Path) -> dict[str, Cluster]:
     """Read every cluster of a profiles folder that can be simulated, by name; InputError as for `shipped_workloads`."""
     return _read(folder / "clusters", ".toml", lambda text: cluster_of_toml(text, "it"))
