@@ -67,6 +67,26 @@ def test_a_sharded_workload(command):
 
 
 @pytest.mark.shared
+def test_a_trace_goes_on_to_its_ceiling_and_to_advice_without_a_cluster(command, shared_data):
+    """Its own times suffice; other numbers of nodes need a cluster."""
+    said = command(import_files, str(shared_data.joinpath("traces", *R50)), "--name", "r50")
+    assert "no NCCL setting can gain more" in said
+    assert "next: `ncclt advise --model r50`" in said
+    document = _json(command, "--model", "r50")
+    assert document["exposed_ms"] == pytest.approx(10.540, abs=0.001)
+    assert not any("nodes" in row["change"] for row in document["changes"])
+    assert any("--cluster NAME predicts other numbers of nodes" in note for note in document["notes"])
+    with pytest.raises(UsageError, match="need --cluster"):
+        command(advise, "--model", "r50", "--nodes", "2")
+
+
+def test_a_workload_without_times_needs_a_cluster(command):
+    with pytest.raises(UsageError, match="does not hold its number of GPUs and the times") as refused:
+        command(advise, "--model", "bert")
+    assert "--cluster NAME" in refused.value.hint
+
+
+@pytest.mark.shared
 def test_a_trace_shows_its_own_backward_pass_and_copies(command, shared_data):
     command(import_files, str(shared_data.joinpath("traces", *R50)), "--name", "r50")
     words = ("--model", "r50", "--cluster", "pcie-pair")

@@ -18,7 +18,8 @@ def test_the_next_command_can_be_copied(tmp_path):
     done = CliRunner().invoke(app, list(words), catch_exceptions=False)
 
     assert done.exit_code == 0
-    assert done.stderr.endswith("; tune it with: ncclt tune --model my-job.2_b\n")
+    assert "next: `ncclt tune --model my-job.2_b` where the job runs" in done.stdout
+    assert "advise" not in done.stdout, "nothing is known of its step"
 
 
 @pytest.mark.parametrize("name", ["", " ", "my job", "../x", "a/b", "-x", "a\n", "a\u202eb", "größe", "x" * 201])

@@ -37,6 +37,12 @@ def test_a_table_like_that_of_nccl_tests_is_labelled(command):
     assert "bus bandwidth by size, SIMULATED" in said
 
 
+def test_a_shipped_cluster_needs_no_store(tmp_path, capsys):
+    simulate(cluster="dgx-h100", sizes="1M", storage=f"sqlite:///{tmp_path / 'absent' / 'no.db'}")
+    assert list(tmp_path.iterdir()) == []
+    assert "SIMULATED all_reduce on dgx-h100" in capsys.readouterr().out
+
+
 def test_json_of_forced_settings_and_what_if(command):
     words = ("--cluster", "leonardo", "--sizes", "64M", "--nodes", "2", "--setting", "ring/simple c=8", "--json")
     plain = json.loads(command(simulate, *words))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,12 +25,15 @@ _TEST = "ncclt verify --against 'torchrun ... train.py' -- torchrun ... changed.
 
 @app.command()
 def advise(
-    cluster: Annotated[
-        str,
-        typer.Option("--cluster", help="Name of the cluster on which it was recorded.", autocompletion=cluster_names),
-    ],
     model: Model = None,
     profile: OldModel = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of the cluster on which it was recorded. Default: only what the recording itself holds.",
+            autocompletion=cluster_names,
+        ),
+    ] = None,
     nodes: Annotated[
         int | None, typer.Option(help="Nodes; default: those of the recording, else the cluster's.")
     ] = None,
@@ -54,10 +58,12 @@ def advise(
     name = workload_name(model, profile)
     with open_to_read(storage) as store:
         workload = store.workload(name)
-        whole = store.cluster(cluster)
-        where = _where(workload, whole, nodes, gpus_per_node)
-        others = _others(where)
-        found = [measured_curves(store, one) for one in (where, *others)]
+        if cluster is None:
+            where = _recorded(workload, nodes, gpus_per_node)
+        else:
+            where = _where(workload, store.cluster(cluster), nodes, gpus_per_node)
+        others = _others(where) if cluster else ()
+        found = [measured_curves(store, one) for one in (where, *others)] if cluster else []
     given = GivenTimes(
         step_us=None if step_ms is None else step_ms * 1e3, compute_us=None if compute_ms is None else compute_ms * 1e3
     )
@@ -65,10 +71,22 @@ def advise(
     simulated = any(one.simulated for one in found)
     recorded = tuple(dict.fromkeys(one.recorded for one in found if one.recorded))
     advice = advised(workload, where, given=given, measured=curves, others=others)
+    if cluster is None:
+        said = "times of calls are those of the recording; --cluster NAME predicts other numbers of nodes too"
+        advice = replace(advice, notes=(*advice.notes, said))
     if as_json:
         print_json(_document(advice, simulated, recorded))
     else:
         _print(advice, simulated, recorded)
+
+
+def _recorded(workload: Workload, nodes: int | None, gpus_per_node: int | None) -> Cluster:
+    """Return the stand-in for an unnamed cluster."""
+    from ncclt.profile.advice.call_times import recorded_cluster
+
+    if nodes is not None or gpus_per_node is not None:
+        raise UsageError("--nodes and --gpus-per-node need --cluster", hint="`ncclt cluster list` shows the names")
+    return recorded_cluster(workload)
 
 
 def _where(workload: Workload, cluster: Cluster, nodes: int | None, gpus_per_node: int | None) -> Cluster:
@@ -138,9 +156,15 @@ def _times(prediction: Prediction) -> dict[str, float]:
 
 
 def _print(advice: Advice, simulated: bool, recorded: tuple[str, ...]) -> None:
+    from ncclt.profile.advice.call_times import RECORDING
+
     job, step_us = advice.job, advice.as_is.step_us
     cluster = job.cluster
-    print(f"{job.workload.name} on {cluster.name}, {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu}")
+    print(
+        f"{job.workload.name} as recorded on {cluster.world_size} GPUs"
+        if cluster.name == RECORDING
+        else f"{job.workload.name} on {cluster.name}, {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu}"
+    )
     print(
         f"ceiling: {advice.exposed_us / 1e3:.2f} ms of a step of {step_us / 1e3:.2f} ms "
         f"({advice.exposed_us / step_us * 100:.1f} %) is exposed communication"

@@ -128,14 +128,18 @@ def _keep(workload: Workload, storage: str | None, *, replace: bool, dry_run: bo
     if not dry_run:
         with open_store(storage) as store:
             store.add_workload(workload, replace=replace)
-            again = f"ncclt tune --model {shlex.quote(workload.name)}"
-            say(f"ncclt: stored {workload.name} in {store.shown}; tune it with: {again}")
+            say(f"ncclt: stored {workload.name} in {store.shown}")
     if as_json:
         print_json(workload.to_document())
     else:
         from ncclt.cli.profile_view import print_profile
 
         print_profile(workload, limit=40)
+        if not dry_run:
+            name = shlex.quote(workload.name)
+            if workload.step_time_us and workload.exposed_us is not None:
+                print(f"next: `ncclt advise --model {name}` predicts what would shorten the step")
+            print(f"next: `ncclt tune --model {name}` where the job runs: in a Slurm allocation or on its GPUs")
 
 
 @app.command("merge")

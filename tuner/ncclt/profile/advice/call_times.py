@@ -10,11 +10,15 @@ from dataclasses import dataclass, replace
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message, bus_factor
 from ncclt.core.workload import Workload
+from ncclt.errors import UsageError
 from ncclt.nccl.cost_model.model import nccl_choice
 from ncclt.profile.views.estimate import Curve, CurveKey, link_busbw_gbps, on_curve
 
 Factors = tuple[tuple[float, float], ...]
 """(log2 of the size, recorded time over the curve's) in order of size."""
+
+RECORDING = "recording"
+"""Name of the stand-in for the cluster of a recording."""
 
 _IN_TRAINING = 1.3
 """A call in a training step against nccl-tests alone, see `Assumed.stretch`."""
@@ -111,6 +115,27 @@ def _modelled_us(collective: Collective, size: int, where: Cluster) -> float:
         spans_nodes=where.nodes > 1,
     )  # fmt: skip
     return size * bus_factor(collective, where.world_size) / link_busbw_gbps(where, message) / 1e3
+
+
+def recorded_cluster(workload: Workload) -> Cluster:
+    """Return a stand-in for the cluster of a recording, whose own times correct every call on it.
+
+    Its links only shape the curve between recorded sizes, and it has no network: nothing is predicted for other nodes.
+
+    Raises:
+        UsageError: the recording lacks its number of GPUs or the times of its calls.
+    """
+    if workload.provenance.world_size < 2 or not any(
+        calls.recorded_us and calls.message.collective.is_tunable for calls in workload.messages
+    ):
+        raise UsageError(
+            f"the recording of {workload.name} does not hold its number of GPUs and the times of its calls",
+            hint="name its cluster: --cluster NAME; `ncclt cluster list` shows the names",
+        )
+    return Cluster(
+        name=RECORDING, gpus_per_node=workload.provenance.world_size, gpu="unknown GPU", compute_capability=80,
+        link_class="nvlink", link_gbps=100.0, nccl_version="2.19.0",
+    )  # fmt: skip
 
 
 def call_times(workload: Workload, cluster: Cluster, measured: Mapping[CurveKey, Curve]) -> CallTimes:
