@@ -345,10 +345,9 @@ def shares_chart(study: Study, rows: Sequence[MessageLine], compared: str) -> Ch
     saved = {row: row.calls.calls_per_step * ((row.default_us or 0.0) - (row.policy_us or 0.0)) for row in known}
     ordered = sorted(known, key=lambda row: -abs(saved[row]))
     shown = sorted(ordered[:MOST_SHARES], key=lambda row: -saved[row])
-    step_us, has_step = study.workload.step_time_us, not study.workload.provenance.whole_file
 
-    def percent(us: float, of: float | None) -> str:
-        return f"{100 * us / of:+.2f} %" if of else NONE
+    def percent(us: float, of: float) -> str:
+        return f"{100 * us / of:+.2f} %"
 
     spans = [
         Span(
@@ -371,13 +370,12 @@ def shares_chart(study: Study, rows: Sequence[MessageLine], compared: str) -> Ch
         levels=[Level(at=0.0, label="", axis="x")],
         names_spans=False,
         table=ChartTable(
-            columns=("Message", "Saves, µs", "of the communication", *(["of the step"] if has_step else [])),
+            columns=("Message", "Saves, µs", "of the communication"),
             rows=[
                 (
                     row.message.label,
                     format_us(saved[row]),
                     percent(saved[row], total),
-                    *([percent(saved[row], step_us)] if has_step else []),
                 )
                 for row in ordered[:50]
             ],

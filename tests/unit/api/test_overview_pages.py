@@ -198,7 +198,7 @@ def test_hostile_names_are_text_on_every_page(empty_store, empty_client, samples
 def test_a_cluster_shows_what_jobs_get_and_whether_it_took_effect(client):
     page = client.get("/clusters/leonardo").text
     served = page[page.index("served-heading") : page.index("history-heading")]
-    for text in ("1.083×", "1.061–1.104", ">tuned<", ">simulated<", ">partly<", "/workloads/bert"):
+    for text in ("1.083×", "1.061–1.104", ">demonstration<", ">simulated<", ">partly<", "/workloads/bert"):
         assert text in served
     assert "2 × 4 A100-SXM-64GB" in page
 

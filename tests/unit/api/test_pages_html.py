@@ -116,12 +116,15 @@ def test_trials_are_paged(empty_store, empty_client, samples):
 
 @pytest.mark.parametrize(("public_url", "source"), [("", ""), ("https://tuner", " --server https://tuner")])
 def test_the_line_to_type_names_the_configured_server_and_never_the_host_of_the_request(
-    filled_store, public_url, source
+    empty_store, samples, public_url, source
 ):
-    with TestClient(create_app(filled_store, public_url=public_url)) as client:
-        page = client.get("/studies/5e1f00aa", headers={"Host": "evil.example:9000"}).text
+    study = replace(samples.study(), simulated=False, launcher="slurm")
+    empty_store.open_study(study)
+    empty_store.publish(samples.recommendation(study))
+    with TestClient(create_app(empty_store, public_url=public_url)) as client:
+        page = client.get(f"/studies/{study.id}", headers={"Host": "evil.example:9000"}).text
     line = "ncclt run --cluster leonardo --model bert --nodes 2 --gpus-per-node 4 --nccl-version 2.22.3"
-    line += f"{source} --allow simulated --shared . --job NAME -- torchrun --nnodes=2 --nproc-per-node=4 train.py"
+    line += f"{source} --shared . --job NAME -- torchrun --nnodes=2 --nproc-per-node=4 train.py"
     assert "evil.example" not in page
     assert page.count('<div class="copyable">') == 1
     assert f"<code>{line}</code>" in re.sub("</?span>", "", page)

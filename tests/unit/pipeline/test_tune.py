@@ -1,6 +1,7 @@
 """The application service: from request to published recommendation."""
 
 import itertools
+from dataclasses import replace
 
 import optuna
 import pytest
@@ -265,6 +266,20 @@ def test_a_better_proof_replaces_a_revision_and_names_it(store):
     words = store.publication(better.id).words
     assert f"replaces {first.id} (undecided)" in words
     assert f"`ncclt recommendations rollback {first.id}` restores" in words
+
+
+def test_a_gain_that_hardly_shortens_the_step_is_not_tuned(store):
+    """A third less communication, of which a thousandth of the step is exposed."""
+    workload = replace(WORKLOAD, step_time_us=2_000_000.0, exposed_us=2_000.0)
+    effort = Effort(trials=30, process_wide=(), warm=False)
+    result = tune(
+        TuneRequest(workload=workload, effort=effort), make_testbed(per_size), store, watcher=Silent(),
+        interrupted=str, clock=lambda: 0.0, now=lambda: "2026-01-01T00:00:00+00:00",
+    )  # fmt: skip
+
+    verdict = result.recommendation.table.verdict
+    assert verdict.decision is Decision.KEEP_DEFAULT
+    assert "makes a step at most 0.025 % shorter, which is below the minimum" in verdict.reason
 
 
 def test_wrong_data_in_the_proof_disqualifies_what_the_search_believed_in(store):

@@ -7,7 +7,7 @@ import pytest
 from ncclt.core.message import Collective, Message
 from ncclt.core.recommendation import Decision, Verdict
 from ncclt.core.workload import MessageCalls, Provenance, Workload
-from ncclt.prove.payback import ceiling_words, cost_words, gain_of
+from ncclt.prove.payback import UNREACHABLE, ceiling_words, communication_effect, cost_words, gain_of, step_gain
 from ncclt.testing.samples import sample_study, sample_trial
 
 VERDICT = Verdict(
@@ -75,8 +75,33 @@ def test_only_what_is_exposed_can_be_saved():
     """A tenth of the communication exposed: ten times the steps; never more than all of it."""
     gain = gain_of(study_of(exposed_us=1_000, step_time_us=50_000), launches(4.5), VERDICT)
     assert gain.payback_steps[0] == pytest.approx(22_500)
-    assert gain.words.endswith("10 % of it is exposed: a step is 0.2 ms (0.4 %) shorter")
-    assert gain_of(study_of(exposed_us=99_000), launches(4.5), VERDICT).exposed == 1.0
+    assert gain.words.endswith("of communication; a step is 0.2 ms (0.4 %) shorter")
+    assert gain_of(study_of(exposed_us=99_000), launches(4.5), VERDICT).shorter_us == pytest.approx((2000, 0, 5000))
+
+
+def test_the_exposed_share_is_that_of_the_recording():
+    """Its exposed time over its communication, not over that of the cluster that is tuned."""
+    recorded = tuple(replace(calls, recorded_us=1_500) for calls in WORKLOAD.messages)
+    gain = gain_of(study_of(messages=recorded, exposed_us=1_000, step_time_us=50_000), launches(4.5), VERDICT)
+    assert gain.exposed == pytest.approx(2 / 3)
+    assert "67 % of the recorded one is exposed" in gain.words
+
+
+@pytest.mark.parametrize(
+    ("recorded", "effect"),
+    [
+        ({}, 0.02),  # of the communication: the step is not known
+        ({"exposed_us": 50_000, "step_time_us": 100_000}, 0.04082),
+        ({"exposed_us": 1_000, "step_time_us": 100_000}, UNREACHABLE),
+        ({"exposed_us": 50_000, "step_time_us": 100_000, "provenance": Provenance(source="t", whole_file=True)}, 0.02),
+    ],
+)
+def test_the_least_effect_is_one_of_the_step_where_that_is_known(recorded, effect):
+    workload = replace(WORKLOAD, **recorded)
+    found = communication_effect(workload, 0.02)
+    assert found == pytest.approx(effect, rel=1e-3)
+    if 0.02 < found < UNREACHABLE:
+        assert step_gain(workload, 1 + found) == pytest.approx(1 - 1 / 1.02)
 
 
 def test_the_ceiling_is_what_is_exposed():

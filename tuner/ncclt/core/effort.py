@@ -68,7 +68,13 @@ class Effort:
         bool,
         Option("Prove what variables alone bring too, for jobs that cannot load the tuner plugin.", group=Group.PROOF),
     ] = False
-    min_effect: Annotated[float, Option("Smallest gain worth a change, as a share.", group=Group.PROOF)] = MIN_EFFECT
+    min_effect: Annotated[
+        float,
+        Option(
+            "Smallest gain worth a change, as a share: of the step where the workload knows it, else of communication.",
+            group=Group.PROOF,
+        ),
+    ] = MIN_EFFECT
     process_wide: Annotated[
         tuple[str, ...],
         Option(

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from ncclt.core.documents import Documented, Shape
 from ncclt.core.message import Collective, Message
+from ncclt.core.placed_time import PlacedTime
 from ncclt.errors import InputError, UsageError
 
 WHOLE_FILE = "no training step is marked: whole file, number of steps unknown"
@@ -163,6 +164,27 @@ class Workload(Documented):
         object.__setattr__(self, "messages", tuple(ordered))
         if self.exposed_us is not None and (sent := self.communication_us):
             object.__setattr__(self, "exposed_us", min(self.exposed_us, sent))
+
+    @property
+    def exposed_share(self) -> float | None:
+        """Return the share of the recorded communication that computation does not hide; None where it is not known."""
+        if self.exposed_us is None or not self.communication_us:
+            return None
+        return self._placed(self.exposed_us).share_of(self._placed(self.communication_us))
+
+    @property
+    def tunable_share(self) -> float | None:
+        """Return the share of the recorded step that no tuning can exceed; None where the step is not known.
+
+        The exposed communication, or all of it where the recording does not show what is exposed.
+        """
+        most_us = self.communication_us if self.exposed_us is None else self.exposed_us
+        if most_us is None or not self.step_time_us or self.provenance.whole_file:
+            return None
+        return self._placed(most_us).share_of(self._placed(self.step_time_us))
+
+    def _placed(self, us: float) -> PlacedTime:
+        return PlacedTime(us=us, place=f"the recording of {self.name}")
 
     @property
     def bytes_per_step(self) -> float:

@@ -29,6 +29,7 @@ from ncclt.prove.confirm import Candidates, candidates, confirm, confirmed_times
 from ncclt.prove.coverage import measure_coverage, require_coverage
 from ncclt.prove.interleave import prove
 from ncclt.prove.message_table import MessageRow, message_rows
+from ncclt.prove.payback import communication_effect
 from ncclt.prove.proof import proven
 from ncclt.prove.verdict import Pairs, nothing_better
 from ncclt.search.assemble import Times
@@ -187,6 +188,11 @@ class TuneContext:
     clock: Callable[[], float]
     now: Callable[[], str]
 
+    @property
+    def min_effect(self) -> float:
+        """Return the smallest gain of communication time that justifies a change, as a share."""
+        return communication_effect(self.study.workload, self.request.effort.min_effect)
+
     def result(self, *, stop: str, left: bool = False) -> TuneResult:
         """Return the result of a run that ends without a verdict."""
         return TuneResult(
@@ -295,20 +301,20 @@ def _proposer(context: TuneContext) -> Proposer:
 def _confirm_and_prove(context: TuneContext) -> tuple[Times, Candidates] | None:
     """Launch the finalists again, then default and policies in turn; return times and policies, None if cut off."""
     testbed, workload, trial_log = context.testbed, context.workload, context.trial_log
-    effort, interrupted = context.request.effort, context.interrupted
+    effort, interrupted, min_effect = context.request.effort, context.interrupted, context.min_effect
     times = confirm(
         testbed.runner, workload, trial_log,
-        with_variables=effort.prove_variables, min_effect=effort.min_effect,
+        with_variables=effort.prove_variables, min_effect=min_effect,
         interrupted=interrupted, watch=context.watcher.confirmed,
     )  # fmt: skip
     found = Candidates(policies={Arm.DEFAULT: Policy()}, why=testbed.inert)
     if not testbed.inert:
         found = candidates(
-            times, workload, testbed.runner, min_effect=effort.min_effect, with_variables=effort.prove_variables
+            times, workload, testbed.runner, min_effect=min_effect, with_variables=effort.prove_variables
         )
     complete = prove(
         testbed.runner, workload, trial_log, found.policies,
-        by_variables=testbed.by_variables, blocks=effort.blocks, min_effect=effort.min_effect,
+        by_variables=testbed.by_variables, blocks=effort.blocks, min_effect=min_effect,
         anew=bool(effort.more), seed=f"{context.study.id}|{context.study.seed}",
         covers=testbed.can_measure, interrupted=interrupted, watch=context.watcher.proved,
     )  # fmt: skip
@@ -325,7 +331,7 @@ def _publish(context: TuneContext, times: Times, found: Candidates, end: SearchE
         context.space.anchors(), trials, remaining_gain=end.expected_gain,
         converged=end.converged or any(r.coverage is not None and r.coverage.converged for r in earlier),
     )  # fmt: skip
-    default_us, min_effect = median_scores(trials)[DEFAULT], context.request.effort.min_effect
+    default_us, min_effect = median_scores(trials)[DEFAULT], context.min_effect
     deliveries = {
         arm: proven(arm, policy, trials, workload, min_effect=min_effect)
         for arm, policy in found.policies.items()
@@ -390,7 +396,7 @@ def _find_published(request: TuneRequest, store: Store, study: Study) -> Recomme
     launched = sum(t.phase is Phase.SEARCH for t in store.trials(study.id)) if undecided and not enough else 0
     more_trials = undecided and not enough and launched < request.effort.trials
     unproven = request.effort.prove_variables and newest.variables is None
-    as_asked = same_source and verdict.min_effect == request.effort.min_effect
+    as_asked = same_source and verdict.min_effect == communication_effect(study.workload, request.effort.min_effect)
     return newest if as_asked and not (more_blocks or more_trials or unproven) else None
 
 

@@ -16,6 +16,7 @@ from ncclt.measure.trial import TrialLog, launch
 from ncclt.nccl.compile import TUNER_API_SINCE, compile_policy
 from ncclt.prove.collapse import MIN_GAIN, collapse
 from ncclt.prove.interleave import applies
+from ncclt.prove.payback import step_gain
 from ncclt.search.assemble import KEPT_GAIN, Times, assemble, collect_times, expected_us, fastest_alone, finalists
 from ncclt.search.posterior import believed
 
@@ -221,5 +222,11 @@ def candidates(
         if gain >= min_effect and not hoped.is_default:
             why = f"the predicted gain of {gain * 100:.1f} % could not be confirmed by launching it again; not proven"
         elif gains or not hoped.is_default:
-            why = f"the predicted gain of {gain * 100:.1f} % is below the minimum of {min_effect * 100:g} %; not proven"
+            step = step_gain(workload, 1 + gain)
+            below = (
+                f"is below the minimum of {min_effect * 100:g} %"
+                if step is None
+                else f"makes a step at most {step * 100:.2g} % shorter, which is below the minimum"
+            )
+            why = f"the predicted gain of {gain * 100:.1f} % {below}; not proven"
     return Candidates(policies={Arm.DEFAULT: Policy(), **worth}, why=why)

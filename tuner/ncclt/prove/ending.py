@@ -17,7 +17,7 @@ from ncclt.deliver.use import DeliveredForm, use_of
 from ncclt.nccl.compile import compile_policy
 from ncclt.prove.evidence import LaunchEvidence
 from ncclt.prove.parts import PartGain, measure_parts
-from ncclt.prove.payback import Gain, ceiling_words, cost_words, gain_of
+from ncclt.prove.payback import Gain, ceiling_words, cost_words, gain_of, step_gain
 from ncclt.prove.proof import left_alike, proof_notes
 
 
@@ -61,7 +61,7 @@ class Ending:
             "notes": list(self.notes),
             "gain_ms": gain.saved_us[0] / 1e3 if gain else None,
             "gain_ms_interval": [us / 1e3 for us in gain.saved_us[1:]] if gain else None,
-            "step_gain_ms": gain.shorter_us[0] / 1e3 if gain and gain.exposed is not None else None,
+            "step_gain_ms": gain.shorter_us[0] / 1e3 if gain and gain.is_step_known else None,
             "steps_per_day": gain.steps_per_day if gain else None,
             "gpu_hours_per_week": gain.gpu_hours_per_week if gain else None,
             "payback_hours": gain.payback_hours if gain else None,
@@ -102,7 +102,7 @@ def ending_of(
     }
     return Ending(
         label=study.label,
-        verdict=_verdict(found, use),
+        verdict=_verdict(found, use, study.workload),
         use=use,
         gain=gain,
         worth=tuple((word, sentence) for word, sentence in told.items() if sentence),
@@ -145,7 +145,7 @@ def scaled_to(total_us: float, times_us: Mapping[Message, float], workload: Work
     return {message: time_us * total_us / (found_us or total_us) for message, time_us in times_us.items()}
 
 
-def _verdict(found: Recommendation, use: DeliveredForm) -> str:
+def _verdict(found: Recommendation, use: DeliveredForm, workload: Workload) -> str:
     verdict, what = use.proven.verdict, f"{found.model} on {found.cluster}"
     low, high = verdict.interval
     evidence = f"95 % interval {low:.3f} to {high:.3f}, {verdict.blocks} blocks"
@@ -156,6 +156,12 @@ def _verdict(found: Recommendation, use: DeliveredForm) -> str:
         return f"demonstration: {verdict.decision} on {found.cluster}, {ORIGIN_WORDS[found.origin]}: {verdict.reason}"
     if verdict.decision is not Decision.TUNED:
         return f"{verdict.decision} for {what}: {verdict.reason}"
+    if (saved := step_gain(workload, verdict.speedup)) is not None:
+        most = "at most " if workload.exposed_us is None else ""
+        return (
+            f"tuned: steps of {what} are {most}{saved * 100:.2g} % shorter, communication {verdict.speedup:.3f}x as "
+            f"fast as with the NCCL default ({evidence})"
+        )
     return f"tuned: {what} communicates {verdict.speedup:.3f}x as fast as with the NCCL default ({evidence})"
 
 

@@ -26,32 +26,27 @@ class Gain:
     Attributes:
         saved_us: communication time per step that it saves: estimate and the ends of the 95 % interval, µs.
         default_us: communication time per step of the default, µs.
-        exposed: share of the communication that computation does not hide, the only part that can shorten a step;
-            None = not known, so all of it is assumed to be exposed.
-        step_us: length of a step, µs; None = not known.
+        shorter_us: by how much the step becomes shorter, µs, likewise: hidden communication costs no time, however slow
+            it is. All messages are assumed to be equally exposed, and all of them where exposure is not known.
+        exposed: share of the recorded communication that computation does not hide; None = not known.
+        step_share: share of the recorded step that is saved; None = not known.
         steps_per_day: of the job; None = there is no step, the workload is a whole file.
         steps_from: where `steps_per_day` comes from, in words.
         gpus: of the job.
         cost_gpu_s: of all launches of the study, GPU seconds.
+        is_step_known: the recording shows how much of the communication is exposed.
     """
 
     saved_us: tuple[float, float, float]
     default_us: float
+    shorter_us: tuple[float, float, float]
     exposed: float | None
-    step_us: float | None
+    step_share: float | None
     steps_per_day: float | None
     steps_from: str
     gpus: int
     cost_gpu_s: float
-
-    @property
-    def shorter_us(self) -> tuple[float, float, float]:
-        """Return by how much a step becomes shorter, µs: hidden communication costs no time, however slow it is.
-
-        All messages are assumed to be equally exposed.
-        """
-        estimate, low, high = (saved * (1.0 if self.exposed is None else self.exposed) for saved in self.saved_us)
-        return estimate, low, high
+    is_step_known: bool
 
     @property
     def gpu_hours_per_week(self) -> float | None:
@@ -84,12 +79,11 @@ class Gain:
         words = f"{estimate:.3g} ms {per} ({low:.3g} to {high:.3g}) of {self.default_us / 1e3:.4g} ms of communication"
         if self.steps_per_day is None:
             return words
-        if self.exposed is None:
+        if not self.is_step_known:
             return f"{words}; the step is as much shorter if none of it is hidden behind computation"
-        shorter = f"{words}; {self.exposed * 100:.0f} % of it is exposed: a step is {self.shorter_us[0] / 1e3:.3g} ms"
-        if self.step_us:
-            shorter += f" ({self.shorter_us[0] / self.step_us * 100:.2g} %)"
-        return f"{shorter} shorter"
+        exposed = "" if self.exposed is None else f"{self.exposed * 100:.0f} % of the recorded one is exposed: "
+        share = "" if self.step_share is None else f" ({self.step_share * 100:.2g} %)"
+        return f"{words}; {exposed}a step is {self.shorter_us[0] / 1e3:.3g} ms{share} shorter"
 
     @property
     def worth(self) -> str:
@@ -114,9 +108,13 @@ def gain_of(
         return None
     workload, total_us = study.workload, verdict.default_us
 
-    def saved_us(speedup: float) -> float:
-        return total_us * (1 - 1 / speedup) if speedup > 0 else -math.inf
+    def saved_share(speedup: float) -> float:
+        return 1 - 1 / speedup if speedup > 0 else -math.inf
 
+    shares = saved_share(verdict.speedup), saved_share(verdict.interval[0]), saved_share(verdict.interval[1])
+    saved_us = total_us * shares[0], total_us * shares[1], total_us * shares[2]
+    # The share comes from the study, the time that it shortens from the recording; never more than the study saw.
+    shortened_us = total_us if workload.exposed_us is None else min(workload.exposed_us, total_us)
     origin = "as asked"
     steps: float | None = steps_per_day
     if steps is None:
@@ -125,25 +123,49 @@ def gain_of(
         origin = around or "one per second is assumed"
         steps = _DAY_US / (recorded or ASSUMED_STEP_US)
     return Gain(
-        saved_us=(saved_us(verdict.speedup), saved_us(verdict.interval[0]), saved_us(verdict.interval[1])),
+        saved_us=saved_us,
         default_us=total_us,
-        exposed=None if workload.exposed_us is None else min(1.0, workload.exposed_us / total_us),
-        step_us=workload.step_time_us,
+        shorter_us=(shortened_us * shares[0], shortened_us * shares[1], shortened_us * shares[2]),
+        exposed=workload.exposed_share,
+        step_share=None if workload.exposed_us is None else step_gain(workload, verdict.speedup),
         steps_per_day=None if workload.provenance.whole_file else steps,
         steps_from=f"{origin}; --steps-per-day N" if steps_per_day is None else origin,
         gpus=study.cluster.world_size,
         cost_gpu_s=gpu_seconds(trials, study.cluster),
+        is_step_known=workload.exposed_us is not None,
     )  # fmt: skip
+
+
+UNREACHABLE = 1e3
+"""Minimum of the speed-up of communication, as a gain, where no tuning can shorten the step enough."""
+
+
+def step_gain(workload: Workload, speedup: float) -> float | None:
+    """Return the share of a step that faster communication saves at most; None where the step is not known."""
+    share = workload.tunable_share
+    return None if share is None else share * (1 - 1 / speedup)
+
+
+def communication_effect(workload: Workload, min_effect: float) -> float:
+    """Return the smallest gain of communication time that justifies a change, as a share.
+
+    Where the recording shows the step, `min_effect` is a gain of the step: only the exposed communication shortens it.
+    """
+    share = workload.tunable_share
+    if share is None:
+        return min_effect
+    needed = 1 - 1 / (1 + min_effect)  # share of the step that must be saved
+    return min(UNREACHABLE, 1 / (1 - needed / share) - 1) if needed < share else UNREACHABLE
 
 
 def ceiling_words(workload: Workload) -> str:
     """Say how much any tuning of communication can save of a step; empty where exposure is not known."""
-    exposed_us, step_us = workload.exposed_us, workload.step_time_us
+    exposed_us, share = workload.exposed_us, workload.tunable_share
     if exposed_us is None or workload.provenance.whole_file:
         return ""
     most = f"{exposed_us / 1e3:.3g} ms"
-    share = f"{min(100.0, exposed_us / step_us * 100):.1f} % of your step" if step_us else f"{most} of your step"
-    return f"{share} is exposed communication, as recorded: tuning can save at most {most}"
+    part = f"{most} of your step" if share is None else f"{share * 100:.1f} % of your step"
+    return f"{part} is exposed communication, as recorded: tuning can save at most {most}"
 
 
 def cost_words(study: Study, trials: Sequence[Trial], gain: Gain | None) -> str:
