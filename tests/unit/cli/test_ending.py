@@ -143,7 +143,9 @@ def test_a_demonstration_claims_no_worth_and_gives_no_command(recorded, command)
     assert re.search(r"^demonstration: 1\.25x on box, recorded \(95 % interval", text, re.MULTILINE)
     assert "next:     `ncclt tune --model mine` where the job runs gives a result" in text
     for said in (text, command(show, study.id), study_report(command.store, study)):
-        assert not re.search("worth:|gain:|use it:|ncclt (run|env) --cluster|--allow|GPU hours per week|pays? back", said)
+        assert not re.search(
+            "worth:|gain:|use it:|ncclt (run|env) --cluster|--allow|GPU hours per week|paid back", said
+        )
     assert document["use"]["command"] is None
     assert document["gain_ms"] is document["gpu_hours_per_week"] is document["payback_hours"] is None
 
