@@ -10,19 +10,26 @@ from fastapi.testclient import TestClient
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
+from ncclt.core.recommendation import Decision, PolicyVerdict
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, Phase, StudyState
 from ncclt.core.trial import Outcome
 from ncclt.prove.evidence import ArmLaunch, LaunchEvidence
+from ncclt.prove.interleave import prove
 from ncclt.prove.payback import Gain
+from ncclt.prove.proof import verdict_of
+from ncclt.testing.fakes import FakeRunner, FakeTrialLog
+from ncclt.testing.samples import sample_recommendation
 from ncclt_api.app import create_app
 from ncclt_api.pages.message_rows import MessageLine
 from ncclt_api.pages.study_charts import LEAST_RATIO, SearchPoint, search_chart
 from ncclt_api.pages.study_proof import MOST_LOOKS, MOST_PAIRS, proof_charts
 from ncclt_api.pages.study_sizes import AS_GOOD, SizeTimes, Spread, curves_of, group_of, setting_times, shares_chart
 from ncclt_api.pages.study_sizes import wins_chart as wins
+from ncclt_api.pages.study_view import study_view
 from ncclt_api.pages.study_worth import cost_rows, decisions_of
 from ncclt_api.pages.study_worth import payback_chart as payback
+from ncclt_api.pages.wording import format_speedup
 
 MIB = 1 << 20
 FAST = Setting(algorithm=Algorithm.TREE, protocol=Protocol.LL, channels=4)
@@ -333,3 +340,24 @@ def test_a_study_without_trials_has_a_page(empty_store, empty_client, samples):
 def test_a_message_of_another_placement_is_another_curve():
     one = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=8, group_size=4, spans_nodes=True)
     assert group_of(one) != group_of(replace(one, spans_nodes=False))
+
+
+# The head and the charts
+
+
+def test_head_and_charts_show_the_arm_that_was_proven(study):
+    """Variables alone were proven, and not to be enough: the charts are of them too, not of the best setting."""
+    trial_log = FakeTrialLog()
+    runner = FakeRunner(study.cluster, lambda setting, *_: 10.0 if setting.is_default else 9.9)
+    policy = Policy(rules=(Rule(collective=Collective.ALL_REDUCE, algorithm=Algorithm.RING),))
+    arms = {Arm.DEFAULT: Policy(), Arm.VARIABLES: policy}
+    prove(runner, study.workload, trial_log, arms, blocks=3, interrupted=lambda: False, watch=lambda *_: None)
+    trials = trial_log.trials()
+    verdict = verdict_of(Arm.VARIABLES, policy, trials, study.workload, min_effect=0.02)
+    assert verdict.decision is not Decision.TUNED
+    form = PolicyVerdict(policy=policy, verdict=verdict)
+    found = replace(sample_recommendation("r"), study=study.id, table=form, variables=form)
+    view = study_view(study, trials, found, measured=lambda some: some, server="")
+    assert view.compared == "policy"
+    assert view.proof is not None
+    assert view.proof.closing.table.rows[-1][1] == format_speedup(view.proven.speedup)
