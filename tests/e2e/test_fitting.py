@@ -228,7 +228,7 @@ def test_commands_that_read_make_no_store(ncclt):
 
 def test_a_damaged_file_ends_tune_before_a_verdict(ncclt):
     path = ncclt.folder / "ncclt.db"
-    words = (*TUNE[:-1], "--patience", "0", "--storage", f"sqlite:///{path}", "--json")
+    words = (*TUNE[:-1], "--trials", "6", "--patience", "0", "--storage", f"sqlite:///{path}", "--json")
     ncclt(*words)
     whole = path.read_bytes()
     for content in (whole[:8192] + b"\xa5" * (len(whole) - 8192), b"\x00"):
@@ -244,7 +244,8 @@ def test_connections_that_postgresql_ends_do_not_end_tune(ncclt, postgresql):
     """Every connection of the study is terminated again and again while it runs, wherever it is just then."""
     with psycopg.connect(postgresql.get_uri(), autocommit=True) as admin:
         admin.execute("CREATE DATABASE terminated")
-        process = ncclt.start(*TUNE[:-1], "--json", "--storage", postgresql.get_uri(database="terminated"))
+        words = (*TUNE[:-1], "--trials", "6", "--json", "--storage", postgresql.get_uri(database="terminated"))
+        process = ncclt.start(*words)
         ended = 0
         pause = threading.Event()
         # From the first trial on: who cannot open its store says so at once.

@@ -55,7 +55,7 @@ def refuse_replacement(new: Recommendation, active: Recommendation) -> str:
     """
     after, before = best_form(new).verdict, best_form(active).verdict
     if before.decision is not Decision.TUNED:
-        return _refuse_untuned(new, after, active, before)
+        return _refuse_untuned(after, before, is_stale=bool(active.stale))
     if after.decision is Decision.UNDECIDED:
         return "it is undecided, and the active revision is proven"
     if active.stale:
@@ -84,18 +84,13 @@ def best_form(found: Recommendation) -> PolicyVerdict:
     return max(forms, key=lambda form: (form.verdict.decision is Decision.TUNED, form.verdict.interval[0]))
 
 
-def _refuse_untuned(new: Recommendation, after: Verdict, active: Recommendation, before: Verdict) -> str:
+def _refuse_untuned(after: Verdict, before: Verdict, *, is_stale: bool) -> str:
     """Compare with an active revision that delivers nothing."""
-    if after.decision is Decision.TUNED or before.decision is Decision.UNDECIDED or active.stale:
+    if after.decision is Decision.TUNED or before.decision is Decision.UNDECIDED or is_stale:
         return ""
     if after.decision is Decision.UNDECIDED:
         return "it is undecided, and the active revision found the NCCL default best"
-    if after.min_effect > before.min_effect:
-        return _coarser(after, before)
-    tried = [found.coverage.settings if found.coverage else 0 for found in (new, active)]
-    if after.blocks <= before.blocks and tried[0] < tried[1]:
-        return f"it tried {tried[0]} settings, the active revision {tried[1]}"
-    return ""
+    return _coarser(after, before) if after.min_effect > before.min_effect else ""
 
 
 def _refuse_refutation(new: Recommendation, after: Verdict, active: Recommendation, before: Verdict) -> str:
