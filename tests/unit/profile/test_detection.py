@@ -167,3 +167,17 @@ def test_what_a_text_states_is_given_to_its_reader(tmp_path):
         assert not any("cut off" in note for note in workload.provenance.notes)
     path.write_text(path.read_text() + "broadcast\n           2.0 M")
     assert "job.log ends within a line: it may be cut off" in read_workload(path, name="x").provenance.notes
+
+
+def test_newer_formats_are_named_as_newer(tmp_path):
+    entry = {
+        "record_id": 0, "process_group": ["0", "default_pg"], "profiling_name": "nccl:all_reduce",
+        "input_sizes": [[1024]], "input_dtypes": ["Float"], "output_sizes": [[1024]], "output_dtypes": ["Float"],
+        "state": "completed", "retired": True,
+    }  # fmt: skip
+    groups = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
+    path = tmp_path / "dump.json"
+    for version, is_new in (("2.9", False), ("2.10", False), ("2.11", True), ("3.0", True)):
+        path.write_text(json.dumps({"version": version, "pg_config": groups, "entries": [entry]}))
+        notes = read_workload(path, name="x").provenance.notes
+        assert any(note.startswith(f"format {version} is newer than 2.10") for note in notes) is is_new

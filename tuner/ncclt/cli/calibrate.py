@@ -37,7 +37,7 @@ def calibrate(
         typer.Option(
             "--from",
             metavar="FILE|studies",
-            help="Output of nccl-tests, landscape CSV, or `studies`: those of this cluster in the store. Repeatable.",
+            help="Output of nccl-tests, landscape CSV, a folder of them, or `studies` of this cluster. Repeatable.",
         ),
     ] = [],  # noqa: B006 - typer copies it
     named: Annotated[str, typer.Option("--as", help="Name of the calibrated cluster. Default: NAME-calibrated.")] = "",
@@ -147,12 +147,15 @@ def _observed(source: str, cluster: Cluster, store: Store) -> list[ObservedTimes
     """
     from ncclt.measure.simulated.observations import observed_in_table, observed_in_tests, observed_in_trials
     from ncclt.profile.readers.nccl_tests import read_tests
+    from ncclt.profile.source import files_of
 
     if source != STUDIES:
-        path = Path(source)
-        is_table = path.suffix.lower() == ".csv"
-        found = observed_in_table(path, cluster) if is_table else observed_in_tests(read_tests(path), path, cluster)
-        return [found]
+        return [
+            observed_in_table(path, cluster)
+            if path.suffix.lower() == ".csv"
+            else observed_in_tests(read_tests(path), path, cluster)
+            for path, _is_named in files_of([Path(source)])
+        ]
     studies = []
     others: dict[str, int] = {}
     cursor: str | None = None

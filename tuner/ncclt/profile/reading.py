@@ -5,6 +5,7 @@ The sentences that users read about files of any kind are here, once.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, date, datetime
@@ -124,6 +125,22 @@ def largest_group_notes(ranks_seen: int, world_size: int) -> list[str]:
 def all_of(labels: Sequence[str]) -> str:
     """Name files in a message: the only one, or how many there are."""
     return labels[0] if len(labels) == 1 else f"the {len(labels)} files"
+
+
+def is_newer(version: str, newest: str) -> bool:
+    """Return whether a version is later than the newest known one; other words in it do not count.
+
+    >>> is_newer("v4.3", "v4.2"), is_newer("v4.10", "v4.2"), is_newer("1.1.1-chakra.0.0.4", "1.1.1")
+    (True, True, False)
+    """
+    told, known_one = (tuple(map(int, re.findall(r"[0-9]{1,6}", text))) for text in (version, newest))
+    return told[: len(known_one)] > known_one
+
+
+def newer_notes(versions: Iterable[str], newest: str) -> list[str]:
+    """Return a note on each version of a format that is later than the newest known one."""
+    newer = sorted({version for version in versions if is_newer(version, newest)})
+    return [f"format {version} is newer than {newest}: what is new in it is not read" for version in newer]
 
 
 def known(facts: Mapping[str, str]) -> dict[str, str]:

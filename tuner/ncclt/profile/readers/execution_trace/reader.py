@@ -28,11 +28,14 @@ from ncclt.profile.readers.execution_trace.nodes import (
 from ncclt.profile.readers.kineto.names import classify, is_barrier
 from ncclt.profile.readers.param_comms.calls import RecordedCall, SentCall, counts_of, ledger_of, shown
 from ncclt.profile.readers.param_comms.ranks import RankReading, read_ranks
-from ncclt.profile.reading import day_in, without_answered_receives
+from ncclt.profile.reading import day_in, newer_notes, without_answered_receives
 from ncclt.profile.source import Document, any_head, load_json, unmarked
 from ncclt.profile.steps import MARK, OPTIMIZER, Span, StepDivision, divide_into_steps
 
 name = "execution_trace"
+
+NEWEST = "1.1.1"
+"""Schema of torch 2.5 and later, the newest that is known here."""
 
 _GRAPH = "workload_graph"
 _COMMUNICATION_NODE = 7  # COMM_COLL_NODE of Chakra's et_def.proto
@@ -95,6 +98,7 @@ def read_rank(document: Document) -> RankReading:
         recorded_on=day_in(trace.get("time")),
         facts={"schema": shown(str(trace["schema"])) if isinstance(trace.get("schema"), str) else ""},
         notes=(
+            *newer_notes([str(trace.get("schema", ""))[:40]], NEWEST),
             "an ExecutionTrace has no durations",
             *([f"left out: {elsewhere} x call in a group that never reaches NCCL"] if elsewhere else []),
             *steps.notes,

@@ -18,10 +18,13 @@ from ncclt.profile.readers.flight_recorder.dump import call_of, entries_of, grou
 from ncclt.profile.readers.flight_recorder.pickle import load_pickle
 from ncclt.profile.readers.param_comms.calls import counted, counts_of, ledger_of, shown
 from ncclt.profile.readers.param_comms.ranks import RankReading, read_ranks
-from ncclt.profile.reading import day_of, without_answered_receives
+from ncclt.profile.reading import day_of, newer_notes, without_answered_receives
 from ncclt.profile.source import HEAD_BYTES, Document, any_head, load_json, read_block, unmarked
 
 name = "flight_recorder"
+
+NEWEST = "2.10"
+"""Version of torch 2.9 to 2.15 (FlightRecorder.hpp), the newest that is known here."""
 
 MAX_PICKLE_BYTES = 128 * 1024 * 1024
 """Bytes of the largest pickle that is read; a full default buffer with stack frames takes a few MiB."""
@@ -84,7 +87,13 @@ def _read_rank(document: Document) -> RankReading:
             # `comm_lib_version` in torch 2.13 and later.
             "nccl_version": _text(dump.get("nccl_version") or dump.get("comm_lib_version")),
         },
-        notes=(*_ring_notes(entries), *([where] if where else []), *notes, *ledger.notes()),
+        notes=(
+            *newer_notes([_text(dump.get("version"))], NEWEST),
+            *_ring_notes(entries),
+            *([where] if where else []),
+            *notes,
+            *ledger.notes(),
+        ),
     )
 
 

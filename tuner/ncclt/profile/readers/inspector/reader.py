@@ -13,10 +13,19 @@ from pathlib import Path
 from ncclt.core.workload import WHOLE_FILE, Provenance, Workload, merge_ranks
 from ncclt.errors import TraceError
 from ncclt.profile.readers.inspector.counts import Tally, mean_times, rank_views
-from ncclt.profile.readers.inspector.records import NEWEST, is_newer
+from ncclt.profile.readers.inspector.records import NEWEST
 from ncclt.profile.readers.nccl_log.lines import check_distinct
 from ncclt.profile.readers.nccl_log.ranks import UNKNOWN_DTYPE
-from ncclt.profile.reading import all_of, joined, known, largest_group_notes, reasons, workload_of
+from ncclt.profile.reading import (
+    all_of,
+    is_newer,
+    joined,
+    known,
+    largest_group_notes,
+    newer_notes,
+    reasons,
+    workload_of,
+)
 from ncclt.profile.source import any_head, documents
 
 name = "inspector"
@@ -56,9 +65,9 @@ def _has_records(beginning: bytes) -> bool:
 
 def _nothing(tally: Tally, files: Sequence[str]) -> TraceError:
     where = all_of(files)
-    if newer := _newer(tally):
+    if newer := next((version for version in sorted(tally.versions) if is_newer(version, NEWEST)), ""):
         return TraceError(
-            f"no collectives in {where}: its format {newer[0]} is newer than {NEWEST}, the newest that ncclt knows",
+            f"no collectives in {where}: its format {newer} is newer than {NEWEST}, the newest that ncclt knows",
             hint="update ncclt, or record with the Inspector of NCCL 2.32 or older",
         )
     if tally.slots:
@@ -94,7 +103,7 @@ def _notes(tally: Tally) -> tuple[str, ...]:
         WHOLE_FILE,
         f"Inspector has no dtype: messages are given in bytes, as {UNKNOWN_DTYPE}",
     ]
-    notes += [f"format {v} is newer than {NEWEST}: what is new in it is not read" for v in _newer(tally)]
+    notes += newer_notes(tally.versions, NEWEST)
     every = list(tally.series.values())
     if all(size >= SMALLEST_BYTES for series in every for size in series.sizes):
         notes.append("no message below 8 KiB: Inspector leaves them out unless NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES=0")
@@ -110,10 +119,6 @@ def _notes(tally: Tally) -> tuple[str, ...]:
         notes.append(f"Inspector reports {tally.dropped} dropped records: its rings were full")
     notes += largest_group_notes(tally.ranks_seen, tally.world_size)
     return (*notes, *(f"left out: {reason}" for reason in _left_out(tally)))
-
-
-def _newer(tally: Tally) -> list[str]:
-    return sorted(version for version in tally.versions if is_newer(version))
 
 
 def _left_out(tally: Tally) -> list[str]:

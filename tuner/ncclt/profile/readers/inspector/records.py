@@ -189,16 +189,6 @@ def _dropped(stats: Mapping[str, Any]) -> int:
     return total
 
 
-def is_newer(version: str) -> bool:
-    """Return whether a format is later than those known here.
-
-    >>> is_newer("v4.3"), is_newer("v4.10"), is_newer("v4.2"), is_newer("v3.9"), is_newer("")
-    (True, True, False, False, False)
-    """
-    named, known = (tuple(map(int, re.findall(r"[0-9]{1,6}", text)[:2])) for text in (version, NEWEST))
-    return named > known
-
-
 def whole(value: object) -> int | None:
     """Return a whole number from 0 to 2^63, also if written as `5663.0`, None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
