@@ -35,8 +35,8 @@ _PORT_TRIES = 5
 _PATIENCE_S = 120.0
 """How long a launch that does not start is tried again: nodes need minutes to register with a restarted controller."""
 
-_FIRST_PATIENCE_S = 3.0
-"""The same where nothing has started here yet: a wrong option is then as likely as a node that is away."""
+_SHORT_PATIENCE_S = 3.0
+"""The same where a mistake is as likely: nothing has started here yet, or a program is missing."""
 
 _LONGEST_PAUSE_S = 30.0
 
@@ -134,7 +134,8 @@ class ProcessLauncher(ABC):
             self._waiting.append(killed)
         try:
             result, pause_s = self._try(plan), 1.0
-            until_s = time.monotonic() + (_PATIENCE_S if self._has_started else _FIRST_PATIENCE_S) - result.wall_s
+            is_likely_there = self._has_started and result.exit_code not in CANNOT_START
+            until_s = time.monotonic() + (_PATIENCE_S if is_likely_there else _SHORT_PATIENCE_S) - result.wall_s
             while self._may_start_yet(result) and time.monotonic() < until_s:
                 if killed.wait(pause_s):
                     return replace(result, killed=True)
