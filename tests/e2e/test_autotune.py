@@ -251,6 +251,10 @@ def test_a_model_of_a_cluster_has_no_job_to_compare(ncclt):
             ("--launcher", "torchrun", "--cluster", "leonardo", "--nodes", "2", "--", "touch", "ran"),
             "this machine alone",
         ),
+        (
+            ("--launcher=local", "--cluster=leonardo", "--nodes=1", "--nccl-tests=/nowhere", "--", "touch", "ran"),
+            "all_reduce_perf is not where it would run",
+        ),
     ],
 )
 def test_what_cannot_begin_says_why(ncclt, words, said):

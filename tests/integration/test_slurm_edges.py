@@ -29,6 +29,7 @@ FOREIGN = {"NCCL_TUNER_PLUGIN": "/srv/libother.so", "NCCLT_POLICY": "/srv/bert.c
 
 
 NCCLT = (sys.executable, "-m", "ncclt")
+MESSAGE = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=4096, group_size=2, spans_nodes=True)
 
 
 @pytest.fixture(scope="module")
@@ -147,11 +148,8 @@ def test_an_allocation_that_ends_is_no_outcome_of_a_setting(slurm_cluster, tunin
 def test_launches_that_are_alike_meet_on_ports_of_their_own(slurm_cluster):
     """Two studies of one model share nodes: the same command with the same variables, at the same time."""
     pytest.importorskip("torch.distributed")
-    message = Message(
-        collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=4096, group_size=2, spans_nodes=True
-    )
     benchmark = TorchCollectives(backend="gloo", budget_s=0.1)
-    (command,) = benchmark.commands((message,), folder=None)
+    (command,) = benchmark.commands((MESSAGE,), folder=None)
     outcomes = []
     with slurm_cluster.allocation() as environment:
         launcher = create(shape=JobShape(nodes=2), environment=environment)

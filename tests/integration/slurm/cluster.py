@@ -151,6 +151,27 @@ class SlurmCluster:
             self._start("slurmd", "-D", "-N", node, "-f", configuration)
         self._wait(lambda: self._states() == ["idle", "idle"], "both nodes to be idle")
 
+    def restart_controller(self, *, away_s: float) -> None:
+        """Stop slurmctld, and start it again with the jobs that it knew."""
+        self._end("slurmctld")
+        time.sleep(away_s)
+        self._start("slurmctld", "-D", "-f", str(self.folder / "slurm.conf"))
+
+    @contextlib.contextmanager
+    def without_daemon(self, node: str) -> Iterator[None]:
+        """Let a node lose its slurmd; its jobs stay."""
+        self._end("slurmd", node)
+        try:
+            yield
+        finally:
+            self._start("slurmd", "-D", "-N", node, "-f", str(self.folder / "slurm.conf"))
+
+    def _end(self, *words: str) -> None:
+        (daemon,) = [one for one in self.daemons if set(words) <= set(one.args)]
+        self.daemons.remove(daemon)
+        daemon.send_signal(signal.SIGTERM)
+        daemon.wait(_PATIENT_S)
+
     def stop(self) -> None:
         """End jobs, then daemons, each by its own id."""
         with contextlib.suppress(AssertionError, TimeoutError, subprocess.TimeoutExpired):
@@ -167,7 +188,7 @@ class SlurmCluster:
                 daemon.wait()
 
     def _start(self, *argv: str) -> None:
-        with (self.folder / f"{argv[0]}-{len(self.daemons)}.log").open("wb") as log:
+        with (self.folder / f"{argv[0]}-{len(self.daemons)}.log").open("ab") as log:
             daemon = subprocess.Popen(
                 (*_dying_with_us(), *argv),
                 env=self.environment,

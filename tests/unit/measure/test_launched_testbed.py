@@ -240,6 +240,16 @@ def test_the_plugin_is_the_default_wherever_it_is_found_and_can_be_used(tmp_path
     assert Target(**torch).plugin(NO_PLUGIN) is None
 
 
+def test_gloo_is_a_backend_of_pytorch_under_every_launcher():
+    """What it lacks for the plugin is not the benchmark, which it has."""
+    for launcher in ("slurm", "mpirun", "ssh", "torchrun"):
+        found = Target(launcher=launcher, backend="gloo")
+        assert (found.benchmark_name, found.is_gloo) == ("torch_collectives", True)
+        assert found.how_with_plugin == "the tuner plugin can, with --backend nccl"
+    with pytest.raises(UsageError, match="gloo does not apply to --benchmark nccl_tests"):
+        Target(launcher="slurm", backend="gloo", benchmark="nccl_tests").require(ONE)
+
+
 def test_what_variables_cannot_force_says_what_could():
     found = make_testbed(ONE, hosts=("a", "b"))
     assert found.why_not(LL128) == "variables cannot force LL128 safely (`ncclt plugin build` makes it possible)"

@@ -18,6 +18,7 @@ from ncclt.cli.options import AsJson, OldModel, Quiet, Storage, storage_option, 
 from ncclt.cli.output import EXIT_INTERRUPTED, interruptible, print_json, say
 from ncclt.cli.spread import Fields, spread, words_of
 from ncclt.core.effort import Effort
+from ncclt.core.message import Collective
 from ncclt.core.option import Option
 from ncclt.errors import NotFoundError, UsageError, require_extra
 from ncclt.measure.target import Target
@@ -144,6 +145,7 @@ def autotune(
     shape or script is another job.
     """
     require_extra("tune")
+    from ncclt.measure.launched_testbed import launched_testbed
     from ncclt.measure.open_testbed import chosen_cluster
     from ncclt.pipeline.autotune import name_of_job, target_of_job
     from ncclt.store import open_store, open_to_read
@@ -175,7 +177,7 @@ def autotune(
             if target.landscape is None:
                 cluster = chosen_cluster(target, store)
                 if target.is_launched:
-                    target.require(cluster)
+                    launched_testbed(cluster, frozenset({Collective.ALL_REDUCE}), target, environ=os.environ)
             _run(job, store, hidden=quiet or as_json, as_json=as_json)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -13,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 from ncclt.cli.output import say
 from ncclt.core.option import Group, Option
 from ncclt.errors import UsageError, hide_passwords
+from ncclt.launch.process.process_tree import MARK_VARIABLE
+from ncclt.measure.redact import words_without_secrets
 from ncclt.measure.target import Target
 
 if TYPE_CHECKING:
@@ -44,18 +48,22 @@ class BatchJob:
         return any(argument.startswith(("--gpus", "--gres")) for argument in self.sbatch_arg)
 
 
-def submit_study(cluster: Cluster, store: Store, target: Target, batch: BatchJob, *, dry_run: bool) -> int:
-    """Submit this very command line as one job and follow it; return the job's exit code.
+def submit_study(cluster: Cluster, store: Store, target: Target, batch: BatchJob, *, study: str, dry_run: bool) -> int:
+    """Submit this very command line as one job, or find the job of the same study, and follow it.
+
+    Returns:
+        the job's exit code.
 
     Args:
         cluster: sized to one trial; the job gets its nodes once for each trial that runs at the same time.
         store: the job must reach it too.
         target: resolved.
         batch: how the job is submitted.
+        study: id of the study, as far as it is known without its nodes; empty = a job that runs is not looked for.
         dry_run: print the script instead.
 
     Raises:
-        UsageError: sbatch is missing or refuses, or the nodes would not see the store.
+        UsageError: sbatch is missing or refuses, or the nodes would not see the store, or not its password.
     """
     from ncclt.launch.launcher import JobShape
     from ncclt.launch.slurm.sbatch import BatchRequest, node_local_folder, plan_batch, submit_and_follow
@@ -78,6 +86,8 @@ def submit_study(cluster: Cluster, store: Store, target: Target, batch: BatchJob
         job_name="ncclt-tune",
         folder=Path.cwd(),
         extra=batch.sbatch_arg,
+        variables=_variables(store, words, batch, os.environ),
+        comment=f"ncclt {hashlib.sha256(f'{study} {store.shown}'.encode()).hexdigest()[:12]}" if study else "",
     )
     if dry_run:
         plan = plan_batch(request)
@@ -104,6 +114,35 @@ def _storage_by_environment(words: list[str]) -> list[str]:
         else:
             os.environ["NCCLT_STORAGE"] = url
     return left
+
+
+_FOLDERS = ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME")
+"""Variables that say where the files of a user are."""
+
+
+def _variables(
+    store: Store, words: Sequence[str], batch: BatchJob, environ: Mapping[str, str]
+) -> tuple[tuple[str, str], ...]:
+    """Return what the script must set: every option that comes from a variable, and the store.
+
+    Raises:
+        UsageError: one of them is secret, and the job would not inherit it.
+    """
+    names = [name for name in environ if (name.startswith("NCCLT_") and name != MARK_VARIABLE) or name in _FOLDERS]
+    found = {name: environ[name] for name in sorted(names)}
+    if store.path is not None and not any(word.partition("=")[0] == "--storage" for word in words):
+        found["NCCLT_STORAGE"] = f"sqlite:///{store.path.absolute()}"
+    secret = [
+        name for name, value in found.items() if words_without_secrets((f"{name}={value}",))[0] != f"{name}={value}"
+    ]
+    exports = [word.partition("=")[2] for word in batch.sbatch_arg if word.startswith("--export=")]
+    export = [environ.get("SBATCH_EXPORT", "ALL"), *exports][-1].split(",")
+    if dropped := [name for name in secret if name not in export and "ALL" not in export]:
+        raise UsageError(
+            f"--export={','.join(export)} keeps {', '.join(dropped)} from the job, and a script must not hold secrets",
+            hint=f"--sbatch-arg=--export=ALL, or keep the password in ~/.pgpass instead of {dropped[0]}",
+        )
+    return tuple((name, value) for name, value in sorted(found.items()) if name not in secret)
 
 
 def _leave(number: int, _frame: FrameType | None) -> None:

@@ -74,7 +74,7 @@ def tune(
     from ncclt.measure.open_testbed import chosen_cluster, open_testbed
 
     require_dry_run(full, dry_run=dry_run)
-    from ncclt.pipeline.tune import TuneRequest
+    from ncclt.pipeline.tune import TuneRequest, find_finished, study_of
     from ncclt.store import open_store, open_to_read
     from ncclt.store.shipped import is_demo
 
@@ -95,15 +95,27 @@ def tune(
             if costs is not None:
                 costs.require(cluster)
             target.require(cluster)
-            raise typer.Exit(submit_study(cluster, store, target, batch, dry_run=dry_run))
-        testbed = open_testbed(target, store, request.workload, environ=os.environ, seed=effort.seed, ask=not dry_run)
+            alone = replace(target, parallel=1)  # the nodes that would run at once are the job's
+            testbed = open_testbed(alone, store, request.workload, environ=os.environ, seed=effort.seed, ask=False)
+            finished = find_finished(request, testbed, store)
+            if finished is None or dry_run:
+                study = "" if effort.more else study_of(request, testbed, testbed.cut(request.workload)[0]).id
+                raise typer.Exit(submit_study(cluster, store, target, batch, study=study, dry_run=dry_run))
+        else:
+            testbed = open_testbed(
+                target, store, request.workload, environ=os.environ, seed=effort.seed, ask=not dry_run
+            )
+            finished = None
         if dry_run:
             print_plan(plan_of(request, testbed, store), as_json=as_json, texts=full)
             return
         from ncclt.cli.ending_view import command_again
         from ncclt.cli.tune_view import print_result, result_document
 
-        result, exit_code = run_study(request, testbed, store, force=force, hidden=quiet or as_json)
+        if finished is not None:
+            result, exit_code = finished, 0
+        else:
+            result, exit_code = run_study(request, testbed, store, force=force, hidden=quiet or as_json)
         if as_json:
             print_json(result_document(result, testbed, steps_per_day=steps_per_day))
         else:

@@ -96,7 +96,7 @@ class Target:
         str | None,
         Option(
             "What runs: nccl_tests, or torch_collectives where there is PyTorch and no nccl-tests. "
-            "Default: torch_collectives under torchrun and ssh, else nccl_tests.",
+            "Default: torch_collectives under torchrun and ssh and with --backend gloo, else nccl_tests.",
             of_launches=True,
         ),
     ] = None
@@ -294,9 +294,9 @@ class Target:
 
     @property
     def benchmark_name(self) -> str:
-        """Return what runs: as asked, else what the launcher can start."""
-        fitting = "torch_collectives" if self.launcher in TORCH_ALONE else "nccl_tests"
-        return self.benchmark or fitting
+        """Return what runs: as asked, else what has the backend, else what the launcher can start."""
+        is_torch = self.backend == "gloo" or self.launcher in TORCH_ALONE
+        return self.benchmark or ("torch_collectives" if is_torch else "nccl_tests")
 
     @property
     def is_gloo(self) -> bool:
@@ -317,7 +317,12 @@ class Target:
     def how_with_plugin(self) -> str:
         """Say what makes the tuner plugin force the settings, where variables do it."""
         if not self._may_use_plugin:
-            return "the tuner plugin can: --benchmark torch_collectives, not on kubernetes"
+            needed = {
+                "--benchmark torch_collectives": self.benchmark_name != "torch_collectives",
+                "--backend nccl": self.backend != "nccl",
+                "a launcher other than kubernetes": self.launcher == "kubernetes",
+            }
+            return f"the tuner plugin can, with {' and '.join(word for word, lacks in needed.items() if lacks)}"
         if self.through == "variables" or self.container is not None or self.benchmark_name == "nccl_tests":
             return "--through plugin can"
         return "`ncclt plugin build` makes it possible"
@@ -369,6 +374,8 @@ class Target:
                 "--launcher local starts one process, torch_collectives needs one for each GPU",
                 hint="use --launcher torchrun",
             )
+        if self.backend == "gloo" and benchmark != "torch_collectives":
+            raise UsageError(f"--backend gloo does not apply to --benchmark {benchmark}", hint="leave --benchmark out")
         if self.persistent and (name == "kubernetes" or benchmark != "torch_collectives"):
             what = f"--launcher {name}" if name == "kubernetes" else f"--benchmark {benchmark}"
             raise UsageError(

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol as Port
 
+from ncclt.core.cluster import Cluster
 from ncclt.core.effort import Effort
 from ncclt.core.policy import Policy
 from ncclt.core.printed_costs import PrintedCosts
@@ -122,16 +123,17 @@ class Watcher(Port):
         """Called after each launch of the proof, with the whole blocks before it and their pairs, None at first."""
 
 
-def study_of(request: TuneRequest, testbed: Testbed, workload: Workload) -> Study:
+def study_of(request: TuneRequest, testbed: Testbed, workload: Workload, *, cluster: Cluster | None = None) -> Study:
     """Return the study that a request means; the same request means the same study.
 
     Args:
         request: what to tune.
         testbed: where.
         workload: the request's workload, placed and cut to what the testbed can measure.
+        cluster: what is measured; None = the testbed's, whose driver is known only where its nodes were asked.
     """
-    cluster = testbed.runner.cluster
-    name = request.effort.study or _default_name(request, testbed, workload)
+    cluster = cluster or testbed.runner.cluster
+    name = request.effort.study or _default_name(request, testbed, workload, cluster)
     return Study(
         id=hashlib.sha256(name.encode()).hexdigest()[:12],
         name=name,
@@ -147,8 +149,8 @@ def study_of(request: TuneRequest, testbed: Testbed, workload: Workload) -> Stud
     )
 
 
-def _default_name(request: TuneRequest, testbed: Testbed, workload: Workload) -> str:
-    cluster, effort = testbed.runner.cluster, request.effort
+def _default_name(request: TuneRequest, testbed: Testbed, workload: Workload, cluster: Cluster) -> str:
+    effort = request.effort
     # Times under another driver, or of persistent instead of fresh ranks, are not comparable: another study.
     place = f"{cluster.fingerprint().digest()}{cluster.driver}"
     what = f"{workload.digest()}{place}{','.join(effort.process_wide)}{testbed.way}{effort.sampler}"
@@ -337,8 +339,9 @@ def _publish(context: TuneContext, times: Times, found: Candidates, end: SearchE
         for arm, policy in found.policies.items()
         if arm is not Arm.DEFAULT
     }
+    tried = len({t.setting for t in trials if t.tries_setting and not t.setting.is_default})
     why = found.why or (
-        f"none of {coverage.settings} settings is faster than the NCCL default on any message"
+        f"none of {coverage.settings} measured settings ({tried} tried) is faster than the NCCL default on any message"
         if coverage.settings
         else "no other setting was measured"
     )
@@ -378,6 +381,26 @@ def _recommendation(
         simulated=study.simulated, launcher=study.launcher, created=context.now(), source_digest=source_digest,
         dtypes=workload.dtypes, recorded="" if study.simulated else study.label, coverage=coverage,
     )  # fmt: skip
+
+
+def find_finished(request: TuneRequest, testbed: Testbed, store: Store) -> TuneResult | None:
+    """Return the result of the finished study that a request means, without asking any node; None = there is none.
+
+    Args:
+        request: what to tune.
+        testbed: not asked, so it does not know the driver of its nodes: the newest study that fits counts.
+        store: where studies are kept.
+    """
+    workload, notes = testbed.cut(request.workload)
+    cluster = testbed.runner.cluster
+    for summary in store.studies(limit=500, cluster=cluster.name, model=workload.name).items:
+        study = summary.study
+        same = study_of(request, testbed, workload, cluster=replace(cluster, driver=study.cluster.driver))
+        if same.id == study.id and not request.effort.more:
+            published = _find_published(request, store, study)
+            if published is not None:
+                return _load_finished(store, study, published, notes)
+    return None
 
 
 def _find_published(request: TuneRequest, store: Store, study: Study) -> Recommendation | None:

@@ -31,6 +31,8 @@ def request(**changes):
         "job_name": "ncclt-bert",
         "folder": Path("/home/ana/my studies"),
         "extra": ("--partition=gpu", "--account=ab#c"),
+        "variables": (("NCCLT_STORAGE", "sqlite:////home/ana/my studies/ncclt.db"),),
+        "comment": "ncclt 0123456789ab",
     }
     return BatchRequest(**{**known, **changes})
 
@@ -45,6 +47,8 @@ def request(**changes):
                 "gpus_per_node": None,
                 "time_limit": None,
                 "extra": (),
+                "variables": (),
+                "comment": "",
                 "folder": Path("/home/ana"),
                 "shape": JobShape(nodes=2, hosts=("n1", "n2")),
             },

@@ -94,16 +94,18 @@ def _follow(
     shown = ""
     silent = 0
     while True:
-        state, reason, exit_code = _state(job_id, environment)
+        state, reason, exit_code, again = _state(job_id, environment)
         for log in logs:
             log.show_growth()
         silent = 0 if state else silent + 1
         if silent >= _SILENT_QUESTIONS:
             raise StudyStoppedError(
                 f"Slurm no longer knows job {job_id}",
-                hint=f"`squeue --job {job_id}` and {logs[1].path} may say more; run the same command to resume",
+                hint=f"`squeue --job {job_id}` and {logs[1].path} may say more; the same command follows it again",
             )
-        if state in _UNDER_WAY and (now := f"{state.lower()}{f' ({reason})' if reason else ''}") != shown:
+        # Why a job completes is known a moment later.
+        now = f"{again}{state.lower()}{f' ({reason})' if reason else ''}"
+        if state in _UNDER_WAY and state != "COMPLETING" and now != shown:
             shown = now
             say(f"ncclt: job {job_id} is {now}\n")
         if state and state not in _UNDER_WAY:
@@ -115,14 +117,15 @@ def _follow(
     return exit_code if state == "FAILED" else _EXIT_CODES.get(state, 1)
 
 
-def _state(job_id: str, environment: Mapping[str, str] | None) -> tuple[str, str, int]:
-    """Return state, reason and exit code of a job; no state = Slurm did not answer."""
+def _state(job_id: str, environment: Mapping[str, str] | None) -> tuple[str, str, int, str]:
+    """Return state, reason and exit code of a job, and words if it was requeued; no state = Slurm did not answer."""
     said = ask(("scontrol", "show", "job", "--oneliner", job_id), environment).stdout
     known = dict(re.findall(r"(\S+?)=(\S*)", said))
     code, _, number = known.get("ExitCode", "1:0").partition(":")
     exit_code = 128 + int(number) if number not in ("", "0") else int(code)
     reason = known.get("Reason", "")
-    return known.get("JobState", ""), "" if reason == "None" else reason, exit_code
+    again = "" if known.get("Restarts", "0") == "0" else "requeued by Slurm, resumes, and is "
+    return known.get("JobState", ""), "" if reason == "None" else reason, exit_code, again
 
 
 class _Log:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import re
 import shlex
@@ -37,6 +38,8 @@ class BatchRequest:
         folder: of the job's two logs; the compute nodes must see it.
         extra: further options for sbatch, verbatim; they win. Without one of `SHARING` whole nodes are requested.
         notice_s: how long before its time limit the job gets SIGTERM, seconds.
+        variables: set by the script, whatever `--export` lets through.
+        comment: by which `find_job` finds the job again.
     """
 
     command: tuple[str, ...]
@@ -47,6 +50,8 @@ class BatchRequest:
     folder: Path
     extra: tuple[str, ...] = ()
     notice_s: int = NOTICE_S
+    variables: tuple[tuple[str, str], ...] = ()
+    comment: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +95,7 @@ def plan_batch(request: BatchRequest) -> BatchPlan:
         f"--signal=B:TERM@{request.notice_s}",
         "--requeue",
         "--export=ALL",
+        *([f"--comment={request.comment}"] if request.comment else []),
     ]
     script = "\n".join(
         (
@@ -97,6 +103,7 @@ def plan_batch(request: BatchRequest) -> BatchPlan:
             *(f"#SBATCH {_quoted(line)}" for line in lines),
             "# Lines appear in the log when they are written, not when the study ends.",
             "export PYTHONUNBUFFERED=1",
+            *(f"export {name}={shlex.quote(value)}" for name, value in request.variables),
             f"exec {shlex.join(request.command)}",
             "",
         )
@@ -131,6 +138,22 @@ def submit(plan: BatchPlan, *, environment: Mapping[str, str] | None = None) -> 
     return done.stdout.strip().partition(";")[0]  # `7;cluster` where there are several
 
 
+def find_job(comment: str, *, environment: Mapping[str, str] | None = None) -> tuple[str, Logs] | None:
+    """Return this user's job with a comment, queued or running, and where it writes; None = there is none."""
+    states = "--states=PENDING,CONFIGURING,RUNNING,SUSPENDED"
+    try:
+        queued = ask(("squeue", "--noheader", f"--user={getpass.getuser()}", states, "--format=%i %k"), environment)
+    except OSError:
+        return None
+    for job_id, _, said in (line.strip().partition(" ") for line in queued.stdout.splitlines()):
+        if said.strip() == comment:
+            shown = ask(("scontrol", "show", "job", job_id), environment).stdout
+            paths = dict(re.findall(r"(?m)^ *(StdOut|StdErr)=(.+)$", shown))
+            if len(paths) == 2:
+                return job_id, Logs(stdout=paths["StdOut"], stderr=paths["StdErr"])
+    return None
+
+
 def submit_and_follow(
     request: BatchRequest,
     *,
@@ -142,18 +165,24 @@ def submit_and_follow(
 ) -> int:
     """Submit a study as one job, and follow it until it ends if `wait`; return the exit code, or 0 without waiting.
 
-    The other arguments and StudyStoppedError are those of `follow`.
+    A job of the same comment that is queued or runs is followed instead. The other arguments and StudyStoppedError are
+    those of `follow`.
 
     Raises:
         UsageError: sbatch was not found, or it refuses the job.
     """
     plan = plan_batch(request)
     known = dict(os.environ if environment is None else environment)
-    job_id = submit(plan, environment=known)
-    say(f"ncclt: submitted job {job_id}; its output: {plan.logs(job_id).stdout}\n")
+    if request.comment and (found := find_job(request.comment, environment=known)):
+        job_id, logs = found
+        say(f"ncclt: job {job_id} is measuring this study already; its output: {logs.stdout}\n")
+    else:
+        job_id = submit(plan, environment=known)
+        logs = plan.logs(job_id)
+        say(f"ncclt: submitted job {job_id}; its output: {logs.stdout}\n")
     if not wait:
         return 0
-    return follow(job_id, plan.logs(job_id), show=show, say=say, environment=known, poll_s=poll_s)
+    return follow(job_id, logs, show=show, say=say, environment=known, poll_s=poll_s)
 
 
 def node_local_folder(path: Path, *, mounts: str | None = None) -> str:
