@@ -43,6 +43,15 @@ static void delegate(struct ncclt_communicator *communicator, const struct ncclt
     atomic_fetch_add_explicit(&communicator->delegated, 1, memory_order_relaxed);
 }
 
+/* Without a pipelined operation it is an estimate: NCCL 2.31 and later make up to two before they ask about a call, where
+ * they weigh symmetric kernels against the others (seen on an H100). An answer of LL lets NCCL run a symmetric kernel in
+ * place of the row's, and the question about the call never comes: such a row leaves estimates to NCCL. */
+static int is_left_to_nccl(const struct ncclt_communicator *communicator, const struct ncclt_call *call,
+                           struct ncclt_choice choice) {
+  int estimates = !communicator->nccl_version || communicator->nccl_version >= 23100;
+  return estimates && !call->pipe_ops && choice.protocol == NCCL_LL;
+}
+
 static int choose(void *context, const struct ncclt_call *call) {
   struct ncclt_communicator *communicator = context;
   struct ncclt_choice choice = {0, 0, 0};
@@ -51,7 +60,7 @@ static int choose(void *context, const struct ncclt_call *call) {
   int known = call->function >= 0 && call->function < NCCL_FUNCTIONS;
   int found = known ? ncclt_communicator_find(communicator, call->function, call->bytes, &choice) : 0;
   if (found < 0) return NCCL_INVALID_USAGE;
-  if (found) {
+  if (found && !is_left_to_nccl(communicator, call, choice)) {
     outcome = NCCLT_UNAVAILABLE;
     if (call->costs && choice.algorithm < call->algorithms && choice.protocol < call->protocols) {
       float *cost = &call->costs[(long)choice.algorithm * call->protocols + choice.protocol];
@@ -63,9 +72,7 @@ static int choose(void *context, const struct ncclt_call *call) {
     }
   }
   if (outcome != NCCLT_APPLIED && communicator->delegate) delegate(communicator, call);
-  /* Without a pipelined operation it is an estimate: NCCL 2.32 makes up to two before it asks about a call, where it
-   * weighs symmetric kernels against the others (seen on an H100). They are answered alike and not counted. */
-  if (known && call->pipe_ops)
+  if (known && call->pipe_ops) /* estimates are not counted */
     count(communicator, call->function, call->bytes, outcome, choice);
   return NCCL_SUCCESS;
 }

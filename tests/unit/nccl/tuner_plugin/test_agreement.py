@@ -135,6 +135,30 @@ def test_version_is_compared_where_nccl_is_loaded_locally(library, tmp_path, ver
     assert used or "it was measured with NCCL 2.28.9, this is 2.29.7" in done.stderr
 
 
+TRY_ESTIMATES = """
+import ctypes, os, sys
+from pathlib import Path
+from ncclt.nccl.tuner_plugin.loaded import LoadedPlugin
+nccl = ctypes.CDLL(sys.argv[2], mode=os.RTLD_LOCAL | os.RTLD_NOW)
+with LoadedPlugin(Path(sys.argv[1])).communicator(ranks=16, nodes=2) as comm:
+    for size in (64, 640):
+        print(*(min(comm.ask(4, size, pipe_ops=count).costs) < 1 for count in (0, 1)))
+"""
+
+
+@pytest.mark.parametrize(("version", "ll"), [((2, 30, 7), "True True"), ((2, 31, 0), "False True")])
+def test_a_row_of_ll_leaves_the_estimates_of_symmetric_kernels_to_nccl(library, tmp_path, version, ll):
+    """Since 2.31: its answer lets NCCL run a symmetric kernel, and the question about the call never comes."""
+    number = 10000 * version[0] + 100 * version[1] + version[2]
+    nccl = compiled(tmp_path / "libnccl.so.2", NCCL.format(number), "-Wl,-soname,libnccl.so.2")
+    rows = ["allreduce,0,100,tree,ll,2,2,16", "allreduce,101,1000,tree,simple,2,2,16"]
+    table = encode_table(table_text(rows, table_id="r", version=NcclVersion(*version), nodes=2, ranks=16))
+    command = [sys.executable, "-c", TRY_ESTIMATES, library, nccl]
+    environ = {**os.environ, "NCCLT_TABLE": table}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.splitlines() == [ll, "True True"], done.stderr
+
+
 OPENS = """
 #include <stddef.h>
 #include <stdint.h>

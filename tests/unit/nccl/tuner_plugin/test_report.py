@@ -70,14 +70,14 @@ def test_calls_are_counted_by_size_outcome_and_choice(watched, tmp_path, monkeyp
     ]  # fmt: skip
 
 
-def test_estimates_before_a_call_are_answered_and_not_counted(watched, tmp_path):
+def test_estimates_before_a_call_are_not_counted(watched, tmp_path):
     # What NCCL 2.32.3 asked on an H100 for one all_reduce: symmetric kernels alone, then all, then the call.
     nothing, all_pairs = [-1.0] * 21, [1.0] * 6 + [-1.0] * 15
     with watched() as communicator:
         assert communicator.ask(ALL_REDUCE, 4096, costs=nothing, pipe_ops=0).costs == nothing
-        estimated = communicator.ask(ALL_REDUCE, 4096, costs=all_pairs, pipe_ops=0)
-        assert communicator.ask(ALL_REDUCE, 4096, costs=all_pairs) == estimated
-        assert min(cost for cost in estimated.costs if cost >= 0) < 1
+        communicator.ask(ALL_REDUCE, 4096, costs=all_pairs, pipe_ops=0)
+        asked = communicator.ask(ALL_REDUCE, 4096, costs=all_pairs)
+        assert min(cost for cost in asked.costs if cost >= 0) < 1
     [(_head, rows)] = read(tmp_path / "reports")
     assert [(row["outcome"], row["calls"]) for row in rows] == [("applied", 1)]
 
