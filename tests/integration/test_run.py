@@ -313,3 +313,44 @@ def test_who_starts_other_nodes_puts_the_plugin_where_they_read_the_table(tmp_pa
         assert placed.is_relative_to(shared), done.stderr
         assert (placed.name, placed.read_bytes()) == ("libnccl-tuner-ncclt.so", library.read_bytes())
         assert Path(given["PYTHONPATH"].partition(":")[0]).parent == shared
+
+
+def env(tmp_path, *options, **more):
+    words = ["env", "--cluster", "leonardo", "--model", "bert", *SHAPE, "--timeout", "60", *options]
+    return subprocess.run(
+        [*NCCLT, *words], env=environ(tmp_path, **more), cwd=tmp_path, capture_output=True, text=True, timeout=120,
+        check=False,
+    )  # fmt: skip
+
+
+def test_env_prints_nothing_into_a_job_that_differs_from_the_measured_one(tmp_path, store, serving):
+    """Of a server and of a store; a file is for later jobs, and is not compared."""
+    for where in (("--server", serving[0]), ("--storage", store.url)):
+        same = env(tmp_path, *where)
+        assert (same.returncode, "NCCLT_RECOMMENDATION=0c0ffee1" in same.stdout) == (0, True), same.stderr
+        for format in ("export", "mpirun-x", "docker-env"):
+            other = env(tmp_path, *where, "--format", format, NCCL_NET="Socket")
+            assert (other.returncode, other.stdout) == (3, "")
+            assert (
+                "differs from the measured one: NCCL_NET: not set measured, Socket by the environment" in other.stderr
+            )
+        mixed = env(tmp_path, *where, "--allow-difference", "NCCL_MAX_CTAS", NCCL_MAX_CTAS=4)
+        assert (mixed.returncode, mixed.stdout) == (3, "")
+        accepted = env(tmp_path, *where, "--allow-difference", "NCCL_NET", NCCL_NET="Socket")
+        assert (accepted.stdout, "NCCL_NET: not set" in accepted.stderr) == (same.stdout, True)
+        again = env(tmp_path, *where, NCCL_ALGO="allreduce:tree")
+        assert again.stdout == same.stdout, "what it exports replaces what an earlier one exported"
+        written = env(tmp_path, *where, "--output", "job.env", NCCL_NET="Socket")
+        assert written.returncode == 0, written.stderr
+
+
+def test_env_prints_nothing_into_a_rank_without_a_gpu(tmp_path, store):
+    def at(**more):
+        return env(tmp_path, "--storage", store.url, PATH="/usr/bin:/bin", **more)
+
+    rank = at(SLURM_STEP_ID=0, SLURM_PROCID=0)
+    assert (rank.returncode, "NO_GPU: A100-SXM-64GB measured, no GPU by this machine" in rank.stderr) == (3, True), (
+        rank.stderr
+    )
+    for launch_node in ({}, {"SLURM_PROCID": 0}):
+        assert at(**launch_node).returncode == 0

@@ -8,14 +8,21 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ncclt.cli.configuration import lookup
-from ncclt.cli.job_request import add_limits, job_request
+from ncclt.cli.job_request import add_differences, add_limits, allowed_differences, job_request
 from ncclt.cli.output import report, say
 from ncclt.core.recommendation import Request
-from ncclt.deliver.job_info import JobInfo, read_shape
-from ncclt.errors import NccltError, UsageError, described
+from ncclt.deliver.job_info import JobInfo, is_started_on_every_node, read_shape, read_variables, see_fabrics, see_gpus
+from ncclt.errors import NccltError, NoRecommendationError, UsageError, described
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ncclt.deliver.answer import Answer
+
+_FOR_THIS_JOB = ("export", "mpirun-x", "docker-env", "pyxis")
+"""Formats that a job's own script uses at once; the others are files for later jobs."""
 
 _DESCRIPTION = """\
 Print the environment that was proven for a workload on a cluster, and nothing else.
@@ -26,7 +33,8 @@ Only what was measured for the job's nodes, GPUs per node and NCCL version is pr
 elsewhere, simulated, or measured for a similar job takes --allow. What its options leave out is
 taken from the job: from variables of torchrun, mpirun and Slurm, and the NCCL version from the nvidia-nccl-cu12 or
 -cu13 of the torchrun or python on PATH, else from NCCL_VERSION in NVIDIA's images. If anything stays unknown, the error
-lists what was published. See docs/run.md.
+lists what was published. What a job's script uses at once (export, mpirun-x, docker-env, pyxis; without --output) is
+not printed where its variables, GPUs or fabric differ from the measured job. See docs/run.md.
 
 Formats for variables: export, dotenv, json, nccl-conf, slurm-taskprolog, pyxis, mpirun-x, docker-env, configmap,
 trainjob-env and cloudai; for the per-size policy: tuner-csv, nvidia-csv, rccl-csv and ncclx. docs/formats.md shows how
@@ -67,6 +75,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--gpus-per-node", type=int, help="GPUs per node of the job, likewise")
     made.add_argument("--nccl-version", help="NCCL version of the job, likewise")
     add_limits(made)
+    add_differences(made)
     made.add_argument("--format", default="export", help="how to write it, see above (default export)")
     made.add_argument("--shell", default="bash", help="export: bash (default; also for sh and zsh), fish or csh")
     made.add_argument("--unset", action="store_true", help="export: remove exactly what the same command sets")
@@ -170,12 +179,15 @@ def source(
 
 
 def _render_stored(arguments: argparse.Namespace, request: Request, storage: str | None) -> str:
+    from ncclt.deliver.answer import answer_from_recommendation
     from ncclt.deliver.render.formats import check_form, render
     from ncclt.deliver.variant import given_from_store, issue_from_store
 
     form = {"shell": arguments.shell, "unset": arguments.unset, "channels": arguments.channels}
     check_form(arguments.format, **form)
     answer = given_from_store(storage, request)
+    if _is_for_this_job(arguments):
+        _compare(arguments, answer_from_recommendation(answer.recommendation))
     said = answer.to_document() | (issue_from_store(storage, answer, request.job) if arguments.format == "json" else {})
     found = answer.recommendation
     if found.simulated:
@@ -192,23 +204,57 @@ def _render_stored(arguments: argparse.Namespace, request: Request, storage: str
 
 
 def _fetch(arguments: argparse.Namespace, request: Request, server: str) -> str:
-    from ncclt.deliver.answer import fetch_for, kept_answers
+    from ncclt.client.answer import form_of
+    from ncclt.deliver.answer import answer_from_json, fetch_for, kept_answers
+    from ncclt.deliver.render.formats import check_form, render_variables
 
+    form: dict[str, Any] = {"shell": arguments.shell, "unset": arguments.unset, "channels": arguments.channels}
+    is_for_this_job = _is_for_this_job(arguments)
+    if is_for_this_job:
+        check_form(arguments.format, **form)
     reply = fetch_for(
         request,
         server,
-        format=arguments.format,
-        shell=arguments.shell,
-        unset=arguments.unset,
-        channels=arguments.channels,
         timeout_s=arguments.timeout,
         fallback=arguments.fallback,
+        **({"format": "json"} if is_for_this_job else {"format": arguments.format, **form}),
         **(kept_answers() if arguments.fallback == "cached" else {}),
     )
     if reply.warning:
         say(f"ncclt: {reply.warning}")
-    _say_remarks(reply.text, "SIMULATED", "recorded")
-    return reply.text
+    text = reply.text
+    if is_for_this_job:
+        answer = answer_from_json(text)
+        _compare(arguments, answer)
+        text = render_variables(answer.document, form=form_of(arguments.format, arguments.shell, arguments.unset))
+    _say_remarks(text, "SIMULATED", "recorded")
+    return text
+
+
+def _is_for_this_job(arguments: argparse.Namespace) -> bool:
+    return arguments.format in _FOR_THIS_JOB and arguments.output is None and not arguments.unset
+
+
+def _compare(arguments: argparse.Namespace, answer: Answer) -> None:
+    """Refuse an answer for another job than the one whose script this process runs in.
+
+    Raises:
+        NoRecommendationError: variables, GPUs or fabric differ from the measured job.
+    """
+    from ncclt.deliver.job_plan import compare_with_measured
+
+    job = JobInfo(environ=os.environ, fabrics=see_fabrics(), variables=read_variables((), os.environ))
+    # A node that only starts the others needs no GPU.
+    starts_ranks = is_started_on_every_node((), os.environ) and not job.is_batch_script
+    job = replace(job, gpus=see_gpus(os.environ) or (() if starts_ranks else None))
+    refused, accepted = compare_with_measured(answer, job, allowed=allowed_differences(arguments.allow_difference))
+    if refused:
+        raise NoRecommendationError(
+            f"this job differs from the measured one: {refused}",
+            hint="remove the difference, or accept it with --allow-difference NAME; --output writes for other jobs",
+        )
+    if accepted:
+        say(f"ncclt: --allow-difference accepts what was not measured: {accepted}")
 
 
 def _say_remarks(text: str, *kinds: str) -> None:

@@ -28,6 +28,23 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_differences(parser: argparse.ArgumentParser) -> None:
+    """Add the option that accepts differences from the measured job."""
+    parser.add_argument(
+        "--allow-difference",
+        action="append",
+        metavar="NAME",
+        default=[],
+        help="accept that this variable (or GPU, NO_GPU, FABRIC) differs from the measured job; may be repeated "
+        "[NCCLT_ALLOW_DIFFERENCE]",
+    )
+
+
+def allowed_differences(given: Sequence[str]) -> list[str]:
+    """Return the differences that --allow-difference and NCCLT_ALLOW_DIFFERENCE accept."""
+    return [*given, *os.environ.get("NCCLT_ALLOW_DIFFERENCE", "").replace(",", " ").split()]
+
+
 def with_allowed(request: Request, given: Sequence[str] | None) -> Request:
     """Return a request with what --allow permits, else NCCLT_ALLOW.
 

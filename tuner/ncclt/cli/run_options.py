@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 from collections.abc import Sequence
 
 from ncclt.cli.env import Options, named_path
-from ncclt.cli.job_request import add_limits
+from ncclt.cli.job_request import add_differences, add_limits, allowed_differences
 from ncclt.cli.output import report
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.errors import UsageError
@@ -92,14 +91,7 @@ def parser() -> argparse.ArgumentParser:
         help="with --shared: wait so long for the other nodes, or for an answer of one of them (default 30)",
     )
     made.add_argument("--no-plugin", action="store_true", help="set variables only")
-    made.add_argument(
-        "--allow-difference",
-        action="append",
-        metavar="NAME",
-        default=[],
-        help="use the recommendation though this variable (or GPU, NO_GPU, FABRIC) differs from the measured job; may "
-        "be repeated [NCCLT_ALLOW_DIFFERENCE]",
-    )
+    add_differences(made)
     made.add_argument("--override", action="store_true", help="replace NCCL_* variables that are set already")
     made.add_argument(
         "--report",
@@ -125,7 +117,7 @@ def parsed(options: Sequence[str], command: Sequence[str]) -> argparse.Namespace
     """
     made = parser()
     arguments = made.parse_args(options)
-    arguments.allow_difference += os.environ.get("NCCLT_ALLOW_DIFFERENCE", "").replace(",", " ").split()
+    arguments.allow_difference = allowed_differences(arguments.allow_difference)
     try:
         _check(arguments, command)
     except UsageError as error:

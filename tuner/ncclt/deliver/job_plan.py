@@ -9,7 +9,7 @@ others lack hangs a job or corrupts its data: it is used only where all ranks ag
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 
 from ncclt.client.trust import open_trusted
@@ -255,11 +255,33 @@ def _refuse(differences: Mapping[str, _Difference], delivered: Mapping[str, str]
         )
     if by == {_ENVIRONMENT}:
         return f"your {listed} stays, so nothing else is set: {together} (--override replaces yours{accept})"
-    told = "; ".join(f"{name}: {one.measured} measured, {one.value} by {one.by}" for name, one in differences.items())
     return (
-        f"nothing is set: this job differs from the measured one: {told} "
+        f"nothing is set: this job differs from the measured one: {_list(differences)} "
         "(remove the difference, or accept it with --allow-difference NAME)"
     )
+
+
+def _list(differences: Mapping[str, _Difference]) -> str:
+    return "; ".join(f"{name}: {one.measured} measured, {one.value} by {one.by}" for name, one in differences.items())
+
+
+def compare_with_measured(answer: Answer, job: JobInfo, *, allowed: Collection[str]) -> tuple[str, str]:
+    """Return how a job that gets the variables of an answer differs from the measured one.
+
+    Args:
+        answer: its variables replace those of the job.
+        job: what it is.
+        allowed: differences that the user accepts.
+
+    Returns:
+        The differences that are not accepted and those that are, each as text; empty = none.
+    """
+    delivered = dict(answer.variables)
+    environ = {name: value for name, value in job.environ.items() if name not in delivered}
+    variables = {name: one for name, one in job.variables.items() if name in environ or name not in job.environ}
+    found = _find_differences(delivered, answer, replace(job, environ=environ, variables=variables), Form.VARIABLES)
+    accepted = {name: found[name] for name in found if name in allowed and name not in CHOICE_VARIABLES}
+    return _list({name: one for name, one in found.items() if name not in accepted}), _list(accepted)
 
 
 def differs_in_size(answer: Answer, job: JobInfo, given: Mapping[str, object]) -> str:

@@ -76,7 +76,7 @@ def agree(
     require_name(job)
     folder = usable_folder(folder)
     me = read_participant(job)
-    found = find_decision(folder, job, question=question)
+    found, told = find_decision(folder, job, question=question), ""
     if not arguments.dry_run and found is None:
         await_participants(folder, job, name=me.name, count=me.count, wait_s=0)
     if found is None:
@@ -85,6 +85,7 @@ def agree(
             found = asked
         else:
             answer, why = (None, asked) if isinstance(asked, str) else (asked, "")
+            told = why
             planned = plan(answer, None) if answer else JobPlan(notes=("nothing is set: NCCL's own choice stays",))
             if arguments.dry_run:
                 tell("ncclt: no node has decided for this job yet; this would be proposed")
@@ -101,7 +102,7 @@ def agree(
                     )
             content = _write_content(answer, planned, job, why=why)
             found = decide(folder, job, question=question, content=content)
-    return _follow(found, job, plan, tell)
+    return _follow(found, job, plan, tell, told=told)
 
 
 def _ask(
@@ -144,7 +145,9 @@ def _write_content(answer: Answer | None, plan: JobPlan, job: JobInfo, *, why: s
     }
 
 
-def _follow(decision: SharedDecision, job: JobInfo, plan: Planner, tell: Callable[[str], None]) -> JobPlan:
+def _follow(
+    decision: SharedDecision, job: JobInfo, plan: Planner, tell: Callable[[str], None], *, told: str
+) -> JobPlan:
     answer, form, decided = _read(decision)
     mine = (decision.host, decision.pid) == (os.uname().nodename, os.getpid())
     if not mine:
@@ -152,7 +155,7 @@ def _follow(decision: SharedDecision, job: JobInfo, plan: Planner, tell: Callabl
         if time.time() - decision.created_s > _LONG_AGO_S:
             tell(f"ncclt: if that was an earlier job of the same name ({decision.job}), give each its own with --job")
     why = decision.content["why"]
-    unset = f"nothing is set: the job was decided so{f' ({why})' if why else ''}"
+    unset = f"nothing is set: the job was decided so{f' ({why})' if why and why != told else ''}"
     planned = plan(answer, form) if answer and form else JobPlan(answer=answer, notes=(unset,))
     here = effective(planned, job)
     different = sorted(name for name in {*decided, *here} if decided.get(name) != here.get(name))
