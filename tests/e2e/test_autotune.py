@@ -65,7 +65,7 @@ def prove_a_gain(ncclt):
         store.publish(replace(found, id="proven", table=proven, variables=proven))
 
 
-def test_a_gloo_job_becomes_keep_default_and_nothing_is_done_twice(ncclt):
+def test_a_gloo_job_of_one_launch_is_undecided_and_nothing_is_done_twice(ncclt):
     pytest.importorskip("torch.distributed")
     torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node=2")
     command = (
@@ -75,7 +75,7 @@ def test_a_gloo_job_becomes_keep_default_and_nothing_is_done_twice(ncclt):
     first = ncclt(*command, "100000")
     assert "all_reduce  float32  262,144" in first.stdout, "what is sent is shown"
     assert CEILING_OF_CPUS in first.stdout
-    assert "keep-default" in first.stdout
+    assert "undecided" in first.stdout
     assert "step times are not compared: the job would run with NCCL's own choice" in first.stdout
     for stage in ("record: ncclt profile record --name paced-", "tune: ncclt tune --model paced-"):
         assert stage in first.stderr
@@ -85,7 +85,7 @@ def test_a_gloo_job_becomes_keep_default_and_nothing_is_done_twice(ncclt):
     assert "was recorded before" in again.stderr
     assert "is finished, nothing was launched" in again.stderr
     study = json.loads(ncclt(*command[:1], "--json", *command[1:], "100000").stdout)["tune"]
-    assert (study["verdict"], study["simulated"], study["launcher"]) == ("keep-default", False, "torchrun")
+    assert (study["verdict"], study["simulated"], study["launcher"]) == ("undecided", False, "torchrun")
     assert "NCCL takes no part" in study["reason"]
     assert study["policy"] == {"rules": [], "parameters": {}}
     assert [trial["outcome"] for trial in study["trials"]] == ["ok"]
@@ -130,7 +130,7 @@ def test_every_stage_is_a_command_that_exists(ncclt, job):
 
 def test_a_proven_gain_ends_with_the_step_times_of_the_job(ncclt, job, measured):
     first = ncclt("autotune", *measured, "--", *job)
-    assert "keep-default" in first.stdout
+    assert "undecided" in first.stdout
     assert starts(ncclt) == 0
     prove_a_gain(ncclt)
 
@@ -226,7 +226,7 @@ def test_a_model_of_a_cluster_has_no_job_to_compare(ncclt):
     assert [line.split()[1] for line in plan.splitlines() if line[0].isdigit()] == ["look", "tune"]
     assert "step times are not compared there" in plan
     done = ncclt(*asked, "--", "torchrun", "train.py").stdout
-    assert "tuned: vit-l-32 on mi355x-2x8" in done
+    assert "demonstration: 1.11x on mi355x-2x8, recorded" in done
     assert "step times cannot be compared: no job runs on a recording or a model; on 2 x 8 real GPUs" in done
 
 

@@ -16,9 +16,7 @@ TREE = Policy(rules=(Rule(collective=Collective.ALL_REDUCE, algorithm=Algorithm.
 RING = Policy(rules=(Rule(collective=Collective.ALL_REDUCE, algorithm=Algorithm.RING),))
 
 
-def revision(
-    decision, low=1.0, high=1.0, *, blocks=4, min_effect=0.02, policy=TREE, settings=10, variables=None, **more
-):
+def revision(decision, low=1.0, high=1.0, *, blocks=4, min_effect=0.02, policy=TREE, variables=None, **more):
     verdict = Verdict(
         decision=decision, reason="-", speedup=(low + high) / 2, interval=(low, high), blocks=blocks,
         default_us=100.0, policy_us=90.0, min_effect=min_effect,
