@@ -68,7 +68,7 @@ class Site:
 
     def tuned(self, **more):
         """Request a study, wait for its end, and return what came of it."""
-        body = {"cluster": CLUSTER, "model": "bert", "trials": 3, "blocks": 3, **more}
+        body = {"cluster": CLUSTER, "model": "bert", "trials": 30, "blocks": 3, **more}
 
         def queued():  # refused until a worker has made the tables of the queue
             answer = self("tune", "POST", "/v1/jobs", json=body)
@@ -220,7 +220,7 @@ def test_a_cluster_that_changes_is_refused_and_tuned_again(ncclt, site, start):
         return site("read", "GET", f"/v1/clusters/{OWN}/env", params={**shape, "format": "json"})
 
     def renewed():
-        answer = site("tune", "POST", "/v1/jobs/stale", json={"cluster": OWN, "trials": 3, "blocks": 3})
+        answer = site("tune", "POST", "/v1/jobs/stale", json={"cluster": OWN, "trials": 30, "blocks": 3})
         assert answer.status_code == 200, answer.text
         return answer.json()["items"]
 

@@ -140,7 +140,7 @@ def test_a_job_is_tuned_and_served_through_nginx(compose):
     for name in ("api-1", "api-2", "nginx"):
         until(lambda name=name: (ask(compose.url(name, "/readyz")) or (0,))[0] == 200)
 
-    job = {"cluster": "mi355x-2x8", "model": "bert", "trials": 3, "blocks": 3}
+    job = {"cluster": "mi355x-2x8", "model": "bert", "trials": 30, "blocks": 3}
     answer = until(lambda: submitted(compose.url("nginx", "/v1/jobs"), job))
     status, head, text = ask(compose.url("nginx", f"/v1/jobs/{answer['id']}/events"))
     assert (status, head.get_content_type()) == (200, "text/event-stream")
