@@ -61,12 +61,12 @@ CASES = {
     "usage": (
         {"exit_code": 0, "stdout": USAGE}, Outcome.INVALID,
         "exit code 0: nccl-tests measured nothing: it does not know one of the options and printed its usage "
-        "(all_reduce_perf: invalid option -- 'J')",
+        "(invalid option -- 'J')",
     ),
     "no rows": ({"exit_code": 0, "stdout": HEADER}, Outcome.INVALID,
                 "exit code 0: nccl-tests measured nothing: it ended before its first row"),
     "partial rows": (
-        {"exit_code": 1, "stdout": f"{HEADER}2048 256 float sum -1 20 1 1 0 18 1 1 0\n1024 256 flo"},
+        {"exit_code": 1, "stdout": f"{HEADER}2048 512 float sum -1 20 1 1 0 18 1 1 0\n1024 256 flo"},
         Outcome.CRASHED,
         "exit code 1: nccl-tests printed no row for all_reduce 1 KiB float32; 1 lines of its table are unreadable",
     ),

@@ -274,7 +274,7 @@ def test_a_benchmark_that_cannot_stop_early_is_left_alone(runner):
 def table(messages):
     """What nccl-tests prints for some messages."""
     half = "time algbw busbw #wrong"
-    rows = "\n".join(f"{m.size_bytes} 1 float sum -1 20 1 1 0 18 1 1 0" for m in messages)
+    rows = "\n".join(f"{m.size_bytes} {m.size_bytes // 4} float sum -1 20 1 1 0 18 1 1 0" for m in messages)
     return f"# nThread 1\n# size count type redop root {half} {half}\n{rows}\n"
 
 

@@ -29,8 +29,12 @@ def command_for(*messages, sweep=("-b", "1024", "-e", "1024"), dtype="float"):
     return BenchmarkCommand(argv=("all_reduce_perf", *sweep, "-d", dtype), messages=messages)
 
 
+WIDTHS = {"half": 2, "uint8": 1}
+"""Bytes of an element where it is not 4; rows have the counts of an all_reduce."""
+
+
 def row(size=1024, out=20.0, inside=18.0, wrong="0", dtype="float"):
-    return f"{size} 1 {dtype} sum -1 {out} 1 1 {wrong} {inside} 1 1 0\n"
+    return f"{size} {size // WIDTHS.get(dtype, 4)} {dtype} sum -1 {out} 1 1 {wrong} {inside} 1 1 0\n"
 
 
 def read(text, *messages, exit_code=0, footer="# Out of bounds values : 0 OK\n", sweep=("-b", "1024", "-e", "1024")):
