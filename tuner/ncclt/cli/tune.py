@@ -84,9 +84,10 @@ def tune(
 
         costs = printed_costs_of_file(init_log)
     model = workload_name(model, profile)
-    target = target.resolved(os.environ, demo=is_demo(model))
     with open_to_read(storage, would_be_made=True) if dry_run else open_store(storage) as store:
-        request = TuneRequest(workload=store.workload(model), effort=effort, printed_costs=costs)
+        workload = store.workload(model)  # an unknown name is refused before what is missing here
+        target = target.resolved(os.environ, demo=is_demo(model))
+        request = TuneRequest(workload=workload, effort=effort, printed_costs=costs)
         if batch != BatchJob() and target.launcher != "slurm":
             raise UsageError("--sbatch-arg, --time-limit and --no-wait need --launcher slurm")
         if target.lacks_allocation(os.environ):
