@@ -14,7 +14,7 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.trial import Outcome
-from ncclt.errors import SettingError, UsageError
+from ncclt.errors import NotStartedError, SettingError, UsageError
 from ncclt.launch.launcher import JobShape
 from ncclt.launch.torchrun import TorchrunLauncher
 from ncclt.measure import PersistentRunner, TimeoutRule, Timeouts
@@ -230,14 +230,13 @@ def test_slow_messages_are_sampled_less_once_the_default_is_known(ranks):
     assert ranks.sound() == before
 
 
-def test_ranks_that_cannot_be_started_are_an_outcome(tmp_path):
+def test_ranks_that_cannot_be_started_say_nothing_of_a_setting(tmp_path):
     """And no token stays behind."""
     nowhere = TorchCollectives(backend="gloo", python="/nowhere/python")
     runner = runner_of(launcher_of("nowhere", tmp_path), benchmark=nowhere, scratch=(scratch := tmp_path / "scratch"))
     scratch.mkdir()
-    result = runner.measure(DEFAULT, MESSAGES, repeat=0)
-    assert result.outcome is Outcome.INVALID
-    assert "No such file" in result.detail
+    with pytest.raises(NotStartedError, match="/nowhere/python"):
+        runner.measure(DEFAULT, MESSAGES, repeat=0)
     assert list(scratch.iterdir()) == []
     runner.close()
 
