@@ -18,6 +18,7 @@ import pytest
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import uniform_policy
 from ncclt.core.recommendation import Decision, PolicyVerdict
+from ncclt.core.verification import Side
 from ncclt.store import open_store
 from ncclt.testing.samples import RING, sample_recommendation
 
@@ -173,9 +174,10 @@ def test_tuned_side_that_fails_is_disqualified_and_kept(tmp_path, verify, job):
     done = verify(["--env", "FAIL=1"], [*job, "100"])
     assert done.returncode == 0, done.stderr
     assert "verdict: keep-default: the policy is disqualified: exit code 1" in done.stdout
-    assert "launch 2, tuned, failed: exit code 1\nno such network" in done.stderr
     (stored,) = _stored(tmp_path)
-    assert stored.launches[1].failure == "exit code 1\nno such network"
+    (failed,) = [one for one in stored.launches if one.side is Side.TUNED]
+    assert failed.failure == "exit code 1\nno such network"
+    assert f"launch {failed.order + 1}, tuned, failed: exit code 1\nno such network" in done.stderr
     assert len(stored.launches) == 2
 
 
@@ -308,9 +310,9 @@ def test_what_makes_no_sense_is_refused(tmp_path, verify, options, said):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_leaves_no_process_no_folder_and_no_verification(tmp_path, job, start, number):
     """Ranks of torchrun open sessions of their own, as the sleeper does: they are ended, too."""
-    arguments = _arguments(tmp_path, ["--base", "SLEEPER=1", "--run-to-end"], [*job, "1000000"])
+    arguments = _arguments(tmp_path, ["--env", "X=1", "--run-to-end"], [*job, "1000000"])
     running = start(
-        [sys.executable, "-m", "ncclt", *arguments], env=_environ(tmp_path),
+        [sys.executable, "-m", "ncclt", *arguments], env=_environ(tmp_path) | {"SLEEPER": "1"},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     deadline = time.monotonic() + PATIENT_S

@@ -1,5 +1,6 @@
 """Small studies made by hand: loaded by path, because test files are no package."""
 
+import dataclasses
 import json
 import math
 
@@ -188,6 +189,16 @@ def recommendation(of, id="0c0ffee1", decision=Decision.TUNED, plain=True, **cha
         **changes,
     }
     return Recommendation(**values)
+
+
+def revised(found, id):
+    """Return a revision with the same evidence that sets something else."""
+    rules = tuple(dataclasses.replace(rule, channels=7) for rule in found.table.policy.rules)
+    return dataclasses.replace(
+        found,
+        id=id,
+        table=dataclasses.replace(found.table, policy=dataclasses.replace(found.table.policy, rules=rules)),
+    )
 
 
 def attestation(of, *, differing=3, **changes):

@@ -79,7 +79,7 @@ def service(samples, profiles, tmp_path_factory):
         samples.fill(store)
         store.set_rules(ClusterRules(cluster="leonardo", percent=50), By(who="ann"))
         found = store.recommendation("0c0ffee1")
-        store.publish(replace(found, id="0c0ffee9", variables=None))
+        store.publish(samples.revised(found, "0c0ffee9"))
         for (role, cluster), secret in SECRETS.items():
             key = ApiKey(id=f"{role}-{cluster}", role=role, clusters=(cluster,) if cluster else ())
             store.add_key(key, digest=digest_of(secret))

@@ -178,12 +178,12 @@ def replicas(samples, profiles, tmp_path):
 KEPT = {"model": "bert", **JOB, "format": "json", "job": "night-1", "kept": "true"}
 
 
-def test_all_nodes_of_a_job_get_one_answer_where_a_roll_out_begins_between_two_requests(replicas):
+def test_all_nodes_of_a_job_get_one_answer_where_a_roll_out_begins_between_two_requests(replicas, samples):
     """Half of the jobs get the candidate; a job whose first node was answered before stays with what that got."""
     one, two, store = replicas
     first = {name: one.get(ENV, params={**KEPT, "job": name}).json() for name in ("a", "b", "c", "d", "e", "f")}
     store.set_rules(ClusterRules(cluster="leonardo", percent=50), By(who="ann"))
-    store.publish(replace(store.recommendation("0c0ffee1"), id="0c0ffee9", variables=None))
+    store.publish(samples.revised(store.recommendation("0c0ffee1"), "0c0ffee9"))
 
     for name, answer in first.items():
         assert (answer["job"], answer["recommendation"]) == (name, "0c0ffee1")
