@@ -9,6 +9,7 @@ import pytest
 from ncclt.launch.launcher import PORT, LaunchPlan
 from ncclt.launch.local import LocalLauncher
 from ncclt.launch.process.launcher import thread_variables
+from ncclt.launch.slurm.job import JobLoss
 
 ENVIRONMENT = {"PATH": "/bin", "NCCL_ALGO": "Tree", "NCCL_DEBUG": "INFO", "NCCL_IB_HCA": "mlx5"}
 
@@ -54,7 +55,8 @@ def test_ranks_meet_on_another_port_where_the_first_one_is_taken(tmp_path, taken
 
 
 def test_only_of_a_command_that_failed_is_asked_whether_the_job_lost_its_nodes(monkeypatch):
-    monkeypatch.setattr("ncclt.launch.process.launcher.job_loss", lambda _environment: "Slurm job 7 was cancelled")
+    loss = JobLoss(reason="Slurm job 7 was cancelled")
+    monkeypatch.setattr("ncclt.launch.process.launcher.job_loss", lambda _environment: loss)
     for code, lost in ((0, ""), (1, "Slurm job 7 was cancelled")):
         plan = LaunchPlan(argv=(sys.executable, "-I", "-S", "-c", f"raise SystemExit({code})"), timeout_s=60.0)
         assert (LocalLauncher().run(plan).exit_code, LocalLauncher().run(plan).lost) == (code, lost)
