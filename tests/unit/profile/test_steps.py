@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import inf
 
 from ncclt.core.message import Collective, Message
-from ncclt.profile.steps import STEPS_DIFFER, Span, divide_into_steps
+from ncclt.profile.steps import STEPS_DIFFER, TimeRange, divide_into_steps
 
 GRADIENTS, METRIC = 4_000_000, 4
 
@@ -21,11 +21,11 @@ def calls(*moments, size=GRADIENTS):
 
 
 def marks(*starts, length=100):
-    return [Span(start=start, end=start + length, number=number) for number, start in enumerate(starts)]
+    return [TimeRange(start=start, end=start + length, number=number) for number, start in enumerate(starts)]
 
 
 def runs(*starts, name="Optimizer.step#AdamW.step", length=5):
-    return [Span(start=start, end=start + length, name=name) for start in starts]
+    return [TimeRange(start=start, end=start + length, name=name) for start in starts]
 
 
 def divide(made, marked=(), optimizers=()):

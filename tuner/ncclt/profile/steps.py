@@ -38,7 +38,7 @@ Sent = TypeVar("Sent", bound=_Sent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class TimeRange:
     """A part of a recording, on its clock or in the order of its events: a mark, or a range of an optimizer.
 
     Attributes:
@@ -89,7 +89,7 @@ class StepDivision(Generic[Sent]):
 
 
 def divide_into_steps(
-    calls: Sequence[Sent], at: Callable[[Sent], float], marks: Sequence[Span], optimizers: Sequence[Span]
+    calls: Sequence[Sent], at: Callable[[Sent], float], marks: Sequence[TimeRange], optimizers: Sequence[TimeRange]
 ) -> StepDivision[Sent]:
     """Find the optimizer steps of a recording and the calls in them.
 
@@ -119,19 +119,19 @@ def divide_into_steps(
     return StepDivision(steps=tuple(kept), notes=tuple(notes))
 
 
-def steps_without_calls(marks: Sequence[Span], optimizers: Sequence[Span]) -> list[Step[Sent]]:
+def steps_without_calls(marks: Sequence[TimeRange], optimizers: Sequence[TimeRange]) -> list[Step[Sent]]:
     """Return the optimizer steps of a recording whose calls have no place in it; arguments as above."""
     return _find_steps((), lambda _call: 0.0, marks, _runs(optimizers))
 
 
-def _runs(optimizers: Iterable[Span]) -> list[Span]:
+def _runs(optimizers: Iterable[TimeRange]) -> list[TimeRange]:
     """Return the steps of the optimizer that counts: the first one, as for the recorder.
 
     Parameter groups that are stepped one after the other, and optimizers of one class, are one step: the gap between
     them is shorter than they are, where a forward and backward pass would take longer.
     """
     ordered = sorted(optimizers, key=lambda span: span.start)
-    runs: list[Span] = []
+    runs: list[TimeRange] = []
     for span in (span for span in ordered if span.name == ordered[0].name):
         last = runs[-1] if runs else None
         if last is not None and span.start - last.end < min(span.end - span.start, last.end - last.start):
@@ -142,7 +142,7 @@ def _runs(optimizers: Iterable[Span]) -> list[Span]:
 
 
 def _find_steps(
-    calls: Sequence[Sent], at: Callable[[Sent], float], marks: Sequence[Span], runs: Sequence[Span]
+    calls: Sequence[Sent], at: Callable[[Sent], float], marks: Sequence[TimeRange], runs: Sequence[TimeRange]
 ) -> list[Step[Sent]]:
     holding = Counter(place for run in runs if (place := _place(marks, run.start)) is not None)
     if not holding:
@@ -156,19 +156,19 @@ def _find_steps(
     return _fill(_joined(marks, holding), calls, at)
 
 
-def _between(runs: Sequence[Span], start: float) -> list[Step[Sent]]:
+def _between(runs: Sequence[TimeRange], start: float) -> list[Step[Sent]]:
     """Return the steps that end with the runs of an optimizer."""
     starts = [start, *(run.end for run in runs)]
     return [Step(start=begin, end=run.end) for begin, run in zip(starts, runs, strict=False)]
 
 
-def _joined(marks: Sequence[Span], holding: Mapping[int, int]) -> list[Step[Sent]]:
+def _joined(marks: Sequence[TimeRange], holding: Mapping[int, int]) -> list[Step[Sent]]:
     """Return the steps made of marks: those up to the one in which the optimizer steps.
 
     The first one is dropped where it has fewer marks than all others: it began before the recording. The marks behind
     the last one are a step where they are as many as those of the one before: the recording ended in its optimizer.
     """
-    groups: list[list[Span]] = [[]]
+    groups: list[list[TimeRange]] = [[]]
     for place, mark in enumerate(marks):
         groups[-1].append(mark)
         if place in holding:
@@ -192,7 +192,7 @@ def _fill(steps: Sequence[Step[Sent]], calls: Sequence[Sent], at: Callable[[Sent
     return [replace(step, calls=tuple(made)) for step, made in zip(steps, found, strict=True)]
 
 
-def _place(marks: Sequence[Span], position: float) -> int | None:
+def _place(marks: Sequence[TimeRange], position: float) -> int | None:
     place = bisect_right(marks, position, key=lambda mark: mark.start) - 1
     return place if place >= 0 and position <= marks[place].end else None
 

@@ -24,7 +24,7 @@ from ncclt.prove.verdict import MIN_EFFECT, Pairs, decide
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class PlannedLaunch:
     """One launch of the proof: an arm in a pair, or a part of it.
 
     Attributes:
@@ -67,7 +67,7 @@ def block_steps(
     whole: bool,
     seed: str = "",
     probes: Sequence[Message] = (),
-) -> tuple[Step, ...]:
+) -> tuple[PlannedLaunch, ...]:
     """Return the launches of one block in order: two pairs, each with its arms in a random order (`launch_order`).
 
     Args:
@@ -90,7 +90,7 @@ def block_steps(
             policy = policies[arm]
             also = probes if whole and not pair else ()
             steps += [
-                Step(
+                PlannedLaunch(
                     arm=arm,
                     block=pair,
                     setting=Setting(parameters=policy.parameters) if whole else policy.setting_for(part[0]),
@@ -169,7 +169,7 @@ def _prove(
     held: list[Trial],
     *,
     number: int,
-    steps_of: Callable[..., Sequence[Step]],
+    steps_of: Callable[..., Sequence[PlannedLaunch]],
     blocks: int,
     min_effect: float,
     interrupted: Callable[[], str],
@@ -208,14 +208,14 @@ def _prove(
     return True
 
 
-def _launch(runner: Runner, workload: Workload, trial_log: TrialLog, step: Step, number: int) -> Trial:
+def _launch(runner: Runner, workload: Workload, trial_log: TrialLog, step: PlannedLaunch, number: int) -> Trial:
     return launch(
         runner, workload, trial_log, step.setting,
         phase=Phase.VERIFY, messages=step.messages, arm=step.arm, block=step.block, proof=number, policy=step.policy,
     )  # fmt: skip
 
 
-def _is_step(trial: Trial, step: Step) -> bool:
+def _is_step(trial: Trial, step: PlannedLaunch) -> bool:
     asked = (step.arm, step.block, step.setting, step.policy)
     measured = {m.message for m in trial.result.measurements}
     return (trial.arm, trial.block, trial.setting, trial.policy) == asked and measured <= set(step.messages)

@@ -30,7 +30,7 @@ from ncclt.profile.readers.param_comms.calls import RecordedCall, SentCall, coun
 from ncclt.profile.readers.param_comms.ranks import RankReading, read_ranks
 from ncclt.profile.reading import day_in, newer_notes, without_answered_receives
 from ncclt.profile.source import Document, any_head, load_json, unmarked
-from ncclt.profile.steps import MARK, OPTIMIZER, Span, StepDivision, divide_into_steps
+from ncclt.profile.steps import MARK, OPTIMIZER, StepDivision, TimeRange, divide_into_steps
 
 name = "execution_trace"
 
@@ -206,7 +206,7 @@ def _divide(calls: Sequence[SentCall], nodes: Sequence[Mapping[str, Any]]) -> St
     ends: list[float] = [start - 1 for start, _number in starts[1:]]
     if starts:
         ends.append(_end(starts[-1][0], nodes) - 1)
-    marks = [Span(start=s, end=end, number=n) for (s, n), end in zip(starts, ends, strict=True)]
+    marks = [TimeRange(start=s, end=end, number=n) for (s, n), end in zip(starts, ends, strict=True)]
     if len(marks) > 1 and not any(marks[-1].start < call.position <= marks[-1].end for call in calls):
         # `prof.step()` opens the next step at once; a loop that ends there leaves an empty one.
         marks.pop()
@@ -215,7 +215,7 @@ def _divide(calls: Sequence[SentCall], nodes: Sequence[Mapping[str, Any]]) -> St
     begins = sorted(optimizers)
     runs = [
         # Half an id behind the last one: what the optimizer itself sends is of the step that it ends.
-        Span(start=begin, end=inside[bisect_left(inside, following) - 1] + 0.5, name=optimizers[begin])
+        TimeRange(start=begin, end=inside[bisect_left(inside, following) - 1] + 0.5, name=optimizers[begin])
         for begin, following in zip(begins, [*begins[1:], inf], strict=False)
     ]
     return divide_into_steps(calls, lambda call: call.position, marks, runs)

@@ -9,7 +9,7 @@ from math import inf
 
 from ncclt.profile.readers.kineto.calls import Call
 from ncclt.profile.readers.kineto.trace import Event
-from ncclt.profile.steps import Span, Step, divide_into_steps, steps_without_calls
+from ncclt.profile.steps import Step, TimeRange, divide_into_steps, steps_without_calls
 from ncclt.profile.views.exposure import Interval
 
 
@@ -50,7 +50,7 @@ def calls_in_steps(
     """
     everything = tuple(calls)
     complete = _complete(everything, marks, on_gpu=on_gpu)
-    runs = [Span(start=run.start_us, end=run.end_us, name=run.name) for run in optimizers]
+    runs = [TimeRange(start=run.start_us, end=run.end_us, name=run.name) for run in optimizers]
     # Without times all calls belong to all steps together.
     moments = [] if on_gpu else everything
     found = divide_into_steps(moments, lambda call: call.event.start_us, complete, runs)
@@ -82,14 +82,14 @@ def _length_us(step: Step[Call], marks: Mapping[int, Event]) -> float:
     return (marks[step.marks[-1]].end_us if step.marks else step.end) - step.start
 
 
-def _complete(calls: Sequence[Call], marks: Mapping[int, Event], *, on_gpu: bool) -> list[Span]:
+def _complete(calls: Sequence[Call], marks: Mapping[int, Event], *, on_gpu: bool) -> list[TimeRange]:
     """Return the marks up to the next number, without a last one that was opened when the recording ended.
 
     `prof.step()` opens the next step at once, so a loop that leaves the profiler after it writes such a stub: without
     a call, and short beside the others.
     """
     spans = [
-        Span(
+        TimeRange(
             start=mark.start_us,
             end=max(mark.end_us, marks[number + 1].start_us) if number + 1 in marks else mark.end_us,
             number=number,
