@@ -24,8 +24,8 @@ WORTHWHILE_GAIN = 0.005
 WORTH_A_LAUNCH = 0.005
 """Share of time per step that a launch must be expected to save where the job's steps are unknown.
 
-At 0.001 a study of the recorded two nodes takes 24.1 instead of 19.6 launches and deploys the same gain
-(`bench/study_cost.py`).
+At 0.001, with three such launches in a row, a study of the recorded two nodes takes 24.1 instead of 19.6 launches and
+deploys the same gain (`bench/study_cost.py`, 1 seed).
 """
 
 MIN_LAUNCHES = 8
