@@ -198,6 +198,7 @@ def test_failures_stop_the_base_and_disqualify_the_tuned_side(tmp_path, result, 
         assert made.verdict.decision is Decision.KEEP_DEFAULT
         assert made.verdict.reason.startswith("the policy is disqualified")
         assert len(launcher.plans) == 2
+        assert (made.ranks, made.hosts) == (1, 1), "those of the base, also where it was launched last"
         (failed,) = [one for one in made.launches if one.side is Side.TUNED]
         assert (failed.failure, failed.step_us) == (said, ())
 

@@ -136,13 +136,12 @@ def verify(
                     "`ncclt profile record`",
                 )
             launches.append(replace(launch, step_us=()) if launch.failure else launch)
+            if not launch.failure:
+                seen = times
             # A failure speaks against the tuned side only where the base has been launched.
             if any(one.failure for one in launches) and any(one.side is Side.BASE for one in launches):
                 break
-            if launch.failure:
-                continue
-            seen = times
-            whole = len(launches) % _PER_BLOCK == 0
+            whole = not launch.failure and len(launches) % _PER_BLOCK == 0
             if whole and decide(_pairs(launches), min_effect=request.how.min_effect) is not Decision.UNDECIDED:
                 break
     except KeyboardInterrupt:
