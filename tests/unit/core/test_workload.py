@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from ncclt.core.message import Collective, Message
-from ncclt.core.workload import WHOLE_FILE, MessageCalls, Provenance, RankMessages, Workload, merge_ranks
+from ncclt.core.workload import WHOLE_FILE, MessageCalls, Provenance, Workload
 from ncclt.errors import InputError, UsageError
 
 
@@ -174,45 +174,3 @@ def test_a_file_of_no_steps_is_refused(steps):
 def test_steps_are_taken_only_where_they_are_missing(origin, why):
     with pytest.raises(UsageError, match=why):
         replace(WHOLE, provenance=origin).over_steps(2, "")
-
-
-def _sent(rank, calls, steps=1):
-    """Return what a rank recorded as (group, collective, size) -> calls."""
-    return RankMessages(
-        rank=rank,
-        steps=steps,
-        calls={
-            (group, Message(collective=collective, dtype="int8", size_bytes=size, group_size=4)): count
-            for (group, collective, size), count in calls.items()
-        },
-    )
-
-
-def _merged(*ranks):
-    return {(str(m.collective), m.size_bytes): calls for m, calls in merge_ranks(ranks).items()}
-
-
-REDUCE, EXCHANGE = Collective.ALL_REDUCE, Collective.ALL_TO_ALL
-
-
-def test_groups_of_a_rank_add_up_and_ranks_do_not():
-    one = _sent(0, {("tp", REDUCE, 8): 4, ("dp", REDUCE, 8): 2, ("tp", REDUCE, 16): 1}, steps=2)
-    other = _sent(1, {("tp", REDUCE, 8): 5, ("tp", REDUCE, 32): 1})
-    assert _merged(one, other) == {("all_reduce", 8): 5.0, ("all_reduce", 32): 1.0}
-    assert _merged(other, one) == _merged(one, other)
-    assert _merged(one) == {("all_reduce", 8): 3.0, ("all_reduce", 16): 0.5}
-
-
-def test_the_rank_that_sends_most_bytes_stands_for_all():
-    """Uneven exchanges and pipeline stages: the largest count of each message is of no rank of the job."""
-    small = _sent(0, {("ep", EXCHANGE, 8): 2, ("ep", REDUCE, 8): 1})
-    large = _sent(1, {("ep", EXCHANGE, 16): 1, ("ep", EXCHANGE, 12): 1})
-    assert _merged(small, large) == {("all_to_all", 16): 1.0, ("all_to_all", 12): 1.0}
-    assert _merged(large, small) == _merged(small, large)
-
-
-def test_groups_of_one_do_not_make_a_rank_busy():
-    """They send nothing, however large their buffers are."""
-    alone = Message(collective=REDUCE, dtype="int8", size_bytes=999, group_size=1)
-    idle = RankMessages(rank=0, calls={("ep", alone): 1})
-    assert _merged(idle, _sent(1, {("tp", REDUCE, 8): 1})) == {("all_reduce", 8): 1.0}

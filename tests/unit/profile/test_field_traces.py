@@ -5,6 +5,7 @@ import pytest
 from ncclt.errors import TraceError
 from ncclt.profile import read_workload
 from ncclt.profile.views.exposure import gain_bound
+from ncclt.profile.views.histogram import traffic
 
 pytestmark = pytest.mark.shared
 
@@ -27,8 +28,12 @@ def test_stages_of_a_pipeline_give_the_busiest_rank(read):
     """4000 B on rank 0 and 8000 B on rank 1: no rank sends both."""
     workload = read("stage_rank0.json", "stage_rank1.json")
     assert rows(workload) == {("all_reduce", "float32", 8000, 2): 1.0}
-    note = "the ranks send different messages: the calls are those of rank 1, which sends most"
-    assert note in workload.provenance.notes
+    assert [note for note in workload.provenance.notes if "messages" in note or "not in" in note] == [
+        "the ranks send different messages: the calls are those of rank 1, which sends most",
+        "not in this workload: rank 0 with 1 x all_reduce 3.91 KiB float32",
+    ]
+    assert {call.message.size_bytes for call in workload.timeline} == {8000}
+    assert traffic(workload).total is None, "the others send something else"
 
 
 def test_group_of_one_is_left_out_with_a_note(read):

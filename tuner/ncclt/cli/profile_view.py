@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ncclt.cli.output import note, print_table
 from ncclt.core.message import format_bytes
+from ncclt.core.workload import RANK_ROLES
 from ncclt.profile.views.exposure import gain_bound
 from ncclt.profile.views.histogram import SIZE_CLASSES, cross_over, size_classes, traffic
 
@@ -138,7 +139,8 @@ def _row(calls: MessageCalls, workload: Workload, by_time: bool, marked: bool) -
 
 
 def _print_bytes(workload: Workload) -> None:
-    text = f"bytes {workload.per}: each rank hands over {format_bytes(round(workload.bytes_per_step))}"
+    who = "each of these ranks" if RANK_ROLES in workload.provenance.detail else "each rank"
+    text = f"bytes {workload.per}: {who} hands over {format_bytes(round(workload.bytes_per_step))}"
     sent = traffic(workload)
     if sent is None:
         print(f"{text}; what is on the wire depends on the size of the job")

@@ -100,6 +100,9 @@ class TimedCall(Documented):
 LEFT_OUT = "left out"
 """Key of `Provenance.detail` for the messages that cannot be measured where a study runs, as one sentence."""
 
+RANK_ROLES = "rank_roles"
+"""Key of `Provenance.detail` for the number of tables among the ranks, where they differ."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance(Documented):
@@ -399,46 +402,3 @@ def _over_whole_job(workload: Workload) -> tuple[MessageCalls, ...]:
         else calls
         for calls in workload.messages
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankMessages:
-    """The messages in the file of one rank, before the ranks are merged.
-
-    Attributes:
-        rank: global rank, None where the file does not say.
-        calls: (process group, message) -> calls in the whole file. The group's name distinguishes sub-groups.
-        steps: training steps of these calls.
-    """
-
-    rank: int | None
-    calls: Mapping[tuple[str, Message], int]
-    steps: int = 1
-
-
-def merge_ranks(ranks: Iterable[RankMessages]) -> dict[Message, float]:
-    """Return the messages of the busiest rank.
-
-    Every rank of a group records the same call, so counts are never added over files. Within one rank the calls of its
-    distinct groups do add up: that rank waits for all of them. A step lasts as long as its busiest rank, by bytes: with
-    pipeline stages, experts or uneven exchanges ranks differ, and a mixture of several would be no rank of the job.
-
-    Returns:
-        message -> calls per step.
-    """
-    busiest: dict[Message, float] = {}
-    most: tuple[float, float, list[Message]] = (0.0, 0.0, [])
-    for view in ranks:
-        mine: dict[Message, float] = {}
-        for (_group, message), count in view.calls.items():
-            mine[message] = mine.get(message, 0.0) + count / view.steps
-        sent = {message: count for message, count in mine.items() if message.group_size != 1}
-        # Ties are broken by the calls and the messages, so that the order of the ranks does not matter.
-        load = (_bytes_of(sent), sum(sent.values()), sorted(sent))
-        if not busiest or load > most:
-            busiest, most = mine, load
-    return busiest
-
-
-def _bytes_of(calls: Mapping[Message, float]) -> float:
-    return sum(message.size_bytes * count for message, count in calls.items())

@@ -12,8 +12,9 @@ from datetime import UTC, date, datetime
 from typing import Protocol, TypeVar
 
 from ncclt.core.message import Collective, Message
-from ncclt.core.workload import MessageCalls, Provenance, TimedCall, Workload
+from ncclt.core.workload import RANK_ROLES, MessageCalls, Provenance, TimedCall, Workload
 from ncclt.errors import TraceError
+from ncclt.profile.roles import RankRoles
 
 
 class _Half(Protocol):
@@ -80,6 +81,42 @@ def workload_of(
             if message not in alone
         ),
         provenance=origin,
+        step_time_us=step_time_us,
+        exposed_us=exposed_us,
+        copied_us=copied_us,
+        timeline=timeline,
+    )
+
+
+def workload_of_roles(
+    name: str,
+    roles: RankRoles,
+    origin: Provenance,
+    *,
+    step_time_us: float | None = None,
+    exposed_us: float | None = None,
+    copied_us: float | None = None,
+    timeline: tuple[TimedCall, ...] = (),
+) -> Workload:
+    """Return the workload of the slowest role, with notes on the others.
+
+    Args:
+        name: of the workload.
+        roles: of its ranks.
+        origin: where they come from.
+        step_time_us, exposed_us, copied_us, timeline: see `Workload`.
+
+    Raises:
+        TraceError: every group has one rank.
+    """
+    if len(roles.roles) > 1:
+        detail = {**origin.detail, RANK_ROLES: str(len(roles.roles))}
+        origin = replace(origin, detail=detail, notes=(*origin.notes, *roles.notes()))
+    return workload_of(
+        name,
+        roles.slowest.calls_per_step,
+        origin,
+        times_us=roles.times_us,
         step_time_us=step_time_us,
         exposed_us=exposed_us,
         copied_us=copied_us,

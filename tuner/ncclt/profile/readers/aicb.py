@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ncclt.core.message import MOST_BYTES, Message
-from ncclt.core.workload import WHOLE_FILE, Provenance, RankMessages, Workload, merge_ranks
+from ncclt.core.workload import WHOLE_FILE, Provenance, Workload
 from ncclt.errors import TraceError
 from ncclt.profile.readers.csv_table.rows import TableRow, first_row, rows, whole_number
 from ncclt.profile.readers.kineto.names import classify
 from ncclt.profile.readers.nccl_log.ranks import UNKNOWN_DTYPE
 from ncclt.profile.reading import left_out_notes, reasons, without_answered_receives, workload_of
+from ncclt.profile.roles import RankMessages
 from ncclt.profile.source import Document, any_head, documents
 
 _HEADER = ("comm_type", "comm_group", "comm_group_size", "msg_size", "stage")
@@ -65,8 +66,7 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
         notes=tuple(_notes(file)),
         whole_file=not file.steps,
     )
-    # One file stands for every rank, so there is one view; its groups add up.
-    per_step = merge_ranks([RankMessages(rank=None, calls=calls, steps=file.steps or 1)])
+    per_step = RankMessages(rank=None, calls=calls, steps=file.steps or 1).per_step()
     times_us = {message: 1000 * sum(found) / len(found) for message, found in durations_ms.items()}
     return workload_of(name, per_step, origin, times_us=times_us)
 

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, parse_dtype
-from ncclt.core.workload import Provenance, RankMessages, Workload, merge_ranks
+from ncclt.core.workload import Provenance, Workload
 from ncclt.errors import InputError, TraceError
 from ncclt.profile.ranks import RankFile, check_one_job
 from ncclt.profile.readers.nccl_log.lines import LOGGED_CALL, check_bounded, check_distinct
-from ncclt.profile.reading import all_of, left_out_notes, reasons, workload_of
+from ncclt.profile.reading import all_of, left_out_notes, reasons, workload_of_roles
+from ncclt.profile.roles import RankMessages, find_roles
 from ncclt.profile.source import Document, any_head, documents, ranked_lines
 
 _COUNT = re.compile(rb"Number of buckets for gradient all-reduce / reduce-scatter: (\d{1,7})")
@@ -73,10 +74,9 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
         for log in logs
         for rank, buckets in log.buckets.items()
     ]
-    per_step = merge_ranks(views)
-    if not per_step:
+    if not any(view.calls for view in views):
         raise _nothing(logs, left_out)
-    return workload_of(name, per_step, _provenance(logs, job, left_out))
+    return workload_of_roles(name, find_roles(views), _provenance(logs, job, left_out))
 
 
 class _Job:

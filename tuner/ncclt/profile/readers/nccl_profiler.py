@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, parse_dtype
-from ncclt.core.workload import WHOLE_FILE, Provenance, RankMessages, Workload, merge_ranks
+from ncclt.core.workload import WHOLE_FILE, Provenance, Workload
 from ncclt.errors import InputError, TraceError
 from ncclt.profile.readers.kineto.job import integer
 from ncclt.profile.readers.nccl_log.choices import Choices
 from ncclt.profile.readers.nccl_log.lines import check_distinct
 from ncclt.profile.readers.nccl_log.ranks import OPERATIONS, PER_RANK
-from ncclt.profile.reading import all_of, known, left_out_notes, reasons, workload_of
+from ncclt.profile.reading import all_of, known, left_out_notes, reasons, workload_of_roles
+from ncclt.profile.roles import RankMessages, find_roles
 from ncclt.profile.source import Document, any_head, documents, lines, unmarked
 
 name = "nccl_profiler"
@@ -87,8 +88,7 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
             mine[communicator, message] += count
             is_share = not message.group_size and message.collective in PER_RANK
             choices.add(message.collective, message.size_bytes, choice, count, per_rank=is_share)
-    per_step = merge_ranks(RankMessages(rank=None, calls=mine) for mine in views.values())
-    if not per_step:
+    if not any(views.values()):
         why = "; ".join(reasons(found.left_out)) or "not one event is of a collective"
         raise TraceError(
             f"no collectives in {all_of(labels)}: {why}",
@@ -106,7 +106,8 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
         ),
         whole_file=True,
     )
-    return workload_of(name, per_step, origin)
+    ranks = (RankMessages(rank=None, calls=mine) for mine in views.values())
+    return workload_of_roles(name, find_roles(ranks), origin)
 
 
 def _is_profile(beginning: bytes) -> bool:

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from ncclt.core.message import MOST_BYTES, Collective, Message
-from ncclt.core.workload import WHOLE_FILE, Provenance, RankMessages, Workload, merge_ranks
+from ncclt.core.workload import WHOLE_FILE, Provenance, Workload
 from ncclt.errors import TraceError
 from ncclt.profile.readers.inspector.records import whole
 from ncclt.profile.readers.nccl_log.choices import Choices
 from ncclt.profile.readers.nccl_log.lines import check_bounded, check_distinct
 from ncclt.profile.readers.nccl_log.ranks import UNKNOWN_DTYPE
-from ncclt.profile.reading import all_of, joined, known, largest_group_notes, left_out_notes, workload_of
+from ncclt.profile.reading import all_of, joined, known, largest_group_notes, left_out_notes, workload_of_roles
+from ncclt.profile.roles import RankMessages, find_roles
 from ncclt.profile.source import any_head, documents, lines
 
 name = "plugin_report"
@@ -79,15 +80,14 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
     reports = read_reports(paths)
     world_size = max(int(report.head["ranks"]) for report in reports)
     views, sizes_left_out = _views(reports, world_size)
-    per_step = merge_ranks(views)
-    if not per_step:
+    if not any(view.calls for view in views):
         raise TraceError(
             f"no collectives in {all_of([report.label for report in reports])}",
             hint="let the job run some steps; send_recv and all_to_all never reach a tuner plugin",
         )
     if len(views) > world_size:
         world_size = 0
-    return workload_of(name, per_step, _provenance(reports, views, world_size, sizes_left_out))
+    return workload_of_roles(name, find_roles(views), _provenance(reports, views, world_size, sizes_left_out))
 
 
 def per_step(workload: Workload, steps: int, said_by: str) -> Workload:

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, parse_dtype
-from ncclt.core.workload import WHOLE_FILE, Provenance, RankMessages, Workload, merge_ranks
+from ncclt.core.workload import WHOLE_FILE, Provenance, Workload
 from ncclt.errors import InputError, TraceError
 from ncclt.profile.readers.csv_table.rows import TableRow, cells_by_name, first_row, rows, whole_number
 from ncclt.profile.readers.kineto.names import Operation, classify
-from ncclt.profile.reading import left_out_notes, partial_note, smallest, without_answered_receives, workload_of
+from ncclt.profile.reading import left_out_notes, partial_note, smallest, without_answered_receives, workload_of_roles
+from ncclt.profile.roles import RankMessages, find_roles
 from ncclt.profile.source import Document, any_head, documents
 
 _REQUIRED = frozenset({"Collective name", "dtype", "In msg nelems", "Group size"})
@@ -66,8 +67,8 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
         notes=tuple(_notes(by_rank, ranks, world_size)),
         whole_file=True,
     )
-    per_step = merge_ranks(RankMessages(rank=rank, calls=_counts(mine)) for rank, mine in sent.items())
-    return workload_of(name, per_step, origin, times_us=smallest(map(_means_us, sent.values())))
+    views = (RankMessages(rank=rank, calls=_counts(mine)) for rank, mine in sent.items())
+    return workload_of_roles(name, find_roles(views, smallest(map(_means_us, sent.values()))), origin)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

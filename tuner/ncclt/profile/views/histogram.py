@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ncclt.core.message import Collective, bus_factor
-from ncclt.core.workload import MessageCalls, Workload
+from ncclt.core.workload import RANK_ROLES, MessageCalls, Workload
 
 _KIB, _MIB = 1024, 1024 * 1024
 
@@ -70,7 +70,7 @@ class Traffic:
 
     Attributes:
         per_rank: mean over the ranks.
-        total: of all ranks; None where the size of the job is not known.
+        total: of all ranks; None where the size of the job is not known, or ranks send different messages.
     """
 
     per_rank: float
@@ -135,7 +135,8 @@ def traffic(workload: Workload) -> Traffic | None:
         once = row.message.collective in (Collective.BROADCAST, Collective.REDUCE)
         factor = (size - 1) / size if once else bus_factor(row.message.collective, size) if size > 1 else 0.0
         per_rank += row.bytes_per_step * factor
-    return Traffic(per_rank=per_rank, total=per_rank * world_size if world_size else None)
+    is_same = RANK_ROLES not in workload.provenance.detail
+    return Traffic(per_rank=per_rank, total=per_rank * world_size if world_size and is_same else None)
 
 
 def _class_of(size_bytes: int) -> str:

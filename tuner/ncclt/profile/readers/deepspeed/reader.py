@@ -14,13 +14,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ncclt.core.message import MOST_BYTES, Collective, Message
-from ncclt.core.workload import WHOLE_FILE, Provenance, RankMessages, Workload, merge_ranks
+from ncclt.core.workload import WHOLE_FILE, Provenance, Workload
 from ncclt.errors import TraceError
 from ncclt.profile.ranks import RankFile, check_one_job
 from ncclt.profile.readers.deepspeed.rows import CommsLog, LogRow, read_dictionary, read_text
 from ncclt.profile.readers.nccl_log.lines import LOGGED_CALL, check_distinct
 from ncclt.profile.readers.nccl_log.ranks import UNKNOWN_DTYPE
-from ncclt.profile.reading import all_of, left_out_notes, reasons, workload_of
+from ncclt.profile.reading import all_of, left_out_notes, reasons, workload_of_roles
+from ncclt.profile.roles import RankMessages, find_roles
 from ncclt.profile.source import Document, any_head, documents, load_json
 
 name = "deepspeed"
@@ -69,10 +70,9 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
             if row.time_us > 0:
                 times[message] = min(row.time_us, times.get(message, row.time_us))
         views.append(RankMessages(rank=rank, calls=calls))
-    per_step = merge_ranks(views)
-    if not per_step:
+    if not any(view.calls for view in views):
         raise _nothing(logs, left_out)
-    return workload_of(name, per_step, _provenance(logs, world_size, left_out), times_us=times)
+    return workload_of_roles(name, find_roles(views, times), _provenance(logs, world_size, left_out))
 
 
 def _read(document: Document) -> CommsLog:

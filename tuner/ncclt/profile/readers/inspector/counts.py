@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ncclt.core.message import MOST_BYTES, Message
-from ncclt.core.workload import RankMessages
 from ncclt.errors import TraceError
 from ncclt.profile.readers.inspector.records import Header, Performed, records
 from ncclt.profile.readers.nccl_log.choices import Choices
 from ncclt.profile.readers.nccl_log.lines import check_bounded
 from ncclt.profile.readers.nccl_log.ranks import OPERATIONS, PER_RANK, UNKNOWN_DTYPE
+from ncclt.profile.roles import RankMessages
 from ncclt.profile.source import Document
 
 _MOST_VERSIONS = 16
@@ -150,7 +150,7 @@ class Tally:
 
 
 def rank_views(tally: Tally) -> tuple[RankMessages, ...]:
-    """Return the calls GPU by GPU, for `merge_ranks`; a receive counts where the GPU sends nothing.
+    """Return the calls GPU by GPU, for `find_roles`; a receive counts where the GPU sends nothing.
 
     Before NCCL 2.30 the records are a sample. There the sequence numbers show how many calls were made, and the
     records of all ranks together how they spread over the sizes.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ncclt.core.workload import WHOLE_FILE, Provenance, Workload, merge_ranks
+from ncclt.core.workload import WHOLE_FILE, Provenance, Workload
 from ncclt.errors import TraceError
 from ncclt.profile.readers.inspector.counts import Tally, mean_times, rank_views
 from ncclt.profile.readers.inspector.records import NEWEST
@@ -24,8 +24,9 @@ from ncclt.profile.reading import (
     largest_group_notes,
     newer_notes,
     reasons,
-    workload_of,
+    workload_of_roles,
 )
+from ncclt.profile.roles import find_roles
 from ncclt.profile.source import any_head, documents
 
 name = "inspector"
@@ -52,10 +53,10 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
     for document in (document for path in sorted(paths, key=str) for document in documents(path)):
         files.append(document.label)
         tally.read(document)
-    per_step, times = merge_ranks(rank_views(tally)), mean_times(tally)
-    if not per_step:
+    views = rank_views(tally)
+    if not any(view.calls for view in views):
         raise _nothing(tally, files)
-    return workload_of(name, per_step, _provenance(tally, files), times_us=times)
+    return workload_of_roles(name, find_roles(views, mean_times(tally)), _provenance(tally, files))
 
 
 def _has_records(beginning: bytes) -> bool:

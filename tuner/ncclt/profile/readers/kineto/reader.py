@@ -26,15 +26,15 @@ from ncclt.profile.readers.kineto.steps import calls_in_steps
 from ncclt.profile.readers.kineto.trace import RankTrace, launches, rank_trace
 from ncclt.profile.readers.param_comms.ranks import (
     RankReading,
-    calls_per_step,
     check_ranks,
     group_cycles,
     join_cycles,
     provenance_of,
     rank_documents,
     rank_order,
+    roles_of,
 )
-from ncclt.profile.reading import reasons, smallest, without_answered_receives, workload_of
+from ncclt.profile.reading import reasons, without_answered_receives, workload_of_roles
 from ncclt.profile.source import Document, any_head, unmarked
 from ncclt.profile.unsupported import XLA_TRACE
 
@@ -62,14 +62,15 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
     ranks.sort(key=lambda rank: rank_order(rank.reading))
     readings = [rank.reading for rank in ranks]
     step_times = [time_us for rank in ranks for time_us in rank.step_times_us]
+    roles = roles_of(readings)
+    slowest = [rank for rank in ranks if rank.reading.view().per_step() == roles.slowest.calls_per_step]
     # The rank that waits least shows best what the transfer itself takes.
-    least = min(ranks, key=lambda rank: (rank.exposure.exposed_us is None, rank.exposure.exposed_us))
+    least = min(slowest, key=lambda rank: (rank.exposure.exposed_us is None, rank.exposure.exposed_us))
     exposed_us = least_exposed(rank.exposure for rank in ranks)[0]
-    workload = workload_of(
+    workload = workload_of_roles(
         name,
-        calls_per_step(readings),
+        roles,
         provenance_of(readings, "kineto", word="trace", about=_kernel_notes(ranks)),
-        times_us=smallest(reading.mean_us for reading in readings),
         step_time_us=median(step_times) if step_times else None,
         exposed_us=exposed_us,
         copied_us=least.exposure.copied_us,

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message
-from ncclt.core.workload import RankMessages
 from ncclt.nccl.log.calls import CollLine, TuningLine
 from ncclt.profile.readers.nccl_log.book import LogBook
 from ncclt.profile.readers.nccl_log.choices import Choices
 from ncclt.profile.readers.nccl_log.comms import Communicators, Rank
+from ncclt.profile.roles import RankMessages
 
 OPERATIONS: dict[str, Collective] = {
     "AllReduce": Collective.ALL_REDUCE,
@@ -57,7 +57,7 @@ class RankFindings:
 
     @property
     def views(self) -> tuple[RankMessages, ...]:
-        """Return the calls per rank, for `merge_ranks`."""
+        """Return the calls per rank, for `find_roles`."""
         return tuple(RankMessages(rank=None, calls=dict(calls)) for calls in self.calls.values())
 
     def add(self, rank: Rank, group: str, message: Message, calls: int) -> None:

@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ncclt.core.message import Collective
-from ncclt.core.workload import WHOLE_FILE, Provenance, Workload, merge_ranks
+from ncclt.core.workload import WHOLE_FILE, Provenance, Workload
 from ncclt.errors import TraceError
 from ncclt.profile.readers.nccl_log.book import LogBook, check_own_process, read_log
 from ncclt.profile.readers.nccl_log.comms import Communicators, communicators_of
 from ncclt.profile.readers.nccl_log.lines import LOGGED_CALL, check_distinct
 from ncclt.profile.readers.nccl_log.ranks import UNKNOWN_DTYPE, RankFindings, findings_from_calls, findings_from_tunings
-from ncclt.profile.reading import partial_note, workload_of
+from ncclt.profile.reading import partial_note, workload_of_roles
+from ncclt.profile.roles import find_roles
 from ncclt.profile.source import documents, heads
 
 name = "nccl_log"
@@ -56,7 +57,7 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
             raise _nothing(books, found, decided)
         decided.left_out.update(found.left_out)
         found, read_from = decided, "TUNING lines"
-    return workload_of(name, merge_ranks(found.views), _provenance(books, comms, found, read_from))
+    return workload_of_roles(name, find_roles(found.views), _provenance(books, comms, found, read_from))
 
 
 def _nothing(books: Sequence[LogBook], calls: RankFindings, decisions: RankFindings) -> TraceError:

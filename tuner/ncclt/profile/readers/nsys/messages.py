@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message
-from ncclt.core.workload import RankMessages
 from ncclt.profile.readers.nccl_log.ranks import OPERATIONS, PER_RANK, UNKNOWN_DTYPE
 from ncclt.profile.readers.nsys.calls import CallKind, Membership, NsysExport, Process
 from ncclt.profile.readers.nsys.kernels import agreed_dtypes
+from ncclt.profile.roles import RankMessages
 
 FUNCTIONS = {f"nccl{word}": collective for word, collective in OPERATIONS.items()} | {"ncclBcast": Collective.BROADCAST}
 """Function of NCCL -> collective; gather, scatter and what manages communicators make no message."""

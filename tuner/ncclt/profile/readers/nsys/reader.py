@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 
-from ncclt.core.workload import WHOLE_FILE, Provenance, Workload, merge_ranks
+from ncclt.core.workload import WHOLE_FILE, Provenance, Workload
 from ncclt.errors import TraceError
 from ncclt.profile.other_libraries import NCCL_INSTEAD
 from ncclt.profile.readers.nccl_log.lines import check_distinct
@@ -19,7 +19,8 @@ from ncclt.profile.readers.nsys.calls import NsysExport, Process, recording_of
 from ncclt.profile.readers.nsys.file import is_export, opened
 from ncclt.profile.readers.nsys.kernels import shown
 from ncclt.profile.readers.nsys.messages import FUNCTIONS, Sizing, messages_of
-from ncclt.profile.reading import joined, known, left_out_notes, partial_note, reasons, workload_of
+from ncclt.profile.reading import joined, known, left_out_notes, partial_note, reasons, workload_of_roles
+from ncclt.profile.roles import find_roles
 
 name = "nsys"
 
@@ -45,7 +46,7 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
     sizing = messages_of(recordings)
     if not any(view.calls for view in sizing.views):
         raise _refusal(recordings, sizing.left_out)
-    return workload_of(name, merge_ranks(sizing.views), _provenance(recordings, sizing))
+    return workload_of_roles(name, find_roles(sizing.views), _provenance(recordings, sizing))
 
 
 def _recording(path: Path) -> NsysExport:

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from ncclt.core.message import Message
-from ncclt.core.workload import WHOLE_FILE, Provenance, RankMessages, Workload, merge_ranks
+from ncclt.core.workload import WHOLE_FILE, Provenance, Workload
 from ncclt.errors import TraceError
 from ncclt.profile.ranks import RankFile, check_one_job
 from ncclt.profile.readers.nccl_log.lines import check_distinct
-from ncclt.profile.reading import all_of, joined, known, partial_note, smallest, workload_of
+from ncclt.profile.reading import all_of, joined, known, partial_note, smallest, workload_of_roles
+from ncclt.profile.roles import RankMessages, RankRoles, find_roles
 from ncclt.profile.source import Document, documents, unmarked
 
 
@@ -45,6 +46,10 @@ class RankReading:
     recorded_on: str = ""
     facts: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    def view(self) -> RankMessages:
+        """Return the calls, to be compared with those of other ranks."""
+        return RankMessages(rank=self.rank, calls=self.calls, steps=self.steps or 1)
 
 
 def rank_documents(path: Path, starts: bytes | tuple[bytes, ...]) -> Iterator[Document]:
@@ -105,12 +110,8 @@ def read_ranks(
     world_size = max(r.world_size for r in readings)
     placed = not any(1 < message.group_size < world_size for message in messages)
     closing = () if placed else ("this source does not say which groups span nodes: none is taken to",)
-    return workload_of(
-        name,
-        calls_per_step(readings),
-        provenance_of(readings, source, word="file", closing=closing),
-        times_us=smallest(r.mean_us for r in readings),
-    )
+    origin = provenance_of(readings, source, word="file", closing=closing)
+    return workload_of_roles(name, roles_of(readings), origin)
 
 
 Recorded = TypeVar("Recorded")
@@ -184,9 +185,9 @@ def counted_ranks(ranks: Sequence[RankReading]) -> Sequence[RankReading]:
     return [r for r in ranks if r.steps] or ranks
 
 
-def calls_per_step(ranks: Sequence[RankReading]) -> dict[Message, float]:
-    """Return the messages of one step, each call once however many ranks show it."""
-    return merge_ranks(RankMessages(rank=r.rank, calls=r.calls, steps=r.steps or 1) for r in counted_ranks(ranks))
+def roles_of(ranks: Sequence[RankReading]) -> RankRoles:
+    """Return the roles of some ranks, with the smallest of the ranks' times."""
+    return find_roles([reading.view() for reading in counted_ranks(ranks)], smallest(r.mean_us for r in ranks))
 
 
 def provenance_of(
@@ -216,7 +217,6 @@ def provenance_of(
             *_notes(ranks, word),
             *about,
             *partial_note(len(ranks), world_size),
-            *_role_notes(ranks),
             *unknown,
             *closing,
         ),
@@ -237,18 +237,6 @@ def _notes(ranks: Sequence[RankReading], word: str) -> list[str]:
     elif marking < len(ranks):
         notes.append(f"{len(ranks) - marking} of {len(ranks)} {word}s mark no training step: their calls do not count")
     return notes
-
-
-def _role_notes(ranks: Sequence[RankReading]) -> list[str]:
-    """Return the note on ranks that send different messages, such as the stages of a pipeline; none where all agree."""
-    counted = counted_ranks(ranks)
-    tables = [calls_per_step([reading]) for reading in counted]
-    busiest = calls_per_step(counted)
-    if all(table == busiest for table in tables):
-        return []
-    chosen = counted[tables.index(busiest)]
-    which = chosen.label if chosen.rank is None else f"rank {chosen.rank}"
-    return [f"the ranks send different messages: the calls are those of {which}, which sends most"]
 
 
 def _no_collectives(ranks: Sequence[RankReading]) -> TraceError:

@@ -1,0 +1,60 @@
+"""Ranks that send different messages: one table per role, and the slowest role stands for the job."""
+
+from ncclt.core.message import Collective, Message
+from ncclt.profile.roles import RankMessages, find_roles
+
+
+def _message(size, collective=Collective.ALL_REDUCE, group_size=4):
+    return Message(collective=collective, dtype="float32", size_bytes=size, group_size=group_size)
+
+
+def _sent(rank, *messages):
+    return RankMessages(rank=rank, calls={("", message): 1 for message in messages})
+
+
+def _slowest(*views):
+    found = find_roles(views).slowest.calls_per_step
+    assert found == find_roles(views[::-1]).slowest.calls_per_step, "it depends on the order of the ranks"
+    return found
+
+
+def test_the_rank_that_sends_most_bytes_stands_for_all_without_times():
+    """The largest count of each message is of no rank of the job."""
+    small = _sent(0, _message(8), _message(8, Collective.ALL_TO_ALL))
+    large = _sent(1, _message(16), _message(12))
+    assert _slowest(small, large) == {_message(16): 1, _message(12): 1}
+
+
+def test_the_role_whose_communication_takes_longest_stands_for_all():
+    """The other sends more bytes in less time."""
+    exchange, reduction = _message(4000, Collective.ALL_TO_ALL), _message(8000)
+    views = [_sent(0, exchange), _sent(1, reduction)]
+    roles = find_roles(views, {exchange: 50.0, reduction: 30.0})
+    assert roles.slowest.calls_per_step == {exchange: 1}
+    assert "rank 0, whose communication takes longest" in roles.notes()[0]
+    same = find_roles(views, {exchange: 30.0, reduction: 30.0})
+    assert "rank 1, which sends most" in same.notes()[0]
+
+
+def test_groups_of_a_rank_add_up_and_ranks_do_not():
+    views = [
+        RankMessages(rank=0, calls={("tp", _message(8)): 4, ("dp", _message(8)): 2}, steps=2),
+        RankMessages(rank=1, calls={("tp", _message(8)): 4}, steps=2),
+    ]
+    assert _slowest(*views) == {_message(8): 3}
+
+
+def test_groups_of_one_do_not_make_a_rank_busy():
+    """They send nothing, however large their buffers are."""
+    assert _slowest(_sent(0, _message(999, group_size=1)), _sent(1, _message(8))) == {_message(8): 1}
+
+
+def test_notes_name_every_other_role_and_few_of_many():
+    stages = [_sent(rank, _message(8 if rank % 2 else 16)) for rank in range(10)]
+    assert find_roles(stages).notes() == [
+        "the ranks send different messages: the calls are those of ranks 0, 2, 4, 2 more, which sends most",
+        "not in this workload: ranks 1, 3, 5, 2 more with 1 x all_reduce 8 B float32",
+    ]
+    assert find_roles(stages[::2]).notes() == []
+    uneven = [_sent(None, _message(4 * size)) for size in range(1, 8)]
+    assert find_roles(uneven).notes()[-1] == "not in this workload: 3 more tables of ranks that differ"
