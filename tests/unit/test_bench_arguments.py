@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from each_case import each_case
+
 BENCH = Path(__file__).parents[2] / "bench"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("script", "words", "said"),
     [
         ("bets", ("--studies", "0"), "at least 1"),

@@ -1,7 +1,6 @@
 """Where fitted constants hold: up to twice what was fitted, and not beyond the network or short of it."""
 
-import pytest
-
+from each_case import each_case
 from ncclt.core.calibration import Calibration
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -14,7 +13,7 @@ def fitted(least_nodes, most_nodes, *, probed=True):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("size", "beyond"),
     [(32 * KIB, ""), (32 * KIB - 1, "size"), (128 * MIB, ""), (128 * MIB + 1, "size"), (MIB, "")],
 )
@@ -22,7 +21,7 @@ def test_sizes_of_half_the_smallest_to_twice_the_largest_are_within(size, beyond
     assert fitted(2, 4).beyond(size, 4) == beyond
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("least", "most", "within"),
     [
         (2, 4, [2, 3, 4, 5, 6, 7, 8]),

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from each_case import each_case
 from ncclt.core.cluster import Cluster
 from ncclt.errors import InputError, UsageError
 
@@ -13,7 +14,7 @@ HALL = Cluster(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@each_case(
     "wrong",
     [
         {"link_class": "string"},
@@ -85,7 +86,7 @@ def test_a_job_uses_a_part_of_each_node_and_as_many_nodes_as_it_likes():
     assert HALL.sized(gpus_per_node=1).world_size == 4
 
 
-@pytest.mark.parametrize("wrong", [{"nodes": 0}, {"gpus_per_node": 0}, {"gpus_per_node": 9}], ids=str)
+@each_case("wrong", [{"nodes": 0}, {"gpus_per_node": 0}, {"gpus_per_node": 9}], ids=str)
 def test_a_part_that_is_none_or_more_than_a_node_is_refused(wrong):
     with pytest.raises(UsageError, match=str(next(iter(wrong.values())))):
         HALL.sized(**wrong)

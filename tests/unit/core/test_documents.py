@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from each_case import each_case
 from ncclt.core.documents import Documented, Shape
 from ncclt.core.recheck import Change, Check, Freshness
 from ncclt.core.workload import Workload
@@ -92,7 +93,7 @@ def test_earlier_documents_lack_entries_and_later_ones_have_more():
     assert found == Whole(part=Part(size=1, wanted=True))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("change", "said"),
     [
         ({"schema": 4}, "whole schema 4 is not supported"),
@@ -131,7 +132,7 @@ def test_a_whole_number_may_have_a_point():
     assert (found.part.size, found.time_us, type(found.time_us)) == (8, 3.0, float)
 
 
-@pytest.mark.parametrize("document", [None, [], "x", 3])
+@each_case("document", [None, [], "x", 3])
 def test_what_is_no_object_is_refused(document):
     with pytest.raises(InputError, match=r"not a whole: \$ is"):
         Whole.from_document(document)

@@ -1,11 +1,10 @@
 """GPUs by name: what they are is known for those of the table and for no other."""
 
-import pytest
-
+from each_case import each_case
 from ncclt.core.gpus import known_gpu
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "found"),
     [
         ("8xA100-SXM4-80GB", ("A100-SXM4-80GB", 80, 300.0)),

@@ -8,8 +8,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 
-import pytest
-
+from each_case import each_case
 from ncclt import core
 from ncclt.core.documents import Documented, _plain
 
@@ -29,7 +28,7 @@ PLAIN = [
 """The classes of the core, but for words, rows, ports and errors."""
 
 
-@pytest.mark.parametrize("kind", PLAIN, ids=lambda kind: kind.__name__)
+@each_case("kind", PLAIN, ids=lambda kind: kind.__name__)
 def test_data_of_the_core_are_frozen_dataclasses_with_slots(kind):
     assert is_dataclass(kind)
     assert kind.__dataclass_params__.frozen

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from each_case import each_case
 from ncclt.core.rollout import JobTime, RollOut, Variant, draw
 from ncclt.errors import InputError
 
@@ -34,7 +35,7 @@ def test_a_draw_is_a_share_that_differs_by_seed_and_name():
     assert 0.95 < max(draws) < 1
 
 
-@pytest.mark.parametrize(
+@each_case(
     "right", [{"job": "j" * 300}, {"step_us": DAY_US}, {"step_us": 1e-3}, {"steps": 1}, {"steps": 10**9}], ids=str
 )
 def test_the_extremes_of_a_step_time_are_taken(right):
@@ -42,7 +43,7 @@ def test_the_extremes_of_a_step_time_are_taken(right):
     assert {name: getattr(found, name) for name in right} == right
 
 
-@pytest.mark.parametrize(
+@each_case(
     "wrong",
     [
         {"job": ""}, {"job": "  "}, {"job": "a\nb"}, {"job": "j" * 301}, {"step_us": 0.0}, {"step_us": -1.0},

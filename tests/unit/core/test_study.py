@@ -1,7 +1,6 @@
 """A study and its trials as people read them, and what they cost."""
 
-import pytest
-
+from each_case import each_case
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective
 from ncclt.core.policy import Policy, Rule
@@ -21,7 +20,7 @@ def rules(count):
     return tuple(Rule(collective=Collective.ALL_REDUCE, group_size=size + 2, channels=4) for size in range(count))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("shown", "label"),
     [
         (trial(), "default"),
@@ -35,7 +34,7 @@ def test_a_trial_says_what_was_forced(shown, label):
     assert shown.label == label
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("launched", "tries"),
     [
         (trial(), True),
@@ -57,7 +56,7 @@ def test_a_launch_costs_its_time_on_every_gpu_of_the_cluster():
     assert gpu_seconds([], cluster) == 0
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("changes", "words"),
     [
         ({}, "bert on 1 node (41 settings), weight 0.8"),

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from each_case import each_case
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.tuning_job import JobState, TuningJob
@@ -30,7 +31,7 @@ def test_only_queued_and_running_jobs_have_not_ended():
     assert [state for state in JobState if not state.ended] == [JobState.QUEUED, JobState.RUNNING]
 
 
-@pytest.mark.parametrize(
+@each_case(
     "wrong",
     [{"priority": 0}, {"priority": 10}, {"nodes": 0}, {"gpus_per_node": 0}, {"gpus_per_node": -1}, {"trials": 0}],
     ids=str,
@@ -40,7 +41,7 @@ def test_what_no_job_can_be_is_refused(wrong):
         replace(JOB, **wrong)
 
 
-@pytest.mark.parametrize("right", [{"priority": 1}, {"priority": 9}, {"nodes": 1, "gpus_per_node": 1}], ids=str)
+@each_case("right", [{"priority": 1}, {"priority": 9}, {"nodes": 1, "gpus_per_node": 1}], ids=str)
 def test_the_first_and_the_last_priority_and_a_single_gpu_are_taken(right):
     job = replace(JOB, **right)
     assert {name: getattr(job, name) for name in right} == right
@@ -53,7 +54,7 @@ def test_the_same_request_has_the_same_study_whoever_asks():
     assert replace(JOB, nodes=2).on(CLUSTER, WORKLOAD, again=False).study == study
 
 
-@pytest.mark.parametrize(
+@each_case(
     "changed",
     [
         (replace(JOB, nodes=1), CLUSTER, WORKLOAD, False),

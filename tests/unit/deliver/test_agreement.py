@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from each_case import each_case
 from ncclt.deliver.agreement import (
     REUSE_S,
     await_decision,
@@ -137,7 +138,7 @@ def test_where_it_is_not_sure_nothing_starts(tmp_path):
         proposed(tmp_path, job=MPI)
 
 
-@pytest.mark.parametrize(("by_node_s", "by_files_s"), [(3 * REUSE_S, 60), (60, 3 * REUSE_S), (-3 * REUSE_S, 9e4)])
+@each_case(("by_node_s", "by_files_s"), [(3 * REUSE_S, 60), (60, 3 * REUSE_S), (-3 * REUSE_S, 9e4)])
 def test_nodes_whose_clocks_are_hours_apart_do_not_decide_twice(tmp_path, by_node_s, by_files_s):
     """One would pass over what another follows."""
     proposed(tmp_path, job=MPI, clock=lambda: time.time() - by_node_s)
@@ -163,7 +164,7 @@ def test_another_question_is_refused(tmp_path):
     assert "--job" in caught.value.hint
 
 
-@pytest.mark.parametrize(
+@each_case(
     "damage",
     [
         lambda text: text[:-1],
@@ -186,7 +187,7 @@ def test_a_damaged_decision_starts_nothing(tmp_path, damage):
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+@each_case("kind", ["link", "pipe", "folder"])
 def test_what_is_no_plain_file_is_neither_followed_nor_waited_for(tmp_path, kind):
     proposed(tmp_path)
     path = only_file(tmp_path)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from each_case import each_case
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.attestation import (
     MOST_ROWS,
@@ -81,7 +82,7 @@ def test_a_choice_that_nccl_did_not_offer_is_named_with_its_cause():
     assert "offers no such choice" in row.reason
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("observed", "said"),
     [
         (seen(use(MIB, "", outcome=CallOutcome.UNMATCHED, remark="it is for NCCL 2.27"),
@@ -163,7 +164,7 @@ def test_fewer_channels_in_a_log_are_nccls_scheduling_and_more_are_another_choic
     assert any("fewer channels" in note for note in fewer.notes)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("choice", "state"),
     [("ring/ll", RowState.UNCERTAIN), ("ring/ll128", RowState.DIFFERS), ("tree/ll/4", RowState.UNCERTAIN)],
 )

@@ -2,6 +2,7 @@
 
 import pytest
 
+from each_case import each_case
 from ncclt.deliver.job_info import (
     is_alone,
     is_node_launcher,
@@ -49,7 +50,7 @@ def test_one_step_per_node_is_not_the_job():
     assert not is_alone(alone, TRAIN, nodes=2)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("environ", "expected"),
     [
         ({"OMPI_MCA_ess_base_jobid": "99", "OMPI_COMM_WORLD_RANK": "1"}, ("Open MPI job 99", False)),
@@ -66,7 +67,7 @@ def test_who_starts_the_processes_knows_the_job(environ, expected):
     assert name_job(environ, TRAIN) == expected
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("argv", "environ", "expected"),
     [
         (("torchrun", "--rdzv_id=x", "t.py"), {}, "rendezvous x"),
@@ -90,13 +91,13 @@ def test_a_name_by_hand_goes_before_all():
     assert name_of(STEP, named="bert-1") == "named bert-1"
 
 
-@pytest.mark.parametrize("named", ["", " ", "a\nb", "x" * 201])
+@each_case("named", ["", " ", "a\nb", "x" * 201])
 def test_a_name_that_is_none_is_refused(named):
     with pytest.raises(UsageError):
         name_job({}, TRAIN, named=named)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("environ", "argv", "alone"),
     [
         ({}, TRAIN, True),
@@ -125,7 +126,7 @@ def test_who_is_alone_needs_no_agreement(environ, argv, alone):
     assert is_alone(environ, argv) is alone
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("command", "here", "elsewhere"),
     [
         ("torchrun t.py", True, False),
@@ -171,7 +172,7 @@ def test_fabrics_are_those_of_the_adapters(tmp_path):
     assert see_fabrics(root=tmp_path) == ("infiniband",)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("measured", "seen", "other"),
     [
         ("MI355X", "NVIDIA H100 80GB HBM3", True), ("H100", "NVIDIA H100 80GB HBM3", False),
@@ -182,7 +183,7 @@ def test_gpus_differ_only_where_both_names_tell_the_model(measured, seen, other)
     assert is_other_gpu(measured, [seen]) is other
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("environ", "argv", "count", "is_rank"),
     [
         (STEP | {"SLURM_NODEID": "1"}, TRAIN, 2, False),

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from each_case import each_case
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.attestation import Form
 from ncclt.core.message import Collective
@@ -28,7 +29,7 @@ PER_SIZE = MEASURED.table.policy
 TABLE = judged(PER_SIZE, Decision.TUNED)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("table", "variables", "form"),
     [
         (TABLE, None, Form.TABLE),

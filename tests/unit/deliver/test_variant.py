@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from each_case import each_case
 from ncclt.client.answer import checked_document
 from ncclt.core.life import By, ClusterRules
 from ncclt.core.recommendation import Decision, Request, TimesOrigin
@@ -115,7 +116,7 @@ def test_a_store_gives_each_job_what_its_name_says(tmp_path):
     assert given_from_store(url, ASKED).recommendation.id == "a"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("environ", "argv", "name"),
     [
         ({}, (), ""),

@@ -5,6 +5,7 @@ import subprocess
 
 import pytest
 
+from each_case import each_case
 from ncclt.launch.rank_check import UNFIT_CODE, checked, is_deciding, unfit, without_signs
 from ncclt.nccl.parameters import CATALOGUE, SET_BY_RULES
 
@@ -42,7 +43,7 @@ def test_a_rank_starts_where_its_environment_is_as_planned(name, shell):
         assert all(word in unfit(done.stderr) for word in ((words,) if isinstance(words, str) else words)), done.stderr
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "rest"),
     [
         ("one\nncclt: started\ntwo\n", "one\ntwo\n"),

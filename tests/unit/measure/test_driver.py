@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from each_case import each_case
 from ncclt.cli.check import _with_drivers
 from ncclt.core.cluster import Cluster, Fingerprint
 from ncclt.measure.driver import Drivers, drivers_of_nodes
@@ -31,7 +32,7 @@ CLUSTER = Cluster(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "found"),
     [
         (CLOSED, ("535.104.05",)),

@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DataError, OperationalError, ProgrammingError
 
+from each_case import each_case
 from ncclt.errors import StoreError, UsageError
 from ncclt.store import open_store
 from ncclt.store.database import Database
@@ -64,7 +65,7 @@ def test_whether_a_row_could_be_written_is_found_out_without_a_row(tmp_path, ful
         store.require_writable()
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("cause", "kind"),
     [
         (psycopg.OperationalError("the connection is lost"), LostTransactionError),
@@ -119,7 +120,7 @@ def test_foreign_keys_and_durability_are_on(database):
     assert (pragmas, journal) == ({"foreign_keys": 1, "synchronous": 2}, "delete")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("said", "hinted"),
     [
         ("database or disk is full", "room"),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from each_case import each_case
 from ncclt.errors import UsageError
 from ncclt.launch.kubernetes.launcher import KubernetesLauncher, create
 from ncclt.launch.kubernetes.manifests import Site
@@ -34,7 +35,7 @@ def readable(plan):
     return json.dumps(plan, indent=2) + "".join(f"\n# {name}\n{text}" for name, text in texts)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "options", "with_files"),
     [
         ("mpijob", SITE, False),

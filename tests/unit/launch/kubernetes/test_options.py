@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from each_case import each_case
 from ncclt.errors import UsageError
 from ncclt.launch.kubernetes import launcher as kubernetes
 from ncclt.launch.kubernetes.options import site_options
@@ -52,7 +53,7 @@ _NO_WORDS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("word", _NO_WORDS)
+@each_case("word", _NO_WORDS)
 def test_what_is_no_word(word):
     """Nothing else gets into a manifest."""
     with pytest.raises(UsageError, match="--kubernetes"):

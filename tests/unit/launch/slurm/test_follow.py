@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from each_case import each_case
 from ncclt.errors import StudyStoppedError
 from ncclt.launch.slurm import follow as module
 from ncclt.launch.slurm.follow import Logs, follow
@@ -34,7 +35,7 @@ def followed(folder, answers, *, show=None, say=None):
     return exit_code, "".join(shown), "".join(said)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("end", "exit_code"),
     [
         ("JobState=COMPLETED Reason=None ExitCode=0:0", 0),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from each_case import each_case
 from ncclt.errors import UsageError
 from ncclt.launch.launcher import JobShape
 from ncclt.launch.slurm.allocation import Allocation, NodeGroup
@@ -35,7 +36,7 @@ def launcher(allocation=PLAIN, *, nodes=2, hosts=(), **options):
     )
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "made"),
     [
         ("plain", launcher()),
@@ -59,7 +60,7 @@ def test_inherited_variables_can_be_shown():
     assert launcher().inherited == ("NCCL_BUFFSIZE", "NCCL_DEBUG")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("config", "told"), [("TaskProlog              = /etc/prolog.sh", ", from TaskProlog=/etc/prolog.sh"),
                          ("TaskProlog              = (null)", ""), ("", "")],
 )  # fmt: skip
@@ -85,7 +86,7 @@ def test_a_step_that_ends_well_is_no_failure_whatever_it_printed(tmp_path, exit_
     assert ("ncclt: Slurm says: task 0 on n1" in result.stderr) == told
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("said", "ended", "exit_code", "not_started", "lost"),
     [
         # srun's own code is the highest of all tasks, also of those that it ended itself.
@@ -172,7 +173,7 @@ def test_shipped_files_are_read_and_leave_nothing(tmp_path):
     assert done.stdout == "word with blanks µ\n0\n"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("script", "exit_code", "lingers_s"),
     [
         ("exit 0", 0, []),
@@ -203,7 +204,7 @@ def test_the_shell_of_a_task_is_never_ended_by_a_signal_and_lingers_after_a_fail
     assert (asked.read_text().split() if asked.exists() else []) == lingers_s
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("script", "sent", "exit_code"),
     [
         ("echo up; exec sleep 600", signal.SIGTERM, 143),
@@ -257,7 +258,7 @@ def test_an_allocation_that_is_too_small_is_refused_at_once():
     assert create(shape=JobShape(nodes=2), environment=environment).plan(COMMAND, variables={}, timeout_s=1.0)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("granted", "per_task", "tasks", "extra", "refused"),
     [
         ("1(x2)", "", 4, (), "has 1 CPUs on n1, too few for 4 tasks, one for each GPU"),
@@ -295,7 +296,7 @@ esac
 """
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("steps", "gone", "exit_code", "asked"),
     [
         ("", "", 0, []),

@@ -1,7 +1,6 @@
 """Where the ranks meet: at the host that ssh connects to, as it says itself; its place is taken by a script."""
 
-import pytest
-
+from each_case import each_case
 from ncclt.launch.launcher import JobShape
 from ncclt.launch.ssh.launcher import create
 
@@ -11,7 +10,7 @@ echo "$*" >"{asked}"
 """
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("says", "address"),
     [
         ("printf 'host first\\nuser me\\nhostname 10.0.0.7\\nport 22\\n'", "10.0.0.7"),

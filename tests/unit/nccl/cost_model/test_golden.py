@@ -8,8 +8,7 @@ import os
 from itertools import product
 from pathlib import Path
 
-import pytest
-
+from each_case import each_case
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective
@@ -52,7 +51,7 @@ def rows(cluster):
                 before = now
 
 
-@pytest.mark.parametrize("machine", MACHINES)
+@each_case("machine", MACHINES)
 def test_what_is_predicted_and_chosen(machine):
     path = GOLDEN / f"{machine}.txt"
     lines = []

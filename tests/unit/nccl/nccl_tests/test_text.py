@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from each_case import each_case
 from ncclt.errors import BenchmarkError
 from ncclt.nccl.nccl_tests.text import parse_text
 
@@ -153,9 +154,7 @@ def test_a_run_that_ended_early_has_no_footer():
     assert test.avg_busbw_gbps is None
 
 
-@pytest.mark.parametrize(
-    "text", ["", "\n\n", HEADER, ROW, "# nThread 1\n", f"{HEADER}\n-8 2 float sum -1 1 1 1 0 1 1 1 0"]
-)
+@each_case("text", ["", "\n\n", HEADER, ROW, "# nThread 1\n", f"{HEADER}\n-8 2 float sum -1 1 1 1 0 1 1 1 0"])
 def test_nothing_measured_is_an_error(text):
     """No header, no row, or nothing at all."""
     with pytest.raises(BenchmarkError) as caught:
@@ -180,7 +179,7 @@ def test_mutated_text_raises_nothing_else(data):
     assert all(row.size_bytes >= 0 for test in found for row in test.rows)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("columns", "head", "redop", "root"),
     [
         ("redop", "", "", None),  # alltoall before 2.10, as SuperBench publishes it

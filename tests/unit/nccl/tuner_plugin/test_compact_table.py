@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from each_case import each_case
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.errors import InputError
 from ncclt.nccl.tuner_plugin.compact_table import MOST_BYTES, decode_table, encode_table, table_environment
@@ -106,7 +107,7 @@ def test_damage_is_found_by_both(plugin, data):
     assert not told["table"]
 
 
-@pytest.mark.parametrize(
+@each_case(
     "compact",
     [
         "1:r:2.28.9:16.2::cbf29ce484222325", "2:r:2.28.9:16.2:16.2ARL:0000000000000000", "1:r:x:16.2:16.2ARL:",
@@ -121,7 +122,7 @@ def test_broken_word_is_refused_by_both(plugin, compact):
     assert plugin.describe({"NCCLT_TABLE": compact, "NCCLT_POLICY": None})["problem"]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "why"),
     [
         ("", "not a table of ncclt"),

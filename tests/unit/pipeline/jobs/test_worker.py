@@ -4,6 +4,7 @@ import stat
 
 import pytest
 
+from each_case import each_case
 from ncclt.core.life import Action
 from ncclt.core.tuning_job import JobResult, JobState, JobStatus, TuningJob
 from ncclt.errors import StudyStoppedError
@@ -54,7 +55,7 @@ def test_a_job_that_has_killed_workers_fails(result_of):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("arguments", "environ", "expected"),
     [
         (("--launcher", "slurm"), {}, True),
