@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from each_case import each_case
-
 BENCH = Path(__file__).parents[2] / "bench"
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("script", "words", "said"),
     [
         ("bets", ("--studies", "0"), "at least 1"),

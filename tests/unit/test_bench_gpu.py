@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from each_case import each_case
 from ncclt.core.message import Collective, Message
 
 SCRIPTS = Path(__file__).parents[2] / "bench" / "gpu"
@@ -41,7 +40,7 @@ def scripts():
         yield
 
 
-@each_case("arguments", [["--part", "3"], ["--minutes", "soon"], ["--minutes", "1"], ["--fast"], []])
+@pytest.mark.parametrize("arguments", [["--part", "3"], ["--minutes", "soon"], ["--minutes", "1"], ["--fast"], []])
 def test_all_sh_refuses_what_it_does_not_know(tmp_path, arguments):
     environ = {name: value for name, value in os.environ.items() if name != "OUT"}
     where = [] if not arguments else [tmp_path]
@@ -96,7 +95,7 @@ def test_copies_of_the_real_library_load_beside_each_other(scripts, tmp_path):
     assert one != other
 
 
-@each_case("name", ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"])
+@pytest.mark.parametrize("name", ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"])
 def test_a_chunk_in_another_chunks_place_does_not_look_right(scripts, name):
     import messages
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from each_case import each_case
 from ncclt.user_dirs import recorded_tables
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +24,7 @@ def _name(path):
     return str(path.relative_to(ROOT))
 
 
-@each_case("page", PAGES, ids=_name)
+@pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_links_point_to_files(page):
     targets = [link for link in _LINK.findall(_FENCED.sub("", page.read_text())) if "://" not in link]
     missing = [link for link in targets if not (page.parent / link.partition("#")[0]).exists()]
@@ -39,7 +38,7 @@ def _anchors(page):
     return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
 
 
-@each_case("page", PAGES, ids=_name)
+@pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_links_point_to_headings(page):
     """Those of GitHub; the site knows more."""
     links = [link.partition("#") for link in _LINK.findall(_FENCED.sub("", page.read_text())) if "://" not in link]
@@ -107,7 +106,7 @@ def _examples(page):
                 yield line, words[: words.index("--")] if "--" in words else words
 
 
-@each_case("page", [page for page in PAGES if page.name != "transcript.md"], ids=_name)
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "transcript.md"], ids=_name)
 def test_examples_use_commands_and_options_that_exist(page, known_options):
     """The commands of the transcript are run."""
     wrong = []
@@ -119,7 +118,7 @@ def test_examples_use_commands_and_options_that_exist(page, known_options):
     assert wrong == []
 
 
-@each_case("page", [page for page in PAGES if page.name != "transcript.md"], ids=_name)
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "transcript.md"], ids=_name)
 def test_what_was_recorded_is_asked_for_as_such(page):
     """Without `--allow recorded` a job gets nothing of a recorded cluster; the transcript shows that."""
     refused = [
@@ -135,7 +134,7 @@ def test_the_guides_show_commands():
     assert sum(1 for page in PAGES for _ in _examples(page)) > 40
 
 
-@each_case("page", [page for page in PAGES if page.parent.name != "measurements"], ids=_name)
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name != "measurements"], ids=_name)
 def test_files_that_a_page_names_exist(page):
     """Files of measurements are those of their day."""
     named = set(re.findall(r"`([a-z0-9_./]+\.(?:py|c|h))`", page.read_text()))

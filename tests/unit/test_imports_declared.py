@@ -3,7 +3,7 @@
 import runpy
 from pathlib import Path
 
-from each_case import each_case
+import pytest
 
 SCRIPT = Path(__file__).parents[2] / ".ci" / "imports.py"
 PROJECT = """
@@ -19,7 +19,7 @@ dev = ["ncclt[tune]"]
 """
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("place", "line", "missing"),
     [
         ("api/ncclt_api/job_queue.py", "import anyio.to_thread", "anyio is not declared by the extra `jobs`"),

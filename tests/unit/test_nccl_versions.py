@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from each_case import each_case
 from ncclt.core.algo_proto_text import ALGORITHM_WORDS, COLLECTIVE_WORDS, PER_COLLECTIVE_SINCE
 from ncclt.core.algorithms import ALGORITHM_SINCE, Algorithm, Protocol
 from ncclt.core.nccl_version import NcclVersion
@@ -51,7 +50,7 @@ def test_what_was_read_covers_the_releases_that_ncclt_is_for():
     assert all(re.fullmatch(r"[0-9a-f]{64}", sha) for wheels in KNOWN["wheels"].values() for sha in wheels.values())
 
 
-@each_case("row", CATALOGUE, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", CATALOGUE, ids=lambda row: row.name)
 def test_a_parameter_exists_in_the_releases_that_the_catalogue_says(row):
     assert numbers(variable(row.variable)) == numbers(version for version in READ if row.exists_in(version))
 
@@ -189,7 +188,7 @@ def of_c(text):
     return {"size_t": 8, "uint64_t": 8, "int": 4, "ncclFunc_t": 4, "ncclResult_t": 4}[text]
 
 
-@each_case("api", READ_APIS)
+@pytest.mark.parametrize("api", READ_APIS)
 def test_the_harness_plays_nccl_as_it_was_built(api):
     struct = layout(api)
     offsets = [getattr(struct, name).offset for name, _ in struct._fields_]

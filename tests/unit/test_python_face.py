@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import ncclt
-from each_case import each_case
 from ncclt.cli.tune import tune as command
 
 ROOT = Path(__file__).parents[2]
@@ -61,14 +60,14 @@ def test_the_import_loads_nothing_else():
     assert done.stdout == f"['ncclt']\n{ncclt.__version__}\n"
 
 
-@each_case("name", ncclt.__all__)
+@pytest.mark.parametrize("name", ncclt.__all__)
 def test_every_name_is_there_and_documented(name):
     assert name in dir(ncclt)
     found = getattr(ncclt, name)
     assert name == "__version__" or found.__doc__
 
 
-@each_case("package", ["optuna", "numpy", "sqlalchemy"])
+@pytest.mark.parametrize("package", ["optuna", "numpy", "sqlalchemy"])
 def test_without_the_extra_it_says_what_to_install(package):
     code = (
         f"import sys; sys.modules['{package}'] = None\nimport ncclt\n"

@@ -5,7 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from each_case import each_case
+import pytest
+
 from ncclt.user_dirs import user_folder, with_home
 
 _AS_NOBODY = """\
@@ -29,7 +30,7 @@ def ncclt_of_nobody(folder: Path, *words: str) -> subprocess.CompletedProcess[st
     return subprocess.run(argv, env=environ, cwd=folder, capture_output=True, text=True, timeout=240)
 
 
-@each_case("asked", [("--storage", "sqlite:///none.db"), ("--server", "http://127.0.0.1:9"), ()])
+@pytest.mark.parametrize("asked", [("--storage", "sqlite:///none.db"), ("--server", "http://127.0.0.1:9"), ()])
 def test_a_job_starts_for_a_user_without_a_home(tmp_path, asked):
     done = ncclt_of_nobody(
         tmp_path, "run", "--cluster", "leonardo", "--model", "bert", *asked, "--", "sh", "-c", "echo it trains; exit 7"
@@ -39,7 +40,7 @@ def test_a_job_starts_for_a_user_without_a_home(tmp_path, asked):
     assert list(tmp_path.iterdir()) == []  # above all no folder that is named ~
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("words", "code", "said"),
     [
         (("env", "--cluster", "leonardo", "--model", "bert"), 3, "nothing has been tuned"),

@@ -10,7 +10,6 @@ from fastapi import APIRouter
 from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 
-from each_case import each_case
 from ncclt.core.api_key import PREFIX, ApiKey, Role, digest_of, new_secret
 from ncclt.core.life import By, ClusterRules
 from ncclt.core.tuning_job import TuningJob
@@ -308,7 +307,7 @@ def test_a_page_of_another_host_may_not_write(service):
     )
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("host", "status"),
     [
         ("127.0.0.1:8080", 200), ("localhost", 200), ("[::1]:9", 200), ("rebound.example", 421),

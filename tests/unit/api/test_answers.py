@@ -8,7 +8,6 @@ from urllib.parse import parse_qs
 import pytest
 from fastapi.testclient import TestClient
 
-from each_case import each_case
 from ncclt.core.api_key import ApiKey, Role
 from ncclt.core.rollout import draw
 from ncclt.errors import StoreError
@@ -134,7 +133,9 @@ def test_a_burst_is_answered_by_one():
     run(test)
 
 
-@each_case(("pair", "dropped"), [(("a", "m"), True), (("", "m"), True), (("a", "other"), False), (("b", "m"), False)])
+@pytest.mark.parametrize(
+    ("pair", "dropped"), [(("a", "m"), True), (("", "m"), True), (("a", "other"), False), (("b", "m"), False)]
+)
 def test_a_change_drops_the_answers_of_its_pair(pair, dropped):
     async def test():
         service = Service()
@@ -281,7 +282,7 @@ def test_a_key_of_another_cluster_is_passed_on_to_the_route():
     run(test)
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("query", "split"),
     [
         (b"model=m", (b"model=m", "")), (b"model=m&job=a%20b", (b"model=m", "a b")),

@@ -14,7 +14,6 @@ import yaml
 from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
-from each_case import each_case
 from ncclt.cli.application import COMMANDS
 from ncclt.cli.application import app as application
 from ncclt.core.recheck import Check, Freshness
@@ -48,7 +47,7 @@ def test_the_figures_that_are_named_are_served(client):
     assert all(re.search(rf"^{name}\b", served, re.MULTILINE) for name in FIGURES - empty)
 
 
-@each_case(("title", "expression"), list(expressions()), ids=lambda text: text[:30])
+@pytest.mark.parametrize(("title", "expression"), list(expressions()), ids=lambda text: text[:30])
 def test_every_expression_is_of_our_figures_and_balanced(title, expression):
     named = set(re.findall(r"\b(?:ncclt_\w+)", expression))
     assert named <= FIGURES
@@ -89,7 +88,7 @@ def settings(path):
     return found
 
 
-@each_case("path", UNITS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
 def test_units_start_commands_that_exist_and_run_without_rights(path):
     parts = re.findall(r"^\[(\w+)\]$", path.read_text(), re.MULTILINE)
     if path.suffix == ".timer":

@@ -10,7 +10,6 @@ import pytest
 import typer
 import yaml
 
-from each_case import each_case
 from ncclt.cli.application import app
 
 ROOT = Path(__file__).parents[3]
@@ -76,7 +75,7 @@ def test_every_object_is_there_and_in_no_namespace():
     }  # fmt: skip
 
 
-@each_case("where", CONTAINERS)
+@pytest.mark.parametrize("where", CONTAINERS)
 def test_every_command_is_one_that_the_command_line_knows(where):
     accepted(CONTAINERS[where]["command"])
     probe = CONTAINERS[where].get("readinessProbe", {})
@@ -122,7 +121,7 @@ def test_what_is_secret_comes_from_a_secret_that_the_guide_makes():
     assert {one["key"] for one in asked} == keys
 
 
-@each_case("where", CONTAINERS)
+@pytest.mark.parametrize("where", CONTAINERS)
 def test_containers_are_locked_down_as_in_compose(where):
     container = CONTAINERS[where]
     assert container["securityContext"] == {
@@ -189,7 +188,7 @@ def test_the_ingress_limits_sign_ins_and_nothing_else():
     assert limited == {"/": None, "/sign-in": "20r/m"}
 
 
-@each_case("manifest", MANIFESTS, ids=lambda one: f"{one['kind']}-{one['metadata']['name']}")
+@pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda one: f"{one['kind']}-{one['metadata']['name']}")
 def test_every_object_is_valid_in_the_schemas_of_kubernetes(manifest):
     kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
 

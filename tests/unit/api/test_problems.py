@@ -6,7 +6,6 @@ import pytest
 from fastapi.testclient import TestClient
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from each_case import each_case
 from ncclt import errors
 from ncclt_api.app import create_app
 from ncclt_api.problems import problem_of
@@ -19,7 +18,7 @@ class RaisingStore:
         raise ZeroDivisionError("secret of the house")
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("error", "status", "kind"),
     [
         (errors.UsageError, 422, "usage"),
@@ -85,7 +84,7 @@ class Every(BaseModel):
     inner: dict[str, int] = {}
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("field", "value", "said"),
     [
         ("whole", "two", "must be a whole number"), ("whole", 1.5, "must be a whole number"),

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from each_case import each_case
 from ncclt.core.api_key import ApiKey, Role, digest_of
 from ncclt.core.life import By
 from ncclt.errors import UsageError
@@ -158,7 +157,7 @@ def test_without_keys_the_service_is_not_open_and_its_sign_in_does_not_lead_in_c
     assert service(STRANGER).get("/healthz").status_code == 200
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("proxies", "roles", "said"),
     [
         (["0.0.0.0/0"], ["*=read"], "must not name every address"), (["::/0"], ["*=read"], "every address"),

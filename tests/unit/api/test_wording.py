@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from each_case import each_case
 from ncclt.core.message import Collective
 from ncclt.core.policy import Rule
 from ncclt_api.pages import wording
@@ -21,7 +20,7 @@ def test_the_examples_of_the_docstrings_hold():
     assert tried.failed == 0
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("time_us", "expected"),
     [(None, "–"), (0.5, "0.50 µs"), (99.96, "100 µs"), (999.4, "999 µs"), (999.6, "1.00 ms"), (2.5e6, "2.50 s")],
 )
@@ -36,7 +35,7 @@ def test_a_time_read_back_is_the_time(time_us):
     assert value == pytest.approx(time_us, rel=0.006, abs=0.006)
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("low", "high", "expected"),
     [
         (0, None, "every size"),
@@ -51,7 +50,7 @@ def test_ranges_are_said_in_round_sizes(low, high, expected):
     assert wording.format_range(rule) == expected
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("iso", "expected"),
     [
         ("2026-11-21T11:59:30+00:00", "just now"),

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from each_case import each_case
 from ncclt.cli.application import COMMANDS, app
 from ncclt.cli.env import main as env
 from ncclt.cli.help import VERBS
@@ -20,7 +19,7 @@ def call(*words, **environ):
     return CliRunner(env={"COLUMNS": "100", **environ}).invoke(app, list(words))
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("words", "said", "hint"),
     [
         (("tnue",), "there is no command 'tnue'", "did you mean tune? `ncclt --help` lists all"),
@@ -45,7 +44,7 @@ def test_what_makes_no_sense_is_refused_in_two_lines(words, said, hint):
     assert second.startswith(f"  hint: {hint}")
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (("--model", "bert", "--nodes", "two"), "--nodes: invalid int value: 'two'"),
@@ -67,7 +66,7 @@ def test_nothing_asked_shows_the_help():
     assert "hint:" not in done.output
 
 
-@each_case("command", sorted(set(COMMANDS) - {"env", "run"}))
+@pytest.mark.parametrize("command", sorted(set(COMMANDS) - {"env", "run"}))
 def test_help_is_about_the_command_alone(command):
     shown = call(command, "--help")
     assert shown.exit_code == 0

@@ -4,9 +4,9 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import pytest
 from typer.testing import CliRunner
 
-from each_case import each_case
 from ncclt.cli.application import app
 from ncclt.deliver.render.formats import FORMATS
 from ncclt.store import open_store
@@ -22,7 +22,7 @@ def offered(monkeypatch, typed, **environ):
     return CliRunner().invoke(app, [], prog_name="ncclt").stdout.split()
 
 
-@each_case(
+@pytest.mark.parametrize(
     "command",
     [
         "tune --cluster", "env --cluster", "run --cluster", "jobs submit --cluster", "check --cluster",
@@ -38,7 +38,9 @@ def test_names_of_clusters_are_those_of_the_local_store(tmp_path, monkeypatch, c
     assert offered(monkeypatch, f"ncclt {command} leo", NCCLT_STORAGE=url) == ["leonardo"]
 
 
-@each_case("storage", ["sqlite:///{}/none.db", "postgresql://nobody@192.0.2.1/none", "nonsense://", "sqlite:///{}"])
+@pytest.mark.parametrize(
+    "storage", ["sqlite:///{}/none.db", "postgresql://nobody@192.0.2.1/none", "nonsense://", "sqlite:///{}"]
+)
 def test_no_database_is_waited_for_and_none_is_made(tmp_path, monkeypatch, storage):
     environ = {"NCCLT_STORAGE": storage.format(tmp_path), "NCCLT_SERVER": "http://192.0.2.1:9"}
     assert offered(monkeypatch, "ncclt env --model bert", **environ) == ["bert", "bert-large"]
@@ -55,7 +57,7 @@ def test_other_values_and_options_of_env_and_run_are_completed(monkeypatch):
     assert offered(monkeypatch, "ncclt run --cluster leonardo -- torchrun --m") == []
 
 
-@each_case(
+@pytest.mark.parametrize(
     "words",
     [
         ("--install-completion", "nonsense"), ("--install-completion=nonsense",), ("--show-completion", "nonsense"),

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from each_case import each_case
 from ncclt.cli.ending_view import command_again, print_messages
 from ncclt.cli.studies import show
 from ncclt.cli.tune import tune
@@ -179,7 +178,7 @@ def test_a_stale_study_claims_no_gain(recorded, command):
     assert "the driver changed" in ending.use.why
 
 
-@each_case(("blocks", "again"), [(1, MIN_BLOCKS), (2, 4), (16, 32)])
+@pytest.mark.parametrize(("blocks", "again"), [(1, MIN_BLOCKS), (2, 4), (16, 32)])
 def test_the_command_that_continues_a_proof_has_enough_blocks_to_decide(blocks, again):
     command = command_again("mine", Target(cluster="pair"), Effort(blocks=blocks), "", searched_enough=True)
     assert f"--blocks {again}" in command

@@ -5,7 +5,6 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from each_case import each_case
 from ncclt.cli import worker
 from ncclt.cli.jobs import app
 from ncclt.errors import NotFoundError, StoreError, UsageError
@@ -39,7 +38,9 @@ def test_a_job_is_submitted_listed_cancelled_and_tried_again(call):
     assert call("retry", id).strip() == f"{id}-2"
 
 
-@each_case("words", [("list",), ("submit", "--stale"), *((word, "x") for word in ("show", "logs", "cancel", "retry"))])
+@pytest.mark.parametrize(
+    "words", [("list",), ("submit", "--stale"), *((word, "x") for word in ("show", "logs", "cancel", "retry"))]
+)
 def test_a_store_that_is_not_there_is_made_by_jobs_alone(tmp_path, words):
     url = f"sqlite:///{tmp_path}/typo.db"
     done = CliRunner().invoke(app, [*words, "--storage", url], standalone_mode=False)

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from each_case import each_case
 from ncclt.cli.application import app
 from ncclt.cli.landscape import bar
 from ncclt.core.algorithms import Algorithm, Protocol
@@ -145,7 +144,7 @@ def test_a_name_that_is_not_recorded_is_refused_with_those_that_are():
     assert "one of h100-1x4, " in run("landscape", "show", "leonardo", rc=[3])
 
 
-@each_case(("share", "drawn"), [(0.0, ""), (-0.1, ""), (0.25, "███"), (0.01, "▏"), (5.0, "█" * 12)])
+@pytest.mark.parametrize(("share", "drawn"), [(0.0, ""), (-0.1, ""), (0.25, "███"), (0.01, "▏"), (5.0, "█" * 12)])
 def test_a_bar_is_as_long_as_its_share(share, drawn):
     assert bar(share) == drawn
 

@@ -6,7 +6,8 @@ import sys
 import tomllib
 from pathlib import Path
 
-from each_case import each_case
+import pytest
+
 from ncclt.errors import EXTRAS, TORCH, missing
 
 ROOT = Path(__file__).parents[3]
@@ -45,7 +46,7 @@ def blocked(tmp_path, packages, words):
     )
 
 
-@each_case(("extra", "words"), [(extra, words) for extra in NEEDED for words in NEEDED[extra]])
+@pytest.mark.parametrize(("extra", "words"), [(extra, words) for extra in NEEDED for words in NEEDED[extra]])
 def test_missing_extra_is_named_in_one_line(tmp_path, extra, words):
     # What typer itself installs is there in any installation; the store's packages have their own cases.
     kept = {"pydantic", "markupsafe", *(EXTRAS["store"] if extra != "store" else ())}

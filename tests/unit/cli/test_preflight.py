@@ -7,7 +7,6 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from each_case import each_case
 from ncclt.cli.preflight import _sizes, preflight
 from ncclt.errors import StoreError, UsageError
 from ncclt.health.preflight.simulated import SimulatedFabric
@@ -149,7 +148,7 @@ def test_what_makes_no_sense_is_refused_before_anything_runs(call, words):
         call(*SIMULATED, *words)
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("text", "sizes"), [("64", (64,)), ("1G,1M,64", (64, 1 << 20, 1 << 30)), ("2KiB, 7b,1m", (4, 2048, 1 << 20))]
 )
 def test_sizes_are_written_as_in_nccl_tests(text, sizes):

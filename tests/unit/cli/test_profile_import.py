@@ -1,8 +1,8 @@
 """`ncclt profile import`: the names it takes, as every command and the service do, and the next command."""
 
+import pytest
 from typer.testing import CliRunner
 
-from each_case import each_case
 from ncclt.cli.profile import app
 from ncclt.core.name import checked_name
 from ncclt.errors import UsageError
@@ -22,8 +22,8 @@ def test_the_next_command_can_be_copied(tmp_path):
     assert "advise" not in done.stdout, "nothing is known of its step"
 
 
-@each_case("name", ["", " ", "my job", "../x", "a/b", "-x", "a\n", "a\u202eb", "größe", "x" * 201])
-@each_case(
+@pytest.mark.parametrize("name", ["", " ", "my job", "../x", "a/b", "-x", "a\n", "a\u202eb", "größe", "x" * 201])
+@pytest.mark.parametrize(
     "words",
     [("import", "calls.csv", "--name"), ("model", "resnet50", "--store"), ("record", "--name")],
     ids=lambda words: words[0],

@@ -5,12 +5,11 @@ import errno
 
 import pytest
 
-from each_case import each_case
 from ncclt.cli import run_prepare
 from ncclt.errors import InputError
 
 
-@each_case("number", [errno.ENOSPC, errno.EDQUOT, errno.EACCES])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EACCES])
 def test_a_full_disk_costs_the_reports_and_not_the_training(tmp_path, monkeypatch, capsys, number):
     def refused(**_options):
         raise OSError(number, "no")

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import pytest
 import typer
 from typer.testing import CliRunner
 
-from each_case import each_case
 from ncclt.cli.spread import Fields, spread, words_of
 from ncclt.core.effort import Effort
 from ncclt.core.option import Option
@@ -49,7 +49,7 @@ def cook(meal: Meal) -> None:
     print(meal)
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("words", "wanted"),
     [
         ((), Meal()),
@@ -92,7 +92,7 @@ def test_parameters_and_fields_stand_beside_each_other():
     assert done.stdout == f"{Meal(guests=9)} 1 1.0\n"
 
 
-@each_case(
+@pytest.mark.parametrize(
     "record",
     [
         Meal(),

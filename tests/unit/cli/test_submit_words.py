@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from each_case import each_case
 from ncclt.cli.submit import BatchJob, _storage_by_environment, _variables
 from ncclt.errors import UsageError
 
@@ -21,7 +20,7 @@ def test_a_password_is_handed_on_by_the_environment(monkeypatch, words):
     assert os.environ["NCCLT_STORAGE"] == URL
 
 
-@each_case("words", [["--storage", "postgresql://me@db/x"], ["--storage=postgresql://me@db/x"], []])
+@pytest.mark.parametrize("words", [["--storage", "postgresql://me@db/x"], ["--storage=postgresql://me@db/x"], []])
 def test_a_url_without_one_stays_where_it_is(monkeypatch, words):
     monkeypatch.delenv("NCCLT_STORAGE", raising=False)
 
@@ -40,7 +39,7 @@ def test_a_job_is_handed_the_store_and_every_option_that_a_variable_gives():
     assert "NCCLT_STORAGE" not in dict(_variables(store, ["tune", "--storage=sqlite:///x.db"], none, environ))
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("words", "shell", "refused"),
     [
         ((), {}, False),

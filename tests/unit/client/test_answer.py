@@ -17,7 +17,6 @@ from types import SimpleNamespace
 import pytest
 
 import ncclt.client.fetch
-from each_case import each_case
 from ncclt.client.answer import TABLES, AnswerError, one_line, written
 from ncclt.client.fetch import ClientError, fetch_env
 from ncclt.core.attestation import Form
@@ -211,7 +210,7 @@ def test_every_safe_value_of_the_catalogue_passes(sent):
 LONG = "x" * 300
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("form", "text", "shown"),
     [
         ("env", json.dumps(FAKE.document(variables={LONG: LONG})), 2),

@@ -14,7 +14,6 @@ from types import SimpleNamespace
 import pytest
 
 import ncclt.client.fetch
-from each_case import each_case
 from ncclt.client.fetch import MAX_ANSWER_BYTES, ClientError, fetch_env, fetch_recommendation
 from ncclt.client.report import post_attestation, post_step_time
 from ncclt.deliver.render.formats import FORMATS
@@ -59,7 +58,7 @@ def test_a_problem_is_told_in_the_words_of_the_server():
     assert (caught.value.message, caught.value.hint, caught.value.status) == ("nothing fits", "run tune", 404)
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("answer", "message"),
     [
         (reply(500, "<html>Internal Server Error</html>", "text/html"), "answered 500, and not as ncclt does"),
@@ -140,7 +139,7 @@ def test_nobody_there_is_said_clearly():
     assert caught.value.is_outage
 
 
-@each_case(
+@pytest.mark.parametrize(
     "server",
     ["", "localhost:8080", "file:///etc/passwd", "ftp://h", "http://", "http://u:p@h", "http://h?x=1", "http://h:x",
      "http://a b", "http://h\r\nX: y", "http://[::1"],
@@ -175,7 +174,7 @@ def test_an_outage_is_told_in_the_words_of_the_system_or_by_its_name(monkeypatch
     assert caught.value.message == f"tuner.example cannot be reached: {said}"
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("status", "is_outage"),
     [(None, True), (404, False), (428, False), (429, True), (430, False), (499, False), (500, True), (503, True)],
 )
@@ -193,7 +192,7 @@ FORMS = {
 }
 
 
-@each_case("path", sorted(GOLDEN.iterdir()), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(GOLDEN.iterdir()), ids=lambda path: path.name)
 def test_what_the_client_writes_is_what_the_renderer_of_ncclt_writes(path):
     case, _, form = path.name.partition(".")
     format, options = FORMS.get(form, (form, {}))
@@ -210,7 +209,7 @@ def test_what_the_client_writes_is_what_the_renderer_of_ncclt_writes(path):
         assert not re.search(r"[;<>()$`'\"\\!*?~|&{}\[\]]", "".join(remarks))
 
 
-@each_case("format", ["export", "json", "tuner-csv"])
+@pytest.mark.parametrize("format", ["export", "json", "tuner-csv"])
 def test_a_simulated_answer_that_was_not_asked_for_is_refused_whoever_sends_it(format):
     sent = GOLDEN / f"tuned.{format if format == 'tuner-csv' else 'json'}"
     with serving(reply(body=sent.read_text())) as server:
@@ -243,7 +242,9 @@ def test_what_a_table_leaves_open_is_asked_for():
     assert server.seen[0].path.endswith("model=bert&format=nvidia-csv&channels=8")
 
 
-@each_case("options", [{"format": "yaml"}, {"shell": "zsh"}, {"shell": "ash"}, {"format": "json", "unset": True}])
+@pytest.mark.parametrize(
+    "options", [{"format": "yaml"}, {"shell": "zsh"}, {"shell": "ash"}, {"format": "json", "unset": True}]
+)
 def test_an_unknown_format_is_refused_before_anything_is_sent(options):
     with serving(reply()) as server, pytest.raises(ClientError, match="unknown format"):
         fetch(server.url, **options)
@@ -276,7 +277,7 @@ def test_an_attestation_is_posted_with_the_key():
     assert sent.headers["Content-Type"] == "application/json"
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("answer", "message"),
     [
         (reply(200, '{"id": "other"}', "application/json"), "did not keep the attestation"),
@@ -289,8 +290,8 @@ def test_an_attestation_that_was_not_kept_is_an_error(answer, message):
         post_attestation(server.url, {"id": "a1"})
 
 
-@each_case("post", [post_attestation, post_step_time])
-@each_case("url", ["http://a..b/", f"http://{'x' * 300}/", "http://[::1/x", "ftp://host/"])
+@pytest.mark.parametrize("post", [post_attestation, post_step_time])
+@pytest.mark.parametrize("url", ["http://a..b/", f"http://{'x' * 300}/", "http://[::1/x", "ftp://host/"])
 def test_no_address_makes_a_report_raise_anything_but_an_error_of_the_client(post, url):
     with pytest.raises(ClientError):
         post(url, {"id": "a1"}, timeout_s=1.0)
@@ -308,14 +309,14 @@ def test_a_step_time_is_posted_and_what_all_show_comes_back():
     assert server.seen[0].headers["Authorization"] == "Bearer k-1"
 
 
-@each_case("body", ["[]", "1", "{", ""])
+@pytest.mark.parametrize("body", ["[]", "1", "{", ""])
 def test_what_is_no_object_is_no_answer_to_any_question(body):
     for ask in (lambda url: fetch_recommendation(url, "r-1"), lambda url: post_attestation(url, {"id": "a1"})):
         with serving(reply(200, body)) as server, pytest.raises(ClientError, match="no usable answer"):
             ask(server.url)
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("problem", "said"),
     [({"title": "Not Found"}, "Not Found"), ({"title": "Not Found", "detail": "nothing fits"}, "nothing fits"),
      ({"status": 404}, "HOST answered 404")],

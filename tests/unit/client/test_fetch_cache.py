@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from each_case import each_case
 from ncclt.client.fetch import MAX_ANSWER_BYTES, ClientError, fetch_env
 
 SERVERS = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "fakes" / "answering_server.py")))
@@ -104,7 +103,7 @@ def test_an_answer_for_one_job_alone_is_not_kept(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@each_case("damage", ["", "{", "[]", '{"schema": 1}', None])
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"schema": 1}', None])
 def test_a_damaged_cache_counts_as_none(tmp_path, damage):
     with serving(reply(ETag='"v1"')) as server:
         fetch(server.url, cache_dir=tmp_path)
@@ -140,7 +139,7 @@ def test_an_unknown_fallback_is_refused():
         fetch("http://127.0.0.1:9", fallback="yes")
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("seconds", "said"),
     [
         (5, "5 seconds old"), (5400, "90 minutes old"), (7200, "2 hours old"), (86400 * 1.5, "36 hours old"),

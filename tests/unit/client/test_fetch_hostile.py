@@ -15,7 +15,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from each_case import each_case
 from ncclt.cli import env
 from ncclt.client.answer import FORMS, TABLES
 from ncclt.client.fetch import ClientError, fetch_env, fetch_recommendation
@@ -64,7 +63,7 @@ def options_of(form):
     }
 
 
-@each_case("attack", FAKE.OUTAGES)
+@pytest.mark.parametrize("attack", FAKE.OUTAGES)
 def test_nothing_comes_of_an_answer_below_the_text_and_no_other_error(attack):
     with FAKE.hostile(attack) as server:
         began = time.monotonic()
@@ -81,7 +80,7 @@ def test_nothing_comes_of_an_answer_below_the_text_and_no_other_error(attack):
         assert time.monotonic() - began < 0.9 + 120, "the answers last 300 s"
 
 
-@each_case("attack", FAKE.HARMLESS)
+@pytest.mark.parametrize("attack", FAKE.HARMLESS)
 def test_garbage_around_an_honest_text_costs_nothing(attack, tmp_path):
     options = {"cache_dir": tmp_path / "cache", "fallback": "cached"}
     with FAKE.hostile(attack) as server:
@@ -95,7 +94,7 @@ def test_garbage_around_an_honest_text_costs_nothing(attack, tmp_path):
     assert judged(again.text, "export").keys() == {*FAKE.HONEST, "NCCLT_RECOMMENDATION"}
 
 
-@each_case("attack", FAKE.TEXTS)
+@pytest.mark.parametrize("attack", FAKE.TEXTS)
 def test_a_job_gets_legal_values_only_whatever_the_text_holds(attack, capsys):
     """Through the client in every form, and through the command."""
     with FAKE.hostile(attack) as server:
@@ -126,7 +125,7 @@ def test_one_bad_pair_refuses_the_whole_answer(pair):
                 fetch(server.url, **options_of(form))
 
 
-@each_case(
+@pytest.mark.parametrize(
     "other",
     [{"cluster": "another"}, {"model": "another"}, {"nodes": 3}, {"gpus_per_node": 8}],
     ids=lambda o: next(iter(o)),
@@ -157,7 +156,7 @@ def test_a_real_shell_sets_the_checked_values_and_runs_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("version", "value", "good"),
     [
         ("2.20.5", "tree", True), ("2.20.5", "ring", True), ("v2.23", "tree", True), ("22005", "tree", True),
@@ -177,7 +176,7 @@ def test_a_list_passes_in_the_language_of_the_jobs_nccl_alone(version, value, go
                 fetch(server.url, nccl_version=version)
 
 
-@each_case(
+@pytest.mark.parametrize(
     "server",
     ["http://host..x:80", "http://a..b/", "http://" + "a" * 70 + ".example", "http://" + "a" * 300, "http://[::1/x",
      "http://\u2603.invalid", "http://host:99999999", "http://xn--\x7f", "http://%zz", None, 7],
@@ -187,7 +186,7 @@ def test_an_address_of_no_host_is_no_other_error(server):
         fetch(server, timeout_s=2.0)
 
 
-@each_case(
+@pytest.mark.parametrize(
     "options",
     [{"model": "\udce9"}, {"cluster": "\udce9"}, {"timeout_s": math.inf}, {"timeout_s": math.nan}, {"timeout_s": -1},
      {"cache_dir": "/tmp/\0"}, {"api_key": "\u2603"}, {"nodes": "\udce9"}, {"model": 7}, {"nccl_version": 7}],
@@ -244,7 +243,7 @@ def test_a_cache_entry_that_this_client_would_not_write_is_not_used(cached, chan
         fetch(cached.url, **cached.options)
 
 
-@each_case("etag", ["\u2603", "a\r\nX: y", "x" * 100_000, 7, [], None])
+@pytest.mark.parametrize("etag", ["\u2603", "a\r\nX: y", "x" * 100_000, 7, [], None])
 def test_an_etag_that_cannot_be_sent_is_left_out(tmp_path, etag):
     with serving(reply(ETag='"v1"')) as server:
         fetch(server.url, cache_dir=tmp_path)

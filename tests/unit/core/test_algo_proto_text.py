@@ -2,14 +2,13 @@
 
 import pytest
 
-from each_case import each_case
 from ncclt.core.algo_proto_text import remaining_algo_protos
 from ncclt.core.message import Collective
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.errors import SettingError
 
 
-@each_case(("listed", "first"), [("ring,^tree,best", "^tree"), ("Best", "Best"), ("", "")])
+@pytest.mark.parametrize(("listed", "first"), [("ring,^tree,best", "^tree"), ("Best", "Best"), ("", "")])
 def test_the_first_word_that_is_never_written_is_named(listed, first):
     with pytest.raises(SettingError, match="must never contain") as refused:
         remaining_algo_protos({"NCCL_ALGO": listed}, Collective.ALL_REDUCE, NcclVersion(2, 28, 9))

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from each_case import each_case
+import pytest
+
 from ncclt.core.algorithms import (
     LEGAL,
     Algorithm,
@@ -27,7 +28,7 @@ HOPPER = replace(LEONARDO, name="dgx-h100", gpus_per_node=8, compute_capability=
 AR, AG = Collective.ALL_REDUCE, Collective.ALL_GATHER
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("collective", "algorithm", "protocol", "legal"),
     [
         (AR, Algorithm.TREE, Protocol.LL128, True),
@@ -49,7 +50,7 @@ def test_the_table_of_nccl(collective, algorithm, protocol, legal):
     assert is_legal(collective, algorithm, protocol, version=V) is legal
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("algorithm", "collective", "first"),
     [
         (Algorithm.PAT, AG, "2.23"),
@@ -66,7 +67,7 @@ def test_an_algorithm_exists_from_its_first_version_on(algorithm, collective, fi
     assert not is_legal(collective, algorithm, None, version=since._replace(minor=since.minor - 1, patch=99))
 
 
-@each_case("collective", [collective for collective in Collective if collective.is_tunable])
+@pytest.mark.parametrize("collective", [collective for collective in Collective if collective.is_tunable])
 def test_a_pair_is_legal_only_if_each_half_is(collective):
     pairs = [(a, p) for a in Algorithm for p in Protocol if is_legal(collective, a, p, version=V)]
 
@@ -81,7 +82,7 @@ def test_every_tunable_collective_has_ring_and_the_others_have_nothing():
         assert bool(LEGAL[collective]) is collective.is_tunable
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("changes", "automatic"),
     [
         ({}, True),
@@ -109,7 +110,7 @@ def test_nvls_needs_nvswitch_and_hopper_and_the_right_number_of_nodes():
     assert not {Algorithm.NVLS, Algorithm.NVLS_TREE} & set(available_algorithms(AR, LEONARDO))
 
 
-@each_case(("nodes", "gpus_per_node", "offered"), [(2, 1, True), (1, 1, False), (2, 2, False)])
+@pytest.mark.parametrize(("nodes", "gpus_per_node", "offered"), [(2, 1, True), (1, 1, False), (2, 2, False)])
 def test_pat_is_offered_for_one_rank_on_each_of_several_nodes(nodes, gpus_per_node, offered):
     cluster = replace(HOPPER, nodes=nodes, gpus_per_node=gpus_per_node)
     assert (Algorithm.PAT in available_algorithms(Collective.ALL_GATHER, cluster)) is offered

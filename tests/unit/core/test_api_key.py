@@ -1,17 +1,18 @@
 """Keys: which role includes which, and until when one is valid."""
 
-from each_case import each_case
+import pytest
+
 from ncclt.core.api_key import PREFIX, ApiKey, Role, digest_of, new_secret
 
 ROLES = ["env", "read", "tune", "approve", "admin"]
 
 
-@each_case("number", range(len(ROLES)), ids=ROLES)
+@pytest.mark.parametrize("number", range(len(ROLES)), ids=ROLES)
 def test_a_role_may_do_what_those_before_it_may_and_no_more(number):
     assert [str(role) for role in Role if Role(ROLES[number]).includes(role)] == ROLES[: number + 1]
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("expires", "revoked", "why"),
     [
         ("", "", ""),

@@ -1,6 +1,7 @@
 """Where fitted constants hold: up to twice what was fitted, and not beyond the network or short of it."""
 
-from each_case import each_case
+import pytest
+
 from ncclt.core.calibration import Calibration
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -13,7 +14,7 @@ def fitted(least_nodes, most_nodes, *, probed=True):
     )  # fmt: skip
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("size", "beyond"),
     [(32 * KIB, ""), (32 * KIB - 1, "size"), (128 * MIB, ""), (128 * MIB + 1, "size"), (MIB, "")],
 )
@@ -21,7 +22,7 @@ def test_sizes_of_half_the_smallest_to_twice_the_largest_are_within(size, beyond
     assert fitted(2, 4).beyond(size, 4) == beyond
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("least", "most", "within"),
     [
         (2, 4, [2, 3, 4, 5, 6, 7, 8]),

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from each_case import each_case
 from ncclt.core.cluster import Cluster
 from ncclt.errors import InputError, UsageError
 
@@ -14,7 +13,7 @@ HALL = Cluster(
 )  # fmt: skip
 
 
-@each_case(
+@pytest.mark.parametrize(
     "wrong",
     [
         {"link_class": "string"},
@@ -86,7 +85,7 @@ def test_a_job_uses_a_part_of_each_node_and_as_many_nodes_as_it_likes():
     assert HALL.sized(gpus_per_node=1).world_size == 4
 
 
-@each_case("wrong", [{"nodes": 0}, {"gpus_per_node": 0}, {"gpus_per_node": 9}], ids=str)
+@pytest.mark.parametrize("wrong", [{"nodes": 0}, {"gpus_per_node": 0}, {"gpus_per_node": 9}], ids=str)
 def test_a_part_that_is_none_or_more_than_a_node_is_refused(wrong):
     with pytest.raises(UsageError, match=str(next(iter(wrong.values())))):
         HALL.sized(**wrong)

@@ -6,26 +6,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from each_case import each_case
 from ncclt.core.cluster import Cluster
 from ncclt.core.cluster_file import cluster_of_toml, cluster_toml, gbps_of
 from ncclt.errors import InputError, UsageError
 from ncclt.testing.samples import sample_cluster
 
 
-@each_case("size", [{"nodes": 0}, {"gpus_per_node": 0}, {"nodes": 10**23}, {"gpus_per_node": 10**7}])
+@pytest.mark.parametrize("size", [{"nodes": 0}, {"gpus_per_node": 0}, {"nodes": 10**23}, {"gpus_per_node": 10**7}])
 def test_a_cluster_has_a_number_of_nodes_and_gpus_that_can_be(size):
     with pytest.raises(UsageError, match="needs 1 to 1,000,000 nodes, and GPUs per node"):
         replace(sample_cluster(), **size)
 
 
-@each_case("nodes", [0, -2, 1_000_001, 10**23])
+@pytest.mark.parametrize("nodes", [0, -2, 1_000_001, 10**23])
 def test_a_job_has_a_number_of_nodes_that_can_be(nodes):
     with pytest.raises(UsageError, match=f"^--nodes must be 1 to 1,000,000, not {nodes}$"):
         sample_cluster().sized(nodes=nodes)
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("text", "gbps"),
     [
         ("400 Gb/s", 50.0), ("400Gb/s", 50.0), ("400Gbps", 50.0), ("200 Gbit/s", 25.0), ("50 GB/s", 50.0), ("50", 50.0),
@@ -36,7 +35,7 @@ def test_bandwidths_with_and_without_units(text, gbps):
     assert gbps_of(text, "nic_gbps") == gbps
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("text", "said", "hint"),
     [
         (400, "no port has 400 GB/s (3200 Gb/s)", "did you mean 50 GB/s (400 Gb/s)?"),

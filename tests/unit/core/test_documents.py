@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from each_case import each_case
 from ncclt.core.documents import Documented, Shape
 from ncclt.core.recheck import Change, Check, Freshness
 from ncclt.core.workload import Workload
@@ -93,7 +92,7 @@ def test_earlier_documents_lack_entries_and_later_ones_have_more():
     assert found == Whole(part=Part(size=1, wanted=True))
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"schema": 4}, "whole schema 4 is not supported"),
@@ -132,7 +131,7 @@ def test_a_whole_number_may_have_a_point():
     assert (found.part.size, found.time_us, type(found.time_us)) == (8, 3.0, float)
 
 
-@each_case("document", [None, [], "x", 3])
+@pytest.mark.parametrize("document", [None, [], "x", 3])
 def test_what_is_no_object_is_refused(document):
     with pytest.raises(InputError, match=r"not a whole: \$ is"):
         Whole.from_document(document)

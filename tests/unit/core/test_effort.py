@@ -2,12 +2,11 @@
 
 import pytest
 
-from each_case import each_case
 from ncclt.core.effort import Effort
 from ncclt.errors import UsageError
 
 
-@each_case(
+@pytest.mark.parametrize(
     "values",
     [
         {"trials": 0}, {"trials": -3}, {"seconds": 0.0}, {"gpu_hours": 0.0}, {"patience": -1}, {"steps": 0},
@@ -29,7 +28,7 @@ def test_a_refusal_names_the_option_and_its_range():
         Effort(seconds=float("inf"))
 
 
-@each_case(
+@pytest.mark.parametrize(
     "values",
     [
         {"trials": 1, "seconds": 0.001, "gpu_hours": 0.001, "patience": 0, "steps": 1, "more": 0, "blocks": 1},
@@ -45,7 +44,7 @@ def test_the_smallest_and_the_largest_numbers_are_taken(values):
     assert {name: getattr(kept, name) for name in values} == values
 
 
-@each_case(
+@pytest.mark.parametrize(
     "values",
     [
         {"trials": 10**6 + 1}, {"patience": 10**6 + 1}, {"more": 10**6 + 1}, {"blocks": 10**6 + 1},
@@ -58,7 +57,7 @@ def test_one_more_than_the_largest_is_refused(values):
         Effort(**values)
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("given", "kept"),
     [
         (("nccl_nthreads", "BUFFSIZE", "NTHREADS"), ("BUFFSIZE", "NTHREADS")),

@@ -1,10 +1,11 @@
 """GPUs by name: what they are is known for those of the table and for no other."""
 
-from each_case import each_case
+import pytest
+
 from ncclt.core.gpus import known_gpu
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("text", "found"),
     [
         ("8xA100-SXM4-80GB", ("A100-SXM4-80GB", 80, 300.0)),

@@ -2,18 +2,17 @@
 
 import pytest
 
-from each_case import each_case
 from ncclt.core.life import By, ClusterRules, one_line_why
 from ncclt.errors import UsageError
 
 
-@each_case("right", [{"percent": 1}, {"percent": 100}, {"loss_limit": 0.0}, {"loss_limit": 0.5}], ids=str)
+@pytest.mark.parametrize("right", [{"percent": 1}, {"percent": 100}, {"loss_limit": 0.0}, {"loss_limit": 0.5}], ids=str)
 def test_the_smallest_and_the_largest_rules_are_taken(right):
     rules = ClusterRules(cluster="c", **right)
     assert {name: getattr(rules, name) for name in right} == right
 
 
-@each_case(
+@pytest.mark.parametrize(
     "wrong",
     [{"percent": 0}, {"percent": 101}, {"loss_limit": -0.01}, {"loss_limit": 0.51}, {"loss_limit": float("nan")}],
     ids=str,

@@ -4,12 +4,11 @@ import re
 
 import pytest
 
-from each_case import each_case
 from ncclt.core.message import DTYPE_SIZES, Collective, Message, bus_factor, format_bytes
 from ncclt.errors import InputError
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("collective", "ranks", "factor"),
     [
         (Collective.ALL_REDUCE, 8, 1.75),
@@ -32,7 +31,9 @@ def test_a_dtype_has_as_many_bytes_as_its_name_says():
     assert {dtype: 8 * size for dtype, size in DTYPE_SIZES.items()} == bits
 
 
-@each_case("wrong", [{"dtype": "float7"}, {"size_bytes": 0}, {"size_bytes": 2**53 + 1}, {"group_size": -1}], ids=str)
+@pytest.mark.parametrize(
+    "wrong", [{"dtype": "float7"}, {"size_bytes": 0}, {"size_bytes": 2**53 + 1}, {"group_size": -1}], ids=str
+)
 def test_what_cannot_be_sent_is_refused(wrong):
     with pytest.raises(InputError, match=str(next(iter(wrong.values())))):
         Message(**{"collective": Collective.ALL_REDUCE, "dtype": "int8", "size_bytes": 1, **wrong})
@@ -53,7 +54,7 @@ def test_bandwidths_are_those_that_nccl_tests_prints():
     assert message.busbw_gbps(400.0) == 35.0
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("size", "text"),
     [
         (0, "0 B"), (1, "1 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536, "1.50 KiB"), (2**20, "1 MiB"),

@@ -2,12 +2,11 @@
 
 import pytest
 
-from each_case import each_case
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.errors import UsageError
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("text", "version"),
     [
         ("2.28.9", NcclVersion(2, 28, 9)),
@@ -23,7 +22,7 @@ def test_a_version_is_read_however_it_is_written(text, version):
     assert NcclVersion.parse(str(version)) == version
 
 
-@each_case("text", ["", "2", "228", "2.x", "two", "2.28.9.1", "1234567"])
+@pytest.mark.parametrize("text", ["", "2", "228", "2.x", "two", "2.28.9.1", "1234567"])
 def test_what_is_no_version_is_refused(text):
     with pytest.raises(UsageError, match="is not an NCCL version"):
         NcclVersion.parse(text)

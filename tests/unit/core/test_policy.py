@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from each_case import each_case
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective, Message
 from ncclt.core.nccl_version import NcclVersion
@@ -94,7 +93,7 @@ def test_rules_of_different_groups_may_cover_the_same_sizes():
     assert [policy.setting_for(message(1, group_size=g)).channels for g in (2, 8)] == [4, 8]
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("rules", "uniform"),
     [
         ((), True),
@@ -164,7 +163,7 @@ def test_a_uniform_policy_has_rules_only_where_something_is_chosen():
     assert uniform_policy(DEFAULT, [AR], version=V).is_default
 
 
-@each_case("document", [{}, {"rules": [{}], "parameters": {}}, {"rules": 3, "parameters": {}}, []])
+@pytest.mark.parametrize("document", [{}, {"rules": [{}], "parameters": {}}, {"rules": 3, "parameters": {}}, []])
 def test_a_document_that_is_no_policy_is_refused(document):
     with pytest.raises(SettingError, match="not a policy document"):
         Policy.from_document(document)

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from each_case import each_case
 from ncclt.core.preflight import ExpectedSize, FabricFinding, Part, Preflight, ProbeReading, Section, State
 from ncclt.core.trial import Outcome
 from ncclt.errors import InputError
@@ -84,7 +83,7 @@ def test_pairs_are_of_two_nodes_or_of_two_gpus_of_one_node_by_the_median_of_thei
     assert preflight.pairs("a") == {}
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("finding", "words"),
     [
         (FabricFinding(part=Part.NODE, hosts=("n07",), busbw_gbps=114, reference_gbps=187),
@@ -138,7 +137,7 @@ def test_a_large_map_keeps_the_worst():
     assert one.share("n07", "n08") == pytest.approx(0.4)
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("section", "label", "ranks"),
     [
         (Section(hosts=("n03",)), "n03", 8),

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from each_case import each_case
 from ncclt.core.algorithms import Algorithm
 from ncclt.core.life import RevisionState
 from ncclt.core.message import Collective
@@ -42,7 +41,7 @@ UNDECIDED = revision(Decision.UNDECIDED)
 BY_VARIABLES = replace(PROVEN, variables=PROVEN.table)
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("new", "active", "why"),
     [
         pytest.param(UNDECIDED, PROVEN, "undecided", id="undecided"),
@@ -75,7 +74,7 @@ def test_only_evidence_as_strong_replaces_the_active_revision(new, active, why):
     assert (why in found) if why else not found, found
 
 
-@each_case("state", RevisionState)
+@pytest.mark.parametrize("state", RevisionState)
 def test_every_place_of_a_revision_names_the_command_that_changes_it(state):
     words = Publication(id="r1", state=state, kept="it is undecided", active=PROVEN).words
 

@@ -8,7 +8,8 @@ from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 
-from each_case import each_case
+import pytest
+
 from ncclt import core
 from ncclt.core.documents import Documented, _plain
 
@@ -28,7 +29,7 @@ PLAIN = [
 """The classes of the core, but for words, rows, ports and errors."""
 
 
-@each_case("kind", PLAIN, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", PLAIN, ids=lambda kind: kind.__name__)
 def test_data_of_the_core_are_frozen_dataclasses_with_slots(kind):
     assert is_dataclass(kind)
     assert kind.__dataclass_params__.frozen

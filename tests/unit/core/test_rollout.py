@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from each_case import each_case
 from ncclt.core.rollout import JobTime, RollOut, Variant, draw
 from ncclt.errors import InputError
 
@@ -35,7 +34,7 @@ def test_a_draw_is_a_share_that_differs_by_seed_and_name():
     assert 0.95 < max(draws) < 1
 
 
-@each_case(
+@pytest.mark.parametrize(
     "right", [{"job": "j" * 300}, {"step_us": DAY_US}, {"step_us": 1e-3}, {"steps": 1}, {"steps": 10**9}], ids=str
 )
 def test_the_extremes_of_a_step_time_are_taken(right):
@@ -43,7 +42,7 @@ def test_the_extremes_of_a_step_time_are_taken(right):
     assert {name: getattr(found, name) for name in right} == right
 
 
-@each_case(
+@pytest.mark.parametrize(
     "wrong",
     [
         {"job": ""}, {"job": "  "}, {"job": "a\nb"}, {"job": "j" * 301}, {"step_us": 0.0}, {"step_us": -1.0},

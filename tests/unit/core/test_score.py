@@ -4,7 +4,6 @@ import math
 
 import pytest
 
-from each_case import each_case
 from ncclt.core.message import Collective, Message
 from ncclt.core.score import LOSS_SLOPE, score_us, worth
 from ncclt.core.trial import Measurement, Outcome, TrialResult
@@ -35,7 +34,7 @@ def test_what_the_workload_does_not_send_costs_it_nothing():
     assert score_us(result(10.0, 100.0), only) == pytest.approx(3 * 10.0)
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("times_us", "expected"),
     [
         ((20.0, 80.0), 0.0),

@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from each_case import each_case
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective
 from ncclt.core.nccl_version import NcclVersion
@@ -60,7 +59,7 @@ def test_the_default_is_empty_and_alone():
     assert not Setting(channels=1).is_default
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("setting", "label"),
     [
         (Setting(algorithm=Algorithm.RING, protocol=Protocol.SIMPLE, channels=8), "ring/simple c=8"),
@@ -72,7 +71,7 @@ def test_labels_for_people(setting, label):
     assert setting.label == label
 
 
-@each_case("channels", [0, -1, 65])
+@pytest.mark.parametrize("channels", [0, -1, 65])
 def test_an_impossible_number_of_channels_is_refused(channels):
     with pytest.raises(SettingError, match="1 to 64"):
         Setting(channels=channels)
@@ -102,7 +101,7 @@ def test_channels_are_bounded_by_the_version():
         check_setting(Setting(channels=33), [AR], version=NcclVersion(2, 24, 3))
 
 
-@each_case(
+@pytest.mark.parametrize(
     "document", [{"algorithm": "spanning"}, {"parameters": {"BUFFSIZE": "big"}}, {"parameters": 3}, {"channels": "8"}]
 )
 def test_a_document_that_is_no_setting_is_refused(document):
@@ -110,7 +109,7 @@ def test_a_document_that_is_no_setting_is_refused(document):
         Setting.from_document(document)
 
 
-@each_case(("version", "confined"), [("2.30.7", False), ("2.31.2", True), ("2.32.3", True)])
+@pytest.mark.parametrize(("version", "confined"), [("2.30.7", False), ("2.31.2", True), ("2.32.3", True)])
 def test_from_2_31_forcing_one_collective_confines_the_others(version, confined):
     """Their times are then not the default's: NCCL cannot take LL128, NVLS or PAT for them."""
     tree, parsed = Setting(algorithm=Algorithm.TREE, protocol=Protocol.LL, channels=4), NcclVersion.parse(version)

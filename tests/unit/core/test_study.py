@@ -1,6 +1,7 @@
 """A study and its trials as people read them, and what they cost."""
 
-from each_case import each_case
+import pytest
+
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective
 from ncclt.core.policy import Policy, Rule
@@ -20,7 +21,7 @@ def rules(count):
     return tuple(Rule(collective=Collective.ALL_REDUCE, group_size=size + 2, channels=4) for size in range(count))
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("shown", "label"),
     [
         (trial(), "default"),
@@ -34,7 +35,7 @@ def test_a_trial_says_what_was_forced(shown, label):
     assert shown.label == label
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("launched", "tries"),
     [
         (trial(), True),
@@ -56,7 +57,7 @@ def test_a_launch_costs_its_time_on_every_gpu_of_the_cluster():
     assert gpu_seconds([], cluster) == 0
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({}, "bert on 1 node (41 settings), weight 0.8"),

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from each_case import each_case
 from ncclt.core.rollout import Variant
 from ncclt.core.ticket import TICKET_PATTERN, Ticket, is_job_name, read_ticket, shorten_name, sign_ticket
 from ncclt.errors import InputError
@@ -24,7 +23,7 @@ def test_a_ticket_comes_back_as_it_was_until_it_expires():
         read_ticket(text, "secret", now_s=3800.0)
 
 
-@each_case("text", ["", "x", ".", "a.b.c", "YQ.YQ", "\xe9.YQ", "~.~"])
+@pytest.mark.parametrize("text", ["", "x", ".", "a.b.c", "YQ.YQ", "\xe9.YQ", "~.~"])
 def test_text_that_is_no_ticket_is_refused(text):
     with pytest.raises(InputError):
         read_ticket(text, "secret", now_s=0.0)

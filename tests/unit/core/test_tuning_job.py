@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from each_case import each_case
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.tuning_job import JobState, TuningJob
@@ -31,7 +30,7 @@ def test_only_queued_and_running_jobs_have_not_ended():
     assert [state for state in JobState if not state.ended] == [JobState.QUEUED, JobState.RUNNING]
 
 
-@each_case(
+@pytest.mark.parametrize(
     "wrong",
     [{"priority": 0}, {"priority": 10}, {"nodes": 0}, {"gpus_per_node": 0}, {"gpus_per_node": -1}, {"trials": 0}],
     ids=str,
@@ -41,7 +40,7 @@ def test_what_no_job_can_be_is_refused(wrong):
         replace(JOB, **wrong)
 
 
-@each_case("right", [{"priority": 1}, {"priority": 9}, {"nodes": 1, "gpus_per_node": 1}], ids=str)
+@pytest.mark.parametrize("right", [{"priority": 1}, {"priority": 9}, {"nodes": 1, "gpus_per_node": 1}], ids=str)
 def test_the_first_and_the_last_priority_and_a_single_gpu_are_taken(right):
     job = replace(JOB, **right)
     assert {name: getattr(job, name) for name in right} == right
@@ -54,7 +53,7 @@ def test_the_same_request_has_the_same_study_whoever_asks():
     assert replace(JOB, nodes=2).on(CLUSTER, WORKLOAD, again=False).study == study
 
 
-@each_case(
+@pytest.mark.parametrize(
     "changed",
     [
         (replace(JOB, nodes=1), CLUSTER, WORKLOAD, False),

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from each_case import each_case
 from ncclt.core.recommendation import Decision, Verdict
 from ncclt.core.verification import Side, StepLaunch, Verification, percentile
 from ncclt.errors import InputError
@@ -50,7 +49,7 @@ def test_percentile_is_numpys(values, percent):
     assert percentile(values, percent) == pytest.approx(float(np.percentile(values, percent)))
 
 
-@each_case(
+@pytest.mark.parametrize(
     "change", [{"schema": 2}, {"launches": None}, {"verdict": {}}, {"base_env": 3}, {"launches": [{"side": "x"}]}]
 )
 def test_what_is_no_verification_is_refused(change):
@@ -59,7 +58,7 @@ def test_what_is_no_verification_is_refused(change):
     assert caught.value.hint
 
 
-@each_case("name", ["side", "order", "step_us", "failure"])
+@pytest.mark.parametrize("name", ["side", "order", "step_us", "failure"])
 def test_every_entry_of_a_launch_is_required(name):
     document = _verification(StepLaunch(side=Side.BASE, order=0, step_us=(1.0,))).to_document()
     del document["launches"][0][name]

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from each_case import each_case
 from ncclt.core.message import Collective, Message
 from ncclt.core.workload import WHOLE_FILE, MessageCalls, Provenance, Workload
 from ncclt.errors import InputError, UsageError
@@ -30,7 +29,7 @@ def _placed(*groups, nodes, gpus_per_node, world_size=0):
     return {(c.message.group_size, c.message.spans_nodes, c.calls_per_step) for c in placed.messages}
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("recorded", "nodes", "expected"),
     [
         ((8, False), 2, (8, False, 1.0)),  # TP=8 on nodes of 8 GPUs stays on NVLink
@@ -80,7 +79,7 @@ def test_the_most_bytes_go_first_and_of_equal_ones_the_smaller_message():
     assert sizes == [64, 4, 32, 8]
 
 
-@each_case("calls", [0.0, -1.0, float("nan")])
+@pytest.mark.parametrize("calls", [0.0, -1.0, float("nan")])
 def test_what_is_never_sent_is_refused(calls):
     with pytest.raises(InputError, match="no calls per step"):
         _workload(_calls(8), _calls(16, calls))
@@ -164,7 +163,7 @@ def test_a_file_of_no_steps_is_refused(steps):
         WHOLE.over_steps(steps, "")
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("origin", "why"),
     [
         (Provenance(source="kineto"), "the calls are per step"),

@@ -8,7 +8,6 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from each_case import each_case
 from ncclt.core.message import Collective, Message
 from ncclt.core.workload import MAX_WEIGHT, MessageCalls, Provenance, Workload, merge_workloads
 from ncclt.errors import InputError, UsageError
@@ -101,7 +100,7 @@ A, B = workload("a", calls(64, 1)), workload("b", calls(64, 1))
 WHOLE_FILE = replace(B, provenance=replace(B.provenance, whole_file=True))
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("parts", "said"),
     [
         ([(A, 1)], "needs two or more workloads, not 1"),

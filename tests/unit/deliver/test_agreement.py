@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from each_case import each_case
 from ncclt.deliver.agreement import (
     REUSE_S,
     await_decision,
@@ -138,7 +137,7 @@ def test_where_it_is_not_sure_nothing_starts(tmp_path):
         proposed(tmp_path, job=MPI)
 
 
-@each_case(("by_node_s", "by_files_s"), [(3 * REUSE_S, 60), (60, 3 * REUSE_S), (-3 * REUSE_S, 9e4)])
+@pytest.mark.parametrize(("by_node_s", "by_files_s"), [(3 * REUSE_S, 60), (60, 3 * REUSE_S), (-3 * REUSE_S, 9e4)])
 def test_nodes_whose_clocks_are_hours_apart_do_not_decide_twice(tmp_path, by_node_s, by_files_s):
     """One would pass over what another follows."""
     proposed(tmp_path, job=MPI, clock=lambda: time.time() - by_node_s)
@@ -164,7 +163,7 @@ def test_another_question_is_refused(tmp_path):
     assert "--job" in caught.value.hint
 
 
-@each_case(
+@pytest.mark.parametrize(
     "damage",
     [
         lambda text: text[:-1],
@@ -187,7 +186,7 @@ def test_a_damaged_decision_starts_nothing(tmp_path, damage):
     assert caught.value.hint
 
 
-@each_case("kind", ["link", "pipe", "folder"])
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
 def test_what_is_no_plain_file_is_neither_followed_nor_waited_for(tmp_path, kind):
     proposed(tmp_path)
     path = only_file(tmp_path)

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from each_case import each_case
 from ncclt.cli.env import main as env
 from ncclt.core.recommendation import Request
 from ncclt.deliver.answer import ask_for_answer
@@ -20,7 +19,7 @@ SERVERS = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "fake
 PROBLEM, reply, serving = SERVERS.PROBLEM, SERVERS.reply, SERVERS.serving
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("status", "kind", "code"),
     [(404, NoRecommendationError, 3), (409, NoRecommendationError, 3), (410, StaleRecommendationError, 3),
      (422, UsageError, 2), (401, ServerError, 69),

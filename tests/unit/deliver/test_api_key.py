@@ -4,7 +4,6 @@ import os
 
 import pytest
 
-from each_case import each_case
 from ncclt.deliver.answer import api_key
 from ncclt.errors import UsageError
 
@@ -19,7 +18,7 @@ def test_the_variable_goes_before_the_file(tmp_path):
     assert api_key({"NCCLT_API_KEY_FILE": str(tmp_path / "link")}) == "ncclt_file"
 
 
-@each_case("content", ["", "two keys", "a\nb", "\u00fc", "x" * 2000])
+@pytest.mark.parametrize("content", ["", "two keys", "a\nb", "\u00fc", "x" * 2000])
 def test_a_file_that_holds_no_key_is_refused(tmp_path, content):
     (tmp_path / "key").write_text(content)
     with pytest.raises(UsageError, match="does not hold a key"):

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from each_case import each_case
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.attestation import (
     MOST_ROWS,
@@ -82,7 +81,7 @@ def test_a_choice_that_nccl_did_not_offer_is_named_with_its_cause():
     assert "offers no such choice" in row.reason
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("observed", "said"),
     [
         (seen(use(MIB, "", outcome=CallOutcome.UNMATCHED, remark="it is for NCCL 2.27"),
@@ -164,7 +163,7 @@ def test_fewer_channels_in_a_log_are_nccls_scheduling_and_more_are_another_choic
     assert any("fewer channels" in note for note in fewer.notes)
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("choice", "state"),
     [("ring/ll", RowState.UNCERTAIN), ("ring/ll128", RowState.DIFFERS), ("tree/ll/4", RowState.UNCERTAIN)],
 )

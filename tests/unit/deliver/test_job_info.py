@@ -2,7 +2,6 @@
 
 import pytest
 
-from each_case import each_case
 from ncclt.deliver.job_info import (
     is_alone,
     is_node_launcher,
@@ -50,7 +49,7 @@ def test_one_step_per_node_is_not_the_job():
     assert not is_alone(alone, TRAIN, nodes=2)
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("environ", "expected"),
     [
         ({"OMPI_MCA_ess_base_jobid": "99", "OMPI_COMM_WORLD_RANK": "1"}, ("Open MPI job 99", False)),
@@ -67,7 +66,7 @@ def test_who_starts_the_processes_knows_the_job(environ, expected):
     assert name_job(environ, TRAIN) == expected
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("argv", "environ", "expected"),
     [
         (("torchrun", "--rdzv_id=x", "t.py"), {}, "rendezvous x"),
@@ -91,13 +90,13 @@ def test_a_name_by_hand_goes_before_all():
     assert name_of(STEP, named="bert-1") == "named bert-1"
 
 
-@each_case("named", ["", " ", "a\nb", "x" * 201])
+@pytest.mark.parametrize("named", ["", " ", "a\nb", "x" * 201])
 def test_a_name_that_is_none_is_refused(named):
     with pytest.raises(UsageError):
         name_job({}, TRAIN, named=named)
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("environ", "argv", "alone"),
     [
         ({}, TRAIN, True),
@@ -126,7 +125,7 @@ def test_who_is_alone_needs_no_agreement(environ, argv, alone):
     assert is_alone(environ, argv) is alone
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("command", "here", "elsewhere"),
     [
         ("torchrun t.py", True, False),
@@ -172,7 +171,7 @@ def test_fabrics_are_those_of_the_adapters(tmp_path):
     assert see_fabrics(root=tmp_path) == ("infiniband",)
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("measured", "seen", "other"),
     [
         ("MI355X", "NVIDIA H100 80GB HBM3", True), ("H100", "NVIDIA H100 80GB HBM3", False),
@@ -183,7 +182,7 @@ def test_gpus_differ_only_where_both_names_tell_the_model(measured, seen, other)
     assert is_other_gpu(measured, [seen]) is other
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("environ", "argv", "count", "is_rank"),
     [
         (STEP | {"SLURM_NODEID": "1"}, TRAIN, 2, False),

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from each_case import each_case
 from ncclt.client.trust import UntrustedError
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.attestation import Form
@@ -59,7 +58,7 @@ def test_without_plugin_the_variables_are_set_and_that_is_said():
     assert "ncclt plugin build" in planned.notes[0]
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("nodes", "argv", "environ", "shared", "form"),
     [
         (1, ("python", "train.py"), {}, False, Form.TABLE),
@@ -111,7 +110,7 @@ def test_a_command_that_hides_the_hook_gets_no_table():
     assert dict(plan(environ={"PYTHONPATH": "/mine"}).set_env)["PYTHONPATH"] == "/shared/hook:/mine"
 
 
-@each_case(
+@pytest.mark.parametrize(
     "own",
     [
         "NCCL_ALGO", "NCCL_MAX_CTAS", "NCCL_BUFFSIZE", "NCCL_TUNER_PLUGIN", "NCCLT_POLICY_SHM", "NCCLT_POLICY",
@@ -182,7 +181,7 @@ def test_what_is_rendered_is_read_back():
     assert {rule.channels for rule in policy_from_answer(answer, Form.VARIABLES).policy.rules} == {8}
 
 
-@each_case("name", ["NCCL_NET_PLUGIN", "NCCL_TUNER_PLUGIN", "LD_PRELOAD", "NCCL_IB_DISABLE", "NCCL_XYZ"])
+@pytest.mark.parametrize("name", ["NCCL_NET_PLUGIN", "NCCL_TUNER_PLUGIN", "LD_PRELOAD", "NCCL_IB_DISABLE", "NCCL_XYZ"])
 def test_a_server_gone_bad_cannot_set_what_ncclt_never_sets(name):
     document = json.loads((GOLDEN / "tuned.json").read_text())
     document["variables"][name] = "1"
@@ -197,7 +196,7 @@ def test_numbers_that_are_none_are_no_environment(name):
         answer_from_json(json.dumps({**document, name: float("inf")}))
 
 
-@each_case("text", ["", "[]", "{}", "[" * 100_000, '{"table": [], "table_parameters": {}}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", "[" * 100_000, '{"table": [], "table_parameters": {}}'])
 def test_what_is_no_environment_is_said_so(text):
     with pytest.raises(InputError, match="not an environment of ncclt"):
         answer_from_json(text)
@@ -258,7 +257,7 @@ def test_a_good_table_that_others_read_already_is_not_replaced(tmp_path, monkeyp
     assert (with_first, path.read_text(), list(tmp_path.iterdir())) == ([], "rows\n", [path])
 
 
-@each_case(
+@pytest.mark.parametrize(
     "command",
     [
         "mpirun -x NCCL_ALGO=tree -np 2 train",
@@ -267,7 +266,7 @@ def test_a_good_table_that_others_read_already_is_not_replaced(tmp_path, monkeyp
         "mpiexec.hydra -genv NCCL_ALGO tree train",
     ],
 )
-@each_case("override", [False, True])
+@pytest.mark.parametrize("override", [False, True])
 def test_what_the_command_sets_itself_is_not_mixed_with_either(command, override):
     """It goes over what is inherited, and no --override can take it away."""
     planned = plan(argv=command.split(), shared=True, override=override)
@@ -296,8 +295,8 @@ DIFFERING = {
 }  # fmt: skip
 
 
-@each_case(("name", "value"), DIFFERING.items())
-@each_case("source", ["environment", "conf", "command"])
+@pytest.mark.parametrize(("name", "value"), DIFFERING.items())
+@pytest.mark.parametrize("source", ["environment", "conf", "command"])
 def test_job_that_differs_from_the_measured_one_gets_nothing(tmp_path, name, value, source):
     """With the name of the variable, both values, and where it comes from."""
     (tmp_path / "nccl.conf").write_text(f"# ours\n{name}={value}\n")
@@ -334,7 +333,7 @@ def test_what_the_answer_sets_itself_cannot_be_accepted_as_a_difference():
     assert planned.form is None
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("gpus", "form", "said"),
     [
         (("NVIDIA H100 80GB HBM3",), Form.TABLE, ""),
@@ -351,7 +350,7 @@ def test_machine_with_other_gpus_or_none_gets_nothing(gpus, form, said):
     assert plan(replace(ANSWER, gpu="h100-sxm"), gpus=gpus, allowed=[name]).form is Form.TABLE
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("measured", "seen", "nodes", "form"),
     [
         ("infiniband", ("roce",), 2, None), ("infiniband", ("infiniband", "roce"), 2, Form.TABLE),

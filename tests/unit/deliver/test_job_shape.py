@@ -2,7 +2,6 @@
 
 import pytest
 
-from each_case import each_case
 from ncclt.deliver.job_info import find_nccl_version, read_shape
 
 TRAIN = "python train.py -n 9 -N 9"
@@ -12,7 +11,7 @@ OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "16", "OMPI_COM
 TORCH_RANK = {"RANK": "3", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8", "GROUP_WORLD_SIZE": "2"}
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("command", "environ", "nodes", "gpus"),
     [
         (TRAIN, {}, None, None),

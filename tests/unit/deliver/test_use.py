@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from each_case import each_case
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.attestation import Form
 from ncclt.core.message import Collective
@@ -29,7 +28,7 @@ PER_SIZE = MEASURED.table.policy
 TABLE = judged(PER_SIZE, Decision.TUNED)
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("table", "variables", "form"),
     [
         (TABLE, None, Form.TABLE),

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from each_case import each_case
 from ncclt.client.answer import checked_document
 from ncclt.core.life import By, ClusterRules
 from ncclt.core.recommendation import Decision, Request, TimesOrigin
@@ -116,7 +115,7 @@ def test_a_store_gives_each_job_what_its_name_says(tmp_path):
     assert given_from_store(url, ASKED).recommendation.id == "a"
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("environ", "argv", "name"),
     [
         ({}, (), ""),

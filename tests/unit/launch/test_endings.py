@@ -2,7 +2,6 @@
 
 import pytest
 
-from each_case import each_case
 from ncclt.launch.endings import ending_of_mpi, ending_of_ranks
 from ncclt.launch.launcher import LaunchResult
 
@@ -66,7 +65,7 @@ def test_the_cause_among_several_nodes():
     assert (result.exit_code, result.stderr) == (-9, "torchrun: rank 5 on n3 failed first, with exit code -9\n")
 
 
-@each_case(
+@pytest.mark.parametrize(
     "result",
     [
         LaunchResult(exit_code=0, stderr="fine"),
@@ -87,7 +86,7 @@ def test_a_launch_that_was_ended_keeps_its_own_exit_code():
     assert (result.exit_code, result.stderr) == (1, "last words\n")
 
 
-@each_case(
+@pytest.mark.parametrize(
     "ended",
     [
         {"exit_code": 0}, {"exit_code": -9}, {"exit_code": None}, {"exit_code": 1, "killed": True},
@@ -111,7 +110,7 @@ HYDRA_MISSING = "[proxy:0:0@vm] HYDU_create_process: execvp error on file /nowhe
 HYDRA_SIGNAL = "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Segmentation fault (signal 11)\n"
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("result", "exit_code"),
     [
         (LaunchResult(exit_code=132, stderr=OPEN_MPI_MISSING), 127),

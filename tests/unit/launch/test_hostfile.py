@@ -2,12 +2,11 @@
 
 import pytest
 
-from each_case import each_case
 from ncclt.errors import InputError, NccltError, UsageError
 from ncclt.launch.hostfile import Host, granted_hosts, parse_host, read_hostfile
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("text", "host"),
     [
         ("gpu01", Host(name="gpu01")),
@@ -23,7 +22,9 @@ def test_hosts(text, host):
     assert parse_host(text) == host
 
 
-@each_case("text", ["", "-oProxyCommand=x", "a b", "a:0", "a:65536", "a:b", "me@", "-l@x", "fe80::1", "a;b"])
+@pytest.mark.parametrize(
+    "text", ["", "-oProxyCommand=x", "a b", "a:0", "a:65536", "a:b", "me@", "-l@x", "fe80::1", "a;b"]
+)
 def test_what_is_no_host(text):
     """Above all nothing that ssh would take for an option."""
     with pytest.raises(UsageError, match="is not a host"):
@@ -46,7 +47,7 @@ def test_one_host_may_have_two_ports(tmp_path):
     assert [host.label for host in read_hostfile(tmp_path / "hosts")] == ["gpu01:22", "gpu01:2222"]
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("content", "error"),
     [
         (b"# nothing\n", InputError),
@@ -70,7 +71,7 @@ def test_no_file(tmp_path):
         read_hostfile(tmp_path / "nowhere")
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("variable", "text"),
     [
         ("PBS_NODEFILE", "gpu07\ngpu07\ngpu03\ngpu03\n"),

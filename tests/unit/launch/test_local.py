@@ -4,7 +4,6 @@ import sys
 
 import pytest
 
-from each_case import each_case
 from ncclt.errors import NotFoundError, UsageError
 from ncclt.launch import LAUNCHERS, launcher_module, launcher_modules
 from ncclt.launch.launcher import JobShape, LaunchPlan
@@ -68,7 +67,7 @@ def test_launchers_are_found_by_name():
     assert "local" in caught.value.hint
 
 
-@each_case("wrong", [{"nodes": 0}, {"processes_per_node": 0}, {"nodes": 2, "hosts": ("a",)}], ids=str)
+@pytest.mark.parametrize("wrong", [{"nodes": 0}, {"processes_per_node": 0}, {"nodes": 2, "hosts": ("a",)}], ids=str)
 def test_a_launch_has_a_process_on_each_of_its_nodes(wrong):
     with pytest.raises(UsageError, match="1 hosts were named for 2 nodes" if "hosts" in wrong else "at least 1 node"):
         JobShape(**wrong)

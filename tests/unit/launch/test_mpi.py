@@ -5,13 +5,12 @@ from contextlib import nullcontext
 
 import pytest
 
-from each_case import each_case
 from ncclt.errors import NccltError, UsageError
 from ncclt.launch.launcher import JobShape
 from ncclt.launch.mpi import MpiFlavour, MpirunLauncher, ask_mpi_flavour, create, mpi_flavour
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("said", "flavour"),
     [
         ("mpirun (Open MPI) 4.1.4\n\nReport bugs to", MpiFlavour.OPEN_MPI),
@@ -45,7 +44,7 @@ def test_a_launcher_that_is_not_there_or_does_not_start_is_told_apart(tmp_path):
         ask_mpi_flavour(str(tmp_path / "mpirun"), environ=os.environ)
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("shape", "granted", "where"),
     [
         (JobShape(), (), "127.0.0.1"),
@@ -61,7 +60,7 @@ def test_ranks_meet_on_the_first_node_where_it_is_known(shape, granted, where):
     assert (argv[argv.index("MASTER_ADDR") + 1] if "MASTER_ADDR" in argv else None) == where
 
 
-@each_case("shape", [JobShape(nodes=2), JobShape(nodes=2, hosts=("a", "b")), JobShape()])
+@pytest.mark.parametrize("shape", [JobShape(nodes=2), JobShape(nodes=2, hosts=("a", "b")), JobShape()])
 def test_the_scheduler_is_asked_for_hosts_only_where_none_are_named(tmp_path, shape):
     program = tmp_path / "mpirun"
     program.write_text("#!/bin/sh\necho 'HYDRA build details:'\n")

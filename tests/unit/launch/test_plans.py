@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from each_case import each_case
 from ncclt.errors import InputError, UsageError
 from ncclt.launch import local, torchrun
 from ncclt.launch import mpi as mpirun
@@ -61,7 +60,7 @@ LAUNCHERS = {
 }
 
 
-@each_case("name", LAUNCHERS)
+@pytest.mark.parametrize("name", LAUNCHERS)
 def test_golden_plan(name, monkeypatch):
     """Run once with NCCLT_UPDATE_GOLDEN=1 after a wanted change, and read the difference."""
     monkeypatch.setattr(ssh, "_DRIVER", ("python", *ssh._DRIVER[1:]))  # which Python runs these tests does not matter
@@ -76,13 +75,13 @@ def test_golden_plan(name, monkeypatch):
     assert text == path.read_text()
 
 
-@each_case("name", LAUNCHERS)
+@pytest.mark.parametrize("name", LAUNCHERS)
 def test_inherited_variables_can_be_shown(name):
     """By name, for all alike."""
     assert LAUNCHERS[name].inherited == ("NCCL_BUFFSIZE", "NCCL_DEBUG")
 
 
-@each_case("create", [local.create, torchrun.create, partial(ssh.create, shape=TWO_NODES)])
+@pytest.mark.parametrize("create", [local.create, torchrun.create, partial(ssh.create, shape=TWO_NODES)])
 def test_inherited_variables_are_kept_only_when_asked_for(create):
     for options, gone in (({}, {"NCCL_BUFFSIZE", "NCCL_DEBUG"}), ({"keep_env": True}, {"NCCL_DEBUG"})):
         plan = create(environment=ENVIRONMENT, **options).plan(COMMAND, variables={}, timeout_s=1.0)
@@ -114,14 +113,14 @@ def test_torchrun_is_for_one_node():
     assert "ssh" in caught.value.hint
 
 
-@each_case("host", ["me@gpu01", "gpu01:2222", "gpu01,gpu02", "--mca"])
+@pytest.mark.parametrize("host", ["me@gpu01", "gpu01:2222", "gpu01,gpu02", "--mca"])
 def test_mpirun_takes_bare_names(host):
     """Open MPI would read a port as a number of slots."""
     with pytest.raises(UsageError):
         over_mpi(MpiFlavour.OPEN_MPI, JobShape(hosts=(host,)))
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("shape", "text", "words"),
     [
         (JobShape(nodes=2), None, "needs 2 hosts, none"),

@@ -5,7 +5,6 @@ import subprocess
 
 import pytest
 
-from each_case import each_case
 from ncclt.launch.rank_check import UNFIT_CODE, checked, is_deciding, unfit, without_signs
 from ncclt.nccl.parameters import CATALOGUE, SET_BY_RULES
 
@@ -43,7 +42,7 @@ def test_a_rank_starts_where_its_environment_is_as_planned(name, shell):
         assert all(word in unfit(done.stderr) for word in ((words,) if isinstance(words, str) else words)), done.stderr
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("text", "rest"),
     [
         ("one\nncclt: started\ntwo\n", "one\ntwo\n"),

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from each_case import each_case
 from ncclt.cli.check import _with_drivers
 from ncclt.core.cluster import Cluster, Fingerprint
 from ncclt.measure.driver import Drivers, drivers_of_nodes
@@ -32,7 +31,7 @@ CLUSTER = Cluster(
 )  # fmt: skip
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("text", "found"),
     [
         (CLOSED, ("535.104.05",)),

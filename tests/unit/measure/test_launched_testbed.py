@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from each_case import each_case
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
@@ -33,7 +32,7 @@ def make_testbed(cluster=CLUSTER, *, environ=None, **place):
     return launched_testbed(cluster, ALL_REDUCE, given, environ=environ or NO_PLUGIN, ask=False)
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("cluster", "place", "said"),
     [
         (CLUSTER, {"launcher": "torchrun", "hosts": ()}, "this machine alone, not 2 nodes"),

@@ -2,7 +2,6 @@
 
 import pytest
 
-from each_case import each_case
 from ncclt.core.message import Collective, Message
 from ncclt.core.trial import Outcome
 from ncclt.errors import HostLostError, NodesLostError, NotStartedError, StudyStoppedError
@@ -93,7 +92,7 @@ CASES = {
 }  # fmt: skip
 
 
-@each_case("name", CASES)
+@pytest.mark.parametrize("name", CASES)
 def test_every_ending_has_its_outcome_and_first_line(name):
     """The first line alone tells what happened, and is the same for the same cause."""
     launch, outcome, first = CASES[name]
@@ -101,7 +100,7 @@ def test_every_ending_has_its_outcome_and_first_line(name):
     assert (result.outcome, result.detail.splitlines()[0]) == (outcome, first)
 
 
-@each_case("ending", [{"exit_code": 1}, {"exit_code": 127}, {"exit_code": None}, {"timed_out": True}])
+@pytest.mark.parametrize("ending", [{"exit_code": 1}, {"exit_code": 127}, {"exit_code": None}, {"timed_out": True}])
 def test_what_did_not_start_has_no_outcome(ending):
     """Whatever the launcher's program ended with, and whatever was measured before."""
     with pytest.raises(NotStartedError) as caught:
@@ -113,7 +112,7 @@ def test_what_did_not_start_has_no_outcome(ending):
         judged(exit_code=1, not_started="srun: error: Unable to create step", lost="Slurm job 7 was cancelled")
 
 
-@each_case(
+@pytest.mark.parametrize(
     "said",
     [
         "srun: error: Node failure on n2",
@@ -129,7 +128,7 @@ def test_what_did_not_start_has_no_outcome(ending):
         "ncclt: kubernetes: pod ncclt-7-node-0-1: Evicted: The node was low on resource: ephemeral-storage.",
     ],
 )
-@each_case("ending", [{"exit_code": 255}, {"exit_code": -15, "timed_out": True}])
+@pytest.mark.parametrize("ending", [{"exit_code": 255}, {"exit_code": -15, "timed_out": True}])
 def test_a_lost_node_is_no_outcome_of_a_setting(said, ending):
     """Whoever started the ranks has its own words for it, and the line that says so is shown."""
     with pytest.raises(HostLostError) as caught:
@@ -147,7 +146,7 @@ def test_a_host_that_cannot_be_cleaned_up_is_lost():
         judged(exit_code=1, stderr="Connection closed by peer", left_elsewhere=(f"{left}or the connection was lost",))
 
 
-@each_case(
+@pytest.mark.parametrize(
     "ending",
     [
         {"exit_code": 143, "lost": "Slurm job 7 was cancelled"},

@@ -11,13 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from each_case import each_case
 from ncclt.measure.redact import MOST_CHARACTERS, REMOVED, without_secrets, words_without_secrets
 
 HIDDEN = "s3cr3t-Val"
 
 
-@each_case(
+@pytest.mark.parametrize(
     "text",
     [
         f"HF_TOKEN={HIDDEN}",
@@ -68,7 +67,7 @@ def test_what_looks_like_a_secret_is_removed(text):
     assert shown.endswith(" after")
 
 
-@each_case(
+@pytest.mark.parametrize(
     "line",
     [
         f"Cookie: session=abc; id={HIDDEN}",
@@ -84,7 +83,7 @@ def test_headers_are_removed_to_the_end_of_the_line(line):
     assert (shown.startswith("before "), shown.endswith(f"{REMOVED}\nafter")) == (True, True)
 
 
-@each_case(
+@pytest.mark.parametrize(
     "key",
     [
         "aB3dE5fG7hI9jK1lM3nO5pQ7rS9tU1vW3xY5zA7b",
@@ -100,21 +99,21 @@ def test_headers_are_removed_to_the_end_of_the_line(line):
         "AccountKey=" + "aB3d" * 21 + "aB==",
     ],
 )
-@each_case("around", ["before {} after", "Error: ({}) is not valid", "'{}'"])
+@pytest.mark.parametrize("around", ["before {} after", "Error: ({}) is not valid", "'{}'"])
 def test_bare_keys_are_known_by_their_form(key, around):
     """Of those that detect-secrets knows (the last three), and of those that it does not."""
     assert without_secrets(around.format(key)).count(key.removeprefix("AccountKey=")) == 0
 
 
-@each_case("line", ["wandb: logging in with key {}", "api_key: {}", "Invalid API key provided: {}"])
+@pytest.mark.parametrize("line", ["wandb: logging in with key {}", "api_key: {}", "Invalid API key provided: {}"])
 def test_a_key_of_one_case_is_known_by_what_stands_before_it(line):
     key = "0123456789abcdef0123456789abcdef01234567"
     assert key not in without_secrets(line.format(key))
     assert without_secrets(f"commit {key}") == f"commit {key}"
 
 
-@each_case("prefix", ["", "0: ", "[1,0]<stderr>:"])
-@each_case("begun", [True, False])
+@pytest.mark.parametrize("prefix", ["", "0: ", "[1,0]<stderr>:"])
+@pytest.mark.parametrize("begun", [True, False])
 def test_keys_in_pem_are_removed_whole(prefix, begun):
     """Also where the beginning was cut off, and with the rank before every line."""
     body = ["aB3d" * 16, "xY5z" * 16, "q1W2e3=="]
@@ -151,7 +150,7 @@ def test_words_of_a_command_line_stay_words():
     )
 
 
-@each_case(
+@pytest.mark.parametrize(
     "text",
     [
         "host:12:34 [0] NCCL WARN [Rem Allocator] Allocation failed",

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from each_case import each_case
 from ncclt.errors import UsageError
 from ncclt.measure.target import DEFAULT_RECORDED, Target
 
@@ -14,7 +13,7 @@ def choose(requested="", *, landscape=False, environ=None, gpus=False, cluster=N
     return target.resolved(environ or {}, gpus_visible=lambda: gpus, demo=demo)
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("given", "name", "reason"),
     [
         ({}, "replay", "no Slurm allocation and no GPU here"),
@@ -68,7 +67,7 @@ def test_a_landscape_goes_with_replay_alone():
         choose("local", landscape=True)
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("given", "said"),
     [
         ({"beside": "gemm"}, "--beside does not apply where trials are only simulated"),
@@ -103,7 +102,9 @@ def test_what_is_replayed_unasked_is_the_default_recording():
     assert choose(gpus=True).cluster is None
 
 
-@each_case(("given", "drill"), [({"cluster": "leonardo"}, False), ({"cluster": "l40s-1x4"}, True), ({}, True)])
+@pytest.mark.parametrize(
+    ("given", "drill"), [({"cluster": "leonardo"}, False), ({"cluster": "l40s-1x4"}, True), ({}, True)]
+)
 def test_nothing_is_simulated_unasked(given, drill):
     """One rule for all commands that measure; the hint followed to the letter is accepted."""
     with pytest.raises(UsageError, match="nothing can be measured here: no Slurm allocation and no GPU") as refused:

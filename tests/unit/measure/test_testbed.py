@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from each_case import each_case
 from ncclt.core.algorithms import Algorithm
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
@@ -45,7 +44,7 @@ def test_messages_outside_the_testbed_are_left_out_and_named():
     assert "1 of 2 messages (broadcast; 50 % of the bytes)" in notes[2]
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("left_out", "kept", "words"),
     [
         (4, 2**40, "under 0.1 %"), (2**40, 4, "over 99 %"), (9964, 36, "over 99 %"),

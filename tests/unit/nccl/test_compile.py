@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from each_case import each_case
 from ncclt.core.algo_proto_text import ALGORITHM_WORDS
 from ncclt.core.algorithms import Algorithm, Protocol, is_legal
 from ncclt.core.message import Collective
@@ -105,7 +104,7 @@ def test_no_policy_leaves_a_collective_without_an_algorithm(data, version, workl
     check_is_safe(policy, compiled, version, workload)
 
 
-@each_case("version", [VERSIONS[i] for i in (0, 4, 5, 11, 12, 13)], ids=str)
+@pytest.mark.parametrize("version", [VERSIONS[i] for i in (0, 4, 5, 11, 12, 13)], ids=str)
 def test_every_setting_is_safe_to_launch_for_every_workload(version):
     """All pairs x all sets of tunable collectives: a trial launches exactly its setting, or says that it cannot."""
     launched = 0
@@ -178,7 +177,7 @@ def test_from_2_31_a_base_list_comes_first_and_what_it_takes_away_is_said():
     assert "all_gather can no longer use collnet_direct, nvls, pat, ll128" in compiled.lost[0]
 
 
-@each_case(("version", "unit"), [("2.16.2", "NCHANNELS"), ("2.17.1", "CTAS"), ("2.28.9", "CTAS")])
+@pytest.mark.parametrize(("version", "unit"), [("2.16.2", "NCHANNELS"), ("2.17.1", "CTAS"), ("2.28.9", "CTAS")])
 def test_channels_are_written_as_the_version_wants_them(version, unit):
     compiled = variables_for_setting(Setting(channels=8), version=NcclVersion.parse(version), collectives=[AR])
 
@@ -264,7 +263,7 @@ def test_a_parameter_that_the_version_lacks_or_that_is_not_safe_is_left_out_and_
     assert compiled.lost[0].startswith(f"NCCL_{name}={value}: ")
 
 
-@each_case("name", ["ALGO", "MAX_CTAS", "NCCL_BUFFSIZE", "LD_PRELOAD", "X\nLD_PRELOAD"])
+@pytest.mark.parametrize("name", ["ALGO", "MAX_CTAS", "NCCL_BUFFSIZE", "LD_PRELOAD", "X\nLD_PRELOAD"])
 def test_what_is_no_parameter_never_reaches_the_environment(name):
     with pytest.raises(SettingError):
         compile_policy(Policy(parameters=((name, 4),)), version=V2_28, collectives=[AR])
@@ -297,7 +296,7 @@ def serves(algorithm, function, dtype, operation):
     return algorithm == "PAT" and (function == "AllGather" or operation != "Avg")  # CollNet: as the network pleases
 
 
-@each_case("version", VERSIONS, ids=str)
+@pytest.mark.parametrize("version", VERSIONS, ids=str)
 def test_no_call_of_a_job_fails_by_what_is_delivered(version):
     """Every algorithm, protocol and collective; every dtype and operation of every collective of NCCL."""
     delivered = set()
@@ -317,8 +316,8 @@ def test_no_call_of_a_job_fails_by_what_is_delivered(version):
     assert delivered - {None} == {Algorithm.RING, Algorithm.TREE}
 
 
-@each_case("version", [V2_28, V2_31], ids=str)
-@each_case("algorithm", [Algorithm.NVLS, Algorithm.NVLS_TREE, Algorithm.COLLNET_CHAIN])
+@pytest.mark.parametrize("version", [V2_28, V2_31], ids=str)
+@pytest.mark.parametrize("algorithm", [Algorithm.NVLS, Algorithm.NVLS_TREE, Algorithm.COLLNET_CHAIN])
 def test_an_algorithm_that_fails_some_calls_is_measured_and_not_delivered(algorithm, version):
     """A trial forces exactly its setting; a job gets it by the table, where NCCL keeps its way out."""
     setting = Setting(algorithm=algorithm, protocol=Protocol.SIMPLE)

@@ -5,7 +5,6 @@ import sys
 
 import pytest
 
-from each_case import each_case
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.errors import SettingError
 from ncclt.nccl.parameters import CATALOGUE, SET_BY_RULES, check_value, go_together, parameter, searchable
@@ -38,7 +37,7 @@ def test_the_search_touches_what_is_safe_with_every_value_of_its_ladder():
     assert all(row.safe and row.allows(value) for row in rows.values() for value in row.ladder)
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("values", "sensible"),
     [
         ({}, True),
@@ -74,7 +73,7 @@ def test_an_unknown_name_is_refused_with_close_ones():
     assert caught.value.hint
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("name", "value"),
     [("BUFFSIZE", 4194304), ("NTHREADS", 64), ("LL128_NTHREADS", 160), ("MAX_CTAS", 64), ("NET_GDR_LEVEL", "PHB"),
      ("SOCKET_IFNAME", "eth0"), ("IB_SL", -1)],
@@ -85,7 +84,7 @@ def test_a_legal_value_passes(name, value):
     assert parameter(name).allows(value)
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("name", "value"),
     [("BUFFSIZE", 3), ("BUFFSIZE", "4194304"), ("BUFFSIZE", True), ("NTHREADS", 96), ("LL128_NTHREADS", 161),
      ("MAX_CTAS", 0), ("MAX_CTAS", 65), ("NET_GDR_LEVEL", "phb"), ("SOCKET_IFNAME", ""), ("SOCKET_IFNAME", "a b"),

@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from each_case import each_case
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective
 from ncclt.core.nccl_version import NcclVersion
@@ -29,7 +28,7 @@ def force(setting, *, version=OLD, plugin=False, collectives=REDUCE_ALONE):
     return Force(rules=parts.rules, variables=variables)
 
 
-@each_case("version", VERSIONS, ids=str)
+@pytest.mark.parametrize("version", VERSIONS, ids=str)
 def test_every_parameter_takes_the_level_at_which_nccl_reads_it(version):
     for row in CATALOGUE:
         of_the_network = row.name.split("_")[0] in ("IB", "SOCKET", "NSOCKS")
@@ -47,7 +46,7 @@ def test_what_nobody_knows_needs_new_ranks():
     assert switch_cost("LD_PRELOAD", NEW) is SwitchCost.PROCESS
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("setting", "version", "plugin", "cost"),
     [
         (RING_LL, OLD, False, SwitchCost.COMMUNICATOR),
@@ -118,7 +117,7 @@ def test_a_pair_that_confines_the_others_is_said_by_variables_alone():
     assert force(lacking, plugin=True, version=NEW, collectives=WITH_GATHER).variables == ()
 
 
-@each_case(("version", "plugin"), [(OLD, False), (NEW, False), (NcclVersion(2, 21, 5), True)])
+@pytest.mark.parametrize(("version", "plugin"), [(OLD, False), (NEW, False), (NcclVersion(2, 21, 5), True)])
 def test_ll128_is_never_forced_by_variables(version, plugin):
     with pytest.raises(SettingError, match="LL128"):
         split(LL128, version=version, collectives=REDUCE_ALONE, plugin=plugin)

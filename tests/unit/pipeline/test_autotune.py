@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from each_case import each_case
 from ncclt.core.recommendation import Decision, PolicyVerdict
 from ncclt.core.verification import Verification
 from ncclt.errors import StudyStoppedError, UsageError
@@ -48,7 +47,7 @@ def test_another_job_has_another_name(tmp_path):
     assert first != _name(tmp_path)
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("argv", "stem"), [(("bash", "-c", "x"), "bash"), (("./a b!",), "a-b"), (("..",), "job"), (("gone.py",), "gone.py")]
 )
 def test_names_without_a_script(tmp_path, argv, stem):
@@ -74,7 +73,7 @@ def test_recordings_and_models_keep_their_own_shape():
     assert _target(Target(cluster="leonardo", launcher="simulate"), (), gpus=False) == found
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("target", "argv", "gpus", "environ", "said"),
     [
         (Target(), TORCHRUN, False, {}, "nothing can be measured here"),
@@ -143,7 +142,7 @@ def test_a_comparison_counts_where_it_was_made_in_the_same_way(tmp_path):
         assert last_comparison(store, sample_recommendation("b"), argv, how) is None
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("argv", "said"),
     [
         (("sh", "-c", "echo out of luck >&2; exit 3"), "exit code 3\nout of luck"),

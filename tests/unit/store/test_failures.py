@@ -8,7 +8,6 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DataError, OperationalError, ProgrammingError
 
-from each_case import each_case
 from ncclt.errors import StoreError, UsageError
 from ncclt.store import open_store
 from ncclt.store.database import Database
@@ -65,7 +64,7 @@ def test_whether_a_row_could_be_written_is_found_out_without_a_row(tmp_path, ful
         store.require_writable()
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("cause", "kind"),
     [
         (psycopg.OperationalError("the connection is lost"), LostTransactionError),
@@ -120,7 +119,7 @@ def test_foreign_keys_and_durability_are_on(database):
     assert (pragmas, journal) == ({"foreign_keys": 1, "synchronous": 2}, "delete")
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("said", "hinted"),
     [
         ("database or disk is full", "room"),

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from each_case import each_case
 from ncclt.core.life import Action
 from ncclt.core.tuning_job import TuningJob
 from ncclt.store import job_workers, open_store
@@ -96,7 +95,7 @@ def _fail(_worker):
     raise RuntimeError("killed meanwhile")
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("age_s", "dead"),
     [(0.0, False), (SILENT_S, False), (SILENT_S + 1, True), (-SILENT_S, False), (-SILENT_S - 1, True)],
 )

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import make_url
 
-from each_case import each_case
 from ncclt.errors import StoreError, UsageError
 from ncclt.store import open_store
 from ncclt.store.location import default_url, locate, no_store, prepare_file
@@ -25,7 +24,7 @@ def test_the_default_is_a_file_of_the_user(monkeypatch, tmp_path):
     assert locate(None).path == tmp_path / "ncclt" / "ncclt.db"
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("url", "path"),
     [
         ("sqlite:///ncclt.db", "ncclt.db"),
@@ -39,12 +38,12 @@ def test_sqlite_urls_name_a_file(url, path):
     assert make_url(locate(url).url).database == path
 
 
-@each_case("scheme", ["postgresql", "postgres", "postgresql+psycopg"])
+@pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg"])
 def test_postgresql_always_gets_our_driver(scheme):
     assert locate(f"{scheme}://me:secret@host/db").url == "postgresql+psycopg://me:secret@host/db"
 
 
-@each_case(
+@pytest.mark.parametrize(
     "url",
     ["", "ncclt.db", "/abs/a.db", "sqlite://", "sqlite:///", "sqlite:///:memory:", "sqlite:///file:a.db?mode=ro",
      "sqlite:///a.db?timeout=5", "sqlite://host/a.db", "mysql://host/db", "https://host", "postgresql+psycopg2://h/d"],
@@ -73,7 +72,7 @@ def test_the_uri_of_any_file_name_opens_that_file(name):
             assert connection.execute("PRAGMA database_list").fetchone()[2] == str(path)
 
 
-@each_case(("length", "is_database"), [(0, True), (1, False), (511, False), (512, True)])
+@pytest.mark.parametrize(("length", "is_database"), [(0, True), (1, False), (511, False), (512, True)])
 def test_a_file_is_empty_or_has_at_least_a_page(tmp_path, length, is_database):
     (tmp_path / "a.db").write_bytes(b"x" * length)
     location = locate(f"sqlite:///{tmp_path}/a.db")

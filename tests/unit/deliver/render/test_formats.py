@@ -11,7 +11,6 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from each_case import each_case
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.cluster import Fingerprint
 from ncclt.core.message import Collective, Message
@@ -90,7 +89,7 @@ FORMS = [
 ]  # fmt: skip
 
 
-@each_case(("name", "recommendation", "form"), FORMS, ids=[form[0] for form in FORMS])
+@pytest.mark.parametrize(("name", "recommendation", "form"), FORMS, ids=[form[0] for form in FORMS])
 def test_golden_text(name, recommendation, form):
     """The text is pinned; run once with NCCLT_UPDATE_GOLDEN=1 after a wanted change, and read the difference."""
     path = GOLDEN / name
@@ -161,8 +160,8 @@ def test_files_keep_every_name_inside_its_comment(name):
     assert len(readers.read_example_table(render(recommendation, format="tuner-csv"))) == 3
 
 
-@each_case("size_bytes", [1, 65536, 65537, 2**32, 2**40])
-@each_case(("ranks", "nodes"), [(8, 2), (2, 1), (2, 2)])
+@pytest.mark.parametrize("size_bytes", [1, 65536, 65537, 2**32, 2**40])
+@pytest.mark.parametrize(("ranks", "nodes"), [(8, 2), (2, 1), (2, 2)])
 def test_the_table_chooses_what_the_policy_chooses(size_bytes, ranks, nodes):
     """Also for 4 GiB and more, and for a smaller group wherever it lies."""
     rows = readers.read_example_table(render(TUNED, format="tuner-csv"))
@@ -185,8 +184,8 @@ def test_the_table_is_for_this_job_size_only_and_says_what_it_cannot_carry():
     assert "ONE channel" in text
 
 
-@each_case("version", ["2.28.9", "2.31.2"])
-@each_case("format", ["tuner-csv", "export"])
+@pytest.mark.parametrize("version", ["2.28.9", "2.31.2"])
+@pytest.mark.parametrize("format", ["tuner-csv", "export"])
 def test_channels_are_said_to_be_a_maximum(version, format):
     """By a table and by variables, in every version: no more SMs are taken from compute than by NCCL itself."""
     found = replace(TUNED, fingerprint=replace(TUNED.fingerprint, nccl_version=version))

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from each_case import each_case
 from ncclt.client.answer import FORMS, TABLES
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective
@@ -67,7 +66,7 @@ def test_a_value_that_nccl_never_takes_is_refused_in_every_form(form, value):
             render_variables({**env_document(TUNED), "variables": {name: value}}, form=form)
 
 
-@each_case("model", ["a\nb", "a\rb", "a\x00b", "a\x1bb"])
+@pytest.mark.parametrize("model", ["a\nb", "a\rb", "a\x00b", "a\x1bb"])
 def test_a_model_with_a_control_character_gets_no_prolog(model):
     with pytest.raises(SettingError, match="control character"):
         render(replace(TUNED, model=model), format="slurm-taskprolog")
@@ -127,7 +126,7 @@ def test_pyxis_names_every_variable_that_must_win_in_the_container():
     assert exported[:-1] == [*sorted(base.PLAIN_VARIABLES), "NCCLT_RECOMMENDATION", "NCCLT_SIMULATED"]
 
 
-@each_case("format", FORMATS)
+@pytest.mark.parametrize("format", FORMATS)
 def test_texts_end_with_one_line_feed_and_have_no_other_line_end(format):
     text = render(base.WITH_ROWS, format=format, channels=8 if format == "nvidia-csv" else None)
 
@@ -136,7 +135,7 @@ def test_texts_end_with_one_line_feed_and_have_no_other_line_end(format):
     assert "\r" not in text
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("format", "options"),
     [
         ("dotenv", {"shell": "fish"}),
@@ -151,7 +150,7 @@ def test_an_option_that_a_format_does_not_have_is_refused(format, options):
     assert caught.value.hint
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("format", "shell", "said"),
     [("mpirun-x", "bash", True), ("docker-env", "bash", True), ("export", "csh", True), ("export", "bash", False),
      ("configmap", "bash", False)],
@@ -217,7 +216,7 @@ def test_nothing_goes_to_nvidias_plugin_that_it_would_run_on_one_channel():
         render(old, format="nvidia-csv", channels=33)
 
 
-@each_case("size", [1, 4096, 65536, 65544, 2**33])
+@pytest.mark.parametrize("size", [1, 4096, 65536, 65544, 2**33])
 def test_rccl_and_ncclx_choose_what_the_policy_chooses(size):
     made = with_rules(*base.BY_SIZE.rules[1:])
     rccl = readers.read_example_table(render(made, format="rccl-csv"))
@@ -253,7 +252,7 @@ def test_ncclx_says_what_bytes_per_rank_blur_and_what_they_hide():
     assert readers.read_ncclx_table(render(KEPT, format="ncclx")) == []
 
 
-@each_case(("version", "loads"), [("2.18.3", False), ("2.20.5", False), ("2.21.5", True)])
+@pytest.mark.parametrize(("version", "loads"), [("2.18.3", False), ("2.20.5", False), ("2.21.5", True)])
 def test_a_table_is_not_promised_to_an_nccl_that_cannot_load_it(version, loads):
     made = with_rules(*base.BY_SIZE.rules, version=version)
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from each_case import each_case
 from ncclt.errors import UsageError
 from ncclt.launch.kubernetes.launcher import KubernetesLauncher, create
 from ncclt.launch.kubernetes.manifests import Site
@@ -35,7 +34,7 @@ def readable(plan):
     return json.dumps(plan, indent=2) + "".join(f"\n# {name}\n{text}" for name, text in texts)
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("name", "options", "with_files"),
     [
         ("mpijob", SITE, False),

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from each_case import each_case
 from ncclt.errors import UsageError
 from ncclt.launch.kubernetes.manifests import LaunchedJob, Site, manifests
 from ncclt.launch.launcher import MARK, JobShape
@@ -116,8 +115,8 @@ def made(kind, *, site=SITE, files=(("w.py", "print('µ')\n"),), **changes):
     return documents[-1], documents[:-1]
 
 
-@each_case(("kind", "schema"), [("mpijob", MPI_JOB), ("trainjob", TRAIN_JOB)])
-@each_case(
+@pytest.mark.parametrize(("kind", "schema"), [("mpijob", MPI_JOB), ("trainjob", TRAIN_JOB)])
+@pytest.mark.parametrize(
     "site",
     [
         SITE,

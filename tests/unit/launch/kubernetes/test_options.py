@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from each_case import each_case
 from ncclt.errors import UsageError
 from ncclt.launch.kubernetes import launcher as kubernetes
 from ncclt.launch.kubernetes.options import site_options
@@ -53,7 +52,7 @@ _NO_WORDS = (
 )  # fmt: skip
 
 
-@each_case("word", _NO_WORDS)
+@pytest.mark.parametrize("word", _NO_WORDS)
 def test_what_is_no_word(word):
     """Nothing else gets into a manifest."""
     with pytest.raises(UsageError, match="--kubernetes"):

@@ -2,7 +2,6 @@
 
 import pytest
 
-from each_case import each_case
 from ncclt.launch.kubernetes.pods import PodProgress, Stage, progress
 
 RUNNING = {"phase": "Running", "containerStatuses": [{"name": "launcher", "state": {"running": {}}}]}
@@ -79,7 +78,7 @@ def test_a_container_that_is_being_created_is_waited_for():
     assert judged(pod("l", waiting("ErrImagePull"))).stage is Stage.PENDING
 
 
-@each_case("reason", ["ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError"])
+@pytest.mark.parametrize("reason", ["ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError"])
 def test_what_no_patience_cures_ends_the_waiting(reason):
     seen = judged(pod("l", waiting(reason, "no such image")))
     assert (seen.stage, seen.reason) == (Stage.UNSTARTABLE, f"pod l: {reason}: no such image")
@@ -138,7 +137,7 @@ def test_a_pod_that_failed_counts_once_unless_its_node_was_taken():
     assert judged(pod("l", {"phase": "Failed"})).reason == "pod l: it failed"
 
 
-@each_case("reason", ["Evicted", "Preempted", "Terminated", "NodeLost"])
+@pytest.mark.parametrize("reason", ["Evicted", "Preempted", "Terminated", "NodeLost"])
 def test_a_node_that_was_taken_is_the_cause_whatever_the_container_ended_with(reason):
     seen = judged(pod("l", ended(137) | {"reason": reason}))
     assert (seen.exit_code, seen.reason, seen.failed) == (None, f"pod l: {reason}", ("l",))

@@ -6,7 +6,6 @@ import time
 
 import pytest
 
-from each_case import each_case
 from ncclt.launch.launcher import PORT, LaunchPlan
 from ncclt.launch.local import LocalLauncher
 from ncclt.launch.process.launcher import thread_variables
@@ -37,7 +36,7 @@ TAKEN = (
 )
 
 
-@each_case("taken", [0, 2, 99])
+@pytest.mark.parametrize("taken", [0, 2, 99])
 def test_ranks_meet_on_another_port_where_the_first_one_is_taken(tmp_path, taken):
     """It is no outcome of the command; only after several ports in vain is it."""
     seen = tmp_path / "ports"

@@ -4,13 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from each_case import each_case
 from ncclt.errors import UsageError
 from ncclt.launch.slurm import allocation
 from ncclt.launch.slurm.allocation import Allocation, NodeGroup, addresses_by_scontrol, allocation_of, expand_hostlist
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("text", "hosts"),
     [
         ("n1", "n1"),
@@ -26,13 +25,15 @@ def test_hostlists_are_expanded_as_slurm_does(text, hosts):
     assert expand_hostlist(text) == tuple(hosts.split())
 
 
-@each_case("text", ["", ",", "a,", "a[", "a[]", "a[1-", "a[3-1]", "a[x]", "a]1[", "a[1]]", "a b", "a[0-99999999999]"])
+@pytest.mark.parametrize(
+    "text", ["", ",", "a,", "a[", "a[]", "a[1-", "a[3-1]", "a[x]", "a]1[", "a[1]]", "a b", "a[0-99999999999]"]
+)
 def test_other_texts_are_refused(text):
     with pytest.raises(UsageError, match="not a list of Slurm nodes"):
         expand_hostlist(text)
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("text", "count"),
     [("a[1-3]b[1-4]", 12), ("a[1-3]b[1-4],c", 0), ("a[1-12]", 12), ("a[1-13]", 0), ("a[1-7]b[1-2]", 0)],
 )

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from each_case import each_case
 from ncclt.errors import StudyStoppedError
 from ncclt.launch.slurm import follow as module
 from ncclt.launch.slurm.follow import Logs, follow
@@ -35,7 +34,7 @@ def followed(folder, answers, *, show=None, say=None):
     return exit_code, "".join(shown), "".join(said)
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("end", "exit_code"),
     [
         ("JobState=COMPLETED Reason=None ExitCode=0:0", 0),

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from each_case import each_case
 from ncclt.errors import UsageError
 from ncclt.launch.launcher import JobShape
 from ncclt.launch.slurm.allocation import Allocation, NodeGroup
@@ -36,7 +35,7 @@ def launcher(allocation=PLAIN, *, nodes=2, hosts=(), **options):
     )
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("name", "made"),
     [
         ("plain", launcher()),
@@ -60,7 +59,7 @@ def test_inherited_variables_can_be_shown():
     assert launcher().inherited == ("NCCL_BUFFSIZE", "NCCL_DEBUG")
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("config", "told"), [("TaskProlog              = /etc/prolog.sh", ", from TaskProlog=/etc/prolog.sh"),
                          ("TaskProlog              = (null)", ""), ("", "")],
 )  # fmt: skip
@@ -86,7 +85,7 @@ def test_a_step_that_ends_well_is_no_failure_whatever_it_printed(tmp_path, exit_
     assert ("ncclt: Slurm says: task 0 on n1" in result.stderr) == told
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("said", "ended", "exit_code", "not_started", "lost"),
     [
         # srun's own code is the highest of all tasks, also of those that it ended itself.
@@ -173,7 +172,7 @@ def test_shipped_files_are_read_and_leave_nothing(tmp_path):
     assert done.stdout == "word with blanks µ\n0\n"
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("script", "exit_code", "lingers_s"),
     [
         ("exit 0", 0, []),
@@ -204,7 +203,7 @@ def test_the_shell_of_a_task_is_never_ended_by_a_signal_and_lingers_after_a_fail
     assert (asked.read_text().split() if asked.exists() else []) == lingers_s
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("script", "sent", "exit_code"),
     [
         ("echo up; exec sleep 600", signal.SIGTERM, 143),
@@ -258,7 +257,7 @@ def test_an_allocation_that_is_too_small_is_refused_at_once():
     assert create(shape=JobShape(nodes=2), environment=environment).plan(COMMAND, variables={}, timeout_s=1.0)
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("granted", "per_task", "tasks", "extra", "refused"),
     [
         ("1(x2)", "", 4, (), "has 1 CPUs on n1, too few for 4 tasks, one for each GPU"),
@@ -296,7 +295,7 @@ esac
 """
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("steps", "gone", "exit_code", "asked"),
     [
         ("", "", 0, []),

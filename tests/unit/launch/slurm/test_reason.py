@@ -1,6 +1,7 @@
 """What Slurm says about a failed step; the texts are those of a real Slurm 22.05 where not noted otherwise."""
 
-from each_case import each_case
+import pytest
+
 from ncclt.launch.slurm.reason import StepFailure, step_failure
 
 RANK_FAILED = """\
@@ -32,7 +33,7 @@ srun: error: n1: tasks 0-1: Exited with exit code 2
 """
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("ending", "exit_code"),
     [
         ("Exited with exit code 7", 7),
@@ -57,7 +58,7 @@ def test_a_signal_is_told_as_such_where_the_shell_of_a_task_has_seen_it():
     )
 
 
-@each_case("shell", ["sh: 1: ", "sh: line 1: ", "sh: "])  # dash, bash, busybox
+@pytest.mark.parametrize("shell", ["sh: 1: ", "sh: line 1: ", "sh: "])  # dash, bash, busybox
 def test_a_program_that_the_shell_of_a_task_does_not_find_is_named(shell):
     text = f"{shell}/nowhere/perf: not found\n" + RANK_FAILED
     assert step_failure(text.format(ending="Exited with exit code 127")) == StepFailure(
@@ -66,7 +67,7 @@ def test_a_program_that_the_shell_of_a_task_does_not_find_is_named(shell):
     assert step_failure(text.format(ending="Exited with exit code 3")).reason.startswith("task 1 on n2")
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("text", "begins", "exit_code"),
     [
         (NODE_FAILED, "a node failed (srun: error: Node failure on n2)", -15),
@@ -108,7 +109,7 @@ def test_long_lines_are_cut_and_made_printable():
     assert step_failure(line[:300]).not_started == f"{shown[:-1]}x"
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("cause", "meaning", "lost"),
     [
         ("DUE TO PREEMPTION", "Slurm took the nodes for another job", True),

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from each_case import each_case
 from ncclt.errors import UsageError
 from ncclt.launch.launcher import JobShape
 from ncclt.launch.slurm.sbatch import BatchRequest, node_local_folder, plan_batch, submit, submit_and_follow
@@ -67,7 +66,7 @@ def test_golden_script(name, changes):
     assert text == path.read_text()
 
 
-@each_case("told", ["--exclusive=user", "--oversubscribe", "-s", "--share"])
+@pytest.mark.parametrize("told", ["--exclusive=user", "--oversubscribe", "-s", "--share"])
 def test_whole_nodes_are_asked_for_unless_told_otherwise(told):
     """Studies that share nodes measure each other."""
     assert "#SBATCH --exclusive\n" in plan_batch(request()).script
@@ -118,7 +117,7 @@ def test_without_waiting_the_job_is_named_and_left(tmp_path):
     assert said == ["ncclt: submitted job 42; its output: /home/ana/my studies/ncclt-bert-42.out\n"]
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("path", "where"),
     [
         ("/tmp/ncclt.db", "is on / (ext4)"),

@@ -1,6 +1,7 @@
 """Where the ranks meet: at the host that ssh connects to, as it says itself; its place is taken by a script."""
 
-from each_case import each_case
+import pytest
+
 from ncclt.launch.launcher import JobShape
 from ncclt.launch.ssh.launcher import create
 
@@ -10,7 +11,7 @@ echo "$*" >"{asked}"
 """
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("says", "address"),
     [
         ("printf 'host first\\nuser me\\nhostname 10.0.0.7\\nport 22\\n'", "10.0.0.7"),

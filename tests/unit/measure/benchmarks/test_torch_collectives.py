@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from each_case import each_case
 from ncclt.core.message import DTYPE_SIZES, Collective, Message
 from ncclt.errors import BenchmarkError, UsageError
 from ncclt.measure.benchmarks.benchmark import CommandOutput
@@ -73,7 +72,7 @@ def test_the_worker_takes_the_command(tmp_path):
         assert (parsed.collective, parsed.group_size, parsed.across) == (message.collective, 8, message.spans_nodes)
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("collective", "dtype", "size_bytes", "word"),
     [
         ("all_reduce", "float32", 16_931_912, "all_reduce:float32:4232978:8"),
@@ -110,7 +109,7 @@ def test_a_group_without_peers_is_refused(group_size):
         TorchCollectives().commands([_message(group_size=group_size)], folder=None)
 
 
-@each_case(
+@pytest.mark.parametrize(
     "options",
     [{"backend": "mpi"}, {"beside": "conv"}, {"budget_s": 0}, {"timeout_s": float("inf")}, {"budget_s": float("nan")}],
 )
@@ -194,7 +193,7 @@ def test_wrong_data_before_an_early_end_are_wrong_data(tmp_path):
     assert reading.failed_check == "5 elements came out wrong, then: RuntimeError: gone"
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("benchmark", "changes", "reason"),
     [
         (TorchCollectives(), {"measurements": []}, "no time for all_reduce 4 KiB float32"),

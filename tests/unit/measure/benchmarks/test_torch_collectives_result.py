@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from each_case import each_case
 from ncclt.errors import BenchmarkError
 from ncclt.measure.benchmarks.torch_collectives_result import VERSION, failed_rank, find_result, parse_result
 from ncclt.measure.benchmarks.torch_worker import ncclt_torch_worker
@@ -110,7 +109,7 @@ def test_two_results_are_told(capsys):
         find_result(printed)
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("printed", "reason"),
     [
         ("", "it printed nothing"),
@@ -144,7 +143,7 @@ def test_a_document_is_read():
     assert result.environment == {"backend": "gloo"}
 
 
-@each_case(
+@pytest.mark.parametrize(
     "text",
     [
         "",

@@ -2,7 +2,6 @@
 
 import pytest
 
-from each_case import each_case
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Rule
@@ -38,7 +37,7 @@ def test_what_was_applied_is_remembered_and_nothing_else():
     assert attested.lacks(FORCE, [message(), message(Collective.ALL_GATHER)])
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("lines", "reason"),
     [
         ([], "the tuner plugin took no part: NCCL did not load it"),

@@ -8,7 +8,8 @@ import os
 from itertools import product
 from pathlib import Path
 
-from each_case import each_case
+import pytest
+
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective
@@ -51,7 +52,7 @@ def rows(cluster):
                 before = now
 
 
-@each_case("machine", MACHINES)
+@pytest.mark.parametrize("machine", MACHINES)
 def test_what_is_predicted_and_chosen(machine):
     path = GOLDEN / f"{machine}.txt"
     lines = []

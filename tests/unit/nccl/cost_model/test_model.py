@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from each_case import each_case
 from ncclt.core.algorithms import Algorithm, Protocol, available_algorithms, available_protocols
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective
@@ -57,7 +56,7 @@ def test_a_tree_over_two_nodes_may_use_twice_the_bandwidth_of_a_ring_and_over_fo
     assert four.tree_gbps == four.ring_gbps
 
 
-@each_case(("gpus", "algorithm"), [(2, "ring"), (4, "ring"), (6, "nvls"), (8, "nvls")])
+@pytest.mark.parametrize(("gpus", "algorithm"), [(2, "ring"), (4, "ring"), (6, "nvls"), (8, "nvls")])
 def test_nvls_is_chosen_for_large_messages_on_6_and_8_gpus_of_an_h100_node_as_recorded(gpus, algorithm):
     """waynehacking8/nccl-collectives-bench: the default equals the forced ring on 2 and 4, the forced NVLS on 6."""
     node = DGX_H100.sized(nodes=1, gpus_per_node=gpus)
@@ -66,7 +65,7 @@ def test_nvls_is_chosen_for_large_messages_on_6_and_8_gpus_of_an_h100_node_as_re
     assert choice.algorithm == algorithm
 
 
-@each_case(("size", "protocol"), [(8, "ll"), (65536, "ll"), (524288, "simple"), (1 << 27, "simple")])
+@pytest.mark.parametrize(("size", "protocol"), [(8, "ll"), (65536, "ll"), (524288, "simple"), (1 << 27, "simple")])
 def test_two_l40s_move_from_ll_to_simple_where_they_were_recorded_to(size, protocol):
     """CS244C data: NCCL_PROTO unset follows LL up to 128 KiB and Simple from 256 KiB; LL128 is off over PCIe."""
     choice = nccl_choice(AR, size, L40S)
@@ -127,7 +126,7 @@ def test_forced_threads_are_clamped_as_nccl_does():
     assert [threads(v) for v in (256, 100, 4096, 32)] == [256, 512, 512, 64]
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("size", "spans", "shape"),
     [
         (0, False, (2, 8)),

@@ -1,9 +1,9 @@
 """Single lines of NCCL's debug log, in the forms of its versions."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from each_case import each_case
 from ncclt.nccl.log.calls import (
     NOWHERE,
     LineOrigin,
@@ -20,7 +20,7 @@ CALL = (
 )
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("before", "origin"),
     [
         ("gpu1:77:78 [3] NCCL INFO ", LineOrigin("gpu1", "77", "3")),
@@ -60,19 +60,19 @@ def test_two_calls_on_one_line_keep_their_origins():
     assert [call.origin.host for call in coll_lines(line)] == ["a", "0x2b"]
 
 
-@each_case("cut", [10, 60, len(CALL) - 25])
+@pytest.mark.parametrize("cut", [10, 60, len(CALL) - 25])
 def test_cut_calls_are_not_guessed(cut):
     """A count may be cut in the middle of its digits, so nothing of the line is used."""
     assert list(coll_lines(CALL[:cut])) == []
 
 
-@each_case("text", ["count -77", "count 7e3", "count 0x77", "count nan", "count " + "9" * 30])
+@pytest.mark.parametrize("text", ["count -77", "count 7e3", "count 0x77", "count nan", "count " + "9" * 30])
 def test_impossible_counts_are_no_calls(text):
     """Negative, not whole, or longer than 64 bits."""
     assert list(coll_lines(CALL.replace("count 77", text))) == []
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("line", "operation", "size", "choice", "full"),
     [
         ("2048 Bytes -> Algo 1 proto 2 time 12.5", "", "2048", "RING/SIMPLE", True),

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from each_case import each_case
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective
@@ -88,7 +87,7 @@ def test_where_nobody_tells_the_nodes_the_hosts_of_all_ranks_count():
         log("a")  # rank 1 may be anywhere
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("texts", "said"),
     [
         (["NCCL version 2.29.2", start(0, 2), shape(2, 1)], "log holds no table"),

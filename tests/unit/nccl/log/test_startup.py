@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from each_case import each_case
 from ncclt.errors import InputError
 from ncclt.nccl.log import startup
 from ncclt.nccl.log.startup import LogReader
@@ -25,7 +24,7 @@ def _init(rank, *, state="START", ranks=2, dev=0, comm="0xa", id="0xc0", bus="18
     return INIT.format(comm=comm, rank=rank, ranks=ranks, dev=dev, bus=bus, id=id, state=state)
 
 
-@each_case(
+@pytest.mark.parametrize(
     "prefix",
     [
         "node7:12:34 [3] ",
@@ -116,7 +115,7 @@ def test_a_thread_starts_one_communicator_after_the_other():
     ]
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("line", "kind", "words"),
     [
         ("Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read", "P2P/CUMEM", ("0", "1")),

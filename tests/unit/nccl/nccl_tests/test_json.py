@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from each_case import each_case
 from ncclt.errors import BenchmarkError
 from ncclt.nccl.nccl_tests.json import parse_json
 
@@ -66,15 +65,15 @@ def test_only_the_ranks_of_the_first_group_are_counted():
     assert parse_json(json.dumps(document)).ranks == 8
 
 
-@each_case("name", sorted(SAMPLES))
+@pytest.mark.parametrize("name", sorted(SAMPLES))
 def test_the_environment_is_never_kept(name):
     """The file holds every variable of the run, secrets too."""
     assert "do-not-keep-me" in SAMPLES[name]
     assert "do-not-keep-me" not in repr(dataclasses.asdict(parse_json(SAMPLES[name])))
 
 
-@each_case("name", sorted(SAMPLES))
-@each_case("share", [0.0, 0.01, 0.3, 0.7, 0.99])
+@pytest.mark.parametrize("name", sorted(SAMPLES))
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.7, 0.99])
 def test_a_cut_file_says_so(name, share):
     """A run that was ended leaves half a file."""
     text = SAMPLES[name].strip()
@@ -82,7 +81,7 @@ def test_a_cut_file_says_so(name, share):
         parse_json(text[: int(len(text) * share)])
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("text", "reason"),
     [
         ("[1, 2]", "not a JSON object"),

@@ -1,13 +1,13 @@
 """Why nothing was measured."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from each_case import each_case
 from ncclt.nccl.nccl_tests.reason import failure_reason
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("text", "reason"),
     [
         ("all_reduce_perf: invalid option -- 'J'\nUSAGE: all_reduce_perf \n", "does not know one of the options"),

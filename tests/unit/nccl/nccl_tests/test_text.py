@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from each_case import each_case
 from ncclt.errors import BenchmarkError
 from ncclt.nccl.nccl_tests.text import parse_text
 
@@ -154,7 +153,9 @@ def test_a_run_that_ended_early_has_no_footer():
     assert test.avg_busbw_gbps is None
 
 
-@each_case("text", ["", "\n\n", HEADER, ROW, "# nThread 1\n", f"{HEADER}\n-8 2 float sum -1 1 1 1 0 1 1 1 0"])
+@pytest.mark.parametrize(
+    "text", ["", "\n\n", HEADER, ROW, "# nThread 1\n", f"{HEADER}\n-8 2 float sum -1 1 1 1 0 1 1 1 0"]
+)
 def test_nothing_measured_is_an_error(text):
     """No header, no row, or nothing at all."""
     with pytest.raises(BenchmarkError) as caught:
@@ -179,7 +180,7 @@ def test_mutated_text_raises_nothing_else(data):
     assert all(row.size_bytes >= 0 for test in found for row in test.rows)
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("columns", "head", "redop", "root"),
     [
         ("redop", "", "", None),  # alltoall before 2.10, as SuperBench publishes it

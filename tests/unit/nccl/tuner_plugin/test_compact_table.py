@@ -7,7 +7,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from each_case import each_case
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.errors import InputError
 from ncclt.nccl.tuner_plugin.compact_table import MOST_BYTES, decode_table, encode_table, table_environment
@@ -107,7 +106,7 @@ def test_damage_is_found_by_both(plugin, data):
     assert not told["table"]
 
 
-@each_case(
+@pytest.mark.parametrize(
     "compact",
     [
         "1:r:2.28.9:16.2::cbf29ce484222325", "2:r:2.28.9:16.2:16.2ARL:0000000000000000", "1:r:x:16.2:16.2ARL:",
@@ -122,7 +121,7 @@ def test_broken_word_is_refused_by_both(plugin, compact):
     assert plugin.describe({"NCCLT_TABLE": compact, "NCCLT_POLICY": None})["problem"]
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("text", "why"),
     [
         ("", "not a table of ncclt"),

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from each_case import each_case
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective
 from ncclt.core.nccl_version import NcclVersion
@@ -130,7 +129,7 @@ def named(plugin, path, **variables):
     return plugin.communicator(ranks=8, nodes=1, environ=environ)
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("make", "why"),
     [
         (lambda path: path.mkdir(), "it is a folder"),
@@ -145,13 +144,13 @@ def test_table_that_is_no_file_fails_init_and_does_not_hang(plugin, tmp_path, ma
     assert why in refusal(named(plugin, tmp_path / "table"))
 
 
-@each_case("api", [2, 3, 4, 5, 6, 7])
+@pytest.mark.parametrize("api", [2, 3, 4, 5, 6, 7])
 def test_every_api_fails_init(plugin, tmp_path, api):
     environ = {"NCCLT_POLICY": str(tmp_path / "gone"), "NCCLT_TABLE": None}
     assert "No such file" in refusal(plugin.communicator(api=api, ranks=8, nodes=1, environ=environ))
 
 
-@each_case(("mode", "why"), [(0o664, "chmod go-w"), (0o646, "chmod go-w"), (0o644, "")])
+@pytest.mark.parametrize(("mode", "why"), [(0o664, "chmod go-w"), (0o646, "chmod go-w"), (0o644, "")])
 def test_table_that_others_can_write_is_refused(plugin, tmp_path, mode, why):
     path = tmp_path / "table"
     path.write_text(GOOD)

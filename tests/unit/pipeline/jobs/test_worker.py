@@ -4,7 +4,6 @@ import stat
 
 import pytest
 
-from each_case import each_case
 from ncclt.core.life import Action
 from ncclt.core.tuning_job import JobResult, JobState, JobStatus, TuningJob
 from ncclt.errors import StudyStoppedError
@@ -55,7 +54,7 @@ def test_a_job_that_has_killed_workers_fails(result_of):
     )  # fmt: skip
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("arguments", "environ", "expected"),
     [
         (("--launcher", "slurm"), {}, True),

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from each_case import each_case
 from ncclt.core.message import Collective, Message
 from ncclt.errors import BenchmarkError, NotFoundError, UsageError
 from ncclt.measure.benchmarks import BENCHMARKS, benchmark_module, benchmark_modules
@@ -142,7 +141,7 @@ def test_wrong_neighbours_make_an_interpolated_size_wrong():
     assert reading.is_wrong
 
 
-@each_case("collective", list(Collective))
+@pytest.mark.parametrize("collective", list(Collective))
 def test_each_collective_has_its_program(collective):
     """Names of nccl-tests differ from ours for two of them."""
     (command,) = NcclTests().commands([message(collective)], folder=None)
@@ -150,7 +149,7 @@ def test_each_collective_has_its_program(collective):
     assert command.argv[0] == expected.get(collective, f"{collective}_perf")
 
 
-@each_case(
+@pytest.mark.parametrize(
     "wanted", [message(dtype="int16"), message(group_size=0), message(group_size=3)], ids=["dtype", "unknown", "odd"]
 )
 def test_what_cannot_be_measured_is_refused(wanted):
@@ -166,7 +165,7 @@ def test_processes_with_several_gpus_cannot_send_alone():
         NcclTests(processes=2, gpus_per_process=8).commands([message(group_size=4)], folder=None)
 
 
-@each_case("options", [{"warmup": 1}, {"iterations": 0}, {"processes": 0}, {"max_commands": 0}])
+@pytest.mark.parametrize("options", [{"warmup": 1}, {"iterations": 0}, {"processes": 0}, {"max_commands": 0}])
 def test_numbers_that_make_no_sense_are_refused(options):
     """The first calls connect the ranks, so 1 warm-up is too few."""
     with pytest.raises(UsageError):
@@ -208,7 +207,7 @@ def test_a_small_size_is_rounded_up_not_to_nothing():
         read(row(size=0), tiny, sweep=("-b", "64", "-e", "64"))
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("text", "reason"),
     [
         (row(size=2048), "no row for all_reduce 1 KiB"),

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from each_case import each_case
 from ncclt.core.message import Collective
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.errors import UsageError
@@ -57,7 +56,7 @@ def test_a_letter_with_another_meaning_is_not_used(build):
     assert not detect(build(OTHER_I)).per_iteration
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("release", "json", "cycles", "per_iteration"),
     [("2.10.0", False, False, False), ("2.13.10", False, True, False), ("2.17.3", True, True, False),
      ("2.19.6", True, True, True)],
@@ -93,7 +92,7 @@ def test_programs_on_the_compute_nodes_alone_are_asked_there():
     assert asked == [("/only/there/all_reduce_perf_mpi", "-h")]
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("output", "reason"),
     [
         (CommandOutput(exit_code=127, stdout="", stderr="sh: 1: all_reduce_perf: not found"), "is not where it would"),

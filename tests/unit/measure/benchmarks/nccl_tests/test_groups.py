@@ -4,7 +4,6 @@ import re
 
 import pytest
 
-from each_case import each_case
 from ncclt.core.message import Collective, Message
 from ncclt.errors import UsageError
 from ncclt.measure.benchmarks.nccl_tests.benchmark import group_variables
@@ -29,8 +28,8 @@ def colours(variables, world_size):
     return [rank % int(number) if operation == "MOD" else rank // int(number) for rank in range(world_size)]
 
 
-@each_case("features", [LEAST, OLD], ids=["split", "mask"])
-@each_case("size", [2, 4, 8])
+@pytest.mark.parametrize("features", [LEAST, OLD], ids=["split", "mask"])
+@pytest.mark.parametrize("size", [2, 4, 8])
 def test_groups_of_a_node_are_neighbours(features, size):
     """16 ranks on 2 nodes: no group reaches over both."""
     found = colours(group_variables(message(size), world_size=16, features=features), 16)
@@ -39,8 +38,8 @@ def test_groups_of_a_node_are_neighbours(features, size):
         assert ranks == list(range(ranks[0], ranks[0] + size))
 
 
-@each_case("features", [LEAST, OLD], ids=["split", "mask"])
-@each_case(("size", "ranks"), [(2, [0, 8]), (4, [0, 4, 8, 12]), (8, [0, 2, 4, 6, 8, 10, 12, 14])])
+@pytest.mark.parametrize("features", [LEAST, OLD], ids=["split", "mask"])
+@pytest.mark.parametrize(("size", "ranks"), [(2, [0, 8]), (4, [0, 4, 8, 12]), (8, [0, 2, 4, 6, 8, 10, 12, 14])])
 def test_groups_across_nodes_take_equal_places(features, size, ranks):
     """As data parallelism beside tensor parallelism does."""
     found = colours(group_variables(message(size, spans_nodes=True), world_size=16, features=features), 16)
@@ -52,7 +51,7 @@ def test_the_whole_job_needs_no_variable():
     assert group_variables(message(16), world_size=16, features=NcclTestsFeatures(split=False)) == ()
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("size", "world_size", "features"),
     [
         (3, 16, LEAST),

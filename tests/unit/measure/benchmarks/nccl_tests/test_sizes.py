@@ -1,9 +1,9 @@
 """Within a limit of runs the most important sizes are measured, and the others lie between measured ones."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from each_case import each_case
 from ncclt.measure.benchmarks.nccl_tests.sizes import Sizes, plan_runs
 
 ODD = Sizes(wanted=(50_000_012, 3_000_004, 700_000, 33_333_332, 1_000_000, 16_000_036), alignment=4)
@@ -51,7 +51,7 @@ def test_each_size_has_exactly_one_run_that_reaches_around_it(sizes, limit):
     assert len(runs) <= max(limit, 1)
 
 
-@each_case("limit", [1, 2, 3])
+@pytest.mark.parametrize("limit", [1, 2, 3])
 def test_no_run_is_empty(limit):
     """A run without a message would cost a start for nothing."""
     (runs,) = plan_runs([ODD], max_runs=limit)

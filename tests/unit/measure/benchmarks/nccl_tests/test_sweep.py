@@ -3,10 +3,10 @@
 import json
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from each_case import each_case
 from ncclt.core.message import Collective
 from ncclt.measure.benchmarks.nccl_tests.sweep import (
     Sweep,
@@ -20,7 +20,7 @@ from ncclt.measure.benchmarks.nccl_tests.sweep import (
 ROOT = Path(__file__).parents[5]
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("sizes", "arguments"),
     [
         ([1024], [("-b", "1024", "-e", "1024")]),

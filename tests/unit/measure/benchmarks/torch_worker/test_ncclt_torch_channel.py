@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from each_case import each_case
 from ncclt.measure.benchmarks.torch_worker import ncclt_torch_channel as channel
 from ncclt.measure.benchmarks.torch_worker.ncclt_torch_channel import Channel, ChannelError, GoneError
 from ncclt.measure.persistent.commands import CHANNEL, SESSION
@@ -148,7 +147,7 @@ def test_nobody_makes_us_keep_an_endless_line(monkeypatch):
             rank.receive(PATIENCE_S)
 
 
-@each_case("tampering", ["changed", "again", "left out", "unsigned", "no list", "other way"])
+@pytest.mark.parametrize("tampering", ["changed", "again", "left out", "unsigned", "no list", "other way"])
 def test_a_line_that_the_other_end_has_not_written_so_is_noticed(tampering):
     with proven() as (controller, rank):
         lines = []

@@ -5,8 +5,6 @@ import statistics
 
 import pytest
 
-from each_case import each_case
-
 torch = pytest.importorskip("torch")
 
 from ncclt.measure.benchmarks.torch_worker import ncclt_torch_measuring as measuring  # noqa: E402  after the skip
@@ -48,8 +46,8 @@ def _carry_out(collective, payloads):
         payload._received.copy_(received)
 
 
-@each_case("dtype", DTYPES)
-@each_case("collective", COLLECTIVES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("collective", COLLECTIVES)
 def test_what_is_expected_is_what_the_collective_does(collective, dtype):
     """Element for element, in each dtype."""
     payloads = _payloads(collective, dtype=dtype)
@@ -58,7 +56,7 @@ def test_what_is_expected_is_what_the_collective_does(collective, dtype):
     assert [payload.wrong() for payload in payloads] == [0] * 4
 
 
-@each_case("collective", COLLECTIVES)
+@pytest.mark.parametrize("collective", COLLECTIVES)
 def test_nothing_sent_is_wrong_everywhere(collective):
     """Where nothing arrived each rank that should have got something says so."""
     getting = 1 if collective == "reduce" else 3 if collective == "broadcast" else 4
@@ -66,8 +64,8 @@ def test_nothing_sent_is_wrong_everywhere(collective):
     assert sum(payload.wrong() > 1000 for payload in _payloads(collective)) == getting
 
 
-@each_case("offset", [1, 2, 64, 1024, 4096, 1 << 16])
-@each_case("collective", COLLECTIVES)
+@pytest.mark.parametrize("offset", [1, 2, 64, 1024, 4096, 1 << 16])
+@pytest.mark.parametrize("collective", COLLECTIVES)
 def test_data_that_land_elsewhere_are_noticed(collective, offset):
     """Also a power of two away, as a wrong chunk or channel would put them."""
     payloads = _payloads(collective, elements=1 << 17)
@@ -77,7 +75,7 @@ def test_data_that_land_elsewhere_are_noticed(collective, offset):
     assert payloads[0].wrong() > 1000
 
 
-@each_case("ranks", [2, 8, 64, 512, 5000])
+@pytest.mark.parametrize("ranks", [2, 8, 64, 512, 5000])
 def test_sums_are_exact_in_every_dtype_and_order(ranks):
     """Bfloat16 has 8 bits and int8 has 7; a rank that is left out or counted twice shows."""
     table, sums = measuring.number_tables(ranks)
@@ -98,7 +96,7 @@ def test_a_few_and_many_parts_of_a_message_word():
             measuring.MeasuredMessage.parse(word)
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("samples", "settled"),
     [
         ([100.0] * 7, False),
@@ -174,7 +172,7 @@ def test_no_batch_is_begun_that_would_outlast_the_budget(monkeypatch):
     assert len(samples) > 8
 
 
-@each_case(("enough_us", "samples"), [(None, 256), (30.0, 256), (12.0, 8)])
+@pytest.mark.parametrize(("enough_us", "samples"), [(None, 256), (30.0, 256), (12.0, 8)])
 def test_what_is_slower_than_it_should_be_gets_a_first_batch(enough_us, samples, monkeypatch):
     """Times of 15 µs that never settle: from 12 µs on nobody wants to know them better."""
     monkeypatch.setattr(measuring, "_times_on_host", lambda _call, count: [15.0] * count)
@@ -188,7 +186,7 @@ def test_what_is_slower_than_it_should_be_gets_a_first_batch(enough_us, samples,
 USUAL = (measuring.WARMUP_CALLS, measuring.FIRST_BATCH)
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("enough_us", "first_us", "second_us", "counts", "calls"),
     [
         (None, 9e6, 9e6, USUAL, 0),  # nobody knows what it should take

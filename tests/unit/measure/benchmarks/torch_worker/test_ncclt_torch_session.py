@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from each_case import each_case
 from ncclt.measure.benchmarks.torch_worker import ncclt_torch_session as session
 from ncclt.measure.benchmarks.torch_worker import ncclt_torch_worker as worker
 from ncclt.nccl.tuner_plugin.build import compiler
@@ -73,7 +72,7 @@ def test_the_default_is_what_nccls_own_files_say_and_not_unset(rank, tmp_path, m
     assert after == {"NCCL_BUFFSIZE": "8388608", "NCCL_NTHREADS": "128", "NCCL_ALGO": None}
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("named", "found"),
     [
         (False, {"NCCL_ALGO": "Ring", "NCCL_BUFFSIZE": "4194304", "NCCL_DEBUG ": " x=y\r"}),

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from each_case import each_case
 from ncclt.measure.benchmarks.torch_collectives import MEASURING, WORKER
 from ncclt.measure.benchmarks.torch_worker import ncclt_torch_worker as worker
 
@@ -35,7 +34,7 @@ def test_the_shipped_files_need_python_3_9_and_pytorch_alone(file):
     assert {name.split(".")[0] for name in imported} - set(sys.stdlib_module_names) == {"torch"}
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("environ", "expected"),
     [
         (TORCHRUN, (3, 8, 1, "node 1")),
@@ -57,7 +56,7 @@ def test_a_rank_finds_its_place(environ, expected, monkeypatch):
     assert (place.rank, place.world_size, place.local_rank, place.node) == expected
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("environ", "reason"),
     [({}, "no launcher"), (MASTER, "no launcher"), (BATCH_SCRIPT | MASTER, "no launcher"), (SLURM, "MASTER_ADDR")],
 )
@@ -141,7 +140,7 @@ def test_equal_ranks_may_go_on():
     assert job["hosts"] == ["host-a", "host-b", "host-a"]
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("other", "problem"),
     [
         (_facts("b", NCCL_ALGO="Tree"), "NCCL_ALGO is Ring on rank 0 and Tree on rank 1 on host-b: NCCL would hang"),
@@ -155,7 +154,7 @@ def test_ranks_that_differ_may_not_go_on(other, problem):
     assert worker.examine([_facts("a", NCCL_ALGO="Ring"), other])["problem"].startswith(problem)
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("nodes", "group_size", "across", "groups"),
     [
         ([[0, 1], [2, 3]], 4, True, [[0, 1, 2, 3]]),
@@ -173,7 +172,7 @@ def test_the_world_is_cut_as_a_training_cuts_it(nodes, group_size, across, group
     assert worker.plan_groups(nodes, group_size, across) == groups
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("nodes", "group_size", "across"),
     [
         ([[0, 1]], 3, False),
@@ -252,7 +251,7 @@ def test_a_process_without_rank_ends_with_a_reason(monkeypatch, capsys):
     assert re.search(r"^ncclt: rank 0 on \S+ failed after \d+\.\d{6} s: no launcher has given", captured.err)
 
 
-@each_case(
+@pytest.mark.parametrize(
     ("rank", "error", "code", "said"),
     [
         (0, worker.RefusedError("no memory"), 1, "no memory"),
