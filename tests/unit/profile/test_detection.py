@@ -123,6 +123,12 @@ def test_a_folder_without_traces_is_refused(tmp_path):
         read_workload(tmp_path, name="x")
 
 
+DDP = b"""Benchmark: resnet101 with batch size 32
+                            sec/iter    ex/sec      sec/iter    ex/sec      sec/iter    ex/sec
+   1 GPUs --   no ddp:  p50:  0.064s     501/s  p75:  0.064s     500/s  p90:  0.064s     499/s
+"""
+
+
 def test_known_formats_that_are_not_read_are_refused_by_name(tmp_path):
     for name, content, what, hint in (
         ("job.nsys-rep", b"\x01\x02", "a report of Nsight Systems", "nsys export --type sqlite"),
@@ -139,6 +145,8 @@ def test_known_formats_that_are_not_read_are_refused_by_name(tmp_path):
         ("rank.0.et", b"\x07\x0a\x050.0.4", "a Chakra trace in protobuf", "ExecutionTraceObserver"),
         ("chakra", b"\x07\x0a\x050.0.4", "a Chakra trace in protobuf", "ExecutionTraceObserver"),
         ("coll", b'{"CT_pastColls": [{"opName": "AllReduce"}]}', "a collective trace of NCCLX", "NCCL_DEBUG=INFO"),
+        ("ddp.txt", DDP, "a table of step times", "ncclt profile record"),
+        ("ddp.json", b'{"bucket_size": 25, "benchmark_results": []}', "a table of step times", "ncclt verify"),
         ("traces", b"PK\x03\x04....", "compressed with zip", "unzip traces"),
         ("traces", b"\x28\xb5\x2f\xfd....", "compressed with zstd", "zstd -d traces"),
         ("log", "# nThread 1".encode("utf-16"), "text in UTF-16", "iconv -f UTF-16"),
@@ -181,3 +189,14 @@ def test_newer_formats_are_named_as_newer(tmp_path):
         path.write_text(json.dumps({"version": version, "pg_config": groups, "entries": [entry]}))
         notes = read_workload(path, name="x").provenance.notes
         assert any(note.startswith(f"format {version} is newer than 2.10") for note in notes) is is_new
+    path.write_text(json.dumps({"version": "3.0", "pg_config": groups, "entries": [{**entry, "profiling_name": "?"}]}))
+    with pytest.raises(TraceError, match=r"format 3\.0 is newer than 2\.10"):
+        read_workload(path, name="x")
+    timing = {"time": 50.0, "alg_bw": 20.97, "bus_bw": 36.7, "nwrong": 0}
+    row = {"size": 1 << 20, "count": 1 << 18, "type": "float", "redop": "sum", "root": -1, "in_place": timing}
+    config = {"nthreads": 1, "ngpus": 8, "devices": [{"group": 0}]}
+    for version, is_new in ((3, False), (4, True)):
+        document = {"version": version, "args": ["all_reduce_perf"], "config": config, "results": [row]}
+        path.write_text(json.dumps(document))
+        notes = read_workload(path, name="x").provenance.notes
+        assert any(note.startswith("format 4 is newer than 3") for note in notes) is is_new

@@ -61,6 +61,14 @@ _FORMATS: tuple[tuple[str, re.Pattern[str], re.Pattern[bytes], str], ...] = (
         _NCCL_LOG,
     ),
     (
+        "a table of step times, without messages",
+        _NEVER,
+        # PyTorch's benchmarks/distributed/ddp/benchmark.py prints `2 GPUs -- 1M/2G: p50: 0.066s 486/s p75: …`.
+        re.compile(rb'[\0-\xff]{0,65536}?(?:\bp50\b[^\n]{0,80}\bp(?:75|9[059])\b|"benchmark_results")'),
+        "record what the job sends: ncclt profile record --name NAME -- COMMAND; to compare step times with and "
+        "without the policy: ncclt verify -- COMMAND",
+    ),
+    (
         "compressed with zip",
         _NEVER,
         re.compile(rb"PK\x03\x04"),

@@ -53,7 +53,8 @@ def test_the_version_of_nccl_is_read():
 def test_a_newer_version_is_read_as_well():
     """Fields have only ever been added, so waiting for an update of ncclt would help nobody."""
     text = SAMPLES["nccl_tests_v3"]
-    assert parse_json(text.replace('"version": 3', '"version": 4', 1)).rows == parse_json(text).rows
+    newer = parse_json(text.replace('"version":3', '"version":4', 1))
+    assert (newer.rows, newer.file_version) == (parse_json(text).rows, 4)
 
 
 def test_only_the_ranks_of_the_first_group_are_counted():
@@ -86,7 +87,8 @@ def test_a_cut_file_says_so(name, share):
     [
         ("[1, 2]", "not a JSON object"),
         ("hello", "not JSON"),
-        ('{"version": 4}', "no rows"),
+        ('{"version": 4}', "version 4 .* is newer than 3"),
+        ('{"version": 4, "results": [{"bytes": 8}]}', "version 4 .* is newer than 3"),
         ('{"version": "new", "results": []}', "not a result file of nccl-tests"),
         ("{}", "not a result file of nccl-tests"),
         ('{"version":3,"results":[],"errors":["unhandled cuda error"]}', "unhandled cuda error"),

@@ -16,6 +16,9 @@ from ncclt.errors import BenchmarkError
 from ncclt.nccl.nccl_tests.form import find_collective
 from ncclt.nccl.nccl_tests.result import NcclTest, NcclTestRow, NcclTestTiming, count_hosts
 
+NEWEST = 3
+"""The newest version of the file that ncclt knows."""
+
 _BARE_NUMBER = re.compile(r"(?<=[:,\[])(\s*)-?(?:inf|nan)(?=\s*[,}\]])")
 
 
@@ -23,18 +26,22 @@ def parse_json(text: str) -> NcclTest:
     """Read one result file.
 
     Raises:
-        BenchmarkError: the file is cut off, of another kind, or without rows.
+        BenchmarkError: the file is cut off, of another kind, without rows, or of a newer version that reads otherwise.
     """
     document = _load(text)
+    version = 0
     try:
-        # Newer versions are read as well: fields have only ever been added.
-        int(document["version"])
+        version = int(document["version"])
         test = _test(document)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        if version > NEWEST:
+            raise _newer(version, f"{type(error).__name__}: {error}"[:300]) from error
         raise BenchmarkError(
             f"this is not a result file of nccl-tests: {type(error).__name__}: {error}"[:300],
             hint="give the file written with -J",
         ) from error
+    if not test.rows and version > NEWEST and "results" not in document:
+        raise _newer(version, "it has no results")
     if not test.rows:
         errors = [str(e) for e in document.get("errors") or [] if e] if isinstance(document.get("errors"), list) else []
         raise BenchmarkError(
@@ -42,6 +49,13 @@ def parse_json(text: str) -> NcclTest:
             hint="look at what it printed",
         )
     return test
+
+
+def _newer(version: int, why: str) -> BenchmarkError:
+    return BenchmarkError(
+        f"version {version} of the result file of nccl-tests is newer than {NEWEST} and cannot be read: {why}",
+        hint="update ncclt, or give the table that nccl-tests prints",
+    )
 
 
 def _load(text: str) -> Mapping[str, Any]:
@@ -91,6 +105,7 @@ def _test(document: Mapping[str, Any]) -> NcclTest:
     return NcclTest(
         program=named,
         version=None,
+        file_version=int(document["version"]),
         ranks=ranks,
         rows=rows,
         collective=find_collective(named, rows, ranks),

@@ -56,6 +56,7 @@ class NcclTest:
         program: `all_reduce_perf` where the output names it.
         command: the same, from the last command line before the output; None = there is none.
         version: of nccl-tests, where the output names it.
+        file_version: of the file that `-J` writes; 0 = this is the printed table.
         ranks: of the group whose times are printed: the first one, where the job was split into groups. From the device
             lines, else from the form of the rows, else from the command line; 0 = not known.
         collective: by name or form; a word where ncclt has no message for it, None where several are possible.
@@ -85,6 +86,7 @@ class NcclTest:
     nccl: str = ""
     variables: tuple[tuple[str, str], ...] = ()
     is_ambiguous: bool = False
+    file_version: int = 0
 
 
 def count_hosts(places: Sequence[tuple[str, str]]) -> int:

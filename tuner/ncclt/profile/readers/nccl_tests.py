@@ -17,12 +17,12 @@ from ncclt.core.message import MOST_BYTES, Collective, Message, parse_dtype
 from ncclt.core.plural import count_noun
 from ncclt.core.workload import Provenance, Workload
 from ncclt.errors import BenchmarkError, InputError, TraceError
-from ncclt.nccl.nccl_tests.json import parse_json
+from ncclt.nccl.nccl_tests.json import NEWEST, parse_json
 from ncclt.nccl.nccl_tests.result import NcclTest, NcclTestRow
 from ncclt.nccl.nccl_tests.text import parse_text
 from ncclt.profile.readers.nccl_log.lines import LOGGED_CALL, check_distinct
 from ncclt.profile.readers.nccl_log.ranks import PER_RANK
-from ncclt.profile.reading import joined, known, left_out_notes, reasons, workload_of
+from ncclt.profile.reading import joined, known, left_out_notes, newer_notes, reasons, workload_of
 from ncclt.profile.source import Document, any_head, check_readable, documents, heads, read_block
 from ncclt.profile.unsupported import find_unsupported
 
@@ -84,6 +84,7 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
 
 def _notes(tests: Sequence[NcclTest], left_out: Counter[str]) -> list[str]:
     notes = ["sizes that were benchmarked, not what a training sends: one call of each, and no steps"]
+    notes += newer_notes({str(test.file_version) for test in tests}, str(NEWEST))
     if not all(test.ranks for test in tests):
         notes.append("the ranks are not listed everywhere: such messages are taken to be of the whole job")
     unnamed = sum(test.program is None for test in tests)

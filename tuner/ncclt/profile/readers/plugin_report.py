@@ -156,8 +156,10 @@ def _rows(raw: Iterator[bytes], label: str) -> Iterator[dict[str, Any]]:
 
 
 def _checked_head(row: dict[str, Any], label: str) -> dict[str, Any]:
-    if row["ncclt_plugin_report"] != _FORMAT:
-        raise TraceError(f"{label} has format {row['ncclt_plugin_report']!r}, not {_FORMAT}", hint="update ncclt")
+    if (version := row["ncclt_plugin_report"]) != _FORMAT:
+        newer = f"is newer than {_FORMAT}, the newest that ncclt knows"
+        what = newer if (whole(version) or 0) > _FORMAT else f"is not known: ncclt reads {_FORMAT}"
+        raise TraceError(f"{label}: its format {version!r} {what}", hint="update ncclt")
     numbers = ("pid", "number", "ranks", "nodes", "started_us")
     words = ("host", "communicator", "table", "fnv1a", "not_in_use", "nccl")
     rank = row.get("launch_rank")

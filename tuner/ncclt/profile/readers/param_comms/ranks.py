@@ -240,7 +240,7 @@ def _notes(ranks: Sequence[RankReading], word: str) -> list[str]:
 
 
 def _no_collectives(ranks: Sequence[RankReading]) -> TraceError:
-    left_out = sorted({note for r in ranks for note in r.notes if note.startswith("left out")})
+    left_out = sorted({note for r in ranks for note in r.notes if note.startswith(("format ", "left out"))})
     return TraceError(
         f"no collectives in {all_of([r.label for r in ranks])}: "
         f"{'; '.join(left_out) or 'not one call of a collective is recorded'}",
