@@ -24,10 +24,14 @@ def _name(path):
     return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_name)
-def test_links_point_to_files(page):
-    targets = [link for link in _LINK.findall(_FENCED.sub("", page.read_text())) if "://" not in link]
-    missing = [link for link in targets if not (page.parent / link.partition("#")[0]).exists()]
+def _links(page):
+    """Return (path, anchor) of the links of a page to this repository."""
+    links = _LINK.findall(_FENCED.sub("", page.read_text()))
+    return [(path, anchor) for path, _, anchor in (link.partition("#") for link in links if "://" not in link)]
+
+
+def test_links_point_to_files():
+    missing = [(_name(page), path) for page in PAGES for path, _ in _links(page) if not (page.parent / path).exists()]
     assert missing == []
 
 
@@ -38,12 +42,15 @@ def _anchors(page):
     return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_name)
-def test_links_point_to_headings(page):
+def test_links_point_to_headings():
     """Those of GitHub; the site knows more."""
-    links = [link.partition("#") for link in _LINK.findall(_FENCED.sub("", page.read_text())) if "://" not in link]
-    pages = [(page.parent / path if path else page, anchor) for path, _, anchor in links if anchor]
-    assert [(_name(to), anchor) for to, anchor in pages if to.suffix == ".md" and anchor not in _anchors(to)] == []
+    missing = [
+        (_name(page), path, anchor)
+        for page in PAGES
+        for path, anchor in _links(page)
+        if anchor and (to := page.parent / path if path else page).suffix == ".md" and anchor not in _anchors(to)
+    ]
+    assert missing == []
 
 
 def _entries(page):
@@ -106,36 +113,43 @@ def _examples(page):
                 yield line, words[: words.index("--")] if "--" in words else words
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "transcript.md"], ids=_name)
-def test_examples_use_commands_and_options_that_exist(page, known_options):
-    """The commands of the transcript are run."""
+@pytest.fixture(scope="module")
+def examples():
+    """Return (page, line, words) of the examples outside the transcript, whose commands are run."""
+    found = [(_name(page), *one) for page in PAGES if page.name != "transcript.md" for one in _examples(page)]
+    assert len(found) > 40
+    return found
+
+
+def test_examples_use_commands_and_options_that_exist(examples, known_options):
     wrong = []
-    for line, words in _examples(page):
+    for page, line, words in examples:
         name = " ".join(words[:2]) if " ".join(words[:2]) in known_options else words[0]
         given = {word.partition("=")[0] for word in words if word.startswith("-") and len(word) > 1}
         if name not in known_options or given - known_options[name]:
-            wrong.append(line)
+            wrong.append((page, line))
     assert wrong == []
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "transcript.md"], ids=_name)
-def test_what_was_recorded_is_asked_for_as_such(page):
+def test_what_was_recorded_is_asked_for_as_such(examples):
     """Without `--allow recorded` a job gets nothing of a recorded cluster; the transcript shows that."""
+    recorded = set(recorded_tables())
     refused = [
-        line
-        for line, words in _examples(page)
-        if words[0] in ("env", "run") and set(words) & set(recorded_tables()) and "--allow" not in words
+        (page, line)
+        for page, line, words in examples
+        if words[0] in ("env", "run") and set(words) & recorded and "--allow" not in words
     ]
     assert refused == []
 
 
-def test_the_guides_show_commands():
-    """The test above looked at some."""
-    assert sum(1 for page in PAGES for _ in _examples(page)) > 40
-
-
-@pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name != "measurements"], ids=_name)
-def test_files_that_a_page_names_exist(page):
+def test_files_that_a_page_names_exist():
     """Files of measurements are those of their day."""
-    named = set(re.findall(r"`([a-z0-9_./]+\.(?:py|c|h))`", page.read_text()))
-    assert [path for path in sorted(named) if not any((place / path).is_file() for place in PLACES)] == []
+    named = {
+        (_name(page), path)
+        for page in PAGES
+        if page.parent.name != "measurements"
+        for path in re.findall(r"`([a-z0-9_./]+\.(?:py|c|h))`", page.read_text())
+    }
+    missing = [one for one in sorted(named) if not any((place / one[1]).is_file() for place in PLACES)]
+    assert named
+    assert missing == []

@@ -50,9 +50,9 @@ def test_what_was_read_covers_the_releases_that_ncclt_is_for():
     assert all(re.fullmatch(r"[0-9a-f]{64}", sha) for wheels in KNOWN["wheels"].values() for sha in wheels.values())
 
 
-@pytest.mark.parametrize("row", CATALOGUE, ids=lambda row: row.name)
-def test_a_parameter_exists_in_the_releases_that_the_catalogue_says(row):
-    assert numbers(variable(row.variable)) == numbers(version for version in READ if row.exists_in(version))
+def test_a_parameter_exists_in_the_releases_that_the_catalogue_says():
+    said = {row.name: numbers(version for version in READ if row.exists_in(version)) for row in CATALOGUE}
+    assert {row.name: numbers(variable(row.variable)) for row in CATALOGUE} == said
 
 
 def test_no_parameter_is_declared_without_being_read():
