@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ncclt.cli.check import _with_drivers
+from ncclt.cli.check import _with_history
 from ncclt.core.cluster import Cluster, Fingerprint
 from ncclt.measure.driver import Drivers, drivers_of_nodes
 from ncclt.measure.target import Target
@@ -115,7 +115,7 @@ def test_check_asks_only_where_nccl_is_launched(
     testbed = SimpleNamespace(runner=SimpleNamespace(cluster=CLUSTER))
     target = Target(launcher=launcher, reason="test", backend=backend, python=sys.executable)
 
-    found = _with_drivers(request, store, target, testbed, new_driver=False)
+    found = _with_history(request, store, target, testbed, new_driver=False)
 
     assert (found.driver, found.driver_before) == (driver, "")
     assert said in capsys.readouterr().err

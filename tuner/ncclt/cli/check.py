@@ -57,8 +57,8 @@ def check(
     """Measure a few messages again under default and policy, and stop serving what is no longer true.
 
     A recommendation becomes stale when NCCL, driver, topology or performance have changed beyond the noise; `ncclt env`
-    then refuses it. A later check that finds nothing wrong serves it again. Exit codes: 0 = fresh, 4 = stale, 3 = there
-    is nothing to check.
+    then refuses it. A later check that finds nothing wrong serves it again, unless it could not have seen what the
+    earlier one found. Exit codes: 0 = fresh, 4 = stale, 3 = there is nothing to check.
     """
     from ncclt.core.study import Arm
     from ncclt.measure.open_testbed import open_testbed
@@ -78,7 +78,7 @@ def check(
             recommendation=published, study=study, trials=store.trials(study.id),
             points=points, blocks=blocks, tolerance=tolerance,
         )  # fmt: skip
-        request = _with_drivers(request, store, target, testbed, new_driver=new_driver)
+        request = _with_history(request, store, target, testbed, new_driver=new_driver)
         arm, served = served_arm(request.recommendation)
         if arm is Arm.TABLE:
             _require_expressible(served.policy, request, testbed)
@@ -141,15 +141,16 @@ def _require_expressible(policy: Policy, request: RecheckRequest, testbed: Testb
             )
 
 
-def _with_drivers(
+def _with_history(
     request: RecheckRequest, store: Store, target: Target, testbed: Testbed, *, new_driver: bool
 ) -> RecheckRequest:
-    """Add the driver of the nodes now and before; skip the query where nothing is launched."""
+    """Add earlier checks, and the driver of the nodes now and before; skip the query where nothing is launched."""
     from ncclt.measure.driver import Drivers, drivers_of_nodes
     from ncclt.prove.recheck import driver_before
 
     found = request.recommendation
-    before = driver_before(found, store.checks(found.id))
+    earlier = store.checks(found.id)
+    before = driver_before(found, earlier)
     here = Drivers()
     if target.is_launched and target.backend == "nccl":
         here = drivers_of_nodes(testbed.runner.cluster, target, environ=os.environ)
@@ -157,7 +158,7 @@ def _with_drivers(
             say(f"ncclt: cannot tell whether the NVIDIA driver has changed: {here.why_unknown}")
         elif not before:
             say(f"ncclt: the NVIDIA driver is {here.text}; under which one it was measured is not known")
-    return replace(request, driver=here.text, driver_before=before, driver_may_differ=new_driver)
+    return replace(request, driver=here.text, driver_before=before, driver_may_differ=new_driver, earlier=earlier)
 
 
 class _RecheckWatch:

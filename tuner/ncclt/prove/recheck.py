@@ -8,6 +8,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from ncclt.core.cluster import Fingerprint
 from ncclt.core.effort import MOST_LAUNCHES
@@ -48,6 +49,9 @@ BLOCKS = 2
 TOLERANCE = 0.10
 """Share by which a time may change between two days without a cause that a new tuning would find."""
 
+_GAIN = "gain of the policy over the default"
+_TOO_WEAK = "too weak to clear an earlier check"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecheckRequest:
@@ -62,6 +66,7 @@ class RecheckRequest:
         driver: NVIDIA's on the nodes here, separated by commas where they differ; empty = not known.
         driver_before: under which it was measured, or last found fresh; empty = not known.
         driver_may_differ: measure under another driver, instead of treating that as a reason by itself.
+        earlier: checks of this recommendation, newest first.
     """
 
     recommendation: Recommendation
@@ -73,6 +78,7 @@ class RecheckRequest:
     driver: str = ""
     driver_before: str = ""
     driver_may_differ: bool = False
+    earlier: tuple[Check, ...] = ()
 
     def __post_init__(self) -> None:
         if not 3 <= self.points <= 6:
@@ -103,7 +109,7 @@ def check(
 
     It is stale if NCCL, driver, topology or kind of node differ from those it was measured on, if a launch of the
     policy fails, or if a time of default or policy, or the gain of one over the other, has changed beyond noise and
-    tolerance.
+    tolerance. It stays stale if this check could not have seen what an earlier one found.
 
     Args:
         request: what to check.
@@ -154,11 +160,11 @@ def check(
             return _result(
                 request, [f"the policy fails: {launch.failure}"], (), launches=launches, launcher=runner.name, now=now()
             )
-    changes = _changes(request, workload, arm, before, measured, min_effect=policy_verdict.verdict.min_effect)
-    return _result(
-        request, [_sentence(c) for c in changes if c.changed], changes,
-        launches=launches, launcher=runner.name, now=now(),
-    )  # fmt: skip
+    min_effect = policy_verdict.verdict.min_effect
+    changes = _changes(request, workload, arm, before, measured, min_effect=min_effect)
+    reasons = [_sentence(c) for c in changes if c.changed]
+    reasons = reasons or _standing_reasons(request, changes, launches=launches, min_effect=min_effect)
+    return _result(request, reasons, changes, launches=launches, launcher=runner.name, now=now())
 
 
 def served_arm(found: Recommendation) -> tuple[Arm, PolicyVerdict]:
@@ -270,7 +276,7 @@ def _changes(
     now_pairs = list(zip(measured[Arm.DEFAULT], measured[arm], strict=True))
     changes = [
         compare(
-            "gain of the policy over the default",
+            _GAIN,
             [step_us(a.message_us) / step_us(b.message_us) for a, b in before],
             [step_us(a.message_us) / step_us(b.message_us) for a, b in now_pairs],
             tolerance=min_effect,
@@ -288,6 +294,35 @@ def _changes(
                 )
             )
     return tuple(changes)
+
+
+def _standing_reasons(
+    request: RecheckRequest, changes: Sequence[Change], *, launches: int, min_effect: float
+) -> list[str]:
+    """Return why earlier checks that found it stale still count, though this one found nothing; empty = they do not."""
+    standing = list(takewhile(lambda one: one.freshness is Freshness.STALE, request.earlier))
+    if not standing:
+        return []
+    now = {change.what: change for change in changes}
+    doubts: dict[str, None] = {}
+    messages = len(request.study.workload.messages)
+    if request.blocks < BLOCKS or request.tolerance > TOLERANCE or request.points < min(POINTS, messages):
+        doubts[f"give at least --points {POINTS} and --blocks {BLOCKS}, and at most --tolerance {TOLERANCE:g}"] = None
+    for one in standing:
+        if not one.changes and launches < one.launches:
+            doubts[f"{launches} launches here, {one.launches} then"] = None
+        for change in (change for change in one.changes if change.changed):
+            here, before = now.get(change.what), f"{change.what}, which changed by {(change.ratio - 1) * 100:+.1f} %"
+            if here is None:
+                doubts[f"{before}, was not measured"] = None
+                continue
+            hidden = max(here.noise, min_effect if change.what == _GAIN else request.tolerance)
+            if math.log1p(hidden) >= abs(math.log(change.ratio)):
+                doubts[f"{before}, may change by {hidden * 100:.1f} % unnoticed here"] = None
+    if not doubts:
+        return []
+    found = [reason for reason in standing[0].reasons if not reason.startswith(_TOO_WEAK)]
+    return [f"{_TOO_WEAK}: {'; '.join(doubts)}", *found]
 
 
 def _sentence(change: Change) -> str:
