@@ -94,35 +94,41 @@ def test_garbage_around_an_honest_text_costs_nothing(attack, tmp_path):
     assert judged(again.text, "export").keys() == {*FAKE.HONEST, "NCCLT_RECOMMENDATION"}
 
 
-@pytest.mark.parametrize("attack", FAKE.TEXTS)
-def test_a_job_gets_legal_values_only_whatever_the_text_holds(attack, capsys):
+def test_a_job_gets_legal_values_only_whatever_the_text_holds(capsys, subtests):
     """Through the client in every form, and through the command."""
-    with FAKE.hostile(attack) as server:
-        for form in FORMS:
-            try:
-                text = fetch(server.url, **options_of(form)).text
-            except ClientError:
+    for attack in FAKE.TEXTS:
+        with subtests.test(attack), FAKE.hostile(attack) as server:
+            for form in FORMS:
+                try:
+                    text = fetch(server.url, **options_of(form)).text
+                except ClientError:
+                    continue
+                judged(text, form)
+            words = ["--cluster", "leonardo", "--model", "bert", "--nodes", "2", "--gpus-per-node", "4"]
+            for format in ("export", "slurm-taskprolog", "json"):
+                words += ["--nccl-version", "2.28.9", "--format", format, "--server", server.url]
+                capsys.readouterr()
+                code = env.main(words)
+                out = capsys.readouterr().out
+                assert (code == 0) == bool(out)
+                if out:
+                    judged(out, format)
+
+
+def test_one_bad_pair_refuses_the_whole_answer(subtests):
+    """What was measured together is delivered together or not at all; `NCCLT_` is written here, not by a server."""
+    sent = {}
+    with serving(lambda handler: reply(body=json.dumps(FAKE.document(variables=sent)))(handler)) as server:
+        for name, value in FAKE.HOSTILE_PAIRS:
+            if name.startswith("NCCLT_"):
                 continue
-            judged(text, form)
-        words = ["--cluster", "leonardo", "--model", "bert", "--nodes", "2", "--gpus-per-node", "4"]
-        for format in ("export", "slurm-taskprolog", "json"):
-            words += ["--nccl-version", "2.28.9", "--format", format, "--server", server.url]
-            code = env.main(words)
-            out = capsys.readouterr().out
-            assert (code == 0) == bool(out)
-            if out:
-                judged(out, format)
-
-
-@pytest.mark.parametrize("pair", FAKE.HOSTILE_PAIRS, ids=lambda pair: f"{pair[0]}={pair[1][:20]!r}")
-def test_one_bad_pair_refuses_the_whole_answer(pair):
-    """What was measured together is delivered together or not at all."""
-    if pair[0].startswith("NCCLT_"):
-        pytest.skip("these are no fields of `json`: they are written here")
-    with serving(reply(body=json.dumps(FAKE.document(variables={**FAKE.HONEST, pair[0]: pair[1]})))) as server:
-        for form in ("export", "json", "slurm-taskprolog"):
-            with pytest.raises(ClientError, match="nothing that ncclt sets"):
-                fetch(server.url, **options_of(form))
+            sent = {**FAKE.HONEST, name: value}
+            for form in ("export", "json", "slurm-taskprolog"):
+                with (
+                    subtests.test(pair=(name, value), form=form),
+                    pytest.raises(ClientError, match="nothing that ncclt sets"),
+                ):
+                    fetch(server.url, **options_of(form))
 
 
 @pytest.mark.parametrize(
@@ -156,24 +162,30 @@ def test_a_real_shell_sets_the_checked_values_and_runs_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("version", "value", "good"),
-    [
+VALUES = [
         ("2.20.5", "tree", True), ("2.20.5", "ring", True), ("v2.23", "tree", True), ("22005", "tree", True),
         ("2.20.5", "allreduce:tree", False), ("2.20.5", "nvls", False),
         ("2.24.3", "tree", False), ("2.28.9", "Tree", False), (None, "tree", False), ("latest", "tree", False),
         ("2.28.9", "allreduce:tree", True), ("2.28.9", "allreduce:nvls,ring", True), (None, "allreduce:tree", True),
         ("2.31.0", "allreduce:tree", False), ("2.31.0", "ring,tree;allreduce:tree", True), ("23100", "ring", False),
         ("2.28.9", "ring,tree;allreduce:tree", True), ("2.28.9", "allreduce:tree;allreduce:ring", False),
-    ],
-)  # fmt: skip
-def test_a_list_passes_in_the_language_of_the_jobs_nccl_alone(version, value, good):
-    with serving(reply(body=json.dumps(FAKE.document(variables={"NCCL_ALGO": value})))) as server:
-        if good:
-            assert value in fetch(server.url, nccl_version=version).text
-        else:
-            with pytest.raises(ClientError, match="nothing that ncclt sets"):
-                fetch(server.url, nccl_version=version)
+]  # fmt: skip
+"""(NCCL of the job, NCCL_ALGO, whether it passes)"""
+
+
+def test_a_list_passes_in_the_language_of_the_jobs_nccl_alone(subtests):
+    sent = ""
+    with serving(
+        lambda handler: reply(body=json.dumps(FAKE.document(variables={"NCCL_ALGO": sent})))(handler)
+    ) as server:
+        for version, value, good in VALUES:
+            sent = value
+            with subtests.test(version=version, value=value):
+                if good:
+                    assert value in fetch(server.url, nccl_version=version).text
+                else:
+                    with pytest.raises(ClientError, match="nothing that ncclt sets"):
+                        fetch(server.url, nccl_version=version)
 
 
 @pytest.mark.parametrize(
