@@ -119,29 +119,24 @@ def paths(store):
     }  # fmt: skip
 
 
-PAGES = (
-    "map", "changed", "studies", "find", "cluster", "workload", "compare", "study", "trial", "recommendation", "jobs",
-    "error",
-)  # fmt: skip
-
-
 def violations(page):
     """Return what axe-core finds, each rule with the first places."""
     found = axe_api.Axe().run(page).response["violations"]
     return [(one["id"], [node["target"] for node in one["nodes"][:3]]) for one in found]
 
 
-@pytest.mark.parametrize("name", PAGES)
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1440), ("dark", 360)])
-def test_axe_finds_nothing(browser, address, paths, name, scheme, width):
+def test_axe_finds_nothing(browser, address, paths, subtests, scheme, width):
     """axe-core is injected: only for that, the page's own policy against such scripts is set aside."""
     size = {"width": width, "height": 900}
     with opened(browser, bypass_csp=True, color_scheme=scheme, viewport=size) as page:
-        page.goto(address + paths[name], wait_until="networkidle")
-        for details in page.locator("details").all()[:12]:
-            details.evaluate("one => { one.open = true; }")
-        assert violations(page) == []
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        for name, path in paths.items():
+            with subtests.test(name):
+                page.goto(address + path, wait_until="networkidle")
+                for details in page.locator("details").all()[:12]:
+                    details.evaluate("one => { one.open = true; }")
+                assert violations(page) == []
+                assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 def press_until(page, selector):

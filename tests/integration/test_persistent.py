@@ -72,7 +72,7 @@ def launcher_of(word, notes, *, processes=2):
 
 def runner_of(launcher, *, benchmark=BENCHMARK, **options):
     # The limit follows from the default's own time here, so a slow machine waits longer for what hangs.
-    timeouts = Timeouts(TimeoutRule(start_s=PATIENCE_S, floor_s=20.0, factor=1.5))
+    timeouts = Timeouts(TimeoutRule(start_s=PATIENCE_S, floor_s=10.0, factor=1.5))
     return PersistentRunner(
         benchmark=benchmark, launcher=launcher, cluster=CLUSTER, variables=variables, timeouts=timeouts, **options
     )

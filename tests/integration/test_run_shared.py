@@ -257,6 +257,7 @@ def test_one_process_does_not_make_a_missing_folder_either(tmp_path, serving, li
 
 def test_the_variable_names_the_folder_too(tmp_path, shared, store):
     more = {name: str(value) for name, value in step(0).items()} | {"NCCLT_SHARED": str(shared)}
+    show_other_node(shared, more, SHOW, ())
     done = alone.run(tmp_path, ("--storage", store.url), SHOW, **more)
 
     assert done.returncode == 0, done.stderr
