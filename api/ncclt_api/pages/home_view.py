@@ -103,8 +103,7 @@ def gain_of(found: Recommendation, *, now: datetime) -> ShownGain:
 def _word(found: Recommendation, verdict: Verdict) -> str:
     if found.stale:
         return "stale"
-    is_demo = found.label and verdict.decision is Decision.TUNED
-    return "demonstration" if is_demo else verdict.decision.value.replace("-", " ")
+    return found.verdict_word(verdict).replace("-", " ")
 
 
 def _verdict(found: Recommendation) -> Verdict:

@@ -138,7 +138,7 @@ class RecommendationView:
 
     Attributes:
         use: the form in which it is used best, with its command.
-        snippets: every format; empty where jobs are not given this revision.
+        snippets: every format; empty where jobs are not given this revision, or it is a demonstration.
         served: id of the revision that jobs are given; empty = none.
         approvals: newest first.
         differences: what it chooses otherwise than the served one; empty where it is that.
@@ -188,7 +188,7 @@ def recommendation_view(
     return RecommendationView(
         recommendation=found, gain=gain_of(found, now=now), status=life.status,
         use=use_of(found, source=source),
-        snippets=_snippets(found, source) if used == found.id and not found.stale else (),
+        snippets=_snippets(found, source) if used == found.id and not (found.stale or found.label) else (),
         served=used,
         revisions=tuple(
             RevisionRow(

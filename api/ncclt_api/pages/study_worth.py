@@ -147,10 +147,11 @@ def decisions_of(
         forms = {"tuner table": recommendation.table, "plain variables": recommendation.variables}
         for name, form in forms.items():
             if form is not None:
-                what = f"As {name}: {form.verdict.decision.value.replace('-', ' ')}"
+                what = f"As {name}: {recommendation.verdict_word(form.verdict).replace('-', ' ')}"
                 steps.append(DecisionStep(when=recommendation.created, what=what, why=form.verdict.reason))
         tuned = any(form and form.verdict.decision is Decision.TUNED for form in forms.values())
-        why = "it can be served to jobs of this fingerprint" if tuned else "jobs are left to NCCL"
+        is_used = tuned and not recommendation.label
+        why = "it can be served to jobs of this fingerprint" if is_used else "jobs are left to NCCL"
         what = f"Revision {recommendation.revision} was published"
         steps.append(DecisionStep(when=recommendation.created, what=what, why=why))
         if recommendation.stale:

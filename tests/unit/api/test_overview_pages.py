@@ -88,7 +88,7 @@ def test_the_map_shows_verdict_gain_interval_age_and_mark(client):
     for text in ("1.083×", "1.061–1.104", "simulated", 'href="/studies/5e1f00aa"'):
         assert text in cell
     assert '<td class="cell keep-default' in page
-    assert "1 tuned, typically <strong>1.083×</strong>" in page
+    assert "1 demonstration, typically <strong>1.083×</strong>" in page
 
 
 def test_the_map_in_json_has_the_same_numbers(client):

@@ -141,7 +141,7 @@ def test_the_line_to_type_names_the_configured_server_and_never_the_host_of_the_
 )
 def test_whether_it_is_worth_it_is_answered_by_the_verdict(empty_store, empty_client, samples, decision, stale, answer):
     """A speed-up that was not proven, or holds no longer, is no answer."""
-    study = samples.study()
+    study = samples.study(simulated=False, launcher="slurm")
     empty_store.open_study(study)
     table = PolicyVerdict(policy=samples.POLICY, verdict=samples.verdict(Decision(decision), 1.083, (1.061, 1.104)))
     found = samples.recommendation(study, "0c0ffee7", Decision(decision), plain=False, table=table)

@@ -43,8 +43,31 @@ def send(browser, verb, id="0c0ffee1", **fields):
     return browser.post(url, data={"token": token, **fields}, follow_redirects=False)
 
 
+def measured(store, id, **changes):
+    """Publish the revision as if it had been measured in place; return the address of its page."""
+    found = store.recommendation("0c0ffee1")
+    store.publish(replace(found, id=id, simulated=False, launcher="slurm", **changes), by=By(who="ann"))
+    return f"/recommendations/{id}"
+
+
+@pytest.mark.parametrize(
+    ("times", "origin"), [({}, "simulated"), ({"simulated": False, "launcher": "replay"}, "recorded")]
+)
+def test_a_demonstration_lists_no_command_for_a_job(browser, store, times, origin):
+    store.publish(replace(store.recommendation("0c0ffee1"), id="0c0ffee8", **times), by=By(who="ann"))
+    for page in ("/recommendations/0c0ffee8", f"/studies/{store.recommendation('0c0ffee8').study}"):
+        text = browser.get(page).text
+        assert not re.search(r"ncclt (env|run) --cluster|--allow", re.sub(r"</?span>", "", text)), page
+        assert f"a demonstration on {origin} times" in text
+        assert not re.search(r"badge[^>]*>\s*tuned", text), "its verdict is a demonstration"
+        assert "worth it" not in text
+    view = browser.get("/recommendations/0c0ffee8", params={"format": "json"}).json()
+    assert (view["served"], view["snippets"], view["use"]["command"]) == ("0c0ffee8", [], "")
+
+
 def test_every_format_is_shown_with_its_command_or_why_not(browser, store):
-    view = browser.get(PAGE, params={"format": "json"}).json()
+    address = measured(store, "0c0ffee7")
+    view = browser.get(address, params={"format": "json"}).json()
     assert [one["format"] for one in view["snippets"]] == list(FORMATS)
     for one in view["snippets"]:
         assert bool(one["command"]) == bool(one["text"]) == (not one["why"])
@@ -53,10 +76,9 @@ def test_every_format_is_shown_with_its_command_or_why_not(browser, store):
     for one in named:
         assert "--server https://tuner" in one["command"]
         assert "--nccl-version 2.22.3" in one["command"]
-        assert "--allow simulated" in one["command"]
-    page = browser.get(PAGE).text
+        assert "--allow" not in one["command"]
+    page = browser.get(address).text
     assert page.count('<details class="card snippet">') == len(FORMATS)
-    assert "SIMULATED" in page
     assert "and no other release" in page
     assert len(page) < 200_000
 
@@ -64,9 +86,8 @@ def test_every_format_is_shown_with_its_command_or_why_not(browser, store):
 def test_a_format_that_would_set_nothing_has_no_command_and_says_why(browser, store):
     kept = browser.get("/recommendations/0c0ffee2", params={"format": "json"}).json()["snippets"]
     assert all(one["why"].startswith("NCCL's own choice stays") and not one["command"] for one in kept)
-    found = store.recommendation("0c0ffee1")
-    store.publish(replace(found, id="0c0ffee7", variables=None), by=By(who="ann"))
-    shown = browser.get("/recommendations/0c0ffee7", params={"format": "json"}).json()["snippets"]
+    shown = browser.get(measured(store, "0c0ffee7", variables=None), params={"format": "json"}).json()["snippets"]
+    assert len(shown) == len(FORMATS)
     for one in shown:
         assert bool(one["command"]) == (one["delivers"] != "variables")
         assert one["command"] or "use the tuner table" in one["why"]

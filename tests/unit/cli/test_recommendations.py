@@ -69,7 +69,7 @@ def test_a_revision_is_shown_with_its_verdict_and_where_its_times_come_from(call
     made = replace(sample_recommendation("a"), **changes)
     command.store.publish(made)
     shown, document = call("show", "a"), json.loads(call("show", "a", "--json"))
-    assert f"verdict: {made.table.verdict.decision}: {made.table.verdict.reason}\n" in shown
+    assert f"verdict: {'demonstration' if label else 'tuned'}: {made.table.verdict.reason}\n" in shown
     assert (label in shown, "nothing was measured on pair" in shown) == (True, bool(label))
     assert (document["label"], document["verdict"]["speedup"]) == (label, made.table.verdict.speedup)
 

@@ -53,6 +53,7 @@ def list_recommendations(
 @app.command("show")
 def show(id: Id, storage: Storage = None, as_json: AsJson = False) -> None:
     """Show one revision: its state, its roll-outs, and its history."""
+    from ncclt.deliver.use import use_of
     from ncclt.prove.rollout import judge_stored
     from ncclt.store import open_to_read
 
@@ -60,17 +61,18 @@ def show(id: Id, storage: Storage = None, as_json: AsJson = False) -> None:
         one, rollouts, found = store.status(id), store.rollouts(recommendation=id), store.recommendation(id)
         events = store.history(recommendation=id)
         judged = {each.id: judge_stored(store, each) for each in rollouts}
+    verdict = use_of(found).proven.verdict
     if as_json:
         shown = [each.to_document() | {"pairs": judged[each.id].pairs} for each in rollouts]
         history = [event.to_document() for event in events]
-        told = {"label": found.label, "verdict": found.table.verdict.to_document()}
+        told = {"label": found.label, "verdict": verdict.to_document()}
         print_json(one.to_document() | told | {"rollouts": shown, "history": history})
         return
     size = f"{one.nodes}x{one.gpus_per_node}"
     print(f"revision {one.id}, number {one.revision}: {one.model} on {one.cluster} {size}, NCCL {one.nccl_version}")
     if found.label:
         print(f"{found.label}: nothing was measured on {one.cluster} itself")
-    print(f"verdict: {found.table.verdict.decision}: {found.table.verdict.reason}")
+    print(f"verdict: {found.verdict_word(verdict)}: {verdict.reason}")
     print(f"state: {_state(one)}{f': {one.stale}' if one.stale else ''}")
     for each in rollouts:
         against = f"revision {each.control}" if each.control else "NCCL's own choice"

@@ -230,8 +230,7 @@ def _outcome(summary: StudySummary) -> str:
         return "-"
     verdict = use_of(found).proven.verdict
     gain = f" {verdict.speedup:.3f}x" if verdict.decision is Decision.TUNED else ""
-    word = "demonstration" if found.label and gain else verdict.decision
-    return f"{word}{gain}{' STALE' if found.stale else ''}"
+    return f"{found.verdict_word(verdict)}{gain}{' STALE' if found.stale else ''}"
 
 
 def _summary_row(summary: StudySummary) -> dict[str, Any]:

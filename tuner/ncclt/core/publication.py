@@ -132,5 +132,4 @@ def _name(found: Recommendation | None) -> str:
     verdict = best_form(found).verdict
     gain = f" {verdict.speedup:.2f}x" if verdict.decision is Decision.TUNED else ""
     stale = ", stale" if found.stale else ""
-    word = "demonstration" if found.label and gain else verdict.decision
-    return f"{found.id} ({word}{gain}{stale})"
+    return f"{found.id} ({found.verdict_word(verdict)}{gain}{stale})"

@@ -196,6 +196,10 @@ class Recommendation(Documented):
             return "SIMULATED"
         return (self.recorded or "recorded: elsewhere") if self.launcher == "replay" else ""
 
+    def verdict_word(self, verdict: Verdict) -> str:
+        """Return the word for a verdict of this revision: a gain on times from elsewhere is a demonstration."""
+        return "demonstration" if self.label and verdict.decision is Decision.TUNED else verdict.decision.value
+
     @property
     def is_searched_enough(self) -> bool:
         """Return whether its study tried enough to call the NCCL default the best; true where that is not known."""

@@ -84,5 +84,4 @@ def job_options(found: Recommendation, *, source: str = "") -> str:
     return (
         f"--cluster {shlex.quote(found.cluster)} --model {shlex.quote(found.model)} --nodes {place.nodes} "
         f"--gpus-per-node {place.gpus_per_node} --nccl-version {place.nccl_version}{source}"
-        f"{f' --allow {found.origin}' if found.label else ''}"
     )
