@@ -303,7 +303,8 @@ REFUSED = [
     (("--default",), {"a": output(SLOW) + output(FAST, ranks=8)}, "a.log has nodes: 2, and a.log 1"),
     (("--default",), {"a": output(SLOW, gpu="NVIDIA H100 80GB HBM3")}, "a.log is from NVIDIA H100"),
     (("--default",), {"a": output(SLOW, ranks=3)}, "3"),
-    (("--default",), {"a": "nothing"}, "a.log"),
+    (("--default",), {"a": "nothing"}, "a.log is not an output of nccl-tests"),
+    (("--default",), {"a": "Usage: all_reduce_perf"}, "a.log: nccl-tests measured nothing"),
     (("--default",), {"a": f"{RING}\n" + output(SLOW, command="all_reduce_perf")}, "several command lines before"),
     (
         ("--default",),

@@ -30,6 +30,8 @@ name = "nccl_tests"
 
 _TABLE = re.compile(rb"(?m)^[^\n#]{0,240}#\s{1,40}size\s{1,40}count\s{1,40}type\s")
 _DECISION = b" Bytes -> "
+_OF_PROGRAM = re.compile(r"\w_perf(?:_mpi)?\b|#\s*nThread\s|#\s+size\s+count\s|Test (?:NCCL|CUDA) failure")
+_GIVE_OUTPUT = "give the output of all_reduce_perf or another program of nccl-tests, or the file of -J"
 _JSON_KEYS = (b'"version"', b'"config"', b'"nthreads"', b'"ngpus"')
 
 _MOST_TEXT_BYTES = 64 * 1024 * 1024
@@ -67,7 +69,7 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
                 times.setdefault(message, []).extend(_times_us(row, message))
     if not times:
         why = "; ".join(reasons(left_out)) or "no table of nccl-tests is in it"
-        hint = "give the output of all_reduce_perf or another program of nccl-tests, or the file of -J"
+        hint = _GIVE_OUTPUT
         if any(test.rows and test.collective is None for test in tests):
             hint = "put the command (`alltoall_perf -b 8 ...`) above the table, or use nccl-tests 2.17 or later"
         raise TraceError(f"no collectives in {', '.join(labels)}: {why}", hint=hint)
@@ -131,6 +133,8 @@ def _tests(document: Document) -> tuple[NcclTest, ...]:
     try:
         return (parse_json(text),) if text.lstrip().startswith("{") else parse_text(text)
     except BenchmarkError as error:
+        if not text.lstrip().startswith("{") and not _OF_PROGRAM.search(text):
+            raise TraceError(f"{document.label} is not an output of nccl-tests", hint=_GIVE_OUTPUT) from error
         raise TraceError(f"{document.label}: {error.message}", hint=error.hint) from error
 
 
