@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -60,24 +61,26 @@ def test_pipes_are_read_like_files(files, shell, line):
     assert not list(files.glob("ncclt-input-*"))  # no copy is left behind
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("mkfifo pipe; $N profile import pipe --name x", "nothing writes into the pipe"),
-        ("mkfifo pipe; $N doctor --from pipe", "nothing writes into the pipe"),
-        ("mkfifo pipe; $N attest pipe", "nothing writes into the pipe"),
-        ("$N attest /dev/zero", "is a device"),
-        ("mkfifo pipe; $N profile model x --config pipe", "is a pipe"),
-        ("$N profile import /dev/zero --name x", "is a device"),
-        ("$N profile import - - --name x < calls.csv", "given twice"),
-        ("$N profile import - --name x </dev/null", "is empty"),
-    ],
-)
-def test_what_cannot_be_read_is_refused_and_never_waited_for(files, shell, line, said):
-    done = shell(line)
-    assert done.returncode != 0
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
+REFUSED = {
+    "mkfifo a; $N profile import a --name x": "nothing writes into the pipe",
+    "mkfifo b; $N doctor --from b": "nothing writes into the pipe",
+    "mkfifo c; $N attest c": "nothing writes into the pipe",
+    "$N attest /dev/zero": "is a device",
+    "mkfifo d; $N profile model x --config d": "is a pipe",
+    "$N profile import /dev/zero --name x": "is a device",
+    "$N profile import - - --name x < calls.csv": "given twice",
+    "$N profile import - --name x </dev/null": "is empty",
+}
+
+
+def test_what_cannot_be_read_is_refused_and_never_waited_for(files, shell, subtests):
+    with ThreadPoolExecutor(len(REFUSED)) as pool:  # a pipe is given some seconds
+        ended = dict(zip(REFUSED, pool.map(shell, REFUSED), strict=True))
+    for line, done in ended.items():
+        with subtests.test(line):
+            assert done.returncode != 0
+            assert REFUSED[line] in done.stderr
+            assert "Traceback" not in done.stderr
 
 
 def test_the_doctor_reads_a_pipe(files, shell):
