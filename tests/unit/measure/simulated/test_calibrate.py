@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 
+from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.calibration import Calibration, Constant
 from ncclt.core.cluster import Cluster
 from ncclt.core.cluster_file import cluster_of_toml, cluster_toml
 from ncclt.core.message import Collective, Message
-from ncclt.core.setting import DEFAULT
+from ncclt.core.setting import DEFAULT, Setting
 from ncclt.errors import InputError, UsageError
 from ncclt.measure.simulated import SimulatedRunner
 from ncclt.measure.simulated.calibrate import ObservedPoint, calibrate, choose_probes, require_possible
@@ -58,6 +59,12 @@ def test_default_curves_calibrate_times_and_not_the_ranking():
     assert not found.probed
     assert "ranking not" in found.sentence
     assert found.sources == ("a run",)
+
+
+def test_one_forced_setting_does_not_calibrate_the_ranking():
+    """It has nothing to be compared with."""
+    found = calibrate(PLAIN, times(REAL, [Setting(algorithm=Algorithm.TREE, protocol=Protocol.LL)]))
+    assert "ranking not: only one setting was among the times" in found.sentence
 
 
 def test_a_dozen_probes_predict_every_other_setting():

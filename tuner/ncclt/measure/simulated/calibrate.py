@@ -161,7 +161,7 @@ def _better(
 def _blank(seen: Sequence[ObservedPoint], sources: Sequence[str]) -> Calibration:
     """Return the calibration of some times, without the constants."""
     return Calibration(
-        constants=(), probed=any(not one.setting.is_default for one in seen), points=len(seen), error=0.0,
+        constants=(), probed=len({one.setting for one in seen}) > 1, points=len(seen), error=0.0,
         least_bytes=min(o.message.size_bytes for o in seen), most_bytes=max(o.message.size_bytes for o in seen),
         least_nodes=min(o.nodes for o in seen), most_nodes=max(o.nodes for o in seen), sources=tuple(sources),
         most_channels=max((o.setting.channels or 0 for o in seen), default=0),

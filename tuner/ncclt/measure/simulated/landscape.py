@@ -257,11 +257,13 @@ def check_replayable(rows: Iterable[LandscapeRow], name: str) -> None:
     if DEFAULT not in settings:
         raise LandscapeError(
             f"{name} has no row of the NCCL default, so nothing could be proven to be faster",
-            hint="rows with is_default 1 and blank algo, proto, nchannels and parameters are the default",
+            hint="add an output in which nothing is forced, or rows with is_default 1 and blank algo, proto, nchannels "
+            "and parameters",
         )
     if settings == {DEFAULT}:
         raise LandscapeError(
-            f"{name} has only the default: there is nothing to choose from", hint="add rows of forced settings"
+            f"{name} has only the default: there is nothing to choose from",
+            hint="add outputs or rows of other settings",
         )
     lacking = sorted({c for c, _ in curves} - {c for c, s in curves if s.is_default})
     if lacking:
