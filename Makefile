@@ -93,7 +93,6 @@ bench: .venv/dev ## Print the figures behind every performance claim (minutes).
 	$(BIN)/python bench/bets.py
 	$(BIN)/python bench/rollout.py
 	$(BIN)/python bench/study_cost.py --landscape profiles/landscapes/mi355x-2x8.csv --seeds 4
-	$(BIN)/python bench/transfer.py --landscape profiles/landscapes/l40s-1x2.csv --landscape profiles/landscapes/l40s-1x4.csv --seeds 2
 	$(BIN)/python bench/advice.py
 	$(BIN)/python bench/serve.py
 	$(BIN)/python bench/pages.py

@@ -144,7 +144,7 @@ def run_study(case: Case, *, sigma: float, seed: int) -> Cost:
         covers=case.covers,
         recorded=tuple(setting for setting in case.settings if not setting.is_default),
     )
-    request = TuneRequest(workload=case.workload, effort=Effort(process_wide=(), seed=seed, warm=False))
+    request = TuneRequest(workload=case.workload, effort=Effort(process_wide=(), seed=seed))
     with tempfile.TemporaryDirectory() as folder, open_store(f"sqlite:///{folder}/ncclt.db") as store:
         result = tune(
             request, testbed, store,

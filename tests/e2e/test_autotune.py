@@ -107,7 +107,7 @@ def test_every_stage_is_a_command_that_exists(ncclt, job):
     plan = json.loads(
         ncclt(
             "autotune", "--launcher", "torchrun", "--backend", "gloo", "--gpus-per-node", "2", "--window", "4",
-            "--process-wide", "none", "--no-warm", "--keep-env", "--dir", ".", *STORE, "--dry-run", "--json",
+            "--process-wide", "none", "--keep-env", "--dir", ".", *STORE, "--dry-run", "--json",
             "--", *job,
         ).stdout
     )  # fmt: skip
@@ -119,7 +119,7 @@ def test_every_stage_is_a_command_that_exists(ncclt, job):
     assert words["tune"][-1].endswith("ncclt.db")
     assert words["tune"][1:-1] == [
         "tune", "--model", plan["model"], "--gpus-per-node", "2", "--launcher", "torchrun", "--backend", "gloo",
-        "--keep-env", "--process-wide", "none", "--no-warm", "--storage",
+        "--keep-env", "--process-wide", "none", "--storage",
     ]  # fmt: skip
     assert words["compare"][-len(job) :] == words["use"][-len(job) :] == [*job]
     # They are accepted as they stand; what they name is not there yet.

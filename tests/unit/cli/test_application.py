@@ -27,7 +27,7 @@ def call(*words, **environ):
         (("tune", "--modle", "bert"), "no such option: --modle", "`ncclt tune --help` shows what it takes"),
         (("tune", "--nodes", "two"), "invalid value for '--nodes': must be a whole number", "`ncclt tune --help`"),
         (("tune", "--time", "long"), "invalid value for '--time': must be a number", "`ncclt tune --help`"),
-        (("tune", "--warm=maybe"), "option '--warm' does not take a value", "`ncclt tune --help` shows what it takes"),
+        (("tune", "--force=maybe"), "option '--force' does not take a value", "`ncclt tune --help`"),
         (("tune", "--nodes"), "option '--nodes' requires an argument", "`ncclt tune --help` shows what it takes"),
         (("serve", "--port", "y"), "invalid value for '--port': must be a whole number", "`ncclt serve --help`"),
         (("tune", "bert"), "got unexpected extra argument(s) (bert)", "`ncclt tune --help` shows what it takes"),

@@ -6,7 +6,7 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.setting import DEFAULT, Setting
-from ncclt.core.study import BegunFrom, Phase, Trial, gpu_seconds
+from ncclt.core.study import Phase, Trial, gpu_seconds
 from ncclt.core.trial import Outcome, TrialResult
 
 
@@ -55,15 +55,3 @@ def test_a_launch_costs_its_time_on_every_gpu_of_the_cluster():
     )  # fmt: skip
     assert gpu_seconds([trial(wall_s=10.0), trial(wall_s=2.5)], cluster) == 100.0
     assert gpu_seconds([], cluster) == 0
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({}, "bert on 1 node (41 settings), weight 0.8"),
-        ({"nodes": 2, "study": "s"}, "bert on 2 nodes (41 launches), weight 0.8"),
-        ({"label": "recorded: here, a page"}, "bert on 1 node (41 settings; recorded), weight 0.8"),
-    ],
-)
-def test_a_study_says_what_it_began_from(changes, words):
-    assert BegunFrom(**{"name": "bert", "nodes": 1, "launches": 41, "weight": 0.8, **changes}).words == words

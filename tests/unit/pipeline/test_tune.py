@@ -75,8 +75,7 @@ def store(tmp_path):
 
 
 def run(store, time_of=per_size, *, interrupted=lambda: False, place=None, printed_costs=None, **effort):
-    # Without a warm start, two studies of one store are the same.
-    effort = Effort(**{"trials": 8, "process_wide": (), "warm": False, **effort})
+    effort = Effort(**{"trials": 8, "process_wide": (), **effort})
     return tune(
         TuneRequest(workload=WORKLOAD, effort=effort, printed_costs=printed_costs),
         place or make_testbed(time_of), store,
@@ -274,7 +273,7 @@ def test_a_better_proof_replaces_a_revision_and_names_it(store):
 def test_a_gain_that_hardly_shortens_the_step_is_not_tuned(store):
     """A third less communication, of which a thousandth of the step is exposed."""
     workload = replace(WORKLOAD, step_time_us=2_000_000.0, exposed_us=2_000.0)
-    effort = Effort(trials=30, process_wide=(), warm=False)
+    effort = Effort(trials=30, process_wide=())
     result = tune(
         TuneRequest(workload=workload, effort=effort), make_testbed(per_size), store, watcher=Silent(),
         interrupted=str, clock=lambda: 0.0, now=lambda: "2026-01-01T00:00:00+00:00",

@@ -7,21 +7,16 @@ no other test would show. After a wanted change run bench/search.py, then this o
 import itertools
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ncclt.core.algorithms import Algorithm, Protocol
-from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT, Setting
-from ncclt.core.study import BegunFrom
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.search.acquisition import Beliefs, default_gain, launch_gains, standing
-from ncclt.search.earlier import EarlierStudy, surface, trust_in
-from ncclt.search.gaussian_process import Table
 from ncclt.search.kernels import choices, implausibility, likeness
 from ncclt.search.observations import Launch, observe
 from ncclt.search.posterior import Model
@@ -29,7 +24,6 @@ from ncclt.search.prior import expected_log_ratios, expected_own
 from ncclt.search.process_wide import outlook
 from ncclt.search.sampler import PolicySampler, _chance_to_run
 from ncclt.search.space import recorded_space
-from ncclt.search.surfaces import Surface, beginning
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "search.json"
 PAIRS = [(Algorithm.RING, Protocol.LL), (Algorithm.RING, Protocol.SIMPLE), (Algorithm.TREE, Protocol.LL)]
@@ -45,13 +39,6 @@ MESSAGES = [
     for collective, size, group in (
         (Collective.ALL_REDUCE, 4096, 4), (Collective.ALL_REDUCE, 1 << 20, 2), (Collective.ALL_GATHER, 64 << 20, 4)
     )
-]  # fmt: skip
-CLUSTERS = [
-    Cluster(
-        name="hall", nodes=nodes, gpus_per_node=8, gpu="H100", compute_capability=90, link_class="nvswitch",
-        link_gbps=450.0, fabric="infiniband", nics_per_node=8, nic_gbps=50.0, nccl_version=version, driver=driver,
-    )
-    for nodes, version, driver in ((4, "2.28.9", "570.1"), (1, "2.28.3", ""), (16, "2.25.1", "580.1"))
 ]  # fmt: skip
 WORKLOAD = Workload(
     name="w",
@@ -95,12 +82,6 @@ def of_the_model(cluster):
     """What is believed after some launches, while another one runs."""
     observed = observe(some_launches())
     known = Model(SETTINGS, WORKLOAD, cluster).believe(observed, [SETTINGS[7]])
-    begun = BegunFrom(study="", name="w", nodes=1, launches=8, weight=0.0)
-    earlier = EarlierStudy(begun=begun, cluster=cluster, workload=WORKLOAD, launches=tuple(some_launches()), trust=0.8)
-    here = [replace(message, size_bytes=3 * message.size_bytes) for message in MESSAGES]
-    told = surface(earlier, SETTINGS, here, cluster)
-    begun_there = Model(SETTINGS, WORKLOAD, cluster, surfaces=[replace(told, trust=0.6)])
-    after = begun_there.believe(observe(some_launches()[:3]), ())
     before = Model(SETTINGS, WORKLOAD, cluster).believe(observe(some_launches()[:1]), ())
     many = [Setting(algorithm=a, protocol=p, channels=c) for (a, p), c in itertools.product(PAIRS, range(1, 21))]
     times = 100 * np.exp(0.1 * np.random.default_rng(6).standard_normal((len(many) + 1, len(MESSAGES))))
@@ -109,36 +90,9 @@ def of_the_model(cluster):
         **{f"believed {name}": getattr(known, name) for name in ("mean", "variance", "weights")},
         "weights of the mixture": [weight for weight, _, _ in known.mixture],
         "chances to run": _chance_to_run(SETTINGS, observed),
-        "told by an earlier study": np.array([told.departure, told.coverage]),
         "believed before all launches": np.array([before.mean, before.variance]),
-        "believed with an earlier study": np.array([after.mean, after.variance]),
-        "weight of the earlier study": begun_there.source_weights,
-        "trust in other clusters": [trust_in(there, here) for there, here in itertools.product(CLUSTERS, repeat=2)],
-        "trust in recorded clusters": [trust_in(there, CLUSTERS[0], recorded=True) for there in CLUSTERS],
         "believed after many launches": Model(many, WORKLOAD, cluster).believe(observe(launches), ()).mean[:3],
     }  # fmt: skip
-
-
-def of_sources(cluster):
-    """What two sources that contradict each other make of the prior, before anything is measured and after."""
-    draw = np.random.default_rng(4)
-    shape = (len(SETTINGS), len(MESSAGES))
-    expected, alike = 0.3 * draw.standard_normal((3, *shape)), likeness(SETTINGS, MESSAGES, cluster)
-    surfaces = [
-        Surface(departure=0.1 * draw.standard_normal(shape), coverage=draw.uniform(size=shape), trust=trust)
-        for trust in (0.8123456, 0.6)
-    ]
-    rows = np.arange(2)
-    values = (expected[0] + surfaces[0].departure)[rows] + 0.3 * draw.standard_normal((2, shape[1]))
-    table = Table(rows=rows, values=values, noise=np.full(2, 0.3**2), expected=expected)
-    found = {}
-    for when, measured in (("before", None), ("after", table)):
-        begun = beginning(expected, alike, surfaces, measured)
-        found |= {
-            f"expected {when} launches": begun.expected, f"weights {when} launches": begun.weights,
-            **{f"{name} {when} launches": getattr(begun.alike, name) for name in ("smooth", "rough", "parameters")},
-        }  # fmt: skip
-    return found
 
 
 def figures(cluster):
@@ -147,7 +101,7 @@ def figures(cluster):
     kernels = alike.kernels(*choices()[-1])
     seen = outlook(SETTINGS, known)
     found = {
-        **of_the_model(cluster), **of_sources(cluster),
+        **of_the_model(cluster),
         "choices": choices(),
         "implausibility": [implausibility(choice) for choice in choices()],
         **{f"likeness {name}": getattr(alike, name) for name in
@@ -176,14 +130,11 @@ def test_every_figure_is_the_recorded_one(cluster):
 
 def test_what_is_compared_is_rounded_so_that_every_machine_chooses_alike(cluster):
     """The last bits of linear algebra differ between machines, and must decide nothing."""
-    known, prior = of_the_model(cluster), of_sources(cluster)
+    known = of_the_model(cluster)
     decided = PolicySampler(recorded_space(SETTINGS), WORKLOAD, cluster).decide(some_launches())
     for values, digits in (
         (known["believed mean"], 8),
         (known["believed variance"], 16),
-        (known["told by an earlier study"][1], 8),
-        (prior["weights before launches"], 4),
-        (prior["weights after launches"], 4),
         (decided.expected_gain, 9),
     ):
         assert (np.round(values, digits) == values).all()

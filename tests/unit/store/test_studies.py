@@ -7,7 +7,6 @@ import pytest
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective
 from ncclt.core.printed_costs import PrintedCost, PrintedCosts, PrintedTable
-from ncclt.core.study import BegunFrom, StudyState
 from ncclt.errors import NotFoundError, UsageError
 from ncclt.store import open_store
 from ncclt.store.leases import this_worker
@@ -69,42 +68,6 @@ def test_a_study_is_found_by_the_beginning_of_its_id_while_that_is_of_one_alone(
     for key in ("", "x"):
         with pytest.raises(NotFoundError, match=f"no study '{key}'"):
             store.study(key)
-
-
-def test_the_newest_studies_of_a_kind_are_found_behind_others(store):
-    for number in range(150):
-        wanted = number % 50 == 0
-        store.open_study(replace(sample_study(), id=f"id{number}", name=f"study{number}", seed=int(wanted)))
-    simulated = sample_study().simulated
-
-    def named(most, *, other=False):
-        found = store.studies_where(lambda study: study.seed == 1, simulated=simulated != other, most=most)
-        return [study.name for study in found]
-
-    assert named(5) == ["study100", "study50", "study0"]
-    assert named(2) == ["study100", "study50"]
-    assert named(5, other=True) == []
-
-
-def test_what_a_study_began_from_is_kept_once_and_its_weights_change(store):
-    study = store.open_study(sample_study())
-    first = BegunFrom(study="111111111111", name="bert", nodes=2, launches=41, weight=0.8)
-    other = BegunFrom(name="mi355x-2x8", nodes=2, launches=54, weight=0.5, label="recorded: MI355X")
-
-    assert store.keep_sources(study.id, [first], again=False).begun_from == (first,)
-    assert store.keep_sources(study.id, [other], again=False).begun_from == (first,), "another worker was faster"
-    weighed = replace(first, weight=0.25)
-    assert store.keep_sources(study.id, [weighed], again=True).begun_from == (weighed,)
-    store.set_state(study.id, StudyState.DONE, "over")
-    kept = store.open_study(sample_study())
-    assert (kept.begun_from, kept.state, kept.reason) == ((weighed,), StudyState.DONE, "over")
-    assert kept.begun_from[0].words == "bert on 2 nodes (41 launches), weight 0.2"
-    assert other.words == "mi355x-2x8 on 2 nodes (54 settings; recorded), weight 0.5"
-
-
-def test_what_an_unknown_study_began_from_cannot_be_kept(store):
-    with pytest.raises(NotFoundError, match="there is no study with the id 'nobody'"):
-        store.keep_sources("nobody", [], again=True)
 
 
 def test_studies_are_counted_by_state_and_one_whose_workers_are_dead_is_interrupted(store):

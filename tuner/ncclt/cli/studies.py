@@ -138,8 +138,6 @@ def show(
         return
     mark = f" ({study.label})" if study.label else ""
     print(f"{study.name}{mark}\n{study.state}: {study.reason or 'no verdict yet'}")
-    for begun in study.begun_from:
-        print(f"begun from: {begun.words}")
     if newest and newest.stale:
         print(f"STALE, no longer served: {newest.stale}")
     if newest is None:

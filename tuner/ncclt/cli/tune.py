@@ -108,7 +108,7 @@ def tune(
             )
             finished = None
         if dry_run:
-            print_plan(plan_of(request, testbed, store), as_json=as_json, texts=full)
+            print_plan(plan_of(request, testbed), as_json=as_json, texts=full)
             return
         from ncclt.cli.ending_view import command_again
         from ncclt.cli.tune_view import print_result, result_document
@@ -179,18 +179,15 @@ def _examine(cluster: Cluster, *, force: bool) -> None:
         )
 
 
-def plan_of(request: TuneRequest, testbed: Testbed, store: Store) -> dict[str, Any]:
+def plan_of(request: TuneRequest, testbed: Testbed) -> dict[str, Any]:
     """Return what `tune` would do: nothing is measured and nothing stored."""
     from ncclt.cli.tune_view import plan_document
     from ncclt.pipeline.tune import study_of
-    from ncclt.search.earlier import foreseen
     from ncclt.search.space import space_of
 
     workload, notes = testbed.cut(request.workload)
     space = space_of(testbed, workload, request.effort.process_wide)
     study = study_of(request, testbed, workload)
-    if request.effort.warm and not request.effort.sampler:
-        study = replace(study, begun_from=foreseen(store, study, launched=testbed.is_launched))
     return plan_document(study, testbed, space, request, notes)
 
 

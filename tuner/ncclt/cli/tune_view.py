@@ -85,8 +85,6 @@ class TuneView:
         for words in (ceiling_words(study.workload), search_words(self._testbed, study.workload, study.process_wide)):
             if words:
                 say(f"ncclt: {words}")
-        for begun in study.begun_from:
-            say(f"ncclt: begun from: {begun.words}")
         if resumed:
             say(f"ncclt: resuming study {study.name}: {resumed} trials are stored")
 
@@ -156,8 +154,6 @@ def print_result(
         if result.finished:
             say(f"ncclt: study {result.study.name} is finished, nothing was launched; --continue N adds launches to it")
         say(f"ncclt: the search stopped: {result.stop}")
-        for begun in result.study.begun_from:
-            say(f"ncclt: begun from: {begun.words} by what was measured here")
         for note in result.notes:
             if ending is None or note not in ending.notes:
                 say(f"ncclt: note: {note}")
@@ -207,7 +203,6 @@ def result_document(result: TuneResult, testbed: Testbed, *, steps_per_day: int 
         "label": study.label,
         "state": study.state.value,
         "stopped": result.stop,
-        **({"begun_from": [b.to_document() for b in study.begun_from]} if study.begun_from else {}),
         "verdict": verdict.decision.value if verdict else None,
         "reason": verdict.reason if verdict else result.stop,
         "speedup": verdict.speedup if verdict else None,
@@ -272,7 +267,6 @@ def plan_document(
         "settings": len(space.distinct),
         **({"left_out": [f"{n} setting{'s' * (n > 1)}: {why}" for why, n in missing.items()]} if missing else {}),
         "parameters": list(space.distributions),
-        **({"begun_from": [begun.words for begun in study.begun_from]} if study.begun_from else {}),
         "trials": request.effort.trials,
         "first": [f"{s.label}: {_forced(s, testbed, workload)}" for s in space.anchors()],
         "notes": list(notes),

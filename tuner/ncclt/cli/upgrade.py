@@ -50,8 +50,7 @@ class _Remeasured:
         recommendation, model, nodes, gpus_per_node, decision, stale: of what was published.
         change: of its policy.
         moved: share of the bytes per step in messages for which NCCL itself would choose otherwise.
-        command: measures it again; the new study begins from what the old one measured. Empty where it was replayed: a
-            recording has one version.
+        command: measures it again. Empty where it was replayed: a recording has one version.
     """
 
     recommendation: str

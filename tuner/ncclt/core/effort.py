@@ -108,15 +108,6 @@ class Effort:
             group=Group.BUDGET,
         ),
     ] = None
-    warm: Annotated[
-        bool,
-        Option(
-            "Begin from what was measured before on like hardware, as far as it holds here; else from NCCL's cost "
-            "model alone.",
-            flag="--warm/--no-warm",
-            group=Group.BUDGET,
-        ),
-    ] = True
 
     def __post_init__(self) -> None:
         for flag, value, least, most in (

@@ -122,36 +122,6 @@ def median_scores(trials: Iterable[Trial]) -> dict[Setting, float]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BegunFrom(Documented):
-    """What a study took its prior from: the launches of another one, or a recorded landscape.
-
-    Attributes:
-        study: id of the study; empty for a landscape that ncclt ships.
-        name: of the study's workload, or of the landscape.
-        nodes: on which it was measured.
-        launches: of single settings that counted, in the order of their numbers; of a landscape its settings.
-        weight: probability that it predicts the new study, by what that has measured so far.
-        label: mark of simulated or recorded times; empty where they were measured.
-    """
-
-    SHAPE: ClassVar = Shape(omitted=("study", "label"))
-
-    study: str = ""
-    name: str
-    nodes: int
-    launches: int
-    weight: float
-    label: str = ""
-
-    @property
-    def words(self) -> str:
-        """Return it as text: `bert on 2 nodes (41 launches), weight 0.8`."""
-        count = f"{self.launches} {'launches' if self.study else 'settings'}"
-        mark = f"; {self.label.partition(':')[0]}" if self.label else ""
-        return f"{self.name} on {self.nodes} node{'s' * (self.nodes > 1)} ({count}{mark}), weight {self.weight:.1f}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Study(Documented):
     """Identity and state of a study; its trials are stored separately.
 
@@ -169,10 +139,9 @@ class Study(Documented):
         created, updated: ISO times.
         printed_costs: NCCL's own tables that the search began from; None = our estimate of them.
         sampler: MODULE:CLASS(KEY=VALUE) that chose the settings; empty = ncclt's own.
-        begun_from: what it took its prior from; empty = the cost model alone.
     """
 
-    SHAPE: ClassVar = Shape(omitted=("printed_costs", "sampler", "begun_from"))
+    SHAPE: ClassVar = Shape(omitted=("printed_costs", "sampler"))
 
     id: str
     name: str
@@ -188,7 +157,6 @@ class Study(Documented):
     updated: str = ""
     printed_costs: PrintedCosts | None = None
     sampler: str = ""
-    begun_from: tuple[BegunFrom, ...] = ()
 
     @property
     def label(self) -> str:

@@ -34,7 +34,6 @@ from ncclt.prove.payback import communication_effect
 from ncclt.prove.proof import proven
 from ncclt.prove.verdict import Pairs, nothing_better
 from ncclt.search.assemble import Times
-from ncclt.search.earlier import EarlierStudy, begin, weighed
 from ncclt.search.loop import Progress, SearchEnd, search
 from ncclt.search.named_sampler import named_sampler
 from ncclt.search.optuna_tables import record_proof, record_verdict, study_attributes
@@ -167,7 +166,6 @@ class TuneContext:
     Attributes:
         request, testbed, store, watcher, interrupted, clock, now: as `tune` takes them.
         study: as it is stored.
-        sources: launches from elsewhere that the search begins from.
         workload: placed on the cluster, and cut to what can be measured there.
         space: of the search.
         trial_log: of the study.
@@ -179,7 +177,6 @@ class TuneContext:
     testbed: Testbed
     store: Store
     study: Study
-    sources: tuple[EarlierStudy, ...]
     workload: Workload
     space: SearchSpace
     trial_log: StudyTrialLog
@@ -240,12 +237,9 @@ def tune(
         notes += (study.printed_costs.note(study.cluster),)
     if not request.effort.more and (published := _find_published(request, store, study)) is not None:
         return _load_finished(store, study, published, notes)
-    sources: tuple[EarlierStudy, ...] = ()
-    if request.effort.warm and not request.effort.sampler:  # another sampler has no use for them
-        study, sources = begin(store, study, launched=testbed.is_launched)
     with StudyTrialLog(store, study, now) as trial_log:
         context = TuneContext(
-            request=request, testbed=testbed, store=store, study=study, sources=sources, workload=workload, space=space,
+            request=request, testbed=testbed, store=store, study=study, workload=workload, space=space,
             trial_log=trial_log, resumed=len(trial_log.trials()), notes=notes,
             watcher=watcher, interrupted=interrupted, clock=clock, now=now,
         )  # fmt: skip
@@ -278,15 +272,11 @@ def _search(context: TuneContext) -> SearchEnd:
     context.watcher.opened(context.study, context.resumed)
     context.store.set_state(context.study.id, StudyState.RUNNING, "")
     with _proposer(context) as proposer, testbed.awake():
-        end = search(
+        return search(
             testbed.searching, context.workload, trial_log, proposer, effort,
             clock=context.clock, interrupted=context.interrupted, watch=context.watcher.searched, kill=testbed.kill,
             only_worker=trial_log.is_alone(),
         )  # fmt: skip
-        if context.sources:
-            begun_from = weighed(context.study, context.sources, proposer.source_weights)
-            context.store.keep_sources(context.study.id, begun_from, again=True)
-        return end
 
 
 def _proposer(context: TuneContext) -> Proposer:
@@ -294,7 +284,7 @@ def _proposer(context: TuneContext) -> Proposer:
     effort, store, study = context.request.effort, context.store, context.study
     return Proposer(
         context.space, context.workload, study.cluster,
-        name=study.name, seed=effort.seed, sources=context.sources, alone=store.alone,
+        name=study.name, seed=effort.seed, alone=store.alone,
         sampler=named_sampler(effort.sampler), storage_url=store.optuna_url, printed_costs=study.printed_costs,
         attributes=study_attributes(study),
     )  # fmt: skip

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ncclt.core.setting import DEFAULT, Setting
+from ncclt.core.study import Trial
+from ncclt.core.trial import Outcome
+from ncclt.core.workload import Workload
 from ncclt.search.gaussian_process import Array
 from ncclt.search.noise import launch_sigma, typical_us
 
@@ -29,6 +32,26 @@ class Launch:
     setting: Setting
     times_us: tuple[float, ...] | None
     wrong: bool = False
+
+
+def launches_of(trials: Iterable[Trial], workload: Workload) -> tuple[Launch, ...]:
+    """Return the launches of single settings of a study, by number."""
+    found = []
+    for trial in trials:
+        if trial.policy is not None:
+            continue
+        times = {m.message: m.time_us for m in trial.result.measurements}
+        fine = trial.result.outcome is Outcome.OK and all(c.message in times for c in workload.messages)
+        if not fine and trial.result.outcome is Outcome.OK:
+            continue
+        found.append(
+            Launch(
+                setting=trial.setting,
+                times_us=tuple(times[c.message] for c in workload.messages) if fine else None,
+                wrong=trial.result.outcome is Outcome.WRONG_RESULT,
+            )
+        )
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

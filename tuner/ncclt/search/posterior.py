@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
@@ -19,7 +18,6 @@ from ncclt.search.gaussian_process import Array, Kernels, Table, one_blas_thread
 from ncclt.search.kernels import Choice, Posteriors, choices, implausibility, likeness
 from ncclt.search.observations import Observations, flattened, unflattened
 from ncclt.search.prior import channel_certainty, expected_log_ratios, expected_own
-from ncclt.search.surfaces import Surface, beginning
 
 _FITTED_ROWS = 48
 """Most settings on which the hyperparameters are weighed; of more, evenly spread ones are taken."""
@@ -46,7 +44,6 @@ class Model:
         workload: placed.
         cluster: sized.
         printed_costs: NCCL's own tables, where a log held them.
-        surfaces: what was measured elsewhere, the nearest first.
     """
 
     def __init__(
@@ -55,10 +52,8 @@ class Model:
         workload: Workload,
         cluster: Cluster,
         printed_costs: PrintedCosts | None = None,
-        surfaces: Sequence[Surface] = (),
     ) -> None:
         self.settings = tuple(settings)
-        self._surfaces = tuple(surfaces)
         self._messages = [calls.message for calls in workload.messages]
         self._calls = np.array([calls.calls_per_step for calls in workload.messages])
         self._at = {setting: index for index, setting in enumerate(self.settings)}
@@ -78,8 +73,6 @@ class Model:
             for algo_proto in order
         ]
         self._reaches = np.array(reaches, dtype=np.bool_)[self._algo_proto]
-        self.source_weights: tuple[float, ...] = ()
-        """Of the surfaces, by the observations that were believed last."""
 
     @one_blas_thread()
     def believe(self, observations: Observations, running: Collection[Setting]) -> Beliefs:
@@ -91,8 +84,6 @@ class Model:
             observations: so far.
             running: settings that are being launched.
         """
-        if self._surfaces:
-            return self._begun(observations).believe(observations, running)
         rows = np.array([self._at[s] for s in observations.ratios], dtype=np.intp)
         launches = np.zeros(len(self.settings))
         launches[rows] = [observations.launches[s] for s in observations.ratios]
@@ -130,20 +121,6 @@ class Model:
             weights=cost / cost.sum(),
             mixture=mixture,
         )
-
-    def _begun(self, observations: Observations) -> Model:
-        """Return the model whose prior holds what was measured elsewhere, as far as the observations bear it out."""
-        rows = np.array([self._at[s] for s in observations.ratios], dtype=np.intp)
-        table = None
-        if len(rows):
-            launches = np.array([observations.launches[s] for s in observations.ratios])
-            values = np.array([flattened(y) for y in observations.ratios.values()])
-            table = Table(rows=rows, values=values, noise=observations.sigma**2 / launches, expected=self._expected)
-        found = beginning(self._expected, self._alike, self._surfaces, table)
-        self.source_weights = found.weights
-        begun = copy.copy(self)
-        begun._expected, begun._alike, begun._surfaces = found.expected, found.alike, ()
-        return begun
 
     def _mixture(self, table: Table, weighed: Sequence[tuple[float, Choice]]) -> Mixture:
         """Return the posteriors of some hyperparameters: settings x messages."""

@@ -23,9 +23,9 @@ from ncclt.core.study import Claim, Phase, Trial
 from ncclt.core.trial import Outcome
 from ncclt.core.workload import Workload
 from ncclt.errors import StoreError, StudyStoppedError
-from ncclt.search.earlier import EarlierStudy, launches_of
 from ncclt.search.gaussian_process import one_blas_thread
 from ncclt.search.named_sampler import NamedSampler
+from ncclt.search.observations import launches_of
 from ncclt.search.optuna_tables import (
     LABEL,
     NUMBER,
@@ -81,7 +81,6 @@ class Proposer:
         sampler: NamedSampler | None = None,
         storage_url: str | None = None,
         printed_costs: PrintedCosts | None = None,
-        sources: Sequence[EarlierStudy] = (),
         alone: Alone | None = None,
         attributes: Mapping[str, str] | None = None,
     ) -> None:
@@ -96,7 +95,6 @@ class Proposer:
             sampler: chooses instead of `PolicySampler`.
             storage_url: where Optuna keeps its tables; None = in memory.
             printed_costs: NCCL's own tables, where a log held them; only `PolicySampler` has a use for them.
-            sources: launches from elsewhere to begin from, the nearest first; likewise.
             alone: keeps other workers of the study out; None = there are none.
             attributes: user attributes of the Optuna study.
 
@@ -107,7 +105,7 @@ class Proposer:
         self._space, self._workload, self._seed = space, workload, seed
         self._alone: Alone = alone or _unlocked
         self._named = sampler
-        self._policy = PolicySampler(space, workload, cluster, seed=seed, printed_costs=printed_costs, sources=sources)
+        self._policy = PolicySampler(space, workload, cluster, seed=seed, printed_costs=printed_costs)
         # Two Optunas that create their tables at once clash.
         self._storage, self._study = self._alone(lambda: open_study(storage_url, name, WORTH, attributes or {}))
         self._default: Trial | None = None
@@ -121,11 +119,6 @@ class Proposer:
     def startup_trials(self) -> int:
         """Return the launches before patience counts: one per pair, and the random ones of another sampler."""
         return self._startup_trials
-
-    @property
-    def source_weights(self) -> tuple[float, ...]:
-        """Return how much each source counted at the last proposal; empty before the first."""
-        return self._policy.source_weights
 
     def __enter__(self) -> Proposer:
         """Return itself."""

@@ -15,7 +15,6 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.printed_costs import PrintedCosts
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.workload import Workload
-from ncclt.search.earlier import EarlierStudy, surface
 from ncclt.search.gaussian_process import Array
 from ncclt.search.observations import Launch, Observations, observe
 from ncclt.search.posterior import Model
@@ -73,7 +72,6 @@ class PolicySampler:
         cluster: sized.
         seed: breaks ties between settings of equal expected gain.
         printed_costs: NCCL's own tables, where a log held them.
-        sources: launches from elsewhere to begin from, the nearest first.
     """
 
     def __init__(
@@ -84,18 +82,11 @@ class PolicySampler:
         *,
         seed: int = 0,
         printed_costs: PrintedCosts | None = None,
-        sources: Sequence[EarlierStudy] = (),
     ) -> None:
         self._workload, self._cluster, self._seed = workload, cluster, seed
-        self._sources = tuple(sources)
         self._printed_costs = printed_costs
         self._settings = dict.fromkeys(space.distinct)
         self._model: Model | None = None
-
-    @property
-    def source_weights(self) -> tuple[float, ...]:
-        """Return how much each source counted in the last decision; empty before the first."""
-        return () if self._model is None else self._model.source_weights
 
     def decide(self, launches: Sequence[Launch], *, running: Collection[Setting] = ()) -> Proposal | None:
         """Return what to launch next, None if no launch could add information.
@@ -109,9 +100,7 @@ class PolicySampler:
         if not settings:
             return None
         if self._model is None or self._model.settings != settings:
-            messages = [calls.message for calls in self._workload.messages]
-            surfaces = [surface(source, settings, messages, self._cluster) for source in self._sources]
-            self._model = Model(settings, self._workload, self._cluster, self._printed_costs, surfaces)
+            self._model = Model(settings, self._workload, self._cluster, self._printed_costs)
         beliefs = self._model.believe(observations, running)
         seen = outlook(settings, beliefs)
         gains = np.round(seen.gains * _chance_to_run(settings, observations), _DIGITS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
@@ -13,7 +13,7 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.life import By, RevisionState
 from ncclt.core.publication import Publication
 from ncclt.core.recommendation import Recommendation
-from ncclt.core.study import BegunFrom, Study, StudyState, Trial
+from ncclt.core.study import Study, StudyState, Trial
 from ncclt.core.workload import Workload
 from ncclt.errors import StoreError
 from ncclt.store import life, recommendations, studies, summaries, trials
@@ -239,22 +239,6 @@ class Store(Records, Lives, Leases, Keys, JobWorkers, Overview, trials.Outlines,
             return summaries.study_page(
                 connection, self._shipped_workloads, limit=limit, cursor=cursor, cluster=cluster, model=model
             )
-
-    @repeatable
-    def studies_where(self, alike: Callable[[Study], bool], *, simulated: bool, most: int) -> tuple[Study, ...]:
-        """Return the newest studies of which `alike` is true, newest first; a thousand are looked at."""
-        with self._database.reading() as connection:
-            return studies.studies_where(connection, alike, simulated=simulated, most=most)
-
-    @repeatable
-    def keep_sources(self, study_id: str, begun_from: Sequence[BegunFrom], *, again: bool) -> Study:
-        """Store what a study began from, and return it; unless `again`, what is stored already stays.
-
-        Raises:
-            NotFoundError: there is no such study.
-        """
-        with self._database.alone() as connection:
-            return studies.keep_sources(connection, study_id, begun_from, again=again, now=self._clock())
 
     @repeatable
     def add_trial(self, study_id: str, trial: Trial, *, worker: str | None = None) -> Trial:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, Row, insert, select, update
 
-from ncclt.core.study import BegunFrom, Study, StudyState
+from ncclt.core.study import Study, StudyState
 from ncclt.errors import NotFoundError, UsageError
 from ncclt.store.documents import stored, to_text
 from ncclt.store.leases import ABANDONED, abandoned
@@ -17,9 +17,6 @@ from ncclt.store.names import unknown_name
 from ncclt.store.tables import Names, is_named, studies
 
 _LIST = "ncclt studies list"
-_PAGE, _PAGES = 100, 10
-"""Studies that are read at once, and pages of them, where one looks for some kind among the newest."""
-
 _COLUMNS = ("id", "name", "state", "created", "updated")
 
 
@@ -67,36 +64,6 @@ def set_state(connection: Connection, study_id: str, state: StudyState, reason: 
         document = json.loads(text) | {"reason": reason}
     values = {"state": state.value, "updated": now, "document": to_text(document)}
     connection.execute(update(studies).where(studies.c.id == study_id).values(**values))
-
-
-def keep_sources(
-    connection: Connection, study_id: str, begun_from: Sequence[BegunFrom], *, again: bool, now: str
-) -> Study:
-    """Store what a study began from, as `Store.keep_sources`; run it alone."""
-    row = connection.execute(select(studies).where(studies.c.id == study_id)).first()
-    if row is None:
-        raise NotFoundError(f"there is no study with the id {study_id!r}", hint=f"`{_LIST}` lists all")
-    (there,) = _read(connection, [row])
-    if there.begun_from and not again:
-        return there
-    changed = replace(there, begun_from=tuple(begun_from), updated=now)
-    connection.execute(update(studies).where(studies.c.id == study_id).values(**_row(changed)))
-    return changed
-
-
-def studies_where(
-    connection: Connection, alike: Callable[[Study], bool], *, simulated: bool, most: int
-) -> tuple[Study, ...]:
-    """Return the newest studies that are wanted, as `Store.studies_where`."""
-    found: list[Study] = []
-    before: int | None = None
-    for _ in range(_PAGES):
-        rows = study_rows(connection, limit=_PAGE, before=before, cluster=None, model=None)
-        found += [study for study in rows.values() if study.simulated == simulated and alike(study)]
-        if len(rows) < _PAGE or len(found) >= most:
-            break
-        before = min(rows)
-    return tuple(found[:most])
 
 
 def study_rows(
