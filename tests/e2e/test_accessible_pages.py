@@ -163,6 +163,7 @@ def test_from_the_map_to_a_copied_command_with_the_keyboard_alone(browser, addre
         page.keyboard.press("Enter")
         expect(page.locator("button[data-copy]").first).to_have_text("Copied", timeout=PATIENT_MS)
         copied = page.evaluate("navigator.clipboard.readText()")
+        assert copied == page.locator(".copyable code").first.text_content()
     assert re.match(r'eval "\$\(ncclt env |ncclt run ', copied)
     assert f"--model {found.model}" in copied
 

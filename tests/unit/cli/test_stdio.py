@@ -66,8 +66,14 @@ PRINTED = [
 ]
 
 
-@pytest.mark.parametrize("words", PRINTED, ids=" ".join)
-@pytest.mark.parametrize("encoding", [ASCII, {"PYTHONIOENCODING": "latin-1"}], ids=["ascii", "latin-1"])
+LATIN_1 = {"PYTHONIOENCODING": "latin-1"}
+
+
+@pytest.mark.parametrize(
+    ("words", "encoding"),
+    [*((words, ASCII) for words in PRINTED), (PRINTED[0], LATIN_1), (("landscape", "show", "mi355x-2x8"), LATIN_1)],
+    ids=lambda value: " ".join(value),
+)
 def test_every_command_prints_in_any_encoding(words, encoding, environ):
     done = run(words, {**environ, **encoding}, stdout=subprocess.PIPE, encoding="latin-1")
     assert "UnicodeEncodeError" not in done.stderr

@@ -51,11 +51,15 @@ def on_terminal(words, environ, columns):
     return b"".join(sent).decode().replace("\r\n", "\n")
 
 
-def piped(words, environ):
-    argv = [sys.executable, "-m", "ncclt", *words]
-    return subprocess.run(
-        argv, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, check=False
-    ).stdout
+@pytest.fixture
+def piped(environ, nursery, tmp_path):
+    """Return what a command writes that is started beside no terminal."""
+
+    def call(words):
+        _code, out, err = nursery(words, environ, tmp_path)
+        return out + err
+
+    return call
 
 
 TUNE = ("tune", "--model", "bert", "--nodes", "2", "--launcher", "simulate", "--trials", "3", "--blocks", "3")
@@ -73,8 +77,8 @@ ADVISE = ("--model", "bert", "--cluster", "dgx-h100", "--nodes", "2", "--step-ms
     ],
     ids=lambda words: " ".join(words[:2]) if isinstance(words, tuple) else "",
 )
-def test_notes_and_errors_are_folded_on_a_terminal_alone(environ, words, prefix):
-    whole = [line for line in piped(words, environ).splitlines() if re.match(prefix, line)]
+def test_notes_and_errors_are_folded_on_a_terminal_alone(environ, piped, words, prefix):
+    whole = [line for line in piped(words).splitlines() if re.match(prefix, line)]
     assert any(len(line) > 40 for line in whole), whole
 
     lines = STYLE.sub("", on_terminal(words, environ, 40)).splitlines()
@@ -87,11 +91,11 @@ def test_notes_and_errors_are_folded_on_a_terminal_alone(environ, words, prefix)
 
 
 @pytest.fixture
-def hostile(environ, tmp_path):
+def hostile(environ, piped, tmp_path):
     """A store whose names and notes were written by another program."""
     (tmp_path / "work.csv").write_text("collective,size_bytes,calls\nall_reduce,4194304,2\n")
     (tmp_path / "clus.toml").write_text(
-        piped(("cluster", "show", "dgx-h100", "--toml"), environ).replace('"dgx-h100"', '"zclus"')
+        piped(("cluster", "show", "dgx-h100", "--toml")).replace('"dgx-h100"', '"zclus"')
     )
     for words in (
         ("profile", "import", str(tmp_path / "work.csv"), "--name", "zwork"),
@@ -100,7 +104,7 @@ def hostile(environ, tmp_path):
         (*TUNE[:1], "--model", "zwork", "--cluster", "zclus", *TUNE[3:], "--study", "zstud"),
         ("preflight", "--cluster", "zclus", "--nodes", "2", "--launcher", "simulate"),
     ):
-        piped(words, environ)
+        piped(words)
     with sqlite3.connect(tmp_path / ".local/share/ncclt/ncclt.db") as database:
         of = dict(
             database.execute("select name, type from sqlite_master where type in ('table', 'trigger')").fetchall()
@@ -131,13 +135,12 @@ LISTS = {
 }  # fmt: skip
 
 
-def test_control_characters_of_stored_names_reach_no_terminal(hostile):
+def test_control_characters_of_stored_names_reach_no_terminal(hostile, piped):
+    """The styles are those of ncclt alone."""
     for words, name in LISTS.items():
-        for text in (STYLE.sub("", on_terminal(words, hostile, 300)), piped(words, hostile)):
+        sent = on_terminal(words, hostile, 300)
+        assert "\x1b[31m" not in sent, words
+        assert "\x1b[1m" in sent or words != ("studies", "list")
+        for text in (STYLE.sub("", sent), piped(words)):
             assert re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", text) is None, (words, text)
             assert f"{name}{SHOWN}" in text, (words, text)
-
-
-def test_styles_are_those_of_ncclt_alone(hostile):
-    assert "\x1b[31m" not in on_terminal(("studies", "list"), hostile, 300)
-    assert "\x1b[1m" in on_terminal(("studies", "list"), hostile, 300)

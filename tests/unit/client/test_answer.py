@@ -28,7 +28,7 @@ from ncclt.nccl.parameters import CATALOGUE, SET_BY_RULES
 from ncclt.nccl.tuner_plugin.compact_table import table_environment
 
 FAKE = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "fakes" / "hostile_server.py")))
-ANSWERS, SHARDS = 50_000, 10
+ANSWERS = 8_000
 VERSIONS = ("2.28.9", "2.20.5", "2.31.0", None)
 LEGAL_PAIRS = [
     ("NCCL_ALGO", "allreduce:tree"), ("NCCL_ALGO", "allreduce:nvls,ring"), ("NCCL_ALGO", "ring"),
@@ -113,11 +113,10 @@ def sent(monkeypatch):
     return answer
 
 
-@pytest.mark.parametrize("shard", range(SHARDS))
-def test_whatever_a_server_answers_a_job_gets_legal_pairs_or_nothing(shard, sent, tmp_path):
-    chance = random.Random(shard)
+def test_whatever_a_server_answers_a_job_gets_legal_pairs_or_nothing(sent, tmp_path):
+    chance = random.Random(0)
     given = dict.fromkeys((*FAKE.PAIR_FORMATS, *TABLES, "run", "run with a table", "run --policy"), 0)
-    for number in range(ANSWERS // SHARDS):
+    for number in range(ANSWERS):
         version = chance.choice(VERSIONS)
         form = (*FAKE.PAIR_FORMATS, *TABLES)[number % (len(FAKE.PAIR_FORMATS) + len(TABLES))]
         sent.text = hostile_table(chance, form) if form in TABLES else hostile_document(chance)

@@ -95,8 +95,8 @@ def test_garbage_around_an_honest_text_costs_nothing(attack, tmp_path):
 
 
 def test_a_job_gets_legal_values_only_whatever_the_text_holds(capsys, subtests):
-    """Through the client in every form, and through the command."""
-    for attack in FAKE.TEXTS:
+    """Through the client in every form, and through the command; pairs that can be in `json` are refused below."""
+    for attack in [attack for attack in FAKE.TEXTS if not attack.startswith("pair NCCL_")]:
         with subtests.test(attack), FAKE.hostile(attack) as server:
             for form in FORMS:
                 try:
