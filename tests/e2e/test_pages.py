@@ -16,11 +16,13 @@ import pytest
 import uvicorn
 
 from ncclt.core.life import By, ClusterRules
-from ncclt.core.rollout import Variant
+from ncclt.core.rollout import JobStart, RollOutState, Variant
 from ncclt.core.setting import DEFAULT
 from ncclt.core.study import StudyState
+from ncclt.core.ticket import Reporter
 from ncclt.prove import rollout as prove_rollout
 from ncclt.store import open_store
+from ncclt.testing.samples import sample_ticket
 from ncclt_api.app import create_app
 
 playwright_api = pytest.importorskip("playwright.sync_api")
@@ -206,20 +208,20 @@ def test_a_running_study_changes_without_reload_until_it_ends(browser, tmp_path)
         context.close()
 
 
-def report_step_times(page, address, rollout, numbers):
-    """Start jobs and post their step times, those with the new revision twice as fast, while the roll-out runs."""
-    job = {"model": rollout.model, "nodes": 2, "gpus_per_node": 4, "nccl_version": "2.22.3", "format": "json"}
+def report_step_times(store, rollout, numbers):
+    """Start jobs and keep their step times, those with the new revision 10 % faster, while the roll-out runs."""
     for number in numbers:
-        got = rollout.recommendation if rollout.variant(f"job-{number}") is Variant.CANDIDATE else rollout.control
-        asked = page.request.get(
-            f"{address}/v1/clusters/{rollout.cluster}/env", params={**job, "simulated": "allow", "job": f"job-{number}"}
-        )
-        assert asked.ok, asked.text()
-        step_us = 5.0 if got == rollout.recommendation else 10.0
-        body = {"rollout": rollout.id, "job": f"job-{number}", "recommendation": got, "step_us": step_us, "steps": 40}
-        answer = page.request.post(f"{address}/v1/step-times", data=body | {"ticket": asked.json()["ticket"]})
-        assert answer.ok, answer.text()
-        if answer.json()["state"] != "running":
+        job, issued_s = f"job-{number}", time.time() - 1.0
+        got = rollout.recommendation if rollout.variant(job) is Variant.CANDIDATE else rollout.control
+        store.add_job_starts([JobStart(rollout=rollout.id, job=job, recommendation=got, issued_s=issued_s)])
+        ticket = sample_ticket(
+            store.ticket_secret(), job, issued_s=issued_s, recommendation=got, rollout=rollout.id
+        )  # fmt: skip
+        seen = prove_rollout.report_job_time(
+            store, ticket, rollout=rollout.id, job=job, recommendation=got,
+            step_us=9.0 if got == rollout.recommendation else 10.0, steps=40, reporter=Reporter(who="ann", address="127.0.0.1"),
+        )  # fmt: skip
+        if seen.state is not RollOutState.RUNNING:
             return
 
 
@@ -247,9 +249,9 @@ def test_a_roll_out_is_compared_without_reload_until_it_ends(browser, tmp_path, 
         expect(badge).to_have_text("running")
         expect(jobs).to_have_text("0")
         expect(page.get_by_text("Jobs are not given this revision")).to_be_visible()
-        report_step_times(page, address, rollout, range(first))
+        report_step_times(store, rollout, range(first))
         expect(jobs).to_have_text("1", timeout=60_000)
-        report_step_times(page, address, rollout, range(first, 500))
+        report_step_times(store, rollout, range(first, 500))
         expect(badge).to_have_text("won", timeout=60_000)
         store.approve("0c0ffee9", By(who="bob"))
         expect(badge).to_have_text("promoted", timeout=60_000)

@@ -46,10 +46,15 @@ def _carry_out(collective, payloads):
         payload._received.copy_(received)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize(
+    ("collective", "dtype"),
+    [
+        *((collective, "float32") for collective in COLLECTIVES),
+        *((summing, dtype) for summing in ("all_reduce", "reduce_scatter") for dtype in DTYPES if dtype != "float32"),
+    ],
+)
 def test_what_is_expected_is_what_the_collective_does(collective, dtype):
-    """Element for element, in each dtype."""
+    """Element for element; where numbers are added, in each dtype."""
     payloads = _payloads(collective, dtype=dtype)
     _carry_out(collective, payloads)
 
@@ -64,15 +69,15 @@ def test_nothing_sent_is_wrong_everywhere(collective):
     assert sum(payload.wrong() > 1000 for payload in _payloads(collective)) == getting
 
 
-@pytest.mark.parametrize("offset", [1, 2, 64, 1024, 4096, 1 << 16])
 @pytest.mark.parametrize("collective", COLLECTIVES)
-def test_data_that_land_elsewhere_are_noticed(collective, offset):
+def test_data_that_land_elsewhere_are_noticed(collective):
     """Also a power of two away, as a wrong chunk or channel would put them."""
     payloads = _payloads(collective, elements=1 << 17)
     _carry_out(collective, payloads)
-    payloads[0]._received.copy_(payloads[0]._received.roll(offset))
-
-    assert payloads[0].wrong() > 1000
+    right = payloads[0]._received.clone()
+    for offset in (1, 2, 64, 1024, 4096, 1 << 16):
+        payloads[0]._received.copy_(right.roll(offset))
+        assert payloads[0].wrong() > 1000, offset
 
 
 @pytest.mark.parametrize("ranks", [2, 8, 64, 512, 5000])
