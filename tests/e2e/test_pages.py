@@ -217,9 +217,10 @@ def report_step_times(store, rollout, numbers):
         ticket = sample_ticket(
             store.ticket_secret(), job, issued_s=issued_s, recommendation=got, rollout=rollout.id
         )  # fmt: skip
+        step_us = 9.0 if got == rollout.recommendation else 10.0
         seen = prove_rollout.report_job_time(
-            store, ticket, rollout=rollout.id, job=job, recommendation=got,
-            step_us=9.0 if got == rollout.recommendation else 10.0, steps=40, reporter=Reporter(who="ann", address="127.0.0.1"),
+            store, ticket, rollout=rollout.id, job=job, recommendation=got, step_us=step_us, steps=40,
+            reporter=Reporter(who="ann", address="127.0.0.1"),
         )  # fmt: skip
         if seen.state is not RollOutState.RUNNING:
             return

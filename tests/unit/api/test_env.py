@@ -17,19 +17,23 @@ SHAPE = {"nodes": 2, "gpus_per_node": 4, "nccl_version": "2.22.3"}
 JOB = {**SHAPE, "simulated": "allow"}
 
 
-@pytest.mark.parametrize("format", [format for format in FORMATS if format != "slurm-taskprolog"])
-def test_the_text_is_what_the_core_renders(client, filled_store, format):
-    answer = client.get(ENV, params={"model": "bert", **JOB, "format": format})
-    said = {"variant": "active", "reason": "TARGETING_MATCH", "rollout": ""}
-    expected = render(filled_store.recommendation("0c0ffee1"), format=format, said=said)
-    assert answer.status_code == 200
-    assert answer.text == expected
-    media = "application/json" if format == "json" else "text/plain; charset=utf-8"
-    assert answer.headers["content-type"] == media
-    assert answer.headers["x-ncclt-recommendation"] == "0c0ffee1"
-    assert answer.headers["x-ncclt-simulated"] == "true"
-    assert answer.headers["x-ncclt-decision"] == "tuned"
-    assert [answer.headers[f"x-ncclt-{name}"] for name in ("variant", "reason")] == ["active", "TARGETING_MATCH"]
+def test_the_text_is_what_the_core_renders(client, filled_store, subtests):
+    for format in [format for format in FORMATS if format != "slurm-taskprolog"]:
+        with subtests.test(format):
+            answer = client.get(ENV, params={"model": "bert", **JOB, "format": format})
+            said = {"variant": "active", "reason": "TARGETING_MATCH", "rollout": ""}
+            expected = render(filled_store.recommendation("0c0ffee1"), format=format, said=said)
+            assert answer.status_code == 200
+            assert answer.text == expected
+            media = "application/json" if format == "json" else "text/plain; charset=utf-8"
+            assert answer.headers["content-type"] == media
+            assert answer.headers["x-ncclt-recommendation"] == "0c0ffee1"
+            assert answer.headers["x-ncclt-simulated"] == "true"
+            assert answer.headers["x-ncclt-decision"] == "tuned"
+            assert [answer.headers[f"x-ncclt-{name}"] for name in ("variant", "reason")] == [
+                "active",
+                "TARGETING_MATCH",
+            ]
 
 
 def test_a_task_prolog_that_would_set_nothing_is_not_served(client):

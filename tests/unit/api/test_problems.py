@@ -37,30 +37,32 @@ def test_each_error_of_ours_has_its_status(error, status, kind):
     assert problem.type == f"urn:ncclt:problem:{kind}"
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [
-        ("GET", "/nothing", 404),
-        ("GET", "/assets/nothing.css", 404),
-        ("GET", "/v1/studies/nothing", 404),
-        ("POST", "/v1/studies", 405),
-        ("GET", "/v1/studies?limit=0", 422),
-        ("GET", "/v1/studies?limit=many", 422),
-        ("GET", "/v1/studies?cursor=nonsense", 422),
-        ("GET", "/v1/clusters/leonardo/env", 422),
-        ("GET", "/?nonsense=1", 422),
-    ],
-)
-def test_whatever_goes_wrong_the_answer_is_a_problem(client, method, path, status):
-    answer = client.request(method, path)
-    assert answer.status_code == status
-    assert answer.headers["content-type"] == "application/problem+json"
-    problem = answer.json()
-    assert problem["status"] == status
-    assert problem["title"]
-    assert problem["detail"]
-    assert problem["hint"]
-    assert problem["request_id"] == answer.headers["x-request-id"]
+WRONG = [
+    ("GET", "/nothing", 404),
+    ("GET", "/assets/nothing.css", 404),
+    ("GET", "/v1/studies/nothing", 404),
+    ("POST", "/v1/studies", 405),
+    ("GET", "/v1/studies?limit=0", 422),
+    ("GET", "/v1/studies?limit=many", 422),
+    ("GET", "/v1/studies?cursor=nonsense", 422),
+    ("GET", "/v1/clusters/leonardo/env", 422),
+    ("GET", "/?nonsense=1", 422),
+]
+"""(method, path, status)"""
+
+
+def test_whatever_goes_wrong_the_answer_is_a_problem(client, subtests):
+    for method, path, status in WRONG:
+        with subtests.test(f"{method} {path}"):
+            answer = client.request(method, path)
+            assert answer.status_code == status
+            assert answer.headers["content-type"] == "application/problem+json"
+            problem = answer.json()
+            assert problem["status"] == status
+            assert problem["title"]
+            assert problem["detail"]
+            assert problem["hint"]
+            assert problem["request_id"] == answer.headers["x-request-id"]
 
 
 def test_a_refused_request_names_the_field(client):
@@ -150,18 +152,20 @@ def test_a_browser_gets_a_page_outside_the_api(client):
     assert client.get("/v1/studies/x", headers=browser).headers["content-type"] == "application/problem+json"
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [("GET", "/api/v1/studies", 404), ("GET", "/api", 404), ("GET", "/v2/env", 404),
+NO_PAGES = [("GET", "/api/v1/studies", 404), ("GET", "/api", 404), ("GET", "/v2/env", 404),
      ("POST", "/api/v1/env", 404), ("DELETE", "/", 405), ("PUT", "/healthz", 405), ("GET", "/v1/studies?limit=x", 422),
-     ("POST", "/nothing", 404), ("GET", "/assets/none.js", 404)],
-)  # fmt: skip
-@pytest.mark.parametrize("accept", ["*/*", "text/html,*/*;q=0.8"])
-def test_only_pages_answer_with_a_page(client, method, path, status, accept):
+     ("POST", "/nothing", 404), ("GET", "/assets/none.js", 404)]  # fmt: skip
+"""(method, path, status)"""
+
+
+def test_only_pages_answer_with_a_page(client, subtests):
     """A mistyped prefix or version, a wrong method and a refused request are problems for every client."""
-    answer = client.request(method, path, headers={"Accept": accept})
-    assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json")
-    assert answer.json()["status"] == status
+    for method, path, status in NO_PAGES:
+        for accept in ("*/*", "text/html,*/*;q=0.8"):
+            with subtests.test(f"{method} {path}", accept=accept):
+                answer = client.request(method, path, headers={"Accept": accept})
+                assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json")
+                assert answer.json()["status"] == status
 
 
 def test_a_request_id_is_echoed_or_made(client):

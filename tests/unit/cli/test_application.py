@@ -66,12 +66,13 @@ def test_nothing_asked_shows_the_help():
     assert "hint:" not in done.output
 
 
-@pytest.mark.parametrize("command", sorted(set(COMMANDS) - {"env", "run"}))
-def test_help_is_about_the_command_alone(command):
-    shown = call(command, "--help")
-    assert shown.exit_code == 0
-    assert "-completion" not in shown.stdout
+def test_help_is_about_the_command_alone(subtests):
     assert "--install-completion" in call("--help").stdout
+    for command in sorted(set(COMMANDS) - {"env", "run"}):
+        with subtests.test(command):
+            shown = call(command, "--help")
+            assert shown.exit_code == 0
+            assert "-completion" not in shown.stdout
 
 
 def test_the_help_of_all_commands_is_as_wide_as_that_of_one():
