@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ncclt.core.plural import count_noun
 from ncclt.errors import NotFoundError
 from ncclt.store import open_store
 
@@ -177,7 +178,7 @@ def test_kill_9_loses_no_completed_trial_and_the_study_ends_as_if_nothing_had_ha
 
     resumed = ncclt(*TUNE)
     assert "resuming study bert-leonardo-2x4-nccl2.22.3-simulate" in resumed.stderr
-    assert f": {before} trials are stored" in resumed.stderr
+    assert f" after {count_noun(before, 'stored trial')}" in resumed.stderr
 
     undisturbed = ncclt(*TUNE[:-1], "sqlite:///whole.db", "--json")
     document = json.loads(ncclt(*TUNE, "--json").stdout)

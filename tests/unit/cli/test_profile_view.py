@@ -60,7 +60,7 @@ def test_dominance_is_by_time_where_there_is_time(capsys):
     assert document["dominant_by"] == "time"
     assert [row["time_share"] for row in document["messages"]] == [pytest.approx(7.2 / 10.2), pytest.approx(3 / 10.2)]
     assert [row["dominant"] for row in document["messages"]] == [True, True]
-    assert "2 of 2 messages carry 100.0 % of the communication time" in _shown(capsys, _recorded())
+    assert "2 of 2 messages with 100.0 % of the communication time" in _shown(capsys, _recorded())
 
 
 def test_dominance_is_by_bytes_elsewhere():
@@ -88,4 +88,4 @@ def test_bytes_classes_and_cross_over(capsys):
 def test_the_heaviest_rows_are_shown_first(capsys):
     out = _shown(capsys, _recorded(), limit=1)
     assert "28 MiB" in out.splitlines()[5]
-    assert "... and 1 more messages with 29.4 % of the communication time" in out
+    assert "... and 1 more message with 29.4 % of the communication time" in out

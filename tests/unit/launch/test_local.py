@@ -69,7 +69,7 @@ def test_launchers_are_found_by_name():
 
 @pytest.mark.parametrize("wrong", [{"nodes": 0}, {"processes_per_node": 0}, {"nodes": 2, "hosts": ("a",)}], ids=str)
 def test_a_launch_has_a_process_on_each_of_its_nodes(wrong):
-    with pytest.raises(UsageError, match="1 hosts were named for 2 nodes" if "hosts" in wrong else "at least 1 node"):
+    with pytest.raises(UsageError, match=r"number of hosts \(1\) differs" if "hosts" in wrong else "at least 1 node"):
         JobShape(**wrong)
 
 

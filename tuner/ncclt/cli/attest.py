@@ -15,6 +15,7 @@ from ncclt.cli.configuration import lookup
 from ncclt.cli.options import AsJson
 from ncclt.cli.output import print_json, print_table, say
 from ncclt.core.attestation import Attestation, Effect, Form
+from ncclt.core.plural import count_noun
 from ncclt.errors import TraceError, UsageError
 
 if TYPE_CHECKING:
@@ -187,8 +188,8 @@ def print_attestation(attestation: Attestation, *, to_stderr: bool) -> None:
             to_stderr=to_stderr,
         )
         if len(attestation.rows) > _SHOWN_ROWS:
-            out.write(f"and {len(attestation.rows) - _SHOWN_ROWS} more rows: --json shows them\n")
+            out.write(f"and {count_noun(len(attestation.rows) - _SHOWN_ROWS, 'more row')}: --json shows them\n")
     if attestation.calls_unruled:
-        out.write(f"{attestation.calls_unruled} calls are left to NCCL by the policy\n")
+        out.write(f"The policy leaves {count_noun(attestation.calls_unruled, 'call')} to NCCL\n")
     for note in attestation.notes:
         say(f"note: {note}", to_stdout=not to_stderr)

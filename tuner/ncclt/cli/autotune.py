@@ -20,6 +20,7 @@ from ncclt.cli.spread import Fields, spread, words_of
 from ncclt.core.effort import Effort
 from ncclt.core.message import Collective
 from ncclt.core.option import Option
+from ncclt.core.plural import count_noun
 from ncclt.errors import NotFoundError, UsageError, require_extra
 from ncclt.measure.target import Target
 from ncclt.prove.comparison import Comparison
@@ -343,7 +344,7 @@ def _compared(
     if made is None or resumable(made, job.how):
         earlier = made.launches if made else ()
         if earlier and not hidden:
-            say(f"ncclt: compare: {len(earlier)} launches are stored, resuming after them")
+            say(f"ncclt: compare: resuming after {count_noun(len(earlier), 'stored launch', 'stored launches')}")
         with proven_request(recommendation, job.argv, how=job.how, launcher=launcher, environ=os.environ) as request:
             made = compare(request, launcher, store, hidden=hidden, earlier=earlier)
     elif not hidden:

@@ -13,6 +13,7 @@ import typer
 from ncclt.cli.completion import cluster_names
 from ncclt.cli.options import AsJson, DryRun, ReplaceCluster, Storage
 from ncclt.cli.output import print_json, print_table, say
+from ncclt.core.plural import count_noun
 from ncclt.errors import UsageError, require_extra
 
 if TYPE_CHECKING:
@@ -228,5 +229,5 @@ def _probed(testbed: Testbed, settings: Sequence[Setting], times: Path | None) -
     origin = f"ncclt cluster calibrate --probe; ncclt {__version__}"
     table = ProbeTable(times, testbed.runner, origin=origin) if times else None
     left = sum(setting not in table.known for setting in settings) if table else len(settings)
-    say(f"ncclt: {testbed.reason}: {left} launches")
+    say(f"ncclt: {testbed.reason}: {count_noun(left, 'launch', 'launches')}")
     return observe(testbed.runner, settings, table)

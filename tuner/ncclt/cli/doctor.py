@@ -15,6 +15,7 @@ from ncclt.cli.options import AsJson, Storage
 from ncclt.cli.output import print_json, say
 from ncclt.cli.spread import Fields, spread
 from ncclt.core.option import Option
+from ncclt.core.plural import count_noun
 from ncclt.errors import UsageError
 from ncclt.measure.target import Target
 
@@ -150,7 +151,7 @@ def _start(target: Target, cluster: Cluster | None) -> tuple[LogFacts, tuple[str
         )
     job = cluster or _job_of_unknown_gpus(target)
     target = changed(target, keep_env=True).resolved(os.environ)
-    say(f"ncclt: starting one all_reduce of {job.world_size} ranks by {target.launcher}")
+    say(f"ncclt: starting one all_reduce of {count_noun(job.world_size, 'rank')} by {target.launcher}")
     starter = launcher_of(job, target, target.hosts, environ=os.environ)
     runs, _ = benchmark_of(job, target, starter, frozenset({Collective.ALL_REDUCE}))
     return start_log(starter, runs, job)

@@ -12,6 +12,7 @@ from ncclt.cli.output import note, print_bold, print_table
 from ncclt.cli.spread import words_of
 from ncclt.core.effort import MAX_BLOCKS, MIN_BLOCKS, Effort
 from ncclt.core.message import format_sizes
+from ncclt.core.plural import count_noun
 from ncclt.core.recommendation import Decision
 from ncclt.deliver.render.delivery import channels_words
 from ncclt.measure.target import Target
@@ -56,7 +57,7 @@ def print_ending(
         lines["next"] = f"`ncclt tune --model {shlex.quote(study.workload.name)}` where the job runs gives a result"
     elif not place.active:
         lines["use it"] = use.why or "nothing to do: NCCL's own choice stays"
-    lines["stored"] = f"study {study.name} ({trials} trials) in {shown}"
+    lines["stored"] = f"study {study.name} ({count_noun(trials, 'trial')}) in {shown}"
     lines["page"] = f"http://127.0.0.1:8080/studies/{study.id} while `ncclt serve{source}` runs"
     for word, sentence in lines.items():
         (print_bold if word in ("use it", "continue") else print)(f"{word + ':':<10}{sentence}")

@@ -12,6 +12,7 @@ import typer
 from ncclt.cli.completion import cluster_names, recorded_names
 from ncclt.cli.options import AsJson, Storage
 from ncclt.cli.output import print_json, print_table, say
+from ncclt.core.plural import count_noun
 from ncclt.errors import NotFoundError, UsageError
 
 if TYPE_CHECKING:
@@ -56,8 +57,8 @@ def list_landscapes(as_json: AsJson = False) -> None:
     for document in documents:
         shape = f"{document['nodes']} x {document['gpus_per_node']} {document['gpu']}, NCCL {document['nccl_version']}"
         print(f"{document['name']}: {document['system']}")
-        print(f"  {shape}, {document['sizes']} sizes")
-        print(f"  {document['settings']} settings beside NCCL's own choice: {document['choices']}")
+        print(f"  {shape}, {count_noun(document['sizes'], 'size')}")
+        print(f"  {count_noun(document['settings'], 'setting')} beside NCCL's own choice: {document['choices']}")
         print(f"  from {document['source']}")
 
 
@@ -172,7 +173,6 @@ def import_landscape(
     """
     from ncclt import __version__
     from ncclt.core.name import checked_name
-    from ncclt.core.plural import count_noun
     from ncclt.measure.simulated.landscape_import import import_logs
     from ncclt.profile.readers.nccl_tests import read_tests
     from ncclt.profile.source import files_of

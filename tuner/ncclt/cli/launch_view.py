@@ -10,6 +10,7 @@ import typer
 
 from ncclt.core.message import format_bytes
 from ncclt.core.option import Group
+from ncclt.core.plural import count_noun
 from ncclt.errors import UsageError
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def print_launches(rows: Iterable[Mapping[str, Any]], *, texts: bool) -> None:
             if text == shown.get("files", {}).get(name):
                 continue
             lines = text.splitlines()
-            print(f"  file {name}: {len(lines)} lines, {format_bytes(len(text.encode()))}")
+            print(f"  file {name}: {count_noun(len(lines), 'line')}, {format_bytes(len(text.encode()))}")
             if texts:
                 print("".join(f"    {line}\n" for line in lines), end="")
         shown = row

@@ -225,7 +225,7 @@ def _hosts(target: Target, cluster: Cluster, *, dry_run: bool) -> tuple[str, ...
             cluster = cluster.sized(nodes=len(named))
         return hosts_here(cluster, target, environ=os.environ)
     if named and target.nodes not in (None, len(named)):
-        raise UsageError(f"{len(named)} hosts were named for {target.nodes} nodes")
+        raise UsageError(f"the number of hosts ({len(named)}) differs from the number of nodes ({target.nodes})")
     digits = max(2, len(str(cluster.nodes - 1)))
     return named or tuple(f"n{index:0{digits}}" for index in range(cluster.nodes))
 

@@ -9,6 +9,7 @@ import typer
 from ncclt.cli.completion import model_names
 from ncclt.cli.options import AsJson, Storage
 from ncclt.cli.output import print_json, print_table, say
+from ncclt.core.plural import count_noun
 
 if TYPE_CHECKING:
     from ncclt.core.message import Message
@@ -42,7 +43,7 @@ def diff(
 def print_difference(found: Difference, before: str, after: str, *, units: tuple[str, str] = ("step", "step")) -> None:
     """Print a difference: `+` only in B, `-` only in A, `~` in both with other calls."""
     if found.is_empty:
-        print(f"{before} and {after} send the same {found.unchanged} messages")
+        print(f"{before} and {after} send the same {count_noun(found.unchanged, 'message')}")
     else:
         header = (
             "",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ncclt.cli.output import note, print_table
 from ncclt.core.message import format_bytes
+from ncclt.core.plural import count_noun
 from ncclt.core.workload import RANK_ROLES
 from ncclt.profile.views.exposure import gain_bound
 from ncclt.profile.views.histogram import SIZE_CLASSES, cross_over, size_classes, traffic
@@ -110,10 +111,10 @@ def _print_messages(workload: Workload, limit: int) -> None:
     if len(shown) < len(ranked):
         rest = sum(weight for weight, _ in ranked[len(shown) :]) / whole
         more = len(ranked) - len(shown)
-        print(f"... and {more} more messages with {rest * 100:.1f} % of the {unit} (--limit 0 shows all)")
+        print(f"... and {count_noun(more, 'more message')} with {rest * 100:.1f} % of the {unit} (--limit 0 shows all)")
     covered = sum(weight for weight, calls in ranked if calls.message in marked) / whole
     print(
-        f"* dominant: {len(dominant)} of {len(ranked)} messages carry {covered * 100:.1f} % of the {unit} "
+        f"* dominant: {len(dominant)} of {count_noun(len(ranked), 'message')} with {covered * 100:.1f} % of the {unit} "
         f"of a {workload.unit}"
     )
 

@@ -10,6 +10,7 @@ import typer
 
 from ncclt.cli.options import ReplaceWorkload, Storage
 from ncclt.cli.output import report, say
+from ncclt.core.plural import count_noun
 from ncclt.errors import NccltError, UsageError, reason
 from ncclt.profile.record.plan import Method, plan_recording
 
@@ -123,9 +124,11 @@ def _store(recording: Recording, *, method: Method, storage: str | None, replace
         store.add_workload(workload, replace=replace)
         where = store.shown
     origin = workload.provenance
+    steps = count_noun(origin.steps, "step") if origin.steps else "an unknown number of steps"
+    size = format_bytes(round(workload.bytes_per_step))
     say(
-        f"ncclt: recorded {origin.steps or 'an unknown number of'} steps of {len(origin.ranks_read)} ranks: "
-        f"{len(workload.messages)} messages, {format_bytes(round(workload.bytes_per_step))} {workload.per}"
+        f"ncclt: recorded {steps} of {count_noun(len(origin.ranks_read), 'rank')}: "
+        f"{count_noun(len(workload.messages), 'message')}, {size} {workload.per}"
     )
     cost = recording.overhead
     if cost is None and method is Method.PLUGIN:

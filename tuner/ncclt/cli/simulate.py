@@ -12,6 +12,7 @@ import typer
 from ncclt.cli.completion import cluster_names
 from ncclt.cli.options import AsJson, Storage
 from ncclt.cli.output import print_json
+from ncclt.core.plural import count_noun
 from ncclt.errors import UsageError
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ def _print(rows: Sequence[SweepRow], cluster: Cluster, title: str, calibrated: s
     for group in _groups(rows):
         first = group[0]
         shape = f"{first.nodes} x {cluster.gpus_per_node} {cluster.gpu}"
-        print(f"#\n# {shape}, {first.message.group_size} ranks, setting {first.setting.label}")
+        print(f"#\n# {shape}, {count_noun(first.message.group_size, 'rank')}, setting {first.setting.label}")
         print(f"# {'size':>12} {'count':>12} {'type':>6} {'time':>12} {'algbw':>8} {'busbw':>8}  runs")
         print(f"# {'(B)':>12} {'(elements)':>12} {'':>6} {'(us)':>12} {'(GB/s)':>8} {'(GB/s)':>8}")
         for row in group:

@@ -13,6 +13,7 @@ from ncclt import __version__
 from ncclt.cli.completion import cluster_names, model_names
 from ncclt.cli.options import AsJson, StepsPerDay, Storage, storage_option
 from ncclt.cli.output import note, print_json, print_table
+from ncclt.core.plural import count_noun
 from ncclt.core.recommendation import Decision
 from ncclt.core.study import StudyState, gpu_seconds
 from ncclt.deliver.use import use_of
@@ -141,7 +142,7 @@ def show(
     if newest and newest.stale:
         print(f"STALE, no longer served: {newest.stale}")
     if newest is None:
-        print(f"cost of {len(trials)} launches: {cost_words(study, trials, None)}")
+        print(f"cost of {count_noun(len(trials), 'launch', 'launches')}: {cost_words(study, trials, None)}")
     time = f"µs per {study.workload.unit}"
     print_table(
         ("#", "phase", "setting", "outcome", time, "detail"),

@@ -14,6 +14,7 @@ from ncclt.cli.launch_view import launch_row
 from ncclt.cli.output import console, say
 from ncclt.cli.stdio import visible
 from ncclt.cli.studies import trial_row
+from ncclt.core.plural import count_noun
 from ncclt.core.study import Phase, gpu_seconds
 from ncclt.core.trial import Outcome
 from ncclt.deliver.render.delivery import channels_words
@@ -80,13 +81,13 @@ class TuneView:
         say(f"ncclt: trials run on: {study.launcher}{label}, {self._testbed.reason}")
         say(
             f"ncclt: {study.workload.name} on {cluster.name}, {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu}, "
-            f"NCCL {cluster.nccl_version}, {len(study.workload.messages)} messages"
+            f"NCCL {cluster.nccl_version}, {count_noun(len(study.workload.messages), 'message')}"
         )
         for words in (ceiling_words(study.workload), search_words(self._testbed, study.workload, study.process_wide)):
             if words:
                 say(f"ncclt: {words}")
         if resumed:
-            say(f"ncclt: resuming study {study.name}: {resumed} trials are stored")
+            say(f"ncclt: resuming study {study.name} after {count_noun(resumed, 'stored trial')}")
 
     def searched(self, progress: SearchProgress) -> None:
         """Show one launch of the search."""
@@ -164,7 +165,7 @@ def print_result(
         if not quiet and (cost := cost_words(study, result.trials, None)):
             say(f"ncclt: cost of all launches of this study: {cost}")
         todo = "" if job_loss(os.environ).requeued else "; run the same command to resume"
-        say(f"ncclt: {len(result.trials)} trials are saved in {store.shown}{todo}")
+        say(f"ncclt: saved {count_noun(len(result.trials), 'trial')} in {store.shown}{todo}")
         return
     print_messages(result.messages, study)
     if testbed.landscape is not None:

@@ -68,7 +68,7 @@ class JobShape:
         if self.nodes < 1 or self.processes_per_node < 1:
             raise UsageError("a launch needs at least 1 node and 1 process on each")
         if self.hosts and len(self.hosts) != self.nodes:
-            raise UsageError(f"{len(self.hosts)} hosts were named for {self.nodes} nodes")
+            raise UsageError(f"the number of hosts ({len(self.hosts)}) differs from the number of nodes ({self.nodes})")
 
     @property
     def world_size(self) -> int:

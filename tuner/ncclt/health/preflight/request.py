@@ -50,7 +50,7 @@ class PreflightRequest:
             raise UsageError("--quick and --full cannot be combined")
         if len(set(self.hosts)) != len(self.hosts) or len(self.hosts) != self.cluster.nodes:
             raise UsageError(
-                f"{len(self.hosts)} hosts were named for {self.cluster.nodes} nodes",
+                f"the number of hosts ({len(self.hosts)}) differs from the number of nodes ({self.cluster.nodes})",
                 hint="name each node once, --nodes of them",
             )
         if self.cluster.world_size < 2:
