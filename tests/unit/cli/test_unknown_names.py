@@ -98,3 +98,24 @@ def test_a_job_starts_all_the_same(storage):
     done = ask(ncclt, "leonrado", "bert", *storage, "--", "echo", "it trains")
     assert (done.returncode, done.stdout) == (0, "it trains\n")
     assert "did you mean leonardo?" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["tune", "check", "autotune"])
+def test_a_mistyped_name_is_refused_before_what_the_machine_lacks(storage, tmp_path, monkeypatch, name):
+    """No launcher is given and nothing can be measured here; a wrong word is refused without a store, too."""
+    from typer.testing import CliRunner
+
+    from ncclt.cli.application import app
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+    def refusal(*words):
+        return CliRunner().invoke(app, [name, *words]).output
+
+    assert refusal("--model", "our-gtp", *storage).startswith("ncclt: there is no workload 'our-gtp'\n")
+    for option, word in (("--launcher", "slum"), ("--benchmark", "ncl_tests")):
+        wrong = refusal("--model", "our-gtp", option, word, "--storage", "sqlite:///new.db")
+        assert wrong.startswith(f"ncclt: unknown {option[2:]} {word!r}\n")
+        assert not (tmp_path / "new.db").exists()

@@ -162,6 +162,10 @@ def autotune(
         )
     blocks = how.blocks if effort.blocks == Effort().blocks else effort.blocks
     how = replace(how, min_effect=effort.min_effect, blocks=blocks, steps=window or how.steps)
+    target.require_known_names()
+    if model is not None:
+        with open_to_read(storage, would_be_made=True) as store:
+            store.workload(model)  # an unknown name is refused before what is missing here
     target = target_of_job(target, argv, environ=os.environ)
     name = model or name_of_job(argv, environ=os.environ, folder=Path.cwd())
     location = locate(storage)

@@ -67,12 +67,14 @@ def check(
     from ncclt.store import open_store
     from ncclt.store.shipped import is_demo
 
-    target = target.resolved(os.environ, demo=is_demo(model))
+    target.require_known_names()
     with open_store(storage, makes=False) as store:
         from ncclt.store.clock import utc_now
 
+        workload = store.workload(model)  # an unknown name is refused before what is missing here
+        target = target.resolved(os.environ, demo=is_demo(model))
         # A seed of its own for simulated noise: a check must not repeat the study's own launches.
-        testbed = open_testbed(target, store, store.workload(model), environ=os.environ, seed=0, ask_driver=False)
+        testbed = open_testbed(target, store, workload, environ=os.environ, seed=0, ask_driver=False)
         published, study = _published(store, testbed, model, target.nccl_version)
         request = RecheckRequest(
             recommendation=published, study=study, trials=store.trials(study.id),

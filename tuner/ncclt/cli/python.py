@@ -63,16 +63,22 @@ def tune(
     from ncclt.store.shipped import is_demo
 
     demo = isinstance(workload, str) and is_demo(workload)
-    target, effort = (target or Target()).resolved(os.environ, demo=demo), effort or Effort()
+    target, effort = target or Target(), effort or Effort()
+    target.require_known_names()
+    own = storage if isinstance(storage, store.Store) else None
+    place = None if isinstance(storage, store.Store) else storage
+    if isinstance(workload, str):
+        # An unknown name is refused before what is missing here, and makes no store.
+        with nullcontext(own) if own else store.open_to_read(place, would_be_made=True) as opened:
+            workload = opened.workload(workload)
+    target = target.resolved(os.environ, demo=demo)
     if target.lacks_allocation(os.environ):
         raise UsageError(
             "launcher='slurm' needs a Slurm allocation, and this process has none",
             hint="run it under salloc or sbatch, or let `ncclt tune --launcher slurm` submit the study",
         )
-    with nullcontext(storage) if isinstance(storage, store.Store) else store.open_store(storage) as opened:
-        request = TuneRequest(
-            workload=opened.workload(workload) if isinstance(workload, str) else workload, effort=effort
-        )
+    with nullcontext(own) if own else store.open_store(place) as opened:
+        request = TuneRequest(workload=workload, effort=effort)
         testbed = open_testbed(target, opened, request.workload, environ=os.environ, seed=effort.seed)
         if testbed.is_launched and not force:
             broken = examine_here(os.environ, cluster=testbed.runner.cluster).blocking

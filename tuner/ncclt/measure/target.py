@@ -206,6 +206,7 @@ class Target:
             UsageError: the options contradict each other, have no effect there, or nothing can be measured here.
             InputError: the host file cannot be read.
         """
+        self.require_known_names()
         chosen = self._with_launcher(environ, gpus_visible, demo=demo, drill=drill)
         if chosen.launcher == "replay" and self.landscape is None and chosen.cluster not in recorded_tables():
             raise UsageError(
@@ -223,20 +224,26 @@ class Target:
                 "--landscape brings its own cluster: leave out --cluster, --nodes, --gpus-per-node and --nccl-version",
                 hint="change FILE.toml beside FILE.csv if they are wrong",
             )
-        # Third-party benchmarks last: finding them reads the metadata of every installed package.
-        if self.benchmark not in (None, *BENCHMARKS) and self.benchmark not in benchmark_modules():
-            raise UsageError(f"unknown benchmark {self.benchmark!r}", hint=f"one of {', '.join(benchmark_modules())}")
         if self.hostfile is None:
             return chosen
         return replace(chosen, hosts=tuple(host.label for host in read_hostfile(self.hostfile)), hostfile=None)
+
+    def require_known_names(self) -> None:
+        """Refuse a launcher or benchmark that does not exist, whatever else is missing here.
+
+        Raises:
+            UsageError: see above.
+        """
+        if self.launcher and self.launcher not in (known := (*NOT_LAUNCHED, *launcher_modules())):
+            raise UsageError(f"unknown launcher {self.launcher!r}", hint=f"one of {', '.join(known)}")
+        # Finding third parties' benchmarks reads the metadata of every installed package.
+        if self.benchmark not in (None, *BENCHMARKS) and self.benchmark not in benchmark_modules():
+            raise UsageError(f"unknown benchmark {self.benchmark!r}", hint=f"one of {', '.join(benchmark_modules())}")
 
     def _with_launcher(
         self, environ: Mapping[str, str], gpus_visible: Callable[[], bool], *, demo: bool, drill: bool
     ) -> Target:
         if self.launcher:
-            known = (*NOT_LAUNCHED, *launcher_modules())
-            if self.launcher not in known:
-                raise UsageError(f"unknown launcher {self.launcher!r}", hint=f"one of {', '.join(known)}")
             if self.landscape is not None and self.launcher != "replay":
                 raise UsageError(f"--landscape is replayed, it cannot be combined with --launcher {self.launcher}")
             name = self.cluster
