@@ -29,36 +29,37 @@ def study_count(ncclt):
         return len(store.studies().items)
 
 
-@pytest.mark.parametrize(
-    ("words", "rc", "said"),
-    [
-        (("--model", "bart"), 3, "bert"),
-        (("--model", "bert", "--cluster", "leonard", "--launcher", "simulate"), 3, "leonardo"),
-        (("--model", "bert", "--cluster", "leonardo"), 2, "--launcher simulate uses a model"),
-        (("--model", "bert", "--nodes", "0"), 2, "--nodes must be 1 to 1,000,000, not 0"),
-        (("--model", "bert", "--nodes", "-2"), 2, "--nodes must be 1 to 1,000,000, not -2"),
-        (("--model", "bert", "--gpus-per-node", "9"), 2, "--gpus-per-node must be 1 to 8"),
-        (("--model", "bert", *SIMULATED, "--gpus-per-node", "9"), 2, "--gpus-per-node must be 1 to 4"),
-        (("--model", "bert", "--nodes", "4"), 2, "mi355x-2x8 was recorded with --nodes 2, not 4"),
-        (("--model", "bert", "--nccl-version", "2.21.5"), 2, "was recorded with --nccl-version 2.28.3"),
-        (("--model", "bert", "--trials", "-1"), 2, "--trials must be 1 to 1,000,000, not -1"),
-        (("--model", "bert", "--time", "-5"), 2, "--time must be above 0"),
-        (("--model", "bert", "--blocks", "0"), 2, "--blocks must be 1 to 1,000,000"),
-        (("--model", "bert", "--launcher", "teleport"), 2, "simulate, replay, local"),
-        (("--model", "bert", "--launcher", "replay", "--cluster", "leonardo"), 2, "--landscape"),
-        (("--model", "bert", *SIMULATED, "--process-wide", "BUFSIZE"), 2, "BUFFSIZE"),
-        (("--model", "bert", "--nccl-version", "two"), 2, "not an NCCL version"),
-        (("--model", "bert", "--profile", "bert"), 2, "--model"),
-        ((), 2, "--model"),
-    ],
-)
-def test_a_senseless_request_is_refused_and_stores_no_study(ncclt, words, rc, said):
-    done = ncclt("tune", *words, *STORE, rc=rc)
+SENSELESS = [
+    (("--model", "bart"), 3, "bert"),
+    (("--model", "bert", "--cluster", "leonard", "--launcher", "simulate"), 3, "leonardo"),
+    (("--model", "bert", "--cluster", "leonardo"), 2, "--launcher simulate uses a model"),
+    (("--model", "bert", "--nodes", "0"), 2, "--nodes must be 1 to 1,000,000, not 0"),
+    (("--model", "bert", "--nodes", "-2"), 2, "--nodes must be 1 to 1,000,000, not -2"),
+    (("--model", "bert", "--gpus-per-node", "9"), 2, "--gpus-per-node must be 1 to 8"),
+    (("--model", "bert", *SIMULATED, "--gpus-per-node", "9"), 2, "--gpus-per-node must be 1 to 4"),
+    (("--model", "bert", "--nodes", "4"), 2, "mi355x-2x8 was recorded with --nodes 2, not 4"),
+    (("--model", "bert", "--nccl-version", "2.21.5"), 2, "was recorded with --nccl-version 2.28.3"),
+    (("--model", "bert", "--trials", "-1"), 2, "--trials must be 1 to 1,000,000, not -1"),
+    (("--model", "bert", "--time", "-5"), 2, "--time must be above 0"),
+    (("--model", "bert", "--blocks", "0"), 2, "--blocks must be 1 to 1,000,000"),
+    (("--model", "bert", "--launcher", "teleport"), 2, "simulate, replay, local"),
+    (("--model", "bert", "--launcher", "replay", "--cluster", "leonardo"), 2, "--landscape"),
+    (("--model", "bert", *SIMULATED, "--process-wide", "BUFSIZE"), 2, "BUFFSIZE"),
+    (("--model", "bert", "--nccl-version", "two"), 2, "not an NCCL version"),
+    (("--model", "bert", "--profile", "bert"), 2, "--model"),
+    ((), 2, "--model"),
+]
+"""(words, exit code, what is said)"""
 
-    assert said in done.stderr
-    assert done.stdout == ""
-    assert "Traceback" not in done.stderr
-    assert study_count(ncclt) == 0
+
+def test_a_senseless_request_is_refused_and_stores_no_study(ncclt, subtests):
+    for words, rc, said in SENSELESS:
+        with subtests.test(" ".join(words)):
+            done = ncclt("tune", *words, *STORE, rc=rc)
+            assert said in done.stderr
+            assert done.stdout == ""
+            assert "Traceback" not in done.stderr
+            assert study_count(ncclt) == 0
 
 
 def write_trace(folder, name, events):

@@ -99,10 +99,10 @@ def test_headers_are_removed_to_the_end_of_the_line(line):
         "AccountKey=" + "aB3d" * 21 + "aB==",
     ],
 )
-@pytest.mark.parametrize("around", ["before {} after", "Error: ({}) is not valid", "'{}'"])
-def test_bare_keys_are_known_by_their_form(key, around):
+def test_bare_keys_are_known_by_their_form(key):
     """Of those that detect-secrets knows (the last three), and of those that it does not."""
-    assert without_secrets(around.format(key)).count(key.removeprefix("AccountKey=")) == 0
+    for around in ("before {} after", "Error: ({}) is not valid", "'{}'"):
+        assert key.removeprefix("AccountKey=") not in without_secrets(around.format(key)), around
 
 
 @pytest.mark.parametrize("line", ["wandb: logging in with key {}", "api_key: {}", "Invalid API key provided: {}"])

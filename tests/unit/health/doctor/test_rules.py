@@ -282,13 +282,13 @@ CASES = [  # rule, a set-up that breaks it, one beside it that does not
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("rule", "broken", "sound"), CASES, ids=[f"{n}-{case[0]}" for n, case in enumerate(CASES)])
-def test_rule_finds_what_is_broken_and_spares_what_is_not(rule, broken, sound):
-    found = [finding for finding in diagnose(Facts(**broken)).findings if finding.id == rule]
-
-    assert found
-    assert all(finding.what and finding.fix and finding.why and finding.source for finding in found)
-    assert rule not in {finding.id for finding in diagnose(Facts(**sound)).findings}
+def test_rule_finds_what_is_broken_and_spares_what_is_not(subtests):
+    for number, (rule, broken, sound) in enumerate(CASES):
+        with subtests.test(f"{number}-{rule}"):
+            found = [finding for finding in diagnose(Facts(**broken)).findings if finding.id == rule]
+            assert found
+            assert all(finding.what and finding.fix and finding.why and finding.source for finding in found)
+            assert rule not in {finding.id for finding in diagnose(Facts(**sound)).findings}
 
 
 def test_every_rule_is_tried():
