@@ -43,7 +43,6 @@ def command(*words):
 def answer(cluster, workload, folder):
     """Return what one pair comes to, as plain values; times with 6 digits, no ids, no dates, no sentences."""
     storage = ("--storage", f"sqlite:///{folder / f'{workload}.db'}")
-    # A store for each pair: what other studies found best would be tried early.
     trials = "12" if THOROUGH[cluster] == workload else "3"
     _, document = command(
         "tune", "--launcher", "simulate", "--cluster", cluster, "--model", workload, "--seed", "0", "--trials", trials,

@@ -249,7 +249,7 @@ def test_a_roll_out_is_compared_without_reload_until_it_ends(browser, tmp_path, 
         jobs = page.locator("#rollout dt:has-text('Jobs with it') + dd")
         expect(badge).to_have_text("running")
         expect(jobs).to_have_text("0")
-        expect(page.get_by_text("Jobs are not given this revision")).to_be_visible()
+        expect(page.get_by_text("This revision is not served")).to_be_visible()
         report_step_times(store, rollout, range(first))
         expect(jobs).to_have_text("1", timeout=60_000)
         report_step_times(store, rollout, range(first, 500))

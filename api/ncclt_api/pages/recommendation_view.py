@@ -138,8 +138,8 @@ class RecommendationView:
 
     Attributes:
         use: the form in which it is used best, with its command.
-        snippets: every format; empty where jobs are not given this revision, or it is a demonstration.
-        served: id of the revision that jobs are given; empty = none.
+        snippets: every format; empty for a demonstration, and for a revision that is not served.
+        served: id of the served revision; empty = none.
         approvals: newest first.
         differences: what it chooses otherwise than the served one; empty where it is that.
     """

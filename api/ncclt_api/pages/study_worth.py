@@ -151,7 +151,7 @@ def decisions_of(
                 steps.append(DecisionStep(when=recommendation.created, what=what, why=form.verdict.reason))
         tuned = any(form and form.verdict.decision is Decision.TUNED for form in forms.values())
         is_used = tuned and not recommendation.label
-        why = "it can be served to jobs of this fingerprint" if is_used else "jobs are left to NCCL"
+        why = "it can be served to jobs of this fingerprint" if is_used else "jobs keep the NCCL default"
         what = f"Revision {recommendation.revision} was published"
         steps.append(DecisionStep(when=recommendation.created, what=what, why=why))
         if recommendation.stale:

@@ -129,7 +129,7 @@ def test_what_the_search_found_is_not_shown_beside_a_verdict_that_refused_it(emp
         in empty_client.get("/clusters/leonardo").text
     )
     page = empty_client.get("/studies/aa").text
-    assert "nothing was worth a proof" in page
+    assert "no candidate was worth a proof" in page
     assert not re.search("95.% interval", page)
 
 

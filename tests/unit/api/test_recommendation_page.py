@@ -114,7 +114,7 @@ def test_a_revision_that_jobs_do_not_get_has_no_command_and_shows_what_differs(b
     assert (view["served"], view["snippets"]) == ("0c0ffee9", [])
     assert view["differences"]
     page = browser.get(PAGE).text
-    assert '<a href="/recommendations/0c0ffee9">What they get</a>' in page
+    assert '<a href="/recommendations/0c0ffee9">Served revision</a>' in page
     assert "<ins>" in page
     assert "ncclt env" not in page
     assert [row["is_served"] for row in view["revisions"]] == [True, False]

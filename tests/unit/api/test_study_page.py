@@ -276,7 +276,7 @@ def test_the_page_tells_of_verdict_and_publication(client):
     log = page[page.index('id="log-live"') :]
     assert "Revision 1 was published" in log
     assert "As tuner table: demonstration" in log
-    assert "jobs are left to NCCL" in log
+    assert "jobs keep the NCCL default" in log
 
 
 # The page

@@ -1,4 +1,4 @@
-"""`ncclt tune --init-log`: the search begins from NCCL's own cost table."""
+"""`ncclt tune --init-log`: the search starts from NCCL's own cost table."""
 
 import json
 

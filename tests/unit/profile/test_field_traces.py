@@ -24,13 +24,13 @@ def rows(workload):
     }
 
 
-def test_stages_of_a_pipeline_give_the_busiest_rank(read):
+def test_pipeline_stages_give_the_role_with_most_bytes(read):
     """4000 B on rank 0 and 8000 B on rank 1: no rank sends both."""
     workload = read("stage_rank0.json", "stage_rank1.json")
     assert rows(workload) == {("all_reduce", "float32", 8000, 2): 1.0}
-    assert [note for note in workload.provenance.notes if "messages" in note or "not in" in note] == [
-        "the ranks send different messages: the calls are those of rank 1, which sends most",
-        "not in this workload: rank 0 with 1 x all_reduce 3.91 KiB float32",
+    assert [note for note in workload.provenance.notes if "messages" in note or "left out: rank" in note] == [
+        "ranks send different messages: this workload is that of rank 1 (most bytes)",
+        "left out: rank 0, 1 x all_reduce 3.91 KiB float32",
     ]
     assert {call.message.size_bytes for call in workload.timeline} == {8000}
     assert traffic(workload).total is None, "the others send something else"

@@ -31,9 +31,9 @@ def test_the_role_whose_communication_takes_longest_stands_for_all():
     views = [_sent(0, exchange), _sent(1, reduction)]
     roles = find_roles(views, {exchange: 50.0, reduction: 30.0})
     assert roles.slowest.calls_per_step == {exchange: 1}
-    assert "rank 0, whose communication takes longest" in roles.notes()[0]
+    assert "rank 0 (longest communication)" in roles.notes()[0]
     same = find_roles(views, {exchange: 30.0, reduction: 30.0})
-    assert "rank 1, which sends most" in same.notes()[0]
+    assert "rank 1 (most bytes)" in same.notes()[0]
 
 
 def test_groups_of_a_rank_add_up_and_ranks_do_not():
@@ -52,9 +52,9 @@ def test_groups_of_one_do_not_make_a_rank_busy():
 def test_notes_name_every_other_role_and_few_of_many():
     stages = [_sent(rank, _message(8 if rank % 2 else 16)) for rank in range(10)]
     assert find_roles(stages).notes() == [
-        "the ranks send different messages: the calls are those of ranks 0, 2, 4, 2 more, which sends most",
-        "not in this workload: ranks 1, 3, 5, 2 more with 1 x all_reduce 8 B float32",
+        "ranks send different messages: this workload is that of ranks 0, 2, 4, 2 more (most bytes)",
+        "left out: ranks 1, 3, 5, 2 more, 1 x all_reduce 8 B float32",
     ]
     assert find_roles(stages[::2]).notes() == []
     uneven = [_sent(None, _message(4 * size)) for size in range(1, 8)]
-    assert find_roles(uneven).notes()[-1] == "not in this workload: 3 more tables of ranks that differ"
+    assert find_roles(uneven).notes()[-1] == "left out: 3 more roles"

@@ -150,24 +150,24 @@ def test_what_changed_beyond_the_noise_is_stale(request_, now, reason):
         ({"blocks": 1}, 0.02, "give at least --points 5 and --blocks 2"),
         ({"points": 3}, 0.02, "give at least --points 5 and --blocks 2"),
         ({"tolerance": 0.6}, 0.02, "give at least --points 5 and --blocks 2"),
-        ({}, 0.15, "unnoticed here"),
+        ({}, 0.15, "unnoticed"),
     ],
 )
 def test_a_weaker_check_does_not_clear_a_stale_one(request_, weaker, sigma, doubt):
-    """It finds nothing, and could not have found what the earlier one did."""
+    """A check without findings must be able to see the earlier change."""
     stale, _ = checked(request_, times(seed=2, default=1.4, policy=1.26))
     weak, _ = checked(replace(request_, earlier=(stale,), **weaker), times(seed=5, sigma=sigma))
     assert not any(change.changed for change in weak.changes)
     assert weak.freshness is Freshness.STALE
     assert doubt in weak.reasons[0]
-    assert weak.reasons[1:] == stale.reasons, "why it is stale is not lost"
+    assert weak.reasons[1:] == stale.reasons, "the earlier reasons are kept"
     again, _ = checked(replace(request_, earlier=(weak, stale), **weaker), times(seed=5, sigma=sigma))
     assert again.reasons == weak.reasons
     whole, _ = checked(replace(request_, earlier=(weak, stale)), times(seed=4))
     assert whole.freshness is Freshness.FRESH
 
 
-def test_a_change_that_was_not_measured_again_stays(request_):
+def test_an_unmeasured_change_keeps_it_stale(request_):
     lost, fresh = (checked(request_, times(seed=seed))[0] for seed in (2, 3))
     changes = tuple(
         replace(one, what="broadcast 1 KiB float32 under the default, us", now=2 * one.before, changed=True)
@@ -182,11 +182,11 @@ def test_a_change_that_was_not_measured_again_stays(request_):
     assert found.freshness is Freshness.FRESH, "a fresh check came between"
 
 
-def test_a_failure_is_cleared_by_as_many_launches(request_):
+def test_as_many_launches_clear_a_failure(request_):
     fails, _ = checked(request_, times(seed=2))
     stale = replace(fails, freshness=Freshness.STALE, reasons=("the policy fails",), changes=(), launches=9)
     found, _ = checked(replace(request_, earlier=(stale,)), times(seed=3))
-    assert "8 launches here, 9 then" in found.reasons[0]
+    assert "8 launches, the earlier check had 9" in found.reasons[0]
     found, _ = checked(replace(request_, earlier=(replace(stale, launches=8),)), times(seed=3))
     assert found.freshness is Freshness.FRESH
 

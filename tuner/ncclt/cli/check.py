@@ -57,8 +57,8 @@ def check(
     """Measure a few messages again under default and policy, and stop serving what is no longer true.
 
     A recommendation becomes stale when NCCL, driver, topology or performance have changed beyond the noise; `ncclt env`
-    then refuses it. A later check that finds nothing wrong serves it again, unless it could not have seen what the
-    earlier one found. Exit codes: 0 = fresh, 4 = stale, 3 = there is nothing to check.
+    then refuses it. A later check without findings makes it fresh again, unless that check is too weak to see the
+    earlier change. Exit codes: 0 = fresh, 4 = stale, 3 = there is nothing to check.
     """
     from ncclt.core.study import Arm
     from ncclt.measure.open_testbed import open_testbed

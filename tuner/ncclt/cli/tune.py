@@ -42,7 +42,7 @@ def tune(
         Path | None,
         typer.Option(
             help="Log of any job of this shape, run with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING: the search "
-            "begins from NCCL's own cost table instead of an estimate. It is kept with the study.",
+            "starts from NCCL's own cost table instead of an estimate. It is kept with the study.",
             rich_help_panel=Group.WHAT,
         ),
     ] = None,
@@ -181,7 +181,7 @@ def _examine(cluster: Cluster, *, force: bool) -> None:
 
 
 def plan_of(request: TuneRequest, testbed: Testbed) -> dict[str, Any]:
-    """Return what `tune` would do: nothing is measured and nothing stored."""
+    """Build the plan of a study without measuring or storing anything."""
     from ncclt.cli.tune_view import plan_document
     from ncclt.pipeline.tune import study_of
     from ncclt.search.space import space_of

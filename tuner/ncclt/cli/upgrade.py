@@ -50,7 +50,7 @@ class _Remeasured:
         recommendation, model, nodes, gpus_per_node, decision, stale: of what was published.
         change: of its policy.
         moved: share of the bytes per step in messages for which NCCL itself would choose otherwise.
-        command: measures it again. Empty where it was replayed: a recording has one version.
+        command: measures it again; empty for a replayed study, since a recording has one NCCL version.
     """
 
     recommendation: str

@@ -37,7 +37,7 @@ class Calibration(Documented):
         channels: factor on the channels of NCCL's own choice.
         tree_bytes: largest message for which NCCL's own choice may be a tree there; None = as its model says.
         most_channels: most channels that a forced setting ran with there; 0 = as the graph of its links has.
-        probed: whether several settings were among the times. One alone calibrates the times, not the ranking.
+        probed: whether the times are of several settings; those of one calibrate times, not the ranking of settings.
         points: times that were fitted.
         error: median relative error at the fitted points.
         least_bytes, most_bytes: smallest and largest fitted message.
@@ -72,7 +72,7 @@ class Calibration(Documented):
         what = (
             "times and ranking calibrated"
             if self.probed
-            else "times calibrated, ranking not: only one setting was among the times"
+            else "times calibrated, ranking not: all times are of one setting"
         )
         return f"{what}; {self.points} times, median error {self.error:.1%}"
 

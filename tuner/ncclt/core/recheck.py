@@ -48,7 +48,7 @@ class Check(Documented):
         recommendation: id of what was checked.
         cluster, model: names of its cluster and workload.
         freshness: the newest check of a recommendation decides whether it is served.
-        reasons: why it is stale, or stays stale after a check too weak to clear it; empty when it is fresh.
+        reasons: why it is stale, or why this check is too weak to clear an earlier one; empty when fresh.
         changes: everything that was compared.
         launches: how many were made.
         launcher: where they ran; empty when nothing had to be launched.

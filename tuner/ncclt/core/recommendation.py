@@ -197,7 +197,7 @@ class Recommendation(Documented):
         return (self.recorded or "recorded: elsewhere") if self.launcher == "replay" else ""
 
     def verdict_word(self, verdict: Verdict) -> str:
-        """Return the word for a verdict of this revision: a gain on times from elsewhere is a demonstration."""
+        """Return the label of a verdict: a gain on recorded or simulated times is a demonstration."""
         return "demonstration" if self.label and verdict.decision is Decision.TUNED else verdict.decision.value
 
     @property

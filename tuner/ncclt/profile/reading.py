@@ -147,8 +147,8 @@ def left_out_notes(left_out: Mapping[str, int]) -> list[str]:
 
 
 def partial_note(read: int, world_size: int) -> list[str]:
-    """Return the note on ranks that were not read, none where all were."""
-    return [f"read {read} of {world_size} ranks; the calls are those of the busiest one"] if read < world_size else []
+    """Return a note if the files of some ranks are missing."""
+    return [f"read {read} of {world_size} ranks; the others may send more"] if read < world_size else []
 
 
 def largest_group_notes(ranks_seen: int, world_size: int) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ncclt.core.message import Message
+from ncclt.core.plural import count_noun
 
 SHOWN = 3
 """Roles, ranks and messages that a note names at most."""
@@ -66,19 +67,19 @@ class RankRoles:
 
     @property
     def slowest(self) -> RankRole:
-        """Return the role that stands for the job."""
+        """Return the role with the most communication, which limits the step."""
         return self.roles[0]
 
     def notes(self) -> list[str]:
-        """Return the notes on roles that are not in the workload; none where all ranks send the same."""
+        """Name the role of the workload and the roles that it leaves out; empty if all ranks have one role."""
         if len(self.roles) == 1:
             return []
         chosen, *others = self.roles
-        most = "whose communication takes longest" if self.by_time else "which sends most"
-        notes = [f"the ranks send different messages: the calls are those of {_shown_ranks(chosen)}, {most}"]
-        notes += [f"not in this workload: {_shown_ranks(role)} with {_shown_calls(role)}" for role in others[:SHOWN]]
+        most = "longest communication" if self.by_time else "most bytes"
+        notes = [f"ranks send different messages: this workload is that of {_shown_ranks(chosen)} ({most})"]
+        notes += [f"left out: {_shown_ranks(role)}, {_shown_calls(role)}" for role in others[:SHOWN]]
         if len(others) > SHOWN:
-            notes.append(f"not in this workload: {len(others) - SHOWN} more tables of ranks that differ")
+            notes.append(f"left out: {count_noun(len(others) - SHOWN, 'more role')}")
         return notes
 
 

@@ -13,6 +13,7 @@ from itertools import takewhile
 from ncclt.core.cluster import Fingerprint
 from ncclt.core.effort import MOST_LAUNCHES
 from ncclt.core.message import Message
+from ncclt.core.plural import count_noun
 from ncclt.core.policy import Policy
 from ncclt.core.recheck import Change, Check, Freshness
 from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation
@@ -50,7 +51,7 @@ TOLERANCE = 0.10
 """Share by which a time may change between two days without a cause that a new tuning would find."""
 
 _GAIN = "gain of the policy over the default"
-_TOO_WEAK = "too weak to clear an earlier check"
+_TOO_WEAK = "too weak to clear the earlier check"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +110,7 @@ def check(
 
     It is stale if NCCL, driver, topology or kind of node differ from those it was measured on, if a launch of the
     policy fails, or if a time of default or policy, or the gain of one over the other, has changed beyond noise and
-    tolerance. It stays stale if this check could not have seen what an earlier one found.
+    tolerance. It stays stale if this check is too weak to see a change that an earlier one found.
 
     Args:
         request: what to check.
@@ -299,7 +300,7 @@ def _changes(
 def _standing_reasons(
     request: RecheckRequest, changes: Sequence[Change], *, launches: int, min_effect: float
 ) -> list[str]:
-    """Return why earlier checks that found it stale still count, though this one found nothing; empty = they do not."""
+    """List why a check without findings does not clear earlier stale ones; empty = it clears them."""
     standing = list(takewhile(lambda one: one.freshness is Freshness.STALE, request.earlier))
     if not standing:
         return []
@@ -310,15 +311,15 @@ def _standing_reasons(
         doubts[f"give at least --points {POINTS} and --blocks {BLOCKS}, and at most --tolerance {TOLERANCE:g}"] = None
     for one in standing:
         if not one.changes and launches < one.launches:
-            doubts[f"{launches} launches here, {one.launches} then"] = None
+            doubts[f"{count_noun(launches, 'launch', 'launches')}, the earlier check had {one.launches}"] = None
         for change in (change for change in one.changes if change.changed):
             here, before = now.get(change.what), f"{change.what}, which changed by {(change.ratio - 1) * 100:+.1f} %"
             if here is None:
-                doubts[f"{before}, was not measured"] = None
+                doubts[f"{before}, was not measured again"] = None
                 continue
             hidden = max(here.noise, min_effect if change.what == _GAIN else request.tolerance)
             if math.log1p(hidden) >= abs(math.log(change.ratio)):
-                doubts[f"{before}, may change by {hidden * 100:.1f} % unnoticed here"] = None
+                doubts[f"{before}, could change by {hidden * 100:.1f} % unnoticed"] = None
     if not doubts:
         return []
     found = [reason for reason in standing[0].reasons if not reason.startswith(_TOO_WEAK)]

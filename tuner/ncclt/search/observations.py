@@ -35,7 +35,7 @@ class Launch:
 
 
 def launches_of(trials: Iterable[Trial], workload: Workload) -> tuple[Launch, ...]:
-    """Return the launches of single settings of a study, by number."""
+    """Return the launches of a study that measured one setting, in order."""
     found = []
     for trial in trials:
         if trial.policy is not None:

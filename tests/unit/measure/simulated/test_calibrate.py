@@ -64,7 +64,7 @@ def test_default_curves_calibrate_times_and_not_the_ranking():
 def test_one_forced_setting_does_not_calibrate_the_ranking():
     """It has nothing to be compared with."""
     found = calibrate(PLAIN, times(REAL, [Setting(algorithm=Algorithm.TREE, protocol=Protocol.LL)]))
-    assert "ranking not: only one setting was among the times" in found.sentence
+    assert "ranking not: all times are of one setting" in found.sentence
 
 
 def test_a_dozen_probes_predict_every_other_setting():

@@ -153,7 +153,7 @@ def test_in_place_times_are_noted(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ((row(), row(size_bytes=2048)), "only the default"),
+        ((row(), row(size_bytes=2048)), "the NCCL default only"),
         ((row(**FORCED), row(algo="tree")), "recorded.csv has no row of the NCCL default"),
         ((*TWO, row(collective="broadcast", **FORCED)), "no default row for broadcast"),
     ],

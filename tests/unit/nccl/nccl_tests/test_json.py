@@ -87,8 +87,8 @@ def test_a_cut_file_says_so(name, share):
     [
         ("[1, 2]", "not a JSON object"),
         ("hello", "not JSON"),
-        ('{"version": 4}', "version 4 .* is newer than 3"),
-        ('{"version": 4, "results": [{"bytes": 8}]}', "version 4 .* is newer than 3"),
+        ('{"version": 4}', "version 4 .* newer than 3"),
+        ('{"version": 4, "results": [{"bytes": 8}]}', "version 4 .* newer than 3"),
         ('{"version": "new", "results": []}', "not a result file of nccl-tests"),
         ("{}", "not a result file of nccl-tests"),
         ('{"version":3,"results":[],"errors":["unhandled cuda error"]}', "unhandled cuda error"),

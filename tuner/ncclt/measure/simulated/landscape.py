@@ -256,13 +256,13 @@ def check_replayable(rows: Iterable[LandscapeRow], name: str) -> None:
     settings = {setting for _, setting in curves}
     if DEFAULT not in settings:
         raise LandscapeError(
-            f"{name} has no row of the NCCL default, so nothing could be proven to be faster",
-            hint="add an output in which nothing is forced, or rows with is_default 1 and blank algo, proto, nchannels "
-            "and parameters",
+            f"{name} has no row of the NCCL default, the baseline of every speedup",
+            hint="add an nccl-tests output without forced settings, or rows with is_default 1 and blank algo, proto, "
+            "nchannels and parameters",
         )
     if settings == {DEFAULT}:
         raise LandscapeError(
-            f"{name} has only the default: there is nothing to choose from",
+            f"{name} has the NCCL default only, no setting to compare with it",
             hint="add outputs or rows of other settings",
         )
     lacking = sorted({c for c, _ in curves} - {c for c, s in curves if s.is_default})

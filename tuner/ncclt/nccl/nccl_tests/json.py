@@ -26,7 +26,7 @@ def parse_json(text: str) -> NcclTest:
     """Read one result file.
 
     Raises:
-        BenchmarkError: the file is cut off, of another kind, without rows, or of a newer version that reads otherwise.
+        BenchmarkError: the file is cut off, of another kind, without rows, or of a newer, incompatible version.
     """
     document = _load(text)
     version = 0
@@ -53,7 +53,7 @@ def parse_json(text: str) -> NcclTest:
 
 def _newer(version: int, why: str) -> BenchmarkError:
     return BenchmarkError(
-        f"version {version} of the result file of nccl-tests is newer than {NEWEST} and cannot be read: {why}",
+        f"cannot read version {version} of the nccl-tests result file, which is newer than {NEWEST}: {why}",
         hint="update ncclt, or give the table that nccl-tests prints",
     )
 

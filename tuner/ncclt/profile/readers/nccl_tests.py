@@ -31,7 +31,7 @@ name = "nccl_tests"
 _TABLE = re.compile(rb"(?m)^[^\n#]{0,240}#\s{1,40}size\s{1,40}count\s{1,40}type\s")
 _DECISION = b" Bytes -> "
 _OF_PROGRAM = re.compile(r"\w_perf(?:_mpi)?\b|#\s*nThread\s|#\s+size\s+count\s|Test (?:NCCL|CUDA) failure")
-_GIVE_OUTPUT = "give the output of all_reduce_perf or another program of nccl-tests, or the file of -J"
+_GIVE_OUTPUT = "give the output of all_reduce_perf or another nccl-tests program, or its JSON file (-J)"
 _JSON_KEYS = (b'"version"', b'"config"', b'"nthreads"', b'"ngpus"')
 
 _MOST_TEXT_BYTES = 64 * 1024 * 1024
@@ -134,7 +134,7 @@ def _tests(document: Document) -> tuple[NcclTest, ...]:
         return (parse_json(text),) if text.lstrip().startswith("{") else parse_text(text)
     except BenchmarkError as error:
         if not text.lstrip().startswith("{") and not _OF_PROGRAM.search(text):
-            raise TraceError(f"{document.label} is not an output of nccl-tests", hint=_GIVE_OUTPUT) from error
+            raise TraceError(f"{document.label} is not nccl-tests output", hint=_GIVE_OUTPUT) from error
         raise TraceError(f"{document.label}: {error.message}", hint=error.hint) from error
 
 
