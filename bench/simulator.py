@@ -54,6 +54,11 @@ MOST_SHAPES = 4  # default-only systems of one machine that are scored: the publ
 ITERATIONS = " (iterations)"
 """Part of the name where a time is that of an iteration, computation included: scored, and in a median of its own."""
 
+SEEN = (
+    "a100_alcf_", "abci2_", "gh200_alps_", "h100_aws_p5_", "h100_nvswitch_", "l40s_a100_", "mi355x_", "rtx4090x4_",
+)  # fmt: skip
+"""Tables that constants of `ncclt.measure.simulated` come from: what it is worth elsewhere, the others tell."""
+
 MODELS = ("preset", "calibrated", "probed", "nccl", "alpha_beta")
 Predict = Callable[[Setting, Message], float]
 
@@ -287,13 +292,15 @@ def row_of(system: System, kind: str, model: str, found: Sequence[tuple[Observed
 
 
 def medians(rows: Sequence[Row]) -> list[Row]:
-    """Return the median over the systems of each kind and model."""
+    """Return the median over the systems of each kind and model, and over those that no constant comes from."""
     found = []
     for kind, model in [(kind, model) for kind in ("default", "forced") for model in MODELS]:
         every = [row for row in rows if (row.kind, row.model) == (kind, model)]
         calls = [row for row in every if ITERATIONS not in row.system]
-        for mine, what in ((every, "all"), (calls, "without iterations")):
-            if mine and (what == "all" or len(calls) < len(every)):
+        unseen = [row for row in calls if not row.system.startswith(SEEN)]
+        groups = ((every, "all", []), (calls, "without iterations", every), (unseen, "unseen of these", calls))
+        for mine, what, wider in groups:
+            if mine and mine != wider:
                 names = ("error_median", "error_p90", "tau", "regret_mean", "regret_worst")
                 columns = {name: _median(getattr(row, name) for row in mine) for name in names}
                 points = sum(row.points for row in mine)

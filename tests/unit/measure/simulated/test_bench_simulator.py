@@ -36,10 +36,14 @@ def table(folder: Path, name: str, *, scale: float = 1.0) -> Path:
 def test_json_has_a_row_of_every_model_for_unseen_tables_and_a_line_for_what_cannot_be_used(tmp_path):
     broken = tmp_path / "broken.csv"
     broken.write_text("a,b\n1,2\n")
-    done = run("--json", "--landscape", table(tmp_path, "one.csv"), broken, table(tmp_path, "two.csv", scale=2.0))
+    done = run(
+        "--json", "--landscape", table(tmp_path, "one.csv"), broken, table(tmp_path, "mi355x_two.csv", scale=2.0)
+    )
     assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout)["rows"]
-    assert {row["system"].split()[0] for row in rows} == {"one", "two"}
+    rows, medians = (json.loads(done.stdout)[part] for part in ("rows", "medians"))
+    assert {row["system"].split()[0] for row in rows} == {"one", "mi355x_two"}
+    counted = {row["system"] for row in medians}
+    assert counted == {"median of 2, all", "median of 1, unseen of these"}, "constants come from MI355X"
     assert all(set(row) == FIELDS for row in rows)
     for system in {row["system"] for row in rows}:
         for kind in ("default", "forced"):
@@ -47,7 +51,7 @@ def test_json_has_a_row_of_every_model_for_unseen_tables_and_a_line_for_what_can
     assert "broken.csv: skipped" in done.stderr
     points = {row["points"] for row in rows if row["kind"] == "forced"}
     assert points == {16 * 6 - 12}, "the probes are not scored, by no model"
-    errors = {row["model"]: row["error_median"] for row in rows if row["system"].startswith("two 1x8")}
+    errors = {row["model"]: row["error_median"] for row in rows if row["system"].startswith("mi355x_two 1x8")}
     assert errors["probed"] < errors["preset"]
 
 
