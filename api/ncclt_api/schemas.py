@@ -215,7 +215,9 @@ class VerdictDocument(AnswerModel):
     interval: tuple[float | None, float | None] = Field(description="95 %, valid at any end; null = without bound")
     blocks: int
     default_us: float
-    policy_us: float
+    policy_us: float = Field(
+        description="median of its launches; default_us / speedup is the time by pairs, as shown everywhere else"
+    )
     min_effect: float = Field(description="smallest gain that was worth a change, as a share")
 
 
