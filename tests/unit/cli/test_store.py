@@ -41,7 +41,7 @@ def old(command):
 
 
 def test_it_says_what_it_would_remove_and_then_what_it_has(prune, old, command):
-    counts = "1 studies, 1 trials, 1 revisions\n"
+    counts = "1 study, 1 trial, 1 revision\n"
     assert prune("--older-than", "180d", "--dry-run") == f"would remove {counts}"
     assert len(command.store.studies().items) == len(optuna.get_all_study_names(old)) == 1
     assert prune("--older-than", "180d") == f"removed {counts}"

@@ -68,7 +68,7 @@ CASES = {
     "partial rows": (
         {"exit_code": 1, "stdout": f"{HEADER}2048 512 float sum -1 20 1 1 0 18 1 1 0\n1024 256 flo"},
         Outcome.CRASHED,
-        "exit code 1: nccl-tests printed no row for all_reduce 1 KiB float32; 1 lines of its table are unreadable",
+        "exit code 1: nccl-tests printed no row for all_reduce 1 KiB float32; its table has 1 unreadable line",
     ),
     "not a number": (
         {"exit_code": 0, "stdout": HEADER + ROW.replace("18", "nan")}, Outcome.INVALID,

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from ncclt.cli.options import Storage
+from ncclt.core.plural import count_noun
 from ncclt.errors import UsageError
 
 app = typer.Typer(help="Create, migrate, copy, move and prune the database.", no_args_is_help=True)
@@ -109,5 +110,6 @@ def _forget(optuna_url: str, names: Sequence[str]) -> None:
 
 
 def _say(counts: dict[str, int]) -> None:
-    some = [f"{count} {name.replace('_', ' ')}" for name, count in counts.items() if count]
+    plurals = {name.replace("_", " "): count for name, count in counts.items() if count}
+    some = [count_noun(count, re.sub(r"ies$", "y", many).removesuffix("s"), many) for many, count in plurals.items()]
     sys.stdout.write((", ".join(some) or "nothing") + "\n")

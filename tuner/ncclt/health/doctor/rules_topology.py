@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from ncclt.core.plural import count_noun
 from ncclt.health.doctor.facts import Facts
 from ncclt.health.doctor.finding import Observation, Severity, rule
 from ncclt.health.doctor.gpu_models import gpu_model
@@ -102,7 +103,7 @@ def _p2p_fix(facts: Facts) -> str:
 def _no_peer_to_peer(facts: Facts) -> Iterator[Observation]:
     lines = facts.log.p2p_problems
     if lines:
-        what = f"NCCL could not let GPUs reach each other directly ({len(lines)} lines)"
+        what = f"NCCL could not let GPUs reach each other directly ({count_noun(len(lines), 'line')})"
         yield Observation(what=what, evidence=lines, fix=_p2p_fix(facts))
     elif staged := _staged(facts, (Path.PIX, Path.PXB)):
         pair, link, connection = staged[0]
@@ -146,7 +147,8 @@ def _gave_up(facts: Facts) -> Iterator[Observation]:
 )
 def _unreadable(facts: Facts) -> Iterator[Observation]:
     if lines := facts.log.unreadable:
-        yield Observation(what=f"NCCL could not read {len(lines)} properties of the PCIe tree", evidence=lines)
+        properties = count_noun(len(lines), "property", "properties")
+        yield Observation(what=f"NCCL could not read {properties} of the PCIe tree", evidence=lines)
 
 
 @rule(

@@ -215,7 +215,7 @@ def test_a_small_size_is_rounded_up_not_to_nothing():
         (row(dtype="nonsense"), "no row"),
         (row(inside="nan"), "no usable time"),
         (row(inside="0.00"), "no usable time"),
-        (row(size=2048) + "1024 1 fl host:1:2 [0] NCCL INFO x\n", "1 lines of its table are unreadable"),
+        (row(size=2048) + "1024 1 fl host:1:2 [0] NCCL INFO x\n", "its table has 1 unreadable line"),
         (f"{row()}# nThread 1\n{HEADER}{row()}", "2 runs"),
     ],
 )
@@ -228,7 +228,7 @@ def test_no_time_is_invented(text, reason):
 
 def test_a_run_on_other_ranks_is_refused():
     """A build without MPI starts one run per process, each on its own GPUs."""
-    with pytest.raises(BenchmarkError, match="ran on 1 ranks"):
+    with pytest.raises(BenchmarkError, match="ran on 1 rank,"):
         read(row(), message(), footer="#  Rank  0 Group  0 Pid 1\n")
 
 

@@ -64,7 +64,7 @@ def test_what_is_left_out_is_said():
     assert one(workload).calls_per_step == 3
     assert [note.split(":")[0] for note in workload.provenance.notes] == [
         "no training step is marked",
-        "no dtype in 1 of 1 rows",
+        "no dtype in 1 of 1 row",
         "a group without a size is the whole job",
     ]
 

@@ -164,7 +164,7 @@ def test_bad_lines_are_left_out_and_counted(dump, row):
     """Cut, of another kind, negative, NaN, impossible ranks, deeply nested, huge."""
     workload = dump([record(), row, record(sn=1)])
     assert table(workload) == {("all_reduce", 65536, 4): 2.0}
-    assert "left out: 1 lines that are cut off or no record" in workload.provenance.notes
+    assert "left out: 1 line cut off or without a record" in workload.provenance.notes
 
 
 @pytest.mark.parametrize(
@@ -245,4 +245,4 @@ def test_a_spread_record_that_is_cut_off_is_counted(dump):
     cut = "\n".join(whole.splitlines()[:-4])
     workload = dump([cut, record(sn=2), whole, cut])
     assert table(workload) == {("all_reduce", 65_536, 4): 2.0}
-    assert "left out: 2 lines that are cut off or no record" in workload.provenance.notes
+    assert "left out: 2 lines cut off or without a record" in workload.provenance.notes

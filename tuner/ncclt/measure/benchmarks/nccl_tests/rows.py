@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from ncclt.core.message import Collective, Message, parse_dtype
+from ncclt.core.plural import count_noun
 from ncclt.core.trial import Measurement
 from ncclt.errors import BenchmarkError, InputError
 from ncclt.measure.benchmarks.nccl_tests.sweep import Sweep
@@ -31,7 +32,7 @@ def measurement(message: Message, test: NcclTest, *, requested: int, sweep: Swee
     """
     if test.ranks and test.ranks != message.group_size:
         raise BenchmarkError(
-            f"nccl-tests ran on {test.ranks} ranks, but {message.label} is sent by {message.group_size}",
+            f"nccl-tests ran on {count_noun(test.ranks, 'rank')}, but {message.label} is sent by {message.group_size}",
             hint="start as many ranks as the job has; groups need a release that knows NCCL_TESTS_SPLIT, with MPI",
         )
     rows = [row for row in test.rows if _has_dtype(row, dtype)]
@@ -53,7 +54,8 @@ def measurement(message: Message, test: NcclTest, *, requested: int, sweep: Swee
 def _measured(message: Message, size: int, rows: Sequence[NcclTestRow], test: NcclTest) -> Measurement:
     found = [row for row in rows if row.size_bytes == size]
     if not found:
-        broken = f"; {test.unreadable_lines} lines of its table are unreadable" if test.unreadable_lines else ""
+        unreadable = count_noun(test.unreadable_lines, "unreadable line")
+        broken = f"; its table has {unreadable}" if test.unreadable_lines else ""
         raise BenchmarkError(
             f"nccl-tests printed no row for {message.label}{broken}",
             hint="it may have ended early, or a log was mixed into its table: unset NCCL_DEBUG",

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ncclt.core.message import Message
+from ncclt.core.plural import count_noun
 from ncclt.core.workload import WHOLE_FILE, Provenance, Workload
 from ncclt.errors import TraceError
 from ncclt.profile.readers.csv_table.columns import Columns, Entry, columns_of, entry_of, has_required_columns
@@ -79,7 +80,7 @@ def _notes(columns: Columns, entries: Sequence[Entry], steps: int) -> list[str]:
         notes.append(WHOLE_FILE)
     bare = sum(not entry.has_dtype for entry in entries)
     if bare:
-        notes.append(f"no dtype in {bare} of {len(entries)} rows: taken as uint8, bytes of no known type")
+        notes.append(f"no dtype in {bare} of {count_noun(len(entries), 'row')}: taken as uint8, bytes of no known type")
     if any(entry.message.group_size == 0 for entry in entries):
         notes.append("a group without a size is the whole job")
     return notes

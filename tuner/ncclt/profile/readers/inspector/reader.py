@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from ncclt.core.plural import count_noun
 from ncclt.core.workload import WHOLE_FILE, Provenance, Workload
 from ncclt.errors import TraceError
 from ncclt.profile.readers.inspector.counts import Tally, mean_times, rank_views
@@ -123,5 +124,5 @@ def _notes(tally: Tally) -> tuple[str, ...]:
 
 
 def _left_out(tally: Tally) -> list[str]:
-    unread = [f"{tally.unread} lines that are cut off or no record"] if tally.unread else []
+    unread = [f"{count_noun(tally.unread, 'line')} cut off or without a record"] if tally.unread else []
     return reasons(tally.left_out) + unread
