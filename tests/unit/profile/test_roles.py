@@ -49,6 +49,23 @@ def test_groups_of_one_do_not_make_a_rank_busy():
     assert _slowest(_sent(0, _message(999, group_size=1)), _sent(1, _message(8))) == {_message(8): 1}
 
 
+def test_ranks_that_send_the_same_have_one_role():
+    """Whatever groups the calls are made in, and whatever a rank calls in groups of its own."""
+    message, alone = _message(8), _message(4, group_size=1)
+    split = RankMessages(rank=0, calls={("a", message): 1, ("b", message): 2, ("c", alone): 1}, steps=10)
+    whole = RankMessages(rank=1, calls={("d", message): 3}, steps=10)
+    idle = RankMessages(rank=2, calls={("e", alone): 9}, steps=10)
+    for views in ([split, whole, idle], [idle, whole, split]):
+        found = find_roles(views)
+        assert [role.ranks for role in found.roles] == [(0, 1)]
+        assert [found.slowest.has(view) for view in (split, whole, idle)] == [True, True, False]
+
+
+def test_a_tie_is_not_said_to_send_most():
+    roles = find_roles([_sent(0, _message(8)), _sent(1, _message(8, Collective.REDUCE))])
+    assert roles.notes()[0].endswith("this workload is that of rank 1 (as many bytes as others)")
+
+
 def test_notes_name_every_other_role_and_few_of_many():
     stages = [_sent(rank, _message(8 if rank % 2 else 16)) for rank in range(10)]
     assert find_roles(stages).notes() == [

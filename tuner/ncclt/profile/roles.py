@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -28,10 +29,11 @@ class RankMessages:
 
     def per_step(self) -> dict[Message, float]:
         """Return message -> calls per step; the calls of distinct groups add up, for the rank waits for all of them."""
-        mine: dict[Message, float] = {}
+        # Whole calls are added, so that neither the order of the groups nor their number makes ranks differ.
+        mine: Counter[Message] = Counter()
         for (_group, message), count in self.calls.items():
-            mine[message] = mine.get(message, 0.0) + count / self.steps
-        return mine
+            mine[message] += count
+        return {message: count / self.steps for message, count in mine.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +42,15 @@ class RankRole:
 
     Attributes:
         ranks: in order, None for each that is not known.
-        calls_per_step: message -> calls per step of each of them.
+        calls_per_step: message -> calls per step of each of them; in groups of one rank, of any of them.
     """
 
     ranks: tuple[int | None, ...]
     calls_per_step: Mapping[Message, float]
+
+    def has(self, view: RankMessages) -> bool:
+        """Return whether a rank sends the messages of this role."""
+        return _sent(view.per_step()) == _sent(self.calls_per_step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,13 +63,13 @@ class RankRoles:
     Attributes:
         roles: at least one.
         times_us: mean duration of a call, µs, of messages that have one.
-        by_time: the first takes more communication time than the second; else the messages lack times, or the times are
-            the same, and it sends more bytes.
+        why_first: what distinguishes the first from the second, in a few words: its communication time; its bytes,
+            where messages lack times or the times are the same; else nothing that counts.
     """
 
     roles: tuple[RankRole, ...]
     times_us: Mapping[Message, float]
-    by_time: bool
+    why_first: str
 
     @property
     def slowest(self) -> RankRole:
@@ -75,25 +81,25 @@ class RankRoles:
         if len(self.roles) == 1:
             return []
         chosen, *others = self.roles
-        most = "longest communication" if self.by_time else "most bytes"
-        notes = [f"ranks send different messages: this workload is that of {_shown_ranks(chosen)} ({most})"]
-        notes += [f"left out: {_shown_ranks(role)}, {_shown_calls(role)}" for role in others[:SHOWN]]
+        notes = [f"ranks send different messages: this workload is that of {_shown_ranks(chosen)} ({self.why_first})"]
         if len(others) > SHOWN:
             notes.append(f"left out: {count_noun(len(others) - SHOWN, 'more role')}")
         return notes
 
 
 def find_roles(views: Iterable[RankMessages], times_us: Mapping[Message, float] | None = None) -> RankRoles:
-    """Group the ranks that send the same messages; groups of one rank, which send nothing, do not make one busy.
+    """Group the ranks that send the same messages; groups of one rank, which send nothing, make no difference.
 
     Args:
-        views: of one job, at least one; those without a call count only where none has one.
+        views: of one job, at least one; those that send nothing count only where none sends.
         times_us: mean duration of a call, µs, of messages that have one.
     """
     tables = [(view.rank, view.per_step()) for view in views]
     grouped: dict[frozenset[tuple[Message, float]], tuple[list[int | None], dict[Message, float]]] = {}
-    for rank, table in [known for known in tables if known[1]] or tables:
-        grouped.setdefault(frozenset(table.items()), ([], table))[0].append(rank)
+    for rank, table in [known for known in tables if _sent(known[1])] or tables:
+        ranks, calls = grouped.setdefault(frozenset(_sent(table).items()), ([], {}))
+        ranks.append(rank)
+        calls.update(table)
     times = times_us or {}
     is_timed = all(message in times for _, table in grouped.values() for message in _sent(table))
 
@@ -108,8 +114,14 @@ def find_roles(views: Iterable[RankMessages], times_us: Mapping[Message, float] 
         for ranks, table in grouped.values()
     ]
     roles.sort(key=load, reverse=True)
-    by_time = len(roles) > 1 and load(roles[0])[0] > load(roles[1])[0]
-    return RankRoles(roles=tuple(roles), times_us=times, by_time=by_time)
+    why_first = ""
+    if len(roles) > 1:
+        first, second = load(roles[0]), load(roles[1])
+        if first[0] > second[0]:
+            why_first = "longest communication"
+        else:
+            why_first = "most bytes" if first[1] > second[1] else "as many bytes as others"
+    return RankRoles(roles=tuple(roles), times_us=times, why_first=why_first)
 
 
 def _sent(table: Mapping[Message, float]) -> dict[Message, float]:
@@ -128,7 +140,7 @@ def _shown_ranks(role: RankRole) -> str:
 
 
 def _shown_calls(role: RankRole) -> str:
-    ranked = sorted(role.calls_per_step.items(), key=lambda row: (-row[0].size_bytes * row[1], row[0]))
+    ranked = sorted(_sent(role.calls_per_step).items(), key=lambda row: (-row[0].size_bytes * row[1], row[0]))
     return _shown([f"{calls:g} x {message.label}" for message, calls in ranked])
 
 

@@ -63,7 +63,7 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
     readings = [rank.reading for rank in ranks]
     step_times = [time_us for rank in ranks for time_us in rank.step_times_us]
     roles = roles_of(readings)
-    slowest = [rank for rank in ranks if rank.reading.view().per_step() == roles.slowest.calls_per_step]
+    slowest = [rank for rank in ranks if roles.slowest.has(rank.reading.view())]
     # The rank that waits least shows best what the transfer itself takes.
     least = min(slowest, key=lambda rank: (rank.exposure.exposed_us is None, rank.exposure.exposed_us))
     exposed_us = least_exposed(rank.exposure for rank in ranks)[0]
