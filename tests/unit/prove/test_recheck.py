@@ -182,6 +182,26 @@ def test_an_unmeasured_change_keeps_it_stale(request_):
     assert found.freshness is Freshness.FRESH, "a fresh check came between"
 
 
+def test_an_unknown_driver_or_topology_clears_no_difference(request_):
+    """A check from where neither driver nor topology can be seen finds nothing, though both may still differ."""
+    then = replace(CLUSTER, topology_hash="a")
+    request = replace(measured_under(request_, "570.86.15"), driver_before="570.86.15")
+    published = replace(request.recommendation, fingerprint=replace(then.fingerprint(), driver="570.86.15"))
+    request = replace(request, recommendation=published)
+    updated = replace(request, driver="580.65.06")
+    for stale, known, cluster, unknown in (
+        (checked(updated, times(seed=2), cluster=then)[0], request, then, "NVIDIA driver"),
+        (checked(request, times(seed=2), cluster=replace(then, topology_hash="b"))[0],
+         replace(request, driver="570.86.15"), CLUSTER, "topology hash"),
+    ):  # fmt: skip
+        found, _ = checked(replace(known, earlier=(stale,)), times(seed=3), cluster=cluster)
+        assert found.reasons == (f"too weak to clear the earlier check: {unknown} not known here", *stale.reasons)
+        seen = replace(request, driver="570.86.15", earlier=(found, stale))
+        assert checked(seen, times(seed=3), cluster=then)[0].freshness is Freshness.FRESH
+    accepted = replace(request, driver_may_differ=True, earlier=(checked(updated, times(seed=2), cluster=then)[0],))
+    assert checked(accepted, times(seed=3), cluster=then)[0].freshness is Freshness.FRESH
+
+
 def test_as_many_launches_clear_a_failure(request_):
     fails, _ = checked(request_, times(seed=2))
     stale = replace(fails, freshness=Freshness.STALE, reasons=("the policy fails",), changes=(), launches=9)

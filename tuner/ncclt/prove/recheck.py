@@ -164,7 +164,8 @@ def check(
     min_effect = policy_verdict.verdict.min_effect
     changes = _changes(request, workload, arm, before, measured, min_effect=min_effect)
     reasons = [_sentence(c) for c in changes if c.changed]
-    reasons = reasons or _standing_reasons(request, changes, launches=launches, min_effect=min_effect)
+    unknown = _unknown_facts(request, runner.cluster.fingerprint())
+    reasons = reasons or _standing_reasons(request, changes, launches=launches, min_effect=min_effect, unknown=unknown)
     return _result(request, reasons, changes, launches=launches, launcher=runner.name, now=now())
 
 
@@ -181,13 +182,28 @@ def served_arm(found: Recommendation) -> tuple[Arm, PolicyVerdict]:
 
 def _moved(then: Fingerprint, here: Fingerprint) -> list[str]:
     """Return how this cluster differs from where the recommendation was measured."""
-    names = ("gpu", "link_class", "fabric", "nccl_version", "topology_hash")
-    pairs = [(name, getattr(then, name), getattr(here, name)) for name in names]
     return [
-        f"{name.replace('_', ' ').replace('nccl version', 'NCCL')} is {now} here and was {before}"
-        for name, before, now in pairs
+        f"{what} is {now} here and was {before}"
+        for what, before, now in _facts(then, here)
         if before and now and before != now
     ]
+
+
+def _facts(then: Fingerprint, here: Fingerprint) -> list[tuple[str, str, str]]:
+    """Return what must not differ: its name, where the recommendation was measured, and here; empty = not known."""
+    names = {
+        "gpu": "gpu", "link_class": "link class", "fabric": "fabric", "nccl_version": "NCCL",
+        "topology_hash": "topology hash",
+    }  # fmt: skip
+    return [(what, getattr(then, name), getattr(here, name)) for name, what in names.items()]
+
+
+def _unknown_facts(request: RecheckRequest, here: Fingerprint) -> list[str]:
+    """Return what was known where the recommendation was measured, and cannot be compared here."""
+    unknown = [what for what, before, now in _facts(request.recommendation.fingerprint, here) if before and not now]
+    if request.driver_before and not request.driver and not request.driver_may_differ:
+        unknown.append("NVIDIA driver")
+    return unknown
 
 
 def _updated(request: RecheckRequest) -> list[str]:
@@ -298,7 +314,12 @@ def _changes(
 
 
 def _standing_reasons(
-    request: RecheckRequest, changes: Sequence[Change], *, launches: int, min_effect: float
+    request: RecheckRequest,
+    changes: Sequence[Change],
+    *,
+    launches: int,
+    min_effect: float,
+    unknown: Sequence[str],
 ) -> list[str]:
     """List why a check without findings does not clear earlier stale ones; empty = it clears them."""
     standing = list(takewhile(lambda one: one.freshness is Freshness.STALE, request.earlier))
@@ -310,6 +331,8 @@ def _standing_reasons(
     if request.blocks < BLOCKS or request.tolerance > TOLERANCE or request.points < min(POINTS, messages):
         doubts[f"give at least --points {POINTS} and --blocks {BLOCKS}, and at most --tolerance {TOLERANCE:g}"] = None
     for one in standing:
+        if not one.launches and unknown:
+            doubts[f"{', '.join(unknown)} not known here"] = None
         if not one.changes and launches < one.launches:
             doubts[f"{count_noun(launches, 'launch', 'launches')}, the earlier check had {one.launches}"] = None
         for change in (change for change in one.changes if change.changed):
