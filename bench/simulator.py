@@ -57,7 +57,7 @@ ITERATIONS = " (iterations)"
 SEEN = (
     "a100_alcf_", "abci2_", "gh200_alps_", "h100_aws_p5_", "h100_nvswitch_", "l40s_a100_", "mi355x_", "rtx4090x4_",
 )  # fmt: skip
-"""Tables that constants of `ncclt.measure.simulated` come from: what it is worth elsewhere, the others tell."""
+"""Tables from which `ncclt.measure.simulated` has constants; only the others show its accuracy on a new system."""
 
 MODELS = ("preset", "calibrated", "probed", "nccl", "alpha_beta")
 Predict = Callable[[Setting, Message], float]
@@ -292,7 +292,7 @@ def row_of(system: System, kind: str, model: str, found: Sequence[tuple[Observed
 
 
 def medians(rows: Sequence[Row]) -> list[Row]:
-    """Return the median over the systems of each kind and model, and over those that no constant comes from."""
+    """Return the median of each kind and model over all systems, and over those without a constant from them."""
     found = []
     for kind, model in [(kind, model) for kind in ("default", "forced") for model in MODELS]:
         every = [row for row in rows if (row.kind, row.model) == (kind, model)]

@@ -216,7 +216,7 @@ class VerdictDocument(AnswerModel):
     blocks: int
     default_us: float
     policy_us: float = Field(
-        description="median of its launches; default_us / speedup is the time by pairs, as shown everywhere else"
+        description="median of its launches; the paired estimate shown elsewhere is default_us / speedup"
     )
     min_effect: float = Field(description="smallest gain that was worth a change, as a share")
 

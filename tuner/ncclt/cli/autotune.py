@@ -165,7 +165,7 @@ def autotune(
     target.require_known_names()
     if model is not None:
         with open_to_read(storage, would_be_made=True) as store:
-            store.workload(model)  # an unknown name is refused before what is missing here
+            store.workload(model)  # an unknown name fails before a missing launcher or GPU
     target = target_of_job(target, argv, environ=os.environ)
     name = model or name_of_job(argv, environ=os.environ, folder=Path.cwd())
     location = locate(storage)

@@ -71,7 +71,7 @@ def check(
     with open_store(storage, makes=False) as store:
         from ncclt.store.clock import utc_now
 
-        workload = store.workload(model)  # an unknown name is refused before what is missing here
+        workload = store.workload(model)  # an unknown name fails before a missing launcher or GPU
         target = target.resolved(os.environ, demo=is_demo(model))
         # A seed of its own for simulated noise: a check must not repeat the study's own launches.
         testbed = open_testbed(target, store, workload, environ=os.environ, seed=0, ask_driver=False)

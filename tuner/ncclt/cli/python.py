@@ -68,7 +68,7 @@ def tune(
     own = storage if isinstance(storage, store.Store) else None
     place = None if isinstance(storage, store.Store) else storage
     if isinstance(workload, str):
-        # An unknown name is refused before what is missing here, and makes no store.
+        # An unknown name fails before a missing launcher or GPU, and makes no store.
         with nullcontext(own) if own else store.open_to_read(place, would_be_made=True) as opened:
             workload = opened.workload(workload)
     target = target.resolved(os.environ, demo=demo)
