@@ -36,7 +36,7 @@ def test_one_document_names_what_has_to_be_measured_again(upgrade):
     code, out, _ = upgrade("--from", "2.28.9", "--to", "2.31.2", "--json")
     document = json.loads(out)
     (row,) = document["measure_again"]
-    assert (code, row["recommendation"], row["decision"]) == (0, "r1", "tuned")
+    assert (code, row["recommendation"], row["decision"], row["word"]) == (0, "r1", "tuned", "demonstration")
     assert row["command"].startswith("ncclt tune --model ")
     assert row["command"].endswith("--nccl-version 2.31.2")
     assert 0 <= row["moved"] <= 1
@@ -49,6 +49,8 @@ def test_the_tables_say_the_same(upgrade):
     code, out, _ = upgrade("--from", "2.28.9", "--to", "2.31.2")
     assert code == 0
     assert "NCCL_ALGO" in out
+    assert "demonstration" in out, "the sample is simulated"
+    assert " tuned " not in out
     assert "are given none of these until it is measured again" in out
     assert "note: NCCL's choices are those of one port" in out
     nothing = upgrade("--from", "2.29.7", "--to", "2.31.2")[1]

@@ -48,6 +48,7 @@ class _Remeasured:
 
     Attributes:
         recommendation, model, nodes, gpus_per_node, decision, stale: of what was published.
+        word: the decision as tables show it; a gain on times from elsewhere is a demonstration.
         change: of its policy.
         moved: share of the bytes per step in messages for which NCCL itself would choose otherwise.
         command: measures it again; empty for a replayed study, since a recording has one NCCL version.
@@ -58,6 +59,7 @@ class _Remeasured:
     nodes: int
     gpus_per_node: int
     decision: str
+    word: str
     stale: str
     change: PolicyChange
     moved: float
@@ -153,6 +155,7 @@ def _remeasured(
     after: NcclVersion,
     costs: tuple[PrintedCosts | None, PrintedCosts | None],
 ) -> _Remeasured:
+    from ncclt.deliver.use import use_of
     from ncclt.nccl.upgrade import choice, policy_change
     from ncclt.user_dirs import recorded_tables
 
@@ -164,6 +167,7 @@ def _remeasured(
         for calls in sent
         if choice(calls.message, study.cluster, costs[0]) != choice(calls.message, there, costs[1])
     )
+    verdict = use_of(found).proven.verdict
     replayed, recorded = found.launcher == "replay", found.cluster in recorded_tables()
     # A recorded cluster is replayed unless the launcher says otherwise.
     how = f" --launcher {found.launcher}" if recorded else ""
@@ -173,7 +177,8 @@ def _remeasured(
         model=found.model,
         nodes=place.nodes,
         gpus_per_node=place.gpus_per_node,
-        decision=found.table.verdict.decision,
+        decision=verdict.decision,
+        word=found.verdict_word(verdict),
         stale=found.stale,
         change=policy_change(found.table.effective, place.version, after, found.collectives),
         moved=moved / sum(calls.bytes_per_step for calls in sent),
@@ -235,7 +240,7 @@ def _print(
         ("workload", "job", "verdict", "NCCL's choice changes for", "policy"),
         [
             (
-                row.model, f"{row.nodes} x {row.gpus_per_node}", row.decision + (" (stale)" if row.stale else ""),
+                row.model, f"{row.nodes} x {row.gpus_per_node}", row.word + (" (stale)" if row.stale else ""),
                 f"{row.moved:.0%} of the bytes", _words(row.change),
             )
             for row in again
