@@ -197,7 +197,7 @@ def template(workload: Workload, cluster: Cluster, ending: str, *, seed: int, se
         id="", name="", cluster=cluster, launcher=launcher, simulated=simulated, process_wide=(), seed=seed,
         workload=replace(workload, messages=workload.messages[:12])
         .placed(nodes=cluster.nodes, gpus_per_node=cluster.gpus_per_node),
-        state=StudyState.DONE, reason="nothing more is to be gained: 10 trials without a better one",
+        state=StudyState.DONE, reason="converged, 10 trials without a better one",
     )  # fmt: skip
     times = Times(cluster, f"{cluster.name}/{workload.name}/{cluster.nccl_version}/{seed}/{ending}")
     policy, rows = policy_of(study.workload), [_trial(study, times, 0, DEFAULT)]

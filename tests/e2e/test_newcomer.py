@@ -48,7 +48,7 @@ def test_a_second_run_resumes_and_measures_nothing_again(ncclt):
         "ncclt env --cluster leonardo --model bert --nodes 2 --gpus-per-node 4 --nccl-version 2.22.3 --allow simulated"
     )
     assert "next:     `ncclt tune --model bert` where the job runs gives a result" in first.stdout
-    assert "searches 275 settings" in first.stderr
+    assert "search space: 275 settings" in first.stderr
     assert "is finished, nothing was launched; --continue N adds launches to it" in second.stderr
     assert first.stdout == second.stdout
     listed = json.loads(ncclt("studies", "list", "--json").stdout)["studies"]

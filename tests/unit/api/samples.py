@@ -89,7 +89,7 @@ def study(id="5e1f00aa", name=None, model="bert", cluster_name="leonardo", **cha
         "process_wide": ("BUFFSIZE",),
         "seed": 1,
         "state": StudyState.DONE,
-        "reason": "nothing more is to be gained: 10 trials without a better one",
+        "reason": "converged, 10 trials without a better one",
         "created": "2026-11-20T10:00:00+00:00",
         "updated": "2026-11-20T10:05:00+00:00",
         **changes,

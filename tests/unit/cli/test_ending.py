@@ -132,7 +132,7 @@ def test_only_what_the_chosen_way_could_force_is_searched(recorded):
     assert plan["study"] != json.loads(recorded("--dry-run", "--json"))["study"]
     assert "left_out" not in json.loads(recorded("--dry-run", "--json"))
     assert "demonstration: keep-default on " in recorded("--through", "variables")
-    said = "the study searches 1 of 2 settings; left out 1: variables cannot force LL128 safely"
+    said = "search space: 1 of 2 settings; left out 1: variables cannot force LL128 safely"
     assert said in json.loads(recorded("--through", "variables", "--json"))["notes"]
 
 

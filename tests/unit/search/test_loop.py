@@ -75,7 +75,7 @@ def test_a_launch_must_pay_for_itself_over_the_steps_of_the_training(cluster, wo
         run(cluster, workload, landscape, budget=Effort(trials=40, steps=steps, patience=0)) for steps in (1, 10**9)
     )
 
-    assert "over 1 steps is less than the launch costs" in few[0].reason
+    assert "over 1 step is less than the launch costs" in few[0].reason
     assert "steps is less" not in many[0].reason
     assert len(few[1].launches) < len(many[1].launches)
 
@@ -254,7 +254,7 @@ def test_the_search_stops_when_the_default_is_best(cluster, workload):
     [
         ([100.0] * 10, ""),
         ([100.0] * 30, "already best"),
-        ([100.0, 80.0, *[70.0] * 28], "nothing more is to be gained"),
+        ([100.0, 80.0, *[70.0] * 28], "converged"),
         ([100.0 - i for i in range(30)], ""),
     ],
 )
@@ -271,11 +271,11 @@ def test_without_patience_the_search_never_stops_by_itself():
     ("history", "reason"),
     [
         ([100.0] * 2 + [80.0] * 4, ""),
-        ([100.0] * 2 + [80.0] * 5, "nothing more is to be gained: the last 4 launches won 0.0 %"),
-        ([100.0, 80.0, 80.0, 80.0, 80.0, 80.0, 79.7], "nothing more is to be gained: the last 4 launches won 0.4 %"),
+        ([100.0] * 2 + [80.0] * 5, "converged, the last 4 launches won 0.0 %"),
+        ([100.0, 80.0, 80.0, 80.0, 80.0, 80.0, 79.7], "converged, the last 4 launches won 0.4 %"),
         ([100.0, 80.0, 80.0, 80.0, 80.0, 80.0, 79.5], ""),
         ([100.0] * 6 + [99.6], "NCCL's own choice is already best: nothing in 7 launches beats it"),
-        ([100.0, 99.4, 99.4, 99.4, 99.4, 99.4, 99.4], "nothing more is to be gained: the last 4 launches won 0.0 %"),
+        ([100.0, 99.4, 99.4, 99.4, 99.4, 99.4, 99.4], "converged, the last 4 launches won 0.0 %"),
     ],
 )
 def test_a_search_needs_half_a_percent_within_its_patience_to_go_on(history, reason):
@@ -296,9 +296,7 @@ def test_a_proposal_that_promises_less_than_half_a_percent_ends_the_search_from_
     weigh = work_of([100.0, *[90.0] * 7], Effort(trials=9))
 
     assert weigh(0.005) == ""
-    assert weigh(0.0049) == (
-        "nothing more is to be gained: the next launch is expected to bring 0.49 % of the communication time"
-    )
+    assert weigh(0.0049) == ("converged, the next launch is expected to save 0.49 % of the communication time")
     assert work_of([100.0, *[90.0] * 6], Effort(trials=9))(0.0) == ""
     flat = work_of([100.0, *[99.6] * 7], Effort(trials=9))
     assert flat(0.0) == "NCCL's own choice is already best: nothing in 8 launches beats it"

@@ -97,7 +97,7 @@ class TuneView:
 
     def confirmed(self, trial: Trial, done: int, total: int) -> None:
         """Show one launch of the confirmation."""
-        self._show("confirm", f"what looks best is launched again: {trial.label}", trial, done=done, most=total)
+        self._show("confirm", f"repeating {trial.label}", trial, done=done, most=total)
 
     def proved(self, trial: Trial, blocks: int, pairs: Pairs | None) -> None:
         """Show one launch of the proof: the block that it belongs to, and the gain of those before it."""

@@ -231,7 +231,7 @@ def tune(
         request.printed_costs.require(testbed.runner.cluster)
     space = space_of(testbed, workload, request.effort.process_wide)
     if left_out(testbed, workload, request.effort.process_wide):
-        notes += (f"the study {search_words(testbed, workload, request.effort.process_wide)}",)
+        notes += (search_words(testbed, workload, request.effort.process_wide),)
     study = store.open_study(study_of(request, testbed, workload))
     if study.printed_costs is not None:
         notes += (study.printed_costs.note(study.cluster),)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ncclt.core.effort import Effort
+from ncclt.core.plural import count_noun
 from ncclt.core.study import Claim, Phase, Trial, gpu_seconds
 from ncclt.core.trial import Outcome, Runner
 from ncclt.core.workload import Workload
@@ -88,7 +89,7 @@ def search(
     kill: Callable[[], None] = lambda: None,
     only_worker: bool,
 ) -> SearchEnd:
-    """Search until the budget ends or nothing more is to be gained.
+    """Search until the budget ends or the search converges.
 
     Other processes may search the same study: they share its trial log and its budget of trials.
 
@@ -230,7 +231,7 @@ class _Work:
     ) -> SearchEnd | None:
         budget = self.budget
         if len(trials) + len(running) >= budget.trials:
-            return SearchEnd(reason=f"the budget of {budget.trials} trials is used")
+            return SearchEnd(reason=f"the budget of {count_noun(budget.trials, 'trial')} is used")
         if budget.seconds is not None and self.spent_s() >= budget.seconds:
             return SearchEnd(reason=f"the time budget of {budget.seconds:g} s is used")
         if budget.gpu_hours is not None and self._gpu_seconds(runner) >= budget.gpu_hours * 3600:
@@ -252,10 +253,10 @@ class _Work:
             history = self.best.history(trials)
             if history[-1] > history[0] * (1 - WORTHWHILE_GAIN):
                 return f"NCCL's own choice is already best: nothing in {len(history)} launches beats it"
-            return f"nothing more is to be gained: the next launch is expected to bring {expected}"
+            return f"converged, the next launch is expected to save {expected}"
         return (
-            f"the next launch is expected to bring {expected}, which over {self.budget.steps} steps is less than the "
-            "launch costs"
+            f"the next launch is expected to save {expected}, which over {count_noun(self.budget.steps, 'step')} is "
+            "less than the launch costs"
         )
 
     def _threshold(self, trials: Sequence[Trial]) -> float:
@@ -296,7 +297,7 @@ def nothing_more(history: Sequence[float], *, startup: int, patience: int) -> st
         return ""
     if history[-1] > history[0] * (1 - WORTHWHILE_GAIN):
         return f"NCCL's own choice is already best: nothing in {len(history)} launches beats it"
-    return f"nothing more is to be gained: the last {patience} launches won {max(gain, 0) * 100:.1f} %"
+    return f"converged, the last {patience} launches won {max(gain, 0) * 100:.1f} %"
 
 
 class _BestPolicy:

@@ -215,7 +215,7 @@ class Proposer:
         launched = len({t.setting for t in trials})
         if launched >= len({*self._space.distinct, DEFAULT}):
             return f"all {launched} settings were launched"
-        return f"nothing more is to be gained: after {launched} settings no launch is expected to tell anything more"
+        return f"converged, after {launched} settings no other launch is informative"
 
     def _take_enqueued(
         self, unfinished: Sequence[optuna.trial.FrozenTrial], busy: Collection[Setting]

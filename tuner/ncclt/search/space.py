@@ -16,6 +16,7 @@ from ncclt.core.algorithms import Algorithm, Protocol, choices
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective
 from ncclt.core.nccl_version import NcclVersion
+from ncclt.core.plural import count_noun
 from ncclt.core.setting import DEFAULT, MAX_CHANNELS, Setting, max_channels
 from ncclt.core.workload import Workload
 from ncclt.errors import LandscapeError, UsageError
@@ -303,13 +304,13 @@ def left_out(testbed: Testbed, workload: Workload, process_wide: tuple[str, ...]
 
 
 def search_words(testbed: Testbed, workload: Workload, process_wide: tuple[str, ...]) -> str:
-    """Say how many settings are searched, and which are not and why."""
+    """Describe the search space: its size, and why settings are left out."""
     searched = len(space_of(testbed, workload, process_wide).distinct)
     missing = left_out(testbed, workload, process_wide)
     if not missing:
-        return f"searches {searched} settings"
+        return f"search space: {count_noun(searched, 'setting')}"
     why = "; ".join(f"{number}: {reason}" for reason, number in missing.items())
-    return f"searches {searched} of {searched + sum(missing.values())} settings; left out {why}"
+    return f"search space: {searched} of {searched + sum(missing.values())} settings; left out {why}"
 
 
 def process_wide_ladders(
