@@ -48,7 +48,7 @@ class _Remeasured:
 
     Attributes:
         recommendation, model, nodes, gpus_per_node, decision, stale: of what was published.
-        word: the decision as tables show it; a gain on times from elsewhere is a demonstration.
+        word: verdict shown in tables; a gain on recorded or simulated times is a demonstration.
         change: of its policy.
         moved: share of the bytes per step in messages for which NCCL itself would choose otherwise.
         command: measures it again; empty for a replayed study, since a recording has one NCCL version.
