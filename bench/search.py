@@ -46,7 +46,7 @@ from ncclt.core.score import score_us
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Phase, Trial
 from ncclt.errors import NccltError
-from ncclt.search import acquisition, posterior, sampler
+from ncclt.search import acquisition, posterior
 from ncclt.search.assemble import assemble, collect_times
 from ncclt.search.posterior import believed
 from peers import METHODS, make
@@ -63,8 +63,6 @@ MEAN_AFTER_8, WORST_AFTER_12 = 0.005, 0.03
 PARTS = {
     "averaging": (posterior, "_CHOICES", 1),
     "own": (acquisition, "_OWN_DOUBT", 1.0),
-    "even-variance": (acquisition, "_evened", lambda beliefs: beliefs.variance),
-    "default-again": (sampler, "_default_first", lambda *_: False),
     "sure-channels": (posterior, "channel_certainty", lambda *_: np.float64(0.0)),
 }
 """What `--without` replaces: a name of a module of the search, and its value without the part."""

@@ -157,7 +157,7 @@ def test_a_table_is_proven_in_one_launch_and_variables_only_when_asked_for(store
 
 
 def test_what_is_predicted_to_gain_too_little_is_not_proven(store):
-    result = run(store, lambda s, m, n: 98.5 if s.algorithm is Algorithm.TREE else 100.0)
+    result = run(store, lambda s, m, n: 98.5 if s.algorithm is Algorithm.TREE else 100.0, trials=16)
 
     verdict = result.recommendation.table.verdict
     assert verdict.decision is Decision.KEEP_DEFAULT
@@ -165,9 +165,9 @@ def test_what_is_predicted_to_gain_too_little_is_not_proven(store):
         "the predicted gain of 1.5 % is below the minimum of 2 %; not proven"
     )  # fmt: skip
     assert {t.phase for t in result.trials} == {Phase.SEARCH}, "neither confirmed nor proven"
-    assert run(store, lambda s, m, n: 1.0).finished
+    assert run(store, lambda s, m, n: 1.0, trials=16).finished
 
-    lower = run(store, lambda s, m, n: 98.5 if s.algorithm is Algorithm.TREE else 100.0, min_effect=0.01)
+    lower = run(store, lambda s, m, n: 98.5 if s.algorithm is Algorithm.TREE else 100.0, trials=16, min_effect=0.01)
     assert lower.recommendation.table.verdict.decision is Decision.TUNED
 
 

@@ -10,7 +10,6 @@ from ncclt.core.setting import Setting
 from ncclt.search.acquisition import (
     _OWN_DOUBT,
     Beliefs,
-    default_gain,
     launch_gains,
     standing,
 )
@@ -25,23 +24,18 @@ def beliefs(
     *,
     measured,
     reaches=None,
-    untried=None,
     own=None,
     weights=None,
-    default_launches=4,
 ):
     mean = np.array(mean, dtype=float)
-    settings, messages = mean.shape
     return Beliefs(
         mean=mean,
         variance=np.broadcast_to(np.array(sigma, dtype=float) ** 2, mean.shape),
         measured=np.array(measured),
         reaches=np.ones(mean.shape, dtype=bool) if reaches is None else np.array(reaches),
-        untried=np.zeros(settings, dtype=bool) if untried is None else np.array(untried),
         own=np.zeros(mean.shape, dtype=bool) if own is None else np.array(own),
         noise=NOISE,
-        default_launches=default_launches,
-        weights=np.full(messages, 1 / messages) if weights is None else np.array(weights),
+        weights=np.full(mean.shape[1], 1 / mean.shape[1]) if weights is None else np.array(weights),
     )
 
 
@@ -95,14 +89,6 @@ def test_a_repeat_is_worth_something_where_two_are_close_and_nothing_where_all_i
 
     assert launch_gains(close, standing(close)).sum(axis=1).min() > 1e-3
     assert launch_gains(clear, standing(clear))[1, 0] < 1e-9
-
-
-def test_more_launches_of_the_default_matter_where_a_gain_is_almost_confirmed():
-    almost = beliefs([[-0.02]], 0.012, measured=[True], default_launches=1)
-    sure = beliefs([[-0.5]], 0.012, measured=[True], default_launches=1)
-
-    assert default_gain(almost, standing(almost))[0] > 1e-4
-    assert default_gain(sure, standing(sure))[0] < 1e-6
 
 
 def test_gains_are_the_mean_over_the_likely_hyperparameters():

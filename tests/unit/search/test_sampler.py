@@ -4,7 +4,6 @@ import itertools
 from collections import Counter
 from dataclasses import replace
 
-import numpy as np
 import optuna
 import pytest
 
@@ -12,12 +11,10 @@ from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Claim, Phase, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
-from ncclt.search.acquisition import Standing
 from ncclt.search.assemble import collect_times
 from ncclt.search.observations import Launch, observe
-from ncclt.search.process_wide import Outlook
 from ncclt.search.proposer import Proposer
-from ncclt.search.sampler import PolicySampler, _default_first, candidate_settings
+from ncclt.search.sampler import PolicySampler, candidate_settings
 from ncclt.search.space import cluster_space, recorded_space
 
 
@@ -121,42 +118,6 @@ def test_three_failures_in_a_row_are_followed_by_a_pair_that_has_run(space, work
 
     assert (setting.algorithm, setting.protocol) == (sound.algorithm, sound.protocol)
     assert (after_two.algorithm, after_two.protocol) != (sound.algorithm, sound.protocol)
-
-
-def test_a_default_that_looks_far_too_slow_is_launched_again_first(space, workload, cluster, landscape):
-    """One launch of the default met a disturbance: everything seems five times as fast."""
-    made = [
-        Launch(setting=DEFAULT, times_us=(5000.0, 100.0)),
-        launched(next(s for s in space.distinct if s.protocol is Protocol.SIMPLE), workload, landscape),
-    ]
-
-    sampler = PolicySampler(space, workload, cluster)
-    again = sampler.decide(made)
-    assert (again.setting, again.reason) == (DEFAULT, "the default again: every comparison hangs on it")
-    assert sampler.decide([*made[:1] * 3, made[1]]).setting != DEFAULT, "three launches that agree are no disturbance"
-
-
-@pytest.mark.parametrize(
-    ("gain", "launches", "again", "other", "first"),
-    [
-        (0.41, 1, 0.0, 0.1, True),  # in the log: a third less time
-        (0.39, 1, 0.0, 0.1, False),
-        (0.41, 2, 0.0, 0.1, False),
-        (0.1, 2, 0.02, 0.01, True),
-        (0.1, 2, 0.01, 0.01, False),
-        (0.1, 2, 0.9e-5, 0.0, False),
-        (0.1, 2, 1.1e-5, 0.0, True),
-    ],
-)
-def test_the_default_goes_first_where_that_tells_most_or_its_only_launch_is_in_doubt(
-    gain, launches, again, other, first
-):
-    value = np.array([0.0, -gain])
-    now = Standing(chosen=np.array([-1, 0]), value=value, second=np.zeros(2))
-    seen = Outlook(gains=np.zeros(1), by_message=np.zeros((1, 2)), default=again, share=0.9, now=now)
-    observed = observe([Launch(setting=DEFAULT, times_us=(20.0, 1000.0))] * launches)
-
-    assert _default_first(seen, observed, again, other) is first
 
 
 def test_a_proposal_says_what_it_is_made_for(workload, cluster):

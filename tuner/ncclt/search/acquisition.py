@@ -38,10 +38,8 @@ class Beliefs:
         mean, variance: of the settings, without noise.
         measured: which settings were launched without fault.
         reaches: the messages at which a setting takes effect; elsewhere NCCL chooses as by default.
-        untried: which settings have a pair that was never launched.
         own: where a setting is expected to force what NCCL chooses by itself, settings x messages.
         noise: variance that one launch of a setting adds.
-        default_launches: launches of the default.
         weights: share of each message in the default's time per step.
         mixture: what mean and variance are of; empty = one normal distribution.
     """
@@ -50,10 +48,8 @@ class Beliefs:
     variance: Array
     measured: NDArray[np.bool_]
     reaches: NDArray[np.bool_]
-    untried: NDArray[np.bool_]
     own: NDArray[np.bool_]
     noise: float
-    default_launches: int
     weights: Array
     mixture: Mixture = ()
 
@@ -104,8 +100,7 @@ def launch_gains(beliefs: Beliefs, now: Standing) -> Array:
 
 
 def _launch_gains(beliefs: Beliefs, now: Standing) -> Array:
-    variance = _evened(beliefs)
-    moves = variance / np.sqrt(variance + beliefs.noise)
+    moves = beliefs.variance / np.sqrt(beliefs.variance + beliefs.noise)
     bar = np.minimum(now.value, _BAR)
     gains = _shortfall(now.value, bar, beliefs.mean, moves)
     gains = np.where(beliefs.own & ~beliefs.measured[:, None], _OWN_DOUBT * gains, gains)
@@ -116,33 +111,6 @@ def _launch_gains(beliefs: Beliefs, now: Standing) -> Array:
     )
     saved: Array = np.where(beliefs.reaches, gains, 0.0) * np.exp(now.value) * beliefs.weights
     return saved
-
-
-def default_gain(beliefs: Beliefs, now: Standing) -> Array:
-    """Return the same for one more launch of the default, per message: it is one side of every comparison."""
-    variance = beliefs.noise / beliefs.default_launches
-    moves = variance / math.sqrt(variance + beliefs.noise)
-    bar = np.minimum(now.value, _BAR)
-    contenders = _shortfall(now.value, bar, beliefs.mean, np.full_like(beliefs.mean, moves))
-    # Where a setting is chosen already, the default does not decide between it and the others.
-    open_still = beliefs.reaches & beliefs.measured[:, None] & (now.chosen < 0)
-    contenders = np.where(open_still, contenders, 0.0)
-    doubt = np.where(now.chosen >= 0, _shortfall(0.0, 0.0, -now.value, np.full_like(now.value, moves)), 0.0)
-    saved: Array = (contenders.max(axis=0, initial=0.0) + doubt) * np.exp(now.value) * beliefs.weights
-    return saved
-
-
-def _evened(beliefs: Beliefs) -> Array:
-    """Return the variances, with one for all settings of untried pairs.
-
-    The first launch of a pair should be made where it is expected to be fast. Otherwise extreme channel counts would
-    come first, which are uncertain because they resemble nothing.
-    """
-    if not beliefs.untried.any():
-        return beliefs.variance
-    least = beliefs.variance[beliefs.untried].min(axis=0)
-    evened: Array = np.where(beliefs.untried[:, None], least, beliefs.variance)
-    return evened
 
 
 def _shortfall(level: Array | float, bar: Array | float, mean: Array, sigma: Array) -> Array:

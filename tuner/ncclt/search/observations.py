@@ -72,11 +72,6 @@ class Observations:
     failures: Mapping[Setting, int]
     sigma: float
 
-    @property
-    def launches_of_default(self) -> int:
-        """Return the successful launches of the default."""
-        return self.launches[DEFAULT]
-
 
 def observe(launches: Sequence[Launch]) -> Observations:
     """Gather launches by setting; a successful one of the default must be among them.

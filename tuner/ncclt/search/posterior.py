@@ -67,12 +67,11 @@ class Model:
         self._alike = likeness(self.settings, self._messages, cluster)
         algo_protos = [(s.algorithm, s.protocol) for s in self.settings]
         order = {algo_proto: index for index, algo_proto in enumerate(dict.fromkeys(algo_protos))}
-        self._algo_proto = np.array([order[algo_proto] for algo_proto in algo_protos])
         reaches = [
             [is_legal(m.collective, *algo_proto, version=cluster.version) for m in self._messages]
             for algo_proto in order
         ]
-        self._reaches = np.array(reaches, dtype=np.bool_)[self._algo_proto]
+        self._reaches = np.array(reaches, dtype=np.bool_)[[order[algo_proto] for algo_proto in algo_protos]]
 
     @one_blas_thread()
     def believe(self, observations: Observations, running: Collection[Setting]) -> Beliefs:
@@ -108,16 +107,13 @@ class Model:
         mixture = tuple((weight, *_rounded(mean, variance)) for weight, mean, variance in mixture)
         mean, variance = _rounded(*_averaged(mixture))
         cost = self._calls * observations.default_us
-        tried = np.isin(self._algo_proto, self._algo_proto[[*rows, *pending]]) if len(rows) or len(pending) else False
         return Beliefs(
             mean=mean,
             variance=variance,
             measured=measured,
             reaches=self._reaches,
-            untried=np.broadcast_to(~np.asarray(tried), launches.shape),
             own=self._own,
             noise=noise,
-            default_launches=observations.launches_of_default,
             weights=cost / cost.sum(),
             mixture=mixture,
         )

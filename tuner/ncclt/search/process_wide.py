@@ -15,7 +15,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from ncclt.core.setting import Setting
-from ncclt.search.acquisition import Beliefs, Standing, default_gain, launch_gains, standing
+from ncclt.search.acquisition import Beliefs, Standing, launch_gains, standing
 from ncclt.search.assemble import MIN_GROUP_GAIN
 from ncclt.search.gaussian_process import Array
 
@@ -27,16 +27,12 @@ class Outlook:
     Attributes:
         gains: of each setting, as a share of the default's time per step.
         by_message: the part of them within the plain group, by message: settings x messages.
-        default: of one more launch of the default.
         share: time per step of the best policy so far, as a share of the default's.
-        now: that policy within the plain group.
     """
 
     gains: Array
     by_message: Array
-    default: float
     share: float
-    now: Standing
 
 
 def outlook(settings: Sequence[Setting], beliefs: Beliefs) -> Outlook:
@@ -58,9 +54,7 @@ def outlook(settings: Sequence[Setting], beliefs: Beliefs) -> Outlook:
             within = launch_gains(mine, standings[group]).sum(axis=1) - max(shares[group] - overall, 0.0)
             gains = np.where(inside, np.maximum(within, 0.0), gains)
         gains = np.maximum(gains, _steps_towards(beliefs, inside, overall))
-    return Outlook(
-        gains=gains, by_message=by_message, default=float(default_gain(own, now).sum()), share=overall, now=now
-    )
+    return Outlook(gains=gains, by_message=by_message, share=overall)
 
 
 def _standing(beliefs: Beliefs, inside: np.ndarray) -> Standing:

@@ -18,7 +18,7 @@ from ncclt.core.workload import Workload
 from ncclt.search.gaussian_process import Array
 from ncclt.search.observations import Launch, Observations, observe
 from ncclt.search.posterior import Model
-from ncclt.search.process_wide import Outlook, outlook
+from ncclt.search.process_wide import outlook
 from ncclt.search.space import SearchSpace
 
 _MOST_PLAIN = 400
@@ -28,9 +28,6 @@ _BASES = 6
 """Pairs and channels with which a step along a parameter is tried: the default's and the best ones."""
 
 Parameters = tuple[tuple[str, int], ...]
-
-_SUSPICIOUS = -0.4
-"""ln(time ratio) below which the only launch of the default is taken to be disturbed and repeated first."""
 
 _DIGITS = 9
 """Gains are rounded to this before they are compared, so that the last bits of linear algebra decide nothing."""
@@ -113,10 +110,8 @@ class PolicySampler:
             key=lambda i: (gains[i], not beliefs.measured[i], self._rank(settings[i])),
             default=None,
         )
-        again, other = round(seen.default, _DIGITS), 0.0 if best is None else float(gains[best])
-        if DEFAULT not in running and _default_first(seen, observations, again, other):
-            reason = "the default again: every comparison hangs on it"
-            return Proposal(setting=DEFAULT, expected_gain=max(again, other), reason=reason)
+        if best is None and running and DEFAULT not in running:
+            return Proposal(setting=DEFAULT, reason="the default again: all else is being launched")
         if best is None or (gains[best] < _NOTHING and beliefs.measured[best]):
             return None
         reason = self._reason(seen.by_message[best], repeat=bool(beliefs.measured[best]))
@@ -132,15 +127,6 @@ class PolicySampler:
             return f"{what}, as a step towards other process-wide parameters"
         message = self._workload.messages[int(by_message.argmax())].message
         return f"{what}, most for {message.label}"
-
-
-def _default_first(seen: Outlook, observations: Observations, again: float, other: float) -> bool:
-    """Return whether the default should be launched again before anything else.
-
-    It should where that gains most, and where its only launch makes gains look too good to be true.
-    """
-    doubtful = observations.launches_of_default == 1 and bool((seen.now.value < _SUSPICIOUS).any())
-    return doubtful or again > max(other, _NOTHING)
 
 
 def _cautiously(
