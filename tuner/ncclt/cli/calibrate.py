@@ -65,9 +65,9 @@ def calibrate(
 ) -> None:
     """Fit the constants of the simulated cluster to times of the real one, and add the calibrated cluster.
 
-    Times of NCCL's own choice alone calibrate times, not the ranking of settings; --probe, or studies and tables with
-    forced settings, calibrate both. `ncclt cluster show` lists the fitted constants with their intervals. What is
-    simulated beyond twice the fitted sizes and nodes is marked as extrapolated.
+    Times of one setting calibrate times, not the ranking of settings; --probe, or studies and tables of several
+    settings, calibrate both. `ncclt cluster show` lists the fitted constants with their intervals. What is simulated
+    beyond twice the fitted sizes and nodes is marked as extrapolated.
     """
     require_extra("tune")
     from ncclt.core.name import checked_name
