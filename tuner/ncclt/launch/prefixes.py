@@ -176,7 +176,7 @@ def _levels(lines: Sequence[bytes]) -> Iterator[tuple[re.Pattern[bytes], ...]]:
 
 def _form(prefix: bytes) -> re.Pattern[bytes] | None:
     """Return the pattern of a prefix with other numbers; None = it is none, but the content's own beginning."""
-    if not prefix.strip() or b'{"' in prefix or b"NCCL " in prefix:
+    if not prefix.strip() or prefix[-1:].isalnum() or b'{"' in prefix or b"NCCL " in prefix:
         return None
     form = re.sub(rb"\d+", rb"\\d+", re.escape(prefix))
     return re.compile(re.sub(rb"(?i)(\brank(?:\\ |[:=])?)\\d\+", rb"\1(?P<rank>\\d+)", form, count=1))

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ncclt.core.message import DTYPE_SIZES
@@ -137,6 +137,7 @@ def test_unknown_dtype_is_assumed_aloud(log):
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60, deadline=None
 )
 @given(st.binary(max_size=300), st.integers(0, 60))
+@example(b'{"0":', 1)  # no prefix ends in the middle of a word
 def test_damaged_logs_are_read_in_part(tmp_path, noise, at):
     """Noise spoils at most the lines it touches."""
     other = b"Params for bucket 2 (5 elements):"
