@@ -5,7 +5,9 @@ import threading
 from types import SimpleNamespace
 
 import optuna
+import psycopg
 import pytest
+import sqlalchemy.exc
 
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.effort import PATIENCE, Effort
@@ -175,6 +177,26 @@ def test_tables_of_optuna_that_cannot_be_opened_are_an_error_of_the_store(monkey
     monkeypatch.setattr(optuna.storages, "RDBStorage", fail)
     with pytest.raises(StoreError, match="Optuna's tables cannot be opened: x"):
         optuna_tables._open_storage("sqlite://")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        optuna.exceptions.StorageInternalError("An exception is raised during the commit."),
+        sqlalchemy.exc.OperationalError("CREATE TABLE", {}, psycopg.OperationalError("the connection is lost")),
+    ],
+)
+def test_a_connection_that_is_lost_while_optunas_tables_are_opened_is_opened_again(monkeypatch, error):
+    monkeypatch.setattr(optuna_tables.time, "sleep", lambda _pause_s: None)
+    answers = iter([error, error, optuna.storages.InMemoryStorage()])
+
+    def open_tables(*_arguments, **_options):
+        if isinstance(answer := next(answers), Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(optuna.storages, "RDBStorage", open_tables)
+    assert isinstance(optuna_tables._open_storage("postgresql://"), optuna.storages.InMemoryStorage)
 
 
 def test_a_default_that_fails_stops_the_study_with_its_output(cluster, workload):

@@ -22,6 +22,7 @@ from ncclt.core.recommendation import Verdict
 from ncclt.core.study import Arm, Phase, Study, Trial
 from ncclt.errors import StoreError
 from ncclt.search.space import SearchSpace
+from ncclt.store.failures import LostTransactionError, translated
 
 NUMBER, SETTING = "ncclt_trial", "ncclt_setting"
 """User attributes of a trial that say which of our trials it shows, and its setting as a document."""
@@ -59,8 +60,9 @@ def patiently(call: Callable[[], Answer]) -> Answer:
     """
     for pause_s in (*_PAUSES_S, None):
         try:
-            return call()
-        except StorageInternalError as error:
+            with translated("of Optuna's tables"):  # Optuna passes on a connection lost while it creates them
+                return call()
+        except (StorageInternalError, LostTransactionError) as error:
             if pause_s is None:
                 raise StoreError(f"Optuna's tables cannot be used: {error}", hint="check --storage") from error
             time.sleep(pause_s)
@@ -180,6 +182,6 @@ def forget_studies(url: str, names: Sequence[str]) -> None:
 def _open_storage(url: str) -> optuna.storages.RDBStorage:
     try:
         # A connection that the server ended meanwhile is noticed before it is used.
-        return optuna.storages.RDBStorage(url, engine_kwargs={"pool_pre_ping": True})
+        return patiently(lambda: optuna.storages.RDBStorage(url, engine_kwargs={"pool_pre_ping": True}))
     except (optuna.exceptions.OptunaError, ImportError, OSError, RuntimeError) as error:
         raise StoreError(f"Optuna's tables cannot be opened: {error}", hint="check --storage") from error
