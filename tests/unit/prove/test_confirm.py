@@ -212,6 +212,24 @@ def test_a_confirmation_ends_though_every_finalist_turns_out_to_be_lucky(cluster
     assert "could not be confirmed by launching it again; not proven" in found.why
 
 
+def test_a_confirmed_gain_that_no_variable_delivers_is_not_called_unconfirmed(cluster, workload):
+    """NCCL 2.18 reads no table, and variables that name NVLS alone would fail calls without it."""
+    nvls = Setting(algorithm=Algorithm.NVLS)
+    runner = FakeRunner(replace(cluster, nccl_version="2.18.3"), lambda s, _m, _n: 9.0 if s == nvls else 10.0)
+    trial_log = FakeTrialLog()
+    for setting in (DEFAULT, nvls):
+        launch(runner, workload, trial_log, setting, phase=Phase.SEARCH)
+
+    times, _ = confirmed(runner, workload, trial_log)
+    found = candidates(times, workload, runner, min_effect=0.02, with_variables=False)
+
+    assert list(found.policies) == [Arm.DEFAULT]
+    assert found.why.startswith(
+        "a gain of 11.1 % was measured, but NCCL 2.18.3 reads no table and variables cannot deliver"
+    )
+    assert "nvls" in found.why
+
+
 def test_what_only_rules_too_small_to_keep_lift_above_the_minimum_is_neither_confirmed_nor_called_so(cluster, workload):
     """Small messages have 4 % of the time, and 1.3 % of the gain: the fewest rules leave them out."""
 

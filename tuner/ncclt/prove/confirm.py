@@ -218,8 +218,17 @@ def candidates(
     if not worth:
         # Without a finalist, the prediction of all launches was already too low, or was not confirmed.
         hoped = assemble(expected, workload, version=version, keep=KEPT_GAIN)
+        confirmed_policy = assemble(
+            expected, workload, version=version, min_launches=CONFIRMED_LAUNCHES, keep=KEPT_GAIN
+        )
         gain = max(gains.values(), default=predicted_gain(hoped, times, workload, version=version))
-        if gain >= min_effect and not hoped.is_default:
+        if gain >= min_effect and not hoped.is_default and Arm.TABLE not in found and hoped == confirmed_policy:
+            lost = compile_policy(hoped, version=version, collectives=workload.collectives).lost
+            why = (
+                f"a gain of {gain * 100:.1f} % was measured, but NCCL {version} reads no table and variables cannot "
+                f"deliver it ({'; '.join(lost)}); not proven"
+            )
+        elif gain >= min_effect and not hoped.is_default:
             why = f"the predicted gain of {gain * 100:.1f} % could not be confirmed by launching it again; not proven"
         elif gains or not hoped.is_default:
             step = step_gain(workload, 1 + gain)
