@@ -90,13 +90,16 @@ class TestSqlite(StoreContract, *CONTRACTS):
             open_store(store_url, migrate=False)
         assert list(tmp_path.iterdir()) == []
 
-    def test_a_store_that_would_be_made_is_empty_only_while_it_is_not_there(self, store_url, tmp_path):
+    def test_a_store_that_would_be_made_is_read_as_an_empty_one_until_it_has_tables(self, store_url, tmp_path):
         with open_to_read(store_url, would_be_made=True) as store:
             assert store.studies().items == ()
         assert list(tmp_path.iterdir()) == []
         (tmp_path / "new folder").mkdir()
         (tmp_path / "new folder" / "50%#.db").touch()
-        with pytest.raises(StoreError, match="there is no store"):
+        with open_to_read(store_url, would_be_made=True) as store:
+            assert store.studies().items == ()
+        self.execute(store_url, "CREATE TABLE studies (name TEXT)")
+        with pytest.raises(StoreError, match="another program"):
             open_to_read(store_url, would_be_made=True)
 
     def test_another_programs_file_is_left_alone(self, store_url, tmp_path):

@@ -64,10 +64,10 @@ FAULTS = {
 ENDS = (
     "hang", "stubborn_child", "segfault", "killed", "partial", "wrong_exit_1", "noise", "info", "orphan",
 )  # fmt: skip
-"""How a program ends and what it leaves: a launcher has a part in these. The others differ in what is printed."""
+"""Faults that depend on the launcher: exit codes, timeouts, leftover processes. The others differ in output only."""
 
 LOST = {"slurm": "node_lost", "mpirun": "node_lost_mpirun", "local": "node_lost_ssh"}
-"""Where a node is lost, in the words of which launcher: those of ssh are printed on this machine."""
+"""Launcher -> fault with the message of a lost node; ssh prints its own on this machine."""
 
 
 @contextmanager

@@ -53,7 +53,7 @@ def on_terminal(words, environ, columns):
 
 @pytest.fixture
 def piped(environ, nursery, tmp_path):
-    """Return what a command writes that is started beside no terminal."""
+    """Return the output of a command started without a terminal."""
 
     def call(words):
         _code, out, err = nursery(words, environ, tmp_path)

@@ -114,7 +114,9 @@ def test_a_mistyped_name_is_refused_before_what_the_machine_lacks(storage, tmp_p
     def refusal(*words):
         return CliRunner().invoke(app, [name, *words]).output
 
-    assert refusal("--model", "our-gtp", *storage).startswith("ncclt: there is no workload 'our-gtp'\n")
+    for place in (storage, ("--storage", "sqlite:///new.db")) if name != "check" else (storage,):
+        assert refusal("--model", "our-gtp", *place).startswith("ncclt: there is no workload 'our-gtp'\n")
+    assert not (tmp_path / "new.db").exists()
     for option, word in (("--launcher", "slum"), ("--benchmark", "ncl_tests")):
         wrong = refusal("--model", "our-gtp", option, word, "--storage", "sqlite:///new.db")
         assert wrong.startswith(f"ncclt: unknown {option[2:]} {word!r}\n")

@@ -116,7 +116,7 @@ def test_a_job_gets_legal_values_only_whatever_the_text_holds(capsys, subtests):
 
 
 def test_one_bad_pair_refuses_the_whole_answer(subtests):
-    """What was measured together is delivered together or not at all; `NCCLT_` is written here, not by a server."""
+    """Variables are all delivered or none; only the client sets `NCCLT_` names."""
     sent = {}
     with serving(lambda handler: reply(body=json.dumps(FAKE.document(variables=sent)))(handler)) as server:
         for name, value in FAKE.HOSTILE_PAIRS:

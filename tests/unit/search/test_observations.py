@@ -1,4 +1,4 @@
-"""What counts as a launch for the model."""
+"""Launches that the model learns from."""
 
 from ncclt.core.setting import DEFAULT
 from ncclt.core.study import Phase, Trial

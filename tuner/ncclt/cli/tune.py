@@ -85,8 +85,9 @@ def tune(
         costs = printed_costs_of_file(init_log)
     model = workload_name(model, profile)
     target.require_known_names()
+    with open_to_read(storage, would_be_made=True) as store:
+        workload = store.workload(model)  # an unknown name fails before a missing launcher or GPU, and makes no store
     with open_to_read(storage, would_be_made=True) if dry_run else open_store(storage) as store:
-        workload = store.workload(model)  # an unknown name is refused before what is missing here
         target = target.resolved(os.environ, demo=is_demo(model))
         request = TuneRequest(workload=workload, effort=effort, printed_costs=costs)
         if batch != BatchJob() and target.launcher != "slurm":

@@ -12,7 +12,7 @@ from datetime import UTC, date, datetime
 from typing import Protocol, TypeVar
 
 from ncclt.core.message import Collective, Message
-from ncclt.core.workload import RANK_ROLES, MessageCalls, Provenance, TimedCall, Workload
+from ncclt.core.workload import RANK_ROLES, MessageCalls, Provenance, Workload
 from ncclt.errors import TraceError
 from ncclt.profile.roles import RankRoles
 
@@ -46,10 +46,6 @@ def workload_of(
     origin: Provenance,
     *,
     times_us: Mapping[Message, float] | None = None,
-    step_time_us: float | None = None,
-    exposed_us: float | None = None,
-    copied_us: float | None = None,
-    timeline: tuple[TimedCall, ...] = (),
 ) -> Workload:
     """Return the workload of counted messages, without those of groups of one rank, which send nothing.
 
@@ -58,7 +54,6 @@ def workload_of(
         calls_per_step: the messages.
         origin: where they come from.
         times_us: mean duration of a call, µs, of messages that have one.
-        step_time_us, exposed_us, copied_us, timeline: see `Workload`.
 
     Raises:
         TraceError: every group has one rank.
@@ -81,30 +76,11 @@ def workload_of(
             if message not in alone
         ),
         provenance=origin,
-        step_time_us=step_time_us,
-        exposed_us=exposed_us,
-        copied_us=copied_us,
-        timeline=timeline,
     )
 
 
-def workload_of_roles(
-    name: str,
-    roles: RankRoles,
-    origin: Provenance,
-    *,
-    step_time_us: float | None = None,
-    exposed_us: float | None = None,
-    copied_us: float | None = None,
-    timeline: tuple[TimedCall, ...] = (),
-) -> Workload:
+def workload_of_roles(name: str, roles: RankRoles, origin: Provenance) -> Workload:
     """Return the workload of the slowest role, with notes on the others.
-
-    Args:
-        name: of the workload.
-        roles: of its ranks.
-        origin: where they come from.
-        step_time_us, exposed_us, copied_us, timeline: see `Workload`.
 
     Raises:
         TraceError: every group has one rank.
@@ -112,16 +88,7 @@ def workload_of_roles(
     if len(roles.roles) > 1:
         detail = {**origin.detail, RANK_ROLES: str(len(roles.roles))}
         origin = replace(origin, detail=detail, notes=(*origin.notes, *roles.notes()))
-    return workload_of(
-        name,
-        roles.slowest.calls_per_step,
-        origin,
-        times_us=roles.times_us,
-        step_time_us=step_time_us,
-        exposed_us=exposed_us,
-        copied_us=copied_us,
-        timeline=timeline,
-    )
+    return workload_of(name, roles.slowest.calls_per_step, origin, times_us=roles.times_us)
 
 
 def smallest(times_us: Iterable[Mapping[Message, float]]) -> dict[Message, float]:

@@ -49,7 +49,7 @@ class RankRole:
     calls_per_step: Mapping[Message, float]
 
     def has(self, view: RankMessages) -> bool:
-        """Return whether a rank sends the messages of this role."""
+        """Return True if a rank sends the messages of this role."""
         return _sent(view.per_step()) == _sent(self.calls_per_step)
 
 

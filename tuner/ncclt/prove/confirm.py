@@ -194,11 +194,8 @@ def candidates(
     def expressible(policy: Policy) -> bool:
         return compile_policy(policy, version=version, collectives=workload.collectives).complete
 
-    found: dict[Arm, Policy] = {}
-    if version >= TUNER_API_SINCE:
-        found[Arm.TABLE] = assemble(
-            expected, workload, version=version, min_launches=CONFIRMED_LAUNCHES, keep=KEPT_GAIN
-        )
+    confirmed_table = assemble(expected, workload, version=version, min_launches=CONFIRMED_LAUNCHES, keep=KEPT_GAIN)
+    found: dict[Arm, Policy] = {Arm.TABLE: confirmed_table} if version >= TUNER_API_SINCE else {}
     by_sums = Arm.TABLE in found and not applies(runner, found[Arm.TABLE])
     if with_variables or by_sums or not found:
         confirmed = Times(
@@ -218,11 +215,8 @@ def candidates(
     if not worth:
         # Without a finalist, the prediction of all launches was already too low, or was not confirmed.
         hoped = assemble(expected, workload, version=version, keep=KEPT_GAIN)
-        confirmed_policy = assemble(
-            expected, workload, version=version, min_launches=CONFIRMED_LAUNCHES, keep=KEPT_GAIN
-        )
         gain = max(gains.values(), default=predicted_gain(hoped, times, workload, version=version))
-        if gain >= min_effect and not hoped.is_default and Arm.TABLE not in found and hoped == confirmed_policy:
+        if gain >= min_effect and not hoped.is_default and Arm.TABLE not in found and hoped == confirmed_table:
             lost = compile_policy(hoped, version=version, collectives=workload.collectives).lost
             why = (
                 f"a gain of {gain * 100:.1f} % was measured, but NCCL {version} reads no table and variables cannot "

@@ -190,7 +190,7 @@ def _moved(then: Fingerprint, here: Fingerprint) -> list[str]:
 
 
 def _facts(then: Fingerprint, here: Fingerprint) -> list[tuple[str, str, str]]:
-    """Return what must not differ: its name, where the recommendation was measured, and here; empty = not known."""
+    """List the facts that must match: name, value at the measurement, value here; empty = not known."""
     names = {
         "gpu": "gpu", "link_class": "link class", "fabric": "fabric", "nccl_version": "NCCL",
         "topology_hash": "topology hash",
@@ -199,7 +199,7 @@ def _facts(then: Fingerprint, here: Fingerprint) -> list[tuple[str, str, str]]:
 
 
 def _unknown_facts(request: RecheckRequest, here: Fingerprint) -> list[str]:
-    """Return what was known where the recommendation was measured, and cannot be compared here."""
+    """List the facts known at the measurement and unknown here."""
     unknown = [what for what, before, now in _facts(request.recommendation.fingerprint, here) if before and not now]
     if request.driver_before and not request.driver and not request.driver_may_differ:
         unknown.append("NVIDIA driver")

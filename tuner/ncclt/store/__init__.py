@@ -59,7 +59,7 @@ def open_to_read(url: str | None = None, *, would_be_made: bool = False) -> Stor
 
     Args:
         url: as for `open_store`.
-        would_be_made: the command only shows what it would do, and would create the named store.
+        would_be_made: the command would create the named store, or its tables; without them it is read as an empty one.
 
     Raises:
         UsageError, MissingDependencyError: as for `open_store`.
@@ -71,7 +71,7 @@ def open_to_read(url: str | None = None, *, would_be_made: bool = False) -> Stor
         if store.migration().current:
             return store
         store.close()
-    if not location.is_default and not (would_be_made and location.path is not None and not location.path.exists()):
+    if not (location.is_default or would_be_made):
         raise no_store(location)
     try:
         return _open(Location(url="sqlite://", path=Path(":memory:")), migrate=True)

@@ -53,7 +53,7 @@ def runs(cluster: Cluster, setting: Setting, message: Message) -> bool:
 
 
 def is_in_force(cluster: Cluster, setting: Setting, message: Message) -> bool:
-    """Return whether NCCL uses the forced pair. Without NVLS it chooses by itself, by the size."""
+    """Return True if NCCL uses the forced pair. Without NVLS it chooses by message size."""
     kernel = running_kernel(cluster, setting, message)
     return (kernel.algorithm, kernel.protocol) == (setting.algorithm, setting.protocol)
 

@@ -67,10 +67,9 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
     # The rank that waits least shows best what the transfer itself takes.
     least = min(slowest, key=lambda rank: (rank.exposure.exposed_us is None, rank.exposure.exposed_us))
     exposed_us = least_exposed(rank.exposure for rank in ranks)[0]
-    workload = workload_of_roles(
-        name,
-        roles,
-        provenance_of(readings, "kineto", word="trace", about=_kernel_notes(ranks)),
+    origin = provenance_of(readings, "kineto", word="trace", about=_kernel_notes(ranks))
+    workload = replace(
+        workload_of_roles(name, roles, origin),
         step_time_us=median(step_times) if step_times else None,
         exposed_us=exposed_us,
         copied_us=least.exposure.copied_us,
