@@ -107,9 +107,15 @@ class Installation:
 
     def _run(self, argv: list[str], environ: Mapping[str, str]) -> str:
         done = subprocess.run(
-            argv, env=environ or None, cwd=self._home if environ else ROOT, timeout=WITHIN_S if environ else None,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-        )  # fmt: skip
+            argv,
+            env=environ or None,
+            cwd=self._home if environ else ROOT,
+            timeout=WITHIN_S if environ else None,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
         if done.returncode or "Traceback" in done.stdout:
             sys.exit(f"{' '.join(argv)} failed ({done.returncode}):\n{done.stdout}")
         return done.stdout

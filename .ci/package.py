@@ -24,10 +24,13 @@ ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
 
 IN_WHEEL = (
-    "ncclt/profiles_data/workloads/bert.json", "ncclt/profiles_data/clusters/dgx-h100.toml",
+    "ncclt/profiles_data/workloads/bert.json",
+    "ncclt/profiles_data/clusters/dgx-h100.toml",
     "ncclt/profiles_data/landscapes/mi355x-2x8.csv",
-    "ncclt/nccl/tuner_plugin/source/tuner.c", "ncclt/py.typed", "ncclt_api/app.py",
-)  # fmt: skip
+    "ncclt/nccl/tuner_plugin/source/tuner.c",
+    "ncclt/py.typed",
+    "ncclt_api/app.py",
+)
 IN_SDIST = (
     "hatch_build.py",
     "pyproject.toml",

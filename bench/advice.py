@@ -40,23 +40,49 @@ VIT, GPT, FABRIC = (
 )
 
 QUOTED = (
-    "| 1 GPU, no DDP | 8.91 | 5.17 |", "| 1 GPU, DDP | 8.40 | 5.04 |", "587 of 701 ms", "8 % below 1 GPU",
-    "| + gradient_as_bucket_view | +1 % | +1 % |", "| + bf16 compression hook | +65 % | slower |",
-    "7.5 steps/s (more than 5×)", "| all together | +86 % (bf16) | +4 % |", "buckets of 1 MB are considerably slower",
-    "25 and 100 MB alike", "the all_reduce takes about 5×", "1250 µs (A100 40 GB) and 800 µs (A100 80 GB)",
-    "| 33554432 | 1798.5 | 1802.0 |", "| 1, no DDP | 0.064 |", "| 2 | 0.066 |", "| 4 | 0.068 |", "| 8 | 0.069 |",
-    "| 16 (2 nodes) | 0.089 |", "| 33554432 | 511.7 |", "| 4194304 | 148.7 |", "| 8388608 | 223.3 |",
-    "| 16777216 | 303.1 |", "| 67108864 | 953.1 |", "| 524288 | 97.47 |",
-)  # fmt: skip
+    "| 1 GPU, no DDP | 8.91 | 5.17 |",
+    "| 1 GPU, DDP | 8.40 | 5.04 |",
+    "587 of 701 ms",
+    "8 % below 1 GPU",
+    "| + gradient_as_bucket_view | +1 % | +1 % |",
+    "| + bf16 compression hook | +65 % | slower |",
+    "7.5 steps/s (more than 5×)",
+    "| all together | +86 % (bf16) | +4 % |",
+    "buckets of 1 MB are considerably slower",
+    "25 and 100 MB alike",
+    "the all_reduce takes about 5×",
+    "1250 µs (A100 40 GB) and 800 µs (A100 80 GB)",
+    "| 33554432 | 1798.5 | 1802.0 |",
+    "| 1, no DDP | 0.064 |",
+    "| 2 | 0.066 |",
+    "| 4 | 0.068 |",
+    "| 8 | 0.069 |",
+    "| 16 (2 nodes) | 0.089 |",
+    "| 33554432 | 511.7 |",
+    "| 4194304 | 148.7 |",
+    "| 8388608 | 223.3 |",
+    "| 16777216 | 303.1 |",
+    "| 67108864 | 953.1 |",
+    "| 524288 | 97.47 |",
+)
 """As they stand in seed-tables.md, so that a figure below cannot drift from it."""
 
 VIT_BYTES = 306_535_400 * 4
 PAIR_CURVE: Curve = (
-    (8388608, 580.2), (16777216, 947.6), (33554432, 1798.5), (67108864, 3528.4), (134217728, 6924.6),
-)  # fmt: skip
+    (8388608, 580.2),
+    (16777216, 947.6),
+    (33554432, 1798.5),
+    (67108864, 3528.4),
+    (134217728, 6924.6),
+)
 TWO_NODES_CURVE: Curve = (
-    (524288, 97.47), (4194304, 148.7), (8388608, 223.3), (16777216, 303.1), (33554432, 511.7), (67108864, 953.1),
-)  # fmt: skip
+    (524288, 97.47),
+    (4194304, 148.7),
+    (8388608, 223.3),
+    (16777216, 303.1),
+    (33554432, 511.7),
+    (67108864, 953.1),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,15 +102,28 @@ class Row:
 
 
 def _row(
-    source: str, system: str, model: str, change: str, measured_ms: float | None,
-    predicted: tuple[float, float, float], said: str = "",
-) -> Row:  # fmt: skip
+    source: str,
+    system: str,
+    model: str,
+    change: str,
+    measured_ms: float | None,
+    predicted: tuple[float, float, float],
+    said: str = "",
+) -> Row:
     likely, low, high = predicted
     error = None if measured_ms is None else likely / measured_ms - 1
     return Row(
-        source=source, system=system, model=model, change=change, measured_ms=measured_ms, predicted_ms=likely,
-        low_ms=low, high_ms=high, error=error, said=said,
-    )  # fmt: skip
+        source=source,
+        system=system,
+        model=model,
+        change=change,
+        measured_ms=measured_ms,
+        predicted_ms=likely,
+        low_ms=low,
+        high_ms=high,
+        error=error,
+        said=said,
+    )
 
 
 def _of(advice: Advice, pattern: str) -> tuple[float, float, float]:
@@ -98,9 +137,12 @@ def _one_bucket(step_ms: float, compute_ms: float, call_ms: float | None) -> Wor
     message = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=VIT_BYTES)
     calls = MessageCalls(message=message, calls_per_step=1.0, recorded_us=call_ms and call_ms * 1e3)
     return Workload(
-        name="vit-l-32", messages=(calls,), provenance=Provenance(source="article"), step_time_us=step_ms * 1e3,
+        name="vit-l-32",
+        messages=(calls,),
+        provenance=Provenance(source="article"),
+        step_time_us=step_ms * 1e3,
         exposed_us=(step_ms - compute_ms) * 1e3,
-    )  # fmt: skip
+    )
 
 
 def vit(clusters: dict[str, Cluster]) -> Iterator[Row]:
@@ -148,26 +190,39 @@ def gpt(clusters: dict[str, Cluster], gpt2: Workload) -> Iterator[Row]:
     four_us = anchored.time_us(Collective.ALL_REDUCE, size, bus.sized(gpus_per_node=4))
     spread = anchored.spread(Collective.ALL_REDUCE, size, bus.sized(gpus_per_node=4))
     yield _row(
-        GPT, "4 x A100, PCIe", "GPT", "2 to 4 GPUs: all_reduce of 32 MiB", 5 * pair_us / 1e3,
+        GPT,
+        "4 x A100, PCIe",
+        "GPT",
+        "2 to 4 GPUs: all_reduce of 32 MiB",
+        5 * pair_us / 1e3,
         (four_us / 1e3, four_us / spread / 1e3, four_us * spread / 1e3),
-    )  # fmt: skip
+    )
     for name, system, known in (("aws-p4d", "A100 40 GB", 1.25), ("dgx-a100", "A100 80 GB", 0.8)):
         alone = call_times(gpt2, clusters[name], {})
         time_ms = alone.time_us(Collective.ALL_REDUCE, 1e8) * LIKELY.stretch / 1e3
         wide = alone.spread(Collective.ALL_REDUCE, 1e8)
         yield _row(
-            GPT, f"8 x {system}, NVSwitch", "GPT", "all_reduce of 100 MB beside compute", known,
+            GPT,
+            f"8 x {system}, NVSwitch",
+            "GPT",
+            "all_reduce of 100 MB beside compute",
+            known,
             (time_ms, time_ms / wide, time_ms * wide),
-        )  # fmt: skip
+        )
     whole = gpt2.bytes_per_step
     for cap_mb, said in ((1, "considerably slower than 25 MB"), (25, ""), (100, "as 25 MB")):
         count = math.ceil(whole / (cap_mb * 2**20))
         total_ms = count * times.time_us(Collective.ALL_REDUCE, whole / count) / 1e3
         wide = times.spread(Collective.ALL_REDUCE, whole / count)
         yield _row(
-            GPT, "2 x A100, PCIe", "GPT-2", f"buckets of {cap_mb} MB, all calls", None,
-            (total_ms, total_ms / wide, total_ms * wide), said,
-        )  # fmt: skip
+            GPT,
+            "2 x A100, PCIe",
+            "GPT-2",
+            f"buckets of {cap_mb} MB, all calls",
+            None,
+            (total_ms, total_ms / wide, total_ms * wide),
+            said,
+        )
 
 
 def _recorded(size: int, time_us: float) -> Workload:
@@ -186,9 +241,12 @@ def resnet(clusters: dict[str, Cluster], resnet101: Workload) -> Iterator[Row]:
         times = (found.step_us / 1e3, found.low_us / 1e3, found.high_us / 1e3)
         yield _row(FABRIC, f"{gpus} GPUs", "ResNet-101", f"1 to {gpus} GPUs", known, times)
     two_nodes = advise(
-        resnet101, cluster, given=GivenTimes(step_us=69_000.0, compute_us=64_000.0),
-        measured={(Collective.ALL_REDUCE, 16, True): TWO_NODES_CURVE}, others=(cluster.sized(nodes=2),),
-    )  # fmt: skip
+        resnet101,
+        cluster,
+        given=GivenTimes(step_us=69_000.0, compute_us=64_000.0),
+        measured={(Collective.ALL_REDUCE, 16, True): TWO_NODES_CURVE},
+        others=(cluster.sized(nodes=2),),
+    )
     yield _row(FABRIC, "2 x 8 GPUs, 1,600 Gb/s", "ResNet-101", "1 to 2 nodes", 89.0, _of(two_nodes, "2 nodes"))
 
 

@@ -36,9 +36,20 @@ from ncclt.nccl.tuner_plugin.loaded import LoadedPlugin
 from ncclt.nccl.tuner_table import FUNCTIONS, table_text
 
 FAULTS = (
-    "none", "eager", "no plugin", "gone plugin", "other plugin", "other table", "cut table", "other version",
-    "lost table", "lost agreement", "dropped environment", "late", "killed",
-)  # fmt: skip
+    "none",
+    "eager",
+    "no plugin",
+    "gone plugin",
+    "other plugin",
+    "other table",
+    "cut table",
+    "other version",
+    "lost table",
+    "lost agreement",
+    "dropped environment",
+    "late",
+    "killed",
+)
 """`eager`: communicators open before the ranks agree, as with init_process_group(device_id=...). Both first ones are no
 fault: all ranks use the table."""
 
@@ -71,9 +82,11 @@ def table(ranks: int, *, end: int = 100) -> str:
 
 def rank_environment(parts: Mapping[str, Path], fault: str, *, ranks: int, timeout_s: float) -> dict[str, str]:
     environ = {
-        PLUGIN_VARIABLE: str(parts["plugin"]), TABLE_VARIABLE: table(ranks), AGREEMENT_VARIABLE: "hook",
+        PLUGIN_VARIABLE: str(parts["plugin"]),
+        TABLE_VARIABLE: table(ranks),
+        AGREEMENT_VARIABLE: "hook",
         TIMEOUT_VARIABLE: str(timeout_s),
-    }  # fmt: skip
+    }
     changes = {
         "gone plugin": {PLUGIN_VARIABLE: "/nowhere/libnccl-tuner-ncclt.so"},
         "other plugin": {PLUGIN_VARIABLE: str(parts["other"])},
@@ -81,17 +94,25 @@ def rank_environment(parts: Mapping[str, Path], fault: str, *, ranks: int, timeo
         "cut table": {TABLE_VARIABLE: table(ranks)[:-3]},
     }
     lost = {
-        "no plugin": (PLUGIN_VARIABLE,), "lost table": (TABLE_VARIABLE,), "lost agreement": (AGREEMENT_VARIABLE,),
+        "no plugin": (PLUGIN_VARIABLE,),
+        "lost table": (TABLE_VARIABLE,),
+        "lost agreement": (AGREEMENT_VARIABLE,),
         "dropped environment": (PLUGIN_VARIABLE, TABLE_VARIABLE, AGREEMENT_VARIABLE),
-    }  # fmt: skip
+    }
     environ |= changes.get(fault, {})
     return {name: value for name, value in environ.items() if name not in lost.get(fault, ())}
 
 
 def become_rank(
-    connection: Connection, errors: Path, rank: int, ranks: int, port: int, fault: str, parts: Mapping[str, Path],
+    connection: Connection,
+    errors: Path,
+    rank: int,
+    ranks: int,
+    port: int,
+    fault: str,
+    parts: Mapping[str, Path],
     timeout_s: float,
-) -> None:  # fmt: skip
+) -> None:
     """Train nothing: join the job, open a communicator, and tell whether the plugin chooses by its table."""
     import torch.distributed.distributed_c10d as distributed
 

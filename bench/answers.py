@@ -40,15 +40,34 @@ BY_NAME = ("NCCL_TUNER_PLUGIN", "NCCLT_POLICY")
 def document(revision: str) -> dict[str, Any]:
     """Return an answer for 2 nodes x 4 GPUs with a table."""
     rule = {
-        "collective": "all_reduce", "min_bytes": 0, "max_bytes": None, "group_size": 0, "algorithm": "ring",
-        "protocol": "ll" if revision == "r-1" else "simple", "channels": None,
-    }  # fmt: skip
+        "collective": "all_reduce",
+        "min_bytes": 0,
+        "max_bytes": None,
+        "group_size": 0,
+        "algorithm": "ring",
+        "protocol": "ll" if revision == "r-1" else "simple",
+        "channels": None,
+    }
     return {
-        "schema": 1, "recommendation": revision, "cluster": "bench", "model": "bert", "nodes": 2, "gpus_per_node": 4,
-        "nccl_version": "2.28.9", "decision": "keep-default", "speedup": None, "interval": None, "simulated": False,
-        "launcher": "slurm", "variables": {}, "lost": [], "remarks": [], "table": [rule], "table_parameters": {},
+        "schema": 1,
+        "recommendation": revision,
+        "cluster": "bench",
+        "model": "bert",
+        "nodes": 2,
+        "gpus_per_node": 4,
+        "nccl_version": "2.28.9",
+        "decision": "keep-default",
+        "speedup": None,
+        "interval": None,
+        "simulated": False,
+        "launcher": "slurm",
+        "variables": {},
+        "lost": [],
+        "remarks": [],
+        "table": [rule],
+        "table_parameters": {},
         "table_verdict": None,
-    }  # fmt: skip
+    }
 
 
 @contextmanager
@@ -99,17 +118,40 @@ def start_node(folder: Path, url: str, plugin: Path, *, rank: int, fault: str, m
     mine = {"missing plugin": folder / "none.so", "foreign owner": folder / "open" / plugin.name}.get(here, plugin)
     table = folder / ("cut.csv" if here == "cut-off answer" else "table.csv")
     more = {
-        "nothing": ["--server", server], "--shared": ["--server", server, "--shared", str(folder / "shared")],
-        "--job": ["--server", server, "--job", "bench-1"], "--policy": ["--policy", str(table)],
-    }[mode]  # fmt: skip
+        "nothing": ["--server", server],
+        "--shared": ["--server", server, "--shared", str(folder / "shared")],
+        "--job": ["--server", server, "--job", "bench-1"],
+        "--policy": ["--policy", str(table)],
+    }[mode]
     launch = [str(folder / "torchrun"), "--nnodes=2", f"--node-rank={rank}", "--nproc-per-node=4", "--rdzv-id=bench-1"]
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("NCCL", "SLURM", "OMPI", "PMI"))}
     return subprocess.Popen(
-        [sys.executable, "-m", "ncclt", "run", "--cluster", "bench", "--model", "bert", "--nccl-version", "2.28.9",
-         "--timeout", str(TIMEOUT_S), "--wait", str(WAIT_S), *more, "--", *launch, "train.py"],
+        [
+            sys.executable,
+            "-m",
+            "ncclt",
+            "run",
+            "--cluster",
+            "bench",
+            "--model",
+            "bert",
+            "--nccl-version",
+            "2.28.9",
+            "--timeout",
+            str(TIMEOUT_S),
+            "--wait",
+            str(WAIT_S),
+            *more,
+            "--",
+            *launch,
+            "train.py",
+        ],
         env=clean | {"NCCLT_PLUGIN": str(mine), "XDG_CACHE_HOME": str(node), "NCCLT_ALLOW_DIFFERENCE": "NO_GPU"},
-        cwd=node, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        cwd=node,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def prepare(folder: Path, plugin: Path) -> None:
@@ -174,10 +216,15 @@ def main(argv: list[str] | None = None) -> int:
                 print(f"{mode}, {fault}: {what}", file=sys.stderr)
     words = ("same", "refused", "different")
     rows = [
-        {"agreement": mode, "fault": fault, **{word: outcomes[mode, fault][word] for word in words},
-         "given": ", ".join(sorted(given[mode, fault] - {""}))}
-        for mode, fault in cases if outcomes[mode, fault]
-    ]  # fmt: skip
+        {
+            "agreement": mode,
+            "fault": fault,
+            **{word: outcomes[mode, fault][word] for word in words},
+            "given": ", ".join(sorted(given[mode, fault] - {""})),
+        }
+        for mode, fault in cases
+        if outcomes[mode, fault]
+    ]
     for row in rows:
         print(json.dumps(row) if arguments.json else " ".join(f"{value!s:>18}" for value in row.values()))
     different = sum(row["different"] for row in rows)

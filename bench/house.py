@@ -132,8 +132,12 @@ def entered(root: Path, *words: str) -> int:
         names = ("--cluster", "leonardo", "--model", "bert", "--storage", f"sqlite:///{folder}/empty.db")
         done = subprocess.run(
             [sys.executable, "-c", _ENTERED, words[0], *names, *words[1:]],
-            cwd=folder, env=environ, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            cwd=folder,
+            env=environ,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     loaded = done.stderr.splitlines()[-1].split() if done.stderr else []
     return len({name.split(".")[1] for name in loaded if name.startswith("ncclt.")})
 

@@ -25,10 +25,23 @@ EMBEDDING_ELEMENTS = 1_048_576
 
 STEP_US = 180_000.0
 _PID, _MAIN, _BACKWARD = 4711, 4711, 4802
-_OPERATORS = ("aten::mm", "aten::addmm", "aten::native_layer_norm", "aten::add", "aten::_softmax", "aten::view",
-              "aten::transpose", "autograd::engine::evaluate_function: AddmmBackward0")  # fmt: skip
-_FUNCTIONS = ("torch/nn/modules/module.py({}): _wrapped_call_impl", "torch/nn/modules/linear.py({}): forward",
-              "train.py({}): \\\"step\\\"", "torch/autograd/function.py({}): apply", "<built-in {}>")  # fmt: skip
+_OPERATORS = (
+    "aten::mm",
+    "aten::addmm",
+    "aten::native_layer_norm",
+    "aten::add",
+    "aten::_softmax",
+    "aten::view",
+    "aten::transpose",
+    "autograd::engine::evaluate_function: AddmmBackward0",
+)
+_FUNCTIONS = (
+    "torch/nn/modules/module.py({}): _wrapped_call_impl",
+    "torch/nn/modules/linear.py({}): forward",
+    'train.py({}): \\"step\\"',
+    "torch/autograd/function.py({}): apply",
+    "<built-in {}>",
+)
 _KERNELS = (
     "ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_tn",
     "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul> >"
@@ -146,9 +159,16 @@ def _gpu_events(step: int, randomness: random.Random) -> Iterator[str]:
 
 
 def _launched(
-    name: str, identity: int, cpu_us: float, gpu_us: float, took_us: float,
-    *, tid: int, stream: int = 7, metadata: str = "",
-) -> Iterator[str]:  # fmt: skip
+    name: str,
+    identity: int,
+    cpu_us: float,
+    gpu_us: float,
+    took_us: float,
+    *,
+    tid: int,
+    stream: int = 7,
+    metadata: str = "",
+) -> Iterator[str]:
     """Yield a CUDA call, its kernel, and the arrow between them."""
     correlation = identity + 50_000_000
     ids = f'"External id": {identity if metadata or stream == 7 else correlation}'
@@ -176,11 +196,20 @@ def _identity(step: int, number: int, index: int) -> int:
 
 def _metadata(elements: int) -> str:
     facts = {
-        "Collective name": "allreduce", "In msg nelems": elements, "Out msg nelems": elements, "Group size": 8,
-        "dtype": "Float", "In split size": "[]", "Out split size": "[]", "Process Group Name": "0",
-        "Process Group Description": "default_pg", "Process Group Ranks": "[0, 1, 2, 3, 4, 5, 6, 7]",
-        "Global rank start": 0, "Global rank stride": 1, "Rank": 0,
-    }  # fmt: skip
+        "Collective name": "allreduce",
+        "In msg nelems": elements,
+        "Out msg nelems": elements,
+        "Group size": 8,
+        "dtype": "Float",
+        "In split size": "[]",
+        "Out split size": "[]",
+        "Process Group Name": "0",
+        "Process Group Description": "default_pg",
+        "Process Group Ranks": "[0, 1, 2, 3, 4, 5, 6, 7]",
+        "Global rank start": 0,
+        "Global rank stride": 1,
+        "Rank": 0,
+    }
     return json.dumps(facts)[1:-1]
 
 

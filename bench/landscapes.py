@@ -44,9 +44,15 @@ FEWEST_FOR_P95 = 20
 
 OUTLIER_FACTOR = 5.0
 SIMULATED = (
-    ("aws-g6e", 1), ("aws-g6e", 2), ("aws-p4d", 2), ("dgx-a100", 1), ("dgx-h100", 1), ("dgx-h100", 4),
-    ("leonardo", 2), ("pcie-pair", 1),
-)  # fmt: skip
+    ("aws-g6e", 1),
+    ("aws-g6e", 2),
+    ("aws-p4d", 2),
+    ("dgx-a100", 1),
+    ("dgx-h100", 1),
+    ("dgx-h100", 4),
+    ("leonardo", 2),
+    ("pcie-pair", 1),
+)
 _MOST_SIZES = 12
 _KIB, _MIB = 1024, 1 << 20
 _SINGLES = {"64KiB": 64 * _KIB, "1MiB": _MIB, "16MiB": 16 * _MIB, "64MiB": 64 * _MIB, "256MiB": 256 * _MIB}
@@ -318,9 +324,14 @@ def _with_default(rows: list[LandscapeRow]) -> tuple[list[LandscapeRow], str]:
 
 
 def _case(
-    landscape: str, mix: str, note: str, cluster: Cluster, workload: Workload, space: SearchSpace,
+    landscape: str,
+    mix: str,
+    note: str,
+    cluster: Cluster,
+    workload: Workload,
+    space: SearchSpace,
     time_us: Callable[[Setting, Message], float],
-) -> Case:  # fmt: skip
+) -> Case:
     known: dict[tuple[Setting, Message], float] = {}
 
     def remembered(setting: Setting, message: Message) -> float:
@@ -331,9 +342,16 @@ def _case(
     settings = (DEFAULT, *(s for s in space.distinct if not s.is_default))
     table = np.array([[remembered(s, c.message) for c in workload.messages] for s in settings])
     return Case(
-        landscape=landscape, mix=mix, note=note, cluster=cluster, workload=workload, space=space,
-        time_us=remembered, settings=settings, table=table,
-    )  # fmt: skip
+        landscape=landscape,
+        mix=mix,
+        note=note,
+        cluster=cluster,
+        workload=workload,
+        space=space,
+        time_us=remembered,
+        settings=settings,
+        table=table,
+    )
 
 
 def all_cases(files: Sequence[Path]) -> tuple[list[Case], list[str]]:

@@ -74,9 +74,16 @@ def ours(folder: Path, model: str, trials: int) -> dict[str, Any]:
             Proposer(space, workload, study.cluster, name=study.name, seed=1, storage_url=store.optuna_url) as proposer,
         ):
             search(
-                [runner], workload, trial_log, proposer, request.effort,
-                clock=time.monotonic, interrupted=lambda: "", watch=watch, only_worker=True,
-            )  # fmt: skip
+                [runner],
+                workload,
+                trial_log,
+                proposer,
+                request.effort,
+                clock=time.monotonic,
+                interrupted=lambda: "",
+                watch=watch,
+                only_worker=True,
+            )
         total = time.perf_counter() - started - runner.seconds
     last = (marks[-1] - marks[-21]) / 20
     return row("ncclt tune", trials, total, last)

@@ -215,14 +215,16 @@ def measured(url: str, requests: int) -> list[dict[str, Any]]:
                 paint, shift = painted(chromium, f"http://127.0.0.1:{ours}{path}")
             rows.append(
                 {
-                    "page": page, "ms_p50": round(statistics.median(times), 1),
-                    "ms_p95": round(percentile_95(times), 1), "kilobytes": round(size / 1e3, 1),
+                    "page": page,
+                    "ms_p50": round(statistics.median(times), 1),
+                    "ms_p95": round(percentile_95(times), 1),
+                    "kilobytes": round(size / 1e3, 1),
                     "bare_ms_p50": round(statistics.median(empty), 2),
                     "ratio": round(statistics.median(times) / statistics.median(empty), 1),
                     "paint_ms": None if paint is None else round(paint),
                     "layout_shift": None if shift is None else round(shift, 4),
                 }
-            )  # fmt: skip
+            )
     return rows
 
 

@@ -31,9 +31,19 @@ from ncclt.search.proposer import FAILURE_PENALTY, Proposer
 from ncclt.search.space import SearchSpace
 
 METHODS = (
-    "ours", "plain-gp", "thompson", "gp", "gp-picks", "tpe", "tpe-picks", "random", "grid", "coordinate", "racing",
+    "ours",
+    "plain-gp",
+    "thompson",
+    "gp",
+    "gp-picks",
+    "tpe",
+    "tpe-picks",
+    "random",
+    "grid",
+    "coordinate",
+    "racing",
     "halving",
-)  # fmt: skip
+)
 STARTUP_TRIALS = 4
 """Random launches before TPE and Optuna's Gaussian process begin: with their ten little of a small budget would be
 left. With `-picks` these are the fastest settings of as many pairs by ncclt's cost model instead."""

@@ -77,14 +77,22 @@ def measured(arguments: argparse.Namespace, folder: Path) -> Iterator[dict[str, 
     nodes, ranks = arguments.nodes, arguments.ranks
     network: dict[str, Any] = {"fabric": "ethernet", "nics_per_node": 1, "nic_gbps": 10.0} if nodes > 1 else {}
     cluster = Cluster(
-        name="bench", nodes=nodes, gpus_per_node=ranks // nodes, gpu="bench", compute_capability=80, link_class="shm",
-        link_gbps=10.0, nccl_version=arguments.nccl, **network,
-    )  # fmt: skip
+        name="bench",
+        nodes=nodes,
+        gpus_per_node=ranks // nodes,
+        gpu="bench",
+        compute_capability=80,
+        link_class="shm",
+        link_gbps=10.0,
+        nccl_version=arguments.nccl,
+        **network,
+    )
     messages = [
-        Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=size, group_size=ranks,
-                spans_nodes=nodes > 1)
+        Message(
+            collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=size, group_size=ranks, spans_nodes=nodes > 1
+        )
         for size in (4096, 65_536, 1_048_576)
-    ]  # fmt: skip
+    ]
 
     def variables(setting: Setting) -> dict[str, str]:
         collectives = {message.collective for message in messages}

@@ -58,8 +58,12 @@ def main() -> None:
         for rules in tables:
             done = subprocess.run(
                 [program, str(rules), str(arguments.calls), folder / DELEGATE],
-                cwd=folder, env=environ, check=True, capture_output=True, text=True,
-            )  # fmt: skip
+                cwd=folder,
+                env=environ,
+                check=True,
+                capture_output=True,
+                text=True,
+            )
             for line in done.stdout.splitlines():
                 case, taken = line.split()
                 rows.append({"rules": rules, "case": case, "ns_per_decision": float(taken)})

@@ -171,11 +171,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     print("SIMULATED")
     columns = (
-        ("nodes", "nodes", "d"), ("noise", "noise", ".2f"), ("loss", "loss", ""), ("faults", "faults", "d"),
-        ("precision", "precision", ".2f"), ("recall", "recall", ".2f"), ("by node", "recall_node", ".2f"),
-        ("seen", "degraded_seen", ".2f"), ("healthy", "healthy_right", ".2f"), ("launches", "launches", ".0f"),
-        ("most", "launches_most", "d"), ("all pairs", "all_pairs", "d"),
-    )  # fmt: skip
+        ("nodes", "nodes", "d"),
+        ("noise", "noise", ".2f"),
+        ("loss", "loss", ""),
+        ("faults", "faults", "d"),
+        ("precision", "precision", ".2f"),
+        ("recall", "recall", ".2f"),
+        ("by node", "recall_node", ".2f"),
+        ("seen", "degraded_seen", ".2f"),
+        ("healthy", "healthy_right", ".2f"),
+        ("launches", "launches", ".0f"),
+        ("most", "launches_most", "d"),
+        ("all pairs", "all_pairs", "d"),
+    )
     print(" ".join(f"{title:>9}" for title, _, _ in columns))
     for one in rows:
         print(" ".join(f"{format(getattr(one, field), form):>9}" for _, field, form in columns))

@@ -112,9 +112,7 @@ def recorded(
 def replay(recording: Recording, method: str, *, seed: int, launches: int) -> tuple[float, ...]:
     """Search a recording once and return the regret of the policy after each launch, the default's first."""
     space, version = recorded_space(recording.results), recording.cluster.version
-    asked = make(
-        method, space, recording.workload, recording.cluster, seed=seed, printed_costs=recording.printed_costs
-    )  # fmt: skip
+    asked = make(method, space, recording.workload, recording.cluster, seed=seed, printed_costs=recording.printed_costs)
     trials = [_launch(recording, DEFAULT, [])]
     regrets = [recording.regret(Policy())]
     while len(trials) < launches and (setting := asked.ask(trials)) is not None:

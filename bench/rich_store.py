@@ -98,29 +98,57 @@ SMALL = Size(studies=60, measurements=6_000, long=600, replays=0)
 def own_clusters() -> list[Cluster]:
     """Return clusters that somebody could have added; the last ones have the hostile names."""
     base = Cluster(
-        name="hall-a", nodes=4, gpus_per_node=8, gpu="H100-SXM5-80GB", compute_capability=90, link_class="nvswitch",
-        link_gbps=450.0, fabric="infiniband", nics_per_node=8, nic_gbps=50.0, gpudirect=True, nccl_version="2.28.9",
-        topology_hash="5d0f1b7c92aa", driver="570.86.15", description="Four nodes of hall A, rail-optimised NDR.",
+        name="hall-a",
+        nodes=4,
+        gpus_per_node=8,
+        gpu="H100-SXM5-80GB",
+        compute_capability=90,
+        link_class="nvswitch",
+        link_gbps=450.0,
+        fabric="infiniband",
+        nics_per_node=8,
+        nic_gbps=50.0,
+        gpudirect=True,
+        nccl_version="2.28.9",
+        topology_hash="5d0f1b7c92aa",
+        driver="570.86.15",
+        description="Four nodes of hall A, rail-optimised NDR.",
         sources=("generated for tests",),
-    )  # fmt: skip
+    )
     return [
         base,
         replace(base, name="hall-b", gpu="H200-SXM5-141GB", driver="580.65.06", description="Hall B."),
-        replace(base, name="lab", nodes=1, gpu="A100-SXM4-80GB", compute_capability=80, link_gbps=300.0,
-                fabric="none", nics_per_node=0, nic_gbps=0.0, topology_hash="", description="The box in the lab."),
-        *(replace(base, name=name, nodes=2, gpus_per_node=4, description="A name like this happens.")
-          for name in HOSTILE[:3]),
-    ]  # fmt: skip
+        replace(
+            base,
+            name="lab",
+            nodes=1,
+            gpu="A100-SXM4-80GB",
+            compute_capability=80,
+            link_gbps=300.0,
+            fabric="none",
+            nics_per_node=0,
+            nic_gbps=0.0,
+            topology_hash="",
+            description="The box in the lab.",
+        ),
+        *(
+            replace(base, name=name, nodes=2, gpus_per_node=4, description="A name like this happens.")
+            for name in HOSTILE[:3]
+        ),
+    ]
 
 
 def own_workloads(shipped: Sequence[Workload]) -> list[Workload]:
     """Return workloads that somebody could have imported, with recorded times; the last ones have hostile names."""
     found = []
     for name, of, factor, step_ms in (
-        ("chat-13b", "llama-7b", 1.9, 840.0), ("chat-13b-r2", "llama-7b", 1.7, 802.0),
-        ("search-encoder", "bert-large", 0.8, 212.0), ("vision-nightly", "resnet101", 1.0, 148.0),
-        (HOSTILE[0], "bert", 1.0, 90.0), (HOSTILE[3], "bert", 1.0, 90.0),
-    ):  # fmt: skip
+        ("chat-13b", "llama-7b", 1.9, 840.0),
+        ("chat-13b-r2", "llama-7b", 1.7, 802.0),
+        ("search-encoder", "bert-large", 0.8, 212.0),
+        ("vision-nightly", "resnet101", 1.0, 148.0),
+        (HOSTILE[0], "bert", 1.0, 90.0),
+        (HOSTILE[3], "bert", 1.0, 90.0),
+    ):
         base = next(one for one in shipped if one.name == of)
         calls = tuple(
             replace(
@@ -132,14 +160,23 @@ def own_workloads(shipped: Sequence[Workload]) -> list[Workload]:
         )
         sent = sum((one.recorded_us or 0.0) * one.calls_per_step for one in calls)
         origin = Provenance(
-            source="kineto", created="2026-10-02", world_size=32, ranks_read=(0, 8, 16, 24), steps=20,
+            source="kineto",
+            created="2026-10-02",
+            world_size=32,
+            ranks_read=(0, 8, 16, 24),
+            steps=20,
             detail={"framework": "FSDP2", "torch": "2.9.1", "files": "rank0.json.gz and 3 more"},
             notes=("Generated for tests, not recorded.",),
-        )  # fmt: skip
+        )
         found.append(
-            Workload(name=name, provenance=origin, messages=calls, step_time_us=max(1.4 * sent, 1e3 * step_ms),
-                     exposed_us=0.31 * sent)
-        )  # fmt: skip
+            Workload(
+                name=name,
+                provenance=origin,
+                messages=calls,
+                step_time_us=max(1.4 * sent, 1e3 * step_ms),
+                exposed_us=0.31 * sent,
+            )
+        )
     return found
 
 
@@ -182,11 +219,22 @@ def policy_of(workload: Workload) -> Policy:
         tree = Algorithm.TREE if collective is Collective.ALL_REDUCE else Algorithm.RING
         rules += [
             Rule(collective=collective, max_bytes=256 << 10, algorithm=tree, protocol=Protocol.LL, channels=8),
-            Rule(collective=collective, min_bytes=(256 << 10) + 1, max_bytes=8 * MIB, algorithm=tree,
-                 protocol=Protocol.LL128, channels=16),
-            Rule(collective=collective, min_bytes=8 * MIB + 1, algorithm=Algorithm.RING, protocol=Protocol.SIMPLE,
-                 channels=24),
-        ]  # fmt: skip
+            Rule(
+                collective=collective,
+                min_bytes=(256 << 10) + 1,
+                max_bytes=8 * MIB,
+                algorithm=tree,
+                protocol=Protocol.LL128,
+                channels=16,
+            ),
+            Rule(
+                collective=collective,
+                min_bytes=8 * MIB + 1,
+                algorithm=Algorithm.RING,
+                protocol=Protocol.SIMPLE,
+                channels=24,
+            ),
+        ]
     return Policy(rules=tuple(rules))
 
 
@@ -194,11 +242,19 @@ def template(workload: Workload, cluster: Cluster, ending: str, *, seed: int, se
     """Make up one study."""
     simulated, launcher = origin_of(cluster)
     study = Study(
-        id="", name="", cluster=cluster, launcher=launcher, simulated=simulated, process_wide=(), seed=seed,
-        workload=replace(workload, messages=workload.messages[:12])
-        .placed(nodes=cluster.nodes, gpus_per_node=cluster.gpus_per_node),
-        state=StudyState.DONE, reason="converged, 10 trials without a better one",
-    )  # fmt: skip
+        id="",
+        name="",
+        cluster=cluster,
+        launcher=launcher,
+        simulated=simulated,
+        process_wide=(),
+        seed=seed,
+        workload=replace(workload, messages=workload.messages[:12]).placed(
+            nodes=cluster.nodes, gpus_per_node=cluster.gpus_per_node
+        ),
+        state=StudyState.DONE,
+        reason="converged, 10 trials without a better one",
+    )
     times = Times(cluster, f"{cluster.name}/{workload.name}/{cluster.nccl_version}/{seed}/{ending}")
     policy, rows = policy_of(study.workload), [_trial(study, times, 0, DEFAULT)]
     rows += [
@@ -253,9 +309,16 @@ def _trial(
         found.append(Measurement(message=calls.message, samples_us=(round(time, 3), round(1.01 * time, 3))))
     score = sum(calls.calls_per_step * one.time_us for calls, one in zip(study.workload.messages, found, strict=True))
     return Trial(
-        number=number, phase=phase, setting=setting, repeat=0, score_us=score, arm=arm, block=block, policy=launched,
+        number=number,
+        phase=phase,
+        setting=setting,
+        repeat=0,
+        score_us=score,
+        arm=arm,
+        block=block,
+        policy=launched,
         result=TrialResult(outcome=Outcome.OK, measurements=tuple(found), wall_s=9.5, place="node[01-04]"),
-    )  # fmt: skip
+    )
 
 
 def _published(study: Study, policy: Policy, rows: list[Trial], ending: str, gain: float) -> Recommendation:
@@ -273,16 +336,31 @@ def _published(study: Study, policy: Policy, rows: list[Trial], ending: str, gai
         Decision.UNDECIDED: f"neither proven nor refuted after {PROOF_LAUNCHES // 2} blocks: {percent:+.1f} %",
     }[decision]
     verdict = Verdict(
-        decision=decision, reason=reason, speedup=speedup, interval=(speedup - half, speedup + half),
-        blocks=PROOF_LAUNCHES // 2, default_us=default, policy_us=tuned,
-    )  # fmt: skip
+        decision=decision,
+        reason=reason,
+        speedup=speedup,
+        interval=(speedup - half, speedup + half),
+        blocks=PROOF_LAUNCHES // 2,
+        default_us=default,
+        policy_us=tuned,
+    )
     return Recommendation(
-        id="", revision=0, study="", cluster=study.cluster.name, model=study.workload.name,
-        workload_digest=study.workload.digest(), collectives=study.workload.collectives,
-        fingerprint=study.cluster.fingerprint(), table=PolicyVerdict(policy=policy, verdict=verdict), variables=None,
-        simulated=study.simulated, launcher=study.launcher, created="",
-        recorded=study.label if study.launcher == "replay" else "", dtypes=study.workload.dtypes,
-    )  # fmt: skip
+        id="",
+        revision=0,
+        study="",
+        cluster=study.cluster.name,
+        model=study.workload.name,
+        workload_digest=study.workload.digest(),
+        collectives=study.workload.collectives,
+        fingerprint=study.cluster.fingerprint(),
+        table=PolicyVerdict(policy=policy, verdict=verdict),
+        variables=None,
+        simulated=study.simulated,
+        launcher=study.launcher,
+        created="",
+        recorded=study.label if study.launcher == "replay" else "",
+        dtypes=study.workload.dtypes,
+    )
 
 
 def _id(*parts: object) -> str:
@@ -307,11 +385,16 @@ class _Writer:
                 rows[recommendations].append(self._recommended(of.published, study))
         rows[history] = [
             {
-                "cluster": row["cluster"], "model": row["model"], "recommendation": row["id"], "who": "nina", "why": "",
-                "action": Action.PUBLISHED.value, "created": row["created"],
+                "cluster": row["cluster"],
+                "model": row["model"],
+                "recommendation": row["id"],
+                "who": "nina",
+                "why": "",
+                "action": Action.PUBLISHED.value,
+                "created": row["created"],
             }
             for row in rows[recommendations]
-        ]  # fmt: skip
+        ]
         with self.store._database.alone() as connection:
             for table, values in rows.items():
                 if values:
@@ -326,10 +409,19 @@ class _Writer:
         )
         self.newest[base.cluster, base.model] = one
         return {
-            "id": one.id, "revision": one.revision, "study": one.study, "cluster": one.cluster, "model": one.model,
-            "fingerprint": fingerprint, "created": one.created, "origin": one.origin.value,
-            "document": to_text(one.to_document()), "state": "active", "pinned": False, "unverified": False,
-        }  # fmt: skip
+            "id": one.id,
+            "revision": one.revision,
+            "study": one.study,
+            "cluster": one.cluster,
+            "model": one.model,
+            "fingerprint": fingerprint,
+            "created": one.created,
+            "origin": one.origin.value,
+            "document": to_text(one.to_document()),
+            "state": "active",
+            "pinned": False,
+            "unverified": False,
+        }
 
 
 def fill(store: Store, size: Size = SMALL, *, now: datetime | None = None) -> None:
@@ -394,11 +486,18 @@ def _planned(
             days=0 if is_running else days, minutes=5 + 7 * (size.studies - number if is_running else 0)
         )
         changed = begun + timedelta(minutes=4 if is_running else 40)
-        yield of, replace(
-            of.study, id=_id(number), name=f"{model.name[:40]}-{cluster.name[:40]}-{number}", state=state,
-            reason="" if is_running else "interrupted by SIGTERM" if ending == "interrupted" else of.study.reason,
-            created=begun.isoformat(timespec="seconds"), updated=changed.isoformat(timespec="seconds"),
-        )  # fmt: skip
+        yield (
+            of,
+            replace(
+                of.study,
+                id=_id(number),
+                name=f"{model.name[:40]}-{cluster.name[:40]}-{number}",
+                state=state,
+                reason="" if is_running else "interrupted by SIGTERM" if ending == "interrupted" else of.study.reason,
+                created=begun.isoformat(timespec="seconds"),
+                updated=changed.isoformat(timespec="seconds"),
+            ),
+        )
 
 
 def _write_long(
@@ -407,14 +506,20 @@ def _write_long(
     cluster = next(one for one in clusters if one.name == "hall-a")
     workload = next(one for one in models if one.name == "search-encoder")
     of = template(
-        replace(workload, messages=workload.messages[:5]), cluster, "tuned", seed=99,
+        replace(workload, messages=workload.messages[:5]),
+        cluster,
+        "tuned",
+        seed=99,
         searched=count - 2 * PROOF_LAUNCHES,
-    )  # fmt: skip
+    )
     begun = moment - timedelta(days=2)
     study = replace(
-        of.study, id="10000" + "a" * 7, name="ten-thousand-trials", created=begun.isoformat(timespec="seconds"),
+        of.study,
+        id="10000" + "a" * 7,
+        name="ten-thousand-trials",
+        created=begun.isoformat(timespec="seconds"),
         updated=(begun + timedelta(hours=30)).isoformat(timespec="seconds"),
-    )  # fmt: skip
+    )
     writer.write([(of, study)])
 
 
@@ -427,12 +532,19 @@ def _write_records(store: Store, writer: _Writer, moment: datetime) -> None:
             stale = kind == 5
             store.add_check(
                 Check(
-                    id=_id("check", found.id), recommendation=found.id, cluster=found.cluster, model=found.model,
-                    freshness=Freshness.STALE if stale else Freshness.FRESH, changes=(), launches=6,
-                    reasons=("the gain is lost: 1.07 before, 0.99 now",) if stale else (), launcher="slurm",
-                    created=when, driver="570.86.15",
+                    id=_id("check", found.id),
+                    recommendation=found.id,
+                    cluster=found.cluster,
+                    model=found.model,
+                    freshness=Freshness.STALE if stale else Freshness.FRESH,
+                    changes=(),
+                    launches=6,
+                    reasons=("the gain is lost: 1.07 before, 0.99 now",) if stale else (),
+                    launcher="slurm",
+                    created=when,
+                    driver="570.86.15",
                 )
-            )  # fmt: skip
+            )
         if kind in (0, 2, 3) and found.table.verdict.decision is Decision.TUNED:
             store.add_attestation(_attested(found, when, differing=kind == 3))
     for hall, cluster in enumerate(own_clusters()[:2]):
@@ -445,22 +557,37 @@ def _write_records(store: Store, writer: _Writer, moment: datetime) -> None:
 def _attested(found: Recommendation, when: str, *, differing: bool) -> Any:
     place = found.fingerprint
     table = DeliveredPolicy(
-        recommendation=found.id, cluster=found.cluster, model=found.model, nccl_version=place.nccl_version,
-        nodes=place.nodes, ranks=place.world_size, form=Form.TABLE, policy=found.table.policy,
-    )  # fmt: skip
+        recommendation=found.id,
+        cluster=found.cluster,
+        model=found.model,
+        nccl_version=place.nccl_version,
+        nodes=place.nodes,
+        ranks=place.world_size,
+        form=Form.TABLE,
+        policy=found.table.policy,
+    )
     outcomes = [(1 << 16, "tree/ll/8", CallOutcome.APPLIED, 4000)]
     if differing:
         outcomes.append((32 * MIB, "ring/simple/24", CallOutcome.UNAVAILABLE, 31))
     uses = tuple(
-        ObservedCall(collective=rule.collective, size_bytes=size, group_size=place.world_size, choice=choice,
-            outcome=outcome, calls=calls)
+        ObservedCall(
+            collective=rule.collective,
+            size_bytes=size,
+            group_size=place.world_size,
+            choice=choice,
+            outcome=outcome,
+            calls=calls,
+        )
         for rule in found.table.policy.rules[:1]
         for size, choice, outcome, calls in outcomes
-    )  # fmt: skip
+    )
     witness = Witness(
-        kind="plugin-report", nccl_version=place.nccl_version, table=found.id, checksum="0" * 16,
+        kind="plugin-report",
+        nccl_version=place.nccl_version,
+        table=found.id,
+        checksum="0" * 16,
         count=place.world_size,
-    )  # fmt: skip
+    )
     return attest(table, Observed(witnesses=(witness,), uses=uses, variables={}, hosts=place.nodes), created=when)
 
 

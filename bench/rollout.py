@@ -69,18 +69,28 @@ class Case:
 
 
 CASES = (
-    *(Case(name=f"equal, noise {s:.0%}, {p} % of jobs", loss=0.0, noise=s, percent=p)
-      for s in (0.01, 0.02, 0.05) for p in (10, 50)),
+    *(
+        Case(name=f"equal, noise {s:.0%}, {p} % of jobs", loss=0.0, noise=s, percent=p)
+        for s in (0.01, 0.02, 0.05)
+        for p in (10, 50)
+    ),
     Case(name="equal, noise 2%, 50 % of jobs, no limit", loss=0.0, loss_limit=0.0),
     Case(name="loss at the limit, noise 2%, 50 % of jobs", loss=0.01),
-    *(Case(name=f"loss 3%, noise {s:.0%}, {p} % of jobs", loss=0.03, noise=s, percent=p)
-      for s in (0.01, 0.02, 0.05) for p in (10, 50)),
+    *(
+        Case(name=f"loss 3%, noise {s:.0%}, {p} % of jobs", loss=0.03, noise=s, percent=p)
+        for s in (0.01, 0.02, 0.05)
+        for p in (10, 50)
+    ),
     Case(name="loss 3%, noise 2%, 50 % of jobs, no limit", loss=0.03, loss_limit=0.0),
     Case(name="loss 10%, noise 2%, 10 % of jobs", loss=0.10, percent=10),
     Case(name="gain 3%, noise 2%, 50 % of jobs", loss=-0.03),
-    *(Case(name=f"hung {h:.0%}, {'slowest' if slow else 'any'}, gain {gain:.0%}", loss=-gain, hung=h, slow_hang=slow)
-      for gain in (0.0, 0.03) for h in (0.0, 0.1, 0.3, 0.5, 0.9) for slow in ((False, True) if h else (False,))),
-)  # fmt: skip
+    *(
+        Case(name=f"hung {h:.0%}, {'slowest' if slow else 'any'}, gain {gain:.0%}", loss=-gain, hung=h, slow_hang=slow)
+        for gain in (0.0, 0.03)
+        for h in (0.0, 0.1, 0.3, 0.5, 0.9)
+        for slow in ((False, True) if h else (False,))
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,9 +169,15 @@ def _ended(case: Case, *, seed: int, jobs: int, stored: bool) -> tuple[tuple[str
 
 def _roll_out(case: Case, seed: str) -> RollOut:
     return RollOut(
-        id="r", cluster="pair", model="toy", recommendation="b", control="a", percent=case.percent, seed=seed,
+        id="r",
+        cluster="pair",
+        model="toy",
+        recommendation="b",
+        control="a",
+        percent=case.percent,
+        seed=seed,
         loss_limit=case.loss_limit,
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,10 +207,12 @@ def _jobs(rollout: RollOut, case: Case, *, seed: int, jobs: int) -> list[Job]:
         start = JobStart(rollout=rollout.id, job=name, recommendation=given, issued_s=issued_s)
         found.append(
             Job(
-                start=start, is_candidate=is_candidate, step_us=step_us,
+                start=start,
+                is_candidate=is_candidate,
+                step_us=step_us,
                 ends_s=math.inf if is_candidate and hangs else ends_s,
             )
-        )  # fmt: skip
+        )
     return found
 
 
@@ -240,17 +258,23 @@ def _reported(
     store: Store | None, rollout: RollOut, job: Job, started: list[JobStart], times: list[JobTime]
 ) -> RollOutVerdict:
     """Add the report of a job to those before, and return what the guard says."""
-    told = {"rollout": rollout.id, "job": job.start.job, "recommendation": job.start.recommendation, "steps": 20,
-            "step_us": job.step_us}  # fmt: skip
+    told = {
+        "rollout": rollout.id,
+        "job": job.start.job,
+        "recommendation": job.start.recommendation,
+        "steps": 20,
+        "step_us": job.step_us,
+    }
     if store is None:
         times.append(JobTime(**told, waited_s=job.ends_s - job.start.issued_s))
         return judge_roll_out(rollout, times, started, now_s=job.ends_s)
     known = {start.job for start in store.job_starts(rollout.id)}
     store.add_job_starts([start for start in started if start.job not in known])
     answer = Given(
-        recommendation=sample_recommendation(job.start.recommendation), rollout=rollout.id,
+        recommendation=sample_recommendation(job.start.recommendation),
+        rollout=rollout.id,
         variant=rollout.variant(job.start.job),
-    )  # fmt: skip
+    )
     ticket = make_ticket(answer, job.start.job, issued_s=job.start.issued_s)
     assert ticket is not None
     text, sender = sign_ticket(ticket, store.ticket_secret()), Reporter(who="bench", address="::1")
@@ -291,8 +315,15 @@ def _row(case: Case, by: str, ends: list[tuple[str, int]], jobs: int) -> Row:
         return took[place] if right and place < len(took) else None
 
     shares = {word: sum(state == word for state, _ in ends) / len(ends) for word in ("lost", "won")}
-    return Row(case=case.name, by=by, rollouts=len(ends), jobs_median=quantile(0.5), jobs_p90=quantile(0.9), jobs=jobs,
-               **shares)  # fmt: skip
+    return Row(
+        case=case.name,
+        by=by,
+        rollouts=len(ends),
+        jobs_median=quantile(0.5),
+        jobs_p90=quantile(0.9),
+        jobs=jobs,
+        **shares,
+    )
 
 
 def _print(row: Row) -> None:

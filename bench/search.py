@@ -162,9 +162,13 @@ def _launch(case: Case, setting: Setting, trials: Sequence[Trial], *, seed: int,
     repeat = sum(t.setting == setting for t in trials)
     result = case.launch(setting, repeat, seed=seed, noise=noise)
     return Trial(
-        number=len(trials), phase=Phase.SEARCH, setting=setting, repeat=repeat, result=result,
+        number=len(trials),
+        phase=Phase.SEARCH,
+        setting=setting,
+        repeat=repeat,
+        result=result,
         score_us=score_us(result, case.workload),
-    )  # fmt: skip
+    )
 
 
 def _regret(case: Case, trials: Sequence[Trial]) -> float:
@@ -300,9 +304,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--budget", type=int, default=max(COUNTS), help="launches of each search")
     parser.add_argument(
-        "--noise", "--sigma", action="append", type=float, metavar="SIGMA",
+        "--noise",
+        "--sigma",
+        action="append",
+        type=float,
+        metavar="SIGMA",
         help="standard deviation of the log of a time; repeatable, default 0.02",
-    )  # fmt: skip
+    )
     parser.add_argument("--outliers", type=float, default=0.0, help="share of times that are five times too long")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--mixes", default="", help="only these, by comma")

@@ -93,10 +93,19 @@ def fill(url: str, *, clusters: int, models: int, revisions: int, trials_of_long
             def published(cluster: str, model: str, revision: int, id: str, state: str = "active") -> dict[str, Any]:
                 one = replace(base, id=id, cluster=cluster, model=model, revision=revision, created="2026-01-01")
                 return {
-                    "id": id, "revision": revision, "study": one.study, "cluster": cluster, "model": model,
-                    "fingerprint": one.fingerprint.digest(), "created": one.created, "origin": one.origin.value,
-                    "document": json.dumps(one.to_document()), "state": state, "pinned": False, "unverified": False,
-                }  # fmt: skip
+                    "id": id,
+                    "revision": revision,
+                    "study": one.study,
+                    "cluster": cluster,
+                    "model": model,
+                    "fingerprint": one.fingerprint.digest(),
+                    "created": one.created,
+                    "origin": one.origin.value,
+                    "document": json.dumps(one.to_document()),
+                    "state": state,
+                    "pinned": False,
+                    "unverified": False,
+                }
 
             connection.execute(
                 insert(recommendations),
@@ -306,9 +315,15 @@ def row(case: str, loads: list[Load], bare: float | None) -> dict[str, Any]:
 
 
 def rows_on(
-    name: str, url: str, folder: Path, *, seconds: float, rounds: int, note: Callable[[str], None],
+    name: str,
+    url: str,
+    folder: Path,
+    *,
+    seconds: float,
+    rounds: int,
+    note: Callable[[str], None],
     stop: Callable[[], None] | None,
-) -> list[Any]:  # fmt: skip
+) -> list[Any]:
     version = sample_recommendation("x").fingerprint.nccl_version
     path = f"/v1/clusters/pair/env?{JOB}{version}&simulated=allow&job="
     with ExitStack() as stack:
@@ -397,8 +412,14 @@ def main() -> None:
                     continue
                 url, stop = database
                 began = time.perf_counter()
-                fill(url, clusters=200, models=max(1, 50 // scale), revisions=max(3, 500 // scale),
-                     trials_of_long=10_000 // scale, rows=1_000_000 // scale)  # fmt: skip
+                fill(
+                    url,
+                    clusters=200,
+                    models=max(1, 50 // scale),
+                    revisions=max(3, 500 // scale),
+                    trials_of_long=10_000 // scale,
+                    rows=1_000_000 // scale,
+                )
                 notes.append(f"{name}: the store was written in {time.perf_counter() - began:.0f} s")
                 rounds = 1 if options.quick else options.rounds
                 rows += rows_on(name, url, folder, seconds=options.seconds, rounds=rounds, note=notes.append, stop=stop)

@@ -55,8 +55,15 @@ ITERATIONS = " (iterations)"
 """Part of the name where a time is that of an iteration, computation included: scored, and in a median of its own."""
 
 SEEN = (
-    "a100_alcf_", "abci2_", "gh200_alps_", "h100_aws_p5_", "h100_nvswitch_", "l40s_a100_", "mi355x_", "rtx4090x4_",
-)  # fmt: skip
+    "a100_alcf_",
+    "abci2_",
+    "gh200_alps_",
+    "h100_aws_p5_",
+    "h100_nvswitch_",
+    "l40s_a100_",
+    "mi355x_",
+    "rtx4090x4_",
+)
 """Tables from which `ncclt.measure.simulated` has constants; only the others show its accuracy on a new system."""
 
 MODELS = ("preset", "calibrated", "probed", "nccl", "alpha_beta")
@@ -356,8 +363,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the table, or with --json one document."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.add_argument("--landscape", type=Path, nargs="+", action="extend", default=[], metavar="FILE.csv",
-                        help="tables of measurements instead of the public ones")  # fmt: skip
+    parser.add_argument(
+        "--landscape",
+        type=Path,
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="FILE.csv",
+        help="tables of measurements instead of the public ones",
+    )
     parser.add_argument("--quick", action="store_true", help="only systems with forced settings")
     arguments = parser.parse_args(argv)
     rows: list[Row] = []

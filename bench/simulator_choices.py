@@ -165,9 +165,14 @@ def held_out(scores: Mapping[str, Mapping[str, Scores]]) -> list[dict[str, objec
 
         best = min(VARIANTS, key=lambda variant: over(chosen_on, variant)["regret_mean"])
         found.append(
-            {"chosen_on": len(chosen_on), "reported_on": len(reported_on), "variant": best,
-             "scores": over(reported_on, best), "present": over(reported_on, "present")}
-        )  # fmt: skip
+            {
+                "chosen_on": len(chosen_on),
+                "reported_on": len(reported_on),
+                "variant": best,
+                "scores": over(reported_on, best),
+                "present": over(reported_on, "present"),
+            }
+        )
     return found
 
 
@@ -175,8 +180,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the comparison, or with --json one document."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.add_argument("--landscape", type=Path, nargs="+", action="extend", default=[], metavar="FILE.csv",
-                        help="tables of measurements instead of the public ones")  # fmt: skip
+    parser.add_argument(
+        "--landscape",
+        type=Path,
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="FILE.csv",
+        help="tables of measurements instead of the public ones",
+    )
     parser.add_argument("--designs", type=int, default=2, help="sets of probes of each system")
     parser.add_argument("--launches", action="store_true", help="also probe whole settings")
     arguments = parser.parse_args(argv)

@@ -147,9 +147,14 @@ def run_study(case: Case, *, sigma: float, seed: int) -> Cost:
     request = TuneRequest(workload=case.workload, effort=Effort(process_wide=(), seed=seed))
     with tempfile.TemporaryDirectory() as folder, open_store(f"sqlite:///{folder}/ncclt.db") as store:
         result = tune(
-            request, testbed, store,
-            watcher=Unwatched(), interrupted=lambda: "", clock=time.monotonic, now=lambda: "2026-01-01T00:00:00+00:00",
-        )  # fmt: skip
+            request,
+            testbed,
+            store,
+            watcher=Unwatched(),
+            interrupted=lambda: "",
+            clock=time.monotonic,
+            now=lambda: "2026-01-01T00:00:00+00:00",
+        )
     found = result.recommendation
     assert found is not None, "it is not interrupted"
     return Cost(

@@ -48,9 +48,14 @@ from ncclt.prove.verdict import MAX_MESSAGE_LOSS, MIN_EFFECT
 from ncclt.testing.fakes import FakeTrialLog
 
 CLUSTER = Cluster(
-    name="bench", gpus_per_node=8, gpu="A100", compute_capability=80, link_class="nvswitch", link_gbps=300.0,
+    name="bench",
+    gpus_per_node=8,
+    gpu="A100",
+    compute_capability=80,
+    link_class="nvswitch",
+    link_gbps=300.0,
     nccl_version="2.27.3",
-)  # fmt: skip
+)
 SETTINGS = tuple(
     (a, p) for a in (Algorithm.TREE, Algorithm.RING) for p in (Protocol.LL, Protocol.LL128, Protocol.SIMPLE)
 )
@@ -178,9 +183,16 @@ CASES = (
     Case(name="flat, noise 2.0%, period 8", rhythm=_sine),
     Case(name="flat, noise 2.0%, period 8 in step", rhythm=_in_step),
     Case(name="flat, noise 2.0%, every other +10%", rhythm=lambda number: 0.10 * (number % 2)),
-    *(Case(name=f"flat, 1 of {period} launches +{amplitude:.0%}, {arms} arms", rhythm=_one_in(period, amplitude),
-           three=arms == 3)
-      for arms in (2, 3) for period in range(2, 13) for amplitude in (0.02, 0.10, 0.25, 0.50)),
+    *(
+        Case(
+            name=f"flat, 1 of {period} launches +{amplitude:.0%}, {arms} arms",
+            rhythm=_one_in(period, amplitude),
+            three=arms == 3,
+        )
+        for arms in (2, 3)
+        for period in range(2, 13)
+        for amplitude in (0.02, 0.10, 0.25, 0.50)
+    ),
     Case(name="flat, noise 2.0%, a neighbour of 25%", drift=_neighbour),
     Case(name="flat, one slow rank in 30% of launches", noise=_slow_rank),
     Case(name="flat, Student t, 2 degrees", noise=_student),
@@ -189,14 +201,25 @@ CASES = (
     *(Case(name="flat, recorded noise", noise=_disturbed, k=k) for k in (1, 4, 6)),
     *(Case(name="flat, noise 5.0%", sigma=0.05, k=k) for k in (4, 6)),
     Case(name="gain 10%, bimodal +20% in 70%", gain=0.10, noise=_bimodal),
-    *(Case(name=f"flat, noise {s:.1%}, rule for 1 of 6 messages", sigma=s, message_sigma=0.02, messages=6, rules=1)
-      for s in (0.005, 0.02, 0.20)),
+    *(
+        Case(name=f"flat, noise {s:.1%}, rule for 1 of 6 messages", sigma=s, message_sigma=0.02, messages=6, rules=1)
+        for s in (0.005, 0.02, 0.20)
+    ),
     Case(name="flat, bimodal, rule for 1 of 6 messages", noise=_bimodal, messages=6, rules=1),
     Case(name="gain 3% by 1 of 6, noise 2.0%", gain=BY_ONE_OF_6, message_sigma=0.02, messages=6, rules=1),
     Case(name="gain 3% by 1 of 6, bimodal", gain=BY_ONE_OF_6, noise=_bimodal, messages=6, rules=1),
-    *(Case(name=f"flat, rule for 1 of 6, others -{loss:.0%}, noise {s:.0%}", gain=1 / (6 - 5 / (1 - loss)) - 1,
-           rest_gain=-loss, sigma=s, message_sigma=0.01, messages=6, rules=1)
-      for loss, s in ((0.02, 0.02), (0.05, 0.02), (0.05, 0.05), (0.10, 0.05))),
+    *(
+        Case(
+            name=f"flat, rule for 1 of 6, others -{loss:.0%}, noise {s:.0%}",
+            gain=1 / (6 - 5 / (1 - loss)) - 1,
+            rest_gain=-loss,
+            sigma=s,
+            message_sigma=0.01,
+            messages=6,
+            rules=1,
+        )
+        for loss, s in ((0.02, 0.02), (0.05, 0.02), (0.05, 0.05), (0.10, 0.05))
+    ),
     Case(name="gain 35%, recorded noise", gain=0.35, noise=_disturbed),
     Case(name="gain 35%, noise 2.0%", gain=0.35),
     Case(name="gain 35%, noise 5.0%", gain=0.35, sigma=0.05),
@@ -204,11 +227,23 @@ CASES = (
     Case(name="gain 5%, noise 2.0%, drift 50%", gain=0.05, drift=lambda share: 0.5 * share),
     Case(name="gain 5%, Student t, 2 degrees", gain=0.05, noise=_student),
     *(Case(name=f"gain {g:.0%}, noise 2.0%", gain=g) for g in (0.01, 0.02)),
-    *(Case(name=f"gain {g:.0%}, noise {s:.1%}", gain=g, sigma=s)
-      for g, s in ((0.03, 0.005), (0.03, 0.02), (0.05, 0.005), (0.05, 0.02), (0.05, 0.05), (0.10, 0.02), (0.10, 0.05),
-                   (0.20, 0.20))),
-    *(Case(name=f"loss {g:.0%}, noise {s:.1%}", gain=-g, sigma=s)
-      for g, s in ((0.01, 0.02), (0.03, 0.02), (0.03, 0.05), (0.05, 0.20))),
+    *(
+        Case(name=f"gain {g:.0%}, noise {s:.1%}", gain=g, sigma=s)
+        for g, s in (
+            (0.03, 0.005),
+            (0.03, 0.02),
+            (0.05, 0.005),
+            (0.05, 0.02),
+            (0.05, 0.05),
+            (0.10, 0.02),
+            (0.10, 0.05),
+            (0.20, 0.20),
+        )
+    ),
+    *(
+        Case(name=f"loss {g:.0%}, noise {s:.1%}", gain=-g, sigma=s)
+        for g, s in ((0.01, 0.02), (0.03, 0.02), (0.03, 0.05), (0.05, 0.20))
+    ),
     Case(name="loss 3%, noise 5.0%, selected", gain=-0.03, sigma=0.05, selected=True),
     Case(name="gain 10%, 12 messages of noise 5.0%", gain=0.10, messages=12, message_sigma=0.05),
     Case(name="gain 10%, 12 messages of noise 10.0%", gain=0.10, messages=12, message_sigma=0.10),
@@ -216,7 +251,7 @@ CASES = (
     Case(name="gain 10%, one of 12 loses 1%", gain=0.10, messages=12, message_sigma=0.02, first_gain=-0.01),
     Case(name="gain 10%, one of 3 loses 5%", gain=0.10, messages=3, message_sigma=0.02, first_gain=-0.05),
     Case(name="gain 10%, wrong data in launch 7", gain=0.10, wrong_from=6),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,13 +362,16 @@ def run_case(case: Case, *, studies: int, blocks: int, trials: int, seed: int) -
     policy = Policy(
         rules=tuple(
             Rule(
-                collective=Collective.ALL_REDUCE, min_bytes=1 << (16 + number), max_bytes=(1 << (17 + number)) - 1,
-                algorithm=algorithm, protocol=protocol,
+                collective=Collective.ALL_REDUCE,
+                min_bytes=1 << (16 + number),
+                max_bytes=(1 << (17 + number)) - 1,
+                algorithm=algorithm,
+                protocol=protocol,
             )
             for number in range(case.rules or max(case.messages, case.k))
             for algorithm, protocol in (SETTINGS[number % case.k],)
         )
-    )  # fmt: skip
+    )
     same = Policy(rules=(Rule(collective=Collective.ALL_REDUCE, algorithm=Algorithm.RING, protocol=Protocol.LL),))
     variables = {Arm.VARIABLES: same} if case.three else {}
     decisions, lengths, launches, covered, claims, harmed = [], [], [], 0, 0, 0
@@ -344,9 +382,15 @@ def run_case(case: Case, *, studies: int, blocks: int, trials: int, seed: int) -
         gains = {calls.message: case.gain_of(calls.message, gain) for calls in workload.messages}
         runner, trial_log = Launches(case, gain, longest=4 * blocks, seed=seed + 2 * number + 1), FakeTrialLog()
         prove(
-            runner, workload, trial_log, {Arm.DEFAULT: Policy(), Arm.TABLE: policy} | variables,
-            blocks=blocks, seed=str(seed + number), interrupted=lambda: "", watch=lambda *_: None,
-        )  # fmt: skip
+            runner,
+            workload,
+            trial_log,
+            {Arm.DEFAULT: Policy(), Arm.TABLE: policy} | variables,
+            blocks=blocks,
+            seed=str(seed + number),
+            interrupted=lambda: "",
+            watch=lambda *_: None,
+        )
         found = proven(Arm.TABLE, policy, trial_log.trials(), workload, min_effect=MIN_EFFECT)
         verdict = found.verdict
         decisions.append(verdict.decision)

@@ -83,9 +83,15 @@ def queued(store: Store) -> Iterator[None]:
         verdict = found.table.verdict
         jobs.append(job(600 - 60 * number, model=found.model))
         results[jobs[-1].id] = JobResult(
-            state=JobState.DONE, reason=verdict.reason, study=found.study, trials=76, recommendation=found.id,
-            decision=verdict.decision.value, simulated=found.simulated, recorded=found.recorded,
-        )  # fmt: skip
+            state=JobState.DONE,
+            reason=verdict.reason,
+            study=found.study,
+            trials=76,
+            recommendation=found.id,
+            decision=verdict.decision.value,
+            simulated=found.simulated,
+            recorded=found.recorded,
+        )
     failed = job(240, model="bert")
     results[failed.id] = JobResult(state=JobState.FAILED, reason="two of its nodes left the cluster: node03, node07")
     cancelled = job(130, model="bert-large", cluster="hall-b")

@@ -64,9 +64,16 @@ def _run(commands: list[str]) -> list[str]:
         environ = kept | {"HOME": home, "FORCE_COLOR": "1", "COLUMNS": str(_WIDTH), "PYTHONWARNINGS": ""}
         script = "".join(f"printf '{_MARK}'\n{command}\n" for command in commands)
         done = subprocess.run(
-            ["bash", "-c", script], cwd=home, env=environ, text=True, timeout=_TIMEOUT_S,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
-        )  # fmt: skip
+            ["bash", "-c", script],
+            cwd=home,
+            env=environ,
+            text=True,
+            timeout=_TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
     # A first `make` in a clone also shows how it installs.
     installs = rf"^({_MARK}?)\S*python3? -m (?:pip|venv) .*\n"
     shown = re.sub(installs, r"\1", done.stdout.replace(home, "~"), flags=re.M)

@@ -43,9 +43,19 @@ FALLBACK_VERSION = "2.21.5"
 
 REQUIRED = ("system", "gpus", "nodes", "collective", "size_bytes", "algo", "proto", "nchannels", "time_us")
 OPTIONAL = (
-    "gpus_per_node", "interconnect", "nccl_version", "dtype", "buffsize", "nthreads", "other_env",
-    "algbw_gbps", "busbw_gbps", "in_place", "source", "licence",
-)  # fmt: skip
+    "gpus_per_node",
+    "interconnect",
+    "nccl_version",
+    "dtype",
+    "buffsize",
+    "nthreads",
+    "other_env",
+    "algbw_gbps",
+    "busbw_gbps",
+    "in_place",
+    "source",
+    "licence",
+)
 """Columns of the public tables; others are ignored."""
 
 _ANNOTATIONS = tuple(
@@ -85,10 +95,21 @@ _Name = TypeVar("_Name")
 
 _PCIE_GBPS = {"5": 64.0, "4": 32.0, "3": 16.0}
 _FABRICS = (
-    ("slingshot", "slingshot"), ("efa", "efa"), ("roce", "roce"), ("infiniband", "infiniband"), ("hdr", "infiniband"),
-    ("ndr", "infiniband"), ("edr", "infiniband"), ("ib", "infiniband"), ("cx7", "roce"), ("connectx", "roce"),
-    ("rdma", "roce"), ("tcp", "ethernet"), ("network", "ethernet"), ("ethernet", "ethernet"),
-)  # fmt: skip
+    ("slingshot", "slingshot"),
+    ("efa", "efa"),
+    ("roce", "roce"),
+    ("infiniband", "infiniband"),
+    ("hdr", "infiniband"),
+    ("ndr", "infiniband"),
+    ("edr", "infiniband"),
+    ("ib", "infiniband"),
+    ("cx7", "roce"),
+    ("connectx", "roce"),
+    ("rdma", "roce"),
+    ("tcp", "ethernet"),
+    ("network", "ethernet"),
+    ("ethernet", "ethernet"),
+)
 
 Row = dict[str, str]
 

@@ -182,9 +182,18 @@ def nursery_for():
 def nursery(nursery_for):
     """A caller of any command of `ncclt` as a process of its own, without the seconds of imports."""
     return nursery_for(
-        "tune", "--model", "bert", "--cluster", "leonardo", "--launcher", "simulate", "--trials", "2",
-        "--storage", "sqlite:///ncclt.db",
-    )  # fmt: skip
+        "tune",
+        "--model",
+        "bert",
+        "--cluster",
+        "leonardo",
+        "--launcher",
+        "simulate",
+        "--trials",
+        "2",
+        "--storage",
+        "sqlite:///ncclt.db",
+    )
 
 
 @pytest.fixture

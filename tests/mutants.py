@@ -52,12 +52,25 @@ TESTS = {
     "prove": ["unit/prove", "unit/pipeline/test_tune.py", "unit/search/test_assemble.py"],
     "deliver": ["unit/deliver", "unit/nccl/test_compile.py", "unit/cli"],
     "search": ["unit/search", "unit/prove/test_confined.py", "unit/pipeline/test_tune.py"],
-    "store": ["unit/store", "contract/test_stores.py", "contract/test_archive.py", "contract/test_retention.py",
-              "unit/api", "unit/pipeline/test_tune.py", "unit/cli"],
-    "launch": ["unit/launch", "contract/test_launchers.py", "unit/measure", "integration/test_launchers.py",
-               "integration/test_kubernetes.py", "integration/test_ssh.py"],
+    "store": [
+        "unit/store",
+        "contract/test_stores.py",
+        "contract/test_archive.py",
+        "contract/test_retention.py",
+        "unit/api",
+        "unit/pipeline/test_tune.py",
+        "unit/cli",
+    ],
+    "launch": [
+        "unit/launch",
+        "contract/test_launchers.py",
+        "unit/measure",
+        "integration/test_launchers.py",
+        "integration/test_kubernetes.py",
+        "integration/test_ssh.py",
+    ],
     "client": ["unit/client", "unit/deliver/render", "integration/test_run.py"],
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)

@@ -143,11 +143,25 @@ def create_app(
     app.state.large_answers, app.state.jobs = large_answers, None
     public: set[tuple[str, str]] = set()
     for router in (
-        health.router, client_file.router, catalogue.clusters, env.router, catalogue.workloads, studies.router,
-        recommendations.router, attestations.router, life.router, life.rules, rollouts.router,
-        jobs.router, uploads.router, overview_pages.router, pages.router,
-        recommendation_pages.router, job_pages.router, sign_in_pages.router,
-    ):  # fmt: skip
+        health.router,
+        client_file.router,
+        catalogue.clusters,
+        env.router,
+        catalogue.workloads,
+        studies.router,
+        recommendations.router,
+        attestations.router,
+        life.router,
+        life.rules,
+        rollouts.router,
+        jobs.router,
+        uploads.router,
+        overview_pages.router,
+        pages.router,
+        recommendation_pages.router,
+        job_pages.router,
+        sign_in_pages.router,
+    ):
         for route in router.routes:
             assert isinstance(route, APIRoute), "a router has routes of FastAPI alone"
             if declared_role(route) is None:
@@ -162,9 +176,14 @@ def create_app(
         app.add_middleware(LargeAnswersMiddleware, large=large_answers)
     if not is_checked:
         app.add_middleware(
-            AccessMiddleware, store=lambda: app.state.store, fresh_s=fresh_s, sessions=sessions, hosts=hosts,
-            public=public, users=ProxyUsers(users, log=log) if users else None,
-        )  # fmt: skip
+            AccessMiddleware,
+            store=lambda: app.state.store,
+            fresh_s=fresh_s,
+            sessions=sessions,
+            hosts=hosts,
+            public=public,
+            users=ProxyUsers(users, log=log) if users else None,
+        )
     app.add_middleware(BodyLimitMiddleware)
     app.add_middleware(GZipMiddleware, minimum_size=_LEAST_ZIPPED_BYTES)
     app.add_middleware(HeadMiddleware)
@@ -244,12 +263,22 @@ def serve(
             )
         hosts = {*LOOPBACK, "[::1]", host, *allow_hosts}
         app = create_app(
-            store, large=store.url, hosts=hosts, log=start_log(log_level),
-            optuna_dashboard_url=optuna_dashboard_url, public_url=public_url, session_secret=session_secret,
+            store,
+            large=store.url,
+            hosts=hosts,
+            log=start_log(log_level),
+            optuna_dashboard_url=optuna_dashboard_url,
+            public_url=public_url,
+            session_secret=session_secret,
             users=users,
-        )  # fmt: skip
+        )
         # Requests are logged by TelemetryMiddleware.
         uvicorn.run(
-            PeerMiddleware(app), host=host, port=port, log_config=None, access_log=False, server_header=False,
+            PeerMiddleware(app),
+            host=host,
+            port=port,
+            log_config=None,
+            access_log=False,
+            server_header=False,
             proxy_headers=False,
-        )  # fmt: skip
+        )

@@ -46,8 +46,13 @@ def proven_recommendation(store: Store, recommendation: Recommendation) -> Prove
         recommendation.to_document()
         | {
             "verifications": [
-                {"id": v.id, "verdict": v.verdict.to_document(), "ranks": v.ranks, "hosts": v.hosts,
-                 "created": v.created}
+                {
+                    "id": v.id,
+                    "verdict": v.verdict.to_document(),
+                    "ranks": v.ranks,
+                    "hosts": v.hosts,
+                    "created": v.created,
+                }
                 for v in verifications
             ],
             "attestations": [
@@ -55,7 +60,7 @@ def proven_recommendation(store: Store, recommendation: Recommendation) -> Prove
                 for a in attestations
             ],
         }
-    )  # fmt: skip
+    )
 
 
 def recommendation_document(recommendation: Recommendation) -> RecommendationDocument:

@@ -47,9 +47,14 @@ POLL_S = 1.0
 """How often a worker looks for jobs, and readers of events for new ones."""
 
 _STATES = {
-    "ENQUEUED": JobState.QUEUED, "DELAYED": JobState.QUEUED, "PENDING": JobState.RUNNING, "SUCCESS": JobState.DONE,
-    "ERROR": JobState.FAILED, "MAX_RECOVERY_ATTEMPTS_EXCEEDED": JobState.FAILED, "CANCELLED": JobState.CANCELLED,
-}  # fmt: skip
+    "ENQUEUED": JobState.QUEUED,
+    "DELAYED": JobState.QUEUED,
+    "PENDING": JobState.RUNNING,
+    "SUCCESS": JobState.DONE,
+    "ERROR": JobState.FAILED,
+    "MAX_RECOVERY_ATTEMPTS_EXCEEDED": JobState.FAILED,
+    "CANCELLED": JobState.CANCELLED,
+}
 
 
 class _Json(DBOSPortableJSONSerializer):
@@ -98,9 +103,13 @@ class JobQueue:
         with _translated():
             # A request does not wait for the database; its caller repeats it.
             self._client = DBOSClient(
-                system_database_url=queue_url(storage), dbos_system_schema=SCHEMA, serializer=_Json(),
-                application_name=_APPLICATION, lazy=True, retry_connection_errors=False,
-            )  # fmt: skip
+                system_database_url=queue_url(storage),
+                dbos_system_schema=SCHEMA,
+                serializer=_Json(),
+                application_name=_APPLICATION,
+                lazy=True,
+                retry_connection_errors=False,
+            )
 
     def __enter__(self) -> JobQueue:
         return self
@@ -130,13 +139,16 @@ class JobQueue:
                 self._register(job.cluster, at_once=None)
                 self._client.enqueue(
                     {
-                        "queue_name": _queue_of(job.cluster), "workflow_name": _WORKFLOW, "workflow_id": job.id,
-                        "app_version": _VERSION, "priority": job.priority,
+                        "queue_name": _queue_of(job.cluster),
+                        "workflow_name": _WORKFLOW,
+                        "workflow_id": job.id,
+                        "app_version": _VERSION,
+                        "priority": job.priority,
                         "serialization_type": WorkflowSerializationFormat.PORTABLE,
                         "attributes": {"cluster": job.cluster, "model": job.model},
                     },
                     json.dumps(job.to_document()),
-                )  # fmt: skip
+                )
         found = known or self.status(job.id)
         if not found.job.same_as(job):
             raise UsageError(
@@ -172,8 +184,12 @@ class JobQueue:
         start = 0
         while len(found) < offset + limit:
             page = self._listed(
-                name=_WORKFLOW, status=named or None, sort_desc=True, limit=_PAGE, offset=start,
-            )  # fmt: skip
+                name=_WORKFLOW,
+                status=named or None,
+                sort_desc=True,
+                limit=_PAGE,
+                offset=start,
+            )
             # A cancelled job is in no queue any more, so that DBOS cannot look for a cluster's.
             found += [
                 one
@@ -288,9 +304,12 @@ class JobQueue:
 
     def _register(self, cluster: str, *, at_once: int | None) -> None:
         self._client.register_queue(
-            _queue_of(cluster), global_concurrency=at_once or 1, worker_concurrency=at_once or 1,
-            polling_interval_sec=POLL_S, on_conflict="always_update" if at_once else "never_update",
-        )  # fmt: skip
+            _queue_of(cluster),
+            global_concurrency=at_once or 1,
+            worker_concurrency=at_once or 1,
+            polling_interval_sec=POLL_S,
+            on_conflict="always_update" if at_once else "never_update",
+        )
 
     def _find(self, id: str) -> JobStatus | None:
         rows = self._listed(workflow_ids=[id], name=_WORKFLOW)
@@ -360,9 +379,12 @@ def _submit_stale(
 ) -> StaleJob:
     measured = recommendation.fingerprint
     shape: dict[str, Any] = {
-        "cluster": recommendation.cluster, "model": recommendation.model, "nodes": measured.nodes,
-        "gpus_per_node": measured.gpus_per_node, "nccl_version": measured.nccl_version,
-    }  # fmt: skip
+        "cluster": recommendation.cluster,
+        "model": recommendation.model,
+        "nodes": measured.nodes,
+        "gpus_per_node": measured.gpus_per_node,
+        "nccl_version": measured.nccl_version,
+    }
     made = StaleJob(recommendation=recommendation.id, stale=recommendation.stale, **shape)
     try:
         place = store.cluster(recommendation.cluster)
@@ -443,12 +465,17 @@ def serve_jobs(
     engine = engine_alone(url, busy_timeout_s=_BUSY_TIMEOUT_S)
     DBOS(
         config={
-            "name": _APPLICATION, "system_database_url": url, "system_database_engine": engine,
+            "name": _APPLICATION,
+            "system_database_url": url,
+            "system_database_engine": engine,
             "dbos_system_schema": SCHEMA,
-            "executor_id": worker, "application_version": _VERSION, "log_level": "ERROR", "serializer": _Json(),
+            "executor_id": worker,
+            "application_version": _VERSION,
+            "log_level": "ERROR",
+            "serializer": _Json(),
             "run_migrations": False,
         }
-    )  # fmt: skip
+    )
 
     # One step: what was recorded of a job would otherwise be replayed by the worker that takes it over.
     @DBOS.step(name="study")
@@ -497,10 +524,15 @@ def _status_of(row: WorkflowStatus) -> JobStatus:
         reason = hide_passwords(" ".join(f"{type(row.error).__name__}: {row.error}".split()))[:500]
         result = JobResult(state=JobState.FAILED, reason=reason)
     return JobStatus(
-        job=job, state=state, cancelling=bool(attributes.get(_CANCEL)) and not state.ended,
-        worker="" if state is JobState.QUEUED else row.executor_id or "", started=_iso(row.dequeued_at),
-        ended=_iso(row.completed_at), taken_over=int(attributes.get(_TAKEN_OVER, 0)), result=result,
-    )  # fmt: skip
+        job=job,
+        state=state,
+        cancelling=bool(attributes.get(_CANCEL)) and not state.ended,
+        worker="" if state is JobState.QUEUED else row.executor_id or "",
+        started=_iso(row.dequeued_at),
+        ended=_iso(row.completed_at),
+        taken_over=int(attributes.get(_TAKEN_OVER, 0)),
+        result=result,
+    )
 
 
 def _iso(time_ms: int | None) -> str:

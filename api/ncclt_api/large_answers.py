@@ -26,8 +26,23 @@ _MOST_WAITING = 32
 
 _RETRY_S = 2
 
-_PASSED_ON = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path",
-              "headers", "client", "server", "ncclt.request_id", "ncclt.key", "ncclt.session")  # fmt: skip
+_PASSED_ON = (
+    "type",
+    "asgi",
+    "http_version",
+    "method",
+    "scheme",
+    "path",
+    "raw_path",
+    "query_string",
+    "root_path",
+    "headers",
+    "client",
+    "server",
+    "ncclt.request_id",
+    "ncclt.key",
+    "ncclt.session",
+)
 _Answer = list[Message]
 
 

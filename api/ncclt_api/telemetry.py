@@ -57,9 +57,12 @@ class Figures:
         self.registry = CollectorRegistry()
         self.requests = Counter("ncclt_requests", "Requests.", ("route", "method", "status"), registry=self.registry)
         self.seconds = Histogram(
-            "ncclt_request_seconds", "Time from request to answer.", ("route",), buckets=_BUCKETS_S,
+            "ncclt_request_seconds",
+            "Time from request to answer.",
+            ("route",),
+            buckets=_BUCKETS_S,
             registry=self.registry,
-        )  # fmt: skip
+        )
         self.served = Counter(
             "ncclt_served",
             "Environments given to jobs, by verdict, origin of the times, and whether the answer was kept.",

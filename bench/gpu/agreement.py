@@ -163,9 +163,11 @@ class Points:
             for answer, plan in (("none", ""), ("ring/ll", f"0:{RING}:{LL}:0")):
                 folder = self._folder("estimates")
                 ranks = self._ranks(
-                    "estimates", environ={**environ, "PROBE_LOG": str(folder), "PROBE_PLAN": plan}, calls=12,
+                    "estimates",
+                    environ={**environ, "PROBE_LOG": str(folder), "PROBE_PLAN": plan},
+                    calls=12,
                     sizes=[KIB, 16 * KIB, 256 * KIB, 4 * MIB],
-                )  # fmt: skip
+                )
                 seen[f"answer {answer}{name}"] = {**self._told(ranks), "communicators": compare_logs(folder)}
             seen[f"table of ncclt, ring/ll{name}"] = self._reported(environ)
         return seen
@@ -179,9 +181,12 @@ class Points:
         version = Library(place.nccl).version()
         table.write_text(table_text(Policy(rules=(rule,)), nodes=nodes, ranks=place.ranks, nccl=version))
         ours = {
-            "NCCL_TUNER_PLUGIN": str(place.plugin), "NCCLT_POLICY": str(table),
-            "NCCLT_PLUGIN_REPORT": str(folder / "reports"), "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "TUNING",
-        }  # fmt: skip
+            "NCCL_TUNER_PLUGIN": str(place.plugin),
+            "NCCLT_POLICY": str(table),
+            "NCCLT_PLUGIN_REPORT": str(folder / "reports"),
+            "NCCL_DEBUG": "INFO",
+            "NCCL_DEBUG_SUBSYS": "TUNING",
+        }
         ranks = self._ranks(
             "estimates", environ={**environ, **ours}, calls=12, sizes=[KIB, 16 * KIB, 256 * KIB, 4 * MIB]
         )
@@ -282,9 +287,16 @@ class Points:
                 process.kill()
 
     def _torch(
-        self, what: str, folder: Path, more: Sequence[str], *, environ: Mapping[str, str], limit_s: float,
-        agents: int = 1, processes: int = 2,
-    ) -> dict[str, Any]:  # fmt: skip
+        self,
+        what: str,
+        folder: Path,
+        more: Sequence[str],
+        *,
+        environ: Mapping[str, str],
+        limit_s: float,
+        agents: int = 1,
+        processes: int = 2,
+    ) -> dict[str, Any]:
         """Start torchrun, once per agent, and return how it ended and what the ranks told."""
         preload = {"LD_PRELOAD": str(self._place.nccl.absolute())} if self._named_nccl else {}
         told = {"CUDA_MODULE_LOADING": "LAZY", "OMP_NUM_THREADS": "1", **preload, **environ}
@@ -294,10 +306,24 @@ class Points:
         started = []
         for agent in range(agents):
             command = [
-                sys.executable, "-m", "torch.distributed.run", "--nnodes", str(agents), "--node-rank", str(agent),
-                "--nproc-per-node", str(processes // agents), "--master-addr", "127.0.0.1", "--master-port", str(port),
-                str(HERE / "agreement_torch.py"), what, str(folder), *more,
-            ]  # fmt: skip
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--nnodes",
+                str(agents),
+                "--node-rank",
+                str(agent),
+                "--nproc-per-node",
+                str(processes // agents),
+                "--master-addr",
+                "127.0.0.1",
+                "--master-port",
+                str(port),
+                str(HERE / "agreement_torch.py"),
+                what,
+                str(folder),
+                *more,
+            ]
             started.append(_Process(command, self._environ(told), folder / f"agent-{agent}"))
         deadline, began = time.monotonic() + limit_s, time.monotonic()
         try:
@@ -401,9 +427,13 @@ def _compared(ranks: Mapping[str, Sequence[str]]) -> dict[str, Any]:
         }
         if not rows[name]["same_order"]:
             rows[name]["first_difference"] = next(
-                ([one[i] if i < len(one) else None for one in lists] for i in range(max(map(len, lists)))
-                 if len({one[i] if i < len(one) else None for one in lists}) > 1), None,
-            )  # fmt: skip
+                (
+                    [one[i] if i < len(one) else None for one in lists]
+                    for i in range(max(map(len, lists)))
+                    if len({one[i] if i < len(one) else None for one in lists}) > 1
+                ),
+                None,
+            )
     return {"ranks": sorted(ranks), "phases": rows}
 
 
@@ -432,10 +462,17 @@ def compare_arms(path: Path) -> dict[str, Any]:
 POINTS: dict[str, Callable[[Points], dict[str, Any]]] = {
     name: getattr(Points, name)
     for name in (
-        "refuse", "disagree", "connect", "estimates", "questions", "switch", "torch_refuse",
-        "torch_refuse_two_agents", "torch_disagree",
+        "refuse",
+        "disagree",
+        "connect",
+        "estimates",
+        "questions",
+        "switch",
+        "torch_refuse",
+        "torch_refuse_two_agents",
+        "torch_disagree",
     )
-}  # fmt: skip
+}
 
 
 def build_probe(target: Path) -> Path:
@@ -445,9 +482,16 @@ def build_probe(target: Path) -> Path:
         MissingDependencyError: there is no compiler, or it failed.
     """
     command = [
-        str(compiler() or "cc"), "-std=gnu11", "-O2", "-fPIC", "-shared", f"-I{source_folder()}",
-        "-o", str(target), str(HERE / "probe_tuner.c"),
-    ]  # fmt: skip
+        str(compiler() or "cc"),
+        "-std=gnu11",
+        "-O2",
+        "-fPIC",
+        "-shared",
+        f"-I{source_folder()}",
+        "-o",
+        str(target),
+        str(HERE / "probe_tuner.c"),
+    ]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError) as error:
@@ -471,9 +515,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         place = place_of(options, room_bytes=4 * MIB)
         probe = build_probe(options.output.absolute() / "libnccl-tuner-probe.so")
         points = Points(
-            place, named_nccl=options.nccl is not None, probe=probe,
-            limit_s=options.torch_limit, hang_s=options.hang,
-        )  # fmt: skip
+            place,
+            named_nccl=options.nccl is not None,
+            probe=probe,
+            limit_s=options.torch_limit,
+            hang_s=options.hang,
+        )
         points.run(names, end=time.monotonic() + 60 * options.minutes)
     except NccltError as error:
         print(f"bench/gpu/agreement.py: {error.message}; {error.hint or ''}", file=sys.stderr)

@@ -162,9 +162,14 @@ def estimate(job: Job) -> None:
 
 
 WORKLOADS: dict[str, Callable[[Job], None]] = {
-    "ddp": ddp, "fsdp2": fsdp2, "zero1": zero1, "capture": capture, "compile": compiled,
-    "group": group, "estimate": estimate,
-}  # fmt: skip
+    "ddp": ddp,
+    "fsdp2": fsdp2,
+    "zero1": zero1,
+    "capture": capture,
+    "compile": compiled,
+    "group": group,
+    "estimate": estimate,
+}
 
 
 def questions(job: Job) -> None:

@@ -182,9 +182,11 @@ class Recording:
         _replace(self._toml, cluster_toml(replace(self._cluster, sources=sources)))
         _replace(self._csv, table.getvalue())
         document = {
-            "about": self.about, "launches": self.launches, "failures": self.failures,
+            "about": self.about,
+            "launches": self.launches,
+            "failures": self.failures,
             "host_bound_rows": self._host_bound,
-        }  # fmt: skip
+        }
         _replace(self._json, json.dumps(document, indent=1) + "\n")
 
 
@@ -214,16 +216,23 @@ def about(ranks: LiveRanks, channels: int) -> dict[str, Any]:
     today = datetime.now(UTC).date().isoformat()
     return {
         "system": f"{ranks.facts['gpu']}, {place.ranks} ranks sharing one GPU ({place.recipe.name})",
-        "gpus": cluster.world_size, "nodes": cluster.nodes, "gpus_per_node": cluster.gpus_per_node,
+        "gpus": cluster.world_size,
+        "nodes": cluster.nodes,
+        "gpus_per_node": cluster.gpus_per_node,
         "interconnect": "TCP loopback, one process" if place.recipe.network else "direct, within one GPU's memory",
-        "nccl_version": cluster.nccl_version, "source": f"ncclt bench/gpu/landscape.py, {today}",
+        "nccl_version": cluster.nccl_version,
+        "source": f"ncclt bench/gpu/landscape.py, {today}",
         "told": f"{place.ranks} {place.recipe.told}; times of this set-up, no cluster's. Forced by the tuner table: "
         "where a collective lacks the pair of a row, the row is NCCL's own choice",
-        "cuda": ranks.facts["cuda"], "driver": driver_version(), "machine": platform.machine(),
-        "cpus": os.cpu_count(), "kernel": platform.release(), "channels_found_by_nccl": channels,
+        "cuda": ranks.facts["cuda"],
+        "driver": driver_version(),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "kernel": platform.release(),
+        "channels_found_by_nccl": channels,
         "environment": place.recipe.variables(place.ranks, most_channels=place.most_channels),
         "timing": {"samples": place.timing.samples, "sample_us": place.timing.sample_us},
-    }  # fmt: skip
+    }
 
 
 def channels_found(place: Place) -> int:
@@ -247,9 +256,10 @@ def table(path: Path, messages: Sequence[Message]) -> str:
     for message in messages:
         # A pair that a collective lacks leaves it to NCCL: such a row is one more of the default.
         reaching = [
-            s for s in landscape.settings()
+            s
+            for s in landscape.settings()
             if is_legal(message.collective, s.algorithm, s.protocol, version=landscape.cluster.version)
-        ]  # fmt: skip
+        ]
         times = {s: landscape.time_samples(s, message) for s in (DEFAULT, *reaching)}
         typical = {s: sorted(found)[len(found) // 2] for s, found in times.items() if found}
         best = min(typical, key=lambda s: typical[s])
@@ -303,9 +313,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--largest", type=int, default=1 << 30, help="leave larger messages out (bytes)")
     parser.add_argument("--seed", type=int, default=0, help="of the order")
     parser.add_argument(
-        "--buffsizes", default=",".join(map(str, BUFFSIZES)), help="with commas, beside NCCL's own; empty = none",
+        "--buffsizes",
+        default=",".join(map(str, BUFFSIZES)),
+        help="with commas, beside NCCL's own; empty = none",
         type=lambda text: tuple(int(word) for word in text.split(",") if word),
-    )  # fmt: skip
+    )
     options = parser.parse_args(argv)
     try:
         print(record(options, started))

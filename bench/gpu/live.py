@@ -222,18 +222,26 @@ class LiveRanks:
         self._scratch = tempfile.TemporaryDirectory(prefix="ncclt-ranks-")
         reading, writing = os.pipe()
         told = {
-            "recipe": self.place.recipe.name, "ranks": self.place.ranks, "nccl": str(self.place.nccl.absolute()),
+            "recipe": self.place.recipe.name,
+            "ranks": self.place.ranks,
+            "nccl": str(self.place.nccl.absolute()),
             "cuda": None if self.place.cuda is None else str(self.place.cuda.absolute()),
-            "scratch": self._scratch.name, "room_bytes": self.place.room_bytes, "answers": writing,
-        }  # fmt: skip
+            "scratch": self._scratch.name,
+            "room_bytes": self.place.room_bytes,
+            "answers": writing,
+        }
         worker = Path(__file__).with_name("worker.py")
         try:
             with (self.folder / "output.txt").open("wb") as output:
                 self._child = subprocess.Popen(
                     [sys.executable, str(worker), json.dumps(told)],
-                    stdin=subprocess.PIPE, stdout=output, stderr=output, pass_fds=(writing,),
-                    env=self._environ(), start_new_session=True,
-                )  # fmt: skip
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=output,
+                    pass_fds=(writing,),
+                    env=self._environ(),
+                    start_new_session=True,
+                )
         finally:
             os.close(writing)
         self._answers = reading

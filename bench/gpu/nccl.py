@@ -12,9 +12,17 @@ from ncclt.errors import MissingDependencyError
 SUCCESS = 0
 
 DTYPES = {
-    "int8": 0, "uint8": 1, "int32": 2, "uint32": 3, "int64": 4, "uint64": 5,
-    "float16": 6, "float32": 7, "float64": 8, "bfloat16": 9,
-}  # fmt: skip
+    "int8": 0,
+    "uint8": 1,
+    "int32": 2,
+    "uint32": 3,
+    "int64": 4,
+    "uint64": 5,
+    "float16": 6,
+    "float32": 7,
+    "float64": 8,
+    "bfloat16": 9,
+}
 """ncclDataType_t; the two of 8 bits are left out, as their sums of more than two ranks are not exact."""
 
 SUM = 0

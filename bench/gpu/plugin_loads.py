@@ -90,9 +90,15 @@ def policy_against(default: Choices, *, turn: int) -> Policy:
         if collective is Collective.ALL_REDUCE and size in FORCED:
             algorithm, protocol, channels = contrary(choice, turn=turn)
             rules.append(
-                Rule(collective=collective, min_bytes=size, max_bytes=size,
-                     algorithm=algorithm, protocol=protocol, channels=channels)
-            )  # fmt: skip
+                Rule(
+                    collective=collective,
+                    min_bytes=size,
+                    max_bytes=size,
+                    algorithm=algorithm,
+                    protocol=protocol,
+                    channels=channels,
+                )
+            )
     return Policy(rules=tuple(rules))
 
 
@@ -111,11 +117,15 @@ def shared_rows(policy: Policy) -> list[dict[str, Any]]:
     """Return the rules as rows of a shared table."""
     return [
         {
-            "collective": COLLECTIVE_WORDS[r.collective], "algorithm": r.algorithm, "protocol": r.protocol,
-            "first_bytes": r.min_bytes, "last_bytes": r.max_bytes, "channels": r.channels or 0,
+            "collective": COLLECTIVE_WORDS[r.collective],
+            "algorithm": r.algorithm,
+            "protocol": r.protocol,
+            "first_bytes": r.min_bytes,
+            "last_bytes": r.max_bytes,
+            "channels": r.channels or 0,
         }
         for r in policy.rules
-    ]  # fmt: skip
+    ]
 
 
 def forced_claims(title: str, policy: Policy, seen: Choices) -> Iterator[Claim]:
@@ -129,8 +139,10 @@ def forced_claims(title: str, policy: Policy, seen: Choices) -> Iterator[Claim]:
             held = choice.channels == rule.channels or (few and choice.channels < rule.channels)
         yield Claim(
             claim=f"{title}: {rule.collective} of {format_bytes(rule.min_bytes)} goes as its rule says",
-            wanted=wanted, seen=choice.label if choice else "not sent", held=held,
-        )  # fmt: skip
+            wanted=wanted,
+            seen=choice.label if choice else "not sent",
+            held=held,
+        )
 
 
 def same_claims(title: str, default: Choices, seen: Choices, *, but: Policy = _NO_RULES) -> Iterator[Claim]:
@@ -141,8 +153,10 @@ def same_claims(title: str, default: Choices, seen: Choices, *, but: Policy = _N
             now = seen.get((collective, size))
             yield Claim(
                 claim=f"{title}: {collective} of {format_bytes(size)} stays NCCL's own",
-                wanted=choice.label, seen=now.label if now else "not sent", held=now == choice,
-            )  # fmt: skip
+                wanted=choice.label,
+                seen=now.label if now else "not sent",
+                held=now == choice,
+            )
 
 
 class Trials:
@@ -214,9 +228,15 @@ class Trials:
 
     def _attest(self, policy: Policy, files: Sequence[Path]) -> None:
         told = DeliveredPolicy(
-            recommendation=TABLE_ID, cluster="one-gpu", model=TABLE_ID, nccl_version=self._nccl,
-            nodes=self._shape[0], ranks=self._shape[1], form=Form.TABLE, policy=policy,
-        )  # fmt: skip
+            recommendation=TABLE_ID,
+            cluster="one-gpu",
+            model=TABLE_ID,
+            nccl_version=self._nccl,
+            nodes=self._shape[0],
+            ranks=self._shape[1],
+            form=Form.TABLE,
+            policy=policy,
+        )
         found = attest_files(files, told, created=datetime.now(UTC).isoformat(timespec="seconds"))
         (self._place.output / "attestation.json").write_text(json.dumps(found.to_document(), indent=1))
         self._claim("ncclt attest: took effect", Effect.TOOK_EFFECT, found.effect, note=found.reason)

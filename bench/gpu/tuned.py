@@ -100,10 +100,14 @@ def run(options: argparse.Namespace, started: float) -> tuple[TuneResult, Attest
             ),
         )
         result = tune(
-            request, testbed, store,
-            watcher=Printing(), interrupted=lambda: "the time is over" if time.monotonic() - started > limit_s else "",
-            clock=time.monotonic, now=utc_now,
-        )  # fmt: skip
+            request,
+            testbed,
+            store,
+            watcher=Printing(),
+            interrupted=lambda: "the time is over" if time.monotonic() - started > limit_s else "",
+            clock=time.monotonic,
+            now=utc_now,
+        )
         messages = [row.calls.message for row in result.messages]
     found = result.recommendation
     if found is None or found.table.verdict.decision is not Decision.TUNED:
@@ -113,9 +117,11 @@ def run(options: argparse.Namespace, started: float) -> tuple[TuneResult, Attest
     variables = {f"NCCL_{name}": str(value) for name, value in found.table.effective.parameters}
     reports = place.output / "delivered" / "reports"
     environ = {
-        **variables, "NCCLT_POLICY_SHM": UNSET, "NCCLT_POLICY": str(table.absolute()),
+        **variables,
+        "NCCLT_POLICY_SHM": UNSET,
+        "NCCLT_POLICY": str(table.absolute()),
         "NCCLT_PLUGIN_REPORT": str(reports),
-    }  # fmt: skip
+    }
     with LiveRanks(replace(place, logged=True, output=place.output / "delivered", environ=environ)) as job:
         job.start()
         answer = job.ask("check", place.limit_s, messages=[asdict(m) for m in messages])
@@ -177,9 +183,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--largest", type=int, default=1 << 30, help="leave larger messages out (bytes)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--buffsizes", default="", help="values of NCCL_BUFFSIZE to search as well, with commas",
+        "--buffsizes",
+        default="",
+        help="values of NCCL_BUFFSIZE to search as well, with commas",
         type=lambda text: tuple(int(word) for word in text.split(",") if word),
-    )  # fmt: skip
+    )
     options = parser.parse_args(argv)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:

@@ -100,9 +100,14 @@ class Worker:
             self._table = SharedTable()
             os.environ[VARIABLE] = self._table.path
         self._ranks = Ranks(
-            device, source, recipe,
-            count=told["ranks"], scratch=Path(told["scratch"]), room_bytes=told["room_bytes"], deadline=deadline,
-        )  # fmt: skip
+            device,
+            source,
+            recipe,
+            count=told["ranks"],
+            scratch=Path(told["scratch"]),
+            room_bytes=told["room_bytes"],
+            deadline=deadline,
+        )
         self._ranks.use((), deadline=deadline)
         return {"nccl_version": version, **asdict(device.facts())}
 

@@ -78,8 +78,10 @@ class LeasesContract:
         """On this machine a dead process is noticed."""
         done = subprocess.run(
             [sys.executable, "-c", "from ncclt.store.leases import this_worker; print(this_worker())"],
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         assert self._granted(shared, RING, worker=done.stdout.strip()).number == 0
         assert self._granted(shared, RING).number == 0
 

@@ -136,9 +136,16 @@ class StoreContract:
     def test_trials_come_back_as_they_were(self, store: Store) -> None:
         """Floats are equal to the bit; output that is not text survives; order is by number."""
         failed = Trial(
-            number=0, phase=Phase.VERIFY, setting=DEFAULT, repeat=3, score_us=None, arm=Arm.TABLE, block=7,
-            started="2026-01-01T00:00:00Z", result=TrialResult(outcome=Outcome.CRASHED, detail="\x00\udcff µ\n'\""),
-        )  # fmt: skip
+            number=0,
+            phase=Phase.VERIFY,
+            setting=DEFAULT,
+            repeat=3,
+            score_us=None,
+            arm=Arm.TABLE,
+            block=7,
+            started="2026-01-01T00:00:00Z",
+            result=TrialResult(outcome=Outcome.CRASHED, detail="\x00\udcff µ\n'\""),
+        )
         store.open_study(sample_study())
         store.add_trial("abc123", sample_trial(1, score_us=0.1 + 0.2))
         store.add_trial("abc123", failed)

@@ -30,10 +30,23 @@ def sample_verification(id, *, cluster="pair", model="toy", recommendation="rec1
         StepLaunch(side=Side.TUNED, order=1, failure="exit code 1\nno µ \x00 \udc80"),
     )
     return Verification(
-        id=id, cluster=cluster, model=model, recommendation=recommendation, argv=("torchrun", "train.py"), base_env=(),
-        tuned_env=(("NCCL_ALGO", "Ring"),), removed_env=("NCCL_DEBUG",), warmup=10, steps=2, ranks=2, hosts=1,
-        launches=launches, verdict=replace(verdict, interval=(0.0, math.inf)), notes=("one",), created="2026-01-01",
-    )  # fmt: skip
+        id=id,
+        cluster=cluster,
+        model=model,
+        recommendation=recommendation,
+        argv=("torchrun", "train.py"),
+        base_env=(),
+        tuned_env=(("NCCL_ALGO", "Ring"),),
+        removed_env=("NCCL_DEBUG",),
+        warmup=10,
+        steps=2,
+        ranks=2,
+        hosts=1,
+        launches=launches,
+        verdict=replace(verdict, interval=(0.0, math.inf)),
+        notes=("one",),
+        created="2026-01-01",
+    )
 
 
 def sample_attestation(recommendation, *, right=1.0):
@@ -41,12 +54,16 @@ def sample_attestation(recommendation, *, right=1.0):
     calls = {Chosen.APPLIED: round(10 * right), Chosen.UNAVAILABLE: 10 - round(10 * right)}
     uses = [
         ObservedCall(
-            collective=Collective.ALL_REDUCE, size_bytes=1024, group_size=8, choice="tree/ll", outcome=outcome,
+            collective=Collective.ALL_REDUCE,
+            size_bytes=1024,
+            group_size=8,
+            choice="tree/ll",
+            outcome=outcome,
             calls=number,
         )
         for outcome, number in calls.items()
         if number
-    ]  # fmt: skip
+    ]
     witness = Witness(kind="plugin-report", nccl_version="2.28.9", table=recommendation)
     seen = Observed(witnesses=(witness,), uses=tuple(uses), variables={}, hosts=1, notes=("µ \x00 \udc80",))
     return attest(
@@ -87,8 +104,10 @@ class AttestationsContract:
             store.publish(sample_recommendation(id))
         partly, well = sample_attestation("a", right=0.5), sample_attestation("a")
         assert [store.add_attestation(one) for one in (partly, well, replace(partly, created="later"))] == [
-            True, True, False,
-        ]  # fmt: skip
+            True,
+            True,
+            False,
+        ]
         assert store.attestations(["a", "b"]) == (well, partly)
         assert store.attestations(["a"], limit=1) == (well,)
         assert store.attestations(["b"]) == store.attestations([]) == ()
@@ -99,9 +118,18 @@ class AttestationsContract:
     def test_a_ticket_brings_one_attestation(self, store):
         store.publish(sample_recommendation("a"))
         ticket = Ticket(
-            job="1", cluster="pair", model="toy", nodes=2, gpus_per_node=4, nccl_version="2.28.9", recommendation="a",
-            variant=Variant.ACTIVE, rollout="", issued_s=1.0, expires_s=2.0,
-        )  # fmt: skip
+            job="1",
+            cluster="pair",
+            model="toy",
+            nodes=2,
+            gpus_per_node=4,
+            nccl_version="2.28.9",
+            recommendation="a",
+            variant=Variant.ACTIVE,
+            rollout="",
+            issued_s=1.0,
+            expires_s=2.0,
+        )
         sender = Reporter(who="key one", address="10.0.0.7")
         first, second = sample_attestation("a"), sample_attestation("a", right=0.5)
         assert store.add_attestation(first, ticket=ticket, reporter=sender)

@@ -48,8 +48,12 @@ def contents(url):
     with open_store(url) as store:
         (study,) = store.studies().items
         return (
-            store.clusters(), store.workloads(), study, store.trials(study.study.id), store.recommendations(),
-        )  # fmt: skip
+            store.clusters(),
+            store.workloads(),
+            study,
+            store.trials(study.study.id),
+            store.recommendations(),
+        )
 
 
 @pytest.mark.parametrize("kinds", [("postgresql", "sqlite"), ("sqlite",)], ids="+".join)

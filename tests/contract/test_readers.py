@@ -12,12 +12,23 @@ from ncclt.testing.reader_contract import ReaderContract
 
 def _comm(ts, name, into, out, dtype):
     args = {
-        "Collective name": name, "In msg nelems": into, "Out msg nelems": out, "dtype": dtype,
-        "Group size": 2, "Process Group Name": "0",
-    }  # fmt: skip
+        "Collective name": name,
+        "In msg nelems": into,
+        "Out msg nelems": out,
+        "dtype": dtype,
+        "Group size": 2,
+        "Process Group Name": "0",
+    }
     return {
-        "ph": "X", "cat": "cpu_op", "name": "record_param_comms", "pid": 1, "tid": 1, "ts": ts, "dur": 2, "args": args
-    }  # fmt: skip
+        "ph": "X",
+        "cat": "cpu_op",
+        "name": "record_param_comms",
+        "pid": 1,
+        "tid": 1,
+        "ts": ts,
+        "dur": 2,
+        "args": args,
+    }
 
 
 def _rank(rank):

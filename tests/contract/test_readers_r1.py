@@ -27,10 +27,13 @@ def _node(number, name, rank, into=None, out=None, dtype="float"):
     received = [[number, 2, 0, out, 4, f"cuda:{rank}"]] if out else []
     kind = [f"Tensor({dtype})"]
     return {
-        "id": number, "name": "record_param_comms", "ctrl_deps": 1, "attrs": [],
+        "id": number,
+        "name": "record_param_comms",
+        "ctrl_deps": 1,
+        "attrs": [],
         "inputs": {"values": [*tensors, 7, ["0", "default_pg"], rank, name, [], [], 0, 1, 2], "types": kind},
         "outputs": {"values": received, "types": kind},
-    }  # fmt: skip
+    }
 
 
 def _trace(rank):
@@ -54,11 +57,20 @@ class TestExecutionTrace(_Contract):
 
 def _entry(number, name, into, out, dtype):
     return {
-        "record_id": number, "pg_id": 0, "process_group": ("0", "default_pg"), "collective_seq_id": number,
-        "profiling_name": f"nccl:{name}", "input_sizes": [into] if into else [], "input_dtypes": [dtype],
-        "output_sizes": [out] if out else [], "output_dtypes": [dtype], "state": "completed", "retired": True,
-        "is_p2p": False, "time_created_ns": 1_750_000_000_000_000_000 + number,
-    }  # fmt: skip
+        "record_id": number,
+        "pg_id": 0,
+        "process_group": ("0", "default_pg"),
+        "collective_seq_id": number,
+        "profiling_name": f"nccl:{name}",
+        "input_sizes": [into] if into else [],
+        "input_dtypes": [dtype],
+        "output_sizes": [out] if out else [],
+        "output_dtypes": [dtype],
+        "state": "completed",
+        "retired": True,
+        "is_p2p": False,
+        "time_created_ns": 1_750_000_000_000_000_000 + number,
+    }
 
 
 def _dump():

@@ -76,8 +76,16 @@ class TestNcclProfiler(OnlyReaderOfItsFiles):
         for rank, path in enumerate(paths):
             rows = []
             for number in range(2):
-                args = {"SeqNum": number, "CommHash": 2**63 + 7, "Rank": rank, "Count": 64, "Datatype": "ncclInt8",
-                        "Algorithm": "RING", "Protocol": "LL", "nMaxChannels": 2}  # fmt: skip
+                args = {
+                    "SeqNum": number,
+                    "CommHash": 2**63 + 7,
+                    "Rank": rank,
+                    "Count": 64,
+                    "Datatype": "ncclInt8",
+                    "Algorithm": "RING",
+                    "Protocol": "LL",
+                    "nMaxChannels": 2,
+                }
                 base = {
                     "name": "AllGather",
                     "cat": "COLL",

@@ -120,26 +120,58 @@ def attestation(id, *, created):
 
 def preflight(id, *, cluster="pair", created=OLD):
     return Preflight(
-        id=id, created=created, state=PreflightState.UNMEASURED, simulated=True, cluster=cluster, fingerprint="f",
-        launcher="", benchmark="", hosts=("n1",), gpus_per_node=4, source="", expected=(), tolerance=0.15,
+        id=id,
+        created=created,
+        state=PreflightState.UNMEASURED,
+        simulated=True,
+        cluster=cluster,
+        fingerprint="f",
+        launcher="",
+        benchmark="",
+        hosts=("n1",),
+        gpus_per_node=4,
+        source="",
+        expected=(),
+        tolerance=0.15,
         wall_s=0.0,
-    )  # fmt: skip
+    )
 
 
 def check(id, of, *, freshness=Freshness.FRESH):
     reasons = ("slower",) if freshness is Freshness.STALE else ()
     return Check(
-        id=id, recommendation=of, cluster="pair", model="toy", freshness=freshness, reasons=reasons, changes=(),
-        launches=1, launcher="", created=OLD,
-    )  # fmt: skip
+        id=id,
+        recommendation=of,
+        cluster="pair",
+        model="toy",
+        freshness=freshness,
+        reasons=reasons,
+        changes=(),
+        launches=1,
+        launcher="",
+        created=OLD,
+    )
 
 
 def verification(id, of, *, created=OLD):
     return Verification(
-        id=id, cluster="pair", model="toy", recommendation=of, argv=(), base_env=(), tuned_env=(), removed_env=(),
-        warmup=1, steps=1, ranks=1, hosts=1, launches=(), verdict=sample_recommendation("a").table.verdict, notes=(),
+        id=id,
+        cluster="pair",
+        model="toy",
+        recommendation=of,
+        argv=(),
+        base_env=(),
+        tuned_env=(),
+        removed_env=(),
+        warmup=1,
+        steps=1,
+        ranks=1,
+        hosts=1,
+        launches=(),
+        verdict=sample_recommendation("a").table.verdict,
+        notes=(),
         created=created,
-    )  # fmt: skip
+    )
 
 
 def test_a_study_goes_with_its_trials_revisions_and_records_and_the_history_stays(store, url, clock):
@@ -158,8 +190,13 @@ def test_a_study_goes_with_its_trials_revisions_and_records_and_the_history_stay
     removed = pruned(url)
 
     assert removed == {
-        "studies": 2, "trials": 5, "revisions": 1, "attestations": 1, "checks": 1, "verifications": 1,
-    }  # fmt: skip
+        "studies": 2,
+        "trials": 5,
+        "revisions": 1,
+        "attestations": 1,
+        "checks": 1,
+        "verifications": 1,
+    }
     assert [page.study.id for page in store.studies().items] == ["s2"]
     assert [len(store.trials(id)) for id in ("s1", "s2", "s3")] == [0, 1, 0]
     assert [one.id for one in store.recommendations()] == ["b"]
@@ -216,8 +253,11 @@ def test_a_study_that_runs_or_was_touched_since_stays(store, url, clock):
 
     clock.now = "2026-09-01T00:00:00.000+00:00"
     assert pruned(url, before="2026-08-01T00:00:00.000+00:00") == {
-        "studies": 3, "trials": 6, "revisions": 3, "attestations": 1,
-    }  # fmt: skip
+        "studies": 3,
+        "trials": 6,
+        "revisions": 3,
+        "attestations": 1,
+    }
     assert {page.study.id for page in store.studies().items} == {"running", "held"}
 
 
@@ -272,8 +312,13 @@ def test_a_roll_out_goes_with_its_revision(store, url):
     publish(store, "c", of="elsewhere")
 
     assert pruned(url) == {
-        "studies": 1, "trials": 2, "revisions": 1, "roll-outs": 1, "step times": 1, "job starts": 1,
-    }  # fmt: skip
+        "studies": 1,
+        "trials": 2,
+        "revisions": 1,
+        "roll-outs": 1,
+        "step times": 1,
+        "job starts": 1,
+    }
     assert [one.recommendation for one in store.rollouts()] == ["c"]
     assert [one.id for one in store.recommendations()] == ["c", "a"]
 
@@ -377,10 +422,18 @@ def test_no_query_reads_a_large_table_for_each_row_of_another(tmp_path):
         event.remove(Engine, "before_cursor_execute", note)
     asked = [(statement, values) for statement, values in seen if statement.split()[0] in ("SELECT", "DELETE")]
     assert {statement.split()[2] for statement, _ in asked if statement.startswith("DELETE")} == {
-        "records", "job_times", "job_starts", "job_decisions", "attested_jobs", "rollouts",
-        "recommendations", "measurements", "leases",
-        "trials", "studies",
-    }  # fmt: skip
+        "records",
+        "job_times",
+        "job_starts",
+        "job_decisions",
+        "attested_jobs",
+        "rollouts",
+        "recommendations",
+        "measurements",
+        "leases",
+        "trials",
+        "studies",
+    }
     with contextlib.closing(sqlite3.connect(tmp_path / "ncclt.db")) as connection:
         for statement, values in asked:
             plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}", values)]

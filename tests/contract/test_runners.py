@@ -12,16 +12,24 @@ from ncclt.testing.landscapes import write_landscape
 from runner_contract import RunnerContract
 
 PAIR = Cluster(
-    name="pair", gpus_per_node=2, gpu="L40S", compute_capability=89, link_class="shm", link_gbps=32.0,
+    name="pair",
+    gpus_per_node=2,
+    gpu="L40S",
+    compute_capability=89,
+    link_class="shm",
+    link_gbps=32.0,
     nccl_version="2.28.9",
-)  # fmt: skip
+)
 
 ROWS = [
     {"gpus_per_node": 2, "size_bytes": size, "algo": algo, "proto": proto, "time_us": time_us}
     for size, algo, proto, time_us in (
-        (4096, "", "", 10.5), (1 << 20, "", "", 90), (4096, "ring", "ll", 9.5), (1 << 20, "ring", "ll", 180)
+        (4096, "", "", 10.5),
+        (1 << 20, "", "", 90),
+        (4096, "ring", "ll", 9.5),
+        (1 << 20, "ring", "ll", 180),
     )
-]  # fmt: skip
+]
 
 
 class TestSimulatedRunner(RunnerContract):

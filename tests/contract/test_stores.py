@@ -28,15 +28,35 @@ from store_contract import StoreContract
 
 OPTUNA_TABLES = {"studies", "trials", "version_info", "alembic_version"}
 OUR_TABLES = {
-    "workloads", "clusters", "studies", "trials", "leases", "measurements", "recommendations", "records",
-    "changes", "keys", "history", "cluster_rules", "rollouts", "job_times", "job_workers", "job_starts",
-    "job_decisions",    "attested_jobs", "secrets", "ncclt_alembic_version",
-}  # fmt: skip
+    "workloads",
+    "clusters",
+    "studies",
+    "trials",
+    "leases",
+    "measurements",
+    "recommendations",
+    "records",
+    "changes",
+    "keys",
+    "history",
+    "cluster_rules",
+    "rollouts",
+    "job_times",
+    "job_workers",
+    "job_starts",
+    "job_decisions",
+    "attested_jobs",
+    "secrets",
+    "ncclt_alembic_version",
+}
 
 CONTRACTS = (
-    records.VerificationsContract, records.AttestationsContract, records.ConfirmedTablesContract, records.NamesContract,
+    records.VerificationsContract,
+    records.AttestationsContract,
+    records.ConfirmedTablesContract,
+    records.NamesContract,
     LeasesContract,
-)  # fmt: skip
+)
 
 READING = (open_to_read, known_names, lambda url: published(url, cluster="pair", model="toy"))
 

@@ -111,12 +111,19 @@ def paths(store):
     """Every kind of page, by name."""
     found = tuned(store)
     return {
-        "map": "/", "changed": "/?days=30", "studies": "/studies", "find": "/find?q=hall",
-        "cluster": "/clusters/hall-a", "workload": "/workloads/chat-13b?with=chat-13b-r2",
-        "compare": "/compare?model=chat-13b", "study": f"/studies/{found.study}",
+        "map": "/",
+        "changed": "/?days=30",
+        "studies": "/studies",
+        "find": "/find?q=hall",
+        "cluster": "/clusters/hall-a",
+        "workload": "/workloads/chat-13b?with=chat-13b-r2",
+        "compare": "/compare?model=chat-13b",
+        "study": f"/studies/{found.study}",
         "trial": f"/studies/{found.study}/trials/3",
-        "recommendation": f"/recommendations/{found.id}", "jobs": "/jobs", "error": "/nothing",
-    }  # fmt: skip
+        "recommendation": f"/recommendations/{found.id}",
+        "jobs": "/jobs",
+        "error": "/nothing",
+    }
 
 
 def violations(page):

@@ -45,13 +45,30 @@ def answer(cluster, workload, folder):
     storage = ("--storage", f"sqlite:///{folder / f'{workload}.db'}")
     trials = "12" if THOROUGH[cluster] == workload else "3"
     _, document = command(
-        "tune", "--launcher", "simulate", "--cluster", cluster, "--model", workload, "--seed", "0", "--trials", trials,
-        "--blocks", "8" if THOROUGH[cluster] == workload else "4", "--quiet", "--json", *storage,
-    )  # fmt: skip
+        "tune",
+        "--launcher",
+        "simulate",
+        "--cluster",
+        cluster,
+        "--model",
+        workload,
+        "--seed",
+        "0",
+        "--trials",
+        trials,
+        "--blocks",
+        "8" if THOROUGH[cluster] == workload else "4",
+        "--quiet",
+        "--json",
+        *storage,
+    )
     found = json.loads(document)
     variables = found["variables"]
-    shape = [word for name in ("nodes", "gpus_per_node", "nccl_version")
-             for word in (f"--{name.replace('_', '-')}", str(found[name]))]  # fmt: skip
+    shape = [
+        word
+        for name in ("nodes", "gpus_per_node", "nccl_version")
+        for word in (f"--{name.replace('_', '-')}", str(found[name]))
+    ]
     code, text = command("env", "--cluster", cluster, "--model", workload, *shape, *storage, "--allow", "simulated")
     return {
         "cluster": cluster,

@@ -42,10 +42,28 @@ def measured(ncclt):
     ncclt.variables["NCCLT_PLUGIN"] = "/nonexistent/plugin.so"
     ncclt.variables["NCCLT_ALLOW_DIFFERENCE"] = "NO_GPU"
     return (
-        "--model", "nasnetmobile", "--cluster", "dgx-a100", "--nodes", "1", "--gpus-per-node", "2",
-        "--launcher", "local", "--nccl-tests", folder, "--trials", "2", "--blocks", "4", "--warmup", "2",
-        "--window", "4", *STORE,
-    )  # fmt: skip
+        "--model",
+        "nasnetmobile",
+        "--cluster",
+        "dgx-a100",
+        "--nodes",
+        "1",
+        "--gpus-per-node",
+        "2",
+        "--launcher",
+        "local",
+        "--nccl-tests",
+        folder,
+        "--trials",
+        "2",
+        "--blocks",
+        "4",
+        "--warmup",
+        "2",
+        "--window",
+        "4",
+        *STORE,
+    )
 
 
 def starts(ncclt):
@@ -69,9 +87,24 @@ def test_a_gloo_job_of_one_launch_is_undecided_and_nothing_is_done_twice(ncclt):
     pytest.importorskip("torch.distributed")
     torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node=2")
     command = (
-        "autotune", "--launcher", "torchrun", "--backend", "gloo", "--trials", "1", "--warmup", "2", "--window", "3",
-        *STORE, "--", sys.executable, "-m", *torchrun, PACED,
-    )  # fmt: skip
+        "autotune",
+        "--launcher",
+        "torchrun",
+        "--backend",
+        "gloo",
+        "--trials",
+        "1",
+        "--warmup",
+        "2",
+        "--window",
+        "3",
+        *STORE,
+        "--",
+        sys.executable,
+        "-m",
+        *torchrun,
+        PACED,
+    )
     first = ncclt(*command, "100000")
     assert "all_reduce  float32  262,144" in first.stdout, "what is sent is shown"
     assert CEILING_OF_CPUS in first.stdout
@@ -96,9 +129,12 @@ def test_a_gloo_job_of_one_launch_is_undecided_and_nothing_is_done_twice(ncclt):
     tune = next(shlex.split(one["command"]) for one in plan if one["stage"] == "tune")
     assert json.loads(ncclt(*tune[1:], "--json").stdout) == study, "nothing is launched again"
     assert {one["stage"]: one["state"] for one in plan} == {
-        "record": "stored", "look": CEILING_OF_CPUS, "tune": "stored: done",
-        "compare": "if a gain is proven", "use": "if steps are faster",
-    }  # fmt: skip
+        "record": "stored",
+        "look": CEILING_OF_CPUS,
+        "tune": "stored: done",
+        "compare": "if a gain is proven",
+        "use": "if steps are faster",
+    }
     other = json.loads(ncclt(*command[:1], "--dry-run", "--json", *command[1:], "99").stdout)
     assert [one["state"] for one in other["stages"][:3]] == ["to do", "to do", "after the recording"]
 
@@ -106,11 +142,27 @@ def test_a_gloo_job_of_one_launch_is_undecided_and_nothing_is_done_twice(ncclt):
 def test_every_stage_is_a_command_that_exists(ncclt, job):
     plan = json.loads(
         ncclt(
-            "autotune", "--launcher", "torchrun", "--backend", "gloo", "--gpus-per-node", "2", "--window", "4",
-            "--process-wide", "none", "--keep-env", "--dir", ".", *STORE, "--dry-run", "--json",
-            "--", *job,
+            "autotune",
+            "--launcher",
+            "torchrun",
+            "--backend",
+            "gloo",
+            "--gpus-per-node",
+            "2",
+            "--window",
+            "4",
+            "--process-wide",
+            "none",
+            "--keep-env",
+            "--dir",
+            ".",
+            *STORE,
+            "--dry-run",
+            "--json",
+            "--",
+            *job,
         ).stdout
-    )  # fmt: skip
+    )
     assert [one["stage"] for one in plan["stages"]] == ["record", "look", "tune", "compare", "use"]
     assert starts(ncclt) == 0
     assert not (ncclt.folder / "ncclt.db").exists(), "nothing is stored"
@@ -118,9 +170,20 @@ def test_every_stage_is_a_command_that_exists(ncclt, job):
     assert words["tune"][-1].startswith("sqlite:///")
     assert words["tune"][-1].endswith("ncclt.db")
     assert words["tune"][1:-1] == [
-        "tune", "--model", plan["model"], "--gpus-per-node", "2", "--launcher", "torchrun", "--backend", "gloo",
-        "--keep-env", "--process-wide", "none", "--storage",
-    ]  # fmt: skip
+        "tune",
+        "--model",
+        plan["model"],
+        "--gpus-per-node",
+        "2",
+        "--launcher",
+        "torchrun",
+        "--backend",
+        "gloo",
+        "--keep-env",
+        "--process-wide",
+        "none",
+        "--storage",
+    ]
     assert words["compare"][-len(job) :] == words["use"][-len(job) :] == [*job]
     # They are accepted as they stand, by an empty store.
     ncclt("store", "migrate", *STORE)

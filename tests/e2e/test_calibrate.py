@@ -18,9 +18,21 @@ def probe(ncclt):
     folder = ncclt.folder / "nccl-tests"
     folder.mkdir()
     return (
-        "cluster", "calibrate", "dgx-a100", "--nodes", "1", "--gpus-per-node", "2", "--probe", "--launcher", "local",
-        "--nccl-tests", folder, "--times", ncclt.folder / "times.csv",
-    )  # fmt: skip
+        "cluster",
+        "calibrate",
+        "dgx-a100",
+        "--nodes",
+        "1",
+        "--gpus-per-node",
+        "2",
+        "--probe",
+        "--launcher",
+        "local",
+        "--nccl-tests",
+        folder,
+        "--times",
+        ncclt.folder / "times.csv",
+    )
 
 
 def measured(folder):
@@ -51,8 +63,9 @@ def test_what_failed_is_named_left_out_and_launched_again_by_the_same_command(nc
     assert (folder / "launches").stat().st_size - launches == 13 - len(set(good))
     assert json.loads(second.stdout)["calibration"]["points"] == SIZES * 13 == len(measured(ncclt.folder))
 
-    third = ncclt("cluster", "calibrate", "dgx-a100", "--gpus-per-node", "2", "--from", "times.csv", "--as", "third",
-                  "--json")  # fmt: skip
+    third = ncclt(
+        "cluster", "calibrate", "dgx-a100", "--gpus-per-node", "2", "--from", "times.csv", "--as", "third", "--json"
+    )
     assert json.loads(third.stdout)["calibration"]["points"] == SIZES * 13
 
 

@@ -39,9 +39,14 @@ STAND_IN = runpy.run_path(str(FAKES / "nccl_tests_stand_in.py"))
 LEFTOVERS = runpy.run_path(str(FAKES / "leftovers.py"))
 
 CLUSTER = Cluster(
-    name="campaign", gpus_per_node=8, gpu="A100", compute_capability=80, link_class="nvswitch", link_gbps=300.0,
+    name="campaign",
+    gpus_per_node=8,
+    gpu="A100",
+    compute_capability=80,
+    link_class="nvswitch",
+    link_gbps=300.0,
     nccl_version="2.28.9",
-)  # fmt: skip
+)
 MESSAGES = tuple(
     MessageCalls(
         message=Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=size, group_size=8),
@@ -58,17 +63,25 @@ SETTINGS = [
             (Algorithm.RING, Algorithm.TREE), (Protocol.LL, Protocol.SIMPLE), (None, 2, 4, 8, 16, 24)
         )
     ),
-]  # fmt: skip
+]
 LAUNCHES = 4 * len(SETTINGS)
 """Four of each setting; by the seed below each fault is drawn, one of them by what wins."""
 
 # Wrong data is left out, for a setting that gave it once is out for good; and lost nodes, which end a study.
 FAULTS = {
-    "hang": Outcome.TIMEOUT, "stubborn_child": Outcome.TIMEOUT, "segfault": Outcome.CRASHED,
-    "killed": Outcome.CRASHED, "usage": Outcome.INVALID, "partial": Outcome.CRASHED, "nan": Outcome.INVALID,
-    "cut_json": Outcome.INVALID, "out_of_memory": Outcome.CRASHED, "ecc": Outcome.CRASHED,
-    "oom_kill": Outcome.CRASHED, "no_algorithm": Outcome.INVALID,
-}  # fmt: skip
+    "hang": Outcome.TIMEOUT,
+    "stubborn_child": Outcome.TIMEOUT,
+    "segfault": Outcome.CRASHED,
+    "killed": Outcome.CRASHED,
+    "usage": Outcome.INVALID,
+    "partial": Outcome.CRASHED,
+    "nan": Outcome.INVALID,
+    "cut_json": Outcome.INVALID,
+    "out_of_memory": Outcome.CRASHED,
+    "ecc": Outcome.CRASHED,
+    "oom_kill": Outcome.CRASHED,
+    "no_algorithm": Outcome.INVALID,
+}
 SHARE = 0.2
 KINDS = [*FAULTS, *(fault for fault in FAULTS if FAULTS[fault] is not Outcome.TIMEOUT)]  # a hang has to be waited for
 HANG_S = 2.0
@@ -93,10 +106,17 @@ def study(folder, store, word, settings, *, timeout_s):
     )
     kept = store.open_study(
         Study(
-            id=uuid.uuid4().hex[:12], name=f"campaign {timeout_s}", cluster=CLUSTER, workload=WORKLOAD,
-            launcher="local", simulated=False, process_wide=(), seed=0, state=StudyState.RUNNING,
+            id=uuid.uuid4().hex[:12],
+            name=f"campaign {timeout_s}",
+            cluster=CLUSTER,
+            workload=WORKLOAD,
+            launcher="local",
+            simulated=False,
+            process_wide=(),
+            seed=0,
+            state=StudyState.RUNNING,
         )
-    )  # fmt: skip
+    )
     with StudyTrialLog(store, kept, lambda: datetime.now(UTC).isoformat()) as trial_log:
         for setting in settings:
             launch(runner, WORKLOAD, trial_log, setting, phase=Phase.SEARCH)
@@ -152,10 +172,27 @@ def test_a_tuner_killed_again_and_again_loses_nothing(nursery, tmp_path):
     STAND_IN["install"](folder, **told(faults={"seed": 275, "share": 0.2, "kinds": ["hang", "stubborn_child"]}))
     word = uuid.uuid4().hex
     argv = [
-        "tune", "--model", "nasnetmobile", "--cluster", "dgx-a100", "--nodes", "1", "--gpus-per-node", "8",
-        "--launcher", "local", "--nccl-tests", str(folder), "--trials", "500", "--patience", "0", "--quiet",
-        "--storage", "sqlite:///ncclt.db",
-    ]  # fmt: skip
+        "tune",
+        "--model",
+        "nasnetmobile",
+        "--cluster",
+        "dgx-a100",
+        "--nodes",
+        "1",
+        "--gpus-per-node",
+        "8",
+        "--launcher",
+        "local",
+        "--nccl-tests",
+        str(folder),
+        "--trials",
+        "500",
+        "--patience",
+        "0",
+        "--quiet",
+        "--storage",
+        "sqlite:///ncclt.db",
+    ]
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("NCCL", "SLURM", "XDG_"))}
     environment |= {"HOME": str(tmp_path), "NCCLT_TEST_WORD": word}
     moments = random.Random(2)

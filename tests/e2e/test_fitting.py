@@ -23,8 +23,17 @@ from ncclt.testing.landscapes import write_landscape
 SHAPE = ("--nodes", "2", "--gpus-per-node", "4", "--nccl-version", "2.22.3")
 NAMES = ("--cluster", "leonardo", "--model", "nasnetmobile")
 TUNE = (
-    "tune", "--model", "nasnetmobile", "--cluster", "leonardo", "--launcher", "simulate", "--nodes", "2", "--quiet",
-)  # fmt: skip
+    "tune",
+    "--model",
+    "nasnetmobile",
+    "--cluster",
+    "leonardo",
+    "--launcher",
+    "simulate",
+    "--nodes",
+    "2",
+    "--quiet",
+)
 LIST = "    --gpus-per-node 4 --nccl-version 2.22.3   (SIMULATED)"
 
 
@@ -150,10 +159,13 @@ def test_one_line_says_what_to_do_and_works_as_it_stands_in_a_fresh_shell(ncclt,
     path = f"{torchrun.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     show_other_node(elsewhere, "named NAME")
     shell = subprocess.run(
-        ["bash", "-c", f'{command} && echo "then $NCCLT_RECOMMENDATION"'], cwd=elsewhere,
+        ["bash", "-c", f'{command} && echo "then $NCCLT_RECOMMENDATION"'],
+        cwd=elsewhere,
         env={**ncclt.environment, "PATH": path, "NCCLT_ALLOW_DIFFERENCE": "NO_GPU"},
-        capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
     assert shell.returncode == 0, shell.stderr
     if form == "undecided":
         assert name == "continue"

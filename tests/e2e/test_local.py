@@ -20,9 +20,25 @@ def tune(ncclt):
     folder.mkdir()
     runpy.run_path(str(STAND_IN))["install"](folder)
     return (
-        "tune", "--model", "nasnetmobile", "--cluster", "dgx-a100", "--nodes", "1", "--gpus-per-node", "2",
-        "--launcher", "local", "--nccl-tests", folder, "--trials", "16", "--blocks", "4", *STORE,
-    )  # fmt: skip
+        "tune",
+        "--model",
+        "nasnetmobile",
+        "--cluster",
+        "dgx-a100",
+        "--nodes",
+        "1",
+        "--gpus-per-node",
+        "2",
+        "--launcher",
+        "local",
+        "--nccl-tests",
+        folder,
+        "--trials",
+        "16",
+        "--blocks",
+        "4",
+        *STORE,
+    )
 
 
 def test_equal_times_keep_the_default_and_nothing_is_simulated(ncclt, tune):

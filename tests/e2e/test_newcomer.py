@@ -172,8 +172,11 @@ def test_server_store_and_curl_give_the_same_text_and_a_shell_takes_it_over(nccl
     assert "SIMULATED" in fetched.stdout
     shell = subprocess.run(
         ["bash", "-c", 'eval "$1"; echo "$NCCLT_SIMULATED"', "-", fetched.stdout],
-        capture_output=True, text=True, check=True, timeout=240,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=240,
+    )
     assert shell.stdout.strip() == "1"
     missing = ncclt(*words[:-1], "3", "--server", server, rc=3)
     assert missing.stdout == ""

@@ -23,16 +23,26 @@ pytestmark = pytest.mark.browser
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 ARGUMENTS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 SCREENSHOTS = os.environ.get("NCCLT_TEST_SCREENSHOTS")
 """Folder to keep pictures in, for a look by eye."""
 
 PAGES = {
-    "map": "/", "changed": "/?days=30", "studies": "/studies", "find": "/find?q=hall", "cluster": "/clusters/hall-a",
-    "workload": "/workloads/chat-13b?with=chat-13b-r2", "compare": "/compare?model=chat-13b",
-}  # fmt: skip
+    "map": "/",
+    "changed": "/?days=30",
+    "studies": "/studies",
+    "find": "/find?q=hall",
+    "cluster": "/clusters/hall-a",
+    "workload": "/workloads/chat-13b?with=chat-13b-r2",
+    "compare": "/compare?model=chat-13b",
+}
 WITH_TABLES = ("map", "studies", "cluster", "workload", "compare")
 
 

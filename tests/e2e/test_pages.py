@@ -31,9 +31,14 @@ pytestmark = pytest.mark.browser
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 ARGUMENTS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 SCREENSHOTS = os.environ.get("NCCLT_TEST_SCREENSHOTS")
 """Folder to keep pictures in, for a look by eye."""
 
@@ -214,14 +219,18 @@ def report_step_times(store, rollout, numbers):
         job, issued_s = f"job-{number}", time.time() - 1.0
         got = rollout.recommendation if rollout.variant(job) is Variant.CANDIDATE else rollout.control
         store.add_job_starts([JobStart(rollout=rollout.id, job=job, recommendation=got, issued_s=issued_s)])
-        ticket = sample_ticket(
-            store.ticket_secret(), job, issued_s=issued_s, recommendation=got, rollout=rollout.id
-        )  # fmt: skip
+        ticket = sample_ticket(store.ticket_secret(), job, issued_s=issued_s, recommendation=got, rollout=rollout.id)
         step_us = 9.0 if got == rollout.recommendation else 10.0
         seen = prove_rollout.report_job_time(
-            store, ticket, rollout=rollout.id, job=job, recommendation=got, step_us=step_us, steps=40,
+            store,
+            ticket,
+            rollout=rollout.id,
+            job=job,
+            recommendation=got,
+            step_us=step_us,
+            steps=40,
             reporter=Reporter(who="ann", address="127.0.0.1"),
-        )  # fmt: skip
+        )
         if seen.state is not RollOutState.RUNNING:
             return
 

@@ -27,9 +27,21 @@ def preflight(ncclt):
     program.write_text(WITH_GPU_2 % (real / "all_reduce_perf"))
     program.chmod(0o755)
     return (
-        "preflight", "--cluster", "dgx-a100", "--nodes", "1", "--gpus-per-node", "4", "--launcher", "local",
-        "--nccl-tests", folder, "--storage", "sqlite:///ncclt.db", "--json",
-    )  # fmt: skip
+        "preflight",
+        "--cluster",
+        "dgx-a100",
+        "--nodes",
+        "1",
+        "--gpus-per-node",
+        "4",
+        "--launcher",
+        "local",
+        "--nccl-tests",
+        folder,
+        "--storage",
+        "sqlite:///ncclt.db",
+        "--json",
+    )
 
 
 def test_real_processes_of_a_healthy_node(ncclt, preflight):

@@ -80,9 +80,25 @@ def test_output_of_a_failed_trial_is_kept_without_its_secrets(ncclt):
     ncclt.variables |= {"STAND_IN": "partial", "MY_SERVICE_TOKEN": "quitePlainWord"}
 
     done = ncclt(
-        "tune", "--model", "nasnetmobile", "--cluster", "dgx-a100", "--nodes", "1", "--gpus-per-node", "2",
-        "--launcher", "local", "--nccl-tests", folder, "--trials", "3", "--storage", "sqlite:///ncclt.db", rc=1,
-    )  # fmt: skip
+        "tune",
+        "--model",
+        "nasnetmobile",
+        "--cluster",
+        "dgx-a100",
+        "--nodes",
+        "1",
+        "--gpus-per-node",
+        "2",
+        "--launcher",
+        "local",
+        "--nccl-tests",
+        folder,
+        "--trials",
+        "3",
+        "--storage",
+        "sqlite:///ncclt.db",
+        rc=1,
+    )
 
     assert "node17:/opt/train.py" in done.stderr, "what people need stays"
     kept = b"".join(path.read_bytes() for path in ncclt.folder.glob("ncclt*.db*"))

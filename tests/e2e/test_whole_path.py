@@ -31,8 +31,13 @@ CLUSTER = "mi355x-2x8"
 REQUESTS = 200
 ENV = f"/v1/clusters/{CLUSTER}/env"
 SHAPE = {
-    "model": "bert", "nodes": 2, "gpus_per_node": 8, "nccl_version": "2.28.3", "format": "json", "recorded": "allow",
-}  # fmt: skip
+    "model": "bert",
+    "nodes": 2,
+    "gpus_per_node": 8,
+    "nccl_version": "2.28.3",
+    "format": "json",
+    "recorded": "allow",
+}
 
 
 def until(seen):
@@ -127,18 +132,26 @@ def attestation_of(url, id):
     with open_store(url) as store:
         given = store.recommendation(id)
     table = DeliveredPolicy(
-        recommendation=id, cluster=given.cluster, model=given.model, nccl_version=given.fingerprint.nccl_version,
-        nodes=2, ranks=16, form=Form.TABLE, policy=given.table.policy,
-    )  # fmt: skip
+        recommendation=id,
+        cluster=given.cluster,
+        model=given.model,
+        nccl_version=given.fingerprint.nccl_version,
+        nodes=2,
+        ranks=16,
+        form=Form.TABLE,
+        policy=given.table.policy,
+    )
     # So short a study proves nothing, and its table leaves every message to NCCL.
     assert given.table.policy.rules == ()
     use = ObservedCall(
-        collective=Collective.ALL_REDUCE, size_bytes=1 << 20, group_size=16, choice="ring/simple/8",
-        outcome=CallOutcome.UNMATCHED, calls=16,
-    )  # fmt: skip
-    witness = Witness(
-        kind="plugin-report", nccl_version=table.nccl_version, table=id, checksum="0" * 16, count=16
-    )  # fmt: skip
+        collective=Collective.ALL_REDUCE,
+        size_bytes=1 << 20,
+        group_size=16,
+        choice="ring/simple/8",
+        outcome=CallOutcome.UNMATCHED,
+        calls=16,
+    )
+    witness = Witness(kind="plugin-report", nccl_version=table.nccl_version, table=id, checksum="0" * 16, count=16)
     seen = Observed(witnesses=(witness,), uses=(use,), variables={}, hosts=2)
     return attest(table, seen, created="2026-11-20T12:00:00+00:00").to_document()
 

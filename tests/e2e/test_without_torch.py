@@ -63,10 +63,22 @@ def test_simulated_and_launched_studies_run(ncclt):
     runpy.run_path(str(TESTS / "fakes" / "nccl_tests_stand_in.py"))["install"](programs)
     launched = json.loads(
         ncclt(
-            "tune", "--model", "nasnetmobile", "--cluster", "dgx-a100", "--nodes", "1", "--gpus-per-node", "2",
-            "--launcher", "local", "--nccl-tests", programs, *short,
+            "tune",
+            "--model",
+            "nasnetmobile",
+            "--cluster",
+            "dgx-a100",
+            "--nodes",
+            "1",
+            "--gpus-per-node",
+            "2",
+            "--launcher",
+            "local",
+            "--nccl-tests",
+            programs,
+            *short,
         )
-    )  # fmt: skip
+    )
     assert (simulated["simulated"], launched["simulated"]) == (True, False)
     assert launched["trials"][0]["outcome"] == "ok"
 

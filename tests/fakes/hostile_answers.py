@@ -108,10 +108,21 @@ def pairs_in(text: str, format: str) -> dict[str, str]:
         lines = [match[1].removeprefix("export ") if match else "" for match in quoted]
     elif format == "configmap":
         head, data = lines[: lines.index("data:")], lines[lines.index("data:") + 1 :]
-        if [line.split(":")[0].strip() for line in head] != [
-            "apiVersion", "kind", "metadata", "name", "labels", "app.kubernetes.io/managed-by", "ncclt-content",
-            "ncclt-recommendation",
-        ] or head[1] != "kind: ConfigMap" or not head[3].startswith("  name: ncclt."):  # fmt: skip
+        if (
+            [line.split(":")[0].strip() for line in head]
+            != [
+                "apiVersion",
+                "kind",
+                "metadata",
+                "name",
+                "labels",
+                "app.kubernetes.io/managed-by",
+                "ncclt-content",
+                "ncclt-recommendation",
+            ]
+            or head[1] != "kind: ConfigMap"
+            or not head[3].startswith("  name: ncclt.")
+        ):
             raise ValueError(f"no ConfigMap: {text!r}")
         lines = ["=".join(json.loads(part) if part[0] == '"' else part for part in line.split(": ")) for line in data]
     elif format == "trainjob-env":
@@ -162,9 +173,18 @@ def is_table(text: str, nccl_version: str = "2.28.9") -> bool:
 # --- what an honest server writes ------------------------------------------------------------------------------------
 
 PAIR_FORMATS = (
-    "export", "pyxis", "dotenv", "nccl-conf", "mpirun-x", "docker-env", "configmap", "trainjob-env",
-    "cloudai", "slurm-taskprolog", "json",
-)  # fmt: skip
+    "export",
+    "pyxis",
+    "dotenv",
+    "nccl-conf",
+    "mpirun-x",
+    "docker-env",
+    "configmap",
+    "trainjob-env",
+    "cloudai",
+    "slurm-taskprolog",
+    "json",
+)
 
 
 def written(format: str, pairs: Mapping[str, str], *, shell: str = "bash", unset: bool = False) -> str:
@@ -217,19 +237,45 @@ def written(format: str, pairs: Mapping[str, str], *, shell: str = "bash", unset
 def document(**changed: object) -> dict[str, object]:
     """Return what the honest server answers as `json`, with some fields changed."""
     verdict = {
-        "decision": "tuned", "reason": "proven", "speedup": 1.08, "interval": [1.06, 1.1], "blocks": 6,
-        "default_us": 9, "policy_us": 8, "min_effect": 0.02,
-    }  # fmt: skip
+        "decision": "tuned",
+        "reason": "proven",
+        "speedup": 1.08,
+        "interval": [1.06, 1.1],
+        "blocks": 6,
+        "default_us": 9,
+        "policy_us": 8,
+        "min_effect": 0.02,
+    }
     rule = {
-        "collective": "all_reduce", "min_bytes": 0, "max_bytes": None, "group_size": 0, "algorithm": "ring",
-        "protocol": "simple", "channels": 8,
-    }  # fmt: skip
+        "collective": "all_reduce",
+        "min_bytes": 0,
+        "max_bytes": None,
+        "group_size": 0,
+        "algorithm": "ring",
+        "protocol": "simple",
+        "channels": 8,
+    }
     return {
-        "schema": 1, "recommendation": "r-1", "cluster": "leonardo", "model": "bert", "nodes": 2, "gpus_per_node": 4,
-        "nccl_version": "2.28.9", "decision": "tuned", "speedup": 1.08, "interval": [1.06, 1.1], "simulated": False,
-        "launcher": "slurm", "variables": dict(HONEST), "lost": [], "remarks": [_REMARK[2:-1]], "table": [rule],
-        "table_parameters": {"BUFFSIZE": 8388608}, "table_verdict": verdict, **changed,
-    }  # fmt: skip
+        "schema": 1,
+        "recommendation": "r-1",
+        "cluster": "leonardo",
+        "model": "bert",
+        "nodes": 2,
+        "gpus_per_node": 4,
+        "nccl_version": "2.28.9",
+        "decision": "tuned",
+        "speedup": 1.08,
+        "interval": [1.06, 1.1],
+        "simulated": False,
+        "launcher": "slurm",
+        "variables": dict(HONEST),
+        "lost": [],
+        "remarks": [_REMARK[2:-1]],
+        "table": [rule],
+        "table_parameters": {"BUFFSIZE": 8388608},
+        "table_verdict": verdict,
+        **changed,
+    }
 
 
 def _prolog(pairs: Mapping[str, str], first: str = "#!/bin/sh") -> str:
@@ -254,36 +300,102 @@ def _fnv1a(rows: str) -> int:
 
 HOSTILE_PAIRS: tuple[tuple[str, str], ...] = (
     # Values: `^` and LL128 corrupt data, a list without Ring fails calls, sizes beyond the domain end jobs.
-    ("NCCL_PROTO", "^LL"), ("NCCL_PROTO", "LL128"), ("NCCL_PROTO", "ll128"), ("NCCL_PROTO", "allreduce:LL128"),
-    ("NCCL_PROTO", "LL,LL128,Simple"), ("NCCL_PROTO", "^LL128"), ("NCCL_PROTO", ""), ("NCCL_PROTO", "allreduce:"),
-    ("NCCL_PROTO", "allreduce:Simple;"), ("NCCL_PROTO", "allreduce:^Simple"), ("NCCL_PROTO", "allreduce:LL,^LL128"),
-    ("NCCL_ALGO", "Tree"), ("NCCL_ALGO", "tree"), ("NCCL_ALGO", "^Ring"), ("NCCL_ALGO", "allgather:tree"),
-    ("NCCL_ALGO", "NVLS"), ("NCCL_ALGO", "allreduce:nvls"), ("NCCL_ALGO", ""), ("NCCL_ALGO", ";"),
-    ("NCCL_ALGO", "allreduce:ring;broadcast:nvls"), ("NCCL_ALGO", "sendrecv:ring"), ("NCCL_ALGO", "allreduce:"),
-    ("NCCL_ALGO", "file:/srv/evil"), ("NCCL_ALGO", "allreduce:ring,evil"), ("NCCL_ALGO", "allreduce:ring;" * 100),
-    ("NCCL_BUFFSIZE", "-1"), ("NCCL_BUFFSIZE", "0"), ("NCCL_BUFFSIZE", "99999999999999"), ("NCCL_BUFFSIZE", "8388607"),
-    ("NCCL_BUFFSIZE", "08388608"), ("NCCL_BUFFSIZE", "+8388608"), ("NCCL_BUFFSIZE", "8388608.0"),
-    ("NCCL_BUFFSIZE", "8M"), ("NCCL_BUFFSIZE", "0x800000"), ("NCCL_BUFFSIZE", "8_388_608"), ("NCCL_BUFFSIZE", ""),
-    ("NCCL_BUFFSIZE", "٨٣٨٨٦٠٨"), ("NCCL_BUFFSIZE", "9" * 5000), ("NCCL_SOCKET_NTHREADS", "100000"),
-    ("NCCL_SOCKET_NTHREADS", "17"), ("NCCL_NSOCKS_PERTHREAD", "65"), ("NCCL_MIN_CTAS", "0"), ("NCCL_MAX_CTAS", "65"),
-    ("NCCL_NTHREADS", "1"), ("NCCL_P2P_NET_CHUNKSIZE", "131073"), ("NCCL_IB_QPS_PER_CONNECTION", "1000000"),
-    ("NCCLT_SIMULATED", "0"), ("NCCLT_RECOMMENDATION", "$(id)"), ("NCCLT_RECOMMENDATION", "x" * 1000),
+    ("NCCL_PROTO", "^LL"),
+    ("NCCL_PROTO", "LL128"),
+    ("NCCL_PROTO", "ll128"),
+    ("NCCL_PROTO", "allreduce:LL128"),
+    ("NCCL_PROTO", "LL,LL128,Simple"),
+    ("NCCL_PROTO", "^LL128"),
+    ("NCCL_PROTO", ""),
+    ("NCCL_PROTO", "allreduce:"),
+    ("NCCL_PROTO", "allreduce:Simple;"),
+    ("NCCL_PROTO", "allreduce:^Simple"),
+    ("NCCL_PROTO", "allreduce:LL,^LL128"),
+    ("NCCL_ALGO", "Tree"),
+    ("NCCL_ALGO", "tree"),
+    ("NCCL_ALGO", "^Ring"),
+    ("NCCL_ALGO", "allgather:tree"),
+    ("NCCL_ALGO", "NVLS"),
+    ("NCCL_ALGO", "allreduce:nvls"),
+    ("NCCL_ALGO", ""),
+    ("NCCL_ALGO", ";"),
+    ("NCCL_ALGO", "allreduce:ring;broadcast:nvls"),
+    ("NCCL_ALGO", "sendrecv:ring"),
+    ("NCCL_ALGO", "allreduce:"),
+    ("NCCL_ALGO", "file:/srv/evil"),
+    ("NCCL_ALGO", "allreduce:ring,evil"),
+    ("NCCL_ALGO", "allreduce:ring;" * 100),
+    ("NCCL_BUFFSIZE", "-1"),
+    ("NCCL_BUFFSIZE", "0"),
+    ("NCCL_BUFFSIZE", "99999999999999"),
+    ("NCCL_BUFFSIZE", "8388607"),
+    ("NCCL_BUFFSIZE", "08388608"),
+    ("NCCL_BUFFSIZE", "+8388608"),
+    ("NCCL_BUFFSIZE", "8388608.0"),
+    ("NCCL_BUFFSIZE", "8M"),
+    ("NCCL_BUFFSIZE", "0x800000"),
+    ("NCCL_BUFFSIZE", "8_388_608"),
+    ("NCCL_BUFFSIZE", ""),
+    ("NCCL_BUFFSIZE", "٨٣٨٨٦٠٨"),
+    ("NCCL_BUFFSIZE", "9" * 5000),
+    ("NCCL_SOCKET_NTHREADS", "100000"),
+    ("NCCL_SOCKET_NTHREADS", "17"),
+    ("NCCL_NSOCKS_PERTHREAD", "65"),
+    ("NCCL_MIN_CTAS", "0"),
+    ("NCCL_MAX_CTAS", "65"),
+    ("NCCL_NTHREADS", "1"),
+    ("NCCL_P2P_NET_CHUNKSIZE", "131073"),
+    ("NCCL_IB_QPS_PER_CONNECTION", "1000000"),
+    ("NCCLT_SIMULATED", "0"),
+    ("NCCLT_RECOMMENDATION", "$(id)"),
+    ("NCCLT_RECOMMENDATION", "x" * 1000),
     # Names: libraries, files and the choice of the network belong to this machine; the rest is not reviewed.
-    ("NCCL_TUNER_PLUGIN", "/srv/evil.so"), ("NCCL_NET_PLUGIN", "/srv/evil.so"), ("NCCL_PROFILER_PLUGIN", "evil"),
-    ("NCCL_CONF_FILE", "/srv/evil.conf"), ("NCCL_DEBUG_FILE", "/srv/home/.bashrc"), ("NCCL_DEBUG", "TRACE"),
-    ("NCCL_TOPO_FILE", "/srv/evil.xml"), ("NCCL_GRAPH_DUMP_FILE", "/srv/home/.bashrc"), ("NCCL_NET", "evil"),
-    ("NCCL_SOCKET_IFNAME", "lo"), ("NCCL_IB_HCA", "evil"), ("NCCL_COMM_ID", "10.0.0.1:1"),
-    ("NCCL_IGNORE_DISABLED_P2P", "2"), ("NCCL_GDR_FLUSH_DISABLE", "1"), ("NCCL_LL_BUFFSIZE", "1"),
-    ("NCCL_CHUNK_SIZE", "1"), ("NCCL_NVLS_ENABLE", "1"), ("NCCL_EVIL", "1"), ("NCCL_", "1"), ("nccl_algo", "ring"),
-    ("NCCLT_SERVER", "http://evil"), ("NCCLT_STORAGE", "sqlite:////srv/evil"), ("NCCLT_POLICY", "/srv/evil.csv"),
-    ("NCCLT_PLUGIN_REPORT", "/srv/home"), ("NCCLT_POLICY_SHM", "evil"), ("NCCLT_API_KEY", "evil"),
-    ("NCCLT_PYXIS", "--container-image=evil"), ("LD_PRELOAD", "/srv/evil.so"), ("PATH", "/srv/evil"),
-    ("BASH_ENV", "/srv/evil.sh"), ("PROMPT_COMMAND", "id"), ("", "1"), ("A B", "1"), ("NCCL_ALGO;id;A", "1"),
+    ("NCCL_TUNER_PLUGIN", "/srv/evil.so"),
+    ("NCCL_NET_PLUGIN", "/srv/evil.so"),
+    ("NCCL_PROFILER_PLUGIN", "evil"),
+    ("NCCL_CONF_FILE", "/srv/evil.conf"),
+    ("NCCL_DEBUG_FILE", "/srv/home/.bashrc"),
+    ("NCCL_DEBUG", "TRACE"),
+    ("NCCL_TOPO_FILE", "/srv/evil.xml"),
+    ("NCCL_GRAPH_DUMP_FILE", "/srv/home/.bashrc"),
+    ("NCCL_NET", "evil"),
+    ("NCCL_SOCKET_IFNAME", "lo"),
+    ("NCCL_IB_HCA", "evil"),
+    ("NCCL_COMM_ID", "10.0.0.1:1"),
+    ("NCCL_IGNORE_DISABLED_P2P", "2"),
+    ("NCCL_GDR_FLUSH_DISABLE", "1"),
+    ("NCCL_LL_BUFFSIZE", "1"),
+    ("NCCL_CHUNK_SIZE", "1"),
+    ("NCCL_NVLS_ENABLE", "1"),
+    ("NCCL_EVIL", "1"),
+    ("NCCL_", "1"),
+    ("nccl_algo", "ring"),
+    ("NCCLT_SERVER", "http://evil"),
+    ("NCCLT_STORAGE", "sqlite:////srv/evil"),
+    ("NCCLT_POLICY", "/srv/evil.csv"),
+    ("NCCLT_PLUGIN_REPORT", "/srv/home"),
+    ("NCCLT_POLICY_SHM", "evil"),
+    ("NCCLT_API_KEY", "evil"),
+    ("NCCLT_PYXIS", "--container-image=evil"),
+    ("LD_PRELOAD", "/srv/evil.so"),
+    ("PATH", "/srv/evil"),
+    ("BASH_ENV", "/srv/evil.sh"),
+    ("PROMPT_COMMAND", "id"),
+    ("", "1"),
+    ("A B", "1"),
+    ("NCCL_ALGO;id;A", "1"),
     # Values that a shell, a YAML reader or a reader of lines could take for more.
-    ("NCCL_BUFFSIZE", "$(id)"), ("NCCL_BUFFSIZE", "`id`"), ("NCCL_BUFFSIZE", "8388608;id"),
+    ("NCCL_BUFFSIZE", "$(id)"),
+    ("NCCL_BUFFSIZE", "`id`"),
+    ("NCCL_BUFFSIZE", "8388608;id"),
     ("NCCL_BUFFSIZE", "'; id; '"),
-    ("NCCL_BUFFSIZE", "8388608\nLD_PRELOAD=/srv/evil.so"), ("NCCL_BUFFSIZE", "8388608 --privileged"),
-    ("NCCL_BUFFSIZE", '8388608"\n  evil: "1'), ("NCCL_BUFFSIZE", "8388608\r"), ("NCCL_BUFFSIZE", "8388608\x00"),
-    ("NCCL_BUFFSIZE", "8388608\u2028id"), ("NCCL_ALGO", "allreduce:ring'$(id)'"), ("NCCL_BUFFSIZE", "!8388608"),
-)  # fmt: skip
+    ("NCCL_BUFFSIZE", "8388608\nLD_PRELOAD=/srv/evil.so"),
+    ("NCCL_BUFFSIZE", "8388608 --privileged"),
+    ("NCCL_BUFFSIZE", '8388608"\n  evil: "1'),
+    ("NCCL_BUFFSIZE", "8388608\r"),
+    ("NCCL_BUFFSIZE", "8388608\x00"),
+    ("NCCL_BUFFSIZE", "8388608\u2028id"),
+    ("NCCL_ALGO", "allreduce:ring'$(id)'"),
+    ("NCCL_BUFFSIZE", "!8388608"),
+)
 """Pairs of which no job may ever get one; on NCCL 2.28.9."""

@@ -120,8 +120,15 @@ def _drip(head: bytes, piece: bytes, every_s: float) -> _Attack:
 
 
 _OK = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
-_ROW = {"collective": "all_reduce", "min_bytes": 0, "max_bytes": None, "group_size": 0, "algorithm": "ring",
-        "protocol": "simple", "channels": 8}  # fmt: skip
+_ROW = {
+    "collective": "all_reduce",
+    "min_bytes": 0,
+    "max_bytes": None,
+    "group_size": 0,
+    "algorithm": "ring",
+    "protocol": "simple",
+    "channels": 8,
+}
 
 OUTAGES: dict[str, _Attack] = {
     "redirect to ftp": _redirect("ftp://127.0.0.1/x"),
@@ -264,9 +271,11 @@ class _Handler(BaseHTTPRequestHandler):
             return
         query = {name: values[-1] for name, values in parse_qs(urlsplit(self.path).query).items()}
         asked = Asked(
-            path=self.path, format=query.get("format", "export"), shell=query.get("shell", "bash"),
+            path=self.path,
+            format=query.get("format", "export"),
+            shell=query.get("shell", "bash"),
             unset=query.get("unset") == "true",
-        )  # fmt: skip
+        )
         with suppress(OSError):  # the client went away
             self.server.attack(self, asked)
 

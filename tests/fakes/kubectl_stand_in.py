@@ -49,8 +49,11 @@ def apply(path):
     process = subprocess.Popen(
         ["sh", "-c", WRAPPER, "sh", str(home / "log"), str(home / "code"), *argv],
         env={"PATH": os.environ["PATH"], **environment},
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     (home / "pid").write_text(str(process.pid))
 
 
@@ -93,8 +96,14 @@ def pod(home, name, container, index):
     code = home / "code"
     if mode() == "unschedulable":
         phase, state = "Pending", {}
-        conditions = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
-                       "message": "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."}]  # fmt: skip
+        conditions = [
+            {
+                "type": "PodScheduled",
+                "status": "False",
+                "reason": "Unschedulable",
+                "message": "0/3 nodes are available: 3 Insufficient nvidia.com/gpu.",
+            }
+        ]
     elif mode() == "image":
         phase = "Pending"
         state = {"waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "registry/none:1"'}}
@@ -102,8 +111,13 @@ def pod(home, name, container, index):
         phase, state, more = "Failed", {}, {"reason": "Evicted", "message": "The node was low on resource: memory."}
     elif leads and code.exists() and code.read_text().strip():
         ended = int(code.read_text())
-        finished = {"terminated": {"exitCode": ended, "reason": "Error" if ended else "Completed",
-                                   "finishedAt": "2026-11-21T10:00:00Z"}}  # fmt: skip
+        finished = {
+            "terminated": {
+                "exitCode": ended,
+                "reason": "Error" if ended else "Completed",
+                "finishedAt": "2026-11-21T10:00:00Z",
+            }
+        }
         if mode() == "crashloop":
             state, more = {"waiting": {"reason": "CrashLoopBackOff"}}, {"restarted": finished}
         else:
@@ -128,8 +142,16 @@ def get(kind, words):
         fail(f'Error from server (NotFound): {kind}s.kubeflow.org "{words[0]}" not found')
     body = json.loads(path.read_text())
     if mode() == "rejected":
-        body["status"] = {"conditions": [{"type": "Failed", "status": "True", "reason": "TrainingRuntimeNotSupported",
-                                          "message": "runtime not found"}]}  # fmt: skip
+        body["status"] = {
+            "conditions": [
+                {
+                    "type": "Failed",
+                    "status": "True",
+                    "reason": "TrainingRuntimeNotSupported",
+                    "message": "runtime not found",
+                }
+            ]
+        }
     print(json.dumps(body))
 
 

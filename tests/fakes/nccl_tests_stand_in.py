@@ -32,21 +32,39 @@ import time
 from pathlib import Path
 
 ELEMENT_BYTES = {
-    "int8": 1, "uint8": 1, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8,
-    "half": 2, "float": 4, "double": 8, "bfloat16": 2, "f8e4m3": 1, "f8e5m2": 1,
-}  # fmt: skip
+    "int8": 1,
+    "uint8": 1,
+    "int32": 4,
+    "uint32": 4,
+    "int64": 8,
+    "uint64": 8,
+    "half": 2,
+    "float": 4,
+    "double": 8,
+    "bfloat16": 2,
+    "f8e4m3": 1,
+    "f8e5m2": 1,
+}
 PER_RANK = ("all_gather_perf", "reduce_scatter_perf", "alltoall_perf")
 UNCHECKED_IN_PLACE = ("alltoall_perf", "sendrecv_perf")
 REDUCING = ("all_reduce_perf", "reduce_scatter_perf", "reduce_perf", "sendrecv_perf")
 PROGRAMS = (*PER_RANK, "all_reduce_perf", "broadcast_perf", "reduce_perf", "sendrecv_perf")
 
 OPTIONS = {
-    "-t": ("nthreads", (2, 10, 0)), "-g": ("ngpus", (2, 10, 0)), "-b": ("minbytes", (2, 10, 0)),
-    "-e": ("maxbytes", (2, 10, 0)), "-i": ("stepbytes", (2, 10, 0)), "-f": ("stepfactor", (2, 10, 0)),
-    "-n": ("iters", (2, 10, 0)), "-w": ("warmup_iters", (2, 10, 0)), "-c": ("check", (2, 10, 0)),
-    "-d": ("datatype", (2, 10, 0)), "-N": ("run_cycles", (2, 13, 10)), "-J": ("output_file", (2, 17, 3)),
+    "-t": ("nthreads", (2, 10, 0)),
+    "-g": ("ngpus", (2, 10, 0)),
+    "-b": ("minbytes", (2, 10, 0)),
+    "-e": ("maxbytes", (2, 10, 0)),
+    "-i": ("stepbytes", (2, 10, 0)),
+    "-f": ("stepfactor", (2, 10, 0)),
+    "-n": ("iters", (2, 10, 0)),
+    "-w": ("warmup_iters", (2, 10, 0)),
+    "-c": ("check", (2, 10, 0)),
+    "-d": ("datatype", (2, 10, 0)),
+    "-N": ("run_cycles", (2, 13, 10)),
+    "-J": ("output_file", (2, 17, 3)),
     "-I": ("per_iter_timing", (2, 19, 2)),
-}  # fmt: skip
+}
 SPLIT_SINCE, STARTING_SINCE, VERSION_SINCE = (2, 14, 0), (2, 16, 7), (2, 17, 4)
 
 RANK_VARIABLES = (
@@ -205,10 +223,14 @@ def times_us(job, wanted, chosen):
         named = os.environ.get("NCCL_ALGO", "").lower().rpartition(":")[2]
         return {size: (20 + size / 10_000) * (2 if chosen.get(size, named) == "tree" else 1) for size in wanted}
     request = {
-        "cluster": job.told["cluster"], "program": job.program, "dtype": job.dtype, "ranks": job.ranks,
+        "cluster": job.told["cluster"],
+        "program": job.program,
+        "dtype": job.dtype,
+        "ranks": job.ranks,
         "spans": job.ranks > 1 and len(set(job.groups())) > 1 and "MOD" in os.environ.get("NCCL_TESTS_SPLIT", ""),
-        "forced": forced(), "sizes": sorted(set(wanted)),
-    }  # fmt: skip
+        "forced": forced(),
+        "sizes": sorted(set(wanted)),
+    }
     text = json.dumps(request)
     cached = job.folder / "times" / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
     if not cached.exists():
@@ -233,10 +255,14 @@ def row(job, size, element, time_us, draw):
     out, out_calls = half(wrong)
     inside, inside_calls = half(None if job.program in UNCHECKED_IN_PLACE else 0.0)
     found = {
-        "size": size, "count": size // element // (job.ranks if job.program in PER_RANK else 1), "type": job.dtype,
-        "redop": "sum" if job.program in REDUCING else "none", "root": "    -1",
-        "out_of_place": out, "in_place": inside,
-    }  # fmt: skip
+        "size": size,
+        "count": size // element // (job.ranks if job.program in PER_RANK else 1),
+        "type": job.dtype,
+        "redop": "sum" if job.program in REDUCING else "none",
+        "root": "    -1",
+        "out_of_place": out,
+        "in_place": inside,
+    }
     if job.options.get("-I") == "1":
         found |= {"out_of_place_per_iter": out_calls, "in_place_per_iter": inside_calls}
     return found
@@ -339,14 +365,20 @@ def main(place, arguments):
 def write_json(job, rows, wrong):
     version = 3 if job.release >= (2, 19, 6) else 2 if job.release >= (2, 19, 2) else 1
     document = {
-        "version": version, "args": [f"/build/{job.program}"], "env": [f"{k}={v}" for k, v in os.environ.items()],
+        "version": version,
+        "args": [f"/build/{job.program}"],
+        "env": [f"{k}={v}" for k, v in os.environ.items()],
         "config": {
-            "nthreads": int(job.options["-t"]), "ngpus": int(job.options["-g"]),
+            "nthreads": int(job.options["-t"]),
+            "ngpus": int(job.options["-g"]),
             "devices": [{"rank": n, "group": group} for n, group in enumerate(job.groups())],
         },
-        "results": rows, "out_of_bounds": {"count": wrong, "okay": "false" if wrong else "true"},
-        "average_bus_bandwidth": {"bandwidth": 1.5, "okay": "unchecked"}, "errors": [], "end_time": "x",
-    }  # fmt: skip
+        "results": rows,
+        "out_of_bounds": {"count": wrong, "okay": "false" if wrong else "true"},
+        "average_bus_bandwidth": {"bandwidth": 1.5, "okay": "unchecked"},
+        "errors": [],
+        "end_time": "x",
+    }
     text = json.dumps(document).replace("NaN", '"nan"')
     with Path(job.options["-J"]).open("x") as file:
         file.write(text[: len(text) // 2] if job.fault == "cut_json" else text)

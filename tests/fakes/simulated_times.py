@@ -33,9 +33,12 @@ def times(request):
     found = {}
     for size in request["sizes"]:
         message = Message(
-            collective=collective, dtype=parse_dtype(request["dtype"]), size_bytes=size,
-            group_size=request["ranks"], spans_nodes=request["spans"],
-        )  # fmt: skip
+            collective=collective,
+            dtype=parse_dtype(request["dtype"]),
+            size_bytes=size,
+            group_size=request["ranks"],
+            spans_nodes=request["spans"],
+        )
         found[size] = runner.expected_us(setting, message)
     return found
 

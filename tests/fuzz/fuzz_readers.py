@@ -52,9 +52,13 @@ def fuzz(name: str, corpus: str, findings: str, seconds: int) -> None:
             reader.read([path], name="fuzz")
 
     options = [
-        f"-max_total_time={seconds}", "-timeout=20", "-rss_limit_mb=2048", f"-max_len={MAX_SEED_BYTES}",
-        f"-artifact_prefix={findings}/{name}-", "-print_final_stats=1",
-    ]  # fmt: skip
+        f"-max_total_time={seconds}",
+        "-timeout=20",
+        "-rss_limit_mb=2048",
+        f"-max_len={MAX_SEED_BYTES}",
+        f"-artifact_prefix={findings}/{name}-",
+        "-print_final_stats=1",
+    ]
     atheris.Setup([sys.argv[0], *options, corpus], one_input)
     atheris.Fuzz()
 
@@ -95,8 +99,11 @@ def main() -> int:
             command = [sys.executable, __file__, "--one", name, corpus, str(findings), str(share)]
             done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=share + 300)
         runs = next((line.split()[-1] for line in done.stderr.splitlines() if "number_of_executed_units" in line), "?")
-        print(f"{name:18} {seeds} seeds, {runs} runs, {time.monotonic() - started:.0f} s: "
-              f"{'clean' if done.returncode == 0 else 'FINDING'}", flush=True)  # fmt: skip
+        print(
+            f"{name:18} {seeds} seeds, {runs} runs, {time.monotonic() - started:.0f} s: "
+            f"{'clean' if done.returncode == 0 else 'FINDING'}",
+            flush=True,
+        )
         if done.returncode:
             broken.append(name)
             print(done.stderr[-3000:])

@@ -90,9 +90,12 @@ def environ(tmp_path):
     write_hook(hook_path(tmp_path))
     plugin = build(tmp_path / "lib" / "libnccl-tuner-ncclt.so")
     return {
-        **kept, **agreement_environment(hook_path(tmp_path), {}), "NCCL_TUNER_PLUGIN": str(plugin),
-        "NCCLT_TABLE": table, "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
+        **kept,
+        **agreement_environment(hook_path(tmp_path), {}),
+        "NCCL_TUNER_PLUGIN": str(plugin),
+        "NCCLT_TABLE": table,
+        "OMP_NUM_THREADS": "1",
+    }
 
 
 def test_ranks_without_the_variable_of_the_agreement_keep_the_default(environ, tmp_path):
@@ -102,9 +105,13 @@ def test_ranks_without_the_variable_of_the_agreement_keep_the_default(environ, t
     del environ["NCCLT_AGREEMENT"]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [*command, tmp_path / "rank.py", tmp_path / "out"], env=environ, capture_output=True, text=True, timeout=240,
+        [*command, tmp_path / "rank.py", tmp_path / "out"],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=240,
         check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     answers = [path.read_text() for path in (tmp_path / "out").iterdir()]
     assert answers == ["default"] * 2
@@ -122,10 +129,13 @@ def run_torchrun(environ, folder, rows, *, rank=RANK, **changes):
     given |= {"NCCLT_PLUGIN": environ["NCCL_TUNER_PLUGIN"], "XDG_CACHE_HOME": str(folder)}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [*RUN, "--policy", folder / "table.csv", "--", *torchrun, folder / "rank.py",
-         folder / "out"],
-        env=given | changes, capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
+        [*RUN, "--policy", folder / "table.csv", "--", *torchrun, folder / "rank.py", folder / "out"],
+        env=given | changes,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     answers = [path.read_text() for path in (folder / "out").iterdir()]
     lines = [line for line in done.stderr.splitlines() if "ncclt: " in line and "--allow-difference" not in line]
@@ -178,7 +188,15 @@ def test_programs_without_pytorch_load_nothing_more(environ):
         for given in ({**environ, "PYTHONPATH": ""}, environ)
     )
     assert set(reached.stdout.split()) - set(bare.stdout.split()) <= {
-        "__future__", "_ncclt_agreement", "_ncclt_agreement.start", "_ncclt_agreement.when_imported", "importlib",
-        "importlib._bootstrap", "importlib._bootstrap_external", "importlib.machinery", "sitecustomize", "types",
+        "__future__",
+        "_ncclt_agreement",
+        "_ncclt_agreement.start",
+        "_ncclt_agreement.when_imported",
+        "importlib",
+        "importlib._bootstrap",
+        "importlib._bootstrap_external",
+        "importlib.machinery",
+        "sitecustomize",
+        "types",
         "warnings",
-    }  # fmt: skip
+    }

@@ -30,9 +30,10 @@ def environ(tmp_path_factory):
     program.write_text(f"#!{sys.executable}\nfrom ncclt.cli import main\nmain()\n")
     program.chmod(0o755)
     return {
-        "HOME": str(home), "PATH": f"{program.parent}:{os.environ['PATH']}",
+        "HOME": str(home),
+        "PATH": f"{program.parent}:{os.environ['PATH']}",
         "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1",
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture(scope="module", params=ASK)

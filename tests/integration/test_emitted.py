@@ -58,11 +58,20 @@ def check_emitted(workload, version, name):
         policy = uniform_policy(setting, workload.collectives, version=parsed)
         policy_verdict = PolicyVerdict(policy=policy, verdict=PROVEN)
         recommendation = Recommendation(
-            id="r", revision=1, study="s", cluster=name, model=workload.name, workload_digest="d",
-            collectives=workload.collectives, fingerprint=cluster.fingerprint(),
-            table=policy_verdict, variables=policy_verdict,
-            simulated=False, launcher="local", created="2026-01-01",
-        )  # fmt: skip
+            id="r",
+            revision=1,
+            study="s",
+            cluster=name,
+            model=workload.name,
+            workload_digest="d",
+            collectives=workload.collectives,
+            fingerprint=cluster.fingerprint(),
+            table=policy_verdict,
+            variables=policy_verdict,
+            simulated=False,
+            launcher="local",
+            created="2026-01-01",
+        )
         try:
             variables = variables_of(render(recommendation, format="export"))
         except SettingError:

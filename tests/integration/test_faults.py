@@ -36,8 +36,12 @@ GRACE_S = 0.5
 """Between SIGTERM and SIGKILL; nothing here has anything to save."""
 
 CRASHED, INVALID, OK, TIMEOUT, WRONG = (
-    Outcome.CRASHED, Outcome.INVALID, Outcome.OK, Outcome.TIMEOUT, Outcome.WRONG_RESULT,
-)  # fmt: skip
+    Outcome.CRASHED,
+    Outcome.INVALID,
+    Outcome.OK,
+    Outcome.TIMEOUT,
+    Outcome.WRONG_RESULT,
+)
 
 # fault -> outcome, what its words begin with, seconds it may take; only a hang takes all of them.
 FAULTS = {
@@ -62,8 +66,16 @@ FAULTS = {
 }
 
 ENDS = (
-    "hang", "stubborn_child", "segfault", "killed", "partial", "wrong_exit_1", "noise", "info", "orphan",
-)  # fmt: skip
+    "hang",
+    "stubborn_child",
+    "segfault",
+    "killed",
+    "partial",
+    "wrong_exit_1",
+    "noise",
+    "info",
+    "orphan",
+)
 """Faults that depend on the launcher: exit codes, timeouts, leftover processes. The others differ in output only."""
 
 LOST = {"slurm": "node_lost", "mpirun": "node_lost_mpirun", "local": "node_lost_ssh"}
@@ -146,14 +158,19 @@ def measure(place, programs, features, tmp_path):
             benchmark=NcclTests(folder=programs, features=features, processes=processes),
             launcher=launcher,
             cluster=Cluster(
-                name="here", gpus_per_node=4, gpu="Stand-in", compute_capability=80, link_class="pcie",
-                link_gbps=20.0, nccl_version="2.28.9",
+                name="here",
+                gpus_per_node=4,
+                gpu="Stand-in",
+                compute_capability=80,
+                link_class="pcie",
+                link_gbps=20.0,
+                nccl_version="2.28.9",
             ),
             variables=lambda _setting: {"STAND_IN": fault, name: value},
             timeouts=Timeouts(TimeoutRule(start_s=timeout_s)),
             scratch=tmp_path,
             scratch_is_shared=False,
-        )  # fmt: skip
+        )
         messages = [
             Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=size, group_size=max(processes, 2))
             for size in (1 << 18, 1 << 20, 1 << 22)

@@ -42,9 +42,22 @@ class Machine:
     @staticmethod
     def _compiled(target, source, *extra):
         command = [
-            compiler(), "-std=gnu11", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror", f"-I{source_folder()}",
-            *extra, "-o", target, FAKES / source, "-lpthread", "-ldl",
-        ]  # fmt: skip
+            compiler(),
+            "-std=gnu11",
+            "-O2",
+            "-fPIC",
+            "-shared",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            f"-I{source_folder()}",
+            *extra,
+            "-o",
+            target,
+            FAKES / source,
+            "-lpthread",
+            "-ldl",
+        ]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return target
@@ -57,17 +70,24 @@ class Machine:
         environ = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "FAKE_NCCL_FAULT": fault}
         return subprocess.run(
             [sys.executable, SCRIPTS / script, *self.options(output, nccl=nccl), *more],
-            capture_output=True, text=True, timeout=PATIENCE_S, env=environ,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            env=environ,
+        )
 
     def place(self, output, *, recipe="FAKE_HOSTS", nccl=None, **more):
         import live
         import recipes
 
         return live.Place(
-            recipe=getattr(recipes, recipe), nccl=nccl or self.nccl, plugin=self.plugin, cuda=self.cuda, output=output,
+            recipe=getattr(recipes, recipe),
+            nccl=nccl or self.nccl,
+            plugin=self.plugin,
+            cuda=self.cuda,
+            output=output,
             **{"ranks": 2, "room_bytes": 4 * MIB, **more},
-        )  # fmt: skip
+        )
 
 
 @pytest.fixture(scope="module")
@@ -247,8 +267,9 @@ def test_a_landscape_is_recorded_resumed_and_replayed(machine, tmp_path):
     # Killed when it has kept some rows, wherever that hits it.
     cut = subprocess.Popen(
         [sys.executable, SCRIPTS / "landscape.py", *machine.options(tmp_path), *options],
-        stdout=subprocess.PIPE, env={**os.environ, "TMPDIR": str(scratch)},
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(scratch)},
+    )
     try:
         for _ in range(4):
             assert cut.stdout.readline()
@@ -331,10 +352,26 @@ def test_all_of_it_in_one_go_keeps_what_came_out_and_the_default_where_it_is_bes
     options = [str(part) for part in machine.options("unused", nccl=machine.newer)[2:]]
     environ = {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(
-        ["sh", SCRIPTS / "all.sh", tmp_path, "--minutes", "12", "--part", "2", "--pack", "--", *options,
-         "--largest", str(8 * KIB), *QUICK],
-        capture_output=True, text=True, timeout=2 * PATIENCE_S, env=environ,
-    )  # fmt: skip
+        [
+            "sh",
+            SCRIPTS / "all.sh",
+            tmp_path,
+            "--minutes",
+            "12",
+            "--part",
+            "2",
+            "--pack",
+            "--",
+            *options,
+            "--largest",
+            str(8 * KIB),
+            *QUICK,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE_S,
+        env=environ,
+    )
 
     summary = (tmp_path / "summary.txt").read_text()
     assert done.returncode == 0, summary + done.stdout + done.stderr

@@ -20,8 +20,11 @@ GRADIENTS = {9_443_328, 18_886_656, 28_329_984}
 )
 def test_four_sources_of_one_job_see_the_same_buckets(name, per_step):
     found = read_workload([SEEN / name], name="h100")
-    calls = {c.message.size_bytes: c.calls_per_step for c in found.messages
-             if c.message.collective is Collective.ALL_REDUCE and c.message.size_bytes in GRADIENTS}  # fmt: skip
+    calls = {
+        c.message.size_bytes: c.calls_per_step
+        for c in found.messages
+        if c.message.collective is Collective.ALL_REDUCE and c.message.size_bytes in GRADIENTS
+    }
     assert calls == dict.fromkeys(GRADIENTS, per_step)
     assert {c.message.dtype for c in found.messages if c.message.size_bytes in GRADIENTS} == {"float32"}
 

@@ -30,14 +30,19 @@ def measure(folder, release, messages, *, processes=1, **variables):
         ),
         launcher=launcher,
         cluster=Cluster(
-            name="here", gpus_per_node=WORLD, gpu="Stand-in", compute_capability=80, link_class="pcie", link_gbps=20.0,
+            name="here",
+            gpus_per_node=WORLD,
+            gpu="Stand-in",
+            compute_capability=80,
+            link_class="pcie",
+            link_gbps=20.0,
             nccl_version="2.28.9",
         ),
         variables=lambda _setting: {
             **({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": str(processes)} if processes > 1 else {}),
             **variables,
         },
-    )  # fmt: skip
+    )
     return runner.measure(DEFAULT, messages, repeat=0)
 
 

@@ -31,9 +31,14 @@ LEFTOVERS = runpy.run_path(str(FAKES / "leftovers.py"))
 PATIENCE_S = 240.0
 
 CLUSTER = Cluster(
-    name="here", gpus_per_node=2, gpu="none", compute_capability=80, link_class="shm", link_gbps=10.0,
+    name="here",
+    gpus_per_node=2,
+    gpu="none",
+    compute_capability=80,
+    link_class="shm",
+    link_gbps=10.0,
     nccl_version="2.30.7",
-)  # fmt: skip
+)
 MESSAGES = tuple(
     Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=size, group_size=2) for size in (4096, 65536)
 )

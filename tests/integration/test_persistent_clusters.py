@@ -21,9 +21,18 @@ pytest.importorskip("torch.distributed")
 LEFTOVERS = runpy.run_path(str(Path(__file__).parents[1] / "fakes" / "leftovers.py"))
 PATIENCE_S = 120.0
 CLUSTER = Cluster(
-    name="two", nodes=2, gpus_per_node=1, gpu="none", compute_capability=80, link_class="shm", link_gbps=10.0,
-    nccl_version="2.30.7", fabric="ethernet", nics_per_node=1, nic_gbps=10.0,
-)  # fmt: skip
+    name="two",
+    nodes=2,
+    gpus_per_node=1,
+    gpu="none",
+    compute_capability=80,
+    link_class="shm",
+    link_gbps=10.0,
+    nccl_version="2.30.7",
+    fabric="ethernet",
+    nics_per_node=1,
+    nic_gbps=10.0,
+)
 MESSAGE = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=4096, group_size=2, spans_nodes=True)
 CTAS, WRONG_NAME = Setting(channels=2), Setting(channels=3)
 SAID = {CTAS: {"NCCL_MIN_CTAS": "2"}}

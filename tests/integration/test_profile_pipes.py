@@ -35,8 +35,13 @@ def files(tmp_path):
     """A table and a trace, plain and gzipped."""
     (tmp_path / "calls.csv").write_text(TABLE)
     (tmp_path / "calls.csv.gz").write_bytes(gzip.compress(TABLE.encode()))
-    args = {"Collective name": "allreduce", "In msg nelems": 1048576, "Out msg nelems": 1048576, "dtype": "Float",
-            "Group size": 2}  # fmt: skip
+    args = {
+        "Collective name": "allreduce",
+        "In msg nelems": 1048576,
+        "Out msg nelems": 1048576,
+        "dtype": "Float",
+        "Group size": 2,
+    }
     event = {"ph": "X", "cat": "cpu_op", "name": "record_param_comms", "pid": 1, "tid": 1, "ts": 1, "dur": 1}
     trace = {"schemaVersion": 1, "deviceProperties": [], "traceEvents": [{**event, "args": args}]}
     # Longer than the buffer of a pipe, so that a pipe that is opened twice cannot pass.

@@ -78,7 +78,7 @@ def _options(tmp_path, *options):
     return [
         *("profile", "record", "--name", "mine", "--storage", storage, "--dir", str(tmp_path)),
         *("--warmup", "4", "--steps", "3", *options, "--"),
-    ]  # fmt: skip
+    ]
 
 
 @pytest.fixture
@@ -141,8 +141,10 @@ def test_interrupted_job_passes_its_end_through(tmp_path, start):
     """The signal is sent to ncclt alone and must reach the training."""
     recorder = start(
         [sys.executable, "-m", "ncclt", *_options(tmp_path), *_command("torchrun", "transformer", "1000000")],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     deadline = time.monotonic() + 240
     while not list(tmp_path.glob(".ncclt-record-*/traces/rank[01].json")) and time.monotonic() < deadline:
         time.sleep(0.2)

@@ -63,8 +63,11 @@ def record(tmp_path, library, options, *words, **more):
     return subprocess.run(
         [*NCCLT, "profile", "record", "--name", "mine", "--with", "plugin", *where, *options, "--", *command],
         env=clean | places | {"NCCLT_PLUGIN": str(library)} | more,
-        capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
 
 
 def stored(tmp_path, name="mine"):
@@ -99,8 +102,11 @@ def test_calls_of_two_ranks_become_a_workload_and_the_reports_can_be_imported(tm
     files = sorted(map(str, (tmp_path / "raw" / "plugin").iterdir()))
     again = subprocess.run(
         [*NCCLT, "profile", "import", *files, "--name", "again", "--storage", f"sqlite:///{tmp_path}/store.db"],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert again.returncode == 0, again.stderr
     assert table(stored(tmp_path, "again")) == {key: calls * STEPS for key, calls in table(workload).items()}
 
@@ -143,11 +149,28 @@ def test_a_job_whose_nccl_never_loads_it_says_so(tmp_path, library):
     assert done.returncode == 5  # the control: this one did load it
     silent = subprocess.run(
         [
-            *NCCLT, "profile", "record", "--name", "other", "--with", "plugin", "--dir", str(tmp_path),
-            "--storage", f"sqlite:///{tmp_path}/store.db", "--", sys.executable, "-c", "raise SystemExit(3)",
+            *NCCLT,
+            "profile",
+            "record",
+            "--name",
+            "other",
+            "--with",
+            "plugin",
+            "--dir",
+            str(tmp_path),
+            "--storage",
+            f"sqlite:///{tmp_path}/store.db",
+            "--",
+            sys.executable,
+            "-c",
+            "raise SystemExit(3)",
         ],
-        env=os.environ | {"NCCLT_PLUGIN": str(library)}, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        env=os.environ | {"NCCLT_PLUGIN": str(library)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
     assert silent.returncode == 3
     assert "no process wrote a report of the plugin" in silent.stderr
@@ -160,12 +183,31 @@ def test_a_command_that_removes_the_folder_keeps_its_exit_code(tmp_path, library
     tidy = 'rm -rf "$NCCLT_PLUGIN_REPORT"; exit 7'
     done = subprocess.run(
         [
-            *NCCLT, "profile", "record", "--name", "mine", "--with", "plugin", "--steps", "3", "--dir", str(tmp_path),
-            "--storage", f"sqlite:///{tmp_path}/store.db", *(["--keep", str(tmp_path / "raw")] if keeps else []),
-            "--", "sh", "-c", tidy,
+            *NCCLT,
+            "profile",
+            "record",
+            "--name",
+            "mine",
+            "--with",
+            "plugin",
+            "--steps",
+            "3",
+            "--dir",
+            str(tmp_path),
+            "--storage",
+            f"sqlite:///{tmp_path}/store.db",
+            *(["--keep", str(tmp_path / "raw")] if keeps else []),
+            "--",
+            "sh",
+            "-c",
+            tidy,
         ],
-        env=os.environ | {"NCCLT_PLUGIN": str(library)}, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        env=os.environ | {"NCCLT_PLUGIN": str(library)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
     assert done.returncode == 7, done.stderr
     assert "what the ranks wrote cannot be read" in done.stderr
@@ -177,11 +219,32 @@ def test_raw_files_that_cannot_be_moved_stay_and_the_exit_code_passes(tmp_path, 
     tidy = f'touch "{tmp_path}/raw"; exit 7'
     done = subprocess.run(
         [
-            *NCCLT, "profile", "record", "--name", "mine", "--with", "plugin", "--steps", "3", "--dir", str(tmp_path),
-            "--storage", f"sqlite:///{tmp_path}/store.db", "--keep", str(tmp_path / "raw"), "--", "sh", "-c", tidy,
+            *NCCLT,
+            "profile",
+            "record",
+            "--name",
+            "mine",
+            "--with",
+            "plugin",
+            "--steps",
+            "3",
+            "--dir",
+            str(tmp_path),
+            "--storage",
+            f"sqlite:///{tmp_path}/store.db",
+            "--keep",
+            str(tmp_path / "raw"),
+            "--",
+            "sh",
+            "-c",
+            tidy,
         ],
-        env=os.environ | {"NCCLT_PLUGIN": str(library)}, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        env=os.environ | {"NCCLT_PLUGIN": str(library)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
     assert done.returncode == 7, done.stderr
     assert "cannot be moved" in done.stderr

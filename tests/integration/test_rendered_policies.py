@@ -61,9 +61,10 @@ def recommendations(draw):
     rules = []
     for collective in sorted(c for c in workload.collectives if c.is_tunable and draw(st.booleans())):
         pairs = [
-            pair for pair in itertools.product([None, *Algorithm], [None, *Protocol])
+            pair
+            for pair in itertools.product([None, *Algorithm], [None, *Protocol])
             if is_legal(collective, *pair, version=version)
-        ]  # fmt: skip
+        ]
         groups = [0] if uniform else draw(st.sets(st.sampled_from([0, 2, place.world_size]), min_size=1))
         for group in groups:
             bounds = [] if uniform else sorted(draw(st.sets(st.integers(1, 2**34), max_size=4)))
@@ -73,20 +74,33 @@ def recommendations(draw):
                     algorithm, protocol = draw(st.sampled_from(pairs))
                     rules.append(
                         Rule(
-                            collective=collective, min_bytes=low, max_bytes=None if high is None else high - 1,
-                            group_size=group, algorithm=algorithm, protocol=protocol,
+                            collective=collective,
+                            min_bytes=low,
+                            max_bytes=None if high is None else high - 1,
+                            group_size=group,
+                            algorithm=algorithm,
+                            protocol=protocol,
                             channels=shared if uniform else draw(channels),
                         )
-                    )  # fmt: skip
+                    )
     policy_verdict = PolicyVerdict(
         policy=Policy(rules=tuple(rules), parameters=draw(st.sampled_from(PARAMETERS))), verdict=PROVEN
     )
     return Recommendation(
-        id="r", revision=1, study="s", cluster=cluster.name, model=workload.name, workload_digest="d",
-        collectives=workload.collectives, fingerprint=place.fingerprint(),
-        table=policy_verdict, variables=policy_verdict,
-        simulated=False, launcher="local", created="2026-01-01",
-    )  # fmt: skip
+        id="r",
+        revision=1,
+        study="s",
+        cluster=cluster.name,
+        model=workload.name,
+        workload_digest="d",
+        collectives=workload.collectives,
+        fingerprint=place.fingerprint(),
+        table=policy_verdict,
+        variables=policy_verdict,
+        simulated=False,
+        launcher="local",
+        created="2026-01-01",
+    )
 
 
 def variables_of(made):
@@ -147,10 +161,15 @@ def sizes_of(policy):
 def wanted_row(policy, collective, size, group, default):
     """Return what a table should choose: the rule that fits, exact group first; one without a pair has no row."""
     fitting = [
-        rule for rule in policy.rules
-        if rule.collective is collective and rule.group_size in (default, group) and rule.min_bytes <= size
-        and (rule.max_bytes is None or size <= rule.max_bytes) and rule.algorithm and rule.protocol
-    ]  # fmt: skip
+        rule
+        for rule in policy.rules
+        if rule.collective is collective
+        and rule.group_size in (default, group)
+        and rule.min_bytes <= size
+        and (rule.max_bytes is None or size <= rule.max_bytes)
+        and rule.algorithm
+        and rule.protocol
+    ]
     rule = max(fitting, key=lambda rule: rule.group_size, default=None)
     return None if rule is None else (rule.algorithm, rule.protocol, rule.channels or -1)
 

@@ -29,9 +29,9 @@ SOURCES = {
     "zsh": ["zsh", "-fc", 'eval "$(cat text)"; exec "$0" -c "$1"'],
     "fish": ["fish", "--no-config", "-c", "cat text | source; exec $argv[1] -c $argv[2]"],
     "fish eval": ["fish", "--no-config", "-c", "eval (cat text); exec $argv[1] -c $argv[2]"],
-    "csh": ["tcsh", "-fc", 'source text; exec $1:q -c $2:q'],
+    "csh": ["tcsh", "-fc", "source text; exec $1:q -c $2:q"],
     "csh eval": ["tcsh", "-fc", "eval `cat text`; exec $1:q -c $2:q"],
-}  # fmt: skip
+}
 """How people take the text over; the program that shows the environment comes after it."""
 
 
@@ -44,9 +44,14 @@ def environment_after(way, text, folder, **inherited):
     (folder / "text").write_text(text)
     # csh has no $0 for -c: its arguments begin at 1, as fish's $argv does.
     done = subprocess.run(
-        [program, *argv[1:], sys.executable, DUMP], cwd=folder, check=False, capture_output=True, text=True, timeout=90,
+        [program, *argv[1:], sys.executable, DUMP],
+        cwd=folder,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=90,
         env={"PATH": os.environ["PATH"], "HOME": str(folder), **inherited},
-    )  # fmt: skip
+    )
     assert (done.returncode, done.stderr) == (0, ""), done
     assert not (folder / "pwned").exists()
     return json.loads(done.stdout)
@@ -88,10 +93,14 @@ def test_mpirun_hands_them_to_its_ranks(tmp_path):
     (tmp_path / "text").write_text(render(HOSTILE, format="mpirun-x"))
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "NCCL"))}
     done = subprocess.run(
-        ["bash", "-c", 'mpirun -np 1 --oversubscribe $(cat text) "$0" -c "$1"', sys.executable, DUMP], cwd=tmp_path,
+        ["bash", "-c", 'mpirun -np 1 --oversubscribe $(cat text) "$0" -c "$1"', sys.executable, DUMP],
+        cwd=tmp_path,
         env=clean | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"},
-        check=False, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done
     assert json.loads(done.stdout) == WANTED
 
@@ -101,9 +110,14 @@ def prolog_lines(text, folder, shell, **environment):
     (folder / "prolog").write_text(text)
     subprocess.run([shell, "-n", "prolog"], cwd=folder, check=True, capture_output=True)
     done = subprocess.run(
-        [shutil.which(shell), "prolog"], cwd=folder, env={"PATH": "/nowhere", **environment}, check=False,
-        capture_output=True, text=True, timeout=90,
-    )  # fmt: skip
+        [shutil.which(shell), "prolog"],
+        cwd=folder,
+        env={"PATH": "/nowhere", **environment},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert not (folder / "pwned").exists()
     return done.stdout.splitlines()
@@ -122,10 +136,16 @@ def test_the_task_prolog_speaks_to_its_workload_on_the_measured_size_only(shell,
     torchrun = {"SLURM_GPUS_ON_NODE": "4", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
     assert prolog_lines(text, tmp_path, shell, **step, **torchrun) == said
     for other in (
-        {}, tasks, step, torchrun, step | {"SLURM_STEP_TASKS_PER_NODE": "4,2"}, step | tasks | {"NCCLT_MODEL": "bert"},
-        step | tasks | {"SLURM_GPUS_ON_NODE": "8"}, step | tasks | {"SLURM_STEP_NUM_NODES": "1"},
+        {},
+        tasks,
+        step,
+        torchrun,
+        step | {"SLURM_STEP_TASKS_PER_NODE": "4,2"},
+        step | tasks | {"NCCLT_MODEL": "bert"},
+        step | tasks | {"SLURM_GPUS_ON_NODE": "8"},
+        step | tasks | {"SLURM_STEP_NUM_NODES": "1"},
         step | tasks | {"NCCLT_LAUNCH": "1a2b-000001"},
-    ):  # fmt: skip
+    ):
         assert prolog_lines(text, tmp_path, shell, **other) == []
 
 
@@ -140,7 +160,11 @@ def test_a_real_slurm_gives_the_tasks_what_the_prolog_says(slurm_cluster, tmp_pa
         for nodes, job, wanted in ((2, mine, {**mine, **WANTED}), (1, mine, mine), (2, other, other), (2, {}, {})):
             done = subprocess.run(
                 ["srun", f"-N{nodes}", "--ntasks-per-node=4", f"--task-prolog={prolog}", sys.executable, "-c", DUMP],
-                env=clean | job, check=False, capture_output=True, text=True, timeout=120,
-            )  # fmt: skip
+                env=clean | job,
+                check=False,
+                capture_output=True,
+                text=True,
+                timeout=120,
+            )
             assert done.returncode == 0, done
             assert [json.loads(line) for line in done.stdout.splitlines()] == [wanted] * nodes * 4

@@ -123,8 +123,13 @@ def with_gpus(tmp_path):
 def run(tmp_path, options, command, **more):
     return subprocess.run(
         [*NCCLT, "run", "--cluster", "leonardo", "--model", "bert", *SHAPE, *map(str, options), "--", *command],
-        env=environ(tmp_path, **more), cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        env=environ(tmp_path, **more),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
 
 def test_a_job_asks_the_plugin_and_the_attestation_is_stored(tmp_path, store, library):
@@ -139,8 +144,12 @@ def test_a_job_asks_the_plugin_and_the_attestation_is_stored(tmp_path, store, li
     (folder,) = (tmp_path / "reports").iterdir()
     again = subprocess.run(
         [*NCCLT, "attest", *folder.iterdir(), "--storage", store.url, "--json"],
-        env=environ(tmp_path), capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        env=environ(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert (again.returncode, json.loads(again.stdout)["id"]) == (0, kept.id), again.stderr
     assert "already in" in again.stderr
     assert len(store.attestations(["0c0ffee1"])) == 1
@@ -183,8 +192,11 @@ def test_without_report_the_command_takes_our_place(tmp_path, store):
     options = ["--cluster", "leonardo", "--model", "bert", *SHAPE, "--storage", store.url]
     child = subprocess.Popen(
         [*NCCLT, "run", *options, "--", sys.executable, "-c", code],
-        env=environ(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
+        env=environ(tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
     with child:
         said = child.stdout.read()
     assert child.returncode == -signal.SIGTERM
@@ -216,10 +228,16 @@ def test_a_script_that_names_no_interpreter_runs_as_in_a_shell(tmp_path, store, 
 @pytest.mark.parametrize(
     "options",
     [
-        ("--nodes", "0"), ("--timeout", "0"), ("--nccl-version", "x"), ("--policy", "t", "--no-plugin"),
-        ("--shared", ""), ("--policy-dir", ""), ("--policy", ""), ("--report", ""),
+        ("--nodes", "0"),
+        ("--timeout", "0"),
+        ("--nccl-version", "x"),
+        ("--policy", "t", "--no-plugin"),
+        ("--shared", ""),
+        ("--policy-dir", ""),
+        ("--policy", ""),
+        ("--report", ""),
     ],
-)  # fmt: skip
+)
 def test_a_mistyped_option_is_told_before_anything_starts(tmp_path, options):
     done = run(tmp_path, options, SHOW)
     assert (done.returncode, done.stdout) == (2, "")
@@ -258,8 +276,12 @@ def test_it_starts_without_the_frameworks(tmp_path, store):
     ]
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "ncclt", "run", *options, "--", "true"],
-        env=environ(tmp_path), capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
+        env=environ(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
     assert "argparse" in imported
     assert imported & {"typer", "click", "rich", "numpy", "sqlalchemy", "torch", "optuna", "pydantic"} == set()
@@ -318,9 +340,14 @@ def test_who_starts_other_nodes_puts_the_plugin_where_they_read_the_table(tmp_pa
 def env(tmp_path, *options, **more):
     words = ["env", "--cluster", "leonardo", "--model", "bert", *SHAPE, "--timeout", "60", *options]
     return subprocess.run(
-        [*NCCLT, *words], env=environ(tmp_path, **more), cwd=tmp_path, capture_output=True, text=True, timeout=120,
+        [*NCCLT, *words],
+        env=environ(tmp_path, **more),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
         check=False,
-    )  # fmt: skip
+    )
 
 
 def test_env_prints_nothing_into_a_job_that_differs_from_the_measured_one(tmp_path, store, serving):

@@ -28,9 +28,14 @@ def beside(tmp_path, store):
     def call(command, **options):
         words = [*NAMES, "--storage", store.url, "--no-plugin", "--report", str(tmp_path / "reports")]
         process = subprocess.Popen(
-            [*alone.NCCLT, "run", *words, "--", *command], env=alone.environ(tmp_path), cwd=tmp_path,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options,
-        )  # fmt: skip
+            [*alone.NCCLT, "run", *words, "--", *command],
+            env=alone.environ(tmp_path),
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **options,
+        )
         running.append(process)
         return process
 

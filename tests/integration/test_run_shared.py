@@ -35,9 +35,14 @@ def shared(tmp_path):
 def step(rank, *, job=7, restarts=0, tasks=8):
     """The variables of one task of a step of Slurm over two nodes."""
     return {
-        "SLURM_JOB_ID": job, "SLURM_STEP_ID": 0, "SLURM_STEP_NUM_NODES": 2, "SLURM_STEP_NUM_TASKS": tasks,
-        "SLURM_PROCID": rank, "SLURM_RESTART_COUNT": restarts, "SLURM_NODEID": rank * 2 // tasks,
-    }  # fmt: skip
+        "SLURM_JOB_ID": job,
+        "SLURM_STEP_ID": 0,
+        "SLURM_STEP_NUM_NODES": 2,
+        "SLURM_STEP_NUM_TASKS": tasks,
+        "SLURM_PROCID": rank,
+        "SLURM_RESTART_COUNT": restarts,
+        "SLURM_NODEID": rank * 2 // tasks,
+    }
 
 
 def show_other_node(shared, environ, command, options):
@@ -56,9 +61,12 @@ def started(tmp_path, shared, server, variables, *options, command=SHOW, others=
     where = ["--cluster", "leonardo", "--model", "bert", *alone.SHAPE[2:], "--server", server, "--shared", str(shared)]
     return subprocess.Popen(
         [*alone.NCCLT, "run", *where, "--timeout", "30", *options, "--", *command],
-        env=alone.environ(node, **{"SLURM_JOB_NUM_NODES": 2, **variables}), cwd=tmp_path,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        env=alone.environ(node, **{"SLURM_JOB_NUM_NODES": 2, **variables}),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def ended(process):
@@ -290,9 +298,13 @@ def test_tasks_of_a_real_slurm_decide_once_per_step(tmp_path, shared, serving, s
         for steps in (1, 2):
             done = subprocess.run(
                 ["srun", "-N2", "--ntasks-per-node=2", "sh", "-c", choose, "sh", *alone.NCCLT, "run", *where],
-                env=clean | {"XDG_CACHE_HOME": str(tmp_path / "cache")}, cwd=tmp_path,
-                check=False, capture_output=True, text=True, timeout=PATIENT_S,
-            )  # fmt: skip
+                env=clean | {"XDG_CACHE_HOME": str(tmp_path / "cache")},
+                cwd=tmp_path,
+                check=False,
+                capture_output=True,
+                text=True,
+                timeout=PATIENT_S,
+            )
             assert done.returncode == 0, done.stderr
             told = done.stdout.splitlines()
             assert told == [told[0]] * 4
@@ -306,9 +318,13 @@ def ask_service(tmp_path, server, node, *options, command, **more):
     where += ["--timeout", "30", "--no-plugin"]
     done = subprocess.run(
         [*alone.NCCLT, "run", *where, *options, "--", command, "--nnodes=2", "train.py"],
-        env=alone.environ(tmp_path / node, **more), cwd=tmp_path, capture_output=True, text=True, timeout=PATIENT_S,
+        env=alone.environ(tmp_path / node, **more),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENT_S,
         check=False,
-    )  # fmt: skip
+    )
     return done.returncode, given(json.loads(done.stdout)) if done.stdout else None, done.stderr
 
 

@@ -122,9 +122,17 @@ def test_stderr_that_takes_nothing_stops_no_job(tmp_path, stream, words):
 
     try:
         done, _given = start(
-            tmp_path, "--server", AWAY, *NAMES, "--nodes", "2", *words, command=["echo", "ran"], stderr=kept[0],
+            tmp_path,
+            "--server",
+            AWAY,
+            *NAMES,
+            "--nodes",
+            "2",
+            *words,
+            command=["echo", "ran"],
+            stderr=kept[0],
             preexec_fn=prepare,
-        )  # fmt: skip
+        )
     finally:
         for number in filter(None, kept):
             os.close(number)
@@ -144,9 +152,18 @@ def test_stdout_of_the_command_is_its_own(tmp_path):
 # Values from outside: command line, environment, files.
 
 HOSTS = [
-    "http://host..x:80", "http://a..b/", "http://[::1/x", f"http://{'h' * 300}/", f"http://{'h' * 70}.example/",
-    "http://h\u00f6st.\u2603.invalid/", "ftp://127.0.0.1/", "http://127.0.0.1:99999999/", "http://", "\n", "http://\udcff/",
-]  # fmt: skip
+    "http://host..x:80",
+    "http://a..b/",
+    "http://[::1/x",
+    f"http://{'h' * 300}/",
+    f"http://{'h' * 70}.example/",
+    "http://h\u00f6st.\u2603.invalid/",
+    "ftp://127.0.0.1/",
+    "http://127.0.0.1:99999999/",
+    "http://",
+    "\n",
+    "http://\udcff/",
+]
 
 
 @pytest.mark.parametrize("host", HOSTS)
@@ -186,9 +203,16 @@ def test_an_environment_that_python_cannot_hand_on_is_left_as_it_is(tmp_path, wo
     with FAKE.hostile("none") as server:
         for url in (AWAY, server.url):
             done, _given = start(
-                tmp_path, *NAMES, "--server", url, "--timeout", "60", *words, environ=environ,
+                tmp_path,
+                *NAMES,
+                "--server",
+                url,
+                "--timeout",
+                "60",
+                *words,
+                environ=environ,
                 command=["sh", "-c", "tr '\\0' '\\n' </proc/self/environ; exit 5"],
-            )  # fmt: skip
+            )
             shown = done.stdout.decode(errors="surrogateescape").splitlines()
             assert (done.returncode, "=x" in shown) == (5, True), done.stderr
             assert not [line for line in shown if line.startswith("NCCL_")]
@@ -282,11 +306,18 @@ def breaking(tmp_path, what):
 @pytest.mark.parametrize(
     "what",
     [
-        "ncclt.cli.run_options:ImportError", "ncclt.cli.run_prepare:SyntaxError", "argparse:ImportError",
-        "ncclt.deliver.job_plan:KeyError", "ncclt.deliver.job:MemoryError", "ncclt.deliver.answer:RecursionError",
-        "ncclt.client:OSError", "ncclt.client:Own", "ncclt.core.policy:UnicodeError", "tomllib:AttributeError",
+        "ncclt.cli.run_options:ImportError",
+        "ncclt.cli.run_prepare:SyntaxError",
+        "argparse:ImportError",
+        "ncclt.deliver.job_plan:KeyError",
+        "ncclt.deliver.job:MemoryError",
+        "ncclt.deliver.answer:RecursionError",
+        "ncclt.client:OSError",
+        "ncclt.client:Own",
+        "ncclt.core.policy:UnicodeError",
+        "tomllib:AttributeError",
     ],
-)  # fmt: skip
+)
 def test_an_unexpected_exception_stops_no_job(tmp_path, what):
     (tmp_path / "ncclt.toml").write_text("cluster = 'leonardo'\n")
     words = ["--model", "bert", "--server", AWAY]
@@ -350,11 +381,15 @@ def test_python_adds_no_locale_to_the_commands_environment(tmp_path, words):
 @pytest.mark.parametrize(
     "environ",
     [
-        {"PYTHONHOME": "/nowhere"}, {"PYTHONHASHSEED": "x"}, {"PYTHONUTF8": "x"}, {"PYTHONPATH": "broken"},
-        {"PYTHONSTARTUP": "/nowhere"}, {"PYTHONWARNINGS": "error"},
+        {"PYTHONHOME": "/nowhere"},
+        {"PYTHONHASHSEED": "x"},
+        {"PYTHONUTF8": "x"},
+        {"PYTHONPATH": "broken"},
+        {"PYTHONSTARTUP": "/nowhere"},
+        {"PYTHONWARNINGS": "error"},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_an_isolated_python_starts_the_job_whatever_variables_break_python(tmp_path, environ):
     """`python -I -m ncclt run`: the job keeps these variables, and no Python of ours reads them."""
     (tmp_path / "broken").mkdir()
@@ -362,8 +397,12 @@ def test_an_isolated_python_starts_the_job_whatever_variables_break_python(tmp_p
         (tmp_path / "broken" / f"{name}.py").write_text("raise SystemExit('broken')")
     done = subprocess.run(
         [sys.executable, "-I", "-m", "ncclt", "run", *NAMES, "--", *SHOW_ENVIRON],
-        env={**alone.environ(tmp_path), **environ}, cwd=tmp_path, capture_output=True, timeout=PATIENT_S, check=False,
-    )  # fmt: skip
+        env={**alone.environ(tmp_path), **environ},
+        cwd=tmp_path,
+        capture_output=True,
+        timeout=PATIENT_S,
+        check=False,
+    )
     ((name, value),) = environ.items()
     assert (done.returncode, f"{name}={value}" in done.stdout.decode().splitlines()) == (0, True), done.stderr
 
@@ -373,7 +412,11 @@ def test_few_descriptors_are_enough_to_start_the_job(tmp_path, words):
     """With four, as few as a shell has, no Python starts that has a `.pth` file: docs/run.md says so."""
     limited = ["sh", "-c", 'ulimit -n 16; exec "$@"', "sh", sys.executable, "-I", "-m", "ncclt", "run", *NAMES, *words]
     done = subprocess.run(
-        [*limited, "--", "echo", "ran"], env=alone.environ(tmp_path), cwd=tmp_path, capture_output=True,
-        timeout=PATIENT_S, check=False,
-    )  # fmt: skip
+        [*limited, "--", "echo", "ran"],
+        env=alone.environ(tmp_path),
+        cwd=tmp_path,
+        capture_output=True,
+        timeout=PATIENT_S,
+        check=False,
+    )
     assert (done.returncode, done.stdout) == (0, b"ran\n"), done.stderr

@@ -29,9 +29,19 @@ free_port = runpy.run_path(str(Path(__file__).parents[1] / "fakes" / "ports.py")
 ENV = "/v1/clusters/pair/env"
 SHAPE = {"model": "toy", "nodes": 2, "gpus_per_node": 4, "nccl_version": "2.28.9", "simulated": "allow"}
 WORDS = (
-    "--cluster", "pair", "--model", "toy", "--nodes", "2", "--gpus-per-node", "4", "--nccl-version", "2.28.9",
-    "--allow", "simulated",
-)  # fmt: skip
+    "--cluster",
+    "pair",
+    "--model",
+    "toy",
+    "--nodes",
+    "2",
+    "--gpus-per-node",
+    "4",
+    "--nccl-version",
+    "2.28.9",
+    "--allow",
+    "simulated",
+)
 TUNE = ("tune", "--model", "bert", "--cluster", "leonardo", "--launcher", "simulate", "--nodes", "2", "--trials", "12")
 
 

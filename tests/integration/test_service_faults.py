@@ -102,9 +102,13 @@ class Api:
 
 
 SHAPE = {
-    "model": "toy", "nodes": 2, "gpus_per_node": 4, "nccl_version": "2.28.9", "format": "nccl-conf",
+    "model": "toy",
+    "nodes": 2,
+    "gpus_per_node": 4,
+    "nccl_version": "2.28.9",
+    "format": "nccl-conf",
     "simulated": "allow",
-}  # fmt: skip
+}
 
 
 def filled(url):
@@ -175,9 +179,15 @@ def test_the_service_is_killed_in_a_burst(tmp_path, api):
     service = api(url)
     (tmp_path / "cache").mkdir(mode=0o700)
     asked = {
-        "cluster": "pair", "model": "toy", "nodes": 2, "gpus_per_node": 4, "nccl_version": "2.28.9",
-        "format": "nccl-conf", "allow": ("simulated",), "fallback": "cached",
-    }  # fmt: skip
+        "cluster": "pair",
+        "model": "toy",
+        "nodes": 2,
+        "gpus_per_node": 4,
+        "nccl_version": "2.28.9",
+        "format": "nccl-conf",
+        "allow": ("simulated",),
+        "fallback": "cached",
+    }
 
     def fetch(number):
         """A client; every second one has fetched before."""

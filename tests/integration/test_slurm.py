@@ -236,9 +236,18 @@ def test_the_ranks_of_a_heterogeneous_job_are_numbered_through(slurm_cluster):
         "sys.exit(result.exit_code)\n"
     )
     said = slurm_cluster.ask(
-        "salloc", "--nodes=1", "--ntasks=2", "--nodelist=n1", ":", "--nodes=1", "--ntasks=2", "--nodelist=n2",
-        sys.executable, "-c", program,
-    )  # fmt: skip
+        "salloc",
+        "--nodes=1",
+        "--ntasks=2",
+        "--nodelist=n1",
+        ":",
+        "--nodes=1",
+        "--ntasks=2",
+        "--nodelist=n2",
+        sys.executable,
+        "-c",
+        program,
+    )
     assert sorted(line for line in said.splitlines() if line.strip()) == [
         "0 4 0 n1",
         "1 4 1 n1",

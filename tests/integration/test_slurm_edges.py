@@ -40,8 +40,12 @@ def prepared(tmp_path_factory):
     (folder / "mine.csv").write_text("collective,dtype,size_bytes,calls_per_step\nall_reduce,float32,65536,4\n")
     subprocess.run(
         [*NCCLT, "profile", "import", "mine.csv", "--name", "mine", *STORE],
-        cwd=folder, env={**os.environ, "HOME": str(folder)}, check=True, capture_output=True, timeout=PATIENT_S,
-    )  # fmt: skip
+        cwd=folder,
+        env={**os.environ, "HOME": str(folder)},
+        check=True,
+        capture_output=True,
+        timeout=PATIENT_S,
+    )
     return folder
 
 
@@ -55,13 +59,34 @@ def tuning(prepared, tmp_path):
         kept = {n: v for n, v in environment.items() if not n.startswith(("NCCL", "XDG_"))}
         study = subprocess.Popen(
             [
-                *NCCLT, "tune", "--model", "mine", "--cluster", "leonardo", "--nodes", "2", "--gpus-per-node", "1",
-                "--launcher", "slurm", "--nccl-tests", str(tmp_path), "--trials", "40", "--patience", "0", *STORE,
+                *NCCLT,
+                "tune",
+                "--model",
+                "mine",
+                "--cluster",
+                "leonardo",
+                "--nodes",
+                "2",
+                "--gpus-per-node",
+                "1",
+                "--launcher",
+                "slurm",
+                "--nccl-tests",
+                str(tmp_path),
+                "--trials",
+                "40",
+                "--patience",
+                "0",
+                *STORE,
                 *words,
             ],
-            cwd=tmp_path, env=kept | {"HOME": str(tmp_path), "NCCLT_STORE_IS_SHARED": "1"}, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            cwd=tmp_path,
+            env=kept | {"HOME": str(tmp_path), "NCCLT_STORE_IS_SHARED": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         started.append(study)
         return study
 
@@ -171,12 +196,32 @@ def test_an_allocation_without_tasks_is_told_what_it_lacks(slurm_cluster, tmp_pa
     """`salloc -N2` alone gives one CPU on each node."""
     done = subprocess.run(
         [
-            "salloc", "-N2", sys.executable, "-m", "ncclt", "tune", "--model", "bert", "--cluster", "leonardo",
-            "--nodes", "2", "--gpus-per-node", "4", "--launcher", "slurm", "--dry-run", *STORE,
+            "salloc",
+            "-N2",
+            sys.executable,
+            "-m",
+            "ncclt",
+            "tune",
+            "--model",
+            "bert",
+            "--cluster",
+            "leonardo",
+            "--nodes",
+            "2",
+            "--gpus-per-node",
+            "4",
+            "--launcher",
+            "slurm",
+            "--dry-run",
+            *STORE,
         ],
-        cwd=tmp_path, env=slurm_cluster.environment | {"HOME": str(tmp_path)}, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=PATIENT_S,
-    )  # fmt: skip
+        cwd=tmp_path,
+        env=slurm_cluster.environment | {"HOME": str(tmp_path)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENT_S,
+    )
     assert done.returncode == 2, done
     assert "has 1 CPUs on n1, too few for 4 tasks, one for each GPU" in done.stderr
     assert "allocate with --exclusive, or with --ntasks-per-node=4" in done.stderr
@@ -211,11 +256,27 @@ def test_a_preflight_is_planned_without_an_allocation_and_gloo_has_a_history_of_
 
     def preflight(*words):
         done = subprocess.run(
-            [sys.executable, "-m", "ncclt", "preflight", "--benchmark", "torch_collectives", "--backend", "gloo",
-             "--cluster", "leonardo", *words, *STORE],
-            cwd=tmp_path, env=environment | {"HOME": str(tmp_path)}, stdin=subprocess.DEVNULL, capture_output=True,
-            text=True, timeout=PATIENT_S,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "ncclt",
+                "preflight",
+                "--benchmark",
+                "torch_collectives",
+                "--backend",
+                "gloo",
+                "--cluster",
+                "leonardo",
+                *words,
+                *STORE,
+            ],
+            cwd=tmp_path,
+            env=environment | {"HOME": str(tmp_path)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENT_S,
+        )
         assert done.returncode in (0, 4), done
         return done.stdout
 

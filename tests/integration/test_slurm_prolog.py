@@ -31,9 +31,13 @@ print("ran", flush=True)
 """
 MINE = {"NCCLT_MODEL": "bert", "SLURM_JOB_UID": str(os.getuid())}
 STEP = {
-    **MINE, "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_JOB_ID": "7",
-    "SLURM_STEP_ID": "1", "SLURMD_NODENAME": "n1",
-}  # fmt: skip
+    **MINE,
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "1",
+    "SLURMD_NODENAME": "n1",
+}
 
 
 @pytest.fixture
@@ -46,29 +50,54 @@ def prolog(tmp_path, store, library):
 
 
 OTHER_JOBS = [
-    {"NCCLT_MODEL": ""}, {"NCCLT_MODEL": "gpt"}, {"SLURM_JOB_UID": "4711"}, {"SLURM_STEP_NUM_NODES": "1"},
-    {"SLURM_STEP_TASKS_PER_NODE": "4,2"}, {"SLURM_STEP_TASKS_PER_NODE": "8(x2)"}, {"SLURM_GPUS_ON_NODE": "8"},
+    {"NCCLT_MODEL": ""},
+    {"NCCLT_MODEL": "gpt"},
+    {"SLURM_JOB_UID": "4711"},
+    {"SLURM_STEP_NUM_NODES": "1"},
+    {"SLURM_STEP_TASKS_PER_NODE": "4,2"},
+    {"SLURM_STEP_TASKS_PER_NODE": "8(x2)"},
+    {"SLURM_GPUS_ON_NODE": "8"},
     {"NCCLT_LAUNCH": "1a2b-000001"},
-]  # fmt: skip
+]
 """Another workload or none, another user, another shape, and a trial of ncclt."""
 
 
 def written(tmp_path, store, library, *words):
     return subprocess.run(
         [
-            *alone.NCCLT, "env", "--cluster", "leonardo", "--model", "bert", *alone.SHAPE, "--storage", store.url,
-            "--format", "slurm-taskprolog", "--output", str(tmp_path / "prolog.sh"), *words,
+            *alone.NCCLT,
+            "env",
+            "--cluster",
+            "leonardo",
+            "--model",
+            "bert",
+            *alone.SHAPE,
+            "--storage",
+            store.url,
+            "--format",
+            "slurm-taskprolog",
+            "--output",
+            str(tmp_path / "prolog.sh"),
+            *words,
         ],
-        env=alone.environ(tmp_path, NCCLT_PLUGIN=library), capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        env=alone.environ(tmp_path, NCCLT_PLUGIN=library),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
 
 def said(prolog, shell="sh", **environ):
     """Run the script with nothing but a shell; return its exit code and lines."""
     done = subprocess.run(
-        [shutil.which(shell), prolog], env={"PATH": "/nowhere", **environ}, capture_output=True, text=True, timeout=240,
+        [shutil.which(shell), prolog],
+        env={"PATH": "/nowhere", **environ},
+        capture_output=True,
+        text=True,
+        timeout=240,
         check=False,
-    )  # fmt: skip
+    )
     assert done.stderr == ""
     return done.returncode, done.stdout.splitlines()
 
@@ -166,11 +195,28 @@ def test_variables_from_a_server_are_for_the_job_and_its_user_as_well(tmp_path, 
     script = tmp_path / "prolog.sh"
     done = subprocess.run(
         [
-            *alone.NCCLT, "env", "--cluster", "leonardo", "--model", "bert", *alone.SHAPE, "--server", url,
-            "--timeout", "60", "--format", "slurm-taskprolog", "--output", str(script),
+            *alone.NCCLT,
+            "env",
+            "--cluster",
+            "leonardo",
+            "--model",
+            "bert",
+            *alone.SHAPE,
+            "--server",
+            url,
+            "--timeout",
+            "60",
+            "--format",
+            "slurm-taskprolog",
+            "--output",
+            str(script),
         ],
-        env=alone.environ(tmp_path), capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        env=alone.environ(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert done.returncode == 0, done
     assert "NCCLT_MODEL=bert" in done.stderr
     code, lines = said(script, **STEP)
@@ -184,9 +230,13 @@ def srun(environment, prolog, folder, *, model="bert", code=RANK):
     clean = {name: value for name, value in environment.items() if not name.startswith("NCCL")}
     return subprocess.run(
         ["srun", "-N2", "--ntasks-per-node=4", f"--task-prolog={prolog}", sys.executable, "-c", code],
-        env=clean | {"NCCLT_MODEL": model}, cwd=folder,
-        check=False, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        env=clean | {"NCCLT_MODEL": model},
+        cwd=folder,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
 
 
 def test_a_real_slurm_starts_tasks_with_the_table_or_not_at_all(slurm_cluster, prolog, tmp_path):
@@ -203,8 +253,12 @@ def test_a_real_slurm_starts_tasks_with_the_table_or_not_at_all(slurm_cluster, p
         assert {(head["table"], head["not_in_use"]) for head in heads} == {("0c0ffee1", "")}
         attested = subprocess.run(
             [*alone.NCCLT, "attest", *reports.iterdir(), "--storage", f"sqlite:///{tmp_path}/ncclt.db"],
-            env=alone.environ(tmp_path), capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
+            env=alone.environ(tmp_path),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
         assert (attested.returncode, "took effect" in attested.stdout) == (0, True), attested
         (table,) = (tmp_path / "tables").glob("*.csv")
         for gone in (table, prolog):

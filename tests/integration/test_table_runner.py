@@ -21,9 +21,14 @@ from ncclt.nccl.tuner_plugin.build import build, compiler
 
 INSTALL = runpy.run_path(str(Path(__file__).parents[1] / "fakes" / "nccl_tests_stand_in.py"))["install"]
 CLUSTER = Cluster(
-    name="here", gpus_per_node=4, gpu="Stand-in", compute_capability=80, link_class="pcie", link_gbps=20.0,
+    name="here",
+    gpus_per_node=4,
+    gpu="Stand-in",
+    compute_capability=80,
+    link_class="pcie",
+    link_gbps=20.0,
     nccl_version="2.28.9",
-)  # fmt: skip
+)
 SMALL, LARGE = 1 << 18, 4 << 20
 
 
@@ -35,13 +40,23 @@ MESSAGES = [message(LARGE), message(SMALL), message(LARGE, Collective.ALL_GATHER
 TREE = Setting(algorithm=Algorithm.TREE, protocol=Protocol.SIMPLE)
 POLICY = Policy(
     rules=(
-        Rule(collective=Collective.ALL_REDUCE, max_bytes=SMALL, group_size=4, algorithm=Algorithm.TREE,
-             protocol=Protocol.LL128),
-        Rule(collective=Collective.ALL_REDUCE, min_bytes=SMALL + 1, group_size=4, algorithm=Algorithm.RING,
-             protocol=Protocol.LL),
+        Rule(
+            collective=Collective.ALL_REDUCE,
+            max_bytes=SMALL,
+            group_size=4,
+            algorithm=Algorithm.TREE,
+            protocol=Protocol.LL128,
+        ),
+        Rule(
+            collective=Collective.ALL_REDUCE,
+            min_bytes=SMALL + 1,
+            group_size=4,
+            algorithm=Algorithm.RING,
+            protocol=Protocol.LL,
+        ),
     ),
     parameters=(("BUFFSIZE", 8 << 20),),
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="session")

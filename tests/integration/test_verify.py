@@ -47,8 +47,18 @@ def job(tmp_path):
 def _arguments(tmp_path, options, command):
     # Three blocks may decide; more than four would only take longer here.
     own = [
-        "verify", "--storage", _url(tmp_path), "--dir", str(tmp_path), "--warmup", "3", "--steps", "8", "--blocks", "4",
-    ]  # fmt: skip
+        "verify",
+        "--storage",
+        _url(tmp_path),
+        "--dir",
+        str(tmp_path),
+        "--warmup",
+        "3",
+        "--steps",
+        "8",
+        "--blocks",
+        "4",
+    ]
     return [*own, *options, "--", *command]
 
 
@@ -311,9 +321,12 @@ def test_interrupted_leaves_no_process_no_folder_and_no_verification(tmp_path, j
     """Ranks of torchrun open sessions of their own, as the sleeper does: they are ended, too."""
     arguments = _arguments(tmp_path, ["--env", "X=1", "--run-to-end"], [*job, "1000000"])
     running = start(
-        [sys.executable, "-m", "ncclt", *arguments], env=_environ(tmp_path) | {"SLEEPER": "1"},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "ncclt", *arguments],
+        env=_environ(tmp_path) | {"SLEEPER": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     deadline = time.monotonic() + PATIENT_S
     while not list(tmp_path.glob(".ncclt-record-*/ranks/*.json")) and time.monotonic() < deadline:
         time.sleep(0.05)

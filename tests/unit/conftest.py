@@ -66,9 +66,15 @@ def full_disk():
 @pytest.fixture
 def cluster():
     return Cluster(
-        name="pair", nodes=1, gpus_per_node=4, gpu="A100", compute_capability=80, link_class="nvlink",
-        link_gbps=300, nccl_version="2.27.3",
-    )  # fmt: skip
+        name="pair",
+        nodes=1,
+        gpus_per_node=4,
+        gpu="A100",
+        compute_capability=80,
+        link_class="nvlink",
+        link_gbps=300,
+        nccl_version="2.27.3",
+    )
 
 
 @pytest.fixture

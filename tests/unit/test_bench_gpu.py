@@ -135,10 +135,17 @@ def test_losses_that_differ_between_arms_are_found(scripts, tmp_path):
     import agreement
 
     arms = [
-        {"event": "arm", "name": name, "every": 1, "losses": [value.hex() for value in losses], "steps_ms": [1.0] * 3,
-         "choices": ["ring/ll"] * 3, "publish_us": []}
+        {
+            "event": "arm",
+            "name": name,
+            "every": 1,
+            "losses": [value.hex() for value in losses],
+            "steps_ms": [1.0] * 3,
+            "choices": ["ring/ll"] * 3,
+            "publish_us": [],
+        }
         for name, losses in (("first", (4.0, 2.0, 1.0)), ("same", (4.0, 2.0, 1.0)), ("other", (4.0, 2.5, 1.0)))
-    ]  # fmt: skip
+    ]
     (tmp_path / "rank-0.jsonl").write_text("".join(f"{json.dumps(arm)}\n" for arm in arms))
 
     rows = agreement.compare_arms(tmp_path / "rank-0.jsonl")["arms"]

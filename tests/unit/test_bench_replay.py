@@ -101,9 +101,16 @@ def searched(tmp_path):
     for setting in cluster_space(workload.collectives, cluster, parameters={}).distinct[:24]:
         launch(runner, workload, trial_log, setting, phase=Phase.SEARCH)
     study = Study(
-        id="abc123", name="s", cluster=cluster, workload=workload, launcher="simulate", simulated=True,
-        process_wide=(), seed=1, state=StudyState.DONE,
-    )  # fmt: skip
+        id="abc123",
+        name="s",
+        cluster=cluster,
+        workload=workload,
+        launcher="simulate",
+        simulated=True,
+        process_wide=(),
+        seed=1,
+        state=StudyState.DONE,
+    )
     with open_store(url) as store:
         store.open_study(study)
         for trial in trial_log.trials():

@@ -32,5 +32,6 @@ def test_what_hangs_is_rolled_back_and_never_wins(capsys, monkeypatch):
         runpy.run_path(str(SCRIPT), run_name="__main__")
     rows = [row for row in json.loads(capsys.readouterr().out)["rows"] if row["by"] == "guard"]
     assert [(row["case"], row["lost"], row["won"]) for row in rows] == [
-        ("hung 50%, slowest, gain 0%", 1.0, 0.0), ("hung 50%, slowest, gain 3%", 1.0, 0.0),
-    ]  # fmt: skip
+        ("hung 50%, slowest, gain 0%", 1.0, 0.0),
+        ("hung 50%, slowest, gain 3%", 1.0, 0.0),
+    ]

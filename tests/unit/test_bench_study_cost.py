@@ -22,8 +22,11 @@ def table(path, choices):
 def bench(*words):
     return subprocess.run(
         [sys.executable, BENCH, "--seeds", "2", "--noise", "0.01", "--json", *words],
-        capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
 
 
 def test_a_table_gives_rows_and_one_that_cannot_be_used_a_line(tmp_path):

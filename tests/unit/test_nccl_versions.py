@@ -112,8 +112,13 @@ def test_the_plugin_has_every_version_that_a_release_asks_for_since_2_21():
     assert set(API_VERSIONS) - set(READ_APIS) <= {7}
     # Docs and comments name these.
     assert {api: str(versions[0]) for api, versions in asked.items()} == {
-        1: "2.19.3", 2: "2.21.5", 3: "2.22.3", 4: "2.24.3", 5: "2.28.3", 6: "2.30.3",
-    }  # fmt: skip
+        1: "2.19.3",
+        2: "2.21.5",
+        3: "2.22.3",
+        4: "2.24.3",
+        5: "2.28.3",
+        6: "2.30.3",
+    }
 
 
 # How our header calls NCCL's types. An enum is as wide as an int.

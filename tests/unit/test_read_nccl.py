@@ -90,8 +90,11 @@ def library(scripts, built):
 
 def test_variables_are_what_code_takes_the_address_of_and_not_what_messages_mention(library):
     assert library.variables == {
-        "NCCL_USED": True, "NCCL_SMALL": True, "NCCL_READ_BY_HAND": True, "NCCL_FORGOTTEN": False,
-    }  # fmt: skip
+        "NCCL_USED": True,
+        "NCCL_SMALL": True,
+        "NCCL_READ_BY_HAND": True,
+        "NCCL_FORGOTTEN": False,
+    }
 
 
 def test_version_symbols_names_and_messages_are_read_from_the_code(library):
@@ -144,8 +147,9 @@ def test_a_fact_that_changes_is_listed_with_each_of_its_forms(scripts, library):
     ]
     document = scripts.document(reversed(wheels))
     assert document["enums"]["ncclFunc_t"] == [
-        {"versions": "2.20.0", "is": ["0 ncclFuncBroadcast"]}, {"versions": "2.22.0..", "is": ["0 other"]},
-    ]  # fmt: skip
+        {"versions": "2.20.0", "is": ["0 ncclFuncBroadcast"]},
+        {"versions": "2.22.0..", "is": ["0 other"]},
+    ]
 
 
 def test_a_variable_that_one_build_of_a_release_asks_for_is_asked_for(scripts, library):

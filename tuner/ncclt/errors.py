@@ -168,12 +168,22 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "store": _STORE,
     "tune": (*_STORE, "optuna", "scipy", "numpy", "threadpoolctl", "detect_secrets"),
     "api": (
-        *_STORE, "fastapi", "starlette", "pydantic", "uvicorn", "jinja2", "markupsafe", "numpy", "structlog",
-        "prometheus_client", "itsdangerous", "python_multipart",
+        *_STORE,
+        "fastapi",
+        "starlette",
+        "pydantic",
+        "uvicorn",
+        "jinja2",
+        "markupsafe",
+        "numpy",
+        "structlog",
+        "prometheus_client",
+        "itsdangerous",
+        "python_multipart",
     ),
     "jobs": (*_STORE, "dbos"),
     "models": ("torch", "transformers"),
-}  # fmt: skip
+}
 """Extra -> the packages that it installs, by the names of their imports."""
 
 TORCH = "2.13.0"

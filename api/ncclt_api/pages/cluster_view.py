@@ -178,12 +178,17 @@ def cluster_view(facts: ClusterFacts, *, now: datetime) -> ClusterView:
         matrices=_matrices(facts.preflights, now),
         reports=tuple(
             Report(
-                mood=EFFECT_WORDS[one.effect][0], word=EFFECT_WORDS[one.effect][1], model=one.model,
-                recommendation=one.recommendation, reason=one.reason, hosts=one.hosts, age=format_age(one.created, now),
+                mood=EFFECT_WORDS[one.effect][0],
+                word=EFFECT_WORDS[one.effect][1],
+                model=one.model,
+                recommendation=one.recommendation,
+                reason=one.reason,
+                hosts=one.hosts,
+                age=format_age(one.created, now),
             )
             for one in facts.attestations
         ),
-    )  # fmt: skip
+    )
 
 
 def _regressions(newest: Iterable[Recommendation], now: datetime) -> tuple[tuple[str, ...], tuple[Regression, ...]]:
@@ -220,17 +225,18 @@ def _eras(facts: ClusterFacts) -> tuple[EraRow, ...]:
     current = facts.cluster.fingerprint().digest()
     rows = [
         EraRow(
-            digest=era.fingerprint, is_current=era.fingerprint == current, revisions=era.revisions, first=era.first,
+            digest=era.fingerprint,
+            is_current=era.fingerprint == current,
+            revisions=era.revisions,
+            first=era.first,
             last=era.last,
             known=known[era.fingerprint].to_document() if era.fingerprint in known else {},
         )
         for era in facts.eras
-    ]  # fmt: skip
+    ]
     if current not in {row.digest for row in rows}:
         known_now = facts.cluster.fingerprint().to_document()
-        rows.insert(
-            0, EraRow(digest=current, is_current=True, revisions=0, first="", last="", known=known_now)
-        )  # fmt: skip
+        rows.insert(0, EraRow(digest=current, is_current=True, revisions=0, first="", last="", known=known_now))
     return tuple(rows)
 
 
@@ -239,11 +245,18 @@ def _preflight(one: Preflight, now: datetime) -> PreflightRow:
     share = largest.busbw_gbps / largest.expected_gbps if largest and largest.expected_gbps else None
     verdict = one.verdict.removeprefix("SIMULATED: ").removeprefix(f"{one.state.value}: ")
     return PreflightRow(
-        id=one.id, created=one.created, age=format_age(one.created, now), mood=_MOODS[one.state],
-        state=one.state.value, verdict=verdict, simulated=one.simulated,
+        id=one.id,
+        created=one.created,
+        age=format_age(one.created, now),
+        mood=_MOODS[one.state],
+        state=one.state.value,
+        verdict=verdict,
+        simulated=one.simulated,
         gbps=largest.busbw_gbps if largest else None,
-        expected_gbps=largest.expected_gbps if largest else None, share=share, launches=len(one.readings),
-    )  # fmt: skip
+        expected_gbps=largest.expected_gbps if largest else None,
+        share=share,
+        launches=len(one.readings),
+    )
 
 
 def _matrices(preflights: Iterable[Preflight], now: datetime) -> tuple[Matrix, ...]:
@@ -252,11 +265,16 @@ def _matrices(preflights: Iterable[Preflight], now: datetime) -> tuple[Matrix, .
         if maps := heat_maps(one):
             return tuple(
                 Matrix(
-                    title=found.title, names=found.names, left_out=found.left_out, of=one.id,
-                    age=format_age(one.created, now), simulated=one.simulated,
+                    title=found.title,
+                    names=found.names,
+                    left_out=found.left_out,
+                    of=one.id,
+                    age=format_age(one.created, now),
+                    simulated=one.simulated,
                     rows=tuple(
                         tuple(
-                            None if (share := found.share(first, second)) is None or first == second
+                            None
+                            if (share := found.share(first, second)) is None or first == second
                             else (share, sum(share >= least for least in _HEAT))
                             for second in found.names
                         )
@@ -264,5 +282,5 @@ def _matrices(preflights: Iterable[Preflight], now: datetime) -> tuple[Matrix, .
                     ),
                 )
                 for found in maps
-            )  # fmt: skip
+            )
     return ()

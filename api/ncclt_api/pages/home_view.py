@@ -81,23 +81,31 @@ def gain_of(found: Recommendation, *, now: datetime) -> ShownGain:
     proven = verdict.blocks > 0 and math.isfinite(verdict.interval[1])
     place = found.fingerprint
     return ShownGain(
-        id=found.id, revision=found.revision, study=found.study, cluster=found.cluster, model=found.model,
+        id=found.id,
+        revision=found.revision,
+        study=found.study,
+        cluster=found.cluster,
+        model=found.model,
         href=f"/studies/{quote(found.study, safe='')}",
         decision=verdict.decision.value,
         mood="failed" if found.stale else verdict.decision.value,
         word=_word(found, verdict),
-        by_table=verdict.decision is Decision.TUNED and not (
-            found.variables is not None and found.variables.verdict.decision is Decision.TUNED
-        ),
+        by_table=verdict.decision is Decision.TUNED
+        and not (found.variables is not None and found.variables.verdict.decision is Decision.TUNED),
         speedup=verdict.speedup if verdict.blocks else None,
         low=verdict.interval[0] if proven else None,
         high=verdict.interval[1] if proven else None,
         default_us=verdict.default_us or None,
         policy_us=verdict.paired_policy_us if verdict.blocks else None,
-        origin=found.origin.value, label=found.label, shape=f"{place.nodes} × {place.gpus_per_node} {place.gpu}",
-        nccl_version=place.nccl_version, fingerprint=_digest(place), stale=found.stale, created=found.created,
+        origin=found.origin.value,
+        label=found.label,
+        shape=f"{place.nodes} × {place.gpus_per_node} {place.gpu}",
+        nccl_version=place.nccl_version,
+        fingerprint=_digest(place),
+        stale=found.stale,
+        created=found.created,
         age=format_age(found.created, now),
-    )  # fmt: skip
+    )
 
 
 def _word(found: Recommendation, verdict: Verdict) -> str:

@@ -76,8 +76,13 @@ def _row(summary: StudySummary, *, now: datetime, effects: Mapping[str, str]) ->
     effect = effects.get(published.id, "") if published else ""
     cluster = study.cluster
     return StudyRow(
-        id=study.id, name=study.name, cluster=cluster.name, model=study.workload.name, label=study.label,
-        shape=f"{cluster.nodes} × {cluster.gpus_per_node} {cluster.gpu}", nccl_version=cluster.nccl_version,
+        id=study.id,
+        name=study.name,
+        cluster=cluster.name,
+        model=study.workload.name,
+        label=study.label,
+        shape=f"{cluster.nodes} × {cluster.gpus_per_node} {cluster.gpu}",
+        nccl_version=cluster.nccl_version,
         state=study.state.value,
         mood=gain.mood if gain else "open",
         word=gain.word if gain else _STATE_WORDS[study.state],
@@ -88,4 +93,4 @@ def _row(summary: StudySummary, *, now: datetime, effects: Mapping[str, str]) ->
         trials=summary.trials,
         age=format_age(study.updated or study.created, now),
         effect=EFFECT_WORDS[Effect(effect)][1] if effect else "",
-    )  # fmt: skip
+    )

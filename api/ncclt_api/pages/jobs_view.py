@@ -12,9 +12,12 @@ from ncclt_api.pages.index_view import StudyRow
 from ncclt_api.pages.wording import format_age
 
 _MOODS = {
-    JobState.QUEUED: "open", JobState.RUNNING: "running", JobState.DONE: "tuned",
-    JobState.FAILED: "failed", JobState.CANCELLED: "open",
-}  # fmt: skip
+    JobState.QUEUED: "open",
+    JobState.RUNNING: "running",
+    JobState.DONE: "tuned",
+    JobState.FAILED: "failed",
+    JobState.CANCELLED: "open",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +69,18 @@ def _row(one: JobStatus, studies: Mapping[str, StudyRow], now: datetime) -> JobR
     elif live:
         label = live.label
     return JobRow(
-        status=one, mood=_MOODS[one.state], word="cancelling" if one.cancelling else one.state.value,
-        trials=result.trials if result else live.trials if live else None, most=one.job.trials,
-        study=result.study if result else live.id if live else "", label=label, told=_told(one),
-        age=format_age(one.job.created, now), can_cancel=not one.state.ended and not one.cancelling,
+        status=one,
+        mood=_MOODS[one.state],
+        word="cancelling" if one.cancelling else one.state.value,
+        trials=result.trials if result else live.trials if live else None,
+        most=one.job.trials,
+        study=result.study if result else live.id if live else "",
+        label=label,
+        told=_told(one),
+        age=format_age(one.job.created, now),
+        can_cancel=not one.state.ended and not one.cancelling,
         can_retry=one.state.ended,
-    )  # fmt: skip
+    )
 
 
 def _told(one: JobStatus) -> str:

@@ -36,7 +36,7 @@ _FOR: dict[str, tuple[str, str]] = {
     "configmap": ("Kubernetes", "ncclt env {job} --format configmap | kubectl apply -f -"),
     "trainjob-env": ("Kubeflow TrainJob", "ncclt env {job} --format trainjob-env"),
     "cloudai": ("CloudAI", "ncclt env {job} --format cloudai >> test.toml"),
-}  # fmt: skip
+}
 """Format -> who reads it, and how it is fetched."""
 
 _ACTIONS: dict[str, tuple[str, str]] = {
@@ -186,7 +186,9 @@ def recommendation_view(
         compared = compare_view((served, one), now=now)
         differences = tuple(row for row in (*compared.facts, *compared.rules) if row.differs)
     return RecommendationView(
-        recommendation=found, gain=gain_of(found, now=now), status=life.status,
+        recommendation=found,
+        gain=gain_of(found, now=now),
+        status=life.status,
         use=use_of(found, source=source),
         snippets=_snippets(found, source) if used == found.id and not (found.stale or found.label) else (),
         served=used,
@@ -197,22 +199,31 @@ def recommendation_view(
             for row in life.revisions
         ),
         approvals=tuple(event for event in life.events if event.action is Action.APPROVED),
-        events=tuple(life.events), checks=tuple(life.checks),
-        rollouts=roll_out_rows(life.rollouts), differences=differences, actions=_actions(life.status),
+        events=tuple(life.events),
+        checks=tuple(life.checks),
+        rollouts=roll_out_rows(life.rollouts),
+        differences=differences,
+        actions=_actions(life.status),
         percent=100 if any(one.state is RollOutState.WON for one, _ in life.rollouts) else life.percent,
-    )  # fmt: skip
+    )
 
 
 def roll_out_rows(rollouts: Sequence[tuple[RollOut, RollOutVerdict | None]]) -> tuple[RollOutRow, ...]:
     """Return the roll-outs of a revision; the open ones with what their jobs show now."""
     return tuple(
         RollOutRow(
-            id=one.id, percent=one.percent, loss_limit=one.loss_limit, control=one.control, state=one.state,
-            reason=one.reason, created=one.created, ended=one.ended,
+            id=one.id,
+            percent=one.percent,
+            loss_limit=one.loss_limit,
+            control=one.control,
+            state=one.state,
+            reason=one.reason,
+            created=one.created,
+            ended=one.ended,
             seen=seen,
         )
         for one, seen in rollouts
-    )  # fmt: skip
+    )
 
 
 def _snippets(found: Recommendation, source: str) -> tuple[Snippet, ...]:

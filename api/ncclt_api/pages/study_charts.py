@@ -76,21 +76,29 @@ def search_chart(
         _proof_line("default, in the proof", "default", "ring", default_us, proof, (Arm.DEFAULT,)),
         _proof_line("policy, in the proof", "good", "dot", default_us, proof, (Arm.TABLE, Arm.VARIABLES)),
         Line(
-            label="best so far", tone="best", mark="step",
+            label="best so far",
+            tone="best",
+            mark="step",
             x=[*(point.number for point, _ in best), *([last] if best[-1][0].number < last else [])],
             y=[*(ratio for _, ratio in best), *([best[-1][1]] if best[-1][0].number < last else [])],
         ),
         Line(
-            label=f"below {LEAST_RATIO}×, at the edge", tone="quiet", mark="ring",
-            x=[point.number for point, _ in clipped], y=[LEAST_RATIO] * len(clipped),
+            label=f"below {LEAST_RATIO}×, at the edge",
+            tone="quiet",
+            mark="ring",
+            x=[point.number for point, _ in clipped],
+            y=[LEAST_RATIO] * len(clipped),
             notes=[f"{format_speedup(ratio)}: {point.label}" for point, ratio in clipped],
         ),
         Line(
-            label="failed", tone="failed", mark="cross",
-            x=[point.number for point in shown_failed], y=[_FAILED_AT] * len(shown_failed),
+            label="failed",
+            tone="failed",
+            mark="cross",
+            x=[point.number for point in shown_failed],
+            y=[_FAILED_AT] * len(shown_failed),
             notes=[f"{point.outcome.value.replace('_', ' ')}: {point.label}" for point in shown_failed],
         ),
-    ]  # fmt: skip
+    ]
     more = "" if len(shown) == len(scored) else f" Of them {len(shown)} are drawn, the extremes of each stretch."
     return Chart(
         id="search-chart",
@@ -119,10 +127,13 @@ def _proof_line(
     every = max(1, -(-len(mine) // _MOST_PROOF))
     ratios = [(launch, (default_us or 0.0) / (launch.time_us or 1.0)) for launch in mine[::every]]
     return Line(
-        label=label, tone=tone, mark=mark, x=[launch.order for launch, _ in ratios],
+        label=label,
+        tone=tone,
+        mark=mark,
+        x=[launch.order for launch, _ in ratios],
         y=[max(ratio, LEAST_RATIO) for _, ratio in ratios],
         notes=[f"{launch.arm.value}, launch {launch.block + 1}: {format_speedup(ratio)}" for launch, ratio in ratios],
-    )  # fmt: skip
+    )
 
 
 def _dots(label: str, tone: Tone, points: Sequence[tuple[SearchPoint, float]]) -> Line:

@@ -65,9 +65,12 @@ class StudyPages:
         store = self._store()
         published = store.recommendations(study=id)
         return study_view(
-            store.study(id), store.trial_outline(id), published[0] if published else None,
-            measured=partial(store.measured, id), server=server,
-        )  # fmt: skip
+            store.study(id),
+            store.trial_outline(id),
+            published[0] if published else None,
+            measured=partial(store.measured, id),
+            server=server,
+        )
 
 
 def _served_instead(store: Store, mine: Recommendation) -> Recommendation | None:

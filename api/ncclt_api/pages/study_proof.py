@@ -63,8 +63,15 @@ def _pairs_chart(pairs: list[tuple[float, float]], per: str) -> Chart:
         lines=[
             Line(label="default", tone="default", mark="ring", x=numbers, y=default_us, notes=ratios),
             Line(label="policy", tone="policy", mark="dot", x=numbers, y=policy_us, notes=ratios),
-            Line(label="one pair", tone="quiet", mark="stem", x=numbers, y=[None] * len(shown),
-                 low=[min(pair) for pair in shown], high=[max(pair) for pair in shown]),
+            Line(
+                label="one pair",
+                tone="quiet",
+                mark="stem",
+                x=numbers,
+                y=[None] * len(shown),
+                low=[min(pair) for pair in shown],
+                high=[max(pair) for pair in shown],
+            ),
         ],
         table=ChartTable(
             columns=("Pair", "Default", "Policy", "Ratio"),
@@ -73,7 +80,7 @@ def _pairs_chart(pairs: list[tuple[float, float]], per: str) -> Chart:
                 for number, default, policy, ratio in zip(numbers, default_us, policy_us, ratios, strict=True)
             ],
         ),
-    )  # fmt: skip
+    )
 
 
 def _closing_chart(pairs: list[tuple[float, float]], min_effect: float) -> Chart:
@@ -94,8 +101,12 @@ def _closing_chart(pairs: list[tuple[float, float]], min_effect: float) -> Chart
         y=Axis(label="speed-up", unit="ratio", low=bottom, high=top),
         lines=[
             Line(
-                label="speed-up and its 95 % interval", tone="policy", x=looks, y=[one.estimate for one in found],
-                low=[max(one.low, bottom) for one in found], high=[min(one.high, top) for one in found],
+                label="speed-up and its 95 % interval",
+                tone="policy",
+                x=looks,
+                y=[one.estimate for one in found],
+                low=[max(one.low, bottom) for one in found],
+                high=[min(one.high, top) for one in found],
             )
         ],
         levels=[
@@ -109,4 +120,4 @@ def _closing_chart(pairs: list[tuple[float, float]], min_effect: float) -> Chart
                 for look, one in zip(looks, found, strict=True)
             ],
         ),
-    )  # fmt: skip
+    )

@@ -136,8 +136,10 @@ def wins_chart(
         candidates: times of the settings that are compared.
     """
     groups = groups_of(study, default)[:_MOST_ROWS]
-    sizes = {group: sorted({c.message.size_bytes for c in study.workload.messages if group_of(c.message) == group})
-             for group in groups}  # fmt: skip
+    sizes = {
+        group: sorted({c.message.size_bytes for c in study.workload.messages if group_of(c.message) == group})
+        for group in groups
+    }
     low, high = min(s[0] for s in sizes.values()) / 2, max(s[-1] for s in sizes.values()) * 2
     fastest = {
         message: _fastest(study, message, default, candidates)
@@ -208,8 +210,11 @@ def _label(setting: Setting) -> str:
 
 
 def _by_size(study: Study, default: SizeTimes) -> list[Message]:
-    found = {(*group_of(c.message), c.message.size_bytes): c.message for c in study.workload.messages
-             if c.message in default.of}  # fmt: skip
+    found = {
+        (*group_of(c.message), c.message.size_bytes): c.message
+        for c in study.workload.messages
+        if c.message in default.of
+    }
     return sorted(found.values(), key=lambda message: (message.collective, message.group_size, message.size_bytes))
 
 
@@ -263,14 +268,17 @@ def _fastest_spans(
     spans: list[Span] = []
     for message, (start, end) in zip(mine, itertools.pairwise(edges), strict=True):
         found = fastest[message]
-        note = f"{format_bytes(message.size_bytes)}: {found.label}, {format_us(found.time_us)} µs; " \
-               f"NCCL's own {format_us(found.default_us)} µs"  # fmt: skip
+        note = (
+            f"{format_bytes(message.size_bytes)}: {found.label}, {format_us(found.time_us)} µs; "
+            f"NCCL's own {format_us(found.default_us)} µs"
+        )
         if spans and spans[-1].label == found.label:
             spans[-1] = replace(spans[-1], end=end, note=f"{spans[-1].note.partition(' | ')[0]} | {note}")
             continue
         own = found.label == _NCCLS
-        spans.append(Span(row=row, start=start, end=end, label=found.label, tone=tones.of(found.label), note=note,
-                          gap=own))  # fmt: skip
+        spans.append(
+            Span(row=row, start=start, end=end, label=found.label, tone=tones.of(found.label), note=note, gap=own)
+        )
     return spans
 
 
@@ -304,8 +312,17 @@ def _curves(name: str, number: int, messages: Sequence[Message], shown: Sequence
 
             low, high = ("high_us", "low_us") if as_bandwidth else ("low_us", "high_us")
             if any(spreads):
-                drawn.append(Line(label=times.label, tone=times.tone, mark="dashed" if times.tone == "best" else "line",
-                                  x=sizes, y=value("median_us"), low=value(low), high=value(high)))  # fmt: skip
+                drawn.append(
+                    Line(
+                        label=times.label,
+                        tone=times.tone,
+                        mark="dashed" if times.tone == "best" else "line",
+                        x=sizes,
+                        y=value("median_us"),
+                        low=value(low),
+                        high=value(high),
+                    )
+                )
         return drawn
 
     def table(unit: str, as_bandwidth: bool) -> ChartTable:
@@ -326,14 +343,24 @@ def _curves(name: str, number: int, messages: Sequence[Message], shown: Sequence
     return Curves(
         name=name,
         time=Chart(
-            id=f"time-chart-{number}", title=f"{name}: time of a call", description=band, x=x,
-            y=Axis(label="time", unit="us", log=10), lines=lines(False), table=table("µs", False),
+            id=f"time-chart-{number}",
+            title=f"{name}: time of a call",
+            description=band,
+            x=x,
+            y=Axis(label="time", unit="us", log=10),
+            lines=lines(False),
+            table=table("µs", False),
         ),
         bandwidth=Chart(
-            id=f"bandwidth-chart-{number}", title=f"{name}: bus bandwidth", description="As nccl-tests counts it.", x=x,
-            y=Axis(label="bus bandwidth", unit="gbps", low=0.0), lines=lines(True), table=table("GB/s", True),
+            id=f"bandwidth-chart-{number}",
+            title=f"{name}: bus bandwidth",
+            description="As nccl-tests counts it.",
+            x=x,
+            y=Axis(label="bus bandwidth", unit="gbps", low=0.0),
+            lines=lines(True),
+            table=table("GB/s", True),
         ),
-    )  # fmt: skip
+    )
 
 
 def shares_chart(study: Study, rows: Sequence[MessageLine], compared: str) -> Chart | None:
@@ -351,12 +378,15 @@ def shares_chart(study: Study, rows: Sequence[MessageLine], compared: str) -> Ch
 
     spans = [
         Span(
-            row=number, start=min(0.0, 100 * saved[row] / total), end=max(0.0, 100 * saved[row] / total),
-            label=percent(saved[row], total), tone="good" if saved[row] >= 0 else "failed",
+            row=number,
+            start=min(0.0, 100 * saved[row] / total),
+            end=max(0.0, 100 * saved[row] / total),
+            label=percent(saved[row], total),
+            tone="good" if saved[row] >= 0 else "failed",
             note=f"{percent(saved[row], total)} of the communication, {format_us(saved[row])} µs {study.workload.per}",
         )
         for number, row in enumerate(shown)
-    ]  # fmt: skip
+    ]
     more = f" The {len(shown)} of {len(known)} messages that change most." if len(known) > len(shown) else ""
     return Chart(
         id="shares-chart",

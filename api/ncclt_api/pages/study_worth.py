@@ -72,11 +72,19 @@ def payback_chart(gain: Gain | None) -> Chart | None:
         description=f"{spent:,.3g} GPU hours were spent; they are saved again after {format_hours(hours)} of training.",
         x=Axis(label="training", unit="hours", low=0.0, high=ends[-1]),
         y=Axis(label="GPU hours", unit="number"),
-        lines=[Line(label="GPU hours saved less those spent, with the 95 % interval", tone="good", x=ends,
-                    y=balance(hours), low=balance(latest), high=balance(soonest))],
+        lines=[
+            Line(
+                label="GPU hours saved less those spent, with the 95 % interval",
+                tone="good",
+                x=ends,
+                y=balance(hours),
+                low=balance(latest),
+                high=balance(soonest),
+            )
+        ],
         levels=[Level(at=0.0, label="paid back")],
         table=ChartTable(columns=("Hours of training", "GPU hours", "at the least", "at the most"), rows=written),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,11 +17,33 @@ from ncclt_api.text import readable
 _AT_ONCE = 500
 
 _COLUMNS = (
-    "study", "label", "trial", "phase", "arm", "block", "setting", "repeat", "outcome", "time_per_step_us", "wall_s",
-    "started", "place", "collective", "dtype", "size_bytes", "group_size", "spans_nodes", "calls_per_step",
-    "time_us", "busbw_gbps",
-    "wrong", "interpolated", "samples_us", "detail", "commands",
-)  # fmt: skip
+    "study",
+    "label",
+    "trial",
+    "phase",
+    "arm",
+    "block",
+    "setting",
+    "repeat",
+    "outcome",
+    "time_per_step_us",
+    "wall_s",
+    "started",
+    "place",
+    "collective",
+    "dtype",
+    "size_bytes",
+    "group_size",
+    "spans_nodes",
+    "calls_per_step",
+    "time_us",
+    "busbw_gbps",
+    "wrong",
+    "interpolated",
+    "samples_us",
+    "detail",
+    "commands",
+)
 
 
 def trials_as_json(store: Store, study: Study, only: TrialFilter) -> Iterator[str]:
@@ -62,20 +84,39 @@ def _parts(store: Store, study: Study, only: TrialFilter) -> Iterator[Sequence[T
 def _rows(study: Study, trial: Trial, calls: Mapping[Message, float]) -> Iterator[list[object]]:
     result = trial.result
     head = [
-        study.id, _cell(study.label), trial.number, trial.phase.value, trial.arm.value if trial.arm else "",
+        study.id,
+        _cell(study.label),
+        trial.number,
+        trial.phase.value,
+        trial.arm.value if trial.arm else "",
         trial.block,
-        _cell(trial.label), trial.repeat, result.outcome.value, trial.score_us, result.wall_s, _cell(trial.started),
+        _cell(trial.label),
+        trial.repeat,
+        result.outcome.value,
+        trial.score_us,
+        result.wall_s,
+        _cell(trial.started),
         _cell(result.place),
-    ]  # fmt: skip
+    ]
     tail = [_cell(result.detail), _cell("\n".join(result.commands))]
     for one in result.measurements:
         message = one.message
         samples = " ".join(map(repr, one.samples_us))
         yield [
-            *head, message.collective.value, _cell(message.dtype), message.size_bytes, message.group_size,
-            message.spans_nodes, calls.get(message, ""), one.time_us, one.busbw_gbps, one.wrong,
-            one.interpolated, samples, *tail,
-        ]  # fmt: skip
+            *head,
+            message.collective.value,
+            _cell(message.dtype),
+            message.size_bytes,
+            message.group_size,
+            message.spans_nodes,
+            calls.get(message, ""),
+            one.time_us,
+            one.busbw_gbps,
+            one.wrong,
+            one.interpolated,
+            samples,
+            *tail,
+        ]
     if not result.measurements:
         yield [*head, *[""] * 11, *tail]
 

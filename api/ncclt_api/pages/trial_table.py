@@ -39,9 +39,13 @@ class TrialChoice:
     def query(self, **changes: Any) -> str:
         """Return it as the query of an address, with some of it changed; what is not chosen is left out."""
         chosen: Mapping[str, Any] = {
-            "phase": self.phase, "outcome": self.outcome, "message": self.message, "algorithm": self.algorithm,
-            "sort": self.sort if self.sort != "number" else "", "page": self.page if self.page > 1 else "",
-        }  # fmt: skip
+            "phase": self.phase,
+            "outcome": self.outcome,
+            "message": self.message,
+            "algorithm": self.algorithm,
+            "sort": self.sort if self.sort != "number" else "",
+            "page": self.page if self.page > 1 else "",
+        }
         text = urlencode({name: value for name, value in {**chosen, **changes}.items() if value}, errors="replace")
         return f"?{text}" if text else ""
 
@@ -123,7 +127,14 @@ def trial_table(store: Store, study: Study, choice: TrialChoice) -> TrialTable:
         skip = (page - 1) * TRIALS_PER_PAGE
         part = store.trial_list(study.id, only, order=choice.sort, skip=skip, limit=TRIALS_PER_PAGE)
     return TrialTable(
-        study=study.id, items=part.items, number=page, pages=pages, matching=part.matching, total=part.total,
-        failed=part.failed, choice=choice, message=message_words(only.message) if only.message else "",
+        study=study.id,
+        items=part.items,
+        number=page,
+        pages=pages,
+        matching=part.matching,
+        total=part.total,
+        failed=part.failed,
+        choice=choice,
+        message=message_words(only.message) if only.message else "",
         messages=[(message_key(one.message), message_words(one.message)) for one in study.workload.messages],
-    )  # fmt: skip
+    )

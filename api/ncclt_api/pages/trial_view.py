@@ -70,9 +70,14 @@ def trial_view(study: Study, trial: Trial, repeats: Sequence[Trial], *, total: i
         total: number of trials of the study.
     """
     return TrialView(
-        study=study, trial=trial, how=_how(study, trial), samples=_strips(trial), lines=_lines(study, trial),
-        repeats=tuple(repeats), last=total - 1,
-    )  # fmt: skip
+        study=study,
+        trial=trial,
+        how=_how(study, trial),
+        samples=_strips(trial),
+        lines=_lines(study, trial),
+        repeats=tuple(repeats),
+        last=total - 1,
+    )
 
 
 def _how(study: Study, trial: Trial) -> str:

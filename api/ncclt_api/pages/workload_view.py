@@ -163,12 +163,15 @@ def _bars(workload: Workload) -> tuple[SizeBar, ...]:
     return tuple(
         SizeBar(
             sizes=f"{format_bytes(2**one.exponent)} to {format_bytes(2 ** (one.exponent + 1))}",
-            calls=one.calls, bytes_per_step=one.bytes_per_step, calls_share=one.calls / calls,
-            bytes_share=one.bytes_per_step / sizes, calls_bar=one.calls / most_calls,
+            calls=one.calls,
+            bytes_per_step=one.bytes_per_step,
+            calls_share=one.calls / calls,
+            bytes_share=one.bytes_per_step / sizes,
+            calls_bar=one.calls / most_calls,
             bytes_bar=one.bytes_per_step / most_bytes,
         )
         for one in bins
-    )  # fmt: skip
+    )
 
 
 def _ceiling(workload: Workload) -> Ceiling | None:

@@ -47,9 +47,11 @@ def show_jobs(query: Annotated[JobsPageQuery, Query()], store: CurrentStore, req
     found: tuple[JobRow, ...] = ()
     if has_queue:
         jobs = current_queue(request).statuses(
-            cluster=query.cluster or None, state=query.state or None,
-            limit=JOBS_PER_PAGE + 1, offset=(query.page - 1) * JOBS_PER_PAGE,
-        )  # fmt: skip
+            cluster=query.cluster or None,
+            state=query.state or None,
+            limit=JOBS_PER_PAGE + 1,
+            offset=(query.page - 1) * JOBS_PER_PAGE,
+        )
         now = datetime.now(UTC)
         running = study_rows(store.running_studies(cluster=query.cluster or None), now=now)
         found = job_rows(jobs, running, now=now)
@@ -58,19 +60,25 @@ def show_jobs(query: Annotated[JobsPageQuery, Query()], store: CurrentStore, req
         return JSONResponse(readable(jsonable_encoder({"has_queue": has_queue, "jobs": rows, "more": more})))
     chosen = {"cluster": query.cluster, "state": query.state}
     values = {
-        "rows": rows, "chosen": chosen, "live": any(not row.status.state.ended for row in rows),
-        "address": _address(chosen, query.page), "newer": _address(chosen, query.page - 1) if query.page > 1 else "",
+        "rows": rows,
+        "chosen": chosen,
+        "live": any(not row.status.state.ended for row in rows),
+        "address": _address(chosen, query.page),
+        "newer": _address(chosen, query.page - 1) if query.page > 1 else "",
         "older": _address(chosen, query.page + 1) if more else "",
-    }  # fmt: skip
+    }
     if request.headers.get("hx-request"):
         return page_response(request, "_queue.html", **values)
     return page_response(
-        request, "jobs.html", has_queue=has_queue, states=[state.value for state in JobState],
+        request,
+        "jobs.html",
+        has_queue=has_queue,
+        states=[state.value for state in JobState],
         clusters=sorted(entry.item.name for entry in store.clusters()),
         models=sorted(entry.item.name for entry in store.workloads()),
         usual={"trials": _USUAL_TRIALS, "priority": USUAL_PRIORITY, "first": FIRST_PRIORITY, "last": LAST_PRIORITY},
         **values,
-    )  # fmt: skip
+    )
 
 
 @router.post("", dependencies=[*needs(Role.TUNE), OwnForm])

@@ -142,9 +142,13 @@ def _submit(
     model = body.model if body.model is not None else str((body.profile or {})["name"])
     given = body.model_dump(exclude={"profile", "again", "model", "nccl_version"})
     job = TuningJob(
-        **given, model=model, nccl_version=normal_version(body.nccl_version),
-        id=new_job_id(idempotency_key, by=by), created=utc_now(), by=by,
-    )  # fmt: skip
+        **given,
+        model=model,
+        nccl_version=normal_version(body.nccl_version),
+        id=new_job_id(idempotency_key, by=by),
+        created=utc_now(),
+        by=by,
+    )
     return queue.submit(store.checked_job(job, again=body.again))
 
 

@@ -104,12 +104,18 @@ def show_map(query: Annotated[HomeQuery, Query()], store: CurrentStore, request:
     if query.format == "json":
         return json_response({"map": chart, "running": running, "recent": rows})
     return page_response(
-        request, "home.html", map=chart, running=running, recent=rows, days=days, query=_query(query),
+        request,
+        "home.html",
+        map=chart,
+        running=running,
+        recent=rows,
+        days=days,
+        query=_query(query),
         clusters=_names((entry.item.name for entry in store.clusters()), query.cluster),
         models=_names((entry.item.name for entry in store.workloads()), query.model),
         chosen={"cluster": query.cluster, "model": query.model, "days": str(query.days)},
         filtered=bool(query.cluster or query.model or query.days),
-    )  # fmt: skip
+    )
 
 
 @router.get("/live")
@@ -133,12 +139,17 @@ def show_studies(query: Annotated[ListQuery, Query()], store: CurrentStore, requ
         return json_response({"studies": rows, "next_cursor": page.next_cursor})
     chosen = {"cluster": query.cluster, "model": query.model}
     return page_response(
-        request, "index.html", rows=rows, chosen=chosen, filtered=bool(query.cluster or query.model),
+        request,
+        "index.html",
+        rows=rows,
+        chosen=chosen,
+        filtered=bool(query.cluster or query.model),
         clusters=_names((entry.item.name for entry in store.clusters()), query.cluster),
         models=_names((entry.item.name for entry in store.workloads()), query.model),
-        first=not query.cursor, newest="/studies?" + urlencode(chosen),
+        first=not query.cursor,
+        newest="/studies?" + urlencode(chosen),
         older="/studies?" + urlencode({**chosen, "cursor": page.next_cursor}) if page.next_cursor else "",
-    )  # fmt: skip
+    )
 
 
 @router.get("/find")
@@ -162,10 +173,15 @@ def show_cluster(name: str, query: Annotated[ClusterQuery, Query()], store: Curr
     cluster, in_catalogue = _cluster(store, name)
     ids = [pair.recommendation.id for pair in pairs if pair.recommendation]
     facts = ClusterFacts(
-        cluster=cluster, in_catalogue=in_catalogue, pairs=pairs, newest=store.newest_each(cluster=name),
-        eras=store.eras(name), preflights=store.preflights(cluster=name, limit=PREFLIGHTS),
-        attestations=store.attestations(ids, limit=REPORTS), effects=store.effects(ids),
-    )  # fmt: skip
+        cluster=cluster,
+        in_catalogue=in_catalogue,
+        pairs=pairs,
+        newest=store.newest_each(cluster=name),
+        eras=store.eras(name),
+        preflights=store.preflights(cluster=name, limit=PREFLIGHTS),
+        attestations=store.attestations(ids, limit=REPORTS),
+        effects=store.effects(ids),
+    )
     view = cluster_view(facts, now=datetime.now(UTC))
     return json_response(view) if query.format == "json" else page_response(request, "cluster.html", view=view)
 
@@ -178,9 +194,12 @@ def show_workload(
     entries = {entry.item.name: entry for entry in store.workloads()}
     workload = store.workload(name)
     view = workload_view(
-        workload, store.pairs(cluster=query.cluster or None, model=name), shipped=entries[name].shipped,
-        now=datetime.now(UTC), other=store.workload(query.other) if query.other else None,
-    )  # fmt: skip
+        workload,
+        store.pairs(cluster=query.cluster or None, model=name),
+        shipped=entries[name].shipped,
+        now=datetime.now(UTC),
+        other=store.workload(query.other) if query.other else None,
+    )
     if query.format == "json":
         return json_response(view)
     return page_response(
@@ -204,10 +223,17 @@ def show_comparison(query: Annotated[CompareQuery, Query()], store: CurrentStore
             raise UsageError(why or "nothing was chosen to compare", hint="for example ?study=ID&study=ID")
         return json_response(view)
     return page_response(
-        request, "compare.html", view=view, why=why, left=left, most=MOST, chosen=query.model,
-        chosen_clusters=query.cluster, clusters=_names(entry.item.name for entry in store.clusters()),
+        request,
+        "compare.html",
+        view=view,
+        why=why,
+        left=left,
+        most=MOST,
+        chosen=query.model,
+        chosen_clusters=query.cluster,
+        clusters=_names(entry.item.name for entry in store.clusters()),
         models=_names(entry.item.name for entry in store.workloads()),
-    )  # fmt: skip
+    )
 
 
 def _compared(query: CompareQuery, store: Store) -> tuple[list[Compared], int]:

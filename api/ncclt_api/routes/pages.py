@@ -48,9 +48,13 @@ class TrialListQuery(StrictQuery):
     def choice(self) -> TrialChoice:
         """Return what was chosen."""
         return TrialChoice(
-            phase=self.phase or None, outcome=self.outcome or None, message=self.message,
-            algorithm=self.algorithm or None, sort=self.sort, page=self.page,
-        )  # fmt: skip
+            phase=self.phase or None,
+            outcome=self.outcome or None,
+            message=self.message,
+            algorithm=self.algorithm or None,
+            sort=self.sort,
+            page=self.page,
+        )
 
 
 class StudyQuery(TrialListQuery):

@@ -57,9 +57,12 @@ class ServedQuery(OneQuery):
 def show_served(query: Annotated[ServedQuery, Query()], store: CurrentStore, request: Request) -> Response:
     """Show what a job gets now: a permanent address for a cluster, a workload and the shape of the job."""
     job = Job(
-        cluster=query.cluster, model=query.model, nodes=query.nodes, gpus_per_node=query.gpus_per_node,
+        cluster=query.cluster,
+        model=query.model,
+        nodes=query.nodes,
+        gpus_per_node=query.gpus_per_node,
         nccl_version=normal_version(query.nccl_version),
-    )  # fmt: skip
+    )
     published = store.newest(cluster=query.cluster, model=query.model)
     try:
         found = select(published, job, partly=True)
@@ -128,12 +131,19 @@ def _mark_stale(store: Store, found: Recommendation, by: By) -> None:
         raise UsageError("a revision is marked stale for a reason", hint="say what was seen")
     store.add_check(
         Check(
-            id=uuid.uuid4().hex[:12], recommendation=found.id, cluster=found.cluster, model=found.model,
-            freshness=Freshness.STALE, reasons=(f"{by.why} ({by.who})",), changes=(), launches=0, launcher="",
+            id=uuid.uuid4().hex[:12],
+            recommendation=found.id,
+            cluster=found.cluster,
+            model=found.model,
+            freshness=Freshness.STALE,
+            reasons=(f"{by.why} ({by.who})",),
+            changes=(),
+            launches=0,
+            launcher="",
             created=utc_now(),
         ),
         by=by,
-    )  # fmt: skip
+    )
 
 
 def _answer(found: Recommendation, format: str, store: Store, request: Request) -> Response:
@@ -168,9 +178,12 @@ def _view(found: Recommendation, store: Store, request: Request) -> Recommendati
         percent=store.rules(found.cluster).percent,
     )
     return recommendation_view(
-        _compared(found, store), _compared(served, store) if served else None, facts,
-        server=request.app.state.public_url, now=datetime.now(UTC),
-    )  # fmt: skip
+        _compared(found, store),
+        _compared(served, store) if served else None,
+        facts,
+        server=request.app.state.public_url,
+        now=datetime.now(UTC),
+    )
 
 
 def _judged(store: Store, found: Recommendation) -> list[tuple[RollOut, RollOutVerdict | None]]:
@@ -187,6 +200,9 @@ def _job(found: Recommendation) -> dict[str, str]:
     """Return the query of the permanent address of what this job gets."""
     place = found.fingerprint
     return {
-        "cluster": found.cluster, "model": found.model, "nodes": str(place.nodes),
-        "gpus_per_node": str(place.gpus_per_node), "nccl_version": place.nccl_version,
-    }  # fmt: skip
+        "cluster": found.cluster,
+        "model": found.model,
+        "nodes": str(place.nodes),
+        "gpus_per_node": str(place.gpus_per_node),
+        "nccl_version": place.nccl_version,
+    }

@@ -98,8 +98,12 @@ async def upload_workload(
         async for chunk in request.stream():
             await run_in_threadpool(file.write, chunk)
         await run_in_threadpool(file.flush)
-        options = [word for key, value in (("source", query.source), ("steps", query.steps)) if value is not None
-                   for word in (f"--{key}", str(value))]  # fmt: skip
+        options = [
+            word
+            for key, value in (("source", query.source), ("steps", query.steps))
+            if value is not None
+            for word in (f"--{key}", str(value))
+        ]
         workload = await _read(Path(file.name), query.name, options)
     is_new = await run_in_threadpool(keep_workload, store, workload)
     response.status_code = 201 if is_new else 200
@@ -155,10 +159,15 @@ async def _read(path: Path, name: str, options: list[str]) -> Workload:
     kept = {key: value for key, value in os.environ.items() if key in ("PATH", "HOME", "TMPDIR", "LANG", "PYTHONPATH")}
     async with _reading:
         process = await asyncio.create_subprocess_exec(
-            *argv, *options, env={**kept, "OPENBLAS_NUM_THREADS": "1"},
-            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-            limit=_LONGEST_ANSWER_BYTES, start_new_session=True,
-        )  # fmt: skip
+            *argv,
+            *options,
+            env={**kept, "OPENBLAS_NUM_THREADS": "1"},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            limit=_LONGEST_ANSWER_BYTES,
+            start_new_session=True,
+        )
         try:
             said, errors = await asyncio.wait_for(process.communicate(), READ_S + 5.0)
         except TimeoutError:

@@ -18,8 +18,15 @@ PLAIN = ["-std=c11", "-D_POSIX_C_SOURCE=200809L", "-O1"]
 
 
 def sanitized(sanitizers):
-    return [compiler(), "-std=c11", "-D_POSIX_C_SOURCE=200809L", "-g", "-O1", f"-fsanitize={sanitizers}",
-            "-fno-sanitize-recover=all"]  # fmt: skip
+    return [
+        compiler(),
+        "-std=c11",
+        "-D_POSIX_C_SOURCE=200809L",
+        "-g",
+        "-O1",
+        f"-fsanitize={sanitizers}",
+        "-fno-sanitize-recover=all",
+    ]
 
 
 def compile_with(sanitizers, files, target, *extra):
@@ -82,9 +89,21 @@ def other_tuner(target, flags, api, *extra):
     """Compile the tuner of other_tuner.c as a library."""
     target.parent.mkdir(parents=True, exist_ok=True)
     subprocess.run(
-        [*flags, "-Wall", "-Wextra", "-shared", "-fPIC", f"-I{source_folder()}", f"-DAPI={api}", *extra,
-         "-o", target, HERE / "other_tuner.c"], check=True
-    )  # fmt: skip
+        [
+            *flags,
+            "-Wall",
+            "-Wextra",
+            "-shared",
+            "-fPIC",
+            f"-I{source_folder()}",
+            f"-DAPI={api}",
+            *extra,
+            "-o",
+            target,
+            HERE / "other_tuner.c",
+        ],
+        check=True,
+    )
 
 
 @pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])

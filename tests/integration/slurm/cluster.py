@@ -125,10 +125,14 @@ class SlurmCluster:
         ports = [_free_port() for _ in range(3)]
         (self.folder / "slurm.conf").write_text(
             _CONFIGURATION.format(
-                user=getpass.getuser(), folder=self.folder, cpus=CPUS,
-                controller_port=ports[0], n1_port=ports[1], n2_port=ports[2],
+                user=getpass.getuser(),
+                folder=self.folder,
+                cpus=CPUS,
+                controller_port=ports[0],
+                n1_port=ports[1],
+                n2_port=ports[2],
             )
-        )  # fmt: skip
+        )
         self.exports.touch()
         prolog = self.folder / "task-prolog"
         prolog.write_text(f"#!/bin/sh\ncat {self.exports}\n")
@@ -139,10 +143,16 @@ class SlurmCluster:
         key.chmod(0o600)
         # munged dislikes root and folders that others may write to; neither matters for a key that lives for a minute.
         self._start(
-            "munged", "--foreground", "--force", f"--key-file={key}", f"--socket={self.folder}/munge.socket",
-            f"--pid-file={self.folder}/munged.pid", f"--seed-file={self.folder}/munged.seed", "--num-threads=2",
+            "munged",
+            "--foreground",
+            "--force",
+            f"--key-file={key}",
+            f"--socket={self.folder}/munge.socket",
+            f"--pid-file={self.folder}/munged.pid",
+            f"--seed-file={self.folder}/munged.seed",
+            "--num-threads=2",
             f"--log-file={self.folder}/munged.file",
-        )  # fmt: skip
+        )
         self._wait((self.folder / "munge.socket").exists, "munged")
         configuration = str(self.folder / "slurm.conf")
         self._start("slurmctld", "-D", "-f", configuration)

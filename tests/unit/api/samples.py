@@ -48,10 +48,21 @@ PLAIN = Policy(
 
 def cluster(name="leonardo", nodes=2):
     return Cluster(
-        name=name, nodes=nodes, gpus_per_node=4, gpu="A100-SXM-64GB", compute_capability=80, link_class="nvlink",
-        link_gbps=200.0, fabric="infiniband", nics_per_node=4, nic_gbps=12.5, gpudirect=True, nccl_version="2.22.3",
-        description="Two nodes of the booster partition.", sources=("a data sheet",),
-    )  # fmt: skip
+        name=name,
+        nodes=nodes,
+        gpus_per_node=4,
+        gpu="A100-SXM-64GB",
+        compute_capability=80,
+        link_class="nvlink",
+        link_gbps=200.0,
+        fabric="infiniband",
+        nics_per_node=4,
+        nic_gbps=12.5,
+        gpudirect=True,
+        nccl_version="2.22.3",
+        description="Two nodes of the booster partition.",
+        sources=("a data sheet",),
+    )
 
 
 def workload(name="bert"):
@@ -100,8 +111,11 @@ def study(id="5e1f00aa", name=None, model="bert", cluster_name="leonardo", **cha
 def time_us(message, setting, wobble=1.0):
     """Return an invented time: a latency and a bandwidth, both depending on the setting."""
     latency, bandwidth = {
-        DEFAULT: (24.0, 18.0), TREE: (17.0, 12.0), RING: (31.0, 21.0), LOW_LATENCY: (14.0, 5.0),
-    }.get(setting, (28.0, 15.0))  # fmt: skip
+        DEFAULT: (24.0, 18.0),
+        TREE: (17.0, 12.0),
+        RING: (31.0, 21.0),
+        LOW_LATENCY: (14.0, 5.0),
+    }.get(setting, (28.0, 15.0))
     return wobble * (latency + message.size_bytes / bandwidth / 1e3)
 
 
@@ -204,9 +218,15 @@ def revised(found, id):
 def attestation(of, *, differing=3, **changes):
     """Return what a job told of a recommendation given as a table: some calls went otherwise, or none."""
     table = DeliveredPolicy(
-        recommendation=of.id, cluster=of.cluster, model=of.model, nccl_version=of.fingerprint.nccl_version, nodes=2,
-        ranks=8, form=Form.TABLE, policy=of.table.policy,
-    )  # fmt: skip
+        recommendation=of.id,
+        cluster=of.cluster,
+        model=of.model,
+        nccl_version=of.fingerprint.nccl_version,
+        nodes=2,
+        ranks=8,
+        form=Form.TABLE,
+        policy=of.table.policy,
+    )
     uses = [
         ObservedCall(
             collective=Collective.ALL_REDUCE, size_bytes=size, group_size=8, choice=choice, outcome=outcome, calls=calls
@@ -229,10 +249,23 @@ def verification(of):
         for order, (side, time) in enumerate([(Side.BASE, 210_000.0), (Side.TUNED, 200_000.0)])
     )
     return Verification(
-        id="5e7f1ed0", cluster=of.cluster, model=of.model, recommendation=of.id, argv=("torchrun", "train.py"),
-        base_env=(), tuned_env=(), removed_env=(), warmup=10, steps=3, ranks=8, hosts=2, launches=launches,
-        verdict=verdict(speedup=1.05, interval=(1.031, 1.072)), notes=(), created="2026-11-20T11:00:00+00:00",
-    )  # fmt: skip
+        id="5e7f1ed0",
+        cluster=of.cluster,
+        model=of.model,
+        recommendation=of.id,
+        argv=("torchrun", "train.py"),
+        base_env=(),
+        tuned_env=(),
+        removed_env=(),
+        warmup=10,
+        steps=3,
+        ranks=8,
+        hosts=2,
+        launches=launches,
+        verdict=verdict(speedup=1.05, interval=(1.031, 1.072)),
+        notes=(),
+        created="2026-11-20T11:00:00+00:00",
+    )
 
 
 def fill(store):

@@ -27,35 +27,70 @@ JOB = "00000000000000aa"
 SECRETS = {(role, cluster): f"{PREFIX}{role}-{cluster}" for role in Role for cluster in ("", "leonardo", "elsewhere")}
 VERBS = ("approve", "activate", "rollback", "pin", "unpin", "retire")
 PATHS = {
-    "/healthz": None, "/readyz": None, "/client.py": None, "/metrics": Role.READ, "/v1/openapi.json": Role.READ,
-    "/v1/clusters": Role.READ, "/v1/clusters/{cluster}": Role.READ, "/v1/clusters/{cluster}/env": Role.ENV,
-    "/v1/workloads": Role.READ, "/v1/workloads/{name:path}": Role.READ,
-    "/v1/studies": Role.READ, "/v1/studies/{id}": Role.READ, "/v1/studies/{id}/trials": Role.READ,
+    "/healthz": None,
+    "/readyz": None,
+    "/client.py": None,
+    "/metrics": Role.READ,
+    "/v1/openapi.json": Role.READ,
+    "/v1/clusters": Role.READ,
+    "/v1/clusters/{cluster}": Role.READ,
+    "/v1/clusters/{cluster}/env": Role.ENV,
+    "/v1/workloads": Role.READ,
+    "/v1/workloads/{name:path}": Role.READ,
+    "/v1/studies": Role.READ,
+    "/v1/studies/{id}": Role.READ,
+    "/v1/studies/{id}/trials": Role.READ,
     "/v1/studies/{id}/evidence": Role.READ,
-    "/v1/recommendations": Role.READ, "/v1/recommendations/{id}": Role.READ,
-    "/v1/attestations": Role.READ, "POST /v1/attestations": Role.ENV,
-    "/v1/recommendations/{id}/life": Role.READ, "/v1/recommendations/{id}/history": Role.READ,
+    "/v1/recommendations": Role.READ,
+    "/v1/recommendations/{id}": Role.READ,
+    "/v1/attestations": Role.READ,
+    "POST /v1/attestations": Role.ENV,
+    "/v1/recommendations/{id}/life": Role.READ,
+    "/v1/recommendations/{id}/history": Role.READ,
     **{f"POST /v1/recommendations/{{id}}/{verb}": Role.APPROVE for verb in VERBS},
-    "/v1/clusters/{cluster}/history": Role.READ, "/v1/clusters/{cluster}/rules": Role.READ,
-    "PUT /v1/clusters/{cluster}/rules": Role.ADMIN, "POST /v1/step-times": Role.ENV,
+    "/v1/clusters/{cluster}/history": Role.READ,
+    "/v1/clusters/{cluster}/rules": Role.READ,
+    "PUT /v1/clusters/{cluster}/rules": Role.ADMIN,
+    "POST /v1/step-times": Role.ENV,
     "POST /v1/workloads": Role.TUNE,
-    "/v1/jobs": Role.READ, "POST /v1/jobs": Role.TUNE, "/v1/jobs/{id}": Role.READ, "/v1/jobs/{id}/events": Role.READ,
+    "/v1/jobs": Role.READ,
+    "POST /v1/jobs": Role.TUNE,
+    "/v1/jobs/{id}": Role.READ,
+    "/v1/jobs/{id}/events": Role.READ,
     "POST /v1/jobs/stale": Role.TUNE,
-    "POST /v1/jobs/{id}/cancel": Role.TUNE, "POST /v1/jobs/{id}/retry": Role.TUNE,
-    "/": Role.READ, "/live": Role.READ, "/studies": Role.READ, "/find": Role.READ, "/studies/{id}": Role.READ,
-    "/studies/{id}/trials": Role.READ, "/studies/{id}/trials/{number}": Role.READ,
-    "/clusters/{name:path}": Role.READ, "/workloads/{name:path}": Role.READ, "/compare": Role.READ,
-    "/sign-in": None, "POST /sign-in": None, "POST /sign-out": Role.ENV,
-    "/recommendations": Role.READ, "/recommendations/{id}": Role.READ, "/recommendations/{id}/rollout": Role.READ,
+    "POST /v1/jobs/{id}/cancel": Role.TUNE,
+    "POST /v1/jobs/{id}/retry": Role.TUNE,
+    "/": Role.READ,
+    "/live": Role.READ,
+    "/studies": Role.READ,
+    "/find": Role.READ,
+    "/studies/{id}": Role.READ,
+    "/studies/{id}/trials": Role.READ,
+    "/studies/{id}/trials/{number}": Role.READ,
+    "/clusters/{name:path}": Role.READ,
+    "/workloads/{name:path}": Role.READ,
+    "/compare": Role.READ,
+    "/sign-in": None,
+    "POST /sign-in": None,
+    "POST /sign-out": Role.ENV,
+    "/recommendations": Role.READ,
+    "/recommendations/{id}": Role.READ,
+    "/recommendations/{id}/rollout": Role.READ,
     "POST /recommendations/{id}/{verb}": Role.APPROVE,
-    "/jobs": Role.READ, "POST /jobs": Role.TUNE, "POST /jobs/{id}/cancel": Role.TUNE,
+    "/jobs": Role.READ,
+    "POST /jobs": Role.TUNE,
+    "POST /jobs/{id}/cancel": Role.TUNE,
     "POST /jobs/{id}/retry": Role.TUNE,
-}  # fmt: skip
+}
 """What each route needs; None = nothing."""
 
 OF_NO_CLUSTER = (
-    "/v1/workloads", "/v1/workloads/{name:path}", "POST /v1/workloads", "POST /sign-out", "/v1/openapi.json",
-)  # fmt: skip
+    "/v1/workloads",
+    "/v1/workloads/{name:path}",
+    "POST /v1/workloads",
+    "POST /sign-out",
+    "/v1/openapi.json",
+)
 
 
 def routes(app):
@@ -182,12 +217,19 @@ def test_only_readers_of_all_clusters_see_the_link_to_optuna_dashboard(service, 
 
 
 QUERIES = {
-    "/v1/clusters/{cluster}/env": {"model": "bert", "nodes": 2, "gpus_per_node": 4, "nccl_version": "2.22.3",
-                                   "simulated": "allow"},
-    "/v1/attestations": {"recommendation": "0c0ffee1"}, "POST /v1/workloads": {"name": "uploaded"},
-    "/recommendations": {"cluster": "leonardo", "model": "bert"}, "/compare": {"study": ["5e1f00aa", "5e1f00aa"]},
+    "/v1/clusters/{cluster}/env": {
+        "model": "bert",
+        "nodes": 2,
+        "gpus_per_node": 4,
+        "nccl_version": "2.22.3",
+        "simulated": "allow",
+    },
+    "/v1/attestations": {"recommendation": "0c0ffee1"},
+    "POST /v1/workloads": {"name": "uploaded"},
+    "/recommendations": {"cluster": "leonardo", "model": "bert"},
+    "/compare": {"study": ["5e1f00aa", "5e1f00aa"]},
     "/find": {"q": "leo"},
-}  # fmt: skip
+}
 
 
 def unquoted(text):
@@ -212,9 +254,11 @@ def find_nothing(service, samples, name):
     report = samples.attestation(service.store.recommendation("0c0ffee1")).to_document() | ticket
     time = {"rollout": service.store.rollouts()[0].id, "job": "1", "step_us": 1.0, "steps": 1} | ticket
     given = {
-        "POST /v1/attestations": report, "POST /v1/step-times": time,
-        "POST /v1/jobs": {"cluster": "leonardo", "model": "bert"}, "POST /v1/jobs/stale": {"cluster": "leonardo"},
-    }.get(name, {})  # fmt: skip
+        "POST /v1/attestations": report,
+        "POST /v1/step-times": time,
+        "POST /v1/jobs": {"cluster": "leonardo", "model": "bert"},
+        "POST /v1/jobs/stale": {"cluster": "leonardo"},
+    }.get(name, {})
     body = {"json": given} if method in ("POST", "PUT") else {}
     if method == "POST" and not path.path.startswith("/v1/"):
         token = service.app.state.sessions.form_token("")
@@ -283,9 +327,18 @@ def test_the_pages_of_a_key_of_one_cluster_link_only_to_what_it_may_see(service)
 
 @pytest.mark.parametrize(
     "authorization",
-    ["", "Bearer", "Bearer ", f"Bearer {PREFIX}wrong", "Basic abc", f"Bearer {'x' * 100_000}", "Bearer \u00fc".encode(),
-     f"bearer {digest_of(SECRETS[Role.ADMIN, ''])}", "Bearer a b c"],
-)  # fmt: skip
+    [
+        "",
+        "Bearer",
+        "Bearer ",
+        f"Bearer {PREFIX}wrong",
+        "Basic abc",
+        f"Bearer {'x' * 100_000}",
+        "Bearer \u00fc".encode(),
+        f"bearer {digest_of(SECRETS[Role.ADMIN, ''])}",
+        "Bearer a b c",
+    ],
+)
 def test_what_is_no_key_is_401_and_says_how_to_get_one(service, authorization):
     answer = service.get(ENV, headers={"Authorization": authorization})
     assert (answer.status_code, answer.headers["www-authenticate"]) == (401, 'Bearer realm="ncclt"')
@@ -320,8 +373,13 @@ def test_a_page_of_another_host_may_not_write(service):
 
 def test_without_keys_only_known_names_are_answered_to(filled_store):
     expected = {
-        "127.0.0.1:8080": 200, "localhost": 200, "[::1]:9": 200, "rebound.example": 421, "127.0.0.1.evil": 421, "": 421,
-    }  # fmt: skip
+        "127.0.0.1:8080": 200,
+        "localhost": 200,
+        "[::1]:9": 200,
+        "rebound.example": 421,
+        "127.0.0.1.evil": 421,
+        "": 421,
+    }
     with TestClient(create_app(filled_store, hosts=("127.0.0.1", "localhost", "[::1]"))) as service:
         found = {host: service.get("/v1/studies", headers={"Host": host}).status_code for host in expected}
     assert found == expected

@@ -102,8 +102,15 @@ class Service:
         headers = [(b"if-none-match", if_none_match)] if if_none_match else []
         path = f"/v1/clusters/{cluster}/env"
         query = f"model={model}" + (f"&job={job}" if job else "")
-        scope = {"type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "headers": headers,
-                 "query_string": query.encode(), "ncclt.key": self.key}  # fmt: skip
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": path,
+            "raw_path": path.encode(),
+            "headers": headers,
+            "query_string": query.encode(),
+            "ncclt.key": self.key,
+        }
         await self.asks(scope, None, send)
         return sent[0]["status"], b"".join(message.get("body", b"") for message in sent), dict(sent[0]["headers"])
 
@@ -285,12 +292,15 @@ def test_a_key_of_another_cluster_is_passed_on_to_the_route():
 @pytest.mark.parametrize(
     ("query", "split"),
     [
-        (b"model=m", (b"model=m", "")), (b"model=m&job=a%20b", (b"model=m", "a b")),
-        (b"job=a&model=m&job=b", (b"model=m", "b")), (b"model=m&%6Aob=a", None),
+        (b"model=m", (b"model=m", "")),
+        (b"model=m&job=a%20b", (b"model=m", "a b")),
+        (b"job=a&model=m&job=b", (b"model=m", "b")),
+        (b"model=m&%6Aob=a", None),
         (b"model=%C3%BC", (b"model=%C3%BC", "")),
-        (b"model=m&job=" + b"x" * 301, None), (b"job=%E2%82%AC", (b"", "\u20ac")),
+        (b"model=m&job=" + b"x" * 301, None),
+        (b"job=%E2%82%AC", (b"", "\u20ac")),
     ],
-)  # fmt: skip
+)
 def test_the_job_is_taken_out_of_the_query(query, split):
     assert split_job(query) == split
 

@@ -61,10 +61,15 @@ def study_from_document(document):
 
 
 PARSERS = {
-    "workloads": Workload.from_document, "clusters": Cluster.from_document, "studies": study_from_document,
-    "trials": trial_from_document, "recommendations": Recommendation.from_document,
-    "check": Check.from_document, "preflight": Preflight.from_document, "verification": Verification.from_document,
-}  # fmt: skip
+    "workloads": Workload.from_document,
+    "clusters": Cluster.from_document,
+    "studies": study_from_document,
+    "trials": trial_from_document,
+    "recommendations": Recommendation.from_document,
+    "check": Check.from_document,
+    "preflight": Preflight.from_document,
+    "verification": Verification.from_document,
+}
 
 
 @pytest.fixture(scope="module")
@@ -77,10 +82,18 @@ def store(tmp_path_factory, profiles, samples):
         filled.add_attestation(samples.attestation(published, notes=(BROKEN, "x" * 5000), tuner_lines=(BROKEN,)))
         filled.add_check(
             Check(
-                id="c1", recommendation="0c0ffee2", cluster=published.cluster, model="resnet101",
-                freshness=Freshness.STALE, reasons=("slower",), changes=(), launches=1, launcher="slurm", created="",
+                id="c1",
+                recommendation="0c0ffee2",
+                cluster=published.cluster,
+                model="resnet101",
+                freshness=Freshness.STALE,
+                reasons=("slower",),
+                changes=(),
+                launches=1,
+                launcher="slurm",
+                created="",
             )
-        )  # fmt: skip
+        )
         filled.add_cluster(samples.cluster("mine"))
         filled.add_workload(samples.workload("ours"))
         with closing(sqlite3.connect(path)) as database, database:

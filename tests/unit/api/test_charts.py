@@ -82,10 +82,14 @@ def test_without_a_measurement_there_is_no_picture():
 
 def test_what_is_not_a_number_is_a_gap():
     chart = Chart(
-        id="a", title="A", description="", x=Axis(label="size", unit="bytes", log=2), y=Axis(label="", unit="us"),
+        id="a",
+        title="A",
+        description="",
+        x=Axis(label="size", unit="bytes", log=2),
+        y=Axis(label="", unit="us"),
         lines=[Line(label="one", tone="policy", x=[1, 2], y=[math.inf, 1.23456789], low=[1, 1], high=[2, math.nan])],
         levels=[Level(at=1.0, label="here")],
-    )  # fmt: skip
+    )
     only = line(chart, "one")
     assert only["y"] == [None, 1.2346]
     assert only["high"] == [2, None]

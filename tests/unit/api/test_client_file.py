@@ -35,9 +35,14 @@ def test_it_runs_alone(client, tmp_path, live):
 
     def call(*words):
         done = subprocess.run(
-            [sys.executable, "-I", "-S", str(file), *JOB, *words], env={"PATH": os.environ["PATH"]}, cwd=tmp_path,
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+            [sys.executable, "-I", "-S", str(file), *JOB, *words],
+            env={"PATH": os.environ["PATH"]},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
         return done.returncode, done.stdout, done.stderr
 
     code, out, err = call("--server", live, "--allow", "simulated")

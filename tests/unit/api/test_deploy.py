@@ -21,10 +21,18 @@ from ncclt_api.app import create_app
 
 DEPLOY = Path(__file__).parents[3] / "api" / "deploy"
 FIGURES = {
-    "ncclt_requests_total", "ncclt_request_seconds_bucket", "ncclt_served_total", "ncclt_database_up",
-    "ncclt_studies", "ncclt_trials", "ncclt_recommendations", "ncclt_records", "ncclt_rollouts",
-    "ncclt_jobs", "ncclt_jobs_waiting_seconds",
-}  # fmt: skip
+    "ncclt_requests_total",
+    "ncclt_request_seconds_bucket",
+    "ncclt_served_total",
+    "ncclt_database_up",
+    "ncclt_studies",
+    "ncclt_trials",
+    "ncclt_recommendations",
+    "ncclt_records",
+    "ncclt_rollouts",
+    "ncclt_jobs",
+    "ncclt_jobs_waiting_seconds",
+}
 
 
 def expressions():
@@ -61,10 +69,18 @@ def test_a_stale_recommendation_is_in_the_figure_that_its_alert_reads(samples, e
     samples.fill(empty_store)
     empty_store.add_check(
         Check(
-            id="c1", recommendation="0c0ffee1", cluster="leonardo", model="bert", freshness=Freshness.STALE,
-            reasons=("the gain is lost",), changes=(), launches=8, launcher="slurm", created="2026-01-02T03:04:05",
+            id="c1",
+            recommendation="0c0ffee1",
+            cluster="leonardo",
+            model="bert",
+            freshness=Freshness.STALE,
+            reasons=("the gain is lost",),
+            changes=(),
+            launches=8,
+            launcher="slurm",
+            created="2026-01-02T03:04:05",
         )
-    )  # fmt: skip
+    )
     (selector,) = set(re.findall(r"ncclt_\w+\{[^}]*\}", dict(expressions())["NccltStale"]))
     with TestClient(create_app(empty_store, fresh_s=0)) as service:
         assert f"{selector} 1.0\n" in service.get("/metrics").text

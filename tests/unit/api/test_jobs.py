@@ -153,8 +153,13 @@ def test_the_events_of_a_job_resume_behind_the_last_one(service, monkeypatch):
     assert ": waiting" in answer.text
     found = events(answer.text)
     assert [(number, kind) for number, kind, _ in found] == [
-        (None, "status"), ("0", "log"), ("1", "log"), ("2", "log"), ("3", "log"), (None, "end"),
-    ]  # fmt: skip
+        (None, "status"),
+        ("0", "log"),
+        ("1", "log"),
+        ("2", "log"),
+        ("3", "log"),
+        (None, "end"),
+    ]
     assert found[-1][2]["state"] == "cancelled"
     resumed = events(service.get(f"/v1/jobs/{id}/events", headers={"Last-Event-ID": "2"}).text)
     assert [number for number, _, _ in resumed] == [None, "3", None]

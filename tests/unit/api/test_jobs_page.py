@@ -90,10 +90,11 @@ def test_how_far_a_job_is_and_how_it_ended(samples):
         JobStatus(job=job, state=JobState.RUNNING, worker="login1"),
         JobStatus(job=job, state=JobState.RUNNING, worker="login1", cancelling=True),
         JobStatus(
-            job=job, state=JobState.DONE,
+            job=job,
+            state=JobState.DONE,
             result=JobResult(state=JobState.DONE, study="5e1f", trials=51, decision="tuned", recorded="recorded: x"),
         ),
-    )  # fmt: skip
+    )
     live, ending, done = job_rows(states, running, now=now)
     assert (live.trials, live.most, live.study, live.told) == (12, 40, study.id, "on login1")
     assert live.label == study.label == "SIMULATED"

@@ -67,12 +67,21 @@ def accepted(command):
 def test_every_object_is_there_and_in_no_namespace():
     kinds = sorted(one["kind"] for one in MANIFESTS)
     assert kinds == [
-        "CronJob", *["Deployment"] * 2, *["Ingress"] * 3, *["NetworkPolicy"] * 3, "PodDisruptionBudget", "Service",
-    ]  # fmt: skip
+        "CronJob",
+        *["Deployment"] * 2,
+        *["Ingress"] * 3,
+        *["NetworkPolicy"] * 3,
+        "PodDisruptionBudget",
+        "Service",
+    ]
     assert not any("namespace" in one["metadata"] for one in MANIFESTS)
     assert set(CONTAINERS) == {
-        "ncclt-api/migrate", "ncclt-api/api", "ncclt-worker/migrate", "ncclt-worker/worker", "ncclt-retune/retune",
-    }  # fmt: skip
+        "ncclt-api/migrate",
+        "ncclt-api/api",
+        "ncclt-worker/migrate",
+        "ncclt-worker/worker",
+        "ncclt-retune/retune",
+    }
 
 
 @pytest.mark.parametrize("where", CONTAINERS)
@@ -125,14 +134,19 @@ def test_what_is_secret_comes_from_a_secret_that_the_guide_makes():
 def test_containers_are_locked_down_as_in_compose(where):
     container = CONTAINERS[where]
     assert container["securityContext"] == {
-        "readOnlyRootFilesystem": True, "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]},
-    }  # fmt: skip
+        "readOnlyRootFilesystem": True,
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+    }
     pod = PODS[where.partition("/")[0]]["spec"]
     image = (ROOT / container["image"].removeprefix("ncclt-") / "Dockerfile").read_text(encoding="utf-8")
     uid = int(re.search(r"--uid (\d+)", image)[1])
     assert pod["securityContext"] == {
-        "runAsNonRoot": True, "runAsUser": uid, "runAsGroup": uid, "seccompProfile": {"type": "RuntimeDefault"},
-    }  # fmt: skip
+        "runAsNonRoot": True,
+        "runAsUser": uid,
+        "runAsGroup": uid,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
     assert pod["automountServiceAccountToken"] is pod["enableServiceLinks"] is False
     volumes = {volume["name"]: volume["emptyDir"] for volume in pod["volumes"]}
     assert {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]} == {
@@ -146,8 +160,9 @@ def test_replicas_are_reached_watched_and_not_all_ended_at_once():
     (port,) = container["ports"]
     probes = {name: container[name]["httpGet"] for name in ("livenessProbe", "readinessProbe")}
     assert {name: (probe["path"], probe["port"]) for name, probe in probes.items()} == {
-        "livenessProbe": ("/healthz", port["name"]), "readinessProbe": ("/readyz", port["name"]),
-    }  # fmt: skip
+        "livenessProbe": ("/healthz", port["name"]),
+        "readinessProbe": ("/readyz", port["name"]),
+    }
     (service,), (budget,) = of("Service"), of("PodDisruptionBudget")
     labels = api["metadata"]["labels"]
     assert service["spec"]["selector"] == budget["spec"]["selector"]["matchLabels"] == labels

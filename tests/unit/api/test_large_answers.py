@@ -28,9 +28,15 @@ def process_of(service):
 
 @pytest.mark.parametrize(
     "path",
-    ["/studies/5e1f00aa?page=1", "/v1/studies/5e1f00aa/trials?limit=5", "/v1/studies/5e1f00aa/evidence",
-     "/v1/studies/unknown/trials", "/v1/studies/5e1f00aa/trials?limit=0", "/studies/unknown"],
-)  # fmt: skip
+    [
+        "/studies/5e1f00aa?page=1",
+        "/v1/studies/5e1f00aa/trials?limit=5",
+        "/v1/studies/5e1f00aa/evidence",
+        "/v1/studies/unknown/trials",
+        "/v1/studies/5e1f00aa/trials?limit=0",
+        "/studies/unknown",
+    ],
+)
 def test_they_are_the_same_as_here(service, client, path):
     headers = {"Accept": "text/html", "X-Request-ID": "one"}
     there, here = service.get(path, headers=headers), client.get(path, headers=headers)

@@ -47,8 +47,10 @@ def test_a_change_is_seen_by_the_next_request(store, client):
     assert given(client) == "a"
     (first, *_) = client.get("/v1/recommendations/a/history").json()["items"]
     assert (first["action"], first["why"], first["who"]) == (
-        "rolled-back", "b is slower on rack 7", "local user of the service",
-    )  # fmt: skip
+        "rolled-back",
+        "b is slower on rack 7",
+        "local user of the service",
+    )
     assert client.get("/v1/clusters/pair/history", params={"limit": 1}).json()["items"] == [first]
     assert client.get("/v1/recommendations/b/life").json()["state"] == "retired"
 
@@ -126,10 +128,20 @@ def test_a_roll_out_is_the_same_for_every_rank_and_ends_by_itself(store, client)
 
 @pytest.mark.parametrize(
     ("change", "status"),
-    [({"rollout": "x"}, 404), ({"recommendation": "z"}, 409), ({"step_us": -1}, 422), ({"steps": 0}, 422),
-     ({"job": ""}, 422), ({"job": "a\nb"}, 422), ({"more": 1}, 422), ({"ticket": ""}, 422), ({"ticket": "a.b"}, 422),
-     ({"job": "2"}, 422), ({"step_us": 6e7}, 422)],
-)  # fmt: skip
+    [
+        ({"rollout": "x"}, 404),
+        ({"recommendation": "z"}, 409),
+        ({"step_us": -1}, 422),
+        ({"steps": 0}, 422),
+        ({"job": ""}, 422),
+        ({"job": "a\nb"}, 422),
+        ({"more": 1}, 422),
+        ({"ticket": ""}, 422),
+        ({"ticket": "a.b"}, 422),
+        ({"job": "2"}, 422),
+        ({"step_us": 6e7}, 422),
+    ],
+)
 def test_a_step_time_that_cannot_be_is_refused(store, client, change, status):
     store.set_rules(ClusterRules(cluster="pair", percent=50), By(who="ann"))
     store.publish(sample_recommendation("b"))

@@ -23,11 +23,16 @@ def test_operations_have_unique_names_and_problems():
     writing = {path: set(methods) - {"get"} for path, methods in versioned.items() if set(methods) != {"get"}}
     verbs = ("approve", "activate", "rollback", "pin", "unpin", "retire")
     assert writing == {
-        "/v1/attestations": {"post"}, "/v1/step-times": {"post"}, "/v1/jobs": {"post"}, "/v1/workloads": {"post"},
-        "/v1/jobs/{id}/cancel": {"post"}, "/v1/jobs/{id}/retry": {"post"}, "/v1/clusters/{cluster}/rules": {"put"},
+        "/v1/attestations": {"post"},
+        "/v1/step-times": {"post"},
+        "/v1/jobs": {"post"},
+        "/v1/workloads": {"post"},
+        "/v1/jobs/{id}/cancel": {"post"},
+        "/v1/jobs/{id}/retry": {"post"},
+        "/v1/clusters/{cluster}/rules": {"put"},
         "/v1/jobs/stale": {"post"},
         **{f"/v1/recommendations/{{id}}/{verb}": {"post"} for verb in verbs},
-    }  # fmt: skip
+    }
     for operation in (operation for methods in versioned.values() for operation in methods.values()):
         assert {"404", "422", "503"} <= set(operation["responses"])
         assert list(operation["responses"]["422"]["content"]) == ["application/problem+json"]

@@ -22,9 +22,15 @@ from ncclt_api.pages.wording import format_time
 
 HOSTILE = ("<script>alert('x')</script>", "\"'&amp;</bdi>", "cluster-\u202egnp.exe", "w" * 5000, "a/../b?c#d")
 PAGES = (
-    "/", "/?days=30", "/live", "/studies", "/find?q=leo", "/clusters/leonardo", "/workloads/bert",
+    "/",
+    "/?days=30",
+    "/live",
+    "/studies",
+    "/find?q=leo",
+    "/clusters/leonardo",
+    "/workloads/bert",
     "/compare?study=5e1f00aa&study=7a6bbb02",
-)  # fmt: skip
+)
 
 
 class Checker(HTMLParser):
@@ -182,9 +188,12 @@ def test_hostile_names_are_text_on_every_page(empty_store, empty_client, samples
     published = publish(empty_store, samples, "aa", model=name, cluster=name)
     empty_store.add_attestation(samples.attestation(published, notes=(name,), tuner_lines=(name,)))
     for path, parameters in (
-        ("/", {}), ("/studies", {}), ("/find", {"q": name[:200]}), ("/", {"cluster": name}),
+        ("/", {}),
+        ("/studies", {}),
+        ("/find", {"q": name[:200]}),
+        ("/", {"cluster": name}),
         ("/compare", {"study": "aa"}),
-    ):  # fmt: skip
+    ):
         page = checked(empty_client.get(path, params=parameters).text)
         assert HOSTILE[0] not in page
     found = empty_client.get("/find", params={"q": name[:200], "format": "json"}).json()["hits"]
@@ -208,9 +217,12 @@ def test_a_cluster_shows_what_jobs_get_and_whether_it_took_effect(client):
 def test_a_cluster_of_which_little_is_known_says_which_command_fills_it(empty_client):
     page = empty_client.get("/clusters/leonardo").text
     for command in (
-        "ncclt tune --model bert --cluster leonardo", "ncclt preflight --cluster leonardo --full", "ncclt doctor",
-        "ncclt attest FILES", "ncclt cluster detect",
-    ):  # fmt: skip
+        "ncclt tune --model bert --cluster leonardo",
+        "ncclt preflight --cluster leonardo --full",
+        "ncclt doctor",
+        "ncclt attest FILES",
+        "ncclt cluster detect",
+    ):
         assert command in page
 
 
@@ -246,17 +258,32 @@ def preflight(id, *, slow):
 
     def reading(hosts, time_us):
         return ProbeReading(
-            section=Section(hosts=hosts), ranks=4 * len(hosts), repeat=0, outcome=Outcome.OK,
-            times_us=((1 << 30, time_us),), expected_gbps=100.0,
-        )  # fmt: skip
+            section=Section(hosts=hosts),
+            ranks=4 * len(hosts),
+            repeat=0,
+            outcome=Outcome.OK,
+            times_us=((1 << 30, time_us),),
+            expected_gbps=100.0,
+        )
 
     pairs = [(("n1", "n2"), 2e4 * (2 if slow else 1)), (("n2", "n3"), 2e4), (("n1", "n3"), 2e4)]
     return Preflight(
-        id=id, created="2026-11-20T10:00:00+00:00", state=State.HEALTHY, simulated=True, cluster="leonardo",
-        fingerprint="f", launcher="simulate", benchmark="simulated", hosts=hosts, gpus_per_node=4, source="the links",
-        expected=(ExpectedSize(size_bytes=1 << 30, busbw_gbps=100.0),), tolerance=0.15,
-        readings=(reading(hosts, 2e4), *(reading(pair, time) for pair, time in pairs)), wall_s=9.0,
-    )  # fmt: skip
+        id=id,
+        created="2026-11-20T10:00:00+00:00",
+        state=State.HEALTHY,
+        simulated=True,
+        cluster="leonardo",
+        fingerprint="f",
+        launcher="simulate",
+        benchmark="simulated",
+        hosts=hosts,
+        gpus_per_node=4,
+        source="the links",
+        expected=(ExpectedSize(size_bytes=1 << 30, busbw_gbps=100.0),),
+        tolerance=0.15,
+        readings=(reading(hosts, 2e4), *(reading(pair, time) for pair, time in pairs)),
+        wall_s=9.0,
+    )
 
 
 def test_preflights_are_shown_over_time_with_the_matrix_of_the_newest(empty_store, empty_client):

@@ -150,11 +150,18 @@ def test_whether_it_is_worth_it_is_answered_by_the_verdict(empty_store, empty_cl
         reasons = ("the gain is lost: 1.07 before, 0.99 now",)
         empty_store.add_check(
             Check(
-                id="c1", recommendation=found.id, cluster=found.cluster, model=found.model, launches=6,
-                freshness=Freshness.STALE, changes=(), reasons=reasons, launcher="slurm",
+                id="c1",
+                recommendation=found.id,
+                cluster=found.cluster,
+                model=found.model,
+                launches=6,
+                freshness=Freshness.STALE,
+                changes=(),
+                reasons=reasons,
+                launcher="slurm",
                 created="2026-11-21T10:00:00+00:00",
             )
-        )  # fmt: skip
+        )
     page = empty_client.get(f"/studies/{study.id}").text
     assert f"<dt>Is it worth it?</dt>\n      <dd><strong>{answer}</strong>" in page
     assert "1.083×" in page

@@ -89,18 +89,29 @@ class Every(BaseModel):
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("whole", "two", "must be a whole number"), ("whole", 1.5, "must be a whole number"),
-        ("whole", "9" * 5000, "has too many digits"), ("whole", None, "must be a whole number"),
-        ("small", 0, "must be at least 1"), ("small", 6, "must be at most 5"),
-        ("between", "x", "must be a number"), ("between", float("nan"), "must be a number"),
-        ("between", 0, "must be above 0"), ("between", 1, "must be below 1"),
-        ("yes", "maybe", "must be true or false"), ("yes", [], "must be true or false"),
-        ("word", 1, "must be a string"), ("word", "a", "must have at least 2 characters"),
-        ("word", "abcd", "must have at most 3 characters"), ("word", "AB", "must match '^[a-z]+$'"),
-        ("names", "a", "must be a list"), ("names", ["a", "b"], "must have at most 1 item"),
-        ("choice", "c", "must be 'a' or 'b'"), ("inner", 1, "must be a JSON object"), ("more", 1, "is unknown"),
+        ("whole", "two", "must be a whole number"),
+        ("whole", 1.5, "must be a whole number"),
+        ("whole", "9" * 5000, "has too many digits"),
+        ("whole", None, "must be a whole number"),
+        ("small", 0, "must be at least 1"),
+        ("small", 6, "must be at most 5"),
+        ("between", "x", "must be a number"),
+        ("between", float("nan"), "must be a number"),
+        ("between", 0, "must be above 0"),
+        ("between", 1, "must be below 1"),
+        ("yes", "maybe", "must be true or false"),
+        ("yes", [], "must be true or false"),
+        ("word", 1, "must be a string"),
+        ("word", "a", "must have at least 2 characters"),
+        ("word", "abcd", "must have at most 3 characters"),
+        ("word", "AB", "must match '^[a-z]+$'"),
+        ("names", "a", "must be a list"),
+        ("names", ["a", "b"], "must have at most 1 item"),
+        ("choice", "c", "must be 'a' or 'b'"),
+        ("inner", 1, "must be a JSON object"),
+        ("more", 1, "is unknown"),
     ],
-)  # fmt: skip
+)
 def test_no_phrase_of_the_framework_reaches_users(field, value, said):
     with pytest.raises(ValidationError) as refused:
         Every.model_validate({field: value})
@@ -110,12 +121,14 @@ def test_no_phrase_of_the_framework_reaches_users(field, value, said):
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        (b"", "the body is missing"), (b"[]", "the body must be a JSON object"), (b"nope", "the body is not JSON"),
+        (b"", "the body is missing"),
+        (b"[]", "the body must be a JSON object"),
+        (b"nope", "the body is not JSON"),
         (b'{"cluster": "leonardo"}', "give one of model and profile"),
         (b'{"cluster": "leonardo", "model": "bert", "x": 1}', "body.x: is unknown"),
         (b'{"cluster": "leonardo", "model": "bert", "trials": "x"}', "body.trials: must be a whole number"),
     ],
-)  # fmt: skip
+)
 def test_a_refused_body_is_named_in_a_sentence(client, body, said):
     answer = client.post("/v1/jobs", content=body, headers={"Content-Type": "application/json"})
     assert (answer.status_code, answer.json()["detail"]) == (422, said)
@@ -152,9 +165,17 @@ def test_a_browser_gets_a_page_outside_the_api(client):
     assert client.get("/v1/studies/x", headers=browser).headers["content-type"] == "application/problem+json"
 
 
-NO_PAGES = [("GET", "/api/v1/studies", 404), ("GET", "/api", 404), ("GET", "/v2/env", 404),
-     ("POST", "/api/v1/env", 404), ("DELETE", "/", 405), ("PUT", "/healthz", 405), ("GET", "/v1/studies?limit=x", 422),
-     ("POST", "/nothing", 404), ("GET", "/assets/none.js", 404)]  # fmt: skip
+NO_PAGES = [
+    ("GET", "/api/v1/studies", 404),
+    ("GET", "/api", 404),
+    ("GET", "/v2/env", 404),
+    ("POST", "/api/v1/env", 404),
+    ("DELETE", "/", 405),
+    ("PUT", "/healthz", 405),
+    ("GET", "/v1/studies?limit=x", 422),
+    ("POST", "/nothing", 404),
+    ("GET", "/assets/none.js", 404),
+]
 """(method, path, status)"""
 
 

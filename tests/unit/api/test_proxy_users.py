@@ -94,11 +94,17 @@ def test_strangers_cannot_fill_the_log():
 @pytest.mark.parametrize(
     "headers",
     [
-        {}, {"X-Forwarded-Groups": "ops"}, {**ANN, "X-Forwarded-Groups": "others"}, {"X-Forwarded-Email": "ann@x.org"},
-        {**ANN, "X-Forwarded-Email": ""}, {**ANN, "X-Forwarded-Email": "a b"}, {**ANN, "X-Forwarded-Email": "x" * 201},
-        {**ANN, "X-Forwarded-Groups": "STAFF"}, {**ANN, "X-Forwarded-Groups": "staff leads"},
+        {},
+        {"X-Forwarded-Groups": "ops"},
+        {**ANN, "X-Forwarded-Groups": "others"},
+        {"X-Forwarded-Email": "ann@x.org"},
+        {**ANN, "X-Forwarded-Email": ""},
+        {**ANN, "X-Forwarded-Email": "a b"},
+        {**ANN, "X-Forwarded-Email": "x" * 201},
+        {**ANN, "X-Forwarded-Groups": "STAFF"},
+        {**ANN, "X-Forwarded-Groups": "staff leads"},
     ],
-)  # fmt: skip
+)
 def test_without_a_name_or_a_group_with_a_role_a_key_is_needed(service, headers):
     assert service(PROXY, **headers).get("/v1/studies").status_code == 401
 
@@ -160,12 +166,17 @@ def test_without_keys_the_service_is_not_open_and_its_sign_in_does_not_lead_in_c
 @pytest.mark.parametrize(
     ("proxies", "roles", "said"),
     [
-        (["0.0.0.0/0"], ["*=read"], "must not name every address"), (["::/0"], ["*=read"], "every address"),
-        (["*"], ["*=read"], "--trust-user-header"), (["proxy.example"], ["*=read"], "--trust-user-header"),
-        ([PROXY], [], "needs --user-role"), ([PROXY], ["ops"], "GROUP=ROLE"), ([PROXY], ["ops=root"], "GROUP=ROLE"),
-        ([PROXY], ["=read"], "GROUP=ROLE"), ([], ["*=read"], "needs --trust-user-header"),
+        (["0.0.0.0/0"], ["*=read"], "must not name every address"),
+        (["::/0"], ["*=read"], "every address"),
+        (["*"], ["*=read"], "--trust-user-header"),
+        (["proxy.example"], ["*=read"], "--trust-user-header"),
+        ([PROXY], [], "needs --user-role"),
+        ([PROXY], ["ops"], "GROUP=ROLE"),
+        ([PROXY], ["ops=root"], "GROUP=ROLE"),
+        ([PROXY], ["=read"], "GROUP=ROLE"),
+        ([], ["*=read"], "needs --trust-user-header"),
     ],
-)  # fmt: skip
+)
 def test_options_that_would_let_everyone_in_are_refused(proxies, roles, said):
     with pytest.raises(UsageError, match=re.escape(said)):
         proxy_plan(proxies, roles)
@@ -176,8 +187,20 @@ def test_the_served_process_looks_at_the_socket_and_not_at_forwarded_for(tmp_pat
     """127.0.0.1 is the proxy and 127.0.0.2 a stranger; X-Forwarded-For of both is believed for the log."""
     port, url = free_port(), f"sqlite:///{tmp_path}/n.db"
     open_store(url).close()
-    argv = [sys.executable, "-m", "ncclt", "serve", "--port", str(port), "--storage", url,
-            "--trust-user-header", "127.0.0.1", "--user-role", "staff=read"]  # fmt: skip
+    argv = [
+        sys.executable,
+        "-m",
+        "ncclt",
+        "serve",
+        "--port",
+        str(port),
+        "--storage",
+        url,
+        "--trust-user-header",
+        "127.0.0.1",
+        "--user-role",
+        "staff=read",
+    ]
 
     def get(source, path="/v1/studies", **headers):
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60, source_address=(source, 0))

@@ -116,10 +116,18 @@ def test_stale_recommendations_are_tuned_again(server, samples, tmp_path, where)
         assert submit() == ("no stale recommendations\n", None)
         store.add_check(
             Check(
-                id="c1", recommendation="0c0ffee1", cluster="leonardo", model="bert", freshness=Freshness.STALE,
-                reasons=("the gain is lost",), changes=(), launches=8, launcher="slurm", created="2026-01-02T03:04:05",
+                id="c1",
+                recommendation="0c0ffee1",
+                cluster="leonardo",
+                model="bert",
+                freshness=Freshness.STALE,
+                reasons=("the gain is lost",),
+                changes=(),
+                launches=8,
+                launcher="slurm",
+                created="2026-01-02T03:04:05",
             )
-        )  # fmt: skip
+        )
     (shown, failure), (again, _) = submit("--trials", "7"), submit("--cluster", "leonardo")
     (job,) = RemoteJobs(server).statuses(cluster=None, state=None, limit=9)
     tail = ": bert on leonardo, 2x4, NCCL 2.22.3: the check of 2026-01-02 03:04 found: the gain is lost\n"
@@ -136,10 +144,18 @@ def test_one_that_cannot_be_tuned_again_is_named_and_fails_the_command(server, s
         store.publish(samples.recommendation(done))
         store.add_check(
             Check(
-                id="c1", recommendation="0c0ffee1", cluster="leonardo", model="of-the-past", freshness=Freshness.STALE,
-                reasons=("the gain is lost",), changes=(), launches=8, launcher="slurm", created="2026-01-02T03:04:05",
+                id="c1",
+                recommendation="0c0ffee1",
+                cluster="leonardo",
+                model="of-the-past",
+                freshness=Freshness.STALE,
+                reasons=("the gain is lost",),
+                changes=(),
+                launches=8,
+                launcher="slurm",
+                created="2026-01-02T03:04:05",
             )
-        )  # fmt: skip
+        )
     done = CliRunner().invoke(app, ["submit", "--stale", "--server", server], standalone_mode=False)
     assert done.stdout.startswith("refused: of-the-past on leonardo, 2x4, NCCL 2.22.3: there is no workload")
     assert isinstance(done.exception, ConflictError)

@@ -26,9 +26,18 @@ OPERATIONS = [
     for operation in schemathesis.openapi.from_dict(create_app("sqlite://").openapi()).get_all_operations()
 ]
 INJECTED = (
-    "..%2f..%2fetc%2fpasswd", "%00", "%ff%fe", "'%20OR%201=1--", "%22%3E%3Cscript%3E", "%0d%0aX-Evil:%201",
-    "%E2%80%AE", "$(id)", "{{7*7}}", "%25s%25n", "a" * 4000,
-)  # fmt: skip
+    "..%2f..%2fetc%2fpasswd",
+    "%00",
+    "%ff%fe",
+    "'%20OR%201=1--",
+    "%22%3E%3Cscript%3E",
+    "%0d%0aX-Evil:%201",
+    "%E2%80%AE",
+    "$(id)",
+    "{{7*7}}",
+    "%25s%25n",
+    "a" * 4000,
+)
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +77,12 @@ def test_no_request_ends_in_a_server_error(url, session, operation):
 
     @seed(14)
     @settings(
-        max_examples=EXAMPLES, deadline=None, database=None, phases=[Phase.generate],
+        max_examples=EXAMPLES,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    )
     @given(case=cases, exists=st.booleans(), has_key=st.sampled_from((True, True, True, False)))
     def ask(case, exists, has_key):
         if exists and case.path_parameters:
@@ -92,9 +104,11 @@ def test_no_name_or_header_is_more_than_a_text(url, session, operation):
         headers = {"Authorization": f"Bearer {SECRET}", "If-None-Match": plain, "Accept": plain, "X-Request-ID": plain}
         headers = {k: v for k, v in headers.items() if k == "Authorization" or not set(v) & set(b"\r\n\0")}
         answer = session.request(
-            operation.method.upper(), f"{url}{path}?model={text}&cursor={text}&name={text}", headers=headers,
+            operation.method.upper(),
+            f"{url}{path}?model={text}&cursor={text}&name={text}",
+            headers=headers,
             timeout=PATIENT_S,
-        )  # fmt: skip
+        )
         assert answer.status_code < 500, (path, answer.text)
         assert "X-Evil" not in answer.headers
         if answer.headers["Content-Type"].startswith("text/html"):

@@ -106,10 +106,16 @@ def test_an_expired_key_and_an_old_cookie_end_it_too(browser, keys, store, monke
 
 @pytest.mark.parametrize(
     "cookie",
-    ["", "x", "a.b.c", "\u00fc".encode(), "x" * 10_000,
-     str(URLSafeTimedSerializer("another" * 8, salt="ncclt session").dumps(["id-admin", "m"]))],
+    [
+        "",
+        "x",
+        "a.b.c",
+        "\u00fc".encode(),
+        "x" * 10_000,
+        str(URLSafeTimedSerializer("another" * 8, salt="ncclt session").dumps(["id-admin", "m"])),
+    ],
     ids=["empty", "short", "three parts", "bytes", "long", "another secret"],  # it holds a time, which no id may
-)  # fmt: skip
+)
 def test_a_cookie_that_was_not_signed_here_is_none(browser, keys, cookie):
     header = f"{COOKIE}=".encode() + (cookie if isinstance(cookie, bytes) else cookie.encode())
     assert browser.get("/", headers={"Cookie": header}, follow_redirects=False).status_code == 303

@@ -27,11 +27,18 @@ def stale(service, empty_store):
     """The service, whose tuned recommendation was found stale."""
     empty_store.add_check(
         Check(
-            id="c1", recommendation="0c0ffee1", cluster="leonardo", model="bert", freshness=Freshness.STALE,
-            reasons=("NCCL is 2.30.7 here and was 2.22.3",), changes=(), launches=0, launcher="",
+            id="c1",
+            recommendation="0c0ffee1",
+            cluster="leonardo",
+            model="bert",
+            freshness=Freshness.STALE,
+            reasons=("NCCL is 2.30.7 here and was 2.22.3",),
+            changes=(),
+            launches=0,
+            launcher="",
             created="2026-11-21T10:00:00",
         )
-    )  # fmt: skip
+    )
     return service
 
 

@@ -231,9 +231,17 @@ def test_costs_by_phase_add_up(study, samples):
 
 def test_pay_back_crosses_zero_where_it_is_paid():
     gain = Gain(
-        saved_us=(2000.0, 1000.0, 3000.0), shorter_us=(2000.0, 1000.0, 3000.0), default_us=1e4, exposed=None,
-        step_share=None, steps_per_day=864_000.0, steps_from="", gpus=8, cost_gpu_s=7200.0, is_step_known=False,
-    )  # fmt: skip
+        saved_us=(2000.0, 1000.0, 3000.0),
+        shorter_us=(2000.0, 1000.0, 3000.0),
+        default_us=1e4,
+        exposed=None,
+        step_share=None,
+        steps_per_day=864_000.0,
+        steps_from="",
+        gpus=8,
+        cost_gpu_s=7200.0,
+        is_step_known=False,
+    )
     (line,) = payback(gain).lines
     hours = gain.payback_hours
     assert line.y[0] == -2.0
@@ -244,9 +252,17 @@ def test_pay_back_crosses_zero_where_it_is_paid():
 
 def test_a_gain_that_may_be_none_has_no_lower_end():
     gain = Gain(
-        saved_us=(2000.0, -10.0, 3000.0), shorter_us=(2000.0, -10.0, 3000.0), default_us=1e4, exposed=None,
-        step_share=None, steps_per_day=864_000.0, steps_from="", gpus=8, cost_gpu_s=7200.0, is_step_known=False,
-    )  # fmt: skip
+        saved_us=(2000.0, -10.0, 3000.0),
+        shorter_us=(2000.0, -10.0, 3000.0),
+        default_us=1e4,
+        exposed=None,
+        step_share=None,
+        steps_per_day=864_000.0,
+        steps_from="",
+        gpus=8,
+        cost_gpu_s=7200.0,
+        is_step_known=False,
+    )
     assert set(payback(gain).lines[0].low) == {-2.0}
 
 

@@ -51,9 +51,16 @@ def test_a_trace_is_read_as_by_profile_import(service):
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"hello", b"[" * 100_000, b'{"messages": 1, "provenance": {}}', b'{"messages": [], "provenance": {"a": 1}}',
-     b"\x00" * 1000, gzip.compress(b"hello")[:-4]],
-)  # fmt: skip
+    [
+        b"",
+        b"hello",
+        b"[" * 100_000,
+        b'{"messages": 1, "provenance": {}}',
+        b'{"messages": [], "provenance": {"a": 1}}',
+        b"\x00" * 1000,
+        gzip.compress(b"hello")[:-4],
+    ],
+)
 def test_what_is_no_trace_is_refused_with_a_reason(service, content):
     answer = upload(service, content)
     assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json"), answer.text

@@ -12,15 +12,38 @@ from ncclt.errors import NotFoundError, TraceError, UsageError
 from ncclt.testing.samples import sample_recommendation
 
 HEAD = {
-    "ncclt_plugin_report": 1, "plugin": "0.1.0", "tuner_api": 5, "nccl": "2.28.9", "host": "n1", "pid": 40,
-    "launch_rank": 0, "communicator": "00000000000000aa", "number": 0, "ranks": 8, "nodes": 2, "policy": "/t.csv",
-    "shared": False, "table": "rec1", "fnv1a": "0" * 16, "rows": 1, "rows_here": 1, "not_in_use": "",
-    "started_us": 1, "written_us": 2, "finished": True,
-}  # fmt: skip
+    "ncclt_plugin_report": 1,
+    "plugin": "0.1.0",
+    "tuner_api": 5,
+    "nccl": "2.28.9",
+    "host": "n1",
+    "pid": 40,
+    "launch_rank": 0,
+    "communicator": "00000000000000aa",
+    "number": 0,
+    "ranks": 8,
+    "nodes": 2,
+    "policy": "/t.csv",
+    "shared": False,
+    "table": "rec1",
+    "fnv1a": "0" * 16,
+    "rows": 1,
+    "rows_here": 1,
+    "not_in_use": "",
+    "started_us": 1,
+    "written_us": 2,
+    "finished": True,
+}
 CALL = {
-    "collective": "all_reduce", "size_bytes": 1024, "registered": False, "outcome": "applied", "algorithm": "tree",
-    "protocol": "ll", "channels": 0, "calls": 4,
-}  # fmt: skip
+    "collective": "all_reduce",
+    "size_bytes": 1024,
+    "registered": False,
+    "outcome": "applied",
+    "algorithm": "tree",
+    "protocol": "ll",
+    "channels": 0,
+    "calls": 4,
+}
 
 
 def report(path, row, **head):

@@ -49,15 +49,32 @@ def proven(command):
     prove(runner, workload, trial_log, arms, blocks=6, interrupted=lambda: False, watch=lambda *_: None)
     verdict = verdict_of(Arm.TABLE, RING, trial_log.trials(), workload, min_effect=0.02)
     study = Study(
-        id="abc123", name="s", cluster=cluster, workload=workload, launcher="simulate", simulated=True,
-        process_wide=(), seed=7, state=StudyState.DONE,
-    )  # fmt: skip
+        id="abc123",
+        name="s",
+        cluster=cluster,
+        workload=workload,
+        launcher="simulate",
+        simulated=True,
+        process_wide=(),
+        seed=7,
+        state=StudyState.DONE,
+    )
     found = Recommendation(
-        id="r1", revision=1, study="abc123", cluster=cluster.name, model="mine", workload_digest=workload.digest(),
-        collectives=workload.collectives, fingerprint=cluster.fingerprint(),
-        table=PolicyVerdict(policy=RING, verdict=verdict), variables=None, simulated=True, launcher="simulate",
-        created="2026-01-01T00:00:00", source_digest=SOURCE.digest(),
-    )  # fmt: skip
+        id="r1",
+        revision=1,
+        study="abc123",
+        cluster=cluster.name,
+        model="mine",
+        workload_digest=workload.digest(),
+        collectives=workload.collectives,
+        fingerprint=cluster.fingerprint(),
+        table=PolicyVerdict(policy=RING, verdict=verdict),
+        variables=None,
+        simulated=True,
+        launcher="simulate",
+        created="2026-01-01T00:00:00",
+        source_digest=SOURCE.digest(),
+    )
     store = command.store
     store.add_cluster(cluster)
     store.add_workload(SOURCE)
@@ -75,9 +92,20 @@ def run_check(command, *words):
     app.command()(check)
     cluster = sample_cluster()
     options = [
-        "--model", "mine", "--cluster", cluster.name, "--nodes", str(cluster.nodes), "--points", "3",
-        "--launcher", "simulate", "--storage", command.url, *words,
-    ]  # fmt: skip
+        "--model",
+        "mine",
+        "--cluster",
+        cluster.name,
+        "--nodes",
+        str(cluster.nodes),
+        "--points",
+        "3",
+        "--launcher",
+        "simulate",
+        "--storage",
+        command.url,
+        *words,
+    ]
     return CliRunner().invoke(app, options, catch_exceptions=False)
 
 

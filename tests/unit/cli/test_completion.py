@@ -25,11 +25,20 @@ def offered(monkeypatch, typed, **environ):
 @pytest.mark.parametrize(
     "command",
     [
-        "tune --cluster", "env --cluster", "run --cluster", "jobs submit --cluster", "check --cluster",
-        "simulate --cluster", "upgrade --cluster", "advise --cluster", "keys create --cluster",
-        "cluster show", "cluster calibrate", "recommendations rules",
+        "tune --cluster",
+        "env --cluster",
+        "run --cluster",
+        "jobs submit --cluster",
+        "check --cluster",
+        "simulate --cluster",
+        "upgrade --cluster",
+        "advise --cluster",
+        "keys create --cluster",
+        "cluster show",
+        "cluster calibrate",
+        "recommendations rules",
     ],
-)  # fmt: skip
+)
 def test_names_of_clusters_are_those_of_the_local_store(tmp_path, monkeypatch, command):
     url = f"sqlite:///{tmp_path}/store.db"
     with open_store(url) as store:
@@ -60,10 +69,13 @@ def test_other_values_and_options_of_env_and_run_are_completed(monkeypatch):
 @pytest.mark.parametrize(
     "words",
     [
-        ("--install-completion", "nonsense"), ("--install-completion=nonsense",), ("--show-completion", "nonsense"),
-        ("--debug", "--install-completion", "nonsense"), ("--install-completion=",),
+        ("--install-completion", "nonsense"),
+        ("--install-completion=nonsense",),
+        ("--show-completion", "nonsense"),
+        ("--debug", "--install-completion", "nonsense"),
+        ("--install-completion=",),
     ],
-)  # fmt: skip
+)
 def test_an_unknown_shell_is_refused_with_the_list(tmp_path, words):
     done = CliRunner(env={"HOME": str(tmp_path)}).invoke(app, list(words), prog_name="ncclt")
     first, second = done.stderr.splitlines()

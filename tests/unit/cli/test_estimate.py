@@ -156,10 +156,17 @@ def test_simulated_times_count_only_where_nothing_is_measured_and_say_so(ready):
 
 @pytest.mark.parametrize(
     "words",
-    [("--compute-ms", "0"), ("--compute-ms", "nan"), ("--tflops", "396"), ("--compute-ms", "5", "--tflops", "396"),
-     ("--tflops", "-1", "--tokens-per-step", "5"), ("--nodes", "0"), ("--recompute",),
-     ("--recompute", "--compute-ms", "5")],
-)  # fmt: skip
+    [
+        ("--compute-ms", "0"),
+        ("--compute-ms", "nan"),
+        ("--tflops", "396"),
+        ("--compute-ms", "5", "--tflops", "396"),
+        ("--tflops", "-1", "--tokens-per-step", "5"),
+        ("--nodes", "0"),
+        ("--recompute",),
+        ("--recompute", "--compute-ms", "5"),
+    ],
+)
 def test_options_that_make_no_sense(ready, words):
     with pytest.raises(UsageError):
         _ask(ready, *words)

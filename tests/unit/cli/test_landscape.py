@@ -58,17 +58,24 @@ LARGE_LL = Policy(
             collective=Collective.ALL_REDUCE, min_bytes=8192, algorithm=LL.algorithm, protocol=LL.protocol, channels=4
         ),
     )
-)  # fmt: skip
+)
 
 
 @pytest.fixture
 def study(cluster):
     calls = tuple(MessageCalls(message=message, calls_per_step=1.0) for message in MESSAGES)
     return Study(
-        id="abc123", name="mine", cluster=cluster, launcher="slurm", simulated=False, process_wide=(), seed=0,
-        workload=Workload(name="w", messages=calls, provenance=Provenance(source="test")), state=StudyState.DONE,
+        id="abc123",
+        name="mine",
+        cluster=cluster,
+        launcher="slurm",
+        simulated=False,
+        process_wide=(),
+        seed=0,
+        workload=Workload(name="w", messages=calls, provenance=Provenance(source="test")),
+        state=StudyState.DONE,
         created="2026-11-22T10:00:00+00:00",
-    )  # fmt: skip
+    )
 
 
 def exported(study, path, more=()):
@@ -194,9 +201,11 @@ def load_mine():
 
 def test_imported_outputs_are_listed_and_replayed(logs):
     said = logs(
-        "--default", plain=output(SLOW), again=output(SLOW),
+        "--default",
+        plain=output(SLOW),
+        again=output(SLOW),
         ring=output(FAST, command="mpirun -np 4 -x NCCL_ALGO=Ring -x NCCL_PROTO=LL -x NCCL_MAX_CTAS=4 all_reduce_perf"),
-    )  # fmt: skip
+    )
     assert "mine: 6 times, the default and 1 setting" in said
     landscape = load_mine()
     assert landscape.settings() == (LL,)
@@ -273,17 +282,24 @@ def test_an_option_names_what_an_output_does_not_say(logs):
 
 
 JSON_ROW = {
-    "size": 4096, "count": 1024, "type": "float", "redop": "sum", "root": "-1",
+    "size": 4096,
+    "count": 1024,
+    "type": "float",
+    "redop": "sum",
+    "root": "-1",
     "out_of_place": {"time": 8.0, "alg_bw": 1.0, "bus_bw": 1.0, "nwrong": "0"},
-}  # fmt: skip
+}
 
 
 def test_a_json_result_is_imported(logs):
     devices = [{"group": 0, "rank": r, "device": r, "device_hex": f"{r}", "hostname": "node0"} for r in range(4)]
     document = {
-        "version": 3, "nccl_version": 22809, "args": ["./all_reduce_perf"], "results": [JSON_ROW],
+        "version": 3,
+        "nccl_version": 22809,
+        "args": ["./all_reduce_perf"],
+        "results": [JSON_ROW],
         "config": {"nthreads": 1, "ngpus": 1, "devices": devices},
-    }  # fmt: skip
+    }
     logs("--default", "--setting", "result.log=ring/ll c=4", plain=output(SLOW), result=json.dumps(document))
     assert load_mine().time_samples(LL, MESSAGES[0]) == (8.0,)
 
@@ -311,7 +327,7 @@ REFUSED = [
         {"a": output(SLOW, command=RING), "b": output(FAST, command=f"NCCL_P2P_DISABLE=1 {RING}")},
         "b.log was run with NCCL_P2P_DISABLE=1, and a.log with (unset)",
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("words", "files", "said"), REFUSED)

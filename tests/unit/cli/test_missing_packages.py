@@ -16,26 +16,49 @@ H100 = ("--cluster", "dgx-h100", "--launcher", "simulate", "--nodes", "2")
 STORED = ("--model", "bert", "--cluster", "dgx-h100")
 NEEDED = {
     "store": [
-        ("studies", "show", "x"), ("recommendations", "list"), ("recommendations", "pin", "x"), ("keys", "list"),
-        ("keys", "create", "--role", "read"), ("store", "migrate"), ("store", "export", "x.jsonl.gz"),
-        ("store", "import", "x.jsonl.gz"), ("store", "backup", "x.db"), ("store", "prune", "--older-than", "180d"),
-        ("check", *STORED, "--launcher", "simulate"), ("verify", "--env", "NCCL_ALGO=Ring", "--", "true"),
-        ("profile", "import", "mine.csv", "--name", "mine"), ("preflight", *H100),
-        ("env", *STORED, "--nodes", "2", "--gpus-per-node", "8", "--nccl-version", "2.28.3", "--storage",
-         "postgresql://u@127.0.0.1:1/d"),
+        ("studies", "show", "x"),
+        ("recommendations", "list"),
+        ("recommendations", "pin", "x"),
+        ("keys", "list"),
+        ("keys", "create", "--role", "read"),
+        ("store", "migrate"),
+        ("store", "export", "x.jsonl.gz"),
+        ("store", "import", "x.jsonl.gz"),
+        ("store", "backup", "x.db"),
+        ("store", "prune", "--older-than", "180d"),
+        ("check", *STORED, "--launcher", "simulate"),
+        ("verify", "--env", "NCCL_ALGO=Ring", "--", "true"),
+        ("profile", "import", "mine.csv", "--name", "mine"),
+        ("preflight", *H100),
+        (
+            "env",
+            *STORED,
+            "--nodes",
+            "2",
+            "--gpus-per-node",
+            "8",
+            "--nccl-version",
+            "2.28.3",
+            "--storage",
+            "postgresql://u@127.0.0.1:1/d",
+        ),
     ],
     "tune": [
-        ("tune", "--model", "bert", *H100), ("tune", "--model", "bert", *H100, "--dry-run"),
+        ("tune", "--model", "bert", *H100),
+        ("tune", "--model", "bert", *H100, "--dry-run"),
         ("autotune", *H100, "--", "true"),
-        ("cluster", "calibrate", "dgx-h100", "--from", "studies"), ("worker", "--cluster", "dgx-h100"),
+        ("cluster", "calibrate", "dgx-h100", "--from", "studies"),
+        ("worker", "--cluster", "dgx-h100"),
     ],
     "api": [("serve",), ("report", "x")],
     "jobs": [
-        ("jobs", "list"), ("jobs", "submit", "--model", "bert", "--cluster", "dgx-h100"), ("jobs", "show", "x"),
+        ("jobs", "list"),
+        ("jobs", "submit", "--model", "bert", "--cluster", "dgx-h100"),
+        ("jobs", "show", "x"),
         ("worker", "--cluster", "dgx-h100"),
     ],
     "models": [("profile", "model", "resnet50"), ("profile", "model", "bert")],
-}  # fmt: skip
+}
 
 
 def blocked(tmp_path, packages, words, *, run="main()"):

@@ -138,11 +138,23 @@ def test_named_hosts_are_used(call):
 
 @pytest.mark.parametrize(
     "words",
-    [("--hosts", "a,b", "--nodes", "3"), ("--weak", "n77=0.5"), ("--weak", "n01"), ("--pairs", "tree"),
-     ("--quick", "--full"), ("--tolerance", "2"), ("--expect", "0"), ("--sizes", "many"),
-     ("--expect", "inf"), ("--time", "inf"),
-     ("--launcher", "replay"), ("--launcher", "local", "--weak", "n01=0.5"), ("--parallel", "0"), ("--time", "0")],
-)  # fmt: skip
+    [
+        ("--hosts", "a,b", "--nodes", "3"),
+        ("--weak", "n77=0.5"),
+        ("--weak", "n01"),
+        ("--pairs", "tree"),
+        ("--quick", "--full"),
+        ("--tolerance", "2"),
+        ("--expect", "0"),
+        ("--sizes", "many"),
+        ("--expect", "inf"),
+        ("--time", "inf"),
+        ("--launcher", "replay"),
+        ("--launcher", "local", "--weak", "n01=0.5"),
+        ("--parallel", "0"),
+        ("--time", "0"),
+    ],
+)
 def test_what_makes_no_sense_is_refused_before_anything_runs(call, words):
     with pytest.raises(UsageError):
         call(*SIMULATED, *words)

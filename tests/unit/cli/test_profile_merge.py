@@ -74,8 +74,10 @@ def test_one_study_shows_the_gain_of_every_part(stored, tmp_path):
     parts = json.loads(stored(show, study.id, "--json"))["parts"]
     assert json.loads(tuned(stored, tmp_path, "--json"))["parts"] == parts
     assert [(part["name"], part["weight"], part["default_us"]) for part in parts] == [
-        ("small", 3, 2000), ("large", 1, 10000), ("far", 1, None),
-    ]  # fmt: skip
+        ("small", 3, 2000),
+        ("large", 1, 10000),
+        ("far", 1, None),
+    ]
     detail = study_detail(stored.store, stored.store.study(study.id), stored.store.recommendations(study=study.id))
     assert [part.model_dump(mode="json") for part in detail.parts] == parts
     html = study_report(stored.store, stored.store.study(study.id))

@@ -39,9 +39,11 @@ def test_the_upper_bound_of_what_tuning_gains_is_said(capsys):
 
 @pytest.mark.parametrize(
     ("workload", "said"),
-    [(_recorded(exposed_us=None), "not known from this recording"),
-     (_recorded(step_time_us=None, steps=0), "no step was marked")],
-)  # fmt: skip
+    [
+        (_recorded(exposed_us=None), "not known from this recording"),
+        (_recorded(step_time_us=None, steps=0), "no step was marked"),
+    ],
+)
 def test_what_the_source_lacks_is_said(capsys, workload, said):
     out = _shown(capsys, workload)
     assert said in out
@@ -80,8 +82,9 @@ def test_bytes_classes_and_cross_over(capsys):
     document = json.loads(json.dumps(profile_document(_recorded())))
     assert document["half_of"] == {"calls": 8192, "bytes": 28 * 2**20, "time": 28 * 2**20}
     assert {(c["collective"], c["class"]) for c in document["size_classes"]} == {
-        ("all_reduce", "large"), ("broadcast", "small")
-    }  # fmt: skip
+        ("all_reduce", "large"),
+        ("broadcast", "small"),
+    }
     assert document["wire_bytes_total"] == 8 * document["wire_bytes_per_rank"]
 
 

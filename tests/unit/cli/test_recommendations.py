@@ -37,8 +37,9 @@ def test_a_revision_is_listed_rolled_back_and_its_history_shown(call, command):
     call("rollback", "a", "--why", "b hangs on rack 7")
     found = json.loads(call("list", "--json"))["recommendations"]
     assert [(one["id"], one["state"], one["publisher"]) for one in found] == [
-        ("b", "retired", account_name()), ("a", "active", account_name()),
-    ]  # fmt: skip
+        ("b", "retired", account_name()),
+        ("a", "active", account_name()),
+    ]
     (first, *_) = json.loads(call("history", "--json", "--revision", "a"))["history"]
     assert (first["action"], first["who"], first["why"]) == ("rolled-back", account_name(), "b hangs on rack 7")
     assert "b hangs on rack 7" in call("show", "a")

@@ -70,8 +70,9 @@ def test_a_file_that_cannot_be_read_is_said_in_words(call, words, name, why):
 def test_a_configuration_that_cannot_be_read_is_said_in_words(call, tmp_path):
     (tmp_path / "latin1.txt").rename(tmp_path / "ncclt.toml")
     assert call("config", "show") == (
-        2, "ncclt: ncclt.toml cannot be read: it is not UTF-8 text\n  hint: it is TOML: key = 'value'\n",
-    )  # fmt: skip
+        2,
+        "ncclt: ncclt.toml cannot be read: it is not UTF-8 text\n  hint: it is TOML: key = 'value'\n",
+    )
 
 
 def test_a_word_that_an_option_does_not_know_is_said_in_our_words(call):

@@ -39,19 +39,40 @@ def stored(tmp_path):
         url = f"sqlite:///{tmp_path}/{len(list(tmp_path.iterdir()))}.db"
         told, name = name, name.replace("\udc80", "")  # only documents can hold what is no Unicode
         cluster = Cluster(
-            name=name, nodes=2, gpus_per_node=8, gpu="H100", compute_capability=90, link_class="nvlink",
-            link_gbps=400.0, fabric="infiniband", nics_per_node=8, nic_gbps=50.0, gpudirect=True,
-            nccl_version="2.28.3", description="", sources=(),
-        )  # fmt: skip
+            name=name,
+            nodes=2,
+            gpus_per_node=8,
+            gpu="H100",
+            compute_capability=90,
+            link_class="nvlink",
+            link_gbps=400.0,
+            fabric="infiniband",
+            nics_per_node=8,
+            nic_gbps=50.0,
+            gpudirect=True,
+            nccl_version="2.28.3",
+            description="",
+            sources=(),
+        )
         workload = Workload(
-            name=name, messages=(MessageCalls(message=MESSAGE, calls_per_step=4.0),),
+            name=name,
+            messages=(MessageCalls(message=MESSAGE, calls_per_step=4.0),),
             provenance=Provenance(source="model", created="2026-11-20"),
-        )  # fmt: skip
+        )
         study = Study(
-            id="aa00", name=name, cluster=cluster, workload=workload, launcher="simulate", simulated=True,
-            process_wide=(), seed=1, state=StudyState.DONE, reason=told, created="2026-11-20T10:00:00+00:00",
+            id="aa00",
+            name=name,
+            cluster=cluster,
+            workload=workload,
+            launcher="simulate",
+            simulated=True,
+            process_wide=(),
+            seed=1,
+            state=StudyState.DONE,
+            reason=told,
+            created="2026-11-20T10:00:00+00:00",
             updated="2026-11-20T10:05:00+00:00",
-        )  # fmt: skip
+        )
         study = replace(study, **changes)
         results = (
             TrialResult(outcome=Outcome.OK, measurements=(Measurement(message=MESSAGE, samples_us=(80.0, 81.0)),)),
@@ -64,10 +85,14 @@ def stored(tmp_path):
                 store.add_trial(
                     study.id,
                     Trial(
-                        number=number, phase=Phase.SEARCH, setting=DEFAULT, repeat=number, result=result,
+                        number=number,
+                        phase=Phase.SEARCH,
+                        setting=DEFAULT,
+                        repeat=number,
+                        result=result,
                         score_us=score_us,
                     ),
-                )  # fmt: skip
+                )
         return ("aa00", "--storage", url)
 
     return make

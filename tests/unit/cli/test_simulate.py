@@ -59,11 +59,17 @@ def test_json_of_forced_settings_and_what_if(command):
 @pytest.mark.parametrize(
     "words",
     [
-        ("--sizes", "1K..x"), ("--sizes", "8..4"), ("--nodes", "0..4"), ("--setting", "spiral"), ("--gpu", "Quadro"),
-        ("--collective", "all"), ("--setting", "ring/simple c=0"), ("--nic", "fast"),
+        ("--sizes", "1K..x"),
+        ("--sizes", "8..4"),
+        ("--nodes", "0..4"),
+        ("--setting", "spiral"),
+        ("--gpu", "Quadro"),
+        ("--collective", "all"),
+        ("--setting", "ring/simple c=0"),
+        ("--nic", "fast"),
         ("--collective", "broadcast", "--setting", "tree/simple c=99"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_simulated_is_refused_with_a_hint(command, words):
     with pytest.raises(NccltError) as raised:
         command(simulate, "--cluster", "leonardo", *words)

@@ -34,8 +34,10 @@ def test_a_job_is_handed_the_store_and_every_option_that_a_variable_gives():
     store = SimpleNamespace(path=Path("/data/ncclt/ncclt.db"))
     none = BatchJob(sbatch_arg=("--export=NONE",))
     assert dict(_variables(store, ["tune"], none, environ)) == {
-        "NCCLT_CLUSTER": "mine", "NCCLT_STORAGE": "sqlite:////data/ncclt/ncclt.db", "XDG_DATA_HOME": "/data"
-    }  # fmt: skip
+        "NCCLT_CLUSTER": "mine",
+        "NCCLT_STORAGE": "sqlite:////data/ncclt/ncclt.db",
+        "XDG_DATA_HOME": "/data",
+    }
     assert "NCCLT_STORAGE" not in dict(_variables(store, ["tune", "--storage=sqlite:///x.db"], none, environ))
 
 

@@ -126,13 +126,20 @@ def hostile(environ, piped, tmp_path):
 
 
 LISTS = {
-    ("studies", "list"): "zwork", ("studies", "show", f"zstud{HOSTILE}"): "zstud", ("profile", "list"): "zwork",
-    ("profile", "show", f"zwork{HOSTILE}"): "zwork", ("cluster", "list"): "zclus",
-    ("cluster", "show", f"zclus{HOSTILE}"): "zclus", ("recommendations", "list"): "zwork", ("keys", "list"): "znote",
-    ("preflight", "--history"): "zclus", ("studies", "list", "--json"): "zwork", ("cluster", "list", "--json"): "zclus",
+    ("studies", "list"): "zwork",
+    ("studies", "show", f"zstud{HOSTILE}"): "zstud",
+    ("profile", "list"): "zwork",
+    ("profile", "show", f"zwork{HOSTILE}"): "zwork",
+    ("cluster", "list"): "zclus",
+    ("cluster", "show", f"zclus{HOSTILE}"): "zclus",
+    ("recommendations", "list"): "zwork",
+    ("keys", "list"): "znote",
+    ("preflight", "--history"): "zclus",
+    ("studies", "list", "--json"): "zwork",
+    ("cluster", "list", "--json"): "zclus",
     ("env", "--model", f"zwork{HOSTILE}", "--cluster", "zclus"): "zwork",
     ("studies", "show", f"zstud{HOSTILE}", "--plot"): "zwork",
-}  # fmt: skip
+}
 
 
 def test_control_characters_of_stored_names_reach_no_terminal(hostile, piped):

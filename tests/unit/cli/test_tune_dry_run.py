@@ -21,9 +21,12 @@ def _read(command, *words):
 @pytest.mark.usefixtures("open_mpi")
 @pytest.mark.parametrize(
     "words",
-    [("ssh", "--hosts", "a,b"), ("mpirun", "--hosts", "a,b"),
-     ("kubernetes", "--benchmark", "torch_collectives", "--container", "image")],
-)  # fmt: skip
+    [
+        ("ssh", "--hosts", "a,b"),
+        ("mpirun", "--hosts", "a,b"),
+        ("kubernetes", "--benchmark", "torch_collectives", "--container", "image"),
+    ],
+)
 def test_a_dry_run_fits_on_a_screen_and_says_how_large_its_files_are(command, words):
     """A launch over ssh carries 36 KiB of Python, shown on request."""
     screen = _read(command, "--launcher", *words)
@@ -57,9 +60,19 @@ def planned(command, tmp_path, monkeypatch):
     def call(*words, built=True):
         monkeypatch.setenv("NCCLT_PLUGIN", str(plugin if built else tmp_path / "gone"))
         printed = command(
-            tune, "--model", workload.name, "--cluster", cluster.name, "--nodes", "1", "--launcher", "torchrun",
-            "--dry-run", "--json", *words,
-        )  # fmt: skip
+            tune,
+            "--model",
+            workload.name,
+            "--cluster",
+            cluster.name,
+            "--nodes",
+            "1",
+            "--launcher",
+            "torchrun",
+            "--dry-run",
+            "--json",
+            *words,
+        )
         assert not re.search(r"\b[0-9a-f]{64}\b|--token", printed)
         return json.loads(printed)
 

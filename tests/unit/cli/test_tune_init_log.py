@@ -27,9 +27,22 @@ def tuned(command, tmp_path):
         path = tmp_path / "init.log"
         path.write_text(log)
         return command(
-            tune, "--model", workload.name, "--cluster", cluster.name, "--launcher", "simulate", "--trials", "4",
-            "--blocks", "4", "--json", "--init-log", str(path), *words,
-        )  # fmt: skip
+            tune,
+            "--model",
+            workload.name,
+            "--cluster",
+            cluster.name,
+            "--launcher",
+            "simulate",
+            "--trials",
+            "4",
+            "--blocks",
+            "4",
+            "--json",
+            "--init-log",
+            str(path),
+            *words,
+        )
 
     return call
 

@@ -67,9 +67,14 @@ def test_it_is_divided_by_the_steps_that_somebody_knows(workload, capsys):
 
 def test_no_payback_in_steps_is_claimed(workload):
     verdict = Verdict(
-        decision=Decision.TUNED, speedup=1.1, interval=(1.05, 1.15), default_us=1000.0, policy_us=900.0, blocks=4,
+        decision=Decision.TUNED,
+        speedup=1.1,
+        interval=(1.05, 1.15),
+        default_us=1000.0,
+        policy_us=900.0,
+        blocks=4,
         reason="",
-    )  # fmt: skip
+    )
     study = replace(sample_study("s"), workload=workload)
     trials = [sample_trial(0)]
     gain = gain_of(study, trials, verdict)

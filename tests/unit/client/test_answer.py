@@ -31,12 +31,23 @@ FAKE = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "fakes" 
 ANSWERS = 8_000
 VERSIONS = ("2.28.9", "2.20.5", "2.31.0", None)
 LEGAL_PAIRS = [
-    ("NCCL_ALGO", "allreduce:tree"), ("NCCL_ALGO", "allreduce:nvls,ring"), ("NCCL_ALGO", "ring"),
-    ("NCCL_ALGO", "ring,tree;allgather:ring"), ("NCCL_PROTO", "allreduce:LL;reduce:Simple"), ("NCCL_PROTO", "Simple"),
-    ("NCCL_BUFFSIZE", "1048576"), ("NCCL_NTHREADS", "256"), ("NCCL_MIN_CTAS", "4"), ("NCCL_MAX_CTAS", "64"),
-    ("NCCL_SOCKET_NTHREADS", "4"), ("NCCL_NSOCKS_PERTHREAD", "8"), ("NCCL_IB_QPS_PER_CONNECTION", "128"),
-    ("NCCL_P2P_NET_CHUNKSIZE", "262144"), ("NCCL_MAX_NCHANNELS", "32"), ("NCCL_IB_SPLIT_DATA_ON_QPS", "1"),
-]  # fmt: skip
+    ("NCCL_ALGO", "allreduce:tree"),
+    ("NCCL_ALGO", "allreduce:nvls,ring"),
+    ("NCCL_ALGO", "ring"),
+    ("NCCL_ALGO", "ring,tree;allgather:ring"),
+    ("NCCL_PROTO", "allreduce:LL;reduce:Simple"),
+    ("NCCL_PROTO", "Simple"),
+    ("NCCL_BUFFSIZE", "1048576"),
+    ("NCCL_NTHREADS", "256"),
+    ("NCCL_MIN_CTAS", "4"),
+    ("NCCL_MAX_CTAS", "64"),
+    ("NCCL_SOCKET_NTHREADS", "4"),
+    ("NCCL_NSOCKS_PERTHREAD", "8"),
+    ("NCCL_IB_QPS_PER_CONNECTION", "128"),
+    ("NCCL_P2P_NET_CHUNKSIZE", "262144"),
+    ("NCCL_MAX_NCHANNELS", "32"),
+    ("NCCL_IB_SPLIT_DATA_ON_QPS", "1"),
+]
 MARKS = "^LlL128SsimpleTtreeRringnvlsall:;,.-+_0123456789 \t\r\n\0'\"`$(){}[]<>|&!*?~#=%\\/\u2028\u0661é"
 JUNK = (None, True, 0, -1, 8, 65, 1.5, float("inf"), float("nan"), 10**30, "", "ring", "LL128", "8388608", [], {}, [[]])
 

@@ -75,10 +75,22 @@ def test_a_problem_is_told_in_the_words_of_the_server():
         (lambda handler: None, "cannot be reached"),
         (reply(302, "", Location="file:///etc/passwd"), "answered 302"),
     ],
-    ids=["html 500", "JSON of another service", "problem is a list", "problem is cut", "html 200", "empty",
-         "no last line end", "no text",
-         "broke off", "too long", "no http", "hung up", "redirect to a file"],
-)  # fmt: skip
+    ids=[
+        "html 500",
+        "JSON of another service",
+        "problem is a list",
+        "problem is cut",
+        "html 200",
+        "empty",
+        "no last line end",
+        "no text",
+        "broke off",
+        "too long",
+        "no http",
+        "hung up",
+        "redirect to a file",
+    ],
+)
 def test_an_answer_that_is_not_ours_is_refused(answer, message):
     with serving(answer) as server, pytest.raises(ClientError, match=message) as caught:
         fetch(server.url)
@@ -141,9 +153,20 @@ def test_nobody_there_is_said_clearly():
 
 @pytest.mark.parametrize(
     "server",
-    ["", "localhost:8080", "file:///etc/passwd", "ftp://h", "http://", "http://u:p@h", "http://h?x=1", "http://h:x",
-     "http://a b", "http://h\r\nX: y", "http://[::1"],
-)  # fmt: skip
+    [
+        "",
+        "localhost:8080",
+        "file:///etc/passwd",
+        "ftp://h",
+        "http://",
+        "http://u:p@h",
+        "http://h?x=1",
+        "http://h:x",
+        "http://a b",
+        "http://h\r\nX: y",
+        "http://[::1",
+    ],
+)
 def test_an_address_that_is_none_is_refused_before_anything_is_sent(server):
     with pytest.raises(ClientError, match="not a server address") as caught:
         fetch(server)
@@ -318,9 +341,12 @@ def test_what_is_no_object_is_no_answer_to_any_question(body):
 
 @pytest.mark.parametrize(
     ("problem", "said"),
-    [({"title": "Not Found"}, "Not Found"), ({"title": "Not Found", "detail": "nothing fits"}, "nothing fits"),
-     ({"status": 404}, "HOST answered 404")],
-)  # fmt: skip
+    [
+        ({"title": "Not Found"}, "Not Found"),
+        ({"title": "Not Found", "detail": "nothing fits"}, "nothing fits"),
+        ({"status": 404}, "HOST answered 404"),
+    ],
+)
 def test_a_problem_is_told_by_its_detail_its_title_or_its_status(problem, said):
     answer = reply(404, json.dumps(problem), "application/problem+json")
     with serving(answer) as server, pytest.raises(ClientError) as caught:

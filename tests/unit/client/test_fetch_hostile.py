@@ -163,13 +163,25 @@ def test_a_real_shell_sets_the_checked_values_and_runs_nothing(tmp_path):
 
 
 VALUES = [
-        ("2.20.5", "tree", True), ("2.20.5", "ring", True), ("v2.23", "tree", True), ("22005", "tree", True),
-        ("2.20.5", "allreduce:tree", False), ("2.20.5", "nvls", False),
-        ("2.24.3", "tree", False), ("2.28.9", "Tree", False), (None, "tree", False), ("latest", "tree", False),
-        ("2.28.9", "allreduce:tree", True), ("2.28.9", "allreduce:nvls,ring", True), (None, "allreduce:tree", True),
-        ("2.31.0", "allreduce:tree", False), ("2.31.0", "ring,tree;allreduce:tree", True), ("23100", "ring", False),
-        ("2.28.9", "ring,tree;allreduce:tree", True), ("2.28.9", "allreduce:tree;allreduce:ring", False),
-]  # fmt: skip
+    ("2.20.5", "tree", True),
+    ("2.20.5", "ring", True),
+    ("v2.23", "tree", True),
+    ("22005", "tree", True),
+    ("2.20.5", "allreduce:tree", False),
+    ("2.20.5", "nvls", False),
+    ("2.24.3", "tree", False),
+    ("2.28.9", "Tree", False),
+    (None, "tree", False),
+    ("latest", "tree", False),
+    ("2.28.9", "allreduce:tree", True),
+    ("2.28.9", "allreduce:nvls,ring", True),
+    (None, "allreduce:tree", True),
+    ("2.31.0", "allreduce:tree", False),
+    ("2.31.0", "ring,tree;allreduce:tree", True),
+    ("23100", "ring", False),
+    ("2.28.9", "ring,tree;allreduce:tree", True),
+    ("2.28.9", "allreduce:tree;allreduce:ring", False),
+]
 """(NCCL of the job, NCCL_ALGO, whether it passes)"""
 
 
@@ -190,9 +202,20 @@ def test_a_list_passes_in_the_language_of_the_jobs_nccl_alone(subtests):
 
 @pytest.mark.parametrize(
     "server",
-    ["http://host..x:80", "http://a..b/", "http://" + "a" * 70 + ".example", "http://" + "a" * 300, "http://[::1/x",
-     "http://\u2603.invalid", "http://host:99999999", "http://xn--\x7f", "http://%zz", None, 7],
-)  # fmt: skip
+    [
+        "http://host..x:80",
+        "http://a..b/",
+        "http://" + "a" * 70 + ".example",
+        "http://" + "a" * 300,
+        "http://[::1/x",
+        "http://\u2603.invalid",
+        "http://host:99999999",
+        "http://xn--\x7f",
+        "http://%zz",
+        None,
+        7,
+    ],
+)
 def test_an_address_of_no_host_is_no_other_error(server):
     with pytest.raises(ClientError):
         fetch(server, timeout_s=2.0)
@@ -200,9 +223,19 @@ def test_an_address_of_no_host_is_no_other_error(server):
 
 @pytest.mark.parametrize(
     "options",
-    [{"model": "\udce9"}, {"cluster": "\udce9"}, {"timeout_s": math.inf}, {"timeout_s": math.nan}, {"timeout_s": -1},
-     {"cache_dir": "/tmp/\0"}, {"api_key": "\u2603"}, {"nodes": "\udce9"}, {"model": 7}, {"nccl_version": 7}],
-)  # fmt: skip
+    [
+        {"model": "\udce9"},
+        {"cluster": "\udce9"},
+        {"timeout_s": math.inf},
+        {"timeout_s": math.nan},
+        {"timeout_s": -1},
+        {"cache_dir": "/tmp/\0"},
+        {"api_key": "\u2603"},
+        {"nodes": "\udce9"},
+        {"model": 7},
+        {"nccl_version": 7},
+    ],
+)
 def test_arguments_that_no_server_can_be_asked_with_are_no_other_error(options):
     with serving(reply()) as server:
         try:
@@ -239,14 +272,26 @@ def cached(tmp_path):
 @pytest.mark.parametrize(
     "change",
     [
-        {"saved": math.inf}, {"saved": math.nan}, {"saved": 1e300}, {"saved": -1}, {"saved": -1e300}, {"saved": "1"},
-        {"saved": None}, {"saved": 4e9}, {"saved": 0}, {"text": 7}, {"text": "[" * 100_000},
-        {"text": "export NCCL_ALGO=ring\n"}, {"text": json.dumps(FAKE.document(variables={"NCCL_PROTO": "LL128"}))},
-        {"text": json.dumps(FAKE.document(variables={"NCCL_TUNER_PLUGIN": "/srv/evil.so"}))}, {"url": "http://other"},
-        {"schema": 1}, {"saved": [], "etag": []},
+        {"saved": math.inf},
+        {"saved": math.nan},
+        {"saved": 1e300},
+        {"saved": -1},
+        {"saved": -1e300},
+        {"saved": "1"},
+        {"saved": None},
+        {"saved": 4e9},
+        {"saved": 0},
+        {"text": 7},
+        {"text": "[" * 100_000},
+        {"text": "export NCCL_ALGO=ring\n"},
+        {"text": json.dumps(FAKE.document(variables={"NCCL_PROTO": "LL128"}))},
+        {"text": json.dumps(FAKE.document(variables={"NCCL_TUNER_PLUGIN": "/srv/evil.so"}))},
+        {"url": "http://other"},
+        {"schema": 1},
+        {"saved": [], "etag": []},
     ],
     ids=lambda change: str(change)[:40],
-)  # fmt: skip
+)
 def test_a_cache_entry_that_this_client_would_not_write_is_not_used(cached, change):
     kept = json.loads(cached.path.read_text())
     cached.path.write_text(json.dumps({**kept, **change}))

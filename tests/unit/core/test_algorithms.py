@@ -21,9 +21,19 @@ from ncclt.core.nccl_version import NcclVersion
 
 V = NcclVersion.parse("2.28.9")
 LEONARDO = Cluster(
-    name="leonardo", nodes=2, gpus_per_node=4, gpu="A100", compute_capability=80, link_class="nvlink", link_gbps=200,
-    fabric="infiniband", nics_per_node=4, nic_gbps=12.5, gpudirect=True, nccl_version="2.28.9",
-)  # fmt: skip
+    name="leonardo",
+    nodes=2,
+    gpus_per_node=4,
+    gpu="A100",
+    compute_capability=80,
+    link_class="nvlink",
+    link_gbps=200,
+    fabric="infiniband",
+    nics_per_node=4,
+    nic_gbps=12.5,
+    gpudirect=True,
+    nccl_version="2.28.9",
+)
 HOPPER = replace(LEONARDO, name="dgx-h100", gpus_per_node=8, compute_capability=90, link_class="nvswitch")
 AR, AG = Collective.ALL_REDUCE, Collective.ALL_GATHER
 

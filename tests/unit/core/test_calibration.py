@@ -9,9 +9,15 @@ KIB, MIB = 1 << 10, 1 << 20
 
 def fitted(least_nodes, most_nodes, *, probed=True):
     return Calibration(
-        constants=(), probed=probed, points=30, error=0.051, least_bytes=64 * KIB, most_bytes=64 * MIB,
-        least_nodes=least_nodes, most_nodes=most_nodes,
-    )  # fmt: skip
+        constants=(),
+        probed=probed,
+        points=30,
+        error=0.051,
+        least_bytes=64 * KIB,
+        most_bytes=64 * MIB,
+        least_nodes=least_nodes,
+        most_nodes=most_nodes,
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,18 @@ from ncclt.core.cluster import Cluster
 from ncclt.errors import InputError, UsageError
 
 HALL = Cluster(
-    name="hall", nodes=4, gpus_per_node=8, gpu="H100", compute_capability=90, link_class="nvswitch", link_gbps=450.0,
-    fabric="infiniband", nics_per_node=8, nic_gbps=50.0, nccl_version="2.28.9",
-)  # fmt: skip
+    name="hall",
+    nodes=4,
+    gpus_per_node=8,
+    gpu="H100",
+    compute_capability=90,
+    link_class="nvswitch",
+    link_gbps=450.0,
+    fabric="infiniband",
+    nics_per_node=8,
+    nic_gbps=50.0,
+    nccl_version="2.28.9",
+)
 
 
 @pytest.mark.parametrize(
@@ -51,9 +60,14 @@ def test_the_largest_cluster_has_a_million(most):
 
 def test_what_a_cluster_does_not_say_is_one_node_without_a_network():
     alone = Cluster(
-        name="box", gpus_per_node=1, gpu="A100", compute_capability=80, link_class="pcie", link_gbps=0.5,
+        name="box",
+        gpus_per_node=1,
+        gpu="A100",
+        compute_capability=80,
+        link_class="pcie",
+        link_gbps=0.5,
         nccl_version="2.28.9",
-    )  # fmt: skip
+    )
     assert (alone.world_size, alone.fabric, alone.nics_per_node, alone.nic_gbps) == (1, "none", 0, 0.0)
     assert not alone.gpudirect
 
@@ -102,9 +116,10 @@ def test_a_fingerprint_names_every_difference_but_what_one_side_does_not_know():
     assert mine.mismatches(mine) == mine.mismatches(HALL.fingerprint()) == HALL.fingerprint().mismatches(mine) == ()
     other = replace(HALL, gpu="H200", topology_hash="u", driver="580.1").fingerprint()
     assert mine.mismatches(other) == (
-        "gpu: measured on H100, asked for H200", "topology_hash: measured on t, asked for u",
+        "gpu: measured on H100, asked for H200",
+        "topology_hash: measured on t, asked for u",
         "driver: measured on 570.1, asked for 580.1",
-    )  # fmt: skip
+    )
 
 
 def test_a_recorded_cluster_is_tuned_in_its_own_shape_alone():

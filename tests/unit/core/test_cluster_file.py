@@ -27,10 +27,19 @@ def test_a_job_has_a_number_of_nodes_that_can_be(nodes):
 @pytest.mark.parametrize(
     ("text", "gbps"),
     [
-        ("400 Gb/s", 50.0), ("400Gb/s", 50.0), ("400Gbps", 50.0), ("200 Gbit/s", 25.0), ("50 GB/s", 50.0), ("50", 50.0),
-        (12.5, 12.5), (25, 25.0), ("0.8 Tb/s", 100.0), ("100 GB/s", 100.0), (0, 0.0),
+        ("400 Gb/s", 50.0),
+        ("400Gb/s", 50.0),
+        ("400Gbps", 50.0),
+        ("200 Gbit/s", 25.0),
+        ("50 GB/s", 50.0),
+        ("50", 50.0),
+        (12.5, 12.5),
+        (25, 25.0),
+        ("0.8 Tb/s", 100.0),
+        ("100 GB/s", 100.0),
+        (0, 0.0),
     ],
-)  # fmt: skip
+)
 def test_bandwidths_with_and_without_units(text, gbps):
     assert gbps_of(text, "nic_gbps") == gbps
 

@@ -39,10 +39,16 @@ class Part(Documented):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whole(Documented):
     SHAPE: ClassVar = Shape(
-        name="a whole", hint="write it again", schema=3, omitted=("note",), hidden=("secret",), inlined=("part",),
-        pairs=("variables",), unbounded=("interval",),
+        name="a whole",
+        hint="write it again",
+        schema=3,
+        omitted=("note",),
+        hidden=("secret",),
+        inlined=("part",),
+        pairs=("variables",),
+        unbounded=("interval",),
         computed=(("twice", "doubled", "words"), ("last", "doubled", "")),
-    )  # fmt: skip
+    )
 
     part: Part
     words: frozenset[Word] = frozenset()
@@ -68,9 +74,18 @@ WHOLE = Whole(
     secret="not for others",
 )
 DOCUMENT = {
-    "schema": 3, "size": 8, "wanted": False, "twice": 16, "words": ["bad", "good"], "pairs": [["bad", 1.5]],
-    "variables": {"A": 1, "B": 2}, "interval": [0.0, None], "detail": {"gpu": "A100"}, "time_us": None, "last": 16,
-}  # fmt: skip
+    "schema": 3,
+    "size": 8,
+    "wanted": False,
+    "twice": 16,
+    "words": ["bad", "good"],
+    "pairs": [["bad", 1.5]],
+    "variables": {"A": 1, "B": 2},
+    "interval": [0.0, None],
+    "detail": {"gpu": "A100"},
+    "time_us": None,
+    "last": 16,
+}
 
 
 def test_fields_are_entries_in_their_order_but_for_what_the_shape_says():
@@ -139,9 +154,17 @@ def test_what_is_no_object_is_refused(document):
 
 CHANGE = Change(what="n", before=1.0, now=2.0, noise=0.1, changed=True)
 CHECK = Check(
-    id="i", recommendation="r", cluster="c", model="m", freshness=Freshness.FRESH, reasons=("x",), changes=(CHANGE,),
-    launches=1, launcher="l", created="",
-)  # fmt: skip
+    id="i",
+    recommendation="r",
+    cluster="c",
+    model="m",
+    freshness=Freshness.FRESH,
+    reasons=("x",),
+    changes=(CHANGE,),
+    launches=1,
+    launcher="l",
+    created="",
+)
 CALLS = {"collective": "all_reduce", "dtype": "int8", "size_bytes": 8, "calls_per_step": 1.0}
 SAMPLES = [
     (Whole, DOCUMENT),

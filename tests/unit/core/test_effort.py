@@ -9,13 +9,31 @@ from ncclt.errors import UsageError
 @pytest.mark.parametrize(
     "values",
     [
-        {"trials": 0}, {"trials": -3}, {"seconds": 0.0}, {"gpu_hours": 0.0}, {"patience": -1}, {"steps": 0},
-        {"blocks": 0}, {"min_effect": -0.1}, {"min_effect": 1.0}, {"study": " "}, {"study": "a\udcff"}, {"more": -1},
-        {"seed": -1}, {"seed": 2**31}, {"trials": 10**23}, {"patience": 10**23}, {"more": 10**23}, {"blocks": 10**23},
-        {"steps": 10**23}, {"seconds": float("inf")}, {"seconds": float("nan")}, {"gpu_hours": float("inf")},
+        {"trials": 0},
+        {"trials": -3},
+        {"seconds": 0.0},
+        {"gpu_hours": 0.0},
+        {"patience": -1},
+        {"steps": 0},
+        {"blocks": 0},
+        {"min_effect": -0.1},
+        {"min_effect": 1.0},
+        {"study": " "},
+        {"study": "a\udcff"},
+        {"more": -1},
+        {"seed": -1},
+        {"seed": 2**31},
+        {"trials": 10**23},
+        {"patience": 10**23},
+        {"more": 10**23},
+        {"blocks": 10**23},
+        {"steps": 10**23},
+        {"seconds": float("inf")},
+        {"seconds": float("nan")},
+        {"gpu_hours": float("inf")},
         {"gpu_hours": 1e30},
     ],
-)  # fmt: skip
+)
 def test_an_effort_of_nothing_or_without_end_is_refused(values):
     with pytest.raises(UsageError):
         Effort(**values)
@@ -47,11 +65,16 @@ def test_the_smallest_and_the_largest_numbers_are_taken(values):
 @pytest.mark.parametrize(
     "values",
     [
-        {"trials": 10**6 + 1}, {"patience": 10**6 + 1}, {"more": 10**6 + 1}, {"blocks": 10**6 + 1},
-        {"steps": 10**12 + 1}, {"seconds": 366 * 86400 + 1}, {"gpu_hours": 10**9 + 1},
+        {"trials": 10**6 + 1},
+        {"patience": 10**6 + 1},
+        {"more": 10**6 + 1},
+        {"blocks": 10**6 + 1},
+        {"steps": 10**12 + 1},
+        {"seconds": 366 * 86400 + 1},
+        {"gpu_hours": 10**9 + 1},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_one_more_than_the_largest_is_refused(values):
     with pytest.raises(UsageError):
         Effort(**values)

@@ -57,9 +57,16 @@ def test_bandwidths_are_those_that_nccl_tests_prints():
 @pytest.mark.parametrize(
     ("size", "text"),
     [
-        (0, "0 B"), (1, "1 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536, "1.50 KiB"), (2**20, "1 MiB"),
-        (28351488, "27.04 MiB"), (2**30, "1 GiB"), (2**41, "2048 GiB"),
+        (0, "0 B"),
+        (1, "1 B"),
+        (1023, "1023 B"),
+        (1024, "1 KiB"),
+        (1536, "1.50 KiB"),
+        (2**20, "1 MiB"),
+        (28351488, "27.04 MiB"),
+        (2**30, "1 GiB"),
+        (2**41, "2048 GiB"),
     ],
-)  # fmt: skip
+)
 def test_sizes_are_written_with_binary_units(size, text):
     assert format_bytes(size) == text

@@ -26,9 +26,19 @@ def reading(hosts, gbps, *, gpus=(), outcome=Outcome.OK, repeat=0, sizes=(GIB,))
 
 def sample_preflight(**changes):
     basis = Preflight(
-        id="p1", created="2026-01-01T00:00:00", cluster="dgx", fingerprint="f", launcher="slurm",
-        benchmark="nccl_tests", simulated=False, hosts=HOSTS, gpus_per_node=8, source="by its links",
-        expected=(ExpectedSize(size_bytes=GIB, busbw_gbps=100.0),), tolerance=0.15, state=State.DEGRADED,
+        id="p1",
+        created="2026-01-01T00:00:00",
+        cluster="dgx",
+        fingerprint="f",
+        launcher="slurm",
+        benchmark="nccl_tests",
+        simulated=False,
+        hosts=HOSTS,
+        gpus_per_node=8,
+        source="by its links",
+        expected=(ExpectedSize(size_bytes=GIB, busbw_gbps=100.0),),
+        tolerance=0.15,
+        state=State.DEGRADED,
         findings=(
             FabricFinding(
                 part=Part.NODE, hosts=("b",), busbw_gbps=60.0, reference_gbps=100.0, launches=3, remark="look"
@@ -36,11 +46,17 @@ def sample_preflight(**changes):
             FabricFinding(part=Part.GPU_LINK, hosts=("c",), gpus=(2, 5), outcome=Outcome.TIMEOUT, reference_gbps=200.0),
         ),
         readings=(
-            reading(HOSTS, 60.0), reading("ab", 60.0), reading("ab", 62.0, repeat=1), reading("cd", 100.0),
-            reading("ac", 0, outcome=Outcome.CRASHED), reading("c", 50.0, gpus=(2, 5)), reading("c", 90.0, gpus=(2, 4)),
+            reading(HOSTS, 60.0),
+            reading("ab", 60.0),
+            reading("ab", 62.0, repeat=1),
+            reading("cd", 100.0),
+            reading("ac", 0, outcome=Outcome.CRASHED),
+            reading("c", 50.0, gpus=(2, 5)),
+            reading("c", 90.0, gpus=(2, 4)),
         ),
-        notes=("a note",), wall_s=12.0,
-    )  # fmt: skip
+        notes=("a note",),
+        wall_s=12.0,
+    )
     return replace(basis, **changes)
 
 
@@ -86,21 +102,33 @@ def test_pairs_are_of_two_nodes_or_of_two_gpus_of_one_node_by_the_median_of_thei
 @pytest.mark.parametrize(
     ("finding", "words"),
     [
-        (FabricFinding(part=Part.NODE, hosts=("n07",), busbw_gbps=114, reference_gbps=187),
-         "node n07 reaches 61 % of 187 GB/s with every partner"),
-        (FabricFinding(part=Part.LINK, hosts=("n07", "n12"), outcome=Outcome.TIMEOUT),
-         "the link n07+n12 does not finish"),
-        (FabricFinding(part=Part.GPU, hosts=("n1",), gpus=(3,), outcome=Outcome.WRONG_RESULT),
-         "GPU 3 of node n1 gives WRONG DATA with every partner"),
-        (FabricFinding(part=Part.GPU_LINK, hosts=("n1",), gpus=(3, 4), outcome=Outcome.CRASHED, remark="why"),
-         "the link between GPU 3 and 4 of node n1 crashes; why"),
-        (FabricFinding(part=Part.FABRIC, hosts=("a", "b", "c", "d"), busbw_gbps=1, reference_gbps=2),
-         "all of a..d (4 nodes) alike reaches 50 % of 2 GB/s"),
-        (FabricFinding(part=Part.GROUP, hosts=("a", "b"), outcome=Outcome.INVALID),
-         "something among a+b does not start"),
+        (
+            FabricFinding(part=Part.NODE, hosts=("n07",), busbw_gbps=114, reference_gbps=187),
+            "node n07 reaches 61 % of 187 GB/s with every partner",
+        ),
+        (
+            FabricFinding(part=Part.LINK, hosts=("n07", "n12"), outcome=Outcome.TIMEOUT),
+            "the link n07+n12 does not finish",
+        ),
+        (
+            FabricFinding(part=Part.GPU, hosts=("n1",), gpus=(3,), outcome=Outcome.WRONG_RESULT),
+            "GPU 3 of node n1 gives WRONG DATA with every partner",
+        ),
+        (
+            FabricFinding(part=Part.GPU_LINK, hosts=("n1",), gpus=(3, 4), outcome=Outcome.CRASHED, remark="why"),
+            "the link between GPU 3 and 4 of node n1 crashes; why",
+        ),
+        (
+            FabricFinding(part=Part.FABRIC, hosts=("a", "b", "c", "d"), busbw_gbps=1, reference_gbps=2),
+            "all of a..d (4 nodes) alike reaches 50 % of 2 GB/s",
+        ),
+        (
+            FabricFinding(part=Part.GROUP, hosts=("a", "b"), outcome=Outcome.INVALID),
+            "something among a+b does not start",
+        ),
         (FabricFinding(part=Part.LINK, hosts=("a", "b"), busbw_gbps=1), "the link a+b reaches 0 % of 0 GB/s"),
     ],
-)  # fmt: skip
+)
 def test_findings_in_words(finding, words):
     assert finding.sentence == words
 

@@ -18,14 +18,22 @@ RING = Policy(rules=(Rule(collective=Collective.ALL_REDUCE, algorithm=Algorithm.
 
 def revision(decision, low=1.0, high=1.0, *, blocks=4, min_effect=0.02, policy=TREE, variables=None, **more):
     verdict = Verdict(
-        decision=decision, reason="-", speedup=(low + high) / 2, interval=(low, high), blocks=blocks,
-        default_us=100.0, policy_us=90.0, min_effect=min_effect,
-    )  # fmt: skip
+        decision=decision,
+        reason="-",
+        speedup=(low + high) / 2,
+        interval=(low, high),
+        blocks=blocks,
+        default_us=100.0,
+        policy_us=90.0,
+        min_effect=min_effect,
+    )
     coverage = Coverage(settings=10, measured=("ring/ll",), failed=(), untried=(), channels=(), converged=True)
     return replace(
-        sample_recommendation("r"), table=PolicyVerdict(policy=policy, verdict=verdict),
-        coverage=coverage, **more,
-    )  # fmt: skip
+        sample_recommendation("r"),
+        table=PolicyVerdict(policy=policy, verdict=verdict),
+        coverage=coverage,
+        **more,
+    )
 
 
 def tuned(low, high, **more):

@@ -45,12 +45,20 @@ def test_the_extremes_of_a_step_time_are_taken(right):
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"job": ""}, {"job": "  "}, {"job": "a\nb"}, {"job": "j" * 301}, {"step_us": 0.0}, {"step_us": -1.0},
-        {"step_us": float("nan")}, {"step_us": float("inf")}, {"step_us": DAY_US + 1}, {"steps": 0},
+        {"job": ""},
+        {"job": "  "},
+        {"job": "a\nb"},
+        {"job": "j" * 301},
+        {"step_us": 0.0},
+        {"step_us": -1.0},
+        {"step_us": float("nan")},
+        {"step_us": float("inf")},
+        {"step_us": DAY_US + 1},
+        {"steps": 0},
         {"steps": 10**9 + 1},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_what_no_job_has_is_refused(wrong):
     with pytest.raises(InputError):
         replace(TIME, **wrong)

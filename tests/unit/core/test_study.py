@@ -12,9 +12,14 @@ from ncclt.core.trial import Outcome, TrialResult
 
 def trial(policy=None, *, phase=Phase.SEARCH, setting=DEFAULT, wall_s=0.0):
     return Trial(
-        number=0, phase=phase, setting=setting, repeat=0, score_us=None, policy=policy,
+        number=0,
+        phase=phase,
+        setting=setting,
+        repeat=0,
+        score_us=None,
+        policy=policy,
         result=TrialResult(outcome=Outcome.CRASHED, wall_s=wall_s),
-    )  # fmt: skip
+    )
 
 
 def rules(count):
@@ -50,8 +55,17 @@ def test_neither_a_policy_nor_a_part_of_a_proof_tries_a_setting(launched, tries)
 
 def test_a_launch_costs_its_time_on_every_gpu_of_the_cluster():
     cluster = Cluster(
-        name="pair", nodes=2, gpus_per_node=4, gpu="A100", compute_capability=80, link_class="nvlink", link_gbps=50.0,
-        fabric="infiniband", nics_per_node=1, nic_gbps=25.0, nccl_version="2.28.9",
-    )  # fmt: skip
+        name="pair",
+        nodes=2,
+        gpus_per_node=4,
+        gpu="A100",
+        compute_capability=80,
+        link_class="nvlink",
+        link_gbps=50.0,
+        fabric="infiniband",
+        nics_per_node=1,
+        nic_gbps=25.0,
+        nccl_version="2.28.9",
+    )
     assert gpu_seconds([trial(wall_s=10.0), trial(wall_s=2.5)], cluster) == 100.0
     assert gpu_seconds([], cluster) == 0

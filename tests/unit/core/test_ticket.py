@@ -10,9 +10,18 @@ from ncclt.core.ticket import TICKET_PATTERN, Ticket, is_job_name, read_ticket, 
 from ncclt.errors import InputError
 
 TICKET = Ticket(
-    job="Slurm job 7", cluster="pair", model="toy", nodes=2, gpus_per_node=4, nccl_version="2.28.9",
-    recommendation="b", variant=Variant.CANDIDATE, rollout="r", issued_s=1000.25, expires_s=2000.0,
-)  # fmt: skip
+    job="Slurm job 7",
+    cluster="pair",
+    model="toy",
+    nodes=2,
+    gpus_per_node=4,
+    nccl_version="2.28.9",
+    recommendation="b",
+    variant=Variant.CANDIDATE,
+    rollout="r",
+    issued_s=1000.25,
+    expires_s=2000.0,
+)
 
 
 def test_a_ticket_comes_back_as_it_was_until_it_expires():
@@ -42,9 +51,16 @@ def test_the_longest_names_fit_and_stay_distinct():
     names = ["\N{WAVING HAND SIGN}" * 299 + end for end in "ab"]
     assert shorten_name(names[0]) != shorten_name(names[1])
     long = replace(
-        TICKET, job=shorten_name(names[0]), cluster=shorten_name("c" * 200), model=shorten_name("m" * 200),
-        recommendation="r" * 64, rollout="0" * 12, nccl_version="100.100.100", nodes=10**6, gpus_per_node=10**6,
-    )  # fmt: skip
+        TICKET,
+        job=shorten_name(names[0]),
+        cluster=shorten_name("c" * 200),
+        model=shorten_name("m" * 200),
+        recommendation="r" * 64,
+        rollout="0" * 12,
+        nccl_version="100.100.100",
+        nodes=10**6,
+        gpus_per_node=10**6,
+    )
     text = sign_ticket(long, "secret")
     assert re.fullmatch(TICKET_PATTERN, text)
     found = read_ticket(text, "secret", now_s=0.0)

@@ -11,9 +11,19 @@ from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import UsageError
 
 CLUSTER = Cluster(
-    name="hall", nodes=2, gpus_per_node=8, gpu="H100", compute_capability=90, link_class="nvswitch", link_gbps=450.0,
-    fabric="infiniband", nics_per_node=8, nic_gbps=50.0, nccl_version="2.28.9", driver="570.1",
-)  # fmt: skip
+    name="hall",
+    nodes=2,
+    gpus_per_node=8,
+    gpu="H100",
+    compute_capability=90,
+    link_class="nvswitch",
+    link_gbps=450.0,
+    fabric="infiniband",
+    nics_per_node=8,
+    nic_gbps=50.0,
+    nccl_version="2.28.9",
+    driver="570.1",
+)
 WORKLOAD = Workload(
     name="chat",
     provenance=Provenance(source="kineto"),
@@ -88,12 +98,31 @@ def test_two_jobs_ask_for_the_same_whatever_their_id_time_and_author():
 
 def test_tune_is_given_what_was_asked_for_and_nothing_else():
     asked = replace(
-        JOB, nodes=2, gpus_per_node=4, nccl_version="2.29.1", trials=9, seconds=60.0, gpu_hours=1.5, blocks=5, seed=3,
-        prove_variables=True, study="s",
-    )  # fmt: skip
+        JOB,
+        nodes=2,
+        gpus_per_node=4,
+        nccl_version="2.29.1",
+        trials=9,
+        seconds=60.0,
+        gpu_hours=1.5,
+        blocks=5,
+        seed=3,
+        prove_variables=True,
+        study="s",
+    )
     assert asked.arguments() == (
-        "--model=chat", "--cluster=hall", "--nodes=2", "--gpus-per-node=4", "--nccl-version=2.29.1", "--trials=9",
-        "--time=60.0", "--gpu-hours=1.5", "--blocks=5", "--seed=3", "--study=s", "--prove-variables",
-    )  # fmt: skip
+        "--model=chat",
+        "--cluster=hall",
+        "--nodes=2",
+        "--gpus-per-node=4",
+        "--nccl-version=2.29.1",
+        "--trials=9",
+        "--time=60.0",
+        "--gpu-hours=1.5",
+        "--blocks=5",
+        "--seed=3",
+        "--study=s",
+        "--prove-variables",
+    )
     usual = JOB.arguments()
     assert not [word for word in usual if word.startswith(("--nodes", "--time", "--gpu-hours", "--prove"))]

@@ -19,9 +19,23 @@ def _verification(*launches):
         decision=Decision.TUNED, reason="r", speedup=1.1, interval=(1.0, 1.2), blocks=4, default_us=2.0, policy_us=1.0
     )
     return Verification(
-        id="v", cluster="c", model="m", recommendation="", argv=("a",), base_env=(("B", "1"),), tuned_env=(),
-        removed_env=(), warmup=1, steps=2, ranks=2, hosts=1, launches=launches, verdict=verdict, notes=(), created="t",
-    )  # fmt: skip
+        id="v",
+        cluster="c",
+        model="m",
+        recommendation="",
+        argv=("a",),
+        base_env=(("B", "1"),),
+        tuned_env=(),
+        removed_env=(),
+        warmup=1,
+        steps=2,
+        ranks=2,
+        hosts=1,
+        launches=launches,
+        verdict=verdict,
+        notes=(),
+        created="t",
+    )
 
 
 @given(st.lists(st.builds(StepLaunch, side=st.sampled_from(Side), order=st.integers(), step_us=TIMES), max_size=4))

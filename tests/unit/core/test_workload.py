@@ -24,7 +24,7 @@ def _placed(*groups, nodes, gpus_per_node, world_size=0):
             )
             for size, spans in groups
         ),
-    )  # fmt: skip
+    )
     placed = recorded.placed(nodes=nodes, gpus_per_node=gpus_per_node)
     return {(c.message.group_size, c.message.spans_nodes, c.calls_per_step) for c in placed.messages}
 
@@ -99,9 +99,14 @@ def test_a_digest_tells_what_is_sent_and_stays_the_same_in_every_release():
 def test_a_workload_comes_back_from_its_document():
     whole = _workload(_calls(8, recorded_us=1.5), _calls(64), step_time_us=9.0, exposed_us=0.0)
     origin = Provenance(
-        source="kineto", created="2026-01-01", detail={"gpu": "A100"}, world_size=4, ranks_read=(0, 3), steps=7,
+        source="kineto",
+        created="2026-01-01",
+        detail={"gpu": "A100"},
+        world_size=4,
+        ranks_read=(0, 3),
+        steps=7,
         notes=("a note",),
-    )  # fmt: skip
+    )
     whole = replace(whole, provenance=origin)
     assert Workload.from_document(json.loads(json.dumps(whole.to_document()))) == whole
     bare = _workload(_calls(8))

@@ -21,10 +21,15 @@ PROBLEM, reply, serving = SERVERS.PROBLEM, SERVERS.reply, SERVERS.serving
 
 @pytest.mark.parametrize(
     ("status", "kind", "code"),
-    [(404, NoRecommendationError, 3), (409, NoRecommendationError, 3), (410, StaleRecommendationError, 3),
-     (422, UsageError, 2), (401, ServerError, 69),
-     (500, ServerError, 69)],
-)  # fmt: skip
+    [
+        (404, NoRecommendationError, 3),
+        (409, NoRecommendationError, 3),
+        (410, StaleRecommendationError, 3),
+        (422, UsageError, 2),
+        (401, ServerError, 69),
+        (500, ServerError, 69),
+    ],
+)
 def test_env_and_run_see_the_same_error(status, kind, code, capsys, monkeypatch, tmp_path):
     """A refused request is the user's mistake on both ways."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -32,9 +32,16 @@ LARGE = Rule(
 )
 PAIRS = Rule(collective=Collective.ALL_REDUCE, group_size=2, algorithm=Algorithm.RING, protocol=Protocol.LL)
 TABLE = DeliveredPolicy(
-    recommendation="r1", cluster="c", model="m", nccl_version="2.28.9", nodes=2, ranks=8, form=Form.TABLE,
-    policy=Policy(rules=(SMALL, LARGE, PAIRS)), variables=(("NCCL_BUFFSIZE", "8388608"),),
-)  # fmt: skip
+    recommendation="r1",
+    cluster="c",
+    model="m",
+    nccl_version="2.28.9",
+    nodes=2,
+    ranks=8,
+    form=Form.TABLE,
+    policy=Policy(rules=(SMALL, LARGE, PAIRS)),
+    variables=(("NCCL_BUFFSIZE", "8388608"),),
+)
 REPORT = Witness(kind="plugin-report", nccl_version="2.28.9", table="r1", checksum="aa", ranks=8, nodes=2, count=8)
 USING = ("TUNER/Plugin: Using ncclt (v5)",)
 LOG = Witness(kind="nccl-log", nccl_version="2.28.9+cuda12.9")
@@ -42,9 +49,14 @@ LOG = Witness(kind="nccl-log", nccl_version="2.28.9+cuda12.9")
 
 def use(size, choice, calls=10, *, outcome=CallOutcome.APPLIED, group=8, collective=Collective.ALL_REDUCE, remark=""):
     return ObservedCall(
-        collective=collective, size_bytes=size, group_size=group, choice=choice, outcome=outcome, calls=calls,
+        collective=collective,
+        size_bytes=size,
+        group_size=group,
+        choice=choice,
+        outcome=outcome,
+        calls=calls,
         remark=remark,
-    )  # fmt: skip
+    )
 
 
 def seen(*uses, witnesses=(REPORT,), variables=None, **more):
@@ -84,25 +96,62 @@ def test_a_choice_that_nccl_did_not_offer_is_named_with_its_cause():
 @pytest.mark.parametrize(
     ("observed", "said"),
     [
-        (seen(use(MIB, "", outcome=CallOutcome.UNMATCHED, remark="it is for NCCL 2.27"),
-              witnesses=(replace(REPORT, not_in_use="it is for NCCL 2.27"),)), "used no table: it is for NCCL 2.27"),
-        (seen(use(MIB, "tree/ll/2", outcome=CallOutcome.CHOSEN), witnesses=(LOG,),
-              variables={"NCCL_BUFFSIZE": ("8388608",)}, tuner_lines=("TUNER/Plugin: Could not find: /x/ncclt.so",)),
-         "the plugin was not loaded: TUNER/Plugin: Could not find: /x/ncclt.so"),
-        (seen(use(MIB, "tree/ll/2", outcome=CallOutcome.CHOSEN), witnesses=(LOG,),
-              tuner_lines=("TUNER/ncclt: /t.csv is not used: the file is cut off; NCCL's own choice stays",)),
-         "the plugin said: /t.csv is not used: the file is cut off"),
-        (seen(use(MIB, "tree/ll/2", outcome=CallOutcome.CHOSEN), witnesses=(LOG,), tuner_lines=USING,
-              variables={"NCCL_BUFFSIZE": ("8388608",), "NCCL_ALGO": ("Tree",)}), "NCCL_ALGO=Tree in the job"),
-        (seen(use(MIB, "tree/ll/2", outcome=CallOutcome.CHOSEN), witnesses=(LOG,), tuner_lines=USING,
-              variables={"NCCL_DEBUG": ("INFO",)}), "did not get NCCL_BUFFSIZE: a container or launcher"),
-        (seen(use(MIB, "tree/ll/2", outcome=CallOutcome.CHOSEN), witnesses=(LOG,), tuner_lines=USING,
-              variables={"NCCL_BUFFSIZE": ("4194304",)}), "NCCL_BUFFSIZE was 4194304 in the job, not 8388608"),
+        (
+            seen(
+                use(MIB, "", outcome=CallOutcome.UNMATCHED, remark="it is for NCCL 2.27"),
+                witnesses=(replace(REPORT, not_in_use="it is for NCCL 2.27"),),
+            ),
+            "used no table: it is for NCCL 2.27",
+        ),
+        (
+            seen(
+                use(MIB, "tree/ll/2", outcome=CallOutcome.CHOSEN),
+                witnesses=(LOG,),
+                variables={"NCCL_BUFFSIZE": ("8388608",)},
+                tuner_lines=("TUNER/Plugin: Could not find: /x/ncclt.so",),
+            ),
+            "the plugin was not loaded: TUNER/Plugin: Could not find: /x/ncclt.so",
+        ),
+        (
+            seen(
+                use(MIB, "tree/ll/2", outcome=CallOutcome.CHOSEN),
+                witnesses=(LOG,),
+                tuner_lines=("TUNER/ncclt: /t.csv is not used: the file is cut off; NCCL's own choice stays",),
+            ),
+            "the plugin said: /t.csv is not used: the file is cut off",
+        ),
+        (
+            seen(
+                use(MIB, "tree/ll/2", outcome=CallOutcome.CHOSEN),
+                witnesses=(LOG,),
+                tuner_lines=USING,
+                variables={"NCCL_BUFFSIZE": ("8388608",), "NCCL_ALGO": ("Tree",)},
+            ),
+            "NCCL_ALGO=Tree in the job",
+        ),
+        (
+            seen(
+                use(MIB, "tree/ll/2", outcome=CallOutcome.CHOSEN),
+                witnesses=(LOG,),
+                tuner_lines=USING,
+                variables={"NCCL_DEBUG": ("INFO",)},
+            ),
+            "did not get NCCL_BUFFSIZE: a container or launcher",
+        ),
+        (
+            seen(
+                use(MIB, "tree/ll/2", outcome=CallOutcome.CHOSEN),
+                witnesses=(LOG,),
+                tuner_lines=USING,
+                variables={"NCCL_BUFFSIZE": ("4194304",)},
+            ),
+            "NCCL_BUFFSIZE was 4194304 in the job, not 8388608",
+        ),
         (seen(use(MIB, "tree/ll/2"), witnesses=(replace(REPORT, table="r0"),)), "used the table of r0"),
         (seen(use(MIB, "tree/ll/2"), witnesses=(replace(REPORT, nccl_version="2.27.3"),)), "loaded NCCL 2.27.3, not"),
         (seen(use(MIB, "ring_sym/4", outcome=CallOutcome.CHOSEN), witnesses=(LOG,)), "0 of 10 calls"),
     ],
-)  # fmt: skip
+)
 def test_what_did_not_take_effect_says_why(observed, said):
     found = judged(observed)
     assert found.effect is Effect.NOT_AT_ALL

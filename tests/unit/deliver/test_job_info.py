@@ -15,8 +15,13 @@ from ncclt.deliver.job_info import (
 )
 from ncclt.errors import UsageError
 
-STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_PROCID": "3",
-        "SLURM_STEP_NUM_TASKS": "8"}  # fmt: skip
+STEP = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_PROCID": "3",
+    "SLURM_STEP_NUM_TASKS": "8",
+}
 BATCH = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}
 TRAIN = ("python", "train.py")
 TORCHRUN = ("torchrun", "--nnodes=2", "train.py")
@@ -174,10 +179,13 @@ def test_fabrics_are_those_of_the_adapters(tmp_path):
 @pytest.mark.parametrize(
     ("measured", "seen", "other"),
     [
-        ("MI355X", "NVIDIA H100 80GB HBM3", True), ("H100", "NVIDIA H100 80GB HBM3", False),
-        ("A100-SXM-64GB", "NVIDIA A100-SXM4-40GB", False), ("GPU", "NVIDIA H100", False), ("H100", "a GPU", False),
+        ("MI355X", "NVIDIA H100 80GB HBM3", True),
+        ("H100", "NVIDIA H100 80GB HBM3", False),
+        ("A100-SXM-64GB", "NVIDIA A100-SXM4-40GB", False),
+        ("GPU", "NVIDIA H100", False),
+        ("H100", "a GPU", False),
     ],
-)  # fmt: skip
+)
 def test_gpus_differ_only_where_both_names_tell_the_model(measured, seen, other):
     assert is_other_gpu(measured, [seen]) is other
 

@@ -23,10 +23,17 @@ from ncclt.errors import InputError, UsageError
 GOLDEN = Path(__file__).parents[2] / "golden" / "env"
 RULES = Policy(rules=(Rule(collective=Collective.ALL_REDUCE, algorithm=Algorithm.RING, protocol=Protocol.LL),))
 ANSWER = Answer(
-    recommendation="r1", cluster="c", model="m", nccl_version="2.28.9", nodes=1, ranks=8,
-    variables=(("NCCL_ALGO", "allreduce:ring"), ("NCCL_BUFFSIZE", "8388608")), table="rows\n", rules=RULES,
+    recommendation="r1",
+    cluster="c",
+    model="m",
+    nccl_version="2.28.9",
+    nodes=1,
+    ranks=8,
+    variables=(("NCCL_ALGO", "allreduce:ring"), ("NCCL_BUFFSIZE", "8388608")),
+    table="rows\n",
+    rules=RULES,
     table_variables=(("NCCL_BUFFSIZE", "8388608"),),
-)  # fmt: skip
+)
 PLUGIN, HOOK = Path("/lib/plugin.so"), Path("/shared/hook")
 TABLE, BY_FILE = {"NCCLT_TABLE": "1:t"}, {"NCCLT_POLICY": "/shared/t.csv", "NCCLT_POLICY_CHECKSUM": "0"}
 
@@ -45,9 +52,13 @@ def test_the_table_goes_with_the_variables_that_it_needs():
     planned = plan()
     assert (planned.form, planned.unset_env, planned.notes) == (Form.TABLE, (), ())
     assert dict(planned.set_env) == {
-        "NCCL_TUNER_PLUGIN": "/lib/plugin.so", "NCCLT_TABLE": "1:t", "NCCL_BUFFSIZE": "8388608",
-        "NCCLT_RECOMMENDATION": "r1", "NCCLT_AGREEMENT": "hook", "PYTHONPATH": "/shared/hook",
-    }  # fmt: skip
+        "NCCL_TUNER_PLUGIN": "/lib/plugin.so",
+        "NCCLT_TABLE": "1:t",
+        "NCCL_BUFFSIZE": "8388608",
+        "NCCLT_RECOMMENDATION": "r1",
+        "NCCLT_AGREEMENT": "hook",
+        "PYTHONPATH": "/shared/hook",
+    }
 
 
 def test_without_plugin_the_variables_are_set_and_that_is_said():
@@ -113,10 +124,15 @@ def test_a_command_that_hides_the_hook_gets_no_table():
 @pytest.mark.parametrize(
     "own",
     [
-        "NCCL_ALGO", "NCCL_MAX_CTAS", "NCCL_BUFFSIZE", "NCCL_TUNER_PLUGIN", "NCCLT_POLICY_SHM", "NCCLT_POLICY",
+        "NCCL_ALGO",
+        "NCCL_MAX_CTAS",
+        "NCCL_BUFFSIZE",
+        "NCCL_TUNER_PLUGIN",
+        "NCCLT_POLICY_SHM",
+        "NCCLT_POLICY",
         "NCCLT_TABLE",
     ],
-)  # fmt: skip
+)
 def test_the_users_own_variable_wins_and_nothing_is_mixed_with_it(own):
     planned = plan(environ={own: "mine", "NCCL_IB_HCA": "mlx5"})
     assert (planned.set_env, planned.form) == ((), None)
@@ -212,9 +228,11 @@ def test_a_table_from_a_file_brings_its_variables(tmp_path):
     (tmp_path / "edited.csv").write_text(whole.replace(",ring,", ",tree,", 1))
     (tmp_path / "cut.csv").write_text("\n".join(whole.splitlines()[:-1]))
     for path, said in (
-        (tmp_path / "own.csv", "begin like a table"), (tmp_path / "none", "cannot be read"),
-        (tmp_path / "edited.csv", "damaged or was edited"), (tmp_path / "cut.csv", "damaged or was edited"),
-    ):  # fmt: skip
+        (tmp_path / "own.csv", "begin like a table"),
+        (tmp_path / "none", "cannot be read"),
+        (tmp_path / "edited.csv", "damaged or was edited"),
+        (tmp_path / "cut.csv", "damaged or was edited"),
+    ):
         with pytest.raises(UsageError, match=said):
             answer_from_table(path)
 
@@ -290,9 +308,15 @@ def test_a_tuner_of_ones_own_on_one_node_alone_is_seen(form):
 
 
 DIFFERING = {
-    "NCCL_BUFFSIZE": "1048576", "NCCL_NTHREADS": "64", "NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1",
-    "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_TOPO_FILE": "/x.xml",
-}  # fmt: skip
+    "NCCL_BUFFSIZE": "1048576",
+    "NCCL_NTHREADS": "64",
+    "NCCL_NET": "Socket",
+    "NCCL_IB_DISABLE": "1",
+    "NCCL_P2P_DISABLE": "1",
+    "NCCL_SHM_DISABLE": "1",
+    "NCCL_NVLS_ENABLE": "0",
+    "NCCL_TOPO_FILE": "/x.xml",
+}
 
 
 @pytest.mark.parametrize(("name", "value"), DIFFERING.items())
@@ -353,10 +377,13 @@ def test_machine_with_other_gpus_or_none_gets_nothing(gpus, form, said):
 @pytest.mark.parametrize(
     ("measured", "seen", "nodes", "form"),
     [
-        ("infiniband", ("roce",), 2, None), ("infiniband", ("infiniband", "roce"), 2, Form.TABLE),
-        ("infiniband", (), 2, Form.TABLE), ("infiniband", ("roce",), 1, Form.TABLE), ("efa", ("roce",), 2, Form.TABLE),
+        ("infiniband", ("roce",), 2, None),
+        ("infiniband", ("infiniband", "roce"), 2, Form.TABLE),
+        ("infiniband", (), 2, Form.TABLE),
+        ("infiniband", ("roce",), 1, Form.TABLE),
+        ("efa", ("roce",), 2, Form.TABLE),
     ],
-)  # fmt: skip
+)
 def test_nodes_on_another_fabric_get_nothing(measured, seen, nodes, form):
     answer = replace(ANSWER, fabric=measured, nodes=nodes)
     options = {"plugin": PLUGIN, "table": TABLE, "hook": HOOK, "shared": True}

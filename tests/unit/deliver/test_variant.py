@@ -32,8 +32,11 @@ def job_of(variant, rollout=ROLLOUT):
 def test_without_a_roll_out_every_job_gets_the_active_one():
     found = given(ACTIVE, (), "1")
     assert (found.recommendation, found.variant, found.reason, found.rollout) == (
-        ACTIVE, Variant.ACTIVE, Reason.TARGETING_MATCH, "",
-    )  # fmt: skip
+        ACTIVE,
+        Variant.ACTIVE,
+        Reason.TARGETING_MATCH,
+        "",
+    )
 
 
 @pytest.mark.parametrize(("variant", "id"), [(Variant.CANDIDATE, "b"), (Variant.ACTIVE, "a")])

@@ -15,11 +15,28 @@ from ncclt.errors import TraceError, UsageError
 from ncclt.testing.samples import sample_recommendation
 
 HEAD = {
-    "ncclt_plugin_report": 1, "plugin": "0.1.0", "tuner_api": 5, "nccl": "2.28.9", "host": "n1", "pid": 40,
-    "launch_rank": 0, "communicator": "00000000000000aa", "number": 0, "ranks": 8, "nodes": 2, "policy": "/t.csv",
-    "shared": False, "table": "rec1", "fnv1a": "0" * 16, "rows": 1, "rows_here": 1, "not_in_use": "",
-    "started_us": 1, "written_us": 2, "finished": True,
-}  # fmt: skip
+    "ncclt_plugin_report": 1,
+    "plugin": "0.1.0",
+    "tuner_api": 5,
+    "nccl": "2.28.9",
+    "host": "n1",
+    "pid": 40,
+    "launch_rank": 0,
+    "communicator": "00000000000000aa",
+    "number": 0,
+    "ranks": 8,
+    "nodes": 2,
+    "policy": "/t.csv",
+    "shared": False,
+    "table": "rec1",
+    "fnv1a": "0" * 16,
+    "rows": 1,
+    "rows_here": 1,
+    "not_in_use": "",
+    "started_us": 1,
+    "written_us": 2,
+    "finished": True,
+}
 NOW = "2026-01-01T00:00:00+00:00"
 LOG = """\
 n1:40:41 [0] NCCL INFO NCCL version 2.28.9+cuda12.9
@@ -71,8 +88,11 @@ def table_rule():
 
 
 def test_reports_of_all_ranks_are_added_up(tmp_path, table_rule):
-    rows = (decided("all_reduce", 4096, "applied", 5), decided("all_reduce", 8192, "unavailable", 2),
-            decided("all_reduce", 8, "unmatched", 3))  # fmt: skip
+    rows = (
+        decided("all_reduce", 4096, "applied", 5),
+        decided("all_reduce", 8192, "unavailable", 2),
+        decided("all_reduce", 8, "unmatched", 3),
+    )
     files = [report(tmp_path / f"{pid}", *rows, pid=pid, host=f"n{pid}") for pid in (1, 2)]
     found = attest_files(files, policy_from_recommendation(published(table_rule), Form.TABLE), created=NOW)
 
@@ -92,8 +112,9 @@ def test_a_log_tells_what_nccl_did_with_variables(tmp_path):
     assert (found.effect, found.calls_as_wanted, found.calls_differing, found.calls_unruled) == (Effect.PARTLY, 1, 1, 1)
     # The line tells one rank's part; the message is that of all eight.
     assert {(row.size_bytes, row.group_size, row.state) for row in found.rows} == {
-        (8192, 8, RowState.AS_WANTED), (8 << 20, 8, RowState.DIFFERS),
-    }  # fmt: skip
+        (8192, 8, RowState.AS_WANTED),
+        (8 << 20, 8, RowState.DIFFERS),
+    }
     assert found.witnesses[0].nccl_version == "2.28.9"
 
 

@@ -89,11 +89,14 @@ def test_a_launch_that_was_ended_keeps_its_own_exit_code():
 @pytest.mark.parametrize(
     "ended",
     [
-        {"exit_code": 0}, {"exit_code": -9}, {"exit_code": None}, {"exit_code": 1, "killed": True},
+        {"exit_code": 0},
+        {"exit_code": -9},
+        {"exit_code": None},
+        {"exit_code": 1, "killed": True},
         {"exit_code": 1, "timed_out": True},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_rank_is_no_cause_of_an_end_by_others(ended):
     result = ending_of_ranks(LaunchResult(stderr=OWN + banner(rank=3, code=7), **ended))
     assert (result.exit_code, result.stderr) == (ended["exit_code"], OWN)

@@ -26,9 +26,15 @@ OPEN = (
     "Thu Jan 23 22:46:19 UTC 2025\nGCC version:  gcc version 12.3.0 (Ubuntu 12.3.0-1ubuntu1~22.04)\n"
 )
 CLUSTER = Cluster(
-    name="pair", nodes=1, gpus_per_node=2, gpu="A100", compute_capability=80, link_class="nvlink", link_gbps=300,
+    name="pair",
+    nodes=1,
+    gpus_per_node=2,
+    gpu="A100",
+    compute_capability=80,
+    link_class="nvlink",
+    link_gbps=300,
     nccl_version="2.27.3",
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,18 @@ from ncclt.measure.table_runner import TableRunner
 from ncclt.measure.target import Target
 
 CLUSTER = Cluster(
-    name="pair", nodes=2, gpus_per_node=4, gpu="A100", compute_capability=80, link_class="nvlink", link_gbps=300,
-    fabric="infiniband", nics_per_node=1, nic_gbps=25.0, nccl_version="2.27.3",
-)  # fmt: skip
+    name="pair",
+    nodes=2,
+    gpus_per_node=4,
+    gpu="A100",
+    compute_capability=80,
+    link_class="nvlink",
+    link_gbps=300,
+    fabric="infiniband",
+    nics_per_node=1,
+    nic_gbps=25.0,
+    nccl_version="2.27.3",
+)
 ONE = CLUSTER.sized(nodes=1)
 ALL_REDUCE = frozenset({Collective.ALL_REDUCE})
 NO_PLUGIN = {"PATH": "/usr/bin:/bin", "NCCLT_PLUGIN": "/nowhere/libnccl-tuner-ncclt.so"}
@@ -229,10 +238,15 @@ def test_the_plugin_is_the_default_wherever_it_is_found_and_can_be_used(tmp_path
     torch = {"launcher": "slurm", "benchmark": "torch_collectives"}
     uses = (torch, {"launcher": "ssh"}, {**torch, "persistent": True}, {**torch, "container": "i", "through": "plugin"})
     leaves = (
-        {**torch, "through": "variables"}, {**torch, "container": "i"}, {**torch, "backend": "gloo"},
-        {"launcher": "local"}, {"launcher": "slurm"}, {"launcher": "kubernetes", "benchmark": "torch_collectives"},
-        {"launcher": "slurm", "through": "plugin"}, {"launcher": "slurm", "scratch": tmp_path},
-    )  # fmt: skip
+        {**torch, "through": "variables"},
+        {**torch, "container": "i"},
+        {**torch, "backend": "gloo"},
+        {"launcher": "local"},
+        {"launcher": "slurm"},
+        {"launcher": "kubernetes", "benchmark": "torch_collectives"},
+        {"launcher": "slurm", "through": "plugin"},
+        {"launcher": "slurm", "scratch": tmp_path},
+    )
     told = ({"launcher": "local", "through": "plugin"}, {"launcher": "slurm", "scratch": tmp_path, "through": "plugin"})
     assert [Target(**place).plugin(environ) for place in told] == [plugin] * 2
     assert [Target(**place).plugin(environ) for place in uses] == [plugin] * len(uses)

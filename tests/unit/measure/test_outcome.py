@@ -31,65 +31,88 @@ def test_a_good_launch_has_no_words():
 CASES = {
     "hang": ({"exit_code": -15, "timed_out": True}, Outcome.TIMEOUT, "not done within 60 s"),
     "crash": (
-        {"exit_code": -11}, Outcome.CRASHED, "ended by SIGSEGV: nccl-tests measured nothing: it printed nothing",
+        {"exit_code": -11},
+        Outcome.CRASHED,
+        "ended by SIGSEGV: nccl-tests measured nothing: it printed nothing",
     ),
     "crash seen through a shell": (
-        {"exit_code": 139}, Outcome.CRASHED, "ended by SIGSEGV: nccl-tests measured nothing: it printed nothing",
+        {"exit_code": 139},
+        Outcome.CRASHED,
+        "ended by SIGSEGV: nccl-tests measured nothing: it printed nothing",
     ),
     "real-time signal": (
-        {"exit_code": -40}, Outcome.CRASHED, "ended by signal 40: nccl-tests measured nothing: it printed nothing",
+        {"exit_code": -40},
+        Outcome.CRASHED,
+        "ended by signal 40: nccl-tests measured nothing: it printed nothing",
     ),
     "crash after the last row": (
-        {"exit_code": 134, "stdout": HEADER + ROW}, Outcome.CRASHED, "ended by SIGABRT",
+        {"exit_code": 134, "stdout": HEADER + ROW},
+        Outcome.CRASHED,
+        "ended by SIGABRT",
     ),
     "killed by the kernel": (
-        {"exit_code": 137}, Outcome.CRASHED,
+        {"exit_code": 137},
+        Outcome.CRASHED,
         "ended by SIGKILL, often because the host ran out of memory: nccl-tests measured nothing: it printed nothing",
     ),
     "killed by the kernel, said by Slurm": (
         {"exit_code": 1, "stderr": "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0.\n"},
-        Outcome.CRASHED, "a node ran out of memory (exit code 1)",
+        Outcome.CRASHED,
+        "a node ran out of memory (exit code 1)",
     ),
     "out of GPU memory": (
         {"exit_code": 2, "stdout": "n1: Test CUDA failure common.cu:11 'out of memory'\n"},
-        Outcome.CRASHED, "CUDA out of memory (exit code 2)",
+        Outcome.CRASHED,
+        "CUDA out of memory (exit code 2)",
     ),
     "illegal combination": (
         {"exit_code": 3, "stdout": "n1:1:2 [0] NCCL WARN Error : no algorithm/protocol available for AllGather\n"},
-        Outcome.INVALID, "NCCL has no such algorithm and protocol for this collective (exit code 3)",
+        Outcome.INVALID,
+        "NCCL has no such algorithm and protocol for this collective (exit code 3)",
     ),
     "usage": (
-        {"exit_code": 0, "stdout": USAGE}, Outcome.INVALID,
+        {"exit_code": 0, "stdout": USAGE},
+        Outcome.INVALID,
         "exit code 0: nccl-tests measured nothing: it does not know one of the options and printed its usage "
         "(invalid option -- 'J')",
     ),
-    "no rows": ({"exit_code": 0, "stdout": HEADER}, Outcome.INVALID,
-                "exit code 0: nccl-tests measured nothing: it ended before its first row"),
+    "no rows": (
+        {"exit_code": 0, "stdout": HEADER},
+        Outcome.INVALID,
+        "exit code 0: nccl-tests measured nothing: it ended before its first row",
+    ),
     "partial rows": (
         {"exit_code": 1, "stdout": f"{HEADER}2048 512 float sum -1 20 1 1 0 18 1 1 0\n1024 256 flo"},
         Outcome.CRASHED,
         "exit code 1: nccl-tests printed no row for all_reduce 1 KiB float32; its table has 1 unreadable line",
     ),
     "not a number": (
-        {"exit_code": 0, "stdout": HEADER + ROW.replace("18", "nan")}, Outcome.INVALID,
+        {"exit_code": 0, "stdout": HEADER + ROW.replace("18", "nan")},
+        Outcome.INVALID,
         "exit code 0: nccl-tests printed no usable time for all_reduce 1 KiB float32: nan µs",
     ),
     "wrong elements": (
-        {"exit_code": 7, "stdout": HEADER + ROW.replace("1 1 0", "1 1 12")}, Outcome.WRONG_RESULT,
+        {"exit_code": 7, "stdout": HEADER + ROW.replace("1 1 0", "1 1 12")},
+        Outcome.WRONG_RESULT,
         "data came out wrong",
     ),
     "wrong by exit code alone": ({"exit_code": 7}, Outcome.WRONG_RESULT, "data came out wrong"),
     "a broken GPU": (
         {"exit_code": 2, "stderr": "n1: Test CUDA failure x.cu:1 'uncorrectable ECC error encountered'\n"},
-        Outcome.CRASHED, "a GPU failed (exit code 2)",
+        Outcome.CRASHED,
+        "a GPU failed (exit code 2)",
     ),
     "a step that took too long": (
         {"exit_code": 143, "stderr": "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED DUE TO TIME LIMIT ***\n"},
-        Outcome.CRASHED, "the scheduler ended the launch (ended by SIGTERM)",
+        Outcome.CRASHED,
+        "the scheduler ended the launch (ended by SIGTERM)",
     ),
-    "hung in a driver": ({"exit_code": None, "survivors": (7, 8)}, Outcome.CRASHED,
-                         "it could not be ended: nccl-tests measured nothing: it printed nothing"),
-}  # fmt: skip
+    "hung in a driver": (
+        {"exit_code": None, "survivors": (7, 8)},
+        Outcome.CRASHED,
+        "it could not be ended: nccl-tests measured nothing: it printed nothing",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -126,10 +126,15 @@ def test_keys_in_pem_are_removed_whole(prefix, begun):
 
 def test_values_of_own_variables_are_removed_wherever_they_stand():
     environ = {
-        "SERVICE_TOKEN": "quite plain words", "DB": "postgresql://u:p@ss@host/x", "SSH_KEY_PASSPHRASE": "12345",
-        "TOKENIZERS_PARALLELISM": "parallel", "AWS_SHARED_CREDENTIALS_FILE": "/root/.aws/credentials",
-        "NCCL_ALGO_PAT": "allgather", "USE_TOKEN": "true", "SOME_SECRET": "12345678",
-    }  # fmt: skip
+        "SERVICE_TOKEN": "quite plain words",
+        "DB": "postgresql://u:p@ss@host/x",
+        "SSH_KEY_PASSPHRASE": "12345",
+        "TOKENIZERS_PARALLELISM": "parallel",
+        "AWS_SHARED_CREDENTIALS_FILE": "/root/.aws/credentials",
+        "NCCL_ALGO_PAT": "allgather",
+        "USE_TOKEN": "true",
+        "SOME_SECRET": "12345678",
+    }
     shown = without_secrets("it said: quite plain words, parallel allgather true 12345678", environ=environ)
     assert shown == f"it said: {REMOVED}, parallel allgather true 12345678"
 

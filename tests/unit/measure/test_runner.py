@@ -24,9 +24,14 @@ from ncclt.measure.benchmarks.nccl_tests.features import LEAST, NcclTestsFeature
 
 STAND_IN = Path(__file__).parents[2] / "fakes" / "nccl_tests_stand_in.py"
 CLUSTER = Cluster(
-    name="here", gpus_per_node=4, gpu="Stand-in", compute_capability=80, link_class="pcie", link_gbps=20.0,
+    name="here",
+    gpus_per_node=4,
+    gpu="Stand-in",
+    compute_capability=80,
+    link_class="pcie",
+    link_gbps=20.0,
     nccl_version="2.28.9",
-)  # fmt: skip
+)
 MESSAGES = [
     Message(collective=collective, dtype="float32", size_bytes=size, group_size=4)
     for size in (4 << 20, 1 << 20, 1 << 18)
@@ -220,8 +225,11 @@ class Sampler:
         return Sampler(enough_us, self.told)
 
     def commands(self, messages, *, folder):
-        return (BenchmarkCommand(argv=("sampler", *(f"{self.enough_us.get(m, 0):g}" for m in messages)),
-                                 messages=tuple(messages)),)  # fmt: skip
+        return (
+            BenchmarkCommand(
+                argv=("sampler", *(f"{self.enough_us.get(m, 0):g}" for m in messages)), messages=tuple(messages)
+            ),
+        )
 
     def read(self, command, output):
         self.told.append(self.enough_us)
@@ -232,9 +240,13 @@ class Sampler:
 
 def paced(sampling, launcher):
     return LaunchedRunner(
-        benchmark=Sampler(), launcher=launcher, cluster=CLUSTER, variables=lambda _setting: {}, sampling=sampling,
+        benchmark=Sampler(),
+        launcher=launcher,
+        cluster=CLUSTER,
+        variables=lambda _setting: {},
+        sampling=sampling,
         scratch_is_shared=False,
-    )  # fmt: skip
+    )
 
 
 def test_the_default_tells_when_other_settings_have_been_sampled_enough():

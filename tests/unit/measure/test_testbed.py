@@ -18,9 +18,15 @@ from ncclt.search.space import left_out, space_of
 from ncclt.testing.fakes import FakeRunner, FakeTrialLog
 
 CLUSTER = Cluster(
-    name="pair", nodes=1, gpus_per_node=4, gpu="A100", compute_capability=80, link_class="nvlink", link_gbps=300,
+    name="pair",
+    nodes=1,
+    gpus_per_node=4,
+    gpu="A100",
+    compute_capability=80,
+    link_class="nvlink",
+    link_gbps=300,
     nccl_version="2.27.3",
-)  # fmt: skip
+)
 
 
 def workload(*collectives, world_size=0):
@@ -31,9 +37,11 @@ def workload(*collectives, world_size=0):
 
 def test_messages_outside_the_testbed_are_left_out_and_named():
     testbed = Testbed(
-        runner=FakeRunner(CLUSTER, lambda *_: 1.0), reason="", notes=("first",),
+        runner=FakeRunner(CLUSTER, lambda *_: 1.0),
+        reason="",
+        notes=("first",),
         covers=lambda m: m.collective is Collective.ALL_REDUCE,
-    )  # fmt: skip
+    )
 
     kept, notes = testbed.cut(workload(Collective.ALL_REDUCE, Collective.BROADCAST, world_size=2))
 
@@ -47,10 +55,16 @@ def test_messages_outside_the_testbed_are_left_out_and_named():
 @pytest.mark.parametrize(
     ("left_out", "kept", "words"),
     [
-        (4, 2**40, "under 0.1 %"), (2**40, 4, "over 99 %"), (9964, 36, "over 99 %"),
-        (995, 5, "over 99 %"), (994, 6, "99 %"), (88, 12, "88 %"), (99, 901, "9.9 %"), (32, 968, "3.2 %"),
+        (4, 2**40, "under 0.1 %"),
+        (2**40, 4, "over 99 %"),
+        (9964, 36, "over 99 %"),
+        (995, 5, "over 99 %"),
+        (994, 6, "99 %"),
+        (88, 12, "88 %"),
+        (99, 901, "9.9 %"),
+        (32, 968, "3.2 %"),
     ],
-)  # fmt: skip
+)
 def test_the_share_that_is_left_out_is_in_plain_percent_and_never_reads_as_all(left_out, kept, words):
     rows = tuple(
         MessageCalls(
@@ -91,9 +105,11 @@ def test_a_testbed_that_covers_nothing_refuses_the_workload():
 
 def test_what_cannot_be_forced_here_is_not_in_the_space():
     testbed = Testbed(
-        runner=FakeRunner(CLUSTER, lambda *_: 1.0), reason="", covers=lambda _: True,
+        runner=FakeRunner(CLUSTER, lambda *_: 1.0),
+        reason="",
+        covers=lambda _: True,
         why_not=lambda s: "it cannot be forced" if s.protocol == "ll128" else "",
-    )  # fmt: skip
+    )
     whole = replace(testbed, why_not=lambda _: "")
 
     settings = space_of(testbed, workload(Collective.ALL_REDUCE), ()).distinct
@@ -120,9 +136,7 @@ class Persistent(FakeRunner):
 def test_persistent_ranks_and_launches_do_not_share_a_search(persistent):
     """A warm default beside fresh settings would make them look bad, and the other way round."""
     runner, kept = FakeRunner(CLUSTER, lambda *_: 10.0), Persistent(CLUSTER, lambda *_: 5.0)
-    testbed = Testbed(
-        runner=runner, persistent=(kept,) if persistent else (), reason="test", covers=lambda _: True
-    )  # fmt: skip
+    testbed = Testbed(runner=runner, persistent=(kept,) if persistent else (), reason="test", covers=lambda _: True)
     placed = workload(Collective.ALL_REDUCE, world_size=4)
 
     def searched(by):
@@ -148,9 +162,11 @@ def test_settings_of_the_plugin_and_of_variables_do_not_share_a_search(by_plugin
     """A tuner can say what variables cannot, and NCCL may give its settings other channels."""
     variables, plugin = (kind(CLUSTER, lambda *_: 10.0) for kind in (FakeRunner, Forced))
     testbed = Testbed(
-        runner=plugin if by_plugin else variables, by_variables=variables if by_plugin else None,
-        reason="test", covers=lambda _: True,
-    )  # fmt: skip
+        runner=plugin if by_plugin else variables,
+        by_variables=variables if by_plugin else None,
+        reason="test",
+        covers=lambda _: True,
+    )
     placed = workload(Collective.ALL_REDUCE, world_size=4)
 
     def searched(by):

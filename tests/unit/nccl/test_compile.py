@@ -23,9 +23,24 @@ _spec.loader.exec_module(nccl)
 
 VERSIONS = [
     NcclVersion.parse(text)
-    for text in ("2.19.3", "2.20.5", "2.21.5", "2.22.3", "2.23.4", "2.24.3", "2.25.1", "2.26.2", "2.27.5", "2.28.9",
-                 "2.29.7", "2.30.7", "2.31.2", "2.32.3", "2.18.6")
-]  # fmt: skip
+    for text in (
+        "2.19.3",
+        "2.20.5",
+        "2.21.5",
+        "2.22.3",
+        "2.23.4",
+        "2.24.3",
+        "2.25.1",
+        "2.26.2",
+        "2.27.5",
+        "2.28.9",
+        "2.29.7",
+        "2.30.7",
+        "2.31.2",
+        "2.32.3",
+        "2.18.6",
+    )
+]
 V2_22, V2_28, V2_31 = (NcclVersion.parse(text) for text in ("2.22.3", "2.28.9", "2.31.2"))
 AR, AG, RS, BC = Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.BROADCAST
 TUNABLE = tuple(c for c in Collective if c.is_tunable)
@@ -337,8 +352,9 @@ def test_what_is_lost_takes_along_only_what_was_measured_with_it():
     policy = Policy(rules=(Rule(collective=AR, algorithm=Algorithm.NVLS, protocol=Protocol.SIMPLE), ring))
 
     assert dict(compile_policy(policy, version=V2_28, collectives=[AR, AG]).variables) == {
-        "NCCL_ALGO": "allgather:ring", "NCCL_PROTO": "allgather:Simple",
-    }  # fmt: skip
+        "NCCL_ALGO": "allgather:ring",
+        "NCCL_PROTO": "allgather:Simple",
+    }
     assert compile_policy(policy, version=V2_31, collectives=[AR, AG]).variables == ()
 
 

@@ -30,9 +30,14 @@ def test_the_search_touches_what_is_safe_with_every_value_of_its_ladder():
     rows = {row.name: row for row in searchable(V)}
 
     assert set(rows) == {
-        "BUFFSIZE", "NTHREADS", "P2P_NET_CHUNKSIZE", "SOCKET_NTHREADS", "NSOCKS_PERTHREAD", "IB_QPS_PER_CONNECTION",
+        "BUFFSIZE",
+        "NTHREADS",
+        "P2P_NET_CHUNKSIZE",
+        "SOCKET_NTHREADS",
+        "NSOCKS_PERTHREAD",
+        "IB_QPS_PER_CONNECTION",
         "IB_SPLIT_DATA_ON_QPS",
-    }  # fmt: skip
+    }
     assert rows["BUFFSIZE"].ladder == (1048576, 2097152, 8388608, 16777216)
     assert all(row.safe and row.allows(value) for row in rows.values() for value in row.ladder)
 
@@ -75,9 +80,16 @@ def test_an_unknown_name_is_refused_with_close_ones():
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("BUFFSIZE", 4194304), ("NTHREADS", 64), ("LL128_NTHREADS", 160), ("MAX_CTAS", 64), ("NET_GDR_LEVEL", "PHB"),
-     ("SOCKET_IFNAME", "eth0"), ("IB_SL", -1)],
-)  # fmt: skip
+    [
+        ("BUFFSIZE", 4194304),
+        ("NTHREADS", 64),
+        ("LL128_NTHREADS", 160),
+        ("MAX_CTAS", 64),
+        ("NET_GDR_LEVEL", "PHB"),
+        ("SOCKET_IFNAME", "eth0"),
+        ("IB_SL", -1),
+    ],
+)
 def test_a_legal_value_passes(name, value):
     check_value(name, value, V)
 
@@ -86,10 +98,22 @@ def test_a_legal_value_passes(name, value):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("BUFFSIZE", 3), ("BUFFSIZE", "4194304"), ("BUFFSIZE", True), ("NTHREADS", 96), ("LL128_NTHREADS", 161),
-     ("MAX_CTAS", 0), ("MAX_CTAS", 65), ("NET_GDR_LEVEL", "phb"), ("SOCKET_IFNAME", ""), ("SOCKET_IFNAME", "a b"),
-     ("SOCKET_IFNAME", "a\nNCCL_X=1"), ("SOCKET_IFNAME", 4), ("CROSS_NIC", True)],
-)  # fmt: skip
+    [
+        ("BUFFSIZE", 3),
+        ("BUFFSIZE", "4194304"),
+        ("BUFFSIZE", True),
+        ("NTHREADS", 96),
+        ("LL128_NTHREADS", 161),
+        ("MAX_CTAS", 0),
+        ("MAX_CTAS", 65),
+        ("NET_GDR_LEVEL", "phb"),
+        ("SOCKET_IFNAME", ""),
+        ("SOCKET_IFNAME", "a b"),
+        ("SOCKET_IFNAME", "a\nNCCL_X=1"),
+        ("SOCKET_IFNAME", 4),
+        ("CROSS_NIC", True),
+    ],
+)
 def test_an_illegal_value_is_refused_with_the_domain(name, value):
     with pytest.raises(SettingError) as caught:
         check_value(name, value, V)

@@ -125,8 +125,12 @@ def test_ll128_is_never_forced_by_variables(version, plugin):
 
 def test_more_channels_than_there_are_is_refused():
     with pytest.raises(SettingError, match="channels"):
-        split(Setting(algorithm=Algorithm.RING, protocol=Protocol.LL, channels=64), version=NcclVersion(2, 24),
-              collectives=REDUCE_ALONE, plugin=True)  # fmt: skip
+        split(
+            Setting(algorithm=Algorithm.RING, protocol=Protocol.LL, channels=64),
+            version=NcclVersion(2, 24),
+            collectives=REDUCE_ALONE,
+            plugin=True,
+        )
 
 
 def test_ranks_start_with_what_is_fixed_for_life_and_the_list():

@@ -24,9 +24,18 @@ from ncclt.nccl.upgrade import (
 
 FILE = Path(__file__).parents[3] / "docs" / "reference" / "nccl-versions.json"
 PAIRS = Cluster(
-    name="pairs", nodes=8, gpus_per_node=1, gpu="A100-SXM4-80GB", compute_capability=80, link_class="nvlink",
-    link_gbps=200.0, fabric="infiniband", nics_per_node=1, nic_gbps=25.0, nccl_version="2.22.3",
-)  # fmt: skip
+    name="pairs",
+    nodes=8,
+    gpus_per_node=1,
+    gpu="A100-SXM4-80GB",
+    compute_capability=80,
+    link_class="nvlink",
+    link_gbps=200.0,
+    fabric="infiniband",
+    nics_per_node=1,
+    nic_gbps=25.0,
+    nccl_version="2.22.3",
+)
 
 
 def changes(old, new):

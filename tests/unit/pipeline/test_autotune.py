@@ -126,10 +126,23 @@ def test_a_comparison_counts_where_it_was_made_in_the_same_way(tmp_path):
     recommendation, how = sample_recommendation("a"), Comparison(min_effect=0.03)
     argv = (*TORCHRUN, "--api-key", "verysecret")
     made = Verification(
-        id="v1", cluster="pair", model="toy", recommendation="a", argv=words_without_secrets(argv),
-        base_env=(), tuned_env=(("X", "1"),), removed_env=(), warmup=how.warmup, steps=how.steps, ranks=2, hosts=1,
-        verdict=replace(recommendation.table.verdict, min_effect=0.03), launches=(), notes=(), created="t",
-    )  # fmt: skip
+        id="v1",
+        cluster="pair",
+        model="toy",
+        recommendation="a",
+        argv=words_without_secrets(argv),
+        base_env=(),
+        tuned_env=(("X", "1"),),
+        removed_env=(),
+        warmup=how.warmup,
+        steps=how.steps,
+        ranks=2,
+        hosts=1,
+        verdict=replace(recommendation.table.verdict, min_effect=0.03),
+        launches=(),
+        notes=(),
+        created="t",
+    )
     with open_store(f"sqlite:///{tmp_path / 's.db'}") as store:
         assert "verysecret" not in made.argv
         assert last_comparison(store, recommendation, argv, how) is None

@@ -25,9 +25,15 @@ from ncclt.store import open_store
 from ncclt.testing.fakes import FakePolicyRunner, FakeRunner
 
 CLUSTER = Cluster(
-    name="pair", nodes=1, gpus_per_node=4, gpu="A100", compute_capability=80, link_class="nvlink", link_gbps=300,
+    name="pair",
+    nodes=1,
+    gpus_per_node=4,
+    gpu="A100",
+    compute_capability=80,
+    link_class="nvlink",
+    link_gbps=300,
     nccl_version="2.27.3",
-)  # fmt: skip
+)
 SMALL, LARGE = 16 << 10, 64 << 20
 WORKLOAD = Workload(
     name="w",
@@ -78,9 +84,13 @@ def run(store, time_of=per_size, *, interrupted=lambda: False, place=None, print
     effort = Effort(**{"trials": 8, "process_wide": (), **effort})
     return tune(
         TuneRequest(workload=WORKLOAD, effort=effort, printed_costs=printed_costs),
-        place or make_testbed(time_of), store,
-        watcher=Silent(), interrupted=interrupted, clock=lambda: 0.0, now=lambda: "2026-01-01T00:00:00+00:00",
-    )  # fmt: skip
+        place or make_testbed(time_of),
+        store,
+        watcher=Silent(),
+        interrupted=interrupted,
+        clock=lambda: 0.0,
+        now=lambda: "2026-01-01T00:00:00+00:00",
+    )
 
 
 def test_a_per_size_gain_is_published_as_a_table_and_not_as_variables(store):
@@ -161,9 +171,7 @@ def test_what_is_predicted_to_gain_too_little_is_not_proven(store):
 
     verdict = result.recommendation.table.verdict
     assert verdict.decision is Decision.KEEP_DEFAULT
-    assert verdict.reason == (
-        "the predicted gain of 1.5 % is below the minimum of 2 %; not proven"
-    )  # fmt: skip
+    assert verdict.reason == ("the predicted gain of 1.5 % is below the minimum of 2 %; not proven")
     assert {t.phase for t in result.trials} == {Phase.SEARCH}, "neither confirmed nor proven"
     assert run(store, lambda s, m, n: 1.0, trials=16).finished
 
@@ -275,9 +283,14 @@ def test_a_gain_that_hardly_shortens_the_step_is_not_tuned(store):
     workload = replace(WORKLOAD, step_time_us=2_000_000.0, exposed_us=2_000.0)
     effort = Effort(trials=30, process_wide=())
     result = tune(
-        TuneRequest(workload=workload, effort=effort), make_testbed(per_size), store, watcher=Silent(),
-        interrupted=str, clock=lambda: 0.0, now=lambda: "2026-01-01T00:00:00+00:00",
-    )  # fmt: skip
+        TuneRequest(workload=workload, effort=effort),
+        make_testbed(per_size),
+        store,
+        watcher=Silent(),
+        interrupted=str,
+        clock=lambda: 0.0,
+        now=lambda: "2026-01-01T00:00:00+00:00",
+    )
 
     verdict = result.recommendation.table.verdict
     assert verdict.decision is Decision.KEEP_DEFAULT

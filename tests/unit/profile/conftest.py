@@ -35,9 +35,13 @@ class TraceBuilder:
     def comm(self, collective: str, elements: int, out: int | None = None, **args: Any) -> Row:
         """Add a record_param_comms with metadata."""
         facts = {
-            "Collective name": collective, "In msg nelems": elements, "Group size": 2, "dtype": "Float",
-            "Out msg nelems": elements if out is None else out, "Process Group Name": "0",
-        }  # fmt: skip
+            "Collective name": collective,
+            "In msg nelems": elements,
+            "Group size": 2,
+            "dtype": "Float",
+            "Out msg nelems": elements if out is None else out,
+            "Process Group Name": "0",
+        }
         return self.event("record_param_comms", "cpu_op", **{**facts, **args})
 
     def shaped(self, name: str, *tensors: tuple[list[int], str], category: str | None = None) -> Row:

@@ -179,10 +179,16 @@ def test_what_a_text_states_is_given_to_its_reader(tmp_path):
 
 def test_newer_formats_are_named_as_newer(tmp_path):
     entry = {
-        "record_id": 0, "process_group": ["0", "default_pg"], "profiling_name": "nccl:all_reduce",
-        "input_sizes": [[1024]], "input_dtypes": ["Float"], "output_sizes": [[1024]], "output_dtypes": ["Float"],
-        "state": "completed", "retired": True,
-    }  # fmt: skip
+        "record_id": 0,
+        "process_group": ["0", "default_pg"],
+        "profiling_name": "nccl:all_reduce",
+        "input_sizes": [[1024]],
+        "input_dtypes": ["Float"],
+        "output_sizes": [[1024]],
+        "output_dtypes": ["Float"],
+        "state": "completed",
+        "retired": True,
+    }
     groups = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
     path = tmp_path / "dump.json"
     for version, is_new in (("2.9", False), ("2.10", False), ("2.11", True), ("3.0", True)):

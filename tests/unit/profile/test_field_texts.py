@@ -45,9 +45,19 @@ def test_tables_without_device_lines_are_read_by_their_form(shared_data):
 
 def test_forced_runs_are_calibrated_as_their_setting(shared_data):
     cluster = Cluster(
-        name="mine", nodes=2, gpus_per_node=8, gpu="A100-SXM4-80GB", compute_capability=80, link_class="nvswitch",
-        link_gbps=300.0, fabric="infiniband", nics_per_node=8, nic_gbps=25.0, gpudirect=True, nccl_version="2.21.5",
-    )  # fmt: skip
+        name="mine",
+        nodes=2,
+        gpus_per_node=8,
+        gpu="A100-SXM4-80GB",
+        compute_capability=80,
+        link_class="nvswitch",
+        link_gbps=300.0,
+        fabric="infiniband",
+        nics_per_node=8,
+        nic_gbps=25.0,
+        gpudirect=True,
+        nccl_version="2.21.5",
+    )
     for name in ("15a_forced_by_command_line.log", "15b_forced_in_nccl_log.log"):
         path = shared_data / "field" / name
         found = observed_in_tests(read_tests(path), path, cluster)

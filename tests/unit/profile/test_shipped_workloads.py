@@ -13,9 +13,7 @@ from ncclt.core.workload import Workload
 
 PROFILES = Path(__file__).resolve().parents[3] / "profiles"
 FILES = sorted((PROFILES / "workloads").glob("*.json"))
-NAMES = {
-    "bert", "bert-large", "gpt2", "llama-7b", "nasnetmobile", "nasnetmobile-unfused", "resnet101", "vit-l-32"
-}  # fmt: skip
+NAMES = {"bert", "bert-large", "gpt2", "llama-7b", "nasnetmobile", "nasnetmobile-unfused", "resnet101", "vit-l-32"}
 # Key in expected_models.json of each DDP workload.
 MODELS = {
     "bert": "bert-base BertModel fp32",
@@ -138,7 +136,9 @@ def test_llama_is_gathered_layer_by_layer(generator):
     rows = {(r["collective"], r["size_bytes"]): r["calls_per_step"] for r in _document("llama-7b")["messages"]}
     layer, root = 202_383_360, 262_148_096
     assert rows == {
-        ("all_gather", 2 * layer): 64, ("all_gather", 2 * root): 1,
-        ("reduce_scatter", 4 * layer): 32, ("reduce_scatter", 4 * root): 1,
-    }  # fmt: skip
+        ("all_gather", 2 * layer): 64,
+        ("all_gather", 2 * root): 1,
+        ("reduce_scatter", 4 * layer): 32,
+        ("reduce_scatter", 4 * root): 1,
+    }
     assert _document("llama-7b")["provenance"]["detail"]["parameters"] == str(32 * layer + root)

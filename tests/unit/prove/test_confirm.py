@@ -131,13 +131,19 @@ def test_a_launch_of_the_table_confirms_all_its_settings(cluster, workload):
     shown = []
 
     times = confirm(
-        runner, workload, trial_log, interrupted=lambda: "",
+        runner,
+        workload,
+        trial_log,
+        interrupted=lambda: "",
         watch=lambda trial, done, planned: shown.append((trial.label, done, planned)),
-    )  # fmt: skip
+    )
 
     assert shown == [
-        ("default", 1, 4), ("policy of 2 rules", 2, 4), ("default", 3, 4), ("policy of 2 rules", 4, 4),
-    ]  # fmt: skip
+        ("default", 1, 4),
+        ("policy of 2 rules", 2, 4),
+        ("default", 3, 4),
+        ("policy of 2 rules", 4, 4),
+    ]
     small, large = by_size(workload)
     assert times.launches[TREE_LL] == {small: 3, large: 1}
     assert times.launches[RING_SIMPLE] == {small: 1, large: 3}

@@ -25,21 +25,22 @@ from ncclt.testing.fakes import FakePolicyRunner, FakeRunner, FakeTrialLog
 
 TREE_LL = Setting(algorithm=Algorithm.TREE, protocol=Protocol.LL)
 TABLE = Policy(
-    rules=(
-        Rule(
-            collective=Collective.ALL_REDUCE, max_bytes=1 << 20, algorithm=Algorithm.TREE, protocol=Protocol.LL
-        ),
-    )
-)  # fmt: skip
+    rules=(Rule(collective=Collective.ALL_REDUCE, max_bytes=1 << 20, algorithm=Algorithm.TREE, protocol=Protocol.LL),)
+)
 POLICIES = {Arm.DEFAULT: Policy(), Arm.TABLE: TABLE}
 
 
 def proof(cluster, workload, time_of, *, trial_log=None, policies=POLICIES, interrupted=lambda: False, **criteria):
     kept = trial_log if trial_log is not None else FakeTrialLog()
     complete = prove(
-        FakeRunner(cluster, time_of), workload, kept, policies,
-        interrupted=interrupted, watch=lambda *_: None, **criteria,
-    )  # fmt: skip
+        FakeRunner(cluster, time_of),
+        workload,
+        kept,
+        policies,
+        interrupted=interrupted,
+        watch=lambda *_: None,
+        **criteria,
+    )
     return complete, kept
 
 
@@ -178,9 +179,7 @@ def test_noise_takes_more_blocks_and_a_decided_arm_is_launched_no_more(cluster, 
         ring = setting.algorithm is Algorithm.RING
         return landscape(DEFAULT if ring else setting, message, number) / (1.03 if ring else 1)
 
-    _, trial_log = proof(
-        cluster, workload, noisy(time_of, 0.04), policies={**POLICIES, Arm.VARIABLES: same}, blocks=10
-    )  # fmt: skip
+    _, trial_log = proof(cluster, workload, noisy(time_of, 0.04), policies={**POLICIES, Arm.VARIABLES: same}, blocks=10)
 
     assert judged(trial_log, workload).decision is Decision.TUNED
     assert judged(trial_log, workload, Arm.VARIABLES, same).decision is not Decision.TUNED
@@ -266,9 +265,7 @@ def test_more_search_makes_the_old_evidence_worthless(cluster, workload, landsca
     assert collect_evidence(trial_log.trials()).launches == ()
 
 
-RING_LARGE = Rule(
-    collective=Collective.ALL_REDUCE, min_bytes=2 << 20, algorithm=Algorithm.RING, protocol=Protocol.LL
-)  # fmt: skip
+RING_LARGE = Rule(collective=Collective.ALL_REDUCE, min_bytes=2 << 20, algorithm=Algorithm.RING, protocol=Protocol.LL)
 
 
 def losing_large(landscape):
@@ -333,14 +330,21 @@ def test_a_message_that_shares_its_size_with_another_is_not_left_out(cluster, la
 def test_each_arm_is_measured_as_it_is_delivered(cluster, workload):
     """Where a plugin forces settings, the variables' arm is forced by variables all the same."""
     runner, by_variables, trial_log = (
-        FakeRunner(cluster, lambda *_: 10.0), FakeRunner(cluster, lambda *_: 8.0), FakeTrialLog(),
-    )  # fmt: skip
+        FakeRunner(cluster, lambda *_: 10.0),
+        FakeRunner(cluster, lambda *_: 8.0),
+        FakeTrialLog(),
+    )
     uniform = Policy(rules=(replace(TABLE.rules[0], max_bytes=None),))
 
     prove(
-        runner, workload, trial_log, {**POLICIES, Arm.VARIABLES: uniform}, by_variables=by_variables,
-        interrupted=lambda: False, watch=lambda *_: None,
-    )  # fmt: skip
+        runner,
+        workload,
+        trial_log,
+        {**POLICIES, Arm.VARIABLES: uniform},
+        by_variables=by_variables,
+        interrupted=lambda: False,
+        watch=lambda *_: None,
+    )
 
     times = {arm: {m.time_us for t in trial_log.trials() if t.arm is arm for m in t.result.measurements} for arm in Arm}
     assert times == {Arm.DEFAULT: {10.0}, Arm.TABLE: {10.0}, Arm.VARIABLES: {8.0}}

@@ -45,12 +45,17 @@ def proof(workload, pairs, *, arm=Arm.TABLE, policy=ALL):
             measured = tuple(Measurement(message=m, samples_us=(us,)) for m, us in times_us.items())
             trials.append(
                 Trial(
-                    number=len(trials), phase=Phase.VERIFY, arm=one, block=pair, repeat=0,
-                    setting=DEFAULT, policy=None if one is Arm.DEFAULT else policy,
+                    number=len(trials),
+                    phase=Phase.VERIFY,
+                    arm=one,
+                    block=pair,
+                    repeat=0,
+                    setting=DEFAULT,
+                    policy=None if one is Arm.DEFAULT else policy,
                     result=TrialResult(outcome=Outcome.OK, measurements=measured),
                     score_us=sum(c.calls_per_step * times_us[c.message] for c in workload.messages),
                 )
-            )  # fmt: skip
+            )
     return trials
 
 
@@ -108,9 +113,14 @@ def test_without_a_whole_block_no_part_has_a_proof():
         _, found = gains(fleet, trials)
         assert {part.note for part in found} == {"no proof: no policy was measured against the default"}
         assert found[1].to_document() == {
-            "name": "part1", "weight": 2, "default_us": None, "policy_us": None, "speedup": None, "interval": None,
+            "name": "part1",
+            "weight": 2,
+            "default_us": None,
+            "policy_us": None,
+            "speedup": None,
+            "interval": None,
             "note": "no proof: no policy was measured against the default",
-        }  # fmt: skip
+        }
 
 
 def test_an_interval_without_ends_is_no_number_in_json():

@@ -12,9 +12,13 @@ from ncclt.prove.probes import narrowed, probed, probes_of
 
 KIB, MIB = 1 << 10, 1 << 20
 RING = Rule(
-    collective=Collective.ALL_REDUCE, min_bytes=6 * MIB, max_bytes=12 * MIB, group_size=8,
-    algorithm=Algorithm.RING, protocol=Protocol.LL128,
-)  # fmt: skip
+    collective=Collective.ALL_REDUCE,
+    min_bytes=6 * MIB,
+    max_bytes=12 * MIB,
+    group_size=8,
+    algorithm=Algorithm.RING,
+    protocol=Protocol.LL128,
+)
 
 
 def message(size_bytes, collective=Collective.ALL_REDUCE, dtype="float32"):
@@ -73,8 +77,9 @@ def test_a_probe_counts_where_a_rule_sent_it_and_both_sides_were_measured():
     default = {message(8 * MIB): 5.0, message(7 * MIB): 10.0, message(9 * MIB): 10.0, message(64 * MIB): 10.0}
     table = {message(8 * MIB): 9.0, message(7 * MIB): 10.1, message(9 * MIB): 10.0, message(64 * MIB): 11.0}
     assert probed(policy, own, default, {**table, message(10 * MIB): 1.0}) == {
-        message(7 * MIB): True, message(9 * MIB): False,
-    }  # fmt: skip
+        message(7 * MIB): True,
+        message(9 * MIB): False,
+    }
 
 
 def test_without_a_loss_the_rule_stays():

@@ -18,12 +18,8 @@ from ncclt.prove.evidence import collect_evidence
 from ncclt.prove.proof import counted, pairs_of, running_verdicts, verdict_of
 
 TABLE = Policy(
-    rules=(
-        Rule(
-            collective=Collective.ALL_REDUCE, max_bytes=1 << 20, algorithm=Algorithm.TREE, protocol=Protocol.LL
-        ),
-    )
-)  # fmt: skip
+    rules=(Rule(collective=Collective.ALL_REDUCE, max_bytes=1 << 20, algorithm=Algorithm.TREE, protocol=Protocol.LL),)
+)
 
 
 def trials_of(workload, times, *, arm=Arm.TABLE, policy=TABLE, whole=True):
@@ -35,11 +31,17 @@ def trials_of(workload, times, *, arm=Arm.TABLE, policy=TABLE, whole=True):
         measured = tuple(Measurement(message=m, samples_us=(us,)) for m, us in times_us.items())
         trials.append(
             Trial(
-                number=len(trials), phase=Phase.VERIFY, arm=one, block=pair, repeat=0, setting=setting, policy=applied,
+                number=len(trials),
+                phase=Phase.VERIFY,
+                arm=one,
+                block=pair,
+                repeat=0,
+                setting=setting,
+                policy=applied,
                 result=TrialResult(outcome=Outcome.OK, measurements=measured),
                 score_us=sum(c.calls_per_step * times_us.get(c.message, 0.0) for c in workload.messages),
             )
-        )  # fmt: skip
+        )
 
     for pair, sides in enumerate(times):
         for one, (small_us, large_us) in zip((Arm.DEFAULT, arm), sides, strict=True):
@@ -74,9 +76,7 @@ def test_what_is_left_to_nccl_counts_with_the_mean_of_both_launches(workload, wh
 
 
 def test_a_verdict_is_not_delayed_by_what_the_policy_leaves_alone(workload):
-    times = [
-        ((200.0, large), (100.0, other)) for ((_, large), (_, other)) in restless(8)
-    ]  # fmt: skip
+    times = [((200.0, large), (100.0, other)) for ((_, large), (_, other)) in restless(8)]
     verdict = verdict_of(Arm.TABLE, TABLE, trials_of(workload, times), workload, min_effect=0.02)
     assert verdict.decision is Decision.TUNED
     assert verdict.speedup == pytest.approx(3000 / 2000, rel=0.1)

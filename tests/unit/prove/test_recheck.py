@@ -21,9 +21,15 @@ from ncclt.prove.recheck import RecheckRequest, check, compare, driver_before
 from ncclt.testing.fakes import FakeRunner, FakeTrialLog
 
 CLUSTER = Cluster(
-    name="pair", nodes=1, gpus_per_node=4, gpu="A100", compute_capability=80, link_class="nvlink", link_gbps=300,
+    name="pair",
+    nodes=1,
+    gpus_per_node=4,
+    gpu="A100",
+    compute_capability=80,
+    link_class="nvlink",
+    link_gbps=300,
     nccl_version="2.27.3",
-)  # fmt: skip
+)
 SIZES = (1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
 WORKLOAD = Workload(
     name="w",
@@ -40,11 +46,13 @@ POLICY = Policy(
     rules=(
         Rule(collective=Collective.ALL_REDUCE, max_bytes=1 << 20, algorithm=Algorithm.TREE, protocol=Protocol.LL),
         Rule(
-            collective=Collective.ALL_REDUCE, min_bytes=(1 << 20) + 1, algorithm=Algorithm.RING,
+            collective=Collective.ALL_REDUCE,
+            min_bytes=(1 << 20) + 1,
+            algorithm=Algorithm.RING,
             protocol=Protocol.SIMPLE,
         ),
     )
-)  # fmt: skip
+)
 
 
 def times(*, seed, default=1.0, policy=0.9, largest=None, sigma=0.02):
@@ -68,21 +76,41 @@ def request_():
 def request_for(time_of):
     trial_log = FakeTrialLog()
     prove(
-        FakeRunner(CLUSTER, time_of), WORKLOAD, trial_log, {Arm.DEFAULT: Policy(), Arm.TABLE: POLICY},
-        interrupted=lambda: False, watch=lambda *_: None,
-    )  # fmt: skip
+        FakeRunner(CLUSTER, time_of),
+        WORKLOAD,
+        trial_log,
+        {Arm.DEFAULT: Policy(), Arm.TABLE: POLICY},
+        interrupted=lambda: False,
+        watch=lambda *_: None,
+    )
     table = proven(Arm.TABLE, POLICY, trial_log.trials(), WORKLOAD, min_effect=0.02)
     assert table.verdict.decision is Decision.TUNED
     found = Recommendation(
-        id="r1", revision=1, study="s1", cluster="pair", model="w", workload_digest=WORKLOAD.digest(),
-        collectives=WORKLOAD.collectives, fingerprint=CLUSTER.fingerprint(),
-        table=table, variables=None, simulated=True, launcher="fake",
+        id="r1",
+        revision=1,
+        study="s1",
+        cluster="pair",
+        model="w",
+        workload_digest=WORKLOAD.digest(),
+        collectives=WORKLOAD.collectives,
+        fingerprint=CLUSTER.fingerprint(),
+        table=table,
+        variables=None,
+        simulated=True,
+        launcher="fake",
         created="t",
-    )  # fmt: skip
+    )
     study = Study(
-        id="s1", name="s", cluster=CLUSTER, workload=WORKLOAD, launcher="fake", simulated=True, process_wide=(),
-        seed=0, state=StudyState.DONE,
-    )  # fmt: skip
+        id="s1",
+        name="s",
+        cluster=CLUSTER,
+        workload=WORKLOAD,
+        launcher="fake",
+        simulated=True,
+        process_wide=(),
+        seed=0,
+        state=StudyState.DONE,
+    )
     return RecheckRequest(recommendation=found, study=study, trials=tuple(trial_log.trials()))
 
 
@@ -191,9 +219,13 @@ def test_an_unknown_driver_or_topology_clears_no_difference(request_):
     updated = replace(request, driver="580.65.06")
     for stale, known, cluster, unknown in (
         (checked(updated, times(seed=2), cluster=then)[0], request, then, "NVIDIA driver"),
-        (checked(request, times(seed=2), cluster=replace(then, topology_hash="b"))[0],
-         replace(request, driver="570.86.15"), CLUSTER, "topology hash"),
-    ):  # fmt: skip
+        (
+            checked(request, times(seed=2), cluster=replace(then, topology_hash="b"))[0],
+            replace(request, driver="570.86.15"),
+            CLUSTER,
+            "topology hash",
+        ),
+    ):
         found, _ = checked(replace(known, earlier=(stale,)), times(seed=3), cluster=cluster)
         assert found.reasons == (f"too weak to clear the earlier check: {unknown} not known here", *stale.reasons)
         seen = replace(request, driver="570.86.15", earlier=(found, stale))
@@ -220,9 +252,7 @@ def test_noise_alone_hardly_ever_makes_it_stale(request_):
 @pytest.mark.parametrize(("field", "value"), [("nccl_version", "2.30.7"), ("topology_hash", "b")])
 def test_another_nccl_or_topology_needs_no_launch(request_, field, value):
     then = replace(CLUSTER, topology_hash="a")
-    request = replace(
-        request_, recommendation=replace(request_.recommendation, fingerprint=then.fingerprint())
-    )  # fmt: skip
+    request = replace(request_, recommendation=replace(request_.recommendation, fingerprint=then.fingerprint()))
 
     found, runner = checked(request, times(seed=2), cluster=replace(then, **{field: value}))
 
@@ -329,8 +359,9 @@ def draws(seed, *, centre, sigma, count):
 
 
 def test_a_change_beyond_noise_and_tolerance_is_one():
-    change = compare("x", draws(1, centre=100, sigma=0.02, count=8), draws(2, centre=130, sigma=0.02, count=4),
-                     tolerance=0.1)  # fmt: skip
+    change = compare(
+        "x", draws(1, centre=100, sigma=0.02, count=8), draws(2, centre=130, sigma=0.02, count=4), tolerance=0.1
+    )
 
     assert change.changed
     assert change.ratio == pytest.approx(1.3, abs=0.05)
@@ -359,9 +390,13 @@ def test_one_outlier_is_no_change():
 
 def test_noise_alone_is_hardly_ever_a_change():
     changed = sum(
-        compare("x", draws(2 * seed, centre=1, sigma=0.1, count=8), draws(2 * seed + 1, centre=1, sigma=0.1, count=4),
-                tolerance=0.02).changed
+        compare(
+            "x",
+            draws(2 * seed, centre=1, sigma=0.1, count=8),
+            draws(2 * seed + 1, centre=1, sigma=0.1, count=4),
+            tolerance=0.02,
+        ).changed
         for seed in range(500)
-    )  # fmt: skip
+    )
 
     assert changed <= 10

@@ -104,9 +104,18 @@ def test_few_jobs_decide_nothing():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"job": ""}, {"job": "a\nb"}, {"job": "x" * 301}, {"step_us": 0.0}, {"step_us": math.nan}, {"step_us": math.inf},
-     {"step_us": 1e12}, {"steps": 0}, {"steps": 10**10}],
-)  # fmt: skip
+    [
+        {"job": ""},
+        {"job": "a\nb"},
+        {"job": "x" * 301},
+        {"step_us": 0.0},
+        {"step_us": math.nan},
+        {"step_us": math.inf},
+        {"step_us": 1e12},
+        {"steps": 0},
+        {"steps": 10**10},
+    ],
+)
 def test_times_that_no_job_has_are_refused(wrong):
     with pytest.raises(InputError):
         replace(times(0.0, jobs=1)[0], **wrong)
@@ -144,9 +153,12 @@ def send(store, time, *, ticket=None, issued_s=BEGIN_S, now_s=BEGIN_S + 50.0, **
     told = {name: getattr(time, name) for name in ("rollout", "job", "recommendation", "step_us", "steps")} | changes
     if ticket is None:
         ticket = sample_ticket(
-            store.ticket_secret(), time.job, issued_s=issued_s, recommendation=time.recommendation,
+            store.ticket_secret(),
+            time.job,
+            issued_s=issued_s,
+            recommendation=time.recommendation,
             rollout=time.rollout,
-        )  # fmt: skip
+        )
     return report_job_time(store, ticket, **told, reporter=SENDER, now_s=now_s)
 
 
@@ -178,8 +190,9 @@ def test_a_gain_goes_to_all_jobs_at_once_where_the_rules_say_so(store):
     report(store, -0.10, jobs=600)
     assert [one.id for one in store.newest(cluster="pair", model="toy")] == ["b"]
     assert [event.action for event in store.history(recommendation="b")[:2]] == [
-        Action.ACTIVATED, Action.ROLL_OUT_WON,
-    ]  # fmt: skip
+        Action.ACTIVATED,
+        Action.ROLL_OUT_WON,
+    ]
 
 
 @pytest.mark.parametrize("gain", [0.0, 0.10])

@@ -45,9 +45,17 @@ class PlayedTraining:
         assert json.loads((folder / "inject" / "recording.json").read_text())["times_only"]
         for rank, inside_s in enumerate(played):
             journal = {
-                "host": "a", "rank": rank, "world_size": 3, "state": "recorded", "steps_seen": 9, "inside_s": inside_s,
-                "steps_recorded": len(inside_s), "outside_s": [], "write_s": 0.0, "failures": [],
-            }  # fmt: skip
+                "host": "a",
+                "rank": rank,
+                "world_size": 3,
+                "state": "recorded",
+                "steps_seen": 9,
+                "inside_s": inside_s,
+                "steps_recorded": len(inside_s),
+                "outside_s": [],
+                "write_s": 0.0,
+                "failures": [],
+            }
             (folder / "ranks" / f"{rank}.json").write_text(json.dumps(journal))
         return LaunchResult(exit_code=0)
 
@@ -64,9 +72,13 @@ def _verify(tmp_path, play, *, environ=None, earlier=(), **options):
     launcher = PlayedTraining(play)
     seen = []
     made = verify(
-        request, launcher, environ=environ or {}, earlier=earlier,
-        watch=lambda launch, _result: seen.append(launch), now=lambda: "t",
-    )  # fmt: skip
+        request,
+        launcher,
+        environ=environ or {},
+        earlier=earlier,
+        watch=lambda launch, _result: seen.append(launch),
+        now=lambda: "t",
+    )
     assert not list(tmp_path.iterdir())
     return made, launcher, seen
 
@@ -162,9 +174,11 @@ def test_a_training_that_cannot_be_started_is_no_verdict(tmp_path, base_argv):
     for value in "1234":  # the order follows from the request
         with pytest.raises(StudyStoppedError, match="cannot start trian") as caught:
             _verify(
-                tmp_path, lambda variables, _number: gone if "X" in variables or not base_argv else [[0.1, 0.1]],
-                tuned_env=(("X", value),), base_argv=base_argv,
-            )  # fmt: skip
+                tmp_path,
+                lambda variables, _number: gone if "X" in variables or not base_argv else [[0.1, 0.1]],
+                tuned_env=(("X", value),),
+                base_argv=base_argv,
+            )
         assert "check its name and path" in caught.value.hint
 
 
@@ -188,9 +202,10 @@ def test_failures_stop_the_base_and_disqualify_the_tuned_side(tmp_path, result, 
         if result.not_started:  # says nothing about the tuned variables, whichever side came first
             with pytest.raises(NotStartedError, match="cannot start train"):
                 _verify(
-                    tmp_path, lambda variables, _number: result if "X" in variables else [[0.1, 0.1]],
+                    tmp_path,
+                    lambda variables, _number: result if "X" in variables else [[0.1, 0.1]],
                     argv=("train", seed),
-                )  # fmt: skip
+                )
             continue
         made, launcher, _ = _verify(
             tmp_path, lambda variables, _number: result if "X" in variables else [[0.1, 0.1]], argv=("train", seed)

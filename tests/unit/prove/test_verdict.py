@@ -60,11 +60,14 @@ def test_a_clear_gain_is_tuned_with_its_numbers():
     assert "6 blocks" in verdict.reason
 
 
-@pytest.mark.parametrize(("speedup", "sigma", "blocks", "words"), [
-    (1.00, 0.002, 6, "below the minimum of 2 %"),
-    (1.01, 0.001, 6, "below the minimum of 2 %"),
-    (0.90, 0.010, 6, "is slower"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("speedup", "sigma", "blocks", "words"),
+    [
+        (1.00, 0.002, 6, "below the minimum of 2 %"),
+        (1.01, 0.001, 6, "below the minimum of 2 %"),
+        (0.90, 0.010, 6, "is slower"),
+    ],
+)
 def test_what_cannot_reach_the_minimum_keeps_the_default(speedup, sigma, blocks, words):
     verdict = judge(launches(1, speedup=speedup, sigma=sigma, blocks=blocks))
 

@@ -47,8 +47,11 @@ def write_table(path, *, default=True, sizes=(1 << 16, 1 << 20, 1 << 24)):
         own = 30 + size / 40e3
         lines += [f"9x Q9,8,1,NVSwitch,all_reduce,{size},,,{'' if default else 32},{own}"]
         for algorithm, protocol, latency, share in (
-            ("Ring", "LL", 20, 4), ("Ring", "Simple", 60, 0.8), ("Tree", "LL", 12, 4), ("Tree", "Simple", 50, 1.2)
-        ):  # fmt: skip
+            ("Ring", "LL", 20, 4),
+            ("Ring", "Simple", 60, 0.8),
+            ("Tree", "LL", 12, 4),
+            ("Tree", "Simple", 50, 1.2),
+        ):
             for channels in (2, 8, 16, 32):
                 time_us = latency + share * size / 40e3 * max(1, 16 / channels)
                 lines.append(f"9x Q9,8,1,NVSwitch,all_reduce,{size},{algorithm},{protocol},{channels},{time_us}")
@@ -59,9 +62,23 @@ def write_table(path, *, default=True, sizes=(1 << 16, 1 << 20, 1 << 24)):
 def test_json_is_one_document_about_an_unseen_table(run, tmp_path):
     table = write_table(tmp_path / "new.csv")
     done = run(
-        "search.py", "--json", "--landscape", table, "--seeds", "2", "--budget", "8", "--mixes", "middle,64KiB",
-        "--methods", "ours,tpe,random,grid,coordinate,racing", "--noise", "0.02", "--noise", "0.1",
-    )  # fmt: skip
+        "search.py",
+        "--json",
+        "--landscape",
+        table,
+        "--seeds",
+        "2",
+        "--budget",
+        "8",
+        "--mixes",
+        "middle,64KiB",
+        "--methods",
+        "ours,tpe,random,grid,coordinate,racing",
+        "--noise",
+        "0.02",
+        "--noise",
+        "0.1",
+    )
 
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["rows"]
@@ -80,16 +97,32 @@ def test_json_is_one_document_about_an_unseen_table(run, tmp_path):
 def test_the_table_says_how_many_searches_stick_and_sums_up_each_noise(run, tmp_path):
     table = write_table(tmp_path / "new.csv")
     done = run(
-        "search.py", "--landscape", table, "--seeds", "2", "--budget", "8", "--mixes", "64KiB",
-        "--methods", "ours,random", "--noise", "0.02", "--noise", "0.05",
-    )  # fmt: skip
+        "search.py",
+        "--landscape",
+        table,
+        "--seeds",
+        "2",
+        "--budget",
+        "8",
+        "--mixes",
+        "64KiB",
+        "--methods",
+        "ours,random",
+        "--noise",
+        "0.02",
+        "--noise",
+        "0.05",
+    )
 
     assert done.returncode == 0, done.stderr
     assert "> 1 % after 8 " in done.stdout
     summed = [line.split() for line in done.stdout.splitlines() if line.startswith("all recorded")]
     assert [(words[3], words[4]) for words in summed] == [
-        ("ours", "2%"), ("random", "2%"), ("ours", "5%"), ("random", "5%")
-    ]  # fmt: skip
+        ("ours", "2%"),
+        ("random", "2%"),
+        ("ours", "5%"),
+        ("random", "5%"),
+    ]
     assert "ours at 5% noise: mean above 0.5% after 8 launches in" in done.stdout
 
 
@@ -97,9 +130,21 @@ def test_whoever_knows_the_best_settings_needs_one_launch_of_each(run, tmp_path)
     """Without noise nothing is left but what no setting can win."""
     table = write_table(tmp_path / "new.csv")
     done = run(
-        "search.py", "--json", "--landscape", table, "--seeds", "1", "--budget", "5", "--sigma", "1e-9",
-        "--mixes", "middle,64KiB", "--methods", "informed",
-    )  # fmt: skip
+        "search.py",
+        "--json",
+        "--landscape",
+        table,
+        "--seeds",
+        "1",
+        "--budget",
+        "5",
+        "--sigma",
+        "1e-9",
+        "--mixes",
+        "middle,64KiB",
+        "--methods",
+        "informed",
+    )
 
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["rows"]
@@ -183,9 +228,17 @@ def test_what_can_be_searched_in_a_table_is_searched_and_the_rest_is_named(run, 
         lines += [f"{line},good" for line in found]
     (tmp_path / "mixed.csv").write_text("\n".join(lines))
     done = run(
-        "search.py", "--json", "--landscape", str(tmp_path / "mixed.csv"), "--seeds", "1", "--budget", "5",
-        "--methods", "racing",
-    )  # fmt: skip
+        "search.py",
+        "--json",
+        "--landscape",
+        str(tmp_path / "mixed.csv"),
+        "--seeds",
+        "1",
+        "--budget",
+        "5",
+        "--methods",
+        "racing",
+    )
 
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["rows"]

@@ -27,10 +27,8 @@ SETTINGS = [Setting(algorithm=a, protocol=p, channels=c) for a, p in PAIRS for c
 ]
 MESSAGES = [
     Message(collective=c, dtype="float32", size_bytes=size, group_size=4)
-    for c, size in (
-        (Collective.ALL_REDUCE, 4096), (Collective.ALL_REDUCE, 1 << 20), (Collective.ALL_GATHER, 64 << 20)
-    )
-]  # fmt: skip
+    for c, size in ((Collective.ALL_REDUCE, 4096), (Collective.ALL_REDUCE, 1 << 20), (Collective.ALL_GATHER, 64 << 20))
+]
 
 
 @pytest.fixture

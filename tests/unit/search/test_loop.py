@@ -31,10 +31,16 @@ def run(cluster, workload, time_of, *, trials=20, trial_log=None, seed=1, storag
     space = cluster_space(workload.collectives, cluster, parameters={}, expressible=expressible)
     with Proposer(space, workload, cluster, name="s", seed=seed, storage_url=storage_url) as proposer:
         end = search(
-            [runner], workload, kept, proposer, kwargs.pop("budget", Effort(trials=trials)),
-            clock=kwargs.pop("clock", lambda: 0.0), interrupted=kwargs.pop("interrupted", lambda: False),
-            watch=kwargs.pop("watch", lambda _progress: None), only_worker=True,
-        )  # fmt: skip
+            [runner],
+            workload,
+            kept,
+            proposer,
+            kwargs.pop("budget", Effort(trials=trials)),
+            clock=kwargs.pop("clock", lambda: 0.0),
+            interrupted=kwargs.pop("interrupted", lambda: False),
+            watch=kwargs.pop("watch", lambda _progress: None),
+            only_worker=True,
+        )
     return end, runner, kept
 
 
@@ -58,10 +64,12 @@ def test_what_is_shown_so_far_is_what_the_model_believes_and_not_a_lucky_launch(
     """Settings are 6 % too fast or too slow by chance: the fastest of them is partly luck."""
     shown = []
     _, _, trial_log = run(
-        cluster, workload,
+        cluster,
+        workload,
         lambda setting, *launched: landscape(setting, *launched) * (0.94, 1.06)[int(setting.digest(), 16) % 2],
-        budget=Effort(trials=12, patience=0), watch=shown.append,
-    )  # fmt: skip
+        budget=Effort(trials=12, patience=0),
+        watch=shown.append,
+    )
 
     raw = collect_times(trial_log.trials())
     times = believed(raw, workload, cluster)
@@ -256,9 +264,12 @@ def test_a_failed_setting_is_not_launched_again(cluster, workload, landscape):
 
 def test_a_small_space_ends_the_search_when_repeats_tell_nothing_more(cluster, workload):
     end, runner, _ = run(
-        cluster, workload, lambda s, *_: 10.0 if s.is_default else 40.0, budget=Effort(trials=400, patience=0),
+        cluster,
+        workload,
+        lambda s, *_: 10.0 if s.is_default else 40.0,
+        budget=Effort(trials=400, patience=0),
         expressible=lambda s: s.algorithm is Algorithm.RING and s.protocol is Protocol.LL,
-    )  # fmt: skip
+    )
 
     assert len(runner.launches) < 40
     assert f"all {len(set(runner.launches))} settings were launched" in end.reason
@@ -307,9 +318,16 @@ def test_a_search_needs_half_a_percent_within_its_patience_to_go_on(history, rea
 def work_of(history, budget, *, default_us=1000.0):
     """What weighs proposals, after a search with some history in which a launch took 2 s."""
     work = loop._Work(
-        workload=None, trial_log=None, proposer=None, budget=budget, default=SimpleNamespace(score_us=default_us),
-        best=SimpleNamespace(history=lambda _trials: history), spent_s=None, interrupted=None, watch=None,
-    )  # fmt: skip
+        workload=None,
+        trial_log=None,
+        proposer=None,
+        budget=budget,
+        default=SimpleNamespace(score_us=default_us),
+        best=SimpleNamespace(history=lambda _trials: history),
+        spent_s=None,
+        interrupted=None,
+        watch=None,
+    )
     trials = [SimpleNamespace(result=SimpleNamespace(wall_s=2.0)) for _ in history]
     return lambda gain: work._not_worth(SimpleNamespace(expected_gain=gain), trials)
 
@@ -348,9 +366,13 @@ def test_four_equal_failures_or_five_different_ones_are_no_reason_to_stop():
 def test_a_budget_that_is_just_used_ends_the_search(cluster, workload, landscape, limit, launches):
     made = []
     end, _, _ = run(
-        cluster, workload, landscape, budget=Effort(**({"trials": 99} | limit)), clock=lambda: float(len(made)),
+        cluster,
+        workload,
+        landscape,
+        budget=Effort(**({"trials": 99} | limit)),
+        clock=lambda: float(len(made)),
         watch=made.append,
-    )  # fmt: skip
+    )
 
     assert "budget of" in end.reason
     assert len(made) == launches

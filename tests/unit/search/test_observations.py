@@ -10,9 +10,13 @@ def test_a_launch_that_lacks_a_message_is_no_launch_and_one_that_failed_is_a_fai
     def trial(outcome, messages):
         measured = tuple(Measurement(message=c.message, samples_us=(5.0,)) for c in messages)
         return Trial(
-            number=0, phase=Phase.SEARCH, setting=DEFAULT, repeat=0,
-            result=TrialResult(outcome=outcome, measurements=measured), score_us=None,
-        )  # fmt: skip
+            number=0,
+            phase=Phase.SEARCH,
+            setting=DEFAULT,
+            repeat=0,
+            result=TrialResult(outcome=outcome, measurements=measured),
+            score_us=None,
+        )
 
     whole, part = workload.messages, workload.messages[:1]
     assert [launch.times_us for launch in launches_of([trial(Outcome.OK, whole)], workload)] == [(5.0,) * len(whole)]

@@ -80,8 +80,10 @@ def test_optuna_shows_a_launch_while_it_runs_and_what_it_gave(worker, trial_log,
     assert (running.state.name, running.user_attrs["setting"]) == ("RUNNING", claim.setting.label)
     forced = claim.setting
     assert running.params == {
-        "algorithm": forced.algorithm.value, "protocol": forced.protocol.value, "channels": forced.channels or "auto"
-    }  # fmt: skip
+        "algorithm": forced.algorithm.value,
+        "protocol": forced.protocol.value,
+        "channels": forced.channels or "auto",
+    }
     assert {default.params[name] for name in running.params} == {"auto"}
     assert running.user_attrs["reason"].startswith("new, most for")
     assert (told.state.name, told.user_attrs["outcome"], told.user_attrs["ncclt_trial"]) == ("COMPLETE", "ok", 1)
@@ -340,9 +342,16 @@ def test_the_trials_of_a_recorded_space_have_values_on_all_axes(cluster, workloa
 def run(worker, runner, workload, trial_log, *, sampler, trials=12, **options):
     with worker(sampler=sampler, **options) as proposer:
         return search(
-            [runner], workload, trial_log, proposer, Effort(trials=trials),
-            clock=lambda: 0.0, interrupted=lambda: "", watch=lambda _progress: None, only_worker=True,
-        )  # fmt: skip
+            [runner],
+            workload,
+            trial_log,
+            proposer,
+            Effort(trials=trials),
+            clock=lambda: 0.0,
+            interrupted=lambda: "",
+            watch=lambda _progress: None,
+            only_worker=True,
+        )
 
 
 @pytest.mark.parametrize("name", ["TPESampler", "RandomSampler", "QMCSampler"])
@@ -371,8 +380,11 @@ def test_another_sampler_asks_the_same_for_the_same_seed(cluster, workload, land
         log = FakeTrialLog()
         run(
             lambda sampler: Proposer(space, workload, cluster, name="s", seed=3, sampler=sampler),
-            FakeRunner(cluster, landscape), workload, log, sampler=named_sampler("optuna.samplers:TPESampler"),
-        )  # fmt: skip
+            FakeRunner(cluster, landscape),
+            workload,
+            log,
+            sampler=named_sampler("optuna.samplers:TPESampler"),
+        )
         found.append([trial.setting for trial in log.trials()])
 
     assert found[0] == found[1]
@@ -403,9 +415,13 @@ def test_a_sampler_goes_on_where_it_was_in_its_sequence(worker, cluster, landsca
     """QMCSampler counts its points in an attribute of the study."""
     log = FakeTrialLog()
     run(
-        worker, FakeRunner(cluster, landscape), workload, log, trials=12,
+        worker,
+        FakeRunner(cluster, landscape),
+        workload,
+        log,
+        trials=12,
         sampler=named_sampler("optuna.samplers:QMCSampler(qmc_type='halton')"),
-    )  # fmt: skip
+    )
     assert len({trial.setting for trial in log.trials()}) > 8
 
 
@@ -433,9 +449,13 @@ def test_a_sampler_that_only_asks_for_what_failed_is_given_up(worker, cluster, w
 def test_a_sampler_may_repeat_what_ran(worker, cluster, workload, landscape):
     log = FakeTrialLog()
     run(
-        worker, FakeRunner(cluster, landscape), workload, log, trials=5,
+        worker,
+        FakeRunner(cluster, landscape),
+        workload,
+        log,
+        trials=5,
         sampler=NamedSampler(name="Stubborn", create=lambda _seed: Stubborn()),
-    )  # fmt: skip
+    )
 
     assert [trial.repeat for trial in log.trials()] == [0, 0, 1, 2, 3]
 

@@ -86,11 +86,15 @@ def test_a_failure_means_to_the_model_what_it_means_to_the_policy(space, cluster
     made += [crashed[2], four]
     trials = [
         Trial(
-            number=n, phase=Phase.SEARCH, setting=launch.setting, repeat=0, score_us=None,
+            number=n,
+            phase=Phase.SEARCH,
+            setting=launch.setting,
+            repeat=0,
+            score_us=None,
             result=_result(launch, workload),
         )
         for n, launch in enumerate(made)
-    ]  # fmt: skip
+    ]
 
     known = set(observe(made).ratios)
 

@@ -37,9 +37,11 @@ SETTINGS = [
 MESSAGES = [
     Message(collective=collective, dtype="float32", size_bytes=size, group_size=group)
     for collective, size, group in (
-        (Collective.ALL_REDUCE, 4096, 4), (Collective.ALL_REDUCE, 1 << 20, 2), (Collective.ALL_GATHER, 64 << 20, 4)
+        (Collective.ALL_REDUCE, 4096, 4),
+        (Collective.ALL_REDUCE, 1 << 20, 2),
+        (Collective.ALL_GATHER, 64 << 20, 4),
     )
-]  # fmt: skip
+]
 WORKLOAD = Workload(
     name="w",
     messages=tuple(
@@ -90,7 +92,7 @@ def of_the_model(cluster):
         "chances to run": _chance_to_run(SETTINGS, observed),
         "believed before all launches": np.array([before.mean, before.variance]),
         "believed after many launches": Model(many, WORKLOAD, cluster).believe(observe(launches), ()).mean[:3],
-    }  # fmt: skip
+    }
 
 
 def figures(cluster):
@@ -102,15 +104,17 @@ def figures(cluster):
         **of_the_model(cluster),
         "choices": choices(),
         "implausibility": [implausibility(choice) for choice in choices()],
-        **{f"likeness {name}": getattr(alike, name) for name in
-           ("smooth", "rough", "parameters", "size_doublings", "kinds")},
+        **{
+            f"likeness {name}": getattr(alike, name)
+            for name in ("smooth", "rough", "parameters", "size_doublings", "kinds")
+        },
         **{f"kernels {name}": getattr(kernels, name) for name in ("smooth", "rough", "sizes", "prior")},
         "expected log ratios": expected_log_ratios(SETTINGS, MESSAGES, cluster),
         "expected own": expected_own(SETTINGS, MESSAGES, cluster).astype(int),
         "launch gains": launch_gains(known, standing(known)),
         "outlook gains": seen.gains,
         "outlook share": [seen.share],
-    }  # fmt: skip
+    }
     return {name: np.asarray(values, dtype=float) for name, values in found.items()}
 
 

@@ -62,9 +62,12 @@ def test_a_pair_that_cannot_be_forced_is_left_out(cluster):
 def replayed(cluster, *forcible):
     """A testbed with two recorded settings beside the default."""
     return Testbed(
-        runner=FakeRunner(cluster, lambda *_: 1.0), reason="", covers=lambda _message: True,
-        recorded=(DEFAULT, RING, TREE), why_not=lambda s: "" if s.algorithm in forcible else "no plugin",
-    )  # fmt: skip
+        runner=FakeRunner(cluster, lambda *_: 1.0),
+        reason="",
+        covers=lambda _message: True,
+        recorded=(DEFAULT, RING, TREE),
+        why_not=lambda s: "" if s.algorithm in forcible else "no plugin",
+    )
 
 
 def test_a_replay_offers_what_was_recorded_and_can_be_forced(cluster, workload):
@@ -78,8 +81,10 @@ def test_untunable_collectives_leave_the_parameters_alone_to_search(cluster):
     space = cluster_space({Collective.ALL_TO_ALL}, cluster, parameters={"BUFFSIZE": (1 << 20, 8 << 20)})
 
     assert set(space.distinct) == {
-        DEFAULT, Setting(parameters=(("BUFFSIZE", 1 << 20),)), Setting(parameters=(("BUFFSIZE", 8 << 20),))
-    }  # fmt: skip
+        DEFAULT,
+        Setting(parameters=(("BUFFSIZE", 1 << 20),)),
+        Setting(parameters=(("BUFFSIZE", 8 << 20),)),
+    }
 
 
 def test_values_that_mean_nothing_together_are_left_out(cluster):
@@ -156,8 +161,9 @@ def test_a_recorded_grid_keeps_its_axes():
 
     assert set(space.distinct) == set(grid)
     assert space.distributions == {
-        "pair": CategoricalDistribution(["ring/ll", "ring/simple"]), "channels": IntDistribution(0, 3)
-    }, "what all of them have in common is no axis"  # fmt: skip
+        "pair": CategoricalDistribution(["ring/ll", "ring/simple"]),
+        "channels": IntDistribution(0, 3),
+    }, "what all of them have in common is no axis"
     assert all(space.setting(space.params(s)) == s for s in grid)
 
 

@@ -32,9 +32,13 @@ def trial_log_of(store, study):
 
 def trial_of(claim):
     return Trial(
-        number=claim.number, phase=claim.phase, setting=claim.setting, repeat=claim.repeat,
-        result=TrialResult(outcome=Outcome.OK, wall_s=2.0, place="n1,n2"), score_us=1.0,
-    )  # fmt: skip
+        number=claim.number,
+        phase=claim.phase,
+        setting=claim.setting,
+        repeat=claim.repeat,
+        result=TrialResult(outcome=Outcome.OK, wall_s=2.0, place="n1,n2"),
+        score_us=1.0,
+    )
 
 
 def test_a_trial_is_claimed_kept_and_dated(store, study):

@@ -68,9 +68,12 @@ def test_without_rules_the_newest_is_active_at_once(store, url):
     assert states(store) == {"a": "retired", "b": "active"}
     assert served(store, url) == ["b"]
     assert actions(store) == [
-        (Action.PUBLISHED, "a", "ann"), (Action.ACTIVATED, "a", "ann"), (Action.PUBLISHED, "b", "ann"),
-        (Action.RETIRED, "a", "ann"), (Action.ACTIVATED, "b", "ann"),
-    ]  # fmt: skip
+        (Action.PUBLISHED, "a", "ann"),
+        (Action.ACTIVATED, "a", "ann"),
+        (Action.PUBLISHED, "b", "ann"),
+        (Action.RETIRED, "a", "ann"),
+        (Action.ACTIVATED, "b", "ann"),
+    ]
 
 
 def test_each_size_and_each_origin_has_an_active_revision(store, url):
@@ -206,10 +209,23 @@ def test_a_verified_candidate_still_waits_for_its_approval(store, url):
 def verification(id, recommendation, decision):
     verdict = replace(sample_recommendation("x").table.verdict, decision=decision)
     return Verification(
-        id=id, cluster="pair", model="toy", recommendation=recommendation, argv=("train",), base_env=(), tuned_env=(),
-        removed_env=(), warmup=1, steps=1, ranks=1, hosts=1, verdict=verdict, launches=(), notes=(),
+        id=id,
+        cluster="pair",
+        model="toy",
+        recommendation=recommendation,
+        argv=("train",),
+        base_env=(),
+        tuned_env=(),
+        removed_env=(),
+        warmup=1,
+        steps=1,
+        ranks=1,
+        hosts=1,
+        verdict=verdict,
+        launches=(),
+        notes=(),
         created="2026-01-01",
-    )  # fmt: skip
+    )
 
 
 def test_a_roll_out_leaves_the_active_one_to_the_others(store, url):
@@ -237,9 +253,11 @@ def test_a_first_revision_is_rolled_out_against_nccls_own_choice(store, url):
 
 @pytest.mark.parametrize(
     ("state", "ends", "after"),
-    [(RollOutState.WON, RollOutState.PROMOTED, {"a": "retired", "b": "active"}),
-     (RollOutState.LOST, RollOutState.LOST, {"a": "active", "b": "retired"})],
-)  # fmt: skip
+    [
+        (RollOutState.WON, RollOutState.PROMOTED, {"a": "retired", "b": "active"}),
+        (RollOutState.LOST, RollOutState.LOST, {"a": "active", "b": "retired"}),
+    ],
+)
 def test_a_roll_out_ends_once(store, url, state, ends, after):
     publish(store, "a")
     store.set_rules(ClusterRules(cluster="pair", percent=10, approve_wins=False), ANN)
@@ -371,9 +389,11 @@ def test_each_size_of_the_job_is_rolled_out_by_itself(store):
     store.activate("pair 1", BOB)
     store.activate("hall 1", BOB)
     assert {one.recommendation: one.state for one in store.rollouts()} == {
-        "pair 1": RollOutState.ENDED, "pair 2": RollOutState.RUNNING,
-        "hall 2": RollOutState.RUNNING, "hall 1": RollOutState.ENDED,
-    }  # fmt: skip
+        "pair 1": RollOutState.ENDED,
+        "pair 2": RollOutState.RUNNING,
+        "hall 2": RollOutState.RUNNING,
+        "hall 1": RollOutState.ENDED,
+    }
     store.retire("pair 1", BOB)
     assert [one.id for _, one in store.served_rollouts(cluster="pair", model="toy")] == ["pair 2"]
 
@@ -383,9 +403,15 @@ def test_the_first_step_time_of_a_job_counts(store, url):
     publish(store, "a")
     (rollout,) = store.rollouts()
     time = JobTime(
-        rollout=rollout.id, job="1", recommendation="", step_us=0.1 + 0.2, steps=20, waited_s=0.7, who="key one",
+        rollout=rollout.id,
+        job="1",
+        recommendation="",
+        step_us=0.1 + 0.2,
+        steps=20,
+        waited_s=0.7,
+        who="key one",
         address="::1",
-    )  # fmt: skip
+    )
     assert [store.add_job_time(one) for one in (time, replace(time, step_us=5.0))] == [True, False]
     (kept,) = store.job_times(rollout.id)
     assert replace(kept, created="") == time
@@ -399,8 +425,12 @@ def test_bad_requests_are_refused_and_change_nothing(store, url):
         store.approve("z", BOB)
     with pytest.raises(ConflictError, match="a is active and no candidate any more: ann did that at 2026"):
         store.approve("a", BOB)
-    for make in (lambda: ClusterRules(cluster="pair", percent=0), lambda: ClusterRules(cluster="pair", loss_limit=2.0),
-                 lambda: By(who="ann", why="x\n"), lambda: store.approve("a", BOB, percent=101)):  # fmt: skip
+    for make in (
+        lambda: ClusterRules(cluster="pair", percent=0),
+        lambda: ClusterRules(cluster="pair", loss_limit=2.0),
+        lambda: By(who="ann", why="x\n"),
+        lambda: store.approve("a", BOB, percent=101),
+    ):
         with pytest.raises(UsageError):
             make()
     assert states(store) == {"a": "active"}
@@ -440,11 +470,18 @@ def test_lists_are_of_what_was_asked_for_newest_first_and_not_longer(store, url)
         {"limit": 2},
     ]
     assert [[one.id for one in store.statuses(**of)] for of in listed] == [
-        ["c", "b", "a"], ["c", "a"], ["b", "a"], ["a"], [], ["c", "b"],
-    ]  # fmt: skip
+        ["c", "b", "a"],
+        ["c", "a"],
+        ["b", "a"],
+        ["a"],
+        [],
+        ["c", "b"],
+    ]
     assert [event.action for event in store.history(cluster="hall")] == [
-        Action.ROLL_OUT_BEGAN, Action.PUBLISHED, Action.RULES_CHANGED,
-    ]  # fmt: skip
+        Action.ROLL_OUT_BEGAN,
+        Action.PUBLISHED,
+        Action.RULES_CHANGED,
+    ]
     began = next(event for event in store.history(cluster="hall") if event.action is Action.ROLL_OUT_BEGAN)
     assert began.why.split(", loss limit ")[1].partition(" %")[0] == f"{100 * store.rollouts()[1].loss_limit:g}"
     assert {event.recommendation for event in store.history(recommendation="a")} == {"a"}
@@ -491,10 +528,14 @@ def test_a_change_of_the_rules_is_told_once_and_in_full(store, url):
 def test_what_a_state_does_not_allow_is_refused_with_what_would_be(store, url):
     publish(store, "a", "b")
     refused = [
-        (store.pin, "a", None), (store.pin, "a", "pinned already"), (store.retire, "a", "is pinned"),
-        (store.unpin, "b", "is not pinned"), (store.retire, "b", "retired already"),
-        (store.roll_back, "b", "pinned to the revision a"), (store.roll_back, "a", "only a retired one can come back"),
-    ]  # fmt: skip
+        (store.pin, "a", None),
+        (store.pin, "a", "pinned already"),
+        (store.retire, "a", "is pinned"),
+        (store.unpin, "b", "is not pinned"),
+        (store.retire, "b", "retired already"),
+        (store.roll_back, "b", "pinned to the revision a"),
+        (store.roll_back, "a", "only a retired one can come back"),
+    ]
     for do, id, why in refused:
         if why is None:
             do(id, ANN)

@@ -45,9 +45,21 @@ def test_postgresql_always_gets_our_driver(scheme):
 
 @pytest.mark.parametrize(
     "url",
-    ["", "ncclt.db", "/abs/a.db", "sqlite://", "sqlite:///", "sqlite:///:memory:", "sqlite:///file:a.db?mode=ro",
-     "sqlite:///a.db?timeout=5", "sqlite://host/a.db", "mysql://host/db", "https://host", "postgresql+psycopg2://h/d"],
-)  # fmt: skip
+    [
+        "",
+        "ncclt.db",
+        "/abs/a.db",
+        "sqlite://",
+        "sqlite:///",
+        "sqlite:///:memory:",
+        "sqlite:///file:a.db?mode=ro",
+        "sqlite:///a.db?timeout=5",
+        "sqlite://host/a.db",
+        "mysql://host/db",
+        "https://host",
+        "postgresql+psycopg2://h/d",
+    ],
+)
 def test_what_is_no_url_for_us_is_refused_with_a_hint(url):
     with pytest.raises(UsageError) as caught:
         locate(url)

@@ -78,9 +78,17 @@ def test_what_was_measured_goes_before_what_was_recorded_or_simulated(store):
 def test_a_pair_says_that_it_is_stale_and_what_is_running(store):
     kept = store.publish(sample_recommendation("a"))
     check = Check(
-        id="c1", recommendation=kept.id, cluster="pair", model="toy", freshness=Freshness.STALE,
-        reasons=("the gain is lost",), changes=(), launches=6, launcher="slurm", created="2026-01-02",
-    )  # fmt: skip
+        id="c1",
+        recommendation=kept.id,
+        cluster="pair",
+        model="toy",
+        freshness=Freshness.STALE,
+        reasons=("the gain is lost",),
+        changes=(),
+        launches=6,
+        launcher="slurm",
+        created="2026-01-02",
+    )
     store.add_check(check)
     store.open_study(sample_study())
     (pair,) = store.pairs(cluster="pair")

@@ -12,9 +12,19 @@ from ncclt.health.preflight.simulated import SimulatedFabric, parse_weakness
 from ncclt.store import open_store
 
 CLUSTER = Cluster(
-    name="dgx", nodes=4, gpus_per_node=2, gpu="A100", compute_capability=80, link_class="nvswitch", link_gbps=300.0,
-    fabric="infiniband", nics_per_node=2, nic_gbps=25.0, gpudirect=True, nccl_version="2.28.9",
-)  # fmt: skip
+    name="dgx",
+    nodes=4,
+    gpus_per_node=2,
+    gpu="A100",
+    compute_capability=80,
+    link_class="nvswitch",
+    link_gbps=300.0,
+    fabric="infiniband",
+    nics_per_node=2,
+    nic_gbps=25.0,
+    gpudirect=True,
+    nccl_version="2.28.9",
+)
 
 
 @pytest.fixture

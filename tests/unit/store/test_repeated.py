@@ -11,9 +11,17 @@ from ncclt.store.store import Store
 
 # What is added under a name a second time is refused, although the first time was a success.
 ONCE = {
-    "add_workload", "add_cluster", "approve", "activate", "roll_back", "pin", "unpin", "retire", "set_rules",
+    "add_workload",
+    "add_cluster",
+    "approve",
+    "activate",
+    "roll_back",
+    "pin",
+    "unpin",
+    "retire",
+    "set_rules",
     "end_rollout",
-}  # fmt: skip
+}
 ASKING = {name for name, _ in inspect.getmembers(Store, inspect.isfunction) if name[0] != "_"} - {"close", "alone"}
 ANYTHING = SimpleNamespace(id="a", number=0, cluster="a")
 

@@ -18,10 +18,17 @@ CHANGE = Change(what="gain", before=1.1, now=0.9, noise=0.02, changed=True)
 
 def sample_check(id, *, stale=True, recommendation="r1"):
     return Check(
-        id=id, recommendation=recommendation, cluster="pair", model="toy",
-        freshness=Freshness.STALE if stale else Freshness.FRESH, reasons=("the gain is lost",) if stale else (),
-        changes=(CHANGE,), launches=8, launcher="simulate", created="2026-01-02T03:04:05.678",
-    )  # fmt: skip
+        id=id,
+        recommendation=recommendation,
+        cluster="pair",
+        model="toy",
+        freshness=Freshness.STALE if stale else Freshness.FRESH,
+        reasons=("the gain is lost",) if stale else (),
+        changes=(CHANGE,),
+        launches=8,
+        launcher="simulate",
+        created="2026-01-02T03:04:05.678",
+    )
 
 
 @pytest.fixture
@@ -138,9 +145,15 @@ def test_a_cluster_that_is_defined_anew_makes_its_revisions_stale_and_back(store
     """A job says its nodes, GPUs and NCCL, and nothing of the GPUs' kind: that is the cluster's."""
     measured = store.recommendation("r1").fingerprint
     place = replace(
-        sample_cluster(), name="pair", gpu=measured.gpu, link_class=measured.link_class, fabric=measured.fabric,
-        nodes=measured.nodes, gpus_per_node=measured.gpus_per_node, topology_hash=measured.topology_hash,
-    )  # fmt: skip
+        sample_cluster(),
+        name="pair",
+        gpu=measured.gpu,
+        link_class=measured.link_class,
+        fabric=measured.fabric,
+        nodes=measured.nodes,
+        gpus_per_node=measured.gpus_per_node,
+        topology_hash=measured.topology_hash,
+    )
     store.add_cluster(place)
     assert both_ways(store, url) == ""
     seen = store.changes(0).number

@@ -82,9 +82,11 @@ class AutotuneRequest:
         of = ["--model", self.name, *own]
         if cluster is not None:
             measured = Target(
-                cluster=cluster.name, nodes=cluster.nodes, gpus_per_node=cluster.gpus_per_node,
+                cluster=cluster.name,
+                nodes=cluster.nodes,
+                gpus_per_node=cluster.gpus_per_node,
                 nccl_version=cluster.nccl_version,
-            )  # fmt: skip
+            )
             of[2:2] = _given(measured)
         forced = ["--force"] if self.force else []
         words = {
@@ -171,9 +173,16 @@ def autotune(
     location = locate(storage)
     with open_to_read(storage, would_be_made=True) if dry_run else open_store(storage) as store:
         job = AutotuneRequest(
-            argv=argv, name=name, is_recorded=model is None, window=window, target=target, effort=effort, how=how,
-            storage=storage_option(storage, str(location.path or store.shown)), force=force,
-        )  # fmt: skip
+            argv=argv,
+            name=name,
+            is_recorded=model is None,
+            window=window,
+            target=target,
+            effort=effort,
+            how=how,
+            storage=storage_option(storage, str(location.path or store.shown)),
+            force=force,
+        )
         if dry_run:
             _print_plan(job, store, as_json=as_json)
         else:

@@ -205,9 +205,13 @@ def _probes(
     from ncclt.measure.target import Target
 
     wanted = Target(
-        cluster=cluster.name, nodes=cluster.nodes, gpus_per_node=cluster.gpus_per_node, launcher=launcher,
-        hosts=tuple(filter(None, hosts.split(","))), nccl_tests=nccl_tests,
-    )  # fmt: skip
+        cluster=cluster.name,
+        nodes=cluster.nodes,
+        gpus_per_node=cluster.gpus_per_node,
+        launcher=launcher,
+        hosts=tuple(filter(None, hosts.split(","))),
+        nccl_tests=nccl_tests,
+    )
     workload = Workload(
         name="probes",
         messages=tuple(MessageCalls(message=m, calls_per_step=1.0) for m in probe_messages(cluster)),

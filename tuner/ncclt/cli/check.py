@@ -77,9 +77,13 @@ def check(
         testbed = open_testbed(target, store, workload, environ=os.environ, seed=0, ask_driver=False)
         published, study = _published(store, testbed, model, target.nccl_version)
         request = RecheckRequest(
-            recommendation=published, study=study, trials=store.trials(study.id),
-            points=points, blocks=blocks, tolerance=tolerance,
-        )  # fmt: skip
+            recommendation=published,
+            study=study,
+            trials=store.trials(study.id),
+            points=points,
+            blocks=blocks,
+            tolerance=tolerance,
+        )
         request = _with_history(request, store, target, testbed, new_driver=new_driver)
         arm, served = served_arm(request.recommendation)
         if arm is Arm.TABLE:

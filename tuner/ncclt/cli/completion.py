@@ -45,8 +45,10 @@ def format_names(incomplete: str) -> list[str]:
 
 
 NAMES: dict[str, Callable[..., list[str]]] = {
-    "cluster": cluster_names, "model": model_names, "format": format_names,
-}  # fmt: skip
+    "cluster": cluster_names,
+    "model": model_names,
+    "format": format_names,
+}
 """Options, by the names of their parameters."""
 
 
@@ -68,10 +70,12 @@ def signature_of(parser: argparse.ArgumentParser) -> inspect.Signature:
         hint = bool if is_flag else str | None
         parameters.append(
             inspect.Parameter(
-                action.dest, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[hint, offered],
+                action.dest,
+                inspect.Parameter.KEYWORD_ONLY,
+                annotation=Annotated[hint, offered],
                 default=False if is_flag else None,
             )
-        )  # fmt: skip
+        )
     return inspect.Signature(parameters)
 
 

@@ -108,7 +108,11 @@ def _folded(head: str, text: str) -> None:
     width = min(_WIDTH, shutil.get_terminal_size((_WIDTH, 24)).columns)
     print(
         textwrap.fill(
-            text, width=width, initial_indent=head, subsequent_indent=" " * 7, break_long_words=False,
+            text,
+            width=width,
+            initial_indent=head,
+            subsequent_indent=" " * 7,
+            break_long_words=False,
             break_on_hyphens=False,
         )
-    )  # fmt: skip
+    )

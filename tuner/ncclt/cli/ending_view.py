@@ -115,13 +115,19 @@ def command_again_of(study: Study, found: Recommendation, source: str) -> str:
         return f"the same `ncclt tune` command with {more}"
     cluster = study.cluster
     target = Target(
-        cluster=cluster.name, nodes=cluster.nodes, gpus_per_node=cluster.gpus_per_node,
-        nccl_version=cluster.nccl_version, launcher=study.launcher,
-    )  # fmt: skip
+        cluster=cluster.name,
+        nodes=cluster.nodes,
+        gpus_per_node=cluster.gpus_per_node,
+        nccl_version=cluster.nccl_version,
+        launcher=study.launcher,
+    )
     effort = Effort(
-        process_wide=study.process_wide or ("none",), seed=study.seed, sampler=study.sampler, study=study.name,
+        process_wide=study.process_wide or ("none",),
+        seed=study.seed,
+        sampler=study.sampler,
+        study=study.name,
         blocks=blocks,
-    )  # fmt: skip
+    )
     return command_again(study.workload.name, target, effort, source, searched_enough=found.is_searched_enough)
 
 

@@ -94,9 +94,17 @@ def submit(
     from ncclt.store.clock import utc_now
 
     limits = TuningJob(
-        id="", cluster="", model="", trials=trials, seconds=seconds, gpu_hours=gpu_hours, blocks=blocks, seed=seed,
-        prove_variables=prove_variables, priority=priority,
-    )  # fmt: skip
+        id="",
+        cluster="",
+        model="",
+        trials=trials,
+        seconds=seconds,
+        gpu_hours=gpu_hours,
+        blocks=blocks,
+        seed=seed,
+        prove_variables=prove_variables,
+        priority=priority,
+    )
     if stale:
         if again or any(given is not None for given in (model, nodes, gpus_per_node, nccl_version)):
             raise UsageError(
@@ -192,11 +200,16 @@ def list_jobs(
         return
     rows = [
         (
-            one.job.id, _state(one), one.job.cluster, one.job.model, str(one.job.priority), one.job.created[:19],
+            one.job.id,
+            _state(one),
+            one.job.cluster,
+            one.job.model,
+            str(one.job.priority),
+            one.job.created[:19],
             one.result.decision or one.result.reason if one.result else "",
         )
         for one in found
-    ]  # fmt: skip
+    ]
     print_table(("id", "state", "cluster", "model", "priority", "created", "result"), rows, numbers=("priority",))
 
 

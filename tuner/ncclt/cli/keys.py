@@ -52,9 +52,13 @@ def create(
     secret = new_secret()
     digest = digest_of(secret)
     key = ApiKey(
-        id=digest[:12], role=role, clusters=tuple(sorted(set(cluster or ()))), note=note, created=utc_now(),
+        id=digest[:12],
+        role=role,
+        clusters=tuple(sorted(set(cluster or ()))),
+        note=note,
+        created=utc_now(),
         expires=until,
-    )  # fmt: skip
+    )
     with open_store(storage) as store:
         for name in key.clusters:
             store.cluster(name)
@@ -76,11 +80,16 @@ def list_keys(storage: Storage = None, as_json: AsJson = False) -> None:
         return
     rows = [
         (
-            key.id, key.role.value, ", ".join(key.clusters) or "all", key.created[:10], key.expires[:10] or "never",
-            "no longer valid" if key.invalid(utc_now()) else "valid", key.note,
+            key.id,
+            key.role.value,
+            ", ".join(key.clusters) or "all",
+            key.created[:10],
+            key.expires[:10] or "never",
+            "no longer valid" if key.invalid(utc_now()) else "valid",
+            key.note,
         )
         for key in found
-    ]  # fmt: skip
+    ]
     print_table(("key", "role", "clusters", "created", "expires", "state", "note"), rows)
 
 

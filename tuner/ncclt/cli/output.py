@@ -105,9 +105,13 @@ def print_table(
     rows = [[visible(cell) for cell in row] for row in rows]
     widths, gap = _widths(header, rows, numbers, width)
     table = Table(
-        box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="bold", caption=visible(caption) or None,
+        box=None,
+        padding=(0, gap, 0, 0),
+        pad_edge=False,
+        header_style="bold",
+        caption=visible(caption) or None,
         caption_justify="left",
-    )  # fmt: skip
+    )
     for title, most in zip(header, widths, strict=True):
         table.add_column(title, justify="right" if title in numbers else "left", width=most, vertical="top")
     for row in rows:

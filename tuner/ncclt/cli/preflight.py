@@ -140,9 +140,18 @@ def preflight(
 
     def request(notes: tuple[str, ...]) -> PreflightRequest:
         return PreflightRequest(
-            cluster=where, hosts=names, expectation=expected, sizes=wanted, tolerance=tolerance,
-            launcher=target.launcher, benchmark=word, quick=quick, full=full, plan=pairs, notes=notes,
-        )  # fmt: skip
+            cluster=where,
+            hosts=names,
+            expectation=expected,
+            sizes=wanted,
+            tolerance=tolerance,
+            launcher=target.launcher,
+            benchmark=word,
+            quick=quick,
+            full=full,
+            plan=pairs,
+            notes=notes,
+        )
 
     if dry_run:
         planned = request(())
@@ -161,9 +170,14 @@ def preflight(
 
     with interruptible():
         probes = Probes(
-            runner_for, expected, simulated=simulated, at_once=target.parallel, time_s=seconds, clock=time.monotonic,
+            runner_for,
+            expected,
+            simulated=simulated,
+            at_once=target.parallel,
+            time_s=seconds,
+            clock=time.monotonic,
             watch=watcher(hidden=hidden),
-        )  # fmt: skip
+        )
         try:
             result = run(request(notes), probes, now=utc_now, clock=time.monotonic)
         except KeyboardInterrupt:

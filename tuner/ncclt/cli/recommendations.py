@@ -41,11 +41,19 @@ def list_recommendations(
         return
     rows = [
         (
-            one.id, str(one.revision), one.cluster, one.model, f"{one.nodes}x{one.gpus_per_node}", one.nccl_version,
-            one.origin, _state(one), one.publisher, one.created[:16].replace("T", " "),
+            one.id,
+            str(one.revision),
+            one.cluster,
+            one.model,
+            f"{one.nodes}x{one.gpus_per_node}",
+            one.nccl_version,
+            one.origin,
+            _state(one),
+            one.publisher,
+            one.created[:16].replace("T", " "),
         )
         for one in found
-    ]  # fmt: skip
+    ]
     header = ("id", "no", "cluster", "workload", "size", "nccl", "times", "state", "publisher", "created")
     print_table(header, rows, numbers=("no",))
 
@@ -185,9 +193,13 @@ def rules(
     from ncclt.store import open_store, open_to_read
 
     given: dict[str, Any] = {
-        "require_approval": require_approval, "require_verification": require_verification, "percent": percent,
-        "loss_limit": loss_limit, "delivery": delivery, "approve_wins": approve_wins,
-    }  # fmt: skip
+        "require_approval": require_approval,
+        "require_verification": require_verification,
+        "percent": percent,
+        "loss_limit": loss_limit,
+        "delivery": delivery,
+        "approve_wins": approve_wins,
+    }
     wanted = {name: value for name, value in given.items() if value is not None}
     with open_store(storage) if wanted else open_to_read(storage) as store:
         store.cluster(cluster)
@@ -229,9 +241,13 @@ def _print_history(events: tuple[LifeEvent, ...]) -> None:
         return
     rows = [
         (
-            str(one.number), one.created[:19].replace("T", " "), one.recommendation or one.cluster, one.action.value,
-            one.who, one.why,
+            str(one.number),
+            one.created[:19].replace("T", " "),
+            one.recommendation or one.cluster,
+            one.action.value,
+            one.who,
+            one.why,
         )
         for one in events
-    ]  # fmt: skip
+    ]
     print_table(("entry", "when", "what", "action", "who", "why"), rows, numbers=("entry",))

@@ -204,10 +204,15 @@ def _plan(arguments: argparse.Namespace, job: JobInfo, answer: Answer, plugin: P
 
     def plan(plugin: Path | None) -> JobPlan:
         return plan_job(
-            answer, job, plugin=plugin, table=table_environment(answer.table, path), hook=hook_path(folder),
-            shared=place is not None or arguments.policy is not None, override=arguments.override,
+            answer,
+            job,
+            plugin=plugin,
+            table=table_environment(answer.table, path),
+            hook=hook_path(folder),
+            shared=place is not None or arguments.policy is not None,
+            override=arguments.override,
             allowed=arguments.allow_difference,
-        )  # fmt: skip
+        )
 
     planned = plan(plugin)
     if plugin is None or arguments.dry_run or planned.form is not Form.TABLE:

@@ -63,10 +63,13 @@ def report_times(
         raise InputError(f"no step times: {times.failure}", hint="a training without a torch optimizer has none")
     step_us = statistics.median(times.step_us)
     told: dict[str, Any] = {
-        "ticket": answer.ticket, "rollout": answer.rollout, "job": job,
+        "ticket": answer.ticket,
+        "rollout": answer.rollout,
+        "job": job,
         "recommendation": "" if answer.variant == Variant.DEFAULT else answer.recommendation,
-        "step_us": step_us, "steps": len(times.step_us),
-    }  # fmt: skip
+        "step_us": step_us,
+        "steps": len(times.step_us),
+    }
     server, storage = where()
     if server:
         from ncclt.client.fetch import ClientError

@@ -75,11 +75,16 @@ def serve(
         with open_service_store(storage) as store:
             add_first_key(store, first_key)
     run(
-        storage, host=host, port=port, optuna_dashboard_url=optuna_dashboard_url,
-        insecure=insecure_no_auth, allow_hosts=allow_host or (),
-        public_url=public_url.rstrip("/"), session_secret=os.environ.get("NCCLT_SESSION_SECRET", ""),
+        storage,
+        host=host,
+        port=port,
+        optuna_dashboard_url=optuna_dashboard_url,
+        insecure=insecure_no_auth,
+        allow_hosts=allow_host or (),
+        public_url=public_url.rstrip("/"),
+        session_secret=os.environ.get("NCCLT_SESSION_SECRET", ""),
         users=users,
-    )  # fmt: skip
+    )
 
 
 def _can_listen(host: str, port: int) -> None:

@@ -71,8 +71,15 @@ def simulate(
     )
     title = f"SIMULATED {collective} on {where.name}, NCCL {where.nccl_version}"
     if as_json:
-        print_json({"schema": 1, "simulated": True, "cluster": where.to_document(), "calibration": calibrated,
-                    "rows": [_document(row) for row in rows]})  # fmt: skip
+        print_json(
+            {
+                "schema": 1,
+                "simulated": True,
+                "cluster": where.to_document(),
+                "calibration": calibrated,
+                "rows": [_document(row) for row in rows],
+            }
+        )
         return
     _print(rows, where, title, calibrated)
 

@@ -71,9 +71,13 @@ def _parameter(record: type, name: str, option: Option) -> inspect.Parameter:
     metavar = option.metavar or ("<str>" if get_origin(hint) is list else None)
     offered = typer.Option(
         option.flag or f"--{name.replace('_', '-')}",
-        help=option.help, envvar=option.envvar, metavar=metavar, min=option.least,
-        rich_help_panel=option.group, autocompletion=NAMES.get(name),
-    )  # fmt: skip
+        help=option.help,
+        envvar=option.envvar,
+        metavar=metavar,
+        min=option.least,
+        rich_help_panel=option.group,
+        autocompletion=NAMES.get(name),
+    )
     default = None if default in ("", ()) else default
     hint = hint | None if default is None else hint
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[hint, offered], default=default)

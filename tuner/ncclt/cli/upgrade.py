@@ -124,12 +124,15 @@ def upgrade(
         notes += _recorded_words(name, (before, after), again)
         print_json(
             {
-                "cluster": name, "from": str(before), "to": str(after), "notes": notes,
+                "cluster": name,
+                "from": str(before),
+                "to": str(after),
+                "notes": notes,
                 "variables": [asdict(row) for row in variables],
                 "choices": [asdict(row) for row in changed],
                 "measure_again": [asdict(row) for row in again],
             }
-        )  # fmt: skip
+        )
         return
     _print(name, (before, after), variables, changed, again, notes)
 
@@ -240,12 +243,15 @@ def _print(
         ("workload", "job", "verdict", "NCCL's choice changes for", "policy"),
         [
             (
-                row.model, f"{row.nodes} x {row.gpus_per_node}", row.word + (" (stale)" if row.stale else ""),
-                f"{row.moved:.0%} of the bytes", _words(row.change),
+                row.model,
+                f"{row.nodes} x {row.gpus_per_node}",
+                row.word + (" (stale)" if row.stale else ""),
+                f"{row.moved:.0%} of the bytes",
+                _words(row.change),
             )
             for row in again
         ],
-    )  # fmt: skip
+    )
     commands = [row.command for row in again if row.command]
     if commands:
         print(f"jobs with NCCL {versions[1]} are given none of these until it is measured again there:")

@@ -26,10 +26,17 @@ def main() -> int:
     given = parser.parse_args()
     try:
         fetched = fetch_env(
-            given.server, cluster=given.cluster, model=given.model, nodes=given.nodes,
-            gpus_per_node=given.gpus_per_node, nccl_version=given.nccl_version, format=given.format,
-            timeout_s=given.timeout, allow=given.allow, api_key=os.environ.get("NCCLT_API_KEY") or None,
-        )  # fmt: skip
+            given.server,
+            cluster=given.cluster,
+            model=given.model,
+            nodes=given.nodes,
+            gpus_per_node=given.gpus_per_node,
+            nccl_version=given.nccl_version,
+            format=given.format,
+            timeout_s=given.timeout,
+            allow=given.allow,
+            api_key=os.environ.get("NCCLT_API_KEY") or None,
+        )
     except ClientError as error:
         sys.stderr.write(f"ncclt: {error.message}\n" + (f"  hint: {error.hint}\n" if error.hint else ""))
         return 69 if error.is_outage else 2 if error.status == 422 else 3

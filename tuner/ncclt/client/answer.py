@@ -101,20 +101,33 @@ _LONGEST = 1023
 _ID, _COUNT, _SIZE, _CHANNELS = "[A-Za-z0-9._-]{1,64}", "[1-9][0-9]{0,5}", "[0-9]{1,19}", "[1-9]|[1-5][0-9]|6[0-4]"
 _NUMBER = r"(?:null|-?[0-9]{1,24}(?:\.[0-9]{1,24})?(?:e[+-]?[0-9]{1,3})?)"
 _DOCUMENT = {
-    "schema": "1", "recommendation": f'"{_ID}"', "nodes": _COUNT, "gpus_per_node": _COUNT, "simulated": "true|false",
-    "nccl_version": r'"[0-9]{1,3}(?:\.[0-9]{1,3}){1,2}"', "decision": '"(?:tuned|keep-default|undecided)"',
-    "speedup": _NUMBER, "interval": rf"null|\[{_NUMBER}, {_NUMBER}\]",
-}  # fmt: skip
+    "schema": "1",
+    "recommendation": f'"{_ID}"',
+    "nodes": _COUNT,
+    "gpus_per_node": _COUNT,
+    "simulated": "true|false",
+    "nccl_version": r'"[0-9]{1,3}(?:\.[0-9]{1,3}){1,2}"',
+    "decision": '"(?:tuned|keep-default|undecided)"',
+    "speedup": _NUMBER,
+    "interval": rf"null|\[{_NUMBER}, {_NUMBER}\]",
+}
 _GIVEN = {
-    "variant": '"(?:candidate|active|default)"', "reason": '"[A-Z_]{1,40}"', "rollout": '"[0-9a-f]{0,64}"',
+    "variant": '"(?:candidate|active|default)"',
+    "reason": '"[A-Z_]{1,40}"',
+    "rollout": '"[0-9a-f]{0,64}"',
     "ticket": '"[A-Za-z0-9._~-]{1,1000}"',
-}  # fmt: skip
+}
 _FREE_TEXT = ("gpu", "fabric", "job")
 _RULE = {
-    "collective": f'"(?:{_COLLECTIVE})"', "min_bytes": _SIZE, "max_bytes": f"null|{_SIZE}", "group_size": f"0|{_COUNT}",
-    "algorithm": f'null|"(?:{_ALGORITHM})"', "protocol": f'null|"(?:{_PROTOCOL})"', "channels": f"null|{_CHANNELS}",
+    "collective": f'"(?:{_COLLECTIVE})"',
+    "min_bytes": _SIZE,
+    "max_bytes": f"null|{_SIZE}",
+    "group_size": f"0|{_COUNT}",
+    "algorithm": f'null|"(?:{_ALGORITHM})"',
+    "protocol": f'null|"(?:{_PROTOCOL})"',
+    "channels": f"null|{_CHANNELS}",
     "spans_nodes": "null|true|false",
-}  # fmt: skip
+}
 _ROW = re.compile(
     rf"(?:{'|'.join(_LISTS['NCCL_ALGO'])}),(?:{_SIZE},{_SIZE}|\[{_SIZE},(?:{_SIZE})?[)\]]),(?:{_ALGORITHM}),"
     rf"(?:{_PROTOCOL}),(?:-1|{_CHANNELS}),(?:-1|{_COUNT}),(?:-1|{_COUNT})(?:,-1,-1)?"

@@ -300,10 +300,14 @@ def _opener() -> urllib.request.OpenerDirector:
     """Return an opener for http and https with proxies and redirects, and without file: and ftp:."""
     opener = urllib.request.OpenerDirector()
     for handler in (
-        urllib.request.ProxyHandler(), urllib.request.UnknownHandler(), urllib.request.HTTPHandler(),
-        urllib.request.HTTPSHandler(), _Redirects(), urllib.request.HTTPDefaultErrorHandler(),
+        urllib.request.ProxyHandler(),
+        urllib.request.UnknownHandler(),
+        urllib.request.HTTPHandler(),
+        urllib.request.HTTPSHandler(),
+        _Redirects(),
+        urllib.request.HTTPDefaultErrorHandler(),
         urllib.request.HTTPErrorProcessor(),
-    ):  # fmt: skip
+    ):
         opener.add_handler(handler)
     return opener
 

@@ -53,9 +53,13 @@ class Cluster(Documented):
     """
 
     SHAPE: ClassVar = Shape(
-        name="a cluster file", hint="see `ncclt cluster show leonardo --toml`", schema=1, bare=True, closed=True,
+        name="a cluster file",
+        hint="see `ncclt cluster show leonardo --toml`",
+        schema=1,
+        bare=True,
+        closed=True,
         omitted=("driver", "gpu_path", "calibration"),
-    )  # fmt: skip
+    )
 
     name: str
     nodes: int = 1

@@ -18,9 +18,7 @@ _FAILED_WORDS = {
     Outcome.INVALID: "does not start",
     Outcome.SUBSTITUTED: "runs something else",
 }
-SEVERITY = (
-    Outcome.WRONG_RESULT, Outcome.CRASHED, Outcome.TIMEOUT, Outcome.INVALID, Outcome.SUBSTITUTED, Outcome.OK
-)  # fmt: skip
+SEVERITY = (Outcome.WRONG_RESULT, Outcome.CRASHED, Outcome.TIMEOUT, Outcome.INVALID, Outcome.SUBSTITUTED, Outcome.OK)
 """The worst first: wrong data ruins a training silently."""
 
 

@@ -38,9 +38,11 @@ class Setting(Documented):
     """
 
     SHAPE: ClassVar = Shape(
-        error=SettingError, omitted=("algorithm", "protocol", "channels", "parameters"),
-        hidden=("confined",), pairs=("parameters",),
-    )  # fmt: skip
+        error=SettingError,
+        omitted=("algorithm", "protocol", "channels", "parameters"),
+        hidden=("confined",),
+        pairs=("parameters",),
+    )
 
     algorithm: Algorithm | None = None
     protocol: Protocol | None = None

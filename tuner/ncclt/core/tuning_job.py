@@ -75,9 +75,7 @@ class TuningJob(Documented):
     by: str = ""
 
     def __post_init__(self) -> None:
-        Effort(
-            trials=self.trials, seconds=self.seconds, gpu_hours=self.gpu_hours, blocks=self.blocks, seed=self.seed
-        )  # fmt: skip
+        Effort(trials=self.trials, seconds=self.seconds, gpu_hours=self.gpu_hours, blocks=self.blocks, seed=self.seed)
         if not FIRST_PRIORITY <= self.priority <= LAST_PRIORITY:
             raise UsageError(
                 f"the priority must be {FIRST_PRIORITY} to {LAST_PRIORITY}, not {self.priority}",
@@ -112,10 +110,18 @@ class TuningJob(Documented):
     def arguments(self) -> tuple[str, ...]:
         """Return it as arguments of `ncclt tune`."""
         given: dict[str, Any] = {
-            "model": self.model, "cluster": self.cluster, "nodes": self.nodes, "gpus-per-node": self.gpus_per_node,
-            "nccl-version": self.nccl_version, "trials": self.trials, "time": self.seconds,
-            "gpu-hours": self.gpu_hours, "blocks": self.blocks, "seed": self.seed, "study": self.study,
-        }  # fmt: skip
+            "model": self.model,
+            "cluster": self.cluster,
+            "nodes": self.nodes,
+            "gpus-per-node": self.gpus_per_node,
+            "nccl-version": self.nccl_version,
+            "trials": self.trials,
+            "time": self.seconds,
+            "gpu-hours": self.gpu_hours,
+            "blocks": self.blocks,
+            "seed": self.seed,
+            "study": self.study,
+        }
         words = [f"--{name}={value}" for name, value in given.items() if value is not None]
         return (*words, "--prove-variables") if self.prove_variables else tuple(words)
 

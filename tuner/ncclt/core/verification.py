@@ -71,9 +71,12 @@ class Verification(Documented):
     """
 
     SHAPE: ClassVar = Shape(
-        hint="verify again with `ncclt verify`", schema=1, pairs=("base_env", "tuned_env"), omitted=("base_argv",),
+        hint="verify again with `ncclt verify`",
+        schema=1,
+        pairs=("base_env", "tuned_env"),
+        omitted=("base_argv",),
         computed=(("percentiles_us", "percentiles_us", "launches"),),
-    )  # fmt: skip
+    )
 
     id: str
     cluster: str

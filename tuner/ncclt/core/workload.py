@@ -148,9 +148,11 @@ class Workload(Documented):
     """
 
     SHAPE: ClassVar = Shape(
-        name="a workload document", hint="see profiles/workload.schema.json for the fields", schema=1,
+        name="a workload document",
+        hint="see profiles/workload.schema.json for the fields",
+        schema=1,
         omitted=("step_time_us", "exposed_us", "copied_us", "timeline", "parts"),
-    )  # fmt: skip
+    )
 
     name: str
     provenance: Provenance
@@ -300,10 +302,16 @@ class Workload(Documented):
     def digest(self) -> str:
         """Return a short hash of what is sent: name, date and notes do not count."""
         rows = sorted(
-            (m.message.collective, m.message.dtype, m.message.size_bytes, m.message.group_size,
-             m.message.spans_nodes, round(float(m.calls_per_step), 9))
+            (
+                m.message.collective,
+                m.message.dtype,
+                m.message.size_bytes,
+                m.message.group_size,
+                m.message.spans_nodes,
+                round(float(m.calls_per_step), 9),
+            )
             for m in self.messages
-        )  # fmt: skip
+        )
         return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:12]
 
 

@@ -163,9 +163,13 @@ def _render_table(known: Mapping[str, Any], rules: tuple[Rule, ...], needed: tup
     if not rules or version < TUNER_API_SINCE:
         return ""
     place = Fingerprint(
-        gpu="", link_class="", fabric="", nodes=known["nodes"], gpus_per_node=known["gpus_per_node"],
+        gpu="",
+        link_class="",
+        fabric="",
+        nodes=known["nodes"],
+        gpus_per_node=known["gpus_per_node"],
         nccl_version=known["nccl_version"],
-    )  # fmt: skip
+    )
     mark = ["SIMULATED"] if known["simulated"] else ["recorded"] if known["launcher"] == "replay" else []
     return table_text(
         [delivered_row(rule, place) for rule in sorted(rules, key=lambda rule: rule.precedence)],
@@ -315,8 +319,11 @@ def fetch_for(request: Request, server: str, **options: Any) -> Reply:
 def error_from_client(failure: ClientError) -> NccltError:
     """Return what kept a server from answering as an error of ncclt."""
     kinds: dict[int, type[NccltError]] = {
-        404: NoRecommendationError, 409: NoRecommendationError, 410: StaleRecommendationError, 422: UsageError,
-    }  # fmt: skip
+        404: NoRecommendationError,
+        409: NoRecommendationError,
+        410: StaleRecommendationError,
+        422: UsageError,
+    }
     return kinds.get(failure.status or 0, ServerError)(failure.message, hint=failure.hint)
 
 

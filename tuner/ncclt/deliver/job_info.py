@@ -25,18 +25,55 @@ _RENDEZVOUS = ("--rdzv-id", "--rdzv_id")
 _NODE_RANK = ("--node-rank", "--node_rank", "--machine_rank", "--machine-rank")
 _NODES = ("--nnodes", "--num_machines", "--num-machines")
 MANY_NODES_LAUNCHERS = frozenset(
-    {"srun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "prun", "flux", "jsrun", "lrun", "aprun",
-     "palsrun", "ssh", "pdsh", "clush", "kubectl", "deepspeed", "horovodrun"}
-)  # fmt: skip
+    {
+        "srun",
+        "mpirun",
+        "mpiexec",
+        "mpiexec.hydra",
+        "orterun",
+        "prterun",
+        "prun",
+        "flux",
+        "jsrun",
+        "lrun",
+        "aprun",
+        "palsrun",
+        "ssh",
+        "pdsh",
+        "clush",
+        "kubectl",
+        "deepspeed",
+        "horovodrun",
+    }
+)
 """Commands that start the processes of all nodes from one node."""
 
 NODE_LAUNCHERS = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate"})
 """Commands that run on every node and only start its own processes."""
 
 _WRAPPERS = frozenset(
-    {"env", "nice", "ionice", "numactl", "taskset", "chrt", "time", "timeout", "nohup", "stdbuf", "setsid", "exec",
-     "uv", "poetry", "pixi", "conda", "mamba", "micromamba", "run"}
-)  # fmt: skip
+    {
+        "env",
+        "nice",
+        "ionice",
+        "numactl",
+        "taskset",
+        "chrt",
+        "time",
+        "timeout",
+        "nohup",
+        "stdbuf",
+        "setsid",
+        "exec",
+        "uv",
+        "poetry",
+        "pixi",
+        "conda",
+        "mamba",
+        "micromamba",
+        "run",
+    }
+)
 """Commands that run another command, on the same node."""
 
 RANK_VARIABLES = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "PALS_RANKID", "JSM_NAMESPACE_RANK")
@@ -146,8 +183,10 @@ def read_participant(job: JobInfo) -> Participant:
     environ = job.environ
     torchrun = _meets_others(job.argv)
     for rank, size in (
-        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"), ("RANK", "WORLD_SIZE"),
-    ):  # fmt: skip
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        ("PMI_RANK", "PMI_SIZE"),
+        ("RANK", "WORLD_SIZE"),
+    ):
         if not torchrun and environ.get(rank, "").isdecimal() and _count(environ.get(size, "")) > 1:
             return Participant(name=f"rank {environ[rank]}", count=_count(environ[size]), is_rank=True)
     number = environ.get("SLURM_NODEID", "") if not torchrun else ""

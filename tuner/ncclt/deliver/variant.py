@@ -85,11 +85,18 @@ def make_ticket(answer: Given, job: str, *, issued_s: float) -> Ticket | None:
         return None
     found = answer.recommendation
     return Ticket(
-        job=shorten_name(job), cluster=shorten_name(found.cluster), model=shorten_name(found.model),
-        nodes=found.fingerprint.nodes, gpus_per_node=found.fingerprint.gpus_per_node,
-        nccl_version=found.fingerprint.nccl_version, recommendation=answer.given_id, variant=answer.variant,
-        rollout=answer.rollout, issued_s=issued_s, expires_s=issued_s + TICKET_LIFE_S,
-    )  # fmt: skip
+        job=shorten_name(job),
+        cluster=shorten_name(found.cluster),
+        model=shorten_name(found.model),
+        nodes=found.fingerprint.nodes,
+        gpus_per_node=found.fingerprint.gpus_per_node,
+        nccl_version=found.fingerprint.nccl_version,
+        recommendation=answer.given_id,
+        variant=answer.variant,
+        rollout=answer.rollout,
+        issued_s=issued_s,
+        expires_s=issued_s + TICKET_LIFE_S,
+    )
 
 
 def issue_from_store(url: str | None, answer: Given, job: str) -> dict[str, str]:

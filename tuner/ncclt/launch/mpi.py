@@ -59,9 +59,13 @@ def ask_mpi_flavour(program: str, *, environ: Mapping[str, str]) -> MpiFlavour:
         )
     try:
         done = subprocess.run(
-            [program, "--version"], env=dict(environ), stdin=subprocess.DEVNULL, capture_output=True,
-            timeout=_VERSION_S, check=False,
-        )  # fmt: skip
+            [program, "--version"],
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_VERSION_S,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(f"{program} --version does not work: {reason(error)}") from error
     flavour = mpi_flavour((done.stdout + done.stderr).decode(errors="replace"))

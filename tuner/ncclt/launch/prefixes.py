@@ -16,15 +16,24 @@ _MONTH = rb"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
 _CLOCK = rb"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?"
 _ISO = rb"\d{4}[-/]\d\d[-/]\d\d[T _]" + _CLOCK + rb"(?: ?(?:Z|UTC|[+-]\d\d:?\d\d))?"
 _SYSLOG = _MONTH + rb" [ \d]\d " + _CLOCK
-_STAMP = rb"(?:" + rb"|".join(
-    (
-        _ISO,
-        _DAY + rb" " + _MONTH + rb" [ \d]\d " + _CLOCK + rb"(?: [A-Z]{2,5})? \d{4}",  # ctime, mpirun --timestamp-output
-        _SYSLOG,
-        rb"\d{10}\.\d{3,9}",  # ts %.s
-        _CLOCK,  # ts -s
+_STAMP = (
+    rb"(?:"
+    + rb"|".join(
+        (
+            _ISO,
+            _DAY
+            + rb" "
+            + _MONTH
+            + rb" [ \d]\d "
+            + _CLOCK
+            + rb"(?: [A-Z]{2,5})? \d{4}",  # ctime, mpirun --timestamp-output
+            _SYSLOG,
+            rb"\d{10}\.\d{3,9}",  # ts %.s
+            _CLOCK,  # ts -s
+        )
     )
-) + rb")"  # fmt: skip
+    + rb")"
+)
 _HOST = rb"[A-Za-z0-9][\w.-]{0,253}"
 
 # Recognised wherever they occur. A group `rank` is the rank whose line it is.

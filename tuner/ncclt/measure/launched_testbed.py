@@ -81,12 +81,17 @@ def launched_testbed(
 
     def parts(hosts: tuple[str, ...]) -> RunnerParts:
         return RunnerParts(
-            benchmark=benchmark, cluster=cluster,
+            benchmark=benchmark,
+            cluster=cluster,
             launcher=unused.pop(hosts) if hosts in unused else launcher_of(cluster, target, hosts, environ=environ),
-            variables=lambda setting: dict(compiled(setting).variables), policy_variables=delivered,
-            timeouts=timeouts, sampling=sampling,
-            scratch=target.scratch, place=",".join(hosts), delegate=environ.get(DELEGATE_VARIABLE, ""),
-        )  # fmt: skip
+            variables=lambda setting: dict(compiled(setting).variables),
+            policy_variables=delivered,
+            timeouts=timeouts,
+            sampling=sampling,
+            scratch=target.scratch,
+            place=",".join(hosts),
+            delegate=environ.get(DELEGATE_VARIABLE, ""),
+        )
 
     def persistent_runner(
         hosts: tuple[str, ...], *, persistent: bool = True, plugin: Path | None = plugin
@@ -133,8 +138,11 @@ def launcher_of(cluster: Cluster, target: Target, hosts: tuple[str, ...], *, env
     per_node = 1 if target.launcher == "local" else cluster.gpus_per_node
     shape = JobShape(nodes=cluster.nodes, processes_per_node=per_node, hosts=hosts)
     options: dict[str, Any] = {
-        "shape": shape, "keep_env": target.keep_env, "extra": target.launcher_arg, "environment": environ,
-    }  # fmt: skip
+        "shape": shape,
+        "keep_env": target.keep_env,
+        "extra": target.launcher_arg,
+        "environment": environ,
+    }
     if target.launcher in TORCH_ALONE:
         options["python"] = target.python
     if target.launcher == "ssh":

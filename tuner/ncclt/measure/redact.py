@@ -101,10 +101,18 @@ _SECRET_VARIABLE = re.compile(rf"(?i)(?!NCCL_).*{_NAME}")
 _PASSWORD_IN_URL = re.compile(r"://[^\s/:@]*:(\S+)@")
 _SHORTEST_VALUE = 6
 
-_UNWANTED = frozenset({
-    "IPPublicDetector", "KeywordDetector", "Base64HighEntropyString", "HexHighEntropyString",
-    "PrivateKeyDetector", "BasicAuthDetector", "ArtifactoryDetector", "NpmDetector",
-})  # fmt: skip
+_UNWANTED = frozenset(
+    {
+        "IPPublicDetector",
+        "KeywordDetector",
+        "Base64HighEntropyString",
+        "HexHighEntropyString",
+        "PrivateKeyDetector",
+        "BasicAuthDetector",
+        "ArtifactoryDetector",
+        "NpmDetector",
+    }
+)
 """Of detect-secrets: addresses, hashes and file names of every log look like these, a rule here removes more, or (npm)
 the time grows with the square of a line's length."""
 

@@ -98,8 +98,11 @@ def _compile(policy: Policy, version: NcclVersion, workload: frozenset[Collectiv
         reasons = {rule: reasons.get(rule, "it was measured together with what is lost") for rule in rules}
     lost = [f"{rule_label(rule)}: {reason}" for rule, reason in reasons.items()]
     if reasons:
-        lost += [f"NCCL_{name}={value}: it was measured together with rules that are lost"
-                 for name, value in policy.parameters if name not in refused]  # fmt: skip
+        lost += [
+            f"NCCL_{name}={value}: it was measured together with rules that are lost"
+            for name, value in policy.parameters
+            if name not in refused
+        ]
         if version >= TUNER_API_SINCE:
             lost.append("a tuner table delivers such rules: --format tuner-csv")
     lost += refused.values()
@@ -109,9 +112,11 @@ def _compile(policy: Policy, version: NcclVersion, workload: frozenset[Collectiv
     _verify(variables, kept, version, delivered=delivered)
     lost += _side_effects(variables, kept, workload, version)
     return Compiled(
-        variables=tuple(sorted(variables.items())), lost=tuple(lost), complete=not reasons and not refused,
+        variables=tuple(sorted(variables.items())),
+        lost=tuple(lost),
+        complete=not reasons and not refused,
         reasons=tuple(dict.fromkeys([*reasons.values(), *refused.values()])),
-    )  # fmt: skip
+    )
 
 
 def rule_label(rule: Rule) -> str:

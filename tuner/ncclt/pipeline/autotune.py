@@ -126,9 +126,15 @@ def record_job(
     folder = make_folder(how.directory, keep=None)
     try:
         plan = plan_recording(
-            argv, folder=folder, environ=inherited, method=Method.AUTO, steps=steps, warmup=how.warmup,
-            stop_after=True, open_mpi=is_open_mpi(argv[0], environ=environ),
-        )  # fmt: skip
+            argv,
+            folder=folder,
+            environ=inherited,
+            method=Method.AUTO,
+            steps=steps,
+            warmup=how.warmup,
+            stop_after=True,
+            open_mpi=is_open_mpi(argv[0], environ=environ),
+        )
         recording = run_recording(plan, folder, name=name, start=start)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -195,9 +195,15 @@ class TuneContext:
     def result(self, *, stop: str, left: bool = False) -> TuneResult:
         """Return the result of a run that ends without a verdict."""
         return TuneResult(
-            study=self.store.study(self.study.id), trials=tuple(self.trial_log.trials()), resumed=self.resumed,
-            stop=stop, recommendation=None, messages=(), notes=self.notes, left=left,
-        )  # fmt: skip
+            study=self.store.study(self.study.id),
+            trials=tuple(self.trial_log.trials()),
+            resumed=self.resumed,
+            stop=stop,
+            recommendation=None,
+            messages=(),
+            notes=self.notes,
+            left=left,
+        )
 
 
 def tune(
@@ -239,10 +245,20 @@ def tune(
         return _load_finished(store, study, published, notes)
     with StudyTrialLog(store, study, now) as trial_log:
         context = TuneContext(
-            request=request, testbed=testbed, store=store, study=study, workload=workload, space=space,
-            trial_log=trial_log, resumed=len(trial_log.trials()), notes=notes,
-            watcher=watcher, interrupted=interrupted, clock=clock, now=now,
-        )  # fmt: skip
+            request=request,
+            testbed=testbed,
+            store=store,
+            study=study,
+            workload=workload,
+            space=space,
+            trial_log=trial_log,
+            resumed=len(trial_log.trials()),
+            notes=notes,
+            watcher=watcher,
+            interrupted=interrupted,
+            clock=clock,
+            now=now,
+        )
         try:
             end = _search(context)
             if not end.interrupted and not _may_end(trial_log):
@@ -273,21 +289,34 @@ def _search(context: TuneContext) -> SearchEnd:
     context.store.set_state(context.study.id, StudyState.RUNNING, "")
     with _proposer(context) as proposer, testbed.awake():
         return search(
-            testbed.searching, context.workload, trial_log, proposer, effort,
-            clock=context.clock, interrupted=context.interrupted, watch=context.watcher.searched, kill=testbed.kill,
+            testbed.searching,
+            context.workload,
+            trial_log,
+            proposer,
+            effort,
+            clock=context.clock,
+            interrupted=context.interrupted,
+            watch=context.watcher.searched,
+            kill=testbed.kill,
             only_worker=trial_log.is_alone(),
-        )  # fmt: skip
+        )
 
 
 def _proposer(context: TuneContext) -> Proposer:
     """Return what proposes the settings of the search."""
     effort, store, study = context.request.effort, context.store, context.study
     return Proposer(
-        context.space, context.workload, study.cluster,
-        name=study.name, seed=effort.seed, alone=store.alone,
-        sampler=named_sampler(effort.sampler), storage_url=store.optuna_url, printed_costs=study.printed_costs,
+        context.space,
+        context.workload,
+        study.cluster,
+        name=study.name,
+        seed=effort.seed,
+        alone=store.alone,
+        sampler=named_sampler(effort.sampler),
+        storage_url=store.optuna_url,
+        printed_costs=study.printed_costs,
         attributes=study_attributes(study),
-    )  # fmt: skip
+    )
 
 
 def _confirm_and_prove(context: TuneContext) -> tuple[Times, Candidates] | None:
@@ -295,21 +324,33 @@ def _confirm_and_prove(context: TuneContext) -> tuple[Times, Candidates] | None:
     testbed, workload, trial_log = context.testbed, context.workload, context.trial_log
     effort, interrupted, min_effect = context.request.effort, context.interrupted, context.min_effect
     times = confirm(
-        testbed.runner, workload, trial_log,
-        with_variables=effort.prove_variables, min_effect=min_effect,
-        interrupted=interrupted, watch=context.watcher.confirmed,
-    )  # fmt: skip
+        testbed.runner,
+        workload,
+        trial_log,
+        with_variables=effort.prove_variables,
+        min_effect=min_effect,
+        interrupted=interrupted,
+        watch=context.watcher.confirmed,
+    )
     found = Candidates(policies={Arm.DEFAULT: Policy()}, why=testbed.inert)
     if not testbed.inert:
         found = candidates(
             times, workload, testbed.runner, min_effect=min_effect, with_variables=effort.prove_variables
         )
     complete = prove(
-        testbed.runner, workload, trial_log, found.policies,
-        by_variables=testbed.by_variables, blocks=effort.blocks, min_effect=min_effect,
-        anew=bool(effort.more), seed=f"{context.study.id}|{context.study.seed}",
-        covers=testbed.can_measure, interrupted=interrupted, watch=context.watcher.proved,
-    )  # fmt: skip
+        testbed.runner,
+        workload,
+        trial_log,
+        found.policies,
+        by_variables=testbed.by_variables,
+        blocks=effort.blocks,
+        min_effect=min_effect,
+        anew=bool(effort.more),
+        seed=f"{context.study.id}|{context.study.seed}",
+        covers=testbed.can_measure,
+        interrupted=interrupted,
+        watch=context.watcher.proved,
+    )
     record_proof(context.store.optuna_url, context.study, context.space, trial_log.trials())
     return (times, found) if complete else None
 
@@ -320,9 +361,11 @@ def _publish(context: TuneContext, times: Times, found: Candidates, end: SearchE
     trials = tuple(context.trial_log.trials())
     earlier = store.recommendations(study=study.id)
     coverage = measure_coverage(
-        context.space.anchors(), trials, remaining_gain=end.expected_gain,
+        context.space.anchors(),
+        trials,
+        remaining_gain=end.expected_gain,
         converged=end.converged or any(r.coverage is not None and r.coverage.converged for r in earlier),
-    )  # fmt: skip
+    )
     default_us, min_effect = median_scores(trials)[DEFAULT], context.min_effect
     deliveries = {
         arm: proven(arm, policy, trials, workload, min_effect=min_effect)
@@ -365,12 +408,24 @@ def _recommendation(
     """Return the recommendation of the study after so many trials, unpublished."""
     study, workload, source_digest = context.study, context.study.workload, context.request.workload.digest()
     return Recommendation(
-        id=recommendation_id(study.id, table, variables, source_digest=source_digest, trials=trials), revision=0,
-        study=study.id, cluster=study.cluster.name, model=workload.name, workload_digest=workload.digest(),
-        collectives=workload.collectives, fingerprint=study.cluster.fingerprint(), table=table, variables=variables,
-        simulated=study.simulated, launcher=study.launcher, created=context.now(), source_digest=source_digest,
-        dtypes=workload.dtypes, recorded="" if study.simulated else study.label, coverage=coverage,
-    )  # fmt: skip
+        id=recommendation_id(study.id, table, variables, source_digest=source_digest, trials=trials),
+        revision=0,
+        study=study.id,
+        cluster=study.cluster.name,
+        model=workload.name,
+        workload_digest=workload.digest(),
+        collectives=workload.collectives,
+        fingerprint=study.cluster.fingerprint(),
+        table=table,
+        variables=variables,
+        simulated=study.simulated,
+        launcher=study.launcher,
+        created=context.now(),
+        source_digest=source_digest,
+        dtypes=workload.dtypes,
+        recorded="" if study.simulated else study.label,
+        coverage=coverage,
+    )
 
 
 def find_finished(request: TuneRequest, testbed: Testbed, store: Store) -> TuneResult | None:
@@ -419,9 +474,15 @@ def _load_finished(store: Store, study: Study, published: Recommendation, notes:
     if published.stale:
         notes += (f"this result is stale and not served: {published.stale}",)
     return TuneResult(
-        study=study, trials=trials, resumed=len(trials), stop=study.reason, recommendation=published, finished=True,
-        messages=message_rows(published, trials, study.workload, confirmed_times(trials)), notes=notes,
-    )  # fmt: skip
+        study=study,
+        trials=trials,
+        resumed=len(trials),
+        stop=study.reason,
+        recommendation=published,
+        finished=True,
+        messages=message_rows(published, trials, study.workload, confirmed_times(trials)),
+        notes=notes,
+    )
 
 
 def _may_end(trial_log: StudyTrialLog) -> bool:

@@ -29,8 +29,11 @@ _LIBRARIES = (
     ("MSCCL", r"msccl"),
     ("NVSHMEM", r"(?:nv|roc)shmem"),
     ("FlashInfer", r"flashinfer::.*(?:all_?reduce|all_?to_?all|all_?gather|reduce_?scatter|mnnvl)"),
-    ("TensorRT-LLM", r"(?:tensorrt_llm|trtllm).*(?:all_?reduce|all_?to_?all|all_?gather|scatter|mnnvl|moe_?comm)"
-     r"|moeA2A|moe_?prepare.*all_?to_?all"),
+    (
+        "TensorRT-LLM",
+        r"(?:tensorrt_llm|trtllm).*(?:all_?reduce|all_?to_?all|all_?gather|scatter|mnnvl|moe_?comm)"
+        r"|moeA2A|moe_?prepare.*all_?to_?all",
+    ),
     ("vLLM's custom all-reduce", r"vllm::.*(?:cross_device_reduce|all_?reduce)"),
     ("SGLang's custom all-reduce", r"(?:sglang|sgl)\w*::.*(?:cross_device_reduce|all_?reduce)"),
     ("a custom all-reduce", r"cross_device_reduce|quick_?reduce"),
@@ -38,9 +41,12 @@ _LIBRARIES = (
     ("PyTorch's symmetric memory", r"symmetric_memory|symm_?mem|multimem_|(?:one|two)_shot_all_?reduce"),
     # Whatever else names a collective. Inside a block or warp of one GPU nothing is communicated, "small_gather" is no
     # all_gather, and Inductor names its kernels after the operators around them.
-    ("another library", r"^(?!triton_[a-z]+_fused_).*"
-     r"(?:(?<!warp)(?<!warp_)(?<!block)(?<!block_)(?<!sm)all_?(?:reduce|gather)|reduce_?scatter|all_?to_?all)"),
-)  # fmt: skip
+    (
+        "another library",
+        r"^(?!triton_[a-z]+_fused_).*"
+        r"(?:(?<!warp)(?<!warp_)(?<!block)(?<!block_)(?<!sm)all_?(?:reduce|gather)|reduce_?scatter|all_?to_?all)",
+    ),
+)
 _PATTERNS = tuple((label, re.compile(pattern, re.IGNORECASE)) for label, pattern in _LIBRARIES)
 
 

@@ -145,10 +145,17 @@ def prove(
     probes = probes_of(policies.get(Arm.TABLE, Policy()), workload, covers=covers)
     whole = all(applies(runners[arm], policy) for arm, policy in policies.items())
     proof = partial(
-        _prove, runners, workload, trial_log, policies,
+        _prove,
+        runners,
+        workload,
+        trial_log,
+        policies,
         steps_of=partial(block_steps, workload=workload, whole=whole, seed=seed, probes=probes),
-        blocks=blocks, min_effect=min_effect, interrupted=interrupted, watch=watch,
-    )  # fmt: skip
+        blocks=blocks,
+        min_effect=min_effect,
+        interrupted=interrupted,
+        watch=watch,
+    )
     if held:
         try:
             return proof(held, number=held[0].proof)
@@ -210,9 +217,17 @@ def _prove(
 
 def _launch(runner: Runner, workload: Workload, trial_log: TrialLog, step: PlannedLaunch, number: int) -> Trial:
     return launch(
-        runner, workload, trial_log, step.setting,
-        phase=Phase.VERIFY, messages=step.messages, arm=step.arm, block=step.block, proof=number, policy=step.policy,
-    )  # fmt: skip
+        runner,
+        workload,
+        trial_log,
+        step.setting,
+        phase=Phase.VERIFY,
+        messages=step.messages,
+        arm=step.arm,
+        block=step.block,
+        proof=number,
+        policy=step.policy,
+    )
 
 
 def _is_step(trial: Trial, step: PlannedLaunch) -> bool:

@@ -89,8 +89,11 @@ class Gain:
     def worth(self) -> str:
         """Return what it saves in a week as text; empty where there is no step."""
         hours = self.gpu_hours_per_week
-        return "" if hours is None else f"{hours:,.3g} GPU hours per week at {self.steps_per_day:,.0f} steps per day " \
-            f"({self.steps_from})"  # fmt: skip
+        return (
+            ""
+            if hours is None
+            else f"{hours:,.3g} GPU hours per week at {self.steps_per_day:,.0f} steps per day ({self.steps_from})"
+        )
 
 
 def gain_of(
@@ -133,7 +136,7 @@ def gain_of(
         gpus=study.cluster.world_size,
         cost_gpu_s=gpu_seconds(trials, study.cluster),
         is_step_known=workload.exposed_us is not None,
-    )  # fmt: skip
+    )
 
 
 UNREACHABLE = 1e3

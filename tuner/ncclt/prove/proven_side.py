@@ -133,10 +133,17 @@ def proven_request(
         if POLICY_VARIABLE in given and plan.answer is not None and not planned:
             write_table(Path(given[POLICY_VARIABLE]), plan.answer.table)
         yield VerifyRequest(
-            argv=argv, base_env=(), tuned_env=plan.set_env, how=how, cluster=recommendation.cluster,
-            model=recommendation.model, recommendation=recommendation.id, removed_env=removed, notes=plan.notes,
+            argv=argv,
+            base_env=(),
+            tuned_env=plan.set_env,
+            how=how,
+            cluster=recommendation.cluster,
+            model=recommendation.model,
+            recommendation=recommendation.id,
+            removed_env=removed,
+            notes=plan.notes,
             open_mpi=open_mpi_sides(argv, (), environ=environ),
-        )  # fmt: skip
+        )
 
 
 @contextmanager

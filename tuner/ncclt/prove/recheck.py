@@ -192,9 +192,12 @@ def _moved(then: Fingerprint, here: Fingerprint) -> list[str]:
 def _facts(then: Fingerprint, here: Fingerprint) -> list[tuple[str, str, str]]:
     """List the facts that must match: name, value at the measurement, value here; empty = not known."""
     names = {
-        "gpu": "gpu", "link_class": "link class", "fabric": "fabric", "nccl_version": "NCCL",
+        "gpu": "gpu",
+        "link_class": "link class",
+        "fabric": "fabric",
+        "nccl_version": "NCCL",
         "topology_hash": "topology hash",
-    }  # fmt: skip
+    }
     return [(what, getattr(then, name), getattr(here, name)) for name, what in names.items()]
 
 

@@ -119,9 +119,14 @@ def judge_roll_out(
     elif missing:
         reason += f"; {_said_missing(rollout, due, hung, others)}"
     return RollOutVerdict(
-        state=state, reason=reason, candidates=candidates, controls=len(times) - candidates, missing_candidates=hung,
-        missing_controls=others, pairs=len(gains),
-    )  # fmt: skip
+        state=state,
+        reason=reason,
+        candidates=candidates,
+        controls=len(times) - candidates,
+        missing_candidates=hung,
+        missing_controls=others,
+        pairs=len(gains),
+    )
 
 
 def judge_stored(store: Store, rollout: RollOut) -> RollOutVerdict:
@@ -241,9 +246,15 @@ def report_job_time(
             hint="a job that started from an older answer is no part of the comparison",
         )
     time = JobTime(
-        rollout=rollout, job=job, recommendation=recommendation, step_us=step_us, steps=steps,
-        waited_s=now_s - started.issued_s, who=reporter.who, address=reporter.address,
-    )  # fmt: skip
+        rollout=rollout,
+        job=job,
+        recommendation=recommendation,
+        step_us=step_us,
+        steps=steps,
+        waited_s=now_s - started.issued_s,
+        who=reporter.who,
+        address=reporter.address,
+    )
     started.require_time_for(steps=steps, step_us=step_us, now_s=now_s)
     if found.is_open:
         start = JobStart(rollout=rollout, job=job, recommendation=recommendation, issued_s=started.issued_s)

@@ -43,7 +43,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
     ("authentication", "check user and password in the storage URL"),
     ("does not exist", "check user and database in the storage URL, and that both were created"),
     ("connection", "check host and port in the storage URL, and that the server runs"),
-)  # fmt: skip
+)
 
 _PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Before each repetition; a restart of PostgreSQL takes some seconds."""

@@ -115,9 +115,13 @@ class JobWorkers:
         """Note in the history that a job failed, once: a worker may die between this note and that of the queue."""
         with self._database.alone() as connection:
             said = {
-                "cluster": job.cluster, "model": job.model, "recommendation": "", "action": Action.JOB_FAILED.value,
-                "who": f"worker of {job.cluster}", "why": one_line_why(f"job {job.id}: {why}"),
-            }  # fmt: skip
+                "cluster": job.cluster,
+                "model": job.model,
+                "recommendation": "",
+                "action": Action.JOB_FAILED.value,
+                "who": f"worker of {job.cluster}",
+                "why": one_line_why(f"job {job.id}: {why}"),
+            }
             known = exists().where(*(history.c[name] == value for name, value in said.items()))
             if not connection.scalar(select(known)):
                 connection.execute(insert(history).values(**said, created=self._clock()))

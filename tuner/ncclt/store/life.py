@@ -226,10 +226,15 @@ def set_rules(connection: Connection, rules: ClusterRules, by: By, *, now: str) 
             note_change(connection, cluster=rules.cluster, model=model)
     connection.execute(
         insert(history).values(
-            cluster=rules.cluster, model="", recommendation="", action=Action.RULES_CHANGED.value, who=by.who,
-            why=f"{said}{f': {by.why}' if by.why else ''}", created=now,
+            cluster=rules.cluster,
+            model="",
+            recommendation="",
+            action=Action.RULES_CHANGED.value,
+            who=by.who,
+            why=f"{said}{f': {by.why}' if by.why else ''}",
+            created=now,
         )
-    )  # fmt: skip
+    )
 
 
 def rules_of(connection: Connection, cluster: str) -> ClusterRules:
@@ -289,9 +294,15 @@ def read_event(row: Row[Any]) -> LifeEvent:
     """Return an entry of the history."""
     with stored(f"entry {row.sequence} of the history"):
         return LifeEvent(
-            number=row.sequence, cluster=row.cluster, model=row.model, recommendation=row.recommendation,
-            action=Action(row.action), who=row.who, why=row.why, created=row.created,
-        )  # fmt: skip
+            number=row.sequence,
+            cluster=row.cluster,
+            model=row.model,
+            recommendation=row.recommendation,
+            action=Action(row.action),
+            who=row.who,
+            why=row.why,
+            created=row.created,
+        )
 
 
 def publication_of(connection: Connection, id: str, *, refresh: Refresh) -> Publication:
@@ -341,15 +352,27 @@ def _give(connection: Connection, row: Row[Any], rules: ClusterRules, by: By, no
         _activate(connection, row, Action.ACTIVATED, by, now)
         return ""
     rollout = RollOut(
-        id=secrets.token_hex(6), cluster=row.cluster, model=row.model, recommendation=row.id, control=control or "",
-        percent=rules.percent, seed=secrets.token_hex(8), loss_limit=rules.loss_limit, created=now,
-    )  # fmt: skip
+        id=secrets.token_hex(6),
+        cluster=row.cluster,
+        model=row.model,
+        recommendation=row.id,
+        control=control or "",
+        percent=rules.percent,
+        seed=secrets.token_hex(8),
+        loss_limit=rules.loss_limit,
+        created=now,
+    )
     connection.execute(
         insert(rollouts).values(
-            id=rollout.id, cluster=rollout.cluster, model=rollout.model, recommendation=rollout.recommendation,
-            control=rollout.control, state=rollout.state.value, document=to_text(rollout.to_document()),
+            id=rollout.id,
+            cluster=rollout.cluster,
+            model=rollout.model,
+            recommendation=rollout.recommendation,
+            control=rollout.control,
+            state=rollout.state.value,
+            document=to_text(rollout.to_document()),
         )
-    )  # fmt: skip
+    )
     against = f"against {control}" if control else "against NCCL's own choice"
     said = f"{rules.percent} % of the jobs, {against}, loss limit {rules.loss_limit * 100:g} %"
     _note(connection, row, Action.ROLL_OUT_BEGAN, replace(by, why=said), now)
@@ -450,7 +473,12 @@ def _set(connection: Connection, row: Row[Any], **values: object) -> None:
 def _note(connection: Connection, row: Row[Any], action: Action, by: By, now: str) -> None:
     connection.execute(
         insert(history).values(
-            cluster=row.cluster, model=row.model, recommendation=row.id, action=action.value, who=by.who, why=by.why,
+            cluster=row.cluster,
+            model=row.model,
+            recommendation=row.id,
+            action=action.value,
+            who=by.who,
+            why=by.why,
             created=now,
         )
-    )  # fmt: skip
+    )

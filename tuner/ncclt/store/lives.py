@@ -158,15 +158,23 @@ class Lives:
             ]
             return tuple(
                 RevisionStatus(
-                    id=row.id, revision=row.revision, cluster=row.cluster, model=row.model,
-                    nodes=one.fingerprint.nodes, gpus_per_node=one.fingerprint.gpus_per_node,
-                    nccl_version=one.fingerprint.nccl_version, origin=row.origin,
+                    id=row.id,
+                    revision=row.revision,
+                    cluster=row.cluster,
+                    model=row.model,
+                    nodes=one.fingerprint.nodes,
+                    gpus_per_node=one.fingerprint.gpus_per_node,
+                    nccl_version=one.fingerprint.nccl_version,
+                    origin=row.origin,
                     state=state,
-                    stale=one.stale, pinned=row.pinned, unverified=row.unverified,
-                    publisher=life.publisher_of(connection, row.id), created=row.created,
+                    stale=one.stale,
+                    pinned=row.pinned,
+                    unverified=row.unverified,
+                    publisher=life.publisher_of(connection, row.id),
+                    created=row.created,
                 )
                 for row, one, state in zip(rows, fresh, states, strict=True)
-            )  # fmt: skip
+            )
 
     @repeatable
     def stale_recommendations(self, *, cluster: Names = None) -> tuple[Recommendation, ...]:
@@ -189,8 +197,13 @@ class Lives:
         for row, one in zip(rows, fresh, strict=True):
             measured = one.fingerprint
             jobs = (
-                one.cluster, one.model, measured.nodes, measured.gpus_per_node, measured.nccl_version, row.origin,
-            )  # fmt: skip
+                one.cluster,
+                one.model,
+                measured.nodes,
+                measured.gpus_per_node,
+                measured.nccl_version,
+                row.origin,
+            )
             if one.stale and row.state == RevisionState.ACTIVE.value and jobs not in renewed:
                 found.append(one)
             if not one.stale:
@@ -248,11 +261,17 @@ class Lives:
                 return False
             connection.execute(
                 insert(job_times).values(
-                    rollout=time.rollout, job=time.job, recommendation=time.recommendation, step_us=time.step_us,
-                    steps=time.steps, waited_s=time.waited_s, who=time.who, address=time.address,
+                    rollout=time.rollout,
+                    job=time.job,
+                    recommendation=time.recommendation,
+                    step_us=time.step_us,
+                    steps=time.steps,
+                    waited_s=time.waited_s,
+                    who=time.who,
+                    address=time.address,
                     created=self._clock(),
                 )
-            )  # fmt: skip
+            )
             return True
 
     @repeatable
@@ -262,11 +281,18 @@ class Lives:
         with self._database.reading() as connection:
             return tuple(
                 JobTime(
-                    rollout=row.rollout, job=row.job, recommendation=row.recommendation, step_us=row.step_us,
-                    steps=row.steps, waited_s=row.waited_s, who=row.who, address=row.address, created=row.created,
+                    rollout=row.rollout,
+                    job=row.job,
+                    recommendation=row.recommendation,
+                    step_us=row.step_us,
+                    steps=row.steps,
+                    waited_s=row.waited_s,
+                    who=row.who,
+                    address=row.address,
+                    created=row.created,
                 )
                 for row in connection.execute(query)
-            )  # fmt: skip
+            )
 
     @repeatable
     def add_job_starts(self, starts: Sequence[JobStart]) -> None:
@@ -280,10 +306,13 @@ class Lives:
                 if start.rollout in is_open and not connection.scalar(select(exists().where(*of))):
                     connection.execute(
                         insert(job_starts).values(
-                            rollout=start.rollout, job=start.job, recommendation=start.recommendation,
-                            issued_s=start.issued_s, created=self._clock(),
+                            rollout=start.rollout,
+                            job=start.job,
+                            recommendation=start.recommendation,
+                            issued_s=start.issued_s,
+                            created=self._clock(),
                         )
-                    )  # fmt: skip
+                    )
 
     @repeatable
     def job_starts(self, rollout: str) -> tuple[JobStart, ...]:
@@ -291,11 +320,9 @@ class Lives:
         query = select(job_starts).where(job_starts.c.rollout == rollout)
         with self._database.reading() as connection:
             return tuple(
-                JobStart(
-                    rollout=row.rollout, job=row.job, recommendation=row.recommendation, issued_s=row.issued_s
-                )
+                JobStart(rollout=row.rollout, job=row.job, recommendation=row.recommendation, issued_s=row.issued_s)
                 for row in connection.execute(query.order_by(job_starts.c.issued_s, job_starts.c.sequence))
-            )  # fmt: skip
+            )
 
     @repeatable
     def keep_job_decision(self, decision: JobDecision) -> JobDecision:
@@ -308,10 +335,13 @@ class Lives:
                 return JobDecision(cluster=row.cluster, job=row.job, question=row.question, document=row.document)
             connection.execute(
                 insert(job_decisions).values(
-                    cluster=decision.cluster, job=decision.job, question=decision.question, document=decision.document,
+                    cluster=decision.cluster,
+                    job=decision.job,
+                    question=decision.question,
+                    document=decision.document,
                     created=self._clock(),
                 )
-            )  # fmt: skip
+            )
             return decision
 
     @repeatable

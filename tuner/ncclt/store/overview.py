@@ -145,11 +145,14 @@ def pairs_of(
     counts = {(name, of): count for name, of, count in connection.execute(running)}
     return tuple(
         Pair(
-            cluster=pair[0], model=pair[1], recommendation=found.get(pair), shapes=len(shapes.get(pair, ())),
+            cluster=pair[0],
+            model=pair[1],
+            recommendation=found.get(pair),
+            shapes=len(shapes.get(pair, ())),
             running=counts.get(pair, 0),
         )
         for pair in sorted(found.keys() | counts.keys())
-    )  # fmt: skip
+    )
 
 
 def _preferred(

@@ -180,10 +180,15 @@ def _use_ticket(connection: Connection, ticket: Ticket, attestation: str, report
         sender = reporter or Reporter(who=account_name(), address="")
         connection.execute(
             insert(attested_jobs).values(
-                ticket=ticket.id, attestation=attestation, cluster=ticket.cluster, job=ticket.job, who=sender.who,
-                address=sender.address, created=now,
+                ticket=ticket.id,
+                attestation=attestation,
+                cluster=ticket.cluster,
+                job=ticket.job,
+                who=sender.who,
+                address=sender.address,
+                created=now,
             )
-        )  # fmt: skip
+        )
     elif before != attestation:
         raise ConflictError(
             f"the job {ticket.job} was attested already, as {before}",
@@ -284,13 +289,19 @@ class Records:
         """Store a verification, which a candidate may await; StoreError if another one of this id is already stored."""
         with self._database.alone(conflict=f"the verification {verification.id} is already stored") as connection:
             VERIFICATIONS.add(
-                connection, verification, model=verification.model,
-                recommendation=verification.recommendation, word=verification.verdict.decision.value,
-            )  # fmt: skip
+                connection,
+                verification,
+                model=verification.model,
+                recommendation=verification.recommendation,
+                word=verification.verdict.decision.value,
+            )
             verified(
-                connection, verification, By(who=account_name()),
-                refresh=partial(fresh_state, connection, self._shipped_workloads), now=verification.created,
-            )  # fmt: skip
+                connection,
+                verification,
+                By(who=account_name()),
+                refresh=partial(fresh_state, connection, self._shipped_workloads),
+                now=verification.created,
+            )
 
     @repeatable
     def verifications(

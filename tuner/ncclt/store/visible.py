@@ -245,9 +245,13 @@ class VisibleStore(Store):
             raise unknown_name("cluster", cluster, self._seen)
 
     def history(
-        self, *, cluster: Names = None, recommendation: str | None = None, before: int | None = None,
+        self,
+        *,
+        cluster: Names = None,
+        recommendation: str | None = None,
+        before: int | None = None,
         limit: int = MOST_LISTED,
-    ) -> tuple[LifeEvent, ...]:  # fmt: skip
+    ) -> tuple[LifeEvent, ...]:
         """Return entries of the history."""
         within = self._within(cluster)
         return self._store.history(cluster=within, recommendation=recommendation, before=before, limit=limit)
@@ -334,9 +338,13 @@ class VisibleStore(Store):
         return self._store.preflights(cluster=self._within(cluster), limit=limit)
 
     def verifications(
-        self, *, cluster: Names = None, model: str | None = None, recommendation: str | None = None,
+        self,
+        *,
+        cluster: Names = None,
+        model: str | None = None,
+        recommendation: str | None = None,
         limit: int | None = None,
-    ) -> tuple[Verification, ...]:  # fmt: skip
+    ) -> tuple[Verification, ...]:
         """Return verifications."""
         within = self._within(cluster)
         return self._store.verifications(cluster=within, model=model, recommendation=recommendation, limit=limit)

@@ -62,9 +62,16 @@ def write_landscape(path: Path, rows: Iterable[Mapping[str, Any]], **cluster: An
     first = found[0]
     networked = {"fabric": "ethernet", "nics_per_node": 1, "nic_gbps": 12.5} if first.nodes > 1 else {}
     fields = {
-        "name": path.stem, "gpu": "A100-SXM4-80GB", "compute_capability": 80, "link_class": "nvlink",
-        "link_gbps": 300.0, "description": first.system, "sources": (first.source,), **networked, **cluster,
-    }  # fmt: skip
+        "name": path.stem,
+        "gpu": "A100-SXM4-80GB",
+        "compute_capability": 80,
+        "link_class": "nvlink",
+        "link_gbps": 300.0,
+        "description": first.system,
+        "sources": (first.source,),
+        **networked,
+        **cluster,
+    }
     made = Cluster(**fields, nodes=first.nodes, gpus_per_node=first.gpus_per_node, nccl_version=first.nccl_version)
     path.with_suffix(".toml").write_text(cluster_toml(made), encoding="utf-8")
     return path

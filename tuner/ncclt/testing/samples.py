@@ -35,10 +35,20 @@ class TickingClock:
 def sample_cluster(name: str = "pair", *, nodes: int = 2) -> Cluster:
     """Return a small cluster."""
     return Cluster(
-        name=name, nodes=nodes, gpus_per_node=4, gpu="A100-SXM4-64GB", compute_capability=80, link_class="nvlink",
-        link_gbps=100.0, fabric="infiniband", nics_per_node=4, nic_gbps=12.5, gpudirect=True, nccl_version="2.28.9",
+        name=name,
+        nodes=nodes,
+        gpus_per_node=4,
+        gpu="A100-SXM4-64GB",
+        compute_capability=80,
+        link_class="nvlink",
+        link_gbps=100.0,
+        fabric="infiniband",
+        nics_per_node=4,
+        nic_gbps=12.5,
+        gpudirect=True,
+        nccl_version="2.28.9",
         sources=("made up for tests",),
-    )  # fmt: skip
+    )
 
 
 def sample_workload(name: str = "toy", *, messages: int = 2) -> Workload:
@@ -58,9 +68,16 @@ def sample_workload(name: str = "toy", *, messages: int = 2) -> Workload:
 def sample_study(name: str = "first", *, id: str = "abc123") -> Study:
     """Return a study that has just begun."""
     return Study(
-        id=id, name=name, cluster=sample_cluster(), workload=sample_workload(), launcher="simulate", simulated=True,
-        process_wide=("BUFFSIZE",), seed=2**70, state=StudyState.RUNNING,
-    )  # fmt: skip
+        id=id,
+        name=name,
+        cluster=sample_cluster(),
+        workload=sample_workload(),
+        launcher="simulate",
+        simulated=True,
+        process_wide=("BUFFSIZE",),
+        seed=2**70,
+        state=StudyState.RUNNING,
+    )
 
 
 def sample_trial(number: int, *, setting: Setting = RING, score_us: float | None = 123.456, messages: int = 2) -> Trial:
@@ -78,15 +95,29 @@ def sample_recommendation(id: str, *, cluster: str = "pair", model: str = "toy",
     end = 4096 + 16 * (zlib.crc32(id.encode()) % 4096)
     rule = Rule(collective=Collective.ALL_REDUCE, max_bytes=end, algorithm=Algorithm.TREE, protocol=Protocol.LL)
     verdict = Verdict(
-        decision=Decision.TUNED, reason="0.1 + 0.2 faster", speedup=1.1, interval=(1.05, 0.1 + 0.2), blocks=6,
-        default_us=110.0, policy_us=100.0,
-    )  # fmt: skip
+        decision=Decision.TUNED,
+        reason="0.1 + 0.2 faster",
+        speedup=1.1,
+        interval=(1.05, 0.1 + 0.2),
+        blocks=6,
+        default_us=110.0,
+        policy_us=100.0,
+    )
     return Recommendation(
-        id=id, revision=99, study="abc123", cluster=cluster, model=model, workload_digest="0" * 12,
-        collectives=frozenset({Collective.ALL_REDUCE}), fingerprint=sample_cluster(nodes=nodes).fingerprint(),
-        table=PolicyVerdict(policy=Policy(rules=(rule,)), verdict=verdict), variables=None, simulated=True,
-        launcher="simulate", created="",
-    )  # fmt: skip
+        id=id,
+        revision=99,
+        study="abc123",
+        cluster=cluster,
+        model=model,
+        workload_digest="0" * 12,
+        collectives=frozenset({Collective.ALL_REDUCE}),
+        fingerprint=sample_cluster(nodes=nodes).fingerprint(),
+        table=PolicyVerdict(policy=Policy(rules=(rule,)), verdict=verdict),
+        variables=None,
+        simulated=True,
+        launcher="simulate",
+        created="",
+    )
 
 
 def sample_ticket(
@@ -94,8 +125,16 @@ def sample_ticket(
 ) -> str:
     """Return the ticket of a job, signed with the secret of a store."""
     ticket = Ticket(
-        job=shorten_name(job), cluster=cluster, model="toy", nodes=2, gpus_per_node=4, nccl_version="2.28.9",
-        recommendation=recommendation, variant=Variant.ACTIVE, rollout=rollout, issued_s=issued_s,
+        job=shorten_name(job),
+        cluster=cluster,
+        model="toy",
+        nodes=2,
+        gpus_per_node=4,
+        nccl_version="2.28.9",
+        recommendation=recommendation,
+        variant=Variant.ACTIVE,
+        rollout=rollout,
+        issued_s=issued_s,
         expires_s=issued_s + TICKET_LIFE_S,
-    )  # fmt: skip
+    )
     return sign_ticket(ticket, secret)

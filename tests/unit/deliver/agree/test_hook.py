@@ -117,15 +117,19 @@ def test_hook_is_placed_once_and_read_by_all(tmp_path):
     assert (first / "sitecustomize.py").stat().st_ino == written.st_ino
     assert [path.name for path in (tmp_path / "new").iterdir()] == [first.name]
     assert sorted(str(path.relative_to(first)) for path in first.rglob("*.py")) == [
-        "_ncclt_agreement/__init__.py", "_ncclt_agreement/hook.py", "_ncclt_agreement/start.py",
-        "_ncclt_agreement/when_imported.py", "sitecustomize.py",
-    ]  # fmt: skip
+        "_ncclt_agreement/__init__.py",
+        "_ncclt_agreement/hook.py",
+        "_ncclt_agreement/start.py",
+        "_ncclt_agreement/when_imported.py",
+        "sitecustomize.py",
+    ]
     assert {path.stat().st_mode & 0o777 for path in [first, *first.rglob("*")]} == {0o700, 0o755, 0o644}
 
 
 def test_hook_comes_first_and_leaves_the_users_path(tmp_path):
     assert agreement_environment(tmp_path, {"PYTHONPATH": "/mine"}) == {
-        "NCCLT_AGREEMENT": "hook", "PYTHONPATH": f"{tmp_path}:/mine",
-    }  # fmt: skip
+        "NCCLT_AGREEMENT": "hook",
+        "PYTHONPATH": f"{tmp_path}:/mine",
+    }
     with pytest.raises(UsageError, match="':'"):
         agreement_environment(tmp_path / "a:b", {})

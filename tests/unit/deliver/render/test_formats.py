@@ -80,13 +80,20 @@ hostile = st.text(st.sampled_from(list(HOSTILE + "aé漢{}[]?~!|&<>\t\0")), max_
 
 
 FORMS = [
-    *((f"{name}.{format}", recommendation, {"format": format})
-      for name, recommendation in (("tuned", TUNED), ("keep_default", KEPT))
-      for format in FORMATS if format != "nvidia-csv" and (name, format) != ("keep_default", "slurm-taskprolog")),
-    *((f"tuned.{'unset' if unset else 'export'}-{shell}", TUNED, {"format": "export", "shell": shell, "unset": unset})
-      for shell in ("bash", "fish", "csh") for unset in (False, True) if shell != "bash" or unset),
+    *(
+        (f"{name}.{format}", recommendation, {"format": format})
+        for name, recommendation in (("tuned", TUNED), ("keep_default", KEPT))
+        for format in FORMATS
+        if format != "nvidia-csv" and (name, format) != ("keep_default", "slurm-taskprolog")
+    ),
+    *(
+        (f"tuned.{'unset' if unset else 'export'}-{shell}", TUNED, {"format": "export", "shell": shell, "unset": unset})
+        for shell in ("bash", "fish", "csh")
+        for unset in (False, True)
+        if shell != "bash" or unset
+    ),
     ("tuned.nvidia-csv", WITH_ROWS, {"format": "nvidia-csv", "channels": 16}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("name", "recommendation", "form"), FORMS, ids=[form[0] for form in FORMS])

@@ -90,10 +90,15 @@ def name_of(**changes):
 
 def test_configmaps_of_different_jobs_have_different_names():
     jobs = [
-        {"model": "bert"}, {"model": "Bert"}, {"model": "bert.large"}, {"model": "bert-large"}, {"model": "bert_large"},
-        {"model": "bert-large", "cluster": "x"}, {"model": "bert", "cluster": "large-x"},
+        {"model": "bert"},
+        {"model": "Bert"},
+        {"model": "bert.large"},
+        {"model": "bert-large"},
+        {"model": "bert_large"},
+        {"model": "bert-large", "cluster": "x"},
+        {"model": "bert", "cluster": "large-x"},
         {"fingerprint": replace(TUNED.fingerprint, nodes=4)},
-    ]  # fmt: skip
+    ]
     names = [name_of(**job) for job in jobs]
 
     assert names[0] == "ncclt.bert.leonardo.2x4"
@@ -152,9 +157,14 @@ def test_an_option_that_a_format_does_not_have_is_refused(format, options):
 
 @pytest.mark.parametrize(
     ("format", "shell", "said"),
-    [("mpirun-x", "bash", True), ("docker-env", "bash", True), ("export", "csh", True), ("export", "bash", False),
-     ("configmap", "bash", False)],
-)  # fmt: skip
+    [
+        ("mpirun-x", "bash", True),
+        ("docker-env", "bash", True),
+        ("export", "csh", True),
+        ("export", "bash", False),
+        ("configmap", "bash", False),
+    ],
+)
 def test_what_a_text_cannot_say_is_said_beside_it(format, shell, said):
     beside = []
     text = render(TUNED, format=format, shell=shell, warn=beside.append)

@@ -14,9 +14,14 @@ HOSTILE = ["it's", 'a "b"', "$(touch ran)", "`touch ran`", "a;touch ran", "a b",
 def prolog(folder, name):
     path = f"{folder}/{name}"
     return table_prolog(
-        {"model": name, "nodes": 2, "gpus_per_node": 4}, {"NCCLT_POLICY": path}, ["# ncclt"], uid=None,
-        rivals=["NCCL_ALGO"], needed=[path], report=path,
-    )  # fmt: skip
+        {"model": name, "nodes": 2, "gpus_per_node": 4},
+        {"NCCLT_POLICY": path},
+        ["# ncclt"],
+        uid=None,
+        rivals=["NCCL_ALGO"],
+        needed=[path],
+        report=path,
+    )
 
 
 @pytest.mark.parametrize("shell", ["bash", "dash"])
@@ -29,9 +34,14 @@ def test_hostile_names_are_handed_on_as_they_are(tmp_path, shell, name):
 
     def said():
         done = subprocess.run(
-            [shutil.which(shell), "-c", prolog(tmp_path, name)], cwd=tmp_path, timeout=240, check=False,
-            env={**step, "NCCLT_MODEL": name}, capture_output=True, text=True,
-        )  # fmt: skip
+            [shutil.which(shell), "-c", prolog(tmp_path, name)],
+            cwd=tmp_path,
+            timeout=240,
+            check=False,
+            env={**step, "NCCLT_MODEL": name},
+            capture_output=True,
+            text=True,
+        )
         assert done.stderr == ""
         return done.returncode, done.stdout.splitlines()
 

@@ -67,9 +67,17 @@ def test_everything_that_is_missing_is_named_at_once_with_units_and_the_next_com
 
 def test_a_bare_machine_is_asked_for_everything():
     assert detect([Facts()], {}).missing == (
-        "gpus_per_node", "gpu", "link_class", "link_gbps", "fabric", "nics_per_node", "nic_gbps", "gpudirect", "cpu",
+        "gpus_per_node",
+        "gpu",
+        "link_class",
+        "link_gbps",
+        "fabric",
+        "nics_per_node",
+        "nic_gbps",
+        "gpudirect",
+        "cpu",
         "nccl_version",
-    )  # fmt: skip
+    )
 
 
 def test_nodes_that_differ_are_named():

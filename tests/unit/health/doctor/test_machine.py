@@ -75,10 +75,14 @@ def test_libraries_are_found_where_the_loader_looks(root):
     (root / "site").mkdir()
     (root / "site/libnccl-tuner.so").touch()
     named = {
-        "NCCL_NET_PLUGIN": "none,ofi", "NCCL_PROFILER_PLUGIN": "inspector", "NCCL_ENV_PLUGIN": "none",
-        "NCCL_TUNER_PLUGIN": "libnccl-tuner.so", "LD_LIBRARY_PATH": str(root / "site"),
-        "NCCL_DEBUG_FILE": str(root / "nccl.%h.%p.log"), "NCCL_GIN_PLUGIN": "STATIC_PLUGIN",
-    }  # fmt: skip
+        "NCCL_NET_PLUGIN": "none,ofi",
+        "NCCL_PROFILER_PLUGIN": "inspector",
+        "NCCL_ENV_PLUGIN": "none",
+        "NCCL_TUNER_PLUGIN": "libnccl-tuner.so",
+        "LD_LIBRARY_PATH": str(root / "site"),
+        "NCCL_DEBUG_FILE": str(root / "nccl.%h.%p.log"),
+        "NCCL_GIN_PLUGIN": "STATIC_PLUGIN",
+    }
 
     assert _facts(root, **named).file_problems == ()
 

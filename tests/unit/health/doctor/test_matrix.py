@@ -50,17 +50,22 @@ def test_paths_names_and_affinities():
 @pytest.mark.parametrize(
     ("text", "nics"),
     [
-        ("        GPU0    GPU1    CPU Affinity    NUMA Affinity\nGPU0     X      PHB     0-11            N/A\n"
-         "GPU1    PHB      X      0-11            N/A\n", ()),
-        ("\tGPU0\tGPU1\tmlx5_0\tCPU Affinity\nGPU0\tX\tPIX\tNODE\t0-7\nGPU1\tPIX\tX\tNODE\t0-7\n"
-         "mlx5_0\tNODE\tNODE\tX\n",
-         ("mlx5_0",)),
+        (
+            "        GPU0    GPU1    CPU Affinity    NUMA Affinity\nGPU0     X      PHB     0-11            N/A\n"
+            "GPU1    PHB      X      0-11            N/A\n",
+            (),
+        ),
+        (
+            "\tGPU0\tGPU1\tmlx5_0\tCPU Affinity\nGPU0\tX\tPIX\tNODE\t0-7\nGPU1\tPIX\tX\tNODE\t0-7\n"
+            "mlx5_0\tNODE\tNODE\tX\n",
+            ("mlx5_0",),
+        ),
         ("[4m\tGPU0\tGPU1\tNIC0\tCPU Affinity[0m\nGPU0\tX\tPIX\tNODE\t0-7\nGPU1\tPIX\tX\tNODE\t0-7\n", ("NIC0",)),
         ("GPU Topology:\n  \tGPU0\tGPU1\nGPU0\tX\tSYS\nGPU1\tSYS\tX\n", ()),
         ("\tGPU0\tCPU Affinity\tNUMA Affinity\nGPU0\t X \t0-15\tN/A\n", ()),
     ],
     ids=["spaces", "named NICs", "escape lost", "within a report", "one GPU"],
-)  # fmt: skip
+)
 def test_forms_that_drivers_print(text, nics):
     """Old and new drivers, and what copying does to their output."""
     assert _matrix(text).nics == nics

@@ -91,6 +91,14 @@ def test_dumped_topology_is_read(shared_data):
     assert diagnosis.findings == ()
     seen = {field: row.value for field, row in detect([diagnosis.facts], {}).found.items()}
     assert seen == {
-        "nodes": 1, "gpus_per_node": 1, "compute_capability": 90, "link_class": "nvswitch", "link_gbps": 450.0,
-        "fabric": "infiniband", "nics_per_node": 1, "nic_gbps": 50.0, "gpudirect": True, "cpu": "amd",
-    }  # fmt: skip
+        "nodes": 1,
+        "gpus_per_node": 1,
+        "compute_capability": 90,
+        "link_class": "nvswitch",
+        "link_gbps": 450.0,
+        "fabric": "infiniband",
+        "nics_per_node": 1,
+        "nic_gbps": 50.0,
+        "gpudirect": True,
+        "cpu": "amd",
+    }

@@ -102,8 +102,10 @@ def test_everything_was_examined_where_nvidia_smi_and_a_log_show_it(smi, tmp_pat
 
     assert diagnosis.summary == "healthy: driver, GPUs, links, NICs, transports and plugins examined"
     assert [part["by"][0] for part in diagnosis.to_document()["examined"]][:3] == [
-        "nvidia-smi -q -x", "nvidia-smi -q -x", "nvidia-smi topo -m",
-    ]  # fmt: skip
+        "nvidia-smi -q -x",
+        "nvidia-smi -q -x",
+        "nvidia-smi topo -m",
+    ]
 
 
 @pytest.mark.parametrize("left", ["gpus.xml", "topo.txt", "nccl.log"])

@@ -24,9 +24,19 @@ def test_numbers_are_those_of_strtoll(text):
 
 @pytest.mark.parametrize(
     ("text", "number", "whole"),
-    [("8388608", 8388608, True), (" 4 ", 4, True), ("8M", 8, False), ("true", 0, False), ('"4"', 0, False),
-     ("010", 8, False), ("0x10", 16, True), ("-1", -1, True), ("1.5", 1, False), ("4 # old", 4, True)],
-)  # fmt: skip
+    [
+        ("8388608", 8388608, True),
+        (" 4 ", 4, True),
+        ("8M", 8, False),
+        ("true", 0, False),
+        ('"4"', 0, False),
+        ("010", 8, False),
+        ("0x10", 16, True),
+        ("-1", -1, True),
+        ("1.5", 1, False),
+        ("4 # old", 4, True),
+    ],
+)
 def test_whether_all_of_a_text_is_read(text, number, whole):
     assert as_nccl_reads(text) == (number, whole)
 

@@ -13,9 +13,19 @@ from ncclt.health.preflight.expectation import expectation
 from ncclt.health.preflight.simulated import SimulatedFabric, parse_weakness
 
 CLUSTER = Cluster(
-    name="dgx", nodes=1, gpus_per_node=8, gpu="A100", compute_capability=80, link_class="nvswitch", link_gbps=300.0,
-    fabric="infiniband", nics_per_node=8, nic_gbps=25.0, gpudirect=True, nccl_version="2.28.9",
-)  # fmt: skip
+    name="dgx",
+    nodes=1,
+    gpus_per_node=8,
+    gpu="A100",
+    compute_capability=80,
+    link_class="nvswitch",
+    link_gbps=300.0,
+    fabric="infiniband",
+    nics_per_node=8,
+    nic_gbps=25.0,
+    gpudirect=True,
+    nccl_version="2.28.9",
+)
 SIZES = (64, 1 << 30)
 
 
@@ -41,13 +51,22 @@ def examine() -> Callable[..., Preflight]:
         expected = expectation(sized, SIZES, tolerance=0.15, given_gbps=given_gbps)
         seconds = iter(range(10**6))
         probes = Probes(
-            runner_for or fabric.runner, expected, simulated=True, at_once=at_once, time_s=time_s,
+            runner_for or fabric.runner,
+            expected,
+            simulated=True,
+            at_once=at_once,
+            time_s=time_s,
             clock=lambda: float(next(seconds)),
-        )  # fmt: skip
+        )
         request = PreflightRequest(
-            cluster=sized, hosts=hosts, expectation=expected, sizes=SIZES, launcher="simulate", benchmark="simulated",
+            cluster=sized,
+            hosts=hosts,
+            expectation=expected,
+            sizes=SIZES,
+            launcher="simulate",
+            benchmark="simulated",
             **more,
-        )  # fmt: skip
+        )
         return preflight(request, probes, now=lambda: "2026-01-01T00:00:00", clock=lambda: 0.0)
 
     return run

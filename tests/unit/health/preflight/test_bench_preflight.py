@@ -13,8 +13,11 @@ def test_rows_are_simulated_and_the_clear_faults_are_found(capsys):
     BENCH["main"](["--json", "--runs", "8", "--nodes", "16"])
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert [(row["noise"], row["loss"]) for row in rows] == [
-        (0.02, "10-20 %"), (0.02, "20-60 %"), (0.05, "10-20 %"), (0.05, "20-60 %")
-    ]  # fmt: skip
+        (0.02, "10-20 %"),
+        (0.02, "20-60 %"),
+        (0.05, "10-20 %"),
+        (0.05, "20-60 %"),
+    ]
     assert all(row["simulated"] and row["faults"] == 12 and row["all_pairs"] == 120 for row in rows)
     clear = rows[1]
     assert (clear["precision"], clear["healthy_right"], clear["degraded_seen"]) == (1.0, 1.0, 1.0)

@@ -10,9 +10,19 @@ from ncclt.core.trial import Outcome, TrialResult
 from ncclt.health.preflight.simulated import SimulatedFabric, parse_weakness
 
 CLUSTER = Cluster(
-    name="dgx", nodes=1, gpus_per_node=8, gpu="A100", compute_capability=80, link_class="nvswitch", link_gbps=300.0,
-    fabric="infiniband", nics_per_node=8, nic_gbps=25.0, gpudirect=True, nccl_version="2.28.9",
-)  # fmt: skip
+    name="dgx",
+    nodes=1,
+    gpus_per_node=8,
+    gpu="A100",
+    compute_capability=80,
+    link_class="nvswitch",
+    link_gbps=300.0,
+    fabric="infiniband",
+    nics_per_node=8,
+    nic_gbps=25.0,
+    gpudirect=True,
+    nccl_version="2.28.9",
+)
 
 
 def named(preflight):
@@ -52,17 +62,18 @@ def test_the_sentence_says_what_to_do(examine):
 
 def test_several_weaknesses_are_peeled_off_one_after_the_other(examine):
     found = examine(["n00=0.5", "n30=0.6", "n12:3=0.8"], nodes=32)
-    assert set(named(found)) == {
-        (Part.NODE, ("n00",), ()), (Part.NODE, ("n30",), ()), (Part.GPU, ("n12",), (3,))
-    }  # fmt: skip
+    assert set(named(found)) == {(Part.NODE, ("n00",), ()), (Part.NODE, ("n30",), ()), (Part.GPU, ("n12",), (3,))}
     assert [one.hosts[0] for one in found.findings] == ["n00", "n30", "n12"], "the slowest first"
 
 
 @pytest.mark.parametrize(
     ("word", "outcome", "says"),
-    [("hang", Outcome.TIMEOUT, "does not finish"), ("crash", Outcome.CRASHED, "crashes"),
-     ("wrong", Outcome.WRONG_RESULT, "gives WRONG DATA")],
-)  # fmt: skip
+    [
+        ("hang", Outcome.TIMEOUT, "does not finish"),
+        ("crash", Outcome.CRASHED, "crashes"),
+        ("wrong", Outcome.WRONG_RESULT, "gives WRONG DATA"),
+    ],
+)
 @pytest.mark.parametrize("where", ["n05", "n04+n05"])
 def test_failures_are_findings(examine, word, outcome, says, where):
     found = examine([f"{where}={word}"], nodes=16)

@@ -27,10 +27,22 @@ def run(gbps, *, small_us=50.0, **changes):
         section=Section(hosts=HOSTS), ranks=32, repeat=0, outcome=Outcome.OK, times_us=times, expected_gbps=180.0
     )
     healthy = Preflight(
-        id="p", created="", cluster=CLUSTER.name, fingerprint=CLUSTER.fingerprint().digest(), launcher="slurm",
-        benchmark="nccl_tests", simulated=False, hosts=HOSTS, gpus_per_node=8, source="by its links", expected=(),
-        tolerance=0.15, state=State.HEALTHY, readings=(everything,), wall_s=9.0,
-    )  # fmt: skip
+        id="p",
+        created="",
+        cluster=CLUSTER.name,
+        fingerprint=CLUSTER.fingerprint().digest(),
+        launcher="slurm",
+        benchmark="nccl_tests",
+        simulated=False,
+        hosts=HOSTS,
+        gpus_per_node=8,
+        source="by its links",
+        expected=(),
+        tolerance=0.15,
+        state=State.HEALTHY,
+        readings=(everything,),
+        wall_s=9.0,
+    )
     return replace(healthy, **changes)
 
 
@@ -46,9 +58,12 @@ def test_links_promise_what_the_simulated_hardware_of_published_figures_reaches(
         nodes = 1
     cluster = CLUSTERS[name].sized(nodes=nodes)
     message = Message(
-        collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=1 << 30, group_size=cluster.world_size,
+        collective=Collective.ALL_REDUCE,
+        dtype="float32",
+        size_bytes=1 << 30,
+        group_size=cluster.world_size,
         spans_nodes=nodes > 1,
-    )  # fmt: skip
+    )
     reached = message.busbw_gbps(SimulatedRunner(cluster, seed=0, sigma=0).expected_us(DEFAULT, message))
     assert 0.85 < reached / links_gbps(cluster, nodes=nodes, ranks=cluster.world_size, size=1 << 30) < 1.25
 

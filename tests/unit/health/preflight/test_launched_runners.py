@@ -9,9 +9,19 @@ from ncclt.health.preflight.probes import Killable
 from ncclt.measure.target import Target
 
 CLUSTER = Cluster(
-    name="dgx", nodes=4, gpus_per_node=8, gpu="A100", compute_capability=80, link_class="nvswitch", link_gbps=300.0,
-    fabric="infiniband", nics_per_node=8, nic_gbps=25.0, gpudirect=True, nccl_version="2.28.9",
-)  # fmt: skip
+    name="dgx",
+    nodes=4,
+    gpus_per_node=8,
+    gpu="A100",
+    compute_capability=80,
+    link_class="nvswitch",
+    link_gbps=300.0,
+    fabric="infiniband",
+    nics_per_node=8,
+    nic_gbps=25.0,
+    gpudirect=True,
+    nccl_version="2.28.9",
+)
 HOSTS = ("a", "b", "c", "d")
 
 

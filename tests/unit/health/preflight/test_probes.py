@@ -13,9 +13,19 @@ from ncclt.health.preflight.expectation import expectation
 from ncclt.health.preflight.probes import Probes, TimeIsOverError
 
 CLUSTER = Cluster(
-    name="dgx", nodes=6, gpus_per_node=8, gpu="A100", compute_capability=80, link_class="nvswitch", link_gbps=300.0,
-    fabric="infiniband", nics_per_node=8, nic_gbps=25.0, gpudirect=True, nccl_version="2.28.9",
-)  # fmt: skip
+    name="dgx",
+    nodes=6,
+    gpus_per_node=8,
+    gpu="A100",
+    compute_capability=80,
+    link_class="nvswitch",
+    link_gbps=300.0,
+    fabric="infiniband",
+    nics_per_node=8,
+    nic_gbps=25.0,
+    gpudirect=True,
+    nccl_version="2.28.9",
+)
 EXPECTED = expectation(CLUSTER, (64, 1 << 20), tolerance=0.15)
 
 
@@ -43,9 +53,12 @@ class Recorder:
 def probes(seen, *, at_once=1, barrier=None, **more):
     running = []
     return Probes(
-        lambda hosts, gpus: Recorder(hosts, running, seen, barrier), EXPECTED, simulated=True, at_once=at_once,
+        lambda hosts, gpus: Recorder(hosts, running, seen, barrier),
+        EXPECTED,
+        simulated=True,
+        at_once=at_once,
         **{"clock": lambda: 0.0, **more},
-    )  # fmt: skip
+    )
 
 
 def pairs(*texts):
@@ -83,9 +96,12 @@ def test_a_node_is_in_one_launch_at_a_time():
     running, seen, together = [], [], []
     barrier = threading.Barrier(2, action=lambda: together.append([host for hosts in running for host in hosts]))
     made = Probes(
-        lambda hosts, gpus: Recorder(hosts, running, seen, barrier), EXPECTED, simulated=True, at_once=6,
+        lambda hosts, gpus: Recorder(hosts, running, seen, barrier),
+        EXPECTED,
+        simulated=True,
+        at_once=6,
         clock=lambda: 0.0,
-    )  # fmt: skip
+    )
     made.measure(pairs("ab", "bc", "cd", "ad"))
     assert [sorted(hosts) for hosts in together] == [list("abcd")] * 2
 

@@ -11,9 +11,19 @@ from ncclt.health.preflight import SIZES, PreflightRequest, cost
 from ncclt.health.preflight.expectation import expectation
 
 CLUSTER = Cluster(
-    name="dgx", nodes=4, gpus_per_node=8, gpu="A100", compute_capability=80, link_class="nvswitch", link_gbps=300.0,
-    fabric="infiniband", nics_per_node=8, nic_gbps=25.0, gpudirect=True, nccl_version="2.28.9",
-)  # fmt: skip
+    name="dgx",
+    nodes=4,
+    gpus_per_node=8,
+    gpu="A100",
+    compute_capability=80,
+    link_class="nvswitch",
+    link_gbps=300.0,
+    fabric="infiniband",
+    nics_per_node=8,
+    nic_gbps=25.0,
+    gpudirect=True,
+    nccl_version="2.28.9",
+)
 
 
 def request(nodes=4, cluster=CLUSTER, **more):
@@ -25,9 +35,14 @@ def request(nodes=4, cluster=CLUSTER, **more):
 
 @pytest.mark.parametrize(
     "more",
-    [{"quick": True, "full": True}, {"hosts": ("a", "b", "c")}, {"hosts": ("a", "b", "c", "c")}, {"plan": "tree"},
-     {"nodes": 1, "cluster": replace(CLUSTER, gpus_per_node=1)}],
-)  # fmt: skip
+    [
+        {"quick": True, "full": True},
+        {"hosts": ("a", "b", "c")},
+        {"hosts": ("a", "b", "c", "c")},
+        {"plan": "tree"},
+        {"nodes": 1, "cluster": replace(CLUSTER, gpus_per_node=1)},
+    ],
+)
 def test_what_makes_no_sense_is_refused(more):
     with pytest.raises(UsageError):
         request(**more)

@@ -11,9 +11,19 @@ from ncclt.health.preflight.simulated import SimulatedFabric, Weakness, parse_we
 from runner_contract import RunnerContract
 
 CLUSTER = Cluster(
-    name="dgx", nodes=4, gpus_per_node=4, gpu="A100", compute_capability=80, link_class="nvswitch", link_gbps=300.0,
-    fabric="infiniband", nics_per_node=4, nic_gbps=25.0, gpudirect=True, nccl_version="2.22.3",
-)  # fmt: skip
+    name="dgx",
+    nodes=4,
+    gpus_per_node=4,
+    gpu="A100",
+    compute_capability=80,
+    link_class="nvswitch",
+    link_gbps=300.0,
+    fabric="infiniband",
+    nics_per_node=4,
+    nic_gbps=25.0,
+    gpudirect=True,
+    nccl_version="2.22.3",
+)
 HOSTS = ("a", "b", "c", "d")
 
 
@@ -21,9 +31,12 @@ def gbps(weak, hosts, gpus=(), *, seed=0, sigma=0.0, size=1 << 30):
     fabric = SimulatedFabric(CLUSTER, HOSTS, weaknesses=[parse_weakness(text) for text in weak], seed=seed, sigma=sigma)
     ranks = len(gpus) or 4 * len(hosts)
     message = Message(
-        collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=size, group_size=ranks,
+        collective=Collective.ALL_REDUCE,
+        dtype="float32",
+        size_bytes=size,
+        group_size=ranks,
         spans_nodes=len(hosts) > 1,
-    )  # fmt: skip
+    )
     result = fabric.runner(tuple(hosts), tuple(gpus)).measure(DEFAULT, [message], repeat=0)
     return result.measurements[0].busbw_gbps if result.outcome is Outcome.OK else result.outcome
 

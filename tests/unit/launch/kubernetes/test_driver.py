@@ -33,9 +33,16 @@ def start(tmp_path):
     def begin(kind, script=KUBECTL):
         kubectl.write_text(script.format(asked=asked))
         options = {
-            "manifest": tmp_path / "job.json", "kind": kind, "name": "ncclt-1", "selector": "job=ncclt-1",
-            "container": "launcher", "pods": 3, "timeout-s": PATIENT_S, "pending-s": PATIENT_S, "poll-s": 0.05,
-        }  # fmt: skip
+            "manifest": tmp_path / "job.json",
+            "kind": kind,
+            "name": "ncclt-1",
+            "selector": "job=ncclt-1",
+            "container": "launcher",
+            "pods": 3,
+            "timeout-s": PATIENT_S,
+            "pending-s": PATIENT_S,
+            "poll-s": 0.05,
+        }
         argv = [sys.executable, "-m", "ncclt.launch.kubernetes.driver"]
         argv += [f"--{name}={value}" for name, value in options.items()]
         started.append(

@@ -13,9 +13,16 @@ from ncclt.launch.launcher import JobShape
 def test_all_words():
     """They are fields of `Site`, and one argument of the launcher."""
     words = [
-        "resource.rdma/hca=8", "resource.memory=64Gi", "node.nvidia.com/gpu.product=H100", "node.pool=a", "node.pool=b",
-        "service-account=tuner", "runtime=torch-h100", "ssh-port=2222", "pending=1800",
-    ]  # fmt: skip
+        "resource.rdma/hca=8",
+        "resource.memory=64Gi",
+        "node.nvidia.com/gpu.product=H100",
+        "node.pool=a",
+        "node.pool=b",
+        "service-account=tuner",
+        "runtime=torch-h100",
+        "ssh-port=2222",
+        "pending=1800",
+    ]
     assert site_options(words) == {
         "resources": (("memory", "64Gi"), ("rdma/hca", "8")),
         "node_selector": (("nvidia.com/gpu.product", "H100"), ("pool", "b")),
@@ -29,9 +36,11 @@ def test_all_words():
 def test_they_reach_the_manifest():
     """An RDMA resource without which a pod has no fabric."""
     launcher = kubernetes.create(
-        shape=JobShape(nodes=2, processes_per_node=8), image="lab/torch:1", kind="trainjob",
+        shape=JobShape(nodes=2, processes_per_node=8),
+        image="lab/torch:1",
+        kind="trainjob",
         pods=("resource.rdma/hca=8", "node.pool=h100", "service-account=tuner"),
-    )  # fmt: skip
+    )
     text = dict(launcher.plan(("true",), variables={}, timeout_s=60.0).files)["job.json"]
     job = next(document for document in json.loads(text)["items"] if document["kind"] == "TrainJob")
 
@@ -46,10 +55,21 @@ def test_they_reach_the_manifest():
 
 
 _NO_WORDS = (
-    "", "resource.rdma/hca", "resource.=8", "resource.rdma/hca=many", "resource=8", "image=x", "node.pool=",
-    "node.pool=a b", "ssh-port=0", "ssh-port=70000", "pending=-1", "runtime=Bad_Name", "node.pool=$(x)",
+    "",
+    "resource.rdma/hca",
+    "resource.=8",
+    "resource.rdma/hca=many",
+    "resource=8",
+    "image=x",
+    "node.pool=",
+    "node.pool=a b",
+    "ssh-port=0",
+    "ssh-port=70000",
+    "pending=-1",
+    "runtime=Bad_Name",
+    "node.pool=$(x)",
     "node.pool=a\nb: c",
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("word", _NO_WORDS)

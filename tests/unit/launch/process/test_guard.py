@@ -184,8 +184,11 @@ def test_a_folder_that_is_gone_already_does_not_keep_the_others(tmp_path):
     ]
     said = subprocess.run(
         (sys.executable, "-c", "from ncclt.launch.process.guard_process import main; main()"),
-        input="".join(json.dumps(one) + "\n" for one in told), capture_output=True, text=True, timeout=PATIENT_S,
-    )  # fmt: skip
+        input="".join(json.dumps(one) + "\n" for one in told),
+        capture_output=True,
+        text=True,
+        timeout=PATIENT_S,
+    )
     assert (said.stdout, said.stderr) == ("", "")  # read to their end, so the guardian has ended
     assert not list(tmp_path.iterdir())
 

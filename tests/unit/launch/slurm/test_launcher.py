@@ -60,9 +60,13 @@ def test_inherited_variables_can_be_shown():
 
 
 @pytest.mark.parametrize(
-    ("config", "told"), [("TaskProlog              = /etc/prolog.sh", ", from TaskProlog=/etc/prolog.sh"),
-                         ("TaskProlog              = (null)", ""), ("", "")],
-)  # fmt: skip
+    ("config", "told"),
+    [
+        ("TaskProlog              = /etc/prolog.sh", ", from TaskProlog=/etc/prolog.sh"),
+        ("TaskProlog              = (null)", ""),
+        ("", ""),
+    ],
+)
 def test_a_variable_that_nobody_asked_for_is_blamed_on_the_prolog_where_there_is_one(tmp_path, config, told):
     """srun and scontrol are stand-ins: what a task finds in its environment, and Slurm's own configuration."""
     programs = {"srun": "echo 'ncclt: unfit: NCCL_ALGO on n1' >&2; exit 78", "scontrol": f"echo '{config}'"}
@@ -94,17 +98,23 @@ def test_a_step_that_ends_well_is_no_failure_whatever_it_printed(tmp_path, exit_
         ("srun: error: Socket timed out on send/recv operation", 3, 3, "", ""),
         ("srun: error: Node failure on n2", 143, 143, "", "a node failed (srun: error: Node failure on n2)"),
         (
-            "srun: error: Task launch for StepId=7.0 failed on node n2: Communication connection failure", 1, 1,
-            "srun: error: Task launch for StepId=7.0 failed on node n2: Communication connection failure", "",
+            "srun: error: Task launch for StepId=7.0 failed on node n2: Communication connection failure",
+            1,
+            1,
+            "srun: error: Task launch for StepId=7.0 failed on node n2: Communication connection failure",
+            "",
         ),
         (
-            "slurmstepd: error: execve(): sh: No such file or directory", 2, 127,
-            "slurmstepd: error: execve(): sh: No such file or directory", "",
+            "slurmstepd: error: execve(): sh: No such file or directory",
+            2,
+            127,
+            "slurmstepd: error: execve(): sh: No such file or directory",
+            "",
         ),
         ("words of the command itself", 9, 9, "", ""),
     ],
     ids=["code", "signal", "silence", "node", "half", "no-shell", "own"],
-)  # fmt: skip
+)
 def test_a_step_ends_as_the_task_that_failed_first(tmp_path, said, ended, exit_code, not_started, lost):
     (tmp_path / "srun").write_text(f"#!/bin/sh\necho 'ncclt: started\n{said}' >&2; exit {ended}\n")
     (tmp_path / "srun").chmod(0o755)
@@ -271,9 +281,12 @@ def test_an_allocation_that_is_too_small_is_refused_at_once():
 def test_an_allocation_with_too_few_cpus_is_told_what_it_lacks(granted, per_task, tasks, extra, refused):
     """`salloc -N2` alone gives one CPU on each node, and srun would only say that more were requested."""
     environment = {
-        "PATH": "", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_CPUS_PER_NODE": granted,
+        "PATH": "",
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "n[1-2]",
+        "SLURM_JOB_CPUS_PER_NODE": granted,
         "SLURM_CPUS_PER_TASK": per_task,
-    }  # fmt: skip
+    }
     shape = JobShape(nodes=2, processes_per_node=tasks)
     if not refused:
         assert create(shape=shape, environment=environment, extra=extra)

@@ -33,9 +33,13 @@ def drive(tmp_path):
         (tmp_path / "script").write_text(script)
         return subprocess.run(
             (sys.executable, "-P", "-m", "ncclt.launch.ssh.driver", tmp_path, "script"),
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENT_S, check=False,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENT_S,
+            check=False,
             env=os.environ | {"TMPDIR": str(tmp_path)},
-        )  # fmt: skip
+        )
 
     return _drive
 

@@ -35,9 +35,12 @@ def node(tmp_path):
         (folder / "script").write_text(text[:cut])
         process = subprocess.Popen(
             ("sh", folder / "script", folder, str(rank)),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
             env={"PATH": os.environ["PATH"], "NCCL_OF_THE_HOST": "1", "NCCL_ALGO": "Tree", "NCCLT_POLICY": "/x.csv"},
-        )  # fmt: skip
+        )
         started.append(process)
         return process, mark
 
@@ -130,8 +133,12 @@ def test_only_the_rank_that_is_meant_is_ended(node):
     assert eleventh.stdout.readline() == "up\n"
     for rank in (1, 11):
         process = subprocess.run(
-            ("sh", "-s", "folder", str(rank)), input=end_script(grace_s=0.3).replace(MARK, mark),
-            text=True, capture_output=True, timeout=PATIENT_S, check=False,
-        )  # fmt: skip
+            ("sh", "-s", "folder", str(rank)),
+            input=end_script(grace_s=0.3).replace(MARK, mark),
+            text=True,
+            capture_output=True,
+            timeout=PATIENT_S,
+            check=False,
+        )
         assert (process.returncode, process.stderr) == (0, "")
         assert bool(members(mark)) == (rank == 1)

@@ -137,9 +137,14 @@ def made(monkeypatch):
     def make(*plays, version="2.30.7", really="2.30.7", plugin=None, start_s=PATIENCE_S):
         launcher = PlayedRanks(*plays, version=really)
         cluster = Cluster(
-            name="here", gpus_per_node=2, gpu="L40S", compute_capability=89, link_class="pcie", link_gbps=20.0,
+            name="here",
+            gpus_per_node=2,
+            gpu="L40S",
+            compute_capability=89,
+            link_class="pcie",
+            link_gbps=20.0,
             nccl_version=version,
-        )  # fmt: skip
+        )
 
         def variables(setting):
             return dict(
@@ -151,10 +156,14 @@ def made(monkeypatch):
             return dict(found.variables) if found.complete else None
 
         runner = PersistentRunner(
-            benchmark=TorchCollectives(), launcher=launcher, cluster=cluster, variables=variables, plugin=plugin,
+            benchmark=TorchCollectives(),
+            launcher=launcher,
+            cluster=cluster,
+            variables=variables,
+            plugin=plugin,
             policy_variables=delivered,
             timeouts=Timeouts(TimeoutRule(start_s=start_s)),
-        )  # fmt: skip
+        )
         runners.append(runner)
         return runner, launcher
 
@@ -213,12 +222,16 @@ POLICY = Policy(
     rules=(
         Rule(collective=Collective.ALL_REDUCE, max_bytes=8191, algorithm=Algorithm.RING, protocol=Protocol.LL),
         Rule(
-            collective=Collective.ALL_REDUCE, max_bytes=1 << 20, group_size=2, algorithm=Algorithm.RING,
-            protocol=Protocol.LL, channels=4,
+            collective=Collective.ALL_REDUCE,
+            max_bytes=1 << 20,
+            group_size=2,
+            algorithm=Algorithm.RING,
+            protocol=Protocol.LL,
+            channels=4,
         ),
     ),
     parameters=BUFFSIZE.parameters,
-)  # fmt: skip
+)
 
 
 def test_the_plugin_applies_a_whole_policy_in_one_launch_with_the_variables_beside_it(made):
@@ -237,11 +250,14 @@ def test_the_plugin_applies_a_whole_policy_in_one_launch_with_the_variables_besi
     assert order["variables"] == {"NCCL_BUFFSIZE": "1048576"}
 
 
-@pytest.mark.parametrize(("version", "rule"), [
-    ("2.20.5", {}),
-    ("2.21.5", {"protocol": Protocol.LL128}),
-    ("2.30.7", {"protocol": None}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("version", "rule"),
+    [
+        ("2.20.5", {}),
+        ("2.21.5", {"protocol": Protocol.LL128}),
+        ("2.30.7", {"protocol": None}),
+    ],
+)
 def test_what_no_row_of_a_table_can_say_is_not_applied_by_one(made, version, rule):
     runner, _ = made(plugin=Path("/opt/plugin.so"), version=version)
     assert not runner.applies(Policy(rules=(replace(POLICY.rules[0], **rule),)))
@@ -266,15 +282,19 @@ def test_every_result_says_whether_the_plugin_forced_it(made, plugin):
     assert {result.by_plugin for result in found} == {plugin is not None}
 
 
-@pytest.mark.parametrize(("decisions", "said", "words"), [
-    ([], Outcome.SUBSTITUTED, "NCCL did not load it; its own choice ran instead"),
-    (
-        [APPLIED[0], {**APPLIED[1], "outcome": "unavailable"}],
-        Outcome.SUBSTITUTED, "NCCL does not offer ring/ll for all_reduce here; its own choice ran instead",
-    ),
-    ([5], Outcome.INVALID, "cannot be read"),
-    (None, Outcome.SUBSTITUTED, "NCCL did not load it"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("decisions", "said", "words"),
+    [
+        ([], Outcome.SUBSTITUTED, "NCCL did not load it; its own choice ran instead"),
+        (
+            [APPLIED[0], {**APPLIED[1], "outcome": "unavailable"}],
+            Outcome.SUBSTITUTED,
+            "NCCL does not offer ring/ll for all_reduce here; its own choice ran instead",
+        ),
+        ([5], Outcome.INVALID, "cannot be read"),
+        (None, Outcome.SUBSTITUTED, "NCCL did not load it"),
+    ],
+)
 def test_what_the_plugin_does_not_attest_was_not_measured(made, decisions, said, words):
     """No report at all is what a plugin that NCCL could not load leaves; None is what ranks without it say."""
     runner, _ = made([{}, {"decisions": decisions}, {}], plugin=Path("/opt/plugin.so"))

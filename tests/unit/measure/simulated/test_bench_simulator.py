@@ -9,8 +9,16 @@ import pytest
 
 BENCH = Path(__file__).resolve().parents[4] / "bench" / "simulator.py"
 FIELDS = {
-    "system", "kind", "model", "error_median", "error_p90", "tau", "regret_mean", "regret_worst", "points",
-}  # fmt: skip
+    "system",
+    "kind",
+    "model",
+    "error_median",
+    "error_p90",
+    "tau",
+    "regret_mean",
+    "regret_worst",
+    "points",
+}
 MODELS = {"preset", "calibrated", "probed", "nccl", "alpha_beta"}
 
 
@@ -26,8 +34,10 @@ def table(folder: Path, name: str, *, scale: float = 1.0) -> Path:
         rows = {("", "", ""): 20 + size / 2e5}
         rows |= {("Ring", "Simple", c): 30 + size / 20e3 / min(c, 12) for c in (1, 4, 12, 24)}
         rows |= {("Ring", "LL", c): 12 + size / 8e3 / min(c, 12) for c in (4, 24)}
-        lines += [f"8x A100 NVSwitch,8,1,NVSwitch,all_reduce,{size},{a},{p},{c},{t * scale:.2f}"
-                  for (a, p, c), t in rows.items()]  # fmt: skip
+        lines += [
+            f"8x A100 NVSwitch,8,1,NVSwitch,all_reduce,{size},{a},{p},{c},{t * scale:.2f}"
+            for (a, p, c), t in rows.items()
+        ]
     path = folder / name
     path.write_text("\n".join(lines))
     return path
@@ -64,8 +74,12 @@ def test_bad_input_is_said_on_stderr_alone():
 
 @pytest.mark.shared
 def test_calibration_keeps_its_claim_on_a_public_table(shared_data):
-    done = run("--json", "--landscape", shared_data / "measurements" / "h100_nvswitch_waynehacking8.csv",
-               shared_data / "measurements" / "rtx4090x4_shm_and_k500sm_channels.csv")  # fmt: skip
+    done = run(
+        "--json",
+        "--landscape",
+        shared_data / "measurements" / "h100_nvswitch_waynehacking8.csv",
+        shared_data / "measurements" / "rtx4090x4_shm_and_k500sm_channels.csv",
+    )
     assert done.returncode == 0, done.stderr
     forced = [row for row in json.loads(done.stdout)["medians"] if row["kind"] == "forced"]
     errors = {row["model"]: row["error_median"] for row in forced}
@@ -83,8 +97,11 @@ def test_every_public_table_has_systems_or_a_reason_why_not(shared_data):
     )
     done = subprocess.run(
         [sys.executable, "-c", code, shared_data / "measurements"],
-        cwd=BENCH.parent, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        cwd=BENCH.parent,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     found = {name: (systems, left_out) for name, systems, left_out in map(json.loads, done.stdout.splitlines())}
     assert len(found) == len(list((shared_data / "measurements").glob("*.csv")))
     assert found["mi300x_cpx_rccl_sixway"] == (["mi300x_cpx_rccl_sixway 1x64"], [])

@@ -20,9 +20,19 @@ from ncclt.profile.readers.nccl_tests import read_tests
 from ncclt.testing.landscapes import write_landscape
 
 PLAIN = Cluster(
-    name="d", nodes=2, gpus_per_node=4, gpu="A100", compute_capability=80, link_class="nvlink", link_gbps=300.0,
-    fabric="infiniband", nics_per_node=4, nic_gbps=12.5, gpudirect=True, nccl_version="2.21.5",
-)  # fmt: skip
+    name="d",
+    nodes=2,
+    gpus_per_node=4,
+    gpu="A100",
+    compute_capability=80,
+    link_class="nvlink",
+    link_gbps=300.0,
+    fabric="infiniband",
+    nics_per_node=4,
+    nic_gbps=12.5,
+    gpudirect=True,
+    nccl_version="2.21.5",
+)
 
 
 def hidden(**factors: float) -> Cluster:

@@ -99,9 +99,16 @@ FORCED = {"algo": "Ring", "proto": "LL"}
 
 def row(**fields):
     base = {
-        "system": "8x H100-SXM5", "gpus": 8, "nodes": 1, "interconnect": "NVLink4 NVSwitch", "nccl_version": "2.28.9",
-        "collective": "all_reduce", "size_bytes": 1024, "time_us": 10, "in_place": 0,
-    }  # fmt: skip
+        "system": "8x H100-SXM5",
+        "gpus": 8,
+        "nodes": 1,
+        "interconnect": "NVLink4 NVSwitch",
+        "nccl_version": "2.28.9",
+        "collective": "all_reduce",
+        "size_bytes": 1024,
+        "time_us": 10,
+        "in_place": 0,
+    }
     values = {**base, **fields}
     return ",".join(f'"{values.get(column, "")}"' for column in COLUMNS)
 
@@ -119,20 +126,25 @@ def labels(one):
 def test_the_default_has_many_names(tmp_path):
     notes = ("DEFAULT (unforced): RCCL chose TREE/LL 1 channels", "DEFAULT unforced, rep1", "median; automatic")
     (one,), _ = originals(
-        tmp_path, row(algo="DEFAULT (unforced)", proto="auto"), row(**FORCED, time_us=8),
+        tmp_path,
+        row(algo="DEFAULT (unforced)", proto="auto"),
+        row(**FORCED, time_us=8),
         *(row(algo="Tree", proto="LL", nchannels=1, other_env=note, time_us=11) for note in notes),
-    )  # fmt: skip
+    )
     assert labels(one) == [("default", 10), ("ring/ll", 8), *[("default", 11)] * 3]
     assert [row.repetition for row in one.rows if row.setting.is_default] == [1, 2, 3, 4]
 
 
 def test_substituted_and_failed_rows_and_rows_without_figures_are_left_out_and_counted(tmp_path):
     (one,), notes = originals(
-        tmp_path, row(), row(algo="Tree", proto="LL", other_env="SUBSTITUTED: RCCL ran Direct/SIMPLE/1"),
+        tmp_path,
+        row(),
+        row(algo="Tree", proto="LL", other_env="SUBSTITUTED: RCCL ran Direct/SIMPLE/1"),
         row(algo="Tree", proto="LL", nchannels=4, other_env="NCCL ran Ring/LL/4"),
         row(algo="Ring", proto="LL", nchannels=4, other_env="RCCL ran Ring/LL/4"),
-        row(**FORCED, other_env="WRONG=4"), row(time_us=""),
-    )  # fmt: skip
+        row(**FORCED, other_env="WRONG=4"),
+        row(time_us=""),
+    )
     assert [label for label, _ in labels(one)] == ["default", "ring/ll c=4"]
     assert sorted(notes) == [
         "public.csv: 1 rows with failed validation are left out",
@@ -153,44 +165,61 @@ def test_a_list_of_algorithms_is_the_default_only_where_there_is_no_other(tmp_pa
 
 def test_conditions_systems_and_versions_split_a_table_and_out_of_place_times_are_taken(tmp_path):
     found, _ = originals(
-        tmp_path, row(), row(**FORCED), row(other_env="contention high"), row(nccl_version="2.19.3"),
-        row(system="4x L40S", gpus=4), row(in_place=1, time_us=99), row(in_place=1, time_us=99, **FORCED),
-    )  # fmt: skip
+        tmp_path,
+        row(),
+        row(**FORCED),
+        row(other_env="contention high"),
+        row(nccl_version="2.19.3"),
+        row(system="4x L40S", gpus=4),
+        row(in_place=1, time_us=99),
+        row(in_place=1, time_us=99, **FORCED),
+    )
     assert [(one.condition, len(one.rows)) for one in found] == [("", 2), ("contention high", 1), ("", 1), ("", 1)]
     assert labels(found[0]) == [("default", 10), ("ring/ll", 10)]
 
 
 def test_parameters_spread_and_spellings_are_read(tmp_path):
     (one,), _ = originals(
-        tmp_path, row(collective="AllReduce", other_env="spread 16.93%"),
+        tmp_path,
+        row(collective="AllReduce", other_env="spread 16.93%"),
         row(algo="nvls_tree", proto="SIMPLE", buffsize=8388608, other_env="NCCL_IB_QPS_PER_CONNECTION=4; median"),
-    )  # fmt: skip
+    )
     assert one.rows[0].spread == pytest.approx(0.1693)
     assert one.rows[1].setting == Setting(
-        algorithm=Algorithm.NVLS_TREE, protocol="simple",
+        algorithm=Algorithm.NVLS_TREE,
+        protocol="simple",
         parameters=(("BUFFSIZE", 8388608), ("IB_QPS_PER_CONNECTION", 4)),
-    )  # fmt: skip
+    )
 
 
 def test_a_blank_time_is_computed_from_the_bandwidth(tmp_path):
     """busbw = algbw x 2 (n - 1) / n: 1 MB at 17.5 GB/s of bus bandwidth on 8 GPUs are 100 µs."""
     (one,), _ = originals(
-        tmp_path, row(size_bytes=10**6, time_us="", busbw_gbps=17.5),
+        tmp_path,
+        row(size_bytes=10**6, time_us="", busbw_gbps=17.5),
         row(size_bytes=10**6, time_us="", algbw_gbps=20, **FORCED),
-    )  # fmt: skip
+    )
     assert [row.time_us for row in one.rows] == [pytest.approx(100.0), pytest.approx(50.0)]
     assert one.rows[0].collective is Collective.ALL_REDUCE
 
 
 def test_the_cluster_is_guessed(tmp_path):
-    fields = {"system": "2x 8xA100-SXM4-80GB", "gpus": 16, "nodes": 2, "nccl_version": "RCCL 2.22.3-x",
-              "interconnect": "NVLink3 NVSwitch; 4x200Gb/s IB"}  # fmt: skip
+    fields = {
+        "system": "2x 8xA100-SXM4-80GB",
+        "gpus": 16,
+        "nodes": 2,
+        "nccl_version": "RCCL 2.22.3-x",
+        "interconnect": "NVLink3 NVSwitch; 4x200Gb/s IB",
+    }
     (one,), _ = originals(tmp_path, row(**fields))
     cluster = one.cluster
     assert (cluster.nodes, cluster.gpus_per_node, cluster.compute_capability) == (2, 8, 80)
     assert (cluster.link_class, cluster.fabric, cluster.nics_per_node, cluster.nic_gbps) == (
-        "nvswitch", "infiniband", 4, 25.0,
-    )  # fmt: skip
+        "nvswitch",
+        "infiniband",
+        4,
+        25.0,
+    )
     assert (cluster.gpu, cluster.nccl_version) == ("A100-SXM4-80GB", "2.22.3")
     assert re.fullmatch(r"[a-z0-9-]+", cluster.name)
     (one,), _ = originals(tmp_path, row(nccl_version=""))
@@ -226,11 +255,26 @@ def test_a_duplicate_and_a_missing_column_are_refused(tmp_path):
 @pytest.mark.parametrize(
     "text",
     [
-        "", "spread 0.4%", "spread 12%", "repeat iteration_3", "iteration_1", "run 2", "mean of 3",
-        "default, mean of 3", "default chose TREE/LL128; spread 1.9%", "GPU compute contention ", "p50",
-        "median", "avg of oop/ip busbw", "mean of 20 iters", "r2 avg", "automatic", "WRONG=0", "  ",
+        "",
+        "spread 0.4%",
+        "spread 12%",
+        "repeat iteration_3",
+        "iteration_1",
+        "run 2",
+        "mean of 3",
+        "default, mean of 3",
+        "default chose TREE/LL128; spread 1.9%",
+        "GPU compute contention ",
+        "p50",
+        "median",
+        "avg of oop/ip busbw",
+        "mean of 20 iters",
+        "r2 avg",
+        "automatic",
+        "WRONG=0",
+        "  ",
     ],
-)  # fmt: skip
+)
 def test_annotations_are_no_condition(text):
     assert GENERATOR._condition(text) == ""
 

@@ -79,8 +79,9 @@ def test_up_to_twice_the_largest_size_its_bandwidth_applies_and_that_is_said(two
     assert not two.is_exact(DEFAULT, message(6144))
     assert two.caveats([message(1024)]) == (NO_NOISE,)
     assert two.caveats([message(1024), message(6144)]) == (
-        NO_NOISE, "extrapolated at the bandwidth of the largest recorded size: all_reduce 6 KiB",
-    )  # fmt: skip
+        NO_NOISE,
+        "extrapolated at the bandwidth of the largest recorded size: all_reduce 6 KiB",
+    )
 
 
 def test_no_setting_is_extrapolated_beside_a_default_that_was_recorded(tmp_path):
@@ -116,9 +117,12 @@ def test_the_best_possible_policy_is_found_by_exhaustive_search(tmp_path):
 
 def test_spread_and_repeats_are_the_noise_from_launch_to_launch(tmp_path):
     path = write(
-        tmp_path, row(spread=0.1693), row(**FORCED, time_us=8), row(**FORCED, time_us=9),
+        tmp_path,
+        row(spread=0.1693),
+        row(**FORCED, time_us=8),
+        row(**FORCED, time_us=9),
         *TWO[2:],
-    )  # fmt: skip
+    )
     landscape = load_landscape(path)
     assert landscape.sigma(DEFAULT, message(1100)) == pytest.approx(0.1)
     assert landscape.sigma(RING_LL, message(1024)) == pytest.approx(0.0833, abs=1e-3)
@@ -129,9 +133,12 @@ def test_spread_and_repeats_are_the_noise_from_launch_to_launch(tmp_path):
 
 def test_a_pair_that_a_collective_does_not_have_leaves_it_to_nccl(tmp_path):
     path = write(
-        tmp_path, *TWO, row(algo="tree", proto="ll", time_us=9), row(collective="broadcast", time_us=5),
+        tmp_path,
+        *TWO,
+        row(algo="tree", proto="ll", time_us=9),
+        row(collective="broadcast", time_us=5),
         row(collective="all_to_all", time_us=6),
-    )  # fmt: skip
+    )
     landscape = load_landscape(path)
     tree = Setting(algorithm=Algorithm.TREE, protocol=Protocol.LL)
     assert landscape.time_samples(tree, message(1024)) == (9.0,)

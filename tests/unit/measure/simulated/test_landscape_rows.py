@@ -13,11 +13,25 @@ from ncclt.errors import LandscapeError
 from ncclt.measure.simulated.landscape_rows import COLUMNS, LandscapeRow, read_rows, write_rows
 
 DEFAULT = {
-    "system": "box", "gpus": "8", "nodes": "1", "gpus_per_node": "8", "nccl_version": "2.28.9",
-    "collective": "all_reduce", "dtype": "float32", "size_bytes": "1024", "algo": "", "proto": "", "nchannels": "",
-    "parameters": "", "is_default": "1", "repetition": "1", "time_us": "10", "spread_percent": "", "in_place": "0",
+    "system": "box",
+    "gpus": "8",
+    "nodes": "1",
+    "gpus_per_node": "8",
+    "nccl_version": "2.28.9",
+    "collective": "all_reduce",
+    "dtype": "float32",
+    "size_bytes": "1024",
+    "algo": "",
+    "proto": "",
+    "nchannels": "",
+    "parameters": "",
+    "is_default": "1",
+    "repetition": "1",
+    "time_us": "10",
+    "spread_percent": "",
+    "in_place": "0",
     "source": "a test",
-}  # fmt: skip
+}
 FORCED = {**DEFAULT, "algo": "ring", "proto": "ll", "is_default": "0"}
 
 
@@ -38,18 +52,35 @@ TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"]), min_
 
 
 @given(
-    setting=SETTINGS, collective=st.sampled_from(Collective), system=TEXT, source=TEXT, size=st.integers(1, 1 << 40),
-    time_us=st.floats(1e-3, 1e9), spread=st.sampled_from([0.0, 0.021, 0.1, 1.25]),
+    setting=SETTINGS,
+    collective=st.sampled_from(Collective),
+    system=TEXT,
+    source=TEXT,
+    size=st.integers(1, 1 << 40),
+    time_us=st.floats(1e-3, 1e9),
+    spread=st.sampled_from([0.0, 0.021, 0.1, 1.25]),
     in_place=st.sampled_from([None, False, True]),
-)  # fmt: skip
+)
 def test_written_rows_are_read_back(
     tmp_path_factory, setting, collective, system, source, size, time_us, spread, in_place
 ):
     row = LandscapeRow(
-        number=2, system=system, gpus=16, nodes=2, gpus_per_node=8, nccl_version="2.28.9", collective=collective,
-        dtype="", size_bytes=size, setting=setting, repetition=3, time_us=time_us, spread=spread, in_place=in_place,
+        number=2,
+        system=system,
+        gpus=16,
+        nodes=2,
+        gpus_per_node=8,
+        nccl_version="2.28.9",
+        collective=collective,
+        dtype="",
+        size_bytes=size,
+        setting=setting,
+        repetition=3,
+        time_us=time_us,
+        spread=spread,
+        in_place=in_place,
         source=source,
-    )  # fmt: skip
+    )
     text = io.StringIO()
     write_rows([row], text)
     path = tmp_path_factory.mktemp("rows") / "t.csv"
@@ -104,9 +135,13 @@ def test_wrong_cells_are_named_with_file_and_line(tmp_path, cells, words):
 
 
 MIXED = [
-    {"system": "other"}, {"gpus": "16", "nodes": "2"}, {"gpus": "4", "gpus_per_node": "4"},
-    {"nccl_version": "2.27.3"}, {"in_place": "1"}, {"source": "SIMULATED"},
-]  # fmt: skip
+    {"system": "other"},
+    {"gpus": "16", "nodes": "2"},
+    {"gpus": "4", "gpus_per_node": "4"},
+    {"nccl_version": "2.27.3"},
+    {"in_place": "1"},
+    {"source": "SIMULATED"},
+]
 
 
 @pytest.mark.parametrize("cells", MIXED)

@@ -15,9 +15,17 @@ MESSAGE = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=
 
 def cluster(**changes) -> Cluster:
     fields = {
-        "name": "c", "gpus_per_node": 8, "gpu": "A100", "compute_capability": 80, "link_class": "nvswitch",
-        "link_gbps": 300.0, "nccl_version": "2.28.9", "fabric": "ethernet", "nics_per_node": 1, "nic_gbps": 12.5,
-    }  # fmt: skip
+        "name": "c",
+        "gpus_per_node": 8,
+        "gpu": "A100",
+        "compute_capability": 80,
+        "link_class": "nvswitch",
+        "link_gbps": 300.0,
+        "nccl_version": "2.28.9",
+        "fabric": "ethernet",
+        "nics_per_node": 1,
+        "nic_gbps": 12.5,
+    }
     return Cluster(**{**fields, **changes})
 
 

@@ -15,9 +15,19 @@ from ncclt.measure.simulated.observations import observed_in_table
 from ncclt.measure.simulated.probes import ProbeTable, observe, probe_candidates, probe_messages
 
 CLUSTER = Cluster(
-    name="pair", nodes=2, gpus_per_node=4, gpu="A100", compute_capability=80, link_class="nvlink", link_gbps=300.0,
-    fabric="infiniband", nics_per_node=4, nic_gbps=12.5, gpudirect=True, nccl_version="2.21.5",
-)  # fmt: skip
+    name="pair",
+    nodes=2,
+    gpus_per_node=4,
+    gpu="A100",
+    compute_capability=80,
+    link_class="nvlink",
+    link_gbps=300.0,
+    fabric="infiniband",
+    nics_per_node=4,
+    nic_gbps=12.5,
+    gpudirect=True,
+    nccl_version="2.21.5",
+)
 SETTINGS = (DEFAULT, *probe_candidates(CLUSTER)[:4])
 SIZES = len(probe_messages(CLUSTER))
 
@@ -56,8 +66,9 @@ def test_failed_launches_are_named_and_the_others_count():
     found = observe(Launches(failing={SETTINGS[1]: hung, SETTINGS[2]: wrong}), SETTINGS)
     assert {one.setting for one in found.seen} == {SETTINGS[0], SETTINGS[3], SETTINGS[4]}
     assert found.notes == (
-        f"{SETTINGS[1].label}: timeout: ", f"{SETTINGS[2].label}: wrong_result: 12 wrong elements",
-    )  # fmt: skip
+        f"{SETTINGS[1].label}: timeout: ",
+        f"{SETTINGS[2].label}: wrong_result: 12 wrong elements",
+    )
     assert found.sources == (f"3 launches by slurm: {3 * SIZES} times",)
 
 

@@ -21,9 +21,19 @@ from ncclt.measure.simulated.truth import SimulatedKernel, kernel_us
 from ncclt.store.shipped import named_clusters, profiles_folder
 
 DGX = Cluster(
-    name="d", nodes=2, gpus_per_node=8, gpu="A100", compute_capability=80, link_class="nvswitch", link_gbps=300.0,
-    fabric="infiniband", nics_per_node=8, nic_gbps=25.0, gpudirect=True, nccl_version="2.21.5",
-)  # fmt: skip
+    name="d",
+    nodes=2,
+    gpus_per_node=8,
+    gpu="A100",
+    compute_capability=80,
+    link_class="nvswitch",
+    link_gbps=300.0,
+    fabric="infiniband",
+    nics_per_node=8,
+    nic_gbps=25.0,
+    gpudirect=True,
+    nccl_version="2.21.5",
+)
 EFA = replace(DGX, name="e", link_class="shm", link_gbps=32.0, fabric="efa", nics_per_node=4, nic_gbps=12.5)
 H100 = replace(DGX, name="h", compute_capability=90, link_gbps=450.0, nic_gbps=50.0, nccl_version="2.28.9")
 RING = Setting(algorithm=Algorithm.RING, protocol=Protocol.SIMPLE)
@@ -130,8 +140,10 @@ def test_no_rate_exceeds_a_link_on_its_way(case):
         arriving = {
             Collective.ALL_REDUCE: 2 * (nodes - 1) / nodes,
             Collective.ALL_TO_ALL: cluster.gpus_per_node * (nodes - 1) / nodes,
-            Collective.BROADCAST: 1.0, Collective.REDUCE: 1.0, Collective.SEND_RECV: 1.0,
-        }.get(message.collective, (nodes - 1) / nodes)  # fmt: skip
+            Collective.BROADCAST: 1.0,
+            Collective.REDUCE: 1.0,
+            Collective.SEND_RECV: 1.0,
+        }.get(message.collective, (nodes - 1) / nodes)
         assert algbw * arriving <= ports
     elif ranks > 1 and setting.algorithm is not Algorithm.NVLS and cluster.link_class != "nvswitch":
         whole = replace(message, group_size=ranks)
@@ -162,9 +174,12 @@ def test_what_has_no_model_is_refused():
 
 @settings(max_examples=60, deadline=None)
 @given(
-    CLUSTERS, SIZES, COLLECTIVES, st.sampled_from([DEFAULT, RING, replace(RING, channels=8)]),
+    CLUSTERS,
+    SIZES,
+    COLLECTIVES,
+    st.sampled_from([DEFAULT, RING, replace(RING, channels=8)]),
     st.sampled_from([("link_gbps", 100.0, 300.0), ("link_gbps", 300.0, 900.0), ("nic_gbps", 12.5, 50.0)]),
-)  # fmt: skip
+)
 def test_more_nominal_bandwidth_is_never_slower(cluster, size, collective, setting, change):
     field, less, more = change
     slow = expected(replace(cluster, **{field: less}), size, setting, collective)
@@ -176,9 +191,12 @@ def test_more_nominal_bandwidth_is_never_slower(cluster, size, collective, setti
 def test_time_grows_with_size(cluster, size, collective, channels, times, data):
     algorithms = [a for a in (Algorithm.RING, Algorithm.TREE) if a in LEGAL[collective]]
     kernel = SimulatedKernel(
-        collective=collective, size_bytes=size, algorithm=data.draw(st.sampled_from(algorithms)),
-        protocol=data.draw(st.sampled_from(list(Protocol))), channels=channels,
-    )  # fmt: skip
+        collective=collective,
+        size_bytes=size,
+        algorithm=data.draw(st.sampled_from(algorithms)),
+        protocol=data.draw(st.sampled_from(list(Protocol))),
+        channels=channels,
+    )
     larger = replace(kernel, size_bytes=int(size * times))
     assert kernel_us(larger, physics_of(cluster)) >= kernel_us(kernel, physics_of(cluster)) * (1 - 1e-9)
 

@@ -17,14 +17,19 @@ AR = Collective.ALL_REDUCE
 RING = Setting(algorithm=Algorithm.RING, protocol=Protocol.SIMPLE)
 LANDSCAPE = Landscape(
     cluster=Cluster(
-        name="box", gpus_per_node=4, gpu="L40S", compute_capability=89, link_class="pcie", link_gbps=32.0,
+        name="box",
+        gpus_per_node=4,
+        gpu="L40S",
+        compute_capability=89,
+        link_class="pcie",
+        link_gbps=32.0,
         nccl_version="2.29.2",
     ),
     curves={
         (AR, DEFAULT): ((1024, (10.0, 11.0)), (65536, (50.0, 52.0))),
         (AR, RING): ((1024, (20.0,)), (16384, (30.0,))),
     },
-)  # fmt: skip
+)
 
 
 def message(size: int, **changes) -> Message:

@@ -13,13 +13,29 @@ from ncclt.nccl.cost_model.graph import graph_of
 
 AR = Collective.ALL_REDUCE
 LEONARDO = Cluster(
-    name="leo", nodes=2, gpus_per_node=4, gpu="A100", compute_capability=80, link_class="nvlink", link_gbps=300.0,
-    fabric="infiniband", nics_per_node=4, nic_gbps=12.5, gpudirect=True, nccl_version="2.22.3",
-)  # fmt: skip
+    name="leo",
+    nodes=2,
+    gpus_per_node=4,
+    gpu="A100",
+    compute_capability=80,
+    link_class="nvlink",
+    link_gbps=300.0,
+    fabric="infiniband",
+    nics_per_node=4,
+    nic_gbps=12.5,
+    gpudirect=True,
+    nccl_version="2.22.3",
+)
 PAIR = Cluster(
-    name="pair", gpus_per_node=2, gpu="L40S", compute_capability=89, link_class="shm", link_gbps=32.0, cpu="amd",
+    name="pair",
+    gpus_per_node=2,
+    gpu="L40S",
+    compute_capability=89,
+    link_class="shm",
+    link_gbps=32.0,
+    cpu="amd",
     nccl_version="2.29.2",
-)  # fmt: skip
+)
 RING_LL = Setting(algorithm=Algorithm.RING, protocol=Protocol.LL)
 MESSAGES = tuple(Message(collective=AR, dtype="float32", size_bytes=1 << e) for e in range(10, 28, 3))
 

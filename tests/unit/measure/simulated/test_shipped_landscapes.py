@@ -50,8 +50,11 @@ def test_it_replays_on_the_cluster_that_is_described(name):
 def test_four_tables_of_one_system_are_one_recorded_cluster():
     landscape = load_landscape(TABLES[DEFAULT_RECORDED])
     assert {collective for collective, _ in landscape.curves} == {
-        Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.BROADCAST,
-    }  # fmt: skip
+        Collective.ALL_REDUCE,
+        Collective.ALL_GATHER,
+        Collective.REDUCE_SCATTER,
+        Collective.BROADCAST,
+    }
     assert len(landscape.settings()) == 54
     # Below 8 MiB the library ran something else than all_gather's forced settings.
     gather = [Message(collective=Collective.ALL_GATHER, dtype="int8", size_bytes=size << 20) for size in (4, 8)]

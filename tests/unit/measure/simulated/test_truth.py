@@ -17,28 +17,61 @@ RING, TREE = Algorithm.RING, Algorithm.TREE
 LL, LL128, SIMPLE = Protocol.LL, Protocol.LL128, Protocol.SIMPLE
 
 LEONARDO = Cluster(
-    name="leo", nodes=4, gpus_per_node=4, gpu="A100", compute_capability=80, link_class="nvlink", link_gbps=300.0,
-    fabric="infiniband", nics_per_node=4, nic_gbps=12.5, gpudirect=True, nccl_version="2.22.3",
-)  # fmt: skip
+    name="leo",
+    nodes=4,
+    gpus_per_node=4,
+    gpu="A100",
+    compute_capability=80,
+    link_class="nvlink",
+    link_gbps=300.0,
+    fabric="infiniband",
+    nics_per_node=4,
+    nic_gbps=12.5,
+    gpudirect=True,
+    nccl_version="2.22.3",
+)
 H100 = Cluster(
-    name="h", gpus_per_node=8, gpu="H100", compute_capability=90, link_class="nvswitch", link_gbps=450.0,
+    name="h",
+    gpus_per_node=8,
+    gpu="H100",
+    compute_capability=90,
+    link_class="nvswitch",
+    link_gbps=450.0,
     nccl_version="2.28.9",
-)  # fmt: skip
+)
 SHM = Cluster(
-    name="s", gpus_per_node=8, gpu="L40S", compute_capability=89, link_class="shm", link_gbps=32.0,
+    name="s",
+    gpus_per_node=8,
+    gpu="L40S",
+    compute_capability=89,
+    link_class="shm",
+    link_gbps=32.0,
     nccl_version="2.28.9",
-)  # fmt: skip
+)
 TCP = Cluster(
-    name="t", nodes=2, gpus_per_node=1, gpu="T4", compute_capability=75, link_class="pcie", link_gbps=16.0,
-    fabric="ethernet", nics_per_node=1, nic_gbps=12.5, nccl_version="2.28.9",
-)  # fmt: skip
+    name="t",
+    nodes=2,
+    gpus_per_node=1,
+    gpu="T4",
+    compute_capability=75,
+    link_class="pcie",
+    link_gbps=16.0,
+    fabric="ethernet",
+    nics_per_node=1,
+    nic_gbps=12.5,
+    nccl_version="2.28.9",
+)
 
 
 def time_us(cluster: Cluster, size: int, algorithm=RING, protocol=SIMPLE, channels=8, **changes) -> float:
     kernel = SimulatedKernel(
-        collective=changes.pop("collective", AR), size_bytes=size, algorithm=algorithm, protocol=protocol,
-        channels=channels, **changes,
-    )  # fmt: skip
+        collective=changes.pop("collective", AR),
+        size_bytes=size,
+        algorithm=algorithm,
+        protocol=protocol,
+        channels=channels,
+        **changes,
+    )
     return kernel_us(kernel, physics_of(cluster))
 
 

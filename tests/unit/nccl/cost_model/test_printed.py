@@ -15,9 +15,19 @@ from ncclt.nccl.cost_model.printed import pick, table_of
 
 AR = Collective.ALL_REDUCE
 PAIR = Cluster(
-    name="pair", nodes=2, gpus_per_node=8, gpu="A100", compute_capability=80, link_class="nvswitch", link_gbps=300,
-    fabric="infiniband", nics_per_node=8, nic_gbps=25.0, gpudirect=True, nccl_version="2.27.3",
-)  # fmt: skip
+    name="pair",
+    nodes=2,
+    gpus_per_node=8,
+    gpu="A100",
+    compute_capability=80,
+    link_class="nvswitch",
+    link_gbps=300,
+    fabric="infiniband",
+    nics_per_node=8,
+    nic_gbps=25.0,
+    gpudirect=True,
+    nccl_version="2.27.3",
+)
 TABLE = PrintedTable(
     ranks=16,
     nodes=2,

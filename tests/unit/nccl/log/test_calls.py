@@ -79,21 +79,30 @@ def test_impossible_counts_are_no_calls(text):
         ("AllGather: 2048 Bytes -> Algo 0 proto 1 time 12.5", "AllGather", "2048", "TREE/LL128", True),
         (
             "AllReduce: 2048 Bytes -> Algo NVLS_TREE proto SIMPLE channel{Lo..Hi}={4..11}",
-            "AllReduce", "2048", "NVLS_TREE/SIMPLE/8", False,
+            "AllReduce",
+            "2048",
+            "NVLS_TREE/SIMPLE/8",
+            False,
         ),
         (
             "AllReduce: 2048 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0} cgaClusterSize 4",
-            "AllReduce", "2048", "RING/LL/1", False,
+            "AllReduce",
+            "2048",
+            "RING/LL/1",
+            False,
         ),
         (
             "AllGather [Symmetric]: 2048 Bytes -> Kernel AllGather_LLMC nchannels 8 nthreads 512 nWorks 1",
-            "AllGather", "2048", "AllGather_LLMC/8", False,
+            "AllGather",
+            "2048",
+            "AllGather_LLMC/8",
+            False,
         ),
         ("AlltoAll [Copy Engine]: 2048 Bytes -> cudaMemcpy; CE sync", "AlltoAll", "2048", "Copy Engine", False),
         ("AllGather [Hierarchical CE]: 2048 Bytes -> RMA proxy + CE", "AllGather", "2048", "Hierarchical CE", False),
         ("Broadcast: 9 Bytes -> Algo 42 proto 9 time 1.0", "Broadcast", "9", "42/9", True),
     ],
-)  # fmt: skip
+)
 def test_tuning_lines_of_every_form(line, operation, size, choice, full):
     """NCCL 2.20 to 2.32."""
     (decision,) = tuning_lines("gpu1:7:8 [2] NCCL INFO " + line)

@@ -40,10 +40,15 @@ def read(*texts, host="a", tid=1):
 
 def test_a_table_is_read_with_the_job_that_it_is_of():
     costs = read(
-        "NCCL version 2.29.2+cuda13.1", start(0, 16), shape(16, 2),
-        HEAD, ROW, *MORE, "24 coll channels, 24 collnet channels, 16 nvls channels, 32 p2p channels",
+        "NCCL version 2.29.2+cuda13.1",
+        start(0, 16),
+        shape(16, 2),
+        HEAD,
+        ROW,
+        *MORE,
+        "24 coll channels, 24 collnet channels, 16 nvls channels, 32 p2p channels",
         "24 coll channels, 32 p2p channels per peer",
-    )  # fmt: skip
+    )
 
     (table,) = costs.tables
     assert (costs.version, table.ranks, table.nodes, table.channels, table.nvls_channels) == ("2.29.2", 16, 2, 24, 16)
@@ -68,10 +73,22 @@ def test_each_communicator_has_its_own():
     """One after another on a thread, and at the same time on others; of equal ones the first counts."""
     small = ROW.replace("61.1", "11.1")
     costs = read(
-        start(0, 8), shape(8, 1), HEAD, ROW, start(0, 8, "COMPLETE"),
-        start(0, 2, comm_id="0xc2"), shape(2, 1), HEAD, small, start(0, 2, "COMPLETE", "0xc2"),
-        start(0, 2, comm_id="0xc3"), shape(2, 1), HEAD, ROW, start(0, 2, "COMPLETE", "0xc3"),
-    )  # fmt: skip
+        start(0, 8),
+        shape(8, 1),
+        HEAD,
+        ROW,
+        start(0, 8, "COMPLETE"),
+        start(0, 2, comm_id="0xc2"),
+        shape(2, 1),
+        HEAD,
+        small,
+        start(0, 2, "COMPLETE", "0xc2"),
+        start(0, 2, comm_id="0xc3"),
+        shape(2, 1),
+        HEAD,
+        ROW,
+        start(0, 2, "COMPLETE", "0xc3"),
+    )
 
     assert [(t.ranks, t.nodes, t.costs[0].gbps) for t in costs.tables] == [(8, 1, 61.1), (2, 1, 11.1)]
 
@@ -129,21 +146,41 @@ def test_a_garbled_log_costs_the_table_and_never_the_reading(chance: random.Rand
     ("log", "before", "cluster", "calls"),
     [
         (
-            "wayne_tuning_2.29.2_g2_auto.log", "",
-            Cluster(name="h100", gpus_per_node=2, gpu="H100", compute_capability=90, link_class="nvswitch",
-                    link_gbps=478, nccl_version="2.29.2"),
+            "wayne_tuning_2.29.2_g2_auto.log",
+            "",
+            Cluster(
+                name="h100",
+                gpus_per_node=2,
+                gpu="H100",
+                compute_capability=90,
+                link_class="nvswitch",
+                link_gbps=478,
+                nccl_version="2.29.2",
+            ),
             6,
         ),
         (
             # Published without the lines of its start: two ranks that took each other for two nodes.
-            "eunomia_tuning_2.29.7.log", f"lab:3038984:3038984 [0] NCCL INFO {shape(2, 2)}\n",
-            Cluster(name="lab", nodes=2, gpus_per_node=1, gpu="RTX 5090", compute_capability=120, link_class="pcie",
-                    link_gbps=32, fabric="ethernet", nics_per_node=1, nic_gbps=3, nccl_version="2.29.7"),
+            "eunomia_tuning_2.29.7.log",
+            f"lab:3038984:3038984 [0] NCCL INFO {shape(2, 2)}\n",
+            Cluster(
+                name="lab",
+                nodes=2,
+                gpus_per_node=1,
+                gpu="RTX 5090",
+                compute_capability=120,
+                link_class="pcie",
+                link_gbps=32,
+                fabric="ethernet",
+                nics_per_node=1,
+                nic_gbps=3,
+                nccl_version="2.29.7",
+            ),
             18,
         ),
     ],
     ids=["2 x H100", "2 sockets"],
-)  # fmt: skip
+)
 def test_real_tables_tell_what_nccl_chose_in_the_same_log(log, before, cluster, calls, shared_data):
     """NCCL's line of each call names the pair that it took."""
     text = (shared_data / "traces/nccl_log" / log).read_text()

@@ -201,9 +201,25 @@ def test_lines_without_end_and_endless_ranks(monkeypatch):
         _facts(*(f"h{n}:1:1 [0] NCCL INFO 1 coll channels" for n in range(5)))
 
 
-_PIECES = ["a:1:2 [0] ", "NCCL INFO ", "NCCL WARN ", "Channel 00/0 : 0[0] -> 1[1] via ", "Pattern 4, crossNic 0, nChannels 1, bw ",
-           "1.2.3/4.5, type NVL/PIX", " AllReduce | 1/2 | ", "  Algorithm | Tree |", "comm 0x1 rank 0 nranks 2 cudaDev 0 - Init START",
-           "3 coll channels", "NCCL_ALGO set by environment to ", "NET[..] - NET/", "CPU/0 (9/9/9)", "\x00", "é", "[", ":"]  # fmt: skip
+_PIECES = [
+    "a:1:2 [0] ",
+    "NCCL INFO ",
+    "NCCL WARN ",
+    "Channel 00/0 : 0[0] -> 1[1] via ",
+    "Pattern 4, crossNic 0, nChannels 1, bw ",
+    "1.2.3/4.5, type NVL/PIX",
+    " AllReduce | 1/2 | ",
+    "  Algorithm | Tree |",
+    "comm 0x1 rank 0 nranks 2 cudaDev 0 - Init START",
+    "3 coll channels",
+    "NCCL_ALGO set by environment to ",
+    "NET[..] - NET/",
+    "CPU/0 (9/9/9)",
+    "\x00",
+    "é",
+    "[",
+    ":",
+]
 
 
 @given(st.lists(st.lists(st.sampled_from(_PIECES), max_size=8).map("".join), max_size=20))

@@ -26,8 +26,11 @@ def opened(plugin, tmp_path):
         table = tmp_path / "table.csv"
         table.write_text("".join(f"{row}\n" for row in rows))
         environ = {
-            "NCCLT_POLICY": str(table), "NCCLT_TABLE": None, "NCCLT_POLICY_SHM": None, "NCCLT_PLUGIN_REPORT": None,
-        }  # fmt: skip
+            "NCCLT_POLICY": str(table),
+            "NCCLT_TABLE": None,
+            "NCCLT_POLICY_SHM": None,
+            "NCCLT_PLUGIN_REPORT": None,
+        }
         return plugin.communicator(ranks=ranks, nodes=nodes, environ=environ, **options)
 
     return open_with

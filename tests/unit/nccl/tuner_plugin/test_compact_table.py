@@ -67,8 +67,11 @@ def test_published_table_has_one_checksum_in_both_texts(plugin):
 
 
 def test_example_of_the_form():
-    lines = ["allreduce,0,65535,tree,ll,2,2,16", "allreduce,65536,9223372036854775807,ring,simple,-1,2,16",
-             "allgather,4194304,67108864,nvls,simple,16,1,8"]  # fmt: skip
+    lines = [
+        "allreduce,0,65535,tree,ll,2,2,16",
+        "allreduce,65536,9223372036854775807,ring,simple,-1,2,16",
+        "allgather,4194304,67108864,nvls,simple,16,1,8",
+    ]
     compact = encode_table(table(lines))
     assert compact.rpartition(":")[0] == "1:r-1f3c:2.28.9:16.2:16.2A1ekfTL2+RS_8.1G2hwcg-13ydj4NSg"
 
@@ -95,8 +98,11 @@ def test_damage_is_found_by_both(plugin, data):
     at = data.draw(st.integers(min_value=rows_at, max_value=len(compact) - 1))
     kind = data.draw(st.sampled_from(["cut", "change", "drop"]))
     other = data.draw(st.sampled_from("0z9AR+_-:. "))
-    damaged = {"cut": compact[:at], "change": compact[:at] + other + compact[at + 1 :], "drop": compact[:at] +
-               compact[at + 1 :]}[kind]  # fmt: skip
+    damaged = {
+        "cut": compact[:at],
+        "change": compact[:at] + other + compact[at + 1 :],
+        "drop": compact[:at] + compact[at + 1 :],
+    }[kind]
     if damaged == compact:
         return
     with pytest.raises(InputError):
@@ -109,12 +115,18 @@ def test_damage_is_found_by_both(plugin, data):
 @pytest.mark.parametrize(
     "compact",
     [
-        "1:r:2.28.9:16.2::cbf29ce484222325", "2:r:2.28.9:16.2:16.2ARL:0000000000000000", "1:r:x:16.2:16.2ARL:",
-        "1:r:2.28.9:16:16.2ARL:0000000000000000", "1:r:2.28.9:16.2:16.2ARL0:0000000000000000",
-        "1:r:2.28.9:16.2:16.2A3w5e11264sgsfRL+RL:0000000000000000", "1:r:2.28.9:16.2:16.2A5-4RL:0000000000000000",
-        "1:r:2.28.9:16.2:16.2A3w5e11264sgsgRL:0000000000000000", "1", "a" * 40_000,
+        "1:r:2.28.9:16.2::cbf29ce484222325",
+        "2:r:2.28.9:16.2:16.2ARL:0000000000000000",
+        "1:r:x:16.2:16.2ARL:",
+        "1:r:2.28.9:16:16.2ARL:0000000000000000",
+        "1:r:2.28.9:16.2:16.2ARL0:0000000000000000",
+        "1:r:2.28.9:16.2:16.2A3w5e11264sgsfRL+RL:0000000000000000",
+        "1:r:2.28.9:16.2:16.2A5-4RL:0000000000000000",
+        "1:r:2.28.9:16.2:16.2A3w5e11264sgsgRL:0000000000000000",
+        "1",
+        "a" * 40_000,
     ],
-)  # fmt: skip
+)
 def test_broken_word_is_refused_by_both(plugin, compact):
     with pytest.raises(InputError):
         decode_table(compact)

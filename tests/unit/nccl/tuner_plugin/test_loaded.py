@@ -213,12 +213,22 @@ VERDICT = Verdict(
 @given(policy=policies(), sizes=st.lists(SIZES, min_size=1, max_size=8), group=st.sampled_from([2, 4, 8]))
 def test_a_rendered_policy_chooses_in_the_plugin_what_it_says(plugin, tmp_path, policy, sizes, group):
     recommendation = Recommendation(
-        id="r-1", revision=1, study="s", cluster="c", model="m", workload_digest="d", simulated=False,
-        collectives=frozenset({Collective.ALL_REDUCE}), launcher="local", created="2026-01-01T00:00:00Z",
-        fingerprint=Fingerprint(gpu="A100", link_class="nvlink", fabric="infiniband", nodes=2, gpus_per_node=4,
-                                nccl_version="2.28.9"),
-        table=PolicyVerdict(policy=policy, verdict=VERDICT), variables=None,
-    )  # fmt: skip
+        id="r-1",
+        revision=1,
+        study="s",
+        cluster="c",
+        model="m",
+        workload_digest="d",
+        simulated=False,
+        collectives=frozenset({Collective.ALL_REDUCE}),
+        launcher="local",
+        created="2026-01-01T00:00:00Z",
+        fingerprint=Fingerprint(
+            gpu="A100", link_class="nvlink", fabric="infiniband", nodes=2, gpus_per_node=4, nccl_version="2.28.9"
+        ),
+        table=PolicyVerdict(policy=policy, verdict=VERDICT),
+        variables=None,
+    )
     table = tmp_path / "table.csv"
     table.write_text(render(recommendation, format="tuner-csv"))
     starts = [rule.min_bytes for rule in policy.rules]
@@ -227,8 +237,11 @@ def test_a_rendered_policy_chooses_in_the_plugin_what_it_says(plugin, tmp_path, 
             message = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=size, group_size=group)
             wanted = policy.setting_for(message)
             # A rule for any group lies in the table as one for the whole job: how smaller ones lie is not known.
-            if group != 8 and wanted.algorithm and not any(r.group_size == group and r.matches(message)
-                                                           for r in policy.rules):  # fmt: skip
+            if (
+                group != 8
+                and wanted.algorithm
+                and not any(r.group_size == group and r.matches(message) for r in policy.rules)
+            ):
                 wanted = Policy().setting_for(message)
             answer = comm.ask(ALL_REDUCE, size)
             assert chosen(answer) == ((wanted.algorithm, wanted.protocol) if wanted.algorithm else None)

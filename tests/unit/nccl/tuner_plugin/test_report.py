@@ -63,11 +63,25 @@ def test_calls_are_counted_by_size_outcome_and_choice(watched, tmp_path, monkeyp
     assert head["pid"] == os.getpid()
     assert sorted(rows, key=lambda row: row["size_bytes"]) == [
         {"collective": "broadcast", "size_bytes": 7, "outcome": "unmatched", "calls": 1},
-        {"collective": "all_reduce", "size_bytes": 4096, "outcome": "applied",
-         "algorithm": "tree", "protocol": "ll", "channels": 2, "calls": 3},
-        {"collective": "all_reduce", "size_bytes": 1048576, "outcome": "unavailable",
-         "algorithm": "nvls", "protocol": "simple", "channels": 0, "calls": 1},
-    ]  # fmt: skip
+        {
+            "collective": "all_reduce",
+            "size_bytes": 4096,
+            "outcome": "applied",
+            "algorithm": "tree",
+            "protocol": "ll",
+            "channels": 2,
+            "calls": 3,
+        },
+        {
+            "collective": "all_reduce",
+            "size_bytes": 1048576,
+            "outcome": "unavailable",
+            "algorithm": "nvls",
+            "protocol": "simple",
+            "channels": 0,
+            "calls": 1,
+        },
+    ]
 
 
 def test_estimates_before_a_call_are_not_counted(watched, tmp_path):
@@ -90,8 +104,9 @@ def test_the_report_is_a_profile(watched, tmp_path):
 
     workload = read_workload(sorted((tmp_path / "reports").iterdir()), name="w")
 
-    found = {(m.message.collective, m.message.size_bytes, m.message.group_size): m.calls_per_step
-             for m in workload.messages}  # fmt: skip
+    found = {
+        (m.message.collective, m.message.size_bytes, m.message.group_size): m.calls_per_step for m in workload.messages
+    }
     assert found == {(Collective.ALL_REDUCE, 4096, 8): 5.0, (Collective.BROADCAST, 64, 2): 1.0}
     assert workload.provenance.detail["asked_for"] == "all_reduce 4 KiB: TREE/LL/2"
 
@@ -128,9 +143,10 @@ def test_sizes_that_no_counter_can_hold_are_kept_by_class(watched, tmp_path):
 
 def test_a_refused_table_is_reported_with_its_reason(plugin, tmp_path):
     environ = {
-        "NCCLT_POLICY": str(tmp_path / 'no"where'), "NCCLT_PLUGIN_REPORT": str(tmp_path / "reports"),
+        "NCCLT_POLICY": str(tmp_path / 'no"where'),
+        "NCCLT_PLUGIN_REPORT": str(tmp_path / "reports"),
         "NCCLT_AGREEMENT": "hook",
-    }  # fmt: skip
+    }
     with plugin.communicator(ranks=8, nodes=1, environ=environ) as comm:
         comm.ask(ALL_REDUCE, 64)
 

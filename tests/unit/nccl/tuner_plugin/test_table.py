@@ -245,9 +245,13 @@ def test_a_rule_is_for_the_placement_that_was_measured():
         for nodes in (4, 16)
     }
     assert shapes == {
-        (None, 4): (-1, 8), (None, 16): (-1, 8), (False, 4): (1, 8), (False, 16): (1, 8),
-        (True, 4): (4, 8), (True, 16): (8, 8),
-    }  # fmt: skip
+        (None, 4): (-1, 8),
+        (None, 16): (-1, 8),
+        (False, 4): (1, 8),
+        (False, 16): (1, 8),
+        (True, 4): (4, 8),
+        (True, 16): (8, 8),
+    }
     assert communicator_shape(replace(rule, group_size=0), nodes=4, ranks=32) == (4, 32)
 
 

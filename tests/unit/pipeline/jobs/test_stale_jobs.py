@@ -47,10 +47,18 @@ def go_stale(store, id):
     found = store.recommendation(id)
     store.add_check(
         Check(
-            id=f"check-{id}", recommendation=id, cluster=found.cluster, model=found.model, freshness=Freshness.STALE,
-            reasons=("the gain is lost",), changes=(), launches=8, launcher="simulate", created=NOW,
+            id=f"check-{id}",
+            recommendation=id,
+            cluster=found.cluster,
+            model=found.model,
+            freshness=Freshness.STALE,
+            reasons=("the gain is lost",),
+            changes=(),
+            launches=8,
+            launcher="simulate",
+            created=NOW,
         )
-    )  # fmt: skip
+    )
 
 
 def submitted(store, queue, *, cluster=None):

@@ -50,8 +50,11 @@ def test_a_job_that_has_killed_workers_fails(result_of):
     assert (result.state, result.reason) == (JobState.FAILED, "5 workers died over it")
     (noted,) = result_of.history()
     assert (noted.action, noted.cluster, noted.model, noted.why) == (
-        Action.JOB_FAILED, "leonardo", "bert", "job j: 5 workers died over it",
-    )  # fmt: skip
+        Action.JOB_FAILED,
+        "leonardo",
+        "bert",
+        "job j: 5 workers died over it",
+    )
 
 
 @pytest.mark.parametrize(

@@ -20,14 +20,19 @@ def test_a_configuration_is_returned_as_it_is(tmp_path):
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "not JSON"), (b"{", "not JSON"), (b"\xff\xfe", "not JSON"), (b"[" * 100_000, "not JSON"),
-        (b"[]", "model_type"), (b"{}", "model_type"), (b'{"model_type": 3}', "model_type"),
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
+        (b"\xff\xfe", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b"[]", "model_type"),
+        (b"{}", "model_type"),
+        (b'{"model_type": 3}', "model_type"),
         (b'{"model_type": "bert", "num_hidden_layers": 1000000000}', "num_hidden_layers"),
         (b'{"model_type": "x", "text_config": {"n_layer": 1000000000}}', "n_layer"),
         (b'{"model_type": "x", "depths": [2, 1000000000]}', "depths"),
         (b" " * (1024 * 1024 + 1), "larger than 1 MiB"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_configuration_is_refused_with_the_reason(tmp_path, content, reason):
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(InputError, match=reason) as caught:

@@ -128,9 +128,11 @@ class TestWithLibraries:
         rows = _rows(_workload("TinyForPreTraining", sharding=Sharding.FSDP, dtype="bf16", reduce_dtype="fp32"))
         layer, root = 512 * 512, 1024
         assert rows == {
-            ("all_gather", "bfloat16", 2 * layer, 0): 4, ("all_gather", "bfloat16", 2 * root, 0): 1,
-            ("reduce_scatter", "float32", 4 * layer, 0): 2, ("reduce_scatter", "float32", 4 * root, 0): 1,
-        }  # fmt: skip
+            ("all_gather", "bfloat16", 2 * layer, 0): 4,
+            ("all_gather", "bfloat16", 2 * root, 0): 1,
+            ("reduce_scatter", "float32", 4 * layer, 0): 2,
+            ("reduce_scatter", "float32", 4 * root, 0): 1,
+        }
 
     def test_zero3_gathers_parameters(self):
         rows = _rows(_workload("tiny", sharding=Sharding.ZERO3, dtype="fp16"))
@@ -178,9 +180,15 @@ class TestWithLibraries:
 
     @pytest.mark.parametrize(
         "options",
-        [{"group_size": 1}, {"group_size": -2}, {"bucket_cap_mb": 0}, {"bucket_cap_mb": float("nan")},
-         {"dtype": "int8"}, {"dtype": "bf16", "reduce_dtype": "fp32"}],
-    )  # fmt: skip
+        [
+            {"group_size": 1},
+            {"group_size": -2},
+            {"bucket_cap_mb": 0},
+            {"bucket_cap_mb": float("nan")},
+            {"dtype": "int8"},
+            {"dtype": "bf16", "reduce_dtype": "fp32"},
+        ],
+    )
     def test_options_that_make_no_sense(self, options):
         with pytest.raises(UsageError):
             _workload("net", **options)

@@ -8,9 +8,12 @@ import pytest
 from ncclt.profile.model.named import ModelRequest, Sharding, workload_of_model
 
 LARGE = {
-    "model_type": "bert", "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
+    "model_type": "bert",
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
     "intermediate_size": 4096,
-}  # fmt: skip
+}
 CASES = [
     ("torchvision", "resnet18", "bf16", "resnet18 bf16"),
     ("torchvision", "resnet50", "fp32", "resnet50 fp32"),
@@ -61,5 +64,8 @@ def test_llama_is_gathered_layer_by_layer(shared_data):
     }
     layer, root = 2 * facts["layer_params"], 2 * facts["root_params"]
     assert rows == {
-        ("all_gather", layer): 64, ("all_gather", root): 1, ("reduce_scatter", layer): 32, ("reduce_scatter", root): 1
-    }  # fmt: skip
+        ("all_gather", layer): 64,
+        ("all_gather", root): 1,
+        ("reduce_scatter", layer): 32,
+        ("reduce_scatter", root): 1,
+    }

@@ -43,9 +43,7 @@ def test_buffers_take_the_dtype_of_the_training():
 
 
 def test_repeated_blocks_are_units_and_the_root_takes_the_rest():
-    assert _units(Net(), trainable=True) == {
-        ("Block", 16, 2, False), ("Block", 9, 1, False), ("root", 20, 1, True)
-    }  # fmt: skip
+    assert _units(Net(), trainable=True) == {("Block", 16, 2, False), ("Block", 9, 1, False), ("root", 20, 1, True)}
     assert ("root", 44, 1, True) in _units(Net(), trainable=False)
 
 

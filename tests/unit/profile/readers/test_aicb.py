@@ -41,11 +41,16 @@ def found(workload):
 def test_iterations_divide_the_calls(read):
     """The set-up is no iteration, and what comes behind the last end is a cut one."""
     workload = read(
-        row("broadcast", 999, stage="init"), row("all_reduce", 8, stage="init.model_setup"), END,
-        row("all_reduce", 1024), row("all_gather", 2048, count="3"), END,
-        row("all_reduce", 1024), END,
+        row("broadcast", 999, stage="init"),
+        row("all_reduce", 8, stage="init.model_setup"),
+        END,
         row("all_reduce", 1024),
-    )  # fmt: skip
+        row("all_gather", 2048, count="3"),
+        END,
+        row("all_reduce", 1024),
+        END,
+        row("all_reduce", 1024),
+    )
     assert found(workload) == {("all_reduce", 1024, 4): 1, ("all_gather", 2048, 4): 1.5}
     origin = workload.provenance
     assert (origin.steps, origin.world_size) == (2, 8)

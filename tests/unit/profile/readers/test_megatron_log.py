@@ -48,7 +48,7 @@ def table(workload):
         ("[NeMo I 2026-01-02 b:6] Params for bucket 1 (1000 elements, dtype torch.bfloat16):", "bfloat16", 1000),
         ("INFO:megatron.core.distributed.grad_buffer:Params for bucket 1 (1000 elements):", "float32", 1000),
     ],
-)  # fmt: skip
+)
 def test_bucket_lines_of_every_form(log, line, dtype, elements):
     """The padding is sent, and a dtype in the line wins."""
     workload = log([COUNT + "1", line])

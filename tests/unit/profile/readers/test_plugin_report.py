@@ -13,11 +13,29 @@ AR = Collective.ALL_REDUCE
 
 def report(path, *rows, **head):
     first = {
-        "ncclt_plugin_report": 1, "plugin": "0", "tuner_api": 5, "nccl": "", "host": "n", "pid": 1, "launch_rank": -1,
-        "communicator": "a" * 16, "number": 0, "ranks": 4, "nodes": 2, "policy": "", "shared": False, "table": "r",
-        "fnv1a": "1" * 16, "rows": 0, "rows_here": 0, "not_in_use": "", "started_us": 1, "written_us": 2,
-        "finished": True, **head,
-    }  # fmt: skip
+        "ncclt_plugin_report": 1,
+        "plugin": "0",
+        "tuner_api": 5,
+        "nccl": "",
+        "host": "n",
+        "pid": 1,
+        "launch_rank": -1,
+        "communicator": "a" * 16,
+        "number": 0,
+        "ranks": 4,
+        "nodes": 2,
+        "policy": "",
+        "shared": False,
+        "table": "r",
+        "fnv1a": "1" * 16,
+        "rows": 0,
+        "rows_here": 0,
+        "not_in_use": "",
+        "started_us": 1,
+        "written_us": 2,
+        "finished": True,
+        **head,
+    }
     path.write_text("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in (first, *rows)))
     return path
 
@@ -74,8 +92,10 @@ def test_what_is_missing_or_unequal_is_said(tmp_path):
 
 
 def test_what_was_asked_for_is_kept(tmp_path):
-    rows = [calls(2**20, 3, outcome="applied", algorithm="tree", protocol="ll", channels=0),
-            calls(2**20, 1, outcome="unavailable", algorithm="nvls", protocol="simple", channels=4)]  # fmt: skip
+    rows = [
+        calls(2**20, 3, outcome="applied", algorithm="tree", protocol="ll", channels=0),
+        calls(2**20, 1, outcome="unavailable", algorithm="nvls", protocol="simple", channels=4),
+    ]
 
     detail = read_workload([report(tmp_path / "a", *rows)], name="w").provenance.detail
 

@@ -41,10 +41,16 @@ def found(workload):
 def test_ranks_are_not_added_up_and_the_fastest_tells_the_time(read):
     """Each rank shows the same calls; a rank that comes early waits inside its kernel."""
     workload = read(
-        [LONG, "0,0,_allgather_base,3,BFloat16,100,300,30.0,7", "1,0,_allgather_base,3,BFloat16,100,300,10.0,7",
-         "2,0,_allgather_base,3,BFloat16,100,300,20.0,7",
-         "0,0,wait,2,Byte,0,0,1,9", "0,5,allreduce,2,Float,100,100,5,2", "0,6,allreduce,2,Float,100,100,7,2"]
-    )  # fmt: skip
+        [
+            LONG,
+            "0,0,_allgather_base,3,BFloat16,100,300,30.0,7",
+            "1,0,_allgather_base,3,BFloat16,100,300,10.0,7",
+            "2,0,_allgather_base,3,BFloat16,100,300,20.0,7",
+            "0,0,wait,2,Byte,0,0,1,9",
+            "0,5,allreduce,2,Float,100,100,5,2",
+            "0,6,allreduce,2,Float,100,100,7,2",
+        ]
+    )
     assert found(workload) == {("all_gather", "bfloat16", 600, 3): 7, ("all_reduce", "float32", 400, 2): 4}
     times = {m.message.collective.value: m.recorded_us for m in workload.messages}
     assert times == {"all_gather": 10.0, "all_reduce": 6.0}

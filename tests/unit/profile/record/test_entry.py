@@ -36,9 +36,13 @@ def run(folder, tmp_path):
     def _run(code, *flags):
         path = os.pathsep.join([str(folder / "inject"), str(tmp_path / "site")])
         done = subprocess.run(
-            [sys.executable, *flags, "-c", code], env=os.environ | {"PYTHONPATH": path},
-            capture_output=True, text=True, timeout=240, check=False,
-        )  # fmt: skip
+            [sys.executable, *flags, "-c", code],
+            env=os.environ | {"PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
         return done.returncode, done.stdout, done.stderr
 
     return _run
@@ -66,15 +70,22 @@ def test_programs_without_pytorch_load_nothing_more(run, folder, tmp_path, distr
         (tmp_path / "site" / "sitecustomize.py").touch()
     code = "import sys; print(*sorted(sys.modules))"
     bare = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(tmp_path / "site")},
-        capture_output=True, text=True, timeout=240, check=True,
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": str(tmp_path / "site")},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=True,
+    )
     assert ("sitecustomize" in bare.stdout.split()) >= distribution_has_one
     status, out, err = run(code)
     assert (status, err) == (0, "")
     assert set(out.split()) - set(bare.stdout.split()) <= {
-        "__future__", "_ncclt_recording", "_ncclt_recording.start", "_ncclt_recording.when_imported",
-    }  # fmt: skip
+        "__future__",
+        "_ncclt_recording",
+        "_ncclt_recording.start",
+        "_ncclt_recording.when_imported",
+    }
     assert (folder / "python-started").exists()
     assert not _journals(folder)
 
@@ -84,16 +95,20 @@ def test_another_sitecustomize_runs_as_if_alone(run, tmp_path):
         "print('theirs', __name__, __file__.endswith('site/sitecustomize.py'))"
     )
     assert run("import sitecustomize; print(sitecustomize.__file__.split('/')[-2])") == (
-        0, "theirs sitecustomize True\nsite\n", "",
-    )  # fmt: skip
+        0,
+        "theirs sitecustomize True\nsite\n",
+        "",
+    )
 
 
 def test_python_path_stays_whatever_another_sitecustomize_does(run, folder, tmp_path):
     """Programs hand `sys.path` on to their children, which are to be reached too."""
     (tmp_path / "site" / "sitecustomize.py").write_text("import sys; sys.path = [p for p in sys.path if p]")
     assert run("import sys; print(*sys.path[:3], sep='\\n')") == (
-        0, f"\n{folder / 'inject'}\n{tmp_path / 'site'}\n", "",
-    )  # fmt: skip
+        0,
+        f"\n{folder / 'inject'}\n{tmp_path / 'site'}\n",
+        "",
+    )
 
 
 def test_error_in_another_sitecustomize_is_reported_as_ever(run, tmp_path):

@@ -22,8 +22,9 @@ def test_open_mpi_is_told_names_for_each_of_its_programs():
 def test_a_list_in_the_command_is_extended_for_x_may_not_stand_beside_it():
     argv = ("mpirun", "--mca", "mca_base_env_list", "MINE", "a")
     assert forwarded(argv, ["A", "B"], environ={}, open_mpi=True) == (
-        ("mpirun", "--mca", "mca_base_env_list", "MINE;A;B", "a"), {},
-    )  # fmt: skip
+        ("mpirun", "--mca", "mca_base_env_list", "MINE;A;B", "a"),
+        {},
+    )
 
 
 def test_a_list_in_the_environment_is_extended():

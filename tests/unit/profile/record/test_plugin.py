@@ -90,11 +90,28 @@ def folder(tmp_path):
 
 def left(folder, rank=0, calls=40, started=1):
     head = {
-        "ncclt_plugin_report": 1, "plugin": "0", "tuner_api": 5, "nccl": "2.28.9", "host": "n", "pid": rank + 1,
-        "launch_rank": rank, "communicator": "a" * 16, "number": 0, "ranks": 2, "nodes": 1, "policy": "",
-        "shared": False, "table": "", "fnv1a": "", "rows": 0, "rows_here": 0, "not_in_use": "no table is named",
-        "started_us": started, "written_us": 2, "finished": True,
-    }  # fmt: skip
+        "ncclt_plugin_report": 1,
+        "plugin": "0",
+        "tuner_api": 5,
+        "nccl": "2.28.9",
+        "host": "n",
+        "pid": rank + 1,
+        "launch_rank": rank,
+        "communicator": "a" * 16,
+        "number": 0,
+        "ranks": 2,
+        "nodes": 1,
+        "policy": "",
+        "shared": False,
+        "table": "",
+        "fnv1a": "",
+        "rows": 0,
+        "rows_here": 0,
+        "not_in_use": "no table is named",
+        "started_us": started,
+        "written_us": 2,
+        "finished": True,
+    }
     row = {"collective": "all_reduce", "size_bytes": 4096, "outcome": "unmatched", "calls": calls}
     path = folder / FOLDER / f"ncclt-plugin.n.{rank + 1}.0.{started:x}.jsonl"
     path.write_text(json.dumps(head, separators=(",", ":")) + "\n" + json.dumps(row) + "\n")

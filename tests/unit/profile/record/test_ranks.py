@@ -9,9 +9,15 @@ from hypothesis import strategies as st
 from ncclt.profile.record.ranks import RankReport, overhead, read_reports, why_no_trace
 
 FACTS = {
-    "rank": 1, "state": "recorded", "steps_seen": 9, "steps_recorded": 3, "outside_s": [0.1], "inside_s": [0.2],
-    "write_s": 1.5, "failures": [],
-}  # fmt: skip
+    "rank": 1,
+    "state": "recorded",
+    "steps_seen": 9,
+    "steps_recorded": 3,
+    "outside_s": [0.1],
+    "inside_s": [0.2],
+    "write_s": 1.5,
+    "failures": [],
+}
 
 
 def _report(**facts):

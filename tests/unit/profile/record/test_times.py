@@ -14,9 +14,17 @@ def _write(folder, *ranks):
     (folder / "python-started").touch()
     for number, facts in enumerate(ranks):
         journal = {
-            "host": "a", "rank": number, "world_size": len(ranks), "state": "recorded", "steps_seen": 9,
-            "steps_recorded": 2, "outside_s": [], "inside_s": [0.1, 0.2], "write_s": 0.0, "failures": [],
-        }  # fmt: skip
+            "host": "a",
+            "rank": number,
+            "world_size": len(ranks),
+            "state": "recorded",
+            "steps_seen": 9,
+            "steps_recorded": 2,
+            "outside_s": [],
+            "inside_s": [0.1, 0.2],
+            "write_s": 0.0,
+            "failures": [],
+        }
         (folder / "ranks" / f"{number}.json").write_text(json.dumps(journal | facts))
     return folder
 

@@ -12,9 +12,19 @@ from ncclt.errors import UsageError
 from ncclt.profile.views.estimate import Source, compute_seconds, curves, estimate, link_busbw_gbps, on_curve
 
 H100 = Cluster(
-    name="c", nodes=2, gpus_per_node=8, gpu="H100", compute_capability=90, link_class="nvswitch", link_gbps=450.0,
-    fabric="infiniband", nics_per_node=8, nic_gbps=50.0, gpudirect=True, nccl_version="2.28.9",
-)  # fmt: skip
+    name="c",
+    nodes=2,
+    gpus_per_node=8,
+    gpu="H100",
+    compute_capability=90,
+    link_class="nvswitch",
+    link_gbps=450.0,
+    fabric="infiniband",
+    nics_per_node=8,
+    nic_gbps=50.0,
+    gpudirect=True,
+    nccl_version="2.28.9",
+)
 
 
 def _message(size, *, collective=Collective.ALL_REDUCE, group=16, spans=True):

@@ -51,9 +51,11 @@ def test_classes_are_kept_apart_by_collective_and_size():
     )
     found = {(c.collective.value, c.name): (c.calls, c.time_us) for c in size_classes(workload)}
     assert found == {
-        ("all_reduce", "small"): (1.0, None), ("all_reduce", "medium"): (1.0, None),
-        ("all_reduce", "large"): (1.0, 9.0), ("broadcast", "small"): (1.0, None),
-    }  # fmt: skip
+        ("all_reduce", "small"): (1.0, None),
+        ("all_reduce", "medium"): (1.0, None),
+        ("all_reduce", "large"): (1.0, 9.0),
+        ("broadcast", "small"): (1.0, None),
+    }
 
 
 def test_many_small_calls_and_one_large_message_cross_over():
@@ -64,9 +66,16 @@ def test_many_small_calls_and_one_large_message_cross_over():
 
 @pytest.mark.parametrize(
     ("collective", "per_rank"),
-    [("all_reduce", 1500), ("all_gather", 750), ("reduce_scatter", 750), ("all_to_all", 750), ("broadcast", 750),
-     ("reduce", 750), ("send_recv", 1000)],
-)  # fmt: skip
+    [
+        ("all_reduce", 1500),
+        ("all_gather", 750),
+        ("reduce_scatter", 750),
+        ("all_to_all", 750),
+        ("broadcast", 750),
+        ("reduce", 750),
+        ("send_recv", 1000),
+    ],
+)
 def test_bytes_on_the_wire_of_four_ranks(collective, per_rank):
     sent = traffic(_workload(_calls(1000, collective=Collective(collective)), world_size=4))
     assert (sent.per_rank, sent.total) == (per_rank, 4 * per_rank)

@@ -20,9 +20,20 @@ TABLE_FORMATS = (TABLE_FORMAT, *FOREIGN_TABLE_FORMATS)
 """The formats that deliver the per-size policy; all others deliver variables."""
 
 FORMATS = (
-    "export", "dotenv", "json", "nccl-conf", TABLE_FORMAT, *FOREIGN_TABLE_FORMATS, "slurm-taskprolog", "pyxis",
-    "mpirun-x", "docker-env", "configmap", "trainjob-env", "cloudai",
-)  # fmt: skip
+    "export",
+    "dotenv",
+    "json",
+    "nccl-conf",
+    TABLE_FORMAT,
+    *FOREIGN_TABLE_FORMATS,
+    "slurm-taskprolog",
+    "pyxis",
+    "mpirun-x",
+    "docker-env",
+    "configmap",
+    "trainjob-env",
+    "cloudai",
+)
 """What `render` writes."""
 
 SHELLS = ("bash", "fish", "csh")

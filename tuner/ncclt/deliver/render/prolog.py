@@ -66,6 +66,12 @@ def table_prolog(
     own = "".join(f"${{{name}+x}}" for name in sorted({*rivals}))
     condition = f' \\\n  && [ -z "{own}" ]'
     return task_prolog(
-        job, variables, comments, uid=uid, promise=_PROMISE, condition=condition, before=before,
+        job,
+        variables,
+        comments,
+        uid=uid,
+        promise=_PROMISE,
+        condition=condition,
+        before=before,
         after=after if report else "",
-    )  # fmt: skip
+    )

@@ -84,8 +84,10 @@ def look(target: Target, environ: Mapping[str, str]) -> tuple[tuple[Facts, ...],
         facts = examine_here(environ).facts
         nodes, missing = [replace(facts, missing=())], facts.missing
         if facts.smi_problem and not missing:
-            missing = ("no nvidia-smi here: save `nvidia-smi topo -m` and `nvidia-smi -q -x` on a GPU node and give "
-                       "--from FILE",)  # fmt: skip
+            missing = (
+                "no nvidia-smi here: save `nvidia-smi topo -m` and `nvidia-smi -q -x` on a GPU node and give "
+                "--from FILE",
+            )
     else:
         shape = job_of_unknown_gpus(nodes=nodes_to_look_at(target, environ), gpus_per_node=1)
         found, missing = ask_nodes(launcher_of(shape, target, target.hosts[: shape.nodes], environ=environ))

@@ -82,11 +82,16 @@ class DoctorRule(Documented):
         """Return what this rule finds, each with the rule's explanation."""
         return [
             Finding(
-                id=self.id, severity=seen.severity or self.severity, what=seen.what, evidence=seen.evidence[:_SHOWN],
-                why=self.why, fix=seen.fix or self.fix, source=self.source,
+                id=self.id,
+                severity=seen.severity or self.severity,
+                what=seen.what,
+                evidence=seen.evidence[:_SHOWN],
+                why=self.why,
+                fix=seen.fix or self.fix,
+                source=self.source,
             )
             for seen in self.check(facts)
-        ]  # fmt: skip
+        ]
 
 
 def rule(*, id: str, severity: Severity, title: str, why: str, fix: str, source: str) -> Callable[[Check], DoctorRule]:

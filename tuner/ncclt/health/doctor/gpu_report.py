@@ -25,8 +25,13 @@ _CHUNK_BYTES = 256 * 1024
 _MOST_CHUNKS_WITHOUT_TAG = 4
 _SLOWDOWNS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
 """What makes a GPU slower than requested; reaching its power limit is normal."""
-_UNCORRECTED = ("sram_uncorrectable", "sram_uncorrectable_parity", "sram_uncorrectable_secded", "dram_uncorrectable",
-                "double_bit/total")  # fmt: skip
+_UNCORRECTED = (
+    "sram_uncorrectable",
+    "sram_uncorrectable_parity",
+    "sram_uncorrectable_secded",
+    "dram_uncorrectable",
+    "double_bit/total",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -108,9 +108,18 @@ def examine_here(
 def job_of_unknown_gpus(*, nodes: int, gpus_per_node: int) -> Cluster:
     """Return a cluster that only says how many ranks to start, for machines that are not yet described."""
     return Cluster(
-        name="not-named", nodes=nodes, gpus_per_node=gpus_per_node, gpu="unknown", compute_capability=80,
-        link_class="pcie", link_gbps=1.0, fabric="ethernet", nics_per_node=1, nic_gbps=1.0, nccl_version="2.28.9",
-    )  # fmt: skip
+        name="not-named",
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        gpu="unknown",
+        compute_capability=80,
+        link_class="pcie",
+        link_gbps=1.0,
+        fabric="ethernet",
+        nics_per_node=1,
+        nic_gbps=1.0,
+        nccl_version="2.28.9",
+    )
 
 
 def start_log(launcher: Launcher, benchmark: Benchmark, cluster: Cluster) -> tuple[LogFacts, tuple[str, ...]]:

@@ -171,9 +171,7 @@ class Checkup:
         """Keep a slow node or link; a node is looked into, because one of its GPUs may be the cause."""
         order = self._hosts.index
         partners = named.parts[1:] if len(named.parts) == 2 else named.partners
-        sections = [
-            Section(hosts=tuple(sorted((named.parts[0], partner), key=order))) for partner in partners
-        ]  # fmt: skip
+        sections = [Section(hosts=tuple(sorted((named.parts[0], partner), key=order))) for partner in partners]
         readings = [reading for section in sections for reading in self._probes.of(section)]
         if len(named.parts) == 2:
             remark = "" if len(self._hosts) > 2 else self._gpus.remark_of_two(self._hosts)
@@ -185,10 +183,14 @@ class Checkup:
         inside, remark = self._gpus.examine(host, next((one for one in found.good if one != host), ""))
         self.findings += inside or [
             finding_of(
-                named, found.level, readings, part=Part.NODE, hosts=(host,),
+                named,
+                found.level,
+                readings,
+                part=Part.NODE,
+                hosts=(host,),
                 remark=f"launched with {', '.join(named.partners[:4])}; {remark}",
             )
-        ]  # fmt: skip
+        ]
 
     def _explain(self, hosts: tuple[str, ...], share: float, found: Localised) -> None:
         """Report what is wrong where nothing stands out: all parts alike, or only all of them together."""

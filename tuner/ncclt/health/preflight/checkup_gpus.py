@@ -73,10 +73,14 @@ class GpuCheckup:
                 continue
             findings += self.slow_gpus(host, gbps / usual, peer=peer) or [
                 finding_of(
-                    NamedPart(parts=(host,), share=gbps / usual, partners=(), launches=len(again)), 1.0, again,
-                    part=Part.NODE, hosts=(host,), remark="alone, and no GPU stands out",
+                    NamedPart(parts=(host,), share=gbps / usual, partners=(), launches=len(again)),
+                    1.0,
+                    again,
+                    part=Part.NODE,
+                    hosts=(host,),
+                    remark="alone, and no GPU stands out",
                 )
-            ]  # fmt: skip
+            ]
         return findings
 
     def remark_of_two(self, hosts: Sequence[str]) -> str:

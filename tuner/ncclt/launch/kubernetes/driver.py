@@ -115,9 +115,14 @@ class Driver:
     def _delete(self) -> bool:
         """Delete everything and return whether that succeeded; foreground deletion waits for the pods as well."""
         deleted = self._call(
-            "delete", "--filename", self._arguments.manifest, "--ignore-not-found", "--cascade=foreground",
-            f"--timeout={_DELETE_S}s", limit_s=_DELETE_S + _CALL_S,
-        )  # fmt: skip
+            "delete",
+            "--filename",
+            self._arguments.manifest,
+            "--ignore-not-found",
+            "--cascade=foreground",
+            f"--timeout={_DELETE_S}s",
+            limit_s=_DELETE_S + _CALL_S,
+        )
         if deleted.returncode != 0:
             sys.stderr.write(f"ncclt: kubernetes: cannot delete {self._arguments.name}: {_last_line(deleted)}\n")
         return deleted.returncode == 0

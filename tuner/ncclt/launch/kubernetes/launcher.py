@@ -115,21 +115,35 @@ class KubernetesLauncher(ProcessLauncher):
         kind = _KINDS[self._kind]
         return LaunchPlan(
             argv=(
-                sys.executable, "-m", "ncclt.launch.kubernetes.driver",
-                f"--manifest={FILES}/{_MANIFEST}", f"--kind={self._kind}", f"--name={_NAME}",
-                f"--selector={LAUNCH_LABEL}={_NAME}", f"--container={kind.container}",
-                f"--pods={self._shape.nodes + kind.further_pods}", f"--timeout-s={timeout_s:g}",
-                f"--pending-s={self._pending_s:g}", f"--poll-s={self._poll_s:g}", "--", *kubectl,
+                sys.executable,
+                "-m",
+                "ncclt.launch.kubernetes.driver",
+                f"--manifest={FILES}/{_MANIFEST}",
+                f"--kind={self._kind}",
+                f"--name={_NAME}",
+                f"--selector={LAUNCH_LABEL}={_NAME}",
+                f"--container={kind.container}",
+                f"--pods={self._shape.nodes + kind.further_pods}",
+                f"--timeout-s={timeout_s:g}",
+                f"--pending-s={self._pending_s:g}",
+                f"--poll-s={self._poll_s:g}",
+                "--",
+                *kubectl,
             ),
             files=((_MANIFEST, json.dumps(objects, indent=2)),),
             clean_up=(
                 (
-                    *kubectl, "delete", f"{self._kind},configmap", f"--selector={LAUNCH_LABEL}={_NAME}",
-                    "--ignore-not-found", "--cascade=foreground", f"--timeout={_DELETE_S}s",
+                    *kubectl,
+                    "delete",
+                    f"{self._kind},configmap",
+                    f"--selector={LAUNCH_LABEL}={_NAME}",
+                    "--ignore-not-found",
+                    "--cascade=foreground",
+                    f"--timeout={_DELETE_S}s",
                 ),
             ),
             timeout_s=timeout_s,
-        )  # fmt: skip
+        )
 
     def run(self, plan: LaunchPlan) -> LaunchResult:
         """Make the job, wait for its end and delete it.

@@ -114,9 +114,17 @@ def mpi_job(job: LaunchedJob, site: Site) -> Mapping[str, Node]:
     # An ssh session to a worker has none of the container's environment, so mpirun forwards it, the image's paths too.
     exported = [word for name in ("PATH", "LD_LIBRARY_PATH", *names) for word in ("-x", name)]
     command = [
-        "mpirun", "--allow-run-as-root", "-np", str(job.shape.world_size),
-        "--map-by", f"ppr:{job.shape.processes_per_node}:node", "--bind-to", "none", *exported, *job.argv,
-    ]  # fmt: skip
+        "mpirun",
+        "--allow-run-as-root",
+        "-np",
+        str(job.shape.world_size),
+        "--map-by",
+        f"ppr:{job.shape.processes_per_node}:node",
+        "--bind-to",
+        "none",
+        *exported,
+        *job.argv,
+    ]
     launcher = _container("launcher", job, site) | {"command": command}
     worker = _container("worker", job, site) | {
         "resources": {"limits": _limits(site)},

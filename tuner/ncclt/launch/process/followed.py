@@ -40,10 +40,15 @@ class FollowedProcess:
             # No grace: who takes over what this command did must find nothing of it.
             guard().begin(self._mark, grace_s=0.0, environment=environment)
             self._process = subprocess.Popen(
-                argv, env={**environment, MARK_VARIABLE: self._mark}, stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+                argv,
+                env={**environment, MARK_VARIABLE: self._mark},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
                 start_new_session=True,
-            )  # fmt: skip
+            )
         except OSError as error:
             guard().end(self._mark)
             raise StudyStoppedError(f"{argv[0]} cannot be started: {reason(error)}") from error

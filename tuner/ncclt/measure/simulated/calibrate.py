@@ -147,9 +147,13 @@ def _tree_candidates(found: Calibration, plain: Cluster, seen: Sequence[Observed
 
 
 def _better(
-    best: tuple[float, Calibration, _Fit] | None, candidate: Calibration, start: Array, plain: Cluster,
-    seen: Sequence[ObservedPoint], measured: Array,
-) -> tuple[float, Calibration, _Fit]:  # fmt: skip
+    best: tuple[float, Calibration, _Fit] | None,
+    candidate: Calibration,
+    start: Array,
+    plain: Cluster,
+    seen: Sequence[ObservedPoint],
+    measured: Array,
+) -> tuple[float, Calibration, _Fit]:
     """Return the better of the best fit so far and that of a candidate."""
     fit = _fit([_point(replace(plain, calibration=candidate), one) for one in seen], measured, start)
     # A switch must explain more than chance: each costs one unit of the loss.
@@ -161,11 +165,17 @@ def _better(
 def _blank(seen: Sequence[ObservedPoint], sources: Sequence[str]) -> Calibration:
     """Return the calibration of some times, without the constants."""
     return Calibration(
-        constants=(), probed=len({one.setting for one in seen}) > 1, points=len(seen), error=0.0,
-        least_bytes=min(o.message.size_bytes for o in seen), most_bytes=max(o.message.size_bytes for o in seen),
-        least_nodes=min(o.nodes for o in seen), most_nodes=max(o.nodes for o in seen), sources=tuple(sources),
+        constants=(),
+        probed=len({one.setting for one in seen}) > 1,
+        points=len(seen),
+        error=0.0,
+        least_bytes=min(o.message.size_bytes for o in seen),
+        most_bytes=max(o.message.size_bytes for o in seen),
+        least_nodes=min(o.nodes for o in seen),
+        most_nodes=max(o.nodes for o in seen),
+        sources=tuple(sources),
         most_channels=max((o.setting.channels or 0 for o in seen), default=0),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,9 +17,25 @@ from ncclt.errors import LandscapeError, NccltError, SettingError, reason
 from ncclt.nccl.parameters import parameter
 
 COLUMNS = (
-    "system", "gpus", "nodes", "gpus_per_node", "nccl_version", "collective", "dtype", "size_bytes", "algo", "proto",
-    "nchannels", "parameters", "is_default", "repetition", "time_us", "spread_percent", "in_place", "source",
-)  # fmt: skip
+    "system",
+    "gpus",
+    "nodes",
+    "gpus_per_node",
+    "nccl_version",
+    "collective",
+    "dtype",
+    "size_bytes",
+    "algo",
+    "proto",
+    "nchannels",
+    "parameters",
+    "is_default",
+    "repetition",
+    "time_us",
+    "spread_percent",
+    "in_place",
+    "source",
+)
 """All of them are needed, in any order."""
 
 SIMULATED = "SIMULATED"

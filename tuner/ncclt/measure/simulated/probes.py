@@ -36,11 +36,14 @@ def probe_messages(cluster: Cluster) -> tuple[Message, ...]:
     """Return what each probe measures: all_reduce over the whole job, 4 KiB to 256 MiB."""
     return tuple(
         Message(
-            collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=size,
-            group_size=cluster.world_size, spans_nodes=cluster.nodes > 1,
+            collective=Collective.ALL_REDUCE,
+            dtype="float32",
+            size_bytes=size,
+            group_size=cluster.world_size,
+            spans_nodes=cluster.nodes > 1,
         )
         for size in _PROBE_SIZES
-    )  # fmt: skip
+    )
 
 
 def probes(cluster: Cluster, seen: Sequence[ObservedPoint], allowed: Sequence[Setting]) -> tuple[Setting, ...]:

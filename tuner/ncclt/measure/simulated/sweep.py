@@ -57,9 +57,12 @@ def sweep(
         for setting in settings:
             for size in sizes:
                 message = Message(
-                    collective=collective, dtype="float32", size_bytes=size,
-                    group_size=part.world_size, spans_nodes=count > 1,
-                )  # fmt: skip
+                    collective=collective,
+                    dtype="float32",
+                    size_bytes=size,
+                    group_size=part.world_size,
+                    spans_nodes=count > 1,
+                )
                 if refusal := runner.refusal(setting, message):
                     raise UsageError(refusal, hint="choose another --setting")
                 kernel = running_kernel(part, setting, message) if collective.is_tunable else None
@@ -120,6 +123,9 @@ def with_gpu(cluster: Cluster, gpu: str) -> Cluster:
     over_nvlink = cluster.link_class in ("nvswitch", "nvlink")
     # Fitted constants are those of the GPUs that were measured.
     return replace(
-        cluster, gpu=name, compute_capability=capability, calibration=None,
+        cluster,
+        gpu=name,
+        compute_capability=capability,
+        calibration=None,
         link_gbps=nvlink_gbps if over_nvlink and nvlink_gbps else cluster.link_gbps,
-    )  # fmt: skip
+    )

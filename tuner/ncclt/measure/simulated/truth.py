@@ -29,8 +29,11 @@ _NVLS_CHANNEL_GBPS = 34.0
 """One NVLS channel (algorithm bandwidth): 16 of them saturate an H100 node."""
 
 _P2P_DEFAULTS = {
-    "P2P_NET_CHUNKSIZE": 131072, "P2P_PCI_CHUNKSIZE": 131072, "P2P_NVL_CHUNKSIZE": 524288, "P2P_LL_THRESHOLD": 16384,
-}  # fmt: skip
+    "P2P_NET_CHUNKSIZE": 131072,
+    "P2P_PCI_CHUNKSIZE": 131072,
+    "P2P_NVL_CHUNKSIZE": 524288,
+    "P2P_LL_THRESHOLD": 16384,
+}
 _P2P_CHANNELS = 8
 """Channels per peer of send/recv are an estimate."""
 

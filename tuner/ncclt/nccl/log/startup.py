@@ -334,8 +334,11 @@ def _plugin(process: Process, match: Match[str], evidence: Evidence) -> None:
 
 
 _PROBLEMS = (
-    ("fallback", FALLBACK), ("unreadable", UNREADABLE), ("p2p", P2P_PROBLEM), ("unopened", UNOPENED),
-)  # fmt: skip
+    ("fallback", FALLBACK),
+    ("unreadable", UNREADABLE),
+    ("p2p", P2P_PROBLEM),
+    ("unopened", UNOPENED),
+)
 """Kind of a problem of the node -> its line."""
 
 _OF_PROCESSES: tuple[tuple[Pattern[str], Callable[[Process, Match[str], Evidence], None]], ...] = (

@@ -88,8 +88,15 @@ class CompactRow:
     def text(self) -> str:
         """Return the row of a CSV table."""
         fields = (
-            self.function, self.first, self.last, self.algorithm, self.protocol, self.channels, self.nodes, self.ranks,
-        )  # fmt: skip
+            self.function,
+            self.first,
+            self.last,
+            self.algorithm,
+            self.protocol,
+            self.channels,
+            self.nodes,
+            self.ranks,
+        )
         return ",".join(map(str, fields))
 
 
@@ -172,9 +179,15 @@ def _parse_row(line: str) -> CompactRow:
         function, first, last, algorithm, protocol, *numbers = fields
         channels, nodes, ranks = map(int, numbers)
         row = CompactRow(
-            function=function, first=int(first), last=int(last), algorithm=algorithm, protocol=protocol,
-            channels=channels, nodes=nodes, ranks=ranks,
-        )  # fmt: skip
+            function=function,
+            first=int(first),
+            last=int(last),
+            algorithm=algorithm,
+            protocol=protocol,
+            channels=channels,
+            nodes=nodes,
+            ranks=ranks,
+        )
         words = (function in FUNCTIONS, algorithm in ALGORITHMS, protocol in PROTOCOLS)
         numbers_fit = all(count == ANY or 1 <= count <= _MOST_COUNT for count in (channels, nodes, ranks))
         if not all(words) or not numbers_fit or not 0 <= row.first <= row.last <= _LARGEST or row.text() != line:

@@ -158,10 +158,15 @@ def _status(document: Mapping[str, Any]) -> JobStatus:
         job = TuningJob(**{field.name: document[field.name] for field in fields(TuningJob)})
         result = document["result"]
         return JobStatus(
-            job=job, state=JobState(document["state"]), cancelling=document["cancelling"], worker=document["worker"],
-            started=document["started"], ended=document["ended"], taken_over=document["taken_over"],
+            job=job,
+            state=JobState(document["state"]),
+            cancelling=document["cancelling"],
+            worker=document["worker"],
+            started=document["started"],
+            ended=document["ended"],
+            taken_over=document["taken_over"],
             result=result and JobResult(**{**result, "state": JobState(result["state"])}),
-        )  # fmt: skip
+        )
     except (LookupError, TypeError, ValueError) as error:
         raise ServerError(f"the service answered with something that is no job: {error}", hint=_OTHER) from error
 

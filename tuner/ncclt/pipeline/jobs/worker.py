@@ -245,9 +245,14 @@ class JobWorker:
             while page := self._store.trial_page(study.id, after=seen, limit=_PAGE):
                 last, seen = page[-1], page[-1].number
                 report(
-                    "trials", study=study.id, count=seen + 1, phase=last.phase.value, setting=last.label,
-                    outcome=last.result.outcome.value, score_us=last.score_us,
-                )  # fmt: skip
+                    "trials",
+                    study=study.id,
+                    count=seen + 1,
+                    phase=last.phase.value,
+                    setting=last.label,
+                    outcome=last.result.outcome.value,
+                    score_us=last.score_us,
+                )
         return seen
 
     def _ended(self, job: TuningJob, report: JobReport, state: JobState, why: str) -> JobResult | None:
@@ -261,11 +266,15 @@ class JobWorker:
             if place is not None and place.words:
                 ended = f"{ended}. {place.words}"
         result = JobResult(
-            state=state, reason=why or ended, study=study.id if study else "",
-            trials=trials, recommendation=published.id if published else "",
+            state=state,
+            reason=why or ended,
+            study=study.id if study else "",
+            trials=trials,
+            recommendation=published.id if published else "",
             decision=published.table.verdict.decision.value if published else "",
-            simulated=bool(study and study.simulated), recorded="" if not study or study.simulated else study.label,
-        )  # fmt: skip
+            simulated=bool(study and study.simulated),
+            recorded="" if not study or study.simulated else study.label,
+        )
         if state is JobState.FAILED:
             self._patiently(lambda: self._store.note_job_failed(job, result.reason))
         report("ended", **result.to_document())

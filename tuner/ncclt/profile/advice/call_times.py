@@ -111,9 +111,12 @@ def _modelled_us(collective: Collective, size: int, where: Cluster) -> float:
     if choice is not None:
         return choice.time_us
     message = Message(
-        collective=collective, dtype="uint8", size_bytes=size, group_size=where.world_size,
+        collective=collective,
+        dtype="uint8",
+        size_bytes=size,
+        group_size=where.world_size,
         spans_nodes=where.nodes > 1,
-    )  # fmt: skip
+    )
     return size * bus_factor(collective, where.world_size) / link_busbw_gbps(where, message) / 1e3
 
 
@@ -133,9 +136,14 @@ def recorded_cluster(workload: Workload) -> Cluster:
             hint="name its cluster: --cluster NAME; `ncclt cluster list` shows the names",
         )
     return Cluster(
-        name=RECORDING, gpus_per_node=workload.provenance.world_size, gpu="unknown GPU", compute_capability=80,
-        link_class="nvlink", link_gbps=100.0, nccl_version="2.19.0",
-    )  # fmt: skip
+        name=RECORDING,
+        gpus_per_node=workload.provenance.world_size,
+        gpu="unknown GPU",
+        compute_capability=80,
+        link_class="nvlink",
+        link_gbps=100.0,
+        nccl_version="2.19.0",
+    )
 
 
 def call_times(workload: Workload, cluster: Cluster, measured: Mapping[CurveKey, Curve]) -> CallTimes:

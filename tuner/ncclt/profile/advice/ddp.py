@@ -77,9 +77,12 @@ class Ddp:
         backward = self.job.backward(self.parameters, assumed)
         buckets = [self._bucket(size, layout.hook, where, assumed, free) for size in layout.sizes]
         step = ddp_us(
-            buckets, backward, front_us=self.job.compute_us - backward.length_us, stretch=assumed.stretch,
+            buckets,
+            backward,
+            front_us=self.job.compute_us - backward.length_us,
+            stretch=assumed.stretch,
             slowdown=slowdown_beside(where, round(max(layout.sizes))),
-        )  # fmt: skip
+        )
         saved_us = self._copied_us(assumed) if layout.view else 0.0
         return step + self.job.waiting_us(assumed, where) - saved_us
 

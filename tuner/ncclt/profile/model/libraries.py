@@ -39,9 +39,16 @@ LIBRARIES = ("torchvision", "transformers", "timm")
 
 # What constructors of models raise for an impossible shape, a missing package, or a missing file.
 _BUILD_ERRORS = (
-    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
     ValueError,
-)  # fmt: skip
+)
 _IMPORT_ERRORS = (ImportError, OSError, RuntimeError)  # a build for another torch fails with the last two
 
 

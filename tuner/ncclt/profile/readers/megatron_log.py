@@ -39,10 +39,15 @@ _ARGUMENT = re.compile(rb"(?:^|\s)([a-z][a-z0-9_]{2,60}) \.{3,80} ([\w.]{1,60})\
 
 _ARGUMENTS = frozenset(
     {
-        "accumulate_allreduce_grads_in_fp32", "bf16", "data_parallel_size", "fp16", "params_dtype",
-        "use_distributed_optimizer", "world_size",
+        "accumulate_allreduce_grads_in_fp32",
+        "bf16",
+        "data_parallel_size",
+        "fp16",
+        "params_dtype",
+        "use_distributed_optimizer",
+        "world_size",
     }
-)  # fmt: skip
+)
 
 _CONFIG_BYTES = 16 * 1024
 """A config is printed on one line, which terminals and mails may break; it is some hundred bytes long."""

@@ -13,9 +13,19 @@ from collections.abc import Collection, Mapping, Sequence
 from ncclt.errors import UsageError, reason
 
 _FORWARDED = (
-    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM,
-    signal.SIGXCPU, signal.SIGURG, signal.SIGCONT, signal.SIGWINCH, *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
-)  # fmt: skip
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGALRM,
+    signal.SIGXCPU,
+    signal.SIGURG,
+    signal.SIGCONT,
+    signal.SIGWINCH,
+    *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
+)
 """What schedulers and people send: Slurm announces the end of its time by the one that `--signal` names, Grid Engine
 by SIGXCPU. Stopping is not among them: it is said to the whole group, and a stopped parent would forward nothing."""
 

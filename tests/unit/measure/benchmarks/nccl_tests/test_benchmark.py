@@ -48,11 +48,59 @@ def test_commands_word_by_word(tmp_path):
     sizes = [message(size_bytes=size) for size in (4096, 1024, 2048)]
     commands = benchmark.commands([*sizes, message(Collective.ALL_TO_ALL, dtype="bfloat16")], folder=tmp_path)
     assert [command.argv for command in commands] == [
-        ("/build/all_reduce_perf_mpi", "-b", "1024", "-e", "4096", "-f", "2", "-d", "float", "-t", "1", "-g", "1",
-         "-w", "5", "-n", "10", "-c", "1", "-N", "2", "-I", "1", "-J", str(tmp_path / "000-all_reduce_perf_mpi.json")),
-        ("/build/alltoall_perf_mpi", "-b", "1024", "-e", "1024", "-d", "bfloat16", "-t", "1", "-g", "1",
-         "-w", "5", "-n", "10", "-c", "1", "-N", "2", "-I", "1", "-J", str(tmp_path / "001-alltoall_perf_mpi.json")),
-    ]  # fmt: skip
+        (
+            "/build/all_reduce_perf_mpi",
+            "-b",
+            "1024",
+            "-e",
+            "4096",
+            "-f",
+            "2",
+            "-d",
+            "float",
+            "-t",
+            "1",
+            "-g",
+            "1",
+            "-w",
+            "5",
+            "-n",
+            "10",
+            "-c",
+            "1",
+            "-N",
+            "2",
+            "-I",
+            "1",
+            "-J",
+            str(tmp_path / "000-all_reduce_perf_mpi.json"),
+        ),
+        (
+            "/build/alltoall_perf_mpi",
+            "-b",
+            "1024",
+            "-e",
+            "1024",
+            "-d",
+            "bfloat16",
+            "-t",
+            "1",
+            "-g",
+            "1",
+            "-w",
+            "5",
+            "-n",
+            "10",
+            "-c",
+            "1",
+            "-N",
+            "2",
+            "-I",
+            "1",
+            "-J",
+            str(tmp_path / "001-alltoall_perf_mpi.json"),
+        ),
+    ]
     assert {m.size_bytes for m in commands[0].messages} == {1024, 2048, 4096}
     assert all(command.variables == () for command in commands), "the groups are the whole job"
 
@@ -61,9 +109,24 @@ def test_a_build_that_can_nothing_is_asked_for_nothing(tmp_path):
     """An unknown option would print the usage and exit with 0."""
     (command,) = NcclTests(features=LEAST).commands([message()], folder=tmp_path)
     assert command.argv == (
-        "all_reduce_perf", "-b", "1024", "-e", "1024", "-d", "float", "-t", "1", "-g", "4",
-        "-w", "5", "-n", "20", "-c", "1",
-    )  # fmt: skip
+        "all_reduce_perf",
+        "-b",
+        "1024",
+        "-e",
+        "1024",
+        "-d",
+        "float",
+        "-t",
+        "1",
+        "-g",
+        "4",
+        "-w",
+        "5",
+        "-n",
+        "20",
+        "-c",
+        "1",
+    )
     assert command.output_file is None
 
 
@@ -106,8 +169,14 @@ def test_what_only_moves_bytes_shares_a_run():
     assert broadcast.argv[1:7] == ("-b", "3", "-e", "1000", "-i", "997")
     assert broadcast.argv[broadcast.argv.index("-d") + 1] == "uint8"
     assert [c.argv[c.argv.index("-d") + 1] for c in reductions] == ["float", "bfloat16"]
-    found = NcclTests().read(broadcast, CommandOutput(exit_code=0, stdout=HEADER + "".join(
-        row(size, inside=time_us, dtype="uint8") for size, time_us in ((3, 5.0), (1000, 6.0)))))  # fmt: skip
+    found = NcclTests().read(
+        broadcast,
+        CommandOutput(
+            exit_code=0,
+            stdout=HEADER
+            + "".join(row(size, inside=time_us, dtype="uint8") for size, time_us in ((3, 5.0), (1000, 6.0))),
+        ),
+    )
     assert {m.message: m.time_us for m in found.measurements} == dict(zip(moved, (6.0, 5.0), strict=True))
 
 

@@ -39,9 +39,15 @@ def test_the_file_of_a_new_build_tells_everything(build):
     """Nothing is started: a login node may have no CUDA and no MPI."""
     found = detect(build(NEWEST), run=lambda _argv: pytest.fail("started"))
     assert found == NcclTestsFeatures(
-        version=NcclVersion(2, 19, 6), json=True, cycles=True, per_iteration=True, split=True, split_mask=True,
-        mpi=True, origin=f"read from {build(NEWEST) / 'all_reduce_perf'}",
-    )  # fmt: skip
+        version=NcclVersion(2, 19, 6),
+        json=True,
+        cycles=True,
+        per_iteration=True,
+        split=True,
+        split_mask=True,
+        mpi=True,
+        origin=f"read from {build(NEWEST) / 'all_reduce_perf'}",
+    )
 
 
 def test_the_file_of_an_old_build_tells_what_is_missing(build):
@@ -58,9 +64,13 @@ def test_a_letter_with_another_meaning_is_not_used(build):
 
 @pytest.mark.parametrize(
     ("release", "json", "cycles", "per_iteration"),
-    [("2.10.0", False, False, False), ("2.13.10", False, True, False), ("2.17.3", True, True, False),
-     ("2.19.6", True, True, True)],
-)  # fmt: skip
+    [
+        ("2.10.0", False, False, False),
+        ("2.13.10", False, True, False),
+        ("2.17.3", True, True, False),
+        ("2.19.6", True, True, True),
+    ],
+)
 def test_a_wrapped_program_is_asked_for_its_usage(tmp_path, release, json, cycles, per_iteration):
     """A script that sets up modules and starts the real one; what it cannot say stays unknown."""
     runpy.run_path(str(STAND_IN))["install"](tmp_path, release=release)
@@ -100,7 +110,8 @@ def test_programs_on_the_compute_nodes_alone_are_asked_there():
         (CommandOutput(exit_code=2, stdout="", stderr="slurmstepd: error: execve(): x: No such file"), "is not where"),
         (
             CommandOutput(
-                exit_code=127 - 1, stdout="",
+                exit_code=127 - 1,
+                stdout="",
                 stderr="x: error while loading shared libraries: libnccl.so.2: cannot open shared object file: No such "
                 "file or directory",
             ),
@@ -108,7 +119,7 @@ def test_programs_on_the_compute_nodes_alone_are_asked_there():
         ),
         (CommandOutput(exit_code=0, stdout="hello"), "does not start"),
     ],
-)  # fmt: skip
+)
 def test_a_program_that_cannot_run_stops_before_the_study(output, reason):
     """With what to do about it."""
     with pytest.raises(UsageError, match=reason) as caught:

@@ -14,9 +14,12 @@ OLD = NcclTestsFeatures(split=False, split_mask=True)
 
 def message(group_size, spans_nodes=False):
     return Message(
-        collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=1024,
-        group_size=group_size, spans_nodes=spans_nodes,
-    )  # fmt: skip
+        collective=Collective.ALL_REDUCE,
+        dtype="float32",
+        size_bytes=1024,
+        group_size=group_size,
+        spans_nodes=spans_nodes,
+    )
 
 
 def colours(variables, world_size):

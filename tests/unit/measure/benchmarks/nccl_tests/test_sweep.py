@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[5]
         # But they must not be many or large.
         ([4, 8, 3 << 30], [("-b", "4", "-e", "8", "-i", "4"), ("-b", "3221225472", "-e", "3221225472")]),
     ],
-)  # fmt: skip
+)
 def test_sequences_are_recognised(sizes, arguments):
     """Arithmetic and geometric ones; any two sizes are one."""
     assert [sweep.arguments for sweep in plan_sweeps(sizes, alignment=4)] == arguments

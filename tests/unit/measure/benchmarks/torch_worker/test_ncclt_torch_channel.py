@@ -123,9 +123,16 @@ def test_an_end_that_throws_back_what_it_hears_proves_nothing(controls):
 
 
 @settings(deadline=None, max_examples=60)
-@given(garbage=st.one_of(st.binary(min_size=1, max_size=200), st.just(b"GET / HTTP/1.1\r\n\r\n"),
-                         st.just(b'{"protocol": 1, "number": "' + b"0" * 64 + b'"}\n{"proof": 5}\n'),
-                         st.just(b"[" * 4000 + b"\n"), st.just(b"null\n"), st.just(b"x" * 5000)))  # fmt: skip
+@given(
+    garbage=st.one_of(
+        st.binary(min_size=1, max_size=200),
+        st.just(b"GET / HTTP/1.1\r\n\r\n"),
+        st.just(b'{"protocol": 1, "number": "' + b"0" * 64 + b'"}\n{"proof": 5}\n'),
+        st.just(b"[" * 4000 + b"\n"),
+        st.just(b"null\n"),
+        st.just(b"x" * 5000),
+    )
+)
 def test_a_stranger_says_what_he_likes_and_is_turned_away(garbage):
     with connected() as (near, far):
         far.sendall(garbage)

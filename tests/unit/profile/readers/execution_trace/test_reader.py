@@ -20,11 +20,13 @@ def _tensor(elements, size=4):
 def _node(name, into=(), out=(), *, number=10, group=GROUP, place=0, tail=(0, 1, 2), dtype="float", parent=1, attrs=()):
     """Write a node of schema 1.0.3 or later."""
     return {
-        "id": number, "name": "record_param_comms", "ctrl_deps": parent,
+        "id": number,
+        "name": "record_param_comms",
+        "ctrl_deps": parent,
         "inputs": {"values": [*into, 7, group, place, name, [], [], *tail], "types": [f"GenericList[Tensor({dtype})]"]},
         "outputs": {"values": list(out), "types": [f"GenericList[Tensor({dtype})]"]},
         "attrs": [{"name": key, "type": "", "value": value} for key, value in attrs],
-    }  # fmt: skip
+    }
 
 
 def _groups(*rows):

@@ -18,9 +18,15 @@ from ncclt.profile.readers.flight_recorder import reader as flight_recorder
 from ncclt.profile.readers.flight_recorder.pickle import MAX_OPERATIONS, PlainUnpickler, load_pickle
 
 ENTRY = {
-    "record_id": 0, "pg_id": 0, "process_group": ("0", "default_pg"), "profiling_name": "nccl:all_reduce",
-    "input_sizes": [[5]], "input_dtypes": ["Float"], "output_sizes": [[5]], "output_dtypes": ["Float"],
-}  # fmt: skip
+    "record_id": 0,
+    "pg_id": 0,
+    "process_group": ("0", "default_pg"),
+    "profiling_name": "nccl:all_reduce",
+    "input_sizes": [[5]],
+    "input_dtypes": ["Float"],
+    "output_sizes": [[5]],
+    "output_dtypes": ["Float"],
+}
 DUMP = {"version": "2.9", "pg_config": {"0": {"ranks": "[0, 1]"}}, "entries": [ENTRY]}
 
 

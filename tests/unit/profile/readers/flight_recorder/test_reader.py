@@ -15,10 +15,18 @@ GROUPS = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2, 3]"}, "7"
 
 def _entry(name, into, out, dtype="Float", *, group=("0", "default_pg"), number=0, **more):
     return {
-        "record_id": number, "pg_id": int(group[0] or 0), "process_group": group, "profiling_name": name,
-        "input_sizes": into, "input_dtypes": [dtype] * len(into), "output_sizes": out,
-        "output_dtypes": [dtype] * len(out), "state": "completed", "retired": True, **more,
-    }  # fmt: skip
+        "record_id": number,
+        "pg_id": int(group[0] or 0),
+        "process_group": group,
+        "profiling_name": name,
+        "input_sizes": into,
+        "input_dtypes": [dtype] * len(into),
+        "output_sizes": out,
+        "output_dtypes": [dtype] * len(out),
+        "state": "completed",
+        "retired": True,
+        **more,
+    }
 
 
 @pytest.fixture
@@ -104,8 +112,10 @@ def test_group_without_ranks_is_told_by_an_all_gather(read):
         groups=groups,
     )
     assert set(_rows(workload)) == {
-        ("all_gather", "float32", 60, 3), ("all_reduce", "float32", 32, 3), ("broadcast", "float32", 36, 0)
-    }  # fmt: skip
+        ("all_gather", "float32", 60, 3),
+        ("all_reduce", "float32", 32, 3),
+        ("broadcast", "float32", 36, 0),
+    }
     assert any("assumed to be the whole job" in note for note in workload.provenance.notes)
 
 

@@ -23,9 +23,11 @@ def traces(shared_data):
 
 def _found(workload):
     return Counter(
-        {(m.message.collective.value, m.message.dtype, m.message.size_bytes): m.calls_per_step
-         for m in workload.messages}
-    )  # fmt: skip
+        {
+            (m.message.collective.value, m.message.dtype, m.message.size_bytes): m.calls_per_step
+            for m in workload.messages
+        }
+    )
 
 
 def _expected(traces, file):

@@ -56,9 +56,13 @@ def test_a_range_on_the_gpu_without_the_backward_pass_is_not_taken():
 
 @pytest.mark.parametrize(
     ("kernels", "note"),
-    [((), NO_KERNELS), (((GEMM, 0, 5),), NO_COMMUNICATION), (((NCCL, 0, 5),), NO_COMPUTE),
-     (((NCCL, 900, 5), (GEMM, 0, 5)), NO_COMMUNICATION)],
-)  # fmt: skip
+    [
+        ((), NO_KERNELS),
+        (((GEMM, 0, 5),), NO_COMMUNICATION),
+        (((NCCL, 0, 5),), NO_COMPUTE),
+        (((NCCL, 900, 5), (GEMM, 0, 5)), NO_COMMUNICATION),
+    ],
+)
 def test_what_is_not_known_is_said(kernels, note):
     assert _timeline(*kernels).exposure([(1, (0.0, 100.0))]) == RankExposure(note=note)
 

@@ -228,19 +228,30 @@ _ARGS = st.fixed_dictionaries(
     {},
     optional={
         "Collective name": st.sampled_from(["allreduce", "wait", "gather"]) | _VALUES,
-        "In msg nelems": _VALUES, "Out msg nelems": _VALUES, "Group size": _VALUES, "dtype": st.just("Float") | _VALUES,
-        "Process Group Name": _VALUES, "Input Dims": st.just([[4], [2]]) | _VALUES, "External id": _VALUES,
-        "Input type": st.just(["float", "float"]) | _VALUES, "Global rank stride": _VALUES, "correlation": _VALUES,
+        "In msg nelems": _VALUES,
+        "Out msg nelems": _VALUES,
+        "Group size": _VALUES,
+        "dtype": st.just("Float") | _VALUES,
+        "Process Group Name": _VALUES,
+        "Input Dims": st.just([[4], [2]]) | _VALUES,
+        "External id": _VALUES,
+        "Input type": st.just(["float", "float"]) | _VALUES,
+        "Global rank stride": _VALUES,
+        "correlation": _VALUES,
     },
-)  # fmt: skip
+)
 _NAMES = ["record_param_comms", "nccl:all_reduce", "c10d::_allgather_base_", "ncclKernel_X", "ProfilerStep#3", "x"]
 _ROWS = st.fixed_dictionaries(
     {"name": st.sampled_from(_NAMES) | _VALUES, "cat": st.sampled_from(["cpu_op", "user_annotation", "kernel"])},
     optional={
-        "ph": st.just("X") | _VALUES, "ts": _VALUES, "dur": _VALUES, "pid": _VALUES, "tid": _VALUES,
+        "ph": st.just("X") | _VALUES,
+        "ts": _VALUES,
+        "dur": _VALUES,
+        "pid": _VALUES,
+        "tid": _VALUES,
         "args": _ARGS | _VALUES,
     },
-)  # fmt: skip
+)
 
 
 @settings(max_examples=150)

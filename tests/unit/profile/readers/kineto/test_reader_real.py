@@ -41,11 +41,12 @@ def _found(workload):
     steps = workload.provenance.steps or 1
     return Counter(
         {
-            (m.message.collective.value, m.message.dtype, m.message.size_bytes, m.message.group_size):
-                round(m.calls_per_step * steps, 6)
+            (m.message.collective.value, m.message.dtype, m.message.size_bytes, m.message.group_size): round(
+                m.calls_per_step * steps, 6
+            )
             for m in workload.messages
         }
-    )  # fmt: skip
+    )
 
 
 def _expected(traces, key):

@@ -10,10 +10,11 @@ from ncclt.profile.readers.kineto.stream_split import skipper, value_end
 
 # Pieces of JSON inside strings, and keys that look like the beginning of an event.
 NASTY = st.lists(
-    st.sampled_from(['{', '}', '"', "\\", ",", ":", "[", "]", "},\n  {", '"ph"', "x", "é",
-                     ": {", '{"a', "\n", " ", "/"]),
+    st.sampled_from(
+        ["{", "}", '"', "\\", ",", ":", "[", "]", "},\n  {", '"ph"', "x", "é", ": {", '{"a', "\n", " ", "/"]
+    ),
     max_size=6,
-).map("".join)  # fmt: skip
+).map("".join)
 KEYS = st.sampled_from(["ph", "name", "args", "x y", "", "}", '{"ph', "é"]) | NASTY
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | NASTY
 VALUES = st.recursive(

@@ -15,26 +15,50 @@ from ncclt.profile.reading import without_answered_receives
 from ncclt.profile.source import documents, load_json
 
 _NAMES = st.sampled_from(
-    ["record_param_comms", "record_param_comms ", "nccl:all_reduce", "gloo:x", "xccl:send 0->1", "ucc", "c10d::barrier",
-     "c10d::_allgather_base_", "ncclDevKernel_AllReduce", "ncclSymkDevKernel", "NCCLKernel", "ProfilerStep#7",
-     "ProfilerStep#", "aten::mm", "Memcpy DtoD (Device -> Device)", "::{lambda()#1}", "a},\n  {b", "é"]
-)  # fmt: skip
+    [
+        "record_param_comms",
+        "record_param_comms ",
+        "nccl:all_reduce",
+        "gloo:x",
+        "xccl:send 0->1",
+        "ucc",
+        "c10d::barrier",
+        "c10d::_allgather_base_",
+        "ncclDevKernel_AllReduce",
+        "ncclSymkDevKernel",
+        "NCCLKernel",
+        "ProfilerStep#7",
+        "ProfilerStep#",
+        "aten::mm",
+        "Memcpy DtoD (Device -> Device)",
+        "::{lambda()#1}",
+        "a},\n  {b",
+        "é",
+    ]
+)
 _CATEGORIES = st.sampled_from(
     ["cpu_op", "user_annotation", "Operator", "kernel", "Kernel", "gpu_memcpy", "cuda_runtime", "ac2g", 7]
 )
 _ROWS = st.fixed_dictionaries(
     {"ph": st.sampled_from(["X", "X", "X", "f", None]), "cat": _CATEGORIES, "name": _NAMES | st.none()},
     optional={
-        "ts": st.floats(0, 1e15) | st.sampled_from([0, "7.5", None, "x"]), "dur": st.floats(-1, 1e6),
+        "ts": st.floats(0, 1e15) | st.sampled_from([0, "7.5", None, "x"]),
+        "dur": st.floats(-1, 1e6),
         "pid": st.integers(),
         "tid": st.sampled_from([1, "PyTorch Profiler"]),
-        "args": st.none() | st.fixed_dictionaries({}, optional={
-            "Collective name": st.sampled_from(["allreduce", "barrier", None]), "In msg nelems": st.integers(),
-            "correlation": st.sampled_from([1, 2, "3", " 3", 4.0, None]), "Input Dims": st.just([[1, 2], []]),
-            "odd": st.just([{"ph": "X", "cat": "cpu_op", "name": "nccl:all_reduce", "ts": 1, "dur": 1}]),
-        }),
+        "args": st.none()
+        | st.fixed_dictionaries(
+            {},
+            optional={
+                "Collective name": st.sampled_from(["allreduce", "barrier", None]),
+                "In msg nelems": st.integers(),
+                "correlation": st.sampled_from([1, 2, "3", " 3", 4.0, None]),
+                "Input Dims": st.just([[1, 2], []]),
+                "odd": st.just([{"ph": "X", "cat": "cpu_op", "name": "nccl:all_reduce", "ts": 1, "dur": 1}]),
+            },
+        ),
     },
-)  # fmt: skip
+)
 
 
 def _as_kineto(rows, head):

@@ -10,8 +10,10 @@ from ncclt.profile.record.injected.recorder import Recorder
 
 torch = pytest.importorskip("torch")
 ORIGINALS = (
-    torch.autograd.backward, torch.amp.grad_scaler.GradScaler.step, torch.autograd.profiler.profile._prepare_trace,
-)  # fmt: skip
+    torch.autograd.backward,
+    torch.amp.grad_scaler.GradScaler.step,
+    torch.autograd.profiler.profile._prepare_trace,
+)
 
 
 class Job:
@@ -78,8 +80,10 @@ def job(tmp_path):
 
 def _patched():
     return (
-        torch.autograd.backward, torch.amp.grad_scaler.GradScaler.step, torch.autograd.profiler.profile._prepare_trace,
-    )  # fmt: skip
+        torch.autograd.backward,
+        torch.amp.grad_scaler.GradScaler.step,
+        torch.autograd.profiler.profile._prepare_trace,
+    )
 
 
 def test_window_is_recorded_once_and_pytorch_given_back(job):

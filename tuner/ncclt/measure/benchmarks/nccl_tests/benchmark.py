@@ -36,10 +36,20 @@ CYCLES = 2
 
 # Our dtype -> the argument of -d (common.cu, test_typenames). torch sends bool as uint8; NCCL has no 16-bit integer.
 _DTYPE_WORDS = {
-    "float64": "double", "float32": "float", "float16": "half", "bfloat16": "bfloat16", "float8_e4m3": "f8e4m3",
-    "float8_e5m2": "f8e5m2", "int64": "int64", "int32": "int32", "int8": "int8", "uint64": "uint64",
-    "uint32": "uint32", "uint8": "uint8", "bool": "uint8",
-}  # fmt: skip
+    "float64": "double",
+    "float32": "float",
+    "float16": "half",
+    "bfloat16": "bfloat16",
+    "float8_e4m3": "f8e4m3",
+    "float8_e5m2": "f8e5m2",
+    "int64": "int64",
+    "int32": "int32",
+    "int8": "int8",
+    "uint64": "uint64",
+    "uint32": "uint32",
+    "uint8": "uint8",
+    "bool": "uint8",
+}
 
 _BYTES = "uint8"
 """The common dtype of messages of several dtypes, for collectives where NCCL itself sends only bytes (enqueue.cc)."""

@@ -19,10 +19,23 @@ MAX_OPERATIONS = 4_000_000
 
 _ATOMS = frozenset(
     {
-        "NONE", "NEWTRUE", "NEWFALSE", "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "FLOAT", "BINFLOAT",
-        "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8",
+        "NONE",
+        "NEWTRUE",
+        "NEWFALSE",
+        "INT",
+        "BININT",
+        "BININT1",
+        "BININT2",
+        "LONG",
+        "LONG1",
+        "FLOAT",
+        "BINFLOAT",
+        "UNICODE",
+        "BINUNICODE",
+        "SHORT_BINUNICODE",
+        "BINUNICODE8",
     }
-)  # fmt: skip
+)
 _FRAMING = frozenset({"PROTO", "FRAME", "STOP"})
 _EMPTY = frozenset({"EMPTY_LIST", "EMPTY_DICT", "EMPTY_TUPLE"})
 _OF_LAST = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
@@ -35,9 +48,17 @@ _ATOM, _CONTAINER, _MARK = "atom", "container", "mark"
 
 # What pickletools and pickle raise for data that are cut off or no pickle.
 _BROKEN = (
-    pickle.UnpicklingError, EOFError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError,
-    MemoryError, RecursionError,
-)  # fmt: skip
+    pickle.UnpicklingError,
+    EOFError,
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    OverflowError,
+    MemoryError,
+    RecursionError,
+)
 
 
 def load_pickle(data: bytes, label: str) -> Any:

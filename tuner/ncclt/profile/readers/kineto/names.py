@@ -48,16 +48,23 @@ class Operation:
 _WORDS: dict[Collective, tuple[str, ...]] = {
     Collective.ALL_REDUCE: ("allreduce", "allreducecoalesced"),
     Collective.ALL_GATHER: (
-        "allgather", "allgatherbase", "allgathercoalesced", "allgatherintotensor", "allgatherintotensorcoalesced",
+        "allgather",
+        "allgatherbase",
+        "allgathercoalesced",
+        "allgatherintotensor",
+        "allgatherintotensorcoalesced",
     ),
     Collective.REDUCE_SCATTER: (
-        "reducescatter", "reducescatterbase", "reducescattertensor", "reducescattertensorcoalesced",
+        "reducescatter",
+        "reducescatterbase",
+        "reducescattertensor",
+        "reducescattertensorcoalesced",
     ),
     Collective.BROADCAST: ("broadcast", "broadcastoop"),
     Collective.REDUCE: ("reduce", "reduceoop"),
     Collective.ALL_TO_ALL: ("alltoall", "alltoallv", "alltoallbase"),
     Collective.SEND_RECV: ("send", "recv", "recvanysource"),
-}  # fmt: skip
+}
 _COLLECTIVES = {word: collective for collective, words in _WORDS.items() for word in words}
 
 # Waiting, set-up and bookkeeping; a barrier is a 1-element all-reduce that no training step waits for by size.

@@ -24,13 +24,30 @@ _NUMBER = rb"(-?[0-9]++(?:\.[0-9]++)?+(?:[eE][-+]?[0-9]++)?+)"
 # category, the category alone is found.
 _KERNEL = re.compile(
     rb'"cat"' + _COLON + rb'"([kK]ernel|gpu_memcpy)"'
-    rb"(?:" + _COMMA + rb'"name"' + _COLON + rb'"([^"]*+)"'
-    + _COMMA + rb'"pid"' + _COLON + rb"([0-9]++)"
-    + _COMMA + rb'"tid"' + _COLON + rb"[0-9]++"
-    + _COMMA + rb'"ts"' + _COLON + _NUMBER
-    + _COMMA + rb'"dur"' + _COLON + _NUMBER
-    + _SPACE + rb"[,}])?+"
-)  # fmt: skip
+    rb"(?:"
+    + _COMMA
+    + rb'"name"'
+    + _COLON
+    + rb'"([^"]*+)"'
+    + _COMMA
+    + rb'"pid"'
+    + _COLON
+    + rb"([0-9]++)"
+    + _COMMA
+    + rb'"tid"'
+    + _COLON
+    + rb"[0-9]++"
+    + _COMMA
+    + rb'"ts"'
+    + _COLON
+    + _NUMBER
+    + _COMMA
+    + rb'"dur"'
+    + _COLON
+    + _NUMBER
+    + _SPACE
+    + rb"[,}])?+"
+)
 _COMPLETE = re.compile(rb'"ph"' + _COLON + rb'"X"' + _COMMA + rb"\Z")
 _WITHIN = 64
 
@@ -55,9 +72,13 @@ def note_kernels(timeline: KernelTimeline, data: bytes, parse: Callable[[], list
         for kernel in found:
             category, name, device, start_us, duration_us = kernel.groups()
             _note(
-                timeline, category.decode(), name.decode(errors="replace"), float(start_us), float(duration_us),
+                timeline,
+                category.decode(),
+                name.decode(errors="replace"),
+                float(start_us),
+                float(duration_us),
                 sys.intern(device.decode()),
-            )  # fmt: skip
+            )
         return
     for row in parse():
         if isinstance(row, Mapping) and row.get("ph") == "X":

@@ -103,6 +103,6 @@ def _run(separator: bytes) -> re.Pattern[bytes]:
         rb"\{" + _SPACE + rb'"\w[^{]*+'
         rb"(?:" + _BEHIND_COLON + rb"\{[^{]*+)*+"
         rb"(?<=" + re.escape(separator) + rb")" + _KEY_AHEAD
-    )  # fmt: skip
+    )
     slowly = rb"(?:" + _OBJECT + rb"|" + _SCALAR + rb")" + _SPACE + rb"," + _SPACE
     return re.compile(_every(event + rb"|" + slowly), re.DOTALL)

@@ -39,10 +39,27 @@ _TIME = re.compile(rb'"ts"')
 
 # All that is ever asked of an event, so that a long trace of communication stays small in memory.
 _KEPT_ARGS = (
-    "External id", "external id", "correlation", "Collective name", "dtype", "In msg nelems", "In msg size",
-    "Out msg nelems", "Out msg size", "Group size", "Process Group Name", "Process Group ID", "Global rank start",
-    "Global rank stride", "Rank", "Seq", "Comms Id", "Input Tensors start", "Input Dims", "Input type",
-)  # fmt: skip
+    "External id",
+    "external id",
+    "correlation",
+    "Collective name",
+    "dtype",
+    "In msg nelems",
+    "In msg size",
+    "Out msg nelems",
+    "Out msg size",
+    "Group size",
+    "Process Group Name",
+    "Process Group ID",
+    "Global rank start",
+    "Global rank stride",
+    "Rank",
+    "Seq",
+    "Comms Id",
+    "Input Tensors start",
+    "Input Dims",
+    "Input type",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,9 +31,19 @@ PER_RANK = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_
 
 # ncclDataType_t of nccl.h; 9 since 2.10, 10 and 11 since 2.24.
 _DATATYPES = (
-    "int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16",
-    "float8_e4m3", "float8_e5m2",
-)  # fmt: skip
+    "int8",
+    "uint8",
+    "int32",
+    "uint32",
+    "int64",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+    "bfloat16",
+    "float8_e4m3",
+    "float8_e5m2",
+)
 
 UNKNOWN_DTYPE = "uint8"
 """The dtype where a source only has bytes: its element is one byte."""

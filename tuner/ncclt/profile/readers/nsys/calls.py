@@ -105,9 +105,15 @@ def _count_calls(export: Export, names: Mapping[int, str], recording: NsysExport
         return
     kind = f" AND eventType IN {_RANGES}" if "eventType" in columns else ""
     rows = export.select(
-        "NVTX_EVENTS", "text", "textId", "globalTid", "binaryData", "jsonText", "jsonTextId",
+        "NVTX_EVENTS",
+        "text",
+        "textId",
+        "globalTid",
+        "binaryData",
+        "jsonText",
+        "jsonTextId",
         joined=f"WHERE ({' OR '.join(ways)}){kind}",
-    )  # fmt: skip
+    )
     for text, text_id, thread, blob, json_text, json_id in rows:
         function = text if isinstance(text, str) else names.get(text_id, "")
         if not _CALL.fullmatch(function):

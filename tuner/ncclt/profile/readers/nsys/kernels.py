@@ -22,11 +22,29 @@ REDUCTIONS = frozenset({Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collec
 """The others move bytes: their kernels have no dtype, or the placeholder int8_t."""
 
 _DTYPES = {
-    "f16": "float16", "half": "float16", "f32": "float32", "float": "float32", "f64": "float64", "double": "float64",
-    "bf16": "bfloat16", "bfloat16": "bfloat16", "f8e4m3": "float8_e4m3", "f8e5m2": "float8_e5m2",
-    "int8": "int8", "uint8": "uint8", "int32": "int32", "uint32": "uint32", "int64": "int64", "uint64": "uint64",
-    "u8": "uint8", "u32": "uint32", "u64": "uint64", "i8": "int8", "i32": "int32", "i64": "int64",
-}  # fmt: skip
+    "f16": "float16",
+    "half": "float16",
+    "f32": "float32",
+    "float": "float32",
+    "f64": "float64",
+    "double": "float64",
+    "bf16": "bfloat16",
+    "bfloat16": "bfloat16",
+    "f8e4m3": "float8_e4m3",
+    "f8e5m2": "float8_e5m2",
+    "int8": "int8",
+    "uint8": "uint8",
+    "int32": "int32",
+    "uint32": "uint32",
+    "int64": "int64",
+    "uint64": "uint64",
+    "u8": "uint8",
+    "u32": "uint32",
+    "u64": "uint64",
+    "i8": "int8",
+    "i32": "int32",
+    "i64": "int64",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -167,9 +167,16 @@ def _export_command(recording: NsysExport) -> str:
     stem = PurePath(recording.label).stem
     report = PurePath(recording.facts.get("EXPORT_PARAM_INPUT_FILE", "")).name or f"{stem}.nsys-rep"
     words = (
-        "nsys", "export", "--type", "sqlite", "--include-blobs=true", "--force-overwrite=true",
-        "--output", f"{stem}-payloads.sqlite", report[:200],
-    )  # fmt: skip
+        "nsys",
+        "export",
+        "--type",
+        "sqlite",
+        "--include-blobs=true",
+        "--force-overwrite=true",
+        "--output",
+        f"{stem}-payloads.sqlite",
+        report[:200],
+    )
     return shlex.join(words)
 
 
