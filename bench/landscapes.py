@@ -106,7 +106,7 @@ class Case:
 
     @property
     def default_us(self) -> float:
-        """Return the time per step under NCCL's own choice."""
+        """Return the time per step under the NCCL default."""
         return float(self.table[0] @ self.calls)
 
     @property
@@ -318,7 +318,7 @@ def _with_default(rows: list[LandscapeRow]) -> tuple[list[LandscapeRow], str]:
         (row.setting for row in rows), key=lambda s: (not s.algorithm, not s.parameters, s.channels or MAX_CHANNELS)
     )
     if own.algorithm is not None:
-        raise LandscapeError("no row is NCCL's own choice or near it", hint="rows with blank algo and proto are needed")
+        raise LandscapeError("no row is the NCCL default or near it", hint="rows with blank algo and proto are needed")
     renamed = [replace(row, setting=DEFAULT) if row.setting == own else row for row in rows]
     return renamed, f"no default was recorded: {own.label} stands in for it"
 

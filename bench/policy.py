@@ -59,7 +59,7 @@ def table(lines: Sequence[Line]) -> str:
     for x in lines:
         single, ours, ideal = (f"{(us / x.default_us - 1) * 100:+.1f} %" for us in (x.global_us, x.ours_us, x.ideal_us))
         rows.append(f"{x.landscape[:52]:52} {x.workload:7} {x.default_us:9.0f} µs {single:>12} {ours:>11} {ideal:>8}")
-    rows.append(f"time per step; the others relative to NCCL's own choice; ours after {lines[0].launches} launches")
+    rows.append(f"time per step; the others relative to the NCCL default; ours after {lines[0].launches} launches")
     return "\n".join(rows)
 
 

@@ -6,7 +6,7 @@ random halves of them. Variants of the calibration are compared on the same halv
 
     present       as it is
     sigma ...     what the fit takes for noise (0.08)
-    channels 3    NCCL's own choice may also have three times the channels of its model
+    channels 3    the NCCL default may also have three times the channels of its model
     misfit 0.4    the design takes the mechanisms for less exact (0.25)
     shares 0.5    rates of LL, LL128 and trees against those of Simple and rings vary half as much between machines
 

@@ -90,7 +90,7 @@ static void say(const struct ncclt_communicator *communicator, const char *said,
   if (!communicator->reason[0] && ncclt_current_decision() == NCCLT_UNDECIDED &&
       communicator->agreement == NCCLT_BY_HOOK)
     waiting = "; used once all ranks have agreed";
-  const char *therefore = communicator->reason[0] && !delegate ? "; NCCL's own choice stays" : "";
+  const char *therefore = communicator->reason[0] && !delegate ? "; keeping the NCCL default" : "";
   if (delegate)
     snprintf(other, sizeof other, "; %s to the tuner %s of %.300s (API v%d)",
              communicator->reason[0] ? "every call goes" : "calls without a row go", delegate->name,

@@ -9,8 +9,8 @@
 
 enum ncclt_outcome {
   NCCLT_APPLIED = 1, /* the table's choice was made the cheapest */
-  NCCLT_UNMATCHED,   /* no row covers it: NCCL's own choice */
-  NCCLT_UNAVAILABLE, /* NCCL does not offer the table's choice here: NCCL's own choice */
+  NCCLT_UNMATCHED,   /* no row covers it: the NCCL default */
+  NCCLT_UNAVAILABLE, /* NCCL does not offer the table's choice here: the NCCL default */
 };
 
 enum { NCCLT_SLOTS = 4096, NCCLT_PROBES = 32, NCCLT_SIZE_CLASSES = 64 };

@@ -232,7 +232,7 @@ void ncclt_delegate_close(struct ncclt_delegate *delegate) {
 static void note_failure(struct ncclt_delegate *delegate, int code) {
   if (atomic_fetch_add_explicit(&delegate->failures, 1, memory_order_relaxed)) return;
   delegate->log(NCCL_LOG_INFO, NCCL_LOG_TUNING, __FILE__, __LINE__,
-                "TUNER/ncclt: the tuner %s failed with error %d; NCCL's own choice stays for such calls", delegate->name,
+                "TUNER/ncclt: the tuner %s failed with error %d; keeping the NCCL default for such calls", delegate->name,
                 code);
 }
 

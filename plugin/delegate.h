@@ -2,7 +2,7 @@
  *
  * NCCL loads one tuner plugin. Where a network plugin brings one (EFA, GPUDirect-TCPX), or a libnccl-tuner.so lies in the
  * loader's path, NCCL would have used that one: it is part of the default that was measured. It may speak any API from
- * v2 to v7, whichever NCCL speaks. A call that it fails at leaves NCCL its own choice. */
+ * v2 to v7, whichever NCCL speaks. A call that it fails at is left to the NCCL default. */
 #ifndef NCCLT_DELEGATE_H
 #define NCCLT_DELEGATE_H
 

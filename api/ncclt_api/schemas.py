@@ -301,7 +301,7 @@ class StudySummaryDocument(StudyDocument):
 
     trials: int
     best_us: float | None = Field(description="lowest median of a setting in the search, per step; not proven")
-    default_us: float | None = Field(description="median of NCCL's own choice in the search, per step")
+    default_us: float | None = Field(description="median of the NCCL default in the search, per step")
     recommendation: RecommendationDocument | None
 
 

@@ -223,7 +223,7 @@ def about(ranks: LiveRanks, channels: int) -> dict[str, Any]:
         "nccl_version": cluster.nccl_version,
         "source": f"ncclt bench/gpu/landscape.py, {today}",
         "told": f"{place.ranks} {place.recipe.told}; times of this set-up, no cluster's. Forced by the tuner table: "
-        "where a collective lacks the pair of a row, the row is NCCL's own choice",
+        "where a collective lacks the pair of a row, the row is the NCCL default",
         "cuda": ranks.facts["cuda"],
         "driver": driver_version(),
         "machine": platform.machine(),
@@ -294,7 +294,7 @@ def record(options: argparse.Namespace, started: float) -> str:
                 continue
             result = ranks.measure(setting, messages, repeat=recording.launches.get(setting.digest(), 0))
             if setting.is_default and result.outcome is not Outcome.OK:
-                raise NccltError(f"NCCL's own choice fails: {result.outcome}: {result.detail}", hint="see the logs")
+                raise NccltError(f"the NCCL default fails: {result.outcome}: {result.detail}", hint="see the logs")
             recording.keep(setting, result, ranks.issue_us)
             times = ", ".join(f"{m.time_us:.0f}" for m in result.measurements)
             print(

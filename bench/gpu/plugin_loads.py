@@ -77,7 +77,7 @@ def messages(largest: int) -> tuple[Message, ...]:
 
 
 def contrary(choice: Choice, *, turn: int) -> tuple[Algorithm, Protocol, int]:
-    """Return something else than NCCL's own choice, another one in every turn, and fewer channels if there are any."""
+    """Return something else than the NCCL default, another one in every turn, and fewer channels if there are any."""
     pairs = [(a, p) for a in (Algorithm.RING, Algorithm.TREE) for p in (Protocol.SIMPLE, Protocol.LL)]
     left = [pair for pair in pairs if pair != (choice.algorithm, choice.protocol)]
     return (*left[turn % len(left)], max(1, choice.channels // 2))

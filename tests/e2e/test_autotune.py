@@ -109,7 +109,7 @@ def test_a_gloo_job_of_one_launch_is_undecided_and_nothing_is_done_twice(ncclt):
     assert "all_reduce  float32  262,144" in first.stdout, "what is sent is shown"
     assert CEILING_OF_CPUS in first.stdout
     assert "undecided" in first.stdout
-    assert "step times are not compared: the job would run with NCCL's own choice" in first.stdout
+    assert "step times are not compared: the job would run with the NCCL default" in first.stdout
     for stage in ("record: ncclt profile record --name paced-", "tune: ncclt tune --model paced-"):
         assert stage in first.stderr
     assert not list(ncclt.folder.glob(".ncclt-*"))

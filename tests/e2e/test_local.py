@@ -60,7 +60,7 @@ def test_a_default_that_gives_wrong_data_stops_with_the_reason(ncclt, tune):
 
     done = ncclt(*tune, rc=1)
 
-    assert "NCCL's own choice does not run here: wrong_result" in done.stderr
+    assert "the NCCL default does not run here: wrong_result" in done.stderr
     assert "keep" not in done.stdout
 
 

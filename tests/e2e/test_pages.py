@@ -309,7 +309,7 @@ def test_a_study_shows_what_real_jobs_told(visit):
 
 def test_keeping_the_default_is_said_in_words(visit):
     page = visit("/studies/7a6bbb02", picture="kept")
-    assert "NCCL's own choice stays" in page.locator(".lead").inner_text()
+    assert "keeping the NCCL default" in page.locator(".lead").inner_text()
     assert page.locator(".banner").count() == 0
     assert page.locator(".copyable").count() == 0
 

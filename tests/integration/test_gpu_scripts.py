@@ -331,7 +331,7 @@ def test_without_a_default_that_works_nothing_is_recorded(machine, tmp_path):
     done = machine.run("landscape.py", tmp_path, *options, fault=f"wrong:{8 * KIB}")
 
     assert done.returncode == 2
-    assert "NCCL's own choice fails: wrong_result" in done.stderr
+    assert "the NCCL default fails: wrong_result" in done.stderr
 
 
 def test_tuned_against_default_ends_in_a_verdict_and_a_table_that_takes_effect(machine, tmp_path):

@@ -23,7 +23,7 @@ SHAPE = ("--cluster", "pair", "--model", "toy", "--nodes", "2", "--gpus-per-node
 
 @pytest.fixture
 def store(tmp_path):
-    """A store with a roll-out against NCCL's own choice, for half of the jobs."""
+    """A store with a roll-out against the NCCL default, for half of the jobs."""
     with open_store(f"sqlite:///{tmp_path}/store.db") as opened:
         opened.set_rules(ClusterRules(cluster="pair", percent=50), By(who="ann"))
         opened.publish(sample_recommendation("a"))

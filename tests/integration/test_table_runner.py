@@ -90,7 +90,7 @@ def runner(library, tmp_path):
 
 
 def factors(result):
-    """How much slower than NCCL's own choice each message was: 2 for a tree."""
+    """How much slower than the NCCL default each message was: 2 for a tree."""
     assert (result.outcome, result.detail) == (Outcome.OK, "")
     return [round(m.time_us / (20 + m.message.size_bytes / 10_000), 2) for m in result.measurements]
 
@@ -116,7 +116,7 @@ def test_a_whole_policy_is_one_trial(runner):
 def test_what_nccl_does_not_offer_is_no_measurement(runner):
     result = runner(lacks=["tree/ll128"]).measure_policy(POLICY, MESSAGES, repeat=0)
     assert result.outcome is Outcome.SUBSTITUTED
-    assert "does not offer tree/ll128 for all_reduce here; its own choice ran instead" in result.detail
+    assert "does not offer tree/ll128 for all_reduce here; the NCCL default ran instead" in result.detail
     assert {m.message.collective for m in result.measurements} <= {Collective.ALL_GATHER}
 
 

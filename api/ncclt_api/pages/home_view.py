@@ -37,7 +37,7 @@ class ShownGain:
         mood, word: the badge: `tuned`, `keep-default`, `undecided` or `failed` (stale), and its text; `demonstration`
             where times from elsewhere show a gain.
         speedup, low, high: with the 95 % interval; None where nothing was measured for the proof.
-        default_us: communication time per step of NCCL's own choice, µs; None where it was not measured.
+        default_us: communication time per step of the NCCL default, µs; None where it was not measured.
         by_table: only the tuner table delivers it; plain variables keep the NCCL default.
         policy_us: that of the policy, µs, in the ratio of the speed-up; None where there was nothing to prove.
         origin: `measured`, `recorded` or `simulated`.

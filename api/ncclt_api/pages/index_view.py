@@ -30,7 +30,7 @@ class StudyRow:
         state: its progress; `running` ones are live.
         mood, word: the badge: `tuned`, `keep-default`, `undecided`, `failed` (stale) or `open`, and what it says.
         gain: of its newest revision; None before there is one.
-        default_us: communication time per step of NCCL's own choice, µs; None where it was not measured.
+        default_us: communication time per step of the NCCL default, µs; None where it was not measured.
         policy_us: what the proof measured of the policy, µs; None where it measured none.
         best_us: the best setting of the search so far, µs, which nothing has proven; None once there is a verdict.
         trials: how many.

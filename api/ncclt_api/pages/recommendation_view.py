@@ -46,7 +46,7 @@ _ACTIONS: dict[str, tuple[str, str]] = {
     "pin": ("Pin", "Keep jobs at this revision, whatever is published later."),
     "unpin": ("Unpin", "Let later revisions replace it again."),
     "stale": ("Mark stale", "Serve it to no job until ncclt check finds that it holds."),
-    "retire": ("Retire", "Give it to no job any more; NCCL's own choice stays."),
+    "retire": ("Retire", "Give it to no job any more; jobs return to the NCCL default."),
 }
 
 
@@ -245,7 +245,7 @@ def _snippet(found: Recommendation, format: str, job: str) -> Snippet:
 def _nothing_in(found: Recommendation, form: str) -> str:
     """Return why a form sets nothing; empty where it sets something."""
     if found.table.effective.is_default and (found.variables is None or found.variables.effective.is_default):
-        return "NCCL's own choice stays"
+        return "Keeping the NCCL default"
     if form == "variables" and not by_variables(found).variables:
         return "no policy that plain variables can express was proven: use the tuner table"
     if form == "table" and not by_table(found).rules:

@@ -104,11 +104,11 @@ def search_chart(
         id="search-chart",
         title="The search, trial by trial",
         description=f"{len(scored)} measured, {len(failed)} failed; the best so far is "
-        f"{format_speedup(best[-1][1])} as fast as NCCL's own choice, before any proof.{more}",
+        f"{format_speedup(best[-1][1])} as fast as the NCCL default, before any proof.{more}",
         x=Axis(label="trial", unit="count"),
         y=Axis(label="speed-up over the default", unit="ratio", low=_FLOOR, high=top + 0.05 * (top - _FLOOR)),
         lines=[line for line in lines if line.x],
-        levels=[Level(at=1.0, label="NCCL's own choice")],
+        levels=[Level(at=1.0, label="The NCCL default")],
         table=ChartTable(
             columns=("Trial", "Speed-up", f"Time {per}", "Setting"),
             rows=[

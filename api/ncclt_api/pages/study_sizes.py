@@ -21,7 +21,7 @@ Group = tuple[Collective, int, bool]
 """Messages that are drawn as one curve: collective, ranks, whether they span nodes."""
 
 AS_GOOD = 1.01
-"""NCCL's own choice is called the fastest unless another one is faster by more than this."""
+"""The NCCL default is called the fastest unless another one is faster by more than this."""
 
 MOST_GROUPS = 3
 """Groups whose curves are drawn, those with the longest time per step."""
@@ -132,7 +132,7 @@ def wins_chart(
     Args:
         study: for its messages.
         policy: whose rules and gaps are drawn; None = there is none yet.
-        default: times under NCCL's own choice.
+        default: times under the NCCL default.
         candidates: times of the settings that are compared.
     """
     groups = groups_of(study, default)[:_MOST_ROWS]

@@ -152,12 +152,12 @@ def study_view(
     single = min((one for one in scores if one != DEFAULT), key=lambda one: scores[one], default=None)
     compared_settings = _candidates(scores, policy)
     searched = measured(_samples(trials, {DEFAULT, best, *([single] if single else [])}, compared_settings))
-    default = arm_times(evidence, Arm.DEFAULT, "NCCL's own choice", "default")
+    default = arm_times(evidence, Arm.DEFAULT, "The NCCL default", "default")
     if ending and evidence.times_us(arm):
         compared, rows = "policy", policy_rows(study, evidence, ending.use.proven, arm)
     else:
         compared, rows = "best setting", best_setting_rows(study, searched, best)
-        default = setting_times(searched, DEFAULT, "NCCL's own choice", "default")
+        default = setting_times(searched, DEFAULT, "The NCCL default", "default")
     shown = [default]
     if single is not None:
         shown.append(setting_times(searched, single, f"best single setting, {single.label}", "best"))
@@ -268,15 +268,15 @@ def _heading(
 
 def _verdict_heading(verdict: Verdict, *, label: str) -> Heading:
     if verdict.decision is Decision.TUNED:
-        gain = f"{format_speedup(verdict.speedup)} as fast as NCCL's own choice, {format_saving(verdict)} less"
+        gain = f"{format_speedup(verdict.speedup)} as fast as the NCCL default, {format_saving(verdict)} less"
         how = "In the simulation" if label == "SIMULATED" else "On the recorded times" if label else "Proven"
         return Heading(
             mood="tuned", word="demonstration" if label else "tuned", sentence=f"{how} {gain} communication time."
         )
     if verdict.decision is Decision.UNDECIDED:
-        sentence = f"NCCL's own choice stays, since the proof ended before it was decided: {verdict.reason}."
+        sentence = f"Keeping the NCCL default: the proof ended undecided: {verdict.reason}."
         return Heading(mood="undecided", word="undecided", sentence=sentence)
-    sentence = "NCCL's own choice stays: nothing was proven to be faster by more than the least effect that counts."
+    sentence = "Keeping the NCCL default: no policy beat it by the minimum effect."
     return Heading(mood="keep-default", word="keep default", sentence=sentence)
 
 

@@ -125,7 +125,7 @@ def decisions_of(
         first = next(t for t in trials if t.tries_setting and t.setting == DEFAULT and t.score_us is not None)
         again = sum(1 for trial in trials if trial.setting == DEFAULT and trial.tries_setting)
         why = f"{format_time(default_us)} of communication {study.workload.per}, the median of {again}"
-        steps.append(DecisionStep(when=first.started, what="NCCL's own choice was measured", why=why))
+        steps.append(DecisionStep(when=first.started, what="The NCCL default was measured", why=why))
     if failed:
         listed = ", ".join(f"{count} {outcome}" for outcome, count in failed.most_common())
         steps.append(DecisionStep(when="", what=f"{sum(failed.values())} launches of the search failed", why=listed))

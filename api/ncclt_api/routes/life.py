@@ -48,7 +48,7 @@ class NewRules(StateChange):
     require_verification: bool = Field(False, description="`ncclt verify` has to show a gain of step time")
     percent: int = Field(100, ge=1, le=100, description="of the jobs that get a new revision at first")
     loss_limit: float = Field(0.01, ge=0, le=0.5, description="loss of step time that ends a roll-out, as a share")
-    delivery: bool = Field(True, description="false = all jobs keep NCCL's own choice, from now on")
+    delivery: bool = Field(True, description="false = all jobs keep the NCCL default, from now on")
     approve_wins: bool = Field(True, description="a person approves a revision that won before all jobs get it")
 
 
@@ -232,7 +232,7 @@ def unpin(found: CurrentRecommendation, body: StateChange, store: CurrentStore, 
     dependencies=needs(Role.APPROVE),
 )
 def retire(found: CurrentRecommendation, body: StateChange, store: CurrentStore, request: Request) -> LifeDocument:
-    """Retire a revision; without an active one jobs keep NCCL's own choice."""
+    """Retire a revision; without an active one jobs keep the NCCL default."""
     store.retire(found.id, _by(request, body))
     return _life(store, found.id)
 

@@ -27,7 +27,7 @@ class NewStepTime(BaseModel):
     ticket: str = Field(pattern=f"^{TICKET_PATTERN}$", description="of the answer that the job started with")
     rollout: str = Field(max_length=64, description="id of the roll-out, as the answer for the job said")
     job: str = Field(min_length=1, max_length=MOST_JOB_NAME, description="name of the job, as in its request")
-    recommendation: str = Field("", max_length=64, description="what the job was given; empty = NCCL's own choice")
+    recommendation: str = Field("", max_length=64, description="what the job was given; empty = the NCCL default")
     step_us: float = Field(gt=0, description="median of the measured steps on the slowest rank, in µs")
     steps: int = Field(ge=1, le=MOST_NUMBER, description="how many were measured")
 

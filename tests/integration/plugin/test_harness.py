@@ -178,8 +178,8 @@ def test_it_finds_the_tuner_that_nccl_would_find(said):
 
 
 def test_a_network_plugin_that_nccl_did_not_load_is_not_asked(said):
-    assert said(("libnccl-net.so", 6)).rstrip().endswith("NCCLT_POLICY are not set; NCCL's own choice stays")
-    assert "NCCL's own choice stays" in said(("libnccl-tuner.so", 6), NCCLT_DELEGATE="none")
+    assert said(("libnccl-net.so", 6)).rstrip().endswith("NCCLT_POLICY are not set; keeping the NCCL default")
+    assert "keeping the NCCL default" in said(("libnccl-tuner.so", 6), NCCLT_DELEGATE="none")
 
 
 def test_no_text_breaks_the_parser(tmp_path):

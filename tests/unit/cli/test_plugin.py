@@ -42,7 +42,7 @@ def test_build_path_and_check_go_together(ncclt, tmp_path):
     rows = ncclt("check", table, "--ranks", 16, "--nodes", 2).stdout.splitlines()
     assert [row.partition(": ")[2] for row in rows] == ["tree ll, 2 channels", "ring simple, NCCL's own channels"]
     none = ncclt("check", table, "--ranks", 16, "--nodes", 2, "--collective", "broadcast").stdout.splitlines()
-    assert (len(none), {row.partition(": ")[2] for row in none}) == (6, {"NCCL's own choice"})
+    assert (len(none), {row.partition(": ")[2] for row in none}) == (6, {"the NCCL default"})
 
     other = ncclt("check", table, "--ranks", 8, "--json")
     assert other.exit_code == 1

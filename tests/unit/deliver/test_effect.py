@@ -116,7 +116,7 @@ def test_a_choice_that_nccl_did_not_offer_is_named_with_its_cause():
             seen(
                 use(MIB, "tree/ll/2", outcome=CallOutcome.CHOSEN),
                 witnesses=(LOG,),
-                tuner_lines=("TUNER/ncclt: /t.csv is not used: the file is cut off; NCCL's own choice stays",),
+                tuner_lines=("TUNER/ncclt: /t.csv is not used: the file is cut off; keeping the NCCL default",),
             ),
             "the plugin said: /t.csv is not used: the file is cut off",
         ),

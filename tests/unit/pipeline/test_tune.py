@@ -349,12 +349,12 @@ def test_an_interruption_during_the_proof_goes_on_with_the_proof(store):
 
 
 def test_a_failing_default_stops_and_keeps_the_trial(store):
-    with pytest.raises(StudyStoppedError, match="NCCL's own choice does not run"):
+    with pytest.raises(StudyStoppedError, match="the NCCL default does not run"):
         run(store, lambda *_: Outcome.TIMEOUT)
     (stopped,) = store.studies().items
     assert stopped.trials == 1
     assert stopped.study.state is StudyState.INTERRUPTED
-    assert "NCCL's own choice does not run" in stopped.study.reason
+    assert "the NCCL default does not run" in stopped.study.reason
 
     assert run(store).recommendation is not None, "once repaired, the same study goes on"
 

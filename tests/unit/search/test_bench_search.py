@@ -195,7 +195,7 @@ def row(size, algo="", proto="", channels="", time_us="10", system="9x Q9", cond
         ([HEADER, row(65536), row(65536, "Star", "LL")], "unknown algo"),
         ([HEADER, row(65536), row(65536) + ",one,more"], "more fields than columns"),
         ([HEADER, row(65536), row(65536, "Ring", "LL")], "fewer than 2 forced settings"),
-        ([HEADER, row(65536, "Ring", "LL"), row(65536, "Tree", "LL")], "NCCL's own choice"),
+        ([HEADER, row(65536, "Ring", "LL"), row(65536, "Tree", "LL")], "the NCCL default"),
         ([HEADER, row(65536), row(4096, "Ring", "LL"), row(1 << 26, "Tree", "LL")], "recorded at the same sizes"),
     ],
 )
@@ -245,7 +245,7 @@ def test_what_can_be_searched_in_a_table_is_searched_and_the_rest_is_named(run, 
     assert [row["workload"] for row in rows] == ["own", "own"]
     assert len({row["landscape"] for row in rows}) == 2
     assert all(row["regret_mean"] == 0 for row in rows)
-    assert "mixed 1x8 hot: no row is NCCL's own choice" in done.stderr
+    assert "mixed 1x8 hot: no row is the NCCL default" in done.stderr
 
 
 def test_a_table_that_cannot_be_read_does_not_end_the_run_of_several(run, tmp_path):

@@ -408,7 +408,7 @@ def test_patience_begins_after_the_random_trials_of_a_sampler_and_a_launch_per_p
     sampler = named_sampler(f"optuna.samplers:TPESampler(n_startup_trials={startup})")
     end = run(worker, runner, workload, FakeTrialLog(), trials=100, sampler=sampler)
 
-    assert end.reason == f"NCCL's own choice is already best: nothing in {least} launches beats it"
+    assert end.reason == f"the NCCL default is already best: nothing in {least} launches beats it"
 
 
 def test_a_sampler_goes_on_where_it_was_in_its_sequence(worker, cluster, landscape, workload):

@@ -247,7 +247,7 @@ def test_a_first_revision_is_rolled_out_against_nccls_own_choice(store, url):
     publish(store, "a")
     ((rollout, _),) = store.served_rollouts(cluster="pair", model="toy")
     assert (rollout.control, served(store, url)) == ("", ["a"])
-    assert began(store) == ["50 % of the jobs, against NCCL's own choice, loss limit 1 %"]
+    assert began(store) == ["50 % of the jobs, against the NCCL default, loss limit 1 %"]
     assert {rollout.variant(f"job {n}") for n in range(50)} == {Variant.CANDIDATE, Variant.DEFAULT}
 
 

@@ -127,12 +127,12 @@ def print_calibration(calibration: Calibration) -> None:
     )
     print("twice that is marked as extrapolated")
     if calibration.ll128 is not None:
-        print(f"NCCL's own choice {'uses' if calibration.ll128 else 'does not use'} LL128 there, unlike its rule says")
+        print(f"The NCCL default {'uses' if calibration.ll128 else 'does not use'} LL128 there, unlike its rule says")
     if calibration.channels != 1.0:
-        print(f"NCCL's own choice has {calibration.channels:g} times the channels of its model")
+        print(f"The NCCL default has {calibration.channels:g} times the channels of its model")
     if calibration.tree_bytes is not None:
         above = f" above {format_bytes(calibration.tree_bytes)}" if calibration.tree_bytes else ""
-        print(f"NCCL's own choice takes no tree{above} there, unlike its model says")
+        print(f"The NCCL default takes no tree{above} there, unlike its model says")
     header = ("constant", "factor", "from", "to")
     rows = [(c.name, f"{c.factor:.3g}", f"{c.low:.3g}", f"{c.high:.3g}") for c in calibration.constants]
     print_table(header, rows, numbers=header[1:], caption="against the usual constants, with 95 % intervals")

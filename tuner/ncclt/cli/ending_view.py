@@ -56,7 +56,7 @@ def print_ending(
     elif ending.label:
         lines["next"] = f"`ncclt tune --model {shlex.quote(study.workload.name)}` where the job runs gives a result"
     elif not place.active:
-        lines["use it"] = use.why or "nothing to do: NCCL's own choice stays"
+        lines["use it"] = use.why or "nothing to do: keeping the NCCL default"
     lines["stored"] = f"study {study.name} ({count_noun(trials, 'trial')}) in {shown}"
     lines["page"] = f"http://127.0.0.1:8080/studies/{study.id} while `ncclt serve{source}` runs"
     for word, sentence in lines.items():

@@ -1,4 +1,4 @@
-"""Stored measurements of NCCL's own choice on a cluster."""
+"""Stored measurements of the NCCL default on a cluster."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class MeasuredCurves:
         count = len(self.studies)
         kind = "SIMULATED, not measured" if self.simulated else self.recorded or "measured"
         return (
-            f"times of {count} stud{'y' if count == 1 else 'ies'} with NCCL's own choice ({kind}) where there are any, "
+            f"times of {count} stud{'y' if count == 1 else 'ies'} with the NCCL default ({kind}) where there are any, "
             "else from the nominal bandwidth of the links"
         )
 

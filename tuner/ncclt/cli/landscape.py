@@ -58,7 +58,7 @@ def list_landscapes(as_json: AsJson = False) -> None:
         shape = f"{document['nodes']} x {document['gpus_per_node']} {document['gpu']}, NCCL {document['nccl_version']}"
         print(f"{document['name']}: {document['system']}")
         print(f"  {shape}, {count_noun(document['sizes'], 'size')}")
-        print(f"  {count_noun(document['settings'], 'setting')} beside NCCL's own choice: {document['choices']}")
+        print(f"  {count_noun(document['settings'], 'setting')} beside the NCCL default: {document['choices']}")
         print(f"  from {document['source']}")
 
 
@@ -87,7 +87,7 @@ def show(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Show a recorded cluster: per collective and size, NCCL's own choice and the best recorded setting."""
+    """Show a recorded cluster: per collective and size, the NCCL default and the best recorded setting."""
     found = _loaded(name)
     rows = {collective: _best_rows(found, collective) for collective in sorted({c for c, _ in found.curves})}
     document = _summary(name, found)
@@ -102,7 +102,7 @@ def show(
     for text in (*cluster.sources[1:], *found.notes):
         say(f"  {text}", to_stdout=True)
     for collective, lines in rows.items():
-        print(f"\n{collective}, recorded: µs by NCCL's own choice, and by the best recorded setting")
+        print(f"\n{collective}, recorded: µs by the NCCL default, and by the best recorded setting")
         table = [
             (r["size"], f"{r['default_us']:.1f}", f"{r['best_us']:.1f}", _gain_bar(r), r["setting"]) for r in lines
         ]

@@ -83,7 +83,7 @@ def show(id: Id, storage: Storage = None, as_json: AsJson = False) -> None:
     print(f"verdict: {found.verdict_word(verdict)}: {verdict.reason}")
     print(f"state: {_state(one)}{f': {one.stale}' if one.stale else ''}")
     for each in rollouts:
-        against = f"revision {each.control}" if each.control else "NCCL's own choice"
+        against = f"revision {each.control}" if each.control else "the NCCL default"
         print(f"roll-out {each.id}: {each.state}, {each.percent} % of the jobs, against {against}")
         print(f"  {each.reason or judged[each.id].reason}")
     _print_history(events)
@@ -158,7 +158,7 @@ def unpin(id: Id, why: Why = "", storage: Storage = None) -> None:
 
 @app.command("retire")
 def retire(id: Id, why: Why = "", storage: Storage = None) -> None:
-    """Give a revision to no job any more; without an active one jobs keep NCCL's own choice."""
+    """Give a revision to no job any more; without an active one jobs keep the NCCL default."""
     _change(id, why, storage, lambda store, by: store.retire(id, by), "retired")
 
 
@@ -179,7 +179,7 @@ def rules(
     ] = None,
     delivery: Annotated[
         bool | None,
-        typer.Option(help="Jobs get what is active; without, they keep NCCL's own choice.", show_default=False),
+        typer.Option(help="Jobs get what is active; without, they keep the NCCL default.", show_default=False),
     ] = None,
     approve_wins: Annotated[
         bool | None,
@@ -214,7 +214,7 @@ def rules(
     print(f"verification of step times: {'required' if found.require_verification else 'not required'}")
     print(f"new revisions: for {found.percent} % of the jobs at first, loss limit {found.loss_limit * 100:g} %")
     print(f"wins of roll-outs: {'await approval' if found.approve_wins else 'go to all jobs at once'}")
-    print("delivery to jobs: " + ("on" if found.delivery else "off; all jobs keep NCCL's own choice"))
+    print("delivery to jobs: " + ("on" if found.delivery else "off; all jobs keep the NCCL default"))
 
 
 def _fields(found: ClusterRules) -> dict[str, Any]:

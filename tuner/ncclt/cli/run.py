@@ -74,7 +74,7 @@ def _is_locale_ours() -> bool:
 def _say_why(error: Exception) -> None:
     with contextlib.suppress(Exception):  # a line that cannot be written stops no job either
         why = described(error)
-        say(f"ncclt: {why.message}; nothing is set: NCCL's own choice stays")
+        say(f"ncclt: {why.message}; keeping the NCCL default")
         if why.hint:
             say(f"  hint: {why.hint}")
 

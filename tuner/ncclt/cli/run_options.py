@@ -59,8 +59,8 @@ def parser() -> argparse.ArgumentParser:
         "--fallback",
         choices=("cached", "none", "fail"),
         default="cached",
-        help="if the server is away: cached = use its last good answer, else NCCL's own choice (default); none = use "
-        "NCCL's own choice; fail = do not start the command, whatever fails",
+        help="if the server is away: cached = use its last good answer, else the NCCL default (default); none = use "
+        "the NCCL default; fail = do not start the command, whatever fails",
     )
     made.add_argument(
         "--policy", type=named_path, metavar="FILE", help="use this table, on a file system that all nodes share"

@@ -80,7 +80,7 @@ def upgrade(
     storage: Storage = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what another NCCL version changes: variables, NCCL's own choices, and what to measure again.
+    """Show what another NCCL version changes: variables, NCCL's defaults, and what to measure again.
 
     Nothing is launched. A recommendation is served only to jobs with the NCCL that it was measured with.
     """
@@ -223,7 +223,7 @@ def _print(
         print(textwrap.fill(line, width, subsequent_indent="  ", break_on_hyphens=False))
     print()
     if choices:
-        print("NCCL's own choice changes for these sizes:")
+        print("The NCCL default changes for these sizes:")
         print_table(
             ("collective", "from", "to", str(versions[0]), str(versions[1])),
             [
@@ -232,7 +232,7 @@ def _print(
             ],
         )
     else:
-        print("NCCL's own choice changes for no size from 1 KiB to 1 GiB")
+        print("The NCCL default changes for no size from 1 KiB to 1 GiB")
     for sentence in notes:
         note(sentence)
     print()

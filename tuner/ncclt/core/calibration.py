@@ -33,9 +33,9 @@ class Calibration(Documented):
 
     Attributes:
         constants: those that the times determine; every other one keeps its usual value.
-        ll128: whether NCCL's own choice uses LL128 there; None = as its rule says.
-        channels: factor on the channels of NCCL's own choice.
-        tree_bytes: largest message for which NCCL's own choice may be a tree there; None = as its model says.
+        ll128: whether the NCCL default uses LL128 there; None = as its rule says.
+        channels: factor on the channels of the NCCL default.
+        tree_bytes: largest message for which the NCCL default may be a tree there; None = as its model says.
         most_channels: most channels that a forced setting ran with there; 0 = as the graph of its links has.
         probed: whether the times are of several settings; those of one calibrate times, not the ranking of settings.
         points: times that were fitted.

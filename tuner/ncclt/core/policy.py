@@ -74,7 +74,7 @@ class Rule(Documented):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy(Documented):
-    """Rules, disjoint and in order, and process-wide parameters. The empty policy is NCCL's own choice.
+    """Rules, disjoint and in order, and process-wide parameters. The empty policy is the NCCL default.
 
     Attributes:
         rules: sorted by collective, group and range; no two overlap. What no rule covers is left to NCCL.

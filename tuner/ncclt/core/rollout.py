@@ -20,7 +20,7 @@ _MOST_STEPS = 10**9
 
 
 class Variant(StrEnum):
-    """What a job is given: the revision that is rolled out, the active one, or NCCL's own choice."""
+    """What a job is given: the revision that is rolled out, the active one, or the NCCL default."""
 
     CANDIDATE = "candidate"
     ACTIVE = "active"
@@ -61,7 +61,7 @@ class RollOut(Documented):
         id: identifies it.
         cluster, model: names of cluster and workload.
         recommendation: id of the revision that is rolled out.
-        control: id of the active one that the other jobs keep; empty = they keep NCCL's own choice.
+        control: id of the active one that the other jobs keep; empty = they keep the NCCL default.
         percent: of the jobs that get it.
         seed: random text that the share is drawn with, so that no job can choose.
         loss_limit: loss of step time beyond which it ends, as a share.

@@ -26,7 +26,7 @@ def max_channels(version: NcclVersion) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting(Documented):
-    """A forced choice and process-wide parameters; the empty setting is NCCL's own choice, the default.
+    """A forced choice and process-wide parameters; the empty setting is the NCCL default, the default.
 
     Attributes:
         algorithm: forced where it is legal for a collective, None = NCCL chooses.
@@ -94,7 +94,7 @@ class Setting(Documented):
 
 
 DEFAULT = Setting()
-"""NCCL's own choice: nothing forced, no parameter set."""
+"""The NCCL default: nothing forced, no parameter set."""
 
 
 def check_setting(setting: Setting, collectives: Iterable[Collective], *, version: NcclVersion) -> None:

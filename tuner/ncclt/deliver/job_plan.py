@@ -109,7 +109,7 @@ def plan_job(
         return JobPlan(
             answer=answer,
             set_env=((TICKET_VARIABLE, answer.ticket),) if answer.ticket else (),
-            notes=(*notes, f"nothing is set: NCCL's own choice stays{why}"),
+            notes=(*notes, f"keeping the NCCL default{why}"),
         )
     delivered = dict(answer.table_variables if form is Form.TABLE else answer.variables)
     if form is Form.TABLE:

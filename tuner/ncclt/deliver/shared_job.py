@@ -86,7 +86,7 @@ def agree(
         else:
             answer, why = (None, asked) if isinstance(asked, str) else (asked, "")
             told = why
-            planned = plan(answer, None) if answer else JobPlan(notes=("nothing is set: NCCL's own choice stays",))
+            planned = plan(answer, None) if answer else JobPlan(notes=("keeping the NCCL default",))
             if arguments.dry_run:
                 tell("ncclt: no node has decided for this job yet; this would be proposed")
                 return replace(planned, is_common=True)

@@ -16,7 +16,7 @@ class DeliveredForm:
     """How a recommendation is used.
 
     Attributes:
-        form: in which it is delivered; None = in none, NCCL's own choice stays.
+        form: in which it is delivered; None = in none; jobs keep the NCCL default.
         proven: policy and verdict of this form; without one those of the table.
         command: to type; empty where there is nothing to use.
         why: why nothing that was proven can be delivered; empty where something is, or nothing was proven.

@@ -155,7 +155,7 @@ def select_fitting(published: Iterable[Recommendation], request: Request) -> Rec
 
 
 def _held_back(recommendation: Recommendation, why: str) -> Recommendation:
-    """Return a recommendation that delivers nothing: the job keeps NCCL's own choice."""
+    """Return a recommendation that delivers nothing: the job keeps the NCCL default."""
     verdict = replace(recommendation.table.verdict, decision=Decision.KEEP_DEFAULT, reason=why)
     nothing = PolicyVerdict(policy=Policy(), verdict=verdict)
     return replace(recommendation, table=nothing, variables=recommendation.variables and nothing)

@@ -94,7 +94,7 @@ def policy_from_recommendation(recommendation: Recommendation, form: Form) -> De
         or policy_verdict.effective.is_default
     ):
         raise UsageError(
-            f"the recommendation {recommendation.id} delivers nothing as {form}: NCCL's own choice stays",
+            f"the recommendation {recommendation.id} delivers nothing as {form}: keeping the NCCL default",
             hint="if the job got the other form, name it with --form",
         )
     # What `ncclt run` hands over is read from the same document.

@@ -137,5 +137,5 @@ def _attested(result: TrialResult, wanted: Force, command: BenchmarkCommand, lin
         return replace(result, outcome=Outcome.INVALID, detail=error.message, measurements=())
     if not problem:
         return result
-    detail = f"{problem}; its own choice ran instead"
+    detail = f"{problem}; the NCCL default ran instead"
     return replace(result, outcome=Outcome.SUBSTITUTED, detail=detail, measurements=())

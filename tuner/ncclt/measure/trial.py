@@ -146,7 +146,7 @@ def measure_default(runner: Runner, workload: Workload, trial_log: TrialLog) -> 
     trial = stored_default(trial_log) or launch(runner, workload, trial_log, DEFAULT, phase=Phase.SEARCH)
     if trial.score_us is None:
         raise StudyStoppedError(
-            f"NCCL's own choice does not run here: {trial.result.outcome}: {trial.result.detail or 'no output'}",
+            f"the NCCL default does not run here: {trial.result.outcome}: {trial.result.detail or 'no output'}",
             hint="repair the cluster or the benchmark first; ncclt tunes against a default that works",
         )
     return trial

@@ -72,7 +72,7 @@ class Force:
     """What is, or is to be, in effect in the ranks.
 
     Attributes:
-        rules: of the shared table; empty = NCCL's own choice.
+        rules: of the shared table; empty = the NCCL default.
         variables: (name with `NCCL_`, value) in addition to those of the environment, sorted.
     """
 

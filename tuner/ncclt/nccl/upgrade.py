@@ -1,4 +1,4 @@
-"""What another NCCL version changes: variables, NCCL's own choices, and what was published for the old one."""
+"""What another NCCL version changes: variables, NCCL's defaults, and what was published for the old one."""
 
 from __future__ import annotations
 

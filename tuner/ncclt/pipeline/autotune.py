@@ -168,7 +168,7 @@ def hopeless(workload: Workload, *, min_effect: float) -> str:
 def why_not_compared(recommendation: Recommendation, argv: Sequence[str]) -> str:
     """Return why the step times of a job need no comparison or cannot have one; empty where they are compared."""
     if not has_gain(recommendation):
-        return "step times are not compared: the job would run with NCCL's own choice on both sides"
+        return "step times are not compared: the job would run with the NCCL default on both sides"
     valid = recommendation.fingerprint
     if is_unmeasured(recommendation):
         return (

@@ -188,9 +188,7 @@ def _why_no_variables(study: Study, trials: Sequence[Trial]) -> str:
     if not scores or not default_us:  # early studies, whose launches are not all kept
         return "no policy that they can express was proven"
     best_us, _, best = min((time_us, setting.digest(), setting) for setting, time_us in scores.items())
-    took = (
-        f"took {best_us / 1e3:.4g} ms {study.workload.per} before the proof, NCCL's own choice {default_us / 1e3:.4g}"
-    )
+    took = f"took {best_us / 1e3:.4g} ms {study.workload.per} before the proof, the NCCL default {default_us / 1e3:.4g}"
     figures = f"{best.label} on all sizes {took}"
     if best_us >= default_us:
         return f"no single setting is faster; the best, {figures}"

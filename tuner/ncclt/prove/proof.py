@@ -160,7 +160,7 @@ def proof_notes(trials: Sequence[Trial], workload: Workload, table: PolicyVerdic
     policies = {t.arm: t.policy for t in launched if t.arm is not None and t.policy is not None}
     if table.verdict.decision is Decision.TUNED and (left := _left_to_nccl(launched, workload, table.policy)):
         notes.append(
-            f"left to NCCL's own choice, as they looked slower in the proof: {', '.join(left)}; "
+            f"left to the NCCL default, as they looked slower in the proof: {', '.join(left)}; "
             "the proven gain includes that loss"
         )
     if not table.verdict.blocks:  # the last proof was of a policy that is not delivered
@@ -169,7 +169,7 @@ def proof_notes(trials: Sequence[Trial], workload: Workload, table: PolicyVerdic
     if lost := [f"{m.collective} {format_bytes(m.size_bytes)}" for m, is_slower in slower.items() if is_slower]:
         notes.append(
             f"the rules stop short of {', '.join(lost)}: probed in the proof, these sizes beside the workload's were "
-            "slower than under NCCL's own choice"
+            "slower than under the NCCL default"
         )
     return tuple(notes)
 

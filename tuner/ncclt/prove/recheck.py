@@ -154,7 +154,7 @@ def check(
         measured[one].append(launch)
         if launch.failure and one is Arm.DEFAULT:
             raise StudyStoppedError(
-                f"NCCL's own choice does not run here: {launch.failure}",
+                f"the NCCL default does not run here: {launch.failure}",
                 hint="repair the cluster or the benchmark first; nothing was recorded",
             )
         if launch.failure:
@@ -176,7 +176,7 @@ def served_arm(found: Recommendation) -> tuple[Arm, PolicyVerdict]:
             return arm, policy_verdict
     raise NoRecommendationError(
         f"there is nothing to check: the recommendation {found.id} says {found.table.verdict.decision}",
-        hint="NCCL's own choice is used and cannot become stale; `ncclt tune` looks for a better one",
+        hint="the NCCL default is used and cannot become stale; `ncclt tune` looks for a better one",
     )
 
 

@@ -52,7 +52,7 @@ class Times:
 
     @property
     def default(self) -> Mapping[Message, float]:
-        """Return the times of NCCL's own choice."""
+        """Return the times of the NCCL default."""
         return self.by_setting[DEFAULT]
 
     def count(self, setting: Setting, message: Message) -> int:

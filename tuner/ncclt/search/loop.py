@@ -252,7 +252,7 @@ class _Work:
         if self.budget.steps is None:
             history = self.best.history(trials)
             if history[-1] > history[0] * (1 - WORTHWHILE_GAIN):
-                return f"NCCL's own choice is already best: nothing in {len(history)} launches beats it"
+                return f"the NCCL default is already best: nothing in {len(history)} launches beats it"
             return f"converged, the next launch is expected to save {expected}"
         return (
             f"the next launch is expected to save {expected}, which over {count_noun(self.budget.steps, 'step')} is "
@@ -296,7 +296,7 @@ def nothing_more(history: Sequence[float], *, startup: int, patience: int) -> st
     if gain >= WORTHWHILE_GAIN:
         return ""
     if history[-1] > history[0] * (1 - WORTHWHILE_GAIN):
-        return f"NCCL's own choice is already best: nothing in {len(history)} launches beats it"
+        return f"the NCCL default is already best: nothing in {len(history)} launches beats it"
     return f"converged, the last {patience} launches won {max(gain, 0) * 100:.1f} %"
 
 

@@ -137,7 +137,7 @@ class _Model:
         return Setting(algorithm=pick.algorithm, protocol=pick.protocol, channels=self._channels_of(pick, self._table))
 
     def bandwidth_share(self) -> float:
-        """Return the share of bandwidth in the time of NCCL's own choice, 0 where nothing is known."""
+        """Return the share of bandwidth in the time of the NCCL default, 0 where nothing is known."""
         own = self._pick(self._message.size_bytes, None, None, self._table)
         return 0.0 if own is None else 1 - self._latency_us(own, self._table) / own.time_us
 

@@ -140,7 +140,7 @@ def unpin(connection: Connection, id: str, by: By, *, now: str) -> None:
 
 
 def retire(connection: Connection, id: str, by: By, *, now: str) -> None:
-    """Give a revision to no job any more; without an active one jobs keep NCCL's own choice."""
+    """Give a revision to no job any more; without an active one jobs keep the NCCL default."""
     row = row_of(connection, id)
     if row.state == RevisionState.RETIRED:
         raise ConflictError(f"the revision {id} is retired already")
@@ -373,7 +373,7 @@ def _give(connection: Connection, row: Row[Any], rules: ClusterRules, by: By, no
             document=to_text(rollout.to_document()),
         )
     )
-    against = f"against {control}" if control else "against NCCL's own choice"
+    against = f"against {control}" if control else "against the NCCL default"
     said = f"{rules.percent} % of the jobs, {against}, loss limit {rules.loss_limit * 100:g} %"
     _note(connection, row, Action.ROLL_OUT_BEGAN, replace(by, why=said), now)
     note_change(connection, cluster=row.cluster, model=row.model)

@@ -17,7 +17,7 @@ class StudySummary:
         trials: trials of all phases and outcomes.
         best_us: lowest communication time per step over the settings that were searched, each by its median, µs;
             None before the first good trial. What is proven is in the recommendation.
-        default_us: median communication time per step of NCCL's own choice in the search, µs.
+        default_us: median communication time per step of the NCCL default in the search, µs.
         recommendation: the newest one of the study.
     """
 

@@ -285,11 +285,11 @@ def test_every_result_says_whether_the_plugin_forced_it(made, plugin):
 @pytest.mark.parametrize(
     ("decisions", "said", "words"),
     [
-        ([], Outcome.SUBSTITUTED, "NCCL did not load it; its own choice ran instead"),
+        ([], Outcome.SUBSTITUTED, "NCCL did not load it; the NCCL default ran instead"),
         (
             [APPLIED[0], {**APPLIED[1], "outcome": "unavailable"}],
             Outcome.SUBSTITUTED,
-            "NCCL does not offer ring/ll for all_reduce here; its own choice ran instead",
+            "NCCL does not offer ring/ll for all_reduce here; the NCCL default ran instead",
         ),
         ([5], Outcome.INVALID, "cannot be read"),
         (None, Outcome.SUBSTITUTED, "NCCL did not load it"),

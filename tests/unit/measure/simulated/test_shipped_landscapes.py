@@ -21,7 +21,7 @@ def test_every_table_has_its_cluster_and_every_name_is_used_once():
 
 
 def test_it_says_where_there_is_something_to_choose():
-    """Four RTX 4090 were recorded at five sizes, and under settings beside NCCL's own choice at one of them."""
+    """Four RTX 4090 were recorded at five sizes, and under settings beside the NCCL default at one of them."""
     landscape = load_landscape(TABLES["rtx4090-1x4"])
     assert landscape.choices == "all_gather 64 MiB, all_reduce 64 MiB, reduce_scatter 64 MiB"
 

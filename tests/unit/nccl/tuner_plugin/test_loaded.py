@@ -130,7 +130,7 @@ def test_rows_are_for_their_nodes_and_ranks(opened, nodes, ranks, fits):
     with opened(f"allreduce,0,100,tree,ll,-1,{nodes},{ranks}") as comm:
         assert (chosen(comm.ask(ALL_REDUCE, 64)) is not None) is fits
         assert len(comm.said) == 1
-        assert ("own choice stays" in comm.said[0]) is not fits
+        assert ("keeping the NCCL default" in comm.said[0]) is not fits
 
 
 def test_registered_buffers_change_nothing(opened):

@@ -29,7 +29,7 @@ def is_used(comm):
     used = comm.ask(ALL_REDUCE, 64).costs[0] < 1
     assert len(comm.said) == 1
     assert comm.said[0].startswith("TUNER/ncclt: ")
-    assert comm.said[0].endswith("NCCL's own choice stays") is not used
+    assert comm.said[0].endswith("keeping the NCCL default") is not used
     return used
 
 
@@ -139,7 +139,7 @@ def named(plugin, path, **variables):
     ids=["dir", "pipe", "none"],
 )
 def test_table_that_is_no_file_fails_init_and_does_not_hang(plugin, tmp_path, make, why):
-    """These left one rank with NCCL's own choice, while the others used the table."""
+    """These left one rank with the NCCL default, while the others used the table."""
     make(tmp_path / "table")
     assert why in refusal(named(plugin, tmp_path / "table"))
 

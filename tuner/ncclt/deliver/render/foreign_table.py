@@ -82,7 +82,7 @@ def _for_nvidia(delivery: Delivery, channels: int | None) -> tuple[list[Rule], l
     recommendation, rules, version = delivery.recommendation, delivery.rules, delivery.version
     if recommendation.table.effective.is_default:
         raise NoRecommendationError(
-            f"NCCL's own choice stays for {recommendation.model} on {recommendation.cluster}, and the example plugin "
+            f"keeping the NCCL default for {recommendation.model} on {recommendation.cluster}, and the example plugin "
             "of NVIDIA cannot leave it: without a row it runs every call on one channel",
             hint="start the job without it, or " + _OUR_PLUGIN,
         )

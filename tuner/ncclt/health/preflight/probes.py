@@ -35,7 +35,7 @@ class Killable(Port):
 
 
 class Probes:
-    """Makes launches of all_reduce under NCCL's own choice and keeps their readings.
+    """Makes launches of all_reduce under the NCCL default and keeps their readings.
 
     Args:
         runner_for: makes the runner of a section.

@@ -69,8 +69,8 @@ class ProcessLauncher(ABC):
 
     Args:
         environment: what programs inherit; None = this program's own.
-        keep_env: let inherited NCCL_* variables reach the command. By default every trial starts from NCCL's own
-            choice, whatever the shell has exported; NCCL_DEBUG is removed in any case.
+        keep_env: let inherited NCCL_* variables reach the command. By default every trial starts from the NCCL
+            default, whatever the shell has exported; NCCL_DEBUG is removed in any case.
         extra: further options of the program that starts the command, verbatim.
         grace_s: time between SIGTERM and SIGKILL.
         kill_grace_s: the same after `kill`.

@@ -1,7 +1,7 @@
 """What the tuner plugin has attested: that NCCL really made the choices of the shared table.
 
 The plugin selects only choices that NCCL makes available. A choice that is not available, and a plugin that was never
-loaded, leave NCCL's own choice, so a trial would measure the default and take it for the setting. So the first trial of
+loaded, leave the NCCL default, so a trial would measure the default and take it for the setting. So the first trial of
 each choice closes its communicators, upon which the plugin reports every decision, and counts only then.
 """
 

@@ -352,7 +352,7 @@ class PersistentRunner(RealRunner):
             return replace(result, outcome=Outcome.INVALID, detail=error.message, measurements=())
         if not problem:
             return result
-        detail = f"{problem}; its own choice ran instead"
+        detail = f"{problem}; the NCCL default ran instead"
         return replace(result, outcome=Outcome.SUBSTITUTED, detail=detail, measurements=())
 
     def _lost(self, end: Callable[[], LaunchResult], *, timed_out: bool = False) -> LaunchResult:

@@ -39,7 +39,7 @@ _NAMES = (*WITHIN, *BETWEEN)
 _PRIOR = np.array([*WITHIN.values(), *BETWEEN.values()])
 _FEWEST = 4
 _OWN_CHANNELS = (0.5, 1.0, 2.0)
-"""Factors tried on the channels of NCCL's own choice, which no time shows directly."""
+"""Factors tried on the channels of the NCCL default, which no time shows directly."""
 
 _REACHES_EVERYONE = (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.BROADCAST)
 _ROUNDED = 1.1
@@ -122,7 +122,7 @@ def require_possible(cluster: Cluster, one: ObservedPoint) -> None:
 def _candidates(
     blank: Calibration, seen: Sequence[ObservedPoint], most_of_the_time: float
 ) -> Iterator[tuple[Calibration, Array]]:
-    """Yield what NCCL's own choice may be there, and where the constants start."""
+    """Yield what the NCCL default may be there, and where the constants start."""
     # From nothing beside the call, and from most of the time: the slope of the one does not show the other.
     yield blank, _USUAL
     yield blank, np.where(np.arange(len(_NAMES)) == _EXTRA, most_of_the_time, _USUAL)

@@ -6,7 +6,7 @@ time, whether NCCL chose it or a setting forced it.
 More ports and more bandwidth never make a call longer. NCCL's graph search counts channels of quantised speeds, so
 that a faster link may get fewer of them, or another algorithm, and be slower. The kernel of the next lower nominal
 bandwidth or number of ports then stays. Likewise a forced algorithm and protocol takes the channels of
-twice the size, or of two nodes instead of one, where NCCL's own would be slower than those there. NCCL's own choice of
+twice the size, or of two nodes instead of one, where NCCL's own would be slower than those there. The NCCL default of
 algorithm and protocol is not corrected in this way: it may be faster at twice the size, as it is on real machines.
 """
 

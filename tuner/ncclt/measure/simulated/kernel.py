@@ -1,4 +1,4 @@
-"""What a simulated cluster runs for a message: NCCL's own choice, or what a setting forces."""
+"""What a simulated cluster runs for a message: the NCCL default, or what a setting forces."""
 
 from __future__ import annotations
 

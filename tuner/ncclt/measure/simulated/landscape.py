@@ -64,7 +64,7 @@ class Landscape:
 
     @property
     def choices(self) -> str:
-        """Return where settings beside NCCL's own choice were recorded, as `all_reduce 1 KiB to 1 GiB, ...`."""
+        """Return where settings beside the NCCL default were recorded, as `all_reduce 1 KiB to 1 GiB, ...`."""
         sizes: dict[Collective, set[int]] = {}
         for (collective, setting), curve in self.curves.items():
             if not setting.is_default:

@@ -1,4 +1,4 @@
-"""The simulated cluster as a runner: its default is NCCL's own choice, its times are those of simulated hardware."""
+"""The simulated cluster as a runner: its default is the NCCL default, its times are those of simulated hardware."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 `model` estimates this table from the fields of a `Cluster`; NCCL computes it from the machine. If a log contains it
 (NCCL_DEBUG=INFO, NCCL_DEBUG_SUBSYS with TUNING), only the last step is modelled, from the table to the time of a size
-(nccl graph/tuning.cc, ncclTopoGetAlgoTime). The same table predicts NCCL's own choice.
+(nccl graph/tuning.cc, ncclTopoGetAlgoTime). The same table predicts the NCCL default.
 """
 
 from __future__ import annotations

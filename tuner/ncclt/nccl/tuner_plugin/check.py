@@ -29,7 +29,7 @@ class PluginChoice(Documented):
     def text(self) -> str:
         """Return it as one line of text."""
         if not self.algorithm:
-            return f"{self.collective} {self.size_bytes}: NCCL's own choice"
+            return f"{self.collective} {self.size_bytes}: the NCCL default"
         channels = f"{self.channels} channels" if self.channels else "NCCL's own channels"
         return f"{self.collective} {self.size_bytes}: {self.algorithm} {self.protocol}, {channels}"
 
@@ -82,7 +82,7 @@ def examine(
         api_versions=tabled,
         said=said,
         choices=choices,
-        works=policy is None or "own choice stays" not in said,
+        works=policy is None or "keeping the NCCL default" not in said,
     )
 
 

@@ -86,7 +86,7 @@ def slot_image(rows: Sequence[SharedRow], generation: int) -> tuple[int, bytes]:
     ncclt can publish what the controller has laid out.
 
     Args:
-        rows: of the table; none = NCCL's own choice.
+        rows: of the table; none = the NCCL default.
         generation: of the table, counted from 1 and without gaps.
 
     Raises:
@@ -105,7 +105,7 @@ class SharedTable:
 
     Attributes:
         path: for `NCCLT_POLICY_SHM` in this process and in its forked children.
-        generation: of the last published table; 0 = none yet, which is NCCL's own choice.
+        generation: of the last published table; 0 = none yet, which is the NCCL default.
 
     Example:
         with SharedTable() as table:
@@ -130,7 +130,7 @@ class SharedTable:
         self.generation = 0
 
     def publish(self, rows: Sequence[SharedRow]) -> int:
-        """Replace the table for every call that begins from now on; no rows = NCCL's own choice.
+        """Replace the table for every call that begins from now on; no rows = the NCCL default.
 
         Returns:
             The generation, counted from 1: equal on all nodes that published equally often.

@@ -79,7 +79,7 @@ def advise(
         workload: recorded or computed.
         cluster: where it was recorded, or is to run, sized to the job.
         given: times that the profile does not know.
-        measured: curves of NCCL's own choice on the cluster, for any number of its nodes.
+        measured: curves of the NCCL default on the cluster, for any number of its nodes.
         others: other numbers of nodes.
 
     Raises:

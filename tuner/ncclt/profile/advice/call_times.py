@@ -36,7 +36,7 @@ class CallTimes:
 
     Attributes:
         cluster: of the recording, sized to its job.
-        measured: curves of NCCL's own choice there, also for other numbers of nodes.
+        measured: curves of the NCCL default there, also for other numbers of nodes.
         factors: by collective, how the recording differs from the curves; empty = it has no times.
     """
 

@@ -177,7 +177,7 @@ def estimate(
         workload: placed on the cluster, so that every group size is known.
         cluster: sized to the job.
         compute_s: computation of one step, s; None = not known.
-        measured: curves of NCCL's own choice there. Sizes on a curve are taken from it, those between two points
+        measured: curves of the NCCL default there. Sizes on a curve are taken from it, those between two points
             log-log from both; sizes beyond its ends come from the links, like kinds without a curve.
     """
     rows: list[MessageTime] = []
