@@ -1,216 +1,331 @@
-"""How large the product is and how it hangs together, beside what it was at commit d73c139.
+"""Size and grain of the product, beside the targets that it is held to.
 
-    python bench/house.py [--root FOLDER] [--json | --list]
+    python bench/house.py [--root FOLDER] [--json | --list ROW]
 
-Read off the syntax trees of tuner/ncclt and api/ncclt_api; only the last two rows start `ncclt env` and `ncclt run`,
-against an empty store, and count the first-level packages and modules of ncclt that they load.
+Counts the syntax trees of tuner/ncclt and api/ncclt_api; the commands and options come from the click tree of that
+checkout, in a process of its own. `--list` names the items of a row.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import io
 import json
 import os
+import re
 import subprocess
 import sys
-import tempfile
-from collections import defaultdict
+import tokenize
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 PRODUCT = ("tuner/ncclt", "api/ncclt_api")
-FRAGMENT_LINES, LONG_LINES = 40, 400
-OWNED = ("core", "measure", "prove", "deliver")
-"""Packages in which a class name has one owner."""
+MAX_PARAMETERS = 6
 
-BEFORE: dict[str, Any] = {
-    "files": 409,
-    "lines": 53002,
-    "lines of ncclt": 50102,
-    "classes": 486,
-    "class names with two owners": 35,
-    "... within core": 2,
-    "... within measure": 0,
-    "... within prove": 0,
-    "... within deliver": 0,
-    "... within these four": 4,
-    "one-importer fragments": 12,
-    "longest parameter list 1": "47 ncclt.cli.tune.tune",
-    "longest parameter list 2": "32 ncclt.cli.preflight.preflight",
-    "longest parameter list 3": "28 ncclt.cli.check.check",
-    "longest parameter list 4": "22 ncclt.cli.verify.verify",
-    "longest parameter list 5": "17 ncclt.cli.doctor.doctor",
-    "files above 400 lines": 0,
-    "entries of tuner/ncclt": 32,
-    "import circles": 2,
-    "entered by ncclt env": 5,
-    "entered by ncclt run": 8,
+TARGETS: dict[str, float] = {
+    "modules": 380,
+    "classes": 500,
+    "product lines": 65_000,
+    "leaf commands": 50,
+    "options": 380,
+    "launcher names compared outside launch/": 0,
+    "question-word docstrings": 0,
+    "fmt: skip": 20,
+    "private functions used once, %": 14,
+    f"functions > {MAX_PARAMETERS} parameters": 20,
+    "imports of ncclt_api in tuner/": 0,
 }
-"""Of commit d73c139, by `--root` of a checkout of it."""
+"""The most that each row should be."""
 
-_ENTERED = """
-import atexit, sys
-atexit.register(lambda: sys.stderr.write("\\n" + " ".join(n for n in sys.modules if n.startswith("ncclt."))))
-from ncclt.cli import main
-main()
+_QUESTION = re.compile(r"(?:(?:Return|Yield|Say|Tell|Show)\s+)?(?:what|which|whether|how|where|who|when|why)\b", re.I)
+
+_COMMANDS = """
+import json, sys
+import typer
+from ncclt.cli.application import app
+
+def leaves(command, words):
+    below = getattr(command, "commands", None)
+    if below is None:
+        yield words, command
+    for name in (command.list_commands(typer.Context(command)) if below is not None else ()):
+        yield from leaves(command.get_command(typer.Context(command), name), (*words, name))
+
+def options(words, command):
+    if words in (("env",), ("run",)):  # argparse: they start without the framework
+        if words == ("env",):
+            from ncclt.cli.env import parser
+        else:
+            from ncclt.cli.run_options import parser
+        return [one.option_strings[0] for one in parser()._actions if one.option_strings and one.dest != "help"]
+    return [one.opts[0] for one in command.params if one.param_type_name == "option" and one.name != "help"]
+
+print(json.dumps([(" ".join(words), options(words, one)) for words, one in leaves(typer.main.get_command(app), ())]))
 """
 
 
-def modules_of(root: Path) -> dict[str, tuple[Path, ast.Module, int]]:
-    """Return path, syntax tree and number of lines of each module of the product, by dotted name."""
-    found = {}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Module:
+    """Source of one module.
+
+    Attributes:
+        path: below the root.
+        is_package: whether it is an `__init__.py`.
+    """
+
+    name: str
+    path: Path
+    text: str
+    tree: ast.Module
+    is_package: bool
+
+    @property
+    def functions(self) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+        return (node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+    @property
+    def classes(self) -> Iterator[ast.ClassDef]:
+        return (node for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef))
+
+
+def read_modules(root: Path) -> dict[str, Module]:
+    """Read each module of the product, by dotted name."""
+    modules = {}
     for folder in PRODUCT:
-        base = (root / folder).parent
         for path in sorted((root / folder).rglob("*.py")):
-            parts = path.relative_to(base).with_suffix("").parts
+            parts = path.relative_to((root / folder).parent).with_suffix("").parts
+            is_package = parts[-1] == "__init__"
+            name = ".".join(parts[:-1] if is_package else parts)
             text = path.read_text(encoding="utf-8")
-            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-            found[name] = (path, ast.parse(text), text.count("\n"))
-    return found
+            modules[name] = Module(
+                name=name, path=path.relative_to(root), text=text, tree=ast.parse(text), is_package=is_package
+            )
+    return modules
 
 
-def imported(name: str, path: Path, tree: ast.Module, known: Mapping[str, object]) -> set[str]:
-    """Return the modules of the product that a module imports, wherever in it; what only types need is none."""
-    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+def find_imports(module: Module, known: Mapping[str, object]) -> set[str]:
+    """Return the modules of the product that a module imports, anywhere in it except for its types."""
+    package = module.name if module.is_package else module.name.rpartition(".")[0]
+    typing_only = {
+        inner
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
     found = set()
-    typed = [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
-    skipped = {inner for node in typed for inner in ast.walk(node)}
-    for node in ast.walk(tree):
-        if node in skipped:
+    for node in ast.walk(module.tree):
+        if node in typing_only:
             continue
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            above = ".".join(package.split(".")[: len(package.split(".")) - node.level + 1]) if node.level else ""
-            base = ".".join(filter(None, (above, node.module)))
+            parent = ".".join(package.split(".")[: len(package.split(".")) - node.level + 1]) if node.level else ""
+            base = ".".join(filter(None, (parent, node.module)))
             found |= {full if (full := f"{base}.{alias.name}") in known else base for alias in node.names}
-    return {one for one in found if one in known and one != name}
+    return {name for name in found if name in known and name != module.name}
 
 
-def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
+def find_import_cycles(graph: Mapping[str, set[str]]) -> list[list[str]]:
     """Return the groups of modules that import each other, the largest first (Tarjan 1972)."""
     order: dict[str, int] = {}
     low: dict[str, int] = {}
-    open_, found = [], []
+    stack: list[str] = []
+    groups = []
 
     def visit(node: str) -> None:
         order[node] = low[node] = len(order)
-        open_.append(node)
-        for following in sorted(graph[node]):
-            if following not in order:
-                visit(following)
-            if following in open_:
-                low[node] = min(low[node], low[following])
+        stack.append(node)
+        for target in sorted(graph[node]):
+            if target not in order:
+                visit(target)
+            if target in stack:
+                low[node] = min(low[node], low[target])
         if low[node] == order[node]:
-            group = open_[open_.index(node) :]
-            del open_[len(open_) - len(group) :]
+            group = stack[stack.index(node) :]
+            del stack[len(stack) - len(group) :]
             if len(group) > 1:
-                found.append(sorted(group))
+                groups.append(sorted(group))
 
     for node in sorted(graph):
         if node not in order:
             visit(node)
-    return sorted(found, key=len, reverse=True)
+    return sorted(groups, key=len, reverse=True)
 
 
-def parameters(trees: Mapping[str, ast.Module]) -> Iterator[tuple[int, str]]:
-    """Give the number of parameters of each function, with its name; `self` and `cls` are none."""
-    for name, tree in trees.items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-                yield sum(one.arg not in ("self", "cls") for one in arguments), f"{name}.{node.name}"
-
-
-def entered(root: Path, *words: str) -> int:
-    """Return how many first-level packages and modules of ncclt a command loads."""
-    with tempfile.TemporaryDirectory() as folder:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("NCCL", "SLURM"))}
-        environ = {**kept, "HOME": folder, "PYTHONPATH": os.pathsep.join(str(root / one) for one in ("tuner", "api"))}
-        names = ("--cluster", "leonardo", "--model", "bert", "--storage", f"sqlite:///{folder}/empty.db")
-        done = subprocess.run(
-            [sys.executable, "-c", _ENTERED, words[0], *names, *words[1:]],
-            cwd=folder,
-            env=environ,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    loaded = done.stderr.splitlines()[-1].split() if done.stderr else []
-    return len({name.split(".")[1] for name in loaded if name.startswith("ncclt.")})
-
-
-def owners_of(trees: Mapping[str, ast.Module]) -> dict[str, list[str]]:
-    """Return the modules that define a class, once for each time, by its name."""
+def find_class_owners(modules: Mapping[str, Module]) -> dict[str, list[str]]:
+    """Return the modules that define a class, one entry per definition, by its name."""
     owners: dict[str, list[str]] = defaultdict(list)
-    for name, tree in trees.items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef):
-                owners[node.name].append(name)
+    for module in modules.values():
+        for node in module.classes:
+            owners[node.name].append(module.name)
     return owners
 
 
-def figures(root: Path) -> dict[str, Any]:
-    """Return all figures of a checkout, by what they are."""
-    modules = modules_of(root)
-    graph = {name: imported(name, path, tree, modules) for name, (path, tree, _) in modules.items()}
-    importers: dict[str, set[str]] = defaultdict(set)
-    for name, targets in graph.items():
-        for target in targets:
-            importers[target].add(name)
-    owners = owners_of({name: tree for name, (_, tree, _) in modules.items()})
-    twice = {name: places for name, places in owners.items() if len(places) > 1}
-    longest = sorted(parameters({name: tree for name, (_, tree, _) in modules.items()}), reverse=True)[:5]
-    long = [name for name, (_, _, lines) in modules.items() if lines > LONG_LINES]
-    found: dict[str, Any] = {
-        "files": len(modules),
-        "lines": sum(lines for _, _, lines in modules.values()),
-        "lines of ncclt": sum(lines for name, (_, _, lines) in modules.items() if name.partition(".")[0] == "ncclt"),
-        "classes": sum(map(len, owners.values())),
-        "class names with two owners": len(twice),
-    }
-    for package in OWNED:
-        inside = [[one for one in places if one.startswith(f"ncclt.{package}.")] for places in twice.values()]
-        found[f"... within {package}"] = sum(len(places) > 1 for places in inside)
-    rooms = tuple(f"ncclt.{package}." for package in OWNED)
-    found["... within these four"] = sum(sum(one.startswith(rooms) for one in places) > 1 for places in twice.values())
-    found["one-importer fragments"] = sum(
-        lines < FRAGMENT_LINES and len(importers[name]) == 1 and path.name != "__init__.py"
-        for name, (path, _, lines) in modules.items()
-    )
-    found |= {f"longest parameter list {n}": f"{count} {name}" for n, (count, name) in enumerate(longest, 1)}
-    found[f"files above {LONG_LINES} lines"] = len(long)
-    found["entries of tuner/ncclt"] = sum(not one.name.startswith("__pyc") for one in (root / PRODUCT[0]).iterdir())
-    found["import circles"] = len(circles(graph))
-    found["entered by ncclt env"] = entered(root, "env")
-    found["entered by ncclt run"] = entered(root, "run", "--dry-run", "--", "true")
+def find_compared_launchers(modules: Mapping[str, Module]) -> list[str]:
+    """List comparisons with the name of a launcher, `match` and tables by name included, outside `ncclt.launch`."""
+    names = set(_read_launchers(modules["ncclt.launch"].tree)) if "ncclt.launch" in modules else set()
+
+    def is_name(node: ast.AST) -> bool:
+        return isinstance(node, ast.Constant) and node.value in names
+
+    found = []
+    for module in modules.values():
+        if module.name.startswith("ncclt.launch"):
+            continue
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Compare):
+                operands = [node.left, *node.comparators]
+                inner = [one for side in operands for one in getattr(side, "elts", ())]
+                compared = any(map(is_name, (*operands, *inner)))
+            elif isinstance(node, ast.MatchValue):
+                compared = is_name(node.value)
+            elif isinstance(node, ast.Dict):
+                compared = sum(key is not None and is_name(key) for key in node.keys) > 1
+            else:
+                continue
+            if compared:
+                found.append(f"{module.path}:{getattr(node, 'lineno', 0)}")
     return found
+
+
+def _read_launchers(tree: ast.Module) -> list[str]:
+    """Return the keys of the literal table `LAUNCHERS`."""
+    for node in tree.body:
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "LAUNCHERS" and node.value:
+            return list(ast.literal_eval(node.value))
+    return []
+
+
+def find_question_docstrings(modules: Mapping[str, Module]) -> list[str]:
+    """List docstrings that begin with a question word, `Return what` included."""
+    found = []
+    for module in modules.values():
+        for node in (module.tree, *module.classes, *module.functions):
+            text = ast.get_docstring(node)
+            if text and _QUESTION.match(text):
+                found.append(f"{module.path}:{getattr(node, 'lineno', 1)} {text.splitlines()[0]}")
+    return found
+
+
+def find_unformatted(modules: Mapping[str, Module]) -> list[str]:
+    """List the comments that exempt a line from the formatter."""
+    return [
+        f"{module.path}:{token.start[0]}"
+        for module in modules.values()
+        if "fmt: skip" in module.text
+        for token in tokenize.generate_tokens(io.StringIO(module.text).readline)
+        if token.type == tokenize.COMMENT and "fmt: skip" in token.string
+    ]
+
+
+def find_used_once(modules: Mapping[str, Module]) -> list[str]:
+    """List private functions and methods whose name stands once more in their module: one use."""
+    found = []
+    for module in modules.values():
+        words = Counter(re.findall(r"\w+", module.text))
+        for node in module.functions:
+            if node.name.startswith("_") and not node.name.startswith("__") and words[node.name] == 2:
+                found.append(f"{module.path}:{node.lineno} {node.name}")
+    return found
+
+
+def find_long_parameter_lists(modules: Mapping[str, Module]) -> list[str]:
+    """List functions with more parameters than `MAX_PARAMETERS`, the longest first; `self` and `cls` are none."""
+    found = []
+    for module in modules.values():
+        for node in module.functions:
+            arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            count = sum(one.arg not in ("self", "cls") for one in arguments)
+            if count > MAX_PARAMETERS:
+                found.append((count, f"{module.path}:{node.lineno} {node.name} {count}"))
+    return [line for _, line in sorted(found, reverse=True)]
+
+
+def find_service_imports(modules: Mapping[str, Module]) -> list[str]:
+    """List statements below tuner/ that import the service."""
+    found = []
+    for module in modules.values():
+        for node in ast.walk(module.tree) if module.name.partition(".")[0] == "ncclt" else ():
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            else:
+                names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            if any(name.partition(".")[0] == "ncclt_api" for name in names):
+                found.append(f"{module.path}:{getattr(node, 'lineno', 0)}")
+    return found
+
+
+def read_commands(root: Path) -> dict[str, list[str]]:
+    """Return the options of each leaf command of a checkout.
+
+    Raises:
+        SystemExit: its command line cannot be imported.
+    """
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(str(root / one) for one in ("tuner", "api"))}
+    done = subprocess.run(
+        [sys.executable, "-c", _COMMANDS], cwd=root, env=environ, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        sys.exit(f"cannot read the commands of {root}:\n{done.stderr}")
+    return dict(json.loads(done.stdout))
+
+
+def collect(root: Path) -> dict[str, list[str]]:
+    """Return everything that is counted in a checkout, by row; a percentage lists its numerator."""
+    modules = read_modules(root)
+    commands = read_commands(root)
+    return {
+        "modules": sorted(modules),
+        "classes": sorted(f"{name} {place}" for name, places in find_class_owners(modules).items() for place in places),
+        "leaf commands": list(commands),
+        "options": [f"{name} {option}" for name, options in commands.items() for option in options],
+        "launcher names compared outside launch/": find_compared_launchers(modules),
+        "question-word docstrings": find_question_docstrings(modules),
+        "fmt: skip": find_unformatted(modules),
+        "private functions used once, %": find_used_once(modules),
+        f"functions > {MAX_PARAMETERS} parameters": find_long_parameter_lists(modules),
+        "imports of ncclt_api in tuner/": find_service_imports(modules),
+    }
+
+
+def measure(root: Path) -> list[dict[str, str | float]]:
+    """Return name, today's figure and target of each row."""
+    modules = read_modules(root)
+    figures: dict[str, float] = {name: len(entries) for name, entries in collect(root).items()}
+    figures["product lines"] = sum(module.text.count("\n") for module in modules.values())
+    functions = sum(1 for module in modules.values() for _ in module.functions)
+    once = "private functions used once, %"
+    figures[once] = round(100 * figures[once] / max(functions, 1), 1)
+    return [{"figure": name, "now": figures[name], "target": target} for name, target in TARGETS.items()]
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parents[1], help="a checkout of ncclt")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--list", action="store_true", help="list the class names with two owners, and where they are")
+    parser.add_argument("--list", metavar="ROW", help="list the items of a row, by its first letters")
     arguments = parser.parse_args(argv)
-    if not (arguments.root / PRODUCT[0]).is_dir():
+    root = arguments.root.resolve()
+    if not (root / PRODUCT[0]).is_dir():
         parser.error(f"--root: no {PRODUCT[0]} in {arguments.root}")
-    if arguments.list:
-        trees = {name: tree for name, (_, tree, _) in modules_of(arguments.root.resolve()).items()}
-        for name, places in sorted(owners_of(trees).items()):
-            if len(places) > 1:
-                print(name, *places)
+    if arguments.list is not None:
+        lists = collect(root)
+        chosen = next((name for name in lists if name.startswith(arguments.list)), None)
+        if chosen is None:
+            parser.error(f"--list: no row {arguments.list!r}; the rows are {', '.join(lists)}")
+        print(*lists[chosen], sep="\n")
         return
-    now = figures(arguments.root.resolve())
-    rows = [{"figure": name, "d73c139": BEFORE.get(name), "now": value} for name, value in now.items()]
+    rows = measure(root)
     if arguments.json:
         print(json.dumps({"rows": rows}, indent=2))
         return
-    print(f"{'':29} {'d73c139':>42} {'now':>42}")
+    print(f"{'':39} {'now':>8} {'target':>8}")
     for row in rows:
-        print(f"{row['figure']:29} {row['d73c139']!s:>42} {row['now']!s:>42}")
+        met = "" if float(row["now"]) <= float(row["target"]) else "  above"
+        print(f"{row['figure']:39} {row['now']:>8} {row['target']:>8}{met}")
 
 
 if __name__ == "__main__":

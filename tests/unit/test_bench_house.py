@@ -1,4 +1,4 @@
-"""bench/house.py on a house that is easily counted."""
+"""bench/house.py on a small house counted by hand."""
 
 import json
 import runpy
@@ -10,79 +10,109 @@ BENCH = runpy.run_path(str(Path(__file__).parents[2] / "bench" / "house.py"))
 
 HOUSE = {
     "tuner/ncclt/__init__.py": "",
-    "tuner/ncclt/cli/__init__.py": "def main():\n    import ncclt.core.first\n    import sys\n    sys.exit(3)\n",
+    "tuner/ncclt/cli/__init__.py": "",
+    "tuner/ncclt/cli/application.py": (
+        "import typer\n\napp = typer.Typer()\napp.add_typer(below := typer.Typer(), name='below')\n"
+        "@app.command()\ndef first(name: str, one: bool = False, two: int = 2): ...\n"
+        "@app.command()\ndef env(): ...\n"
+        "@below.command()\ndef second(three: str = ''): ...\n"
+        "@below.command()\ndef third(): ...\n"
+    ),
+    "tuner/ncclt/cli/env.py": (
+        "import argparse\n\ndef parser():\n    made = argparse.ArgumentParser()\n"
+        "    made.add_argument('--four', '-4')\n    made.add_argument('words')\n    return made\n"
+    ),
     "tuner/ncclt/core/__init__.py": "",
-    "tuner/ncclt/core/first.py": "from ncclt.core import second\n\nclass Row:\n    pass\n",
+    "tuner/ncclt/core/first.py": (
+        '"""Which is a question."""\nfrom ncclt.core import second\n\n'
+        'class Row:\n    """Return what is not a noun."""\n\n    def _used_once(self): ...\n\n'
+        "    def use(self):\n        self._used_once()\n        _twice(), _twice()\n\ndef _twice(): ...\n"
+    ),
     "tuner/ncclt/core/second.py": (
         "from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n    from ncclt.long import Long\n\n"
-        "def many(a, b, *, c):\n    from ncclt.core.first import Row\n\nclass Row:\n    pass\n"
+        "def many(a, b, c, d, e, f, *, g):\n    from ncclt.core.first import Row\n\nclass Row:\n    pass\n"
     ),
-    "tuner/ncclt/long.py": "# much\n" * 400 + "class Long:\n    pass\n",
-    "api/ncclt_api/__init__.py": "from ncclt.long import Long\n",
+    "tuner/ncclt/launch/__init__.py": (
+        "LAUNCHERS: dict[str, str] = {'slurm': 'ncclt.launch.slurm', 'ssh': 'ncclt.launch.ssh'}\n"
+        "if __name__ == 'slurm': ...\n"
+    ),
+    "tuner/ncclt/long.py": (
+        "import ncclt_api\nfrom ncclt_api.app import create\nTABLE = {1:2}  # fmt: skip\n"
+        "TEXT = '# fmt: skip'\n"
+        "def compare(name):\n    return name in ('ssh', 'x') or 'slurm' != name or name == 'other'\n"
+        "def choose(name):\n    match name:\n        case 'slurm': return {'ssh': 1, 'slurm': 2}\n"
+    ),
+    "api/ncclt_api/__init__.py": (
+        "from ncclt.long import compare\n\nclass Long:\n    def use(self, a, b, c, d, e, f): ...\n"
+    ),
 }
 
 
-@pytest.fixture
-def house(tmp_path):
+@pytest.fixture(scope="module")
+def house(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("house")
     for name, text in HOUSE.items():
-        path = tmp_path / name
+        path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return tmp_path
+    return folder
 
 
-def test_every_figure_by_hand(house, capsys):
+def test_every_figure_is_counted(house, capsys):
     BENCH["main"](["--root", str(house), "--json"])
-    found = {row["figure"]: row["now"] for row in json.loads(capsys.readouterr().out)["rows"]}
+    rows = json.loads(capsys.readouterr().out)["rows"]
 
-    expected = {
-        "files": 7,
-        "lines": 4 + 4 + 10 + 402 + 1,
-        "lines of ncclt": 4 + 4 + 10 + 402,
+    assert {row["figure"]: row["now"] for row in rows} == {
+        "modules": 10,
         "classes": 3,
-        "class names with two owners": 1,
-        "... within core": 1,
-        "... within measure": 0,
-        "... within these four": 1,
-        "one-importer fragments": 1,  # second; first has two importers, and long is none
-        "longest parameter list 1": "3 ncclt.core.second.many",
-        "files above 400 lines": 1,
-        "entries of tuner/ncclt": 4,
-        "import circles": 1,
-        "entered by ncclt env": 2,
-        "entered by ncclt run": 2,
+        "product lines": sum(text.count("\n") for text in HOUSE.values()),
+        "leaf commands": 4,
+        "options": 4,
+        "launcher names compared outside launch/": 4,
+        "question-word docstrings": 2,
+        "fmt: skip": 1,
+        "private functions used once, %": 8.3,  # 1 of 12
+        "functions > 6 parameters": 1,
+        "imports of ncclt_api in tuner/": 2,
     }
-    assert {name: found[name] for name in expected} == expected
+    assert [row["target"] for row in rows] == list(BENCH["TARGETS"].values())
 
 
-def test_it_is_printed_beside_what_it_was(house, capsys):
+def test_figures_above_their_target_are_marked(house, capsys):
     BENCH["main"](["--root", str(house)])
-    (files,) = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("files  ")]
-    assert files == ["files", str(BENCH["BEFORE"]["files"]), "7"]
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if line.endswith("above")] == ["launcher", "question-word", "imports"]
 
 
-def test_a_folder_without_the_product_is_refused(tmp_path, capsys):
+def test_items_of_a_row_are_listed(house, capsys):
+    BENCH["main"](["--root", str(house), "--list", "functions"])
+    assert capsys.readouterr().out == "tuner/ncclt/core/second.py:6 many 7\n"
+
+
+@pytest.mark.parametrize(("options", "message"), [(["--root", "."], "no tuner/ncclt"), (["--list", "x"], "no row")])
+def test_mistakes_are_refused(tmp_path, monkeypatch, capsys, house, options, message):
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as end:
-        BENCH["main"](["--root", str(tmp_path)])
+        BENCH["main"](["--root", str(house), *options])
     assert end.value.code == 2
-    assert "no tuner/ncclt" in capsys.readouterr().err
-
-
-def test_names_with_two_owners_are_listed(house, capsys):
-    BENCH["main"](["--root", str(house), "--list"])
-    assert capsys.readouterr().out == "Row ncclt.core.first ncclt.core.second\n"
+    assert message in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
 def product():
-    return BENCH["modules_of"](Path(__file__).parents[2])
+    return BENCH["read_modules"](Path(__file__).parents[2])
 
 
 def test_a_class_name_has_one_owner_in_the_product(product):
-    trees = {name: tree for name, (_, tree, _) in product.items()}
-    assert {name: places for name, places in BENCH["owners_of"](trees).items() if len(places) > 1} == {}
+    assert {name: places for name, places in BENCH["find_class_owners"](product).items() if len(places) > 1} == {}
 
 
-def test_no_modules_of_the_product_import_each_other(product):
-    graph = {name: BENCH["imported"](name, path, tree, product) for name, (path, tree, _) in product.items()}
-    assert BENCH["circles"](graph) == []
+def test_no_modules_of_the_product_import_each_other(house, product):
+    def cycles(modules):
+        return BENCH["find_import_cycles"]({name: BENCH["find_imports"](one, modules) for name, one in modules.items()})
+
+    assert cycles(BENCH["read_modules"](house)) == [
+        ["ncclt.core.first", "ncclt.core.second"],
+        ["ncclt.long", "ncclt_api"],
+    ]
+    assert cycles(product) == []
