@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclt.core.effort import MAX_BLOCKS, MIN_BLOCKS
+from ncclt.core.budget import MAX_BLOCKS, MIN_BLOCKS
 from ncclt.prove.confidence import log_capital
 from ncclt.prove.verdict import FALSE_TUNED
 

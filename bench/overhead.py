@@ -21,8 +21,8 @@ from typing import Any
 
 import optuna
 
+from ncclt.core.budget import Budget
 from ncclt.core.cluster import Cluster
-from ncclt.core.effort import Effort
 from ncclt.core.message import Message
 from ncclt.core.setting import Setting
 from ncclt.core.trial import Runner, TrialResult
@@ -59,7 +59,7 @@ def ours(folder: Path, model: str, trials: int) -> dict[str, Any]:
         cluster: Cluster = store.cluster("leonardo")
         testbed: Testbed = simulated_testbed(cluster, seed=1, reason="bench")
         runner = TimedRunner(testbed.runner)
-        request = TuneRequest(workload=store.workload(model), effort=Effort(trials=trials, patience=0, seed=1))
+        request = TuneRequest(workload=store.workload(model), budget=Budget(trials=trials, patience=0, seed=1))
         workload, _ = testbed.cut(request.workload)
         study = store.open_study(study_of(request, testbed, workload))
         marks: list[float] = []
@@ -68,7 +68,7 @@ def ours(folder: Path, model: str, trials: int) -> dict[str, Any]:
             marks.append(time.perf_counter() - runner.seconds)
 
         started = time.perf_counter()
-        space = space_of(testbed, workload, request.effort.process_wide)
+        space = space_of(testbed, workload, request.budget.process_wide)
         with (
             StudyTrialLog(store, study, lambda: "") as trial_log,
             Proposer(space, workload, study.cluster, name=study.name, seed=1, storage_url=store.optuna_url) as proposer,
@@ -78,7 +78,7 @@ def ours(folder: Path, model: str, trials: int) -> dict[str, Any]:
                 workload,
                 trial_log,
                 proposer,
-                request.effort,
+                request.budget,
                 clock=time.monotonic,
                 interrupted=lambda: "",
                 watch=watch,

@@ -28,11 +28,11 @@ import ncclt
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.attestation import CallOutcome, DeliveredPolicy, Form, Observed, ObservedCall, Witness
 from ncclt.core.cluster import Cluster
-from ncclt.core.life import Action
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.recheck import Check, Freshness
 from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Verdict
+from ncclt.core.revision import Action
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, Phase, Study, StudyState, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
@@ -297,7 +297,7 @@ def _trial(
     block: int = 0,
     policy: Policy | None = None,
 ) -> Trial:
-    phase = Phase.VERIFY if arm else Phase.SEARCH
+    phase = Phase.PROVE if arm else Phase.SEARCH
     launched = policy if arm is Arm.TABLE else None
     if arm is None and number and times.random.random() < 0.06:
         outcome = times.random.choice(list(FAILURES))
@@ -435,7 +435,7 @@ def fill(store: Store, size: Size = SMALL, *, now: datetime | None = None) -> No
             store.add_workload(one)
     for model, name in REPLAYED[: size.replays]:
         target = ncclt.Target(cluster=name, launcher="replay")
-        ncclt.tune(model, target, ncclt.Effort(trials=24, seed=0), storage=store.url)
+        ncclt.tune(model, target, ncclt.Budget(trials=24, seed=0), storage=store.url)
     clusters = [entry.item for entry in store.clusters()]
     models = [entry.item for entry in store.workloads()]
     pairs = [

@@ -29,7 +29,7 @@ from dataclasses import asdict, dataclass
 
 from scipy.special import stdtr
 
-from ncclt.core.life import By, ClusterRules
+from ncclt.core.revision import Actor, ClusterRules
 from ncclt.core.rollout import JobStart, JobTime, RollOut, RollOutState, Variant
 from ncclt.core.ticket import Reporter, sign_ticket
 from ncclt.deliver.variant import Given, make_ticket
@@ -158,7 +158,7 @@ def _ended(case: Case, *, seed: int, jobs: int, stored: bool) -> tuple[tuple[str
     """Return how guard and t-test ended one roll-out, and after how many jobs."""
     if not stored:
         return _rolled_out(_roll_out(case, f"s{seed}"), None, case, seed=seed, jobs=jobs)
-    me = By(who="bench")
+    me = Actor(who="bench")
     with tempfile.TemporaryDirectory() as folder, open_store(f"sqlite:///{folder}/a.db") as store:
         store.publish(sample_recommendation("a"), by=me)
         store.set_rules(ClusterRules(cluster="pair", percent=case.percent, loss_limit=case.loss_limit), me)

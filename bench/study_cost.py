@@ -30,7 +30,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import optuna
 
 from landscapes import FEWEST_FOR_P95, FEWEST_GIVEN, Case, percentile_95, recorded_cases
-from ncclt.core.effort import Effort
+from ncclt.core.budget import Budget
 from ncclt.core.message import Message
 from ncclt.core.policy import Policy
 from ncclt.core.recommendation import Decision
@@ -144,7 +144,7 @@ def run_study(case: Case, *, sigma: float, seed: int) -> Cost:
         covers=case.covers,
         recorded=tuple(setting for setting in case.settings if not setting.is_default),
     )
-    request = TuneRequest(workload=case.workload, effort=Effort(process_wide=(), seed=seed))
+    request = TuneRequest(workload=case.workload, budget=Budget(process_wide=(), seed=seed))
     with tempfile.TemporaryDirectory() as folder, open_store(f"sqlite:///{folder}/ncclt.db") as store:
         result = tune(
             request,
@@ -176,7 +176,7 @@ def row_of(case: Case, *, sigma: float, seeds: int) -> Row:
         noise=sigma,
         search=statistics.fmean(cost.launches[Phase.SEARCH] for cost in costs),
         confirm=statistics.fmean(cost.launches[Phase.CONFIRM] for cost in costs),
-        prove=statistics.fmean(cost.launches[Phase.VERIFY] for cost in costs),
+        prove=statistics.fmean(cost.launches[Phase.PROVE] for cost in costs),
         total_mean=statistics.fmean(totals),
         total_p95=percentile_95(totals),
         total_max=totals[-1],

@@ -33,8 +33,8 @@ from dataclasses import asdict, dataclass
 
 from landscapes import DATA, percentile_95, read_tables
 from ncclt.core.algorithms import Algorithm, Protocol
+from ncclt.core.budget import MAX_BLOCKS
 from ncclt.core.cluster import Cluster
-from ncclt.core.effort import MAX_BLOCKS
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.recommendation import Decision

@@ -24,7 +24,7 @@ from landscape import channels_found, grid, workload_of
 from live import UNSET, LiveRanks, add_options, place_of
 
 from ncclt.core.attestation import Attestation, Form
-from ncclt.core.effort import Effort
+from ncclt.core.budget import Budget
 from ncclt.core.message import format_bytes
 from ncclt.core.recommendation import Decision, Recommendation
 from ncclt.core.study import Study, Trial
@@ -91,7 +91,7 @@ def run(options: argparse.Namespace, started: float) -> tuple[TuneResult, Attest
         )
         request = TuneRequest(
             workload=workload,
-            effort=Effort(
+            budget=Budget(
                 trials=options.trials,
                 seconds=SEARCH_SHARE * limit_s,
                 blocks=options.blocks,

@@ -137,7 +137,7 @@ class StoreContract:
         """Floats are equal to the bit; output that is not text survives; order is by number."""
         failed = Trial(
             number=0,
-            phase=Phase.VERIFY,
+            phase=Phase.PROVE,
             setting=DEFAULT,
             repeat=3,
             score_us=None,
@@ -195,7 +195,7 @@ class StoreContract:
         scores = [(DEFAULT, 100.0), (DEFAULT, 104.0), (RING, 90.0), (RING, 94.0), (RING, 50.0), (RING, None)]
         for number, (setting, score_us) in enumerate(scores):
             store.add_trial("abc123", sample_trial(number, setting=setting, score_us=score_us))
-        store.add_trial("abc123", replace(sample_trial(9, score_us=1.0), phase=Phase.VERIFY))
+        store.add_trial("abc123", replace(sample_trial(9, score_us=1.0), phase=Phase.PROVE))
         newest = [store.publish(sample_recommendation(id)) for id in ("r1", "r2")][-1]
         (summary,) = store.studies().items
         assert (summary.trials, summary.best_us, summary.default_us) == (7, 90.0, 102.0)

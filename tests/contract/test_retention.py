@@ -13,10 +13,10 @@ from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
 from ncclt.core.attestation import Form, Observed, Witness
-from ncclt.core.life import By, ClusterRules, RevisionState
 from ncclt.core.preflight import Preflight
 from ncclt.core.preflight import State as PreflightState
 from ncclt.core.recheck import Check, Freshness
+from ncclt.core.revision import Actor, ClusterRules, RevisionState
 from ncclt.core.rollout import JobStart, JobTime, RollOutState
 from ncclt.core.study import StudyState
 from ncclt.core.verification import Verification
@@ -33,7 +33,7 @@ from ncclt.store.tables import metadata
 from ncclt.testing.samples import sample_recommendation, sample_study, sample_trial
 
 OLD, CUT, NEW = (f"2026-0{month}-01T00:00:00.000+00:00" for month in (1, 4, 7))
-ME = By(who="me")
+ME = Actor(who="me")
 NOTHING = dict.fromkeys(
     (
         "studies",
@@ -218,7 +218,7 @@ def test_a_revision_that_jobs_get_or_may_get_stays_with_its_study(store, url, li
     if life == "newest but retired":
         store.retire("a", ME)
     if life == "rolled out":
-        rollout = store.approve("a", By(who="another"), percent=10)
+        rollout = store.approve("a", Actor(who="another"), percent=10)
         store.add_job_time(JobTime(rollout=rollout, job="j1", recommendation="a", step_us=1.0, steps=9))
     if life != "newest but retired":
         store.set_rules(ClusterRules(cluster="pair", require_approval=True), ME)

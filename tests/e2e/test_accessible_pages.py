@@ -13,7 +13,7 @@ import pytest
 import uvicorn
 
 from ncclt.core.api_key import ApiKey, Role, digest_of, new_secret
-from ncclt.core.life import By, ClusterRules
+from ncclt.core.revision import Actor, ClusterRules
 from ncclt.core.tuning_job import TuningJob
 from ncclt.store import open_store
 from ncclt_api.app import create_app
@@ -60,7 +60,7 @@ def store(tmp_path_factory):
     with open_store(f"sqlite:///{tmp_path_factory.mktemp('accessible')}/ncclt.db") as opened:
         rich_store().fill(opened)
         found = tuned(opened)
-        opened.set_rules(ClusterRules(cluster=found.cluster, percent=50), By(who="ann"))
+        opened.set_rules(ClusterRules(cluster=found.cluster, percent=50), Actor(who="ann"))
         prepare(opened.url)
         with JobQueue(opened.url) as queue:
             for id, model in (("00000000000000aa", "bert"), ("00000000000000bb", "<b>'\"&")):

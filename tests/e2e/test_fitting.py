@@ -123,15 +123,15 @@ def landscape(path, faster):
     write_landscape(path, rows)
 
 
-@pytest.mark.parametrize(("faster", "effort", "form"), ENDS)
-def test_one_line_says_what_to_do_and_works_as_it_stands_in_a_fresh_shell(ncclt, faster, effort, form):
+@pytest.mark.parametrize(("faster", "budget", "form"), ENDS)
+def test_one_line_says_what_to_do_and_works_as_it_stands_in_a_fresh_shell(ncclt, faster, budget, form):
     """In another folder, without the variables that the study had."""
     torchrun = ncclt.folder / "bin" / "torchrun"
     torchrun.parent.mkdir()
     torchrun.write_text("#!/bin/sh\necho trains $NCCLT_RECOMMENDATION ${NCCLT_TABLE+by table}\n")
     torchrun.chmod(0o755)
     landscape(ncclt.folder / "box.csv", faster)
-    words = ("tune", "--model", "vit-l-32", "--landscape", "box.csv", *effort)
+    words = ("tune", "--model", "vit-l-32", "--landscape", "box.csv", *budget)
     ncclt.variables["NCCLT_STORAGE"] = "sqlite:///here.db"
     done = ncclt(*words)
     shown = ncclt("studies", "show", json.loads(ncclt("studies", "list", "--json").stdout)["studies"][0]["id"])

@@ -113,7 +113,7 @@ def test_a_finished_study_spends_nothing_and_continue_adds_launches_and_a_proof_
     assert (len(short["trials"]), len(long["trials"])) == (8, 12)
     assert [t["label"] for t in long["trials"][:8]] == [t["label"] for t in short["trials"]]
     assert long["study"] == short["study"]
-    assert long["launches"]["verify"] > short["launches"]["verify"]
+    assert long["launches"]["prove"] > short["launches"]["prove"]
     assert (short["recommendation"]["revision"], long["recommendation"]["revision"]) == (1, 2)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import uvicorn
 
-from ncclt.core.life import By, ClusterRules
+from ncclt.core.revision import Actor, ClusterRules
 from ncclt.core.rollout import JobStart, RollOutState, Variant
 from ncclt.core.setting import DEFAULT
 from ncclt.core.study import StudyState
@@ -241,11 +241,11 @@ def test_a_roll_out_is_compared_without_reload_until_it_ends(browser, tmp_path, 
     with open_store(f"sqlite:///{tmp_path}/live.db") as store, serving(store) as address:
         samples.fill(store)
         active = store.recommendation("0c0ffee1")
-        store.set_rules(ClusterRules(cluster=active.cluster, percent=50), By(who="ann"))
+        store.set_rules(ClusterRules(cluster=active.cluster, percent=50), Actor(who="ann"))
         rules = tuple(dataclasses.replace(one, channels=7) for one in active.table.policy.rules)
         policy = dataclasses.replace(active.table.policy, rules=rules)
         table = dataclasses.replace(active.table, policy=policy)
-        store.publish(dataclasses.replace(active, id="0c0ffee9", table=table), by=By(who="ann"))
+        store.publish(dataclasses.replace(active, id="0c0ffee9", table=table), by=Actor(who="ann"))
         (rollout,) = store.rollouts(recommendation="0c0ffee9")
         first = next(n for n in range(1, 500) if rollout.variant(f"job-{n - 1}") is Variant.CANDIDATE)
         page = browser.new_page()
@@ -263,7 +263,7 @@ def test_a_roll_out_is_compared_without_reload_until_it_ends(browser, tmp_path, 
         expect(jobs).to_have_text("1", timeout=60_000)
         report_step_times(store, rollout, range(first, 500))
         expect(badge).to_have_text("won", timeout=60_000)
-        store.approve("0c0ffee9", By(who="bob"))
+        store.approve("0c0ffee9", Actor(who="bob"))
         expect(badge).to_have_text("promoted", timeout=60_000)
         expect(page.locator("main")).to_have_count(1)
         assert page.locator("[hx-trigger^=every]").count() == 0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ncclt.core.life import By, ClusterRules
+from ncclt.core.revision import Actor, ClusterRules
 from ncclt.core.rollout import Variant
 from ncclt.store import open_store
 from ncclt.testing.samples import sample_recommendation
@@ -25,7 +25,7 @@ SHAPE = ("--cluster", "pair", "--model", "toy", "--nodes", "2", "--gpus-per-node
 def store(tmp_path):
     """A store with a roll-out against the NCCL default, for half of the jobs."""
     with open_store(f"sqlite:///{tmp_path}/store.db") as opened:
-        opened.set_rules(ClusterRules(cluster="pair", percent=50), By(who="ann"))
+        opened.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
         opened.publish(sample_recommendation("a"))
         yield opened
 

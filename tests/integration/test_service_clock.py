@@ -11,7 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from ncclt.core.api_key import ApiKey, Role, digest_of
-from ncclt.core.life import By, ClusterRules, RevisionState
+from ncclt.core.revision import Actor, ClusterRules, RevisionState
 from ncclt.store import leases, open_store
 from ncclt.store.clock import utc_now
 from ncclt.testing.samples import sample_recommendation, sample_study, sample_ticket, sample_workload
@@ -131,7 +131,7 @@ def test_a_dead_worker_of_this_machine_is_found_though_the_clock_was_set_back(st
 
 
 def test_a_roll_out_is_decided_by_jobs_and_no_clock(store, clock):
-    store.set_rules(ClusterRules(cluster="pair", percent=50), By(who="admin"))
+    store.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="admin"))
     store.publish(sample_recommendation("second"))
     (rollout,) = store.rollouts()
     with TestClient(create_app(store, fresh_s=0)) as service:

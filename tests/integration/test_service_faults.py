@@ -20,7 +20,7 @@ import psycopg
 import pytest
 
 from ncclt.client.fetch import ClientError, fetch_env
-from ncclt.core.life import Action, By, ClusterRules, RevisionState
+from ncclt.core.revision import Action, Actor, ClusterRules, RevisionState
 from ncclt.core.study import Phase
 from ncclt.errors import ConflictError, StoreError
 from ncclt.store import open_store
@@ -259,10 +259,10 @@ def test_two_publish_and_two_approve_at_once(url):
         states = [store.status(id).state for id in ("first", *names)]
         assert states.count(RevisionState.ACTIVE) == 1
 
-        store.set_rules(ClusterRules(cluster="pair", require_approval=True), By(who="admin"))
+        store.set_rules(ClusterRules(cluster="pair", require_approval=True), Actor(who="admin"))
         store.publish(replace(sample_recommendation("last"), created=""))
         people = ("ann", "bob", "cem", "dan")
-        ended = at_once(url, [lambda store, who=who: store.approve("last", By(who=who)) for who in people])
+        ended = at_once(url, [lambda store, who=who: store.approve("last", Actor(who=who)) for who in people])
         refused = [one for one in ended if isinstance(one, ConflictError)]
         assert len(refused) == len(people) - 1, ended
         actions = [event.action for event in store.history(recommendation="last")]

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 HERE = ncclt.Target(nodes=2, launcher="simulate")
 
-BRIEF = ncclt.Effort(trials=3)
+BRIEF = ncclt.Budget(trials=3)
 
 
 def examples(page):
@@ -71,7 +71,7 @@ def test_every_name_is_there_and_documented(name):
 def test_without_the_extra_it_says_what_to_install(package):
     code = (
         f"import sys; sys.modules['{package}'] = None\nimport ncclt\n"
-        "try:\n    ncclt.tune('bert', ncclt.Target(nodes=2), ncclt.Effort(trials=3))\n"
+        "try:\n    ncclt.tune('bert', ncclt.Target(nodes=2), ncclt.Budget(trials=3))\n"
         "except ncclt.NccltError as error:\n    print(error.message)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -121,7 +121,7 @@ def test_what_does_not_fit_is_refused_before_a_store_is_made(tmp_path, target, s
 
 def test_the_arguments_are_those_of_the_command():
     """An editor shows what the signatures say."""
-    offered = {*inspect.signature(ncclt.Target).parameters, *inspect.signature(ncclt.Effort).parameters} - {"reason"}
+    offered = {*inspect.signature(ncclt.Target).parameters, *inspect.signature(ncclt.Budget).parameters} - {"reason"}
     assert offered <= set(inspect.signature(command).parameters)
     assert "options" not in inspect.signature(ncclt.tune).parameters
 

@@ -3,7 +3,7 @@
 What a Python program uses is here; everything below this module may change from release to release:
 
 - `read_workload`: trace files of a job -> `Workload`
-- `tune`: `Workload`, `Target` (where trials run) and `Effort` (what a study costs) -> `TuneResult`, with its `Verdict`
+- `tune`: `Workload`, `Target` (where trials run) and `Budget` (what a study costs) -> `TuneResult`, with its `Verdict`
 - `open_store`: the `Store` that keeps studies and recommendations
 - `fetch_env`: the environment that a server recommends for a job, or `ClientError`
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from ncclt.cli.python import tune
     from ncclt.client.fetch import ClientError, Reply, fetch_env
+    from ncclt.core.budget import Budget
     from ncclt.core.cluster import Cluster
-    from ncclt.core.effort import Effort
     from ncclt.core.recommendation import Verdict
     from ncclt.core.workload import Workload
     from ncclt.errors import NccltError
@@ -34,7 +34,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ClientError",
     "Cluster",
-    "Effort",
+    "Budget",
     "NccltError",
     "Reply",
     "Store",
@@ -52,7 +52,7 @@ __all__ = [
 _LATER = {
     "ClientError": "ncclt.client.fetch",
     "Cluster": "ncclt.core.cluster",
-    "Effort": "ncclt.core.effort",
+    "Budget": "ncclt.core.budget",
     "Reply": "ncclt.client.fetch",
     "NccltError": "ncclt.errors",
     "Store": "ncclt.store",

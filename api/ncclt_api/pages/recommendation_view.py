@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from ncclt.core.life import Action, LifeEvent, RevisionState, RevisionStatus
 from ncclt.core.recheck import Check
 from ncclt.core.recommendation import Recommendation
+from ncclt.core.revision import Action, HistoryEvent, RevisionState, RevisionStatus
 from ncclt.core.rollout import RollOut, RollOutState
 from ncclt.deliver.render.delivery import by_table, by_variables
 from ncclt.deliver.render.formats import FORMATS, TABLE_FORMATS, render
@@ -126,7 +126,7 @@ class LifeFacts:
 
     status: RevisionStatus
     revisions: Sequence[RevisionStatus]
-    events: Sequence[LifeEvent]
+    events: Sequence[HistoryEvent]
     checks: Sequence[Check]
     rollouts: Sequence[tuple[RollOut, RollOutVerdict | None]]
     percent: int
@@ -151,8 +151,8 @@ class RecommendationView:
     snippets: tuple[Snippet, ...]
     served: str
     revisions: tuple[RevisionRow, ...]
-    approvals: tuple[LifeEvent, ...]
-    events: tuple[LifeEvent, ...]
+    approvals: tuple[HistoryEvent, ...]
+    events: tuple[HistoryEvent, ...]
     checks: tuple[Check, ...]
     rollouts: tuple[RollOutRow, ...]
     differences: tuple[CompareRow, ...]

@@ -63,7 +63,7 @@ class FormView:
 
     Attributes:
         name: what it is.
-        arm: its name in the verification.
+        arm: its name in the proof.
         policy_verdict: its policy and verdict; None = it cannot be expressed in this form.
         picture: speed-up and interval.
     """
@@ -138,7 +138,7 @@ def study_view(
     """
     scores = median_scores(trials)
     best = min(scores, key=lambda setting: scores[setting], default=DEFAULT)
-    proof = measured([trial for trial in trials if trial.phase is Phase.VERIFY])
+    proof = measured([trial for trial in trials if trial.phase is Phase.PROVE])
     evidence = collect_evidence(proof)
     # A verdict without a verification means that the search found nothing worth proving.
     source = f" --server {shlex.quote(server)}" if server else ""
@@ -176,7 +176,7 @@ def study_view(
             label=labels[t.setting] if t.policy is None else t.label,
         )
         for t in trials
-        if t.phase is not Phase.VERIFY
+        if t.phase is not Phase.PROVE
     ]
     launched = {launch.arm for launch in evidence.launches}
     gain = ending.gain if ending else None

@@ -13,7 +13,7 @@ from ncclt.prove.payback import Gain
 from ncclt_api.pages.charts import Axis, Chart, ChartTable, Level, Line
 from ncclt_api.pages.wording import NONE, format_hours, format_speedup, format_time
 
-_PHASES = {Phase.SEARCH: "search", Phase.CONFIRM: "confirmation", Phase.VERIFY: "proof"}
+_PHASES = {Phase.SEARCH: "search", Phase.CONFIRM: "confirmation", Phase.PROVE: "proof"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +147,7 @@ def decisions_of(
             parts.append(f"the best policy as a whole ({tables} launch{'' if tables == 1 else 'es'})")
         why = f"{' and '.join(parts)}, since the fastest of many is fast by luck too"
         steps.append(DecisionStep(when=confirmed[0].started, what="The fastest were measured again", why=why))
-    proof = [trial for trial in trials if trial.phase is Phase.VERIFY]
+    proof = [trial for trial in trials if trial.phase is Phase.PROVE]
     if proof:
         arms = ", ".join(arm.value for arm in Arm if any(trial.arm is arm for trial in proof))
         steps.append(DecisionStep(when=proof[0].started, what="The proof began", why=f"launched in turns: {arms}"))

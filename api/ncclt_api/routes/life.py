@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from ncclt.core.api_key import Role
-from ncclt.core.life import MOST_WHY, Action, By, ClusterRules, RevisionState
+from ncclt.core.revision import MOST_WHY, Action, Actor, ClusterRules, RevisionState
 from ncclt.core.rollout import RollOutState
 from ncclt.store.lives import MOST_LISTED
 from ncclt.store.store import Store
@@ -277,5 +277,5 @@ def set_rules(cluster: str, body: NewRules, store: CurrentStore, request: Reques
     return get_rules(cluster, store)
 
 
-def _by(request: Request, body: StateChange) -> By:
-    return By(who=who(request), why=body.why)
+def _by(request: Request, body: StateChange) -> Actor:
+    return Actor(who=who(request), why=body.why)

@@ -12,10 +12,10 @@ from pydantic import Field
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
 from ncclt.core.api_key import Role
-from ncclt.core.life import MOST_WHY, By
 from ncclt.core.recheck import Check, Freshness
 from ncclt.core.recommendation import Recommendation, select
 from ncclt.core.recommendation import Request as Job
+from ncclt.core.revision import MOST_WHY, Actor
 from ncclt.core.rollout import RollOut
 from ncclt.errors import StaleRecommendationError, UsageError
 from ncclt.prove.rollout import RollOutVerdict, judge_stored
@@ -106,7 +106,7 @@ def change(
     percent: Annotated[int | None, Form(ge=1, le=100)] = None,
 ) -> Response:
     """Change the life of a revision, and show it again."""
-    by = By(who=who(request), why=why.strip())
+    by = Actor(who=who(request), why=why.strip())
     match verb:
         case "approve":
             store.approve(found.id, by, percent=percent)
@@ -125,7 +125,7 @@ def change(
     return RedirectResponse(f"/recommendations/{found.id}", 303)
 
 
-def _mark_stale(store: Store, found: Recommendation, by: By) -> None:
+def _mark_stale(store: Store, found: Recommendation, by: Actor) -> None:
     """Store the finding of a person as a check, so that `ncclt check` can refute it."""
     if not by.why:
         raise UsageError("a revision is marked stale for a reason", hint="say what was seen")

@@ -165,9 +165,7 @@ def verify_trials(of, first, blocks=4, policy=POLICY):
             for setting, part in parts.items():
                 number = first + len(trials)
                 trials.append(
-                    trial(
-                        number, setting, of, phase=Phase.VERIFY, wobble=wobble, arm=arm, block=position, messages=part
-                    )
+                    trial(number, setting, of, phase=Phase.PROVE, wobble=wobble, arm=arm, block=position, messages=part)
                 )
     return trials
 

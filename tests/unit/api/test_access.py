@@ -11,7 +11,7 @@ from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 
 from ncclt.core.api_key import PREFIX, ApiKey, Role, digest_of, new_secret
-from ncclt.core.life import By, ClusterRules
+from ncclt.core.revision import Actor, ClusterRules
 from ncclt.core.tuning_job import TuningJob
 from ncclt.errors import StoreError
 from ncclt.store.visible import VisibleStore
@@ -112,7 +112,7 @@ def service(samples, profiles, tmp_path_factory):
 
     with open_store(f"sqlite:///{tmp_path_factory.mktemp('keys')}/ncclt.db", profiles=profiles) as store:
         samples.fill(store)
-        store.set_rules(ClusterRules(cluster="leonardo", percent=50), By(who="ann"))
+        store.set_rules(ClusterRules(cluster="leonardo", percent=50), Actor(who="ann"))
         found = store.recommendation("0c0ffee1")
         store.publish(samples.revised(found, "0c0ffee9"))
         for (role, cluster), secret in SECRETS.items():

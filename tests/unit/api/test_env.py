@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from fastapi.testclient import TestClient
 
-from ncclt.core.life import By, ClusterRules
+from ncclt.core.revision import Actor, ClusterRules
 from ncclt.deliver.render.formats import FORMATS, render
 from ncclt.errors import StoreError
 from ncclt.store import open_store
@@ -186,7 +186,7 @@ def test_all_nodes_of_a_job_get_one_answer_where_a_roll_out_begins_between_two_r
     """Half of the jobs get the candidate; a job whose first node was answered before stays with what that got."""
     one, two, store = replicas
     first = {name: one.get(ENV, params={**KEPT, "job": name}).json() for name in ("a", "b", "c", "d", "e", "f")}
-    store.set_rules(ClusterRules(cluster="leonardo", percent=50), By(who="ann"))
+    store.set_rules(ClusterRules(cluster="leonardo", percent=50), Actor(who="ann"))
     store.publish(samples.revised(store.recommendation("0c0ffee1"), "0c0ffee9"))
 
     for name, answer in first.items():

@@ -8,7 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from ncclt.core.api_key import ApiKey, Role, digest_of
-from ncclt.core.life import By, ClusterRules
+from ncclt.core.revision import Actor, ClusterRules
 from ncclt.core.rollout import RollOutState, Variant
 from ncclt.core.ticket import read_ticket
 from ncclt.errors import StoreError
@@ -23,7 +23,7 @@ JOB = {"model": "toy", "nodes": 2, "gpus_per_node": 4, "nccl_version": "2.28.9",
 @pytest.fixture
 def store(tmp_path, profiles):
     with open_store(f"sqlite:///{tmp_path}/a.db", profiles=profiles) as opened:
-        opened.publish(sample_recommendation("a"), by=By(who="key one"))
+        opened.publish(sample_recommendation("a"), by=Actor(who="key one"))
         yield opened
 
 
@@ -58,8 +58,8 @@ def test_a_change_is_seen_by_the_next_request(store, client):
 def test_another_key_than_the_publishers_approves(store, client):
     for name in ("one", "two"):
         store.add_key(ApiKey(id=name, role=Role.APPROVE), digest=digest_of(name))
-    store.set_rules(ClusterRules(cluster="pair", require_approval=True), By(who="ann"))
-    store.publish(sample_recommendation("b"), by=By(who="key one"))
+    store.set_rules(ClusterRules(cluster="pair", require_approval=True), Actor(who="ann"))
+    store.publish(sample_recommendation("b"), by=Actor(who="key one"))
 
     def approve(name):
         return client.post("/v1/recommendations/b/approve", json={}, headers={"Authorization": f"Bearer {name}"})
@@ -97,7 +97,7 @@ def test_a_cluster_that_is_switched_off_answers_with_nccls_own_choice(store, cli
 
 
 def test_a_roll_out_is_the_same_for_every_rank_and_ends_by_itself(store, client):
-    store.set_rules(ClusterRules(cluster="pair", percent=50), By(who="ann"))
+    store.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
     store.publish(sample_recommendation("b"))
     (rollout,) = store.rollouts()
     assert "seed" not in client.get("/v1/recommendations/b/life").json()["rollouts"][0]
@@ -143,7 +143,7 @@ def test_a_roll_out_is_the_same_for_every_rank_and_ends_by_itself(store, client)
     ],
 )
 def test_a_step_time_that_cannot_be_is_refused(store, client, change, status):
-    store.set_rules(ClusterRules(cluster="pair", percent=50), By(who="ann"))
+    store.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
     store.publish(sample_recommendation("b"))
     (rollout,) = store.rollouts()
     ticket = client.get(ENV, params=JOB | {"job": "1"}).json()["ticket"]
@@ -155,7 +155,7 @@ def test_a_step_time_that_cannot_be_is_refused(store, client, change, status):
 
 def test_made_up_jobs_end_no_roll_out(store, client):
     """22 names that never asked were enough to give a candidate to all jobs."""
-    store.set_rules(ClusterRules(cluster="pair", percent=50), By(who="ann"))
+    store.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
     store.publish(sample_recommendation("b"))
     (rollout,) = store.rollouts()
     for number in range(22):
@@ -172,7 +172,7 @@ def test_made_up_jobs_end_no_roll_out(store, client):
 
 def test_a_report_is_kept_with_key_and_address(store, client):
     store.add_key(ApiKey(id="one", role=Role.ENV), digest=digest_of("one"))
-    store.set_rules(ClusterRules(cluster="pair", percent=50), By(who="ann"))
+    store.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
     store.publish(sample_recommendation("b"))
     (rollout,) = store.rollouts()
     ticket = sample_ticket(
@@ -187,7 +187,7 @@ def test_a_report_is_kept_with_key_and_address(store, client):
 
 def test_starts_are_stored_once_the_database_is_back(store, monkeypatch):
     """Answers go on while it is away; what they began is noted later."""
-    store.set_rules(ClusterRules(cluster="pair", percent=50), By(who="ann"))
+    store.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
     store.publish(sample_recommendation("b"))
     (rollout,) = store.rollouts()
     monkeypatch.setattr("ncclt_api.tickets._RETRY_S", 0.01)
@@ -217,10 +217,10 @@ def test_only_jobs_of_a_roll_out_with_a_name_start(store, client):
 
 
 def test_a_win_awaits_approval_which_gives_it_to_all(store, client):
-    store.set_rules(ClusterRules(cluster="pair", percent=25), By(who="ann"))
+    store.set_rules(ClusterRules(cluster="pair", percent=25), Actor(who="ann"))
     store.publish(sample_recommendation("b"))
     (rollout,) = store.rollouts()
-    store.end_rollout(rollout.id, RollOutState.WON, "faster", By(who="guard"))
+    store.end_rollout(rollout.id, RollOutState.WON, "faster", Actor(who="guard"))
     life = client.get("/v1/recommendations/b/life").json()
     assert (life["state"], life["rollouts"][0]["state"]) == ("candidate", "won")
     assert {given(client, f"job {n}") for n in range(50)} == {"a", "b"}
@@ -231,7 +231,7 @@ def test_a_win_awaits_approval_which_gives_it_to_all(store, client):
 
 def test_approval_gives_what_the_rules_say(store, client):
     rules = ClusterRules(cluster="pair", percent=25, require_approval=True)
-    store.set_rules(rules, By(who="ann"))
+    store.set_rules(rules, Actor(who="ann"))
     for name in ("b", "c"):
         store.publish(sample_recommendation(name))
     life = client.post("/v1/recommendations/b/approve", json={}).json()

@@ -16,7 +16,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from ncclt.core.api_key import ApiKey, Role, digest_of
-from ncclt.core.life import By
+from ncclt.core.revision import Actor
 from ncclt.errors import UsageError
 from ncclt.store import open_store
 from ncclt.testing.samples import sample_recommendation
@@ -40,7 +40,7 @@ class Log:
 @pytest.fixture
 def store(tmp_path, profiles):
     with open_store(f"sqlite:///{tmp_path}/ncclt.db", profiles=profiles) as opened:
-        opened.publish(sample_recommendation("a"), by=By(who="key one"))
+        opened.publish(sample_recommendation("a"), by=Actor(who="key one"))
         yield opened
 
 
@@ -137,7 +137,7 @@ def test_a_key_is_looked_at_first_and_a_basic_password_of_the_proxy_is_not_a_key
 
 def test_a_user_writes_by_the_forms_of_pages_alone_each_with_a_token_of_this_user(service, store, samples):
     samples.fill(store)
-    store.publish(replace(store.recommendation("0c0ffee1"), id="0c0ffee9"), by=By(who="key one"))
+    store.publish(replace(store.recommendation("0c0ffee1"), id="0c0ffee9"), by=Actor(who="key one"))
     ann, bob = service(PROXY, **ANN), service(PROXY, **{**ANN, "X-Forwarded-Email": "bob@example.com"})
     assert ann.post("/v1/recommendations/0c0ffee1/rollback", json={}).status_code == 401
 

@@ -7,7 +7,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from ncclt.core.api_key import ApiKey, Role, digest_of
-from ncclt.core.life import By, ClusterRules
+from ncclt.core.revision import Actor, ClusterRules
 from ncclt.core.rollout import JobTime, RollOutState, Variant
 from ncclt.deliver.render.formats import FORMATS
 from ncclt.store import open_store
@@ -34,7 +34,7 @@ def newer(store):
     """Publish another revision for the same job, with one rule less."""
     found = store.recommendation("0c0ffee1")
     policy = replace(found.table.policy, rules=found.table.policy.rules[1:])
-    return store.publish(replace(found, id="0c0ffee9", table=replace(found.table, policy=policy)), by=By(who="ann"))
+    return store.publish(replace(found, id="0c0ffee9", table=replace(found.table, policy=policy)), by=Actor(who="ann"))
 
 
 def send(browser, verb, id="0c0ffee1", **fields):
@@ -46,7 +46,7 @@ def send(browser, verb, id="0c0ffee1", **fields):
 def measured(store, id, **changes):
     """Publish the revision as if it had been measured in place; return the address of its page."""
     found = store.recommendation("0c0ffee1")
-    store.publish(replace(found, id=id, simulated=False, launcher="slurm", **changes), by=By(who="ann"))
+    store.publish(replace(found, id=id, simulated=False, launcher="slurm", **changes), by=Actor(who="ann"))
     return f"/recommendations/{id}"
 
 
@@ -54,7 +54,7 @@ def measured(store, id, **changes):
     ("times", "origin"), [({}, "simulated"), ({"simulated": False, "launcher": "replay"}, "recorded")]
 )
 def test_a_demonstration_lists_no_command_for_a_job(browser, store, times, origin):
-    store.publish(replace(store.recommendation("0c0ffee1"), id="0c0ffee8", **times), by=By(who="ann"))
+    store.publish(replace(store.recommendation("0c0ffee1"), id="0c0ffee8", **times), by=Actor(who="ann"))
     for page in ("/recommendations/0c0ffee8", f"/studies/{store.recommendation('0c0ffee8').study}"):
         text = browser.get(page).text
         assert not re.search(r"ncclt (env|run) --cluster|--allow", re.sub(r"</?span>", "", text)), page
@@ -121,7 +121,7 @@ def test_a_revision_that_jobs_do_not_get_has_no_command_and_shows_what_differs(b
 
 
 def test_a_candidate_is_approved_by_name_and_rolled_back(browser, store):
-    store.set_rules(ClusterRules(cluster="leonardo", require_approval=True), By(who="ann"))
+    store.set_rules(ClusterRules(cluster="leonardo", require_approval=True), Actor(who="ann"))
     newer(store)
     assert "candidate" in browser.get("/recommendations/0c0ffee9").text
     answer = send(browser, "approve", "0c0ffee9", why="looked at the pilot", percent="100")
@@ -156,7 +156,7 @@ def test_who_marks_it_stale_says_why_and_it_is_no_longer_served(browser, store):
 
 
 def test_a_running_roll_out_is_followed(browser, store):
-    store.set_rules(ClusterRules(cluster="leonardo", percent=50), By(who="ann"))
+    store.set_rules(ClusterRules(cluster="leonardo", percent=50), Actor(who="ann"))
     newer(store)
     (rollout,) = store.rollouts(recommendation="0c0ffee9")
     given = {Variant.CANDIDATE: "0c0ffee9", Variant.ACTIVE: "0c0ffee1"}
@@ -183,10 +183,10 @@ def test_a_running_roll_out_is_followed(browser, store):
 
 
 def test_a_win_awaits_approval_on_the_page(browser, store):
-    store.set_rules(ClusterRules(cluster="leonardo", percent=50), By(who="ann"))
+    store.set_rules(ClusterRules(cluster="leonardo", percent=50), Actor(who="ann"))
     newer(store)
     (rollout,) = store.rollouts(recommendation="0c0ffee9")
-    store.end_rollout(rollout.id, RollOutState.WON, "steps are faster", By(who="guard"))
+    store.end_rollout(rollout.id, RollOutState.WON, "steps are faster", Actor(who="guard"))
     page = browser.get("/recommendations/0c0ffee9").text
     assert "Awaits approval, the share stays: <bdi>steps are faster</bdi>" in page
     assert 'max="100" value="100"' in page
@@ -195,7 +195,7 @@ def test_a_win_awaits_approval_on_the_page(browser, store):
 
 
 def test_approval_offers_the_share_of_the_rules(browser, store):
-    store.set_rules(ClusterRules(cluster="leonardo", percent=25, require_approval=True), By(who="ann"))
+    store.set_rules(ClusterRules(cluster="leonardo", percent=25, require_approval=True), Actor(who="ann"))
     newer(store)
     assert 'max="100" value="25"' in browser.get("/recommendations/0c0ffee9").text
     for percent in ({}, {"percent": ""}):
@@ -219,7 +219,7 @@ def test_forms_are_shown_to_those_who_may_use_them(store):
 def test_hostile_names_are_text(browser, store, samples, name):
     study = samples.study("bad00009", name="hostile", model=name, cluster_name=name)
     store.open_study(study)
-    store.publish(samples.recommendation(study, "0c0ffee8"), by=By(who="ann", why="<script>alert('why')</script>"))
+    store.publish(samples.recommendation(study, "0c0ffee8"), by=Actor(who="ann", why="<script>alert('why')</script>"))
     for path in ("/recommendations/0c0ffee8", "/jobs"):
         page = browser.get(path)
         assert page.status_code == 200

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from schemathesis import GenerationMode
 
 from ncclt.core.api_key import PREFIX, ApiKey, Role, digest_of
-from ncclt.core.life import By, ClusterRules
+from ncclt.core.revision import Actor, ClusterRules
 from ncclt.core.tuning_job import TuningJob
 from ncclt.store import open_store
 from ncclt_api.app import create_app
@@ -45,7 +45,7 @@ def url(samples, profiles, serving, tmp_path_factory):
     """The address of the service on a filled store with one key, a roll-out and a job."""
     with open_store(f"sqlite:///{tmp_path_factory.mktemp('schemathesis')}/ncclt.db", profiles=profiles) as store:
         samples.fill(store)
-        store.set_rules(ClusterRules(cluster="leonardo", percent=50), By(who="ann"))
+        store.set_rules(ClusterRules(cluster="leonardo", percent=50), Actor(who="ann"))
         store.add_key(ApiKey(id="admin", role=Role.ADMIN), digest=digest_of(SECRET))
         prepare(store.url)
         with JobQueue(store.url) as queue:

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from fastapi.testclient import TestClient
 
-from ncclt.core.life import By
 from ncclt.core.recheck import Check, Freshness
 from ncclt.core.recommendation import Decision
+from ncclt.core.revision import Actor
 from ncclt_api.app import create_app
 
 ENV = "/v1/clusters/leonardo/env"
@@ -65,7 +65,7 @@ def test_an_undecided_one_is_no_answer_and_is_shown_as_open(service, samples, em
     verdict = replace(samples.verdict(), decision=Decision.UNDECIDED, reason="no gain is proven and none refuted")
     first = empty_store.recommendation("0c0ffee1")
     both = {name: replace(getattr(first, name), verdict=verdict) for name in ("table", "variables")}
-    empty_store.retire("0c0ffee1", By(who="ann"))  # else it stays active: an undecided one displaces no proof
+    empty_store.retire("0c0ffee1", Actor(who="ann"))  # else it stays active: an undecided one displaces no proof
     empty_store.publish(replace(first, id="0c0ffee9", created="2099-01-01T00:00:00", **both))
 
     answer = service.get(ENV, params={"model": "bert", **JOB})

@@ -50,7 +50,7 @@ def test_the_list_is_filtered_and_sorted_by_the_store(empty_store, long_client):
     asked = {
         "outcome=crashed": [t.number for t in every if t.result.outcome is Outcome.CRASHED],
         "algorithm=tree": [t.number for t in every if t.setting.algorithm is Algorithm.TREE],
-        "phase=verify": [],
+        "phase=prove": [],
         "phase=&outcome=timeout&message=&algorithm=": [9],
         "sort=-number": [t.number for t in reversed(every)][:TRIALS_PER_PAGE],
         "sort=time": [t.number for t in sorted(every, key=lambda t: (t.score_us is None, t.score_us or 0, t.number))][
@@ -60,7 +60,7 @@ def test_the_list_is_filtered_and_sorted_by_the_store(empty_store, long_client):
     for query, expected in asked.items():
         for path in (f"/studies/{ID}", f"/studies/{ID}/trials"):
             assert numbers(long_client.get(f"{path}?{query}").text) == expected, query
-    assert "No trial matches" in long_client.get(f"/studies/{ID}?phase=verify").text
+    assert "No trial matches" in long_client.get(f"/studies/{ID}?phase=prove").text
 
 
 def test_a_message_shows_the_time_of_its_calls(empty_store, long_client):
@@ -210,8 +210,8 @@ def test_a_cell_is_no_formula(empty_store, samples):
 
 def test_what_the_store_lists_is_bounded_and_whole(filled_store):
     every = filled_store.trial_outline(ID)
-    proof = filled_store.trial_list(ID, TrialFilter(phase=Phase.VERIFY), skip=1, limit=2)
-    assert [item.trial for item in proof.items] == [t for t in every if t.phase is Phase.VERIFY][1:3]
+    proof = filled_store.trial_list(ID, TrialFilter(phase=Phase.PROVE), skip=1, limit=2)
+    assert [item.trial for item in proof.items] == [t for t in every if t.phase is Phase.PROVE][1:3]
     with pytest.raises(NotFoundError):
         filled_store.trial(ID, len(every))
 

@@ -11,10 +11,10 @@ from ncclt.cli import env
 from ncclt.cli.check import check
 from ncclt.cli.studies import show
 from ncclt.core.algorithms import Algorithm, Protocol
-from ncclt.core.life import By
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation
+from ncclt.core.revision import Actor
 from ncclt.core.study import Arm, Study, StudyState
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import NoRecommendationError
@@ -172,7 +172,7 @@ def test_an_undecided_one_serves_nothing_and_says_why(proven, capsys):
     found = proven.store.recommendation("r1")
     verdict = replace(found.table.verdict, decision=Decision.UNDECIDED, reason="no gain is proven and none refuted")
     proven.store.publish(replace(found, id="r4", table=replace(found.table, verdict=verdict)))
-    proven.store.approve("r4", By(who="ann"))
+    proven.store.approve("r4", Actor(who="ann"))
 
     for format in ("export", "tuner-csv", "json"):
         names = ("--cluster", found.cluster, "--model", "mine", *SHAPE)
@@ -189,7 +189,7 @@ def test_what_variables_deliver_is_checked_by_variables_alone(proven, monkeypatc
     proven.store.publish(
         replace(served, id="r5", table=replace(served.table, verdict=undecided), variables=served.table)
     )
-    proven.store.approve("r5", By(who="ann"))
+    proven.store.approve("r5", Actor(who="ann"))
     for trial in proven.store.trials("abc123"):
         if trial.arm is Arm.TABLE:
             arm = replace(trial, arm=Arm.VARIABLES, number=trial.number + 1000)

@@ -10,7 +10,7 @@ from ncclt.cli.ending_view import command_again, print_messages
 from ncclt.cli.studies import show
 from ncclt.cli.tune import tune
 from ncclt.cli.tune_view import print_result
-from ncclt.core.effort import MIN_BLOCKS, Effort
+from ncclt.core.budget import MIN_BLOCKS, Budget
 from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT
 from ncclt.core.workload import MessageCalls, Provenance, Workload
@@ -180,7 +180,7 @@ def test_a_stale_study_claims_no_gain(recorded, command):
 
 @pytest.mark.parametrize(("blocks", "again"), [(1, MIN_BLOCKS), (2, 4), (16, 32)])
 def test_the_command_that_continues_a_proof_has_enough_blocks_to_decide(blocks, again):
-    command = command_again("mine", Target(cluster="pair"), Effort(blocks=blocks), "", searched_enough=True)
+    command = command_again("mine", Target(cluster="pair"), Budget(blocks=blocks), "", searched_enough=True)
     assert f"--blocks {again}" in command
 
 

@@ -100,7 +100,7 @@ def test_what_is_exported_is_read_back(study, tmp_path):
 
 
 def test_a_launch_of_a_policy_is_written_by_what_it_forced_on_each_message(study, tmp_path):
-    table = replace(launch(6, DEFAULT, (12.0, 18.0)), phase=Phase.VERIFY, policy=LARGE_LL)
+    table = replace(launch(6, DEFAULT, (12.0, 18.0)), phase=Phase.PROVE, policy=LARGE_LL)
     exported(study, tmp_path / "mine.csv", [table])
     landscape = load_landscape(tmp_path / "mine.csv")
     assert [landscape.time_samples(DEFAULT, message) for message in MESSAGES] == [(10.0, 11.0, 12.0), (20.0, 21.0)]

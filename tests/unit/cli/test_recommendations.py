@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from ncclt.cli.env import main as env
 from ncclt.cli.recommendations import app
 from ncclt.cli.tune import say_state
-from ncclt.core.life import By, ClusterRules
+from ncclt.core.revision import Actor, ClusterRules
 from ncclt.core.rollout import Variant
 from ncclt.core.ticket import read_ticket
 from ncclt.errors import ConflictError, NotFoundError
@@ -50,7 +50,7 @@ def test_who_published_cannot_approve_where_another_person_must(call, command):
     command.store.add_cluster(sample_cluster())
     assert "approval by another person: required" in call("rules", "pair", "--require-approval")
     command.store.publish(sample_recommendation("a"))
-    command.store.publish(sample_recommendation("b", nodes=1), by=By(who="key abc"))
+    command.store.publish(sample_recommendation("b", nodes=1), by=Actor(who="key abc"))
     with pytest.raises(ConflictError, match=f"{account_name()} published the revision a"):
         call("approve", "a")
     call("approve", "b", "--percent", "100")
@@ -115,7 +115,7 @@ def test_a_pin_is_shown_and_removed(call, command):
 
 def test_env_gives_a_job_its_part_of_a_roll_out_and_a_file_none(call, command, capsys, monkeypatch, tmp_path):
     command.store.publish(sample_recommendation("a"))
-    command.store.set_rules(ClusterRules(cluster="pair", percent=50), By(who="ann"))
+    command.store.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
     command.store.publish(sample_recommendation("b"))
     (rollout,) = command.store.rollouts()
     assert "roll-out" in call("show", "b")
@@ -142,7 +142,7 @@ def test_whoever_tunes_learns_that_jobs_do_not_get_the_result(call, command, cap
     command.store.publish(sample_recommendation("a"))
     say_state(command.store, "a")
     assert capsys.readouterr().err == ""
-    command.store.set_rules(ClusterRules(cluster="pair", require_approval=True), By(who="ann"))
+    command.store.set_rules(ClusterRules(cluster="pair", require_approval=True), Actor(who="ann"))
     command.store.publish(sample_recommendation("b"))
     say_state(command.store, "b")
     assert "revision b is a candidate, not yet for all jobs" in capsys.readouterr().err

@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from ncclt.cli.spread import Fields, spread, words_of
-from ncclt.core.effort import Effort
+from ncclt.core.budget import Budget
 from ncclt.core.option import Option
 from ncclt.measure.target import Target
 
@@ -99,7 +99,7 @@ def test_parameters_and_fields_stand_beside_each_other():
         Meal(dish="soup", guests=7, sides=("--rice", "salad"), sauces=("a", "b"), is_hot=True),
         Target(launcher="ssh", hosts=("a", "b"), launcher_arg=("--mca", "x y"), persistent=True),
         Target(launcher="replay", landscape=Path("/data/l.csv")),
-        Effort(seed=3, blocks=32, process_wide=("none",), seconds=2.5),
+        Budget(seed=3, blocks=32, process_wide=("none",), seconds=2.5),
     ],
 )
 def test_a_record_as_words_is_the_same_record_again(record):

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from ncclt.core.algorithms import Algorithm
-from ncclt.core.life import RevisionState
 from ncclt.core.message import Collective
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.publication import Publication, refuse_replacement
 from ncclt.core.recommendation import Coverage, Decision, PolicyVerdict, Verdict
+from ncclt.core.revision import RevisionState
 from ncclt.testing.samples import sample_recommendation
 
 TREE = Policy(rules=(Rule(collective=Collective.ALL_REDUCE, algorithm=Algorithm.TREE),))

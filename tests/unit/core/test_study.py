@@ -45,7 +45,7 @@ def test_a_trial_says_what_was_forced(shown, label):
     [
         (trial(), True),
         (trial(phase=Phase.CONFIRM), True),
-        (trial(phase=Phase.VERIFY), False),
+        (trial(phase=Phase.PROVE), False),
         (trial(Policy(), phase=Phase.CONFIRM), False),
     ],
 )

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from ncclt.client.answer import checked_document
-from ncclt.core.life import By, ClusterRules
 from ncclt.core.recommendation import Decision, Request, TimesOrigin
+from ncclt.core.revision import Actor, ClusterRules
 from ncclt.core.rollout import Reason, RollOut, Variant
 from ncclt.deliver.answer import answer_from_recommendation, ask_for_answer
 from ncclt.deliver.job_info import name_for_roll_out
@@ -83,11 +83,11 @@ def test_a_store_that_is_switched_off_delivers_nothing_until_it_is_on_again(tmp_
     with open_store(url) as store:
         store.publish(sample_recommendation("a"))
         for delivery, reason in ((False, Reason.DISABLED), (True, Reason.TARGETING_MATCH)):
-            store.set_rules(ClusterRules(cluster="pair", delivery=delivery), By(who="ann"))
+            store.set_rules(ClusterRules(cluster="pair", delivery=delivery), Actor(who="ann"))
             assert given_from_store(url, ASKED).reason is reason
             event = store.history(cluster="pair")[0]
             assert event.why.startswith(f"delivery switched {'on' if delivery else 'off'}, ")
-        store.set_rules(ClusterRules(cluster="other", delivery=False), By(who="ann"))
+        store.set_rules(ClusterRules(cluster="other", delivery=False), Actor(who="ann"))
     assert given_from_store(url, ASKED).reason is Reason.TARGETING_MATCH
 
 
@@ -107,7 +107,7 @@ def test_a_store_gives_each_job_what_its_name_says(tmp_path):
     url = f"sqlite:///{tmp_path}/a.db"
     with open_store(url) as store:
         store.publish(sample_recommendation("a"))
-        store.set_rules(ClusterRules(cluster="pair", percent=50), By(who="ann"))
+        store.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
         store.publish(sample_recommendation("b"))
         (rollout,) = store.rollouts()
     for job in map(str, range(20)):

@@ -7,12 +7,12 @@ import optuna
 import pytest
 
 from ncclt.core.algorithms import Algorithm, Protocol
+from ncclt.core.budget import Budget
 from ncclt.core.cluster import Cluster
-from ncclt.core.effort import Effort
-from ncclt.core.life import By
 from ncclt.core.message import Collective, Message
 from ncclt.core.printed_costs import PrintedCost, PrintedCosts, PrintedTable
 from ncclt.core.recommendation import Decision
+from ncclt.core.revision import Actor
 from ncclt.core.setting import DEFAULT
 from ncclt.core.study import Arm, Phase, StudyState, median_scores
 from ncclt.core.trial import Outcome
@@ -80,10 +80,10 @@ def store(tmp_path):
         yield opened
 
 
-def run(store, time_of=per_size, *, interrupted=lambda: False, place=None, printed_costs=None, **effort):
-    effort = Effort(**{"trials": 8, "process_wide": (), **effort})
+def run(store, time_of=per_size, *, interrupted=lambda: False, place=None, printed_costs=None, **budget):
+    budget = Budget(**{"trials": 8, "process_wide": (), **budget})
     return tune(
-        TuneRequest(workload=WORKLOAD, effort=effort, printed_costs=printed_costs),
+        TuneRequest(workload=WORKLOAD, budget=budget, printed_costs=printed_costs),
         place or make_testbed(time_of),
         store,
         watcher=Silent(),
@@ -110,7 +110,7 @@ def uniform(setting, _message, _number):
 
 
 def arms_launched(result):
-    return {t.arm for t in result.trials if t.phase is Phase.VERIFY}
+    return {t.arm for t in result.trials if t.phase is Phase.PROVE}
 
 
 def test_without_a_plugin_variables_that_gain_as_much_are_proven_instead_of_sums(store):
@@ -133,7 +133,7 @@ def test_a_rule_is_not_delivered_to_sizes_at_which_it_was_slower(store):
     stops = itertools.chain([False] * 17, [True], itertools.repeat(False))
     cut_off = run(store, place=place, interrupted=lambda: "enough" if next(stops) else "")
     assert cut_off.recommendation is None
-    assert sum(t.phase is Phase.VERIFY for t in cut_off.trials) >= 2, "the probes are in"
+    assert sum(t.phase is Phase.PROVE for t in cut_off.trials) >= 2, "the probes are in"
     result = run(store, place=place)
 
     found = result.recommendation.table
@@ -240,12 +240,12 @@ def test_a_flat_landscape_keeps_the_default_without_a_proof(store):
     )
     assert found.coverage.is_enough
     assert len(found.coverage.measured) == 6
-    assert not [t for t in result.trials if t.phase is Phase.VERIFY]
+    assert not [t for t in result.trials if t.phase is Phase.PROVE]
 
 
-@pytest.mark.parametrize("effort", [{"trials": 1}, {"trials": 3}, {"gpu_hours": 1e-9}, {"steps": 1, "trials": 3}])
-def test_a_search_that_a_budget_ends_early_is_undecided(store, effort):
-    found = run(store, lambda *_: 10.0, **effort).recommendation
+@pytest.mark.parametrize("budget", [{"trials": 1}, {"trials": 3}, {"gpu_hours": 1e-9}, {"steps": 1, "trials": 3}])
+def test_a_search_that_a_budget_ends_early_is_undecided(store, budget):
+    found = run(store, lambda *_: 10.0, **budget).recommendation
 
     assert found.table.verdict.decision is Decision.UNDECIDED
     assert "too little was tried" in found.table.verdict.reason
@@ -264,7 +264,7 @@ def test_a_weaker_study_replaces_no_proven_revision(store, weaker):
     assert f"{proven.id} (demonstration 1.33x) stays active" in words
     assert f"`ncclt recommendations approve {weak.id}`" in words
 
-    store.approve(weak.id, By(who="ann"))
+    store.approve(weak.id, Actor(who="ann"))
     assert [r.id for r in store.newest(cluster="pair", model="w")] == [weak.id], "a person decides otherwise"
 
 
@@ -281,9 +281,9 @@ def test_a_better_proof_replaces_a_revision_and_names_it(store):
 def test_a_gain_that_hardly_shortens_the_step_is_not_tuned(store):
     """A third less communication, of which a thousandth of the step is exposed."""
     workload = replace(WORKLOAD, step_time_us=2_000_000.0, exposed_us=2_000.0)
-    effort = Effort(trials=30, process_wide=())
+    budget = Budget(trials=30, process_wide=())
     result = tune(
-        TuneRequest(workload=workload, effort=effort),
+        TuneRequest(workload=workload, budget=budget),
         make_testbed(per_size),
         store,
         watcher=Silent(),
@@ -299,7 +299,7 @@ def test_a_gain_that_hardly_shortens_the_step_is_not_tuned(store):
 
 def test_wrong_data_in_the_proof_disqualifies_what_the_search_believed_in(store):
     """The setting is right until the proof and wrong ever after: no later look at it may forget that."""
-    before = [t for t in run(store, study="right", trials=30).trials if t.phase is not Phase.VERIFY]
+    before = [t for t in run(store, study="right", trials=30).trials if t.phase is not Phase.PROVE]
     good = sum(t.setting.algorithm is Algorithm.TREE and t.setting.protocol is Protocol.LL for t in before)
     seen = itertools.count()
 

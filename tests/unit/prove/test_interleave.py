@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from ncclt.core.algorithms import Algorithm, Protocol
-from ncclt.core.effort import MIN_BLOCKS
+from ncclt.core.budget import MIN_BLOCKS
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.recommendation import Decision

@@ -46,7 +46,7 @@ def proof(workload, pairs, *, arm=Arm.TABLE, policy=ALL):
             trials.append(
                 Trial(
                     number=len(trials),
-                    phase=Phase.VERIFY,
+                    phase=Phase.PROVE,
                     arm=one,
                     block=pair,
                     repeat=0,

@@ -32,7 +32,7 @@ def trials_of(workload, times, *, arm=Arm.TABLE, policy=TABLE, whole=True):
         trials.append(
             Trial(
                 number=len(trials),
-                phase=Phase.VERIFY,
+                phase=Phase.PROVE,
                 arm=one,
                 block=pair,
                 repeat=0,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ncclt.core.life import Action, By, ClusterRules
+from ncclt.core.revision import Action, Actor, ClusterRules
 from ncclt.core.rollout import JobStart, JobTime, RollOut, RollOutState, Variant, draw
 from ncclt.core.ticket import TICKET_LIFE_S, Reporter
 from ncclt.errors import ConflictError, InputError, NotFoundError
@@ -125,7 +125,7 @@ def test_times_that_no_job_has_are_refused(wrong):
 def store(tmp_path):
     with open_store(f"sqlite:///{tmp_path}/a.db") as opened:
         opened.publish(sample_recommendation("a"))
-        opened.set_rules(ClusterRules(cluster="pair", percent=50, loss_limit=0.01), By(who="ann"))
+        opened.set_rules(ClusterRules(cluster="pair", percent=50, loss_limit=0.01), Actor(who="ann"))
         opened.publish(sample_recommendation("b"))
         yield opened
 
@@ -181,12 +181,12 @@ def test_a_gain_awaits_approval_and_then_goes_to_all_jobs(store):
     assert (event.action, event.who) == (Action.ROLL_OUT_WON, GUARD)
     assert "awaits approval, 50 % of the jobs keep it" in event.why
     assert "no report of 0 of" in event.why
-    store.approve("b", By(who="bob"))
+    store.approve("b", Actor(who="bob"))
     assert [one.id for one in store.newest(cluster="pair", model="toy")] == ["b"]
 
 
 def test_a_gain_goes_to_all_jobs_at_once_where_the_rules_say_so(store):
-    store.set_rules(ClusterRules(cluster="pair", percent=50, loss_limit=0.01, approve_wins=False), By(who="ann"))
+    store.set_rules(ClusterRules(cluster="pair", percent=50, loss_limit=0.01, approve_wins=False), Actor(who="ann"))
     report(store, -0.10, jobs=600)
     assert [one.id for one in store.newest(cluster="pair", model="toy")] == ["b"]
     assert [event.action for event in store.history(recommendation="b")[:2]] == [
@@ -267,7 +267,7 @@ def test_a_report_that_comes_twice_or_late_changes_nothing(store):
     first = replace(times(0.0, jobs=1, rollout=rollout)[0], rollout=rollout.id)
     assert send(store, first) == send(store, replace(first, step_us=1.0))
     assert len(store.job_times(rollout.id)) == 1
-    store.activate("b", By(who="ann"))
+    store.activate("b", Actor(who="ann"))
     late = replace(times(0.0, jobs=2, rollout=rollout)[1], rollout=rollout.id)
     send(store, late)
     assert len(store.job_times(rollout.id)) == 1

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy.exc
 
 from ncclt.core.algorithms import Algorithm, Protocol
-from ncclt.core.effort import PATIENCE, Effort
+from ncclt.core.budget import PATIENCE, Budget
 from ncclt.core.setting import DEFAULT
 from ncclt.core.study import Claim, Phase
 from ncclt.core.trial import Outcome
@@ -35,7 +35,7 @@ def run(cluster, workload, time_of, *, trials=20, trial_log=None, seed=1, storag
             workload,
             kept,
             proposer,
-            kwargs.pop("budget", Effort(trials=trials)),
+            kwargs.pop("budget", Budget(trials=trials)),
             clock=kwargs.pop("clock", lambda: 0.0),
             interrupted=kwargs.pop("interrupted", lambda: False),
             watch=kwargs.pop("watch", lambda _progress: None),
@@ -45,14 +45,14 @@ def run(cluster, workload, time_of, *, trials=20, trial_log=None, seed=1, storag
 
 
 def test_the_default_goes_first_and_every_pair_follows(cluster, workload, landscape):
-    _, runner, _ = run(cluster, workload, landscape, budget=Effort(trials=16, patience=0))
+    _, runner, _ = run(cluster, workload, landscape, budget=Budget(trials=16, patience=0))
 
     assert runner.launches[0] == DEFAULT
     assert len({(s.algorithm, s.protocol) for s in runner.launches if not s.is_default}) == 6
 
 
 def test_it_finds_the_best_policy_of_a_known_landscape(cluster, workload, landscape):
-    _, _, trial_log = run(cluster, workload, landscape, budget=Effort(trials=40, patience=0))
+    _, _, trial_log = run(cluster, workload, landscape, budget=Budget(trials=40, patience=0))
 
     policy = assemble(collect_times(trial_log.trials()), workload, version=cluster.version)
     large, small = (policy.setting_for(calls.message) for calls in workload.messages)
@@ -67,7 +67,7 @@ def test_what_is_shown_so_far_is_what_the_model_believes_and_not_a_lucky_launch(
         cluster,
         workload,
         lambda setting, *launched: landscape(setting, *launched) * (0.94, 1.06)[int(setting.digest(), 16) % 2],
-        budget=Effort(trials=12, patience=0),
+        budget=Budget(trials=12, patience=0),
         watch=shown.append,
     )
 
@@ -82,7 +82,7 @@ def test_what_is_shown_so_far_is_what_the_model_believes_and_not_a_lucky_launch(
 def test_a_launch_must_pay_for_itself_over_the_steps_of_the_training(cluster, workload, landscape):
     """A launch of the fake takes 1 ms: more than one step can save, and nothing beside a billion of them."""
     few, many = (
-        run(cluster, workload, landscape, budget=Effort(trials=40, steps=steps, patience=0)) for steps in (1, 10**9)
+        run(cluster, workload, landscape, budget=Budget(trials=40, steps=steps, patience=0)) for steps in (1, 10**9)
     )
 
     assert "over 1 step is less than the launch costs" in few[0].reason
@@ -146,7 +146,7 @@ def test_trials_that_optuna_never_heard_of_are_told_to_it(cluster, workload, lan
 def test_the_time_budget_ends_the_search(cluster, workload, landscape):
     ticks = itertools.count()
     end, runner, _ = run(
-        cluster, workload, landscape, budget=Effort(trials=99, seconds=4), clock=lambda: float(next(ticks))
+        cluster, workload, landscape, budget=Budget(trials=99, seconds=4), clock=lambda: float(next(ticks))
     )
 
     assert "time budget of 4 s" in end.reason
@@ -267,7 +267,7 @@ def test_a_small_space_ends_the_search_when_repeats_tell_nothing_more(cluster, w
         cluster,
         workload,
         lambda s, *_: 10.0 if s.is_default else 40.0,
-        budget=Effort(trials=400, patience=0),
+        budget=Budget(trials=400, patience=0),
         expressible=lambda s: s.algorithm is Algorithm.RING and s.protocol is Protocol.LL,
     )
 
@@ -333,19 +333,19 @@ def work_of(history, budget, *, default_us=1000.0):
 
 
 def test_a_proposal_that_promises_less_than_half_a_percent_ends_the_search_from_eight_launches_on():
-    weigh = work_of([100.0, *[90.0] * 7], Effort(trials=9))
+    weigh = work_of([100.0, *[90.0] * 7], Budget(trials=9))
 
     assert weigh(0.005) == ""
     assert weigh(0.0049) == ("converged, the next launch is expected to save 0.49 % of the communication time")
-    assert work_of([100.0, *[90.0] * 6], Effort(trials=9))(0.0) == ""
-    flat = work_of([100.0, *[99.6] * 7], Effort(trials=9))
+    assert work_of([100.0, *[90.0] * 6], Budget(trials=9))(0.0) == ""
+    flat = work_of([100.0, *[99.6] * 7], Budget(trials=9))
     assert flat(0.0) == "the NCCL default is already best: nothing in 8 launches beats it"
-    assert work_of([100.0, *[90.0] * 7], Effort(trials=9, patience=0))(0.0) == ""
+    assert work_of([100.0, *[90.0] * 7], Budget(trials=9, patience=0))(0.0) == ""
 
 
 def test_over_the_steps_of_a_job_a_launch_must_save_the_time_that_it_takes():
     """2 s a launch, 1 ms a step, 10,000 steps: a fifth of the time per step."""
-    weigh = work_of([100.0, 90.0], Effort(trials=9, steps=10_000))
+    weigh = work_of([100.0, 90.0], Budget(trials=9, steps=10_000))
 
     assert weigh(0.2) == ""
     assert weigh(0.199).endswith("over 10000 steps is less than the launch costs")
@@ -369,7 +369,7 @@ def test_a_budget_that_is_just_used_ends_the_search(cluster, workload, landscape
         cluster,
         workload,
         landscape,
-        budget=Effort(**({"trials": 99} | limit)),
+        budget=Budget(**({"trials": 99} | limit)),
         clock=lambda: float(len(made)),
         watch=made.append,
     )

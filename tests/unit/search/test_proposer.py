@@ -7,7 +7,7 @@ import optuna
 import pytest
 
 from ncclt.core.algorithms import Algorithm, Protocol
-from ncclt.core.effort import Effort
+from ncclt.core.budget import Budget
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Claim, Phase
 from ncclt.core.trial import Outcome
@@ -346,7 +346,7 @@ def run(worker, runner, workload, trial_log, *, sampler, trials=12, **options):
             workload,
             trial_log,
             proposer,
-            Effort(trials=trials),
+            Budget(trials=trials),
             clock=lambda: 0.0,
             interrupted=lambda: "",
             watch=lambda _progress: None,

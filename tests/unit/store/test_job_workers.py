@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ncclt.core.life import Action
+from ncclt.core.revision import Action
 from ncclt.core.tuning_job import TuningJob
 from ncclt.store import job_workers, open_store
 from ncclt.store.leases import SILENT_S, _started, is_dead, this_worker

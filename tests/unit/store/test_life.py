@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import text
 
-from ncclt.core.life import Action, By, ClusterRules, RevisionState
 from ncclt.core.recommendation import Decision
+from ncclt.core.revision import Action, Actor, ClusterRules, RevisionState
 from ncclt.core.rollout import JobStart, JobTime, RollOutState, Variant
 from ncclt.core.verification import Verification
 from ncclt.errors import ConflictError, NotFoundError, StoreError, UsageError
 from ncclt.store import open_store, published, rolled_out, ticket_secret
 from ncclt.testing.samples import TickingClock, sample_recommendation
 
-ANN, BOB = By(who="ann"), By(who="bob", why="looks right")
+ANN, BOB = Actor(who="ann"), Actor(who="bob", why="looks right")
 CANDIDATE, ACTIVE, RETIRED = RevisionState.CANDIDATE, RevisionState.ACTIVE, RevisionState.RETIRED
 
 
@@ -110,7 +110,7 @@ def test_of_two_approvers_at_once_one_wins_and_the_other_is_told_who(store, url)
         with open_store(url) as own:
             start.wait()
             try:
-                ends.append(own.approve("a", By(who=who)))
+                ends.append(own.approve("a", Actor(who=who)))
             except ConflictError as error:
                 ends.append(error.message)
 
@@ -264,8 +264,8 @@ def test_a_roll_out_ends_once(store, url, state, ends, after):
     publish(store, "b")
     (rollout,) = store.rollouts()
     number = store.changes(0).number
-    assert store.end_rollout(rollout.id, state, "so it is", By(who="guard"))
-    assert not store.end_rollout(rollout.id, RollOutState.LOST, "again", By(who="guard"))
+    assert store.end_rollout(rollout.id, state, "so it is", Actor(who="guard"))
+    assert not store.end_rollout(rollout.id, RollOutState.LOST, "again", Actor(who="guard"))
     assert states(store) == after
     assert store.served_rollouts(cluster="pair", model="toy") == ()
     assert store.changes(number).pairs == {("pair", "toy")}
@@ -278,8 +278,8 @@ def test_a_win_keeps_its_share_until_a_person_approves(store, url):
     store.set_rules(ClusterRules(cluster="pair", percent=10), ANN)
     publish(store, "b")
     ((rollout, _),) = store.served_rollouts(cluster="pair", model="toy")
-    assert store.end_rollout(rollout.id, RollOutState.WON, "faster", By(who="guard"))
-    assert not store.end_rollout(rollout.id, RollOutState.WON, "again", By(who="guard"))
+    assert store.end_rollout(rollout.id, RollOutState.WON, "faster", Actor(who="guard"))
+    assert not store.end_rollout(rollout.id, RollOutState.WON, "again", Actor(who="guard"))
     assert (states(store), served(store, url)) == ({"a": "active", "b": "candidate"}, ["a"])
     ((kept, candidate),) = store.served_rollouts(cluster="pair", model="toy")
     assert (kept.state, kept.ended, kept.seed, candidate.id) == (RollOutState.WON, "", rollout.seed, "b")
@@ -297,15 +297,15 @@ def test_a_win_that_turns_out_to_hang_is_lost(store, url):
     store.set_rules(ClusterRules(cluster="pair", percent=10), ANN)
     publish(store, "a")
     (rollout,) = store.rollouts()
-    store.end_rollout(rollout.id, RollOutState.WON, "faster", By(who="guard"))
-    assert store.end_rollout(rollout.id, RollOutState.LOST, "hangs", By(who="guard"))
+    store.end_rollout(rollout.id, RollOutState.WON, "faster", Actor(who="guard"))
+    assert store.end_rollout(rollout.id, RollOutState.LOST, "hangs", Actor(who="guard"))
     assert (states(store), served(store, url)) == ({"a": "retired"}, [])
 
 
 def test_a_won_revision_that_nobody_approved_cannot_come_back_by_a_detour(store):
     store.set_rules(ClusterRules(cluster="pair", percent=10), ANN)
     publish(store, "a")
-    store.end_rollout(store.rollouts()[0].id, RollOutState.WON, "faster", By(who="guard"))
+    store.end_rollout(store.rollouts()[0].id, RollOutState.WON, "faster", Actor(who="guard"))
     store.retire("a", ANN)
     with pytest.raises(ConflictError, match="never active"):
         store.roll_back("a", ANN)
@@ -428,7 +428,7 @@ def test_bad_requests_are_refused_and_change_nothing(store, url):
     for make in (
         lambda: ClusterRules(cluster="pair", percent=0),
         lambda: ClusterRules(cluster="pair", loss_limit=2.0),
-        lambda: By(who="ann", why="x\n"),
+        lambda: Actor(who="ann", why="x\n"),
         lambda: store.approve("a", BOB, percent=101),
     ):
         with pytest.raises(UsageError):

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from ncclt.core.life import Action
 from ncclt.core.recheck import Change, Check, Freshness
 from ncclt.core.recommendation import Request, TimesOrigin, select
+from ncclt.core.revision import Action
 from ncclt.errors import NotFoundError, StaleRecommendationError, StoreError
 from ncclt.store import open_store, published
 from ncclt.testing.samples import sample_cluster, sample_recommendation, sample_study, sample_workload

@@ -17,7 +17,7 @@ from ncclt.cli.completion import model_names
 from ncclt.cli.options import AsJson, OldModel, Quiet, Storage, storage_option, workload_name
 from ncclt.cli.output import EXIT_INTERRUPTED, interruptible, print_json, say
 from ncclt.cli.spread import Fields, spread, words_of
-from ncclt.core.effort import Effort
+from ncclt.core.budget import Budget
 from ncclt.core.message import Collective
 from ncclt.core.option import Option
 from ncclt.core.plural import count_noun
@@ -56,7 +56,7 @@ class AutotuneRequest:
         name: of the workload.
         is_recorded: the workload comes from this run's own stage; otherwise it was there before.
         window: steps that are recorded and timed; None = the defaults of both.
-        target, effort, how: where and how it is tuned and compared.
+        target, budget, how: where and how it is tuned and compared.
         storage: the option that other commands need to find the store; empty where they need none.
         force: go on where there is nothing to gain, or where `ncclt doctor` finds errors.
     """
@@ -66,7 +66,7 @@ class AutotuneRequest:
     is_recorded: bool
     window: int | None
     target: Target
-    effort: Effort
+    budget: Budget
     how: Comparison
     storage: str
     force: bool
@@ -76,7 +76,7 @@ class AutotuneRequest:
         own = shlex.split(self.storage)
         launches = words_of(replace(self.how, min_effect=Comparison().min_effect))
         keep = ["--keep-env"] if self.target.keep_env else []
-        compared = [*keep, *launches, *_given(self.effort, "min_effect")]
+        compared = [*keep, *launches, *_given(self.budget, "min_effect")]
         recorded = [f"--warmup={self.how.warmup}", *_given(self.how, "directory"), "--stop-after"]
         recorded += [f"--steps={self.window}"] if self.window else []
         of = ["--model", self.name, *own]
@@ -92,7 +92,7 @@ class AutotuneRequest:
         words = {
             "record": ["profile", "record", "--name", self.name, *recorded, *own, "--", *self.argv],
             "look": ["profile", "show", self.name, *own],
-            "tune": ["tune", "--model", self.name, *_given(self.target), *_given(self.effort), *forced, *own],
+            "tune": ["tune", "--model", self.name, *_given(self.target), *_given(self.budget), *forced, *own],
             "compare": ["verify", *of, *compared, "--", *self.argv],
             "use": ["run", *of, "--", *self.argv],
         }
@@ -122,7 +122,7 @@ def autotune(
     profile: OldModel = None,
     *,
     target: Target,
-    effort: Effort,
+    budget: Budget,
     how: Annotated[Comparison, Fields("warmup timeout_s directory", _OF_BOTH)],
     window: Annotated[
         int | None,
@@ -162,8 +162,8 @@ def autotune(
             "give the command of a job after --, or --model NAME",
             hint="for example: ncclt autotune -- torchrun --nproc-per-node=8 train.py",
         )
-    blocks = how.blocks if effort.blocks == Effort().blocks else effort.blocks
-    how = replace(how, min_effect=effort.min_effect, blocks=blocks, steps=window or how.steps)
+    blocks = how.blocks if budget.blocks == Budget().blocks else budget.blocks
+    how = replace(how, min_effect=budget.min_effect, blocks=blocks, steps=window or how.steps)
     target.require_known_names()
     if model is not None:
         with open_to_read(storage, would_be_made=True) as store:
@@ -178,7 +178,7 @@ def autotune(
             is_recorded=model is None,
             window=window,
             target=target,
-            effort=effort,
+            budget=budget,
             how=how,
             storage=storage_option(storage, str(location.path or store.shown)),
             force=force,
@@ -210,7 +210,7 @@ def _run(job: AutotuneRequest, store: Store, *, hidden: bool, as_json: bool) -> 
     if not as_json:
         print_profile(workload, limit=5)
         print(ceiling_words(workload))
-    if why := hopeless(workload, min_effect=job.effort.min_effect):
+    if why := hopeless(workload, min_effect=job.budget.min_effect):
         if not job.force:
             end.show("keep-default", f"there is nothing to gain: {why} (--force tunes anyway)")
             return
@@ -339,8 +339,8 @@ def _study(job: AutotuneRequest, workload: Workload, store: Store, *, ask: bool)
     from ncclt.measure.open_testbed import open_testbed
     from ncclt.pipeline.tune import TuneRequest
 
-    request = TuneRequest(workload=workload, effort=job.effort)
-    testbed = open_testbed(job.target, store, workload, environ=os.environ, seed=job.effort.seed, ask=ask)
+    request = TuneRequest(workload=workload, budget=job.budget)
+    testbed = open_testbed(job.target, store, workload, environ=os.environ, seed=job.budget.seed, ask=ask)
     return testbed, request
 
 

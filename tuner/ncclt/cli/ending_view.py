@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ncclt.cli.output import note, print_bold, print_table
 from ncclt.cli.spread import words_of
-from ncclt.core.effort import MAX_BLOCKS, MIN_BLOCKS, Effort
+from ncclt.core.budget import MAX_BLOCKS, MIN_BLOCKS, Budget
 from ncclt.core.message import format_sizes
 from ncclt.core.plural import count_noun
 from ncclt.core.recommendation import Decision
@@ -84,7 +84,7 @@ def _print_parts(ending: Ending, study: Study) -> None:
     print_table(("part", *numbers, ""), rows, caption=caption, numbers=numbers)
 
 
-def command_again(model: str, target: Target, effort: Effort, source: str, *, searched_enough: bool) -> str:
+def command_again(model: str, target: Target, budget: Budget, source: str, *, searched_enough: bool) -> str:
     """Return the command that continues an undecided study in any folder.
 
     The proof gets twice as many blocks, at least `MIN_BLOCKS`: fewer would decide nothing either. A search that ended
@@ -92,12 +92,12 @@ def command_again(model: str, target: Target, effort: Effort, source: str, *, se
     """
     words = ["ncclt", "tune", "--model", model, *words_of(target)]
     if searched_enough:
-        effort = replace(effort, blocks=max(MIN_BLOCKS, 2 * effort.blocks), more=None)
+        budget = replace(budget, blocks=max(MIN_BLOCKS, 2 * budget.blocks), more=None)
     else:
-        usual = Effort()
-        trials = usual.trials if effort.trials < usual.trials else 2 * effort.trials
-        effort = replace(effort, trials=trials, seconds=None, gpu_hours=None, steps=None, more=None)
-    words += words_of(effort)
+        usual = Budget()
+        trials = usual.trials if budget.trials < usual.trials else 2 * budget.trials
+        budget = replace(budget, trials=trials, seconds=None, gpu_hours=None, steps=None, more=None)
+    words += words_of(budget)
     return shlex.join(words) + source
 
 
@@ -111,7 +111,7 @@ def command_again_of(study: Study, found: Recommendation, source: str) -> str:
     """
     blocks = max(found.table.verdict.blocks, MAX_BLOCKS)
     if not study.simulated:
-        more = f"--blocks {2 * blocks}" if found.is_searched_enough else f"--trials {2 * Effort().trials}"
+        more = f"--blocks {2 * blocks}" if found.is_searched_enough else f"--trials {2 * Budget().trials}"
         return f"the same `ncclt tune` command with {more}"
     cluster = study.cluster
     target = Target(
@@ -121,14 +121,14 @@ def command_again_of(study: Study, found: Recommendation, source: str) -> str:
         nccl_version=cluster.nccl_version,
         launcher=study.launcher,
     )
-    effort = Effort(
+    budget = Budget(
         process_wide=study.process_wide or ("none",),
         seed=study.seed,
         sampler=study.sampler,
         study=study.name,
         blocks=blocks,
     )
-    return command_again(study.workload.name, target, effort, source, searched_enough=found.is_searched_enough)
+    return command_again(study.workload.name, target, budget, source, searched_enough=found.is_searched_enough)
 
 
 def print_messages(rows: Sequence[MessageRow], study: Study) -> None:

@@ -12,7 +12,7 @@ import typer
 from ncclt.cli.options import AsJson, Quiet, Storage
 from ncclt.cli.output import EXIT_INTERRUPTED, interruptible, print_json, say
 from ncclt.cli.spread import Fields, spread
-from ncclt.core.effort import MOST_SECONDS
+from ncclt.core.budget import MOST_SECONDS
 from ncclt.core.option import Option
 from ncclt.errors import MissingDependencyError, StoreError, UsageError
 from ncclt.measure.target import Target

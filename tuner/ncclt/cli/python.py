@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from ncclt.core.effort import Effort
+from ncclt.core.budget import Budget
 from ncclt.core.workload import Workload
 from ncclt.errors import UsageError, require_extra
 from ncclt.health.doctor.service import examine_here
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def tune(
     workload: Workload | str,
     target: Target | None = None,
-    effort: Effort | None = None,
+    budget: Budget | None = None,
     *,
     storage: Store | str | None = None,
     force: bool = False,
@@ -38,7 +38,7 @@ def tune(
     Args:
         workload: from `read_workload`, or the name of a stored or shipped one.
         target: where and how trials run; None = as `ncclt tune` without an option chooses.
-        effort: what is searched and proven, and what that may cost; None = the defaults of `ncclt tune`.
+        budget: what is searched and proven, and what that may cost; None = the defaults of `ncclt tune`.
         storage: an open store, which stays open, or its URL; None = the user's own store.
         force: tune although `ncclt doctor` finds errors on this machine.
         progress: show on stderr what `ncclt tune` shows.
@@ -63,7 +63,7 @@ def tune(
     from ncclt.store.shipped import is_demo
 
     demo = isinstance(workload, str) and is_demo(workload)
-    target, effort = target or Target(), effort or Effort()
+    target, budget = target or Target(), budget or Budget()
     target.require_known_names()
     own = storage if isinstance(storage, store.Store) else None
     place = None if isinstance(storage, store.Store) else storage
@@ -78,8 +78,8 @@ def tune(
             hint="run it under salloc or sbatch, or let `ncclt tune --launcher slurm` submit the study",
         )
     with nullcontext(own) if own else store.open_store(place) as opened:
-        request = TuneRequest(workload=workload, effort=effort)
-        testbed = open_testbed(target, opened, request.workload, environ=os.environ, seed=effort.seed)
+        request = TuneRequest(workload=workload, budget=budget)
+        testbed = open_testbed(target, opened, request.workload, environ=os.environ, seed=budget.seed)
         if testbed.is_launched and not force:
             broken = examine_here(os.environ, cluster=testbed.runner.cluster).blocking
             if broken:
@@ -87,7 +87,7 @@ def tune(
                     "; ".join(f"{finding.id}: {finding.what}" for finding in broken),
                     hint="`ncclt doctor` says how to repair it; force=True tunes anyway",
                 )
-        with TuneView(testbed, hidden=not progress, blocks=effort.blocks) as view:
+        with TuneView(testbed, hidden=not progress, blocks=budget.blocks) as view:
             return run(
                 request, testbed, opened, watcher=view, interrupted=interrupted, clock=time.monotonic, now=utc_now
             )

@@ -11,7 +11,7 @@ import typer
 from ncclt.cli.completion import cluster_names, model_names
 from ncclt.cli.options import AsJson, Storage
 from ncclt.cli.output import print_json, print_table, say
-from ncclt.core.life import By, ClusterRules, LifeEvent, RevisionStatus
+from ncclt.core.revision import Actor, ClusterRules, HistoryEvent, RevisionStatus
 from ncclt.user_dirs import account_name
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def approve(
 ) -> None:
     """Give a candidate to a share of the jobs while they are compared; one that won its roll-out, to all."""
 
-    def work(store: Store, by: By) -> str:
+    def work(store: Store, by: Actor) -> str:
         rollout = store.approve(id, by, percent=percent, loss_limit=loss_limit)
         return f"approved; it is rolled out (roll-out {rollout})" if rollout else "approved, and active for all jobs"
 
@@ -206,7 +206,7 @@ def rules(
         found = store.rules(cluster)
         if wanted:
             found = ClusterRules(**{**_fields(found), **wanted})
-            store.set_rules(found, By(who=account_name(), why=why))
+            store.set_rules(found, Actor(who=account_name(), why=why))
     if as_json:
         print_json(found.to_document())
         return
@@ -222,11 +222,11 @@ def _fields(found: ClusterRules) -> dict[str, Any]:
     return {name: getattr(found, name) for name in names}
 
 
-def _change(id: str, why: str, storage: str | None, work: Callable[[Store, By], object], said: str = "") -> None:
+def _change(id: str, why: str, storage: str | None, work: Callable[[Store, Actor], object], said: str = "") -> None:
     from ncclt.store import open_store
 
     with open_store(storage, makes=False) as store:
-        done = work(store, By(who=account_name(), why=why))
+        done = work(store, Actor(who=account_name(), why=why))
     say(f"ncclt: the revision {id} is {said or done}; services see it within a second")
 
 
@@ -235,7 +235,7 @@ def _state(one: RevisionStatus) -> str:
     return ", ".join([one.state.value, *marks])
 
 
-def _print_history(events: tuple[LifeEvent, ...]) -> None:
+def _print_history(events: tuple[HistoryEvent, ...]) -> None:
     if not events:
         sys.stdout.write("no history: nothing was changed since this store keeps one\n")
         return

@@ -15,7 +15,7 @@ from ncclt.cli.options import AsJson, Model, OldModel, Quiet, StepsPerDay, Stora
 from ncclt.cli.output import EXIT_INTERRUPTED, StopWish, print_json, say
 from ncclt.cli.spread import spread
 from ncclt.cli.submit import BatchJob, submit_study
-from ncclt.core.effort import Effort
+from ncclt.core.budget import Budget
 from ncclt.core.option import Group
 from ncclt.errors import UsageError, require_extra
 from ncclt.measure.target import Target
@@ -37,7 +37,7 @@ def tune(
     *,
     target: Target,
     batch: BatchJob,
-    effort: Effort,
+    budget: Budget,
     init_log: Annotated[
         Path | None,
         typer.Option(
@@ -89,7 +89,7 @@ def tune(
         workload = store.workload(model)  # an unknown name fails before a missing launcher or GPU, and makes no store
     with open_to_read(storage, would_be_made=True) if dry_run else open_store(storage) as store:
         target = target.resolved(os.environ, demo=is_demo(model))
-        request = TuneRequest(workload=workload, effort=effort, printed_costs=costs)
+        request = TuneRequest(workload=workload, budget=budget, printed_costs=costs)
         if batch != BatchJob() and target.launcher != "slurm":
             raise UsageError("--sbatch-arg, --time-limit and --no-wait need --launcher slurm")
         if target.lacks_allocation(os.environ):
@@ -99,14 +99,14 @@ def tune(
                 costs.require(cluster)
             target.require(cluster)
             alone = replace(target, parallel=1)  # the nodes that would run at once are the job's
-            testbed = open_testbed(alone, store, request.workload, environ=os.environ, seed=effort.seed, ask=False)
+            testbed = open_testbed(alone, store, request.workload, environ=os.environ, seed=budget.seed, ask=False)
             finished = find_finished(request, testbed, store)
             if finished is None or dry_run:
-                study = "" if effort.more else study_of(request, testbed, testbed.cut(request.workload)[0]).id
+                study = "" if budget.more else study_of(request, testbed, testbed.cut(request.workload)[0]).id
                 raise typer.Exit(submit_study(cluster, store, target, batch, study=study, dry_run=dry_run))
         else:
             testbed = open_testbed(
-                target, store, request.workload, environ=os.environ, seed=effort.seed, ask=not dry_run
+                target, store, request.workload, environ=os.environ, seed=budget.seed, ask=not dry_run
             )
             finished = None
         if dry_run:
@@ -125,7 +125,7 @@ def tune(
             source = storage_option(storage, store.shown)
             found = result.recommendation
             enough = found is None or found.is_searched_enough
-            again = command_again(model, target, effort, source, searched_enough=enough)
+            again = command_again(model, target, budget, source, searched_enough=enough)
             print_result(result, testbed, store, source=source, again=again, steps_per_day=steps_per_day, quiet=quiet)
         if result.recommendation is not None:
             say_state(store, result.recommendation.id)
@@ -154,7 +154,7 @@ def run_study(
 
     if testbed.is_launched:
         _examine(testbed.runner.cluster, force=force)
-    with StopWish() as stop, TuneView(testbed, hidden=hidden, blocks=request.effort.blocks) as view:
+    with StopWish() as stop, TuneView(testbed, hidden=hidden, blocks=request.budget.blocks) as view:
         try:
             result = run(request, testbed, store, watcher=view, interrupted=stop, clock=time.monotonic, now=utc_now)
         except KeyboardInterrupt:
@@ -188,7 +188,7 @@ def plan_of(request: TuneRequest, testbed: Testbed) -> dict[str, Any]:
     from ncclt.search.space import space_of
 
     workload, notes = testbed.cut(request.workload)
-    space = space_of(testbed, workload, request.effort.process_wide)
+    space = space_of(testbed, workload, request.budget.process_wide)
     study = study_of(request, testbed, workload)
     return plan_document(study, testbed, space, request, notes)
 

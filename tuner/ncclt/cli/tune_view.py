@@ -268,7 +268,7 @@ def plan_document(
         "settings": len(space.distinct),
         **({"left_out": [f"{n} setting{'s' * (n > 1)}: {why}" for why, n in missing.items()]} if missing else {}),
         "parameters": list(space.distributions),
-        "trials": request.effort.trials,
+        "trials": request.budget.trials,
         "first": [f"{s.label}: {_forced(s, testbed, workload)}" for s in space.anchors()],
         "notes": list(notes),
         **({"launches": launches} if launches else {}),

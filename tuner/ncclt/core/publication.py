@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ncclt.core.life import RevisionState
 from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Verdict
+from ncclt.core.revision import RevisionState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,15 +19,15 @@ from ncclt.core.workload import Workload
 
 
 class Phase(StrEnum):
-    """Why a trial was run."""
+    """Stage of the study that launched a trial."""
 
     SEARCH = "search"
     CONFIRM = "confirm"
-    VERIFY = "verify"
+    PROVE = "prove"
 
 
 class Arm(StrEnum):
-    """What a trial of the verification measures."""
+    """Arm of the proof that a trial measures."""
 
     DEFAULT = "default"
     TABLE = "table"
@@ -53,9 +53,9 @@ class Trial:
         repeat: how many earlier trials of the study had the same setting.
         result: outcome and measurements.
         score_us: communication time per step, µs; None unless the outcome is `ok` and all messages were measured.
-        arm: in the verification, what it measures; where no launch can apply a whole policy, one trial per setting.
-        block: in the verification, the pair of launches, counted from 0, two to a block; else 0.
-        proof: in the verification, the number of the proof in the study, from 1; else 0.
+        arm: in the proof, the arm that it measures; where no launch can apply a whole policy, one trial per setting.
+        block: in the proof, the pair of launches, counted from 0, two to a block; else 0.
+        proof: in the proof, the number of the proof in the study, from 1; else 0.
         started: ISO time.
         policy: launched as a whole; None = the setting was.
     """
@@ -75,7 +75,7 @@ class Trial:
     @property
     def tries_setting(self) -> bool:
         """Return whether it tried one setting on all messages: neither a whole policy, nor a part of a proof."""
-        return self.policy is None and self.phase is not Phase.VERIFY
+        return self.policy is None and self.phase is not Phase.PROVE
 
     def setting_of(self, message: Message) -> Setting:
         """Return what was forced on one message."""

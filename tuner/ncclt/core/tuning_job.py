@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, ClassVar
 
+from ncclt.core.budget import Budget
 from ncclt.core.cluster import Cluster
 from ncclt.core.documents import Documented, Shape
-from ncclt.core.effort import Effort
 from ncclt.core.workload import Workload
 from ncclt.errors import UsageError
 
@@ -18,7 +18,7 @@ FIRST_PRIORITY, LAST_PRIORITY = 1, 9
 
 USUAL_PRIORITY = 5
 
-_USUAL = Effort()
+_USUAL = Budget()
 
 
 class JobState(StrEnum):
@@ -45,7 +45,7 @@ class TuningJob(Documented):
         cluster: name.
         model: name of the workload.
         nodes, gpus_per_node, nccl_version: of the training; None = the cluster's.
-        trials, seconds, gpu_hours, blocks, seed, prove_variables: as in `Effort`.
+        trials, seconds, gpu_hours, blocks, seed, prove_variables: as in `Budget`.
         priority: 1 is taken first, 9 last.
         study: name of its study; jobs that ask for the same share one, so a repeated job launches nothing.
         created: ISO time.
@@ -75,7 +75,7 @@ class TuningJob(Documented):
     by: str = ""
 
     def __post_init__(self) -> None:
-        Effort(trials=self.trials, seconds=self.seconds, gpu_hours=self.gpu_hours, blocks=self.blocks, seed=self.seed)
+        Budget(trials=self.trials, seconds=self.seconds, gpu_hours=self.gpu_hours, blocks=self.blocks, seed=self.seed)
         if not FIRST_PRIORITY <= self.priority <= LAST_PRIORITY:
             raise UsageError(
                 f"the priority must be {FIRST_PRIORITY} to {LAST_PRIORITY}, not {self.priority}",

@@ -68,9 +68,9 @@ def launch(
         setting: what is forced.
         phase: why.
         messages: what to measure, None = all messages of the workload; others than these weigh nothing.
-        arm: in the verification, what it stands for.
-        block: in the verification, the arm's launch.
-        proof: in the verification, its number in the study.
+        arm: in the proof, the arm that it measures.
+        block: in the proof, the arm's launch.
+        proof: in the proof, its number in the study.
         policy: launched as a whole by a runner that applies it, `setting` being its process-wide parameters.
     """
     claim = trial_log.claim(setting, phase=phase)

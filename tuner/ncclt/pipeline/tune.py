@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol as Port
 
+from ncclt.core.budget import Budget
 from ncclt.core.cluster import Cluster
-from ncclt.core.effort import Effort
 from ncclt.core.policy import Policy
 from ncclt.core.printed_costs import PrintedCosts
 from ncclt.core.recommendation import (
@@ -52,23 +52,23 @@ class TuneRequest:
 
     Attributes:
         workload: as it is kept; `tune` places it on the cluster.
-        effort: what is searched and proven.
+        budget: what is searched and proven.
         printed_costs: NCCL's own cost tables of this cluster, to begin the search from; None = our estimate, or
             what the stored study began from.
 
     Raises:
-        UsageError: the effort does not fit the workload, or names a sampler that is not there.
+        UsageError: the budget does not fit the workload, or names a sampler that is not there.
     """
 
     workload: Workload
-    effort: Effort
+    budget: Budget
     printed_costs: PrintedCosts | None = None
 
     def __post_init__(self) -> None:
-        named_sampler(self.effort.sampler)
-        if self.effort.steps is not None and self.workload.provenance.whole_file:
+        named_sampler(self.budget.sampler)
+        if self.budget.steps is not None and self.workload.provenance.whole_file:
             raise UsageError(
-                f"--steps {self.effort.steps} needs a workload of known length: {self.workload.name} does not say how "
+                f"--steps {self.budget.steps} needs a workload of known length: {self.workload.name} does not say how "
                 "many steps it holds",
                 hint="import it again with `ncclt profile import --steps N`, or leave out --steps",
             )
@@ -132,7 +132,7 @@ def study_of(request: TuneRequest, testbed: Testbed, workload: Workload, *, clus
         cluster: what is measured; None = the testbed's, whose driver is known only where its nodes were asked.
     """
     cluster = cluster or testbed.runner.cluster
-    name = request.effort.study or _default_name(request, testbed, workload, cluster)
+    name = request.budget.study or _default_name(request, testbed, workload, cluster)
     return Study(
         id=hashlib.sha256(name.encode()).hexdigest()[:12],
         name=name,
@@ -140,23 +140,23 @@ def study_of(request: TuneRequest, testbed: Testbed, workload: Workload, *, clus
         workload=workload,
         launcher=testbed.runner.name,
         simulated=testbed.runner.simulated,
-        process_wide=request.effort.process_wide,
-        seed=request.effort.seed,
+        process_wide=request.budget.process_wide,
+        seed=request.budget.seed,
         state=StudyState.RUNNING,
         printed_costs=request.printed_costs,
-        sampler=request.effort.sampler,
+        sampler=request.budget.sampler,
     )
 
 
 def _default_name(request: TuneRequest, testbed: Testbed, workload: Workload, cluster: Cluster) -> str:
-    effort = request.effort
+    budget = request.budget
     # Times under another driver, or of persistent instead of fresh ranks, are not comparable: another study.
     place = f"{cluster.fingerprint().digest()}{cluster.driver}"
-    what = f"{workload.digest()}{place}{','.join(effort.process_wide)}{testbed.way}{effort.sampler}"
+    what = f"{workload.digest()}{place}{','.join(budget.process_wide)}{testbed.way}{budget.sampler}"
     mark = hashlib.sha256(what.encode()).hexdigest()[:6]
-    size, seed = f"{cluster.nodes}x{cluster.gpus_per_node}", f"seed{effort.seed}" if effort.seed else ""
+    size, seed = f"{cluster.nodes}x{cluster.gpus_per_node}", f"seed{budget.seed}" if budget.seed else ""
     words = (workload.name, cluster.name, size, f"nccl{cluster.nccl_version}", testbed.runner.name, mark)
-    return "-".join(filter(None, (*words, effort.sampler.partition(":")[2].partition("(")[0], seed)))
+    return "-".join(filter(None, (*words, budget.sampler.partition(":")[2].partition("(")[0], seed)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +190,7 @@ class TuneContext:
     @property
     def min_effect(self) -> float:
         """Return the smallest gain of communication time that justifies a change, as a share."""
-        return communication_effect(self.study.workload, self.request.effort.min_effect)
+        return communication_effect(self.study.workload, self.request.budget.min_effect)
 
     def result(self, *, stop: str, left: bool = False) -> TuneResult:
         """Return the result of a run that ends without a verdict."""
@@ -235,13 +235,13 @@ def tune(
     # Whatever can be refused is refused before anything is stored.
     if request.printed_costs is not None:
         request.printed_costs.require(testbed.runner.cluster)
-    space = space_of(testbed, workload, request.effort.process_wide)
-    if left_out(testbed, workload, request.effort.process_wide):
-        notes += (search_words(testbed, workload, request.effort.process_wide),)
+    space = space_of(testbed, workload, request.budget.process_wide)
+    if left_out(testbed, workload, request.budget.process_wide):
+        notes += (search_words(testbed, workload, request.budget.process_wide),)
     study = store.open_study(study_of(request, testbed, workload))
     if study.printed_costs is not None:
         notes += (study.printed_costs.note(study.cluster),)
-    if not request.effort.more and (published := _find_published(request, store, study)) is not None:
+    if not request.budget.more and (published := _find_published(request, store, study)) is not None:
         return _load_finished(store, study, published, notes)
     with StudyTrialLog(store, study, now) as trial_log:
         context = TuneContext(
@@ -279,9 +279,9 @@ def tune(
 
 def _search(context: TuneContext) -> SearchEnd:
     """Open the run and search until the budget ends or no further gain is expected."""
-    effort, testbed, trial_log = context.request.effort, context.testbed, context.trial_log
-    if effort.more:  # an explicit request: only time and cost end it earlier
-        effort = replace(effort, trials=len(searched(trial_log)) + effort.more, patience=0)
+    budget, testbed, trial_log = context.request.budget, context.testbed, context.trial_log
+    if budget.more:  # an explicit request: only time and cost end it earlier
+        budget = replace(budget, trials=len(searched(trial_log)) + budget.more, patience=0)
     testbed.require_alike(trial_log.trials())
     if default := stored_default(trial_log):
         testbed.calibrate(default.result.wall_s, {m.message: m.time_us for m in default.result.measurements})
@@ -293,7 +293,7 @@ def _search(context: TuneContext) -> SearchEnd:
             context.workload,
             trial_log,
             proposer,
-            effort,
+            budget,
             clock=context.clock,
             interrupted=context.interrupted,
             watch=context.watcher.searched,
@@ -304,15 +304,15 @@ def _search(context: TuneContext) -> SearchEnd:
 
 def _proposer(context: TuneContext) -> Proposer:
     """Return what proposes the settings of the search."""
-    effort, store, study = context.request.effort, context.store, context.study
+    budget, store, study = context.request.budget, context.store, context.study
     return Proposer(
         context.space,
         context.workload,
         study.cluster,
         name=study.name,
-        seed=effort.seed,
+        seed=budget.seed,
         alone=store.alone,
-        sampler=named_sampler(effort.sampler),
+        sampler=named_sampler(budget.sampler),
         storage_url=store.optuna_url,
         printed_costs=study.printed_costs,
         attributes=study_attributes(study),
@@ -322,12 +322,12 @@ def _proposer(context: TuneContext) -> Proposer:
 def _confirm_and_prove(context: TuneContext) -> tuple[Times, Candidates] | None:
     """Launch the finalists again, then default and policies in turn; return times and policies, None if cut off."""
     testbed, workload, trial_log = context.testbed, context.workload, context.trial_log
-    effort, interrupted, min_effect = context.request.effort, context.interrupted, context.min_effect
+    budget, interrupted, min_effect = context.request.budget, context.interrupted, context.min_effect
     times = confirm(
         testbed.runner,
         workload,
         trial_log,
-        with_variables=effort.prove_variables,
+        with_variables=budget.prove_variables,
         min_effect=min_effect,
         interrupted=interrupted,
         watch=context.watcher.confirmed,
@@ -335,7 +335,7 @@ def _confirm_and_prove(context: TuneContext) -> tuple[Times, Candidates] | None:
     found = Candidates(policies={Arm.DEFAULT: Policy()}, why=testbed.inert)
     if not testbed.inert:
         found = candidates(
-            times, workload, testbed.runner, min_effect=min_effect, with_variables=effort.prove_variables
+            times, workload, testbed.runner, min_effect=min_effect, with_variables=budget.prove_variables
         )
     complete = prove(
         testbed.runner,
@@ -343,9 +343,9 @@ def _confirm_and_prove(context: TuneContext) -> tuple[Times, Candidates] | None:
         trial_log,
         found.policies,
         by_variables=testbed.by_variables,
-        blocks=effort.blocks,
+        blocks=budget.blocks,
         min_effect=min_effect,
-        anew=bool(effort.more),
+        anew=bool(budget.more),
         seed=f"{context.study.id}|{context.study.seed}",
         covers=testbed.can_measure,
         interrupted=interrupted,
@@ -441,7 +441,7 @@ def find_finished(request: TuneRequest, testbed: Testbed, store: Store) -> TuneR
     for summary in store.studies(limit=500, cluster=cluster.name, model=workload.name).items:
         study = summary.study
         same = study_of(request, testbed, workload, cluster=replace(cluster, driver=study.cluster.driver))
-        if same.id == study.id and not request.effort.more:
+        if same.id == study.id and not request.budget.more:
             published = _find_published(request, store, study)
             if published is not None:
                 return _load_finished(store, study, published, notes)
@@ -460,11 +460,11 @@ def _find_published(request: TuneRequest, store: Store, study: Study) -> Recomme
     verdict = newest.table.verdict
     same_source = newest.source_digest == request.workload.digest()
     undecided, enough = verdict.decision is Decision.UNDECIDED, newest.is_searched_enough
-    more_blocks = undecided and verdict.blocks < request.effort.blocks and (verdict.blocks > 0 or enough)
+    more_blocks = undecided and verdict.blocks < request.budget.blocks and (verdict.blocks > 0 or enough)
     launched = sum(t.phase is Phase.SEARCH for t in store.trials(study.id)) if undecided and not enough else 0
-    more_trials = undecided and not enough and launched < request.effort.trials
-    unproven = request.effort.prove_variables and newest.variables is None
-    as_asked = same_source and verdict.min_effect == communication_effect(study.workload, request.effort.min_effect)
+    more_trials = undecided and not enough and launched < request.budget.trials
+    unproven = request.budget.prove_variables and newest.variables is None
+    as_asked = same_source and verdict.min_effect == communication_effect(study.workload, request.budget.min_effect)
     return newest if as_asked and not (more_blocks or more_trials or unproven) else None
 
 

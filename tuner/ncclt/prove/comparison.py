@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from ncclt.core.effort import MIN_BLOCKS, MOST_LAUNCHES, MOST_SECONDS
+from ncclt.core.budget import MIN_BLOCKS, MOST_LAUNCHES, MOST_SECONDS
 from ncclt.core.option import Option
 from ncclt.core.recommendation import MIN_EFFECT
 from ncclt.errors import UsageError

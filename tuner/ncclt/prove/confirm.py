@@ -143,7 +143,7 @@ def _fresh(trials: Sequence[Trial]) -> list[Trial]:
 
 def _informative(trials: Sequence[Trial]) -> list[Trial]:
     """Return the trials of search and confirmation; the proof must not help to choose what it judges."""
-    return [t for t in trials if t.phase is not Phase.VERIFY]
+    return [t for t in trials if t.phase is not Phase.PROVE]
 
 
 def predicted_gain(

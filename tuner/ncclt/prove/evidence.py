@@ -89,7 +89,7 @@ def last_verification(trials: Sequence[Trial]) -> list[Trial]:
     Those before the last search or confirmation judged an older policy, and so did earlier proofs.
     """
     ordered = sorted(trials, key=lambda trial: trial.number)
-    newest = max((i for i, trial in enumerate(ordered) if trial.phase is not Phase.VERIFY), default=-1)
+    newest = max((i for i, trial in enumerate(ordered) if trial.phase is not Phase.PROVE), default=-1)
     verification = ordered[newest + 1 :]
     return [trial for trial in verification if trial.proof == verification[-1].proof]
 

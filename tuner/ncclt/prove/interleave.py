@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from ncclt.core.effort import MAX_BLOCKS
+from ncclt.core.budget import MAX_BLOCKS
 from ncclt.core.message import Message
 from ncclt.core.policy import Policy
 from ncclt.core.recommendation import Decision
@@ -221,7 +221,7 @@ def _launch(runner: Runner, workload: Workload, trial_log: TrialLog, step: Plann
         workload,
         trial_log,
         step.setting,
-        phase=Phase.VERIFY,
+        phase=Phase.PROVE,
         messages=step.messages,
         arm=step.arm,
         block=step.block,

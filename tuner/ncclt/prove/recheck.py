@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
+from ncclt.core.budget import MOST_LAUNCHES
 from ncclt.core.cluster import Fingerprint
-from ncclt.core.effort import MOST_LAUNCHES
 from ncclt.core.message import Message
 from ncclt.core.plural import count_noun
 from ncclt.core.policy import Policy

@@ -23,7 +23,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from ncclt.core.life import By
+from ncclt.core.revision import Actor
 from ncclt.core.rollout import JobStart, JobTime, RollOut, RollOutState, draw
 from ncclt.core.ticket import TICKET_LIFE_S, Reporter, read_ticket
 from ncclt.errors import ConflictError
@@ -265,7 +265,7 @@ def report_job_time(
     wins = found.state is RollOutState.RUNNING and verdict.state is RollOutState.WON
     if wins or (found.is_open and verdict.state is RollOutState.LOST):
         senders = f"{_said_number(times, 'who', 'key')} and {_said_number(times, 'address', 'address')}"
-        store.end_rollout(rollout, verdict.state, f"{verdict.reason}; reported by {senders}", By(who=GUARD))
+        store.end_rollout(rollout, verdict.state, f"{verdict.reason}; reported by {senders}", Actor(who=GUARD))
     if found.state is RollOutState.WON and verdict.state is RollOutState.RUNNING:
         return replace(verdict, state=RollOutState.WON)  # until a person decides, or a loss is proven
     return verdict

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ncclt.core.effort import MIN_BLOCKS
+from ncclt.core.budget import MIN_BLOCKS
 from ncclt.core.recommendation import Decision, Verdict
 from ncclt.core.verification import Side, StepLaunch, Variables, Verification
 from ncclt.errors import NotStartedError, StudyStoppedError, UsageError

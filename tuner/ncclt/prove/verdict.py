@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ncclt.core.effort import MIN_BLOCKS
+from ncclt.core.budget import MIN_BLOCKS
 from ncclt.core.message import Message
 from ncclt.core.recommendation import MIN_EFFECT as MIN_EFFECT
 from ncclt.core.recommendation import Decision, Verdict

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ncclt.core.effort import Effort
+from ncclt.core.budget import Budget
 from ncclt.core.plural import count_noun
 from ncclt.core.study import Claim, Phase, Trial, gpu_seconds
 from ncclt.core.trial import Outcome, Runner
@@ -81,7 +81,7 @@ def search(
     workload: Workload,
     trial_log: TrialLog,
     proposer: Proposer,
-    budget: Effort,
+    budget: Budget,
     *,
     clock: Callable[[], float],
     interrupted: Callable[[], str],
@@ -165,7 +165,7 @@ class _Work:
     workload: Workload
     trial_log: TrialLog
     proposer: Proposer
-    budget: Effort
+    budget: Budget
     default: Trial
     best: _BestPolicy
     spent_s: Callable[[], float]
@@ -288,7 +288,7 @@ def nothing_more(history: Sequence[float], *, startup: int, patience: int) -> st
     Args:
         history: expected time per step of the best policy after each launch, µs; the first one is the default's.
         startup: launches before patience counts, see `Proposer.startup_trials`.
-        patience: see `Effort`.
+        patience: see `Budget`.
     """
     if patience == 0 or len(history) <= startup + patience:
         return ""

@@ -16,7 +16,7 @@ from ncclt.store.readonly import read_names, read_published, read_rollouts, read
 from ncclt.user_dirs import recorded_tables
 
 if TYPE_CHECKING:
-    from ncclt.core.life import ClusterRules
+    from ncclt.core.revision import ClusterRules
     from ncclt.core.rollout import RollOut
     from ncclt.store.migrate import Migration
     from ncclt.store.shipped import CatalogueEntry, profiles_folder

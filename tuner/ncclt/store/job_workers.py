@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from sqlalchemy import delete, exists, insert, select, update
 
 from ncclt.core.cluster import Cluster
-from ncclt.core.life import Action, one_line_why
+from ncclt.core.revision import Action, one_line_why
 from ncclt.core.tuning_job import TuningJob
 from ncclt.core.workload import Workload
 from ncclt.store.database import Database, now_s

@@ -13,10 +13,10 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, exists, insert, select, update
 
-from ncclt.core.life import Action, By, ClusterRules, LifeEvent, RevisionState, one_line_why
 from ncclt.core.policy import Policy
 from ncclt.core.publication import Publication, refuse_replacement
 from ncclt.core.recommendation import Decision, Recommendation
+from ncclt.core.revision import Action, Actor, ClusterRules, HistoryEvent, RevisionState, one_line_why
 from ncclt.core.rollout import OPEN_STATES, RollOut, RollOutState
 from ncclt.core.verification import Verification
 from ncclt.errors import ConflictError
@@ -37,7 +37,7 @@ Refresh = Callable[[Recommendation], Recommendation]
 
 
 def enter(
-    connection: Connection, published: Recommendation, by: By, *, unverified: bool, refresh: Refresh, now: str
+    connection: Connection, published: Recommendation, by: Actor, *, unverified: bool, refresh: Refresh, now: str
 ) -> None:
     """Begin the life of a revision that was just stored as a candidate: active at once, unless something is awaited."""
     connection.execute(
@@ -50,7 +50,9 @@ def enter(
     _go_on(connection, row, by, refresh, now)
 
 
-def approve(connection: Connection, id: str, by: By, *, percent: int | None, loss_limit: float | None, now: str) -> str:
+def approve(
+    connection: Connection, id: str, by: Actor, *, percent: int | None, loss_limit: float | None, now: str
+) -> str:
     """Approve a candidate and give it to a share of the jobs, or to all; return the id of its roll-out, if any.
 
     One that won its roll-out goes to all jobs.
@@ -88,7 +90,7 @@ def approve(connection: Connection, id: str, by: By, *, percent: int | None, los
     return _give(connection, row, rules, by, now)
 
 
-def activate(connection: Connection, id: str, by: By, *, now: str) -> None:
+def activate(connection: Connection, id: str, by: Actor, *, now: str) -> None:
     """Give a candidate that awaits nothing any more to all jobs, also in the middle of its roll-out."""
     row = _candidate(connection, id)
     if row.unverified:
@@ -101,7 +103,7 @@ def activate(connection: Connection, id: str, by: By, *, now: str) -> None:
     _activate(connection, row, Action.ACTIVATED, by, now)
 
 
-def roll_back(connection: Connection, id: str, by: By, *, now: str) -> None:
+def roll_back(connection: Connection, id: str, by: Actor, *, now: str) -> None:
     """Make an earlier revision active again."""
     row = row_of(connection, id)
     if row.state != RevisionState.RETIRED:
@@ -116,7 +118,7 @@ def roll_back(connection: Connection, id: str, by: By, *, now: str) -> None:
     _activate(connection, row, Action.ROLLED_BACK, by, now)
 
 
-def pin(connection: Connection, id: str, by: By, *, now: str) -> None:
+def pin(connection: Connection, id: str, by: Actor, *, now: str) -> None:
     """Give jobs this revision, whatever is published later."""
     row = row_of(connection, id)
     if row.state == RevisionState.CANDIDATE:
@@ -130,7 +132,7 @@ def pin(connection: Connection, id: str, by: By, *, now: str) -> None:
     _note(connection, row, Action.PINNED, by, now)
 
 
-def unpin(connection: Connection, id: str, by: By, *, now: str) -> None:
+def unpin(connection: Connection, id: str, by: Actor, *, now: str) -> None:
     """Let later revisions replace this one again; those that waited stay candidates until one is approved."""
     row = row_of(connection, id)
     if not row.pinned:
@@ -139,7 +141,7 @@ def unpin(connection: Connection, id: str, by: By, *, now: str) -> None:
     _note(connection, row, Action.UNPINNED, by, now)
 
 
-def retire(connection: Connection, id: str, by: By, *, now: str) -> None:
+def retire(connection: Connection, id: str, by: Actor, *, now: str) -> None:
     """Give a revision to no job any more; without an active one jobs keep the NCCL default."""
     row = row_of(connection, id)
     if row.state == RevisionState.RETIRED:
@@ -154,7 +156,7 @@ def retire(connection: Connection, id: str, by: By, *, now: str) -> None:
     note_change(connection, cluster=row.cluster, model=row.model)
 
 
-def verified(connection: Connection, verification: Verification, by: By, *, refresh: Refresh, now: str) -> None:
+def verified(connection: Connection, verification: Verification, by: Actor, *, refresh: Refresh, now: str) -> None:
     """Let a candidate that awaited its verification go on, where that showed a gain of step time."""
     found = connection.execute(
         select(recommendations).where(recommendations.c.id == verification.recommendation)
@@ -168,12 +170,12 @@ def verified(connection: Connection, verification: Verification, by: By, *, refr
         _go_on(connection, row_of(connection, found.id), by, refresh, now)
 
 
-def went_stale(connection: Connection, id: str, why: str, by: By, *, now: str) -> None:
+def went_stale(connection: Connection, id: str, why: str, by: Actor, *, now: str) -> None:
     """Note that an active revision is not served any more."""
     _note(connection, row_of(connection, id), Action.STALE, replace(by, why=one_line_why(why)), now)
 
 
-def end(connection: Connection, rollout: RollOut, state: RollOutState, reason: str, by: By, now: str) -> None:
+def end(connection: Connection, rollout: RollOut, state: RollOutState, reason: str, by: Actor, now: str) -> None:
     """End an open roll-out.
 
     Won: its revision awaits approval and its share stays, unless the rules promote it at once. Promoted makes the
@@ -203,7 +205,7 @@ def end(connection: Connection, rollout: RollOut, state: RollOutState, reason: s
     note_change(connection, cluster=row.cluster, model=row.model)
 
 
-def set_rules(connection: Connection, rules: ClusterRules, by: By, *, now: str) -> None:
+def set_rules(connection: Connection, rules: ClusterRules, by: Actor, *, now: str) -> None:
     """Store the rules of a cluster, for what is published from now on; delivery is switched at once."""
     document = to_text(rules.to_document())
     before = rules_of(connection, rules.cluster)
@@ -290,10 +292,10 @@ def publisher_of(connection: Connection, id: str) -> str:
     return who
 
 
-def read_event(row: Row[Any]) -> LifeEvent:
+def read_event(row: Row[Any]) -> HistoryEvent:
     """Return an entry of the history."""
     with stored(f"entry {row.sequence} of the history"):
-        return LifeEvent(
+        return HistoryEvent(
             number=row.sequence,
             cluster=row.cluster,
             model=row.model,
@@ -323,7 +325,7 @@ def publication_of(connection: Connection, id: str, *, refresh: Refresh) -> Publ
     )
 
 
-def _go_on(connection: Connection, row: Row[Any], by: By, refresh: Refresh, now: str) -> None:
+def _go_on(connection: Connection, row: Row[Any], by: Actor, refresh: Refresh, now: str) -> None:
     """Give a candidate to jobs, unless it awaits a verification, an approval, or the end of a pin or a roll-out.
 
     Evidence that is too weak to replace what jobs get leaves it a candidate, until a person approves it.
@@ -345,7 +347,7 @@ def _go_on(connection: Connection, row: Row[Any], by: By, refresh: Refresh, now:
     _give(connection, row, rules, by, now)
 
 
-def _give(connection: Connection, row: Row[Any], rules: ClusterRules, by: By, now: str) -> str:
+def _give(connection: Connection, row: Row[Any], rules: ClusterRules, by: Actor, now: str) -> str:
     """Give a candidate to the share of the jobs that the rules say; return the id of the roll-out, if it is one."""
     control = connection.scalar(_active_of(row))
     if rules.percent == 100 or not _differs(connection, row.id, control):
@@ -386,7 +388,7 @@ def _differs(connection: Connection, id: str, control: str | None) -> bool:
     return get_recommendation(connection, id).delivered != before
 
 
-def _activate(connection: Connection, row: Row[Any], action: Action, by: By, now: str) -> None:
+def _activate(connection: Connection, row: Row[Any], action: Action, by: Actor, now: str) -> None:
     """Make a revision the one that jobs get, in place of the active one of its fingerprint and origin."""
     _end_roll_outs(connection, row, f"{row.id} became active", by, now)
     active = (*_line(row), recommendations.c.state == RevisionState.ACTIVE.value)
@@ -398,7 +400,7 @@ def _activate(connection: Connection, row: Row[Any], action: Action, by: By, now
     note_change(connection, cluster=row.cluster, model=row.model)
 
 
-def _end_roll_outs(connection: Connection, row: Row[Any], reason: str, by: By, now: str) -> None:
+def _end_roll_outs(connection: Connection, row: Row[Any], reason: str, by: Actor, now: str) -> None:
     for found in open_rollouts(connection, row.cluster, row.model):
         if _is_alike(connection, row, found):
             end(connection, found, RollOutState.ENDED, reason, by, now)
@@ -470,7 +472,7 @@ def _set(connection: Connection, row: Row[Any], **values: object) -> None:
     connection.execute(update(recommendations).where(recommendations.c.id == row.id).values(**values))
 
 
-def _note(connection: Connection, row: Row[Any], action: Action, by: By, now: str) -> None:
+def _note(connection: Connection, row: Row[Any], action: Action, by: Actor, now: str) -> None:
     connection.execute(
         insert(history).values(
             cluster=row.cluster,

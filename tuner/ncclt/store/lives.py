@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import exists, insert, select
 
-from ncclt.core.life import By, ClusterRules, LifeEvent, RevisionState, RevisionStatus
 from ncclt.core.recommendation import Recommendation
+from ncclt.core.revision import Actor, ClusterRules, HistoryEvent, RevisionState, RevisionStatus
 from ncclt.core.rollout import JobDecision, JobStart, JobTime, RollOut, RollOutState
 from ncclt.core.workload import Workload
 from ncclt.errors import ConflictError, UsageError
@@ -51,7 +51,7 @@ class Lives:
         @cached_property
         def _shipped_workloads(self) -> dict[str, Workload]: ...
 
-    def approve(self, id: str, by: By, *, percent: int | None = None, loss_limit: float | None = None) -> str:
+    def approve(self, id: str, by: Actor, *, percent: int | None = None, loss_limit: float | None = None) -> str:
         """Approve a candidate and give it to jobs; return the id of its roll-out, empty where all jobs get it.
 
         Args:
@@ -69,12 +69,12 @@ class Lives:
         with self._database.alone() as connection:
             return life.approve(connection, id, by, percent=percent, loss_limit=loss_limit, now=self._clock())
 
-    def activate(self, id: str, by: By) -> None:
+    def activate(self, id: str, by: Actor) -> None:
         """Give a candidate that awaits nothing to all jobs, also in the middle of its roll-out."""
         with self._database.alone() as connection:
             life.activate(connection, id, by, now=self._clock())
 
-    def roll_back(self, id: str, by: By) -> None:
+    def roll_back(self, id: str, by: Actor) -> None:
         """Make an earlier revision active again."""
         with self._database.alone() as connection:
             found = with_staleness(connection, (get_recommendation(connection, id),), self._shipped_workloads)[0]
@@ -85,17 +85,17 @@ class Lives:
                 )
             life.roll_back(connection, id, by, now=self._clock())
 
-    def pin(self, id: str, by: By) -> None:
+    def pin(self, id: str, by: Actor) -> None:
         """Give jobs this active or retired revision, whatever is published later."""
         with self._database.alone() as connection:
             life.pin(connection, id, by, now=self._clock())
 
-    def unpin(self, id: str, by: By) -> None:
+    def unpin(self, id: str, by: Actor) -> None:
         """Let later revisions replace this one again."""
         with self._database.alone() as connection:
             life.unpin(connection, id, by, now=self._clock())
 
-    def retire(self, id: str, by: By) -> None:
+    def retire(self, id: str, by: Actor) -> None:
         """Give a revision to no job any more."""
         with self._database.alone() as connection:
             life.retire(connection, id, by, now=self._clock())
@@ -106,7 +106,7 @@ class Lives:
         with self._database.reading() as connection:
             return life.rules_of(connection, cluster)
 
-    def set_rules(self, rules: ClusterRules, by: By) -> None:
+    def set_rules(self, rules: ClusterRules, by: Actor) -> None:
         """Store what a cluster requires, for what is published from now on."""
         with self._database.alone() as connection:
             life.set_rules(connection, rules, by, now=self._clock())
@@ -119,7 +119,7 @@ class Lives:
         recommendation: str | None = None,
         before: int | None = None,
         limit: int = MOST_LISTED,
-    ) -> tuple[LifeEvent, ...]:
+    ) -> tuple[HistoryEvent, ...]:
         """Return entries of the history, newest first.
 
         Args:
@@ -355,7 +355,7 @@ class Lives:
             query = select(secrets.c.value).where(secrets.c.name == "tickets")
             return str(connection.execute(query).scalar_one())
 
-    def end_rollout(self, id: str, state: RollOutState, reason: str, by: By) -> bool:
+    def end_rollout(self, id: str, state: RollOutState, reason: str, by: Actor) -> bool:
         """End an open roll-out, as of `life.end`; return whether it was: of several that notice a loss, one ends it."""
         with self._database.alone() as connection:
             found = life.get_rollout(connection, id)

@@ -16,8 +16,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Select, Table, and_, case, func, literal, not_, select, union_all
 
 from ncclt.core.cluster import Cluster
-from ncclt.core.life import RevisionState
 from ncclt.core.recommendation import Recommendation, TimesOrigin
+from ncclt.core.revision import RevisionState
 from ncclt.core.study import StudyState
 from ncclt.core.workload import Workload
 from ncclt.store.database import Database

@@ -20,7 +20,7 @@ from ncclt.store.location import BUSY_TIMEOUT_S, Location, no_store
 from ncclt.store.revisions import VERSION_QUERY, known_revision
 
 if TYPE_CHECKING:
-    from ncclt.core.life import ClusterRules
+    from ncclt.core.revision import ClusterRules
     from ncclt.core.rollout import RollOut
 
 _Row = tuple[str, str | None, str | None, str | None]
@@ -98,7 +98,7 @@ def read_rules(location: Location, cluster: str) -> ClusterRules:
     Raises:
         StoreError: as for `read_published`.
     """
-    from ncclt.core.life import ClusterRules
+    from ncclt.core.revision import ClusterRules
 
     rows: list[tuple[str]] = _rows(location, _RULES, cluster)
     if not rows:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, union_all
 
-from ncclt.core.life import RevisionState
 from ncclt.core.recommendation import Recommendation
+from ncclt.core.revision import RevisionState
 from ncclt.core.rollout import OPEN_STATES, RollOut
 from ncclt.store.documents import stored, to_text
 from ncclt.store.names import unknown_recommendation

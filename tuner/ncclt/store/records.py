@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from sqlalchemy import Connection, Row, func, insert, select
 
 from ncclt.core.attestation import Attestation
-from ncclt.core.life import By
 from ncclt.core.preflight import Preflight
 from ncclt.core.recheck import Check, Freshness
 from ncclt.core.recommendation import Recommendation, changed_cluster, replaced_workload
+from ncclt.core.revision import Actor
 from ncclt.core.ticket import Reporter, Ticket
 from ncclt.core.verification import Verification
 from ncclt.core.workload import Workload
@@ -143,7 +143,7 @@ def noting_stale(
     shipped: Mapping[str, Workload],
     now: str,
     *,
-    by: By | None = None,
+    by: Actor | None = None,
     model: str | None = None,
     cluster: str | None = None,
 ) -> Iterator[None]:
@@ -163,7 +163,7 @@ def noting_stale(
         note_change(connection, cluster=pair[0], model=pair[1])
     for one in with_staleness(connection, active, shipped):
         if one.stale and one.id in fresh:
-            went_stale(connection, one.id, one.stale, by or By(who=account_name()), now=now)
+            went_stale(connection, one.id, one.stale, by or Actor(who=account_name()), now=now)
 
 
 def _digest(connection: Connection, shipped: Mapping[str, Workload], name: str) -> str:
@@ -209,7 +209,7 @@ class Records:
         def _shipped_workloads(self) -> dict[str, Workload]: ...
 
     @repeatable
-    def add_check(self, check: Check, *, by: By | None = None) -> None:
+    def add_check(self, check: Check, *, by: Actor | None = None) -> None:
         """Store a check of a recommendation, which decides from now on whether it is served.
 
         Args:
@@ -298,7 +298,7 @@ class Records:
             verified(
                 connection,
                 verification,
-                By(who=account_name()),
+                Actor(who=account_name()),
                 refresh=partial(fresh_state, connection, self._shipped_workloads),
                 now=verification.created,
             )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from sqlalchemy import ColumnElement, Connection, Table, and_, delete, exists, func, not_, or_, select
 
-from ncclt.core.life import RevisionState
+from ncclt.core.revision import RevisionState
 from ncclt.core.rollout import OPEN_STATES
 from ncclt.store.archive import opened
 from ncclt.store.database import now_s

@@ -10,9 +10,9 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from ncclt.core.cluster import Cluster
-from ncclt.core.life import By, RevisionState
 from ncclt.core.publication import Publication
 from ncclt.core.recommendation import Recommendation
+from ncclt.core.revision import Actor, RevisionState
 from ncclt.core.study import Study, StudyState, Trial
 from ncclt.core.workload import Workload
 from ncclt.errors import StoreError
@@ -296,7 +296,7 @@ class Store(Records, Lives, Leases, Keys, JobWorkers, Overview, trials.Outlines,
 
     @repeatable
     def publish(
-        self, recommendation: Recommendation, *, by: By | None = None, unverified: bool = False
+        self, recommendation: Recommendation, *, by: Actor | None = None, unverified: bool = False
     ) -> Recommendation:
         """Store a recommendation and return it with its assigned revision; a revision in the argument is ignored.
 
@@ -320,7 +320,7 @@ class Store(Records, Lives, Leases, Keys, JobWorkers, Overview, trials.Outlines,
                 kept = recommendations.publish(connection, recommendation, now=now)
                 refresh = partial(fresh_state, connection, self._shipped_workloads)
                 life.enter(
-                    connection, kept, by or By(who=account_name()), unverified=unverified, refresh=refresh, now=now
+                    connection, kept, by or Actor(who=account_name()), unverified=unverified, refresh=refresh, now=now
                 )
         if not self._comes_back(kept):
             raise StoreError(

@@ -7,10 +7,10 @@ from typing import NoReturn
 
 from ncclt.core.attestation import Attestation
 from ncclt.core.cluster import Cluster
-from ncclt.core.life import By, ClusterRules, LifeEvent, RevisionStatus
 from ncclt.core.preflight import Preflight
 from ncclt.core.recheck import Check
 from ncclt.core.recommendation import Recommendation
+from ncclt.core.revision import Actor, ClusterRules, HistoryEvent, RevisionStatus
 from ncclt.core.rollout import JobDecision, JobStart, JobTime, RollOut, RollOutState
 from ncclt.core.study import Study, Trial
 from ncclt.core.ticket import Reporter, Ticket
@@ -206,27 +206,27 @@ class VisibleStore(Store):
         """Return revisions with their states."""
         return self._store.statuses(cluster=self._within(cluster), model=model, id=id, limit=limit)
 
-    def approve(self, id: str, by: By, *, percent: int | None = None, loss_limit: float | None = None) -> str:
+    def approve(self, id: str, by: Actor, *, percent: int | None = None, loss_limit: float | None = None) -> str:
         """Approve a candidate."""
         return self._store.approve(self.recommendation(id).id, by, percent=percent, loss_limit=loss_limit)
 
-    def activate(self, id: str, by: By) -> None:
+    def activate(self, id: str, by: Actor) -> None:
         """Give a candidate to all jobs."""
         self._store.activate(self.recommendation(id).id, by)
 
-    def roll_back(self, id: str, by: By) -> None:
+    def roll_back(self, id: str, by: Actor) -> None:
         """Make an earlier revision active again."""
         self._store.roll_back(self.recommendation(id).id, by)
 
-    def pin(self, id: str, by: By) -> None:
+    def pin(self, id: str, by: Actor) -> None:
         """Give jobs a revision, whatever is published later."""
         self._store.pin(self.recommendation(id).id, by)
 
-    def unpin(self, id: str, by: By) -> None:
+    def unpin(self, id: str, by: Actor) -> None:
         """Let later revisions replace one again."""
         self._store.unpin(self.recommendation(id).id, by)
 
-    def retire(self, id: str, by: By) -> None:
+    def retire(self, id: str, by: Actor) -> None:
         """Give a revision to no job any more."""
         self._store.retire(self.recommendation(id).id, by)
 
@@ -235,7 +235,7 @@ class VisibleStore(Store):
         self._require_visible(cluster)
         return self._store.rules(cluster)
 
-    def set_rules(self, rules: ClusterRules, by: By) -> None:
+    def set_rules(self, rules: ClusterRules, by: Actor) -> None:
         """Store what a cluster requires."""
         self._require_visible(rules.cluster)
         self._store.set_rules(rules, by)
@@ -251,7 +251,7 @@ class VisibleStore(Store):
         recommendation: str | None = None,
         before: int | None = None,
         limit: int = MOST_LISTED,
-    ) -> tuple[LifeEvent, ...]:
+    ) -> tuple[HistoryEvent, ...]:
         """Return entries of the history."""
         within = self._within(cluster)
         return self._store.history(cluster=within, recommendation=recommendation, before=before, limit=limit)
@@ -301,7 +301,7 @@ class VisibleStore(Store):
         """Return the secret that tickets are signed with: it belongs to no cluster."""
         return self._store.ticket_secret()
 
-    def end_rollout(self, id: str, state: RollOutState, reason: str, by: By) -> bool:
+    def end_rollout(self, id: str, state: RollOutState, reason: str, by: Actor) -> bool:
         """End a roll-out."""
         return self._store.end_rollout(self.rollout(id).id, state, reason, by)
 
@@ -311,7 +311,7 @@ class VisibleStore(Store):
         """Return the checks of a recommendation."""
         return self._store.checks(self.recommendation(recommendation).id)
 
-    def add_check(self, check: Check, *, by: By | None = None) -> None:
+    def add_check(self, check: Check, *, by: Actor | None = None) -> None:
         """Store a check of a recommendation."""
         self.recommendation(check.recommendation)
         self._store.add_check(check, by=by)

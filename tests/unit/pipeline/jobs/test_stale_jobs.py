@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from ncclt.core.life import By, ClusterRules
 from ncclt.core.recheck import Check, Freshness
+from ncclt.core.revision import Actor, ClusterRules
 from ncclt.core.tuning_job import JobState, TuningJob
 from ncclt.errors import NotFoundError
 from ncclt.store import open_store
@@ -125,7 +125,7 @@ def test_two_callers_at_once_queue_one_job(store, queue, monkeypatch):
 def test_a_newer_revision_needs_no_job(store, queue):
     """Otherwise each run of a timer would tune again what waits for approval."""
     publish(store, "r1")
-    store.set_rules(ClusterRules(cluster=CLUSTER, require_approval=True), By(who="ann"))
+    store.set_rules(ClusterRules(cluster=CLUSTER, require_approval=True), Actor(who="ann"))
     publish(store, "r2")
     go_stale(store, "r1")
     assert store.status("r2").state.value == "candidate"

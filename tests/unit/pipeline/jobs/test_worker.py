@@ -4,7 +4,7 @@ import stat
 
 import pytest
 
-from ncclt.core.life import Action
+from ncclt.core.revision import Action
 from ncclt.core.tuning_job import JobResult, JobState, JobStatus, TuningJob
 from ncclt.errors import StudyStoppedError
 from ncclt.pipeline.jobs import worker

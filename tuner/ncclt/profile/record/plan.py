@@ -22,7 +22,7 @@ from enum import StrEnum
 from importlib.resources import files
 from pathlib import Path
 
-from ncclt.core.effort import MOST_LAUNCHES
+from ncclt.core.budget import MOST_LAUNCHES
 from ncclt.errors import UsageError
 from ncclt.profile.record.launchers import forwarded
 from ncclt.profile.record.plugin import FOLDER as PLUGIN_FOLDER

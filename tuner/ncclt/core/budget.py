@@ -30,7 +30,7 @@ LAST_SEED = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Effort:
+class Budget:
     """What a study searches and proves, and what that may cost; the `Option` of a field says what it means.
 
     `trials` and `gpu_hours` count the whole study, earlier runs included; `seconds` counts this run. `process_wide` is
@@ -119,13 +119,13 @@ class Effort:
         ):
             if value is not None and not least <= value <= most:
                 raise UsageError(f"{flag} must be {least} to {most:,}, not {value}")
-        for flag, budget, most, unit in (
+        for flag, amount, most, unit in (
             ("--time", self.seconds, MOST_SECONDS, "seconds"),
             ("--gpu-hours", self.gpu_hours, MOST_GPU_HOURS, "GPU hours"),
         ):
-            if budget is not None and not 0 < budget <= most:
+            if amount is not None and not 0 < amount <= most:
                 raise UsageError(
-                    f"{flag} must be above 0 and at most {most:,} {unit}, not {budget:g}",
+                    f"{flag} must be above 0 and at most {most:,} {unit}, not {amount:g}",
                     hint="without it there is no such limit",
                 )
         if not 0 <= self.seed <= LAST_SEED:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ncclt.core.life import By, ClusterRules, one_line_why
+from ncclt.core.revision import Actor, ClusterRules, one_line_why
 from ncclt.errors import UsageError
 
 
@@ -29,12 +29,12 @@ def test_a_cluster_without_rules_gives_every_job_what_is_published_at_once():
 
 
 def test_a_reason_is_one_line_of_at_most_500_characters():
-    assert By(who="ann", why="w" * 500).why == "w" * 500
+    assert Actor(who="ann", why="w" * 500).why == "w" * 500
     for wrong in ("w" * 501, "two\nlines"):
         with pytest.raises(UsageError, match="500 printable"):
-            By(who="ann", why=wrong)
+            Actor(who="ann", why=wrong)
 
 
 def test_any_text_becomes_a_reason_that_is_taken():
     assert one_line_why("  two\n lines \x07") == "two lines ?"
-    assert By(who="ann", why=one_line_why("w" * 9999)).why == "w" * 500
+    assert Actor(who="ann", why=one_line_why("w" * 9999)).why == "w" * 500

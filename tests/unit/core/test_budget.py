@@ -2,7 +2,7 @@
 
 import pytest
 
-from ncclt.core.effort import Effort
+from ncclt.core.budget import Budget
 from ncclt.errors import UsageError
 
 
@@ -36,14 +36,14 @@ from ncclt.errors import UsageError
 )
 def test_an_effort_of_nothing_or_without_end_is_refused(values):
     with pytest.raises(UsageError):
-        Effort(**values)
+        Budget(**values)
 
 
 def test_a_refusal_names_the_option_and_its_range():
     with pytest.raises(UsageError, match=r"^--trials must be 1 to 1,000,000, not 1000001$"):
-        Effort(trials=1_000_001)
+        Budget(trials=1_000_001)
     with pytest.raises(UsageError, match=r"^--time must be above 0 and at most 31,622,400 seconds, not inf$"):
-        Effort(seconds=float("inf"))
+        Budget(seconds=float("inf"))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_refusal_names_the_option_and_its_range():
     ids=str,
 )
 def test_the_smallest_and_the_largest_numbers_are_taken(values):
-    kept = Effort(**values)
+    kept = Budget(**values)
     assert {name: getattr(kept, name) for name in values} == values
 
 
@@ -77,7 +77,7 @@ def test_the_smallest_and_the_largest_numbers_are_taken(values):
 )
 def test_one_more_than_the_largest_is_refused(values):
     with pytest.raises(UsageError):
-        Effort(**values)
+        Budget(**values)
 
 
 @pytest.mark.parametrize(
@@ -90,4 +90,4 @@ def test_one_more_than_the_largest_is_refused(values):
     ],
 )
 def test_names_of_parameters_are_kept_in_one_form(given, kept):
-    assert Effort(process_wide=given).process_wide == kept
+    assert Budget(process_wide=given).process_wide == kept

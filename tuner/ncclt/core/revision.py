@@ -81,7 +81,7 @@ class RevisionStatus(Documented):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LifeEvent(Documented):
+class HistoryEvent(Documented):
     """One entry of the history, which is never changed.
 
     Attributes:
@@ -107,8 +107,8 @@ class LifeEvent(Documented):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class By:
-    """Who does something, and why.
+class Actor:
+    """Actor and reason.
 
     Attributes:
         who: user of the operating system, `key ID` of the service, or `guard`.
@@ -127,7 +127,7 @@ class By:
 
 
 def one_line_why(text: str) -> str:
-    """Return any text as a reason that `By` takes."""
+    """Return any text as a reason that `Actor` takes."""
     return "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))[:MOST_WHY]
 
 
