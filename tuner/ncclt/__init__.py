@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Budget",
     "ClientError",
     "Cluster",
-    "Budget",
     "NccltError",
     "Reply",
     "Store",
