@@ -17,7 +17,6 @@ ROOT = Path(__file__).resolve().parents[1]
 
 PLACES: dict[str, tuple[str, ...]] = {
     "api/ncclt_api": ("api",),
-    "api/ncclt_api/job_queue.py": ("jobs",),
     "tuner": ("dev",),
     "tuner/ncclt": (),
     "tuner/ncclt/measure": ("tune",),
@@ -25,6 +24,7 @@ PLACES: dict[str, tuple[str, ...]] = {
     "tuner/ncclt/prove": ("tune", "api"),
     "tuner/ncclt/search": ("tune",),
     "tuner/ncclt/store": ("store",),
+    "tuner/ncclt/store/job_queue.py": ("jobs",),
     "tuner/ncclt/testing": ("dev",),
 }
 """Folder or file -> the extras that it comes with, each by itself; the longest path counts. None: the base alone."""

@@ -30,8 +30,8 @@ from playwright.sync_api import sync_playwright
 
 from ncclt.core.tuning_job import JobResult, JobState, TuningJob
 from ncclt.store import Store, open_store
+from ncclt.store.job_queue import JobQueue, JobReport, new_job_id, prepare, serve_jobs
 from ncclt_api.app import create_app
-from ncclt_api.job_queue import JobQueue, JobReport, new_job_id, prepare, serve_jobs
 
 ROOT = Path(__file__).parents[1]
 SIZES = {"wide": (1440, 900), "phone": (390, 844)}

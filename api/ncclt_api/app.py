@@ -15,9 +15,8 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.staticfiles import StaticFiles
 
 from ncclt import __version__
-from ncclt.errors import StoreError, UsageError
-from ncclt.store import open_store
-from ncclt.store.location import locate
+from ncclt.errors import UsageError
+from ncclt.store import open_service_store
 from ncclt.store.store import Store
 from ncclt_api.access import AccessMiddleware, declared_role, forbidden
 from ncclt_api.answers import FRESH_S, Answers, AnswersMiddleware
@@ -199,30 +198,6 @@ def _app_of_large_answers(storage: str, optuna_dashboard_url: str, secret: str) 
     app = create_app(store, optuna_dashboard_url=optuna_dashboard_url, session_secret=secret, is_checked=True)
     app.state.store = store
     return app
-
-
-def open_service_store(url: str | None) -> Store:
-    """Open the store of a service: an SQLite file is migrated to this version, a shared database never is.
-
-    Several replicas may start at once, with read-only rights: there `ncclt store migrate` must run first. A file that
-    is named must exist: a mistyped one would be served as an empty store.
-
-    Args:
-        url: as for `open_store`; the user's own file is made if it does not exist.
-
-    Raises:
-        StoreError: the store does not exist, cannot be reached, was not migrated, or belongs to another program.
-        UsageError: the URL is invalid.
-    """
-    # A request does not wait for the database: it is answered with 503, and the client decides about retries.
-    store = open_store(url, migrate=locate(url).path is not None, makes=False, is_patient=False)
-    try:
-        store.migration().require_current(f"the store {store.shown}")
-        store.ticket_secret()  # from now on tickets are issued while the database is away
-    except StoreError:
-        store.close()
-        raise
-    return store
 
 
 def serve(

@@ -23,7 +23,7 @@ from ncclt.store.store import Store
 from ncclt_api.middleware import request_id
 
 if TYPE_CHECKING:
-    from ncclt_api.job_queue import JobQueue
+    from ncclt.store.job_queue import JobQueue
 
 _NOTES = "ncclt.notes"
 _ENV = "/v1/clusters/{cluster}/env"

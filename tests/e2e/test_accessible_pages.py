@@ -16,8 +16,8 @@ from ncclt.core.api_key import ApiKey, Role, digest_of, new_secret
 from ncclt.core.revision import Actor, ClusterRules
 from ncclt.core.tuning_job import TuningJob
 from ncclt.store import open_store
+from ncclt.store.job_queue import JobQueue, prepare
 from ncclt_api.app import create_app
-from ncclt_api.job_queue import JobQueue, prepare
 
 playwright_api = pytest.importorskip("playwright.sync_api")
 axe_api = pytest.importorskip("axe_playwright_python.sync_playwright")

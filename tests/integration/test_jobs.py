@@ -16,7 +16,7 @@ from ncclt.core.study import StudyState
 from ncclt.core.tuning_job import JobState, TuningJob
 from ncclt.errors import StoreError
 from ncclt.store import open_store
-from ncclt_api.job_queue import JobQueue, new_job_id, prepare
+from ncclt.store.job_queue import JobQueue, new_job_id, prepare
 
 PATIENT_S = 300.0
 begin_postgresql = runpy.run_path(str(Path(__file__).parents[1] / "fakes" / "postgresql.py"))["begin"]

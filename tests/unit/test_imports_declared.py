@@ -22,7 +22,7 @@ dev = ["ncclt[tune]"]
 @pytest.mark.parametrize(
     ("place", "line", "missing"),
     [
-        ("api/ncclt_api/job_queue.py", "import anyio.to_thread", "anyio is not declared by the extra `jobs`"),
+        ("tuner/ncclt/store/job_queue.py", "import anyio.to_thread", "anyio is not declared by the extra `jobs`"),
         (
             "tuner/ncclt/cli/tune.py",
             "import torch, typer",

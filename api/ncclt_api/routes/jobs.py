@@ -27,7 +27,7 @@ from ncclt_api.routes.uploads import keep_workload, read_uploaded
 from ncclt_api.text import readable
 
 if TYPE_CHECKING:
-    from ncclt_api.job_queue import JobQueue
+    from ncclt.store.job_queue import JobQueue
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=PROBLEMS)
 
@@ -60,7 +60,7 @@ def open_queue(state: State) -> JobQueue:
 
 def _opened(store: Store) -> JobQueue:
     try:
-        from ncclt_api.job_queue import JobQueue, prepare
+        from ncclt.store.job_queue import JobQueue, prepare
     except ModuleNotFoundError as error:
         raise StoreError(
             f"this service has no queue of tuning jobs: {error.name} is not installed",
@@ -136,7 +136,7 @@ async def submit_job(
 def _submit(
     body: NewJob, store: Store, queue: JobQueue, key: ApiKey | None, idempotency_key: str
 ) -> tuple[JobStatus, bool]:
-    from ncclt_api.job_queue import new_job_id
+    from ncclt.store.job_queue import new_job_id
 
     by = key.id if key else ""
     model = body.model if body.model is not None else str((body.profile or {})["name"])
@@ -157,7 +157,7 @@ def _submit(
 )
 def submit_stale_jobs(body: NewStaleJobs, store: CurrentStore, queue: CurrentQueue, request: Request) -> StaleJobList:
     """Queue a job for each stale recommendation that has none queued or running."""
-    from ncclt_api.job_queue import submit_stale
+    from ncclt.store.job_queue import submit_stale
 
     key = key_of(request)
     limits = TuningJob(id="", cluster="", model="", by=key.id if key else "", **body.model_dump(exclude={"cluster"}))

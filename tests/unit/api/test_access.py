@@ -14,10 +14,10 @@ from ncclt.core.api_key import PREFIX, ApiKey, Role, digest_of, new_secret
 from ncclt.core.revision import Actor, ClusterRules
 from ncclt.core.tuning_job import TuningJob
 from ncclt.errors import StoreError
+from ncclt.store.job_queue import JobQueue, prepare
 from ncclt.store.visible import VisibleStore
 from ncclt_api.access import LAST_KNOWN_S, AccessMiddleware, declared_role
 from ncclt_api.app import create_app
-from ncclt_api.job_queue import JobQueue, prepare
 from ncclt_api.proxy_users import PeerMiddleware, proxy_plan
 from ncclt_api.routes import studies
 from ncclt_api.sign_in import Sessions

@@ -5,9 +5,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from ncclt.errors import StoreError
-from ncclt.store import Migration, open_store, open_to_read
+from ncclt.store import Migration, open_service_store, open_store, open_to_read
 from ncclt.store.recommendations import Changes
-from ncclt_api.app import create_app, open_service_store
+from ncclt_api.app import create_app
 
 
 class BrokenStore:

@@ -10,8 +10,8 @@ from fastapi.testclient import TestClient
 
 from ncclt.core.tuning_job import JobEvent
 from ncclt.errors import StoreError
-from ncclt.store import open_store
-from ncclt_api import job_queue, telemetry
+from ncclt.store import job_queue, open_store
+from ncclt_api import telemetry
 from ncclt_api.app import create_app
 
 JOB = {"cluster": "leonardo", "model": "bert"}
@@ -197,7 +197,7 @@ def test_the_service_starts_without_the_queue_and_what_tunes():
 
 
 def test_a_service_without_the_extra_says_so(service, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ncclt_api.job_queue", None)
-    monkeypatch.delattr("ncclt_api.job_queue", raising=False)
+    monkeypatch.setitem(sys.modules, "ncclt.store.job_queue", None)
+    monkeypatch.delattr("ncclt.store.job_queue", raising=False)
     answer = service.get("/v1/jobs")
     assert (answer.status_code, answer.json()["hint"]) == (503, "pip install 'ncclt[jobs]'")

@@ -12,8 +12,8 @@ from ncclt.core.tuning_job import JobEvent, TuningJob
 from ncclt.errors import ConflictError, NotFoundError, ServerError, UsageError
 from ncclt.pipeline.jobs.remote import RemoteJobs
 from ncclt.store import open_store
+from ncclt.store.job_queue import JobQueue
 from ncclt_api.app import create_app
-from ncclt_api.job_queue import JobQueue
 
 pytest.importorskip("dbos")
 WHAT = ("--cluster", "leonardo", "--model", "bert")

@@ -11,8 +11,8 @@ from ncclt.core.api_key import PREFIX, ApiKey, Role, digest_of
 from ncclt.core.revision import Actor, ClusterRules
 from ncclt.core.tuning_job import TuningJob
 from ncclt.store import open_store
+from ncclt.store.job_queue import JobQueue, prepare
 from ncclt_api.app import create_app
-from ncclt_api.job_queue import JobQueue, prepare
 
 EXAMPLES = 6
 """Of each operation, with and without its rules obeyed; `make fuzz` is for the many."""

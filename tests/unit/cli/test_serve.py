@@ -3,48 +3,56 @@
 import socket
 
 import pytest
+import typer
+from typer.main import get_command
 
-from ncclt.cli.serve import serve
+from ncclt.cli.serve import app, serve
 from ncclt.core.api_key import Role, digest_of, new_secret
 from ncclt.errors import UsageError
 from ncclt.store import open_store
+from ncclt_api.app import serve as run_service
+
+CONTEXT = typer.Context(get_command(app))
 
 
 def test_a_port_in_use_is_refused(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UsageError, match=f"cannot listen on 127.0.0.1, port {port}: Address already in use"):
-            serve(port=port, storage=f"sqlite:///{tmp_path / 'store.db'}")
+            serve(CONTEXT, port=port, storage=f"sqlite:///{tmp_path / 'store.db'}")
 
 
 def test_an_address_of_another_machine_is_refused(tmp_path):
     # 192.0.2.0/24 belongs to nobody (RFC 5737).
     with pytest.raises(UsageError, match=r"cannot listen on 192\.0\.2\.1"):
-        serve(host="192.0.2.1", port=0, storage=f"sqlite:///{tmp_path / 'store.db'}")
+        serve(CONTEXT, host="192.0.2.1", port=0, storage=f"sqlite:///{tmp_path / 'store.db'}")
 
 
 @pytest.mark.parametrize("option", ["public_url", "optuna_dashboard_url"])
 def test_an_address_that_is_no_web_address_is_refused(option):
     with pytest.raises(UsageError, match=f"--{option.replace('_', '-')} must be an http or https address, not 'ftp:x'"):
-        serve(**{option: "ftp:x"})
+        serve(CONTEXT, **{option: "ftp:x"})
 
 
 @pytest.fixture
 def started(monkeypatch):
-    """Serve as the command does, up to where the server would listen."""
-    monkeypatch.setattr("uvicorn.run", lambda *_, **__: None)
+    """Serve as the command does, up to where the service takes over."""
+    monkeypatch.setattr("os.execve", lambda *_: None)
     monkeypatch.setattr("ncclt.cli.serve._can_listen", lambda *_: None)
-    return lambda url, file: serve(host="0.0.0.0", storage=url, first_key=file)
+    return lambda url, file: serve(CONTEXT, host="0.0.0.0", storage=url, first_key=file)
 
 
-def test_first_key_is_made_once_and_opens_the_service(tmp_path, started, capsys):
+def test_first_key_is_made_once_and_opens_the_service(tmp_path, started, capsys, monkeypatch):
+    monkeypatch.setattr("uvicorn.run", lambda *_, **__: None)
     url, file = f"sqlite:///{tmp_path / 'store.db'}", tmp_path / "first-key"
     open_store(url).close()
+    started(url, None)
     with pytest.raises(UsageError, match="without keys"):
-        started(url, None)
+        run_service(url, host="0.0.0.0")
 
     for _ in range(2):
         started(url, file)
+    run_service(url, host="0.0.0.0")
     secret = file.read_text().strip()
     with open_store(url) as store:
         ((digest, key),) = store.keys().items()

@@ -17,7 +17,7 @@ from ncclt.errors import ConflictError, UsageError, require_extra
 from ncclt.pipeline.jobs.remote import RemoteJobs
 
 if TYPE_CHECKING:
-    from ncclt_api.job_queue import JobQueue
+    from ncclt.store.job_queue import JobQueue
 
 app = typer.Typer(help="Queue, list, cancel and follow tuning jobs, which `ncclt worker` runs.", no_args_is_help=True)
 
@@ -56,8 +56,8 @@ def _queue(storage: str | None) -> JobQueue:
     """Return the queue of a store; neither is made."""
     require_extra("jobs")
     from ncclt.store import open_to_read
+    from ncclt.store.job_queue import JobQueue
     from ncclt.store.location import locate
-    from ncclt_api.job_queue import JobQueue
 
     open_to_read(storage).close()  # a named store that is not there is an error
     return JobQueue(locate(storage).url)
@@ -123,7 +123,7 @@ def submit(
         return
     require_extra("jobs")
     from ncclt.store import open_store
-    from ncclt_api.job_queue import JobQueue, new_job_id, prepare
+    from ncclt.store.job_queue import JobQueue, new_job_id, prepare
 
     with open_store(storage) as store:
         job = store.checked_job(replace(job, id=new_job_id(), created=utc_now()), again=again)
@@ -143,7 +143,7 @@ def _submit_stale(
     require_extra("jobs")
     from ncclt.store import open_store
     from ncclt.store.clock import utc_now
-    from ncclt_api.job_queue import JobQueue, prepare, submit_stale
+    from ncclt.store.job_queue import JobQueue, prepare, submit_stale
 
     with open_store(storage, makes=False) as store:
         prepare(store.url)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +18,7 @@ app = typer.Typer()
 
 @app.command()
 def report(
+    ctx: typer.Context,
     key: Annotated[str, typer.Argument(metavar="STUDY", help="Id, start of an id, or name of the study.")],
     output: Annotated[str, typer.Option("--output", "-o", help="File to write; - = standard output.")] = "-",
     storage: Storage = None,
@@ -27,14 +29,14 @@ def report(
     """
     require_extra("api")
     from ncclt.cli.env import write_whole
-    from ncclt.store import open_to_read
-    from ncclt_api.pages.report import study_report
+    from ncclt.cli.serve import service_command
 
-    with open_to_read(storage) as store:
-        text = study_report(store, store.study(key))
+    argv, environment = service_command("report", storage, ctx, study=key)
+    done = subprocess.run(argv, stdout=subprocess.PIPE, check=False, env=environment)
+    if done.returncode:
+        raise typer.Exit(done.returncode)
     if output == "-":
-        # Whatever the locale is: the page says that it is UTF-8.
-        sys.stdout.buffer.write(text.encode())
+        sys.stdout.buffer.write(done.stdout)
         return
-    write_whole(Path(output), text, option="--output")
+    write_whole(Path(output), done.stdout.decode(), option="--output")
     say(f"report written to {output}")

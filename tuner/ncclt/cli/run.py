@@ -150,9 +150,9 @@ def _become(argv: Sequence[str], environ: Mapping[str, str] | None) -> Exception
 
 def _execute(argv: Sequence[str], environ: Mapping[str, str] | None) -> None:
     if environ is None:  # as the system has it, with what `os.environ` cannot hold
-        os.execvp(argv[0], list(argv))  # noqa: S606 -- no shell is wanted
+        os.execvp(argv[0], list(argv))
     else:
-        os.execvpe(argv[0], list(argv), dict(environ))  # noqa: S606
+        os.execvpe(argv[0], list(argv), dict(environ))
 
 
 def _is_of_the_environment(failure: Exception) -> bool:

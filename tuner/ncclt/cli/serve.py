@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+import sys
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -19,6 +21,7 @@ app = typer.Typer()
 
 @app.command()
 def serve(
+    ctx: typer.Context,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8080,
     storage: Storage = None,
@@ -56,7 +59,7 @@ def serve(
 ) -> None:
     """Serve recommendations, studies and pages over HTTP.
 
-    Once `ncclt keys create` has made a key, every request needs one. Until then only loopback is listened on.
+    Once `ncclt keys create` has made a key, every request needs one. Until then it listens on loopback only.
     Browsers sign in with a key.
     """
     if not 0 <= port <= 65535:
@@ -65,26 +68,45 @@ def serve(
         if url and not (urlsplit(url).scheme in ("http", "https") and urlsplit(url).netloc):
             raise UsageError(f"{option} must be an http or https address, not {url!r}")
     require_extra("api")
-    from ncclt_api.app import open_service_store
-    from ncclt_api.app import serve as run
-    from ncclt_api.proxy_users import proxy_plan
-
-    users = proxy_plan(trust_user_header or (), user_role or ())
     _can_listen(host, port)
     if first_key:
+        from ncclt.store import open_service_store
+
         with open_service_store(storage) as store:
             add_first_key(store, first_key)
-    run(
+    argv, environment = service_command(
+        "serve",
         storage,
+        ctx,
         host=host,
         port=port,
         optuna_dashboard_url=optuna_dashboard_url,
         insecure=insecure_no_auth,
-        allow_hosts=allow_host or (),
+        allow_hosts=allow_host or [],
         public_url=public_url.rstrip("/"),
-        session_secret=os.environ.get("NCCLT_SESSION_SECRET", ""),
-        users=users,
+        proxies=trust_user_header or [],
+        roles=user_role or [],
     )
+    os.execve(sys.executable, argv, environment)
+
+
+def service_command(
+    name: str, storage: str | None, ctx: typer.Context, **options: object
+) -> tuple[list[str], dict[str, str]]:
+    """Build the command line and environment of a command of the service, a program of its own.
+
+    Args:
+        name: of the command.
+        storage: URL of the store; None = the user's own.
+        ctx: of our command.
+        options: of the service's command, as JSON.
+    """
+    words = json.dumps({"debug": bool(ctx.find_root().params.get("debug")), **options})
+    # A password in the URL would be in the list of processes.
+    return [sys.executable, "-m", "ncclt_api", name, words], {
+        **os.environ,
+        **({"NCCLT_STORAGE": storage} if storage else {}),
+    }
 
 
 def _can_listen(host: str, port: int) -> None:

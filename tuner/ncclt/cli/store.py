@@ -32,7 +32,7 @@ def migrate(storage: Storage = None) -> None:
     with open_store(storage) as opened:
         state = opened.migration()
         if importlib.util.find_spec("dbos"):
-            from ncclt_api.job_queue import prepare
+            from ncclt.store.job_queue import prepare
 
             prepare(opened.url)
         sys.stdout.write(f"{opened.shown} is at {state.current}\n")
@@ -90,7 +90,7 @@ def prune(
     counts = prune_store(location, before, dry_run=dry_run, forget=_forget)
     # Their tables are another library's, and on SQLite another file: a transaction of their own.
     if importlib.util.find_spec("dbos"):
-        from ncclt_api.job_queue import prune_jobs
+        from ncclt.store.job_queue import prune_jobs
 
         counts["tuning jobs"] = prune_jobs(location.url, before=before, dry_run=dry_run)
     sys.stdout.write("would remove " if dry_run else "removed ")

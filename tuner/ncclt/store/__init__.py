@@ -32,6 +32,7 @@ __all__ = [
     "chosen",
     "known_names",
     "only_shipped",
+    "open_service_store",
     "open_store",
     "open_to_read",
     "profiles_folder",
@@ -117,6 +118,30 @@ def open_store(
     if not makes and location.path is not None and not location.is_default and not location.path.exists():
         raise no_store(location)
     return _open(location, migrate=migrate, clock=clock, profiles=profiles, is_patient=is_patient)
+
+
+def open_service_store(url: str | None) -> Store:
+    """Open the store of a service: an SQLite file is migrated to this version, a shared database never is.
+
+    Several replicas may start at once, with read-only rights: there `ncclt store migrate` must run first. A file that
+    is named must exist: a mistyped one would be served as an empty store.
+
+    Args:
+        url: as for `open_store`; the user's own file is made if it does not exist.
+
+    Raises:
+        StoreError: the store does not exist, cannot be reached, was not migrated, or belongs to another program.
+        UsageError: the URL is invalid.
+    """
+    # A request does not wait for the database: it is answered with 503, and the client decides about retries.
+    store = open_store(url, migrate=locate(url).path is not None, makes=False, is_patient=False)
+    try:
+        store.migration().require_current(f"the store {store.shown}")
+        store.ticket_secret()  # from now on tickets are issued while the database is away
+    except StoreError:
+        store.close()
+        raise
+    return store
 
 
 def _open(

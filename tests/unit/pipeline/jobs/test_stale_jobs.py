@@ -10,8 +10,8 @@ from ncclt.core.revision import Actor, ClusterRules
 from ncclt.core.tuning_job import JobState, TuningJob
 from ncclt.errors import NotFoundError
 from ncclt.store import open_store
+from ncclt.store.job_queue import JobQueue, prepare, prune_jobs, submit_stale
 from ncclt.testing.samples import sample_cluster, sample_recommendation, sample_study, sample_workload
-from ncclt_api.job_queue import JobQueue, prepare, prune_jobs, submit_stale
 
 pytest.importorskip("dbos")
 NOW = "2026-03-01T00:00:00+00:00"

@@ -18,9 +18,9 @@ from ncclt.core.tuning_job import JobResult, JobState, TuningJob
 from ncclt.errors import NccltError, NotFoundError, StoreError, StudyStoppedError, hide_passwords, reason
 from ncclt.launch.process.followed import FollowedProcess
 from ncclt.launch.slurm.job import ask
+from ncclt.store.job_queue import JobQueue, JobReport, prepare, serve_jobs
 from ncclt.store.leases import SILENT_S, this_worker
 from ncclt.store.store import Store
-from ncclt_api.job_queue import JobQueue, JobReport, prepare, serve_jobs
 
 RENEW_S = 5.0
 """How often a worker says that it lives, and looks for dead ones."""
