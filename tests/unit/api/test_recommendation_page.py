@@ -85,7 +85,7 @@ def test_every_format_is_shown_with_its_command_or_why_not(browser, store):
 
 def test_a_format_that_would_set_nothing_has_no_command_and_says_why(browser, store):
     kept = browser.get("/recommendations/0c0ffee2", params={"format": "json"}).json()["snippets"]
-    assert all(one["why"].startswith("keeping the NCCL default") and not one["command"] for one in kept)
+    assert all(one["why"].startswith("Keeping the NCCL default") and not one["command"] for one in kept)
     shown = browser.get(measured(store, "0c0ffee7", variables=None), params={"format": "json"}).json()["snippets"]
     assert len(shown) == len(FORMATS)
     for one in shown:

@@ -283,7 +283,7 @@ def test_the_log_tells_what_was_decided_in_order(study, samples):
     trials = samples.search_trials(study)
     what = [step.what for step in decisions_of(study, trials, None, {DEFAULT: 100.0, samples.TREE: 80.0})]
     assert what[0] == "The study began"
-    assert what.index("the NCCL default was measured") < what.index("The best single setting was found")
+    assert what.index("The NCCL default was measured") < what.index("The best single setting was found")
     assert "The search ended" in what
 
 

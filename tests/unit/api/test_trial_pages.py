@@ -164,7 +164,7 @@ def test_a_table_that_was_confirmed_is_drawn_and_is_no_launch_of_the_default(emp
         page = client.get(f"/studies/{ID}").text
         view = client.get(f"/studies/{ID}?format=json").json()["view"]
     steps = {one["what"]: one["why"] for one in view["decisions"]}
-    assert "the median of 1" in steps["the NCCL default was measured"]
+    assert "the median of 1" in steps["The NCCL default was measured"]
     assert steps["The fastest were measured again"].startswith("the best policy as a whole (1 launch), since")
     assert "policy of 1 rule" in page
 

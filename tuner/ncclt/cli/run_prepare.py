@@ -173,7 +173,7 @@ def _decide(arguments: argparse.Namespace, job: JobInfo, where: Where, plugin: P
 def _set_nothing(arguments: argparse.Namespace, why: str) -> JobPlan:
     if arguments.fallback == "fail":
         raise UsageError(why, hint=f"one decision for all nodes is made by {_WAYS}")
-    return JobPlan(notes=(f"nothing is set: {why}", f"one decision for all nodes is made by {_WAYS}"))
+    return JobPlan(notes=(f"keeping the NCCL default: {why}", f"one decision for all nodes is made by {_WAYS}"))
 
 
 def _ask(arguments: argparse.Namespace, job: JobInfo, where: Where, *, from_cache: bool, kept: bool = False) -> Answer:

@@ -256,7 +256,7 @@ def _refuse(differences: Mapping[str, _Difference], delivered: Mapping[str, str]
     if by == {_ENVIRONMENT}:
         return f"your {listed} stays, so nothing else is set: {together} (--override replaces yours{accept})"
     return (
-        f"nothing is set: this job differs from the measured one: {_list(differences)} "
+        f"keeping the NCCL default: this job differs from the measured one: {_list(differences)} "
         "(remove the difference, or accept it with --allow-difference NAME)"
     )
 

@@ -155,7 +155,7 @@ def _follow(
         if time.time() - decision.created_s > _LONG_AGO_S:
             tell(f"ncclt: if that was an earlier job of the same name ({decision.job}), give each its own with --job")
     why = decision.content["why"]
-    unset = f"nothing is set: the job was decided so{f' ({why})' if why and why != told else ''}"
+    unset = f"keeping the NCCL default: decided so for this job{f' ({why})' if why and why != told else ''}"
     planned = plan(answer, form) if answer and form else JobPlan(answer=answer, notes=(unset,))
     here = effective(planned, job)
     different = sorted(name for name in {*decided, *here} if decided.get(name) != here.get(name))
