@@ -125,7 +125,7 @@ extras: .venv/dev ## Install each extra of the wheel in dist/ alone, and each im
 fresh: ## Run make demo and some tests in a new minimal system, as a new user (needs root and debootstrap).
 	.ci/fresh
 
-release: build/tools/made ## Dry: build, check, and print what would be uploaded; docs/howto/release.md.
+release: build/tools/made ## Dry: build, check, and print what would be uploaded; docs/internals/release.md.
 	build/tools/bin/python -P .ci/package.py --release
 
 pins: build/tools/made ## Write the requirements of the images, with hashes, from pyproject.toml and constraints.txt.

@@ -141,7 +141,7 @@ def release(wheel: Path) -> None:
     print(f"\nwould be uploaded as ncclt {version}:")
     for file in sorted(DIST.iterdir()):
         print(f"  {hashlib.sha256(file.read_bytes()).hexdigest()}  {file.stat().st_size:>9,} bytes  {file.name}")
-    print("\nwith, after docs/howto/release.md:")
+    print("\nwith, after docs/internals/release.md:")
     print(f"  git tag -s v{version} -m v{version} && git push origin v{version}")
     print(f"  build/tools/bin/twine upload dist/ncclt-{version}*")
     if problems:

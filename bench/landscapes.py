@@ -2,7 +2,7 @@
 
 A public table holds one landscape per system, shape, version and condition; every one with enough settings is taken.
 Where no row is the NCCL default, the one that forces least (its own pair, the most channels) stands in for it, and is
-named. A landscape of ncclt (docs/landscapes.md) is read as ncclt reads it.
+named. A landscape of ncclt (docs/cluster-admin/landscapes.md) is read as ncclt reads it.
 """
 
 from __future__ import annotations
@@ -304,7 +304,9 @@ def _landscape(found: Original) -> tuple[str, Landscape]:
     curves = curves_of(chosen)
     defaults = {collective for collective, setting in curves if setting.is_default}
     if not any(collective in defaults for collective, setting in curves if not setting.is_default):
-        raise LandscapeError("no collective has both a default and forced settings", hint="see docs/landscapes.md")
+        raise LandscapeError(
+            "no collective has both a default and forced settings", hint="see docs/cluster-admin/landscapes.md"
+        )
     return note, Landscape(
         cluster=found.cluster, curves={key: curve for key, curve in curves.items() if key[0] in defaults}
     )

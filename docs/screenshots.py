@@ -1,4 +1,4 @@
-"""Take the pictures of docs/pages.md: a made-up store is served, and the system's Chromium looks at it.
+"""Take the pictures of docs/operator/pages.md: a made-up store is served, and the system's Chromium looks at it.
 
     python docs/screenshots.py [--out docs/images] [--store FILE.db] [--only map ...]
 

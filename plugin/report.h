@@ -1,4 +1,4 @@
-/* The report: what was decided in one communicator of one process, as JSON lines (docs/plugin.md tells every field). */
+/* The report: what was decided in one communicator of one process, as JSON lines (docs/internals/tuner-plugin.md tells every field). */
 #ifndef NCCLT_REPORT_H
 #define NCCLT_REPORT_H
 

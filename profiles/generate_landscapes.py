@@ -1,4 +1,4 @@
-"""Write profiles/landscapes/*.csv in the strict form (docs/landscapes.md) from public tables, or check them.
+"""Write profiles/landscapes/*.csv from public tables (docs/cluster-admin/landscapes.md), or check them.
 
     python profiles/generate_landscapes.py [FOLDER]             write them
     python profiles/generate_landscapes.py [FOLDER] --check     exit 1 and name every file that differs

@@ -3,8 +3,8 @@
     python tuner/read_nccl.py            download and read every release in turn, write the file
     python tuner/read_nccl.py --check    write nothing, exit 1 where it differs: a new release, or a new fact
 
-Some 10 GB are downloaded; one wheel at a time lies on the disk, below 1 GB. No code of NCCL runs. docs/plugin.md tells
-what the file holds, and what a difference means.
+Some 10 GB are downloaded; one wheel at a time lies on the disk, below 1 GB. No code of NCCL runs. The file and
+its differences are explained in docs/internals/tuner-plugin.md.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ PROJECTS = ("nvidia-nccl-cu12", "nvidia-nccl-cu13")
 LIBRARY = "nvidia/nccl/lib/libnccl.so.2"
 DOCUMENT = Path(__file__).parent.parent / "docs" / "reference" / "nccl-versions.json"
 ABOUT = (
-    "Which NCCL knows what, read from the libraries in NVIDIA's wheels by tuner/read_nccl.py; see docs/plugin.md. "
+    "Which NCCL knows what, read from the libraries in NVIDIA's wheels by tuner/read_nccl.py; "
+    "see docs/internals/tuner-plugin.md. "
     "A..B: every release read from A to B; A..: to the newest."
 )
 

@@ -409,7 +409,7 @@ def test_an_isolated_python_starts_the_job_whatever_variables_break_python(tmp_p
 
 @pytest.mark.parametrize("words", [[], ["--report", "reports"]])
 def test_few_descriptors_are_enough_to_start_the_job(tmp_path, words):
-    """With four, as few as a shell has, no Python starts that has a `.pth` file: docs/run.md says so."""
+    """With four, as few as a shell has, no Python starts that has a `.pth` file: docs/trainer/run.md says so."""
     limited = ["sh", "-c", 'ulimit -n 16; exec "$@"', "sh", sys.executable, "-I", "-m", "ncclt", "run", *NAMES, *words]
     done = subprocess.run(
         [*limited, "--", "echo", "ran"],

@@ -1,4 +1,4 @@
-"""docs/promises.md names code and tests that exist."""
+"""docs/internals/promises.md names code and tests that exist."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 ROWS = [
     line.split("|")[2:4]
-    for line in (ROOT / "docs" / "promises.md").read_text().splitlines()
+    for line in (ROOT / "docs" / "internals" / "promises.md").read_text().splitlines()
     if line.startswith("| ") and not line.startswith("| promise")
 ]
 

@@ -30,7 +30,7 @@ def test_the_page_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NCCLT_SERVER", "http://127.0.0.1:9")  # the port of `discard`, where nothing answers
     names = {}
-    for example in examples("docs/python.md"):
+    for example in examples("docs/trainer/python.md"):
         exec(example, names)
 
     said = capsys.readouterr().out

@@ -14,7 +14,7 @@ from ncclt.cli.application import app
 
 ROOT = Path(__file__).parents[3]
 BASE = ROOT / "api/deploy/kubernetes"
-GUIDE = (ROOT / "docs/howto/service.md").read_text(encoding="utf-8")
+GUIDE = (ROOT / "docs/operator/service.md").read_text(encoding="utf-8")
 
 
 def objects(*paths):

@@ -34,11 +34,11 @@ elsewhere, simulated, or measured for a similar job takes --allow. What its opti
 taken from the job: from variables of torchrun, mpirun and Slurm, and the NCCL version from the nvidia-nccl-cu12 or
 -cu13 of the torchrun or python on PATH, else from NCCL_VERSION in NVIDIA's images. If anything stays unknown, the error
 lists what was published. What a job's script uses at once (export, mpirun-x, docker-env, pyxis; without --output) is
-not printed where its variables, GPUs or fabric differ from the measured job. See docs/run.md.
+not printed where its variables, GPUs or fabric differ from the measured job. See docs/trainer/run.md.
 
 Formats for variables: export, dotenv, json, nccl-conf, slurm-taskprolog, pyxis, mpirun-x, docker-env, configmap,
-trainjob-env and cloudai; for the per-size policy: tuner-csv, nvidia-csv, rccl-csv and ncclx. docs/formats.md shows how
-to use each.
+trainjob-env and cloudai; for the per-size policy: tuner-csv, nvidia-csv, rccl-csv and ncclx.
+How to use each: docs/reference/formats.md.
 
 On failure stdout stays empty. Exit codes: 2 = wrong usage, 3 = nothing that fits was published, 69 = store or server
 unreachable.

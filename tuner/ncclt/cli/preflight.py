@@ -31,7 +31,7 @@ _EARLIER = 100
 
 @app.command(
     epilog="Exit codes: 0 = healthy, 4 = degraded, 1 = could not measure, 2 = wrong options, 69 = no store, "
-    "75 = the allocation is gone, 130 = interrupted. docs/preflight.md shows it in a Slurm prolog."
+    "75 = the allocation is gone, 130 = interrupted. docs/cluster-admin/preflight.md shows it in a Slurm prolog."
 )
 @spread
 def preflight(

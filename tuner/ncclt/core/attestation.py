@@ -44,7 +44,7 @@ class RowState(StrEnum):
 
 
 class CallOutcome(StrEnum):
-    """Outcome of a call: the plugin's three words (docs/plugin.md), and `chosen` for a line of NCCL's log."""
+    """Outcome of a call: three words of the plugin (docs/internals/tuner-plugin.md), `chosen` for a line of the log."""
 
     APPLIED = "applied"
     UNAVAILABLE = "unavailable"

@@ -164,7 +164,7 @@ class JobTime(Documented):
         InputError: a name or a number that no job has.
     """
 
-    SHAPE: ClassVar = Shape(name="a step time", hint="see docs/rollout.md", schema=1)
+    SHAPE: ClassVar = Shape(name="a step time", hint="see docs/operator/rollout.md", schema=1)
 
     rollout: str
     job: str

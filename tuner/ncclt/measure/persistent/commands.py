@@ -49,7 +49,7 @@ def decided(lines: Sequence[object]) -> tuple[tuple[Mapping[str, object], ...], 
     """Return the decisions that the plugin reports, and why its table was not in use; empty = it was.
 
     Args:
-        lines: of its reports (docs/plugin.md), parsed: a first line for each communicator, followed by decisions.
+        lines: of its reports (docs/internals/tuner-plugin.md), parsed: first each communicator, then its decisions.
 
     Raises:
         BenchmarkError: they are not reports of the plugin.

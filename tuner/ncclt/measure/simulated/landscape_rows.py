@@ -1,4 +1,4 @@
-"""Reads and writes the table of a landscape: strict CSV, one measurement per row (docs/landscapes.md)."""
+"""Reads and writes the table of a landscape: strict CSV, one measurement per row (docs/cluster-admin/landscapes.md)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SIMULATED = "SIMULATED"
 _SAME = ("system", "gpus", "nodes", "gpus_per_node", "nccl_version", "in_place")
 """Columns with one value in the whole table."""
 
-_HINT = "docs/landscapes.md describes the columns; `ncclt landscape import` writes them from outputs of nccl-tests"
+_HINT = "columns: docs/cluster-admin/landscapes.md; `ncclt landscape import` writes them from nccl-tests outputs"
 _NUMBER = re.compile(r"(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 MAX_TIME_US = 1e12
 """Eleven days, and its reciprocal is the smallest time: sums and ratios of times stay finite."""

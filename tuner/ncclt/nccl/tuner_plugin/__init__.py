@@ -1,7 +1,7 @@
 """The NCCL tuner plugin: where it is, how it is built, and the table that it shares with a controller.
 
-The plugin itself is C (the folder plugin/ of the repository, docs/plugin.md). This package uses only the standard
-library: it is imported by `ncclt run` before it starts a job, and by the build of the wheel.
+The plugin itself is C (the folder plugin/ of the repository, docs/internals/tuner-plugin.md). This package uses only
+the standard library: it is imported by `ncclt run` before it starts a job, and by the build of the wheel.
 """
 
 from __future__ import annotations

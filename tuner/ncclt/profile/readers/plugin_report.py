@@ -1,4 +1,4 @@
-"""Reports of ncclt's own tuner plugin: JSON lines, one file per communicator and process (docs/plugin.md).
+"""Reports of the ncclt tuner plugin (docs/internals/tuner-plugin.md): JSON lines, a file per communicator and process.
 
 NCCL asks the plugin about every collective that it launches, with the size it tunes by, so the report counts exactly
 and costs the job next to nothing. It knows no dtype, no time and no training step.
