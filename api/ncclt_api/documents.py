@@ -9,8 +9,8 @@ from ncclt.core.recommendation import Recommendation
 from ncclt.core.study import Study, Trial, gpu_seconds
 from ncclt.core.trial import Measurement
 from ncclt.core.workload import Workload
-from ncclt.prove.ending import ending_of
-from ncclt.store import CatalogueEntry, StudySummary
+from ncclt.prove.study_summary import summarize_study
+from ncclt.store import CatalogueEntry, StudyEntry
 from ncclt.store.store import Store
 from ncclt_api.schemas import (
     CatalogueCluster,
@@ -68,7 +68,7 @@ def recommendation_document(recommendation: Recommendation) -> RecommendationDoc
     return RecommendationDocument.model_validate(recommendation.to_document())
 
 
-def study_summary_document(summary: StudySummary) -> StudySummaryDocument:
+def study_summary_document(summary: StudyEntry) -> StudySummaryDocument:
     """Return a study with its numbers so far."""
     published = summary.recommendation
     return StudySummaryDocument.model_validate(
@@ -97,7 +97,7 @@ def study_detail(store: Store, study: Study, recommendations: tuple[Recommendati
 def _cost(store: Store, study: Study, recommendations: tuple[Recommendation, ...]) -> dict[str, Any]:
     trials = store.trials(study.id)
     newest = next(iter(recommendations), None)
-    told = ending_of(study, trials, newest).to_document() if newest else {}
+    told = summarize_study(study, trials, newest).to_document() if newest else {}
     told.pop("use", None)  # its command depends on how this service is reached; the page shows it
     return {"gpu_hours": gpu_seconds(trials, study.cluster) / 3600, **told}
 

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from ncclt.core.attestation import Effect
 from ncclt.core.study import StudyState
-from ncclt.store import StudySummary
+from ncclt.store import StudyEntry
 from ncclt_api.pages.home_view import ShownGain, gain_of
 from ncclt_api.pages.jobs import EFFECT_WORDS
 from ncclt_api.pages.wording import format_age
@@ -58,7 +58,7 @@ class StudyRow:
 
 
 def study_rows(
-    summaries: Iterable[StudySummary], *, now: datetime, effects: Mapping[str, str] | None = None
+    summaries: Iterable[StudyEntry], *, now: datetime, effects: Mapping[str, str] | None = None
 ) -> tuple[StudyRow, ...]:
     """Return the rows of one list.
 
@@ -70,7 +70,7 @@ def study_rows(
     return tuple(_row(one, now=now, effects=effects or {}) for one in summaries)
 
 
-def _row(summary: StudySummary, *, now: datetime, effects: Mapping[str, str]) -> StudyRow:
+def _row(summary: StudyEntry, *, now: datetime, effects: Mapping[str, str]) -> StudyRow:
     study, published = summary.study, summary.recommendation
     gain = gain_of(published, now=now) if published else None
     effect = effects.get(published.id, "") if published else ""

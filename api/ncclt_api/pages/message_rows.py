@@ -11,8 +11,8 @@ from ncclt.core.recommendation import PolicyVerdict
 from ncclt.core.setting import Setting
 from ncclt.core.study import Arm, Study, Trial
 from ncclt.core.workload import MessageCalls, Workload
-from ncclt.prove.ending import proven_times_us
 from ncclt.prove.evidence import LaunchEvidence
+from ncclt.prove.study_summary import proven_times_us
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,10 +14,10 @@ from ncclt.core.recommendation import MIN_EFFECT, Decision, PolicyVerdict, Recom
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, Phase, Study, StudyState, Trial, median_scores
 from ncclt.core.workload import Workload
-from ncclt.prove.ending import Ending, ending_of
 from ncclt.prove.evidence import LAUNCHES_PER_BLOCK, ArmLaunch, LaunchEvidence, collect_evidence
 from ncclt.prove.payback import cost_words
 from ncclt.prove.proof import counted
+from ncclt.prove.study_summary import StudySummary, summarize_study
 from ncclt.prove.verdict import block_speedups
 from ncclt_api.pages.charts import Chart, interval_chart, interval_reach
 from ncclt_api.pages.message_rows import MessageLine, best_setting_rows, interpolated_messages, policy_rows
@@ -82,7 +82,7 @@ class StudyView:
         compared: what is compared with the default in `rows`: the policy, or the best setting so far.
         interpolated: of its messages those whose size was not itself measured.
         arms: what the verification measured.
-        ending: what the recommendation is worth, and the one command that uses it; None = there is none.
+        summary: what the recommendation is worth, and the one command that uses it; None = there is none.
         cost: GPU time of all launches and when it is saved again, as text; empty where nothing was launched.
         wins: which algorithm, protocol and channels win at which size; None before anything was measured.
         curves: time and bus bandwidth over the size, by collective and group.
@@ -103,7 +103,7 @@ class StudyView:
     blocks: tuple[Block, ...]
     arms: tuple[Arm, ...]
     history: Chart | None
-    ending: Ending | None
+    summary: StudySummary | None
     cost: str
     wins: Chart | None
     curves: tuple[Curves, ...]
@@ -116,7 +116,7 @@ class StudyView:
     @property
     def proven(self) -> Verdict | None:
         """Return the verdict of what is used; None before there is one."""
-        return self.ending.use.proven.verdict if self.ending else None
+        return self.summary.use.proven.verdict if self.summary else None
 
 
 def study_view(
@@ -142,19 +142,19 @@ def study_view(
     evidence = collect_evidence(proof)
     # A verdict without a verification means that the search found nothing worth proving.
     source = f" --server {shlex.quote(server)}" if server else ""
-    ending = None
+    summary = None
     if recommendation:
         loaded = {trial.number: trial for trial in proof}
         with_proof = [loaded.get(trial.number, trial) for trial in trials]
-        ending = ending_of(study, with_proof, recommendation, source=source)
-    arm = evidence.proven_arm(ending.use.form if ending else None)
-    policy = ending.use.proven.policy if ending else None
+        summary = summarize_study(study, with_proof, recommendation, source=source)
+    arm = evidence.proven_arm(summary.use.form if summary else None)
+    policy = summary.use.proven.policy if summary else None
     single = min((one for one in scores if one != DEFAULT), key=lambda one: scores[one], default=None)
     compared_settings = _candidates(scores, policy)
     searched = measured(_samples(trials, {DEFAULT, best, *([single] if single else [])}, compared_settings))
     default = arm_times(evidence, Arm.DEFAULT, "The NCCL default", "default")
-    if ending and evidence.times_us(arm):
-        compared, rows = "policy", policy_rows(study, evidence, ending.use.proven, arm)
+    if summary and evidence.times_us(arm):
+        compared, rows = "policy", policy_rows(study, evidence, summary.use.proven, arm)
     else:
         compared, rows = "best setting", best_setting_rows(study, searched, best)
         default = setting_times(searched, DEFAULT, "The NCCL default", "default")
@@ -179,12 +179,12 @@ def study_view(
         if t.phase is not Phase.PROVE
     ]
     launched = {launch.arm for launch in evidence.launches}
-    gain = ending.gain if ending else None
-    verdict = ending.use.proven.verdict if ending else None
+    gain = summary.gain if summary else None
+    verdict = summary.use.proven.verdict if summary else None
     return StudyView(
         study=study,
         recommendation=recommendation,
-        heading=_heading(study, recommendation, ending, best_us=scores.get(best), default_us=scores.get(DEFAULT)),
+        heading=_heading(study, recommendation, summary, best_us=scores.get(best), default_us=scores.get(DEFAULT)),
         forms=_forms(recommendation) if recommendation else (),
         compared=compared,
         rows=rows,
@@ -192,7 +192,7 @@ def study_view(
         blocks=blocks_of(evidence, study.workload),
         arms=tuple(arm for arm in Arm if arm in launched),
         history=search_chart(points, scores.get(DEFAULT), evidence.launches, per=study.workload.per),
-        ending=ending,
+        summary=summary,
         cost=cost_words(study, trials, gain),
         wins=wins_chart(study, policy, default, candidates),
         curves=curves_of(study, shown) if default.of else (),
@@ -241,18 +241,18 @@ def _samples(trials: Sequence[Trial], often: Collection[Setting], rarely: Collec
 def _heading(
     study: Study,
     recommendation: Recommendation | None,
-    ending: Ending | None,
+    summary: StudySummary | None,
     *,
     best_us: float | None,
     default_us: float | None,
 ) -> Heading:
-    if recommendation and ending:
+    if recommendation and summary:
         if recommendation.stale:
             sentence = (
                 f"No longer served: {recommendation.stale}. Tune again, or run `ncclt check` once it is repaired."
             )
             return Heading(mood="failed", word="stale", sentence=sentence)
-        return _verdict_heading(ending.use.proven.verdict, label=recommendation.label)
+        return _verdict_heading(summary.use.proven.verdict, label=recommendation.label)
     so_far = ""
     if best_us and default_us and best_us < default_us:
         so_far = f" The best setting so far would be {format_speedup(default_us / best_us)}, not yet proven."

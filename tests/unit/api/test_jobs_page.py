@@ -77,14 +77,14 @@ def test_without_the_queue_the_page_says_what_to_install(browser, monkeypatch):
 def test_how_far_a_job_is_and_how_it_ended(samples):
     from datetime import UTC, datetime
 
-    from ncclt.store import StudySummary
+    from ncclt.store import StudyEntry
     from ncclt_api.pages.index_view import study_rows
 
     now = datetime.now(UTC)
     study = samples.study()
     job = TuningJob(id="a", cluster="leonardo", model="bert", trials=40, study=study.name)
     running = study_rows(
-        [StudySummary(study=study, trials=12, best_us=None, default_us=None, recommendation=None)], now=now
+        [StudyEntry(study=study, trials=12, best_us=None, default_us=None, recommendation=None)], now=now
     )
     states = (
         JobStatus(job=job, state=JobState.RUNNING, worker="login1"),

@@ -16,7 +16,7 @@ from ncclt.core.recommendation import Decision, Verdict
 from ncclt.core.workload import WHOLE_FILE, MessageCalls, Provenance, Workload
 from ncclt.errors import UsageError
 from ncclt.profile import read_workload
-from ncclt.prove.payback import cost_words, gain_of
+from ncclt.prove.payback import cost_words, estimate_gain
 from ncclt.testing.samples import sample_study, sample_trial
 
 SOURCES = {
@@ -77,11 +77,11 @@ def test_no_payback_in_steps_is_claimed(workload):
     )
     study = replace(sample_study("s"), workload=workload)
     trials = [sample_trial(0)]
-    gain = gain_of(study, trials, verdict)
+    gain = estimate_gain(study, trials, verdict)
     assert (gain.payback_steps, gain.payback_hours, gain.gpu_hours_per_week, gain.worth) == (None, None, None, "")
     assert "for the whole file" in gain.words
     assert "number of steps unknown" in cost_words(study, trials, gain)
-    assert gain_of(replace(study, workload=workload.over_steps(2, "as told")), trials, verdict).payback_steps
+    assert estimate_gain(replace(study, workload=workload.over_steps(2, "as told")), trials, verdict).payback_steps
 
 
 def test_an_estimate_compares_no_step_with_it(command, workload):

@@ -20,7 +20,7 @@ from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import StudyStoppedError, UsageError
 from ncclt.measure.testbed import Testbed
 from ncclt.pipeline.tune import TuneRequest, tune
-from ncclt.prove.ending import ending_of
+from ncclt.prove.study_summary import summarize_study
 from ncclt.store import open_store
 from ncclt.testing.fakes import FakePolicyRunner, FakeRunner
 
@@ -139,8 +139,8 @@ def test_a_rule_is_not_delivered_to_sizes_at_which_it_was_slower(store):
     found = result.recommendation.table
     assert found.verdict.decision is Decision.TUNED
     assert [(rule.min_bytes, rule.max_bytes) for rule in found.policy.rules] == [(SMALL, SMALL)]
-    ending = ending_of(result.study, result.trials, result.recommendation)
-    assert any(note.startswith("the rules stop short of all_reduce ") for note in ending.notes)
+    summary = summarize_study(result.study, result.trials, result.recommendation)
+    assert any(note.startswith("the rules stop short of all_reduce ") for note in summary.notes)
     again = run(store, place=place)
     assert again.finished
     assert again.recommendation == result.recommendation
@@ -225,7 +225,7 @@ def test_an_earlier_proof_shows_no_saving_beside_a_verdict_without_one(store):
 
 def test_a_proof_that_sums_launches_says_so(store):
     result = run(store)
-    notes = ending_of(result.study, result.trials, result.recommendation).notes
+    notes = summarize_study(result.study, result.trials, result.recommendation).notes
     assert any("sums launches" in note for note in notes)
 
 

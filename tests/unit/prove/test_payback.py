@@ -7,7 +7,7 @@ import pytest
 from ncclt.core.message import Collective, Message
 from ncclt.core.recommendation import Decision, Verdict
 from ncclt.core.workload import MessageCalls, Provenance, Workload
-from ncclt.prove.payback import UNREACHABLE, ceiling_words, communication_effect, cost_words, gain_of, step_gain
+from ncclt.prove.payback import UNREACHABLE, ceiling_words, communication_effect, cost_words, estimate_gain, step_gain
 from ncclt.testing.samples import sample_study, sample_trial
 
 VERDICT = Verdict(
@@ -39,7 +39,7 @@ def launches(wall_s):
 
 def test_time_saved_follows_from_the_speed_up_and_its_interval():
     """Not from the two medians, of which another speed-up would follow."""
-    gain = gain_of(study_of(), launches(4.5), VERDICT)
+    gain = estimate_gain(study_of(), launches(4.5), VERDICT)
     assert gain.saved_us == pytest.approx((2000, 0, 5000))
     assert gain.words.startswith(
         "2 ms per step (0 to 5) of 10 ms of communication; the step is as much shorter if none"
@@ -49,7 +49,7 @@ def test_time_saved_follows_from_the_speed_up_and_its_interval():
 def test_steps_follow_from_cost_and_gain():
     """36 GPU seconds on 8 GPUs, 2 ms saved on each in every step; by the lower end of the interval nothing is."""
     study = study_of()
-    gain = gain_of(study, launches(4.5), VERDICT)
+    gain = estimate_gain(study, launches(4.5), VERDICT)
     assert gain.payback_steps == (pytest.approx(2250), pytest.approx(900), None)
     assert gain.payback_hours == pytest.approx(2250 / 3600)
     assert "one per second is assumed" in gain.worth
@@ -61,9 +61,9 @@ def test_steps_follow_from_cost_and_gain():
 def test_a_week_has_as_many_steps_as_asked_as_recorded_or_as_assumed():
     """2 ms on 8 GPUs."""
     per_step_h = 0.002 * 8 / 3600
-    asked = gain_of(study_of(), [], VERDICT, steps_per_day=1000)
-    recorded = gain_of(study_of(step_time_us=100_000), [], VERDICT)
-    assumed = gain_of(study_of(), [], VERDICT)
+    asked = estimate_gain(study_of(), [], VERDICT, steps_per_day=1000)
+    recorded = estimate_gain(study_of(step_time_us=100_000), [], VERDICT)
+    assumed = estimate_gain(study_of(), [], VERDICT)
     assert asked.gpu_hours_per_week == pytest.approx(7000 * per_step_h)
     assert asked.worth.endswith("at 1,000 steps per day (as asked)")
     assert recorded.gpu_hours_per_week == pytest.approx(7 * 864_000 * per_step_h)
@@ -73,16 +73,17 @@ def test_a_week_has_as_many_steps_as_asked_as_recorded_or_as_assumed():
 
 def test_only_what_is_exposed_can_be_saved():
     """A tenth of the communication exposed: ten times the steps; never more than all of it."""
-    gain = gain_of(study_of(exposed_us=1_000, step_time_us=50_000), launches(4.5), VERDICT)
+    gain = estimate_gain(study_of(exposed_us=1_000, step_time_us=50_000), launches(4.5), VERDICT)
     assert gain.payback_steps[0] == pytest.approx(22_500)
     assert gain.words.endswith("of communication; a step is 0.2 ms (0.4 %) shorter")
-    assert gain_of(study_of(exposed_us=99_000), launches(4.5), VERDICT).shorter_us == pytest.approx((2000, 0, 5000))
+    exposed = estimate_gain(study_of(exposed_us=99_000), launches(4.5), VERDICT)
+    assert exposed.shorter_us == pytest.approx((2000, 0, 5000))
 
 
 def test_the_exposed_share_is_that_of_the_recording():
     """Its exposed time over its communication, not over that of the cluster that is tuned."""
     recorded = tuple(replace(calls, recorded_us=1_500) for calls in WORKLOAD.messages)
-    gain = gain_of(study_of(messages=recorded, exposed_us=1_000, step_time_us=50_000), launches(4.5), VERDICT)
+    gain = estimate_gain(study_of(messages=recorded, exposed_us=1_000, step_time_us=50_000), launches(4.5), VERDICT)
     assert gain.exposed == pytest.approx(2 / 3)
     assert "67 % of the recorded one is exposed" in gain.words
 
@@ -117,11 +118,11 @@ def test_the_ceiling_is_what_is_exposed():
 )
 def test_nothing_to_pay_back(verdict):
     """Without a gain there is no such number."""
-    assert gain_of(study_of(), launches(4.5), verdict) is None
+    assert estimate_gain(study_of(), launches(4.5), verdict) is None
 
 
 def test_where_nothing_was_launched_nothing_is_paid_back():
-    gain = gain_of(study_of(), [], VERDICT)
+    gain = estimate_gain(study_of(), [], VERDICT)
     assert (gain.payback_steps, gain.payback_hours) == (None, None)
     assert cost_words(study_of(), [], gain) == ""
 
@@ -134,5 +135,5 @@ def test_what_launches_cost_is_said_in_seconds_below_a_tenth_of_an_hour(wall_s, 
     study = study_of()
     simulated = replace(study, simulated=True)
     assert cost_words(simulated, launches(wall_s), None) == f"SIMULATED, about {amount} on a real cluster"
-    said = cost_words(study, launches(wall_s), gain_of(study, launches(wall_s), VERDICT))
+    said = cost_words(study, launches(wall_s), estimate_gain(study, launches(wall_s), VERDICT))
     assert said.startswith(f"{amount}; it pays back after ")

@@ -13,9 +13,9 @@ from ncclt.core.recommendation import Decision
 from ncclt.core.setting import Setting
 from ncclt.core.study import Arm, Phase, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
-from ncclt.prove.ending import proven_times_us
 from ncclt.prove.evidence import collect_evidence
 from ncclt.prove.proof import counted, pairs_of, running_verdicts, verdict_of
+from ncclt.prove.study_summary import proven_times_us
 
 TABLE = Policy(
     rules=(Rule(collective=Collective.ALL_REDUCE, max_bytes=1 << 20, algorithm=Algorithm.TREE, protocol=Protocol.LL),)

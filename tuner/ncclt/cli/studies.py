@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
     from ncclt.core.recommendation import Recommendation
     from ncclt.core.study import Study, Trial
-    from ncclt.store import StudySummary
+    from ncclt.store import StudyEntry
 
 app = typer.Typer(help="List and show studies.", no_args_is_help=True)
 
@@ -89,7 +89,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show one study: trials, verdict, what it is worth, and the command that uses it."""
-    from ncclt.prove.ending import ending_of
+    from ncclt.prove.study_summary import summarize_study
     from ncclt.store import open_to_read
 
     if plot and (evidence or as_json):
@@ -117,11 +117,11 @@ def show(
         else:
             print_evidence(document)
         return
-    ending = None
+    summary = None
     if newest:
         # Documents name no store and no machine, here as in `tune --json`.
         missing = not as_json and find() is None
-        ending = ending_of(
+        summary = summarize_study(
             study, trials, newest, source="" if as_json else source, build=missing, steps_per_day=steps_per_day
         )
     if as_json:
@@ -132,7 +132,7 @@ def show(
                 "label": study.label,
                 "recommendation": newest.to_document() if newest else None,
                 "gpu_hours": gpu_seconds(trials, study.cluster) / 3600,
-                **(ending.to_document() if ending else {}),
+                **(summary.to_document() if summary else {}),
                 "trials": [trial_row(t, study.cluster) for t in trials],
             }
         )
@@ -159,15 +159,15 @@ def show(
         ],
         numbers=("#", time),
     )
-    if newest and ending and place:
-        from ncclt.cli.ending_view import command_again_of, print_ending, print_messages
+    if newest and summary and place:
+        from ncclt.cli.summary_view import command_again_of, print_messages, print_summary
         from ncclt.prove.confirm import confirmed_times
         from ncclt.prove.message_table import message_rows
 
         print()
         print_messages(message_rows(newest, trials, study.workload, confirmed_times(trials)), study)
         again = command_again_of(study, newest, source)
-        print_ending(ending, study, place, trials=len(trials), shown=shown, source=source, again=again)
+        print_summary(summary, study, place, trials=len(trials), shown=shown, source=source, again=again)
         if place.words:
             note(place.words)
 
@@ -223,7 +223,7 @@ def trial_row(trial: Trial, cluster: Cluster) -> dict[str, Any]:
     }
 
 
-def _outcome(summary: StudySummary) -> str:
+def _outcome(summary: StudyEntry) -> str:
     found = summary.recommendation
     if found is None:
         return "-"
@@ -232,7 +232,7 @@ def _outcome(summary: StudySummary) -> str:
     return f"{found.verdict_word(verdict)}{gain}{' STALE' if found.stale else ''}"
 
 
-def _summary_row(summary: StudySummary) -> dict[str, Any]:
+def _summary_row(summary: StudyEntry) -> dict[str, Any]:
     study, found = summary.study, summary.recommendation
     return {
         "id": study.id,

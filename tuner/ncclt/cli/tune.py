@@ -112,7 +112,7 @@ def tune(
         if dry_run:
             print_plan(plan_of(request, testbed), as_json=as_json, texts=full)
             return
-        from ncclt.cli.ending_view import command_again
+        from ncclt.cli.summary_view import command_again
         from ncclt.cli.tune_view import print_result, result_document
 
         if finished is not None:

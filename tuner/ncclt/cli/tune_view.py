@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-from ncclt.cli.ending_view import print_ending, print_messages
 from ncclt.cli.launch_view import launch_row
 from ncclt.cli.output import console, say
 from ncclt.cli.stdio import visible
 from ncclt.cli.studies import trial_row
+from ncclt.cli.summary_view import print_messages, print_summary
 from ncclt.core.plural import count_noun
 from ncclt.core.study import Phase, gpu_seconds
 from ncclt.core.trial import Outcome
@@ -22,8 +22,8 @@ from ncclt.launch.slurm.job import job_loss
 from ncclt.nccl.compile import variables_for_setting
 from ncclt.nccl.switching import split
 from ncclt.nccl.tuner_plugin import find
-from ncclt.prove.ending import ending_of
 from ncclt.prove.payback import ceiling_words, cost_words
+from ncclt.prove.study_summary import summarize_study
 
 if TYPE_CHECKING:
     from ncclt.core.setting import Setting
@@ -142,13 +142,13 @@ def print_result(
         store: where it is kept.
         source: the option by which other commands find this store; empty where they need none.
         again: the command that continues an undecided proof.
-        steps_per_day: of the job; None = as `gain_of` takes it.
+        steps_per_day: of the job; None = as `estimate_gain` takes it.
         quiet: no notes.
     """
     found, study = result.recommendation, result.study
-    ending = None
+    summary = None
     if found is not None and not result.left:
-        ending = ending_of(
+        summary = summarize_study(
             study, result.trials, found, source=source, build=find() is None, steps_per_day=steps_per_day
         )
     if not quiet:
@@ -156,12 +156,12 @@ def print_result(
             say(f"ncclt: study {result.study.name} is finished, nothing was launched; --continue N adds launches to it")
         say(f"ncclt: the search stopped: {result.stop}")
         for note in result.notes:
-            if ending is None or note not in ending.notes:
+            if summary is None or note not in summary.notes:
                 say(f"ncclt: note: {note}")
     if result.left:
         say("ncclt: another worker of this study confirms and proves what was found; this one is done")
         return
-    if found is None or ending is None:
+    if found is None or summary is None:
         if not quiet and (cost := cost_words(study, result.trials, None)):
             say(f"ncclt: cost of all launches of this study: {cost}")
         todo = "" if job_loss(os.environ).requeued else "; run the same command to resume"
@@ -172,7 +172,7 @@ def print_result(
         best, _ = testbed.landscape.speedups(study.workload, found.table.policy)
         print(f"exhaustive search of the {len(testbed.landscape.settings())} recorded settings: at most {best:.3f}x")
     place = store.publication(found.id)
-    print_ending(ending, study, place, trials=len(result.trials), shown=store.shown, source=source, again=again)
+    print_summary(summary, study, place, trials=len(result.trials), shown=store.shown, source=source, again=again)
 
 
 def result_document(result: TuneResult, testbed: Testbed, *, steps_per_day: int | None) -> dict[str, Any]:
@@ -189,7 +189,7 @@ def result_document(result: TuneResult, testbed: Testbed, *, steps_per_day: int 
     study, found = result.study, result.recommendation
     cluster = study.cluster
     verdict = found.table.verdict if found else None
-    ending = ending_of(study, result.trials, found, steps_per_day=steps_per_day) if found else None
+    summary = summarize_study(study, result.trials, found, steps_per_day=steps_per_day) if found else None
     return {
         "schema": TUNE_SCHEMA,
         "study": study.name,
@@ -216,11 +216,11 @@ def result_document(result: TuneResult, testbed: Testbed, *, steps_per_day: int 
         "messages": [_message_row(row) for row in result.messages],
         "trials": [trial_row(t, cluster) for t in result.trials if t.phase is Phase.SEARCH],
         "gpu_hours": gpu_seconds(result.trials, cluster) / 3600,
-        **(ending.to_document() if ending else {"payback_steps": None}),
+        **(summary.to_document() if summary else {"payback_steps": None}),
         "coverage": found.coverage.to_document() if found and found.coverage else None,
         "launches": {phase.value: sum(t.phase is phase for t in result.trials) for phase in Phase},
         **({"best_possible": {"speedup": best}} if best is not None else {}),
-        "notes": list(dict.fromkeys([*result.notes, *(ending.notes if ending else ())])),
+        "notes": list(dict.fromkeys([*result.notes, *(summary.notes if summary else ())])),
     }
 
 

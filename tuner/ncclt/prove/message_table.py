@@ -10,8 +10,8 @@ from ncclt.core.setting import Setting
 from ncclt.core.study import Trial
 from ncclt.core.workload import MessageCalls, Workload
 from ncclt.deliver.use import use_of
-from ncclt.prove.ending import proven_times_us, scaled_to
 from ncclt.prove.evidence import collect_evidence
+from ncclt.prove.study_summary import proven_times_us, scaled_to
 from ncclt.search.assemble import Times
 
 

@@ -96,7 +96,7 @@ class Gain:
         )
 
 
-def gain_of(
+def estimate_gain(
     study: Study, trials: Iterable[Trial], verdict: Verdict | None, *, steps_per_day: int | None = None
 ) -> Gain | None:
     """Return what a verdict is worth; None where no gain is proven.

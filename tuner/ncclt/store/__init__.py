@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from ncclt.store.migrate import Migration
     from ncclt.store.shipped import CatalogueEntry, profiles_folder
     from ncclt.store.store import Store
-    from ncclt.store.study_page import StudyPage, StudySummary
+    from ncclt.store.study_page import StudyEntry, StudyPage
 
 __all__ = [
     "CatalogueEntry",
     "Migration",
     "Store",
+    "StudyEntry",
     "StudyPage",
-    "StudySummary",
     "chosen",
     "known_names",
     "only_shipped",
@@ -48,7 +48,7 @@ _LATER = {
     "Migration": "ncclt.store.migrate",
     "Store": "ncclt.store.store",
     "StudyPage": "ncclt.store.study_page",
-    "StudySummary": "ncclt.store.study_page",
+    "StudyEntry": "ncclt.store.study_page",
     "profiles_folder": "ncclt.store.shipped",
 }
 

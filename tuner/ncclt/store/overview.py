@@ -26,7 +26,7 @@ from ncclt.store.failures import repeatable
 from ncclt.store.leases import abandoned
 from ncclt.store.records import with_staleness
 from ncclt.store.studies import studies_of
-from ncclt.store.study_page import StudySummary
+from ncclt.store.study_page import StudyEntry
 from ncclt.store.summaries import summarised
 from ncclt.store.tables import Names, clusters, is_named, recommendations, studies, workloads
 
@@ -296,7 +296,7 @@ class Overview:
             return eras_of(connection, cluster=cluster)
 
     @repeatable
-    def running_studies(self, *, cluster: Names = None, model: str | None = None) -> tuple[StudySummary, ...]:
+    def running_studies(self, *, cluster: Names = None, model: str | None = None) -> tuple[StudyEntry, ...]:
         """Return the studies that are running, newest first, `MOST_RUNNING` at most; None = any."""
         with self._database.reading() as connection:
             query = select(studies.c.sequence).where(is_running(abandoned(connection)))
@@ -305,9 +305,7 @@ class Overview:
             return summarised(connection, self._shipped_workloads, studies_of(connection, numbers))
 
     @repeatable
-    def recent_studies(
-        self, *, limit: int, cluster: Names = None, model: str | None = None
-    ) -> tuple[StudySummary, ...]:
+    def recent_studies(self, *, limit: int, cluster: Names = None, model: str | None = None) -> tuple[StudyEntry, ...]:
         """Return the newest studies that are not running; without their own times where they have a proof's."""
         with self._database.reading() as connection:
             query = select(studies.c.sequence).where(not_(is_running(abandoned(connection))))

@@ -9,7 +9,7 @@ from ncclt.core.study import Study
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StudySummary:
+class StudyEntry:
     """A study at a glance.
 
     Attributes:
@@ -37,5 +37,5 @@ class StudyPage:
         next_cursor: of the next page; None on the last.
     """
 
-    items: tuple[StudySummary, ...]
+    items: tuple[StudyEntry, ...]
     next_cursor: str | None

@@ -16,7 +16,7 @@ from ncclt.store.leases import abandoned
 from ncclt.store.recommendations import newest_of
 from ncclt.store.records import with_staleness
 from ncclt.store.studies import study_rows
-from ncclt.store.study_page import StudyPage, StudySummary
+from ncclt.store.study_page import StudyEntry, StudyPage
 from ncclt.store.tables import Names, recommendations, records, rollouts, studies, trials
 from ncclt.store.trials import TRIES_SETTING
 
@@ -47,7 +47,7 @@ def study_page(
 
 def summarised(
     connection: Connection, shipped: Mapping[str, Workload], found: Sequence[Study], *, proven_too: bool = True
-) -> tuple[StudySummary, ...]:
+) -> tuple[StudyEntry, ...]:
     """Return some studies at a glance, in their order; their recommendations say whether they are stale.
 
     Args:
@@ -63,7 +63,7 @@ def summarised(
     proven = {r.study for r in published if r.table.verdict.default_us and not proven_too}
     scores = _median_scores(connection, [id for id in ids if id not in proven])
     return tuple(
-        StudySummary(
+        StudyEntry(
             study=study,
             trials=counts.get(study.id, 0),
             best_us=min(scores[study.id].values(), default=None),

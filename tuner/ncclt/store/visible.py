@@ -21,7 +21,7 @@ from ncclt.store.names import unknown_name, unknown_recommendation, unknown_roll
 from ncclt.store.overview import Era, Hit, Pair
 from ncclt.store.shipped import CatalogueEntry
 from ncclt.store.store import Store
-from ncclt.store.study_page import StudyPage, StudySummary
+from ncclt.store.study_page import StudyEntry, StudyPage
 from ncclt.store.tables import Names
 from ncclt.store.trial_list import Order, TrialFilter, TrialPart
 
@@ -106,13 +106,11 @@ class VisibleStore(Store):
         """Return a page of studies."""
         return self._store.studies(limit=limit, cursor=cursor, cluster=self._within(cluster), model=model)
 
-    def running_studies(self, *, cluster: Names = None, model: str | None = None) -> tuple[StudySummary, ...]:
+    def running_studies(self, *, cluster: Names = None, model: str | None = None) -> tuple[StudyEntry, ...]:
         """Return the running studies."""
         return self._store.running_studies(cluster=self._within(cluster), model=model)
 
-    def recent_studies(
-        self, *, limit: int, cluster: Names = None, model: str | None = None
-    ) -> tuple[StudySummary, ...]:
+    def recent_studies(self, *, limit: int, cluster: Names = None, model: str | None = None) -> tuple[StudyEntry, ...]:
         """Return the newest studies that are not running."""
         return self._store.recent_studies(limit=limit, cluster=self._within(cluster), model=model)
 

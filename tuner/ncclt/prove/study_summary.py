@@ -17,12 +17,12 @@ from ncclt.deliver.use import DeliveredForm, use_of
 from ncclt.nccl.compile import compile_policy
 from ncclt.prove.evidence import LaunchEvidence
 from ncclt.prove.parts import PartGain, measure_parts
-from ncclt.prove.payback import Gain, ceiling_words, cost_words, gain_of, step_gain
+from ncclt.prove.payback import Gain, ceiling_words, cost_words, estimate_gain, step_gain
 from ncclt.prove.proof import left_alike, proof_notes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
+class StudySummary:
     """What a study with a verdict says at its end.
 
     Attributes:
@@ -70,7 +70,7 @@ class Ending:
         }
 
 
-def ending_of(
+def summarize_study(
     study: Study,
     trials: Sequence[Trial],
     found: Recommendation,
@@ -78,7 +78,7 @@ def ending_of(
     source: str = "",
     build: bool = False,
     steps_per_day: int | None = None,
-) -> Ending:
+) -> StudySummary:
     """Return the end of a study.
 
     Args:
@@ -86,13 +86,13 @@ def ending_of(
         trials: all of them.
         found: what it published.
         source, build: as for `use_of`.
-        steps_per_day: as for `gain_of`.
+        steps_per_day: as for `estimate_gain`.
     """
     use = use_of(found, source=source, build=build)
     verdict = use.proven.verdict
     # A demonstration saves nothing, and neither does what is no longer served.
     is_used = not (study.label or found.stale)
-    gain = gain_of(study, trials, verdict, steps_per_day=steps_per_day) if is_used else None
+    gain = estimate_gain(study, trials, verdict, steps_per_day=steps_per_day) if is_used else None
     told = {
         "at most": ceiling_words(study.workload),
         "searched": found.coverage.words if found.coverage and verdict.decision is Decision.KEEP_DEFAULT else "",
@@ -100,7 +100,7 @@ def ending_of(
         "worth": gain.worth if gain else "",
         "cost": cost_words(study, trials, gain),
     }
-    return Ending(
+    return StudySummary(
         label=study.label,
         verdict=_verdict(found, use, study.workload),
         use=use,

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from ncclt.cli.ending_view import command_again, print_messages
 from ncclt.cli.studies import show
+from ncclt.cli.summary_view import command_again, print_messages
 from ncclt.cli.tune import tune
 from ncclt.cli.tune_view import print_result
 from ncclt.core.budget import MIN_BLOCKS, Budget
@@ -16,8 +16,8 @@ from ncclt.core.setting import DEFAULT
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.measure.target import Target
 from ncclt.pipeline.tune import TuneResult
-from ncclt.prove.ending import ending_of
 from ncclt.prove.message_table import MessageRow
+from ncclt.prove.study_summary import summarize_study
 from ncclt.testing.landscapes import write_landscape
 from ncclt.testing.samples import sample_study
 from ncclt_api.pages.report import study_report
@@ -150,32 +150,32 @@ def test_a_demonstration_claims_no_worth_and_gives_no_command(recorded, command)
     assert document["gain_ms"] is document["gpu_hours_per_week"] is document["payback_hours"] is None
 
 
-def measured_ending(store, steps_per_day=None, **changes):
+def measured_summary(store, steps_per_day=None, **changes):
     """End the newest study as if its times had been measured where it ran."""
     study = store.studies().items[0].study
     found = replace(store.recommendations(study=study.id)[0], launcher="local", recorded="", **changes)
     study = replace(study, launcher="local")
-    return study, ending_of(study, store.trials(study.id), found, steps_per_day=steps_per_day)
+    return study, summarize_study(study, store.trials(study.id), found, steps_per_day=steps_per_day)
 
 
 def test_the_gain_is_told_in_steps_hours_and_against_its_ceiling(recorded, command):
     recorded()
-    _, ending = measured_ending(command.store, steps_per_day=1000)
-    told = dict(ending.worth)
+    _, summary = measured_summary(command.store, steps_per_day=1000)
+    told = dict(summary.worth)
     assert (
         told["at most"] == "50.0 % of your step is exposed communication, as recorded: tuning can save at most 100 ms"
     )
     assert "GPU hours per week at 1,000 steps per day (as asked)" in told["worth"]
-    assert ending.verdict.startswith("tuned: steps of mine on box are 10 % shorter, communication 1.2")
-    assert ending.use.command.startswith("ncclt run --cluster box")
+    assert summary.verdict.startswith("tuned: steps of mine on box are 10 % shorter, communication 1.2")
+    assert summary.use.command.startswith("ncclt run --cluster box")
 
 
 def test_a_stale_study_claims_no_gain(recorded, command):
     recorded()
-    _, ending = measured_ending(command.store, stale="the driver changed")
-    assert ending.gain is None
-    assert not {"gain", "worth"} & {word for word, _ in ending.worth}
-    assert "the driver changed" in ending.use.why
+    _, summary = measured_summary(command.store, stale="the driver changed")
+    assert summary.gain is None
+    assert not {"gain", "worth"} & {word for word, _ in summary.worth}
+    assert "the driver changed" in summary.use.why
 
 
 @pytest.mark.parametrize(("blocks", "again"), [(1, MIN_BLOCKS), (2, 4), (16, 32)])

@@ -21,21 +21,21 @@ if TYPE_CHECKING:
     from ncclt.core.publication import Publication
     from ncclt.core.recommendation import Recommendation
     from ncclt.core.study import Study
-    from ncclt.prove.ending import Ending
     from ncclt.prove.message_table import MessageRow
+    from ncclt.prove.study_summary import StudySummary
 
 _ROWS, _BAR = 20, 3
 _TIMES: tuple[Callable[[MessageRow], float], ...] = (lambda row: row.default_us, lambda row: row.tuned_us)
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
-def print_ending(
-    ending: Ending, study: Study, place: Publication, *, trials: int, shown: str, source: str, again: str
+def print_summary(
+    summary: StudySummary, study: Study, place: Publication, *, trials: int, shown: str, source: str, again: str
 ) -> None:
     """Print the gain per part, then verdict, gain, command and place of a study, one line each, and notes after them.
 
     Args:
-        ending: of the study.
+        summary: of the study.
         study: the study.
         place: of its revision among those of its jobs.
         trials: how many it has.
@@ -43,17 +43,17 @@ def print_ending(
         source: options that name the store, with a space before each.
         again: the command that continues an undecided proof.
     """
-    use = ending.use
-    if ending.parts:
+    use = summary.use
+    if summary.parts:
         print()
-        _print_parts(ending, study)
-    print_bold(f"\n{ending.verdict}")
-    lines = dict(ending.worth)
+        _print_parts(summary, study)
+    print_bold(f"\n{summary.verdict}")
+    lines = dict(summary.worth)
     if use.command:
         lines["use it"] = use.command
     elif use.proven.verdict.decision is Decision.UNDECIDED:
         lines["continue"] = again
-    elif ending.label:
+    elif summary.label:
         lines["next"] = f"`ncclt tune --model {shlex.quote(study.workload.name)}` where the job runs gives a result"
     elif not place.active:
         lines["use it"] = use.why or "nothing to do: keeping the NCCL default"
@@ -61,15 +61,15 @@ def print_ending(
     lines["page"] = f"http://127.0.0.1:8080/studies/{study.id} while `ncclt serve{source}` runs"
     for word, sentence in lines.items():
         (print_bold if word in ("use it", "continue") else print)(f"{word + ':':<10}{sentence}")
-    for sentence in (*ending.notes, ending.other, channels_words(use.proven.effective)):
+    for sentence in (*summary.notes, summary.other, channels_words(use.proven.effective)):
         if sentence:
             note(sentence)
 
 
-def _print_parts(ending: Ending, study: Study) -> None:
+def _print_parts(summary: StudySummary, study: Study) -> None:
     """Print the gain of every part of a merged workload."""
     rows = []
-    for part in ending.parts:
+    for part in summary.parts:
         row = (part.name, f"{part.weight:g}", "-", "-", "-", "-")
         if part.default_us is not None and part.policy_us is not None and part.speedup and part.interval:
             low, high = part.interval
@@ -78,7 +78,7 @@ def _print_parts(ending: Ending, study: Study) -> None:
             row = (part.name, f"{part.weight:g}", *times, f"{part.speedup:.3f}x", ends)
         rows.append((*row, part.note))
     caption = f"in one step of {study.workload.name}: {study.workload.provenance.detail['parts']}"
-    if ending.use.form is None and any(part.speedup for part in ending.parts):
+    if summary.use.form is None and any(part.speedup for part in summary.parts):
         caption += "\nthe policy is not delivered: the NCCL default stays"
     numbers = ("weight", "default\nµs/step", "policy\nµs/step", "speed-up", "95 % interval")
     print_table(("part", *numbers, ""), rows, caption=caption, numbers=numbers)
