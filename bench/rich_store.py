@@ -26,7 +26,7 @@ from sqlalchemy import insert
 
 import ncclt
 from ncclt.core.algorithms import Algorithm, Protocol
-from ncclt.core.attestation import CallOutcome, DeliveredPolicy, Form, Observed, ObservedCall, Witness
+from ncclt.core.attestation import CallOutcome, DeliveredPolicy, Form, LogEvidence, Observed, ObservedCall
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
@@ -581,14 +581,14 @@ def _attested(found: Recommendation, when: str, *, differing: bool) -> Any:
         for rule in found.table.policy.rules[:1]
         for size, choice, outcome, calls in outcomes
     )
-    witness = Witness(
+    source = LogEvidence(
         kind="plugin-report",
         nccl_version=place.nccl_version,
         table=found.id,
         checksum="0" * 16,
         count=place.world_size,
     )
-    return attest(table, Observed(witnesses=(witness,), uses=uses, variables={}, hosts=place.nodes), created=when)
+    return attest(table, Observed(sources=(source,), calls=uses, variables={}, hosts=place.nodes), created=when)
 
 
 def _examined(cluster: Cluster, weak: Sequence[str], when: str) -> Any:

@@ -28,7 +28,7 @@ from typing import TypeVar
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.cluster import Cluster
 from ncclt.core.cluster_file import cluster_of_toml
-from ncclt.core.gpus import known_gpu
+from ncclt.core.gpus import find_gpu
 from ncclt.core.message import Collective, bus_factor
 from ncclt.core.setting import MAX_CHANNELS, Setting
 from ncclt.errors import InputError, LandscapeError, reason
@@ -411,7 +411,7 @@ def _version(text: str) -> str:
 def guess_cluster(row: LandscapeRow, *, interconnect: str, version: str) -> Cluster:
     """Return the cluster of a row by the names of its system, interconnect and NCCL version."""
     words = f"{row.system} {interconnect}"
-    gpu, capability, nvlink_gbps = known_gpu(row.system) or (row.system, 80, 0.0)
+    gpu, capability, nvlink_gbps = find_gpu(row.system) or (row.system, 80, 0.0)
     link_class = _link_class(words)
     over_nvlink = link_class in ("nvswitch", "nvlink")
     generation = re.search(r"pcie\s*(?:gen)?\s*([345])", words, re.IGNORECASE)

@@ -23,7 +23,7 @@ from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse, RedirectResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ncclt.core.api_key import ApiKey, Role, digest_of
+from ncclt.core.api_key import ApiKey, Role, hash_secret
 from ncclt.errors import StoreError
 from ncclt.store.store import Store
 from ncclt_api.pages.environment import render_page
@@ -184,7 +184,7 @@ class AccessMiddleware:
             scope[_KEY] = None
             return self._wrong_host(headers.get("host", ""))
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        key = keys.get(digest_of(token)) if scheme.lower() == "bearer" and len(token) <= _MOST_TOKEN else None
+        key = keys.get(hash_secret(token)) if scheme.lower() == "bearer" and len(token) <= _MOST_TOKEN else None
         if scheme.lower() != "bearer":  # oauth2-proxy sends a Basic of its own beside the name
             key = self._user(scope, path) or (None if scheme else self._signed_in(scope, path, headers, keys))
         if key is None:

@@ -31,7 +31,7 @@ class AttestationRow(AnswerModel):
     reason: str
 
 
-class WitnessDocument(AnswerModel):
+class LogEvidenceDocument(AnswerModel):
     """Reports of the plugin or logs of NCCL with the same facts."""
 
     kind: str
@@ -59,8 +59,8 @@ class NewAttestationRow(BaseModel):
     reason: str = Field(max_length=4000)
 
 
-class NewWitness(BaseModel):
-    """One witness, and what it saw."""
+class NewLogEvidence(BaseModel):
+    """One source of facts about a job."""
 
     model_config = _STRICT
 
@@ -91,7 +91,7 @@ class NewAttestation(BaseModel):
     calls_differing: int = Field(ge=0, le=_MOST)
     calls_unruled: int = Field(ge=0, le=_MOST)
     rows: list[NewAttestationRow] = Field(max_length=MOST_ROWS)
-    witnesses: list[NewWitness] = Field(max_length=1000)
+    sources: list[NewLogEvidence] = Field(max_length=1000)
     hosts: int = Field(ge=0, le=_MOST)
     notes: list[Annotated[str, Field(max_length=4000)]] = Field(max_length=100)
     evidence: str = Field(max_length=100, description="hash of the files, which distinguishes jobs")
@@ -120,7 +120,7 @@ class AttestationDocument(AnswerModel):
     calls_differing: int
     calls_unruled: int
     rows: list[AttestationRow]
-    witnesses: list[WitnessDocument]
+    sources: list[LogEvidenceDocument]
     hosts: int
     notes: list[str]
     evidence: str

@@ -26,7 +26,7 @@ from ncclt.errors import (
     StaleRecommendationError,
     StoreError,
     UsageError,
-    in_our_words,
+    translate_refusal,
 )
 from ncclt_api.middleware import request_id
 from ncclt_api.pages.environment import render_page
@@ -182,7 +182,7 @@ def _refused(request: Request, error: Exception) -> Response:
         FieldError(
             # Where JSON breaks off, the framework has its position in the place of a field.
             where=".".join(str(part) for part in (row["loc"][:1] if row["type"] == "json_invalid" else row["loc"])),
-            message=in_our_words(str(row["msg"])),
+            message=translate_refusal(str(row["msg"])),
         )
         for row in rows
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ncclt.core.attestation import CallOutcome
 from ncclt.core.message import Collective
-from ncclt.deliver.witnesses import observe
+from ncclt.deliver.log_evidence import observe
 
 _CHOSEN = " Bytes -> "
 """Marks a TUNING line (nccl.md, 8.3)."""

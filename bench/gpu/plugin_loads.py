@@ -27,7 +27,7 @@ from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.attestation import DeliveredPolicy, Effect, Form
 from ncclt.core.message import Collective, Message, format_bytes
 from ncclt.core.policy import Policy, Rule
-from ncclt.deliver.witnesses import attest_files
+from ncclt.deliver.log_evidence import attest_files
 from ncclt.errors import NccltError
 from ncclt.nccl.tuner_table import NO_UPPER_END, table_checksum
 

@@ -28,9 +28,9 @@ from ncclt.core.budget import Budget
 from ncclt.core.message import format_bytes
 from ncclt.core.recommendation import Decision, Recommendation
 from ncclt.core.study import Study, Trial
+from ncclt.deliver.log_evidence import attest_files, policy_from_recommendation
 from ncclt.deliver.render.delivery import by_table
 from ncclt.deliver.render.table import render_table
-from ncclt.deliver.witnesses import attest_files, policy_from_recommendation
 from ncclt.errors import NccltError
 from ncclt.measure.testbed import Testbed
 from ncclt.pipeline.tune import MessageRow, TuneRequest, TuneResult, tune

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import text
 
 from ncclt.core.attestation import CallOutcome as Chosen
-from ncclt.core.attestation import Form, Observed, ObservedCall, Witness
+from ncclt.core.attestation import Form, LogEvidence, Observed, ObservedCall
 from ncclt.core.message import Collective
 from ncclt.core.policy import Policy
 from ncclt.core.rollout import Variant
@@ -16,7 +16,7 @@ from ncclt.core.study import Phase
 from ncclt.core.ticket import Reporter, Ticket
 from ncclt.core.verification import Side, StepLaunch, Verification
 from ncclt.deliver.effect import attest
-from ncclt.deliver.witnesses import policy_from_recommendation
+from ncclt.deliver.log_evidence import policy_from_recommendation
 from ncclt.errors import ConflictError, NotFoundError, StoreError
 from ncclt.store import known_names
 from ncclt.testing.samples import sample_cluster, sample_recommendation, sample_study, sample_trial, sample_workload
@@ -64,8 +64,8 @@ def sample_attestation(recommendation, *, right=1.0):
         for outcome, number in calls.items()
         if number
     ]
-    witness = Witness(kind="plugin-report", nccl_version="2.28.9", table=recommendation)
-    seen = Observed(witnesses=(witness,), uses=tuple(uses), variables={}, hosts=1, notes=("µ \x00 \udc80",))
+    source = LogEvidence(kind="plugin-report", nccl_version="2.28.9", table=recommendation)
+    seen = Observed(sources=(source,), calls=tuple(uses), variables={}, hosts=1, notes=("µ \x00 \udc80",))
     return attest(
         policy_from_recommendation(sample_recommendation(recommendation), Form.TABLE), seen, created="2026-01-01"
     )

@@ -7,7 +7,7 @@ from dataclasses import replace
 import psycopg
 import pytest
 
-from ncclt.core.api_key import Role, digest_of, new_secret
+from ncclt.core.api_key import Role, hash_secret, new_secret
 from ncclt.errors import InputError, StoreError, UsageError
 from ncclt.store import open_store
 from ncclt.store.archive import back_up, export_store, import_store
@@ -78,7 +78,7 @@ def test_keys_stay_at_home_and_a_backup_has_them(filled, tmp_path):
 
         secret = new_secret()
         key = ApiKey(id="k1", role=Role.READ, clusters=(), note="a launcher", created="2026-01-01", expires="")
-        store.add_key(key, digest=digest_of(secret))
+        store.add_key(key, digest=hash_secret(secret))
         assert "keys" not in export_store(locate(filled), tmp_path / "out.gz")
         assert key.id not in gzip.decompress((tmp_path / "out.gz").read_bytes()).decode()
         keys = store.keys()
@@ -86,7 +86,7 @@ def test_keys_stay_at_home_and_a_backup_has_them(filled, tmp_path):
     assert contents(f"sqlite:///{tmp_path}/copy.db") == contents(filled)
     with open_store(f"sqlite:///{tmp_path}/copy.db") as copy:
         assert copy.keys() == keys
-        assert digest_of(secret) in keys
+        assert hash_secret(secret) in keys
 
 
 def test_an_export_from_before_the_first_release_is_read(filled, empty, tmp_path):

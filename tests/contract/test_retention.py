@@ -12,7 +12,7 @@ from optuna.storages import RDBStorage
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
-from ncclt.core.attestation import Form, Observed, Witness
+from ncclt.core.attestation import Form, LogEvidence, Observed
 from ncclt.core.preflight import Preflight
 from ncclt.core.preflight import State as PreflightState
 from ncclt.core.recheck import Check, Freshness
@@ -21,7 +21,7 @@ from ncclt.core.rollout import JobStart, JobTime, RollOutState
 from ncclt.core.study import StudyState
 from ncclt.core.verification import Verification
 from ncclt.deliver.effect import attest
-from ncclt.deliver.witnesses import policy_from_recommendation
+from ncclt.deliver.log_evidence import policy_from_recommendation
 from ncclt.errors import StoreError
 from ncclt.search.optuna_tables import forget_studies
 from ncclt.store import open_store
@@ -113,8 +113,8 @@ def publish(store, id, *, of, **more):
 
 def attestation(id, *, created):
     """Return an attestation; its evidence, so its id, depends on the time."""
-    witness = Witness(kind="plugin-report", nccl_version="2.28.9", table=id)
-    seen = Observed(evidence=created, witnesses=(witness,), uses=(), variables={}, hosts=1)
+    source = LogEvidence(kind="plugin-report", nccl_version="2.28.9", table=id)
+    seen = Observed(evidence=created, sources=(source,), calls=(), variables={}, hosts=1)
     return attest(policy_from_recommendation(sample_recommendation(id), Form.TABLE), seen, created=created)
 
 

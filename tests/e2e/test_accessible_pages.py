@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import uvicorn
 
-from ncclt.core.api_key import ApiKey, Role, digest_of, new_secret
+from ncclt.core.api_key import ApiKey, Role, hash_secret, new_secret
 from ncclt.core.revision import Actor, ClusterRules
 from ncclt.core.tuning_job import TuningJob
 from ncclt.store import open_store
@@ -197,7 +197,7 @@ def test_sign_in_and_out_in_a_browser(browser, tmp_path):
     """Also by a link on another site, which does not bring the strict cookie."""
     secret = new_secret()
     with open_store(f"sqlite:///{tmp_path}/ncclt.db") as store:
-        store.add_key(ApiKey(id="reader", role=Role.READ), digest=digest_of(secret))
+        store.add_key(ApiKey(id="reader", role=Role.READ), digest=hash_secret(secret))
         with served(store) as url, opened(browser, bypass_csp=True) as page:
             page.goto(url + "/studies")
             expect(page.locator("h1")).to_have_text("Sign in")

@@ -19,7 +19,7 @@ import httpx2
 import psycopg
 import pytest
 
-from ncclt.core.attestation import CallOutcome, DeliveredPolicy, Form, Observed, ObservedCall, Witness
+from ncclt.core.attestation import CallOutcome, DeliveredPolicy, Form, LogEvidence, Observed, ObservedCall
 from ncclt.core.message import Collective
 from ncclt.deliver.effect import attest
 from ncclt.store import open_store
@@ -151,8 +151,8 @@ def attestation_of(url, id):
         outcome=CallOutcome.UNMATCHED,
         calls=16,
     )
-    witness = Witness(kind="plugin-report", nccl_version=table.nccl_version, table=id, checksum="0" * 16, count=16)
-    seen = Observed(witnesses=(witness,), uses=(use,), variables={}, hosts=2)
+    source = LogEvidence(kind="plugin-report", nccl_version=table.nccl_version, table=id, checksum="0" * 16, count=16)
+    seen = Observed(sources=(source,), calls=(use,), variables={}, hosts=2)
     return attest(table, seen, created="2026-11-20T12:00:00+00:00").to_document()
 
 

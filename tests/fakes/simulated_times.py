@@ -11,7 +11,7 @@ from ncclt.measure.benchmarks.nccl_tests.features import PROGRAMS
 from ncclt.measure.simulated.runner import SimulatedRunner
 
 
-def setting_of(forced, collective, version):
+def setting_for(forced, collective, version):
     """The setting that variables force on one collective."""
     variables = dict(word.split("=", 1) for word in forced.split())
     left = remaining_algo_protos(variables, collective, version)
@@ -29,7 +29,7 @@ def times(request):
     cluster = Cluster(**request["cluster"] | {"sources": ()})
     runner = SimulatedRunner(cluster, seed=0)
     collective = next(collective for collective, program in PROGRAMS.items() if program == request["program"])
-    setting = setting_of(request["forced"], collective, cluster.version)
+    setting = setting_for(request["forced"], collective, cluster.version)
     found = {}
     for size in request["sizes"]:
         message = Message(

@@ -10,7 +10,7 @@ import time
 import pytest
 from fastapi.testclient import TestClient
 
-from ncclt.core.api_key import ApiKey, Role, digest_of
+from ncclt.core.api_key import ApiKey, Role, hash_secret
 from ncclt.core.revision import Actor, ClusterRules, RevisionState
 from ncclt.store import leases, open_store
 from ncclt.store.clock import utc_now
@@ -87,8 +87,10 @@ def test_the_newest_revision_is_served_whatever_the_clock_says(store, clock):
 
 def test_keys_expire_by_the_clock_and_are_back_with_it(store, clock):
     in_a_year = (datetimes.datetime.now(datetimes.UTC) + datetimes.timedelta(days=365)).isoformat()
-    store.add_key(ApiKey(id="a-year", role=Role.READ, created=utc_now(), expires=in_a_year), digest=digest_of("a-year"))
-    store.add_key(ApiKey(id="always", role=Role.READ, created=utc_now()), digest=digest_of("always"))
+    store.add_key(
+        ApiKey(id="a-year", role=Role.READ, created=utc_now(), expires=in_a_year), digest=hash_secret("a-year")
+    )
+    store.add_key(ApiKey(id="always", role=Role.READ, created=utc_now()), digest=hash_secret("always"))
     with TestClient(create_app(store, fresh_s=0)) as service:
 
         def status(key):

@@ -78,7 +78,7 @@ class NoRecommendationError(NotFoundError):
 
 
 class StaleRecommendationError(NoRecommendationError):
-    """What fits the request was found to be out of date, so it is no longer served."""
+    """The fitting recommendation is out of date and no longer served."""
 
 
 class ConflictError(NccltError):
@@ -154,8 +154,8 @@ _FRAMEWORK_WORDS = tuple(
 """Phrases of pydantic, which both the command line and the service are built on, and ours; the first match counts."""
 
 
-def in_our_words(refusal: str) -> str:
-    """Return why a value was refused, in our words where they are the framework's; it follows the name of the value."""
+def translate_refusal(refusal: str) -> str:
+    """Return the reason why a value was refused, phrased to follow the name of the value."""
     said = refusal.removeprefix("Value error, ")
     for found, ours in _FRAMEWORK_WORDS:
         if match := found.fullmatch(said):
@@ -192,7 +192,7 @@ TORCH = "2.13.0"
 _CPU_TORCH = f"; for a CPU build, first pip install torch=={TORCH} --index-url https://download.pytorch.org/whl/cpu"
 
 
-def missing(package: str, extra: str = "") -> MissingDependencyError:
+def missing_dependency(package: str, extra: str = "") -> MissingDependencyError:
     """Return the error for a package that is not installed: one sentence with the extra that installs it.
 
     Args:
@@ -216,23 +216,23 @@ def require_extra(extra: str) -> None:
 
     for package in EXTRAS[extra]:
         if find_spec(package) is None:
-            raise missing(package, extra)
+            raise missing_dependency(package, extra)
 
 
-def described(error: Exception) -> NccltError:
+def as_ncclt_error(error: Exception) -> NccltError:
     """Return an error as a sentence and a hint, whatever it is."""
     if isinstance(error, NccltError):
         return error
     if isinstance(error, ModuleNotFoundError):
         package = (error.name or "").partition(".")[0]
         if any(package in packages for packages in EXTRAS.values()):
-            return missing(package)
+            return missing_dependency(package)
     said = " ".join(f"{type(error).__name__}: {error}".split())[:500]
     return StoreError(f"unexpected {said}", hint="--debug shows where; please report it")
 
 
 def reason(error: Exception) -> str:
-    """Return why something could not be read, written or reached; the message around it names it.
+    """Return the reason why something could not be read, written or reached, for a message that names it.
 
     Python's own text of an OSError begins with its number and ends with the path once more; that of a decoding error
     is about codecs.
@@ -263,4 +263,4 @@ def all_or_none() -> Iterator[None]:
     except StartRefused:
         raise
     except Exception as error:
-        raise StartRefused(described(error)) from error
+        raise StartRefused(as_ncclt_error(error)) from error

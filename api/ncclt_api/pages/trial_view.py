@@ -93,7 +93,7 @@ def _lines(study: Study, trial: Trial) -> tuple[ForcedLine, ...]:
     messages = [one.message for one in study.workload.messages if not measured or one.message in measured]
     lines = []
     for message in messages:
-        wanted = trial.setting_of(message)
+        wanted = trial.setting_for(message)
         one = measured.get(message)
         lines.append(
             ForcedLine(

@@ -14,7 +14,7 @@ from starlette.datastructures import State
 from starlette.responses import StreamingResponse
 
 from ncclt.core.api_key import ApiKey, Role
-from ncclt.core.name import checked_name
+from ncclt.core.name import check_name
 from ncclt.core.tuning_job import JobEvent, JobState, JobStatus, StaleJob, TuningJob
 from ncclt.errors import StoreError, UsageError
 from ncclt.store.clock import utc_now
@@ -124,7 +124,7 @@ async def submit_job(
         name = body.profile.get("name")
         if not isinstance(name, str):
             raise UsageError("the profile has no name", hint="GET /v1/workloads/bert shows what a profile looks like")
-        checked_name(name, "the profile's name")
+        check_name(name, "the profile's name")
         workload = await read_uploaded(json.dumps(body.profile).encode(), name=name)
         await run_in_threadpool(keep_workload, store, workload)
     status, is_new = await run_in_threadpool(_submit, body, store, queue, key_of(request), idempotency_key or "")

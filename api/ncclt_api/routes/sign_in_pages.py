@@ -10,7 +10,7 @@ from fastapi import APIRouter, Form, Query, Request
 from pydantic import Field
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from ncclt.core.api_key import Role, digest_of
+from ncclt.core.api_key import Role, hash_secret
 from ncclt_api.access import PUBLIC, needs
 from ncclt_api.dependencies import StrictQuery, WholeStore
 from ncclt_api.pages.environment import render_page
@@ -44,7 +44,7 @@ def sign_in(
     next: Annotated[str, Form(max_length=2000)] = "",
 ) -> Response:
     """Exchange a key for a cookie."""
-    found = store.keys().get(digest_of(key.strip()))
+    found = store.keys().get(hash_secret(key.strip()))
     why = "This key is not known." if found is None else found.invalid(datetime.now(UTC).isoformat())
     if found is None or why:
         return _page(request, next=next, why=why, status=401)

@@ -6,7 +6,7 @@ import math
 
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.attestation import CallOutcome as Outcomes
-from ncclt.core.attestation import DeliveredPolicy, Form, Observed, ObservedCall, Witness
+from ncclt.core.attestation import DeliveredPolicy, Form, LogEvidence, Observed, ObservedCall
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
@@ -235,8 +235,8 @@ def attestation(of, *, differing=3, **changes):
         )
         if calls
     ]
-    witness = Witness(kind="plugin-report", nccl_version=table.nccl_version, table=of.id, checksum="0" * 16, count=8)
-    seen = Observed(witnesses=(witness,), uses=tuple(uses), variables={}, hosts=2, **changes)
+    source = LogEvidence(kind="plugin-report", nccl_version=table.nccl_version, table=of.id, checksum="0" * 16, count=8)
+    seen = Observed(sources=(source,), calls=tuple(uses), variables={}, hosts=2, **changes)
     return attest(table, seen, created="2026-11-20T12:00:00+00:00")
 
 

@@ -10,7 +10,7 @@ from fastapi import APIRouter
 from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 
-from ncclt.core.api_key import PREFIX, ApiKey, Role, digest_of, new_secret
+from ncclt.core.api_key import PREFIX, ApiKey, Role, hash_secret, new_secret
 from ncclt.core.revision import Actor, ClusterRules
 from ncclt.core.tuning_job import TuningJob
 from ncclt.errors import StoreError
@@ -117,7 +117,7 @@ def service(samples, profiles, tmp_path_factory):
         store.publish(samples.revised(found, "0c0ffee9"))
         for (role, cluster), secret in SECRETS.items():
             key = ApiKey(id=f"{role}-{cluster}", role=role, clusters=(cluster,) if cluster else ())
-            store.add_key(key, digest=digest_of(secret))
+            store.add_key(key, digest=hash_secret(secret))
         prepare(store.url)
         with JobQueue(store.url) as queue:
             queue.submit(TuningJob(id=JOB, cluster="leonardo", model="bert"))
@@ -335,7 +335,7 @@ def test_the_pages_of_a_key_of_one_cluster_link_only_to_what_it_may_see(service)
         "Basic abc",
         f"Bearer {'x' * 100_000}",
         "Bearer \u00fc".encode(),
-        f"bearer {digest_of(SECRETS[Role.ADMIN, ''])}",
+        f"bearer {hash_secret(SECRETS[Role.ADMIN, ''])}",
         "Bearer a b c",
     ],
 )
@@ -350,7 +350,7 @@ def test_what_is_no_key_is_401_and_says_how_to_get_one(service, authorization):
 def test_a_kept_answer_needs_a_key_too_and_a_revoked_one_gets_nothing(service):
     secret = new_secret()
     key = ApiKey(id="short", role=Role.READ, expires="2999-01-01")
-    service.store.add_key(key, digest=digest_of(secret))
+    service.store.add_key(key, digest=hash_secret(secret))
     assert ask(service, "GET", ENV, secret).status_code == 200
     assert service.get(ENV).status_code == 401
     service.store.revoke_key("short", now="2026-11-22")
@@ -359,7 +359,7 @@ def test_a_kept_answer_needs_a_key_too_and_a_revoked_one_gets_nothing(service):
 
 
 def test_an_expired_key_is_refused(service):
-    service.store.add_key(ApiKey(id="old", role=Role.READ, expires="2020-01-01"), digest=digest_of("old"))
+    service.store.add_key(ApiKey(id="old", role=Role.READ, expires="2020-01-01"), digest=hash_secret("old"))
     assert ask(service, "GET", ENV, "old").json()["detail"] == "the key old has expired"
 
 
@@ -392,7 +392,7 @@ def test_the_last_known_keys_hold_while_the_database_is_away():
         def keys(self):
             if self.away:
                 raise StoreError("away")
-            return {digest_of("mine"): ApiKey(id="a", role=Role.READ)}
+            return {hash_secret("mine"): ApiKey(id="a", role=Role.READ)}
 
     async def app(scope, receive, send):
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -431,7 +431,7 @@ def test_a_database_that_is_away_is_not_asked_for_keys_at_every_request():
             self.asked += 1
             if self.away:
                 raise StoreError("away")
-            return {digest_of("mine"): ApiKey(id="a", role=Role.READ)}
+            return {hash_secret("mine"): ApiKey(id="a", role=Role.READ)}
 
     store, now = Store(), [0.0]
     access = AccessMiddleware(None, store=lambda: store, fresh_s=0.5, sessions=Sessions(), clock=lambda: now[0])
@@ -440,9 +440,9 @@ def test_a_database_that_is_away_is_not_asked_for_keys_at_every_request():
         await asyncio.gather(*(access._current_keys() for _ in range(20)))
         store.away, now[0] = True, 10.0
         found = await asyncio.gather(*(access._current_keys() for _ in range(100)))
-        assert all(digest_of("mine") in keys for keys in found)
+        assert all(hash_secret("mine") in keys for keys in found)
         for _ in range(100):
-            assert digest_of("mine") in await access._current_keys()
+            assert hash_secret("mine") in await access._current_keys()
         assert store.asked == 2
 
     asyncio.run(test())

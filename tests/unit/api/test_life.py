@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from fastapi.testclient import TestClient
 
-from ncclt.core.api_key import ApiKey, Role, digest_of
+from ncclt.core.api_key import ApiKey, Role, hash_secret
 from ncclt.core.revision import Actor, ClusterRules
 from ncclt.core.rollout import RollOutState, Variant
 from ncclt.core.ticket import read_ticket
@@ -57,7 +57,7 @@ def test_a_change_is_seen_by_the_next_request(store, client):
 
 def test_another_key_than_the_publishers_approves(store, client):
     for name in ("one", "two"):
-        store.add_key(ApiKey(id=name, role=Role.APPROVE), digest=digest_of(name))
+        store.add_key(ApiKey(id=name, role=Role.APPROVE), digest=hash_secret(name))
     store.set_rules(ClusterRules(cluster="pair", require_approval=True), Actor(who="ann"))
     store.publish(sample_recommendation("b"), by=Actor(who="key one"))
 
@@ -171,7 +171,7 @@ def test_made_up_jobs_end_no_roll_out(store, client):
 
 
 def test_a_report_is_kept_with_key_and_address(store, client):
-    store.add_key(ApiKey(id="one", role=Role.ENV), digest=digest_of("one"))
+    store.add_key(ApiKey(id="one", role=Role.ENV), digest=hash_secret("one"))
     store.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
     store.publish(sample_recommendation("b"))
     (rollout,) = store.rollouts()

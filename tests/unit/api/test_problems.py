@@ -115,7 +115,7 @@ class Every(BaseModel):
 def test_no_phrase_of_the_framework_reaches_users(field, value, said):
     with pytest.raises(ValidationError) as refused:
         Every.model_validate({field: value})
-    assert [errors.in_our_words(row["msg"]) for row in refused.value.errors()] == [said]
+    assert [errors.translate_refusal(row["msg"]) for row in refused.value.errors()] == [said]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_a_refused_body_is_named_in_a_sentence(client, body, said):
 
 
 def test_our_own_refusals_stay_as_they_are():
-    assert errors.in_our_words("Value error, unknown parameter 'node'") == "unknown parameter 'node'"
+    assert errors.translate_refusal("Value error, unknown parameter 'node'") == "unknown parameter 'node'"
 
 
 def test_a_misspelt_parameter_is_refused_with_the_right_one(client):

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from ncclt.core.api_key import ApiKey, Role, digest_of
+from ncclt.core.api_key import ApiKey, Role, hash_secret
 from ncclt.core.revision import Actor
 from ncclt.errors import UsageError
 from ncclt.store import open_store
@@ -128,7 +128,7 @@ def test_every_user_and_the_name_without_a_domain():
 
 
 def test_a_key_is_looked_at_first_and_a_basic_password_of_the_proxy_is_not_a_key(service, store):
-    store.add_key(ApiKey(id="one", role=Role.READ), digest=digest_of("one"))
+    store.add_key(ApiKey(id="one", role=Role.READ), digest=hash_secret("one"))
     both = service(PROXY, **ANN, Authorization="Bearer one").post("/recommendations/a/pin", data={"token": ""})
     assert both.json()["detail"] == "the key one may read, this needs approve"
     assert service(PROXY, **ANN, Authorization="Bearer wrong").get("/v1/studies").status_code == 401

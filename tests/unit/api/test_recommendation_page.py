@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from fastapi.testclient import TestClient
 
-from ncclt.core.api_key import ApiKey, Role, digest_of
+from ncclt.core.api_key import ApiKey, Role, hash_secret
 from ncclt.core.revision import Actor, ClusterRules
 from ncclt.core.rollout import JobTime, RollOutState, Variant
 from ncclt.deliver.render.formats import FORMATS
@@ -206,7 +206,7 @@ def test_approval_offers_the_share_of_the_rules(browser, store):
 
 def test_forms_are_shown_to_those_who_may_use_them(store):
     for role in (Role.READ, Role.APPROVE):
-        store.add_key(ApiKey(id=role.value, role=role), digest=digest_of(role.value))
+        store.add_key(ApiKey(id=role.value, role=role), digest=hash_secret(role.value))
     with TestClient(create_app(store, fresh_s=0)) as client:
         verbs = [
             re.findall(rf'action="{PAGE}/([a-z]+)"', client.get(PAGE, headers={"Authorization": f"Bearer {role}"}).text)

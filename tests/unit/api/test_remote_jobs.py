@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ncclt.cli.jobs import app
-from ncclt.core.api_key import ApiKey, Role, digest_of
+from ncclt.core.api_key import ApiKey, Role, hash_secret
 from ncclt.core.recheck import Check, Freshness
 from ncclt.core.tuning_job import JobEvent, TuningJob
 from ncclt.errors import ConflictError, NotFoundError, ServerError, UsageError
@@ -23,7 +23,7 @@ WHAT = ("--cluster", "leonardo", "--model", "bert")
 def server(tmp_path, serving, monkeypatch):
     with open_store(f"sqlite:///{tmp_path}/ncclt.db") as store:
         for role in (Role.READ, Role.TUNE):
-            store.add_key(ApiKey(id=role.value, role=role), digest=digest_of(role.value))
+            store.add_key(ApiKey(id=role.value, role=role), digest=hash_secret(role.value))
         monkeypatch.setenv("NCCLT_API_KEY", "tune")
         with serving(create_app(store, fresh_s=0)) as url:
             yield url

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 
-from ncclt.core.api_key import PREFIX, ApiKey, Role, digest_of
+from ncclt.core.api_key import PREFIX, ApiKey, Role, hash_secret
 from ncclt.core.revision import Actor, ClusterRules
 from ncclt.core.tuning_job import TuningJob
 from ncclt.store import open_store
@@ -46,7 +46,7 @@ def url(samples, profiles, serving, tmp_path_factory):
     with open_store(f"sqlite:///{tmp_path_factory.mktemp('schemathesis')}/ncclt.db", profiles=profiles) as store:
         samples.fill(store)
         store.set_rules(ClusterRules(cluster="leonardo", percent=50), Actor(who="ann"))
-        store.add_key(ApiKey(id="admin", role=Role.ADMIN), digest=digest_of(SECRET))
+        store.add_key(ApiKey(id="admin", role=Role.ADMIN), digest=hash_secret(SECRET))
         prepare(store.url)
         with JobQueue(store.url) as queue:
             queue.submit(TuningJob(id=JOB, cluster="leonardo", model="bert"))

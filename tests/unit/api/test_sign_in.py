@@ -7,7 +7,7 @@ import pytest
 from fastapi.testclient import TestClient
 from itsdangerous import URLSafeTimedSerializer
 
-from ncclt.core.api_key import ApiKey, Role, digest_of, new_secret
+from ncclt.core.api_key import ApiKey, Role, hash_secret, new_secret
 from ncclt.errors import UsageError
 from ncclt.store import open_store
 from ncclt_api import sign_in
@@ -30,7 +30,7 @@ def keys(store):
     """The secret of a key of each role, by role."""
     found = {role: new_secret() for role in Role}
     for role, secret in found.items():
-        store.add_key(ApiKey(id=f"id-{role}", role=role), digest=digest_of(secret))
+        store.add_key(ApiKey(id=f"id-{role}", role=role), digest=hash_secret(secret))
     return found
 
 
@@ -63,7 +63,7 @@ def test_a_key_is_exchanged_for_a_cookie_that_does_not_hold_it(browser, keys):
     assert page.status_code == 200
     for text in (cookie, page.text, answer.text):
         assert keys[Role.READ] not in text
-        assert digest_of(keys[Role.READ]) not in text
+        assert hash_secret(keys[Role.READ]) not in text
 
 
 def test_over_https_the_cookie_is_secure(store, keys):
@@ -94,7 +94,7 @@ def test_a_revoked_key_ends_the_session_at_once(browser, keys, store):
 
 def test_an_expired_key_and_an_old_cookie_end_it_too(browser, keys, store, monkeypatch):
     secret = new_secret()
-    store.add_key(ApiKey(id="short", role=Role.READ, expires="2020-01-01"), digest=digest_of(secret))
+    store.add_key(ApiKey(id="short", role=Role.READ, expires="2020-01-01"), digest=hash_secret(secret))
     browser.cookies.set(COOKIE, str(browser.app.state.sessions._cookies.dumps(["short", "m"])))
     assert browser.get("/", follow_redirects=False).status_code == 303
     browser.cookies.clear()
@@ -144,7 +144,7 @@ def test_after_the_sign_in_nobody_is_sent_elsewhere(browser, keys, next):
 def test_a_key_of_one_cluster_is_offered_no_other(browser, store):
     store.add_cluster(replace(store.cluster("leonardo"), name="elsewhere"))
     secret = new_secret()
-    store.add_key(ApiKey(id="mine", role=Role.TUNE, clusters=("leonardo",)), digest=digest_of(secret))
+    store.add_key(ApiKey(id="mine", role=Role.TUNE, clusters=("leonardo",)), digest=hash_secret(secret))
     enter(browser, secret)
     for path in ("/", "/studies", "/jobs"):
         choosers = re.findall(r'<select name="cluster".*?</select>', browser.get(path).text, re.S)

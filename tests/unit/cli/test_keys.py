@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ncclt.cli.keys import app
-from ncclt.core.api_key import digest_of
+from ncclt.core.api_key import hash_secret
 from ncclt.errors import NotFoundError, UsageError
 
 
@@ -28,7 +28,7 @@ def test_a_key_is_created_listed_and_revoked(call, command):
     (key,) = json.loads(call("list", "--json"))["keys"]
     assert (key["role"], key["clusters"], key["note"], key["revoked"]) == ("env", ["leonardo"], "job starts", "")
     assert key["expires"][:4] > key["created"][:4]
-    assert list(command.store.keys()) == [digest_of(secret)]
+    assert list(command.store.keys()) == [hash_secret(secret)]
     assert secret.encode() not in command.store.path.read_bytes()
     call("revoke", key["id"])
     assert "no longer valid" in call("list")

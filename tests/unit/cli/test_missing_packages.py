@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ncclt.errors import EXTRAS, TORCH, missing
+from ncclt.errors import EXTRAS, TORCH, missing_dependency
 
 ROOT = Path(__file__).parents[3]
 H100 = ("--cluster", "dgx-h100", "--launcher", "simulate", "--nodes", "2")
@@ -117,7 +117,7 @@ def test_table_of_extras_is_that_of_the_project():
 
 def test_missing_torch_names_the_tested_build_for_cpus():
     assert f"torch=={TORCH}\n" in (ROOT / "constraints.txt").read_text()
-    assert missing("torch").message == (
+    assert missing_dependency("torch").message == (
         "torch is not installed: pip install 'ncclt[models]'; for a CPU build, first "
         f"pip install torch=={TORCH} --index-url https://download.pytorch.org/whl/cpu"
     )

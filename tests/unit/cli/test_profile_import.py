@@ -4,7 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ncclt.cli.profile import app
-from ncclt.core.name import checked_name
+from ncclt.core.name import check_name
 from ncclt.errors import UsageError
 
 TABLE = "collective,size_bytes,calls,dtype\nall_reduce,4194304,3,float32\n"
@@ -44,4 +44,4 @@ def test_a_new_workload_has_the_name_that_uploads_take(tmp_path, subtests, words
 
 def test_names_of_jobs_and_shipped_workloads_are_allowed():
     for name in ("bert", "vit-l-32", "nasnetmobile-unfused", "train-0f3a", "7b.fsdp_2", "x" * 200):
-        assert checked_name(name, "--name") == name
+        assert check_name(name, "--name") == name

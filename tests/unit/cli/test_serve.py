@@ -7,7 +7,7 @@ import typer
 from typer.main import get_command
 
 from ncclt.cli.serve import app, serve
-from ncclt.core.api_key import Role, digest_of, new_secret
+from ncclt.core.api_key import Role, hash_secret, new_secret
 from ncclt.errors import UsageError
 from ncclt.store import open_store
 from ncclt_api.app import serve as run_service
@@ -56,7 +56,7 @@ def test_first_key_is_made_once_and_opens_the_service(tmp_path, started, capsys,
     secret = file.read_text().strip()
     with open_store(url) as store:
         ((digest, key),) = store.keys().items()
-    assert (digest, key.role, key.clusters, key.invalid(key.created)) == (digest_of(secret), Role.ADMIN, (), "")
+    assert (digest, key.role, key.clusters, key.invalid(key.created)) == (hash_secret(secret), Role.ADMIN, (), "")
     assert file.stat().st_mode & 0o777 == 0o600
     assert capsys.readouterr().err.count(f"is in {file}") == 1
 
@@ -69,7 +69,7 @@ def test_first_key_takes_a_secret_that_is_there(tmp_path, started):
     started(url, file)
     assert file.read_text() == secret
     with open_store(url) as store:
-        assert [*store.keys()] == [digest_of(secret)]
+        assert [*store.keys()] == [hash_secret(secret)]
 
 
 @pytest.mark.parametrize("content", ["", "password", "ncclt_short", "ncclt_" + "\u00e9" * 43])

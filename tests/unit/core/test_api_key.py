@@ -2,7 +2,7 @@
 
 import pytest
 
-from ncclt.core.api_key import PREFIX, ApiKey, Role, digest_of, new_secret
+from ncclt.core.api_key import PREFIX, ApiKey, Role, hash_secret, new_secret
 
 ROLES = ["env", "read", "tune", "approve", "admin"]
 
@@ -38,5 +38,5 @@ def test_a_secret_has_32_random_bytes_and_only_its_digest_is_comparable():
     assert one != other
     assert one.startswith(PREFIX)
     assert len(one) - len(PREFIX) >= 43  # 32 bytes in base 64, without padding
-    assert digest_of(one) == digest_of(one) != digest_of(other)
-    assert one not in digest_of(one)
+    assert hash_secret(one) == hash_secret(one) != hash_secret(other)
+    assert one not in hash_secret(one)

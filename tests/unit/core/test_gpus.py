@@ -2,7 +2,7 @@
 
 import pytest
 
-from ncclt.core.gpus import known_gpu
+from ncclt.core.gpus import find_gpu
 
 
 @pytest.mark.parametrize(
@@ -18,4 +18,4 @@ from ncclt.core.gpus import known_gpu
     ],
 )
 def test_a_gpu_is_found_in_a_name(text, found):
-    assert known_gpu(text) == found
+    assert find_gpu(text) == found

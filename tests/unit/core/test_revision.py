@@ -2,7 +2,7 @@
 
 import pytest
 
-from ncclt.core.revision import Actor, ClusterRules, one_line_why
+from ncclt.core.revision import Actor, ClusterRules, shorten_reason
 from ncclt.errors import UsageError
 
 
@@ -36,5 +36,5 @@ def test_a_reason_is_one_line_of_at_most_500_characters():
 
 
 def test_any_text_becomes_a_reason_that_is_taken():
-    assert one_line_why("  two\n lines \x07") == "two lines ?"
-    assert Actor(who="ann", why=one_line_why("w" * 9999)).why == "w" * 500
+    assert shorten_reason("  two\n lines \x07") == "two lines ?"
+    assert Actor(who="ann", why=shorten_reason("w" * 9999)).why == "w" * 500

@@ -91,9 +91,9 @@ def test_measuring_again_is_another_study_for_each_job():
 
 def test_two_jobs_ask_for_the_same_whatever_their_id_time_and_author():
     other = replace(JOB, id="b" * 16, created="2026-11-23T10:00:00+00:00", by="ann", study="s")
-    assert JOB.same_as(other)
-    assert not JOB.same_as(replace(other, priority=1))
-    assert not JOB.same_as(replace(other, seed=1))
+    assert JOB.is_same_request(other)
+    assert not JOB.is_same_request(replace(other, priority=1))
+    assert not JOB.is_same_request(replace(other, seed=1))
 
 
 def test_tune_is_given_what_was_asked_for_and_nothing_else():

@@ -12,10 +12,10 @@ from ncclt.core.attestation import (
     DeliveredPolicy,
     Effect,
     Form,
+    LogEvidence,
     Observed,
     ObservedCall,
     RowState,
-    Witness,
 )
 from ncclt.core.message import Collective
 from ncclt.core.nccl_version import NcclVersion
@@ -42,9 +42,9 @@ TABLE = DeliveredPolicy(
     policy=Policy(rules=(SMALL, LARGE, PAIRS)),
     variables=(("NCCL_BUFFSIZE", "8388608"),),
 )
-REPORT = Witness(kind="plugin-report", nccl_version="2.28.9", table="r1", checksum="aa", ranks=8, nodes=2, count=8)
+REPORT = LogEvidence(kind="plugin-report", nccl_version="2.28.9", table="r1", checksum="aa", ranks=8, nodes=2, count=8)
 USING = ("TUNER/Plugin: Using ncclt (v5)",)
-LOG = Witness(kind="nccl-log", nccl_version="2.28.9+cuda12.9")
+LOG = LogEvidence(kind="nccl-log", nccl_version="2.28.9+cuda12.9")
 
 
 def use(size, choice, calls=10, *, outcome=CallOutcome.APPLIED, group=8, collective=Collective.ALL_REDUCE, remark=""):
@@ -59,11 +59,9 @@ def use(size, choice, calls=10, *, outcome=CallOutcome.APPLIED, group=8, collect
     )
 
 
-def seen(*uses, witnesses=(REPORT,), variables=None, **more):
+def seen(*uses, sources=(REPORT,), variables=None, **more):
     variables = variables or {}
-    return Observed(
-        witnesses=witnesses, uses=uses, variables=variables, tells_variables=bool(variables), hosts=1, **more
-    )
+    return Observed(sources=sources, calls=uses, variables=variables, tells_variables=bool(variables), hosts=1, **more)
 
 
 def judged(observed, delivered=TABLE):
@@ -99,14 +97,14 @@ def test_a_choice_that_nccl_did_not_offer_is_named_with_its_cause():
         (
             seen(
                 use(MIB, "", outcome=CallOutcome.UNMATCHED, remark="it is for NCCL 2.27"),
-                witnesses=(replace(REPORT, not_in_use="it is for NCCL 2.27"),),
+                sources=(replace(REPORT, not_in_use="it is for NCCL 2.27"),),
             ),
             "used no table: it is for NCCL 2.27",
         ),
         (
             seen(
                 use(MIB, "tree/ll/2", outcome=CallOutcome.CHOSEN),
-                witnesses=(LOG,),
+                sources=(LOG,),
                 variables={"NCCL_BUFFSIZE": ("8388608",)},
                 tuner_lines=("TUNER/Plugin: Could not find: /x/ncclt.so",),
             ),
@@ -115,7 +113,7 @@ def test_a_choice_that_nccl_did_not_offer_is_named_with_its_cause():
         (
             seen(
                 use(MIB, "tree/ll/2", outcome=CallOutcome.CHOSEN),
-                witnesses=(LOG,),
+                sources=(LOG,),
                 tuner_lines=("TUNER/ncclt: /t.csv is not used: the file is cut off; keeping the NCCL default",),
             ),
             "the plugin said: /t.csv is not used: the file is cut off",
@@ -123,7 +121,7 @@ def test_a_choice_that_nccl_did_not_offer_is_named_with_its_cause():
         (
             seen(
                 use(MIB, "tree/ll/2", outcome=CallOutcome.CHOSEN),
-                witnesses=(LOG,),
+                sources=(LOG,),
                 tuner_lines=USING,
                 variables={"NCCL_BUFFSIZE": ("8388608",), "NCCL_ALGO": ("Tree",)},
             ),
@@ -132,7 +130,7 @@ def test_a_choice_that_nccl_did_not_offer_is_named_with_its_cause():
         (
             seen(
                 use(MIB, "tree/ll/2", outcome=CallOutcome.CHOSEN),
-                witnesses=(LOG,),
+                sources=(LOG,),
                 tuner_lines=USING,
                 variables={"NCCL_DEBUG": ("INFO",)},
             ),
@@ -141,15 +139,15 @@ def test_a_choice_that_nccl_did_not_offer_is_named_with_its_cause():
         (
             seen(
                 use(MIB, "tree/ll/2", outcome=CallOutcome.CHOSEN),
-                witnesses=(LOG,),
+                sources=(LOG,),
                 tuner_lines=USING,
                 variables={"NCCL_BUFFSIZE": ("4194304",)},
             ),
             "NCCL_BUFFSIZE was 4194304 in the job, not 8388608",
         ),
-        (seen(use(MIB, "tree/ll/2"), witnesses=(replace(REPORT, table="r0"),)), "used the table of r0"),
-        (seen(use(MIB, "tree/ll/2"), witnesses=(replace(REPORT, nccl_version="2.27.3"),)), "loaded NCCL 2.27.3, not"),
-        (seen(use(MIB, "ring_sym/4", outcome=CallOutcome.CHOSEN), witnesses=(LOG,)), "0 of 10 calls"),
+        (seen(use(MIB, "tree/ll/2"), sources=(replace(REPORT, table="r0"),)), "used the table of r0"),
+        (seen(use(MIB, "tree/ll/2"), sources=(replace(REPORT, nccl_version="2.27.3"),)), "loaded NCCL 2.27.3, not"),
+        (seen(use(MIB, "ring_sym/4", outcome=CallOutcome.CHOSEN), sources=(LOG,)), "0 of 10 calls"),
     ],
 )
 def test_what_did_not_take_effect_says_why(observed, said):
@@ -160,21 +158,21 @@ def test_what_did_not_take_effect_says_why(observed, said):
 
 
 def test_ranks_with_different_tables_are_the_first_thing_said():
-    found = judged(seen(*GOOD, witnesses=(REPORT, replace(REPORT, checksum="bb"))))
+    found = judged(seen(*GOOD, sources=(REPORT, replace(REPORT, checksum="bb"))))
     assert found.effect is Effect.PARTLY
     assert found.reason.startswith("the ranks did not use the same table: NCCL can hang")
 
 
 def test_a_rank_that_used_no_table_while_others_did_is_the_same_danger():
     alone = replace(REPORT, table="", checksum="", not_in_use="it cannot be read", count=1)
-    found = judged(seen(*GOOD, witnesses=(REPORT, alone)))
+    found = judged(seen(*GOOD, sources=(REPORT, alone)))
     assert "the ranks did not use the same table" in found.reason
     assert "it cannot be read" in found.reason
 
 
 def test_a_group_for_which_the_table_has_no_rows_is_none():
     pairs = replace(REPORT, table="", checksum="", not_in_use="none of its rows is for 4 ranks", ranks=4)
-    found = judged(seen(*GOOD, use(MIB, "", group=4, outcome=CallOutcome.UNMATCHED), witnesses=(REPORT, pairs)))
+    found = judged(seen(*GOOD, use(MIB, "", group=4, outcome=CallOutcome.UNMATCHED), sources=(REPORT, pairs)))
     assert (found.effect, found.calls_unruled) == (Effect.TOOK_EFFECT, 10)
     assert "none of its rows" not in found.reason
 
@@ -188,12 +186,12 @@ def test_a_call_without_a_row_says_so_where_nothing_else_is_known():
 def test_a_plugin_that_has_no_rows_for_another_group_is_no_cause():
     said = "TUNER/ncclt: table r1 of /t.csv is not used: none of its 4 rows is for {} ranks on 1 nodes"
     for ranks, counts in ((1, False), (8, True)):
-        observed = seen(use(MIB, "tree/ll/2"), witnesses=(REPORT,), tuner_lines=(*USING, said.format(ranks)))
+        observed = seen(use(MIB, "tree/ll/2"), sources=(REPORT,), tuner_lines=(*USING, said.format(ranks)))
         assert ("none of its 4 rows" in judged(observed).reason) is counts
 
 
 def test_without_any_source_nothing_is_known():
-    found = judged(seen(witnesses=()))
+    found = judged(seen(sources=()))
     assert found.effect is Effect.UNKNOWN
     assert "did a container pass" in found.reason
     assert {row.state for row in found.rows} == {RowState.NOT_SEEN}
@@ -205,7 +203,7 @@ def test_a_job_that_sent_other_messages_proves_nothing():
 
 
 def test_fewer_channels_in_a_log_are_nccls_scheduling_and_more_are_another_choice():
-    tuned = {"witnesses": (LOG,)}
+    tuned = {"sources": (LOG,)}
     fewer = judged(seen(use(4 * KIB, "tree/ll/2", outcome=CallOutcome.CHOSEN), **tuned))
     more = judged(seen(use(4 * KIB, "tree/ll/8", outcome=CallOutcome.CHOSEN), **tuned))
     assert (fewer.effect, more.effect) == (Effect.TOOK_EFFECT, Effect.NOT_AT_ALL)
@@ -217,15 +215,15 @@ def test_fewer_channels_in_a_log_are_nccls_scheduling_and_more_are_another_choic
     [("ring/ll", RowState.UNCERTAIN), ("ring/ll128", RowState.DIFFERS), ("tree/ll/4", RowState.UNCERTAIN)],
 )
 def test_a_group_that_the_log_does_not_tell_is_certain_only_where_no_rule_fits(choice, state):
-    found = judged(seen(use(4 * KIB, choice, group=0, outcome=CallOutcome.CHOSEN), witnesses=(LOG,)))
+    found = judged(seen(use(4 * KIB, choice, group=0, outcome=CallOutcome.CHOSEN), sources=(LOG,)))
     assert found.rows[0].state is state
 
 
 def test_variables_alone_are_judged_by_what_nccl_read():
     given = replace(TABLE, form=Form.VARIABLES, policy=Policy())
-    right = judged(seen(witnesses=(LOG,), variables={"NCCL_BUFFSIZE": ("8388608",)}), given)
-    wrong = judged(seen(witnesses=(LOG,), variables={"NCCL_BUFFSIZE": ("1",)}), given)
-    silent = judged(seen(witnesses=(LOG,)), given)
+    right = judged(seen(sources=(LOG,), variables={"NCCL_BUFFSIZE": ("8388608",)}), given)
+    wrong = judged(seen(sources=(LOG,), variables={"NCCL_BUFFSIZE": ("1",)}), given)
+    silent = judged(seen(sources=(LOG,)), given)
     assert [one.effect for one in (right, wrong, silent)] == [Effect.TOOK_EFFECT, Effect.NOT_AT_ALL, Effect.UNKNOWN]
 
 

@@ -20,7 +20,7 @@ from ncclt.cli.configuration import default_map
 from ncclt.cli.help import VERBS, arrange, heading_of
 from ncclt.cli.output import report
 from ncclt.cli.stdio import Styled
-from ncclt.errors import NccltError, UsageError, described, in_our_words
+from ncclt.errors import NccltError, UsageError, as_ncclt_error, translate_refusal
 
 COMMANDS: dict[str, str] = {
     "autotune": "ncclt.cli.autotune",
@@ -117,7 +117,7 @@ class LazyGroup(TyperGroup):
         except (NccltError, ModuleNotFoundError) as error:
             if ctx.params.get("debug"):
                 raise
-            raise typer.Exit(report(described(error))) from error
+            raise typer.Exit(report(as_ncclt_error(error))) from error
 
 
 def _format_styled(write: Callable[[Any, Any], None], ctx: Any, formatter: Any) -> None:
@@ -149,7 +149,7 @@ def _refusal(error: Any, ctx: Any) -> Exception:
         sys.stdout.write("".join(f"{line}\n" for line in error.format_message().splitlines()))
         return typer.Exit(error.exit_code)
     where, colon, why = error.format_message().rstrip(".").partition("': ")
-    said = f"{where}{colon}{in_our_words(why)}"
+    said = f"{where}{colon}{translate_refusal(why)}"
     # Some of the framework's refusals name no command.
     command = error.ctx.command_path if error.ctx else f"{ctx.command_path} {ctx.invoked_subcommand or ''}".rstrip()
     hint = f"`{command} --help` shows what it takes"

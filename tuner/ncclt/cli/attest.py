@@ -55,7 +55,7 @@ def attest(
     as_json: AsJson = False,
 ) -> None:
     """Compare what NCCL used, message by message, with what a recommendation says; keep and post the result."""
-    from ncclt.deliver.witnesses import attest_files, form_of, job_files, reported_tables
+    from ncclt.deliver.log_evidence import attest_files, form_of, job_files, reported_tables
     from ncclt.profile.source import regular_files
 
     if server and storage:
@@ -98,7 +98,7 @@ def find_delivered(
         ServerError: the server is unreachable.
         UsageError: it delivers nothing in this form.
     """
-    from ncclt.deliver.witnesses import policy_from_recommendation
+    from ncclt.deliver.log_evidence import policy_from_recommendation
 
     return policy_from_recommendation(_recommendation(id, server=server, storage=storage, timeout_s=timeout_s), form)
 

@@ -70,7 +70,7 @@ def calibrate(
     beyond twice the fitted sizes and nodes is marked as extrapolated.
     """
     require_extra("tune")
-    from ncclt.core.name import checked_name
+    from ncclt.core.name import check_name
     from ncclt.measure.simulated.calibrate import calibrate as fit
     from ncclt.measure.simulated.calibrate import require_possible
     from ncclt.store import open_store, open_to_read
@@ -82,10 +82,10 @@ def calibrate(
             "--launcher, --hosts, --nccl-tests and --times belong to --probe", hint="add --probe, or leave them out"
         )
     new = named or f"{name}-calibrated"
-    checked_name(new, "--as", kind="cluster")
+    check_name(new, "--as", kind="cluster")
     with open_to_read(storage) as store:
-        described = replace(store.cluster(name), calibration=None)
-        cluster = described.sized(nodes=nodes, gpus_per_node=gpus_per_node)
+        as_ncclt_error = replace(store.cluster(name), calibration=None)
+        cluster = as_ncclt_error.sized(nodes=nodes, gpus_per_node=gpus_per_node)
         found = [part for source in sources for part in _observed(source, cluster, store)]
         if probe:
             testbed, settings = _probes(cluster, found, launcher, hosts, nccl_tests, store)
@@ -101,7 +101,7 @@ def calibrate(
     for one in seen:
         require_possible(cluster, one)
     calibration = fit(cluster, seen, sources=[text for part in found for text in part.sources])
-    whole = described.sized(gpus_per_node=gpus_per_node)
+    whole = as_ncclt_error.sized(gpus_per_node=gpus_per_node)
     result = replace(whole, name=new, calibration=calibration)
     if not dry_run:
         with open_store(storage) as store:

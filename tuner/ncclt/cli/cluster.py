@@ -103,7 +103,7 @@ def add(
     `ncclt cluster detect` writes a cluster from what nvidia-smi and NCCL print.
     """
     from ncclt.core.cluster_file import cluster_of_toml
-    from ncclt.core.name import checked_name
+    from ncclt.core.name import check_name
     from ncclt.health.detect.detection import require_plausible_links
     from ncclt.store import open_store
 
@@ -113,7 +113,7 @@ def add(
         raise InputError(f"{file} cannot be read: {reason(error)}", hint="give a TOML file") from error
     added = cluster_of_toml(text, str(file))
     require_plausible_links(added)
-    checked_name(added.name, "name", kind="cluster")
+    check_name(added.name, "name", kind="cluster")
     if dry_run:
         print_json({"schema": 1, **added.to_document()})
         return

@@ -75,12 +75,12 @@ def detect(
 
     Every field is shown with its source. What cannot be seen is requested at once, as --set options.
     """
-    from ncclt.core.name import checked_name
+    from ncclt.core.name import check_name
     from ncclt.health.detect.detection import detect as detected
 
     name = name.strip()
     if name:
-        checked_name(name, "--name", kind="cluster")
+        check_name(name, "--name", kind="cluster")
     given = _given(set_ or [])
     paths = [*(from_ or []), *(files or [])]
     nodes, missing = _facts(paths, target)

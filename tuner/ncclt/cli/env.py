@@ -15,7 +15,7 @@ from ncclt.cli.job_request import add_differences, add_limits, allowed_differenc
 from ncclt.cli.output import report, say
 from ncclt.core.recommendation import Request
 from ncclt.deliver.job_info import JobInfo, is_started_on_every_node, read_shape, read_variables, see_fabrics, see_gpus
-from ncclt.errors import NccltError, NoRecommendationError, UsageError, described
+from ncclt.errors import NccltError, NoRecommendationError, UsageError, as_ncclt_error
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def main(argv: Sequence[str]) -> int:
     except (NccltError, ModuleNotFoundError) as error:
         if arguments.debug:
             raise
-        return report(described(error))
+        return report(as_ncclt_error(error))
     return 0
 
 

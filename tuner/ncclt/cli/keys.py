@@ -14,7 +14,7 @@ import typer
 from ncclt.cli.completion import cluster_names
 from ncclt.cli.options import AsJson, Storage
 from ncclt.cli.output import print_json, print_table, say
-from ncclt.core.api_key import PREFIX, ApiKey, Role, digest_of, new_secret
+from ncclt.core.api_key import PREFIX, ApiKey, Role, hash_secret, new_secret
 from ncclt.errors import UsageError, reason
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def create(
         raise UsageError(f"--note has at most {_MOST_NOTE} printable characters")
     until = "" if expires == "never" else _in_days(expires)
     secret = new_secret()
-    digest = digest_of(secret)
+    digest = hash_secret(secret)
     key = ApiKey(
         id=digest[:12],
         role=role,
@@ -131,7 +131,7 @@ def add_first_key(store: Store, file: Path) -> None:
         raise UsageError(f"cannot read the first key from {file}: {reason(error)}") from error
     if not re.fullmatch(rf"{PREFIX}[\w-]{{43}}", secret, re.ASCII):
         raise UsageError(f"{file} holds no key", hint="remove it, and a new one is made at the next start")
-    digest, until = digest_of(secret), _in_days(_USUAL_DAYS)
+    digest, until = hash_secret(secret), _in_days(_USUAL_DAYS)
     key = ApiKey(id=digest[:12], role=Role.ADMIN, note="the first key", created=utc_now(), expires=until)
     store.add_key(key, digest=digest)
     say(f"ncclt: the first key, {key.id}, admin, expires {until[:10]}, is in {file}")

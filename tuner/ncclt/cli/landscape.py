@@ -172,14 +172,14 @@ def import_landscape(
     The forced setting is read from command lines (-x NCCL_ALGO=tree) and NCCL_DEBUG=INFO lines of the outputs.
     """
     from ncclt import __version__
-    from ncclt.core.name import checked_name
+    from ncclt.core.name import check_name
     from ncclt.measure.simulated.landscape_import import import_logs
     from ncclt.profile.readers.nccl_tests import read_tests
     from ncclt.profile.source import files_of
     from ncclt.store import open_to_read
     from ncclt.user_dirs import landscape_folder
 
-    checked_name(name, "--name", kind="cluster")
+    check_name(name, "--name", kind="cluster")
     target = landscape_folder() / f"{name}.csv"
     with open_to_read(storage) as store:
         job = store.cluster(cluster).sized(gpus_per_node=gpus_per_node)
@@ -267,7 +267,7 @@ def export_study(
 ) -> None:
     """Write the measurements of a study as a landscape that `ncclt tune --landscape` replays; no hosts, no users."""
     from ncclt import __version__
-    from ncclt.core.name import checked_name
+    from ncclt.core.name import check_name
     from ncclt.measure.simulated.export import export, exported_cluster
     from ncclt.measure.simulated.landscape_rows import write_rows
     from ncclt.store import open_to_read
@@ -275,7 +275,7 @@ def export_study(
     if out is not None:
         if out.suffix != ".csv":
             raise UsageError(f"{out} has no ending .csv", hint="name it FILE.csv; FILE.toml beside it is the cluster")
-        checked_name(out.stem, "--out", kind="cluster")
+        check_name(out.stem, "--out", kind="cluster")
         there = next((path for path in (out, out.with_suffix(".toml")) if path.exists()), None)
         if there is not None and not force:
             raise UsageError(f"{there} exists", hint="name another file, or add --force")

@@ -111,10 +111,10 @@ def import_files(
     as_json: AsJson = False,
 ) -> None:
     """Read traces of a training job into a workload; ranks are merged without counting a call twice."""
-    from ncclt.core.name import checked_name
+    from ncclt.core.name import check_name
     from ncclt.profile import read_workload
 
-    checked_name(name, "--name")
+    check_name(name, "--name")
     workload = read_workload(files, name=name, source=source)
     if steps is not None:
         workload = workload.over_steps(steps, f"calls of the whole file, divided by its {steps} steps (--steps)")
@@ -161,11 +161,11 @@ def merge(
     """Merge workloads into one, so that one study finds one policy for all of them."""
     from datetime import UTC, datetime
 
-    from ncclt.core.name import checked_name
+    from ncclt.core.name import check_name
     from ncclt.core.workload import merge_workloads
     from ncclt.store import open_store, open_to_read
 
-    checked_name(name, "--name")
+    check_name(name, "--name")
     try:
         if weights is not None and ("_" in weights or not weights.isascii()):  # float() takes 1_0 for 10
             raise ValueError

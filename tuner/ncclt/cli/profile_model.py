@@ -41,14 +41,14 @@ def model(
     as_json: AsJson = False,
 ) -> None:
     """Compute what one training step of a model sends: no weights, no GPU, no network, PyTorch's own buckets."""
-    from ncclt.core.name import checked_name
+    from ncclt.core.name import check_name
     from ncclt.profile.model.named import ModelRequest, Sharding, workload_of_model
 
     choices = [kind.value for kind in Sharding]
     if sharding not in choices:
         raise UsageError(f"unknown sharding {sharding!r}", hint=f"one of {', '.join(choices)}")
     if store is not None:
-        checked_name(store, "--store")
+        check_name(store, "--store")
     if limit < 0:
         raise UsageError(f"--limit must be 0 or more, not {limit}")
     request = ModelRequest(

@@ -45,12 +45,12 @@ def record(
     storage: Storage = None,
 ) -> None:
     """Run a training as it is and record what it sends: no line of it changes, and its exit code passes through."""
-    from ncclt.core.name import checked_name
+    from ncclt.core.name import check_name
     from ncclt.nccl.tuner_plugin import find
     from ncclt.profile.record.launchers import is_open_mpi
     from ncclt.profile.record.session import make_folder, run_recording
 
-    checked_name(name, "--name")
+    check_name(name, "--name")
     _check_free(name, storage=storage, replace=replace)
     folder = make_folder(directory, keep=keep)
     is_safe = True

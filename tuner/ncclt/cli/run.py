@@ -21,7 +21,7 @@ import signal
 from collections.abc import Mapping, Sequence
 
 from ncclt.cli.output import report, say
-from ncclt.errors import StartRefused, UsageError, all_or_none, described, reason
+from ncclt.errors import StartRefused, UsageError, all_or_none, as_ncclt_error, reason
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     except Exception as error:  # noqa: BLE001 -- see the module's docstring
         _show_traceback(options)
         if _must_succeed(options) or not any(command[:1]):
-            return report(described(error))
+            return report(as_ncclt_error(error))
         _say_why(error)
     if "--dry-run" in options:
         return 0
@@ -73,7 +73,7 @@ def _is_locale_ours() -> bool:
 
 def _say_why(error: Exception) -> None:
     with contextlib.suppress(Exception):  # a line that cannot be written stops no job either
-        why = described(error)
+        why = as_ncclt_error(error)
         say(f"ncclt: {why.message}; keeping the NCCL default")
         if why.hint:
             say(f"  hint: {why.hint}")

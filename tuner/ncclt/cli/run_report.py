@@ -97,7 +97,7 @@ def _attest(
     timeout_s: float,
 ) -> None:
     from ncclt.cli.attest import find_delivered, keep, print_attestation
-    from ncclt.deliver.witnesses import attest_files, job_files
+    from ncclt.deliver.log_evidence import attest_files, job_files
 
     server, storage = where()
     delivered = (

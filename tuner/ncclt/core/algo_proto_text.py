@@ -123,14 +123,14 @@ def remaining_algo_protos(
 
 
 def ring_stays(collective: Collective, version: NcclVersion) -> bool:
-    """Return whether Ring stays enabled whatever NCCL_ALGO says, so that nothing else can be forced."""
+    """Return True if Ring remains enabled for any value of NCCL_ALGO, so that no other algorithm can be forced."""
     return version < PER_COLLECTIVE_SINCE and collective is not Collective.ALL_REDUCE
 
 
 def _enabled(
     name: str, variables: Mapping[str, str], collective: Collective, words: Mapping[str, _Choice], version: NcclVersion
 ) -> frozenset[_Choice] | None:
-    """Return what one variable enables for a collective; None = it does not affect it."""
+    """Return the choices that one variable enables for a collective; None = it does not affect the collective."""
     if name not in variables:
         return None
     enabled: frozenset[_Choice] | None = frozenset() if version >= BASE_NEEDED_SINCE else None

@@ -1,4 +1,4 @@
-"""Which algorithms and protocols NCCL has for each collective, and where they may be forced.
+"""NCCL's algorithms and protocols by collective, and the conditions under which ncclt may force them.
 
 Source: nccl device/generate.py (algos_of_coll) and graph/tuning.cc of 2.30.7.
 """
@@ -79,7 +79,7 @@ LEGAL: dict[Collective, dict[Algorithm, frozenset[Protocol]]] = {
 def is_legal(
     collective: Collective, algorithm: Algorithm | None, protocol: Protocol | None, *, version: NcclVersion
 ) -> bool:
-    """Return whether NCCL of this version implements the combination (None = left to NCCL)."""
+    """Return True if this version of NCCL implements the combination (None = left to NCCL)."""
     algorithms = LEGAL[collective]
     if algorithm is None:
         return protocol is None or any(protocol in legal for legal in algorithms.values())
@@ -89,7 +89,7 @@ def is_legal(
 
 
 def serves_every_call(collective: Collective, algorithm: Algorithm) -> bool:
-    """Return whether an algorithm supports every call of a collective: any dtype, operation, size and communicator.
+    """Return True if an algorithm supports every call of a collective: any dtype, operation, size and communicator.
 
     If variables leave a collective without such an algorithm, the calls that no enabled one supports fail with
     `no algorithm/protocol available` (NCCL src/enqueue.cc, 2.18 to 2.32). Ring supports all, and so does Tree for
@@ -101,7 +101,7 @@ def serves_every_call(collective: Collective, algorithm: Algorithm) -> bool:
 
 
 def ll128_is_automatic(cluster: Cluster) -> bool:
-    """Return whether NCCL itself enables LL128 on this cluster; only then may ncclt choose it.
+    """Return True if NCCL itself enables LL128 on this cluster; only then may ncclt choose it.
 
     LL128 relies on 128-byte stores staying whole. NCCL's rule (graph/tuning.cc:515-537) needs compute capability
     70, NVLink between the GPUs of a node, and a network path no further than PXB, which GPUDirect implies.

@@ -17,7 +17,7 @@ _SECRET_BYTES = 32
 
 
 class Role(StrEnum):
-    """What a key may do; each role may do what those before it may.
+    """Permissions of a key; each role includes those before it.
 
     `env` is for launchers: it fetches answers and reports for the jobs that were given them, and reads nothing else.
     """
@@ -29,7 +29,7 @@ class Role(StrEnum):
     ADMIN = "admin"
 
     def includes(self, other: Role) -> bool:
-        """Return whether this role may do what the other may."""
+        """Return True if this role has all permissions of the other."""
         order = list(Role)
         return order.index(self) >= order.index(other)
 
@@ -60,16 +60,16 @@ class ApiKey(Documented):
 
     @property
     def is_user(self) -> bool:
-        """Return whether it stands for a person whom a proxy has signed in."""
+        """Return True if it stands for a person signed in by a proxy."""
         return self.id.startswith("user ")
 
     @property
     def holder(self) -> str:
-        """Return who uses it: `key ID`, or `user NAME`."""
+        """Return the holder of the key: `key ID`, or `user NAME`."""
         return self.id if self.is_user else f"key {self.id}"
 
     def invalid(self, now: str) -> str:
-        """Return why the key is no longer valid; empty = it is.
+        """Return the reason why the key is not valid; empty = it is.
 
         Args:
             now: ISO time in UTC, as the others.
@@ -84,6 +84,6 @@ def new_secret() -> str:
     return PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
 
 
-def digest_of(secret: str) -> str:
-    """Return what is stored of a secret: its SHA-256; random bytes need no slower hash."""
+def hash_secret(secret: str) -> str:
+    """Return the stored form of a secret, its SHA-256; random bytes need no slower hash."""
     return hashlib.sha256(secret.encode()).hexdigest()

@@ -19,7 +19,7 @@ MOST_ROWS = 200
 
 
 class Form(StrEnum):
-    """How a job got its policy."""
+    """Form in which a job got its policy."""
 
     TABLE = "table"
     VARIABLES = "variables"
@@ -54,7 +54,7 @@ class CallOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveredPolicy:
-    """What a job was given.
+    """Policy that a job was given.
 
     Attributes:
         recommendation, cluster, model: ids and names.
@@ -100,7 +100,7 @@ class ObservedCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Witness(Documented):
+class LogEvidence(Documented):
     """Sources with the same facts about a job's processes.
 
     Attributes:
@@ -127,8 +127,8 @@ class Observed:
     """Everything observed of one job.
 
     Attributes:
-        witnesses: sources.
-        uses: calls.
+        sources: with facts about its processes.
+        calls: by kind.
         variables: name -> values in NCCL's log; more than one where processes differ.
         tells_variables: the log has INIT or ENV lines, so a variable that is not in it was not set.
         tuner_lines: what the log says about a tuner plugin, ours or another.
@@ -137,8 +137,8 @@ class Observed:
         evidence: hash of the files, which distinguishes jobs.
     """
 
-    witnesses: tuple[Witness, ...]
-    uses: tuple[ObservedCall, ...]
+    sources: tuple[LogEvidence, ...]
+    calls: tuple[ObservedCall, ...]
     variables: Mapping[str, tuple[str, ...]]
     tells_variables: bool = False
     tuner_lines: tuple[str, ...] = ()
@@ -148,7 +148,7 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MessageUse(Documented):
+class MessageOutcome(Documented):
     """One kind of message: the choice that was wanted, and the one used.
 
     Attributes:
@@ -171,7 +171,7 @@ class MessageUse(Documented):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attestation(Documented):
-    """Whether a recommendation took effect in one job.
+    """Comparison of one job with the recommendation that it was given.
 
     Attributes:
         id: hash of everything but `created`, so that the same finding about the same files is stored once.
@@ -181,7 +181,7 @@ class Attestation(Documented):
         reason: one sentence.
         calls_as_wanted, calls_differing, calls_unruled: calls that the policy covers, and those it leaves to NCCL.
         rows: at most `MOST_ROWS`.
-        witnesses: the sources.
+        sources: with facts about its processes.
         hosts: how many were seen.
         notes: what the reader must know.
         evidence: hash of the files, which distinguishes jobs.
@@ -200,8 +200,8 @@ class Attestation(Documented):
     calls_as_wanted: int
     calls_differing: int
     calls_unruled: int
-    rows: tuple[MessageUse, ...]
-    witnesses: tuple[Witness, ...]
+    rows: tuple[MessageOutcome, ...]
+    sources: tuple[LogEvidence, ...]
     hosts: int
     notes: tuple[str, ...]
     evidence: str

@@ -1,4 +1,4 @@
-"""What a study searches and proves, and what that may cost."""
+"""Limits and options of a study's search and proof."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LAST_SEED = 2**31 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What a study searches and proves, and what that may cost; the `Option` of a field says what it means.
+    """Limits and options of a study's search and proof; the `Option` of a field documents it.
 
     `trials` and `gpu_hours` count the whole study, earlier runs included; `seconds` counts this run. `process_wide` is
     kept as sorted names without `NCCL_`, and `none` as no name.

@@ -1,4 +1,4 @@
-"""What was fitted to a cluster's own times: factors on the constants of the simulated hardware, and where they hold."""
+"""Constants fitted to a cluster's own times: factors on the simulated hardware, and their range of validity."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Calibration(Documented):
 
     @property
     def sentence(self) -> str:
-        """Say what was calibrated, as it is shown to people."""
+        """Return a summary of the calibration for people."""
         what = (
             "times and ranking calibrated"
             if self.probed
@@ -77,7 +77,7 @@ class Calibration(Documented):
         return f"{what}; {self.points} times, median error {self.error:.1%}"
 
     def beyond(self, size_bytes: int, nodes: int) -> str:
-        """Return what of a prediction is extrapolated, empty where nothing is."""
+        """Return the dimensions in which a prediction is extrapolated, `size and nodes`; empty where it is not."""
         found = []
         if not self.least_bytes / BEYOND <= size_bytes <= self.most_bytes * BEYOND:
             found.append("size")

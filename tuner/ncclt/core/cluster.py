@@ -1,4 +1,4 @@
-"""Where a workload runs, and the fingerprint that a recommendation is valid for."""
+"""Cluster record and the fingerprint of a recommendation."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ class Cluster(Documented):
         return self
 
     def fingerprint(self) -> Fingerprint:
-        """Return what a recommendation measured here is valid for."""
+        """Return the fingerprint of a recommendation measured on this cluster."""
         return Fingerprint(
             gpu=self.gpu,
             link_class=self.link_class,
@@ -193,7 +193,7 @@ class Cluster(Documented):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fingerprint(Documented):
-    """What a recommendation is valid for: change any of it and it is no longer served.
+    """Conditions under which a recommendation is valid; it is not served under any other.
 
     Attributes:
         driver: NVIDIA's, under which it was measured. A launcher may not know it, so it is not part of a request; a

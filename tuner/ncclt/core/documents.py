@@ -19,7 +19,7 @@ _LEAVES = {str: "a string", bool: "true or false", int: "an integer", float: "a 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Where the document of a class differs from its fields, and the error for one that does not fit.
+    """Differences between the document of a class and its fields, and the error for a document that does not fit.
 
     Attributes:
         name: of the document, for messages; empty = that of the class.

@@ -43,7 +43,7 @@ _NVLINK_GBPS = {70: 150.0, 80: 300.0, 90: 450.0, 100: 900.0, 94: 448.0, 95: 538.
 """Nominal bandwidth out of one GPU over NVLink or xGMI, by compute capability (vendors' data sheets)."""
 
 
-def known_gpu(name: str) -> tuple[str, int, float] | None:
+def find_gpu(name: str) -> tuple[str, int, float] | None:
     """Return (name, compute capability, 1e9 bytes/s over NVLink or xGMI, 0 = none) of a GPU; None = not known."""
     folded = re.sub(r"[\s_-]+", " ", name.upper())
     for model, capability in _GPUS:

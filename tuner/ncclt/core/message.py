@@ -1,4 +1,4 @@
-"""What travels: collectives, their sizes, and the factor between algorithm and bus bandwidth."""
+"""Collectives, message sizes, and the factor between algorithm and bus bandwidth."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Collective(StrEnum):
 
     @property
     def is_tunable(self) -> bool:
-        """Return whether its algorithm can be chosen (send/recv and all_to_all never pass NCCL's tuner)."""
+        """Return True if its algorithm can be chosen (send/recv and all_to_all never pass NCCL's tuner)."""
         return self not in (Collective.ALL_TO_ALL, Collective.SEND_RECV)
 
 

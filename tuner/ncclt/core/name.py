@@ -13,7 +13,7 @@ NAME_PATTERN = "[A-Za-z0-9][A-Za-z0-9._-]{0,199}"
 _EXAMPLES = {"workload": "bert-fsdp", "cluster": "hall-2.h100"}
 
 
-def checked_name(name: str, option: str, *, kind: Literal["workload", "cluster"] = "workload") -> str:
+def check_name(name: str, option: str, *, kind: Literal["workload", "cluster"] = "workload") -> str:
     """Return the name of a new workload or cluster.
 
     Args:

@@ -1,4 +1,4 @@
-"""How a command line offers the fields of a record; the record itself does not depend on one."""
+"""Command-line metadata for the fields of a record; the record itself needs no command line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Group(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """How a command line offers a field of a record.
+    """Command-line option of a field of a record.
 
     Attributes:
         help: its text in `--help`.

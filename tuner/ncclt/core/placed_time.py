@@ -18,7 +18,7 @@ class PlacedTime:
     place: str
 
     def share_of(self, whole: PlacedTime) -> float:
-        """Return which share of another time this one is, at most 1.
+        """Return the ratio to another time, at most 1.
 
         Raises:
             ValueError: the two were seen at different places, so their quotient means nothing.

@@ -20,7 +20,7 @@ from ncclt.errors import SettingError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule(Documented):
-    """What to choose for one collective in one range of sizes.
+    """Choice for one collective in one range of sizes.
 
     Attributes:
         collective: only tunable ones.
@@ -52,17 +52,17 @@ class Rule(Documented):
 
     @property
     def covers_all_sizes(self) -> bool:
-        """Return whether the rule holds for every size and group of its collective."""
+        """Return True if the rule holds for every size and group of its collective."""
         return self.min_bytes == 0 and self.max_bytes is None and self.group_size == 0
 
     @property
     def precedence(self) -> tuple[int, int, str, int]:
-        """Return what rules are sorted by where the first that fits counts: one communicator's rules together."""
+        """Return the sort key for lists in which the first matching rule counts: one communicator's rules together."""
         placed = 2 if self.spans_nodes is None else int(self.spans_nodes)
         return -self.group_size, placed, self.collective.value, self.min_bytes
 
     def matches(self, message: Message) -> bool:
-        """Return whether a message falls under this rule."""
+        """Return True if the rule covers a message."""
         return (
             message.collective is self.collective
             and self.min_bytes <= message.size_bytes
@@ -97,12 +97,12 @@ class Policy(Documented):
 
     @property
     def is_default(self) -> bool:
-        """Return whether the policy changes nothing."""
+        """Return True if the policy changes nothing."""
         return not self.rules and not self.parameters
 
     @property
     def is_uniform(self) -> bool:
-        """Return whether no rule depends on size or group, so that plain variables can express it."""
+        """Return True if no rule depends on size or group, so that plain variables can express the policy."""
         channels = {rule.channels for rule in self.rules}
         return all(rule.covers_all_sizes for rule in self.rules) and len(channels) <= 1
 

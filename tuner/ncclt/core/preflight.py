@@ -31,7 +31,7 @@ class State(StrEnum):
 
 
 class Part(StrEnum):
-    """What a finding is about; `group`: somewhere among these nodes; `fabric`: all of it alike."""
+    """Subject of a finding; `group`: somewhere among these nodes; `fabric`: all of it alike."""
 
     NODE = "node"
     LINK = "link"
@@ -43,7 +43,7 @@ class Part(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section(Documented):
-    """Where one launch runs.
+    """Nodes and GPUs of one launch.
 
     Attributes:
         hosts: names of the nodes, in the order of the ranks.
@@ -59,7 +59,7 @@ class Section(Documented):
         return hosts_label(self.hosts) + (f" GPU {'+'.join(map(str, self.gpus))}" if self.gpus else "")
 
     def ranks(self, gpus_per_node: int) -> int:
-        """Return how many ranks a launch has there."""
+        """Return the number of ranks of a launch there."""
         return len(self.gpus) or len(self.hosts) * gpus_per_node
 
 
@@ -139,7 +139,7 @@ class FabricFinding(Documented):
 
     @property
     def share(self) -> float:
-        """Return what is left of the reference, 0 to 1."""
+        """Return the remaining share of the reference, 0 to 1."""
         return self.busbw_gbps / self.reference_gbps if self.reference_gbps else 0.0
 
     @property
@@ -224,7 +224,7 @@ class Preflight(Documented):
 
     @property
     def rows(self) -> tuple[SizeRow, ...]:
-        """Return what all nodes reached together, by size: each the median of its launches."""
+        """Return the bandwidth of all nodes together by size: each the median of its launches."""
         seen: dict[int, list[float]] = {}
         for reading in self.readings:
             if reading.section == Section(hosts=self.hosts) and reading.outcome is Outcome.OK:

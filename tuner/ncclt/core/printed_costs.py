@@ -42,7 +42,7 @@ class PrintedTable(Documented):
     costs: tuple[PrintedCost, ...]
 
     def rules_out(self, collective: Collective, algorithm: Algorithm) -> bool:
-        """Return whether NCCL never uses an algorithm for a collective, with any protocol."""
+        """Return True if NCCL never uses an algorithm for a collective, with any protocol."""
         return not any((cost.collective, cost.algorithm) == (collective, algorithm) for cost in self.costs)
 
 

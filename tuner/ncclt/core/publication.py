@@ -28,7 +28,7 @@ class Publication:
 
     @property
     def words(self) -> str:
-        """Return what publishing changed for jobs, with the command that undoes it; empty = nothing to say."""
+        """Return the change for jobs, with the command that undoes it; empty = nothing to report."""
         if self.kept and self.state is RevisionState.CANDIDATE:
             stays = f"; {_name(self.active)} stays active" if self.active else ""
             undo = f"`ncclt recommendations approve {self.id}` activates this one instead"
@@ -44,7 +44,7 @@ class Publication:
 
 
 def refuse_replacement(new: Recommendation, active: Recommendation) -> str:
-    """Return why the evidence of a revision is too weak to replace the active one; empty = it replaces it.
+    """Return the reason why a revision does not replace the active one; empty = it replaces it.
 
     Both are for the same cluster, workload and fingerprint. Only a proof displaces a proof: one of a gain at least as
     large, or of as many blocks that does not contradict it. A keep-default displaces only the policy that it refutes.

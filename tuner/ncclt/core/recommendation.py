@@ -1,4 +1,4 @@
-"""What is published: a policy with its verdict, for one workload on one fingerprint."""
+"""Recommendation record: a policy with its verdict, for one workload on one fingerprint."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Decision(StrEnum):
 
 
 class TimesOrigin(StrEnum):
-    """Where the times behind a result come from; only `measured` is served without being asked for."""
+    """Origin of the times behind a result; only `measured` is served by default."""
 
     MEASURED = "measured"
     RECORDED = "recorded"
@@ -51,7 +51,7 @@ ORIGIN_WORDS = {TimesOrigin.RECORDED: "recorded", TimesOrigin.SIMULATED: "SIMULA
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict(Documented):
-    """What the interleaved re-measurement against the untouched default proved.
+    """Result of the interleaved A/B test against the NCCL default.
 
     Attributes:
         decision: `tuned` only if the gain is proven, `keep-default` only if it is refuted or harm is shown.
@@ -121,7 +121,7 @@ class Coverage(Documented):
 
     @property
     def is_enough(self) -> bool:
-        """Return whether the default may be called the best: every pair was tried, or the search converged."""
+        """Return True if the default may be called the best: every pair was tried, or the search converged."""
         return bool(self.measured) and (self.converged or not self.untried)
 
     @property
@@ -202,7 +202,7 @@ class Recommendation(Documented):
 
     @property
     def is_searched_enough(self) -> bool:
-        """Return whether its study tried enough to call the NCCL default the best; true where that is not known."""
+        """Return True if the study tried enough to call the NCCL default the best, or its coverage is not known."""
         return self.coverage is None or self.coverage.is_enough
 
     @property
@@ -212,7 +212,7 @@ class Recommendation(Documented):
 
     @property
     def origin(self) -> TimesOrigin:
-        """Return where its times come from."""
+        """Return the origin of its times."""
         if self.simulated:
             return TimesOrigin.SIMULATED
         return TimesOrigin.RECORDED if self.launcher == "replay" else TimesOrigin.MEASURED
@@ -258,7 +258,7 @@ class Request:
         return tuple(part for part in SHAPE_PARTS if getattr(self, part) is None)
 
     def refusal(self, fingerprint: Fingerprint) -> str:
-        """Return how the known parts of the job differ, `nodes: measured with 2, asked for 4`; empty = it fits."""
+        """Return the known parts of the job that differ, `nodes: measured with 2, asked for 4`; empty = it fits."""
         return "; ".join(
             f"{name}: measured with {getattr(fingerprint, part) or 'an unknown one'}, asked for {wanted}"
             for part, name in (SHAPE_PARTS | OPTIONAL_PARTS).items()

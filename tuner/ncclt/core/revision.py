@@ -17,7 +17,7 @@ LOSS_LIMIT = 0.01
 
 
 class RevisionState(StrEnum):
-    """Where a revision is in its life; jobs get an active one."""
+    """State of a revision; jobs get an active one."""
 
     CANDIDATE = "candidate"
     ACTIVE = "active"
@@ -26,7 +26,7 @@ class RevisionState(StrEnum):
 
 
 class Action(StrEnum):
-    """What was done to a revision, to the rules of a cluster, or by a tuning job."""
+    """Kind of an entry in the history of revisions, cluster rules and tuning jobs."""
 
     PUBLISHED = "published"
     KEPT = "kept"
@@ -126,14 +126,14 @@ class Actor:
             raise UsageError(f"a reason has at most {MOST_WHY} printable characters", hint="shorten it to one line")
 
 
-def one_line_why(text: str) -> str:
+def shorten_reason(text: str) -> str:
     """Return any text as a reason that `Actor` takes."""
     return "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))[:MOST_WHY]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterRules(Documented):
-    """What must happen on a cluster before all jobs get what was published for it.
+    """Conditions of a cluster for serving a new revision to all jobs.
 
     Attributes:
         cluster: its name.

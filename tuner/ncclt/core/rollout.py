@@ -20,7 +20,7 @@ _MOST_STEPS = 10**9
 
 
 class Variant(StrEnum):
-    """What a job is given: the revision that is rolled out, the active one, or the NCCL default."""
+    """Variant of a roll-out that a job gets: the new revision, the active one, or the NCCL default."""
 
     CANDIDATE = "candidate"
     ACTIVE = "active"
@@ -28,7 +28,7 @@ class Variant(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why a job is given it, in the words of OpenFeature's remote evaluation protocol."""
+    """Reason of a variant, in the terms of OpenFeature's remote evaluation protocol."""
 
     TARGETING_MATCH = "TARGETING_MATCH"
     DEFAULT = "DEFAULT"
@@ -86,7 +86,7 @@ class RollOut(Documented):
     ended: str = ""
 
     def variant(self, job: str) -> Variant:
-        """Return what a job is given: a function of its name alone, so that all of its ranks get the same.
+        """Return the variant of a job: a function of its name alone, so that all of its ranks get the same.
 
         Args:
             job: the name of the job, equal in all of its processes; empty = not known, which is never a candidate.
@@ -102,7 +102,7 @@ class RollOut(Documented):
 
     @property
     def is_open(self) -> bool:
-        """Return whether a share of the jobs gets the revision."""
+        """Return True if a share of the jobs gets the revision."""
         return self.state in OPEN_STATES
 
 

@@ -30,7 +30,7 @@ def log_ratios(result: TrialResult, default: TrialResult) -> dict[Message, float
 
 
 def worth(result: TrialResult, default: TrialResult, workload: Workload) -> float:
-    """Return what a per-size policy gains from a setting: below 0 = faster, -0.05 = about 5 % of the time per step.
+    """Return the gain of a per-size policy from a setting: below 0 = faster, -0.05 = about 5 % of the time per step.
 
     The log ratios of all messages, weighted by their share of the default's time per step. Losses count a tenth, since
     the policy uses the default there: with full weight, a setting that is excellent for half of the messages and poor

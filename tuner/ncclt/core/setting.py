@@ -57,7 +57,7 @@ class Setting(Documented):
 
     @property
     def is_default(self) -> bool:
-        """Return whether nothing is forced at all."""
+        """Return True if nothing is forced."""
         return self == DEFAULT
 
     @property
@@ -74,7 +74,7 @@ class Setting(Documented):
         return " ".join(parts) or "default"
 
     def applied_to(self, collective: Collective, *, version: NcclVersion) -> Setting:
-        """Return what a setting forces on one collective: an illegal pair leaves algorithm and protocol to NCCL.
+        """Return the setting in effect for one collective: an illegal pair leaves algorithm and protocol to NCCL.
 
         From NCCL 2.31 not to all its choices: variables that force one collective confine every other one to the base
         lists (algo_proto_text.py), and a time measured so is not the default's. LL128 is never forced by variables.

@@ -74,16 +74,16 @@ class Trial:
 
     @property
     def tries_setting(self) -> bool:
-        """Return whether it tried one setting on all messages: neither a whole policy, nor a part of a proof."""
+        """Return True if it tried one setting on all messages: neither a whole policy, nor a part of a proof."""
         return self.policy is None and self.phase is not Phase.PROVE
 
-    def setting_of(self, message: Message) -> Setting:
-        """Return what was forced on one message."""
+    def setting_for(self, message: Message) -> Setting:
+        """Return the setting that was forced on one message."""
         return self.setting if self.policy is None else self.policy.setting_for(message)
 
     @property
     def label(self) -> str:
-        """Return what was forced as text."""
+        """Return the forced setting or policy as text."""
         if self.policy is None:
             return self.setting.label
         count = len(self.policy.rules)

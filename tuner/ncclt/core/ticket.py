@@ -88,7 +88,7 @@ class Reporter:
 
 
 def is_job_name(name: str) -> bool:
-    """Return whether a text can be the name of a job."""
+    """Return True if a text can be the name of a job."""
     return 0 < len(name) <= MOST_JOB_NAME and name.isprintable() and bool(name.strip())
 
 

@@ -101,7 +101,7 @@ class Runner(Port):
 
     @property
     def simulated(self) -> bool:
-        """Return whether the times come from a model; replayed measurements do not."""
+        """Return True if the times come from a model; replayed measurements do not."""
         ...
 
     @property
@@ -123,7 +123,7 @@ class PolicyRunner(Port):
     """
 
     def applies(self, policy: Policy) -> bool:
-        """Return whether one launch measures the policy as it is delivered."""
+        """Return True if one launch measures the policy as it is delivered."""
         ...
 
     def measure_policy(self, policy: Policy, messages: Sequence[Message], *, repeat: int) -> TrialResult:

@@ -32,13 +32,13 @@ class JobState(StrEnum):
 
     @property
     def ended(self) -> bool:
-        """Return whether nothing more will happen to the job."""
+        """Return True if the job has reached a final state."""
         return self not in (JobState.QUEUED, JobState.RUNNING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningJob(Documented):
-    """What is to be tuned, where, and what it may cost.
+    """Tuning job request: workload, cluster and budget.
 
     Attributes:
         id: of the job.
@@ -103,8 +103,8 @@ class TuningJob(Documented):
         mark = hashlib.sha256(json.dumps(same).encode()).hexdigest()[:8]
         return replace(self, study=f"{self.model}-{self.cluster}-{sized.nodes}x{sized.gpus_per_node}-job-{mark}")
 
-    def same_as(self, other: TuningJob) -> bool:
-        """Return whether both ask for the same: id, time and who asked do not count."""
+    def is_same_request(self, other: TuningJob) -> bool:
+        """Return True if both request the same; id, time and requester do not count."""
         return replace(self, id=other.id, study=other.study, created=other.created, by=other.by) == other
 
     def arguments(self) -> tuple[str, ...]:
@@ -128,7 +128,7 @@ class TuningJob(Documented):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobResult(Documented):
-    """How a tuning job ended.
+    """Outcome of a tuning job.
 
     Attributes:
         state: one of those of an end.

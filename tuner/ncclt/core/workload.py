@@ -1,4 +1,4 @@
-"""What one training job sends in one step."""
+"""Messages of one training step."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ RANK_ROLES = "rank_roles"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance(Documented):
-    """Where a workload came from, so that it can be judged and repeated.
+    """Origin of a workload, so that it can be judged and repeated.
 
     Attributes:
         source: the kind of source: `model`, `kineto`, ...
@@ -203,7 +203,7 @@ class Workload(Documented):
 
     @property
     def dtypes(self) -> frozenset[tuple[Collective, str]]:
-        """Return which dtypes occur in which collective."""
+        """Return the dtypes of each collective."""
         return frozenset((m.message.collective, m.message.dtype) for m in self.messages)
 
     @property

@@ -16,7 +16,7 @@ from ncclt.core.attestation import (
     DeliveredPolicy,
     Effect,
     Form,
-    MessageUse,
+    MessageOutcome,
     Observed,
     ObservedCall,
     RowState,
@@ -54,10 +54,10 @@ def attest(delivered: DeliveredPolicy, seen: Observed, *, created: str) -> Attes
         created: ISO time.
     """
     causes = _causes(delivered, seen)
-    rows: Counter[MessageUse] = Counter()
+    rows: Counter[MessageOutcome] = Counter()
     unruled = 0
     met: set[Rule] = set()
-    for use in seen.uses:
+    for use in seen.calls:
         rules = _rules_for(use, delivered)
         if not rules:
             unruled += use.calls
@@ -80,7 +80,7 @@ def attest(delivered: DeliveredPolicy, seen: Observed, *, created: str) -> Attes
         calls_differing=calls[RowState.DIFFERS],
         calls_unruled=unruled,
         rows=_kept(counted),
-        witnesses=seen.witnesses,
+        sources=seen.sources,
         hosts=seen.hosts,
         notes=(*seen.notes, *_notes(counted)),
         evidence=seen.evidence,
@@ -142,10 +142,10 @@ def _rules_for(use: ObservedCall, delivered: DeliveredPolicy) -> list[Rule]:
     return found
 
 
-def _row(use: ObservedCall, rules: list[Rule], causes: list[str]) -> MessageUse:
+def _row(use: ObservedCall, rules: list[Rule], causes: list[str]) -> MessageOutcome:
     """Return the row of a call, without the number of calls."""
     wanted = " or ".join(dict.fromkeys(_wish(rule) for rule in rules))
-    row = MessageUse(
+    row = MessageOutcome(
         collective=use.collective,
         size_bytes=use.size_bytes,
         group_size=use.group_size,
@@ -193,17 +193,17 @@ def _causes(delivered: DeliveredPolicy, seen: Observed) -> list[str]:
     """Return the causes of a difference that the sources show, most likely first."""
     causes = []
     groups = {rule.group_size or delivered.ranks for rule in delivered.policy.rules}
-    for one in seen.witnesses:
+    for one in seen.sources:
         # The table needs no row for a communicator of a size that no rule has.
         if one.not_in_use and one.ranks in groups:
             causes.append(f"the plugin used no table: {one.not_in_use}")
-    strangers = {one.table for one in seen.witnesses if one.table} - {delivered.recommendation}
+    strangers = {one.table for one in seen.sources if one.table} - {delivered.recommendation}
     if strangers:
         causes.append(f"the job used the table of {', '.join(sorted(strangers))}")
     if delivered.form is Form.TABLE:
         refusals = [line for line in seen.tuner_lines if _refuses(line, groups)]
         causes += [f"the plugin said: {line.removeprefix(OWN_LINE).strip()}" for line in refusals[:1]]
-        loaded = any(one.kind == "plugin-report" for one in seen.witnesses) or has_our_plugin(seen.tuner_lines)
+        loaded = any(one.kind == "plugin-report" for one in seen.sources) or has_our_plugin(seen.tuner_lines)
         if not loaded and (seen.tuner_lines or seen.tells_variables):
             said = f": {seen.tuner_lines[0]}" if seen.tuner_lines else ""
             causes.append(f"the plugin was not loaded{said}")
@@ -216,7 +216,7 @@ def _causes(delivered: DeliveredPolicy, seen: Observed) -> list[str]:
                 causes.append(f"the processes did not get {name}: a container or launcher did not pass it on")
         elif set(seen.variables[name]) != {value}:
             causes.append(f"{name} was {_values(seen, name)} in the job, not {value}")
-    versions = {one.nccl_version.partition("+")[0] for one in seen.witnesses} - {"", delivered.nccl_version}
+    versions = {one.nccl_version.partition("+")[0] for one in seen.sources} - {"", delivered.nccl_version}
     if versions:
         causes.append(f"the job loaded NCCL {', '.join(sorted(versions))}, not {delivered.nccl_version}")
     return list(dict.fromkeys(causes))
@@ -239,7 +239,7 @@ def _judge(
 ) -> tuple[Effect, str]:
     right, wrong = calls[RowState.AS_WANTED], calls[RowState.DIFFERS]
     why = f": {'; '.join(causes)}" if causes else ""
-    reports = [one for one in seen.witnesses if one.kind == "plugin-report"]
+    reports = [one for one in seen.sources if one.kind == "plugin-report"]
     tables = {(one.table, one.checksum) for one in reports if not one.not_in_use}
     shapes = {(one.ranks, one.nodes) for one in reports}
     states = {(one.ranks, one.nodes, one.not_in_use) for one in reports}
@@ -251,7 +251,7 @@ def _judge(
     if right + wrong == 0:
         if causes and not calls[RowState.UNCERTAIN] and (seen.tells_variables or reports):
             return Effect.NOT_AT_ALL, "; ".join(causes)
-        if not seen.witnesses:
+        if not seen.sources:
             return Effect.UNKNOWN, (
                 "there is no report and no log: NCCL was not used, the plugin was not loaded (did a container pass "
                 "NCCL_TUNER_PLUGIN and NCCLT_PLUGIN_REPORT on?), or the processes were killed"
@@ -279,9 +279,9 @@ def _wish(rule: Rule) -> str:
     return "/".join([*parts, str(rule.channels)] if rule.channels else parts)
 
 
-def _unmet(rule: Rule) -> MessageUse:
+def _unmet(rule: Rule) -> MessageOutcome:
     end = "any size" if rule.max_bytes is None else format_bytes(rule.max_bytes)
-    return MessageUse(
+    return MessageOutcome(
         collective=rule.collective,
         size_bytes=0,
         group_size=rule.group_size,
@@ -293,7 +293,7 @@ def _unmet(rule: Rule) -> MessageUse:
     )
 
 
-def _kept(rows: Iterable[MessageUse]) -> tuple[MessageUse, ...]:
+def _kept(rows: Iterable[MessageOutcome]) -> tuple[MessageOutcome, ...]:
     ordered = sorted(
         rows,
         key=lambda r: (_ORDER.index(r.state), -r.calls * max(r.size_bytes, 1), r.collective, r.size_bytes, r.used),
@@ -301,7 +301,7 @@ def _kept(rows: Iterable[MessageUse]) -> tuple[MessageUse, ...]:
     return tuple(ordered[:MOST_ROWS])
 
 
-def _notes(rows: list[MessageUse]) -> list[str]:
+def _notes(rows: list[MessageOutcome]) -> list[str]:
     notes = [f"{len(rows) - MOST_ROWS} more kinds of messages are not listed"] if len(rows) > MOST_ROWS else []
     fewer = sum(1 for row in rows if row.state is RowState.AS_WANTED and _fewer(row))
     if fewer:
@@ -311,6 +311,6 @@ def _notes(rows: list[MessageUse]) -> list[str]:
     return notes
 
 
-def _fewer(row: MessageUse) -> bool:
+def _fewer(row: MessageOutcome) -> bool:
     wanted, used = row.wanted.rpartition("/")[2], row.used.rpartition("/")[2]
     return wanted.isdecimal() and used.isdecimal() and int(used) < int(wanted)

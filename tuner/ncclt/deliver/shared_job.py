@@ -22,7 +22,7 @@ from ncclt.deliver.agreement import (
 from ncclt.deliver.answer import Answer, answer_from_json
 from ncclt.deliver.job_info import JobInfo, read_participant
 from ncclt.deliver.job_plan import JobPlan, effective
-from ncclt.errors import InputError, NccltError, NotFoundError, StoreError, UsageError, described
+from ncclt.errors import InputError, NccltError, NotFoundError, StoreError, UsageError, as_ncclt_error
 
 _LONG_AGO_S = 86400.0
 """A decision older than this is probably of an earlier job with the same name; a note says so."""
@@ -122,7 +122,7 @@ def _ask(
         return _explain(error, tell)
     except Exception as error:
         # Another node may reach the server: the first with an answer decides.
-        why = _explain(described(error), tell)
+        why = _explain(as_ncclt_error(error), tell)
         found = await_decision(folder, job, question=question, wait_s=arguments.wait)
         if found is not None:
             return found

@@ -114,5 +114,5 @@ def _launch(arm: Arm, block: int, parts: Sequence[Trial]) -> ArmLaunch:
         time_us=None if failed else sum(t.score_us for t in parts if t.score_us is not None),
         failure=f"{failed.result.outcome}: {failed.result.detail}" if failed else "",
         message_us={} if failed else {m.message: m.time_us for t in parts for m in t.result.measurements},
-        left=frozenset(message for trial, message in measured if trial.setting_of(message).is_default),
+        left=frozenset(message for trial, message in measured if trial.setting_for(message).is_default),
     )

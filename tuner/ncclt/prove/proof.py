@@ -177,7 +177,7 @@ def proof_notes(trials: Sequence[Trial], workload: Workload, table: PolicyVerdic
 def _left_to_nccl(launched: Sequence[Trial], workload: Workload, table: Policy) -> list[str]:
     """Return the labels of the messages that were launched under another setting than is delivered."""
     settings = {
-        measured.message: trial.setting_of(measured.message)
+        measured.message: trial.setting_for(measured.message)
         for trial in launched
         if trial.arm is Arm.TABLE
         for measured in trial.result.measurements

@@ -85,7 +85,7 @@ def collect_times(trials: Iterable[Trial]) -> Times:
             succeeded[trial.setting] += 1 if fine else -1
             ruled_out |= {trial.setting} if trial.result.outcome is Outcome.WRONG_RESULT else set()
         for measurement in trial.result.measurements if fine else ():
-            mine = samples.setdefault(trial.setting_of(measurement.message), {})
+            mine = samples.setdefault(trial.setting_for(measurement.message), {})
             mine.setdefault(measurement.message, []).append(measurement.time_us)
     ruled_out |= {setting for setting, more in succeeded.items() if more <= 0}
     repeated = [times for mine in samples.values() for times in mine.values() if len(times) > 1]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ncclt.core.recommendation import Recommendation, Request, select
-from ncclt.errors import MissingDependencyError, NccltError, StoreError, UsageError, described
+from ncclt.errors import MissingDependencyError, NccltError, StoreError, UsageError, as_ncclt_error
 from ncclt.store.location import Location, locate, no_store
 from ncclt.store.names import KnownNames
 from ncclt.store.readonly import read_names, read_published, read_rollouts, read_rules, read_ticket_secret
@@ -157,7 +157,7 @@ def _open(
 
         return Store(location, migrate=migrate, clock=clock, profiles=profiles, is_patient=is_patient)
     except ModuleNotFoundError as error:
-        raise described(error) from error
+        raise as_ncclt_error(error) from error
 
 
 def chosen(url: str | None, request: Request, *, partly: bool = False) -> Recommendation:

@@ -150,7 +150,7 @@ class JobQueue:
                     json.dumps(job.to_document()),
                 )
         found = known or self.status(job.id)
-        if not found.job.same_as(job):
+        if not found.job.is_same_request(job):
             raise UsageError(
                 f"the job {job.id} asks for something else",
                 hint="an Idempotency-Key is for one request; take another one",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from sqlalchemy import delete, exists, insert, select, update
 
 from ncclt.core.cluster import Cluster
-from ncclt.core.revision import Action, one_line_why
+from ncclt.core.revision import Action, shorten_reason
 from ncclt.core.tuning_job import TuningJob
 from ncclt.core.workload import Workload
 from ncclt.store.database import Database, now_s
@@ -120,7 +120,7 @@ class JobWorkers:
                 "recommendation": "",
                 "action": Action.JOB_FAILED.value,
                 "who": f"worker of {job.cluster}",
-                "why": one_line_why(f"job {job.id}: {why}"),
+                "why": shorten_reason(f"job {job.id}: {why}"),
             }
             known = exists().where(*(history.c[name] == value for name, value in said.items()))
             if not connection.scalar(select(known)):

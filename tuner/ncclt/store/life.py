@@ -16,7 +16,7 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, exists, insert, s
 from ncclt.core.policy import Policy
 from ncclt.core.publication import Publication, refuse_replacement
 from ncclt.core.recommendation import Decision, Recommendation
-from ncclt.core.revision import Action, Actor, ClusterRules, HistoryEvent, RevisionState, one_line_why
+from ncclt.core.revision import Action, Actor, ClusterRules, HistoryEvent, RevisionState, shorten_reason
 from ncclt.core.rollout import OPEN_STATES, RollOut, RollOutState
 from ncclt.core.verification import Verification
 from ncclt.errors import ConflictError
@@ -172,7 +172,7 @@ def verified(connection: Connection, verification: Verification, by: Actor, *, r
 
 def went_stale(connection: Connection, id: str, why: str, by: Actor, *, now: str) -> None:
     """Note that an active revision is not served any more."""
-    _note(connection, row_of(connection, id), Action.STALE, replace(by, why=one_line_why(why)), now)
+    _note(connection, row_of(connection, id), Action.STALE, replace(by, why=shorten_reason(why)), now)
 
 
 def end(connection: Connection, rollout: RollOut, state: RollOutState, reason: str, by: Actor, now: str) -> None:
@@ -185,7 +185,7 @@ def end(connection: Connection, rollout: RollOut, state: RollOutState, reason: s
     is_win = state is RollOutState.WON
     if is_win and not rules_of(connection, rollout.cluster).approve_wins:
         state = RollOutState.PROMOTED
-    said = replace(by, why=one_line_why(reason))
+    said = replace(by, why=shorten_reason(reason))
     after = replace(rollout, state=state, reason=reason, ended="" if state is RollOutState.WON else now)
     connection.execute(
         update(rollouts)
@@ -194,7 +194,7 @@ def end(connection: Connection, rollout: RollOut, state: RollOutState, reason: s
     )
     if is_win:
         awaits = "" if state is RollOutState.PROMOTED else f"; awaits approval, {rollout.percent} % of the jobs keep it"
-        _note(connection, row, Action.ROLL_OUT_WON, replace(by, why=one_line_why(f"{reason}{awaits}")), now)
+        _note(connection, row, Action.ROLL_OUT_WON, replace(by, why=shorten_reason(f"{reason}{awaits}")), now)
     if state is RollOutState.PROMOTED:
         _activate(connection, row, Action.ACTIVATED, said, now)
     if state not in _ENDINGS:
@@ -342,7 +342,7 @@ def _go_on(connection: Connection, row: Row[Any], by: Actor, refresh: Refresh, n
     new = get_recommendation(connection, row.id)
     for id in (*connection.scalars(_active_of(row)), *rolled_out):
         if why := refuse_replacement(new, refresh(get_recommendation(connection, id))):
-            _note(connection, row, Action.KEPT, replace(by, why=one_line_why(why)), now)
+            _note(connection, row, Action.KEPT, replace(by, why=shorten_reason(why)), now)
             return
     _give(connection, row, rules, by, now)
 

@@ -44,7 +44,7 @@ def _rows(study: Study, measured: Iterable[tuple[Trial, Measurement]], version: 
     points: Counter[tuple[object, ...]] = Counter()
     for trial, measurement in measured:
         source = f"{origin}; persistent ranks" if trial.result.persistent else origin
-        setting = trial.setting_of(measurement.message)
+        setting = trial.setting_for(measurement.message)
         point = (setting, measurement.message.collective, measurement.message.dtype, measurement.message.size_bytes)
         points[point] += 1
         rows.append(row_of(study.cluster, setting, measurement, source=source, repetition=points[point]))

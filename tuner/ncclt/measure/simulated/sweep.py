@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.cluster import Cluster
-from ncclt.core.gpus import known_gpu
+from ncclt.core.gpus import find_gpu
 from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.errors import SettingError, UsageError
@@ -116,7 +116,7 @@ def with_gpu(cluster: Cluster, gpu: str) -> Cluster:
     Raises:
         UsageError: the GPU is not known.
     """
-    found = known_gpu(gpu)
+    found = find_gpu(gpu)
     if found is None:
         raise UsageError(f"the GPU {gpu!r} is not known", hint="for example H100-SXM5-80GB, A100-SXM4-40GB, L40S")
     name, capability, nvlink_gbps = found

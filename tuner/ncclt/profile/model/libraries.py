@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ncclt.errors import InputError, MissingDependencyError, NotFoundError, UsageError, missing
+from ncclt.errors import InputError, MissingDependencyError, NotFoundError, UsageError, missing_dependency
 from ncclt.profile.source import open_regular
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def _load(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        raise missing(error.name or name) from error
+        raise missing_dependency(error.name or name) from error
     except _IMPORT_ERRORS as error:
         raise MissingDependencyError(
             f"{name} cannot be imported: {_first_line(error)}: install the build for this torch"

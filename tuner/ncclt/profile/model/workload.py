@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ncclt.core.message import DTYPE_SIZES, Collective, Message, parse_dtype
 from ncclt.core.workload import MessageCalls
-from ncclt.errors import UsageError, missing
+from ncclt.errors import UsageError, missing_dependency
 
 if TYPE_CHECKING:
     import torch
@@ -96,7 +96,7 @@ def ddp_buckets(ready: Sequence[int], dtype: str, bucket_cap_mb: float, first_bu
         import torch
         from torch._C._distributed_c10d import _compute_bucket_assignment_by_size
     except ImportError as error:
-        raise missing("torch") from error
+        raise missing_dependency("torch") from error
     meta = [torch.empty(elements, dtype=_torch_dtype(dtype), device="meta") for elements in ready]
     limits = [int(first_bucket_mb * _MIB), int(bucket_cap_mb * _MIB)]
     buckets, _limits = _compute_bucket_assignment_by_size(meta, limits, [False] * len(meta))

@@ -42,7 +42,7 @@ class Communicators:
         ranks_seen: ranks (processes and their GPUs) that log calls.
     """
 
-    described: dict[_Handle, CommLine] = field(default_factory=dict)
+    as_ncclt_error: dict[_Handle, CommLine] = field(default_factory=dict)
     devices: dict[_Handle, Counter[str]] = field(default_factory=dict)
     hosts: dict[str, set[str]] = field(default_factory=dict)
     led: dict[Rank, set[tuple[int, bool]]] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Communicators:
         if not line.origin.host:
             return Rank(label, line.comm, "")
         handle = _handle(line)
-        known = self.described.get(handle)
+        known = self.as_ncclt_error.get(handle)
         if known is not None and known.device:
             return Rank(line.origin.host, line.origin.pid, known.device)
         return Rank(line.origin.host, line.origin.pid, self.devices[handle].most_common(1)[0][0])
@@ -67,7 +67,7 @@ class Communicators:
 
     def spans_nodes(self, line: CollLine) -> bool:
         """Return whether a call spans nodes; False if unknown, and for the whole job."""
-        known = self.described.get(_handle(line))
+        known = self.as_ncclt_error.get(_handle(line))
         return known is not None and self.part_spans_nodes(known)
 
     def group_decided_by(self, origin: LineOrigin) -> tuple[int, bool]:
@@ -83,7 +83,7 @@ class Communicators:
         """Return the ranks in the largest communicator that have INIT lines, in order."""
         if not self.world_size:
             return ()
-        return tuple(sorted({c.rank for c in self.described.values() if int(c.ranks) == self.world_size}))
+        return tuple(sorted({c.rank for c in self.as_ncclt_error.values() if int(c.ranks) == self.world_size}))
 
     def part_spans_nodes(self, known: CommLine) -> bool:
         """Return whether a communicator of a part of the job spans nodes."""
@@ -102,7 +102,7 @@ def communicators_of(books: Sequence[LogBook]) -> Communicators:
         for call, count in book.calls.items():
             if call.origin.host:
                 found.devices.setdefault(_handle(call), Counter())[call.origin.device] += count
-    for comm in found.described.values():
+    for comm in found.as_ncclt_error.values():
         if comm.comm_id:
             found.hosts.setdefault(comm.comm_id, set()).add(comm.origin.host)
     sizes = {call.ranks for book in books for call in book.calls} | {c.ranks for book in books for c in book.comms}
@@ -111,8 +111,8 @@ def communicators_of(books: Sequence[LogBook]) -> Communicators:
     found.ranks_seen = len(ranks)
     if len(ranks) <= largest:
         found.world_size = largest
-        found.world_nodes = max((c.nodes for c in found.described.values() if int(c.ranks) == largest), default=0)
-    for comm in found.described.values():
+        found.world_nodes = max((c.nodes for c in found.as_ncclt_error.values() if int(c.ranks) == largest), default=0)
+    for comm in found.as_ncclt_error.values():
         if comm.rank == 0 and int(comm.ranks) > 1:
             rank = Rank(comm.origin.host, comm.origin.pid, comm.device)
             found.led.setdefault(rank, set()).add((int(comm.ranks), found.part_spans_nodes(comm)))
@@ -125,8 +125,8 @@ def _handle(line: CollLine | CommLine) -> _Handle:
 
 def _join(found: Communicators, comm: CommLine) -> None:
     """Add an INIT line; the lines about one communicator complete each other."""
-    before = found.described.get(_handle(comm), comm)
-    found.described[_handle(comm)] = comm._replace(
+    before = found.as_ncclt_error.get(_handle(comm), comm)
+    found.as_ncclt_error[_handle(comm)] = comm._replace(
         device=comm.device or before.device,
         comm_id=comm.comm_id or before.comm_id,
         nodes=comm.nodes or before.nodes,

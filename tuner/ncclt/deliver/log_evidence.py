@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ncclt.core.attestation import Attestation, CallOutcome, DeliveredPolicy, Form, Observed, ObservedCall, Witness
+from ncclt.core.attestation import Attestation, CallOutcome, DeliveredPolicy, Form, LogEvidence, Observed, ObservedCall
 from ncclt.core.message import MOST_BYTES
 from ncclt.core.recommendation import Decision, Recommendation
 from ncclt.deliver.answer import answer_from_document, policy_from_answer
@@ -69,8 +69,8 @@ def observe(paths: Sequence[Path]) -> Observed:
             variables.setdefault(name, {})[said.value] = None
     hosts = {host for book in books for host, _pid in book.processes} | {str(report.head["host"]) for report in reports}
     return Observed(
-        witnesses=(*_report_witnesses(reports), *_log_witnesses(books)),
-        uses=(*_report_uses(reports), *_log_uses(books)),
+        sources=(*_report_sources(reports), *_log_sources(books)),
+        calls=(*_report_uses(reports), *_log_uses(books)),
         variables={name: tuple(values) for name, values in variables.items()},
         tells_variables=bool(variables),
         tuner_lines=(*starts.own_lines, *_tuner_lines(facts)),
@@ -125,7 +125,7 @@ def form_of(paths: Sequence[Path]) -> Form:
         TraceError: as for `observe`.
     """
     seen = observe(paths)
-    has_report = any(one.kind == "plugin-report" for one in seen.witnesses)
+    has_report = any(one.kind == "plugin-report" for one in seen.sources)
     return Form.TABLE if has_report or has_our_plugin(seen.tuner_lines) else Form.VARIABLES
 
 
@@ -174,9 +174,9 @@ class _Starts:
             yield line
 
 
-def _report_witnesses(reports: Sequence[CommunicatorReport]) -> list[Witness]:
+def _report_sources(reports: Sequence[CommunicatorReport]) -> list[LogEvidence]:
     heads = Counter(
-        Witness(
+        LogEvidence(
             kind="plugin-report",
             nccl_version=str(report.head["nccl"]),
             table=str(report.head["table"]),
@@ -191,14 +191,14 @@ def _report_witnesses(reports: Sequence[CommunicatorReport]) -> list[Witness]:
     return [replace(one, count=count) for one, count in ordered]
 
 
-def _log_witnesses(books: Sequence[LogBook]) -> list[Witness]:
+def _log_sources(books: Sequence[LogBook]) -> list[LogEvidence]:
     """Return the logs by version, which one process of a host or job prints and which applies to the others."""
     if not books:
         return []
     matches = [_VERSION.match(version) for book in books for version in book.versions]
     versions = sorted({match[0] for match in matches if match}) or [""]
     processes = max(1, len({process for book in books for process in book.processes}))
-    return [Witness(kind="nccl-log", nccl_version=version, count=processes) for version in versions]
+    return [LogEvidence(kind="nccl-log", nccl_version=version, count=processes) for version in versions]
 
 
 def _report_uses(reports: Sequence[CommunicatorReport]) -> Iterator[ObservedCall]:

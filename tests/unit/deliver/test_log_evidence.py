@@ -10,7 +10,7 @@ from ncclt.core.attestation import Effect, Form, RowState
 from ncclt.core.message import Collective
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.recommendation import Decision, PolicyVerdict, Verdict
-from ncclt.deliver.witnesses import attest_files, form_of, policy_from_recommendation, reported_tables
+from ncclt.deliver.log_evidence import attest_files, form_of, policy_from_recommendation, reported_tables
 from ncclt.errors import TraceError, UsageError
 from ncclt.testing.samples import sample_recommendation
 
@@ -98,7 +98,7 @@ def test_reports_of_all_ranks_are_added_up(tmp_path, table_rule):
 
     assert (found.effect, found.hosts) == (Effect.PARTLY, 2)
     assert (found.calls_as_wanted, found.calls_differing, found.calls_unruled) == (10, 4, 6)
-    assert [(one.table, one.count) for one in found.witnesses] == [("rec1", 2)]
+    assert [(one.table, one.count) for one in found.sources] == [("rec1", 2)]
     assert reported_tables(files) == ("rec1",)
     assert form_of(files) is Form.TABLE
 
@@ -115,7 +115,7 @@ def test_a_log_tells_what_nccl_did_with_variables(tmp_path):
         (8192, 8, RowState.AS_WANTED),
         (8 << 20, 8, RowState.DIFFERS),
     }
-    assert found.witnesses[0].nccl_version == "2.28.9"
+    assert found.sources[0].nccl_version == "2.28.9"
 
 
 def test_a_log_of_a_job_whose_container_dropped_the_variables(tmp_path):
