@@ -316,6 +316,6 @@ def _forwarded(
     """Return the command with options to forward the variables where its launcher, Open MPI, needs them."""
     if not names or Path(command[0]).name not in ("mpirun", "mpiexec", "orterun", "prterun"):
         return command, {}
-    from ncclt.profile.record.launchers import forwarded, is_open_mpi
+    from ncclt.profile.record.plan import forwarded, is_open_mpi
 
     return forwarded(tuple(command), names, environ=environ, open_mpi=is_open_mpi(command[0], environ=environ))

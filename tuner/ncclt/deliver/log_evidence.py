@@ -18,14 +18,19 @@ from ncclt.deliver.render.formats import env_document
 from ncclt.errors import TraceError, UsageError
 from ncclt.nccl.log.facts import LogFacts
 from ncclt.nccl.log.startup import LogReader
-from ncclt.profile.readers import plugin_report
-from ncclt.profile.readers.nccl_log import reader as nccl_log
-from ncclt.profile.readers.nccl_log.book import LogBook, check_own_process, read_log
-from ncclt.profile.readers.nccl_log.comms import Communicators, communicators_of
-from ncclt.profile.readers.nccl_log.lines import check_distinct
-from ncclt.profile.readers.nccl_log.ranks import OPERATIONS, full_size
+from ncclt.profile.nccl_calls import OPERATIONS
+from ncclt.profile.readers import nccl_log, plugin_report
+from ncclt.profile.readers.nccl_log import (
+    Communicators,
+    LogBook,
+    check_own_process,
+    communicators_of,
+    full_size,
+    read_log,
+)
 from ncclt.profile.readers.plugin_report import CommunicatorReport, read_reports
 from ncclt.profile.source import check_readable, documents
+from ncclt.profile.workload_builder import check_distinct
 
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
 

@@ -18,8 +18,7 @@ from ncclt.errors import StudyStoppedError, UsageError
 from ncclt.launch.launcher import Launcher
 from ncclt.measure.redact import words_without_secrets
 from ncclt.measure.target import Target, gpus_visible
-from ncclt.profile.record.launchers import is_open_mpi
-from ncclt.profile.record.plan import Method, RecordPlan, plan_recording
+from ncclt.profile.record.plan import Method, RecordPlan, is_open_mpi, plan_recording
 from ncclt.profile.record.session import Recording, make_folder, run_recording
 from ncclt.profile.views.exposure import gain_bound
 from ncclt.prove.comparison import Comparison

@@ -30,21 +30,21 @@ from ncclt.profile.unsupported import find_unsupported
 
 READERS: dict[str, str] = {
     "kineto": "ncclt.profile.readers.kineto.reader",
-    "execution_trace": "ncclt.profile.readers.execution_trace.reader",
-    "flight_recorder": "ncclt.profile.readers.flight_recorder.reader",
-    "param_comms": "ncclt.profile.readers.param_comms.reader",
-    "inspector": "ncclt.profile.readers.inspector.reader",
+    "execution_trace": "ncclt.profile.readers.execution_trace",
+    "flight_recorder": "ncclt.profile.readers.flight_recorder",
+    "param_comms": "ncclt.profile.readers.param_comms",
+    "inspector": "ncclt.profile.readers.inspector",
     "plugin_report": "ncclt.profile.readers.plugin_report",
-    "deepspeed": "ncclt.profile.readers.deepspeed.reader",
+    "deepspeed": "ncclt.profile.readers.deepspeed",
     "megatron_log": "ncclt.profile.readers.megatron_log",
     "nccl_tests": "ncclt.profile.readers.nccl_tests",
-    "nccl_log": "ncclt.profile.readers.nccl_log.reader",
+    "nccl_log": "ncclt.profile.readers.nccl_log",
     "nccl_profiler": "ncclt.profile.readers.nccl_profiler",
-    "nsys": "ncclt.profile.readers.nsys.reader",
-    "horovod": "ncclt.profile.readers.horovod.reader",
+    "nsys": "ncclt.profile.readers.nsys",
+    "horovod": "ncclt.profile.readers.horovod",
     "aicb": "ncclt.profile.readers.aicb",
     "tracelens": "ncclt.profile.readers.tracelens",
-    "csv": "ncclt.profile.readers.csv_table.reader",
+    "csv": "ncclt.profile.readers.csv_table",
 }
 """Name of a source -> module that is its reader; imported on use."""
 

@@ -16,8 +16,7 @@ from ncclt.core.verification import Side, StepLaunch, Variables, Verification
 from ncclt.errors import NotStartedError, StudyStoppedError, UsageError
 from ncclt.launch.launcher import Launcher, LaunchPlan, LaunchResult
 from ncclt.measure.redact import without_secrets, words_without_secrets
-from ncclt.profile.record.launchers import forwarded, is_open_mpi
-from ncclt.profile.record.plan import Method, RecordPlan, plan_recording
+from ncclt.profile.record.plan import Method, RecordPlan, forwarded, is_open_mpi, plan_recording
 from ncclt.profile.record.ranks import StepTimes, read_step_times
 from ncclt.profile.record.session import make_folder
 from ncclt.prove.comparison import Comparison

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from ncclt.errors import UsageError
-from ncclt.profile.model.shapes import buffer_elements, fsdp_units, trainable_shapes
+from ncclt.profile.model.named import buffer_elements, fsdp_units, trainable_shapes
 
 
 class Block(nn.Module):

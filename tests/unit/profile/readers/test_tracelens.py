@@ -108,7 +108,7 @@ def test_what_makes_no_message_is_said(read):
     [
         ([LONG, "0,0,allreduce,4,Float,-5,100,5.0,1"], "line 2: In msg nelems is '-5'"),
         ([LONG, "0,0,allreduce,4,Float,100,100,5.0,0"], "line 2: operation_count is '0'"),
-        ([LONG, "0,0,allreduce,4,Float,100,100,nan,1"], "line 2: 'nan' is not a number above 0"),
+        ([LONG, "0,0,allreduce,4,Float,100,100,nan,1"], "line 2: dur_mean is 'nan', not a number above 0"),
         ([LONG, "x,0,allreduce,4,Float,100,100,5.0,1"], "line 2: rank is 'x'"),
         ([LONG, "0,0,allreduce,4,Float,999999999999999999,100,5.0,1"], "line 2: a message of"),
         ([LONG, "0,0,allreduce,4,Float,100"], "line 2: 6 cells under a header of 9"),

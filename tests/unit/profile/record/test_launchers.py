@@ -5,7 +5,7 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ncclt.profile.record.launchers import forwarded, is_open_mpi
+from ncclt.profile.record.plan import forwarded, is_open_mpi
 
 
 def test_only_open_mpi_needs_help():

@@ -15,18 +15,18 @@ from pathlib import Path
 from ncclt.core.message import MOST_BYTES, Message
 from ncclt.core.workload import WHOLE_FILE, Provenance, Workload
 from ncclt.errors import TraceError
-from ncclt.profile.readers.csv_table.rows import TableRow, first_row, rows, whole_number
-from ncclt.profile.readers.kineto.names import classify
-from ncclt.profile.readers.nccl_log.ranks import UNKNOWN_DTYPE
-from ncclt.profile.reading import left_out_notes, reasons, without_answered_receives, workload_of
+from ncclt.profile.c10d import classify
+from ncclt.profile.nccl_calls import UNKNOWN_DTYPE
+from ncclt.profile.numbers import parse_float
 from ncclt.profile.roles import RankMessages
 from ncclt.profile.source import Document, any_head, documents
+from ncclt.profile.table_rows import TableRow, first_row, rows
+from ncclt.profile.workload_builder import left_out_notes, reasons, without_answered_receives, workload_of
 
 _HEADER = ("comm_type", "comm_group", "comm_group_size", "msg_size", "stage")
 
 _RANKS = re.compile(r"\[rank0 ~ rank([0-9]{1,7})\]")
 
-_NUMBER = re.compile(r"[0-9]{1,15}(?:\.[0-9]{1,20})?(?:e-?[0-9]{1,2})?")
 
 name = "aicb"
 
@@ -182,15 +182,21 @@ def _call(row: TableRow, cells: Mapping[str, str]) -> _Call | str:
         return f"{kind[:40]}, which ncclt has no message for"
     if cells["msg_size"].startswith("("):
         return f"{kind} with a tuple as size"
-    size_bytes = _whole(row, cells, "msg_size")
+    size_bytes = row.whole("msg_size", cells["msg_size"])
     if not size_bytes:
         return f"{kind} of 0 bytes"
     if size_bytes > MOST_BYTES:
         raise row.refused(f"a message of {size_bytes} bytes", f"sizes are in bytes, at most {MOST_BYTES}")
-    count = _whole(row, cells, "count") if "count" in cells else 1
+    count = row.whole("count", cells["count"]) if "count" in cells else 1
     if count < 1:
         raise row.refused(f"count is {count}", "a row stands for at least one call")
-    group_size = 0 if cells["comm_group_size"] in ("None", "") else _whole(row, cells, "comm_group_size")
+    group_size = (
+        0 if cells["comm_group_size"] in ("None", "") else row.whole("comm_group_size", cells["comm_group_size"])
+    )
+    elapsed = cells.get("_elapsed_time", "")
+    elapsed_ms = parse_float(elapsed, least=0)
+    if elapsed not in ("", "None") and elapsed_ms is None:
+        raise row.refused(f"_elapsed_time is {elapsed[:40]!r}", "it must be milliseconds, or None")
     message = Message(
         collective=operation.collective, dtype=UNKNOWN_DTYPE, size_bytes=size_bytes, group_size=group_size
     )
@@ -199,25 +205,10 @@ def _call(row: TableRow, cells: Mapping[str, str]) -> _Call | str:
         message=message,
         is_receive=operation.is_receive,
         count=count,
-        elapsed_ms=_elapsed_ms(row, cells.get("_elapsed_time", "")),
+        elapsed_ms=elapsed_ms or None,
     )
 
 
 def _word(text: str) -> str:
     """Return a value of Python's Enum without its class: `CommType.all_reduce` -> `all_reduce`."""
     return text.rpartition(".")[2]
-
-
-def _whole(row: TableRow, cells: Mapping[str, str], column: str) -> int:
-    number = whole_number(cells[column])
-    if number is None:
-        raise row.refused(f"{column} is {cells[column][:40]!r}", "it must be a whole number")
-    return number
-
-
-def _elapsed_ms(row: TableRow, text: str) -> float | None:
-    if text in ("", "None"):
-        return None
-    if not _NUMBER.fullmatch(text):
-        raise row.refused(f"_elapsed_time is {text[:40]!r}", "it must be milliseconds, or None")
-    return float(text) or None

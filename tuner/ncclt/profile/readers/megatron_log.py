@@ -15,11 +15,20 @@ from pathlib import Path
 from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, parse_dtype
 from ncclt.core.workload import Provenance, Workload
 from ncclt.errors import InputError, TraceError
-from ncclt.profile.ranks import RankFile, check_one_job
-from ncclt.profile.readers.nccl_log.lines import LOGGED_CALL, check_bounded, check_distinct
-from ncclt.profile.reading import all_of, left_out_notes, reasons, workload_of_roles
+from ncclt.profile.numbers import MOST_RANKS, parse_int
+from ncclt.profile.readers.nccl_log import LOGGED_CALL
 from ncclt.profile.roles import RankMessages, find_roles
 from ncclt.profile.source import Document, any_head, documents, ranked_lines
+from ncclt.profile.workload_builder import (
+    RankFile,
+    all_of,
+    check_bounded,
+    check_distinct,
+    check_one_job,
+    left_out_notes,
+    reasons,
+    workload_of_roles,
+)
 
 _COUNT = re.compile(rb"Number of buckets for gradient all-reduce / reduce-scatter: (\d{1,7})")
 
@@ -91,8 +100,8 @@ class _Job:
         self.settings = settings
         self.assumptions: dict[str, None] = {}
         self.is_sharded = self._is_on("use_distributed_optimizer")
-        self.world_size = _number(settings.get("world_size"))
-        self.group_size = _number(settings.get("data_parallel_size"))
+        self.world_size = parse_int(settings.get("world_size"), most=MOST_RANKS) or 0
+        self.group_size = parse_int(settings.get("data_parallel_size"), most=MOST_RANKS) or 0
 
     def messages(self, bucket: Bucket, left_out: Counter[str]) -> Iterator[Message]:
         """Yield what one bucket sends in a step."""
@@ -142,10 +151,6 @@ class _Job:
     def _assume(self, dtype: str, sentence: str) -> str:
         self.assumptions[sentence] = None
         return dtype
-
-
-def _number(text: str | None) -> int:
-    return int(text) if text is not None and re.fullmatch(r"[0-9]{1,7}", text) else 0
 
 
 def _nothing(logs: Sequence[BucketLog], left_out: Counter[str]) -> TraceError:

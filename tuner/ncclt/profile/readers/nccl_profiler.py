@@ -18,13 +18,11 @@ from typing import Any
 from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, parse_dtype
 from ncclt.core.workload import WHOLE_FILE, Provenance, Workload
 from ncclt.errors import InputError, TraceError
-from ncclt.profile.readers.kineto.job import integer
-from ncclt.profile.readers.nccl_log.choices import Choices
-from ncclt.profile.readers.nccl_log.lines import check_distinct
-from ncclt.profile.readers.nccl_log.ranks import OPERATIONS, PER_RANK
-from ncclt.profile.reading import all_of, known, left_out_notes, reasons, workload_of_roles
+from ncclt.profile.nccl_calls import OPERATIONS, PER_RANK, Choices
+from ncclt.profile.numbers import parse_int
 from ncclt.profile.roles import RankMessages, find_roles
 from ncclt.profile.source import Document, any_head, documents, lines, unmarked
+from ncclt.profile.workload_builder import all_of, check_distinct, known, left_out_notes, reasons, workload_of_roles
 
 name = "nccl_profiler"
 
@@ -142,7 +140,7 @@ def _count(row: Mapping[str, Any], number: int, labels: Sequence[str], found: _F
         return
     args = row.get("args")
     args = args if isinstance(args, Mapping) else {}
-    rank, elements = integer(args.get("Rank")), integer(args.get("Count"))
+    rank, elements = parse_int(args.get("Rank")), parse_int(args.get("Count"))
     if rank is None or elements is None or "CommHash" not in args:
         found.left_out["event without rank, count or communicator"] += 1
         return
@@ -153,7 +151,7 @@ def _count(row: Mapping[str, Any], number: int, labels: Sequence[str], found: _F
             f"rank {rank} of communicator {communicator} is in {labels[first - 1]} and in {labels[number - 1]}",
             hint="give every file of one job once",
         )
-    channels = integer(args.get("nChannels", args.get("nMaxChannels")))
+    channels = parse_int(args.get("nChannels", args.get("nMaxChannels")))
     choice = "/".join(str(part)[:24] for part in (args.get("Algorithm"), args.get("Protocol"), channels) if part)
     kind = str(row.get("name"))[:48], str(args.get("Datatype"))[:48], elements, choice
     found.calls.setdefault((str(row.get("pid")), communicator, rank), Counter())[kind] += 1

@@ -20,11 +20,19 @@ from ncclt.errors import BenchmarkError, InputError, TraceError
 from ncclt.nccl.nccl_tests.json import NEWEST, parse_json
 from ncclt.nccl.nccl_tests.result import NcclTest, NcclTestRow
 from ncclt.nccl.nccl_tests.text import parse_text
-from ncclt.profile.readers.nccl_log.lines import LOGGED_CALL, check_distinct
-from ncclt.profile.readers.nccl_log.ranks import PER_RANK
-from ncclt.profile.reading import joined, known, left_out_notes, newer_notes, reasons, workload_of
+from ncclt.profile.nccl_calls import PER_RANK
+from ncclt.profile.readers.nccl_log import LOGGED_CALL
 from ncclt.profile.source import Document, any_head, check_readable, documents, heads, read_block
 from ncclt.profile.unsupported import find_unsupported
+from ncclt.profile.workload_builder import (
+    check_distinct,
+    joined,
+    known,
+    left_out_notes,
+    newer_notes,
+    reasons,
+    workload_of,
+)
 
 name = "nccl_tests"
 

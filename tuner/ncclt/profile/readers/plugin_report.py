@@ -17,13 +17,20 @@ from typing import Any
 from ncclt.core.message import MOST_BYTES, Collective, Message
 from ncclt.core.workload import WHOLE_FILE, Provenance, Workload
 from ncclt.errors import TraceError
-from ncclt.profile.readers.inspector.records import whole
-from ncclt.profile.readers.nccl_log.choices import Choices
-from ncclt.profile.readers.nccl_log.lines import check_bounded, check_distinct
-from ncclt.profile.readers.nccl_log.ranks import UNKNOWN_DTYPE
-from ncclt.profile.reading import all_of, joined, known, largest_group_notes, left_out_notes, workload_of_roles
+from ncclt.profile.nccl_calls import UNKNOWN_DTYPE, Choices
+from ncclt.profile.numbers import MOST_RANKS, parse_int
 from ncclt.profile.roles import RankMessages, find_roles
 from ncclt.profile.source import any_head, documents, lines
+from ncclt.profile.workload_builder import (
+    all_of,
+    check_bounded,
+    check_distinct,
+    joined,
+    known,
+    largest_group_notes,
+    left_out_notes,
+    workload_of_roles,
+)
 
 name = "plugin_report"
 
@@ -158,26 +165,22 @@ def _rows(raw: Iterator[bytes], label: str) -> Iterator[dict[str, Any]]:
 def _checked_head(row: dict[str, Any], label: str) -> dict[str, Any]:
     if (version := row["ncclt_plugin_report"]) != _FORMAT:
         newer = f"is newer than {_FORMAT}, the newest that ncclt knows"
-        what = newer if (whole(version) or 0) > _FORMAT else f"is not known: ncclt reads {_FORMAT}"
+        what = newer if (parse_int(version) or 0) > _FORMAT else f"is not known: ncclt reads {_FORMAT}"
         raise TraceError(f"{label}: its format {version!r} {what}", hint="update ncclt")
-    numbers = ("pid", "number", "ranks", "nodes", "started_us")
+    numbers = {key: parse_int(row.get(key)) for key in ("pid", "number", "ranks", "nodes", "started_us")}
+    numbers["launch_rank"] = parse_int(row.get("launch_rank"), least=-1)
     words = ("host", "communicator", "table", "fnv1a", "not_in_use", "nccl")
-    rank = row.get("launch_rank")
-    if (
-        any(whole(row.get(key)) is None for key in numbers)
-        or any(not isinstance(row.get(key), str) for key in words)
-        or not 0 < row["ranks"] <= 10_000_000
-        or (rank != -1 and whole(rank) is None)
-    ):
+    is_damaged = None in numbers.values() or any(not isinstance(row.get(key), str) for key in words)
+    if is_damaged or not 0 < (numbers["ranks"] or 0) <= MOST_RANKS:
         raise TraceError(f"the first line of {label} is damaged", hint="copy the file again")
-    return row
+    return {**row, **numbers}
 
 
 def _add(report: CommunicatorReport, row: Mapping[str, Any]) -> None:
-    collective, calls = _TUNABLE.get(str(row.get("collective"))), whole(row.get("calls"))
+    collective, calls = _TUNABLE.get(str(row.get("collective"))), parse_int(row.get("calls"))
     if collective is None or not calls:
         raise TraceError(f"{report.label} has a line without collective or calls", hint="copy the file again")
-    size = whole(row.get("size_bytes"))
+    size = parse_int(row.get("size_bytes"))
     if size is None:
         report.uncounted += calls
         return
@@ -185,7 +188,7 @@ def _add(report: CommunicatorReport, row: Mapping[str, Any]) -> None:
     outcome = {"applied": report.asked, "unavailable": report.refused}.get(str(row.get("outcome")))
     if outcome is not None:
         parts = [str(row.get("algorithm", "")).upper()[:24], str(row.get("protocol", "")).upper()[:24]]
-        channels = whole(row.get("channels"))
+        channels = parse_int(row.get("channels"))
         outcome[collective, size, "/".join([*parts, str(channels)] if channels else parts)] += calls
 
 

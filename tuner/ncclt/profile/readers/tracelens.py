@@ -15,11 +15,17 @@ from pathlib import Path
 from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, parse_dtype
 from ncclt.core.workload import WHOLE_FILE, Provenance, Workload
 from ncclt.errors import InputError, TraceError
-from ncclt.profile.readers.csv_table.rows import TableRow, cells_by_name, first_row, rows, whole_number
-from ncclt.profile.readers.kineto.names import Operation, classify
-from ncclt.profile.reading import left_out_notes, partial_note, smallest, without_answered_receives, workload_of_roles
+from ncclt.profile.c10d import Operation, classify
 from ncclt.profile.roles import RankMessages, find_roles
 from ncclt.profile.source import Document, any_head, documents
+from ncclt.profile.table_rows import TableRow, cells_by_name, first_row, rows
+from ncclt.profile.workload_builder import (
+    left_out_notes,
+    partial_note,
+    smallest,
+    without_answered_receives,
+    workload_of_roles,
+)
 
 _REQUIRED = frozenset({"Collective name", "dtype", "In msg nelems", "Group size"})
 """Columns of all three tables."""
@@ -169,19 +175,20 @@ def _notes(by_rank: Mapping[int | None, Sequence[_Row]], ranks: Sequence[int], w
 
 def _report_row(row: TableRow, cells: Mapping[str, str]) -> _Row:
     operation = classify(cells["Collective name"]) if cells["Collective name"] else None
-    group, group_size = cells.get("Process Group Name", ""), _whole(row, cells, "Group size")
+    group, group_size = cells.get("Process Group Name", ""), row.whole("Group size", cells["Group size"])
     message, left_out = _message(row, cells, operation, group_size)
-    mean = next((cells[column] for column in _MEANS_US if cells.get(column)), "")
+    mean = next((column for column in _MEANS_US if cells.get(column)), "")
+    counter = "operation_count" if "operation_count" in cells else "count"
     return _Row(
-        rank=_whole(row, cells, "rank") if "rank" in cells else None,
+        rank=row.whole("rank", cells["rank"]) if "rank" in cells else None,
         group=group,
         # PyTorch gives the default group, which is the whole job, the name 0.
         world_size=group_size if group == "0" else 0,
         message=message,
         left_out=left_out,
         is_receive=operation is not None and operation.is_receive,
-        calls=_whole(row, cells, "operation_count" if "operation_count" in cells else "count", least=1),
-        mean_us=_positive(row, mean) if mean else None,
+        calls=row.whole(counter, cells[counter], least=1),
+        mean_us=row.positive(mean, cells[mean]) if mean else None,
     )
 
 
@@ -215,31 +222,14 @@ def _message(
 
 def _elements(row: TableRow, cells: Mapping[str, str], collective: Collective, group_size: int) -> int:
     """Return the elements of the full buffer (reference: c10d counts one rank's input and output)."""
-    into = _whole(row, cells, "In msg nelems")
+    into = row.whole("In msg nelems", cells["In msg nelems"])
     if "Out msg nelems" in cells:
-        return max(into, _whole(row, cells, "Out msg nelems"))
+        return max(into, row.whole("Out msg nelems", cells["Out msg nelems"]))
     return into * group_size if collective is Collective.ALL_GATHER else into
 
 
 def _check_size(row: TableRow, cells: Mapping[str, str], size_bytes: int) -> None:
     """Refuse a row whose own MiB column says otherwise; written from floats, so to six digits."""
     told = cells.get("Full msg size (MB)", "")
-    if told and not math.isclose(_positive(row, told) * _MIB, size_bytes, rel_tol=1e-6):
+    if told and not math.isclose(row.positive("Full msg size (MB)", told) * _MIB, size_bytes, rel_tol=1e-6):
         raise row.refused(f"the elements are {size_bytes} bytes but the table says {told} MiB", "make the report again")
-
-
-def _whole(row: TableRow, cells: Mapping[str, str], column: str, *, least: int = 0) -> int:
-    number = whole_number(cells[column])
-    if number is None or number < least:
-        raise row.refused(f"{column} is {cells[column][:40]!r}", f"it must be a whole number from {least}")
-    return number
-
-
-def _positive(row: TableRow, text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise row.refused(f"{text[:40]!r} is not a number above 0", "make the report again")
-    return number

@@ -10,6 +10,10 @@ The recording's folder, shared by all ranks:
     traces/rankN.json            one Kineto trace per rank; empty where only step times are taken
     nccl/HOST.PID.log            one NCCL log per process
     plugin/ncclt-plugin.*.jsonl  one report of the tuner plugin per communicator and process
+
+Variables reach the ranks by the launcher: torchrun, srun (unless `--export` says otherwise) and MPI launchers built on
+Hydra (MPICH, Intel MPI) hand their whole environment on. Open MPI does so on its own host alone; on others it sets what
+`-x` names, and it refuses to start with both `-x` and the parameter `mca_base_env_list` (seen with 4.1.4).
 """
 
 from __future__ import annotations
@@ -20,11 +24,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.resources import files
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from ncclt.core.budget import MOST_LAUNCHES
 from ncclt.errors import UsageError
-from ncclt.profile.record.launchers import forwarded
+from ncclt.launch.mpi import MpiFlavour, ask_mpi_flavour
 from ncclt.profile.record.plugin import FOLDER as PLUGIN_FOLDER
 from ncclt.profile.record.plugin import plugin_variables
 
@@ -50,7 +54,7 @@ NCCL_LOG_SUBSYSTEMS = "INIT,ENV,COLL,TUNING"
 WINDOW_STEPS, WARMUP_STEPS = 20, 10
 """Steps that are recorded, and steps before them, where nothing else is said."""
 
-_INJECTED = ("__init__", "journal", "recorder", "start", "trace", "watch", "when_imported")
+_INJECTED = ("__init__", "recorder", "start", "when_imported")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,3 +188,45 @@ def _injected_files(settings: Mapping[str, object]) -> dict[str, str]:
         "inject/sitecustomize.py": (source / "entry.py").read_text(encoding="utf-8"),
         "inject/recording.json": json.dumps(dict(settings)),
     }
+
+
+_MPI_LAUNCHERS = frozenset({"mpirun", "mpiexec", "orterun", "prterun"})
+
+_LIST = "mca_base_env_list"
+_LIST_VARIABLE = f"OMPI_MCA_{_LIST}"
+
+
+def is_open_mpi(program: str, *, environ: Mapping[str, str]) -> bool:
+    """Return whether a program is Open MPI's launcher, from its `--version`; other launchers share its names."""
+    if PurePath(program).name not in _MPI_LAUNCHERS:
+        return False
+    try:
+        return ask_mpi_flavour(program, environ=environ) is MpiFlavour.OPEN_MPI
+    except UsageError:
+        return False  # whether it starts at all is seen when the command does
+
+
+def forwarded(
+    argv: tuple[str, ...], names: Sequence[str], *, environ: Mapping[str, str], open_mpi: bool
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return the command with the options that forward some variables, and the variables that these options need.
+
+    Args:
+        argv: the command.
+        names: variables that must reach the ranks.
+        environ: the environment of the command.
+        open_mpi: the command is Open MPI's launcher.
+    """
+    if not open_mpi:
+        return argv, {}
+    if _LIST in argv[:-1]:
+        place = argv.index(_LIST) + 1
+        return (*argv[:place], ";".join((argv[place], *names)), *argv[place + 1 :]), {}
+    if environ.get(_LIST_VARIABLE):
+        return argv, {_LIST_VARIABLE: ";".join((environ[_LIST_VARIABLE], *names))}
+    options = [word for name in names for word in ("-x", name)]
+    words = [argv[0], *options]
+    for word in argv[1:]:
+        # Open MPI takes every lone colon for the beginning of another program with options of its own.
+        words += [word, *options] if word == ":" else [word]
+    return tuple(words), {}

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ncclt.profile.readers.kineto.exposure import KernelTimeline
-from ncclt.profile.readers.kineto.stream_kernels import note_kernels
+from ncclt.profile.readers.kineto.trace import note_kernels
 
 PLAIN = {
     "ph": "X",

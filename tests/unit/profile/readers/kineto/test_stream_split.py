@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ncclt.profile.readers.kineto.stream_split import skipper, value_end
+from ncclt.profile.readers.kineto.stream import skipper, value_end
 
 # Pieces of JSON inside strings, and keys that look like the beginning of an event.
 NASTY = st.lists(

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ncclt.profile.numbers import parse_float
 from ncclt.profile.readers.kineto import reader as kineto
 from ncclt.profile.readers.kineto import stream as kineto_stream
-from ncclt.profile.readers.kineto.job import number
 from ncclt.profile.readers.kineto.trace import EventPicker, launches, rank_trace
-from ncclt.profile.reading import without_answered_receives
 from ncclt.profile.source import documents, load_json
+from ncclt.profile.workload_builder import without_answered_receives
 
 _NAMES = st.sampled_from(
     [
@@ -91,7 +91,7 @@ def _full(document):
         picker.take(row)
     trace = picker.trace(parsed, document.label)
     for row in (one for one in rows if one and one.get("ph") == "X"):
-        name, times = str(row["name"]), [number(row.get(k)) for k in ("ts", "dur")]
+        name, times = str(row["name"]), [(parse_float(row.get(k)) or 0.0) for k in ("ts", "dur")]
         if row.get("cat") in ("kernel", "Kernel"):
             trace.timeline.add_kernel(name, *times, str(row.get("pid")))
         elif row.get("cat") == "gpu_memcpy" and name.startswith("Memcpy DtoD"):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ncclt.profile.record.injected.trace import Window
+from ncclt.profile.record.injected.recorder import Window
 
 
 @pytest.mark.parametrize(

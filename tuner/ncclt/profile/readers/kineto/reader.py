@@ -17,14 +17,7 @@ from statistics import median
 from ncclt.core.workload import TimedCall, Workload
 from ncclt.errors import TraceError
 from ncclt.profile.other_libraries import NCCL_INSTEAD
-from ncclt.profile.readers.kineto.calls import CallBook
-from ncclt.profile.readers.kineto.exposure import KernelTimeline, RankExposure, least_exposed, mean_exposure
-from ncclt.profile.readers.kineto.kernels import KernelTimes, kernel_times, step_timeline
-from ncclt.profile.readers.kineto.metadata import calls_from_metadata, is_sized_collective, torch_version_hint
-from ncclt.profile.readers.kineto.shapes import calls_from_shapes
-from ncclt.profile.readers.kineto.steps import calls_in_steps
-from ncclt.profile.readers.kineto.trace import RankTrace, launches, rank_trace
-from ncclt.profile.readers.param_comms.ranks import (
+from ncclt.profile.rank_files import (
     RankReading,
     check_ranks,
     group_cycles,
@@ -34,9 +27,19 @@ from ncclt.profile.readers.param_comms.ranks import (
     rank_order,
     roles_of,
 )
-from ncclt.profile.reading import reasons, without_answered_receives, workload_of_roles
+from ncclt.profile.readers.kineto.calls import (
+    CallBook,
+    calls_from_metadata,
+    calls_from_shapes,
+    is_sized_collective,
+    torch_version_hint,
+)
+from ncclt.profile.readers.kineto.exposure import KernelTimeline, RankExposure, least_exposed, mean_exposure
+from ncclt.profile.readers.kineto.kernels import KernelTimes, calls_in_steps, kernel_times, step_timeline
+from ncclt.profile.readers.kineto.trace import RankTrace, launches, rank_trace
 from ncclt.profile.source import Document, any_head, unmarked
 from ncclt.profile.unsupported import XLA_TRACE
+from ncclt.profile.workload_builder import reasons, without_answered_receives, workload_of_roles
 
 name = "kineto"
 

@@ -1,4 +1,7 @@
-"""The events of one rank's Kineto trace that matter, picked in one pass."""
+"""One rank's Kineto trace, read in one pass: its head, its communication events, and the run times of its kernels.
+
+Kernels are too many to parse each: the four fields that matter are read off the bytes.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,87 @@ from heapq import merge
 from itertools import takewhile
 from typing import Any
 
+from ncclt.profile.c10d import is_barrier
+from ncclt.profile.numbers import parse_float, parse_int
 from ncclt.profile.readers.kineto.exposure import KernelTimeline
-from ncclt.profile.readers.kineto.job import KinetoJob, integer, job_of, number
-from ncclt.profile.readers.kineto.names import is_barrier
 from ncclt.profile.readers.kineto.stream import ESCAPED_ASCII, stream_trace
-from ncclt.profile.readers.kineto.stream_kernels import KERNEL_CATEGORIES, note_kernels
-from ncclt.profile.reading import day_of
 from ncclt.profile.source import Document
 from ncclt.profile.steps import MARK, OPTIMIZER
+from ncclt.profile.workload_builder import day_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KinetoGroup:
+    """A process group: its ranks, and its backends as in `cpu:gloo,cuda:nccl`."""
+
+    size: int
+    backend: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KinetoJob:
+    """The job as one rank's trace describes it.
+
+    Attributes:
+        rank: global rank, None where the trace does not say.
+        world_size: ranks of the job, 0 where the trace does not say.
+        backend: `nccl`, `gloo`, ..., empty where the trace does not say.
+        nccl_version: as written in the trace, may be empty.
+        groups: name of a process group -> what is said of it, where listed.
+        node_gpus: GPUs that the recording process saw, 0 where not listed.
+    """
+
+    rank: int | None
+    world_size: int
+    backend: str
+    nccl_version: str
+    groups: Mapping[str, KinetoGroup]
+    node_gpus: int
+
+    @property
+    def assumed_group_size(self) -> int:
+        """Return the group size of a call that names no group: that of all groups where they agree, else the world."""
+        sizes = {group.size for name, group in self.groups.items() if not self.bypasses_nccl(name)}
+        return sizes.pop() if len(sizes) == 1 else self.world_size
+
+    def bypasses_nccl(self, group: str) -> bool:
+        """Return whether a group of a job over NCCL runs over another backend."""
+        known = self.groups.get(group)
+        return known is not None and "nccl" in self.backend and "nccl" not in known.backend
+
+    def spans_nodes(self, *, start: int | None, stride: int | None, size: int) -> bool:
+        """Return whether a group of part of the job reaches over nodes; False where that is not known.
+
+        Ranks are taken to fill the nodes in order, as torchrun places them, and a node to have as many GPUs as the
+        recording process saw. Groups of the whole job stay False: their place is known only when they are placed.
+        """
+        if start is None or stride is None or stride < 1 or not 1 < size < self.world_size:
+            return False
+        if self.node_gpus < 2 or self.world_size % self.node_gpus:
+            return False
+        return start // self.node_gpus != (start + stride * (size - 1)) // self.node_gpus
+
+
+def job_of(document: Mapping[str, Any]) -> KinetoJob:
+    """Read the head of a trace; every field of it may be missing, and numbers may be strings."""
+    info = document.get("distributedInfo")
+    info = info if isinstance(info, Mapping) else {}
+    groups: dict[str, KinetoGroup] = {}
+    config = info.get("pg_config")
+    for row in config if isinstance(config, list) else ():
+        size = parse_int(row.get("pg_size")) if isinstance(row, Mapping) else None
+        if size:
+            groups[str(row.get("pg_name"))] = KinetoGroup(size=size, backend=str(row.get("backend_config", "")))
+    devices = document.get("deviceProperties")
+    return KinetoJob(
+        rank=parse_int(info.get("rank")),
+        world_size=parse_int(info.get("world_size")) or 0,
+        backend=str(info.get("backend", "")),
+        nccl_version=str(info.get("nccl_version", "")),
+        groups=groups,
+        node_gpus=len(devices) if isinstance(devices, list) else 0,
+    )
+
 
 # Each backend of c10d names its annotations after itself: nccl, hccl (Ascend, Gaudi), xccl (Intel), cncl, gloo, ...
 _ANNOTATION = re.compile(r"(?:[a-z]ccl|cncl|gloo|mpi|ucc):")
@@ -88,12 +164,12 @@ class Event:
     @property
     def external_id(self) -> int | None:
         """Return the number that Kineto shares between an operator and the kernels it launched."""
-        return integer(self.args.get("External id", self.args.get("external id")))
+        return parse_int(self.args.get("External id", self.args.get("external id")))
 
     @property
     def correlation(self) -> int | None:
         """Return the number that CUPTI shares between a kernel and the call that launched it."""
-        return integer(self.args.get("correlation"))
+        return parse_int(self.args.get("correlation"), least=-(2**63))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,12 +273,12 @@ class EventPicker:
         if not isinstance(row, Mapping) or row.get("ph") != "X":
             return
         if self._first_us is None and row.get("ts"):
-            self._first_us = number(row.get("ts"))
+            self._first_us = _moment(row, "ts")
         for kind in _kinds(row):
             self._picked[kind].append(_event(row))
         name = row.get("name")
         if row.get("cat") == _GPU_ANNOTATION and isinstance(name, str) and (step := MARK.match(name)):
-            self._timeline.add_gpu_step(int(step[1]), number(row.get("ts")), number(row.get("dur")))
+            self._timeline.add_gpu_step(int(step[1]), _moment(row, "ts"), _moment(row, "dur"))
 
     def glance(self, data: bytes, parse: Callable[[], list[Any]]) -> None:
         """Note when the kernels among these events ran."""
@@ -270,8 +346,8 @@ def _event(row: Mapping[str, Any]) -> Event:
     args = row.get("args")
     return Event(
         name=sys.intern(str(row.get("name"))),
-        start_us=number(row.get("ts")),
-        duration_us=max(0.0, number(row.get("dur"))),
+        start_us=_moment(row, "ts"),
+        duration_us=max(0.0, _moment(row, "dur")),
         thread=sys.intern(f"{row.get('pid')}/{row.get('tid')}"),
         args={key: _shared(args[key]) for key in _KEPT_ARGS if key in args} if isinstance(args, Mapping) else {},
     )
@@ -282,6 +358,96 @@ def _shared(value: object) -> object:
     return sys.intern(value) if isinstance(value, str) else value
 
 
+def _moment(row: Mapping[str, Any], key: str) -> float:
+    return parse_float(row.get(key)) or 0.0
+
+
 def _date(first_us: float | None, base_ns: object) -> str:
     """Return the day of the first event: `ts` counts from baseTimeNanoseconds, before torch 2.3 from 1970."""
-    return day_of((first_us or 0.0) / 1e6 + number(base_ns) / 1e9)
+    return day_of((first_us or 0.0) / 1e6 + (parse_float(base_ns) or 0.0) / 1e9)
+
+
+KERNEL_CATEGORIES = frozenset({"kernel", "Kernel"})
+_COPIES = "gpu_memcpy"
+_WITHIN_GPU = "Memcpy DtoD"
+_BETWEEN_GPUS = "Memcpy PtoP"
+
+_SPACE = rb"[ \t\n\r]*+"
+_COMMA = _SPACE + rb"," + _SPACE
+_NUMBER = rb"(-?[0-9]++(?:\.[0-9]++)?+(?:[eE][-+]?[0-9]++)?+)"
+# The order in which Kineto writes the fields (libkineto/src/output_json.cpp, 2022 to 2026). Where others follow the
+# category, the category alone is found.
+_KERNEL_FIELDS = re.compile(
+    rb'"cat"' + _COLON + rb'"([kK]ernel|gpu_memcpy)"'
+    rb"(?:"
+    + _COMMA
+    + rb'"name"'
+    + _COLON
+    + rb'"([^"]*+)"'
+    + _COMMA
+    + rb'"pid"'
+    + _COLON
+    + rb"([0-9]++)"
+    + _COMMA
+    + rb'"tid"'
+    + _COLON
+    + rb"[0-9]++"
+    + _COMMA
+    + rb'"ts"'
+    + _COLON
+    + _NUMBER
+    + _COMMA
+    + rb'"dur"'
+    + _COLON
+    + _NUMBER
+    + _SPACE
+    + rb"[,}])?+"
+)
+_COMPLETE = re.compile(rb'"ph"' + _COLON + rb'"X"' + _COMMA + rb"\Z")
+_WITHIN = 64
+
+
+def note_kernels(timeline: KernelTimeline, data: bytes, parse: Callable[[], list[Any]]) -> None:
+    """Add the kernels, and the copies from a GPU's memory to its own or another's, among some events to a timeline.
+
+    Args:
+        timeline: what they are added to.
+        data: the bytes of complete events.
+        parse: returns the same events parsed; asked only where not all kernels are laid out as Kineto does it.
+
+    Raises:
+        TraceError: from `parse`.
+    """
+    found = list(_KERNEL_FIELDS.finditer(data))
+    plain = all(kernel[2] is not None and _is_complete(data, kernel.start()) for kernel in found)
+    if plain and data.find(b"\\") >= 0:
+        # A quote may be escaped and the name go on behind it; or the category hides behind a number.
+        plain = not any(b"\\" in kernel[2] for kernel in found) and not ESCAPED_ASCII.search(data)
+    if plain:
+        for kernel in found:
+            category, name, device, start_us, duration_us = kernel.groups()
+            _note(
+                timeline,
+                category.decode(),
+                name.decode(errors="replace"),
+                float(start_us),
+                float(duration_us),
+                sys.intern(device.decode()),
+            )
+        return
+    for row in parse():
+        if isinstance(row, Mapping) and row.get("ph") == "X":
+            times = _moment(row, "ts"), _moment(row, "dur")
+            _note(timeline, str(row.get("cat")), str(row.get("name")), *times, str(row.get("pid")))
+
+
+def _note(timeline: KernelTimeline, category: str, name: str, start_us: float, duration_us: float, device: str) -> None:
+    if category in KERNEL_CATEGORIES:
+        timeline.add_kernel(name, start_us, duration_us, device)
+    elif category == _COPIES and name.startswith((_WITHIN_GPU, _BETWEEN_GPUS)):
+        timeline.add_copy(start_us, duration_us, device, leaves_gpu=name.startswith(_BETWEEN_GPUS))
+
+
+def _is_complete(data: bytes, category: int) -> bool:
+    """Return whether the phase of an event stands directly before its category and says that it has a duration."""
+    return _COMPLETE.search(data, max(0, category - _WITHIN), category) is not None

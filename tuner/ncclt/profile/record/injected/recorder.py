@@ -1,24 +1,274 @@
-"""Counts the training steps of one process and records a window of them."""
+"""The recording inside one process: counts its training steps and records a window of them.
+
+`Recorder` follows PyTorch's optimizers, `Watch` the functions that their hook does not show. A window is recorded by
+torch.profiler (`Trace`), or its step times alone are taken (`Timing`). `Journal` reports to the launching side.
+"""
 
 from __future__ import annotations
 
 import atexit
+import functools
 import json
 import os
 import sys
 import time
 import weakref
+from contextlib import suppress
 from pathlib import Path
-
-from .journal import ErrorGuard, Journal
-from .trace import Timing, Trace, Window
-from .watch import Watch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import ModuleType
+    from types import ModuleType, TracebackType
     from typing import Any
+
+
+class Journal:
+    """One small JSON file, always replaced as a whole.
+
+    Args:
+        folder: the recording's folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        host, pid = os.uname().nodename, os.getpid()
+        self._path = folder / "ranks" / f"{host}.{pid}.json"
+        self.facts: dict[str, Any] = {
+            "host": host,
+            "pid": pid,
+            "rank": None,
+            "world_size": 0,
+            "torch": "",
+            "state": "loaded",
+            "steps_seen": 0,
+            "steps_recorded": 0,
+            "outside_s": [],
+            "inside_s": [],
+            "start_s": 0.0,
+            "write_s": 0.0,
+            "failures": [],
+        }
+
+    def write(self, **changes: Any) -> None:
+        """Change some facts and write all."""
+        self.facts.update(changes)
+        part = self._path.with_suffix(".part")
+        with suppress(OSError):  # a full disk or a removed folder: there is nowhere left to report it
+            part.write_text(json.dumps(self.facts), encoding="utf-8")
+            part.replace(self._path)
+
+
+class ErrorGuard:
+    """Keeps errors of the recording away from the training: hands their description to `give_up` instead."""
+
+    def __init__(self, give_up: Callable[[str], None], doing: str) -> None:
+        self._give_up, self._doing = give_up, doing
+
+    def __enter__(self) -> None:
+        """Begin something that may fail."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _tb: TracebackType | None
+    ) -> bool:
+        """Swallow an error of our own; SystemExit and KeyboardInterrupt are not errors."""
+        if kind is None or not issubclass(kind, Exception):
+            return False
+        self._give_up(f"{self._doing}: {kind.__name__}: {error}")
+        return True
+
+
+SETTLING_STEPS = 3
+"""Steps at the start whose times count for nothing: DDP rebuilds its buckets, kernels and buffers are chosen."""
+
+
+class Window:
+    """`steps` steps behind the first `warmup`, counted from 1.
+
+    The profiler is prepared one step ahead where there is room, so that its first use slows no recorded step down.
+    """
+
+    def __init__(self, *, warmup: int, steps: int) -> None:
+        self.lead = 1 if warmup > 1 else 0
+        self.begin = warmup - self.lead
+        self.first, self.last = warmup + 1, warmup + steps
+        # The step behind the window waits for ranks that still write their traces.
+        self.end = self.last + 1 + steps
+
+    def is_inside(self, step: int) -> bool:
+        """Return whether a step is recorded."""
+        return self.first <= step <= self.last
+
+    def is_outside(self, step: int) -> bool:
+        """Return whether a step shows how long steps take without a recording."""
+        return SETTLING_STEPS < step <= self.begin or self.last + 1 < step <= self.end
+
+    def action(self, position: int) -> str:
+        """Name the torch.profiler.ProfilerAction of the profiler's own step `position`, counted from 0."""
+        final = self.lead + self.last - self.first
+        if position < self.lead:
+            return "WARMUP"
+        if position > final:
+            return "NONE"
+        return "RECORD_AND_SAVE" if position == final else "RECORD"
+
+
+class Trace:
+    """Records a window of steps and writes it as one Kineto trace.
+
+    Args:
+        path: of the trace; it has this name only once it is complete.
+        window: the steps.
+    """
+
+    def __init__(self, path: Path, window: Window) -> None:
+        import torch
+        from torch.profiler import ProfilerAction, ProfilerActivity, profile
+
+        self._path, self._window = path, window
+        self._discard = self._cut = False
+        self.write_s = 0.0
+        devices = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
+        self._profiler: Any = profile(
+            activities=[ProfilerActivity.CPU, *devices],
+            record_shapes=True,  # over gloo, and before torch 2.3 over NCCL, only shapes show the sizes
+            schedule=lambda position: getattr(ProfilerAction, window.action(position)),
+            on_trace_ready=self._save,
+        )
+
+    def start(self) -> None:
+        """Prepare the profiler, or start it where the window begins at once."""
+        self._profiler.start()
+
+    def step(self) -> None:
+        """Go on to the next step; behind the last one of the window the trace is written."""
+        self._profiler.step()
+
+    def close(self) -> None:
+        """End the profiler behind the window."""
+        self._profiler.stop()
+
+    def cut(self, *, save: bool) -> None:
+        """End the profiler inside the window and write the complete steps, or nothing."""
+        self._cut, self._discard = save, not save
+        self._profiler.stop()
+
+    def is_by(self, profiler: object) -> bool:
+        """Return whether a torch.autograd profiler is our own."""
+        return getattr(self._profiler, "profiler", None) is profiler
+
+    def _save(self, profiler: Any) -> None:
+        if self._discard:
+            return
+        began_s = time.perf_counter()
+        part = self._path.with_name(f"{self._path.name}.{id(self)}.part")
+        profiler.export_chrome_trace(str(part))
+        if self._cut:
+            _unmark(part, f"ProfilerStep#{profiler.step_num}")
+        part.replace(self._path)
+        self.write_s = time.perf_counter() - began_s
+
+
+class Timing:
+    """Lets a window of steps pass, in place of a trace; their times are in the journal.
+
+    Args:
+        path: of the empty file that shows the other ranks that this one has finished the window.
+    """
+
+    write_s = 0.0
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def start(self) -> None:
+        """Prepare nothing: the journal has a clock already."""
+
+    def step(self) -> None:
+        """Go on to the next step."""
+
+    def close(self) -> None:
+        """End the window."""
+        self._path.touch()
+
+    def cut(self, *, save: bool) -> None:
+        """End inside the window: `save` or not, there is nothing to write, and the others wait no longer for it."""
+
+    def is_by(self, _profiler: object) -> bool:
+        """Return True: no profiler of ours is in the way."""
+        return True
+
+
+def _unmark(path: Path, step: str) -> None:
+    """Rename a step that the end of the program cut off, so that no reader takes it for a complete one."""
+    cut = path.with_suffix(".cut")
+    with path.open("rb") as before, cut.open("wb") as after:
+        after.writelines(line.replace(f'"{step}"'.encode(), b'"ncclt: cut off"') for line in before)
+    cut.replace(path)
+
+
+class Watch:
+    """Sees backward passes, steps that a gradient scaler skips, and profilers of the program's own.
+
+    Args:
+        on_skip: called with the optimizer whose step a gradient scaler has skipped after an overflow.
+        on_profiler: called with a torch.autograd profiler before it takes the place of another one.
+    """
+
+    def __init__(self, *, on_skip: Callable[[Any], None], on_profiler: Callable[[Any], None]) -> None:
+        import torch
+
+        self.backward_seen = False
+        self.hook_called = False
+        self._on_skip, self._on_profiler = on_skip, on_profiler
+        self._other: Callable[[], Any] = lambda: None
+        self._patched: list[tuple[Any, str, Any, Any]] = []
+        self._patch(torch.autograd, "backward", self._backward)
+        for name in ("torch.amp.grad_scaler", "torch.cuda.amp.grad_scaler"):
+            self._patch(getattr(sys.modules.get(name), "GradScaler", None), "step", self._scaler_step)
+        self._patch(torch.autograd.profiler.profile, "_prepare_trace", self._prepare_trace)
+
+    @property
+    def other_profiler_runs(self) -> bool:
+        """Return whether a profiler that was begun after us has not ended yet."""
+        other = self._other()
+        return other is not None and getattr(other, "kineto_results", None) is None
+
+    def end(self) -> None:
+        """Restore everything but functions that were patched again after us."""
+        while self._patched:
+            owner, name, patched, original = self._patched.pop()
+            if vars(owner).get(name) is patched:
+                setattr(owner, name, original)
+
+    def _patch(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
+        original = None if owner is None else vars(owner).get(name)
+        if original is None:
+            return  # another version of PyTorch: what it would show stays unknown
+
+        @functools.wraps(original)
+        def patched(*args: Any, **kwargs: Any) -> Any:
+            return around(original, *args, **kwargs)
+
+        setattr(owner, name, patched)
+        self._patched.append((owner, name, patched, original))
+
+    def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.backward_seen = True
+        return original(*args, **kwargs)
+
+    def _scaler_step(self, original: Callable[..., Any], scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        self.hook_called = False
+        result = original(scaler, optimizer, *args, **kwargs)
+        if not self.hook_called:
+            self._on_skip(optimizer)
+        return result
+
+    def _prepare_trace(self, original: Callable[..., Any], profiler: Any) -> Any:
+        self._on_profiler(profiler)
+        result = original(profiler)
+        self._other = weakref.ref(profiler)
+        return result
+
 
 STOP_WAIT_S = 120.0
 """How long a rank that ends the job waits for the others to write: a trace of 1 GB takes about a minute."""

@@ -1,0 +1,118 @@
+"""The rules by which PARAM's comms traces become a workload."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ncclt.errors import TraceError
+from ncclt.profile.readers import param_comms
+
+
+def _row(comms, into, out, dtype="float", **more):
+    return {"comms": comms, "in_msg_size": into, "out_msg_size": out, "dtype": dtype, "world_size": 4, **more}
+
+
+@pytest.fixture
+def read(tmp_path):
+    def _read(*rows):
+        path = tmp_path / "comms.json"
+        path.write_text(json.dumps(list(rows)))
+        return param_comms.read([path], name="t")
+
+    return _read
+
+
+def _rows(workload):
+    return {
+        (m.message.collective.value, m.message.dtype, m.message.size_bytes, m.message.group_size): m.calls_per_step
+        for m in workload.messages
+    }
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        (_row("all_reduce", 10, 10), ("all_reduce", "float32", 40, 4)),
+        (_row("allreduce", 10, 10, "bfloat16"), ("all_reduce", "bfloat16", 20, 4)),
+        (_row("all_gather_base", 10, 40), ("all_gather", "float32", 160, 4)),
+        (_row("reduce_scatter", 40, 10, "Half"), ("reduce_scatter", "float16", 80, 4)),
+        (_row("all_to_allv", 12, 99, in_split=[3] * 4, out_split=[9] * 4), ("all_to_all", "float32", 48, 4)),
+        (_row("all_to_all_single", 12, 12), ("all_to_all", "float32", 48, 4)),
+        (_row("broadcast", 3, 3, "long", root=0), ("broadcast", "int64", 24, 4)),
+        (_row("isend", 5, 5, src_rank=2, dst_rank=3, use_batch=True), ("send_recv", "float32", 20, 4)),
+        (_row("all_reduce", 10, 10, global_ranks=[2, 3]), ("all_reduce", "float32", 40, 2)),
+    ],
+)
+def test_elements_become_the_size_column_of_nccl_tests(read, row, expected):
+    """Sizes of a comms trace are elements, of one rank."""
+    assert _rows(read(row)) == {expected: 1.0}
+
+
+def test_what_is_no_call_does_not_count(read):
+    """Compute, waiting, barriers, set-up and the mark of a batch."""
+    others = [{"comms": c} for c in ("wait", "barrier", "init", "batch_isend_irecv")]
+    workload = read(_row("all_reduce", 10, 10), *others, {"compute": "gemm", "mm_dim": 1000})
+    assert _rows(workload) == {("all_reduce", "float32", 40, 4): 1.0}
+    assert not any("left out" in note for note in workload.provenance.notes)
+
+
+def test_groups_with_one_size_add_up(read):
+    """A rank waits for the calls of all its groups."""
+    rows = [_row("all_reduce", 10, 10, pg_id=n, global_ranks=ranks) for n, ranks in ((1, [0, 1]), (2, [0, 2]))]
+    assert _rows(read(*rows)) == {("all_reduce", "float32", 40, 2): 2.0}
+
+
+def test_point_to_point_names_the_rank(read):
+    """The sender of sends, the receiver of receives."""
+    rows = [_row("send", 5, 5, src_rank=2, dst_rank=3), _row("recv", 5, 5, src_rank=1, dst_rank=2)]
+    workload = read(*rows)
+    assert _rows(workload) == {("send_recv", "float32", 20, 4): 1.0}
+    assert workload.provenance.ranks_read == (2,)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (_row("all_reduce", -1, -1), "without a usable size"),
+        (_row("all_reduce", float("nan"), None), "without a usable size"),
+        (_row("all_reduce", 2**70, 2**70), "without a usable size"),
+        (_row("all_reduce", 0, 0), "0 bytes"),
+        (_row("all_reduce", 8, 8, "qint4"), "qint4"),
+        (_row("all_reduce", 8, 8, None), "without a dtype"),
+        (_row("gather", 8, 8), "no message for"),
+        ({"neither": 1, "comms": 5}, "neither communication nor compute"),
+    ],
+)
+def test_unusable_entries_are_left_out_and_said(read, row, reason):
+    """And a trace of them alone is refused with the same reason."""
+    workload = read(row, _row("all_reduce", 10, 10))
+    assert _rows(workload) == {("all_reduce", "float32", 40, 4): 1.0}
+    assert any(note.startswith("left out: 1 x") and reason in note for note in workload.provenance.notes)
+    with pytest.raises(TraceError, match=reason):
+        read(row)
+
+
+def test_notes_stay_few_however_many_reasons_there_are(read):
+    """A damaged file must not fill the profile with its words."""
+    strange = [_row(f"op{n}", 1, 1) for n in range(500)]
+    notes = read(_row("all_reduce", 10, 10), *strange).provenance.notes
+    assert len(notes) < 30
+    assert "left out: 480 x call for other reasons" in notes
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(changes=st.dictionaries(st.sampled_from([*_row("n", 1, 1), "global_ranks", "pg_id"]), _JSON), more=_JSON)
+@settings(max_examples=100, deadline=None)
+def test_any_entry_is_read_or_left_out(tmp_path_factory, changes, more):
+    """An entry of any shape costs itself and no more."""
+    path = tmp_path_factory.mktemp("pc") / "comms.json"
+    path.write_text(json.dumps([_row("all_reduce", 10, 10), {**_row("all_gather", 5, 20), **changes}, more]))
+    assert param_comms.read([path], name="t").bytes_per_step >= 40

@@ -1,0 +1,279 @@
+"""Calls of PyTorch's c10d, in the form that all of its records have in common.
+
+ExecutionTrace, Flight Recorder and PARAM's comms traces hold the same facts: the name of a collective, its group and
+the tensors that go in and come out. Here they become messages; a call that makes none is counted by its reason.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, parse_dtype
+from ncclt.errors import InputError
+from ncclt.profile.numbers import MOST_RANKS
+from ncclt.profile.workload_builder import left_out_notes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """The meaning of a recorded name.
+
+    Attributes:
+        word: the name without prefixes and underscores, for notes.
+        collective: None where ncclt has no message for it (gather, scatter, sparse all-reduce, names not known).
+        is_receive: the receiving half of a send_recv.
+    """
+
+    word: str
+    collective: Collective | None
+    is_receive: bool = False
+
+    def message(self, dtype: str, elements: int, *, group_size: int, spans_nodes: bool = False) -> Message | str:
+        """Return the message of `elements` of `dtype`, counted as in `Message.size_bytes`, or why there is none."""
+        if self.collective is None:
+            return f"{self.word}, which ncclt has no message for"
+        try:
+            known = parse_dtype(dtype)
+        except InputError:
+            return f"{self.word} of dtype {dtype!r}, whose size is not known"
+        size_bytes = elements * DTYPE_SIZES[known]
+        if not 0 < size_bytes <= MOST_BYTES:
+            return f"{self.word} of {'0 bytes' if elements <= 0 else 'an impossible size'}"
+        return Message(
+            collective=self.collective,
+            dtype=known,
+            size_bytes=size_bytes,
+            group_size=group_size,
+            spans_nodes=spans_nodes,
+        )
+
+
+# One table for the three spellings of each: record_param_comms ("allreduce", "_allgather_base"), annotations
+# ("nccl:all_reduce", "nccl:_all_gather_base") and operators ("c10d::allreduce_", "c10d::_allgather_base_").
+# Source: torch/csrc/distributed/c10d/{ProcessGroupNCCL,ProcessGroupGloo,Ops}.cpp, torch 1.12 to 2.13.
+_WORDS: dict[Collective, tuple[str, ...]] = {
+    Collective.ALL_REDUCE: ("allreduce", "allreducecoalesced"),
+    Collective.ALL_GATHER: (
+        "allgather",
+        "allgatherbase",
+        "allgathercoalesced",
+        "allgatherintotensor",
+        "allgatherintotensorcoalesced",
+    ),
+    Collective.REDUCE_SCATTER: (
+        "reducescatter",
+        "reducescatterbase",
+        "reducescattertensor",
+        "reducescattertensorcoalesced",
+    ),
+    Collective.BROADCAST: ("broadcast", "broadcastoop"),
+    Collective.REDUCE: ("reduce", "reduceoop"),
+    Collective.ALL_TO_ALL: ("alltoall", "alltoallv", "alltoallbase"),
+    Collective.SEND_RECV: ("send", "recv", "recvanysource"),
+}
+_COLLECTIVES = {word: collective for collective, words in _WORDS.items() for word in words}
+
+# Waiting, set-up and bookkeeping; a barrier is a 1-element all-reduce that no training step waits for by size.
+_SYNCHRONISATION = frozenset(
+    {"wait", "init", "barrier", "monitoredbarrier", "allreducebarrier", "coalesced", "startcoalescing", "endcoalescing"}
+)
+
+
+def classify(name: str) -> Operation | None:
+    """Return the meaning of a recorded name; None for waiting, set-up and barriers.
+
+    >>> classify("nccl:_all_gather_base").collective, classify("c10d::recv_").is_receive, classify("wait")
+    (<Collective.ALL_GATHER: 'all_gather'>, True, None)
+    """
+    # "nccl:send 0->1" names its peers behind the operation.
+    word = name.rsplit(":", 1)[-1].split(" ", 1)[0].replace("_", "").lower()
+    if word in _SYNCHRONISATION:
+        return None
+    return Operation(word=word, collective=_COLLECTIVES.get(word), is_receive=word.startswith("recv"))
+
+
+def is_barrier(name: str) -> bool:
+    """Return whether a recorded name is a barrier, inside which older versions record an all-reduce."""
+    word = name.rsplit(":", 1)[-1].replace("_", "").lower()
+    return word in ("barrier", "monitoredbarrier")
+
+
+MOST_ELEMENTS = MOST_BYTES
+"""More elements than any buffer has: a larger count is damage."""
+
+_WORD_SHOWN = 48
+_REASONS_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedCall:
+    """One call as it was recorded.
+
+    Attributes:
+        name: the collective, in any of c10d's spellings.
+        group: distinguishes its process group from the others of the file, empty where nothing does.
+        group_size: ranks of that group, 0 where the call does not say.
+        inputs: tensors that go in.
+        outputs: tensors that come out.
+        position: place in the order of the recording.
+        duration_us: time from start to end, µs, where recorded.
+    """
+
+    name: str
+    group: str = ""
+    group_size: int = 0
+    inputs: tuple[Tensor, ...] = ()
+    outputs: tuple[Tensor, ...] = ()
+    position: int = 0
+    duration_us: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentCall:
+    """One message of a recorded call."""
+
+    message: Message
+    group: str
+    position: int
+    is_receive: bool = False
+    duration_us: float | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class CallLedger:
+    """What was made of the recorded calls.
+
+    Attributes:
+        group_sizes: ranks of every group whose size is known.
+        calls: the messages, in order.
+        left_out: reason -> calls left out for it.
+        assumptions: what was taken for granted, one sentence each.
+    """
+
+    group_sizes: Mapping[str, int]
+    calls: list[SentCall] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+    assumptions: dict[str, None] = field(default_factory=dict)
+
+    def notes(self) -> tuple[str, ...]:
+        """Return one sentence per assumption and per reason of leaving calls out."""
+        commonest = self.left_out.most_common(_REASONS_SHOWN)
+        notes = [*self.assumptions, *left_out_notes(dict(commonest))]
+        others = self.left_out.total() - sum(count for _reason, count in commonest)
+        return (*notes, f"left out: {others} x call for other reasons") if others else tuple(notes)
+
+
+def ledger_of(records: Sequence[RecordedCall]) -> CallLedger:
+    """Turn recorded calls, in their order, into messages."""
+    sizes = _group_sizes(records)
+    ledger = CallLedger(group_sizes=sizes)
+    for record in records:
+        operation = classify(record.name)
+        if operation is None:
+            continue
+        size = record.group_size or sizes.get(record.group, 0)
+        if not size:
+            ledger.assumptions["the size of some groups is not recorded: they are assumed to be the whole job"] = None
+        for into, out in _parts(operation, record):
+            made = _made(operation, into, out, size)
+            if isinstance(made, str):
+                ledger.left_out[made] += 1
+                continue
+            ledger.calls.append(
+                SentCall(
+                    message=made,
+                    group=record.group,
+                    position=record.position,
+                    is_receive=operation.is_receive,
+                    duration_us=record.duration_us,
+                )
+            )
+    return ledger
+
+
+def counts_of(calls: Iterable[SentCall]) -> Counter[tuple[str, Message]]:
+    """Return (group, message) -> calls."""
+    return Counter((call.group, call.message) for call in calls)
+
+
+def _group_sizes(records: Iterable[RecordedCall]) -> dict[str, int]:
+    """Return the ranks of every group of which one call shows them.
+
+    Where no call states them, an all_gather or a reduce_scatter shows them by the ratio of its buffers.
+    """
+    stated: dict[str, int] = {}
+    derived: dict[str, int] = {}
+    for record in records:
+        if not record.group:
+            continue
+        if record.group_size:
+            stated.setdefault(record.group, record.group_size)
+        elif ratio := _buffer_ratio(record):
+            derived.setdefault(record.group, ratio)
+    return {**derived, **stated}
+
+
+def shown(text: str) -> str:
+    """Return a word of the file for a note: short and printable."""
+    return repr(text[:_WORD_SHOWN])[1:-1]
+
+
+def _parts(operation: Operation, record: RecordedCall) -> Sequence[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]:
+    """Return the NCCL calls behind one record: a coalesced one stands for a call per tensor."""
+    into, out = record.inputs, record.outputs
+    if operation.word.endswith("coalesced") and len(into) == len(out) > 1:
+        return [((i,), (o,)) for i, o in zip(into, out, strict=True)]
+    return [(into, out)]
+
+
+def _made(operation: Operation, into: tuple[Tensor, ...], out: tuple[Tensor, ...], group_size: int) -> Message | str:
+    """Return the message of a call, or why it makes none."""
+    operation = replace(operation, word=shown(operation.word))
+    spelled = next((tensor.dtype for tensor in (*into, *out)), "")
+    if operation.collective and not spelled:
+        return f"{operation.word} without a {'dtype' if into or out else 'usable size'}"
+    elements = _tuning_elements(operation, into, out, group_size)
+    made = operation.message(shown(spelled.strip()), 1 if elements is None else elements, group_size=group_size)
+    if elements is None and isinstance(made, Message):
+        return f"{operation.word} with one side alone, in a group of unknown size"
+    return made
+
+
+def _tuning_elements(
+    operation: Operation, into: tuple[Tensor, ...], out: tuple[Tensor, ...], group_size: int
+) -> int | None:
+    """Return the count behind `Message.size_bytes`: the full buffer, which is the larger side.
+
+    For all_to_all it is what this rank sends: with uneven splits the output belongs to the other ranks. Where only
+    one rank's share was recorded the group makes the full buffer of it.
+    """
+    sent, received = sum(t.elements for t in into), sum(t.elements for t in out)
+    match operation.collective:
+        case Collective.ALL_TO_ALL:
+            return sent if into else None
+        case Collective.ALL_GATHER if not out:
+            return sent * group_size or None
+        case Collective.REDUCE_SCATTER if not into:
+            return received * group_size or None
+        case _:
+            return max(sent, received)
+
+
+def _buffer_ratio(record: RecordedCall) -> int:
+    """Return how many ranks share the full buffer, 0 where the call does not say."""
+    operation = classify(record.name)
+    if operation is None or operation.collective not in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER):
+        return 0
+    into, out = (sum(t.elements for t in tensors) for tensors in (record.inputs, record.outputs))
+    small, large = min(into, out), max(into, out)
+    return large // small if small and large % small == 0 and large // small <= MOST_RANKS else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """One recorded tensor: its elements, and its dtype as recorded."""
+
+    elements: int
+    dtype: str

@@ -1,0 +1,268 @@
+"""A plain table of messages: the way in for every source that ncclt has no reader for.
+
+Columns `collective,size_bytes,calls`, and as wanted `dtype,group_size,spans_nodes,steps,time_us`, in any order, divided
+by commas, semicolons or tabs. `size_bytes` is that of `ncclt.core.message.Message`, the `size` of nccl-tests: for
+all_gather, reduce_scatter and all_to_all the full buffer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+
+from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, parse_dtype
+from ncclt.core.plural import count_noun
+from ncclt.core.workload import WHOLE_FILE, Provenance, Workload
+from ncclt.errors import InputError, TraceError
+from ncclt.profile.c10d import classify
+from ncclt.profile.nccl_calls import UNKNOWN_DTYPE
+from ncclt.profile.source import Document, any_head, documents
+from ncclt.profile.table_rows import TableRow, cells_by_name, first_row, rows
+from ncclt.profile.workload_builder import workload_of
+
+name = "csv"
+
+
+def recognises(path: Path) -> bool:
+    """Return whether a file begins with a header that names collective, size and calls."""
+    return any_head(path, lambda beginning: has_required_columns(first_row(beginning)))
+
+
+def read(paths: Sequence[Path], *, name: str) -> Workload:
+    """Read one table into a workload.
+
+    Raises:
+        TraceError: damaged, no such table, a row that makes no message (named by its line), or several files.
+    """
+    workloads = [_read(document, name) for path in paths for document in documents(path)]
+    if len(workloads) != 1:
+        raise TraceError(
+            f"{len(workloads)} tables were given", hint="one table is one workload: join the rows of one rank"
+        )
+    return workloads[0]
+
+
+def _read(document: Document, name: str) -> Workload:
+    table, label = rows(document), document.label
+    header = next(table, None)
+    columns = columns_of(header.cells if header else (), label=label)
+    entries = [entry_of(columns, row) for row in table]
+    if not entries:
+        raise TraceError(f"{label} has a header but no row", hint="give one row per kind of message")
+    steps = {entry.steps for entry in entries}
+    if len(steps) > 1:
+        raise TraceError(
+            f"{label} gives several numbers of steps: {', '.join(str(n or 'none') for n in sorted(steps))}",
+            hint="count the calls of all messages over the same steps",
+        )
+    count = steps.pop()
+    calls: dict[Message, float] = {}
+    weighted: dict[Message, list[tuple[float, float]]] = {}
+    for entry in entries:
+        calls[entry.message] = calls.get(entry.message, 0.0) + entry.calls / (count or 1)
+        if entry.time_us is not None:
+            weighted.setdefault(entry.message, []).append((entry.calls, entry.time_us))
+    origin = Provenance(
+        source="csv",
+        detail={"files": label},
+        steps=count,
+        notes=tuple(_notes(columns, entries, count)),
+        whole_file=not count and not columns.calls_are_per_step,
+    )
+    means_us = {m: sum(n * time_us for n, time_us in found) / sum(n for n, _ in found) for m, found in weighted.items()}
+    return workload_of(name, calls, origin, times_us=means_us)
+
+
+def _notes(columns: Columns, entries: Sequence[Entry], steps: int) -> list[str]:
+    notes = []
+    if columns.ignored:
+        notes.append(f"columns without a meaning here: {', '.join(cell[:40] for cell in columns.ignored)}")
+    if not steps and not columns.calls_are_per_step:
+        notes.append(WHOLE_FILE)
+    bare = sum(not entry.has_dtype for entry in entries)
+    if bare:
+        notes.append(f"no dtype in {bare} of {count_noun(len(entries), 'row')}: taken as uint8, bytes of no known type")
+    if any(entry.message.group_size == 0 for entry in entries):
+        notes.append("a group without a size is the whole job")
+    return notes
+
+
+_COLUMNS: dict[str, tuple[str, ...]] = {
+    "collective": ("collective", "coll", "operation", "op"),
+    "size_bytes": ("size_bytes", "size", "bytes", "nbytes", "msg_bytes", "message_size", "message_size_bytes"),
+    "calls": ("calls", "count", "calls_per_step", "occurrences"),
+    "dtype": ("dtype", "datatype", "data_type", "type"),
+    "group_size": ("group_size", "nranks", "ranks", "world_size"),
+    "spans_nodes": ("spans_nodes", "inter_node", "internode"),
+    "steps": ("steps", "iterations", "iters"),
+    "time_us": ("time_us", "recorded_us", "mean_us"),
+}
+"""Our column -> the headers that mean it, small letters, blanks as underscores."""
+
+_PER_RANK = frozenset({"rank", "pid", "host", "hostname", "device", "gpu"})
+"""Columns that say the rows are of several ranks: every rank shows the same call, so adding them up would be wrong."""
+
+_REQUIRED = ("collective", "size_bytes", "calls")
+_TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False, "": False}
+_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([A-Za-z]*)")
+_UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+_AMBIGUOUS = ("k", "m", "g", "kb", "mb", "gb")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """The header of a table.
+
+    Attributes:
+        header: its cells as written.
+        named: our column -> the header that means it.
+        ignored: headers that mean nothing to ncclt.
+        calls_are_per_step: the calls are given per step already.
+    """
+
+    header: tuple[str, ...]
+    named: Mapping[str, str]
+    ignored: tuple[str, ...]
+    calls_are_per_step: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What one row says.
+
+    Attributes:
+        message: the message.
+        calls: its calls in all steps.
+        steps: the steps that they were counted over, 0 where not given.
+        time_us: mean duration of a call, µs, where given.
+        has_dtype: whether the row names a dtype.
+    """
+
+    message: Message
+    calls: float
+    steps: int
+    time_us: float | None
+    has_dtype: bool
+
+
+def columns_of(header: Sequence[str], *, label: str) -> Columns:
+    """Find our columns in a header.
+
+    Raises:
+        TraceError: a required column is missing, two headers mean the same, or the rows are of several ranks.
+    """
+    named: dict[str, str] = {}
+    ignored: list[str] = []
+    for cell in header:
+        word = re.sub(r"[\s-]+", "_", cell.lower())
+        column = next((ours for ours, theirs in _COLUMNS.items() if word in theirs), None)
+        if column is None:
+            ignored.append(cell)
+            continue
+        if column in named:
+            raise TraceError(
+                f"{label} has two columns for {column}: {named[column]!r} and {cell!r}", hint="keep one of them"
+            )
+        named[column] = cell
+    missing = [column for column in _REQUIRED if column not in named]
+    if missing:
+        raise TraceError(
+            f"{label} is not a table of messages: it has no column {', '.join(missing)}",
+            hint=f"begin with the header {','.join(_REQUIRED)} and, as wanted, {','.join(list(_COLUMNS)[3:])}",
+        )
+    per_rank = [cell for cell in ignored if cell.lower() in _PER_RANK]
+    if per_rank:
+        raise TraceError(
+            f"{label} has a column {per_rank[0]!r}: ncclt does not add up calls over ranks",
+            hint="every rank shows the same call: keep the rows of one rank and take the column out",
+        )
+    per_step = named["calls"].lower().endswith("step")
+    if per_step and "steps" in named:
+        raise TraceError(
+            f"{label} gives calls per step and a number of steps", hint="name the column calls, or leave out steps"
+        )
+    return Columns(header=tuple(header), named=named, ignored=tuple(ignored), calls_are_per_step=per_step)
+
+
+def entry_of(columns: Columns, row: TableRow) -> Entry:
+    """Read one row.
+
+    Raises:
+        TraceError: a cell is invalid; the message names the line.
+    """
+    by_header = cells_by_name(columns.header, row)
+    cell = {ours: by_header[header] for ours, header in columns.named.items()}
+    dtype = _dtype(row, cell.get("dtype", ""))
+    size_bytes = _size_bytes(row, cell["size_bytes"])
+    if size_bytes % DTYPE_SIZES[dtype]:
+        raise row.refused(f"{size_bytes} bytes are no whole number of {dtype}", "give bytes, not elements")
+    message = Message(
+        collective=_collective(row, cell["collective"]),
+        dtype=dtype,
+        size_bytes=size_bytes,
+        group_size=row.whole("group_size", cell.get("group_size", "") or "0"),
+        spans_nodes=_truth(row, cell.get("spans_nodes", "")),
+    )
+    steps = row.whole("steps", cell["steps"]) if "steps" in cell else 0
+    if "steps" in cell and steps < 1:
+        raise row.refused("0 steps", "give the steps that the calls were counted over")
+    return Entry(
+        message=message,
+        calls=row.positive("calls", cell["calls"]),
+        steps=steps,
+        time_us=row.positive("time_us", cell["time_us"]) if cell.get("time_us") else None,
+        has_dtype=bool(cell.get("dtype")),
+    )
+
+
+def _collective(row: TableRow, text: str) -> Collective:
+    operation = classify(text.lower().removeprefix("nccl")) if text else None
+    if text == Collective.SEND_RECV or text.lower() in ("sendrecv", "send/recv"):
+        return Collective.SEND_RECV
+    if operation is None or operation.collective is None:
+        raise row.refused(f"{text[:40]!r} is not a collective", f"known are {', '.join(Collective)}")
+    return operation.collective
+
+
+def _dtype(row: TableRow, text: str) -> str:
+    if not text:
+        return UNKNOWN_DTYPE
+    try:
+        return parse_dtype(text)
+    except InputError as error:
+        raise row.refused(error.message, error.hint) from error
+
+
+def _size_bytes(row: TableRow, text: str) -> int:
+    """Return exact bytes; `K`, `M`, `G` are refused, because they are 1000 to some and 1024 to others."""
+    found = _SIZE.fullmatch(text)
+    unit = found[2].lower() if found else ""
+    if found is None or unit not in (*_UNITS, *_AMBIGUOUS):
+        raise row.refused(f"{text[:40]!r} is not a size", "give whole bytes, 26214400, or 25MiB")
+    if unit in _AMBIGUOUS:
+        raise row.refused(
+            f"{text!r} can mean 1000 or 1024", f"give bytes, or {found[1]}{unit[0].upper()}iB where 1024 is meant"
+        )
+    size = Decimal(found[1]) * _UNITS[unit]
+    if size != int(size):
+        raise row.refused(
+            f"{text!r} is not a whole number of bytes", "give exact bytes; a rounded size is another message"
+        )
+    if not 0 < size <= MOST_BYTES:
+        raise row.refused(f"a size of {text} bytes", f"sizes are 1 to {MOST_BYTES} bytes")
+    return int(size)
+
+
+def _truth(row: TableRow, text: str) -> bool:
+    if text.lower() not in _TRUTH:
+        raise row.refused(f"spans_nodes is {text[:40]!r}", "give true or false")
+    return _TRUTH[text.lower()]
+
+
+def has_required_columns(header: Sequence[str]) -> bool:
+    """Return whether a header names collective, size and calls, whatever else it names."""
+    words = {re.sub(r"[\s-]+", "_", cell.lower()) for cell in header}
+    return all(words & set(_COLUMNS[column]) for column in _REQUIRED)

@@ -1,1 +1,0 @@
-"""Read plain tables of messages."""

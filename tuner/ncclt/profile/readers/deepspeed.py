@@ -1,0 +1,357 @@
+"""DeepSpeed's comms logger: tables of log_summary, verbose lines, and log_summary(return_dict=True) as JSON.
+
+Sizes in text are rounded to two decimals of their unit, those of the dictionary are exact. An all_gather shows the
+part of one rank and a reduce_scatter the full buffer, because DeepSpeed logs the tensor handed in. Only calls through
+deepspeed.comm are seen, and none tells its dtype or group.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ncclt.core.message import MOST_BYTES, Collective, Message
+from ncclt.core.workload import WHOLE_FILE, Provenance, Workload
+from ncclt.errors import TraceError
+from ncclt.nccl.run_facts import read_run_facts
+from ncclt.profile.nccl_calls import UNKNOWN_DTYPE
+from ncclt.profile.numbers import MOST_RANKS, parse_float, parse_int
+from ncclt.profile.readers.nccl_log import LOGGED_CALL
+from ncclt.profile.roles import RankMessages, find_roles
+from ncclt.profile.source import HEAD_BYTES, Document, any_head, documents, lines, load_json
+from ncclt.profile.workload_builder import (
+    RankFile,
+    all_of,
+    check_bounded,
+    check_distinct,
+    check_one_job,
+    left_out_notes,
+    reasons,
+    workload_of_roles,
+)
+
+name = "deepspeed"
+
+_MARK = re.compile(rb"Comm\. Op\s{1,40}Message Size\s{1,40}Count|comm op: [a-z]|\"(?:tput|busbw)_avg_gbps\"")
+
+_OPERATIONS: dict[str, Collective] = {
+    **dict.fromkeys(("all_reduce", "all_reduce_coalesced", "inference_all_reduce"), Collective.ALL_REDUCE),
+    **dict.fromkeys(
+        ("all_gather", "all_gather_base", "all_gather_into_tensor", "all_gather_coalesced"), Collective.ALL_GATHER
+    ),
+    **dict.fromkeys(("reduce_scatter", "reduce_scatter_base", "reduce_scatter_tensor"), Collective.REDUCE_SCATTER),
+    **dict.fromkeys(("all_to_all", "all_to_all_single"), Collective.ALL_TO_ALL),
+    **dict.fromkeys(("send", "isend", "recv", "irecv"), Collective.SEND_RECV),
+    "broadcast": Collective.BROADCAST,
+    "reduce": Collective.REDUCE,
+}
+"""Names of deepspeed/comm/comm.py; those in `_base` are from before March 2023."""
+
+_SCALED = (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL)
+"""Where DeepSpeed's busbw is tput x (n - 1)/n of the whole job (calc_bw_log of deepspeed/utils/comms_logging.py)."""
+
+
+def recognises(path: Path) -> bool:
+    """Return whether a file has output of the comms logger near its beginning, and no calls logged by NCCL."""
+    return any_head(path, _MARK.search) and not any_head(path, LOGGED_CALL.search)
+
+
+def read(paths: Sequence[Path], *, name: str) -> Workload:
+    """Read the logs of one job.
+
+    Raises:
+        TraceError: damaged, no output of the comms logger, several jobs, or a rank twice.
+    """
+    check_distinct(paths)
+    logs = sorted((_read(d) for path in paths for d in documents(path)), key=lambda log: log.label)
+    check_one_job([RankFile(label=log.label, ranks=tuple(log.rows)) for log in logs])
+    world_size = _world_size(logs)
+    left_out: Counter[str] = Counter()
+    views: list[RankMessages] = []
+    times: dict[Message, float] = {}
+    for rank, rows in ((rank, rows) for log in logs for rank, rows in log.rows.items()):
+        calls: Counter[tuple[str, Message]] = Counter()
+        for row, message in _messages(rows, world_size, left_out):
+            calls["", message] += row.calls
+            if row.time_us > 0:
+                times[message] = min(row.time_us, times.get(message, row.time_us))
+        views.append(RankMessages(rank=rank, calls=calls))
+    if not any(view.calls for view in views):
+        raise _nothing(logs, left_out)
+    return workload_of_roles(name, find_roles(views, times), _provenance(logs, world_size, left_out))
+
+
+def _read(document: Document) -> CommsLog:
+    if not document.stream.peek(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
+        return read_text(document)
+    content = load_json(document)
+    return read_dictionary(document.label, content if isinstance(content, Mapping) else {})
+
+
+def _messages(rows: Sequence[LogRow], world_size: int, left_out: Counter[str]) -> Iterator[tuple[LogRow, Message]]:
+    """Yield the rows that make messages; a receive counts where the rank sends nothing."""
+    sends = any(row.operation in ("send", "isend") for row in rows)
+    for row in rows:
+        collective = _OPERATIONS.get(row.operation)
+        if sends and row.operation in ("recv", "irecv"):
+            continue
+        size = row.size_bytes * (world_size if collective is Collective.ALL_GATHER else 1)
+        if collective is None:
+            left_out[f"{row.operation}, which ncclt has no message for"] += row.calls
+        elif collective is Collective.ALL_GATHER and not world_size:
+            left_out[f"{row.operation} of {row.size_bytes} bytes per rank: the number of ranks is not recorded"] += (
+                row.calls
+            )
+        elif not 0 < size <= MOST_BYTES:
+            left_out[f"{row.operation} of {size} bytes"] += row.calls
+        else:
+            yield row, Message(collective=collective, dtype=UNKNOWN_DTYPE, size_bytes=size)
+
+
+def _world_size(logs: Sequence[CommsLog]) -> int:
+    """Return the ranks of the job: as recorded, else computed from the two bandwidths, else those started, else 0.
+
+    busbw / tput = (n - 1)/n, so n = tput / (tput - busbw); both are printed with two decimals, so every row gives a
+    range for n, and only a single whole number inside all of them counts.
+
+    Raises:
+        TraceError: the files tell different sizes.
+    """
+    told = {log.world_size for log in logs if log.world_size}
+    if len(told) > 1:
+        shown = " and ".join(str(size) for size in sorted(told))
+        raise TraceError(f"the files are of different jobs, of {shown} ranks", hint="import each job on its own")
+    if told:
+        return told.pop()
+    low, high = 2.0, math.inf
+    for row in (row for log in logs for rows in log.rows.values() for row in rows):
+        if _OPERATIONS.get(row.operation) in _SCALED and row.busbw_gbps > 0.01:
+            smallest = (row.busbw_gbps - 0.005) / (row.tput_gbps + 0.005)
+            largest = (row.busbw_gbps + 0.005) / max(row.tput_gbps - 0.005, 1e-9)
+            low = max(low, 1 / (1 - smallest) if smallest < 1 else math.inf)
+            high = min(high, 1 / (1 - largest) if largest < 1 else math.inf)
+    first = math.ceil(low) if low <= high < math.inf else 0
+    return first if first and first <= high < first + 1 else max(log.started_ranks for log in logs)
+
+
+def _nothing(logs: Sequence[CommsLog], left_out: Counter[str]) -> TraceError:
+    where = all_of([log.label for log in logs])
+    if any(log.rows or log.tables or log.torn for log in logs):
+        return TraceError(
+            f"no collectives in {where}: {'; '.join(reasons(left_out)) or 'its table has no row that can be read'}",
+            hint="dump deepspeed.comm.log_summary(return_dict=True) as JSON: it has exact sizes and the ranks",
+        )
+    return TraceError(
+        f"{where} holds no output of DeepSpeed's comms logger",
+        hint='set "comms_logger": {"enabled": true} and call deepspeed.comm.log_summary() at the end',
+    )
+
+
+def _provenance(logs: Sequence[CommsLog], world_size: int, left_out: Counter[str]) -> Provenance:
+    ranks = {rank for log in logs for rank in log.rows if rank is not None}
+    read_from = dict.fromkeys(log.kind for log in logs if log.rows)
+    return Provenance(
+        source=name,
+        created=min((log.created for log in logs if log.created), default=""),
+        detail={"files": ", ".join(log.label for log in logs), "read_from": ", ".join(read_from)},
+        world_size=world_size,
+        ranks_read=tuple(sorted(ranks)),
+        notes=_notes(logs, world_size, left_out),
+        whole_file=True,
+    )
+
+
+def _notes(logs: Sequence[CommsLog], world_size: int, left_out: Counter[str]) -> tuple[str, ...]:
+    notes = [
+        WHOLE_FILE,
+        f"it has no dtype: messages are given in bytes, as {UNKNOWN_DTYPE}",
+        "it has no groups: every message is assumed to be of the whole job",
+        "it makes every call wait for the GPU: the times are of calls that run alone",
+    ]
+    if any(log.is_rounded and log.rows for log in logs):
+        notes.append("sizes are rounded to two decimals of their unit, up to 0.5 % off; the dictionary has them exact")
+    if world_size and not any(log.world_size for log in logs):
+        notes.append(f"the {world_size} ranks of the job are worked out from busbw / tput = (n - 1)/n")
+    for log in logs:
+        if log.tables > 1:
+            notes.append(f"{log.label} has {log.tables} tables, each of all calls so far: the fullest one is read")
+        if log.torn:
+            notes.append(f"left out: {log.torn} rows of a table in {log.label} without an operation above them")
+    return (*notes, *left_out_notes(left_out))
+
+
+_UNITS: dict[str, int] = {unit: 1024**power for power, unit in enumerate(("B", "KB", "MB", "GB", "TB", "PB"))}
+"""convert_size of deepspeed/utils/comms_logging.py: two decimals of a power of 1024."""
+
+_SIZE = rb"(\d{1,12}(?:\.\d{1,6})?) ?([KMGTP]?B)"
+_NUMBER = rb"(\d{1,18}(?:\.\d{1,9})?)"
+_HEADER = re.compile(rb"Comm\. Op\s{1,40}Message Size\s{1,40}Count\s{1,40}(Total Latency)?")
+# Alone on its line.
+_OPERATION = re.compile(rb"^\s{0,8}([a-z][a-z0-9_]{2,40})(?: \| \[Caller Func: [^\]]{1,200}\])?\s*$")
+_ROW = re.compile(
+    rb"(?:^|\s)" + _SIZE + rb"\s{1,20}(\d{1,15})\s{1,20}" + rb"\s{1,20}".join([_NUMBER] * 4) + rb"\s{0,40}$"
+)
+_VERBOSE = re.compile(
+    rb"(?:\[Rank (\d{1,7})\] )?(?:rank=\d{1,7} \| )?comm op: ([a-z][a-z0-9_]{2,40}) \| "
+    rb"(?:\[Caller Func: [^\]]{1,200}\] \| )?time \(ms\): " + _NUMBER + rb" \| msg size: " + _SIZE + rb" \| "
+    rb"algbw \(Gbps\): " + _NUMBER + rb" \| busbw \(Gbps\): " + _NUMBER
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogRow:
+    """Calls of one operation and size.
+
+    Attributes:
+        operation: DeepSpeed's name of it.
+        size_bytes: of the tensor handed in.
+        calls: how many.
+        time_us: mean duration of a call, µs, without the slowest and fastest tenth where DeepSpeed took the mean.
+        tput_gbps: throughput as DeepSpeed counts it, 1e9 bits/s.
+        busbw_gbps: bus bandwidth, 1e9 bits/s.
+    """
+
+    operation: str
+    size_bytes: int
+    calls: int
+    time_us: float
+    tput_gbps: float
+    busbw_gbps: float
+
+
+@dataclass(slots=True, kw_only=True)
+class CommsLog:
+    """What one file says.
+
+    Attributes:
+        label: name of the file.
+        kind: `table`, `verbose lines` or `dictionary`.
+        rows: rank (None where unknown) -> its rows.
+        tables: how many tables there are.
+        world_size: ranks of the job according to the file, 0 = not recorded.
+        started_ranks: ranks that its command line starts, 0 = it names none.
+        is_rounded: whether sizes are rounded to two decimals of their unit.
+        created: ISO date, may be empty.
+        torn: rows of a table without an operation above them.
+    """
+
+    label: str
+    kind: str
+    rows: dict[int | None, list[LogRow]] = field(default_factory=dict)
+    tables: int = 0
+    world_size: int = 0
+    started_ranks: int = 0
+    is_rounded: bool = True
+    created: str = ""
+    torn: int = 0
+
+
+def read_text(document: Document) -> CommsLog:
+    """Read a log; its fullest table, or the verbose lines where there is no table.
+
+    log_summary counts from the start of the job, so a later table repeats an earlier one. The table of stragglers
+    repeats the first three columns and is left out. The verbose lines are the calls that the tables add up.
+
+    Raises:
+        TraceError: damaged.
+    """
+    tables: list[list[LogRow]] = []
+    verbose: dict[int | None, dict[tuple[str, int], LogRow]] = {}
+    torn, operation, is_open, kinds = 0, "", False, 0
+    ranks = read_run_facts(document.stream.peek(HEAD_BYTES).decode(errors="replace")).ranks
+    for line in lines(document):
+        if b"comm op: " in line and (every := list(_VERBOSE.finditer(line))):
+            for said in every:  # more than one where line feeds were lost
+                rank, name, time_ms, number, unit, *speeds = said.groups()
+                row = _row(name.decode("ascii"), (number, unit), 1, (time_ms, *speeds))
+                rows = verbose.setdefault(None if rank is None else int(rank), {})
+                key = (row.operation, row.size_bytes)
+                kinds += key not in rows
+                rows[key] = _joined(rows[key], row) if key in rows else row
+        elif (header := _HEADER.search(line)) is not None:
+            is_open, operation = header[1] is not None, ""
+            if is_open:
+                tables.append([])
+        elif is_open and (found := _ROW.search(line)) is not None:
+            if operation:
+                number, unit, calls, _total_ms, *figures = found.groups()
+                tables[-1].append(_row(operation, (number, unit), int(calls), figures))
+                kinds += 1
+            else:
+                torn += 1
+        elif is_open and (named := _OPERATION.search(line)) is not None:
+            operation = named[1].decode("ascii")
+        check_bounded(kinds + len(tables), document.label)
+    if any(tables):
+        fullest = max(tables, key=lambda rows: sum(row.calls for row in rows))
+        return CommsLog(
+            label=document.label, kind="table", rows={None: fullest}, tables=len(tables), torn=torn, started_ranks=ranks
+        )
+    said_by = {rank: list(rows.values()) for rank, rows in verbose.items()}
+    return CommsLog(
+        label=document.label,
+        kind="verbose lines",
+        rows=said_by,
+        tables=len(tables),
+        torn=torn,
+        started_ranks=ranks,
+    )
+
+
+def read_dictionary(label: str, summary: Mapping[str, Any]) -> CommsLog:
+    """Read what log_summary(return_dict=True) returned, with exact sizes; entries of another form are passed over."""
+    metadata = summary.get("metadata")
+    metadata = metadata if isinstance(metadata, Mapping) else {}
+    rows = list(_dictionary_rows(summary.get("summary")))
+    stamp = str(metadata.get("timestamp", ""))
+    is_dated = re.fullmatch(r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d)", stamp[:10]) is not None
+    return CommsLog(
+        label=label,
+        kind="dictionary",
+        rows={parse_int(metadata.get("rank"), most=MOST_RANKS): rows} if rows else {},
+        world_size=parse_int(metadata.get("world_size"), most=MOST_RANKS) or 0,
+        is_rounded=False,
+        created=stamp[:10] if is_dated else "",
+    )
+
+
+def _dictionary_rows(operations: object) -> Iterator[LogRow]:
+    for name, sizes in operations.items() if isinstance(operations, Mapping) else ():
+        for size, facts in sizes.items() if isinstance(sizes, Mapping) else ():
+            if not isinstance(facts, Mapping) or not re.fullmatch(r"[0-9]{1,15}", str(size)):
+                continue
+            calls = parse_int(facts.get("count"), least=1, most=10**15)
+            if calls is not None:
+                yield LogRow(
+                    operation=str(name).split(" | ")[0],
+                    size_bytes=int(size),
+                    calls=calls,
+                    time_us=(parse_float(facts.get("avg_latency_ms"), least=0, most=1e15) or 0.0) * 1e3,
+                    tput_gbps=parse_float(facts.get("tput_avg_gbps"), least=0, most=1e15) or 0.0,
+                    busbw_gbps=parse_float(facts.get("busbw_avg_gbps"), least=0, most=1e15) or 0.0,
+                )
+
+
+def _row(operation: str, size: tuple[bytes, bytes], calls: int, figures: Sequence[bytes]) -> LogRow:
+    """Return a row from texts: number and unit of its size; mean time in ms, throughput and bus bandwidth."""
+    mean_ms, tput, busbw = map(float, figures)
+    return LogRow(
+        operation=operation,
+        size_bytes=round(float(size[0]) * _UNITS[size[1].decode("ascii")]),
+        calls=calls,
+        time_us=mean_ms * 1e3,
+        tput_gbps=tput,
+        busbw_gbps=busbw,
+    )
+
+
+def _joined(before: LogRow, row: LogRow) -> LogRow:
+    """Add one call; of the bandwidths the larger pair is kept, whose two decimals are the more exact."""
+    calls = before.calls + row.calls
+    faster = max(before, row, key=lambda one: one.tput_gbps)
+    return replace(faster, calls=calls, time_us=(before.time_us * before.calls + row.time_us * row.calls) / calls)

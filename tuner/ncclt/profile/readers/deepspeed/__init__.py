@@ -1,1 +1,0 @@
-"""Read DeepSpeed's comms logger."""

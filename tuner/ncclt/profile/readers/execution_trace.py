@@ -1,0 +1,445 @@
+"""PyTorch ExecutionTrace (Chakra host trace) JSON, schema 1.0.1 to 1.1.1, one document per rank.
+
+Only `record_param_comms` nodes are read: the `c10d::` and `nccl:` nodes beside them show the same calls again. They
+hold tensors with their element counts in every schema. A trace over gloo has none of them and is refused, and so is
+Chakra's `workload_graph` JSON, whose communication nodes have no sizes.
+
+Layouts: torch/csrc/profiler/standalone/execution_trace_observer.cpp of torch 1.13 to 2.13. Schema 1.0.1 is flat, 1.0.2
+and later nest values, types and attrs. A tensor is [tensor id, storage id, offset, elements, bytes per element, device]
+in all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from ncclt.core.workload import Workload
+from ncclt.errors import TraceError
+from ncclt.profile.c10d import (
+    MOST_ELEMENTS,
+    RecordedCall,
+    SentCall,
+    Tensor,
+    classify,
+    counts_of,
+    is_barrier,
+    ledger_of,
+    shown,
+)
+from ncclt.profile.numbers import MOST_RANKS, parse_int
+from ncclt.profile.rank_files import RankReading, read_ranks
+from ncclt.profile.source import Document, any_head, load_json, unmarked
+from ncclt.profile.steps import MARK, OPTIMIZER, StepDivision, TimeRange, divide_into_steps
+from ncclt.profile.workload_builder import day_in, newer_notes, without_answered_receives
+
+name = "execution_trace"
+
+NEWEST = "1.1.1"
+"""Schema of torch 2.5 and later, the newest that is known here."""
+
+_GRAPH = "workload_graph"
+_COMMUNICATION_NODE = 7  # COMM_COLL_NODE of Chakra's et_def.proto
+
+# Of these the recorded place is the root or the peer, not the rank's own.
+_ROOTED = frozenset({"broadcast", "broadcastoop", "reduce", "reduceoop", "send", "recv", "gather", "scatter"})
+
+
+def recognises(path: Path) -> bool:
+    """Return whether a file, or a member of an archive, begins like an ExecutionTrace or a Chakra workload graph."""
+    return any_head(path, _is_trace)
+
+
+def read(paths: Sequence[Path], *, name: str) -> Workload:
+    """Read the traces of one job, one document per rank.
+
+    Raises:
+        TraceError: damaged, no trace, no collectives or none with a size, several jobs, or a rank twice.
+    """
+    return read_ranks(paths, read_rank, starts=b"{", source="execution_trace", name=name)
+
+
+def _is_trace(beginning: bytes) -> bool:
+    text = unmarked(beginning)
+    if not text.startswith(b"{"):
+        return False
+    if b'"workload_graph"' in text and b'"NodeType"' in text:
+        return True
+    return b'"schema"' in text and b'"nodes"' in text and (b'"rf_id"' in text or b'"start_ts"' in text)
+
+
+def read_rank(document: Document) -> RankReading:
+    """Read the trace of one rank.
+
+    Raises:
+        TraceError: damaged, no trace, or without collectives that have a size.
+    """
+    trace = load_json(document)
+    label = document.label
+    nodes = trace.get("nodes") if isinstance(trace, Mapping) else None
+    if not isinstance(trace, Mapping) or not isinstance(nodes, list):
+        raise _no_trace(trace, label)
+    rows = [node for node in nodes if isinstance(node, Mapping)]
+    comms = _sized(rows)
+    if not comms:
+        raise _no_calls(rows, label)
+    groups = groups_of(rows)
+    kept = [node for node in comms if not _bypasses_nccl(node.call.group, groups)]
+    ledger = ledger_of([_record(node.call, groups) for node in kept])
+    calls = without_answered_receives(ledger.calls)
+    steps = _divide(calls, rows)
+    elsewhere = len(comms) - len(kept)
+    return RankReading(
+        label=label,
+        rank=_rank(comms, groups),
+        world_size=_world_size(comms, groups, ledger.group_sizes),
+        calls=counts_of(steps.calls if steps.steps else calls),
+        steps=len(steps.steps),
+        marks=frozenset(number for step in steps.steps for number in step.marks),
+        recorded_on=day_in(trace.get("time")),
+        facts={"schema": shown(str(trace["schema"])) if isinstance(trace.get("schema"), str) else ""},
+        notes=(
+            *newer_notes([str(trace.get("schema", ""))[:40]], NEWEST),
+            "an ExecutionTrace has no durations",
+            *([f"left out: {elsewhere} x call in a group that never reaches NCCL"] if elsewhere else []),
+            *steps.notes,
+            *ledger.notes(),
+        ),
+    )
+
+
+def _sized(rows: Sequence[Mapping[str, Any]]) -> list[CommsNode]:
+    """Return the calls in the order of their start, without waiting, set-up, and barriers with what is inside them."""
+    comms = [comms_node(row) for row in rows if row.get("name") == COMMS]
+    barriers = {node.call.position for node in comms if is_barrier(node.call.name)}
+    within = _below(rows, barriers)  # an older barrier is an all-reduce
+    return sorted(
+        (n for n in comms if n.call.position not in within and n.call.name and classify(n.call.name) is not None),
+        key=lambda n: n.call.position,
+    )
+
+
+def _record(call: RecordedCall, groups: Mapping[str, TraceGroup]) -> RecordedCall:
+    """Return a call with the size of its group, where the trace lists it."""
+    known = groups.get(call.group)
+    return call if call.group_size or known is None else replace(call, group_size=known.size)
+
+
+def _bypasses_nccl(group: str, groups: Mapping[str, TraceGroup]) -> bool:
+    """Return whether a group of a job over NCCL runs over another backend."""
+    known = groups.get(group)
+    if known is None or not known.backend or "nccl" in known.backend:
+        return False
+    return any("nccl" in other.backend for other in groups.values())
+
+
+def _rank(comms: Sequence[CommsNode], groups: Mapping[str, TraceGroup]) -> int | None:
+    """Return the global rank, from the places inside the groups; None where they do not show it or disagree."""
+    only_group = len({node.call.group for node in comms}) == 1
+    told = {_global_rank(node, groups, only_group=only_group) for node in comms if _tells_place(node)} - {None}
+    return told.pop() if len(told) == 1 else None
+
+
+def _tells_place(node: CommsNode) -> bool:
+    operation = classify(node.call.name)
+    return operation is not None and operation.word not in _ROOTED and node.place is not None
+
+
+def _global_rank(node: CommsNode, groups: Mapping[str, TraceGroup], *, only_group: bool) -> int | None:
+    place, known = node.place, groups.get(node.call.group)
+    assert place is not None, "callers ask _tells_place first"
+    if known is not None and known.ranks:
+        return known.ranks[place] if place < len(known.ranks) else None
+    if known is not None:
+        return place  # a listed group without ranks is the whole job
+    if node.start is not None and node.stride:
+        return node.start + node.stride * place
+    return place if only_group else None  # the one group of a training job is the whole job
+
+
+def _world_size(comms: Sequence[CommsNode], groups: Mapping[str, TraceGroup], sizes: Mapping[str, int]) -> int:
+    """Return the size of the default group, or of the only one; 0 if the whole job's is not known."""
+    listed = [g.size for name, g in groups.items() if not g.ranks or g.description == "default_pg" or name == "0"]
+    if listed:
+        return max(listed)
+    default = {sizes.get(node.call.group, 0) for node in comms if node.description == "default_pg"}
+    names = {node.call.group for node in comms}
+    return max(default or ({sizes.get(names.pop(), 0)} if len(names) == 1 else {0}))
+
+
+def _no_trace(trace: object, label: str) -> TraceError:
+    graph = trace.get(_GRAPH) if isinstance(trace, Mapping) else None
+    if isinstance(graph, list):
+        found = sum(isinstance(row, Mapping) and row.get("NodeType") == _COMMUNICATION_NODE for row in graph)
+        return TraceError(
+            f"no message sizes in {label}: a Chakra workload graph in JSON has {found} communication nodes here, and "
+            "none of them has a size",
+            hint="import the PyTorch ExecutionTrace that the graph was converted from",
+        )
+    return TraceError(
+        f"{label} is not an ExecutionTrace: it has no list `nodes`",
+        hint="record one with torch.profiler's ExecutionTraceObserver",
+    )
+
+
+def _no_calls(rows: Sequence[Mapping[str, Any]], label: str) -> TraceError:
+    """Say that nothing was found, and what the likely reason is."""
+    gloo = sum(isinstance(row.get("name"), str) and row["name"].startswith("gloo:") for row in rows)
+    if gloo:
+        return TraceError(
+            f"no collectives in {label}: it was recorded over gloo ({gloo} calls), for which an ExecutionTrace has no "
+            "record_param_comms nodes and so no process groups",
+            hint="record over NCCL, or import the Kineto trace of the same run",
+        )
+    return TraceError(
+        f"no collectives in {label}: none of its {len(rows)} nodes is a record_param_comms with a collective",
+        hint="record steps of the distributed run itself",
+    )
+
+
+def _divide(calls: Sequence[SentCall], nodes: Sequence[Mapping[str, Any]]) -> StepDivision[SentCall]:
+    """Find the optimizer steps and the calls in them; calls between two marks belong to the first.
+
+    Nodes have no times. Their ids grow in the order in which operators start, on all threads together, and a node is
+    written when its operator ends: so a `ProfilerStep#N` in the file was recorded from start to end.
+    """
+    starts = sorted((node_number(node), int(m[1])) for node in nodes if (m := MARK.match(str(node.get("name")))))
+    ends: list[float] = [start - 1 for start, _number in starts[1:]]
+    if starts:
+        ends.append(_end(starts[-1][0], nodes) - 1)
+    marks = [TimeRange(start=s, end=end, number=n) for (s, n), end in zip(starts, ends, strict=True)]
+    if len(marks) > 1 and not any(marks[-1].start < call.position <= marks[-1].end for call in calls):
+        # `prof.step()` opens the next step at once; a loop that ends there leaves an empty one.
+        marks.pop()
+    optimizers = {node_number(node): str(node["name"]) for node in nodes if OPTIMIZER.match(str(node.get("name")))}
+    inside = sorted([*_below(nodes, set(optimizers)), *optimizers])
+    begins = sorted(optimizers)
+    runs = [
+        # Half an id behind the last one: what the optimizer itself sends is of the step that it ends.
+        TimeRange(start=begin, end=inside[bisect_left(inside, following) - 1] + 0.5, name=optimizers[begin])
+        for begin, following in zip(begins, [*begins[1:], inf], strict=False)
+    ]
+    return divide_into_steps(calls, lambda call: call.position, marks, runs)
+
+
+def _below(nodes: Sequence[Mapping[str, Any]], tops: set[int]) -> set[int]:
+    """Return the ids of the nodes below one of `tops`."""
+    if not tops:
+        return set()
+    parents = {node_number(node): parent_number(node) for node in nodes}
+    below: dict[int, bool] = {}
+    for node in nodes:
+        _climb(node_number(node), parents, tops, below)
+    return {number for number, is_below in below.items() if is_below}
+
+
+def _climb(number: int, parents: Mapping[int, int | None], tops: set[int], below: dict[int, bool]) -> None:
+    """Find out about a node and all on its way up, each once in the whole file, however the parents are linked."""
+    path: list[int] = []
+    at: int | None = number
+    while at is not None and at not in below:
+        below[at] = False  # a circle of parents ends here
+        path.append(at)
+        at = parents.get(at)
+        if at in tops:
+            break
+    found = at is not None and (at in tops or below[at])
+    below.update(dict.fromkeys(path, found))
+
+
+def _end(last_step: int, nodes: Sequence[Mapping[str, Any]]) -> float:
+    """Return where the last complete step ends: at the first operator behind it that never ended itself.
+
+    Only its children show such an operator, by a parent that is not in the file; it is the step that was cut off.
+    """
+    there = {node_number(node) for node in nodes}
+    cut = (parent for node in nodes if (parent := parent_number(node)) is not None and parent not in there)
+    return min((number for number in cut if number > last_step), default=float("inf"))
+
+
+COMMS = "record_param_comms"
+
+_GROUPS_NODE = "## process_group:init ##"
+_TENSOR_FIELDS, _ELEMENTS = 6, 3
+_TENSOR_TYPE = re.compile(r"Tensor\(([^()]{1,64})\)")
+_DEEPEST_LIST = 4  # GenericList[GenericList[Tensor]] and one to spare
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceGroup:
+    """A process group as the trace lists it; `ranks` is empty where it is the whole job."""
+
+    size: int
+    ranks: tuple[int, ...]
+    backend: str
+    description: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommsNode:
+    """One `record_param_comms` node.
+
+    Attributes:
+        call: its name is empty where it cannot be found; its position is the node's id. Ids grow in the order in which
+            operators start.
+        place: rank inside the group; the root of a rooted collective, the peer of a send or receive.
+        start: first global rank of the group, None where unknown or not regular.
+        stride: distance of its ranks, likewise.
+        description: `default_pg` and the like.
+    """
+
+    call: RecordedCall
+    place: int | None
+    start: int | None
+    stride: int | None
+    description: str
+
+
+def node_number(node: Mapping[str, Any]) -> int:
+    """Return the id of a node, -1 where it has none."""
+    number = parse_int(node.get("id"))
+    return -1 if number is None else number
+
+
+def parent_number(node: Mapping[str, Any]) -> int | None:
+    """Return the id of the operator around a node."""
+    return parse_int(node.get("ctrl_deps", node.get("parent")))
+
+
+def comms_node(node: Mapping[str, Any]) -> CommsNode:
+    """Read a `record_param_comms` node.
+
+    Its values are [tensors, sequence, group, place, name, in split, out split, ...]; without tensors (waiting,
+    barriers) the list begins at the sequence. Behind the splits stand nothing (1.0.1), the group's size (1.0.2), or
+    first rank, stride, size and more.
+    """
+    values, attributes = _values(node, "inputs"), _attributes(node)
+    at = next((place for place, value in enumerate(values) if isinstance(value, str)), len(values))
+    name = attributes.get("collective_name", values[at] if at < len(values) else "")
+    group, description = _group(values[at - 2] if 2 <= at < len(values) else None)
+    tail = [parse_int(value, most=MOST_RANKS) for value in values[at + 3 :]]
+    start, stride, told = tail[:3] if len(tail) >= 3 else (None, None, tail[0] if tail else None)
+    named = attributes.get("pg_name")
+    return CommsNode(
+        call=RecordedCall(
+            name=name if isinstance(name, str) else "",
+            group=named if isinstance(named, str) and named else group,
+            group_size=_group_size(told, attributes, values[at + 1 : at + 3]),
+            inputs=_tensors(node, "inputs", values[: max(0, at - 3)]) or _counted(attributes, "in_msg_nelems"),
+            outputs=_tensors(node, "outputs", _values(node, "outputs")) or _counted(attributes, "out_msg_nelems"),
+            position=node_number(node),
+        ),
+        place=parse_int(values[at - 1], most=MOST_RANKS) if 1 <= at < len(values) else None,
+        start=start,
+        stride=stride,
+        description=description,
+    )
+
+
+def groups_of(nodes: Iterable[Mapping[str, Any]]) -> dict[str, TraceGroup]:
+    """Return the process groups that torch.profiler lists in a trace, by name and by number (schema 1.0.2)."""
+    found: dict[str, TraceGroup] = {}
+    for node in nodes:
+        values = _values(node, "inputs") if node.get("name") == _GROUPS_NODE else []
+        for row in _listed(values[0] if values else None):
+            ranks = [parse_int(n, most=MOST_RANKS) for n in _list(row.get("ranks"))]
+            size = parse_int(row.get("group_size"), most=MOST_RANKS) or len(ranks)
+            group = TraceGroup(
+                size=size,
+                ranks=tuple(n for n in ranks if n is not None) if None not in ranks else (),
+                backend=_text(row.get("backend_config")),
+                description=_text(row.get("pg_desc")),
+            )
+            for key in (row.get("pg_name"), row.get("backend_id"), row.get("uid")):
+                if isinstance(key, str) or parse_int(key, most=2**64) is not None:
+                    found[str(key)] = group
+    return found
+
+
+def _listed(text: object) -> list[Mapping[str, Any]]:
+    """Return the rows of the list that is written as JSON inside the trace; PyTorch may have cut it."""
+    if not isinstance(text, str):
+        return []
+    try:
+        rows = json.loads(text)
+    except (ValueError, RecursionError):
+        return []
+    return [row for row in _list(rows) if isinstance(row, Mapping)]
+
+
+def _values(node: Mapping[str, Any], side: str) -> list[Any]:
+    found = node.get(side)
+    return _list(found.get("values") if isinstance(found, Mapping) else found)
+
+
+def _types(node: Mapping[str, Any], side: str) -> list[Any]:
+    found = node.get(side)
+    return _list(found.get("types") if isinstance(found, Mapping) else node.get(f"{side[:-1]}_types"))
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _attributes(node: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        row["name"]: row.get("value")
+        for row in _list(node.get("attrs"))
+        if isinstance(row, Mapping) and isinstance(row.get("name"), str)
+    }
+
+
+def _group(value: object) -> tuple[str, str]:
+    """Return name and description: a pair of strings since 1.0.3, the address of the group before."""
+    if isinstance(value, list) and value and isinstance(value[0], str):
+        return value[0], _text(value[1]) if len(value) > 1 else ""
+    address = parse_int(value, most=2**64)
+    return (str(address) if address else ""), ""
+
+
+def _group_size(told: int | None, attributes: Mapping[str, Any], splits: Sequence[Any]) -> int:
+    known = told or parse_int(attributes.get("pg_size"), most=MOST_RANKS)
+    if known:
+        return known
+    # An uneven all_to_all lists one number per rank.
+    return next((len(split) for split in splits if isinstance(split, list) and split), 0)
+
+
+def _tensors(node: Mapping[str, Any], side: str, values: Sequence[Any]) -> tuple[Tensor, ...]:
+    """Return all tensors of one side, whose dtype is in the type of the first value: `Tensor(float)`."""
+    elements: list[int] = []
+    waiting: list[tuple[Any, int]] = [(values, 0)]
+    while waiting:
+        value, depth = waiting.pop()
+        if _is_tensor(value):
+            elements.append(value[_ELEMENTS])
+        elif isinstance(value, list) and depth < _DEEPEST_LIST:
+            waiting.extend((inner, depth + 1) for inner in reversed(value))
+    if any(parse_int(count, most=MOST_ELEMENTS) is None for count in elements):
+        return ()
+    spelled = next((m[1] for t in _types(node, side) if isinstance(t, str) and (m := _TENSOR_TYPE.search(t))), "")
+    return tuple(Tensor(elements=count, dtype=spelled) for count in elements)
+
+
+def _is_tensor(value: object) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) == _TENSOR_FIELDS
+        and isinstance(value[-1], str)
+        and all(isinstance(n, int) for n in value[:-1])
+    )
+
+
+def _counted(attributes: Mapping[str, Any], key: str) -> tuple[Tensor, ...]:
+    elements = parse_int(attributes.get(key), most=MOST_ELEMENTS)
+    return () if elements is None else (Tensor(elements=elements, dtype=_text(attributes.get("dtype"))),)
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,280 @@
+"""PyTorch Flight Recorder dumps, pickled or JSON, one per rank (torch 2.4 to 2.15).
+
+The recorder keeps the last calls in a ring and writes them when a job hangs or is asked to, so a dump is a part of a
+run with its set-up calls, not a number of steps. Dumps of torch 2.3 have sizes without dtypes and are refused.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ncclt.core.message import Message
+from ncclt.core.workload import Workload
+from ncclt.errors import TraceError
+from ncclt.profile.c10d import (
+    MOST_ELEMENTS,
+    RecordedCall,
+    Tensor,
+    counts_of,
+    ledger_of,
+    shown,
+)
+from ncclt.profile.numbers import MOST_RANKS, parse_float, parse_int
+from ncclt.profile.plain_pickle import load_pickle
+from ncclt.profile.rank_files import RankReading, read_ranks
+from ncclt.profile.source import HEAD_BYTES, Document, any_head, load_json, read_block, unmarked
+from ncclt.profile.workload_builder import day_of, newer_notes, without_answered_receives
+
+name = "flight_recorder"
+
+NEWEST = "2.10"
+"""Version of torch 2.9 to 2.15 (FlightRecorder.hpp), the newest that is known here."""
+
+MAX_PICKLE_BYTES = 128 * 1024 * 1024
+"""Bytes of the largest pickle that is read; a full default buffer with stack frames takes a few MiB."""
+
+_PICKLE = b"\x80"  # PROTO, the first opcode of every pickle since protocol 2
+
+
+def recognises(path: Path) -> bool:
+    """Return whether a file, or a member of an archive, begins like a dump."""
+    return any_head(path, _is_dump)
+
+
+def read(paths: Sequence[Path], *, name: str) -> Workload:
+    """Read the dumps of one job, one document per rank.
+
+    Raises:
+        TraceError: damaged, no dump, not plain values, no collectives, several jobs, or a rank twice.
+    """
+    return read_ranks(paths, _read_rank, starts=(b"{", _PICKLE), source="flight_recorder", name=name)
+
+
+def _is_dump(beginning: bytes) -> bool:
+    if beginning.startswith(_PICKLE):
+        return b"pg_config" in beginning or b"profiling_name" in beginning
+    text = unmarked(beginning)
+    if not text.startswith(b"{") or b'"traceEvents"' in text or b'"schemaVersion"' in text:
+        return False
+    # The groups of a huge job come first in some dumps and fill all that we see.
+    return b'"profiling_name"' in text or (b'"pg_config"' in text and (b'"entries"' in text or b'"pg_status"' in text))
+
+
+def _read_rank(document: Document) -> RankReading:
+    dump = _load(document)
+    if not isinstance(dump, Mapping) or not isinstance(dump.get("entries"), list | tuple):
+        raise TraceError(
+            f"{document.label} is not a Flight Recorder dump: it has no list `entries`",
+            hint="dump with TORCH_FR_BUFFER_SIZE set, or ask the watchdog for it with TORCH_NCCL_DUMP_ON_TIMEOUT=1",
+        )
+    named = entries_of(dump)
+    entries, notes = _of_one_backend(named)
+    if len(named) < len(dump["entries"]):
+        notes.append(f"left out: {len(dump['entries']) - len(named)} x entry without an operation's name")
+    groups = groups_of(dump)
+    ledger = ledger_of([call_of(entry, groups) for entry in entries])
+    calls = without_answered_receives(ledger.calls)
+    durations_us: dict[Message, list[float]] = defaultdict(list)
+    for call in calls:
+        if call.duration_us is not None:
+            durations_us[call.message].append(call.duration_us)
+    rank, where = rank_of(entries, groups, document.label)
+    return RankReading(
+        label=document.label,
+        rank=rank,
+        world_size=world_size_of(groups),
+        calls=counts_of(calls),
+        mean_us={message: sum(found) / len(found) for message, found in durations_us.items()},
+        recorded_on=_recorded_on(entries),
+        facts={
+            "version": _text(dump.get("version")),
+            # `comm_lib_version` in torch 2.13 and later.
+            "nccl_version": _text(dump.get("nccl_version") or dump.get("comm_lib_version")),
+        },
+        notes=(
+            *newer_notes([_text(dump.get("version"))], NEWEST),
+            *_ring_notes(entries),
+            *([where] if where else []),
+            *notes,
+            *ledger.notes(),
+        ),
+    )
+
+
+def _load(document: Document) -> Any:
+    if not document.stream.peek(1).startswith(_PICKLE):
+        return load_json(document)
+    data = bytearray()
+    while part := read_block(document, HEAD_BYTES):
+        data += part
+        if len(data) > MAX_PICKLE_BYTES:
+            raise TraceError(
+                f"{document.label} is not a Flight Recorder dump: it is larger than {MAX_PICKLE_BYTES:,} bytes",
+                hint="dump fewer calls: TORCH_FR_BUFFER_SIZE=2000 holds several steps of most models",
+            )
+    return load_pickle(bytes(data), document.label)
+
+
+def _of_one_backend(entries: list[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], list[str]]:
+    """Keep the calls of NCCL where there are any: the other backends of such a job never reach it."""
+    nccl = [entry for entry in entries if entry["profiling_name"].startswith("nccl:")]
+    others = [entry for entry in entries if not entry["profiling_name"].startswith("nccl:")]
+    if not others:
+        return nccl, []
+    backends = ", ".join(sorted({shown(entry["profiling_name"].split(":", 1)[0]) for entry in others}))
+    if nccl:
+        return nccl, [f"left out: {len(others)} x call over {backends}, which never reaches NCCL"]
+    notes = [f"recorded over {backends}: these are the messages that NCCL would be given"]
+    if backends == "gloo":
+        # Seen with torch 2.13: ProcessGroupGloo records what it builds on, and only collectives.
+        notes.append("gloo records a reduce_scatter as the all_reduce that it makes of it, and no sends or receives")
+    return others, notes
+
+
+def _ring_notes(entries: list[Mapping[str, Any]]) -> list[str]:
+    """Say how much of the run the dump shows."""
+    notes = ["a dump is the last part of a run, set-up included: weigh messages by it, do not count steps"]
+    numbers = [n for entry in entries if (n := parse_int(entry.get("record_id"))) is not None]
+    if numbers and min(numbers) > 0:
+        notes.append(f"partial view: the ring buffer had overwritten the first {min(numbers)} calls")
+    pending = sum(not entry.get("retired") and entry.get("state") != "completed" for entry in entries)
+    if pending:
+        notes.append(f"{pending} of {len(entries)} calls had not completed when the dump was written; they count")
+    return notes
+
+
+def _recorded_on(entries: list[Mapping[str, Any]]) -> str:
+    """Return the day of the first call; `time_created_ns` counts from 1970."""
+    moments_ns = [n for entry in entries if (n := parse_int(entry.get("time_created_ns"), most=2**62)) is not None]
+    return day_of(min(moments_ns, default=0) / 1e9)
+
+
+def _text(value: object) -> str:
+    return shown(value) if isinstance(value, str) else ""
+
+
+_MOST_DIMENSIONS = 64  # at::kDimVectorMaxSize and beyond: no tensor has more
+_OWN_RANK = re.compile(r":(?:send|recv) (\d{1,9})(?:->|<-)\d")
+_RANK_IN_NAME = re.compile(r"rank_?(\d{1,7})(?!\d)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DumpGroup:
+    """A process group of `pg_config`: its global ranks, empty where not listed."""
+
+    description: str
+    ranks: tuple[int, ...]
+
+
+def entries_of(dump: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the entries that are objects and name an operation."""
+    entries = dump.get("entries")
+    found = entries if isinstance(entries, list | tuple) else ()
+    return [entry for entry in found if isinstance(entry, Mapping) and isinstance(entry.get("profiling_name"), str)]
+
+
+def groups_of(dump: Mapping[str, Any]) -> dict[str, DumpGroup]:
+    """Return name -> group; `ranks` is a list written as text, or a list."""
+    config = dump.get("pg_config")
+    found: dict[str, DumpGroup] = {}
+    for key, row in config.items() if isinstance(config, Mapping) else ():
+        if isinstance(key, str) and isinstance(row, Mapping):
+            description = row.get("desc")
+            found[key] = DumpGroup(
+                description=description if isinstance(description, str) else "", ranks=_ranks(row.get("ranks"))
+            )
+    return found
+
+
+def group_of(entry: Mapping[str, Any], groups: Mapping[str, DumpGroup]) -> DumpGroup | None:
+    """Return the group of an entry, by its name; the only group there is where the names do not meet (gloo)."""
+    known = groups.get(_group_name(entry))
+    if known is None and len(groups) == 1:
+        return next(iter(groups.values()))
+    return known
+
+
+def call_of(entry: Mapping[str, Any], groups: Mapping[str, DumpGroup]) -> RecordedCall:
+    """Return the call that an entry shows."""
+    group = group_of(entry, groups)
+    place = parse_int(entry.get("pg_id"), most=MOST_RANKS)
+    duration_ms = parse_float(entry.get("duration_ms"), least=0, most=1e12)
+    return RecordedCall(
+        name=entry["profiling_name"],
+        # The number distinguishes groups even where the name is empty.
+        group=f"{place}/{_group_name(entry)}" if place is not None else _group_name(entry),
+        group_size=len(group.ranks) if group else 0,
+        inputs=_tensors(entry.get("input_sizes"), entry.get("input_dtypes")),
+        outputs=_tensors(entry.get("output_sizes"), entry.get("output_dtypes")),
+        position=parse_int(entry.get("record_id")) or 0,
+        duration_us=duration_ms * 1e3 if duration_ms else None,
+    )
+
+
+def world_size_of(groups: Mapping[str, DumpGroup]) -> int:
+    """Return the ranks of the default group, or of the only one; 0 where neither is listed."""
+    default = [group for name, group in groups.items() if group.description == "default_pg" or name == "0"]
+    chosen = default or (list(groups.values()) if len(groups) == 1 else [])
+    return max((len(group.ranks) for group in chosen), default=0)
+
+
+def rank_of(entries: list[Mapping[str, Any]], groups: Mapping[str, DumpGroup], label: str) -> tuple[int | None, str]:
+    """Return the rank of a dump and where it is read from.
+
+    The content tells it by point-to-point calls alone (`nccl:send 0->1`, numbers inside the group). PyTorch puts the
+    rank into the file's name, from which its own analyser (torch.distributed.flight_recorder) takes it.
+    """
+    for entry in entries:
+        own, group = _OWN_RANK.search(entry["profiling_name"][:200]), group_of(entry, groups)
+        if own and group and int(own[1]) < len(group.ranks):
+            return group.ranks[int(own[1])], ""
+    named = _RANK_IN_NAME.findall(label.rsplit(":", 1)[-1])
+    return (int(named[-1]), "the rank is read from the file's name: the dump does not hold it") if named else (None, "")
+
+
+def _group_name(entry: Mapping[str, Any]) -> str:
+    pair = entry.get("process_group")
+    if isinstance(pair, list | tuple) and pair and isinstance(pair[0], str):
+        return pair[0]
+    return ""
+
+
+def _ranks(value: object) -> tuple[int, ...]:
+    if isinstance(value, str):
+        # A list that was shortened for printing does not show how many ranks there are.
+        return () if "..." in value else tuple(int(n) for n in re.findall(r"\d{1,9}", value))
+    if isinstance(value, list | tuple):
+        ranks = tuple(parse_int(n, most=MOST_RANKS) for n in value)
+        return tuple(n for n in ranks if n is not None) if None not in ranks else ()
+    return ()
+
+
+def _tensors(sizes: object, dtypes: object) -> tuple[Tensor, ...]:
+    """Return the tensors of one side; a dtype is empty where the dump has none (torch 2.3)."""
+    if not isinstance(sizes, list | tuple):
+        return ()
+    names = dtypes if isinstance(dtypes, list | tuple) else ()
+    found = []
+    for place, shape in enumerate(sizes):
+        elements = _elements(shape)
+        if elements is None:
+            return ()
+        dtype = names[place] if place < len(names) else ""
+        found.append(Tensor(elements=elements, dtype=dtype if isinstance(dtype, str) else ""))
+    return tuple(found)
+
+
+def _elements(shape: object) -> int | None:
+    if not isinstance(shape, list | tuple) or len(shape) > _MOST_DIMENSIONS:
+        return None
+    dimensions = [parse_int(n, most=MOST_ELEMENTS) for n in shape]
+    if any(n is None for n in dimensions):
+        return None
+    elements = math.prod(n for n in dimensions if n is not None)
+    return elements if elements <= MOST_ELEMENTS else None

@@ -1,1 +1,0 @@
-"""Read PyTorch Flight Recorder dumps."""

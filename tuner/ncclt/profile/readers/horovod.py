@@ -1,0 +1,404 @@
+"""Horovod timelines (`horovodrun --timeline-filename`): the fused all_reduces of rank 0, which stands for all.
+
+Horovod copies tensors that are ready together into one fusion buffer and reduces that. The timeline shows tensors; the
+message is a fusion group, the tensors whose communication runs at the same time. Which tensors meet in a group depends
+on timing, so the sizes vary from step to step: every size is kept as it was seen, and the notes say how they cluster.
+
+A timeline is a JSON array that Horovod appends to while it runs (horovod/common/timeline.cc): a tensor is a process of
+the picture, named by a `process_name` event. Older releases never write the closing bracket. Its events are read one at
+a time.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, format_bytes, parse_dtype
+from ncclt.core.workload import WHOLE_FILE, Provenance, Workload
+from ncclt.errors import InputError, TraceError
+from ncclt.profile.numbers import parse_float
+from ncclt.profile.source import Document, any_head, documents, read_block, unmarked
+from ncclt.profile.workload_builder import day_of, left_out_notes, reasons, workload_of
+
+name = "horovod"
+
+_CLUSTER_RATIO = 1.25
+"""Sizes at most so far above the smallest of a cluster belong to it: groups that differ by a small tensor or two."""
+
+
+def recognises(path: Path) -> bool:
+    """Return whether a file begins like a Horovod timeline."""
+    return any_head(path, _is_timeline)
+
+
+def read(paths: Sequence[Path], *, name: str) -> Workload:
+    """Read the timeline of one job.
+
+    Raises:
+        TraceError: damaged, no timeline, no all_reduce with a size in it, or several files.
+    """
+    found = [(document.label, read_timeline(document)) for path in paths for document in documents(path)]
+    if len(found) != 1:
+        raise TraceError(f"{len(found)} timelines were given", hint="rank 0 writes one for the whole job: import one")
+    label, timeline = found[0]
+    groups = fusion_groups(timeline.calls, world_size=len(timeline.ranks))
+    if not groups:
+        raise TraceError(
+            f"no collectives in {label}: {'; '.join(reasons(timeline.left_out)) or 'not one operation in it ended'}",
+            hint="record a timeline of the training itself, over more than one rank",
+        )
+    steps, how = _steps(timeline.calls)
+    counts = Counter(group.message for group in groups)
+    total_us: dict[Message, float] = {}
+    for group in groups:
+        total_us[group.message] = total_us.get(group.message, 0.0) + group.time_us
+    origin = Provenance(
+        source="horovod",
+        created=day_of(timeline.started_s),
+        detail={"files": label, "size_clusters": _clusters(counts)},
+        world_size=len(timeline.ranks),
+        ranks_read=(0,),
+        steps=steps,
+        notes=(how, *_notes(timeline, groups, counts)),
+        whole_file=not steps,
+    )
+    per_step = {message: count / (steps or 1) for message, count in counts.items()}
+    means_us = {message: total / counts[message] for message, total in total_us.items() if total}
+    return workload_of(name, per_step, origin, times_us=means_us)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusionGroup:
+    """Tensors that were reduced as one message.
+
+    Attributes:
+        message: the all_reduce.
+        tensors: their names.
+        time_us: from the first start to the last end, µs.
+    """
+
+    message: Message
+    tensors: tuple[str, ...]
+    time_us: float
+
+
+def fusion_groups(calls: Iterable[TensorCall], *, world_size: int) -> tuple[FusionGroup, ...]:
+    """Return the messages: tensors of one dtype and one set of ranks whose intervals all overlap.
+
+    A tensor is once in a message, so its second call opens the next one.
+
+    Args:
+        calls: tensors' parts, in any order.
+        world_size: ranks of a tensor whose negotiation was not seen (Horovod caches what was agreed before).
+
+    Raises:
+        TraceError: a dtype is not known, or a message is larger than any buffer.
+    """
+    done: list[_Open] = []
+    last: dict[tuple[str, int], _Open] = {}
+    for call in sorted(calls, key=lambda c: (c.start_us, c.end_us, c.tensor)):
+        kind = (call.dtype, call.ranks or world_size)
+        group = last.get(kind)
+        if group is None or not group.meets(call):
+            group = last[kind] = _Open(start_us=call.start_us, first_end_us=call.end_us)
+            done.append(group)
+        group.add(call)
+    return tuple(found for group in done if (found := group.fused(world_size)) is not None)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Open:
+    """A group while its tensors are collected."""
+
+    start_us: float
+    first_end_us: float
+    last_end_us: float = 0.0
+    elements: int = 0
+    calls: dict[str, TensorCall] = field(default_factory=dict)
+
+    def meets(self, call: TensorCall) -> bool:
+        # Tensors of a group without length start and end at the same moment: that is overlap, too.
+        overlaps = call.start_us < self.first_end_us or (call.start_us == self.start_us == self.first_end_us)
+        return overlaps and call.tensor not in self.calls
+
+    def add(self, call: TensorCall) -> None:
+        self.calls[call.tensor] = call
+        self.elements += call.elements
+        self.first_end_us = min(self.first_end_us, call.end_us)
+        self.last_end_us = max(self.last_end_us, call.end_us)
+
+    def fused(self, world_size: int) -> FusionGroup | None:
+        """Return the message, None where all its tensors are empty."""
+        first = next(iter(self.calls.values()))
+        try:
+            dtype = parse_dtype(first.dtype)
+        except InputError as error:
+            raise TraceError(f"tensor {first.tensor!r} has the dtype {first.dtype[:40]!r}", hint=error.hint) from error
+        size_bytes = self.elements * DTYPE_SIZES[dtype]
+        if size_bytes > MOST_BYTES:
+            raise TraceError(
+                f"tensor {first.tensor!r} is in a message of {size_bytes} bytes", hint="the shapes cannot be right"
+            )
+        if not size_bytes:
+            return None
+        message = Message(
+            collective=Collective.ALL_REDUCE, dtype=dtype, size_bytes=size_bytes, group_size=first.ranks or world_size
+        )
+        return FusionGroup(message=message, tensors=tuple(self.calls), time_us=self.last_end_us - self.start_us)
+
+
+def _is_timeline(beginning: bytes) -> bool:
+    text = unmarked(beginning)
+    marks = (b'"NEGOTIATE_', b'"start_time_since_epoch_in_micros"', b'"CYCLE_START"')
+    return text.startswith(b"[") and b'"ph"' in text and any(mark in text for mark in marks)
+
+
+def _steps(calls: Sequence[TensorCall]) -> tuple[int, str]:
+    """Return the steps and how they were counted: a gradient is reduced once a step, so most tensors agree."""
+    times = Counter(Counter(call.tensor for call in calls).values())
+    steps, tensors = max(times.items(), key=lambda item: (item[1], item[0]))
+    everything = times.total()
+    if 2 * tensors < everything:
+        return 0, WHOLE_FILE  # tensors were sent unequally often
+    return steps, f"steps are not marked: {tensors} of {everything} tensors were sent {steps} x, so {steps} steps"
+
+
+def _clusters(counts: Counter[Message]) -> str:
+    """Describe the sizes by clusters, smallest first: `8.36 MiB-9.51 MiB x8`."""
+    clusters: list[list[int]] = []
+    for size_bytes in sorted(message.size_bytes for message in counts.elements()):
+        if clusters and size_bytes <= _CLUSTER_RATIO * clusters[-1][0]:
+            clusters[-1].append(size_bytes)
+        else:
+            clusters.append([size_bytes])
+    return ", ".join(
+        f"{'-'.join(dict.fromkeys((format_bytes(sizes[0]), format_bytes(sizes[-1]))))} x{len(sizes)}"
+        for sizes in clusters
+    )
+
+
+def _notes(timeline: Timeline, groups: Sequence[FusionGroup], counts: Counter[Message]) -> list[str]:
+    tensors = sum(len(group.tensors) for group in groups)
+    notes = [
+        f"messages are fusion groups, tensors whose communication overlaps: {tensors} calls of tensors in "
+        f"{len(groups)} messages of {len(counts)} sizes"
+    ]
+    if len(counts) > 1:
+        notes.append("groups form by timing and vary from step to step: judge them by clusters (detail size_clusters)")
+    notes += left_out_notes(timeline.left_out)
+    if not timeline.ranks:
+        notes.append("no negotiation was recorded: the groups are taken as the whole job")
+    if timeline.is_cut:
+        notes.append("the timeline is cut off at its end: what had not ended there is left out")
+    if timeline.is_full:
+        notes.append(f"only the first {CALLS} calls of tensors were read")
+    return notes
+
+
+_BLOCK_BYTES = 1 << 18
+_EVENT_CHARS = 1 << 16
+"""Longest event accepted; real ones have 200 characters, and tensor names a few hundred more."""
+
+CALLS = 500_000
+"""Most calls of tensors read, a thousand steps of a large model: more of the same add nothing."""
+
+_GAP = re.compile(r"[\s,]*")
+
+# The activity that is the communication itself: NCCL_ALLREDUCE, MPI_ALLREDUCE, GLOO_ALLREDUCE, CCL_ALLREDUCE, ...
+_ACTIVITY = re.compile(r"(?!NEGOTIATE_)[A-Z]{2,8}_ALLREDUCE")
+_SHAPE = re.compile(r"\[((?:[0-9]{1,15}(?:, ?[0-9]{1,15}){0,31})?)\]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorCall:
+    """One tensor's part of one all_reduce.
+
+    Attributes:
+        tensor: its name.
+        dtype: as Horovod writes it, `float32`.
+        elements: product of its shape.
+        start_us, end_us: the interval of the communication, µs from the start of the timeline.
+        ranks: ranks that took part in its last negotiation, 0 where none was seen.
+    """
+
+    tensor: str
+    dtype: str
+    elements: int
+    start_us: float
+    end_us: float
+    ranks: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Timeline:
+    """What a timeline holds.
+
+    Attributes:
+        calls: tensors' parts of all_reduces, in the order in which they ended.
+        left_out: reason -> operations that make no message.
+        ranks: ranks ever seen in a negotiation.
+        started_s: wall clock at its start, seconds since 1970, 0 where unknown.
+        is_cut: whether the last event is incomplete or an operation never ended.
+        is_full: whether reading stopped at the largest number of calls.
+    """
+
+    calls: list[TensorCall] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+    ranks: set[str] = field(default_factory=set)
+    started_s: float = 0.0
+    is_cut: bool = False
+    is_full: bool = False
+
+
+def read_timeline(document: Document) -> Timeline:
+    """Read a timeline.
+
+    Raises:
+        TraceError: no JSON array of events, or compressed data that end or break.
+    """
+    timeline, tensors = Timeline(), dict[object, _Tensor]()
+    for event in _events(document, timeline):
+        _take(event, timeline, tensors)
+        if len(timeline.calls) == CALLS:
+            timeline.is_full = True
+            break
+    timeline.is_cut |= any(tensor.open for tensor in tensors.values())
+    return timeline
+
+
+@dataclass(slots=True, kw_only=True)
+class _Tensor:
+    """One tensor while its events come in: what is open, outermost first."""
+
+    name: str
+    open: list[tuple[str, float]] = field(default_factory=list)
+    interval_us: tuple[float, float] | None = None
+    ranks: set[str] = field(default_factory=set)
+
+
+def _events(document: Document, timeline: Timeline) -> Iterator[Mapping[str, Any]]:
+    """Yield the objects of the array without ever holding more than two blocks of it."""
+    label, decoder = document.label, json.JSONDecoder(strict=False)
+    text = codecs.getincrementaldecoder("utf-8-sig")(errors="replace")
+    buffer = text.decode(read_block(document, _BLOCK_BYTES)).lstrip()
+    if not buffer.startswith("["):
+        raise TraceError(
+            f"{label} is not a Horovod timeline: no JSON array", hint="give the file of --timeline-filename"
+        )
+    at, is_over = 1, False
+    while True:
+        if not is_over and len(buffer) - at < _EVENT_CHARS:
+            block = read_block(document, _BLOCK_BYTES)
+            is_over = not block
+            buffer, at = buffer[at:] + text.decode(block, is_over), 0
+        at = _gap_end(buffer, at)
+        if at == len(buffer):
+            if is_over:
+                return
+            continue
+        if buffer[at] == "]":
+            return
+        try:
+            event, at = decoder.raw_decode(buffer, at)
+        except (ValueError, RecursionError) as error:
+            # An event that does not end with the file is where the writer was stopped; any other is damage.
+            if is_over and isinstance(error, ValueError) and buffer[at] == "{" and len(buffer) - at < _EVENT_CHARS:
+                timeline.is_cut = True
+                return
+            raise TraceError(
+                f"{label} is damaged: {str(error)[:120]}", hint="copy the file again once the training has ended"
+            ) from error
+        if isinstance(event, dict):
+            yield event
+
+
+def _gap_end(buffer: str, at: int) -> int:
+    found = _GAP.match(buffer, at)
+    return found.end() if found else at
+
+
+def _take(event: Mapping[str, Any], timeline: Timeline, tensors: dict[object, _Tensor]) -> None:
+    phase, key, args = event.get("ph"), event.get("pid"), event.get("args")
+    args = args if isinstance(args, dict) else {}
+    if phase == "M":
+        timeline.started_s = (
+            parse_float(args.get("start_time_since_epoch_in_micros")) or 0.0
+        ) / 1e6 or timeline.started_s
+        if event.get("name") == "process_name" and isinstance(args.get("name"), str) and _is_key(key):
+            tensors.setdefault(key, _Tensor(name=args["name"][:300]))
+        return
+    tensor = tensors.get(key) if _is_key(key) else None
+    moment = parse_float(event.get("ts"))
+    if tensor is None or moment is None:
+        return
+    name = str(event.get("name", ""))
+    if phase == "B":
+        if name.startswith("NEGOTIATE_"):
+            tensor.ranks = set()
+        # Only operation and activity nest; Horovod writes nothing deeper.
+        if len(tensor.open) < 8:
+            tensor.open.append((name, moment))
+    elif phase == "X" and tensor.open and tensor.open[-1][0].startswith("NEGOTIATE_") and name.isdigit():
+        tensor.ranks.add(name[:7])
+        timeline.ranks.add(name[:7])
+    elif phase == "E" and tensor.open:
+        _end(tensor, moment, args, timeline)
+
+
+def _end(tensor: _Tensor, end_us: float, args: Mapping[str, Any], timeline: Timeline) -> None:
+    name, start_us = tensor.open.pop()
+    if tensor.open:
+        if _ACTIVITY.fullmatch(name) and end_us >= start_us:
+            tensor.interval_us = (start_us, end_us)
+        return
+    interval_us, tensor.interval_us = tensor.interval_us, None
+    if name.startswith("NEGOTIATE_"):
+        return
+    if name != "ALLREDUCE":
+        timeline.left_out[_WHY.get(name, "other operation, which ncclt has no message for")] += 1
+        return
+    elements = _elements(args.get("shape"))
+    if interval_us is None or elements is None or not isinstance(args.get("dtype"), str):
+        missing = "its communication" if interval_us is None else "its shape and dtype"
+        timeline.left_out[f"ALLREDUCE without {missing}"] += 1
+        return
+    timeline.calls.append(
+        TensorCall(
+            tensor=tensor.name,
+            dtype=args["dtype"],
+            elements=elements,
+            start_us=interval_us[0],
+            end_us=interval_us[1],
+            ranks=len(tensor.ranks),
+        )
+    )
+
+
+_WHY = {
+    "BROADCAST": "BROADCAST: the timeline does not give its size",
+    "ALLGATHER": "ALLGATHER: the timeline does not give the part of each rank",
+    "ALLTOALL": "ALLTOALL: the timeline does not give the part of each rank",
+    "REDUCESCATTER": "REDUCESCATTER: the timeline does not give the part of each rank",
+}
+
+
+def _is_key(key: object) -> bool:
+    return isinstance(key, int | str)
+
+
+def _elements(shape: object) -> int | None:
+    """Return the product of a shape such as `[512, 1000]`; `[]` is a scalar, one element."""
+    found = _SHAPE.fullmatch(shape) if isinstance(shape, str) else None
+    if found is None:
+        return None
+    product = 1
+    for extent in found[1].split(","):
+        product *= int(extent) if extent.strip() else 1
+    return product

@@ -1,0 +1,507 @@
+"""Dumps of NCCL Inspector, the profiler plugin of NCCL 2.28.3 and later: JSON lines, one file per process.
+
+Files are .log, .jsonl or either gzipped, in the formats v4.0 to v4.2 (NCCL 2.28.3 to 2.32), later ones in part. NCCL
+2.28 and 2.29 keep the last call of every dump interval; from 2.30 on a ring keeps them all, but by default none below
+8 KiB. No record tells a dtype. The Prometheus form of Inspector puts sizes in classes and cannot be used.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ncclt.core.message import MOST_BYTES, Message
+from ncclt.core.plural import count_noun
+from ncclt.core.workload import WHOLE_FILE, Provenance, Workload
+from ncclt.errors import TraceError
+from ncclt.profile.nccl_calls import OPERATIONS, PER_RANK, UNKNOWN_DTYPE, Choices
+from ncclt.profile.numbers import parse_float, parse_int
+from ncclt.profile.roles import RankMessages, find_roles
+from ncclt.profile.source import Document, any_head, documents, lines
+from ncclt.profile.workload_builder import (
+    all_of,
+    check_bounded,
+    check_distinct,
+    is_newer,
+    joined,
+    known,
+    largest_group_notes,
+    newer_notes,
+    reasons,
+    workload_of_roles,
+)
+
+name = "inspector"
+
+SMALLEST_BYTES = 8192
+"""Default of NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES, of one rank's part (since NCCL 2.30)."""
+
+_RECORD = "NCCL_PROFILER_PLUGIN=libnccl-profiler-inspector.so NCCL_INSPECTOR_ENABLE=1"
+
+
+def recognises(path: Path) -> bool:
+    """Return whether a file begins with records of Inspector."""
+    return any_head(path, _has_records)
+
+
+def read(paths: Sequence[Path], *, name: str) -> Workload:
+    """Read the dumps of one job, one file per process.
+
+    Raises:
+        TraceError: damaged, no record of a call, or a rank in two files.
+    """
+    check_distinct(paths)
+    tally, files = Tally(), []
+    for document in (document for path in sorted(paths, key=str) for document in documents(path)):
+        files.append(document.label)
+        tally.read(document)
+    views = rank_views(tally)
+    if not any(view.calls for view in views):
+        raise _nothing(tally, files)
+    return workload_of_roles(name, find_roles(views, mean_times(tally)), _provenance(tally, files))
+
+
+def _has_records(beginning: bytes) -> bool:
+    kinds = (b'"coll_perf"', b'"p2p_perf"', b'"dump_stats"')
+    return b'"header"' in beginning and any(kind in beginning for kind in kinds)
+
+
+def _nothing(tally: Tally, files: Sequence[str]) -> TraceError:
+    where = all_of(files)
+    if newer := next((version for version in sorted(tally.versions) if is_newer(version, NEWEST)), ""):
+        return TraceError(
+            f"no collectives in {where}: its format {newer} is newer than {NEWEST}, the newest that ncclt knows",
+            hint="update ncclt, or record with the Inspector of NCCL 2.32 or older",
+        )
+    if tally.slots:
+        return TraceError(
+            f"no collectives in {where}: {'; '.join(_left_out(tally)) or 'no record is of a call'}",
+            hint="record more steps, and set NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES=0 for small messages",
+        )
+    return TraceError(f"{where} holds no record of NCCL Inspector", hint=f"record with {_RECORD}, without Prometheus")
+
+
+def _provenance(tally: Tally, files: Sequence[str]) -> Provenance:
+    facts = {
+        "files": ", ".join(sorted(files)),
+        "format": joined(sorted(tally.versions)),
+        "nodes": str(tally.worlds.get(tally.world_size, 0) or ""),
+        "nccl_choices": tally.choices.text(),
+    }
+    ranks = {series.header.rank for _gpu, series in tally.views() if series.header.ranks == tally.world_size}
+    return Provenance(
+        source=name,
+        created=min(tally.dates - {""}, default=""),
+        detail=known(facts),
+        world_size=tally.world_size,
+        ranks_read=tuple(sorted(ranks)),
+        notes=_notes(tally),
+        whole_file=True,
+    )
+
+
+def _notes(tally: Tally) -> tuple[str, ...]:
+    """Return notes on what records do not show, and what these lack."""
+    notes = [
+        WHOLE_FILE,
+        f"Inspector has no dtype: messages are given in bytes, as {UNKNOWN_DTYPE}",
+    ]
+    notes += newer_notes(tally.versions, NEWEST)
+    every = list(tally.series.values())
+    if all(size >= SMALLEST_BYTES for series in every for size in series.sizes):
+        notes.append("no message below 8 KiB: Inspector leaves them out unless NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES=0")
+    collectives = [series for series in every if series.operation not in ("Send", "Recv")]
+    sampled = [series for series in collectives if not series.header.keeps_all and series.span > series.seen]
+    if sampled:
+        seen, made = sum(series.seen for series in sampled), sum(series.span for series in sampled)
+        notes.append(f"a sample: {seen} of {made} calls recorded; the sequence numbers show how many there were")
+    gaps = sum(series.span - series.seen for series in collectives if series.header.keeps_all)
+    if gaps:
+        notes.append(f"{gaps} calls between the recorded ones are missing: too small, untimed or dropped")
+    if tally.dropped:
+        notes.append(f"Inspector reports {tally.dropped} dropped records: its rings were full")
+    notes += largest_group_notes(tally.ranks_seen, tally.world_size)
+    return (*notes, *(f"left out: {reason}" for reason in _left_out(tally)))
+
+
+def _left_out(tally: Tally) -> list[str]:
+    unread = [f"{count_noun(tally.unread, 'line')} cut off or without a record"] if tally.unread else []
+    return reasons(tally.left_out) + unread
+
+
+NEWEST = "v4.2"
+"""Format whose every field is known here."""
+
+_UNTIL_US = 4_102_444_800_000_000
+"""The year 2100: a later time stamp is a damaged number."""
+
+_RECORD_BYTES = 1024 * 1024
+"""More than any record has, which are below 10 KiB even with all their events."""
+
+_KINDS = ("coll_perf", "p2p_perf", "dump_stats")
+
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """Whose record it is.
+
+    Attributes:
+        comm: id of the communicator, the same on all of its ranks.
+        rank: rank in it.
+        ranks: its size, at least 1.
+        nodes: nodes it reaches over, 0 where unknown.
+        process: host and process id.
+        keeps_all: NCCL 2.30 or later, which names communicators and keeps every call in a ring; before, only the last
+            call of each dump interval was kept.
+        version: format of the record.
+        written_on: ISO date of the dump, may be empty.
+    """
+
+    comm: str
+    rank: int
+    ranks: int
+    nodes: int
+    process: tuple[str, int]
+    keeps_all: bool
+    version: str
+    written_on: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Performed:
+    """One operation that was performed.
+
+    Attributes:
+        operation: NCCL's name of it.
+        number: its sequence number, counted per communicator and operation (comm->seqNumber of enqueue.cc).
+        size_bytes: bytes of one rank's part (count x size of the dtype).
+        time_us: how long it ran, µs, None where not measured.
+        choice: `RING/LL` from v4.2 on, else empty.
+    """
+
+    operation: str
+    number: int
+    size_bytes: int
+    time_us: float | None
+    choice: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """An operation, or how many were dropped before they could be written."""
+
+    header: Header
+    performed: Performed | None
+    dropped: int = 0
+
+
+def records(document: Document) -> Iterator[Record | None]:
+    """Yield the records of a file, None for one that is cut off or of another kind.
+
+    Inspector writes each on one line; a formatter (`jq .`, `jq -s .`) spreads them over many, or makes them an array. A
+    line without a header, as later formats may write, is of the header above it.
+
+    Raises:
+        TraceError: the compressed data end or break.
+    """
+    begun: list[bytes] = []
+    depth = size_bytes = 0
+    above: Mapping[str, Any] = {}
+    for line in lines(document):
+        text = line.strip().removesuffix(b",")
+        row = _decoded(text)
+        if isinstance(row, Mapping) and above and any(kind in row for kind in _KINDS):
+            row = {**above, **row}
+        whole_line = isinstance(row, Mapping) and "header" in row
+        if begun and (whole_line or text.startswith(b'{"header"') or size_bytes > _RECORD_BYTES):
+            yield None  # the record before was cut off
+            begun, depth, size_bytes = [], 0, 0
+        if whole_line:
+            yield _record(row)
+            above = {key: row[key] for key in ("header", "metadata") if key in row}
+        elif not begun and isinstance(row, list) and row:
+            yield from map(_record, row)
+        elif begun or (row is None and text.startswith(b"{")):
+            begun.append(line)
+            size_bytes += len(line)
+            bare = _STRING.sub(b"", line)
+            depth += bare.count(b"{") - bare.count(b"}")
+            if depth <= 0:
+                yield _record(_decoded(b"".join(begun).strip().removesuffix(b",")))
+                begun, depth, size_bytes = [], 0, 0
+        elif text not in (b"", b"[", b"]"):
+            yield None
+    if begun:
+        yield None
+
+
+def _decoded(text: bytes) -> Any:
+    try:
+        return json.loads(text.decode("utf-8", errors="replace"))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _record(row: Any) -> Record | None:
+    header = _header(row) if isinstance(row, Mapping) else None
+    if header is None:
+        return None
+    stats = row.get("dump_stats")
+    if isinstance(stats, Mapping):
+        return Record(header=header, performed=None, dropped=_dropped(stats))
+    for kind in ("coll", "p2p"):
+        facts = row.get(f"{kind}_perf")
+        if isinstance(facts, Mapping):
+            performed = _performed(facts, kind)
+            return None if performed is None else Record(header=header, performed=performed)
+    return None
+
+
+def _header(row: Mapping[str, Any]) -> Header | None:
+    header, metadata = row.get("header"), row.get("metadata", {})
+    if not isinstance(header, Mapping) or not isinstance(metadata, Mapping):
+        return None
+    rank, ranks = parse_int(header.get("rank")), parse_int(header.get("n_ranks"))
+    if rank is None or ranks is None or not rank < ranks <= 10_000_000:
+        return None
+    written_us = parse_int(metadata.get("dump_timestamp_us")) or 0
+    dated = 0 < written_us < _UNTIL_US
+    return Header(
+        comm=str(header.get("id", ""))[:64],
+        rank=rank,
+        ranks=ranks,
+        nodes=parse_int(header.get("nnodes")) or 0,
+        process=(str(metadata.get("hostname", ""))[:255], parse_int(metadata.get("pid")) or 0),
+        keeps_all="comm_name" in header,
+        version=str(metadata.get("inspector_output_format_version", ""))[:16],
+        written_on=datetime.fromtimestamp(written_us / 1e6, tz=UTC).date().isoformat() if dated else "",
+    )
+
+
+def _performed(facts: Mapping[str, Any], kind: str) -> Performed | None:
+    size, number = parse_int(facts.get(f"{kind}_msg_size_bytes")), parse_int(facts.get(f"{kind}_sn"))
+    if size is None or number is None:
+        return None
+    chosen = [str(facts.get(f"{kind}_{part}", ""))[:24] for part in ("algo", "proto")]
+    return Performed(
+        operation=str(facts.get(kind, ""))[:24],
+        number=number,
+        size_bytes=size,
+        time_us=parse_float(facts.get(f"{kind}_exec_time_us"), least=0, most=1e12) or None,
+        choice="/".join(chosen) if all(chosen) else "",
+    )
+
+
+def _dropped(stats: Mapping[str, Any]) -> int:
+    """Return the sum of the counters of a `dump_stats` record whose names speak of drops."""
+    total = 0
+    for key, value in stats.items():
+        if isinstance(value, Mapping):
+            total += sum(parse_int(v) or 0 for k, v in value.items() if "drop" in f"{key}.{k}")
+        elif "drop" in str(key):
+            total += parse_int(value) or 0
+    return total
+
+
+_MOST_VERSIONS = 16
+
+
+@dataclass(slots=True, kw_only=True)
+class Series:
+    """The calls of one operation that one rank made in one communicator.
+
+    Attributes:
+        header: of its first record.
+        operation: NCCL's name of it.
+        first: smallest sequence number seen.
+        last: largest one.
+        seen: records, the same one twice in a row counted once.
+        sizes: bytes of one rank's part -> records.
+        times: the same -> (sum of durations in µs, how many).
+    """
+
+    header: Header
+    operation: str
+    first: int
+    last: int = -1
+    seen: int = 0
+    sizes: Counter[int] = field(default_factory=Counter)
+    times: dict[int, tuple[float, int]] = field(default_factory=dict)
+
+    @property
+    def span(self) -> int:
+        """Return how many calls were made between the first and the last one seen, both included."""
+        return max(self.seen, self.last - self.first + 1)
+
+
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """All records of a job.
+
+    Attributes:
+        series: (communicator, rank, operation) -> its calls.
+        labels: (communicator, rank) -> the file it is in.
+        slots: process -> communicator -> ranks of it in this process, one per GPU that the process drives.
+        choices: what NCCL chose for which message, from v4.2 on.
+        dropped: largest number of drops that a record reports.
+        unread: lines that are cut off or of another kind.
+        worlds: sizes of communicators -> nodes they reach over.
+        left_out: reason -> records left out for it.
+        versions: formats of the records.
+        dates: days of the dumps.
+    """
+
+    series: dict[tuple[str, int, str], Series] = field(default_factory=dict)
+    labels: dict[tuple[str, int], str] = field(default_factory=dict)
+    slots: dict[tuple[str, int], dict[str, set[int]]] = field(default_factory=dict)
+    choices: Choices = field(default_factory=Choices)
+    dropped: int = 0
+    unread: int = 0
+    worlds: dict[int, int] = field(default_factory=dict)
+    left_out: Counter[str] = field(default_factory=Counter)
+    versions: set[str] = field(default_factory=set)
+    dates: set[str] = field(default_factory=set)
+
+    @property
+    def ranks_seen(self) -> int:
+        """Return how many GPUs made these records."""
+        return sum(max(len(ranks) for ranks in comms.values()) for comms in self.slots.values())
+
+    @property
+    def world_size(self) -> int:
+        """Return the size of the largest communicator, 0 where more GPUs than that made records."""
+        largest = max(self.worlds, default=0)
+        return largest if self.ranks_seen <= largest else 0
+
+    def read(self, document: Document) -> None:
+        """Add the records of one file.
+
+        Raises:
+            TraceError: damaged, or a rank that another file has too.
+        """
+        kinds = 0
+        for record in records(document):
+            if record is None:
+                self.unread += 1
+                continue
+            self._admit(record.header, document.label)
+            check_bounded(len(self.labels), document.label)
+            self.dropped = max(self.dropped, record.dropped)
+            if record.performed is not None:
+                kinds += self._add(record.header, record.performed)
+                check_bounded(kinds, document.label)
+
+    def views(self) -> Iterator[tuple[tuple[str, int, int], Series]]:
+        """Yield every series with its GPU: host, process and number of the GPU in that process."""
+        numbers = {
+            (comm, rank): (*process, number)
+            for process, comms in self.slots.items()
+            for comm, ranks in comms.items()
+            for number, rank in enumerate(sorted(ranks))
+        }
+        for (comm, rank, _operation), series in sorted(self.series.items()):
+            yield numbers[comm, rank], series
+
+    def _admit(self, header: Header, label: str) -> None:
+        end = (header.comm, header.rank)
+        if self.labels.setdefault(end, label) != label:
+            raise TraceError(
+                f"rank {header.rank} of communicator {header.comm} is in {self.labels[end]} and in {label}",
+                hint="is one a copy? give every file of one job once",
+            )
+        self.slots.setdefault(header.process, {}).setdefault(header.comm, set()).add(header.rank)
+        self.worlds[header.ranks] = max(header.nodes, self.worlds.get(header.ranks, 0))
+        if len(self.versions) < _MOST_VERSIONS:
+            self.versions.add(header.version)
+        self.dates.add(header.written_on)
+
+    def _add(self, header: Header, call: Performed) -> int:
+        """Add a call and return 1 if it is of a new kind."""
+        key = (header.comm, header.rank, call.operation)
+        series = self.series.get(key)
+        if series is None:
+            series = self.series[key] = Series(header=header, operation=call.operation, first=call.number)
+        # The dump thread writes the last call again where no new one was completed in its interval.
+        if series.last == call.number and call.operation not in ("Send", "Recv"):
+            return 0
+        series.first, series.last = min(series.first, call.number), max(series.last, call.number)
+        series.seen += 1
+        new = call.size_bytes not in series.sizes
+        series.sizes[call.size_bytes] += 1
+        if call.time_us is not None:
+            total, count = series.times.get(call.size_bytes, (0.0, 0))
+            series.times[call.size_bytes] = (total + call.time_us, count + 1)
+        if call.choice and (collective := OPERATIONS.get(call.operation)) is not None:
+            size = call.size_bytes * (header.ranks if collective in PER_RANK else 1)
+            self.choices.add(collective, size, call.choice, 1)
+        return int(new)
+
+
+def rank_views(tally: Tally) -> tuple[RankMessages, ...]:
+    """Return the calls GPU by GPU, for `find_roles`; a receive counts where the GPU sends nothing.
+
+    Before NCCL 2.30 the records are a sample. There the sequence numbers show how many calls were made, and the
+    records of all ranks together how they spread over the sizes.
+    """
+    pooled: dict[tuple[str, str], tuple[Counter[int], int]] = {}
+    for (comm, _rank, operation), series in tally.series.items():
+        sizes, span = pooled.get((comm, operation), (Counter(), 0))
+        sizes.update(series.sizes)
+        pooled[comm, operation] = (sizes, max(span, series.span))
+    calls: dict[tuple[str, int, int], Counter[tuple[str, Message]]] = {}
+    world_size = tally.world_size
+    sends = {gpu for gpu, series in tally.views() if series.operation == "Send"}
+    for gpu, series in tally.views():
+        if series.operation == "Recv" and gpu in sends:
+            continue
+        sizes = series.sizes
+        if not series.header.keeps_all:
+            spread, span = pooled[series.header.comm, series.operation]
+            sizes = Counter({size: max(1, round(span * count / spread.total())) for size, count in spread.items()})
+        for size, count in sizes.items():
+            message = _message(series, size, world_size)
+            if isinstance(message, str):
+                tally.left_out[message] += count
+            else:
+                calls.setdefault(gpu, Counter())[series.header.comm, message] += count
+    return tuple(RankMessages(rank=None, calls=counted) for counted in calls.values())
+
+
+def mean_times(tally: Tally) -> dict[Message, float]:
+    """Return the mean duration of each message, µs: the smallest of the ranks' means.
+
+    A rank that arrives early waits inside the kernel for the last one, so only the smallest is communication alone.
+    """
+    found: dict[Message, float] = {}
+    world_size = tally.world_size
+    for _gpu, series in tally.views():
+        for size, (total, count) in series.times.items():
+            message = _message(series, size, world_size)
+            if not isinstance(message, str):
+                found[message] = min(total / count, found.get(message, total / count))
+    return found
+
+
+def _message(series: Series, part_bytes: int, world_size: int) -> Message | str:
+    """Return the message of a call, or why it makes none."""
+    collective, ranks = OPERATIONS.get(series.operation), series.header.ranks
+    if collective is None:
+        return f"calls of {series.operation!r}, which ncclt has no message for"
+    size = part_bytes * (ranks if collective in PER_RANK else 1)
+    if not 0 < size <= MOST_BYTES:
+        return f"calls of {series.operation} of {size} bytes"
+    return Message(
+        collective=collective,
+        dtype=UNKNOWN_DTYPE,
+        size_bytes=size,
+        group_size=ranks,
+        spans_nodes=series.header.nodes > 1 and 1 < ranks < world_size,
+    )

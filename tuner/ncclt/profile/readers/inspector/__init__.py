@@ -1,1 +1,0 @@
-"""Read NCCL Inspector dumps."""

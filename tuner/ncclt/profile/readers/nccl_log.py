@@ -1,0 +1,574 @@
+"""Debug logs of NCCL 2.8 to 2.32 and RCCL (NCCL_DEBUG=INFO, NCCL_DEBUG_SUBSYS=INIT,COLL,TUNING).
+
+COLL lines log every call of every rank and are preferred. Without them, the TUNING lines give the decisions of rank 0
+of each communicator. In both cases the TUNING lines give the algorithm, protocol and channels that NCCL chose, which
+the provenance keeps. A log may be gigabytes long and is read line by line in one pass; ranks may share a file or have
+one each. `Statements` splits it into lines, `LogBook` counts them, `Communicators` joins the INIT lines, and
+`RankFindings` are the messages of each rank.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message
+from ncclt.core.workload import WHOLE_FILE, Provenance, Workload
+from ncclt.errors import TraceError
+from ncclt.nccl.log.calls import (
+    CollLine,
+    CommLine,
+    LineOrigin,
+    TuningLine,
+    coll_lines,
+    comm_line,
+    library_version,
+    mentions_graphs,
+    tuning_lines,
+)
+from ncclt.nccl.log.lines import ORIGIN
+from ncclt.profile.nccl_calls import DATATYPES, OPERATIONS, PER_RANK, UNKNOWN_DTYPE, Choices
+from ncclt.profile.roles import RankMessages, find_roles
+from ncclt.profile.source import LINE_BYTES, Document, documents, heads, lines
+from ncclt.profile.workload_builder import check_bounded, check_distinct, partial_note, workload_of_roles
+
+LOGGED_CALL = re.compile(rb": opCount [0-9a-f]{1,16} sendbuff ")
+"""A call as NCCL itself logs it. Such calls are exact, so they are preferred to everything else in a log."""
+
+_STATEMENT = b"] NCCL "
+
+# `host:pid:tid [device] NCCL INFO `, preceded by nothing, a blank, or the colon of a launcher's prefix.
+_START = re.compile(rf"(?<![^\s:]){ORIGIN} NCCL ".encode())
+
+# The ends of COLL and TUNING lines, followed by more than a blank (or an escaped line feed).
+_GLUED = re.compile(
+    rb"(?:\bstream 0x[0-9a-f]{1,16}|\btime \d[\d.]{0,20}|Hi\}=\{\d{1,4}\.\.\d{1,4}\}|\bglobalrank \d{1,7})"
+    rb"[^\s\\:]{1,255}:\d{1,10}:\d{1,10} \["
+)
+
+
+class Statements:
+    """The lines of a log of NCCL, split again where line feeds were lost between them.
+
+    Attributes:
+        glued: statements that run into the next one without even a blank, so that its host is uncertain.
+    """
+
+    def __init__(self, document: Document) -> None:
+        self._document = document
+        self.glued = 0
+
+    def __iter__(self) -> Iterator[str]:
+        for statement in self._split():
+            yield statement.decode("utf-8", errors="replace")
+
+    def _split(self) -> Iterator[bytes]:
+        rest = b""
+        for line in lines(self._document):
+            is_part = len(line) >= LINE_BYTES and not line.endswith(b"\n")
+            if not rest and not is_part and line.count(_STATEMENT) < 2:
+                yield line
+                continue
+            parts = self._separated(rest + line)
+            # The last one may continue in the next piece of the line, unless it is longer than any that NCCL writes.
+            rest = parts.pop() if is_part and len(parts[-1]) <= LINE_BYTES else b""
+            yield from parts
+        if rest:
+            yield rest
+
+    def _separated(self, text: bytes) -> list[bytes]:
+        if _STATEMENT not in text:
+            return [text]
+        self.glued += len(_GLUED.findall(text))
+        parts = []
+        for line in text.replace(b"\\n", b"\n").split(b"\n"):  # as JSON writes a line feed
+            starts = [0, *(match.start() for match in _START.finditer(line)), len(line)]
+            parts += [line[start:end] for start, end in pairwise(starts) if start < end]
+        return parts or [text]
+
+
+name = "nccl_log"
+
+# The prefix as `ncclt.nccl.log.lines` reads it: prose and code that only name NCCL are no logs.
+_MARK = re.compile(
+    rb"\]\s(?:\S{1,400}\s){0,4}NCCL (?:INFO|WARN|TRACE|ATTN|ERROR|ABORT) "
+    rb"|\bR?NCCL version (?:: )?\d+\.\d+\.\d+[+-]| Bytes -> Algo "
+)
+_SUBSYSTEMS = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,COLL,TUNING"
+
+
+def recognises(path: Path) -> bool:
+    """Return whether a file begins with output of NCCL's logger, possibly among other output."""
+    try:
+        return any(_MARK.search(one) or LOGGED_CALL.search(one) for one in heads(path))
+    except TraceError:
+        return False
+
+
+def read(paths: Sequence[Path], *, name: str) -> Workload:
+    """Read the logs of one job: one file of all ranks, or one per process.
+
+    Raises:
+        TraceError: damaged, not an NCCL log, without calls, or with a process in two files.
+    """
+    check_distinct(paths)
+    books = sorted((read_log(d) for path in paths for d in documents(path)), key=lambda book: book.label)
+    check_own_process(books)
+    comms = communicators_of(books)
+    found, read_from = findings_from_calls(books, comms), "COLL lines"
+    if not found.calls:
+        decided = findings_from_tunings(books, comms)
+        if not decided.calls:
+            raise _nothing(books, found, decided)
+        decided.left_out.update(found.left_out)
+        found, read_from = decided, "TUNING lines"
+    return workload_of_roles(name, find_roles(found.views), _provenance(books, comms, found, read_from))
+
+
+def _nothing(books: Sequence[LogBook], calls: RankFindings, decisions: RankFindings) -> TraceError:
+    """Return the error for logs without messages."""
+    files = books[0].label if len(books) == 1 else f"the {len(books)} files"
+    reasons = _left_out(calls) + _left_out(decisions)
+    if reasons:
+        return TraceError(f"no collectives in {files}: {'; '.join(reasons)}", hint=f"record again with {_SUBSYSTEMS}")
+    if any(book.has_nccl for book in books):
+        return TraceError(
+            f"no collectives in {files}: NCCL wrote it, but without COLL and TUNING lines",
+            hint=f"record again with {_SUBSYSTEMS}; the default subsystems do not log calls",
+        )
+    return TraceError(f"{files} is not an NCCL debug log", hint=f"record one with {_SUBSYSTEMS}")
+
+
+def _provenance(books: Sequence[LogBook], comms: Communicators, found: RankFindings, read_from: str) -> Provenance:
+    facts = {
+        "files": ", ".join(book.label for book in books),
+        "read_from": read_from,
+        "nccl_version": ", ".join(dict.fromkeys(version for book in books for version in book.versions)),
+        "nodes": str(comms.world_nodes or ""),
+        "nccl_choices": found.choices.text(),
+    }
+    return Provenance(
+        source=name,
+        detail={key: value for key, value in facts.items() if value},
+        world_size=comms.world_size,
+        ranks_read=comms.global_ranks(),
+        notes=_notes(books, comms, found, read_from),
+        whole_file=True,
+    )
+
+
+def _notes(books: Sequence[LogBook], comms: Communicators, found: RankFindings, read_from: str) -> tuple[str, ...]:
+    """Return notes on what logs do not show, and what this one lacks."""
+    messages = {message for calls in found.calls.values() for _, message in calls}
+    notes = [WHOLE_FILE]
+    notes.append(
+        "the log mentions CUDA graphs: their calls are logged once, when captured, and not when replayed"
+        if any(book.graphs for book in books)
+        else "calls replayed by a CUDA graph are not logged: if the job used graphs, each counts once, at its capture"
+    )
+    if read_from == "TUNING lines":
+        notes.append(f"TUNING lines have no dtype: messages are given in bytes, as {UNKNOWN_DTYPE}")
+        notes.append("TUNING lines are of rank 0 of each communicator and show no send_recv")
+        if any(message.group_size == 0 for message in messages):
+            notes.append("no INIT line gives the ranks of some groups: they are assumed to be the whole job")
+    if found.untyped:
+        notes.append(
+            f"{found.untyped} all_gather or broadcast lines say int8: NCCL up to 2.12 writes that for every dtype"
+        )
+    if any(message.collective is Collective.SEND_RECV for message in messages):
+        notes.append("send_recv may come from an all_to_all, which frameworks hand to NCCL as sends and receives")
+    if comms.world_size:
+        notes.append(f"the largest communicator, of {comms.world_size} ranks, is assumed to be the whole job")
+        if comms.ranks_seen and read_from == "COLL lines":
+            notes += partial_note(comms.ranks_seen, comms.world_size)
+    elif comms.ranks_seen:
+        notes.append(f"{comms.ranks_seen} ranks seen and no communicator of all of them: the job's size is not known")
+    return (*notes, *(f"left out: {reason}" for reason in _left_out(found)))
+
+
+def _left_out(found: RankFindings) -> list[str]:
+    return [f"{count} x {reason}" for reason, count in sorted(found.left_out.items()) if count]
+
+
+@dataclass(slots=True, kw_only=True)
+class LogBook:
+    """The statements of one log file and their counts.
+
+    Attributes:
+        label: name of the file.
+        calls: COLL lines, with the count of each.
+        tunings: TUNING lines, with the count of each.
+        comms: INIT lines about communicators, in order.
+        versions: versions of the library, in order.
+        torn: calls whose line is cut off or torn, so that their size or group is lost.
+        graphs: whether CUDA graphs are mentioned.
+        has_nccl: whether any line comes from NCCL.
+    """
+
+    label: str
+    calls: Counter[CollLine] = field(default_factory=Counter)
+    tunings: Counter[TuningLine] = field(default_factory=Counter)
+    comms: list[CommLine] = field(default_factory=list)
+    versions: dict[str, None] = field(default_factory=dict)
+    torn: int = 0
+    graphs: bool = False
+    has_nccl: bool = False
+
+    @property
+    def processes(self) -> set[tuple[str, str]]:
+        """Return (host, pid) of every process with a statement."""
+        origins = {c.origin for c in self.calls} | {t.origin for t in self.tunings} | {c.origin for c in self.comms}
+        return {(origin.host, origin.pid) for origin in origins if origin.host}
+
+
+Watch = Callable[[Iterable[str], str], Iterable[str]]
+"""Takes the lines of a log and its name, and yields the lines."""
+
+
+def read_log(document: Document, watch: Watch = lambda lines, _label: lines) -> LogBook:
+    """Read one log; only distinct statements are kept, so memory does not grow with its length.
+
+    Args:
+        document: the log.
+        watch: of another reader of the same lines.
+
+    Raises:
+        TraceError: damaged, without line ends, or with more different calls than a job makes.
+    """
+    book = LogBook(label=document.label)
+    statements = Statements(document)
+    for line in watch(statements, document.label):
+        _add(book, line)
+    total = book.calls.total() + book.tunings.total()
+    # A few glued lines occur if ranks share a file; `_joined` finds their hosts from the others.
+    if statements.glued > max(2, total / 10):
+        raise TraceError(
+            f"{book.label} has lost its line ends: {statements.glued} of {total} statements run into the next one",
+            hint="give the log as NCCL wrote it, for example with NCCL_DEBUG_FILE=/path/nccl.%h.%p",
+        )
+    return _joined(book)
+
+
+def _add(book: LogBook, line: str) -> None:
+    # Substring tests first: most lines are of neither kind, and `in` costs a tenth of a regex search.
+    if "opCount " in line:
+        whole = 0
+        for call in coll_lines(line):
+            book.calls[call] += 1
+            whole += 1
+        book.torn += line.count(": opCount ") - whole
+        check_bounded(len(book.calls), book.label)
+    if " Bytes -> " in line:
+        book.tunings.update(tuning_lines(line))
+        check_bounded(len(book.tunings), book.label)
+    if "CCL " in line:
+        book.has_nccl = True
+    if " rank " in line and (comm := comm_line(line)) is not None:
+        book.comms.append(comm)
+        check_bounded(len(book.comms), book.label)
+    if "CCL version" in line and len(book.versions) < 8 and (version := library_version(line)):
+        book.versions[version] = None
+    if not book.graphs and ("raph" in line or "apture" in line):
+        book.graphs = mentions_graphs(line)
+
+
+def _joined(book: LogBook) -> LogBook:
+    """Attribute statements to the right process where a glued line hides it.
+
+    Text of another program may directly precede the host's name (`...0.01node1:7:7 [0]`): a host whose name ends in
+    that of another host with the same process id is that other host. A call without any origin is attributed to the
+    process with the address of its communicator, if there is exactly one.
+    """
+    hosts = _real_hosts(book.processes)
+    owners: dict[tuple[str, str], set[LineOrigin]] = {}
+    for call in book.calls:
+        if call.origin.host:
+            owners.setdefault((call.comm, call.ranks), set()).add(_renamed(call.origin, hosts))
+    calls: Counter[CollLine] = Counter()
+    for call, count in book.calls.items():
+        candidates = owners.get((call.comm, call.ranks), set())
+        if call.origin.host:
+            origin = _renamed(call.origin, hosts)
+        else:
+            origin = next(iter(candidates)) if len(candidates) == 1 else call.origin
+        calls[call._replace(origin=origin)] += count
+    tunings: Counter[TuningLine] = Counter()
+    for tuning, count in book.tunings.items():
+        tunings[tuning._replace(origin=_renamed(tuning.origin, hosts))] += count
+    comms = [comm._replace(origin=_renamed(comm.origin, hosts)) for comm in book.comms]
+    return replace(book, calls=calls, tunings=tunings, comms=comms)
+
+
+def _real_hosts(processes: set[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """Return (host as written, pid) -> host, for hosts whose name ends in that of another one with the same pid."""
+    found: dict[tuple[str, str], str] = {}
+    for host, pid in processes:
+        endings = (host[start:] for start in range(len(host) - 1, 0, -1))
+        shortest = next((ending for ending in endings if (ending, pid) in processes), None)
+        if shortest is not None:
+            found[host, pid] = shortest
+    return found
+
+
+def _renamed(origin: LineOrigin, hosts: dict[tuple[str, str], str]) -> LineOrigin:
+    return origin._replace(host=hosts.get((origin.host, origin.pid), origin.host))
+
+
+def check_own_process(books: list[LogBook]) -> None:
+    """Raise if one process is in two files: its calls would count twice.
+
+    Raises:
+        TraceError: see above.
+    """
+    seen: dict[tuple[str, str], str] = {}
+    for book in books:
+        for process in sorted(book.processes):
+            if process in seen:
+                raise TraceError(
+                    f"process {process[1]} of {process[0]} is in two files: {seen[process]} and {book.label}",
+                    hint="is one a copy? join the parts of a rotated log with `cat` in their order",
+                )
+            seen[process] = book.label
+
+
+class Rank(NamedTuple):
+    """One GPU's process, or one of its communicators if the writer of a line is not known."""
+
+    host: str
+    pid: str
+    device: str
+
+
+class _Handle(NamedTuple):
+    """One rank's end of a communicator; an address can be reused for a communicator of another size."""
+
+    host: str
+    pid: str
+    comm: str
+    ranks: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Communicators:
+    """The known communicators of a job.
+
+    Attributes:
+        described: one rank's end -> its INIT lines, joined.
+        devices: one rank's end -> devices named in its COLL lines, for ends without an INIT line.
+        hosts: id of a communicator -> hosts of its ranks, as far as they were seen.
+        led: a process and GPU (empty where not logged) -> (ranks, spans nodes) of the communicators it is rank 0 of.
+        world_size: ranks of the job: those of the largest communicator, 0 where more ranks than that were seen.
+        world_nodes: nodes of the largest communicator, 0 where not logged.
+        ranks_seen: ranks (processes and their GPUs) that log calls.
+    """
+
+    described: dict[_Handle, CommLine] = field(default_factory=dict)
+    devices: dict[_Handle, Counter[str]] = field(default_factory=dict)
+    hosts: dict[str, set[str]] = field(default_factory=dict)
+    led: dict[Rank, set[tuple[int, bool]]] = field(default_factory=dict)
+    world_size: int = 0
+    world_nodes: int = 0
+    ranks_seen: int = 0
+
+    def rank_of(self, line: CollLine, label: str) -> Rank:
+        """Return the rank that made a call: a process and its GPU, since one process can drive several."""
+        if not line.origin.host:
+            return Rank(label, line.comm, "")
+        handle = _handle(line)
+        known = self.described.get(handle)
+        if known is not None and known.device:
+            return Rank(line.origin.host, line.origin.pid, known.device)
+        return Rank(line.origin.host, line.origin.pid, self.devices[handle].most_common(1)[0][0])
+
+    def decider(self, line: TuningLine, label: str) -> Rank:
+        """Return the rank that wrote a TUNING line."""
+        origin = line.origin
+        return Rank(origin.host, origin.pid, origin.device) if origin.host else Rank(label, "", "")
+
+    def spans_nodes(self, line: CollLine) -> bool:
+        """Return whether a call spans nodes; False if unknown, and for the whole job."""
+        known = self.described.get(_handle(line))
+        return known is not None and self.part_spans_nodes(known)
+
+    def group_decided_by(self, origin: LineOrigin) -> tuple[int, bool]:
+        """Return the ranks of the communicator of a TUNING line, and whether it spans nodes.
+
+        Such a line comes from rank 0 of its communicator and does not name it: if all communicators that this GPU is
+        rank 0 of are alike, it is one of them. Otherwise it is not known: (0, False).
+        """
+        kinds = self.led.get(Rank(*origin), set()) | self.led.get(Rank(origin.host, origin.pid, ""), set())
+        return next(iter(kinds)) if len(kinds) == 1 else (0, False)
+
+    def global_ranks(self) -> tuple[int, ...]:
+        """Return the ranks in the largest communicator that have INIT lines, in order."""
+        if not self.world_size:
+            return ()
+        return tuple(sorted({c.rank for c in self.described.values() if int(c.ranks) == self.world_size}))
+
+    def part_spans_nodes(self, known: CommLine) -> bool:
+        """Return whether a communicator of a part of the job spans nodes."""
+        if not 1 < int(known.ranks) < self.world_size:
+            return False
+        return known.nodes > 1 or len(self.hosts.get(known.comm_id, ())) > 1
+
+
+def communicators_of(books: Sequence[LogBook]) -> Communicators:
+    """Join the INIT lines of all files."""
+    found = Communicators()
+    for book in books:
+        for comm in book.comms:
+            if comm.origin.host:
+                _join(found, comm)
+        for call, count in book.calls.items():
+            if call.origin.host:
+                found.devices.setdefault(_handle(call), Counter())[call.origin.device] += count
+    for comm in found.described.values():
+        if comm.comm_id:
+            found.hosts.setdefault(comm.comm_id, set()).add(comm.origin.host)
+    sizes = {call.ranks for book in books for call in book.calls} | {c.ranks for book in books for c in book.comms}
+    largest = max((int(size) for size in sizes), default=0)
+    ranks = {found.rank_of(call, book.label) for book in books for call in book.calls if call.origin.host}
+    found.ranks_seen = len(ranks)
+    if len(ranks) <= largest:
+        found.world_size = largest
+        found.world_nodes = max((c.nodes for c in found.described.values() if int(c.ranks) == largest), default=0)
+    for comm in found.described.values():
+        if comm.rank == 0 and int(comm.ranks) > 1:
+            rank = Rank(comm.origin.host, comm.origin.pid, comm.device)
+            found.led.setdefault(rank, set()).add((int(comm.ranks), found.part_spans_nodes(comm)))
+    return found
+
+
+def _handle(line: CollLine | CommLine) -> _Handle:
+    return _Handle(line.origin.host, line.origin.pid, line.comm, line.ranks)
+
+
+def _join(found: Communicators, comm: CommLine) -> None:
+    """Add an INIT line; the lines about one communicator complete each other."""
+    before = found.described.get(_handle(comm), comm)
+    found.described[_handle(comm)] = comm._replace(
+        device=comm.device or before.device,
+        comm_id=comm.comm_id or before.comm_id,
+        nodes=comm.nodes or before.nodes,
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class RankFindings:
+    """Messages and choices found in the logs.
+
+    Attributes:
+        calls: rank -> (communicator, message) -> calls.
+        choices: what NCCL chose for which message.
+        left_out: reason -> number of calls left out.
+        untyped: all_gathers and broadcasts of int8, which NCCL up to 2.12 writes for every dtype.
+    """
+
+    calls: dict[Rank, Counter[tuple[str, Message]]] = field(default_factory=dict)
+    choices: Choices = field(default_factory=Choices)
+    left_out: Counter[str] = field(default_factory=Counter)
+    untyped: int = 0
+
+    @property
+    def views(self) -> tuple[RankMessages, ...]:
+        """Return the calls per rank, for `find_roles`."""
+        return tuple(RankMessages(rank=None, calls=dict(calls)) for calls in self.calls.values())
+
+    def add(self, rank: Rank, group: str, message: Message, calls: int) -> None:
+        """Count calls of a message by a rank in a communicator."""
+        self.calls.setdefault(rank, Counter())[group, message] += calls
+
+    def add_choices(self, tunings: Mapping[TuningLine, int], comms: Communicators) -> None:
+        """Count the choices; sizes whose group is not known stay those of one rank."""
+        for line, count in tunings.items():
+            collective = OPERATIONS.get(line.operation)
+            if collective is not None and 0 < int(line.size) <= MOST_BYTES:
+                size, complete = full_size(line, collective, comms.group_decided_by(line.origin)[0])
+                self.choices.add(collective, size, line.choice, count, per_rank=not complete)
+
+
+def findings_from_calls(books: Sequence[LogBook], comms: Communicators) -> RankFindings:
+    """Read the COLL lines; the receiving half of a send_recv counts if the rank sends nothing."""
+    found = RankFindings()
+    for book in books:
+        found.left_out["calls whose line is cut off or torn apart"] += book.torn
+        sending = {comms.rank_of(line, book.label) for line in book.calls if line.operation == "Send"}
+        for line, count in book.calls.items():
+            rank = comms.rank_of(line, book.label)
+            if line.operation == "Recv" and rank in sending:
+                continue
+            message = _message(line, comms)
+            if isinstance(message, str):
+                found.left_out[message] += count
+                continue
+            found.add(rank, line.comm, message, count)
+            if message.dtype == "int8" and line.operation in ("AllGather", "Broadcast"):
+                found.untyped += count
+        found.add_choices(book.tunings, comms)
+    return found
+
+
+def findings_from_tunings(books: Sequence[LogBook], comms: Communicators) -> RankFindings:
+    """Read the TUNING lines, which rank 0 of each communicator writes, and which have bytes but no dtype."""
+    found = RankFindings()
+    for book in books:
+        for line, count in book.tunings.items():
+            group, spans_nodes = comms.group_decided_by(line.origin)
+            message = _decided_message(line, group, spans_nodes=spans_nodes)
+            if isinstance(message, str):
+                found.left_out[message] += count
+            else:
+                found.add(comms.decider(line, book.label), "", message, count)
+        found.add_choices(book.tunings, comms)
+    return found
+
+
+def _message(line: CollLine, comms: Communicators) -> Message | str:
+    """Return the message of a call, or why there is none."""
+    collective = OPERATIONS.get(line.operation)
+    if collective is None:
+        return f"calls of {line.operation}, which ncclt has no message for"
+    number, ranks, count = int(line.datatype), int(line.ranks), int(line.elements)
+    if number >= len(DATATYPES):
+        return f"calls of {line.operation} with datatype {number}, whose size is not known"
+    dtype = DATATYPES[number]
+    size = count * DTYPE_SIZES[dtype] * (ranks if collective in PER_RANK else 1)
+    if size == 0:
+        return f"calls of {line.operation} of 0 bytes"
+    if size > MOST_BYTES or ranks == 0:
+        return "calls of an impossible size"
+    return Message(
+        collective=collective, dtype=dtype, size_bytes=size, group_size=ranks, spans_nodes=comms.spans_nodes(line)
+    )
+
+
+def _decided_message(line: TuningLine, group: int, *, spans_nodes: bool) -> Message | str:
+    """Return the message of a decision, or why there is none."""
+    if not line.operation:
+        return "TUNING lines that do not name the collective, as NCCL 2.20 to 2.22 write them"
+    collective = OPERATIONS.get(line.operation)
+    if collective is None:
+        return f"calls of {line.operation}, which ncclt has no message for"
+    size, complete = full_size(line, collective, group)
+    if not complete:
+        return f"calls of {line.operation}: TUNING lines give one rank's part, and no INIT line the number of ranks"
+    if size == 0:
+        return f"calls of {line.operation} of 0 bytes"
+    if size > MOST_BYTES:
+        return "calls of an impossible size"
+    return Message(
+        collective=collective, dtype=UNKNOWN_DTYPE, size_bytes=size, group_size=group, spans_nodes=spans_nodes
+    )
+
+
+def full_size(line: TuningLine, collective: Collective, group: int) -> tuple[int, bool]:
+    """Return the size of a decision, bytes, and whether it is that of the full buffer."""
+    size = int(line.size)
+    if line.is_full_size or collective not in PER_RANK:
+        return size, True
+    return (size * group, True) if group else (size, False)

@@ -1,1 +1,0 @@
-"""Read NCCL's debug log."""

@@ -1,1 +1,0 @@
-"""Read Nsight Systems exports."""

@@ -1,0 +1,117 @@
+"""PARAM's basic comms traces: a JSON list with one object per communication call of one rank.
+
+Format: facebookresearch/param, train/comms/pt/commsTraceParser.py, `_parseBasicTrace`. Sizes are elements. No public
+sample is known; this reader is written from the code that replays such traces.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ncclt.core.workload import Workload
+from ncclt.errors import TraceError
+from ncclt.profile.c10d import MOST_ELEMENTS, RecordedCall, Tensor, counts_of, ledger_of
+from ncclt.profile.numbers import MOST_RANKS, parse_int
+from ncclt.profile.rank_files import RankReading, read_ranks
+from ncclt.profile.source import Document, any_head, load_json, unmarked
+from ncclt.profile.workload_builder import without_answered_receives
+
+name = "param_comms"
+
+_KEY = re.compile(rb'"comms"\s*:')
+_OTHER_KEYS = (b'"in_msg_size"', b'"startTime_ns"', b'"req"', b'"world_size"', b'"markers"')
+
+# Carries out the sends and receives before it, which are listed on their own.
+_BATCH = "batchisendirecv"
+
+# PARAM's own words for what c10d calls otherwise (comms_utils.py, paramToCommName).
+_PARAM_WORDS = {"isend": "send", "irecv": "recv", "alltoallsingle": "alltoall"}
+
+
+def recognises(path: Path) -> bool:
+    """Return whether a file, or a member of an archive, begins like a comms trace."""
+    return any_head(path, _is_comms_trace)
+
+
+def read(paths: Sequence[Path], *, name: str) -> Workload:
+    """Read the comms traces of one job, one document per rank.
+
+    Raises:
+        TraceError: damaged, no comms trace, no collectives, several jobs, or a rank twice.
+    """
+    return read_ranks(paths, _read_rank, starts=b"[", source="param_comms", name=name)
+
+
+def _is_comms_trace(beginning: bytes) -> bool:
+    text = unmarked(beginning)
+    return text.startswith(b"[") and _KEY.search(text) is not None and any(key in text for key in _OTHER_KEYS)
+
+
+def _read_rank(document: Document) -> RankReading:
+    rows = load_json(document)
+    if not isinstance(rows, list):
+        raise TraceError(
+            f"{document.label} is not a PARAM comms trace: it is not a JSON list",
+            hint="give the trace that PARAM replays",
+        )
+    comms = [row for row in rows if isinstance(row, Mapping) and isinstance(row.get("comms"), str)]
+    records = [record for place, row in enumerate(comms) if (record := _record(row, place)).name != _BATCH]
+    strange = len(rows) - len(comms) - sum(isinstance(row, Mapping) and "compute" in row for row in rows)
+    ledger = ledger_of(records)
+    return RankReading(
+        label=document.label,
+        rank=_rank(comms),
+        # A trace with one group shows a job of one group; with several, none is known to be all of it.
+        world_size=max(ledger.group_sizes.values(), default=0) if len({r.group for r in records}) == 1 else 0,
+        calls=counts_of(without_answered_receives(ledger.calls)),
+        notes=(
+            "a comms trace has no durations",
+            *([f"left out: {strange} x entry that is neither communication nor compute"] if strange else []),
+            *ledger.notes(),
+        ),
+    )
+
+
+def _record(row: Mapping[str, Any], place: int) -> RecordedCall:
+    word = _word(row)
+    dtype = row.get("dtype")
+    spelled = dtype if isinstance(dtype, str) else ""
+    group = parse_int(row.get("pg_id"))
+    return RecordedCall(
+        name=_PARAM_WORDS.get(word, word),
+        # Without a group a call runs in the default one.
+        group="default" if group is None else f"pg {group}",
+        group_size=_group_size(row),
+        inputs=_tensor(row.get("in_msg_size"), spelled),
+        outputs=_tensor(row.get("out_msg_size"), spelled),
+        position=place,
+    )
+
+
+def _tensor(elements: object, dtype: str) -> tuple[Tensor, ...]:
+    number = parse_int(elements, most=MOST_ELEMENTS)
+    return () if number is None else (Tensor(elements=number, dtype=dtype),)
+
+
+def _group_size(row: Mapping[str, Any]) -> int:
+    ranks = row.get("global_ranks")
+    if isinstance(ranks, list) and ranks:
+        return len(ranks)
+    return parse_int(row.get("world_size"), most=MOST_RANKS) or 0
+
+
+def _word(row: Mapping[str, Any]) -> str:
+    return str(row["comms"]).replace("_", "").lower()
+
+
+def _rank(comms: Sequence[Mapping[str, Any]]) -> int | None:
+    """Return the rank that sends or receives; a trace without point-to-point calls does not show its rank."""
+    told = {
+        parse_int(row.get("src_rank" if "send" in _word(row) else "dst_rank"), most=MOST_RANKS)
+        for row in comms
+        if _word(row) in ("send", "isend", "recv", "irecv")
+    }
+    return told.pop() if len(told) == 1 else None

@@ -1,1 +1,0 @@
-"""Read PARAM's comms traces."""

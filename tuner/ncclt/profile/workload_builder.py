@@ -1,0 +1,239 @@
+"""The last steps that all readers share: checks of the files, a workload from counts, notes on gaps, refusals.
+
+Sentences that users read about files of any kind are here, once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from ncclt.core.message import Collective, Message
+from ncclt.core.workload import RANK_ROLES, MessageCalls, Provenance, Workload
+from ncclt.errors import TraceError
+from ncclt.profile.roles import RankRoles
+
+
+class _Half(Protocol):
+    """A call that may be the receiving half of a send_recv; its message is None where it makes none."""
+
+    @property
+    def message(self) -> Message | None: ...
+    @property
+    def is_receive(self) -> bool: ...
+
+
+Half = TypeVar("Half", bound=_Half)
+
+
+def without_answered_receives(calls: Iterable[Half]) -> tuple[Half, ...]:
+    """Return the calls of one rank, of point-to-point ones the sends alone where there are sends.
+
+    A message from rank to rank is one call: on a rank that does both halves the sends stand for it, and a rank that
+    only receives shows it by its receives.
+    """
+    every = tuple(calls)
+    sends = any(c.message and c.message.collective is Collective.SEND_RECV and not c.is_receive for c in every)
+    return tuple(c for c in every if not (sends and c.is_receive))
+
+
+def workload_of(
+    name: str,
+    calls_per_step: Mapping[Message, float],
+    origin: Provenance,
+    *,
+    times_us: Mapping[Message, float] | None = None,
+) -> Workload:
+    """Return the workload of counted messages, without those of groups of one rank, which send nothing.
+
+    Args:
+        name: of the workload.
+        calls_per_step: the messages.
+        origin: where they come from.
+        times_us: mean duration of a call, µs, of messages that have one.
+
+    Raises:
+        TraceError: every group has one rank.
+    """
+    times = times_us or {}
+    alone = {message for message in calls_per_step if (message.group_size or origin.world_size) == 1}
+    if alone:
+        what = f"{joined(sorted(message.collective for message in alone))} in a group of one rank, which sends nothing"
+        if len(alone) == len(calls_per_step):
+            raise TraceError(
+                f"no communication in {origin.detail.get('files', 'the files')}: {what}",
+                hint="record a run on two or more GPUs",
+            )
+        origin = replace(origin, notes=(*origin.notes, f"left out: {what}"))
+    return Workload(
+        name=name,
+        messages=tuple(
+            MessageCalls(message=message, calls_per_step=calls, recorded_us=times.get(message))
+            for message, calls in calls_per_step.items()
+            if message not in alone
+        ),
+        provenance=origin,
+    )
+
+
+def workload_of_roles(name: str, roles: RankRoles, origin: Provenance) -> Workload:
+    """Return the workload of the slowest role, with notes on the others.
+
+    Raises:
+        TraceError: every group has one rank.
+    """
+    if len(roles.roles) > 1:
+        detail = {**origin.detail, RANK_ROLES: str(len(roles.roles))}
+        origin = replace(origin, detail=detail, notes=(*origin.notes, *roles.notes()))
+    return workload_of(name, roles.slowest.calls_per_step, origin, times_us=roles.times_us)
+
+
+def smallest(times_us: Iterable[Mapping[Message, float]]) -> dict[Message, float]:
+    """Return the smallest of the ranks' mean durations, µs.
+
+    A rank that comes early waits inside the call for the last one, so the smallest is closest to the transfer.
+    """
+    found: dict[Message, float] = {}
+    for rank in times_us:
+        for message, time_us in rank.items():
+            found[message] = min(time_us, found.get(message, time_us))
+    return found
+
+
+def reasons(left_out: Mapping[str, int]) -> list[str]:
+    """Return `3 x REASON` for everything that was left out."""
+    return [f"{count} x {reason}" for reason, count in sorted(left_out.items())]
+
+
+def left_out_notes(left_out: Mapping[str, int]) -> list[str]:
+    """Return one note per reason for which something was left out."""
+    return [f"left out: {reason}" for reason in reasons(left_out)]
+
+
+def partial_note(read: int, world_size: int) -> list[str]:
+    """Return a note if the files of some ranks are missing."""
+    return [f"read {read} of {world_size} ranks; the others may send more"] if read < world_size else []
+
+
+def largest_group_notes(ranks_seen: int, world_size: int) -> list[str]:
+    """Return the notes of a source that shows communicators, the largest of which is the whole job (0 = none is)."""
+    if not world_size:
+        return [f"{ranks_seen} ranks read and no communicator of all of them: the job's size is not known"]
+    whole = f"the largest communicator, of {world_size} ranks, is assumed to be the whole job"
+    return [whole, *partial_note(ranks_seen, world_size)]
+
+
+def all_of(labels: Sequence[str]) -> str:
+    """Name files in a message: the only one, or how many there are."""
+    return labels[0] if len(labels) == 1 else f"the {len(labels)} files"
+
+
+def is_newer(version: str, newest: str) -> bool:
+    """Return whether a version is later than the newest known one; other words in it do not count.
+
+    >>> is_newer("v4.3", "v4.2"), is_newer("v4.10", "v4.2"), is_newer("1.1.1-chakra.0.0.4", "1.1.1")
+    (True, True, False)
+    """
+    told, known_one = (tuple(map(int, re.findall(r"[0-9]{1,6}", text))) for text in (version, newest))
+    return told[: len(known_one)] > known_one
+
+
+def newer_notes(versions: Iterable[str], newest: str) -> list[str]:
+    """Return a note on each version of a format that is later than the newest known one."""
+    newer = sorted({version for version in versions if is_newer(version, newest)})
+    return [f"format {version} is newer than {newest}: what is new in it is not read" for version in newer]
+
+
+def known(facts: Mapping[str, str]) -> dict[str, str]:
+    """Return the facts that are known."""
+    return {key: value for key, value in facts.items() if value}
+
+
+def joined(values: Iterable[str | None]) -> str:
+    """Return the values that are not empty, each once."""
+    return ", ".join(dict.fromkeys(value for value in values if value))
+
+
+def day_of(moment_s: float) -> str:
+    """Return the ISO date of a moment, seconds since 1970; empty outside of 2014 to 2099: that is no wall clock."""
+    return datetime.fromtimestamp(moment_s, UTC).date().isoformat() if 1.4e9 < moment_s < 4.1e9 else ""
+
+
+def day_in(text: object) -> str:
+    """Return the ISO date of `2024-04-17 16:29:57` or `2024-04-17T16:29:57`, empty for anything else."""
+    try:
+        return date.fromisoformat(text[:10]).isoformat() if isinstance(text, str) else ""
+    except ValueError:
+        return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFile:
+    """What a file says about its place in the job.
+
+    Attributes:
+        label: name of the file, for messages.
+        ranks: ranks that it covers; None = it does not name its rank.
+        world_size: ranks of the job, 0 = it does not say.
+    """
+
+    label: str
+    ranks: tuple[int | None, ...]
+    world_size: int = 0
+
+
+def check_one_job(files: Sequence[RankFile]) -> None:
+    """Refuse files of different jobs, and several files of one rank: its calls would be counted twice.
+
+    Raises:
+        TraceError: the files do not belong together.
+    """
+    worlds = {file.world_size: file.label for file in files if file.world_size}
+    if len(worlds) > 1:
+        shown = ", ".join(f"{label} of {world_size} ranks" for world_size, label in sorted(worlds.items()))
+        raise TraceError(f"the files are of different jobs: {shown}", hint="import each job on its own")
+    seen: dict[int, str] = {}
+    for file in files:
+        for rank in file.ranks:
+            if rank is None:
+                continue
+            if rank in seen:
+                raise TraceError(
+                    f"rank {rank} appears twice: {seen[rank]} and {file.label}",
+                    hint="give one file per rank, all of the same job",
+                )
+            seen[rank] = file.label
+
+
+MOST_KINDS = 500_000
+"""Most different calls per file: 4096 ranks in one log have some 100 each, random bytes have one per line."""
+
+
+def check_distinct(paths: Sequence[Path]) -> None:
+    """Raise if one file is given twice.
+
+    Raises:
+        TraceError: a path occurs twice.
+    """
+    seen: set[Path] = set()
+    for path in paths:
+        if path.resolve() in seen:
+            raise TraceError(f"{path} was given twice", hint="name every file once")
+        seen.add(path.resolve())
+
+
+def check_bounded(kinds: int, label: str) -> None:
+    """Raise if a log has more different calls than any job makes.
+
+    Raises:
+        TraceError: more than `MOST_KINDS`.
+    """
+    if kinds > MOST_KINDS:
+        raise TraceError(
+            f"{label} shows more than {MOST_KINDS} different calls: this is not a log of a training job",
+            hint="is the file damaged? otherwise cut it to some of the ranks",
+        )
