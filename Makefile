@@ -51,7 +51,7 @@ serve: .venv/user ## Serve the REST API and the pages on 127.0.0.1:8080.
 	$(BIN)/ncclt serve
 
 plugin: .venv/user ## Compile the NCCL tuner plugin for this machine.
-	$(BIN)/ncclt plugin build
+	$(BIN)/ncclt admin plugin build
 
 # A file stays with one worker, so that it starts what it needs once; in the order of collection the slow ones come first.
 test: .venv/dev ## Run the test suite, in parallel; WORKERS=0: in one process; TESTS=PATHS: these alone.

@@ -33,17 +33,21 @@ PROMISES: dict[str, tuple[tuple[str, str], ...]] = {
         ("studies show first", "keep-default"),
         (f"advise {JOB} --step-ms 200 --compute-ms 180", "bert"),
         ("doctor --from healthy_h100", "verdict"),
-        ("plugin build --into plugin", "libnccl-tuner-ncclt.so"),
+        ("admin plugin build --into plugin", "libnccl-tuner-ncclt.so"),
     ),
     "store": (
-        ("store migrate", "is at"),
+        ("admin store migrate", "is at"),
         ("studies list", "recorded"),
         (f"env {JOB} --nodes 2 --gpus-per-node 8 --nccl-version 2.28.3 --allow recorded", "NCCLT_RECOMMENDATION"),
-        ("store export export.jsonl.gz", ""),
-        ("keys create --storage sqlite:///keys.db", "ncclt_"),
+        ("admin store export export.jsonl.gz", ""),
+        ("admin keys create --storage sqlite:///keys.db", "ncclt_"),
     ),
     "api": (("report first -o report.html", "report.html"),),
-    "jobs": ((f"jobs submit {JOB} --again", "queued"), ("jobs list", "queued"), ("studies list", "recorded")),
+    "jobs": (
+        (f"admin jobs submit {JOB} --again", "queued"),
+        ("admin jobs list", "queued"),
+        ("studies list", "recorded"),
+    ),
     "models": (("profile model transformers:bert", "all_reduce"),),
 }
 """Extra -> commands that it is for, in order, with a word of what they print; they share a store."""
@@ -165,7 +169,7 @@ def check_worker(image: Installation, service: Installation, folder: Path) -> No
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
     storage = {"NCCLT_STORAGE": f"sqlite:///{folder / 'compose.db'}"}
     service.ncclt(*services["migrate"]["command"][1:], **storage)
-    service.ncclt("jobs", "submit", *JOB.split(), "--trials", "4", "--blocks", "3", **storage)
+    service.ncclt("admin", "jobs", "submit", *JOB.split(), "--trials", "4", "--blocks", "3", **storage)
     with (
         (folder / "worker.log").open("w+", encoding="utf-8") as log,
         subprocess.Popen(

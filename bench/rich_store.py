@@ -3,8 +3,8 @@
     python bench/rich_store.py FILE.db [--studies 2000] [--measurements 1000000] [--long 10000] [--plain]
 
 The catalogue's clusters and workloads and some of our own; for each pair that is in use a year of studies under several
-releases of NCCL: tuned, kept, undecided, stale, superseded, interrupted, running, with failed trials, checks, jobs and
-preflights; one study of many trials; names that try to break a page. `--replays` recorded landscapes are really
+releases of NCCL: tuned, kept, undecided, stale, superseded, interrupted, running, with failed trials, rechecks, jobs
+and preflights; one study of many trials; names that try to break a page. `--replays` recorded landscapes are really
 searched, by `ncclt.tune`; all other times are made up here and prove nothing. Bulk rows are written by the store's own
 row functions, in one transaction per hundred studies.
 """
@@ -30,7 +30,7 @@ from ncclt.core.attestation import CallOutcome, DeliveredPolicy, Form, LogEviden
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
-from ncclt.core.recheck import Check, Freshness
+from ncclt.core.recheck import Freshness, Recheck
 from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Verdict
 from ncclt.core.revision import Action
 from ncclt.core.setting import DEFAULT, Setting
@@ -530,9 +530,9 @@ def _write_records(store: Store, writer: _Writer, moment: datetime) -> None:
         kind = number % 9
         if kind in (2, 5):
             stale = kind == 5
-            store.add_check(
-                Check(
-                    id=_id("check", found.id),
+            store.add_recheck(
+                Recheck(
+                    id=_id("recheck", found.id),
                     recommendation=found.id,
                     cluster=found.cluster,
                     model=found.model,

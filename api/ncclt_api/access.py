@@ -49,7 +49,7 @@ _SIGN_IN = "/sign-in"
 ASSETS = "/assets/"
 """Path of files that anyone may read."""
 
-_BEARER = HTTPBearer(auto_error=False, scheme_name="key", description="a key of `ncclt keys create`")
+_BEARER = HTTPBearer(auto_error=False, scheme_name="key", description="a key of `ncclt admin keys create`")
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,7 @@ class AccessMiddleware:
             return Problem(
                 status=401,
                 detail="this service needs a key" if not token else "the key is not known",
-                hint="set NCCLT_API_KEY, or send `Authorization: Bearer KEY`; `ncclt keys create` makes one",
+                hint="set NCCLT_API_KEY, or send `Authorization: Bearer KEY`; `ncclt admin keys create` makes one",
                 type="urn:ncclt:problem:unauthorized",
             )
         if why := key.invalid(datetime.now(UTC).isoformat(timespec="milliseconds")):
@@ -223,7 +223,7 @@ class AccessMiddleware:
         return Problem(
             status=421,
             detail=f"without keys this service does not answer as {host[:100]!r}",
-            hint="name the host with `ncclt serve --allow-host`, or create a key with `ncclt keys create`",
+            hint="name the host with `ncclt serve --allow-host`, or create a key with `ncclt admin keys create`",
         )
 
     async def _current_keys(self) -> dict[str, ApiKey]:

@@ -234,7 +234,7 @@ def serve(
         if host not in LOOPBACK and not insecure and not users and not store.keys():
             raise UsageError(
                 f"without keys the whole network of {host} could read the studies",
-                hint="`ncclt keys create` or --first-key FILE makes the first; --insecure-no-auth listens anyway",
+                hint="`ncclt admin keys create` or --first-key FILE makes the first; --insecure-no-auth listens anyway",
             )
         hosts = {*LOOPBACK, "[::1]", host, *allow_hosts}
         app = create_app(

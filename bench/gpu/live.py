@@ -368,7 +368,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--recipe", choices=sorted(RECIPES), default=FAKE_HOSTS.name)
     parser.add_argument("--nccl", type=Path, help="libnccl.so.2 (default: the one of the wheel nvidia-nccl-cu*)")
     parser.add_argument(
-        "--plugin", type=Path, help="libnccl-tuner-ncclt.so (default: as `ncclt plugin path`, else built)"
+        "--plugin", type=Path, help="libnccl-tuner-ncclt.so (default: as `ncclt admin plugin path`, else built)"
     )
     parser.add_argument("--cuda", type=Path, help="the CUDA driver (default libcuda.so.1)")
     parser.add_argument("--max-channels", type=int, help="of one rank (default: as many as fit on the GPU at once)")

@@ -25,14 +25,10 @@ def commands() -> Iterator[tuple[str, Any]]:
     import typer
 
     from ncclt.cli.application import app
+    from ncclt.cli.help import walk
 
     root = typer.main.get_command(app)
-    context = typer.Context(root)
-    for name in root.list_commands(context):
-        command = root.get_command(context, name)
-        yield name, command
-        for word, below in sorted(getattr(command, "commands", {}).items()):
-            yield f"{name} {word}", below
+    yield from walk(root, typer.Context(root))
 
 
 def plain_parser(name: str) -> Any:
@@ -53,12 +49,10 @@ def options_of(name: str, command: Any) -> set[str]:
 
 def command_line() -> str:
     """Return one section per command."""
-    from ncclt.cli.application import COMMANDS
-    from ncclt.cli.help import VERBS
+    from ncclt.cli.application import GROUPS
 
     sections = [
-        f"- {verb}: " + ", ".join(f"[{name}](#ncclt-{name})" for name in names if name in COMMANDS)
-        for verb, names in VERBS.items()
+        f"- {heading}: " + ", ".join(f"[{name}](#ncclt-{name})" for name in names) for heading, names in GROUPS.items()
     ]
     sections[-1] += "\n"
     for name, command in commands():

@@ -141,7 +141,7 @@ def test_nothing_is_stored_of_a_file_that_is_not_whole(filled, empty, tmp_path):
     [
         ("none", r"none cannot be read: No such file or directory$", "check the path"),
         ("folder", r"folder cannot be read: Is a directory$", "check the path"),
-        ("text", r"text is no export of a store$", "`ncclt store export FILE` writes one"),
+        ("text", r"text is no export of a store$", "`ncclt admin store export FILE` writes one"),
     ],
 )
 def test_what_is_no_file_of_an_export_is_said_in_words(empty, tmp_path, name, said, hint):

@@ -15,7 +15,7 @@ from sqlalchemy.engine import Engine
 from ncclt.core.attestation import Form, LogEvidence, Observed
 from ncclt.core.preflight import Preflight
 from ncclt.core.preflight import State as PreflightState
-from ncclt.core.recheck import Check, Freshness
+from ncclt.core.recheck import Freshness, Recheck
 from ncclt.core.revision import Actor, ClusterRules, RevisionState
 from ncclt.core.rollout import JobStart, JobTime, RollOutState
 from ncclt.core.study import StudyState
@@ -43,7 +43,7 @@ NOTHING = dict.fromkeys(
         "step times",
         "job starts",
         "attestations",
-        "checks",
+        "rechecks",
         "verifications",
         "preflights",
     ),
@@ -139,7 +139,7 @@ def preflight(id, *, cluster="pair", created=OLD):
 
 def check(id, of, *, freshness=Freshness.FRESH):
     reasons = ("slower",) if freshness is Freshness.STALE else ()
-    return Check(
+    return Recheck(
         id=id,
         recommendation=of,
         cluster="pair",
@@ -178,7 +178,7 @@ def test_a_study_goes_with_its_trials_revisions_and_records_and_the_history_stay
     study(store, "s1")
     publish(store, "a", of="s1")
     store.add_attestation(attestation("a", created=OLD))
-    store.add_check(check("c1", "a"))
+    store.add_recheck(check("c1", "a"))
     store.add_verification(verification("v1", "a"))
     study(store, "s2", trials=1)
     publish(store, "b", of="s2")  # retires a
@@ -194,14 +194,14 @@ def test_a_study_goes_with_its_trials_revisions_and_records_and_the_history_stay
         "trials": 5,
         "revisions": 1,
         "attestations": 1,
-        "checks": 1,
+        "rechecks": 1,
         "verifications": 1,
     }
     assert [page.study.id for page in store.studies().items] == ["s2"]
     assert [len(store.trials(id)) for id in ("s1", "s2", "s3")] == [0, 1, 0]
     assert [one.id for one in store.recommendations()] == ["b"]
     assert store.history() == told != ()
-    assert (store.attestations(["a"]), store.checks("a"), store.verifications()) == ((), (), ())
+    assert (store.attestations(["a"]), store.rechecks("a"), store.verifications()) == ((), (), ())
     assert pruned(url) == {}
 
 
@@ -212,7 +212,7 @@ def test_a_revision_that_jobs_get_or_may_get_stays_with_its_study(store, url, li
         store.set_rules(ClusterRules(cluster="pair", require_approval=True), ME)
     publish(store, "a", of="s0")
     if life == "stale":
-        store.add_check(check("c1", "a", freshness=Freshness.STALE))
+        store.add_recheck(check("c1", "a", freshness=Freshness.STALE))
     if life == "pinned":
         store.pin("a", ME)
     if life == "newest but retired":
@@ -265,17 +265,17 @@ def test_the_newest_record_of_a_revision_stays_and_decides_whether_it_is_stale(s
     study(store, "s1")
     publish(store, "a", of="s1")
     for number, freshness in enumerate((Freshness.FRESH, Freshness.STALE)):
-        store.add_check(check(f"c{number}", "a", freshness=freshness))
+        store.add_recheck(check(f"c{number}", "a", freshness=freshness))
         store.add_verification(verification(f"v{number}", "a"))
         store.add_attestation(attestation("a", created=f"2026-01-0{number + 1}T00:00:00.000+00:00"))
     store.add_verification(verification("alone", ""))
     store.add_verification(verification("undated", "", created=""))
     store.add_verification(verification("young", "", created=NEW))
 
-    assert pruned(url) == {"checks": 1, "verifications": 2, "attestations": 1}
+    assert pruned(url) == {"rechecks": 1, "verifications": 2, "attestations": 1}
 
     assert store.status("a").state is RevisionState.STALE
-    assert [one.id for one in store.checks("a")] == ["c1"]
+    assert [one.id for one in store.rechecks("a")] == ["c1"]
     assert [one.id for one in store.verifications()] == ["young", "undated", "v1"]
     assert [one.created[:10] for one in store.attestations(["a"])] == ["2026-01-02"]
 
@@ -407,7 +407,7 @@ def test_no_query_reads_a_large_table_for_each_row_of_another(tmp_path):
         study(store, "s1", trials=2)
         publish(store, "a", of="s1")
         publish(store, "b", of="elsewhere")
-        store.add_check(check("c1", "a"))
+        store.add_recheck(check("c1", "a"))
         store.add_preflight(preflight("f1"))
         store.add_preflight(preflight("f2"))
     seen = []
@@ -417,7 +417,7 @@ def test_no_query_reads_a_large_table_for_each_row_of_another(tmp_path):
 
     event.listen(Engine, "before_cursor_execute", note)
     try:
-        assert pruned(url) == {"studies": 1, "trials": 2, "revisions": 1, "checks": 1, "preflights": 1}
+        assert pruned(url) == {"studies": 1, "trials": 2, "revisions": 1, "rechecks": 1, "preflights": 1}
     finally:
         event.remove(Engine, "before_cursor_execute", note)
     asked = [(statement, values) for statement, values in seen if statement.split()[0] in ("SELECT", "DELETE")]

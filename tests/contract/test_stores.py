@@ -153,7 +153,7 @@ class TestSqlite(StoreContract, *CONTRACTS):
             assert store.migration().current == ""
             with pytest.raises(StoreError) as caught:
                 store.recommendations()
-            assert "`ncclt store migrate`" in caught.value.hint
+            assert "`ncclt admin store migrate`" in caught.value.hint
         with open_store(url) as store:
             assert store.migration().is_current
 
@@ -273,7 +273,7 @@ class TestPostgresql(StoreContract, *CONTRACTS):
             assert store.migration().current == ""
             with pytest.raises(StoreError) as caught:
                 store.recommendations()
-            assert "`ncclt store migrate`" in caught.value.hint
+            assert "`ncclt admin store migrate`" in caught.value.hint
 
     def test_schemas_that_exist_are_used_without_the_right_to_create_them(self, store_url):
         for statement in (

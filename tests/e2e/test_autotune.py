@@ -186,7 +186,7 @@ def test_every_stage_is_a_command_that_exists(ncclt, job):
     ]
     assert words["compare"][-len(job) :] == words["use"][-len(job) :] == [*job]
     # They are accepted as they stand, by an empty store.
-    ncclt("store", "migrate", *STORE)
+    ncclt("admin", "store", "migrate", *STORE)
     assert f"no workload {plan['model']!r}" in ncclt(*words["tune"][1:], rc=3).stderr
     assert "--cluster" not in ncclt(*words["compare"][1:], rc=3).stderr
     assert ncclt(*words["use"][1:-3], "echo", "ran").stdout == "ran\n"

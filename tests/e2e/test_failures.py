@@ -231,12 +231,12 @@ def test_values_come_from_the_nearest_place(ncclt):
     """Flag before NCCLT_* before project file before user file."""
     (ncclt.folder / "ncclt.toml").write_text('storage = "sqlite:///project.db"\n')
     assert "project.db" in ncclt("config", "show").stdout
-    ncclt("store", "migrate")
+    ncclt("admin", "store", "migrate")
     assert (ncclt.folder / "project.db").exists()
     ncclt.variables["NCCLT_STORAGE"] = "sqlite:///variable.db"
-    ncclt("store", "migrate")
+    ncclt("admin", "store", "migrate")
     assert (ncclt.folder / "variable.db").exists()
-    ncclt("store", "migrate", "--storage", "sqlite:///flag.db")
+    ncclt("admin", "store", "migrate", "--storage", "sqlite:///flag.db")
     assert (ncclt.folder / "flag.db").exists()
     assert json.loads(ncclt("config", "show", "--json").stdout)["values"]["storage"]["origin"] == "NCCLT_STORAGE"
     (ncclt.folder / "ncclt.toml").write_text('storrage = "x"\n')
@@ -248,7 +248,7 @@ def test_a_cluster_of_ones_own_is_added_shown_and_tuned_on(ncclt):
         'name = "mine"\ngpus_per_node = 8\ngpu = "A100-SXM4-80GB"\ncompute_capability = 80\nlink_class = "nvswitch"\n'
         'link_gbps = 300\nnccl_version = "2.27.3"\n'
     )
-    ncclt("store", "migrate", *STORE)
+    ncclt("admin", "store", "migrate", *STORE)
     dry = ncclt("cluster", "add", "mine.toml", "--dry-run", *STORE)
     assert json.loads(dry.stdout)["name"] == "mine"
     ncclt("cluster", "show", "mine", *STORE, rc=3)

@@ -140,7 +140,7 @@ def test_a_real_trace_is_tuned_on_a_real_landscape(ncclt, shared_data):
 def server(ncclt):
     """`ncclt serve` on a free port."""
     port = free_port()
-    ncclt("store", "migrate", *STORE)
+    ncclt("admin", "store", "migrate", *STORE)
     process = ncclt.start("serve", "--port", str(port), *STORE)
     url = f"http://127.0.0.1:{port}"
     try:

@@ -14,7 +14,7 @@ COMMANDS = (
     ("config", "show"),
     ("config", "show", "--json"),
     ("studies", "list"),
-    ("store", "migrate"),
+    ("admin", "store", "migrate"),
     ("tune", "--model", "bert", "--nodes", "2", "--trials", "3", "--json"),
     ("tune", "--model", "bert", "--nodes", "2", "--dry-run"),
     ("env", "--model", "bert", "--cluster", "leonardo"),

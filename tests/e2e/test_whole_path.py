@@ -56,7 +56,7 @@ class Site:
         self.url = url
         self._http = httpx2.Client(base_url=url, timeout=30, trust_env=False)
         self._secrets = {
-            role: ncclt("keys", "create", "--role", role).stdout.strip()
+            role: ncclt("admin", "keys", "create", "--role", role).stdout.strip()
             for role in ("admin", "tune", "approve", "env", "read")
         }
 
@@ -116,10 +116,10 @@ def url(postgresql):
 @pytest.fixture
 def site(ncclt, url, start):
     ncclt.variables = {"NCCLT_STORAGE": url, "OMP_NUM_THREADS": "1"}
-    ncclt("store", "migrate")
+    ncclt("admin", "store", "migrate")
     port = free_port()
     made = Site(ncclt, f"http://127.0.0.1:{port}")
-    for number, words in enumerate((("serve", "--port", port), *[("worker", "--cluster", CLUSTER)] * 2)):
+    for number, words in enumerate((("serve", "--port", port), *[("admin", "worker", "--cluster", CLUSTER)] * 2)):
         with (ncclt.folder / f"log{number}.txt").open("w") as log:
             start(ncclt.argv(*words), cwd=ncclt.folder, env=ncclt.environment, stdout=log, stderr=log)
     until(made.is_ready)
@@ -240,7 +240,7 @@ def test_a_cluster_that_changes_is_refused_and_tuned_again(ncclt, site, start):
     define(OLD)
     with (ncclt.folder / "log-house.txt").open("w") as log:
         start(
-            ncclt.argv("worker", "--cluster", OWN, "--", "--launcher", "simulate"),
+            ncclt.argv("admin", "admin", "worker", "--cluster", OWN, "--", "--launcher", "simulate"),
             cwd=ncclt.folder,
             env=ncclt.environment,
             stdout=log,

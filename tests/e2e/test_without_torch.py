@@ -87,4 +87,4 @@ def test_doctor_plugin_and_import_run(ncclt):
     ncclt("doctor", "--from", TESTS / "golden" / "doctor" / "healthy_h100")
     (ncclt.shell.folder / "mine.csv").write_text("collective,size_bytes,calls\nall_reduce,4096,2\n")
     ncclt("profile", "import", "mine.csv", "--name", "mine", *STORE)
-    assert "libnccl-tuner-ncclt.so" in ncclt("plugin", "build", "--into", "plugin")
+    assert "libnccl-tuner-ncclt.so" in ncclt("admin", "plugin", "build", "--into", "plugin")

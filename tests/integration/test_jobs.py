@@ -73,7 +73,7 @@ class Site:
         self._count += 1
         environ = {**os.environ, "NCCLT_STORAGE": self.url, "OMP_NUM_THREADS": "1"}
         with (self.folder / f"worker{self._count}.txt").open("w") as said:
-            argv = [sys.executable, "-m", "ncclt", "worker", "--cluster", CLUSTER, *(more or LONG)]
+            argv = [sys.executable, "-m", "ncclt", "admin", "worker", "--cluster", CLUSTER, *(more or LONG)]
             return self._start(argv, env=environ, stderr=said, cwd=self.folder)
 
     def submit(self, **more):

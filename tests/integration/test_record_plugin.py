@@ -140,7 +140,7 @@ def test_without_a_plugin_nothing_starts(tmp_path):
     done = record(tmp_path, tmp_path / "is-not-there.so", [])
 
     assert done.returncode == 2
-    assert "ncclt plugin build" in done.stderr
+    assert "ncclt admin plugin build" in done.stderr
     assert not list(tmp_path.glob(".ncclt-record-*"))
 
 

@@ -160,7 +160,7 @@ def test_a_full_disk_under_the_service(machine, tmp_path):
 def test_a_disk_that_fills_up_while_a_study_runs(machine):
     """Wherever it ends: an exit code and what to do, every stored trial is whole, and the study goes on once there is
     room, without a trial measured again."""
-    assert machine("store", "migrate").returncode == 0
+    assert machine("admin", "store", "migrate").returncode == 0
     begun = Path(locate(machine.storage).path).stat().st_size
     ends = 0
     for room in range(0, 65536, 4096):

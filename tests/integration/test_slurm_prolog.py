@@ -136,7 +136,7 @@ def test_what_cannot_be_handed_over_is_refused(tmp_path, store, library):
     missing = written(tmp_path, store, library, "--policy-dir", str(tmp_path / "no"))
     assert (missing.returncode, "make it once" in missing.stderr) == (2, True)
     unbuilt = written(tmp_path, store, tmp_path / "none.so", "--policy-dir", str(tmp_path))
-    assert (unbuilt.returncode, "ncclt plugin build" in unbuilt.stderr) == (2, True)
+    assert (unbuilt.returncode, "ncclt admin plugin build" in unbuilt.stderr) == (2, True)
     alone_report = written(tmp_path, store, library, "--report", str(tmp_path))
     assert alone_report.returncode == 2
     for words in (("--policy-dir", str(tmp_path)), ("--all-users",)):

@@ -224,7 +224,7 @@ def test_table_alone_needs_the_plugin(tmp_path, verify, job):
         store.publish(replace(sample_recommendation("rec1"), simulated=False, launcher="local"))
     done = verify(["--model", "toy", "--cluster", "pair"], [*job, "100"], NCCLT_PLUGIN=NO_PLUGIN)
     assert done.returncode == 2
-    assert "ncclt plugin build" in done.stderr
+    assert "ncclt admin plugin build" in done.stderr
     assert not list(tmp_path.glob(".ncclt-*"))
 
 

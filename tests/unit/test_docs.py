@@ -124,7 +124,7 @@ def examples():
 def test_examples_use_commands_and_options_that_exist(examples, known_options):
     wrong = []
     for page, line, words in examples:
-        name = " ".join(words[:2]) if " ".join(words[:2]) in known_options else words[0]
+        name = next((name for count in (3, 2) if (name := " ".join(words[:count])) in known_options), words[0])
         given = {word.partition("=")[0] for word in words if word.startswith("-") and len(word) > 1}
         if name not in known_options or given - known_options[name]:
             wrong.append((page, line))

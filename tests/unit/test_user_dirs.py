@@ -45,7 +45,7 @@ def test_a_job_starts_for_a_user_without_a_home(tmp_path, asked):
     [
         (("env", "--cluster", "leonardo", "--model", "bert"), 3, "nothing has been tuned"),
         (("config", "show"), 0, "/.config/ncclt/config.toml"),
-        (("plugin", "path"), (0, 3), ""),
+        (("admin", "plugin", "path"), (0, 3), ""),
     ],
 )
 def test_other_commands_say_a_sentence_or_take_a_sensible_place(tmp_path, words, code, said):

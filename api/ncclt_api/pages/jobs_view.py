@@ -87,7 +87,7 @@ def _told(one: JobStatus) -> str:
     if one.result:
         return ": ".join(filter(None, (one.result.decision.replace("-", " "), one.result.reason)))
     if one.state is JobState.QUEUED:
-        return f"waits for a worker: `ncclt worker --cluster {shlex.quote(one.job.cluster)}`"
+        return f"waits for a worker: `ncclt admin worker --cluster {shlex.quote(one.job.cluster)}`"
     if one.cancelling:
         return "ends after its trial"
     return f"on {one.worker}" if one.worker else ""

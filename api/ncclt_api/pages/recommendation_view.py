@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from ncclt.core.recheck import Check
+from ncclt.core.recheck import Recheck
 from ncclt.core.recommendation import Recommendation
 from ncclt.core.revision import Action, HistoryEvent, RevisionState, RevisionStatus
 from ncclt.core.rollout import RollOut, RollOutState
@@ -45,7 +45,7 @@ _ACTIONS: dict[str, tuple[str, str]] = {
     "rollback": ("Roll back", "Make this revision active again."),
     "pin": ("Pin", "Keep jobs at this revision, whatever is published later."),
     "unpin": ("Unpin", "Let later revisions replace it again."),
-    "stale": ("Mark stale", "Serve it to no job until ncclt check finds that it holds."),
+    "stale": ("Mark stale", "Serve it to no job until ncclt recheck finds that it holds."),
     "retire": ("Retire", "Give it to no job any more; jobs return to the NCCL default."),
 }
 
@@ -119,7 +119,7 @@ class LifeFacts:
     Attributes:
         status: of the revision.
         revisions: all for the same job, newest first.
-        events, checks: of the revision, newest first.
+        events, rechecks: of the revision, newest first.
         rollouts: likewise, each with what its jobs show; None once it has ended.
         percent: of the jobs that get a candidate which is approved, by the rules of its cluster.
     """
@@ -127,7 +127,7 @@ class LifeFacts:
     status: RevisionStatus
     revisions: Sequence[RevisionStatus]
     events: Sequence[HistoryEvent]
-    checks: Sequence[Check]
+    rechecks: Sequence[Recheck]
     rollouts: Sequence[tuple[RollOut, RollOutVerdict | None]]
     percent: int
 
@@ -153,7 +153,7 @@ class RecommendationView:
     revisions: tuple[RevisionRow, ...]
     approvals: tuple[HistoryEvent, ...]
     events: tuple[HistoryEvent, ...]
-    checks: tuple[Check, ...]
+    rechecks: tuple[Recheck, ...]
     rollouts: tuple[RollOutRow, ...]
     differences: tuple[CompareRow, ...]
     actions: tuple[ActionForm, ...]
@@ -200,7 +200,7 @@ def recommendation_view(
         ),
         approvals=tuple(event for event in life.events if event.action is Action.APPROVED),
         events=tuple(life.events),
-        checks=tuple(life.checks),
+        rechecks=tuple(life.rechecks),
         rollouts=roll_out_rows(life.rollouts),
         differences=differences,
         actions=_actions(life.status),

@@ -249,7 +249,7 @@ def _heading(
     if recommendation and summary:
         if recommendation.stale:
             sentence = (
-                f"No longer served: {recommendation.stale}. Tune again, or run `ncclt check` once it is repaired."
+                f"No longer served: {recommendation.stale}. Tune again, or run `ncclt recheck` once it is repaired."
             )
             return Heading(mood="failed", word="stale", sentence=sentence)
         return _verdict_heading(summary.use.proven.verdict, label=recommendation.label)

@@ -1,4 +1,4 @@
-"""Tuning jobs: requested here, run by `ncclt worker` on the clusters."""
+"""Tuning jobs: requested here, run by `ncclt admin worker` on the clusters."""
 
 from __future__ import annotations
 
@@ -67,9 +67,8 @@ def _opened(store: Store) -> JobQueue:
             hint="pip install 'ncclt[jobs]'",
         ) from error
     if store.path is not None:
-        prepare(
-            store.url
-        )  # a shared database is migrated by `ncclt store migrate`, `ncclt worker` and `ncclt jobs` alone
+        # Only `ncclt admin store migrate`, `worker` and `jobs` migrate a shared database.
+        prepare(store.url)
     return JobQueue(store.url)
 
 

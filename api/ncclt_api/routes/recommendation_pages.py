@@ -12,7 +12,7 @@ from pydantic import Field
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
 from ncclt.core.api_key import Role
-from ncclt.core.recheck import Check, Freshness
+from ncclt.core.recheck import Freshness, Recheck
 from ncclt.core.recommendation import Recommendation, select
 from ncclt.core.recommendation import Request as Job
 from ncclt.core.revision import MOST_WHY, Actor
@@ -126,11 +126,11 @@ def change(
 
 
 def _mark_stale(store: Store, found: Recommendation, by: Actor) -> None:
-    """Store the finding of a person as a check, so that `ncclt check` can refute it."""
+    """Store the finding of a person as a recheck, so that `ncclt recheck` can refute it."""
     if not by.why:
         raise UsageError("a revision is marked stale for a reason", hint="say what was seen")
-    store.add_check(
-        Check(
+    store.add_recheck(
+        Recheck(
             id=uuid.uuid4().hex[:12],
             recommendation=found.id,
             cluster=found.cluster,
@@ -173,7 +173,7 @@ def _view(found: Recommendation, store: Store, request: Request) -> Recommendati
             if (one.nodes, one.gpus_per_node, one.nccl_version, one.origin) == shape
         ][:_SHOWN],
         events=store.history(recommendation=found.id, limit=_SHOWN),
-        checks=store.checks(found.id)[:_SHOWN],
+        rechecks=store.rechecks(found.id)[:_SHOWN],
         rollouts=_judged(store, found),
         percent=store.rules(found.cluster).percent,
     )

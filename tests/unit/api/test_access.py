@@ -343,7 +343,7 @@ def test_what_is_no_key_is_401_and_says_how_to_get_one(service, authorization):
     answer = service.get(ENV, headers={"Authorization": authorization})
     assert (answer.status_code, answer.headers["www-authenticate"]) == (401, 'Bearer realm="ncclt"')
     assert answer.json()["type"] == "urn:ncclt:problem:unauthorized"
-    assert "ncclt keys create" in answer.json()["hint"]
+    assert "ncclt admin keys create" in answer.json()["hint"]
     assert "x" * 300 not in answer.text
 
 

@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.preflight import Preflight
-from ncclt.core.recheck import Check, Freshness
+from ncclt.core.recheck import Freshness, Recheck
 from ncclt.core.recommendation import Recommendation
 from ncclt.core.setting import Setting
 from ncclt.core.study import Arm
@@ -66,7 +66,7 @@ PARSERS = {
     "studies": study_from_document,
     "trials": trial_from_document,
     "recommendations": Recommendation.from_document,
-    "check": Check.from_document,
+    "recheck": Recheck.from_document,
     "preflight": Preflight.from_document,
     "verification": Verification.from_document,
 }
@@ -80,8 +80,8 @@ def store(tmp_path_factory, profiles, samples):
         samples.fill(filled)
         published = filled.recommendation("0c0ffee1")
         filled.add_attestation(samples.attestation(published, notes=(BROKEN, "x" * 5000), tuner_lines=(BROKEN,)))
-        filled.add_check(
-            Check(
+        filled.add_recheck(
+            Recheck(
                 id="c1",
                 recommendation="0c0ffee2",
                 cluster=published.cluster,

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from typer.testing import CliRunner
 
 from ncclt.cli.application import COMMANDS
 from ncclt.cli.application import app as application
-from ncclt.core.recheck import Check, Freshness
+from ncclt.core.recheck import Freshness, Recheck
 from ncclt_api.app import create_app
 
 DEPLOY = Path(__file__).parents[3] / "api" / "deploy"
@@ -67,8 +68,8 @@ def test_every_expression_is_of_our_figures_and_balanced(title, expression):
 
 def test_a_stale_recommendation_is_in_the_figure_that_its_alert_reads(samples, empty_store):
     samples.fill(empty_store)
-    empty_store.add_check(
-        Check(
+    empty_store.add_recheck(
+        Recheck(
             id="c1",
             recommendation="0c0ffee1",
             cluster="leonardo",
@@ -116,7 +117,7 @@ def test_units_start_commands_that_exist_and_run_without_rights(path):
         program, *words = shlex.split(start)
         assert (program, words[0] in COMMANDS) == ("/opt/ncclt/bin/ncclt", True)
         options = [word for word in words if word.startswith("--")]
-        text = CliRunner().invoke(application, [*words[: 2 if words[1].isalpha() else 1], "--help"]).stdout
+        text = CliRunner().invoke(application, [*takewhile(str.isalpha, words), "--help"]).stdout
         assert all(option in text for option in options if words[0] != "env"), words
     assert found["NoNewPrivileges"] == ["yes"]
     assert found.keys() & {"DynamicUser", "User"}

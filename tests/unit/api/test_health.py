@@ -72,7 +72,7 @@ def test_tables_that_are_behind_are_not_ready_and_the_hint_says_what_to_do():
         answer = client.get("/readyz")
     assert answer.status_code == 503
     assert "0001" in answer.json()["detail"]
-    assert "ncclt store migrate" in answer.json()["hint"]
+    assert "ncclt admin store migrate" in answer.json()["hint"]
 
 
 def test_the_app_opens_and_closes_a_store_given_by_its_url(tmp_path):
@@ -87,7 +87,7 @@ def test_the_app_opens_and_closes_a_store_given_by_its_url(tmp_path):
 def test_a_named_store_that_does_not_exist_is_not_served_as_an_empty_one(tmp_path, name):
     with pytest.raises(StoreError, match="there is no store at") as refused:
         open_service_store(f"sqlite:///{tmp_path}/{name}")
-    assert "ncclt store migrate" in refused.value.hint
+    assert "ncclt admin store migrate" in refused.value.hint
     assert list(tmp_path.iterdir()) == []
 
 
@@ -97,7 +97,7 @@ def test_a_postgresql_without_tables_is_refused_at_the_start(postgresql):
     url = postgresql.get_uri(database="health")
     with pytest.raises(StoreError, match=r"^the store postgresql.* has no tables yet$") as refused:
         open_service_store(url)
-    assert refused.value.hint == "run `ncclt store migrate` with the same --storage"
+    assert refused.value.hint == "run `ncclt admin store migrate` with the same --storage"
     with pytest.raises(StoreError, match="no tables yet"), TestClient(create_app(url)):
         pass
     open_store(url).close()

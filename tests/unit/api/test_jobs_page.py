@@ -35,7 +35,7 @@ def test_a_study_is_started_cancelled_and_tried_again(browser):
     assert (job["trials"], job["priority"], job["nodes"], row["word"]) == (7, 2, None, "queued")
     page = browser.get("/jobs").text
     assert 'hx-trigger="every 5s"' in page
-    assert "ncclt worker <span>--cluster</span> leonardo" in page  # an option is not broken after its hyphens
+    assert "ncclt admin worker <span>--cluster</span> leonardo" in page  # an option is not broken after its hyphens
     cancel = f"/jobs/{job['id']}/cancel"
     assert f'action="{cancel}"' in page
     assert browser.post(cancel, data={"token": "wrong"}).status_code == 403

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from fastapi.testclient import TestClient
 
-from ncclt.core.recheck import Check, Freshness
+from ncclt.core.recheck import Freshness, Recheck
 from ncclt.core.recommendation import Decision, PolicyVerdict
 from ncclt.core.study import StudyState
 from ncclt_api.app import create_app
@@ -148,8 +148,8 @@ def test_whether_it_is_worth_it_is_answered_by_the_verdict(empty_store, empty_cl
     empty_store.publish(found)
     if stale:
         reasons = ("the gain is lost: 1.07 before, 0.99 now",)
-        empty_store.add_check(
-            Check(
+        empty_store.add_recheck(
+            Recheck(
                 id="c1",
                 recommendation=found.id,
                 cluster=found.cluster,

@@ -1,4 +1,4 @@
-"""`ncclt jobs --server`: the same words over HTTP, without the queue or its database here."""
+"""`ncclt admin jobs --server`: the same words over HTTP, without the queue or its database here."""
 
 import json
 
@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from ncclt.cli.jobs import app
 from ncclt.core.api_key import ApiKey, Role, hash_secret
-from ncclt.core.recheck import Check, Freshness
+from ncclt.core.recheck import Freshness, Recheck
 from ncclt.core.tuning_job import JobEvent, TuningJob
 from ncclt.errors import ConflictError, NotFoundError, ServerError, UsageError
 from ncclt.pipeline.jobs.remote import RemoteJobs
@@ -114,8 +114,8 @@ def test_stale_recommendations_are_tuned_again(server, samples, tmp_path, where)
     with open_store(url) as store:
         samples.fill(store)
         assert submit() == ("no stale recommendations\n", None)
-        store.add_check(
-            Check(
+        store.add_recheck(
+            Recheck(
                 id="c1",
                 recommendation="0c0ffee1",
                 cluster="leonardo",
@@ -130,7 +130,7 @@ def test_stale_recommendations_are_tuned_again(server, samples, tmp_path, where)
         )
     (shown, failure), (again, _) = submit("--trials", "7"), submit("--cluster", "leonardo")
     (job,) = RemoteJobs(server).statuses(cluster=None, state=None, limit=9)
-    tail = ": bert on leonardo, 2x4, NCCL 2.22.3: the check of 2026-01-02 03:04 found: the gain is lost\n"
+    tail = ": bert on leonardo, 2x4, NCCL 2.22.3: the recheck of 2026-01-02 03:04 found: the gain is lost\n"
     assert (failure, job.job.trials) == (None, 7)
     assert (shown, again) == (f"{job.job.id} queued{tail}", f"{job.job.id} already queued{tail}")
     (one,) = json.loads(submit("--json")[0])["stale"]
@@ -142,8 +142,8 @@ def test_one_that_cannot_be_tuned_again_is_named_and_fails_the_command(server, s
         done = samples.study(model="of-the-past")
         store.open_study(done)
         store.publish(samples.recommendation(done))
-        store.add_check(
-            Check(
+        store.add_recheck(
+            Recheck(
                 id="c1",
                 recommendation="0c0ffee1",
                 cluster="leonardo",

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from fastapi.testclient import TestClient
 
-from ncclt.core.recheck import Check, Freshness
+from ncclt.core.recheck import Freshness, Recheck
 from ncclt.core.recommendation import Decision
 from ncclt.core.revision import Actor
 from ncclt_api.app import create_app
@@ -25,8 +25,8 @@ def service(samples, empty_store):
 @pytest.fixture
 def stale(service, empty_store):
     """The service, whose tuned recommendation was found stale."""
-    empty_store.add_check(
-        Check(
+    empty_store.add_recheck(
+        Recheck(
             id="c1",
             recommendation="0c0ffee1",
             cluster="leonardo",
@@ -56,7 +56,7 @@ def test_lists_and_pages_say_so(stale):
     (found,) = stale.get("/v1/recommendations?model=bert").json()["items"]
     assert "2.30.7" in found["stale"]
     page = stale.get("/studies/5e1f00aa").text
-    assert "No longer served: the check of 2026-11-21 10:00 found: NCCL is 2.30.7 here" in page
+    assert "No longer served: the recheck of 2026-11-21 10:00 found: NCCL is 2.30.7 here" in page
     assert "ncclt env --server" not in page
     assert '<span class="badge failed">stale</span>' in stale.get("/").text
 

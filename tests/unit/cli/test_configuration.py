@@ -22,9 +22,14 @@ def project(tmp_path, monkeypatch):
 def test_the_store_is_the_same_for_all_that_speak_with_one():
     found = default_map()
     # These three look for themselves, since server and store stand against each other.
-    assert set(COMMANDS) - set(found) == {"env", "run", "attest", "plugin", "config"}
-    stores = [values.get("storage") or [sub["storage"] for sub in values.values()] for values in found.values()]
-    assert all(store == "sqlite:///here.db" or set(store) == {"sqlite:///here.db"} for store in stores)
+    assert set(stores(found)) == {"sqlite:///here.db"}
+    assert set(COMMANDS) - set(found) == {"env", "run", "attest", "config"}
+
+
+def stores(values):
+    """Return the stores of a map of defaults and of the maps in it."""
+    below = [one for value in values.values() if isinstance(value, dict) for one in stores(value)]
+    return [values["storage"], *below] if "storage" in values else below
 
 
 @pytest.mark.usefixtures("project")
@@ -32,7 +37,7 @@ def test_nothing_is_filtered_or_started_by_a_file():
     found = default_map()
     assert found["studies"]["list"] == {"storage": "sqlite:///here.db"}
     assert "launcher" not in found["doctor"]
-    assert found["check"]["launcher"] == "simulate"
+    assert found["recheck"]["launcher"] == "simulate"
 
 
 def test_the_home_of_somebody_else_holds_no_file_of_ours(tmp_path):

@@ -1,4 +1,4 @@
-"""`ncclt jobs` and what `ncclt worker` refuses."""
+"""`ncclt admin jobs` and what `ncclt admin worker` refuses."""
 
 import json
 

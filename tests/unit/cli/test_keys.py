@@ -1,4 +1,4 @@
-"""`ncclt keys`: the secret is printed once, and only its hash is kept."""
+"""`ncclt admin keys`: the secret is printed once, and only its hash is kept."""
 
 import json
 

@@ -17,16 +17,16 @@ STORED = ("--model", "bert", "--cluster", "dgx-h100")
 NEEDED = {
     "store": [
         ("studies", "show", "x"),
-        ("recommendations", "list"),
-        ("recommendations", "pin", "x"),
-        ("keys", "list"),
-        ("keys", "create", "--role", "read"),
-        ("store", "migrate"),
-        ("store", "export", "x.jsonl.gz"),
-        ("store", "import", "x.jsonl.gz"),
-        ("store", "backup", "x.db"),
-        ("store", "prune", "--older-than", "180d"),
-        ("check", *STORED, "--launcher", "simulate"),
+        ("admin", "recommendations", "list"),
+        ("admin", "recommendations", "pin", "x"),
+        ("admin", "keys", "list"),
+        ("admin", "keys", "create", "--role", "read"),
+        ("admin", "store", "migrate"),
+        ("admin", "store", "export", "x.jsonl.gz"),
+        ("admin", "store", "import", "x.jsonl.gz"),
+        ("admin", "store", "backup", "x.db"),
+        ("admin", "store", "prune", "--older-than", "180d"),
+        ("recheck", *STORED, "--launcher", "simulate"),
         ("verify", "--env", "NCCL_ALGO=Ring", "--", "true"),
         ("profile", "import", "mine.csv", "--name", "mine"),
         ("preflight", *H100),
@@ -48,14 +48,14 @@ NEEDED = {
         ("tune", "--model", "bert", *H100, "--dry-run"),
         ("autotune", *H100, "--", "true"),
         ("cluster", "calibrate", "dgx-h100", "--from", "studies"),
-        ("worker", "--cluster", "dgx-h100"),
+        ("admin", "worker", "--cluster", "dgx-h100"),
     ],
     "api": [("serve",), ("report", "x")],
     "jobs": [
-        ("jobs", "list"),
-        ("jobs", "submit", "--model", "bert", "--cluster", "dgx-h100"),
-        ("jobs", "show", "x"),
-        ("worker", "--cluster", "dgx-h100"),
+        ("admin", "jobs", "list"),
+        ("admin", "jobs", "submit", "--model", "bert", "--cluster", "dgx-h100"),
+        ("admin", "jobs", "show", "x"),
+        ("admin", "worker", "--cluster", "dgx-h100"),
     ],
     "models": [("profile", "model", "resnet50"), ("profile", "model", "bert")],
 }
@@ -124,5 +124,5 @@ def test_missing_torch_names_the_tested_build_for_cpus():
 
 
 def test_debug_shows_the_traceback(tmp_path):
-    done = blocked(tmp_path, ("sqlalchemy",), ("--debug", "store", "backup", "x.db"))
+    done = blocked(tmp_path, ("sqlalchemy",), ("--debug", "admin", "store", "backup", "x.db"))
     assert "Traceback" in done.stderr

@@ -1,4 +1,4 @@
-"""`ncclt plugin path|build|check`."""
+"""`ncclt admin plugin path|build|check`."""
 
 import json
 
@@ -22,7 +22,7 @@ def folder(tmp_path_factory):
 def ncclt(folder, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(folder))
     monkeypatch.delenv("NCCLT_PLUGIN", raising=False)
-    return lambda *words: CliRunner().invoke(app, ["plugin", *map(str, words)])
+    return lambda *words: CliRunner().invoke(app, ["admin", "plugin", *map(str, words)])
 
 
 def test_build_path_and_check_go_together(ncclt, tmp_path):
@@ -71,4 +71,4 @@ def test_without_a_plugin_path_says_how_to_build_one(ncclt, monkeypatch, tmp_pat
     result = ncclt("path")
 
     assert (result.exit_code, result.stdout) == (3, "")
-    assert "ncclt plugin build" in result.stderr
+    assert "ncclt admin plugin build" in result.stderr

@@ -1,4 +1,4 @@
-"""`ncclt recommendations`: states, changes with who and why, and roll-outs, as a user sees them."""
+"""`ncclt admin recommendations`: states, changes with who and why, and roll-outs, as a user sees them."""
 
 import json
 import time
@@ -145,7 +145,7 @@ def test_whoever_tunes_learns_that_jobs_do_not_get_the_result(call, command, cap
     command.store.set_rules(ClusterRules(cluster="pair", require_approval=True), Actor(who="ann"))
     command.store.publish(sample_recommendation("b"))
     say_state(command.store, "b")
-    assert "revision b is a candidate, not yet for all jobs" in capsys.readouterr().err
+    assert "revision b is a candidate: " in capsys.readouterr().err
     call("retire", "b")
     say_state(command.store, "b")
-    assert "`ncclt recommendations rollback b`" in capsys.readouterr().err
+    assert "`ncclt admin recommendations rollback b`" in capsys.readouterr().err

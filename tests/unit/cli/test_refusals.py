@@ -34,13 +34,13 @@ def call(tmp_path, monkeypatch):
         (*TUNE, *LEONARDO, "--nodes", "1", "--launcher", "torchrun", "--benchmark", "FOO"),
         (*TUNE, *LEONARDO, "--launcher", "slurm", "--benchmark", "FOO"),
         (*TUNE, *LEONARDO, "--launcher", "FOO"),
-        ("check", "--model", "bert", *LEONARDO, "--nodes", "1", "--launcher", "torchrun", "--benchmark", "FOO"),
+        ("recheck", "--model", "bert", *LEONARDO, "--nodes", "1", "--launcher", "torchrun", "--benchmark", "FOO"),
         ("preflight", *LEONARDO, "--launcher", "mpirun", "--hosts", "a,b", "--benchmark", "FOO"),
         ("doctor", "--launcher", "mpirun", "--gpus-per-node", "2", "--benchmark", "FOO"),
     ],
 )
 def test_a_word_that_names_no_launcher_or_benchmark_is_wrong_usage(call, words):
-    """Of `ncclt check`, 3 says that there is nothing to check, which is another thing to a script."""
+    """Of `ncclt recheck`, 3 says that there is nothing to check, which is another thing to a script."""
     code, said = call(*words)
     assert code == 2
     assert said.startswith(f"ncclt: unknown {words[-2].removeprefix('--')} 'FOO'")
@@ -76,6 +76,6 @@ def test_a_configuration_that_cannot_be_read_is_said_in_words(call, tmp_path):
 
 
 def test_a_word_that_an_option_does_not_know_is_said_in_our_words(call):
-    code, said = call("keys", "create", "--role", "owner")
+    code, said = call("admin", "keys", "create", "--role", "owner")
     assert code == 2
     assert said.startswith("ncclt: invalid value for '--role': 'owner' is not one of 'env', ")

@@ -1,4 +1,4 @@
-"""`ncclt simulate` and `ncclt cluster calibrate`: what they print and keep, and what they refuse."""
+"""`ncclt cluster simulate` and `ncclt cluster calibrate`: what they print and keep, and what they refuse."""
 
 import json
 

@@ -55,7 +55,7 @@ ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 PRINTED = [
     ("--help-all",),
     ("env", "--help"),
-    ("simulate", "--cluster", "dgx-h100"),
+    ("cluster", "simulate", "--cluster", "dgx-h100"),
     ("landscape", "show", "mi355x-2x8"),
     ("profile", "show", "bert"),
     ("estimate", "--model", "bert", "--cluster", "dgx-h100"),

@@ -1,4 +1,4 @@
-"""`ncclt store prune`: what it says, and what it refuses."""
+"""`ncclt admin store prune`: what it says, and what it refuses."""
 
 import sys
 from dataclasses import replace

@@ -100,7 +100,7 @@ def hostile(environ, piped, tmp_path):
     for words in (
         ("profile", "import", str(tmp_path / "work.csv"), "--name", "zwork"),
         ("cluster", "add", str(tmp_path / "clus.toml")),
-        ("keys", "create", "--role", "read", "--note", "znote"),
+        ("admin", "keys", "create", "--role", "read", "--note", "znote"),
         (*TUNE[:1], "--model", "zwork", "--cluster", "zclus", *TUNE[3:], "--study", "zstud"),
         ("preflight", "--cluster", "zclus", "--nodes", "2", "--launcher", "simulate"),
     ):
@@ -132,8 +132,8 @@ LISTS = {
     ("profile", "show", f"zwork{HOSTILE}"): "zwork",
     ("cluster", "list"): "zclus",
     ("cluster", "show", f"zclus{HOSTILE}"): "zclus",
-    ("recommendations", "list"): "zwork",
-    ("keys", "list"): "znote",
+    ("admin", "recommendations", "list"): "zwork",
+    ("admin", "keys", "list"): "znote",
     ("preflight", "--history"): "zclus",
     ("studies", "list", "--json"): "zwork",
     ("cluster", "list", "--json"): "zclus",

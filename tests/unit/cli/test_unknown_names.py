@@ -29,7 +29,7 @@ def ask(command, cluster, model, *words):
     return command(["--cluster", cluster, "--model", model, *words])
 
 
-@pytest.mark.parametrize("command", ["env", "tune", "check"])
+@pytest.mark.parametrize("command", ["env", "tune", "recheck"])
 def test_an_empty_name_is_a_mistake_of_the_command(storage, command):
     """As of a variable in a job script that is not set."""
     words = [sys.executable, "-m", "ncclt", command, "--cluster", "leonardo", "--model", "", *storage]
@@ -100,7 +100,7 @@ def test_a_job_starts_all_the_same(storage):
     assert "did you mean leonardo?" in done.stderr
 
 
-@pytest.mark.parametrize("name", ["tune", "check", "autotune"])
+@pytest.mark.parametrize("name", ["tune", "recheck", "autotune"])
 def test_a_mistyped_name_is_refused_before_what_the_machine_lacks(storage, tmp_path, monkeypatch, name):
     """No launcher is given and nothing can be measured here; a wrong word is refused without a store, too."""
     from typer.testing import CliRunner
@@ -114,7 +114,7 @@ def test_a_mistyped_name_is_refused_before_what_the_machine_lacks(storage, tmp_p
     def refusal(*words):
         return CliRunner().invoke(app, [name, *words]).output
 
-    for place in (storage, ("--storage", "sqlite:///new.db")) if name != "check" else (storage,):
+    for place in (storage, ("--storage", "sqlite:///new.db")) if name != "recheck" else (storage,):
         assert refusal("--model", "our-gtp", *place).startswith("ncclt: there is no workload 'our-gtp'\n")
     assert not (tmp_path / "new.db").exists()
     for option, word in (("--launcher", "slum"), ("--benchmark", "ncl_tests")):

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ncclt.core.documents import Documented, Shape
-from ncclt.core.recheck import Change, Check, Freshness
+from ncclt.core.recheck import Change, Freshness, Recheck
 from ncclt.core.workload import Workload
 from ncclt.errors import InputError, NccltError
 
@@ -153,7 +153,7 @@ def test_what_is_no_object_is_refused(document):
 
 
 CHANGE = Change(what="n", before=1.0, now=2.0, noise=0.1, changed=True)
-CHECK = Check(
+CHECK = Recheck(
     id="i",
     recommendation="r",
     cluster="c",
@@ -168,7 +168,7 @@ CHECK = Check(
 CALLS = {"collective": "all_reduce", "dtype": "int8", "size_bytes": 8, "calls_per_step": 1.0}
 SAMPLES = [
     (Whole, DOCUMENT),
-    (Check, CHECK.to_document()),
+    (Recheck, CHECK.to_document()),
     (Workload, {"schema": 1, "name": "w", "provenance": {"source": "model"}, "messages": [CALLS]}),
 ]
 LEAVES = st.one_of(

@@ -87,6 +87,6 @@ def test_every_place_of_a_revision_names_the_command_that_changes_it(state):
     words = Publication(id="r1", state=state, kept="it is undecided", active=PROVEN).words
 
     if state in (RevisionState.CANDIDATE, RevisionState.RETIRED):
-        assert "`ncclt recommendations " in words
+        assert "`ncclt admin recommendations " in words
     else:
         assert not words, "nothing was replaced"

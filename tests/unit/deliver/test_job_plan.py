@@ -66,7 +66,7 @@ def test_without_plugin_the_variables_are_set_and_that_is_said():
     assert planned.form is Form.VARIABLES
     assert dict(planned.set_env)["NCCL_ALGO"] == "allreduce:ring"
     assert {"NCCLT_TABLE", "NCCLT_AGREEMENT", "PYTHONPATH"}.isdisjoint(dict(planned.set_env))
-    assert "ncclt plugin build" in planned.notes[0]
+    assert "ncclt admin plugin build" in planned.notes[0]
 
 
 @pytest.mark.parametrize(

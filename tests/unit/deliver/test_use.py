@@ -54,7 +54,7 @@ def test_the_command_names_job_and_store_and_builds_what_is_missing():
     place = found.fingerprint
     used = use_of(found, source=" --storage sqlite:////s.db", build=True)
     assert used.command == (
-        f"ncclt plugin build && ncclt run --cluster 'my pair' --model toy --nodes 2 --gpus-per-node "
+        f"ncclt admin plugin build && ncclt run --cluster 'my pair' --model toy --nodes 2 --gpus-per-node "
         f"{place.gpus_per_node} --nccl-version {place.nccl_version} --storage sqlite:////s.db "
         f"--shared . --job NAME -- torchrun --nnodes=2 --nproc-per-node={place.gpus_per_node} train.py"
     )

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ncclt.cli.check import _with_history
+from ncclt.cli.recheck import _with_history
 from ncclt.core.cluster import Cluster, Fingerprint
 from ncclt.measure.driver import Drivers, drivers_of_nodes
 from ncclt.measure.target import Target
@@ -94,7 +94,7 @@ def test_a_driver_is_kept_where_it_is_known_and_old_documents_are_read():
 
 @pytest.fixture
 def request_(tmp_path):
-    """A stored recommendation as `ncclt check` would look at it, and its store."""
+    """A stored recommendation as `ncclt recheck` would look at it, and its store."""
     with open_store(f"sqlite:///{tmp_path}/store.db") as store:
         study = sample_study()
         store.add_cluster(sample_cluster())

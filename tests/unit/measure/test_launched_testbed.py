@@ -119,7 +119,7 @@ def test_without_the_plugin_variables_force_settings(tmp_path):
         assert isinstance(found.runner, LaunchedRunner)
         assert len(found.persistent) == persistent
         assert not found.expressible(LL128)
-        assert any("ncclt plugin build" in note for note in found.notes) is persistent
+        assert any("ncclt admin plugin build" in note for note in found.notes) is persistent
 
 
 def test_the_plugin_can_force_settings_in_launches_too_and_be_left_out_of_persistent_ranks(tmp_path):
@@ -266,5 +266,5 @@ def test_gloo_is_a_backend_of_pytorch_under_every_launcher():
 
 def test_what_variables_cannot_force_says_what_could():
     found = make_testbed(ONE, hosts=("a", "b"))
-    assert found.why_not(LL128) == "variables cannot force LL128 safely (`ncclt plugin build` makes it possible)"
+    assert found.why_not(LL128) == "variables cannot force LL128 safely (`ncclt admin plugin build` makes it possible)"
     assert "--through plugin can" in make_testbed(ONE, hosts=("a", "b"), through="variables").why_not(LL128)

@@ -262,7 +262,7 @@ def test_a_weaker_study_replaces_no_proven_revision(store, weaker):
     assert [r.id for r in store.newest(cluster="pair", model="w")] == [proven.id]
     words = store.publication(weak.id).words
     assert f"{proven.id} (demonstration 1.33x) stays active" in words
-    assert f"`ncclt recommendations approve {weak.id}`" in words
+    assert f"`ncclt admin recommendations approve {weak.id}`" in words
 
     store.approve(weak.id, Actor(who="ann"))
     assert [r.id for r in store.newest(cluster="pair", model="w")] == [weak.id], "a person decides otherwise"
@@ -275,7 +275,7 @@ def test_a_better_proof_replaces_a_revision_and_names_it(store):
     assert [r.id for r in store.newest(cluster="pair", model="w")] == [better.id]
     words = store.publication(better.id).words
     assert f"replaces {first.id} (undecided)" in words
-    assert f"`ncclt recommendations rollback {first.id}` restores" in words
+    assert f"`ncclt admin recommendations rollback {first.id}` restores" in words
 
 
 def test_a_gain_that_hardly_shortens_the_step_is_not_tuned(store):

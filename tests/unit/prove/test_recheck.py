@@ -9,7 +9,7 @@ from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
-from ncclt.core.recheck import Check, Freshness
+from ncclt.core.recheck import Freshness, Recheck
 from ncclt.core.recommendation import Decision, Recommendation
 from ncclt.core.study import Arm, Study, StudyState
 from ncclt.core.trial import Outcome
@@ -17,7 +17,7 @@ from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import InputError, NoRecommendationError, StudyStoppedError, UsageError
 from ncclt.prove.interleave import prove
 from ncclt.prove.proof import proven
-from ncclt.prove.recheck import RecheckRequest, check, compare, driver_before
+from ncclt.prove.recheck import RecheckRequest, compare, driver_before, recheck
 from ncclt.testing.fakes import FakeRunner, FakeTrialLog
 
 CLUSTER = Cluster(
@@ -116,7 +116,7 @@ def request_for(time_of):
 
 def checked(request, time_of, *, cluster=CLUSTER, interrupted=lambda: False):
     runner = FakeRunner(cluster, time_of)
-    return check(request, runner, interrupted=interrupted, watch=lambda *_: None, now=lambda: "2026-01-01"), runner
+    return recheck(request, runner, interrupted=interrupted, watch=lambda *_: None, now=lambda: "2026-01-01"), runner
 
 
 @pytest.mark.parametrize(
@@ -125,11 +125,11 @@ def checked(request, time_of, *, cluster=CLUSTER, interrupted=lambda: False):
 def test_a_document_that_is_no_check_is_an_error_of_the_input(request_, change):
     found, _ = checked(request_, times(seed=2))
     document = found.to_document() | change
-    with pytest.raises(InputError, match="not a check"):
-        Check.from_document(document)
+    with pytest.raises(InputError, match="not a recheck"):
+        Recheck.from_document(document)
     del document["id"]
-    with pytest.raises(InputError, match="not a check"):
-        Check.from_document(document)
+    with pytest.raises(InputError, match="not a recheck"):
+        Recheck.from_document(document)
 
 
 @pytest.mark.parametrize("seed", range(3, 8))
@@ -150,7 +150,7 @@ def test_what_is_still_true_is_fresh_and_costs_few_launches(request_):
     assert len(runner.launches) == 2 * 4 + 2 * 4, "without a plugin a launch for each of the policy's settings"
     assert len(found.changes) == 1 + 2 * 5
     assert "64 MiB" in found.changes[1].what, "the message of most weight comes first"
-    assert Check.from_document(found.to_document()) == found
+    assert Recheck.from_document(found.to_document()) == found
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_what_changed_beyond_the_noise_is_stale(request_, now, reason):
     ],
 )
 def test_a_weaker_check_does_not_clear_a_stale_one(request_, weaker, sigma, doubt):
-    """A check without findings must be able to see the earlier change."""
+    """A recheck without findings must be able to see the earlier change."""
     stale, _ = checked(request_, times(seed=2, default=1.4, policy=1.26))
     weak, _ = checked(replace(request_, earlier=(stale,), **weaker), times(seed=5, sigma=sigma))
     assert not any(change.changed for change in weak.changes)
@@ -207,11 +207,11 @@ def test_an_unmeasured_change_keeps_it_stale(request_):
         "broadcast 1 KiB float32 under the default, us, which changed by +100.0 %, was not measured" in found.reasons[0]
     )
     found, _ = checked(replace(request_, earlier=(fresh, stale)), times(seed=3))
-    assert found.freshness is Freshness.FRESH, "a fresh check came between"
+    assert found.freshness is Freshness.FRESH, "a fresh recheck came between"
 
 
 def test_an_unknown_driver_or_topology_clears_no_difference(request_):
-    """A check from where neither driver nor topology can be seen finds nothing, though both may still differ."""
+    """A recheck from where neither driver nor topology can be seen finds nothing, though both may still differ."""
     then = replace(CLUSTER, topology_hash="a")
     request = replace(measured_under(request_, "570.86.15"), driver_before="570.86.15")
     published = replace(request.recommendation, fingerprint=replace(then.fingerprint(), driver="570.86.15"))
@@ -227,7 +227,7 @@ def test_an_unknown_driver_or_topology_clears_no_difference(request_):
         ),
     ):
         found, _ = checked(replace(known, earlier=(stale,)), times(seed=3), cluster=cluster)
-        assert found.reasons == (f"too weak to clear the earlier check: {unknown} not known here", *stale.reasons)
+        assert found.reasons == (f"too weak to clear the earlier recheck: {unknown} not known here", *stale.reasons)
         seen = replace(request, driver="570.86.15", earlier=(found, stale))
         assert checked(seen, times(seed=3), cluster=then)[0].freshness is Freshness.FRESH
     accepted = replace(request, driver_may_differ=True, earlier=(checked(updated, times(seed=2), cluster=then)[0],))
@@ -238,7 +238,7 @@ def test_as_many_launches_clear_a_failure(request_):
     fails, _ = checked(request_, times(seed=2))
     stale = replace(fails, freshness=Freshness.STALE, reasons=("the policy fails",), changes=(), launches=9)
     found, _ = checked(replace(request_, earlier=(stale,)), times(seed=3))
-    assert "8 launches, the earlier check had 9" in found.reasons[0]
+    assert "8 launches, the earlier recheck had 9" in found.reasons[0]
     found, _ = checked(replace(request_, earlier=(replace(stale, launches=8),)), times(seed=3))
     assert found.freshness is Freshness.FRESH
 
@@ -281,7 +281,7 @@ def test_a_default_that_fails_says_nothing_about_the_recommendation(request_):
 def test_what_delivers_nothing_or_lost_its_evidence_is_not_checked(request_):
     table = request_.recommendation.table
     kept = replace(table, verdict=replace(table.verdict, decision=Decision.UNDECIDED))
-    with pytest.raises(NoRecommendationError, match="nothing to check"):
+    with pytest.raises(NoRecommendationError, match="nothing to recheck"):
         checked(replace(request_, recommendation=replace(request_.recommendation, table=kept)), times(seed=2))
     with pytest.raises(NoRecommendationError, match="void"):
         checked(replace(request_, trials=()), times(seed=2))
@@ -338,7 +338,7 @@ def test_a_new_driver_under_which_nothing_changed_is_the_one_from_then_on(reques
 
     assert (fresh.freshness, slower.freshness) == (Freshness.FRESH, Freshness.STALE)
     assert runner.launches
-    assert Check.from_document(fresh.to_document()) == fresh
+    assert Recheck.from_document(fresh.to_document()) == fresh
     published = request.recommendation
     assert driver_before(published, []) == "570.86.15"
     assert driver_before(published, [slower, stale]) == "570.86.15"
@@ -350,7 +350,7 @@ def test_a_check_of_before_the_driver_was_kept_is_read(request_):
     document = found.to_document()
     del document["driver"]
 
-    assert Check.from_document(document) == found
+    assert Recheck.from_document(document) == found
 
 
 def draws(seed, *, centre, sigma, count):

@@ -39,7 +39,7 @@ def base(tmp_path):
         (("preflight", *H100, "--launcher", "simulate", "--no-store", "--quiet"), "SIMULATED"),
         (("preflight", *H100, "--launcher", "simulate", "--dry-run"), "launch 1: all_reduce"),
         (("preflight", "--history"), "verdict"),
-        (("simulate", "--cluster", "dgx-h100", "--sizes", "1M"), "SIMULATED"),
+        (("cluster", "simulate", "--cluster", "dgx-h100", "--sizes", "1M"), "SIMULATED"),
         (("profile", "diff", "bert", "bert"), "per step"),
         (("landscape", "list"), "mi355x-2x8"),
         (("landscape", "show", "mi355x-2x8"), "all_reduce"),
@@ -60,7 +60,9 @@ def test_an_unknown_name_has_the_usual_hint(base):
     assert "did you mean leonardo?" in done.stderr
 
 
-@pytest.mark.parametrize("words", [("recommendations", "list"), ("cluster", "list", "--storage", "postgresql://u@h/d")])
+@pytest.mark.parametrize(
+    "words", [("admin", "recommendations", "list"), ("cluster", "list", "--storage", "postgresql://u@h/d")]
+)
 def test_what_needs_a_store_says_what_to_install(base, words):
     done = base(*words)
 

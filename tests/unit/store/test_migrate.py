@@ -118,6 +118,6 @@ def test_a_store_from_before_the_first_release_is_refused_and_left_alone(databas
                 way(url)
             assert caught.value.message == f"{shown} is of an ncclt before the first release"
             assert caught.value.hint == (
-                "run `ncclt store export FILE` with that ncclt, and `ncclt store import FILE` here into a new store"
+                "`ncclt admin store export FILE` with that ncclt, then `ncclt admin store import FILE` here"
             )
         assert shown.read_bytes() == before

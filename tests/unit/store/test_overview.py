@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from sqlalchemy.dialects import sqlite
 
-from ncclt.core.recheck import Check, Freshness
+from ncclt.core.recheck import Freshness, Recheck
 from ncclt.core.study import StudyState
 from ncclt.store import open_store
 from ncclt.store.overview import MOST_FOUND, newest_query, running_query
@@ -77,7 +77,7 @@ def test_what_was_measured_goes_before_what_was_recorded_or_simulated(store):
 
 def test_a_pair_says_that_it_is_stale_and_what_is_running(store):
     kept = store.publish(sample_recommendation("a"))
-    check = Check(
+    check = Recheck(
         id="c1",
         recommendation=kept.id,
         cluster="pair",
@@ -89,7 +89,7 @@ def test_a_pair_says_that_it_is_stale_and_what_is_running(store):
         launcher="slurm",
         created="2026-01-02",
     )
-    store.add_check(check)
+    store.add_recheck(check)
     store.open_study(sample_study())
     (pair,) = store.pairs(cluster="pair")
     assert "the gain is lost" in pair.recommendation.stale

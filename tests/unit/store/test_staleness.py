@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ncclt.core.recheck import Change, Check, Freshness
+from ncclt.core.recheck import Change, Freshness, Recheck
 from ncclt.core.recommendation import Request, TimesOrigin, select
 from ncclt.core.revision import Action
 from ncclt.errors import NotFoundError, StaleRecommendationError, StoreError
@@ -17,7 +17,7 @@ CHANGE = Change(what="gain", before=1.1, now=0.9, noise=0.02, changed=True)
 
 
 def sample_check(id, *, stale=True, recommendation="r1"):
-    return Check(
+    return Recheck(
         id=id,
         recommendation=recommendation,
         cluster="pair",
@@ -62,19 +62,19 @@ def both_ways(store, url):
 def test_the_newest_check_decides(store, url):
     assert both_ways(store, url) == ""
 
-    store.add_check(sample_check("c1"))
-    assert both_ways(store, url) == "the check of 2026-01-02 03:04 found: the gain is lost"
+    store.add_recheck(sample_check("c1"))
+    assert both_ways(store, url) == "the recheck of 2026-01-02 03:04 found: the gain is lost"
     assert store.recommendation("r1").stale
     assert store.studies().items[0].recommendation.stale
 
-    store.add_check(sample_check("c2", stale=False))
+    store.add_recheck(sample_check("c2", stale=False))
     assert both_ways(store, url) == ""
-    assert [check.id for check in store.checks("r1")] == ["c2", "c1"]
-    assert store.checks("r1")[1] == sample_check("c1")
+    assert [check.id for check in store.rechecks("r1")] == ["c2", "c1"]
+    assert store.rechecks("r1")[1] == sample_check("c1")
 
 
 def test_a_new_revision_is_fresh(store, url):
-    store.add_check(sample_check("c1"))
+    store.add_recheck(sample_check("c1"))
     store.publish(sample_recommendation("r2"))
 
     assert chosen(url, "toy").id == "r2"
@@ -82,7 +82,7 @@ def test_a_new_revision_is_fresh(store, url):
 
 def test_a_stale_one_is_refused_with_its_reason(store, url):
     store.publish(sample_recommendation("r0"))
-    store.add_check(sample_check("c1", recommendation="r0"))
+    store.add_recheck(sample_check("c1", recommendation="r0"))
 
     with pytest.raises(StaleRecommendationError, match="the gain is lost") as caught:
         chosen(url, "toy")
@@ -127,17 +127,17 @@ def test_the_newest_are_found_without_reading_the_others(store, url):
 
 def test_a_check_counts_as_a_change(store):
     before = store.changes(0)
-    store.add_check(sample_check("c1"))
+    store.add_recheck(sample_check("c1"))
     assert store.changes(before.number).pairs == {("pair", "toy")}
 
 
 def test_a_check_belongs_to_a_recommendation_and_is_stored_once(store):
     with pytest.raises(NotFoundError):
-        store.add_check(sample_check("c1", recommendation="nobody"))
-    store.add_check(sample_check("c1"))
-    store.add_check(sample_check("c1"))  # its answer may have been lost
+        store.add_recheck(sample_check("c1", recommendation="nobody"))
+    store.add_recheck(sample_check("c1"))
+    store.add_recheck(sample_check("c1"))  # its answer may have been lost
     with pytest.raises(StoreError, match="already stored"):
-        store.add_check(sample_check("c1", stale=False))
+        store.add_recheck(sample_check("c1", stale=False))
 
 
 @pytest.mark.parametrize("field", ["gpu", "link_class", "fabric"])

@@ -1,55 +1,32 @@
-"""The table of commands; each is a module that is imported only when it is called."""
+"""The program: its commands, and how it reports errors."""
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Sequence
-from difflib import get_close_matches
-from functools import partial
-from typing import Annotated, Any, TextIO, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar
 
 import typer
-from typer.core import TyperGroup
 
 from ncclt import __version__
 from ncclt.cli import completion
 from ncclt.cli.configuration import default_map
-from ncclt.cli.help import VERBS, arrange, heading_of
+from ncclt.cli.help import LazyGroup, arrange, format_styled, walk
 from ncclt.cli.output import report
-from ncclt.cli.stdio import Styled
 from ncclt.errors import NccltError, UsageError, as_ncclt_error, translate_refusal
 
-COMMANDS: dict[str, str] = {
-    "autotune": "ncclt.cli.autotune",
-    "tune": "ncclt.cli.tune",
-    "check": "ncclt.cli.check",
-    "verify": "ncclt.cli.verify",
-    "doctor": "ncclt.cli.doctor",
-    "preflight": "ncclt.cli.preflight",
-    "env": "ncclt.cli.env",
-    "run": "ncclt.cli.run",
-    "attest": "ncclt.cli.attest",
-    "profile": "ncclt.cli.profile",
-    "cluster": "ncclt.cli.cluster",
-    "upgrade": "ncclt.cli.upgrade",
-    "landscape": "ncclt.cli.landscape",
-    "simulate": "ncclt.cli.simulate",
-    "estimate": "ncclt.cli.estimate",
-    "advise": "ncclt.cli.advise",
-    "studies": "ncclt.cli.studies",
-    "report": "ncclt.cli.report",
-    "recommendations": "ncclt.cli.recommendations",
-    "serve": "ncclt.cli.serve",
-    "jobs": "ncclt.cli.jobs",
-    "worker": "ncclt.cli.worker",
-    "store": "ncclt.cli.store",
-    "keys": "ncclt.cli.keys",
-    "plugin": "ncclt.cli.plugin",
-    "config": "ncclt.cli.config",
+GROUPS: dict[str, tuple[str, ...]] = {
+    "Tune a job": ("profile", "advise", "estimate", "tune", "autotune", "verify"),
+    "Use the result": ("env", "run", "attest"),
+    "Know the cluster": ("cluster", "landscape", "doctor", "preflight", "recheck", "upgrade"),
+    "Look": ("studies", "report", "serve"),
+    "Operate": ("admin", "config"),
 }
+"""Heading -> commands, in the order of the help."""
+
+COMMANDS = {name: f"ncclt.cli.{name}" for names in GROUPS.values() for name in names}
 """Command -> module; except for those in `_PLAIN`, each module has a typer application named `app`."""
 
 _PLAIN = {
@@ -62,40 +39,25 @@ _REFUSED: type[Exception] = typer.BadParameter.__mro__[1]
 """The framework's error for invalid arguments; it has no public name of its own."""
 
 
-class LazyGroup(TyperGroup):
-    """A group whose commands are imported on demand, and the one place where errors are reported."""
+class Program(LazyGroup):
+    """All commands, and the one place where errors are reported."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of all commands."""
-        return [name for names in VERBS.values() for name in names if name in COMMANDS]
+    modules: ClassVar[Mapping[str, str]] = COMMANDS
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Import and return one command, None for an unknown name."""
-        if cmd_name not in COMMANDS:
-            return None
-        module = importlib.import_module(COMMANDS[cmd_name])
-        command: Any = typer.main.get_command(_plain(cmd_name, module.main) if cmd_name in _PLAIN else module.app)
-        command.name, command.rich_help_panel = cmd_name, heading_of(cmd_name)
-        # Completion is installed once, for the whole program.
-        command.params = [p for p in command.params if p.name not in ("install_completion", "show_completion")]
-        for one in (command, *getattr(command, "commands", {}).values()):
-            one.help = _unwrapped(one.help or "")
-            arrange(one)
-            one.format_help = partial(_format_styled, one.format_help)
+    def load(self, name: str) -> Any:
+        """Import one command and return it with its heading."""
+        command: Any = (
+            typer.main.get_command(_plain(name, importlib.import_module(COMMANDS[name]).main))
+            if name in _PLAIN
+            else super().load(name)
+        )
+        command.rich_help_panel = next(heading for heading, names in GROUPS.items() if name in names)
         return command
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help of the program."""
         arrange(self)
-        _format_styled(super().format_help, ctx, formatter)
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command that the arguments begin with; suggest the nearest name for an unknown one."""
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            close = get_close_matches(args[0], COMMANDS, n=1)
-            meant = f"did you mean {close[0]}? " if close else ""
-            raise UsageError(f"there is no command {args[0]!r}", hint=f"{meant}`ncclt --help` lists all")
-        return super().resolve_command(ctx, args)
+        format_styled(super().format_help, ctx, formatter)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Take the options before the command."""
@@ -118,12 +80,6 @@ class LazyGroup(TyperGroup):
             if ctx.params.get("debug"):
                 raise
             raise typer.Exit(report(as_ncclt_error(error))) from error
-
-
-def _format_styled(write: Callable[[Any, Any], None], ctx: Any, formatter: Any) -> None:
-    """Write a help, which has nothing of a store, with the framework's styles."""
-    with contextlib.redirect_stdout(cast("TextIO", Styled(sys.stdout))):
-        write(ctx, formatter)
 
 
 def _plain(name: str, main: Callable[[Sequence[str]], int]) -> typer.Typer:
@@ -156,16 +112,11 @@ def _refusal(error: Any, ctx: Any) -> Exception:
     return typer.Exit(report(UsageError(said[:1].lower() + said[1:], hint=hint)))
 
 
-def _unwrapped(text: str) -> str:
-    """Return a docstring with one line per paragraph, to be wrapped at the terminal's width."""
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in inspect.cleandoc(text).split("\n\n"))
-
-
 _WIDEST = 200
 """Columns of plain help at most; a pipe without COLUMNS has 80."""
 
 app = typer.Typer(
-    cls=LazyGroup,
+    cls=Program,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": _WIDEST},
@@ -184,16 +135,13 @@ def _show_all(ctx: typer.Context, wanted: bool) -> None:
         return
     group: Any = ctx.command
     sys.stdout.write(group.get_help(ctx) + "\n")
-    for name in COMMANDS:
-        if name in _PLAIN:
-            sys.stdout.write(_parser_of(name).format_help() + "\n")
+    for words, command in walk(group, ctx):
+        if words in _PLAIN:
+            sys.stdout.write(_parser_of(words).format_help() + "\n")
             continue
-        command = group.get_command(ctx, name)
-        below = getattr(command, "commands", {})
-        for words, one in [(name, command), *((f"{name} {word}", below[word]) for word in sorted(below))]:
-            # The framework prints it; where it does not, it returns it.
-            sys.stdout.write(one.get_help(_context(one, words)) + "\n")
-            sys.stdout.flush()
+        # The framework prints it; where it does not, it returns it.
+        sys.stdout.write(command.get_help(_context(command, words)) + "\n")
+        sys.stdout.flush()
     raise typer.Exit
 
 
@@ -217,7 +165,7 @@ def root(
         bool, typer.Option("--help-all", callback=_show_all, is_eager=True, help="Show the help of every command.")
     ] = False,
 ) -> None:
-    """Find, prove and serve the NCCL configuration that moves one training workload fastest on one cluster.
+    """Find the fastest NCCL settings for a training job, validate them, and deploy them.
 
     Start with: ncclt tune --model bert --nodes 2
     """

@@ -14,17 +14,18 @@ from ncclt.cli.cluster_detect import detect
 from ncclt.cli.completion import cluster_names
 from ncclt.cli.options import AsJson, DryRun, ReplaceCluster, Storage
 from ncclt.cli.output import print_json, print_table, say
+from ncclt.cli.simulate import simulate
 from ncclt.errors import InputError, UsageError, reason
 
 _WIDE = 120
 """Columns of a terminal that has room for descriptions."""
 
-app = typer.Typer(help="List, show, add, detect and calibrate clusters.", no_args_is_help=True)
+app = typer.Typer(help="List, show, add, detect, calibrate and simulate clusters.", no_args_is_help=True)
 
 
 @app.callback()
 def cluster() -> None:
-    """List, show, add, detect and calibrate clusters."""
+    """List, show, add, detect, calibrate and simulate clusters."""
 
 
 @app.command("list")
@@ -124,3 +125,4 @@ def add(
 
 app.command("calibrate")(calibrate)
 app.command("detect")(detect)
+app.command("simulate")(simulate)

@@ -155,37 +155,42 @@ def default_map() -> dict[str, Any]:
     if not values:
         return {}
     store = {"storage": values["storage"]} if "storage" in values else {}
-    plain = dict.fromkeys(
-        (
-            "autotune",
-            "tune",
-            "check",
-            "verify",
-            "preflight",
-            "estimate",
-            "simulate",
-            "advise",
-            "serve",
-            "report",
-            "upgrade",
-            "worker",
-        ),
-        values,
-    )
+    defaults: dict[str, Any] = dict.fromkeys(_SINGLE, values)
     # `doctor` launches nothing unless --launcher is given.
-    plain["doctor"] = {key: value for key, value in values.items() if key != "launcher"}
-    return {**plain, **{group: dict.fromkeys(words, store) for group, words in _GROUPS.items()}}
+    defaults["doctor"] = {key: value for key, value in values.items() if key != "launcher"}
+    groups = {group: dict.fromkeys(words, store) for group, words in _GROUPS.items()}
+    groups["cluster"]["simulate"] = values
+    admin = {group: dict.fromkeys(words, store) for group, words in _ADMIN_GROUPS.items()}
+    return {**defaults, **groups, "admin": {**admin, "worker": values}}
 
 
 def _refuse(key: str, why: str) -> NoReturn:
     raise _refused(key, why)
 
 
+_SINGLE = (
+    "autotune",
+    "tune",
+    "recheck",
+    "verify",
+    "preflight",
+    "estimate",
+    "advise",
+    "serve",
+    "report",
+    "upgrade",
+)
+"""Commands of one word that take all values."""
+
 _GROUPS = {
     "profile": ("list", "show", "import", "record", "diff", "model"),
     "cluster": ("list", "show", "add", "detect"),
     "studies": ("list", "show"),
     "landscape": ("export", "import"),
+}
+"""Commands of two words that take --storage."""
+
+_ADMIN_GROUPS = {
     "store": ("migrate", "export", "import", "backup"),
     "keys": ("create", "list", "revoke"),
     "recommendations": (
@@ -202,4 +207,4 @@ _GROUPS = {
     ),
     "jobs": ("submit", "list", "show", "cancel", "retry", "logs"),
 }
-"""Commands of two words that take --storage."""
+"""Commands of `ncclt admin` that take --storage."""

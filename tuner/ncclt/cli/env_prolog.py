@@ -60,7 +60,7 @@ def prolog(arguments: argparse.Namespace, request: Request, server: str | None, 
 def _plugin(arguments: argparse.Namespace) -> Path:
     plugin, why = find_plugin()
     if plugin is None:
-        raise UsageError(why or "a table needs the tuner plugin", hint="build it with `ncclt plugin build`")
+        raise UsageError(why or "a table needs the tuner plugin", hint="build it with `ncclt admin plugin build`")
     if not arguments.policy_dir.is_dir():
         raise UsageError(
             f"there is no folder {arguments.policy_dir}", hint="make it once, on a file system that all nodes share"

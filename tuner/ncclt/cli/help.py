@@ -1,44 +1,88 @@
-"""Help: commands by verb, options under their headings, and plain text where no terminal shows it."""
+"""Groups of commands, and their help: options under headings, plain text where no terminal shows it."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import inspect
 import sys
+from collections.abc import Callable, Iterator, Mapping
+from difflib import get_close_matches
 from functools import partial
-from typing import Any
+from types import MappingProxyType
+from typing import Any, ClassVar, TextIO, cast
 
+import typer
+from typer.core import TyperGroup
+
+from ncclt.cli.stdio import Styled
 from ncclt.core.option import Group
-
-VERBS: dict[str, tuple[str, ...]] = {
-    "Profile: what a job sends": ("profile", "estimate", "advise"),
-    "Search: the best settings": ("tune", "autotune"),
-    "Measure: the cluster": ("cluster", "landscape", "simulate", "doctor", "preflight", "upgrade"),
-    "Prove: whether it helps": ("verify", "check"),
-    "Deliver: to jobs": ("env", "run", "attest", "plugin"),
-    "Store and service": (
-        "studies",
-        "report",
-        "recommendations",
-        "store",
-        "serve",
-        "jobs",
-        "worker",
-        "keys",
-        "config",
-    ),
-}
-"""Heading -> commands, in the order of the help."""
+from ncclt.errors import UsageError
 
 
-def heading_of(command: str) -> str | None:
-    """Return the verb that a command belongs to; None for a command of a command."""
-    return next((verb for verb, names in VERBS.items() if command in names), None)
+class LazyGroup(TyperGroup):
+    """Group whose commands are modules, each imported when it is called."""
+
+    modules: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Command -> module with a typer application named `app`, in the order of the help."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands."""
+        return list(self.modules)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Import and return one command, None for an unknown name."""
+        if cmd_name not in self.modules:
+            return None
+        command = self.load(cmd_name)
+        command.name = cmd_name
+        # Completion is installed once, for the whole program.
+        command.params = [p for p in command.params if p.name not in ("install_completion", "show_completion")]
+        for one in (command, *getattr(command, "commands", {}).values()):
+            one.help = "\n\n".join(" ".join(part.split()) for part in inspect.cleandoc(one.help or "").split("\n\n"))
+            arrange(one)
+            one.format_help = partial(format_styled, one.format_help)
+        return command
+
+    def load(self, name: str) -> Any:
+        """Import one command and return it."""
+        return typer.main.get_command(importlib.import_module(self.modules[name]).app)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command that the arguments begin with; suggest the nearest name for an unknown one."""
+        if args and args[0] not in self.modules and not args[0].startswith("-"):
+            close = get_close_matches(args[0], self.modules, n=1)
+            meant = f"did you mean {close[0]}? " if close else ""
+            raise UsageError(f"there is no command {args[0]!r}", hint=f"{meant}`{ctx.command_path} --help` lists all")
+        return super().resolve_command(ctx, args)
+
+
+def walk(group: Any, ctx: Any) -> Iterator[tuple[str, Any]]:
+    """Yield every command below a group with its words, in the order of the help."""
+    for name in group.list_commands(ctx):
+        command = group.get_command(ctx, name)
+        yield name, command
+        if hasattr(command, "list_commands"):
+            for words, below in walk(command, ctx):
+                yield f"{name} {words}", below
+
+
+def format_styled(write: Callable[[Any, Any], None], ctx: Any, formatter: Any) -> None:
+    """Write a help, which has nothing of a store, with the framework's styles."""
+    with contextlib.redirect_stdout(cast("TextIO", Styled(sys.stdout))):
+        write(ctx, formatter)
+
+
+def is_terminal() -> bool:
+    """Return whether somebody reads the help on a terminal."""
+    return sys.stdout.isatty()
 
 
 def arrange(command: Any) -> None:
     """Order the options of a command by their headings; outside of a terminal, its help is text without boxes."""
     order = ["", *Group]
     command.params.sort(key=lambda one: order.index(one.rich_help_panel or ""))
-    if not sys.stdout.isatty():
+    if not is_terminal():
         command.rich_markup_mode = None
         command.format_options = partial(_write_plainly, command)
 

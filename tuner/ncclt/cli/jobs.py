@@ -1,4 +1,4 @@
-"""`ncclt jobs`: tuning jobs in the queue of a store."""
+"""`ncclt admin jobs`: tuning jobs in the queue of a store."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ncclt.pipeline.jobs.remote import RemoteJobs
 if TYPE_CHECKING:
     from ncclt.store.job_queue import JobQueue
 
-app = typer.Typer(help="Queue, list, cancel and follow tuning jobs, which `ncclt worker` runs.", no_args_is_help=True)
+app = typer.Typer(help="Queue, list, follow and cancel tuning jobs.", no_args_is_help=True)
 
-Id = Annotated[str, typer.Argument(help="Of the job, see `ncclt jobs list`.")]
+Id = Annotated[str, typer.Argument(help="Of the job, see `ncclt admin jobs list`.")]
 Cluster = Annotated[
     str | None, typer.Option(envvar="NCCLT_CLUSTER", help="Where it is tuned.", autocompletion=cluster_names)
 ]
@@ -49,7 +49,7 @@ _USUAL = TuningJob(id="", cluster="", model="")
 
 @app.callback()
 def jobs() -> None:
-    """Queue, list, cancel and follow tuning jobs, which `ncclt worker` runs."""
+    """Queue, list, follow and cancel tuning jobs."""
 
 
 def _queue(storage: str | None) -> JobQueue:
@@ -131,7 +131,7 @@ def submit(
         with JobQueue(store.url) as queue:
             status, _ = queue.submit(job)
         if not store.workers_of(cluster):
-            say(f"ncclt: no worker takes jobs of {cluster} now; start one there: ncclt worker --cluster {cluster}")
+            say(f"ncclt: no worker serves {cluster}; start one there: ncclt admin worker --cluster {cluster}")
     _show(status, as_json=as_json)
 
 
@@ -174,7 +174,7 @@ def _print_stale(found: tuple[StaleJob, ...], *, as_json: bool) -> None:
     if refused:
         raise ConflictError(
             f"no job for {', '.join(one.recommendation for one in refused)}",
-            hint="`ncclt recommendations retire ID` ends a recommendation that cannot be tuned again",
+            hint="`ncclt admin recommendations retire ID` ends a recommendation that cannot be tuned again",
         )
 
 

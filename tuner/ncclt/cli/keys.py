@@ -1,4 +1,4 @@
-"""`ncclt keys`: who may use the service."""
+"""`ncclt admin keys`: who may use the service."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def list_keys(storage: Storage = None, as_json: AsJson = False) -> None:
 
 @app.command("revoke")
 def revoke(
-    id: Annotated[str, typer.Argument(help="Of the key, see `ncclt keys list`.")], storage: Storage = None
+    id: Annotated[str, typer.Argument(help="Of the key, see `ncclt admin keys list`.")], storage: Storage = None
 ) -> None:
     """Revoke a key: every service refuses it within a second."""
     from ncclt.store import open_store

@@ -1,4 +1,4 @@
-"""`ncclt plugin`: find, build and try the NCCL tuner plugin."""
+"""`ncclt admin plugin`: find, build and try the NCCL tuner plugin."""
 
 from __future__ import annotations
 
@@ -96,7 +96,8 @@ def _found() -> Path:
     library = find()
     if library is None:
         raise NotFoundError(
-            "the NCCL tuner plugin was not found", hint="build it with `ncclt plugin build`, or name it by NCCLT_PLUGIN"
+            "the NCCL tuner plugin was not found",
+            hint="build it with `ncclt admin plugin build`, or name it by NCCLT_PLUGIN",
         )
     return library
 

@@ -1,4 +1,4 @@
-"""`ncclt recommendations`: which revision jobs get, who decided that, and why."""
+"""`ncclt admin recommendations`: which revision jobs get, who decided that, and why."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Show and decide which revision jobs get.", no_args_is_help=True)
 
-Id = Annotated[str, typer.Argument(help="Of the revision, see `ncclt recommendations list`.")]
+Id = Annotated[str, typer.Argument(help="Of the revision, see `ncclt admin recommendations list`.")]
 Why = Annotated[str, typer.Option(help="Why, one line for the history.")]
 
 

@@ -72,7 +72,7 @@ def prepared(arguments: argparse.Namespace, command: Sequence[str]) -> JobPlan:
 def _follow_table(arguments: argparse.Namespace, job: JobInfo, plugin: Path | None) -> JobPlan:
     """Return what the table of --policy gives; other nodes may be able to read it even if this one cannot."""
     if plugin is None:
-        raise UsageError("--policy needs the tuner plugin", hint="build it with `ncclt plugin build`")
+        raise UsageError("--policy needs the tuner plugin", hint="build it with `ncclt admin plugin build`")
     answer = answer_from_table(arguments.policy.absolute())
     given = {part: getattr(arguments, part) for part in ("nodes", "gpus_per_node", "nccl_version")}
     if differs := differs_in_size(answer, job, given):
@@ -165,7 +165,7 @@ def _decide(arguments: argparse.Namespace, job: JobInfo, where: Where, plugin: P
         if answer.table and plugin is None and not arguments.no_plugin:
             raise UsageError(
                 "other nodes of this job may use the table, and this one lacks the tuner plugin",
-                hint="build it with `ncclt plugin build`, or give --no-plugin on all nodes",
+                hint="build it with `ncclt admin plugin build`, or give --no-plugin on all nodes",
             )
     return _as_common(plan, job)
 

@@ -59,7 +59,7 @@ def serve(
 ) -> None:
     """Serve recommendations, studies and pages over HTTP.
 
-    Once `ncclt keys create` has made a key, every request needs one. Until then it listens on loopback only.
+    Once `ncclt admin keys create` has made a key, every request needs one. Until then it listens on loopback only.
     Browsers sign in with a key.
     """
     if not 0 <= port <= 65535:

@@ -1,4 +1,4 @@
-"""`ncclt simulate`: times of a simulated cluster, as nccl-tests would print them, for planning."""
+"""`ncclt cluster simulate`: times of a simulated cluster, as nccl-tests would print them, for planning."""
 
 from __future__ import annotations
 
@@ -19,15 +19,12 @@ if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
     from ncclt.measure.simulated.sweep import SweepRow
 
-app = typer.Typer(add_completion=False)
-
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _SIZE = re.compile(r"(\d{1,13})([KMG]?)I?B?", re.IGNORECASE)
 _MOST_NODES = 65536
 _BARS = " ▁▂▃▄▅▆▇█"
 
 
-@app.command()
 def simulate(
     *,
     cluster: Annotated[

@@ -1,4 +1,4 @@
-"""`ncclt store`: the database."""
+"""`ncclt admin store`: the database."""
 
 from __future__ import annotations
 

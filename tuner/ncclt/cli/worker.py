@@ -1,4 +1,4 @@
-"""`ncclt worker`: runs the tuning jobs of a cluster."""
+"""`ncclt admin worker`: runs the tuning jobs of a cluster."""
 
 from __future__ import annotations
 

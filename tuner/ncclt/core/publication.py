@@ -31,14 +31,16 @@ class Publication:
         """Return the change for jobs, with the command that undoes it; empty = nothing to report."""
         if self.kept and self.state is RevisionState.CANDIDATE:
             stays = f"; {_name(self.active)} stays active" if self.active else ""
-            undo = f"`ncclt recommendations approve {self.id}` activates this one instead"
+            undo = f"`ncclt admin recommendations approve {self.id}` activates this one instead"
             return f"revision {self.id} is stored and not active: {self.kept}{stays}. {undo}"
         if self.state is RevisionState.CANDIDATE:
-            return f"revision {self.id} is a candidate, not yet for all jobs: `ncclt recommendations show {self.id}`"
+            return f"revision {self.id} is a candidate: `ncclt admin recommendations show {self.id}`"
         if self.state is RevisionState.RETIRED:
-            return f"revision {self.id} is retired: `ncclt recommendations rollback {self.id}` makes it active again"
+            return (
+                f"revision {self.id} is retired: `ncclt admin recommendations rollback {self.id}` makes it active again"
+            )
         if self.replaced is not None:
-            undo = f"`ncclt recommendations rollback {self.replaced.id}` restores that one"
+            undo = f"`ncclt admin recommendations rollback {self.replaced.id}` restores that one"
             return f"revision {self.id} replaces {_name(self.replaced)}. {undo}"
         return ""
 

@@ -1,4 +1,4 @@
-"""The record of one check: does a recommendation still hold?"""
+"""Records of a recheck: a few messages of a recommendation measured again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ncclt.core.documents import Documented, Shape
 
 
 class Freshness(StrEnum):
-    """Verdict of a check."""
+    """Verdict of a recheck."""
 
     FRESH = "fresh"
     STALE = "stale"
@@ -40,24 +40,24 @@ class Change(Documented):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check(Documented):
-    """One check.
+class Recheck(Documented):
+    """Recheck of a recommendation.
 
     Attributes:
         id: identifies it.
         recommendation: id of what was checked.
         cluster, model: names of its cluster and workload.
-        freshness: the newest check of a recommendation decides whether it is served.
-        reasons: why it is stale, or why this check is too weak to clear an earlier one; empty when fresh.
+        freshness: the newest recheck of a recommendation decides whether it is served.
+        reasons: why it is stale, or why this recheck is too weak to clear an earlier one; empty when fresh.
         changes: everything that was compared.
         launches: how many were made.
         launcher: where they ran; empty when nothing had to be launched.
         created: ISO time.
         driver: NVIDIA's on the nodes, with commas where they differ; empty where it is not known or the
-            check is older than this field.
+            recheck is older than this field.
     """
 
-    SHAPE: ClassVar = Shape(hint="check again with `ncclt check`", schema=1)
+    SHAPE: ClassVar = Shape(hint="measure again with `ncclt recheck`", schema=1)
 
     id: str
     recommendation: str
@@ -77,4 +77,4 @@ class Check(Documented):
         if self.freshness is Freshness.FRESH:
             return ""
         when = self.created[:16].replace("T", " ")
-        return f"the check of {when} found: {'; '.join(self.reasons)}"
+        return f"the recheck of {when} found: {'; '.join(self.reasons)}"

@@ -365,7 +365,7 @@ def select(
     if newest.stale:
         raise StaleRecommendationError(
             f"the recommendation {newest.id} for {what} is stale: {newest.stale}",
-            hint=f"run `{_tune_command(request)} --continue 8` to measure again, or `ncclt check` once the cause is "
+            hint=f"run `{_tune_command(request)} --continue 8` to measure again, or `ncclt recheck` once the cause is "
             "repaired",
         )
     return newest

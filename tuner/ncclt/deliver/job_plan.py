@@ -96,7 +96,7 @@ def plan_job(
     form = None
     if plugin is None and answer.table:
         notes.append(
-            "the table per size is not used: the plugin is not here (`ncclt plugin build` makes it) or not wanted"
+            "the table per size is not used: the plugin is not here (`ncclt admin plugin build` makes it) or not wanted"
         )
     elif answer.table and (why := _find_lacking_rank(answer, job, table, agrees=bool(agreement), shared=shared)):
         notes.append(f"the table is not used: {why}")

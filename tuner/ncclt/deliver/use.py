@@ -69,7 +69,7 @@ def _used(found: Recommendation, use: DeliveredForm, source: str, *, build: bool
     else:
         start = f"torchrun --nnodes={place.nodes} --nproc-per-node={place.gpus_per_node} train.py"
         shared = " --shared . --job NAME" if place.nodes > 1 else ""
-        command = f"{'ncclt plugin build && ' if build else ''}ncclt run {job}{shared} -- {start}"
+        command = f"{'ncclt admin plugin build && ' if build else ''}ncclt run {job}{shared} -- {start}"
     return DeliveredForm(form=use.form, proven=use.proven, command=command)
 
 

@@ -253,7 +253,7 @@ def _notes_on_forcing(target: Target, plugin: Path | None) -> tuple[str, ...]:
         notes.append(f"algorithm, protocol and channels were chosen through {plugin}, call by call")
         notes.append("what plain variables deliver was proven without it, by these variables")
     elif target.persistent:
-        how = "" if target.is_gloo else "; `ncclt plugin build` makes most of them cheaper and LL128 possible"
+        how = "" if target.is_gloo else "; `ncclt admin plugin build` makes most of them cheaper and LL128 possible"
         notes.append(f"every other algorithm and protocol took a new communicator{how}")
     return tuple(notes)
 

@@ -167,9 +167,8 @@ class Target:
     through: Annotated[
         str | None,
         Option(
-            "How settings are forced: plugin (what is measured is then what a tuner table delivers, LL128 included) or "
-            "variables. Default: plugin for torch_collectives where it can be used and `ncclt plugin path` finds it; "
-            "nccl_tests use it if told to, with a --scratch that all nodes share.",
+            "How settings are forced: plugin (LL128 included; as a tuner table does) or variables. Default: plugin for "
+            "torch_collectives, where `ncclt admin plugin build` made it; nccl_tests also need --scratch for it.",
             group=Group.LAUNCH,
         ),
     ] = None
@@ -332,7 +331,7 @@ class Target:
             return f"the tuner plugin can, with {' and '.join(word for word, lacks in needed.items() if lacks)}"
         if self.through == "variables" or self.container is not None or self.benchmark_name == "nccl_tests":
             return "--through plugin can"
-        return "`ncclt plugin build` makes it possible"
+        return "`ncclt admin plugin build` makes it possible"
 
     def plugin(self, environ: Mapping[str, str]) -> Path | None:
         """Return the tuner plugin through which settings are forced; None = variables force them.
@@ -356,7 +355,7 @@ class Target:
             )
         found = find_plugin(environ)
         if found is None and self.through == "plugin":
-            raise UsageError("the tuner plugin was not found", hint="`ncclt plugin build` makes it; it needs gcc")
+            raise UsageError("the tuner plugin was not found", hint="`ncclt admin plugin build` makes it; it needs gcc")
         return found
 
     def require(self, cluster: Cluster) -> None:

@@ -86,7 +86,8 @@ def delivery(
         )
     if plugin is None and answer.table and not answer.variables:
         raise UsageError(
-            "the per-size table alone is proven, and it needs the tuner plugin", hint="`ncclt plugin build` makes it"
+            "only the per-size table is validated, and it needs the tuner plugin",
+            hint="`ncclt admin plugin build` makes it",
         )
     job = JobInfo(argv=argv, environ=environ, variables=read_variables(argv, environ))
     table = table_environment(answer.table, table_path(folder, answer.table))

@@ -15,7 +15,7 @@ from ncclt.core.cluster import Fingerprint
 from ncclt.core.message import Message
 from ncclt.core.plural import count_noun
 from ncclt.core.policy import Policy
-from ncclt.core.recheck import Change, Check, Freshness
+from ncclt.core.recheck import Change, Freshness, Recheck
 from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation
 from ncclt.core.study import Arm, Study, Trial
 from ncclt.core.trial import Outcome, Runner, TrialResult
@@ -29,7 +29,7 @@ DEVIATIONS = 4.0
 """Standard errors that a change must exceed.
 
 A dozen quantities are compared, each with few launches, so their scatter is estimated badly: at 4, about one healthy
-check in a hundred is wrong with the eight launches of a proof against four new ones.
+recheck in a hundred is wrong with the eight launches of a proof against four new ones.
 """
 
 _LEAST_NOISE = 0.005
@@ -51,12 +51,12 @@ TOLERANCE = 0.10
 """Share by which a time may change between two days without a cause that a new tuning would find."""
 
 _GAIN = "gain of the policy over the default"
-_TOO_WEAK = "too weak to clear the earlier check"
+_TOO_WEAK = "too weak to clear the earlier recheck"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecheckRequest:
-    """What to check, and how.
+    """Recheck request.
 
     Attributes:
         recommendation: as published.
@@ -67,7 +67,7 @@ class RecheckRequest:
         driver: NVIDIA's on the nodes here, separated by commas where they differ; empty = not known.
         driver_before: under which it was measured, or last found fresh; empty = not known.
         driver_may_differ: measure under another driver, instead of treating that as a reason by itself.
-        earlier: checks of this recommendation, newest first.
+        earlier: rechecks of this recommendation, newest first.
     """
 
     recommendation: Recommendation
@@ -79,7 +79,7 @@ class RecheckRequest:
     driver: str = ""
     driver_before: str = ""
     driver_may_differ: bool = False
-    earlier: tuple[Check, ...] = ()
+    earlier: tuple[Recheck, ...] = ()
 
     def __post_init__(self) -> None:
         if not 3 <= self.points <= 6:
@@ -98,30 +98,30 @@ class _Launch:
     failure: str = ""
 
 
-def check(
+def recheck(
     request: RecheckRequest,
     runner: Runner,
     *,
     interrupted: Callable[[], str],
     watch: Callable[[Arm, TrialResult], None],
     now: Callable[[], str],
-) -> Check | None:
-    """Check one recommendation; None when the user interrupted.
+) -> Recheck | None:
+    """Recheck one recommendation; None when the user interrupted.
 
     It is stale if NCCL, driver, topology or kind of node differ from those it was measured on, if a launch of the
     policy fails, or if a time of default or policy, or the gain of one over the other, has changed beyond noise and
-    tolerance. It stays stale if this check is too weak to see a change that an earlier one found.
+    tolerance. It stays stale if this recheck is too weak to see a change that an earlier one found.
 
     Args:
-        request: what to check.
+        request: what to recheck.
         runner: where it runs, forcing settings as they are delivered.
         interrupted: called before every launch; returns why to stop, empty = continue.
         watch: called after every launch.
         now: ISO time.
 
     Raises:
-        NoRecommendationError: it delivers nothing, so there is nothing to check.
-        UsageError: it was measured in a simulation and the check would run on a machine, or vice versa.
+        NoRecommendationError: it delivers nothing, so there is nothing to recheck.
+        UsageError: it was measured in a simulation and the recheck would run on a machine, or vice versa.
         StudyStoppedError: the default itself fails.
     """
     found = request.recommendation
@@ -175,7 +175,7 @@ def served_arm(found: Recommendation) -> tuple[Arm, PolicyVerdict]:
         if policy_verdict is not None and policy_verdict.verdict.decision is Decision.TUNED:
             return arm, policy_verdict
     raise NoRecommendationError(
-        f"there is nothing to check: the recommendation {found.id} says {found.table.verdict.decision}",
+        f"there is nothing to recheck: the recommendation {found.id} says {found.table.verdict.decision}",
         hint="the NCCL default is used and cannot become stale; `ncclt tune` looks for a better one",
     )
 
@@ -217,14 +217,14 @@ def _updated(request: RecheckRequest) -> list[str]:
     return [f"the NVIDIA driver is {now} here and was {before} (--new-driver measures under it)"]
 
 
-def driver_before(recommendation: Recommendation, checks: Sequence[Check]) -> str:
+def driver_before(recommendation: Recommendation, rechecks: Sequence[Recheck]) -> str:
     """Return the driver under which a recommendation was last found fresh; empty = not known.
 
     Args:
         recommendation: as published.
-        checks: of it, newest first.
+        rechecks: of it, newest first.
     """
-    found = (check.driver for check in checks if check.freshness is Freshness.FRESH and check.driver)
+    found = (recheck.driver for recheck in rechecks if recheck.freshness is Freshness.FRESH and recheck.driver)
     return next(found, recommendation.fingerprint.driver)
 
 
@@ -324,7 +324,7 @@ def _standing_reasons(
     min_effect: float,
     unknown: Sequence[str],
 ) -> list[str]:
-    """List why a check without findings does not clear earlier stale ones; empty = it clears them."""
+    """List why a recheck without findings does not clear earlier stale ones; empty = it clears them."""
     standing = list(takewhile(lambda one: one.freshness is Freshness.STALE, request.earlier))
     if not standing:
         return []
@@ -337,7 +337,7 @@ def _standing_reasons(
         if not one.launches and unknown:
             doubts[f"{', '.join(unknown)} not known here"] = None
         if not one.changes and launches < one.launches:
-            doubts[f"{count_noun(launches, 'launch', 'launches')}, the earlier check had {one.launches}"] = None
+            doubts[f"{count_noun(launches, 'launch', 'launches')}, the earlier recheck had {one.launches}"] = None
         for change in (change for change in one.changes if change.changed):
             here, before = now.get(change.what), f"{change.what}, which changed by {(change.ratio - 1) * 100:+.1f} %"
             if here is None:
@@ -367,9 +367,9 @@ def _result(
     launches: int,
     launcher: str,
     now: str,
-) -> Check:
+) -> Recheck:
     found = request.recommendation
-    return Check(
+    return Recheck(
         id=hashlib.sha256(f"{found.id}{now}{reasons}{changes}".encode()).hexdigest()[:12],
         recommendation=found.id,
         cluster=found.cluster,

@@ -340,5 +340,5 @@ _DIAGNOSIS = {
     Outcome.TIMEOUT: "a fabric or a node that hangs is more likely than five bad settings: see `ncclt preflight`",
     Outcome.WRONG_RESULT: "data came out wrong under different settings: suspect a GPU, a NIC or the build of NCCL",
     Outcome.INVALID: "the benchmark gives no result: run its command by hand (`--dry-run` shows it)",
-    Outcome.SUBSTITUTED: "NCCL chooses otherwise than told: see whether it loads the plugin (`ncclt plugin check`)",
+    Outcome.SUBSTITUTED: "NCCL used another setting: see whether it loads the plugin (`ncclt admin plugin check`)",
 }

@@ -123,8 +123,8 @@ def open_store(
 def open_service_store(url: str | None) -> Store:
     """Open the store of a service: an SQLite file is migrated to this version, a shared database never is.
 
-    Several replicas may start at once, with read-only rights: there `ncclt store migrate` must run first. A file that
-    is named must exist: a mistyped one would be served as an empty store.
+    Several replicas may start at once, with read-only rights: there `ncclt admin store migrate` must run first. A file
+    that is named must exist: a mistyped one would be served as an empty store.
 
     Args:
         url: as for `open_store`; the user's own file is made if it does not exist.

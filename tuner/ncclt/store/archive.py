@@ -33,7 +33,7 @@ _CHUNK = 1000
 _NEVER = ("leases",)
 """Tables of what runs now."""
 
-_WRITTEN_BY = "`ncclt store export FILE` writes one"
+_WRITTEN_BY = "`ncclt admin store export FILE` writes one"
 
 _SECRET = ("keys", "secrets")
 """Tables that only a backup holds; it is a copy of the whole file."""
@@ -105,7 +105,7 @@ def back_up(location: Location, path: Path) -> None:
     """
     if location.path is None:
         raise UsageError(
-            "PostgreSQL has its own backups", hint="pg_dump, or `ncclt store export` for the rows of ncclt alone"
+            "PostgreSQL has its own backups", hint="pg_dump, or `ncclt admin store export` for the rows of ncclt alone"
         )
     with opened(location), _new_file(path) as file:
         try:
@@ -201,7 +201,7 @@ def _checked(path: Path) -> dict[str, int]:
     if first.get("migration") not in (HEAD, UNRELEASED[-1]):
         raise InputError(
             f"{path} is of migration {first.get('migration')}, this ncclt is at {HEAD}",
-            hint="migrate the store that it came from (`ncclt store migrate`) and export it again",
+            hint="migrate the store that it came from (`ncclt admin store migrate`) and export it again",
         )
     rows: dict[str, int] = last.get("rows", {}) if isinstance(last, dict) else {}
     if not rows or {name: count for name, count in rows.items() if count} != counts:

@@ -12,8 +12,8 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyErro
 
 from ncclt.errors import StoreError, UsageError
 
-_MISSING = "the tables are missing: run `ncclt store migrate` with the same --storage"
-_BEHIND = "the tables are behind this ncclt: run `ncclt store migrate` with the same --storage"
+_MISSING = "the tables are missing: run `ncclt admin store migrate` with the same --storage"
+_BEHIND = "the tables are behind this ncclt: run `ncclt admin store migrate` with the same --storage"
 
 # Words in SQLite's and PostgreSQL's messages, and what a user can do about it; the first match counts.
 _HINTS: tuple[tuple[str, str], ...] = (

@@ -165,7 +165,7 @@ class JobQueue:
         """
         found = self._find(id)
         if found is None:
-            raise NotFoundError(f"there is no job {id!r}", hint="`ncclt jobs list` and GET /v1/jobs show the jobs")
+            raise NotFoundError(f"there is no job {id!r}", hint="`ncclt admin jobs list` or GET /v1/jobs lists them")
         return found
 
     def statuses(
@@ -557,5 +557,5 @@ def _translated() -> Iterator[None]:
         missing = any(words in said for words in ("no such table", "does not exist", "migrat"))
         raise StoreError(
             f"the queue of tuning jobs cannot be used: {said}",
-            hint="`ncclt store migrate` makes its tables" if missing else hint_for(error),
+            hint="`ncclt admin store migrate` makes its tables" if missing else hint_for(error),
         ) from error

@@ -55,7 +55,7 @@ class Keys:
     def _key(connection: Connection, id: str) -> ApiKey:
         document = connection.execute(select(keys.c.document).where(keys.c.id == id)).scalar()
         if document is None:
-            raise NotFoundError(f"there is no key {id!r}", hint="`ncclt keys list` shows all")
+            raise NotFoundError(f"there is no key {id!r}", hint="`ncclt admin keys list` shows all")
         return _read(id, document)
 
 

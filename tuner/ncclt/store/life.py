@@ -67,7 +67,7 @@ def approve(
     if rules.require_approval and by.who == publisher_of(connection, id):
         raise ConflictError(
             f"{by.who} published the revision {id}, and {row.cluster} requires another person to approve it",
-            hint="ask another person, or an admin to change the rules: `ncclt recommendations rules`",
+            hint="ask another person, or an admin to change the rules: `ncclt admin recommendations rules`",
         )
     _require_no_pin(connection, row)
     for found in open_rollouts(connection, row.cluster, row.model):
@@ -97,7 +97,7 @@ def activate(connection: Connection, id: str, by: Actor, *, now: str) -> None:
         raise ConflictError(f"the revision {id} must be verified before jobs get it", hint="see `ncclt verify --help`")
     if rules_of(connection, row.cluster).require_approval and not _was(connection, id, (Action.APPROVED,)):
         raise ConflictError(
-            f"the revision {id} is not approved", hint=f"another person: `ncclt recommendations approve {id}`"
+            f"the revision {id} is not approved", hint=f"another person: `ncclt admin recommendations approve {id}`"
         )
     _require_no_pin(connection, row)
     _activate(connection, row, Action.ACTIVATED, by, now)
@@ -108,7 +108,7 @@ def roll_back(connection: Connection, id: str, by: Actor, *, now: str) -> None:
     row = row_of(connection, id)
     if row.state != RevisionState.RETIRED:
         hint = (
-            f"`ncclt recommendations approve {id}`"
+            f"`ncclt admin recommendations approve {id}`"
             if row.state == RevisionState.CANDIDATE
             else "there is nothing to do"
         )
@@ -122,7 +122,9 @@ def pin(connection: Connection, id: str, by: Actor, *, now: str) -> None:
     """Give jobs this revision, whatever is published later."""
     row = row_of(connection, id)
     if row.state == RevisionState.CANDIDATE:
-        raise ConflictError(f"the revision {id} is a candidate", hint=f"first `ncclt recommendations approve {id}`")
+        raise ConflictError(
+            f"the revision {id} is a candidate", hint=f"first `ncclt admin recommendations approve {id}`"
+        )
     if row.pinned:
         raise ConflictError(f"the revision {id} is pinned already")
     if row.state == RevisionState.RETIRED:
@@ -147,7 +149,7 @@ def retire(connection: Connection, id: str, by: Actor, *, now: str) -> None:
     if row.state == RevisionState.RETIRED:
         raise ConflictError(f"the revision {id} is retired already")
     if row.pinned:
-        raise ConflictError(f"the revision {id} is pinned", hint=f"first `ncclt recommendations unpin {id}`")
+        raise ConflictError(f"the revision {id} is pinned", hint=f"first `ncclt admin recommendations unpin {id}`")
     for found in open_rollouts(connection, row.cluster, row.model):
         if id in (found.recommendation, found.control):
             end(connection, found, RollOutState.ENDED, f"{id} was retired", by, now)
@@ -434,7 +436,9 @@ def _candidate(connection: Connection, id: str) -> Row[Any]:
         last = connection.execute(of.limit(1)).first()
         said = f": {last.who} did that at {last.created}" if last else ""
         hint = (
-            f"`ncclt recommendations rollback {id}`" if row.state == RevisionState.RETIRED else "there is nothing to do"
+            f"`ncclt admin recommendations rollback {id}`"
+            if row.state == RevisionState.RETIRED
+            else "there is nothing to do"
         )
         raise ConflictError(f"the revision {id} is {row.state} and no candidate any more{said}", hint=hint)
     return row
@@ -444,7 +448,8 @@ def _require_no_pin(connection: Connection, row: Row[Any]) -> None:
     pinned = connection.execute(select(recommendations.c.id).where(*_line(row), recommendations.c.pinned)).scalar()
     if pinned is not None and pinned != row.id:
         raise ConflictError(
-            f"these jobs are pinned to the revision {pinned}", hint=f"first `ncclt recommendations unpin {pinned}`"
+            f"these jobs are pinned to the revision {pinned}",
+            hint=f"first `ncclt admin recommendations unpin {pinned}`",
         )
 
 
@@ -453,7 +458,7 @@ def _require_no_roll_out(connection: Connection, row: Row[Any]) -> None:
         if _is_alike(connection, row, found):
             raise ConflictError(
                 f"the revision {found.recommendation} is being rolled out to {found.percent} % of these jobs",
-                hint=f"end that first: `ncclt recommendations activate {found.recommendation}`, or `retire`",
+                hint=f"end that first: `ncclt admin recommendations activate {found.recommendation}`, or `retire`",
             )
 
 

@@ -81,7 +81,7 @@ class Lives:
             if found.stale:
                 raise ConflictError(
                     f"the revision {id} is stale: {found.stale}",
-                    hint="`ncclt check` measures it again once that is repaired",
+                    hint="`ncclt recheck` measures it again once that is repaired",
                 )
             life.roll_back(connection, id, by, now=self._clock())
 

@@ -101,7 +101,7 @@ def no_store(location: Location) -> StoreError:
     """Return the error for a named store that does not exist: reading does not create it."""
     where = location.path or "this PostgreSQL database"
     return StoreError(
-        f"there is no store at {where}", hint="check --storage; `ncclt tune` and `ncclt store migrate` make one"
+        f"there is no store at {where}", hint="check --storage; `ncclt tune` and `ncclt admin store migrate` make one"
     )
 
 

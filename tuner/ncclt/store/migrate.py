@@ -35,7 +35,7 @@ class Migration:
         if self.is_current:
             return
         found = f"is at migration {self.current}, this ncclt needs {self.head}" if self.current else "has no tables yet"
-        raise StoreError(f"{store} {found}", hint="run `ncclt store migrate` with the same --storage")
+        raise StoreError(f"{store} {found}", hint="run `ncclt admin store migrate` with the same --storage")
 
 
 def migration(database: Database) -> Migration:

@@ -59,13 +59,13 @@ def unknown_name(kind: str, name: str, names: Iterable[str]) -> NccltError:
 def unknown_recommendation(id: str) -> NotFoundError:
     """Return the error of an id that no revision has."""
     return NotFoundError(
-        f"there is no recommendation {id!r}", hint="`ncclt recommendations list` shows what was published"
+        f"there is no recommendation {id!r}", hint="`ncclt admin recommendations list` shows what was published"
     )
 
 
 def unknown_rollout(id: str) -> NotFoundError:
     """Return the error of an id that no roll-out has."""
-    return NotFoundError(f"there is no roll-out {id!r}", hint="`ncclt recommendations list` shows all")
+    return NotFoundError(f"there is no roll-out {id!r}", hint="`ncclt admin recommendations list` shows all")
 
 
 def _close_names(name: str, names: Iterable[str], kind: str) -> str:

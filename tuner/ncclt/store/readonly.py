@@ -28,7 +28,7 @@ _Row = tuple[str, str | None, str | None, str | None]
 
 _COLUMNS = """
     r.document,
-    (SELECT document FROM records WHERE kind = 'check' AND recommendation = r.id ORDER BY sequence DESC LIMIT 1),
+    (SELECT document FROM records WHERE kind = 'recheck' AND recommendation = r.id ORDER BY sequence DESC LIMIT 1),
     (SELECT document FROM workloads WHERE name = r.model), (SELECT document FROM clusters WHERE name = r.cluster)
 """
 _PUBLISHED = f"""
@@ -140,9 +140,9 @@ def _cluster(document: str | None) -> Cluster | None:
 def _staleness(check: str | None) -> str:
     if check is None:
         return ""
-    from ncclt.core.recheck import Check
+    from ncclt.core.recheck import Recheck
 
-    return Check.from_document(json.loads(check)).staleness
+    return Recheck.from_document(json.loads(check)).staleness
 
 
 def _workload_digest(name: str, added: str | None) -> str:

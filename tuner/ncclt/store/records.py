@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Row, func, insert, select
 
 from ncclt.core.attestation import Attestation
 from ncclt.core.preflight import Preflight
-from ncclt.core.recheck import Check, Freshness
+from ncclt.core.recheck import Freshness, Recheck
 from ncclt.core.recommendation import Recommendation, changed_cluster, replaced_workload
 from ncclt.core.revision import Actor
 from ncclt.core.ticket import Reporter, Ticket
@@ -32,7 +32,7 @@ from ncclt.store.recommendations import find_active, get_recommendation, note_ch
 from ncclt.store.tables import Names, attested_jobs, is_named, records
 from ncclt.user_dirs import account_name
 
-Record = TypeVar("Record", Check, Attestation, Preflight, Verification)
+Record = TypeVar("Record", Recheck, Attestation, Preflight, Verification)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ class RecordKind(Generic[Record]):
             return self.record.from_document(json.loads(document))
 
 
-CHECKS: RecordKind[Check] = RecordKind(name="check", record=Check)
+RECHECKS: RecordKind[Recheck] = RecordKind(name="recheck", record=Recheck)
 ATTESTATIONS: RecordKind[Attestation] = RecordKind(name="attestation", record=Attestation)
 PREFLIGHTS: RecordKind[Preflight] = RecordKind(name="preflight", record=Preflight)
 VERIFICATIONS: RecordKind[Verification] = RecordKind(name="verification", record=Verification)
@@ -116,9 +116,9 @@ def with_staleness(
         found: as published; their order is kept.
         shipped: the workloads that come with ncclt, by name.
     """
-    newest = CHECKS.newest(connection, [r.id for r in found])
+    newest = RECHECKS.newest(connection, [r.id for r in found])
     stale = [row for row in newest if row.word == Freshness.STALE.value]
-    checked = {row.recommendation: CHECKS.read(row.id, row.document).staleness for row in stale}
+    checked = {row.recommendation: RECHECKS.read(row.id, row.document).staleness for row in stale}
     digests = {name: _digest(connection, shipped, name) for name in {r.model for r in found if r.source_digest}}
     places = added_clusters(connection, {r.cluster for r in found})
     return tuple(
@@ -209,29 +209,29 @@ class Records:
         def _shipped_workloads(self) -> dict[str, Workload]: ...
 
     @repeatable
-    def add_check(self, check: Check, *, by: Actor | None = None) -> None:
-        """Store a check of a recommendation, which decides from now on whether it is served.
+    def add_recheck(self, recheck: Recheck, *, by: Actor | None = None) -> None:
+        """Store a recheck of a recommendation, which decides from now on whether it is served.
 
         Args:
-            check: to store.
+            recheck: to store.
             by: who made it; None = this account.
 
         Raises:
             NotFoundError: the recommendation does not exist.
-            StoreError: another check of this id is already stored.
+            StoreError: another recheck of this id is already stored.
         """
-        with self._database.alone(conflict=f"the check {check.id} is already stored") as connection:
-            of = get_recommendation(connection, check.recommendation).id
-            pair = {"model": check.model, "cluster": check.cluster}
+        with self._database.alone(conflict=f"the recheck {recheck.id} is already stored") as connection:
+            of = get_recommendation(connection, recheck.recommendation).id
+            pair = {"model": recheck.model, "cluster": recheck.cluster}
             with noting_stale(connection, self._shipped_workloads, self._clock(), by=by, **pair):
-                CHECKS.add(connection, check, model=check.model, recommendation=of, word=check.freshness.value)
-            note_change(connection, cluster=check.cluster, model=check.model)
+                RECHECKS.add(connection, recheck, model=recheck.model, recommendation=of, word=recheck.freshness.value)
+            note_change(connection, cluster=recheck.cluster, model=recheck.model)
 
     @repeatable
-    def checks(self, recommendation: str) -> tuple[Check, ...]:
-        """Return the checks of a recommendation by its id, newest first."""
+    def rechecks(self, recommendation: str) -> tuple[Recheck, ...]:
+        """Return the rechecks of a recommendation by its id, newest first."""
         with self._database.reading() as connection:
-            return CHECKS.find(connection, of=[recommendation])
+            return RECHECKS.find(connection, of=[recommendation])
 
     @repeatable
     def add_attestation(

@@ -19,7 +19,7 @@ from ncclt.store.database import now_s
 from ncclt.store.leases import abandoned, is_dead
 from ncclt.store.location import Location
 from ncclt.store.overview import is_running
-from ncclt.store.records import ATTESTATIONS, CHECKS, PREFLIGHTS, VERIFICATIONS
+from ncclt.store.records import ATTESTATIONS, PREFLIGHTS, RECHECKS, VERIFICATIONS
 from ncclt.store.tables import (
     attested_jobs,
     history,
@@ -35,7 +35,7 @@ from ncclt.store.tables import (
     trials,
 )
 
-_KINDS = {ATTESTATIONS.name: "attestations", CHECKS.name: "checks", VERIFICATIONS.name: "verifications"}
+_KINDS = {ATTESTATIONS.name: "attestations", RECHECKS.name: "rechecks", VERIFICATIONS.name: "verifications"}
 _CHUNK = 500
 """Ids of one statement; databases limit how many it may have."""
 

@@ -8,7 +8,7 @@ from typing import NoReturn
 from ncclt.core.attestation import Attestation
 from ncclt.core.cluster import Cluster
 from ncclt.core.preflight import Preflight
-from ncclt.core.recheck import Check
+from ncclt.core.recheck import Recheck
 from ncclt.core.recommendation import Recommendation
 from ncclt.core.revision import Actor, ClusterRules, HistoryEvent, RevisionStatus
 from ncclt.core.rollout import JobDecision, JobStart, JobTime, RollOut, RollOutState
@@ -305,14 +305,14 @@ class VisibleStore(Store):
 
     # --- records ---
 
-    def checks(self, recommendation: str) -> tuple[Check, ...]:
-        """Return the checks of a recommendation."""
-        return self._store.checks(self.recommendation(recommendation).id)
+    def rechecks(self, recommendation: str) -> tuple[Recheck, ...]:
+        """Return the rechecks of a recommendation."""
+        return self._store.rechecks(self.recommendation(recommendation).id)
 
-    def add_check(self, check: Check, *, by: Actor | None = None) -> None:
-        """Store a check of a recommendation."""
-        self.recommendation(check.recommendation)
-        self._store.add_check(check, by=by)
+    def add_recheck(self, recheck: Recheck, *, by: Actor | None = None) -> None:
+        """Store a recheck of a recommendation."""
+        self.recommendation(recheck.recommendation)
+        self._store.add_recheck(recheck, by=by)
 
     def attestations(
         self, of: Collection[str], *, cluster: Names = None, limit: int | None = None

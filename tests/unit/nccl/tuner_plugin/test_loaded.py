@@ -255,7 +255,7 @@ def test_what_is_no_plugin_is_refused_with_a_hint(tmp_path):
     with pytest.raises(InputError) as caught:
         LoadedPlugin(path)
 
-    assert "ncclt plugin build" in caught.value.hint
+    assert "ncclt admin plugin build" in caught.value.hint
 
 
 def test_the_words_of_the_plugin_are_those_of_the_core():

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from ncclt.core.recheck import Check, Freshness
+from ncclt.core.recheck import Freshness, Recheck
 from ncclt.core.revision import Actor, ClusterRules
 from ncclt.core.tuning_job import JobState, TuningJob
 from ncclt.errors import NotFoundError
@@ -45,8 +45,8 @@ def publish(store, id, *, model=MODEL, **more):
 
 def go_stale(store, id):
     found = store.recommendation(id)
-    store.add_check(
-        Check(
+    store.add_recheck(
+        Recheck(
             id=f"check-{id}",
             recommendation=id,
             cluster=found.cluster,

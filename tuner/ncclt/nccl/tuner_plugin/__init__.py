@@ -26,8 +26,8 @@ DELEGATE_VARIABLE = "NCCLT_DELEGATE"
 def find(environ: Mapping[str, str] = os.environ) -> Path | None:
     """Return the path of the compiled plugin, None where there is none.
 
-    Locations in order: what NCCLT_PLUGIN names, what `ncclt plugin build` made for this user and this version, and
-    what came with the wheel.
+    Locations in order: what NCCLT_PLUGIN names, what `ncclt admin plugin build` made for this user and this version,
+    and what came with the wheel.
     """
     named = environ.get(LIBRARY_VARIABLE)
     if named:
@@ -37,7 +37,7 @@ def find(environ: Mapping[str, str] = os.environ) -> Path | None:
 
 
 def user_library(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return where `ncclt plugin build` puts the plugin: by version, so that none outlives its ncclt."""
+    """Return where `ncclt admin plugin build` puts the plugin: by version, so that none outlives its ncclt."""
     data = environ.get("XDG_DATA_HOME") or ""
     base = Path(data) if Path(data).is_absolute() else Path(with_home(environ)["HOME"]) / ".local/share"
     return base / "ncclt" / "plugin" / f"{__version__}-{os.uname().machine}" / LIBRARY_NAME

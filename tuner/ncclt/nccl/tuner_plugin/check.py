@@ -75,7 +75,7 @@ def examine(
         given != tuple(_limited(one, api) for one in choices) for api, (_, given) in zip(tabled, found, strict=True)
     ):
         raise InputError(
-            f"{library} answers differently under two tuner APIs", hint="build it here: ncclt plugin build"
+            f"{library} answers differently under two tuner APIs", hint="build it here: ncclt admin plugin build"
         )
     return TableExamination(
         library=str(library),

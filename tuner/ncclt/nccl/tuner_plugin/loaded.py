@@ -152,7 +152,7 @@ class LoadedPlugin:
             self._library.ncclt_describe  # noqa: B018  # an older plugin has none
         except (OSError, ValueError, AttributeError) as error:
             raise InputError(
-                f"{path} cannot be loaded as a tuner plugin: {error}", hint="build it here: ncclt plugin build"
+                f"{path} cannot be loaded as a tuner plugin: {error}", hint="build it here: ncclt admin plugin build"
             ) from error
 
     def describe(self, environ: Mapping[str, str | None] | None = None) -> dict[str, str]:

@@ -64,7 +64,7 @@ def plugin_variables(
         named = [name for name in POLICY_VARIABLES if environ.get(name)]
         return variables, (f"the job is recorded with the table that {named[0]} names",) if named else ()
     if library is None:
-        raise UsageError("there is no compiled tuner plugin here", hint="build it with `ncclt plugin build`")
+        raise UsageError("there is no compiled tuner plugin here", hint="build it with `ncclt admin plugin build`")
     variables["NCCL_TUNER_PLUGIN"] = str(library)
     # It was not in use before, and must not come into use by being recorded.
     silenced = [name for name in POLICY_VARIABLES if environ.get(name)]

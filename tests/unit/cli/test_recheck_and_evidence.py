@@ -1,4 +1,4 @@
-"""`ncclt check`, `ncclt studies show --evidence` and `ncclt env` over one proof on the simulated cluster."""
+"""`ncclt recheck`, `ncclt studies show --evidence` and `ncclt env` over one proof on the simulated cluster."""
 
 import json
 from dataclasses import replace
@@ -8,7 +8,7 @@ import typer
 from typer.testing import CliRunner
 
 from ncclt.cli import env
-from ncclt.cli.check import check
+from ncclt.cli.recheck import recheck
 from ncclt.cli.studies import show
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective, Message
@@ -87,9 +87,9 @@ def proven(command):
     return command
 
 
-def run_check(command, *words):
+def run_recheck(command, *words):
     app = typer.Typer()
-    app.command()(check)
+    app.command()(recheck)
     cluster = sample_cluster()
     options = [
         "--model",
@@ -110,19 +110,19 @@ def run_check(command, *words):
 
 
 def test_a_healthy_one_is_fresh_and_the_check_is_kept(proven):
-    done = run_check(proven, "--json")
+    done = run_recheck(proven, "--json")
 
     assert done.exit_code == 0, done.output
     document = json.loads(done.stdout)
     assert (document["freshness"], document["recommendation"], document["launches"]) == ("fresh", "r2", 8)
-    assert proven.store.checks("r2")[0].to_document() == document
+    assert proven.store.rechecks("r2")[0].to_document() == document
 
 
 def test_another_nccl_stops_the_serving_until_a_check_passes(proven):
     moved = replace(sample_cluster(), nccl_version="2.30.7")
     proven.store.add_cluster(moved, replace=True)
 
-    done = run_check(proven)
+    done = run_recheck(proven)
     assert done.exit_code == 4
     assert "stale" in done.stdout
     assert "2.30.7" in done.stdout
@@ -131,7 +131,7 @@ def test_another_nccl_stops_the_serving_until_a_check_passes(proven):
     assert env.main(asked) == 3
 
     proven.store.add_cluster(sample_cluster(), replace=True)
-    assert run_check(proven, "--quiet").exit_code == 0
+    assert run_recheck(proven, "--quiet").exit_code == 0
     assert env.main(asked) == 0
 
 
@@ -141,15 +141,15 @@ def test_what_was_measured_with_the_nccl_that_is_here_is_checked_first(proven):
     other = replace(found.fingerprint, nccl_version="2.32.9")
     proven.store.publish(replace(found, id="r9", fingerprint=other, created="2027-01-01T00:00:00"))
 
-    assert json.loads(run_check(proven, "--json").stdout)["recommendation"] == "r2"
+    assert json.loads(run_recheck(proven, "--json").stdout)["recommendation"] == "r2"
 
 
-def test_nothing_published_is_nothing_to_check(command):
+def test_nothing_published_is_nothing_to_recheck(command):
     command.store.add_cluster(sample_cluster())
     command.store.add_workload(SOURCE)
 
     with pytest.raises(NoRecommendationError):
-        run_check(command)
+        run_recheck(command)
 
 
 def test_evidence_is_judged_again_from_the_trials(proven):
@@ -202,6 +202,6 @@ def test_what_variables_deliver_is_checked_by_variables_alone(proven, monkeypatc
         return replace(made, by_variables=by_variables[0])
 
     monkeypatch.setattr("ncclt.measure.open_testbed.simulated_testbed", testbed)
-    run_check(proven, "--quiet")
+    run_recheck(proven, "--quiet")
     (runner,) = by_variables
     assert len(runner.launches) == 8

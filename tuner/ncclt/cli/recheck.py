@@ -1,4 +1,4 @@
-"""`ncclt check`: does a published recommendation still hold on this cluster?"""
+"""`ncclt recheck`: measure a few messages of a recommendation again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ncclt.measure.target import Target
 
 if TYPE_CHECKING:
     from ncclt.core.policy import Policy
-    from ncclt.core.recheck import Check
+    from ncclt.core.recheck import Recheck
     from ncclt.core.recommendation import Recommendation
     from ncclt.core.study import Arm, Study
     from ncclt.core.trial import TrialResult
@@ -32,9 +32,9 @@ EXIT_STALE = 4
 
 @app.command()
 @spread
-def check(
+def recheck(
     model: Annotated[
-        str, typer.Option(help="Name of the workload whose recommendation is checked.", autocompletion=model_names)
+        str, typer.Option(help="Name of the workload, see `ncclt profile list`.", autocompletion=model_names)
     ],
     target: Annotated[
         Target,
@@ -63,7 +63,7 @@ def check(
     from ncclt.core.study import Arm
     from ncclt.measure.open_testbed import open_testbed
     from ncclt.prove.recheck import RecheckRequest, served_arm
-    from ncclt.prove.recheck import check as run
+    from ncclt.prove.recheck import recheck as run
     from ncclt.store import open_store
     from ncclt.store.shipped import is_demo
 
@@ -73,7 +73,7 @@ def check(
 
         workload = store.workload(model)  # an unknown name fails before a missing launcher or GPU
         target = target.resolved(os.environ, demo=is_demo(model))
-        # A seed of its own for simulated noise: a check must not repeat the study's own launches.
+        # A seed of its own for simulated noise: a recheck must not repeat the study's own launches.
         testbed = open_testbed(target, store, workload, environ=os.environ, seed=0, ask_driver=False)
         published, study = _published(store, testbed, model, target.nccl_version)
         request = RecheckRequest(
@@ -96,7 +96,7 @@ def check(
         if found is None:
             say("ncclt: interrupted: nothing was recorded")
             raise typer.Exit(EXIT_INTERRUPTED)
-        store.add_check(found)
+        store.add_recheck(found)
     if as_json:
         print_json(found.to_document())
     else:
@@ -118,7 +118,7 @@ def _published(store: Store, testbed: Testbed, model: str, nccl_version: str | N
         gpus_per_node=cluster.gpus_per_node,
         nccl_version=str(NcclVersion.parse(nccl_version)) if nccl_version else None,
     )
-    # A stale one may be checked too: that is how it comes to be served again.
+    # A stale one may be rechecked too: that is how it comes to be served again.
     served = store.newest(cluster=cluster.name, model=model)
     published = [replace(r, stale="") for r in served or store.recommendations(cluster=cluster.name, model=model)]
     # The installed NCCL comes first; a recommendation measured with another version is then found stale.
@@ -150,12 +150,12 @@ def _require_expressible(policy: Policy, request: RecheckRequest, testbed: Testb
 def _with_history(
     request: RecheckRequest, store: Store, target: Target, testbed: Testbed, *, new_driver: bool
 ) -> RecheckRequest:
-    """Add earlier checks, and the driver of the nodes now and before; skip the query where nothing is launched."""
+    """Add earlier rechecks, and the driver of the nodes now and before; skip the query where nothing is launched."""
     from ncclt.measure.driver import Drivers, drivers_of_nodes
     from ncclt.prove.recheck import driver_before
 
     found = request.recommendation
-    earlier = store.checks(found.id)
+    earlier = store.rechecks(found.id)
     before = driver_before(found, earlier)
     here = Drivers()
     if target.is_launched and target.backend == "nccl":
@@ -175,11 +175,11 @@ class _RecheckWatch:
         self._launches = 0
 
     def begun(self, request: RecheckRequest, testbed: Testbed) -> None:
-        """Say what is checked, and where."""
+        """Name the recommendation, and where trials run."""
         if self._hidden:
             return
         found = request.recommendation
-        say(f"ncclt: checking {found.id} (revision {found.revision}) of {found.model} on {found.cluster}")
+        say(f"ncclt: rechecking {found.id} (revision {found.revision}) of {found.model} on {found.cluster}")
         say(f"ncclt: launches run on: {testbed.runner.name}, {testbed.reason}")
 
     def __call__(self, arm: Arm, result: TrialResult) -> None:
@@ -189,7 +189,7 @@ class _RecheckWatch:
             say(f"ncclt: launch {self._launches}, {arm}: {result.outcome}, {result.wall_s:.1f} s")
 
 
-def _print(found: Check) -> None:
+def _print(found: Recheck) -> None:
     if found.changes:
         print_table(
             ("measured", "before", "now", "change, %", "noise, %", "state"),
@@ -210,4 +210,4 @@ def _print(found: Check) -> None:
     for reason in found.reasons:
         print(f"  {reason}")
     if found.reasons:
-        print("  It is no longer served; tune again with a new --study, or check again once the cause is repaired.")
+        print("  It is no longer served; tune again with a new --study, or recheck once the cause is repaired.")
