@@ -30,7 +30,7 @@ from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.trial import Outcome
 from ncclt.errors import UsageError
-from ncclt.launch import launcher_module
+from ncclt.launch import launcher_class
 from ncclt.launch.launcher import JobShape, Launcher
 from ncclt.measure import LaunchedRunner, PersistentRunner
 from ncclt.measure.benchmarks.torch_collectives import TorchCollectives
@@ -52,7 +52,7 @@ SETTINGS = (
 
 def launcher_of(arguments: argparse.Namespace) -> Launcher:
     shape = JobShape(nodes=arguments.nodes, processes_per_node=arguments.ranks // arguments.nodes)
-    launcher: Launcher = launcher_module(arguments.launcher).create(shape=shape, environment=os.environ)
+    launcher: Launcher = launcher_class(arguments.launcher).create(shape=shape, environment=os.environ)
     return launcher
 
 

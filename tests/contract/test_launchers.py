@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from ncclt.launch import LAUNCHERS, launcher_module
+from ncclt.launch import LAUNCHERS, launcher_class
 from ncclt.launch.launcher import JobShape, Launcher
 from ncclt.launch.local import LocalLauncher
 from ncclt.launch.mpi import MpirunLauncher, ask_mpi_flavour
@@ -52,7 +52,7 @@ class TestMpirunLauncher(LauncherContract):
 
 @pytest.mark.usefixtures("open_mpi")
 def test_every_launcher_of_the_table_is_named_as_it_calls_itself():
-    """The table's word, the module's launcher and its own name are the same."""
-    needed = {"ssh": {"shape": JobShape(hosts=("n1",))}}
     for name in LAUNCHERS:
-        assert launcher_module(name).create(**needed.get(name, {})).name == name
+        kind = launcher_class(name)
+        hosts = () if kind.shares_files or kind.chooses_nodes else ("n1",)
+        assert kind.name == kind.create(shape=JobShape(hosts=hosts)).name == name

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from ncclt.launch import mpi as mpirun
 from ncclt.launch.launcher import JobShape
+from ncclt.launch.mpi import MpirunLauncher
 from ncclt.launch.process.process_tree import members, new_mark
 from ncclt.launch.rank_check import UNFIT_CODE, unfit
 
@@ -20,11 +20,11 @@ WORD = "NCCLT_TEST_WORD"
 
 OWNER = """
 import sys
-from ncclt.launch import launcher_module
+from ncclt.launch import launcher_class
 from ncclt.launch.launcher import JobShape
 name, hosts, options, code, word = eval(sys.argv[1])
 shape = JobShape(nodes=len(hosts), hosts=hosts) if hosts else JobShape(processes_per_node=2)
-launcher = launcher_module(name).create(shape=shape, **options)
+launcher = launcher_class(name).create(shape=shape, **options)
 command = (sys.executable, "-I", "-S", "-c", code)
 launcher.run(launcher.plan(command, variables={"NCCLT_TEST_WORD": word}, timeout_s=600.0))
 """
@@ -49,7 +49,7 @@ def ways(request):
         pytest.skip("mpirun is not installed")
     if name == "ssh":
         sshd = request.getfixturevalue("sshd")
-        return name, sshd.hosts, {"options": sshd.options}
+        return name, sshd.hosts, {"options": {"ssh_arg": sshd.options}}
     return name, (), {}
 
 
@@ -104,7 +104,7 @@ def test_a_variable_that_mpirun_hands_on_and_the_plan_does_not_name_starts_no_ra
 
     def run(*foreign, variables):
         words = [word for variable in foreign for word in ("-x", variable)]
-        launcher = mpirun.create(shape=JobShape(processes_per_node=2), extra=words)
+        launcher = MpirunLauncher.create(shape=JobShape(processes_per_node=2), extra=words)
         return launcher.run(launcher.plan(("echo", "ran"), variables=variables, timeout_s=PATIENT_S))
 
     fine = run("NCCL_IB_TC=106", variables={"NCCL_ALGO": "allreduce:ring,tree;broadcast:ring"})

@@ -248,7 +248,7 @@ def test_ranks_that_cannot_be_started_say_nothing_of_a_setting(tmp_path):
 
 def test_what_cannot_stay_is_refused_with_a_hint(tmp_path):
     class Elsewhere:
-        name = "kubernetes"
+        name, reaches_back = "elsewhere", False
 
     for options in ({"launcher": Elsewhere()}, {"launcher": launcher_of("x", tmp_path), "benchmark": NcclTests()}):
         with pytest.raises(UsageError) as caught:

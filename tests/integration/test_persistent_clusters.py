@@ -11,7 +11,7 @@ from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.trial import Outcome
 from ncclt.launch.hostfile import parse_host
 from ncclt.launch.launcher import JobShape
-from ncclt.launch.slurm.launcher import create
+from ncclt.launch.slurm.launcher import SlurmLauncher
 from ncclt.launch.ssh.launcher import SshLauncher
 from ncclt.measure import PersistentRunner
 from ncclt.measure.benchmarks.torch_collectives import TorchCollectives
@@ -64,7 +64,9 @@ def measured(launcher, **options):
 def test_ranks_stay_on_two_nodes_of_slurm(slurm_cluster, tmp_path):
     """Each node has a table of its own; the step ends with the ranks."""
     with slurm_cluster.allocation() as environment:
-        launcher = create(shape=JobShape(nodes=2), environment=environment | {"WORD": "stays-under-slurm"})
+        launcher = SlurmLauncher.create(
+            shape=JobShape(nodes=2), environment=environment | {"WORD": "stays-under-slurm"}
+        )
         before = {path.name for path in Path("/dev/shm").glob("ncclt-torch-*")}
         (plugin := tmp_path / "plugin.so").touch()
         measured(launcher, plugin=plugin)
@@ -74,7 +76,7 @@ def test_ranks_stay_on_two_nodes_of_slurm(slurm_cluster, tmp_path):
 
 
 def test_the_token_reaches_hosts_by_ssh_in_no_command_line(sshd, tmp_path):
-    launcher = SshLauncher(hosts=[parse_host(host) for host in sshd.hosts], options=sshd.options)
+    launcher = SshLauncher(hosts=[parse_host(host) for host in sshd.hosts], ssh_args=sshd.options)
     seen = []
     run = launcher.run
 

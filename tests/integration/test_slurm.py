@@ -16,7 +16,7 @@ from ncclt.core.message import Collective, Message
 from ncclt.launch.launcher import MARK, JobShape
 from ncclt.launch.slurm.allocation import addresses_by_scontrol, allocation_of
 from ncclt.launch.slurm.follow import follow
-from ncclt.launch.slurm.launcher import SlurmLauncher, create
+from ncclt.launch.slurm.launcher import SlurmLauncher
 from ncclt.launch.slurm.sbatch import BatchRequest, plan_batch, submit, submit_and_follow
 from ncclt.measure.benchmarks.benchmark import CommandOutput
 from ncclt.measure.benchmarks.torch_collectives import TorchCollectives
@@ -46,7 +46,7 @@ def allocation(slurm_cluster):
 
 @pytest.fixture
 def launcher(allocation):
-    return create(shape=JobShape(nodes=2, processes_per_node=2), environment=allocation)
+    return SlurmLauncher.create(shape=JobShape(nodes=2, processes_per_node=2), environment=allocation)
 
 
 def run(launcher, code, *, variables=None, timeout_s=PATIENT_S, files=()):
@@ -73,13 +73,13 @@ class TestSlurmLauncher(LauncherContract):
         return SlurmLauncher(shape=JobShape(nodes=2), allocation=allocation, environment=self._environment, grace_s=0.3)
 
     def refused(self):
-        return create(shape=JobShape(nodes=2), environment=self._environment, extra=("--no-such-option",))
+        return SlurmLauncher.create(shape=JobShape(nodes=2), environment=self._environment, extra=("--no-such-option",))
 
 
 def test_variables_are_the_same_on_both_nodes_and_nothing_inherited_is(allocation):
     """Values with commas, quotes and blanks survive; ranks are numbered node by node."""
     inherited = {"NCCL_BUFFSIZE": "1", "NCCL_DEBUG": "INFO", "SLURM_EXPORT_ENV": "NONE"}
-    made = create(shape=JobShape(nodes=2, processes_per_node=2), environment=allocation | inherited)
+    made = SlurmLauncher.create(shape=JobShape(nodes=2, processes_per_node=2), environment=allocation | inherited)
     value = "mlx5_0,mlx5_1:1 'x' \"y\" $HOME"
     told = (
         "import os; e = os.environ;"
@@ -127,7 +127,7 @@ def test_a_rank_that_fails_has_all_it_printed_forwarded(launcher):
 
 
 def test_what_slurm_refuses_was_not_started(allocation):
-    made = create(shape=JobShape(nodes=2, processes_per_node=99), environment=allocation)
+    made = SlurmLauncher.create(shape=JobShape(nodes=2, processes_per_node=99), environment=allocation)
     result = run(made, "")
     assert "More processors requested than permitted" in result.not_started
 
@@ -156,7 +156,7 @@ def test_two_launches_run_at_once_on_their_own_nodes(allocation, tmp_path):
     results = {}
 
     def launch(host):
-        results[host] = run(create(shape=JobShape(hosts=(host,)), environment=allocation), code)
+        results[host] = run(SlurmLauncher.create(shape=JobShape(hosts=(host,)), environment=allocation), code)
 
     threads = [threading.Thread(target=launch, args=(host,)) for host in ("n1", "n2")]
     for thread in threads:
@@ -201,8 +201,8 @@ def test_kill_9_of_ncclt_leaves_no_step(slurm_cluster, allocation):
     program = (
         "import os, sys\n"
         "from ncclt.launch.launcher import JobShape\n"
-        "from ncclt.launch.slurm.launcher import create\n"
-        "launcher = create(shape=JobShape(nodes=2))\n"
+        "from ncclt.launch.slurm.launcher import SlurmLauncher\n"
+        "launcher = SlurmLauncher.create(shape=JobShape(nodes=2))\n"
         f"command = (sys.executable, '-S', '-c', {STUBBORN!r})\n"
         "launcher.run(launcher.plan(command, variables={}, timeout_s=600.0))\n"
     )
@@ -227,10 +227,10 @@ def test_the_ranks_of_a_heterogeneous_job_are_numbered_through(slurm_cluster):
     program = (
         "import sys\n"
         "from ncclt.launch.launcher import JobShape\n"
-        "from ncclt.launch.slurm.launcher import create\n"
+        "from ncclt.launch.slurm.launcher import SlurmLauncher\n"
         "code = 'import os; e = os.environ; print(*(e[n] for n in"
         ' ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURMD_NODENAME"]))\'\n'
-        "launcher = create(shape=JobShape(nodes=2, processes_per_node=2))\n"
+        "launcher = SlurmLauncher.create(shape=JobShape(nodes=2, processes_per_node=2))\n"
         "result = launcher.run(launcher.plan((sys.executable, '-c', code), variables={}, timeout_s=60.0))\n"
         "print(result.stdout, result.stderr, result.not_started)\n"
         "sys.exit(result.exit_code)\n"
@@ -270,7 +270,7 @@ def test_a_node_that_fails_is_told_of(slurm_cluster, tmp_path):
             slurm_cluster.ask("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=test")
 
     with slurm_cluster.allocation() as environment:
-        made = create(shape=JobShape(nodes=2), environment=environment)
+        made = SlurmLauncher.create(shape=JobShape(nodes=2), environment=environment)
         failing = threading.Thread(target=fail)
         failing.start()
         result = run(made, code)
@@ -293,7 +293,7 @@ def test_the_pytorch_benchmark_measures_between_two_nodes(allocation):
     )
     benchmark = TorchCollectives(backend="gloo", budget_s=0.1)
     (command,) = benchmark.commands((message,), folder=None)
-    made = create(shape=JobShape(nodes=2), environment=allocation)
+    made = SlurmLauncher.create(shape=JobShape(nodes=2), environment=allocation)
     result = made.run(
         made.plan(command.argv, variables=dict(command.variables), timeout_s=PATIENT_S, files=command.files)
     )
@@ -319,8 +319,8 @@ def test_a_study_is_submitted_and_followed(slurm_cluster, tmp_path):
     code = (
         "import sys\n"
         "from ncclt.launch.launcher import JobShape\n"
-        "from ncclt.launch.slurm.launcher import create\n"
-        "launcher = create(shape=JobShape(nodes=2))\n"
+        "from ncclt.launch.slurm.launcher import SlurmLauncher\n"
+        "launcher = SlurmLauncher.create(shape=JobShape(nodes=2))\n"
         "result = launcher.run(launcher.plan(('sh', '-c', 'echo $SLURMD_NODENAME'), variables={}, timeout_s=60.0))\n"
         "print(sorted(result.stdout.split()))\n"
         "sys.exit('what people read')\n"

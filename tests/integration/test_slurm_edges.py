@@ -17,7 +17,7 @@ import pytest
 
 from ncclt.core.message import Collective, Message
 from ncclt.launch.launcher import JobShape
-from ncclt.launch.slurm.launcher import create
+from ncclt.launch.slurm.launcher import SlurmLauncher
 from ncclt.measure.benchmarks.torch_collectives import TorchCollectives
 from ncclt.measure.outcome import judge
 
@@ -129,7 +129,9 @@ def test_variables_of_a_task_prolog_stop_a_study_before_anything_is_measured(slu
         assert stored(tmp_path)[0] == []
 
         told = "import os; print(os.environ['NCCL_IB_TC'], os.environ.get('NCCL_BUFFSIZE'))"
-        kept = create(shape=JobShape(nodes=2), environment=environment | {"NCCL_BUFFSIZE": "8388608"}, keep_env=True)
+        kept = SlurmLauncher.create(
+            shape=JobShape(nodes=2), environment=environment | {"NCCL_BUFFSIZE": "8388608"}, keep_env=True
+        )
         with slurm_cluster.exporting(NCCL_IB_TC="106", NCCL_BUFFSIZE="8388608"):
             plan = kept.plan((sys.executable, "-S", "-c", told), variables={}, timeout_s=PATIENT_S)
             result = kept.run(plan)
@@ -177,7 +179,7 @@ def test_launches_that_are_alike_meet_on_ports_of_their_own(slurm_cluster):
     (command,) = benchmark.commands((MESSAGE,), folder=None)
     outcomes = []
     with slurm_cluster.allocation() as environment:
-        launcher = create(shape=JobShape(nodes=2), environment=environment)
+        launcher = SlurmLauncher.create(shape=JobShape(nodes=2), environment=environment)
         plan = launcher.plan(command.argv, variables={}, timeout_s=PATIENT_S, files=command.files)
 
         def launch():
@@ -230,7 +232,11 @@ def test_an_allocation_without_tasks_is_told_what_it_lacks(slurm_cluster, tmp_pa
 
 def test_a_follower_that_is_ended_says_what_becomes_of_its_job(slurm_cluster, tuning):
     """It waits in the queue, and goes on doing so."""
-    study = tuning(slurm_cluster.environment, "--sbatch-arg=--begin=now+1hour", "--sbatch-arg=--gres=none")
+    study = tuning(
+        slurm_cluster.environment,
+        "--launcher-option=sbatch-arg=--begin=now+1hour",
+        "--launcher-option=sbatch-arg=--gres=none",
+    )
     said = ""
     for line in study.stderr:
         said += line

@@ -9,7 +9,7 @@ import pytest
 
 from ncclt.errors import NotStartedError
 from ncclt.launch.launcher import JobShape
-from ncclt.launch.slurm.launcher import create
+from ncclt.launch.slurm.launcher import SlurmLauncher
 from ncclt.measure.benchmarks.torch_collectives import TorchCollectives
 
 EDGES = runpy.run_path(str(Path(__file__).with_name("test_slurm_edges.py")))
@@ -77,7 +77,7 @@ def test_a_node_that_goes_down_is_no_trial(slurm_cluster, tuning, tmp_path):
 
 def test_a_requeued_job_resumes_and_a_second_command_follows_it(slurm_cluster, tuning, tmp_path):
     """From a login node; what `--export=NONE` keeps from the job is in its script."""
-    words = ("--sbatch-arg=--export=NONE", "--sbatch-arg=--gres=none")
+    words = ("--launcher-option=sbatch-arg=--export=NONE", "--launcher-option=sbatch-arg=--gres=none")
     first = tuning(slurm_cluster.environment, *words)
     said = ""
     for line in first.stderr:
@@ -126,7 +126,7 @@ def test_a_folder_of_one_node_that_cannot_be_written_is_named(slurm_cluster):
     """The files of the benchmark travel to each node."""
     (command,) = TorchCollectives(backend="gloo").commands((EDGES["MESSAGE"],), folder=None)
     with slurm_cluster.allocation() as environment, slurm_cluster.exporting(TMPDIR="/proc"):
-        launcher = create(shape=JobShape(nodes=2), environment=environment)
+        launcher = SlurmLauncher.create(shape=JobShape(nodes=2), environment=environment)
         result = launcher.run(launcher.plan(command.argv, variables={}, timeout_s=PATIENT_S, files=command.files))
         assert "cannot write to /proc: free space there" in result.not_started
         with pytest.raises(NotStartedError, match="cannot write to /proc"):

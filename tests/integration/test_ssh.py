@@ -14,7 +14,7 @@ from ncclt.launch.hostfile import parse_host
 from ncclt.launch.launcher import JobShape
 from ncclt.launch.process.process_tree import members, new_mark
 from ncclt.launch.rank_check import unfit
-from ncclt.launch.ssh.launcher import SshLauncher, create
+from ncclt.launch.ssh.launcher import SshLauncher
 from ncclt.measure.benchmarks.benchmark import CommandOutput
 from ncclt.measure.benchmarks.torch_collectives import TorchCollectives
 from ncclt.measure.outcome import judge
@@ -40,7 +40,7 @@ dist.destroy_process_group()
 def over_ssh(sshd, *hosts, **options):
     environment = os.environ | {"NCCL_OF_HERE": "1"}
     hosts = tuple(map(parse_host, hosts))
-    return SshLauncher(hosts=hosts, options=sshd.options, environment=environment, grace_s=0.5, **options)
+    return SshLauncher(hosts=hosts, ssh_args=sshd.options, environment=environment, grace_s=0.5, **options)
 
 
 class TestSshLauncher(LauncherContract):
@@ -131,7 +131,7 @@ def test_a_host_that_is_not_to_be_trusted_or_reached_is_a_result(sshd, tmp_path,
     """An unknown host key is never accepted; ssh's own words come back, and that nobody knows what runs there."""
     host = "127.0.0.1:1" if wrong == "port" else sshd.hosts[0]
     unknown = ("-o", f"UserKnownHostsFile={tmp_path / 'empty'}") if wrong == "host key" else ()
-    launcher = create(shape=JobShape(hosts=(host,)), options=(*unknown, *sshd.options))
+    launcher = SshLauncher.create(shape=JobShape(hosts=(host,)), options={"ssh_arg": (*unknown, *sshd.options)})
     result = launcher.run(launcher.plan(("true",), variables={}, timeout_s=PATIENT_S))
     assert result.exit_code == 255
     assert ("Host key verification failed" if wrong == "host key" else "Connection refused") in result.stderr
@@ -159,11 +159,11 @@ def test_ranks_meet_behind_the_name_that_an_alias_stands_for(sshd, alias):
     """The others do not know the alias; where they do not know the name either, the launch fails at once."""
     told = "import os; print(os.environ['MASTER_ADDR'])"
     shape = JobShape(nodes=2, hosts=("first", sshd.hosts[1]))
-    launcher = create(shape=shape, options=alias("127.0.0.1"))
+    launcher = SshLauncher.create(shape=shape, options={"ssh_arg": alias("127.0.0.1")})
     result = launcher.run(launcher.plan((sys.executable, "-c", told), variables={}, timeout_s=PATIENT_S))
     assert (result.exit_code, result.stdout.split()) == (0, ["127.0.0.1"] * 2), result
 
-    launcher = create(shape=shape, options=alias("first.invalid"))
+    launcher = SshLauncher.create(shape=shape, options={"ssh_arg": alias("first.invalid")})
     result = launcher.run(launcher.plan((sys.executable, "-c", told), variables={}, timeout_s=PATIENT_S))
     assert (result.exit_code, result.timed_out, result.stdout) == (78, False, "")
     assert unfit(result.stderr) == f"{os.uname().nodename} does not know the address of first.invalid"

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ncclt.cli.submit import BatchJob, _storage_by_environment, _variables
+from ncclt.cli.submit import _storage_by_environment, _variables
 from ncclt.errors import UsageError
 
 URL = "postgresql://ncclt:hunt@r2@db/ncclt"
@@ -32,7 +32,7 @@ def test_a_job_is_handed_the_store_and_every_option_that_a_variable_gives():
     """Whatever `--export` lets through; what ranks and other programs get is not the job's."""
     environ = {"NCCLT_CLUSTER": "mine", "NCCLT_LAUNCH": "mark", "XDG_DATA_HOME": "/data", "HOME": "/home/ana", "X": "1"}
     store = SimpleNamespace(path=Path("/data/ncclt/ncclt.db"))
-    none = BatchJob(sbatch_arg=("--export=NONE",))
+    none = ("--export=NONE",)
     assert dict(_variables(store, ["tune"], none, environ)) == {
         "NCCLT_CLUSTER": "mine",
         "NCCLT_STORAGE": "sqlite:////data/ncclt/ncclt.db",
@@ -53,11 +53,11 @@ def test_a_job_is_handed_the_store_and_every_option_that_a_variable_gives():
 )
 def test_a_password_that_the_job_would_not_inherit_is_refused(words, shell, refused):
     """It must not stand in the script either."""
-    batch, store = BatchJob(sbatch_arg=words), SimpleNamespace(path=None)
+    store = SimpleNamespace(path=None)
     environ = {"NCCLT_STORAGE": URL, **shell}
     if not refused:
-        assert _variables(store, ["tune"], batch, environ) == ()
+        assert _variables(store, ["tune"], words, environ) == ()
         return
     with pytest.raises(UsageError, match="keeps NCCLT_STORAGE from the job") as caught:
-        _variables(store, ["tune"], batch, environ)
+        _variables(store, ["tune"], words, environ)
     assert "hunt" not in caught.value.message + caught.value.hint

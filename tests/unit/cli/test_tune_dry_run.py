@@ -24,7 +24,7 @@ def _read(command, *words):
     [
         ("ssh", "--hosts", "a,b"),
         ("mpirun", "--hosts", "a,b"),
-        ("kubernetes", "--benchmark", "torch_collectives", "--container", "image"),
+        ("kubernetes", "--benchmark", "torch_collectives", "--launcher-option", "container=image"),
     ],
 )
 def test_a_dry_run_fits_on_a_screen_and_says_how_large_its_files_are(command, words):

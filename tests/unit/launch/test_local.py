@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from ncclt.errors import NotFoundError, UsageError
-from ncclt.launch import LAUNCHERS, launcher_module, launcher_modules
+from ncclt.launch import LAUNCHERS, launcher_class, launcher_classes
 from ncclt.launch.launcher import JobShape, LaunchPlan
 from ncclt.launch.local import LocalLauncher
 
@@ -60,10 +60,10 @@ def test_what_cannot_be_started_is_a_result(argv, exit_code):
 
 def test_launchers_are_found_by_name():
     """Ours are listed, an unknown one is refused with the known names."""
-    assert set(LAUNCHERS) <= set(launcher_modules())
-    assert launcher_module("local").create().name == "local"
+    assert set(LAUNCHERS) <= set(launcher_classes())
+    assert launcher_class("local").name == "local"
     with pytest.raises(NotFoundError) as caught:
-        launcher_module("lokal")
+        launcher_class("lokal")
     assert "local" in caught.value.hint
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from ncclt.errors import NccltError, UsageError
 from ncclt.launch.launcher import JobShape
-from ncclt.launch.mpi import MpiFlavour, MpirunLauncher, ask_mpi_flavour, create, mpi_flavour
+from ncclt.launch.mpi import MpiFlavour, MpirunLauncher, ask_mpi_flavour, mpi_flavour
 
 
 @pytest.mark.parametrize(
@@ -68,4 +68,4 @@ def test_the_scheduler_is_asked_for_hosts_only_where_none_are_named(tmp_path, sh
     environ = {**os.environ, "PBS_NODEFILE": str(tmp_path / "gone")}
     asked = shape.nodes > 1 and not shape.hosts
     with pytest.raises(NccltError, match="gone") if asked else nullcontext():
-        create(shape=shape, program=str(program), environment=environ)
+        MpirunLauncher.create(shape=shape, program=str(program), environment=environ)

@@ -3,16 +3,14 @@
 import json
 import os
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from ncclt.errors import InputError, UsageError
-from ncclt.launch import local, torchrun
-from ncclt.launch import mpi as mpirun
 from ncclt.launch.hostfile import Host
 from ncclt.launch.launcher import JobShape
+from ncclt.launch.local import LocalLauncher
 from ncclt.launch.mpi import MpiFlavour, MpirunLauncher
 from ncclt.launch.ssh import launcher as ssh
 from ncclt.launch.ssh.launcher import SshLauncher
@@ -52,7 +50,7 @@ LAUNCHERS = {
     "ssh": SshLauncher(
         hosts=(Host(name="gpu01"), Host(name="gpu02", user="me", port=2222)),
         processes_per_node=8,
-        options=("-i", "/home/me/.ssh/cluster"),
+        ssh_args=("-i", "/home/me/.ssh/cluster"),
         python="/venv/bin/python",
         environment=ENVIRONMENT,
         cwd=Path("/data/my training"),
@@ -81,10 +79,12 @@ def test_inherited_variables_can_be_shown(name):
     assert LAUNCHERS[name].inherited == ("NCCL_BUFFSIZE", "NCCL_DEBUG")
 
 
-@pytest.mark.parametrize("create", [local.create, torchrun.create, partial(ssh.create, shape=TWO_NODES)])
-def test_inherited_variables_are_kept_only_when_asked_for(create):
+@pytest.mark.parametrize(
+    ("kind", "shape"), [(LocalLauncher, JobShape()), (TorchrunLauncher, ONE_NODE), (SshLauncher, TWO_NODES)]
+)
+def test_inherited_variables_are_kept_only_when_asked_for(kind, shape):
     for options, gone in (({}, {"NCCL_BUFFSIZE", "NCCL_DEBUG"}), ({"keep_env": True}, {"NCCL_DEBUG"})):
-        plan = create(environment=ENVIRONMENT, **options).plan(COMMAND, variables={}, timeout_s=1.0)
+        plan = kind.create(shape=shape, environment=ENVIRONMENT, **options).plan(COMMAND, variables={}, timeout_s=1.0)
         assert gone.intersection(plan.unset_env) == gone
         assert ("NCCL_BUFFSIZE" in plan.unset_env) == (not options)
 
@@ -109,7 +109,7 @@ def test_ranks_of_torch_meet_on_the_first_granted_node():
 def test_torchrun_is_for_one_node():
     """The hint says what is for several."""
     with pytest.raises(UsageError) as caught:
-        torchrun.create(shape=TWO_NODES)
+        TorchrunLauncher.create(shape=TWO_NODES)
     assert "ssh" in caught.value.hint
 
 
@@ -120,29 +120,9 @@ def test_mpirun_takes_bare_names(host):
         over_mpi(MpiFlavour.OPEN_MPI, JobShape(hosts=(host,)))
 
 
-@pytest.mark.parametrize(
-    ("shape", "text", "words"),
-    [
-        (JobShape(nodes=2), None, "needs 2 hosts, none"),
-        (JobShape(nodes=3), "a\nb\n", "needs 3 hosts, 2 are named"),
-        (JobShape(nodes=2, processes_per_node=8), "a slots=8\nb slots=4\n", "b has slots=4"),
-    ],
-)
-def test_ssh_needs_hosts(tmp_path, shape, text, words):
-    """As many as nodes, and room on each."""
-    hostfile = tmp_path / "hosts"
-    hostfile.write_text(text or "")
-    with pytest.raises(UsageError, match=words):
-        ssh.create(shape=shape, hostfile=hostfile if text else None)
-
-
-def test_ssh_takes_the_first_hosts_of_a_file(tmp_path):
-    """In the file's order, which is that of the ranks."""
-    (tmp_path / "hosts").write_text("c slots=8\na slots=8 # second\nb\n")
-    plan = ssh.create(shape=JobShape(nodes=2, processes_per_node=8), hostfile=tmp_path / "hosts").plan(
-        COMMAND, variables={}, timeout_s=1.0
-    )
-    assert [command[-1] for command in json.loads(dict(plan.files)["nodes.json"])] == ["c", "a"]
+def test_ssh_needs_hosts():
+    with pytest.raises(UsageError, match="names of the hosts"):
+        SshLauncher.create(shape=JobShape(nodes=2))
 
 
 def test_ssh_brings_files_under_names_that_differ(tmp_path):
@@ -164,7 +144,7 @@ def test_mpirun_is_asked_whose_it_is(tmp_path):
     program = tmp_path / "mpirun"
     program.write_text("#!/bin/sh\necho HYDRA build details:\n")
     program.chmod(0o755)
-    launcher = mpirun.create(program=str(program), environment={"PATH": "/usr/bin:/bin"})
+    launcher = MpirunLauncher.create(shape=ONE_NODE, program=str(program), environment={"PATH": "/usr/bin:/bin"})
     assert "-genv" in launcher.plan(("x",), variables={}, timeout_s=1.0).argv
     with pytest.raises(UsageError, match="was not found"):
-        mpirun.create(program="/nowhere/mpirun")
+        MpirunLauncher.create(shape=ONE_NODE, program="/nowhere/mpirun")

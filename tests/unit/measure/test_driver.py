@@ -74,7 +74,7 @@ def test_other_nodes_are_asked_by_their_launcher(tmp_path, monkeypatch):
 
 
 def test_pods_are_not_started_for_it():
-    target = Target(launcher="kubernetes", reason="test", container="image")
+    target = Target(launcher="kubernetes", reason="test", launcher_option=("container=image",))
     assert "not asked" in drivers_of_nodes(CLUSTER, target, environ={}).why_unknown
 
 

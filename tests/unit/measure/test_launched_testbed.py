@@ -50,9 +50,7 @@ def make_testbed(cluster=CLUSTER, *, environ=None, **place):
         (ONE, {"launcher": "local", "hosts": (), "benchmark": "torch_collectives"}, "one for each GPU"),
         (ONE, {"launcher": "local", "hosts": (), "beside": "gemm"}, "--beside needs"),
         (ONE, {"launcher": "torchrun", "hosts": ("a",)}, "--hosts cannot be combined with"),
-        (CLUSTER, {"container": "image:1"}, "--container cannot be combined with"),
-        (CLUSTER, {"namespace": "lab"}, "--namespace cannot be combined with"),
-        (CLUSTER, {"kubernetes": ("node.pool=h100",)}, "--kubernetes cannot be combined with"),
+        (CLUSTER, {"launcher_option": ("container=image:1",)}, "--launcher ssh has no option 'container=image:1'"),
         (
             CLUSTER,
             {"launcher": "mpirun", "persistent": True},
@@ -236,10 +234,11 @@ def test_the_plugin_is_the_default_wherever_it_is_found_and_can_be_used(tmp_path
     plugin.touch()
     environ = {"PATH": "/usr/bin:/bin", "NCCLT_PLUGIN": str(plugin)}
     torch = {"launcher": "slurm", "benchmark": "torch_collectives"}
-    uses = (torch, {"launcher": "ssh"}, {**torch, "persistent": True}, {**torch, "container": "i", "through": "plugin"})
+    contained = {**torch, "launcher_option": ("container=i",)}
+    uses = (torch, {"launcher": "ssh"}, {**torch, "persistent": True}, {**contained, "through": "plugin"})
     leaves = (
         {**torch, "through": "variables"},
-        {**torch, "container": "i"},
+        contained,
         {**torch, "backend": "gloo"},
         {"launcher": "local"},
         {"launcher": "slurm"},

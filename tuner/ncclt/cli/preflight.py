@@ -39,7 +39,7 @@ def preflight(
         Target,
         Fields(
             "cluster nodes gpus_per_node nccl_version launcher hosts hostfile benchmark backend nccl_tests python "
-            "container launcher_arg scratch keep_env sizes expect tolerance quick full pairs parallel",
+            "launcher_option launcher_arg scratch keep_env sizes expect tolerance quick full pairs parallel",
             {
                 "cluster": Option(
                     "Name of the cluster, see `ncclt cluster list`. Default: this machine, or leonardo for a drill.",
@@ -229,7 +229,12 @@ def _hosts(target: Target, cluster: Cluster, *, dry_run: bool) -> tuple[str, ...
         from ncclt.health.preflight.launched_runners import hosts_here
         from ncclt.launch.hostfile import granted_hosts
 
-        unknown = not named and cluster.nodes > 1 and not granted_hosts(os.environ) and target.launcher != "kubernetes"
+        unknown = (
+            not named
+            and cluster.nodes > 1
+            and not granted_hosts(os.environ)
+            and not target.launcher_class.chooses_nodes
+        )
     else:
         unknown = False
     if dry_run and unknown:

@@ -7,13 +7,11 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from ncclt.cli.output import say
-from ncclt.core.option import Group, Option
 from ncclt.errors import UsageError, hide_passwords
 from ncclt.launch.process.process_tree import MARK_VARIABLE
 from ncclt.measure.redact import words_without_secrets
@@ -24,31 +22,7 @@ if TYPE_CHECKING:
     from ncclt.store import Store
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchJob:
-    """How the job of a whole study is submitted."""
-
-    sbatch_arg: Annotated[
-        tuple[str, ...],
-        Option(
-            "Option passed to sbatch unchanged, such as --partition=gpu; repeatable. The job asks for whole nodes "
-            "(--exclusive), for studies that share nodes measure each other; --oversubscribe here asks for none.",
-            group=Group.LAUNCH,
-        ),
-    ] = ()
-    time_limit: Annotated[
-        str | None,
-        Option("Time limit of the submitted job, in Slurm's form; default: the partition's.", group=Group.LAUNCH),
-    ] = None
-    no_wait: Annotated[bool, Option("Submit the job and exit without following it.", group=Group.LAUNCH)] = False
-
-    @property
-    def names_gpus(self) -> bool:
-        """Return whether the options for sbatch ask for GPUs themselves."""
-        return any(argument.startswith(("--gpus", "--gres")) for argument in self.sbatch_arg)
-
-
-def submit_study(cluster: Cluster, store: Store, target: Target, batch: BatchJob, *, study: str, dry_run: bool) -> int:
+def submit_study(cluster: Cluster, store: Store, target: Target, *, wait: bool, study: str, dry_run: bool) -> int:
     """Submit this very command line as one job, or find the job of the same study, and follow it.
 
     Returns:
@@ -58,7 +32,7 @@ def submit_study(cluster: Cluster, store: Store, target: Target, batch: BatchJob
         cluster: sized to one trial; the job gets its nodes once for each trial that runs at the same time.
         store: the job must reach it too.
         target: resolved.
-        batch: how the job is submitted.
+        wait: follow the job until it ends.
         study: id of the study, as far as it is known without its nodes; empty = a job that runs is not looked for.
         dry_run: print the script instead.
 
@@ -75,18 +49,21 @@ def submit_study(cluster: Cluster, store: Store, target: Target, batch: BatchJob
                 hint="name a store that all nodes see with --storage, or set NCCLT_STORE_IS_SHARED=1 if they see this",
             )
         say(f"ncclt: note: {why}")
+    options = target.launcher_options
+    extra = options.get("sbatch_arg", ())
+    names_gpus = any(argument.startswith(("--gpus", "--gres")) for argument in extra)
     words = [word for word in sys.argv[1:] if word not in ("--dry-run", "--full")]
     if store.path is None:
         words = _storage_by_environment(words)
     request = BatchRequest(
         command=(sys.executable, "-m", "ncclt", *words),
         shape=JobShape(nodes=cluster.nodes * target.parallel, processes_per_node=cluster.gpus_per_node),
-        gpus_per_node=None if target.backend == "gloo" or batch.names_gpus else cluster.gpus_per_node,
-        time_limit=batch.time_limit,
+        gpus_per_node=None if target.backend == "gloo" or names_gpus else cluster.gpus_per_node,
+        time_limit=options.get("time_limit"),
         job_name="ncclt-tune",
         folder=Path.cwd(),
-        extra=batch.sbatch_arg,
-        variables=_variables(store, words, batch, os.environ),
+        extra=extra,
+        variables=_variables(store, words, extra, os.environ),
         comment=f"ncclt {hashlib.sha256(f'{study} {store.shown}'.encode()).hexdigest()[:12]}" if study else "",
     )
     if dry_run:
@@ -97,7 +74,7 @@ def submit_study(cluster: Cluster, store: Store, target: Target, batch: BatchJob
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _leave)
-    return submit_and_follow(request, wait=not batch.no_wait, show=sys.stdout.write, say=sys.stderr.write)
+    return submit_and_follow(request, wait=wait, show=sys.stdout.write, say=sys.stderr.write)
 
 
 def _storage_by_environment(words: list[str]) -> list[str]:
@@ -121,7 +98,7 @@ _FOLDERS = ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME")
 
 
 def _variables(
-    store: Store, words: Sequence[str], batch: BatchJob, environ: Mapping[str, str]
+    store: Store, words: Sequence[str], sbatch_args: Sequence[str], environ: Mapping[str, str]
 ) -> tuple[tuple[str, str], ...]:
     """Return what the script must set: every option that comes from a variable, and the store.
 
@@ -135,12 +112,12 @@ def _variables(
     secret = [
         name for name, value in found.items() if words_without_secrets((f"{name}={value}",))[0] != f"{name}={value}"
     ]
-    exports = [word.partition("=")[2] for word in batch.sbatch_arg if word.startswith("--export=")]
+    exports = [word.partition("=")[2] for word in sbatch_args if word.startswith("--export=")]
     export = [environ.get("SBATCH_EXPORT", "ALL"), *exports][-1].split(",")
     if dropped := [name for name in secret if name not in export and "ALL" not in export]:
         raise UsageError(
             f"--export={','.join(export)} keeps {', '.join(dropped)} from the job, and a script must not hold secrets",
-            hint=f"--sbatch-arg=--export=ALL, or keep the password in ~/.pgpass instead of {dropped[0]}",
+            hint="use --launcher-option sbatch-arg=--export=ALL, or put the password into ~/.pgpass",
         )
     return tuple((name, value) for name, value in sorted(found.items()) if name not in secret)
 

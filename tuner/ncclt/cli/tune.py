@@ -14,7 +14,7 @@ from ncclt.cli.launch_view import Texts, print_launches, require_dry_run
 from ncclt.cli.options import AsJson, Model, OldModel, Quiet, StepsPerDay, Storage, storage_option, workload_name
 from ncclt.cli.output import EXIT_INTERRUPTED, StopWish, print_json, say
 from ncclt.cli.spread import spread
-from ncclt.cli.submit import BatchJob, submit_study
+from ncclt.cli.submit import submit_study
 from ncclt.core.budget import Budget
 from ncclt.core.option import Group
 from ncclt.errors import UsageError, require_extra
@@ -36,7 +36,6 @@ def tune(
     profile: OldModel = None,
     *,
     target: Target,
-    batch: BatchJob,
     budget: Budget,
     init_log: Annotated[
         Path | None,
@@ -50,6 +49,12 @@ def tune(
         bool,
         typer.Option(
             "--force", help="Tune even if `ncclt doctor` finds errors on this machine.", rich_help_panel=Group.LAUNCH
+        ),
+    ] = False,
+    no_wait: Annotated[
+        bool,
+        typer.Option(
+            "--no-wait", help="Submit the batch job and exit without following it.", rich_help_panel=Group.LAUNCH
         ),
     ] = False,
     steps_per_day: StepsPerDay = None,
@@ -90,8 +95,8 @@ def tune(
     with open_to_read(storage, would_be_made=True) if dry_run else open_store(storage) as store:
         target = target.resolved(os.environ, demo=is_demo(model))
         request = TuneRequest(workload=workload, budget=budget, printed_costs=costs)
-        if batch != BatchJob() and target.launcher != "slurm":
-            raise UsageError("--sbatch-arg, --time-limit and --no-wait need --launcher slurm")
+        if no_wait and not target.launcher_class.job_variable:
+            raise UsageError("--no-wait needs --launcher slurm, which submits batch jobs")
         if target.lacks_allocation(os.environ):
             cluster = chosen_cluster(target, store)
             # What the job would refuse in its queue is refused here.
@@ -103,7 +108,7 @@ def tune(
             finished = find_finished(request, testbed, store)
             if finished is None or dry_run:
                 study = "" if budget.more else study_of(request, testbed, testbed.cut(request.workload)[0]).id
-                raise typer.Exit(submit_study(cluster, store, target, batch, study=study, dry_run=dry_run))
+                raise typer.Exit(submit_study(cluster, store, target, wait=not no_wait, study=study, dry_run=dry_run))
         else:
             testbed = open_testbed(
                 target, store, request.workload, environ=os.environ, seed=budget.seed, ask=not dry_run

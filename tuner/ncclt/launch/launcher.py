@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar, TypedDict, Unpack
 from typing import Protocol as Port
 
 from ncclt.errors import NodesLostError, NotStartedError, UsageError
@@ -136,8 +138,54 @@ class LaunchResult:
             )
 
 
+NO_OPTIONS: Mapping[str, Any] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LauncherOption:
+    """Option that only one launcher knows, written KEY=VALUE.
+
+    Attributes:
+        key: the word before `=`; a key that ends with a dot is completed by a name, as in `resource.rdma/hca=8`.
+        metavar: the value in the help, for example `SECONDS`.
+        help: one line.
+        parse: reads the value, and raises ValueError for one that cannot be used.
+        is_repeatable: all values are kept, in order; without this and without a name the last value counts.
+    """
+
+    key: str
+    metavar: str
+    help: str
+    parse: Callable[[str], Any] = str
+    is_repeatable: bool = False
+
+    @property
+    def usage(self) -> str:
+        """Return the option as the help shows it: `namespace=NAME`, `resource.NAME=AMOUNT`."""
+        return f"{self.key}{'NAME' if self.key.endswith('.') else ''}={self.metavar}"
+
+    def matches(self, key: str) -> bool:
+        """Return whether a key that was written is this option's."""
+        return key.startswith(self.key) and len(key) > len(self.key) if self.key.endswith(".") else key == self.key
+
+
+class ProcessOptions(TypedDict, total=False):
+    """Options of every launcher, as described at `ProcessLauncher`."""
+
+    environment: Mapping[str, str] | None
+    keep_env: bool
+    extra: Sequence[str]
+    grace_s: float
+    kill_grace_s: float
+    keep_bytes: int
+
+
 class Launcher(Port):
     """Starts commands.
+
+    Subclass it: a class is listed by name in `ncclt.launch.LAUNCHERS` or under the entry-point group
+    `ncclt.launchers`, and its attributes say how it differs from others before one is created. No other module compares
+    its name.
 
     Contract: `plan` is pure; its plan can be shown, kept and compared. `run` is the only side effect; it returns for
     every command, whatever that does (crash, hang, print without end, not exist), and when it returns or raises,
@@ -146,11 +194,54 @@ class Launcher(Port):
     configured to keep them, and every process of a launch sees the same values. Several threads may be in `run` at
     once. A launch that fails before the first process of its command is `not_started`, whatever the launcher's own
     program says: `run` waits, tries again, and gives that result only after the last try.
+
+    Attributes:
+        name: the word used with `--launcher`.
+        shares_files: all processes run on this machine, so its temporary files are theirs.
+        starts_ranks: it starts one process for each GPU, not one process for all of them.
+        needs_torch: torchrun starts the ranks, so programs that were built with MPI cannot find each other.
+        uses_allocation: without named hosts it runs on the nodes that a resource manager has granted.
+        chooses_nodes: every launch gets nodes of the cluster's choice, so none can be named, asked or compared.
+        reaches_back: processes can connect to this machine and load its tuner plugin.
+        takes_containers: processes run in the image of the option `container`, if one is given.
+        job_variable: set inside an allocation; outside, a whole study is submitted as one batch job. Empty = this
+            launcher submits none.
+        options: options that only this launcher knows.
     """
 
-    @property
-    def name(self) -> str:
-        """Return the word used with `--launcher`."""
+    name: ClassVar[str]
+    shares_files: ClassVar[bool] = False
+    starts_ranks: ClassVar[bool] = True
+    needs_torch: ClassVar[bool] = False
+    uses_allocation: ClassVar[bool] = False
+    chooses_nodes: ClassVar[bool] = False
+    reaches_back: ClassVar[bool] = True
+    takes_containers: ClassVar[bool] = False
+    job_variable: ClassVar[str] = ""
+    options: ClassVar[tuple[LauncherOption, ...]] = ()
+
+    @classmethod
+    def create(
+        cls,
+        *,
+        shape: JobShape,
+        options: Mapping[str, Any] = NO_OPTIONS,
+        python: str = sys.executable,
+        uses_mpi: bool = True,
+        **process: Unpack[ProcessOptions],
+    ) -> Launcher:
+        """Return a launcher of jobs of one shape.
+
+        Args:
+            shape: of every launch.
+            options: as `parse_options` returns them.
+            python: on the nodes, with PyTorch, for launchers that start the ranks by torchrun.
+            uses_mpi: the command's processes find each other by MPI; otherwise by the variables of torchrun.
+            process: see `ProcessLauncher`.
+
+        Raises:
+            UsageError: it cannot start such jobs here.
+        """
         ...
 
     def plan(
@@ -174,3 +265,33 @@ class Launcher(Port):
     def kill(self) -> None:
         """End what every `run` is waiting for, at once; may be called from a signal handler or another thread."""
         ...
+
+
+def parse_options(launcher: type[Launcher], words: Sequence[str]) -> dict[str, Any]:
+    """Return the values of KEY=VALUE options, by key with `_` for `-`.
+
+    Values of a repeatable option are a tuple, those of a key with names are sorted pairs (name, value).
+
+    Raises:
+        UsageError: the launcher has no such option, or cannot use its value.
+    """
+    values: dict[str, Any] = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        option = next((option for option in launcher.options if option.matches(key)), None)
+        if option is None or not equals:
+            known = ", ".join(option.usage for option in launcher.options)
+            raise UsageError(
+                f"--launcher {launcher.name} has no option {word!r}",
+                hint=f"its options: {known}" if known else "it has no options of its own",
+            )
+        field = option.key.rstrip(".").replace("-", "_")
+        try:
+            value = option.parse(text if not option.key.endswith(".") else word.removeprefix(option.key))
+        except ValueError as error:
+            raise UsageError(f"invalid option {word!r}: {error}", hint=f"{option.usage}: {option.help}") from error
+        if option.key.endswith("."):
+            values[field] = tuple(sorted({**dict(values.get(field, ())), value[0]: value[1]}.items()))
+        else:
+            values[field] = (*values.get(field, ()), value) if option.is_repeatable else value
+    return values

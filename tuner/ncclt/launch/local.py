@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Self, Unpack
 
 from ncclt.errors import UsageError
-from ncclt.launch.launcher import JobShape, LaunchPlan
-from ncclt.launch.process.launcher import ProcessLauncher, ProcessOptions
+from ncclt.launch.launcher import NO_OPTIONS, JobShape, LaunchPlan, ProcessOptions
+from ncclt.launch.process.launcher import ProcessLauncher
 
 
 class LocalLauncher(ProcessLauncher):
@@ -23,6 +23,8 @@ class LocalLauncher(ProcessLauncher):
     """
 
     name = "local"
+    shares_files = True
+    starts_ranks = False
     ranks_report = False
 
     def __init__(self, *, shape: JobShape | None = None, **process: Unpack[ProcessOptions]) -> None:
@@ -32,6 +34,19 @@ class LocalLauncher(ProcessLauncher):
                 hint="use --launcher torchrun, mpirun or slurm",
             )
         super().__init__(**process)
+
+    @classmethod
+    def create(
+        cls,
+        *,
+        shape: JobShape,
+        options: Mapping[str, Any] = NO_OPTIONS,  # noqa: ARG003  there are none
+        python: str = "",  # noqa: ARG003  the command names its own
+        uses_mpi: bool = True,  # noqa: ARG003  one process has nobody to find
+        **process: Unpack[ProcessOptions],
+    ) -> Self:
+        """Return the launcher of one process."""
+        return cls(shape=shape, **process)
 
     def plan(
         self,
@@ -48,6 +63,3 @@ class LocalLauncher(ProcessLauncher):
             unset_env=self.removed(variables),
             timeout_s=timeout_s,
         )
-
-
-create = LocalLauncher

@@ -11,13 +11,13 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Self, Unpack
 
 from ncclt.errors import UsageError, reason
 from ncclt.launch.endings import ending_of_mpi
 from ncclt.launch.hostfile import granted_hosts, parse_host
-from ncclt.launch.launcher import MARK, PORT, JobShape, LaunchPlan, LaunchResult
-from ncclt.launch.process.launcher import FORWARDED, ProcessLauncher, ProcessOptions, thread_variables
+from ncclt.launch.launcher import MARK, NO_OPTIONS, PORT, JobShape, LaunchPlan, LaunchResult, ProcessOptions
+from ncclt.launch.process.launcher import FORWARDED, ProcessLauncher, thread_variables
 from ncclt.launch.process.process_tree import MARK_VARIABLE
 from ncclt.launch.rank_check import checked
 
@@ -100,6 +100,7 @@ class MpirunLauncher(ProcessLauncher):
     """
 
     name = "mpirun"
+    uses_allocation = True
 
     def __init__(
         self,
@@ -123,6 +124,33 @@ class MpirunLauncher(ProcessLauncher):
         self._as_root = as_root
         self._granted = tuple(granted)
         super().__init__(**process)
+
+    @classmethod
+    def create(
+        cls,
+        *,
+        shape: JobShape,
+        options: Mapping[str, Any] = NO_OPTIONS,  # noqa: ARG003  there are none
+        python: str = "",  # noqa: ARG003  the command names its own
+        uses_mpi: bool = True,  # noqa: ARG003  mpirun sets the variables of both
+        program: str = "mpirun",
+        **process: Unpack[ProcessOptions],
+    ) -> Self:
+        """Return the launcher for an mpirun of this machine, after finding out which MPI it belongs to.
+
+        Raises:
+            UsageError: it was not found, or is of an unknown MPI.
+        """
+        environ = process.get("environment")
+        environ = os.environ if environ is None else environ
+        return cls(
+            flavour=ask_mpi_flavour(program, environ=environ),
+            shape=shape,
+            program=program,
+            as_root=os.geteuid() == 0,
+            granted=granted_hosts(environ) if shape.nodes > 1 and not shape.hosts else (),
+            **process,
+        )
 
     def plan(
         self,
@@ -202,24 +230,3 @@ class MpirunLauncher(ProcessLauncher):
         yield from ("-genv", MARK_VARIABLE, MARK)
         for name, value in sorted(for_ranks.items()):
             yield from ("-genv", name, value)
-
-
-def create(
-    *, shape: JobShape | None = None, program: str = "mpirun", **process: Unpack[ProcessOptions]
-) -> MpirunLauncher:
-    """Return the launcher for the mpirun of this machine, after finding out which MPI it belongs to.
-
-    Raises:
-        UsageError: it was not found, or is of an unknown MPI.
-    """
-    environ = process.get("environment")
-    environ = os.environ if environ is None else environ
-    shape = shape or JobShape()
-    return MpirunLauncher(
-        flavour=ask_mpi_flavour(program, environ=environ),
-        shape=shape,
-        program=program,
-        as_root=os.geteuid() == 0,
-        granted=granted_hosts(environ) if shape.nodes > 1 and not shape.hosts else (),
-        **process,
-    )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Self, Unpack
 
 from ncclt.errors import UsageError
 from ncclt.launch.endings import ending_of_ranks
-from ncclt.launch.launcher import JobShape, LaunchPlan, LaunchResult
-from ncclt.launch.process.launcher import ProcessLauncher, ProcessOptions, thread_variables
+from ncclt.launch.launcher import NO_OPTIONS, JobShape, LaunchPlan, LaunchResult, ProcessOptions
+from ncclt.launch.process.launcher import ProcessLauncher, thread_variables
 from ncclt.launch.rank_check import checked
 
 MODULE = "torch.distributed.run"
@@ -35,6 +35,8 @@ class TorchrunLauncher(ProcessLauncher):
     """
 
     name = "torchrun"
+    shares_files = True
+    needs_torch = True
 
     def __init__(
         self, *, shape: JobShape | None = None, python: str = sys.executable, **process: Unpack[ProcessOptions]
@@ -48,6 +50,19 @@ class TorchrunLauncher(ProcessLauncher):
         self._shape = shape
         self._python = python
         super().__init__(**process)
+
+    @classmethod
+    def create(
+        cls,
+        *,
+        shape: JobShape,
+        options: Mapping[str, Any] = NO_OPTIONS,  # noqa: ARG003  there are none
+        python: str = sys.executable,
+        uses_mpi: bool = True,  # noqa: ARG003  torchrun starts no ranks of MPI
+        **process: Unpack[ProcessOptions],
+    ) -> Self:
+        """Return the launcher of the ranks of this machine."""
+        return cls(shape=shape, python=python, **process)
 
     def plan(
         self,
@@ -76,6 +91,3 @@ class TorchrunLauncher(ProcessLauncher):
     def read_ending(self, result: LaunchResult) -> LaunchResult:
         """Return the result of a launch that failed, with the exit code of the rank that failed first."""
         return ending_of_ranks(result)
-
-
-create = TorchrunLauncher

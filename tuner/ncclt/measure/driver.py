@@ -10,11 +10,8 @@ from ncclt.core.cluster import Cluster
 from ncclt.errors import UsageError
 from ncclt.measure.launched_testbed import launcher_of
 from ncclt.measure.runner import asking
-from ncclt.measure.target import SHARES_FILES, Target
+from ncclt.measure.target import Target
 from ncclt.nccl.driver_version import DRIVER_FILE, drivers_in
-
-_NOT_ASKED = ("kubernetes",)
-"""Where a question costs pods, and perhaps an image, of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +43,13 @@ def drivers_of_nodes(
         environ: the process environment.
         root: of the file system of this machine, another one in tests.
     """
-    if target.launcher in SHARES_FILES:
+    if target.launcher_class.shares_files:
         path = root / DRIVER_FILE.lstrip("/")
         try:
             return _drivers(path.read_text(encoding="utf-8", errors="replace"), f"{path} is of an unknown form")
         except OSError as error:
             return Drivers(why_unknown=f"{path} cannot be read: {error.strerror}")
-    if target.launcher in _NOT_ASKED:
+    if target.launcher_class.chooses_nodes:
         return Drivers(why_unknown=f"nodes are not asked under --launcher {target.launcher}")
     try:
         launcher = launcher_of(cluster, target, target.hosts[: cluster.nodes], environ=environ)

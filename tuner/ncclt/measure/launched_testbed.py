@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective
@@ -16,7 +15,6 @@ from ncclt.core.policy import Policy
 from ncclt.core.setting import Setting
 from ncclt.core.trial import Runner
 from ncclt.errors import UsageError
-from ncclt.launch import launcher_module
 from ncclt.launch.hostfile import granted_hosts
 from ncclt.launch.launcher import JobShape, Launcher
 from ncclt.measure import LaunchedRunner, PersistentRunner, SamplingLimit
@@ -24,7 +22,7 @@ from ncclt.measure.benchmarks import benchmark_module
 from ncclt.measure.benchmarks.benchmark import Benchmark
 from ncclt.measure.runner import RunnerParts, asking
 from ncclt.measure.table_runner import TableRunner
-from ncclt.measure.target import TAKES_GRANTED, TORCH_ALONE, Target
+from ncclt.measure.target import Target
 from ncclt.measure.testbed import Testbed, notes_on_parallel
 from ncclt.measure.timeouts import Timeouts
 from ncclt.nccl.compile import Compiled, compile_policy, variables_for_setting
@@ -135,29 +133,17 @@ def launcher_of(cluster: Cluster, target: Target, hosts: tuple[str, ...], *, env
     Raises:
         UsageError: it cannot start such a job.
     """
-    per_node = 1 if target.launcher == "local" else cluster.gpus_per_node
-    shape = JobShape(nodes=cluster.nodes, processes_per_node=per_node, hosts=hosts)
-    options: dict[str, Any] = {
-        "shape": shape,
-        "keep_env": target.keep_env,
-        "extra": target.launcher_arg,
-        "environment": environ,
-    }
-    if target.launcher in TORCH_ALONE:
-        options["python"] = target.python
-    if target.launcher == "ssh":
-        options["options"] = target.ssh_option
-    if target.launcher == "slurm":
-        options["container"] = target.container
-    if target.launcher == "kubernetes":
-        options |= {
-            "kind": "trainjob" if target.benchmark_name == "torch_collectives" else "mpijob",
-            "image": target.container,
-            "namespace": target.namespace or "default",
-            "pods": target.kubernetes,
-        }
-    launcher: Launcher = launcher_module(target.launcher).create(**options)
-    return launcher
+    launcher = target.launcher_class
+    per_node = cluster.gpus_per_node if launcher.starts_ranks else 1
+    return launcher.create(
+        shape=JobShape(nodes=cluster.nodes, processes_per_node=per_node, hosts=hosts),
+        options=target.launcher_options,
+        python=target.python,
+        uses_mpi=target.benchmark_name != "torch_collectives",
+        keep_env=target.keep_env,
+        extra=target.launcher_arg,
+        environment=environ,
+    )
 
 
 def _host_sets(cluster: Cluster, target: Target, environ: Mapping[str, str]) -> list[tuple[str, ...]]:
@@ -167,7 +153,7 @@ def _host_sets(cluster: Cluster, target: Target, environ: Mapping[str, str]) -> 
         UsageError: there are fewer nodes than that takes.
     """
     hosts = target.hosts
-    if not hosts and target.parallel > 1 and target.launcher in TAKES_GRANTED:
+    if not hosts and target.parallel > 1 and target.launcher_class.uses_allocation:
         hosts = granted_hosts(environ)
     wanted = cluster.nodes * target.parallel
     if not hosts and target.parallel == 1:
@@ -217,17 +203,17 @@ def benchmark_of(
         if ask:
             raise
         features = LEAST
-    if target.launcher != "local" and features.mpi is False:
+    if target.launcher_class.starts_ranks and features.mpi is False:
         raise UsageError(
             f"these nccl-tests were built without MPI: under --launcher {target.launcher} each process would run alone",
             hint="build them with `make MPI=1`, or use --benchmark torch_collectives",
         )
-    local = target.launcher == "local"
+    starts_ranks = target.launcher_class.starts_ranks
     tests: Benchmark = benchmark_module(name).create(
         folder=target.nccl_tests,
         features=features,
-        processes=1 if local else cluster.world_size,
-        gpus_per_process=cluster.gpus_per_node if local else 1,
+        processes=cluster.world_size if starts_ranks else 1,
+        gpus_per_process=1 if starts_ranks else cluster.gpus_per_node,
         max_commands=target.max_commands,
     )
     return tests, (f"nccl-tests {features.version or 'of unknown version'}: {features.origin}",)

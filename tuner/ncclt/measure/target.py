@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.option import Group, Option, options_of
 from ncclt.errors import UsageError
-from ncclt.launch import launcher_modules
+from ncclt.launch import launcher_class, launcher_classes
 from ncclt.launch.hostfile import read_hostfile
-from ncclt.launch.kubernetes.options import site_options
+from ncclt.launch.launcher import Launcher, parse_options
 from ncclt.measure.benchmarks import BENCHMARKS, benchmark_modules
 from ncclt.nccl.tuner_plugin import LIBRARY_NAME
 from ncclt.nccl.tuner_plugin import find as find_plugin
@@ -30,15 +30,6 @@ DEFAULT_RECORDED = "mi355x-2x8"
 
 NOT_LAUNCHED = {"simulate": "simulated", "replay": "replayed"}
 """Words of `--launcher` behind which nothing is launched; all others are launchers."""
-
-TORCH_ALONE = ("torchrun", "ssh")
-"""Launchers that start PyTorch's own processes: nccl-tests across them would need MPI."""
-
-TAKES_GRANTED = ("slurm", "mpirun")
-"""Launchers that run on the nodes which a resource manager has granted, unless others are named."""
-
-SHARES_FILES = ("local", "torchrun")
-"""Launchers that run on this machine alone, so that its temporary files are there too."""
 
 THROUGH = ("plugin", "variables")
 """Ways to force a setting in NCCL: the tuner plugin expresses more settings, and never one that NCCL lacks."""
@@ -128,26 +119,16 @@ class Target:
         ),
     ] = 1
     python: Annotated[str, _OfLaunches("Python on the nodes, with PyTorch (torch_collectives).")] = sys.executable
-    container: Annotated[
-        str | None,
-        _OfLaunches("Container image of the trials (slurm with pyxis, kubernetes)."),
-    ] = None
-    namespace: Annotated[str | None, _OfLaunches("Namespace of the jobs (kubernetes).")] = None
-    kubernetes: Annotated[
+    launcher_option: Annotated[
         tuple[str, ...],
         _OfLaunches(
-            "What the pods want: resource.rdma/hca=8, node.pool=h100, service-account=NAME, runtime=NAME, ssh-port=N, "
-            "pending=SECONDS; repeatable.",
-            metavar="WORD=VALUE",
+            "Option that only this launcher knows, such as container=IMAGE; repeatable.",
+            metavar="KEY=VALUE",
         ),
     ] = ()
     launcher_arg: Annotated[
         tuple[str, ...],
         _OfLaunches("Argument given to mpirun, srun, kubectl or torchrun unchanged; repeatable."),
-    ] = ()
-    ssh_option: Annotated[
-        tuple[str, ...],
-        _OfLaunches("Argument given to ssh itself unchanged; repeatable."),
     ] = ()
     scratch: Annotated[
         Path | None,
@@ -233,7 +214,7 @@ class Target:
         Raises:
             UsageError: see above.
         """
-        if self.launcher and self.launcher not in (known := (*NOT_LAUNCHED, *launcher_modules())):
+        if self.launcher and self.launcher not in (known := (*NOT_LAUNCHED, *launcher_classes())):
             raise UsageError(f"unknown launcher {self.launcher!r}", hint=f"one of {', '.join(known)}")
         # Finding third parties' benchmarks reads the metadata of every installed package.
         if self.benchmark not in (None, *BENCHMARKS) and self.benchmark not in benchmark_modules():
@@ -285,23 +266,40 @@ class Target:
                 )
 
     @property
+    def launcher_class(self) -> type[Launcher]:
+        """Return the class of its launcher; `Launcher` itself, with its defaults, where nothing is launched."""
+        if self.launcher and self.is_launched:
+            return launcher_class(self.launcher)
+        return Launcher
+
+    @property
+    def launcher_options(self) -> dict[str, Any]:
+        """Return the values of `launcher_option`, as `parse_options` does.
+
+        Raises:
+            UsageError: the launcher has no such option, or cannot use its value.
+        """
+        return parse_options(self.launcher_class, self.launcher_option)
+
+    @property
     def is_launched(self) -> bool:
         """Return whether trials are commands that a launcher starts."""
         return self.launcher not in NOT_LAUNCHED
 
     def lacks_allocation(self, environ: Mapping[str, str]) -> bool:
-        """Return whether trials are to run under Slurm, and this process is not in an allocation."""
-        return self.launcher == "slurm" and not environ.get("SLURM_JOB_ID")
+        """Return whether trials need an allocation that this process is not in."""
+        variable = self.launcher_class.job_variable
+        return bool(variable) and not environ.get(variable)
 
     @property
     def scratch_is_shared(self) -> bool:
         """Return whether the nodes can read and write the folder in which this machine makes temporary files."""
-        return self.scratch is not None or self.launcher in SHARES_FILES
+        return self.scratch is not None or self.launcher_class.shares_files
 
     @property
     def benchmark_name(self) -> str:
         """Return what runs: as asked, else what has the backend, else what the launcher can start."""
-        is_torch = self.backend == "gloo" or self.launcher in TORCH_ALONE
+        is_torch = self.backend == "gloo" or self.launcher_class.needs_torch
         return self.benchmark or ("torch_collectives" if is_torch else "nccl_tests")
 
     @property
@@ -313,11 +311,16 @@ class Target:
     def _may_use_plugin(self) -> bool:
         """Return whether the ranks can receive tables from here, and NCCL can load the plugin."""
         receive = self.benchmark_name == "torch_collectives" or self._tests_may_use_plugin
-        return receive and not self.is_gloo and self.launcher != "kubernetes"
+        return receive and not self.is_gloo and self.launcher_class.reaches_back
+
+    @property
+    def is_in_container(self) -> bool:
+        """Return whether trials run in a container image that was named."""
+        return "container" in self.launcher_options
 
     @property
     def _tests_may_use_plugin(self) -> bool:
-        return self.benchmark_name == "nccl_tests" and self.scratch_is_shared and self.container is None
+        return self.benchmark_name == "nccl_tests" and self.scratch_is_shared and not self.is_in_container
 
     @property
     def how_with_plugin(self) -> str:
@@ -326,10 +329,10 @@ class Target:
             needed = {
                 "--benchmark torch_collectives": self.benchmark_name != "torch_collectives",
                 "--backend nccl": self.backend != "nccl",
-                "a launcher other than kubernetes": self.launcher == "kubernetes",
+                f"a launcher other than {self.launcher}": not self.launcher_class.reaches_back,
             }
             return f"the tuner plugin can, with {' and '.join(word for word, lacks in needed.items() if lacks)}"
-        if self.through == "variables" or self.container is not None or self.benchmark_name == "nccl_tests":
+        if self.through == "variables" or self.is_in_container or self.benchmark_name == "nccl_tests":
             return "--through plugin can"
         return "`ncclt admin plugin build` makes it possible"
 
@@ -342,7 +345,7 @@ class Target:
         Raises:
             UsageError: it is requested and cannot be found, or another plugin takes its place.
         """
-        unasked = self.through is None and (self.container is not None or self.benchmark_name == "nccl_tests")
+        unasked = self.through is None and (self.is_in_container or self.benchmark_name == "nccl_tests")
         if self.through == "variables" or unasked or not self._may_use_plugin:
             return None
         kept = environ.get("NCCL_TUNER_PLUGIN", "") if self.keep_env else ""
@@ -364,26 +367,26 @@ class Target:
         Raises:
             UsageError: launcher, benchmark, cluster and options do not fit together.
         """
-        name, benchmark = self.launcher, self.benchmark_name
-        if cluster.nodes > 1 and name in SHARES_FILES:
+        name, benchmark, launcher = self.launcher, self.benchmark_name, self.launcher_class
+        if cluster.nodes > 1 and launcher.shares_files:
             raise UsageError(
                 f"--launcher {name} measures this machine alone, not {cluster.nodes} nodes",
                 hint="use --nodes 1, or --launcher slurm, mpirun, ssh or kubernetes",
             )
-        if name in TORCH_ALONE and benchmark == "nccl_tests":
+        if launcher.needs_torch and benchmark == "nccl_tests":
             raise UsageError(
                 f"--launcher {name} starts processes of PyTorch, nccl-tests across them needs MPI",
                 hint="use --benchmark torch_collectives, or --launcher mpirun or slurm",
             )
-        if name == "local" and benchmark == "torch_collectives":
+        if not launcher.starts_ranks and benchmark == "torch_collectives":
             raise UsageError(
-                "--launcher local starts one process, torch_collectives needs one for each GPU",
+                f"--launcher {name} starts one process, torch_collectives needs one for each GPU",
                 hint="use --launcher torchrun",
             )
         if self.backend == "gloo" and benchmark != "torch_collectives":
             raise UsageError(f"--backend gloo does not apply to --benchmark {benchmark}", hint="leave --benchmark out")
-        if self.persistent and (name == "kubernetes" or benchmark != "torch_collectives"):
-            what = f"--launcher {name}" if name == "kubernetes" else f"--benchmark {benchmark}"
+        if self.persistent and not (launcher.reaches_back and benchmark == "torch_collectives"):
+            what = f"--benchmark {benchmark}" if launcher.reaches_back else f"--launcher {name}"
             raise UsageError(
                 f"--persistent cannot be combined with {what}: its ranks cannot stay from trial to trial",
                 hint="use --benchmark torch_collectives with --launcher torchrun, mpirun, slurm or ssh",
@@ -399,13 +402,6 @@ class Target:
                 raise UsageError(f"{option} does not apply to --benchmark {benchmark}", hint="use it with nccl_tests")
         if self.beside is not None and benchmark != "torch_collectives":
             raise UsageError("--beside needs --benchmark torch_collectives")
-        if self.container is not None and name not in ("slurm", "kubernetes"):
-            raise UsageError(
-                f"--container cannot be combined with --launcher {name}", hint="use slurm (pyxis) or kubernetes"
-            )
-        if (self.kubernetes or self.namespace) and name != "kubernetes":
-            option = "--kubernetes" if self.kubernetes else "--namespace"
-            raise UsageError(f"{option} cannot be combined with --launcher {name}")
-        site_options(self.kubernetes)
-        if self.hosts and name in (*SHARES_FILES, "kubernetes"):
+        parse_options(launcher, self.launcher_option)
+        if self.hosts and (launcher.shares_files or launcher.chooses_nodes):
             raise UsageError(f"--hosts cannot be combined with --launcher {name}", hint="use mpirun, ssh or slurm")

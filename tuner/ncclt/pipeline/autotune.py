@@ -80,7 +80,7 @@ def target_of_job(
     shape = read_shape(argv, environ, nodes=target.nodes, gpus_per_node=target.gpus_per_node) if argv else {}
     nodes, gpus = (int(shape[part].value) if part in shape else None for part in ("nodes", "gpus_per_node"))
     found = replace(found, nodes=found.nodes or nodes, gpus_per_node=found.gpus_per_node or gpus)
-    if found.launcher == "local" and not (target.launcher or target.benchmark or target.nccl_tests):
+    if not found.launcher_class.starts_ranks and not (target.launcher or target.benchmark or target.nccl_tests):
         # The job has brought PyTorch, nccl-tests may not be here, and only PyTorch's ranks take a table.
         found = replace(found, launcher="torchrun", reason=f"{found.reason}, and the job is one of PyTorch")
     return found

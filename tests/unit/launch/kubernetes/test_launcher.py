@@ -9,17 +9,22 @@ from pathlib import Path
 import pytest
 
 from ncclt.errors import UsageError
-from ncclt.launch.kubernetes.launcher import KubernetesLauncher, create
+from ncclt.launch.kubernetes.launcher import KubernetesLauncher
 from ncclt.launch.kubernetes.manifests import Site
-from ncclt.launch.launcher import JobShape, LaunchResult
+from ncclt.launch.launcher import JobShape, LaunchResult, parse_options
 
 GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "kubernetes"
 COMMAND = ("/opt/nccl-tests/all_reduce_perf", "-b", "8M", "-e", "64M")
 VARIABLES = {"NCCL_ALGO": "Ring", "NCCL_IB_HCA": "mlx5_0,mlx5_1"}
+OPTIONS = (
+    "container=registry.example/nccl-tests:2.19",
+    "namespace=tuning",
+    "service-account=ncclt",
+    "node.gpu=h100",
+    "resource.rdma/hca=8",
+)
 SITE = {
-    "image": "registry.example/nccl-tests:2.19",
-    "namespace": "tuning",
-    "pods": ("service-account=ncclt", "node.gpu=h100", "resource.rdma/hca=8"),
+    "options": parse_options(KubernetesLauncher, OPTIONS),
     "extra": ("--context=lab",),
     "environment": {"PATH": "/usr/bin", "NCCL_DEBUG": "INFO", "NCCL_SOCKET_IFNAME": "eth0"},
 }
@@ -38,7 +43,7 @@ def readable(plan):
     ("name", "options", "with_files"),
     [
         ("mpijob", SITE, False),
-        ("trainjob", {**SITE, "kind": "trainjob"}, True),
+        ("trainjob", {**SITE, "uses_mpi": False}, True),
         ("trainjob_plain", {"kind": "trainjob", "site": Site(image="torch:2.13"), "environment": {}}, False),
     ],
 )
@@ -48,7 +53,7 @@ def test_golden_plan(name, options, with_files, tmp_path):
     worker.write_text('"""Measures."""\n\nimport sys\n\nprint("µ", sys.argv)\n')
     command = ("python3", str(worker), "--messages", '{"a": 1}') if with_files else COMMAND
     files = (worker,) if with_files else ()
-    made = (KubernetesLauncher if "site" in options else create)(shape=TWO, **options)
+    made = (KubernetesLauncher if "site" in options else KubernetesLauncher.create)(shape=TWO, **options)
     plan = made.plan(command, variables=VARIABLES, timeout_s=120.0, files=files)
     path = GOLDEN / f"{name}.txt"
     if os.environ.get("NCCLT_UPDATE_GOLDEN"):
@@ -59,9 +64,11 @@ def test_golden_plan(name, options, with_files, tmp_path):
 
 def test_inherited_variables_reach_the_containers_only_when_kept():
     said = {
-        keep_env: dict(create(shape=TWO, keep_env=keep_env, **SITE).plan(COMMAND, variables={}, timeout_s=1.0).files)[
-            "job.json"
-        ]
+        keep_env: dict(
+            KubernetesLauncher.create(shape=TWO, keep_env=keep_env, **SITE)
+            .plan(COMMAND, variables={}, timeout_s=1.0)
+            .files
+        )["job.json"]
         for keep_env in (False, True)
     }
     assert "NCCL_SOCKET_IFNAME" not in said[False]
@@ -71,21 +78,21 @@ def test_inherited_variables_reach_the_containers_only_when_kept():
 
 def test_without_an_image_nothing_can_be_planned():
     with pytest.raises(UsageError, match="needs the image"):
-        create().plan(COMMAND, variables={}, timeout_s=1.0)
+        KubernetesLauncher.create(shape=TWO).plan(COMMAND, variables={}, timeout_s=1.0)
 
 
 def test_nodes_cannot_be_named():
     with pytest.raises(UsageError, match="chooses the nodes itself"):
-        create(shape=JobShape(hosts=("n1",)), image="x")
+        KubernetesLauncher.create(shape=JobShape(hosts=("n1",)))
 
 
 def test_unknown_kinds_are_refused():
     with pytest.raises(UsageError, match="no kind of job 'cronjob'"):
-        create(image="x", kind="cronjob").plan(COMMAND, variables={}, timeout_s=1.0)
+        KubernetesLauncher(shape=TWO, kind="cronjob", site=Site(image="x")).plan(COMMAND, variables={}, timeout_s=1.0)
 
 
 def test_without_kubectl_the_manifests_are_given_to_the_user(tmp_path):
-    launcher = create(image="x:1", environment={"PATH": str(tmp_path)})
+    launcher = KubernetesLauncher.create(shape=TWO, options={"container": "x:1"}, environment={"PATH": str(tmp_path)})
     plan = launcher.plan(COMMAND, variables=VARIABLES, timeout_s=1.0)
     with pytest.raises(UsageError, match="kubectl was not found") as raised:
         launcher.run(plan)

@@ -1,103 +1,71 @@
-"""What a site wants of its pods, as it is written on a command line."""
+"""Options for pods, from the command line to the manifest."""
 
 import json
 
 import pytest
 
 from ncclt.errors import UsageError
-from ncclt.launch.kubernetes import launcher as kubernetes
-from ncclt.launch.kubernetes.options import site_options
-from ncclt.launch.launcher import JobShape
+from ncclt.launch.kubernetes.launcher import KubernetesLauncher
+from ncclt.launch.launcher import JobShape, parse_options
 
 
-def test_all_words():
-    """They are fields of `Site`, and one argument of the launcher."""
-    words = [
+def test_options_reach_the_manifest():
+    words = (
+        "container=lab/torch:1",
         "resource.rdma/hca=8",
         "resource.memory=64Gi",
         "node.nvidia.com/gpu.product=H100",
         "node.pool=a",
         "node.pool=b",
+        "label.kueue.x-k8s.io/queue-name=team",
+        "label.app.kubernetes.io/managed-by=another",
         "service-account=tuner",
         "runtime=torch-h100",
-        "ssh-port=2222",
         "pending=1800",
-    ]
-    assert site_options(words) == {
-        "resources": (("memory", "64Gi"), ("rdma/hca", "8")),
-        "node_selector": (("nvidia.com/gpu.product", "H100"), ("pool", "b")),
-        "service_account": "tuner",
-        "runtime": "torch-h100",
-        "ssh_port": 2222,
-        "pending_s": 1800,
-    }
-
-
-def test_they_reach_the_manifest():
-    """An RDMA resource without which a pod has no fabric."""
-    launcher = kubernetes.create(
-        shape=JobShape(nodes=2, processes_per_node=8),
-        image="lab/torch:1",
-        kind="trainjob",
-        pods=("resource.rdma/hca=8", "node.pool=h100", "service-account=tuner"),
     )
-    text = dict(launcher.plan(("true",), variables={}, timeout_s=60.0).files)["job.json"]
-    job = next(document for document in json.loads(text)["items"] if document["kind"] == "TrainJob")
+    launcher = KubernetesLauncher.create(
+        shape=JobShape(nodes=2, processes_per_node=8), options=parse_options(KubernetesLauncher, words), uses_mpi=False
+    )
+    plan = launcher.plan(("true",), variables={}, timeout_s=60.0)
+    job = next(d for d in json.loads(dict(plan.files)["job.json"])["items"] if d["kind"] == "TrainJob")
 
     def found(name, node):
         inside = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
         here = [node[name]] if isinstance(node, dict) and name in node else []
         return here + [value for part in inside for value in found(name, part)]
 
-    assert set(map(str, found("rdma/hca", job))) == {"8"}
-    assert {"pool": "h100"} in found("nodeSelector", job)
+    assert (set(found("rdma/hca", job)), set(found("memory", job))) == ({"8"}, {"64Gi"})
+    assert {"nvidia.com/gpu.product": "H100", "pool": "b"} in found("nodeSelector", job)
     assert "tuner" in found("serviceAccountName", job)
+    assert {"name": "torch-h100"} in found("runtimeRef", job)
+    # Kueue looks at the labels of the job itself, and ours cannot be replaced.
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
+    assert job["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "ncclt"
+    assert "--pending-s=1800" in plan.argv
 
 
-_NO_WORDS = (
-    "",
-    "resource.rdma/hca",
-    "resource.=8",
-    "resource.rdma/hca=many",
-    "resource=8",
-    "image=x",
-    "node.pool=",
-    "node.pool=a b",
-    "ssh-port=0",
-    "ssh-port=70000",
-    "pending=-1",
-    "runtime=Bad_Name",
-    "node.pool=$(x)",
-    "node.pool=a\nb: c",
-)
-
-
-@pytest.mark.parametrize("word", _NO_WORDS)
-def test_what_is_no_word(word):
-    """Nothing else gets into a manifest."""
-    with pytest.raises(UsageError, match="--kubernetes"):
-        site_options([word])
-
-
-@pytest.mark.parametrize(
-    ("option", "field", "most"), [("ssh-port", "ssh_port", 65535), ("pending", "pending_s", 86400)]
-)
-def test_numbers_go_from_one_to_the_last_port_and_to_a_day(option, field, most):
-    assert site_options([f"{option}=1"]) == {field: 1}
-    assert site_options([f"{option}={most}"]) == {field: most}
-    for wrong in (0, most + 1):
-        with pytest.raises(UsageError, match=f"{option}={wrong}"):
-            site_options([f"{option}={wrong}"])
-
-
-def test_labels_reach_the_job_and_replace_none_of_ours():
-    """Kueue looks at the labels of the job itself."""
-    words = ("label.kueue.x-k8s.io/queue-name=team", "label.app.kubernetes.io/managed-by=another")
-    launcher = kubernetes.create(
-        shape=JobShape(nodes=2, processes_per_node=8), image="lab/torch:1", kind="trainjob", pods=words
+def test_what_kubernetes_would_refuse_is_refused():
+    wrong = (
+        "",
+        "resource.rdma/hca",
+        "resource.=8",
+        "resource.rdma/hca=many",
+        "resource=8",
+        "image=x",
+        "node.pool=",
+        "node.pool=a b",
+        "node.pool=$(x)",
+        "node.pool=a\nb: c",
+        "runtime=Bad_Name",
+        "ssh-port=0",
+        "ssh-port=65536",
+        "pending=-1",
+        "pending=86401",
     )
-    text = dict(launcher.plan(("true",), variables={}, timeout_s=60.0).files)["job.json"]
-    job = next(document for document in json.loads(text)["items"] if document["kind"] == "TrainJob")
-    labels = job["metadata"]["labels"]
-    assert labels["kueue.x-k8s.io/queue-name"] == "team"
-    assert labels["app.kubernetes.io/managed-by"] == "ncclt"
+    for word in wrong:
+        with pytest.raises(UsageError) as caught:
+            parse_options(KubernetesLauncher, [word])
+        assert repr(word) in caught.value.message
+        assert "=" in caught.value.hint
+    most = parse_options(KubernetesLauncher, ["ssh-port=65535", "pending=86400"])
+    assert most == {"ssh_port": 65535, "pending": 86400}

@@ -13,7 +13,7 @@ import pytest
 from ncclt.errors import UsageError
 from ncclt.launch.launcher import JobShape
 from ncclt.launch.slurm.allocation import Allocation, NodeGroup
-from ncclt.launch.slurm.launcher import SlurmLauncher, create
+from ncclt.launch.slurm.launcher import SlurmLauncher
 from ncclt.launch.slurm.step import file_variables, ship
 
 GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "slurm"
@@ -254,7 +254,7 @@ def test_seven_files_of_90_kilobytes_still_fit(tmp_path):
 
 
 def test_without_an_allocation_nothing_can_be_planned():
-    made = create(environment={})
+    made = SlurmLauncher.create(shape=JobShape(), environment={})
     assert made.name == "slurm"
     with pytest.raises(UsageError, match="not a Slurm allocation"):
         made.plan(COMMAND, variables={}, timeout_s=1.0)
@@ -263,8 +263,10 @@ def test_without_an_allocation_nothing_can_be_planned():
 def test_an_allocation_that_is_too_small_is_refused_at_once():
     environment = {"PATH": "", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]"}
     with pytest.raises(UsageError, match="allocation 7 has 2"):
-        create(shape=JobShape(nodes=4), environment=environment)
-    assert create(shape=JobShape(nodes=2), environment=environment).plan(COMMAND, variables={}, timeout_s=1.0)
+        SlurmLauncher.create(shape=JobShape(nodes=4), environment=environment)
+    assert SlurmLauncher.create(shape=JobShape(nodes=2), environment=environment).plan(
+        COMMAND, variables={}, timeout_s=1.0
+    )
 
 
 @pytest.mark.parametrize(
@@ -289,10 +291,10 @@ def test_an_allocation_with_too_few_cpus_is_told_what_it_lacks(granted, per_task
     }
     shape = JobShape(nodes=2, processes_per_node=tasks)
     if not refused:
-        assert create(shape=shape, environment=environment, extra=extra)
+        assert SlurmLauncher.create(shape=shape, environment=environment, extra=extra)
         return
     with pytest.raises(UsageError, match=refused) as caught:
-        create(shape=shape, environment=environment, extra=extra)
+        SlurmLauncher.create(shape=shape, environment=environment, extra=extra)
     assert caught.value.hint == f"allocate with --exclusive, or with --ntasks-per-node={tasks}"
 
 

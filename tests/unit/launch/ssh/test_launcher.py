@@ -3,7 +3,7 @@
 import pytest
 
 from ncclt.launch.launcher import JobShape
-from ncclt.launch.ssh.launcher import create
+from ncclt.launch.ssh.launcher import SshLauncher
 
 SSH = """#!/bin/sh
 echo "$*" >"{asked}"
@@ -24,7 +24,9 @@ def test_ranks_meet_at_the_name_behind_an_alias(tmp_path, says, address):
         (tmp_path / "ssh").write_text(SSH.format(asked=tmp_path / "asked", says=says))
         (tmp_path / "ssh").chmod(0o755)
     shape = JobShape(nodes=2, hosts=("me@first:2222", "second"))
-    launcher = create(shape=shape, options=("-F", "config"), environment={"PATH": str(tmp_path)})
+    launcher = SshLauncher.create(
+        shape=shape, options={"ssh_arg": ("-F", "config")}, environment={"PATH": str(tmp_path)}
+    )
     if says is not None:
         assert (tmp_path / "asked").read_text() == "-F config -G first\n"
     plan = launcher.plan(("prog",), variables={}, timeout_s=1.0)

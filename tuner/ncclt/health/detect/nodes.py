@@ -23,7 +23,7 @@ from ncclt.launch.hostfile import granted_hosts
 from ncclt.launch.launcher import Launcher
 from ncclt.measure.launched_testbed import benchmark_of, launcher_of
 from ncclt.measure.redact import without_secrets
-from ncclt.measure.target import SHARES_FILES, TAKES_GRANTED, Target
+from ncclt.measure.target import Target
 from ncclt.nccl.driver_version import DRIVER_FILE, drivers_in
 from ncclt.nccl.log.facts import LogFacts
 
@@ -70,9 +70,9 @@ def look(target: Target, environ: Mapping[str, str]) -> tuple[tuple[Facts, ...],
     Raises:
         UsageError: the launcher cannot be used for this.
     """
-    if target.launcher == "kubernetes":
+    if target.launcher_class.chooses_nodes:
         raise UsageError(
-            "--launcher kubernetes: nodes are not asked, since that takes pods and an image of your own",
+            f"--launcher {target.launcher}: nodes are not asked, since that takes pods and an image of your own",
             hint="run `ncclt cluster detect` in a pod with all GPUs of a node, or give saved outputs by --from",
         )
     asked = target.reason == "as asked"
@@ -80,7 +80,7 @@ def look(target: Target, environ: Mapping[str, str]) -> tuple[tuple[Facts, ...],
         raise UsageError(
             f"--launcher {target.launcher} reaches no nodes", hint="leave it out, or use slurm, mpirun or ssh"
         )
-    if not target.is_launched or target.launcher in SHARES_FILES:
+    if not target.is_launched or target.launcher_class.shares_files:
         facts = examine_here(environ).facts
         nodes, missing = [replace(facts, missing=())], facts.missing
         if facts.smi_problem and not missing:
@@ -101,7 +101,7 @@ def look(target: Target, environ: Mapping[str, str]) -> tuple[tuple[Facts, ...],
 
 def nodes_to_look_at(target: Target, environ: Mapping[str, str]) -> int:
     """Return how many nodes to look at: as asked, else those of the allocation up to a limit, else one."""
-    granted = granted_hosts(environ) if target.launcher in TAKES_GRANTED else ()
+    granted = granted_hosts(environ) if target.launcher_class.uses_allocation else ()
     return target.nodes or len(target.hosts) or min(len(granted), _MOST_GRANTED) or 1
 
 

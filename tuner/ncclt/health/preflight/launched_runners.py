@@ -16,7 +16,7 @@ from ncclt.launch.hostfile import granted_hosts
 from ncclt.measure import LaunchedRunner, Timeouts
 from ncclt.measure.benchmarks.nccl_tests.benchmark import NcclTests
 from ncclt.measure.launched_testbed import benchmark_of, launcher_of
-from ncclt.measure.target import SHARES_FILES, TAKES_GRANTED, Target
+from ncclt.measure.target import Target
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -27,13 +27,13 @@ def hosts_here(cluster: Cluster, target: Target, *, environ: Mapping[str, str]) 
     Raises:
         UsageError: the launcher cannot choose nodes, or too few are named.
     """
-    if target.launcher == "kubernetes":
+    if target.launcher_class.chooses_nodes:
         raise UsageError(
-            "Kubernetes chooses the nodes itself, so a preflight cannot compare them",
+            f"--launcher {target.launcher} chooses the nodes itself, so a preflight cannot compare them",
             hint="run it in the pods of a job, with --launcher ssh or mpirun",
         )
     named = target.hosts
-    if not named and target.launcher in TAKES_GRANTED:
+    if not named and target.launcher_class.uses_allocation:
         named = granted_hosts(environ)
     if not named and cluster.nodes == 1:
         return (platform.node(),)
@@ -85,16 +85,16 @@ def launched_runners(
         part = cluster.sized(nodes=len(hosts), gpus_per_node=len(gpus) or None)
         sized = benchmark
         if isinstance(benchmark, NcclTests):
-            alone = target.launcher == "local"
+            starts_ranks = target.launcher_class.starts_ranks
             sized = replace(
                 benchmark,
-                processes=1 if alone else part.world_size,
-                gpus_per_process=part.gpus_per_node if alone else 1,
+                processes=part.world_size if starts_ranks else 1,
+                gpus_per_process=1 if starts_ranks else part.gpus_per_node,
             )
         visible = {_VISIBLE: _visible(gpus, target, environ)} if gpus else {}
         return LaunchedRunner(
             benchmark=sized,
-            launcher=launcher_of(part, target, hosts if target.launcher not in SHARES_FILES else (), environ=environ),
+            launcher=launcher_of(part, target, () if target.launcher_class.shares_files else hosts, environ=environ),
             cluster=part,
             variables=lambda _setting: visible,
             timeouts=timeouts,
@@ -108,6 +108,6 @@ def launched_runners(
 def _visible(gpus: tuple[int, ...], target: Target, environ: Mapping[str, str]) -> str:
     """Return CUDA's list of the GPUs to use; on this machine they count among those that are visible here."""
     here = [name for name in environ.get(_VISIBLE, "").split(",") if name]
-    if target.launcher in SHARES_FILES and here:
+    if target.launcher_class.shares_files and here:
         return ",".join(here[gpu] for gpu in gpus)
     return ",".join(map(str, gpus))

@@ -11,16 +11,25 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Unpack
+from typing import Any, NamedTuple, Self, Unpack
 
 from ncclt.errors import UsageError
 from ncclt.launch.endings import ending_of_mpi, ending_of_ranks
 from ncclt.launch.kubernetes.driver import LOST, NOT_STARTED, TIMED_OUT
 from ncclt.launch.kubernetes.manifests import FILES_PATH, LAUNCH_LABEL, LaunchedJob, Site, manifests
-from ncclt.launch.kubernetes.options import site_options
-from ncclt.launch.launcher import FILES, MARK, JobShape, LaunchPlan, LaunchResult
-from ncclt.launch.process.launcher import ProcessLauncher, ProcessOptions
+from ncclt.launch.launcher import (
+    FILES,
+    MARK,
+    NO_OPTIONS,
+    JobShape,
+    LauncherOption,
+    LaunchPlan,
+    LaunchResult,
+    ProcessOptions,
+)
+from ncclt.launch.process.launcher import ProcessLauncher
 from ncclt.launch.rank_check import checked
 
 PENDING_S = 600.0
@@ -38,6 +47,10 @@ _MARGIN_S = 300.0
 _SAID = re.compile(rf"(?m)^ncclt: kubernetes: (?P<what>{LOST}|{NOT_STARTED}|{TIMED_OUT}): (?P<reason>.*)$")
 
 
+_SITE_FIELDS = {"container": "image", "resource": "resources", "node": "node_selector", "label": "labels"}
+"""Options that have another name in `Site`."""
+
+
 class _Kind(NamedTuple):
     """What a kind of job differs in: the container that is followed, pods besides the nodes, how an end is read."""
 
@@ -50,6 +63,34 @@ _KINDS = {
     "mpijob": _Kind(container="launcher", further_pods=1, ending=ending_of_mpi),
     "trainjob": _Kind(container="node", further_pods=0, ending=ending_of_ranks),
 }
+
+
+# Qualified names and values of Kubernetes: an optional DNS prefix, then 63 characters at most.
+_QUALIFIED_NAME = re.compile(
+    r"(?:[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
+)
+_VALUE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+_AMOUNT = re.compile(r"\d{1,9}(?:\.\d{1,3})?(?:m|[kMGTPE]i?)?")
+_OBJECT = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?")
+
+
+def _parse_object(text: str) -> str:
+    if not _OBJECT.fullmatch(text):
+        raise ValueError("not a name for an object of Kubernetes")
+    return text
+
+
+def _parse_pair(text: str, pattern: re.Pattern[str]) -> tuple[str, str]:
+    name, _, value = text.partition("=")
+    if not _QUALIFIED_NAME.fullmatch(name) or not pattern.fullmatch(value):
+        raise ValueError("Kubernetes does not accept this name or value")
+    return name, value
+
+
+def _parse_count(text: str, most: int) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= most):
+        raise ValueError(f"not a number from 1 to {most}")
+    return int(text)
 
 
 class KubernetesLauncher(ProcessLauncher):
@@ -67,6 +108,47 @@ class KubernetesLauncher(ProcessLauncher):
     """
 
     name = "kubernetes"
+    chooses_nodes = True
+    reaches_back = False
+    takes_containers = True
+    options = (
+        LauncherOption(key="container", metavar="IMAGE", help="Container image of the trials"),
+        LauncherOption(key="namespace", metavar="NAME", help="Namespace of the jobs", parse=_parse_object),
+        LauncherOption(
+            key="resource.",
+            metavar="AMOUNT",
+            help="Further resource of each pod, such as resource.rdma/hca=8",
+            parse=partial(_parse_pair, pattern=_AMOUNT),
+        ),
+        LauncherOption(
+            key="node.",
+            metavar="VALUE",
+            help="Label that nodes must have, such as node.pool=h100",
+            parse=partial(_parse_pair, pattern=_VALUE),
+        ),
+        LauncherOption(
+            key="label.",
+            metavar="VALUE",
+            help="Label of the jobs, such as label.kueue.x-k8s.io/queue-name=team",
+            parse=partial(_parse_pair, pattern=_VALUE),
+        ),
+        LauncherOption(key="service-account", metavar="NAME", help="Service account of the pods", parse=_parse_object),
+        LauncherOption(
+            key="runtime", metavar="NAME", help="(Cluster)TrainingRuntime of a TrainJob", parse=_parse_object
+        ),
+        LauncherOption(
+            key="ssh-port",
+            metavar="N",
+            help="Port of the image's sshd, for an MPIJob",
+            parse=partial(_parse_count, most=65535),
+        ),
+        LauncherOption(
+            key="pending",
+            metavar="SECONDS",
+            help=f"Max wait for nodes and images (default: {PENDING_S:g})",
+            parse=partial(_parse_count, most=86400),
+        ),
+    )
 
     def __init__(
         self,
@@ -89,6 +171,33 @@ class KubernetesLauncher(ProcessLauncher):
         self._poll_s = poll_s
         super().__init__(**process)
 
+    @classmethod
+    def create(
+        cls,
+        *,
+        shape: JobShape,
+        options: Mapping[str, Any] = NO_OPTIONS,
+        python: str = "",  # noqa: ARG003  the image has its own
+        uses_mpi: bool = True,
+        **process: Unpack[ProcessOptions],
+    ) -> Self:
+        """Return the launcher for kubectl's current cluster: one GPU for each process.
+
+        Without a container nothing can be planned.
+
+        Raises:
+            UsageError: hosts are named.
+        """
+        fields = {_SITE_FIELDS.get(name, name): value for name, value in options.items()}
+        pending_s = fields.pop("pending", PENDING_S)
+        return cls(
+            shape=shape,
+            kind="mpijob" if uses_mpi else "trainjob",
+            site=Site(gpus_per_node=shape.processes_per_node, **fields) if "image" in fields else None,
+            pending_s=pending_s,
+            **process,
+        )
+
     def plan(
         self, argv: Sequence[str], *, variables: Mapping[str, str], timeout_s: float, files: Sequence[Path] = ()
     ) -> LaunchPlan:
@@ -98,7 +207,9 @@ class KubernetesLauncher(ProcessLauncher):
             UsageError: no image was given.
         """
         if self._site is None:
-            raise UsageError("Kubernetes needs the image of the containers", hint="use --container REGISTRY/NAME:TAG")
+            raise UsageError(
+                "Kubernetes needs the image of the containers", hint="use --launcher-option container=REGISTRY/NAME:TAG"
+            )
         places = {str(path): f"{FILES_PATH}/{path.name}" for path in files}
         for_ranks = {**self.kept(variables), **variables}
         job = LaunchedJob(
@@ -178,32 +289,3 @@ def _with_driver_messages(result: LaunchResult) -> LaunchResult:
     if said["what"] == LOST:
         return replace(result, lost=said["reason"])
     return replace(result, exit_code=None, not_started=f"Kubernetes: {said['reason']}")
-
-
-def create(
-    *,
-    shape: JobShape | None = None,
-    kind: str = "mpijob",
-    image: str | None = None,
-    namespace: str = "default",
-    pods: Sequence[str] = (),
-    **process: Unpack[ProcessOptions],
-) -> KubernetesLauncher:
-    """Return the launcher for kubectl's current cluster.
-
-    Args:
-        shape: pods, and processes in each, one GPU for each process.
-        kind: `mpijob` or `trainjob`.
-        image: of all containers; without one nothing can be planned.
-        namespace: where the jobs are made.
-        pods: their options, by the names of `options.WORDS`.
-        process: as `KubernetesLauncher` takes it.
-
-    Raises:
-        UsageError: hosts are named, or an option is not one of these.
-    """
-    shape = shape or JobShape()
-    options = site_options(pods)
-    pending_s = options.pop("pending_s", PENDING_S)
-    site = image and Site(image=image, namespace=namespace, gpus_per_node=shape.processes_per_node, **options)
-    return KubernetesLauncher(shape=shape, kind=kind, site=site or None, pending_s=pending_s, **process)

@@ -11,9 +11,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, TypedDict
+from typing import ClassVar
 
-from ncclt.launch.launcher import PORT, LaunchPlan, LaunchResult
+from ncclt.launch.launcher import PORT, Launcher, LaunchPlan, LaunchResult
 from ncclt.launch.process.session import GRACE_S, KEEP_BYTES, ProcessSession
 from ncclt.launch.rank_check import UNFIT_CODE, is_deciding, without_signs
 from ncclt.launch.slurm.job import job_loss
@@ -53,18 +53,7 @@ _PORT_TAKEN = re.compile(r"server socket has failed to (?:listen|bind).*(?:EADDR
 """torch's TCPStore (csrc/distributed/c10d/socket.cpp) on the host of rank 0, where another process has the port."""
 
 
-class ProcessOptions(TypedDict, total=False):
-    """Options of every launcher, as described at `ProcessLauncher`."""
-
-    environment: Mapping[str, str] | None
-    keep_env: bool
-    extra: Sequence[str]
-    grace_s: float
-    kill_grace_s: float
-    keep_bytes: int
-
-
-class ProcessLauncher(ABC):
+class ProcessLauncher(Launcher, ABC):
     """Starts programs with the environment of the time when it was made, so that plans do not change later.
 
     Args:
@@ -77,11 +66,9 @@ class ProcessLauncher(ABC):
         keep_bytes: how much of each output is kept.
 
     Attributes:
-        name: the word used with `--launcher`.
         ranks_report: each rank reports its start (`rank_check`), so a launch without a report did not start.
     """
 
-    name: ClassVar[str]
     ranks_report: ClassVar[bool] = True
 
     def __init__(

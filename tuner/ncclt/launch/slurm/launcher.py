@@ -10,11 +10,19 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Self, Unpack
 
 from ncclt.errors import UsageError
-from ncclt.launch.launcher import PORT, JobShape, LaunchPlan, LaunchResult
-from ncclt.launch.process.launcher import ProcessLauncher, ProcessOptions, thread_variables
+from ncclt.launch.launcher import (
+    NO_OPTIONS,
+    PORT,
+    JobShape,
+    LauncherOption,
+    LaunchPlan,
+    LaunchResult,
+    ProcessOptions,
+)
+from ncclt.launch.process.launcher import ProcessLauncher, thread_variables
 from ncclt.launch.rank_check import UNFIT, checked
 from ncclt.launch.slurm.allocation import Allocation, addresses_by_scontrol, allocation_of
 from ncclt.launch.slurm.job import ask
@@ -57,6 +65,20 @@ class SlurmLauncher(ProcessLauncher):
     """
 
     name = "slurm"
+    uses_allocation = True
+    takes_containers = True
+    job_variable = "SLURM_JOB_ID"
+    options = (
+        LauncherOption(key="container", metavar="IMAGE", help="Container image of the trials (needs pyxis)"),
+        LauncherOption(
+            key="sbatch-arg",
+            metavar="ARG",
+            help="Option for sbatch, such as --partition=gpu. Requests exclusive nodes, because co-located studies "
+            "disturb each other; --oversubscribe disables it",
+            is_repeatable=True,
+        ),
+        LauncherOption(key="time-limit", metavar="TIME", help="Time limit of the submitted job, such as 2:00:00"),
+    )
 
     def __init__(
         self,
@@ -73,6 +95,27 @@ class SlurmLauncher(ProcessLauncher):
         if allocation and not {"--overcommit", "-O"} & set(self.extra):
             allocation.require_cpus(self._hosts, tasks_per_node=shape.processes_per_node)
         self._container = container
+
+    @classmethod
+    def create(
+        cls,
+        *,
+        shape: JobShape,
+        options: Mapping[str, Any] = NO_OPTIONS,
+        python: str = "",  # noqa: ARG003  the command names its own
+        uses_mpi: bool = True,  # noqa: ARG003  srun sets the variables of both
+        **process: Unpack[ProcessOptions],
+    ) -> Self:
+        """Return the launcher for the allocation that this program runs in.
+
+        Raises:
+            UsageError: the allocation has too few nodes, or not those of the shape.
+        """
+        environment = process.get("environment")
+        known = dict(os.environ if environment is None else environment)
+        process["environment"] = known
+        allocation = allocation_of(known, addresses_of=addresses_by_scontrol)
+        return cls(shape=shape, allocation=allocation, container=options.get("container"), **process)
 
     def plan(
         self, argv: Sequence[str], *, variables: Mapping[str, str], timeout_s: float, files: Sequence[Path] = ()
@@ -143,18 +186,3 @@ def _task_prolog(environment: Mapping[str, str]) -> str:
     """Return the script that Slurm runs before each task and whose `export` lines set variables; empty = none."""
     said = re.search(r"(?m)^TaskProlog\s*=\s*(\S+)$", ask(("scontrol", "show", "config"), environment).stdout)
     return said[1] if said and said[1] != "(null)" else ""
-
-
-def create(
-    *, shape: JobShape | None = None, container: str | None = None, **process: Unpack[ProcessOptions]
-) -> SlurmLauncher:
-    """Return the launcher for the allocation that this program runs in.
-
-    Raises:
-        UsageError: the allocation has too few nodes, or not those of the shape.
-    """
-    environment = process.get("environment")
-    known = dict(os.environ if environment is None else environment)
-    process["environment"] = known
-    allocation = allocation_of(known, addresses_of=addresses_by_scontrol)
-    return SlurmLauncher(shape=shape or JobShape(), allocation=allocation, container=container, **process)

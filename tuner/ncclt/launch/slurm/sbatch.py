@@ -133,7 +133,7 @@ def submit(plan: BatchPlan, *, environment: Mapping[str, str] | None = None) -> 
     if done.returncode != 0:
         said = done.stderr.strip().splitlines() or ["it did not say why"]
         names_partition = any(word.startswith(("-p", "--partition")) for word in plan.argv)
-        hint = "" if names_partition else "many sites need --sbatch-arg=--partition=NAME"
+        hint = "" if names_partition else "many sites need --launcher-option sbatch-arg=--partition=NAME"
         raise UsageError(f"sbatch refused the job: {said[-1]}", hint=hint)
     return done.stdout.strip().partition(";")[0]  # `7;cluster` where there are several
 

@@ -13,13 +13,22 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Self, Unpack
 
 from ncclt.errors import InputError, UsageError, reason
 from ncclt.launch.endings import ending_of_ranks
-from ncclt.launch.hostfile import Host, parse_host, read_hostfile
-from ncclt.launch.launcher import FILES, PORT, JobShape, LaunchPlan, LaunchResult
-from ncclt.launch.process.launcher import FORWARDED, ProcessLauncher, ProcessOptions, thread_variables
+from ncclt.launch.hostfile import Host, parse_host
+from ncclt.launch.launcher import (
+    FILES,
+    NO_OPTIONS,
+    PORT,
+    JobShape,
+    LauncherOption,
+    LaunchPlan,
+    LaunchResult,
+    ProcessOptions,
+)
+from ncclt.launch.process.launcher import FORWARDED, ProcessLauncher, thread_variables
 from ncclt.launch.rank_check import checked
 from ncclt.launch.ssh.driver import NODES_FILE
 from ncclt.launch.ssh.script import RANK, end_script, node_script
@@ -49,7 +58,7 @@ class SshLauncher(ProcessLauncher):
     Args:
         hosts: in the order of the ranks.
         processes_per_node: ranks on each.
-        options: further words for ssh, for example `-i key` or `-o StrictHostKeyChecking=accept-new`.
+        ssh_args: further words for ssh, for example `-i key` or `-o StrictHostKeyChecking=accept-new`.
         python: the Python that has torch, on every host.
         address: of the first host for the others; empty = its name.
         cwd: folder of the command on every host that has it; None = the current one.
@@ -59,13 +68,19 @@ class SshLauncher(ProcessLauncher):
     """
 
     name = "ssh"
+    needs_torch = True
+    options = (
+        LauncherOption(
+            key="ssh-arg", metavar="ARG", help="Argument for ssh, such as -i or a key file", is_repeatable=True
+        ),
+    )
 
     def __init__(
         self,
         *,
         hosts: Sequence[Host],
         processes_per_node: int = 1,
-        options: Sequence[str] = (),
+        ssh_args: Sequence[str] = (),
         python: str = sys.executable,
         address: str = "",
         cwd: Path | None = None,
@@ -73,11 +88,39 @@ class SshLauncher(ProcessLauncher):
     ) -> None:
         self._hosts = tuple(hosts)
         self._processes_per_node = processes_per_node
-        self._options = tuple(options)
+        self._ssh_args = tuple(ssh_args)
         self._python = python
         self._address = address or self._hosts[0].name
         self._cwd = cwd or Path.cwd()
         super().__init__(**process)
+
+    @classmethod
+    def create(
+        cls,
+        *,
+        shape: JobShape,
+        options: Mapping[str, Any] = NO_OPTIONS,
+        python: str = sys.executable,
+        uses_mpi: bool = True,  # noqa: ARG003  torchrun starts no ranks of MPI
+        **process: Unpack[ProcessOptions],
+    ) -> Self:
+        """Return the launcher for the hosts of a shape.
+
+        Raises:
+            UsageError: no hosts are named.
+        """
+        if not shape.hosts:
+            raise UsageError("--launcher ssh needs the names of the hosts", hint="name them with --hosts or --hostfile")
+        hosts = tuple(map(parse_host, shape.hosts))
+        ssh_args = options.get("ssh_arg", ())
+        return cls(
+            hosts=hosts,
+            processes_per_node=shape.processes_per_node,
+            ssh_args=ssh_args,
+            python=python,
+            address=_address(hosts[0], ssh_args, process.get("environment")),
+            **process,
+        )
 
     def plan(
         self, argv: Sequence[str], *, variables: Mapping[str, str], timeout_s: float, files: Sequence[Path] = ()
@@ -125,7 +168,7 @@ class SshLauncher(ProcessLauncher):
     def _ssh(self, host: Host) -> list[str]:
         port = ["-p", str(host.port)] if host.port else []
         user = ["-l", host.user] if host.user else []
-        return ["ssh", *self._options, *_OPTIONS, *port, *user, host.name]
+        return ["ssh", *self._ssh_args, *_OPTIONS, *port, *user, host.name]
 
     def _torchrun(self, argv: Sequence[str], meeting_host: str, meeting_port: str) -> tuple[str, ...]:
         return (
@@ -154,43 +197,6 @@ def _read(files: Sequence[Path]) -> list[tuple[str, str, str]]:
         raise InputError(
             f"the hosts cannot get the files of the benchmark ({', '.join(names)}): {reason(error)}"
         ) from error
-
-
-def create(
-    *,
-    shape: JobShape | None = None,
-    hostfile: Path | None = None,
-    options: Sequence[str] = (),
-    python: str = sys.executable,
-    **process: Unpack[ProcessOptions],
-) -> SshLauncher:
-    """Return the launcher for the hosts of a shape, or else for the first hosts of a host file.
-
-    Raises:
-        UsageError: too few hosts, or too few slots on one of them.
-        InputError: the host file cannot be read.
-    """
-    shape = shape or JobShape()
-    hosts = tuple(map(parse_host, shape.hosts)) or (read_hostfile(hostfile) if hostfile else ())
-    if len(hosts) < shape.nodes:
-        raise UsageError(
-            f"--launcher ssh needs {shape.nodes} hosts, {len(hosts) or 'none'} are named",
-            hint="name them in a --hostfile",
-        )
-    hosts = hosts[: shape.nodes]
-    for host in hosts:
-        if host.slots is not None and host.slots < shape.processes_per_node:
-            raise UsageError(
-                f"{host.name} has slots={host.slots}, {shape.processes_per_node} processes are wanted there"
-            )
-    return SshLauncher(
-        hosts=hosts,
-        processes_per_node=shape.processes_per_node,
-        options=options,
-        python=python,
-        address=_address(hosts[0], options, process.get("environment")),
-        **process,
-    )
 
 
 def _address(host: Host, options: Sequence[str], environment: Mapping[str, str] | None) -> str:

@@ -97,9 +97,9 @@ class PersistentRunner(RealRunner):
                 f"the ranks of {benchmark.name} end with every launch: they cannot stay",
                 hint="use --benchmark torch_collectives, or leave --persistent out",
             )
-        if launcher.name == "kubernetes":
+        if not launcher.reaches_back:
             raise UsageError(
-                "ranks cannot stay under --launcher kubernetes: a pod may have no way to this machine",
+                f"ranks cannot stay under --launcher {launcher.name}: they may have no way to this machine",
                 hint="leave --persistent out, or run ncclt in an allocation of Slurm or beside an ssh",
             )
         self._torch = benchmark

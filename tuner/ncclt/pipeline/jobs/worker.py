@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sys
 import threading
@@ -18,6 +19,7 @@ from ncclt.core.tuning_job import JobResult, JobState, TuningJob
 from ncclt.errors import NccltError, NotFoundError, StoreError, StudyStoppedError, hide_passwords, reason
 from ncclt.launch.process.followed import FollowedProcess
 from ncclt.launch.slurm.job import ask
+from ncclt.measure.target import Target
 from ncclt.store.job_queue import JobQueue, JobReport, prepare, serve_jobs
 from ncclt.store.leases import SILENT_S, this_worker
 from ncclt.store.store import Store
@@ -65,10 +67,9 @@ class WorkerPlan:
     @property
     def submits_batches(self) -> bool:
         """Return whether each study is a batch job of Slurm."""
-        words = " ".join(self.arguments).replace("=", " ")
-        return ("--launcher slurm" in words or os.environ.get("NCCLT_LAUNCHER") == "slurm") and not os.environ.get(
-            "SLURM_JOB_ID"
-        )
+        named = re.search(r"--launcher[ =](\S+)", " ".join(self.arguments))
+        target = Target(launcher=named[1] if named else os.environ.get("NCCLT_LAUNCHER", ""))
+        return target.lacks_allocation(os.environ)
 
 
 class JobWorker:
@@ -196,7 +197,7 @@ class JobWorker:
         extra: tuple[str, ...] = self._plan.arguments
         if self._plan.submits_batches:
             end_batches(job.id)  # of a worker that died
-            extra = (*extra, f"--sbatch-arg=--job-name={_batch_name(job.id)}")
+            extra = (*extra, f"--launcher-option=sbatch-arg=--job-name={_batch_name(job.id)}")
         argv = (sys.executable, "-m", "ncclt", "tune", *job.arguments(), *extra)
         environment = {**os.environ, "NCCLT_STORAGE": self._store.url, "PYTHONUNBUFFERED": "1"}
         said, cancelled, asked_s, seen = "", False, None, -1
