@@ -1,6 +1,6 @@
 """How surely does `ncclt preflight` name what is wrong with a fabric, and in how many launches?
 
-SIMULATED throughout: fleets of 8, 32 and 128 nodes of a shipped cluster get 0 to 3 weaknesses (a node's network, a
+SIMULATED throughout: fleets of 8, 32 and 128 nodes of a shipped cluster get 0 to 3 faults (a node's network, a
 link between neighbours, a GPU) that take away 10 to 60 % of the bandwidth, and every launch scatters. What a preflight
 names is held against what was put in. Its yardstick is the fleet in health, as a stored baseline would give it; a link
 is put in between neighbours because a ring over all nodes passes no other. Launches are compared with those of all
@@ -24,7 +24,7 @@ from ncclt.core.preflight import FabricFinding, Part, Section, State
 from ncclt.health.preflight import TOLERANCE, PreflightRequest, preflight
 from ncclt.health.preflight.expectation import expectation
 from ncclt.health.preflight.probes import Probes
-from ncclt.health.preflight.simulated import SimulatedFabric, Weakness
+from ncclt.health.preflight.simulated import InjectedFault, SimulatedFabric
 from ncclt.store.shipped import profiles_folder, shipped_clusters
 
 NODES = (8, 32, 128)
@@ -39,13 +39,13 @@ class Row:
 
     Attributes:
         nodes, noise, loss: of the fleet; noise is the sigma of one sample, loss a range.
-        faults: weaknesses put in, over all runs.
+        faults: faults put in, over all runs.
         precision: of the parts that were named, those that were weak.
         recall: of the weak parts, those that were named; a GPU counts as named by its node in `recall_node`.
         recall_node: the same, where the right node of a weak GPU is enough.
-        healthy_right: fleets without a weakness that were called healthy.
+        healthy_right: fleets without a fault that were called healthy.
         degraded_seen: fleets with one that were not called healthy, whatever was named.
-        launches: median of a run with weaknesses, and `launches_most` the most.
+        launches: median of a run with faults, and `launches_most` the most.
         all_pairs: launches that all pairs of nodes would take.
     """
 
@@ -64,11 +64,11 @@ class Row:
     simulated: bool = True
 
 
-def weaknesses(
+def draw_faults(
     hosts: Sequence[str], gpus: int, count: int, loss: tuple[float, float], draw: random.Random
-) -> list[Weakness]:
-    """Draw weaknesses that have no node in common."""
-    found: list[Weakness] = []
+) -> list[InjectedFault]:
+    """Draw faults that have no node in common."""
+    found: list[InjectedFault] = []
     taken: set[str] = set()
     while len(found) < count:
         index = draw.randrange(len(hosts))
@@ -78,12 +78,12 @@ def weaknesses(
             continue
         taken |= set(ends)
         gpu = (draw.randrange(gpus),) if kind is Part.GPU else ()
-        found.append(Weakness(hosts=ends, gpus=gpu, share=1 - draw.uniform(*loss)))
+        found.append(InjectedFault(hosts=ends, gpus=gpu, share=1 - draw.uniform(*loss)))
     return found
 
 
 def examine(
-    cluster: Cluster, faults: Sequence[Weakness], *, noise: float, seed: int
+    cluster: Cluster, faults: Sequence[InjectedFault], *, noise: float, seed: int
 ) -> tuple[State, tuple[FabricFinding, ...], int]:
     """Run one preflight on a simulated fleet."""
     hosts = tuple(f"n{index:03d}" for index in range(cluster.nodes))
@@ -93,7 +93,7 @@ def examine(
     gbps = usual.measure([Section(hosts=hosts)])[0].gbps
     # As a baseline: measured, so half of the tolerance.
     expected = expectation(cluster, (SIZE,), tolerance=TOLERANCE / 2, given_gbps=gbps)
-    fabric = SimulatedFabric(cluster, hosts, weaknesses=faults, seed=seed, sigma=noise)
+    fabric = SimulatedFabric(cluster, hosts, faults=faults, seed=seed, sigma=noise)
     probes = Probes(fabric.runner, expected, simulated=True, clock=lambda: 0.0)
     request = PreflightRequest(
         cluster=cluster, hosts=hosts, expectation=expected, sizes=(SIZE,), launcher="simulate", benchmark="simulate"
@@ -102,18 +102,18 @@ def examine(
     return result.state, result.findings, len(result.readings)
 
 
-def _key(part: Weakness | FabricFinding) -> tuple[frozenset[str], tuple[int, ...]]:
+def _key(part: InjectedFault | FabricFinding) -> tuple[frozenset[str], tuple[int, ...]]:
     return frozenset(part.hosts), part.gpus
 
 
 def row(cluster: Cluster, *, noise: float, loss: tuple[float, float], runs: int, seed: int) -> Row:
-    """Run fleets of one kind, a quarter of them without a weakness."""
+    """Run fleets of one kind, a quarter of them without a fault."""
     draw = random.Random(f"{seed}/{cluster.nodes}/{noise}/{loss}")
     hosts = tuple(f"n{index:03d}" for index in range(cluster.nodes))
     named = faults = hit = hit_node = seen = healthy = healthy_right = 0
     launches: list[int] = []
     for number in range(runs):
-        weak = weaknesses(hosts, cluster.gpus_per_node, number % 4, loss, draw)
+        weak = draw_faults(hosts, cluster.gpus_per_node, number % 4, loss, draw)
         state, findings, count = examine(cluster, weak, noise=noise, seed=seed * 1000 + number)
         if not weak:
             healthy += 1
@@ -155,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--nodes", type=int, nargs="+", default=list(NODES))
     options = parser.parse_args(arguments)
     if options.runs < 2 or min(options.nodes) < 8:
-        parser.error("--runs must be at least 2, and --nodes at least 8: up to three weaknesses have no node in common")
+        parser.error("--runs must be at least 2, and --nodes at least 8: up to three faults have no node in common")
     known = shipped_clusters(profiles_folder())
     if options.cluster not in known:
         parser.error(f"no shipped cluster {options.cluster!r}; there are: {', '.join(known)}")

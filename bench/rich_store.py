@@ -40,7 +40,7 @@ from ncclt.core.workload import Provenance, Workload
 from ncclt.deliver.effect import attest
 from ncclt.health.preflight import SIZES, PreflightRequest, Probes, preflight
 from ncclt.health.preflight.expectation import expectation
-from ncclt.health.preflight.simulated import SimulatedFabric, parse_weakness
+from ncclt.health.preflight.simulated import SimulatedFabric, parse_fault
 from ncclt.store import Store, open_store
 from ncclt.store.documents import to_text
 from ncclt.store.studies import _row as study_row
@@ -593,7 +593,7 @@ def _attested(found: Recommendation, when: str, *, differing: bool) -> Any:
 
 def _examined(cluster: Cluster, weak: Sequence[str], when: str) -> Any:
     hosts = tuple(f"n{number:02d}" for number in range(1, cluster.nodes + 1))
-    fabric = SimulatedFabric(cluster, hosts, weaknesses=[parse_weakness(text) for text in weak])
+    fabric = SimulatedFabric(cluster, hosts, faults=[parse_fault(text) for text in weak])
     expected = expectation(cluster, SIZES, tolerance=0.15)
     request = PreflightRequest(
         cluster=cluster, hosts=hosts, expectation=expected, launcher="simulate", benchmark="simulated", full=True

@@ -35,7 +35,7 @@ def sample_preflight(**changes):
         simulated=False,
         hosts=HOSTS,
         gpus_per_node=8,
-        source="by its links",
+        source="from link speeds",
         expected=(ExpectedSize(size_bytes=GIB, busbw_gbps=100.0),),
         tolerance=0.15,
         state=State.DEGRADED,
@@ -142,9 +142,9 @@ def test_verdicts():
     silent = sample_preflight(state=State.UNMEASURED, findings=(), notes=())
     assert silent.verdict == "could not measure: no launch gave a result"
     alone = sample_preflight(state=State.HEALTHY, expected=(), readings=(reading(HOSTS, 98.0),))
-    assert alone.verdict == "healthy: a..d (4 nodes) reach 100 % of 98 GB/s (by its links)"
+    assert alone.verdict == "healthy: 98 GB/s measured, 98 GB/s expected from link speeds"
     healthy = sample_preflight(state=State.HEALTHY, findings=(), simulated=True, readings=(reading(HOSTS, 98.0),))
-    assert healthy.verdict == "SIMULATED: healthy: a..d (4 nodes) reach 98 % of 100 GB/s (by its links)"
+    assert healthy.verdict == "SIMULATED: healthy: 98 GB/s measured, 100 GB/s expected from link speeds"
 
 
 def test_heat_maps_are_of_nodes_and_of_the_gpus_that_were_looked_into():

@@ -8,7 +8,7 @@ from ncclt.core.cluster import Cluster
 from ncclt.errors import StoreError
 from ncclt.health.preflight import SIZES, PreflightRequest, Probes, preflight
 from ncclt.health.preflight.expectation import expectation
-from ncclt.health.preflight.simulated import SimulatedFabric, parse_weakness
+from ncclt.health.preflight.simulated import SimulatedFabric, parse_fault
 from ncclt.store import open_store
 
 CLUSTER = Cluster(
@@ -35,7 +35,7 @@ def store(tmp_path):
 
 def sample(id, *, weak=(), **changes):
     hosts = ("a", "b", "c", "d")
-    fabric = SimulatedFabric(CLUSTER, hosts, weaknesses=[parse_weakness(text) for text in weak])
+    fabric = SimulatedFabric(CLUSTER, hosts, faults=[parse_fault(text) for text in weak])
     expected = expectation(CLUSTER, SIZES, tolerance=0.15)
     request = PreflightRequest(
         cluster=CLUSTER, hosts=hosts, expectation=expected, launcher="simulate", benchmark="simulated"

@@ -19,8 +19,7 @@ from ncclt.measure.target import Target, gpus_visible
 
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
-    from ncclt.health.detect.detection import Detection
-    from ncclt.health.detect.seen import Seen
+    from ncclt.health.detect.detection import Detection, FieldValue
     from ncclt.health.doctor import Facts
 
 _OF_DETECTION = {
@@ -99,7 +98,7 @@ def detect(
     _store(found, cluster, nodes, storage, replace=replace)
 
 
-def _shown(seen: Seen) -> str:
+def _shown(seen: FieldValue) -> str:
     from ncclt.core.cluster_file import BANDWIDTHS, shown_gbps
 
     return shown_gbps(seen.value) if seen.field in BANDWIDTHS else str(seen.value)

@@ -95,11 +95,11 @@ def doctor(
     meant = _cluster(target, storage)
     recommended = _recommended(model, target.cluster, storage)
     if sources:
-        from ncclt.health.doctor.service import examine_files
+        from ncclt.health.doctor.examine import examine_files
 
         diagnosis = examine_files(sources, cluster=meant, version=version, recommended=recommended)
     else:
-        from ncclt.health.doctor.service import examine_here
+        from ncclt.health.doctor.examine import examine_here
 
         log: LogFacts | None = None
         missing: tuple[str, ...] = ()
@@ -141,7 +141,7 @@ def _recommended(model: str | None, cluster: str | None, storage: str | None) ->
 
 def _start(target: Target, cluster: Cluster | None) -> tuple[LogFacts, tuple[str, ...]]:
     from ncclt.core.message import Collective
-    from ncclt.health.doctor.service import start_log
+    from ncclt.health.doctor.examine import start_log
     from ncclt.launch import launcher_classes
     from ncclt.measure.launched_testbed import benchmark_of, launcher_of
 
@@ -164,6 +164,6 @@ def _job_of_unknown_gpus(target: Target) -> Cluster:
             "--launcher needs --cluster NAME or --gpus-per-node, to know how many ranks to start",
             hint="or run the job with NCCL_DEBUG=INFO and give its log by --from",
         )
-    from ncclt.health.doctor.service import job_of_unknown_gpus
+    from ncclt.health.doctor.examine import job_of_unknown_gpus
 
     return job_of_unknown_gpus(nodes=target.nodes or 1, gpus_per_node=target.gpus_per_node)

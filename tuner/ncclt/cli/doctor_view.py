@@ -8,8 +8,8 @@ from typing import Any
 
 from ncclt.cli.output import print_table
 from ncclt.health.doctor import RULES, Diagnosis, Finding
+from ncclt.health.doctor.diagnosis import SCHEMA
 from ncclt.health.doctor.matrix import TopologyMatrix
-from ncclt.health.doctor.rules import SCHEMA
 
 _WIDTH = 117
 """Most columns of a paragraph."""

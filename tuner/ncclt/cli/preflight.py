@@ -39,7 +39,7 @@ def preflight(
         Target,
         Fields(
             "cluster nodes gpus_per_node nccl_version launcher hosts hostfile benchmark backend nccl_tests python "
-            "launcher_option launcher_arg scratch keep_env sizes expect tolerance quick full pairs parallel",
+            "launcher_option launcher_arg scratch keep_env sizes expect tolerance quick full all_pairs parallel",
             {
                 "cluster": Option(
                     "Name of the cluster, see `ncclt cluster list`. Default: this machine, or leonardo for a drill.",
@@ -75,13 +75,9 @@ def preflight(
     full: Annotated[
         bool, typer.Option("--full", help="Also measure pairs and every node alone where all together are fine.")
     ] = False,
-    pairs: Annotated[
-        str,
-        typer.Option(
-            help="Pairs to measure: adaptive (few launches), ring, all, or rotate:K, K rounds in which every node "
-            "meets another one."
-        ),
-    ] = "adaptive",
+    all_pairs: Annotated[
+        bool, typer.Option("--all-pairs", help="Measure every pair of nodes instead of bisecting.")
+    ] = False,
     seconds: Annotated[
         float | None,
         typer.Option("--time", help="Seconds after which no further launch is begun, and that no launch may take."),
@@ -149,7 +145,7 @@ def preflight(
             benchmark=word,
             quick=quick,
             full=full,
-            plan=pairs,
+            all_pairs=all_pairs,
             notes=notes,
         )
 
@@ -226,7 +222,7 @@ def _hosts(target: Target, cluster: Cluster, *, dry_run: bool) -> tuple[str, ...
     """
     named = target.hosts
     if target.is_launched:
-        from ncclt.health.preflight.launched_runners import hosts_here
+        from ncclt.health.preflight.probes import hosts_here
         from ncclt.launch.hostfile import granted_hosts
 
         unknown = (
@@ -260,11 +256,11 @@ def _runners(
 ) -> tuple[RunnerFor, tuple[str, ...]]:
     """Return what gives the runner of some nodes or GPUs, and the notes on all of them."""
     if not target.is_launched:
-        from ncclt.health.preflight.simulated import SimulatedFabric, parse_weakness
+        from ncclt.health.preflight.simulated import SimulatedFabric, parse_fault
 
-        fabric = SimulatedFabric(cluster, hosts, weaknesses=[parse_weakness(text) for text in weak], seed=seed)
+        fabric = SimulatedFabric(cluster, hosts, faults=[parse_fault(text) for text in weak], seed=seed)
         return fabric.runner, ("SIMULATED: the times come from a model of the cluster, nothing was measured",)
-    from ncclt.health.preflight.launched_runners import launched_runners
+    from ncclt.health.preflight.probes import launched_runners
 
     return launched_runners(cluster, target, environ=os.environ, time_s=time_s)
 
@@ -275,8 +271,7 @@ def _first_launch(target: Target, request: PreflightRequest, *, time_s: float | 
         return []
     from ncclt.cli.launch_view import launch_row
     from ncclt.core.setting import DEFAULT
-    from ncclt.health.preflight.launched_runners import launched_runners
-    from ncclt.health.preflight.probes import probe_messages
+    from ncclt.health.preflight.probes import launched_runners, probe_messages
 
     cluster, hosts = request.cluster, request.hosts
     runner_for, _ = launched_runners(

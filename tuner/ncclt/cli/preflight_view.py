@@ -37,7 +37,7 @@ def watcher(*, hidden: bool) -> Callable[[ProbeReading], None]:
         if hidden:
             return
         if reading.outcome is Outcome.OK:
-            went = f"{reading.gbps:.3g} GB/s, {reading.share * 100:.0f} % of what is expected"
+            went = f"{reading.gbps:.3g} GB/s, {reading.share * 100:.0f} % of the expected bandwidth"
         else:
             went = f"{reading.outcome}: {reading.detail.splitlines()[0] if reading.detail else 'no output'}"
         say(f"ncclt: launch {count}, {reading.section.label}: {went}")
@@ -66,7 +66,7 @@ def print_plan(
         "sizes": list(request.sizes),
         "expected": [{"size_bytes": size, "busbw_gbps": gbps} for size, gbps in request.expectation.sizes],
         "source": request.expectation.source,
-        "plan": request.plan,
+        "all_pairs": request.all_pairs,
         "rounds": [[list(pair) for pair in pairs] for pairs in cost.rounds],
         "launches_healthy": cost.healthy,
         "launches_one_fault": cost.one_fault,

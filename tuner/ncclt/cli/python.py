@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ncclt.core.budget import Budget
 from ncclt.core.workload import Workload
 from ncclt.errors import UsageError, require_extra
-from ncclt.health.doctor.service import examine_here
+from ncclt.health.doctor.examine import examine_here
 from ncclt.measure.open_testbed import open_testbed
 from ncclt.measure.target import Target
 

@@ -174,7 +174,7 @@ def _examine(cluster: Cluster, *, force: bool) -> None:
     Raises:
         UsageError: there is a finding of severity error.
     """
-    from ncclt.health.doctor.service import examine_here
+    from ncclt.health.doctor.examine import examine_here
 
     diagnosis = examine_here(os.environ, cluster=cluster)
     for finding in diagnosis.blocking:

@@ -249,11 +249,8 @@ class Preflight(Documented):
             more = f" (and {len(self.findings) - 1} more)" if len(self.findings) > 1 else ""
             return f"{mark}degraded: {self.findings[0].sentence}{more}"
         largest = self.rows[-1]
-        share = largest.busbw_gbps / (largest.expected_gbps or largest.busbw_gbps)
-        return (
-            f"{mark}healthy: {hosts_label(self.hosts)} reach {share * 100:.0f} % of "
-            f"{largest.expected_gbps or largest.busbw_gbps:.3g} GB/s ({self.source})"
-        )
+        expected = largest.expected_gbps or largest.busbw_gbps
+        return f"{mark}healthy: {largest.busbw_gbps:.3g} GB/s measured, {expected:.3g} GB/s expected {self.source}"
 
     def pairs(self, host: str = "") -> dict[tuple[str, str], float]:
         """Return the median bus bandwidth of every pair that was measured, 1e9 bytes/s; 0 = it failed.

@@ -1,1 +1,1 @@
-"""Return whether a cluster is fit to be measured; beside the pipeline."""
+"""Examination of a cluster: is it fit to be measured? Beside the pipeline."""

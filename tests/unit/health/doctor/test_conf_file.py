@@ -18,7 +18,7 @@ def test_names_and_values_are_literal():
         ("NCCL_DEBUG", "WARN"),
         ("NCCL_SOCKET_IFNAME", "=ens1f0"),
     ]
-    assert file.flaws == ()
+    assert file.errors == ()
     assert str(file.assignments[0].evidence) == "nccl.conf:3: NCCL_DEBUG=WARN"
 
 
@@ -39,7 +39,7 @@ def test_names_and_values_are_literal():
     ],
 )
 def test_what_is_not_read_as_meant(line, said):
-    assert [said for flaw in _read(line + "\n").flaws if said in flaw.what] == [said]
+    assert [said for error in _read(line + "\n").errors if said in error.what] == [said]
 
 
 def test_long_values_are_cut_where_nccl_cuts_them():

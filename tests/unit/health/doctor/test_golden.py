@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ncclt.health.doctor.service import examine_files
+from ncclt.health.doctor.examine import examine_files
 
 GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "doctor"
 

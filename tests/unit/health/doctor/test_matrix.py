@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ncclt.errors import InputError
-from ncclt.health.doctor.link import Path, parse_link
-from ncclt.health.doctor.matrix import parse_matrix
+from ncclt.health.doctor.matrix import Path, parse_link, parse_matrix
 
 NEW = """\
 \t\x1b[4mGPU0\tGPU1\tNIC0\tNIC1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m

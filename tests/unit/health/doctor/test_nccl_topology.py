@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from ncclt.errors import InputError
 from ncclt.health.detect.detection import detect
 from ncclt.health.doctor import Facts
+from ncclt.health.doctor.examine import examine_files
 from ncclt.health.doctor.nccl_topology import is_nccl_topology, parse_nccl_topology
-from ncclt.health.doctor.service import examine_files
 
 GPU = '<gpu dev="{0}" sm="80" rank="{0}" gdr="1">{1}</gpu>'
 PCI = '<pci busid="0000:0{0}:00.0" class="{1}" link_speed="16.0 GT/s PCIe" link_width="16">{2}</pci>'

@@ -3,7 +3,7 @@
 import pytest
 
 from ncclt.health.detect.detection import detect
-from ncclt.health.doctor.service import examine_files
+from ncclt.health.doctor.examine import examine_files
 
 pytestmark = pytest.mark.shared
 

@@ -10,7 +10,7 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.preflight import Preflight
 from ncclt.health.preflight import PreflightRequest, Probes, RunnerFor, preflight
 from ncclt.health.preflight.expectation import expectation
-from ncclt.health.preflight.simulated import SimulatedFabric, parse_weakness
+from ncclt.health.preflight.simulated import SimulatedFabric, parse_fault
 
 CLUSTER = Cluster(
     name="dgx",
@@ -31,7 +31,7 @@ SIZES = (64, 1 << 30)
 
 @pytest.fixture
 def examine() -> Callable[..., Preflight]:
-    """Return a caller: weaknesses of a fleet in, the preflight out."""
+    """Return a caller: faults of a fleet in, the preflight out."""
 
     def run(
         weak: Sequence[str] = (),
@@ -47,7 +47,7 @@ def examine() -> Callable[..., Preflight]:
     ) -> Preflight:
         sized = cluster.sized(nodes=nodes)
         hosts = tuple(f"n{index:02d}" for index in range(nodes))
-        fabric = SimulatedFabric(sized, hosts, weaknesses=[parse_weakness(text) for text in weak], sigma=sigma)
+        fabric = SimulatedFabric(sized, hosts, faults=[parse_fault(text) for text in weak], sigma=sigma)
         expected = expectation(sized, SIZES, tolerance=0.15, given_gbps=given_gbps)
         seconds = iter(range(10**6))
         probes = Probes(

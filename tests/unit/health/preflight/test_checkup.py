@@ -1,13 +1,17 @@
-"""Whole preflights of simulated fleets: who is named, in which words, and after how many launches."""
+"""Whole preflights of simulated fleets: the named parts, the words, and the number of launches; requests and costs."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.preflight import Part, Section, State
 from ncclt.core.trial import Outcome, TrialResult
-from ncclt.health.preflight.simulated import SimulatedFabric, parse_weakness
+from ncclt.errors import UsageError
+from ncclt.health.preflight import SIZES, PreflightRequest, cost
+from ncclt.health.preflight.expectation import expectation
+from ncclt.health.preflight.simulated import SimulatedFabric, parse_fault
 
 CLUSTER = Cluster(
     name="dgx",
@@ -32,10 +36,9 @@ def named(preflight):
 def test_a_healthy_fleet_costs_one_launch(examine):
     found = examine()
     assert (found.state, found.findings, len(found.readings)) == (State.HEALTHY, (), 1)
-    assert found.verdict.startswith("SIMULATED: healthy: n00..n07 (8 nodes) reach ")
+    assert found.verdict.startswith("SIMULATED: healthy: 169 GB/s measured, 172 GB/s expected from link speeds")
 
 
-@pytest.mark.parametrize("nodes", [3, 4, 8, 16, 64])
 @pytest.mark.parametrize(
     ("weak", "expected"),
     [
@@ -45,11 +48,12 @@ def test_a_healthy_fleet_costs_one_launch(examine):
         ("n02:5+6=0.6", (Part.GPU_LINK, ("n02",), (5, 6))),
     ],
 )
-def test_one_weakness_is_named(examine, nodes, weak, expected):
-    found = examine([weak], nodes=nodes)
-    assert (found.state, named(found)) == (State.DEGRADED, [expected])
-    assert found.findings[0].share == pytest.approx(0.6, abs=0.03)
-    assert len(found.readings) < 45
+def test_one_fault_is_named_in_fleets_of_any_size(examine, weak, expected):
+    for nodes in (3, 4, 8, 16, 64):
+        found = examine([weak], nodes=nodes)
+        assert (nodes, found.state, named(found)) == (nodes, State.DEGRADED, [expected])
+        assert found.findings[0].share == pytest.approx(0.6, abs=0.03), nodes
+        assert len(found.readings) < 45, nodes
 
 
 def test_the_sentence_says_what_to_do(examine):
@@ -60,7 +64,7 @@ def test_the_sentence_says_what_to_do(examine):
     assert any("without n03 the other 15 nodes reach" in note for note in found.notes)
 
 
-def test_several_weaknesses_are_peeled_off_one_after_the_other(examine):
+def test_several_faults_are_peeled_off_one_after_the_other(examine):
     found = examine(["n00=0.5", "n30=0.6", "n12:3=0.8"], nodes=32)
     assert set(named(found)) == {(Part.NODE, ("n00",), ()), (Part.NODE, ("n30",), ()), (Part.GPU, ("n12",), (3,))}
     assert [one.hosts[0] for one in found.findings] == ["n00", "n30", "n12"], "the slowest first"
@@ -74,13 +78,12 @@ def test_several_weaknesses_are_peeled_off_one_after_the_other(examine):
         ("wrong", Outcome.WRONG_RESULT, "gives WRONG DATA"),
     ],
 )
-@pytest.mark.parametrize("where", ["n05", "n04+n05"])
-def test_failures_are_findings(examine, word, outcome, says, where):
-    found = examine([f"{where}={word}"], nodes=16)
-    assert found.state is State.DEGRADED
-    assert found.findings[0].outcome is outcome
-    assert found.findings[0].hosts == tuple(where.split("+"))
-    assert says in found.verdict
+def test_failures_are_findings(examine, word, outcome, says):
+    for where in ("n05", "n04+n05"):
+        found = examine([f"{where}={word}"], nodes=16)
+        assert found.state is State.DEGRADED
+        assert (found.findings[0].outcome, found.findings[0].hosts) == (outcome, tuple(where.split("+")))
+        assert says in found.verdict
 
 
 def test_wrong_data_goes_before_everything_that_is_slow(examine):
@@ -92,7 +95,7 @@ def test_wrong_data_in_one_launch_alone_is_told(examine):
     """The median of three would forgive it; nobody else should."""
     hosts = tuple(f"n{index:02d}" for index in range(8))
     fine = SimulatedFabric(CLUSTER.sized(nodes=8), hosts, sigma=0)
-    spoilt = SimulatedFabric(CLUSTER.sized(nodes=8), hosts, weaknesses=[parse_weakness("n01=wrong")], sigma=0)
+    spoilt = SimulatedFabric(CLUSTER.sized(nodes=8), hosts, faults=[parse_fault("n01=wrong")], sigma=0)
     once = [("n00", "n01")]
 
     def runner_for(hosts, gpus):
@@ -111,7 +114,7 @@ def test_wrong_data_in_one_launch_alone_is_told(examine):
 def test_what_is_expected_may_be_wrong(examine):
     found = examine(given_gbps=400.0, nodes=16)
     assert named(found)[0][0] is Part.FABRIC
-    assert "no node or link stands out, so what is expected (as given) is wrong or something common" in found.verdict
+    assert "no node or link stands out, so the expectation (by --expect) is wrong or something common" in found.verdict
     assert "--expect" in found.verdict
 
 
@@ -126,12 +129,9 @@ def test_two_nodes_alone_tell_of_a_slow_gpu(examine):
     assert "n01 is slow alone as well: look at its GPUs" in finding.remark
 
 
-@pytest.mark.parametrize(
-    ("weak", "expected"),
-    [("n00:5=0.6", (Part.GPU, ("n00",), (5,))), ("n00:5+6=0.6", (Part.GPU_LINK, ("n00",), (5, 6)))],
-)
-def test_one_node_is_compared_gpu_by_gpu(examine, weak, expected):
-    assert named(examine([weak], nodes=1)) == [expected]
+def test_one_node_is_compared_gpu_by_gpu(examine):
+    assert named(examine(["n00:5=0.6"], nodes=1)) == [(Part.GPU, ("n00",), (5,))]
+    assert named(examine(["n00:5+6=0.6"], nodes=1)) == [(Part.GPU_LINK, ("n00",), (5, 6))]
 
 
 def test_pairs_of_pcie_slots_are_no_finding_on_one_node(examine):
@@ -154,12 +154,12 @@ def test_quick_never_looks_closer(examine):
     assert named(found) == [(Part.GROUP, tuple(f"n{index:02d}" for index in range(8)), ())]
 
 
-@pytest.mark.parametrize("weak", [["n00+n02=0.5"], ["n01+n03=0.5"]])
-def test_full_finds_what_all_together_do_not_show(examine, weak):
+def test_all_pairs_show_a_link_that_all_nodes_together_do_not_pass(examine):
     """A ring over all nodes does not pass links between nodes that are no neighbours."""
-    assert examine(weak, nodes=4).state is State.HEALTHY
-    (finding,) = examine(weak, nodes=4, full=True, plan="all").findings
-    assert (finding.part, "+".join(finding.hosts)) == (Part.LINK, weak[0].partition("=")[0])
+    for ends in ("n00+n02", "n01+n03"):
+        assert examine([f"{ends}=0.5"], nodes=4).state is State.HEALTHY
+        (finding,) = examine([f"{ends}=0.5"], nodes=4, full=True, all_pairs=True).findings
+        assert (finding.part, "+".join(finding.hosts)) == (Part.LINK, ends)
 
 
 def test_full_measures_nodes_alone_as_well(examine):
@@ -168,11 +168,10 @@ def test_full_measures_nodes_alone_as_well(examine):
     assert {Section(hosts=("n02",)), Section(hosts=("n00", "n01"))} <= {r.section for r in found.readings}
 
 
-@pytest.mark.parametrize(("plan", "pairs"), [("ring", 8), ("all", 28), ("rotate:2", 8)])
-def test_plans_measure_the_pairs_they_name(examine, plan, pairs):
-    found = examine(["n03=0.6"], plan=plan)
+def test_all_pairs_are_measured_once(examine):
+    found = examine(["n03=0.6"], all_pairs=True)
     assert named(found) == [(Part.NODE, ("n03",), ())]
-    assert pairs <= len(found.pairs()) <= pairs + 3
+    assert len(found.pairs()) == 28
 
 
 def test_when_the_time_is_over_the_smallest_slow_group_is_named(examine):
@@ -212,9 +211,50 @@ class Broken:
 
 
 @pytest.mark.parametrize(("outcome", "most"), [(Outcome.INVALID, 1), (Outcome.CRASHED, 6), (Outcome.TIMEOUT, 6)])
-@pytest.mark.parametrize("nodes", [1, 2, 3, 64])
-def test_where_nothing_runs_it_is_not_the_fabric(examine, outcome, most, nodes):
-    found = examine(nodes=nodes, runner_for=lambda hosts, gpus: Broken(outcome))
-    assert (found.state, found.findings) == (State.UNMEASURED, ())
-    assert found.verdict == "SIMULATED: could not measure: all_reduce_perf: not found"
-    assert len(found.readings) <= most
+def test_where_nothing_runs_it_is_not_the_fabric(examine, outcome, most):
+    for nodes in (1, 2, 3, 64):
+        found = examine(nodes=nodes, runner_for=lambda hosts, gpus: Broken(outcome))
+        assert (nodes, found.state, found.findings) == (nodes, State.UNMEASURED, ())
+        assert found.verdict == "SIMULATED: could not measure: all_reduce_perf: not found"
+        assert len(found.readings) <= most, nodes
+
+
+def request(nodes=4, cluster=CLUSTER, **more):
+    sized = cluster.sized(nodes=nodes)
+    expected = expectation(sized, SIZES, tolerance=0.15)
+    values = {"hosts": tuple(f"n{index:03d}" for index in range(nodes)), **more}
+    return PreflightRequest(cluster=sized, expectation=expected, launcher="slurm", benchmark="nccl_tests", **values)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"quick": True, "full": True},
+        {"hosts": ("a", "b", "c")},
+        {"hosts": ("a", "b", "c", "c")},
+        {"nodes": 1, "cluster": replace(CLUSTER, gpus_per_node=1)},
+    ],
+)
+def test_contradictory_requests_are_refused(more):
+    with pytest.raises(UsageError):
+        request(**more)
+
+
+def test_the_sizes_are_one_sweep_of_nccl_tests():
+    assert {later // earlier for earlier, later in pairwise(SIZES)} == {64}
+
+
+def test_the_estimate_is_near_what_one_slow_node_really_takes(examine):
+    for nodes in (8, 32, 128):
+        planned = cost(request(nodes), simulated=False)
+        real = len(examine(["n03=0.6"], nodes=nodes).readings)
+        assert planned.healthy == 1
+        assert planned.one_fault / 1.6 < real < planned.one_fault * 1.6, nodes
+
+
+def test_a_quick_preflight_is_at_most_three_launches_and_all_pairs_are_planned_in_rounds():
+    assert cost(request(quick=True), simulated=False).one_fault <= 3
+    assert cost(request(quick=True, all_pairs=True), simulated=False).rounds == ()
+    planned = cost(request(8, all_pairs=True), simulated=False)
+    assert [len(pairs) for pairs in planned.rounds] == [4] * 7
+    assert planned.one_fault > 28

@@ -36,7 +36,7 @@ def run(gbps, *, small_us=50.0, **changes):
         simulated=False,
         hosts=HOSTS,
         gpus_per_node=8,
-        source="by its links",
+        source="from link speeds",
         expected=(),
         tolerance=0.15,
         state=State.HEALTHY,
@@ -70,7 +70,7 @@ def test_links_promise_what_the_simulated_hardware_of_published_figures_reaches(
 
 def test_without_a_past_only_the_largest_size_is_judged_by_the_links():
     found = expect()
-    assert (found.source, found.tolerance) == ("by its links", 0.15)
+    assert (found.source, found.tolerance) == ("from link speeds", 0.15)
     assert [size for size, _ in found.sizes] == [1 << 30]
     whole = Section(hosts=HOSTS)
     assert found.gbps(whole) == pytest.approx(dict(found.sizes)[1 << 30])
@@ -78,7 +78,7 @@ def test_without_a_past_only_the_largest_size_is_judged_by_the_links():
 
 def test_three_healthy_runs_are_a_sharper_yardstick():
     found = expect([run(170.0), run(180.0), run(200.0)])
-    assert (found.source, found.tolerance) == ("median of 3 healthy runs", 0.075)
+    assert (found.source, found.tolerance) == ("as the median of 3 healthy runs", 0.075)
     assert dict(found.sizes)[1 << 30] == pytest.approx(180.0)
     assert 64 in dict(found.sizes)
 
@@ -88,16 +88,16 @@ def test_three_healthy_runs_are_a_sharper_yardstick():
     [{"simulated": True}, {"benchmark": "torch_collectives"}, {"fingerprint": "other"}, {"state": State.DEGRADED}],
 )
 def test_other_runs_are_no_yardstick(other):
-    assert expect([run(100.0, **other)] * BASELINE_RUNS).source == "by its links"
+    assert expect([run(100.0, **other)] * BASELINE_RUNS).source == "from link speeds"
 
 
 def test_simulated_runs_are_the_yardstick_of_simulated_ones():
-    assert expect([run(100.0, simulated=True)] * 3, simulated=True).source == "median of 3 healthy runs"
+    assert expect([run(100.0, simulated=True)] * 3, simulated=True).source == "as the median of 3 healthy runs"
 
 
 def test_what_the_user_says_goes_first():
     found = expect([run(170.0)] * 3, given_gbps=42.0)
-    assert (found.source, found.tolerance, found.sizes) == ("as given", 0.15, ((1 << 30, 42.0),))
+    assert (found.source, found.tolerance, found.sizes) == ("by --expect", 0.15, ((1 << 30, 42.0),))
 
 
 def test_parts_are_scaled_like_the_whole():

@@ -4,8 +4,7 @@ import pytest
 
 from ncclt.core.cluster import Cluster
 from ncclt.errors import UsageError
-from ncclt.health.preflight.launched_runners import hosts_here, launched_runners
-from ncclt.health.preflight.probes import Killable
+from ncclt.health.preflight.probes import SupportsKill, hosts_here, launched_runners
 from ncclt.measure.target import Target
 
 CLUSTER = Cluster(
@@ -52,7 +51,7 @@ def test_a_pair_of_nodes_gets_a_runner_of_its_own_size():
     runner_for, _ = launched_runners(CLUSTER, place("ssh", hosts=HOSTS), environ={})
     runner = runner_for(("b", "d"), ())
     assert (runner.cluster.nodes, runner.cluster.gpus_per_node, runner.simulated) == (2, 8, False)
-    assert isinstance(runner, Killable)
+    assert isinstance(runner, SupportsKill)
     assert runner_for(("b",), (2, 5)).cluster.gpus_per_node == 2
 
 
@@ -60,7 +59,7 @@ def test_a_pair_of_nodes_gets_a_runner_of_its_own_size():
     ("inherited", "visible"), [("", "1,2"), ("4,5,6,7", "5,6"), ("GPU-a,GPU-b,GPU-c", "GPU-b,GPU-c")]
 )
 def test_gpus_count_among_those_that_are_visible_here(inherited, visible):
-    from ncclt.health.preflight.launched_runners import _visible
+    from ncclt.health.preflight.probes import _visible
 
     environ = {"CUDA_VISIBLE_DEVICES": inherited} if inherited else {}
     assert _visible((1, 2), place("local"), environ) == visible

@@ -10,7 +10,7 @@ from ncclt.core.preflight import Section
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.errors import HostLostError, NodesLostError
 from ncclt.health.preflight.expectation import expectation
-from ncclt.health.preflight.probes import Probes, TimeIsOverError
+from ncclt.health.preflight.probes import DeadlineExceeded, Probes
 
 CLUSTER = Cluster(
     name="dgx",
@@ -122,7 +122,7 @@ def test_no_launch_is_begun_that_would_not_fit():
     seconds = iter((0.0, 1.0, 6.0))
     seen = []
     made = probes(seen, clock=lambda: next(seconds), time_s=10.0)
-    with pytest.raises(TimeIsOverError):
+    with pytest.raises(DeadlineExceeded):
         made.measure(pairs("ab", "cd"))
     assert len(seen) == len(made.readings) == 1
 

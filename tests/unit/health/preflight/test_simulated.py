@@ -7,7 +7,7 @@ from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT
 from ncclt.core.trial import Outcome, Runner
 from ncclt.errors import UsageError
-from ncclt.health.preflight.simulated import SimulatedFabric, Weakness, parse_weakness
+from ncclt.health.preflight.simulated import InjectedFault, SimulatedFabric, parse_fault
 from runner_contract import RunnerContract
 
 CLUSTER = Cluster(
@@ -28,7 +28,7 @@ HOSTS = ("a", "b", "c", "d")
 
 
 def gbps(weak, hosts, gpus=(), *, seed=0, sigma=0.0, size=1 << 30):
-    fabric = SimulatedFabric(CLUSTER, HOSTS, weaknesses=[parse_weakness(text) for text in weak], seed=seed, sigma=sigma)
+    fabric = SimulatedFabric(CLUSTER, HOSTS, faults=[parse_fault(text) for text in weak], seed=seed, sigma=sigma)
     ranks = len(gpus) or 4 * len(hosts)
     message = Message(
         collective=Collective.ALL_REDUCE,
@@ -83,17 +83,17 @@ def test_places_scatter_each_in_its_own_way_and_the_same_again():
 )
 def test_no_weakness(text):
     with pytest.raises(UsageError):
-        parse_weakness(text)
+        parse_fault(text)
 
 
-@pytest.mark.parametrize("weakness", [Weakness(hosts=("x",)), Weakness(hosts=("a",), gpus=(4,))])
-def test_what_there_is_not_cannot_be_weak(weakness):
+@pytest.mark.parametrize("fault", [InjectedFault(hosts=("x",)), InjectedFault(hosts=("a",), gpus=(4,))])
+def test_what_there_is_not_cannot_be_weak(fault):
     with pytest.raises(UsageError):
-        SimulatedFabric(CLUSTER, HOSTS, weaknesses=[weakness])
+        SimulatedFabric(CLUSTER, HOSTS, faults=[fault])
 
 
 class TestWeakRunner(RunnerContract):
     """A runner that lost bandwidth is a runner."""
 
     def runner(self) -> Runner:
-        return SimulatedFabric(CLUSTER, HOSTS, weaknesses=[parse_weakness("b=0.5")]).runner(("a", "b"))
+        return SimulatedFabric(CLUSTER, HOSTS, faults=[parse_fault("b=0.5")]).runner(("a", "b"))

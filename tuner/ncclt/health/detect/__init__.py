@@ -1,1 +1,1 @@
-"""Which cluster is this: what nvidia-smi, the network devices and NCCL's log show becomes a cluster's fields."""
+"""Detection of a cluster's fields from nvidia-smi, the network devices and NCCL's log."""

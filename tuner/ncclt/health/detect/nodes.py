@@ -14,11 +14,11 @@ from dataclasses import replace
 from ncclt.core.message import Collective
 from ncclt.errors import InputError, UsageError
 from ncclt.health.doctor.adapters import parse_adapters
+from ncclt.health.doctor.examine import examine_here, job_of_unknown_gpus, start_log
 from ncclt.health.doctor.facts import Facts
 from ncclt.health.doctor.gpu_report import parse_gpu_report
 from ncclt.health.doctor.machine import cpu_vendor
 from ncclt.health.doctor.matrix import parse_matrix
-from ncclt.health.doctor.service import examine_here, job_of_unknown_gpus, start_log
 from ncclt.launch.hostfile import granted_hosts
 from ncclt.launch.launcher import Launcher
 from ncclt.measure.launched_testbed import benchmark_of, launcher_of
@@ -100,7 +100,7 @@ def look(target: Target, environ: Mapping[str, str]) -> tuple[tuple[Facts, ...],
 
 
 def nodes_to_look_at(target: Target, environ: Mapping[str, str]) -> int:
-    """Return how many nodes to look at: as asked, else those of the allocation up to a limit, else one."""
+    """Return the number of nodes to examine: as requested, else those of the allocation up to a limit, else one."""
     granted = granted_hosts(environ) if target.launcher_class.uses_allocation else ()
     return target.nodes or len(target.hosts) or min(len(granted), _MOST_GRANTED) or 1
 

@@ -93,7 +93,7 @@ def parse_adapters(lines: Iterable[str], source: str) -> tuple[Adapter, ...]:
 
 
 def shows_adapters(line: str) -> bool:
-    """Return whether a line is of `ibstat` or of /sys."""
+    """Return True if a line is of `ibstat` or of /sys."""
     return bool(_CA.fullmatch(line) or _SYS_ROW.search(line) or _HSN_ROW.search(line))
 
 

@@ -17,7 +17,7 @@ _NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Flaw:
+class ConfError:
     """A line that NCCL does not read as intended.
 
     Attributes:
@@ -41,27 +41,27 @@ class ConfFile:
 
     source: str
     assignments: tuple[Variable, ...]
-    flaws: tuple[Flaw, ...]
+    errors: tuple[ConfError, ...]
 
 
 def parse_conf_file(lines: Iterable[str], source: str) -> ConfFile:
     """Read a file as NCCL does; NCCL rejects nothing, so neither does this."""
     assignments: list[Variable] = []
-    flaws: list[Flaw] = []
+    errors: list[ConfError] = []
     for number, raw in enumerate(lines, start=1):
         line = raw.rstrip("\n")
         if line.startswith("#") or not line.strip():
             continue
         evidence = Evidence(source=source, line=number, text=shortened(line))
         name, equals, value = line.partition("=")
-        flaws += [Flaw(what=what, evidence=evidence) for what in _flaws(name, equals, value)]
+        errors += [ConfError(what=what, evidence=evidence) for what in _find_errors(name, equals, value)]
         if equals:
             cut = _bytes(value)[:MOST_VALUE_BYTES].decode(errors="ignore")
             assignments.append(Variable(name=name, value=cut, evidence=evidence))
-    return ConfFile(source=source, assignments=tuple(assignments), flaws=tuple(flaws))
+    return ConfFile(source=source, assignments=tuple(assignments), errors=tuple(errors))
 
 
-def _flaws(name: str, equals: str, value: str) -> list[str]:
+def _find_errors(name: str, equals: str, value: str) -> list[str]:
     if not equals:
         return [] if name.lstrip().startswith("#") else ["without `=` NCCL skips the line"]
     found = []

@@ -18,7 +18,7 @@ from ncclt.nccl.log.facts import LogFacts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What was found out about one set-up.
+    """Facts of one set-up.
 
     Attributes:
         matrices: of the nodes that have one; nodes without one are assumed to be alike.
@@ -83,7 +83,7 @@ class Facts:
 
     @property
     def virtual_machine(self) -> Evidence | None:
-        """Return what shows that the GPUs are in a virtual machine; None = nothing does."""
+        """Return the sign that the GPUs are in a virtual machine; None = there is none."""
         for report in self.gpu_reports:
             for gpu in report.gpus:
                 if gpu.virtualization:
@@ -91,7 +91,7 @@ class Facts:
         return self.virtual
 
     def variables(self) -> tuple[Variable, ...]:
-        """Return what takes effect, each (name, value) once: environment before files, then what the log shows."""
+        """Return the variables in effect, each (name, value) once: environment before files, then those in the log."""
         found: dict[str, Variable] = {}
         for variable in (*self.environment, *(row for file in self.conf_files for row in file.assignments)):
             found.setdefault(variable.name, variable)

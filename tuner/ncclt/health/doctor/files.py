@@ -102,7 +102,7 @@ def _facts(paths: Sequence[Path]) -> Facts:
 
 
 class _Found:
-    """What the files show so far."""
+    """Contents of the files read so far."""
 
     def __init__(self) -> None:
         self.kinds: set[Kind] = set()
@@ -209,7 +209,7 @@ def _lines(path: Path) -> Iterator[Iterator[str]]:
 
 
 class Kind(StrEnum):
-    """What a file can hold; a text may hold a matrix and a log."""
+    """Kind of content of a file; a text may hold a matrix and a log."""
 
     GPU_REPORT = "nvidia-smi -q -x"
     MATRIX = "nvidia-smi topo -m"

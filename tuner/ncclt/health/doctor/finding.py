@@ -1,4 +1,4 @@
-"""What a rule says about a set-up."""
+"""Rules of the doctor and their findings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHOWN = 5
 
 
 class Severity(StrEnum):
-    """How bad it is.
+    """Severity of a finding.
 
     Attributes:
         ERROR: data may be corrupted, or the set-up is broken: measurements on it are worthless.
@@ -79,7 +79,7 @@ class DoctorRule(Documented):
     source: str
 
     def findings(self, facts: Facts) -> list[Finding]:
-        """Return what this rule finds, each with the rule's explanation."""
+        """Return the findings of this rule, each with the rule's explanation."""
         return [
             Finding(
                 id=self.id,

@@ -31,7 +31,7 @@ class GpuModel:
     peer_to_peer: bool = True
 
     def is_bridged(self, name: str) -> bool:
-        """Return whether a board of this name has no NVLinks but those of a bridge, if any."""
+        """Return True if a board of this name has no NVLinks but those of a bridge, if any."""
         return self.nvlinks <= _BRIDGE_LINKS or any(word in name.upper() for word in _BRIDGED)
 
 

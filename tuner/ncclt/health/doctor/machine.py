@@ -98,7 +98,7 @@ def _missing_files(environ: Mapping[str, str], files: tuple[ConfFile, ...], root
 
 
 def _missing_file(row: NamedFile, value: str, environ: Mapping[str, str], root: Path) -> str:
-    """Return why a file cannot be used; empty = it is there."""
+    """Return the reason why a file cannot be used; empty = it can."""
     if value.startswith("~"):
         return "NCCL does not expand ~"
     if row.written:

@@ -7,10 +7,70 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 from ncclt.errors import InputError
-from ncclt.health.doctor.link import Link, Path, parse_link
+
+_NVLINK = re.compile(r"NV(\d{1,3})")
+
+
+class Path(IntEnum):
+    """Kind of connection between two devices; a smaller number is nearer (legend of `nvidia-smi topo -m`).
+
+    Attributes:
+        SELF: the same device.
+        NVLINK: bonded NVLinks, directly or over NVSwitch.
+        PIX: one PCIe switch.
+        PXB: several PCIe switches, without the CPU.
+        PHB: the CPU's PCIe host bridge.
+        NODE: several host bridges of one NUMA node.
+        SYS: the link between NUMA nodes, of one CPU socket or of two.
+        UNKNOWN: a word unknown to ncclt.
+    """
+
+    SELF = 0
+    NVLINK = 1
+    PIX = 2
+    PXB = 3
+    PHB = 4
+    NODE = 5
+    SYS = 6
+    UNKNOWN = 7
+
+
+NEAR_NIC = Path.PXB
+"""Up to here NCCL lets a NIC read GPU memory directly: NCCL_NET_GDR_LEVEL is PXB by default (graph/paths.cc)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """The path between two devices.
+
+    Attributes:
+        path: what is between them.
+        lanes: bonded NVLinks; 0 for every other path.
+        word: as nvidia-smi writes it.
+    """
+
+    path: Path
+    lanes: int = 0
+    word: str
+
+
+def parse_link(word: str) -> Link:
+    """Classify one cell of the matrix.
+
+    >>> parse_link("NV12").lanes
+    12
+    """
+    if match := _NVLINK.fullmatch(word):
+        return Link(path=Path.NVLINK, lanes=int(match[1]), word=word)
+    if word == "X":
+        return Link(path=Path.SELF, word=word)
+    known = word in ("PIX", "PXB", "PHB", "NODE", "SYS")
+    return Link(path=Path[word] if known else Path.UNKNOWN, word=word)
+
 
 _ANSI = re.compile(r"\x1b?\[[0-9;]*m")  # nvidia-smi underlines its header, even in a pipe; copying loses the escape
 _GPU = re.compile(r"GPU(\d+)")
@@ -61,7 +121,7 @@ class TopologyMatrix:
 
     @property
     def has_nvlink(self) -> bool:
-        """Return whether any two GPUs are joined by NVLink."""
+        """Return True if any two GPUs are connected by NVLink."""
         return any(link.path is Path.NVLINK for _, _, link in self.gpu_pairs())
 
     def topology_hash(self) -> str:
@@ -92,7 +152,7 @@ class TopologyMatrix:
 
 
 def is_matrix_header(line: str) -> bool:
-    """Return whether a line is the header of a matrix."""
+    """Return True if a line is the header of a matrix."""
     words = _ANSI.sub("", line).split()
     return words[:1] == ["GPU0"] and (words[1:2] == ["GPU1"] or {"CPU", "Affinity"} <= set(words))
 

@@ -43,7 +43,7 @@ class PciLink:
 
     @property
     def gbps(self) -> float:
-        """Return what NCCL takes the link for, GB/s."""
+        """Return the bandwidth that NCCL assumes for the link, GB/s."""
         return _SPEEDS.get(self.speed_gts, _UNKNOWN_SPEED) * (self.width or _UNKNOWN_WIDTH) / 80
 
     @property
@@ -137,7 +137,7 @@ class NcclTopology:
 
 
 def is_nccl_topology(head: bytes) -> bool:
-    """Return whether a file begins like a dumped topology."""
+    """Return True if a file begins like a dumped topology."""
     return re.search(rb"<system\b[^>]*\bversion=", head) is not None and b"<cpu " in head
 
 

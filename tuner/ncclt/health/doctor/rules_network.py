@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ncclt.health.doctor.facts import Facts
 from ncclt.health.doctor.finding import Observation, Severity, rule
-from ncclt.health.doctor.link import NEAR_NIC
+from ncclt.health.doctor.matrix import NEAR_NIC
 from ncclt.nccl.log.evidence import Evidence
 
 _FAST_FABRICS = ("infiniband", "roce", "efa", "slingshot")
@@ -70,7 +70,7 @@ def _switched_to_sockets(facts: Facts) -> list[Evidence]:
 
 
 def _served_by_plugin(facts: Facts) -> bool:
-    """Return whether the network has its own plugin, which NCCL_IB_DISABLE does not affect."""
+    """Return True if the network has its own plugin, which NCCL_IB_DISABLE does not affect."""
     named = [adapter.name for adapter in facts.adapters]
     return bool(
         (facts.cluster and facts.cluster.fabric in ("efa", "slingshot"))
@@ -108,7 +108,7 @@ def _gpudirect_off(facts: Facts) -> Iterator[Observation]:
 
 
 def _near_nics(facts: Facts) -> Evidence | None:
-    """Return what shows that a NIC is near enough to a GPU for GPUDirect; None = nothing does."""
+    """Return a sign that a NIC is near enough to a GPU for GPUDirect; None = there is none."""
     for matrix in facts.matrices:
         for gpu in matrix.gpus:
             for nic, link in matrix.nic_links(gpu)[:1]:

@@ -9,8 +9,7 @@ from ncclt.core.plural import count_noun
 from ncclt.health.doctor.facts import Facts
 from ncclt.health.doctor.finding import Observation, Severity, rule
 from ncclt.health.doctor.gpu_models import gpu_model
-from ncclt.health.doctor.link import NEAR_NIC, Link, Path
-from ncclt.health.doctor.matrix import TopologyMatrix
+from ncclt.health.doctor.matrix import NEAR_NIC, Link, Path, TopologyMatrix
 from ncclt.nccl.log.evidence import Evidence
 from ncclt.nccl.log.facts import Connection, PrintedLink
 
@@ -269,7 +268,7 @@ def _no_multicast(facts: Facts) -> Iterator[Observation]:
 
 
 def _is_switched(matrix: TopologyMatrix, names: list[str]) -> bool:
-    """Return whether all lanes of each GPU reach every other GPU, which takes a switch."""
+    """Return True if all lanes of each GPU reach every other GPU, which takes a switch."""
     model = gpu_model(names[0]) if names else None
     links = [link for _, _, link in matrix.gpu_pairs()]
     return bool(model and len(matrix.gpus) > 2 and links and all(link.lanes == model.nvlinks for link in links))
@@ -302,7 +301,7 @@ def _host_memory(facts: Facts) -> Iterator[Observation]:
 
 
 def _expected_transport(facts: Facts) -> tuple[str, str]:
-    """Return how host memory between GPUs compares with their hardware, and what to do where it is normal.
+    """Compare transport through host memory with the GPUs' hardware: is it normal there, and what to do?
 
     Empty = some GPUs reach each other directly, so that the others do not share a PCIe switch or an NVLink.
     """
@@ -412,7 +411,7 @@ def _hidden_tree(facts: Facts) -> Iterator[Observation]:
 
 
 def _is_contradictory(matrix: TopologyMatrix) -> bool:
-    """Return whether all pairs are across NUMA nodes although there cannot be that many."""
+    """Return True if all pairs are across NUMA nodes although there cannot be that many."""
     if {link.path for _, _, link in matrix.gpu_pairs()} != {Path.SYS}:
         return False
     nodes = [node for node in matrix.numa_affinity if node and node != "N/A"]

@@ -165,7 +165,7 @@ SITE = frozenset(
 
 
 def is_known(name: str) -> bool:
-    """Return whether NCCL, a plugin, PyTorch or a build reads a variable of this name."""
+    """Return True if NCCL, a plugin, PyTorch or a build reads a variable of this name."""
     tables = (PARAMETERS, OTHERS, OLD_PYTORCH, BUILDS, REMOVED, REPLACED)
     return any(name in table for table in tables) or name.startswith(PLUGIN_PREFIXES)
 
@@ -176,7 +176,7 @@ def known_names() -> list[str]:
 
 
 def is_number(name: str) -> bool:
-    """Return whether NCCL reads a variable as a number."""
+    """Return True if NCCL reads a variable as a number."""
     row = PARAMETERS.get(name)
     if name in _FURTHER or row is None:
         return name in _FURTHER

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from ncclt.health.preflight.checkup import SIZES, TOLERANCE, PreflightCost, PreflightRequest, cost, preflight
 from ncclt.health.preflight.probes import Probes, RunnerFor
-from ncclt.health.preflight.request import SIZES, TOLERANCE, PreflightRequest
-from ncclt.health.preflight.service import PreflightCost, cost, preflight
 
 __all__ = [
     "SIZES",

@@ -1,19 +1,250 @@
-"""One preflight as it goes: all nodes together, then down to the slow ones, then what is left without them."""
+"""One preflight: its request, its cost, and the checkup of all nodes together, then of slow nodes, links and GPUs."""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from ncclt.core.preflight import SEVERITY, FabricFinding, Part, ProbeReading, Section, State
+from ncclt.core.cluster import Cluster
+from ncclt.core.preflight import SEVERITY, ExpectedSize, FabricFinding, Part, Preflight, ProbeReading, Section, State
 from ncclt.core.trial import Outcome
-from ncclt.health.preflight.checkup_gpus import GpuCheckup, finding_of
-from ncclt.health.preflight.elimination import pair_rounds, rounds
-from ncclt.health.preflight.expectation import latency_note, peer_tolerance
-from ncclt.health.preflight.localise import LAUNCHES, Group, Localised, Localiser, NamedPart
-from ncclt.health.preflight.probes import Probes, TimeIsOverError
-from ncclt.health.preflight.request import PreflightRequest
+from ncclt.errors import UsageError
+from ncclt.health.preflight.bisect import LAUNCHES, Bisection, BisectionResult, Group, SlowPart, rounds
+from ncclt.health.preflight.expectation import Expectation, latency_note, peer_tolerance
+from ncclt.health.preflight.probes import DeadlineExceeded, Probes
+
+SIZES = (1 << 6, 1 << 12, 1 << 18, 1 << 24, 1 << 30)
+"""From latency to bandwidth, bytes: powers of 64, so that nccl-tests measures all of them in one command."""
+
+TOLERANCE = 0.15
+"""Share by which all nodes may fall short of what their links promise; link figures are no better than that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreflightRequest:
+    """Nodes to examine and the depth of the examination.
+
+    Attributes:
+        cluster: sized to the job.
+        hosts: names of its nodes, in the order of the ranks.
+        expectation: what is expected of them.
+        sizes: bytes to measure on all nodes, ascending; the largest one is judged.
+        tolerance: share by which they may fall short of the links, and parts by half of it of their peers.
+        launcher, benchmark: words of where and what runs.
+        quick: measure all nodes together and no more.
+        full: look into pairs and single nodes even if all nodes together are fine.
+        all_pairs: measure every pair of nodes instead of bisecting.
+        notes: what the reader must know beforehand.
+    """
+
+    cluster: Cluster
+    hosts: tuple[str, ...]
+    expectation: Expectation
+    sizes: tuple[int, ...] = SIZES
+    tolerance: float = TOLERANCE
+    launcher: str
+    benchmark: str
+    quick: bool = False
+    full: bool = False
+    all_pairs: bool = False
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.quick and self.full:
+            raise UsageError("--quick and --full cannot be combined")
+        if len(set(self.hosts)) != len(self.hosts) or len(self.hosts) != self.cluster.nodes:
+            raise UsageError(
+                f"the number of hosts ({len(self.hosts)}) differs from the number of nodes ({self.cluster.nodes})",
+                hint="name each node once, --nodes of them",
+            )
+        if self.cluster.world_size < 2:
+            raise UsageError("one GPU alone has no fabric to examine", hint="use more nodes or --gpus-per-node")
+
+
+_NETWORK = "alone its GPUs are as fast as others: look at its network"
+
+
+class GpuCheckup:
+    """Looks into nodes.
+
+    Args:
+        cluster: the kind of node.
+        expectation: what is expected of them.
+        probes: makes the launches.
+        cut: share by which a part may fall short of its peers.
+
+    Attributes:
+        notes: what the reader must know.
+    """
+
+    def __init__(self, cluster: Cluster, expectation: Expectation, probes: Probes, *, cut: float) -> None:
+        self._cluster = cluster
+        self._expectation = expectation
+        self._probes = probes
+        self._cut = cut
+        self.notes: list[str] = []
+
+    def examine(self, host: str, peer: str) -> tuple[list[FabricFinding], str]:
+        """Compare a slow node with a good one, each alone, and find its slow GPUs.
+
+        Args:
+            host: the slow one.
+            peer: a good one; empty = there is none, and the expectation is used instead.
+
+        Returns:
+            The findings, and what is known about the node if there are none.
+        """
+        if self._cluster.gpus_per_node < 2:
+            return [], "look at its network and its GPU"
+        wanted = [Section(hosts=(one,)) for one in (host, peer) if one]
+        readings = self._probes.measure(wanted)
+        usual = readings[-1].gbps if peer and readings[-1].gbps else readings[0].expected_gbps
+        share = readings[0].gbps / usual
+        if share >= 1 - self._cut:
+            return [], _NETWORK
+        found = self.slow_gpus(host, share, peer=peer if readings[-1].gbps else "")
+        return found, f"alone it reaches {share * 100:.0f} % of the others as well, and no GPU stands out"
+
+    def examine_alone(self, hosts: Sequence[str]) -> list[FabricFinding]:
+        """Measure each node by itself and look into those that are slower than the others."""
+        if self._cluster.gpus_per_node < 2 or not hosts:
+            return []
+        readings = self._probes.measure([Section(hosts=(host,)) for host in hosts])
+        usual = statistics.median(reading.gbps for reading in readings) or readings[0].expected_gbps
+        slow = {r.section.hosts[0]: r for r in readings if r.gbps < (1 - self._cut) * usual}
+        peer = next((host for host in hosts if host not in slow), "")
+        findings: list[FabricFinding] = []
+        for host, first in slow.items():
+            again = [first, *self._probes.measure([first.section] * 2)]
+            gbps = statistics.median(reading.gbps for reading in again)
+            if gbps >= (1 - self._cut) * usual:
+                self.notes.append(f"{host} alone looked slow and was not when launched again")
+                continue
+            findings += self.slow_gpus(host, gbps / usual, peer=peer) or [
+                finding_of(
+                    SlowPart(parts=(host,), share=gbps / usual, partners=(), launches=len(again)),
+                    1.0,
+                    again,
+                    part=Part.NODE,
+                    hosts=(host,),
+                    remark="alone, and no GPU stands out",
+                )
+            ]
+        return findings
+
+    def remark_of_two(self, hosts: Sequence[str]) -> str:
+        """Launch each of the only two nodes alone and return a remark about the slow one."""
+        if self._cluster.gpus_per_node < 2:
+            return "with two nodes nothing tells which end it is"
+        readings = self._probes.measure([Section(hosts=(host,)) for host in hosts])
+        best = max(reading.gbps for reading in readings)
+        slow = [r.section.hosts[0] for r in readings if r.gbps < (1 - self._cut) * best]
+        if slow:
+            return f"{slow[0]} is slow alone as well: look at its GPUs"
+        return "alone both are alike: look at the network between them; two nodes do not tell which end it is"
+
+    def slow_gpus(self, host: str, share: float, *, peer: str) -> list[FabricFinding]:
+        """Narrow a slow node down to its GPUs; each group of them is compared with the same group of a peer.
+
+        Args:
+            host: the slow node.
+            share: what all its GPUs together reach of what is usual.
+            peer: as for `examine`.
+        """
+        found = self._bisect(host, share, peer)
+        findings = []
+        for named in found.named:
+            gpus = _gpus(named.parts)
+            partners = _gpus(named.partners) if len(gpus) == 1 else gpus[1:]
+            sections = [Section(hosts=(host,), gpus=tuple(sorted((gpus[0], partner)))) for partner in partners]
+            readings = [reading for section in sections for reading in self._probes.of(section)]
+            usual = self._usual_gbps(peer, sections[0])
+            if len(gpus) == 2 and not peer and self._cluster.link_class in ("pcie", "shm"):
+                # The path between two GPUs then depends on their slots; only a peer node shows what is usual.
+                self.notes.append(f"{sections[0].label}: slower than other pairs of this node")
+                continue
+            part, remark = Part.GPU_LINK, ""
+            if len(gpus) == 1:
+                part, remark = Part.GPU, f"launched with GPU {', '.join(named.partners[:4])}"
+            findings.append(
+                finding_of(
+                    named, found.level, readings, part=part, hosts=(host,), gpus=gpus, remark=remark, usual=usual
+                )
+            )
+        for group in found.acquitted:
+            self.notes.append(f"{host} GPU {'+'.join(group)} looked slow and was not when launched again")
+        return findings
+
+    def _bisect(self, host: str, share: float, peer: str) -> BisectionResult:
+        names = tuple(str(gpu) for gpu in range(self._cluster.gpus_per_node))
+        if len(names) == 2:
+            return BisectionResult(named=(SlowPart(parts=names, share=share, partners=names, launches=1),), level=1.0)
+
+        def measure(groups: Sequence[Group]) -> list[float]:
+            sections = [Section(hosts=(host,), gpus=_gpus(group)) for group in groups]
+            readings = self._probes.measure(sections)
+            return [
+                reading.gbps / self._usual_gbps(peer, section)
+                for section, reading in zip(sections, readings, strict=True)
+            ]
+
+        return Bisection(names, share, measure, cut=self._cut).run()
+
+    def _usual_gbps(self, peer: str, section: Section) -> float:
+        """Return the bandwidth of the same GPUs of a peer, measured once; without a peer the expected one.
+
+        With NVSwitch all pairs are alike, so they serve as each other's reference.
+        """
+        if not peer or self._cluster.link_class == "nvswitch":
+            return self._expectation.gbps(section)
+        there = Section(hosts=(peer,), gpus=section.gpus)
+        known = self._probes.of(there) or self._probes.measure([there])
+        return known[0].gbps or known[0].expected_gbps
+
+
+def _gpus(group: Group) -> tuple[int, ...]:
+    return tuple(int(gpu) for gpu in group)
+
+
+def finding_of(
+    named: SlowPart,
+    level: float,
+    readings: Sequence[ProbeReading],
+    *,
+    part: Part,
+    hosts: tuple[str, ...],
+    gpus: tuple[int, ...] = (),
+    remark: str = "",
+    usual: float = 0.0,
+) -> FabricFinding:
+    """Return a slow part as a finding.
+
+    Args:
+        named: the slow part and its share.
+        level: share that its peers reach.
+        readings: that it is based on.
+        part, hosts, gpus, remark: of the finding.
+        usual: bus bandwidth that the shares refer to, 1e9 bytes/s; 0 = what was expected of the readings.
+    """
+    scale = usual or (readings[0].expected_gbps if readings else 1.0)
+    outcomes = [reading.outcome for reading in readings]
+    worst = min(outcomes, key=SEVERITY.index, default=Outcome.OK)
+    failed = named.share == 0 or worst is Outcome.WRONG_RESULT
+    return FabricFinding(
+        part=part,
+        hosts=hosts,
+        gpus=gpus,
+        outcome=worst if failed else Outcome.OK,
+        busbw_gbps=named.share * scale,
+        reference_gbps=level * scale,
+        launches=named.launches,
+        remark=remark,
+    )
+
 
 _PASSES = 4
 """Times that the remaining nodes are measured without those found: more faults than this are not single faults."""
@@ -21,7 +252,7 @@ _PASSES = 4
 _SAMPLE = 3
 """Pairs that are tried before the halves where all nodes together fail: does anything run here at all?"""
 
-_USUAL = "; if this is its usual speed, say so with --expect"
+_USUAL = "; if this is its usual speed, give it with --expect"
 
 
 class Checkup:
@@ -53,7 +284,7 @@ class Checkup:
         try:
             if not self._examine():
                 return State.UNMEASURED
-        except TimeIsOverError as over:
+        except DeadlineExceeded as over:
             if not self._probes.readings:
                 self.notes.append(str(over))
                 return State.UNMEASURED
@@ -100,7 +331,7 @@ class Checkup:
         return share
 
     def _anything_runs(self) -> bool:
-        """Return whether anything runs at all: pairs from all over the job are tried; one with wrong data does run."""
+        """Return True if anything runs at all: pairs from all over the job are tried; one with wrong data does run."""
         if any(reading.outcome in (Outcome.OK, Outcome.WRONG_RESULT) for reading in self._probes.readings):
             return True
         hosts = self._hosts
@@ -120,7 +351,7 @@ class Checkup:
         """Find slow nodes and links, look into the nodes, and measure the remaining nodes, until those are fine."""
         rest = self._hosts
         for number in range(_PASSES):
-            found = self._localised(rest, share, first=number == 0)
+            found = self._bisect(rest, share, first=number == 0)
             for named in found.named:
                 self._add(named, found)
             self.notes += [
@@ -148,12 +379,12 @@ class Checkup:
         nodes = {finding.hosts[0] for finding in self.findings if finding.part in (Part.NODE, Part.GPU, Part.GPU_LINK)}
         self.findings = [one for one in self.findings if one.part is not Part.LINK or not nodes & set(one.hosts)]
 
-    def _localised(self, hosts: tuple[str, ...], share: float, *, first: bool) -> Localised:
+    def _bisect(self, hosts: tuple[str, ...], share: float, *, first: bool) -> BisectionResult:
         if len(hosts) == 2:
-            pair = NamedPart(
+            pair = SlowPart(
                 parts=hosts, share=share, partners=hosts, launches=len(self._probes.of(Section(hosts=hosts)))
             )
-            return Localised(named=(pair,) if share < self._least else (), level=1.0)
+            return BisectionResult(named=(pair,) if share < self._least else (), level=1.0)
 
         def measure(groups: Sequence[Group]) -> list[float]:
             return [reading.share for reading in self._probes.measure([Section(hosts=group) for group in groups])]
@@ -163,11 +394,11 @@ class Checkup:
             for pair in itertools.combinations(hosts, 2)
             if (shares := [r.share for r in self._probes.of(Section(hosts=pair))])
         }
-        localiser = Localiser(hosts, share, measure, cut=self._cut, known=known)
-        played = pair_rounds(self._request.plan, hosts) if first else None
-        return localiser.run() if played is None else localiser.run_rounds(played)
+        bisection = Bisection(hosts, share, measure, cut=self._cut, known=known)
+        played = rounds(hosts) if first and self._request.all_pairs and len(hosts) > 2 else None
+        return bisection.run() if played is None else bisection.run_rounds(played)
 
-    def _add(self, named: NamedPart, found: Localised) -> None:
+    def _add(self, named: SlowPart, found: BisectionResult) -> None:
         """Keep a slow node or link; a node is looked into, because one of its GPUs may be the cause."""
         order = self._hosts.index
         partners = named.parts[1:] if len(named.parts) == 2 else named.partners
@@ -192,7 +423,7 @@ class Checkup:
             )
         ]
 
-    def _explain(self, hosts: tuple[str, ...], share: float, found: Localised) -> None:
+    def _explain(self, hosts: tuple[str, ...], share: float, found: BisectionResult) -> None:
         """Report what is wrong where nothing stands out: all parts alike, or only all of them together."""
         if share >= self._least:
             return
@@ -201,7 +432,7 @@ class Checkup:
             apart = f" and the two halves {halves}" if halves else ""
             self._blame_group(
                 hosts,
-                f"pairs reach {found.level * 100:.0f} % of what is expected of them{apart}: look at what is shared",
+                f"pairs reach {found.level * 100:.0f} % of their expected bandwidth{apart}: look at what is shared",
             )
         else:
             self._blame_all(hosts, "no node or link stands out")
@@ -216,7 +447,7 @@ class Checkup:
 
     def _blame_all(self, hosts: tuple[str, ...], reason: str) -> None:
         source = self._expectation.source
-        remark = f"{reason}, so what is expected ({source}) is wrong or something common to all is{_USUAL}"
+        remark = f"{reason}, so the expectation ({source}) is wrong or something common to all is slow{_USUAL}"
         self._blame_group(hosts, remark, part=Part.FABRIC)
 
     def _blame_group(self, hosts: tuple[str, ...], remark: str, *, part: Part = Part.GROUP) -> None:
@@ -270,6 +501,81 @@ class Checkup:
 
 
 def _decided(readings: Sequence[ProbeReading], least: float) -> bool:
-    """Return whether more launches cannot change on which side of the limit the median of three is."""
+    """Return True if more launches cannot change on which side of the limit the median of three is."""
     fine = sum(reading.share >= least for reading in readings)
     return fine == 1 if len(readings) == 1 else max(fine, len(readings) - fine) >= 2
+
+
+_LAUNCH_S = 15.0
+"""A launch on real nodes before one was timed: loading CUDA, connecting ranks (an estimate, not tested on a GPU)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreflightCost:
+    """Number of launches of a preflight.
+
+    Attributes:
+        healthy: where all is well.
+        one_fault: about as many where one node is slow.
+        launch_s: estimate of one, s.
+        rounds: pairs of nodes that are launched whatever is found, disjoint ones together; only with `all_pairs`.
+    """
+
+    healthy: int
+    one_fault: int
+    launch_s: float
+    rounds: tuple[tuple[tuple[str, str], ...], ...] = ()
+
+
+def cost(request: PreflightRequest, *, simulated: bool) -> PreflightCost:
+    """Estimate what a preflight will cost; nothing is launched."""
+    nodes = len(request.hosts)
+    played = rounds(request.hosts) if request.all_pairs and nodes > 2 else None
+    pairs = sum(map(len, played)) if played is not None else None
+    # Three launches of all nodes, halving to groups of four, their partners, a repeat, and a look inside.
+    adaptive = 3 * nodes // 2 if nodes <= 8 else 2 * math.ceil(math.log2(nodes / 4)) + 6
+    inside = 2 if request.cluster.gpus_per_node > 1 else 0
+    narrowing = 0 if request.quick else (adaptive if pairs is None else pairs) + 4 + inside
+    alone = nodes if nodes > 1 and request.cluster.gpus_per_node > 1 else 0
+    return PreflightCost(
+        healthy=1 + (narrowing + alone if request.full else 0),
+        one_fault=3 + narrowing + (alone if request.full else 0),
+        launch_s=0.0 if simulated else _LAUNCH_S,
+        rounds=tuple(tuple(pairs) for pairs in played or ()) if not request.quick else (),
+    )
+
+
+def preflight(
+    request: PreflightRequest, probes: Probes, *, now: Callable[[], str], clock: Callable[[], float]
+) -> Preflight:
+    """Examine a fabric; whatever a launch does is a reading and never raised.
+
+    Args:
+        request: what to examine.
+        probes: makes the launches and keeps their readings.
+        now: ISO time.
+        clock: seconds.
+    """
+    began, created = clock(), now()
+    checkup = Checkup(request, probes)
+    state = checkup.run()
+    identity = f"{created}|{request.hosts}|{[reading.times_us for reading in probes.readings]}"
+    return Preflight(
+        id=hashlib.sha256(identity.encode()).hexdigest()[:12],
+        created=created,
+        cluster=request.cluster.name,
+        fingerprint=request.cluster.fingerprint().digest(),
+        launcher=request.launcher,
+        benchmark=request.benchmark,
+        simulated=probes.simulated,
+        hosts=request.hosts,
+        gpus_per_node=request.cluster.gpus_per_node,
+        source=request.expectation.source,
+        expected=tuple(ExpectedSize(size_bytes=size, busbw_gbps=gbps) for size, gbps in request.expectation.sizes),
+        tolerance=request.expectation.tolerance,
+        state=state,
+        findings=tuple(sorted(checkup.findings, key=lambda one: (SEVERITY.index(one.outcome), one.share))),
+        readings=tuple(probes.readings),
+        notes=(*request.notes, *checkup.notes),
+        wall_s=clock() - began,
+    )

@@ -1,4 +1,4 @@
-"""What bus bandwidth a healthy fabric reaches: from its links, from the fleet's own history, or given by the user."""
+"""Expected bus bandwidth of a healthy fabric: from its links, from the fleet's own history, or given by the user."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _REACHED_BETWEEN = {"none": 1.0, "infiniband": 0.96, "roce": 0.93, "efa": 0.86, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
-    """What to expect of a job's nodes.
+    """Expected bandwidth of a job's nodes.
 
     Attributes:
         cluster: sized to the job.
@@ -118,13 +118,13 @@ def expectation(
     if given_gbps is not None:
         if not 0 < given_gbps < math.inf:
             raise UsageError(f"--expect must be above 0 GB/s and finite, not {given_gbps:g}")
-        known, source, share = ((largest, given_gbps),), "as given", 1.0
+        known, source, share = ((largest, given_gbps),), "by --expect", 1.0
     elif len(runs := _alike(cluster, earlier, benchmark=benchmark, simulated=simulated)) >= BASELINE_RUNS:
-        known, source, share = _baseline(runs, sizes), f"median of {len(runs)} healthy runs", _MEASURED_SHARE
+        known, source, share = _baseline(runs, sizes), f"as the median of {len(runs)} healthy runs", _MEASURED_SHARE
     if largest not in dict(known):
         # Link figures give neither latency nor the size where bandwidth saturates: only the largest size is judged.
         promised = links_gbps(cluster, nodes=cluster.nodes, ranks=cluster.world_size, size=largest)
-        known, source, share = ((largest, promised),), "by its links", 1.0
+        known, source, share = ((largest, promised),), "from link speeds", 1.0
     return Expectation(cluster=cluster, source=source, sizes=known, largest_bytes=largest, tolerance=tolerance * share)
 
 

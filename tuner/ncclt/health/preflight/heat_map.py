@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ncclt.core.preflight import Preflight
-from ncclt.health.preflight.elimination import Pair, usual_level
+from ncclt.health.preflight.bisect import Pair, usual_level
 
 MOST = 16
 """Rows of a printed map; the worst are kept."""
@@ -29,7 +29,7 @@ class HeatMap:
     left_out: int
 
     def share(self, first: str, second: str) -> float | None:
-        """Return what a pair reaches; None = it was not measured."""
+        """Return the share that a pair reaches; None = it was not measured."""
         return self.shares.get((first, second), self.shares.get((second, first)))
 
 

@@ -1,18 +1,30 @@
-"""The launches of a preflight: several at once on disjoint nodes where the launcher allows it, within a time limit."""
+"""The launches of a preflight: several at once on disjoint nodes where the launcher allows it, within a time limit.
+
+The runners of parts of a real job, some of its nodes or GPUs, use the launcher and benchmark of the whole job. They are
+not tested on a GPU; they are tested with a stand-in for nccl-tests.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import platform
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Protocol as Port
 from typing import runtime_checkable
 
+from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.preflight import ProbeReading, Section
 from ncclt.core.setting import DEFAULT
 from ncclt.core.trial import Outcome, Runner, TrialResult
-from ncclt.errors import HostLostError
+from ncclt.errors import HostLostError, UsageError
 from ncclt.health.preflight.expectation import Expectation
+from ncclt.launch.hostfile import granted_hosts
+from ncclt.measure import LaunchedRunner, Timeouts
+from ncclt.measure.benchmarks.nccl_tests.benchmark import NcclTests
+from ncclt.measure.launched_testbed import benchmark_of, launcher_of
+from ncclt.measure.target import Target
 
 RunnerFor = Callable[[tuple[str, ...], tuple[int, ...]], Runner]
 """Returns the runner of some nodes, or of some GPUs of one node; no GPUs = all of them."""
@@ -21,12 +33,12 @@ DTYPE = "float32"
 """The default of nccl-tests, so that figures can be compared with published ones."""
 
 
-class TimeIsOverError(Exception):
+class DeadlineExceeded(Exception):  # noqa: N818 -- ends an examination and is no failure
     """The time limit of a preflight leaves no time for the next launch; ends only the examination."""
 
 
 @runtime_checkable
-class Killable(Port):
+class SupportsKill(Port):
     """A runner that can be ended from another thread."""
 
     def kill(self) -> None:
@@ -77,7 +89,7 @@ class Probes:
         """Launch once in each section; no sizes = the one that is judged.
 
         Raises:
-            TimeIsOverError: too little time is left; the readings so far are kept.
+            DeadlineExceeded: too little time is left; the readings so far are kept.
         """
         wanted = tuple(sizes) or (self._expectation.largest_bytes,)
         found: dict[int, ProbeReading] = {}
@@ -91,7 +103,7 @@ class Probes:
         return [found[index] for index in range(len(sections))]
 
     def _waves(self, sections: Sequence[Section]) -> list[list[int]]:
-        """Return which sections run at once: as many as are allowed and share no node."""
+        """Group sections that run at once: as many as are allowed and share no node."""
         waves: list[list[int]] = []
         busy: list[set[str]] = []
         for index, section in enumerate(sections):
@@ -112,7 +124,7 @@ class Probes:
         longest = max((reading.wall_s for reading in self.readings if reading.outcome is Outcome.OK), default=0.0)
         if self._clock() - self._began + longest > self._time_s:
             launches = len(self.readings)
-            raise TimeIsOverError(f"ended after {launches} launches: the {self._time_s:g} s of --time are over")
+            raise DeadlineExceeded(f"ended after {launches} launches: the {self._time_s:g} s of --time are over")
 
     def _launch(self, sections: Sequence[Section], sizes: Sequence[int]) -> list[ProbeReading]:
         runners = [self._runner_for(section.hosts, section.gpus) for section in sections]
@@ -127,7 +139,7 @@ class Probes:
                 return [future.result() for future in running]
             except BaseException:
                 for runner in runners:
-                    if isinstance(runner, Killable):
+                    if isinstance(runner, SupportsKill):
                         runner.kill()
                 raise
 
@@ -153,7 +165,7 @@ class Probes:
 
 
 def probe_messages(sizes: Sequence[int], *, ranks: int, nodes: int) -> list[Message]:
-    """Return what a launch on some nodes measures: one all_reduce per size, bytes."""
+    """Return the messages of a launch on some nodes: one all_reduce per size, bytes."""
     return [
         Message(collective=Collective.ALL_REDUCE, dtype=DTYPE, size_bytes=size, group_size=ranks, spans_nodes=nodes > 1)
         for size in sizes
@@ -164,3 +176,98 @@ def _times_us(result: TrialResult) -> tuple[tuple[int, float], ...]:
     if result.outcome is not Outcome.OK:
         return ()
     return tuple(sorted((one.message.size_bytes, one.time_us) for one in result.measurements))
+
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def hosts_here(cluster: Cluster, target: Target, *, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names of the nodes to examine: as named, those granted to this job, or this machine.
+
+    Raises:
+        UsageError: the launcher cannot choose nodes, or too few are named.
+    """
+    if target.launcher_class.chooses_nodes:
+        raise UsageError(
+            f"--launcher {target.launcher} chooses the nodes itself, so a preflight cannot compare them",
+            hint="run it in the pods of a job, with --launcher ssh or mpirun",
+        )
+    named = target.hosts
+    if not named and target.launcher_class.uses_allocation:
+        named = granted_hosts(environ)
+    if not named and cluster.nodes == 1:
+        return (platform.node(),)
+    if len(named) < cluster.nodes:
+        raise UsageError(
+            f"{cluster.nodes} nodes are to be examined and {len(named) or 'none'} are named",
+            hint="name them with --hosts or --hostfile; in a job of Slurm, PBS, LSF or Grid Engine they are known",
+        )
+    return named[: cluster.nodes]
+
+
+class _CappedTimeouts(Timeouts):
+    """Time limits of launches that share a total limit, so that a hang is reported within it, not after it."""
+
+    def __init__(self, most_s: float | None) -> None:
+        super().__init__()
+        self._most_s = most_s
+
+    def limit_s(self, messages: Sequence[Message]) -> float:
+        """Return the time limit of a command for some messages, seconds."""
+        limit_s = super().limit_s(messages)
+        return limit_s if self._most_s is None else min(limit_s, self._most_s)
+
+
+def launched_runners(
+    cluster: Cluster, target: Target, *, environ: Mapping[str, str], time_s: float | None = None, ask: bool = True
+) -> tuple[Callable[[tuple[str, ...], tuple[int, ...]], LaunchedRunner], tuple[str, ...]]:
+    """Return a function that makes the runner of some nodes or GPUs, and the notes about all of them.
+
+    The programs' features are detected once, on all nodes. The duration of one launch limits the later ones of as many
+    ranks, so that a hang costs a minute and not the generous timeout of the first launch.
+
+    Args:
+        cluster: sized to the job.
+        target: resolved; its hosts are the whole job's.
+        environ: the process environment.
+        time_s: of the whole preflight; no launch gets more. None = no limit.
+        ask: run programs on the nodes to find out what they support.
+
+    Raises:
+        UsageError: launcher, benchmark and cluster do not fit together.
+    """
+    target.require(cluster)
+    whole = launcher_of(cluster, target, target.hosts[: cluster.nodes], environ=environ)
+    benchmark, notes = benchmark_of(cluster, target, whole, frozenset({Collective.ALL_REDUCE}), ask=ask)
+    timeouts = _CappedTimeouts(time_s)
+
+    def runner_for(hosts: tuple[str, ...], gpus: tuple[int, ...]) -> LaunchedRunner:
+        part = cluster.sized(nodes=len(hosts), gpus_per_node=len(gpus) or None)
+        sized = benchmark
+        if isinstance(benchmark, NcclTests):
+            starts_ranks = target.launcher_class.starts_ranks
+            sized = replace(
+                benchmark,
+                processes=part.world_size if starts_ranks else 1,
+                gpus_per_process=1 if starts_ranks else part.gpus_per_node,
+            )
+        visible = {_VISIBLE: _visible(gpus, target, environ)} if gpus else {}
+        return LaunchedRunner(
+            benchmark=sized,
+            launcher=launcher_of(part, target, () if target.launcher_class.shares_files else hosts, environ=environ),
+            cluster=part,
+            variables=lambda _setting: visible,
+            timeouts=timeouts,
+            scratch=target.scratch,
+            scratch_is_shared=target.scratch_is_shared,
+        )
+
+    return runner_for, notes
+
+
+def _visible(gpus: tuple[int, ...], target: Target, environ: Mapping[str, str]) -> str:
+    """Return CUDA's list of the GPUs to use; on this machine they count among those that are visible here."""
+    here = [name for name in environ.get(_VISIBLE, "").split(",") if name]
+    if target.launcher_class.shares_files and here:
+        return ",".join(here[gpu] for gpu in gpus)
+    return ",".join(map(str, gpus))

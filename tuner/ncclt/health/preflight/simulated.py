@@ -1,4 +1,4 @@
-"""Weak nodes, links and GPUs of a simulated cluster, for drills of `ncclt preflight` and for its bench.
+"""Faulty nodes, links and GPUs of a simulated cluster, for trying `ncclt preflight` and for its bench.
 
 A collective that lays its rings over nodes in the order of the hosts is as fast as the weakest of what it passes: nodes
 of the group, the links between one host and the next (and from the last to the first), GPUs on the way. Channels share
@@ -26,12 +26,12 @@ _WORDS = {"crash": Outcome.CRASHED, "hang": Outcome.TIMEOUT, "wrong": Outcome.WR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weakness:
-    """One thing that is wrong with a simulated fabric.
+class InjectedFault:
+    """Injected fault of a simulated fabric.
 
     Attributes:
         hosts: a node (its network), the two ends of a link between nodes, or the node of the GPUs.
-        gpus: one GPU, or the two ends of a link between GPUs; empty = the weakness is between nodes.
+        gpus: one GPU, or the two ends of a link between GPUs; empty = the fault is between nodes.
         share: of the bandwidth that is left, above 0 to 1.
         outcome: `ok`, or how every launch over it fails.
     """
@@ -42,7 +42,7 @@ class Weakness:
     outcome: Outcome = Outcome.OK
 
     def strikes(self, hosts: Sequence[str], gpus: Sequence[int]) -> bool:
-        """Return whether a launch is affected by it.
+        """Return True if a launch is affected by it.
 
         Args:
             hosts: of the launch, in order.
@@ -58,12 +58,12 @@ class Weakness:
 
 
 def _adjacent(ends: Sequence[object], ring: Sequence[object]) -> bool:
-    """Return whether two ends are neighbours in a ring."""
+    """Return True if two ends are neighbours in a ring."""
     successors = [*ring[1:], *ring[:1]]
     return any({a, b} == set(ends) for a, b in zip(ring, successors, strict=True))
 
 
-def parse_weakness(text: str) -> Weakness:
+def parse_fault(text: str) -> InjectedFault:
     """Read `n03=0.6` (node), `n03+n07=0.5` (link), `n03:2=0.7` (GPU), `n03:2+5=0.7` (link of GPUs), or `=hang`.
 
     Raises:
@@ -74,7 +74,7 @@ def parse_weakness(text: str) -> Weakness:
     try:
         outcome = _WORDS.get(value.strip(), Outcome.OK)
         share = float(value) if outcome is Outcome.OK else 1.0
-        found = Weakness(
+        found = InjectedFault(
             hosts=tuple(host.split("+")),
             gpus=tuple(int(gpu) for gpu in gpus.split("+")) if gpus else (),
             share=share,
@@ -85,7 +85,7 @@ def parse_weakness(text: str) -> Weakness:
     sound = found is not None and all(found.hosts) and 0 < found.share <= 1
     if found is None or not sound or (len(found.hosts), len(found.gpus)) not in _SHAPES:
         raise UsageError(
-            f"{text!r} is not a weakness of a simulated fabric",
+            f"{text!r} is not an injected fault",
             hint=f"NODE=SHARE, NODE+NODE=SHARE, NODE:GPU=SHARE or NODE:GPU+GPU=SHARE, with a share above 0 to 1 or "
             f"{', '.join(_WORDS)}",
         )
@@ -93,17 +93,17 @@ def parse_weakness(text: str) -> Weakness:
 
 
 class SimulatedFabric:
-    """A simulated cluster whose nodes have names and weaknesses.
+    """A simulated cluster whose nodes have names and faults.
 
     Args:
         cluster: sized to the job.
         hosts: names of its nodes.
-        weaknesses: what is wrong with it.
+        faults: injected ones.
         seed: of everything random; each section has noise of its own.
         sigma: of the noise, None = what is usual there.
 
     Raises:
-        UsageError: a weakness names a node or GPU that does not exist.
+        UsageError: a fault names a node or GPU that does not exist.
     """
 
     def __init__(
@@ -111,30 +111,30 @@ class SimulatedFabric:
         cluster: Cluster,
         hosts: Sequence[str],
         *,
-        weaknesses: Sequence[Weakness] = (),
+        faults: Sequence[InjectedFault] = (),
         seed: int = 0,
         sigma: float | None = None,
     ) -> None:
-        for weakness in weaknesses:
-            unknown = [host for host in weakness.hosts if host not in hosts]
-            beyond = [gpu for gpu in weakness.gpus if not 0 <= gpu < cluster.gpus_per_node]
+        for fault in faults:
+            unknown = [host for host in fault.hosts if host not in hosts]
+            beyond = [gpu for gpu in fault.gpus if not 0 <= gpu < cluster.gpus_per_node]
             if unknown or beyond:
                 raise UsageError(
-                    f"there is no {f'node {unknown[0]}' if unknown else f'GPU {beyond[0]}'} to be weak",
+                    f"there is no {f'node {unknown[0]}' if unknown else f'GPU {beyond[0]}'} to have a fault",
                     hint=f"nodes are {', '.join(hosts[:4])}{', ...' if len(hosts) > 4 else ''}, "
                     f"GPUs 0 to {cluster.gpus_per_node - 1}",
                 )
         self._cluster = cluster
-        self._weaknesses = tuple(weaknesses)
+        self._faults = tuple(faults)
         self._seed = seed
         self._sigma = sigma
 
     def runner(self, hosts: tuple[str, ...], gpus: tuple[int, ...] = ()) -> FabricRunner:
         """Return the runner of some nodes, or of some GPUs of one node."""
         used = gpus or tuple(range(self._cluster.gpus_per_node))
-        struck = [weakness for weakness in self._weaknesses if weakness.strikes(hosts, used)]
-        failing = {weakness.outcome for weakness in struck}
-        faults = Faults(
+        struck = [fault for fault in self._faults if fault.strikes(hosts, used)]
+        failing = {fault.outcome for fault in struck}
+        failures = Faults(
             crash=float(Outcome.CRASHED in failing),
             hang=float(Outcome.TIMEOUT in failing),
             wrong=float(Outcome.WRONG_RESULT in failing),
@@ -144,8 +144,8 @@ class SimulatedFabric:
             self._cluster.sized(nodes=len(hosts)),
             seed=int.from_bytes(hashlib.blake2b(key, digest_size=6).digest(), "big"),
             sigma=self._sigma,
-            faults=faults,
-            share=min((weakness.share for weakness in struck), default=1.0),
+            faults=failures,
+            share=min((fault.share for fault in struck), default=1.0),
         )
 
 
@@ -162,13 +162,13 @@ class FabricRunner(SimulatedRunner):
         self._share = share
 
     def measure(self, setting: Setting, messages: Sequence[Message], *, repeat: int) -> TrialResult:
-        """Launch once, in no time; a weakness does not change the latency."""
+        """Launch once, in no time; a fault does not change the latency."""
         result = super().measure(setting, messages, repeat=repeat)
         if self._share == 1:
             return result
-        return replace(result, measurements=tuple(self._weakened(one, setting) for one in result.measurements))
+        return replace(result, measurements=tuple(self._slowed(one, setting) for one in result.measurements))
 
-    def _weakened(self, measured: Measurement, setting: Setting) -> Measurement:
+    def _slowed(self, measured: Measurement, setting: Setting) -> Measurement:
         message = measured.message
         whole = self.expected_us(setting, message)
         latency = min(whole, self.expected_us(setting, replace(message, size_bytes=8)))

@@ -12,7 +12,7 @@ from ncclt.nccl.log.evidence import Evidence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class LoggedValue:
     """A value with the line that it comes from."""
 
     value: str
@@ -38,14 +38,14 @@ class Process:
 
     host: str
     pid: int
-    version: Said | None = None
+    version: LoggedValue | None = None
     driver: str = ""
-    variables: dict[str, Said] = field(default_factory=dict)
-    network: Said | None = None
+    variables: dict[str, LoggedValue] = field(default_factory=dict)
+    network: LoggedValue | None = None
     adapters: dict[str, str] = field(default_factory=dict)
-    provider: Said | None = None
-    plugins: dict[str, Said] = field(default_factory=dict)
-    set_inside: dict[str, Said] = field(default_factory=dict)
+    provider: LoggedValue | None = None
+    plugins: dict[str, LoggedValue] = field(default_factory=dict)
+    set_inside: dict[str, LoggedValue] = field(default_factory=dict)
     sockets: dict[tuple[str, str], Evidence] = field(default_factory=dict)
 
     @property
@@ -223,7 +223,7 @@ class LogFacts:
     starts: tuple[RankStart, ...] = ()
     tables: tuple[RankStart, ...] = ()
     gpu_models: tuple[str, ...] = ()
-    announced: Said | None = None
+    announced: LoggedValue | None = None
     cost_table: tuple[CostRow, ...] = ()
     fallbacks: tuple[Evidence, ...] = ()
     unreadable: tuple[Evidence, ...] = ()

@@ -14,10 +14,10 @@ from ncclt.nccl.log.facts import (
     Connection,
     CostRow,
     LogFacts,
+    LoggedValue,
     PrintedLink,
     Process,
     RankStart,
-    Said,
     SearchedGraph,
     jobs_of,
 )
@@ -88,7 +88,7 @@ class LogReader:
         self._table: dict[str, CostRow] = {}
         self._printed: list[RankStart] = []
         self._models: dict[str, None] = {}
-        self._announced: Said | None = None
+        self._announced: LoggedValue | None = None
         self._kept: dict[str, list[Evidence]] = {"fallback": [], "unreadable": [], "p2p": [], "unopened": []}
         self._warnings: dict[str, Evidence] = {}
         self._gpudirect: list[tuple[bool, Evidence]] = []
@@ -148,7 +148,7 @@ class LogReader:
         if model := TEST_DEVICE.match(line):
             self._models.setdefault(shortened(model[1]).strip())
         elif self._announced is None and (match := ANNOUNCED.match(line)):
-            self._announced = Said(value=match[1] or match[2], evidence=evidence)
+            self._announced = LoggedValue(value=match[1] or match[2], evidence=evidence)
 
     def _take(self, said: LogLine, evidence: Evidence) -> None:
         said = self._unglued(said)
@@ -293,7 +293,7 @@ class LogReader:
 
 
 def _version(process: Process, match: Match[str], evidence: Evidence) -> None:
-    process.version = process.version or Said(value=match[1], evidence=evidence)
+    process.version = process.version or LoggedValue(value=match[1], evidence=evidence)
 
 
 def _driver(process: Process, match: Match[str], _evidence: Evidence) -> None:
@@ -304,11 +304,11 @@ def _variable(process: Process, match: Match[str], evidence: Evidence) -> None:
     value = match[2].strip().removesuffix(".")
     inside = process.set_inside.get(match[1])
     if inside is None or inside.value != value:  # NCCL logs what a plugin has set like what was inherited
-        process.variables.setdefault(match[1], Said(value=value, evidence=evidence))
+        process.variables.setdefault(match[1], LoggedValue(value=value, evidence=evidence))
 
 
 def _set_inside(process: Process, match: Match[str], evidence: Evidence) -> None:
-    process.set_inside.setdefault(match[1], Said(value=match[2], evidence=evidence))
+    process.set_inside.setdefault(match[1], LoggedValue(value=match[2], evidence=evidence))
 
 
 def _sockets(process: Process, match: Match[str], evidence: Evidence) -> None:
@@ -317,7 +317,7 @@ def _sockets(process: Process, match: Match[str], evidence: Evidence) -> None:
 
 
 def _network(process: Process, match: Match[str], evidence: Evidence) -> None:
-    process.network = Said(value=match[1].strip(), evidence=evidence)
+    process.network = LoggedValue(value=match[1].strip(), evidence=evidence)
 
 
 def _adapters(process: Process, match: Match[str], _evidence: Evidence) -> None:
@@ -325,12 +325,12 @@ def _adapters(process: Process, match: Match[str], _evidence: Evidence) -> None:
 
 
 def _provider(process: Process, match: Match[str], evidence: Evidence) -> None:
-    process.provider = Said(value=match[1], evidence=evidence)
+    process.provider = LoggedValue(value=match[1], evidence=evidence)
 
 
 def _plugin(process: Process, match: Match[str], evidence: Evidence) -> None:
     said = f"{match[1]}/Plugin: {match[2]}"
-    process.plugins.setdefault(said, Said(value=said, evidence=evidence))
+    process.plugins.setdefault(said, LoggedValue(value=said, evidence=evidence))
 
 
 _PROBLEMS = (

@@ -17,7 +17,7 @@ from ncclt.core.message import Collective, Message
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.errors import InputError
 from ncclt.health.doctor import Diagnosis, Facts, diagnose
-from ncclt.health.doctor.examination import LOG_VARIABLES
+from ncclt.health.doctor.diagnosis import LOG_VARIABLES
 from ncclt.health.doctor.files import facts_of_files
 from ncclt.health.doctor.gpu_report import parse_gpu_report
 from ncclt.health.doctor.machine import machine_facts

@@ -7,7 +7,7 @@ import pytest
 
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.health.doctor import Facts
-from ncclt.health.doctor.releases import KNOWN_TROUBLES
+from ncclt.health.doctor.rules_log import KNOWN_ISSUES
 from ncclt.store.shipped import profiles_folder, shipped_clusters
 
 CLUSTERS = shipped_clusters(profiles_folder())
@@ -18,7 +18,7 @@ BOARDS = dataclasses.replace(CLUSTERS["pcie-pair"], gpu="NVIDIA GeForce RTX 5090
 
 def _troubles(version, cluster, **sized):
     facts = Facts(version=NcclVersion.parse(version), cluster=cluster.sized(**sized))
-    return [trouble.source.partition(",")[0].partition(" (")[0] for trouble in KNOWN_TROUBLES if trouble.applies(facts)]
+    return [trouble.source.partition(",")[0].partition(" (")[0] for trouble in KNOWN_ISSUES if trouble.applies(facts)]
 
 
 @pytest.mark.parametrize(
@@ -47,11 +47,11 @@ def test_trouble_between_nodes_is_none_within_one():
 
 
 def test_spans_are_in_order_and_sources_named():
-    for trouble in KNOWN_TROUBLES:
+    for trouble in KNOWN_ISSUES:
         assert NcclVersion.parse(trouble.since) < NcclVersion.parse(trouble.until)
         assert any(mark in trouble.source for mark in ("#", "pull request", "user guide", "release notes"))
 
 
 def test_an_unknown_version_has_no_known_trouble():
-    assert not any(trouble.applies(Facts()) for trouble in KNOWN_TROUBLES)
+    assert not any(trouble.applies(Facts()) for trouble in KNOWN_ISSUES)
     assert Path(profiles_folder()).is_dir()

@@ -1,16 +1,153 @@
-"""Narrows a slow fabric down to its slow parts and links in few launches.
+"""Bisection of a slow fabric: its slow parts and links in few launches. Parts are nodes, or the GPUs of one node.
 
-Halving finds the slow ones among many (two launches a level), pairs with good partners find them among few, and what
-is suspected is launched again before it is named. Parts are nodes, or the GPUs of one node.
+Halving finds slow parts among many (two launches a level), pairs with good partners find them among few, and each
+candidate is launched again before it is named. A pair runs as fast as the weakest of three: one part, the other, the
+link between them. So a part that is slow with every partner is at fault itself, and a pair that is slow although both
+of its parts are fast with others is a link.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ncclt.health.preflight.elimination import Pair, Suspects, eliminate, neighbours, rounds, slow_pairs, usual_level
+Pair = tuple[str, str]
+"""Two parts, in the order in which all parts are listed."""
+
+_MOSTLY = 0.75
+"""Share of a part's pairs that must be slow before the part is suspected: its partners have links of their own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """Parts and links that would explain the slow pairs.
+
+    Attributes:
+        parts: the first explains the most.
+        links: pairs of parts that are fast with others.
+    """
+
+    parts: tuple[str, ...] = ()
+    links: tuple[Pair, ...] = ()
+
+
+def rounds(parts: Sequence[str], *, most: int | None = None) -> list[list[Pair]]:
+    """Return the rounds of a tournament: in each, every part meets one partner, and over all rounds every other one.
+
+    The circle method: the first stays, the others rotate. Pairs of a round are disjoint, so they can run at once.
+
+    Args:
+        parts: at least two.
+        most: rounds; None = all. A few are spread over all of them, so that partners are near and far.
+    """
+    order = {part: index for index, part in enumerate(parts)}
+    seats: list[str | None] = [*parts, *([None] if len(parts) % 2 else [])]
+    count = len(seats) - 1
+    wanted = count if most is None else min(most, count)
+    found = []
+    for number in (index * count // wanted for index in range(wanted)):
+        ring = seats[1:][number:] + seats[1:][:number]
+        table = [seats[0], *ring]
+        met = [(table[i], table[-1 - i]) for i in range(len(table) // 2)]
+        found.append([_ordered(a, b, order) for a, b in met if a is not None and b is not None])
+    return found
+
+
+def neighbours(parts: Sequence[str]) -> list[list[Pair]]:
+    """Return the pairs of a ring in rounds of disjoint ones: every part meets its predecessor and its successor."""
+    order = {part: index for index, part in enumerate(parts)}
+    ring = [_ordered(a, b, order) for a, b in zip(parts, [*parts[1:], parts[0]], strict=True)]
+    if len(parts) <= 2:
+        return [ring[:1]]
+    closing = [ring.pop()] if len(parts) % 2 else []
+    return [each for each in (ring[::2], ring[1::2], closing) if each]
+
+
+def _ordered(first: str, second: str, order: Mapping[str, int]) -> Pair:
+    return (first, second) if order[first] < order[second] else (second, first)
+
+
+def usual_level(shares: Mapping[Pair, float], good: Collection[str] = ()) -> float:
+    """Return the share that a pair without a fault reaches.
+
+    Where pairs of parts known to be good were measured, it is their median. Otherwise each part is taken by its better
+    pairs, those that do not suffer from a partner, and the level is the median of all parts: right as long as half of
+    them are fine.
+    """
+    known = [share for (a, b), share in shares.items() if a in good and b in good]
+    if known:
+        return statistics.median(known)
+    by_part: dict[str, list[float]] = {}
+    for pair, share in shares.items():
+        for part in pair:
+            by_part.setdefault(part, []).append(share)
+    better = [sorted(values)[math.ceil(0.75 * (len(values) - 1))] for values in by_part.values()]
+    return statistics.median_high(better)
+
+
+def slow_pairs(shares: Mapping[Pair, float], *, level: float, cut: float) -> set[Pair]:
+    """Return the pairs that fall short of the level by more than `cut`, a share."""
+    return {pair for pair, share in shares.items() if share < (1 - cut) * level}
+
+
+def eliminate(
+    shares: Mapping[Pair, float],
+    *,
+    level: float,
+    cut: float,
+    blamed: Collection[str] = (),
+    innocent: Collection[str] = (),
+    trusted: Collection[str] = (),
+) -> Candidates:
+    """Find the fewest parts that explain most slow pairs; the links are what is left.
+
+    A part that was measured with one partner only, slowly, is suspected, and so is its partner: which of them it is,
+    or whether it is their link, needs other partners. So is a part with two slow links.
+
+    Args:
+        shares: of each pair that was measured.
+        level: what a pair without a fault reaches.
+        cut: share by which it may fall short.
+        blamed: parts that are known to be slow; the pairs that they explain are ignored.
+        innocent: parts that are known to be fine.
+        trusted: parts that are probably fine, so that a single slow pair speaks against the other one.
+    """
+    slow = slow_pairs(shares, level=level, cut=cut)
+    partners: dict[str, set[str]] = {}
+    for a, b in shares:
+        partners.setdefault(a, set()).add(b)
+        partners.setdefault(b, set()).add(a)
+    suspected: list[str] = []
+    while worst := _worst(partners, slow, {*blamed, *suspected}, innocent):
+        suspected.append(worst)
+    left = [pair for pair in sorted(slow) if not set(pair) & {*suspected, *blamed}]
+    fast = {part for pair in shares if pair not in slow for part in pair}
+    ends = [part for pair in left for part in pair if part not in innocent]
+    unclear: dict[str, None] = {}
+    for pair in left:
+        doubtful = [part for part in pair if part in ends and (part not in fast or ends.count(part) > 1)]
+        blameable = [part for part in doubtful if part not in trusted or ends.count(part) > 1]
+        unclear |= dict.fromkeys(blameable or doubtful)
+    links = tuple(pair for pair in left if not set(pair) & set(unclear))
+    return Candidates(parts=(*suspected, *unclear), links=links)
+
+
+def _worst(
+    partners: Mapping[str, set[str]], slow: Collection[Pair], blamed: Collection[str], innocent: Collection[str]
+) -> str:
+    """Return the part that explains the most slow pairs with partners that are not blamed; empty = none does."""
+    best: tuple[float, int, str] | None = None
+    for part, met in partners.items():
+        if part in blamed or part in innocent:
+            continue
+        others = met.difference(blamed)
+        count = sum((part, other) in slow or (other, part) in slow for other in others)
+        if count >= 2 and count >= _MOSTLY * len(others) and (best is None or (count / len(others), count) > best[:2]):
+            best = (count / len(others), count, part)
+    return best[2] if best else ""
+
 
 Group = tuple[str, ...]
 
@@ -35,7 +172,7 @@ _SAMPLE = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NamedPart:
+class SlowPart:
     """A part or link that was found slow.
 
     Attributes:
@@ -52,8 +189,8 @@ class NamedPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Localised:
-    """What the narrowing found.
+class BisectionResult:
+    """Result of a bisection.
 
     Attributes:
         named: slow parts and links, the slowest first.
@@ -64,7 +201,7 @@ class Localised:
         acquitted: suspects that were fast when they were launched again.
     """
 
-    named: tuple[NamedPart, ...] = ()
+    named: tuple[SlowPart, ...] = ()
     level: float
     even: bool = False
     good: Group = ()
@@ -72,7 +209,7 @@ class Localised:
     acquitted: tuple[Group, ...] = ()
 
 
-class Localiser:
+class Bisection:
     """One narrowing-down.
 
     Args:
@@ -101,7 +238,7 @@ class Localiser:
         self._good: dict[str, None] = {}
         self._halves: tuple[float, ...] = ()
 
-    def run(self) -> Localised:
+    def run(self) -> BisectionResult:
         """Halve where there are many parts, then pair."""
         if len(self._parts) <= _TOURNAMENT:
             # The links that a ring over all passes, and a third partner that is no neighbour.
@@ -115,11 +252,11 @@ class Localiser:
         found = self.run_rounds(rounds(self._parts, most=turns), most=_SAMPLE)
         return self.run_rounds(rounds(self._parts, most=1)) if self._hides_more(found) else found
 
-    def _hides_more(self, found: Localised) -> bool:
-        """Return whether nothing stood out although some pairs are better than the whole: then many parts are slow."""
+    def _hides_more(self, found: BisectionResult) -> bool:
+        """Return True if nothing stood out although some pairs are better than the whole: then many parts are slow."""
         return found.even and max(self._medians().values()) * (1 - self._cut) > self._share
 
-    def run_rounds(self, played: Sequence[Sequence[Pair]], *, most: int | None = None) -> Localised:
+    def run_rounds(self, played: Sequence[Sequence[Pair]], *, most: int | None = None) -> BisectionResult:
         """Measure the pairs of some rounds, `most` of each, and name the slow parts and links."""
         for pairs in played:
             # Spread over all pairs, because neighbours share switches.
@@ -155,7 +292,7 @@ class Localiser:
     def _slow_halves(
         self, first: tuple[Group, float], second: tuple[Group, float], best: float
     ) -> list[tuple[Group, float]]:
-        """Return which halves of a slow group are slow themselves.
+        """Return the halves of a slow group that are slow themselves.
 
         Only groups of the same level are compared: the expectation errs by other amounts for smaller groups. Where both
         are alike, either both hold a fault or it is between them, at the seams of the ring over both.
@@ -194,9 +331,9 @@ class Localiser:
                 self._add([pair for pair in inside if pair not in self._pairs])
         self._praise(part for part in parts if part not in suspected)
 
-    def _confirmed(self) -> Localised:
+    def _confirmed(self) -> BisectionResult:
         """Launch suspects again, with other partners if there are any, and name those that stay slow."""
-        named: dict[Group, NamedPart] = {}
+        named: dict[Group, SlowPart] = {}
         acquitted: list[Group] = []
         while fresh := [part for part in self._suspects(named, acquitted).parts if (part,) not in named]:
             for part in fresh:
@@ -213,7 +350,7 @@ class Localiser:
                 named[pair] = found
             else:
                 acquitted.append(pair)
-        return Localised(
+        return BisectionResult(
             named=tuple(sorted(named.values(), key=lambda one: one.share)),
             level=self._level(),
             even=not named and not acquitted,
@@ -222,7 +359,7 @@ class Localiser:
             acquitted=tuple(acquitted),
         )
 
-    def _suspects(self, named: Iterable[Group] = (), acquitted: Iterable[Group] = ()) -> Suspects:
+    def _suspects(self, named: Iterable[Group] = (), acquitted: Iterable[Group] = ()) -> Candidates:
         blamed = [group[0] for group in named if len(group) == 1]
         innocent = [group[0] for group in acquitted if len(group) == 1]
         return eliminate(
@@ -234,7 +371,7 @@ class Localiser:
             trusted=self._good,
         )
 
-    def _judged_part(self, part: str, *, excluded: Sequence[str]) -> NamedPart | None:
+    def _judged_part(self, part: str, *, excluded: Sequence[str]) -> SlowPart | None:
         """Launch a part with good partners until it has three launches; None = it is not slow."""
         others = [one for one in self._parts if one != part]
         partners = (
@@ -252,15 +389,15 @@ class Localiser:
         share = statistics.median(value for values in met.values() for value in values)
         if share >= (1 - self._cut) * self._level():
             return None
-        return NamedPart(parts=(part,), share=share, partners=tuple(met), launches=sum(map(len, met.values())))
+        return SlowPart(parts=(part,), share=share, partners=tuple(met), launches=sum(map(len, met.values())))
 
-    def _judged_link(self, pair: Pair) -> NamedPart | None:
+    def _judged_link(self, pair: Pair) -> SlowPart | None:
         while len(self._pairs[pair]) < LAUNCHES:
             self._add([pair])
         share = statistics.median(self._pairs[pair])
         if share >= (1 - self._cut) * self._level():
             return None
-        return NamedPart(parts=pair, share=share, partners=pair, launches=len(self._pairs[pair]))
+        return SlowPart(parts=pair, share=share, partners=pair, launches=len(self._pairs[pair]))
 
     # --- pairs and their shares ---
 

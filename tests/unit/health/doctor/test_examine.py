@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ncclt.health.doctor.service import LOG_VARIABLES, examine_files, examine_here, start_log
+from ncclt.health.doctor.examine import LOG_VARIABLES, examine_files, examine_here, start_log
 from ncclt.launch.launcher import LaunchPlan, LaunchResult
 from ncclt.measure.benchmarks.nccl_tests.benchmark import NcclTests
 from ncclt.nccl.log.startup import LogReader

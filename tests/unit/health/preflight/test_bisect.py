@@ -1,0 +1,187 @@
+"""Bisection: the right culprits in few launches, and nobody else."""
+
+import random
+from itertools import chain, combinations, pairwise, product
+
+import pytest
+
+from ncclt.health.preflight.bisect import LAUNCHES, Bisection, eliminate, neighbours, rounds, usual_level
+
+
+class Fleet:
+    """Groups as fast as their weakest part, or link of the ring over them, with noise of its own per launch."""
+
+    def __init__(self, count, parts=None, links=None, *, sigma=0.0, seed=0, whole=1.0):
+        self.names = tuple(f"n{index:03d}" for index in range(count))
+        self.parts = {self.names[index]: share for index, share in (parts or {}).items()}
+        self.links = {frozenset((self.names[a], self.names[b])): share for (a, b), share in (links or {}).items()}
+        self.draw, self.sigma, self.whole = random.Random(seed), sigma, whole
+        self.launches = []
+
+    def share(self, group):
+        self.launches.append(tuple(group))
+        ring = [*pairwise(group), (group[-1], group[0])]
+        weakest = min([self.parts.get(p, 1.0) for p in group] + [self.links.get(frozenset(p), 1.0) for p in ring])
+        return weakest * self.draw.lognormvariate(0, self.sigma) * (self.whole if len(group) > 2 else 1.0)
+
+    def measure(self, groups):
+        return [self.share(group) for group in groups]
+
+    def bisect(self, cut=0.075):
+        whole = self.share(self.names)
+        return Bisection(self.names, whole, self.measure, cut=cut).run()
+
+
+def named(found):
+    return {one.parts: round(one.share, 2) for one in found.named}
+
+
+def test_one_slow_part_is_named_alone():
+    for count, where in product((3, 4, 5, 8, 9, 16, 33, 128), (0, 1, -1)):
+        fleet = Fleet(count, {where % count: 0.6})
+        assert named(fleet.bisect()) == {(fleet.names[where],): 0.6}, (count, where)
+
+
+def test_one_slow_link_of_the_ring_is_named_alone_also_between_the_halves():
+    for count, where in [*product((4, 8, 9, 16, 33, 128), (0, 3, -2)), (8, 3), (16, 7), (128, 63)]:
+        a, b = where % count, (where + 1) % count
+        fleet = Fleet(count, links={(a, b): 0.5})
+        assert named(fleet.bisect()) == {tuple(sorted((fleet.names[a], fleet.names[b]))): 0.5}, (count, where)
+
+
+@pytest.mark.parametrize(("count", "slow"), [(16, {2: 0.7, 9: 0.7}), (32, {1: 0.6, 30: 0.6}), (8, {3: 0.7, 4: 0.7})])
+def test_equal_faults_in_both_halves_are_found(count, slow):
+    fleet = Fleet(count, slow)
+    assert named(fleet.bisect()) == {(fleet.names[index],): share for index, share in slow.items()}
+
+
+def test_few_launches_suffice_among_many():
+    fleet = Fleet(128, {77: 0.6})
+    fleet.bisect()
+    assert len(fleet.launches) < 30
+
+
+def test_a_suspect_is_launched_three_times_with_different_partners():
+    fleet = Fleet(32, {20: 0.6})
+    found = fleet.bisect().named[0]
+    assert found.launches == LAUNCHES
+    assert len(set(found.partners)) == LAUNCHES
+
+
+def test_a_failing_part_counts_as_slow():
+    fleet = Fleet(16, {5: 0.0})
+    assert named(fleet.bisect()) == {("n005",): 0.0}
+
+
+def test_one_bad_launch_names_nobody():
+    fleet = Fleet(8)
+    spoilt = iter([0, 0, 0, 0.5])  # the fourth pair is slow once
+    usual = fleet.measure
+    fleet.measure = lambda groups: [next(spoilt, 0) or share for share in usual(groups)]
+
+    found = Bisection(fleet.names, 0.5, fleet.measure, cut=0.075).run()
+
+    assert found.named == ()
+    assert len(found.acquitted) >= 1
+
+
+def test_where_all_are_alike_nobody_is_named():
+    for count in (8, 64):
+        fleet = Fleet(count, dict.fromkeys(range(count), 0.5))
+        found = fleet.bisect()
+        assert (found.named, found.even) == ((), True)
+        assert found.level == pytest.approx(0.5)
+        assert len(fleet.launches) < 40
+
+
+def test_slow_only_all_together_names_nobody():
+    """An oversubscribed switch: every pair is fine."""
+    found = Fleet(16, whole=0.5).bisect()
+    assert found.named == ()
+    assert found.level == pytest.approx(1.0)
+
+
+def test_known_pairs_are_not_measured_again():
+    fleet = Fleet(4, {1: 0.5})
+    known = {pair: [fleet.share(pair)] for pairs in rounds(fleet.names) for pair in pairs}
+    fleet.launches.clear()
+    found = Bisection(fleet.names, 0.5, fleet.measure, cut=0.075, known=known).run()
+    assert named(found) == {("n001",): 0.5}
+    assert fleet.launches == []
+
+
+def test_noise_of_a_few_per_cent_leads_nobody_astray():
+    right = wrong = 0
+    for seed in range(40):
+        fleet = Fleet(32, {seed % 32: 0.7}, sigma=0.025, seed=seed)
+        found = {one.parts for one in fleet.bisect().named}
+        right += (fleet.names[seed % 32],) in found
+        wrong += len(found - {(fleet.names[seed % 32],)})
+    assert right >= 39
+    assert wrong <= 1
+
+
+def names(count):
+    return [f"n{index}" for index in range(count)]
+
+
+def shares(pairs, weak_parts=None, weak_links=None):
+    """A pair is as fast as the weakest of its parts and its link."""
+    weak_parts, weak_links = weak_parts or {}, weak_links or {}
+    return {(a, b): min(weak_parts.get(a, 1.0), weak_parts.get(b, 1.0), weak_links.get((a, b), 1.0)) for a, b in pairs}
+
+
+def test_a_tournament_meets_every_pair_once_in_rounds_of_disjoint_pairs():
+    for count in (2, 3, 4, 7, 8, 33):
+        played = rounds(names(count))
+        assert sorted(chain(*played)) == sorted(combinations(names(count), 2))
+        assert all(len(set(chain(*pairs))) == 2 * len(pairs) == count // 2 * 2 for pairs in played), count
+
+
+def test_a_few_rounds_give_every_part_other_partners():
+    for count, most in ((8, 3), (9, 4), (3, 9)):
+        played = rounds(names(count), most=most)
+        assert len(played) == min(most, count - 1 + count % 2)
+        assert len(set(chain(*played))) == len(list(chain(*played)))
+
+
+def test_a_ring_meets_both_neighbours():
+    for count in (2, 3, 4, 5, 8):
+        played = neighbours(names(count))
+        assert set(chain(*played)) == {tuple(sorted((f"n{i}", f"n{(i + 1) % count}"))) for i in range(count)}
+        assert all(len(set(chain(*pairs))) == 2 * len(pairs) for pairs in played), count
+
+
+def test_a_slow_part_is_slow_with_everybody():
+    for played in (rounds(names(8)), rounds(names(8), most=3), neighbours(names(8))):
+        found = eliminate(shares(chain(*played), {"n5": 0.6}), level=1.0, cut=0.1)
+        assert (found.parts, found.links) == (("n5",), ())
+
+
+def test_two_slow_parts_do_not_hide_each_other():
+    found = eliminate(shares(combinations(names(6), 2), {"n1": 0.6, "n2": 0.5}), level=1.0, cut=0.1)
+    assert (set(found.parts), found.links) == ({"n1", "n2"}, ())
+
+
+def test_a_slow_link_leaves_both_of_its_parts_alone():
+    found = eliminate(shares(combinations(names(6), 2), weak_links={("n1", "n4"): 0.5}), level=1.0, cut=0.1)
+    assert (found.parts, found.links) == ((), (("n1", "n4"),))
+
+
+def test_one_round_cannot_tell_a_part_from_its_partner():
+    found = eliminate(shares(rounds(names(6), most=1)[0], {"n0": 0.5}), level=1.0, cut=0.1)
+    assert "n0" in found.parts
+    assert len(found.parts) == 2
+
+
+def test_what_is_known_of_parts_counts():
+    measured = shares([("a", "b"), ("b", "c"), ("a", "c")], {"b": 0.5})
+    assert eliminate(measured, level=1.0, cut=0.1, blamed=["b"]).parts == ()
+    assert set(eliminate(measured, level=1.0, cut=0.1, innocent=["b"]).links) == {("a", "b"), ("b", "c")}
+
+
+def test_the_usual_level_is_not_that_of_the_pairs_with_a_slow_part():
+    """Three of eight parts are slow: 18 of 28 pairs are, yet the level is that of the others."""
+    measured = shares(combinations(names(8), 2), {"n0": 0.5, "n1": 0.6, "n2": 0.7})
+    assert usual_level(measured) == 1.0
+    assert usual_level(measured, good=["n1", "n2"]) == 0.6

@@ -1,0 +1,203 @@
+"""All rules of the doctor, the parts of a set-up that were examined, and the diagnosis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ncclt.core.documents import Documented, Shape
+from ncclt.health.doctor.facts import Facts
+from ncclt.health.doctor.finding import DoctorRule, Finding, Severity
+from ncclt.health.doctor.rules_gpus import GPU_RULES
+from ncclt.health.doctor.rules_log import PLUGIN_RULES, RANK_RULES, RELEASE_RULES
+from ncclt.health.doctor.rules_network import NETWORK_RULES
+from ncclt.health.doctor.rules_topology import TOPOLOGY_RULES
+from ncclt.health.doctor.rules_variables import CONF_RULES, VARIABLE_RULES
+
+LOG_VARIABLES = {
+    "NCCL_DEBUG": "INFO",
+    "NCCL_DEBUG_SUBSYS": "INIT,BOOTSTRAP,ENV,NET,GRAPH,TUNING",
+    # Empty = standard output, whatever file the shell has named (debug.cc).
+    "NCCL_DEBUG_FILE": "",
+    # Connect everything at the start, so that every transport is logged (2.22 connects when first needed).
+    "NCCL_RUNTIME_CONNECT": "0",
+}
+"""NCCL logs its whole start with these."""
+
+_SHOWN = 3
+"""Logs named in one message."""
+
+_LOG = "log a job from its start with " + " ".join(f"{name}={value}" for name, value in LOG_VARIABLES.items() if value)
+_START = "add --launcher torchrun --gpus-per-node N,"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examination(Documented):
+    """One part of a set-up.
+
+    Attributes:
+        part: driver, GPUs, links, NICs, transports or plugins.
+        by: the sources that show it; empty = it was not examined.
+        why: it was not examined.
+        how: to examine it.
+    """
+
+    SHAPE: ClassVar = Shape()
+
+    part: str
+    by: tuple[str, ...] = ()
+    why: str = ""
+    how: str = ""
+
+
+def examine_parts(facts: Facts) -> tuple[Examination, ...]:
+    """Return every part that matters here: one GPU has no links and no transports, one node needs no NICs."""
+    return tuple(_parts(facts))
+
+
+def _parts(facts: Facts) -> Iterator[Examination]:
+    log = facts.log
+    reports = facts.gpu_reports
+    drivers = [report.source for report in reports if report.driver]
+    drivers += ["/proc/driver/nvidia/version"] if facts.driver else []
+    drivers += [process.name for process in log.processes if process.driver]
+    asked = "run it on a GPU node, save what it prints, and give it by --from"
+    no_report = facts.smi_problem or "no `nvidia-smi -q -x`"
+    yield _part("driver", drivers, no_report, asked)
+    yield _part("GPUs", (report.source for report in reports), no_report, asked)
+    ranks = max((start.ranks or 0 for start in log.starts), default=0)
+    if ranks > 1 or _most_gpus(facts) != 1:
+        links = [matrix.source for matrix in facts.matrices]
+        links += [topology.source for topology in facts.topologies]
+        links += [link.evidence.source for link in log.links if link.end in ("GPU", "NVS")]
+        yield _part("links", links, facts.smi_problem or "no `nvidia-smi topo -m`", asked)
+    if {start.nodes for start in log.starts if start.nodes} != {1}:
+        nics = [adapter.source for adapter in facts.adapters]
+        nics += [matrix.source for matrix in facts.matrices]
+        nics += [process.network.evidence.source for process in log.processes if process.network]
+        nics += ["/sys/class/infiniband"] if facts.here else []
+        yield _part("NICs", nics, "no `ibstat`", "save `ibstat` of a node")
+    yield from _logged_parts(facts, ranks)
+
+
+def _most_gpus(facts: Facts) -> int:
+    counted = [len(report.gpus) for report in facts.gpu_reports]
+    counted += [len(matrix.gpus) for matrix in facts.matrices]
+    return max((*counted, *(len(topology.gpus) for topology in facts.topologies)), default=0)
+
+
+def _logged_parts(facts: Facts, ranks: int) -> Iterator[Examination]:
+    log = facts.log
+    shown = ", ".join(log.sources[:_SHOWN]) + (", ..." if len(log.sources) > _SHOWN else "")
+    why = "" if log.tells_starts else f"no line of a start in {shown}" if log.sources else "no log of NCCL"
+    how = f"{_START} or {_LOG}" if facts.here else _LOG
+    if ranks != 1:
+        sources = log.sources if log.transports() else ()
+        yield _part("transports", sources, why or f"no connection in {shown}", how)
+    told = any(process.plugins or process.network for process in log.processes)
+    yield _part("plugins", log.sources if told else (), why or f"no plugin or network in {shown}", how)
+
+
+def _part(part: str, sources: Iterable[str], why: str, how: str) -> Examination:
+    by = tuple(dict.fromkeys(sources))
+    return Examination(part=part, by=by) if by else Examination(part=part, why=why, how=how)
+
+
+RULES: tuple[DoctorRule, ...] = (
+    *NETWORK_RULES,
+    *TOPOLOGY_RULES,
+    *RANK_RULES,
+    *PLUGIN_RULES,
+    *VARIABLE_RULES,
+    *CONF_RULES,
+    *RELEASE_RULES,
+    *GPU_RULES,
+)
+"""Every rule, in the order in which `ncclt doctor --rules` shows them."""
+
+SCHEMA = 1
+"""Version of the document that `ncclt doctor --json` prints."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """Facts of a set-up with the findings about it.
+
+    Attributes:
+        facts: what was found out.
+        findings: the worst first.
+    """
+
+    facts: Facts
+    findings: tuple[Finding, ...]
+
+    @property
+    def blocking(self) -> tuple[Finding, ...]:
+        """Return the findings on which nothing should be measured."""
+        return tuple(finding for finding in self.findings if finding.severity is Severity.ERROR)
+
+    @property
+    def examined(self) -> tuple[Examination, ...]:
+        """Return every part of the set-up, examined or not."""
+        return examine_parts(self.facts)
+
+    @property
+    def unexamined(self) -> tuple[Examination, ...]:
+        """Return the parts that were not examined."""
+        return tuple(part for part in self.examined if not part.by)
+
+    @property
+    def gaps(self) -> tuple[tuple[str, str, str], ...]:
+        """Return (parts, why, how) of what was not examined, parts of one reason together."""
+        by_reason: dict[tuple[str, str], list[str]] = {}
+        for part in self.unexamined:
+            by_reason.setdefault((part.why, part.how), []).append(part.part)
+        return tuple((_listed(parts), why, how) for (why, how), parts in by_reason.items())
+
+    @property
+    def verdict(self) -> str:
+        """Return `broken` (an error), `degraded` (a warning), `incomplete` (a part was not examined) or `healthy`."""
+        severities = {finding.severity for finding in self.findings}
+        if Severity.ERROR in severities:
+            return "broken"
+        if Severity.WARNING in severities:
+            return "degraded"
+        return "incomplete" if self.facts.missing or self.unexamined else "healthy"
+
+    @property
+    def summary(self) -> str:
+        """Return the verdict as one sentence, with what was and what was not examined."""
+        counts = [(sum(f.severity is severity for f in self.findings), severity.value) for severity in Severity]
+        counted = ", ".join(f"{n} {word}{'s' if n > 1 and word != 'info' else ''}" for n, word in counts if n)
+        found = f" ({counted})" if counted else ""
+        if self.verdict == "healthy":
+            return f"healthy{found}: {_listed([part.part for part in self.examined])} examined"
+        gaps = [f"{parts} {'was' if parts == 'driver' else 'were'} not examined ({why})" for parts, why, _ in self.gaps]
+        if not gaps and self.facts.missing:
+            gaps = ["some sources could not be used"]
+        if self.verdict == "incomplete":
+            return f"No problems found{found}, but {'; '.join(gaps)}"
+        return "; ".join([f"{self.verdict}{found}", *gaps])
+
+    def to_document(self) -> dict[str, Any]:
+        """Return it as a JSON object."""
+        return {
+            "schema": SCHEMA,
+            "verdict": self.verdict,
+            "summary": self.summary,
+            "examined": [part.to_document() for part in self.examined],
+            "findings": [finding.to_document() for finding in self.findings],
+            "missing": list(self.facts.missing),
+            "facts": self.facts.to_document(),
+        }
+
+
+def _listed(words: list[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
+
+
+def diagnose(facts: Facts) -> Diagnosis:
+    """Apply every rule."""
+    found = [finding for rule in RULES for finding in rule.findings(facts)]
+    return Diagnosis(facts=facts, findings=tuple(sorted(found, key=lambda finding: finding.severity.order)))

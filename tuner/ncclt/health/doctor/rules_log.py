@@ -1,0 +1,537 @@
+"""Rules about NCCL's log: its release, plugins, ranks that differ, warnings, and the cluster that was named."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ncclt.core.nccl_version import NcclVersion
+from ncclt.health.doctor.facts import Facts
+from ncclt.health.doctor.finding import Check, DoctorRule, Observation, Severity, rule
+from ncclt.health.doctor.gpu_models import GpuModel, gpu_model
+from ncclt.health.doctor.matrix import Path
+from ncclt.health.doctor.variables import PARAMETERS, PER_RANK, READ_BY_EVERY_RANK, SITE
+from ncclt.nccl.log.evidence import Evidence, Variable
+from ncclt.nccl.log.facts import LogFacts, Process
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownIssue:
+    """Known issue of some releases.
+
+    Attributes:
+        since: first release that has it.
+        until: first release that does not.
+        what: happens, a sentence without its end.
+        where: returns whether this set-up is affected.
+        fix: what to do.
+        source: where it is known from.
+    """
+
+    since: str
+    until: str
+    what: str
+    where: Callable[[Facts], bool]
+    fix: str
+    source: str
+
+    def applies(self, facts: Facts) -> bool:
+        """Return True if a set-up is affected."""
+        version = facts.nccl
+        if version is None or not NcclVersion.parse(self.since) <= version < NcclVersion.parse(self.until):
+            return False
+        return self.where(facts)
+
+
+def _models(facts: Facts) -> list[GpuModel]:
+    names = [*facts.gpu_models, *([facts.cluster.gpu] if facts.cluster else [])]
+    return [model for name in names if (model := gpu_model(name))]
+
+
+def _several_nodes(facts: Facts) -> bool:
+    logged = [start.nodes for start in facts.log.starts if start.nodes]
+    return max(logged) > 1 if logged else facts.cluster is None or facts.cluster.nodes > 1
+
+
+def _arm(facts: Facts) -> bool:
+    known = facts.log.cpu or facts.cpu or (facts.cluster.cpu if facts.cluster else "")
+    return known == "arm" or any(model.arm for model in _models(facts))
+
+
+def _nvlink_sharp(facts: Facts) -> bool:
+    return any(model.compute_capability >= 90 and model.nvlinks for model in _models(facts))
+
+
+def _direct_nvlink(facts: Facts) -> bool:
+    """Return True if GPUs are connected by NVLink without a switch, as on nodes of four A100."""
+    if facts.cluster and not facts.matrices:
+        return facts.cluster.link_class == "nvlink" and facts.cluster.nics_per_node > 1
+    best = max((model.nvlinks for model in _models(facts)), default=0)
+    return any(
+        matrix.nics and len(matrix.gpus) > 2 and any(0 < link.lanes < best for _, _, link in matrix.gpu_pairs())
+        for matrix in facts.matrices
+    )
+
+
+def _blackwell_board(facts: Facts) -> bool:
+    return any(model.compute_capability >= 120 for model in _models(facts))
+
+
+def _blackwell(facts: Facts) -> bool:
+    return any(100 <= model.compute_capability < 120 for model in _models(facts))
+
+
+def _nvlink(facts: Facts) -> bool:
+    return any(link.path is Path.NVLINK for matrix in facts.matrices for _, _, link in matrix.gpu_pairs())
+
+
+KNOWN_ISSUES = (
+    KnownIssue(
+        since="2.25",
+        until="2.29",
+        where=lambda facts: _direct_nvlink(facts) and _several_nodes(facts),
+        what="the search finds no balanced tree on nodes with direct NVLink and several NICs: all_reduce on two nodes "
+        "fell from 50 to 7 GB/s",
+        fix="use NCCL 2.22 or 2.29 and newer, and compare",
+        source="NVIDIA/nccl#1876, NVIDIA/nccl-tests#352 (maintainers: introduced in 2.25.1, fixed in the release "
+        "after 2.28)",
+    ),
+    KnownIssue(
+        since="2.0",
+        until="2.29.3",
+        where=_arm,
+        what="on Arm (Grace) the proxy loses slots and the job stops without an error",
+        fix="use NCCL 2.29.3 or newer",
+        source="NCCL 2.29.3 release notes; marin-community/marin#7344",
+    ),
+    KnownIssue(
+        since="2.29.2",
+        until="2.29.3",
+        where=lambda _facts: True,
+        what="it hangs where 2.28 did not",
+        fix="use NCCL 2.29.3 or newer",
+        source="pytorch/pytorch pull request 174338",
+    ),
+    KnownIssue(
+        since="2.27",
+        until="2.29",
+        where=_nvlink_sharp,
+        what="when NVLink SHARP resources run out on some ranks only, these silently do without and the job hangs",
+        fix="use NCCL 2.29 or newer, or set NCCL_NVLS_ENABLE=0 if it hangs at the start",
+        source="NCCL user guide, NCCL_NVLS_ENABLE",
+    ),
+    KnownIssue(
+        since="2.17",
+        until="2.18",
+        where=_nvlink_sharp,
+        what="NVLink SHARP hangs now and then",
+        fix="use NCCL 2.18 or newer",
+        source="NVIDIA/JAX-Toolbox pull request 331",
+    ),
+    KnownIssue(
+        since="2.18",
+        until="2.19.3",
+        where=lambda facts: _nvlink_sharp(facts) and _several_nodes(facts),
+        what="NVLSTree between nodes has been seen to give wrong results",
+        fix="use NCCL 2.19.3 or newer, and check results with `-c 1`",
+        source="NVIDIA/nccl-tests#167",
+    ),
+    KnownIssue(
+        since="2.18.5",
+        until="2.20",
+        where=lambda facts: _nvlink_sharp(facts) and _several_nodes(facts),
+        what="NVLS with dual-port NICs writes beyond its memory: crash or hang",
+        fix="use NCCL 2.20 or newer",
+        source="NVIDIA/nccl#1043",
+    ),
+    KnownIssue(
+        since="2.19.4",
+        until="2.20",
+        where=lambda facts: bool(facts.cluster and facts.cluster.fabric == "efa"),
+        what="it is slower on EFA than the releases around it",
+        fix="use NCCL 2.20.3 or newer",
+        source="awslabs/awsome-distributed-ai pull request 217",
+    ),
+    KnownIssue(
+        since="2.0",
+        until="2.25.1",
+        where=_blackwell,
+        what="it does not know Blackwell: crashes on larger jobs",
+        fix="use NCCL 2.25.1 or newer",
+        source="NVIDIA/nccl#1611",
+    ),
+    KnownIssue(
+        since="2.0",
+        until="2.26.2",
+        where=_blackwell_board,
+        what="direct access between boards of this generation fails",
+        fix="use NCCL 2.26.2 or newer",
+        source="NVIDIA/nccl#1637, NVIDIA/nccl-tests#291",
+    ),
+    KnownIssue(
+        since="2.0",
+        until="2.11",
+        where=_nvlink,
+        what="data is corrupted when an NVLink is down",
+        fix="use a newer NCCL, and check `nvidia-smi nvlink -s`",
+        source="NVIDIA/nccl#596",
+    ),
+)
+"""From release notes and statements of maintainers; rumours and retracted reports are not included."""
+
+
+_FIRST_UNKNOWN = NcclVersion(2, 31)
+"""From here on NCCL's sources were not checked for whether P2C still counts as safe for LL128."""
+
+
+def _version_line(facts: Facts) -> tuple[Evidence, ...]:
+    said = (*(process.version for process in facts.log.processes), facts.log.announced)
+    return tuple(version.evidence for version in said if version)[:1]
+
+
+@rule(
+    id="VER001",
+    severity=Severity.WARNING,
+    title="a release with a known issue",
+    why="The issue looks like a fault of the cluster or of the job.",
+    fix="use another release",
+    source="release notes and issues of NCCL, named in the finding",
+)
+def _known_issue(facts: Facts) -> Iterator[Observation]:
+    for issue in KNOWN_ISSUES:
+        if issue.applies(facts):
+            what = f"NCCL {facts.nccl}: {issue.what} ({issue.source})"
+            yield Observation(what=what, evidence=_version_line(facts), fix=issue.fix)
+
+
+@rule(
+    id="VER002",
+    severity=Severity.ERROR,
+    title="LL128 over C2C",
+    why="On GH200 the two halves of a store of 128 bytes were seen apart: silent corruption between nodes.",
+    fix="set NCCL_LL128_C2C=0 on all ranks",
+    source="NVIDIA/nccl pull request 2053",
+)
+def _torn_stores(facts: Facts) -> Iterator[Observation]:
+    if facts.nccl is None or facts.nccl >= _FIRST_UNKNOWN:
+        return
+    row = next((r for r in facts.log.cost_table if any(p == "LL128" and bw > 0 for _, p, _, bw in r.cells)), None)
+    path = next(
+        (g.evidence for s in facts.log.starts for g in s.graphs if g.type_inter == "P2C" and (s.nodes or 1) > 1), None
+    )
+    if row and path:
+        what = "NCCL uses LL128 with NICs that reach the GPU over C2C, where halves of a store may arrive apart"
+        yield Observation(what=what, evidence=(path, row.evidence))
+
+
+@rule(
+    id="VER003",
+    severity=Severity.WARNING,
+    title="another NCCL than meant",
+    why="What is tuned for one version can be wrong or illegal for the next, and is served for the version it names.",
+    fix="give the version that the job loads (--nccl-version), or look at LD_LIBRARY_PATH and LD_PRELOAD",
+    source="PyTorch wheels bring their own NCCL",
+)
+def _other_version(facts: Facts) -> Iterator[Observation]:
+    said = facts.version or (facts.cluster.version if facts.cluster else None)
+    logged = facts.nccl if _version_line(facts) else None
+    if said and logged and said != logged:
+        what = f"the log is of NCCL {logged}, {said} was meant"
+        yield Observation(what=what, evidence=_version_line(facts))
+
+
+@rule(
+    id="LOG002",
+    severity=Severity.INFO,
+    title="the log is of no start",
+    why="Versions, transports and channels are logged when communicators start; here they are not.",
+    fix="run with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,NET,GRAPH,TUNING and give all of the output",
+    source="NCCL user guide, NCCL_DEBUG_SUBSYS",
+)
+def _no_starts(facts: Facts) -> Iterator[Observation]:
+    if facts.log.sources and not facts.log.tells_starts:
+        names = ", ".join(facts.log.sources)
+        yield Observation(
+            what=f"{names} does not tell how communicators started",
+            evidence=(Evidence(source=names, text=f"{facts.log.lines} lines of NCCL, none of a start"),),
+        )
+
+
+_EVERY_START = ("RMA/Socket : rma_socket requires GDRCopy", "lib wrapper not initialized")
+"""What NCCL 2.32 warns of at every start over sockets: one-sided transfers and InfiniBand, of no use there."""
+
+
+@rule(
+    id="LOG001",
+    severity=Severity.WARNING,
+    title="NCCL warned",
+    why="NCCL warns only of what went wrong or will.",
+    fix="read the lines; the first one is usually the cause of the others",
+    source="NCCL_DEBUG=WARN",
+)
+def _nccl_warned(facts: Facts) -> Iterator[Observation]:
+    if lines := [line for line in facts.log.warnings if not any(text in line.text for text in _EVERY_START)]:
+        yield Observation(what=f"NCCL itself warned: {len(lines)} different texts", evidence=tuple(lines))
+
+
+@rule(
+    id="CLU001",
+    severity=Severity.WARNING,
+    title="not the cluster that was named",
+    why="Results are published for the cluster that was named, and would be served where they do not hold.",
+    fix="name the right cluster, or store this one: `ncclt cluster detect --name NAME`",
+    source="ncclt",
+)
+def _other_cluster(facts: Facts) -> Iterator[Observation]:
+    if facts.cluster is None:
+        return
+    cluster = facts.cluster
+    expected = gpu_model(cluster.gpu)
+    for report in facts.gpu_reports:
+        for gpu in report.gpus[:1]:
+            found = gpu_model(gpu.model)
+            if expected and found and found.pattern != expected.pattern:
+                line = Evidence(source=report.source, text=f"{gpu.name} is {gpu.model}")
+                yield Observation(
+                    what=f"cluster {cluster.name} has {cluster.gpu}, here is {gpu.model}", evidence=(line,)
+                )
+    for matrix in facts.matrices:
+        line = Evidence(source=matrix.source, text=f"{len(matrix.gpus)} GPUs, NVLink: {matrix.has_nvlink}")
+        if len(matrix.gpus) < cluster.gpus_per_node:
+            what = f"cluster {cluster.name} has {cluster.gpus_per_node} GPUs per node, here are {len(matrix.gpus)}"
+            yield Observation(what=what, evidence=(line,))
+        if cluster.gpus_per_node > 1 and matrix.has_nvlink != (cluster.link_class in ("nvlink", "nvswitch")):
+            yield Observation(
+                what=f"cluster {cluster.name} says {cluster.link_class}, the matrix differs", evidence=(line,)
+            )
+        if cluster.topology_hash and cluster.topology_hash != matrix.topology_hash():
+            what = f"the topology is not the one that cluster {cluster.name} was taken from"
+            yield Observation(what=what, evidence=(line,))
+
+
+RELEASE_RULES = (
+    _known_issue,
+    _torn_stores,
+    _other_version,
+    _other_cluster,
+    _nccl_warned,
+    _no_starts,
+)
+"""About releases, logs and clusters."""
+
+
+_KINDS = {"TUNER": "tuner", "NET": "net", "PROFILER": "profiler", "ENV": "env", "GIN": "GIN", "RMA": "RMA"}
+"""First word of NCCL's lines about a plugin -> its name; NCCL_TUNER_PLUGIN requests it."""
+
+_REQUESTED = re.compile(r"/Plugin: Plugin name set by env to (.*)")
+_LOADED = re.compile(r"/Plugin: (?:Loaded|Using|Initialized|Successfully)(?! internal)", re.I)
+_FAILED = re.compile(
+    r"could not find|failed|cannot|can't|unable|not found|no plugin|undefined symbol|no such file|"
+    r"plugin load(?:ing)? \(?\S*\)? ?returned|\.so\S*: ",
+    re.I,
+)
+_OF_ANOTHER_PLUGIN = re.compile(r"ncclCollNet|ncclGin|ncclRma")
+"""One library may bring several plugins; that it has no CollNet is normal."""
+
+
+@rule(
+    id="PLG001",
+    severity=Severity.WARNING,
+    title="a requested plugin is not loaded",
+    why="NCCL runs on without it: a tuner table is not used, a network is replaced by sockets, nothing is profiled; "
+    "only its log says so.",
+    fix="give the path of a library that exists on every node and has the symbol that this NCCL asks for "
+    "(`nm -D FILE | grep nccl`), or unset the variable",
+    source="src/plugin/plugin_open.cc; uccl#172, aws-ofi-nccl#472",
+)
+def _not_loaded(facts: Facts) -> Iterator[Observation]:
+    for word, kind in _KINDS.items():
+        found: dict[str, tuple[Evidence, ...]] = {}
+        counts: dict[str, int] = {}
+        for process in facts.log.processes:
+            if lost := _lost(process, word, facts.value(f"NCCL_{word}_PLUGIN")):
+                what, lines = lost
+                found.setdefault(what, lines)
+                counts[what] = counts.get(what, 0) + 1
+        for what, lines in found.items():
+            more = f" ({counts[what]} processes)" if counts[what] > 1 else ""
+            yield Observation(what=f"the {kind} plugin {what}{more}", evidence=lines)
+
+
+def _lost(process: Process, word: str, anywhere: Variable | None) -> tuple[str, tuple[Evidence, ...]] | None:
+    """Return the request of a plugin that a process did not load, with the reason and its lines."""
+    lines = [said for said in process.plugins.values() if said.value.startswith(f"{word}/")]
+    name = process.variables.get(f"NCCL_{word}_PLUGIN")
+    requested = next((match[1] for said in lines if (match := _REQUESTED.search(said.value))), "")
+    requested = requested or (name.value if name else anywhere.value if anywhere else "")
+    if requested.strip().lower() in ("", "none"):
+        return None
+    if any(_LOADED.search(said.value) for said in lines):
+        if word == "NET" and process.network and process.network.value in ("IB", "Socket"):
+            used = process.network
+            return f"{requested} is loaded and not used: NCCL uses its own {used.value}", (used.evidence,)
+        return None
+    reasons = [said for said in lines if _FAILED.search(said.value) and not _REQUESTED.search(said.value)]
+    reasons = reasons or [said for said in lines if "using internal" in said.value.lower()]
+    if word == "NET":
+        reasons = [said for said in reasons if not _OF_ANOTHER_PLUGIN.search(said.value)]
+    if not reasons:
+        return None
+    reason = reasons[-1].value.partition(": ")[2].rstrip(".")
+    return f"{requested} was requested and is not loaded: {reason}", tuple(said.evidence for said in reasons)
+
+
+@rule(
+    id="PLG002",
+    severity=Severity.WARNING,
+    title="a plugin sets variables in the process",
+    why="Nobody sees such settings in the job's environment. NCCL_PROTO and NCCL_ALGO overrule every tuner table.",
+    fix="see the plugin's documentation; aws-ofi-nccl sets NCCL_PROTO=simple where the network does not keep the "
+    "order that LL and LL128 need, so update it and libfabric, and do not overrule it",
+    source="aws-ofi-nccl#889, #982",
+)
+def _set_inside(facts: Facts) -> Iterator[Observation]:
+    found: dict[tuple[str, str], Evidence] = {}
+    for process in facts.log.processes:
+        for name, said in process.set_inside.items():
+            found.setdefault((name, said.value), said.evidence)
+    for (name, value), line in found.items():
+        tuned = name in PARAMETERS and name not in SITE and not PARAMETERS[name].site
+        yield Observation(
+            what=f"{name}={value} is set inside the process{_consequence(name, value)}",
+            evidence=(line,),
+            severity=None if tuned else Severity.INFO,
+        )
+
+
+def _consequence(name: str, value: str) -> str:
+    if name == "NCCL_ALGO":
+        return ", which overrules the algorithms of every tuner table"
+    if name != "NCCL_PROTO":
+        return ""
+    words = value.lower().removeprefix("^").split(",")
+    left = [word for word in ("LL", "LL128", "Simple") if (word.lower() in words) == value.startswith("^")]
+    return f", which takes {' and '.join(left)} from every tuner table" if left else ""
+
+
+PLUGIN_RULES = (_not_loaded, _set_inside)
+"""About plugins."""
+
+
+def _jobs(log: LogFacts) -> Iterator[tuple[Process, ...]]:
+    """Yield the processes of each job; if no start is logged, all of them are taken as one job."""
+    if not log.jobs and not any(start.rank is not None for start in log.starts):
+        yield log.processes
+        return
+    by_key = {(process.host, process.pid): process for process in log.processes}
+    for members in log.jobs:
+        yield tuple(by_key[key] for key in members if key in by_key)
+
+
+_Value = Callable[[Process], tuple[str, Evidence] | None]
+"""Returns a value of a process and the line that shows it; None = the process has none."""
+
+
+def _differing(job: tuple[Process, ...], value: _Value, what: str) -> Iterator[Observation]:
+    """Yield an observation if the processes of a job have more than one value."""
+    found: dict[str, Evidence] = {}
+    counts: Counter[str] = Counter()
+    for process in job:
+        if said := value(process):
+            found.setdefault(*said)
+            counts[said[0]] += 1
+    if len(found) > 1:
+        shares = ", ".join(f"{text} on {counts[text]}" for text in found)
+        yield Observation(what=f"{what}: {shares}", evidence=tuple(found.values()))
+
+
+def _in_each_job(value: _Value, noun: str) -> Check:
+    def check(facts: Facts) -> Iterator[Observation]:
+        for job in _jobs(facts.log):
+            yield from _differing(job, value, f"processes of one job have different {noun}")
+
+    return check
+
+
+def _driver(process: Process) -> tuple[str, Evidence] | None:
+    text = f"CUDA driver {process.driver}"
+    return (process.driver, Evidence(source=process.name, text=text)) if process.driver else None
+
+
+def _adapters(process: Process) -> tuple[str, Evidence] | None:
+    names = ", ".join(process.adapters)
+    number = f"{len(process.adapters)} adapters"
+    return (number, Evidence(source=process.name, text=f"NCCL uses {names}")) if process.adapters else None
+
+
+@rule(
+    id="RNK002",
+    severity=Severity.ERROR,
+    title="ranks have different NCCL variables",
+    why="NCCL does not compare them: ranks that choose differently wait for each other for ever, or corrupt data.",
+    fix="set variables through the launcher for all ranks alike (srun --export=ALL, mpirun -x), and compare "
+    "/etc/nccl.conf and ~/.nccl.conf of the nodes",
+    source="NCCL user guide, environment variables; NVIDIA/nccl#1328",
+)
+def _variables(facts: Facts) -> Iterator[Observation]:
+    complete = {(start.host, start.pid) for start in facts.log.starts if start.complete}
+    for job in _jobs(facts.log):
+        names = sorted({name for process in job for name in process.variables} - PER_RANK)
+        for name in names:
+            yield from _differing(job, _variable(name, complete), f"{name} differs between processes of one job")
+
+
+def _variable(name: str, complete: set[tuple[str, int]]) -> _Value:
+    def value(process: Process) -> tuple[str, Evidence] | None:
+        if (said := process.variables.get(name)) is not None:
+            return said.value, said.evidence
+        if name in READ_BY_EVERY_RANK and (process.host, process.pid) in complete:
+            return "not set", Evidence(source=process.name, text=f"started without {name}")
+        return None
+
+    return value
+
+
+RANK_RULES = (
+    DoctorRule(
+        id="RNK001",
+        severity=Severity.ERROR,
+        title="ranks load different NCCL versions",
+        why="Versions differ in protocol and choice: the job hangs, crashes or is measured as a mixture.",
+        fix="give all ranks the same image; look at LD_LIBRARY_PATH, LD_PRELOAD and the NCCL inside the PyTorch wheel",
+        source="NVIDIA/nccl#1136, #1328",
+        check=_in_each_job(lambda p: (p.version.value, p.version.evidence) if p.version else None, "NCCL versions"),
+    ),
+    _variables,
+    DoctorRule(
+        id="RNK003",
+        severity=Severity.ERROR,
+        title="ranks use different networks",
+        why="Ranks on different networks cannot reach each other; on one node it hides a broken adapter.",
+        fix="look at the lines `NET/IB` and `NET/Plugin` of the ranks that differ; set NCCL_NET so that a missing "
+        "network is an error",
+        source="NCCL user guide, NCCL_NET",
+        check=_in_each_job(lambda p: (p.network.value, p.network.evidence) if p.network else None, "networks"),
+    ),
+    DoctorRule(
+        id="RNK004",
+        severity=Severity.WARNING,
+        title="ranks see different numbers of adapters",
+        why="The node with fewest adapters sets the pace of all.",
+        fix="compare `ibstat` of the nodes; set the same NCCL_IB_HCA everywhere, or NCCL_IGNORE_NET_MISMATCH=0 (2.30)",
+        source="NCCL user guide, NCCL_IGNORE_NET_MISMATCH",
+        check=_in_each_job(_adapters, "numbers of network adapters"),
+    ),
+    DoctorRule(
+        id="RNK005",
+        severity=Severity.WARNING,
+        title="nodes have different CUDA drivers",
+        why="Features such as cuMem, NVLS and DMA-BUF depend on the driver: NCCL uses what all ranks have, or fails.",
+        fix="bring all nodes to one driver",
+        source="NCCL user guide, NCCL_CUMEM_ENABLE, NCCL_DMABUF_ENABLE",
+        check=_in_each_job(_driver, "CUDA drivers"),
+    ),
+)
+"""About ranks that differ."""
