@@ -1,5 +1,7 @@
 """Install each extra of the wheel in dist/ alone, and what each image installs, and start all that they promise.
 
+The template of a third party's plugins is installed beside the wheel, and its tests run there.
+
 A package that only another extra brings, or an image that ends as it starts, shows nowhere else: the tests run with
 everything installed.
 """
@@ -102,6 +104,10 @@ class Installation:
         pip = [sys.executable, "-m", "pip", "--python", str(self._python)]
         self._run([*pip, "install", *options, *map(str, words)], {})
 
+    def run(self, argv: list[str]) -> str:
+        """Run a program of the environment, which must succeed, and return all that it printed."""
+        return self._run(argv, self.environ)
+
     def ncclt(self, *words: str, said: str = "", **variables: str) -> str:
         """Run a command, which must succeed and print a word, and return all that it printed."""
         printed = self._run(["ncclt", *words], {**self.environ, **variables})
@@ -133,6 +139,15 @@ def check_extras(wheel: Path, folder: Path, home: Path) -> None:
         for command, said in commands:
             alone.ncclt(*command.split(), said=said)
         print(f"ok: [{extra}] alone: {len(commands)} commands", flush=True)
+
+
+def check_plugin_template(wheel: Path, folder: Path, home: Path) -> None:
+    """Install the template of plugins as a third party does, and run its tests."""
+    template = ROOT / "docs" / "plugin-author" / "template"
+    installed = Installation(folder / "plugins", home)
+    installed.install("--constraint", "constraints.txt", f"{wheel}[tune]", template, "pytest")
+    installed.run(["python", "-m", "pytest", "-q", "-p", "no:cacheprovider", str(template / "tests")])
+    print("ok: the tests of the template of plugins", flush=True)
 
 
 def install_image(name: str, wheel: Path, folder: Path, home: Path) -> Installation:
@@ -198,6 +213,7 @@ def main() -> None:
         home.mkdir()
         (home / "healthy_h100").symlink_to(ROOT / "tests" / "golden" / "doctor" / "healthy_h100")
         check_extras(wheel, folder, home)
+        check_plugin_template(wheel, folder, home)
         service, worker = (install_image(image, wheel, folder, home) for image in ("api", "tuner"))
         check_service(service, folder / "volume")
         check_worker(worker, service, folder)

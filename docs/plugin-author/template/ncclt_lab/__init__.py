@@ -1,0 +1,1 @@
+"""Plugins for ncclt: start from this package."""
