@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ncclt.core.message import Collective, Message
-from ncclt.core.workload import Provenance, Workload
+from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import TraceError
-from ncclt.profile.reading import workload_of
 from ncclt.profile.source import any_head, documents
 
 name = "lab_log"
 
-_LINE = re.compile(rb"lab-comm rank=(\d{1,6}) step=(\d{1,9}) (\w{1,20}) (\w{1,20}) (\d{1,15}) group=(\d{1,6})\b")
+_LINE = re.compile(
+    rf"lab-comm rank=(\d{{1,6}}) step=(\d{{1,9}}) ({'|'.join(Collective)}) (\w+) (\d{{1,15}}) group=(\d{{1,6}})\b".encode()
+)
 
 
 def recognises(path: Path) -> bool:
@@ -29,18 +30,18 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
     for path in paths:
         for document in documents(path):  # unpacks archives and removes what launchers print before each line
             labels.append(document.label)
-            calls: dict[int, Counter[Message]] = {}
+            found_here: dict[int, Counter[Message]] = {}
             for line in document.stream:
-                if found := _LINE.search(line):
-                    rank, step, collective, dtype, size, group = (one.decode() for one in found.groups())
+                if match := _LINE.search(line):
+                    rank, step, collective, dtype, size, group = (one.decode() for one in match.groups())
                     message = Message(
                         collective=Collective(collective), dtype=dtype, size_bytes=int(size), group_size=int(group)
                     )
-                    calls.setdefault(int(rank), Counter())[message] += 1
+                    found_here.setdefault(int(rank), Counter())[message] += 1
                     steps.add(int(step))
-            if twice := ranks.keys() & calls.keys():
+            if twice := ranks.keys() & found_here.keys():
                 raise TraceError(f"rank {min(twice)} is in two files", hint="give one file per rank")
-            ranks |= calls
+            ranks |= found_here
     if not ranks:
         raise TraceError(f"no lab-comm lines in {', '.join(labels)}", hint="start the job with LAB_LOG=comm")
     busiest = max(sorted(ranks), key=lambda rank: sum(m.size_bytes * n for m, n in ranks[rank].items()))
@@ -51,4 +52,6 @@ def read(paths: Sequence[Path], *, name: str) -> Workload:
         steps=len(steps),
         notes=(f"calls per step of rank {busiest}, the busiest of {len(ranks)} read",),
     )
-    return workload_of(name, {message: count / len(steps) for message, count in ranks[busiest].items()}, origin)
+    calls = ranks[busiest].items()
+    messages = tuple(MessageCalls(message=message, calls_per_step=count / len(steps)) for message, count in calls)
+    return Workload(name=name, messages=messages, provenance=origin)

@@ -4,8 +4,6 @@ import os
 import subprocess
 
 import pytest
-from ncclt_lab.benchmark import LabCopy
-from ncclt_lab.launcher import LabLauncher
 
 import ncclt
 from ncclt.core.message import Collective, Message
@@ -14,6 +12,8 @@ from ncclt.profile import reader_named
 from ncclt.testing.benchmark_contract import BenchmarkContract
 from ncclt.testing.launcher_contract import LauncherContract
 from ncclt.testing.reader_contract import ReaderContract
+from ncclt_lab.benchmark import LabCopy
+from ncclt_lab.launcher import LabLauncher
 
 LOG = """lab-comm rank={rank} step=1 all_reduce float32 4096 group=2
 lab-comm rank={rank} step=1 all_reduce float32 65536 group=2
