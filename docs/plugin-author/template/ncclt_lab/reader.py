@@ -12,8 +12,10 @@ from ncclt.profile.source import any_head, documents
 
 name = "lab_log"
 
+_COLLECTIVES = "|".join(Collective)
 _LINE = re.compile(
-    rf"lab-comm rank=(\d{{1,6}}) step=(\d{{1,9}}) ({'|'.join(Collective)}) (\w+) (\d{{1,15}}) group=(\d{{1,6}})\b".encode()
+    rf"lab-comm rank=(\d{{1,6}}) step=(\d{{1,9}}) ({_COLLECTIVES}) (\w+) (\d{{1,15}}) group=(\d{{1,6}})\b".encode()
+)
 )
 
 

@@ -29,8 +29,8 @@ class NearBest(BaseSampler):
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
         """Return a value of one parameter."""
-        done = [one for one in study.get_trials(deepcopy=False) if one.state is TrialState.COMPLETE]
-        best = min(done, key=lambda one: one.value, default=None)
-        if best is not None and param_name in best.params and self._coin.random() < self._share:
-            return best.params[param_name]
+        if study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)) and self._coin.random() < self._share:
+            best = study.best_trial.params
+            if param_name in best:
+                return best[param_name]
         return self._random.sample_independent(study, trial, param_name, param_distribution)
