@@ -16,7 +16,6 @@ _COLLECTIVES = "|".join(Collective)
 _LINE = re.compile(
     rf"lab-comm rank=(\d{{1,6}}) step=(\d{{1,9}}) ({_COLLECTIVES}) (\w+) (\d{{1,15}}) group=(\d{{1,6}})\b".encode()
 )
-)
 
 
 def recognises(path: Path) -> bool:
