@@ -1,38 +1,50 @@
-"""Launcher that starts the ranks through a program of the site."""
+"""Launcher that starts one process on this machine through a program of the site."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Self, Unpack
 
 from ncclt.errors import UsageError
-from ncclt.launch.launcher import JobShape, LaunchPlan
-from ncclt.launch.process.launcher import ProcessLauncher, ProcessOptions
+from ncclt.launch.launcher import NO_OPTIONS, JobShape, LauncherOption, LaunchPlan, ProcessOptions
+from ncclt.launch.process.launcher import ProcessLauncher
 from ncclt.launch.rank_check import checked
-
-STARTER = ("env",)
-"""Starts one process here; of a site, for example, `("flux", "run", "-N", NODES, "-n", RANKS)`."""
 
 
 class LabLauncher(ProcessLauncher):
-    """Starts one process on this machine."""
+    """Starts `env COMMAND`; a launcher of a site could start `flux run -N 2 -n 16 COMMAND`."""
 
     name = "lab"
+    shares_files = True  # the process sees temporary files of this machine
+    starts_ranks = False  # one process, not one per GPU
+    options = (LauncherOption(key="starter", metavar="PROGRAM", help="Program that starts the process."),)
 
-    def __init__(self, *, shape: JobShape | None = None, **process: Unpack[ProcessOptions]) -> None:
-        if shape is not None and shape.nodes != 1:
-            raise UsageError(f"--launcher lab has 1 node, not {shape.nodes}", hint="use --nodes 1")
+    def __init__(self, *, starter: str = "env", **process: Unpack[ProcessOptions]) -> None:
         super().__init__(**process)
+        self._starter = starter
+
+    @classmethod
+    def create(
+        cls,
+        *,
+        shape: JobShape,
+        options: Mapping[str, Any] = NO_OPTIONS,
+        python: str = sys.executable,
+        uses_mpi: bool = True,
+        **process: Unpack[ProcessOptions],
+    ) -> Self:
+        """Return the launcher of jobs of one shape."""
+        if shape.nodes != 1:
+            raise UsageError(f"--launcher lab has 1 node, not {shape.nodes}", hint="use --nodes 1")
+        return cls(**options, **process)
 
     def plan(
         self, argv: Sequence[str], *, variables: Mapping[str, str], timeout_s: float, files: Sequence[Path] = ()
     ) -> LaunchPlan:
-        """Plan a launch; `checked` makes each rank report its start and compare its NCCL variables with the plan."""
+        """Plan a launch; `checked` makes each process report its start and compare its NCCL variables with the plan."""
         return LaunchPlan(
-            argv=(*STARTER, *self.extra, *checked(argv, {**self.kept(variables), **variables})),
+            argv=(self._starter, *self.extra, *checked(argv, {**self.kept(variables), **variables})),
             set_env=tuple(sorted(variables.items())),
             unset_env=self.removed(variables),
             timeout_s=timeout_s,
         )
-
-
-create = LabLauncher
