@@ -212,12 +212,12 @@ def test_the_list_of_trials_keeps_filter_order_and_page(visit):
             assert listed(page) == step
 
 
-def test_ticked_studies_are_compared(visit):
+def test_selected_studies_are_compared(visit):
     page = visit("/studies")
     for box in page.locator("input[name=study]").all()[:3]:
         box.check()
     with page.expect_navigation():
-        page.get_by_role("button", name="Compare the ticked ones").click()
+        page.get_by_role("button", name="Compare selected").click()
     assert page.locator("table.compare thead th").count() == 3
 
 

@@ -7,11 +7,11 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
-from xml.etree import ElementTree
 
 from markupsafe import Markup
 
-from ncclt_api.pages.wording import format_interval, format_speedup
+from ncclt.core.recommendation import Verdict
+from ncclt_api.pages.results import Result
 
 Unit = Literal["bytes", "us", "gbps", "ratio", "percent", "count", "hours", "number"]
 Mark = Literal["line", "dashed", "step", "dot", "ring", "cross", "stem", "span"]
@@ -134,15 +134,6 @@ class ChartTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LegendEntry:
-    """One name in the legend."""
-
-    label: str
-    tone: Tone
-    mark: Mark
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
     """One picture.
 
@@ -171,12 +162,12 @@ class Chart:
     table: ChartTable | None = None
 
     @property
-    def legend(self) -> tuple[LegendEntry, ...]:
-        """Return each name once."""
-        entries = [LegendEntry(label=line.label, tone=line.tone, mark=line.mark) for line in self.lines]
+    def legend(self) -> tuple[tuple[str, Tone, Mark], ...]:
+        """Return label, tone and mark of what the legend lists, each once."""
         spans = [span for span in self.spans if self.names_spans and not span.gap]
-        entries += [LegendEntry(label=span.label, tone=span.tone, mark="span") for span in spans]
-        return tuple({(entry.label, entry.tone): entry for entry in entries}.values())
+        entries: list[tuple[str, Tone, Mark]] = [(line.label, line.tone, line.mark) for line in self.lines]
+        entries += [(span.label, span.tone, "span") for span in spans]
+        return tuple({(label, tone): (label, tone, mark) for label, tone, mark in entries}.values())
 
     def to_json(self) -> Markup:
         """Return what the browser reads, fit for a script element: no tag can end it."""
@@ -199,38 +190,24 @@ def _rounded(values: Iterable[Number]) -> list[Number]:
     ]
 
 
-def interval_reach(intervals: Iterable[tuple[float, float]]) -> float:
-    """Return how far from 1 an axis must reach to hold all bounded intervals; never less than 5 %."""
-    bounds = [bound for interval in intervals if math.isfinite(interval[1]) for bound in interval]
-    return 1.1 * max([abs(bound - 1) for bound in bounds] + [0.05])
+def interval_picture(found: Result | Verdict) -> Markup:
+    """Draw a speed-up with its 95 % interval beside the line of no change, in the size of a word.
 
-
-def interval_chart(
-    speedup: float, interval: tuple[float, float], *, id: str, reach: float | None = None
-) -> Markup | None:
-    """Draw a speed-up with its interval beside the line of no change, in the size of a word: it has no axis.
+    The axis is the same on all pages, 0.9 to 1.25; what is outside is drawn at its end. It has no text, since the
+    numbers stand beside it.
 
     Args:
-        speedup: above 1 = faster.
-        interval: 95 %; without bounds nothing is drawn.
-        id: unique in the page.
-        reach: half the width of the axis, the same for all that are compared; None = what this one needs.
+        found: an interval without bounds gives nothing.
     """
-    low, high = interval
-    if not math.isfinite(high):
-        return None
-    half = reach or interval_reach([interval])
-
-    def at(value: float) -> str:
-        return f"{56 + 52 * (value - 1) / half:.1f}"
-
-    mood = "gain" if low > 1 else "loss" if high < 1 else "open"
-    root = ElementTree.Element("svg", {"viewBox": "0 0 112 18", "role": "img", "class": f"interval {mood}"})
-    root.attrib |= {"xmlns": "http://www.w3.org/2000/svg", "aria-labelledby": f"{id}-title {id}-desc"}
-    ElementTree.SubElement(root, "title", id=f"{id}-title").text = "Speed-up with its 95 % interval"
-    description = f"{format_speedup(speedup)}, from {format_interval(interval)}; the line stands at 1, no change."
-    ElementTree.SubElement(root, "desc", id=f"{id}-desc").text = description
-    ElementTree.SubElement(root, "line", {"x1": at(1), "x2": at(1), "y1": "1", "y2": "17", "class": "base"})
-    ElementTree.SubElement(root, "line", {"x1": at(low), "x2": at(high), "y1": "9", "y2": "9", "class": "whisker"})
-    ElementTree.SubElement(root, "circle", {"cx": at(speedup), "cy": "9", "r": "3.4", "class": "filled"})
-    return Markup(ElementTree.tostring(root, encoding="unicode"))  # noqa: S704 - the serialiser escapes
+    if found.interval is None or not math.isfinite(found.interval[1]):
+        return Markup("")
+    ends = (found.interval[0], found.speedup or 1.0, found.interval[1])
+    low, middle, high = (min(max(4 + 300 * (value - 0.9), 3), 108) for value in ends)
+    tone = "gain" if found.interval[0] > 1 else "loss" if found.interval[1] < 1 else "open"
+    return Markup(
+        '<svg class="interval {}" viewBox="0 0 112 18" width="112" height="18" aria-hidden="true" focusable="false">'
+        '<line class="base" x1="34" x2="34" y1="1" y2="17"/>'
+        '<line class="whisker" x1="{:.1f}" x2="{:.1f}" y1="9" y2="9"/>'
+        '<circle class="filled" cx="{:.1f}" cy="9" r="3.4"/>'
+        "</svg>"
+    ).format(tone, low, high, middle)

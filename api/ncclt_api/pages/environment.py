@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,15 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from ncclt import __version__
 from ncclt.core.algorithms import Algorithm
 from ncclt.core.message import format_bytes
+from ncclt.core.plural import count_noun
 from ncclt.core.study import Phase
 from ncclt.core.trial import Outcome
 from ncclt.deliver.render.delivery import channels_words
 from ncclt_api.pages import wording
+from ncclt_api.pages.charts import interval_picture
+from ncclt_api.pages.cluster import heat
+from ncclt_api.pages.home import shade
+from ncclt_api.pages.results import build_result
 from ncclt_api.text import readable
 
 
@@ -30,12 +36,23 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {
+        "picture": interval_picture,
+        "shade": shade,
+        "ago": wording.format_age,
+        "heat": heat,
+        "badge_class": wording.badge_class,
+        "result": build_result,
+        "shape": wording.format_shape,
+        "state": wording.format_state,
         "time": wording.format_time,
+        "when": wording.format_when,
         "us": wording.format_us,
         "speedup": wording.format_speedup,
         "interval": wording.format_interval,
         "saving": wording.format_saving,
         "bandwidth": wording.format_bandwidth,
+        "count_noun": count_noun,
+        "job_note": wording.note_job,
         "count": wording.format_count,
         "whole": wording.format_whole,
         "change": wording.format_change,
@@ -48,7 +65,7 @@ def _environment() -> Environment:
         "quoted": shlex.quote,
         "middle": wording.cut_in_the_middle,
         # Jinja's own fails on text that is no Unicode.
-        "urlencode": lambda text: quote(readable(str(text))),
+        "urlencode": lambda text: quote(readable(str(text)), safe=""),
     }
     environment.globals |= {"version": __version__, "dash": wording.NONE}
     environment.globals |= {
@@ -63,7 +80,7 @@ def render_page(template: str, **values: Any) -> str:
 
     Args:
         template: name of its file.
-        values: what the template shows.
+        values: of the template; `now`, for ages, is the current time unless it is among them.
     """
-    page: str = readable(_environment().get_template(template).render(**values))
+    page: str = readable(_environment().get_template(template).render({"now": datetime.now(UTC), **values}))
     return page

@@ -11,10 +11,8 @@ from ncclt.core.recommendation import Recommendation
 from ncclt.core.study import Study, StudyState
 from ncclt.store.store import Store
 from ncclt_api.documents import LAST_SHOWN
-from ncclt_api.pages.jobs import NO_JOBS, jobs_of
 from ncclt_api.pages.study_view import StudyView, study_view
 from ncclt_api.pages.trial_table import TrialChoice, trial_table
-from ncclt_api.pages.wording import format_age
 
 _AT_REST = timedelta(seconds=5)
 """After this long without a change two trials of one millisecond cannot be mixed up."""
@@ -44,17 +42,14 @@ class StudyPages:
         store = self._store()
         published = store.recommendations(study=study.id)
         found = published[0] if published else None
-        jobs = NO_JOBS
-        if found:
-            verifications = store.verifications(recommendation=found.id, limit=LAST_SHOWN)
-            jobs = jobs_of(verifications, store.attestations([found.id], limit=LAST_SHOWN), now=now)
         at_rest = bool(study.updated) and now - datetime.fromisoformat(study.updated) > _AT_REST
         read = self._kept if at_rest else self._read
         return {
             "view": read(study.id, study.updated, study.state, (found.id, found.stale) if found else None, server),
             "trials": trial_table(store, study, choice),
-            "jobs": jobs,
-            "age": format_age(study.updated or study.created, now),
+            "verifications": store.verifications(recommendation=found.id, limit=LAST_SHOWN) if found else (),
+            "attestations": store.attestations([found.id], limit=LAST_SHOWN) if found else (),
+            "now": now,
             "instead": _served_instead(store, found) if found else None,
             "is_live": study.state is StudyState.RUNNING,
         }

@@ -6,11 +6,9 @@ import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from markupsafe import Markup
-
 from ncclt.core.message import Message
 from ncclt.core.policy import Policy
-from ncclt.core.recommendation import MIN_EFFECT, Decision, PolicyVerdict, Recommendation, Verdict
+from ncclt.core.recommendation import MIN_EFFECT, Decision, Recommendation, Verdict
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, Phase, Study, StudyState, Trial, median_scores
 from ncclt.core.workload import Workload
@@ -19,7 +17,7 @@ from ncclt.prove.payback import cost_words
 from ncclt.prove.proof import counted
 from ncclt.prove.study_summary import StudySummary, summarize_study
 from ncclt.prove.verdict import block_speedups
-from ncclt_api.pages.charts import Chart, interval_chart, interval_reach
+from ncclt_api.pages.charts import Chart
 from ncclt_api.pages.message_rows import MessageLine, best_setting_rows, interpolated_messages, policy_rows
 from ncclt_api.pages.study_charts import SearchPoint, search_chart
 from ncclt_api.pages.study_proof import ProofCharts, proof_charts
@@ -47,31 +45,14 @@ class Heading:
     """The verdict in words.
 
     Attributes:
-        mood: `tuned`, `keep-default`, `undecided`, `failed` (stale) or `open`: the colour.
-        word: one or two words for a badge.
-        sentence: what it means.
+        status: decision, `stale` or `open`: the class of its badge.
+        label: text of the badge.
+        sentence: explains it.
     """
 
-    mood: str
-    word: str
+    status: str
+    label: str
     sentence: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FormView:
-    """One form in which the result is delivered.
-
-    Attributes:
-        name: what it is.
-        arm: its name in the proof.
-        policy_verdict: its policy and verdict; None = it cannot be expressed in this form.
-        picture: speed-up and interval.
-    """
-
-    name: str
-    arm: Arm
-    policy_verdict: PolicyVerdict | None
-    picture: Markup | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +77,6 @@ class StudyView:
     study: Study
     recommendation: Recommendation | None
     heading: Heading
-    forms: tuple[FormView, ...]
     compared: str
     rows: tuple[MessageLine, ...]
     interpolated: frozenset[Message]
@@ -185,7 +165,6 @@ def study_view(
         study=study,
         recommendation=recommendation,
         heading=_heading(study, recommendation, summary, best_us=scores.get(best), default_us=scores.get(DEFAULT)),
-        forms=_forms(recommendation) if recommendation else (),
         compared=compared,
         rows=rows,
         interpolated=interpolated_messages(proof if compared == "policy" else searched, study.workload),
@@ -251,7 +230,7 @@ def _heading(
             sentence = (
                 f"No longer served: {recommendation.stale}. Tune again, or run `ncclt recheck` once it is repaired."
             )
-            return Heading(mood="failed", word="stale", sentence=sentence)
+            return Heading(status="stale", label="stale", sentence=sentence)
         return _verdict_heading(summary.use.proven.verdict, label=recommendation.label)
     so_far = ""
     if best_us and default_us and best_us < default_us:
@@ -259,11 +238,11 @@ def _heading(
     elif default_us:
         so_far = " Nothing was faster than the default so far."
     if study.state is StudyState.RUNNING:
-        return Heading(mood="open", word="searching", sentence=f"The search is running.{so_far}")
+        return Heading(status="open", label="searching", sentence=f"The search is running.{so_far}")
     if study.state is StudyState.INTERRUPTED:
         again = f"the same `ncclt tune` command resumes it; its name is {study.name}."
-        return Heading(mood="open", word="interrupted", sentence=f"The search was interrupted; {again}{so_far}")
-    return Heading(mood="open", word="no verdict", sentence=f"It ended without a verdict. {study.reason}".strip())
+        return Heading(status="open", label="interrupted", sentence=f"The search was interrupted; {again}{so_far}")
+    return Heading(status="open", label="no verdict", sentence=f"It ended without a verdict. {study.reason}".strip())
 
 
 def _verdict_heading(verdict: Verdict, *, label: str) -> Heading:
@@ -271,40 +250,13 @@ def _verdict_heading(verdict: Verdict, *, label: str) -> Heading:
         gain = f"{format_speedup(verdict.speedup)} as fast as the NCCL default, {format_saving(verdict)} less"
         how = "In the simulation" if label == "SIMULATED" else "On the recorded times" if label else "Proven"
         return Heading(
-            mood="tuned", word="demonstration" if label else "tuned", sentence=f"{how} {gain} communication time."
+            status="tuned", label="demonstration" if label else "tuned", sentence=f"{how} {gain} communication time."
         )
     if verdict.decision is Decision.UNDECIDED:
         sentence = f"Keeping the NCCL default: the proof ended undecided: {verdict.reason}."
-        return Heading(mood="undecided", word="undecided", sentence=sentence)
+        return Heading(status="undecided", label="undecided", sentence=sentence)
     sentence = "Keeping the NCCL default: no policy beat it by the minimum effect."
-    return Heading(mood="keep-default", word="keep default", sentence=sentence)
-
-
-def _forms(recommendation: Recommendation) -> tuple[FormView, ...]:
-    plain = recommendation.variables
-    reach = interval_reach(
-        policy_verdict.verdict.interval for policy_verdict in (recommendation.table, plain) if policy_verdict
-    )
-    table = FormView(
-        name="tuner table",
-        arm=Arm.TABLE,
-        policy_verdict=recommendation.table,
-        picture=_picture(recommendation.table, "table", reach=reach),
-    )
-    variables = FormView(
-        name="plain variables",
-        arm=Arm.VARIABLES,
-        policy_verdict=plain,
-        picture=_picture(plain, "variables", reach=reach) if plain else None,
-    )
-    return (variables, table)
-
-
-def _picture(policy_verdict: PolicyVerdict, form: str, *, reach: float) -> Markup | None:
-    verdict = policy_verdict.verdict
-    if not verdict.blocks:
-        return None
-    return interval_chart(verdict.speedup, verdict.interval, id=f"interval-{form}", reach=reach)
+    return Heading(status="keep-default", label="keep default", sentence=sentence)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

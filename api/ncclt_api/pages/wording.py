@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from datetime import datetime, timedelta
 
 from markupsafe import Markup, escape
 
+from ncclt.core.cluster import Cluster, Fingerprint
 from ncclt.core.message import format_bytes
 from ncclt.core.policy import Rule
 from ncclt.core.recommendation import Verdict
+from ncclt.core.tuning_job import JobState, JobStatus
 
 NONE = "–"
 """Shown where there is no value."""
+
+_GOOD = ("active", "done", "healthy", "ok", "promoted", "took-effect", "won")
+_BAD = ("crashed", "degraded", "invalid", "lost", "not-at-all", "stale", "substituted", "timeout", "wrong_result")
+_NEUTRAL = ("cancelled", "candidate", "ended", "queued", "retired", "unknown", "unmeasured")
+_BADGES = {
+    **dict.fromkeys(_GOOD, "tuned"),
+    **dict.fromkeys(_BAD, "failed"),
+    **dict.fromkeys(_NEUTRAL, "open"),
+    "partly": "simulated",
+}
+"""State -> class of its badge; any other state is a class of its own."""
 
 
 def format_time(time_us: float | None) -> str:
@@ -60,16 +74,15 @@ def format_speedup(speedup: float | None) -> str:
     return NONE if speedup is None else f"{speedup:.3f}×"
 
 
-def format_interval(interval: tuple[float, float]) -> str:
-    """Write a 95 % interval; one without bound says that too little was measured.
+def format_interval(interval: tuple[float, float] | None) -> str:
+    """Write a 95 % interval; one without bound is unknown: too little was measured.
 
-    >>> format_interval((1.0612, 1.104))
-    '1.061–1.104'
+    >>> format_interval((1.0612, 1.104)), format_interval(None)
+    ('1.061–1.104', 'unknown')
     """
-    low, high = interval
-    if not math.isfinite(high):
-        return "not known"
-    return f"{low:.3f}–{high:.3f}"
+    if interval is None or not math.isfinite(interval[1]):
+        return "unknown"
+    return f"{interval[0]:.3f}–{interval[1]:.3f}"
 
 
 def format_saving(verdict: Verdict) -> str:
@@ -164,6 +177,49 @@ def format_age(iso: str, now: datetime) -> str:
         if age >= length:
             return f"{age // length} {unit} ago"
     raise AssertionError("unreachable: at least a minute has passed")
+
+
+def format_when(iso: str) -> str:
+    """Write an ISO time to the minute; an empty one gives a dash.
+
+    >>> format_when("2026-01-01T12:30:59.123+00:00")
+    '2026-01-01 12:30'
+    """
+    return iso[:16].replace("T", " ") or NONE
+
+
+def format_shape(place: Cluster | Fingerprint) -> str:
+    """Write nodes, GPUs per node and GPU: `2 × 4 A100-SXM-64GB`."""
+    return f"{place.nodes} × {place.gpus_per_node} {place.gpu}"
+
+
+def format_state(state: str) -> str:
+    """Write a state, an outcome or a decision as text.
+
+    >>> format_state("keep-default"), format_state("wrong_result")
+    ('keep default', 'wrong result')
+    """
+    return str(state).replace("-", " ").replace("_", " ")
+
+
+def badge_class(state: str) -> str:
+    """Return the class of a badge, which is its colour, for a state, an outcome or a decision.
+
+    >>> badge_class("won"), badge_class("undecided")
+    ('tuned', 'undecided')
+    """
+    return _BADGES.get(str(state), str(state))
+
+
+def note_job(status: JobStatus) -> str:
+    """Write the result of a tuning job, or what it waits for."""
+    if status.result:
+        return ": ".join(filter(None, (format_state(status.result.decision), status.result.reason)))
+    if status.state is JobState.QUEUED:
+        return f"waits for a worker: `ncclt admin worker --cluster {shlex.quote(status.job.cluster)}`"
+    if status.cancelling:
+        return "ends after its trial"
+    return f"on {status.worker}" if status.worker else ""
 
 
 def with_code(text: str) -> Markup:

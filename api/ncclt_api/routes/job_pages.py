@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import importlib.util
-from datetime import UTC, datetime
+from collections.abc import Sequence
 from typing import Annotated, Literal
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Form, Query, Request
-from fastapi.encoders import jsonable_encoder
 from pydantic import Field
-from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from ncclt.core.api_key import Role
-from ncclt.core.tuning_job import FIRST_PRIORITY, LAST_PRIORITY, USUAL_PRIORITY, JobState
+from ncclt.core.tuning_job import FIRST_PRIORITY, LAST_PRIORITY, USUAL_PRIORITY, JobState, JobStatus
+from ncclt.store import StudyEntry
 from ncclt_api.access import needs
 from ncclt_api.dependencies import CurrentStore, StrictQuery
 from ncclt_api.job_schemas import NewJob
-from ncclt_api.pages.index_view import study_rows
-from ncclt_api.pages.jobs_view import JobRow, job_rows
 from ncclt_api.routes.jobs import CurrentJob, CurrentQueue, cancel_job, current_queue, retry_job, submit_job
-from ncclt_api.routes.pages import page_response
+from ncclt_api.routes.pages import json_response, page_response
 from ncclt_api.sign_in import OwnForm
-from ncclt_api.text import readable
 
 router = APIRouter(prefix="/jobs", include_in_schema=False, default_response_class=HTMLResponse)
 
@@ -44,25 +41,25 @@ class JobsPageQuery(StrictQuery):
 def show_jobs(query: Annotated[JobsPageQuery, Query()], store: CurrentStore, request: Request) -> Response:
     """Show the queue, newest first, with the form of a new job."""
     has_queue = is_installed()
-    found: tuple[JobRow, ...] = ()
+    found: Sequence[JobStatus] = ()
+    running: dict[str, StudyEntry] = {}
     if has_queue:
-        jobs = current_queue(request).statuses(
+        found = current_queue(request).statuses(
             cluster=query.cluster or None,
             state=query.state or None,
             limit=JOBS_PER_PAGE + 1,
             offset=(query.page - 1) * JOBS_PER_PAGE,
         )
-        now = datetime.now(UTC)
-        running = study_rows(store.running_studies(cluster=query.cluster or None), now=now)
-        found = job_rows(jobs, running, now=now)
+        running = {one.study.name: one for one in store.running_studies(cluster=query.cluster or None)}
     rows, more = found[:JOBS_PER_PAGE], len(found) > JOBS_PER_PAGE
     if query.format == "json":
-        return JSONResponse(readable(jsonable_encoder({"has_queue": has_queue, "jobs": rows, "more": more})))
+        return json_response({"has_queue": has_queue, "jobs": rows, "more": more})
     chosen = {"cluster": query.cluster, "state": query.state}
     values = {
         "rows": rows,
+        "running": running,
         "chosen": chosen,
-        "live": any(not row.status.state.ended for row in rows),
+        "live": any(not row.state.ended for row in rows),
         "address": _address(chosen, query.page),
         "newer": _address(chosen, query.page - 1) if query.page > 1 else "",
         "older": _address(chosen, query.page + 1) if more else "",

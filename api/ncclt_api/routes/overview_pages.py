@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 from urllib.parse import quote, urlencode
@@ -15,15 +15,21 @@ from ncclt.core.api_key import Role
 from ncclt.core.cluster import Cluster
 from ncclt.core.recommendation import TimesOrigin
 from ncclt.errors import NotFoundError, UsageError
+from ncclt.health.preflight.heat_map import heat_maps
+from ncclt.profile.views.difference import difference
+from ncclt.profile.views.exposure import gain_bound
+from ncclt.profile.views.histogram import cross_over, histogram
+from ncclt.store import StudyEntry
+from ncclt.store.overview import Era, Pair
 from ncclt.store.store import Store
 from ncclt_api.access import needs
 from ncclt_api.dependencies import CurrentStore, StrictQuery
-from ncclt_api.pages.cluster_view import ClusterFacts, cluster_view
-from ncclt_api.pages.compare_view import FEWEST, MOST, Compared, compare_view
-from ncclt_api.pages.home_view import home_map
-from ncclt_api.pages.index_view import StudyRow, study_rows
-from ncclt_api.pages.workload_view import MOST_DIFFERENT, workload_view
+from ncclt_api.documents import study_summary_document
+from ncclt_api.pages.cluster import compare_releases
+from ncclt_api.pages.compare import FEWEST, MOST, Compared, compare
+from ncclt_api.pages.home import build_map
 from ncclt_api.routes.pages import Form, json_response, page_response
+from ncclt_api.schemas import StudySummaryDocument
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse, dependencies=needs(Role.READ))
 
@@ -33,6 +39,9 @@ RECENT = 12
 
 PREFLIGHTS, REPORTS = 12, 10
 """Preflights and attestations on the page of a cluster."""
+
+MOST_MESSAGES, MOST_DIFFERENT = 60, 40
+"""Rows of the tables of messages and of differences on the page of a workload; the API has all of them."""
 
 
 class Filter(StrictQuery):
@@ -90,25 +99,24 @@ class CompareQuery(StrictQuery):
 @router.get("/")
 def show_map(query: Annotated[HomeQuery, Query()], store: CurrentStore, request: Request) -> Response:
     """Show clusters by workloads, and the newest studies below."""
-    now, days = datetime.now(UTC), query.days or None
+    days = query.days or None
     cluster, model = query.cluster or None, query.model or None
     before = None
     if days:
-        then = (now - timedelta(days=days)).isoformat(timespec="milliseconds")
+        then = (datetime.now(UTC) - timedelta(days=days)).isoformat(timespec="milliseconds")
         before = store.recommended_before(then, cluster=cluster, model=model)
-    chart = home_map(store.pairs(cluster=cluster, model=model), now=now, before=before)
-    running = _running(store, query, now)
+    pairs = store.pairs(cluster=cluster, model=model)
+    shown, running = build_map(pairs, before=before), _running(store, query)
     recent = store.recent_studies(limit=RECENT, cluster=cluster, model=model)
-    effects = store.effects([one.recommendation.id for one in recent if one.recommendation])
-    rows = study_rows(recent, now=now, effects=effects)
     if query.format == "json":
-        return json_response({"map": chart, "running": running, "recent": rows})
+        return json_response({"map": shown, "running": _summaries(running), "recent": _summaries(recent)})
     return page_response(
         request,
         "home.html",
-        map=chart,
+        map=shown,
         running=running,
-        recent=rows,
+        recent=recent,
+        effects=_effects(store, recent),
         days=days,
         query=_query(query),
         clusters=_names((entry.item.name for entry in store.clusters()), query.cluster),
@@ -121,9 +129,9 @@ def show_map(query: Annotated[HomeQuery, Query()], store: CurrentStore, request:
 @router.get("/live")
 def show_running(query: Annotated[Filter, Query()], store: CurrentStore, request: Request) -> Response:
     """Show the running studies alone, for a page that is open."""
-    running = _running(store, query, datetime.now(UTC))
+    running = _running(store, query)
     if query.format == "json":
-        return json_response({"running": running})
+        return json_response({"running": _summaries(running)})
     return page_response(request, "_live.html", running=running, query=_query(query))
 
 
@@ -133,15 +141,14 @@ def show_studies(query: Annotated[ListQuery, Query()], store: CurrentStore, requ
     page = store.studies(
         limit=STUDIES_PER_PAGE, cursor=query.cursor or None, cluster=query.cluster or None, model=query.model or None
     )
-    effects = store.effects([item.recommendation.id for item in page.items if item.recommendation])
-    rows = study_rows(page.items, now=datetime.now(UTC), effects=effects)
     if query.format == "json":
-        return json_response({"studies": rows, "next_cursor": page.next_cursor})
+        return json_response({"studies": _summaries(page.items), "next_cursor": page.next_cursor})
     chosen = {"cluster": query.cluster, "model": query.model}
     return page_response(
         request,
         "index.html",
-        rows=rows,
+        rows=page.items,
+        effects=_effects(store, page.items),
         chosen=chosen,
         filtered=bool(query.cluster or query.model),
         clusters=_names((entry.item.name for entry in store.clusters()), query.cluster),
@@ -172,38 +179,64 @@ def show_cluster(name: str, query: Annotated[ClusterQuery, Query()], store: Curr
     pairs = store.pairs(cluster=name)
     cluster, in_catalogue = _cluster(store, name)
     ids = [pair.recommendation.id for pair in pairs if pair.recommendation]
-    facts = ClusterFacts(
-        cluster=cluster,
-        in_catalogue=in_catalogue,
-        pairs=pairs,
-        newest=store.newest_each(cluster=name),
-        eras=store.eras(name),
-        preflights=store.preflights(cluster=name, limit=PREFLIGHTS),
-        attestations=store.attestations(ids, limit=REPORTS),
-        effects=store.effects(ids),
-    )
-    view = cluster_view(facts, now=datetime.now(UTC))
-    return json_response(view) if query.format == "json" else page_response(request, "cluster.html", view=view)
+    newest, current = store.newest_each(cluster=name), cluster.fingerprint()
+    eras = store.eras(name)
+    if current.digest() not in {era.fingerprint for era in eras}:
+        eras = (Era(fingerprint=current.digest(), revisions=0, first="", last=""), *eras)
+    versions, by_release = compare_releases(newest)
+    preflights = store.preflights(cluster=name, limit=PREFLIGHTS)
+    mapped = next((one for one in preflights if heat_maps(one)), None)
+    values: dict[str, Any] = {
+        "cluster": cluster,
+        "in_catalogue": in_catalogue,
+        "pairs": pairs,
+        "effects": store.effects(ids),
+        "versions": versions,
+        "by_release": by_release,
+        "eras": eras,
+        "fingerprints": {place.digest(): place for place in (current, *(one.fingerprint for one in newest))},
+        "preflights": preflights,
+        "mapped": mapped,
+        "heat_maps": heat_maps(mapped) if mapped else (),
+        "attestations": store.attestations(ids, limit=REPORTS),
+    }
+    return json_response(values) if query.format == "json" else page_response(request, "cluster.html", **values)
 
 
 @router.get("/workloads/{name:path}")
 def show_workload(
     name: str, query: Annotated[WorkloadQuery, Query()], store: CurrentStore, request: Request
 ) -> Response:
-    """Show what one workload sends, what tuning can gain at most, and where it was tuned."""
+    """Show the messages of one workload, the most that tuning can gain, and where it was tuned."""
     entries = {entry.item.name: entry for entry in store.workloads()}
     workload = store.workload(name)
-    view = workload_view(
-        workload,
-        store.pairs(cluster=query.cluster or None, model=name),
-        shipped=entries[name].shipped,
-        now=datetime.now(UTC),
-        other=store.workload(query.other) if query.other else None,
-    )
+    other = store.workload(query.other) if query.other else None
+    weights = workload.weights()
+    values: dict[str, Any] = {
+        "workload": workload,
+        "shipped": entries[name].shipped,
+        "calls": sum(calls.calls_per_step for calls in workload.messages),
+        "half": cross_over(workload),
+        "bins": histogram(workload),
+        "bound": gain_bound(workload),
+        "dominant": {calls.message for calls in workload.dominant()},
+        "shares": sorted(
+            ((calls, weight / sum(weights)) for calls, weight in zip(workload.messages, weights, strict=True)),
+            key=lambda pair: -pair[1],
+        ),
+        "pairs": sorted(store.pairs(cluster=query.cluster or None, model=name), key=_best_first),
+        "other": other,
+        "changes": difference(workload, other) if other else None,
+    }
     if query.format == "json":
-        return json_response(view)
+        return json_response(values)
     return page_response(
-        request, "workload.html", view=view, most=MOST_DIFFERENT, others=[one for one in sorted(entries) if one != name]
+        request,
+        "workload.html",
+        others=[one for one in sorted(entries) if one != name],
+        most_messages=MOST_MESSAGES,
+        most_different=MOST_DIFFERENT,
+        **values,
     )
 
 
@@ -214,13 +247,13 @@ def show_comparison(query: Annotated[CompareQuery, Query()], store: CurrentStore
     asked = bool(query.study or query.revision or query.model)
     why = ""
     if len(found) > MOST:
-        why = f"These are {len(found)}: choose at most {MOST}."
+        why = f"{len(found)} results selected: select at most {MOST}."
     elif asked and len(found) < FEWEST:
-        why = f"There {'is only one result' if found else 'is no result'} for this choice: choose at least {FEWEST}."
-    view = compare_view(found, now=datetime.now(UTC)) if asked and not why else None
+        why = f"{'Only one result' if found else 'No result'} for this selection: select at least {FEWEST}."
+    view = compare(found) if asked and not why else None
     if query.format == "json":
         if view is None:
-            raise UsageError(why or "nothing was chosen to compare", hint="for example ?study=ID&study=ID")
+            raise UsageError(why or "nothing selected to compare", hint="for example ?study=ID&study=ID")
         return json_response(view)
     return page_response(
         request,
@@ -237,9 +270,9 @@ def show_comparison(query: Annotated[CompareQuery, Query()], store: CurrentStore
 
 
 def _compared(query: CompareQuery, store: Store) -> tuple[list[Compared], int]:
-    """Return what was chosen, each revision with the study that gave it, and how many clusters of a workload are left.
+    """Return the selected revisions with their studies, and the number of clusters that are left out.
 
-    Who names a workload alone gets the first clusters; what is named one by one is never cut.
+    A workload alone selects its first clusters; a selection one by one is never cut.
     """
     found = []
     for key in query.study:
@@ -259,8 +292,24 @@ def _compared(query: CompareQuery, store: Store) -> tuple[list[Compared], int]:
     return found + [Compared(study=store.study(one.study), recommendation=one) for one in revisions], left
 
 
-def _running(store: Store, query: Filter, now: datetime) -> Sequence[StudyRow]:
-    return study_rows(store.running_studies(cluster=query.cluster or None, model=query.model or None), now=now)
+def _running(store: Store, query: Filter) -> Sequence[StudyEntry]:
+    return store.running_studies(cluster=query.cluster or None, model=query.model or None)
+
+
+def _summaries(studies: Iterable[StudyEntry]) -> list[StudySummaryDocument]:
+    return [study_summary_document(one) for one in studies]
+
+
+def _effects(store: Store, studies: Iterable[StudyEntry]) -> Mapping[str, str]:
+    """Return the effect in the newest attestation of each recommendation that has one."""
+    return store.effects([one.recommendation.id for one in studies if one.recommendation])
+
+
+def _best_first(pair: Pair) -> tuple[bool, bool, float, str]:
+    found = pair.recommendation
+    if found is None:
+        return True, True, 0.0, pair.cluster
+    return bool(found.stale), bool(found.label), -found.table.verdict.speedup, pair.cluster
 
 
 def _cluster(store: Store, name: str) -> tuple[Cluster, bool]:

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
+import shlex
 import uuid
-from datetime import UTC, datetime
-from typing import Annotated, Literal
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Form, Query, Request
-from fastapi.encoders import jsonable_encoder
 from pydantic import Field
-from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from ncclt.core.api_key import Role
 from ncclt.core.recheck import Freshness, Recheck
 from ncclt.core.recommendation import Recommendation, select
 from ncclt.core.recommendation import Request as Job
-from ncclt.core.revision import MOST_WHY, Actor
-from ncclt.core.rollout import RollOut
+from ncclt.core.revision import MOST_WHY, Action, Actor
+from ncclt.core.rollout import RollOut, RollOutState
+from ncclt.deliver.use import use_of
 from ncclt.errors import StaleRecommendationError, UsageError
 from ncclt.prove.rollout import RollOutVerdict, judge_stored
 from ncclt.store.clock import utc_now
 from ncclt.store.store import Store
 from ncclt_api.access import needs, who
 from ncclt_api.dependencies import CurrentRecommendation, CurrentStore, StrictQuery, normal_version
-from ncclt_api.pages.compare_view import Compared
-from ncclt_api.pages.recommendation_view import LifeFacts, RecommendationView, recommendation_view, roll_out_rows
-from ncclt_api.routes.pages import WHOLE_PAGE, page_response
+from ncclt_api.pages.compare import Compared, CompareRow, compare
+from ncclt_api.pages.recommendation import list_actions, list_snippets
+from ncclt_api.routes.pages import WHOLE_PAGE, json_response, page_response
 from ncclt_api.sign_in import OwnForm
-from ncclt_api.text import readable
 
 router = APIRouter(prefix="/recommendations", include_in_schema=False, default_response_class=HTMLResponse)
 
@@ -84,12 +84,12 @@ def show_roll_out(
     found: CurrentRecommendation, query: Annotated[OneQuery, Query()], store: CurrentStore, request: Request
 ) -> Response:
     """Show the roll-outs of a revision alone, for a page that is open."""
-    rows = roll_out_rows(_judged(store, found))
+    rollouts = _judge(store, found)
     if query.format == "json":
-        return JSONResponse(readable(jsonable_encoder({"rollouts": rows})))
-    live = any(row.seen for row in rows)
+        return json_response({"rollouts": _without_seed(rollouts)})
+    live = any(one.is_open for one, _ in rollouts)
     if live or not request.headers.get("hx-request"):
-        return page_response(request, "_rollout.html", rollouts=rows, live=live, id=found.id)
+        return page_response(request, "_rollout.html", rollouts=rollouts, live=live, id=found.id)
     # It has ended, and with it the revision's state: the whole page takes the place of the one that was watched.
     answer = _answer(found, "html", store, request)
     answer.headers.update(WHOLE_PAGE)
@@ -128,7 +128,7 @@ def change(
 def _mark_stale(store: Store, found: Recommendation, by: Actor) -> None:
     """Store the finding of a person as a recheck, so that `ncclt recheck` can refute it."""
     if not by.why:
-        raise UsageError("a revision is marked stale for a reason", hint="say what was seen")
+        raise UsageError("marking a revision stale needs a reason", hint="describe the problem")
     store.add_recheck(
         Recheck(
             id=uuid.uuid4().hex[:12],
@@ -147,49 +147,58 @@ def _mark_stale(store: Store, found: Recommendation, by: Actor) -> None:
 
 
 def _answer(found: Recommendation, format: str, store: Store, request: Request) -> Response:
-    view = _view(found, store, request)
-    if format == "json":
-        return JSONResponse(readable(jsonable_encoder(view)), headers={"Cache-Control": "private, no-cache"})
-    return page_response(request, "recommendation.html", view=view, job=_job(found))
-
-
-def _view(found: Recommendation, store: Store, request: Request) -> RecommendationView:
     same = (found.fingerprint, found.origin)
-    served = next(
-        (
-            one
-            for one in store.newest(cluster=found.cluster, model=found.model)
-            if (one.fingerprint, one.origin) == same
-        ),
-        None,
-    )
+    newest = store.newest(cluster=found.cluster, model=found.model)
+    served = next((one for one in newest if (one.fingerprint, one.origin) == same), None)
+    served_id = served.id if served else ""
     status = store.status(found.id)
     shape = (status.nodes, status.gpus_per_node, status.nccl_version, status.origin)
-    facts = LifeFacts(
-        status=status,
-        revisions=[
-            one
-            for one in store.statuses(cluster=found.cluster, model=found.model, limit=200)
-            if (one.nodes, one.gpus_per_node, one.nccl_version, one.origin) == shape
-        ][:_SHOWN],
-        events=store.history(recommendation=found.id, limit=_SHOWN),
-        rechecks=store.rechecks(found.id)[:_SHOWN],
-        rollouts=_judged(store, found),
-        percent=store.rules(found.cluster).percent,
-    )
-    return recommendation_view(
-        _compared(found, store),
-        _compared(served, store) if served else None,
-        facts,
-        server=request.app.state.public_url,
-        now=datetime.now(UTC),
-    )
+    revisions = [
+        one
+        for one in store.statuses(cluster=found.cluster, model=found.model, limit=200)
+        if (one.nodes, one.gpus_per_node, one.nccl_version, one.origin) == shape
+    ]
+    events = store.history(recommendation=found.id, limit=_SHOWN)
+    rollouts = _judge(store, found)
+    has_won = any(rollout.state is RollOutState.WON for rollout, _ in rollouts)
+    differences: list[CompareRow] = []
+    if served and served.id != found.id:
+        compared = compare([_compared(served, store), _compared(found, store)])
+        differences = [row for row in (*compared.facts, *compared.rules) if row.differs]
+    public_url = request.app.state.public_url
+    source = f" --server {shlex.quote(public_url)}" if public_url else ""
+    is_usable = served_id == found.id and not (found.stale or found.label)
+    values: dict[str, Any] = {
+        "recommendation": found,
+        "status": status,
+        "use": use_of(found, source=source),
+        "snippets": list_snippets(found, source=source) if is_usable else (),
+        "served": served_id,
+        "revisions": revisions[:_SHOWN],
+        "approvals": [event for event in events if event.action is Action.APPROVED],
+        "events": events,
+        "rechecks": store.rechecks(found.id)[:_SHOWN],
+        "differences": differences,
+        "actions": list_actions(status),
+        "percent": 100 if has_won else store.rules(found.cluster).percent,
+    }
+    if format == "json":
+        return json_response({**values, "rollouts": _without_seed(rollouts)})
+    return page_response(request, "recommendation.html", rollouts=rollouts, job=_job(found), **values)
 
 
-def _judged(store: Store, found: Recommendation) -> list[tuple[RollOut, RollOutVerdict | None]]:
-    """Return the last roll-outs of a revision, the open ones with what their jobs show."""
+def _judge(store: Store, found: Recommendation) -> list[tuple[RollOut, RollOutVerdict | None]]:
+    """Return the last roll-outs of a revision, the open ones with the verdict on their jobs."""
     rollouts = store.rollouts(recommendation=found.id, limit=5)
     return [(one, judge_stored(store, one) if one.is_open else None) for one in rollouts]
+
+
+def _without_seed(rollouts: list[tuple[RollOut, RollOutVerdict | None]]) -> list[dict[str, Any]]:
+    """Return roll-outs for JSON: who knows the seed can choose the name of a job."""
+    return [
+        {name: value for name, value in asdict(one).items() if name != "seed"} | {"verdict": verdict}
+        for one, verdict in rollouts
+    ]
 
 
 def _compared(found: Recommendation, store: Store) -> Compared:

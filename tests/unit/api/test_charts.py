@@ -8,11 +8,9 @@ import pytest
 
 from ncclt.core.study import Phase
 from ncclt.core.trial import Outcome
-from ncclt_api.pages.charts import Axis, Chart, Level, Line, Span, interval_chart, interval_reach
+from ncclt_api.pages.charts import Axis, Chart, Level, Line, Span, interval_picture
 from ncclt_api.pages.environment import render_page
 from ncclt_api.pages.study_charts import LEAST_RATIO, MOST_POINTS, SearchPoint, search_chart
-
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 def of_class(root, name):
@@ -100,27 +98,21 @@ def test_a_name_is_in_the_legend_once():
     spans += [Span(row=0, start=4, end=8, label="NCCL's own", tone="quiet", gap=True)]
     axis = Axis(label="", unit="bytes", log=2)
     chart = Chart(id="a", title="A", description="", x=axis, y=axis, rows=["all_reduce"], spans=spans)
-    assert [entry.label for entry in chart.legend] == ["ring"]
+    assert chart.legend == (("ring", "c1", "span"),)
 
 
-def test_the_interval_is_in_its_words_and_colour():
-    root = ElementTree.fromstring(interval_chart(1.08, (1.05, 1.11), id="one"))
-    assert root.get("class") == "interval gain"
-    assert root.get("aria-labelledby") == "one-title one-desc"
-    assert "1.080×, from 1.050–1.110" in root.find(f"{SVG}desc").text
-    assert ElementTree.fromstring(interval_chart(0.9, (0.85, 0.95), id="one")).get("class") == "interval loss"
-    assert ElementTree.fromstring(interval_chart(1.0, (0.95, 1.05), id="one")).get("class") == "interval open"
+def test_the_picture_of_an_interval_has_its_colour_and_stays_on_its_axis(samples):
+    def picture(speedup, interval):
+        return ElementTree.fromstring(interval_picture(samples.verdict(speedup=speedup, interval=interval)))
 
-
-def test_intervals_that_are_compared_share_an_axis():
-    reach = interval_reach([(0.9, 1.1), (1.2, 1.5)])
-    (whisker,) = of_class(ElementTree.fromstring(interval_chart(1.3, (1.2, 1.5), id="one", reach=reach)), "whisker")
+    colours = [
+        picture(speedup, interval).get("class")
+        for speedup, interval in ((1.08, (1.05, 1.11)), (0.95, (0.92, 0.97)), (1.0, (0.95, 1.05)))
+    ]
+    assert colours == ["interval gain", "interval loss", "interval open"]
+    (whisker,) = of_class(picture(2.0, (0.1, 9.0)), "whisker")
     assert 0 < float(whisker.get("x1")) < float(whisker.get("x2")) < 112
-    assert interval_reach([(1.0, math.inf)]) == pytest.approx(0.055)
-
-
-def test_an_interval_without_bounds_is_not_drawn():
-    assert interval_chart(1.0, (0.0, math.inf), id="one") is None
+    assert interval_picture(samples.verdict(speedup=1.0, interval=(0.0, math.inf))) == ""
 
 
 def test_an_unknown_template_value_is_an_error():

@@ -4,9 +4,11 @@ import pytest
 from fastapi.testclient import TestClient
 
 from ncclt.core.tuning_job import JobResult, JobState, JobStatus, TuningJob
+from ncclt.store import StudyEntry
 from ncclt_api.app import create_app
-from ncclt_api.pages.jobs_view import job_rows
+from ncclt_api.pages.environment import render_page
 from ncclt_api.routes import job_pages
+from ncclt_api.sign_in import Visitor
 
 JOB = {"cluster": "leonardo", "model": "bert"}
 
@@ -27,12 +29,12 @@ def jobs(browser, **query):
 
 
 def test_a_study_is_started_cancelled_and_tried_again(browser):
-    assert "No job." in browser.get("/jobs").text
+    assert "No jobs." in browser.get("/jobs").text
     answer = send(browser, "/jobs", **JOB, trials="7", nodes="", priority="2")
     assert (answer.status_code, answer.headers["location"]) == (303, "/jobs")
     (row,) = jobs(browser)
-    job = row["status"]["job"]
-    assert (job["trials"], job["priority"], job["nodes"], row["word"]) == (7, 2, None, "queued")
+    job = row["job"]
+    assert (job["trials"], job["priority"], job["nodes"], row["state"]) == (7, 2, None, "queued")
     page = browser.get("/jobs").text
     assert 'hx-trigger="every 5s"' in page
     assert "ncclt admin worker <span>--cluster</span> leonardo" in page  # an option is not broken after its hyphens
@@ -40,13 +42,13 @@ def test_a_study_is_started_cancelled_and_tried_again(browser):
     assert f'action="{cancel}"' in page
     assert browser.post(cancel, data={"token": "wrong"}).status_code == 403
     assert send(browser, cancel).status_code == 303
-    assert jobs(browser)[0]["word"] == "cancelled"
+    assert jobs(browser)[0]["state"] == "cancelled"
     assert 'hx-trigger="every 5s"' not in browser.get("/jobs").text
     retry = f"/jobs/{job['id']}/retry"
     assert browser.post(retry, data={"token": "wrong"}).status_code == 403
     assert send(browser, retry).status_code == 303
-    assert [one["word"] for one in jobs(browser)] == ["queued", "cancelled"]
-    assert [one["word"] for one in jobs(browser, state="queued")] == ["queued"]
+    assert [one["state"] for one in jobs(browser)] == ["queued", "cancelled"]
+    assert [one["state"] for one in jobs(browser, state="queued")] == ["queued"]
     assert jobs(browser, cluster="elsewhere") == []
 
 
@@ -57,13 +59,11 @@ def test_the_part_that_lives_is_answered_alone(browser):
     assert 'id="queue"' in part
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"trials": "0"}, {"trials": "x"}, {"priority": "10"}, {"nodes": "-1"}, {"model": "nothing-like-it"}]
-)
-def test_what_no_job_can_be_is_refused_with_a_page(browser, wrong):
-    answer = send(browser, "/jobs", **{**JOB, **wrong})
-    assert answer.status_code in (404, 422)
-    assert answer.headers["content-type"].startswith("text/html")
+def test_an_invalid_job_is_refused_with_a_page(browser):
+    for wrong in ({"trials": "0"}, {"trials": "x"}, {"priority": "10"}, {"nodes": "-1"}, {"model": "nothing-like-it"}):
+        answer = send(browser, "/jobs", **{**JOB, **wrong})
+        assert answer.status_code in (404, 422), wrong
+        assert answer.headers["content-type"].startswith("text/html"), wrong
     assert jobs(browser) == []
 
 
@@ -74,35 +74,23 @@ def test_without_the_queue_the_page_says_what_to_install(browser, monkeypatch):
     assert 'method="post"' not in page
 
 
-def test_how_far_a_job_is_and_how_it_ended(samples):
-    from datetime import UTC, datetime
-
-    from ncclt.store import StudyEntry
-    from ncclt_api.pages.index_view import study_rows
-
-    now = datetime.now(UTC)
+def test_the_queue_shows_progress_and_result(samples):
     study = samples.study()
     job = TuningJob(id="a", cluster="leonardo", model="bert", trials=40, study=study.name)
-    running = study_rows(
-        [StudyEntry(study=study, trials=12, best_us=None, default_us=None, recommendation=None)], now=now
-    )
-    states = (
+    summary = StudyEntry(study=study, trials=12, best_us=None, default_us=None, recommendation=None)
+    result = JobResult(state=JobState.DONE, study="5e1f", trials=51, decision="tuned", recorded="recorded: x")
+    rows = []
+    for status in (
         JobStatus(job=job, state=JobState.RUNNING, worker="login1"),
         JobStatus(job=job, state=JobState.RUNNING, worker="login1", cancelling=True),
-        JobStatus(
-            job=job,
-            state=JobState.DONE,
-            result=JobResult(state=JobState.DONE, study="5e1f", trials=51, decision="tuned", recorded="recorded: x"),
-        ),
-    )
-    live, ending, done = job_rows(states, running, now=now)
-    assert (live.trials, live.most, live.study, live.told) == (12, 40, study.id, "on login1")
-    assert live.label == study.label == "SIMULATED"
-    assert (live.can_cancel, ending.can_cancel, ending.word) == (True, False, "cancelling")
-    assert (done.trials, done.study, done.label, done.told, done.can_retry) == (
-        51,
-        "5e1f",
-        "recorded: x",
-        "tuned",
-        True,
-    )
+        JobStatus(job=job, state=JobState.DONE, result=result),
+    ):
+        values = {"rows": [status], "running": {study.name: summary}, "live": False, "newer": "", "older": ""}
+        rows.append(render_page("_queue.html", visitor=Visitor(key=None, signed_in=False, token="t"), **values))
+    live, ending, done = rows
+    for text in (f'href="/studies/{study.id}"', "on login1", 'value="12"', "max 40", ">simulated<", "/jobs/a/cancel"):
+        assert text in live, text
+    assert ">cancelling</span>" in ending
+    assert "/jobs/a/" not in ending
+    for text in ('href="/studies/5e1f"', "<bdi>tuned</bdi>", ">51<", 'title="recorded: x"', "/jobs/a/retry"):
+        assert text in done, text

@@ -171,6 +171,11 @@ class SizeRow:
     busbw_gbps: float
     expected_gbps: float | None
 
+    @property
+    def share(self) -> float | None:
+        """Return the share of the expected bandwidth; None where nothing says what to expect."""
+        return self.busbw_gbps / self.expected_gbps if self.expected_gbps else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedSize(Documented):
@@ -242,15 +247,20 @@ class Preflight(Documented):
     @property
     def verdict(self) -> str:
         """Return the outcome as one line."""
-        mark = "SIMULATED: " if self.simulated else ""
+        state = "" if self.state is State.UNMEASURED else f"{self.state}: "
+        return f"{'SIMULATED: ' if self.simulated else ''}{state}{self.summary}"
+
+    @property
+    def summary(self) -> str:
+        """Return the outcome without its state."""
         if self.state is State.UNMEASURED:
-            return f"{mark}could not measure: {self.notes[-1] if self.notes else 'no launch gave a result'}"
+            return f"could not measure: {self.notes[-1] if self.notes else 'no launch gave a result'}"
         if self.state is State.DEGRADED:
             more = f" (and {len(self.findings) - 1} more)" if len(self.findings) > 1 else ""
-            return f"{mark}degraded: {self.findings[0].sentence}{more}"
+            return f"{self.findings[0].sentence}{more}"
         largest = self.rows[-1]
-        expected = largest.expected_gbps or largest.busbw_gbps
-        return f"{mark}healthy: {largest.busbw_gbps:.3g} GB/s measured, {expected:.3g} GB/s expected {self.source}"
+        expected_gbps = largest.expected_gbps or largest.busbw_gbps
+        return f"{largest.busbw_gbps:.3g} GB/s measured, {expected_gbps:.3g} GB/s expected {self.source}"
 
     def pairs(self, host: str = "") -> dict[tuple[str, str], float]:
         """Return the median bus bandwidth of every pair that was measured, 1e9 bytes/s; 0 = it failed.

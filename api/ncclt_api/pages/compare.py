@@ -1,0 +1,144 @@
+"""The comparison of two to six results: their facts, and the policy of each by message size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ncclt.core.message import Collective
+from ncclt.core.policy import Rule
+from ncclt.core.recommendation import Recommendation
+from ncclt.core.study import Study
+from ncclt.deliver.use import use_of
+from ncclt_api.pages.results import Result, build_result
+from ncclt_api.pages.wording import NONE, format_interval, format_range, format_shape, format_time
+
+FEWEST, MOST = 2, 6
+"""Columns that can be compared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """A study with the revision that stands for it; None = it has published none."""
+
+    study: Study
+    recommendation: Recommendation | None
+
+    @property
+    def result(self) -> Result | None:
+        """Return the revision's result."""
+        return build_result(self.recommendation) if self.recommendation else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareRow:
+    """One respect: its name, and a value per column."""
+
+    name: str
+    values: tuple[str, ...]
+
+    @property
+    def differs(self) -> bool:
+        """Return whether the columns differ in it."""
+        return len(set(self.values)) > 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Two to six results side by side.
+
+    Attributes:
+        columns: the results.
+        facts: verdict, times, and the fingerprint.
+        rules: the policies by message size.
+        best: largest speed-up of those that are served; None where there is none, or times have more than one origin.
+        same_messages: they were tuned for the same messages on the same shape, so times can be compared.
+    """
+
+    columns: tuple[Compared, ...]
+    facts: tuple[CompareRow, ...]
+    rules: tuple[CompareRow, ...]
+    best: float | None
+    same_messages: bool
+
+
+def compare(found: Sequence[Compared]) -> Comparison:
+    """Return the comparison of `FEWEST` to `MOST` results, in their order."""
+    results = [one.result for one in found]
+    # A simulated gain is never better than a measured one: they are not compared.
+    is_one_origin = len({result.recommendation.origin for result in results if result}) == 1
+    speedups = [result.speedup for result in results if result and result.is_tuned and result.speedup]
+    return Comparison(
+        columns=tuple(found),
+        facts=_facts(found, results),
+        rules=_rules(found),
+        best=max(speedups, default=None) if is_one_origin else None,
+        same_messages=len({one.study.workload.digest() for one in found}) == 1,
+    )
+
+
+def _facts(found: Sequence[Compared], results: Sequence[Result | None]) -> tuple[CompareRow, ...]:
+    def of_result(name: str, text: Callable[[Result], str]) -> CompareRow:
+        return CompareRow(name=name, values=tuple(text(result) if result else NONE for result in results))
+
+    def of_study(name: str, text: Callable[[Study], str]) -> CompareRow:
+        return CompareRow(name=name, values=tuple(text(one.study) for one in found))
+
+    per = " or ".join(sorted({one.study.workload.per for one in found}, reverse=True))
+    return (
+        of_result("95 % CI", lambda r: format_interval(r.interval) if r.interval else NONE),
+        of_result(f"Default, {per}", lambda r: format_time(r.default_us)),
+        of_result(f"Policy, {per}", lambda r: "default" if r.policy_us is None else format_time(r.policy_us)),
+        of_study("Times", lambda s: "SIMULATED" if s.simulated else s.label or "measured"),
+        of_study("NCCL", lambda s: s.cluster.nccl_version),
+        of_study("Job", lambda s: format_shape(s.cluster)),
+        of_study("In the node", lambda s: s.cluster.link_class),
+        of_study("Between nodes", lambda s: s.cluster.fabric if s.cluster.nodes > 1 else NONE),
+        of_study("Driver", lambda s: s.cluster.driver or NONE),
+        of_study("Fingerprint", lambda s: s.cluster.fingerprint().digest()),
+        of_study("Messages", lambda s: s.workload.digest()),
+        of_result("Delivered as", lambda r: _form(r.recommendation)),
+        of_result("Process-wide", lambda r: _parameters(r.recommendation)),
+    )
+
+
+def _form(found: Recommendation) -> str:
+    form = use_of(found).form
+    return {"table": "tuner table", "variables": "plain variables"}[form.value] if form else NONE
+
+
+def _parameters(found: Recommendation) -> str:
+    return " ".join(f"NCCL_{name}={value}" for name, value in use_of(found).proven.policy.parameters) or NONE
+
+
+def _rules(found: Sequence[Compared]) -> tuple[CompareRow, ...]:
+    """Return the choice of each in every range of sizes in which none of them changes."""
+    policies = [use_of(one.recommendation).proven.policy if one.recommendation else None for one in found]
+    rules = [rule for policy in policies if policy for rule in policy.rules]
+    rows = []
+    for collective in sorted({rule.collective for rule in rules}):
+        mine = [rule for rule in rules if rule.collective is collective]
+        starts = {0, *(rule.min_bytes for rule in mine), *(rule.max_bytes + 1 for rule in mine if rule.max_bytes)}
+        edges = sorted(starts)
+        for start, following in zip(edges, [*edges[1:], None], strict=True):
+            span = Rule(collective=collective, min_bytes=start, max_bytes=following - 1 if following else None)
+            values = [_choice(policy.rules, collective, start) if policy is not None else NONE for policy in policies]
+            rows.append(CompareRow(name=f"{collective.value}, {format_range(span)}", values=tuple(values)))
+    return tuple(rows)
+
+
+def _choice(rules: Sequence[Rule], collective: Collective, size_bytes: int) -> str:
+    """Return the choice of a policy for a size; rules for one group size are named with it."""
+    fitting = [
+        rule
+        for rule in rules
+        if rule.collective is collective
+        and rule.min_bytes <= size_bytes
+        and (rule.max_bytes is None or size_bytes <= rule.max_bytes)
+    ]
+    texts = []
+    for rule in fitting:
+        pair = f"{rule.algorithm.value if rule.algorithm else '*'}/{rule.protocol.value if rule.protocol else '*'}"
+        channels = f" c={rule.channels}" if rule.channels else ""
+        texts.append(f"{pair}{channels}" + (f" ({rule.group_size} ranks)" if rule.group_size else ""))
+    return ", ".join(texts) or "default"

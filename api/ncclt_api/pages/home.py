@@ -1,0 +1,151 @@
+"""The map of the home page: clusters by workloads, and its figures."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from ncclt.core.recommendation import Decision, Recommendation, TimesOrigin
+from ncclt.store.overview import Pair
+from ncclt_api.pages.results import Result, build_result
+from ncclt_api.pages.wording import format_speedup
+
+MOST_ROWS, MOST_COLUMNS = 40, 24
+"""Largest map on one page; a filter shows the rest."""
+
+_SHADES = (1.02, 1.05, 1.1, 1.2)
+"""Speed-ups at which the colour of a cell gets stronger."""
+
+_ORDER = {origin: position for position, origin in enumerate(TimesOrigin)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """The map in numbers.
+
+    Attributes:
+        tuned, kept, undecided: pairs whose result is served, by its verdict.
+        stale: pairs whose result is no longer served.
+        running: studies.
+        changed: pairs whose result is another one than at the earlier time; 0 without one.
+        demonstrations: tuned ones on recorded or simulated times.
+        median: speed-up of the tuned ones, of the measured ones where there are any; None where there is none.
+    """
+
+    tuned: int
+    kept: int
+    undecided: int
+    stale: int
+    running: int
+    changed: int
+    demonstrations: int
+    median: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HomeMap:
+    """Newest result of each workload on each cluster.
+
+    Attributes:
+        models: the columns.
+        clusters: the rows: measured ones first, then recorded, then simulated; of each those with most workloads.
+        rows: the pairs of each cluster, by the columns; None where there is nothing.
+        changes: cluster -> workload -> earlier result as text, of the pairs that changed since the earlier time; None
+            without one.
+        counts: of all pairs, on the page or not.
+        clusters_left, models_left: that did not fit.
+    """
+
+    models: tuple[str, ...]
+    clusters: tuple[str, ...]
+    rows: tuple[tuple[Pair | None, ...], ...]
+    changes: Mapping[str, Mapping[str, str]] | None
+    counts: Counts
+    clusters_left: int
+    models_left: int
+
+
+def build_map(pairs: Collection[Pair], *, before: Mapping[tuple[str, str], Recommendation] | None = None) -> HomeMap:
+    """Return the map of some pairs.
+
+    Args:
+        pairs: in any order.
+        before: what was published at an earlier time, by names; None = no comparison.
+    """
+    placed: dict[str, dict[str, Pair]] = {}
+    used: dict[str, int] = {}
+    for pair in pairs:
+        placed.setdefault(pair.cluster, {})[pair.model] = pair
+        used[pair.model] = used.get(pair.model, 0) + 1
+    models = sorted(sorted(used), key=lambda name: -used[name])
+    clusters = sorted(placed, key=lambda name: (_rank(placed[name].values()), -len(placed[name]), name))
+    changes = None if before is None else _find_changes(pairs, before)
+    return HomeMap(
+        models=tuple(models[:MOST_COLUMNS]),
+        clusters=tuple(clusters[:MOST_ROWS]),
+        rows=tuple(tuple(placed[name].get(model) for model in models[:MOST_COLUMNS]) for name in clusters[:MOST_ROWS]),
+        changes=changes,
+        counts=_count(pairs, changed=sum(map(len, changes.values())) if changes else 0),
+        clusters_left=max(0, len(clusters) - MOST_ROWS),
+        models_left=max(0, len(models) - MOST_COLUMNS),
+    )
+
+
+def shade(result: Result) -> int:
+    """Return how strong the colour of a result is on the map, 0 to 4."""
+    return sum(result.speedup >= least for least in _SHADES) if result.is_tuned and result.speedup else 0
+
+
+def _rank(pairs: Iterable[Pair]) -> int:
+    """Return the group of a cluster: with a measured result, only recorded ones, only simulated ones, none."""
+    found = (pair.recommendation for pair in pairs)
+    return min((_ORDER[one.origin] for one in found if one), default=len(_ORDER))
+
+
+def _find_changes(pairs: Iterable[Pair], before: Mapping[tuple[str, str], Recommendation]) -> dict[str, dict[str, str]]:
+    changes: dict[str, dict[str, str]] = {}
+    for pair in pairs:
+        if pair.recommendation is None:
+            continue
+        earlier = before.get((pair.cluster, pair.model))
+        was = build_result(earlier) if earlier else None
+        if was is None:
+            changes.setdefault(pair.cluster, {})[pair.model] = "new"
+        elif _differs(was, build_result(pair.recommendation)):
+            text = (
+                format_speedup(was.speedup)
+                if was.verdict.decision is Decision.TUNED
+                else was.verdict.decision.partition("-")[0]
+            )
+            changes.setdefault(pair.cluster, {})[pair.model] = f"was {text}"
+    return changes
+
+
+def _differs(was: Result, now: Result) -> bool:
+    """Return whether a result needs a look: another verdict, an interval apart from the earlier one, or a stale one."""
+    if was.verdict.decision is not now.verdict.decision or now.status == "stale":
+        return True
+    if was.interval is None or now.interval is None:
+        return False
+    return now.is_tuned and (now.interval[0] > was.interval[1] or now.interval[1] < was.interval[0])
+
+
+def _count(pairs: Iterable[Pair], *, changed: int) -> Counts:
+    pairs = list(pairs)
+    results = [build_result(pair.recommendation) for pair in pairs if pair.recommendation]
+    served = [result for result in results if result.status != "stale"]
+    decisions = [result.verdict.decision for result in served]
+    tuned = [result for result in served if result.is_tuned]
+    measured = [result for result in tuned if result.recommendation.origin is TimesOrigin.MEASURED]
+    speedups = [result.speedup for result in measured or tuned if result.speedup]
+    return Counts(
+        tuned=len(tuned),
+        kept=decisions.count(Decision.KEEP_DEFAULT),
+        undecided=decisions.count(Decision.UNDECIDED),
+        stale=len(results) - len(served),
+        running=sum(pair.running for pair in pairs),
+        changed=changed,
+        demonstrations=len(tuned) - len(measured),
+        median=statistics.median(speedups) if speedups else None,
+    )

@@ -1,0 +1,107 @@
+"""How a revision is used in every format, and the actions that its state allows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ncclt.core.recommendation import Recommendation
+from ncclt.core.revision import RevisionState, RevisionStatus
+from ncclt.deliver.render.delivery import by_table, by_variables
+from ncclt.deliver.render.formats import FORMATS, TABLE_FORMATS, render
+from ncclt.deliver.use import job_options
+from ncclt.errors import NccltError
+
+_FOR: dict[str, tuple[str, str]] = {
+    "export": ("sh, bash, zsh", 'eval "$(ncclt env {job})"'),
+    "dotenv": ("docker run --env-file, compose", "ncclt env {job} --format dotenv > nccl.env"),
+    "json": ("programs", "ncclt env {job} --format json"),
+    "nccl-conf": ("NCCL itself: NCCL_CONF_FILE, ~/.nccl.conf", "ncclt env {job} --format nccl-conf > nccl.conf"),
+    "tuner-csv": ("ncclt's tuner plugin", "ncclt env {job} --format tuner-csv > table.csv"),
+    "nvidia-csv": ("the example plugin of NVIDIA", "ncclt env {job} --format nvidia-csv > table.csv"),
+    "rccl-csv": ("RCCL's tuner plugin", "ncclt env {job} --format rccl-csv > table.csv"),
+    "ncclx": ("NCCLX", "ncclt env {job} --format ncclx"),
+    "slurm-taskprolog": ("srun --task-prolog", "ncclt env {job} --format slurm-taskprolog --output prolog.sh"),
+    "pyxis": ("srun with containers", 'eval "$(ncclt env {job} --format pyxis)" && srun $NCCLT_PYXIS'),
+    "mpirun-x": ("Open MPI", "mpirun $(ncclt env {job} --format mpirun-x)"),
+    "docker-env": ("docker run, podman run", "docker run $(ncclt env {job} --format docker-env)"),
+    "configmap": ("Kubernetes", "ncclt env {job} --format configmap | kubectl apply -f -"),
+    "trainjob-env": ("Kubeflow TrainJob", "ncclt env {job} --format trainjob-env"),
+    "cloudai": ("CloudAI", "ncclt env {job} --format cloudai >> test.toml"),
+}
+"""Format -> its reader, and the command that fetches it."""
+
+_ACTIONS: dict[str, tuple[str, str]] = {
+    "approve": ("Approve", "Serve it as the rules of the cluster require, or to a share of the jobs."),
+    "activate": ("Activate", "Serve it to all jobs now, even during its roll-out."),
+    "rollback": ("Roll back", "Make this revision active again."),
+    "pin": ("Pin", "Keep serving this revision, whatever is published later."),
+    "unpin": ("Unpin", "Let later revisions replace it again."),
+    "stale": ("Mark stale", "Stop serving it until ncclt recheck confirms it."),
+    "retire": ("Retire", "Stop serving it; jobs return to the NCCL default."),
+}
+"""Last part of the address of a form -> its button, and its effect."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snippet:
+    """One format.
+
+    Attributes:
+        format: as `ncclt env --format` names it.
+        reader: program that reads it.
+        delivers: `table`, `variables` or `both`.
+        command: to type; empty where it would set nothing.
+        text: its output.
+        why: reason why it sets nothing; empty where it sets something.
+    """
+
+    format: str
+    reader: str
+    delivers: str
+    command: str = ""
+    text: str = ""
+    why: str = ""
+
+
+def list_snippets(found: Recommendation, *, source: str) -> tuple[Snippet, ...]:
+    """Return every format of a revision.
+
+    Args:
+        found: the revision.
+        source: options of the commands that name its store or server, with a space before each.
+    """
+    return tuple(_snippet(found, format, job_options(found, source=source)) for format in FORMATS)
+
+
+def list_actions(status: RevisionStatus) -> dict[str, tuple[str, str]]:
+    """Return the actions that the state of a revision allows, with button and effect."""
+    verbs = {
+        RevisionState.CANDIDATE: ("approve", "activate", "retire"),
+        RevisionState.ACTIVE: ("unpin", "stale") if status.pinned else ("pin", "stale", "retire"),
+        RevisionState.STALE: ("unpin",) if status.pinned else ("retire",),
+        RevisionState.RETIRED: ("rollback",),
+    }[status.state]
+    return {verb: _ACTIONS[verb] for verb in verbs}
+
+
+def _snippet(found: Recommendation, format: str, job: str) -> Snippet:
+    reader, command = _FOR[format]
+    form = "both" if format == "json" else "table" if format in TABLE_FORMATS else "variables"
+    try:
+        if why := _find_obstacle(found, form):
+            return Snippet(format=format, reader=reader, delivers=form, why=why)
+        text = render(found, format=format)
+    except NccltError as error:  # a format that cannot express it says so
+        return Snippet(format=format, reader=reader, delivers=form, why=error.message)
+    return Snippet(format=format, reader=reader, delivers=form, command=command.replace("{job}", job), text=text)
+
+
+def _find_obstacle(found: Recommendation, form: str) -> str:
+    """Return the reason why a form sets nothing; empty where it sets something."""
+    if found.table.effective.is_default and (found.variables is None or found.variables.effective.is_default):
+        return "keeping the NCCL default"
+    if form == "variables" and not by_variables(found).variables:
+        return "plain variables cannot express the validated policy: use the tuner table"
+    if form == "table" and not by_table(found).rules:
+        return "the validated policy needs no table: use plain variables"
+    return ""
