@@ -266,7 +266,7 @@ def document(**changed: object) -> dict[str, object]:
         "decision": "tuned",
         "speedup": 1.08,
         "interval": [1.06, 1.1],
-        "simulated": False,
+        "origin": "measured",
         "launcher": "slurm",
         "variables": dict(HONEST),
         "lost": [],

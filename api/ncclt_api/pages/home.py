@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from ncclt.core.recommendation import Decision, Recommendation, TimesOrigin
+from ncclt.core.recommendation import Decision, Recommendation
+from ncclt.core.trial import TimesOrigin
 from ncclt.store.overview import Pair
 from ncclt_api.pages.results import Result, build_result
 from ncclt_api.pages.wording import format_speedup

@@ -13,7 +13,7 @@ from starlette.responses import HTMLResponse, Response
 
 from ncclt.core.api_key import Role
 from ncclt.core.cluster import Cluster
-from ncclt.core.recommendation import TimesOrigin
+from ncclt.core.trial import TimesOrigin
 from ncclt.errors import NotFoundError, UsageError
 from ncclt.health.preflight.heat_map import heat_maps
 from ncclt.profile.views.difference import difference

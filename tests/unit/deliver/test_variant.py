@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 
 from ncclt.client.answer import checked_document
-from ncclt.core.recommendation import Decision, Request, TimesOrigin
+from ncclt.core.recommendation import Decision, Request
 from ncclt.core.revision import Actor, ClusterRules
 from ncclt.core.rollout import Reason, RollOut, Variant
+from ncclt.core.trial import TimesOrigin
 from ncclt.deliver.answer import answer_from_recommendation, ask_for_answer
 from ncclt.deliver.job_info import name_for_roll_out
 from ncclt.deliver.render.formats import render

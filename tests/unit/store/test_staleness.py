@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from ncclt.core.recheck import Change, Freshness, Recheck
-from ncclt.core.recommendation import Request, TimesOrigin, select
+from ncclt.core.recommendation import Request, select
 from ncclt.core.revision import Action
+from ncclt.core.trial import TimesOrigin
 from ncclt.errors import NotFoundError, StaleRecommendationError, StoreError
 from ncclt.store import open_store, published
 from ncclt.testing.samples import sample_cluster, sample_recommendation, sample_study, sample_workload

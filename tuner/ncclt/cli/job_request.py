@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from ncclt.core.nccl_version import NcclVersion
-from ncclt.core.recommendation import ORIGIN_WORDS, SHAPE_PARTS, Request, TimesOrigin
+from ncclt.core.recommendation import ORIGIN_WORDS, SHAPE_PARTS, Request
+from ncclt.core.trial import TimesOrigin
 from ncclt.deliver.job_info import JobInfo, Sourced, name_for_roll_out
 from ncclt.errors import NoRecommendationError, UsageError
 

@@ -119,10 +119,10 @@ def preflight(
         return
     if seconds is not None and not 0 < seconds <= MOST_SECONDS:
         raise UsageError(f"--time must be above 0 and at most {MOST_SECONDS:,} seconds, not {seconds:g}")
-    if target.launcher == "replay":
+    if target.is_replayed:
         raise UsageError("recorded tables know no nodes", hint="--launcher simulate --weak n03=0.6 shows a drill")
     target = target.resolved(os.environ, drill=True)
-    simulated = target.launcher == "simulate"
+    simulated = target.is_simulated
     if weak and not simulated:
         raise UsageError("--weak needs --launcher simulate")
     where, earlier = _known(target, storage, keep=store, writes=store and not dry_run)

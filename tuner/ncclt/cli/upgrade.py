@@ -158,6 +158,7 @@ def _remeasured(
     after: NcclVersion,
     costs: tuple[PrintedCosts | None, PrintedCosts | None],
 ) -> _Remeasured:
+    from ncclt.core.trial import TimesOrigin
     from ncclt.deliver.use import use_of
     from ncclt.nccl.upgrade import choice, policy_change
     from ncclt.user_dirs import recorded_tables
@@ -171,7 +172,7 @@ def _remeasured(
         if choice(calls.message, study.cluster, costs[0]) != choice(calls.message, there, costs[1])
     )
     verdict = use_of(found).proven.verdict
-    replayed, recorded = found.launcher == "replay", found.cluster in recorded_tables()
+    replayed, recorded = found.origin is TimesOrigin.RECORDED, found.cluster in recorded_tables()
     # A recorded cluster is replayed unless the launcher says otherwise.
     how = f" --launcher {found.launcher}" if recorded else ""
     job = f"--model {shlex.quote(found.model)} --cluster {shlex.quote(found.cluster)} --nodes {place.nodes}"

@@ -105,7 +105,7 @@ _DOCUMENT = {
     "recommendation": f'"{_ID}"',
     "nodes": _COUNT,
     "gpus_per_node": _COUNT,
-    "simulated": "true|false",
+    "origin": '"(?:measured|recorded|simulated)"',
     "nccl_version": r'"[0-9]{1,3}(?:\.[0-9]{1,3}){1,2}"',
     "decision": '"(?:tuned|keep-default|undecided)"',
     "speedup": _NUMBER,
@@ -274,9 +274,7 @@ def _nothing_to_set(why: str, document: Mapping[str, Any]) -> AnswerError:
 
 def marks_of(document: Mapping[str, Any]) -> set[str]:
     """Return which of `MARKS` a result has; none if it was measured there."""
-    if document["simulated"]:
-        return {"simulated"}
-    return {"recorded"} if document["launcher"] == "replay" else set()
+    return MARKS.keys() & {document["origin"]}
 
 
 def _require_allowed(marks: set[str], asked: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ from ncclt.core.cluster import Cluster, Fingerprint
 from ncclt.core.documents import Documented, Shape
 from ncclt.core.message import Collective
 from ncclt.core.policy import Policy
+from ncclt.core.trial import TimesOrigin, times_origin
 from ncclt.errors import NoRecommendationError, StaleRecommendationError
 
 MIN_EFFECT = 0.02
@@ -35,14 +36,6 @@ class Decision(StrEnum):
     TUNED = "tuned"
     KEEP_DEFAULT = "keep-default"
     UNDECIDED = "undecided"
-
-
-class TimesOrigin(StrEnum):
-    """Origin of the times behind a result; only `measured` is served by default."""
-
-    MEASURED = "measured"
-    RECORDED = "recorded"
-    SIMULATED = "simulated"
 
 
 ORIGIN_WORDS = {TimesOrigin.RECORDED: "recorded", TimesOrigin.SIMULATED: "SIMULATED"}
@@ -194,7 +187,7 @@ class Recommendation(Documented):
         """Return the mark that everything derived from it carries; empty where it was measured in place."""
         if self.simulated:
             return "SIMULATED"
-        return (self.recorded or "recorded: elsewhere") if self.launcher == "replay" else ""
+        return (self.recorded or "recorded: elsewhere") if self.origin is TimesOrigin.RECORDED else ""
 
     def verdict_word(self, verdict: Verdict) -> str:
         """Return the label of a verdict: a gain on recorded or simulated times is a demonstration."""
@@ -213,9 +206,7 @@ class Recommendation(Documented):
     @property
     def origin(self) -> TimesOrigin:
         """Return the origin of its times."""
-        if self.simulated:
-            return TimesOrigin.SIMULATED
-        return TimesOrigin.RECORDED if self.launcher == "replay" else TimesOrigin.MEASURED
+        return times_origin(self.launcher, simulated=self.simulated)
 
 
 def recommendation_id(
@@ -390,7 +381,11 @@ def _available(published: Iterable[Recommendation]) -> tuple[dict[str, Any], ...
     shapes: dict[tuple[Any, ...], dict[str, Any]] = {}
     for found in published:
         shape = {part: getattr(found.fingerprint, part) for part in SHAPE_PARTS}
-        marks = {"simulated": found.simulated, "recorded": found.launcher == "replay", "stale": bool(found.stale)}
+        marks = {
+            "simulated": found.simulated,
+            "recorded": found.origin is TimesOrigin.RECORDED,
+            "stale": bool(found.stale),
+        }
         row = {**shape, "recommendation": found.id, **marks}
         shapes.setdefault(tuple(shape.values()), row)
     return tuple(shapes.values())[:MOST_LISTED]

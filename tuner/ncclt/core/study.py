@@ -14,7 +14,7 @@ from ncclt.core.message import Message
 from ncclt.core.policy import Policy
 from ncclt.core.printed_costs import PrintedCosts
 from ncclt.core.setting import Setting
-from ncclt.core.trial import TrialResult
+from ncclt.core.trial import TimesOrigin, TrialResult, times_origin
 from ncclt.core.workload import Workload
 
 
@@ -163,4 +163,9 @@ class Study(Documented):
         """Return the mark that every result of this study carries; empty where its times were measured."""
         if self.simulated:
             return "SIMULATED"
-        return self.cluster.recorded_label if self.launcher == "replay" else ""
+        return self.cluster.recorded_label if self.origin is TimesOrigin.RECORDED else ""
+
+    @property
+    def origin(self) -> TimesOrigin:
+        """Return where its times come from."""
+        return times_origin(self.launcher, simulated=self.simulated)

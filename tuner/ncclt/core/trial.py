@@ -29,6 +29,26 @@ class Outcome(StrEnum):
     SUBSTITUTED = "substituted"
 
 
+class TimesOrigin(StrEnum):
+    """Origin of the times behind a result; only `measured` is served by default."""
+
+    MEASURED = "measured"
+    RECORDED = "recorded"
+    SIMULATED = "simulated"
+
+
+NOT_LAUNCHED = {"simulate": TimesOrigin.SIMULATED, "replay": TimesOrigin.RECORDED}
+"""Words of `--launcher` behind which nothing is launched -> the origin of their times; all others are launchers."""
+
+
+def times_origin(launcher: str, *, simulated: bool) -> TimesOrigin:
+    """Return the origin of the times of a launcher; a replayed recording may be one of simulated times."""
+    if simulated:
+        return TimesOrigin.SIMULATED
+    is_recorded = NOT_LAUNCHED.get(launcher) is TimesOrigin.RECORDED
+    return TimesOrigin.RECORDED if is_recorded else TimesOrigin.MEASURED
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
     """One message under one trial.

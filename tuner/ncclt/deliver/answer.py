@@ -16,7 +16,8 @@ from ncclt.core.attestation import DeliveredPolicy, Form
 from ncclt.core.cluster import Fingerprint
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import Policy, Rule
-from ncclt.core.recommendation import Recommendation, Request
+from ncclt.core.recommendation import ORIGIN_WORDS, Recommendation, Request
+from ncclt.core.trial import TimesOrigin
 from ncclt.deliver.effect import policy_of_variables
 from ncclt.deliver.render.table import delivered_row
 from ncclt.errors import (
@@ -144,8 +145,8 @@ def answer_from_document(document: Any) -> Answer:
         ranks=known["nodes"] * known["gpus_per_node"],
         gpu=known.get("gpu", ""),
         fabric=known.get("fabric", ""),
-        simulated=known["simulated"],
-        recorded=known["launcher"] == "replay",
+        simulated=known["origin"] == TimesOrigin.SIMULATED,
+        recorded=known["origin"] == TimesOrigin.RECORDED,
         variables=tuple(sorted(known["variables"].items())),
         table=table,
         rules=Policy(rules=rules),
@@ -170,7 +171,7 @@ def _render_table(known: Mapping[str, Any], rules: tuple[Rule, ...], needed: tup
         gpus_per_node=known["gpus_per_node"],
         nccl_version=known["nccl_version"],
     )
-    mark = ["SIMULATED"] if known["simulated"] else ["recorded"] if known["launcher"] == "replay" else []
+    mark = [ORIGIN_WORDS[origin]] if (origin := TimesOrigin(known["origin"])) in ORIGIN_WORDS else []
     return table_text(
         [delivered_row(rule, place) for rule in sorted(rules, key=lambda rule: rule.precedence)],
         table_id=token(known["recommendation"]),

@@ -34,7 +34,7 @@ def chosen_cluster(target: Target, clusters: Clusters) -> Cluster:
         UsageError: none was named, and the hardware of this machine is not known.
         NotFoundError: no cluster has that name.
     """
-    if target.cluster is None and target.launcher != "simulate":
+    if target.cluster is None and not target.is_simulated:
         return cluster_here(target)
     return clusters.cluster(target.cluster or DEFAULT_CLUSTER).sized(
         nodes=target.nodes, gpus_per_node=target.gpus_per_node, nccl_version=target.nccl_version
@@ -70,7 +70,7 @@ def open_testbed(
     if target.landscape is not None:
         replayed = replayed_testbed(target.landscape, seed=seed, reason=target.reason)
         return replayed.forcing(workload.collectives, target.through)
-    if target.launcher == "replay":
+    if target.is_replayed:
         assert target.cluster is not None
         found = clusters.cluster(target.cluster).as_recorded(
             nodes=target.nodes, gpus_per_node=target.gpus_per_node, nccl_version=target.nccl_version, why=target.reason
@@ -78,7 +78,7 @@ def open_testbed(
         replayed = replayed_testbed(recorded_tables()[found.name], seed=seed, reason=target.reason)
         return replayed.forcing(workload.collectives, target.through)
     cluster = chosen_cluster(target, clusters)
-    if target.launcher == "simulate":
+    if target.is_simulated:
         simulated = simulated_testbed(cluster, seed=seed, reason=target.reason, parallel=target.parallel)
         simulated = replace(simulated, notes=(*simulated.notes, *_extrapolated(cluster, workload)))
         return simulated.forcing(workload.collectives, target.through)

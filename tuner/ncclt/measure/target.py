@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.option import Group, Option, options_of
+from ncclt.core.trial import NOT_LAUNCHED, TimesOrigin
 from ncclt.errors import UsageError
 from ncclt.launch import launcher_class, launcher_classes
 from ncclt.launch.hostfile import read_hostfile
@@ -27,9 +28,6 @@ DEFAULT_CLUSTER = "leonardo"
 
 DEFAULT_RECORDED = "mi355x-2x8"
 """The default where nothing can be launched: of what was recorded it has the most settings, sizes and collectives."""
-
-NOT_LAUNCHED = {"simulate": "simulated", "replay": "replayed"}
-"""Words of `--launcher` behind which nothing is launched; all others are launchers."""
 
 THROUGH = ("plugin", "variables")
 """Ways to force a setting in NCCL: the tuner plugin expresses more settings, and never one that NCCL lacks."""
@@ -188,7 +186,7 @@ class Target:
         """
         self.require_known_names()
         chosen = self._with_launcher(environ, gpus_visible, demo=demo, drill=drill)
-        if chosen.launcher == "replay" and self.landscape is None and chosen.cluster not in recorded_tables():
+        if chosen.is_replayed and self.landscape is None and chosen.cluster not in recorded_tables():
             raise UsageError(
                 f"{chosen.cluster} is not a recorded cluster, so it cannot be replayed",
                 hint=f"one of {', '.join(recorded_tables())}, or --landscape FILE.csv, or --launcher simulate",
@@ -224,10 +222,10 @@ class Target:
         self, environ: Mapping[str, str], gpus_visible: Callable[[], bool], *, demo: bool, drill: bool
     ) -> Target:
         if self.launcher:
-            if self.landscape is not None and self.launcher != "replay":
+            if self.landscape is not None and not self.is_replayed:
                 raise UsageError(f"--landscape is replayed, it cannot be combined with --launcher {self.launcher}")
             name = self.cluster
-            if self.launcher == "replay" and self.landscape is None:
+            if self.is_replayed and self.landscape is None:
                 name = name or DEFAULT_RECORDED
             return replace(self, cluster=name, reason="as asked")
         if self.landscape is not None:
@@ -255,13 +253,12 @@ class Target:
             return
         untouched, offered = Target(), options_of(Target)
         idle = [name for name, option in offered.items() if option.of_launches]
-        if self.launcher == "replay":
+        if self.is_replayed:
             idle.append("parallel")
         for name in idle:
             if getattr(self, name) != getattr(untouched, name):
                 raise UsageError(
-                    f"--{name.replace('_', '-')} does not apply where trials are only {NOT_LAUNCHED[self.launcher]} "
-                    f"({self.reason})",
+                    f"--{name.replace('_', '-')} does not apply to {self.origin.value} times ({self.reason})",
                     hint="choose a real launcher with --launcher",
                 )
 
@@ -282,9 +279,24 @@ class Target:
         return parse_options(self.launcher_class, self.launcher_option)
 
     @property
+    def origin(self) -> TimesOrigin:
+        """Return where the times of its trials come from."""
+        return NOT_LAUNCHED.get(self.launcher, TimesOrigin.MEASURED)
+
+    @property
     def is_launched(self) -> bool:
         """Return whether trials are commands that a launcher starts."""
-        return self.launcher not in NOT_LAUNCHED
+        return self.origin is TimesOrigin.MEASURED
+
+    @property
+    def is_replayed(self) -> bool:
+        """Return whether recorded times take the place of launches."""
+        return self.origin is TimesOrigin.RECORDED
+
+    @property
+    def is_simulated(self) -> bool:
+        """Return whether times of a model take the place of launches."""
+        return self.origin is TimesOrigin.SIMULATED
 
     def lacks_allocation(self, environ: Mapping[str, str]) -> bool:
         """Return whether trials need an allocation that this process is not in."""

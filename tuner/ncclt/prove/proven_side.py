@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ncclt.core.recommendation import Decision, Recommendation
+from ncclt.core.trial import TimesOrigin
 from ncclt.deliver.answer import answer_from_recommendation
 from ncclt.deliver.job_info import JobInfo, read_variables, starts_others
 from ncclt.deliver.job_plan import JobPlan, plan_job
@@ -35,7 +36,7 @@ def require_measurable(recommendation: Recommendation, argv: Sequence[str], *, g
     if not has_gain(recommendation) or not is_unmeasured(recommendation) or gpus_visible or starts_others(argv):
         return
     valid = recommendation.fingerprint
-    source = "replayed from a recording" if recommendation.launcher == "replay" else "SIMULATED"
+    source = "replayed from a recording" if recommendation.origin is TimesOrigin.RECORDED else "SIMULATED"
     raise NoRecommendationError(
         f"{recommendation.model} on {recommendation.cluster} cannot be verified here: its times are {source}, and no "
         "GPU is visible, so that NCCL would take no part in the training",
@@ -52,7 +53,7 @@ def has_gain(recommendation: Recommendation) -> bool:
 
 def is_unmeasured(recommendation: Recommendation) -> bool:
     """Return whether the times behind a recommendation come from a model or a recording."""
-    return recommendation.simulated or recommendation.launcher == "replay"
+    return recommendation.origin is not TimesOrigin.MEASURED
 
 
 def delivery(

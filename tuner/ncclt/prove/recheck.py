@@ -18,7 +18,7 @@ from ncclt.core.policy import Policy
 from ncclt.core.recheck import Change, Freshness, Recheck
 from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation
 from ncclt.core.study import Arm, Study, Trial
-from ncclt.core.trial import Outcome, Runner, TrialResult
+from ncclt.core.trial import Outcome, Runner, TrialResult, times_origin
 from ncclt.core.workload import Workload
 from ncclt.errors import NoRecommendationError, StudyStoppedError, UsageError
 from ncclt.measure.trial import measure_once
@@ -125,8 +125,7 @@ def recheck(
         StudyStoppedError: the default itself fails.
     """
     found = request.recommendation
-    here = (runner.simulated, runner.name == "replay")
-    if here != (found.simulated, found.launcher == "replay"):
+    if times_origin(runner.name, simulated=runner.simulated) is not found.origin:
         raise UsageError(
             f"the recommendation {found.id} was measured by the launcher {found.launcher!r}, not by {runner.name!r}: "
             "measured, recorded and simulated times cannot be compared",

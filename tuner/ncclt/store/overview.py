@@ -16,9 +16,10 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Select, Table, and_, case, func, literal, not_, select, union_all
 
 from ncclt.core.cluster import Cluster
-from ncclt.core.recommendation import Recommendation, TimesOrigin
+from ncclt.core.recommendation import Recommendation
 from ncclt.core.revision import RevisionState
 from ncclt.core.study import StudyState
+from ncclt.core.trial import TimesOrigin
 from ncclt.core.workload import Workload
 from ncclt.store.database import Database
 from ncclt.store.documents import stored

@@ -219,7 +219,7 @@ def test_json_holds_both_deliveries_with_their_verdicts():
     assert (document["decision"], document["speedup"], document["interval"]) == ("tuned", 1.083, [1.06, 1.1])
     assert [row["protocol"] for row in document["table"]] == [None, "ll", "ll128", "ll"]
     assert document["table_parameters"] == {"BUFFSIZE": 8388608}
-    assert document["simulated"] is True
+    assert document["origin"] == "simulated"
 
 
 def test_a_task_prolog_that_would_set_nothing_is_not_written():

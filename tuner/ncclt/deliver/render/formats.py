@@ -162,7 +162,7 @@ def _document(recommendation: Recommendation) -> dict[str, Any]:
         "decision": (verdict.decision if verdict else Decision.KEEP_DEFAULT).value,
         "speedup": verdict.speedup if verdict else None,
         "interval": verdict.to_document()["interval"] if verdict else None,
-        "simulated": recommendation.simulated,
+        "origin": recommendation.origin.value,
         "launcher": recommendation.launcher,
         "variables": dict(delivery.variables),
         "lost": list(delivery.lost),
