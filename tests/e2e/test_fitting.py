@@ -213,7 +213,7 @@ READERS = [
     ("profile", "show", "bert"),
     ("profile", "diff", "bert", "gpt2"),
     ("preflight", "--history"),
-    ("estimate", "--model", "bert", "--cluster", "leonardo", "--compute-ms", "1"),
+    ("advise", "--model", "bert", "--cluster", "leonardo", "--compute-ms", "1"),
     ("env", "--cluster", "leonardo", "--model", "bert"),
 ]
 

@@ -59,4 +59,4 @@ def test_the_shell_completes(loaded, words, offered, environ):
 
     assert done.stderr == ""
     assert offered in done.stdout
-    assert "estimate" not in done.stdout
+    assert "landscape" not in done.stdout

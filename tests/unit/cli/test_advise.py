@@ -11,7 +11,7 @@ from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.core.workload import MessageCalls, Provenance, Workload
-from ncclt.errors import InputError, UsageError
+from ncclt.errors import UsageError
 from ncclt.testing.samples import sample_cluster, sample_study, sample_trial
 
 pytest.importorskip("torch")
@@ -21,7 +21,8 @@ R50 = ("kineto_hta", "nccl_parser_config__nccl_data.json.gz")
 
 
 def _json(command, *words):
-    return json.loads(command(advise, "--json", *words))
+    document = json.loads(command(advise, "--json", *words))
+    return document | (document["advice"] or {})
 
 
 def test_a_shipped_workload_needs_two_times_and_gets_its_table(command):
@@ -42,8 +43,9 @@ def test_a_shipped_workload_needs_two_times_and_gets_its_table(command):
 def test_people_read_the_ceiling_first_and_the_way_to_test_last(command):
     lines = command(advise, *VIT).splitlines()
     assert lines[0] == "vit-l-32 on aws-g6e, 1 x 8 L40S"
-    assert lines[1].startswith("ceiling: 587.00 ms of a step of 701.00 ms (83.7 %) is exposed communication")
-    assert "PREDICTED" in lines[2]
+    lines = lines[next(i for i, line in enumerate(lines) if line.startswith("Network-bound below")) + 1 :]
+    assert lines[0].startswith("ceiling: 587.00 ms of a step of 701.00 ms (83.7 %) is exposed communication")
+    assert "PREDICTED" in lines[1]
     assert lines[-1].strip().startswith("ncclt verify --against")
     text = "\n".join(lines)
     assert "model.register_comm_hook(None, bf16_compress_hook)" in text
@@ -98,7 +100,7 @@ def test_a_trace_shows_its_own_backward_pass_and_copies(command, shared_data):
     # Most of what is exposed are gaps in compute: no change may claim it.
     assert document["model_step_ms"] < document["step"]["step_ms"] - 5
     assert min(row["step_ms"] for row in document["changes"] if row["step_ms"]) > 218
-    assert "the CPU launches late" in command(advise, *words)
+    assert "CPU launch overhead" in command(advise, *words)
 
 
 @pytest.mark.shared
@@ -106,9 +108,8 @@ def test_a_trace_without_kernels_asks_for_compute(command, shared_data):
     path = shared_data / "traces" / "generated" / "kineto_gloo_torch2.8_rank0.json.gz"
     command(import_files, str(path), "--name", "gloo")
     words = ("--model", "gloo", "--cluster", "pcie-pair")
-    with pytest.raises(UsageError, match="exposed communication") as refused:
-        command(advise, *words)
-    assert "ncclt profile record" in refused.value.hint
+    assert "exposed communication" in _json(command, *words)["no_advice"]
+    assert "ncclt profile record" in command(advise, *words)
     assert _json(command, *words, "--compute-ms", "90")["exposed_ms"] == pytest.approx(38.57, abs=0.01)
 
 
@@ -118,14 +119,16 @@ def test_a_trace_of_embeddings_is_read_on_its_sixteen_gpus(command, shared_data)
     command(import_files, str(path), "--name", "dlrm")
     document = _json(command, "--model", "dlrm", "--cluster", "aws-p4d")
     assert (document["nodes"], document["gpus_per_node"]) == (2, 8)
-    with pytest.raises(UsageError, match="recorded on 16 GPUs"):
-        command(advise, "--model", "dlrm", "--cluster", "aws-p4d", "--nodes", "1")
+    other = _json(command, "--model", "dlrm", "--cluster", "aws-p4d", "--nodes", "1")
+    assert "recorded on 16 GPUs" in other["no_advice"]
+    assert other["estimate"]["communication_s"] > 0
 
 
 def test_without_step_times_it_says_what_to_record(command):
-    with pytest.raises(UsageError, match="does not know its time per step") as refused:
-        command(advise, "--model", "bert", "--cluster", "dgx-a100")
-    assert "ncclt profile record --name" in refused.value.hint
+    document = _json(command, "--model", "bert", "--cluster", "dgx-a100")
+    assert (document["advice"], document["estimate"]["bound"]) == (None, None)
+    assert "does not know its time per step" in document["no_advice"]
+    assert "ncclt profile record --name" in command(advise, "--model", "bert", "--cluster", "dgx-a100")
 
 
 @pytest.mark.parametrize("words", [("--compute-ms", "0"), ("--step-ms", "nan", "--compute-ms", "1"), ("--nodes", "0")])
@@ -170,12 +173,6 @@ def test_recorded_times_are_named(command):
     assert f"note: measured times are {cluster.recorded_label}\n" in command(advise, *words)
 
 
-def test_the_earlier_name_of_model_still_works(command):
-    assert _json(command, "--profile", *VIT[1:]) == _json(command, *VIT)
-    with pytest.raises(UsageError, match="one --model NAME"):
-        command(advise, "--profile", "bert", *VIT)
-
-
 def test_a_job_in_several_groups_is_refused(command):
     message = Message(collective=Collective.ALL_REDUCE, dtype="bfloat16", size_bytes=800, group_size=2)
     whole = replace(message, group_size=8)
@@ -184,5 +181,5 @@ def test_a_job_in_several_groups_is_refused(command):
     command.store.add_workload(
         Workload(name="mixed", messages=calls, provenance=origin, step_time_us=9e3, exposed_us=1e3)
     )
-    with pytest.raises(InputError, match="neither like DDP nor like FSDP"):
-        command(advise, "--model", "mixed", "--cluster", "dgx-a100")
+    document = _json(command, "--model", "mixed", "--cluster", "dgx-a100")
+    assert "neither like DDP nor like FSDP" in document["no_advice"]

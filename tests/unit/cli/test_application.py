@@ -28,7 +28,11 @@ def call(*words, **environ):
         (("tune", "--force=maybe"), "option '--force' does not take a value", "`ncclt tune --help`"),
         (("tune", "--nodes"), "option '--nodes' requires an argument", "`ncclt tune --help` shows what it takes"),
         (("serve", "--port", "y"), "invalid value for '--port': must be a whole number", "`ncclt serve --help`"),
-        (("tune", "bert"), "got unexpected extra argument(s) (bert)", "`ncclt tune --help` shows what it takes"),
+        (
+            ("tune", "bert", "--model", "bert"),
+            "got unexpected extra argument(s) (bert)",
+            "`ncclt tune --help` shows what it takes",
+        ),
         (("--quite",), "no such option: --quite", "`ncclt --help` shows what it takes"),
         (("profile", "shwo"), "no such command 'shwo'", "`ncclt profile --help` shows what it takes"),
         (

@@ -1,11 +1,11 @@
-"""`ncclt estimate`: where compute and communication times come from, and what is said of them."""
+"""First part of `ncclt advise`: where compute and communication times come from, and what is said of them."""
 
 import json
 from dataclasses import replace
 
 import pytest
 
-from ncclt.cli.estimate import estimate
+from ncclt.cli.advise import advise
 from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT
 from ncclt.core.trial import Measurement, Outcome, TrialResult
@@ -34,7 +34,8 @@ def ready(command):
 
 
 def _ask(ready, *words):
-    return json.loads(ready(estimate, "--model", "seven", "--cluster", "fabric", "--json", *words))
+    document = json.loads(ready(advise, "--model", "seven", "--cluster", "fabric", "--json", *words))
+    return document | document["estimate"]
 
 
 def _study(ready, *, simulated, time_us, setting=DEFAULT, outcome=Outcome.OK, nodes=2, id="s1"):
@@ -47,36 +48,28 @@ def _study(ready, *, simulated, time_us, setting=DEFAULT, outcome=Outcome.OK, no
 
 
 def test_the_figures_of_the_fabric_checks_come_out(ready):
-    document = _ask(ready, "--tflops", "396", "--tokens-per-step", "32768", "--recompute")
+    document = _ask(ready, "--tflops", "297", "--tokens-per-step", "32768")
     assert (round(document["compute_s"], 2), round(document["communication_s"], 2)) == (0.29, 0.42)
     assert (document["bound"], document["messages"][0]["source"]) == ("network", "links")
     assert document["turning_busbw_gbps"] == pytest.approx(181.27, abs=0.01)
 
 
 def test_people_read_the_same(ready):
-    words = ("--tflops", "396", "--tokens-per-step", "32768", "--recompute")
-    out = ready(estimate, "--model", "seven", "--cluster", "fabric", *words)
-    assert "communication: 0.42 s per step" in out
-    assert "compute: 0.29 s per step (8 operations per parameter and token, activations recomputed: " in out
-    assert "7,000,000,000 parameters x 32,768 tokens / 16 GPUs = 115 TFLOP, at 396 TFLOP/s)" in out
-    assert "network-bound: a step takes 0.42 s if all that can overlap does, 0.71 s if nothing does" in out
-    assert "break-even at 181.3 GB/s" in out
-    assert "nothing is measured on this cluster" in out
-
-
-def test_activations_are_recomputed_only_where_asked_for(ready):
-    """6 operations per parameter and token, and 8 with checkpointing; the text says which."""
-    words = ("--tflops", "396", "--tokens-per-step", "32768")
-    less, more = _ask(ready, *words), _ask(ready, *words, "--recompute")
-    assert more["compute_s"] / less["compute_s"] == pytest.approx(8 / 6)
-    assert less["compute_source"].startswith("6 operations per parameter and token: ")
+    words = ("--tflops", "297", "--tokens-per-step", "32768")
+    out = ready(advise, "--model", "seven", "--cluster", "fabric", *words)
+    assert "communication: 420 ms per step" in out
+    assert "compute: 290 ms per step (6 operations per parameter and token: " in out
+    assert "7,000,000,000 parameters x 32,768 tokens / 16 GPUs = 86 TFLOP, at 297 TFLOP/s)" in out
+    assert "Network-bound: 420 ms/step with full overlap, 710 ms with none" in out
+    assert "Network-bound below 181 GB/s bus bandwidth" in out
+    assert "no study of this cluster" in out
 
 
 @pytest.mark.parametrize(("nic_gbps", "communication_s", "bound"), [(31.25, 0.42, "network"), (100, 0.13, "compute")])
 def test_the_faster_fabric_of_the_checks_leaves_the_step_to_compute(ready, nic_gbps, communication_s, bound):
     """Four ports of 31.25 or 100 GB/s a node: B = 125 and 400 GB/s."""
     ready.store.add_cluster(replace(ready.store.cluster("fabric"), nic_gbps=nic_gbps), replace=True)
-    document = _ask(ready, "--tflops", "396", "--tokens-per-step", "32768", "--recompute")
+    document = _ask(ready, "--tflops", "297", "--tokens-per-step", "32768")
     assert (round(document["communication_s"], 2), document["bound"]) == (communication_s, bound)
 
 
@@ -86,10 +79,10 @@ def test_small_messages_cost_their_latency(ready):
     calls = MessageCalls(message=small, calls_per_step=2.0)
     ready.store.add_workload(replace(_workload(), name="small", messages=(calls,)))
     words = ("--model", "small", "--cluster", "fabric")
-    document = json.loads(ready(estimate, *words, "--json"))
+    document = json.loads(ready(advise, *words, "--json"))["estimate"]
     assert 5 < document["messages"][0]["time_us"] < 100
     assert document["communication_s"] == pytest.approx(2e-6 * document["messages"][0]["time_us"])
-    row = next(line for line in ready(estimate, *words).splitlines() if line.startswith("broadcast"))
+    row = next(line for line in ready(advise, *words).splitlines() if line.startswith("broadcast"))
     assert " 0.0 " not in row
 
 
@@ -98,27 +91,20 @@ def test_what_is_exposed_is_at_most_what_is_sent(ready):
     (calls,) = _workload().messages
     waiting = _workload(step_time_us=16_000.0, exposed_us=1_580.0)
     ready.store.add_workload(replace(waiting, name="waiting", messages=(replace(calls, recorded_us=564.0),)))
-    document = json.loads(ready(estimate, "--model", "waiting", "--cluster", "fabric", "--json"))
+    document = json.loads(ready(advise, "--model", "waiting", "--cluster", "fabric", "--json"))["estimate"]
     assert document["compute_s"] == pytest.approx((16_000 - 564) / 1e6)
-
-
-def test_the_earlier_name_of_the_option_still_counts(ready):
-    assert json.loads(ready(estimate, "--profile", "seven", "--cluster", "fabric", "--json"))["profile"] == "seven"
-    for words in ((), ("--model", "seven", "--profile", "seven")):
-        with pytest.raises(UsageError, match="one --model NAME"):
-            ready(estimate, *words, "--cluster", "fabric")
 
 
 def test_compute_can_be_given_or_stay_unknown(ready):
     assert _ask(ready, "--compute-ms", "500")["bound"] == "compute"
     document = _ask(ready)
     assert (document["compute_s"], document["bound"], document["turning_busbw_gbps"]) == (None, None, None)
-    assert "compute: not known" in ready(estimate, "--model", "seven", "--cluster", "fabric")
+    assert "compute: not known" in ready(advise, "--model", "seven", "--cluster", "fabric")
 
 
 def test_a_recording_tells_its_compute(ready):
     ready.store.add_workload(replace(_workload(step_time_us=9e5, exposed_us=2e5), name="recorded"))
-    document = json.loads(ready(estimate, "--model", "recorded", "--cluster", "fabric", "--json"))
+    document = json.loads(ready(advise, "--model", "recorded", "--cluster", "fabric", "--json"))["estimate"]
     assert document["compute_s"] == pytest.approx(0.7)
     assert document["compute_source"].startswith("recorded")
 
@@ -148,7 +134,7 @@ def test_simulated_times_count_only_where_nothing_is_measured_and_say_so(ready):
     _study(ready, simulated=True, time_us=700_000.0, id="sim")
     invented = _ask(ready)
     assert (invented["simulated"], invented["messages"][0]["source"]) == (True, "simulated")
-    assert "SIMULATED, not measured" in ready(estimate, "--model", "seven", "--cluster", "fabric")
+    assert "SIMULATED, not measured" in ready(advise, "--model", "seven", "--cluster", "fabric")
     _study(ready, simulated=False, time_us=500_000.0, id="real")
     document = _ask(ready)
     assert (document["studies"], document["simulated"], document["communication_s"]) == (["real"], False, 0.5)
@@ -163,8 +149,6 @@ def test_simulated_times_count_only_where_nothing_is_measured_and_say_so(ready):
         ("--compute-ms", "5", "--tflops", "396"),
         ("--tflops", "-1", "--tokens-per-step", "5"),
         ("--nodes", "0"),
-        ("--recompute",),
-        ("--recompute", "--compute-ms", "5"),
     ],
 )
 def test_options_that_make_no_sense(ready, words):

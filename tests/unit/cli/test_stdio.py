@@ -58,7 +58,7 @@ PRINTED = [
     ("cluster", "simulate", "--cluster", "dgx-h100"),
     ("landscape", "show", "mi355x-2x8"),
     ("profile", "show", "bert"),
-    ("estimate", "--model", "bert", "--cluster", "dgx-h100"),
+    ("advise", "--model", "bert", "--cluster", "dgx-h100"),
     ("upgrade", "--cluster", "dgx-h100", "--from", "2.27.3", "--to", "2.28.3"),
     ("doctor", "--rules"),
     ("studies", "show", "x"),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ncclt.cli.estimate import estimate
+from ncclt.cli.advise import advise
 from ncclt.cli.profile_view import print_profile, profile_document
 from ncclt.cli.report import report
 from ncclt.cli.studies import show
@@ -87,11 +87,11 @@ def test_no_payback_in_steps_is_claimed(workload):
 def test_an_estimate_compares_no_step_with_it(command, workload):
     command.store.add_workload(workload)
     words = ("--model", "w", "--cluster", "dgx-a100", "--nodes", "2", "--gpus-per-node", "1")
-    out = command(estimate, *words)
+    out = command(advise, *words)
     assert "for the whole file" in out
     assert "a step" not in out
     with pytest.raises(UsageError, match="how many steps"):
-        command(estimate, *words, "--compute-ms", "5")
+        command(advise, *words, "--compute-ms", "5")
 
 
 def test_no_ending_and_no_report_of_its_study_speaks_of_a_step(command):

@@ -34,7 +34,7 @@ def base(tmp_path):
         (("cluster", "list"), "leonardo"),
         (("cluster", "show", "dgx-h100", "--toml"), 'nic_gbps = "50 GB/s"'),
         (("advise", "--model", "bert", *H100, "--step-ms", "300", "--compute-ms", "250"), "bucket_cap_mb"),
-        (("estimate", "--model", "bert", *H100), "links"),
+        (("advise", "--model", "bert", *H100), "links"),
         (("upgrade", *H100[:2], "--from", "2.27.3", "--to", "2.28.3"), "nothing that was published"),
         (("preflight", *H100, "--launcher", "simulate", "--no-store", "--quiet"), "SIMULATED"),
         (("preflight", *H100, "--launcher", "simulate", "--dry-run"), "launch 1: all_reduce"),

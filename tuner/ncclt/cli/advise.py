@@ -1,108 +1,173 @@
-"""`ncclt advise`: predict what would help a job more than NCCL settings."""
+"""`ncclt advise`: compute and communication of a step, and changes to the job that would shorten it."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ncclt.cli.completion import cluster_names
-from ncclt.cli.options import AsJson, Model, OldModel, Storage, workload_name
+from ncclt.cli.options import AsJson, Model, Storage
 from ncclt.cli.output import note, print_json, print_table
-from ncclt.errors import UsageError
+from ncclt.cli.spread import spread
+from ncclt.core.option import Option
+from ncclt.core.plural import count_noun
+from ncclt.core.trial import Measurement, Outcome
+from ncclt.errors import InputError, UsageError
+from ncclt.profile.views.estimate import OPERATIONS, Curve, CurveKey, Source, compute_seconds, curves
 
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
+    from ncclt.core.study import Study
     from ncclt.core.workload import Workload
     from ncclt.profile.advice.advice import Advice
     from ncclt.profile.advice.job import Prediction
+    from ncclt.profile.views.estimate import Estimate, MessageTime
+    from ncclt.store import Store
 
 app = typer.Typer(add_completion=False)
 
 _TEST = "ncclt verify --against 'torchrun ... train.py' -- torchrun ... changed.py"
 
+_ROWS = 12
+"""Messages of the table; the others are counted."""
+
+_MOST_STUDIES = 20
+"""Most studies read, newest first: older ones add little, and each has hundreds of rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOptions:
+    """What is given of a step that the recording lacks."""
+
+    step_ms: Annotated[float | None, Option("Time of one step, ms; default: recorded.")] = None
+    compute_ms: Annotated[
+        float | None, Option("The step without exposed communication, as on one GPU, ms; default: recorded.")
+    ] = None
+    tflops: Annotated[
+        float | None, Option("Model TFLOP/s that one GPU sustains in training, often 40 % of its peak.")
+    ] = None
+    params: Annotated[float | None, Option("Parameters of the model; default: recorded.")] = None
+    tokens_per_step: Annotated[float | None, Option("Tokens of the whole job: sequence length x global batch.")] = None
+
 
 @app.command()
+@spread
 def advise(
-    model: Model = None,
-    profile: OldModel = None,
+    *,
+    model: Model,
     cluster: Annotated[
         str | None,
         typer.Option(
-            help="Name of the cluster on which it was recorded. Default: only what the recording itself holds.",
-            autocompletion=cluster_names,
+            help="Name of the cluster; default: only the times of the recording itself.", autocompletion=cluster_names
         ),
     ] = None,
     nodes: Annotated[
         int | None, typer.Option(help="Nodes; default: those of the recording, else the cluster's.")
     ] = None,
     gpus_per_node: Annotated[int | None, typer.Option(help="GPUs per node; default: as with --nodes.")] = None,
-    step_ms: Annotated[float | None, typer.Option(help="Time of one step, ms; default: recorded.")] = None,
-    compute_ms: Annotated[
-        float | None,
-        typer.Option(help="The step without exposed communication, as on one GPU, ms; default: recorded."),
-    ] = None,
+    given: StepOptions,
     storage: Storage = None,
     as_json: AsJson = False,
 ) -> None:
-    """Predict what other buckets, compression, accumulation, sharding and numbers of nodes would do to a step.
+    """Estimate compute and communication of a step, and predict which changes to the job shorten it.
 
-    From the recorded backward pass and from times of calls that are recorded, measured or modelled.
+    The first part needs --cluster: the time of each message, from studies of the cluster or the bandwidth of its links,
+    and whether the step is network-bound. The second predicts other buckets, compression, accumulation, sharding and
+    numbers of nodes; it needs the time of a step, recorded or given.
     """
-    from ncclt.cli.estimate_curves import measured_curves
     from ncclt.profile.advice.advice import GivenTimes
-    from ncclt.profile.advice.advice import advise as advised
+    from ncclt.profile.advice.advice import advise as predict_changes
+    from ncclt.profile.advice.call_times import recorded_cluster
+    from ncclt.profile.views.estimate import estimate
     from ncclt.store import open_to_read
 
-    name = workload_name(model, profile)
+    if cluster is None and (nodes is not None or gpus_per_node is not None):
+        raise UsageError("--nodes and --gpus-per-node need --cluster", hint="`ncclt cluster list` shows the names")
     with open_to_read(storage) as store:
-        workload = store.workload(name)
-        if cluster is None:
-            where = _recorded(workload, nodes, gpus_per_node)
-        else:
-            where = _where(workload, store.cluster(cluster), nodes, gpus_per_node)
+        workload = store.workload(model)
+        where = (
+            recorded_cluster(workload)
+            if cluster is None
+            else _sized(workload, store.cluster(cluster), nodes, gpus_per_node)
+        )
         others = _others(where) if cluster else ()
-        found = [measured_curves(store, one) for one in (where, *others)] if cluster else []
-    given = GivenTimes(
-        step_us=None if step_ms is None else step_ms * 1e3, compute_us=None if compute_ms is None else compute_ms * 1e3
+        found = [_measured_times(store, one) for one in (where, *others)] if cluster else []
+    compute_s, source = _compute(workload, where, given)
+    estimated = None
+    if cluster is not None:
+        placed = workload.placed(nodes=where.nodes, gpus_per_node=where.gpus_per_node)
+        estimated = estimate(placed, where, compute_s=compute_s, measured=found[0].curves)
+    asked = given.compute_ms is not None or given.tflops is not None
+    times = GivenTimes(
+        step_us=None if given.step_ms is None else given.step_ms * 1e3,
+        compute_us=compute_s * 1e6 if asked and compute_s is not None else None,
     )
-    curves = {key: curve for one in found for key, curve in one.curves.items()}
-    simulated = any(one.simulated for one in found)
-    recorded = tuple(dict.fromkeys(one.recorded for one in found if one.recorded))
-    advice = advised(workload, where, given=given, measured=curves, others=others)
-    if cluster is None:
+    advice, refusal = None, None
+    try:
+        _require_recorded_size(workload, where)
+        every = {key: curve for one in found for key, curve in one.curves.items()}
+        advice = predict_changes(workload, where, given=times, measured=every, others=others)
+    except (InputError, UsageError) as error:
+        # The times of the messages are an answer by themselves.
+        if estimated is None:
+            raise
+        refusal = error
+    if cluster is None and advice is not None:
         said = "times of calls are those of the recording; --cluster NAME predicts other numbers of nodes too"
         advice = replace(advice, notes=(*advice.notes, said))
+    simulated = any(one.simulated for one in found)
+    recorded = tuple(dict.fromkeys(one.recorded for one in found if one.recorded))
     if as_json:
-        print_json(_document(advice, simulated, recorded))
-    else:
-        _print(advice, simulated, recorded)
+        print_json(
+            {
+                "schema": 1,
+                "profile": workload.name,
+                "whole_file": workload.provenance.whole_file,
+                "cluster": where.name,
+                "nodes": where.nodes,
+                "gpus_per_node": where.gpus_per_node,
+                "simulated": simulated,
+                "recorded": list(recorded),
+                "estimate": None if estimated is None else _estimate_document(estimated, source, found[0]),
+                "advice": None if advice is None else _advice_document(advice),
+                "no_advice": str(refusal or ""),
+            }
+        )
+        return
+    shape = f"{where.nodes} x {where.gpus_per_node} {where.gpu}"
+    print(f"{model} on {where.name}, {shape}" if cluster else f"{model} as recorded on {where.world_size} GPUs")
+    if estimated is not None:
+        _print_estimate(workload, estimated, source, found[0])
+    if advice is not None:
+        _print_advice(advice)
+    if refusal is not None:
+        note(f"no changes predicted: {refusal.message}{f'; {refusal.hint}' if refusal.hint else ''}")
+    if simulated:
+        note("measured times are those of SIMULATED studies")
+    for label in recorded:
+        note(f"measured times are {label}")
 
 
-def _recorded(workload: Workload, nodes: int | None, gpus_per_node: int | None) -> Cluster:
-    """Return the stand-in for an unnamed cluster."""
-    from ncclt.profile.advice.call_times import recorded_cluster
-
-    if nodes is not None or gpus_per_node is not None:
-        raise UsageError("--nodes and --gpus-per-node need --cluster", hint="`ncclt cluster list` shows the names")
-    return recorded_cluster(workload)
-
-
-def _where(workload: Workload, cluster: Cluster, nodes: int | None, gpus_per_node: int | None) -> Cluster:
+def _sized(workload: Workload, cluster: Cluster, nodes: int | None, gpus_per_node: int | None) -> Cluster:
     """Return the part of the cluster on which the job was recorded, or is to run."""
     recorded = workload.provenance.world_size
     if recorded and nodes is None and gpus_per_node is None:
         gpus_per_node = min(recorded, cluster.gpus_per_node)
         nodes = -(-recorded // gpus_per_node)
-    where = cluster.sized(nodes=nodes, gpus_per_node=gpus_per_node)
+    return cluster.sized(nodes=nodes, gpus_per_node=gpus_per_node)
+
+
+def _require_recorded_size(workload: Workload, where: Cluster) -> None:
+    recorded = workload.provenance.world_size
     if recorded and where.world_size != recorded:
         raise UsageError(
-            f"{workload.name} was recorded on {recorded} GPUs, and {where.nodes} x {where.gpus_per_node} are "
-            f"{where.world_size}",
+            f"{workload.name} was recorded on {recorded} GPUs, not on {where.nodes} x {where.gpus_per_node}",
             hint="give --nodes and --gpus-per-node of the recording; the table predicts other numbers of nodes",
         )
-    return where
 
 
 def _others(where: Cluster) -> tuple[Cluster, ...]:
@@ -114,17 +179,10 @@ def _others(where: Cluster) -> tuple[Cluster, ...]:
         return fewer
 
 
-def _document(advice: Advice, simulated: bool, recorded: tuple[str, ...]) -> dict[str, Any]:
+def _advice_document(advice: Advice) -> dict[str, Any]:
     job = advice.job
     return {
-        "schema": 1,
         "predicted": True,
-        "simulated": simulated,
-        "recorded": list(recorded),
-        "profile": job.workload.name,
-        "cluster": job.cluster.name,
-        "nodes": job.cluster.nodes,
-        "gpus_per_node": job.cluster.gpus_per_node,
         "sharding": advice.sharding,
         "step": {"recorded": job.step_us is not None, **_times(advice.as_is)},
         "model_step_ms": advice.model_us / 1e3,
@@ -155,16 +213,184 @@ def _times(prediction: Prediction) -> dict[str, float]:
     }
 
 
-def _print(advice: Advice, simulated: bool, recorded: tuple[str, ...]) -> None:
-    from ncclt.profile.advice.call_times import RECORDING
+def _compute(workload: Workload, cluster: Cluster, given: StepOptions) -> tuple[float | None, str]:
+    """Return the compute time of one step, s, and where it comes from; None = not known."""
+    flops = {"--tflops": given.tflops, "--params": given.params, "--tokens-per-step": given.tokens_per_step}
+    if workload.provenance.whole_file:
+        if any(value is not None for value in (given.step_ms, given.compute_ms, *flops.values())):
+            raise UsageError(
+                f"the computation of a step cannot be compared: how many steps {workload.name} holds is not known",
+                hint="import it again with `ncclt profile import --steps N`",
+            )
+        return None, "how many steps the profile holds is not known"
+    for option, value in (("--step-ms", given.step_ms), ("--compute-ms", given.compute_ms)):
+        if value is not None and not (value > 0 and math.isfinite(value)):
+            raise UsageError(f"{option} must be above 0, not {value:g}")
+    if given.compute_ms is not None:
+        if any(value is not None for value in flops.values()):
+            raise UsageError("--compute-ms is the result of --tflops, --params and --tokens-per-step", hint="give one")
+        return given.compute_ms / 1e3, "as given"
+    if any(value is not None for value in flops.values()):
+        known = workload.provenance.detail.get("parameters", "")
+        parameters = given.params if given.params is not None else float(known) if known.isdecimal() else None
+        tflops, tokens = given.tflops, given.tokens_per_step
+        if tflops is None or parameters is None or tokens is None:
+            lacking = [option for option, value in {**flops, "--params": parameters}.items() if value is None]
+            raise UsageError(f"{' and '.join(lacking)} missing", hint=f"{', '.join(flops)} belong together")
+        seconds = compute_seconds(parameters=parameters, tokens_per_step=tokens, gpus=cluster.world_size, tflops=tflops)
+        work = OPERATIONS * parameters * tokens / cluster.world_size / 1e12
+        return seconds, (
+            f"{OPERATIONS} operations per parameter and token: {parameters:,.0f} parameters x {tokens:,.0f} tokens / "
+            f"{cluster.world_size} GPUs = {work:,.0f} TFLOP, at {tflops:g} TFLOP/s"
+        )
+    step_us = given.step_ms * 1e3 if given.step_ms is not None else workload.step_time_us
+    if step_us and workload.exposed_us is not None and workload.exposed_us < step_us:
+        seconds = (step_us - workload.exposed_us) / 1e6
+        return seconds, "recorded: step time without exposed communication, on the GPUs of the recording"
+    return None, "not known"
 
-    job, step_us = advice.job, advice.as_is.step_us
-    cluster = job.cluster
-    print(
-        f"{job.workload.name} as recorded on {cluster.world_size} GPUs"
-        if cluster.name == RECORDING
-        else f"{job.workload.name} on {cluster.name}, {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu}"
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredTimes:
+    """Times of the default on one cluster.
+
+    Attributes:
+        curves: median time by size, for each kind of message.
+        studies: names of their studies, newest first.
+        simulated: they come from a model.
+        recorded: `recorded: SYSTEM, SOURCE` of replayed ones.
+    """
+
+    curves: Mapping[CurveKey, Curve]
+    studies: tuple[str, ...]
+    simulated: bool
+    recorded: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """Their origin in one sentence."""
+        if not self.studies:
+            return "Times: nominal bandwidth of the links (no study of this cluster)"
+        kind = "SIMULATED, not measured" if self.simulated else self.recorded or "measured"
+        return (
+            f"Times: {count_noun(len(self.studies), 'study', 'studies')} with the NCCL default ({kind}), else the "
+            "nominal bandwidth of the links"
+        )
+
+
+def _measured_times(store: Store, cluster: Cluster) -> MeasuredTimes:
+    """Collect the good launches of the default from the studies whose fingerprint is that of the cluster.
+
+    Replayed studies count only where none was measured in place, and simulated ones where there is no other.
+    """
+    fitting = list(_fitting(store, cluster))
+    real = [s for s in fitting if not s.label] or [s for s in fitting if not s.simulated]
+    chosen = (real or fitting)[:_MOST_STUDIES]
+    found: list[Measurement] = []
+    used: list[str] = []
+    for study in chosen:
+        default = [
+            measurement
+            for trial in store.trials(study.id)
+            if trial.setting.is_default and trial.policy is None and trial.result.outcome is Outcome.OK
+            for measurement in trial.result.measurements
+        ]
+        if default:
+            used.append(study.name)
+            found += default
+    return MeasuredTimes(
+        curves=curves(found),
+        studies=tuple(used),
+        simulated=bool(used) and not real,
+        recorded=real[0].label if used and real else "",
     )
+
+
+def _fitting(store: Store, cluster: Cluster) -> Iterator[Study]:
+    cursor: str | None = None
+    while True:
+        page = store.studies(limit=500, cursor=cursor, cluster=cluster.name)
+        for summary in page.items:
+            if not cluster.fingerprint().mismatches(summary.study.cluster.fingerprint()):
+                yield summary.study
+        cursor = page.next_cursor
+        if cursor is None:
+            return
+
+
+def _estimate_document(found: Estimate, source: str, measured: MeasuredTimes) -> dict[str, Any]:
+    bound = found.is_network_bound
+    return {
+        "compute_s": found.compute_s,
+        "compute_source": source,
+        "communication_s": found.communication_s,
+        "links_s": found.links_s,
+        "bound": None if bound is None else "network" if bound else "compute",
+        "busbw_gbps": found.bus_gbps,
+        "turning_busbw_gbps": found.turning_gbps,
+        "studies": list(measured.studies),
+        "messages": [
+            {
+                **row.message.to_document(),
+                "calls_per_step": row.calls_per_step,
+                "time_us": row.time_us,
+                "source": _source(row, measured),
+                "link_gbps": row.link_gbps,
+            }
+            for row in found.messages
+        ],
+    }
+
+
+def _print_estimate(profile: Workload, found: Estimate, source: str, measured: MeasuredTimes) -> None:
+    from ncclt.core.message import format_bytes
+
+    calls, time = f"calls per {profile.unit}", f"ms per {profile.unit}"
+    header = ("collective", "size", "group", calls, "µs per call", time, "ring limit, GB/s", "from")
+    rows = [
+        (
+            row.message.collective.value,
+            format_bytes(row.message.size_bytes),
+            str(row.message.group_size),
+            f"{row.calls_per_step:g}",
+            f"{row.time_us:,.1f}",
+            f"{row.time_us * row.calls_per_step / 1e3:,.2f}",
+            f"{row.link_gbps:.1f}",
+            _source(row, measured),
+        )
+        for row in found.messages[:_ROWS]
+    ]
+    print_table(header, rows, numbers=header[1:-1])
+    if len(found.messages) > _ROWS:
+        print(f"... and {len(found.messages) - _ROWS} more messages")
+    print(measured.sentence)
+    average = f"bus bandwidth {found.bus_gbps:.3g} GB/s on average"
+    print(f"communication: {_seconds(found.communication_s)} {profile.per}, {average}")
+    if found.communication_s != found.links_s:
+        print(f"  rings at the nominal bandwidth of the links, with latency, would take {_seconds(found.links_s)}")
+    if found.compute_s is None:
+        ask = "give --compute-ms, or --tflops, --params and --tokens-per-step"
+        print(f"compute: {f'not known; {ask}' if not profile.provenance.whole_file else f'not comparable: {source}'}")
+        return
+    print(f"compute: {_seconds(found.compute_s)} per step ({source})")
+    longest, both = max(found.compute_s, found.communication_s), found.compute_s + found.communication_s
+    verdict = "Network-bound" if found.is_network_bound else "Compute-bound"
+    print(f"{verdict}: {_seconds(longest)}/step with full overlap, {_seconds(both)} with none")
+    print(f"Network-bound below {found.turning_gbps:.3g} GB/s bus bandwidth")
+
+
+def _source(row: MessageTime, measured: MeasuredTimes) -> str:
+    if row.source is not Source.MEASURED:
+        return row.source.value
+    return "simulated" if measured.simulated else "recorded" if measured.recorded else row.source.value
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"
+
+
+def _print_advice(advice: Advice) -> None:
+    job, step_us = advice.job, advice.as_is.step_us
     print(
         f"ceiling: {advice.exposed_us / 1e3:.2f} ms of a step of {step_us / 1e3:.2f} ms "
         f"({advice.exposed_us / step_us * 100:.1f} %) is exposed communication"
@@ -172,8 +398,10 @@ def _print(advice: Advice, simulated: bool, recorded: tuple[str, ...]) -> None:
     )
     explained_us = max(0.0, advice.model_us - job.compute_us)
     if job.step_us is not None and explained_us < 0.8 * advice.exposed_us:
-        print(f"  by its model {explained_us / 1e3:.2f} ms of it is waiting for gradients and slow ranks;")
-        print("  the rest is in gaps of compute, where the CPU launches late: no row shortens those")
+        print(
+            f"  About {explained_us / 1e3:.2g} ms of it is waiting for gradients or stragglers. "
+            "The rest is CPU launch overhead, which none of these changes fix."
+        )
     rows = [(number, row.change, row.prediction) for number, row in enumerate(advice.rows, 1) if row.prediction]
     header = ("", "PREDICTED", "step", "range", "speed-up", "")
     print_table(
@@ -202,8 +430,4 @@ def _print(advice: Advice, simulated: bool, recorded: tuple[str, ...]) -> None:
         print(f"not predicted: {change.name}: {change.why}")
     for sentence in advice.notes:
         note(sentence)
-    if simulated:
-        note("measured times are those of SIMULATED studies")
-    for label in recorded:
-        note(f"measured times are {label}")
-    print(f"a prediction proves nothing; test one on real steps with:\n  {_TEST}")
+    print(f"To measure one on real steps:\n  {_TEST}")

@@ -18,7 +18,7 @@ from ncclt.cli.output import report
 from ncclt.errors import NccltError, UsageError, as_ncclt_error, translate_refusal
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Tune a job": ("profile", "advise", "estimate", "tune", "autotune", "verify"),
+    "Tune a job": ("profile", "advise", "tune", "autotune", "verify"),
     "Use the result": ("env", "run", "attest"),
     "Know the cluster": ("cluster", "landscape", "doctor", "preflight", "recheck", "upgrade"),
     "Look": ("studies", "report", "serve"),

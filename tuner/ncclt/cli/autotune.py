@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ncclt.cli.completion import model_names
-from ncclt.cli.options import AsJson, OldModel, Quiet, Storage, storage_option, workload_name
+from ncclt.cli.options import AsJson, Quiet, Storage, storage_option
 from ncclt.cli.output import EXIT_INTERRUPTED, interruptible, print_json, say
 from ncclt.cli.spread import Fields, spread, words_of
 from ncclt.core.budget import Budget
@@ -119,7 +119,6 @@ def autotune(
         str | None,
         typer.Option(help="Name of a stored workload of the job, instead of recording it.", autocompletion=model_names),
     ] = None,
-    profile: OldModel = None,
     *,
     target: Target,
     budget: Budget,
@@ -155,8 +154,6 @@ def autotune(
     from ncclt.store.location import locate
 
     argv = tuple(command or ())
-    if model or profile:
-        model = workload_name(model, profile)
     if not argv and not model:
         raise UsageError(
             "give the command of a job after --, or --model NAME",

@@ -174,7 +174,6 @@ _SINGLE = (
     "recheck",
     "verify",
     "preflight",
-    "estimate",
     "advise",
     "serve",
     "report",

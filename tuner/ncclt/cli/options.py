@@ -11,7 +11,6 @@ import typer
 
 from ncclt.cli.completion import model_names
 from ncclt.core.option import Group
-from ncclt.errors import UsageError
 
 Storage = Annotated[
     str | None,
@@ -24,11 +23,7 @@ Storage = Annotated[
     ),
 ]
 
-Model = Annotated[
-    str | None, typer.Option(help="Name of the workload, see `ncclt profile list`.", autocompletion=model_names)
-]
-
-OldModel = Annotated[str | None, typer.Option("--profile", hidden=True, help="Earlier name of --model.")]
+Model = Annotated[str, typer.Option(help="Name of the workload, see `ncclt profile list`.", autocompletion=model_names)]
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.", rich_help_panel=Group.OUTPUT)]
 
@@ -66,14 +61,3 @@ def storage_option(storage: str | None, shown: str) -> str:
         return f" --storage {shlex.quote(f'sqlite:///{Path(shown).absolute()}')}"
     # A password is not printed: where the shell has the URL with one, it stays the only one that works.
     return "" if storage == os.environ.get("NCCLT_STORAGE") != shown else f" --storage {shlex.quote(shown)}"
-
-
-def workload_name(model: str | None, profile: str | None) -> str:
-    """Return the name that --model, or its earlier name --profile, gives.
-
-    Raises:
-        UsageError: neither is given, or both.
-    """
-    if (model is None) == (profile is None):
-        raise UsageError("give one --model NAME", hint="`ncclt profile list` shows the names")
-    return model or profile or ""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ncclt.cli.launch_view import Texts, print_launches, require_dry_run
-from ncclt.cli.options import AsJson, Model, OldModel, Quiet, StepsPerDay, Storage, storage_option, workload_name
+from ncclt.cli.options import AsJson, Model, Quiet, StepsPerDay, Storage, storage_option
 from ncclt.cli.output import EXIT_INTERRUPTED, StopWish, print_json, say
 from ncclt.cli.spread import spread
 from ncclt.cli.submit import submit_study
@@ -32,9 +32,8 @@ app = typer.Typer()
 @app.command()
 @spread
 def tune(
-    model: Model = None,
-    profile: OldModel = None,
     *,
+    model: Model,
     target: Target,
     budget: Budget,
     init_log: Annotated[
@@ -88,7 +87,6 @@ def tune(
         from ncclt.health.doctor.files import printed_costs_of_file
 
         costs = printed_costs_of_file(init_log)
-    model = workload_name(model, profile)
     target.require_known_names()
     with open_to_read(storage, would_be_made=True) as store:
         workload = store.workload(model)  # an unknown name fails before a missing launcher or GPU, and makes no store

@@ -59,7 +59,6 @@ def verify(
         str | None,
         typer.Option(help="Name of the workload whose recommendation is verified.", autocompletion=model_names),
     ] = None,
-    profile: Annotated[str | None, typer.Option(hidden=True, help="Earlier name of --model.")] = None,
     recommendation: Annotated[
         str | None, typer.Option(help="Id of the revision that is verified, also of a candidate.")
     ] = None,
@@ -99,10 +98,8 @@ def verify(
     from ncclt.prove.step_times import VerifyRequest, open_mpi_sides
     from ncclt.store import open_store
 
-    if model and profile:
-        raise UsageError("--model and --profile mean the same", hint="give one of them")
     launcher = LocalLauncher(keep_env=target.keep_env, keep_bytes=WHOLE if verbose else KEEP_BYTES)
-    workload, argv = model or profile or "", tuple(command or ())
+    workload, argv = model or "", tuple(command or ())
     own = bool(env or base or against is not None)
     if recommendation and own:
         raise UsageError("--recommendation cannot be combined with --env, --base or --against", hint="give one of them")

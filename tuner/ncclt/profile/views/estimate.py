@@ -17,10 +17,9 @@ from ncclt.errors import UsageError
 from ncclt.nccl.cost_model.graph import graph_of
 from ncclt.nccl.cost_model.model import nccl_choice
 
-OPERATIONS = {False: 6, True: 8}
-"""Operations per parameter and token of a training step: 2 forward and 4 backward; 2 more where the backward pass
-recomputes activations (Narayanan et al. 2021, section 5.1; the `4 * 2` of the GPU fabric preflight checks)."""
-
+OPERATIONS = 6
+"""Operations of the model per parameter and token of a training step: 2 forward and 4 backward (Narayanan et al. 2021,
+section 5.1). Those of recomputed activations are not counted, as in model FLOP/s."""
 
 _ELEMENT_BYTES = 8
 
@@ -87,17 +86,14 @@ class Estimate:
         return self.bus_bytes / self.compute_s / 1e9 if self.compute_s else None
 
 
-def compute_seconds(
-    *, parameters: float, tokens_per_step: float, gpus: int, tflops: float, recompute: bool = False
-) -> float:
-    """Return how long a step of a dense transformer computes, s.
+def compute_seconds(*, parameters: float, tokens_per_step: float, gpus: int, tflops: float) -> float:
+    """Return the compute time of one step of a dense transformer, s.
 
     Args:
         parameters: of the whole model.
         tokens_per_step: of the whole job: sequence length x global batch.
         gpus: that share the work.
-        tflops: what one GPU reaches in training, 1e12 operations/s; commonly 40 % of its peak.
-        recompute: the backward pass recomputes activations, see `OPERATIONS`.
+        tflops: 1e12 operations/s of the model, see `OPERATIONS`, that one GPU sustains; commonly 40 % of its peak.
 
     Raises:
         UsageError: a figure is not above 0.
@@ -106,7 +102,7 @@ def compute_seconds(
     for option, value in figures.items():
         if not (value > 0 and math.isfinite(value)):
             raise UsageError(f"{option} must be above 0, not {value:g}")
-    seconds = OPERATIONS[recompute] * parameters * tokens_per_step / (gpus * tflops * 1e12)
+    seconds = OPERATIONS * parameters * tokens_per_step / (gpus * tflops * 1e12)
     if not 0 < seconds < math.inf:
         raise UsageError(
             f"{parameters:g} parameters and {tokens_per_step:g} tokens at {tflops:g} TFLOP/s take {seconds:g} s",
