@@ -56,12 +56,12 @@ class TimedRunner:
 
 def ours(folder: Path, model: str, trials: int) -> dict[str, Any]:
     with open_store(f"sqlite:///{folder / 'ours.db'}") as store:
-        cluster: Cluster = store.cluster("leonardo")
+        cluster: Cluster = store.clusters.get("leonardo")
         testbed: Testbed = simulated_testbed(cluster, seed=1, reason="bench")
         runner = TimedRunner(testbed.runner)
-        request = TuneRequest(workload=store.workload(model), budget=Budget(trials=trials, patience=0, seed=1))
+        request = TuneRequest(workload=store.workloads.get(model), budget=Budget(trials=trials, patience=0, seed=1))
         workload, _ = testbed.cut(request.workload)
-        study = store.open_study(study_of(request, testbed, workload))
+        study = store.studies.open(study_of(request, testbed, workload))
         marks: list[float] = []
 
         def watch(_progress: Progress) -> None:
@@ -91,8 +91,8 @@ def ours(folder: Path, model: str, trials: int) -> dict[str, Any]:
 
 def peer(folder: Path, model: str, trials: int) -> dict[str, Any]:
     with open_store(f"sqlite:///{folder / 'ours.db'}") as store:
-        testbed = simulated_testbed(store.cluster("leonardo"), seed=1, reason="bench")
-        workload, _ = testbed.cut(store.workload(model))
+        testbed = simulated_testbed(store.clusters.get("leonardo"), seed=1, reason="bench")
+        workload, _ = testbed.cut(store.workloads.get(model))
     space = space_of(testbed, workload, ("BUFFSIZE",))
     messages = [calls.message for calls in workload.messages]
     measuring = 0.0

@@ -149,7 +149,7 @@ def percentile_95(times: list[float]) -> float:
 
 def names(store: Store) -> dict[str, str]:
     """Return what the braces in `PAGES` stand for: the newest result of a cluster."""
-    found = store.newest_each(cluster=CLUSTER)[0]
+    found = store.recommendations.newest_each(cluster=CLUSTER)[0]
     job = {"cluster": found.cluster, "model": found.model}
     return {"study": found.study, "recommendation": found.id, "job": urlencode(job)}
 

@@ -209,8 +209,8 @@ def recordings(study: str | None, storage: str | None, files: Sequence[Path]) ->
     """
     if study is not None:
         with open_to_read(storage) as store:
-            found = store.study(study)
-            trials = store.trials(found.id)
+            found = store.studies.get(study)
+            trials = store.trials.find(found.id)
         yield recorded(f"study {found.name}", found.cluster, found.workload, trials, found.printed_costs)
         return
     cases, left_out = all_cases(files)

@@ -429,15 +429,15 @@ def fill(store: Store, size: Size = SMALL, *, now: datetime | None = None) -> No
     moment, chance = now or datetime.now(UTC), random.Random(7)
     for cluster in own_clusters():
         if size.hostile or cluster.name not in HOSTILE:
-            store.add_cluster(cluster)
-    for one in own_workloads([entry.item for entry in store.workloads()]):
+            store.clusters.add(cluster)
+    for one in own_workloads([entry.item for entry in store.workloads.entries()]):
         if size.hostile or one.name not in HOSTILE:
-            store.add_workload(one)
+            store.workloads.add(one)
     for model, name in REPLAYED[: size.replays]:
         target = ncclt.Target(cluster=name, launcher="replay")
         ncclt.tune(model, target, ncclt.Budget(trials=24, seed=0), storage=store.url)
-    clusters = [entry.item for entry in store.clusters()]
-    models = [entry.item for entry in store.workloads()]
+    clusters = [entry.item for entry in store.clusters.entries()]
+    models = [entry.item for entry in store.workloads.entries()]
     pairs = [
         (cluster, model)
         for cluster in clusters
@@ -530,7 +530,7 @@ def _write_records(store: Store, writer: _Writer, moment: datetime) -> None:
         kind = number % 9
         if kind in (2, 5):
             stale = kind == 5
-            store.add_recheck(
+            store.records.add_recheck(
                 Recheck(
                     id=_id("recheck", found.id),
                     recommendation=found.id,
@@ -546,12 +546,12 @@ def _write_records(store: Store, writer: _Writer, moment: datetime) -> None:
                 )
             )
         if kind in (0, 2, 3) and found.table.verdict.decision is Decision.TUNED:
-            store.add_attestation(_attested(found, when, differing=kind == 3))
+            store.records.add_attestation(_attested(found, when, differing=kind == 3))
     for hall, cluster in enumerate(own_clusters()[:2]):
         for week in range(8, 0, -1):
             when = (moment - timedelta(days=7 * week, hours=hall)).isoformat(timespec="seconds")
             weak = ["n02=0.55"] if week == 3 else ["n01+n03=0.7"] if week == 6 else []
-            store.add_preflight(_examined(cluster, weak, when))
+            store.records.add_preflight(_examined(cluster, weak, when))
 
 
 def _attested(found: Recommendation, when: str, *, differing: bool) -> Any:

@@ -160,10 +160,10 @@ def _ended(case: Case, *, seed: int, jobs: int, stored: bool) -> tuple[tuple[str
         return _rolled_out(_roll_out(case, f"s{seed}"), None, case, seed=seed, jobs=jobs)
     me = Actor(who="bench")
     with tempfile.TemporaryDirectory() as folder, open_store(f"sqlite:///{folder}/a.db") as store:
-        store.publish(sample_recommendation("a"), by=me)
-        store.set_rules(ClusterRules(cluster="pair", percent=case.percent, loss_limit=case.loss_limit), me)
-        store.publish(sample_recommendation("b"), by=me)
-        ((rollout, _),) = store.served_rollouts(cluster="pair", model="toy")
+        store.revisions.publish(sample_recommendation("a"), by=me)
+        store.revisions.set_rules(ClusterRules(cluster="pair", percent=case.percent, loss_limit=case.loss_limit), me)
+        store.revisions.publish(sample_recommendation("b"), by=me)
+        ((rollout, _),) = store.recommendations.rolled_out(cluster="pair", model="toy")
         return _rolled_out(rollout, store, case, seed=seed, jobs=jobs)
 
 
@@ -246,7 +246,7 @@ def _rolled_out(
             judged = _reported(store, rollout, job, started, times)
             if judged.state is not RollOutState.RUNNING:
                 guard = (judged.state.value, len(started))
-                assert not store or store.rollout(rollout.id).state is judged.state
+                assert not store or store.revisions.rollout(rollout.id).state is judged.state
         if t_test is None and (said := test.add(math.log(job.step_us), job.is_candidate)):
             t_test = (said, len(started))
         if guard and t_test:
@@ -268,8 +268,8 @@ def _reported(
     if store is None:
         times.append(JobTime(**told, waited_s=job.ends_s - job.start.issued_s))
         return judge_roll_out(rollout, times, started, now_s=job.ends_s)
-    known = {start.job for start in store.job_starts(rollout.id)}
-    store.add_job_starts([start for start in started if start.job not in known])
+    known = {start.job for start in store.revisions.job_starts(rollout.id)}
+    store.revisions.add_job_starts([start for start in started if start.job not in known])
     answer = Given(
         recommendation=sample_recommendation(job.start.recommendation),
         rollout=rollout.id,

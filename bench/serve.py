@@ -83,10 +83,10 @@ class Load:
 def fill(url: str, *, clusters: int, models: int, revisions: int, trials_of_long: int, rows: int) -> None:
     """Write the store directly: through `publish` and `add_trial` it would take hours."""
     with open_store(url) as store:
-        store.open_study(sample_study())
+        store.studies.open(sample_study())
         base = sample_recommendation("hot0")
         for number in range(2):
-            store.publish(replace(base, id=f"hot{number}"))
+            store.revisions.publish(replace(base, id=f"hot{number}"))
         database = store._database
         with database.writing() as connection:
 

@@ -45,7 +45,7 @@ def shots(store: Store) -> dict[str, str]:
     """Return the address of each picture by its name; the study is the newest tuned one that was measured."""
     tuned = [
         pair.recommendation
-        for pair in store.pairs(cluster="hall-a")
+        for pair in store.recommendations.pairs(cluster="hall-a")
         if pair.recommendation and not pair.recommendation.stale and pair.recommendation.table.effective.rules
     ]
     best = max(tuned, key=lambda one: one.table.verdict.speedup) if tuned else None
@@ -64,7 +64,7 @@ def shots(store: Store) -> dict[str, str]:
 @contextmanager
 def queued(store: Store) -> Iterator[None]:
     """Put jobs in every state into the queue; one of them runs until the block ends."""
-    study = store.running_studies()[0].study
+    study = store.studies.running()[0].study
     cluster, ended = study.cluster.name, threading.Event()
     base = TuningJob(id="", cluster=cluster, model=study.workload.name, trials=120, by="ann")
     results: dict[str, JobResult] = {}
@@ -79,7 +79,7 @@ def queued(store: Store) -> Iterator[None]:
         return results.get(taken.id, JobResult(state=JobState.CANCELLED))
 
     jobs = []
-    for number, found in enumerate(store.newest_each(cluster=cluster)[:2]):
+    for number, found in enumerate(store.recommendations.newest_each(cluster=cluster)[:2]):
         verdict = found.table.verdict
         jobs.append(job(600 - 60 * number, model=found.model))
         results[jobs[-1].id] = JobResult(

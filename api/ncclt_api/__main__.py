@@ -40,7 +40,7 @@ def write_report(*, study: str) -> None:
 
     with open_to_read(os.environ.get("NCCLT_STORAGE")) as store:
         # Whatever the locale is: the page says that it is UTF-8.
-        sys.stdout.buffer.write(study_report(store, store.study(study)).encode())
+        sys.stdout.buffer.write(study_report(store, store.studies.get(study)).encode())
 
 
 def main(command: str, options: str) -> int:

@@ -1,6 +1,6 @@
 """Who may do what: a bearer token is looked up among the keys of the store, and each route says which role it needs.
 
-Which clusters a key may see is an argument of the store's queries: see `ncclt.store.visible`.
+Which clusters a key may see is an argument of the store's queries: see `Store.within`.
 
 A store without keys is open: `ncclt serve` then listens on loopback alone.
 """
@@ -247,7 +247,7 @@ class AccessMiddleware:
     async def _read_keys(self) -> None:
         began_s = self._clock()
         try:
-            self._keys = await run_in_threadpool(lambda: self._store().keys())
+            self._keys = await run_in_threadpool(lambda: self._store().keys.find())
             self._read_s, self._failure = began_s, None
         except StoreError as error:
             self._failure = error

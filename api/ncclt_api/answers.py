@@ -217,7 +217,7 @@ class Answers:
         began_s = self._clock()
         try:
             with contextlib.suppress(StoreError):  # away; the answer that is made next says so
-                news = await run_in_threadpool(lambda: self._store().changes(self._number))
+                news = await run_in_threadpool(lambda: self._store().recommendations.changes(self._number))
                 self._number, self._seen_s = news.number, began_s
                 self._changed.update(dict.fromkeys(news.pairs, news.number))
                 if news.pairs:

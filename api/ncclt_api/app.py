@@ -231,7 +231,7 @@ def serve(
         UsageError: the URL is invalid, or the whole network could read the studies.
     """
     with open_service_store(storage) as store:
-        if host not in LOOPBACK and not insecure and not users and not store.keys():
+        if host not in LOOPBACK and not insecure and not users and not store.keys.find():
             raise UsageError(
                 f"without keys the whole network of {host} could read the studies",
                 hint="`ncclt admin keys create` or --first-key FILE makes the first; --insecure-no-auth listens anyway",

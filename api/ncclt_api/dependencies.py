@@ -12,20 +12,20 @@ from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.recommendation import Recommendation
 from ncclt.core.study import Study
 from ncclt.store.store import Store
-from ncclt.store.visible import VisibleStore
 from ncclt_api.access import key_of
 
 MOST_NUMBER = 2**31 - 2
 """Of a request that is given to a database: a column holds no larger one, also not the next."""
 
 
-def current_store(request: Request) -> VisibleStore:
+def current_store(request: Request) -> Store:
     """Return the store as the key of the request may see it."""
     key = key_of(request)
-    return VisibleStore(request.app.state.store, key.clusters if key else ())
+    store: Store = request.app.state.store
+    return store.within(key.clusters if key else ())
 
 
-CurrentStore = Annotated[VisibleStore, Depends(current_store)]
+CurrentStore = Annotated[Store, Depends(current_store)]
 
 
 def whole_store(request: Request) -> Store:
@@ -39,7 +39,7 @@ WholeStore = Annotated[Store, Depends(whole_store)]
 
 def current_study(id: str, store: CurrentStore) -> Study:
     """Return the study of a path."""
-    return store.study(id)
+    return store.studies.get(id)
 
 
 CurrentStudy = Annotated[Study, Depends(current_study)]
@@ -47,7 +47,7 @@ CurrentStudy = Annotated[Study, Depends(current_study)]
 
 def current_recommendation(id: str, store: CurrentStore) -> Recommendation:
     """Return the recommendation of a path."""
-    return store.recommendation(id)
+    return store.recommendations.get(id)
 
 
 CurrentRecommendation = Annotated[Recommendation, Depends(current_recommendation)]

@@ -40,8 +40,8 @@ def workload_document(entry: CatalogueEntry[Workload]) -> CatalogueWorkload:
 
 def proven_recommendation(store: Store, recommendation: Recommendation) -> ProvenRecommendation:
     """Return a published revision with the last verifications and attestations."""
-    verifications = store.verifications(recommendation=recommendation.id, limit=LAST_SHOWN)
-    attestations = store.attestations([recommendation.id], limit=LAST_SHOWN)
+    verifications = store.records.verifications(recommendation=recommendation.id, limit=LAST_SHOWN)
+    attestations = store.records.attestations([recommendation.id], limit=LAST_SHOWN)
     return ProvenRecommendation.model_validate(
         recommendation.to_document()
         | {
@@ -95,7 +95,7 @@ def study_detail(store: Store, study: Study, recommendations: tuple[Recommendati
 
 
 def _cost(store: Store, study: Study, recommendations: tuple[Recommendation, ...]) -> dict[str, Any]:
-    trials = store.trials(study.id)
+    trials = store.trials.find(study.id)
     newest = next(iter(recommendations), None)
     told = summarize_study(study, trials, newest).to_document() if newest else {}
     told.pop("use", None)  # its command depends on how this service is reached; the page shows it

@@ -87,7 +87,7 @@ class Tickets:
             if not batch:
                 return
             with contextlib.suppress(StoreError):  # away; they are tried again
-                self._store().add_job_starts(batch)
+                self._store().revisions.add_job_starts(batch)
                 with self._changed:
                     for start in batch:
                         del self._pending[start.rollout, start.job]

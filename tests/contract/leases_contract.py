@@ -29,7 +29,7 @@ class LeasesContract:
     @pytest.fixture
     def shared(self, store: Store) -> Store:
         """Return a store with one study."""
-        store.open_study(sample_study())
+        store.studies.open(sample_study())
         return store
 
     def _granted(self, store: Store, setting: Setting, *, repeat: int = 0, worker: str = ME) -> Claim:
@@ -40,7 +40,7 @@ class LeasesContract:
 
     def _claim(self, store: Store, setting: Setting, *, repeat: int = 0, worker: str = ME) -> Claim | None:
         """Claim a launch of the search."""
-        return store.claim("abc123", setting, phase=Phase.SEARCH, repeat=repeat, worker=worker)
+        return store.leases.claim("abc123", setting, phase=Phase.SEARCH, repeat=repeat, worker=worker)
 
     def test_two_workers_never_get_one_number_or_one_setting(self, shared: Store) -> None:
         """A number and a setting go to one worker at a time."""
@@ -48,29 +48,29 @@ class LeasesContract:
         assert (first.number, first.repeat) == (0, 0)
         assert self._claim(shared, RING, worker=OTHER) is None
         assert self._granted(shared, TREE, worker=OTHER).number == 1
-        assert [(worker, claim.number) for worker, claim in shared.running("abc123")] == [(ME, 0), (OTHER, 1)]
+        assert [(worker, claim.number) for worker, claim in shared.leases.running("abc123")] == [(ME, 0), (OTHER, 1)]
 
     def test_who_knows_of_the_earlier_launch_may_repeat_it(self, shared: Store) -> None:
         """A repeat is intended; two first launches are not."""
         claim = self._granted(shared, RING)
-        shared.add_trial("abc123", replace(sample_trial(claim.number), setting=RING), worker=ME)
-        assert shared.running("abc123") == ()
+        shared.trials.add("abc123", replace(sample_trial(claim.number), setting=RING), worker=ME)
+        assert shared.leases.running("abc123") == ()
         assert self._claim(shared, RING, worker=OTHER) is None
         assert self._granted(shared, RING, repeat=1, worker=OTHER).number == 1
 
     def test_workers_together_never_exceed_the_budget(self, shared: Store) -> None:
         """The budget of a phase is shared; a failed default does not count."""
         failed = replace(sample_trial(0).result, outcome=Outcome.CRASHED)
-        shared.add_trial("abc123", replace(sample_trial(0), setting=DEFAULT, result=failed, score_us=None))
+        shared.trials.add("abc123", replace(sample_trial(0), setting=DEFAULT, result=failed, score_us=None))
         given = [
-            shared.claim("abc123", setting, phase=Phase.SEARCH, repeat=0, worker=worker, most=2)
+            shared.leases.claim("abc123", setting, phase=Phase.SEARCH, repeat=0, worker=worker, most=2)
             for setting, worker in ((RING, ME), (TREE, OTHER), (NVLS, ME))
         ]
         assert [claim and claim.number for claim in given] == [1, 2, None]
-        shared.add_trial("abc123", replace(sample_trial(1), setting=RING), worker=ME)
-        ended = shared.claim("abc123", NVLS, phase=Phase.SEARCH, repeat=0, worker=ME, most=2)
+        shared.trials.add("abc123", replace(sample_trial(1), setting=RING), worker=ME)
+        ended = shared.leases.claim("abc123", NVLS, phase=Phase.SEARCH, repeat=0, worker=ME, most=2)
         assert ended is None, "one has ended, and one runs"
-        other = shared.claim("abc123", NVLS, phase=Phase.CONFIRM, repeat=0, worker=ME, most=2)
+        other = shared.leases.claim("abc123", NVLS, phase=Phase.CONFIRM, repeat=0, worker=ME, most=2)
         assert other is not None
         assert other.number == 3
 
@@ -93,68 +93,68 @@ class LeasesContract:
         monkeypatch.setattr(leases, "now_s", lambda connection: now_s(connection) + SILENT_S + 1)
         mine = self._granted(shared, RING)
         assert mine.number == late.number
-        kept = shared.add_trial("abc123", replace(sample_trial(late.number), setting=RING), worker=OTHER)
+        kept = shared.trials.add("abc123", replace(sample_trial(late.number), setting=RING), worker=OTHER)
         assert kept.number == late.number + 1
         other = replace(sample_trial(mine.number), setting=RING, started="2026-01-01T00:01:00Z")
-        assert shared.add_trial("abc123", other, worker=ME).number == mine.number
-        assert [trial.number for trial in shared.trials("abc123")] == [0, 1]
-        assert [trial.number for trial in shared.new_trials("abc123", {0})] == [1]
+        assert shared.trials.add("abc123", other, worker=ME).number == mine.number
+        assert [trial.number for trial in shared.trials.find("abc123")] == [0, 1]
+        assert [trial.number for trial in shared.trials.find("abc123", {0})] == [1]
 
     def test_a_result_whose_answer_was_lost_is_kept_once(self, shared: Store) -> None:
         """Stored again, it is found under its number, or under its new one if its own was taken."""
         claim = self._granted(shared, RING)
         trial = replace(sample_trial(claim.number), setting=RING, started="2026-01-01T00:01:00Z")
-        assert shared.add_trial("abc123", trial, worker=ME) == trial
-        assert shared.add_trial("abc123", trial, worker=ME) == trial
+        assert shared.trials.add("abc123", trial, worker=ME) == trial
+        assert shared.trials.add("abc123", trial, worker=ME) == trial
         other = self._granted(shared, DEFAULT)
-        assert shared.add_trial("abc123", replace(trial, number=other.number), worker=ME) == trial
-        assert shared.trials("abc123") == (trial,)
+        assert shared.trials.add("abc123", replace(trial, number=other.number), worker=ME) == trial
+        assert shared.trials.find("abc123") == (trial,)
 
     def test_a_study_whose_workers_have_all_ended_is_not_running(self, shared: Store) -> None:
         """Neither after the last one left without saying how it ended, nor after kill -9; a new worker resumes it."""
 
         def seen() -> set[StudyState]:
             """Return the state as every reader has it."""
-            running, recent, page = shared.running_studies(), shared.recent_studies(limit=9), shared.studies()
+            running, recent, page = shared.studies.running(), shared.studies.recent(limit=9), shared.studies.page()
             (listed,), (one,) = (*running, *recent), page.items
             (counted,) = {state for (_, state), count in shared.counts()["studies"].items() if count}
-            is_running = bool(shared.running_studies(cluster=one.study.cluster.name))
-            of_pair = any(pair.running for pair in shared.pairs())
+            is_running = bool(shared.studies.running(cluster=one.study.cluster.name))
+            of_pair = any(pair.running for pair in shared.recommendations.pairs())
             assert is_running == of_pair == bool(running)
-            return {shared.study("abc123").state, one.study.state, listed.study.state, StudyState(counted)}
+            return {shared.studies.get("abc123").state, one.study.state, listed.study.state, StudyState(counted)}
 
         assert seen() == {StudyState.RUNNING}  # it has just been stored
         for worker in (ME, OTHER):
-            shared.enter("abc123", worker)
-        shared.leave("abc123", OTHER)
+            shared.leases.enter("abc123", worker)
+        shared.leases.leave("abc123", OTHER)
         assert seen() == {StudyState.RUNNING}
-        shared.leave("abc123", ME)
+        shared.leases.leave("abc123", ME)
         assert seen() == {StudyState.INTERRUPTED}
-        assert "resumes" in shared.study("abc123").reason
+        assert "resumes" in shared.studies.get("abc123").reason
 
-        shared.set_state("abc123", StudyState.RUNNING, "")
+        shared.studies.set_state("abc123", StudyState.RUNNING, "")
         with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
             dead = f"{ME.rsplit('/', 2)[0]}/{process.pid}/{_started(process.pid)}"
-            shared.enter("abc123", dead)
+            shared.leases.enter("abc123", dead)
             assert seen() == {StudyState.RUNNING}
             process.kill()
         assert seen() == {StudyState.INTERRUPTED}
-        shared.enter("abc123", ME)
-        shared.set_state("abc123", StudyState.RUNNING, "")
+        shared.leases.enter("abc123", ME)
+        shared.studies.set_state("abc123", StudyState.RUNNING, "")
         assert seen() == {StudyState.RUNNING}
-        shared.set_state("abc123", StudyState.DONE, "nothing more to gain")
-        shared.leave("abc123", ME)
-        assert (seen(), shared.study("abc123").reason) == ({StudyState.DONE}, "nothing more to gain")
+        shared.studies.set_state("abc123", StudyState.DONE, "nothing more to gain")
+        shared.leases.leave("abc123", ME)
+        assert (seen(), shared.studies.get("abc123").reason) == ({StudyState.DONE}, "nothing more to gain")
 
     def test_only_one_worker_ends_a_study_until_it_leaves(self, shared: Store) -> None:
         """A worker that leaves gives up all that it held."""
-        shared.enter("abc123", ME)
-        shared.enter("abc123", OTHER)
-        assert shared.workers("abc123") == tuple(sorted((ME, OTHER)))
-        assert shared.acquire("abc123", "end", ME)
-        assert shared.acquire("abc123", "end", ME)
-        assert not shared.acquire("abc123", "end", OTHER)
-        shared.renew("abc123", ME)
-        shared.leave("abc123", ME)
-        assert shared.workers("abc123") == (OTHER,)
-        assert shared.acquire("abc123", "end", OTHER)
+        shared.leases.enter("abc123", ME)
+        shared.leases.enter("abc123", OTHER)
+        assert shared.leases.workers("abc123") == tuple(sorted((ME, OTHER)))
+        assert shared.leases.acquire("abc123", "end", ME)
+        assert shared.leases.acquire("abc123", "end", ME)
+        assert not shared.leases.acquire("abc123", "end", OTHER)
+        shared.leases.renew("abc123", ME)
+        shared.leases.leave("abc123", ME)
+        assert shared.leases.workers("abc123") == (OTHER,)
+        assert shared.leases.acquire("abc123", "end", OTHER)

@@ -35,9 +35,9 @@ from ncclt.testing.samples import (
 def write_trials_for_ever(url: str) -> None:
     """Add trials to the study `abc123`, printing the number of each added one, until killed."""
     with open_store(url) as store:
-        store.open_study(sample_study())
+        store.studies.open(sample_study())
         for number in itertools.count():
-            store.add_trial("abc123", sample_trial(number, messages=20))
+            store.trials.add("abc123", sample_trial(number, messages=20))
             sys.stdout.write(f"{number}\n")
             sys.stdout.flush()
 
@@ -74,8 +74,8 @@ class StoreContract:
 
     def test_a_study_of_the_same_name_is_resumed(self, store: Store) -> None:
         """Opening a study again gives the stored one, with its first id and its times."""
-        first = store.open_study(sample_study())
-        again = store.open_study(sample_study(id="another"))
+        first = store.studies.open(sample_study())
+        again = store.studies.open(sample_study(id="another"))
         assert again == first
         assert (first.id, first.created, first.seed) == ("abc123", "2026-01-01T00:00:00.000+00:00", 2**70)
 
@@ -85,13 +85,13 @@ class StoreContract:
 
         def keep(number: int) -> JobDecision:
             with open_store(store_url, migrate=False) as replica:
-                return replica.keep_job_decision(replace(mine, document=f'{{"n": {number}}}'))
+                return replica.revisions.keep_job_decision(replace(mine, document=f'{{"n": {number}}}'))
 
         with ThreadPoolExecutor(8) as pool:
             (kept,) = set(pool.map(keep, range(16)))
-        assert store.keep_job_decision(replace(mine, question="another")) == kept
+        assert store.revisions.keep_job_decision(replace(mine, question="another")) == kept
         for other in (replace(mine, job="j2"), replace(mine, cluster="other")):
-            assert store.keep_job_decision(other) == other
+            assert store.revisions.keep_job_decision(other) == other
 
     @pytest.mark.parametrize(
         ("changed", "said"),
@@ -110,28 +110,30 @@ class StoreContract:
         self, store: Store, changed: dict[str, object], said: str
     ) -> None:
         """The error names what differs."""
-        store.open_study(sample_study())
+        store.studies.open(sample_study())
         with pytest.raises(UsageError, match=said):
-            store.open_study(replace(sample_study(), **changed))  # type: ignore[arg-type]  # one field by name
+            store.studies.open(replace(sample_study(), **changed))  # type: ignore[arg-type]  # one field by name
 
     def test_a_study_is_found_by_id_name_and_beginning(self, store: Store) -> None:
         """Several matches are an error, and so is none, with close names in the hint."""
-        store.open_study(sample_study("first", id="abc123"))
-        store.open_study(sample_study("second", id="abd456"))
-        assert [store.study(key).name for key in ("abc123", "first", "abc", "abd456")] == ["first"] * 3 + ["second"]
+        store.studies.open(sample_study("first", id="abc123"))
+        store.studies.open(sample_study("second", id="abd456"))
+        assert [store.studies.get(key).name for key in ("abc123", "first", "abc", "abd456")] == ["first"] * 3 + [
+            "second"
+        ]
         with pytest.raises(UsageError, match="abc123, abd456"):
-            store.study("ab")
+            store.studies.get("ab")
         for key in ("frist", "", "%"):
             with pytest.raises(NotFoundError) as caught:
-                store.study(key)
+                store.studies.get(key)
             assert "ncclt studies list" in caught.value.hint
             assert ("first" in caught.value.hint) == (key == "frist")
 
     def test_a_second_study_of_the_same_id_is_refused(self, store: Store) -> None:
         """Ids are unique whatever the names."""
-        store.open_study(sample_study("first"))
+        store.studies.open(sample_study("first"))
         with pytest.raises(StoreError, match="abc123"):
-            store.open_study(sample_study("second"))
+            store.studies.open(sample_study("second"))
 
     def test_trials_come_back_as_they_were(self, store: Store) -> None:
         """Floats are equal to the bit; output that is not text survives; order is by number."""
@@ -146,76 +148,76 @@ class StoreContract:
             started="2026-01-01T00:00:00Z",
             result=TrialResult(outcome=Outcome.CRASHED, detail="\x00\udcff µ\n'\""),
         )
-        store.open_study(sample_study())
-        store.add_trial("abc123", sample_trial(1, score_us=0.1 + 0.2))
-        store.add_trial("abc123", failed)
-        assert store.trials("abc123") == (failed, sample_trial(1, score_us=0.1 + 0.2))
-        assert store.trials("unknown") == ()
+        store.studies.open(sample_study())
+        store.trials.add("abc123", sample_trial(1, score_us=0.1 + 0.2))
+        store.trials.add("abc123", failed)
+        assert store.trials.find("abc123") == (failed, sample_trial(1, score_us=0.1 + 0.2))
+        assert store.trials.find("unknown") == ()
 
     def test_a_trial_is_stored_once_and_whole(self, store: Store) -> None:
         """A second trial of the same number is refused, with all of its measurements."""
-        store.open_study(sample_study())
-        store.add_trial("abc123", sample_trial(0))
+        store.studies.open(sample_study())
+        store.trials.add("abc123", sample_trial(0))
         with pytest.raises(StoreError, match="trial 0 of study abc123 is already stored"):
-            store.add_trial("abc123", sample_trial(0, messages=5))
+            store.trials.add("abc123", sample_trial(0, messages=5))
         with pytest.raises(NotFoundError):
-            store.add_trial("unknown", sample_trial(0))
-        assert store.trials("abc123") == (sample_trial(0),)
+            store.trials.add("unknown", sample_trial(0))
+        assert store.trials.find("abc123") == (sample_trial(0),)
 
     def test_the_state_is_kept_with_its_time(self, store: Store) -> None:
         """The store sets `updated`; an unknown study is an error."""
-        created = store.open_study(sample_study())
-        store.set_state("abc123", StudyState.DONE, "nothing more to gain")
-        done = store.study("first")
+        created = store.studies.open(sample_study())
+        store.studies.set_state("abc123", StudyState.DONE, "nothing more to gain")
+        done = store.studies.get("first")
         assert (done.state, done.reason) == (StudyState.DONE, "nothing more to gain")
         assert done.created == created.created < done.updated
         with pytest.raises(NotFoundError):
-            store.set_state("unknown", StudyState.DONE, "")
+            store.studies.set_state("unknown", StudyState.DONE, "")
 
     def test_studies_are_paged_newest_first(self, store: Store) -> None:
         """Every study comes once, also when one is added between two pages; filters work."""
         for i in range(5):
-            store.open_study(sample_study(f"s{i}", id=f"id{i}"))
-        page = store.studies(limit=2)
-        store.open_study(replace(sample_study("s5", id="id5"), cluster=sample_cluster("other")))
+            store.studies.open(sample_study(f"s{i}", id=f"id{i}"))
+        page = store.studies.page(limit=2)
+        store.studies.open(replace(sample_study("s5", id="id5"), cluster=sample_cluster("other")))
         names = [item.study.name for item in page.items]
         while page.next_cursor:
-            page = store.studies(limit=2, cursor=page.next_cursor)
+            page = store.studies.page(limit=2, cursor=page.next_cursor)
             names += [item.study.name for item in page.items]
         assert names == ["s4", "s3", "s2", "s1", "s0"]
-        assert [item.study.name for item in store.studies(cluster="other", model="toy").items] == ["s5"]
-        assert store.studies(model="none").items == ()
+        assert [item.study.name for item in store.studies.page(cluster="other", model="toy").items] == ["s5"]
+        assert store.studies.page(model="none").items == ()
         for wrong in ({"limit": 0}, {"cursor": "x"}, {"cursor": "-1"}):
             with pytest.raises(UsageError):
-                store.studies(**wrong)
+                store.studies.page(**wrong)
 
     def test_a_summary_compares_medians_outside_the_verification(self, store: Store) -> None:
         """One lucky launch is not the best, and trials of the verification count only as trials."""
-        store.open_study(sample_study())
+        store.studies.open(sample_study())
         scores = [(DEFAULT, 100.0), (DEFAULT, 104.0), (RING, 90.0), (RING, 94.0), (RING, 50.0), (RING, None)]
         for number, (setting, score_us) in enumerate(scores):
-            store.add_trial("abc123", sample_trial(number, setting=setting, score_us=score_us))
-        store.add_trial("abc123", replace(sample_trial(9, score_us=1.0), phase=Phase.PROVE))
-        newest = [store.publish(sample_recommendation(id)) for id in ("r1", "r2")][-1]
-        (summary,) = store.studies().items
+            store.trials.add("abc123", sample_trial(number, setting=setting, score_us=score_us))
+        store.trials.add("abc123", replace(sample_trial(9, score_us=1.0), phase=Phase.PROVE))
+        newest = [store.revisions.publish(sample_recommendation(id)) for id in ("r1", "r2")][-1]
+        (summary,) = store.studies.page().items
         assert (summary.trials, summary.best_us, summary.default_us) == (7, 90.0, 102.0)
         assert summary.recommendation == newest
 
     def test_publishing_counts_revisions(self, store: Store) -> None:
         """Per cluster, model and fingerprint; the given revision is ignored; ids are unique."""
         given = [("a", 2), ("b", 2), ("c", 1)]
-        stored = [store.publish(sample_recommendation(id, nodes=nodes)) for id, nodes in given]
+        stored = [store.revisions.publish(sample_recommendation(id, nodes=nodes)) for id, nodes in given]
         assert [r.revision for r in stored] == [1, 2, 1]
         assert stored[0].created
-        assert store.recommendation("b") == stored[1]
-        assert store.recommendations(cluster="pair", model="toy", study="abc123") == tuple(reversed(stored))
-        assert store.recommendations(model="other") == ()
-        assert store.publish(sample_recommendation("a")) == stored[0], "the answer may have been lost"
+        assert store.recommendations.get("b") == stored[1]
+        assert store.recommendations.find(cluster="pair", model="toy", study="abc123") == tuple(reversed(stored))
+        assert store.recommendations.find(model="other") == ()
+        assert store.revisions.publish(sample_recommendation("a")) == stored[0], "the answer may have been lost"
         with pytest.raises(StoreError, match="already published"):
-            store.publish(sample_recommendation("a", nodes=1))
-        assert len(store.recommendations()) == 3
+            store.revisions.publish(sample_recommendation("a", nodes=1))
+        assert len(store.recommendations.find()) == 3
         with pytest.raises(NotFoundError):
-            store.recommendation("z")
+            store.recommendations.get("z")
 
     def test_publishing_at_once_gives_distinct_revisions(self, store_url: str) -> None:
         """Eight writers with connections of their own get 1 to 8."""
@@ -234,14 +236,14 @@ class StoreContract:
 
         def add() -> None:
             for number in range(30):
-                store.add_trial("abc123", sample_trial(number, messages=5))
+                store.trials.add("abc123", sample_trial(number, messages=5))
 
-        store.open_study(sample_study())
+        store.studies.open(sample_study())
         with ThreadPoolExecutor(1) as pool:
             added = pool.submit(add)
             seen = [0]
             while seen[-1] < 30 and (added.running() or not added.exception()):
-                kept = store.trials("abc123")
+                kept = store.trials.find("abc123")
                 assert all(len(trial.result.measurements) == 5 for trial in kept)
                 seen.append(len(kept))
             added.result(timeout=60)
@@ -250,13 +252,13 @@ class StoreContract:
 
     def test_the_fast_way_reads_the_same(self, store: Store, store_url: str) -> None:
         """`published` gives what the open store gives: the newest of each fingerprint and origin, newest first."""
-        store.publish(sample_recommendation("a"))
-        store.publish(replace(sample_recommendation("b"), simulated=False, launcher="slurm"))
-        store.publish(sample_recommendation("c", nodes=1))
-        store.publish(replace(sample_recommendation("d"), simulated=False, launcher="slurm"))
-        store.publish(replace(sample_recommendation("e"), simulated=False, launcher="replay"))
-        store.publish(sample_recommendation("f", model="other"))
-        expected = store.newest(cluster="pair", model="toy")
+        store.revisions.publish(sample_recommendation("a"))
+        store.revisions.publish(replace(sample_recommendation("b"), simulated=False, launcher="slurm"))
+        store.revisions.publish(sample_recommendation("c", nodes=1))
+        store.revisions.publish(replace(sample_recommendation("d"), simulated=False, launcher="slurm"))
+        store.revisions.publish(replace(sample_recommendation("e"), simulated=False, launcher="replay"))
+        store.revisions.publish(sample_recommendation("f", model="other"))
+        expected = store.recommendations.newest(cluster="pair", model="toy")
         assert [r.id for r in expected] == ["e", "d", "c", "a"]
         assert published(store_url, cluster="pair", model="toy") == expected
         assert published(store_url, cluster="pair", model="unknown") == ()
@@ -265,53 +267,53 @@ class StoreContract:
         """By any process: publishing, a check, a replaced workload; measuring changes nothing."""
 
         def news() -> set[tuple[str, str]]:
-            found = store.changes(numbers[-1])
+            found = store.recommendations.changes(numbers[-1])
             assert found is not None
             numbers.append(found.number)
             return set(found.pairs)
 
         numbers = [0]
         with open_store(store_url) as other:
-            other.publish(sample_recommendation("a"))
+            other.revisions.publish(sample_recommendation("a"))
             assert news() == {("pair", "toy")}
-            other.publish(sample_recommendation("b"))
-            other.add_workload(sample_workload("mine"))
+            other.revisions.publish(sample_recommendation("b"))
+            other.workloads.add(sample_workload("mine"))
             assert news() == {("pair", "toy"), ("", "mine")}
-            other.open_study(sample_study())
-            other.add_trial("abc123", sample_trial(0))
+            other.studies.open(sample_study())
+            other.trials.add("abc123", sample_trial(0))
         assert news() == set()
 
     def test_keys_are_found_by_the_hash_of_their_secret(self, store: Store) -> None:
         """Oldest first; the secret is not there; revoking is final and keeps its first time."""
         keys = {digest: ApiKey(id=digest[:3], role=Role.ENV, clusters=("pair",)) for digest in ("bbb1", "aaa2")}
         for digest, key in keys.items():
-            store.add_key(key, digest=digest)
-        assert list(store.keys().items()) == list(keys.items())
+            store.keys.add(key, digest=digest)
+        assert list(store.keys.find().items()) == list(keys.items())
         with pytest.raises(StoreError, match="already stored"):
-            store.add_key(keys["bbb1"], digest="other")
-        assert store.revoke_key("bbb", now="2026-11-22").revoked == "2026-11-22"
-        assert store.revoke_key("bbb", now="2026-11-23").revoked == "2026-11-22"
-        assert [bool(key.revoked) for key in store.keys().values()] == [True, False]
+            store.keys.add(keys["bbb1"], digest="other")
+        assert store.keys.revoke("bbb", now="2026-11-22").revoked == "2026-11-22"
+        assert store.keys.revoke("bbb", now="2026-11-23").revoked == "2026-11-22"
+        assert [bool(key.revoked) for key in store.keys.find().values()] == [True, False]
         with pytest.raises(NotFoundError):
-            store.revoke_key("zzz", now="2026-11-22")
+            store.keys.revoke("zzz", now="2026-11-22")
 
     def test_the_catalogue_joins_shipped_and_added(self, store: Store) -> None:
         """Shipped names are taken, added ones are replaced on demand, unknown ones get close names."""
-        store.add_workload(sample_workload("mine"))
-        assert [(e.item.name, e.shipped) for e in store.workloads()] == [("bert", True), ("mine", False)]
-        assert store.workload("mine") == sample_workload("mine")
+        store.workloads.add(sample_workload("mine"))
+        assert [(e.item.name, e.shipped) for e in store.workloads.entries()] == [("bert", True), ("mine", False)]
+        assert store.workloads.get("mine") == sample_workload("mine")
         with pytest.raises(UsageError, match="shipped"):
-            store.add_workload(sample_workload("bert"), replace=True)
+            store.workloads.add(sample_workload("bert"), replace=True)
         with pytest.raises(UsageError, match="already"):
-            store.add_workload(sample_workload("mine"))
-        store.add_workload(sample_workload("mine", messages=3), replace=True)
-        assert len(store.workload("mine").messages) == 3
+            store.workloads.add(sample_workload("mine"))
+        store.workloads.add(sample_workload("mine", messages=3), replace=True)
+        assert len(store.workloads.get("mine").messages) == 3
         with pytest.raises(NotFoundError) as caught:
-            store.workload("brt")
+            store.workloads.get("brt")
         assert "did you mean bert? `ncclt profile list`" in caught.value.hint
-        store.add_cluster(sample_cluster("home"))
-        assert [(e.item, e.shipped) for e in store.clusters()] == [(sample_cluster("home"), False)]
-        assert store.cluster("home") == sample_cluster("home")
+        store.clusters.add(sample_cluster("home"))
+        assert [(e.item, e.shipped) for e in store.clusters.entries()] == [(sample_cluster("home"), False)]
+        assert store.clusters.get("home") == sample_cluster("home")
 
     def test_kill_9_loses_no_trial(self, store_url: str) -> None:
         """Every trial reported as added is there and whole, and the study can be continued."""
@@ -324,11 +326,11 @@ class StoreContract:
             writer.send_signal(signal.SIGKILL)
             said += [int(line) for line in writer.stdout if line.endswith("\n")]
         with open_store(store_url) as store:
-            kept = store.trials("abc123")
+            kept = store.trials.find("abc123")
             assert [trial.number for trial in kept][: len(said)] == said
             assert len(kept) <= len(said) + 1
             assert all(trial == sample_trial(trial.number, messages=20) for trial in kept)
-            store.add_trial("abc123", sample_trial(len(kept)))
+            store.trials.add("abc123", sample_trial(len(kept)))
 
     def test_processes_that_open_a_fresh_store_at_once_do_not_clash(self, store_url: str) -> None:
         """All of them wait for the one that migrates."""
@@ -349,9 +351,9 @@ class StoreContract:
 
     def test_a_damaged_document_is_an_error_of_the_store(self, store: Store, store_url: str) -> None:
         """Both ways of reading refuse it without crashing."""
-        store.publish(sample_recommendation("a"))
+        store.revisions.publish(sample_recommendation("a"))
         self.execute(store_url, """UPDATE recommendations SET document = '{"schema":1}'""")
         with pytest.raises(StoreError, match="cannot be read"):
-            store.recommendations()
+            store.recommendations.find()
         with pytest.raises(StoreError, match="cannot be read"):
             published(store_url, cluster="pair", model="toy")

@@ -76,24 +76,24 @@ class VerificationsContract:
 
     def test_verifications_come_back_as_they_were_newest_first(self, store):
         first, second = sample_verification("a"), sample_verification("b", model="other", recommendation="")
-        store.add_verification(first)
-        store.add_verification(second)
-        assert store.verifications() == (second, first)
-        assert store.verifications(cluster="pair", model="toy") == (first,)
-        assert store.verifications(recommendation="rec1") == (first,)
-        assert store.verifications(cluster="elsewhere") == ()
+        store.records.add_verification(first)
+        store.records.add_verification(second)
+        assert store.records.verifications() == (second, first)
+        assert store.records.verifications(cluster="pair", model="toy") == (first,)
+        assert store.records.verifications(recommendation="rec1") == (first,)
+        assert store.records.verifications(cluster="elsewhere") == ()
 
     def test_a_verification_is_stored_once(self, store):
-        store.add_verification(sample_verification("a"))
+        store.records.add_verification(sample_verification("a"))
         with pytest.raises(StoreError, match="already stored"):
-            store.add_verification(sample_verification("a", model="other"))
-        assert len(store.verifications()) == 1
+            store.records.add_verification(sample_verification("a", model="other"))
+        assert len(store.records.verifications()) == 1
 
     def test_a_damaged_verification_is_an_error_of_the_store(self, store, store_url):
-        store.add_verification(sample_verification("a"))
+        store.records.add_verification(sample_verification("a"))
         self.execute(store_url, "UPDATE records SET document = '{}'")
         with pytest.raises(StoreError, match="verification a"):
-            store.verifications()
+            store.records.verifications()
 
 
 class AttestationsContract:
@@ -101,22 +101,22 @@ class AttestationsContract:
 
     def test_an_attestation_is_kept_once_and_comes_back_newest_first(self, store):
         for id in ("a", "b"):
-            store.publish(sample_recommendation(id))
+            store.revisions.publish(sample_recommendation(id))
         partly, well = sample_attestation("a", right=0.5), sample_attestation("a")
-        assert [store.add_attestation(one) for one in (partly, well, replace(partly, created="later"))] == [
+        assert [store.records.add_attestation(one) for one in (partly, well, replace(partly, created="later"))] == [
             True,
             True,
             False,
         ]
-        assert store.attestations(["a", "b"]) == (well, partly)
-        assert store.attestations(["a"], limit=1) == (well,)
-        assert store.attestations(["b"]) == store.attestations([]) == ()
-        assert store.effects(["a", "b"]) == {"a": "took-effect"}
+        assert store.records.attestations(["a", "b"]) == (well, partly)
+        assert store.records.attestations(["a"], limit=1) == (well,)
+        assert store.records.attestations(["b"]) == store.records.attestations([]) == ()
+        assert store.records.effects(["a", "b"]) == {"a": "took-effect"}
         with pytest.raises(NotFoundError):
-            store.add_attestation(sample_attestation("z"))
+            store.records.add_attestation(sample_attestation("z"))
 
     def test_a_ticket_brings_one_attestation(self, store):
-        store.publish(sample_recommendation("a"))
+        store.revisions.publish(sample_recommendation("a"))
         ticket = Ticket(
             job="1",
             cluster="pair",
@@ -132,48 +132,48 @@ class AttestationsContract:
         )
         sender = Reporter(who="key one", address="10.0.0.7")
         first, second = sample_attestation("a"), sample_attestation("a", right=0.5)
-        assert store.add_attestation(first, ticket=ticket, reporter=sender)
-        assert not store.add_attestation(first, ticket=ticket, reporter=sender)
+        assert store.records.add_attestation(first, ticket=ticket, reporter=sender)
+        assert not store.records.add_attestation(first, ticket=ticket, reporter=sender)
         with pytest.raises(ConflictError, match=f"the job 1 was attested already, as {first.id}"):
-            store.add_attestation(second, ticket=ticket, reporter=sender)
-        assert store.attestations(["a"]) == (first,)
-        assert store.add_attestation(second, ticket=replace(ticket, job="2"), reporter=sender)
+            store.records.add_attestation(second, ticket=ticket, reporter=sender)
+        assert store.records.attestations(["a"]) == (first,)
+        assert store.records.add_attestation(second, ticket=replace(ticket, job="2"), reporter=sender)
         with store._database.reading() as connection:
             kept = connection.execute(text("SELECT job, who, address FROM attested_jobs ORDER BY job")).all()
         assert [tuple(row) for row in kept] == [("1", "key one", "10.0.0.7"), ("2", "key one", "10.0.0.7")]
 
     def test_a_damaged_attestation_is_an_error_of_the_store(self, store, store_url):
-        store.publish(sample_recommendation("a"))
-        store.add_attestation(sample_attestation("a"))
+        store.revisions.publish(sample_recommendation("a"))
+        store.records.add_attestation(sample_attestation("a"))
         self.execute(store_url, "UPDATE records SET document = '{}'")
         with pytest.raises(StoreError, match=r"the attestation [0-9a-f]{32} in the store cannot be read"):
-            store.attestations(["a"])
+            store.records.attestations(["a"])
 
 
 class ConfirmedTablesContract:
     """What every store must know of a launch of a whole table in the confirmation: it is none of a setting."""
 
     def test_a_confirmed_table_is_no_launch_of_the_default(self, store):
-        store.open_study(sample_study())
+        store.studies.open(sample_study())
         table = replace(sample_trial(2, setting=DEFAULT, score_us=1.0), phase=Phase.CONFIRM, policy=Policy())
         first, again = (sample_trial(number, setting=DEFAULT, score_us=100.0 + number) for number in (0, 1))
         again = replace(again, phase=Phase.CONFIRM, result=replace(again.result, detail='says "policy":{}'))
         for one in (first, again, table):
-            store.add_trial("abc123", one)
+            store.trials.add("abc123", one)
 
-        (summary,) = store.studies().items
+        (summary,) = store.studies.page().items
         assert (summary.trials, summary.best_us, summary.default_us) == (3, 100.5, 100.5)
-        assert [one.number for one in store.repeats("abc123", first, limit=9)] == [1]
-        assert store.trials("abc123")[2] == table
+        assert [one.number for one in store.trials.repeats("abc123", first, limit=9)] == [1]
+        assert store.trials.find("abc123")[2] == table
 
 
 class NamesContract:
     """What every store must know of names, and of its own readiness."""
 
     def test_every_name_is_known_that_was_shipped_added_or_published(self, store, store_url):
-        store.publish(sample_recommendation("a"))
-        store.add_cluster(replace(sample_cluster(), name="mine"))
-        store.add_workload(replace(sample_workload(), name="ours"))
+        store.revisions.publish(sample_recommendation("a"))
+        store.clusters.add(replace(sample_cluster(), name="mine"))
+        store.workloads.add(replace(sample_workload(), name="ours"))
         known = known_names(store_url)
         assert known.clusters >= {"leonardo", "mine", "pair"}
         assert known.workloads >= {"bert", "ours", "toy"}
@@ -183,7 +183,7 @@ class NamesContract:
         assert "did you mean mine?" in refused.value.hint
 
     def test_whether_a_row_can_be_kept_is_found_out_without_one(self, store):
-        before = store.workloads()
+        before = store.workloads.entries()
         store.require_writable()
         store.require_writable()
-        assert store.workloads() == before
+        assert store.workloads.entries() == before

@@ -19,12 +19,12 @@ from ncclt.testing.samples import sample_cluster, sample_recommendation, sample_
 def filled(tmp_path):
     url = f"sqlite:///{tmp_path}/filled.db"
     with open_store(url) as store:
-        store.add_cluster(sample_cluster())
-        store.add_workload(sample_workload())
-        study = store.open_study(sample_study())
+        store.clusters.add(sample_cluster())
+        store.workloads.add(sample_workload())
+        study = store.studies.open(sample_study())
         for number in range(3):
-            store.add_trial(study.id, sample_trial(number))
-        store.publish(sample_recommendation("r1", cluster=study.cluster.name, model=study.workload.name))
+            store.trials.add(study.id, sample_trial(number))
+        store.revisions.publish(sample_recommendation("r1", cluster=study.cluster.name, model=study.workload.name))
     return url
 
 
@@ -46,13 +46,13 @@ def empty(request, tmp_path):
 
 def contents(url):
     with open_store(url) as store:
-        (study,) = store.studies().items
+        (study,) = store.studies.page().items
         return (
-            store.clusters(),
-            store.workloads(),
+            store.clusters.entries(),
+            store.workloads.entries(),
             study,
-            store.trials(study.study.id),
-            store.recommendations(),
+            store.trials.find(study.study.id),
+            store.recommendations.find(),
         )
 
 
@@ -67,9 +67,9 @@ def test_a_store_comes_back_as_it_was(filled, empty, kinds, tmp_path):
         assert contents(url) == known
     assert (counts["studies"], counts["trials"], counts["recommendations"]) == (1, 3, 1)
     with open_store(url) as store:  # numbers go on where they ended
-        newer = store.publish(replace(store.recommendation("r1"), id="r2", created=""))
+        newer = store.revisions.publish(replace(store.recommendations.get("r1"), id="r2", created=""))
         assert newer.revision == 2
-        assert store.recommendations()[0].id == "r2"
+        assert store.recommendations.find()[0].id == "r2"
 
 
 def test_keys_stay_at_home_and_a_backup_has_them(filled, tmp_path):
@@ -78,10 +78,10 @@ def test_keys_stay_at_home_and_a_backup_has_them(filled, tmp_path):
 
         secret = new_secret()
         key = ApiKey(id="k1", role=Role.READ, clusters=(), note="a launcher", created="2026-01-01", expires="")
-        store.add_key(key, digest=hash_secret(secret))
+        store.keys.add(key, digest=hash_secret(secret))
         assert "keys" not in export_store(locate(filled), tmp_path / "out.gz")
         assert key.id not in gzip.decompress((tmp_path / "out.gz").read_bytes()).decode()
-        keys = store.keys()
+        keys = store.keys.find()
     back_up(locate(filled), tmp_path / "copy.db")
     assert contents(f"sqlite:///{tmp_path}/copy.db") == contents(filled)
     with open_store(f"sqlite:///{tmp_path}/copy.db") as copy:

@@ -100,15 +100,15 @@ def everything(url):
 
 
 def study(store, id, *, state=StudyState.DONE, trials=2):
-    store.open_study(sample_study(f"study {id}", id=id))
+    store.studies.open(sample_study(f"study {id}", id=id))
     for number in range(trials):
-        store.add_trial(id, sample_trial(number))
+        store.trials.add(id, sample_trial(number))
     if state is not StudyState.RUNNING:
-        store.set_state(id, state, "")
+        store.studies.set_state(id, state, "")
 
 
 def publish(store, id, *, of, **more):
-    return store.publish(replace(sample_recommendation(id, **more), study=of))
+    return store.revisions.publish(replace(sample_recommendation(id, **more), study=of))
 
 
 def attestation(id, *, created):
@@ -177,15 +177,15 @@ def verification(id, of, *, created=OLD):
 def test_a_study_goes_with_its_trials_revisions_and_records_and_the_history_stays(store, url, clock):
     study(store, "s1")
     publish(store, "a", of="s1")
-    store.add_attestation(attestation("a", created=OLD))
-    store.add_recheck(check("c1", "a"))
-    store.add_verification(verification("v1", "a"))
+    store.records.add_attestation(attestation("a", created=OLD))
+    store.records.add_recheck(check("c1", "a"))
+    store.records.add_verification(verification("v1", "a"))
     study(store, "s2", trials=1)
     publish(store, "b", of="s2")  # retires a
     study(store, "s3", trials=3)
-    store.set_state("s3", StudyState.INTERRUPTED, "its worker was killed")
-    store.enter("s3", f"{this_worker().rpartition('/')[0]}/another start")  # a process that has ended
-    told = store.history()
+    store.studies.set_state("s3", StudyState.INTERRUPTED, "its worker was killed")
+    store.leases.enter("s3", f"{this_worker().rpartition('/')[0]}/another start")  # a process that has ended
+    told = store.revisions.history()
 
     removed = pruned(url)
 
@@ -197,11 +197,15 @@ def test_a_study_goes_with_its_trials_revisions_and_records_and_the_history_stay
         "rechecks": 1,
         "verifications": 1,
     }
-    assert [page.study.id for page in store.studies().items] == ["s2"]
-    assert [len(store.trials(id)) for id in ("s1", "s2", "s3")] == [0, 1, 0]
-    assert [one.id for one in store.recommendations()] == ["b"]
-    assert store.history() == told != ()
-    assert (store.attestations(["a"]), store.rechecks("a"), store.verifications()) == ((), (), ())
+    assert [page.study.id for page in store.studies.page().items] == ["s2"]
+    assert [len(store.trials.find(id)) for id in ("s1", "s2", "s3")] == [0, 1, 0]
+    assert [one.id for one in store.recommendations.find()] == ["b"]
+    assert store.revisions.history() == told != ()
+    assert (store.records.attestations(["a"]), store.records.rechecks("a"), store.records.verifications()) == (
+        (),
+        (),
+        (),
+    )
     assert pruned(url) == {}
 
 
@@ -209,34 +213,34 @@ def test_a_study_goes_with_its_trials_revisions_and_records_and_the_history_stay
 def test_a_revision_that_jobs_get_or_may_get_stays_with_its_study(store, url, life):
     study(store, "s0", trials=1)
     if life in ("candidate", "rolled out"):
-        store.set_rules(ClusterRules(cluster="pair", require_approval=True), ME)
+        store.revisions.set_rules(ClusterRules(cluster="pair", require_approval=True), ME)
     publish(store, "a", of="s0")
     if life == "stale":
-        store.add_recheck(check("c1", "a", freshness=Freshness.STALE))
+        store.records.add_recheck(check("c1", "a", freshness=Freshness.STALE))
     if life == "pinned":
-        store.pin("a", ME)
+        store.revisions.pin("a", ME)
     if life == "newest but retired":
-        store.retire("a", ME)
+        store.revisions.retire("a", ME)
     if life == "rolled out":
-        rollout = store.approve("a", Actor(who="another"), percent=10)
-        store.add_job_time(JobTime(rollout=rollout, job="j1", recommendation="a", step_us=1.0, steps=9))
+        rollout = store.revisions.approve("a", Actor(who="another"), percent=10)
+        store.revisions.add_job_time(JobTime(rollout=rollout, job="j1", recommendation="a", step_us=1.0, steps=9))
     if life != "newest but retired":
-        store.set_rules(ClusterRules(cluster="pair", require_approval=True), ME)
+        store.revisions.set_rules(ClusterRules(cluster="pair", require_approval=True), ME)
         publish(store, "waits", of="elsewhere")  # so that the other is not the newest
     before = everything(url)
-    state = store.status("a").state
+    state = store.revisions.status("a").state
 
     assert pruned(url, before=NEW) == {}
 
     assert everything(url) == before
-    assert store.status("a").state is state
+    assert store.revisions.status("a").state is state
     assert (state is RevisionState.STALE) == (life == "stale")
 
 
 def test_a_study_that_runs_or_was_touched_since_stays(store, url, clock):
     study(store, "running", state=StudyState.RUNNING)
     study(store, "held")
-    store.enter("held", "elsewhere/1/2/3")  # on another machine, and it renewed just now
+    store.leases.enter("held", "elsewhere/1/2/3")  # on another machine, and it renewed just now
     study(store, "s1")
     publish(store, "a", of="s1")
     publish(store, "b", of="s1")
@@ -247,7 +251,7 @@ def test_a_study_that_runs_or_was_touched_since_stays(store, url, clock):
     study(store, "s3")
     publish(store, "d", of="s3", model="other")
     publish(store, "e", of="elsewhere", model="other")  # retires d
-    store.add_attestation(attestation("d", created=NEW))  # a job still had it
+    store.records.add_attestation(attestation("d", created=NEW))  # a job still had it
 
     assert pruned(url) == {}
 
@@ -258,57 +262,61 @@ def test_a_study_that_runs_or_was_touched_since_stays(store, url, clock):
         "revisions": 3,
         "attestations": 1,
     }
-    assert {page.study.id for page in store.studies().items} == {"running", "held"}
+    assert {page.study.id for page in store.studies.page().items} == {"running", "held"}
 
 
 def test_the_newest_record_of_a_revision_stays_and_decides_whether_it_is_stale(store, url):
     study(store, "s1")
     publish(store, "a", of="s1")
     for number, freshness in enumerate((Freshness.FRESH, Freshness.STALE)):
-        store.add_recheck(check(f"c{number}", "a", freshness=freshness))
-        store.add_verification(verification(f"v{number}", "a"))
-        store.add_attestation(attestation("a", created=f"2026-01-0{number + 1}T00:00:00.000+00:00"))
-    store.add_verification(verification("alone", ""))
-    store.add_verification(verification("undated", "", created=""))
-    store.add_verification(verification("young", "", created=NEW))
+        store.records.add_recheck(check(f"c{number}", "a", freshness=freshness))
+        store.records.add_verification(verification(f"v{number}", "a"))
+        store.records.add_attestation(attestation("a", created=f"2026-01-0{number + 1}T00:00:00.000+00:00"))
+    store.records.add_verification(verification("alone", ""))
+    store.records.add_verification(verification("undated", "", created=""))
+    store.records.add_verification(verification("young", "", created=NEW))
 
     assert pruned(url) == {"rechecks": 1, "verifications": 2, "attestations": 1}
 
-    assert store.status("a").state is RevisionState.STALE
-    assert [one.id for one in store.rechecks("a")] == ["c1"]
-    assert [one.id for one in store.verifications()] == ["young", "undated", "v1"]
-    assert [one.created[:10] for one in store.attestations(["a"])] == ["2026-01-02"]
+    assert store.revisions.status("a").state is RevisionState.STALE
+    assert [one.id for one in store.records.rechecks("a")] == ["c1"]
+    assert [one.id for one in store.records.verifications()] == ["young", "undated", "v1"]
+    assert [one.created[:10] for one in store.records.attestations(["a"])] == ["2026-01-02"]
 
 
 def test_jobs_of_roll_outs_that_ended_go(store, url, clock):
     study(store, "s1")
     publish(store, "a", of="s1")
-    store.set_rules(ClusterRules(cluster="pair", percent=10), ME)
+    store.revisions.set_rules(ClusterRules(cluster="pair", percent=10), ME)
     publish(store, "b", of="s1")
-    (rollout,) = store.rollouts(recommendation="b")
+    (rollout,) = store.revisions.rollouts(recommendation="b")
     for number, created in enumerate((OLD, NEW)):
         clock.now = created
-        store.add_job_time(JobTime(rollout=rollout.id, job=f"j{number}", recommendation="b", step_us=1.0, steps=9))
-        store.add_job_starts([JobStart(rollout=rollout.id, job=f"j{number}", recommendation="b", issued_s=1.0)])
+        store.revisions.add_job_time(
+            JobTime(rollout=rollout.id, job=f"j{number}", recommendation="b", step_us=1.0, steps=9)
+        )
+        store.revisions.add_job_starts(
+            [JobStart(rollout=rollout.id, job=f"j{number}", recommendation="b", issued_s=1.0)]
+        )
     assert pruned(url) == {}
-    store.end_rollout(rollout.id, RollOutState.WON, "faster", ME)
+    store.revisions.end_rollout(rollout.id, RollOutState.WON, "faster", ME)
     assert pruned(url) == {}
-    store.end_rollout(rollout.id, RollOutState.LOST, "slower", ME)
+    store.revisions.end_rollout(rollout.id, RollOutState.LOST, "slower", ME)
     assert pruned(url) == {"step times": 1, "job starts": 1}
-    assert [one.job for one in store.job_starts(rollout.id)] == ["j1"]
-    assert [one.job for one in store.job_times(rollout.id)] == ["j1"]
-    assert store.rollout(rollout.id).state is RollOutState.LOST
+    assert [one.job for one in store.revisions.job_starts(rollout.id)] == ["j1"]
+    assert [one.job for one in store.revisions.job_times(rollout.id)] == ["j1"]
+    assert store.revisions.rollout(rollout.id).state is RollOutState.LOST
 
 
 def test_a_roll_out_goes_with_its_revision(store, url):
     study(store, "s1")
     publish(store, "a", of="elsewhere")
-    store.set_rules(ClusterRules(cluster="pair", percent=10), ME)
+    store.revisions.set_rules(ClusterRules(cluster="pair", percent=10), ME)
     publish(store, "b", of="s1")
-    (rollout,) = store.rollouts(recommendation="b")
-    store.add_job_time(JobTime(rollout=rollout.id, job="j1", recommendation="b", step_us=1.0, steps=9))
-    store.add_job_starts([JobStart(rollout=rollout.id, job="j1", recommendation="b", issued_s=1.0)])
-    store.end_rollout(rollout.id, RollOutState.LOST, "slower", ME)
+    (rollout,) = store.revisions.rollouts(recommendation="b")
+    store.revisions.add_job_time(JobTime(rollout=rollout.id, job="j1", recommendation="b", step_us=1.0, steps=9))
+    store.revisions.add_job_starts([JobStart(rollout=rollout.id, job="j1", recommendation="b", issued_s=1.0)])
+    store.revisions.end_rollout(rollout.id, RollOutState.LOST, "slower", ME)
     publish(store, "c", of="elsewhere")
 
     assert pruned(url) == {
@@ -319,17 +327,17 @@ def test_a_roll_out_goes_with_its_revision(store, url):
         "step times": 1,
         "job starts": 1,
     }
-    assert [one.recommendation for one in store.rollouts()] == ["c"]
-    assert [one.id for one in store.recommendations()] == ["c", "a"]
+    assert [one.recommendation for one in store.revisions.rollouts()] == ["c"]
+    assert [one.id for one in store.recommendations.find()] == ["c", "a"]
 
 
 def test_a_dry_run_counts_the_same_and_removes_nothing(store, url):
     study(store, "s1")
     publish(store, "a", of="s1")
     publish(store, "b", of="s1")
-    store.retire("b", ME)
+    store.revisions.retire("b", ME)
     publish(store, "c", of="elsewhere")
-    store.add_verification(verification("v1", ""))
+    store.records.add_verification(verification("v1", ""))
     before = everything(url)
 
     counts = pruned(url, dry_run=True)
@@ -340,7 +348,7 @@ def test_a_dry_run_counts_the_same_and_removes_nothing(store, url):
 
 def test_nothing_is_removed_where_the_last_step_fails(store, url):
     study(store, "s1")
-    store.add_verification(verification("v1", ""))
+    store.records.add_verification(verification("v1", ""))
     if path := locate(url).optuna_path:
         path.touch()
     before = everything(url)
@@ -381,9 +389,9 @@ def test_optuna_forgets_what_goes_and_nothing_else(store, url):
 
 def test_of_each_cluster_the_newest_preflight_stays(store, url):
     for number, (cluster, created) in enumerate((("pair", OLD), ("pair", OLD), ("other", OLD), ("third", NEW))):
-        store.add_preflight(preflight(f"f{number}", cluster=cluster, created=created))
+        store.records.add_preflight(preflight(f"f{number}", cluster=cluster, created=created))
     assert pruned(url) == {"preflights": 1}
-    assert [one.id for one in store.preflights()] == ["f3", "f2", "f1"]
+    assert [one.id for one in store.records.preflights()] == ["f3", "f2", "f1"]
 
 
 READ_WHOLE = (
@@ -407,9 +415,9 @@ def test_no_query_reads_a_large_table_for_each_row_of_another(tmp_path):
         study(store, "s1", trials=2)
         publish(store, "a", of="s1")
         publish(store, "b", of="elsewhere")
-        store.add_recheck(check("c1", "a"))
-        store.add_preflight(preflight("f1"))
-        store.add_preflight(preflight("f2"))
+        store.records.add_recheck(check("c1", "a"))
+        store.records.add_preflight(preflight("f1"))
+        store.records.add_preflight(preflight("f2"))
     seen = []
 
     def note(_connection, _cursor, statement, parameters, _context, _many):

@@ -112,12 +112,12 @@ class TestSqlite(StoreContract, *CONTRACTS):
 
     def test_a_store_that_would_be_made_is_read_as_an_empty_one_until_it_has_tables(self, store_url, tmp_path):
         with open_to_read(store_url, would_be_made=True) as store:
-            assert store.studies().items == ()
+            assert store.studies.page().items == ()
         assert list(tmp_path.iterdir()) == []
         (tmp_path / "new folder").mkdir()
         (tmp_path / "new folder" / "50%#.db").touch()
         with open_to_read(store_url, would_be_made=True) as store:
-            assert store.studies().items == ()
+            assert store.studies.page().items == ()
         self.execute(store_url, "CREATE TABLE studies (name TEXT)")
         with pytest.raises(StoreError, match="another program"):
             open_to_read(store_url, would_be_made=True)
@@ -152,7 +152,7 @@ class TestSqlite(StoreContract, *CONTRACTS):
         with open_store(url, migrate=False) as store:
             assert store.migration().current == ""
             with pytest.raises(StoreError) as caught:
-                store.recommendations()
+                store.recommendations.find()
             assert "`ncclt admin store migrate`" in caught.value.hint
         with open_store(url) as store:
             assert store.migration().is_current
@@ -169,23 +169,23 @@ class TestSqlite(StoreContract, *CONTRACTS):
 
     def test_a_damaged_file_is_found_before_anything_is_written(self, store, store_url):
         """Also while the store is open: nothing is published there."""
-        store.open_study(sample_study())
+        store.studies.open(sample_study())
         for number in range(30):
-            store.add_trial("abc123", sample_trial(number, messages=20))
+            store.trials.add("abc123", sample_trial(number, messages=20))
         path = Path(store_url.removeprefix("sqlite:///"))
         whole = path.read_bytes()
         path.write_bytes(damaged(whole))
         with pytest.raises(StoreError, match="damaged"):
-            store.publish(sample_recommendation("a"))
+            store.revisions.publish(sample_recommendation("a"))
         with pytest.raises(StoreError, match="damaged"):
             open_store(store_url)
         path.write_bytes(whole)
-        assert store.recommendations() == ()
-        store.publish(sample_recommendation("a"))
+        assert store.recommendations.find() == ()
+        store.revisions.publish(sample_recommendation("a"))
 
     def test_the_fast_way_undoes_what_a_killed_writer_left(self, store, store_url):
         """A write that had reached the file when its process was killed is rolled back before anything is read."""
-        stored = store.publish(sample_recommendation("a"))
+        stored = store.revisions.publish(sample_recommendation("a"))
         store.close()
         program = f"""
 import os, signal, sqlite3
@@ -206,7 +206,7 @@ os.kill(os.getpid(), signal.SIGKILL)
         assert published(store_url, cluster="pair", model="toy") == (stored,)
 
     def test_a_full_disk_is_an_error_of_the_store_and_keeps_what_was_there(self, store, store_url):
-        store.open_study(sample_study())
+        store.studies.open(sample_study())
         program = f"""
 import resource
 from ncclt.errors import StoreError
@@ -216,14 +216,14 @@ with open_store({store_url!r}) as store:
     resource.setrlimit(resource.RLIMIT_FSIZE, (70_000, 70_000))
     try:
         for number in range(500):
-            store.add_trial("abc123", sample_trial(number, messages=20))
+            store.trials.add("abc123", sample_trial(number, messages=20))
     except StoreError as error:
         print(number, error.message)
 """
         run = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=240)
         number, message = run.stdout.split(maxsplit=1)
         assert "cannot be used" in message
-        assert len(store.trials("abc123")) == int(number) < 500
+        assert len(store.trials.find("abc123")) == int(number) < 500
 
 
 class TestPostgresql(StoreContract, *CONTRACTS):
@@ -259,7 +259,11 @@ class TestPostgresql(StoreContract, *CONTRACTS):
 
     def test_what_no_column_holds_is_an_error_of_the_request(self, store):
         """A service answers with 422 and not with 503, after which clients try again."""
-        asks = (lambda: store.study("a\0b"), lambda: store.workload("\0"), lambda: store.studies(cursor=str(2**31)))
+        asks = (
+            lambda: store.studies.get("a\0b"),
+            lambda: store.workloads.get("\0"),
+            lambda: store.studies.page(cursor=str(2**31)),
+        )
         for ask in asks:
             with pytest.raises(UsageError, match="no store can hold"):
                 ask()
@@ -272,7 +276,7 @@ class TestPostgresql(StoreContract, *CONTRACTS):
         with open_store(store_url, migrate=False) as store:
             assert store.migration().current == ""
             with pytest.raises(StoreError) as caught:
-                store.recommendations()
+                store.recommendations.find()
             assert "`ncclt admin store migrate`" in caught.value.hint
 
     def test_schemas_that_exist_are_used_without_the_right_to_create_them(self, store_url):
@@ -293,10 +297,10 @@ class TestPostgresql(StoreContract, *CONTRACTS):
         database = Database(locate(store_url))
         with database.reading() as connection:
             counts = [connection.execute(text("SELECT count(*) FROM studies")).scalar()]
-            store.open_study(sample_study())
+            store.studies.open(sample_study())
             counts.append(connection.execute(text("SELECT count(*) FROM studies")).scalar())
         database.close()
-        assert (counts, len(store.studies().items)) == ([0, 0], 1)
+        assert (counts, len(store.studies.page().items)) == ([0, 0], 1)
 
     def test_the_migrations_make_the_tables_that_the_code_uses(self, store, store_url):
         database = Database(locate(store_url))
@@ -310,7 +314,7 @@ class TestPostgresql(StoreContract, *CONTRACTS):
         mine = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = "
         self.execute(store_url, f"{mine} current_database()")
         store.ping()
-        assert store.studies().items == ()
+        assert store.studies.page().items == ()
 
     def test_a_database_or_user_that_is_not_there_is_an_error(self, store_url):
         with pytest.raises(StoreError, match="does not exist") as caught:
@@ -338,10 +342,10 @@ def test_a_server_that_never_answers_is_an_error_within_seconds():
 
     def test_workers_whose_clocks_differ_see_each_other(self, store, monkeypatch):
         """The database's clock counts: by their own, one of them would be dead, and its launches done twice."""
-        store.open_study(sample_study())
+        store.studies.open(sample_study())
         monkeypatch.setattr(time, "time", lambda real=time.time: real() - 3600.0)
-        store.enter("abc123", OTHER)
-        store.enter_worker(OTHER, cluster="pair")
+        store.leases.enter("abc123", OTHER)
+        store.jobs.enter_worker(OTHER, cluster="pair")
         monkeypatch.undo()
-        assert store.workers("abc123") == (OTHER,)
-        assert store.workers_of("pair") == (OTHER,)
+        assert store.leases.workers("abc123") == (OTHER,)
+        assert store.jobs.workers("pair") == (OTHER,)

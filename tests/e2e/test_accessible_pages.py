@@ -60,7 +60,7 @@ def store(tmp_path_factory):
     with open_store(f"sqlite:///{tmp_path_factory.mktemp('accessible')}/ncclt.db") as opened:
         rich_store().fill(opened)
         found = tuned(opened)
-        opened.set_rules(ClusterRules(cluster=found.cluster, percent=50), Actor(who="ann"))
+        opened.revisions.set_rules(ClusterRules(cluster=found.cluster, percent=50), Actor(who="ann"))
         prepare(opened.url)
         with JobQueue(opened.url) as queue:
             for id, model in (("00000000000000aa", "bert"), ("00000000000000bb", "<b>'\"&")):
@@ -73,7 +73,7 @@ def tuned(store):
     """Return a revision that jobs of hall-a get and that has a command."""
     from ncclt.deliver.use import use_of
 
-    served = store.newest_each(cluster="hall-a")
+    served = store.recommendations.newest_each(cluster="hall-a")
     return next(one for one in served if use_of(one).command)
 
 
@@ -197,7 +197,7 @@ def test_sign_in_and_out_in_a_browser(browser, tmp_path):
     """Also by a link on another site, which does not bring the strict cookie."""
     secret = new_secret()
     with open_store(f"sqlite:///{tmp_path}/ncclt.db") as store:
-        store.add_key(ApiKey(id="reader", role=Role.READ), digest=hash_secret(secret))
+        store.keys.add(ApiKey(id="reader", role=Role.READ), digest=hash_secret(secret))
         with served(store) as url, opened(browser, bypass_csp=True) as page:
             page.goto(url + "/studies")
             expect(page.locator("h1")).to_have_text("Sign in")

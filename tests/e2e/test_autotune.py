@@ -74,13 +74,13 @@ def starts(ncclt):
 def prove_a_gain(ncclt):
     """Publish a newer revision of the study's result, which nothing on this machine could have proven."""
     with open_store(f"sqlite:///{ncclt.folder / 'ncclt.db'}") as store:
-        (found,) = store.recommendations(model="nasnetmobile")
+        (found,) = store.recommendations.find(model="nasnetmobile")
         rules = tuple(
             Rule(collective=one, algorithm=RING.algorithm, protocol=RING.protocol) for one in sorted(found.collectives)
         )
         verdict = replace(found.table.verdict, decision=Decision.TUNED, reason="", speedup=1.2, interval=(1.1, 1.3))
         proven = PolicyVerdict(policy=Policy(rules=rules), verdict=verdict)
-        store.publish(replace(found, id="proven", table=proven, variables=proven))
+        store.revisions.publish(replace(found, id="proven", table=proven, variables=proven))
 
 
 def test_a_gloo_job_of_one_launch_is_undecided_and_nothing_is_done_twice(ncclt):
@@ -252,12 +252,12 @@ def test_interrupted_stages_start_again_by_the_same_command(ncclt, job, measured
     prove_a_gain(ncclt)
     assert "nothing was stored" in interrupted(*measured, "--", *job, after=1)
     with open_store(f"sqlite:///{ncclt.folder / 'ncclt.db'}") as store:
-        assert store.verifications() == ()
-        assert not [entry for entry in store.workloads() if not entry.shipped]
+        assert store.records.verifications() == ()
+        assert not [entry for entry in store.workloads.entries() if not entry.shipped]
     before = starts(ncclt)
     assert "of whole blocks are stored" in interrupted(*measured, "--", *job, after=6)
     with open_store(f"sqlite:///{ncclt.folder / 'ncclt.db'}") as store:
-        (kept,) = store.verifications()
+        (kept,) = store.records.verifications()
     assert (kept.verdict.decision, len(kept.launches) % 4) == (Decision.UNDECIDED, 0)
     lost = starts(ncclt) - before - len(kept.launches)
     document = json.loads(ncclt("autotune", *measured, "--json", "--", *job).stdout)
@@ -268,8 +268,8 @@ def test_interrupted_stages_start_again_by_the_same_command(ncclt, job, measured
 
 def test_nothing_to_gain_ends_before_anything_is_launched(ncclt, measured):
     with open_store(f"sqlite:///{ncclt.folder / 'ncclt.db'}") as store:
-        hidden = replace(store.workload("nasnetmobile"), name="hidden", step_time_us=1e6, exposed_us=1e4)
-        store.add_workload(hidden, replace=False)
+        hidden = replace(store.workloads.get("nasnetmobile"), name="hidden", step_time_us=1e6, exposed_us=1e4)
+        store.workloads.add(hidden, replace=False)
     options = ["hidden" if word == "nasnetmobile" else word for word in measured]
 
     said = ncclt("autotune", *options).stdout

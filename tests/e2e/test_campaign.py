@@ -104,7 +104,7 @@ def study(folder, store, word, settings, *, timeout_s):
         ),
         timeouts=Timeouts(TimeoutRule(start_s=timeout_s, slowest_gbps=1e9)),
     )
-    kept = store.open_study(
+    kept = store.studies.open(
         Study(
             id=uuid.uuid4().hex[:12],
             name=f"campaign {timeout_s}",
@@ -120,7 +120,7 @@ def study(folder, store, word, settings, *, timeout_s):
     with StudyTrialLog(store, kept, lambda: datetime.now(UTC).isoformat()) as trial_log:
         for setting in settings:
             launch(runner, WORKLOAD, trial_log, setting, phase=Phase.SEARCH)
-    return store.trials(kept.id)
+    return store.trials.find(kept.id)
 
 
 def winner(trials):
@@ -245,4 +245,4 @@ def stored(folder):
     if not (folder / "ncclt.db").exists():
         return []
     with open_store(f"sqlite:///{folder / 'ncclt.db'}") as store:
-        return [trial for summary in store.studies().items for trial in store.trials(summary.study.id)]
+        return [trial for summary in store.studies.page().items for trial in store.trials.find(summary.study.id)]

@@ -26,7 +26,7 @@ def study_count(ncclt):
     if not path.exists():
         return 0
     with open_store(f"sqlite:///{path}") as store:
-        return len(store.studies().items)
+        return len(store.studies.page().items)
 
 
 SENSELESS = [
@@ -96,7 +96,7 @@ def test_a_trace_that_is_none_is_refused_and_stores_nothing(ncclt, broken, file,
     assert said in done.stderr
     assert "hint:" in done.stderr
     with open_store(f"sqlite:///{ncclt.folder / 'ncclt.db'}") as store, pytest.raises(NotFoundError):
-        store.workload("mine")
+        store.workloads.get("mine")
 
 
 def test_a_landscape_without_its_columns_names_them(ncclt, broken):

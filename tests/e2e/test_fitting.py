@@ -146,7 +146,7 @@ def test_one_line_says_what_to_do_and_works_as_it_stands_in_a_fresh_shell(ncclt,
     url = f"sqlite:///{ncclt.folder / 'here.db'}"
     if form in ("table", "variables"):
         with open_store(url) as store:
-            found = store.recommendation(document["recommendation"]["id"])
+            found = store.recommendations.get(document["recommendation"]["id"])
         # The command of a measured result, and the word that a job needs for a recorded one.
         measured = replace(found, launcher="local", recorded="")
         command = use_of(measured, source=f" --storage {url} --allow recorded", build=find() is None).command

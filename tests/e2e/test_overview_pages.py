@@ -234,9 +234,9 @@ def test_running_studies_are_refreshed_without_a_reload(visit, store):
     row = page.locator("#live tbody tr")
     before = row.count()
     assert before > 0
-    study = store.running_studies()[0].study
-    store.set_state(study.id, StudyState.INTERRUPTED, "for this test")
+    study = store.studies.running()[0].study
+    store.studies.set_state(study.id, StudyState.INTERRUPTED, "for this test")
     try:
         playwright_api.expect(row).to_have_count(before - 1, timeout=60_000)
     finally:
-        store.set_state(study.id, StudyState.RUNNING, "")
+        store.studies.set_state(study.id, StudyState.RUNNING, "")

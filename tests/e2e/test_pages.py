@@ -187,8 +187,8 @@ def test_a_running_study_changes_without_reload_until_it_ends(browser, tmp_path)
     """What is polled replaces verdict, search and log; the end replaces the whole page, which polls no more."""
     study = samples.study(state=StudyState.RUNNING)
     with open_store(f"sqlite:///{tmp_path}/live.db") as store, serving(store) as address:
-        store.open_study(study)
-        store.add_trial(study.id, samples.trial(0, DEFAULT, study))
+        store.studies.open(study)
+        store.trials.add(study.id, samples.trial(0, DEFAULT, study))
         context = browser.new_context()
         page = context.new_page()
         complaints = []
@@ -200,12 +200,12 @@ def test_a_running_study_changes_without_reload_until_it_ends(browser, tmp_path)
         page.locator("details#log > summary").click()
         verdict = page.locator("#verdict")
         playwright_api.expect(verdict).to_contain_text("1 launch")
-        store.add_trial(study.id, samples.trial(1, samples.TREE, study))
+        store.trials.add(study.id, samples.trial(1, samples.TREE, study))
         playwright_api.expect(verdict).to_contain_text("2 launches", timeout=120_000)
         playwright_api.expect(page.locator("ol.log")).to_contain_text("best single setting")
         playwright_api.expect(page.locator("details#log")).to_have_attribute("open", "")
         playwright_api.expect(page.locator("#search-chart canvas")).to_have_count(1)
-        store.set_state(study.id, StudyState.DONE, "enough was seen")
+        store.studies.set_state(study.id, StudyState.DONE, "enough was seen")
         playwright_api.expect(verdict).to_contain_text("no verdict", timeout=120_000)
         playwright_api.expect(page.locator("main")).to_have_count(1)
         assert page.locator("[hx-trigger^=every]").count() == 0
@@ -218,7 +218,7 @@ def report_step_times(store, rollout, numbers):
     for number in numbers:
         job, issued_s = f"job-{number}", time.time() - 1.0
         got = rollout.recommendation if rollout.variant(job) is Variant.CANDIDATE else rollout.control
-        store.add_job_starts([JobStart(rollout=rollout.id, job=job, recommendation=got, issued_s=issued_s)])
+        store.revisions.add_job_starts([JobStart(rollout=rollout.id, job=job, recommendation=got, issued_s=issued_s)])
         ticket = sample_ticket(store.ticket_secret(), job, issued_s=issued_s, recommendation=got, rollout=rollout.id)
         step_us = 9.0 if got == rollout.recommendation else 10.0
         seen = prove_rollout.report_job_time(
@@ -240,13 +240,13 @@ def test_a_roll_out_is_compared_without_reload_until_it_ends(browser, tmp_path, 
     monkeypatch.setattr(prove_rollout, "_LEAST_GRACE_S", 0.0)  # jobs of a real cluster take longer than these
     with open_store(f"sqlite:///{tmp_path}/live.db") as store, serving(store) as address:
         samples.fill(store)
-        active = store.recommendation("0c0ffee1")
-        store.set_rules(ClusterRules(cluster=active.cluster, percent=50), Actor(who="ann"))
+        active = store.recommendations.get("0c0ffee1")
+        store.revisions.set_rules(ClusterRules(cluster=active.cluster, percent=50), Actor(who="ann"))
         rules = tuple(dataclasses.replace(one, channels=7) for one in active.table.policy.rules)
         policy = dataclasses.replace(active.table.policy, rules=rules)
         table = dataclasses.replace(active.table, policy=policy)
-        store.publish(dataclasses.replace(active, id="0c0ffee9", table=table), by=Actor(who="ann"))
-        (rollout,) = store.rollouts(recommendation="0c0ffee9")
+        store.revisions.publish(dataclasses.replace(active, id="0c0ffee9", table=table), by=Actor(who="ann"))
+        (rollout,) = store.revisions.rollouts(recommendation="0c0ffee9")
         first = next(n for n in range(1, 500) if rollout.variant(f"job-{n - 1}") is Variant.CANDIDATE)
         page = browser.new_page()
         complaints = []
@@ -263,7 +263,7 @@ def test_a_roll_out_is_compared_without_reload_until_it_ends(browser, tmp_path, 
         expect(jobs).to_have_text("1", timeout=60_000)
         report_step_times(store, rollout, range(first, 500))
         expect(badge).to_have_text("won", timeout=60_000)
-        store.approve("0c0ffee9", Actor(who="bob"))
+        store.revisions.approve("0c0ffee9", Actor(who="bob"))
         expect(badge).to_have_text("promoted", timeout=60_000)
         expect(page.locator("main")).to_have_count(1)
         assert page.locator("[hx-trigger^=every]").count() == 0

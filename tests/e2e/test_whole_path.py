@@ -130,7 +130,7 @@ def site(ncclt, url, start):
 def attestation_of(url, id):
     """What a job tells whose plugin had the table."""
     with open_store(url) as store:
-        given = store.recommendation(id)
+        given = store.recommendations.get(id)
     table = DeliveredPolicy(
         recommendation=id,
         cluster=given.cluster,
@@ -187,7 +187,9 @@ def test_from_a_request_to_a_roll_back_and_a_refusal(site, url):
     assert site("admin", "PUT", rules, json={"percent": 50}).status_code == 200
     second = "5ec0nd"  # a study as short as the first would publish the same, which starts no roll-out
     with open_store(url) as store:
-        store.publish(replace(store.recommendation(first), id=second, table=sample_recommendation("b").table))
+        store.revisions.publish(
+            replace(store.recommendations.get(first), id=second, table=sample_recommendation("b").table)
+        )
     until(lambda: site.given(f"early {time.monotonic()}").json()["rollout"])
     assert site.given().json()["recommendation"] == first, "without a name a job has no part in a roll-out"
     state, jobs = "running", 0

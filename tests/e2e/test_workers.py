@@ -25,10 +25,10 @@ def test_four_workers_on_one_postgresql_study_lose_and_repeat_nothing(ncclt, pos
     documents = [json.loads(out) for out, _ in outputs]
     proven = [document for document in documents if document["recommendation"]]
     with open_store(url) as store:
-        study = store.study(documents[0]["study"])
-        trials = store.trials(study.id)
-        published = store.recommendations(study=study.id)
-        left = (store.workers(study.id), store.running(study.id))
+        study = store.studies.get(documents[0]["study"])
+        trials = store.trials.find(study.id)
+        published = store.recommendations.find(study=study.id)
+        left = (store.leases.workers(study.id), store.leases.running(study.id))
     searched = [trial for trial in trials if trial.phase == "search"]
     launches = [(trial.setting, trial.repeat) for trial in trials]
     assert [trial.number for trial in trials] == list(range(len(trials)))
@@ -77,6 +77,6 @@ def test_a_killed_worker_does_not_hold_up_the_others(ncclt, tmp_path):
 def trials_of(url):
     try:
         with open_store(url, migrate=False) as store:
-            return sum(summary.trials for summary in store.studies().items)
+            return sum(summary.trials for summary in store.studies.page().items)
     except StoreError:
         return 0

@@ -79,7 +79,7 @@ class Site:
     def submit(self, **more):
         """Queue a job and return its id."""
         job = TuningJob(**{"id": new_job_id(), "cluster": CLUSTER, "model": "bert", "blocks": 3, **more})
-        job = job.on(self.store.cluster(CLUSTER), self.store.workload("bert"), again=True)
+        job = job.on(self.store.clusters.get(CLUSTER), self.store.workloads.get("bert"), again=True)
         return self.queue.submit(job)[0].job.id
 
     def events(self, id, kind):
@@ -90,8 +90,8 @@ class Site:
 
     def trials(self, id):
         """The numbers of the trials of a job's study."""
-        study = self.store.study(self.queue.status(id).job.study)
-        return [trial.number for trial in self.store.trials(study.id)]
+        study = self.store.studies.get(self.queue.status(id).job.study)
+        return [trial.number for trial in self.store.trials.find(study.id)]
 
     def ended(self, id):
         return until(lambda: self.state(id).ended and self.queue.status(id))
@@ -106,9 +106,9 @@ class Site:
         numbers = self.trials(id)
         assert status.state is JobState.DONE, status.result.reason
         assert numbers == list(range(len(numbers)))
-        study = self.store.study(status.job.study)
+        study = self.store.studies.get(status.job.study)
         assert study.state is StudyState.DONE
-        (found,) = self.store.recommendations(study=study.id)
+        (found,) = self.store.recommendations.find(study=study.id)
         assert status.result.recommendation == found.id
         assert status.result.reason.startswith(found.table.verdict.reason)
         assert status.result.simulated
@@ -202,7 +202,7 @@ def test_a_worker_is_wrongly_assumed_dead_the_next_is_stopped_and_a_third_ends_t
     id = site.submit(trials=TRIALS)
     site.is_tuning(id)
     name = site.queue.status(id).worker
-    site.store.leave_worker(name)
+    site.store.jobs.leave_worker(name)
     site.queue.give_back(name, died=True)
     assert worker.wait(PATIENT_S) == 69
     assert not mine(site, id)
@@ -218,7 +218,7 @@ def test_a_worker_is_wrongly_assumed_dead_the_next_is_stopped_and_a_third_ends_t
     status = site.queue.status(id)
     assert (status.state, status.worker, status.taken_over) == (JobState.QUEUED, "", deaths), "a stop is no death"
     assert not mine(site, id)
-    assert site.store.workers_of(CLUSTER) == ()
+    assert site.store.jobs.workers(CLUSTER) == ()
     assert [event.kind for event in site.queue.written(id)][-1] == "given-back"
 
     site.worker()

@@ -94,7 +94,7 @@ def recorded(nursery, tmp_path):
 
 def _stored(tmp_path):
     with open_store(f"sqlite:///{tmp_path / 'store.db'}") as store:
-        return store.workload("mine")
+        return store.workloads.get("mine")
 
 
 # The transformer under torchrun and the convnet are recorded by the tests below.

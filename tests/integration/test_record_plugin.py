@@ -72,7 +72,7 @@ def record(tmp_path, library, options, *words, **more):
 
 def stored(tmp_path, name="mine"):
     with open_store(f"sqlite:///{tmp_path}/store.db") as store:
-        return store.workload(name)
+        return store.workloads.get(name)
 
 
 def table(workload):

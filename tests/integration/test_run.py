@@ -67,13 +67,13 @@ def store(tmp_path):
     profiles = samples.store_profiles(tmp_path / "profiles")
     with open_store(f"sqlite:///{tmp_path}/ncclt.db", profiles=profiles) as opened:
         study = samples.study()
-        opened.open_study(study)
+        opened.studies.open(study)
         # Variables that NCCL 2.28 can say in full: those of the samples need a table.
         rule = replace(samples.PLAIN.rules[0], channels=None)
         given = samples.recommendation(study)
         variables = replace(given.variables, policy=Policy(rules=(rule,)))
         valid = replace(given.fingerprint, nccl_version="2.28.9")
-        opened.publish(replace(given, variables=variables, fingerprint=valid))
+        opened.revisions.publish(replace(given, variables=variables, fingerprint=valid))
         yield opened
 
 
@@ -138,7 +138,7 @@ def test_a_job_asks_the_plugin_and_the_attestation_is_stored(tmp_path, store, li
 
     assert (done.returncode, done.stdout) == (7, "")
     assert "took effect: 3 of 3 calls that the policy speaks of went as it says" in done.stderr
-    (kept,) = store.attestations(["0c0ffee1"])
+    (kept,) = store.records.attestations(["0c0ffee1"])
     assert (kept.effect.value, kept.calls_as_wanted, kept.calls_unruled) == ("took-effect", 3, 1)
     # The same files by hand: the same finding, kept once.
     (folder,) = (tmp_path / "reports").iterdir()
@@ -152,7 +152,7 @@ def test_a_job_asks_the_plugin_and_the_attestation_is_stored(tmp_path, store, li
     )
     assert (again.returncode, json.loads(again.stdout)["id"]) == (0, kept.id), again.stderr
     assert "already in" in again.stderr
-    assert len(store.attestations(["0c0ffee1"])) == 1
+    assert len(store.records.attestations(["0c0ffee1"])) == 1
 
 
 def test_variables_from_a_server_are_attested_by_the_log_and_posted(tmp_path, store, serving):
@@ -162,7 +162,7 @@ def test_variables_from_a_server_are_attested_by_the_log_and_posted(tmp_path, st
 
     assert done.returncode == 0
     assert f"posted to {url}" in done.stderr, done.stderr
-    (kept,) = store.attestations(["0c0ffee1"])
+    (kept,) = store.records.attestations(["0c0ffee1"])
     assert (kept.form.value, kept.effect.value, kept.calls_as_wanted) == ("variables", "took-effect", 3)
     stop()
     shown = run(tmp_path, options, SHOW)

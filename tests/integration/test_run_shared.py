@@ -332,7 +332,7 @@ def test_a_server_keeps_the_decision_of_a_named_job(tmp_path, serving, store):
     """Something else is published between two nodes; a third one cannot reach the server."""
     torchrun = alone.stand_in(tmp_path, "torchrun")
     first = ask_service(tmp_path, serving[0], "n0", command=torchrun)
-    store.publish(replace(store.recommendation("0c0ffee1"), id="0c0ffee2"))
+    store.revisions.publish(replace(store.recommendations.get("0c0ffee1"), id="0c0ffee2"))
     second = ask_service(tmp_path, serving[0], "n1", command=torchrun)
     away = ask_service(tmp_path, AWAY, "n0", command=torchrun)
 

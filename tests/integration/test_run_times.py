@@ -25,8 +25,8 @@ SHAPE = ("--cluster", "pair", "--model", "toy", "--nodes", "2", "--gpus-per-node
 def store(tmp_path):
     """A store with a roll-out against the NCCL default, for half of the jobs."""
     with open_store(f"sqlite:///{tmp_path}/store.db") as opened:
-        opened.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
-        opened.publish(sample_recommendation("a"))
+        opened.revisions.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
+        opened.revisions.publish(sample_recommendation("a"))
         yield opened
 
 
@@ -47,17 +47,17 @@ def run(nursery, tmp_path, store):
 
 
 def named(store, variant):
-    (rollout,) = store.rollouts()
+    (rollout,) = store.revisions.rollouts()
     return next(name for name in "abcdefghij" if rollout.variant(f"named {name}") is variant)
 
 
 def test_a_job_that_keeps_nccls_own_choice_counts_too(store, run):
-    (rollout,) = store.rollouts()
+    (rollout,) = store.revisions.rollouts()
     name = named(store, Variant.DEFAULT)
     done = run(name, *run.storage, "--step-times")
     assert done.returncode == 0, done.stderr
     assert "trained to the end" in done.stdout
-    (found,) = store.job_times(rollout.id)
+    (found,) = store.revisions.job_times(rollout.id)
     assert (found.job, found.recommendation, found.steps) == (f"named {name}", "", 20)
     assert 3_000 < found.step_us < 1_000_000
     assert "reported as default; roll-out running: no two jobs to compare yet, 1 reported" in done.stderr
@@ -65,18 +65,18 @@ def test_a_job_that_keeps_nccls_own_choice_counts_too(store, run):
 
 def test_a_job_that_could_not_use_its_part_counts_where_it_was_drawn(store, run):
     """The sample is a table, and without the plugin nothing of it is set. Left out, candidates alone were missing."""
-    (rollout,) = store.rollouts()
+    (rollout,) = store.revisions.rollouts()
     done = run(named(store, Variant.CANDIDATE), *run.storage, "--step-times")
     assert done.returncode == 0, done.stderr
     assert "keeping the NCCL default" in done.stderr
-    assert [time.recommendation for time in store.job_times(rollout.id)] == ["a"]
-    assert [start.recommendation for start in store.job_starts(rollout.id)] == ["a"]
+    assert [time.recommendation for time in store.revisions.job_times(rollout.id)] == ["a"]
+    assert [start.recommendation for start in store.revisions.job_starts(rollout.id)] == ["a"]
 
 
 @pytest.mark.parametrize(("options", "steps"), [((), 100), (("--step-times",), 30)])
 def test_without_the_option_or_without_enough_steps_nothing_is_reported(store, run, options, steps):
     done = run(named(store, Variant.DEFAULT), *run.storage, *options, steps=steps)
-    assert (done.returncode, store.job_times(store.rollouts()[0].id)) == (0, ())
+    assert (done.returncode, store.revisions.job_times(store.revisions.rollouts()[0].id)) == (0, ())
     assert ("no step time was reported" in done.stderr) == bool(options)
     assert "trained to the end" in done.stdout
 
@@ -96,7 +96,7 @@ def test_a_service_takes_it_and_says_what_all_show(tmp_path, store, run, start):
     cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     done = run(name, "--server", server, "--step-times", "--timeout", "60", **cache)
     assert done.returncode == 0, done.stderr
-    (found,) = store.job_times(store.rollouts()[0].id)
+    (found,) = store.revisions.job_times(store.revisions.rollouts()[0].id)
     assert found.job == f"named {name}"
     assert "roll-out running" in done.stderr
     assert list(tmp_path.glob("cache/ncclt/env/*.json")) == [], "the answer is for this job alone"

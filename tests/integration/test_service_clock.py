@@ -54,10 +54,10 @@ def clock(monkeypatch):
 @pytest.fixture
 def store(tmp_path, clock):
     with open_store(f"sqlite:///{tmp_path}/ncclt.db", clock=utc_now) as opened:
-        opened.add_cluster(sample_study().cluster)
-        opened.add_workload(sample_workload())
-        opened.open_study(sample_study())
-        opened.publish(sample_recommendation("first"))
+        opened.clusters.add(sample_study().cluster)
+        opened.workloads.add(sample_workload())
+        opened.studies.open(sample_study())
+        opened.revisions.publish(sample_recommendation("first"))
         yield opened
 
 
@@ -74,11 +74,11 @@ def test_the_newest_revision_is_served_whatever_the_clock_says(store, clock):
         assert served(service) == "first"
         clock.days = DAYS
         assert served(service) == "first"
-        store.publish(sample_recommendation("of-the-future"))
+        store.revisions.publish(sample_recommendation("of-the-future"))
         assert served(service) == "of-the-future"
         clock.days = 0
         assert served(service) == "of-the-future"
-        store.publish(sample_recommendation("last"))
+        store.revisions.publish(sample_recommendation("last"))
         assert served(service) == "last", "the order of arrival counts, not the date"
         for path in ("/", "/live", "/studies", "/recommendations/last", "/studies/abc123", "/clusters/pair"):
             for clock.days in (DAYS, 0, -DAYS):
@@ -87,10 +87,10 @@ def test_the_newest_revision_is_served_whatever_the_clock_says(store, clock):
 
 def test_keys_expire_by_the_clock_and_are_back_with_it(store, clock):
     in_a_year = (datetimes.datetime.now(datetimes.UTC) + datetimes.timedelta(days=365)).isoformat()
-    store.add_key(
+    store.keys.add(
         ApiKey(id="a-year", role=Role.READ, created=utc_now(), expires=in_a_year), digest=hash_secret("a-year")
     )
-    store.add_key(ApiKey(id="always", role=Role.READ, created=utc_now()), digest=hash_secret("always"))
+    store.keys.add(ApiKey(id="always", role=Role.READ, created=utc_now()), digest=hash_secret("always"))
     with TestClient(create_app(store, fresh_s=0)) as service:
 
         def status(key):
@@ -99,43 +99,43 @@ def test_keys_expire_by_the_clock_and_are_back_with_it(store, clock):
         assert (status("a-year"), status("always")) == (200, 200)
         clock.days = DAYS
         assert (status("a-year"), status("always")) == (401, 200)
-        store.revoke_key("always", now=utc_now())
+        store.keys.revoke("always", now=utc_now())
         clock.days = 0
         assert (status("a-year"), status("always")) == (200, 401), "what was revoked stays so"
 
 
 def test_leases_of_a_dead_worker_end_soon_and_those_of_a_living_one_stay(store, clock, monkeypatch):
     clock.days = DAYS
-    store.enter("abc123", FAR)
-    store.enter_worker(FAR, cluster="pair")
+    store.leases.enter("abc123", FAR)
+    store.jobs.enter_worker(FAR, cluster="pair")
     mine = leases.this_worker()
-    store.enter("abc123", mine)
-    store.enter_worker(mine, cluster="pair")
-    assert store.workers("abc123") == tuple(sorted((FAR, mine)))
+    store.leases.enter("abc123", mine)
+    store.jobs.enter_worker(mine, cluster="pair")
+    assert store.leases.workers("abc123") == tuple(sorted((FAR, mine)))
     clock.days = 0
-    assert store.workers_of("pair") == (mine,)
+    assert store.jobs.workers("pair") == (mine,)
     given_back = []
-    store.bury_workers("pair", holders=lambda: (), give_back=given_back.append)
+    store.jobs.bury_workers("pair", holders=lambda: (), give_back=given_back.append)
     assert given_back == [FAR]
-    assert store.workers("abc123") == (mine,)
-    assert store.renew_worker(mine)
-    assert not store.renew_worker(FAR), "a living one is told, and takes no job of another"
+    assert store.leases.workers("abc123") == (mine,)
+    assert store.jobs.renew_worker(mine)
+    assert not store.jobs.renew_worker(FAR), "a living one is told, and takes no job of another"
 
 
 def test_a_dead_worker_of_this_machine_is_found_though_the_clock_was_set_back(store, clock):
     clock.days = DAYS
     dead = leases.this_worker().rpartition("/")[0] + "/1"
-    store.enter_worker(dead, cluster="pair")
+    store.jobs.enter_worker(dead, cluster="pair")
     clock.days = 0
     given_back = []
-    store.bury_workers("pair", holders=lambda: (), give_back=given_back.append)
+    store.jobs.bury_workers("pair", holders=lambda: (), give_back=given_back.append)
     assert given_back == [dead]
 
 
 def test_a_roll_out_is_decided_by_jobs_and_no_clock(store, clock):
-    store.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="admin"))
-    store.publish(sample_recommendation("second"))
-    (rollout,) = store.rollouts()
+    store.revisions.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="admin"))
+    store.revisions.publish(sample_recommendation("second"))
+    (rollout,) = store.revisions.rollouts()
     with TestClient(create_app(store, fresh_s=0)) as service:
         jobs = [f"job {n}" for n in range(20)]
 
@@ -150,4 +150,4 @@ def test_a_roll_out_is_decided_by_jobs_and_no_clock(store, clock):
             ticket = sample_ticket(store.ticket_secret(), job, issued_s=time.time() - 10, **told)
             told |= {"ticket": ticket, "job": job, "steps": 20, "step_us": 1e5}
             assert service.post("/v1/step-times", json=told).status_code == 200
-        assert store.status("second").state is RevisionState.CANDIDATE
+        assert store.revisions.status("second").state is RevisionState.CANDIDATE

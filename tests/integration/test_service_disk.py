@@ -90,10 +90,10 @@ def machine(tmp_path, start):
 
 def fill(machine):
     with open_store(machine.storage) as store:
-        store.add_cluster(sample_study().cluster)
-        store.add_workload(sample_workload())
-        store.open_study(sample_study())
-        store.publish(sample_recommendation("first"))
+        store.clusters.add(sample_study().cluster)
+        store.workloads.add(sample_workload())
+        store.studies.open(sample_study())
+        store.revisions.publish(sample_recommendation("first"))
 
 
 @contextlib.contextmanager
@@ -176,17 +176,17 @@ def test_a_disk_that_fills_up_while_a_study_runs(machine):
         database.require_sound()
         database.close()
         with open_store(machine.storage, migrate=False) as store:
-            assert store.running_studies() == ()
-            assert {one.study.state for one in store.studies().items} <= {StudyState.INTERRUPTED}
+            assert store.studies.running() == ()
+            assert {one.study.state for one in store.studies.page().items} <= {StudyState.INTERRUPTED}
     assert ends > 1
     done = machine(*TUNE, "--study", "grown")
     assert done.returncode == 0, done.stderr
     with open_store(machine.storage, migrate=False) as store:
-        study = store.study("grown")
-        trials = store.trials(study.id)
+        study = store.studies.get("grown")
+        trials = store.trials.find(study.id)
         assert [trial.number for trial in trials] == list(range(len(trials)))
         assert all(trial.result.measurements for trial in trials)
-        assert len(store.recommendations(study=study.id)) == 1
+        assert len(store.recommendations.find(study=study.id)) == 1
 
 
 def test_a_home_that_may_only_be_read(machine, tmp_path):

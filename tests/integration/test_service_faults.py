@@ -114,9 +114,9 @@ SHAPE = {
 def filled(url):
     """A store with one study and one revision."""
     store = open_store(url)
-    store.add_cluster(sample_study().cluster)
-    store.open_study(sample_study())
-    store.publish(sample_recommendation("first"))
+    store.clusters.add(sample_study().cluster)
+    store.studies.open(sample_study())
+    store.revisions.publish(sample_recommendation("first"))
     return store
 
 
@@ -169,7 +169,7 @@ def test_postgresql_is_killed_and_restarted_under_load(postgresql, database, api
                 one.result()
         assert {answer.status_code for answer in answers} == {200}
         assert len({answer.text for answer in answers}) == 1
-        assert [trial.number for trial in store.trials("abc123")] == written
+        assert [trial.number for trial in store.trials.find("abc123")] == written
 
 
 def test_the_service_is_killed_in_a_burst(tmp_path, api):
@@ -252,19 +252,23 @@ def test_two_publish_and_two_approve_at_once(url):
     with filled(url) as store:
         names = [f"new{number}" for number in range(8)]
         published = at_once(
-            url, [lambda store, id=id: store.publish(replace(sample_recommendation(id), created="")) for id in names]
+            url,
+            [
+                lambda store, id=id: store.revisions.publish(replace(sample_recommendation(id), created=""))
+                for id in names
+            ],
         )
         assert sorted(one.revision for one in published) == list(range(2, 10))
-        assert {one.id for one in store.recommendations()} == {"first", *names}
-        states = [store.status(id).state for id in ("first", *names)]
+        assert {one.id for one in store.recommendations.find()} == {"first", *names}
+        states = [store.revisions.status(id).state for id in ("first", *names)]
         assert states.count(RevisionState.ACTIVE) == 1
 
-        store.set_rules(ClusterRules(cluster="pair", require_approval=True), Actor(who="admin"))
-        store.publish(replace(sample_recommendation("last"), created=""))
+        store.revisions.set_rules(ClusterRules(cluster="pair", require_approval=True), Actor(who="admin"))
+        store.revisions.publish(replace(sample_recommendation("last"), created=""))
         people = ("ann", "bob", "cem", "dan")
-        ended = at_once(url, [lambda store, who=who: store.approve("last", Actor(who=who)) for who in people])
+        ended = at_once(url, [lambda store, who=who: store.revisions.approve("last", Actor(who=who)) for who in people])
         refused = [one for one in ended if isinstance(one, ConflictError)]
         assert len(refused) == len(people) - 1, ended
-        actions = [event.action for event in store.history(recommendation="last")]
+        actions = [event.action for event in store.revisions.history(recommendation="last")]
         assert actions.count(Action.APPROVED) == 1
-        assert store.status("last").state is RevisionState.ACTIVE
+        assert store.revisions.status("last").state is RevisionState.ACTIVE

@@ -84,7 +84,7 @@ def _url(tmp_path):
 
 def _stored(tmp_path, **wanted):
     with open_store(_url(tmp_path)) as store:
-        return store.verifications(**wanted)
+        return store.records.verifications(**wanted)
 
 
 def _publish(tmp_path, decision, *, source=None):
@@ -95,7 +95,9 @@ def _publish(tmp_path, decision, *, source=None):
     made = {"simulated": source == "simulated", "launcher": "replay" if source == "replayed" else "local"}
     table = replace(published.table, verdict=verdict)
     with open_store(_url(tmp_path)) as store:
-        store.publish(replace(published, table=table, variables=PolicyVerdict(policy=policy, verdict=verdict), **made))
+        store.revisions.publish(
+            replace(published, table=table, variables=PolicyVerdict(policy=policy, verdict=verdict), **made)
+        )
 
 
 def test_true_negative_nccl_variables_cannot_change_a_job_that_does_not_read_them(tmp_path, verify, job):
@@ -221,7 +223,7 @@ def test_command_is_missing(tmp_path, verify):
 
 def test_table_alone_needs_the_plugin(tmp_path, verify, job):
     with open_store(_url(tmp_path)) as store:
-        store.publish(replace(sample_recommendation("rec1"), simulated=False, launcher="local"))
+        store.revisions.publish(replace(sample_recommendation("rec1"), simulated=False, launcher="local"))
     done = verify(["--model", "toy", "--cluster", "pair"], [*job, "100"], NCCLT_PLUGIN=NO_PLUGIN)
     assert done.returncode == 2
     assert "ncclt admin plugin build" in done.stderr

@@ -12,7 +12,7 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.store import migrate
-from ncclt.store.revisions import HEAD, VERSION_TABLE
+from ncclt.store.schema import HEAD, VERSION_TABLE
 
 SMALL, LARGE = 16 << 10, 64 << 20
 

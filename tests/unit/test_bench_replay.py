@@ -112,9 +112,9 @@ def searched(tmp_path):
         state=StudyState.DONE,
     )
     with open_store(url) as store:
-        store.open_study(study)
+        store.studies.open(study)
         for trial in trial_log.trials():
-            store.add_trial("abc123", trial)
+            store.trials.add("abc123", trial)
     return url
 
 

@@ -35,24 +35,24 @@ def store(rich, tmp_path_factory):
 
 
 def test_everything_that_pages_show_is_there(rich, store):
-    pairs = store.pairs()
+    pairs = store.recommendations.pairs()
     found = [pair.recommendation for pair in pairs if pair.recommendation]
     assert {one.table.verdict.decision.value for one in found} == {"tuned", "keep-default", "undecided"}
     assert {one.origin.value for one in found} == {"measured", "recorded", "simulated"}
     assert any(one.stale for one in found)
     assert sum(pair.running for pair in pairs) >= 3
     assert {pair.cluster for pair in pairs} & set(rich.HOSTILE)
-    assert {one.state for one in store.preflights(cluster="hall-a")} == {State.HEALTHY, State.DEGRADED}
-    trials = store.trial_page("10000aaaaaaa", limit=600)
+    assert {one.state for one in store.records.preflights(cluster="hall-a")} == {State.HEALTHY, State.DEGRADED}
+    trials = store.trials.page("10000aaaaaaa", limit=600)
     assert len(trials) == rich.SMALL.long
     assert {trial.result.outcome for trial in trials} > {Outcome.OK, Outcome.CRASHED, Outcome.WRONG_RESULT}
-    assert len(store.studies(limit=500).items) == rich.SMALL.studies + 1
+    assert len(store.studies.page(limit=500).items) == rich.SMALL.studies + 1
 
 
 def test_the_same_store_is_made_again(rich, store, tmp_path):
     with open_store(f"sqlite:///{tmp_path}/b.db") as other:
         rich.fill(other, now=NOW)
-        assert other.pairs() == store.pairs()
+        assert other.pairs() == store.recommendations.pairs()
 
 
 def test_names_that_break_pages_can_be_left_out(rich, tmp_path):
@@ -64,8 +64,8 @@ def test_names_that_break_pages_can_be_left_out(rich, tmp_path):
 
 
 def test_every_page_of_it_answers_and_stays_small(rich, store):
-    names = [f"/clusters/{quote(entry.item.name, safe='')}" for entry in store.clusters()]
-    names += [f"/workloads/{quote(entry.item.name, safe='')}" for entry in store.workloads()]
+    names = [f"/clusters/{quote(entry.item.name, safe='')}" for entry in store.clusters.entries()]
+    names += [f"/workloads/{quote(entry.item.name, safe='')}" for entry in store.workloads.entries()]
     with TestClient(create_app(store)) as client:
         for path in ("/", "/?days=30", "/studies", "/live", "/find?q=hall", "/compare?model=chat-13b", *names):
             answer = client.get(path)

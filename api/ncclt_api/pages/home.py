@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ncclt.core.recommendation import Decision, Recommendation
 from ncclt.core.trial import TimesOrigin
-from ncclt.store.overview import Pair
+from ncclt.store.recommendations import Pair
 from ncclt_api.pages.results import Result, build_result
 from ncclt_api.pages.wording import format_speedup
 

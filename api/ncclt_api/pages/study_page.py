@@ -40,15 +40,15 @@ class StudyPages:
             UsageError: the choice names a message that the workload does not have.
         """
         store = self._store()
-        published = store.recommendations(study=study.id)
+        published = store.recommendations.find(study=study.id)
         found = published[0] if published else None
         at_rest = bool(study.updated) and now - datetime.fromisoformat(study.updated) > _AT_REST
         read = self._kept if at_rest else self._read
         return {
             "view": read(study.id, study.updated, study.state, (found.id, found.stale) if found else None, server),
             "trials": trial_table(store, study, choice),
-            "verifications": store.verifications(recommendation=found.id, limit=LAST_SHOWN) if found else (),
-            "attestations": store.attestations([found.id], limit=LAST_SHOWN) if found else (),
+            "verifications": store.records.verifications(recommendation=found.id, limit=LAST_SHOWN) if found else (),
+            "attestations": store.records.attestations([found.id], limit=LAST_SHOWN) if found else (),
             "now": now,
             "instead": _served_instead(store, found) if found else None,
             "is_live": study.state is StudyState.RUNNING,
@@ -58,19 +58,19 @@ class StudyPages:
         self, id: str, _updated: str, _state: StudyState, _published: tuple[str, str] | None, server: str
     ) -> StudyView:
         store = self._store()
-        published = store.recommendations(study=id)
+        published = store.recommendations.find(study=id)
         return study_view(
-            store.study(id),
-            store.trial_outline(id),
+            store.studies.get(id),
+            store.trials.outline(id),
             published[0] if published else None,
-            measured=partial(store.measured, id),
+            measured=partial(store.trials.with_measurements, id),
             server=server,
         )
 
 
 def _served_instead(store: Store, mine: Recommendation) -> Recommendation | None:
     """Return the revision of another study that jobs of this shape get; None = this one, or none of its origin."""
-    for one in store.newest(cluster=mine.cluster, model=mine.model):
+    for one in store.recommendations.newest(cluster=mine.cluster, model=mine.model):
         if one.fingerprint == mine.fingerprint and one.origin is mine.origin:
             return one if one.study != mine.study and not one.stale else None
     return None

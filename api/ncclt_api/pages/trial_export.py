@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from ncclt.core.message import Message
 from ncclt.core.study import Study, Trial
 from ncclt.store.store import Store
-from ncclt.store.trial_list import TrialFilter
+from ncclt.store.trials import TrialFilter
 from ncclt_api.documents import trial_document
 from ncclt_api.text import readable
 
@@ -76,8 +76,8 @@ def trials_as_csv(store: Store, study: Study, only: TrialFilter) -> Iterator[str
 
 def _parts(store: Store, study: Study, only: TrialFilter) -> Iterator[Sequence[Trial]]:
     skip = 0
-    while items := store.trial_list(study.id, only, skip=skip, limit=_AT_ONCE).items:
-        yield store.measured(study.id, [item.trial for item in items])
+    while items := store.trials.select(study.id, only, skip=skip, limit=_AT_ONCE).items:
+        yield store.trials.with_measurements(study.id, [item.trial for item in items])
         skip += len(items)
 
 

@@ -13,7 +13,7 @@ from ncclt.core.study import Phase, Study
 from ncclt.core.trial import Outcome
 from ncclt.errors import UsageError
 from ncclt.store.store import Store
-from ncclt.store.trial_list import ListedTrial, Order, TrialFilter
+from ncclt.store.trials import ListedTrial, Order, TrialFilter
 
 TRIALS_PER_PAGE = 50
 
@@ -120,12 +120,14 @@ def trial_table(store: Store, study: Study, choice: TrialChoice) -> TrialTable:
     """Return the chosen page of the trials of a study; raises as `filter_of` does."""
     only = filter_of(study, choice)
     page = choice.page
-    part = store.trial_list(study.id, only, order=choice.sort, skip=(page - 1) * TRIALS_PER_PAGE, limit=TRIALS_PER_PAGE)
+    part = store.trials.select(
+        study.id, only, order=choice.sort, skip=(page - 1) * TRIALS_PER_PAGE, limit=TRIALS_PER_PAGE
+    )
     pages = max(1, -(-part.matching // TRIALS_PER_PAGE))
     if page > pages:
         page = pages
         skip = (page - 1) * TRIALS_PER_PAGE
-        part = store.trial_list(study.id, only, order=choice.sort, skip=skip, limit=TRIALS_PER_PAGE)
+        part = store.trials.select(study.id, only, order=choice.sort, skip=skip, limit=TRIALS_PER_PAGE)
     return TrialTable(
         study=study.id,
         items=part.items,

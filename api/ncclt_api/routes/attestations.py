@@ -36,8 +36,8 @@ class AttestationsQuery(StrictQuery):
 )
 def list_attestations(query: Annotated[AttestationsQuery, Query()], store: CurrentStore) -> AttestationList:
     """List the newest attestations; an unknown recommendation is an error, not an empty list."""
-    known = store.recommendation(query.recommendation)
-    found = store.attestations([known.id], limit=query.limit)
+    known = store.recommendations.get(query.recommendation)
+    found = store.records.attestations([known.id], limit=query.limit)
     return AttestationList(items=[AttestationDocument.model_validate(one.to_document()) for one in found])
 
 
@@ -58,7 +58,7 @@ def add_attestation(
 ) -> AttestationDocument:
     """Keep one attestation, as `ncclt attest --json` prints it, with the ticket of its job."""
     document = body.model_dump(mode="json", by_alias=True, exclude={"ticket"})
-    known = store.recommendation(body.recommendation)
+    known = store.recommendations.get(body.recommendation)
     if (known.cluster, known.model) != (body.cluster, body.model):
         raise InputError(
             f"the recommendation {known.id} is for {known.model} on {known.cluster}",
@@ -71,6 +71,6 @@ def add_attestation(
             f"the job of this ticket was given {ticket.recommendation or 'nothing'}, not {known.id}",
             hint="send back the `ticket` of the answer that the job started with",
         )
-    if not store.add_attestation(attestation, ticket=ticket, reporter=reporter_of(request)):
+    if not store.records.add_attestation(attestation, ticket=ticket, reporter=reporter_of(request)):
         response.status_code = 200
     return AttestationDocument.model_validate(document)

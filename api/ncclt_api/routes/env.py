@@ -134,14 +134,14 @@ def get_environment(
 def _read_answers(
     store: CurrentStore, tickets: Tickets, *, cluster: str, query: EnvQuery, format: str, media_type: str
 ) -> EnvAnswers:
-    published = store.newest(cluster=cluster, model=query.model)
+    published = store.recommendations.newest(cluster=cluster, model=query.model)
     if not published:
         explain_absence(store, cluster=cluster, model=query.model)
     return EnvAnswers(
         pair=(cluster, query.model),
         chosen=select_fitting(published, query.request(cluster=cluster, model=query.model)),
-        rollouts=store.served_rollouts(cluster=cluster, model=query.model),
-        delivery=store.rules(cluster).delivery,
+        rollouts=store.recommendations.rolled_out(cluster=cluster, model=query.model),
+        delivery=store.revisions.rules(cluster).delivery,
         write=partial(render, format=format, shell=query.shell, unset=query.unset, channels=query.channels),
         format=format,
         media_type=media_type,
@@ -175,14 +175,14 @@ def _decide_once(store: CurrentStore, tickets: Tickets, *, cluster: str, query: 
         question=", ".join(f"{name} {value}" for name in _ASKED if (value := getattr(query, name)) is not None),
         document=json.dumps(document, indent=2) + "\n",
     )
-    kept = store.keep_job_decision(mine)
+    kept = store.revisions.keep_job_decision(mine)
     if kept.question != mine.question:
         raise UsageError(
             f"another node of the job {job} asked for {kept.question}, and this one for {mine.question}",
             hint="all nodes of a job must ask for the same; two jobs need two names (--job)",
         )
     if kept == mine and answer is not None and answer.rollout:
-        store.add_job_starts([start_of(answer, job, issued_s=issued_s)])
+        store.revisions.add_job_starts([start_of(answer, job, issued_s=issued_s)])
     if "nothing" in (told := json.loads(kept.document)):
         raise (
             refusal

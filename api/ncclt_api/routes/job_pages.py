@@ -50,7 +50,7 @@ def show_jobs(query: Annotated[JobsPageQuery, Query()], store: CurrentStore, req
             limit=JOBS_PER_PAGE + 1,
             offset=(query.page - 1) * JOBS_PER_PAGE,
         )
-        running = {one.study.name: one for one in store.running_studies(cluster=query.cluster or None)}
+        running = {one.study.name: one for one in store.studies.running(cluster=query.cluster or None)}
     rows, more = found[:JOBS_PER_PAGE], len(found) > JOBS_PER_PAGE
     if query.format == "json":
         return json_response({"has_queue": has_queue, "jobs": rows, "more": more})
@@ -71,8 +71,8 @@ def show_jobs(query: Annotated[JobsPageQuery, Query()], store: CurrentStore, req
         "jobs.html",
         has_queue=has_queue,
         states=[state.value for state in JobState],
-        clusters=sorted(entry.item.name for entry in store.clusters()),
-        models=sorted(entry.item.name for entry in store.workloads()),
+        clusters=sorted(entry.item.name for entry in store.clusters.entries()),
+        models=sorted(entry.item.name for entry in store.workloads.entries()),
         usual={"trials": _USUAL_TRIALS, "priority": USUAL_PRIORITY, "first": FIRST_PRIORITY, "last": LAST_PRIORITY},
         **values,
     )

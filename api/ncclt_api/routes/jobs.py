@@ -118,7 +118,7 @@ async def submit_job(
     ] = None,
 ) -> JobDocument:
     """Queue a job; an uploaded profile is kept under its name."""
-    await run_in_threadpool(store.cluster, body.cluster)  # refused before anything is stored
+    await run_in_threadpool(store.clusters.get, body.cluster)  # refused before anything is stored
     if body.profile is not None:
         name = body.profile.get("name")
         if not isinstance(name, str):
@@ -148,7 +148,7 @@ def _submit(
         created=utc_now(),
         by=by,
     )
-    return queue.submit(store.checked_job(job, again=body.again))
+    return queue.submit(store.jobs.check(job, again=body.again))
 
 
 @router.post(

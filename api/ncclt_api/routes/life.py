@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ncclt.core.api_key import Role
 from ncclt.core.revision import MOST_WHY, Action, Actor, ClusterRules, RevisionState
 from ncclt.core.rollout import RollOutState
-from ncclt.store.lives import MOST_LISTED
+from ncclt.store.revisions import MOST_LISTED
 from ncclt.store.store import Store
 from ncclt_api.access import needs, who
 from ncclt_api.dependencies import MOST_NUMBER, CurrentRecommendation, CurrentStore, StrictQuery
@@ -133,8 +133,8 @@ class HistoryQuery(StrictQuery):
 
 
 def _life(store: Store, id: str) -> LifeDocument:
-    shown: list[dict[str, Any]] = [one.to_document() for one in store.rollouts(recommendation=id, limit=10)]
-    return LifeDocument.model_validate(store.status(id).to_document() | {"rollouts": shown})
+    shown: list[dict[str, Any]] = [one.to_document() for one in store.revisions.rollouts(recommendation=id, limit=10)]
+    return LifeDocument.model_validate(store.revisions.status(id).to_document() | {"rollouts": shown})
 
 
 @router.get(
@@ -155,7 +155,7 @@ def get_history(
     found: CurrentRecommendation, query: Annotated[HistoryQuery, Query()], store: CurrentStore
 ) -> HistoryDocument:
     """Return its entries of the history, newest first."""
-    events = store.history(recommendation=found.id, before=query.before, limit=query.limit)
+    events = store.revisions.history(recommendation=found.id, before=query.before, limit=query.limit)
     return HistoryDocument(items=[EventDocument.model_validate(one.to_document()) for one in events])
 
 
@@ -168,7 +168,7 @@ def get_history(
 )
 def approve(found: CurrentRecommendation, body: Approval, store: CurrentStore, request: Request) -> LifeDocument:
     """Approve a candidate and give it to a share of the jobs; one that won its roll-out, to all."""
-    store.approve(found.id, _by(request, body), percent=body.percent, loss_limit=body.loss_limit)
+    store.revisions.approve(found.id, _by(request, body), percent=body.percent, loss_limit=body.loss_limit)
     return _life(store, found.id)
 
 
@@ -181,7 +181,7 @@ def approve(found: CurrentRecommendation, body: Approval, store: CurrentStore, r
 )
 def activate(found: CurrentRecommendation, body: StateChange, store: CurrentStore, request: Request) -> LifeDocument:
     """Give a candidate that awaits nothing to all jobs, also in the middle of its roll-out."""
-    store.activate(found.id, _by(request, body))
+    store.revisions.activate(found.id, _by(request, body))
     return _life(store, found.id)
 
 
@@ -194,7 +194,7 @@ def activate(found: CurrentRecommendation, body: StateChange, store: CurrentStor
 )
 def roll_back(found: CurrentRecommendation, body: StateChange, store: CurrentStore, request: Request) -> LifeDocument:
     """Make an earlier revision active again."""
-    store.roll_back(found.id, _by(request, body))
+    store.revisions.roll_back(found.id, _by(request, body))
     return _life(store, found.id)
 
 
@@ -207,7 +207,7 @@ def roll_back(found: CurrentRecommendation, body: StateChange, store: CurrentSto
 )
 def pin(found: CurrentRecommendation, body: StateChange, store: CurrentStore, request: Request) -> LifeDocument:
     """Give jobs this revision, whatever is published later."""
-    store.pin(found.id, _by(request, body))
+    store.revisions.pin(found.id, _by(request, body))
     return _life(store, found.id)
 
 
@@ -220,7 +220,7 @@ def pin(found: CurrentRecommendation, body: StateChange, store: CurrentStore, re
 )
 def unpin(found: CurrentRecommendation, body: StateChange, store: CurrentStore, request: Request) -> LifeDocument:
     """Let later revisions replace a pinned one again."""
-    store.unpin(found.id, _by(request, body))
+    store.revisions.unpin(found.id, _by(request, body))
     return _life(store, found.id)
 
 
@@ -233,7 +233,7 @@ def unpin(found: CurrentRecommendation, body: StateChange, store: CurrentStore, 
 )
 def retire(found: CurrentRecommendation, body: StateChange, store: CurrentStore, request: Request) -> LifeDocument:
     """Retire a revision; without an active one jobs keep the NCCL default."""
-    store.retire(found.id, _by(request, body))
+    store.revisions.retire(found.id, _by(request, body))
     return _life(store, found.id)
 
 
@@ -245,9 +245,9 @@ def retire(found: CurrentRecommendation, body: StateChange, store: CurrentStore,
 )
 def get_cluster_history(cluster: str, query: Annotated[HistoryQuery, Query()], store: CurrentStore) -> HistoryDocument:
     """Return the entries of a cluster, newest first."""
-    events = store.history(cluster=cluster, before=query.before, limit=query.limit)
+    events = store.revisions.history(cluster=cluster, before=query.before, limit=query.limit)
     if not events:
-        store.cluster(cluster)
+        store.clusters.get(cluster)
     return HistoryDocument(items=[EventDocument.model_validate(one.to_document()) for one in events])
 
 
@@ -259,8 +259,8 @@ def get_cluster_history(cluster: str, query: Annotated[HistoryQuery, Query()], s
 )
 def get_rules(cluster: str, store: CurrentStore) -> RulesDocument:
     """Return the rules of a cluster."""
-    store.cluster(cluster)
-    return RulesDocument.model_validate(store.rules(cluster).to_document())
+    store.clusters.get(cluster)
+    return RulesDocument.model_validate(store.revisions.rules(cluster).to_document())
 
 
 @rules.put(
@@ -271,9 +271,9 @@ def get_rules(cluster: str, store: CurrentStore) -> RulesDocument:
 )
 def set_rules(cluster: str, body: NewRules, store: CurrentStore, request: Request) -> RulesDocument:
     """Store the rules of a cluster, for what is published from now on."""
-    store.cluster(cluster)  # refused before anything is stored
+    store.clusters.get(cluster)  # refused before anything is stored
     values = body.model_dump(exclude={"why"})
-    store.set_rules(ClusterRules(cluster=cluster, **values), _by(request, body))
+    store.revisions.set_rules(ClusterRules(cluster=cluster, **values), _by(request, body))
     return get_rules(cluster, store)
 
 

@@ -20,7 +20,7 @@ from ncclt.profile.views.difference import difference
 from ncclt.profile.views.exposure import gain_bound
 from ncclt.profile.views.histogram import cross_over, histogram
 from ncclt.store import StudyEntry
-from ncclt.store.overview import Era, Pair
+from ncclt.store.recommendations import Era, Pair
 from ncclt.store.store import Store
 from ncclt_api.access import needs
 from ncclt_api.dependencies import CurrentStore, StrictQuery
@@ -104,10 +104,10 @@ def show_map(query: Annotated[HomeQuery, Query()], store: CurrentStore, request:
     before = None
     if days:
         then = (datetime.now(UTC) - timedelta(days=days)).isoformat(timespec="milliseconds")
-        before = store.recommended_before(then, cluster=cluster, model=model)
-    pairs = store.pairs(cluster=cluster, model=model)
+        before = store.recommendations.preferred_before(then, cluster=cluster, model=model)
+    pairs = store.recommendations.pairs(cluster=cluster, model=model)
     shown, running = build_map(pairs, before=before), _running(store, query)
-    recent = store.recent_studies(limit=RECENT, cluster=cluster, model=model)
+    recent = store.studies.recent(limit=RECENT, cluster=cluster, model=model)
     if query.format == "json":
         return json_response({"map": shown, "running": _summaries(running), "recent": _summaries(recent)})
     return page_response(
@@ -119,8 +119,8 @@ def show_map(query: Annotated[HomeQuery, Query()], store: CurrentStore, request:
         effects=_effects(store, recent),
         days=days,
         query=_query(query),
-        clusters=_names((entry.item.name for entry in store.clusters()), query.cluster),
-        models=_names((entry.item.name for entry in store.workloads()), query.model),
+        clusters=_names((entry.item.name for entry in store.clusters.entries()), query.cluster),
+        models=_names((entry.item.name for entry in store.workloads.entries()), query.model),
         chosen={"cluster": query.cluster, "model": query.model, "days": str(query.days)},
         filtered=bool(query.cluster or query.model or query.days),
     )
@@ -138,7 +138,7 @@ def show_running(query: Annotated[Filter, Query()], store: CurrentStore, request
 @router.get("/studies")
 def show_studies(query: Annotated[ListQuery, Query()], store: CurrentStore, request: Request) -> Response:
     """List the studies, newest first."""
-    page = store.studies(
+    page = store.studies.page(
         limit=STUDIES_PER_PAGE, cursor=query.cursor or None, cluster=query.cluster or None, model=query.model or None
     )
     if query.format == "json":
@@ -151,8 +151,8 @@ def show_studies(query: Annotated[ListQuery, Query()], store: CurrentStore, requ
         effects=_effects(store, page.items),
         chosen=chosen,
         filtered=bool(query.cluster or query.model),
-        clusters=_names((entry.item.name for entry in store.clusters()), query.cluster),
-        models=_names((entry.item.name for entry in store.workloads()), query.model),
+        clusters=_names((entry.item.name for entry in store.clusters.entries()), query.cluster),
+        models=_names((entry.item.name for entry in store.workloads.entries()), query.model),
         first=not query.cursor,
         newest="/studies?" + urlencode(chosen),
         older="/studies?" + urlencode({**chosen, "cursor": page.next_cursor}) if page.next_cursor else "",
@@ -165,7 +165,7 @@ def show_found(query: Annotated[FindQuery, Query()], store: CurrentStore, reques
     paths = {"cluster": "/clusters/", "workload": "/workloads/", "study": "/studies/"}
     hits = [
         {"kind": hit.kind, "name": hit.name, "href": paths[hit.kind] + quote(hit.key, safe="", errors="replace")}
-        for hit in store.find(query.q, cluster=query.cluster or None)
+        for hit in store.studies.search(query.q, cluster=query.cluster or None)
     ]
     if query.format == "json":
         return json_response({"hits": hits})
@@ -176,21 +176,21 @@ def show_found(query: Annotated[FindQuery, Query()], store: CurrentStore, reques
 @router.get("/clusters/{name:path}")
 def show_cluster(name: str, query: Annotated[ClusterQuery, Query()], store: CurrentStore, request: Request) -> Response:
     """Show one cluster: what jobs get there, its releases of NCCL, the health of its fabric."""
-    pairs = store.pairs(cluster=name)
+    pairs = store.recommendations.pairs(cluster=name)
     cluster, in_catalogue = _cluster(store, name)
     ids = [pair.recommendation.id for pair in pairs if pair.recommendation]
-    newest, current = store.newest_each(cluster=name), cluster.fingerprint()
-    eras = store.eras(name)
+    newest, current = store.recommendations.newest_each(cluster=name), cluster.fingerprint()
+    eras = store.recommendations.eras(name)
     if current.digest() not in {era.fingerprint for era in eras}:
         eras = (Era(fingerprint=current.digest(), revisions=0, first="", last=""), *eras)
     versions, by_release = compare_releases(newest)
-    preflights = store.preflights(cluster=name, limit=PREFLIGHTS)
+    preflights = store.records.preflights(cluster=name, limit=PREFLIGHTS)
     mapped = next((one for one in preflights if heat_maps(one)), None)
     values: dict[str, Any] = {
         "cluster": cluster,
         "in_catalogue": in_catalogue,
         "pairs": pairs,
-        "effects": store.effects(ids),
+        "effects": store.records.effects(ids),
         "versions": versions,
         "by_release": by_release,
         "eras": eras,
@@ -198,7 +198,7 @@ def show_cluster(name: str, query: Annotated[ClusterQuery, Query()], store: Curr
         "preflights": preflights,
         "mapped": mapped,
         "heat_maps": heat_maps(mapped) if mapped else (),
-        "attestations": store.attestations(ids, limit=REPORTS),
+        "attestations": store.records.attestations(ids, limit=REPORTS),
     }
     return json_response(values) if query.format == "json" else page_response(request, "cluster.html", **values)
 
@@ -208,9 +208,9 @@ def show_workload(
     name: str, query: Annotated[WorkloadQuery, Query()], store: CurrentStore, request: Request
 ) -> Response:
     """Show the messages of one workload, the most that tuning can gain, and where it was tuned."""
-    entries = {entry.item.name: entry for entry in store.workloads()}
-    workload = store.workload(name)
-    other = store.workload(query.other) if query.other else None
+    entries = {entry.item.name: entry for entry in store.workloads.entries()}
+    workload = store.workloads.get(name)
+    other = store.workloads.get(query.other) if query.other else None
     weights = workload.weights()
     values: dict[str, Any] = {
         "workload": workload,
@@ -224,7 +224,7 @@ def show_workload(
             ((calls, weight / sum(weights)) for calls, weight in zip(workload.messages, weights, strict=True)),
             key=lambda pair: -pair[1],
         ),
-        "pairs": sorted(store.pairs(cluster=query.cluster or None, model=name), key=_best_first),
+        "pairs": sorted(store.recommendations.pairs(cluster=query.cluster or None, model=name), key=_best_first),
         "other": other,
         "changes": difference(workload, other) if other else None,
     }
@@ -264,8 +264,8 @@ def show_comparison(query: Annotated[CompareQuery, Query()], store: CurrentStore
         most=MOST,
         chosen=query.model,
         chosen_clusters=query.cluster,
-        clusters=_names(entry.item.name for entry in store.clusters()),
-        models=_names(entry.item.name for entry in store.workloads()),
+        clusters=_names(entry.item.name for entry in store.clusters.entries()),
+        models=_names(entry.item.name for entry in store.workloads.entries()),
     )
 
 
@@ -276,24 +276,24 @@ def _compared(query: CompareQuery, store: Store) -> tuple[list[Compared], int]:
     """
     found = []
     for key in query.study:
-        study = store.study(key)
-        published = store.recommendations(study=study.id)
+        study = store.studies.get(key)
+        published = store.recommendations.find(study=study.id)
         found.append(Compared(study=study, recommendation=published[0] if published else None))
-    revisions, left = [store.recommendation(id) for id in query.revision], 0
+    revisions, left = [store.recommendations.get(id) for id in query.revision], 0
     if query.model and len(query.cluster) == 1:
-        revisions += store.newest_each(cluster=query.cluster[0], model=query.model)[:MOST]
+        revisions += store.recommendations.newest_each(cluster=query.cluster[0], model=query.model)[:MOST]
     elif query.model:
-        newest = [pair.recommendation for pair in store.pairs(model=query.model) if pair.recommendation]
+        newest = [pair.recommendation for pair in store.recommendations.pairs(model=query.model) if pair.recommendation]
         newest.sort(key=lambda one: (list(TimesOrigin).index(one.origin), one.cluster))
         if query.cluster:
             revisions += [one for one in newest if one.cluster in query.cluster]
         else:
             revisions, left = revisions + newest[:MOST], max(0, len(newest) - MOST)
-    return found + [Compared(study=store.study(one.study), recommendation=one) for one in revisions], left
+    return found + [Compared(study=store.studies.get(one.study), recommendation=one) for one in revisions], left
 
 
 def _running(store: Store, query: Filter) -> Sequence[StudyEntry]:
-    return store.running_studies(cluster=query.cluster or None, model=query.model or None)
+    return store.studies.running(cluster=query.cluster or None, model=query.model or None)
 
 
 def _summaries(studies: Iterable[StudyEntry]) -> list[StudySummaryDocument]:
@@ -302,7 +302,7 @@ def _summaries(studies: Iterable[StudyEntry]) -> list[StudySummaryDocument]:
 
 def _effects(store: Store, studies: Iterable[StudyEntry]) -> Mapping[str, str]:
     """Return the effect in the newest attestation of each recommendation that has one."""
-    return store.effects([one.recommendation.id for one in studies if one.recommendation])
+    return store.records.effects([one.recommendation.id for one in studies if one.recommendation])
 
 
 def _best_first(pair: Pair) -> tuple[bool, bool, float, str]:
@@ -315,9 +315,9 @@ def _best_first(pair: Pair) -> tuple[bool, bool, float, str]:
 def _cluster(store: Store, name: str) -> tuple[Cluster, bool]:
     """Return a cluster, and whether it is in the catalogue; one that left it is known from its newest study."""
     try:
-        return store.cluster(name), True
+        return store.clusters.get(name), True
     except NotFoundError:
-        if items := store.studies(limit=1, cluster=name).items:
+        if items := store.studies.page(limit=1, cluster=name).items:
             return items[0].study.cluster, False
         raise
 

@@ -17,7 +17,7 @@ from ncclt.core.algorithms import Algorithm
 from ncclt.core.api_key import Role
 from ncclt.core.study import Phase
 from ncclt.core.trial import Outcome
-from ncclt.store.trial_list import Order
+from ncclt.store.trials import Order
 from ncclt_api.access import needs
 from ncclt_api.dependencies import MOST_NUMBER, CurrentStore, CurrentStudy, StrictQuery
 from ncclt_api.pages.environment import render_page
@@ -120,9 +120,9 @@ def show_trial(
     request: Request,
 ) -> Response:
     """Show one trial."""
-    trial = store.trial(study.id, number)
-    repeats = store.repeats(study.id, trial, limit=MOST_REPEATS) if trial.policy is None else ()
-    total = store.trial_list(study.id, filter_of(study, TrialChoice()), limit=1).total
+    trial = store.trials.get(study.id, number)
+    repeats = store.trials.repeats(study.id, trial, limit=MOST_REPEATS) if trial.policy is None else ()
+    total = store.trials.select(study.id, filter_of(study, TrialChoice()), limit=1).total
     view = trial_view(study, trial, repeats, total=total)
     return json_response(view) if query.format == "json" else page_response(request, "trial.html", view=view)
 

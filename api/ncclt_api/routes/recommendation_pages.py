@@ -63,7 +63,7 @@ def show_served(query: Annotated[ServedQuery, Query()], store: CurrentStore, req
         gpus_per_node=query.gpus_per_node,
         nccl_version=normal_version(query.nccl_version),
     )
-    published = store.newest(cluster=query.cluster, model=query.model)
+    published = store.recommendations.newest(cluster=query.cluster, model=query.model)
     try:
         found = select(published, job, partly=True)
     except StaleRecommendationError:
@@ -109,17 +109,17 @@ def change(
     by = Actor(who=who(request), why=why.strip())
     match verb:
         case "approve":
-            store.approve(found.id, by, percent=percent)
+            store.revisions.approve(found.id, by, percent=percent)
         case "activate":
-            store.activate(found.id, by)
+            store.revisions.activate(found.id, by)
         case "rollback":
-            store.roll_back(found.id, by)
+            store.revisions.roll_back(found.id, by)
         case "pin":
-            store.pin(found.id, by)
+            store.revisions.pin(found.id, by)
         case "unpin":
-            store.unpin(found.id, by)
+            store.revisions.unpin(found.id, by)
         case "retire":
-            store.retire(found.id, by)
+            store.revisions.retire(found.id, by)
         case "stale":
             _mark_stale(store, found, by)
     return RedirectResponse(f"/recommendations/{found.id}", 303)
@@ -129,7 +129,7 @@ def _mark_stale(store: Store, found: Recommendation, by: Actor) -> None:
     """Store the finding of a person as a recheck, so that `ncclt recheck` can refute it."""
     if not by.why:
         raise UsageError("marking a revision stale needs a reason", hint="describe the problem")
-    store.add_recheck(
+    store.records.add_recheck(
         Recheck(
             id=uuid.uuid4().hex[:12],
             recommendation=found.id,
@@ -148,17 +148,17 @@ def _mark_stale(store: Store, found: Recommendation, by: Actor) -> None:
 
 def _answer(found: Recommendation, format: str, store: Store, request: Request) -> Response:
     same = (found.fingerprint, found.origin)
-    newest = store.newest(cluster=found.cluster, model=found.model)
+    newest = store.recommendations.newest(cluster=found.cluster, model=found.model)
     served = next((one for one in newest if (one.fingerprint, one.origin) == same), None)
     served_id = served.id if served else ""
-    status = store.status(found.id)
+    status = store.revisions.status(found.id)
     shape = (status.nodes, status.gpus_per_node, status.nccl_version, status.origin)
     revisions = [
         one
-        for one in store.statuses(cluster=found.cluster, model=found.model, limit=200)
+        for one in store.revisions.statuses(cluster=found.cluster, model=found.model, limit=200)
         if (one.nodes, one.gpus_per_node, one.nccl_version, one.origin) == shape
     ]
-    events = store.history(recommendation=found.id, limit=_SHOWN)
+    events = store.revisions.history(recommendation=found.id, limit=_SHOWN)
     rollouts = _judge(store, found)
     has_won = any(rollout.state is RollOutState.WON for rollout, _ in rollouts)
     differences: list[CompareRow] = []
@@ -177,10 +177,10 @@ def _answer(found: Recommendation, format: str, store: Store, request: Request) 
         "revisions": revisions[:_SHOWN],
         "approvals": [event for event in events if event.action is Action.APPROVED],
         "events": events,
-        "rechecks": store.rechecks(found.id)[:_SHOWN],
+        "rechecks": store.records.rechecks(found.id)[:_SHOWN],
         "differences": differences,
         "actions": list_actions(status),
-        "percent": 100 if has_won else store.rules(found.cluster).percent,
+        "percent": 100 if has_won else store.revisions.rules(found.cluster).percent,
     }
     if format == "json":
         return json_response({**values, "rollouts": _without_seed(rollouts)})
@@ -189,7 +189,7 @@ def _answer(found: Recommendation, format: str, store: Store, request: Request) 
 
 def _judge(store: Store, found: Recommendation) -> list[tuple[RollOut, RollOutVerdict | None]]:
     """Return the last roll-outs of a revision, the open ones with the verdict on their jobs."""
-    rollouts = store.rollouts(recommendation=found.id, limit=5)
+    rollouts = store.revisions.rollouts(recommendation=found.id, limit=5)
     return [(one, judge_stored(store, one) if one.is_open else None) for one in rollouts]
 
 
@@ -202,7 +202,7 @@ def _without_seed(rollouts: list[tuple[RollOut, RollOutVerdict | None]]) -> list
 
 
 def _compared(found: Recommendation, store: Store) -> Compared:
-    return Compared(study=store.study(found.study), recommendation=found)
+    return Compared(study=store.studies.get(found.study), recommendation=found)
 
 
 def _job(found: Recommendation) -> dict[str, str]:

@@ -53,7 +53,7 @@ class RecommendationsQuery(JobQuery):
 def list_recommendations(query: Annotated[RecommendationsQuery, Query()], store: CurrentStore) -> RecommendationList:
     """List every revision that fits; an unknown cluster or workload is an error, not an empty list."""
     request = query.request(cluster=query.cluster or "", model=query.model or "")
-    published = store.recommendations(cluster=query.cluster, model=query.model)
+    published = store.recommendations.find(cluster=query.cluster, model=query.model)
     if not published:
         explain_absence(store, cluster=query.cluster, model=query.model)
     fitting = [r for r in published if not request.refusal(r.fingerprint)]
@@ -75,6 +75,6 @@ def explain_absence(store: CurrentStore, *, cluster: str | None, model: str | No
         NotFoundError: the cluster or workload is not in the catalogue; the hint lists close names.
     """
     if cluster is not None:
-        store.cluster(cluster)
+        store.clusters.get(cluster)
     if model is not None:
-        store.workload(model)
+        store.workloads.get(model)

@@ -31,7 +31,7 @@ class SignInQuery(StrictQuery):
 @router.get("/sign-in", dependencies=PUBLIC)
 def show_sign_in(query: Annotated[SignInQuery, Query()], store: WholeStore, request: Request) -> Response:
     """Ask for a key; without keys there is nothing to sign in to."""
-    if not store.keys() and not request.app.state.has_users:
+    if not store.keys.find() and not request.app.state.has_users:
         return RedirectResponse("/", 303)
     return _page(request, next=query.next)
 
@@ -44,7 +44,7 @@ def sign_in(
     next: Annotated[str, Form(max_length=2000)] = "",
 ) -> Response:
     """Exchange a key for a cookie."""
-    found = store.keys().get(hash_secret(key.strip()))
+    found = store.keys.find().get(hash_secret(key.strip()))
     why = "This key is not known." if found is None else found.invalid(datetime.now(UTC).isoformat())
     if found is None or why:
         return _page(request, next=next, why=why, status=401)

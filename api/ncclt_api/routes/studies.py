@@ -32,7 +32,7 @@ class StudiesQuery(StrictQuery):
 @router.get("", operation_id="listStudies", summary="Studies, newest first")
 def list_studies(query: Annotated[StudiesQuery, Query()], store: CurrentStore, response: Response) -> StudyList:
     """List one page of studies; the Link header leads to the next."""
-    page = store.studies(limit=query.limit, cursor=query.cursor, cluster=query.cluster, model=query.model)
+    page = store.studies.page(limit=query.limit, cursor=query.cursor, cluster=query.cluster, model=query.model)
     if page.next_cursor:
         following = query.model_dump(exclude_none=True) | {"cursor": page.next_cursor}
         response.headers["Link"] = f'</v1/studies?{urlencode(following)}>; rel="next"'
@@ -42,7 +42,7 @@ def list_studies(query: Annotated[StudiesQuery, Query()], store: CurrentStore, r
 @router.get("/{id}", operation_id="getStudy", summary="One study")
 def get_study(study: CurrentStudy, store: CurrentStore) -> StudyDetail:
     """Return one study by id or name, with its workload and what it published."""
-    return study_detail(store, study, store.recommendations(study=study.id))
+    return study_detail(store, study, store.recommendations.find(study=study.id))
 
 
 class TrialsQuery(StrictQuery):
@@ -59,7 +59,7 @@ def list_trials(
     study: CurrentStudy, query: Annotated[TrialsQuery, Query()], store: CurrentStore, response: Response
 ) -> TrialList:
     """List one page of trials with their measurements, by number; the Link header leads to the next."""
-    page = store.trial_page(study.id, after=query.after, limit=query.limit)
+    page = store.trials.page(study.id, after=query.after, limit=query.limit)
     following = page[-1].number if len(page) == query.limit else None
     if following is not None:
         path = f"/v1/studies/{study.id}/trials?limit={query.limit}&after={following}"
@@ -71,9 +71,9 @@ def list_trials(
 @router.get("/{id}/evidence", operation_id="getEvidence", summary="What the newest verdict of a study rests on")
 def get_evidence(study: CurrentStudy, store: CurrentStore) -> EvidenceDocument:
     """Judge the newest verdict again from the stored trials, block by block."""
-    published = store.recommendations(study=study.id)
+    published = store.recommendations.find(study=study.id)
     if not published:
         raise NotFoundError(
             f"study {study.name} has no verdict yet", hint="run the same `ncclt tune` command to resume"
         )
-    return EvidenceDocument.model_validate(evidence_document(published[0], store.trials(study.id), study.workload))
+    return EvidenceDocument.model_validate(evidence_document(published[0], store.trials.find(study.id), study.workload))

@@ -107,7 +107,7 @@ async def upload_workload(
         workload = await _read(Path(file.name), query.name, options)
     is_new = await run_in_threadpool(keep_workload, store, workload)
     response.status_code = 201 if is_new else 200
-    entries = await run_in_threadpool(store.workloads)
+    entries = await run_in_threadpool(store.workloads.entries)
     return workload_document(next(entry for entry in entries if entry.item.name == workload.name))
 
 
@@ -131,9 +131,9 @@ def keep_workload(store: Store, workload: Workload) -> bool:
         UsageError: another one has its name.
     """
     with suppress(NotFoundError):
-        if store.workload(workload.name).digest() == workload.digest():
+        if store.workloads.get(workload.name).digest() == workload.digest():
             return False
-    store.add_workload(workload)
+    store.workloads.add(workload)
     return True
 
 

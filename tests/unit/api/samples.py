@@ -269,26 +269,26 @@ def verification(of):
 def fill(store):
     """Store one finished study with all its evidence, one that was searched on a machine, and a hostile one."""
     done = study()
-    store.open_study(done)
+    store.studies.open(done)
     search = search_trials(done)
     for row in [*search, *verify_trials(done, first=len(search))]:
-        store.add_trial(done.id, row)
-    published = store.publish(recommendation(done))
-    store.add_verification(verification(published))
-    store.add_attestation(attestation(published, differing=0))
-    store.add_attestation(attestation(published, notes=(HOSTILE,), tuner_lines=(HOSTILE,)))
+        store.trials.add(done.id, row)
+    published = store.revisions.publish(recommendation(done))
+    store.records.add_verification(verification(published))
+    store.records.add_attestation(attestation(published, differing=0))
+    store.records.add_attestation(attestation(published, notes=(HOSTILE,), tuner_lines=(HOSTILE,)))
 
     kept = study("7a6bbb02", model="resnet101", simulated=False, launcher="slurm")
-    store.open_study(kept)
+    store.studies.open(kept)
     for row in search_trials(kept, 12):
-        store.add_trial(kept.id, row)
+        store.trials.add(kept.id, row)
     table = PolicyVerdict(policy=POLICY, verdict=verdict(Decision.KEEP_DEFAULT, 1.004, (0.988, 1.021)))
-    store.publish(recommendation(kept, "0c0ffee2", Decision.KEEP_DEFAULT, plain=False, table=table))
+    store.revisions.publish(recommendation(kept, "0c0ffee2", Decision.KEEP_DEFAULT, plain=False, table=table))
 
     hostile = study("bad00003", name=HOSTILE, model=HOSTILE, cluster_name=HOSTILE, state=StudyState.RUNNING, reason="")
-    store.open_study(hostile)
+    store.studies.open(hostile)
     for row in search_trials(hostile, 8):
-        store.add_trial(hostile.id, row)
+        store.trials.add(hostile.id, row)
 
 
 def store_profiles(folder):

@@ -15,7 +15,6 @@ from ncclt.core.revision import Actor, ClusterRules
 from ncclt.core.tuning_job import TuningJob
 from ncclt.errors import StoreError
 from ncclt.store.job_queue import JobQueue, prepare
-from ncclt.store.visible import VisibleStore
 from ncclt_api.access import LAST_KNOWN_S, AccessMiddleware, declared_role
 from ncclt_api.app import create_app
 from ncclt_api.proxy_users import PeerMiddleware, proxy_plan
@@ -112,12 +111,12 @@ def service(samples, profiles, tmp_path_factory):
 
     with open_store(f"sqlite:///{tmp_path_factory.mktemp('keys')}/ncclt.db", profiles=profiles) as store:
         samples.fill(store)
-        store.set_rules(ClusterRules(cluster="leonardo", percent=50), Actor(who="ann"))
-        found = store.recommendation("0c0ffee1")
-        store.publish(samples.revised(found, "0c0ffee9"))
+        store.revisions.set_rules(ClusterRules(cluster="leonardo", percent=50), Actor(who="ann"))
+        found = store.recommendations.get("0c0ffee1")
+        store.revisions.publish(samples.revised(found, "0c0ffee9"))
         for (role, cluster), secret in SECRETS.items():
             key = ApiKey(id=f"{role}-{cluster}", role=role, clusters=(cluster,) if cluster else ())
-            store.add_key(key, digest=hash_secret(secret))
+            store.keys.add(key, digest=hash_secret(secret))
         prepare(store.url)
         with JobQueue(store.url) as queue:
             queue.submit(TuningJob(id=JOB, cluster="leonardo", model="bert"))
@@ -251,8 +250,8 @@ def test_a_key_of_another_cluster_finds_nothing(service, samples, subtests):
 def find_nothing(service, samples, name):
     method, path = routes(service.app)[name]
     ticket = {"ticket": "any"}
-    report = samples.attestation(service.store.recommendation("0c0ffee1")).to_document() | ticket
-    time = {"rollout": service.store.rollouts()[0].id, "job": "1", "step_us": 1.0, "steps": 1} | ticket
+    report = samples.attestation(service.store.recommendations.get("0c0ffee1")).to_document() | ticket
+    time = {"rollout": service.store.revisions.rollouts()[0].id, "job": "1", "step_us": 1.0, "steps": 1} | ticket
     given = {
         "POST /v1/attestations": report,
         "POST /v1/step-times": time,
@@ -264,7 +263,7 @@ def find_nothing(service, samples, name):
         token = service.app.state.sessions.form_token("")
         body = {"data": {"token": token, "cluster": "leonardo", "model": "bert"}, "follow_redirects": False}
     query = QUERIES.get(name, {})
-    before = service.store.history(limit=1)
+    before = service.store.revisions.history(limit=1)
     for role in Role:
         for more in ({}, {"cluster": "leonardo"}) if method == "GET" and "{" not in path.path else ({},):
             answer = ask(service, method, path, SECRETS[role, "elsewhere"], params={**query, **more}, **body)
@@ -275,7 +274,7 @@ def find_nothing(service, samples, name):
                 assert not LEAKS.search(unquoted(answer.text))
             else:
                 assert answer.status_code in (404, 422), answer.text
-    assert service.store.history(limit=1) == before
+    assert service.store.revisions.history(limit=1) == before
 
 
 def test_a_key_of_one_cluster_reads_what_is_of_it(service):
@@ -303,7 +302,7 @@ def test_a_launcher_s_key_gets_answers_and_reports_and_reads_nothing_else(servic
 
 
 def test_a_method_of_the_store_that_knows_no_scope_fails(filled_store):
-    seen = VisibleStore(filled_store, ("leonardo",))
+    seen = filled_store.within(("leonardo",))
     for call in (seen.keys, seen.counts, seen.ping, lambda: seen.changes(0), lambda: seen.revoke_key("a", now="")):
         with pytest.raises(AttributeError, match="knows no scope"):
             call()
@@ -350,16 +349,16 @@ def test_what_is_no_key_is_401_and_says_how_to_get_one(service, authorization):
 def test_a_kept_answer_needs_a_key_too_and_a_revoked_one_gets_nothing(service):
     secret = new_secret()
     key = ApiKey(id="short", role=Role.READ, expires="2999-01-01")
-    service.store.add_key(key, digest=hash_secret(secret))
+    service.store.keys.add(key, digest=hash_secret(secret))
     assert ask(service, "GET", ENV, secret).status_code == 200
     assert service.get(ENV).status_code == 401
-    service.store.revoke_key("short", now="2026-11-22")
+    service.store.keys.revoke("short", now="2026-11-22")
     refused = ask(service, "GET", ENV, secret)
     assert (refused.status_code, refused.json()["detail"]) == (401, "the key short was revoked")
 
 
 def test_an_expired_key_is_refused(service):
-    service.store.add_key(ApiKey(id="old", role=Role.READ, expires="2020-01-01"), digest=hash_secret("old"))
+    service.store.keys.add(ApiKey(id="old", role=Role.READ, expires="2020-01-01"), digest=hash_secret("old"))
     assert ask(service, "GET", ENV, "old").json()["detail"] == "the key old has expired"
 
 
@@ -449,7 +448,7 @@ def test_a_database_that_is_away_is_not_asked_for_keys_at_every_request():
 
 
 def test_the_secret_is_nowhere_in_the_store(service):
-    assert all(secret not in str(service.store.keys()) for secret in SECRETS.values())
+    assert all(secret not in str(service.store.keys.find()) for secret in SECRETS.values())
     assert replace(ApiKey(id="a", role=Role.READ)).to_document()["role"] == "read"
     assert len(new_secret()) >= len(PREFIX) + 43
     assert new_secret() != new_secret()

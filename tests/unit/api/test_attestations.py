@@ -25,7 +25,7 @@ def service(samples, empty_store):
 @pytest.fixture
 def document(samples, filled_store):
     """A new attestation, as `ncclt attest --json` prints it."""
-    return samples.attestation(filled_store.recommendation(KNOWN)).to_document()
+    return samples.attestation(filled_store.recommendations.get(KNOWN)).to_document()
 
 
 def ticket(store, job="1", *, recommendation=KNOWN, issued_s=None, cluster="leonardo"):
@@ -62,7 +62,7 @@ def test_an_attestation_counts_only_with_a_ticket_of_its_job(service, samples, e
     assert service.get(URL, params={"recommendation": KNOWN}).json() == {"items": []}
     proof = ticket(empty_store)
     assert service.post(URL, json=document | proof).status_code == 201
-    other = samples.attestation(empty_store.recommendation(KNOWN), differing=0).to_document()
+    other = samples.attestation(empty_store.recommendations.get(KNOWN), differing=0).to_document()
     second = service.post(URL, json=other | proof)
     assert (second.status_code, "was attested already" in second.json()["detail"]) == (409, True)
     assert service.post(URL, json=other | ticket(empty_store, "2")).status_code == 201

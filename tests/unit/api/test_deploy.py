@@ -68,7 +68,7 @@ def test_every_expression_is_of_our_figures_and_balanced(title, expression):
 
 def test_a_stale_recommendation_is_in_the_figure_that_its_alert_reads(samples, empty_store):
     samples.fill(empty_store)
-    empty_store.add_recheck(
+    empty_store.records.add_recheck(
         Recheck(
             id="c1",
             recommendation="0c0ffee1",

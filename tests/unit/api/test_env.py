@@ -22,7 +22,7 @@ def test_the_text_is_what_the_core_renders(client, filled_store, subtests):
         with subtests.test(format):
             answer = client.get(ENV, params={"model": "bert", **JOB, "format": format})
             said = {"variant": "active", "reason": "TARGETING_MATCH", "rollout": ""}
-            expected = render(filled_store.recommendation("0c0ffee1"), format=format, said=said)
+            expected = render(filled_store.recommendations.get("0c0ffee1"), format=format, said=said)
             assert answer.status_code == 200
             assert answer.text == expected
             media = "application/json" if format == "json" else "text/plain; charset=utf-8"
@@ -111,7 +111,7 @@ def test_unknown_names_are_answered_with_close_ones(client):
 @pytest.mark.parametrize("options", [{"shell": "fish"}, {"shell": "csh", "unset": True}, {"unset": True}])
 def test_shells_and_undoing_are_rendered_as_asked(client, filled_store, options):
     answer = client.get(ENV, params={"model": "bert", **JOB, **options})
-    expected = render(filled_store.recommendation("0c0ffee1"), format="export", **options)
+    expected = render(filled_store.recommendations.get("0c0ffee1"), format="export", **options)
     assert (answer.status_code, answer.text) == (200, expected)
 
 
@@ -186,8 +186,8 @@ def test_all_nodes_of_a_job_get_one_answer_where_a_roll_out_begins_between_two_r
     """Half of the jobs get the candidate; a job whose first node was answered before stays with what that got."""
     one, two, store = replicas
     first = {name: one.get(ENV, params={**KEPT, "job": name}).json() for name in ("a", "b", "c", "d", "e", "f")}
-    store.set_rules(ClusterRules(cluster="leonardo", percent=50), Actor(who="ann"))
-    store.publish(samples.revised(store.recommendation("0c0ffee1"), "0c0ffee9"))
+    store.revisions.set_rules(ClusterRules(cluster="leonardo", percent=50), Actor(who="ann"))
+    store.revisions.publish(samples.revised(store.recommendations.get("0c0ffee1"), "0c0ffee9"))
 
     for name, answer in first.items():
         assert (answer["job"], answer["recommendation"]) == (name, "0c0ffee1")
@@ -195,8 +195,8 @@ def test_all_nodes_of_a_job_get_one_answer_where_a_roll_out_begins_between_two_r
             assert replica.get(ENV, params={**KEPT, "job": name}).json() == answer
     later = {two.get(ENV, params={**KEPT, "job": f"later-{i}"}).json()["variant"] for i in range(20)}
     assert later == {"candidate", "active"}
-    (rollout,) = store.rollouts()
-    assert {start.job for start in store.job_starts(rollout.id)} == {f"later-{i}" for i in range(20)}
+    (rollout,) = store.revisions.rollouts()
+    assert {start.job for start in store.revisions.job_starts(rollout.id)} == {f"later-{i}" for i in range(20)}
 
 
 def test_a_job_whose_first_node_got_nothing_gets_nothing(replicas):
@@ -204,8 +204,8 @@ def test_a_job_whose_first_node_got_nothing_gets_nothing(replicas):
     asked = {**KEPT, "nodes": 4}
     nothing = one.get(ENV, params=asked)
     assert nothing.status_code == 409
-    found = store.recommendation("0c0ffee1")
-    store.publish(replace(found, id="0c0ffee4", fingerprint=replace(found.fingerprint, nodes=4)))
+    found = store.recommendations.get("0c0ffee1")
+    store.revisions.publish(replace(found, id="0c0ffee4", fingerprint=replace(found.fingerprint, nodes=4)))
     again = two.get(ENV, params=asked)
     assert (again.status_code, again.json()["detail"]) == (404, nothing.json()["detail"])
     assert two.get(ENV, params={**asked, "job": "night-2"}).json()["recommendation"] == "0c0ffee4"

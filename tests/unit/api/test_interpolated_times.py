@@ -17,10 +17,10 @@ def test_only_messages_of_the_workload_are_marked_as_interpolated(empty_store, s
     """The sizes beside them, which the first pair of a proof measures too, are in no row."""
     for study_id, size_bytes, marks in (("aa", 0, 0), ("bb", 1 << 16, 1)):
         study = samples.study(study_id)
-        empty_store.open_study(study)
+        empty_store.studies.open(study)
         trials = [*samples.search_trials(study, 3), *samples.verify_trials(study, first=3)]
         for trial in trials:
-            empty_store.add_trial(study_id, interpolated(trial, size_bytes))
-        empty_store.publish(samples.recommendation(study, f"0c0ffe{study_id}"))
-        page = study_report(empty_store, empty_store.study(study_id))
+            empty_store.trials.add(study_id, interpolated(trial, size_bytes))
+        empty_store.revisions.publish(samples.recommendation(study, f"0c0ffe{study_id}"))
+        page = study_report(empty_store, empty_store.studies.get(study_id))
         assert page.count("interpolated between recorded sizes") == 2 * marks

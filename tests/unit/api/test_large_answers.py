@@ -77,7 +77,7 @@ def test_a_browser_that_is_signed_in_sees_them_and_may_use_their_forms(filled_st
     """The other process neither asks for the key again nor signs forms with another secret."""
     with open_store(f"sqlite:///{tmp_path}/ncclt.db", profiles=profiles) as store:
         samples.fill(store)
-        store.add_key(ApiKey(id="one", role=Role.READ, clusters=("leonardo",)), digest=hash_secret("one"))
+        store.keys.add(ApiKey(id="one", role=Role.READ, clusters=("leonardo",)), digest=hash_secret("one"))
         with TestClient(create_app(store, fresh_s=0, large=store.url), headers={"Accept": "text/html"}) as browser:
             assert browser.get("/studies/5e1f00aa", follow_redirects=False).status_code == 303
             token = re.search(r'name="token" value="([^"]+)"', browser.get("/sign-in").text)[1]

@@ -23,7 +23,7 @@ JOB = {"model": "toy", "nodes": 2, "gpus_per_node": 4, "nccl_version": "2.28.9",
 @pytest.fixture
 def store(tmp_path, profiles):
     with open_store(f"sqlite:///{tmp_path}/a.db", profiles=profiles) as opened:
-        opened.publish(sample_recommendation("a"), by=Actor(who="key one"))
+        opened.revisions.publish(sample_recommendation("a"), by=Actor(who="key one"))
         yield opened
 
 
@@ -40,7 +40,7 @@ def given(client, job=""):
 
 
 def test_a_change_is_seen_by_the_next_request(store, client):
-    store.publish(sample_recommendation("b"))
+    store.revisions.publish(sample_recommendation("b"))
     assert given(client) == "b"
     answer = client.post("/v1/recommendations/a/rollback", json={"why": "b is slower on rack 7"})
     assert (answer.status_code, answer.json()["state"]) == (200, "active")
@@ -57,9 +57,9 @@ def test_a_change_is_seen_by_the_next_request(store, client):
 
 def test_another_key_than_the_publishers_approves(store, client):
     for name in ("one", "two"):
-        store.add_key(ApiKey(id=name, role=Role.APPROVE), digest=hash_secret(name))
-    store.set_rules(ClusterRules(cluster="pair", require_approval=True), Actor(who="ann"))
-    store.publish(sample_recommendation("b"), by=Actor(who="key one"))
+        store.keys.add(ApiKey(id=name, role=Role.APPROVE), digest=hash_secret(name))
+    store.revisions.set_rules(ClusterRules(cluster="pair", require_approval=True), Actor(who="ann"))
+    store.revisions.publish(sample_recommendation("b"), by=Actor(who="key one"))
 
     def approve(name):
         return client.post("/v1/recommendations/b/approve", json={}, headers={"Authorization": f"Bearer {name}"})
@@ -73,11 +73,11 @@ def test_another_key_than_the_publishers_approves(store, client):
 
 
 def test_the_rules_of_a_cluster_are_read_and_set(store, client):
-    store.add_cluster(replace(sample_cluster(), name="pair"))
+    store.clusters.add(replace(sample_cluster(), name="pair"))
     assert client.get("/v1/clusters/pair/rules").json()["percent"] == 100
     answer = client.put("/v1/clusters/pair/rules", json={"percent": 10, "require_approval": True})
     assert answer.json() | {"schema": 1} == client.get("/v1/clusters/pair/rules").json()
-    assert store.rules("pair") == ClusterRules(cluster="pair", percent=10, require_approval=True)
+    assert store.revisions.rules("pair") == ClusterRules(cluster="pair", percent=10, require_approval=True)
     assert client.put("/v1/clusters/pair/rules", json={"percents": 10}).status_code == 422
     for unknown in (client.put("/v1/clusters/nope/rules", json={}), client.get("/v1/clusters/nope/rules")):
         assert (unknown.status_code, unknown.json()["detail"]) == (404, "there is no cluster 'nope'")
@@ -85,7 +85,7 @@ def test_the_rules_of_a_cluster_are_read_and_set(store, client):
 
 
 def test_a_cluster_that_is_switched_off_answers_with_nccls_own_choice(store, client):
-    store.add_cluster(replace(sample_cluster(), name="pair"))
+    store.clusters.add(replace(sample_cluster(), name="pair"))
     on = client.get(ENV, params=JOB)
     for delivery, reason in ((False, "DISABLED"), (True, "TARGETING_MATCH")):
         assert client.put("/v1/clusters/pair/rules", json={"delivery": delivery}).json()["delivery"] is delivery
@@ -97,9 +97,9 @@ def test_a_cluster_that_is_switched_off_answers_with_nccls_own_choice(store, cli
 
 
 def test_a_roll_out_is_the_same_for_every_rank_and_ends_by_itself(store, client):
-    store.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
-    store.publish(sample_recommendation("b"))
-    (rollout,) = store.rollouts()
+    store.revisions.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
+    store.revisions.publish(sample_recommendation("b"))
+    (rollout,) = store.revisions.rollouts()
     assert "seed" not in client.get("/v1/recommendations/b/life").json()["rollouts"][0]
     assert given(client) == "a", "without a name a job has no part in it"
     for number in range(100):
@@ -143,21 +143,21 @@ def test_a_roll_out_is_the_same_for_every_rank_and_ends_by_itself(store, client)
     ],
 )
 def test_a_step_time_that_cannot_be_is_refused(store, client, change, status):
-    store.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
-    store.publish(sample_recommendation("b"))
-    (rollout,) = store.rollouts()
+    store.revisions.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
+    store.revisions.publish(sample_recommendation("b"))
+    (rollout,) = store.revisions.rollouts()
     ticket = client.get(ENV, params=JOB | {"job": "1"}).json()["ticket"]
     told = {"ticket": ticket, "rollout": rollout.id, "job": "1", "recommendation": rollout.given("1")}
     told |= {"step_us": 1.0, "steps": 1}
     assert client.post("/v1/step-times", json=told | change).status_code == status
-    assert store.job_times(rollout.id) == ()
+    assert store.revisions.job_times(rollout.id) == ()
 
 
 def test_made_up_jobs_end_no_roll_out(store, client):
     """22 names that never asked were enough to give a candidate to all jobs."""
-    store.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
-    store.publish(sample_recommendation("b"))
-    (rollout,) = store.rollouts()
+    store.revisions.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
+    store.revisions.publish(sample_recommendation("b"))
+    (rollout,) = store.revisions.rollouts()
     for number in range(22):
         job = f"made up {number}"
         wanted = rollout.given(job)
@@ -167,31 +167,34 @@ def test_made_up_jobs_end_no_roll_out(store, client):
         told |= {"ticket": client.get(ENV, params=JOB | {"job": job}).json()["ticket"]}
         refused = client.post("/v1/step-times", json=told)
         assert (refused.status_code, "the job started" in refused.json()["detail"]) == (422, True)
-    assert (store.rollout(rollout.id).state, store.job_times(rollout.id)) == (RollOutState.RUNNING, ())
+    assert (store.revisions.rollout(rollout.id).state, store.revisions.job_times(rollout.id)) == (
+        RollOutState.RUNNING,
+        (),
+    )
 
 
 def test_a_report_is_kept_with_key_and_address(store, client):
-    store.add_key(ApiKey(id="one", role=Role.ENV), digest=hash_secret("one"))
-    store.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
-    store.publish(sample_recommendation("b"))
-    (rollout,) = store.rollouts()
+    store.keys.add(ApiKey(id="one", role=Role.ENV), digest=hash_secret("one"))
+    store.revisions.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
+    store.revisions.publish(sample_recommendation("b"))
+    (rollout,) = store.revisions.rollouts()
     ticket = sample_ticket(
         store.ticket_secret(), "1", issued_s=time.time() - 100, recommendation=rollout.given("1"), rollout=rollout.id
     )
     told = {"ticket": ticket, "rollout": rollout.id, "job": "1", "recommendation": rollout.given("1"), "steps": 20}
     answer = client.post("/v1/step-times", json=told | {"step_us": 1e5}, headers={"Authorization": "Bearer one"})
     assert answer.status_code == 200, answer.text
-    (kept,) = store.job_times(rollout.id)
+    (kept,) = store.revisions.job_times(rollout.id)
     assert (kept.who, kept.address, 100 <= kept.waited_s < 200) == ("key one", "testclient", True)
 
 
 def test_starts_are_stored_once_the_database_is_back(store, monkeypatch):
     """Answers go on while it is away; what they began is noted later."""
-    store.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
-    store.publish(sample_recommendation("b"))
-    (rollout,) = store.rollouts()
+    store.revisions.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
+    store.revisions.publish(sample_recommendation("b"))
+    (rollout,) = store.revisions.rollouts()
     monkeypatch.setattr("ncclt_api.tickets._RETRY_S", 0.01)
-    tried, really = threading.Event(), store.add_job_starts
+    tried, really = threading.Event(), store.revisions.add_job_starts
 
     def away(starts):
         tried.set()
@@ -202,10 +205,13 @@ def test_starts_are_stored_once_the_database_is_back(store, monkeypatch):
         tickets = [client.get(ENV, params=JOB | {"job": job}).json()["ticket"] for job in ("1", "2", "1")]
         assert tickets[0] == tickets[2] != tickets[1]
         assert tried.wait(10)
-        assert store.job_starts(rollout.id) == ()
+        assert store.revisions.job_starts(rollout.id) == ()
         monkeypatch.setattr(store, "add_job_starts", really)
-    assert [start.job for start in store.job_starts(rollout.id)] == ["1", "2"]
-    assert [start.recommendation for start in store.job_starts(rollout.id)] == [rollout.given("1"), rollout.given("2")]
+    assert [start.job for start in store.revisions.job_starts(rollout.id)] == ["1", "2"]
+    assert [start.recommendation for start in store.revisions.job_starts(rollout.id)] == [
+        rollout.given("1"),
+        rollout.given("2"),
+    ]
 
 
 def test_only_jobs_of_a_roll_out_with_a_name_start(store, client):
@@ -217,10 +223,10 @@ def test_only_jobs_of_a_roll_out_with_a_name_start(store, client):
 
 
 def test_a_win_awaits_approval_which_gives_it_to_all(store, client):
-    store.set_rules(ClusterRules(cluster="pair", percent=25), Actor(who="ann"))
-    store.publish(sample_recommendation("b"))
-    (rollout,) = store.rollouts()
-    store.end_rollout(rollout.id, RollOutState.WON, "faster", Actor(who="guard"))
+    store.revisions.set_rules(ClusterRules(cluster="pair", percent=25), Actor(who="ann"))
+    store.revisions.publish(sample_recommendation("b"))
+    (rollout,) = store.revisions.rollouts()
+    store.revisions.end_rollout(rollout.id, RollOutState.WON, "faster", Actor(who="guard"))
     life = client.get("/v1/recommendations/b/life").json()
     assert (life["state"], life["rollouts"][0]["state"]) == ("candidate", "won")
     assert {given(client, f"job {n}") for n in range(50)} == {"a", "b"}
@@ -231,8 +237,8 @@ def test_a_win_awaits_approval_which_gives_it_to_all(store, client):
 
 def test_approval_gives_what_the_rules_say(store, client):
     rules = ClusterRules(cluster="pair", percent=25, require_approval=True)
-    store.set_rules(rules, Actor(who="ann"))
+    store.revisions.set_rules(rules, Actor(who="ann"))
     for name in ("b", "c"):
-        store.publish(sample_recommendation(name))
+        store.revisions.publish(sample_recommendation(name))
     life = client.post("/v1/recommendations/b/approve", json={}).json()
     assert (life["state"], life["rollouts"][0]["percent"]) == ("candidate", 25)

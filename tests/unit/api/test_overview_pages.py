@@ -68,8 +68,8 @@ def publish(store, samples, id, *, days=0, model="bert", cluster="leonardo", **c
     """Store a study that ended so many days ago with a recommendation, and return it."""
     when = (datetime.now(UTC) - timedelta(days=days)).isoformat()
     study = samples.study(id, model=model, cluster_name=cluster, created=when, updated=when)
-    store.open_study(study)
-    return store.publish(samples.recommendation(study, f"r{id}", created=when, **changes))
+    store.studies.open(study)
+    return store.revisions.publish(samples.recommendation(study, f"r{id}", created=when, **changes))
 
 
 def test_every_page_is_inert_html_of_one_answer(client, subtests):
@@ -118,11 +118,11 @@ def test_a_stale_cell_promises_nothing(empty_store, empty_client, samples):
 def test_what_the_search_found_is_not_shown_beside_a_verdict_that_refused_it(empty_store, empty_client, samples):
     kept = PolicyVerdict(policy=Policy(), verdict=nothing_better(8_000.0, why="below the minimum"))
     publish(empty_store, samples, "aa", table=kept, plain=False)
-    empty_store.open_study(samples.study("bb", cluster_name="other", state=StudyState.INTERRUPTED))
+    empty_store.studies.open(samples.study("bb", cluster_name="other", state=StudyState.INTERRUPTED))
     for study in ("aa", "bb"):
         for number, (setting, score_us) in enumerate(((DEFAULT, 9_000.0), (samples.TREE, 7_000.0))):
-            one = samples.trial(number, setting, empty_store.study(study))
-            empty_store.add_trial(study, replace(one, score_us=score_us))
+            one = samples.trial(number, setting, empty_store.studies.get(study))
+            empty_store.trials.add(study, replace(one, score_us=score_us))
     rows = dict(re.findall(r'/studies/(..)">(.*?)</tr>', empty_client.get("/studies").text, re.DOTALL))
     assert "8.00 ms" in rows["aa"]
     assert "7.00 ms" not in rows["aa"]
@@ -140,13 +140,13 @@ def test_what_the_search_found_is_not_shown_beside_a_verdict_that_refused_it(emp
 
 def test_a_running_study_is_live_and_first(empty_store, empty_client, samples):
     publish(empty_store, samples, "aa")
-    empty_store.open_study(samples.study("bb", state=StudyState.RUNNING))
+    empty_store.studies.open(samples.study("bb", state=StudyState.RUNNING))
     page = empty_client.get("/").text
     assert 'hx-get="/live?"' in page
     assert page.index("/studies/bb") < page.index("Recent studies")
     assert "1 searching" in page
     assert "/studies/bb" in empty_client.get("/live").text
-    empty_store.set_state("bb", StudyState.DONE, "")
+    empty_store.studies.set_state("bb", StudyState.DONE, "")
     assert "hx-get" not in empty_client.get("/live").text
 
 
@@ -181,10 +181,10 @@ def test_find_answers_a_fragment_to_the_field_and_a_page_to_a_form(client):
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_names_are_text_on_every_page(empty_store, empty_client, samples, name):
     place = replace(samples.cluster(), name=name, description=name, sources=(name,))
-    empty_store.add_cluster(place)
-    empty_store.add_workload(samples.workload(name))
+    empty_store.clusters.add(place)
+    empty_store.workloads.add(samples.workload(name))
     published = publish(empty_store, samples, "aa", model=name, cluster=name)
-    empty_store.add_attestation(samples.attestation(published, notes=(name,), tuner_lines=(name,)))
+    empty_store.records.add_attestation(samples.attestation(published, notes=(name,), tuner_lines=(name,)))
     for path, parameters in (
         ("/", {}),
         ("/studies", {}),
@@ -236,10 +236,10 @@ def test_releases_of_nccl_are_compared_on_the_default(empty_store, empty_client,
     for id, version, factor in (("a1", "2.22.3", 1.0), ("a2", "2.27.7", 1.1), ("a3", "2.28.9", 1.11)):
         place = replace(samples.cluster(), nccl_version=version)
         study = replace(samples.study(id), cluster=place)
-        empty_store.open_study(study)
+        empty_store.studies.open(study)
         one = samples.recommendation(study, f"r{id}")
         verdict = replace(slower, default_us=slower.default_us * factor)
-        empty_store.publish(replace(one, table=replace(one.table, verdict=verdict), variables=None))
+        empty_store.revisions.publish(replace(one, table=replace(one.table, verdict=verdict), variables=None))
     view = empty_client.get("/clusters/leonardo?format=json").json()
     assert view["versions"] == ["2.22.3", "2.27.7", "2.28.9"]
     first, second, third = view["by_release"]["bert"]
@@ -286,8 +286,8 @@ def preflight(id, *, slow):
 
 
 def test_preflights_are_shown_over_time_with_the_matrix_of_the_newest(empty_store, empty_client):
-    empty_store.add_preflight(preflight("old", slow=False))
-    empty_store.add_preflight(preflight("new", slow=True))
+    empty_store.records.add_preflight(preflight("old", slow=False))
+    empty_store.records.add_preflight(preflight("new", slow=True))
     view = empty_client.get("/clusters/leonardo?format=json").json()
     assert [row["id"] for row in view["preflights"]] == ["new", "old"]
     assert view["mapped"]["id"] == "new"
@@ -300,7 +300,7 @@ def test_preflights_are_shown_over_time_with_the_matrix_of_the_newest(empty_stor
 
 def test_a_workload_says_what_tuning_can_gain_at_most(empty_store, empty_client, samples):
     recorded = replace(samples.workload("mine"), step_time_us=100_000.0, exposed_us=20_000.0)
-    empty_store.add_workload(recorded)
+    empty_store.workloads.add(recorded)
     page = empty_client.get("/workloads/mine").text
     assert "20 % of a step is exposed communication" in page
     assert "<strong>1.250×</strong>" in page
@@ -320,7 +320,7 @@ def test_a_workload_shows_where_calls_and_bytes_are(client):
 def test_a_workload_is_compared_with_another(empty_store, empty_client, samples):
     base = samples.workload("mine")
     more = replace(base.messages[0], calls_per_step=99.0)
-    empty_store.add_workload(replace(base, messages=(more, *base.messages[2:])))
+    empty_store.workloads.add(replace(base, messages=(more, *base.messages[2:])))
     page = empty_client.get("/workloads/bert?with=mine").text
     assert "removes 1, and changes the calls of 1; 4 are unchanged" in page
     assert "Both workloads have the same messages" in empty_client.get("/workloads/bert?with=bert").text
@@ -342,9 +342,9 @@ def test_studies_side_by_side_mark_what_differs(client):
 def test_ranges_of_policies_are_split_where_any_of_them_changes(empty_store, empty_client, samples):
     publish(empty_store, samples, "aa", plain=False)
     study = samples.study("bb", cluster_name="other")
-    empty_store.open_study(study)
+    empty_store.studies.open(study)
     one = samples.recommendation(study, "rbb", plain=False)
-    empty_store.publish(replace(one, table=replace(one.table, policy=samples.PLAIN)))
+    empty_store.revisions.publish(replace(one, table=replace(one.table, policy=samples.PLAIN)))
     view = empty_client.get("/compare?model=bert&cluster=leonardo&cluster=other&format=json").json()
     rows = [(row["name"], row["values"]) for row in view["rules"]]
     assert rows == [
@@ -396,9 +396,9 @@ def test_a_selection_that_cannot_be_compared_is_refused_with_its_reason(client):
 
 def test_times_are_in_the_ratio_of_the_speed_up_on_every_page(empty_store, empty_client, samples):
     samples.fill(empty_store)
-    published = next(one for one in empty_store.recommendations() if one.study == "5e1f00aa")
+    published = next(one for one in empty_store.recommendations.find() if one.study == "5e1f00aa")
     verdict = replace(published.table.verdict, policy_us=2 * published.table.verdict.policy_us)
-    empty_store.publish(replace(published, id="0c0ffee9", table=replace(published.table, verdict=verdict)))
+    empty_store.revisions.publish(replace(published, id="0c0ffee9", table=replace(published.table, verdict=verdict)))
     shown = format_time(verdict.default_us / verdict.speedup)
     cluster = published.cluster
     for path in (f"/studies?cluster={cluster}", f"/clusters/{cluster}", "/compare?study=5e1f00aa&study=7a6bbb02"):
@@ -407,9 +407,9 @@ def test_times_are_in_the_ratio_of_the_speed_up_on_every_page(empty_store, empty
 
 def test_what_json_cannot_write_is_null(empty_store, empty_client, samples):
     study = samples.study("aa")
-    empty_store.open_study(study)
+    empty_store.studies.open(study)
     one = samples.recommendation(study)
     verdict = samples.verdict(Decision.UNDECIDED, 1.0, (0.0, float("inf")))
-    empty_store.publish(replace(one, table=replace(one.table, verdict=verdict), variables=None))
+    empty_store.revisions.publish(replace(one, table=replace(one.table, verdict=verdict), variables=None))
     (pair,) = json.loads(empty_client.get("/?format=json").text)["map"]["rows"][0]
     assert pair["recommendation"]["table"]["verdict"]["interval"] == [0.0, None]

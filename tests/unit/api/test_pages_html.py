@@ -41,7 +41,7 @@ def test_the_list_is_filtered(client):
 
 def test_the_list_is_paged_on_the_server(empty_store, empty_client, samples):
     for number in range(30):
-        empty_store.open_study(samples.study(f"{number:08x}", name=f"study {number}"))
+        empty_store.studies.open(samples.study(f"{number:08x}", name=f"study {number}"))
     first = empty_client.get("/studies").text
     assert len(re.findall('class="study"', first)) == 25
     older = re.search(r'href="(/studies\?[^"]*cursor=[^"]*)">Older', first)[1].replace("&amp;", "&")
@@ -83,9 +83,9 @@ def test_a_running_study_promises_nothing(client):
 
 def test_a_gain_that_is_not_proven_is_called_so(empty_store, empty_client, samples):
     study = samples.study(state=StudyState.RUNNING)
-    empty_store.open_study(study)
+    empty_store.studies.open(study)
     for trial in samples.search_trials(study):
-        empty_store.add_trial(study.id, trial)
+        empty_store.trials.add(study.id, trial)
     assert "not yet proven" in empty_client.get(f"/studies/{study.id}").text
 
 
@@ -97,7 +97,7 @@ def test_a_verdict_without_verification_compares_the_best_setting(client):
 
 
 def test_an_interrupted_study_says_how_it_goes_on(empty_store, empty_client, samples):
-    empty_store.open_study(samples.study(name="mine", state=StudyState.INTERRUPTED))
+    empty_store.studies.open(samples.study(name="mine", state=StudyState.INTERRUPTED))
     page = empty_client.get("/studies/mine").text
     assert "interrupted" in page
     assert "Nothing has been measured yet." in page
@@ -105,9 +105,9 @@ def test_an_interrupted_study_says_how_it_goes_on(empty_store, empty_client, sam
 
 def test_trials_are_paged(empty_store, empty_client, samples):
     study = samples.study()
-    empty_store.open_study(study)
+    empty_store.studies.open(study)
     for number in range(TRIALS_PER_PAGE + 5):
-        empty_store.add_trial(study.id, samples.trial(number, samples.RING, study))
+        empty_store.trials.add(study.id, samples.trial(number, samples.RING, study))
     first, second = (empty_client.get(f"/studies/{study.id}?page={page}").text for page in (1, 2))
     assert first.count('<th scope="row" class="num">') == TRIALS_PER_PAGE
     assert second.count('<th scope="row" class="num">') == 5
@@ -119,8 +119,8 @@ def test_the_line_to_type_names_the_configured_server_and_never_the_host_of_the_
     empty_store, samples, public_url, source
 ):
     study = replace(samples.study(), simulated=False, launcher="slurm")
-    empty_store.open_study(study)
-    empty_store.publish(samples.recommendation(study))
+    empty_store.studies.open(study)
+    empty_store.revisions.publish(samples.recommendation(study))
     with TestClient(create_app(empty_store, public_url=public_url)) as client:
         page = client.get(f"/studies/{study.id}", headers={"Host": "evil.example:9000"}).text
     line = "ncclt run --cluster leonardo --model bert --nodes 2 --gpus-per-node 4 --nccl-version 2.22.3"
@@ -142,13 +142,13 @@ def test_the_line_to_type_names_the_configured_server_and_never_the_host_of_the_
 def test_whether_it_is_worth_it_is_answered_by_the_verdict(empty_store, empty_client, samples, decision, stale, answer):
     """A speed-up that was not proven, or holds no longer, is no answer."""
     study = samples.study(simulated=False, launcher="slurm")
-    empty_store.open_study(study)
+    empty_store.studies.open(study)
     table = PolicyVerdict(policy=samples.POLICY, verdict=samples.verdict(Decision(decision), 1.083, (1.061, 1.104)))
     found = samples.recommendation(study, "0c0ffee7", Decision(decision), plain=False, table=table)
-    empty_store.publish(found)
+    empty_store.revisions.publish(found)
     if stale:
         reasons = ("the gain is lost: 1.07 before, 0.99 now",)
-        empty_store.add_recheck(
+        empty_store.records.add_recheck(
             Recheck(
                 id="c1",
                 recommendation=found.id,
@@ -187,11 +187,11 @@ def test_a_study_says_what_it_cost_and_whether_that_was_real(client):
 
 def test_the_page_of_a_study_reads_only_the_measurements_that_it_shows(empty_store, empty_client, samples, monkeypatch):
     study = samples.study()
-    empty_store.open_study(study)
+    empty_store.studies.open(study)
     for trial in samples.search_trials(study):
-        empty_store.add_trial(study.id, trial)
-    whole, outline = empty_store.trials(study.id), empty_store.trial_outline(study.id)
-    assert empty_store.measured(study.id, outline) == whole
+        empty_store.trials.add(study.id, trial)
+    whole, outline = empty_store.trials.find(study.id), empty_store.trials.outline(study.id)
+    assert empty_store.trials.with_measurements(study.id, outline) == whole
     assert not any(trial.result.measurements for trial in outline)
     monkeypatch.setattr(empty_store, "trials", None)
     assert empty_client.get(f"/studies/{study.id}").status_code == 200
@@ -205,8 +205,8 @@ def test_a_superseded_study_links_to_what_jobs_are_given(empty_store, empty_clie
     assert 'href="/clusters/leonardo"' in page
     assert 'href="/workloads/bert"' in page
     assert 'href="/compare?model=bert"' in page
-    store.open_study(samples.study("5e1f00bb", name="later"))
-    store.publish(replace(store.recommendation("0c0ffee1"), id="0c0ffeeb", study="5e1f00bb"))
+    store.studies.open(samples.study("5e1f00bb", name="later"))
+    store.revisions.publish(replace(store.recommendations.get("0c0ffee1"), id="0c0ffeeb", study="5e1f00bb"))
     page = client.get("/studies/5e1f00aa").text
     assert "Superseded." in page
     assert 'href="/studies/5e1f00bb"' in page

@@ -40,7 +40,7 @@ class Log:
 @pytest.fixture
 def store(tmp_path, profiles):
     with open_store(f"sqlite:///{tmp_path}/ncclt.db", profiles=profiles) as opened:
-        opened.publish(sample_recommendation("a"), by=Actor(who="key one"))
+        opened.revisions.publish(sample_recommendation("a"), by=Actor(who="key one"))
         yield opened
 
 
@@ -128,7 +128,7 @@ def test_every_user_and_the_name_without_a_domain():
 
 
 def test_a_key_is_looked_at_first_and_a_basic_password_of_the_proxy_is_not_a_key(service, store):
-    store.add_key(ApiKey(id="one", role=Role.READ), digest=hash_secret("one"))
+    store.keys.add(ApiKey(id="one", role=Role.READ), digest=hash_secret("one"))
     both = service(PROXY, **ANN, Authorization="Bearer one").post("/recommendations/a/pin", data={"token": ""})
     assert both.json()["detail"] == "the key one may read, this needs approve"
     assert service(PROXY, **ANN, Authorization="Bearer wrong").get("/v1/studies").status_code == 401
@@ -137,7 +137,7 @@ def test_a_key_is_looked_at_first_and_a_basic_password_of_the_proxy_is_not_a_key
 
 def test_a_user_writes_by_the_forms_of_pages_alone_each_with_a_token_of_this_user(service, store, samples):
     samples.fill(store)
-    store.publish(replace(store.recommendation("0c0ffee1"), id="0c0ffee9"), by=Actor(who="key one"))
+    store.revisions.publish(replace(store.recommendations.get("0c0ffee1"), id="0c0ffee9"), by=Actor(who="key one"))
     ann, bob = service(PROXY, **ANN), service(PROXY, **{**ANN, "X-Forwarded-Email": "bob@example.com"})
     assert ann.post("/v1/recommendations/0c0ffee1/rollback", json={}).status_code == 401
 
@@ -152,7 +152,7 @@ def test_a_user_writes_by_the_forms_of_pages_alone_each_with_a_token_of_this_use
         assert refused.status_code in (403, 422)
     answer = ann.post("/recommendations/0c0ffee1/rollback", data={**back, "token": token(ann)}, follow_redirects=False)
     assert answer.status_code == 303
-    newest = store.history(recommendation="0c0ffee1")[0]
+    newest = store.revisions.history(recommendation="0c0ffee1")[0]
     assert (newest.action.value, newest.who) == ("rolled-back", "user ann@example.com")
 
 

@@ -32,9 +32,11 @@ def browser(store):
 
 def newer(store):
     """Publish another revision for the same job, with one rule less."""
-    found = store.recommendation("0c0ffee1")
+    found = store.recommendations.get("0c0ffee1")
     policy = replace(found.table.policy, rules=found.table.policy.rules[1:])
-    return store.publish(replace(found, id="0c0ffee9", table=replace(found.table, policy=policy)), by=Actor(who="ann"))
+    return store.revisions.publish(
+        replace(found, id="0c0ffee9", table=replace(found.table, policy=policy)), by=Actor(who="ann")
+    )
 
 
 def send(browser, verb, id="0c0ffee1", **fields):
@@ -45,8 +47,8 @@ def send(browser, verb, id="0c0ffee1", **fields):
 
 def measured(store, id, **changes):
     """Publish the revision as if it had been measured in place; return the address of its page."""
-    found = store.recommendation("0c0ffee1")
-    store.publish(replace(found, id=id, simulated=False, launcher="slurm", **changes), by=Actor(who="ann"))
+    found = store.recommendations.get("0c0ffee1")
+    store.revisions.publish(replace(found, id=id, simulated=False, launcher="slurm", **changes), by=Actor(who="ann"))
     return f"/recommendations/{id}"
 
 
@@ -54,8 +56,8 @@ def measured(store, id, **changes):
     ("times", "origin"), [({}, "simulated"), ({"simulated": False, "launcher": "replay"}, "recorded")]
 )
 def test_a_demonstration_lists_no_command_for_a_job(browser, store, times, origin):
-    store.publish(replace(store.recommendation("0c0ffee1"), id="0c0ffee8", **times), by=Actor(who="ann"))
-    for page in ("/recommendations/0c0ffee8", f"/studies/{store.recommendation('0c0ffee8').study}"):
+    store.revisions.publish(replace(store.recommendations.get("0c0ffee1"), id="0c0ffee8", **times), by=Actor(who="ann"))
+    for page in ("/recommendations/0c0ffee8", f"/studies/{store.recommendations.get('0c0ffee8').study}"):
         text = browser.get(page).text
         assert not re.search(r"ncclt (env|run) --cluster|--allow", re.sub(r"</?span>", "", text)), page
         assert f"a demonstration on {origin} times" in text
@@ -121,7 +123,7 @@ def test_a_revision_that_jobs_do_not_get_has_no_command_and_shows_what_differs(b
 
 
 def test_a_candidate_is_approved_by_name_and_rolled_back(browser, store):
-    store.set_rules(ClusterRules(cluster="leonardo", require_approval=True), Actor(who="ann"))
+    store.revisions.set_rules(ClusterRules(cluster="leonardo", require_approval=True), Actor(who="ann"))
     newer(store)
     assert "candidate" in browser.get("/recommendations/0c0ffee9").text
     answer = send(browser, "approve", "0c0ffee9", why="looked at the pilot", percent="100")
@@ -131,7 +133,7 @@ def test_a_candidate_is_approved_by_name_and_rolled_back(browser, store):
         ("local user of the service", "looked at the pilot")
     ]
     assert send(browser, "rollback").status_code == 303
-    assert store.newest(cluster="leonardo", model="bert")[0].id == "0c0ffee1"
+    assert store.recommendations.newest(cluster="leonardo", model="bert")[0].id == "0c0ffee1"
     refused = send(browser, "rollback")
     assert (refused.status_code, refused.headers["content-type"]) == (409, "text/html; charset=utf-8")
 
@@ -139,30 +141,30 @@ def test_a_candidate_is_approved_by_name_and_rolled_back(browser, store):
 def test_pin_unpin_and_retire(browser, store):
     for verb, state in (("pin", True), ("unpin", False)):
         assert send(browser, verb).status_code == 303
-        assert store.status("0c0ffee1").pinned is state
+        assert store.revisions.status("0c0ffee1").pinned is state
     assert send(browser, "retire").status_code == 303
-    assert store.status("0c0ffee1").state == "retired"
+    assert store.revisions.status("0c0ffee1").state == "retired"
     assert send(browser, "explode").status_code == 422
 
 
 def test_who_marks_it_stale_says_why_and_it_is_no_longer_served(browser, store):
     assert send(browser, "stale").status_code == 422
-    assert store.recommendation("0c0ffee1").stale == ""
+    assert store.recommendations.get("0c0ffee1").stale == ""
     assert send(browser, "stale", why="hangs on rack 7").status_code == 303
-    assert "hangs on rack 7 (local user of the service)" in store.recommendation("0c0ffee1").stale
+    assert "hangs on rack 7 (local user of the service)" in store.recommendations.get("0c0ffee1").stale
     page = browser.get(PAGE).text
     assert "hangs on rack 7" in page
     assert "ncclt env" not in page
 
 
 def test_a_running_roll_out_is_followed(browser, store):
-    store.set_rules(ClusterRules(cluster="leonardo", percent=50), Actor(who="ann"))
+    store.revisions.set_rules(ClusterRules(cluster="leonardo", percent=50), Actor(who="ann"))
     newer(store)
-    (rollout,) = store.rollouts(recommendation="0c0ffee9")
+    (rollout,) = store.revisions.rollouts(recommendation="0c0ffee9")
     given = {Variant.CANDIDATE: "0c0ffee9", Variant.ACTIVE: "0c0ffee1"}
     for number in range(8):
         job = f"job-{number}"
-        store.add_job_time(
+        store.revisions.add_job_time(
             JobTime(rollout=rollout.id, job=job, recommendation=given[rollout.variant(job)], step_us=1e5, steps=10)
         )
     path = "/recommendations/0c0ffee9/rollout"
@@ -183,30 +185,30 @@ def test_a_running_roll_out_is_followed(browser, store):
 
 
 def test_a_win_awaits_approval_on_the_page(browser, store):
-    store.set_rules(ClusterRules(cluster="leonardo", percent=50), Actor(who="ann"))
+    store.revisions.set_rules(ClusterRules(cluster="leonardo", percent=50), Actor(who="ann"))
     newer(store)
-    (rollout,) = store.rollouts(recommendation="0c0ffee9")
-    store.end_rollout(rollout.id, RollOutState.WON, "steps are faster", Actor(who="guard"))
+    (rollout,) = store.revisions.rollouts(recommendation="0c0ffee9")
+    store.revisions.end_rollout(rollout.id, RollOutState.WON, "steps are faster", Actor(who="guard"))
     page = browser.get("/recommendations/0c0ffee9").text
     assert "Awaits approval; the share is unchanged meanwhile: <bdi>steps are faster</bdi>" in page
     assert 'max="100" value="100"' in page
     assert send(browser, "approve", "0c0ffee9").status_code == 303
-    assert store.newest(cluster="leonardo", model="bert")[0].id == "0c0ffee9"
+    assert store.recommendations.newest(cluster="leonardo", model="bert")[0].id == "0c0ffee9"
 
 
 def test_approval_offers_the_share_of_the_rules(browser, store):
-    store.set_rules(ClusterRules(cluster="leonardo", percent=25, require_approval=True), Actor(who="ann"))
+    store.revisions.set_rules(ClusterRules(cluster="leonardo", percent=25, require_approval=True), Actor(who="ann"))
     newer(store)
     assert 'max="100" value="25"' in browser.get("/recommendations/0c0ffee9").text
     for percent in ({}, {"percent": ""}):
         assert send(browser, "approve", "0c0ffee9", **percent).status_code == (409 if percent else 303)
-    (rollout,) = store.rollouts(recommendation="0c0ffee9")
+    (rollout,) = store.revisions.rollouts(recommendation="0c0ffee9")
     assert rollout.percent == 25
 
 
 def test_forms_are_shown_to_those_who_may_use_them(store):
     for role in (Role.READ, Role.APPROVE):
-        store.add_key(ApiKey(id=role.value, role=role), digest=hash_secret(role.value))
+        store.keys.add(ApiKey(id=role.value, role=role), digest=hash_secret(role.value))
     with TestClient(create_app(store, fresh_s=0)) as client:
         verbs = [
             re.findall(rf'action="{PAGE}/([a-z]+)"', client.get(PAGE, headers={"Authorization": f"Bearer {role}"}).text)
@@ -218,8 +220,10 @@ def test_forms_are_shown_to_those_who_may_use_them(store):
 @pytest.mark.parametrize("name", ["<script>alert('x')</script>", "\"'&amp;</bdi>", "a\u202eb", "w" * 5000])
 def test_hostile_names_are_text(browser, store, samples, name):
     study = samples.study("bad00009", name="hostile", model=name, cluster_name=name)
-    store.open_study(study)
-    store.publish(samples.recommendation(study, "0c0ffee8"), by=Actor(who="ann", why="<script>alert('why')</script>"))
+    store.studies.open(study)
+    store.revisions.publish(
+        samples.recommendation(study, "0c0ffee8"), by=Actor(who="ann", why="<script>alert('why')</script>")
+    )
     for path in ("/recommendations/0c0ffee8", "/jobs"):
         page = browser.get(path)
         assert page.status_code == 200

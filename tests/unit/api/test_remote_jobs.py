@@ -23,7 +23,7 @@ WHAT = ("--cluster", "leonardo", "--model", "bert")
 def server(tmp_path, serving, monkeypatch):
     with open_store(f"sqlite:///{tmp_path}/ncclt.db") as store:
         for role in (Role.READ, Role.TUNE):
-            store.add_key(ApiKey(id=role.value, role=role), digest=hash_secret(role.value))
+            store.keys.add(ApiKey(id=role.value, role=role), digest=hash_secret(role.value))
         monkeypatch.setenv("NCCLT_API_KEY", "tune")
         with serving(create_app(store, fresh_s=0)) as url:
             yield url
@@ -114,7 +114,7 @@ def test_stale_recommendations_are_tuned_again(server, samples, tmp_path, where)
     with open_store(url) as store:
         samples.fill(store)
         assert submit() == ("no stale recommendations\n", None)
-        store.add_recheck(
+        store.records.add_recheck(
             Recheck(
                 id="c1",
                 recommendation="0c0ffee1",
@@ -140,9 +140,9 @@ def test_stale_recommendations_are_tuned_again(server, samples, tmp_path, where)
 def test_one_that_cannot_be_tuned_again_is_named_and_fails_the_command(server, samples, tmp_path):
     with open_store(f"sqlite:///{tmp_path}/ncclt.db") as store:
         done = samples.study(model="of-the-past")
-        store.open_study(done)
-        store.publish(samples.recommendation(done))
-        store.add_recheck(
+        store.studies.open(done)
+        store.revisions.publish(samples.recommendation(done))
+        store.records.add_recheck(
             Recheck(
                 id="c1",
                 recommendation="0c0ffee1",

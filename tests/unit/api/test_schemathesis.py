@@ -45,8 +45,8 @@ def url(samples, profiles, serving, tmp_path_factory):
     """The address of the service on a filled store with one key, a roll-out and a job."""
     with open_store(f"sqlite:///{tmp_path_factory.mktemp('schemathesis')}/ncclt.db", profiles=profiles) as store:
         samples.fill(store)
-        store.set_rules(ClusterRules(cluster="leonardo", percent=50), Actor(who="ann"))
-        store.add_key(ApiKey(id="admin", role=Role.ADMIN), digest=hash_secret(SECRET))
+        store.revisions.set_rules(ClusterRules(cluster="leonardo", percent=50), Actor(who="ann"))
+        store.keys.add(ApiKey(id="admin", role=Role.ADMIN), digest=hash_secret(SECRET))
         prepare(store.url)
         with JobQueue(store.url) as queue:
             queue.submit(TuningJob(id=JOB, cluster="leonardo", model="bert"))

@@ -30,7 +30,7 @@ def keys(store):
     """The secret of a key of each role, by role."""
     found = {role: new_secret() for role in Role}
     for role, secret in found.items():
-        store.add_key(ApiKey(id=f"id-{role}", role=role), digest=hash_secret(secret))
+        store.keys.add(ApiKey(id=f"id-{role}", role=role), digest=hash_secret(secret))
     return found
 
 
@@ -85,7 +85,7 @@ def test_what_is_no_key_gets_no_cookie(browser, keys, secret):
 def test_a_revoked_key_ends_the_session_at_once(browser, keys, store):
     enter(browser, keys[Role.READ])
     assert browser.get("/", follow_redirects=False).status_code == 200
-    store.revoke_key("id-read", now="2026-11-22")
+    store.keys.revoke("id-read", now="2026-11-22")
     assert browser.get("/", follow_redirects=False).headers["location"] == "/sign-in"
     assert enter(browser, keys[Role.READ]).status_code == 401
     part = browser.get("/live", headers={"HX-Request": "true"})
@@ -94,7 +94,7 @@ def test_a_revoked_key_ends_the_session_at_once(browser, keys, store):
 
 def test_an_expired_key_and_an_old_cookie_end_it_too(browser, keys, store, monkeypatch):
     secret = new_secret()
-    store.add_key(ApiKey(id="short", role=Role.READ, expires="2020-01-01"), digest=hash_secret(secret))
+    store.keys.add(ApiKey(id="short", role=Role.READ, expires="2020-01-01"), digest=hash_secret(secret))
     browser.cookies.set(COOKIE, str(browser.app.state.sessions._cookies.dumps(["short", "m"])))
     assert browser.get("/", follow_redirects=False).status_code == 303
     browser.cookies.clear()
@@ -142,9 +142,9 @@ def test_after_the_sign_in_nobody_is_sent_elsewhere(browser, keys, next):
 
 
 def test_a_key_of_one_cluster_is_offered_no_other(browser, store):
-    store.add_cluster(replace(store.cluster("leonardo"), name="elsewhere"))
+    store.clusters.add(replace(store.clusters.get("leonardo"), name="elsewhere"))
     secret = new_secret()
-    store.add_key(ApiKey(id="mine", role=Role.TUNE, clusters=("leonardo",)), digest=hash_secret(secret))
+    store.keys.add(ApiKey(id="mine", role=Role.TUNE, clusters=("leonardo",)), digest=hash_secret(secret))
     enter(browser, secret)
     for path in ("/", "/studies", "/jobs"):
         choosers = re.findall(r'<select name="cluster".*?</select>', browser.get(path).text, re.S)

@@ -25,7 +25,7 @@ def service(samples, empty_store):
 @pytest.fixture
 def stale(service, empty_store):
     """The service, whose tuned recommendation was found stale."""
-    empty_store.add_recheck(
+    empty_store.records.add_recheck(
         Recheck(
             id="c1",
             recommendation="0c0ffee1",
@@ -63,10 +63,12 @@ def test_lists_and_pages_say_so(stale):
 
 def test_an_undecided_one_is_no_answer_and_is_shown_as_open(service, samples, empty_store):
     verdict = replace(samples.verdict(), decision=Decision.UNDECIDED, reason="no gain is proven and none refuted")
-    first = empty_store.recommendation("0c0ffee1")
+    first = empty_store.recommendations.get("0c0ffee1")
     both = {name: replace(getattr(first, name), verdict=verdict) for name in ("table", "variables")}
-    empty_store.retire("0c0ffee1", Actor(who="ann"))  # else it stays active: an undecided one displaces no proof
-    empty_store.publish(replace(first, id="0c0ffee9", created="2099-01-01T00:00:00", **both))
+    empty_store.revisions.retire(
+        "0c0ffee1", Actor(who="ann")
+    )  # else it stays active: an undecided one displaces no proof
+    empty_store.revisions.publish(replace(first, id="0c0ffee9", created="2099-01-01T00:00:00", **both))
 
     answer = service.get(ENV, params={"model": "bert", **JOB})
     assert answer.status_code == 404

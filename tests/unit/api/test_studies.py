@@ -52,7 +52,7 @@ def test_trials_carry_their_measurements_and_failures(client, filled_store):
     assert trials[0]["setting"] == {}
     assert trials[4]["outcome"] == "crashed"
     assert trials[4]["score_us"] is None
-    measured = filled_store.trials("5e1f00aa")[0].result.measurements[0]
+    measured = filled_store.trials.find("5e1f00aa")[0].result.measurements[0]
     assert trials[0]["measurements"][0]["samples_us"] == list(measured.samples_us)
     assert math.isclose(trials[0]["measurements"][0]["busbw_gbps"], measured.busbw_gbps)
 
@@ -77,10 +77,10 @@ def test_a_recommendation_asked_for_with_an_unknown_name_is_not_an_empty_list(cl
 def test_an_interval_without_bound_is_still_json(empty_store, samples):
     """Too few blocks give an interval from 0 to infinity."""
     study = samples.study()
-    empty_store.open_study(study)
+    empty_store.studies.open(study)
     unbounded = samples.verdict(Decision.KEEP_DEFAULT, 1.0, (0.0, math.inf))
     table = PolicyVerdict(policy=samples.POLICY, verdict=unbounded)
-    empty_store.publish(samples.recommendation(study, table=table))
+    empty_store.revisions.publish(samples.recommendation(study, table=table))
     with TestClient(create_app(empty_store)) as client:
         document = client.get("/v1/recommendations").json()
         assert document["items"][0]["table"]["verdict"]["interval"] == [0.0, None]
@@ -119,7 +119,7 @@ def test_trials_come_in_pages_that_lead_to_the_next(client):
 def test_everything_about_recorded_times_names_system_and_source(filled_store, samples):
     there = replace(samples.cluster(), description="8 x A100, lab", sources=("a paper", "its tables"))
     recorded = replace(samples.study(id="4ec04ded", name="replayed"), simulated=False, launcher="replay", cluster=there)
-    filled_store.open_study(recorded)
+    filled_store.studies.open(recorded)
     label = "recorded: 8 x A100, lab, a paper"
     with TestClient(create_app(filled_store)) as client:
         assert client.get("/v1/studies/4ec04ded").json()["label"] == label

@@ -322,8 +322,8 @@ def test_the_answers_come_before_the_command_and_that_before_the_parts(client):
 def test_only_a_running_study_is_asked_for_again(client, empty_store, empty_client, samples):
     assert "live=true" not in client.get("/studies/5e1f00aa").text
     study = samples.study(state=StudyState.RUNNING)
-    empty_store.open_study(study)
-    empty_store.add_trial(study.id, samples.trial(0, DEFAULT, study))
+    empty_store.studies.open(study)
+    empty_store.trials.add(study.id, samples.trial(0, DEFAULT, study))
     assert (
         f'hx-get="/studies/{study.id}?live=true" hx-trigger="every 5s"' in empty_client.get(f"/studies/{study.id}").text
     )
@@ -331,16 +331,16 @@ def test_only_a_running_study_is_asked_for_again(client, empty_store, empty_clie
 
 def test_what_is_sent_while_a_study_runs_and_when_it_ends(empty_store, empty_client, samples):
     study = samples.study(state=StudyState.RUNNING)
-    empty_store.open_study(study)
+    empty_store.studies.open(study)
     live = f"/studies/{study.id}?live=true"
-    empty_store.add_trial(study.id, samples.trial(0, DEFAULT, study))
+    empty_store.trials.add(study.id, samples.trial(0, DEFAULT, study))
     first = empty_client.get(live)
     assert "<html" not in first.text
     assert len(re.findall(r'hx-swap-oob="true"', first.text)) == 2
     assert "1 launch<" in first.text
-    empty_store.add_trial(study.id, samples.trial(1, samples.TREE, study))
+    empty_store.trials.add(study.id, samples.trial(1, samples.TREE, study))
     assert "2 launches<" in empty_client.get(live).text
-    empty_store.set_state(study.id, StudyState.DONE, "enough")
+    empty_store.studies.set_state(study.id, StudyState.DONE, "enough")
     last = empty_client.get(live)
     assert last.headers["HX-Reselect"] == last.headers["HX-Retarget"] == "#main"
     assert "<html" in last.text
@@ -349,7 +349,7 @@ def test_what_is_sent_while_a_study_runs_and_when_it_ends(empty_store, empty_cli
 
 def test_a_study_without_trials_has_a_page(empty_store, empty_client, samples):
     study = samples.study(state=StudyState.RUNNING)
-    empty_store.open_study(study)
+    empty_store.studies.open(study)
     page = empty_client.get(f"/studies/{study.id}").text
     assert "Nothing has been measured yet." in page
     assert "Not known yet" in page

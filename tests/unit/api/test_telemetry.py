@@ -83,7 +83,9 @@ def test_figures_count_requests_answers_and_rows(lines, filled_store):
     assert served == {("kept", "no"): 1, ("kept", "yes"): 2}
     assert ("ncclt_served_total", ("decision", "tuned"), ("kept", "yes"), ("origin", "simulated")) in found
     assert found["ncclt_database_up",] == 1
-    assert sum(value for key, value in found.items() if key[0] == "ncclt_studies") == len(filled_store.studies().items)
+    assert sum(value for key, value in found.items() if key[0] == "ncclt_studies") == len(
+        filled_store.studies.page().items
+    )
     assert found["ncclt_trials", ("outcome", "ok")] > 0
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from fastapi.testclient import TestClient
+from ncclt.store.trials.select import TrialFilter
 
 from ncclt.core.algorithms import Algorithm
 from ncclt.core.message import Collective
@@ -16,7 +17,6 @@ from ncclt.core.setting import DEFAULT
 from ncclt.core.study import Phase
 from ncclt.core.trial import Outcome
 from ncclt.errors import NotFoundError
-from ncclt.store.trial_list import TrialFilter
 from ncclt_api.app import create_app
 from ncclt_api.pages.trial_table import TRIALS_PER_PAGE, message_key
 
@@ -28,9 +28,9 @@ NUMBER = re.compile(r'aria-label="Trial (\d+)"')
 def long_client(empty_store, samples):
     """A service with a study of two pages of trials."""
     study = samples.study()
-    empty_store.open_study(study)
+    empty_store.studies.open(study)
     for trial in samples.search_trials(study, TRIALS_PER_PAGE + 5):
-        empty_store.add_trial(study.id, trial)
+        empty_store.trials.add(study.id, trial)
     with TestClient(create_app(empty_store, fresh_s=0)) as client:
         yield client
 
@@ -46,7 +46,7 @@ def test_every_page_of_the_list_leads_to_every_trial(long_client):
 
 
 def test_the_list_is_filtered_and_sorted_by_the_store(empty_store, long_client):
-    every = empty_store.trial_outline(ID)
+    every = empty_store.trials.outline(ID)
     asked = {
         "outcome=crashed": [t.number for t in every if t.result.outcome is Outcome.CRASHED],
         "algorithm=tree": [t.number for t in every if t.setting.algorithm is Algorithm.TREE],
@@ -64,10 +64,12 @@ def test_the_list_is_filtered_and_sorted_by_the_store(empty_store, long_client):
 
 
 def test_a_message_shows_the_time_of_its_calls(empty_store, long_client):
-    message = empty_store.study(ID).workload.messages[0].message
-    part = empty_store.trial_list(ID, TrialFilter(message=message), limit=3)
+    message = empty_store.studies.get(ID).workload.messages[0].message
+    part = empty_store.trials.select(ID, TrialFilter(message=message), limit=3)
     expected = [
-        next(m.time_us for m in empty_store.trial(ID, item.trial.number).result.measurements if m.message == message)
+        next(
+            m.time_us for m in empty_store.trials.get(ID, item.trial.number).result.measurements if m.message == message
+        )
         for item in part.items
     ]
     assert [item.call_us for item in part.items] == expected
@@ -98,19 +100,19 @@ def test_the_page_of_a_trial(client, filled_store):
     assert "Nothing was measured." in failed
     twin = client.get(f"/studies/{ID}/trials/0?format=json").json()
     assert twin["trial"]["number"] == 0
-    assert len(twin["lines"]) == len(filled_store.study(ID).workload.messages)
+    assert len(twin["lines"]) == len(filled_store.studies.get(ID).workload.messages)
 
 
 def test_no_page_of_a_whole_file_speaks_of_a_step(empty_store, samples):
     study = samples.study()
     origin = replace(study.workload.provenance, whole_file=True)
     study = replace(study, workload=replace(study.workload, provenance=origin))
-    empty_store.open_study(study)
+    empty_store.studies.open(study)
     search = samples.search_trials(study)
     for row in [*search, *samples.verify_trials(study, first=len(search))]:
-        empty_store.add_trial(ID, row)
-    first = empty_store.publish(samples.recommendation(study))
-    second = empty_store.publish(samples.recommendation(study, id="0c0ffee2"))
+        empty_store.trials.add(ID, row)
+    first = empty_store.revisions.publish(samples.recommendation(study))
+    second = empty_store.revisions.publish(samples.recommendation(study, id="0c0ffee2"))
     with TestClient(create_app(empty_store)) as client:
         pages = {
             path: client.get(path).text
@@ -139,12 +141,12 @@ def test_a_number_that_is_none_is_refused(client):
 
 def test_a_launched_trial_shows_its_commands_and_repeats(empty_store, samples):
     study = samples.study(launcher="slurm", simulated=False)
-    empty_store.open_study(study)
+    empty_store.studies.open(study)
     line = "env NCCL_ALGO=Ring srun all_reduce_perf --token '[removed]'"
     for number in range(2):
         one = samples.trial(number, samples.RING, study)
-        empty_store.add_trial(study.id, replace(one, repeat=number, result=replace(one.result, commands=(line,))))
-    assert empty_store.trial(study.id, 1).result.commands == (line,)
+        empty_store.trials.add(study.id, replace(one, repeat=number, result=replace(one.result, commands=(line,))))
+    assert empty_store.trials.get(study.id, 1).result.commands == (line,)
     with TestClient(create_app(empty_store, fresh_s=0)) as client:
         page = client.get(f"/studies/{ID}/trials/1").text
     assert "srun all_reduce_perf <span>--token</span> &#39;[removed]&#39;" in page
@@ -154,12 +156,12 @@ def test_a_launched_trial_shows_its_commands_and_repeats(empty_store, samples):
 
 def test_a_table_that_was_confirmed_is_drawn_and_is_no_launch_of_the_default(empty_store, samples):
     study = samples.study(launcher="slurm", simulated=False)
-    empty_store.open_study(study)
+    empty_store.studies.open(study)
     rule = Rule(collective=Collective.ALL_REDUCE, algorithm=Algorithm.RING)
     for number, setting in enumerate((DEFAULT, samples.RING, DEFAULT)):
         phase = Phase.CONFIRM if number == 2 else Phase.SEARCH
         one = samples.trial(number, setting, study, phase=phase, wobble=0.25 if number == 2 else 1.0)
-        empty_store.add_trial(study.id, replace(one, policy=Policy(rules=(rule,)) if number == 2 else None))
+        empty_store.trials.add(study.id, replace(one, policy=Policy(rules=(rule,)) if number == 2 else None))
     with TestClient(create_app(empty_store, fresh_s=0)) as client:
         page = client.get(f"/studies/{ID}").text
         view = client.get(f"/studies/{ID}?format=json").json()["view"]
@@ -177,7 +179,7 @@ def test_the_study_has_a_json_twin(client):
 
 
 def test_all_trials_are_exported(client, filled_store):
-    every = filled_store.trials(ID)
+    every = filled_store.trials.find(ID)
     answer = client.get(f"/studies/{ID}/trials?format=json")
     document = json.loads(answer.text)
     assert document["label"] == "SIMULATED"
@@ -189,7 +191,7 @@ def test_all_trials_are_exported(client, filled_store):
     assert len(rows) == sum(max(1, len(trial.result.measurements)) for trial in every)
     assert {row["label"] for row in rows} == {"SIMULATED"}
     first = next(trial for trial in every if trial.result.measurements).result.measurements[0]
-    calls = {one.message: one.calls_per_step for one in filled_store.study(ID).workload.messages}
+    calls = {one.message: one.calls_per_step for one in filled_store.studies.get(ID).workload.messages}
     assert float(rows[0]["calls_per_step"]) == calls[first.message]
     assert {len(row) for row in csv.reader(io.StringIO(listed.text, newline=""))} == {26}
     assert [float(sample) for sample in rows[0]["samples_us"].split()] == list(first.samples_us)
@@ -199,9 +201,9 @@ def test_all_trials_are_exported(client, filled_store):
 
 def test_a_cell_is_no_formula(empty_store, samples):
     study = samples.study()
-    empty_store.open_study(study)
+    empty_store.studies.open(study)
     one = samples.trial(0, samples.RING, study, outcome=Outcome.CRASHED)
-    empty_store.add_trial(study.id, replace(one, result=replace(one.result, detail="=HYPERLINK(1)\udc80")))
+    empty_store.trials.add(study.id, replace(one, result=replace(one.result, detail="=HYPERLINK(1)\udc80")))
     with TestClient(create_app(empty_store, fresh_s=0)) as client:
         text = client.get(f"/studies/{ID}/trials?format=csv").text
     (row,) = csv.DictReader(io.StringIO(text, newline=""))
@@ -209,17 +211,17 @@ def test_a_cell_is_no_formula(empty_store, samples):
 
 
 def test_what_the_store_lists_is_bounded_and_whole(filled_store):
-    every = filled_store.trial_outline(ID)
-    proof = filled_store.trial_list(ID, TrialFilter(phase=Phase.PROVE), skip=1, limit=2)
+    every = filled_store.trials.outline(ID)
+    proof = filled_store.trials.select(ID, TrialFilter(phase=Phase.PROVE), skip=1, limit=2)
     assert [item.trial for item in proof.items] == [t for t in every if t.phase is Phase.PROVE][1:3]
     with pytest.raises(NotFoundError):
-        filled_store.trial(ID, len(every))
+        filled_store.trials.get(ID, len(every))
 
 
 def test_kept_outlines_belong_to_their_application(filled_store, empty_store, samples):
     """Two services of one process must not answer from each other's store."""
     other = samples.study(reason="another store")
-    empty_store.open_study(other)
+    empty_store.studies.open(other)
     with TestClient(create_app(filled_store)) as full, TestClient(create_app(empty_store)) as empty:
         assert "<dd>0</dd>" not in full.get(f"/studies/{ID}").text
         assert "No trial has ended yet." in empty.get(f"/studies/{ID}").text

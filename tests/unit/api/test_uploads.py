@@ -38,7 +38,7 @@ def test_a_profile_is_kept_once(service):
 
 def test_a_name_with_a_slash_has_its_page_and_its_document(service, empty_store):
     """An upload has none, but `ncclt profile import --name` takes it."""
-    empty_store.add_workload(replace(empty_store.workload("bert"), name="team/mine"))
+    empty_store.workloads.add(replace(empty_store.workloads.get("bert"), name="team/mine"))
     assert service.get("/v1/workloads/team%2Fmine").json()["name"] == "team/mine"
     assert service.get("/workloads/team%2Fmine").status_code == 200
 

@@ -144,29 +144,29 @@ def test_a_cluster_without_a_network_has_no_row_for_more_nodes(command):
 
 def test_simulated_studies_are_named(command):
     cluster = replace(sample_cluster("fabric"), gpus_per_node=8, nic_gbps=31.25)
-    command.store.add_cluster(cluster)
+    command.store.clusters.add(cluster)
     study = replace(sample_study("sim", id="sim"), cluster=cluster.sized(nodes=2), simulated=True)
-    command.store.open_study(study)
+    command.store.studies.open(study)
     message = Message(
         collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=28351488, group_size=16, spans_nodes=True
     )
     result = TrialResult(outcome=Outcome.OK, measurements=(Measurement(message=message, samples_us=(9e4,)),))
-    command.store.add_trial("sim", replace(sample_trial(0), setting=DEFAULT, result=result))
+    command.store.trials.add("sim", replace(sample_trial(0), setting=DEFAULT, result=result))
     words = ("--model", "bert", "--cluster", "fabric", "--nodes", "2", "--compute-ms", "100")
     assert _json(command, *words)["simulated"]
     assert "SIMULATED" in command(advise, *words)
 
 
 def test_recorded_times_are_named(command):
-    cluster = command.store.cluster("mi355x-2x8")
-    command.store.open_study(
+    cluster = command.store.clusters.get("mi355x-2x8")
+    command.store.studies.open(
         replace(sample_study("rec", id="rec"), cluster=cluster, simulated=False, launcher="replay")
     )
     message = Message(
         collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=28351488, group_size=16, spans_nodes=True
     )
     result = TrialResult(outcome=Outcome.OK, measurements=(Measurement(message=message, samples_us=(246.0,)),))
-    command.store.add_trial("rec", replace(sample_trial(0), setting=DEFAULT, result=result))
+    command.store.trials.add("rec", replace(sample_trial(0), setting=DEFAULT, result=result))
     words = ("--model", "bert", "--cluster", "mi355x-2x8", "--compute-ms", "100")
     document = _json(command, *words)
     assert (document["simulated"], document["recorded"]) == (False, [cluster.recorded_label])
@@ -178,7 +178,7 @@ def test_a_job_in_several_groups_is_refused(command):
     whole = replace(message, group_size=8)
     calls = tuple(MessageCalls(message=one, calls_per_step=9) for one in (message, whole))
     origin = Provenance(source="kineto", world_size=8)
-    command.store.add_workload(
+    command.store.workloads.add(
         Workload(name="mixed", messages=calls, provenance=origin, step_time_us=9e3, exposed_us=1e3)
     )
     document = _json(command, "--model", "mixed", "--cluster", "dgx-a100")

@@ -56,7 +56,7 @@ def run(command, monkeypatch):
     """Run the command on the store of the fixture and return the result; our errors pass through."""
     for name in ("NCCLT_SERVER", "NCCLT_STORAGE"):
         monkeypatch.delenv(name, raising=False)
-    command.store.publish(sample_recommendation("rec1"))
+    command.store.revisions.publish(sample_recommendation("rec1"))
     app = typer.Typer()
     app.command()(attest)
     return lambda *words: CliRunner().invoke(app, [*words, "--storage", command.url], catch_exceptions=False)
@@ -67,7 +67,7 @@ def test_it_took_effect(run, command, tmp_path):
     assert done.exit_code == 0
     assert "rec1 (toy on pair, as table) took effect: 4 of 4 calls" in done.stdout
     assert "as-wanted" in done.stdout
-    (kept,) = command.store.attestations(["rec1"])
+    (kept,) = command.store.records.attestations(["rec1"])
     assert (kept.effect.value, kept.hosts) == ("took-effect", 1)
 
 
@@ -86,11 +86,11 @@ def test_it_did_not(run, command, tmp_path):
     assert done.exit_code == 1
     shown = json.loads(done.stdout)
     assert (shown["effect"], shown["rows"][0]["state"]) == ("not-at-all", "differs")
-    assert command.store.attestations(["rec1"])[0].to_document() == shown
+    assert command.store.records.attestations(["rec1"])[0].to_document() == shown
 
 
 def test_the_table_of_another_recommendation_is_told_apart(run, command, tmp_path):
-    command.store.publish(replace(sample_recommendation("rec2"), revision=2))
+    command.store.revisions.publish(replace(sample_recommendation("rec2"), revision=2))
     files = [report(tmp_path / "a", CALL), report(tmp_path / "b", CALL, table="rec2", pid=41)]
     with pytest.raises(UsageError, match="several: rec1, rec2"):
         run(*files)

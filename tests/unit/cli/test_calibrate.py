@@ -28,9 +28,9 @@ FORCED = Setting(algorithm=Algorithm.RING, protocol=Protocol.SIMPLE, channels=4)
 
 def add_study(command, id, *, simulated=False, **change):
     """Store a study of two nodes of leonardo with a launch of the default and of a ring."""
-    cluster = replace(command.store.cluster("leonardo").sized(nodes=2), **change)
+    cluster = replace(command.store.clusters.get("leonardo").sized(nodes=2), **change)
     calls = tuple(MessageCalls(message=message, calls_per_step=1.0) for message in MESSAGES)
-    command.store.open_study(
+    command.store.studies.open(
         Study(
             id=id,
             name=id,
@@ -43,11 +43,11 @@ def add_study(command, id, *, simulated=False, **change):
             state=StudyState.DONE,
         )
     )
-    runner = SimulatedRunner(command.store.cluster("leonardo").sized(nodes=2), seed=0)
+    runner = SimulatedRunner(command.store.clusters.get("leonardo").sized(nodes=2), seed=0)
     for number, setting in enumerate((DEFAULT, FORCED)):
         result = runner.measure(setting, MESSAGES, repeat=0)
         trial = Trial(number=number, phase=Phase.SEARCH, setting=setting, repeat=0, result=result, score_us=1.0)
-        command.store.add_trial(id, trial)
+        command.store.trials.add(id, trial)
 
 
 def fitted(command, *words):
@@ -67,14 +67,14 @@ def test_studies_of_one_version_count_and_the_others_are_named(command):
     found, said = fitted(command, "--from", "studies")
     assert (found["probed"], found["points"]) == (True, 2 * len(MESSAGES))
     assert found["sources"] == [f"study mine: {2 * len(MESSAGES)} times"]
-    now = command.store.cluster("leonardo").nccl_version
+    now = command.store.clusters.get("leonardo").nccl_version
     assert f"1 study is left out: measured with NCCL 2.11.4, not {now}" in said
     assert "1 study is left out: simulated" in said
 
 
 def test_times_that_the_clusters_ports_rule_out_are_refused(command, tmp_path):
     """They are of another cluster, or its file names other ports; of a recorded table ports are only guessed."""
-    shape = {"nodes": 2, "gpus_per_node": 4, "nccl_version": command.store.cluster("leonardo").nccl_version}
+    shape = {"nodes": 2, "gpus_per_node": 4, "nccl_version": command.store.clusters.get("leonardo").nccl_version}
     rows = [{**shape, "size_bytes": size << 20, "time_us": size * 5} for size in (64, 128, 256, 512)]
     write_landscape(tmp_path / "t.csv", rows)
     with pytest.raises(UsageError, match="64 MiB float32 on 2 nodes of leonardo took 320 µs, and its ports"):
@@ -94,7 +94,7 @@ def test_a_dry_run_lists_the_launches_and_starts_none(command, tmp_path):
     assert len(said) == 13
     assert json.loads(command(calibrate, *words, "--dry-run", "--json"))["launches"] == said
     assert not list(tmp_path.glob("*.csv"))
-    assert [entry.item.name for entry in command.store.clusters()].count("leonardo-calibrated") == 0
+    assert [entry.item.name for entry in command.store.clusters.entries()].count("leonardo-calibrated") == 0
 
 
 def test_a_second_probing_launches_nothing_and_fits_the_same(command, tmp_path):

@@ -33,8 +33,8 @@ def test_what_was_seen_becomes_a_cluster(call, command):
 
     assert "link_gbps 450 GB/s (3600 Gb/s) topo.txt: 18 NVLinks of 25 GB/s" in " ".join(printed.split())
     assert "next: ncclt tune --model bert --cluster mine" in said
-    assert command.store.cluster("mine").description == "rack 7"
-    assert command.store.cluster("mine").nic_gbps == 50.0
+    assert command.store.clusters.get("mine").description == "rack 7"
+    assert command.store.clusters.get("mine").nic_gbps == 50.0
 
 
 def test_names_stay_whole_in_a_narrow_terminal(monkeypatch):
@@ -57,7 +57,7 @@ def test_a_pattern_of_the_shell_and_a_name_of_its_own(call, command):
     files = sorted(str(path) for path in Path(HEALTHY).iterdir())
     call("detect", "--from", *files)
 
-    assert command.store.cluster("8x-h100-80gb-hbm3").gpus_per_node == 8
+    assert command.store.clusters.get("8x-h100-80gb-hbm3").gpus_per_node == 8
 
 
 def test_what_is_missing_is_asked_for_with_the_whole_command(call, command):
@@ -70,30 +70,30 @@ def test_what_is_missing_is_asked_for_with_the_whole_command(call, command):
     )
     assert refused.value.hint.endswith("--set gpudirect=... --set cpu=... --set nccl_version=...")
     assert f" --storage {command.url} " in refused.value.hint
-    assert "two-words" not in {entry.item.name for entry in command.store.clusters()}
+    assert "two-words" not in {entry.item.name for entry in command.store.clusters.entries()}
 
 
 def test_a_dry_run_prints_a_file_that_add_takes(call, command, tmp_path):
     printed, _ = call("detect", "--from", HEALTHY, "--name", "mine", "--dry-run")
-    assert "mine" not in {entry.item.name for entry in command.store.clusters()}
+    assert "mine" not in {entry.item.name for entry in command.store.clusters.entries()}
     (tmp_path / "mine.toml").write_text(printed)
 
     call("add", str(tmp_path / "mine.toml"))
     shown, _ = call("show", "mine", "--toml")
     (tmp_path / "again.toml").write_text(shown.replace('"mine"', '"again"', 1))
     call("add", str(tmp_path / "again.toml"))
-    first, again = (command.store.cluster(name).to_document() for name in ("mine", "again"))
+    first, again = (command.store.clusters.get(name).to_document() for name in ("mine", "again"))
     assert first | {"name": "again"} == again
     assert 'nic_gbps = "50 GB/s"  # of one port, in one direction, 400 Gb/s' in shown
 
 
 def test_every_shipped_cluster_goes_out_and_comes_back(call, command, tmp_path):
-    for entry in command.store.clusters():
+    for entry in command.store.clusters.entries():
         text, _ = call("show", entry.item.name, "--toml")
         file = tmp_path / "one.toml"
         file.write_text(text.replace(f'"{entry.item.name}"', '"copy"', 1))
         call("add", str(file), "--replace")
-        assert command.store.cluster("copy").to_document() | {"name": entry.item.name} == entry.item.to_document()
+        assert command.store.clusters.get("copy").to_document() | {"name": entry.item.name} == entry.item.to_document()
 
 
 def test_gigabits_in_the_place_of_gigabytes_are_refused(call, command, tmp_path):
@@ -106,7 +106,7 @@ def test_gigabits_in_the_place_of_gigabytes_are_refused(call, command, tmp_path)
         assert "did you mean 50 GB/s (400 Gb/s)?" in refused.value.hint
     file.write_text(text.replace('"dgx-h100"', '"mine"').replace('"50 GB/s"', '"400 Gb/s"'))
     call("add", str(file))
-    assert command.store.cluster("mine").nic_gbps == 50.0
+    assert command.store.clusters.get("mine").nic_gbps == 50.0
 
 
 def test_json_holds_the_sources_and_what_is_missing(call):

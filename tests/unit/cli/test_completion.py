@@ -42,7 +42,7 @@ def offered(monkeypatch, typed, **environ):
 def test_names_of_clusters_are_those_of_the_local_store(tmp_path, monkeypatch, command):
     url = f"sqlite:///{tmp_path}/store.db"
     with open_store(url) as store:
-        store.add_cluster(replace(sample_cluster(), name="hall-2"))
+        store.clusters.add(replace(sample_cluster(), name="hall-2"))
     assert offered(monkeypatch, f"ncclt {command} ha", NCCLT_STORAGE=url) == ["hall-2"]
     assert offered(monkeypatch, f"ncclt {command} leo", NCCLT_STORAGE=url) == ["leonardo"]
 

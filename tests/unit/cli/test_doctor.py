@@ -79,8 +79,8 @@ def test_rules_are_listed(call):
 
 def test_a_recommendation_must_not_be_contradicted(call, command, tmp_path):
     """A line of nccl.conf that sets otherwise what was proven."""
-    command.store.add_cluster(sample_cluster())
-    command.store.publish(sample_recommendation("1"))
+    command.store.clusters.add(sample_cluster())
+    command.store.revisions.publish(sample_recommendation("1"))
     (tmp_path / "nccl.conf").write_text("NCCL_ALGO=Ring\n")
 
     _, printed = call("--from", str(tmp_path), "--cluster", "pair", "--model", "toy", "--json")

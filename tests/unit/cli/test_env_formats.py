@@ -24,10 +24,10 @@ def ask(command, capsys):
     study = sample_study()
     found = sample_recommendation("r1", cluster=study.cluster.name, model=study.workload.name)
     found = replace(found, variables=replace(found.table, policy=RING))
-    command.store.add_cluster(sample_cluster())
-    command.store.add_workload(sample_workload())
-    command.store.open_study(study)
-    command.store.publish(found)
+    command.store.clusters.add(sample_cluster())
+    command.store.workloads.add(sample_workload())
+    command.store.studies.open(study)
+    command.store.revisions.publish(found)
 
     def call(*words):
         names = (

@@ -27,9 +27,9 @@ def _workload(**more):
 @pytest.fixture
 def ready(command):
     """The workload, and two nodes of eight GPUs with 125 GB/s between them."""
-    command.store.add_workload(_workload())
+    command.store.workloads.add(_workload())
     cluster = replace(sample_cluster("fabric"), gpus_per_node=8, link_class="nvswitch", link_gbps=450, nic_gbps=31.25)
-    command.store.add_cluster(cluster)
+    command.store.clusters.add(cluster)
     return command
 
 
@@ -39,12 +39,12 @@ def _ask(ready, *words):
 
 
 def _study(ready, *, simulated, time_us, setting=DEFAULT, outcome=Outcome.OK, nodes=2, id="s1"):
-    cluster = ready.store.cluster("fabric").sized(nodes=nodes)
+    cluster = ready.store.clusters.get("fabric").sized(nodes=nodes)
     study = replace(sample_study(id, id=id), cluster=cluster, simulated=simulated)
-    ready.store.open_study(study)
+    ready.store.studies.open(study)
     message = _workload().placed(nodes=nodes, gpus_per_node=8).messages[0].message
     result = TrialResult(outcome=outcome, measurements=(Measurement(message=message, samples_us=(time_us,)),))
-    ready.store.add_trial(id, replace(sample_trial(0), setting=setting, result=result))
+    ready.store.trials.add(id, replace(sample_trial(0), setting=setting, result=result))
 
 
 def test_the_figures_of_the_fabric_checks_come_out(ready):
@@ -68,7 +68,7 @@ def test_people_read_the_same(ready):
 @pytest.mark.parametrize(("nic_gbps", "communication_s", "bound"), [(31.25, 0.42, "network"), (100, 0.13, "compute")])
 def test_the_faster_fabric_of_the_checks_leaves_the_step_to_compute(ready, nic_gbps, communication_s, bound):
     """Four ports of 31.25 or 100 GB/s a node: B = 125 and 400 GB/s."""
-    ready.store.add_cluster(replace(ready.store.cluster("fabric"), nic_gbps=nic_gbps), replace=True)
+    ready.store.clusters.add(replace(ready.store.clusters.get("fabric"), nic_gbps=nic_gbps), replace=True)
     document = _ask(ready, "--tflops", "297", "--tokens-per-step", "32768")
     assert (round(document["communication_s"], 2), document["bound"]) == (communication_s, bound)
 
@@ -77,7 +77,7 @@ def test_small_messages_cost_their_latency(ready):
     """A broadcast of 424 bytes over two nodes is not free, and the text shows its µs."""
     small = Message(collective=Collective.BROADCAST, dtype="int64", size_bytes=424)
     calls = MessageCalls(message=small, calls_per_step=2.0)
-    ready.store.add_workload(replace(_workload(), name="small", messages=(calls,)))
+    ready.store.workloads.add(replace(_workload(), name="small", messages=(calls,)))
     words = ("--model", "small", "--cluster", "fabric")
     document = json.loads(ready(advise, *words, "--json"))["estimate"]
     assert 5 < document["messages"][0]["time_us"] < 100
@@ -90,7 +90,7 @@ def test_what_is_exposed_is_at_most_what_is_sent(ready):
     """The rest of what no computation hides is waiting for other ranks, which is no communication."""
     (calls,) = _workload().messages
     waiting = _workload(step_time_us=16_000.0, exposed_us=1_580.0)
-    ready.store.add_workload(replace(waiting, name="waiting", messages=(replace(calls, recorded_us=564.0),)))
+    ready.store.workloads.add(replace(waiting, name="waiting", messages=(replace(calls, recorded_us=564.0),)))
     document = json.loads(ready(advise, "--model", "waiting", "--cluster", "fabric", "--json"))["estimate"]
     assert document["compute_s"] == pytest.approx((16_000 - 564) / 1e6)
 
@@ -103,7 +103,7 @@ def test_compute_can_be_given_or_stay_unknown(ready):
 
 
 def test_a_recording_tells_its_compute(ready):
-    ready.store.add_workload(replace(_workload(step_time_us=9e5, exposed_us=2e5), name="recorded"))
+    ready.store.workloads.add(replace(_workload(step_time_us=9e5, exposed_us=2e5), name="recorded"))
     document = json.loads(ready(advise, "--model", "recorded", "--cluster", "fabric", "--json"))["estimate"]
     assert document["compute_s"] == pytest.approx(0.7)
     assert document["compute_source"].startswith("recorded")

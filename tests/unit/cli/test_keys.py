@@ -28,7 +28,7 @@ def test_a_key_is_created_listed_and_revoked(call, command):
     (key,) = json.loads(call("list", "--json"))["keys"]
     assert (key["role"], key["clusters"], key["note"], key["revoked"]) == ("env", ["leonardo"], "job starts", "")
     assert key["expires"][:4] > key["created"][:4]
-    assert list(command.store.keys()) == [hash_secret(secret)]
+    assert list(command.store.keys.find()) == [hash_secret(secret)]
     assert secret.encode() not in command.store.path.read_bytes()
     call("revoke", key["id"])
     assert "no longer valid" in call("list")
@@ -46,7 +46,7 @@ def test_a_key_may_be_kept_for_ever(call):
 def test_what_makes_no_sense_is_refused_and_nothing_is_stored(call, command, words):
     with pytest.raises(UsageError):
         call("create", *words)
-    assert command.store.keys() == {}
+    assert command.store.keys.find() == {}
 
 
 def test_no_key_is_revoked_in_a_store_that_is_not_there(tmp_path):
@@ -61,4 +61,4 @@ def test_unknown_clusters_and_keys_are_named(call, command):
         call("create", "--cluster", "leonrado")
     with pytest.raises(NotFoundError, match="abc"):
         call("revoke", "abc")
-    assert command.store.keys() == {}
+    assert command.store.keys.find() == {}

@@ -21,8 +21,8 @@ def two(command):
         messages=(kept[0], replace(kept[1], calls_per_step=2 * kept[1].calls_per_step)),
         step_time_us=2000.0,
     )
-    command.store.add_workload(old)
-    command.store.add_workload(new)
+    command.store.workloads.add(old)
+    command.store.workloads.add(new)
     return command
 
 

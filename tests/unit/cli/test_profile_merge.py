@@ -34,7 +34,7 @@ def stored(command, tmp_path):
         ("far", Collective.ALL_TO_ALL, 4 * KIB, 1),
     ):
         message = Message(collective=collective, dtype="float32", size_bytes=size)
-        command.store.add_workload(
+        command.store.workloads.add(
             Workload(
                 name=name,
                 messages=(MessageCalls(message=message, calls_per_step=calls),),
@@ -51,18 +51,18 @@ def tuned(command, tmp_path, *words):
 def test_the_merged_workload_is_stored_and_names_its_parts(stored):
     text = stored(merge, "small", "large", "--name", "fleet", "--weights", "3, 1")
     assert text.startswith("fleet: merge, parts 3 x small + 1 x large\n")
-    found = stored.store.workload("fleet")
+    found = stored.store.workloads.get("fleet")
     assert [c.calls_per_step for c in found.messages] == [10, 300]
     document = json.loads(stored(merge, "small", "large", "--name", "fleet", "--replace", "--json"))
     assert [(part["name"], part["weight"]) for part in document["parts"]] == [("small", 1), ("large", 1)]
-    assert stored.store.workload("fleet") == Workload.from_document(document)
+    assert stored.store.workloads.get("fleet") == Workload.from_document(document)
 
 
 def test_one_study_shows_the_gain_of_every_part(stored, tmp_path):
     stored(merge, "small", "large", "far", "--name", "fleet", "--weights", "3,1,1")
     text = tuned(stored, tmp_path)
     assert "demonstration: 1." in text
-    page = stored.store.studies().items
+    page = stored.store.studies.page().items
     assert len(page) == 1
     study = page[0].study
     shown = stored(show, study.id)
@@ -78,9 +78,11 @@ def test_one_study_shows_the_gain_of_every_part(stored, tmp_path):
         ("large", 1, 10000),
         ("far", 1, None),
     ]
-    detail = study_detail(stored.store, stored.store.study(study.id), stored.store.recommendations(study=study.id))
+    detail = study_detail(
+        stored.store, stored.store.studies.get(study.id), stored.store.recommendations.find(study=study.id)
+    )
     assert [part.model_dump(mode="json") for part in detail.parts] == parts
-    html = study_report(stored.store, stored.store.study(study.id))
+    html = study_report(stored.store, stored.store.studies.get(study.id))
     section = html[html.index("Gain per part") : html.index("As plain variables")]
     assert all(word in section for word in ("small", "2.000×", "1.250×", "no proof: none of its messages"))
 
@@ -95,7 +97,7 @@ def test_without_a_gain_no_part_claims_one(stored, tmp_path):
 def test_a_dry_run_stores_nothing(stored):
     stored(merge, "small", "large", "--name", "fleet", "--dry-run")
     with pytest.raises(NotFoundError):
-        stored.store.workload("fleet")
+        stored.store.workloads.get("fleet")
 
 
 @pytest.mark.parametrize(
@@ -114,10 +116,10 @@ def test_a_dry_run_stores_nothing(stored):
     ],
 )
 def test_what_cannot_be_merged_is_refused_and_stores_nothing(stored, words, said):
-    before = stored.store.workloads()
+    before = stored.store.workloads.entries()
     with pytest.raises(UsageError, match=re.escape(said)):
         stored(merge, *words)
-    assert stored.store.workloads() == before
+    assert stored.store.workloads.entries() == before
 
 
 def test_an_unknown_part_is_named(stored):

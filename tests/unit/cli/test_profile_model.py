@@ -29,7 +29,7 @@ def vision(monkeypatch):
 def test_a_model_is_shown_and_stored_under_a_name(command):
     out = command(model, "line", "--dtype", "bf16", "--store", "mine", "--group-size", "8")
     assert "128 B" in out
-    stored = command.store.workload("mine")
+    stored = command.store.workloads.get("mine")
     assert stored.messages[0].message.group_size == 8
     assert (stored.provenance.source, stored.provenance.detail["dtype"]) == ("model", "bfloat16")
     assert stored.provenance.created
@@ -38,7 +38,7 @@ def test_a_model_is_shown_and_stored_under_a_name(command):
 def test_json_is_the_document_and_nothing_is_stored_unasked(command):
     document = json.loads(command(model, "line", "--json"))
     assert (document["name"], document["messages"][0]["size_bytes"]) == ("line", 256)
-    assert "line" not in [entry.item.name for entry in command.store.workloads()]
+    assert "line" not in [entry.item.name for entry in command.store.workloads.entries()]
 
 
 @pytest.mark.parametrize("words", [("--sharding", "zero4"), ("--store", " "), ("--limit", "-1"), ("--group-size", "1")])

@@ -76,14 +76,14 @@ def proven(command):
         source_digest=SOURCE.digest(),
     )
     store = command.store
-    store.add_cluster(cluster)
-    store.add_workload(SOURCE)
-    store.open_study(study)
+    store.clusters.add(cluster)
+    store.workloads.add(SOURCE)
+    store.studies.open(study)
     for trial in trial_log.trials():
-        store.add_trial(study.id, trial)
-    store.publish(found)
+        store.trials.add(study.id, trial)
+    store.revisions.publish(found)
     called = replace(found, id="r2", table=replace(found.table, verdict=replace(verdict, decision=Decision.TUNED)))
-    store.publish(called)
+    store.revisions.publish(called)
     return command
 
 
@@ -115,12 +115,12 @@ def test_a_healthy_one_is_fresh_and_the_check_is_kept(proven):
     assert done.exit_code == 0, done.output
     document = json.loads(done.stdout)
     assert (document["freshness"], document["recommendation"], document["launches"]) == ("fresh", "r2", 8)
-    assert proven.store.rechecks("r2")[0].to_document() == document
+    assert proven.store.records.rechecks("r2")[0].to_document() == document
 
 
 def test_another_nccl_stops_the_serving_until_a_check_passes(proven):
     moved = replace(sample_cluster(), nccl_version="2.30.7")
-    proven.store.add_cluster(moved, replace=True)
+    proven.store.clusters.add(moved, replace=True)
 
     done = run_recheck(proven)
     assert done.exit_code == 4
@@ -130,23 +130,23 @@ def test_another_nccl_stops_the_serving_until_a_check_passes(proven):
     asked = ["--cluster", moved.name, "--model", "mine", *SHAPE, "--storage", proven.url, "--format", "tuner-csv"]
     assert env.main(asked) == 3
 
-    proven.store.add_cluster(sample_cluster(), replace=True)
+    proven.store.clusters.add(sample_cluster(), replace=True)
     assert run_recheck(proven, "--quiet").exit_code == 0
     assert env.main(asked) == 0
 
 
 def test_what_was_measured_with_the_nccl_that_is_here_is_checked_first(proven):
     """A newer study of another NCCL is not what this cluster serves."""
-    found = proven.store.recommendation("r2")
+    found = proven.store.recommendations.get("r2")
     other = replace(found.fingerprint, nccl_version="2.32.9")
-    proven.store.publish(replace(found, id="r9", fingerprint=other, created="2027-01-01T00:00:00"))
+    proven.store.revisions.publish(replace(found, id="r9", fingerprint=other, created="2027-01-01T00:00:00"))
 
     assert json.loads(run_recheck(proven, "--json").stdout)["recommendation"] == "r2"
 
 
 def test_nothing_published_is_nothing_to_recheck(command):
-    command.store.add_cluster(sample_cluster())
-    command.store.add_workload(SOURCE)
+    command.store.clusters.add(sample_cluster())
+    command.store.workloads.add(SOURCE)
 
     with pytest.raises(NoRecommendationError):
         run_recheck(command)
@@ -163,16 +163,16 @@ def test_evidence_is_judged_again_from_the_trials(proven):
     text = proven(show, "abc123", "--evidence")
     assert "recomputed: DIFFERENT" in text
 
-    honest = replace(proven.store.recommendation("r1"), id="r3")
-    proven.store.publish(honest)
+    honest = replace(proven.store.recommendations.get("r1"), id="r3")
+    proven.store.revisions.publish(honest)
     assert "recomputed: same" in proven(show, "abc123", "--evidence")
 
 
 def test_an_undecided_one_serves_nothing_and_says_why(proven, capsys):
-    found = proven.store.recommendation("r1")
+    found = proven.store.recommendations.get("r1")
     verdict = replace(found.table.verdict, decision=Decision.UNDECIDED, reason="no gain is proven and none refuted")
-    proven.store.publish(replace(found, id="r4", table=replace(found.table, verdict=verdict)))
-    proven.store.approve("r4", Actor(who="ann"))
+    proven.store.revisions.publish(replace(found, id="r4", table=replace(found.table, verdict=verdict)))
+    proven.store.revisions.approve("r4", Actor(who="ann"))
 
     for format in ("export", "tuner-csv", "json"):
         names = ("--cluster", found.cluster, "--model", "mine", *SHAPE)
@@ -184,16 +184,16 @@ def test_an_undecided_one_serves_nothing_and_says_why(proven, capsys):
 
 def test_what_variables_deliver_is_checked_by_variables_alone(proven, monkeypatch):
     """The table is undecided and served to nobody: that it cannot be forced here is no matter, nor who could."""
-    served = proven.store.recommendation("r2")
+    served = proven.store.recommendations.get("r2")
     undecided = replace(served.table.verdict, decision=Decision.UNDECIDED, reason="no gain is proven")
-    proven.store.publish(
+    proven.store.revisions.publish(
         replace(served, id="r5", table=replace(served.table, verdict=undecided), variables=served.table)
     )
-    proven.store.approve("r5", Actor(who="ann"))
-    for trial in proven.store.trials("abc123"):
+    proven.store.revisions.approve("r5", Actor(who="ann"))
+    for trial in proven.store.trials.find("abc123"):
         if trial.arm is Arm.TABLE:
             arm = replace(trial, arm=Arm.VARIABLES, number=trial.number + 1000)
-            proven.store.add_trial("abc123", arm)
+            proven.store.trials.add("abc123", arm)
     by_variables = []
 
     def testbed(cluster, **options):

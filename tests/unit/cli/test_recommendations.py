@@ -33,7 +33,7 @@ def call(command):
 
 def test_a_revision_is_listed_rolled_back_and_its_history_shown(call, command):
     for id in ("a", "b"):
-        command.store.publish(sample_recommendation(id))
+        command.store.revisions.publish(sample_recommendation(id))
     call("rollback", "a", "--why", "b hangs on rack 7")
     found = json.loads(call("list", "--json"))["recommendations"]
     assert [(one["id"], one["state"], one["publisher"]) for one in found] == [
@@ -47,14 +47,14 @@ def test_a_revision_is_listed_rolled_back_and_its_history_shown(call, command):
 
 
 def test_who_published_cannot_approve_where_another_person_must(call, command):
-    command.store.add_cluster(sample_cluster())
+    command.store.clusters.add(sample_cluster())
     assert "approval by another person: required" in call("rules", "pair", "--require-approval")
-    command.store.publish(sample_recommendation("a"))
-    command.store.publish(sample_recommendation("b", nodes=1), by=Actor(who="key abc"))
+    command.store.revisions.publish(sample_recommendation("a"))
+    command.store.revisions.publish(sample_recommendation("b", nodes=1), by=Actor(who="key abc"))
     with pytest.raises(ConflictError, match=f"{account_name()} published the revision a"):
         call("approve", "a")
     call("approve", "b", "--percent", "100")
-    assert [one.state for one in command.store.statuses()] == ["active", "candidate"]
+    assert [one.state for one in command.store.revisions.statuses()] == ["active", "candidate"]
     assert json.loads(call("rules", "pair", "--json"))["require_approval"] is True
 
 
@@ -68,7 +68,7 @@ def test_who_published_cannot_approve_where_another_person_must(call, command):
 )
 def test_a_revision_is_shown_with_its_verdict_and_where_its_times_come_from(call, command, changes, label):
     made = replace(sample_recommendation("a"), **changes)
-    command.store.publish(made)
+    command.store.revisions.publish(made)
     shown, document = call("show", "a"), json.loads(call("show", "a", "--json"))
     assert f"verdict: {'demonstration' if label else 'tuned'}: {made.table.verdict.reason}\n" in shown
     assert (label in shown, "nothing was measured on pair" in shown) == (True, bool(label))
@@ -81,21 +81,21 @@ def test_a_cluster_that_is_not_there_has_no_rules(call):
 
 
 def test_delivery_is_switched_off_and_on(call, command):
-    command.store.add_cluster(sample_cluster())
+    command.store.clusters.add(sample_cluster())
     assert "delivery to jobs: on" in call("rules", "pair")
     assert "delivery to jobs: off" in call("rules", "pair", "--no-delivery")
-    assert command.store.rules("pair").delivery is False
+    assert command.store.revisions.rules("pair").delivery is False
     assert "delivery to jobs: on" in call("rules", "pair", "--delivery")
 
 
 def test_rules_keep_what_is_not_named(call, command):
-    command.store.add_cluster(sample_cluster())
+    command.store.clusters.add(sample_cluster())
     call("rules", "pair", "--percent", "20", "--loss-limit", "0.02")
     call("rules", "pair", "--require-verification", "--why", "step times decide here")
-    assert command.store.rules("pair") == ClusterRules(
+    assert command.store.revisions.rules("pair") == ClusterRules(
         cluster="pair", percent=20, loss_limit=0.02, require_verification=True
     )
-    assert command.store.history(cluster="pair")[0].why.endswith(
+    assert command.store.revisions.history(cluster="pair")[0].why.endswith(
         "loss limit 2 %, wins need approval: step times decide here"
     )
     assert "wins of roll-outs: await approval" in call("rules", "pair")
@@ -105,7 +105,7 @@ def test_rules_keep_what_is_not_named(call, command):
 
 
 def test_a_pin_is_shown_and_removed(call, command):
-    command.store.publish(sample_recommendation("a"))
+    command.store.revisions.publish(sample_recommendation("a"))
     call("pin", "a")
     assert "active, pinned" in call("list")
     call("unpin", "a")
@@ -114,10 +114,10 @@ def test_a_pin_is_shown_and_removed(call, command):
 
 
 def test_env_gives_a_job_its_part_of_a_roll_out_and_a_file_none(call, command, capsys, monkeypatch, tmp_path):
-    command.store.publish(sample_recommendation("a"))
-    command.store.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
-    command.store.publish(sample_recommendation("b"))
-    (rollout,) = command.store.rollouts()
+    command.store.revisions.publish(sample_recommendation("a"))
+    command.store.revisions.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
+    command.store.revisions.publish(sample_recommendation("b"))
+    (rollout,) = command.store.revisions.rollouts()
     assert "roll-out" in call("show", "b")
     for name in ("x1", "x2", "x3", "x4", "x5"):
         monkeypatch.setenv("NCCLT_JOB", name)
@@ -128,7 +128,7 @@ def test_env_gives_a_job_its_part_of_a_roll_out_and_a_file_none(call, command, c
         assert document["recommendation"] == ("b" if variant is Variant.CANDIDATE else "a")
         started = read_ticket(document["ticket"], command.store.ticket_secret(), now_s=time.time())
         assert (started.job, started.recommendation) == (f"named {name}", document["recommendation"])
-        assert command.store.job_starts(rollout.id)[-1].job == f"named {name}"
+        assert command.store.revisions.job_starts(rollout.id)[-1].job == f"named {name}"
         file = tmp_path / "env.json"
         assert env([*SHAPE, "--storage", command.url, "--format", "json", "--output", str(file)]) == 0
         kept = json.loads(file.read_text())
@@ -139,11 +139,11 @@ def test_env_gives_a_job_its_part_of_a_roll_out_and_a_file_none(call, command, c
 
 
 def test_whoever_tunes_learns_that_jobs_do_not_get_the_result(call, command, capsys):
-    command.store.publish(sample_recommendation("a"))
+    command.store.revisions.publish(sample_recommendation("a"))
     say_state(command.store, "a")
     assert capsys.readouterr().err == ""
-    command.store.set_rules(ClusterRules(cluster="pair", require_approval=True), Actor(who="ann"))
-    command.store.publish(sample_recommendation("b"))
+    command.store.revisions.set_rules(ClusterRules(cluster="pair", require_approval=True), Actor(who="ann"))
+    command.store.revisions.publish(sample_recommendation("b"))
     say_state(command.store, "b")
     assert "revision b is a candidate: " in capsys.readouterr().err
     call("retire", "b")

@@ -79,10 +79,10 @@ def stored(tmp_path):
             TrialResult(outcome=Outcome.CRASHED, detail=f"rank 3: {told}"),
         )
         with open_store(url) as store:
-            store.open_study(study)
+            store.studies.open(study)
             for number, result in enumerate(results):
                 score_us = 320.0 if result.measurements else None
-                store.add_trial(
+                store.trials.add(
                     study.id,
                     Trial(
                         number=number,

@@ -55,7 +55,7 @@ def test_first_key_is_made_once_and_opens_the_service(tmp_path, started, capsys,
     run_service(url, host="0.0.0.0")
     secret = file.read_text().strip()
     with open_store(url) as store:
-        ((digest, key),) = store.keys().items()
+        ((digest, key),) = store.keys.find().items()
     assert (digest, key.role, key.clusters, key.invalid(key.created)) == (hash_secret(secret), Role.ADMIN, (), "")
     assert file.stat().st_mode & 0o777 == 0o600
     assert capsys.readouterr().err.count(f"is in {file}") == 1
@@ -69,7 +69,7 @@ def test_first_key_takes_a_secret_that_is_there(tmp_path, started):
     started(url, file)
     assert file.read_text() == secret
     with open_store(url) as store:
-        assert [*store.keys()] == [hash_secret(secret)]
+        assert [*store.keys.find()] == [hash_secret(secret)]
 
 
 @pytest.mark.parametrize("content", ["", "password", "ncclt_short", "ncclt_" + "\u00e9" * 43])
@@ -81,7 +81,7 @@ def test_file_that_holds_no_key_is_refused_and_stays(tmp_path, started, content)
         started(url, file)
     assert file.read_text(encoding="utf-8") == content
     with open_store(url) as store:
-        assert store.keys() == {}
+        assert store.keys.find() == {}
 
 
 def test_first_key_that_cannot_be_written_is_refused(tmp_path, started):

@@ -16,7 +16,7 @@ from ncclt.testing.landscapes import write_landscape
 
 def table(command, folder):
     """Times of the default on one and two nodes of leonardo, by another cluster: twice the latency."""
-    cluster = command.store.cluster("leonardo")
+    cluster = command.store.clusters.get("leonardo")
     paths = []
     for nodes in (1, 2):
         rows = []
@@ -98,7 +98,7 @@ def test_probes_calibrate_the_ranking(command):
     said = json.loads(command(calibrate, "leonardo", "--probe", "--launcher", "simulate", "--json"))
     assert said["calibration"]["probed"]
     assert "SIMULATED" in said["calibration"]["sources"][0]
-    assert command.store.cluster("leonardo-calibrated").calibration.probed
+    assert command.store.clusters.get("leonardo-calibrated").calibration.probed
 
 
 def test_measured_studies_count_and_simulated_ones_do_not(command):

@@ -41,7 +41,7 @@ def recorded(command, tmp_path):
         for size, time in zip((4 * KIB, 32768 * KIB), times, strict=True)
     ]
     path = write_landscape(tmp_path / "box.csv", rows)
-    command.store.add_workload(
+    command.store.workloads.add(
         Workload(
             name="mine",
             messages=tuple(
@@ -61,7 +61,7 @@ def recorded(command, tmp_path):
 
 def test_a_replayed_study_that_was_interrupted_states_no_cost(recorded, command, capsys):
     recorded()
-    study = command.store.study(command.store.studies().items[0].study.id)
+    study = command.store.studies.get(command.store.studies.page().items[0].study.id)
     interrupted = TuneResult(
         study=study, trials=(), resumed=0, stop="interrupted by the user", recommendation=None, messages=(), notes=()
     )
@@ -90,14 +90,14 @@ def test_the_rows_add_up_to_the_headline(recorded):
 
 def test_what_was_not_measured_is_told_wherever_the_result_is(recorded, command):
     far = Message(collective=Collective.ALL_TO_ALL, dtype="float32", size_bytes=1 << 30)
-    mine = command.store.workload("mine")
+    mine = command.store.workloads.get("mine")
     calls = MessageCalls(message=far, calls_per_step=64)
-    command.store.add_workload(replace(mine, name="mixed", messages=(*mine.messages, calls)))
+    command.store.workloads.add(replace(mine, name="mixed", messages=(*mine.messages, calls)))
     text = recorded("--model", "mixed")
     said = "1 of 3 messages (all_to_all; over 99 % of the bytes) are outside the landscape and left to NCCL"
     assert text.count(said) == 1
     assert json.loads(recorded("--model", "mixed", "--json"))["notes"].count(said) == 1
-    study = command.store.studies().items[0].study
+    study = command.store.studies.page().items[0].study
     assert command(show, study.id).count(said) == 1
     assert "outside the landscape and left to NCCL" in study_report(command.store, study)
 
@@ -111,10 +111,10 @@ def test_what_the_probes_of_the_proof_took_from_the_policy_is_told_on_the_page_t
     ]
     write_landscape(tmp_path / "near.csv", rows)
     message = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=27 * MIB)
-    mine = command.store.workload("mine")
-    command.store.add_workload(replace(mine, name="near", messages=(MessageCalls(message=message, calls_per_step=1),)))
+    mine = command.store.workloads.get("mine")
+    command.store.workloads.add(replace(mine, name="near", messages=(MessageCalls(message=message, calls_per_step=1),)))
     text = recorded("--model", "near", "--landscape", str(tmp_path / "near.csv"))
-    study = command.store.studies().items[0].study
+    study = command.store.studies.page().items[0].study
     for said in (text, command(show, study.id), study_report(command.store, study).lower()):
         assert "the rules stop short of" in said
 
@@ -139,7 +139,7 @@ def test_only_what_the_chosen_way_could_force_is_searched(recorded):
 def test_a_demonstration_claims_no_worth_and_gives_no_command(recorded, command):
     """Times from elsewhere are no result for the job: not on the command line, in JSON, or on the page."""
     text, document = recorded(), json.loads(recorded("--json"))
-    study = command.store.studies().items[0].study
+    study = command.store.studies.page().items[0].study
     assert re.search(r"^demonstration: 1\.25x on box, recorded \(95 % interval", text, re.MULTILINE)
     assert "next:     `ncclt tune --model mine` where the job runs gives a result" in text
     for said in (text, command(show, study.id), study_report(command.store, study)):
@@ -152,10 +152,10 @@ def test_a_demonstration_claims_no_worth_and_gives_no_command(recorded, command)
 
 def measured_summary(store, steps_per_day=None, **changes):
     """End the newest study as if its times had been measured where it ran."""
-    study = store.studies().items[0].study
-    found = replace(store.recommendations(study=study.id)[0], launcher="local", recorded="", **changes)
+    study = store.studies.page().items[0].study
+    found = replace(store.recommendations.find(study=study.id)[0], launcher="local", recorded="", **changes)
     study = replace(study, launcher="local")
-    return study, summarize_study(study, store.trials(study.id), found, steps_per_day=steps_per_day)
+    return study, summarize_study(study, store.trials.find(study.id), found, steps_per_day=steps_per_day)
 
 
 def test_the_gain_is_told_in_steps_hours_and_against_its_ceiling(recorded, command):

@@ -12,8 +12,8 @@ from ncclt.testing.samples import sample_cluster, sample_workload
 
 
 def _read(command, *words):
-    command.store.add_workload(sample_workload(), replace=True)
-    command.store.add_cluster(replace(sample_cluster(), nodes=2, gpus_per_node=8), replace=True)
+    command.store.workloads.add(sample_workload(), replace=True)
+    command.store.clusters.add(replace(sample_cluster(), nodes=2, gpus_per_node=8), replace=True)
     cluster, workload = sample_cluster().name, sample_workload().name
     return command(tune, "--model", workload, "--cluster", cluster, "--nodes", "2", "--dry-run", *words)
 
@@ -53,8 +53,8 @@ def test_full_shows_the_files(command):
 def planned(command, tmp_path, monkeypatch):
     """Plan a study on this machine, with a tuner plugin or without."""
     cluster, workload = replace(sample_cluster(), gpus_per_node=8), sample_workload()
-    command.store.add_cluster(cluster)
-    command.store.add_workload(workload)
+    command.store.clusters.add(cluster)
+    command.store.workloads.add(workload)
     (plugin := tmp_path / "libnccl-tuner-ncclt.so").touch()
 
     def call(*words, built=True):

@@ -20,8 +20,8 @@ a:1:1 [0] NCCL INFO AllReduce | 8.0/ 61.1 | 16.5/ 0.0 | 16.4/ 99.2 | 7.8/ 14.0 |
 def tuned(command, tmp_path):
     """Tune a small workload on a simulated cluster, after a log was written."""
     cluster, workload = sample_cluster(), sample_workload()
-    command.store.add_cluster(cluster)
-    command.store.add_workload(workload)
+    command.store.clusters.add(cluster)
+    command.store.workloads.add(workload)
 
     def call(log, *words):
         path = tmp_path / "init.log"
@@ -51,7 +51,7 @@ def test_the_tables_are_kept_with_the_study(tuned, command):
     cluster = sample_cluster()
     document = json.loads(tuned(LOG.format(ranks=cluster.world_size, nodes=cluster.nodes)))
 
-    (summary,) = command.store.studies().items
+    (summary,) = command.store.studies.page().items
     (table,) = summary.study.printed_costs.tables
     assert (table.ranks, table.nodes, len(table.costs)) == (cluster.world_size, cluster.nodes, 5)
     assert any("printed in a job" in note for note in document["notes"])
@@ -67,4 +67,4 @@ def test_the_tables_are_kept_with_the_study(tuned, command):
 def test_a_log_that_does_not_fit_starts_nothing(log, error, said, tuned, command):
     with pytest.raises(error, match=said):
         tuned(log)
-    assert command.store.studies().items == ()
+    assert command.store.studies.page().items == ()

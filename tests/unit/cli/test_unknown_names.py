@@ -18,10 +18,10 @@ def storage(tmp_path, monkeypatch):
     monkeypatch.delenv("NCCLT_STORAGE", raising=False)
     monkeypatch.chdir(tmp_path)
     with open_store("sqlite:///own.db") as store:
-        store.add_cluster(replace(sample_cluster(), name="frontier-mini"))
-        store.add_workload(replace(sample_workload(), name="our-gpt"))
+        store.clusters.add(replace(sample_cluster(), name="frontier-mini"))
+        store.workloads.add(replace(sample_workload(), name="our-gpt"))
         # Its cluster and its workload are defined in another store.
-        store.publish(sample_recommendation("r1"))
+        store.revisions.publish(sample_recommendation("r1"))
     return ("--storage", "sqlite:///own.db")
 
 

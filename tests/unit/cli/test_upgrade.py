@@ -18,10 +18,10 @@ LOGS = Path(__file__).parents[2] / "golden" / "cost_model"
 def upgrade(command, capsys):
     """Return a caller of `ncclt upgrade` on a store with one recommendation, for NCCL 2.28.9."""
     study = sample_study()
-    command.store.add_cluster(sample_cluster())
-    command.store.add_workload(sample_workload())
-    command.store.open_study(study)
-    command.store.publish(sample_recommendation("r1", cluster=study.cluster.name, model=study.workload.name))
+    command.store.clusters.add(sample_cluster())
+    command.store.workloads.add(sample_workload())
+    command.store.studies.open(study)
+    command.store.revisions.publish(sample_recommendation("r1", cluster=study.cluster.name, model=study.workload.name))
 
     def call(*words):
         with pytest.raises(SystemExit) as ended:
@@ -116,8 +116,8 @@ def test_a_recording_is_not_to_be_measured_again(command, capsys):
 
     capsys.readouterr()
     command(tune, *words, "--launcher", "simulate")
-    published = command.store.recommendations()
-    command.store.publish(replace(published[0], id="0c0ffee7", model="other"))
+    published = command.store.recommendations.find()
+    command.store.revisions.publish(replace(published[0], id="0c0ffee7", model="other"))
     simulated = [row["command"] for row in json.loads(upgrade("--json"))["measure_again"] if row["command"]]
     assert simulated
     for line in simulated:

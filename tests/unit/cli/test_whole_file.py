@@ -85,7 +85,7 @@ def test_no_payback_in_steps_is_claimed(workload):
 
 
 def test_an_estimate_compares_no_step_with_it(command, workload):
-    command.store.add_workload(workload)
+    command.store.workloads.add(workload)
     words = ("--model", "w", "--cluster", "dgx-a100", "--nodes", "2", "--gpus-per-node", "1")
     out = command(advise, *words)
     assert "for the whole file" in out
@@ -95,7 +95,7 @@ def test_an_estimate_compares_no_step_with_it(command, workload):
 
 
 def test_no_ending_and_no_report_of_its_study_speaks_of_a_step(command):
-    command.store.add_workload(
+    command.store.workloads.add(
         Workload(
             name="w",
             messages=tuple(
@@ -109,7 +109,7 @@ def test_no_ending_and_no_report_of_its_study_speaks_of_a_step(command):
         )
     )
     said = command(tune, "--model", "w", "--cluster", "mi355x-2x8", "--patience", "40")
-    study = command.store.studies().items[0].study.id
+    study = command.store.studies.page().items[0].study.id
     shown, page = command(show, study), command(report, study)
     for text in (said, shown):
         assert "demonstration: 1." in text

@@ -82,13 +82,13 @@ def test_where_delivery_is_switched_off_every_job_keeps_nccls_own_choice(rollout
 def test_a_store_that_is_switched_off_delivers_nothing_until_it_is_on_again(tmp_path):
     url = f"sqlite:///{tmp_path}/a.db"
     with open_store(url) as store:
-        store.publish(sample_recommendation("a"))
+        store.revisions.publish(sample_recommendation("a"))
         for delivery, reason in ((False, Reason.DISABLED), (True, Reason.TARGETING_MATCH)):
-            store.set_rules(ClusterRules(cluster="pair", delivery=delivery), Actor(who="ann"))
+            store.revisions.set_rules(ClusterRules(cluster="pair", delivery=delivery), Actor(who="ann"))
             assert given_from_store(url, ASKED).reason is reason
-            event = store.history(cluster="pair")[0]
+            event = store.revisions.history(cluster="pair")[0]
             assert event.why.startswith(f"delivery switched {'on' if delivery else 'off'}, ")
-        store.set_rules(ClusterRules(cluster="other", delivery=False), Actor(who="ann"))
+        store.revisions.set_rules(ClusterRules(cluster="other", delivery=False), Actor(who="ann"))
     assert given_from_store(url, ASKED).reason is Reason.TARGETING_MATCH
 
 
@@ -107,10 +107,10 @@ def test_an_answer_says_so_and_what_it_may_not_say_is_refused():
 def test_a_store_gives_each_job_what_its_name_says(tmp_path):
     url = f"sqlite:///{tmp_path}/a.db"
     with open_store(url) as store:
-        store.publish(sample_recommendation("a"))
-        store.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
-        store.publish(sample_recommendation("b"))
-        (rollout,) = store.rollouts()
+        store.revisions.publish(sample_recommendation("a"))
+        store.revisions.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
+        store.revisions.publish(sample_recommendation("b"))
+        (rollout,) = store.revisions.rollouts()
     for job in map(str, range(20)):
         found = given_from_store(url, replace(ASKED, job=job))
         assert found.recommendation.id == {"candidate": "b", "active": "a"}[rollout.variant(job)]

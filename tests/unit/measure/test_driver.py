@@ -97,10 +97,12 @@ def request_(tmp_path):
     """A stored recommendation as `ncclt recheck` would look at it, and its store."""
     with open_store(f"sqlite:///{tmp_path}/store.db") as store:
         study = sample_study()
-        store.add_cluster(sample_cluster())
-        store.add_workload(sample_workload())
-        store.open_study(study)
-        published = store.publish(sample_recommendation("r1", cluster=study.cluster.name, model=study.workload.name))
+        store.clusters.add(sample_cluster())
+        store.workloads.add(sample_workload())
+        store.studies.open(study)
+        published = store.revisions.publish(
+            sample_recommendation("r1", cluster=study.cluster.name, model=study.workload.name)
+        )
         yield store, RecheckRequest(recommendation=published, study=study, trials=())
 
 

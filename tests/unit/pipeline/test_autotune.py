@@ -146,8 +146,8 @@ def test_a_comparison_counts_where_it_was_made_in_the_same_way(tmp_path):
     with open_store(f"sqlite:///{tmp_path / 's.db'}") as store:
         assert "verysecret" not in made.argv
         assert last_comparison(store, recommendation, argv, how) is None
-        store.add_verification(replace(made, id="v0", base_argv=("old",)))
-        store.add_verification(made)
+        store.records.add_verification(replace(made, id="v0", base_argv=("old",)))
+        store.records.add_verification(made)
         assert last_comparison(store, recommendation, argv, how).id == "v1"
         for other in (replace(how, steps=7), replace(how, warmup=7), replace(how, min_effect=0.01)):
             assert last_comparison(store, recommendation, argv, other) is None

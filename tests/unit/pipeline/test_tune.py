@@ -101,7 +101,7 @@ def test_a_per_size_gain_is_published_as_a_table_and_not_as_variables(store):
     assert found.table.verdict.speedup == pytest.approx(2000 / 1500)
     assert found.variables is None, "every single setting loses on the large message"
     assert found.simulated is True
-    assert store.study(result.study.id).state is StudyState.DONE
+    assert store.studies.get(result.study.id).state is StudyState.DONE
     assert {row.calls.message.size_bytes: row.gain for row in result.messages} == {SMALL: 0.5, LARGE: 0.0}
 
 
@@ -157,7 +157,7 @@ def test_a_table_is_proven_in_one_launch_and_variables_only_when_asked_for(store
     probed, *others = (len(t.result.measurements) for t in proof)
     assert probed > 2
     assert set(others) == {2}
-    assert store.trials(result.study.id) == result.trials, "the policy of a launch is stored"
+    assert store.trials.find(result.study.id) == result.trials, "the policy of a launch is stored"
     assert not any("sums launches" in note for note in result.notes)
 
     again = run(store, place=place, prove_variables=True)
@@ -259,21 +259,23 @@ def test_a_weaker_study_replaces_no_proven_revision(store, weaker):
     weak = run(store, study="weak", **weaker).recommendation
 
     assert weak.table.verdict.decision is not Decision.TUNED
-    assert [r.id for r in store.newest(cluster="pair", model="w")] == [proven.id]
-    words = store.publication(weak.id).words
+    assert [r.id for r in store.recommendations.newest(cluster="pair", model="w")] == [proven.id]
+    words = store.revisions.publication(weak.id).words
     assert f"{proven.id} (demonstration 1.33x) stays active" in words
     assert f"`ncclt admin recommendations approve {weak.id}`" in words
 
-    store.approve(weak.id, Actor(who="ann"))
-    assert [r.id for r in store.newest(cluster="pair", model="w")] == [weak.id], "a person decides otherwise"
+    store.revisions.approve(weak.id, Actor(who="ann"))
+    assert [r.id for r in store.recommendations.newest(cluster="pair", model="w")] == [weak.id], (
+        "a person decides otherwise"
+    )
 
 
 def test_a_better_proof_replaces_a_revision_and_names_it(store):
     first = run(store, study="first", trials=1).recommendation
     better = run(store, study="second").recommendation
 
-    assert [r.id for r in store.newest(cluster="pair", model="w")] == [better.id]
-    words = store.publication(better.id).words
+    assert [r.id for r in store.recommendations.newest(cluster="pair", model="w")] == [better.id]
+    words = store.revisions.publication(better.id).words
     assert f"replaces {first.id} (undecided)" in words
     assert f"`ncclt admin recommendations rollback {first.id}` restores" in words
 
@@ -323,7 +325,7 @@ def test_the_same_request_resumes_and_publishes_nothing_twice(store):
     assert place.runner.launches == []
     assert second.resumed == len(first.trials)
     assert second.recommendation == first.recommendation
-    assert len(store.recommendations()) == 1
+    assert len(store.recommendations.find()) == 1
 
 
 def test_an_interrupted_study_publishes_nothing_and_goes_on(store):
@@ -332,7 +334,7 @@ def test_an_interrupted_study_publishes_nothing_and_goes_on(store):
 
     assert stopped.recommendation is None
     assert (stopped.study.state, stopped.study.reason) == (StudyState.INTERRUPTED, "told to stop")
-    assert store.recommendations() == ()
+    assert store.recommendations.find() == ()
     assert run(store).recommendation.table.verdict.decision is Decision.TUNED
 
 
@@ -351,7 +353,7 @@ def test_an_interruption_during_the_proof_goes_on_with_the_proof(store):
 def test_a_failing_default_stops_and_keeps_the_trial(store):
     with pytest.raises(StudyStoppedError, match="the NCCL default does not run"):
         run(store, lambda *_: Outcome.TIMEOUT)
-    (stopped,) = store.studies().items
+    (stopped,) = store.studies.page().items
     assert stopped.trials == 1
     assert stopped.study.state is StudyState.INTERRUPTED
     assert "the NCCL default does not run" in stopped.study.reason
@@ -376,7 +378,7 @@ def test_cost_tables_are_kept_with_the_study(store):
     first = run(store, trials=6, printed_costs=costs())
     again = run(store, trials=8)
 
-    assert store.study(first.study.id).printed_costs == costs()
+    assert store.studies.get(first.study.id).printed_costs == costs()
     assert again.study.id == first.study.id
     for result in (first, again):
         assert [note for note in result.notes if "cost tables that NCCL 2.27.3 printed" in note]
@@ -386,7 +388,7 @@ def test_cost_tables_are_kept_with_the_study(store):
 def test_cost_tables_of_another_job_are_refused_before_anything_is_stored(store):
     with pytest.raises(UsageError, match="8 ranks on 2 nodes, and 4 ranks on 1 node are tuned"):
         run(store, printed_costs=costs(ranks=8, nodes=2))
-    assert store.studies().items == ()
+    assert store.studies.page().items == ()
 
 
 def test_a_stored_study_does_not_change_what_it_began_from(store):
@@ -403,7 +405,7 @@ def test_another_sampler_makes_another_study_and_is_refused_under_the_name_of_th
 
     assert "RandomSampler" in random.study.name
     assert random.study.id != ours.study.id
-    assert (store.study(ours.study.id).sampler, store.study(random.study.id).sampler) == (
+    assert (store.studies.get(ours.study.id).sampler, store.studies.get(random.study.id).sampler) == (
         "",
         "optuna.samplers:RandomSampler",
     )

@@ -208,7 +208,7 @@ def test_a_proof_that_was_cut_off_goes_on_and_ends_as_it_would_have(cluster, wor
         )
 
     assert complete
-    assert [t.score_us for t in trial_log.trials()] == [t.score_us for t in whole.trials()]
+    assert [t.score_us for t in trial_log.trials()] == [t.score_us for t in whole.trials.find()]
     assert judged(trial_log, workload) == judged(whole, workload)
 
 

@@ -124,19 +124,19 @@ def test_times_that_no_job_has_are_refused(wrong):
 @pytest.fixture
 def store(tmp_path):
     with open_store(f"sqlite:///{tmp_path}/a.db") as opened:
-        opened.publish(sample_recommendation("a"))
-        opened.set_rules(ClusterRules(cluster="pair", percent=50, loss_limit=0.01), Actor(who="ann"))
-        opened.publish(sample_recommendation("b"))
+        opened.revisions.publish(sample_recommendation("a"))
+        opened.revisions.set_rules(ClusterRules(cluster="pair", percent=50, loss_limit=0.01), Actor(who="ann"))
+        opened.revisions.publish(sample_recommendation("b"))
         yield opened
 
 
 def report(store, loss, *, jobs, hung=0.0):
     """Start a job a minute and report those that do not hang until the roll-out ends; return how many started."""
-    (rollout,) = store.rollouts()
+    (rollout,) = store.revisions.rollouts()
     dice = random.Random(7)
     for number, time in enumerate(times(loss, jobs=jobs, rollout=rollout)):
         time, issued_s = replace(time, rollout=rollout.id), BEGIN_S + 60.0 * number
-        store.add_job_starts([start_of(time, issued_s)])
+        store.revisions.add_job_starts([start_of(time, issued_s)])
         if time.recommendation == "b" and dice.random() < hung:
             continue
         if send(store, time, issued_s=issued_s, now_s=issued_s + 50.0).state is not RollOutState.RUNNING:
@@ -165,9 +165,9 @@ def send(store, time, *, ticket=None, issued_s=BEGIN_S, now_s=BEGIN_S + 50.0, **
 def test_a_loss_is_rolled_back_by_the_guard_which_says_so(store):
     jobs = report(store, 0.10, jobs=200)
     assert jobs < 150
-    assert [one.id for one in store.newest(cluster="pair", model="toy")] == ["a"]
-    assert {one.id: one.state for one in store.statuses()} == {"a": "active", "b": "retired"}
-    event = store.history()[0]
+    assert [one.id for one in store.recommendations.newest(cluster="pair", model="toy")] == ["a"]
+    assert {one.id: one.state for one in store.revisions.statuses()} == {"a": "active", "b": "retired"}
+    event = store.revisions.history()[0]
     assert (event.action, event.who, event.recommendation) == (Action.ROLL_OUT_LOST, GUARD, "b")
     assert "steps are slower by more than 1 %" in event.why
     assert event.why.endswith("reported by 1 key and 1 address")
@@ -176,20 +176,22 @@ def test_a_loss_is_rolled_back_by_the_guard_which_says_so(store):
 def test_a_gain_awaits_approval_and_then_goes_to_all_jobs(store):
     jobs = report(store, -0.10, jobs=600)
     assert jobs < 450
-    assert [one.id for one in store.newest(cluster="pair", model="toy")] == ["a"]
-    event = store.history(recommendation="b")[0]
+    assert [one.id for one in store.recommendations.newest(cluster="pair", model="toy")] == ["a"]
+    event = store.revisions.history(recommendation="b")[0]
     assert (event.action, event.who) == (Action.ROLL_OUT_WON, GUARD)
     assert "awaits approval, 50 % of the jobs keep it" in event.why
     assert "no report of 0 of" in event.why
-    store.approve("b", Actor(who="bob"))
-    assert [one.id for one in store.newest(cluster="pair", model="toy")] == ["b"]
+    store.revisions.approve("b", Actor(who="bob"))
+    assert [one.id for one in store.recommendations.newest(cluster="pair", model="toy")] == ["b"]
 
 
 def test_a_gain_goes_to_all_jobs_at_once_where_the_rules_say_so(store):
-    store.set_rules(ClusterRules(cluster="pair", percent=50, loss_limit=0.01, approve_wins=False), Actor(who="ann"))
+    store.revisions.set_rules(
+        ClusterRules(cluster="pair", percent=50, loss_limit=0.01, approve_wins=False), Actor(who="ann")
+    )
     report(store, -0.10, jobs=600)
-    assert [one.id for one in store.newest(cluster="pair", model="toy")] == ["b"]
-    assert [event.action for event in store.history(recommendation="b")[:2]] == [
+    assert [one.id for one in store.recommendations.newest(cluster="pair", model="toy")] == ["b"]
+    assert [event.action for event in store.revisions.history(recommendation="b")[:2]] == [
         Action.ACTIVATED,
         Action.ROLL_OUT_WON,
     ]
@@ -199,9 +201,9 @@ def test_a_gain_goes_to_all_jobs_at_once_where_the_rules_say_so(store):
 @pytest.mark.parametrize("hung", [0.3, 0.9])
 def test_a_candidate_that_hangs_its_jobs_is_lost_however_fast_the_others_are(store, hung, gain):
     assert report(store, -gain, jobs=400, hung=hung) < 250
-    event = store.history()[0]
+    event = store.revisions.history()[0]
     assert (event.action, "jobs with it hang or fail: no report of" in event.why) == (Action.ROLL_OUT_LOST, True)
-    assert {one.id: one.state for one in store.statuses()} == {"a": "active", "b": "retired"}
+    assert {one.id: one.state for one in store.revisions.statuses()} == {"a": "active", "b": "retired"}
 
 
 def test_slow_jobs_that_hang_make_no_win():
@@ -233,17 +235,17 @@ def test_a_job_is_missing_once_nearly_all_others_would_have_reported():
 
 
 def test_made_up_jobs_end_nothing(store):
-    (rollout,) = store.rollouts()
+    (rollout,) = store.revisions.rollouts()
     for time in times(-0.5, jobs=22, rollout=rollout):
         for ticket in ("", "made.up", sample_ticket("other", time.job, issued_s=BEGIN_S, recommendation="b")):
             with pytest.raises(InputError):
                 send(store, replace(time, rollout=rollout.id), ticket=ticket)
-    assert store.rollout(rollout.id).state is RollOutState.RUNNING
-    assert store.job_times(rollout.id) == store.job_starts(rollout.id) == ()
+    assert store.revisions.rollout(rollout.id).state is RollOutState.RUNNING
+    assert store.revisions.job_times(rollout.id) == store.revisions.job_starts(rollout.id) == ()
 
 
 def test_steps_that_cannot_have_been_made_are_refused(store):
-    (rollout,) = store.rollouts()
+    (rollout,) = store.revisions.rollouts()
     time = replace(times(0.0, jobs=1, rollout=rollout)[0], rollout=rollout.id)
     with pytest.raises(InputError, match=r"20 steps of .* ms take .* s, and the job started 1.6 s ago"):
         send(store, time, now_s=BEGIN_S + 1.6)
@@ -251,30 +253,32 @@ def test_steps_that_cannot_have_been_made_are_refused(store):
         send(store, time, job="job 1")
     with pytest.raises(InputError, match="expired"):
         send(store, time, now_s=BEGIN_S + TICKET_LIFE_S + 1)
-    assert store.job_times(rollout.id) == ()
+    assert store.revisions.job_times(rollout.id) == ()
 
 
 def test_each_report_is_kept_with_its_sender_and_time(store):
-    (rollout,) = store.rollouts()
+    (rollout,) = store.revisions.rollouts()
     send(store, replace(times(0.0, jobs=1, rollout=rollout)[0], rollout=rollout.id))
-    (kept,) = store.job_times(rollout.id)
+    (kept,) = store.revisions.job_times(rollout.id)
     assert (kept.who, kept.address, kept.waited_s, bool(kept.created)) == ("key one", "10.0.0.7", 50.0, True)
-    assert [start.job for start in store.job_starts(rollout.id)] == ["job 0"], "a job that reports has started"
+    assert [start.job for start in store.revisions.job_starts(rollout.id)] == ["job 0"], (
+        "a job that reports has started"
+    )
 
 
 def test_a_report_that_comes_twice_or_late_changes_nothing(store):
-    (rollout,) = store.rollouts()
+    (rollout,) = store.revisions.rollouts()
     first = replace(times(0.0, jobs=1, rollout=rollout)[0], rollout=rollout.id)
     assert send(store, first) == send(store, replace(first, step_us=1.0))
-    assert len(store.job_times(rollout.id)) == 1
-    store.activate("b", Actor(who="ann"))
+    assert len(store.revisions.job_times(rollout.id)) == 1
+    store.revisions.activate("b", Actor(who="ann"))
     late = replace(times(0.0, jobs=2, rollout=rollout)[1], rollout=rollout.id)
     send(store, late)
-    assert len(store.job_times(rollout.id)) == 1
+    assert len(store.revisions.job_times(rollout.id)) == 1
 
 
 def test_a_job_that_had_something_else_does_not_count(store):
-    (rollout,) = store.rollouts()
+    (rollout,) = store.revisions.rollouts()
     time = replace(times(0.0, jobs=1, rollout=rollout)[0], rollout=rollout.id)
     for other in ("", {"a": "b", "b": "a"}[time.recommendation]):
         with pytest.raises(ConflictError, match=r"the roll-out .* gives this job"):
@@ -283,4 +287,4 @@ def test_a_job_that_had_something_else_does_not_count(store):
             send(store, replace(time, recommendation=other), recommendation=time.recommendation)
     with pytest.raises(NotFoundError):
         send(store, time, rollout="x")
-    assert store.job_times(rollout.id) == ()
+    assert store.revisions.job_times(rollout.id) == ()

@@ -54,11 +54,11 @@ def test_a_file_that_may_only_be_read(path):
 
 def test_whether_a_row_could_be_written_is_found_out_without_a_row(tmp_path, full_disk):
     with open_store(f"sqlite:///{tmp_path}/ncclt.db") as store:
-        before = store.workloads()
+        before = store.workloads.entries()
         store.require_writable()
-        assert store.workloads() == before
+        assert store.workloads.entries() == before
         with full_disk():
-            assert store.workloads() == before
+            assert store.workloads.entries() == before
             with pytest.raises(StoreError, match="cannot be used"):
                 store.require_writable()
         store.require_writable()

@@ -15,7 +15,7 @@ ELSEWHERE = "other/1/2/3"
 
 
 def bury(store, cluster, give_back, holders=()):
-    store.bury_workers(cluster, holders=lambda: holders, give_back=give_back)
+    store.jobs.bury_workers(cluster, holders=lambda: holders, give_back=give_back)
 
 
 @pytest.fixture
@@ -38,23 +38,23 @@ def later(monkeypatch):
 
 def test_a_worker_elsewhere_is_dead_when_it_was_silent_for_too_long(store, later):
     given_back = []
-    store.enter_worker(ELSEWHERE, cluster="c")
+    store.jobs.enter_worker(ELSEWHERE, cluster="c")
     later(SILENT_S - 1)
     bury(store, "c", given_back.append)
-    assert (given_back, store.workers_of("c")) == ([], (ELSEWHERE,))
+    assert (given_back, store.jobs.workers("c")) == ([], (ELSEWHERE,))
     later(SILENT_S + 1)
     bury(store, "another", given_back.append)
     assert given_back == []
     bury(store, "c", given_back.append)
     bury(store, "c", given_back.append)
     assert given_back == [ELSEWHERE]
-    assert not store.renew_worker(ELSEWHERE), "it notices that it was buried"
+    assert not store.jobs.renew_worker(ELSEWHERE), "it notices that it was buried"
 
 
 def test_a_renewed_worker_lives(store, later):
-    store.enter_worker(ELSEWHERE, cluster="c")
+    store.jobs.enter_worker(ELSEWHERE, cluster="c")
     later(SILENT_S - 1)
-    assert store.renew_worker(ELSEWHERE)
+    assert store.jobs.renew_worker(ELSEWHERE)
     later(2 * SILENT_S - 10)
     bury(store, "c", lambda worker: pytest.fail(worker))
 
@@ -62,19 +62,19 @@ def test_a_renewed_worker_lives(store, later):
 def test_a_dead_process_of_this_machine_is_buried_when_its_launches_had_time_to_end(store, later):
     dead = this_worker().rpartition("/")[0] + "/1"  # the same id, started at another time
     given_back = []
-    store.enter_worker(dead, cluster="c")
-    store.enter_worker(this_worker(), cluster="c")
+    store.jobs.enter_worker(dead, cluster="c")
+    store.jobs.enter_worker(this_worker(), cluster="c")
     later(job_workers.SETTLE_S - 1)
     bury(store, "c", given_back.append)
     assert given_back == []
     later(job_workers.SETTLE_S + 1)
     bury(store, "c", given_back.append)
     assert given_back == [dead]
-    assert store.workers_of("c") == (this_worker(),)
+    assert store.jobs.workers("c") == (this_worker(),)
 
 
 def test_a_worker_stays_registered_until_its_jobs_were_given_back(store, later):
-    store.enter_worker(ELSEWHERE, cluster="c")
+    store.jobs.enter_worker(ELSEWHERE, cluster="c")
     later(SILENT_S + 1)
     with pytest.raises(RuntimeError, match="killed"):
         bury(store, "c", _fail)
@@ -85,7 +85,7 @@ def test_a_worker_stays_registered_until_its_jobs_were_given_back(store, later):
 
 def test_who_holds_jobs_and_is_not_registered_gives_them_back(store):
     """It was buried by mistake, and took a job before it noticed."""
-    store.enter_worker(ELSEWHERE, cluster="c")
+    store.jobs.enter_worker(ELSEWHERE, cluster="c")
     given_back = []
     bury(store, "c", given_back.append, holders=(ELSEWHERE, "buried/1/2/3"))
     assert given_back == ["buried/1/2/3"]
@@ -110,18 +110,18 @@ def test_a_process_of_this_machine_lives_as_long_as_it_runs():
 
 
 def test_a_worker_is_registered_once(store, later):
-    store.enter_worker(ELSEWHERE, cluster="c")
-    store.enter_worker(ELSEWHERE, cluster="d")
-    assert (store.workers_of("c"), store.workers_of("d")) == ((ELSEWHERE,), ())
-    store.leave_worker(ELSEWHERE)
-    assert store.workers_of("c") == ()
+    store.jobs.enter_worker(ELSEWHERE, cluster="c")
+    store.jobs.enter_worker(ELSEWHERE, cluster="d")
+    assert (store.jobs.workers("c"), store.jobs.workers("d")) == ((ELSEWHERE,), ())
+    store.jobs.leave_worker(ELSEWHERE)
+    assert store.jobs.workers("c") == ()
 
 
 def test_the_failure_of_a_job_is_noted_once(store):
     jobs = [TuningJob(id=letter * 16, cluster="hall", model="toy") for letter in "aab"]
     for job in jobs:
-        store.note_job_failed(job, "no\nGPU")
-    assert [(event.action, event.why) for event in reversed(store.history())] == [
+        store.jobs.note_failed(job, "no\nGPU")
+    assert [(event.action, event.why) for event in reversed(store.revisions.history())] == [
         (Action.JOB_FAILED, f"job {id * 16}: no GPU") for id in "ab"
     ]
 

@@ -23,7 +23,7 @@ def store(tmp_path):
 
 @pytest.fixture
 def study(store):
-    return store.open_study(sample_study())
+    return store.studies.open(sample_study())
 
 
 def trial_log_of(store, study):
@@ -49,16 +49,16 @@ def test_a_trial_is_claimed_kept_and_dated(store, study):
         assert (kept.started, list(trial_log.refresh())) == ("2026-01-01T00:00:00+00:00", [])
         assert list(trial_log.trials()) == [kept]
         assert trial_log.claim(RING, phase=Phase.CONFIRM).repeat == 1
-    assert store.trials(study.id) == (kept,)
-    assert store.running(study.id) == ()
+    assert store.trials.find(study.id) == (kept,)
+    assert store.leases.running(study.id) == ()
 
 
 def test_what_another_worker_launched_is_seen_and_not_launched_again(store, study):
     with trial_log_of(store, study) as trial_log:
-        other = store.claim(study.id, RING, phase=Phase.SEARCH, repeat=0, worker="elsewhere/1/2/3")
+        other = store.leases.claim(study.id, RING, phase=Phase.SEARCH, repeat=0, worker="elsewhere/1/2/3")
         assert trial_log.claim(RING, phase=Phase.SEARCH) is None
         assert list(trial_log.refresh()) == [other]
-        store.add_trial(study.id, trial_of(other), worker="elsewhere/1/2/3")
+        store.trials.add(study.id, trial_of(other), worker="elsewhere/1/2/3")
         assert list(trial_log.refresh()) == []
         assert [t.number for t in trial_log.trials()] == [0]
         assert trial_log.claim(TREE, phase=Phase.SEARCH).number == 1
@@ -68,19 +68,19 @@ def test_what_another_worker_launched_is_seen_and_not_launched_again(store, stud
 def test_only_who_is_alone_is_told_so_and_one_alone_may_end(store, study, other):
     with trial_log_of(store, study) as trial_log:
         assert trial_log.is_alone()
-        store.enter(study.id, other)
+        store.leases.enter(study.id, other)
         assert not trial_log.is_alone()
-        assert store.acquire(study.id, "end", other)
+        assert store.leases.acquire(study.id, "end", other)
         assert not trial_log.may_end()
-        store.leave(study.id, other)
+        store.leases.leave(study.id, other)
         assert trial_log.may_end()
 
 
 def test_a_worker_says_that_it_is_alive_and_leaves_nothing_behind(store, study):
     with trial_log_of(store, study) as trial_log:
         trial_log.claim(DEFAULT, phase=Phase.SEARCH)
-        assert store.workers(study.id) == (this_worker(),)
-    assert (store.workers(study.id), store.running(study.id)) == ((), ())
+        assert store.leases.workers(study.id) == (this_worker(),)
+    assert (store.leases.workers(study.id), store.leases.running(study.id)) == ((), ())
 
 
 @pytest.mark.parametrize("error", [StoreError("the disk is full"), ValueError("a bug")])

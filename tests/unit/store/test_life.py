@@ -40,27 +40,27 @@ def store(url):
 
 
 def publish(store, *ids, by=ANN, **how):
-    return [store.publish(sample_recommendation(id), by=by, **how) for id in ids]
+    return [store.revisions.publish(sample_recommendation(id), by=by, **how) for id in ids]
 
 
 def states(store):
-    return {one.id: one.state.value + ("!" if one.pinned else "") for one in store.statuses()}
+    return {one.id: one.state.value + ("!" if one.pinned else "") for one in store.revisions.statuses()}
 
 
 def served(store, url):
     """Return what jobs are given; the fast way must say the same."""
-    found = store.newest(cluster="pair", model="toy")
+    found = store.recommendations.newest(cluster="pair", model="toy")
     assert published(url, cluster="pair", model="toy") == found
-    assert rolled_out(url, cluster="pair", model="toy") == store.served_rollouts(cluster="pair", model="toy")
+    assert rolled_out(url, cluster="pair", model="toy") == store.recommendations.rolled_out(cluster="pair", model="toy")
     return [one.id for one in found]
 
 
 def actions(store, **of):
-    return [(event.action, event.recommendation, event.who) for event in reversed(store.history(**of))]
+    return [(event.action, event.recommendation, event.who) for event in reversed(store.revisions.history(**of))]
 
 
 def began(store):
-    return [event.why for event in store.history() if event.action is Action.ROLL_OUT_BEGAN]
+    return [event.why for event in store.revisions.history() if event.action is Action.ROLL_OUT_BEGAN]
 
 
 def test_without_rules_the_newest_is_active_at_once(store, url):
@@ -77,32 +77,34 @@ def test_without_rules_the_newest_is_active_at_once(store, url):
 
 
 def test_each_size_and_each_origin_has_an_active_revision(store, url):
-    store.publish(sample_recommendation("a"))
-    store.publish(sample_recommendation("b", nodes=1))
-    store.publish(replace(sample_recommendation("c"), simulated=False))
+    store.revisions.publish(sample_recommendation("a"))
+    store.revisions.publish(sample_recommendation("b", nodes=1))
+    store.revisions.publish(replace(sample_recommendation("c"), simulated=False))
     assert served(store, url) == ["c", "b", "a"]
 
 
 def test_what_needs_approval_waits_for_another_person(store, url):
     publish(store, "a")
-    store.set_rules(ClusterRules(cluster="pair", require_approval=True), ANN)
+    store.revisions.set_rules(ClusterRules(cluster="pair", require_approval=True), ANN)
     publish(store, "b")
     assert (states(store)["b"], served(store, url)) == ("candidate", ["a"])
-    assert [one.id for one in store.newest_each()] == ["a"], "pages show what jobs get"
-    before = store.changes(0).number
+    assert [one.id for one in store.recommendations.newest_each()] == ["a"], "pages show what jobs get"
+    before = store.recommendations.changes(0).number
     with pytest.raises(ConflictError, match="ann published the revision b, and pair requires another person"):
-        store.approve("b", ANN)
+        store.revisions.approve("b", ANN)
     with pytest.raises(ConflictError, match="not approved"):
-        store.activate("b", BOB)
-    assert store.changes(before).pairs == frozenset()
-    assert store.approve("b", BOB) == ""
+        store.revisions.activate("b", BOB)
+    assert store.recommendations.changes(before).pairs == frozenset()
+    assert store.revisions.approve("b", BOB) == ""
     assert (states(store), served(store, url)) == ({"a": "retired", "b": "active"}, ["b"])
-    assert store.changes(before).pairs == {("pair", "toy")}
-    assert [e.why for e in store.history(recommendation="b") if e.action is Action.APPROVED] == ["looks right"]
+    assert store.recommendations.changes(before).pairs == {("pair", "toy")}
+    assert [e.why for e in store.revisions.history(recommendation="b") if e.action is Action.APPROVED] == [
+        "looks right"
+    ]
 
 
 def test_of_two_approvers_at_once_one_wins_and_the_other_is_told_who(store, url):
-    store.set_rules(ClusterRules(cluster="pair", require_approval=True), ANN)
+    store.revisions.set_rules(ClusterRules(cluster="pair", require_approval=True), ANN)
     publish(store, "a")
     start, ends = threading.Barrier(2), []
 
@@ -129,80 +131,80 @@ def test_of_two_approvers_at_once_one_wins_and_the_other_is_told_who(store, url)
 
 def test_rolling_back_makes_an_earlier_revision_active_again(store, url):
     publish(store, "a", "b")
-    store.roll_back("a", BOB)
+    store.revisions.roll_back("a", BOB)
     assert (states(store), served(store, url)) == ({"a": "active", "b": "retired"}, ["a"])
     with pytest.raises(ConflictError, match="a is active, and only a retired one can come back"):
-        store.roll_back("a", BOB)
+        store.revisions.roll_back("a", BOB)
     publish(store, "c")
     assert served(store, url) == ["c"]
 
 
 def test_what_nobody_approved_cannot_come_back_by_a_detour(store, url):
-    store.set_rules(ClusterRules(cluster="pair", require_approval=True), ANN)
+    store.revisions.set_rules(ClusterRules(cluster="pair", require_approval=True), ANN)
     publish(store, "a")
-    store.retire("a", ANN)
+    store.revisions.retire("a", ANN)
     with pytest.raises(ConflictError, match="never active"):
-        store.roll_back("a", ANN)
+        store.revisions.roll_back("a", ANN)
     with pytest.raises(ConflictError, match="never active"):
-        store.pin("a", ANN)
+        store.revisions.pin("a", ANN)
     assert served(store, url) == []
 
 
 def test_a_pin_holds_against_what_is_published_later(store, url):
     publish(store, "a", "b")
-    store.pin("a", BOB)
+    store.revisions.pin("a", BOB)
     publish(store, "c")
     assert (states(store), served(store, url)) == ({"a": "active!", "b": "retired", "c": "candidate"}, ["a"])
-    for change in (lambda: store.approve("c", BOB), lambda: store.roll_back("b", BOB)):
+    for change in (lambda: store.revisions.approve("c", BOB), lambda: store.revisions.roll_back("b", BOB)):
         with pytest.raises(ConflictError, match="pinned to the revision a"):
             change()
     with pytest.raises(ConflictError, match="is pinned"):
-        store.retire("a", BOB)
-    store.unpin("a", BOB)
+        store.revisions.retire("a", BOB)
+    store.revisions.unpin("a", BOB)
     assert served(store, url) == ["a"]
-    store.approve("c", BOB)
+    store.revisions.approve("c", BOB)
     assert served(store, url) == ["c"]
     with pytest.raises(ConflictError, match="not pinned"):
-        store.unpin("a", BOB)
+        store.revisions.unpin("a", BOB)
 
 
 def test_a_retired_revision_is_given_to_no_job(store, url):
     publish(store, "a")
-    store.retire("a", BOB)
+    store.revisions.retire("a", BOB)
     assert (states(store), served(store, url)) == ({"a": "retired"}, [])
     with pytest.raises(ConflictError, match="retired already"):
-        store.retire("a", BOB)
+        store.revisions.retire("a", BOB)
 
 
 def test_the_history_cannot_be_changed_or_shortened(store, url):
     publish(store, "a", "b")
-    before = store.history()
+    before = store.revisions.history()
     for statement in ("UPDATE history SET who = 'x'", "DELETE FROM history", "DELETE FROM history WHERE sequence = 1"):
         with pytest.raises(StoreError, match="append-only"), store._database.writing() as connection:
             connection.execute(text(statement))
-    assert store.history() == before
-    assert [event.number for event in store.history(before=3)] == [2, 1]
+    assert store.revisions.history() == before
+    assert [event.number for event in store.revisions.history(before=3)] == [2, 1]
 
 
 def test_a_candidate_that_awaits_its_verification_becomes_active_by_it(store, url):
     publish(store, "a")
     publish(store, "b", unverified=True)
     with pytest.raises(ConflictError, match="must be verified"):
-        store.approve("b", BOB)
+        store.revisions.approve("b", BOB)
     assert served(store, url) == ["a"]
-    store.add_verification(verification("v1", "b", Decision.UNDECIDED))
+    store.records.add_verification(verification("v1", "b", Decision.UNDECIDED))
     assert served(store, url) == ["a"]
-    store.add_verification(verification("v2", "b", Decision.TUNED))
+    store.records.add_verification(verification("v2", "b", Decision.TUNED))
     assert (states(store)["b"], served(store, url)) == ("active", ["b"])
     assert Action.VERIFIED in [action for action, _, _ in actions(store, recommendation="b")]
 
 
 def test_a_verified_candidate_still_waits_for_its_approval(store, url):
-    store.set_rules(ClusterRules(cluster="pair", require_approval=True, require_verification=True), ANN)
+    store.revisions.set_rules(ClusterRules(cluster="pair", require_approval=True, require_verification=True), ANN)
     publish(store, "a")
-    store.add_verification(verification("v", "a", Decision.TUNED))
+    store.records.add_verification(verification("v", "a", Decision.TUNED))
     assert states(store) == {"a": "candidate"}
-    store.approve("a", BOB)
+    store.revisions.approve("a", BOB)
     assert served(store, url) == ["a"]
 
 
@@ -230,22 +232,22 @@ def verification(id, recommendation, decision):
 
 def test_a_roll_out_leaves_the_active_one_to_the_others(store, url):
     publish(store, "a")
-    store.set_rules(ClusterRules(cluster="pair", percent=10), ANN)
+    store.revisions.set_rules(ClusterRules(cluster="pair", percent=10), ANN)
     publish(store, "b", "c")
     assert (states(store), served(store, url)) == ({"a": "active", "b": "candidate", "c": "candidate"}, ["a"])
-    ((rollout, candidate),) = store.served_rollouts(cluster="pair", model="toy")
+    ((rollout, candidate),) = store.recommendations.rolled_out(cluster="pair", model="toy")
     assert (candidate.id, rollout.control, rollout.percent) == ("b", "a", 10)
     assert began(store) == ["10 % of the jobs, against a, loss limit 1 %"]
     with pytest.raises(ConflictError, match="the revision b is being rolled out to 10 %"):
-        store.approve("c", BOB)
-    store.activate("b", BOB)
-    assert (served(store, url), store.rollout(rollout.id).state) == (["b"], RollOutState.ENDED)
+        store.revisions.approve("c", BOB)
+    store.revisions.activate("b", BOB)
+    assert (served(store, url), store.revisions.rollout(rollout.id).state) == (["b"], RollOutState.ENDED)
 
 
 def test_a_first_revision_is_rolled_out_against_nccls_own_choice(store, url):
-    store.set_rules(ClusterRules(cluster="pair", percent=50), ANN)
+    store.revisions.set_rules(ClusterRules(cluster="pair", percent=50), ANN)
     publish(store, "a")
-    ((rollout, _),) = store.served_rollouts(cluster="pair", model="toy")
+    ((rollout, _),) = store.recommendations.rolled_out(cluster="pair", model="toy")
     assert (rollout.control, served(store, url)) == ("", ["a"])
     assert began(store) == ["50 % of the jobs, against the NCCL default, loss limit 1 %"]
     assert {rollout.variant(f"job {n}") for n in range(50)} == {Variant.CANDIDATE, Variant.DEFAULT}
@@ -260,55 +262,58 @@ def test_a_first_revision_is_rolled_out_against_nccls_own_choice(store, url):
 )
 def test_a_roll_out_ends_once(store, url, state, ends, after):
     publish(store, "a")
-    store.set_rules(ClusterRules(cluster="pair", percent=10, approve_wins=False), ANN)
+    store.revisions.set_rules(ClusterRules(cluster="pair", percent=10, approve_wins=False), ANN)
     publish(store, "b")
-    (rollout,) = store.rollouts()
-    number = store.changes(0).number
-    assert store.end_rollout(rollout.id, state, "so it is", Actor(who="guard"))
-    assert not store.end_rollout(rollout.id, RollOutState.LOST, "again", Actor(who="guard"))
+    (rollout,) = store.revisions.rollouts()
+    number = store.recommendations.changes(0).number
+    assert store.revisions.end_rollout(rollout.id, state, "so it is", Actor(who="guard"))
+    assert not store.revisions.end_rollout(rollout.id, RollOutState.LOST, "again", Actor(who="guard"))
     assert states(store) == after
-    assert store.served_rollouts(cluster="pair", model="toy") == ()
-    assert store.changes(number).pairs == {("pair", "toy")}
-    assert ("guard", "so it is") in [(event.who, event.why) for event in store.history()]
-    assert (store.rollout(rollout.id).state, store.rollout(rollout.id).reason) == (ends, "so it is")
+    assert store.recommendations.rolled_out(cluster="pair", model="toy") == ()
+    assert store.recommendations.changes(number).pairs == {("pair", "toy")}
+    assert ("guard", "so it is") in [(event.who, event.why) for event in store.revisions.history()]
+    assert (store.revisions.rollout(rollout.id).state, store.revisions.rollout(rollout.id).reason) == (ends, "so it is")
 
 
 def test_a_win_keeps_its_share_until_a_person_approves(store, url):
     publish(store, "a")
-    store.set_rules(ClusterRules(cluster="pair", percent=10), ANN)
+    store.revisions.set_rules(ClusterRules(cluster="pair", percent=10), ANN)
     publish(store, "b")
-    ((rollout, _),) = store.served_rollouts(cluster="pair", model="toy")
-    assert store.end_rollout(rollout.id, RollOutState.WON, "faster", Actor(who="guard"))
-    assert not store.end_rollout(rollout.id, RollOutState.WON, "again", Actor(who="guard"))
+    ((rollout, _),) = store.recommendations.rolled_out(cluster="pair", model="toy")
+    assert store.revisions.end_rollout(rollout.id, RollOutState.WON, "faster", Actor(who="guard"))
+    assert not store.revisions.end_rollout(rollout.id, RollOutState.WON, "again", Actor(who="guard"))
     assert (states(store), served(store, url)) == ({"a": "active", "b": "candidate"}, ["a"])
-    ((kept, candidate),) = store.served_rollouts(cluster="pair", model="toy")
+    ((kept, candidate),) = store.recommendations.rolled_out(cluster="pair", model="toy")
     assert (kept.state, kept.ended, kept.seed, candidate.id) == (RollOutState.WON, "", rollout.seed, "b")
-    (won, *_) = store.history(recommendation="b")
+    (won, *_) = store.revisions.history(recommendation="b")
     assert (won.action, won.why) == (Action.ROLL_OUT_WON, "faster; awaits approval, 10 % of the jobs keep it")
     with pytest.raises(ConflictError, match="approval gives it to all jobs, not to 50 %"):
-        store.approve("b", BOB, percent=50)
-    assert store.approve("b", BOB) == ""
+        store.revisions.approve("b", BOB, percent=50)
+    assert store.revisions.approve("b", BOB) == ""
     assert (states(store), served(store, url)) == ({"a": "retired", "b": "active"}, ["b"])
-    assert store.served_rollouts(cluster="pair", model="toy") == ()
-    assert (store.rollout(rollout.id).state, store.rollout(rollout.id).reason) == (RollOutState.PROMOTED, "faster")
+    assert store.recommendations.rolled_out(cluster="pair", model="toy") == ()
+    assert (store.revisions.rollout(rollout.id).state, store.revisions.rollout(rollout.id).reason) == (
+        RollOutState.PROMOTED,
+        "faster",
+    )
 
 
 def test_a_win_that_turns_out_to_hang_is_lost(store, url):
-    store.set_rules(ClusterRules(cluster="pair", percent=10), ANN)
+    store.revisions.set_rules(ClusterRules(cluster="pair", percent=10), ANN)
     publish(store, "a")
-    (rollout,) = store.rollouts()
-    store.end_rollout(rollout.id, RollOutState.WON, "faster", Actor(who="guard"))
-    assert store.end_rollout(rollout.id, RollOutState.LOST, "hangs", Actor(who="guard"))
+    (rollout,) = store.revisions.rollouts()
+    store.revisions.end_rollout(rollout.id, RollOutState.WON, "faster", Actor(who="guard"))
+    assert store.revisions.end_rollout(rollout.id, RollOutState.LOST, "hangs", Actor(who="guard"))
     assert (states(store), served(store, url)) == ({"a": "retired"}, [])
 
 
 def test_a_won_revision_that_nobody_approved_cannot_come_back_by_a_detour(store):
-    store.set_rules(ClusterRules(cluster="pair", percent=10), ANN)
+    store.revisions.set_rules(ClusterRules(cluster="pair", percent=10), ANN)
     publish(store, "a")
-    store.end_rollout(store.rollouts()[0].id, RollOutState.WON, "faster", Actor(who="guard"))
-    store.retire("a", ANN)
+    store.revisions.end_rollout(store.revisions.rollouts()[0].id, RollOutState.WON, "faster", Actor(who="guard"))
+    store.revisions.retire("a", ANN)
     with pytest.raises(ConflictError, match="never active"):
-        store.roll_back("a", ANN)
+        store.revisions.roll_back("a", ANN)
 
 
 def keep_default(id):
@@ -318,31 +323,31 @@ def keep_default(id):
 
 
 def test_what_makes_no_difference_to_jobs_starts_no_roll_out(store, url):
-    store.set_rules(ClusterRules(cluster="pair", percent=50), ANN)
-    store.publish(keep_default("a"), by=ANN)
-    assert (states(store), store.rollouts()) == ({"a": "active"}, ())
-    store.publish(replace(keep_default("b"), variables=keep_default("b").table), by=ANN)
-    assert (states(store), store.rollouts()) == ({"a": "retired", "b": "active"}, ())
+    store.revisions.set_rules(ClusterRules(cluster="pair", percent=50), ANN)
+    store.revisions.publish(keep_default("a"), by=ANN)
+    assert (states(store), store.revisions.rollouts()) == ({"a": "active"}, ())
+    store.revisions.publish(replace(keep_default("b"), variables=keep_default("b").table), by=ANN)
+    assert (states(store), store.revisions.rollouts()) == ({"a": "retired", "b": "active"}, ())
     publish(store, "c")
-    (rollout,) = store.rollouts()
+    (rollout,) = store.revisions.rollouts()
     assert (rollout.recommendation, rollout.control) == ("c", "b")
-    store.activate("c", BOB)
-    store.publish(replace(sample_recommendation("c"), id="d"), by=ANN)
-    assert (states(store)["d"], len(store.rollouts())) == ("active", 1)
+    store.revisions.activate("c", BOB)
+    store.revisions.publish(replace(sample_recommendation("c"), id="d"), by=ANN)
+    assert (states(store)["d"], len(store.revisions.rollouts())) == ("active", 1)
 
 
 def test_the_first_start_of_a_job_counts_while_its_roll_out_is_open(store, url):
-    store.set_rules(ClusterRules(cluster="pair", percent=10), ANN)
+    store.revisions.set_rules(ClusterRules(cluster="pair", percent=10), ANN)
     publish(store, "a")
-    (rollout,) = store.rollouts()
+    (rollout,) = store.revisions.rollouts()
     start = JobStart(rollout=rollout.id, job="1", recommendation="", issued_s=0.1 + 0.2)
     later, other = replace(start, issued_s=9.0), replace(start, job="2", issued_s=0.1)
-    store.add_job_starts([start, later])
-    store.add_job_starts([other, start, replace(start, rollout="none")])
-    assert store.job_starts(rollout.id) == (other, start)
-    store.retire("a", BOB)
-    store.add_job_starts([replace(start, job="3")])
-    assert len(store.job_starts(rollout.id)) == 2
+    store.revisions.add_job_starts([start, later])
+    store.revisions.add_job_starts([other, start, replace(start, rollout="none")])
+    assert store.revisions.job_starts(rollout.id) == (other, start)
+    store.revisions.retire("a", BOB)
+    store.revisions.add_job_starts([replace(start, job="3")])
+    assert len(store.revisions.job_starts(rollout.id)) == 2
 
 
 def test_every_process_signs_with_the_same_secret(store, url):
@@ -353,10 +358,10 @@ def test_every_process_signs_with_the_same_secret(store, url):
 
 def test_where_all_jobs_get_what_is_new_a_roll_out_is_not_waited_for(store, url):
     publish(store, "a")
-    store.set_rules(ClusterRules(cluster="pair", percent=99), ANN)
+    store.revisions.set_rules(ClusterRules(cluster="pair", percent=99), ANN)
     publish(store, "b", "c")
-    assert (states(store)["c"], [one.recommendation for one in store.rollouts()]) == ("candidate", ["b"])
-    store.set_rules(ClusterRules(cluster="pair", percent=100), ANN)
+    assert (states(store)["c"], [one.recommendation for one in store.revisions.rollouts()]) == ("candidate", ["b"])
+    store.revisions.set_rules(ClusterRules(cluster="pair", percent=100), ANN)
     publish(store, "d")
     assert (states(store)["d"], served(store, url)) == ("active", ["d"])
 
@@ -364,44 +369,44 @@ def test_where_all_jobs_get_what_is_new_a_roll_out_is_not_waited_for(store, url)
 @pytest.mark.parametrize("change", ["pin", "retire"])
 def test_whoever_takes_the_control_away_ends_the_roll_out(store, url, change):
     publish(store, "a")
-    store.set_rules(ClusterRules(cluster="pair", percent=10), ANN)
+    store.revisions.set_rules(ClusterRules(cluster="pair", percent=10), ANN)
     publish(store, "b")
     getattr(store, change)("a", BOB)
-    assert store.served_rollouts(cluster="pair", model="toy") == ()
+    assert store.recommendations.rolled_out(cluster="pair", model="toy") == ()
     assert states(store)["b"] == "candidate"
 
 
 def test_a_candidate_that_is_retired_ends_its_roll_out(store, url):
-    store.set_rules(ClusterRules(cluster="pair", percent=10), ANN)
+    store.revisions.set_rules(ClusterRules(cluster="pair", percent=10), ANN)
     publish(store, "a")
-    (rollout,) = store.rollouts()
-    store.retire("a", BOB)
+    (rollout,) = store.revisions.rollouts()
+    store.revisions.retire("a", BOB)
     assert (states(store), served(store, url)) == ({"a": "retired"}, [])
-    ended = store.rollout(rollout.id)
+    ended = store.revisions.rollout(rollout.id)
     assert (ended.state, ended.reason) == (RollOutState.ENDED, "a was retired")
 
 
 def test_each_size_of_the_job_is_rolled_out_by_itself(store):
     for cluster, sizes in (("pair", (1, 2)), ("hall", (2, 1))):
-        store.set_rules(ClusterRules(cluster=cluster, percent=10), ANN)
+        store.revisions.set_rules(ClusterRules(cluster=cluster, percent=10), ANN)
         for nodes in sizes:
-            store.publish(sample_recommendation(f"{cluster} {nodes}", cluster=cluster, nodes=nodes), by=ANN)
-    store.activate("pair 1", BOB)
-    store.activate("hall 1", BOB)
-    assert {one.recommendation: one.state for one in store.rollouts()} == {
+            store.revisions.publish(sample_recommendation(f"{cluster} {nodes}", cluster=cluster, nodes=nodes), by=ANN)
+    store.revisions.activate("pair 1", BOB)
+    store.revisions.activate("hall 1", BOB)
+    assert {one.recommendation: one.state for one in store.revisions.rollouts()} == {
         "pair 1": RollOutState.ENDED,
         "pair 2": RollOutState.RUNNING,
         "hall 2": RollOutState.RUNNING,
         "hall 1": RollOutState.ENDED,
     }
-    store.retire("pair 1", BOB)
-    assert [one.id for _, one in store.served_rollouts(cluster="pair", model="toy")] == ["pair 2"]
+    store.revisions.retire("pair 1", BOB)
+    assert [one.id for _, one in store.recommendations.rolled_out(cluster="pair", model="toy")] == ["pair 2"]
 
 
 def test_the_first_step_time_of_a_job_counts(store, url):
-    store.set_rules(ClusterRules(cluster="pair", percent=10), ANN)
+    store.revisions.set_rules(ClusterRules(cluster="pair", percent=10), ANN)
     publish(store, "a")
-    (rollout,) = store.rollouts()
+    (rollout,) = store.revisions.rollouts()
     time = JobTime(
         rollout=rollout.id,
         job="1",
@@ -412,24 +417,24 @@ def test_the_first_step_time_of_a_job_counts(store, url):
         who="key one",
         address="::1",
     )
-    assert [store.add_job_time(one) for one in (time, replace(time, step_us=5.0))] == [True, False]
-    (kept,) = store.job_times(rollout.id)
+    assert [store.revisions.add_job_time(one) for one in (time, replace(time, step_us=5.0))] == [True, False]
+    (kept,) = store.revisions.job_times(rollout.id)
     assert replace(kept, created="") == time
     with pytest.raises(NotFoundError, match="no roll-out 'x'"):
-        store.add_job_time(replace(time, rollout="x"))
+        store.revisions.add_job_time(replace(time, rollout="x"))
 
 
 def test_bad_requests_are_refused_and_change_nothing(store, url):
     publish(store, "a")
     with pytest.raises(NotFoundError, match="no recommendation 'z'"):
-        store.approve("z", BOB)
+        store.revisions.approve("z", BOB)
     with pytest.raises(ConflictError, match="a is active and no candidate any more: ann did that at 2026"):
-        store.approve("a", BOB)
+        store.revisions.approve("a", BOB)
     for make in (
         lambda: ClusterRules(cluster="pair", percent=0),
         lambda: ClusterRules(cluster="pair", loss_limit=2.0),
         lambda: Actor(who="ann", why="x\n"),
-        lambda: store.approve("a", BOB, percent=101),
+        lambda: store.revisions.approve("a", BOB, percent=101),
     ):
         with pytest.raises(UsageError):
             make()
@@ -447,20 +452,20 @@ def test_the_active_ones_are_found_by_an_index(tmp_path):
 
 def test_lists_are_of_what_was_asked_for_newest_first_and_not_longer(store, url):
     for cluster in ("pair", "hall"):
-        store.set_rules(ClusterRules(cluster=cluster, percent=10), ANN)
+        store.revisions.set_rules(ClusterRules(cluster=cluster, percent=10), ANN)
     made = {"a": ("pair", "toy"), "b": ("hall", "toy"), "c": ("pair", "bert")}
     for id, (cluster, model) in made.items():
-        store.publish(replace(sample_recommendation(id, model=model), cluster=cluster), by=ANN)
+        store.revisions.publish(replace(sample_recommendation(id, model=model), cluster=cluster), by=ANN)
 
     def ids(found):
         return [one.recommendation for one in found]
 
-    assert ids(store.rollouts()) == ["c", "b", "a"]
-    assert ids(store.rollouts(cluster="pair")) == ["c", "a"]
-    assert ids(store.rollouts(recommendation="b")) == ["b"]
-    assert ids(store.rollouts(limit=1)) == ["c"]
+    assert ids(store.revisions.rollouts()) == ["c", "b", "a"]
+    assert ids(store.revisions.rollouts(cluster="pair")) == ["c", "a"]
+    assert ids(store.revisions.rollouts(recommendation="b")) == ["b"]
+    assert ids(store.revisions.rollouts(limit=1)) == ["c"]
     for id, (cluster, model) in made.items():
-        assert [one.id for _, one in store.served_rollouts(cluster=cluster, model=model)] == [id]
+        assert [one.id for _, one in store.recommendations.rolled_out(cluster=cluster, model=model)] == [id]
     listed = [
         {},
         {"cluster": "pair"},
@@ -469,7 +474,7 @@ def test_lists_are_of_what_was_asked_for_newest_first_and_not_longer(store, url)
         {"cluster": "hall", "model": "bert"},
         {"limit": 2},
     ]
-    assert [[one.id for one in store.statuses(**of)] for of in listed] == [
+    assert [[one.id for one in store.revisions.statuses(**of)] for of in listed] == [
         ["c", "b", "a"],
         ["c", "a"],
         ["b", "a"],
@@ -477,45 +482,49 @@ def test_lists_are_of_what_was_asked_for_newest_first_and_not_longer(store, url)
         [],
         ["c", "b"],
     ]
-    assert [event.action for event in store.history(cluster="hall")] == [
+    assert [event.action for event in store.revisions.history(cluster="hall")] == [
         Action.ROLL_OUT_BEGAN,
         Action.PUBLISHED,
         Action.RULES_CHANGED,
     ]
-    began = next(event for event in store.history(cluster="hall") if event.action is Action.ROLL_OUT_BEGAN)
-    assert began.why.split(", loss limit ")[1].partition(" %")[0] == f"{100 * store.rollouts()[1].loss_limit:g}"
-    assert {event.recommendation for event in store.history(recommendation="a")} == {"a"}
-    assert [event.number for event in store.history(limit=1)] == [len(store.history())]
+    began = next(event for event in store.revisions.history(cluster="hall") if event.action is Action.ROLL_OUT_BEGAN)
+    assert (
+        began.why.split(", loss limit ")[1].partition(" %")[0] == f"{100 * store.revisions.rollouts()[1].loss_limit:g}"
+    )
+    assert {event.recommendation for event in store.revisions.history(recommendation="a")} == {"a"}
+    assert [event.number for event in store.revisions.history(limit=1)] == [len(store.revisions.history())]
     with pytest.raises(NotFoundError, match="no recommendation 'z'"):
-        store.status("z")
+        store.revisions.status("z")
 
 
 def test_step_times_are_those_of_one_roll_out(store, url):
     for cluster in ("pair", "hall"):
-        store.set_rules(ClusterRules(cluster=cluster, percent=10), ANN)
-        store.publish(replace(sample_recommendation(cluster), cluster=cluster), by=ANN)
-    first, second = reversed(store.rollouts())
+        store.revisions.set_rules(ClusterRules(cluster=cluster, percent=10), ANN)
+        store.revisions.publish(replace(sample_recommendation(cluster), cluster=cluster), by=ANN)
+    first, second = reversed(store.revisions.rollouts())
     for rollout, jobs in ((first, ("2", "1", "3")), (second, ("1",))):
         for job in jobs:
-            assert store.add_job_time(JobTime(rollout=rollout.id, job=job, recommendation="", step_us=1.0, steps=1))
-    assert [time.job for time in store.job_times(first.id)] == ["2", "1", "3"]
-    assert [time.job for time in store.job_times(second.id)] == ["1"]
+            assert store.revisions.add_job_time(
+                JobTime(rollout=rollout.id, job=job, recommendation="", step_us=1.0, steps=1)
+            )
+    assert [time.job for time in store.revisions.job_times(first.id)] == ["2", "1", "3"]
+    assert [time.job for time in store.revisions.job_times(second.id)] == ["1"]
 
 
 def test_a_change_of_the_rules_is_told_once_and_in_full(store, url):
-    store.publish(sample_recommendation("a"), by=ANN)
-    store.publish(replace(sample_recommendation("b"), cluster="hall"), by=ANN)
-    number = store.changes(0).number
+    store.revisions.publish(sample_recommendation("a"), by=ANN)
+    store.revisions.publish(replace(sample_recommendation("b"), cluster="hall"), by=ANN)
+    number = store.recommendations.changes(0).number
     strict = ClusterRules(cluster="pair", require_approval=True, percent=10, loss_limit=0.02)
     for by in (ANN, BOB):
-        store.set_rules(strict, by)
-    assert store.changes(number).pairs == frozenset()
-    assert store.rules("pair") == strict
-    assert store.rules("hall") == ClusterRules(cluster="hall")
-    store.set_rules(replace(strict, require_verification=True, delivery=False), BOB)
-    assert store.changes(number).pairs == {("pair", "toy")}
-    store.set_rules(ClusterRules(cluster="pair"), ANN)
-    told = [(e.who, e.why) for e in reversed(store.history()) if e.action is Action.RULES_CHANGED]
+        store.revisions.set_rules(strict, by)
+    assert store.recommendations.changes(number).pairs == frozenset()
+    assert store.revisions.rules("pair") == strict
+    assert store.revisions.rules("hall") == ClusterRules(cluster="hall")
+    store.revisions.set_rules(replace(strict, require_verification=True, delivery=False), BOB)
+    assert store.recommendations.changes(number).pairs == {("pair", "toy")}
+    store.revisions.set_rules(ClusterRules(cluster="pair"), ANN)
+    told = [(e.who, e.why) for e in reversed(store.revisions.history()) if e.action is Action.RULES_CHANGED]
     share = "10 % of jobs at first, loss limit 2 %, wins need approval"
     usual = "100 % of jobs at first, loss limit 1 %, wins need approval"
     assert told == [
@@ -528,13 +537,13 @@ def test_a_change_of_the_rules_is_told_once_and_in_full(store, url):
 def test_what_a_state_does_not_allow_is_refused_with_what_would_be(store, url):
     publish(store, "a", "b")
     refused = [
-        (store.pin, "a", None),
-        (store.pin, "a", "pinned already"),
-        (store.retire, "a", "is pinned"),
-        (store.unpin, "b", "is not pinned"),
-        (store.retire, "b", "retired already"),
-        (store.roll_back, "b", "pinned to the revision a"),
-        (store.roll_back, "a", "only a retired one can come back"),
+        (store.revisions.pin, "a", None),
+        (store.revisions.pin, "a", "pinned already"),
+        (store.revisions.retire, "a", "is pinned"),
+        (store.revisions.unpin, "b", "is not pinned"),
+        (store.revisions.retire, "b", "retired already"),
+        (store.revisions.roll_back, "b", "pinned to the revision a"),
+        (store.revisions.roll_back, "a", "only a retired one can come back"),
     ]
     for do, id, why in refused:
         if why is None:
@@ -542,9 +551,13 @@ def test_what_a_state_does_not_allow_is_refused_with_what_would_be(store, url):
             continue
         with pytest.raises(ConflictError, match=why):
             do(id, ANN)
-    store.set_rules(ClusterRules(cluster="pair", require_approval=True), ANN)
+    store.revisions.set_rules(ClusterRules(cluster="pair", require_approval=True), ANN)
     publish(store, "c")
-    for do, why in ((store.pin, "is a candidate"), (store.roll_back, "is candidate"), (store.activate, "not approved")):
+    for do, why in (
+        (store.revisions.pin, "is a candidate"),
+        (store.revisions.roll_back, "is candidate"),
+        (store.revisions.activate, "not approved"),
+    ):
         with pytest.raises(ConflictError, match=why):
             do("c", BOB)
     assert states(store) == {"a": "active!", "b": "retired", "c": "candidate"}

@@ -119,7 +119,7 @@ def test_a_path_that_is_not_utf8_is_one_file_for_both_readers(tmp_path):
     """SQLAlchemy opens the path; what jobs read is opened by SQLite's own URI."""
     path = tmp_path / os.fsdecode(b"c\xff.db")
     with open_store(f"sqlite:///{path}") as store:
-        kept = store.publish(sample_recommendation("r1"))
+        kept = store.revisions.publish(sample_recommendation("r1"))
     location = locate(f"sqlite:///{path}")
     assert [found.id for found in read_published(location, cluster=kept.cluster, model=kept.model)] == ["r1"]
     with pytest.raises(UsageError, match="no store can hold such a name"):

@@ -14,7 +14,7 @@ from ncclt.store import known_names, open_store, open_to_read, published
 from ncclt.store.database import Database
 from ncclt.store.location import locate
 from ncclt.store.migrate import migrate, migration
-from ncclt.store.revisions import HEAD, REVISIONS, VERSION_TABLE, known_revision
+from ncclt.store.schema import HEAD, REVISIONS, VERSION_TABLE, known_revision
 from ncclt.store.tables import metadata
 
 

@@ -8,7 +8,7 @@ from sqlalchemy.dialects import sqlite
 from ncclt.core.recheck import Freshness, Recheck
 from ncclt.core.study import StudyState
 from ncclt.store import open_store
-from ncclt.store.overview import MOST_FOUND, newest_query, running_query
+from ncclt.store.recommendations import MOST_FOUND, newest_query, running_query
 from ncclt.store.tables import studies
 from ncclt.testing.samples import sample_cluster, sample_recommendation, sample_study, sample_trial, sample_workload
 
@@ -43,16 +43,16 @@ def test_the_scores_of_a_study_are_read_without_its_documents(store):
 
 def test_a_pair_shows_what_a_job_would_get(store):
     base = sample_recommendation("a")
-    store.publish(base)
+    store.revisions.publish(base)
     measured = replace(base, id="b", simulated=False, launcher="slurm")
-    store.publish(measured)
-    store.publish(replace(base, id="c"))  # newer, and only simulated
-    store.publish(replace(measured, id="d", fingerprint=sample_cluster(nodes=4).fingerprint()))
-    (pair,) = store.pairs()
+    store.revisions.publish(measured)
+    store.revisions.publish(replace(base, id="c"))  # newer, and only simulated
+    store.revisions.publish(replace(measured, id="d", fingerprint=sample_cluster(nodes=4).fingerprint()))
+    (pair,) = store.recommendations.pairs()
     assert (pair.cluster, pair.model, pair.shapes, pair.running) == ("pair", "toy", 2, 0)
     assert pair.recommendation.id == "d"
-    assert [one.id for one in store.newest_each(cluster="pair")] == ["d", "c", "b"]
-    assert store.newest_each(model="other") == ()
+    assert [one.id for one in store.recommendations.newest_each(cluster="pair")] == ["d", "c", "b"]
+    assert store.recommendations.newest_each(model="other") == ()
 
 
 def test_what_was_measured_goes_before_what_was_recorded_or_simulated(store):
@@ -64,19 +64,23 @@ def test_what_was_measured_goes_before_what_was_recorded_or_simulated(store):
         "simulated": {"simulated": True},
     }
     larger = replace(base, id="y larger", model="y", fingerprint=sample_cluster(nodes=4).fingerprint())
-    store.publish(replace(larger, **origins["recorded"]))
+    store.revisions.publish(replace(larger, **origins["recorded"]))
     orders = {"x": "recorded simulated", "y": "simulated recorded", "z": "recorded measured simulated"}
     for model, order in orders.items():
         for name in order.split():
-            store.publish(replace(base, id=f"{model} {name}", model=model, **origins[name]))
-    store.publish(replace(base, id="z newest", model="z", **origins["measured"]))
-    store.publish(replace(base, id="z last", model="z", **origins["recorded"]))
-    assert [pair.recommendation.id for pair in store.pairs()] == ["x recorded", "y recorded", "z newest"]
-    assert [pair.shapes for pair in store.pairs()] == [1, 2, 1]
+            store.revisions.publish(replace(base, id=f"{model} {name}", model=model, **origins[name]))
+    store.revisions.publish(replace(base, id="z newest", model="z", **origins["measured"]))
+    store.revisions.publish(replace(base, id="z last", model="z", **origins["recorded"]))
+    assert [pair.recommendation.id for pair in store.recommendations.pairs()] == [
+        "x recorded",
+        "y recorded",
+        "z newest",
+    ]
+    assert [pair.shapes for pair in store.recommendations.pairs()] == [1, 2, 1]
 
 
 def test_a_pair_says_that_it_is_stale_and_what_is_running(store):
-    kept = store.publish(sample_recommendation("a"))
+    kept = store.revisions.publish(sample_recommendation("a"))
     check = Recheck(
         id="c1",
         recommendation=kept.id,
@@ -89,96 +93,99 @@ def test_a_pair_says_that_it_is_stale_and_what_is_running(store):
         launcher="slurm",
         created="2026-01-02",
     )
-    store.add_recheck(check)
-    store.open_study(sample_study())
-    (pair,) = store.pairs(cluster="pair")
+    store.records.add_recheck(check)
+    store.studies.open(sample_study())
+    (pair,) = store.recommendations.pairs(cluster="pair")
     assert "the gain is lost" in pair.recommendation.stale
     assert pair.running == 1
-    assert store.pairs(cluster="other") == ()
+    assert store.recommendations.pairs(cluster="other") == ()
 
 
 def test_a_pair_without_a_recommendation_is_there_while_it_is_searched(store):
-    store.open_study(sample_study())
-    (pair,) = store.pairs()
+    store.studies.open(sample_study())
+    (pair,) = store.recommendations.pairs()
     assert (pair.recommendation, pair.running) == (None, 1)
-    store.set_state("abc123", StudyState.DONE, "")
-    assert store.pairs() == ()
+    store.studies.set_state("abc123", StudyState.DONE, "")
+    assert store.recommendations.pairs() == ()
 
 
 def test_running_studies_are_separate_from_those_that_ended(store):
     for number in range(3):
-        store.open_study(sample_study(f"s{number}", id=f"id{number}"))
-    store.set_state("id1", StudyState.DONE, "")
-    assert [one.study.id for one in store.running_studies()] == ["id2", "id0"]
-    assert [one.study.id for one in store.recent_studies(limit=5)] == ["id1"]
-    assert store.running_studies(cluster="other") == ()
+        store.studies.open(sample_study(f"s{number}", id=f"id{number}"))
+    store.studies.set_state("id1", StudyState.DONE, "")
+    assert [one.study.id for one in store.studies.running()] == ["id2", "id0"]
+    assert [one.study.id for one in store.studies.recent(limit=5)] == ["id1"]
+    assert store.studies.running(cluster="other") == ()
 
 
 def test_a_study_with_a_proof_is_summarised_without_reading_its_trials(store):
-    study = store.open_study(sample_study())
-    store.add_trial(study.id, sample_trial(0))
-    store.set_state(study.id, StudyState.DONE, "")
-    assert store.recent_studies(limit=5)[0].best_us == pytest.approx(123.456)
-    store.publish(sample_recommendation("a"))
-    (one,) = store.recent_studies(limit=5)
+    study = store.studies.open(sample_study())
+    store.trials.add(study.id, sample_trial(0))
+    store.studies.set_state(study.id, StudyState.DONE, "")
+    assert store.studies.recent(limit=5)[0].best_us == pytest.approx(123.456)
+    store.revisions.publish(sample_recommendation("a"))
+    (one,) = store.studies.recent(limit=5)
     assert (one.best_us, one.recommendation.id, one.trials) == (None, "a", 1)
 
 
 def test_eras_count_the_revisions_of_each_fingerprint(store):
     base = sample_recommendation("a")
-    store.publish(replace(base, created="2026-01-01"))
-    store.publish(replace(base, id="b", created="2026-01-03"))
-    store.publish(replace(base, id="c", created="2026-01-05", fingerprint=sample_cluster(nodes=4).fingerprint()))
-    newest, oldest = store.eras("pair")
+    store.revisions.publish(replace(base, created="2026-01-01"))
+    store.revisions.publish(replace(base, id="b", created="2026-01-03"))
+    store.revisions.publish(
+        replace(base, id="c", created="2026-01-05", fingerprint=sample_cluster(nodes=4).fingerprint())
+    )
+    newest, oldest = store.recommendations.eras("pair")
     assert (oldest.revisions, oldest.first, oldest.last) == (2, "2026-01-01", "2026-01-03")
     assert newest.revisions == 1
 
 
 def test_names_are_found_by_a_part_whatever_its_case(store):
-    store.add_cluster(sample_cluster("Hall-A"))
-    store.open_study(sample_study("bert on the hall", id="feed01"))
-    assert [(hit.kind, hit.key) for hit in store.find("hall")] == [("cluster", "Hall-A"), ("study", "feed01")]
-    assert [hit.key for hit in store.find("FEED")] == ["feed01"]
-    assert store.find("leonard")[0].key == "leonardo"
-    assert store.find("  ") == ()
-    assert store.find("100%_") == ()
+    store.clusters.add(sample_cluster("Hall-A"))
+    store.studies.open(sample_study("bert on the hall", id="feed01"))
+    assert [(hit.kind, hit.key) for hit in store.studies.search("hall")] == [("cluster", "Hall-A"), ("study", "feed01")]
+    assert [hit.key for hit in store.studies.search("FEED")] == ["feed01"]
+    assert store.studies.search("leonard")[0].key == "leonardo"
+    assert store.studies.search("  ") == ()
+    assert store.studies.search("100%_") == ()
 
 
 def test_names_of_one_cluster_are_its_own_and_every_workload(store):
-    store.add_cluster(sample_cluster("hall-a"))
-    store.add_cluster(sample_cluster("hall-b"))
+    store.clusters.add(sample_cluster("hall-a"))
+    store.clusters.add(sample_cluster("hall-b"))
     found = {
-        cluster: [(hit.kind, hit.key) for hit in store.find("hall", cluster=cluster)] for cluster in ("hall-b", "x")
+        cluster: [(hit.kind, hit.key) for hit in store.studies.search("hall", cluster=cluster)]
+        for cluster in ("hall-b", "x")
     }
     assert found == {"hall-b": [("cluster", "hall-b")], "x": []}
-    assert ("workload", "bert") in [(hit.kind, hit.key) for hit in store.find("bert", cluster="x")]
+    assert ("workload", "bert") in [(hit.kind, hit.key) for hit in store.studies.search("bert", cluster="x")]
 
 
 def test_names_that_begin_with_it_come_first(store):
     for name in ("a-hall", "hall-b", "hall-a", "other"):
-        store.add_cluster(sample_cluster(name))
-    assert [hit.key for hit in store.find("HALL")] == ["hall-a", "hall-b", "a-hall"]
+        store.clusters.add(sample_cluster(name))
+    assert [hit.key for hit in store.studies.search("HALL")] == ["hall-a", "hall-b", "a-hall"]
     for name in ("a-toy", "toy-b", "toy-a"):
-        store.add_workload(sample_workload(name))
-    assert [hit.key for hit in store.find("TOY")] == ["toy-a", "toy-b", "a-toy"]
+        store.workloads.add(sample_workload(name))
+    assert [hit.key for hit in store.studies.search("TOY")] == ["toy-a", "toy-b", "a-toy"]
 
 
 def test_what_was_published_before_is_found_again_whatever_the_id_of_its_successor(store):
-    kept = store.publish(sample_recommendation("b"))
+    kept = store.revisions.publish(sample_recommendation("b"))
     for successor in ("a", "c"):
-        store.publish(sample_recommendation(successor))
-        assert store.publish(sample_recommendation("b")) == kept, "the answer may have been lost"
+        store.revisions.publish(sample_recommendation(successor))
+        assert store.revisions.publish(sample_recommendation("b")) == kept, "the answer may have been lost"
 
 
 def test_before_the_first_revision_nothing_was_recommended(store):
-    kept = store.publish(replace(sample_recommendation("a"), created="2026-02-01T00:00:00+00:00"))
-    assert store.recommended_before("2026-01-01T00:00:00+00:00") == {}
-    assert store.recommended_before("2026-03-01T00:00:00+00:00") == {("pair", "toy"): kept}
+    kept = store.revisions.publish(replace(sample_recommendation("a"), created="2026-02-01T00:00:00+00:00"))
+    assert store.recommendations.preferred_before("2026-01-01T00:00:00+00:00") == {}
+    assert store.recommendations.preferred_before("2026-03-01T00:00:00+00:00") == {("pair", "toy"): kept}
 
 
 def test_no_kind_floods_the_others(store):
     for number in range(MOST_FOUND + 5):
-        store.open_study(sample_study(f"leonardo {number}", id=f"x{number}"))
-    found = store.find("leonardo")
+        store.studies.open(sample_study(f"leonardo {number}", id=f"x{number}"))
+    found = store.studies.search("leonardo")
     assert [hit.kind for hit in found] == ["cluster", *["study"] * MOST_FOUND]
     assert found[1].name == f"leonardo {MOST_FOUND + 4}"

@@ -48,27 +48,27 @@ def sample(id, *, weak=(), **changes):
 def test_what_is_kept_comes_back_whole(store):
     preflight = sample("p1", weak=["b=0.5", "c:1=hang"])
     assert preflight.findings
-    store.add_preflight(preflight)
-    assert store.preflights() == (preflight,)
+    store.records.add_preflight(preflight)
+    assert store.records.preflights() == (preflight,)
 
 
 def test_the_newest_come_first_of_one_cluster_or_of_all(store):
     for id, cluster in (("p1", "dgx"), ("p2", "other"), ("p3", "dgx")):
-        store.add_preflight(sample(id, cluster=cluster))
-    assert [one.id for one in store.preflights(cluster="dgx")] == ["p3", "p1"]
-    assert [one.id for one in store.preflights(limit=2)] == ["p3", "p2"]
+        store.records.add_preflight(sample(id, cluster=cluster))
+    assert [one.id for one in store.records.preflights(cluster="dgx")] == ["p3", "p1"]
+    assert [one.id for one in store.records.preflights(limit=2)] == ["p3", "p2"]
 
 
 def test_the_newest_20_are_found_unless_another_number_is_given(store):
     one = sample("p0")
     for number in range(22):
-        store.add_preflight(replace(one, id=f"p{number}"))
-    assert [found.id for found in store.preflights()] == [f"p{number}" for number in range(21, 1, -1)]
+        store.records.add_preflight(replace(one, id=f"p{number}"))
+    assert [found.id for found in store.records.preflights()] == [f"p{number}" for number in range(21, 1, -1)]
 
 
 def test_one_is_stored_once(store):
-    store.add_preflight(sample("p1"))
-    store.add_preflight(sample("p1"))  # its answer may have been lost
-    assert len(store.preflights()) == 1
+    store.records.add_preflight(sample("p1"))
+    store.records.add_preflight(sample("p1"))  # its answer may have been lost
+    assert len(store.records.preflights()) == 1
     with pytest.raises(StoreError, match="already stored"):
-        store.add_preflight(sample("p1", weak=["b=0.5"]))
+        store.records.add_preflight(sample("p1", weak=["b=0.5"]))

@@ -67,4 +67,4 @@ def test_a_broken_shipped_file_reaches_the_caller_of_the_store(folder, tmp_path)
     """It is the file's fault and not the database's."""
     (folder / "workloads" / "broken.json").write_text("{")
     with open_store(f"sqlite:///{tmp_path}/a.db", profiles=folder) as store, pytest.raises(InputError, match="broken"):
-        store.workloads()
+        store.workloads.entries()

@@ -19,7 +19,7 @@ def test_every_public_name_is_there():
 def test_reading_what_was_published_loads_no_sqlalchemy(tmp_path):
     url = f"sqlite:///{tmp_path}/a.db"
     with open_store(url) as store:
-        store.publish(sample_recommendation("a"))
+        store.revisions.publish(sample_recommendation("a"))
     program = f"""
 import sys
 from ncclt.store import published

@@ -22,10 +22,10 @@ def store(tmp_path):
 @pytest.mark.parametrize("limit", [1, 2, 3, 4, 7, 8])
 def test_pages_of_any_size_hold_every_study_once_and_the_newest_first(store, limit):
     for number in range(7):
-        store.open_study(replace(sample_study(), id=f"id{number}", name=f"study{number}"))
+        store.studies.open(replace(sample_study(), id=f"id{number}", name=f"study{number}"))
     found, cursor = [], None
     for _ in range(-(-7 // limit)):
-        page = store.studies(limit=limit, cursor=cursor)
+        page = store.studies.page(limit=limit, cursor=cursor)
         found += [row.study.name for row in page.items]
         cursor = page.next_cursor
 
@@ -34,54 +34,54 @@ def test_pages_of_any_size_hold_every_study_once_and_the_newest_first(store, lim
 
 def test_a_page_has_50_studies_unless_another_number_is_given(store):
     for number in range(51):
-        store.open_study(replace(sample_study(), id=f"id{number}", name=f"study{number}"))
-    assert len(store.studies().items) == 50
+        store.studies.open(replace(sample_study(), id=f"id{number}", name=f"study{number}"))
+    assert len(store.studies.page().items) == 50
 
 
 @pytest.mark.parametrize("limit", [0, 501])
 def test_a_page_has_1_to_500_studies(store, limit):
     with pytest.raises(UsageError, match="the limit must be 1 to 500"):
-        store.studies(limit=limit)
-    assert store.studies(limit=500).items == ()
+        store.studies.page(limit=limit)
+    assert store.studies.page(limit=500).items == ()
 
 
 @pytest.mark.parametrize("cursor", ["", "x", "-1", "1.0", "²", "1" * 19])
 def test_what_no_page_gave_out_is_no_cursor(store, cursor):
     with pytest.raises(UsageError, match="is not a cursor"):
-        store.studies(limit=1, cursor=cursor)
+        store.studies.page(limit=1, cursor=cursor)
 
 
 def test_the_longest_cursor_is_one(store):
-    store.open_study(sample_study())
-    assert len(store.studies(limit=1, cursor="9" * 18).items) == 1
-    assert store.studies(limit=1, cursor="1").items == ()
+    store.studies.open(sample_study())
+    assert len(store.studies.page(limit=1, cursor="9" * 18).items) == 1
+    assert store.studies.page(limit=1, cursor="1").items == ()
 
 
 def test_a_study_is_found_by_the_beginning_of_its_id_while_that_is_of_one_alone(store):
     for number in range(6):
-        store.open_study(replace(sample_study(), id=f"id{number}", name=f"study{number}"))
-    assert store.study("id4").name == "study4"
-    store.open_study(replace(sample_study(), id="other", name="study6"))
-    assert store.study("o").name == "study6"
+        store.studies.open(replace(sample_study(), id=f"id{number}", name=f"study{number}"))
+    assert store.studies.get("id4").name == "study4"
+    store.studies.open(replace(sample_study(), id="other", name="study6"))
+    assert store.studies.get("o").name == "study6"
     with pytest.raises(UsageError, match=r"begins with 'id': id\d(, id\d){3}$"):
-        store.study("id")
+        store.studies.get("id")
     for key in ("", "x"):
         with pytest.raises(NotFoundError, match=f"no study '{key}'"):
-            store.study(key)
+            store.studies.get(key)
 
 
 def test_studies_are_counted_by_state_and_one_whose_workers_are_dead_is_interrupted(store):
     gone = f"{this_worker().rsplit('/', 2)[0]}/{2**31}/1"  # no process has this number
     for number, cluster in enumerate(["pair", "pair", "pair", "hall"]):
         study = sample_study(f"s{number}", id=f"id{number}")
-        store.open_study(replace(study, cluster=replace(study.cluster, name=cluster)))
+        store.studies.open(replace(study, cluster=replace(study.cluster, name=cluster)))
     assert store.counts()["studies"] == {("pair", "running"): 3, ("hall", "running"): 1}
-    store.enter("id0", this_worker())
+    store.leases.enter("id0", this_worker())
     for id in ("id1", "id2", "id3"):
-        store.enter(id, gone)
+        store.leases.enter(id, gone)
     counted = {place: count for place, count in store.counts()["studies"].items() if count}
     assert counted == {("pair", "running"): 1, ("pair", "interrupted"): 2, ("hall", "interrupted"): 1}
-    listed = [row.study.state.value for row in store.studies().items]
+    listed = [row.study.state.value for row in store.studies.page().items]
     assert listed == ["interrupted", "interrupted", "interrupted", "running"]
 
 
@@ -89,11 +89,11 @@ def test_a_study_keeps_the_cost_tables_that_it_began_from(store):
     row = PrintedCost(Collective.ALL_REDUCE, Algorithm.RING, Protocol.SIMPLE, 10.0, 100.0)
     costs = PrintedCosts(version="2.27.3", tables=(PrintedTable(ranks=8, nodes=2, costs=(row,)),))
     without = sample_study("without", id="w")
-    store.open_study(without)
-    printed = store.open_study(replace(sample_study("with", id="p"), printed_costs=costs))
-    assert store.open_study(without).printed_costs is None
-    assert store.open_study(replace(printed, printed_costs=None)).printed_costs == costs
+    store.studies.open(without)
+    printed = store.studies.open(replace(sample_study("with", id="p"), printed_costs=costs))
+    assert store.studies.open(without).printed_costs is None
+    assert store.studies.open(replace(printed, printed_costs=None)).printed_costs == costs
     for study, there in ((without, "none"), (printed, "others")):
         asked = replace(study, printed_costs=replace(costs, version="2.28.9"))
         with pytest.raises(UsageError, match=f"NCCL's cost tables: stored {there}, asked for those of a log"):
-            store.open_study(asked)
+            store.studies.open(asked)

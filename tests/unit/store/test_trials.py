@@ -73,49 +73,49 @@ def store(tmp_path):
 @given(trial=TRIALS)
 def test_any_trial_comes_back(store, trial):
     # repr, because -0.0 == 0.0 and what is promised is equality to the bit.
-    count = len(store.studies(limit=500).items)
+    count = len(store.studies.page(limit=500).items)
     id = f"study{count}"
-    store.open_study(sample_study(id, id=id))
-    store.add_trial(id, trial)
-    assert repr(store.trials(id)) == repr((trial,))
+    store.studies.open(sample_study(id, id=id))
+    store.trials.add(id, trial)
+    assert repr(store.trials.find(id)) == repr((trial,))
 
 
 def test_a_sample_that_is_no_number_is_kept(store):
     """A benchmark that printed nan has said something; it is not the store that loses it."""
     measurement = Measurement(message=sample_trial(0).result.measurements[0].message, samples_us=(float("nan"), 1.0))
     result = TrialResult(outcome=Outcome.INVALID, measurements=(measurement,))
-    store.open_study(sample_study())
-    store.add_trial(
+    store.studies.open(sample_study())
+    store.trials.add(
         "abc123", Trial(number=0, phase=Phase.SEARCH, setting=Setting(), repeat=0, result=result, score_us=None)
     )
-    assert repr(store.trials("abc123")[0].result) == repr(result)
+    assert repr(store.trials.find("abc123")[0].result) == repr(result)
 
 
 def test_new_are_the_trials_before_between_and_behind_the_known_ones(store):
-    store.open_study(sample_study())
-    kept = [store.add_trial("abc123", sample_trial(number)) for number in range(5)]
+    store.studies.open(sample_study())
+    kept = [store.trials.add("abc123", sample_trial(number)) for number in range(5)]
     for known in ({}, {0}, {1}, {1, 3}, {4}, {0, 1, 4}, set(range(5))):
-        assert store.new_trials("abc123", known) == tuple(trial for trial in kept if trial.number not in known)
+        assert store.trials.find("abc123", known) == tuple(trial for trial in kept if trial.number not in known)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"setting": 1}', '{"setting": {"channels": 0}}'])
 def test_a_document_that_was_changed_by_hand_is_named(store, text):
     """Whatever is wrong with it: no JSON, no object, a field that is missing, or one of another type or range."""
-    store.open_study(sample_study())
-    store.add_trial("abc123", sample_trial(0))
+    store.studies.open(sample_study())
+    store.trials.add("abc123", sample_trial(0))
     with closing(sqlite3.connect(store.path)) as connection, connection:
         (whole,) = connection.execute("SELECT document FROM trials").fetchone()
         changed = json.dumps(json.loads(whole) | json.loads(text)) if "setting" in text else text
         connection.execute("UPDATE trials SET document = ?", (changed,))
-    for read in (store.trials, store.trial_outline):
+    for read in (store.trials, store.trials.outline):
         with pytest.raises(StoreError, match=r"^trial 0 of study abc123 in the store cannot be read: ") as raised:
             read("abc123")
         assert "restore a backup" in raised.value.hint
 
 
 def test_pages_of_trials_are_by_number_and_go_on_behind_one(store):
-    store.open_study(sample_study())
-    kept = tuple(store.add_trial("abc123", sample_trial(number)) for number in (0, 1, 2, 5))
-    assert store.trial_page("abc123", limit=3) == kept[:3]
-    assert store.trial_page("abc123", after=2, limit=3) == kept[3:]
-    assert store.trial_page("abc123", after=5, limit=3) == store.trial_page("unknown", limit=3) == ()
+    store.studies.open(sample_study())
+    kept = tuple(store.trials.add("abc123", sample_trial(number)) for number in (0, 1, 2, 5))
+    assert store.trials.page("abc123", limit=3) == kept[:3]
+    assert store.trials.page("abc123", after=2, limit=3) == kept[3:]
+    assert store.trials.page("abc123", after=5, limit=3) == store.trials.page("unknown", limit=3) == ()

@@ -88,11 +88,11 @@ def advise(
     if cluster is None and (nodes is not None or gpus_per_node is not None):
         raise UsageError("--nodes and --gpus-per-node need --cluster", hint="`ncclt cluster list` shows the names")
     with open_to_read(storage) as store:
-        workload = store.workload(model)
+        workload = store.workloads.get(model)
         where = (
             recorded_cluster(workload)
             if cluster is None
-            else _sized(workload, store.cluster(cluster), nodes, gpus_per_node)
+            else _sized(workload, store.clusters.get(cluster), nodes, gpus_per_node)
         )
         others = _others(where) if cluster else ()
         found = [_measured_times(store, one) for one in (where, *others)] if cluster else []
@@ -291,7 +291,7 @@ def _measured_times(store: Store, cluster: Cluster) -> MeasuredTimes:
     for study in chosen:
         default = [
             measurement
-            for trial in store.trials(study.id)
+            for trial in store.trials.find(study.id)
             if trial.setting.is_default and trial.policy is None and trial.result.outcome is Outcome.OK
             for measurement in trial.result.measurements
         ]
@@ -309,7 +309,7 @@ def _measured_times(store: Store, cluster: Cluster) -> MeasuredTimes:
 def _fitting(store: Store, cluster: Cluster) -> Iterator[Study]:
     cursor: str | None = None
     while True:
-        page = store.studies(limit=500, cursor=cursor, cluster=cluster.name)
+        page = store.studies.page(limit=500, cursor=cursor, cluster=cluster.name)
         for summary in page.items:
             if not cluster.fingerprint().mismatches(summary.study.cluster.fingerprint()):
                 yield summary.study

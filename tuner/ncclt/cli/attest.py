@@ -117,7 +117,7 @@ def _recommendation(id: str, *, server: str | None, storage: str | None, timeout
     from ncclt.store import open_to_read
 
     with open_to_read(storage) as store:
-        return store.recommendation(id)
+        return store.recommendations.get(id)
 
 
 def keep(attestation: Attestation, ticket: str, *, server: str | None, storage: str | None, timeout_s: float) -> None:
@@ -149,7 +149,7 @@ def keep(attestation: Attestation, ticket: str, *, server: str | None, storage: 
     from ncclt.store import open_store
 
     with open_store(storage) as store:
-        is_new = store.add_attestation(attestation)
+        is_new = store.records.add_attestation(attestation)
         say(f"ncclt: {'stored in' if is_new else 'already in'} {store.shown}")
 
 

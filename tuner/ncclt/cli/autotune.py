@@ -164,7 +164,7 @@ def autotune(
     target.require_known_names()
     if model is not None:
         with open_to_read(storage, would_be_made=True) as store:
-            store.workload(model)  # an unknown name fails before a missing launcher or GPU
+            store.workloads.get(model)  # an unknown name fails before a missing launcher or GPU
     target = target_of_job(target, argv, environ=os.environ)
     name = model or name_of_job(argv, environ=os.environ, folder=Path.cwd())
     location = locate(storage)
@@ -186,7 +186,7 @@ def autotune(
             store.require_writable()
             # What the trials would refuse is refused before the job is launched.
             if target.landscape is None:
-                cluster = chosen_cluster(target, store)
+                cluster = chosen_cluster(target, store.clusters)
                 if target.is_launched:
                     launched_testbed(cluster, frozenset({Collective.ALL_REDUCE}), target, environ=os.environ)
             _run(job, store, hidden=quiet or as_json, as_json=as_json)
@@ -318,14 +318,14 @@ def _workload(job: AutotuneRequest, store: Store, launcher: Launcher, *, hidden:
     assert recording.workload is not None
     for failure in recording.failures:
         say(f"ncclt: the recording failed in some ranks, the job continued: {failure}")
-    store.add_workload(recording.workload, replace=False)
+    store.workloads.add(recording.workload, replace=False)
     return recording.workload
 
 
 def _stored(job: AutotuneRequest, store: Store) -> Workload | None:
     """Return the stored workload; None where this run has yet to record it."""
     try:
-        return store.workload(job.name)
+        return store.workloads.get(job.name)
     except NotFoundError:
         if not job.is_recorded:
             raise
@@ -337,7 +337,7 @@ def _study(job: AutotuneRequest, workload: Workload, store: Store, *, ask: bool)
     from ncclt.pipeline.tune import TuneRequest
 
     request = TuneRequest(workload=workload, budget=job.budget)
-    testbed = open_testbed(job.target, store, workload, environ=os.environ, seed=job.budget.seed, ask=ask)
+    testbed = open_testbed(job.target, store.clusters, workload, environ=os.environ, seed=job.budget.seed, ask=ask)
     return testbed, request
 
 
@@ -372,10 +372,10 @@ def _print_plan(job: AutotuneRequest, store: Store, *, as_json: bool) -> None:
     if workload is None:
         states["tune"] = "after the recording"
         if job.target.is_launched:
-            cluster = chosen_cluster(job.target, store)
+            cluster = chosen_cluster(job.target, store.clusters)
             cluster = on_cpus(cluster) if job.target.is_gloo else cluster
         elif job.target.cluster is not None and job.target.landscape is None:
-            store.cluster(job.target.cluster)  # a mistyped one is refused before anything is recorded
+            store.clusters.get(job.target.cluster)  # a mistyped one is refused before anything is recorded
     else:
         testbed, request = _study(job, workload, store, ask=False)
         cluster = testbed.runner.cluster
@@ -397,6 +397,6 @@ def _state(request: TuneRequest, testbed: Testbed, store: Store) -> str:
 
     workload, _notes = testbed.cut(request.workload)
     try:
-        return f"stored: {store.study(study_of(request, testbed, workload).id).state}"
+        return f"stored: {store.studies.get(study_of(request, testbed, workload).id).state}"
     except NotFoundError:
         return "to do"

@@ -84,7 +84,7 @@ def calibrate(
     new = named or f"{name}-calibrated"
     check_name(new, "--as", kind="cluster")
     with open_to_read(storage) as store:
-        as_ncclt_error = replace(store.cluster(name), calibration=None)
+        as_ncclt_error = replace(store.clusters.get(name), calibration=None)
         cluster = as_ncclt_error.sized(nodes=nodes, gpus_per_node=gpus_per_node)
         found = [part for source in sources for part in _observed(source, cluster, store)]
         if probe:
@@ -105,7 +105,7 @@ def calibrate(
     result = replace(whole, name=new, calibration=calibration)
     if not dry_run:
         with open_store(storage) as store:
-            store.add_cluster(result, replace=replace_added)
+            store.clusters.add(result, replace=replace_added)
             said = f"ncclt: added {result.name} to {store.shown}"
     if as_json or dry_run:
         print_json({"schema": 1, **result.to_document()})
@@ -161,13 +161,13 @@ def _observed(source: str, cluster: Cluster, store: Store) -> list[ObservedTimes
     others: dict[str, int] = {}
     cursor: str | None = None
     while True:
-        page = store.studies(limit=500, cursor=cursor, cluster=cluster.name)
+        page = store.studies.page(limit=500, cursor=cursor, cluster=cluster.name)
         for study in (summary.study for summary in page.items):
             if other := _unlike(study, cluster):
                 others[other] = others.get(other, 0) + 1
             else:
                 source = study.label or f"study {study.name}"
-                studies.append(observed_in_trials(store.trials(study.id), study.cluster.nodes, source))
+                studies.append(observed_in_trials(store.trials.find(study.id), study.cluster.nodes, source))
         cursor = page.next_cursor
         if cursor is None:
             break
@@ -217,7 +217,7 @@ def _probes(
         messages=tuple(MessageCalls(message=m, calls_per_step=1.0) for m in probe_messages(cluster)),
         provenance=Provenance(source="ncclt cluster calibrate"),
     )
-    testbed = open_testbed(wanted.resolved(os.environ), store, workload, environ=os.environ, seed=0)
+    testbed = open_testbed(wanted.resolved(os.environ), store.clusters, workload, environ=os.environ, seed=0)
     allowed = [setting for setting in probe_candidates(cluster) if testbed.expressible(setting)]
     if testbed.recorded is not None:
         allowed = [setting for setting in testbed.recorded if setting.algorithm and not setting.parameters]

@@ -35,7 +35,7 @@ def list_clusters(storage: Storage = None, as_json: AsJson = False) -> None:
     from ncclt.user_dirs import recorded_tables
 
     with open_to_read(storage) as store:
-        entries = store.clusters()
+        entries = store.clusters.entries()
     if as_json:
         print_json({"schema": 1, "clusters": [{**e.item.to_document(), "shipped": e.shipped} for e in entries]})
         return
@@ -75,7 +75,7 @@ def show(
     if toml and as_json:
         raise UsageError("give --toml or --json, not both")
     with open_to_read(storage) as store:
-        found = store.cluster(name)
+        found = store.clusters.get(name)
     if as_json:
         print_json({"schema": 1, **found.to_document()})
         return
@@ -119,7 +119,7 @@ def add(
         print_json({"schema": 1, **added.to_document()})
         return
     with open_store(storage) as store:
-        store.add_cluster(added, replace=replace)
+        store.clusters.add(added, replace=replace)
         say(f"ncclt: added {added.name} to {store.shown}")
 
 

@@ -159,7 +159,7 @@ def _store(found: Detection, cluster: Cluster, nodes: tuple[Facts, ...], storage
     from ncclt.store import open_store
 
     with open_store(storage) as store:
-        store.add_cluster(cluster, replace=replace)
+        store.clusters.add(cluster, replace=replace)
         say(f"ncclt: stored cluster {cluster.name} in {store.shown}")
         option = storage_option(storage, store.shown)
     named = shlex.quote(cluster.name)

@@ -121,7 +121,7 @@ def _cluster(target: Target, storage: str | None) -> Cluster | None:
     from ncclt.store import open_to_read
 
     with open_to_read(storage) as store:
-        return store.cluster(target.cluster).sized(nodes=target.nodes, gpus_per_node=target.gpus_per_node)
+        return store.clusters.get(target.cluster).sized(nodes=target.nodes, gpus_per_node=target.gpus_per_node)
 
 
 def _recommended(model: str | None, cluster: str | None, storage: str | None) -> Mapping[str, str]:

@@ -126,11 +126,11 @@ def submit(
     from ncclt.store.job_queue import JobQueue, new_job_id, prepare
 
     with open_store(storage) as store:
-        job = store.checked_job(replace(job, id=new_job_id(), created=utc_now()), again=again)
+        job = store.jobs.check(replace(job, id=new_job_id(), created=utc_now()), again=again)
         prepare(store.url)
         with JobQueue(store.url) as queue:
             status, _ = queue.submit(job)
-        if not store.workers_of(cluster):
+        if not store.jobs.workers(cluster):
             say(f"ncclt: no worker serves {cluster}; start one there: ncclt admin worker --cluster {cluster}")
     _show(status, as_json=as_json)
 

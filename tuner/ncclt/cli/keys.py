@@ -61,8 +61,8 @@ def create(
     )
     with open_store(storage) as store:
         for name in key.clusters:
-            store.cluster(name)
-        store.add_key(key, digest=digest)
+            store.clusters.get(name)
+        store.keys.add(key, digest=digest)
     say(f"ncclt: key {key.id}, {role}, {f'expires {until[:10]}' if until else 'never expires'}; keep the secret:")
     sys.stdout.write(f"{secret}\n")
 
@@ -74,7 +74,7 @@ def list_keys(storage: Storage = None, as_json: AsJson = False) -> None:
     from ncclt.store.clock import utc_now
 
     with open_to_read(storage) as store:
-        found = list(store.keys().values())
+        found = list(store.keys.find().values())
     if as_json:
         print_json({"schema": 1, "keys": [key.to_document() for key in found]})
         return
@@ -102,7 +102,7 @@ def revoke(
     from ncclt.store.clock import utc_now
 
     with open_store(storage, makes=False) as store:
-        key = store.revoke_key(id, now=utc_now())
+        key = store.keys.revoke(id, now=utc_now())
     say(f"ncclt: the key {key.id} was revoked at {key.revoked}")
 
 
@@ -116,7 +116,7 @@ def add_first_key(store: Store, file: Path) -> None:
     """
     from ncclt.store.clock import utc_now
 
-    if store.keys():
+    if store.keys.find():
         return
     try:
         with os.fdopen(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w", encoding="ascii") as made:
@@ -133,7 +133,7 @@ def add_first_key(store: Store, file: Path) -> None:
         raise UsageError(f"{file} holds no key", hint="remove it, and a new one is made at the next start")
     digest, until = hash_secret(secret), _in_days(_USUAL_DAYS)
     key = ApiKey(id=digest[:12], role=Role.ADMIN, note="the first key", created=utc_now(), expires=until)
-    store.add_key(key, digest=digest)
+    store.keys.add(key, digest=digest)
     say(f"ncclt: the first key, {key.id}, admin, expires {until[:10]}, is in {file}")
 
 

@@ -182,8 +182,8 @@ def import_landscape(
     check_name(name, "--name", kind="cluster")
     target = landscape_folder() / f"{name}.csv"
     with open_to_read(storage) as store:
-        job = store.cluster(cluster).sized(gpus_per_node=gpus_per_node)
-        taken = name in {entry.item.name for entry in store.clusters()}
+        job = store.clusters.get(cluster).sized(gpus_per_node=gpus_per_node)
+        taken = name in {entry.item.name for entry in store.clusters.entries()}
     if taken and not (force and target.is_file()):
         hint = "choose another --name" + (", or add --force" if target.is_file() else "")
         raise UsageError(f"there is a cluster {name!r} already", hint=hint)
@@ -280,8 +280,8 @@ def export_study(
         if there is not None and not force:
             raise UsageError(f"{there} exists", hint="name another file, or add --force")
     with open_to_read(storage) as store:
-        study = store.study(key)
-        trials = store.trials(study.id)
+        study = store.studies.get(key)
+        trials = store.trials.find(study.id)
     rows, notes = export(study, trials, version=__version__)
     if not rows:
         raise UsageError(f"study {study.name} has no measurement to export", hint=" / ".join(notes) or "tune first")

@@ -115,7 +115,7 @@ def preflight(
         from ncclt.store import open_to_read
 
         with open_to_read(storage) as opened:
-            print_history(opened.preflights(cluster=target.cluster), as_json=as_json)
+            print_history(opened.records.preflights(cluster=target.cluster), as_json=as_json)
         return
     if seconds is not None and not 0 < seconds <= MOST_SECONDS:
         raise UsageError(f"--time must be above 0 and at most {MOST_SECONDS:,} seconds, not {seconds:g}")
@@ -199,10 +199,10 @@ def _known(target: Target, storage: str | None, *, keep: bool, writes: bool) -> 
     from ncclt.store import only_shipped, open_store, open_to_read
 
     def read(store: Store) -> tuple[Cluster, tuple[Preflight, ...]]:
-        cluster = chosen_cluster(target, store)
+        cluster = chosen_cluster(target, store.clusters)
         if target.is_launched and target.is_gloo:
             cluster = on_cpus(cluster)  # times of gloo are no baseline for a fabric of GPUs
-        return cluster, store.preflights(cluster=cluster.name, limit=_EARLIER)
+        return cluster, store.records.preflights(cluster=cluster.name, limit=_EARLIER)
 
     try:
         with open_store(storage) if writes else open_to_read(storage, would_be_made=True) as store:
@@ -306,6 +306,6 @@ def _keep(result: Preflight, storage: str | None, *, quiet: bool) -> None:
     from ncclt.store import open_store
 
     with open_store(storage) as store:
-        store.add_preflight(result)
+        store.records.add_preflight(result)
         if not quiet:
             say(f"ncclt: stored preflight {result.id} in {store.shown}")

@@ -34,7 +34,7 @@ def list_profiles(storage: Storage = None, as_json: AsJson = False) -> None:
     from ncclt.store import open_to_read
 
     with open_to_read(storage) as store:
-        entries = store.workloads()
+        entries = store.workloads.entries()
     if as_json:
         rows = [
             {
@@ -84,7 +84,7 @@ def show(
     from ncclt.cli.profile_view import print_profile, profile_document
 
     with open_to_read(storage) as store:
-        workload = store.workload(name)
+        workload = store.workloads.get(name)
     if as_json:
         print_json(profile_document(workload))
     else:
@@ -127,7 +127,7 @@ def _keep(workload: Workload, storage: str | None, *, replace: bool, dry_run: bo
 
     if not dry_run:
         with open_store(storage) as store:
-            store.add_workload(workload, replace=replace)
+            store.workloads.add(workload, replace=replace)
             say(f"ncclt: stored {workload.name} in {store.shown}")
     if as_json:
         print_json(workload.to_document())
@@ -178,7 +178,7 @@ def merge(
             hint="give one for each",
         )
     with open_to_read(storage, would_be_made=True) if dry_run else open_store(storage) as store:
-        found = [(store.workload(part), weight) for part, weight in zip(parts, numbers, strict=True)]
+        found = [(store.workloads.get(part), weight) for part, weight in zip(parts, numbers, strict=True)]
     workload = merge_workloads(found, name=name, created=datetime.now(UTC).date().isoformat())
     _keep(workload, storage, replace=replace, dry_run=dry_run, as_json=as_json)
 

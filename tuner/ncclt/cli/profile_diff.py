@@ -30,7 +30,7 @@ def diff(
     from ncclt.store import open_to_read
 
     with open_to_read(storage) as store:
-        first, second = store.workload(before), store.workload(after)
+        first, second = store.workloads.get(before), store.workloads.get(after)
     found = difference(first, second)
     if first.unit != second.unit:
         say(f"ncclt: calls cannot be compared: {before} counts those of a {first.unit}, {after} of a {second.unit}")

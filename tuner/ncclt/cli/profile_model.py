@@ -66,7 +66,7 @@ def model(
         from ncclt.store import open_store
 
         with open_store(storage) as opened:
-            opened.add_workload(workload, replace=replace)
+            opened.workloads.add(workload, replace=replace)
             where = opened.shown
     from ncclt.cli.profile_view import print_profile, profile_document
 

@@ -70,7 +70,7 @@ def tune(
     if isinstance(workload, str):
         # An unknown name fails before a missing launcher or GPU, and makes no store.
         with nullcontext(own) if own else store.open_to_read(place, would_be_made=True) as opened:
-            workload = opened.workload(workload)
+            workload = opened.workloads.get(workload)
     target = target.resolved(os.environ, demo=demo)
     if target.lacks_allocation(os.environ):
         raise UsageError(
@@ -79,7 +79,7 @@ def tune(
         )
     with nullcontext(own) if own else store.open_store(place) as opened:
         request = TuneRequest(workload=workload, budget=budget)
-        testbed = open_testbed(target, opened, request.workload, environ=os.environ, seed=budget.seed)
+        testbed = open_testbed(target, opened.clusters, request.workload, environ=os.environ, seed=budget.seed)
         if testbed.is_launched and not force:
             broken = examine_here(os.environ, cluster=testbed.runner.cluster).blocking
             if broken:

@@ -71,15 +71,15 @@ def recheck(
     with open_store(storage, makes=False) as store:
         from ncclt.store.clock import utc_now
 
-        workload = store.workload(model)  # an unknown name fails before a missing launcher or GPU
+        workload = store.workloads.get(model)  # an unknown name fails before a missing launcher or GPU
         target = target.resolved(os.environ, demo=is_demo(model))
         # A seed of its own for simulated noise: a recheck must not repeat the study's own launches.
-        testbed = open_testbed(target, store, workload, environ=os.environ, seed=0, ask_driver=False)
+        testbed = open_testbed(target, store.clusters, workload, environ=os.environ, seed=0, ask_driver=False)
         published, study = _published(store, testbed, model, target.nccl_version)
         request = RecheckRequest(
             recommendation=published,
             study=study,
-            trials=store.trials(study.id),
+            trials=store.trials.find(study.id),
             points=points,
             blocks=blocks,
             tolerance=tolerance,
@@ -96,7 +96,7 @@ def recheck(
         if found is None:
             say("ncclt: interrupted: nothing was recorded")
             raise typer.Exit(EXIT_INTERRUPTED)
-        store.add_recheck(found)
+        store.records.add_recheck(found)
     if as_json:
         print_json(found.to_document())
     else:
@@ -119,13 +119,13 @@ def _published(store: Store, testbed: Testbed, model: str, nccl_version: str | N
         nccl_version=str(NcclVersion.parse(nccl_version)) if nccl_version else None,
     )
     # A stale one may be rechecked too: that is how it comes to be served again.
-    served = store.newest(cluster=cluster.name, model=model)
-    published = [replace(r, stale="") for r in served or store.recommendations(cluster=cluster.name, model=model)]
+    served = store.recommendations.newest(cluster=cluster.name, model=model)
+    published = [replace(r, stale="") for r in served or store.recommendations.find(cluster=cluster.name, model=model)]
     # The installed NCCL comes first; a recommendation measured with another version is then found stale.
     here = replace(wanted, nccl_version=wanted.nccl_version or str(cluster.version))
     fitting = [r for r in published if not here.refusal(r.fingerprint)]
     found = select(fitting or published, wanted, partly=True)
-    return found, store.study(found.study)
+    return found, store.studies.get(found.study)
 
 
 def _require_expressible(policy: Policy, request: RecheckRequest, testbed: Testbed) -> None:
@@ -155,7 +155,7 @@ def _with_history(
     from ncclt.prove.recheck import driver_before
 
     found = request.recommendation
-    earlier = store.rechecks(found.id)
+    earlier = store.records.rechecks(found.id)
     before = driver_before(found, earlier)
     here = Drivers()
     if target.is_launched and target.backend == "nccl":

@@ -35,7 +35,7 @@ def list_recommendations(
     from ncclt.store import open_to_read
 
     with open_to_read(storage) as store:
-        found = store.statuses(cluster=cluster, model=model, limit=limit)
+        found = store.revisions.statuses(cluster=cluster, model=model, limit=limit)
     if as_json:
         print_json({"schema": 1, "recommendations": [one.to_document() for one in found]})
         return
@@ -66,8 +66,12 @@ def show(id: Id, storage: Storage = None, as_json: AsJson = False) -> None:
     from ncclt.store import open_to_read
 
     with open_to_read(storage) as store:
-        one, rollouts, found = store.status(id), store.rollouts(recommendation=id), store.recommendation(id)
-        events = store.history(recommendation=id)
+        one, rollouts, found = (
+            store.revisions.status(id),
+            store.revisions.rollouts(recommendation=id),
+            store.recommendations.get(id),
+        )
+        events = store.revisions.history(recommendation=id)
         judged = {each.id: judge_stored(store, each) for each in rollouts}
     verdict = use_of(found).proven.verdict
     if as_json:
@@ -104,7 +108,7 @@ def history(
     from ncclt.store import open_to_read
 
     with open_to_read(storage) as store:
-        events = store.history(cluster=cluster, recommendation=revision, before=before, limit=limit)
+        events = store.revisions.history(cluster=cluster, recommendation=revision, before=before, limit=limit)
     if as_json:
         print_json({"schema": 1, "history": [event.to_document() for event in events]})
         return
@@ -126,7 +130,7 @@ def approve(
     """Give a candidate to a share of the jobs while they are compared; one that won its roll-out, to all."""
 
     def work(store: Store, by: Actor) -> str:
-        rollout = store.approve(id, by, percent=percent, loss_limit=loss_limit)
+        rollout = store.revisions.approve(id, by, percent=percent, loss_limit=loss_limit)
         return f"approved; it is rolled out (roll-out {rollout})" if rollout else "approved, and active for all jobs"
 
     _change(id, why, storage, work)
@@ -135,31 +139,31 @@ def approve(
 @app.command("activate")
 def activate(id: Id, why: Why = "", storage: Storage = None) -> None:
     """Give a candidate that awaits nothing to all jobs, also in the middle of its roll-out."""
-    _change(id, why, storage, lambda store, by: store.activate(id, by), "active for all jobs")
+    _change(id, why, storage, lambda store, by: store.revisions.activate(id, by), "active for all jobs")
 
 
 @app.command("rollback")
 def rollback(id: Id, why: Why = "", storage: Storage = None) -> None:
     """Make an earlier revision active again, in place of the present one."""
-    _change(id, why, storage, lambda store, by: store.roll_back(id, by), "active again")
+    _change(id, why, storage, lambda store, by: store.revisions.roll_back(id, by), "active again")
 
 
 @app.command("pin")
 def pin(id: Id, why: Why = "", storage: Storage = None) -> None:
     """Give jobs this revision, whatever is published later."""
-    _change(id, why, storage, lambda store, by: store.pin(id, by), "pinned")
+    _change(id, why, storage, lambda store, by: store.revisions.pin(id, by), "pinned")
 
 
 @app.command("unpin")
 def unpin(id: Id, why: Why = "", storage: Storage = None) -> None:
     """Let later revisions replace a pinned one again."""
-    _change(id, why, storage, lambda store, by: store.unpin(id, by), "no longer pinned")
+    _change(id, why, storage, lambda store, by: store.revisions.unpin(id, by), "no longer pinned")
 
 
 @app.command("retire")
 def retire(id: Id, why: Why = "", storage: Storage = None) -> None:
     """Give a revision to no job any more; without an active one jobs keep the NCCL default."""
-    _change(id, why, storage, lambda store, by: store.retire(id, by), "retired")
+    _change(id, why, storage, lambda store, by: store.revisions.retire(id, by), "retired")
 
 
 @app.command("rules")
@@ -202,11 +206,11 @@ def rules(
     }
     wanted = {name: value for name, value in given.items() if value is not None}
     with open_store(storage) if wanted else open_to_read(storage) as store:
-        store.cluster(cluster)
-        found = store.rules(cluster)
+        store.clusters.get(cluster)
+        found = store.revisions.rules(cluster)
         if wanted:
             found = ClusterRules(**{**_fields(found), **wanted})
-            store.set_rules(found, Actor(who=account_name(), why=why))
+            store.revisions.set_rules(found, Actor(who=account_name(), why=why))
     if as_json:
         print_json(found.to_document())
         return

@@ -97,7 +97,7 @@ def _check_free(name: str, *, storage: str | None, replace: bool) -> None:
 
     with open_store(storage) as store:
         store.require_writable()
-        taken = [entry for entry in store.workloads() if entry.item.name == name]
+        taken = [entry for entry in store.workloads.entries() if entry.item.name == name]
     if taken and (taken[0].shipped or not replace):
         raise UsageError(
             f"there is a workload {name!r} already",
@@ -121,7 +121,7 @@ def _store(recording: Recording, *, method: Method, storage: str | None, replace
             say(f"  hint: {recording.hint}")
         return
     with open_store(storage) as store:
-        store.add_workload(workload, replace=replace)
+        store.workloads.add(workload, replace=replace)
         where = store.shown
     origin = workload.provenance
     steps = count_noun(origin.steps, "step") if origin.steps else "an unknown number of steps"

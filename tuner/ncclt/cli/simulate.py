@@ -89,7 +89,7 @@ def _read_cluster(name: str, storage: str | None) -> Cluster:
     if (shipped := named_clusters(profiles_folder()).get(name)) is not None:
         return shipped
     with open_to_read(storage) as store:
-        return store.cluster(name)
+        return store.clusters.get(name)
 
 
 def _altered(cluster: Cluster, gpu: str, link: str, nic: str, nics: int | None) -> Cluster:

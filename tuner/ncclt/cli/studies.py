@@ -53,7 +53,7 @@ def list_studies(
     if limit < 1:
         raise UsageError(f"--limit must be at least 1, not {limit}")
     with open_to_read(storage) as store:
-        page = store.studies(limit=limit, cluster=cluster, model=model)
+        page = store.studies.page(limit=limit, cluster=cluster, model=model)
     if as_json:
         print_json({"schema": 1, "studies": [_summary_row(s) for s in page.items]})
         return
@@ -96,10 +96,10 @@ def show(
         raise UsageError("--plot cannot be combined with --evidence or --json", hint="give one of them")
 
     with open_to_read(storage) as store:
-        study = store.study(key)
-        trials = store.trials(study.id)
-        shown, newest = store.shown, next(iter(store.recommendations(study=study.id)), None)
-        place = store.publication(newest.id) if newest else None
+        study = store.studies.get(key)
+        trials = store.trials.find(study.id)
+        shown, newest = store.shown, next(iter(store.recommendations.find(study=study.id)), None)
+        place = store.revisions.publication(newest.id) if newest else None
     source = storage_option(storage, shown)
     if plot:
         print_picture(study, trials, newest)

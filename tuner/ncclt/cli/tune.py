@@ -89,27 +89,31 @@ def tune(
         costs = printed_costs_of_file(init_log)
     target.require_known_names()
     with open_to_read(storage, would_be_made=True) as store:
-        workload = store.workload(model)  # an unknown name fails before a missing launcher or GPU, and makes no store
+        workload = store.workloads.get(
+            model
+        )  # an unknown name fails before a missing launcher or GPU, and makes no store
     with open_to_read(storage, would_be_made=True) if dry_run else open_store(storage) as store:
         target = target.resolved(os.environ, demo=is_demo(model))
         request = TuneRequest(workload=workload, budget=budget, printed_costs=costs)
         if no_wait and not target.launcher_class.job_variable:
             raise UsageError("--no-wait needs --launcher slurm, which submits batch jobs")
         if target.lacks_allocation(os.environ):
-            cluster = chosen_cluster(target, store)
+            cluster = chosen_cluster(target, store.clusters)
             # What the job would refuse in its queue is refused here.
             if costs is not None:
                 costs.require(cluster)
             target.require(cluster)
             alone = replace(target, parallel=1)  # the nodes that would run at once are the job's
-            testbed = open_testbed(alone, store, request.workload, environ=os.environ, seed=budget.seed, ask=False)
+            testbed = open_testbed(
+                alone, store.clusters, request.workload, environ=os.environ, seed=budget.seed, ask=False
+            )
             finished = find_finished(request, testbed, store)
             if finished is None or dry_run:
                 study = "" if budget.more else study_of(request, testbed, testbed.cut(request.workload)[0]).id
                 raise typer.Exit(submit_study(cluster, store, target, wait=not no_wait, study=study, dry_run=dry_run))
         else:
             testbed = open_testbed(
-                target, store, request.workload, environ=os.environ, seed=budget.seed, ask=not dry_run
+                target, store.clusters, request.workload, environ=os.environ, seed=budget.seed, ask=not dry_run
             )
             finished = None
         if dry_run:
@@ -138,7 +142,7 @@ def tune(
 
 def say_state(store: Store, id: str) -> None:
     """Say on stderr that jobs do not get a revision, or not all of them, or what it replaced."""
-    if words := store.publication(id).words:
+    if words := store.revisions.publication(id).words:
         say(f"ncclt: {words}")
 
 

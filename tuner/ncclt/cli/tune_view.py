@@ -171,7 +171,7 @@ def print_result(
     if testbed.landscape is not None:
         best, _ = testbed.landscape.speedups(study.workload, found.table.policy)
         print(f"exhaustive search of the {len(testbed.landscape.settings())} recorded settings: at most {best:.3f}x")
-    place = store.publication(found.id)
+    place = store.revisions.publication(found.id)
     print_summary(summary, study, place, trials=len(result.trials), shown=store.shown, source=source, again=again)
 
 

@@ -106,14 +106,14 @@ def upgrade(
             raise UsageError(f"the log is of NCCL {tables.version}, not {version}", hint="are the logs swapped?")
     variables = variable_changes(before, after)
     with open_to_read(storage) as store:
-        there = store.cluster(name).sized(nccl_version=str(before))
+        there = store.clusters.get(name).sized(nccl_version=str(before))
         for tables in costs:
             if tables:
                 tables.require(there)
         changed = choice_changes(_tunable(), there, there.sized(nccl_version=str(after)), costs)
         published = _newest(store, there)
         again = [_remeasured(store, found, after, costs) for found in published]
-        others = sorted({one.fingerprint.version for one in store.recommendations(cluster=name)} - {before})
+        others = sorted({one.fingerprint.version for one in store.recommendations.find(cluster=name)} - {before})
     notes = [] if costs[0] else [_BY_MODEL]
     if after > newest_read():
         notes.append(f"the newest release whose variables are known here is {newest_read()}")
@@ -146,7 +146,7 @@ def _tunable() -> tuple[Collective, ...]:
 def _newest(store: Store, there: Cluster) -> list[Recommendation]:
     """Return the newest recommendation of each workload and fingerprint with the old version."""
     found: dict[tuple[str, str], Recommendation] = {}
-    for one in store.recommendations(cluster=there.name):
+    for one in store.recommendations.find(cluster=there.name):
         if one.fingerprint.version == there.version:
             found.setdefault((one.model, one.fingerprint.digest()), one)
     return list(found.values())
@@ -163,7 +163,7 @@ def _remeasured(
     from ncclt.nccl.upgrade import choice, policy_change
     from ncclt.user_dirs import recorded_tables
 
-    study, place = store.study(found.study), found.fingerprint
+    study, place = store.studies.get(found.study), found.fingerprint
     there = study.cluster.sized(nccl_version=str(after))
     sent = study.workload.messages
     moved = sum(

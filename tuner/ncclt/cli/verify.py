@@ -176,11 +176,11 @@ def compare(
         except InterruptedComparisonError as error:
             done = error.done if earlier is not None else None
             if done is not None:
-                store.add_verification(done)
+                store.records.add_verification(done)
             kept = f"the {len(done.launches)} of whole blocks are stored" if done else "nothing was stored"
             say(f"ncclt: interrupted: the running launch was ended, {kept}")
             raise typer.Exit(EXIT_INTERRUPTED) from None
-        store.add_verification(verification)
+        store.records.add_verification(verification)
     return verification
 
 
@@ -204,7 +204,7 @@ def _recommendation(model: str, target: Target, storage: str | None, *, id: str 
 
     if id:
         with open_to_read(storage) as store:
-            return store.recommendation(id)
+            return store.recommendations.get(id)
     if not model or not target.cluster:
         raise UsageError(
             "give --model NAME and --cluster NAME, whose recommendation is verified",

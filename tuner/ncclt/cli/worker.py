@@ -49,7 +49,7 @@ def worker(
     if not 1 <= at_once <= _MOST_AT_ONCE:
         raise UsageError(f"--at-once must be 1 to {_MOST_AT_ONCE}, not {at_once}")
     with open_store(storage) as store:
-        store.cluster(cluster)
+        store.clusters.get(cluster)
         serving = JobWorker(
             store, WorkerPlan(cluster=cluster, at_once=at_once, arguments=tuple(arguments or ()), say=say)
         )

@@ -115,7 +115,7 @@ def issue_from_store(url: str | None, answer: Given, job: str) -> dict[str, str]
     if answer.rollout:
         try:
             with open_store(url, migrate=False) as store:
-                store.add_job_starts([start_of(answer, job, issued_s=ticket.issued_s)])
+                store.revisions.add_job_starts([start_of(answer, job, issued_s=ticket.issued_s)])
         except StoreError:
             return {}
     return {"ticket": sign_ticket(ticket, ticket_secret(url))}

@@ -17,9 +17,9 @@ from ncclt.user_dirs import recorded_tables
 
 
 class Clusters(Port):
-    """Knows clusters by name, as a `Store` does."""
+    """Catalogue of clusters, as that of a store."""
 
-    def cluster(self, name: str) -> Cluster:
+    def get(self, name: str) -> Cluster:
         """Return the cluster of this name.
 
         Raises:
@@ -36,7 +36,7 @@ def chosen_cluster(target: Target, clusters: Clusters) -> Cluster:
     """
     if target.cluster is None and not target.is_simulated:
         return cluster_here(target)
-    return clusters.cluster(target.cluster or DEFAULT_CLUSTER).sized(
+    return clusters.get(target.cluster or DEFAULT_CLUSTER).sized(
         nodes=target.nodes, gpus_per_node=target.gpus_per_node, nccl_version=target.nccl_version
     )
 
@@ -55,7 +55,7 @@ def open_testbed(
 
     Args:
         target: resolved.
-        clusters: the open store.
+        clusters: the catalogue.
         workload: what will be measured.
         environ: the process environment.
         seed: of simulated noise.
@@ -72,7 +72,7 @@ def open_testbed(
         return replayed.forcing(workload.collectives, target.through)
     if target.is_replayed:
         assert target.cluster is not None
-        found = clusters.cluster(target.cluster).as_recorded(
+        found = clusters.get(target.cluster).as_recorded(
             nodes=target.nodes, gpus_per_node=target.gpus_per_node, nccl_version=target.nccl_version, why=target.reason
         )
         replayed = replayed_testbed(recorded_tables()[found.name], seed=seed, reason=target.reason)

@@ -181,7 +181,7 @@ def last_comparison(
     store: Store, recommendation: Recommendation, argv: Sequence[str], how: Comparison
 ) -> Verification | None:
     """Return the newest stored comparison of a job with this recommendation, made in the same way; None = none."""
-    for found in store.verifications(recommendation=recommendation.id):
+    for found in store.records.verifications(recommendation=recommendation.id):
         made = (found.argv, found.base_argv, found.warmup, found.steps, found.verdict.min_effect)
         if made == (words_without_secrets(argv), (), how.warmup, how.steps, how.min_effect):
             return found

@@ -195,7 +195,7 @@ class TuneContext:
     def result(self, *, stop: str, left: bool = False) -> TuneResult:
         """Return the result of a run that ends without a verdict."""
         return TuneResult(
-            study=self.store.study(self.study.id),
+            study=self.store.studies.get(self.study.id),
             trials=tuple(self.trial_log.trials()),
             resumed=self.resumed,
             stop=stop,
@@ -238,7 +238,7 @@ def tune(
     space = space_of(testbed, workload, request.budget.process_wide)
     if left_out(testbed, workload, request.budget.process_wide):
         notes += (search_words(testbed, workload, request.budget.process_wide),)
-    study = store.open_study(study_of(request, testbed, workload))
+    study = store.studies.open(study_of(request, testbed, workload))
     if study.printed_costs is not None:
         notes += (study.printed_costs.note(study.cluster),)
     if not request.budget.more and (published := _find_published(request, store, study)) is not None:
@@ -267,13 +267,13 @@ def tune(
             why = interrupted()
             if end.interrupted or why or proof is None:
                 stop = why or end.reason
-                store.set_state(study.id, StudyState.INTERRUPTED, stop)
+                store.studies.set_state(study.id, StudyState.INTERRUPTED, stop)
                 return context.result(stop=stop)
             return _publish(context, *proof, end)
         except StudyStoppedError as error:
             # Without this the study would be shown as running; with other workers it still is.
             if trial_log.is_alone():
-                store.set_state(study.id, StudyState.INTERRUPTED, error.message)
+                store.studies.set_state(study.id, StudyState.INTERRUPTED, error.message)
             raise
 
 
@@ -286,7 +286,7 @@ def _search(context: TuneContext) -> SearchEnd:
     if default := stored_default(trial_log):
         testbed.calibrate(default.result.wall_s, {m.message: m.time_us for m in default.result.measurements})
     context.watcher.opened(context.study, context.resumed)
-    context.store.set_state(context.study.id, StudyState.RUNNING, "")
+    context.store.studies.set_state(context.study.id, StudyState.RUNNING, "")
     with _proposer(context) as proposer, testbed.awake():
         return search(
             testbed.searching,
@@ -359,7 +359,7 @@ def _publish(context: TuneContext, times: Times, found: Candidates, end: SearchE
     """Judge the proof, publish what it says, and end the study."""
     store, workload, study = context.store, context.workload, context.study
     trials = tuple(context.trial_log.trials())
-    earlier = store.recommendations(study=study.id)
+    earlier = store.recommendations.find(study=study.id)
     coverage = measure_coverage(
         context.space.anchors(),
         trials,
@@ -390,9 +390,9 @@ def _publish(context: TuneContext, times: Times, found: Candidates, end: SearchE
     )
     # The same trials prove nothing new: a stale recommendation stays stale.
     same = [r for r in earlier if r.id == recommendation.id]
-    recommendation = same[0] if same else store.publish(recommendation)
+    recommendation = same[0] if same else store.revisions.publish(recommendation)
     record_verdict(store.optuna_url, study, recommendation.table.verdict)
-    store.set_state(study.id, StudyState.DONE, end.reason)
+    store.studies.set_state(study.id, StudyState.DONE, end.reason)
     result = context.result(stop=end.reason)
     return replace(
         result,
@@ -438,7 +438,7 @@ def find_finished(request: TuneRequest, testbed: Testbed, store: Store) -> TuneR
     """
     workload, notes = testbed.cut(request.workload)
     cluster = testbed.runner.cluster
-    for summary in store.studies(limit=500, cluster=cluster.name, model=workload.name).items:
+    for summary in store.studies.page(limit=500, cluster=cluster.name, model=workload.name).items:
         study = summary.study
         same = study_of(request, testbed, workload, cluster=replace(cluster, driver=study.cluster.driver))
         if same.id == study.id and not request.budget.more:
@@ -454,14 +454,14 @@ def _find_published(request: TuneRequest, store: Store, study: Study) -> Recomme
     What else could differ makes another study, or is refused when the study is opened: workload as it is measured,
     cluster with its driver, parameters, seed, cost tables, and how trials run.
     """
-    newest = next(iter(store.recommendations(study=study.id)), None)
+    newest = next(iter(store.recommendations.find(study=study.id)), None)
     if study.state is not StudyState.DONE or newest is None:
         return None
     verdict = newest.table.verdict
     same_source = newest.source_digest == request.workload.digest()
     undecided, enough = verdict.decision is Decision.UNDECIDED, newest.is_searched_enough
     more_blocks = undecided and verdict.blocks < request.budget.blocks and (verdict.blocks > 0 or enough)
-    launched = sum(t.phase is Phase.SEARCH for t in store.trials(study.id)) if undecided and not enough else 0
+    launched = sum(t.phase is Phase.SEARCH for t in store.trials.find(study.id)) if undecided and not enough else 0
     more_trials = undecided and not enough and launched < request.budget.trials
     unproven = request.budget.prove_variables and newest.variables is None
     as_asked = same_source and verdict.min_effect == communication_effect(study.workload, request.budget.min_effect)
@@ -470,7 +470,7 @@ def _find_published(request: TuneRequest, store: Store, study: Study) -> Recomme
 
 def _load_finished(store: Store, study: Study, published: Recommendation, notes: tuple[str, ...]) -> TuneResult:
     """Return the result of a finished study from what is stored."""
-    trials = store.trials(study.id)
+    trials = store.trials.find(study.id)
     if published.stale:
         notes += (f"this result is stale and not served: {published.stale}",)
     return TuneResult(

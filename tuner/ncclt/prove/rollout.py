@@ -131,8 +131,8 @@ def judge_roll_out(
 
 def judge_stored(store: Store, rollout: RollOut) -> RollOutVerdict:
     """Return what the jobs of a stored roll-out show now."""
-    starts = store.job_starts(rollout.id)
-    return judge_roll_out(rollout, store.job_times(rollout.id), starts, now_s=clocks.time())
+    starts = store.revisions.job_starts(rollout.id)
+    return judge_roll_out(rollout, store.revisions.job_times(rollout.id), starts, now_s=clocks.time())
 
 
 def find_grace(times: Sequence[JobTime]) -> float:
@@ -235,7 +235,7 @@ def report_job_time(
         StoreError: the store cannot be written.
     """
     now_s = clocks.time() if now_s is None else now_s
-    found = store.rollout(rollout)
+    found = store.revisions.rollout(rollout)
     started = read_ticket(ticket, store.ticket_secret(), now_s=now_s)
     started.require_job(job)
     given = found.given(job)
@@ -258,14 +258,16 @@ def report_job_time(
     started.require_time_for(steps=steps, step_us=step_us, now_s=now_s)
     if found.is_open:
         start = JobStart(rollout=rollout, job=job, recommendation=recommendation, issued_s=started.issued_s)
-        store.add_job_starts([start])
-        store.add_job_time(time)
-    times = store.job_times(rollout)
-    verdict = judge_roll_out(found, times, store.job_starts(rollout), now_s=now_s)
+        store.revisions.add_job_starts([start])
+        store.revisions.add_job_time(time)
+    times = store.revisions.job_times(rollout)
+    verdict = judge_roll_out(found, times, store.revisions.job_starts(rollout), now_s=now_s)
     wins = found.state is RollOutState.RUNNING and verdict.state is RollOutState.WON
     if wins or (found.is_open and verdict.state is RollOutState.LOST):
         senders = f"{_said_number(times, 'who', 'key')} and {_said_number(times, 'address', 'address')}"
-        store.end_rollout(rollout, verdict.state, f"{verdict.reason}; reported by {senders}", Actor(who=GUARD))
+        store.revisions.end_rollout(
+            rollout, verdict.state, f"{verdict.reason}; reported by {senders}", Actor(who=GUARD)
+        )
     if found.state is RollOutState.WON and verdict.state is RollOutState.RUNNING:
         return replace(verdict, state=RollOutState.WON)  # until a person decides, or a loss is proven
     return verdict

@@ -186,7 +186,7 @@ def published(url: str | None, *, cluster: str, model: str) -> tuple[Recommendat
     if location.path is not None:
         return read_published(location, cluster=cluster, model=model)
     with open_to_read(location.url) as store:
-        return store.newest(cluster=cluster, model=model)
+        return store.recommendations.newest(cluster=cluster, model=model)
 
 
 def rolled_out(url: str | None, *, cluster: str, model: str) -> tuple[tuple[RollOut, Recommendation], ...]:
@@ -199,7 +199,7 @@ def rolled_out(url: str | None, *, cluster: str, model: str) -> tuple[tuple[Roll
     if location.path is not None:
         return read_rollouts(location, cluster=cluster, model=model)
     with open_to_read(location.url) as store:
-        return store.served_rollouts(cluster=cluster, model=model)
+        return store.recommendations.rolled_out(cluster=cluster, model=model)
 
 
 def rules_of(url: str | None, *, cluster: str) -> ClusterRules:
@@ -212,7 +212,7 @@ def rules_of(url: str | None, *, cluster: str) -> ClusterRules:
     if location.path is not None:
         return read_rules(location, cluster)
     with open_to_read(location.url) as store:
-        return store.rules(cluster)
+        return store.revisions.rules(cluster)
 
 
 def ticket_secret(url: str | None) -> str:
@@ -240,9 +240,13 @@ def known_names(url: str | None) -> KnownNames:
     else:
         with open_to_read(location.url) as store:
             names = [
-                *(("cluster", entry.item.name) for entry in store.clusters()),
-                *(("workload", entry.item.name) for entry in store.workloads()),
-                *(pair for r in store.recommendations() for pair in (("cluster", r.cluster), ("workload", r.model))),
+                *(("cluster", entry.item.name) for entry in store.clusters.entries()),
+                *(("workload", entry.item.name) for entry in store.workloads.entries()),
+                *(
+                    pair
+                    for r in store.recommendations.find()
+                    for pair in (("cluster", r.cluster), ("workload", r.model))
+                ),
             ]
     return _with_shipped(names)
 

@@ -25,7 +25,7 @@ from ncclt.errors import InputError, StoreError, UsageError, reason
 from ncclt.store.database import Database
 from ncclt.store.location import Location, prepare_file
 from ncclt.store.migrate import migrate, migration
-from ncclt.store.revisions import HEAD, UNRELEASED
+from ncclt.store.schema import HEAD, UNRELEASED
 from ncclt.store.tables import metadata
 
 _FORMAT = 1

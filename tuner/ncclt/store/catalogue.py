@@ -1,11 +1,10 @@
-"""The workloads and clusters that can be named: what was shipped and what was added."""
+"""The catalogues of workloads and clusters: those that come with ncclt and those that were added."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Generic, TypeVar
 
 from sqlalchemy import Connection, Table, delete, insert, select
 
@@ -13,78 +12,120 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.workload import Workload
 from ncclt.errors import UsageError
 from ncclt.store.documents import stored, to_text
+from ncclt.store.failures import repeatable
 from ncclt.store.names import unknown_name
+from ncclt.store.part import StorePart
+from ncclt.store.recommendations import note_change
+from ncclt.store.revisions import noting_stale
 from ncclt.store.shipped import CatalogueEntry
 from ncclt.store.tables import clusters, workloads
 
 Entry = TypeVar("Entry", Workload, Cluster)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Catalogue(Generic[Entry]):
-    """One kind of thing that can be named.
+class Catalogue(StorePart, Generic[Entry]):
+    """Named workloads or clusters."""
 
-    Attributes:
-        kind: its word in messages.
-        table: where added ones are kept.
-        record: what a document of it becomes.
-    """
+    kind: ClassVar[str]
+    """The word for one in messages."""
 
-    kind: str
-    table: Table
-    record: type[Entry]
+    _table: ClassVar[Table]
+    _record: type[Entry]
 
-    def entries(self, connection: Connection, shipped: Mapping[str, Entry]) -> tuple[CatalogueEntry[Entry], ...]:
-        """Return every entry by name; a shipped one hides an added one of the same name (after an update of ncclt)."""
-        found = {name: CatalogueEntry(item=item, shipped=True) for name, item in shipped.items()}
-        for name, text in connection.execute(select(self.table.c.name, self.table.c.document)):
-            if name not in found:
-                found[name] = CatalogueEntry(item=self._read(name, text), shipped=False)
-        return tuple(found[name] for name in sorted(found))
+    @property
+    def _came_with(self) -> Mapping[str, Entry]:
+        raise NotImplementedError
 
-    def entry(self, connection: Connection, shipped: Mapping[str, Entry], name: str) -> Entry:
+    @repeatable
+    def entries(self) -> tuple[CatalogueEntry[Entry], ...]:
+        """Return every entry by name; a shipped one hides an added one of the same name (after an update of ncclt).
+
+        Raises:
+            InputError: a shipped file is broken.
+        """
+        found = {name: CatalogueEntry(item=item, shipped=True) for name, item in self._came_with.items()}
+        with self._database.reading() as connection:
+            for name, text in connection.execute(select(self._table.c.name, self._table.c.document)):
+                if name not in found:
+                    found[name] = CatalogueEntry(item=self._read(name, text), shipped=False)
+        return tuple(found[name] for name in sorted(found) if self._is_shown(name))
+
+    @repeatable
+    def get(self, name: str) -> Entry:
         """Return one entry.
 
         Raises:
-            NotFoundError: no entry has this name; the hint gives close ones.
+            NotFoundError: the name is unknown; the hint gives close ones.
         """
+        shipped: Mapping[str, Entry] = self._came_with
+        if not self._is_shown(name):
+            raise unknown_name(self.kind, name, self._scope)
         if name in shipped:
             return shipped[name]
-        text = connection.execute(select(self.table.c.document).where(self.table.c.name == name)).scalar()
-        if text is not None:
-            return self._read(name, text)
-        names = [*shipped, *connection.execute(select(self.table.c.name)).scalars()]
-        raise unknown_name(self.kind, name, names)
+        with self._database.reading() as connection:
+            text = connection.execute(select(self._table.c.document).where(self._table.c.name == name)).scalar()
+            if text is not None:
+                return self._read(name, text)
+            added: Sequence[str] = connection.execute(select(self._table.c.name)).scalars().all()
+        raise unknown_name(self.kind, name, [one for one in (*shipped, *added) if self._is_shown(one)])
 
-    def add(self, connection: Connection, shipped: Mapping[str, Entry], entry: Entry, *, replace: bool) -> None:
-        """Keep an entry.
-
-        Raises:
-            UsageError: one of this name is shipped, or was added and is not to be replaced.
-        """
-        name = entry.name
-        if name in shipped:
-            raise UsageError(f"the {self.kind} {name!r} is shipped with ncclt, or imported", hint="choose another name")
-        if replace:
-            connection.execute(delete(self.table).where(self.table.c.name == name))
-        elif connection.execute(select(self.table.c.name).where(self.table.c.name == name)).first():
-            raise UsageError(f"there is a {self.kind} {name!r} already", hint="choose another name, or add --replace")
-        connection.execute(insert(self.table).values(name=name, document=to_text(entry.to_document())))
+    def _is_shown(self, name: str) -> bool:
+        return self.kind != "cluster" or self._is_visible(name)
 
     def _read(self, name: str, text: str) -> Entry:
         with stored(f"the {self.kind} {name!r}"):
-            return self.record.from_document(json.loads(text))
+            return self._record.from_document(json.loads(text))
+
+    def _add(self, connection: Connection, entry: Entry, *, replace: bool) -> None:
+        name = entry.name
+        if name in self._came_with:
+            raise UsageError(f"the {self.kind} {name!r} is shipped with ncclt, or imported", hint="choose another name")
+        if replace:
+            connection.execute(delete(self._table).where(self._table.c.name == name))
+        elif connection.execute(select(self._table.c.name).where(self._table.c.name == name)).first():
+            raise UsageError(f"there is a {self.kind} {name!r} already", hint="choose another name, or add --replace")
+        connection.execute(insert(self._table).values(name=name, document=to_text(entry.to_document())))
 
 
-WORKLOADS: Catalogue[Workload] = Catalogue(kind="workload", table=workloads, record=Workload)
-CLUSTERS: Catalogue[Cluster] = Catalogue(kind="cluster", table=clusters, record=Cluster)
+class Workloads(Catalogue[Workload]):
+    """The workloads; they belong to no cluster, so everybody sees all."""
+
+    kind = "workload"
+    _table = workloads
+    _record = Workload
+
+    @property
+    def _came_with(self) -> Mapping[str, Workload]:
+        return self._shipped.workloads
+
+    def add(self, workload: Workload, *, replace: bool = False) -> None:
+        """Store a workload under its name.
+
+        Raises:
+            UsageError: one of this name is shipped, or was added before and `replace` is not set.
+        """
+        with self._database.alone() as connection:
+            with noting_stale(connection, self._shipped, self._clock(), model=workload.name):
+                self._add(connection, workload, replace=replace)
+            note_change(connection, model=workload.name)
 
 
-def added_clusters(connection: Connection, names: Collection[str]) -> dict[str, Cluster]:
-    """Return those of some clusters that were added to the store, by name; shipped ones never change."""
-    query = select(clusters.c.name, clusters.c.document).where(clusters.c.name.in_(sorted(names)))
-    found = {}
-    for name, text in connection.execute(query):
-        with stored(f"the cluster {name!r}"):
-            found[name] = Cluster.from_document(json.loads(text))
-    return found
+class Clusters(Catalogue[Cluster]):
+    """The clusters."""
+
+    kind = "cluster"
+    _table = clusters
+    _record = Cluster
+
+    @property
+    def _came_with(self) -> Mapping[str, Cluster]:
+        return self._shipped.clusters
+
+    def add(self, cluster: Cluster, *, replace: bool = False) -> None:
+        """Store a cluster under its name; UsageError as for a workload."""
+        self._require_visible(cluster.name)
+        with (
+            self._database.alone() as connection,
+            noting_stale(connection, self._shipped, self._clock(), cluster=cluster.name),
+        ):
+            self._add(connection, cluster, replace=replace)

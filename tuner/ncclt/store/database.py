@@ -14,7 +14,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from ncclt.errors import StoreError, UsageError
 from ncclt.store.failures import translated
 from ncclt.store.location import BUSY_TIMEOUT_S, URL_HINT, Location, locate
-from ncclt.store.revisions import OPTUNA_SCHEMA, POSTGRESQL_SCHEMA
+from ncclt.store.schema import OPTUNA_SCHEMA, POSTGRESQL_SCHEMA
 from ncclt.store.tables import workloads
 
 CONNECT_TIMEOUT_S = 5
@@ -32,10 +32,12 @@ class Database:
     Attributes:
         shown: the URL for messages, without password.
         schema: of our tables, None on SQLite.
+        is_patient: repeat what may be repeated when PostgreSQL was away for some seconds.
     """
 
-    def __init__(self, location: Location, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> None:
+    def __init__(self, location: Location, *, busy_timeout_s: float = BUSY_TIMEOUT_S, is_patient: bool = True) -> None:
         self.location = location
+        self.is_patient = is_patient
         if location.path is not None:
             self.shown = str(location.path)
             self.schema = None

@@ -351,9 +351,9 @@ def submit_stale(
         NotFoundError: the cluster is unknown.
         StoreError: store or queue cannot be used.
     """
-    stale = store.stale_recommendations(cluster=cluster)
+    stale = store.recommendations.stale(cluster=cluster)
     if cluster is not None and not stale:
-        store.cluster(cluster)
+        store.clusters.get(cluster)
     unfinished = [
         status
         for state in (JobState.QUEUED, JobState.RUNNING)
@@ -387,12 +387,12 @@ def _submit_stale(
     }
     made = StaleJob(recommendation=recommendation.id, stale=recommendation.stale, **shape)
     try:
-        place = store.cluster(recommendation.cluster)
+        place = store.clusters.get(recommendation.cluster)
         for status in unfinished:
             if _tunes(status.job, made, place):
                 return replace(made, status=status)
         job = replace(limits, **shape, id=_free_id(queue, recommendation.id), created=now)
-        submitted, is_new = queue.submit(store.checked_job(job, again=True))
+        submitted, is_new = queue.submit(store.jobs.check(job, again=True))
     except StoreError:
         raise
     except NccltError as error:

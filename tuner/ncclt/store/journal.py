@@ -45,7 +45,7 @@ class StudyTrialLog:
 
     def __enter__(self) -> StudyTrialLog:
         """Join the workers of the study."""
-        self._store.enter(self._study.id, self._worker)
+        self._store.leases.enter(self._study.id, self._worker)
         self._heart.start()
         self.refresh()
         return self
@@ -55,7 +55,7 @@ class StudyTrialLog:
         self._left.set()
         self._heart.join()
         try:
-            self._store.leave(self._study.id, self._worker)
+            self._store.leases.leave(self._study.id, self._worker)
         except StoreError:
             # The error already reports that the store failed; others see that this process has ended.
             if error is None:
@@ -69,8 +69,8 @@ class StudyTrialLog:
         """Read the trials that other workers added, and return what all workers are launching now."""
         with self._lock:
             # Running ones first: a trial that ends in between is seen twice rather than not at all.
-            self._running = tuple(claim for _, claim in self._store.running(self._study.id))
-            for trial in self._store.new_trials(self._study.id, self._known):
+            self._running = tuple(claim for _, claim in self._store.leases.running(self._study.id))
+            for trial in self._store.trials.find(self._study.id, without=self._known):
                 self._remember(trial)
             self._running = tuple(claim for claim in self._running if claim.number not in self._known)
             return self._running
@@ -85,7 +85,7 @@ class StudyTrialLog:
         """
         with self._lock:
             known = Counter([*(t.setting for t in self._trials), *(c.setting for c in self._running)])
-            return self._store.claim(
+            return self._store.leases.claim(
                 self._study.id, setting, phase=phase, repeat=known[setting], worker=self._worker, most=most
             )
 
@@ -93,17 +93,17 @@ class StudyTrialLog:
         """Store a claimed trial with the current time, unless it has one, and return it as stored."""
         with self._lock:
             dated = replace(trial, started=trial.started or self._now())
-            kept = self._store.add_trial(self._study.id, dated, worker=self._worker)
+            kept = self._store.trials.add(self._study.id, dated, worker=self._worker)
             self._remember(kept)
             return kept
 
     def is_alone(self) -> bool:
         """Return whether no other process works on the study."""
-        return self._store.workers(self._study.id) == (self._worker,)
+        return self._store.leases.workers(self._study.id) == (self._worker,)
 
     def may_end(self) -> bool:
         """Claim the end of the study, its confirmation and proof; return whether it is ours."""
-        return self._store.acquire(self._study.id, _END, self._worker)
+        return self._store.leases.acquire(self._study.id, _END, self._worker)
 
     def _remember(self, trial: Trial) -> None:
         self._known.add(trial.number)
@@ -112,7 +112,7 @@ class StudyTrialLog:
     def _beat(self) -> None:
         while not self._left.wait(self._renew_s):
             try:
-                self._store.renew(self._study.id, self._worker)
+                self._store.leases.renew(self._study.id, self._worker)
             except StoreError:
                 # The store may come back; if not, storing the next trial fails with the reason.
                 continue

@@ -9,20 +9,17 @@ from sqlalchemy import Connection, insert, select, update
 
 from ncclt.core.api_key import ApiKey
 from ncclt.errors import NotFoundError
-from ncclt.store.database import Database
 from ncclt.store.documents import stored, to_text
 from ncclt.store.failures import repeatable
+from ncclt.store.part import StorePart
 from ncclt.store.tables import keys
 
 
-class Keys:
-    """The part of a store that keeps keys; see `Store`."""
-
-    _database: Database
-    is_patient: bool
+class Keys(StorePart):
+    """The keys of the service."""
 
     @repeatable
-    def add_key(self, key: ApiKey, *, digest: str) -> None:
+    def add(self, key: ApiKey, *, digest: str) -> None:
         """Store a key under the hash of its secret, once; StoreError if another one has its id."""
         with self._database.alone(conflict=f"the key {key.id} is already stored") as connection:
             row = {"id": key.id, "digest": digest, "document": to_text(key.to_document())}
@@ -31,14 +28,14 @@ class Keys:
                 connection.execute(insert(keys).values(**row))
 
     @repeatable
-    def keys(self) -> dict[str, ApiKey]:
+    def find(self) -> dict[str, ApiKey]:
         """Return every key by the hash of its secret, oldest first."""
         with self._database.reading() as connection:
             rows = connection.execute(select(keys).order_by(keys.c.sequence)).all()
         return {row.digest: _read(row.id, row.document) for row in rows}
 
     @repeatable
-    def revoke_key(self, id: str, *, now: str) -> ApiKey:
+    def revoke(self, id: str, *, now: str) -> ApiKey:
         """Revoke a key, from `now` on, and return it; one that was revoked before stays as it is.
 
         Raises:

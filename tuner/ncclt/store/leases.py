@@ -10,18 +10,20 @@ import json
 import os
 import socket
 import uuid
+from collections.abc import Collection
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Row, and_, delete, func, insert, not_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, and_, delete, func, insert, not_, select, update
 
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Claim, Phase, StudyState
 from ncclt.core.trial import Outcome
-from ncclt.store.database import Database, now_s
+from ncclt.store.database import now_s
 from ncclt.store.documents import to_text
 from ncclt.store.failures import repeatable
+from ncclt.store.part import StorePart
 from ncclt.store.tables import leases, studies, trials
 
 RENEW_S = 15.0
@@ -70,11 +72,8 @@ def is_dead(worker: str, renewed_s: float, now_s: float) -> bool:
     return abs(now_s - renewed_s) > SILENT_S
 
 
-class Leases:
-    """The part of a store that keeps what the workers of a study do; see `Store`."""
-
-    _database: Database
-    is_patient: bool
+class Leases(StorePart):
+    """The leases of the workers of studies."""
 
     @repeatable
     def enter(self, study_id: str, worker: str) -> None:
@@ -153,6 +152,16 @@ class Leases:
             claim = Claim(number=_next_number(connection, study_id), setting=setting, repeat=repeat, phase=phase)
             _insert(connection, study_id, f"{_TRIAL}{claim.number}", worker=worker, document=_document(claim, token))
             return claim
+
+
+def is_running(dead: Collection[str]) -> ColumnElement[bool]:
+    """Return the condition of a running study.
+
+    Args:
+        dead: ids of those that are running by their state alone, as of `abandoned`.
+    """
+    running = studies.c.state == StudyState.RUNNING.value
+    return and_(running, studies.c.id.not_in(dead)) if dead else running  # without ids the index is enough
 
 
 def abandoned(connection: Connection) -> frozenset[str]:

@@ -10,7 +10,7 @@ from sqlalchemy.schema import CreateSchema
 
 from ncclt.errors import StoreError
 from ncclt.store.database import Database
-from ncclt.store.revisions import HEAD, OPTUNA_SCHEMA, POSTGRESQL_SCHEMA, VERSION_QUERY, known_revision
+from ncclt.store.schema import HEAD, OPTUNA_SCHEMA, POSTGRESQL_SCHEMA, VERSION_QUERY, known_revision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

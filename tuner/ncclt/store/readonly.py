@@ -17,7 +17,7 @@ from ncclt.core.recommendation import Recommendation, changed_cluster, replaced_
 from ncclt.errors import StoreError, UsageError
 from ncclt.store.documents import stored
 from ncclt.store.location import BUSY_TIMEOUT_S, Location, no_store
-from ncclt.store.revisions import VERSION_QUERY, known_revision
+from ncclt.store.schema import VERSION_QUERY, known_revision
 
 if TYPE_CHECKING:
     from ncclt.core.revision import ClusterRules
@@ -56,7 +56,7 @@ _RECOVERY_NEEDED = (sqlite3.SQLITE_READONLY_ROLLBACK, sqlite3.SQLITE_READONLY_RE
 def read_published(location: Location, *, cluster: str, model: str) -> tuple[Recommendation, ...]:
     """Return what `select` chooses from for a model on a cluster, newest first; empty where the user has no store yet.
 
-    As of `Store.newest`.
+    As of `Recommendations.newest`.
 
     Raises:
         StoreError: the named file does not exist or cannot be read, or has another program's schema.
@@ -72,7 +72,7 @@ def read_published(location: Location, *, cluster: str, model: str) -> tuple[Rec
 def read_rollouts(location: Location, *, cluster: str, model: str) -> tuple[tuple[RollOut, Recommendation], ...]:
     """Return the open roll-outs of a pair, each with the revision that is rolled out.
 
-    As of `Store.served_rollouts`.
+    As of `Recommendations.rolled_out`.
 
     Raises:
         StoreError: as for `read_published`.
@@ -93,7 +93,7 @@ def read_rollouts(location: Location, *, cluster: str, model: str) -> tuple[tupl
 
 
 def read_rules(location: Location, cluster: str) -> ClusterRules:
-    """Return the rules of a cluster, as of `Store.rules`.
+    """Return the rules of a cluster, as of `Revisions.rules`.
 
     Raises:
         StoreError: as for `read_published`.

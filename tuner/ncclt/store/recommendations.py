@@ -1,19 +1,33 @@
-"""Recommendations as rows: publishing assigns the revision."""
+"""Published recommendations: those that jobs can be given, and overviews of all."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, union_all
+from sqlalchemy import ColumnElement, Connection, Select, case, delete, func, insert, select, union_all
 
 from ncclt.core.recommendation import Recommendation
 from ncclt.core.revision import RevisionState
 from ncclt.core.rollout import OPEN_STATES, RollOut
-from ncclt.store.documents import stored, to_text
+from ncclt.core.trial import TimesOrigin
+from ncclt.store.documents import stored
+from ncclt.store.failures import repeatable
+from ncclt.store.leases import abandoned, is_running
 from ncclt.store.names import unknown_recommendation
-from ncclt.store.tables import Names, changes, is_named, recommendations, rollouts
+from ncclt.store.part import StorePart
+from ncclt.store.staleness import with_staleness
+from ncclt.store.tables import Names, changes, is_named, recommendations, rollouts, studies
+
+_MOST_NAMED = 500
+"""Values in one query: PostgreSQL plans long lists slowly."""
+
+_PREFERRED = (TimesOrigin.MEASURED, TimesOrigin.RECORDED, TimesOrigin.SIMULATED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,43 +43,249 @@ class Changes:
     pairs: frozenset[tuple[str, str]]
 
 
-def find_equal(connection: Connection, recommendation: Recommendation) -> Recommendation | None:
-    """Return an equal recommendation as it was stored; None where there is none of this id, or a different one."""
-    table = recommendations.c
-    held = connection.execute(select(table.document).where(table.id == recommendation.id)).scalar()
-    if held is None:
-        return None
-    there = read_recommendation(recommendation.id, held)
-    same = replace(recommendation, revision=there.revision, created=recommendation.created or there.created)
-    return there if there == same else None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """What is known of one workload on one cluster.
+
+    Attributes:
+        cluster, model: names.
+        recommendation: the newest revision of the best origin, as a job would get it; None = none was published.
+        shapes: fingerprints with a revision: other sizes of the job or releases of NCCL.
+        running: studies that are running now.
+    """
+
+    cluster: str
+    model: str
+    recommendation: Recommendation | None
+    shapes: int
+    running: int
 
 
-def publish(connection: Connection, recommendation: Recommendation, *, now: str) -> Recommendation:
-    """Store a candidate under the next revision of its cluster, model and fingerprint; run it alone."""
-    table = recommendations.c
-    fingerprint = recommendation.fingerprint.digest()
-    alike = (table.cluster == recommendation.cluster, table.model == recommendation.model)
-    newest = connection.execute(
-        select(func.max(table.revision)).where(*alike, table.fingerprint == fingerprint)
-    ).scalar()
-    numbered = replace(recommendation, revision=(newest or 0) + 1, created=recommendation.created or now)
-    connection.execute(
-        insert(recommendations).values(
-            id=numbered.id,
-            revision=numbered.revision,
-            study=numbered.study,
-            cluster=numbered.cluster,
-            model=numbered.model,
-            fingerprint=fingerprint,
-            created=numbered.created,
-            document=to_text(numbered.to_document()),
-            origin=numbered.origin.value,
-            state=RevisionState.CANDIDATE.value,
-            pinned=False,
-            unverified=False,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Era:
+    """The revisions of a cluster under one fingerprint.
+
+    Attributes:
+        fingerprint: its digest.
+        revisions: how many were published.
+        first, last: ISO times of the oldest and of the newest.
+    """
+
+    fingerprint: str
+    revisions: int
+    first: str
+    last: str
+
+
+class Recommendations(StorePart):
+    """The published recommendations, each with the reason why it is stale, if it is."""
+
+    @repeatable
+    def get(self, id: str) -> Recommendation:
+        """Return one published revision.
+
+        Raises:
+            NotFoundError: no recommendation has this id.
+        """
+        with self._database.reading() as connection:
+            found = get_recommendation(connection, id)
+            if not self._is_visible(found.cluster):
+                raise unknown_recommendation(id)
+            return with_staleness(connection, (found,), self._shipped)[0]
+
+    @repeatable
+    def find(
+        self, *, cluster: Names = None, model: str | None = None, study: str | None = None
+    ) -> tuple[Recommendation, ...]:
+        """Return recommendations, newest first.
+
+        Args:
+            cluster, model: names; None = any.
+            study: id of a study; None = any.
+        """
+        table = recommendations.c
+        where = (
+            *is_named(table.cluster, self._within(cluster)),
+            *is_named(table.model, model),
+            *is_named(table.study, study),
         )
-    )
-    return numbered
+        query = select(table.id, table.document).where(*where).order_by(table.sequence.desc())
+        with self._database.reading() as connection:
+            found = [read_recommendation(row.id, row.document) for row in connection.execute(query)]
+            return with_staleness(connection, found, self._shipped)
+
+    @repeatable
+    def newest(self, *, cluster: str, model: str) -> tuple[Recommendation, ...]:
+        """Return the active recommendation of each fingerprint and origin, newest first; for `select`.
+
+        Where none is active, the one that is rolled out to a share of the jobs; `ncclt.deliver.variant` decides which
+        of them a job gets.
+        """
+        if not self._is_visible(cluster):
+            return ()
+        table = recommendations.c
+        of = (table.cluster == cluster, table.model == model)
+        alone = (*_is_open_rollout(cluster, model), rollouts.c.control == "")
+        wanted = union_all(
+            select(table.sequence).where(*of, table.state == RevisionState.ACTIVE.value),
+            select(table.sequence).where(*of, table.id.in_(select(rollouts.c.recommendation).where(*alone))),
+        )
+        query = select(table.id, table.document).where(table.sequence.in_(wanted)).order_by(table.sequence.desc())
+        with self._database.reading() as connection:
+            found = [read_recommendation(row.id, row.document) for row in connection.execute(query)]
+            return with_staleness(connection, found, self._shipped)
+
+    @repeatable
+    def rolled_out(self, *, cluster: str, model: str) -> tuple[tuple[RollOut, Recommendation], ...]:
+        """Return the open roll-outs of a pair, each with the revision that is rolled out."""
+        if not self._is_visible(cluster):
+            return ()
+        joined = rollouts.join(recommendations, recommendations.c.id == rollouts.c.recommendation)
+        columns = (recommendations.c.id, recommendations.c.document, rollouts.c.document.label("rollout"))
+        query = select(*columns).select_from(joined).where(*_is_open_rollout(cluster, model))
+        with self._database.reading() as connection:
+            found, running = [], []
+            for row in connection.execute(query):
+                with stored(f"a roll-out of {row.id}"):
+                    running.append(RollOut.from_document(json.loads(row.rollout)))
+                found.append(read_recommendation(row.id, row.document))
+            return tuple(zip(running, with_staleness(connection, found, self._shipped), strict=True))
+
+    @repeatable
+    def changes(self, since: int) -> Changes:
+        """Return the pairs whose answers changed since a number, 0 at first."""
+        with self._database.reading() as connection:
+            found = connection.execute(select(changes).where(changes.c.number > since)).all()
+        return Changes(
+            number=max((row.number for row in found), default=since),
+            pairs=frozenset((row.cluster, row.model) for row in found),
+        )
+
+    @repeatable
+    def stale(self, *, cluster: Names = None) -> tuple[Recommendation, ...]:
+        """Return the active revisions that are stale, newest first, but those that a newer revision replaces.
+
+        A newer revision for the same jobs, active or a candidate, that is not stale needs nothing but approval.
+
+        Args:
+            cluster: name; None = any.
+        """
+        table, states = recommendations.c, (RevisionState.ACTIVE.value, RevisionState.CANDIDATE.value)
+        query = select(table.id, table.document, table.state, table.origin).where(table.state.in_(states))
+        query = query.where(*is_named(table.cluster, self._within(cluster)))
+        with self._database.reading() as connection:
+            rows = connection.execute(query.order_by(table.sequence.desc())).all()
+            published = [read_recommendation(row.id, row.document) for row in rows]
+            fresh = with_staleness(connection, published, self._shipped)
+        found: list[Recommendation] = []
+        renewed: set[tuple[object, ...]] = set()
+        for row, one in zip(rows, fresh, strict=True):
+            measured = one.fingerprint
+            jobs = (
+                one.cluster,
+                one.model,
+                measured.nodes,
+                measured.gpus_per_node,
+                measured.nccl_version,
+                row.origin,
+            )
+            if one.stale and row.state == RevisionState.ACTIVE.value and jobs not in renewed:
+                found.append(one)
+            if not one.stale:
+                renewed.add(jobs)
+        return tuple(found)
+
+    @repeatable
+    def newest_each(self, *, cluster: Names = None, model: str | None = None) -> tuple[Recommendation, ...]:
+        """Return the newest revision of each cluster, workload, fingerprint and origin, newest first; None = any."""
+        with self._database.reading() as connection:
+            rows = connection.execute(newest_query(self._within(cluster), model))
+            return with_staleness(connection, _read_all(connection, [row[-1] for row in rows]), self._shipped)
+
+    @repeatable
+    def pairs(self, *, cluster: Names = None, model: str | None = None) -> tuple[Pair, ...]:
+        """Return every pair of cluster and workload with a recommendation or a running study, by names; None = any."""
+        cluster = self._within(cluster)
+        with self._database.reading() as connection:
+            found, shapes = self._preferred(connection, cluster, model)
+            running = running_query(cluster, model, dead=abandoned(connection))
+            counts = {(name, of): count for name, of, count in connection.execute(running)}
+        return tuple(
+            Pair(
+                cluster=pair[0],
+                model=pair[1],
+                recommendation=found.get(pair),
+                shapes=len(shapes.get(pair, ())),
+                running=counts.get(pair, 0),
+            )
+            for pair in sorted(found.keys() | counts.keys())
+        )
+
+    @repeatable
+    def preferred_before(
+        self, created: str, *, cluster: Names = None, model: str | None = None
+    ) -> dict[tuple[str, str], Recommendation]:
+        """Return the recommendation that `pairs` would have found at a time, ISO in UTC; with today's staleness."""
+        table = recommendations.c
+        with self._database.reading() as connection:
+            until = connection.execute(select(func.max(table.sequence)).where(table.created <= created)).scalar()
+            return self._preferred(connection, self._within(cluster), model, until or 0)[0]
+
+    def _preferred(
+        self, connection: Connection, cluster: Names, model: str | None, until: int | None = None
+    ) -> tuple[dict[tuple[str, str], Recommendation], dict[tuple[str, str], set[str]]]:
+        """Return the newest revision of the best origin of each pair, and the fingerprints of each."""
+        shapes: dict[tuple[str, str], set[str]] = defaultdict(set)
+        best: dict[tuple[str, str], tuple[int, int]] = {}
+        for name, of, fingerprint, origin, sequence in connection.execute(newest_query(cluster, model, until=until)):
+            shapes[name, of].add(fingerprint)
+            rank = (_PREFERRED.index(TimesOrigin(origin)), -sequence)
+            best[name, of] = min(best.get((name, of), rank), rank)
+        chosen = _read_all(connection, [-sequence for _, sequence in best.values()])
+        served = {(r.cluster, r.model): r for r in with_staleness(connection, chosen, self._shipped)}
+        return served, shapes
+
+    @repeatable
+    def eras(self, cluster: str) -> tuple[Era, ...]:
+        """Return the fingerprints under which something was published for a cluster, the newest first."""
+        if not self._is_visible(cluster):
+            return ()
+        table = recommendations.c
+        query = (
+            select(table.fingerprint, func.count(), func.min(table.created), func.max(table.created))
+            .where(table.cluster == cluster)
+            .group_by(table.fingerprint)
+            .order_by(func.max(table.sequence).desc())
+        )
+        with self._database.reading() as connection:
+            return tuple(
+                Era(fingerprint=fingerprint, revisions=revisions, first=first, last=last)
+                for fingerprint, revisions, first, last in connection.execute(query)
+            )
+
+
+def newest_query(cluster: Names = None, model: str | None = None, *, until: int | None = None) -> Select[Any]:
+    """Return the query for the newest revision of each cluster, workload, fingerprint and origin.
+
+    Args:
+        cluster, model: names; None = any.
+        until: the last number of arrival that counts; None = all do.
+    """
+    table = recommendations.c
+    place = (table.cluster, table.model, table.fingerprint, table.origin)
+    newest: ColumnElement[int] = func.max(table.sequence)
+    if until is None:  # what jobs are given; where that is nothing, what waits for it
+        newest = func.coalesce(func.max(case((table.state == RevisionState.ACTIVE.value, table.sequence))), newest)
+    query = select(*place, newest.label("sequence")).group_by(*place)
+    query = query.where(*is_named(table.cluster, cluster), *is_named(table.model, model))
+    return query if until is None else query.where(table.sequence <= until)
+
+
+def running_query(cluster: Names = None, model: str | None = None, *, dead: Collection[str] = ()) -> Select[Any]:
+    """Return the query for the number of running studies of each pair that has one."""
+    pair = (studies.c.cluster, studies.c.model)
+    query = select(*pair, func.count()).where(is_running(dead)).group_by(*pair)
+    return query.where(*is_named(studies.c.cluster, cluster), *is_named(studies.c.model, model))
 
 
 def note_change(connection: Connection, *, cluster: str = "", model: str) -> None:
@@ -75,56 +295,9 @@ def note_change(connection: Connection, *, cluster: str = "", model: str) -> Non
     connection.execute(insert(changes).values(cluster=cluster, model=model, number=last + 1))
 
 
-def changes_since(connection: Connection, number: int) -> Changes:
-    """Return what has changed after a number."""
-    found = connection.execute(select(changes).where(changes.c.number > number)).all()
-    return Changes(
-        number=max((row.number for row in found), default=number),
-        pairs=frozenset((row.cluster, row.model) for row in found),
-    )
-
-
-def find_newest(connection: Connection, *, cluster: str, model: str) -> tuple[Recommendation, ...]:
-    """Return what jobs can be given, newest first: of each fingerprint and origin the active revision.
-
-    Where there is none, the one that is rolled out to a share of the jobs.
-    """
-    table = recommendations.c
-    of = (table.cluster == cluster, table.model == model)
-    alone = (*_open(cluster, model), rollouts.c.control == "")
-    wanted = union_all(
-        select(table.sequence).where(*of, table.state == RevisionState.ACTIVE.value),
-        select(table.sequence).where(*of, table.id.in_(select(rollouts.c.recommendation).where(*alone))),
-    )
-    query = select(table.id, table.document).where(table.sequence.in_(wanted)).order_by(table.sequence.desc())
-    return tuple(read_recommendation(row.id, row.document) for row in connection.execute(query))
-
-
-def find_rolled_out(connection: Connection, *, cluster: str, model: str) -> tuple[tuple[RollOut, Recommendation], ...]:
-    """Return the open roll-outs of a pair, each with the revision that is rolled out."""
-    joined = rollouts.join(recommendations, recommendations.c.id == rollouts.c.recommendation)
-    columns = (recommendations.c.id, recommendations.c.document, rollouts.c.document.label("rollout"))
-    found = []
-    for row in connection.execute(select(*columns).select_from(joined).where(*_open(cluster, model))):
-        with stored(f"a roll-out of {row.id}"):
-            rollout = RollOut.from_document(json.loads(row.rollout))
-        found.append((rollout, read_recommendation(row.id, row.document)))
-    return tuple(found)
-
-
-def _open(cluster: str, model: str) -> tuple[ColumnElement[bool], ...]:
+def _is_open_rollout(cluster: str, model: str) -> tuple[ColumnElement[bool], ...]:
     table = rollouts.c
     return (table.cluster == cluster, table.model == model, table.state.in_(OPEN_STATES))
-
-
-def find_recommendations(
-    connection: Connection, *, cluster: Names, model: str | None, study: str | None
-) -> tuple[Recommendation, ...]:
-    """Return recommendations, newest first; None = any."""
-    table = recommendations.c
-    where = (*is_named(table.cluster, cluster), *is_named(table.model, model), *is_named(table.study, study))
-    query = select(table.id, table.document).where(*where).order_by(table.sequence.desc())
-    return tuple(read_recommendation(row.id, row.document) for row in connection.execute(query))
 
 
 def find_active(
@@ -139,7 +312,7 @@ def find_active(
     return tuple(read_recommendation(row.id, row.document) for row in connection.execute(query))
 
 
-def newest_of(connection: Connection, study_ids: Iterable[str]) -> dict[str, Recommendation]:
+def newest_by_study(connection: Connection, study_ids: Iterable[str]) -> dict[str, Recommendation]:
     """Return the newest recommendation of each study that has one."""
     table = recommendations.c
     newest = select(func.max(table.sequence)).where(table.study.in_(list(study_ids))).group_by(table.study)
@@ -159,7 +332,19 @@ def get_recommendation(connection: Connection, id: str) -> Recommendation:
     return read_recommendation(id, document)
 
 
+def _read_all(connection: Connection, sequences: Iterable[int]) -> tuple[Recommendation, ...]:
+    """Return the revisions with some numbers of arrival, newest first."""
+    table = recommendations.c
+    found: dict[int, Recommendation] = {}
+    rest = iter(sequences)
+    while part := list(islice(rest, _MOST_NAMED)):
+        query = select(table.sequence, table.id, table.document).where(table.sequence.in_(part))
+        found |= {row.sequence: read_recommendation(row.id, row.document) for row in connection.execute(query)}
+    return tuple(found[sequence] for sequence in sorted(found, reverse=True))
+
+
+@lru_cache(maxsize=2048)
 def read_recommendation(id: str, document: str) -> Recommendation:
-    """Return the recommendation of a stored document."""
+    """Return the recommendation of a stored document, which never changes; an overview needs hundreds of them."""
     with stored(f"the recommendation {id}"):
         return Recommendation.from_document(json.loads(document))

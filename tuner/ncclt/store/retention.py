@@ -16,10 +16,8 @@ from ncclt.core.revision import RevisionState
 from ncclt.core.rollout import OPEN_STATES
 from ncclt.store.archive import opened
 from ncclt.store.database import now_s
-from ncclt.store.leases import abandoned, is_dead
+from ncclt.store.leases import abandoned, is_dead, is_running
 from ncclt.store.location import Location
-from ncclt.store.overview import is_running
-from ncclt.store.records import ATTESTATIONS, PREFLIGHTS, RECHECKS, VERIFICATIONS
 from ncclt.store.tables import (
     attested_jobs,
     history,
@@ -35,7 +33,7 @@ from ncclt.store.tables import (
     trials,
 )
 
-_KINDS = {ATTESTATIONS.name: "attestations", RECHECKS.name: "rechecks", VERIFICATIONS.name: "verifications"}
+_KINDS = {"attestation": "attestations", "recheck": "rechecks", "verification": "verifications"}
 _CHUNK = 500
 """Ids of one statement; databases limit how many it may have."""
 
@@ -123,14 +121,14 @@ def _remove_old(connection: Connection, before: str, counts: Counter[str]) -> No
     old = (records.c.created != "", records.c.created < before)
     for kind, name in _KINDS.items():
         counts[name] += _delete(connection, records, records.c.kind == kind, *old, ~kept)
-    of_kind = records.c.kind == PREFLIGHTS.name
+    of_kind = records.c.kind == "preflight"
     last = select(func.max(records.c.sequence)).where(of_kind).group_by(records.c.cluster)
     counts["preflights"] += _delete(connection, records, of_kind, *old, records.c.sequence.not_in(last))
     live = select(rollouts.c.id).where(rollouts.c.state.in_(OPEN_STATES))
     for name, table in (("step times", job_times), ("job starts", job_starts)):
         counts[name] += _delete(connection, table, table.c.created < before, table.c.rollout.not_in(live))
     _delete(connection, job_decisions, job_decisions.c.created < before)
-    attested = select(records.c.id).where(records.c.kind == ATTESTATIONS.name)
+    attested = select(records.c.id).where(records.c.kind == "attestation")
     _delete(connection, attested_jobs, attested_jobs.c.created < before, attested_jobs.c.attestation.not_in(attested))
 
 

@@ -1,60 +1,882 @@
-"""Which schemas this ncclt knows, and whether a database is ncclt's; imports neither alembic nor SQLAlchemy."""
+"""Revisions: publishing, their states, roll-outs to a share of the jobs, the rules of clusters and the history.
+
+What changes a revision runs in a transaction that is alone, so of two that change one the second sees the first; with
+the change go its entry in the history and the note that answers changed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import json
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
-from ncclt.errors import StoreError
+from sqlalchemy import ColumnElement, Connection, Row, Select, exists, func, insert, select, update
 
-REVISIONS = ("0001_initial",)
-"""Every migration in migrations/versions, oldest first; a test compares the two."""
+from ncclt.core.policy import Policy
+from ncclt.core.publication import Publication, refuse_replacement
+from ncclt.core.recommendation import Decision, Recommendation
+from ncclt.core.revision import (
+    Action,
+    Actor,
+    ClusterRules,
+    HistoryEvent,
+    RevisionState,
+    RevisionStatus,
+    shorten_reason,
+)
+from ncclt.core.rollout import OPEN_STATES, JobDecision, JobStart, JobTime, RollOut, RollOutState
+from ncclt.core.verification import Verification
+from ncclt.errors import ConflictError, StoreError, UsageError
+from ncclt.store.documents import stored, to_text
+from ncclt.store.failures import repeatable
+from ncclt.store.names import unknown_recommendation, unknown_rollout
+from ncclt.store.part import Shipped, StorePart
+from ncclt.store.readonly import read_published
+from ncclt.store.recommendations import (
+    Recommendations,
+    find_active,
+    get_recommendation,
+    note_change,
+    read_recommendation,
+)
+from ncclt.store.staleness import with_staleness
+from ncclt.store.tables import (
+    Names,
+    cluster_rules,
+    history,
+    is_named,
+    job_decisions,
+    job_starts,
+    job_times,
+    recommendations,
+    rollouts,
+)
+from ncclt.user_dirs import account_name
 
-HEAD = REVISIONS[-1]
-"""What `open_store` migrates to."""
+MOST_LISTED = 500
+"""Most rows of one answer."""
 
-UNRELEASED = tuple(f"{number:04}" for number in range(1, 14))
-"""What ncclt migrated to before its first release; the tables of the last one are those of `REVISIONS[0]`."""
-
-VERSION_TABLE = "ncclt_alembic_version"
-"""Alembic's own table under another name: MLflow and Optuna clashed over the usual one (mlflow issue 2923)."""
-
-VERSION_QUERY = "SELECT version_num FROM ncclt_alembic_version"
-"""Returns the revision of the tables."""
-
-POSTGRESQL_SCHEMA = "ncclt"
-"""Of our tables on PostgreSQL."""
-
-OPTUNA_SCHEMA = "optuna"
-"""Of Optuna's tables on PostgreSQL; never joined to ours."""
+_MADE_ACTIVE = (Action.ACTIVATED, Action.ROLLED_BACK)
+_ENDINGS = {
+    RollOutState.LOST: Action.ROLL_OUT_LOST,
+    RollOutState.ENDED: Action.ROLL_OUT_ENDED,
+}
 
 
-def known_revision(shown: str, *, tables: Collection[str], read: Callable[[], str | None]) -> str:
-    """Return the revision of a database's tables, empty where it has no tables yet.
+class Revisions(StorePart):
+    """The states of revisions.
+
+    What changes one raises NotFoundError for an unknown id, and ConflictError where its state does not allow it: of two
+    that approve one candidate at once, the second one fails, with the name of the first.
+    """
+
+    @repeatable
+    def publish(
+        self, recommendation: Recommendation, *, by: Actor | None = None, unverified: bool = False
+    ) -> Recommendation:
+        """Store a recommendation and return it with its assigned revision; a revision in the argument is ignored.
+
+        It becomes active, unless rules of its cluster, a pin or `unverified` make it wait, or its evidence is too weak
+        to replace the active revision (`refuse_replacement`); it is read back as by jobs.
+
+        Args:
+            recommendation: what is published.
+            by: who publishes it, and why; None = this account.
+            unverified: jobs get it once `ncclt verify` has shown a gain of step time.
+
+        Raises:
+            StoreError: another one of this id is already published, or the file is damaged.
+        """
+        self._require_visible(recommendation.cluster)
+        conflict = f"the recommendation {recommendation.id} is already published"
+        self._database.require_sound()
+        with self._database.alone(conflict=conflict) as connection:
+            kept = _find_equal(connection, recommendation)
+            if kept is None:
+                now, by = self._clock(), by or Actor(who=account_name())
+                kept = _insert(connection, recommendation, now=now)
+                connection.execute(
+                    update(recommendations)
+                    .where(recommendations.c.id == kept.id)
+                    .values(unverified=unverified or _rules(connection, kept.cluster).require_verification)
+                )
+                row = _row(connection, kept.id)
+                _note(connection, row, Action.PUBLISHED, by, now)
+                _go_on(connection, row, by, self._shipped, now)
+        if not self._comes_back(kept):
+            raise StoreError(
+                f"the recommendation {kept.id} was stored in {self._database.shown} and does not come back as it was",
+                hint="the store is damaged; restore a backup or name another store with --storage",
+            )
+        return kept
+
+    def _comes_back(self, kept: Recommendation) -> bool:
+        """Return whether a revision is read as it was published: an active one by jobs, or a later one in its place."""
+        reading = Recommendations(self._database, self._shipped, self._clock)
+        if self.status(kept.id).state not in (RevisionState.ACTIVE, RevisionState.STALE):
+            return replace(reading.get(kept.id), stale="") == kept
+        if self._database.location.path is None:
+            served = reading.newest(cluster=kept.cluster, model=kept.model)
+        else:
+            served = read_published(self._database.location, cluster=kept.cluster, model=kept.model)
+        there = {(r.fingerprint, r.origin): r for r in served}.get((kept.fingerprint, kept.origin))
+        return there is not None and (there.id != kept.id or replace(there, stale="") == kept)
+
+    @repeatable
+    def publication(self, id: str) -> Publication:
+        """Return the place of a revision among those of its jobs; NotFoundError where there is none of this id."""
+        with self._database.reading() as connection:
+            row = self._row(connection, id)
+            kept = select(history.c.why).where(history.c.recommendation == id, history.c.action == Action.KEPT.value)
+            gone = (history.c.action == Action.RETIRED.value, history.c.why == f"replaced by {id}")
+            replaced = connection.execute(
+                select(history.c.recommendation).where(*gone).order_by(history.c.sequence.desc()).limit(1)
+            ).scalar()
+            active = connection.scalar(_select_active(row))
+            return Publication(
+                id=id,
+                state=RevisionState(row.state),
+                kept=connection.execute(kept.order_by(history.c.sequence.desc()).limit(1)).scalar() or "",
+                active=_fresh(connection, active, self._shipped) if active and active != id else None,
+                replaced=get_recommendation(connection, replaced) if replaced and active == id else None,
+            )
+
+    def approve(self, id: str, by: Actor, *, percent: int | None = None, loss_limit: float | None = None) -> str:
+        """Approve a candidate and give it to jobs; return the id of its roll-out, empty where all jobs get it.
+
+        Args:
+            id: of the candidate.
+            by: who approves, and why; where the cluster requires it, another person than the publisher.
+            percent: of the jobs that get it; None = as the rules of its cluster say.
+            loss_limit: loss of step time beyond which the roll-out ends, likewise.
+
+        Raises:
+            UsageError: a number is out of range.
+        """
+        checked = ClusterRules(cluster="", percent=percent or 100, loss_limit=loss_limit or 0.0)
+        if percent is not None and percent != checked.percent:
+            raise UsageError(f"a roll-out is for 1 to 100 % of the jobs, not {percent}")
+        with self._database.alone() as connection:
+            now = self._clock()
+            row = self._candidate(connection, id)
+            rules = _rules(connection, row.cluster)
+            if row.unverified:
+                raise ConflictError(
+                    f"the revision {id} must be verified before jobs get it",
+                    hint=f"`ncclt verify --recommendation {id} -- COMMAND` measures step times; a gain makes it active",
+                )
+            if rules.require_approval and by.who == _publisher(connection, id):
+                raise ConflictError(
+                    f"{by.who} published the revision {id}, and {row.cluster} requires another person to approve it",
+                    hint="ask another person, or an admin to change the rules: `ncclt admin recommendations rules`",
+                )
+            _require_no_pin(connection, row)
+            for found in _open_rollouts(connection, row.cluster, row.model):
+                if found.recommendation == id and found.state is RollOutState.WON:
+                    if percent not in (None, 100):
+                        raise ConflictError(
+                            f"the revision {id} won its roll-out, so approval gives it to all jobs, not to {percent} %",
+                            hint="approve it without a percentage, or retire it",
+                        )
+                    _note(connection, row, Action.APPROVED, by, now)
+                    _end_rollout(connection, found, RollOutState.PROMOTED, found.reason, by, now)
+                    return ""
+            _require_no_rollout(connection, row)
+            rules = replace(
+                rules,
+                percent=rules.percent if percent is None else percent,
+                loss_limit=rules.loss_limit if loss_limit is None else loss_limit,
+            )
+            _note(connection, row, Action.APPROVED, by, now)
+            return _give(connection, row, rules, by, now)
+
+    def activate(self, id: str, by: Actor) -> None:
+        """Give a candidate that awaits nothing to all jobs, also in the middle of its roll-out."""
+        with self._database.alone() as connection:
+            now = self._clock()
+            row = self._candidate(connection, id)
+            if row.unverified:
+                raise ConflictError(
+                    f"the revision {id} must be verified before jobs get it", hint="see `ncclt verify --help`"
+                )
+            if _rules(connection, row.cluster).require_approval and not _has_done(connection, id, (Action.APPROVED,)):
+                raise ConflictError(
+                    f"the revision {id} is not approved",
+                    hint=f"another person: `ncclt admin recommendations approve {id}`",
+                )
+            _require_no_pin(connection, row)
+            _activate(connection, row, Action.ACTIVATED, by, now)
+
+    def roll_back(self, id: str, by: Actor) -> None:
+        """Make an earlier revision active again."""
+        with self._database.alone() as connection:
+            row = self._row(connection, id)
+            if stale := _fresh(connection, id, self._shipped).stale:
+                raise ConflictError(
+                    f"the revision {id} is stale: {stale}",
+                    hint="`ncclt recheck` measures it again once that is repaired",
+                )
+            _roll_back(connection, row, by, self._clock())
+
+    def pin(self, id: str, by: Actor) -> None:
+        """Give jobs this active or retired revision, whatever is published later."""
+        with self._database.alone() as connection:
+            now = self._clock()
+            row = self._row(connection, id)
+            if row.state == RevisionState.CANDIDATE:
+                raise ConflictError(
+                    f"the revision {id} is a candidate", hint=f"first `ncclt admin recommendations approve {id}`"
+                )
+            if row.pinned:
+                raise ConflictError(f"the revision {id} is pinned already")
+            if row.state == RevisionState.RETIRED:
+                _roll_back(connection, row, by, now)
+            _end_rollouts(connection, row, f"{id} was pinned", by, now)
+            _set(connection, row, pinned=True)
+            _note(connection, row, Action.PINNED, by, now)
+
+    def unpin(self, id: str, by: Actor) -> None:
+        """Let later revisions replace this one again."""
+        with self._database.alone() as connection:
+            now = self._clock()
+            row = self._row(connection, id)
+            if not row.pinned:
+                raise ConflictError(f"the revision {id} is not pinned")
+            _set(connection, row, pinned=False)
+            _note(connection, row, Action.UNPINNED, by, now)
+
+    def retire(self, id: str, by: Actor) -> None:
+        """Give a revision to no job any more."""
+        with self._database.alone() as connection:
+            now = self._clock()
+            row = self._row(connection, id)
+            if row.state == RevisionState.RETIRED:
+                raise ConflictError(f"the revision {id} is retired already")
+            if row.pinned:
+                raise ConflictError(
+                    f"the revision {id} is pinned", hint=f"first `ncclt admin recommendations unpin {id}`"
+                )
+            for found in _open_rollouts(connection, row.cluster, row.model):
+                if id in (found.recommendation, found.control):
+                    _end_rollout(connection, found, RollOutState.ENDED, f"{id} was retired", by, now)
+            _set(connection, row, state=RevisionState.RETIRED.value)
+            _note(connection, row, Action.RETIRED, by, now)
+            note_change(connection, cluster=row.cluster, model=row.model)
+
+    @repeatable
+    def rules(self, cluster: str) -> ClusterRules:
+        """Return the conditions of a cluster before all jobs get what was published."""
+        self._require_visible(cluster)
+        with self._database.reading() as connection:
+            return _rules(connection, cluster)
+
+    def set_rules(self, rules: ClusterRules, by: Actor) -> None:
+        """Store the conditions of a cluster for what is published from now on; delivery is switched at once."""
+        self._require_visible(rules.cluster)
+        with self._database.alone() as connection:
+            now = self._clock()
+            document = to_text(rules.to_document())
+            before = _rules(connection, rules.cluster)
+            if rules == before:
+                return
+            known = connection.execute(
+                update(cluster_rules).where(cluster_rules.c.cluster == rules.cluster).values(document=document)
+            )
+            if not known.rowcount:
+                connection.execute(insert(cluster_rules).values(cluster=rules.cluster, document=document))
+            said = f"approval {'required' if rules.require_approval else 'not required'}, "
+            said += f"verification {'required' if rules.require_verification else 'not required'}, "
+            said += f"{rules.percent} % of jobs at first, "
+            said += f"loss limit {rules.loss_limit * 100:g} %, "
+            said += f"wins {'need approval' if rules.approve_wins else 'go to all jobs'}"
+            if rules.delivery != before.delivery:
+                said = f"delivery switched {'on' if rules.delivery else 'off'}, {said}"
+                column = recommendations.c
+                for model in connection.scalars(
+                    select(column.model).where(column.cluster == rules.cluster).distinct()
+                ).all():
+                    note_change(connection, cluster=rules.cluster, model=model)
+            connection.execute(
+                insert(history).values(
+                    cluster=rules.cluster,
+                    model="",
+                    recommendation="",
+                    action=Action.RULES_CHANGED.value,
+                    who=by.who,
+                    why=f"{said}{f': {by.why}' if by.why else ''}",
+                    created=now,
+                )
+            )
+
+    @repeatable
+    def history(
+        self,
+        *,
+        cluster: Names = None,
+        recommendation: str | None = None,
+        before: int | None = None,
+        limit: int = MOST_LISTED,
+    ) -> tuple[HistoryEvent, ...]:
+        """Return entries of the history, newest first.
+
+        Args:
+            cluster: name; None = any.
+            recommendation: id of a revision; None = any.
+            before: only entries with a lower number; None = from the newest one.
+            limit: how many at most, up to `MOST_LISTED`.
+        """
+        query = select(history).order_by(history.c.sequence.desc()).limit(min(limit, MOST_LISTED))
+        if before is not None:
+            query = query.where(history.c.sequence < before)
+        query = query.where(
+            *is_named(history.c.cluster, self._within(cluster)), *is_named(history.c.recommendation, recommendation)
+        )
+        with self._database.reading() as connection:
+            return tuple(_event(row) for row in connection.execute(query))
+
+    @repeatable
+    def statuses(
+        self, *, cluster: Names = None, model: str | None = None, id: str | None = None, limit: int = MOST_LISTED
+    ) -> tuple[RevisionStatus, ...]:
+        """Return revisions with their states, newest first.
+
+        Args:
+            cluster, model, id: names; None = any.
+            limit: how many at most, up to `MOST_LISTED`.
+        """
+        query = select(recommendations).order_by(recommendations.c.sequence.desc()).limit(min(limit, MOST_LISTED))
+        table = recommendations.c
+        query = query.where(
+            *is_named(table.cluster, self._within(cluster)), *is_named(table.model, model), *is_named(table.id, id)
+        )
+        with self._database.reading() as connection:
+            rows = connection.execute(query).all()
+            found = [read_recommendation(row.id, row.document) for row in rows]
+            fresh = with_staleness(connection, found, self._shipped)
+            states = [
+                RevisionState.STALE if one.stale and row.state == RevisionState.ACTIVE else RevisionState(row.state)
+                for row, one in zip(rows, fresh, strict=True)
+            ]
+            return tuple(
+                RevisionStatus(
+                    id=row.id,
+                    revision=row.revision,
+                    cluster=row.cluster,
+                    model=row.model,
+                    nodes=one.fingerprint.nodes,
+                    gpus_per_node=one.fingerprint.gpus_per_node,
+                    nccl_version=one.fingerprint.nccl_version,
+                    origin=row.origin,
+                    state=state,
+                    stale=one.stale,
+                    pinned=row.pinned,
+                    unverified=row.unverified,
+                    publisher=_publisher(connection, row.id),
+                    created=row.created,
+                )
+                for row, one, state in zip(rows, fresh, states, strict=True)
+            )
+
+    def status(self, id: str) -> RevisionStatus:
+        """Return one revision with its state.
+
+        Raises:
+            NotFoundError: there is none of this id.
+        """
+        found = self.statuses(id=id)
+        if not found:
+            raise unknown_recommendation(id)
+        return found[0]
+
+    @repeatable
+    def rollout(self, id: str) -> RollOut:
+        """Return a roll-out.
+
+        Raises:
+            NotFoundError: there is none of this id.
+        """
+        with self._database.reading() as connection:
+            return self._rollout(connection, id)
+
+    @repeatable
+    def rollouts(
+        self, *, cluster: Names = None, recommendation: str | None = None, limit: int = MOST_LISTED
+    ) -> tuple[RollOut, ...]:
+        """Return roll-outs, newest first; `limit` at most, up to `MOST_LISTED`."""
+        query = select(rollouts).order_by(rollouts.c.sequence.desc()).limit(min(limit, MOST_LISTED))
+        query = query.where(
+            *is_named(rollouts.c.cluster, self._within(cluster)), *is_named(rollouts.c.recommendation, recommendation)
+        )
+        with self._database.reading() as connection:
+            return tuple(_read_rollout(row.id, row.document) for row in connection.execute(query))
+
+    def end_rollout(self, id: str, state: RollOutState, reason: str, by: Actor) -> bool:
+        """End an open roll-out and return whether this call did: of several that notice a loss, one ends it.
+
+        Won: its revision awaits approval and its share stays, unless the rules promote it at once. Promoted makes the
+        revision active, lost retires it, ended leaves it a candidate.
+        """
+        with self._database.alone() as connection:
+            found = self._rollout(connection, id)
+            if not found.is_open or found.state is state:
+                return False
+            _end_rollout(connection, found, state, reason, by, self._clock())
+            return True
+
+    @repeatable
+    def add_job_time(self, time: JobTime) -> bool:
+        """Store the step time of a job; return whether it is its first, which alone counts."""
+        with self._database.alone() as connection:
+            self._rollout(connection, time.rollout)
+            of = (job_times.c.rollout == time.rollout, job_times.c.job == time.job)
+            if connection.scalar(select(exists().where(*of))):
+                return False
+            connection.execute(
+                insert(job_times).values(
+                    rollout=time.rollout,
+                    job=time.job,
+                    recommendation=time.recommendation,
+                    step_us=time.step_us,
+                    steps=time.steps,
+                    waited_s=time.waited_s,
+                    who=time.who,
+                    address=time.address,
+                    created=self._clock(),
+                )
+            )
+            return True
+
+    @repeatable
+    def job_times(self, rollout: str) -> tuple[JobTime, ...]:
+        """Return the step times of a roll-out's jobs, in their order of arrival."""
+        query = select(job_times).where(job_times.c.rollout == rollout).order_by(job_times.c.sequence)
+        with self._database.reading() as connection:
+            self._rollout(connection, rollout)
+            return tuple(
+                JobTime(
+                    rollout=row.rollout,
+                    job=row.job,
+                    recommendation=row.recommendation,
+                    step_us=row.step_us,
+                    steps=row.steps,
+                    waited_s=row.waited_s,
+                    who=row.who,
+                    address=row.address,
+                    created=row.created,
+                )
+                for row in connection.execute(query)
+            )
+
+    @repeatable
+    def add_job_starts(self, starts: Sequence[JobStart]) -> None:
+        """Store the starts of jobs; the first one of each job counts, and only while its roll-out is open."""
+        with self._database.alone() as connection:
+            ids = {start.rollout for start in starts}
+            if self._scope:
+                for id in ids:
+                    self._rollout(connection, id)
+            known = connection.execute(select(rollouts.c.id, rollouts.c.document).where(rollouts.c.id.in_(ids)))
+            is_open = {row.id for row in known if _read_rollout(row.id, row.document).is_open}
+            for start in starts:
+                of = (job_starts.c.rollout == start.rollout, job_starts.c.job == start.job)
+                if start.rollout in is_open and not connection.scalar(select(exists().where(*of))):
+                    connection.execute(
+                        insert(job_starts).values(
+                            rollout=start.rollout,
+                            job=start.job,
+                            recommendation=start.recommendation,
+                            issued_s=start.issued_s,
+                            created=self._clock(),
+                        )
+                    )
+
+    @repeatable
+    def job_starts(self, rollout: str) -> tuple[JobStart, ...]:
+        """Return the jobs of a roll-out that got a ticket, by its time."""
+        query = select(job_starts).where(job_starts.c.rollout == rollout)
+        with self._database.reading() as connection:
+            self._rollout(connection, rollout)
+            return tuple(
+                JobStart(rollout=row.rollout, job=row.job, recommendation=row.recommendation, issued_s=row.issued_s)
+                for row in connection.execute(query.order_by(job_starts.c.issued_s, job_starts.c.sequence))
+            )
+
+    @repeatable
+    def keep_job_decision(self, decision: JobDecision) -> JobDecision:
+        """Keep the answer for a job unless one is kept already, and return the kept one."""
+        self._require_visible(decision.cluster)
+        kept = job_decisions.c
+        with self._database.alone() as connection:
+            query = select(job_decisions).where(kept.cluster == decision.cluster, kept.job == decision.job)
+            row = connection.execute(query).one_or_none()
+            if row is not None:
+                return JobDecision(cluster=row.cluster, job=row.job, question=row.question, document=row.document)
+            connection.execute(
+                insert(job_decisions).values(
+                    cluster=decision.cluster,
+                    job=decision.job,
+                    question=decision.question,
+                    document=decision.document,
+                    created=self._clock(),
+                )
+            )
+            return decision
+
+    def _row(self, connection: Connection, id: str) -> Row[Any]:
+        row = _row(connection, id)
+        if not self._is_visible(row.cluster):
+            raise unknown_recommendation(id)
+        return row
+
+    def _candidate(self, connection: Connection, id: str) -> Row[Any]:
+        row = self._row(connection, id)
+        if row.state != RevisionState.CANDIDATE:
+            of = select(history).where(history.c.recommendation == id).order_by(history.c.sequence.desc())
+            last = connection.execute(of.limit(1)).first()
+            said = f": {last.who} did that at {last.created}" if last else ""
+            hint = (
+                f"`ncclt admin recommendations rollback {id}`"
+                if row.state == RevisionState.RETIRED
+                else "there is nothing to do"
+            )
+            raise ConflictError(f"the revision {id} is {row.state} and no candidate any more{said}", hint=hint)
+        return row
+
+    def _rollout(self, connection: Connection, id: str) -> RollOut:
+        document = connection.execute(select(rollouts.c.document).where(rollouts.c.id == id)).scalar()
+        found = None if document is None else _read_rollout(id, document)
+        if found is None or not self._is_visible(found.cluster):
+            raise unknown_rollout(id)
+        return found
+
+
+def note_verified(connection: Connection, verification: Verification, by: Actor, *, shipped: Shipped, now: str) -> None:
+    """Let a candidate that awaited its verification go on, where that showed a gain of step time."""
+    found = connection.execute(
+        select(recommendations).where(recommendations.c.id == verification.recommendation)
+    ).first()
+    if found is None or not found.unverified or verification.verdict.decision is not Decision.TUNED:
+        return
+    _set(connection, found, unverified=False)
+    by = replace(by, why=f"verification {verification.id}")
+    _note(connection, found, Action.VERIFIED, by, now)
+    if found.state == RevisionState.CANDIDATE:
+        _go_on(connection, _row(connection, found.id), by, shipped, now)
+
+
+@contextmanager
+def noting_stale(
+    connection: Connection,
+    shipped: Shipped,
+    now: str,
+    *,
+    by: Actor | None = None,
+    model: str | None = None,
+    cluster: str | None = None,
+) -> Iterator[None]:
+    """Note in the history which active revisions the block makes stale, and that answers to jobs may have changed.
 
     Args:
-        shown: the database, for messages.
-        tables: names of the tables in our schema.
-        read: returns the answer to `VERSION_QUERY`; called only if that table exists.
+        connection: in a transaction that is alone.
+        shipped: what comes with ncclt.
+        now: ISO time.
+        by: who does it; None = this account.
+        model, cluster: whose revisions; None = any.
+    """
+    active = find_active(connection, model=model, cluster=cluster)
+    fresh = {one.id for one in with_staleness(connection, active, shipped) if not one.stale}
+    yield
+    for pair in sorted({(one.cluster, one.model) for one in active}):
+        note_change(connection, cluster=pair[0], model=pair[1])
+    for one in with_staleness(connection, active, shipped):
+        if one.stale and one.id in fresh:
+            actor = replace(by or Actor(who=account_name()), why=shorten_reason(one.stale))
+            _note(connection, _row(connection, one.id), Action.STALE, actor, now)
+
+
+def _find_equal(connection: Connection, recommendation: Recommendation) -> Recommendation | None:
+    """Return an equal recommendation as it was stored; None where there is none of this id, or a different one."""
+    table = recommendations.c
+    held = connection.execute(select(table.document).where(table.id == recommendation.id)).scalar()
+    if held is None:
+        return None
+    there = read_recommendation(recommendation.id, held)
+    same = replace(recommendation, revision=there.revision, created=recommendation.created or there.created)
+    return there if there == same else None
+
+
+def _insert(connection: Connection, recommendation: Recommendation, *, now: str) -> Recommendation:
+    """Store a candidate under the next revision of its cluster, model and fingerprint."""
+    table = recommendations.c
+    fingerprint = recommendation.fingerprint.digest()
+    same = (table.cluster == recommendation.cluster, table.model == recommendation.model)
+    newest = connection.execute(
+        select(func.max(table.revision)).where(*same, table.fingerprint == fingerprint)
+    ).scalar()
+    numbered = replace(recommendation, revision=(newest or 0) + 1, created=recommendation.created or now)
+    connection.execute(
+        insert(recommendations).values(
+            id=numbered.id,
+            revision=numbered.revision,
+            study=numbered.study,
+            cluster=numbered.cluster,
+            model=numbered.model,
+            fingerprint=fingerprint,
+            created=numbered.created,
+            document=to_text(numbered.to_document()),
+            origin=numbered.origin.value,
+            state=RevisionState.CANDIDATE.value,
+            pinned=False,
+            unverified=False,
+        )
+    )
+    return numbered
+
+
+def _go_on(connection: Connection, row: Row[Any], by: Actor, shipped: Shipped, now: str) -> None:
+    """Give a candidate to jobs, unless it awaits a verification, an approval, or the end of a pin or a roll-out.
+
+    Evidence that is too weak to replace what jobs get leaves it a candidate, until a person approves it.
+    """
+    rules = _rules(connection, row.cluster)
+    line = connection.execute(select(recommendations.c.id).where(*_same_jobs(row), recommendations.c.pinned)).first()
+    rolled_out = [
+        found.recommendation
+        for found in _open_rollouts(connection, row.cluster, row.model)
+        if _is_for_same_jobs(connection, row, found)
+    ]
+    if row.unverified or rules.require_approval or line is not None or (rolled_out and rules.percent < 100):
+        return
+    new = get_recommendation(connection, row.id)
+    for id in (*connection.scalars(_select_active(row)), *rolled_out):
+        if why := refuse_replacement(new, _fresh(connection, id, shipped)):
+            _note(connection, row, Action.KEPT, replace(by, why=shorten_reason(why)), now)
+            return
+    _give(connection, row, rules, by, now)
+
+
+def _give(connection: Connection, row: Row[Any], rules: ClusterRules, by: Actor, now: str) -> str:
+    """Give a candidate to the share of the jobs that the rules say; return the id of the roll-out, if it is one."""
+    control = connection.scalar(_select_active(row))
+    if rules.percent == 100 or not _changes_answer(connection, row.id, control):
+        _activate(connection, row, Action.ACTIVATED, by, now)
+        return ""
+    rollout = RollOut(
+        id=secrets.token_hex(6),
+        cluster=row.cluster,
+        model=row.model,
+        recommendation=row.id,
+        control=control or "",
+        percent=rules.percent,
+        seed=secrets.token_hex(8),
+        loss_limit=rules.loss_limit,
+        created=now,
+    )
+    connection.execute(
+        insert(rollouts).values(
+            id=rollout.id,
+            cluster=rollout.cluster,
+            model=rollout.model,
+            recommendation=rollout.recommendation,
+            control=rollout.control,
+            state=rollout.state.value,
+            document=to_text(rollout.to_document()),
+        )
+    )
+    against = f"against {control}" if control else "against the NCCL default"
+    said = f"{rules.percent} % of the jobs, {against}, loss limit {rules.loss_limit * 100:g} %"
+    _note(connection, row, Action.ROLL_OUT_BEGAN, replace(by, why=said), now)
+    note_change(connection, cluster=row.cluster, model=row.model)
+    return rollout.id
+
+
+def _roll_back(connection: Connection, row: Row[Any], by: Actor, now: str) -> None:
+    """Make an earlier revision active again."""
+    if row.state != RevisionState.RETIRED:
+        hint = (
+            f"`ncclt admin recommendations approve {row.id}`"
+            if row.state == RevisionState.CANDIDATE
+            else "there is nothing to do"
+        )
+        raise ConflictError(f"the revision {row.id} is {row.state}, and only a retired one can come back", hint=hint)
+    if not _has_done(connection, row.id, _MADE_ACTIVE):  # it may not have been approved
+        raise ConflictError(f"the revision {row.id} was never active", hint="publish it again with `ncclt tune`")
+    _require_no_pin(connection, row)
+    _activate(connection, row, Action.ROLLED_BACK, by, now)
+
+
+def _end_rollout(
+    connection: Connection, rollout: RollOut, state: RollOutState, reason: str, by: Actor, now: str
+) -> None:
+    """End an open roll-out.
+
+    Won: its revision awaits approval and its share stays, unless the rules promote it at once. Promoted makes the
+    revision active, lost retires it, ended leaves it a candidate.
+    """
+    row = _row(connection, rollout.recommendation)
+    is_win = state is RollOutState.WON
+    if is_win and not _rules(connection, rollout.cluster).approve_wins:
+        state = RollOutState.PROMOTED
+    said = replace(by, why=shorten_reason(reason))
+    after = replace(rollout, state=state, reason=reason, ended="" if state is RollOutState.WON else now)
+    connection.execute(
+        update(rollouts)
+        .where(rollouts.c.id == rollout.id)
+        .values(state=state.value, document=to_text(after.to_document()))
+    )
+    if is_win:
+        awaits = "" if state is RollOutState.PROMOTED else f"; awaits approval, {rollout.percent} % of the jobs keep it"
+        _note(connection, row, Action.ROLL_OUT_WON, replace(by, why=shorten_reason(f"{reason}{awaits}")), now)
+    if state is RollOutState.PROMOTED:
+        _activate(connection, row, Action.ACTIVATED, said, now)
+    if state not in _ENDINGS:
+        return
+    if state is RollOutState.LOST:
+        _set(connection, row, state=RevisionState.RETIRED.value)
+    _note(connection, row, _ENDINGS[state], said, now)
+    note_change(connection, cluster=row.cluster, model=row.model)
+
+
+def _activate(connection: Connection, row: Row[Any], action: Action, by: Actor, now: str) -> None:
+    """Make a revision the one that jobs get, in place of the active one of its fingerprint and origin."""
+    _end_rollouts(connection, row, f"{row.id} became active", by, now)
+    active = (*_same_jobs(row), recommendations.c.state == RevisionState.ACTIVE.value)
+    for before in connection.execute(select(recommendations).where(*active)).all():
+        _set(connection, before, state=RevisionState.RETIRED.value, pinned=False)
+        _note(connection, before, Action.RETIRED, replace(by, why=f"replaced by {row.id}"), now)
+    _set(connection, row, state=RevisionState.ACTIVE.value)
+    _note(connection, row, action, by, now)
+    note_change(connection, cluster=row.cluster, model=row.model)
+
+
+def _end_rollouts(connection: Connection, row: Row[Any], reason: str, by: Actor, now: str) -> None:
+    for found in _open_rollouts(connection, row.cluster, row.model):
+        if _is_for_same_jobs(connection, row, found):
+            _end_rollout(connection, found, RollOutState.ENDED, reason, by, now)
+
+
+def _is_for_same_jobs(connection: Connection, row: Row[Any], rollout: RollOut) -> bool:
+    """Return whether a roll-out is for the jobs that a revision is for."""
+    other = _row(connection, rollout.recommendation)
+    return (other.fingerprint, other.origin) == (row.fingerprint, row.origin)
+
+
+def _same_jobs(row: Row[Any]) -> tuple[ColumnElement[bool], ...]:
+    """Return what the revisions have in common of which jobs get one."""
+    return tuple(
+        recommendations.c[name] == row._mapping[name] for name in ("cluster", "model", "fingerprint", "origin")
+    )
+
+
+def _select_active(row: Row[Any]) -> Select[Any]:
+    return select(recommendations.c.id).where(*_same_jobs(row), recommendations.c.state == RevisionState.ACTIVE.value)
+
+
+def _require_no_pin(connection: Connection, row: Row[Any]) -> None:
+    pinned = connection.execute(select(recommendations.c.id).where(*_same_jobs(row), recommendations.c.pinned)).scalar()
+    if pinned is not None and pinned != row.id:
+        raise ConflictError(
+            f"these jobs are pinned to the revision {pinned}",
+            hint=f"first `ncclt admin recommendations unpin {pinned}`",
+        )
+
+
+def _require_no_rollout(connection: Connection, row: Row[Any]) -> None:
+    for found in _open_rollouts(connection, row.cluster, row.model):
+        if _is_for_same_jobs(connection, row, found):
+            raise ConflictError(
+                f"the revision {found.recommendation} is being rolled out to {found.percent} % of these jobs",
+                hint=f"end that first: `ncclt admin recommendations activate {found.recommendation}`, or `retire`",
+            )
+
+
+def _has_done(connection: Connection, id: str, actions: tuple[Action, ...]) -> bool:
+    of = (history.c.recommendation == id, history.c.action.in_([action.value for action in actions]))
+    return bool(connection.scalar(select(exists().where(*of))))
+
+
+def _set(connection: Connection, row: Row[Any], **values: object) -> None:
+    connection.execute(update(recommendations).where(recommendations.c.id == row.id).values(**values))
+
+
+def _note(connection: Connection, row: Row[Any], action: Action, by: Actor, now: str) -> None:
+    connection.execute(
+        insert(history).values(
+            cluster=row.cluster,
+            model=row.model,
+            recommendation=row.id,
+            action=action.value,
+            who=by.who,
+            why=by.why,
+            created=now,
+        )
+    )
+
+
+def _changes_answer(connection: Connection, id: str, control: str | None) -> bool:
+    """Return whether jobs get something else from a revision than from the active one, or from the NCCL default."""
+    before = get_recommendation(connection, control).delivered if control else (Policy(), Policy())
+    return get_recommendation(connection, id).delivered != before
+
+
+def _fresh(connection: Connection, id: str, shipped: Shipped) -> Recommendation:
+    return with_staleness(connection, (get_recommendation(connection, id),), shipped)[0]
+
+
+def _rules(connection: Connection, cluster: str) -> ClusterRules:
+    """Return the rules of a cluster; the usual ones where none were stored."""
+    document = connection.execute(select(cluster_rules.c.document).where(cluster_rules.c.cluster == cluster)).scalar()
+    if document is None:
+        return ClusterRules(cluster=cluster)
+    with stored(f"what the cluster {cluster} requires"):
+        return ClusterRules.from_document(json.loads(document))
+
+
+def _open_rollouts(connection: Connection, cluster: str, model: str) -> tuple[RollOut, ...]:
+    """Return the open roll-outs of a pair."""
+    column = rollouts.c
+    wanted = (column.cluster == cluster, column.model == model, column.state.in_(OPEN_STATES))
+    return tuple(_read_rollout(row.id, row.document) for row in connection.execute(select(rollouts).where(*wanted)))
+
+
+def _read_rollout(id: str, document: str) -> RollOut:
+    """Return the roll-out of a stored document."""
+    with stored(f"the roll-out {id}"):
+        return RollOut.from_document(json.loads(document))
+
+
+def _row(connection: Connection, id: str) -> Row[Any]:
+    """Return the row of a revision.
 
     Raises:
-        StoreError: the tables are another program's, of a newer ncclt, or of one before the first release.
+        NotFoundError: there is none of this id.
     """
-    if not tables:
-        return ""
-    if VERSION_TABLE not in tables:
-        raise StoreError(
-            f"{shown} is the database of another program: it has tables, and none of them is ncclt's",
-            hint="name a file or database of its own with --storage",
+    row = connection.execute(select(recommendations).where(recommendations.c.id == id)).first()
+    if row is None:
+        raise unknown_recommendation(id)
+    return row
+
+
+def _publisher(connection: Connection, id: str) -> str:
+    """Return who published a revision."""
+    of = (history.c.recommendation == id, history.c.action == Action.PUBLISHED.value)
+    who: str = connection.execute(select(history.c.who).where(*of)).scalar_one()
+    return who
+
+
+def _event(row: Row[Any]) -> HistoryEvent:
+    """Return an entry of the history."""
+    with stored(f"entry {row.sequence} of the history"):
+        return HistoryEvent(
+            number=row.sequence,
+            cluster=row.cluster,
+            model=row.model,
+            recommendation=row.recommendation,
+            action=Action(row.action),
+            who=row.who,
+            why=row.why,
+            created=row.created,
         )
-    revision = read() or ""
-    if revision in UNRELEASED:
-        raise StoreError(
-            f"{shown} is of an ncclt before the first release",
-            hint="`ncclt admin store export FILE` with that ncclt, then `ncclt admin store import FILE` here",
-        )
-    if revision and revision not in REVISIONS:
-        raise StoreError(
-            f"{shown} has schema {revision!r}, which this ncclt does not know (it knows up to {HEAD!r})",
-            hint="a newer ncclt has migrated it; update ncclt here, or name another store with --storage",
-        )
-    return revision

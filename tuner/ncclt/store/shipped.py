@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeVar
@@ -54,6 +54,9 @@ class ShippedOnly:
 
     def __init__(self, lacks: NccltError) -> None:
         self._lacks = lacks
+        self.workloads = _ShippedEntries("workload", shipped_workloads)
+        self.clusters = _ShippedEntries("cluster", named_clusters)
+        self.studies = self.records = self.recommendations = _Empty(lacks)
 
     def __enter__(self) -> Self:
         return self
@@ -64,23 +67,36 @@ class ShippedOnly:
     def __getattr__(self, name: str) -> Any:
         raise self._lacks
 
-    def workloads(self) -> tuple[CatalogueEntry[Workload], ...]:
-        """Return every workload by name."""
-        return _entries(shipped_workloads(profiles_folder()))
 
-    def clusters(self) -> tuple[CatalogueEntry[Cluster], ...]:
-        """Return every cluster by name."""
-        return _entries(named_clusters(profiles_folder()))
+class _ShippedEntries(Generic[Entry]):
+    """The shipped workloads or clusters."""
 
-    def workload(self, name: str) -> Workload:
-        """Return a workload; NotFoundError for an unknown name."""
-        return _entry("workload", shipped_workloads(profiles_folder()), name)
+    def __init__(self, kind: str, read: Callable[[Path], dict[str, Entry]]) -> None:
+        self._kind, self._read = kind, read
 
-    def cluster(self, name: str) -> Cluster:
-        """Return a cluster; NotFoundError for an unknown name."""
-        return _entry("cluster", named_clusters(profiles_folder()), name)
+    def entries(self) -> tuple[CatalogueEntry[Entry], ...]:
+        """Return every entry by name."""
+        shipped = self._read(profiles_folder())
+        return tuple(CatalogueEntry(item=shipped[name], shipped=True) for name in sorted(shipped))
 
-    def studies(self, **_filters: object) -> StudyPage:
+    def get(self, name: str) -> Entry:
+        """Return an entry; NotFoundError for an unknown name."""
+        shipped = self._read(profiles_folder())
+        if name not in shipped:
+            raise unknown_name(self._kind, name, shipped)
+        return shipped[name]
+
+
+class _Empty:
+    """The studies, records and recommendations of a store without a database."""
+
+    def __init__(self, lacks: NccltError) -> None:
+        self._lacks = lacks
+
+    def __getattr__(self, name: str) -> Any:
+        raise self._lacks
+
+    def page(self, **_filters: object) -> StudyPage:
         """Return a page without studies."""
         return StudyPage(items=(), next_cursor=None)
 
@@ -88,19 +104,9 @@ class ShippedOnly:
         """Return no preflights."""
         return ()
 
-    def recommendations(self, **_filters: object) -> tuple[Recommendation, ...]:
+    def find(self, **_filters: object) -> tuple[Recommendation, ...]:
         """Return no recommendations."""
         return ()
-
-
-def _entries(shipped: Mapping[str, Item]) -> tuple[CatalogueEntry[Item], ...]:
-    return tuple(CatalogueEntry(item=shipped[name], shipped=True) for name in sorted(shipped))
-
-
-def _entry(kind: str, shipped: Mapping[str, Item], name: str) -> Item:
-    if name not in shipped:
-        raise unknown_name(kind, name, shipped)
-    return shipped[name]
 
 
 def profiles_folder() -> Path:

@@ -1,87 +1,244 @@
-"""Studies as rows: opening one by name, finding one, and pages of them."""
+"""Studies: opening one by name, finding one, and pages of them with their numbers so far.
+
+A handful of queries per page, each over an index, however many studies there are; tests look at their plans.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy import Connection, Row, Select, func, insert, literal, not_, select, union_all, update
 
+from ncclt.core.setting import DEFAULT
 from ncclt.core.study import Study, StudyState
 from ncclt.errors import NotFoundError, UsageError
 from ncclt.store.documents import stored, to_text
-from ncclt.store.leases import ABANDONED, abandoned
+from ncclt.store.failures import repeatable
+from ncclt.store.leases import ABANDONED, abandoned, is_running
 from ncclt.store.names import unknown_name
-from ncclt.store.tables import Names, is_named, studies
+from ncclt.store.part import StorePart
+from ncclt.store.recommendations import newest_by_study
+from ncclt.store.staleness import with_staleness
+from ncclt.store.study_page import StudyEntry, StudyPage
+from ncclt.store.tables import Names, clusters, is_named, studies, trials, workloads
+from ncclt.store.trials import TRIES_SETTING
 
-_LIST = "ncclt studies list"
+MAX_LIMIT = 500
+"""Largest page."""
+
+MOST_FOUND = 8
+"""Hits of one kind that a search by name returns."""
+
+MOST_RUNNING = 20
+"""Running studies that are listed."""
+
 _COLUMNS = ("id", "name", "state", "created", "updated")
 
 
-def open_study(connection: Connection, study: Study, *, now: str) -> Study:
-    """Return the stored study of this name, or store this one, as `Store.open_study`; run it alone."""
-    row = connection.execute(select(studies).where(studies.c.name == study.name)).first()
-    if row is None:
-        fresh = replace(study, created=study.created or now, updated=now)
-        connection.execute(insert(studies).values(**_row(fresh)))
-        return fresh
-    (there,) = _read(connection, [row])
-    different = _differences(there, study)
-    if different:
-        raise UsageError(
-            f"the study {study.name!r} exists and differs: {'; '.join(different)}",
-            hint="give the new study a name of its own, or repeat what the stored one was started with",
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hit:
+    """Something that can be found by its name.
+
+    Attributes:
+        kind: `cluster`, `workload` or `study`.
+        key: name of a cluster or workload, id of a study.
+        name: as text.
+    """
+
+    kind: str
+    key: str
+    name: str
+
+
+class Studies(StorePart):
+    """The studies."""
+
+    @repeatable
+    def open(self, study: Study) -> Study:
+        """Return the stored study of this name, or store this one.
+
+        Raises:
+            UsageError: the stored study of this name differs; the message says how.
+            StoreError: another study has this id.
+        """
+        self._require_visible(study.cluster.name)
+        with self._database.alone(conflict=f"a study with the id {study.id!r} is already stored") as connection:
+            row = connection.execute(select(studies).where(studies.c.name == study.name)).first()
+            if row is None:
+                now = self._clock()
+                fresh = replace(study, created=study.created or now, updated=now)
+                connection.execute(insert(studies).values(**study_row(fresh)))
+                return fresh
+            (there,) = _read(connection, [row])
+        if different := _differences(there, study):
+            raise UsageError(
+                f"the study {study.name!r} exists and differs: {'; '.join(different)}",
+                hint="give the new study a name of its own, or repeat what the stored one was started with",
+            )
+        return there
+
+    @repeatable
+    def get(self, key: str, *, cluster: Names = None) -> Study:
+        """Return a study by id, name, or an unambiguous prefix of its id; those of other clusters do not exist.
+
+        Raises:
+            NotFoundError: there is no such study.
+            UsageError: the prefix is ambiguous.
+        """
+        mine = is_named(studies.c.cluster, self._within(cluster))
+        with self._database.reading() as connection:
+            for column in (studies.c.id, studies.c.name):
+                row = connection.execute(select(studies).where(column == key, *mine)).first()
+                if row is not None:
+                    return _read(connection, [row])[0]
+            begins = studies.c.id.startswith(key, autoescape=True)
+            rows = connection.execute(select(studies).where(begins, *mine).limit(4)).all()
+            if key and len(rows) == 1:
+                return _read(connection, rows)[0]
+            if key and rows:
+                ids = ", ".join(row.id for row in rows)
+                raise UsageError(f"several studies have an id that begins with {key!r}: {ids}", hint="give more of it")
+            known = connection.execute(select(studies.c.name, studies.c.id).where(*mine))
+            raise unknown_name("study", key, [name for row in known for name in row])
+
+    @repeatable
+    def page(
+        self, *, limit: int = 50, cursor: str | None = None, cluster: Names = None, model: str | None = None
+    ) -> StudyPage:
+        """Return a page of studies, newest first.
+
+        Args:
+            limit: most studies of the page, 1 to 500.
+            cursor: `next_cursor` of the previous page.
+            cluster, model: names; None = any.
+
+        Raises:
+            UsageError: a limit out of range, or an invalid cursor.
+        """
+        if not 1 <= limit <= MAX_LIMIT:
+            raise UsageError(f"the limit must be 1 to {MAX_LIMIT}, not {limit}")
+        if cursor is not None and not (cursor.isascii() and cursor.isdecimal() and len(cursor) < 19):
+            raise UsageError(f"{cursor!r} is not a cursor", hint="pass the next_cursor of the previous page")
+        query = self._newest_first(cluster, model).limit(limit + 1)
+        if cursor is not None:
+            query = query.where(studies.c.sequence < int(cursor))
+        with self._database.reading() as connection:
+            rows = connection.execute(query).all()
+            shown = rows[:limit]
+            items = self._summaries(connection, _read(connection, shown))
+        return StudyPage(items=items, next_cursor=str(shown[-1].sequence) if len(rows) > limit else None)
+
+    @repeatable
+    def running(self, *, cluster: Names = None, model: str | None = None) -> tuple[StudyEntry, ...]:
+        """Return the studies that are running, newest first, `MOST_RUNNING` at most; None = any."""
+        with self._database.reading() as connection:
+            query = self._newest_first(cluster, model).where(is_running(abandoned(connection))).limit(MOST_RUNNING)
+            return self._summaries(connection, _read(connection, connection.execute(query).all()))
+
+    @repeatable
+    def recent(self, *, limit: int, cluster: Names = None, model: str | None = None) -> tuple[StudyEntry, ...]:
+        """Return the newest studies that are not running; without their own times where they have a proof's."""
+        with self._database.reading() as connection:
+            query = self._newest_first(cluster, model).where(not_(is_running(abandoned(connection)))).limit(limit)
+            found = _read(connection, connection.execute(query).all())
+            return self._summaries(connection, found, proven_too=False)
+
+    @repeatable
+    def set_state(self, id: str, state: StudyState, reason: str) -> None:
+        """Store the state of a study and its reason.
+
+        Raises:
+            NotFoundError: there is no such study.
+        """
+        with self._database.alone() as connection:
+            mine = (studies.c.id == id, *is_named(studies.c.cluster, self._within(None)))
+            text = connection.execute(select(studies.c.document).where(*mine)).scalar()
+            if text is None:
+                raise NotFoundError(f"there is no study with the id {id!r}", hint="`ncclt studies list` lists all")
+            with stored(f"the study {id}"):
+                document = json.loads(text) | {"reason": reason}
+            values = {"state": state.value, "updated": self._clock(), "document": to_text(document)}
+            connection.execute(update(studies).where(studies.c.id == id).values(**values))
+
+    @repeatable
+    def search(self, text: str, *, cluster: Names = None) -> tuple[Hit, ...]:
+        """Return studies, clusters and workloads whose name, or id, contains a text; those that begin with it first.
+
+        Args:
+            text: what was typed; upper and lower case are the same.
+            cluster: the only ones that may be found, and those of studies; None = any.
+        """
+        wanted = text.strip().casefold()
+        if not wanted:
+            return ()
+        cluster = self._within(cluster)
+        shipped = {"cluster": [*self._shipped.clusters], "workload": [*self._shipped.workloads]}
+        hits = [Hit(kind=kind, key=name, name=name) for kind, names in shipped.items() for name in names]
+        in_name = studies.c.name.icontains(wanted, autoescape=True) | studies.c.id.startswith(wanted, autoescape=True)
+        newest = select(studies.c.id, studies.c.name).where(in_name, *is_named(studies.c.cluster, cluster))
+        with self._database.reading() as connection:
+            rows = union_all(
+                select(literal("cluster"), clusters.c.name, clusters.c.name),
+                select(literal("workload"), workloads.c.name, workloads.c.name),
+            )
+            hits += [Hit(kind=kind, key=key, name=name) for kind, key, name in connection.execute(rows)]
+            found = connection.execute(newest.order_by(studies.c.sequence.desc()).limit(MOST_FOUND))
+            hits += [Hit(kind="study", key=id, name=name) for id, name in found]
+        fitting = {(hit.kind, hit.key): hit for hit in hits if wanted in hit.name.casefold() or hit.kind == "study"}
+        if cluster is not None:
+            seen = {cluster} if isinstance(cluster, str) else set(cluster)
+            fitting = {key: hit for key, hit in fitting.items() if hit.kind != "cluster" or hit.key in seen}
+        shown: list[Hit] = []
+        for kind in ("cluster", "workload", "study"):
+            mine = [hit for hit in fitting.values() if hit.kind == kind]
+            if kind != "study":
+                mine.sort(key=lambda hit: (not hit.name.casefold().startswith(wanted), hit.name))
+            shown += mine[:MOST_FOUND]
+        return tuple(shown)
+
+    def _newest_first(self, cluster: Names, model: str | None) -> Select[Any]:
+        where = (*is_named(studies.c.cluster, self._within(cluster)), *is_named(studies.c.model, model))
+        return select(studies).where(*where).order_by(studies.c.sequence.desc())
+
+    def _summaries(
+        self, connection: Connection, found: Sequence[Study], *, proven_too: bool = True
+    ) -> tuple[StudyEntry, ...]:
+        """Return studies with their numbers so far, in their order; recommendations say whether they are stale.
+
+        Args:
+            connection: in a transaction.
+            found: the studies.
+            proven_too: also read the times of studies whose verdict has its own, which takes long with many trials.
+        """
+        ids = [study.id for study in found]
+        count = select(trials.c.study, func.count().label("trials")).where(trials.c.study.in_(ids))
+        counts = {row.study: row.trials for row in connection.execute(count.group_by(trials.c.study))}
+        published = tuple(newest_by_study(connection, ids).values())
+        recommended = {r.study: r for r in with_staleness(connection, published, self._shipped)}
+        proven = {r.study for r in published if r.table.verdict.default_us and not proven_too}
+        scores = _median_scores(connection, [id for id in ids if id not in proven])
+        return tuple(
+            StudyEntry(
+                study=study,
+                trials=counts.get(study.id, 0),
+                best_us=min(scores[study.id].values(), default=None),
+                default_us=scores[study.id].get(DEFAULT.digest()),
+                recommendation=recommended.get(study.id),
+            )
+            for study in found
         )
-    return there
 
 
-def find_study(connection: Connection, key: str, *, cluster: Names = None) -> Study:
-    """Return a study by id, name or prefix of an id, as `Store.study`, if it is of some clusters; None = of any."""
-    mine = is_named(studies.c.cluster, cluster)
-    for column in (studies.c.id, studies.c.name):
-        row = connection.execute(select(studies).where(column == key, *mine)).first()
-        if row is not None:
-            return _read(connection, [row])[0]
-    begins = studies.c.id.startswith(key, autoescape=True)
-    rows = connection.execute(select(studies).where(begins, *mine).limit(4)).all()
-    if key and len(rows) == 1:
-        return _read(connection, rows)[0]
-    if key and rows:
-        ids = ", ".join(row.id for row in rows)
-        raise UsageError(f"several studies have an id that begins with {key!r}: {ids}", hint="give more of the id")
-    names = [name for row in connection.execute(select(studies.c.name, studies.c.id).where(*mine)) for name in row]
-    raise unknown_name("study", key, names)
-
-
-def set_state(connection: Connection, study_id: str, state: StudyState, reason: str, *, now: str) -> None:
-    """Store the state of a study and its reason, as `Store.set_state`."""
-    text = connection.execute(select(studies.c.document).where(studies.c.id == study_id)).scalar()
-    if text is None:
-        raise NotFoundError(f"there is no study with the id {study_id!r}", hint=f"`{_LIST}` lists all")
-    with stored(f"the study {study_id}"):
-        document = json.loads(text) | {"reason": reason}
-    values = {"state": state.value, "updated": now, "document": to_text(document)}
-    connection.execute(update(studies).where(studies.c.id == study_id).values(**values))
-
-
-def study_rows(
-    connection: Connection, *, limit: int, before: int | None, cluster: Names, model: str | None
-) -> dict[int, Study]:
-    """Return up to `limit` studies that arrived before number `before`, newest first, by number of arrival."""
-    query = select(studies).order_by(studies.c.sequence.desc()).limit(limit)
-    if before is not None:
-        query = query.where(studies.c.sequence < before)
-    query = query.where(*is_named(studies.c.cluster, cluster), *is_named(studies.c.model, model))
-    rows = connection.execute(query).all()
-    return {row.sequence: study for row, study in zip(rows, _read(connection, rows), strict=True)}
-
-
-def studies_of(connection: Connection, numbers: Collection[int]) -> tuple[Study, ...]:
-    """Return the studies with some numbers of arrival, newest first."""
-    query = select(studies).where(studies.c.sequence.in_(list(numbers))).order_by(studies.c.sequence.desc())
-    return tuple(_read(connection, connection.execute(query).all()))
+def study_row(study: Study) -> dict[str, Any]:
+    """Return the row of a study."""
+    document = study.to_document()
+    columns = {name: document.pop(name) for name in _COLUMNS}
+    return {**columns, "cluster": study.cluster.name, "model": study.workload.name, "document": to_text(document)}
 
 
 def _differences(there: Study, asked: Study) -> list[str]:
@@ -90,7 +247,7 @@ def _differences(there: Study, asked: Study) -> list[str]:
         "workload": (there.workload.digest(), asked.workload.digest()),
         "launcher": (there.launcher, asked.launcher),
         "simulated": (there.simulated, asked.simulated),
-        "process-wide parameters": (_listed(there.process_wide), _listed(asked.process_wide)),
+        "process-wide parameters": (_join_names(there.process_wide), _join_names(asked.process_wide)),
         "seed": (there.seed, asked.seed),
         "sampler": (there.sampler or "ncclt's own", asked.sampler or "ncclt's own"),
     }
@@ -100,14 +257,8 @@ def _differences(there: Study, asked: Study) -> list[str]:
     return different + [f"{what}: stored {old}, asked for {new}" for what, (old, new) in pairs.items() if old != new]
 
 
-def _listed(names: tuple[str, ...]) -> str:
+def _join_names(names: tuple[str, ...]) -> str:
     return " ".join(names) or "none"
-
-
-def _row(study: Study) -> dict[str, Any]:
-    document = study.to_document()
-    columns = {name: document.pop(name) for name in _COLUMNS}
-    return {**columns, "cluster": study.cluster.name, "model": study.workload.name, "document": to_text(document)}
 
 
 def _read(connection: Connection, rows: Sequence[Row[Any]]) -> list[Study]:
@@ -125,3 +276,17 @@ def _read(connection: Connection, rows: Sequence[Row[Any]]) -> list[Study]:
 def _study(row: Row[Any]) -> Study:
     with stored(f"the study {row.name!r}"):
         return Study.from_document(json.loads(row.document) | {name: getattr(row, name) for name in _COLUMNS})
+
+
+def _median_scores(connection: Connection, ids: Sequence[str]) -> Mapping[str, dict[str, float]]:
+    """Return study -> digest of setting -> median score of its trials before the proof, µs."""
+    samples: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    query = select(trials.c.study, trials.c.setting, trials.c.score_us).where(
+        trials.c.study.in_(ids), trials.c.score_us.is_not(None), TRIES_SETTING
+    )
+    for study, setting, score_us in connection.execute(query):
+        samples[study][setting].append(score_us)
+    medians: dict[str, dict[str, float]] = defaultdict(dict)
+    for study, by_setting in samples.items():
+        medians[study] = {setting: statistics.median(scores) for setting, scores in by_setting.items()}
+    return medians

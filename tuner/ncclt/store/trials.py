@@ -1,29 +1,37 @@
-"""Trials and their measurements as rows."""
+"""Trials and their measurements, all of them or parts that the database sorts, filters and pages."""
 
 from __future__ import annotations
 
 import json
+import statistics
 from collections import defaultdict
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, insert, not_, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, and_, func, insert, not_, or_, select, update
+from sqlalchemy.sql.selectable import FromClause
 
+from ncclt.core.algorithms import Algorithm
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy
 from ncclt.core.setting import Setting
 from ncclt.core.study import Arm, Phase, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.errors import NotFoundError
-from ncclt.store.database import Database
 from ncclt.store.documents import stored, to_text
 from ncclt.store.failures import repeatable
+from ncclt.store.leases import close_claim
+from ncclt.store.names import unknown_name
+from ncclt.store.part import StorePart
 from ncclt.store.tables import measurements, studies, trials
 
 _MOST_NAMED = 500
 """Values in one query: PostgreSQL plans long lists slowly."""
+
+Order = Literal["number", "-number", "time", "-time"]
+"""By what trials are sorted; `-` = from the largest. Trials without a time come last."""
 
 TRIES_SETTING = or_(
     trials.c.phase == Phase.SEARCH.value,
@@ -33,100 +41,247 @@ TRIES_SETTING = or_(
 looks like a policy there; most trials are those of the search, whose documents need not be read."""
 
 
-def add_trial(connection: Connection, study_id: str, trial: Trial, *, now: str) -> None:
-    """Insert a trial with all its measurements; NotFoundError for an unknown study."""
-    touched = connection.execute(update(studies).where(studies.c.id == study_id).values(updated=now))
-    if touched.rowcount == 0:
-        raise NotFoundError(f"there is no study with the id {study_id!r}", hint="`ncclt studies list` lists all")
-    connection.execute(insert(trials).values(**_trial_row(study_id, trial)))
-    rows = [_measurement_row(study_id, trial.number, i, m) for i, m in enumerate(trial.result.measurements)]
-    if rows:
-        connection.execute(insert(measurements), rows)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialFilter:
+    """Filter of trials.
 
-
-def stored_number(connection: Connection, study_id: str, trial: Trial) -> int | None:
-    """Return the number under which exactly this trial is stored, None = it is not.
-
-    It may differ from the claimed number. Two launches of one setting differ in `repeat`.
+    Attributes:
+        phase, outcome: only these; None = all.
+        message: only trials that measured it; the time is then that of one call.
+        algorithm: only trials that force it, alone or in a rule of a policy.
     """
-    row = _trial_row(study_id, trial)
-    same = [trials.c[name] == row[name] for name in ("study", "phase", "setting", "started", "document")]
-    number: int | None = connection.execute(select(trials.c.number).where(*same)).scalar()
-    return number
+
+    phase: Phase | None = None
+    outcome: Outcome | None = None
+    message: Message | None = None
+    algorithm: Algorithm | None = None
 
 
-def all_trials(connection: Connection, study_id: str, *, without: Collection[int] = ()) -> tuple[Trial, ...]:
-    """Return the trials of a study by number, with their measurements, except the numbers in `without`."""
-    numbers = connection.execute(select(trials.c.number).where(trials.c.study == study_id)).scalars().all()
-    wanted = sorted(set(numbers) - set(without))
-    if not wanted:
-        return ()
-    # A worker polls, mostly for no trial or the last few: read from the first of them on.
-    measured = _measured(connection, study_id, wanted[0], wanted[-1])
-    found = []
-    rows = select(trials).where(trials.c.study == study_id, trials.c.number >= wanted[0]).order_by(trials.c.number)
-    for row in connection.execute(rows):
-        if row.number in without:
-            continue
-        with stored(f"trial {row.number} of study {study_id}"):
-            found.append(read_trial(row, tuple(measured[row.number])))
-    return tuple(found)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedTrial:
+    """One trial without its measurements.
+
+    Attributes:
+        trial: the trial.
+        call_us: median time of one call of the message of the filter, µs; None = no message was chosen.
+    """
+
+    trial: Trial
+    call_us: float | None
 
 
-def trial_page(connection: Connection, study_id: str, *, after: int, limit: int) -> tuple[Trial, ...]:
-    """Return the next trials of a study behind a number, with their measurements; `limit` at most."""
-    mine = (trials.c.study == study_id, trials.c.number > after)
-    rows = connection.execute(select(trials).where(*mine).order_by(trials.c.number).limit(limit)).all()
-    if not rows:
-        return ()
-    measured = _measured(connection, study_id, rows[0].number, rows[-1].number)
-    found = []
-    for row in rows:
-        with stored(f"trial {row.number} of study {study_id}"):
-            found.append(read_trial(row, tuple(measured[row.number])))
-    return tuple(found)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialPart:
+    """Some trials of a study.
+
+    Attributes:
+        items: in the order that was asked for.
+        matching: number of trials that the filter lets through.
+        total, failed: number of all trials of the study, and of those without a time per step.
+    """
+
+    items: tuple[ListedTrial, ...]
+    matching: int
+    total: int
+    failed: int
 
 
-def outline_of(
-    connection: Connection, study_id: str, *only: ColumnElement[bool], limit: int | None = None
-) -> tuple[Trial, ...]:
-    """Return the trials of a study by number, without their measurements: ten times as fast for a long study."""
-    mine = select(trials).where(trials.c.study == study_id, *only)
-    rows = connection.execute(mine.order_by(trials.c.number).limit(limit))
-    settings: dict[str, Setting] = {}
-    found = []
-    for row in rows:
-        with stored(f"trial {row.number} of study {study_id}"):
-            found.append(read_trial(row, (), settings))
-    return tuple(found)
+class Trials(StorePart):
+    """The trials of studies, by number."""
 
+    @repeatable
+    def add(self, study_id: str, trial: Trial, *, worker: str | None = None) -> Trial:
+        """Store a trial with its measurements, all or nothing; when this returns, it survives kill -9.
 
-def measured_trials(connection: Connection, study_id: str, wanted: Collection[Trial]) -> tuple[Trial, ...]:
-    """Return trials of an outline with their measurements."""
-    mine: dict[int, list[Measurement]] = {}
-    numbers = iter(trial.number for trial in wanted)
-    while part := list(islice(numbers, _MOST_NAMED)):
-        query = select(measurements).where(measurements.c.study == study_id, measurements.c.number.in_(part))
-        for row in connection.execute(query.order_by(measurements.c.number, measurements.c.position)):
+        Args:
+            study_id: of the study.
+            trial: to store.
+            worker: that claimed its number, None = it was not claimed. A worker that was assumed dead meanwhile gets
+                another number.
+
+        Raises:
+            NotFoundError: there is no such study.
+            StoreError: the study has a trial of this number.
+        """
+        conflict = f"trial {trial.number} of study {study_id} is already stored"
+        with self._database.alone(conflict=conflict) as connection:
+            self._require_study(connection, study_id)
+            if worker is not None:
+                # Under which number exactly this trial is stored: two launches of one setting differ in `repeat`.
+                row = trial_row(study_id, trial)
+                same = [trials.c[name] == row[name] for name in ("study", "phase", "setting", "started", "document")]
+                kept: int | None = connection.execute(select(trials.c.number).where(*same)).scalar()
+                if kept is not None:
+                    return replace(trial, number=kept)
+                trial = replace(trial, number=close_claim(connection, study_id, trial.number, worker=worker))
+            touched = connection.execute(update(studies).where(studies.c.id == study_id).values(updated=self._clock()))
+            if touched.rowcount == 0:
+                raise NotFoundError(
+                    f"there is no study with the id {study_id!r}", hint="`ncclt studies list` lists all"
+                )
+            connection.execute(insert(trials).values(**trial_row(study_id, trial)))
+            rows = [
+                measurement_row(study_id, trial.number, position, measured)
+                for position, measured in enumerate(trial.result.measurements)
+            ]
+            if rows:
+                connection.execute(insert(measurements), rows)
+        return trial
+
+    @repeatable
+    def find(self, study_id: str, *, without: Collection[int] = ()) -> tuple[Trial, ...]:
+        """Return the trials of a study with their measurements, except some numbers; none for an unknown study."""
+        with self._database.reading() as connection:
+            self._require_study(connection, study_id)
+            numbers = connection.execute(select(trials.c.number).where(trials.c.study == study_id)).scalars().all()
+            # A worker polls, mostly for no trial or the last few: read from the first of them on.
+            first = min(set(numbers) - set(without), default=None)
+            if first is None:
+                return ()
+            query = select(trials).where(trials.c.study == study_id, trials.c.number >= first)
+            rows = [row for row in connection.execute(query.order_by(trials.c.number)) if row.number not in without]
+            return self._read(connection, study_id, rows)
+
+    @repeatable
+    def page(self, study_id: str, *, after: int = -1, limit: int) -> tuple[Trial, ...]:
+        """Return the next trials of a study behind a number, with their measurements; `limit` at most."""
+        query = select(trials).where(trials.c.study == study_id, trials.c.number > after)
+        with self._database.reading() as connection:
+            self._require_study(connection, study_id)
+            rows = connection.execute(query.order_by(trials.c.number).limit(limit)).all()
+            return self._read(connection, study_id, rows)
+
+    @repeatable
+    def get(self, study_id: str, number: int) -> Trial:
+        """Return one trial with its measurements.
+
+        Raises:
+            NotFoundError: the study has no trial of this number.
+        """
+        with self._database.reading() as connection:
+            self._require_study(connection, study_id)
+            found = self._outline(connection, study_id, trials.c.number == number)
+            if not found:
+                raise NotFoundError(f"the study has no trial {number}", hint="its page lists all that have ended")
+            return self._with_measurements(connection, study_id, found)[0]
+
+    @repeatable
+    def outline(self, study_id: str) -> tuple[Trial, ...]:
+        """Return the trials of a study without their measurements: ten times as fast for a long study."""
+        with self._database.reading() as connection:
+            self._require_study(connection, study_id)
+            return self._outline(connection, study_id)
+
+    @repeatable
+    def with_measurements(self, study_id: str, wanted: Collection[Trial]) -> tuple[Trial, ...]:
+        """Return trials of an outline with their measurements."""
+        with self._database.reading() as connection:
+            self._require_study(connection, study_id)
+            return self._with_measurements(connection, study_id, wanted)
+
+    @repeatable
+    def repeats(self, study_id: str, trial: Trial, *, limit: int) -> tuple[Trial, ...]:
+        """Return the other trials that measured the same setting outside the proof, `limit` at most."""
+        same = and_(trials.c.setting == trial.setting.digest(), trials.c.number != trial.number)
+        with self._database.reading() as connection:
+            self._require_study(connection, study_id)
+            return self._outline(connection, study_id, and_(same, TRIES_SETTING), limit=limit)
+
+    @repeatable
+    def select(
+        self, study_id: str, only: TrialFilter, *, order: Order = "number", skip: int = 0, limit: int
+    ) -> TrialPart:
+        """Return the trials that a filter lets through, `limit` of them at most behind the first `skip`."""
+        with self._database.reading() as connection:
+            self._require_study(connection, study_id)
+            counted = select(func.count(), func.count(trials.c.score_us)).where(trials.c.study == study_id)
+            total, scored = connection.execute(counted).one()
+            where = [trials.c.study == study_id]
+            source: FromClause = trials
+            columns: list[Any] = list(trials.c)
+            if only.phase is not None:
+                where.append(trials.c.phase == only.phase.value)
+            if only.outcome is not None:
+                where.append(trials.c.outcome == only.outcome.value)
+            if only.algorithm is not None:
+                # Every quote of a text in the document has a backslash before it, so nothing else looks like this.
+                where.append(trials.c.document.contains(f'"algorithm":"{only.algorithm.value}"', autoescape=True))
+            if only.message is not None:
+                source = trials.join(
+                    measurements, and_(measurements.c.study == trials.c.study, _measures(only.message))
+                )
+                columns.append(measurements.c.samples_us)
+            filtered = len(where) > 1 or only.message is not None
+            counting = select(func.count()).select_from(source).where(*where)
+            matching = connection.execute(counting).scalar_one() if filtered else total
+            query = (
+                select(*columns)
+                .select_from(source)
+                .where(*where)
+                .order_by(*_sort_columns(order))
+                .offset(skip)
+                .limit(limit)
+            )
+            items = []
+            for row in connection.execute(query):
+                with stored(f"trial {row.number} of study {study_id}"):
+                    samples = json.loads(row.samples_us) if only.message is not None else ()
+                    items.append(
+                        ListedTrial(trial=_trial(row), call_us=statistics.median(samples) if samples else None)
+                    )
+            return TrialPart(items=tuple(items), matching=matching, total=total, failed=total - scored)
+
+    def _require_study(self, connection: Connection, study_id: str) -> None:
+        """Refuse a study beyond the scope."""
+        if self._scope:
+            cluster = connection.execute(select(studies.c.cluster).where(studies.c.id == study_id)).scalar()
+            if cluster not in self._scope:
+                raise unknown_name("study", study_id, ())
+
+    def _read(self, connection: Connection, study_id: str, rows: Sequence[Row[Any]]) -> tuple[Trial, ...]:
+        """Read trials, which are sorted by number, with their measurements."""
+        if not rows:
+            return ()
+        measured: dict[int, list[Measurement]] = defaultdict(list)
+        mine = (measurements.c.study == study_id, measurements.c.number.between(rows[0].number, rows[-1].number))
+        query = select(measurements).where(*mine).order_by(measurements.c.number, measurements.c.position)
+        for row in connection.execute(query):
             with stored(f"trial {row.number} of study {study_id}"):
-                mine.setdefault(row.number, []).append(_measurement(row))
-    return tuple(
-        replace(trial, result=replace(trial.result, measurements=tuple(mine.get(trial.number, ())))) for trial in wanted
-    )
+                measured[row.number].append(_measurement(row))
+        found = []
+        for row in rows:
+            with stored(f"trial {row.number} of study {study_id}"):
+                found.append(_trial(row, tuple(measured[row.number])))
+        return tuple(found)
+
+    def _outline(
+        self, connection: Connection, study_id: str, *only: ColumnElement[bool], limit: int | None = None
+    ) -> tuple[Trial, ...]:
+        mine = select(trials).where(trials.c.study == study_id, *only)
+        rows = connection.execute(mine.order_by(trials.c.number).limit(limit))
+        settings: dict[str, Setting] = {}
+        found = []
+        for row in rows:
+            with stored(f"trial {row.number} of study {study_id}"):
+                found.append(_trial(row, (), settings))
+        return tuple(found)
+
+    def _with_measurements(self, connection: Connection, study_id: str, wanted: Collection[Trial]) -> tuple[Trial, ...]:
+        mine: dict[int, list[Measurement]] = {}
+        numbers = iter(trial.number for trial in wanted)
+        while part := list(islice(numbers, _MOST_NAMED)):
+            query = select(measurements).where(measurements.c.study == study_id, measurements.c.number.in_(part))
+            for row in connection.execute(query.order_by(measurements.c.number, measurements.c.position)):
+                with stored(f"trial {row.number} of study {study_id}"):
+                    mine.setdefault(row.number, []).append(_measurement(row))
+        return tuple(
+            replace(trial, result=replace(trial.result, measurements=tuple(mine.get(trial.number, ()))))
+            for trial in wanted
+        )
 
 
-def _measured(connection: Connection, study_id: str, first: int, last: int) -> dict[int, list[Measurement]]:
-    """Return the measurements of some trials by number, each trial's in their order."""
-    found: dict[int, list[Measurement]] = defaultdict(list)
-    mine = (measurements.c.study == study_id, measurements.c.number.between(first, last))
-    by_position = (measurements.c.number, measurements.c.position)
-    for row in connection.execute(select(measurements).where(*mine).order_by(*by_position)):
-        with stored(f"trial {row.number} of study {study_id}"):
-            found[row.number].append(_measurement(row))
-    return found
-
-
-def _trial_row(study_id: str, trial: Trial) -> dict[str, Any]:
+def trial_row(study_id: str, trial: Trial) -> dict[str, Any]:
+    """Return the row of a trial."""
     return {
         "study": study_id,
         "number": trial.number,
@@ -154,9 +309,7 @@ def _trial_row(study_id: str, trial: Trial) -> dict[str, Any]:
     }
 
 
-def read_trial(
-    row: Row[Any], measured: tuple[Measurement, ...] = (), settings: dict[str, Setting] | None = None
-) -> Trial:
+def _trial(row: Row[Any], measured: tuple[Measurement, ...] = (), settings: dict[str, Setting] | None = None) -> Trial:
     """Read a trial; `settings` keeps each setting by its digest where many trials share a few."""
     document = json.loads(row.document)
     result = TrialResult(
@@ -189,7 +342,8 @@ def read_trial(
     )
 
 
-def _measurement_row(study_id: str, number: int, position: int, measurement: Measurement) -> dict[str, Any]:
+def measurement_row(study_id: str, number: int, position: int, measurement: Measurement) -> dict[str, Any]:
+    """Return the row of a measurement."""
     return {
         "study": study_id,
         "number": number,
@@ -213,20 +367,15 @@ def _measurement(row: Row[Any]) -> Measurement:
     return Measurement(message=message, samples_us=samples, wrong=row.wrong, interpolated=row.interpolated)
 
 
-class Outlines:
-    """The part of a store that reads long studies fast; see `Store`."""
+def _measures(message: Message) -> ColumnElement[bool]:
+    same = [measurements.c[name] == value for name, value in message.to_document().items()]
+    return and_(measurements.c.number == trials.c.number, *same)
 
-    _database: Database
-    is_patient: bool
 
-    @repeatable
-    def trial_outline(self, study_id: str) -> tuple[Trial, ...]:
-        """Return the trials of a study by number, without their measurements."""
-        with self._database.reading() as connection:
-            return outline_of(connection, study_id)
-
-    @repeatable
-    def measured(self, study_id: str, wanted: Collection[Trial]) -> tuple[Trial, ...]:
-        """Return trials of an outline with their measurements."""
-        with self._database.reading() as connection:
-            return measured_trials(connection, study_id, wanted)
+def _sort_columns(order: Order) -> tuple[ColumnElement[Any], ...]:
+    descending = order.startswith("-")
+    number: ColumnElement[Any] = trials.c.number
+    if order.endswith("number"):
+        return (number.desc() if descending else number.asc(),)
+    time: ColumnElement[Any] = trials.c.score_us
+    return (time.is_(None), time.desc() if descending else time.asc(), number)

@@ -24,8 +24,8 @@ SHAPE = {"nodes": 2, "gpus_per_node": 4, "nccl_version": "2.28.9"}
 @pytest.fixture
 def store(tmp_path):
     with open_store(f"sqlite:///{tmp_path}/ncclt.db") as store:
-        store.add_cluster(sample_cluster())
-        store.add_workload(sample_workload())
+        store.clusters.add(sample_cluster())
+        store.workloads.add(sample_workload())
         yield store
 
 
@@ -37,15 +37,15 @@ def queue(store):
 
 
 def publish(store, id, *, model=MODEL, **more):
-    study = store.open_study(sample_study())
-    fingerprint = store.cluster(CLUSTER).sized(**SHAPE).fingerprint()
+    study = store.studies.open(sample_study())
+    fingerprint = store.clusters.get(CLUSTER).sized(**SHAPE).fingerprint()
     made = replace(sample_recommendation("a"), id=id, study=study.id, cluster=CLUSTER, model=model, created="")
-    return store.publish(replace(made, fingerprint=fingerprint, **more))
+    return store.revisions.publish(replace(made, fingerprint=fingerprint, **more))
 
 
 def go_stale(store, id):
-    found = store.recommendation(id)
-    store.add_recheck(
+    found = store.recommendations.get(id)
+    store.records.add_recheck(
         Recheck(
             id=f"check-{id}",
             recommendation=id,
@@ -84,8 +84,8 @@ def test_a_job_that_somebody_submitted_counts_also_where_it_leaves_the_shape_to_
     publish(store, "r1")
     go_stale(store, "r1")
     asked = TuningJob(id="mine", cluster=CLUSTER, model=MODEL)
-    queue.submit(store.checked_job(replace(asked, id="other", nodes=3)))
-    queue.submit(store.checked_job(asked))
+    queue.submit(store.jobs.check(replace(asked, id="other", nodes=3)))
+    queue.submit(store.jobs.check(asked))
     (renewed,) = submitted(store, queue)
     assert (renewed.is_new, renewed.status.job.id) == (False, "mine")
 
@@ -125,10 +125,10 @@ def test_two_callers_at_once_queue_one_job(store, queue, monkeypatch):
 def test_a_newer_revision_needs_no_job(store, queue):
     """Otherwise each run of a timer would tune again what waits for approval."""
     publish(store, "r1")
-    store.set_rules(ClusterRules(cluster=CLUSTER, require_approval=True), Actor(who="ann"))
+    store.revisions.set_rules(ClusterRules(cluster=CLUSTER, require_approval=True), Actor(who="ann"))
     publish(store, "r2")
     go_stale(store, "r1")
-    assert store.status("r2").state.value == "candidate"
+    assert store.revisions.status("r2").state.value == "candidate"
     assert submitted(store, queue) == ()
     go_stale(store, "r2")
     assert [one.recommendation for one in submitted(store, queue)] == ["r1"]
@@ -137,17 +137,17 @@ def test_a_newer_revision_needs_no_job(store, queue):
 def test_what_was_measured_on_an_earlier_cluster_is_renewed_once(store, queue):
     """Its fingerprint is another one, so no later revision retires it."""
     publish(store, "r1")
-    store.add_cluster(replace(sample_cluster(), gpu="H200"), replace=True)
+    store.clusters.add(replace(sample_cluster(), gpu="H200"), replace=True)
     (renewed,) = submitted(store, queue)
     assert "the cluster" in renewed.stale
     queue.cancel(renewed.status.job.id)
     publish(store, "r2")
-    assert store.recommendation("r1").stale
+    assert store.recommendations.get("r1").stale
     assert submitted(store, queue) == ()
 
 
 def test_one_that_cannot_be_renewed_does_not_stop_the_others(store, queue):
-    store.add_workload(replace(sample_workload(), name="other"))
+    store.workloads.add(replace(sample_workload(), name="other"))
     publish(store, "r1", model="gone")
     publish(store, "r2", model="other")
     for id in ("r1", "r2"):
@@ -163,7 +163,7 @@ def test_an_unknown_cluster_is_an_error(store, queue):
 
 
 def test_ended_jobs_are_removed(store, queue):
-    mine = store.checked_job(TuningJob(id="ended", cluster=CLUSTER, model=MODEL))
+    mine = store.jobs.check(TuningJob(id="ended", cluster=CLUSTER, model=MODEL))
     queue.submit(mine)
     assert queue.cancel("ended").ended > NOW
     queue.submit(replace(mine, id="waiting"))

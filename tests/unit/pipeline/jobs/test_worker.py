@@ -33,10 +33,10 @@ def result_of(tmp_path):
             serving = JobWorker(store, WorkerPlan(cluster="leonardo", say=lambda _text: None))
             serving._queue = Queue(**more)
             serving._tune = lambda *_: pytest.fail("it was launched")
-            store.enter_worker(serving.name, cluster="leonardo")
+            store.jobs.enter_worker(serving.name, cluster="leonardo")
             return serving._result_of(JOB, lambda *_args, **_data: None)
 
-        run.history = store.history
+        run.history = store.revisions.history
         yield run
 
 

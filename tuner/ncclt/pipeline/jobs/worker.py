@@ -100,17 +100,17 @@ class JobWorker:
         prepare(store.url)
         with JobQueue(store.url) as queue:
             self._queue = queue
-            store.enter_worker(self.name, cluster=cluster)
+            store.jobs.enter_worker(self.name, cluster=cluster)
             queue.allow(cluster, at_once=self._plan.at_once)
             take_no_more = serve_jobs(store.url, cluster, worker=self.name, run=self._run)
             self._plan.say(f"ncclt: {self.name} takes jobs of {cluster}, {self._plan.at_once} at once")
             heard_s = time.monotonic()
             while not self.stop.is_set() and not self._lost.is_set():
                 try:
-                    if not store.renew_worker(self.name):
+                    if not store.jobs.renew_worker(self.name):
                         self._lost.set()
                     heard_s = time.monotonic()
-                    store.bury_workers(
+                    store.jobs.bury_workers(
                         cluster,
                         holders=lambda: queue.holders(cluster),
                         give_back=lambda worker: queue.give_back(worker, died=True),
@@ -133,7 +133,7 @@ class JobWorker:
                     self._changed.wait()
             take_no_more()
             queue.give_back(self.name, died=False)
-            store.leave_worker(self.name)
+            store.jobs.leave_worker(self.name)
 
     def _run(self, job: TuningJob, report: JobReport) -> JobResult:
         """Run one job; does not return once the worker stops, since then the job is given back."""
@@ -143,7 +143,7 @@ class JobWorker:
             result = None if self._ends() else self._result_of(job, report)
         except NccltError as error:
             why = error.message
-            self._patiently(lambda: self._store.note_job_failed(job, why))
+            self._patiently(lambda: self._store.jobs.note_failed(job, why))
             raise
         finally:
             with self._changed:
@@ -166,7 +166,7 @@ class JobWorker:
         return None
 
     def _result_of(self, job: TuningJob, report: JobReport) -> JobResult | None:
-        if not self._patiently(lambda: self._store.renew_worker(self.name)):
+        if not self._patiently(lambda: self._store.jobs.renew_worker(self.name)):
             return None  # buried by mistake: the job is given back by others
         if (status := self._patiently(lambda: self._queue.status(job.id))) is None:
             return None
@@ -242,8 +242,8 @@ class JobWorker:
     def _pass_on_trials(self, job: TuningJob, seen: int, report: JobReport) -> int:
         """Write the newest trials of the study as an event; return the number of the last one."""
         with contextlib.suppress(NotFoundError, StoreError):
-            study = self._store.study(job.study)
-            while page := self._store.trial_page(study.id, after=seen, limit=_PAGE):
+            study = self._store.studies.get(job.study)
+            while page := self._store.trials.page(study.id, after=seen, limit=_PAGE):
                 last, seen = page[-1], page[-1].number
                 report(
                     "trials",
@@ -263,7 +263,7 @@ class JobWorker:
         ended = study.reason if study else ""
         if published is not None:
             ended = published.table.verdict.reason
-            place = self._patiently(lambda: self._store.publication(published.id))
+            place = self._patiently(lambda: self._store.revisions.publication(published.id))
             if place is not None and place.words:
                 ended = f"{ended}. {place.words}"
         result = JobResult(
@@ -277,18 +277,18 @@ class JobWorker:
             recorded="" if not study or study.simulated else study.label,
         )
         if state is JobState.FAILED:
-            self._patiently(lambda: self._store.note_job_failed(job, result.reason))
+            self._patiently(lambda: self._store.jobs.note_failed(job, result.reason))
         report("ended", **result.to_document())
         self._plan.say(f"ncclt: job {job.id}: {state}{f': {why}' if why else ''}")
         return result
 
     def _found(self, job: TuningJob) -> tuple[Study | None, int, Recommendation | None]:
         try:
-            study = self._store.study(job.study)
+            study = self._store.studies.get(job.study)
         except NotFoundError:
             return None, 0, None
-        published = self._store.recommendations(study=study.id)
-        return study, len(self._store.trials(study.id)), published[0] if published else None
+        published = self._store.recommendations.find(study=study.id)
+        return study, len(self._store.trials.find(study.id)), published[0] if published else None
 
 
 def _batch_name(id: str) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from alembic import context
 
-from ncclt.store.revisions import VERSION_TABLE
+from ncclt.store.schema import VERSION_TABLE
 
 context.configure(connection=context.config.attributes["connection"], version_table=VERSION_TABLE)
 with context.begin_transaction():

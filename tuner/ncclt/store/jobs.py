@@ -1,4 +1,4 @@
-"""Workers that take tuning jobs, as rows."""
+"""Tuning jobs: their check before they are queued, and the workers that take them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable
 
 from sqlalchemy import delete, exists, insert, select, update
 
-from ncclt.core.cluster import Cluster
 from ncclt.core.revision import Action, shorten_reason
 from ncclt.core.tuning_job import TuningJob
-from ncclt.core.workload import Workload
-from ncclt.store.database import Database, now_s
+from ncclt.store.catalogue import Clusters, Workloads
+from ncclt.store.database import now_s
 from ncclt.store.failures import repeatable
 from ncclt.store.leases import is_dead
+from ncclt.store.part import StorePart
 from ncclt.store.tables import history, job_workers
 from ncclt.user_dirs import recorded_tables
 
@@ -20,16 +20,10 @@ SETTLE_S = 5.0
 """How long the jobs of a dead worker rest at least: its guardian ends what it had launched meanwhile."""
 
 
-class JobWorkers:
-    """The part of a store that keeps the workers of tuning jobs; see `Store`."""
+class Jobs(StorePart):
+    """The tuning jobs and their workers; the queue itself is `ncclt.store.job_queue`."""
 
-    _database: Database
-    _clock: Callable[[], str]
-    is_patient: bool
-    cluster: Callable[[str], Cluster]
-    workload: Callable[[str], Workload]
-
-    def checked_job(self, job: TuningJob, *, again: bool = False) -> TuningJob:
+    def check(self, job: TuningJob, *, again: bool = False) -> TuningJob:
         """Return a job with the name of its study; refuse now what `ncclt tune` of a worker would refuse.
 
         Args:
@@ -40,10 +34,10 @@ class JobWorkers:
             NotFoundError: a name is unknown.
             UsageError: the workload does not fit the shape, or the cluster was recorded with another one.
         """
-        cluster = self.cluster(job.cluster)
+        cluster = Clusters(self._database, self._shipped, self._clock, self._scope).get(job.cluster)
         if cluster.name in recorded_tables():
             cluster.as_recorded(nodes=job.nodes, gpus_per_node=job.gpus_per_node, nccl_version=job.nccl_version)
-        return job.on(cluster, self.workload(job.model), again=again)
+        return job.on(cluster, Workloads(self._database, self._shipped, self._clock).get(job.model), again=again)
 
     @repeatable
     def enter_worker(self, worker: str, *, cluster: str) -> None:
@@ -103,15 +97,17 @@ class JobWorkers:
                 connection.execute(delete(job_workers).where(job_workers.c.name == name))
 
     @repeatable
-    def workers_of(self, cluster: str) -> tuple[str, ...]:
+    def workers(self, cluster: str) -> tuple[str, ...]:
         """Return the workers of a cluster that live, by name."""
+        if not self._is_visible(cluster):
+            return ()
         with self._database.reading() as connection:
             now = now_s(connection)
             rows = connection.execute(select(job_workers).where(job_workers.c.cluster == cluster)).all()
         return tuple(sorted(row.name for row in rows if not is_dead(row.name, row.renewed_s, now)))
 
     @repeatable
-    def note_job_failed(self, job: TuningJob, why: str) -> None:
+    def note_failed(self, job: TuningJob, why: str) -> None:
         """Note in the history that a job failed, once: a worker may die between this note and that of the queue."""
         with self._database.alone() as connection:
             said = {

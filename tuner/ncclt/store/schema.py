@@ -1,0 +1,60 @@
+"""Which schemas this ncclt knows, and whether a database is ncclt's; imports neither alembic nor SQLAlchemy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from ncclt.errors import StoreError
+
+REVISIONS = ("0001_initial",)
+"""Every migration in migrations/versions, oldest first; a test compares the two."""
+
+HEAD = REVISIONS[-1]
+"""What `open_store` migrates to."""
+
+UNRELEASED = tuple(f"{number:04}" for number in range(1, 14))
+"""What ncclt migrated to before its first release; the tables of the last one are those of `REVISIONS[0]`."""
+
+VERSION_TABLE = "ncclt_alembic_version"
+"""Alembic's own table under another name: MLflow and Optuna clashed over the usual one (mlflow issue 2923)."""
+
+VERSION_QUERY = "SELECT version_num FROM ncclt_alembic_version"
+"""Returns the revision of the tables."""
+
+POSTGRESQL_SCHEMA = "ncclt"
+"""Of our tables on PostgreSQL."""
+
+OPTUNA_SCHEMA = "optuna"
+"""Of Optuna's tables on PostgreSQL; never joined to ours."""
+
+
+def known_revision(shown: str, *, tables: Collection[str], read: Callable[[], str | None]) -> str:
+    """Return the revision of a database's tables, empty where it has no tables yet.
+
+    Args:
+        shown: the database, for messages.
+        tables: names of the tables in our schema.
+        read: returns the answer to `VERSION_QUERY`; called only if that table exists.
+
+    Raises:
+        StoreError: the tables are another program's, of a newer ncclt, or of one before the first release.
+    """
+    if not tables:
+        return ""
+    if VERSION_TABLE not in tables:
+        raise StoreError(
+            f"{shown} is the database of another program: it has tables, and none of them is ncclt's",
+            hint="name a file or database of its own with --storage",
+        )
+    revision = read() or ""
+    if revision in UNRELEASED:
+        raise StoreError(
+            f"{shown} is of an ncclt before the first release",
+            hint="run `ncclt store export FILE` with that ncclt, and `ncclt store import FILE` here into a new store",
+        )
+    if revision and revision not in REVISIONS:
+        raise StoreError(
+            f"{shown} has schema {revision!r}, which this ncclt does not know (it knows up to {HEAD!r})",
+            hint="a newer ncclt has migrated it; update ncclt here, or name another store with --storage",
+        )
+    return revision

@@ -1,0 +1,77 @@
+"""Staleness of recommendations: a failed recheck, a replaced workload or a changed cluster."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import Connection, Row, func, select
+
+from ncclt.core.cluster import Cluster
+from ncclt.core.recheck import Freshness, Recheck
+from ncclt.core.recommendation import Recommendation, changed_cluster, replaced_workload
+from ncclt.core.workload import Workload
+from ncclt.store.documents import stored
+from ncclt.store.part import Shipped
+from ncclt.store.tables import Names, clusters, is_named, records, workloads
+
+
+def with_staleness(
+    connection: Connection, found: Sequence[Recommendation], shipped: Shipped
+) -> tuple[Recommendation, ...]:
+    """Return recommendations with the reason why they are no longer served, in their order."""
+    stale = [
+        row for row in newest_records(connection, "recheck", [r.id for r in found]) if row.word == Freshness.STALE.value
+    ]
+    checked = {}
+    for row in stale:
+        with stored(f"the recheck {row.id}"):
+            checked[row.recommendation] = Recheck.from_document(json.loads(row.document)).staleness
+    digests = {
+        name: _workload_digest(connection, shipped, name) for name in {r.model for r in found if r.source_digest}
+    }
+    places = _added_clusters(connection, {r.cluster for r in found})
+    return tuple(
+        replace(
+            r,
+            stale=checked.get(r.id, "")
+            or replaced_workload(r, digests.get(r.model, ""))
+            or changed_cluster(r, places.get(r.cluster)),
+        )
+        for r in found
+    )
+
+
+def newest_records(
+    connection: Connection, kind: str, recommendations: Collection[str], *, cluster: Names = None
+) -> Sequence[Row[Any]]:
+    """Return the row of the newest record of a kind for each recommendation that has one."""
+    if not recommendations:
+        return ()
+    of = records.c.recommendation
+    mine = (records.c.kind == kind, of.in_(list(recommendations)), *is_named(records.c.cluster, cluster))
+    newest = select(func.max(records.c.sequence)).where(*mine).group_by(of)
+    return connection.execute(select(records).where(records.c.sequence.in_(newest))).all()
+
+
+def _workload_digest(connection: Connection, shipped: Shipped, name: str) -> str:
+    """Return the digest of a workload; empty for one that was removed, which is not a replacement."""
+    if name in shipped.workloads:
+        return shipped.workloads[name].digest()
+    text = connection.execute(select(workloads.c.document).where(workloads.c.name == name)).scalar()
+    if text is None:
+        return ""
+    with stored(f"the workload {name!r}"):
+        return Workload.from_document(json.loads(text)).digest()
+
+
+def _added_clusters(connection: Connection, names: Collection[str]) -> dict[str, Cluster]:
+    """Return the clusters of these names that were added to the store; shipped ones never change."""
+    query = select(clusters.c.name, clusters.c.document).where(clusters.c.name.in_(sorted(names)))
+    found = {}
+    for name, text in connection.execute(query):
+        with stored(f"the cluster {name!r}"):
+            found[name] = Cluster.from_document(json.loads(text))
+    return found
