@@ -3,11 +3,16 @@
 import json
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
+from types import SimpleNamespace
 
 import pytest
 
-from ncclt.errors import TraceError, UsageError
+from ncclt import profile
+from ncclt.core.message import Collective, Message
+from ncclt.errors import MissingDependencyError, TraceError, UsageError
 from ncclt.profile import READERS, read_workload, reader_named, reader_names
+from ncclt.profile.reader import Call, Reader
 
 
 def test_every_reader_of_the_table_can_be_imported():
@@ -206,3 +211,34 @@ def test_newer_formats_are_named_as_newer(tmp_path):
         path.write_text(json.dumps(document))
         notes = read_workload(path, name="x").provenance.notes
         assert any(note.startswith("format 4 is newer than 3") for note in notes) is is_new
+
+
+class PairsReader(Reader):
+    """A third party's reader: lines of `pair,BYTES`."""
+
+    name = "pairs"
+
+    def begins(self, beginning):
+        return beginning.startswith(b"pair,")
+
+    def calls(self, source):
+        for document in source.documents():
+            for line in document.stream:
+                size = int(line.split(b",")[1])
+                message = Message(collective=Collective.ALL_REDUCE, dtype="uint8", size_bytes=size, group_size=2)
+                yield Call(message=message)
+
+
+def test_reader_of_a_third_party_is_used_like_our_own(tmp_path, monkeypatch):
+    point = EntryPoint(name="pairs", value="pairs_of_a_third_party:PairsReader", group="ncclt.readers")
+    monkeypatch.setitem(sys.modules, "pairs_of_a_third_party", SimpleNamespace(PairsReader=PairsReader))
+    monkeypatch.setattr(profile, "entry_points", lambda *, group: [point] if group == point.group else [])
+    path = tmp_path / "job"
+    path.write_text("pair,8\npair,8\npair,16\n")
+    workload = read_workload(path, name="x")
+    assert [(m.message.size_bytes, m.calls_per_step) for m in workload.messages] == [(8, 2), (16, 1)]
+    assert (workload.provenance.source, workload.provenance.whole_file) == ("pairs", True)
+    broken = EntryPoint(name="broken", value="no_such_module:Reader", group="ncclt.readers")
+    monkeypatch.setattr(profile, "entry_points", lambda *, group: [broken])
+    with pytest.raises(MissingDependencyError, match="no_such_module"):
+        reader_named("broken")

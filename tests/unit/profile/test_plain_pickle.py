@@ -16,6 +16,7 @@ from ncclt.errors import TraceError
 from ncclt.profile import read_workload
 from ncclt.profile.plain_pickle import MAX_OPERATIONS, PlainUnpickler, load_pickle
 from ncclt.profile.readers import flight_recorder
+from ncclt.profile.readers.flight_recorder import FlightRecorderReader
 
 ENTRY = {
     "record_id": 0,
@@ -58,7 +59,7 @@ def test_nothing_in_a_pickle_is_run(tmp_path, kind, protocol):
     assert marker.exists(), "the attack works"
     marker.unlink()
     path.write_bytes(evil)
-    for read in (flight_recorder.read, read_workload):
+    for read in (FlightRecorderReader().read, read_workload):
         with pytest.raises(TraceError, match="the pickle holds the operation") as caught:
             read([path], name="evil")
         assert "do not load" in caught.value.hint
@@ -127,9 +128,9 @@ def test_deep_nesting_neither_crashes_nor_counts(tmp_path):
     deep = b"]" * 200_000 + b"a" * 199_999
     path = tmp_path / "deep"
     path.write_bytes(b"\x80\x02}(X\x09\x00\x00\x00pg_config}X\x07\x00\x00\x00entries" + deep + b"u.")
-    assert flight_recorder.recognises(path)
+    assert FlightRecorderReader().recognises(path)
     with pytest.raises(TraceError, match="no collectives"):
-        flight_recorder.read([path], name="deep")
+        FlightRecorderReader().read([path], name="deep")
 
 
 def test_shared_parts_are_never_walked(tmp_path):
@@ -141,7 +142,7 @@ def test_shared_parts_are_never_walked(tmp_path):
     path = tmp_path / "bomb"
     groups = {"0": {"ranks": bomb, "desc": bomb}, "1": bomb}
     path.write_bytes(pickle.dumps({**DUMP, "version": bomb, "entries": [odd, ENTRY, bomb], "pg_config": groups}))
-    workload = flight_recorder.read([path], name="bomb")
+    workload = FlightRecorderReader().read([path], name="bomb")
     assert [m.message.size_bytes for m in workload.messages] == [20]
 
 
@@ -157,7 +158,7 @@ def test_too_large_a_file_is_refused(tmp_path, monkeypatch):
     path = tmp_path / "large"
     path.write_bytes(pickle.dumps({**DUMP, "more": "x" * 2000}))
     with pytest.raises(TraceError, match="larger than 1,000 bytes"):
-        flight_recorder.read([path], name="large")
+        FlightRecorderReader().read([path], name="large")
 
 
 _PLAIN = st.recursive(
@@ -187,4 +188,4 @@ def test_damaged_dump_is_read_or_refused(tmp_path_factory, place, byte, cut):
     path = tmp_path_factory.mktemp("damaged") / "dump"
     path.write_bytes(bytes(data))
     with suppress(TraceError):
-        assert flight_recorder.read([path], name="damaged").messages
+        assert FlightRecorderReader().read([path], name="damaged").messages

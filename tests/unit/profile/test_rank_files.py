@@ -8,7 +8,7 @@ import tarfile
 import pytest
 
 from ncclt.errors import TraceError
-from ncclt.profile.readers import param_comms
+from ncclt.profile.readers.param_comms import ParamCommsReader
 
 
 def _rows(size=10, world_size=2, **more):
@@ -28,7 +28,7 @@ def read(tmp_path):
         paths = [tmp_path / f"{place}.json" for place in range(len(contents))]
         for path, content in zip(paths, contents, strict=True):
             path.write_bytes(content)
-        return param_comms.read(paths, name="t")
+        return ParamCommsReader().read(paths, name="t")
 
     return _read
 

@@ -19,16 +19,16 @@ from ncclt.errors import TraceError, UsageError
 from ncclt.nccl.log.facts import LogFacts
 from ncclt.nccl.log.startup import LogReader
 from ncclt.profile.nccl_calls import OPERATIONS
-from ncclt.profile.readers import nccl_log, plugin_report
 from ncclt.profile.readers.nccl_log import (
     Communicators,
     LogBook,
+    NcclLogReader,
     check_own_process,
     communicators_of,
     full_size,
     read_log,
 )
-from ncclt.profile.readers.plugin_report import CommunicatorReport, read_reports
+from ncclt.profile.readers.plugin_report import CommunicatorReport, PluginReportReader, read_reports
 from ncclt.profile.source import check_readable, documents
 from ncclt.profile.workload_builder import check_distinct
 
@@ -62,7 +62,7 @@ def observe(paths: Sequence[Path]) -> Observed:
     """
     check_distinct(paths)
     report_paths, logs = _sorted_out(paths)
-    reports = read_reports(report_paths) if report_paths else ()
+    reports = read_reports(d for path in report_paths for d in documents(path)) if report_paths else ()
     starts = _Starts()
     books = [read_log(one, starts.watching) for path in logs for one in documents(path)]
     books.sort(key=lambda book: book.label)
@@ -119,7 +119,7 @@ def reported_tables(paths: Sequence[Path]) -> tuple[str, ...]:
         TraceError: as for `observe`.
     """
     paths, _logs = _sorted_out(paths)
-    reports = read_reports(paths) if paths else ()
+    reports = read_reports(d for path in sorted(paths) for d in documents(path)) if paths else ()
     return tuple(dict.fromkeys(table for report in reports if (table := str(report.head["table"]))))
 
 
@@ -147,9 +147,9 @@ def _sorted_out(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     reports, logs = [], []
     for path in paths:
         check_readable(path)
-        if plugin_report.recognises(path):
+        if PluginReportReader().recognises(path):
             reports.append(path)
-        elif nccl_log.recognises(path):
+        elif NcclLogReader().recognises(path):
             logs.append(path)
         else:
             raise TraceError(

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import cast
 
 from ncclt.core.plural import count_noun
 from ncclt.core.workload import Provenance, Workload
@@ -29,30 +27,30 @@ from ncclt.profile.source import (
 from ncclt.profile.unsupported import find_unsupported
 
 READERS: dict[str, str] = {
-    "kineto": "ncclt.profile.readers.kineto.reader",
-    "execution_trace": "ncclt.profile.readers.execution_trace",
-    "flight_recorder": "ncclt.profile.readers.flight_recorder",
-    "param_comms": "ncclt.profile.readers.param_comms",
-    "inspector": "ncclt.profile.readers.inspector",
-    "plugin_report": "ncclt.profile.readers.plugin_report",
-    "deepspeed": "ncclt.profile.readers.deepspeed",
-    "megatron_log": "ncclt.profile.readers.megatron_log",
-    "nccl_tests": "ncclt.profile.readers.nccl_tests",
-    "nccl_log": "ncclt.profile.readers.nccl_log",
-    "nccl_profiler": "ncclt.profile.readers.nccl_profiler",
-    "nsys": "ncclt.profile.readers.nsys",
-    "horovod": "ncclt.profile.readers.horovod",
-    "aicb": "ncclt.profile.readers.aicb",
-    "tracelens": "ncclt.profile.readers.tracelens",
-    "csv": "ncclt.profile.readers.csv_table",
+    "kineto": "ncclt.profile.readers.kineto.reader:KinetoReader",
+    "execution_trace": "ncclt.profile.readers.execution_trace:ExecutionTraceReader",
+    "flight_recorder": "ncclt.profile.readers.flight_recorder:FlightRecorderReader",
+    "param_comms": "ncclt.profile.readers.param_comms:ParamCommsReader",
+    "inspector": "ncclt.profile.readers.inspector:InspectorReader",
+    "plugin_report": "ncclt.profile.readers.plugin_report:PluginReportReader",
+    "deepspeed": "ncclt.profile.readers.deepspeed:DeepSpeedReader",
+    "megatron_log": "ncclt.profile.readers.megatron_log:MegatronLogReader",
+    "nccl_tests": "ncclt.profile.readers.nccl_tests:NcclTestsReader",
+    "nccl_log": "ncclt.profile.readers.nccl_log:NcclLogReader",
+    "nccl_profiler": "ncclt.profile.readers.nccl_profiler:NcclProfilerReader",
+    "nsys": "ncclt.profile.readers.nsys:NsysReader",
+    "horovod": "ncclt.profile.readers.horovod:HorovodReader",
+    "aicb": "ncclt.profile.readers.aicb:AicbReader",
+    "tracelens": "ncclt.profile.readers.tracelens:TraceLensReader",
+    "csv": "ncclt.profile.readers.csv_table:CsvReader",
 }
-"""Name of a source -> module that is its reader; imported on use."""
+"""Name of a source -> its reader, a class; imported on use."""
 
 _MOST_VARIABLES = 20
 """Of those that a text states, in the provenance."""
 
-ENTRY_POINT_GROUP = "ncclt.profiles"
-"""Third parties add readers here; each entry point names a module or object that is a `Reader`."""
+ENTRY_POINT_GROUP = "ncclt.readers"
+"""Third parties add readers here; each entry point names a subclass of `Reader`."""
 
 
 def read_workload(paths: Path | str | Sequence[Path | str], *, name: str, source: str | None = None) -> Workload:
@@ -97,17 +95,20 @@ def reader_named(name: str) -> Reader:
         UsageError: no reader has this name.
         MissingDependencyError: a third party's reader cannot be imported.
     """
-    if name in READERS:
-        return cast(Reader, import_module(READERS[name]))
     third_party = _third_party()
-    if name not in third_party:
+    if name in READERS:
+        point = EntryPoint(name=name, value=READERS[name], group=ENTRY_POINT_GROUP)
+    elif name in third_party:
+        point = third_party[name]
+    else:
         raise UsageError(f"unknown reader {name!r}", hint=f"known are {', '.join(reader_names())}")
     try:
-        return cast(Reader, third_party[name].load())
+        reader: Reader = point.load()()
     except ImportError as error:
         raise MissingDependencyError(
-            f"the reader {name!r} cannot be imported: {error}", hint=f"install what {third_party[name].value} needs"
+            f"the reader {name!r} cannot be imported: {error}", hint=f"install what {point.value} needs"
         ) from error
+    return reader
 
 
 def _third_party() -> dict[str, EntryPoint]:

@@ -1,40 +1,203 @@
-"""The port behind which every source of workloads stands."""
+"""The port behind which every source of workloads stands, and the one way from calls to a workload."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar
 
-from ncclt.core.workload import Workload
+from ncclt.core.message import Message
+from ncclt.core.workload import WHOLE_FILE, Provenance, Workload
+from ncclt.errors import TraceError
+from ncclt.profile.roles import RankMessages, RankRoles, find_roles
+from ncclt.profile.source import Document, any_head, documents
+from ncclt.profile.workload_builder import (
+    all_of,
+    build_workload,
+    check_distinct,
+    drop_answered_receives,
+    left_out_notes,
+    reasons,
+    smallest,
+)
 
 
-class Reader(Protocol):
-    """Turns the files of one kind of source into a workload.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """Equal calls of one rank.
 
-    A module can be a reader: it then has these members at its top level, as `ncclt.profile.readers.kineto.reader` does.
-
-    Contract: `recognises` judges by content and never by a file's name, reads no more than the beginning, and never
-    raises. `read` is given the files of one recorded job, in any order; the result does not depend on that order.
-    It counts every call once, however many event families or ranks show it, gives `size_bytes` in the convention of
-    `ncclt.core.message.Message`, and says in the notes of the provenance what the source lacks and what was assumed.
-    It raises `TraceError` with a hint, and returns nothing, for files that are damaged, hold no collective, belong to
-    different jobs, or show the same rank twice. It writes nothing and needs no network.
+    Attributes:
+        message: what was sent, `size_bytes` in the convention of `ncclt.core.message.Message`.
+        rank: global rank, None where the source does not say.
+        lane: distinguishes ranks whose number is not known, such as host and process.
+        group: process group or communicator of the call on its rank.
+        count: how many calls.
+        steps: training steps of this rank that they were counted over; 0 = those of the source.
+        is_receive: the receiving half of a send_recv; it counts on ranks that send nothing.
+        time_us: mean duration of a call, µs, None where not recorded.
     """
 
+    message: Message
+    rank: int | None = None
+    lane: Hashable = None
+    group: str = ""
+    count: float = 1
+    steps: int = 0
+    is_receive: bool = False
+    time_us: float | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Source:
+    """The files of one job, and all that a reader finds in them besides calls.
+
+    Attributes:
+        paths: the files, sorted.
+        single: what a file is called where one represents all ranks, empty = several may belong to a job.
+        labels: names of the documents.
+        detail: facts for the provenance; empty texts are dropped.
+        created: ISO date, empty = not known.
+        world_size: ranks of the job, 0 = not known.
+        ranks: global ranks that were read.
+        steps: training steps of the calls, 0 = not known.
+        whole_file: the calls are those of the whole file rather than of steps.
+        notes: on what the source lacks and what was assumed, one sentence each.
+        left_out: reason -> calls that make no message.
+        readings: of each rank, for readers of one file per rank.
+    """
+
+    paths: Sequence[Path]
+    single: str = ""
+    labels: list[str] = field(default_factory=list)
+    detail: dict[str, str] = field(default_factory=dict)
+    created: str = ""
+    world_size: int = 0
+    ranks: set[int] = field(default_factory=set)
+    steps: int = 0
+    whole_file: bool = True
+    notes: list[str] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+    readings: Sequence[object] = ()
+
+    def documents(self) -> Iterator[Document]:
+        """Yield the documents of all files, in order of their paths.
+
+        Raises:
+            TraceError: a file cannot be read, or there are several where one represents all ranks.
+        """
+        for path in self.paths:
+            for document in documents(path):
+                self.labels.append(document.label)
+                if self.single and len(self.labels) > 1:
+                    raise TraceError(
+                        f"several {self.single} were given: {', '.join(self.labels)}",
+                        hint="one of them represents all ranks: import one",
+                    )
+                yield document
+
     @property
-    def name(self) -> str:
-        """Return the word used with `--source` and in `Provenance.source`."""
-        ...
+    def where(self) -> str:
+        """Name the files in a message."""
+        return all_of(self.labels)
+
+
+class Reader(ABC):
+    """One kind of source: a subclass, named by an entry point `ncclt.readers` or in `ncclt.profile.READERS`.
+
+    Contract: `begins` judges by content and never raises. `calls` is given the files of one recorded job. It yields
+    every call once, however many event families show it, and fills in the source. It raises `TraceError` with a hint
+    for files that are damaged, belong to different jobs, or show the same rank twice. The result does not depend on the
+    order of the files. It writes nothing and needs no network.
+
+    Attributes:
+        name: the word used with `--source` and in `Provenance.source`.
+        single: see `Source`.
+        unstepped: note on calls that are not those of training steps.
+        empty: why a source without calls has none, where nothing was left out.
+        hint: what to do about a source without calls.
+    """
+
+    name: ClassVar[str]
+    single: ClassVar[str] = ""
+    unstepped: ClassVar[str] = WHOLE_FILE
+    empty: ClassVar[str] = "not one call of a collective is recorded"
+    hint: ClassVar[str] = "record steps of the distributed run itself"
+
+    @abstractmethod
+    def begins(self, beginning: bytes) -> bool:
+        """Return True if a document of this kind can begin with these bytes."""
+
+    @abstractmethod
+    def calls(self, source: Source) -> Iterable[Call]:
+        """Yield the calls of a job.
+
+        Raises:
+            TraceError: see the contract.
+        """
+
+    def refusal(self, source: Source) -> TraceError:
+        """Return the error for a source without calls."""
+        why = "; ".join(reasons(source.left_out)) or self.empty
+        return TraceError(f"no collectives in {source.where}: {why}", hint=self.hint)
+
+    def complete(self, workload: Workload, source: Source, roles: RankRoles) -> Workload:
+        """Add to a workload all that no call shows."""
+        del source, roles
+        return workload
 
     def recognises(self, path: Path) -> bool:
-        """Return whether the content of a file is of this kind."""
-        ...
+        """Return True if the content of a file is of this kind; reads no more than its beginning and never raises."""
+        return any_head(path, self.begins)
 
     def read(self, paths: Sequence[Path], *, name: str) -> Workload:
         """Read the files of one job into a workload called `name`.
 
         Raises:
-            TraceError: see the contract.
+            TraceError: a file was given twice, there is no call, or as `calls`.
         """
-        ...
+        check_distinct(paths)
+        source = Source(paths=sorted(paths, key=str), single=self.single)
+        by_rank: dict[tuple[int | None, Hashable], list[Call]] = {}
+        for call in self.calls(source):
+            by_rank.setdefault((call.rank, call.lane), []).append(call)
+        if not by_rank:
+            raise self.refusal(source)
+        ranks = [drop_answered_receives(calls) for calls in by_rank.values()]
+        roles = find_roles([_rank_messages(calls, source) for calls in ranks], smallest(map(_mean_times_us, ranks)))
+        origin = Provenance(
+            source=self.name,
+            created=source.created,
+            detail={
+                "files": ", ".join(source.labels),
+                **{key: text for key, text in source.detail.items() if text},
+            },
+            world_size=source.world_size,
+            ranks_read=tuple(sorted(source.ranks)),
+            steps=source.steps,
+            notes=(
+                *([self.unstepped] if source.whole_file else []),
+                *source.notes,
+                *left_out_notes(source.left_out),
+            ),
+            whole_file=source.whole_file,
+        )
+        return self.complete(build_workload(name, roles, origin), source, roles)
+
+
+def _rank_messages(calls: Sequence[Call], source: Source) -> RankMessages:
+    counted: dict[tuple[str, Message], float] = {}
+    for call in calls:
+        counted[call.group, call.message] = counted.get((call.group, call.message), 0) + call.count
+    return RankMessages(rank=calls[0].rank, calls=counted, steps=calls[0].steps or source.steps or 1)
+
+
+def _mean_times_us(calls: Sequence[Call]) -> dict[Message, float]:
+    sums: dict[Message, tuple[float, float]] = {}
+    for call in calls:
+        if call.time_us is not None:
+            total_us, count = sums.get(call.message, (0.0, 0.0))
+            sums[call.message] = (total_us + call.time_us * call.count, count + call.count)
+    return {message: total_us / count for message, (total_us, count) in sums.items() if total_us}

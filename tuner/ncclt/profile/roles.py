@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -24,15 +23,15 @@ class RankMessages:
     """
 
     rank: int | None
-    calls: Mapping[tuple[str, Message], int]
+    calls: Mapping[tuple[str, Message], float]
     steps: int = 1
 
     def per_step(self) -> dict[Message, float]:
         """Return message -> calls per step; the calls of distinct groups add up, for the rank waits for all of them."""
         # Whole calls are added, so that neither the order of the groups nor their number makes ranks differ.
-        mine: Counter[Message] = Counter()
+        mine: dict[Message, float] = {}
         for (_group, message), count in self.calls.items():
-            mine[message] += count
+            mine[message] = mine.get(message, 0) + count
         return {message: count / self.steps for message, count in mine.items()}
 
 

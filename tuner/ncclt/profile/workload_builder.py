@@ -18,49 +18,45 @@ from ncclt.errors import TraceError
 from ncclt.profile.roles import RankRoles
 
 
-class _Half(Protocol):
-    """A call that may be the receiving half of a send_recv; its message is None where it makes none."""
+class _Directed(Protocol):
+    """A call that may be the receiving half of a send_recv."""
 
     @property
-    def message(self) -> Message | None: ...
+    def message(self) -> Message: ...
     @property
     def is_receive(self) -> bool: ...
 
 
-Half = TypeVar("Half", bound=_Half)
+Directed = TypeVar("Directed", bound=_Directed)
 
 
-def without_answered_receives(calls: Iterable[Half]) -> tuple[Half, ...]:
+def drop_answered_receives(calls: Iterable[Directed]) -> tuple[Directed, ...]:
     """Return the calls of one rank, of point-to-point ones the sends alone where there are sends.
 
     A message from rank to rank is one call: on a rank that does both halves the sends stand for it, and a rank that
     only receives shows it by its receives.
     """
     every = tuple(calls)
-    sends = any(c.message and c.message.collective is Collective.SEND_RECV and not c.is_receive for c in every)
+    sends = any(c.message.collective is Collective.SEND_RECV and not c.is_receive for c in every)
     return tuple(c for c in every if not (sends and c.is_receive))
 
 
-def workload_of(
-    name: str,
-    calls_per_step: Mapping[Message, float],
-    origin: Provenance,
-    *,
-    times_us: Mapping[Message, float] | None = None,
-) -> Workload:
-    """Return the workload of counted messages, without those of groups of one rank, which send nothing.
+def build_workload(name: str, roles: RankRoles, origin: Provenance) -> Workload:
+    """Return the workload of the slowest role, with notes on the others.
+
+    Groups of one rank, which send nothing, are left out.
 
     Args:
         name: of the workload.
-        calls_per_step: the messages.
-        origin: where they come from.
-        times_us: mean duration of a call, µs, of messages that have one.
+        roles: of the ranks of the job.
+        origin: where the messages come from.
 
     Raises:
         TraceError: every group has one rank.
     """
-    times = times_us or {}
+    calls_per_step = roles.slowest.calls_per_step
     alone = {message for message in calls_per_step if (message.group_size or origin.world_size) == 1}
+    notes = [*origin.notes, *roles.notes()]
     if alone:
         what = f"{joined(sorted(message.collective for message in alone))} in a group of one rank, which sends nothing"
         if len(alone) == len(calls_per_step):
@@ -68,28 +64,17 @@ def workload_of(
                 f"no communication in {origin.detail.get('files', 'the files')}: {what}",
                 hint="record a run on two or more GPUs",
             )
-        origin = replace(origin, notes=(*origin.notes, f"left out: {what}"))
+        notes.append(f"left out: {what}")
+    several = {RANK_ROLES: str(len(roles.roles))} if len(roles.roles) > 1 else {}
     return Workload(
         name=name,
         messages=tuple(
-            MessageCalls(message=message, calls_per_step=calls, recorded_us=times.get(message))
+            MessageCalls(message=message, calls_per_step=calls, recorded_us=roles.times_us.get(message))
             for message, calls in calls_per_step.items()
             if message not in alone
         ),
-        provenance=origin,
+        provenance=replace(origin, detail={**origin.detail, **several}, notes=tuple(notes)),
     )
-
-
-def workload_of_roles(name: str, roles: RankRoles, origin: Provenance) -> Workload:
-    """Return the workload of the slowest role, with notes on the others.
-
-    Raises:
-        TraceError: every group has one rank.
-    """
-    if len(roles.roles) > 1:
-        detail = {**origin.detail, RANK_ROLES: str(len(roles.roles))}
-        origin = replace(origin, detail=detail, notes=(*origin.notes, *roles.notes()))
-    return workload_of(name, roles.slowest.calls_per_step, origin, times_us=roles.times_us)
 
 
 def smallest(times_us: Iterable[Mapping[Message, float]]) -> dict[Message, float]:

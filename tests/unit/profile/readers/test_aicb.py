@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ncclt.core.workload import WHOLE_FILE
 from ncclt.errors import TraceError
 from ncclt.profile import read_workload
-from ncclt.profile.readers import aicb
+from ncclt.profile.readers.aicb import AicbReader
 
 HEADER = "comm_type,comm_group,comm_group_size,msg_size,stage,dst,src,additional,_elapsed_time,algbw,busbw,count"
 END = "CommType.epoch_end,None,None,0,,None,None,,None,None,None,1"
@@ -25,8 +25,8 @@ def read(tmp_path):
     def _read(*rows, head="[rank0 ~ rank7]"):
         path = tmp_path / "workload.csv"
         path.write_text("\n".join([head, HEADER, *rows] if head else [HEADER, *rows]) + "\n")
-        assert aicb.recognises(path)
-        return aicb.read([path], name="run")
+        assert AicbReader().recognises(path)
+        return AicbReader().read([path], name="run")
 
     return _read
 
@@ -113,7 +113,7 @@ def test_file_without_an_end_is_one_step(read):
         (row("all_reduce", 8, ms="inf"), "line 3: _elapsed_time is 'inf'"),
         ("CommType.all_reduce,CommGroup.dp_group,4", "line 3: 3 cells under a header of 12"),
         ("CommType.computation,CommGroup.all,1,((4, 4", "line 3: 4 cells under a header of 12"),
-        (row("all_reduce", 8, stage="init"), "no collectives in workload.csv: it holds 1 x call of the set-up"),
+        (row("all_reduce", 8, stage="init"), "no collectives in workload.csv: 1 x call of the set-up"),
         ("", "no collectives in workload.csv: it has a header but no row"),
     ],
 )
@@ -130,8 +130,8 @@ def test_two_files_are_refused(tmp_path):
     paths = [tmp_path / "a.csv", tmp_path / "b.csv"]
     for path in paths:
         path.write_text(f"{HEADER}\n{row('all_reduce', 64)}\n")
-    with pytest.raises(TraceError, match="2 AICB files"):
-        aicb.read(paths, name="run")
+    with pytest.raises(TraceError, match="several AICB files"):
+        AicbReader().read(paths, name="run")
 
 
 @given(st.text(max_size=200))
@@ -140,7 +140,7 @@ def test_any_row_is_read_or_refused(tmp_path_factory, text):
     path = tmp_path_factory.mktemp("fuzz") / "workload.csv"
     path.write_bytes(f"{HEADER}\n{text}\n".encode("utf-8", "replace"))
     with pytest.raises(TraceError):
-        aicb.read([path], name="run")
+        AicbReader().read([path], name="run")
 
 
 @pytest.mark.shared

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ncclt.errors import TraceError
 from ncclt.profile import read_workload
-from ncclt.profile.readers import deepspeed
+from ncclt.profile.readers.deepspeed import DeepSpeedReader
 
 HEADER = (
     "Comm. Op            Message Size        Count               Total Latency(ms)   Avg Latency(ms)     tput busbw"
@@ -36,7 +36,7 @@ def log(tmp_path):
         for number, rows in enumerate(files):
             paths.append(tmp_path / f"{number}.txt")
             paths[-1].write_text(json.dumps(rows) if isinstance(rows, dict) else "\n".join(rows))
-        return deepspeed.read(paths, name="job")
+        return DeepSpeedReader().read(paths, name="job")
 
     return read
 
@@ -185,8 +185,8 @@ def test_damaged_logs_are_read_in_part(tmp_path, noise, at):
     path = tmp_path / "fuzz.txt"
     lines = [HEADER.encode(), b"all_reduce", good, other[:at] + noise + other[at:]]
     path.write_bytes(b"\n".join(lines))
-    deepspeed.recognises(path)
-    assert ("all_reduce", 2048) in table(deepspeed.read([path], name="fuzz"))
+    DeepSpeedReader().recognises(path)
+    assert ("all_reduce", 2048) in table(DeepSpeedReader().read([path], name="fuzz"))
 
 
 @pytest.mark.shared

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ncclt.errors import TraceError
-from ncclt.profile.readers import execution_trace
+from ncclt.profile.readers.execution_trace import ExecutionTraceReader
 
 GROUP = ["0", "default_pg"]
 
@@ -42,7 +42,7 @@ def read(tmp_path):
     def _read(*nodes, **head):
         path = tmp_path / "et.json"
         path.write_text(json.dumps({"schema": "1.1.1", "pid": 1, "start_ts": 5, "nodes": list(nodes), **head}))
-        return execution_trace.read([path], name="t")
+        return ExecutionTraceReader().read([path], name="t")
 
     return _read
 
@@ -217,9 +217,9 @@ def test_workload_graph_is_refused_for_its_missing_sizes(tmp_path):
     """It is recognised, so that the reason can be given."""
     path = tmp_path / "graph.json"
     path.write_text(json.dumps({"workload_graph": [{"Id": 1, "Name": "c10d::broadcast_(0)", "NodeType": 7}]}))
-    assert execution_trace.recognises(path)
+    assert ExecutionTraceReader().recognises(path)
     with pytest.raises(TraceError, match="1 communication nodes"):
-        execution_trace.read([path], name="graph")
+        ExecutionTraceReader().read([path], name="graph")
 
 
 _JSON = st.recursive(
@@ -238,4 +238,4 @@ def test_any_node_is_read_or_refused(tmp_path_factory, changes, more):
     whole = _node("allreduce", [[_tensor(4)]], [[_tensor(4)]])
     odd = {**_node("_allgather_base", [_tensor(4)], [_tensor(8)], number=20), **changes}
     path.write_text(json.dumps({"schema": "1.1.1", "nodes": [whole, odd, more]}))
-    assert execution_trace.read([path], name="t").bytes_per_step >= 16
+    assert ExecutionTraceReader().read([path], name="t").bytes_per_step >= 16

@@ -8,8 +8,8 @@ import pytest
 from ncclt.core.message import DTYPE_SIZES, parse_dtype
 from ncclt.errors import TraceError
 from ncclt.profile import read_workload
-from ncclt.profile.rank_files import rank_documents
-from ncclt.profile.readers.execution_trace import read_rank
+from ncclt.profile.readers.execution_trace import ExecutionTraceReader
+from ncclt.profile.source import documents
 
 pytestmark = pytest.mark.shared
 
@@ -64,7 +64,7 @@ def test_messages_are_those_of_the_extractor(traces, file):
 @pytest.mark.parametrize("file", ONE_RANK)
 def test_job_of_one_rank_is_refused(traces, file):
     """The extractor lists its calls, which are read and send nothing."""
-    (reading,) = [read_rank(document) for document in rank_documents(traces / file, b"{")]
+    (reading,) = [ExecutionTraceReader().read_rank(document) for document in documents(traces / file)]
     found = Counter()
     for (_group, m), calls in reading.calls.items():
         found[m.collective.value, DTYPE_SIZES[m.dtype], m.size_bytes] += calls

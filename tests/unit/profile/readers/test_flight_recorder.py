@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ncclt.errors import TraceError
-from ncclt.profile.readers import flight_recorder
+from ncclt.profile.readers.flight_recorder import FlightRecorderReader
 
 GROUPS = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2, 3]"}, "7": {"desc": "tp", "ranks": "[2, 3]"}}
 
@@ -34,7 +34,7 @@ def read(tmp_path):
     def _read(*entries, label="dump", version="2.9", groups=GROUPS):
         path = tmp_path / label
         path.write_bytes(pickle.dumps({"version": version, "pg_config": groups, "entries": list(entries)}, protocol=2))
-        return flight_recorder.read([path], name="t")
+        return FlightRecorderReader().read([path], name="t")
 
     return _read
 
@@ -171,7 +171,7 @@ def test_dump_without_dtypes_is_refused(tmp_path):
     path = tmp_path / "nccl_trace_rank_0"
     path.write_bytes(pickle.dumps({"version": "1.4", "entries": [{**entry, "output_sizes": [[5]]}]}, protocol=2))
     with pytest.raises(TraceError, match="1 x allreduce without a dtype") as caught:
-        flight_recorder.read([path], name="t")
+        FlightRecorderReader().read([path], name="t")
     assert "2.4" in caught.value.hint
 
 
@@ -213,4 +213,4 @@ def test_any_entry_is_read_or_left_out(tmp_path_factory, changes, groups, more):
     path = tmp_path_factory.mktemp("fr") / "dump.json"
     odd = {**_entry("nccl:_all_gather_base", [[5]], [[20]]), **changes}
     path.write_text(json.dumps({"pg_config": groups, "entries": [_entry("nccl:all_reduce", [[5]], [[5]]), odd, more]}))
-    assert flight_recorder.read([path], name="t").bytes_per_step >= 20
+    assert FlightRecorderReader().read([path], name="t").bytes_per_step >= 20

@@ -14,7 +14,7 @@ from ncclt.core.workload import WHOLE_FILE
 from ncclt.errors import TraceError
 from ncclt.profile import read_workload
 from ncclt.profile.readers import horovod
-from ncclt.profile.readers.horovod import TensorCall, read_timeline
+from ncclt.profile.readers.horovod import HorovodReader, TensorCall, read_timeline
 from ncclt.profile.source import Document
 
 
@@ -66,8 +66,8 @@ def read(tmp_path):
     def _read(text):
         path = tmp_path / "timeline.json"
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        assert horovod.recognises(path)
-        return horovod.read([path], name="run")
+        assert HorovodReader().recognises(path)
+        return HorovodReader().read([path], name="run")
 
     return _read
 
@@ -208,7 +208,7 @@ def test_what_is_no_timeline_is_refused(tmp_path, text, why):
     path = tmp_path / "timeline.json"
     path.write_text(text)
     with pytest.raises(TraceError, match=why) as caught:
-        horovod.read([path], name="run")
+        HorovodReader().read([path], name="run")
     assert caught.value.hint
 
 
@@ -227,10 +227,10 @@ def test_cut_gzip_is_refused(timeline, tmp_path):
     path = tmp_path / "timeline.json.gz"
     packed = gzip.compress(timeline.text().encode())
     path.write_bytes(packed)
-    assert len(horovod.read([path], name="run").messages) == 1
+    assert len(HorovodReader().read([path], name="run").messages) == 1
     path.write_bytes(packed[: len(packed) // 2])
     with pytest.raises(TraceError, match="damaged or cut off"):
-        horovod.read([path], name="run")
+        HorovodReader().read([path], name="run")
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20), st.sampled_from("abcdef")), max_size=40))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ncclt.errors import TraceError
 from ncclt.profile import read_workload
-from ncclt.profile.readers import inspector
+from ncclt.profile.readers.inspector import InspectorReader
 
 
 def record(
@@ -34,7 +34,7 @@ def dump(tmp_path):
         for number, rows in enumerate(files):
             paths.append(tmp_path / f"{number}.jsonl")
             paths[-1].write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows))
-        return inspector.read(paths, name="job")
+        return InspectorReader().read(paths, name="job")
 
     return read
 
@@ -164,7 +164,7 @@ def test_bad_lines_are_left_out_and_counted(dump, row):
     """Cut, of another kind, negative, NaN, impossible ranks, deeply nested, huge."""
     workload = dump([record(), row, record(sn=1)])
     assert table(workload) == {("all_reduce", 65536, 4): 2.0}
-    assert "left out: 1 line cut off or without a record" in workload.provenance.notes
+    assert "left out: 1 x line cut off or without a record" in workload.provenance.notes
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_cut_archive_is_refused(tmp_path):
     path = tmp_path / "cut.log.gz"
     path.write_bytes(gzip.compress(rows.encode())[:-200])
     with pytest.raises(TraceError, match="cut off"):
-        inspector.read([path], name="cut")
+        InspectorReader().read([path], name="cut")
 
 
 @settings(
@@ -207,8 +207,8 @@ def test_damaged_dumps_are_read_in_part(tmp_path, noise, at):
     other = json.dumps(record(sn=1)).encode()
     path = tmp_path / "fuzz.log"
     path.write_bytes(good + b"\n" + other[:at] + noise + other[at:] + b"\n" + noise)
-    inspector.recognises(path)
-    assert ("all_reduce", 65536, 4) in table(inspector.read([path], name="fuzz"))
+    InspectorReader().recognises(path)
+    assert ("all_reduce", 65536, 4) in table(InspectorReader().read([path], name="fuzz"))
 
 
 @pytest.mark.shared
@@ -245,4 +245,4 @@ def test_a_spread_record_that_is_cut_off_is_counted(dump):
     cut = "\n".join(whole.splitlines()[:-4])
     workload = dump([cut, record(sn=2), whole, cut])
     assert table(workload) == {("all_reduce", 65_536, 4): 2.0}
-    assert "left out: 2 lines cut off or without a record" in workload.provenance.notes
+    assert "left out: 2 x line cut off or without a record" in workload.provenance.notes

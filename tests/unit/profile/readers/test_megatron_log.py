@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ncclt.core.message import DTYPE_SIZES
 from ncclt.errors import TraceError
 from ncclt.profile import read_workload
-from ncclt.profile.readers import megatron_log
+from ncclt.profile.readers.megatron_log import MegatronLogReader
 
 COUNT = "INFO:megatron.core:Number of buckets for gradient all-reduce / reduce-scatter: "
 
@@ -28,7 +28,7 @@ def log(tmp_path):
         for number, rows in enumerate(files):
             paths.append(tmp_path / f"{number}.log")
             paths[-1].write_text("\n".join(rows))
-        return megatron_log.read(paths, name="job")
+        return MegatronLogReader().read(paths, name="job")
 
     return read
 
@@ -143,8 +143,8 @@ def test_damaged_logs_are_read_in_part(tmp_path, noise, at):
     other = b"Params for bucket 2 (5 elements):"
     path = tmp_path / "fuzz.log"
     path.write_bytes(b"Params for bucket 1 (10 elements):\n" + other[:at] + noise + other[at:] + b"\n" + noise)
-    megatron_log.recognises(path)
-    assert ("all_reduce", "float32", 40) in table(megatron_log.read([path], name="fuzz"))
+    MegatronLogReader().recognises(path)
+    assert ("all_reduce", "float32", 40) in table(MegatronLogReader().read([path], name="fuzz"))
 
 
 @pytest.mark.shared

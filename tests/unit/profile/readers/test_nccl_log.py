@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ncclt.core.message import Collective
 from ncclt.errors import TraceError
 from ncclt.profile import read_workload, workload_builder
-from ncclt.profile.readers import nccl_log
+from ncclt.profile.readers.nccl_log import NcclLogReader
 
 
 def call(operation, count, *, host="n0", pid=1, dev=0, comm="0xa", ranks=4, datatype=7, op="0"):
@@ -39,7 +39,7 @@ def log(tmp_path):
         for number, rows in enumerate(files):
             paths.append(tmp_path / f"{number}.log")
             paths[-1].write_text("\n".join(rows) + "\n")
-        return nccl_log.read(paths, name="job")
+        return NcclLogReader().read(paths, name="job")
 
     return read
 
@@ -231,7 +231,7 @@ def test_cut_archive_is_refused(tmp_path):
     path = tmp_path / "cut.log.gz"
     path.write_bytes(data[: len(data) // 2])
     with pytest.raises(TraceError, match="cut off"):
-        nccl_log.read([path], name="cut")
+        NcclLogReader().read([path], name="cut")
 
 
 def test_too_many_different_calls_are_refused(log, monkeypatch):
@@ -246,7 +246,7 @@ def test_memory_does_not_grow_with_the_log(tmp_path):
     path = tmp_path / "long.log"
     path.write_text((call("AllReduce", 256) + "\n") * 20_000 + "x" * 8_000_000)
     tracemalloc.start()
-    workload = nccl_log.read([path], name="long")
+    workload = NcclLogReader().read([path], name="long")
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert table(workload) == {("all_reduce", "float32", 1024, 4): 20_000.0}
@@ -275,8 +275,8 @@ def test_damaged_logs_are_read_in_part_or_refused(tmp_path, noise, at):
     path = tmp_path / "fuzz.log"
     for garbage in (noise, noise.translate(None, b"0123456789")):
         path.write_bytes(good + b"\n" + good[:at] + garbage + good[at:] + b"\n" + garbage)
-        nccl_log.recognises(path)
-        workload = nccl_log.read([path], name="fuzz")
+        NcclLogReader().recognises(path)
+        workload = NcclLogReader().read([path], name="fuzz")
         assert ("all_reduce", "float32", 1024, 4) in table(workload)
     assert {words[1:] for words in table(workload)} == {("float32", 1024, 4)}
 
@@ -288,7 +288,7 @@ def test_hostile_lines_take_linear_time(tmp_path, piece):
     path.write_bytes(piece * (1_000_000 // len(piece)))
     started = time.process_time()
     with pytest.raises(TraceError):
-        nccl_log.read([path], name="hostile")
+        NcclLogReader().read([path], name="hostile")
     assert time.process_time() - started < 5
 
 
@@ -317,7 +317,7 @@ def test_a_log_without_line_feeds_reads_the_same(tmp_path, end, tag):
     for path, separator in zip(paths, ("\n", end), strict=True):
         path.parent.mkdir()
         path.write_bytes("".join(f"{tag}{row}{separator}" for row in rows).encode())
-    lines, joined = (nccl_log.read([path], name="job") for path in paths)
+    lines, joined = (NcclLogReader().read([path], name="job") for path in paths)
     assert joined == lines
     assert table(joined) == {("all_reduce", "float32", 1024, 4): 150.0, ("all_gather", "float32", 4096, 4): 150.0}
 
@@ -327,5 +327,5 @@ def test_a_log_whose_statements_run_into_each_other_is_refused(tmp_path):
     path = tmp_path / "glued.log"
     path.write_text("".join(_shared_log()))
     with pytest.raises(TraceError, match="has lost its line ends") as caught:
-        nccl_log.read([path], name="job")
+        NcclLogReader().read([path], name="job")
     assert "NCCL_DEBUG_FILE" in caught.value.hint

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ncclt.errors import TraceError
-from ncclt.profile.readers import nccl_profiler
+from ncclt.profile.readers.nccl_profiler import NcclProfilerReader
 
 
 def event(name="AllReduce", category="COLL", *, rank=0, count=256, dtype="ncclFloat32", comm=7, pid=50, **args):
@@ -19,7 +19,7 @@ def read(tmp_path):
         paths = [tmp_path / f"{place}.txt" for place in range(len(files))]
         for path, rows in zip(paths, files, strict=True):
             path.write_text("[\n" + "".join(f"{json.dumps(row)},\n" for row in rows) + end)
-        return nccl_profiler.read(paths, name="t")
+        return NcclProfilerReader().read(paths, name="t")
 
     return _read
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ncclt.errors import TraceError, UsageError
 from ncclt.profile import read_workload
-from ncclt.profile.readers import nccl_tests
+from ncclt.profile.readers.nccl_tests import NcclTestsReader
 
 SAMPLES = Path(__file__).parents[2] / "nccl" / "nccl_tests" / "samples"
 HALF = "time algbw busbw #wrong"
@@ -88,7 +88,7 @@ def test_mutated_output_is_read_or_refused(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("out") / "out"
     path.write_text(text)
     with suppress(TraceError):
-        assert nccl_tests.read([path], name="x").messages
+        assert NcclTestsReader().read([path], name="x").messages
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])
@@ -106,7 +106,7 @@ def test_a_log_of_calls_around_a_table_is_preferred(tmp_path):
     )
     path = tmp_path / "out"
     path.write_text(table("redop", f"64 16 float sum {times(1.5)}", before=call * 3))
-    assert not nccl_tests.recognises(path)
+    assert not NcclTestsReader().recognises(path)
     assert read_workload([path], name="x").provenance.source == "nccl_log"
 
 

@@ -7,8 +7,7 @@ from contextlib import closing
 import pytest
 
 from ncclt.errors import TraceError
-from ncclt.profile.readers import nsys
-from ncclt.profile.readers.nsys import opened
+from ncclt.profile.readers.nsys import NsysReader, opened
 
 AR, AG, BC, RS, SEND, RECV, INIT = (16777216 + n for n in (5, 4, 6, 7, 9, 10, 0))
 COMM = "NCCL communicator ID"
@@ -115,7 +114,7 @@ def test_layout_since_2_25_joins_sizes_with_their_communicator(export):
         e.call(SEND, pid=pid, body=struct.pack("<QQixxxx", 0xFEED, 512, 1 - rank), times=2)
         e.call(RECV, pid=pid, body=struct.pack("<QQixxxx", 0xFEED, 512, 1 - rank), times=2)
         e.kernel(F32, 3)
-    workload = nsys.read([e.write()], name="run")
+    workload = NsysReader().read([e.write()], name="run")
     assert found(workload) == {
         ("all_reduce", "float32", 4096, 2): 3,
         ("all_gather", "uint8", 2000, 2): 1,
@@ -135,7 +134,7 @@ def test_layout_of_2_16_to_2_24_takes_the_one_size_of_group(export):
     e.call(AR, body=struct.pack("<Qixxxx", 4096, 0))
     e.call(AG, body=struct.pack("<Q", 1000), times=2)
     e.call(BC, body=struct.pack("<Qixxxx", 64, 0))
-    workload = nsys.read([e.write()], name="run")
+    workload = NsysReader().read([e.write()], name="run")
     assert found(workload) == {
         ("all_reduce", "uint8", 4096, 4): 1,
         ("all_gather", "uint8", 4000, 4): 2,
@@ -151,7 +150,7 @@ def test_old_layout_with_groups_of_two_sizes_leaves_gathers_out(export):
     e.call(INIT, body=struct.pack("<iii", 0, 2, 0))
     e.call(AR, body=struct.pack("<Qixxxx", 4096, 0))
     e.call(AG, body=struct.pack("<Q", 1000), times=2)
-    workload = nsys.read([e.write()], name="run")
+    workload = NsysReader().read([e.write()], name="run")
     assert found(workload) == {("all_reduce", "uint8", 4096, 0): 1}
     assert any(note.startswith("left out: 2 x ncclAllGather") for note in workload.provenance.notes)
 
@@ -169,7 +168,7 @@ def test_json_payloads_are_read_too(export, text):
     e = export(NEW, blobs="false")
     e.call(INIT, json='{"NCCL communicator ID": 65261, "No. of ranks": 8, "Rank": 3, "CUDA device": 3}')
     e.call(AG, json=text)
-    workload = nsys.read([e.write()], name="run")
+    workload = NsysReader().read([e.write()], name="run")
     assert found(workload) == {("all_gather", "uint8", 32768, 8): 1}
     assert workload.provenance.ranks_read == (3,)
     assert "read 1 of 8 ranks; the others may send more" in workload.provenance.notes
@@ -180,7 +179,7 @@ def test_blob_as_hexadecimal_text_is_read(export):
     e = export(NEW)
     body = struct.pack("<QQixxxx", 1, 4096, 0)
     e.call(AR, blob=(struct.pack("<QQQQ", 1, AR, len(body), 32) + body).hex())
-    assert found(nsys.read([e.write()], name="run")) == {("all_reduce", "uint8", 4096, 0): 1}
+    assert found(NsysReader().read([e.write()], name="run")) == {("all_reduce", "uint8", 4096, 0): 1}
 
 
 def test_one_process_with_several_gpus_counts_a_call_once(export):
@@ -189,7 +188,7 @@ def test_one_process_with_several_gpus_counts_a_call_once(export):
     for rank in range(4):
         init_new(e, 1, rank, 4)
         e.call(AR, body=struct.pack("<QQixxxx", 0xFEED, 4096, 0), times=3)
-    workload = nsys.read([e.write()], name="run")
+    workload = NsysReader().read([e.write()], name="run")
     assert found(workload) == {("all_reduce", "uint8", 4096, 4): 3}
     assert any("drives 4 GPUs" in note for note in workload.provenance.notes)
 
@@ -200,7 +199,7 @@ def test_dtypes_that_differ_are_not_guessed(export):
     e.call(AR, body=struct.pack("<QQixxxx", 1, 4096, 0), times=2)
     e.kernel(F32)
     e.kernel(F32.replace("f32", "bf16"))
-    assert found(nsys.read([e.write()], name="run")) == {("all_reduce", "uint8", 4096, 0): 2}
+    assert found(NsysReader().read([e.write()], name="run")) == {("all_reduce", "uint8", 4096, 0): 2}
 
 
 def test_partial_payloads_and_graphs_are_said(export):
@@ -210,7 +209,7 @@ def test_partial_payloads_and_graphs_are_said(export):
     e.call(AR, blob=b"\x01\x02")
     e.call(AR)
     e.kernel(F32, 5, graph=77)
-    notes = nsys.read([e.write()], name="run").provenance.notes
+    notes = NsysReader().read([e.write()], name="run").provenance.notes
     assert "2 calls have no payload that could be read: the profile is partial" in notes
     assert any(note.startswith("5 NCCL kernels were launched by CUDA graphs") for note in notes)
 
@@ -221,7 +220,7 @@ def test_disputed_schema_is_not_used(export):
     e.db.execute("INSERT INTO NVTX_PAYLOAD_SCHEMA_ENTRIES VALUES (1, ?, 0, 22, ?, 8)", (AR, SIZE))
     e.call(AR, body=struct.pack("<QQ", 5, 4096))
     with pytest.raises(TraceError, match="not the schemas"):
-        nsys.read([e.write()], name="run")
+        NsysReader().read([e.write()], name="run")
 
 
 def test_export_without_payloads_prints_the_command(export):
@@ -230,7 +229,7 @@ def test_export_without_payloads_prints_the_command(export):
     e.call(AR, times=7)
     e.kernel(F32, 7)
     with pytest.raises(TraceError, match=r"AllReduce float32 x7.*ncclAllReduce x7") as caught:
-        nsys.read([e.write()], name="run")
+        NsysReader().read([e.write()], name="run")
     assert caught.value.hint.endswith(
         "nsys export --type sqlite --include-blobs=true --force-overwrite=true "
         "--output run-payloads.sqlite 'my run.nsys-rep'"
@@ -257,7 +256,7 @@ def test_reasons_of_refusal_differ(export):
         (late, "full size needs the ranks"),
     ):
         with pytest.raises(TraceError, match=reason) as caught:
-            nsys.read([e.write()], name="run")
+            NsysReader().read([e.write()], name="run")
         assert caught.value.hint
 
 
@@ -269,13 +268,13 @@ def test_ranks_in_files_of_their_own_are_merged_once(export):
         init_new(e, 5, rank, 2)
         e.call(AR, pid=5, body=struct.pack("<QQixxxx", 0xFEED, 4096, 0), times=3)
         paths.append(e.write())
-    workload = nsys.read(paths, name="run")
+    workload = NsysReader().read(paths, name="run")
     assert found(workload) == {("all_reduce", "uint8", 4096, 2): 3}
     assert workload.provenance.ranks_read == (0, 1)
     copy = paths[0].with_name("copy.sqlite")
     copy.write_bytes(paths[0].read_bytes())
     with pytest.raises(TraceError, match="rank 0 of communicator 0xfeed"):
-        nsys.read([*paths, copy], name="run")
+        NsysReader().read([*paths, copy], name="run")
 
 
 def test_view_that_recurses_for_ever_is_not_run(tmp_path):
@@ -288,13 +287,13 @@ def test_view_that_recurses_for_ever_is_not_run(tmp_path):
             CREATE TABLE META_DATA_EXPORT (name TEXT, value TEXT);
         """)
     with pytest.raises(TraceError, match="no NCCL"):
-        nsys.read([path], name="hostile")
+        NsysReader().read([path], name="hostile")
 
 
 def outcome(path):
     """Return what reading a damaged file comes to: the collectives, or the error's hint."""
     try:
-        return {m.message.collective for m in nsys.read([path], name="run").messages}
+        return {m.message.collective for m in NsysReader().read([path], name="run").messages}
     except TraceError as error:
         return error.hint
 
@@ -311,7 +310,7 @@ def test_cut_and_flipped_files_give_a_clear_error_or_a_result(export):
         assert outcome(path)
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(TraceError):
-        nsys.read([path], name="run")
+        NsysReader().read([path], name="run")
 
 
 def test_schema_of_no_utf8_is_damage(export):
@@ -320,9 +319,9 @@ def test_schema_of_no_utf8_is_damage(export):
     whole = path.read_bytes()
     assert b"CREATE TABLE NVTX_EVENTS" in whole
     path.write_bytes(whole.replace(b"CREATE TABLE NVTX_EVENTS", b"CREATE \xc1\xc1\xc1\xc1\xc1 NVTX_EVENTS"))
-    assert not nsys.recognises(path)
+    assert not NsysReader().recognises(path)
     with pytest.raises(TraceError, match="damaged"):
-        nsys.read([path], name="run")
+        NsysReader().read([path], name="run")
 
 
 def test_statement_without_end_is_stopped(export):
@@ -337,7 +336,7 @@ def test_same_path_twice_is_refused(export):
     """Also before NCCL 2.25, where nothing in the file would tell."""
     path = export(OLD).write()
     with pytest.raises(TraceError, match="given twice"):
-        nsys.read([path, path.parent / "." / path.name], name="run")
+        NsysReader().read([path, path.parent / "." / path.name], name="run")
 
 
 def test_reading_leaves_nothing_behind(export, tmp_path):
@@ -346,6 +345,6 @@ def test_reading_leaves_nothing_behind(export, tmp_path):
     e.call(AR, body=struct.pack("<QQixxxx", 1, 4096, 0))
     path = e.write()
     before = path.read_bytes()
-    nsys.read([path], name="run")
+    NsysReader().read([path], name="run")
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == [path.name]

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ncclt.errors import TraceError
-from ncclt.profile.readers import param_comms
+from ncclt.profile.readers.param_comms import ParamCommsReader
 
 
 def _row(comms, into, out, dtype="float", **more):
@@ -19,7 +19,7 @@ def read(tmp_path):
     def _read(*rows):
         path = tmp_path / "comms.json"
         path.write_text(json.dumps(list(rows)))
-        return param_comms.read([path], name="t")
+        return ParamCommsReader().read([path], name="t")
 
     return _read
 
@@ -115,4 +115,4 @@ def test_any_entry_is_read_or_left_out(tmp_path_factory, changes, more):
     """An entry of any shape costs itself and no more."""
     path = tmp_path_factory.mktemp("pc") / "comms.json"
     path.write_text(json.dumps([_row("all_reduce", 10, 10), {**_row("all_gather", 5, 20), **changes}, more]))
-    assert param_comms.read([path], name="t").bytes_per_step >= 40
+    assert ParamCommsReader().read([path], name="t").bytes_per_step >= 40

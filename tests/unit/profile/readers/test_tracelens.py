@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ncclt.core.message import parse_dtype
 from ncclt.errors import TraceError
 from ncclt.profile import read_workload
-from ncclt.profile.readers import tracelens
+from ncclt.profile.readers.tracelens import TraceLensReader
 
 LONG = "rank,Process Group Name,Collective name,Group size,dtype,In msg nelems,Out msg nelems,dur_mean,operation_count"
 COLLAPSED = (
@@ -25,8 +25,8 @@ def read(tmp_path):
         for number, lines in enumerate(tables):
             paths.append(tmp_path / f"report{number}.csv")
             paths[-1].write_text("\n".join(lines) + "\n")
-            assert tracelens.recognises(paths[-1])
-        return tracelens.read(paths, name="run")
+            assert TraceLensReader().recognises(paths[-1])
+        return TraceLensReader().read(paths, name="run")
 
     return _read
 
@@ -66,7 +66,7 @@ def test_collapsed_table_gives_the_full_buffer(read):
         ("all_gather", "bfloat16", 16 << 20, 8): 3,
         ("reduce_scatter", "float32", 4 << 20, 8): 1,
     }
-    assert "the table does not say which ranks it was made from" in workload.provenance.notes
+    assert "the table does not name the ranks that it was made from" in workload.provenance.notes
 
 
 def test_tables_per_rank_are_merged_and_missing_ranks_said(read):
@@ -131,7 +131,7 @@ def test_any_row_is_read_or_refused(tmp_path_factory, cells):
     path = tmp_path_factory.mktemp("fuzz") / "report.csv"
     path.write_text(LONG + "\n" + ",".join(cells) + "\n")
     with pytest.raises(TraceError):
-        tracelens.read([path], name="run")
+        TraceLensReader().read([path], name="run")
 
 
 def expected_of(traces, file):

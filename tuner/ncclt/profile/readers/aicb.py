@@ -7,109 +7,48 @@ tuple as size fills several cells. `msg_size` is the full buffer, in bytes; `_el
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 
 from ncclt.core.message import MOST_BYTES, Message
-from ncclt.core.workload import WHOLE_FILE, Provenance, Workload
 from ncclt.errors import TraceError
 from ncclt.profile.c10d import classify
 from ncclt.profile.nccl_calls import UNKNOWN_DTYPE
 from ncclt.profile.numbers import parse_float
-from ncclt.profile.roles import RankMessages
-from ncclt.profile.source import Document, any_head, documents
+from ncclt.profile.reader import Call, Reader, Source
+from ncclt.profile.source import Document
 from ncclt.profile.table_rows import TableRow, first_row, rows
-from ncclt.profile.workload_builder import left_out_notes, reasons, without_answered_receives, workload_of
 
 _HEADER = ("comm_type", "comm_group", "comm_group_size", "msg_size", "stage")
 
 _RANKS = re.compile(r"\[rank0 ~ rank([0-9]{1,7})\]")
 
 
-name = "aicb"
+class AicbReader(Reader):
+    """Reader of AICB files."""
 
+    name = "aicb"
+    single = "AICB files"
+    empty = "it has a header but no row"
+    hint = "give a workload with at least one training iteration behind its set-up"
 
-def recognises(path: Path) -> bool:
-    """Return whether a file begins with AICB's header, the line with the ranks before it or not."""
-    return any_head(path, _is_aicb)
+    def begins(self, beginning: bytes) -> bool:
+        """Return True for AICB's header, the line with the ranks before it or not."""
+        cells = first_row(beginning)
+        return _is_header(first_row(beginning.split(b"\n", 1)[-1]) if _world_size(cells) else cells)
 
-
-def read(paths: Sequence[Path], *, name: str) -> Workload:
-    """Read one AICB file, which stands for all ranks.
-
-    Raises:
-        TraceError: damaged, no AICB file, no collective outside the set-up, or several files.
-    """
-    files = [_file(document) for path in paths for document in documents(path)]
-    if len(files) != 1:
-        raise TraceError(f"{len(files)} AICB files were given", hint="one file represents all ranks: import one")
-    file = files[0]
-    if not file.calls:
-        seen = "; ".join(reasons(file.left_out))
-        raise TraceError(
-            f"no collectives in {file.label}: {f'it holds {seen}' if seen else 'it has a header but no row'}",
-            hint="give a workload with at least one training iteration behind its set-up",
-        )
-    calls: Counter[tuple[str, Message]] = Counter()
-    durations_ms: dict[Message, list[float]] = {}
-    for call in file.calls:
-        calls[call.group, call.message] += call.count
-        if call.elapsed_ms is not None:
-            durations_ms.setdefault(call.message, []).append(call.elapsed_ms)
-    origin = Provenance(
-        source="aicb",
-        detail={"files": file.label},
-        world_size=file.world_size,
-        steps=file.steps,
-        notes=tuple(_notes(file)),
-        whole_file=not file.steps,
-    )
-    per_step = RankMessages(rank=None, calls=calls, steps=file.steps or 1).per_step()
-    times_us = {message: 1000 * sum(found) / len(found) for message, found in durations_ms.items()}
-    return workload_of(name, per_step, origin, times_us=times_us)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Call:
-    """One row that makes a message; `group` is a kind of group (`dp_group`), `count` is 1 in generated files."""
-
-    group: str
-    message: Message
-    is_receive: bool
-    count: int
-    elapsed_ms: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _File:
-    """One file: the calls of its complete iterations (`steps`), or all outside the set-up where no iteration ends."""
-
-    label: str
-    world_size: int
-    calls: tuple[_Call, ...]
-    steps: int
-    left_out: Mapping[str, int]
-
-
-def _notes(file: _File) -> list[str]:
-    notes = [f"no dtype is given: taken as {UNKNOWN_DTYPE}, bytes of no known type"]
-    if not file.steps:
-        notes.append(WHOLE_FILE)
-    unknown = sorted({call.group for call in file.calls if call.message.group_size == 0})
-    if unknown:
-        notes.append(f"the size of {', '.join(unknown)} is not given: taken as the whole job")
-    return notes + left_out_notes(file.left_out)
+    def calls(self, source: Source) -> Iterator[Call]:
+        """Yield the calls of the complete iterations, or all outside the set-up where no iteration ends."""
+        for document in source.documents():
+            calls = _read_rows(document, source)
+            source.notes.append(f"no dtype is given: taken as {UNKNOWN_DTYPE}, bytes of no known type")
+            unknown = sorted({call.group for call in calls if call.message.group_size == 0})
+            if unknown:
+                source.notes.append(f"the size of {', '.join(unknown)} is not given: taken as the whole job")
+            yield from calls
 
 
 def _is_header(cells: Sequence[str]) -> bool:
     return tuple(cells[: len(_HEADER)]) == _HEADER
-
-
-def _is_aicb(beginning: bytes) -> bool:
-    cells = first_row(beginning)
-    return _is_header(first_row(beginning.split(b"\n", 1)[-1]) if _world_size(cells) else cells)
 
 
 def _world_size(cells: Sequence[str]) -> int:
@@ -118,40 +57,33 @@ def _world_size(cells: Sequence[str]) -> int:
     return int(found[1]) + 1 if found else 0
 
 
-def _file(document: Document) -> _File:
+def _read_rows(document: Document, source: Source) -> list[Call]:
     table = rows(document)
     row = next(table, None)
-    world_size = _world_size(row.cells) if row else 0
-    if world_size:
+    source.world_size = _world_size(row.cells) if row else 0
+    if source.world_size:
         row = next(table, None)
     if row is None or not _is_header(row.cells):
         raise TraceError(f"{document.label} is not an AICB file", hint="its first columns must be " + ",".join(_HEADER))
     header = row.cells
-    complete: list[_Call] = []
-    current: list[_Call] = []
-    steps = 0
-    left_out: Counter[str] = Counter()
+    complete: list[Call] = []
+    current: list[Call] = []
     for row in table:
         cells = _cells(header, row)
         if _word(cells["comm_type"]) == "epoch_end":
-            steps += bool(current)
+            source.steps += bool(current)
             complete += current
             current = []
             continue
         call = _call(row, cells)
-        if isinstance(call, _Call):
+        if isinstance(call, Call):
             current.append(call)
         elif call:
-            left_out[call] += 1
-    if steps and current:
-        left_out["row behind the last end of an iteration"] += len(current)
-    return _File(
-        label=document.label,
-        world_size=world_size,
-        calls=without_answered_receives(complete if steps else current),
-        steps=steps,
-        left_out=left_out,
-    )
+            source.left_out[call] += 1
+    source.whole_file = not source.steps
+    if source.steps and current:
+        source.left_out["row behind the last end of an iteration"] += len(current)
+    return complete if source.steps else current
 
 
 def _cells(header: Sequence[str], row: TableRow) -> dict[str, str]:
@@ -167,7 +99,7 @@ def _cells(header: Sequence[str], row: TableRow) -> dict[str, str]:
     return dict(zip(header, cells, strict=True))
 
 
-def _call(row: TableRow, cells: Mapping[str, str]) -> _Call | str:
+def _call(row: TableRow, cells: Mapping[str, str]) -> Call | str:
     """Return a row's call, or why it makes none; an empty reason for what is no communication."""
     kind, stage = _word(cells["comm_type"]), cells["stage"]
     if kind == "computation":
@@ -200,12 +132,12 @@ def _call(row: TableRow, cells: Mapping[str, str]) -> _Call | str:
     message = Message(
         collective=operation.collective, dtype=UNKNOWN_DTYPE, size_bytes=size_bytes, group_size=group_size
     )
-    return _Call(
+    return Call(
         group=_word(cells["comm_group"]),
         message=message,
         is_receive=operation.is_receive,
         count=count,
-        elapsed_ms=elapsed_ms or None,
+        time_us=elapsed_ms * 1000 if elapsed_ms else None,
     )
 
 

@@ -8,80 +8,56 @@ all_gather, reduce_scatter and all_to_all the full buffer.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from pathlib import Path
 
 from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, parse_dtype
 from ncclt.core.plural import count_noun
-from ncclt.core.workload import WHOLE_FILE, Provenance, Workload
 from ncclt.errors import InputError, TraceError
 from ncclt.profile.c10d import classify
 from ncclt.profile.nccl_calls import UNKNOWN_DTYPE
-from ncclt.profile.source import Document, any_head, documents
+from ncclt.profile.reader import Call, Reader, Source
 from ncclt.profile.table_rows import TableRow, cells_by_name, first_row, rows
-from ncclt.profile.workload_builder import workload_of
-
-name = "csv"
 
 
-def recognises(path: Path) -> bool:
-    """Return whether a file begins with a header that names collective, size and calls."""
-    return any_head(path, lambda beginning: has_required_columns(first_row(beginning)))
+class CsvReader(Reader):
+    """Reader of plain tables."""
+
+    name = "csv"
+    single = "tables"
+
+    def begins(self, beginning: bytes) -> bool:
+        """Return True for a header that names collective, size and calls, whatever else it names."""
+        words = {re.sub(r"[\s-]+", "_", cell.lower()) for cell in first_row(beginning)}
+        return all(words & set(_COLUMNS[column]) for column in _REQUIRED)
+
+    def calls(self, source: Source) -> Iterator[Call]:
+        """Yield the calls of every row."""
+        for document in source.documents():
+            table, label = rows(document), document.label
+            header = next(table, None)
+            columns = columns_of(header.cells if header else (), label=label)
+            entries = [entry_of(columns, row) for row in table]
+            if not entries:
+                raise TraceError(f"{label} has a header but no row", hint="give one row per kind of message")
+            steps = {entry.steps for entry in entries}
+            if len(steps) > 1:
+                raise TraceError(
+                    f"{label} gives several numbers of steps: {', '.join(str(n or 'none') for n in sorted(steps))}",
+                    hint="count the calls of all messages over the same steps",
+                )
+            source.steps = steps.pop()
+            source.whole_file = not source.steps and not columns.calls_are_per_step
+            source.notes += _notes(columns, entries)
+            for entry in entries:
+                yield Call(message=entry.message, count=entry.calls, time_us=entry.time_us)
 
 
-def read(paths: Sequence[Path], *, name: str) -> Workload:
-    """Read one table into a workload.
-
-    Raises:
-        TraceError: damaged, no such table, a row that makes no message (named by its line), or several files.
-    """
-    workloads = [_read(document, name) for path in paths for document in documents(path)]
-    if len(workloads) != 1:
-        raise TraceError(
-            f"{len(workloads)} tables were given", hint="one table is one workload: join the rows of one rank"
-        )
-    return workloads[0]
-
-
-def _read(document: Document, name: str) -> Workload:
-    table, label = rows(document), document.label
-    header = next(table, None)
-    columns = columns_of(header.cells if header else (), label=label)
-    entries = [entry_of(columns, row) for row in table]
-    if not entries:
-        raise TraceError(f"{label} has a header but no row", hint="give one row per kind of message")
-    steps = {entry.steps for entry in entries}
-    if len(steps) > 1:
-        raise TraceError(
-            f"{label} gives several numbers of steps: {', '.join(str(n or 'none') for n in sorted(steps))}",
-            hint="count the calls of all messages over the same steps",
-        )
-    count = steps.pop()
-    calls: dict[Message, float] = {}
-    weighted: dict[Message, list[tuple[float, float]]] = {}
-    for entry in entries:
-        calls[entry.message] = calls.get(entry.message, 0.0) + entry.calls / (count or 1)
-        if entry.time_us is not None:
-            weighted.setdefault(entry.message, []).append((entry.calls, entry.time_us))
-    origin = Provenance(
-        source="csv",
-        detail={"files": label},
-        steps=count,
-        notes=tuple(_notes(columns, entries, count)),
-        whole_file=not count and not columns.calls_are_per_step,
-    )
-    means_us = {m: sum(n * time_us for n, time_us in found) / sum(n for n, _ in found) for m, found in weighted.items()}
-    return workload_of(name, calls, origin, times_us=means_us)
-
-
-def _notes(columns: Columns, entries: Sequence[Entry], steps: int) -> list[str]:
+def _notes(columns: Columns, entries: Sequence[Entry]) -> list[str]:
     notes = []
     if columns.ignored:
         notes.append(f"columns without a meaning here: {', '.join(cell[:40] for cell in columns.ignored)}")
-    if not steps and not columns.calls_are_per_step:
-        notes.append(WHOLE_FILE)
     bare = sum(not entry.has_dtype for entry in entries)
     if bare:
         notes.append(f"no dtype in {bare} of {count_noun(len(entries), 'row')}: taken as uint8, bytes of no known type")
@@ -260,9 +236,3 @@ def _truth(row: TableRow, text: str) -> bool:
     if text.lower() not in _TRUTH:
         raise row.refused(f"spans_nodes is {text[:40]!r}", "give true or false")
     return _TRUTH[text.lower()]
-
-
-def has_required_columns(header: Sequence[str]) -> bool:
-    """Return whether a header names collective, size and calls, whatever else it names."""
-    words = {re.sub(r"[\s-]+", "_", cell.lower()) for cell in header}
-    return all(words & set(_COLUMNS[column]) for column in _REQUIRED)

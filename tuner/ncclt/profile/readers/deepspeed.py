@@ -9,33 +9,24 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from ncclt.core.message import MOST_BYTES, Collective, Message
-from ncclt.core.workload import WHOLE_FILE, Provenance, Workload
 from ncclt.errors import TraceError
 from ncclt.nccl.run_facts import read_run_facts
 from ncclt.profile.nccl_calls import UNKNOWN_DTYPE
 from ncclt.profile.numbers import MOST_RANKS, parse_float, parse_int
+from ncclt.profile.reader import Call, Reader, Source
 from ncclt.profile.readers.nccl_log import LOGGED_CALL
-from ncclt.profile.roles import RankMessages, find_roles
-from ncclt.profile.source import HEAD_BYTES, Document, any_head, documents, lines, load_json
+from ncclt.profile.source import HEAD_BYTES, Document, lines, load_json
 from ncclt.profile.workload_builder import (
     RankFile,
-    all_of,
     check_bounded,
-    check_distinct,
     check_one_job,
-    left_out_notes,
-    reasons,
-    workload_of_roles,
+    joined,
 )
-
-name = "deepspeed"
 
 _MARK = re.compile(rb"Comm\. Op\s{1,40}Message Size\s{1,40}Count|comm op: [a-z]|\"(?:tput|busbw)_avg_gbps\"")
 
@@ -56,34 +47,45 @@ _SCALED = (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATT
 """Where DeepSpeed's busbw is tput x (n - 1)/n of the whole job (calc_bw_log of deepspeed/utils/comms_logging.py)."""
 
 
-def recognises(path: Path) -> bool:
-    """Return whether a file has output of the comms logger near its beginning, and no calls logged by NCCL."""
-    return any_head(path, _MARK.search) and not any_head(path, LOGGED_CALL.search)
+class DeepSpeedReader(Reader):
+    """Reader of output of DeepSpeed's comms logger."""
 
+    name = "deepspeed"
+    empty = "its table has no row that can be read"
+    hint = "dump deepspeed.comm.log_summary(return_dict=True) as JSON: it has exact sizes and the ranks"
 
-def read(paths: Sequence[Path], *, name: str) -> Workload:
-    """Read the logs of one job.
+    def begins(self, beginning: bytes) -> bool:
+        """Return True for output of the comms logger without calls logged by NCCL, which has more detail."""
+        return _MARK.search(beginning) is not None and LOGGED_CALL.search(beginning) is None
 
-    Raises:
-        TraceError: damaged, no output of the comms logger, several jobs, or a rank twice.
-    """
-    check_distinct(paths)
-    logs = sorted((_read(d) for path in paths for d in documents(path)), key=lambda log: log.label)
-    check_one_job([RankFile(label=log.label, ranks=tuple(log.rows)) for log in logs])
-    world_size = _world_size(logs)
-    left_out: Counter[str] = Counter()
-    views: list[RankMessages] = []
-    times: dict[Message, float] = {}
-    for rank, rows in ((rank, rows) for log in logs for rank, rows in log.rows.items()):
-        calls: Counter[tuple[str, Message]] = Counter()
-        for row, message in _messages(rows, world_size, left_out):
-            calls["", message] += row.calls
-            if row.time_us > 0:
-                times[message] = min(row.time_us, times.get(message, row.time_us))
-        views.append(RankMessages(rank=rank, calls=calls))
-    if not any(view.calls for view in views):
-        raise _nothing(logs, left_out)
-    return workload_of_roles(name, find_roles(views, times), _provenance(logs, world_size, left_out))
+    def calls(self, source: Source) -> Iterator[Call]:
+        """Yield the calls of every row of every rank."""
+        logs = sorted(map(_read, source.documents()), key=lambda log: log.label)
+        check_one_job([RankFile(label=log.label, ranks=tuple(log.rows)) for log in logs])
+        if not any(log.rows or log.tables or log.torn for log in logs):
+            raise TraceError(
+                f"{source.where} holds no output of DeepSpeed's comms logger",
+                hint='set "comms_logger": {"enabled": true} and call deepspeed.comm.log_summary() at the end',
+            )
+        source.world_size = _world_size(logs)
+        source.created = min((log.created for log in logs if log.created), default="")
+        source.detail["read_from"] = joined(log.kind for log in logs if log.rows)
+        source.ranks = {rank for log in logs for rank in log.rows if rank is not None}
+        source.notes += _notes(logs, source.world_size)
+        every = ((log.label, rank, row) for log in logs for rank, rows in log.rows.items() for row in rows)
+        for label, rank, row in every:
+            message = _message(row, source.world_size)
+            if isinstance(message, str):
+                source.left_out[message] += row.calls
+                continue
+            yield Call(
+                message=message,
+                rank=rank,
+                lane=label,
+                count=row.calls,
+                is_receive=row.operation in ("recv", "irecv"),
+                time_us=row.time_us or None,
+            )
 
 
 def _read(document: Document) -> CommsLog:
@@ -93,24 +95,17 @@ def _read(document: Document) -> CommsLog:
     return read_dictionary(document.label, content if isinstance(content, Mapping) else {})
 
 
-def _messages(rows: Sequence[LogRow], world_size: int, left_out: Counter[str]) -> Iterator[tuple[LogRow, Message]]:
-    """Yield the rows that make messages; a receive counts where the rank sends nothing."""
-    sends = any(row.operation in ("send", "isend") for row in rows)
-    for row in rows:
-        collective = _OPERATIONS.get(row.operation)
-        if sends and row.operation in ("recv", "irecv"):
-            continue
-        size = row.size_bytes * (world_size if collective is Collective.ALL_GATHER else 1)
-        if collective is None:
-            left_out[f"{row.operation}, which ncclt has no message for"] += row.calls
-        elif collective is Collective.ALL_GATHER and not world_size:
-            left_out[f"{row.operation} of {row.size_bytes} bytes per rank: the number of ranks is not recorded"] += (
-                row.calls
-            )
-        elif not 0 < size <= MOST_BYTES:
-            left_out[f"{row.operation} of {size} bytes"] += row.calls
-        else:
-            yield row, Message(collective=collective, dtype=UNKNOWN_DTYPE, size_bytes=size)
+def _message(row: LogRow, world_size: int) -> Message | str:
+    """Return the message of a row, or why it makes none."""
+    collective = _OPERATIONS.get(row.operation)
+    if collective is None:
+        return f"{row.operation}, which ncclt has no message for"
+    if collective is Collective.ALL_GATHER and not world_size:
+        return f"{row.operation} of {row.size_bytes} bytes per rank: the number of ranks is not recorded"
+    size = row.size_bytes * (world_size if collective is Collective.ALL_GATHER else 1)
+    if not 0 < size <= MOST_BYTES:
+        return f"{row.operation} of {size} bytes"
+    return Message(collective=collective, dtype=UNKNOWN_DTYPE, size_bytes=size)
 
 
 def _world_size(logs: Sequence[CommsLog]) -> int:
@@ -139,36 +134,8 @@ def _world_size(logs: Sequence[CommsLog]) -> int:
     return first if first and first <= high < first + 1 else max(log.started_ranks for log in logs)
 
 
-def _nothing(logs: Sequence[CommsLog], left_out: Counter[str]) -> TraceError:
-    where = all_of([log.label for log in logs])
-    if any(log.rows or log.tables or log.torn for log in logs):
-        return TraceError(
-            f"no collectives in {where}: {'; '.join(reasons(left_out)) or 'its table has no row that can be read'}",
-            hint="dump deepspeed.comm.log_summary(return_dict=True) as JSON: it has exact sizes and the ranks",
-        )
-    return TraceError(
-        f"{where} holds no output of DeepSpeed's comms logger",
-        hint='set "comms_logger": {"enabled": true} and call deepspeed.comm.log_summary() at the end',
-    )
-
-
-def _provenance(logs: Sequence[CommsLog], world_size: int, left_out: Counter[str]) -> Provenance:
-    ranks = {rank for log in logs for rank in log.rows if rank is not None}
-    read_from = dict.fromkeys(log.kind for log in logs if log.rows)
-    return Provenance(
-        source=name,
-        created=min((log.created for log in logs if log.created), default=""),
-        detail={"files": ", ".join(log.label for log in logs), "read_from": ", ".join(read_from)},
-        world_size=world_size,
-        ranks_read=tuple(sorted(ranks)),
-        notes=_notes(logs, world_size, left_out),
-        whole_file=True,
-    )
-
-
-def _notes(logs: Sequence[CommsLog], world_size: int, left_out: Counter[str]) -> tuple[str, ...]:
+def _notes(logs: Sequence[CommsLog], world_size: int) -> list[str]:
     notes = [
-        WHOLE_FILE,
         f"it has no dtype: messages are given in bytes, as {UNKNOWN_DTYPE}",
         "it has no groups: every message is assumed to be of the whole job",
         "it makes every call wait for the GPU: the times are of calls that run alone",
@@ -182,7 +149,7 @@ def _notes(logs: Sequence[CommsLog], world_size: int, left_out: Counter[str]) ->
             notes.append(f"{log.label} has {log.tables} tables, each of all calls so far: the fullest one is read")
         if log.torn:
             notes.append(f"left out: {log.torn} rows of a table in {log.label} without an operation above them")
-    return (*notes, *left_out_notes(left_out))
+    return notes
 
 
 _UNITS: dict[str, int] = {unit: 1024**power for power, unit in enumerate(("B", "KB", "MB", "GB", "TB", "PB"))}

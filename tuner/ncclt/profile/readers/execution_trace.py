@@ -17,10 +17,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from pathlib import Path
 from typing import Any
 
-from ncclt.core.workload import Workload
 from ncclt.errors import TraceError
 from ncclt.profile.c10d import (
     MOST_ELEMENTS,
@@ -34,12 +32,10 @@ from ncclt.profile.c10d import (
     shown,
 )
 from ncclt.profile.numbers import MOST_RANKS, parse_int
-from ncclt.profile.rank_files import RankReading, read_ranks
-from ncclt.profile.source import Document, any_head, load_json, unmarked
+from ncclt.profile.rank_files import RankFileReader, RankReading
+from ncclt.profile.source import Document, load_json, unmarked
 from ncclt.profile.steps import MARK, OPTIMIZER, StepDivision, TimeRange, divide_into_steps
-from ncclt.profile.workload_builder import day_in, newer_notes, without_answered_receives
-
-name = "execution_trace"
+from ncclt.profile.workload_builder import day_in, drop_answered_receives, newer_notes
 
 NEWEST = "1.1.1"
 """Schema of torch 2.5 and later, the newest that is known here."""
@@ -51,67 +47,59 @@ _COMMUNICATION_NODE = 7  # COMM_COLL_NODE of Chakra's et_def.proto
 _ROOTED = frozenset({"broadcast", "broadcastoop", "reduce", "reduceoop", "send", "recv", "gather", "scatter"})
 
 
-def recognises(path: Path) -> bool:
-    """Return whether a file, or a member of an archive, begins like an ExecutionTrace or a Chakra workload graph."""
-    return any_head(path, _is_trace)
+class ExecutionTraceReader(RankFileReader):
+    """Reader of PyTorch ExecutionTraces."""
 
+    name = "execution_trace"
+    starts = b"{"
 
-def read(paths: Sequence[Path], *, name: str) -> Workload:
-    """Read the traces of one job, one document per rank.
+    def begins(self, beginning: bytes) -> bool:
+        """Return True for an ExecutionTrace or a Chakra workload graph."""
+        text = unmarked(beginning)
+        if not text.startswith(b"{"):
+            return False
+        if b'"workload_graph"' in text and b'"NodeType"' in text:
+            return True
+        return b'"schema"' in text and b'"nodes"' in text and (b'"rf_id"' in text or b'"start_ts"' in text)
 
-    Raises:
-        TraceError: damaged, no trace, no collectives or none with a size, several jobs, or a rank twice.
-    """
-    return read_ranks(paths, read_rank, starts=b"{", source="execution_trace", name=name)
+    def read_rank(self, document: Document) -> RankReading:
+        """Read the trace of one rank.
 
-
-def _is_trace(beginning: bytes) -> bool:
-    text = unmarked(beginning)
-    if not text.startswith(b"{"):
-        return False
-    if b'"workload_graph"' in text and b'"NodeType"' in text:
-        return True
-    return b'"schema"' in text and b'"nodes"' in text and (b'"rf_id"' in text or b'"start_ts"' in text)
-
-
-def read_rank(document: Document) -> RankReading:
-    """Read the trace of one rank.
-
-    Raises:
-        TraceError: damaged, no trace, or without collectives that have a size.
-    """
-    trace = load_json(document)
-    label = document.label
-    nodes = trace.get("nodes") if isinstance(trace, Mapping) else None
-    if not isinstance(trace, Mapping) or not isinstance(nodes, list):
-        raise _no_trace(trace, label)
-    rows = [node for node in nodes if isinstance(node, Mapping)]
-    comms = _sized(rows)
-    if not comms:
-        raise _no_calls(rows, label)
-    groups = groups_of(rows)
-    kept = [node for node in comms if not _bypasses_nccl(node.call.group, groups)]
-    ledger = ledger_of([_record(node.call, groups) for node in kept])
-    calls = without_answered_receives(ledger.calls)
-    steps = _divide(calls, rows)
-    elsewhere = len(comms) - len(kept)
-    return RankReading(
-        label=label,
-        rank=_rank(comms, groups),
-        world_size=_world_size(comms, groups, ledger.group_sizes),
-        calls=counts_of(steps.calls if steps.steps else calls),
-        steps=len(steps.steps),
-        marks=frozenset(number for step in steps.steps for number in step.marks),
-        recorded_on=day_in(trace.get("time")),
-        facts={"schema": shown(str(trace["schema"])) if isinstance(trace.get("schema"), str) else ""},
-        notes=(
-            *newer_notes([str(trace.get("schema", ""))[:40]], NEWEST),
-            "an ExecutionTrace has no durations",
-            *([f"left out: {elsewhere} x call in a group that never reaches NCCL"] if elsewhere else []),
-            *steps.notes,
-            *ledger.notes(),
-        ),
-    )
+        Raises:
+            TraceError: damaged, no trace, or without collectives that have a size.
+        """
+        trace = load_json(document)
+        label = document.label
+        nodes = trace.get("nodes") if isinstance(trace, Mapping) else None
+        if not isinstance(trace, Mapping) or not isinstance(nodes, list):
+            raise _no_trace(trace, label)
+        rows = [node for node in nodes if isinstance(node, Mapping)]
+        comms = _sized(rows)
+        if not comms:
+            raise _no_calls(rows, label)
+        groups = groups_of(rows)
+        kept = [node for node in comms if not _bypasses_nccl(node.call.group, groups)]
+        ledger = ledger_of([_record(node.call, groups) for node in kept])
+        calls = drop_answered_receives(ledger.calls)
+        steps = _divide(calls, rows)
+        elsewhere = len(comms) - len(kept)
+        return RankReading(
+            label=label,
+            rank=_rank(comms, groups),
+            world_size=_world_size(comms, groups, ledger.group_sizes),
+            calls=counts_of(steps.calls if steps.steps else calls),
+            steps=len(steps.steps),
+            marks=frozenset(number for step in steps.steps for number in step.marks),
+            recorded_on=day_in(trace.get("time")),
+            facts={"schema": shown(str(trace["schema"])) if isinstance(trace.get("schema"), str) else ""},
+            notes=(
+                *newer_notes([str(trace.get("schema", ""))[:40]], NEWEST),
+                "an ExecutionTrace has no durations",
+                *([f"left out: {elsewhere} x call in a group that never reaches NCCL"] if elsewhere else []),
+                *steps.notes,
+                *ledger.notes(),
+            ),
+        )
 
 
 def _sized(rows: Sequence[Mapping[str, Any]]) -> list[CommsNode]:

@@ -9,13 +9,11 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ncclt.core.message import Message
-from ncclt.core.workload import Workload
 from ncclt.errors import TraceError
 from ncclt.profile.c10d import (
     MOST_ELEMENTS,
@@ -27,11 +25,9 @@ from ncclt.profile.c10d import (
 )
 from ncclt.profile.numbers import MOST_RANKS, parse_float, parse_int
 from ncclt.profile.plain_pickle import load_pickle
-from ncclt.profile.rank_files import RankReading, read_ranks
-from ncclt.profile.source import HEAD_BYTES, Document, any_head, load_json, read_block, unmarked
-from ncclt.profile.workload_builder import day_of, newer_notes, without_answered_receives
-
-name = "flight_recorder"
+from ncclt.profile.rank_files import RankFileReader, RankReading
+from ncclt.profile.source import HEAD_BYTES, Document, load_json, read_block, unmarked
+from ncclt.profile.workload_builder import day_of, drop_answered_receives, newer_notes
 
 NEWEST = "2.10"
 """Version of torch 2.9 to 2.15 (FlightRecorder.hpp), the newest that is known here."""
@@ -42,69 +38,63 @@ MAX_PICKLE_BYTES = 128 * 1024 * 1024
 _PICKLE = b"\x80"  # PROTO, the first opcode of every pickle since protocol 2
 
 
-def recognises(path: Path) -> bool:
-    """Return whether a file, or a member of an archive, begins like a dump."""
-    return any_head(path, _is_dump)
+class FlightRecorderReader(RankFileReader):
+    """Reader of Flight Recorder dumps."""
 
+    name = "flight_recorder"
+    starts = (b"{", _PICKLE)
 
-def read(paths: Sequence[Path], *, name: str) -> Workload:
-    """Read the dumps of one job, one document per rank.
+    def begins(self, beginning: bytes) -> bool:
+        """Return True for a pickle or a JSON object with groups and calls of c10d."""
+        if beginning.startswith(_PICKLE):
+            return b"pg_config" in beginning or b"profiling_name" in beginning
+        text = unmarked(beginning)
+        if not text.startswith(b"{") or b'"traceEvents"' in text or b'"schemaVersion"' in text:
+            return False
+        # The groups of a huge job come first in some dumps and fill all that we see.
+        has_groups = b'"pg_config"' in text and (b'"entries"' in text or b'"pg_status"' in text)
+        return b'"profiling_name"' in text or has_groups
 
-    Raises:
-        TraceError: damaged, no dump, not plain values, no collectives, several jobs, or a rank twice.
-    """
-    return read_ranks(paths, _read_rank, starts=(b"{", _PICKLE), source="flight_recorder", name=name)
-
-
-def _is_dump(beginning: bytes) -> bool:
-    if beginning.startswith(_PICKLE):
-        return b"pg_config" in beginning or b"profiling_name" in beginning
-    text = unmarked(beginning)
-    if not text.startswith(b"{") or b'"traceEvents"' in text or b'"schemaVersion"' in text:
-        return False
-    # The groups of a huge job come first in some dumps and fill all that we see.
-    return b'"profiling_name"' in text or (b'"pg_config"' in text and (b'"entries"' in text or b'"pg_status"' in text))
-
-
-def _read_rank(document: Document) -> RankReading:
-    dump = _load(document)
-    if not isinstance(dump, Mapping) or not isinstance(dump.get("entries"), list | tuple):
-        raise TraceError(
-            f"{document.label} is not a Flight Recorder dump: it has no list `entries`",
-            hint="dump with TORCH_FR_BUFFER_SIZE set, or ask the watchdog for it with TORCH_NCCL_DUMP_ON_TIMEOUT=1",
+    def read_rank(self, document: Document) -> RankReading:
+        """Read the dump of one rank."""
+        dump = _load(document)
+        if not isinstance(dump, Mapping) or not isinstance(dump.get("entries"), list | tuple):
+            raise TraceError(
+                f"{document.label} is not a Flight Recorder dump: it has no list `entries`",
+                hint="dump with TORCH_FR_BUFFER_SIZE set, or ask the watchdog for it with TORCH_NCCL_DUMP_ON_TIMEOUT=1",
+            )
+        named = entries_of(dump)
+        entries, notes = _of_one_backend(named)
+        if len(named) < len(dump["entries"]):
+            notes.append(f"left out: {len(dump['entries']) - len(named)} x entry without an operation's name")
+        groups = groups_of(dump)
+        ledger = ledger_of([call_of(entry, groups) for entry in entries])
+        calls = drop_answered_receives(ledger.calls)
+        durations_us: dict[Message, list[float]] = defaultdict(list)
+        for call in calls:
+            if call.duration_us is not None:
+                durations_us[call.message].append(call.duration_us)
+        rank, where = rank_of(entries, groups, document.label)
+        return RankReading(
+            label=document.label,
+            rank=rank,
+            world_size=world_size_of(groups),
+            calls=counts_of(calls),
+            mean_us={message: sum(found) / len(found) for message, found in durations_us.items()},
+            recorded_on=_recorded_on(entries),
+            facts={
+                "version": _text(dump.get("version")),
+                # `comm_lib_version` in torch 2.13 and later.
+                "nccl_version": _text(dump.get("nccl_version") or dump.get("comm_lib_version")),
+            },
+            notes=(
+                *newer_notes([_text(dump.get("version"))], NEWEST),
+                *_ring_notes(entries),
+                *([where] if where else []),
+                *notes,
+                *ledger.notes(),
+            ),
         )
-    named = entries_of(dump)
-    entries, notes = _of_one_backend(named)
-    if len(named) < len(dump["entries"]):
-        notes.append(f"left out: {len(dump['entries']) - len(named)} x entry without an operation's name")
-    groups = groups_of(dump)
-    ledger = ledger_of([call_of(entry, groups) for entry in entries])
-    calls = without_answered_receives(ledger.calls)
-    durations_us: dict[Message, list[float]] = defaultdict(list)
-    for call in calls:
-        if call.duration_us is not None:
-            durations_us[call.message].append(call.duration_us)
-    rank, where = rank_of(entries, groups, document.label)
-    return RankReading(
-        label=document.label,
-        rank=rank,
-        world_size=world_size_of(groups),
-        calls=counts_of(calls),
-        mean_us={message: sum(found) / len(found) for message, found in durations_us.items()},
-        recorded_on=_recorded_on(entries),
-        facts={
-            "version": _text(dump.get("version")),
-            # `comm_lib_version` in torch 2.13 and later.
-            "nccl_version": _text(dump.get("nccl_version") or dump.get("comm_lib_version")),
-        },
-        notes=(
-            *newer_notes([_text(dump.get("version"))], NEWEST),
-            *_ring_notes(entries),
-            *([where] if where else []),
-            *notes,
-            *ledger.notes(),
-        ),
-    )
 
 
 def _load(document: Document) -> Any:

@@ -17,61 +17,50 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, format_bytes, parse_dtype
-from ncclt.core.workload import WHOLE_FILE, Provenance, Workload
 from ncclt.errors import InputError, TraceError
 from ncclt.profile.numbers import parse_float
-from ncclt.profile.source import Document, any_head, documents, read_block, unmarked
-from ncclt.profile.workload_builder import day_of, left_out_notes, reasons, workload_of
-
-name = "horovod"
+from ncclt.profile.reader import Call, Reader, Source
+from ncclt.profile.source import Document, read_block, unmarked
+from ncclt.profile.workload_builder import day_of
 
 _CLUSTER_RATIO = 1.25
 """Sizes at most so far above the smallest of a cluster belong to it: groups that differ by a small tensor or two."""
 
 
-def recognises(path: Path) -> bool:
-    """Return whether a file begins like a Horovod timeline."""
-    return any_head(path, _is_timeline)
+class HorovodReader(Reader):
+    """Reader of Horovod timelines; rank 0 writes one for the whole job."""
 
+    name = "horovod"
+    single = "timelines"
+    empty = "not one operation in it ended"
+    hint = "record a timeline of the training itself, over more than one rank"
 
-def read(paths: Sequence[Path], *, name: str) -> Workload:
-    """Read the timeline of one job.
+    def begins(self, beginning: bytes) -> bool:
+        """Return True for a JSON array with Horovod's events."""
+        text = unmarked(beginning)
+        marks = (b'"NEGOTIATE_', b'"start_time_since_epoch_in_micros"', b'"CYCLE_START"')
+        return text.startswith(b"[") and b'"ph"' in text and any(mark in text for mark in marks)
 
-    Raises:
-        TraceError: damaged, no timeline, no all_reduce with a size in it, or several files.
-    """
-    found = [(document.label, read_timeline(document)) for path in paths for document in documents(path)]
-    if len(found) != 1:
-        raise TraceError(f"{len(found)} timelines were given", hint="rank 0 writes one for the whole job: import one")
-    label, timeline = found[0]
-    groups = fusion_groups(timeline.calls, world_size=len(timeline.ranks))
-    if not groups:
-        raise TraceError(
-            f"no collectives in {label}: {'; '.join(reasons(timeline.left_out)) or 'not one operation in it ended'}",
-            hint="record a timeline of the training itself, over more than one rank",
-        )
-    steps, how = _steps(timeline.calls)
-    counts = Counter(group.message for group in groups)
-    total_us: dict[Message, float] = {}
-    for group in groups:
-        total_us[group.message] = total_us.get(group.message, 0.0) + group.time_us
-    origin = Provenance(
-        source="horovod",
-        created=day_of(timeline.started_s),
-        detail={"files": label, "size_clusters": _clusters(counts)},
-        world_size=len(timeline.ranks),
-        ranks_read=(0,),
-        steps=steps,
-        notes=(how, *_notes(timeline, groups, counts)),
-        whole_file=not steps,
-    )
-    per_step = {message: count / (steps or 1) for message, count in counts.items()}
-    means_us = {message: total / counts[message] for message, total in total_us.items() if total}
-    return workload_of(name, per_step, origin, times_us=means_us)
+    def calls(self, source: Source) -> Iterator[Call]:
+        """Yield one call per fusion group."""
+        for document in source.documents():
+            timeline = read_timeline(document)
+            source.left_out = timeline.left_out
+            source.world_size, source.ranks = len(timeline.ranks), {0}
+            groups = fusion_groups(timeline.calls, world_size=source.world_size)
+            if not groups:
+                return
+            source.steps = _count_steps(timeline.calls)
+            source.whole_file = not source.steps
+            counts = Counter(group.message for group in groups)
+            source.created = day_of(timeline.started_s)
+            source.detail["size_clusters"] = _clusters(counts)
+            source.notes += _notes(timeline, groups, counts, source.steps)
+            for group in groups:
+                yield Call(message=group.message, rank=0, time_us=group.time_us)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,20 +143,11 @@ class _Open:
         return FusionGroup(message=message, tensors=tuple(self.calls), time_us=self.last_end_us - self.start_us)
 
 
-def _is_timeline(beginning: bytes) -> bool:
-    text = unmarked(beginning)
-    marks = (b'"NEGOTIATE_', b'"start_time_since_epoch_in_micros"', b'"CYCLE_START"')
-    return text.startswith(b"[") and b'"ph"' in text and any(mark in text for mark in marks)
-
-
-def _steps(calls: Sequence[TensorCall]) -> tuple[int, str]:
-    """Return the steps and how they were counted: a gradient is reduced once a step, so most tensors agree."""
+def _count_steps(calls: Sequence[TensorCall]) -> int:
+    """Return the steps, as most tensors were sent once per step; 0 where they were sent unequally often."""
     times = Counter(Counter(call.tensor for call in calls).values())
     steps, tensors = max(times.items(), key=lambda item: (item[1], item[0]))
-    everything = times.total()
-    if 2 * tensors < everything:
-        return 0, WHOLE_FILE  # tensors were sent unequally often
-    return steps, f"steps are not marked: {tensors} of {everything} tensors were sent {steps} x, so {steps} steps"
+    return steps if 2 * tensors >= times.total() else 0
 
 
 def _clusters(counts: Counter[Message]) -> str:
@@ -184,15 +164,21 @@ def _clusters(counts: Counter[Message]) -> str:
     )
 
 
-def _notes(timeline: Timeline, groups: Sequence[FusionGroup], counts: Counter[Message]) -> list[str]:
+def _notes(timeline: Timeline, groups: Sequence[FusionGroup], counts: Counter[Message], steps: int) -> list[str]:
     tensors = sum(len(group.tensors) for group in groups)
+    sent = Counter(call.tensor for call in timeline.calls)
+    agreeing = sum(times == steps for times in sent.values())
     notes = [
+        *(
+            [f"steps are not marked: {agreeing} of {len(sent)} tensors were sent {steps} x, so {steps} steps"]
+            if steps
+            else []
+        ),
         f"messages are fusion groups, tensors whose communication overlaps: {tensors} calls of tensors in "
-        f"{len(groups)} messages of {len(counts)} sizes"
+        f"{len(groups)} messages of {len(counts)} sizes",
     ]
     if len(counts) > 1:
         notes.append("groups form by timing and vary from step to step: judge them by clusters (detail size_clusters)")
-    notes += left_out_notes(timeline.left_out)
     if not timeline.ranks:
         notes.append("no negotiation was recorded: the groups are taken as the whole job")
     if timeline.is_cut:

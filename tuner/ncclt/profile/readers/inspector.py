@@ -10,34 +10,37 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from ncclt.core.message import MOST_BYTES, Message
-from ncclt.core.plural import count_noun
-from ncclt.core.workload import WHOLE_FILE, Provenance, Workload
 from ncclt.errors import TraceError
 from ncclt.profile.nccl_calls import OPERATIONS, PER_RANK, UNKNOWN_DTYPE, Choices
 from ncclt.profile.numbers import parse_float, parse_int
-from ncclt.profile.roles import RankMessages, find_roles
-from ncclt.profile.source import Document, any_head, documents, lines
+from ncclt.profile.reader import Call, Reader, Source
+from ncclt.profile.source import Document, lines
 from ncclt.profile.workload_builder import (
-    all_of,
     check_bounded,
-    check_distinct,
     is_newer,
     joined,
-    known,
     largest_group_notes,
     newer_notes,
-    reasons,
-    workload_of_roles,
 )
 
-name = "inspector"
+NEWEST = "v4.2"
+"""Format whose every field is known here."""
+
+_UNTIL_US = 4_102_444_800_000_000
+"""The year 2100: a later time stamp is a damaged number."""
+
+_RECORD_BYTES = 1024 * 1024
+"""More than any record has, which are below 10 KiB even with all their events."""
+
+_KINDS = ("coll_perf", "p2p_perf", "dump_stats")
+
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"')
 
 SMALLEST_BYTES = 8192
 """Default of NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES, of one rank's part (since NCCL 2.30)."""
@@ -45,73 +48,52 @@ SMALLEST_BYTES = 8192
 _RECORD = "NCCL_PROFILER_PLUGIN=libnccl-profiler-inspector.so NCCL_INSPECTOR_ENABLE=1"
 
 
-def recognises(path: Path) -> bool:
-    """Return whether a file begins with records of Inspector."""
-    return any_head(path, _has_records)
+class InspectorReader(Reader):
+    """Reader of NCCL Inspector's dumps."""
+
+    name = "inspector"
+    empty = "no record is of a call"
+    hint = "record more steps, and set NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES=0 for small messages"
+
+    def begins(self, beginning: bytes) -> bool:
+        """Return True for records of Inspector."""
+        kinds = (b'"coll_perf"', b'"p2p_perf"', b'"dump_stats"')
+        return b'"header"' in beginning and any(kind in beginning for kind in kinds)
+
+    def calls(self, source: Source) -> Iterator[Call]:
+        """Yield the calls of every GPU."""
+        tally = Tally()
+        for document in source.documents():
+            tally.read(document)
+        source.labels.sort()
+        source.created = min(tally.dates - {""}, default="")
+        source.world_size = tally.world_size
+        source.detail["format"] = joined(sorted(tally.versions))
+        source.detail["nodes"] = str(tally.worlds.get(tally.world_size, 0) or "")
+        source.detail["nccl_choices"] = tally.choices.text()
+        source.ranks = {s.header.rank for _gpu, s in tally.views() if s.header.ranks == tally.world_size}
+        source.notes += _notes(tally)
+        if tally.unread:
+            source.left_out["line cut off or without a record"] = tally.unread
+        found = list(count_calls(tally, source.left_out))
+        if not found:
+            if newer := next((version for version in sorted(tally.versions) if is_newer(version, NEWEST)), ""):
+                raise TraceError(
+                    f"no collectives in {source.where}: its format {newer} is newer than {NEWEST}, the newest that "
+                    "ncclt knows",
+                    hint="update ncclt, or record with the Inspector of NCCL 2.32 or older",
+                )
+            if not tally.slots:
+                raise TraceError(
+                    f"{source.where} holds no record of NCCL Inspector",
+                    hint=f"record with {_RECORD}, without Prometheus",
+                )
+        yield from found
 
 
-def read(paths: Sequence[Path], *, name: str) -> Workload:
-    """Read the dumps of one job, one file per process.
-
-    Raises:
-        TraceError: damaged, no record of a call, or a rank in two files.
-    """
-    check_distinct(paths)
-    tally, files = Tally(), []
-    for document in (document for path in sorted(paths, key=str) for document in documents(path)):
-        files.append(document.label)
-        tally.read(document)
-    views = rank_views(tally)
-    if not any(view.calls for view in views):
-        raise _nothing(tally, files)
-    return workload_of_roles(name, find_roles(views, mean_times(tally)), _provenance(tally, files))
-
-
-def _has_records(beginning: bytes) -> bool:
-    kinds = (b'"coll_perf"', b'"p2p_perf"', b'"dump_stats"')
-    return b'"header"' in beginning and any(kind in beginning for kind in kinds)
-
-
-def _nothing(tally: Tally, files: Sequence[str]) -> TraceError:
-    where = all_of(files)
-    if newer := next((version for version in sorted(tally.versions) if is_newer(version, NEWEST)), ""):
-        return TraceError(
-            f"no collectives in {where}: its format {newer} is newer than {NEWEST}, the newest that ncclt knows",
-            hint="update ncclt, or record with the Inspector of NCCL 2.32 or older",
-        )
-    if tally.slots:
-        return TraceError(
-            f"no collectives in {where}: {'; '.join(_left_out(tally)) or 'no record is of a call'}",
-            hint="record more steps, and set NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES=0 for small messages",
-        )
-    return TraceError(f"{where} holds no record of NCCL Inspector", hint=f"record with {_RECORD}, without Prometheus")
-
-
-def _provenance(tally: Tally, files: Sequence[str]) -> Provenance:
-    facts = {
-        "files": ", ".join(sorted(files)),
-        "format": joined(sorted(tally.versions)),
-        "nodes": str(tally.worlds.get(tally.world_size, 0) or ""),
-        "nccl_choices": tally.choices.text(),
-    }
-    ranks = {series.header.rank for _gpu, series in tally.views() if series.header.ranks == tally.world_size}
-    return Provenance(
-        source=name,
-        created=min(tally.dates - {""}, default=""),
-        detail=known(facts),
-        world_size=tally.world_size,
-        ranks_read=tuple(sorted(ranks)),
-        notes=_notes(tally),
-        whole_file=True,
-    )
-
-
-def _notes(tally: Tally) -> tuple[str, ...]:
+def _notes(tally: Tally) -> list[str]:
     """Return notes on what records do not show, and what these lack."""
-    notes = [
-        WHOLE_FILE,
-        f"Inspector has no dtype: messages are given in bytes, as {UNKNOWN_DTYPE}",
-    ]
+    notes = [f"Inspector has no dtype: messages are given in bytes, as {UNKNOWN_DTYPE}"]
     notes += newer_notes(tally.versions, NEWEST)
     every = list(tally.series.values())
     if all(size >= SMALLEST_BYTES for series in every for size in series.sizes):
@@ -126,27 +108,7 @@ def _notes(tally: Tally) -> tuple[str, ...]:
         notes.append(f"{gaps} calls between the recorded ones are missing: too small, untimed or dropped")
     if tally.dropped:
         notes.append(f"Inspector reports {tally.dropped} dropped records: its rings were full")
-    notes += largest_group_notes(tally.ranks_seen, tally.world_size)
-    return (*notes, *(f"left out: {reason}" for reason in _left_out(tally)))
-
-
-def _left_out(tally: Tally) -> list[str]:
-    unread = [f"{count_noun(tally.unread, 'line')} cut off or without a record"] if tally.unread else []
-    return reasons(tally.left_out) + unread
-
-
-NEWEST = "v4.2"
-"""Format whose every field is known here."""
-
-_UNTIL_US = 4_102_444_800_000_000
-"""The year 2100: a later time stamp is a damaged number."""
-
-_RECORD_BYTES = 1024 * 1024
-"""More than any record has, which are below 10 KiB even with all their events."""
-
-_KINDS = ("coll_perf", "p2p_perf", "dump_stats")
-
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"')
+    return notes + largest_group_notes(tally.ranks_seen, tally.world_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,7 +316,6 @@ class Tally:
         dropped: largest number of drops that a record reports.
         unread: lines that are cut off or of another kind.
         worlds: sizes of communicators -> nodes they reach over.
-        left_out: reason -> records left out for it.
         versions: formats of the records.
         dates: days of the dumps.
     """
@@ -366,7 +327,6 @@ class Tally:
     dropped: int = 0
     unread: int = 0
     worlds: dict[int, int] = field(default_factory=dict)
-    left_out: Counter[str] = field(default_factory=Counter)
     versions: set[str] = field(default_factory=set)
     dates: set[str] = field(default_factory=set)
 
@@ -445,8 +405,8 @@ class Tally:
         return int(new)
 
 
-def rank_views(tally: Tally) -> tuple[RankMessages, ...]:
-    """Return the calls GPU by GPU, for `find_roles`; a receive counts where the GPU sends nothing.
+def count_calls(tally: Tally, left_out: Counter[str]) -> Iterator[Call]:
+    """Yield the calls GPU by GPU; those that make no message are counted in `left_out`.
 
     Before NCCL 2.30 the records are a sample. There the sequence numbers show how many calls were made, and the
     records of all ranks together how they spread over the sizes.
@@ -456,38 +416,25 @@ def rank_views(tally: Tally) -> tuple[RankMessages, ...]:
         sizes, span = pooled.get((comm, operation), (Counter(), 0))
         sizes.update(series.sizes)
         pooled[comm, operation] = (sizes, max(span, series.span))
-    calls: dict[tuple[str, int, int], Counter[tuple[str, Message]]] = {}
-    world_size = tally.world_size
-    sends = {gpu for gpu, series in tally.views() if series.operation == "Send"}
     for gpu, series in tally.views():
-        if series.operation == "Recv" and gpu in sends:
-            continue
         sizes = series.sizes
         if not series.header.keeps_all:
             spread, span = pooled[series.header.comm, series.operation]
             sizes = Counter({size: max(1, round(span * count / spread.total())) for size, count in spread.items()})
         for size, count in sizes.items():
-            message = _message(series, size, world_size)
+            message = _message(series, size, tally.world_size)
             if isinstance(message, str):
-                tally.left_out[message] += count
-            else:
-                calls.setdefault(gpu, Counter())[series.header.comm, message] += count
-    return tuple(RankMessages(rank=None, calls=counted) for counted in calls.values())
-
-
-def mean_times(tally: Tally) -> dict[Message, float]:
-    """Return the mean duration of each message, µs: the smallest of the ranks' means.
-
-    A rank that arrives early waits inside the kernel for the last one, so only the smallest is communication alone.
-    """
-    found: dict[Message, float] = {}
-    world_size = tally.world_size
-    for _gpu, series in tally.views():
-        for size, (total, count) in series.times.items():
-            message = _message(series, size, world_size)
-            if not isinstance(message, str):
-                found[message] = min(total / count, found.get(message, total / count))
-    return found
+                left_out[message] += count
+                continue
+            total_us, timed = series.times.get(size, (0.0, 0))
+            yield Call(
+                message=message,
+                lane=gpu,
+                group=series.header.comm,
+                count=count,
+                is_receive=series.operation == "Recv",
+                time_us=total_us / timed if timed else None,
+            )
 
 
 def _message(series: Series, part_bytes: int, world_size: int) -> Message | str:

@@ -10,24 +10,17 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, parse_dtype
-from ncclt.core.workload import Provenance, Workload
 from ncclt.errors import InputError, TraceError
 from ncclt.profile.numbers import MOST_RANKS, parse_int
+from ncclt.profile.reader import Call, Reader, Source
 from ncclt.profile.readers.nccl_log import LOGGED_CALL
-from ncclt.profile.roles import RankMessages, find_roles
-from ncclt.profile.source import Document, any_head, documents, ranked_lines
+from ncclt.profile.source import Document, ranked_lines
 from ncclt.profile.workload_builder import (
     RankFile,
-    all_of,
     check_bounded,
-    check_distinct,
     check_one_job,
-    left_out_notes,
-    reasons,
-    workload_of_roles,
 )
 
 _COUNT = re.compile(rb"Number of buckets for gradient all-reduce / reduce-scatter: (\d{1,7})")
@@ -61,36 +54,45 @@ _ARGUMENTS = frozenset(
 _CONFIG_BYTES = 16 * 1024
 """A config is printed on one line, which terminals and mails may break; it is some hundred bytes long."""
 
-name = "megatron_log"
-
 _MARK = re.compile(rb"Number of buckets for gradient all-reduce|Params for bucket \d{1,7} \(\d{1,15} elements")
 
 
-def recognises(path: Path) -> bool:
-    """Return whether a file has bucket lines near its beginning, and no calls logged by NCCL."""
-    return any_head(path, _MARK.search) and not any_head(path, LOGGED_CALL.search)
+class MegatronLogReader(Reader):
+    """Reader of the bucket lines of Megatron and NeMo."""
 
+    name = "megatron_log"
+    empty = "buckets are announced, but their sizes are not there"
+    hint = "give the log with the lines `Params for bucket N (M elements)`, which follow at level INFO"
 
-def read(paths: Sequence[Path], *, name: str) -> Workload:
-    """Read the logs of one job.
+    def begins(self, beginning: bytes) -> bool:
+        """Return True for bucket lines without calls logged by NCCL, which have more detail."""
+        return _MARK.search(beginning) is not None and LOGGED_CALL.search(beginning) is None
 
-    Raises:
-        TraceError: damaged, no bucket lines, or a rank in two files.
-    """
-    check_distinct(paths)
-    logs = sorted((read_buckets(d) for path in paths for d in documents(path)), key=lambda log: log.label)
-    check_one_job([RankFile(label=log.label, ranks=tuple(log.buckets)) for log in logs])
-    settings = {key: value for log in reversed(logs) for key, value in log.settings.items()}
-    job = _Job(settings)
-    left_out: Counter[str] = Counter()
-    views = [
-        RankMessages(rank=rank, calls=Counter(("", m) for bucket in buckets for m in job.messages(bucket, left_out)))
-        for log in logs
-        for rank, buckets in log.buckets.items()
-    ]
-    if not any(view.calls for view in views):
-        raise _nothing(logs, left_out)
-    return workload_of_roles(name, find_roles(views), _provenance(logs, job, left_out))
+    def calls(self, source: Source) -> Iterator[Call]:
+        """Yield the messages of every bucket."""
+        logs = sorted(map(read_buckets, source.documents()), key=lambda log: log.label)
+        check_one_job([RankFile(label=log.label, ranks=tuple(log.buckets)) for log in logs])
+        if not any(log.announced or log.buckets for log in logs):
+            raise TraceError(
+                f"{source.where} holds no bucket lines of Megatron",
+                hint="record with --log-level INFO (NeMo: logging level INFO) from the start of the job on",
+            )
+        job = _Job({key: value for log in reversed(logs) for key, value in log.settings.items()})
+        found = [
+            Call(message=message, rank=rank, lane=log.label)
+            for log in logs
+            for rank, buckets in log.buckets.items()
+            for bucket in buckets
+            for message in job.messages(bucket, source.left_out)
+        ]
+        source.whole_file = False
+        shown = ("grad_reduce_in_fp32", "use_distributed_optimizer", "overlap_grad_reduce", "bucket_size")
+        source.detail["read_from"] = "bucket lines"
+        source.detail |= {key: job.settings[key] for key in shown if key in job.settings}
+        source.world_size = job.world_size
+        source.ranks = {rank for log in logs for rank in log.buckets if rank is not None}
+        source.notes += _notes(logs, job)
+        yield from found
 
 
 class _Job:
@@ -151,32 +153,6 @@ class _Job:
     def _assume(self, dtype: str, sentence: str) -> str:
         self.assumptions[sentence] = None
         return dtype
-
-
-def _nothing(logs: Sequence[BucketLog], left_out: Counter[str]) -> TraceError:
-    where = all_of([log.label for log in logs])
-    if any(log.announced for log in logs) or left_out:
-        why = "; ".join(reasons(left_out))
-        return TraceError(
-            f"no collectives in {where}: {why or 'buckets are announced, but their sizes are not there'}",
-            hint="give the log with the lines `Params for bucket N (M elements)`, which follow at level INFO",
-        )
-    return TraceError(
-        f"{where} holds no bucket lines of Megatron",
-        hint="record with --log-level INFO (NeMo: logging level INFO) from the start of the job on",
-    )
-
-
-def _provenance(logs: Sequence[BucketLog], job: _Job, left_out: Counter[str]) -> Provenance:
-    shown = ("grad_reduce_in_fp32", "use_distributed_optimizer", "overlap_grad_reduce", "bucket_size")
-    return Provenance(
-        source=name,
-        detail={"files": ", ".join(log.label for log in logs), "read_from": "bucket lines"}
-        | {key: job.settings[key] for key in shown if key in job.settings},
-        world_size=job.world_size,
-        ranks_read=tuple(sorted({rank for log in logs for rank in log.buckets if rank is not None})),
-        notes=(*_notes(logs, job), *left_out_notes(left_out)),
-    )
 
 
 def _notes(logs: Sequence[BucketLog], job: _Job) -> list[str]:

@@ -14,11 +14,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import NamedTuple
 
 from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message
-from ncclt.core.workload import WHOLE_FILE, Provenance, Workload
 from ncclt.errors import TraceError
 from ncclt.nccl.log.calls import (
     CollLine,
@@ -33,9 +31,9 @@ from ncclt.nccl.log.calls import (
 )
 from ncclt.nccl.log.lines import ORIGIN
 from ncclt.profile.nccl_calls import DATATYPES, OPERATIONS, PER_RANK, UNKNOWN_DTYPE, Choices
-from ncclt.profile.roles import RankMessages, find_roles
-from ncclt.profile.source import LINE_BYTES, Document, documents, heads, lines
-from ncclt.profile.workload_builder import check_bounded, check_distinct, partial_note, workload_of_roles
+from ncclt.profile.reader import Call, Reader, Source
+from ncclt.profile.source import LINE_BYTES, Document, lines
+from ncclt.profile.workload_builder import check_bounded, joined, partial_note
 
 LOGGED_CALL = re.compile(rb": opCount [0-9a-f]{1,16} sendbuff ")
 """A call as NCCL itself logs it. Such calls are exact, so they are preferred to everything else in a log."""
@@ -92,8 +90,6 @@ class Statements:
         return parts or [text]
 
 
-name = "nccl_log"
-
 # The prefix as `ncclt.nccl.log.lines` reads it: prose and code that only name NCCL are no logs.
 _MARK = re.compile(
     rb"\]\s(?:\S{1,400}\s){0,4}NCCL (?:INFO|WARN|TRACE|ATTN|ERROR|ABORT) "
@@ -102,75 +98,52 @@ _MARK = re.compile(
 _SUBSYSTEMS = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,COLL,TUNING"
 
 
-def recognises(path: Path) -> bool:
-    """Return whether a file begins with output of NCCL's logger, possibly among other output."""
-    try:
-        return any(_MARK.search(one) or LOGGED_CALL.search(one) for one in heads(path))
-    except TraceError:
-        return False
+class NcclLogReader(Reader):
+    """Reader of NCCL's debug logs: one file of all ranks, or one per process."""
+
+    name = "nccl_log"
+    hint = f"record again with {_SUBSYSTEMS}"
+
+    def begins(self, beginning: bytes) -> bool:
+        """Return True for output of NCCL's logger, possibly among other output."""
+        return _MARK.search(beginning) is not None or LOGGED_CALL.search(beginning) is not None
+
+    def calls(self, source: Source) -> Iterator[Call]:
+        """Yield the calls in the COLL lines, else the decisions in the TUNING lines."""
+        books = sorted(map(read_log, source.documents()), key=lambda book: book.label)
+        check_own_process(books)
+        comms = communicators_of(books)
+        found, read_from = findings_from_calls(books, comms), "COLL lines"
+        source.left_out = found.left_out
+        if not found.calls:
+            found, read_from = findings_from_tunings(books, comms), "TUNING lines"
+            source.left_out.update(found.left_out)
+        if not found.calls and not source.left_out:
+            if not any(book.has_nccl for book in books):
+                raise TraceError(f"{source.where} is not an NCCL debug log", hint=f"record one with {_SUBSYSTEMS}")
+            raise TraceError(
+                f"no collectives in {source.where}: NCCL wrote it, but without COLL and TUNING lines",
+                hint=f"record again with {_SUBSYSTEMS}; the default subsystems do not log calls",
+            )
+        source.labels = [book.label for book in books]
+        source.detail["read_from"] = read_from
+        source.detail["nccl_version"] = joined(version for book in books for version in book.versions)
+        source.detail["nodes"] = str(comms.world_nodes or "")
+        source.detail["nccl_choices"] = found.choices.text()
+        source.world_size = comms.world_size
+        source.ranks = set(comms.global_ranks())
+        source.notes += _notes(books, comms, found, read_from)
+        yield from found.calls
 
 
-def read(paths: Sequence[Path], *, name: str) -> Workload:
-    """Read the logs of one job: one file of all ranks, or one per process.
-
-    Raises:
-        TraceError: damaged, not an NCCL log, without calls, or with a process in two files.
-    """
-    check_distinct(paths)
-    books = sorted((read_log(d) for path in paths for d in documents(path)), key=lambda book: book.label)
-    check_own_process(books)
-    comms = communicators_of(books)
-    found, read_from = findings_from_calls(books, comms), "COLL lines"
-    if not found.calls:
-        decided = findings_from_tunings(books, comms)
-        if not decided.calls:
-            raise _nothing(books, found, decided)
-        decided.left_out.update(found.left_out)
-        found, read_from = decided, "TUNING lines"
-    return workload_of_roles(name, find_roles(found.views), _provenance(books, comms, found, read_from))
-
-
-def _nothing(books: Sequence[LogBook], calls: RankFindings, decisions: RankFindings) -> TraceError:
-    """Return the error for logs without messages."""
-    files = books[0].label if len(books) == 1 else f"the {len(books)} files"
-    reasons = _left_out(calls) + _left_out(decisions)
-    if reasons:
-        return TraceError(f"no collectives in {files}: {'; '.join(reasons)}", hint=f"record again with {_SUBSYSTEMS}")
-    if any(book.has_nccl for book in books):
-        return TraceError(
-            f"no collectives in {files}: NCCL wrote it, but without COLL and TUNING lines",
-            hint=f"record again with {_SUBSYSTEMS}; the default subsystems do not log calls",
-        )
-    return TraceError(f"{files} is not an NCCL debug log", hint=f"record one with {_SUBSYSTEMS}")
-
-
-def _provenance(books: Sequence[LogBook], comms: Communicators, found: RankFindings, read_from: str) -> Provenance:
-    facts = {
-        "files": ", ".join(book.label for book in books),
-        "read_from": read_from,
-        "nccl_version": ", ".join(dict.fromkeys(version for book in books for version in book.versions)),
-        "nodes": str(comms.world_nodes or ""),
-        "nccl_choices": found.choices.text(),
-    }
-    return Provenance(
-        source=name,
-        detail={key: value for key, value in facts.items() if value},
-        world_size=comms.world_size,
-        ranks_read=comms.global_ranks(),
-        notes=_notes(books, comms, found, read_from),
-        whole_file=True,
-    )
-
-
-def _notes(books: Sequence[LogBook], comms: Communicators, found: RankFindings, read_from: str) -> tuple[str, ...]:
+def _notes(books: Sequence[LogBook], comms: Communicators, found: RankFindings, read_from: str) -> list[str]:
     """Return notes on what logs do not show, and what this one lacks."""
-    messages = {message for calls in found.calls.values() for _, message in calls}
-    notes = [WHOLE_FILE]
-    notes.append(
+    messages = {call.message for call in found.calls}
+    notes = [
         "the log mentions CUDA graphs: their calls are logged once, when captured, and not when replayed"
         if any(book.graphs for book in books)
         else "calls replayed by a CUDA graph are not logged: if the job used graphs, each counts once, at its capture"
-    )
+    ]
     if read_from == "TUNING lines":
         notes.append(f"TUNING lines have no dtype: messages are given in bytes, as {UNKNOWN_DTYPE}")
         notes.append("TUNING lines are of rank 0 of each communicator and show no send_recv")
@@ -188,11 +161,7 @@ def _notes(books: Sequence[LogBook], comms: Communicators, found: RankFindings, 
             notes += partial_note(comms.ranks_seen, comms.world_size)
     elif comms.ranks_seen:
         notes.append(f"{comms.ranks_seen} ranks seen and no communicator of all of them: the job's size is not known")
-    return (*notes, *(f"left out: {reason}" for reason in _left_out(found)))
-
-
-def _left_out(found: RankFindings) -> list[str]:
-    return [f"{count} x {reason}" for reason, count in sorted(found.left_out.items()) if count]
+    return notes
 
 
 @dataclass(slots=True, kw_only=True)
@@ -463,25 +432,16 @@ class RankFindings:
     """Messages and choices found in the logs.
 
     Attributes:
-        calls: rank -> (communicator, message) -> calls.
+        calls: of every rank.
         choices: what NCCL chose for which message.
         left_out: reason -> number of calls left out.
         untyped: all_gathers and broadcasts of int8, which NCCL up to 2.12 writes for every dtype.
     """
 
-    calls: dict[Rank, Counter[tuple[str, Message]]] = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
     choices: Choices = field(default_factory=Choices)
     left_out: Counter[str] = field(default_factory=Counter)
     untyped: int = 0
-
-    @property
-    def views(self) -> tuple[RankMessages, ...]:
-        """Return the calls per rank, for `find_roles`."""
-        return tuple(RankMessages(rank=None, calls=dict(calls)) for calls in self.calls.values())
-
-    def add(self, rank: Rank, group: str, message: Message, calls: int) -> None:
-        """Count calls of a message by a rank in a communicator."""
-        self.calls.setdefault(rank, Counter())[group, message] += calls
 
     def add_choices(self, tunings: Mapping[TuningLine, int], comms: Communicators) -> None:
         """Count the choices; sizes whose group is not known stay those of one rank."""
@@ -493,20 +453,25 @@ class RankFindings:
 
 
 def findings_from_calls(books: Sequence[LogBook], comms: Communicators) -> RankFindings:
-    """Read the COLL lines; the receiving half of a send_recv counts if the rank sends nothing."""
+    """Read the COLL lines."""
     found = RankFindings()
     for book in books:
-        found.left_out["calls whose line is cut off or torn apart"] += book.torn
-        sending = {comms.rank_of(line, book.label) for line in book.calls if line.operation == "Send"}
+        if book.torn:
+            found.left_out["calls whose line is cut off or torn apart"] += book.torn
         for line, count in book.calls.items():
-            rank = comms.rank_of(line, book.label)
-            if line.operation == "Recv" and rank in sending:
-                continue
             message = _message(line, comms)
             if isinstance(message, str):
                 found.left_out[message] += count
                 continue
-            found.add(rank, line.comm, message, count)
+            found.calls.append(
+                Call(
+                    message=message,
+                    lane=comms.rank_of(line, book.label),
+                    group=line.comm,
+                    count=count,
+                    is_receive=line.operation == "Recv",
+                )
+            )
             if message.dtype == "int8" and line.operation in ("AllGather", "Broadcast"):
                 found.untyped += count
         found.add_choices(book.tunings, comms)
@@ -523,7 +488,7 @@ def findings_from_tunings(books: Sequence[LogBook], comms: Communicators) -> Ran
             if isinstance(message, str):
                 found.left_out[message] += count
             else:
-                found.add(comms.decider(line, book.label), "", message, count)
+                found.calls.append(Call(message=message, lane=comms.decider(line, book.label), count=count))
         found.add_choices(book.tunings, comms)
     return found
 

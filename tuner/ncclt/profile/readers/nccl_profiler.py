@@ -12,19 +12,14 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, parse_dtype
-from ncclt.core.workload import WHOLE_FILE, Provenance, Workload
 from ncclt.errors import InputError, TraceError
 from ncclt.profile.nccl_calls import OPERATIONS, PER_RANK, Choices
 from ncclt.profile.numbers import parse_int
-from ncclt.profile.roles import RankMessages, find_roles
-from ncclt.profile.source import Document, any_head, documents, lines, unmarked
-from ncclt.profile.workload_builder import all_of, check_distinct, known, left_out_notes, reasons, workload_of_roles
-
-name = "nccl_profiler"
+from ncclt.profile.reader import Call, Reader, Source
+from ncclt.profile.source import Document, lines, unmarked
 
 _MARK = re.compile(rb'"cat"\s*:\s*"(?:COLL|P2P)"')
 _OF_GROUP = re.compile(rb'"CommHash"\s*:')
@@ -32,7 +27,7 @@ _OF_GROUP = re.compile(rb'"CommHash"\s*:')
 
 @dataclass(slots=True, kw_only=True)
 class _Findings:
-    """What the files show.
+    """Content of the files.
 
     Attributes:
         places: (communicator, rank) -> number of the file that shows it, counted from 1.
@@ -52,65 +47,46 @@ class _Findings:
         return len(ranks) if len(ranks) > 1 and max(ranks) + 1 == len(ranks) else 0
 
 
-def recognises(path: Path) -> bool:
-    """Return whether a file begins like one of the example profiler."""
-    return any_head(path, _is_profile)
+class NcclProfilerReader(Reader):
+    """Reader of the files of the example profiler plugin."""
 
+    name = "nccl_profiler"
+    empty = "not one event is of a collective"
+    hint = "record with NCCL_PROFILER_PLUGIN set to the example plugin and NCCL_PROFILE_EVENT_MASK=6 or more"
 
-def read(paths: Sequence[Path], *, name: str) -> Workload:
-    """Read the files of one job.
+    def begins(self, beginning: bytes) -> bool:
+        """Return True for a JSON list with the plugin's events."""
+        text = unmarked(beginning)
+        return text.startswith(b"[") and _MARK.search(text) is not None and _OF_GROUP.search(text) is not None
 
-    Raises:
-        TraceError: damaged, of another kind, without a call, or with a rank of a communicator in two files.
-    """
-    check_distinct(paths)
-    found, labels = _Findings(), []
-    for document in (document for path in sorted(paths, key=str) for document in documents(path)):
-        labels.append(document.label)
-        for row in _rows(document, found):
-            _count(row, len(labels), labels, found)
-    choices, noted = Choices(), dict[str, None]()
-    views: dict[tuple[str, int], Counter[tuple[str, Message]]] = {}
-    for (process, communicator, rank), counted in found.calls.items():
-        # A process with several ranks of one communicator drives several GPUs.
-        several = sum(key[:2] == (process, communicator) for key in found.calls) > 1
-        mine = views.setdefault((process, rank if several else -1), Counter())
-        sends = any(word == "Send" for word, _dtype, _elements, _choice in counted)
-        for (word, dtype, elements, choice), count in counted.items():
-            if word == "Recv" and sends:
-                continue
-            message = _message(word, dtype, elements, found.group_size(communicator), noted)
-            if isinstance(message, str):
-                found.left_out[message] += count
-                continue
-            mine[communicator, message] += count
-            is_share = not message.group_size and message.collective in PER_RANK
-            choices.add(message.collective, message.size_bytes, choice, count, per_rank=is_share)
-    if not any(views.values()):
-        why = "; ".join(reasons(found.left_out)) or "not one event is of a collective"
-        raise TraceError(
-            f"no collectives in {all_of(labels)}: {why}",
-            hint="record with NCCL_PROFILER_PLUGIN set to the example plugin and NCCL_PROFILE_EVENT_MASK=6 or more",
-        )
-    origin = Provenance(
-        source="nccl_profiler",
-        detail=known({"files": ", ".join(labels), "nccl_choices": choices.text()}),
-        notes=(
-            WHOLE_FILE,
-            "the profiler does not record how long a transfer takes",
-            *noted,
-            *([f"{found.cut} files are cut off: the job ended before the profiler did"] if found.cut else []),
-            *left_out_notes(found.left_out),
-        ),
-        whole_file=True,
-    )
-    ranks = (RankMessages(rank=None, calls=mine) for mine in views.values())
-    return workload_of_roles(name, find_roles(ranks), origin)
-
-
-def _is_profile(beginning: bytes) -> bool:
-    text = unmarked(beginning)
-    return text.startswith(b"[") and _MARK.search(text) is not None and _OF_GROUP.search(text) is not None
+    def calls(self, source: Source) -> Iterator[Call]:
+        """Yield the calls of every GPU."""
+        found = _Findings(left_out=source.left_out)
+        for document in source.documents():
+            for row in _rows(document, found):
+                _count(row, source.labels, found)
+        choices, noted = Choices(), dict[str, None]()
+        for (process, communicator, rank), counted in found.calls.items():
+            # A process with several ranks of one communicator drives several GPUs.
+            several = sum(key[:2] == (process, communicator) for key in found.calls) > 1
+            for (word, dtype, elements, choice), count in counted.items():
+                message = _message(word, dtype, elements, found.group_size(communicator), noted)
+                if isinstance(message, str):
+                    source.left_out[message] += count
+                    continue
+                is_share = not message.group_size and message.collective in PER_RANK
+                choices.add(message.collective, message.size_bytes, choice, count, per_rank=is_share)
+                yield Call(
+                    message=message,
+                    lane=(process, rank if several else -1),
+                    group=communicator,
+                    count=count,
+                    is_receive=word == "Recv",
+                )
+        source.detail["nccl_choices"] = choices.text()
+        source.notes += ["the profiler does not record how long a transfer takes", *noted]
+        if found.cut:
+            source.notes.append(f"{found.cut} files are cut off: the job ended before the profiler did")
 
 
 def _rows(document: Document, found: _Findings) -> Iterator[Mapping[str, Any]]:
@@ -134,7 +110,7 @@ def _rows(document: Document, found: _Findings) -> Iterator[Mapping[str, Any]]:
     yield from (row for row in rows if isinstance(row, Mapping))
 
 
-def _count(row: Mapping[str, Any], number: int, labels: Sequence[str], found: _Findings) -> None:
+def _count(row: Mapping[str, Any], labels: Sequence[str], found: _Findings) -> None:
     """Count the beginning of a call; where it ends does not matter."""
     if row.get("ph") != "b" or row.get("cat") not in ("COLL", "P2P"):
         return
@@ -145,6 +121,7 @@ def _count(row: Mapping[str, Any], number: int, labels: Sequence[str], found: _F
         found.left_out["event without rank, count or communicator"] += 1
         return
     communicator = str(args["CommHash"])
+    number = len(labels)
     first = found.places.setdefault((communicator, rank), number)
     if first != number:
         raise TraceError(

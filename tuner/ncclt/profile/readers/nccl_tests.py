@@ -8,33 +8,26 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 
 from ncclt.core.message import MOST_BYTES, Collective, Message, parse_dtype
 from ncclt.core.plural import count_noun
-from ncclt.core.workload import Provenance, Workload
 from ncclt.errors import BenchmarkError, InputError, TraceError
 from ncclt.nccl.nccl_tests.json import NEWEST, parse_json
 from ncclt.nccl.nccl_tests.result import NcclTest, NcclTestRow
 from ncclt.nccl.nccl_tests.text import parse_text
 from ncclt.profile.nccl_calls import PER_RANK
+from ncclt.profile.reader import Call, Reader, Source
 from ncclt.profile.readers.nccl_log import LOGGED_CALL
-from ncclt.profile.source import Document, any_head, check_readable, documents, heads, read_block
+from ncclt.profile.source import Document, check_readable, documents, heads, read_block
 from ncclt.profile.unsupported import find_unsupported
 from ncclt.profile.workload_builder import (
-    check_distinct,
     joined,
-    known,
-    left_out_notes,
     newer_notes,
     reasons,
-    workload_of,
 )
-
-name = "nccl_tests"
 
 _TABLE = re.compile(rb"(?m)^[^\n#]{0,240}#\s{1,40}size\s{1,40}count\s{1,40}type\s")
 _DECISION = b" Bytes -> "
@@ -46,55 +39,50 @@ _MOST_TEXT_BYTES = 64 * 1024 * 1024
 """A sweep prints a few KiB; logs mixed into it can make some MiB of that."""
 
 
-def recognises(path: Path) -> bool:
-    """Return whether a file has a table of nccl-tests near its beginning, or is one of its result files.
+class NcclTestsReader(Reader):
+    """Reader of nccl-tests outputs, each of one or more sweeps."""
 
-    Where NCCL has logged its calls around the table, the log has more detail.
-    """
-    return any_head(path, _is_output)
+    name = "nccl_tests"
+    unstepped = "sizes that were benchmarked, not what a training sends: one call of each, and no steps"
+    empty = "no table of nccl-tests is in it"
+    hint = _GIVE_OUTPUT
 
+    def begins(self, beginning: bytes) -> bool:
+        """Return True for a table of nccl-tests or one of its JSON files.
 
-def read(paths: Sequence[Path], *, name: str) -> Workload:
-    """Read the outputs of one or more programs, each of one or more sweeps.
+        Where NCCL has logged its calls around the table, the log has more detail.
+        """
+        if beginning.lstrip()[:1] == b"{":
+            return all(key in beginning for key in _JSON_KEYS)
+        if LOGGED_CALL.search(beginning) or _DECISION in beginning:
+            return False
+        return _TABLE.search(beginning) is not None
 
-    Raises:
-        TraceError: damaged, not output of nccl-tests, without measurements, or of an unknown collective.
-    """
-    check_distinct(paths)
-    labels: list[str] = []
-    tests: list[NcclTest] = []
-    for document in (document for path in sorted(paths, key=str) for document in documents(path)):
-        labels.append(document.label)
-        tests += _tests(document)
-    times: dict[Message, list[float]] = {}
-    left_out = Counter[str]()
-    for test in tests:
-        for row in test.rows:
-            message = _message(row, test)
-            if isinstance(message, str):
-                left_out[message] += 1
-            else:
-                times.setdefault(message, []).extend(_times_us(row, message))
-    if not times:
-        why = "; ".join(reasons(left_out)) or "no table of nccl-tests is in it"
-        hint = _GIVE_OUTPUT
-        if any(test.rows and test.collective is None for test in tests):
-            hint = "put the command (`alltoall_perf -b 8 ...`) above the table, or use nccl-tests 2.17 or later"
-        raise TraceError(f"no collectives in {', '.join(labels)}: {why}", hint=hint)
-    origin = Provenance(
-        source="nccl_tests",
-        detail=known({"files": ", ".join(labels), "nccl_tests": joined(test.version for test in tests)}),
-        world_size=max(test.ranks for test in tests),
-        notes=tuple(_notes(tests, left_out)),
-        whole_file=True,
-    )
-    times_us = {message: fmean(taken) for message, taken in times.items() if taken}
-    return workload_of(name, dict.fromkeys(times, 1.0), origin, times_us=times_us)
+    def calls(self, source: Source) -> Iterator[Call]:
+        """Yield one call of each size."""
+        tests = [test for document in source.documents() for test in _tests(document)]
+        times: dict[Message, list[float]] = {}
+        for test in tests:
+            for row in test.rows:
+                message = _message(row, test)
+                if isinstance(message, str):
+                    source.left_out[message] += 1
+                else:
+                    times.setdefault(message, []).extend(_times_us(row, message))
+        if not times and any(test.rows and test.collective is None for test in tests):
+            raise TraceError(
+                f"no collectives in {source.where}: {'; '.join(reasons(source.left_out))}",
+                hint="put the command (`alltoall_perf -b 8 ...`) above the table, or use nccl-tests 2.17 or later",
+            )
+        source.detail["nccl_tests"] = joined(test.version for test in tests)
+        source.world_size = max((test.ranks for test in tests), default=0)
+        source.notes += _notes(tests)
+        for message, taken in times.items():
+            yield Call(message=message, time_us=fmean(taken) if taken else None)
 
 
-def _notes(tests: Sequence[NcclTest], left_out: Counter[str]) -> list[str]:
-    notes = ["sizes that were benchmarked, not what a training sends: one call of each, and no steps"]
-    notes += newer_notes({str(test.file_version) for test in tests}, str(NEWEST))
+def _notes(tests: Sequence[NcclTest]) -> list[str]:
+    notes = newer_notes({str(test.file_version) for test in tests}, str(NEWEST))
     if not all(test.ranks for test in tests):
         notes.append("the ranks are not listed everywhere: such messages are taken to be of the whole job")
     unnamed = sum(test.program is None for test in tests)
@@ -107,15 +95,7 @@ def _notes(tests: Sequence[NcclTest], left_out: Counter[str]) -> list[str]:
         notes.append(f"{count_noun(unreadable, 'line')} inside the tables not readable: sizes may be missing")
     if any(test.gpu and test.rows and test.avg_busbw_gbps is None for test in tests):
         notes.append("a run has no average at its end: it was cut off or ended early, and sizes may be missing")
-    return notes + left_out_notes(left_out)
-
-
-def _is_output(beginning: bytes) -> bool:
-    if beginning.lstrip()[:1] == b"{":
-        return all(key in beginning for key in _JSON_KEYS)
-    if LOGGED_CALL.search(beginning) or _DECISION in beginning:
-        return False
-    return _TABLE.search(beginning) is not None
+    return notes
 
 
 def read_tests(path: Path) -> tuple[NcclTest, ...]:
@@ -125,7 +105,7 @@ def read_tests(path: Path) -> tuple[NcclTest, ...]:
         TraceError: it cannot be read, or is of another kind.
     """
     check_readable(path)
-    if not recognises(path) and (unsupported := find_unsupported(path, heads(path))):
+    if not NcclTestsReader().recognises(path) and (unsupported := find_unsupported(path, heads(path))):
         raise unsupported
     return tuple(test for document in documents(path) for test in _tests(document))
 

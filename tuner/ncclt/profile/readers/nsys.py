@@ -28,54 +28,51 @@ from typing import Any
 from urllib.parse import quote
 
 from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message
-from ncclt.core.workload import WHOLE_FILE, Provenance, Workload
 from ncclt.errors import TraceError
 from ncclt.profile.nccl_calls import OPERATIONS, PER_RANK, UNKNOWN_DTYPE
 from ncclt.profile.numbers import parse_int
 from ncclt.profile.other_libraries import NCCL_INSTEAD, other_library
-from ncclt.profile.roles import RankMessages, find_roles
+from ncclt.profile.reader import Call, Reader, Source
 from ncclt.profile.source import open_regular
 from ncclt.profile.workload_builder import (
-    check_distinct,
     day_in,
     joined,
-    known,
-    left_out_notes,
     partial_note,
     reasons,
-    workload_of_roles,
 )
-
-name = "nsys"
 
 _RECORD = "nsys profile --trace=cuda,nvtx --output=REPORT COMMAND"
 
 
-def recognises(path: Path) -> bool:
-    """Return whether a file is a SQLite export of Nsight Systems."""
-    return is_export(path)
+class NsysReader(Reader):
+    """Reader of SQLite exports of Nsight Systems."""
 
+    name = "nsys"
 
-def read(paths: Sequence[Path], *, name: str) -> Workload:
-    """Read the exports of one job.
+    def begins(self, beginning: bytes) -> bool:
+        """Return True for an SQLite file; `recognises` looks at its tables."""
+        return beginning.startswith(_MAGIC)
 
-    Raises:
-        TraceError: damaged, no export, no NCCL in it, no sizes in it (the hint is the command that exports them), or
-            a rank that is there twice.
-    """
-    check_distinct(paths)
-    places = sorted((path.resolve() for path in paths), key=lambda place: (place.name, str(place)))
-    recordings = [_recording(place) for place in places]
-    _check_ranks(recordings)
-    sizing = messages_of(recordings)
-    if not any(view.calls for view in sizing.views):
-        raise _refusal(recordings, sizing.left_out)
-    return workload_of_roles(name, find_roles(sizing.views), _provenance(recordings, sizing))
+    def recognises(self, path: Path) -> bool:
+        """Return True for an export of Nsight Systems; never raises."""
+        return is_export(path)
 
+    def calls(self, source: Source) -> Iterator[Call]:
+        """Yield the calls of every process."""
+        recordings = []
+        for path in source.paths:
+            source.labels.append(path.name)
+            with opened(path) as export:
+                recordings.append(recording_of(export))
+        source.readings = recordings
+        _check_ranks(recordings)
+        assumed: dict[str, None] = {}
+        yield from size_calls(recordings, source.left_out, assumed)
+        _describe(source, recordings, assumed)
 
-def _recording(path: Path) -> NsysExport:
-    with opened(path) as export:
-        return recording_of(export)
+    def refusal(self, source: Source) -> TraceError:
+        """Return the error for exports without a message: what was seen, and what to do."""
+        return _refusal([r for r in source.readings if isinstance(r, NsysExport)], source.left_out)
 
 
 def _check_ranks(recordings: Sequence[NsysExport]) -> None:
@@ -94,44 +91,29 @@ def _check_ranks(recordings: Sequence[NsysExport]) -> None:
                     )
 
 
-def _provenance(recordings: Sequence[NsysExport], sizing: Sizing) -> Provenance:
-    world_size = max((member.ranks for recording in recordings for member in recording.members.values()), default=0)
-    ranks = {
-        rank
-        for recording in recordings
-        for member in recording.members.values()
-        if member.ranks == world_size
-        for rank in member.mine
-    }
-    facts = {
-        "files": ", ".join(recording.label for recording in recordings),
-        "nsys": joined(r.facts.get("EXPORT_PRODUCT_VERSION", "")[:40] for r in recordings),
-        "kernels": shown(_kernel_words(recordings)),
-    }
-    return Provenance(
-        source=name,
-        created=min((recording.recorded_on for recording in recordings if recording.recorded_on), default=""),
-        detail=known(facts),
-        world_size=world_size,
-        ranks_read=tuple(sorted(ranks)),
-        notes=tuple(_notes(recordings, sizing, read=len(ranks), world_size=world_size)),
-        whole_file=True,
-    )
-
-
-def _notes(recordings: Sequence[NsysExport], sizing: Sizing, *, read: int, world_size: int) -> list[str]:
-    notes = [WHOLE_FILE, *sizing.assumed, *left_out_notes(sizing.left_out)]
+def _describe(source: Source, recordings: Sequence[NsysExport], assumed: Iterable[str]) -> None:
+    """Fill in all but the calls."""
+    members = [member for recording in recordings for member in recording.members.values()]
+    source.world_size = max((member.ranks for member in members), default=0)
+    source.ranks = {rank for member in members if member.ranks == source.world_size for rank in member.mine}
+    source.created = min((recording.recorded_on for recording in recordings if recording.recorded_on), default="")
+    source.detail["nsys"] = joined(r.facts.get("EXPORT_PRODUCT_VERSION", "")[:40] for r in recordings)
+    source.detail["kernels"] = shown(_kernel_words(recordings))
+    source.notes += assumed
     bare = sum(
         count for recording in recordings for function, count in recording.functions.items() if function in FUNCTIONS
     ) - sum(
         count for recording in recordings for (_p, kind), count in recording.sized.items() if kind.function in FUNCTIONS
     )
     if bare:
-        notes.append(f"{bare} calls have no payload that could be read: the profile is partial")
+        source.notes.append(f"{bare} calls have no payload that could be read: the profile is partial")
     graphed = sum(recording.graphed for recording in recordings)
     if graphed:
-        notes.append(f"{graphed} NCCL kernels were launched by CUDA graphs, whose calls show once, when captured")
-    return notes + (partial_note(read, world_size) if read else [])
+        source.notes.append(
+            f"{graphed} NCCL kernels were launched by CUDA graphs, whose calls show once, when captured"
+        )
+    if source.ranks:
+        source.notes += partial_note(len(source.ranks), source.world_size)
 
 
 def _refusal(recordings: Sequence[NsysExport], left_out: Mapping[str, int]) -> TraceError:
@@ -705,21 +687,6 @@ FUNCTIONS = {f"nccl{word}": collective for word, collective in OPERATIONS.items(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sizing:
-    """The messages of a recording.
-
-    Attributes:
-        views: what each process sent.
-        left_out: reason -> calls that made no message, of the process with the most.
-        assumed: what was taken for granted, one sentence each.
-    """
-
-    views: tuple[RankMessages, ...]
-    left_out: Mapping[str, int]
-    assumed: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Group:
     """A communicator as one process sees it: its ranks, 0 where not known, and how many of them the process drives."""
 
@@ -728,33 +695,41 @@ class _Group:
     is_assumed: bool
 
 
-def messages_of(recordings: Sequence[NsysExport]) -> Sizing:
-    """Return the messages of all processes."""
+def size_calls(recordings: Sequence[NsysExport], left_out: Counter[str], assumed: dict[str, None]) -> Iterator[Call]:
+    """Yield the calls of all processes that make a message.
+
+    Args:
+        recordings: of one job.
+        left_out: filled with the calls that made no message, of the process with the most.
+        assumed: filled with the assumptions, one sentence each.
+    """
     members = {key: member for recording in recordings for key, member in recording.members.items()}
     dtypes = agreed_dtypes(kernel for recording in recordings for kernel in recording.kernels)
     by_process: dict[Process, list[tuple[CallKind, int]]] = {}
     for recording in recordings:
         for (process, kind), count in recording.sized.items():
             by_process.setdefault(process, []).append((kind, count))
-    views, left_out, assumed = [], Counter[str](), dict[str, None]()
     for process, kinds in sorted(by_process.items()):
-        sends = any(kind.function == "ncclSend" for kind, _count in kinds)
-        calls: Counter[tuple[str, Message]] = Counter()
         mine: Counter[str] = Counter()
         for kind, count in kinds:
-            if kind.function not in FUNCTIONS or (sends and kind.function == "ncclRecv"):
+            if kind.function not in FUNCTIONS:
                 continue
             group = _group(process, kind.communicator, members)
             made = _message(kind, group, dtypes)
             if isinstance(made, str):
                 mine[made] += count
                 continue
-            # A process that drives several GPUs calls once for each of them.
-            calls[f"{kind.communicator}", made] += max(1, round(count / group.local))
             assumed.update(dict.fromkeys(_assumptions(made, group)))
+            yield Call(
+                message=made,
+                rank=_rank(process, members),
+                lane=process,
+                group=f"{kind.communicator}",
+                # A process that drives several GPUs calls once for each of them.
+                count=max(1, round(count / group.local)),
+                is_receive=kind.function == "ncclRecv",
+            )
         left_out |= mine
-        views.append(RankMessages(rank=_rank(process, members), calls=dict(calls)))
-    return Sizing(views=tuple(views), left_out=left_out, assumed=tuple(assumed))
 
 
 def _group(

@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from ncclt.core.workload import Workload
 from ncclt.errors import TraceError
 from ncclt.profile.c10d import MOST_ELEMENTS, RecordedCall, Tensor, counts_of, ledger_of
 from ncclt.profile.numbers import MOST_RANKS, parse_int
-from ncclt.profile.rank_files import RankReading, read_ranks
-from ncclt.profile.source import Document, any_head, load_json, unmarked
-from ncclt.profile.workload_builder import without_answered_receives
-
-name = "param_comms"
+from ncclt.profile.rank_files import RankFileReader, RankReading
+from ncclt.profile.source import Document, load_json, unmarked
+from ncclt.profile.workload_builder import drop_answered_receives
 
 _KEY = re.compile(rb'"comms"\s*:')
 _OTHER_KEYS = (b'"in_msg_size"', b'"startTime_ns"', b'"req"', b'"world_size"', b'"markers"')
@@ -31,48 +27,41 @@ _BATCH = "batchisendirecv"
 _PARAM_WORDS = {"isend": "send", "irecv": "recv", "alltoallsingle": "alltoall"}
 
 
-def recognises(path: Path) -> bool:
-    """Return whether a file, or a member of an archive, begins like a comms trace."""
-    return any_head(path, _is_comms_trace)
+class ParamCommsReader(RankFileReader):
+    """Reader of PARAM's comms traces."""
 
+    name = "param_comms"
+    starts = b"["
 
-def read(paths: Sequence[Path], *, name: str) -> Workload:
-    """Read the comms traces of one job, one document per rank.
+    def begins(self, beginning: bytes) -> bool:
+        """Return True for a list whose objects name a communication call."""
+        text = unmarked(beginning)
+        return text.startswith(b"[") and _KEY.search(text) is not None and any(key in text for key in _OTHER_KEYS)
 
-    Raises:
-        TraceError: damaged, no comms trace, no collectives, several jobs, or a rank twice.
-    """
-    return read_ranks(paths, _read_rank, starts=b"[", source="param_comms", name=name)
-
-
-def _is_comms_trace(beginning: bytes) -> bool:
-    text = unmarked(beginning)
-    return text.startswith(b"[") and _KEY.search(text) is not None and any(key in text for key in _OTHER_KEYS)
-
-
-def _read_rank(document: Document) -> RankReading:
-    rows = load_json(document)
-    if not isinstance(rows, list):
-        raise TraceError(
-            f"{document.label} is not a PARAM comms trace: it is not a JSON list",
-            hint="give the trace that PARAM replays",
+    def read_rank(self, document: Document) -> RankReading:
+        """Read the trace of one rank."""
+        rows = load_json(document)
+        if not isinstance(rows, list):
+            raise TraceError(
+                f"{document.label} is not a PARAM comms trace: it is not a JSON list",
+                hint="give the trace that PARAM replays",
+            )
+        comms = [row for row in rows if isinstance(row, Mapping) and isinstance(row.get("comms"), str)]
+        records = [record for place, row in enumerate(comms) if (record := _record(row, place)).name != _BATCH]
+        strange = len(rows) - len(comms) - sum(isinstance(row, Mapping) and "compute" in row for row in rows)
+        ledger = ledger_of(records)
+        return RankReading(
+            label=document.label,
+            rank=_rank(comms),
+            # A trace with one group shows a job of one group; with several, none is known to be all of it.
+            world_size=max(ledger.group_sizes.values(), default=0) if len({r.group for r in records}) == 1 else 0,
+            calls=counts_of(drop_answered_receives(ledger.calls)),
+            notes=(
+                "a comms trace has no durations",
+                *([f"left out: {strange} x entry that is neither communication nor compute"] if strange else []),
+                *ledger.notes(),
+            ),
         )
-    comms = [row for row in rows if isinstance(row, Mapping) and isinstance(row.get("comms"), str)]
-    records = [record for place, row in enumerate(comms) if (record := _record(row, place)).name != _BATCH]
-    strange = len(rows) - len(comms) - sum(isinstance(row, Mapping) and "compute" in row for row in rows)
-    ledger = ledger_of(records)
-    return RankReading(
-        label=document.label,
-        rank=_rank(comms),
-        # A trace with one group shows a job of one group; with several, none is known to be all of it.
-        world_size=max(ledger.group_sizes.values(), default=0) if len({r.group for r in records}) == 1 else 0,
-        calls=counts_of(without_answered_receives(ledger.calls)),
-        notes=(
-            "a comms trace has no durations",
-            *([f"left out: {strange} x entry that is neither communication nor compute"] if strange else []),
-            *ledger.notes(),
-        ),
-    )
 
 
 def _record(row: Mapping[str, Any], place: int) -> RecordedCall:

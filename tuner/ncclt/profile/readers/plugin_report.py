@@ -8,31 +8,23 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from ncclt.core.message import MOST_BYTES, Collective, Message
-from ncclt.core.workload import WHOLE_FILE, Provenance, Workload
+from ncclt.core.workload import Workload
 from ncclt.errors import TraceError
 from ncclt.profile.nccl_calls import UNKNOWN_DTYPE, Choices
 from ncclt.profile.numbers import MOST_RANKS, parse_int
-from ncclt.profile.roles import RankMessages, find_roles
-from ncclt.profile.source import any_head, documents, lines
+from ncclt.profile.reader import Call, Reader, Source
+from ncclt.profile.source import Document, lines
 from ncclt.profile.workload_builder import (
-    all_of,
     check_bounded,
-    check_distinct,
+    day_of,
     joined,
-    known,
     largest_group_notes,
-    left_out_notes,
-    workload_of_roles,
 )
-
-name = "plugin_report"
 
 _MARK = b'{"ncclt_plugin_report":'
 _FORMAT = 1
@@ -73,28 +65,43 @@ class CommunicatorReport:
         return named if named != _NO_COMMUNICATOR else f"{self.process}:{self.head['number']}"
 
 
-def recognises(path: Path) -> bool:
-    """Return whether a file begins like a report of the plugin."""
-    return any_head(path, lambda beginning: beginning.startswith(_MARK))
+class PluginReportReader(Reader):
+    """Reader of the plugin's reports: all files that the processes of a job left in its folder."""
 
+    name = "plugin_report"
+    empty = "not one call was counted"
+    hint = "let the job run some steps; send_recv and all_to_all never reach a tuner plugin"
 
-def read(paths: Sequence[Path], *, name: str) -> Workload:
-    """Read the reports of one job: all files that its processes left in the folder.
+    def begins(self, beginning: bytes) -> bool:
+        """Return True for the first line of a report."""
+        return beginning.startswith(_MARK)
 
-    Raises:
-        TraceError: damaged, of another format, given twice, or without a call.
-    """
-    reports = read_reports(paths)
-    world_size = max(int(report.head["ranks"]) for report in reports)
-    views, sizes_left_out = _views(reports, world_size)
-    if not any(view.calls for view in views):
-        raise TraceError(
-            f"no collectives in {all_of([report.label for report in reports])}",
-            hint="let the job run some steps; send_recv and all_to_all never reach a tuner plugin",
-        )
-    if len(views) > world_size:
-        world_size = 0
-    return workload_of_roles(name, find_roles(views), _provenance(reports, views, world_size, sizes_left_out))
+    def calls(self, source: Source) -> Iterator[Call]:
+        """Yield the calls GPU by GPU; a process that drives several shows one communicator several times."""
+        reports = read_reports(source.documents())
+        source.labels = sorted(dict.fromkeys(source.labels))
+        world_size = max((int(report.head["ranks"]) for report in reports), default=0)
+        seen: Counter[tuple[Any, ...]] = Counter()
+        gpus: set[tuple[Any, ...]] = set()
+        for report in reports:
+            lane = (*report.process, seen[report.process, report.group])
+            seen[report.process, report.group] += 1
+            gpus.add(lane)
+            ranks = int(report.head["ranks"])
+            for (collective, size), count in report.calls.items():
+                if not 0 < size <= MOST_BYTES:
+                    source.left_out[f"calls of {collective} of {size} bytes"] += count
+                    continue
+                message = Message(
+                    collective=collective,
+                    dtype=UNKNOWN_DTYPE,
+                    size_bytes=size,
+                    group_size=ranks,
+                    spans_nodes=int(report.head["nodes"]) > 1 and 1 < ranks < world_size,
+                )
+                yield Call(message=message, lane=lane, group=report.group, count=count)
+        source.world_size = world_size if len(gpus) <= world_size else 0
+        _describe(source, reports, gpus=len(gpus))
 
 
 def per_step(workload: Workload, steps: int, said_by: str) -> Workload:
@@ -112,15 +119,14 @@ def per_step(workload: Workload, steps: int, said_by: str) -> Workload:
     )
 
 
-def read_reports(paths: Sequence[Path]) -> tuple[CommunicatorReport, ...]:
+def read_reports(documents: Iterable[Document]) -> tuple[CommunicatorReport, ...]:
     """Return what the files hold, ordered by process and communicator.
 
     Raises:
         TraceError: damaged, of another format, or given twice.
     """
-    check_distinct(paths)
     found: dict[tuple[Any, ...], CommunicatorReport] = {}
-    for document in (document for path in sorted(paths, key=str) for document in documents(path)):
+    for document in documents:
         report: CommunicatorReport | None = None
         for row in _rows(lines(document), document.label):
             if "ncclt_plugin_report" in row:
@@ -192,78 +198,35 @@ def _add(report: CommunicatorReport, row: Mapping[str, Any]) -> None:
         outcome[collective, size, "/".join([*parts, str(channels)] if channels else parts)] += calls
 
 
-def _views(reports: Sequence[CommunicatorReport], world_size: int) -> tuple[tuple[RankMessages, ...], Counter[str]]:
-    """Return the calls GPU by GPU; a process that drives several shows one communicator several times."""
-    gpus: dict[tuple[Any, ...], Counter[tuple[str, Message]]] = {}
-    seen: Counter[tuple[Any, ...]] = Counter()
-    left_out: Counter[str] = Counter()
-    for report in reports:
-        place = (*report.process, seen[report.process, report.group])
-        seen[report.process, report.group] += 1
-        ranks = int(report.head["ranks"])
-        counted = gpus.setdefault(place, Counter())
-        for (collective, size), calls in report.calls.items():
-            if not 0 < size <= MOST_BYTES:
-                left_out[f"calls of {collective} of {size} bytes"] += calls
-                continue
-            message = Message(
-                collective=collective,
-                dtype=UNKNOWN_DTYPE,
-                size_bytes=size,
-                group_size=ranks,
-                spans_nodes=int(report.head["nodes"]) > 1 and 1 < ranks < world_size,
-            )
-            counted[report.group, message] += calls
-    return tuple(RankMessages(rank=None, calls=counted) for counted in gpus.values()), left_out
-
-
-def _provenance(
-    reports: Sequence[CommunicatorReport], views: Sequence[RankMessages], world_size: int, left_out: Counter[str]
-) -> Provenance:
+def _describe(source: Source, reports: Sequence[CommunicatorReport], *, gpus: int) -> None:
+    """Fill in all but the calls."""
     asked = Choices()
     for (collective, size, choice), calls in sum((report.asked for report in reports), Counter()).items():
         asked.add(collective, size, choice, calls)
-    facts = {
-        "files": joined(sorted(report.label for report in reports)),
-        "nccl_version": joined(sorted(str(report.head["nccl"]) for report in reports)),
-        "nodes": str(max((int(r.head["nodes"]) for r in reports if r.head["ranks"] == world_size), default="")),
-        "tables": ", ".join(sorted(_tables(reports))),
-        "asked_for": asked.text(),
-    }
+    nodes = (int(r.head["nodes"]) for r in reports if r.head["ranks"] == source.world_size)
+    source.detail["nccl_version"] = joined(sorted(str(report.head["nccl"]) for report in reports))
+    source.detail["nodes"] = str(max(nodes, default=""))
+    source.detail["tables"] = ", ".join(sorted(_tables(reports)))
+    source.detail["asked_for"] = asked.text()
     started = min(int(report.head["started_us"]) for report in reports)
-    ranks = {int(report.head["launch_rank"]) for report in reports} - {-1}
-    return Provenance(
-        source=name,
-        created=datetime.fromtimestamp(started / 1e6, tz=UTC).date().isoformat() if 0 < started < 4e15 else "",
-        detail=known(facts),
-        world_size=world_size,
-        ranks_read=tuple(sorted(ranks)),
-        notes=_notes(reports, views, world_size, left_out),
-        whole_file=True,
-    )
-
-
-def _tables(reports: Sequence[CommunicatorReport]) -> set[str]:
-    used = [report.head for report in reports if not report.head["not_in_use"]]
-    return {f"{head['table'] or 'without id'} ({head['fnv1a']})" for head in used}
-
-
-def _notes(
-    reports: Sequence[CommunicatorReport], views: Sequence[RankMessages], world_size: int, left_out: Counter[str]
-) -> tuple[str, ...]:
-    """Return notes on what reports do not show, and what these lack."""
-    notes = [
-        WHOLE_FILE,
+    source.created = day_of(started / 1e6)
+    source.ranks = {int(report.head["launch_rank"]) for report in reports} - {-1}
+    source.notes += [
         f"NCCL gives a tuner no dtype: messages are given in bytes, as {UNKNOWN_DTYPE}",
         "send_recv, all_to_all, symmetric-memory and copy-engine kernels never reach a tuner",
         "calls replayed by a CUDA graph count once, when captured",
         "calls of one kind in one group, with sizes within four times of each other, count once with their summed size",
     ]
     if len(_tables(reports)) > 1:
-        notes.append(f"the ranks had different tables: {', '.join(sorted(_tables(reports)))}")
+        source.notes.append(f"the ranks had different tables: {', '.join(sorted(_tables(reports)))}")
     uncounted = sum(report.uncounted for report in reports)
     if uncounted:
-        notes.append(f"{uncounted} calls came after the plugin's counters were full: their sizes are not known")
+        source.notes.append(f"{uncounted} calls came after the plugin's counters were full: their sizes are not known")
     if any(not report.head.get("finished", True) for report in reports):
-        notes.append("some communicators were open when their process ended")
-    return (*notes, *largest_group_notes(len(views), world_size), *left_out_notes(left_out))
+        source.notes.append("some communicators were open when their process ended")
+    source.notes += largest_group_notes(gpus, source.world_size)
+
+
+def _tables(reports: Sequence[CommunicatorReport]) -> set[str]:
+    used = [report.head for report in reports if not report.head["not_in_use"]]
+    return {f"{head['table'] or 'without id'} ({head['fnv1a']})" for head in used}

@@ -8,23 +8,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, parse_dtype
-from ncclt.core.workload import WHOLE_FILE, Provenance, Workload
 from ncclt.errors import InputError, TraceError
 from ncclt.profile.c10d import Operation, classify
-from ncclt.profile.roles import RankMessages, find_roles
-from ncclt.profile.source import Document, any_head, documents
+from ncclt.profile.reader import Call, Reader, Source
+from ncclt.profile.source import Document
 from ncclt.profile.table_rows import TableRow, cells_by_name, first_row, rows
 from ncclt.profile.workload_builder import (
-    left_out_notes,
     partial_note,
-    smallest,
-    without_answered_receives,
-    workload_of_roles,
 )
 
 _REQUIRED = frozenset({"Collective name", "dtype", "In msg nelems", "Group size"})
@@ -37,69 +31,57 @@ _MEANS_US = ("dur_mean", "comm_latency_mean")
 
 _MIB = 1 << 20
 
-name = "tracelens"
 
+class TraceLensReader(Reader):
+    """Reader of TraceLens's collective tables: one of all ranks, or one per rank."""
 
-def recognises(path: Path) -> bool:
-    """Return whether a file begins with the header of a collective table of TraceLens."""
-    return any_head(path, lambda beginning: _is_report(first_row(beginning)))
+    name = "tracelens"
+    empty = "no row is of a collective"
+    hint = "make the report from a trace of the distributed run itself"
 
+    def begins(self, beginning: bytes) -> bool:
+        """Return True for the header of a collective table."""
+        return _is_report(first_row(beginning))
 
-def read(paths: Sequence[Path], *, name: str) -> Workload:
-    """Read the tables of one job: one of all ranks, or one per rank.
-
-    Raises:
-        TraceError: damaged, no such table, no collective, a rank in two tables, or two tables without ranks.
-    """
-    reports = sorted((_report(document) for path in paths for document in documents(path)), key=lambda r: r.order)
-    _check_one_job(reports)
-    by_rank: dict[int | None, list[_Row]] = {}
-    for report in reports:
-        for row in report.rows:
-            by_rank.setdefault(row.rank, []).append(row)
-    labels = ", ".join(report.label for report in reports)
-    if not any(row.message for mine in by_rank.values() for row in mine):
-        raise TraceError(
-            f"no collectives in {labels}", hint="make the report from a trace of the distributed run itself"
-        )
-    sent = {rank: without_answered_receives(mine) for rank, mine in by_rank.items()}
-    ranks = tuple(sorted(rank for rank in by_rank if rank is not None))
-    world_size = max(row.world_size for mine in by_rank.values() for row in mine)
-    origin = Provenance(
-        source="tracelens",
-        detail={"files": labels},
-        world_size=world_size,
-        ranks_read=ranks,
-        notes=tuple(_notes(by_rank, ranks, world_size)),
-        whole_file=True,
-    )
-    views = (RankMessages(rank=rank, calls=_counts(mine)) for rank, mine in sent.items())
-    return workload_of_roles(name, find_roles(views, smallest(map(_means_us, sent.values()))), origin)
+    def calls(self, source: Source) -> Iterator[Call]:
+        """Yield the calls of every row."""
+        reports = sorted((_report(document) for document in source.documents()), key=lambda r: r.order)
+        source.labels = [report.label for report in reports]
+        _check_one_job(reports)
+        every = [row for report in reports for row in report.rows]
+        source.world_size = max((row.world_size for row in every), default=0)
+        source.ranks = {row.rank for row in every if row.rank is not None}
+        if source.ranks:
+            source.notes += partial_note(len(source.ranks), source.world_size)
+        else:
+            source.notes.append("the table does not name the ranks that it was made from")
+        by_rank: dict[int | None, Counter[str]] = {}
+        for row in every:
+            if row.call is not None:
+                yield row.call
+            elif row.left_out:
+                by_rank.setdefault(row.rank, Counter())[row.left_out] += row.count
+        for counted in by_rank.values():
+            source.left_out |= counted  # the ranks show the same calls: the largest count, not the sum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
-    """What one row says.
+    """One row.
 
     Attributes:
         rank: global rank, None where the ranks are collapsed.
-        group: name of the process group.
-        world_size: ranks of the job, 0 where the row does not say.
-        message: None where the row makes no message.
+        world_size: ranks of the job, 0 where the row does not give it.
+        count: calls of the row.
+        call: None where the row makes no message.
         left_out: why it makes none, empty for waiting and barriers.
-        is_receive: the receiving half of a send_recv.
-        calls: how often.
-        mean_us: mean duration of a call, µs, where given.
     """
 
     rank: int | None
-    group: str
     world_size: int
-    message: Message | None
+    count: int
+    call: Call | None
     left_out: str
-    is_receive: bool
-    calls: int
-    mean_us: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,52 +126,24 @@ def _check_one_job(reports: Sequence[_Report]) -> None:
         raise TraceError(f"rank {min(twice)} is in two tables", hint="give every rank once")
 
 
-def _counts(mine: Sequence[_Row]) -> Counter[tuple[str, Message]]:
-    calls: Counter[tuple[str, Message]] = Counter()
-    for row in mine:
-        if row.message:
-            calls[row.group, row.message] += row.calls
-    return calls
-
-
-def _means_us(mine: Sequence[_Row]) -> dict[Message, float]:
-    sums: dict[Message, tuple[float, int]] = {}
-    for row in mine:
-        if row.message and row.mean_us is not None:
-            total_us, calls = sums.get(row.message, (0.0, 0))
-            sums[row.message] = (total_us + row.mean_us * row.calls, calls + row.calls)
-    return {message: total_us / calls for message, (total_us, calls) in sums.items()}
-
-
-def _notes(by_rank: Mapping[int | None, Sequence[_Row]], ranks: Sequence[int], world_size: int) -> list[str]:
-    left_out: Counter[str] = Counter()
-    for mine in by_rank.values():
-        counted: Counter[str] = Counter()
-        for row in mine:
-            if row.left_out:
-                counted[row.left_out] += row.calls
-        left_out |= counted  # the ranks show the same calls: the largest count, not the sum
-    unknown = [] if ranks else ["the table does not say which ranks it was made from"]
-    return [WHOLE_FILE, *left_out_notes(left_out), *(partial_note(len(ranks), world_size) if ranks else unknown)]
-
-
 def _report_row(row: TableRow, cells: Mapping[str, str]) -> _Row:
     operation = classify(cells["Collective name"]) if cells["Collective name"] else None
     group, group_size = cells.get("Process Group Name", ""), row.whole("Group size", cells["Group size"])
     message, left_out = _message(row, cells, operation, group_size)
     mean = next((column for column in _MEANS_US if cells.get(column)), "")
     counter = "operation_count" if "operation_count" in cells else "count"
-    return _Row(
-        rank=row.whole("rank", cells["rank"]) if "rank" in cells else None,
-        group=group,
-        # PyTorch gives the default group, which is the whole job, the name 0.
-        world_size=group_size if group == "0" else 0,
-        message=message,
-        left_out=left_out,
-        is_receive=operation is not None and operation.is_receive,
-        calls=row.whole(counter, cells[counter], least=1),
-        mean_us=row.positive(mean, cells[mean]) if mean else None,
+    rank, count = (
+        row.whole("rank", cells["rank"]) if "rank" in cells else None,
+        row.whole(counter, cells[counter], least=1),
     )
+    time_us = row.positive(mean, cells[mean]) if mean else None
+    call = None
+    if message is not None and operation is not None:
+        call = Call(
+            message=message, rank=rank, group=group, count=count, is_receive=operation.is_receive, time_us=time_us
+        )
+    # PyTorch gives the default group, which is the whole job, the name 0.
+    return _Row(rank=rank, world_size=group_size if group == "0" else 0, count=count, call=call, left_out=left_out)
 
 
 def _message(

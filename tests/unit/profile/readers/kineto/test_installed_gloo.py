@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from ncclt.profile.readers.kineto import reader as kineto
+from ncclt.profile.readers.kineto.reader import KinetoReader
 
 _JOB = """
 import sys, torch, torch.distributed as dist
@@ -31,7 +31,7 @@ def test_collective_of_the_program_is_read_per_optimizer_step(tmp_path):
         for rank, trace in enumerate(traces)
     ]
     assert [rank.wait() for rank in ranks] == [0, 0]
-    workload = kineto.read(traces, name="own")
+    workload = KinetoReader().read(traces, name="own")
     assert {(m.message.collective.value, m.message.size_bytes): m.calls_per_step for m in workload.messages} == {
         ("reduce_scatter", 160): 1.0,
         ("all_reduce", 4000): 1.0,

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from ncclt.core.message import MOST_BYTES, Collective, Message
 from ncclt.errors import InputError, TraceError
-from ncclt.profile.readers.kineto import reader as kineto
+from ncclt.profile.readers.kineto.reader import KinetoReader
 
 
 def _read(*paths):
-    return kineto.read(paths, name="t")
+    return KinetoReader().read(paths, name="t")
 
 
 def _rows(workload):
@@ -277,7 +277,7 @@ def test_sizes_have_the_limit_of_every_reader(trace):
     """A larger count is damage: counted in a note, never a message."""
     trace.comm("allreduce", MOST_BYTES // 4)
     trace.comm("allreduce", MOST_BYTES // 4 + 1)
-    workload = kineto.read([trace.write()], name="t")
+    workload = KinetoReader().read([trace.write()], name="t")
     assert [m.message.size_bytes for m in workload.messages] == [MOST_BYTES]
     assert "left out: 1 x allreduce of an impossible size" in workload.provenance.notes
     with pytest.raises(InputError):

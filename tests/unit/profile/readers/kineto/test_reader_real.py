@@ -158,4 +158,4 @@ def test_waiting_for_other_ranks_is_not_exposed_communication(traces):
     workload = _read(traces, DLRM)
     assert workload.communication_us == pytest.approx(564)
     assert workload.exposed_us == pytest.approx(564)
-    assert any("another 1.02 ms in which no computation ran" in note for note in workload.provenance.notes)
+    assert any("another 1.02 ms without computation" in note for note in workload.provenance.notes)

@@ -2,11 +2,11 @@
 
 import pytest
 
-from ncclt.profile.readers.kineto import reader as kineto
+from ncclt.profile.readers.kineto.reader import KinetoReader
 
 
 def _rows(trace):
-    workload = kineto.read([trace.write()], name="t")
+    workload = KinetoReader().read([trace.write()], name="t")
     found = {
         (m.message.collective.value, m.message.dtype, m.message.size_bytes, m.message.group_size): m.calls_per_step
         for m in workload.messages
@@ -108,7 +108,7 @@ def test_kernel_belongs_to_the_call_that_launched_it(new_trace):
     row = trace.shaped("nccl:all_reduce", ([100], "float"))
     trace.event("cudaLaunchKernel", "cuda_runtime", at=row["ts"] + 1, dur=1, correlation=77)
     trace.event("ncclKernel_AllReduce_RING_LL_Sum_float(x)", "kernel", dur=30, correlation=77)
-    workload = kineto.read([trace.write()], name="t")
+    workload = KinetoReader().read([trace.write()], name="t")
     assert workload.messages[0].recorded_us == 30
 
 
@@ -117,7 +117,7 @@ def test_calls_of_any_backend_are_read_or_named(trace, backend):
     """With shapes they count, without they are counted in a note."""
     trace.shaped(f"{backend}:all_reduce", ([4], "float"))
     trace.shaped(f"{backend}:broadcast")
-    workload = kineto.read([trace.write()], name="t")
+    workload = KinetoReader().read([trace.write()], name="t")
     assert [(m.message.label, m.calls_per_step) for m in workload.messages] == [("all_reduce 16 B float32", 1.0)]
     notes = workload.provenance.notes
     assert f"recorded over {backend}: these are the messages that NCCL would be given" in notes
@@ -128,7 +128,7 @@ def test_operators_that_nothing_sizes_are_named(trace):
     """No shapes of their own, and no annotation: the call is left out, but not in silence."""
     trace.shaped("c10d::allreduce_")
     trace.shaped("c10d::_allgather_base_", ([4], "float"), ([2], "float"))
-    workload = kineto.read([trace.write()], name="t")
+    workload = KinetoReader().read([trace.write()], name="t")
     assert [m.message.collective.value for m in workload.messages] == ["all_gather"]
     assert any("1 x allreduce without shapes" in note for note in workload.provenance.notes)
 
@@ -137,5 +137,5 @@ def test_metadata_without_a_size_are_named(trace):
     """The collective is known, its elements are not."""
     trace.comm("allreduce", 4)
     trace.event("record_param_comms", "cpu_op", **{"Collective name": "allgather"})
-    notes = kineto.read([trace.write()], name="t").provenance.notes
+    notes = KinetoReader().read([trace.write()], name="t").provenance.notes
     assert "left out: 1 x allgather without a size" in notes

@@ -1,10 +1,10 @@
 """Which calls belong to a training step."""
 
-from ncclt.profile.readers.kineto import reader as kineto
+from ncclt.profile.readers.kineto.reader import KinetoReader
 
 
 def _read(trace):
-    return kineto.read([trace.write()], name="t")
+    return KinetoReader().read([trace.write()], name="t")
 
 
 def test_calls_are_divided_by_the_steps(trace):
@@ -83,7 +83,7 @@ def test_ranks_with_different_steps_are_compared_per_step(new_trace):
             trace.step(number, start, start + 900)
             trace.comm("allreduce", 256)["ts"] = start + 10
         paths.append(trace.write(f"{rank}.json"))
-    workload = kineto.read(paths, name="t")
+    workload = KinetoReader().read(paths, name="t")
     assert workload.messages[0].calls_per_step == 1
 
 
@@ -98,7 +98,7 @@ def test_traces_that_mark_steps_are_not_mixed_with_those_that_do_not(new_trace):
                 trace.step(number, start, start + 900)
             trace.comm("allreduce", 256)["ts"] = start + 10
         paths.append(trace.write(f"{rank}.json"))
-    workload = kineto.read(paths, name="t")
+    workload = KinetoReader().read(paths, name="t")
     assert [m.calls_per_step for m in workload.messages] == [1.0]
     assert (workload.provenance.steps, workload.provenance.whole_file) == (3, False)
     assert "1 of 2 traces mark no training step: their calls do not count" in workload.provenance.notes

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from ncclt.profile.numbers import parse_float
 from ncclt.profile.readers.kineto import reader as kineto
 from ncclt.profile.readers.kineto import stream as kineto_stream
+from ncclt.profile.readers.kineto.reader import KinetoReader
 from ncclt.profile.readers.kineto.trace import EventPicker, launches, rank_trace
 from ncclt.profile.source import documents, load_json
-from ncclt.profile.workload_builder import without_answered_receives
+from ncclt.profile.workload_builder import drop_answered_receives
 
 _NAMES = st.sampled_from(
     [
@@ -154,7 +155,7 @@ def test_kernels_are_joined_to_their_launches_in_every_rank_of_an_archive(new_tr
                 for name, category, fields in events if number else reversed(events):
                     trace.event(name, category, **fields)
             tar.add(trace.write(f"{rank}.json"), arcname=f"{rank}.json")
-    workload = kineto.read([archive], name="t")
+    workload = KinetoReader().read([archive], name="t")
     assert workload.provenance.ranks_read == (0, 1, 2)
     assert [m.recorded_us for m in workload.messages] == [10.0]
     assert not any("belong to no recorded call" in note for note in workload.provenance.notes)
@@ -168,7 +169,7 @@ def test_only_launches_of_unexplained_kernels_are_looked_for(trace):
     asked = []
     for document in documents(trace.write()):
         picked = rank_trace(document)
-    calls = without_answered_receives(kineto._calls(picked).calls)
+    calls = drop_answered_receives(kineto._calls(picked).calls)
     times = kineto.kernel_times(picked, calls, find_launches=lambda numbers: asked.append(numbers) or {})
     assert asked == [set()]
     assert times.unmatched == 0

@@ -28,7 +28,7 @@ from ncclt.profile.workload_builder import left_out_notes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class TracedCall:
     """One call of a collective by one rank.
 
     Attributes:
@@ -56,7 +56,7 @@ class CallBook:
     """
 
     source: str
-    calls: list[Call] = field(default_factory=list)
+    calls: list[TracedCall] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
     assumptions: dict[str, None] = field(default_factory=dict)
 
@@ -76,7 +76,7 @@ class CallBook:
         if isinstance(made, str):
             self.left_out[made] += 1
         else:
-            self.calls.append(Call(message=made, group=group, is_receive=operation.is_receive, event=event))
+            self.calls.append(TracedCall(message=made, group=group, is_receive=operation.is_receive, event=event))
 
     def assume(self, sentence: str) -> None:
         """Note something taken for granted, once."""

@@ -11,7 +11,7 @@ from math import inf
 
 from ncclt.core.message import Message
 from ncclt.core.workload import TimedCall
-from ncclt.profile.readers.kineto.calls import Call, has_metadata
+from ncclt.profile.readers.kineto.calls import TracedCall, has_metadata
 from ncclt.profile.readers.kineto.trace import Event, RankTrace
 from ncclt.profile.steps import Step, TimeRange, divide_into_steps, steps_without_calls
 from ncclt.profile.views.exposure import Interval
@@ -32,7 +32,7 @@ class KinetoSteps:
         notes: what was left out, one sentence each.
     """
 
-    calls: tuple[Call, ...]
+    calls: tuple[TracedCall, ...]
     count: int
     marked: bool
     step_times_us: tuple[float, ...] = ()
@@ -42,7 +42,7 @@ class KinetoSteps:
 
 
 def calls_in_steps(
-    calls: Sequence[Call], marks: Mapping[int, Event], optimizers: Sequence[Event], *, on_gpu: bool
+    calls: Sequence[TracedCall], marks: Mapping[int, Event], optimizers: Sequence[Event], *, on_gpu: bool
 ) -> KinetoSteps:
     """Keep the calls inside complete optimizer steps.
 
@@ -81,12 +81,12 @@ def calls_in_steps(
     )
 
 
-def _length_us(step: Step[Call], marks: Mapping[int, Event]) -> float:
+def _length_us(step: Step[TracedCall], marks: Mapping[int, Event]) -> float:
     """Return how long a step took: one of marks ends where its last mark does, not where the next one begins."""
     return (marks[step.marks[-1]].end_us if step.marks else step.end) - step.start
 
 
-def _complete(calls: Sequence[Call], marks: Mapping[int, Event], *, on_gpu: bool) -> list[TimeRange]:
+def _complete(calls: Sequence[TracedCall], marks: Mapping[int, Event], *, on_gpu: bool) -> list[TimeRange]:
     """Return the marks up to the next number, without a last one that was opened when the recording ended.
 
     `prof.step()` opens the next step at once, so a loop that leaves the profiler after it writes such a stub: without
@@ -135,7 +135,7 @@ FindLaunches = Callable[[Set[int]], Mapping[int, Event]]
 """Returns the calls that launched kernels, by the correlation of both; reads the file a second time."""
 
 
-def kernel_times(trace: RankTrace, calls: Sequence[Call], *, find_launches: FindLaunches) -> KernelTimes:
+def kernel_times(trace: RankTrace, calls: Sequence[TracedCall], *, find_launches: FindLaunches) -> KernelTimes:
     """Join kernels to calls and average their durations.
 
     A kernel carries its operator's "External id" where Kineto knows it (torch 2.2 and later); else the CUDA call that
@@ -144,7 +144,7 @@ def kernel_times(trace: RankTrace, calls: Sequence[Call], *, find_launches: Find
     Raises:
         TraceError: from `find_launches`.
     """
-    parts: dict[int, list[Call]] = defaultdict(list)
+    parts: dict[int, list[TracedCall]] = defaultdict(list)
     for call in calls:
         parts[id(call.event)].append(call)
     by_id = {call.event.external_id: call for call in calls if call.event.external_id is not None}
@@ -153,7 +153,7 @@ def kernel_times(trace: RankTrace, calls: Sequence[Call], *, find_launches: Find
     told = [by_id.get(number) if number is not None else None for number in shared]
     untold = zip(trace.kernels, told, strict=True)
     launches = find_launches({k.correlation for k, call in untold if not call and k.correlation is not None})
-    by_thread: dict[str, list[Call]] = defaultdict(list)
+    by_thread: dict[str, list[TracedCall]] = defaultdict(list)
     for call in sorted(calls, key=lambda c: c.event.start_us):
         by_thread[call.event.thread].append(call)
     launched: dict[int, list[Event]] = defaultdict(list)
@@ -181,7 +181,7 @@ def kernel_times(trace: RankTrace, calls: Sequence[Call], *, find_launches: Find
     )
 
 
-def _parts(calls: Sequence[Call], kernels: Sequence[Event]) -> Iterator[tuple[Call, Event]]:
+def _parts(calls: Sequence[TracedCall], kernels: Sequence[Event]) -> Iterator[tuple[TracedCall, Event]]:
     """Yield the calls of one event with their kernels: one each, or of a kernel that they share the part by bytes."""
     if len(calls) == len(kernels):
         yield from zip(calls, kernels, strict=True)
@@ -211,7 +211,7 @@ def step_timeline(times: KernelTimes, steps: KinetoSteps) -> tuple[TimedCall, ..
     )
 
 
-def _launched_in(launch: Event | None, by_thread: Mapping[str, Sequence[Call]]) -> Call | None:
+def _launched_in(launch: Event | None, by_thread: Mapping[str, Sequence[TracedCall]]) -> TracedCall | None:
     """Return the latest call that had begun, and not ended, when the launch was made."""
     candidates = by_thread.get(launch.thread, ()) if launch is not None else ()
     if launch is None or not candidates:
