@@ -21,7 +21,7 @@ PACED = TESTS / "integration" / "training" / "paced.py"
 QUICK_JOB = runpy.run_path(str(TESTS / "fakes" / "quick_job.py"))
 STORE = ("--storage", "sqlite:///ncclt.db")
 PATIENT_S = 240.0
-CEILING_OF_CPUS = "ceiling: not known, for nothing recorded how much of the communication is exposed"
+CEILING_OF_CPUS = "Upper bound on savings: unknown, exposed communication was not recorded"
 
 
 @pytest.fixture
@@ -109,14 +109,14 @@ def test_a_gloo_job_of_one_launch_is_undecided_and_nothing_is_done_twice(ncclt):
     assert "all_reduce  float32  262,144" in first.stdout, "what is sent is shown"
     assert CEILING_OF_CPUS in first.stdout
     assert "undecided" in first.stdout
-    assert "step times are not compared: the job would run with the NCCL default" in first.stdout
+    assert "Step times not compared: both sides would run with the NCCL default" in first.stdout
     for stage in ("record: ncclt profile record --name paced-", "tune: ncclt tune --model paced-"):
         assert stage in first.stderr
     assert not list(ncclt.folder.glob(".ncclt-*"))
 
     again = ncclt(*command, "100000")
-    assert "was recorded before" in again.stderr
-    assert "is finished, nothing was launched" in again.stderr
+    assert "using the recording" in again.stderr
+    assert "This study is finished" in again.stderr
     study = json.loads(ncclt(*command[:1], "--json", *command[1:], "100000").stdout)["tune"]
     assert (study["verdict"], study["simulated"], study["launcher"]) == ("undecided", False, "torchrun")
     assert "NCCL takes no part" in study["reason"]
@@ -210,9 +210,9 @@ def test_a_proven_gain_ends_with_the_step_times_of_the_job(ncclt, job, measured)
     assert compared in (12, 16)
 
     third = ncclt("autotune", *measured, "--", *job)
-    assert "step times were compared before" in third.stderr
+    assert "showing the step times of" in third.stderr
     assert f"verdict: {document['verdict']}: {document['reason']}" in third.stdout
-    assert "nothing to use for this job: " in third.stdout
+    assert "nothing for this job: " in third.stdout
     assert starts(ncclt) == compared
 
 
@@ -226,8 +226,8 @@ def test_a_job_that_gains_gets_the_one_command_that_uses_it(ncclt, job, measured
 
     done = ncclt("autotune", *measured, "--", *job)
     *_, verdict, use = done.stdout.splitlines()
-    assert verdict.startswith("verdict: tuned: training steps are faster by +")
-    words = shlex.split(use.removeprefix("use it: ncclt "))
+    assert verdict.startswith("verdict: tuned: training steps are faster: +")
+    words = shlex.split(use.removeprefix("Use:      ncclt "))
     assert words[-len(job) :] == [*job]
     started = ncclt(*words[: -len(job)], "env")
     assert "NCCLT_RECOMMENDATION=proven\n" in started.stdout, started.stderr
@@ -273,25 +273,25 @@ def test_nothing_to_gain_ends_before_anything_is_launched(ncclt, measured):
     options = ["hidden" if word == "nasnetmobile" else word for word in measured]
 
     said = ncclt("autotune", *options).stdout
-    assert "ceiling: 1.0 % of a step is exposed communication, so tuning can save at most 10.00 of 1000.00 ms" in said
-    assert "verdict: keep-default: there is nothing to gain: without any exposed communication steps would be" in said
+    assert "Upper bound on savings: 10 of 1000 ms per step (1.0 % is exposed communication)" in said
+    assert "verdict: keep-default: nothing to gain: without any exposed communication, steps would be" in said
     document = json.loads(ncclt("autotune", *options, "--json").stdout)
     assert (document["tune"], document["verdict"], document["exposed_share"]) == (None, "keep-default", 0.01)
     assert json.loads(ncclt("studies", "list", *STORE, "--json").stdout)["studies"] == []
 
     forced = ncclt("autotune", *options, "--force")
     assert "--force: without any exposed communication" in forced.stderr
-    assert "study hidden-" in forced.stdout
+    assert "Details:  ncclt studies show " in forced.stdout
 
 
 def test_a_model_of_a_cluster_has_no_job_to_compare(ncclt):
     asked = ("autotune", "--profile", "vit-l-32", "--cluster", "mi355x-2x8", "--nodes", "2", *STORE)
     plan = ncclt(*asked, "--dry-run", "--", "torchrun", "train.py").stdout
     assert [line.split()[1] for line in plan.splitlines() if line[0].isdigit()] == ["look", "tune"]
-    assert "step times are not compared there" in plan
+    assert "Step times are not compared" in plan
     done = ncclt(*asked, "--", "torchrun", "train.py").stdout
-    assert "demonstration: 1.11x on mi355x-2x8, recorded" in done
-    assert "step times cannot be compared: no job runs on a recording or a model; on 2 x 8 real GPUs" in done
+    assert "demonstration: vit-l-32 on mi355x-2x8 communicates 1.11x faster" in done
+    assert "recorded and simulated clusters run no job; run `ncclt autotune -- COMMAND` on 2 x 8 real GPUs" in done
 
 
 @pytest.mark.parametrize(
@@ -299,8 +299,8 @@ def test_a_model_of_a_cluster_has_no_job_to_compare(ncclt):
     [
         ((), "give the command of a job after --, or --model NAME"),
         (("--blocks", "2", "--", "true"), "--blocks must be 3 to"),
-        (("--", "true"), "nothing can be measured here: no Slurm allocation and no GPU"),
-        (("--cluster", "leonardo", "--", "true"), "nothing can be measured here: no Slurm allocation and no GPU"),
+        (("--", "true"), "nothing can be measured here: no GPU or Slurm allocation found"),
+        (("--cluster", "leonardo", "--", "true"), "nothing can be measured here: no GPU or Slurm allocation found"),
         (
             ("--launcher", "simulate", "--cluster", "leonardo", "--", "sh", "-c", "echo no luck; exit 3"),
             "exit code 3\nno luck",

@@ -42,14 +42,17 @@ def test_a_second_run_resumes_and_measures_nothing_again(ncclt):
     words = ("tune", "--model", "bert", "--nodes", "2", "--launcher", "simulate")
     first, second = ncclt(*words), ncclt(*words)
 
-    assert "trials run on: simulate (SIMULATED), as asked" in first.stderr
-    assert "demonstration: keep-default on leonardo, SIMULATED: " in first.stdout
+    assert "SIMULATED: timings from a model of leonardo" in first.stderr
+    assert (
+        "keep-default: keeping the NCCL default for bert on leonardo (demonstration on SIMULATED timings)"
+        in first.stdout
+    )
+    assert len(first.stdout.splitlines()) == 4
     use = (
         "ncclt env --cluster leonardo --model bert --nodes 2 --gpus-per-node 4 --nccl-version 2.22.3 --allow simulated"
     )
-    assert "next:     `ncclt tune --model bert` where the job runs gives a result" in first.stdout
-    assert "search space: 275 settings" in first.stderr
-    assert "is finished, nothing was launched; --continue N adds launches to it" in second.stderr
+    assert "Search space: 275 settings" in first.stderr
+    assert "This study is finished: showing its result; --continue N adds trials" in second.stderr
     assert first.stdout == second.stdout
     listed = json.loads(ncclt("studies", "list", "--json").stdout)["studies"]
     assert len(listed) == 1
@@ -61,10 +64,12 @@ def test_without_a_gpu_and_a_cluster_real_measurements_are_replayed_and_every_re
     words = ("tune", "--model", "vit-l-32", "--nodes", "2", "--study", "vit")
     first, second = ncclt(*words), ncclt(*words)
 
-    assert f"trials run on: replay ({label}), no Slurm allocation and no GPU here" in first.stderr
-    assert label in " ".join(first.stdout.split())  # it may be longer than a line
-    assert "demonstration: 1.11x on mi355x-2x8, recorded" in first.stdout
-    assert "exhaustive search of the 54 recorded settings: at most 1.110x" in first.stdout
+    assert "No GPU or Slurm allocation found: replaying recorded MI355X timings" in first.stderr
+    assert "demonstration: vit-l-32 on mi355x-2x8 communicates 1.11x faster than the NCCL default" in first.stdout
+    assert "on recorded timings" in first.stdout
+    assert "Exhaustive search: 1.110x. Found: 1.110x." in first.stdout
+    assert len(first.stdout.splitlines()) <= 12
+    assert label in " ".join(ncclt(*words, "-v").stdout.split())  # it may be longer than a line
     assert first.stdout == second.stdout
     document = json.loads(ncclt(*words, "--json").stdout)
     assert (document["label"], document["simulated"]) == (label, False)

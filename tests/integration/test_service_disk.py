@@ -171,7 +171,7 @@ def test_a_disk_that_fills_up_while_a_study_runs(machine):
         assert done.returncode == 69, done.stderr
         assert "make room" in done.stderr
         assert "Traceback" not in done.stderr
-        assert "use it:" not in done.stdout
+        assert "Details:" not in done.stdout
         database = Database(locate(machine.storage))
         database.require_sound()
         database.close()

@@ -151,7 +151,7 @@ def test_an_allocation_that_ends_is_no_outcome_of_a_setting(slurm_cluster, tunin
         _, stderr = study.communicate(timeout=PATIENT_S)
         job_id = environment["SLURM_JOB_ID"]
         assert study.returncode == 75, stderr
-        assert f"the search stopped: Slurm job {job_id} has reached its time limit" in stderr
+        assert f"Stopped: Slurm job {job_id} has reached its time limit" in stderr
     before, (state,) = stored(tmp_path)
     assert state == ("interrupted", f"Slurm job {job_id} has reached its time limit")
 

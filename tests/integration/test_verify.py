@@ -185,7 +185,7 @@ def test_base_that_fails_stops_with_its_last_lines(tmp_path, verify, job):
 def test_tuned_side_that_fails_is_disqualified_and_kept(tmp_path, verify, job):
     done = verify(["--env", "FAIL=1"], [*job, "100"])
     assert done.returncode == 0, done.stderr
-    assert "verdict: keep-default: the policy is disqualified: exit code 1" in done.stdout
+    assert "verdict: keep-default: the policy failed: exit code 1" in done.stdout
     (stored,) = _stored(tmp_path)
     (failed,) = [one for one in stored.launches if one.side is Side.TUNED]
     assert failed.failure == "exit code 1\nno such network"

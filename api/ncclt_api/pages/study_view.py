@@ -13,7 +13,7 @@ from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, Phase, Study, StudyState, Trial, median_scores
 from ncclt.core.workload import Workload
 from ncclt.prove.evidence import LAUNCHES_PER_BLOCK, ArmLaunch, LaunchEvidence, collect_evidence
-from ncclt.prove.payback import cost_words
+from ncclt.prove.payback import describe_cost
 from ncclt.prove.proof import counted
 from ncclt.prove.study_summary import StudySummary, summarize_study
 from ncclt.prove.verdict import block_speedups
@@ -172,7 +172,7 @@ def study_view(
         arms=tuple(arm for arm in Arm if arm in launched),
         history=search_chart(points, scores.get(DEFAULT), evidence.launches, per=study.workload.per),
         summary=summary,
-        cost=cost_words(study, trials, gain),
+        cost=describe_cost(study, trials, gain),
         wins=wins_chart(study, policy, default, candidates),
         curves=curves_of(study, shown) if default.of else (),
         shares=shares_chart(study, rows, compared),

@@ -60,7 +60,7 @@ def test_a_demonstration_lists_no_command_for_a_job(browser, store, times, origi
     for page in ("/recommendations/0c0ffee8", f"/studies/{store.recommendations.get('0c0ffee8').study}"):
         text = browser.get(page).text
         assert not re.search(r"ncclt (env|run) --cluster|--allow", re.sub(r"</?span>", "", text)), page
-        assert f"a demonstration on {origin} times" in text
+        assert f"{origin} timings are a demonstration" in text
         assert not re.search(r"badge[^>]*>\s*tuned", text), "its verdict is a demonstration"
         assert "worth it" not in text
     view = browser.get("/recommendations/0c0ffee8", params={"format": "json"}).json()

@@ -16,7 +16,7 @@ from ncclt.core.recommendation import Decision, Verdict
 from ncclt.core.workload import WHOLE_FILE, MessageCalls, Provenance, Workload
 from ncclt.errors import UsageError
 from ncclt.profile import read_workload
-from ncclt.prove.payback import cost_words, estimate_gain
+from ncclt.prove.payback import describe_cost, estimate_gain
 from ncclt.testing.samples import sample_study, sample_trial
 
 SOURCES = {
@@ -80,7 +80,7 @@ def test_no_payback_in_steps_is_claimed(workload):
     gain = estimate_gain(study, trials, verdict)
     assert (gain.payback_steps, gain.payback_hours, gain.gpu_hours_per_week, gain.worth) == (None, None, None, "")
     assert "for the whole file" in gain.words
-    assert "number of steps unknown" in cost_words(study, trials, gain)
+    assert "payback unknown" in describe_cost(study, trials, gain)
     assert estimate_gain(replace(study, workload=workload.over_steps(2, "as told")), trials, verdict).payback_steps
 
 
@@ -108,11 +108,11 @@ def test_no_ending_and_no_report_of_its_study_speaks_of_a_step(command):
             provenance=Provenance(source="csv", notes=(WHOLE_FILE,), whole_file=True),
         )
     )
-    said = command(tune, "--model", "w", "--cluster", "mi355x-2x8", "--patience", "40")
+    said = command(tune, "--model", "w", "--cluster", "mi355x-2x8", "--patience", "40", "-v")
     study = command.store.studies.page().items[0].study.id
     shown, page = command(show, study), command(report, study)
     for text in (said, shown):
-        assert "demonstration: 1." in text
+        assert "demonstration: w on mi355x-2x8 communicates " in text
         assert "all, per file" in text
         assert "saved" in text
         assert "µs/file" in text

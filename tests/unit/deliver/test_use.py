@@ -65,7 +65,7 @@ def test_the_command_names_job_and_store_and_builds_what_is_missing():
 def test_a_demonstration_names_no_command(elsewhere):
     used = use_of(replace(MEASURED, **elsewhere))
     assert (used.form, used.command) == (Form.TABLE, "")
-    assert used.why.startswith("a demonstration on ")
+    assert used.why.endswith("timings are a demonstration")
 
 
 def test_what_cannot_be_used_says_why():

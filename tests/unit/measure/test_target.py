@@ -16,12 +16,12 @@ def choose(requested="", *, landscape=False, environ=None, gpus=False, cluster=N
 @pytest.mark.parametrize(
     ("given", "name", "reason"),
     [
-        ({}, "replay", "no Slurm allocation and no GPU here"),
+        ({}, "replay", "no GPU or Slurm allocation found"),
         ({"cluster": "l40s-1x4", "gpus": True}, "replay", "l40s-1x4 is a recorded cluster"),
-        ({"cluster": "l40s-1x4", "requested": "simulate"}, "simulate", "as asked"),
-        ({"gpus": True}, "local", "GPUs are visible here"),
-        ({"landscape": True, "gpus": True}, "replay", "a landscape was given"),
-        ({"requested": "simulate", "gpus": True, "environ": {"SLURM_JOB_ID": "7"}}, "simulate", "as asked"),
+        ({"cluster": "l40s-1x4", "requested": "simulate"}, "simulate", "as requested"),
+        ({"gpus": True}, "local", "found GPUs on this machine"),
+        ({"landscape": True, "gpus": True}, "replay", "landscape given"),
+        ({"requested": "simulate", "gpus": True, "environ": {"SLURM_JOB_ID": "7"}}, "simulate", "as requested"),
     ],
 )
 def test_the_launcher_is_chosen_and_the_reason_said(given, name, reason):
@@ -32,9 +32,7 @@ def test_the_launcher_is_chosen_and_the_reason_said(given, name, reason):
 
 @pytest.mark.parametrize("cluster", [None, "leonardo"])
 def test_a_workload_of_ones_own_is_replayed_or_simulated_only_on_request(cluster):
-    with pytest.raises(
-        UsageError, match="nothing can be measured here: no Slurm allocation and no GPU here"
-    ) as refused:
+    with pytest.raises(UsageError, match="nothing can be measured here: no GPU or Slurm allocation found") as refused:
         choose(cluster=cluster, demo=False)
     assert "only as a demonstration" in refused.value.hint
     assert choose(cluster="mi355x-2x8", demo=False).launcher == "replay"
@@ -47,13 +45,13 @@ def test_on_a_login_node_the_reason_names_the_launcher_that_measures(tmp_path):
     target = choose(environ={"PATH": str(tmp_path)})
 
     assert target.launcher == "replay"
-    assert target.reason == "no Slurm allocation and no GPU here; --launcher slurm submits jobs from here"
+    assert target.reason == "no GPU or Slurm allocation found (--launcher slurm submits jobs from here)"
 
 
 def test_a_slurm_allocation_goes_before_the_gpus_of_this_node():
     target = choose(environ={"SLURM_JOB_ID": "7"}, gpus=True)
 
-    assert (target.launcher, target.reason) == ("slurm", "this is Slurm allocation 7")
+    assert (target.launcher, target.reason) == ("slurm", "found Slurm allocation 7")
 
 
 def test_an_unknown_launcher_is_refused_with_those_that_are_known():
@@ -110,7 +108,7 @@ def test_what_is_replayed_unasked_is_the_default_recording():
 )
 def test_nothing_is_simulated_unasked(given, drill):
     """One rule for all commands that measure; the hint followed to the letter is accepted."""
-    with pytest.raises(UsageError, match="nothing can be measured here: no Slurm allocation and no GPU") as refused:
+    with pytest.raises(UsageError, match="nothing can be measured here: no GPU or Slurm allocation found") as refused:
         Target(**given).resolved({}, gpus_visible=lambda: False, drill=drill)
 
     assert "--launcher simulate" in refused.value.hint

@@ -11,7 +11,7 @@ from ncclt.launch.local import LocalLauncher
 from ncclt.measure.redact import words_without_secrets
 from ncclt.measure.target import Target
 from ncclt.pipeline.autotune import (
-    ceiling_words,
+    describe_ceiling,
     hopeless,
     last_comparison,
     name_of_job,
@@ -96,14 +96,14 @@ def test_launchers_of_all_nodes_may_start_several():
 
 def test_ceiling_is_the_exposed_share_of_the_step():
     unknown = sample_workload()
-    assert "not known" in ceiling_words(unknown)
+    assert "unknown" in describe_ceiling(unknown)
     assert hopeless(unknown, min_effect=0.02) == ""
     known = replace(unknown, step_time_us=200_000.0, exposed_us=11_800.0)
-    assert ceiling_words(known) == (
-        "ceiling: 5.9 % of a step is exposed communication, so tuning can save at most 11.80 of 200.00 ms"
+    assert describe_ceiling(known) == (
+        "Upper bound on savings: 11.8 of 200 ms per step (5.9 % is exposed communication)"
     )
     assert hopeless(known, min_effect=0.05) == ""
-    assert hopeless(known, min_effect=0.07).endswith("steps would be 6.3 % faster, less than the minimum of 7 %")
+    assert hopeless(known, min_effect=0.07).endswith("steps would be 6.3 % faster, less than the 7 % threshold")
     assert hopeless(replace(known, exposed_us=0.0), min_effect=0.02)
     assert hopeless(replace(known, exposed_us=300_000.0), min_effect=0.02) == ""
 
@@ -114,11 +114,11 @@ def test_step_times_are_compared_where_a_measured_gain_meets_a_job():
     assert "after --" in why_not_compared(tuned, ())
     for launcher in ("simulate", "replay"):
         unmeasured = replace(tuned, simulated=launcher == "simulate", launcher=launcher)
-        assert "no job runs on a recording or a model; on 2 x 4 real GPUs" in why_not_compared(unmeasured, TORCHRUN)
+        assert "on 2 x 4 real GPUs" in why_not_compared(unmeasured, TORCHRUN)
     kept = PolicyVerdict(
         policy=tuned.table.policy, verdict=replace(tuned.table.verdict, decision=Decision.KEEP_DEFAULT)
     )
-    assert "on both sides" in why_not_compared(replace(tuned, table=kept), TORCHRUN)
+    assert "both sides" in why_not_compared(replace(tuned, table=kept), TORCHRUN)
     assert why_not_compared(replace(tuned, table=kept, variables=tuned.table), TORCHRUN) == ""
 
 

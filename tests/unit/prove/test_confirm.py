@@ -215,7 +215,7 @@ def test_a_confirmation_ends_though_every_finalist_turns_out_to_be_lucky(cluster
     assert len(trials) == 3 * 4
     found = candidates(times, workload, runner, min_effect=0.02, with_variables=False)
     assert list(found.policies) == [Arm.DEFAULT]
-    assert "could not be confirmed by launching it again; not proven" in found.why
+    assert "was not confirmed by further launches; validation skipped" in found.why
 
 
 def test_a_confirmed_gain_that_no_variable_delivers_is_not_called_unconfirmed(cluster, workload):
@@ -231,7 +231,7 @@ def test_a_confirmed_gain_that_no_variable_delivers_is_not_called_unconfirmed(cl
 
     assert list(found.policies) == [Arm.DEFAULT]
     assert found.why.startswith(
-        "a gain of 11.1 % was measured, but NCCL 2.18.3 reads no table and variables cannot deliver"
+        "measured gain 11.1 %, but NCCL 2.18.3 reads no tuner table and variables cannot deliver"
     )
     assert "nvls" in found.why
 
@@ -249,4 +249,4 @@ def test_what_only_rules_too_small_to_keep_lift_above_the_minimum_is_neither_con
     found = candidates(times, workload, runner, min_effect=0.03, with_variables=False)
 
     assert not trials
-    assert found.why == "the predicted gain of 3.0 % is below the minimum of 3 %; not proven"
+    assert found.why == "predicted gain 3.0 % < 3 % threshold; validation skipped"

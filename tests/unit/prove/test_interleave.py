@@ -168,7 +168,7 @@ def test_a_default_that_fails_ends_the_proof(cluster, workload, landscape):
     assert trial_log.trials()[-1].result.outcome is Outcome.CRASHED
     verdict = judged(trial_log, workload)
     assert verdict.decision is Decision.UNDECIDED
-    assert "the default itself failed" in verdict.reason
+    assert "the NCCL default failed in the A/B test" in verdict.reason
 
 
 def test_noise_takes_more_blocks_and_a_decided_arm_is_launched_no_more(cluster, workload, landscape):
@@ -208,7 +208,7 @@ def test_a_proof_that_was_cut_off_goes_on_and_ends_as_it_would_have(cluster, wor
         )
 
     assert complete
-    assert [t.score_us for t in trial_log.trials()] == [t.score_us for t in whole.trials.find()]
+    assert [t.score_us for t in trial_log.trials()] == [t.score_us for t in whole.trials()]
     assert judged(trial_log, workload) == judged(whole, workload)
 
 
@@ -289,7 +289,7 @@ def test_a_message_of_weight_that_loses_is_left_to_nccl_and_the_rest_is_delivere
     assert found.verdict.decision is Decision.TUNED
     assert found.policy == TABLE
     assert verdict_of(Arm.TABLE, TABLE, trial_log.trials(), workload, min_effect=0.02) == found.verdict
-    (note,) = [n for n in proof_notes(trial_log.trials(), workload, found) if "left to NCCL" in n]
+    (note,) = [n for n in proof_notes(trial_log.trials(), workload, found) if "left at the NCCL default" in n]
     assert workload.messages[0].message.label in note
     assert workload.messages[1].message.label not in note
 

@@ -14,8 +14,8 @@ from ncclt.core.study import Arm, Phase, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.core.workload import MessageCalls, Provenance, Workload, merge_workloads
 from ncclt.deliver.use import DeliveredForm
-from ncclt.prove.parts import measure_parts
 from ncclt.prove.proof import verdict_of
+from ncclt.prove.study_summary import measure_parts
 
 SMALL, LARGE = (
     Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=size, group_size=8)
@@ -104,14 +104,14 @@ def test_what_of_a_part_was_not_measured_is_said():
     _, (whole, some, none) = gains(cut, trials)
     assert (whole.note, whole.default_us) == ("", 20)
     assert (some.note, some.default_us) == ("without 1 of its 2 messages, which cannot be measured here", 20)
-    assert (none.note, none.speedup) == ("no proof: none of its messages can be measured here", None)
+    assert (none.note, none.speedup) == ("not validated: none of its messages can be measured here", None)
 
 
 def test_without_a_whole_block_no_part_has_a_proof():
     fleet = merge((1, 1, 0), (2, 0, 1))
     for trials in ([], proof(fleet, [((20.0, 1000.0), (10.0, 1000.0))])):
         _, found = gains(fleet, trials)
-        assert {part.note for part in found} == {"no proof: no policy was measured against the default"}
+        assert {part.note for part in found} == {"not validated: no A/B test"}
         assert found[1].to_document() == {
             "name": "part1",
             "weight": 2,
@@ -119,7 +119,7 @@ def test_without_a_whole_block_no_part_has_a_proof():
             "policy_us": None,
             "speedup": None,
             "interval": None,
-            "note": "no proof: no policy was measured against the default",
+            "note": "not validated: no A/B test",
         }
 
 

@@ -7,7 +7,14 @@ import pytest
 from ncclt.core.message import Collective, Message
 from ncclt.core.recommendation import Decision, Verdict
 from ncclt.core.workload import MessageCalls, Provenance, Workload
-from ncclt.prove.payback import UNREACHABLE, ceiling_words, communication_effect, cost_words, estimate_gain, step_gain
+from ncclt.prove.payback import (
+    UNREACHABLE,
+    communication_effect,
+    describe_ceiling,
+    describe_cost,
+    estimate_gain,
+    step_gain,
+)
 from ncclt.testing.samples import sample_study, sample_trial
 
 VERDICT = Verdict(
@@ -41,8 +48,8 @@ def test_time_saved_follows_from_the_speed_up_and_its_interval():
     """Not from the two medians, of which another speed-up would follow."""
     gain = estimate_gain(study_of(), launches(4.5), VERDICT)
     assert gain.saved_us == pytest.approx((2000, 0, 5000))
-    assert gain.words.startswith(
-        "2 ms per step (0 to 5) of 10 ms of communication; the step is as much shorter if none"
+    assert gain.words == (
+        "2 ms per step (0 to 5) of 10 ms communication; upper bound on step-time savings (assumes no overlap)"
     )
 
 
@@ -52,9 +59,9 @@ def test_steps_follow_from_cost_and_gain():
     gain = estimate_gain(study, launches(4.5), VERDICT)
     assert gain.payback_steps == (pytest.approx(2250), pytest.approx(900), None)
     assert gain.payback_hours == pytest.approx(2250 / 3600)
-    assert "one per second is assumed" in gain.worth
-    assert cost_words(study, launches(4.5), gain) == (
-        "36 GPU seconds; it pays back after 38 minutes of training (15 minutes or more), 2,250 steps"
+    assert "(assumes 1 step/s; set --steps-per-day)" in gain.worth
+    assert describe_cost(study, launches(4.5), gain) == (
+        "36 GPU-seconds, paid back after 38 minutes of training (15 minutes or more; 2,250 steps)"
     )
 
 
@@ -65,9 +72,9 @@ def test_a_week_has_as_many_steps_as_asked_as_recorded_or_as_assumed():
     recorded = estimate_gain(study_of(step_time_us=100_000), [], VERDICT)
     assumed = estimate_gain(study_of(), [], VERDICT)
     assert asked.gpu_hours_per_week == pytest.approx(7000 * per_step_h)
-    assert asked.worth.endswith("at 1,000 steps per day (as asked)")
+    assert asked.worth.endswith("at 1,000 steps/day")
     assert recorded.gpu_hours_per_week == pytest.approx(7 * 864_000 * per_step_h)
-    assert "of 100 ms as recorded, around the clock; --steps-per-day N" in recorded.worth
+    assert "(assumes 100 ms per step, around the clock; set --steps-per-day)" in recorded.worth
     assert assumed.gpu_hours_per_week == pytest.approx(7 * 86_400 * per_step_h)
 
 
@@ -75,7 +82,7 @@ def test_only_what_is_exposed_can_be_saved():
     """A tenth of the communication exposed: ten times the steps; never more than all of it."""
     gain = estimate_gain(study_of(exposed_us=1_000, step_time_us=50_000), launches(4.5), VERDICT)
     assert gain.payback_steps[0] == pytest.approx(22_500)
-    assert gain.words.endswith("of communication; a step is 0.2 ms (0.4 %) shorter")
+    assert gain.words.endswith("communication; steps are 0.2 ms (0.4 %) shorter")
     exposed = estimate_gain(study_of(exposed_us=99_000), launches(4.5), VERDICT)
     assert exposed.shorter_us == pytest.approx((2000, 0, 5000))
 
@@ -85,7 +92,7 @@ def test_the_exposed_share_is_that_of_the_recording():
     recorded = tuple(replace(calls, recorded_us=1_500) for calls in WORKLOAD.messages)
     gain = estimate_gain(study_of(messages=recorded, exposed_us=1_000, step_time_us=50_000), launches(4.5), VERDICT)
     assert gain.exposed == pytest.approx(2 / 3)
-    assert "67 % of the recorded one is exposed" in gain.words
+    assert "67 % of the communication is exposed" in gain.words
 
 
 @pytest.mark.parametrize(
@@ -106,11 +113,11 @@ def test_the_least_effect_is_one_of_the_step_where_that_is_known(recorded, effec
 
 
 def test_the_ceiling_is_what_is_exposed():
-    assert ceiling_words(replace(WORKLOAD, exposed_us=13_000, step_time_us=220_000)) == (
-        "5.9 % of your step is exposed communication, as recorded: tuning can save at most 13 ms"
+    assert describe_ceiling(replace(WORKLOAD, exposed_us=13_000, step_time_us=220_000)) == (
+        "at most 13 ms (5.9 %) of a step, its exposed communication"
     )
-    assert ceiling_words(replace(WORKLOAD, exposed_us=13_000)).startswith("13 ms of your step is exposed")
-    assert ceiling_words(WORKLOAD) == ""
+    assert describe_ceiling(replace(WORKLOAD, exposed_us=13_000)).startswith("at most 13 ms of a step")
+    assert describe_ceiling(WORKLOAD) == ""
 
 
 @pytest.mark.parametrize(
@@ -124,16 +131,16 @@ def test_nothing_to_pay_back(verdict):
 def test_where_nothing_was_launched_nothing_is_paid_back():
     gain = estimate_gain(study_of(), [], VERDICT)
     assert (gain.payback_steps, gain.payback_hours) == (None, None)
-    assert cost_words(study_of(), [], gain) == ""
+    assert describe_cost(study_of(), [], gain) == ""
 
 
 @pytest.mark.parametrize(
-    ("wall_s", "amount"), [(44.99, "360 GPU seconds"), (45.0, "0.10 GPU hours"), (4500.0, "10.00 GPU hours")]
+    ("wall_s", "amount"), [(44.99, "360 GPU-seconds"), (45.0, "0.1 GPU-hours"), (4500.0, "10 GPU-hours")]
 )
 def test_what_launches_cost_is_said_in_seconds_below_a_tenth_of_an_hour(wall_s, amount):
     """8 GPUs; what a simulated study would have cost is no cost."""
     study = study_of()
     simulated = replace(study, simulated=True)
-    assert cost_words(simulated, launches(wall_s), None) == f"SIMULATED, about {amount} on a real cluster"
-    said = cost_words(study, launches(wall_s), estimate_gain(study, launches(wall_s), VERDICT))
-    assert said.startswith(f"{amount}; it pays back after ")
+    assert describe_cost(simulated, launches(wall_s), None) == f"about {amount} on a real cluster"
+    said = describe_cost(study, launches(wall_s), estimate_gain(study, launches(wall_s), VERDICT))
+    assert said.startswith(f"{amount}, paid back after ")

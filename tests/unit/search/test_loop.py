@@ -307,7 +307,7 @@ def test_without_patience_the_search_never_stops_by_itself():
         ([100.0] * 2 + [80.0] * 5, "converged, the last 4 launches won 0.0 %"),
         ([100.0, 80.0, 80.0, 80.0, 80.0, 80.0, 79.7], "converged, the last 4 launches won 0.4 %"),
         ([100.0, 80.0, 80.0, 80.0, 80.0, 80.0, 79.5], ""),
-        ([100.0] * 6 + [99.6], "the NCCL default is already best: nothing in 7 launches beats it"),
+        ([100.0] * 6 + [99.6], "converged: none of 7 trials beats the NCCL default"),
         ([100.0, 99.4, 99.4, 99.4, 99.4, 99.4, 99.4], "converged, the last 4 launches won 0.0 %"),
     ],
 )
@@ -336,10 +336,10 @@ def test_a_proposal_that_promises_less_than_half_a_percent_ends_the_search_from_
     weigh = work_of([100.0, *[90.0] * 7], Budget(trials=9))
 
     assert weigh(0.005) == ""
-    assert weigh(0.0049) == ("converged, the next launch is expected to save 0.49 % of the communication time")
+    assert weigh(0.0049) == "converged: expected improvement of the next trial is 0.49 %"
     assert work_of([100.0, *[90.0] * 6], Budget(trials=9))(0.0) == ""
     flat = work_of([100.0, *[99.6] * 7], Budget(trials=9))
-    assert flat(0.0) == "the NCCL default is already best: nothing in 8 launches beats it"
+    assert flat(0.0) == "converged: none of 8 trials beats the NCCL default"
     assert work_of([100.0, *[90.0] * 7], Budget(trials=9, patience=0))(0.0) == ""
 
 

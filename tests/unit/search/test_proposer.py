@@ -366,7 +366,7 @@ def test_another_sampler_chooses_and_an_interrupted_study_goes_on_as_if_it_had_n
     run(worker, FakeRunner(cluster, landscape), workload, logs[1], sampler=sampler, storage_url=None)
 
     settings, whole = ([trial.setting for trial in log.trials()] for log in logs)
-    assert end.reason == "the budget of 12 trials is used"
+    assert end.reason == "budget of 12 trials used"
     assert [trial.user_attrs["ncclt_trial"] for trial in shown if trial.state.name == "COMPLETE"] == list(range(12))
     assert [trial.user_attrs.get("reason") for trial in shown] == [None, *[f"asked for by {name}"] * 11]
     assert settings == whole
@@ -408,7 +408,7 @@ def test_patience_begins_after_the_random_trials_of_a_sampler_and_a_launch_per_p
     sampler = named_sampler(f"optuna.samplers:TPESampler(n_startup_trials={startup})")
     end = run(worker, runner, workload, FakeTrialLog(), trials=100, sampler=sampler)
 
-    assert end.reason == f"the NCCL default is already best: nothing in {least} launches beats it"
+    assert end.reason == f"converged: none of {least} trials beats the NCCL default"
 
 
 def test_a_sampler_goes_on_where_it_was_in_its_sequence(worker, cluster, landscape, workload):

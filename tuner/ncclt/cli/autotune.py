@@ -15,7 +15,7 @@ import typer
 
 from ncclt.cli.completion import model_names
 from ncclt.cli.options import AsJson, Quiet, Storage, storage_option
-from ncclt.cli.output import EXIT_INTERRUPTED, interruptible, print_json, say
+from ncclt.cli.output import EXIT_INTERRUPTED, interruptible, print_bold, print_json, say
 from ncclt.cli.spread import Fields, spread, words_of
 from ncclt.core.budget import Budget
 from ncclt.core.message import Collective
@@ -137,13 +137,13 @@ def autotune(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Record a job, tune what it sends on the nodes at hand, and compare its step times: one command, one verdict.
+    """Record a job, tune its workload on the nodes at hand, and compare its step times.
 
-    Nothing in the job changes. Its first steps are recorded; what it sends and the most that tuning can save are
-    shown, and if that is too little it ends there. Then the workload is tuned and the result proven, as by `ncclt
-    tune`. If that proves a gain, the job itself is launched in turn without and with it, as by `ncclt verify`.
+    The job is not changed. Its first steps are recorded, and its messages and the upper bound on savings are shown; if
+    that bound is too low, it ends there. Then the workload is tuned and the result validated as by `ncclt tune`. After
+    a validated gain, the job is launched with and without it, as by `ncclt verify`.
 
-    Ctrl-C stops at any stage, and the same command resumes: what is stored is not repeated. Another command, folder,
+    Ctrl-C stops at any stage, and the same command resumes without repeating stored stages. Another command, folder,
     shape or script is another job.
     """
     require_extra("tune")
@@ -199,17 +199,17 @@ def _run(job: AutotuneRequest, store: Store, *, hidden: bool, as_json: bool) -> 
     from ncclt.cli.tune_view import print_result
     from ncclt.cli.verify import KEEP_BYTES
     from ncclt.launch.local import LocalLauncher
-    from ncclt.pipeline.autotune import ceiling_words, hopeless, why_not_compared
+    from ncclt.pipeline.autotune import describe_ceiling, hopeless, why_not_compared
 
     launcher = LocalLauncher(keep_env=job.target.keep_env, keep_bytes=KEEP_BYTES)
     workload = _workload(job, store, launcher, hidden=hidden)
     end = _End(job=job, workload=workload, where=store.shown, as_json=as_json)
     if not as_json:
         print_profile(workload, limit=5)
-        print(ceiling_words(workload))
+        print(describe_ceiling(workload))
     if why := hopeless(workload, min_effect=job.budget.min_effect):
         if not job.force:
-            end.show("keep-default", f"there is nothing to gain: {why} (--force tunes anyway)")
+            end.show("keep-default", f"nothing to gain: {why} (--force tunes anyway)")
             return
         say(f"ncclt: --force: {why}")
     testbed, request = _study(job, workload, store, ask=True)
@@ -217,12 +217,20 @@ def _run(job: AutotuneRequest, store: Store, *, hidden: bool, as_json: bool) -> 
     _announce("tune", stages, hidden=hidden)
     result, exit_code = run_study(request, testbed, store, force=job.force, hidden=hidden)
     if not as_json:
-        print_result(result, testbed, store, source=job.storage, again=stages["tune"], steps_per_day=None, quiet=hidden)
+        print_result(
+            result,
+            store,
+            source=job.storage,
+            again=stages["tune"],
+            steps_per_day=None,
+            quiet=hidden,
+            verbose=False,
+        )
     found = result.recommendation
     if found is None:
         # Interrupted, or another worker of the same study does the rest; both were said.
         raise typer.Exit(0 if result.left else exit_code)
-    end = replace(end, result=result, testbed=testbed)
+    end = replace(end, result=result)
     if why := why_not_compared(found, job.argv):
         verdict = found.table.verdict
         end.show(verdict.decision.value, verdict.reason, why=why)
@@ -243,7 +251,6 @@ class _End:
     where: str
     as_json: bool
     result: TuneResult | None = None
-    testbed: Testbed | None = None
     verification: Verification | None = None
 
     def show(self, decision: str, reason: str, *, use: str = "", why: str = "") -> None:
@@ -267,16 +274,13 @@ class _End:
                 print(why or f"verdict: {decision}: {reason}")
             if self.verification and not use:
                 undecided = self.verification.verdict.decision is Decision.UNDECIDED
-                doubt = "step times do not decide it yet" if undecided else "its messages are faster, its steps are not"
-                print(
-                    f"nothing to use for this job: {doubt} (`ncclt env` and `ncclt run` deliver the result on request)"
-                )
+                doubt = "step times are inconclusive" if undecided else "messages are faster, steps are not"
+                print(f"Use:      nothing for this job: {doubt} (`ncclt env` and `ncclt run` still deliver the result)")
             if use:
-                print(f"use it: {use}")
+                print_bold(f"Use:      {use}")
             return
-        bound, tuned = gain_bound(self.workload), None
-        if self.result and self.testbed:
-            tuned = result_document(self.result, self.testbed, steps_per_day=None)
+        bound = gain_bound(self.workload)
+        tuned = result_document(self.result, steps_per_day=None) if self.result else None
         print_json(
             {
                 "schema": AUTOTUNE_SCHEMA,
@@ -304,7 +308,7 @@ def _workload(job: AutotuneRequest, store: Store, launcher: Launcher, *, hidden:
 
     if (stored := _stored(job, store)) is not None:
         if job.is_recorded and not hidden:
-            say(f"ncclt: record: {job.name} was recorded before (to record again: ncclt profile record --replace)")
+            say(f"ncclt: record: using the recording {job.name} (record again: `ncclt profile record --replace`)")
         return stored
     _announce("record", job.stages(None), hidden=hidden)
     with interruptible():
@@ -313,11 +317,11 @@ def _workload(job: AutotuneRequest, store: Store, launcher: Launcher, *, hidden:
                 job.argv, name=job.name, steps=job.window, how=job.how, launcher=launcher, environ=os.environ
             )
         except KeyboardInterrupt:
-            say("ncclt: interrupted: the job was ended, nothing is stored yet; run the same command to start again")
+            say("ncclt: interrupted: the job was ended and nothing is stored yet; run the same command to start again")
             raise typer.Exit(EXIT_INTERRUPTED) from None
     assert recording.workload is not None
     for failure in recording.failures:
-        say(f"ncclt: the recording failed in some ranks, the job continued: {failure}")
+        say(f"ncclt: recording failed in some ranks, the job continued: {failure}")
     store.workloads.add(recording.workload, replace=False)
     return recording.workload
 
@@ -358,7 +362,7 @@ def _compared(
         with proven_request(recommendation, job.argv, how=job.how, launcher=launcher, environ=os.environ) as request:
             made = compare(request, launcher, store, hidden=hidden, earlier=earlier)
     elif not hidden:
-        say(f"ncclt: compare: step times were compared before, on {made.created}; `ncclt verify` compares again")
+        say(f"ncclt: compare: showing the step times of {made.created}; `ncclt verify` compares again")
     return made
 
 
@@ -366,7 +370,7 @@ def _print_plan(job: AutotuneRequest, store: Store, *, as_json: bool) -> None:
     """Show the stages with their commands, and what of them is stored."""
     from ncclt.measure.launched_testbed import on_cpus
     from ncclt.measure.open_testbed import chosen_cluster
-    from ncclt.pipeline.autotune import ceiling_words
+    from ncclt.pipeline.autotune import describe_ceiling
 
     cluster, workload, states = None, _stored(job, store), dict.fromkeys(job.stages(None), "to do")
     if workload is None:
@@ -379,7 +383,7 @@ def _print_plan(job: AutotuneRequest, store: Store, *, as_json: bool) -> None:
     else:
         testbed, request = _study(job, workload, store, ask=False)
         cluster = testbed.runner.cluster
-        states |= {"record": "stored", "look": ceiling_words(workload), "tune": _state(request, testbed, store)}
+        states |= {"record": "stored", "look": describe_ceiling(workload), "tune": _state(request, testbed, store)}
     states |= {"compare": "if a gain is proven", "use": "if steps are faster"}
     stages = [{"stage": stage, "state": states[stage], "command": line} for stage, line in job.stages(cluster).items()]
     if as_json:
@@ -388,7 +392,7 @@ def _print_plan(job: AutotuneRequest, store: Store, *, as_json: bool) -> None:
     for number, stage in enumerate(stages, start=1):
         print(f"{number} {stage['stage']} ({stage['state']}):\n  {stage['command']}")
     if not job.target.is_launched:
-        print("no job runs on a recording or a model: step times are not compared there")
+        print("Step times are not compared: recorded and simulated clusters run no job")
 
 
 def _state(request: TuneRequest, testbed: Testbed, store: Store) -> str:

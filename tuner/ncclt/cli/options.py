@@ -47,6 +47,13 @@ Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="No progress and no notes on stderr.", rich_help_panel=Group.OUTPUT)
 ]
 
+Verbose = Annotated[
+    bool,
+    typer.Option(
+        "--verbose", "-v", help="Show the messages, all facts and remarks as well.", rich_help_panel=Group.OUTPUT
+    ),
+]
+
 
 def storage_option(storage: str | None, shown: str) -> str:
     """Return the option that another command needs to find this store; empty where it needs none.

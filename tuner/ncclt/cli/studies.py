@@ -19,7 +19,7 @@ from ncclt.core.study import StudyState, gpu_seconds
 from ncclt.deliver.use import use_of
 from ncclt.errors import NotFoundError, UsageError
 from ncclt.nccl.tuner_plugin import find
-from ncclt.prove.payback import cost_words
+from ncclt.prove.payback import describe_cost
 
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
@@ -81,14 +81,14 @@ def list_studies(
 def show(
     key: Annotated[str, typer.Argument(help="Id, start of an id, or name of the study.")],
     evidence: Annotated[
-        bool, typer.Option("--evidence", help="Show the launches of the proof, and judge them again.")
+        bool, typer.Option("--evidence", help="Show the launches of the A/B test, with the verdict recomputed.")
     ] = False,
     plot: Annotated[bool, typer.Option("--plot", help="Show the time per message, default against policy.")] = False,
     steps_per_day: StepsPerDay = None,
     storage: Storage = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show one study: trials, verdict, what it is worth, and the command that uses it."""
+    """Show a study: its trials, messages, verdict and savings, and the command that uses it."""
     from ncclt.prove.study_summary import summarize_study
     from ncclt.store import open_to_read
 
@@ -139,10 +139,8 @@ def show(
         return
     mark = f" ({study.label})" if study.label else ""
     print(f"{study.name}{mark}\n{study.state}: {study.reason or 'no verdict yet'}")
-    if newest and newest.stale:
-        print(f"STALE, no longer served: {newest.stale}")
     if newest is None:
-        print(f"cost of {count_noun(len(trials), 'launch', 'launches')}: {cost_words(study, trials, None)}")
+        print(f"cost of {count_noun(len(trials), 'trial')}: {describe_cost(study, trials, None)}")
     time = f"µs per {study.workload.unit}"
     print_table(
         ("#", "phase", "setting", "outcome", time, "detail"),
@@ -160,16 +158,16 @@ def show(
         numbers=("#", time),
     )
     if newest and summary and place:
-        from ncclt.cli.summary_view import command_again_of, print_messages, print_summary
+        from ncclt.cli.summary_view import command_again_of, print_details, print_summary
         from ncclt.prove.confirm import confirmed_times
         from ncclt.prove.message_table import message_rows
 
         print()
-        print_messages(message_rows(newest, trials, study.workload, confirmed_times(trials)), study)
-        again = command_again_of(study, newest, source)
-        print_summary(summary, study, place, trials=len(trials), shown=shown, source=source, again=again)
+        print_details(summary, study, message_rows(newest, trials, study.workload, confirmed_times(trials)))
         if place.words:
             note(place.words)
+        print()
+        print_summary(summary, again=command_again_of(study, newest, source), source=source, details=True)
 
 
 def print_picture(study: Study, trials: Sequence[Trial], found: Recommendation | None) -> None:
@@ -252,11 +250,11 @@ def _summary_row(summary: StudyEntry) -> dict[str, Any]:
 
 
 def print_evidence(document: dict[str, Any]) -> None:
-    """Print a table per arm, its verdict, and whether recomputing gives the same."""
+    """Print a table per arm with its verdict, recomputed from the launches."""
     for arm in document["arms"]:
         print(f"\n{arm['arm']}: {arm['verdict']['decision']}: {arm['verdict']['reason']}")
         if not arm["blocks"] and arm["same"] is None:
-            print("nothing was launched for it, so there is nothing to judge again")
+            print("nothing was launched")
             continue
         print_table(
             (

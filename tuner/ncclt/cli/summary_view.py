@@ -1,4 +1,4 @@
-"""The end of a study as text: the table of its messages, the verdict, what it is worth, and the one command."""
+"""Text of a finished study: its summary, and in detail its messages, the gain per part and remarks."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ from ncclt.cli.output import note, print_bold, print_table
 from ncclt.cli.spread import words_of
 from ncclt.core.budget import MAX_BLOCKS, MIN_BLOCKS, Budget
 from ncclt.core.message import format_sizes
-from ncclt.core.plural import count_noun
-from ncclt.core.recommendation import Decision
 from ncclt.deliver.render.delivery import channels_words
 from ncclt.measure.target import Target
 
 if TYPE_CHECKING:
-    from ncclt.core.publication import Publication
     from ncclt.core.recommendation import Recommendation
     from ncclt.core.study import Study
     from ncclt.prove.message_table import MessageRow
@@ -29,40 +26,37 @@ _TIMES: tuple[Callable[[MessageRow], float], ...] = (lambda row: row.default_us,
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
-def print_summary(
-    summary: StudySummary, study: Study, place: Publication, *, trials: int, shown: str, source: str, again: str
-) -> None:
-    """Print the gain per part, then verdict, gain, command and place of a study, one line each, and notes after them.
+def print_summary(summary: StudySummary, *, again: str, source: str, details: bool = False) -> None:
+    """Print the headline and the facts of a study, one line each; at most 12 lines without details.
+
+    Args:
+        summary: of the study.
+        again: the command that continues an undecided study.
+        source: options that name the store, with a space before each.
+        details: all facts.
+    """
+    print_bold(summary.headline)
+    for label, sentence in summary.lines(again=again, source=source, details=details):
+        (print_bold if label in ("Use", "Continue") else print)(f"{label + ':':<9} {sentence}")
+
+
+def print_details(summary: StudySummary, study: Study, rows: Sequence[MessageRow], notes: Sequence[str] = ()) -> None:
+    """Print the table of messages, the gain per part, and the remarks on the result.
 
     Args:
         summary: of the study.
         study: the study.
-        place: of its revision among those of its jobs.
-        trials: how many it has.
-        shown: its store, as shown to users.
-        source: options that name the store, with a space before each.
-        again: the command that continues an undecided proof.
+        rows: of its messages, most time per step first.
+        notes: further ones, first.
     """
-    use = summary.use
+    print_messages(rows, study)
     if summary.parts:
         print()
         _print_parts(summary, study)
-    print_bold(f"\n{summary.verdict}")
-    lines = dict(summary.worth)
-    if use.command:
-        lines["use it"] = use.command
-    elif use.proven.verdict.decision is Decision.UNDECIDED:
-        lines["continue"] = again
-    elif summary.label:
-        lines["next"] = f"`ncclt tune --model {shlex.quote(study.workload.name)}` where the job runs gives a result"
-    elif not place.active:
-        lines["use it"] = use.why or "nothing to do: keeping the NCCL default"
-    lines["stored"] = f"study {study.name} ({count_noun(trials, 'trial')}) in {shown}"
-    lines["page"] = f"http://127.0.0.1:8080/studies/{study.id} while `ncclt serve{source}` runs"
-    for word, sentence in lines.items():
-        (print_bold if word in ("use it", "continue") else print)(f"{word + ':':<10}{sentence}")
-    for sentence in (*summary.notes, summary.other, channels_words(use.proven.effective)):
-        if sentence:
+    print()
+    remarks = (*notes, *summary.notes, summary.other, channels_words(summary.use.proven.effective))
+    for sentence in dict.fromkeys(remarks):
+        if sentence and sentence not in summary.warnings:
             note(sentence)
 
 
@@ -79,7 +73,7 @@ def _print_parts(summary: StudySummary, study: Study) -> None:
         rows.append((*row, part.note))
     caption = f"in one step of {study.workload.name}: {study.workload.provenance.detail['parts']}"
     if summary.use.form is None and any(part.speedup for part in summary.parts):
-        caption += "\nthe policy is not delivered: the NCCL default stays"
+        caption += "\nthe policy is not delivered: keeping the NCCL default"
     numbers = ("weight", "default\nµs/step", "policy\nµs/step", "speed-up", "95 % interval")
     print_table(("part", *numbers, ""), rows, caption=caption, numbers=numbers)
 
@@ -102,7 +96,7 @@ def command_again(model: str, target: Target, budget: Budget, source: str, *, se
 
 
 def command_again_of(study: Study, found: Recommendation, source: str) -> str:
-    """Return the same from what is stored of a study, which lacks how its launches were made.
+    """Return the same from a stored study, which does not keep the options of its launches.
 
     Args:
         study: the study.
@@ -152,7 +146,7 @@ def print_messages(rows: Sequence[MessageRow], study: Study) -> None:
             f"{row.tuned_us:.1f}",
             f"{row.saved_us:.1f}",
             _bar(row.saved_us / most_us),
-            "NCCL's choice" if setting.is_default else setting.label,
+            "NCCL default" if setting.is_default else setting.label,
         )
         for row, setting in zip(rows[:_ROWS], own, strict=False)
     ]
@@ -166,7 +160,7 @@ def print_messages(rows: Sequence[MessageRow], study: Study) -> None:
     if parameters := dict(p for row in rows for p in row.setting.parameters):
         caption.append("all with " + ", ".join(f"NCCL_{name}={value}" for name, value in parameters.items()))
     if any(row.interpolated for row in rows[:_ROWS]):
-        caption.append("~ this size was not recorded: interpolated log-log between its neighbours")
+        caption.append("~ size not recorded: interpolated (log-log) between its neighbours")
     if study.label:
         caption.append(study.label)
     numbers = (f"calls\nper {unit}", "default\nµs/call", "policy\nµs/call", f"saved\nµs/{unit}")

@@ -1,4 +1,4 @@
-"""`ncclt tune`: from a workload and a cluster to a proven policy."""
+"""`ncclt tune`: from a workload and a cluster to a validated policy."""
 
 from __future__ import annotations
 
@@ -11,12 +11,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ncclt.cli.launch_view import Texts, print_launches, require_dry_run
-from ncclt.cli.options import AsJson, Model, Quiet, StepsPerDay, Storage, storage_option
+from ncclt.cli.options import (
+    AsJson,
+    Model,
+    Quiet,
+    StepsPerDay,
+    Storage,
+    Verbose,
+    storage_option,
+)
 from ncclt.cli.output import EXIT_INTERRUPTED, StopWish, print_json, say
 from ncclt.cli.spread import spread
 from ncclt.cli.submit import submit_study
 from ncclt.core.budget import Budget
 from ncclt.core.option import Group
+from ncclt.core.plural import count_noun
 from ncclt.errors import UsageError, require_extra
 from ncclt.measure.target import Target
 
@@ -62,17 +71,17 @@ def tune(
         bool, typer.Option("--dry-run", help="Show what would be tried and launched; run and store nothing.")
     ] = False,
     full: Texts = False,
+    verbose: Verbose = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Search the NCCL configuration that moves a workload's messages fastest on a cluster, and prove it.
+    """Find the fastest NCCL settings for a workload on a cluster, and validate them.
 
-    The default is measured first; then settings are tried, each launch measuring all messages; the best ones are
-    launched again; and the resulting policy is measured in turn with the untouched default, in random order. Ctrl-C
-    finishes the running trial and saves; the same command resumes (leave out --continue, or its launches are added
-    again). A finished study prints its result again and launches nothing. Several processes may run the
-    same command at once: they share the study. Outside of a Slurm allocation, --launcher slurm submits the whole study
-    as one job. `ncclt profile merge` makes one workload of those of several models.
+    Measures the NCCL default, searches for faster settings, launches the best ones again, then A/B-tests the best
+    policy against the default. Ctrl-C finishes the running trial and saves; the same command resumes (without
+    --continue, which would add trials again). A finished study prints its result again. Several processes may run the
+    same command: they share the study. Outside of a Slurm allocation, --launcher slurm submits the whole study as one
+    job. To tune for several models at once, merge their workloads with `ncclt profile merge`.
     """
     require_extra("tune")
     from ncclt.measure.open_testbed import chosen_cluster, open_testbed
@@ -127,13 +136,21 @@ def tune(
         else:
             result, exit_code = run_study(request, testbed, store, force=force, hidden=quiet or as_json)
         if as_json:
-            print_json(result_document(result, testbed, steps_per_day=steps_per_day))
+            print_json(result_document(result, steps_per_day=steps_per_day))
         else:
             source = storage_option(storage, store.shown)
             found = result.recommendation
             enough = found is None or found.is_searched_enough
             again = command_again(model, target, budget, source, searched_enough=enough)
-            print_result(result, testbed, store, source=source, again=again, steps_per_day=steps_per_day, quiet=quiet)
+            print_result(
+                result,
+                store,
+                source=source,
+                again=again,
+                steps_per_day=steps_per_day,
+                quiet=quiet,
+                verbose=verbose,
+            )
         if result.recommendation is not None:
             say_state(store, result.recommendation.id)
         elif not result.left:
@@ -141,7 +158,7 @@ def tune(
 
 
 def say_state(store: Store, id: str) -> None:
-    """Say on stderr that jobs do not get a revision, or not all of them, or what it replaced."""
+    """Write to stderr if a revision is not active for all jobs, or has replaced another one."""
     if words := store.revisions.publication(id).words:
         say(f"ncclt: {words}")
 
@@ -171,7 +188,7 @@ def run_study(
 
 
 def _examine(cluster: Cluster, *, force: bool) -> None:
-    """Look at this machine before anything is measured on it, and stop where something is broken.
+    """Examine this machine before anything is measured on it.
 
     Raises:
         UsageError: there is a finding of severity error.
@@ -183,8 +200,8 @@ def _examine(cluster: Cluster, *, force: bool) -> None:
         say(f"ncclt: doctor: {finding.id}: {finding.what}")
     if diagnosis.blocking and not force:
         raise UsageError(
-            f"{len(diagnosis.blocking)} findings of `ncclt doctor` would invalidate every measurement here",
-            hint="`ncclt doctor` says why and how to repair it; --force tunes anyway",
+            f"`ncclt doctor` found {count_noun(len(diagnosis.blocking), 'error')}: no measurement here would be valid",
+            hint="see `ncclt doctor` for the repair; --force tunes anyway",
         )
 
 

@@ -1,4 +1,4 @@
-"""The text output of a study: progress while it runs, tables and the verdict afterwards."""
+"""Output of a study: progress while it runs on stderr, then its result as text or as a document."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ncclt.cli.launch_view import launch_row
 from ncclt.cli.output import console, say
 from ncclt.cli.stdio import visible
 from ncclt.cli.studies import trial_row
-from ncclt.cli.summary_view import print_messages, print_summary
+from ncclt.cli.summary_view import print_details, print_summary
 from ncclt.core.plural import count_noun
 from ncclt.core.study import Phase, gpu_seconds
 from ncclt.core.trial import Outcome
 from ncclt.deliver.render.delivery import channels_words
 from ncclt.launch.slurm.job import job_loss
+from ncclt.measure.target import ON_REQUEST
 from ncclt.nccl.compile import variables_for_setting
 from ncclt.nccl.switching import split
 from ncclt.nccl.tuner_plugin import find
-from ncclt.prove.payback import ceiling_words, cost_words
-from ncclt.prove.study_summary import summarize_study
+from ncclt.prove.payback import describe_ceiling, describe_cost
 
 if TYPE_CHECKING:
     from ncclt.core.setting import Setting
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from ncclt.core.workload import Workload
     from ncclt.measure.testbed import Testbed
     from ncclt.pipeline.tune import TuneRequest, TuneResult
-    from ncclt.prove.message_table import MessageRow
     from ncclt.prove.verdict import Pairs
     from ncclt.search.loop import Progress as SearchProgress
     from ncclt.search.space import SearchSpace
@@ -58,7 +57,7 @@ class TuneView:
             disable=not self._live,
         )
         self._task = self._progress.add_task("search", total=None, text="")
-        self._phase = self._text = self._proof = ""
+        self._phase = self._proof = ""
         self._block = -1
 
     def __enter__(self) -> TuneView:
@@ -71,44 +70,51 @@ class TuneView:
         self._progress.stop()
 
     def opened(self, study: Study, resumed: int) -> None:
-        """Say where trials run and why, and whether a study is resumed."""
+        """Print where trials run, and on what."""
         if self._hidden:
             return
         from ncclt.search.space import search_words
 
         cluster = study.cluster
-        label = f" ({study.label})" if study.label else ""
-        say(f"ncclt: trials run on: {study.launcher}{label}, {self._testbed.reason}")
+        say(f"ncclt: {_describe_place(study, self._testbed.reason)}")
         say(
-            f"ncclt: {study.workload.name} on {cluster.name}, {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu}, "
+            f"ncclt: {study.workload.name} on {cluster.name}: {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu}, "
             f"NCCL {cluster.nccl_version}, {count_noun(len(study.workload.messages), 'message')}"
         )
-        for words in (ceiling_words(study.workload), search_words(self._testbed, study.workload, study.process_wide)):
-            if words:
-                say(f"ncclt: {words}")
+        say(f"ncclt: Search space: {search_words(self._testbed, study.workload, study.process_wide)}")
+        if ceiling := describe_ceiling(study.workload):
+            say(f"ncclt: Tuning can save {ceiling}")
         if resumed:
-            say(f"ncclt: resuming study {study.name} after {count_noun(resumed, 'stored trial')}")
+            say(f"ncclt: Resuming study {study.name} after {count_noun(resumed, 'trial')}")
 
     def searched(self, progress: SearchProgress) -> None:
         """Show one launch of the search."""
         gain = progress.default_us / progress.policy_us
-        text = f"{progress.done} of at most {progress.budget}, {gain:.2f}x so far"
-        self._show("search", text, progress.trial, done=progress.done, most=progress.budget)
+        self._show(
+            "search",
+            f"Searching: up to {count_noun(progress.budget, 'trial')}",
+            f"{progress.done} of up to {progress.budget}, {gain:.2f}x so far",
+            progress.trial,
+            share=(progress.done, progress.budget),
+        )
 
     def confirmed(self, trial: Trial, done: int, total: int) -> None:
         """Show one launch of the confirmation."""
-        self._show("confirm", f"repeating {trial.label}", trial, done=done, most=total)
+        name = "NCCL default" if trial.setting.is_default and trial.policy is None else trial.label
+        self._show("confirm", "Confirming the best candidates", f"repeating {name}", trial, share=(done, total))
 
     def proved(self, trial: Trial, blocks: int, pairs: Pairs | None) -> None:
-        """Show one launch of the proof: the block that it belongs to, and the gain of those before it."""
+        """Show one launch of the A/B test: its block, and the gain of the blocks before it."""
         if not self._hidden and blocks != self._block:
             from ncclt.prove.verdict import interval_words
 
             gain = f", {interval_words(pairs)} so far" if pairs is not None else ""
-            self._block, self._proof = blocks, f"block {blocks + 1} of at most {self._blocks}{gain}"
-        self._show("proof", self._proof, trial, done=blocks, most=self._blocks)
+            self._block, self._proof = blocks, f"block {blocks + 1} of up to {self._blocks}{gain}"
+        line = f"Validating: A/B test against the NCCL default, up to {count_noun(self._blocks, 'block')}"
+        self._show("validate", line, self._proof, trial, share=(blocks, self._blocks))
 
-    def _show(self, phase: str, text: str, trial: Trial, *, done: int, most: int) -> None:
+    def _show(self, phase: str, line: str, live: str, trial: Trial, *, share: tuple[int, int]) -> None:
+        """Show one launch: on a terminal in the live line, elsewhere as the first one of its phase."""
         if self._hidden:
             return
         if trial.result.outcome is not Outcome.OK:
@@ -118,78 +124,74 @@ class TuneView:
                 visible(f"ncclt: trial {trial.number} ({trial.label}): {trial.result.outcome}: {reason}"), markup=False
             )
         if self._live:
-            self._progress.update(self._task, description=phase, completed=done, total=most, text=text)
-        elif phase != self._phase or {"search": done % 10 == 0, "proof": text != self._text}.get(phase):
-            say(f"ncclt: {phase}{'' if phase == 'search' else ':'} {text}")
-        self._phase, self._text = phase, text
+            self._progress.update(self._task, description=phase, completed=share[0], total=share[1], text=live)
+        elif phase != self._phase:
+            say(f"ncclt: {line}")
+        self._phase = phase
+
+
+def _describe_place(study: Study, reason: str) -> str:
+    """Return where trials run, with the reason."""
+    if study.simulated:
+        place = f"{study.label}: timings from a model of {study.cluster.name}"
+    elif study.label:
+        place = f"replaying recorded {study.cluster.gpu} timings"
+    else:
+        place = f"running trials with {study.launcher}"
+    text = place if reason in ("", ON_REQUEST) else f"{reason}: {place}"
+    return text if text.startswith(study.cluster.name) else f"{text[0].upper()}{text[1:]}"
 
 
 def print_result(
     result: TuneResult,
-    testbed: Testbed,
     store: Store,
     *,
     source: str,
     again: str,
     steps_per_day: int | None,
     quiet: bool,
+    verbose: bool,
 ) -> None:
-    """Print the table of messages, the verdict in words, and the command that uses it.
+    """Print the result of a run: its summary, and before it the details if asked for.
 
     Args:
         result: of the run.
-        testbed: where it ran.
         store: where it is kept.
         source: the option by which other commands find this store; empty where they need none.
-        again: the command that continues an undecided proof.
-        steps_per_day: of the job; None = as `estimate_gain` takes it.
-        quiet: no notes.
+        again: the command that continues an undecided study.
+        steps_per_day: of the job; None = as for `estimate_gain`.
+        quiet: nothing on stderr.
+        verbose: print the details.
     """
-    found, study = result.recommendation, result.study
-    summary = None
-    if found is not None and not result.left:
-        summary = summarize_study(
-            study, result.trials, found, source=source, build=find() is None, steps_per_day=steps_per_day
-        )
-    if not quiet:
-        if result.finished:
-            say(f"ncclt: study {result.study.name} is finished, nothing was launched; --continue N adds launches to it")
-        say(f"ncclt: the search stopped: {result.stop}")
-        for note in result.notes:
-            if summary is None or note not in summary.notes:
-                say(f"ncclt: note: {note}")
-    if result.left:
-        say("ncclt: another worker of this study confirms and proves what was found; this one is done")
-        return
-    if found is None or summary is None:
-        if not quiet and (cost := cost_words(study, result.trials, None)):
-            say(f"ncclt: cost of all launches of this study: {cost}")
+    study, summary = result.study, result.summarize(source=source, build=find() is None, steps_per_day=steps_per_day)
+    if result.finished and not quiet:
+        say("ncclt: This study is finished: showing its result; --continue N adds trials")
+    if summary is not None:
+        if verbose:
+            print_details(summary, study, result.messages, (f"search: {result.stop}", *result.notes))
+            print()
+        print_summary(summary, again=again, source=source, details=verbose)
+    elif result.left:
+        say("ncclt: Another worker of this study confirms and validates the result; this one is done")
+    else:
+        if not quiet and (cost := describe_cost(study, result.trials, None)):
+            say(f"ncclt: Cost of this study so far: {cost}")
         todo = "" if job_loss(os.environ).requeued else "; run the same command to resume"
-        say(f"ncclt: saved {count_noun(len(result.trials), 'trial')} in {store.shown}{todo}")
-        return
-    print_messages(result.messages, study)
-    if testbed.landscape is not None:
-        best, _ = testbed.landscape.speedups(study.workload, found.table.policy)
-        print(f"exhaustive search of the {len(testbed.landscape.settings())} recorded settings: at most {best:.3f}x")
-    place = store.revisions.publication(found.id)
-    print_summary(summary, study, place, trials=len(result.trials), shown=store.shown, source=source, again=again)
+        say(f"ncclt: Stopped: {result.stop}. Saved {count_noun(len(result.trials), 'trial')} in {store.shown}{todo}")
 
 
-def result_document(result: TuneResult, testbed: Testbed, *, steps_per_day: int | None) -> dict[str, Any]:
+def result_document(result: TuneResult, *, steps_per_day: int | None) -> dict[str, Any]:
     """Return the document of `tune --json`, without times of day, hosts or stores: equal seeds give equal documents.
 
     Args:
         result: of the run.
-        testbed: where it ran.
         steps_per_day: as for `print_result`.
     """
-    best = None
-    if testbed.landscape is not None and result.recommendation is not None:
-        best, _ = testbed.landscape.speedups(result.study.workload, result.recommendation.table.policy)
     study, found = result.study, result.recommendation
     cluster = study.cluster
     verdict = found.table.verdict if found else None
-    summary = summarize_study(study, result.trials, found, steps_per_day=steps_per_day) if found else None
+    summary = result.summarize(steps_per_day=steps_per_day)
+    document: dict[str, Any] = summary.to_document() if summary else {"payback_steps": None}
     return {
         "schema": TUNE_SCHEMA,
         "study": study.name,
@@ -213,40 +215,21 @@ def result_document(result: TuneResult, testbed: Testbed, *, steps_per_day: int 
         "variables": found.variables.to_document() if found and found.variables else None,
         "channels": channels_words(found.table.effective) if found else "",
         "recommendation": {"id": found.id, "revision": found.revision} if found else None,
-        "messages": [_message_row(row) for row in result.messages],
+        "messages": [row.to_document() for row in result.messages],
         "trials": [trial_row(t, cluster) for t in result.trials if t.phase is Phase.SEARCH],
         "gpu_hours": gpu_seconds(result.trials, cluster) / 3600,
-        **(summary.to_document() if summary else {"payback_steps": None}),
+        **document,
         "coverage": found.coverage.to_document() if found and found.coverage else None,
         "launches": {phase.value: sum(t.phase is phase for t in result.trials) for phase in Phase},
-        **({"best_possible": {"speedup": best}} if best is not None else {}),
-        "notes": list(dict.fromkeys([*result.notes, *(summary.notes if summary else ())])),
-    }
-
-
-def _message_row(row: MessageRow) -> dict[str, Any]:
-    message = row.calls.message
-    return {
-        "collective": message.collective.value,
-        "dtype": message.dtype,
-        "size_bytes": message.size_bytes,
-        "group_size": message.group_size,
-        "calls_per_step": row.calls.calls_per_step,
-        "default_us": row.default_us,
-        "tuned_us": row.tuned_us,
-        "default_busbw_gbps": message.busbw_gbps(row.default_us),
-        "tuned_busbw_gbps": message.busbw_gbps(row.tuned_us),
-        "gain": row.gain,
-        "saved_us_per_step": row.saved_us,
-        "setting": row.setting.to_document(),
-        "interpolated": row.interpolated,
+        **({"best_possible": {"speedup": result.exhaustive[0]}} if result.exhaustive else {}),
+        "notes": list(dict.fromkeys([*result.notes, *(document["notes"] if summary else ())])),
     }
 
 
 def plan_document(
     study: Study, testbed: Testbed, space: SearchSpace, request: TuneRequest, notes: tuple[str, ...]
 ) -> dict[str, Any]:
-    """Return what a study would do, for `--dry-run`."""
+    """Return the plan of a study, for `--dry-run`."""
     cluster, workload = study.cluster, study.workload
     from ncclt.search.space import left_out
 
@@ -276,7 +259,7 @@ def plan_document(
 
 
 def _forced(setting: Setting, testbed: Testbed, workload: Workload) -> str:
-    """Say how a setting will be forced: by which variables, and whether by the tuner plugin."""
+    """Return the means that force a setting: the tuner plugin, variables, or both."""
     version, collectives = testbed.runner.cluster.version, workload.collectives
     parts = split(setting, version=version, collectives=collectives, plugin=testbed.by_plugin)
     variables = variables_for_setting(parts.by_variables, version=version, collectives=collectives).variables

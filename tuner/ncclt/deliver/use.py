@@ -59,7 +59,7 @@ def use_of(found: Recommendation, *, source: str = "", build: bool = False) -> D
 def _used(found: Recommendation, use: DeliveredForm, source: str, *, build: bool) -> DeliveredForm:
     """Return a use with its command; nothing uses a stale recommendation or a demonstration."""
     if found.label:
-        why = f"a demonstration on {found.origin} times; `ncclt tune` where the job runs gives a result"
+        why = f"run `ncclt tune` on your own cluster; {found.origin} timings are a demonstration"
         return DeliveredForm(form=use.form, proven=use.proven, why=why)
     if found.stale:
         return DeliveredForm(form=None, proven=use.proven, why=f"it is no longer served: {found.stale}")

@@ -29,6 +29,9 @@ DEFAULT_CLUSTER = "leonardo"
 DEFAULT_RECORDED = "mi355x-2x8"
 """The default where nothing can be launched: of what was recorded it has the most settings, sizes and collectives."""
 
+ON_REQUEST = "as requested"
+"""Reason of a target whose launcher was named."""
+
 THROUGH = ("plugin", "variables")
 """Ways to force a setting in NCCL: the tuner plugin expresses more settings, and never one that NCCL lacks."""
 
@@ -227,18 +230,18 @@ class Target:
             name = self.cluster
             if self.is_replayed and self.landscape is None:
                 name = name or DEFAULT_RECORDED
-            return replace(self, cluster=name, reason="as asked")
+            return replace(self, cluster=name, reason=ON_REQUEST)
         if self.landscape is not None:
-            return replace(self, launcher="replay", reason="a landscape was given")
+            return replace(self, launcher="replay", reason="landscape given")
         if self.cluster in recorded_tables() and not drill:
             return replace(self, launcher="replay", reason=f"{self.cluster} is a recorded cluster")
         if job := environ.get("SLURM_JOB_ID"):
-            return replace(self, launcher="slurm", reason=f"this is Slurm allocation {job}")
+            return replace(self, launcher="slurm", reason=f"found Slurm allocation {job}")
         if gpus_visible():
-            return replace(self, launcher="local", reason="GPUs are visible here")
-        reason = "no Slurm allocation and no GPU here"
+            return replace(self, launcher="local", reason="found GPUs on this machine")
+        reason = "no GPU or Slurm allocation found"
         if shutil.which("sbatch", path=environ.get("PATH", "")) and not drill:
-            reason += "; --launcher slurm submits jobs from here"
+            reason += " (--launcher slurm submits jobs from here)"
         if demo and self.cluster is None and not drill:
             return replace(self, launcher="replay", cluster=DEFAULT_RECORDED, reason=reason)
         raise UsageError(

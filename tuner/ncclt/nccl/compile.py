@@ -183,7 +183,7 @@ def _inexpressible(
     reasons: dict[Rule, str] = {}
     for rule in rules:
         if rule.protocol is Protocol.LL128:
-            reasons[rule] = "NCCL_PROTO must not name LL128, that would bypass the safety check of NCCL"
+            reasons[rule] = "forcing LL128 with NCCL_PROTO bypasses NCCL's safety check"
         elif rule.channels is not None and unruled:
             reasons[rule] = f"its channels would also bind {_names(unruled)}"
         elif rule.algorithm not in (None, Algorithm.RING) and ring_stays(rule.collective, version):

@@ -1,4 +1,4 @@
-"""From a job to a result: what `ncclt autotune` decides and does between the stages that are commands of their own."""
+"""Stages of `ncclt autotune` that are no commands of their own: name and record a job, choose where trials run."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def target_of_job(
     environ: Mapping[str, str],
     gpus_visible: Callable[[], bool] = gpus_visible,
 ) -> Target:
-    """Return where trials for a job run: as asked, else on the nodes at hand, in the shape of the job.
+    """Choose where trials for a job run: as requested, else on the nodes at hand, in the shape of the job.
 
     Args:
         target: as the user gave it.
@@ -69,20 +69,20 @@ def target_of_job(
         return found
     if found.lacks_allocation(environ):
         raise UsageError(
-            "the job and the trials need nodes, and this is not in a Slurm allocation",
-            hint="put the same command into a batch script, or after salloc",
+            "the job and the trials need nodes, and this is not a Slurm allocation",
+            hint="run the same command in a batch script or under salloc",
         )
     if is_node_launcher(argv) and (total := most_nodes(argv, environ, target.nodes)) > 1:
         raise UsageError(
-            f"the command starts the processes of this node only, and the job has {total}",
-            hint="begin it with what starts all nodes: srun torchrun ..., or mpirun ... python train.py",
+            f"the command starts processes on this node only, and the job has {total} nodes",
+            hint="start all nodes with it: srun torchrun ..., or mpirun ... python train.py",
         )
     shape = read_shape(argv, environ, nodes=target.nodes, gpus_per_node=target.gpus_per_node) if argv else {}
     nodes, gpus = (int(shape[part].value) if part in shape else None for part in ("nodes", "gpus_per_node"))
     found = replace(found, nodes=found.nodes or nodes, gpus_per_node=found.gpus_per_node or gpus)
     if not found.launcher_class.starts_ranks and not (target.launcher or target.benchmark or target.nccl_tests):
         # The job has brought PyTorch, nccl-tests may not be here, and only PyTorch's ranks take a table.
-        found = replace(found, launcher="torchrun", reason=f"{found.reason}, and the job is one of PyTorch")
+        found = replace(found, launcher="torchrun", reason=f"{found.reason}, and the job uses PyTorch")
     return found
 
 
@@ -118,7 +118,7 @@ def record_job(
         result.require_nodes()
         if failure := failure_of(result, timeout_s=how.timeout_s):
             raise StudyStoppedError(
-                f"the job fails while it is recorded: {failure}", hint="does the command run by itself?"
+                f"the job failed while recording: {failure}", hint="check that the command runs by itself"
             )
         return 0
 
@@ -142,39 +142,39 @@ def record_job(
     return recording
 
 
-def ceiling_words(workload: Workload) -> str:
-    """Return as a sentence what tuning can save at most."""
+def describe_ceiling(workload: Workload) -> str:
+    """Return the upper bound on step-time savings as a sentence."""
     bound = gain_bound(workload)
     if bound is None or not workload.step_time_us:
-        return "ceiling: not known, for nothing recorded how much of the communication is exposed"
+        return "Upper bound on savings: unknown, exposed communication was not recorded"
     return (
-        f"ceiling: {bound.share * 100:.1f} % of a step is exposed communication, so tuning can save at most "
-        f"{bound.share * workload.step_time_us / 1e3:.2f} of {workload.step_time_us / 1e3:.2f} ms"
+        f"Upper bound on savings: {bound.share * workload.step_time_us / 1e3:.3g} of "
+        f"{workload.step_time_us / 1e3:.4g} ms per step ({bound.share * 100:.1f} % is exposed communication)"
     )
 
 
 def hopeless(workload: Workload, *, min_effect: float) -> str:
-    """Return why no tuning can be worth a change; empty where it can, or where that is not known."""
+    """Return the reason why no tuning is worthwhile; empty where it may be."""
     bound = gain_bound(workload)
     if bound is None or bound.speedup - 1 >= min_effect:
         return ""
     return (
-        f"without any exposed communication steps would be {(bound.speedup - 1) * 100:.1f} % faster, less than the "
-        f"minimum of {min_effect * 100:g} %"
+        f"without any exposed communication, steps would be {(bound.speedup - 1) * 100:.1f} % faster, less than the "
+        f"{min_effect * 100:g} % threshold"
     )
 
 
 def why_not_compared(recommendation: Recommendation, argv: Sequence[str]) -> str:
-    """Return why the step times of a job need no comparison or cannot have one; empty where they are compared."""
+    """Return the reason why step times are not compared; empty where they are."""
     if not has_gain(recommendation):
-        return "step times are not compared: the job would run with the NCCL default on both sides"
+        return "Step times not compared: both sides would run with the NCCL default"
     valid = recommendation.fingerprint
     if is_unmeasured(recommendation):
         return (
-            "step times cannot be compared: no job runs on a recording or a model; on "
-            f"{valid.nodes} x {valid.gpus_per_node} real GPUs `ncclt autotune -- COMMAND` compares them"
+            "Step times not compared: recorded and simulated clusters run no job; run `ncclt autotune -- COMMAND` on "
+            f"{valid.nodes} x {valid.gpus_per_node} real GPUs"
         )
-    return "" if argv else "step times are not compared: that needs the job's command, after --"
+    return "" if argv else "Step times not compared: give the job's command after --"
 
 
 def last_comparison(

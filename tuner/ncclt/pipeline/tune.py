@@ -6,10 +6,14 @@ import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from html import escape
+from importlib import import_module
+from typing import Any
 from typing import Protocol as Port
 
-from ncclt.core.budget import Budget
+from ncclt.core.budget import MAX_BLOCKS, Budget
 from ncclt.core.cluster import Cluster
+from ncclt.core.plural import count_noun
 from ncclt.core.policy import Policy
 from ncclt.core.printed_costs import PrintedCosts
 from ncclt.core.recommendation import (
@@ -23,7 +27,7 @@ from ncclt.core.recommendation import (
 from ncclt.core.setting import DEFAULT
 from ncclt.core.study import Arm, Phase, Study, StudyState, Trial, median_scores
 from ncclt.core.workload import Workload
-from ncclt.errors import StudyStoppedError, UsageError
+from ncclt.errors import StudyStoppedError, UsageError, missing_dependency
 from ncclt.measure.testbed import Testbed
 from ncclt.measure.trial import searched, stored_default
 from ncclt.prove.confirm import Candidates, candidates, confirm, confirmed_times
@@ -32,6 +36,7 @@ from ncclt.prove.interleave import prove
 from ncclt.prove.message_table import MessageRow, message_rows
 from ncclt.prove.payback import communication_effect
 from ncclt.prove.proof import proven
+from ncclt.prove.study_summary import StudySummary, summarize_study
 from ncclt.prove.verdict import Pairs, nothing_better
 from ncclt.search.assemble import Times
 from ncclt.search.loop import Progress, SearchEnd, search
@@ -87,7 +92,8 @@ class TuneResult:
         left: the search is over, and another worker of the same study does confirmation and proof.
         finished: the study was already finished, and nothing was launched.
         messages: one row per message, most time first; empty without a recommendation.
-        notes: caveats for the reader: uncovered messages, assumptions.
+        notes: remarks for the reader: uncovered messages, assumptions.
+        exhaustive: speed-ups of the best recorded policy and of the published one; None = nothing was recorded.
     """
 
     study: Study
@@ -99,11 +105,98 @@ class TuneResult:
     notes: tuple[str, ...]
     left: bool = False
     finished: bool = False
+    exhaustive: tuple[float, float] | None = None
 
     @property
     def verdict(self) -> Verdict | None:
-        """Return what was proven of the per-size policy; None without a recommendation."""
+        """Return the verdict on the per-size policy; None without a recommendation."""
         return None if self.recommendation is None else self.recommendation.table.verdict
+
+    def summarize(
+        self, *, source: str = "", build: bool = False, steps_per_day: int | None = None
+    ) -> StudySummary | None:
+        """Return the summary of the study, None without a recommendation; for arguments see `summarize_study`."""
+        if self.recommendation is None or self.left:
+            return None
+        return summarize_study(
+            self.study,
+            self.trials,
+            self.recommendation,
+            source=source,
+            build=build,
+            steps_per_day=steps_per_day,
+            exhaustive=self.exhaustive,
+        )
+
+    def __str__(self) -> str:
+        """Return the result in five lines."""
+        headline, lines = self._headline_and_lines()
+        return "\n".join([headline, *(f"  {label}: {sentence}" for label, sentence in lines)])
+
+    def _headline_and_lines(self) -> tuple[str, list[tuple[str, str]]]:
+        summary = self.summarize()
+        if summary is None or self.recommendation is None:
+            name = f"{self.study.workload.name} on {self.study.cluster.name}"
+            todo = "another worker of this study finishes it" if self.left else "call tune() again to resume"
+            return f"no verdict on {name}", [
+                ("Reason", self.stop),
+                ("Trials", str(len(self.trials))),
+                ("Next", todo),
+                ("Details", f"ncclt studies show {self.study.id}"),
+            ]
+        if self.recommendation.is_searched_enough:
+            more = f"blocks={2 * max(self.recommendation.table.verdict.blocks, MAX_BLOCKS)}"
+        else:
+            more = f"trials={2 * Budget().trials}"
+        lines = summary.lines(again=f"call tune() again with Budget({more})", details=True)
+        ranked = sorted(lines, key=lambda line: _IMPORTANCE.index(line[0]))[: _LINES - 1]
+        return summary.headline, [line for line in lines if line in ranked]
+
+    def _repr_html_(self) -> str:
+        """Return the result for a notebook: its five lines, and a table of the messages."""
+        headline, lines = self._headline_and_lines()
+        facts = "".join(f"<tr><th>{escape(label)}</th><td>{escape(text)}</td></tr>" for label, text in lines)
+        head = "".join(f"<th>{name}</th>" for name in ("message", "calls", "default µs", "policy µs", "setting"))
+        rows = "".join(
+            f"<tr><td>{escape(row.calls.message.label)}</td><td>{row.calls.calls_per_step:g}</td>"
+            f"<td>{row.default_us:.1f}</td><td>{row.tuned_us:.1f}</td><td>{escape(row.setting.label)}</td></tr>"
+            for row in self.messages
+        )
+        messages = f"<table><tr>{head}</tr>{rows}</table>" if rows else ""
+        return f"<p><b>{escape(headline)}</b></p><table>{facts}</table>{messages}"
+
+    def to_frame(self) -> Any:
+        """Return a pandas DataFrame with one row per message, most time first; empty without a recommendation.
+
+        Raises:
+            MissingDependencyError: pandas is not installed.
+        """
+        try:
+            pandas = import_module("pandas")
+        except ModuleNotFoundError as error:
+            raise missing_dependency("pandas") from error
+        return pandas.DataFrame([row.to_document() | {"setting": row.setting.label} for row in self.messages])
+
+
+_LINES = 5
+"""Lines of a result as text."""
+
+_IMPORTANCE = (
+    "Reason",
+    "Saves",
+    "Worth",
+    "Use",
+    "Continue",
+    "Next",
+    "Warning",
+    "Searched",
+    "Exhaustive search",
+    "Details",
+    "Cost",
+    "Page",
+    "Limit",
+)
+"""Labels of `StudySummary.lines`, the most important first."""
 
 
 class Watcher(Port):
@@ -237,12 +330,12 @@ def tune(
         request.printed_costs.require(testbed.runner.cluster)
     space = space_of(testbed, workload, request.budget.process_wide)
     if left_out(testbed, workload, request.budget.process_wide):
-        notes += (search_words(testbed, workload, request.budget.process_wide),)
+        notes += (f"search space: {search_words(testbed, workload, request.budget.process_wide)}",)
     study = store.studies.open(study_of(request, testbed, workload))
     if study.printed_costs is not None:
         notes += (study.printed_costs.note(study.cluster),)
     if not request.budget.more and (published := _find_published(request, store, study)) is not None:
-        return _load_finished(store, study, published, notes)
+        return _load_finished(store, testbed, study, published, notes)
     with StudyTrialLog(store, study, now) as trial_log:
         context = TuneContext(
             request=request,
@@ -374,7 +467,7 @@ def _publish(context: TuneContext, times: Times, found: Candidates, end: SearchE
     }
     tried = len({t.setting for t in trials if t.tries_setting and not t.setting.is_default})
     why = found.why or (
-        f"none of {coverage.settings} measured settings ({tried} tried) is faster than the NCCL default on any message"
+        f"none of {count_noun(coverage.settings, 'setting')} beats the NCCL default on any message ({tried} tried)"
         if coverage.settings
         else "no other setting was measured"
     )
@@ -393,12 +486,12 @@ def _publish(context: TuneContext, times: Times, found: Candidates, end: SearchE
     recommendation = same[0] if same else store.revisions.publish(recommendation)
     record_verdict(store.optuna_url, study, recommendation.table.verdict)
     store.studies.set_state(study.id, StudyState.DONE, end.reason)
-    result = context.result(stop=end.reason)
     return replace(
-        result,
+        context.result(stop=end.reason),
         trials=trials,
         recommendation=recommendation,
         messages=message_rows(recommendation, trials, workload, times),
+        exhaustive=_search_exhaustively(context.testbed, study, recommendation),
     )
 
 
@@ -444,7 +537,7 @@ def find_finished(request: TuneRequest, testbed: Testbed, store: Store) -> TuneR
         if same.id == study.id and not request.budget.more:
             published = _find_published(request, store, study)
             if published is not None:
-                return _load_finished(store, study, published, notes)
+                return _load_finished(store, testbed, study, published, notes)
     return None
 
 
@@ -468,11 +561,17 @@ def _find_published(request: TuneRequest, store: Store, study: Study) -> Recomme
     return newest if as_asked and not (more_blocks or more_trials or unproven) else None
 
 
-def _load_finished(store: Store, study: Study, published: Recommendation, notes: tuple[str, ...]) -> TuneResult:
-    """Return the result of a finished study from what is stored."""
+def _search_exhaustively(testbed: Testbed, study: Study, found: Recommendation) -> tuple[float, float] | None:
+    if testbed.landscape is None:
+        return None
+    return testbed.landscape.speedups(study.workload, found.table.policy)
+
+
+def _load_finished(
+    store: Store, testbed: Testbed, study: Study, published: Recommendation, notes: tuple[str, ...]
+) -> TuneResult:
+    """Return the stored result of a finished study."""
     trials = store.trials.find(study.id)
-    if published.stale:
-        notes += (f"this result is stale and not served: {published.stale}",)
     return TuneResult(
         study=study,
         trials=trials,
@@ -481,6 +580,7 @@ def _load_finished(store: Store, study: Study, published: Recommendation, notes:
         recommendation=published,
         finished=True,
         messages=message_rows(published, trials, study.workload, confirmed_times(trials)),
+        exhaustive=_search_exhaustively(testbed, study, published),
         notes=notes,
     )
 

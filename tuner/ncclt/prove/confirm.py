@@ -219,17 +219,13 @@ def candidates(
         if gain >= min_effect and not hoped.is_default and Arm.TABLE not in found and hoped == confirmed_table:
             lost = compile_policy(hoped, version=version, collectives=workload.collectives).lost
             why = (
-                f"a gain of {gain * 100:.1f} % was measured, but NCCL {version} reads no table and variables cannot "
-                f"deliver it ({'; '.join(lost)}); not proven"
+                f"measured gain {gain * 100:.1f} %, but NCCL {version} reads no tuner table and variables cannot "
+                f"deliver it ({'; '.join(lost)}); validation skipped"
             )
         elif gain >= min_effect and not hoped.is_default:
-            why = f"the predicted gain of {gain * 100:.1f} % could not be confirmed by launching it again; not proven"
+            why = f"predicted gain {gain * 100:.1f} % was not confirmed by further launches; validation skipped"
         elif gains or not hoped.is_default:
             step = step_gain(workload, 1 + gain)
-            below = (
-                f"is below the minimum of {min_effect * 100:g} %"
-                if step is None
-                else f"makes a step at most {step * 100:.2g} % shorter, which is below the minimum"
-            )
-            why = f"the predicted gain of {gain * 100:.1f} % {below}; not proven"
+            at_step = "" if step is None else f", at most {step * 100:.2g} % of a step"
+            why = f"predicted gain {gain * 100:.1f} % < {min_effect * 100:.3g} % threshold{at_step}; validation skipped"
     return Candidates(policies={Arm.DEFAULT: Policy(), **worth}, why=why)

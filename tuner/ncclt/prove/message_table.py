@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ncclt.core.recommendation import Recommendation
 from ncclt.core.setting import Setting
@@ -41,6 +42,25 @@ class MessageRow:
     def saved_us(self) -> float:
         """Return the time per step that the policy saves on this message, µs."""
         return self.calls.calls_per_step * (self.default_us - self.tuned_us)
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the row as a JSON object, with bus bandwidths in GB/s."""
+        message = self.calls.message
+        return {
+            "collective": message.collective.value,
+            "dtype": message.dtype,
+            "size_bytes": message.size_bytes,
+            "group_size": message.group_size,
+            "calls_per_step": self.calls.calls_per_step,
+            "default_us": self.default_us,
+            "tuned_us": self.tuned_us,
+            "default_busbw_gbps": message.busbw_gbps(self.default_us),
+            "tuned_busbw_gbps": message.busbw_gbps(self.tuned_us),
+            "gain": self.gain,
+            "saved_us_per_step": self.saved_us,
+            "setting": self.setting.to_document(),
+            "interpolated": self.interpolated,
+        }
 
 
 def message_rows(

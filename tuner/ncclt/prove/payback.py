@@ -1,4 +1,4 @@
-"""What a proven gain is worth to a training: time per step, GPU hours per week, and when a study has paid for itself.
+"""Savings of a validated policy: time per step, GPU-hours per week, and the time until a study has paid for itself.
 
 The gain is the speed-up with its interval; every time saved follows from it: default x (1 - 1 / speed-up).
 """
@@ -14,14 +14,14 @@ from ncclt.core.study import Study, Trial, gpu_seconds
 from ncclt.core.workload import Workload
 
 ASSUMED_STEP_US = 1e6
-"""Length of a step where nothing is known of it: one second is easily scaled to one's own."""
+"""Length of a step that was not recorded: one second is easy to scale."""
 
 _DAY_US = 86400e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """What a policy saves that was proven to be faster.
+    """Savings of a validated policy.
 
     Attributes:
         saved_us: communication time per step that it saves: estimate and the ends of the 95 % interval, µs.
@@ -31,7 +31,7 @@ class Gain:
         exposed: share of the recorded communication that computation does not hide; None = not known.
         step_share: share of the recorded step that is saved; None = not known.
         steps_per_day: of the job; None = there is no step, the workload is a whole file.
-        steps_from: where `steps_per_day` comes from, in words.
+        assumed_step: assumption behind `steps_per_day`, in words; empty where the user gave it.
         gpus: of the job.
         cost_gpu_s: of all launches of the study, GPU seconds.
         is_step_known: the recording shows how much of the communication is exposed.
@@ -43,7 +43,7 @@ class Gain:
     exposed: float | None
     step_share: float | None
     steps_per_day: float | None
-    steps_from: str
+    assumed_step: str
     gpus: int
     cost_gpu_s: float
     is_step_known: bool
@@ -76,30 +76,31 @@ class Gain:
         """Return the time saved per step as text."""
         estimate, low, high = (us / 1e3 for us in self.saved_us)
         per = "for the whole file" if self.steps_per_day is None else "per step"
-        words = f"{estimate:.3g} ms {per} ({low:.3g} to {high:.3g}) of {self.default_us / 1e3:.4g} ms of communication"
+        words = f"{estimate:.3g} ms {per} ({low:.3g} to {high:.3g}) of {self.default_us / 1e3:.3g} ms communication"
         if self.steps_per_day is None:
             return words
         if not self.is_step_known:
-            return f"{words}; the step is as much shorter if none of it is hidden behind computation"
-        exposed = "" if self.exposed is None else f"{self.exposed * 100:.0f} % of the recorded one is exposed: "
+            return f"{words}; upper bound on step-time savings (assumes no overlap)"
         share = "" if self.step_share is None else f" ({self.step_share * 100:.2g} %)"
-        return f"{words}; {exposed}a step is {self.shorter_us[0] / 1e3:.3g} ms{share} shorter"
+        exposed = "" if self.exposed is None else f"; {self.exposed * 100:.0f} % of the communication is exposed"
+        return f"{words}; steps are {self.shorter_us[0] / 1e3:.3g} ms{share} shorter{exposed}"
 
     @property
     def worth(self) -> str:
-        """Return what it saves in a week as text; empty where there is no step."""
+        """Return the savings per week as text; empty where there is no step."""
         hours = self.gpu_hours_per_week
-        return (
-            ""
-            if hours is None
-            else f"{hours:,.3g} GPU hours per week at {self.steps_per_day:,.0f} steps per day ({self.steps_from})"
-        )
+        if hours is None:
+            return ""
+        amount = f"saves {hours:,.0f} GPU-hours/week" if hours >= 100 else f"saves {hours:.2g} GPU-hours/week"
+        if not self.assumed_step:
+            return f"{amount} at {self.steps_per_day:,.0f} steps/day"
+        return f"{amount} (assumes {self.assumed_step}; set --steps-per-day)"
 
 
 def estimate_gain(
     study: Study, trials: Iterable[Trial], verdict: Verdict | None, *, steps_per_day: int | None = None
 ) -> Gain | None:
-    """Return what a verdict is worth; None where no gain is proven.
+    """Return the savings behind a verdict; None where no gain is validated.
 
     Args:
         study: may know how long a step is, and how much of its communication is exposed.
@@ -118,12 +119,11 @@ def estimate_gain(
     saved_us = total_us * shares[0], total_us * shares[1], total_us * shares[2]
     # The share comes from the study, the time that it shortens from the recording; never more than the study saw.
     shortened_us = total_us if workload.exposed_us is None else min(workload.exposed_us, total_us)
-    origin = "as asked"
     steps: float | None = steps_per_day
+    assumed_step = ""
     if steps is None:
         recorded = workload.step_time_us
-        around = f"of {recorded / 1e3:.4g} ms as recorded, around the clock" if recorded else ""
-        origin = around or "one per second is assumed"
+        assumed_step = f"{recorded / 1e3:.3g} ms per step, around the clock" if recorded else "1 step/s"
         steps = _DAY_US / (recorded or ASSUMED_STEP_US)
     return Gain(
         saved_us=saved_us,
@@ -132,7 +132,7 @@ def estimate_gain(
         exposed=workload.exposed_share,
         step_share=None if workload.exposed_us is None else step_gain(workload, verdict.speedup),
         steps_per_day=None if workload.provenance.whole_file else steps,
-        steps_from=f"{origin}; --steps-per-day N" if steps_per_day is None else origin,
+        assumed_step=assumed_step,
         gpus=study.cluster.world_size,
         cost_gpu_s=gpu_seconds(trials, study.cluster),
         is_step_known=workload.exposed_us is not None,
@@ -161,18 +161,17 @@ def communication_effect(workload: Workload, min_effect: float) -> float:
     return min(UNREACHABLE, 1 / (1 - needed / share) - 1) if needed < share else UNREACHABLE
 
 
-def ceiling_words(workload: Workload) -> str:
-    """Say how much any tuning of communication can save of a step; empty where exposure is not known."""
+def describe_ceiling(workload: Workload) -> str:
+    """Return the upper bound on step-time savings as text; empty where exposure is unknown."""
     exposed_us, share = workload.exposed_us, workload.tunable_share
     if exposed_us is None or workload.provenance.whole_file:
         return ""
-    most = f"{exposed_us / 1e3:.3g} ms"
-    part = f"{most} of your step" if share is None else f"{share * 100:.1f} % of your step"
-    return f"{part} is exposed communication, as recorded: tuning can save at most {most}"
+    part = "" if share is None else f" ({share * 100:.1f} %)"
+    return f"at most {exposed_us / 1e3:.3g} ms{part} of a step, its exposed communication"
 
 
-def cost_words(study: Study, trials: Sequence[Trial], gain: Gain | None) -> str:
-    """Return as text what the launches of a study cost and when that is recovered.
+def describe_cost(study: Study, trials: Sequence[Trial], gain: Gain | None) -> str:
+    """Return the cost of a study and the time until it has paid for itself, as text.
 
     Args:
         study: the study.
@@ -185,23 +184,23 @@ def cost_words(study: Study, trials: Sequence[Trial], gain: Gain | None) -> str:
     seconds = gpu_seconds(trials, study.cluster)
     if not seconds:
         return ""
-    amount = f"{seconds / 3600:.2f} GPU hours" if seconds >= 360 else f"{seconds:.0f} GPU seconds"
-    words = f"{study.label}, about {amount} on a real cluster" if study.label else amount
+    amount = f"{seconds / 3600:.3g} GPU-hours" if seconds >= 360 else f"{seconds:.0f} GPU-seconds"
+    words = f"about {amount} on a real cluster" if study.label else amount
     if gain is None:
         return words
     if gain.steps_per_day is None:
         name = study.workload.name
-        return f"{words}; when it pays back is not known: {name} is a whole file, number of steps unknown"
+        return f"{words}; payback unknown: {name} is a whole file, its number of steps is unknown"
     back, hours = gain.payback_steps, gain.payback_hours
     if back is None or hours is None:
         return words
     longest = f"to {_time(back[2] / back[0] * hours)}" if back[2] is not None else "or more"
     span = f"{_time(back[1] / back[0] * hours)} {longest}"
-    return f"{words}; it pays back after {_time(hours)} of training ({span}), {back[0]:,.0f} steps"
+    return f"{words}, paid back after {_time(hours)} of training ({span}; {back[0]:,.0f} steps)"
 
 
 def _time(hours: float) -> str:
-    """Write a time in the unit that keeps it short."""
+    """Return a time in the unit that keeps it short."""
     for unit, length in (("days", 48.0), ("hours", 1.0), ("minutes", 1 / 60)):
         if hours >= length:
             return f"{hours / (24 if unit == 'days' else length):.2g} {unit}"

@@ -22,7 +22,7 @@ from ncclt.prove.verdict import FALSE_VETO, Pairs, judge, left_out
 WEIGHTY_SHARE = 0.01
 """Share of the default's time per step from which a message has a veto."""
 
-_BY_SUMS = "no launch could apply the whole table here: its proof sums launches, one per setting, and so many defaults"
+_BY_SUMS = "no single launch can apply the whole table here, so the A/B test sums one launch per setting on both sides"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,18 +160,26 @@ def proof_notes(trials: Sequence[Trial], workload: Workload, table: PolicyVerdic
     policies = {t.arm: t.policy for t in launched if t.arm is not None and t.policy is not None}
     if table.verdict.decision is Decision.TUNED and (left := _left_to_nccl(launched, workload, table.policy)):
         notes.append(
-            f"left to the NCCL default, as they looked slower in the proof: {', '.join(left)}; "
-            "the proven gain includes that loss"
+            f"left at the NCCL default: {', '.join(left)} (slower in the A/B test; the gain includes that loss)"
         )
     if not table.verdict.blocks:  # the last proof was of a policy that is not delivered
         return tuple(notes)
     slower = {m: lost for arm, policy in policies.items() for m, lost in _probed(arm, policy, trials, workload).items()}
-    if lost := [f"{m.collective} {format_bytes(m.size_bytes)}" for m, is_slower in slower.items() if is_slower]:
-        notes.append(
-            f"the rules stop short of {', '.join(lost)}: probed in the proof, these sizes beside the workload's were "
-            "slower than under the NCCL default"
-        )
+    if lost := [m for m, is_slower in slower.items() if is_slower]:
+        notes.append(f"rules exclude {_join_sizes(lost)}: slower than the default when probed")
     return tuple(notes)
+
+
+def _join_sizes(messages: Sequence[Message]) -> str:
+    """Return the sizes of messages as text: `all_reduce of 19.78, 25.17 and 45.31 MiB`."""
+    texts = []
+    for collective in dict.fromkeys(m.collective for m in messages):
+        sizes = [format_bytes(m.size_bytes) for m in messages if m.collective is collective]
+        units = {size.split()[1] for size in sizes}
+        if len(units) == 1:
+            sizes = [*(size.split()[0] for size in sizes[:-1]), sizes[-1]]
+        texts.append(f"{collective} of {' and '.join(filter(None, (', '.join(sizes[:-1]), sizes[-1])))}")
+    return "; ".join(texts)
 
 
 def _left_to_nccl(launched: Sequence[Trial], workload: Workload, table: Policy) -> list[str]:

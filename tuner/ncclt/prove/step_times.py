@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ncclt.core.budget import MIN_BLOCKS
+from ncclt.core.plural import count_noun
 from ncclt.core.recommendation import Decision, Verdict
 from ncclt.core.verification import Side, StepLaunch, Variables, Verification
 from ncclt.errors import NotStartedError, StudyStoppedError, UsageError
@@ -291,8 +292,8 @@ def _verdict(request: VerifyRequest, launches: Sequence[StepLaunch]) -> Verdict:
     gain = (verdict.speedup - 1) * 100
     return replace(
         verdict,
-        reason=f"training steps are faster by {gain:+.1f} % (95 % interval {low:+.1f} % to {high:+.1f} %) "
-        f"in {verdict.blocks} blocks",
+        reason=f"training steps are faster: {gain:+.1f} % (95 % CI {low:+.1f} % to {high:+.1f} %, "
+        f"{count_noun(verdict.blocks, 'block')})",
     )
 
 
@@ -304,27 +305,27 @@ def _of_commands(verdict: Verdict, *, is_failed: bool) -> str:
         return verdict.reason
     low, high = verdict.interval
     ratio = (
-        f"the command is {verdict.speedup:.2f}x as fast as that of --against (95 % interval {low:.2f}x to {high:.2f}x, "
-        f"{verdict.blocks} blocks)"
+        f"speed-up over the command of --against: {verdict.speedup:.2f}x (95 % CI {low:.2f} to {high:.2f}, "
+        f"{count_noun(verdict.blocks, 'block')})"
     )
     if verdict.decision is Decision.TUNED:
         return ratio
     if verdict.decision is Decision.UNDECIDED:
         return f"{ratio}; {verdict.reason}"
-    return f"{ratio}: {'slower' if high < 1 else f'no gain of {verdict.min_effect * 100:g} %'}"
+    return f"{ratio}: {'slower' if high < 1 else f'below the {verdict.min_effect * 100:g} % threshold'}"
 
 
 def _notes(launches: Sequence[StepLaunch], seen: StepTimes) -> list[str]:
     notes = []
     if seen.ranks < seen.world_size:
         notes.append(
-            f"{seen.ranks} of {seen.world_size} ranks gave step times; the others make no optimizer steps, or cannot "
+            f"step times from {seen.ranks} of {seen.world_size} ranks; the others make no optimizer steps or cannot "
             "see the folder of --dir"
         )
     uneven = [x for x in launches if x.time_us and statistics.fmean(x.step_us) > _UNEVEN * x.time_us]
     if len(uneven) * 2 > len(launches):
         notes.append(
-            "steps are uneven: a few long ones carry much of the time, which the median does not see; where the "
-            "program waits for its GPU every few steps only, let it do so in every step, for example by loss.item()"
+            "uneven steps: a few long ones take much of the time, which the median ignores; if the program waits for "
+            "its GPU only every few steps, make it wait in every step, for example with loss.item()"
         )
     return notes

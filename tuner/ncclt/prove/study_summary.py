@@ -1,9 +1,11 @@
-"""The end of a study, the same wherever it is shown: verdict, gain, the one command, and why it is that one."""
+"""Summary of a study, the same wherever it is shown: headline, savings, the one command, and gain per part."""
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ncclt.core.attestation import Form
@@ -12,40 +14,157 @@ from ncclt.core.policy import uniform_policy
 from ncclt.core.recommendation import ORIGIN_WORDS, Decision, Recommendation, Verdict
 from ncclt.core.setting import DEFAULT
 from ncclt.core.study import Arm, Study, Trial, median_scores
-from ncclt.core.workload import LEFT_OUT, Workload
+from ncclt.core.workload import LEFT_OUT, Workload, WorkloadPart
 from ncclt.deliver.use import DeliveredForm, use_of
 from ncclt.nccl.compile import compile_policy
-from ncclt.prove.evidence import LaunchEvidence
-from ncclt.prove.parts import PartGain, measure_parts
-from ncclt.prove.payback import Gain, ceiling_words, cost_words, estimate_gain, step_gain
-from ncclt.prove.proof import left_alike, proof_notes
+from ncclt.prove.confidence import interval_of
+from ncclt.prove.evidence import ArmLaunch, LaunchEvidence, collect_evidence
+from ncclt.prove.payback import Gain, describe_ceiling, describe_cost, estimate_gain, step_gain
+from ncclt.prove.proof import counted, left_alike, proof_notes
+from ncclt.prove.verdict import INTERVAL_ERROR
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartGain:
+    """Gain of the proven policy for one part of a merged workload.
+
+    Attributes:
+        name, weight: of the part.
+        default_us: communication time of one step of the part under the default, µs; None = no proof.
+        speedup: of the policy; None = no proof.
+        interval: 95 % interval of the speed-up; None = no proof.
+        note: why there is no proof, or how much of the part it leaves out; empty = it covers the whole part.
+    """
+
+    name: str
+    weight: float
+    default_us: float | None = None
+    speedup: float | None = None
+    interval: tuple[float, float] | None = None
+    note: str = ""
+
+    @property
+    def policy_us(self) -> float | None:
+        """Return the communication time of one step of the part under the policy, µs, as the speed-up gives it."""
+        return self.default_us / self.speedup if self.default_us is not None and self.speedup is not None else None
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the gain as a JSON object; an interval without an end has null there."""
+        ends = self.interval and [end if math.isfinite(end) else None for end in self.interval]
+        return {
+            "name": self.name,
+            "weight": self.weight,
+            "default_us": self.default_us,
+            "policy_us": self.policy_us,
+            "speedup": self.speedup,
+            "interval": ends,
+            "note": self.note,
+        }
+
+
+def measure_parts(use: DeliveredForm, trials: Sequence[Trial], workload: Workload) -> tuple[PartGain, ...]:
+    """Return the gain of every part of a workload; empty where it was not merged.
+
+    The pairs of launches are those of the verdict, each summed over the calls of one part. As in the verdict, messages
+    that the policy leaves to NCCL count the same on both sides (`ncclt.prove.proof.counted`).
+
+    Args:
+        use: of what was published.
+        trials: all trials of the study.
+        workload: of the study, placed and cut to what can be measured there.
+    """
+    if not workload.parts:
+        return ()
+    evidence = collect_evidence(trials)
+    blocks = evidence.whole_blocks(evidence.proven_arm(use.form)) if use.proven.verdict.blocks else ()
+    return tuple(_measure_part(part, blocks, workload) for part in workload.parts)
+
+
+def _measure_part(part: WorkloadPart, blocks: Sequence[tuple[ArmLaunch, ArmLaunch]], workload: Workload) -> PartGain:
+    sent = {calls.message for calls in workload.messages}
+    kept = tuple(calls for calls in part.messages if calls.message in sent)
+    if not blocks or not kept:
+        why = "none of its messages can be measured here" if blocks else "no A/B test"
+        return PartGain(name=part.name, weight=part.weight, note=f"not validated: {why}")
+
+    def cut(launch: ArmLaunch) -> ArmLaunch:
+        return replace(launch, time_us=sum(c.calls_per_step * launch.message_us[c.message] for c in kept))
+
+    pairs = counted([(cut(default), cut(policy)) for default, policy in blocks], replace(workload, messages=kept))
+    times_us = [(default.time_us or 0.0, policy.time_us or 0.0) for default, policy in pairs]
+    found = interval_of([math.log(default / policy) for default, policy in times_us], error=INTERVAL_ERROR)
+    lacking = len(part.messages) - len(kept)
+    return PartGain(
+        name=part.name,
+        weight=part.weight,
+        default_us=statistics.median(default for default, _ in times_us),
+        speedup=found.estimate,
+        interval=(found.low, found.high),
+        note=f"without {lacking} of its {len(part.messages)} messages, which cannot be measured here"
+        if lacking
+        else "",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudySummary:
-    """What a study with a verdict says at its end.
+    """Result of a study with a verdict, as every command, page and document shows it.
 
     Attributes:
-        label: the mark of results that were not measured here; empty = they were.
-        verdict: one sentence.
+        study: its id.
+        label: mark of results that were not measured here; empty = they were.
+        headline: one sentence.
         use: the form in which the result is used, with its command.
-        gain: what that saves; None = nothing.
-        worth: (word, sentence) about the gain: what could be saved at most, what was searched, what is saved, what that
-            is worth.
+        gain: savings; None = nothing is saved.
+        facts: (label, sentence) about the result, most important first.
         other: about the other form in which it could be delivered; empty where there is nothing to say.
-        notes: what the reader must know of the figures, one sentence each: what was left out, and what the proof took
-            from the policy.
+        warnings: limits of the result that change what a reader may conclude from it.
+        notes: further remarks: how the proof was made, and what it took from the policy.
         parts: gain of each part of a merged workload.
     """
 
+    study: str
     label: str
-    verdict: str
+    headline: str
     use: DeliveredForm
     gain: Gain | None
-    worth: tuple[tuple[str, str], ...]
+    facts: tuple[tuple[str, str], ...]
     other: str
+    warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     parts: tuple[PartGain, ...] = ()
+
+    @property
+    def decision(self) -> Decision:
+        """Return the decision on the form that is used."""
+        return self.use.proven.verdict.decision
+
+    def lines(self, *, again: str, source: str = "", details: bool = False) -> list[tuple[str, str]]:
+        """Return the result as (label, sentence), most important first; the headline is not among them.
+
+        Args:
+            again: the command that continues an undecided study.
+            source: options that name the store, with a space before each.
+            details: all facts, not only those that a decision needs.
+        """
+        is_tuned, is_exhaustive = self.decision is Decision.TUNED, "Exhaustive search" in dict(self.facts)
+        hidden = {"Limit", "" if is_tuned else "Cost", "Searched" if is_tuned or is_exhaustive else ""}
+        shown = [fact for fact in self.facts if details or fact[0] not in hidden]
+        if any(part.speedup for part in self.parts) and not details:
+            gains = (f"{part.name} {part.speedup:.2f}x" if part.speedup else f"{part.name} -" for part in self.parts)
+            shown.append(("Parts", ", ".join(gains)))
+        shown += [("Warning", sentence) for sentence in self.warnings]
+        if self.use.command:
+            shown.append(("Use", self.use.command))
+        elif self.decision is Decision.UNDECIDED:
+            shown.append(("Continue", again))
+        elif self.decision is Decision.TUNED:
+            shown.append(("Next", self.use.why))
+        shown.append(("Details", f"ncclt studies show {self.study}{source}"))
+        if self.decision is not Decision.KEEP_DEFAULT or details:
+            page = f"http://127.0.0.1:8080/studies/{self.study}"
+            shown.append(("Page", f"{page} while `ncclt serve{source}` runs"))
+        return shown
 
     def to_document(self) -> dict[str, Any]:
         """Return its facts as fields of the document of a study."""
@@ -58,7 +177,7 @@ class StudySummary:
                 "interval": use.proven.verdict.to_document()["interval"] if use.form else None,
                 "why": self.other or use.why,
             },
-            "notes": list(self.notes),
+            "notes": [*self.warnings, *self.notes],
             "gain_ms": gain.saved_us[0] / 1e3 if gain else None,
             "gain_ms_interval": [us / 1e3 for us in gain.saved_us[1:]] if gain else None,
             "step_gain_ms": gain.shorter_us[0] / 1e3 if gain and gain.is_step_known else None,
@@ -78,39 +197,44 @@ def summarize_study(
     source: str = "",
     build: bool = False,
     steps_per_day: int | None = None,
+    exhaustive: tuple[float, float] | None = None,
 ) -> StudySummary:
-    """Return the end of a study.
+    """Summarize a study that has a verdict.
 
     Args:
         study: the study.
         trials: all of them.
-        found: what it published.
+        found: its published result.
         source, build: as for `use_of`.
         steps_per_day: as for `estimate_gain`.
+        exhaustive: speed-ups of the best recorded policy and of the one that was found; None = nothing was recorded.
     """
     use = use_of(found, source=source, build=build)
     verdict = use.proven.verdict
     # A demonstration saves nothing, and neither does what is no longer served.
     is_used = not (study.label or found.stale)
     gain = estimate_gain(study, trials, verdict, steps_per_day=steps_per_day) if is_used else None
-    told = {
-        "at most": ceiling_words(study.workload),
-        "searched": found.coverage.words if found.coverage and verdict.decision is Decision.KEEP_DEFAULT else "",
-        "gain": gain.words if gain else "",
-        "worth": gain.worth if gain else "",
-        "cost": cost_words(study, trials, gain),
+    facts = {
+        "Reason": "" if verdict.decision is Decision.TUNED else verdict.reason,
+        "Saves": gain.words if gain else "",
+        "Worth": gain.worth if gain else "",
+        "Limit": describe_ceiling(study.workload),
+        "Searched": found.coverage.words if found.coverage else "",
+        "Exhaustive search": f"{exhaustive[0]:.3f}x. Found: {exhaustive[1]:.3f}x." if exhaustive else "",
+        "Cost": describe_cost(study, trials, gain),
     }
+    left_out = study.workload.provenance.detail.get(LEFT_OUT, "")
+    stale = f"stale, no longer served: {found.stale}" if found.stale else ""
     return StudySummary(
+        study=study.id,
         label=study.label,
-        verdict=_verdict(found, use, study.workload),
+        headline=_build_headline(found, use, study.workload),
         use=use,
         gain=gain,
-        worth=tuple((word, sentence) for word, sentence in told.items() if sentence),
-        other=_other(study, trials, found, use),
-        notes=(
-            *filter(None, [study.workload.provenance.detail.get(LEFT_OUT)]),
-            *proof_notes(trials, study.workload, found.table),
-        ),
+        facts=tuple((word, sentence) for word, sentence in facts.items() if sentence),
+        other=_describe_other_form(study, trials, found, use),
+        warnings=tuple(filter(None, (stale, left_out))),
+        notes=proof_notes(trials, study.workload, found.table),
         parts=measure_parts(use, trials, study.workload),
     )
 
@@ -145,54 +269,52 @@ def scaled_to(total_us: float, times_us: Mapping[Message, float], workload: Work
     return {message: time_us * total_us / (found_us or total_us) for message, time_us in times_us.items()}
 
 
-def _verdict(found: Recommendation, use: DeliveredForm, workload: Workload) -> str:
+def _build_headline(found: Recommendation, use: DeliveredForm, workload: Workload) -> str:
     verdict, what = use.proven.verdict, f"{found.model} on {found.cluster}"
+    demonstration = f" (demonstration on {ORIGIN_WORDS[found.origin]} timings)" if found.label else ""
+    if verdict.decision is Decision.KEEP_DEFAULT:
+        return f"{verdict.decision}: keeping the NCCL default for {what}{demonstration}"
+    if verdict.decision is Decision.UNDECIDED:
+        return f"{verdict.decision}: no verdict yet for {what}{demonstration}"
     low, high = verdict.interval
-    evidence = f"95 % interval {low:.3f} to {high:.3f}, {verdict.blocks} blocks"
-    if found.label and verdict.decision is Decision.TUNED:
-        origin = ORIGIN_WORDS[found.origin]
-        return f"demonstration: {verdict.speedup:.2f}x on {found.cluster}, {origin} ({evidence})"
+    faster = (
+        f"communicates {verdict.speedup:.2f}x faster than the NCCL default "
+        f"(95 % CI {low:.2f} to {high:.2f}, {verdict.blocks} blocks)"
+    )
     if found.label:
-        return f"demonstration: {verdict.decision} on {found.cluster}, {ORIGIN_WORDS[found.origin]}: {verdict.reason}"
-    if verdict.decision is not Decision.TUNED:
-        return f"{verdict.decision} for {what}: {verdict.reason}"
-    if (saved := step_gain(workload, verdict.speedup)) is not None:
-        most = "at most " if workload.exposed_us is None else ""
-        return (
-            f"tuned: steps of {what} are {most}{saved * 100:.2g} % shorter, communication {verdict.speedup:.3f}x as "
-            f"fast as with the NCCL default ({evidence})"
-        )
-    return f"tuned: {what} communicates {verdict.speedup:.3f}x as fast as with the NCCL default ({evidence})"
+        return f"demonstration: {what} {faster}, on {ORIGIN_WORDS[found.origin]} timings"
+    saved = step_gain(workload, verdict.speedup)
+    most = "at most " if workload.exposed_us is None else ""
+    return f"{verdict.decision}: {what} {faster}{f'; steps are {most}{saved * 100:.2g} % shorter' if saved else ''}"
 
 
-def _other(study: Study, trials: Sequence[Trial], found: Recommendation, use: DeliveredForm) -> str:
-    """Say what the form that is not used would give; empty where none is used."""
+def _describe_other_form(study: Study, trials: Sequence[Trial], found: Recommendation, use: DeliveredForm) -> str:
+    """Return the result of the form that is not used; empty where none is used."""
     table, variables = found.table.verdict, found.variables.verdict if found.variables else None
     if use.form is Form.VARIABLES:
         if table.decision is not Decision.TUNED:
             return ""
-        return f"the table per size measured {table.speedup:.3f}x, which is not proven to be more"
+        return f"the per-size table measured {table.speedup:.3f}x, no significant improvement over variables"
     if use.form is None:
         return ""
     if variables is None:
-        return f"variables alone cannot: {_why_no_variables(study, trials)}"
+        return f"needs the tuner plugin: {_explain_missing_variables(study, trials)}"
     if variables.decision is Decision.TUNED:
-        return f"variables alone give {variables.speedup:.3f}x"
-    return f"variables alone were not proven: {variables.reason}"
+        return f"variables alone: {variables.speedup:.3f}x"
+    return f"variables alone were not validated: {variables.reason}"
 
 
-def _why_no_variables(study: Study, trials: Sequence[Trial]) -> str:
-    """Say what the best single setting took, and why variables do not deliver it."""
+def _explain_missing_variables(study: Study, trials: Sequence[Trial]) -> str:
+    """Return the reason why the best single setting is not delivered by variables."""
     scores = median_scores(trials)
     default_us = scores.pop(DEFAULT, 0.0)
-    if not scores or not default_us:  # early studies, whose launches are not all kept
-        return "no policy that they can express was proven"
+    if not scores or not default_us:
+        return "no policy that variables can express was validated"
     best_us, _, best = min((time_us, setting.digest(), setting) for setting, time_us in scores.items())
-    took = f"took {best_us / 1e3:.4g} ms {study.workload.per} before the proof, the NCCL default {default_us / 1e3:.4g}"
-    figures = f"{best.label} on all sizes {took}"
+    figures = f"{best.label}: {best_us / 1e3:.3g} ms {study.workload.per}, default: {default_us / 1e3:.3g} ms"
     if best_us >= default_us:
-        return f"no single setting is faster; the best, {figures}"
+        return f"no single setting is faster for all sizes (best {figures})"
     version, collectives = study.cluster.version, study.workload.collectives
     forced = uniform_policy(best, collectives, version=version)
     reasons = compile_policy(forced, version=version, collectives=collectives).reasons
-    return f"{figures}, but {reasons[0] if reasons else 'that was too little, or was not confirmed'}"
+    return reasons[0] if reasons else f"the best single setting was not confirmed ({figures})"

@@ -12,6 +12,7 @@ import numpy as np
 
 from ncclt.core.budget import MIN_BLOCKS
 from ncclt.core.message import Message
+from ncclt.core.plural import count_noun
 from ncclt.core.recommendation import MIN_EFFECT as MIN_EFFECT
 from ncclt.core.recommendation import Decision, Verdict
 from ncclt.prove.confidence import Interval, centre_of, interval_of, log_capital
@@ -250,7 +251,7 @@ def judge(
         else Interval(estimate=1.0, low=0.0, high=math.inf)
     )
     if failure:
-        decision, reason = Decision.KEEP_DEFAULT, f"the policy is disqualified: {failure}"
+        decision, reason = Decision.KEEP_DEFAULT, f"the policy failed: {failure}"
     else:
         decision = decide(pairs, min_effect=min_effect)
         settled = decision is not Decision.UNDECIDED or bool(default_failure)
@@ -258,7 +259,7 @@ def judge(
             decision = Decision.KEEP_DEFAULT
         reason = _reason(decision, pairs, interval, min_effect=min_effect)
         if decision is Decision.UNDECIDED and default_failure:
-            reason = f"the default itself failed during the proof: {default_failure}"
+            reason = f"the NCCL default failed in the A/B test: {default_failure}"
     return Verdict(
         decision=decision,
         reason=reason,
@@ -273,13 +274,14 @@ def judge(
 
 def _reason(decision: Decision, pairs: Pairs, interval: Interval, *, min_effect: float) -> str:
     gain = (
-        f"{_percent(interval.estimate)} (95 % interval {_percent(interval.low)} to {_percent(interval.high)}, "
-        f"{pairs.blocks} blocks)"
+        f"{_percent(interval.estimate)} (95 % CI {_percent(interval.low)} to {_percent(interval.high)}, "
+        f"{count_noun(pairs.blocks, 'block')})"
     )
+    threshold = f"{min_effect * 100:.3g} %"
     if decision is Decision.TUNED:
-        return f"communication is faster by {gain}"
+        return f"communication is faster: {gain}"
     if pairs.blocks < MIN_BLOCKS:
-        return f"only {pairs.blocks} of {MIN_BLOCKS} blocks were measured"
+        return f"only {pairs.blocks} of at least {MIN_BLOCKS} blocks measured"
     harmed, suspected = _losers(pairs)
     if decision is Decision.UNDECIDED:
         return f"{_doubt(pairs, gain, suspected, min_effect=min_effect)}; {_outlook(pairs, min_effect=min_effect)}"
@@ -288,24 +290,23 @@ def _reason(decision: Decision, pairs: Pairs, interval: Interval, *, min_effect:
     if harmed and not pairs.separable:
         return f"{harmed[0].label} is {_loss(pairs, harmed[0])} slower, more than {MAX_MESSAGE_LOSS * 100:.0f} %"
     if interval.high < 1.0 + min_effect:
-        return f"the gain is below the minimum of {min_effect * 100:g} %: {gain}"
+        return f"gain {gain} is below the {threshold} threshold"
     if decide(pairs, min_effect=min_effect) is Decision.KEEP_DEFAULT:
-        return f"the gain is most likely below the minimum of {min_effect * 100:g} %: {gain}"
-    return f"the gain does not reach the minimum of {min_effect * 100:g} %, and twice as much is refuted: {gain}"
+        return f"gain {gain} is most likely below the {threshold} threshold"
+    return f"gain {gain} does not reach the {threshold} threshold, and twice that is ruled out"
 
 
 def _doubt(pairs: Pairs, gain: str, suspected: Sequence[Message], *, min_effect: float) -> str:
     if float(log_capital(pairs.gains)) < -math.log(FALSE_TUNED):
-        return f"no gain is proven and none refuted: {gain}"
+        return f"inconclusive: {gain}"
     if not _clears_loss(pairs.gains):
-        return f"a gain is proven, but the noise still leaves room for a loss of {GRAVE_LOSS * 100:g} %: {gain}"
+        return f"gain {gain}, but the noise does not rule out a loss of {GRAVE_LOSS * 100:g} %"
     if _doubted(pairs, suspected):
-        loss = f"{suspected[0].label} looks {_loss(pairs, suspected[0])} slower, which may be too much"
-        return f"the gain of {gain} is proven, but {loss}"
+        return f"gain {gain}, but {suspected[0].label} looks {_loss(pairs, suspected[0])} slower"
     if not _is_borne_out(pairs):
         shown = _percent(math.exp(float(centre_of(np.array(pairs.measured_gains)))))
-        return f"a gain of {gain} where the policy has rules, but the times of all messages show {shown} alone"
-    return f"a gain is proven, but not that it reaches {min_effect * 100:g} %: {gain}"
+        return f"gain {gain} on messages with rules, but only {shown} over all messages"
+    return f"gain {gain} may be below the {min_effect * 100:.3g} % threshold"
 
 
 def _outlook(pairs: Pairs, *, min_effect: float) -> str:
@@ -313,8 +314,8 @@ def _outlook(pairs: Pairs, *, min_effect: float) -> str:
     while blocks < _FORESIGHT:
         blocks += max(1, blocks // 8)
         if decide(pairs.first(blocks), min_effect=min_effect) is not Decision.UNDECIDED:
-            return f"about {blocks - pairs.blocks} more blocks like these would decide (--blocks {blocks})"
-    return "more blocks like these would not decide"
+            return f"about {count_noun(blocks - pairs.blocks, 'more block')} should decide it (--blocks {blocks})"
+    return "more blocks are unlikely to decide it"
 
 
 def _loss(pairs: Pairs, message: Message) -> str:

@@ -231,11 +231,11 @@ class _Work:
     ) -> SearchEnd | None:
         budget = self.budget
         if len(trials) + len(running) >= budget.trials:
-            return SearchEnd(reason=f"the budget of {count_noun(budget.trials, 'trial')} is used")
+            return SearchEnd(reason=f"budget of {count_noun(budget.trials, 'trial')} used")
         if budget.seconds is not None and self.spent_s() >= budget.seconds:
-            return SearchEnd(reason=f"the time budget of {budget.seconds:g} s is used")
+            return SearchEnd(reason=f"time budget of {budget.seconds:g} s used")
         if budget.gpu_hours is not None and self._gpu_seconds(runner) >= budget.gpu_hours * 3600:
-            return SearchEnd(reason=f"the budget of {budget.gpu_hours:g} GPU hours is used")
+            return SearchEnd(reason=f"budget of {budget.gpu_hours:g} GPU-hours used")
         if why := self.interrupted():
             return SearchEnd(reason=why, interrupted=True)
         if reason := nothing_more(history, startup=self.proposer.startup_trials, patience=budget.patience):
@@ -248,16 +248,13 @@ class _Work:
         too_early = self.budget.steps is None and len(trials) < MIN_LAUNCHES
         if too_early or proposal.expected_gain >= threshold:
             return ""
-        expected = f"{proposal.expected_gain * 100:.2g} % of the communication time"
+        expected = f"expected improvement of the next trial is {proposal.expected_gain * 100:.2g} %"
         if self.budget.steps is None:
             history = self.best.history(trials)
             if history[-1] > history[0] * (1 - WORTHWHILE_GAIN):
-                return f"the NCCL default is already best: nothing in {len(history)} launches beats it"
-            return f"converged, the next launch is expected to save {expected}"
-        return (
-            f"the next launch is expected to save {expected}, which over {count_noun(self.budget.steps, 'step')} is "
-            "less than the launch costs"
-        )
+                return f"converged: none of {count_noun(len(history), 'trial')} beats the NCCL default"
+            return f"converged: {expected}"
+        return f"{expected}, less than the trial costs over {count_noun(self.budget.steps, 'step')}"
 
     def _threshold(self, trials: Sequence[Trial]) -> float:
         if self.budget.steps is None or self.default.score_us is None:
@@ -296,8 +293,8 @@ def nothing_more(history: Sequence[float], *, startup: int, patience: int) -> st
     if gain >= WORTHWHILE_GAIN:
         return ""
     if history[-1] > history[0] * (1 - WORTHWHILE_GAIN):
-        return f"the NCCL default is already best: nothing in {len(history)} launches beats it"
-    return f"converged, the last {patience} launches won {max(gain, 0) * 100:.1f} %"
+        return f"converged: none of {count_noun(len(history), 'trial')} beats the NCCL default"
+    return f"converged: the last {count_noun(patience, 'trial')} gained {max(gain, 0) * 100:.1f} %"
 
 
 class _BestPolicy:
@@ -330,15 +327,15 @@ def check_failures(trials: Sequence[Trial]) -> None:
     if len(last) == EQUAL_FAILURES and len(outcomes) == 1 and Outcome.OK not in outcomes:
         outcome = last[-1].result.outcome
         raise StudyStoppedError(
-            f"{EQUAL_FAILURES} launches in a row ended with {outcome}: {last[-1].result.detail}",
-            hint=f"{_DIAGNOSIS[outcome]}; what was measured is kept, run the same command afterwards to resume",
+            f"{EQUAL_FAILURES} trials in a row ended with {outcome}: {last[-1].result.detail}",
+            hint=f"{_DIAGNOSIS[outcome]}; completed trials are saved, run the same command to resume",
         )
 
 
 _DIAGNOSIS = {
-    Outcome.CRASHED: "look for the cause in the lines above, and whether the nodes are well (`ncclt doctor`)",
-    Outcome.TIMEOUT: "a fabric or a node that hangs is more likely than five bad settings: see `ncclt preflight`",
-    Outcome.WRONG_RESULT: "data came out wrong under different settings: suspect a GPU, a NIC or the build of NCCL",
-    Outcome.INVALID: "the benchmark gives no result: run its command by hand (`--dry-run` shows it)",
+    Outcome.CRASHED: "see the lines above for the cause, and check the nodes with `ncclt doctor`",
+    Outcome.TIMEOUT: "a hanging fabric or node is more likely than five bad settings: check with `ncclt preflight`",
+    Outcome.WRONG_RESULT: "wrong data under different settings: suspect a GPU, a NIC or the NCCL build",
+    Outcome.INVALID: "the benchmark gives no result: run its command by hand (see --dry-run)",
     Outcome.SUBSTITUTED: "NCCL used another setting: see whether it loads the plugin (`ncclt admin plugin check`)",
 }

@@ -211,11 +211,11 @@ class Proposer:
     def exhausted(self, trials: Sequence[Trial]) -> str:
         """Say why there was no proposal after these trials."""
         if self._named is not None:
-            return f"{self._named.name} asked {MOST_ASKS} times in a row for what failed or is being launched"
+            return f"{self._named.name} proposed failed or running settings {MOST_ASKS} times in a row"
         launched = len({t.setting for t in trials})
         if launched >= len({*self._space.distinct, DEFAULT}):
-            return f"all {launched} settings were launched"
-        return f"converged, after {launched} settings no other launch is informative"
+            return f"all {launched} settings tried"
+        return f"converged: no further trial is informative after {launched} settings"
 
     def _take_enqueued(
         self, unfinished: Sequence[optuna.trial.FrozenTrial], busy: Collection[Setting]
@@ -257,7 +257,7 @@ class Proposer:
             except Exception as error:
                 raise StudyStoppedError(
                     f"the sampler {named.name} failed: {type(error).__name__}: {error}",
-                    hint="what was measured is kept; leave out --sampler to search with ncclt's own, as another study",
+                    hint="completed trials are saved; without --sampler, ncclt's own sampler searches in another study",
                 ) from error
             if setting not in useless:
                 noted = storage.get_study_system_attrs(scratch._study_id)

@@ -308,9 +308,9 @@ def search_words(testbed: Testbed, workload: Workload, process_wide: tuple[str, 
     searched = len(space_of(testbed, workload, process_wide).distinct)
     missing = left_out(testbed, workload, process_wide)
     if not missing:
-        return f"search space: {count_noun(searched, 'setting')}"
-    why = "; ".join(f"{number}: {reason}" for reason, number in missing.items())
-    return f"search space: {searched} of {searched + sum(missing.values())} settings; left out {why}"
+        return count_noun(searched, "setting")
+    why = "; ".join(f"{number} excluded: {reason}" for reason, number in missing.items())
+    return f"{searched} of {searched + sum(missing.values())} settings ({why})"
 
 
 def process_wide_ladders(

@@ -12,7 +12,7 @@ from ncclt.health.detect.detection import detect
 from ncclt.health.detect.nodes import SCRIPT, ask_nodes, look, nodes_to_look_at
 from ncclt.launch.launcher import LaunchPlan, LaunchResult
 from ncclt.launch.local import LocalLauncher
-from ncclt.measure.target import Target
+from ncclt.measure.target import ON_REQUEST, Target
 
 GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "cluster"
 
@@ -102,7 +102,7 @@ def test_a_node_without_gpus_is_named(tmp_path):
 
 def test_pods_are_not_asked():
     with pytest.raises(UsageError, match="kubernetes"):
-        look(Target(launcher="kubernetes", reason="as asked"), {})
+        look(Target(launcher="kubernetes", reason=ON_REQUEST), {})
 
 
 def test_an_allocation_is_looked_at_as_a_whole():

@@ -23,7 +23,7 @@ def row(**fields: object) -> dict[str, object]:
     return {"size_bytes": 1024, "time_us": 10, **fields}
 
 
-NO_NOISE = "no spread was recorded, so launches do not differ and the interval says nothing about noise"
+NO_NOISE = "no run-to-run variation was recorded, so the interval does not cover noise"
 FORCED = {"algo": "ring", "proto": "ll"}
 TWO = (row(), row(**FORCED, time_us=8), row(size_bytes=4096, time_us=40), row(size_bytes=4096, **FORCED, time_us=32))
 
@@ -128,7 +128,7 @@ def test_spread_and_repeats_are_the_noise_from_launch_to_launch(tmp_path):
     assert landscape.sigma(RING_LL, message(1024)) == pytest.approx(0.0833, abs=1e-3)
     assert landscape.sigma(DEFAULT, message(4096)) == 0
     (noise,) = landscape.caveats([message(1024), message(4096)])
-    assert noise.startswith("launches differ by the spread that was recorded: 10 % for the default; 1 of 2 messages")
+    assert noise == "replayed with the recorded run-to-run variation (default: 10 %; none recorded for 1 of 2 messages)"
 
 
 def test_a_pair_that_a_collective_does_not_have_leaves_it_to_nccl(tmp_path):

@@ -23,7 +23,7 @@ from ncclt.launch.hostfile import granted_hosts
 from ncclt.launch.launcher import Launcher
 from ncclt.measure.launched_testbed import benchmark_of, launcher_of
 from ncclt.measure.redact import without_secrets
-from ncclt.measure.target import Target
+from ncclt.measure.target import ON_REQUEST, Target
 from ncclt.nccl.driver_version import DRIVER_FILE, drivers_in
 from ncclt.nccl.log.facts import LogFacts
 
@@ -75,7 +75,7 @@ def look(target: Target, environ: Mapping[str, str]) -> tuple[tuple[Facts, ...],
             f"--launcher {target.launcher}: nodes are not asked, since that takes pods and an image of your own",
             hint="run `ncclt cluster detect` in a pod with all GPUs of a node, or give saved outputs by --from",
         )
-    asked = target.reason == "as asked"
+    asked = target.reason == ON_REQUEST
     if asked and not target.is_launched:
         raise UsageError(
             f"--launcher {target.launcher} reaches no nodes", hint="leave it out, or use slurm, mpirun or ssh"

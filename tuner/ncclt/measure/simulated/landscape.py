@@ -124,18 +124,17 @@ class Landscape:
         return any(size == message.size_bytes for size, _ in curve)
 
     def caveats(self, messages: Iterable[Message]) -> tuple[str, ...]:
-        """Say what the recording does not hold of messages that it covers: sizes beyond the largest, and noise."""
+        """Describe the limits of the recording for these messages: run-to-run variation, and extrapolated sizes."""
         mine = list(messages)
         beyond = [m for m in mine if m.size_bytes > self.curves[m.collective, DEFAULT][-1][0]]
         sigmas = {m: self.sigma(DEFAULT, m) for m in mine}
         known = [sigma for sigma in sigmas.values() if sigma]
+        none = f"; none recorded for {len(mine) - len(known)} of {len(mine)} messages" if len(known) < len(mine) else ""
         noise = (
-            f"launches differ by the spread that was recorded: {statistics.median(known) * 100:.2g} % for the default"
+            f"replayed with the recorded run-to-run variation (default: {statistics.median(known) * 100:.2g} %{none})"
             if known
-            else "no spread was recorded, so launches do not differ and the interval says nothing about noise"
+            else "no run-to-run variation was recorded, so the interval does not cover noise"
         )
-        if known and len(known) < len(mine):
-            noise += f"; {len(mine) - len(known)} of {len(mine)} messages have none and do not vary"
         extrapolated = ", ".join(f"{m.collective} {format_bytes(m.size_bytes)}" for m in beyond)
         return (
             noise,
