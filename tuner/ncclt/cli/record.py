@@ -46,8 +46,8 @@ def record(
 ) -> None:
     """Run a training as it is and record what it sends: no line of it changes, and its exit code passes through."""
     from ncclt.core.name import check_name
+    from ncclt.launch.mpi import is_open_mpi
     from ncclt.nccl.tuner_plugin import find
-    from ncclt.profile.record.plan import is_open_mpi
     from ncclt.profile.record.session import make_folder, run_recording
 
     check_name(name, "--name")

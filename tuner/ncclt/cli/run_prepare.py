@@ -30,6 +30,7 @@ from ncclt.errors import (
     all_or_none,
     reason,
 )
+from ncclt.launch.argv import MPI_PROGRAMS
 from ncclt.nccl.tuner_plugin.compact_table import POLICY_VARIABLE, table_environment
 
 _WAYS = (
@@ -314,8 +315,8 @@ def _forwarded(
     command: Sequence[str], names: tuple[str, ...], environ: Mapping[str, str]
 ) -> tuple[Sequence[str], dict[str, str]]:
     """Return the command with options to forward the variables where its launcher, Open MPI, needs them."""
-    if not names or Path(command[0]).name not in ("mpirun", "mpiexec", "orterun", "prterun"):
+    if not names or Path(command[0]).name not in MPI_PROGRAMS:
         return command, {}
-    from ncclt.profile.record.plan import forwarded, is_open_mpi
+    from ncclt.launch.mpi import forward_variables, is_open_mpi
 
-    return forwarded(tuple(command), names, environ=environ, open_mpi=is_open_mpi(command[0], environ=environ))
+    return forward_variables(tuple(command), names, environ=environ, open_mpi=is_open_mpi(command[0], environ=environ))

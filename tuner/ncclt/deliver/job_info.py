@@ -19,38 +19,20 @@ from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from ncclt.errors import UsageError
+from ncclt.launch.argv import (
+    MANY_NODES_LAUNCHERS,
+    MPI_PROGRAMS,
+    NODE_LAUNCHERS,
+    TORCHRUN_PROGRAMS,
+    launcher_options,
+    option_value,
+    parse_count,
+)
 from ncclt.nccl.parameters import CATALOGUE
 
 _RENDEZVOUS = ("--rdzv-id", "--rdzv_id")
 _NODE_RANK = ("--node-rank", "--node_rank", "--machine_rank", "--machine-rank")
 _NODES = ("--nnodes", "--num_machines", "--num-machines")
-MANY_NODES_LAUNCHERS = frozenset(
-    {
-        "srun",
-        "mpirun",
-        "mpiexec",
-        "mpiexec.hydra",
-        "orterun",
-        "prterun",
-        "prun",
-        "flux",
-        "jsrun",
-        "lrun",
-        "aprun",
-        "palsrun",
-        "ssh",
-        "pdsh",
-        "clush",
-        "kubectl",
-        "deepspeed",
-        "horovodrun",
-    }
-)
-"""Commands that start the processes of all nodes from one node."""
-
-NODE_LAUNCHERS = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate"})
-"""Commands that run on every node and only start its own processes."""
-
 _WRAPPERS = frozenset(
     {
         "env",
@@ -83,10 +65,6 @@ _MPI_JOBS = (("OMPI_MCA_ess_base_jobid", "Open MPI job"), ("PMIX_NAMESPACE", "PM
 """Open MPI up to 4; Open MPI 5, PRRTE and Slurm with PMIx."""
 
 
-_TORCHRUN = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch"})
-_MPIRUN = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun"})
-_PROGRAMS = re.compile(r".*/.*|python[0-9.]*|(?:ba|da|z)?sh|.*\.(?:py|sh)")
-_TWO_VALUES = frozenset({"--mca", "-mca", "--gmca", "--prtemca", "--pmixmca", "-genv", "-env"})
 _ELSEWHERE = re.compile(
     r"apptainer|singularity|docker|podman|enroot|kubectl|ssh|pdsh|clush|conda|mamba|micromamba|uv|poetry"
     r"|pixi|(?:ba|da|z)?sh|.*\.sh"
@@ -187,13 +165,13 @@ def read_participant(job: JobInfo) -> Participant:
         ("PMI_RANK", "PMI_SIZE"),
         ("RANK", "WORLD_SIZE"),
     ):
-        if not torchrun and environ.get(rank, "").isdecimal() and _count(environ.get(size, "")) > 1:
-            return Participant(name=f"rank {environ[rank]}", count=_count(environ[size]), is_rank=True)
+        if not torchrun and environ.get(rank, "").isdecimal() and parse_count(environ.get(size, "")) > 1:
+            return Participant(name=f"rank {environ[rank]}", count=parse_count(environ[size]), is_rank=True)
     number = environ.get("SLURM_NODEID", "") if not torchrun else ""
     number = (
         number or _option(job.argv, _NODE_RANK) or environ.get("PET_NODE_RANK", "") or environ.get("SLURM_NODEID", "")
     )
-    steps = _count(environ.get("SLURM_STEP_NUM_NODES", "")) if _slurm_step(environ) else 0
+    steps = parse_count(environ.get("SLURM_STEP_NUM_NODES", "")) if _slurm_step(environ) else 0
     return Participant(name=f"node {os.uname().nodename} {_boot_id()} {number}", count=max(job.shown_nodes, steps, 1))
 
 
@@ -568,7 +546,7 @@ def _complete(shape: dict[str, Sourced], *, nodes: int | None, gpus_per_node: in
 def _read_torchrun(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, Sourced]:
     """Read `--nnodes` and `--nproc-per-node`, both 1 by default."""
     words = [word for argument in argv for word in argument.split()]
-    name = next((PurePath(word).name for word in words if PurePath(word).name in _TORCHRUN), "")
+    name = next((PurePath(word).name for word in words if PurePath(word).name in TORCHRUN_PROGRAMS), "")
     if not name:
         return {}
     found: dict[str, Sourced] = {}
@@ -576,10 +554,10 @@ def _read_torchrun(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str,
         ("nodes", ("--nnodes",), "PET_NNODES"),
         ("gpus_per_node", ("--nproc-per-node", "--nproc_per_node"), "PET_NPROC_PER_NODE"),
     ):
-        text = _value(words, options) or environ.get(variable, "")
+        text = option_value(words, options) or environ.get(variable, "")
         if part == "nodes" and "--standalone" in words:
             found[part] = Sourced(value=1, by=f"{name} --standalone")
-        elif number := _count(text):
+        elif number := parse_count(text):
             found[part] = Sourced(value=number, by=f"{name} {options[0]}={number}")
         elif not text and not any(set(word) & {"$", "`"} for word in words):
             found[part] = Sourced(value=1, by=f"{name} without {options[0]}", binding=False)
@@ -588,22 +566,25 @@ def _read_torchrun(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str,
 
 
 def _read_mpirun(argv: Sequence[str]) -> dict[str, Sourced]:
-    words = [] if ":" in argv else _launcher_options(argv, _MPIRUN)  # several programs, each with its own count
-    ranks = _count(_value(words, ("-np", "--np", "-n", "--n", "-c")))
-    each = _count(_value(words, ("-N", "-npernode", "--npernode", "-ppn", "--ppn", "-perhost")))
-    by_map = re.fullmatch(r"ppr:([0-9]+):node(?:[:,].*)?", _value(words, ("--map-by", "-map-by")))
-    return _from_counts("mpirun", nodes=0, each=each or (_count(by_map[1]) if by_map else 0), ranks=ranks)
+    words = [] if ":" in argv else launcher_options(argv, MPI_PROGRAMS)  # several programs, each with its own count
+    ranks = parse_count(option_value(words, ("-np", "--np", "-n", "--n", "-c")))
+    each = parse_count(option_value(words, ("-N", "-npernode", "--npernode", "-ppn", "--ppn", "-perhost")))
+    by_map = re.fullmatch(r"ppr:([0-9]+):node(?:[:,].*)?", option_value(words, ("--map-by", "-map-by")))
+    return _from_counts("mpirun", nodes=0, each=each or (parse_count(by_map[1]) if by_map else 0), ranks=ranks)
 
 
 def _read_srun(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, Sourced]:
-    words = _launcher_options(argv, {"srun"})
+    words = launcher_options(argv, {"srun"})
     if not words:
         return {}
-    text = _value(words, ("-N", "--nodes"))
-    nodes = _count(text)
+    text = option_value(words, ("-N", "--nodes"))
+    nodes = parse_count(text)
     if not text and not _is_heterogeneous(environ):  # srun uses all nodes of its allocation
-        nodes = _count(environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or "")
-    ranks, each = _count(_value(words, ("-n", "--ntasks"))), _count(_value(words, ("--ntasks-per-node",)))
+        nodes = parse_count(environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or "")
+    ranks, each = (
+        parse_count(option_value(words, ("-n", "--ntasks"))),
+        parse_count(option_value(words, ("--ntasks-per-node",))),
+    )
     return _from_counts("srun", nodes=nodes, each=each, ranks=ranks)
 
 
@@ -630,9 +611,9 @@ def _read_ranks(environ: Mapping[str, str]) -> dict[str, Sourced]:
         ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
         ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", "MPI_LOCALNRANKS"),
     ):
-        ranks, each = _count(environ.get(world_size, "")), _count(environ.get(local, ""))
+        ranks, each = parse_count(environ.get(world_size, "")), parse_count(environ.get(local, ""))
         if rank in environ and ranks > 1 and each:
-            nodes = _count(environ.get("GROUP_WORLD_SIZE", "")) if rank == "RANK" else 0
+            nodes = parse_count(environ.get("GROUP_WORLD_SIZE", "")) if rank == "RANK" else 0
             found = _from_counts("", nodes=nodes, each=each, ranks=ranks)
             return {
                 part: Sourced(value=one.value, by=f"{name}={each} of {world_size}={ranks}")
@@ -644,7 +625,7 @@ def _read_ranks(environ: Mapping[str, str]) -> dict[str, Sourced]:
 def _read_step(environ: Mapping[str, str]) -> dict[str, Sourced]:
     if not (environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID")) or _is_heterogeneous(environ):
         return {}
-    nodes = _count(environ.get("SLURM_STEP_NUM_NODES", ""))
+    nodes = parse_count(environ.get("SLURM_STEP_NUM_NODES", ""))
     found = _gpus(environ, tasks=environ.get("SLURM_STEP_TASKS_PER_NODE", ""), binding=True)
     # A script may start one step per node: a step on one of several nodes says nothing about the job.
     if nodes > 1 or environ.get("SLURM_JOB_NUM_NODES") == "1":
@@ -656,7 +637,7 @@ def _read_allocation(environ: Mapping[str, str]) -> dict[str, Sourced]:
     if _is_heterogeneous(environ):
         return {}
     in_step = bool(environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID"))
-    nodes = _count(environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or "")
+    nodes = parse_count(environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or "")
     found = {} if in_step else _gpus(environ, tasks=environ.get("SLURM_NTASKS_PER_NODE", ""), binding=False)
     if nodes and not in_step:
         found["nodes"] = Sourced(value=nodes, by=f"SLURM_JOB_NUM_NODES={nodes}", binding=False)
@@ -668,7 +649,7 @@ def _gpus(environ: Mapping[str, str], *, tasks: str, binding: bool) -> dict[str,
     uniform = _TASKS.fullmatch(tasks)
     each = int(uniform[1]) if uniform else 0
     variable = "SLURM_GPUS_ON_NODE" if environ.get("SLURM_GPUS_ON_NODE") else "SLURM_GPUS_PER_NODE"
-    gpus = _count(environ.get(variable, "").rpartition(":")[2])
+    gpus = parse_count(environ.get(variable, "").rpartition(":")[2])
     if gpus and each in (0, 1, gpus):
         return {"gpus_per_node": Sourced(value=gpus, by=f"{variable}={gpus}", binding=binding and each == gpus)}
     if each > 1 and not gpus:
@@ -678,40 +659,6 @@ def _gpus(environ: Mapping[str, str], *, tasks: str, binding: bool) -> dict[str,
 
 def _is_heterogeneous(environ: Mapping[str, str]) -> bool:
     return any(name.startswith(("SLURM_HET_", "SLURM_PACK_")) for name in environ)
-
-
-def _launcher_options(argv: Sequence[str], names: Iterable[str]) -> list[str]:
-    """Return the words between a launcher and its program: the `-n 4` of `train.py -n 4` is not the launcher's."""
-    start = next((at for at, word in enumerate(argv) if PurePath(word).name in names), None)
-    if start is None:
-        return []
-    found = [argv[start]]
-    values = 0  # words that may still belong to the preceding option
-    for word in argv[start + 1 :]:
-        if word.startswith("-"):
-            values = 0 if "=" in word else 2 if word in _TWO_VALUES else 1
-        elif values and (values == 2 or not _PROGRAMS.fullmatch(word)):
-            values -= 1
-        else:
-            break
-        found.append(word)
-    return found
-
-
-def _value(words: Sequence[str], names: Sequence[str]) -> str:
-    """Return the value of an option as `--name value`, `--name=value` or `-N2`."""
-    for position, word in enumerate(words):
-        name, equals, value = word.partition("=")
-        if name in names:
-            return value if equals else "".join(words[position + 1 : position + 2])
-        if word[:2] in names and word[2:].isdecimal():
-            return word[2:]
-    return ""
-
-
-def _count(text: str) -> int:
-    """Return a count above 0; 0 if the text is not one."""
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
 
 
 def find_nccl_version(argv: Sequence[str], environ: Mapping[str, str]) -> Sourced | None:

@@ -18,8 +18,9 @@ from ncclt.core.nccl_version import NcclVersion
 from ncclt.deliver.agree import AGREEMENT_VARIABLE, agreement_environment
 from ncclt.deliver.answer import Answer
 from ncclt.deliver.effect import CHOICE_VARIABLES
-from ncclt.deliver.job_info import NODE_LAUNCHERS, OF_COMMAND, JobInfo, Sourced, is_other_gpu, set_by
+from ncclt.deliver.job_info import OF_COMMAND, JobInfo, Sourced, is_other_gpu, set_by
 from ncclt.errors import InputError, UsageError
+from ncclt.launch.argv import NODE_LAUNCHERS
 from ncclt.nccl.tuner_plugin import DELEGATE_VARIABLE, LIBRARY_NAME, find
 from ncclt.nccl.tuner_plugin.compact_table import POLICY_VARIABLE, TABLE_VARIABLE
 

@@ -10,10 +10,11 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Self, Unpack
 
 from ncclt.errors import UsageError, reason
+from ncclt.launch.argv import MPI_PROGRAMS
 from ncclt.launch.endings import ending_of_mpi
 from ncclt.launch.hostfile import granted_hosts, parse_host
 from ncclt.launch.launcher import MARK, NO_OPTIONS, PORT, JobShape, LaunchPlan, LaunchResult, ProcessOptions
@@ -77,7 +78,8 @@ def ask_mpi_flavour(program: str, *, environ: Mapping[str, str]) -> MpiFlavour:
     return flavour
 
 
-_LIST_VARIABLE = "OMPI_MCA_mca_base_env_list"
+_LIST = "mca_base_env_list"
+_LIST_VARIABLE = f"OMPI_MCA_{_LIST}"
 """Lists what Open MPI forwards; it refuses to start where this is set and `-x` is given as well (seen with 4.1.4)."""
 
 _AS_ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
@@ -230,3 +232,39 @@ class MpirunLauncher(ProcessLauncher):
         yield from ("-genv", MARK_VARIABLE, MARK)
         for name, value in sorted(for_ranks.items()):
             yield from ("-genv", name, value)
+
+
+def is_open_mpi(program: str, *, environ: Mapping[str, str]) -> bool:
+    """Return whether a program is Open MPI's launcher, from its `--version`; other launchers share its names."""
+    if PurePath(program).name not in MPI_PROGRAMS:
+        return False
+    try:
+        return ask_mpi_flavour(program, environ=environ) is MpiFlavour.OPEN_MPI
+    except UsageError:
+        return False  # whether it starts at all is seen when the command does
+
+
+def forward_variables(
+    argv: tuple[str, ...], names: Sequence[str], *, environ: Mapping[str, str], open_mpi: bool
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return the command with the options that forward some variables, and the variables that these options need.
+
+    Args:
+        argv: the command.
+        names: variables that must reach the ranks.
+        environ: the environment of the command.
+        open_mpi: the command is Open MPI's launcher.
+    """
+    if not open_mpi:
+        return argv, {}
+    if _LIST in argv[:-1]:
+        place = argv.index(_LIST) + 1
+        return (*argv[:place], ";".join((argv[place], *names)), *argv[place + 1 :]), {}
+    if environ.get(_LIST_VARIABLE):
+        return argv, {_LIST_VARIABLE: ";".join((environ[_LIST_VARIABLE], *names))}
+    options = [word for name in names for word in ("-x", name)]
+    words = [argv[0], *options]
+    for word in argv[1:]:
+        # Open MPI takes every lone colon for the beginning of another program with options of its own.
+        words += [word, *options] if word == ":" else [word]
+    return tuple(words), {}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from itertools import pairwise
+from pathlib import PurePath
+
+from ncclt.launch.argv import MPI_PROGRAMS, TORCHRUN_PROGRAMS, launcher_options, option_value, parse_count
 
 _PROGRAM = re.compile(r"\b([a-z]\w{1,40}_perf)(?:_mpi)?\b")
 _ASSIGNED = re.compile(r"""(?<![A-Za-z0-9_])(NCCL_[A-Z0-9_]+)=("[^"]*"|'[^']*'|(?:(?!,[A-Za-z_]+=)[^\s"';])*)""")
@@ -16,12 +18,13 @@ _LOGGED_VERSION = re.compile(r"\bNCCL version (\d{1,2}\.\d{1,3}(?:\.\d{1,3})?)\b
 
 _WORLD_SIZE = re.compile(r"(?:^|[\s,({])(?:dist_|export )?(?:world_size|WORLD_SIZE)\s?[=:]\s?(\d{1,7})\b")
 
-_MPI = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "horovodrun"})
-_OF_ONE_NODE = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch", "deepspeed"})
+_MPI = MPI_PROGRAMS | {"horovodrun"}
+_OF_ONE_NODE = TORCHRUN_PROGRAMS | {"deepspeed"}
 _LAUNCHERS = _MPI | _OF_ONE_NODE | {"srun"}
 _PROCESSES = ("-n", "-np", "--np", "--ntasks")
 _NODES = ("-N", "--nodes", "--nnodes", "--num_nodes")
 _PER_NODE = ("--ntasks-per-node", "--nproc-per-node", "--nproc_per_node", "--num_gpus")
+_GPUS, _THREADS = ("-g", "--ngpus"), ("-t", "--nthreads")
 _LONGEST_COMMAND = 16 * 1024
 
 
@@ -128,26 +131,17 @@ def count_ranks(command: str) -> int:
     >>> count_ranks("torchrun --nproc-per-node 8 train.py -n 3"), count_ranks("./all_reduce_perf -n 20")
     (8, 0)
     """
-    words = command.replace("=", " ").split()
-    names = [word.rpartition("/")[2] for word in words]
-    start = next((at for at, name in enumerate(names) if name in _LAUNCHERS), None)
-    if start is None or ":" in words:  # several programs
+    words = command.split()
+    of_launcher = launcher_options(words, _LAUNCHERS)
+    if not of_launcher or ":" in words:  # several programs
         return 0
-    launcher, after = names[start], words[start + 1 :]
-    ends = (at for at, word in enumerate(after) if "_perf" in word or word.endswith((".py", "python", "bash")))
-    end = next(ends, len(after))
-    of_launcher, of_program = after[:end], after[end:]
-    nodes = _number(_NODES, of_launcher) or int(launcher in _OF_ONE_NODE)
-    per_node = 0 if launcher in _MPI else nodes * _number(_PER_NODE, of_launcher)
-    processes = _number(_PROCESSES, of_launcher) or per_node
-    if not of_program or "_perf" not in of_program[0]:
-        return processes
-    return processes * (_number(("-g", "--ngpus"), of_program) or 1) * (_number(("-t", "--nthreads"), of_program) or 1)
-
-
-def _number(options: tuple[str, ...], words: list[str]) -> int:
-    values = (value for word, value in pairwise(words) if word in options)
-    return next((int(value) for value in values if re.fullmatch(r"\d{1,7}", value)), 0)
+    launcher = PurePath(of_launcher[0]).name
+    nodes = parse_count(option_value(of_launcher, _NODES)) or int(launcher in _OF_ONE_NODE)
+    per_node = 0 if launcher in _MPI else nodes * parse_count(option_value(of_launcher, _PER_NODE))
+    processes = parse_count(option_value(of_launcher, _PROCESSES)) or per_node
+    of_program = next((words[at:] for at, word in enumerate(words) if "_perf" in word), [])
+    gpus, threads = (parse_count(option_value(of_program, names)) or 1 for names in (_GPUS, _THREADS))
+    return processes * gpus * threads
 
 
 def _assignments(line: str) -> dict[str, str]:

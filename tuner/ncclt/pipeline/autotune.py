@@ -16,9 +16,10 @@ from ncclt.core.workload import Workload
 from ncclt.deliver.job_info import is_node_launcher, most_nodes, read_shape
 from ncclt.errors import StudyStoppedError, UsageError
 from ncclt.launch.launcher import Launcher
+from ncclt.launch.mpi import is_open_mpi
 from ncclt.measure.redact import words_without_secrets
 from ncclt.measure.target import Target, gpus_visible
-from ncclt.profile.record.plan import Method, RecordPlan, is_open_mpi, plan_recording
+from ncclt.profile.record.plan import Method, RecordPlan, plan_recording
 from ncclt.profile.record.session import Recording, make_folder, run_recording
 from ncclt.profile.views.exposure import gain_bound
 from ncclt.prove.comparison import Comparison

@@ -16,8 +16,9 @@ from ncclt.core.recommendation import Decision, Verdict
 from ncclt.core.verification import Side, StepLaunch, Variables, Verification
 from ncclt.errors import NotStartedError, StudyStoppedError, UsageError
 from ncclt.launch.launcher import Launcher, LaunchPlan, LaunchResult
+from ncclt.launch.mpi import forward_variables, is_open_mpi
 from ncclt.measure.redact import without_secrets, words_without_secrets
-from ncclt.profile.record.plan import Method, RecordPlan, forwarded, is_open_mpi, plan_recording
+from ncclt.profile.record.plan import Method, RecordPlan, plan_recording
 from ncclt.profile.record.ranks import StepTimes, read_step_times
 from ncclt.profile.record.session import make_folder
 from ncclt.prove.comparison import Comparison
@@ -236,7 +237,9 @@ def _plan(
         open_mpi=open_mpi,
     )
     variables = own | dict(recording.set_env)
-    argv, more = forwarded(recording.argv, tuple(sorted(own)), environ={**environ, **variables}, open_mpi=open_mpi)
+    argv, more = forward_variables(
+        recording.argv, tuple(sorted(own)), environ={**environ, **variables}, open_mpi=open_mpi
+    )
     return recording, launcher.plan(argv, variables=variables | more, timeout_s=request.how.timeout_s)
 
 

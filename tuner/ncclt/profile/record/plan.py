@@ -24,11 +24,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.resources import files
-from pathlib import Path, PurePath
+from pathlib import Path
 
 from ncclt.core.budget import MOST_LAUNCHES
 from ncclt.errors import UsageError
-from ncclt.launch.mpi import MpiFlavour, ask_mpi_flavour
+from ncclt.launch.mpi import forward_variables
 from ncclt.profile.record.plugin import FOLDER as PLUGIN_FOLDER
 from ncclt.profile.record.plugin import plugin_variables
 
@@ -149,7 +149,7 @@ def plan_recording(
         if "NCCL_DEBUG" in environ:
             notes.append("your NCCL_DEBUG and NCCL_DEBUG_FILE are replaced while this command runs")
         notes.append("the log covers the whole run and grows by about 150 bytes per call: a few hundred steps suffice")
-    final_argv, more_env = forwarded(tuple(argv), tuple(sorted(set_env)), environ=environ, open_mpi=open_mpi)
+    final_argv, more_env = forward_variables(tuple(argv), tuple(sorted(set_env)), environ=environ, open_mpi=open_mpi)
     return RecordPlan(
         argv=final_argv,
         set_env=tuple(sorted((set_env | more_env).items())),
@@ -188,45 +188,3 @@ def _injected_files(settings: Mapping[str, object]) -> dict[str, str]:
         "inject/sitecustomize.py": (source / "entry.py").read_text(encoding="utf-8"),
         "inject/recording.json": json.dumps(dict(settings)),
     }
-
-
-_MPI_LAUNCHERS = frozenset({"mpirun", "mpiexec", "orterun", "prterun"})
-
-_LIST = "mca_base_env_list"
-_LIST_VARIABLE = f"OMPI_MCA_{_LIST}"
-
-
-def is_open_mpi(program: str, *, environ: Mapping[str, str]) -> bool:
-    """Return whether a program is Open MPI's launcher, from its `--version`; other launchers share its names."""
-    if PurePath(program).name not in _MPI_LAUNCHERS:
-        return False
-    try:
-        return ask_mpi_flavour(program, environ=environ) is MpiFlavour.OPEN_MPI
-    except UsageError:
-        return False  # whether it starts at all is seen when the command does
-
-
-def forwarded(
-    argv: tuple[str, ...], names: Sequence[str], *, environ: Mapping[str, str], open_mpi: bool
-) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the command with the options that forward some variables, and the variables that these options need.
-
-    Args:
-        argv: the command.
-        names: variables that must reach the ranks.
-        environ: the environment of the command.
-        open_mpi: the command is Open MPI's launcher.
-    """
-    if not open_mpi:
-        return argv, {}
-    if _LIST in argv[:-1]:
-        place = argv.index(_LIST) + 1
-        return (*argv[:place], ";".join((argv[place], *names)), *argv[place + 1 :]), {}
-    if environ.get(_LIST_VARIABLE):
-        return argv, {_LIST_VARIABLE: ";".join((environ[_LIST_VARIABLE], *names))}
-    options = [word for name in names for word in ("-x", name)]
-    words = [argv[0], *options]
-    for word in argv[1:]:
-        # Open MPI takes every lone colon for the beginning of another program with options of its own.
-        words += [word, *options] if word == ":" else [word]
-    return tuple(words), {}
