@@ -4,6 +4,7 @@ import inspect
 import re
 import subprocess
 import sys
+import types
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,8 +36,7 @@ def test_the_page_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
 
     said = capsys.readouterr().out
     assert "200.0078125 MiB per step in 2 messages" in said  # 8 x 25 MiB and 2 x 4 KiB
-    assert re.search(r"^(tuned|keep-default|undecided) \d\.\d{3} ", said, re.MULTILINE)
-    assert "note: SIMULATED" in said
+    assert re.search(r"^(tuned|keep-default|undecided): .* \(demonstration on SIMULATED timings\)$", said, re.MULTILINE)
     assert "0 default " in said
     assert f"{names['result'].study.name} done\n" in said
     assert f"{names['result'].recommendation.id} {names['verdict'].decision} " in said
@@ -107,6 +107,34 @@ def test_a_reason_to_stop_saves_and_leaves_no_verdict(tmp_path):
     url = f"sqlite:///{tmp_path / 'ncclt.db'}"
     result = ncclt.tune("bert", HERE, BRIEF, storage=url, interrupted=lambda: "enough")
     assert (result.verdict, result.recommendation, result.stop) == (None, None, "enough")
+    assert str(result).splitlines()[:2] == ["no verdict on bert on leonardo", "  Reason: enough"]
+
+
+class FakePandas(types.ModuleType):
+    """A module `pandas` whose DataFrame keeps its rows."""
+
+    class DataFrame:
+        def __init__(self, rows):
+            self.rows = rows
+
+
+def test_result_in_a_notebook(tmp_path, monkeypatch):
+    result = ncclt.tune("bert", HERE, BRIEF, storage=f"sqlite:///{tmp_path / 'ncclt.db'}")
+    lines = str(result).splitlines()
+    assert len(lines) == 5
+    assert lines[0].startswith(f"{result.verdict.decision}: ")
+    assert f"ncclt studies show {result.study.id}" in str(result)
+    page = result._repr_html_()
+    assert page.startswith(f"<p><b>{lines[0]}</b></p>")
+    assert page.count("<tr><td>") == len(result.messages)
+
+    monkeypatch.setitem(sys.modules, "pandas", FakePandas("pandas"))
+    assert [row["size_bytes"] for row in result.to_frame().rows] == [
+        m.calls.message.size_bytes for m in result.messages
+    ]
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ncclt.NccltError, match="pandas is not installed: pip install pandas"):
+        result.to_frame()
 
 
 @pytest.mark.parametrize(

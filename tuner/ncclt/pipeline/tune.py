@@ -466,8 +466,9 @@ def _publish(context: TuneContext, times: Times, found: Candidates, end: SearchE
         if arm is not Arm.DEFAULT
     }
     tried = len({t.setting for t in trials if t.tries_setting and not t.setting.is_default})
+    failed = "" if tried == coverage.settings else f" ({tried} tried)"
     why = found.why or (
-        f"none of {count_noun(coverage.settings, 'setting')} beats the NCCL default on any message ({tried} tried)"
+        f"none of {count_noun(coverage.settings, 'setting')} beats the NCCL default on any message{failed}"
         if coverage.settings
         else "no other setting was measured"
     )

@@ -40,7 +40,7 @@ def require_coverage(verdict: Verdict, coverage: Coverage | None) -> Verdict:
     """Return a verdict, undecided instead of keep-default where too little was tried; None = that is not known."""
     if coverage is None or coverage.is_enough or verdict.decision is not Decision.KEEP_DEFAULT:
         return verdict
-    reason = f"{verdict.reason}; too few settings tried to keep the NCCL default ({coverage.words})"
+    reason = f"{verdict.reason}; too few settings tried to rule out a gain"
     return replace(verdict, decision=Decision.UNDECIDED, reason=reason)
 
 
