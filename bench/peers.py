@@ -24,8 +24,8 @@ from ncclt.core.printed_costs import PrintedCosts
 from ncclt.core.setting import MAX_CHANNELS, Setting
 from ncclt.core.study import Claim, Phase, Trial
 from ncclt.core.workload import Workload
-from ncclt.search.gaussian_process import Posterior, Table
-from ncclt.search.kernels import choices, implausibility, likeness
+from ncclt.search.gaussian_process import GaussianProcess, Table
+from ncclt.search.posterior import build_kernel, hyperparameter_grid, neg_log_prior
 from ncclt.search.prior import expected_log_ratios
 from ncclt.search.proposer import FAILURE_PENALTY, Proposer
 from ncclt.search.space import SearchSpace
@@ -61,8 +61,8 @@ MOST_DRAWS = 32
 _PLAIN_SIGMA = 0.02
 """Noise that the plain Gaussian process assumes: the bench's own, which favours it."""
 
-_PLAIN_CHOICES = [(0.5, *rest) for scale, *rest in choices() if scale == 1.0 and rest[-1] == rest[-2]] + [
-    choice for choice in choices() if choice[-1] == choice[-2]
+_PLAIN_CHOICES = [(0.5, *rest) for scale, *rest in hyperparameter_grid() if scale == 1.0 and rest[-1] == rest[-2]] + [
+    choice for choice in hyperparameter_grid() if choice[-1] == choice[-2]
 ]
 """Its hyperparameters: the cost model counts as a whole, and may be trusted more than ours does."""
 
@@ -136,7 +136,7 @@ class PlainGp:
         self._workload = workload
         messages = [calls.message for calls in workload.messages]
         self._ratios = expected_log_ratios(self._settings, messages, cluster)
-        self._alike = likeness(self._settings, messages[:1], cluster)
+        self._kernel = build_kernel(self._settings, messages[:1], cluster)
 
     def ask(self, trials: Sequence[Trial]) -> Setting | None:
         default_us = {m.message: m.time_us for m in trials[0].result.measurements}
@@ -153,7 +153,7 @@ class PlainGp:
             noise=np.array([_PLAIN_SIGMA**2 / len(found) for found in seen.values()]),
             expected=np.array([expected, np.zeros_like(expected), np.zeros_like(expected)]),
         )
-        fits = [(Posterior(table, self._alike.kernels(*c)), implausibility(c)) for c in _PLAIN_CHOICES]
+        fits = [(GaussianProcess(table, self._kernel.covariance(*c)), neg_log_prior(c)) for c in _PLAIN_CHOICES]
         best, _ = max(fits, key=lambda fit: fit[0].evidence() - fit[1])
         if self._draws is not None:
             return self._settings[self._draw(best, table)]
@@ -163,11 +163,11 @@ class PlainGp:
         gain = ahead * ndtr(ahead / sigma) + sigma * np.exp(-0.5 * (ahead / sigma) ** 2) / math.sqrt(2 * math.pi)
         return self._settings[int(gain.argmax())]
 
-    def _draw(self, posterior: Posterior, table: Table) -> int:
+    def _draw(self, posterior: GaussianProcess, table: Table) -> int:
         assert self._draws is not None
         mean = posterior.predict(np.arange(len(self._settings)))[0][:, 0]
-        kernels = posterior._kernels
-        prior = kernels.smooth * kernels.sizes[0, 0] + kernels.rough
+        covariance = posterior._covariance
+        prior = covariance.smooth * covariance.sizes[0, 0] + covariance.rough
         seen = prior[table.rows]
         covariance = prior - seen.T @ np.linalg.solve(seen[:, table.rows] + np.diag(table.noise), seen)
         draws = self._draws.multivariate_normal(mean, covariance, size=MOST_DRAWS, method="eigh").argmin(axis=1)

@@ -32,7 +32,7 @@ from ncclt.core.trial import Outcome, TrialResult
 from ncclt.core.workload import Workload
 from ncclt.errors import NccltError, UsageError
 from ncclt.search.assemble import Times, assemble, collect_times, expected_us
-from ncclt.search.posterior import believed
+from ncclt.search.posterior import posterior_mean
 from ncclt.search.space import recorded_space
 from ncclt.store import open_to_read
 from peers import METHODS, make
@@ -121,7 +121,7 @@ def replay(recording: Recording, method: str, *, seed: int, launches: int) -> tu
         known = collect_times(trials)
         # What fails in any launch of the recording cannot be judged by it, however well it looked in one of them.
         usable = {s: times for s, times in known.by_setting.items() if s in recording.truth.by_setting}
-        times = believed(replace(known, by_setting=usable), recording.workload, recording.cluster)
+        times = posterior_mean(replace(known, by_setting=usable), recording.workload, recording.cluster)
         regrets.append(recording.regret(assemble(times, recording.workload, version=version)))
     return tuple(regrets)
 

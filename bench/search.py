@@ -9,7 +9,7 @@ independent between launches and messages; every launch counts, the default's fi
 whole study costs, with its confirmation and proof, is bench/study_cost.py's to tell.
 
 What would be recommended is put together in the same way for all methods, from what they launched so far: for each
-message the setting that is fastest by ncclt's model of these launches (`ncclt.search.posterior.believed`), if it is
+message the setting that is fastest by ncclt's model of these launches (`search.posterior.posterior_mean`), if it is
 expected to beat the default by 0.5 %, else the default. Regret = true time per step of that over the one of the ideal
 policy, minus 1. The part of it that is due to what was never launched would be left if the best of what was launched
 were known without noise; the rest is the price of few noisy launches.
@@ -48,7 +48,7 @@ from ncclt.core.study import Phase, Trial
 from ncclt.errors import NccltError
 from ncclt.search import acquisition, posterior
 from ncclt.search.assemble import assemble, collect_times
-from ncclt.search.posterior import believed
+from ncclt.search.posterior import posterior_mean
 from peers import METHODS, make
 
 COUNTS = (5, 8, 12, 20)
@@ -172,7 +172,7 @@ def _launch(case: Case, setting: Setting, trials: Sequence[Trial], *, seed: int,
 
 
 def _regret(case: Case, trials: Sequence[Trial]) -> float:
-    times = believed(collect_times(trials), case.workload, case.cluster)
+    times = posterior_mean(collect_times(trials), case.workload, case.cluster)
     policy = assemble(times, case.workload, version=case.cluster.version)
     return case.policy_us(policy) / case.ideal_us - 1
 

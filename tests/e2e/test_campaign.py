@@ -30,7 +30,7 @@ from ncclt.measure.benchmarks.nccl_tests.features import NcclTestsFeatures
 from ncclt.measure.trial import launch
 from ncclt.nccl.compile import variables_for_setting
 from ncclt.search.assemble import assemble, collect_times, expected_us
-from ncclt.search.posterior import believed
+from ncclt.search.posterior import posterior_mean
 from ncclt.store import open_store
 from ncclt.store.journal import StudyTrialLog
 
@@ -124,7 +124,7 @@ def study(folder, store, word, settings, *, timeout_s):
 
 
 def winner(trials):
-    return assemble(believed(collect_times(trials), WORKLOAD, CLUSTER), WORKLOAD, version=CLUSTER.version)
+    return assemble(posterior_mean(collect_times(trials), WORKLOAD, CLUSTER), WORKLOAD, version=CLUSTER.version)
 
 
 def test_every_fifth_launch_fails_and_nothing_else_changes(tmp_path):

@@ -61,7 +61,7 @@ def _target(target, argv=TORCHRUN, *, gpus=True, **environ):
 def test_the_job_says_its_shape_and_brings_pytorch():
     found = _target(Target())
     assert (found.launcher, found.nodes, found.gpus_per_node) == ("torchrun", 1, 4)
-    assert found.reason.endswith("the job is one of PyTorch")
+    assert found.reason.endswith("the job uses PyTorch")
     assert _target(Target(gpus_per_node=2)).gpus_per_node == 2
     assert _target(Target(launcher="local")).launcher == "local", "as asked"
     assert _target(Target(benchmark="nccl_tests")).launcher == "local"
@@ -78,8 +78,8 @@ def test_recordings_and_models_keep_their_own_shape():
     [
         (Target(), TORCHRUN, False, {}, "nothing can be measured here"),
         (Target(cluster="leonardo"), TORCHRUN, False, {}, "nothing can be measured here"),
-        (Target(launcher="slurm"), TORCHRUN, False, {}, "not in a Slurm allocation"),
-        (Target(), ("torchrun", "--nnodes=2", "train.py"), True, {}, "of this node only, and the job has 2"),
+        (Target(launcher="slurm"), TORCHRUN, False, {}, "not a Slurm allocation"),
+        (Target(), ("torchrun", "--nnodes=2", "train.py"), True, {}, "on this node only, and the job has 2 nodes"),
     ],
 )
 def test_what_cannot_be_tuned_here_is_refused(target, argv, gpus, environ, said):

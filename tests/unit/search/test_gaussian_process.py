@@ -11,12 +11,11 @@ from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.workload import MessageCalls, Provenance, Workload
-from ncclt.search import kernels, posterior
+from ncclt.search import posterior as module
 from ncclt.search.assemble import Times
-from ncclt.search.gaussian_process import Posterior, Table, weighted
-from ncclt.search.kernels import choices, implausibility, likeness
+from ncclt.search.gaussian_process import GaussianProcess, Table, prior_mean
 from ncclt.search.observations import Launch, flattened, observe
-from ncclt.search.posterior import Model, believed
+from ncclt.search.posterior import Model, build_kernel, hyperparameter_grid, neg_log_prior, posterior_mean
 from ncclt.search.prior import expected_log_ratios
 from ncclt.search.space import cluster_space
 
@@ -32,8 +31,8 @@ MESSAGES = [
 
 
 @pytest.fixture
-def alike(cluster):
-    return likeness(SETTINGS, MESSAGES, cluster)
+def kernel(cluster):
+    return build_kernel(SETTINGS, MESSAGES, cluster)
 
 
 @pytest.fixture
@@ -48,30 +47,30 @@ def table(cluster):
     )
 
 
-def in_full(table, kernels):
+def in_full(table, covariance):
     """Mean, variance and evidence by one dense covariance over all settings and messages."""
     messages = table.values.shape[1]
-    everything = np.kron(kernels.smooth, kernels.sizes) + np.kron(kernels.rough, np.eye(messages))
+    everything = np.kron(covariance.smooth, covariance.sizes) + np.kron(covariance.rough, np.eye(messages))
     seen = (table.rows[:, None] * messages + np.arange(messages)).ravel()
-    covariance = everything[np.ix_(seen, seen)] + np.diag(np.repeat(table.noise, messages))
-    mean = np.tensordot(kernels.prior, table.expected, axes=1).ravel()
+    noisy = everything[np.ix_(seen, seen)] + np.diag(np.repeat(table.noise, messages))
+    mean = np.tensordot(covariance.prior, table.expected, axes=1).ravel()
     residual = table.values.ravel() - mean[seen]
     across = everything[:, seen]
-    _, logdet = np.linalg.slogdet(covariance)
+    _, logdet = np.linalg.slogdet(noisy)
     shape = table.expected[0].shape
     return (
-        (mean + across @ np.linalg.solve(covariance, residual)).reshape(shape),
-        np.diag(everything - across @ np.linalg.solve(covariance, across.T)).reshape(shape),
-        -0.5 * (residual @ np.linalg.solve(covariance, residual) + logdet),
+        (mean + across @ np.linalg.solve(noisy, residual)).reshape(shape),
+        np.diag(everything - across @ np.linalg.solve(noisy, across.T)).reshape(shape),
+        -0.5 * (residual @ np.linalg.solve(noisy, residual) + logdet),
     )
 
 
-@pytest.mark.parametrize("choice", [choices()[0], choices()[-1]])
-def test_two_eigendecompositions_say_what_the_dense_process_says(alike, table, choice):
-    kernels = alike.kernels(*choice)
-    mean, variance, evidence = in_full(table, kernels)
+@pytest.mark.parametrize("choice", [hyperparameter_grid()[0], hyperparameter_grid()[-1]])
+def test_two_eigendecompositions_say_what_the_dense_process_says(kernel, table, choice):
+    covariance = kernel.covariance(*choice)
+    mean, variance, evidence = in_full(table, covariance)
 
-    posterior = Posterior(table, kernels)
+    posterior = GaussianProcess(table, covariance)
     found_mean, found_variance = posterior.predict(np.arange(len(SETTINGS)))
 
     np.testing.assert_allclose(found_mean, mean, atol=1e-9)
@@ -79,21 +78,21 @@ def test_two_eigendecompositions_say_what_the_dense_process_says(alike, table, c
     assert posterior.evidence() == pytest.approx(evidence)
 
 
-def test_other_weights_of_the_cost_model_need_no_other_decomposition(alike, table):
-    posterior = Posterior(table, alike.kernels(1.0, 0.06, 3.0, 1.0, 0.5))
+def test_other_weights_of_the_cost_model_need_no_other_decomposition(kernel, table):
+    posterior = GaussianProcess(table, kernel.covariance(1.0, 0.06, 3.0, 1.0, 0.5))
     again = posterior.reweighted((0.0, 1.0, 1.0))
-    mean, variance, evidence = in_full(table, alike.kernels(1.0, 0.06, 3.0, 0.0, 1.0))
+    mean, variance, evidence = in_full(table, kernel.covariance(1.0, 0.06, 3.0, 0.0, 1.0))
 
     np.testing.assert_allclose(again.predict(np.arange(len(SETTINGS))), (mean, variance), atol=1e-9)
     assert again.evidence() == pytest.approx(evidence)
     assert posterior.evidence() != pytest.approx(evidence)
 
 
-@pytest.mark.parametrize("choice", choices()[::10])
-def test_every_covariance_is_one(alike, choice):
-    kernels = alike.kernels(*choice)
+@pytest.mark.parametrize("choice", hyperparameter_grid()[::10])
+def test_every_covariance_is_one(kernel, choice):
+    covariance = kernel.covariance(*choice)
 
-    for matrix in (kernels.smooth, kernels.rough, kernels.sizes):
+    for matrix in (covariance.smooth, covariance.rough, covariance.sizes):
         np.testing.assert_allclose(matrix, matrix.T)
         assert np.linalg.eigvalsh(matrix).min() > -1e-9
 
@@ -101,17 +100,17 @@ def test_every_covariance_is_one(alike, choice):
 def test_a_parameter_that_is_off_has_its_place_beside_one_that_is_on(cluster):
     """Steps are counted on a scale on which 0 has a place too, unlike in doublings."""
     settings = [Setting(parameters=(("IB_QPS_PER_CONNECTION", value),)) for value in (0, 1, 4)]
-    effects = kernels._parameter_effects([*settings, Setting()])
+    effects = module._parameter_effects([*settings, Setting()])
     assert np.diag(effects).tolist() == [1.0, 1.0, 1.0, 0.0]
     assert 1 > effects[0, 1] > effects[0, 2] > 0
     # One doubling from 0 to 1, two from 0 to 3.
-    assert effects[0, 1] == pytest.approx(kernels._matern(0.5))
+    assert effects[0, 1] == pytest.approx(module._matern(0.5))
 
 
-def test_neighbours_in_channels_are_more_alike_than_strangers(alike):
+def test_neighbours_in_channels_are_more_alike_than_strangers(kernel):
     near, far = SETTINGS.index(SETTINGS[2]), SETTINGS.index(SETTINGS[3])
 
-    smooth = alike.kernels(*choices()[0]).smooth
+    smooth = kernel.covariance(*hyperparameter_grid()[0]).smooth
     assert smooth[1, near] > smooth[1, far] > 0
     assert smooth[1, near] > smooth[1, 6]
 
@@ -135,7 +134,7 @@ def test_where_the_cost_model_has_no_answer_it_says_nothing(cluster):
 
 
 def test_where_launches_leave_the_model_in_doubt_it_is_less_sure_than_any_of_its_choices(cluster):
-    """The cost model is believed or not: the first launch cannot tell, and what it is about is uncertain by both."""
+    """The cost model may be right or wrong: the first launch cannot tell, so predictions are uncertain by both."""
     calls = tuple(MessageCalls(message=m, calls_per_step=1.0) for m in MESSAGES)
     workload = Workload(name="w", messages=calls, provenance=Provenance(source="test"))
     settings = [s for s in SETTINGS if not s.parameters]
@@ -144,15 +143,15 @@ def test_where_launches_leave_the_model_in_doubt_it_is_less_sure_than_any_of_its
     times = [Launch(setting=DEFAULT, times_us=(100.0,) * 3)]
     times += [Launch(setting=settings[1], times_us=tuple(100 * np.exp(ratios + 0.2)))]
 
-    known = model.believe(observe(times), ())
-    weighed = model._likely_choices(_table_of(model, observe(times)))
+    known = model.compute_posterior(observe(times), ())
+    likely = model._likely_choices(_table_of(model, observe(times)))
     seen = replace(observe(times), sigma=known.noise**0.5)
-    mean = [_predicted(model, seen, choice)[0] for _, choice in weighed]
-    variance = [_predicted(model, seen, choice)[1] for _, choice in weighed]
+    mean = [_predicted(model, seen, choice)[0] for _, choice in likely]
+    variance = [_predicted(model, seen, choice)[1] for _, choice in likely]
 
-    assert len(weighed) > 1
-    assert sum(weight for weight, _ in weighed) == pytest.approx(1)
-    weights = np.array([weight for weight, _ in weighed])[:, None, None]
+    assert len(likely) > 1
+    assert sum(weight for weight, _ in likely) == pytest.approx(1)
+    weights = np.array([weight for weight, _ in likely])[:, None, None]
     np.testing.assert_allclose(known.mean, (weights * mean).sum(axis=0), atol=1e-7)
     assert (known.variance >= (weights * variance).sum(axis=0) - 1e-7).all()
 
@@ -168,7 +167,7 @@ def _table_of(model, observations):
 
 
 def _predicted(model, observations, choice):
-    return Posterior(_table_of(model, observations), model._alike.kernels(*choice)).predict(
+    return GaussianProcess(_table_of(model, observations), model._kernel.covariance(*choice)).predict(
         np.arange(len(model.settings))
     )
 
@@ -178,11 +177,11 @@ def test_whatever_the_cost_model_is_worth_a_large_message_takes_longer_over_one_
     sizes = (256 << 20, 1 << 10)
     calls = tuple(MessageCalls(message=replace(MESSAGES[0], size_bytes=s), calls_per_step=1.0) for s in sizes)
     model = Model((one, many), Workload(name="w", messages=calls, provenance=Provenance(source="test")), cluster)
-    for choice in choices():
-        expected = weighted(model._alike.kernels(*choice).prior, model._expected)
+    for choice in hyperparameter_grid():
+        expected = prior_mean(model._kernel.covariance(*choice).prior, model._expected)
         assert expected[0, 0] - expected[1, 0] > 0.5
-    doubting = next(choice for choice in choices() if choice[-2:] == (0.0, 0.0))
-    expected = weighted(model._alike.kernels(*doubting).prior, model._expected)
+    doubting = next(choice for choice in hyperparameter_grid() if choice[-2:] == (0.0, 0.0))
+    expected = prior_mean(model._kernel.covariance(*doubting).prior, model._expected)
     assert expected[:, 1] == pytest.approx([0.0, 0.0], abs=1e-3)
 
 
@@ -205,7 +204,7 @@ def some_launches(*, slow=None, again=False, sigma=0.02):
 def believed_of(cluster, settings, launches):
     calls = tuple(MessageCalls(message=m, calls_per_step=1.0) for m in MESSAGES)
     workload = Workload(name="w", messages=calls, provenance=Provenance(source="test"))
-    return Model(settings, workload, cluster).believe(observe(launches), ())
+    return Model(settings, workload, cluster).compute_posterior(observe(launches), ())
 
 
 def test_fewer_hyperparameters_are_averaged_the_more_settings_were_measured(cluster, monkeypatch):
@@ -217,15 +216,15 @@ def test_fewer_hyperparameters_are_averaged_the_more_settings_were_measured(clus
     launches = [Launch(setting=s, times_us=tuple(us)) for s, us in zip(settings[:129], times, strict=True)]
     seen = []
     mixture = Model._mixture
-    monkeypatch.setattr(posterior, "_LEAST_WEIGHT", 0.0)
+    monkeypatch.setattr(module, "_LEAST_WEIGHT", 0.0)
     monkeypatch.setattr(Model, "_mixture", lambda self, *found: (seen.append(found[1]), mixture(self, *found))[1])
 
     for count in (24, 25, 128, 129):
         believed_of(cluster, settings, [Launch(setting=DEFAULT, times_us=(100.0,) * 3), *launches[:count]])
 
-    assert [len(weighed) for weighed in seen] == [16, 3, 3, 1]
-    for weighed in seen:
-        weights = [weight for weight, _ in weighed]
+    assert [len(likely) for likely in seen] == [16, 3, 3, 1]
+    for likely in seen:
+        weights = [weight for weight, _ in likely]
         assert weights == sorted(weights, reverse=True), "the likeliest are kept"
 
 
@@ -248,7 +247,7 @@ def test_before_anything_was_measured_a_running_launch_changes_no_expectation(cl
     workload = Workload(name="w", messages=calls, provenance=Provenance(source="test"))
     model = Model(settings, workload, cluster)
 
-    alone, beside = (model.believe(observe(launches[:1]), running) for running in ((), settings[:1]))
+    alone, beside = (model.compute_posterior(observe(launches[:1]), running) for running in ((), settings[:1]))
 
     np.testing.assert_allclose(beside.mean, alone.mean, atol=1e-6)
     assert (beside.variance[0] < alone.variance[0]).all()
@@ -273,15 +272,17 @@ def test_a_lucky_launch_is_drawn_towards_its_likes(cluster):
         sigma=0.05,
     )
 
-    expected = believed(times, workload, cluster)
+    expected = posterior_mean(times, workload, cluster)
 
     assert all(80.5 < expected.by_setting[rings[2]][m] < 90 for m in MESSAGES)
     assert expected.by_setting[DEFAULT] == times.by_setting[DEFAULT]
     again = replace(times, launches={**times.launches, rings[2]: {MESSAGES[0]: 30, **dict.fromkeys(MESSAGES[1:], 1)}})
-    sure = believed(again, workload, cluster).by_setting[rings[2]]
+    sure = posterior_mean(again, workload, cluster).by_setting[rings[2]]
     assert sure[MESSAGES[0]] == pytest.approx(80.0, rel=0.01), "policies showed it of this message"
     assert all(sure[m] == expected.by_setting[rings[2]][m] for m in MESSAGES[1:])
-    assert believed(Times(by_setting={DEFAULT: times.default}, launches=once([DEFAULT])), workload, cluster).default
+    assert posterior_mean(
+        Times(by_setting={DEFAULT: times.default}, launches=once([DEFAULT])), workload, cluster
+    ).default
 
 
 def test_what_is_believed_is_computed_by_one_thread_whoever_asks(cluster, monkeypatch):
@@ -294,9 +295,9 @@ def test_what_is_believed_is_computed_by_one_thread_whoever_asks(cluster, monkey
 
     def watched(*arguments):
         seen.append(blas_threads())
-        return implausibility(*arguments)
+        return neg_log_prior(*arguments)
 
-    monkeypatch.setattr(posterior, "implausibility", watched)
+    monkeypatch.setattr(module, "neg_log_prior", watched)
     with threadpool_limits(2, "blas"):
         believed_of(cluster, *some_launches(slow=2))
         assert blas_threads() == {2}, "what the caller does besides is not limited"

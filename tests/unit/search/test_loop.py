@@ -19,7 +19,7 @@ from ncclt.measure.trial import launch
 from ncclt.search import loop, optuna_tables
 from ncclt.search.assemble import assemble, collect_times, expected_us
 from ncclt.search.loop import EQUAL_FAILURES, nothing_more, search
-from ncclt.search.posterior import believed
+from ncclt.search.posterior import posterior_mean
 from ncclt.search.proposer import Proposer
 from ncclt.search.space import cluster_space
 from ncclt.testing.fakes import FakeRunner, FakeTrialLog
@@ -72,7 +72,7 @@ def test_what_is_shown_so_far_is_what_the_model_believes_and_not_a_lucky_launch(
     )
 
     raw = collect_times(trial_log.trials())
-    times = believed(raw, workload, cluster)
+    times = posterior_mean(raw, workload, cluster)
     policy = assemble(times, workload, version=cluster.version)
     assert shown[-1].policy_us == expected_us(policy, times, workload, version=cluster.version)
     fastest = assemble(raw, workload, version=cluster.version)
@@ -85,7 +85,7 @@ def test_a_launch_must_pay_for_itself_over_the_steps_of_the_training(cluster, wo
         run(cluster, workload, landscape, budget=Budget(trials=40, steps=steps, patience=0)) for steps in (1, 10**9)
     )
 
-    assert "over 1 step is less than the launch costs" in few[0].reason
+    assert "less than the trial costs over 1 step" in few[0].reason
     assert "steps is less" not in many[0].reason
     assert len(few[1].launches) < len(many[1].launches)
 
@@ -278,7 +278,7 @@ def test_a_small_space_ends_the_search_when_repeats_tell_nothing_more(cluster, w
 def test_the_search_stops_when_the_default_is_best(cluster, workload):
     end, runner, _ = run(cluster, workload, lambda s, *_: 10.0 if s.is_default else 20.0, trials=100)
 
-    assert "already best" in end.reason
+    assert "beats the NCCL default" in end.reason
     assert len(runner.launches) <= 7 + PATIENCE + 1
 
 
@@ -286,7 +286,7 @@ def test_the_search_stops_when_the_default_is_best(cluster, workload):
     ("history", "expected"),
     [
         ([100.0] * 10, ""),
-        ([100.0] * 30, "already best"),
+        ([100.0] * 30, "beats the NCCL default"),
         ([100.0, 80.0, *[70.0] * 28], "converged"),
         ([100.0 - i for i in range(30)], ""),
     ],
@@ -304,11 +304,11 @@ def test_without_patience_the_search_never_stops_by_itself():
     ("history", "reason"),
     [
         ([100.0] * 2 + [80.0] * 4, ""),
-        ([100.0] * 2 + [80.0] * 5, "converged, the last 4 launches won 0.0 %"),
-        ([100.0, 80.0, 80.0, 80.0, 80.0, 80.0, 79.7], "converged, the last 4 launches won 0.4 %"),
+        ([100.0] * 2 + [80.0] * 5, "converged: the last 4 trials gained 0.0 %"),
+        ([100.0, 80.0, 80.0, 80.0, 80.0, 80.0, 79.7], "converged: the last 4 trials gained 0.4 %"),
         ([100.0, 80.0, 80.0, 80.0, 80.0, 80.0, 79.5], ""),
         ([100.0] * 6 + [99.6], "converged: none of 7 trials beats the NCCL default"),
-        ([100.0, 99.4, 99.4, 99.4, 99.4, 99.4, 99.4], "converged, the last 4 launches won 0.0 %"),
+        ([100.0, 99.4, 99.4, 99.4, 99.4, 99.4, 99.4], "converged: the last 4 trials gained 0.0 %"),
     ],
 )
 def test_a_search_needs_half_a_percent_within_its_patience_to_go_on(history, reason):
@@ -348,7 +348,7 @@ def test_over_the_steps_of_a_job_a_launch_must_save_the_time_that_it_takes():
     weigh = work_of([100.0, 90.0], Budget(trials=9, steps=10_000))
 
     assert weigh(0.2) == ""
-    assert weigh(0.199).endswith("over 10000 steps is less than the launch costs")
+    assert weigh(0.199).endswith("less than the trial costs over 10000 steps")
 
 
 def test_four_equal_failures_or_five_different_ones_are_no_reason_to_stop():
@@ -358,7 +358,7 @@ def test_four_equal_failures_or_five_different_ones_are_no_reason_to_stop():
     loop.check_failures(ended(*[Outcome.TIMEOUT] * 4))
     loop.check_failures(ended(*[Outcome.TIMEOUT] * 4, Outcome.CRASHED))
     loop.check_failures(ended(*[Outcome.OK] * 5))
-    with pytest.raises(StudyStoppedError, match="5 launches in a row ended with timeout: why"):
+    with pytest.raises(StudyStoppedError, match="5 trials in a row ended with timeout: why"):
         loop.check_failures(ended(Outcome.OK, *[Outcome.TIMEOUT] * 5))
 
 

@@ -16,12 +16,10 @@ from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.workload import MessageCalls, Provenance, Workload
-from ncclt.search.acquisition import Beliefs, launch_gains, standing
-from ncclt.search.kernels import choices, implausibility, likeness
+from ncclt.search.acquisition import Posterior, estimate_gains, estimate_launch_gains, find_incumbent
 from ncclt.search.observations import Launch, observe
-from ncclt.search.posterior import Model
+from ncclt.search.posterior import Model, build_kernel, hyperparameter_grid, neg_log_prior
 from ncclt.search.prior import expected_log_ratios, expected_own
-from ncclt.search.process_wide import outlook
 from ncclt.search.sampler import PolicySampler, _chance_to_run
 from ncclt.search.space import recorded_space
 
@@ -52,12 +50,12 @@ WORKLOAD = Workload(
 )
 
 
-def some_beliefs():
+def some_posterior():
     """Settings that were measured and that were not, and what NCCL would do by itself."""
     draw = np.random.default_rng(3)
     shape = (len(SETTINGS), len(MESSAGES))
     number = np.arange(shape[0])
-    return Beliefs(
+    return Posterior(
         mean=0.2 * draw.standard_normal(shape) - 0.05,
         variance=draw.uniform(0.001, 0.04, shape),
         measured=number % 3 == 0,
@@ -79,41 +77,42 @@ def some_launches():
 
 
 def of_the_model(cluster):
-    """What is believed after some launches, while another one runs."""
+    """Posterior after some launches, while another one runs."""
     observed = observe(some_launches())
-    known = Model(SETTINGS, WORKLOAD, cluster).believe(observed, [SETTINGS[7]])
-    before = Model(SETTINGS, WORKLOAD, cluster).believe(observe(some_launches()[:1]), ())
+    known = Model(SETTINGS, WORKLOAD, cluster).compute_posterior(observed, [SETTINGS[7]])
+    before = Model(SETTINGS, WORKLOAD, cluster).compute_posterior(observe(some_launches()[:1]), ())
     many = [Setting(algorithm=a, protocol=p, channels=c) for (a, p), c in itertools.product(PAIRS, range(1, 21))]
     times = 100 * np.exp(0.1 * np.random.default_rng(6).standard_normal((len(many) + 1, len(MESSAGES))))
     launches = [Launch(setting=s, times_us=tuple(us)) for s, us in zip([DEFAULT, *many], times.tolist(), strict=True)]
+    later = Model(many, WORKLOAD, cluster).compute_posterior(observe(launches), ())
     return {
-        **{f"believed {name}": getattr(known, name) for name in ("mean", "variance", "weights")},
+        **{f"posterior {name}": getattr(known, name) for name in ("mean", "variance", "weights")},
         "weights of the mixture": [weight for weight, _, _ in known.mixture],
         "chances to run": _chance_to_run(SETTINGS, observed),
-        "believed before all launches": np.array([before.mean, before.variance]),
-        "believed after many launches": Model(many, WORKLOAD, cluster).believe(observe(launches), ()).mean[:3],
+        "posterior before all launches": np.array([before.mean, before.variance]),
+        "posterior after many launches": later.mean[:3],
     }
 
 
 def figures(cluster):
     """Return all figures by name."""
-    alike, known = likeness(SETTINGS, MESSAGES, cluster), some_beliefs()
-    kernels = alike.kernels(*choices()[-1])
-    seen = outlook(SETTINGS, known)
+    kernel, known = build_kernel(SETTINGS, MESSAGES, cluster), some_posterior()
+    covariance = kernel.covariance(*hyperparameter_grid()[-1])
+    seen = estimate_gains(SETTINGS, known)
     found = {
         **of_the_model(cluster),
-        "choices": choices(),
-        "implausibility": [implausibility(choice) for choice in choices()],
+        "choices": hyperparameter_grid(),
+        "neg_log_prior": [neg_log_prior(choice) for choice in hyperparameter_grid()],
         **{
-            f"likeness {name}": getattr(alike, name)
+            f"kernel {name}": getattr(kernel, name)
             for name in ("smooth", "rough", "parameters", "size_doublings", "kinds")
         },
-        **{f"kernels {name}": getattr(kernels, name) for name in ("smooth", "rough", "sizes", "prior")},
+        **{f"covariance {name}": getattr(covariance, name) for name in ("smooth", "rough", "sizes", "prior")},
         "expected log ratios": expected_log_ratios(SETTINGS, MESSAGES, cluster),
         "expected own": expected_own(SETTINGS, MESSAGES, cluster).astype(int),
-        "launch gains": launch_gains(known, standing(known)),
-        "outlook gains": seen.gains,
-        "outlook share": [seen.share],
+        "launch gains": estimate_launch_gains(known, find_incumbent(known)),
+        "candidate gains": seen.gains,
+        "candidate share": [seen.share],
     }
     return {name: np.asarray(values, dtype=float) for name, values in found.items()}
 
@@ -129,13 +128,13 @@ def test_every_figure_is_the_recorded_one(cluster):
     assert [name for name in found if found[name] != pytest.approx(np.array(recorded[name]), rel=1e-6, abs=1e-12)] == []
 
 
-def test_what_is_compared_is_rounded_so_that_every_machine_chooses_alike(cluster):
+def test_what_is_compared_is_rounded_so_that_every_machine_chooses_kernel(cluster):
     """The last bits of linear algebra differ between machines, and must decide nothing."""
     known = of_the_model(cluster)
     decided = PolicySampler(recorded_space(SETTINGS), WORKLOAD, cluster).decide(some_launches()[:-1])
     for values, digits in (
-        (known["believed mean"], 8),
-        (known["believed variance"], 16),
+        (known["posterior mean"], 8),
+        (known["posterior variance"], 16),
         (decided.expected_gain, 9),
     ):
         assert (np.round(values, digits) == values).all()

@@ -18,7 +18,7 @@ from ncclt.prove.collapse import MIN_GAIN, collapse
 from ncclt.prove.interleave import applies
 from ncclt.prove.payback import step_gain
 from ncclt.search.assemble import KEPT_GAIN, Times, assemble, collect_times, expected_us, fastest_alone, finalists
-from ncclt.search.posterior import believed
+from ncclt.search.posterior import posterior_mean
 
 CONFIRMED_LAUNCHES = 3
 """Launches of a setting, search included, that make its times trustworthy enough for a policy.
@@ -88,7 +88,7 @@ def _missing(
     version = runner.cluster.version
     informative = _informative(trials)
     times, fresh = _comparable(informative), collect_times(_fresh(informative))
-    expected = believed(times, workload, runner.cluster)
+    expected = posterior_mean(times, workload, runner.cluster)
     # What a failed launch of a table shows of its settings is not known, so each is launched alone then.
     has_failed = any(t.policy is not None and t.result.outcome is not Outcome.OK for t in informative)
     table = assemble(expected, workload, version=version, keep=KEPT_GAIN)
@@ -189,7 +189,7 @@ def candidates(
         with_variables: prove what variables can say too.
     """
     version = runner.cluster.version
-    expected = believed(times, workload, runner.cluster)
+    expected = posterior_mean(times, workload, runner.cluster)
 
     def expressible(policy: Policy) -> bool:
         return compile_policy(policy, version=version, collectives=workload.collectives).complete

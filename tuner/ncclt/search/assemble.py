@@ -38,7 +38,7 @@ Parameters = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """What is known about every setting that was measured without fault.
+    """Times of every setting that was measured without fault.
 
     Attributes:
         by_setting: setting -> message -> typical time of one call over all its launches, µs.
@@ -56,15 +56,15 @@ class Times:
         return self.by_setting[DEFAULT]
 
     def count(self, setting: Setting, message: Message) -> int:
-        """Return how often a message was launched under a setting."""
+        """Return the number of launches of a message under a setting."""
         return self.launches.get(setting, {}).get(message, 0)
 
     def fewest(self, setting: Setting) -> int:
         """Return the launches of the message that was launched least often under a setting."""
         return min(self.launches.get(setting, {}).values(), default=0)
 
-    def suffices(self, setting: Setting, message: Message, launches: int) -> bool:
-        """Return whether a message was launched so often under a setting; under the default, once is enough."""
+    def has_launches(self, setting: Setting, message: Message, launches: int) -> bool:
+        """Check that a message was launched so often under a setting; under the default, once is enough."""
         return self.count(setting, message) >= (1 if setting.is_default else launches)
 
 
@@ -108,7 +108,7 @@ def assemble(
     keeps the default unless a setting beats it by `MIN_MESSAGE_GAIN`.
 
     Args:
-        times: must hold the default; best as the model believes them (`search.posterior.believed`), since the fastest
+        times: must hold the default; posterior means (`search.posterior.posterior_mean`) are best, since the fastest
             of many noisy launches was partly lucky.
         workload: placed, so its messages equal the measured ones.
         version: of NCCL: what of a setting reaches which collective.
@@ -166,7 +166,7 @@ def _group_policy(
     total = 0.0
     for calls in workload.messages:
         message = calls.message
-        measured = [(times.by_setting[s][message], s) for s in group if times.suffices(s, message, min_launches)]
+        measured = [(times.by_setting[s][message], s) for s in group if times.has_launches(s, message, min_launches)]
         if not measured:
             return _Candidate(parameters=parameters, choices={}, time_us=math.inf)
         own = times.by_setting.get(unforced, {}).get(message)
@@ -184,7 +184,7 @@ def _group_policy(
 
 
 def _reaches(setting: Setting, unforced: Setting, message: Message, version: NcclVersion) -> bool:
-    """Return whether a setting takes effect on a message in full.
+    """Check that a setting takes effect on a message in full.
 
     Where the collective lacks the pair, the channels alone take effect: a by-product, not what was chosen.
     """
@@ -208,7 +208,7 @@ def _fewest_rules(
         if not message.collective.is_tunable:
             continue
         own = times.by_setting.get(unforced, {}).get(message)
-        usable = {s: times.by_setting[s][message] for s in known if times.suffices(s, message, min_launches)}
+        usable = {s: times.by_setting[s][message] for s in known if times.has_launches(s, message, min_launches)}
         allowed = {
             s: calls.calls_per_step * time_us
             for s, time_us in usable.items()
@@ -228,7 +228,7 @@ def _fewest_rules(
     )
     ways: list[_Way] = [(fixed_us, {})]
     for family, sizes in families.items():
-        ways = _joined(ways, _ways(family, sizes, unforced))
+        ways = _combine(ways, _find_cheapest(family, sizes, unforced))
     for time_us, settings in ways:
         if time_us <= enough_us * (1 + 1e-12):
             choices = {
@@ -246,7 +246,7 @@ _Way = tuple[float, dict[tuple[Collective, int, bool, int], Setting]]
 """Time per step and the settings by size: the best with a number of rules."""
 
 
-def _ways(family: _Family, sizes: Mapping[int, Mapping[Setting, float]], unforced: Setting) -> list[_Way]:
+def _find_cheapest(family: _Family, sizes: Mapping[int, Mapping[Setting, float]], unforced: Setting) -> list[_Way]:
     """Return the least time with 0, 1, 2 ... rules for a family of messages."""
     ordered = sorted(sizes)
     reached: list[dict[Setting, tuple[float, tuple[Setting, ...]]]] = [{unforced: (0.0, ())}]
@@ -273,7 +273,7 @@ def _ways(family: _Family, sizes: Mapping[int, Mapping[Setting, float]], unforce
     return found
 
 
-def _joined(ways: Sequence[_Way], more: Sequence[_Way]) -> list[_Way]:
+def _combine(ways: Sequence[_Way], more: Sequence[_Way]) -> list[_Way]:
     """Return the least time with every number of rules in all, once a family of messages is added."""
     found: list[_Way] = [(math.inf, {})] * (len(ways) + len(more) - 1)
     for (rules, (us, choices)), (added, (more_us, others)) in itertools.product(enumerate(ways), enumerate(more)):

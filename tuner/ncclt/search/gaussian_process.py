@@ -45,8 +45,8 @@ def _libraries() -> ThreadpoolController:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kernels:
-    """Covariances of one choice of hyperparameters.
+class Covariance:
+    """Covariance under one choice of hyperparameters.
 
     Attributes:
         smooth: Ks between all settings of interest.
@@ -63,7 +63,7 @@ class Kernels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """What was measured, one row for each setting that was launched.
+    """Measurements, one row for each setting that was launched.
 
     Attributes:
         rows: positions of the measured settings among all settings of interest.
@@ -78,52 +78,52 @@ class Table:
     expected: Array
 
 
-class Posterior:
+class GaussianProcess:
     """The process given the table.
 
     Args:
         table: what was measured.
-        kernels: the hyperparameters' covariances.
+        covariance: under the hyperparameters.
     """
 
-    def __init__(self, table: Table, kernels: Kernels) -> None:
+    def __init__(self, table: Table, covariance: Covariance) -> None:
         self._table = table
         square = np.ix_(table.rows, table.rows)
-        self._chol = np.linalg.cholesky(kernels.rough[square] + np.diag(table.noise))
-        half = _solve(self._chol, kernels.smooth[square])
+        self._chol = np.linalg.cholesky(covariance.rough[square] + np.diag(table.noise))
+        half = _solve(self._chol, covariance.smooth[square])
         whitened = _solve(self._chol, half.T)
         self._settings, self._turn = np.linalg.eigh((whitened + whitened.T) / 2)
         self._logdet = np.log(np.diag(self._chol)).sum()
         self._turned = self._turn.T @ _solve(self._chol, table.values)
         self._turned_parts = [self._turn.T @ _solve(self._chol, part[table.rows]) for part in table.expected]
-        self._decorrelate(kernels)
+        self._decorrelate(covariance)
 
-    def _decorrelate(self, kernels: Kernels) -> None:
+    def _decorrelate(self, covariance: Covariance) -> None:
         """Do what depends on the covariance of messages."""
-        self._kernels, self._prior = kernels, kernels.prior
-        self._sizes, self._basis = np.linalg.eigh(kernels.sizes)
+        self._covariance, self._prior = covariance, covariance.prior
+        self._sizes, self._basis = np.linalg.eigh(covariance.sizes)
         self._spread = np.outer(np.maximum(self._settings, 0.0), np.maximum(self._sizes, 0.0)) + 1.0
         self._spread_logdet = np.log(self._spread).sum()
         self._values = self._turned @ self._basis
         self._expected = np.array([part @ self._basis for part in self._turned_parts])
-        self._residual = self._values - weighted(kernels.prior, self._expected)
-        self._seen_from: dict[bytes, tuple[Array, Array, Array]] = {}
+        self._residual = self._values - prior_mean(covariance.prior, self._expected)
+        self._predicted: dict[bytes, tuple[Array, Array, Array]] = {}
 
-    def resized(self, kernels: Kernels) -> Posterior:
+    def resized(self, covariance: Covariance) -> GaussianProcess:
         """Return the same with another covariance of messages, without another decomposition of the settings' one.
 
         Args:
-            kernels: with the same `smooth` and `rough`.
+            covariance: with the same `smooth` and `rough`.
         """
         other = copy(self)
-        other._decorrelate(kernels)
+        other._decorrelate(covariance)
         return other
 
-    def reweighted(self, prior: tuple[float, ...]) -> Posterior:
+    def reweighted(self, prior: tuple[float, ...]) -> GaussianProcess:
         """Return the same with other weights of the cost model, without another decomposition."""
         other = copy(self)
         other._prior = prior
-        other._residual = self._values - weighted(prior, self._expected)
+        other._residual = self._values - prior_mean(prior, self._expected)
         return other
 
     def evidence(self) -> float:
@@ -137,31 +137,32 @@ class Posterior:
         Args:
             settings: positions among all settings of interest.
         """
-        smooth, rough, variance = self._seen(settings)
+        smooth, rough, variance = self._predict_without_mean(settings)
         scaled = self._residual / self._spread
         mean = ((smooth.T @ scaled) * self._sizes + rough.T @ scaled) @ self._basis.T
-        return mean + weighted(self._prior, self._table.expected[:, settings]), variance.copy()
+        return mean + prior_mean(self._prior, self._table.expected[:, settings]), variance.copy()
 
-    def _seen(self, settings: NDArray[np.intp]) -> tuple[Array, Array, Array]:
-        """Return what of a prediction does not depend on the cost model: both covariances turned, the variance."""
-        if (found := self._seen_from.get(settings.tobytes())) is not None:
+    def _predict_without_mean(self, settings: NDArray[np.intp]) -> tuple[Array, Array, Array]:
+        """Return the parts of a prediction without the cost model: both covariances turned, and the variance."""
+        if (found := self._predicted.get(settings.tobytes())) is not None:
             return found
-        rows, kernels = self._table.rows, self._kernels
-        smooth = self._turn.T @ _solve(self._chol, kernels.smooth[np.ix_(rows, settings)])
-        rough = self._turn.T @ _solve(self._chol, kernels.rough[np.ix_(rows, settings)])
+        rows, covariance = self._table.rows, self._covariance
+        smooth = self._turn.T @ _solve(self._chol, covariance.smooth[np.ix_(rows, settings)])
+        rough = self._turn.T @ _solve(self._chol, covariance.rough[np.ix_(rows, settings)])
         explained = np.empty((len(settings), len(self._sizes)))
         for index, size in enumerate(self._sizes):
             explained[:, index] = ((smooth * max(size, 0.0) + rough) ** 2 / self._spread[:, index, None]).sum(axis=0)
         prior = (
-            np.outer(np.diag(kernels.smooth)[settings], np.diag(kernels.sizes)) + np.diag(kernels.rough)[settings, None]
+            np.outer(np.diag(covariance.smooth)[settings], np.diag(covariance.sizes))
+            + np.diag(covariance.rough)[settings, None]
         )
         variance: Array = np.maximum(prior - explained @ (self._basis**2).T, 0.0)
-        self._seen_from[settings.tobytes()] = smooth, rough, variance
+        self._predicted[settings.tobytes()] = smooth, rough, variance
         return smooth, rough, variance
 
 
-def weighted(prior: tuple[float, ...], expected: Array) -> Array:
-    """Return the prior mean: the weighted sum of its parts."""
+def prior_mean(prior: tuple[float, ...], expected: Array) -> Array:
+    """Return the prior mean: the prior_mean sum of its parts."""
     mean: Array = prior[0] * expected[0]
     for weight, part in zip(prior[1:], expected[1:], strict=True):
         mean = mean + weight * part

@@ -15,7 +15,7 @@ from ncclt.core.workload import Workload
 from ncclt.errors import StudyStoppedError
 from ncclt.measure.trial import TrialLog, launch_claim, measure_default, searched, stored_default
 from ncclt.search.assemble import assemble, collect_times, expected_us
-from ncclt.search.posterior import believed
+from ncclt.search.posterior import posterior_mean
 from ncclt.search.proposer import Proposer
 from ncclt.search.sampler import Proposal
 
@@ -310,7 +310,7 @@ class _BestPolicy:
 
     def history(self, trials: Sequence[Trial]) -> list[float]:
         for seen in range(len(self._history) + 1, len(trials) + 1):
-            times = believed(collect_times(trials[:seen]), self._workload, self._cluster)
+            times = posterior_mean(collect_times(trials[:seen]), self._workload, self._cluster)
             policy = assemble(times, self._workload, version=self._cluster.version)
             self._history.append(expected_us(policy, times, self._workload, version=self._cluster.version))
         return self._history

@@ -2,25 +2,231 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import statistics
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ncclt.core.algorithms import is_legal
 from ncclt.core.cluster import Cluster
+from ncclt.core.message import Message
 from ncclt.core.printed_costs import PrintedCosts
 from ncclt.core.setting import Setting
 from ncclt.core.workload import Workload
-from ncclt.search.acquisition import Beliefs, Mixture
+from ncclt.nccl.cost_model.graph import graph_of
+from ncclt.nccl.cost_model.model import nccl_choice
+from ncclt.search.acquisition import Mixture, Posterior
 from ncclt.search.assemble import Times
-from ncclt.search.gaussian_process import Array, Kernels, Table, one_blas_thread, weighted
-from ncclt.search.kernels import Choice, Posteriors, choices, implausibility, likeness
+from ncclt.search.gaussian_process import Array, Covariance, GaussianProcess, Table, one_blas_thread, prior_mean
 from ncclt.search.observations import Observations, flattened, unflattened
 from ncclt.search.prior import channel_certainty, expected_log_ratios, expected_own
 
+_CONSTANT, _ALGORITHM, _PROTOCOL, _ALGO_PROTO = 0.3, 0.2, 0.3, 0.3
+"""How far all forced settings, and those of one algorithm, protocol or pair, depart from the prior mean."""
+
+_CHANNELS, _ALGO_PROTO_CHANNELS = 0.25, 0.2
+"""How far channels move the time, for all pairs alike and for each in its own way."""
+
+_CHANNEL_DOUBLINGS, _SLOPE = 2.0, 0.2
+"""Channel counts this far apart are almost uncorrelated, but for a trend per doubling."""
+
+_AUTO_LIKENESS = 0.85
+"""Correlation of NCCL's own channel count with the same count forced: for small messages NCCL takes fewer."""
+
+_ROUGH_DOUBLINGS, _OWN_SHARE, _OWN_SHARE_OF_ALGO_PROTO = 1.0, 0.4, 0.5
+"""The rough part: length over channels, the share of its variance that is each setting's own, and the variance added
+on top that settings of one pair and channel count share, whatever their parameters."""
+
+_PARAMETER, _OTHER_ALGO_PROTO_PARAMETER = 0.06, 0.6
+"""Size of a process-wide parameter's effect, and the correlation of that effect between two pairs."""
+
+_OTHER_COLLECTIVE, _OTHER_GROUP = 0.6, 0.6
+"""Correlation of two messages that differ in collective or group alone."""
+
+SCALES = (1.0, 2.0)
+ROUGHNESS = (0.025, 0.06, 0.15)
+SIZE_DOUBLINGS = (3.0, 6.0)
+PRIOR_WEIGHTS = (0.0, 0.5, 1.0)
+"""The grid of hyperparameters: scale of the smooth part, standard deviation of the rough part, length over sizes, and
+weights of the cost model: of what it says of pairs, and of what follows for their channels, as far as that is not sure.
+One may be right where the other is wrong. A scale below 1 is left out: a few launches that agree with the cost model
+would make sure of it, and hide what lies far from them."""
+
+_USUAL_ROUGHNESS = 0.06
+
+_SURE = (1.0,)
+"""Weight of what is sure about channels (`search.prior.channel_certainty`), the last part of the prior mean."""
+
+Hyperparameters = tuple[float, float, float, float, float]
+"""Scale, roughness, doublings of size, weights of the cost model for pairs and for channels."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """Kernel over settings and messages: the parts from which all covariances are made.
+
+    Attributes:
+        smooth, rough: unit parts between settings.
+        parameters: effects of process-wide parameters between settings, 0 where one of the two sets none.
+        size_doublings: distance of messages in doublings of size.
+        kinds: build_kernel of messages by collective and group.
+    """
+
+    smooth: Array
+    rough: Array
+    parameters: Array
+    size_doublings: Array
+    kinds: Array
+
+    def covariance(
+        self, scale: float, roughness: float, size_doublings: float, of_pairs: float, of_channels: float
+    ) -> Covariance:
+        """Return the covariances of one choice of hyperparameters."""
+        return Covariance(
+            smooth=scale**2 * self.smooth + self.parameters,
+            rough=roughness**2 * self.rough,
+            sizes=_matern(self.size_doublings / size_doublings) * self.kinds,
+            prior=(of_pairs, of_channels, *_SURE),
+        )
+
+    def among(self, settings: NDArray[np.intp]) -> Kernel:
+        """Return the same for some of the settings alone."""
+        square = np.ix_(settings, settings)
+        return replace(self, smooth=self.smooth[square], rough=self.rough[square], parameters=self.parameters[square])
+
+
+class GaussianProcesses:
+    """Gaussian processes of one table under many hyperparameters, which share their decompositions.
+
+    Args:
+        table: what was measured.
+        kernel: of all settings of interest.
+    """
+
+    def __init__(self, table: Table, kernel: Kernel) -> None:
+        self._table, self._kernel = table, kernel
+        self._known: dict[tuple[float, ...], GaussianProcess] = {}
+
+    def __getitem__(self, choice: Hyperparameters) -> GaussianProcess:
+        """Return the process under one choice."""
+        key_of_settings, key, prior_weights = choice[:2], choice[:3], choice[3:]
+        if key not in self._known:
+            covariance, similar = self._kernel.covariance(*choice), self._known.get(key_of_settings)
+            found = GaussianProcess(self._table, covariance) if similar is None else similar.resized(covariance)
+            self._known[key_of_settings] = self._known[key] = found
+        return self._known[key].reweighted((*prior_weights, *_SURE))
+
+
+@cache
+def hyperparameter_grid() -> tuple[Hyperparameters, ...]:
+    """Return all hyperparameters to choose among, the most plausible first."""
+    grid = itertools.product(SCALES, ROUGHNESS, SIZE_DOUBLINGS, PRIOR_WEIGHTS, PRIOR_WEIGHTS)
+    return tuple(sorted(grid, key=neg_log_prior))
+
+
+@cache
+def neg_log_prior(choice: Hyperparameters) -> float:
+    """Return the negative log prior of hyperparameters.
+
+    NCCL's model is likely to be right about pairs; what is made of it for channels is our own.
+    """
+    scale, roughness, _, of_pairs, _ = choice
+    return 0.5 * (math.log2(scale) ** 2 + math.log2(roughness / _USUAL_ROUGHNESS) ** 2) + (1 - of_pairs)
+
+
+def build_kernel(settings: Sequence[Setting], messages: Sequence[Message], cluster: Cluster) -> Kernel:
+    """Build the kernel of all settings of interest and all messages.
+
+    Args:
+        settings: of interest; the default is none of them.
+        messages: of the workload, placed.
+        cluster: sized.
+    """
+    algorithm = _same([s.algorithm for s in settings])
+    protocol = _same([s.protocol for s in settings])
+    algo_proto = algorithm * protocol
+    own = math.log2(max(1, graph_of(cluster).channels))
+    likely_own = {s: _own_doublings(s, messages, cluster, own) for s in settings if s.channels is None}
+    doublings = np.array([likely_own[s] if s.channels is None else math.log2(s.channels) for s in settings])
+    auto = np.array([s.channels is None for s in settings])
+    likely = np.where(auto[:, None] == auto[None, :], 1.0, _AUTO_LIKENESS)
+    distance = np.abs(doublings[:, None] - doublings[None, :])
+    trend = _SLOPE**2 * np.outer(doublings - own, doublings - own)
+    channels = (_matern(distance / _CHANNEL_DOUBLINGS) + trend) * likely
+    smooth = (
+        _CONSTANT**2
+        + _ALGORITHM**2 * algorithm
+        + _PROTOCOL**2 * protocol
+        + _ALGO_PROTO**2 * algo_proto
+        + _CHANNELS**2 * channels
+        + _ALGO_PROTO_CHANNELS**2 * algo_proto * channels
+    )
+    effects = _parameter_effects(settings)
+    message_doublings = np.array([math.log2(m.size_bytes) for m in messages])
+    same = (distance == 0) & (auto[:, None] == auto[None, :])
+    own_group = _same([s.parameters for s in settings])
+    rough = (
+        algo_proto * own_group * ((1 - _OWN_SHARE) * _matern(distance / _ROUGH_DOUBLINGS) * likely + _OWN_SHARE * same)
+    )
+    return Kernel(
+        smooth=smooth,
+        rough=rough + _OWN_SHARE_OF_ALGO_PROTO * algo_proto * same,
+        parameters=_PARAMETER**2 * effects * np.where(algo_proto > 0, 1.0, _OTHER_ALGO_PROTO_PARAMETER),
+        size_doublings=np.abs(message_doublings[:, None] - message_doublings[None, :]),
+        kinds=np.where(_same([m.collective for m in messages]) > 0, 1.0, _OTHER_COLLECTIVE)
+        * np.where(_same([(m.group_size, m.spans_nodes) for m in messages]) > 0, 1.0, _OTHER_GROUP),
+    )
+
+
+def _own_doublings(setting: Setting, messages: Sequence[Message], cluster: Cluster, most: float) -> float:
+    """Return log2 of the channels that NCCL would take by itself under a setting, in the mean over the messages."""
+    found = []
+    for message in messages:
+        choice = nccl_choice(
+            message.collective,
+            message.size_bytes,
+            cluster,
+            message.group_size,
+            message.spans_nodes,
+            algorithm=setting.algorithm,
+            protocol=setting.protocol,
+        )
+        found.append(most if choice is None else math.log2(choice.channels))
+    return statistics.fmean(found)
+
+
+def _same(values: Sequence[object]) -> Array:
+    order = {value: number for number, value in enumerate(dict.fromkeys(values))}
+    codes = np.array([order[value] for value in values])
+    same: Array = (codes[:, None] == codes[None, :]).astype(np.float64)
+    return same
+
+
+def _matern(distance: Array) -> Array:
+    """Return the Matern covariance of smoothness 3/2 at a scaled distance."""
+    scaled = math.sqrt(3) * distance
+    result: Array = (1 + scaled) * np.exp(-scaled)
+    return result
+
+
+def _parameter_effects(settings: Sequence[Setting]) -> Array:
+    """Return the covariance of the parameters' effects; a setting that leaves a parameter alone has none."""
+    effects = np.zeros((len(settings), len(settings)))
+    for name in sorted({name for s in settings for name, _ in s.parameters}):
+        values = [dict(s.parameters).get(name) for s in settings]
+        position = np.array([0.0 if v is None else math.log2(1 + max(0, v)) for v in values])
+        there = np.array([v is not None for v in values], dtype=np.float64)
+        effects += np.outer(there, there) * _matern(np.abs(position[:, None] - position[None, :]) / 2)
+    return effects
+
+
 _FITTED_ROWS = 48
-"""Most settings on which the hyperparameters are weighed; of more, evenly spread ones are taken."""
+"""Most settings on which the hyperparameters are weighted; of more, evenly spread ones are taken."""
 
 _CHOICES, _LEAST_WEIGHT = 16, 0.02
 """Most choices of hyperparameters that are averaged, and the least weight of one relative to the best.
@@ -30,8 +236,8 @@ _AVERAGED_ROWS, _FEW_CHOICES, _FEW_ROWS = 24, 3, 128
 """With more settings measured a few choices are averaged, with still more the best one is used alone: much is known by
 then, and each choice costs time."""
 
-_EVIDENCE_DIGITS, _WEIGHT_DIGITS, _BELIEF_DIGITS = 6, 6, 8
-"""Evidence, weights and beliefs are rounded to these before they are compared, so that every machine chooses alike."""
+_EVIDENCE_DIGITS, _WEIGHT_DIGITS, _POSTERIOR_DIGITS = 6, 6, 8
+"""Evidence, weights and posterior are rounded to these digits before a comparison: every machine chooses the same."""
 
 _LEAST_VARIANCE = 1e-12
 
@@ -64,7 +270,7 @@ class Model:
         sure = channel_certainty(*where) * of_channels
         self._expected = np.array([of_pairs, of_channels - sure, sure])
         self._own = expected_own(self.settings, *where)
-        self._alike = likeness(self.settings, self._messages, cluster)
+        self._kernel = build_kernel(self.settings, self._messages, cluster)
         algo_protos = [(s.algorithm, s.protocol) for s in self.settings]
         order = {algo_proto: index for index, algo_proto in enumerate(dict.fromkeys(algo_protos))}
         reaches = [
@@ -74,8 +280,8 @@ class Model:
         self._reaches = np.array(reaches, dtype=np.bool_)[[order[algo_proto] for algo_proto in algo_protos]]
 
     @one_blas_thread()
-    def believe(self, observations: Observations, running: Collection[Setting]) -> Beliefs:
-        """Return what is known about every setting of interest.
+    def compute_posterior(self, observations: Observations, running: Collection[Setting]) -> Posterior:
+        """Compute the posterior of every setting of interest.
 
         A running launch counts as one with the expected result, so that the next proposal looks elsewhere.
 
@@ -95,19 +301,22 @@ class Model:
                 noise=noise / launches[rows],
                 expected=self._expected,
             )
-            weighed = self._likely_choices(table)
-            mixture = self._mixture(table, weighed)
+            likely = self._likely_choices(table)
+            mixture = self._mixture(table, likely)
         else:
-            table, weighed = None, [(1.0, choices()[0])]
-            mixture = ((1.0, *_before_all(self._expected, self._alike.kernels(*choices()[0]))),)
+            table, likely = None, [(1.0, hyperparameter_grid()[0])]
+            covariance = self._kernel.covariance(*hyperparameter_grid()[0])
+            variance = np.outer(np.diag(covariance.smooth), np.diag(covariance.sizes))
+            variance = variance + np.diag(covariance.rough)[:, None]
+            mixture = ((1.0, prior_mean(covariance.prior, self._expected), variance),)
         pending = np.array(sorted(self._at[s] for s in running if s in self._at), dtype=np.intp)
         if len(pending):
             table = _extended(table, pending, _averaged(mixture)[0], noise, self._expected)
-            mixture = self._mixture(table, weighed)
+            mixture = self._mixture(table, likely)
         mixture = tuple((weight, *_rounded(mean, variance)) for weight, mean, variance in mixture)
         mean, variance = _rounded(*_averaged(mixture))
         cost = self._calls * observations.default_us
-        return Beliefs(
+        return Posterior(
             mean=mean,
             variance=variance,
             measured=measured,
@@ -118,18 +327,18 @@ class Model:
             mixture=mixture,
         )
 
-    def _mixture(self, table: Table, weighed: Sequence[tuple[float, Choice]]) -> Mixture:
+    def _mixture(self, table: Table, likely: Sequence[tuple[float, Hyperparameters]]) -> Mixture:
         """Return the posteriors of some hyperparameters: settings x messages."""
         everything = np.arange(len(self.settings))
-        posteriors = Posteriors(table, self._alike)
-        return tuple((weight, *posteriors[choice].predict(everything)) for weight, choice in weighed)
+        posteriors = GaussianProcesses(table, self._kernel)
+        return tuple((weight, *posteriors[choice].predict(everything)) for weight, choice in likely)
 
-    def _likely_choices(self, table: Table) -> list[tuple[float, Choice]]:
+    def _likely_choices(self, table: Table) -> list[tuple[float, Hyperparameters]]:
         """Return the likeliest hyperparameters; their weights add up to 1."""
         kept = np.arange(len(table.rows))
         if len(kept) > _FITTED_ROWS:
             kept = np.linspace(0, len(kept) - 1, _FITTED_ROWS).round().astype(np.intp)
-        alike = self._alike.among(table.rows[kept])
+        kernel = self._kernel.among(table.rows[kept])
         part = Table(
             rows=np.arange(len(kept)),
             values=table.values[kept],
@@ -137,8 +346,8 @@ class Model:
             expected=table.expected[:, table.rows[kept]],
         )
 
-        posteriors = Posteriors(part, alike)
-        scores = [posteriors[choice].evidence() - implausibility(choice) for choice in choices()]
+        posteriors = GaussianProcesses(part, kernel)
+        scores = [posteriors[choice].evidence() - neg_log_prior(choice) for choice in hyperparameter_grid()]
         final = np.round(scores, _EVIDENCE_DIGITS)
         rows = len(table.rows)
         most = _CHOICES if rows <= _AVERAGED_ROWS else _FEW_CHOICES if rows <= _FEW_ROWS else 1
@@ -147,7 +356,7 @@ class Model:
         likely_enough = weights >= _LEAST_WEIGHT
         best, weights = best[likely_enough], weights[likely_enough]
         shares = weights / weights.sum()
-        return [(float(w), choices()[i]) for w, i in zip(shares, best, strict=True)]
+        return [(float(w), hyperparameter_grid()[i]) for w, i in zip(shares, best, strict=True)]
 
 
 def _averaged(mixture: Mixture) -> tuple[Array, Array]:
@@ -158,12 +367,7 @@ def _averaged(mixture: Mixture) -> tuple[Array, Array]:
 
 
 def _rounded(mean: Array, variance: Array) -> tuple[Array, Array]:
-    return np.round(mean, _BELIEF_DIGITS), np.maximum(np.round(variance, 2 * _BELIEF_DIGITS), _LEAST_VARIANCE)
-
-
-def _before_all(expected: Array, kernels: Kernels) -> tuple[Array, Array]:
-    variance = np.outer(np.diag(kernels.smooth), np.diag(kernels.sizes)) + np.diag(kernels.rough)[:, None]
-    return weighted(kernels.prior, expected), variance
+    return np.round(mean, _POSTERIOR_DIGITS), np.maximum(np.round(variance, 2 * _POSTERIOR_DIGITS), _LEAST_VARIANCE)
 
 
 def _extended(table: Table | None, pending: np.ndarray, mean: Array, noise: float, expected: Array) -> Table:
@@ -179,8 +383,10 @@ def _extended(table: Table | None, pending: np.ndarray, mean: Array, noise: floa
     )
 
 
-def believed(times: Times, workload: Workload, cluster: Cluster, printed_costs: PrintedCosts | None = None) -> Times:
-    """Return the times as the model believes them: what one lucky launch showed is drawn towards its likes.
+def posterior_mean(
+    times: Times, workload: Workload, cluster: Cluster, printed_costs: PrintedCosts | None = None
+) -> Times:
+    """Return the posterior means of the times: one lucky launch is drawn towards similar settings.
 
     Args:
         times: measured; the default among them, for every message of the workload.
@@ -205,12 +411,12 @@ def believed(times: Times, workload: Workload, cluster: Cluster, printed_costs: 
         failures={},
         sigma=times.sigma,
     )
-    beliefs = Model(tuple(ratios), workload, cluster, printed_costs).believe(observations, ())
+    posterior = Model(tuple(ratios), workload, cluster, printed_costs).compute_posterior(observations, ())
     known_ratios = np.array(list(ratios.values()))
     # Launches of policies told more about some messages than the rows of the model hold.
-    more = np.array([[times.launches[s][m] - times.fewest(s) for m in messages] for s in ratios]) / beliefs.noise
-    precision = 1 / beliefs.variance
-    mean = (precision * beliefs.mean + more * flattened(known_ratios)) / (precision + more)
+    more = np.array([[times.launches[s][m] - times.fewest(s) for m in messages] for s in ratios]) / posterior.noise
+    precision = 1 / posterior.variance
+    mean = (precision * posterior.mean + more * flattened(known_ratios)) / (precision + more)
     expected = default_us * np.exp(unflattened(mean))
     rows = {s: dict(zip(messages, row.tolist(), strict=True)) for s, row in zip(ratios, expected, strict=True)}
     return replace(times, by_setting={s: {**known, **rows.get(s, {})} for s, known in times.by_setting.items()})

@@ -1,4 +1,4 @@
-"""Prior mean: what NCCL's own cost model predicts for a setting, and how channels scale it.
+"""Prior mean: the prediction of NCCL's cost model for a setting, scaled by channels.
 
 The model is NCCL's table of the cluster where a log holds it (`nccl.cost_model.printed`), else our estimate of that.
 """
@@ -29,11 +29,11 @@ _SMALL_BYTES = 8
 _CLIP = math.log(8)
 """Beyond this ratio to the default the model says that a setting is hopeless, and not by how much."""
 
-_SATURATED = 0.5
+_SATURATION_SHARE = 0.5
 """Share of all channels above which more bring little: with half of them the bandwidth part takes a quarter longer,
 with a quarter of them twice as long, with a few in inverse proportion."""
 
-_BOUND = 4
+_BANDWIDTH_POWER = 4
 """Power of the share of bandwidth in the time of a message: half of it says little of channels, nine tenths much."""
 
 
@@ -68,7 +68,7 @@ def expected_log_ratios(
 def channel_certainty(
     messages: Sequence[Message], cluster: Cluster, printed_costs: PrintedCosts | None = None
 ) -> NDArray[np.float64]:
-    """Return for each message how sure it is that fewer channels take longer, 0 to 1.
+    """Return the certainty that fewer channels take longer, 0 to 1 for each message.
 
     A large message waits for bandwidth, which every channel has a part of. Of a small one, whose time is latency,
     nothing is sure: two nodes of MI355X broadcast 64 KiB in half the time over one channel.
@@ -78,7 +78,9 @@ def channel_certainty(
         cluster: sized.
         printed_costs: see `expected_log_ratios`.
     """
-    return np.array([_Model(message, cluster, printed_costs).bandwidth_share() ** _BOUND for message in messages])
+    return np.array(
+        [_Model(message, cluster, printed_costs).bandwidth_share() ** _BANDWIDTH_POWER for message in messages]
+    )
 
 
 def expected_own(
@@ -87,7 +89,7 @@ def expected_own(
     cluster: Cluster,
     printed_costs: PrintedCosts | None = None,
 ) -> NDArray[np.bool_]:
-    """Tell which settings force what NCCL is expected to choose by itself: settings x messages.
+    """Find the settings that force the expected NCCL default: settings x messages.
 
     Such a launch would repeat the default under another name. The pair is that of the cheapest entry of NCCL's cost
     table; channels count as the same where they are not forced or equal NCCL's own count.
@@ -130,7 +132,7 @@ class _Model:
         return self._ratio(reaching, None) or 0.0
 
     def own_choice(self) -> Setting | None:
-        """Return what NCCL is expected to choose by itself, None where nothing is known."""
+        """Return the expected NCCL default, None where nothing is known."""
         pick = self._pick(self._message.size_bytes, None, None, self._table)
         if pick is None:
             return None
@@ -164,7 +166,7 @@ class _Model:
         return latency_us + (pick.time_us - latency_us) * slower
 
     def _channels_of(self, pick: Pick, table: PrintedTable | None) -> int | None:
-        """Return how many channels NCCL takes by itself for a pair, None where our estimate lacks the pair."""
+        """Return the channels that NCCL takes by itself for a pair, None where our estimate lacks the pair."""
         size_bytes, (algorithm, protocol) = self._message.size_bytes, pick[:2]
         if self._estimate(size_bytes, algorithm, protocol) is None:
             return None
@@ -194,8 +196,8 @@ class _Model:
 
 
 def _slowdown(share: float) -> float:
-    """Return how much longer the bandwidth part takes with a share of all channels."""
-    return math.sqrt((1 + (_SATURATED / share) ** 2) / (1 + _SATURATED**2)) if share < 1 else 1.0
+    """Return the factor on the bandwidth part with a share of all channels."""
+    return math.sqrt((1 + (_SATURATION_SHARE / share) ** 2) / (1 + _SATURATION_SHARE**2)) if share < 1 else 1.0
 
 
 def _as_logged(graph: Graph, table: PrintedTable | None) -> Graph:

@@ -15,10 +15,10 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.printed_costs import PrintedCosts
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.workload import Workload
+from ncclt.search.acquisition import estimate_gains
 from ncclt.search.gaussian_process import Array
 from ncclt.search.observations import Launch, Observations, observe
 from ncclt.search.posterior import Model
-from ncclt.search.process_wide import outlook
 from ncclt.search.space import SearchSpace
 
 _MOST_PLAIN = 400
@@ -32,13 +32,13 @@ Parameters = tuple[tuple[str, int], ...]
 _DIGITS = 9
 """Gains are rounded to this before they are compared, so that the last bits of linear algebra decide nothing."""
 
-_NOTHING = 1e-5
+_MIN_GAIN = 1e-5
 """Share of time per step below which a repeat is not worth proposing."""
 
 _FAILURES_IN_A_ROW = 3
 """Failures after which a pair that has run before is tried."""
 
-_FAITH = 0.3
+_PSEUDO_COUNT = 0.3
 """Successful launches that every pair is credited with."""
 
 
@@ -98,8 +98,8 @@ class PolicySampler:
             return None
         if self._model is None or self._model.settings != settings:
             self._model = Model(settings, self._workload, self._cluster, self._printed_costs)
-        beliefs = self._model.believe(observations, running)
-        seen = outlook(settings, beliefs)
+        posterior = self._model.compute_posterior(observations, running)
+        seen = estimate_gains(settings, posterior)
         gains = np.round(seen.gains * _chance_to_run(settings, observations), _DIGITS)
         out = {s for s in observations.failures if s not in observations.ratios}
         barred = np.array([s in running or s in out for s in settings])
@@ -107,14 +107,14 @@ class PolicySampler:
             barred = _cautiously(barred, settings, observations)
         best = max(
             (index for index in range(len(settings)) if not barred[index]),
-            key=lambda i: (gains[i], not beliefs.measured[i], self._rank(settings[i])),
+            key=lambda i: (gains[i], not posterior.measured[i], self._rank(settings[i])),
             default=None,
         )
         if best is None and running and DEFAULT not in running:
             return Proposal(setting=DEFAULT, reason="the default again: all else is being launched")
-        if best is None or (gains[best] < _NOTHING and beliefs.measured[best]):
+        if best is None or (gains[best] < _MIN_GAIN and posterior.measured[best]):
             return None
-        reason = self._reason(seen.by_message[best], repeat=bool(beliefs.measured[best]))
+        reason = self._reason(seen.by_message[best], repeat=bool(posterior.measured[best]))
         return Proposal(setting=settings[best], expected_gain=float(gains[best]), reason=reason)
 
     def _rank(self, setting: Setting) -> str:
@@ -150,7 +150,7 @@ def _chance_to_run(settings: Sequence[Setting], observations: Observations) -> A
             failed[kind(setting)] += count
         for setting in observations.ratios:
             ran[kind(setting)] += observations.launches[setting]
-        chance *= [1 - failed[kind(s)] / (failed[kind(s)] + ran[kind(s)] + _FAITH) for s in settings]
+        chance *= [1 - failed[kind(s)] / (failed[kind(s)] + ran[kind(s)] + _PSEUDO_COUNT) for s in settings]
     return chance
 
 
