@@ -29,8 +29,8 @@ from ncclt.core.trial import Runner, TrialResult
 from ncclt.measure.testbed import Testbed, simulated_testbed
 from ncclt.pipeline.tune import TuneRequest, study_of
 from ncclt.search.loop import Progress, search
-from ncclt.search.proposer import Proposer
-from ncclt.search.space import space_of
+from ncclt.search.optuna_study import OptunaStudy
+from ncclt.search.space import build_space
 from ncclt.store import open_store
 from ncclt.store.journal import StudyTrialLog
 from ncclt.store.shipped import profiles_folder, shipped_workloads
@@ -68,16 +68,18 @@ def ours(folder: Path, model: str, trials: int) -> dict[str, Any]:
             marks.append(time.perf_counter() - runner.seconds)
 
         started = time.perf_counter()
-        space = space_of(testbed, workload, request.budget.process_wide)
+        space = build_space(testbed, workload, request.budget.process_wide)
         with (
             StudyTrialLog(store, study, lambda: "") as trial_log,
-            Proposer(space, workload, study.cluster, name=study.name, seed=1, storage_url=store.optuna_url) as proposer,
+            OptunaStudy(
+                space, workload, study.cluster, name=study.name, seed=1, storage_url=store.optuna_url
+            ) as optuna_study,
         ):
             search(
                 [runner],
                 workload,
                 trial_log,
-                proposer,
+                optuna_study,
                 request.budget,
                 clock=time.monotonic,
                 interrupted=lambda: "",
@@ -93,7 +95,7 @@ def peer(folder: Path, model: str, trials: int) -> dict[str, Any]:
     with open_store(f"sqlite:///{folder / 'ours.db'}") as store:
         testbed = simulated_testbed(store.clusters.get("leonardo"), seed=1, reason="bench")
         workload, _ = testbed.cut(store.workloads.get(model))
-    space = space_of(testbed, workload, ("BUFFSIZE",))
+    space = build_space(testbed, workload, ("BUFFSIZE",))
     messages = [calls.message for calls in workload.messages]
     measuring = 0.0
     storage = optuna.storages.RDBStorage(f"sqlite:///{folder / 'peer.db'}")

@@ -25,9 +25,9 @@ from ncclt.core.setting import MAX_CHANNELS, Setting
 from ncclt.core.study import Claim, Phase, Trial
 from ncclt.core.workload import Workload
 from ncclt.search.gaussian_process import GaussianProcess, Table
+from ncclt.search.optuna_study import FAILURE_PENALTY, OptunaStudy
 from ncclt.search.posterior import build_kernel, hyperparameter_grid, neg_log_prior
 from ncclt.search.prior import expected_log_ratios
-from ncclt.search.proposer import FAILURE_PENALTY, Proposer
 from ncclt.search.space import SearchSpace
 
 METHODS = (
@@ -83,23 +83,23 @@ class Method(Port):
 
 
 class Ours:
-    """The proposer of `ncclt tune`."""
+    """The optuna_study of `ncclt tune`."""
 
-    def __init__(self, proposer: Proposer) -> None:
-        self._proposer = proposer
+    def __init__(self, optuna_study: OptunaStudy) -> None:
+        self._optuna_study = optuna_study
 
     def ask(self, trials: Sequence[Trial]) -> Setting | None:
         if len(trials) == 1:
-            self._proposer.resume(trials[0], trials)
-        proposal = self._proposer.propose(trials)
+            self._optuna_study.resume(trials[0], trials)
+        proposal = self._optuna_study.propose(trials)
         if proposal is None:
             return None
         self._claim = Claim(number=len(trials), setting=proposal.setting, repeat=0, phase=Phase.SEARCH)
-        self._proposer.start(self._claim, proposal)
+        self._optuna_study.start(self._claim, proposal)
         return proposal.setting
 
     def tell(self, trial: Trial) -> None:
-        self._proposer.tell(self._claim, trial)
+        self._optuna_study.tell(self._claim, trial)
 
 
 class OfOptuna:
@@ -231,7 +231,7 @@ def make(
         case "thompson":
             return PlainGp(space, workload, cluster, seed)
         case "ours":
-            return Ours(Proposer(space, workload, cluster, name="bench", seed=seed, printed_costs=printed_costs))
+            return Ours(OptunaStudy(space, workload, cluster, name="bench", seed=seed, printed_costs=printed_costs))
         case _:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)

@@ -18,9 +18,9 @@ from ncclt.errors import StoreError, StudyStoppedError
 from ncclt.measure.trial import launch
 from ncclt.search import loop, optuna_tables
 from ncclt.search.assemble import assemble, collect_times, expected_us
-from ncclt.search.loop import EQUAL_FAILURES, nothing_more, search
+from ncclt.search.loop import EQUAL_FAILURES, explain_convergence, search
+from ncclt.search.optuna_study import OptunaStudy
 from ncclt.search.posterior import posterior_mean
-from ncclt.search.proposer import Proposer
 from ncclt.search.space import cluster_space
 from ncclt.testing.fakes import FakeRunner, FakeTrialLog
 
@@ -29,12 +29,12 @@ def run(cluster, workload, time_of, *, trials=20, trial_log=None, seed=1, storag
     runner, kept = FakeRunner(cluster, time_of), trial_log if trial_log is not None else FakeTrialLog()
     expressible = kwargs.pop("expressible", lambda _setting: True)
     space = cluster_space(workload.collectives, cluster, parameters={}, expressible=expressible)
-    with Proposer(space, workload, cluster, name="s", seed=seed, storage_url=storage_url) as proposer:
+    with OptunaStudy(space, workload, cluster, name="s", seed=seed, storage_url=storage_url) as optuna_study:
         end = search(
             [runner],
             workload,
             kept,
-            proposer,
+            optuna_study,
             kwargs.pop("budget", Budget(trials=trials)),
             clock=kwargs.pop("clock", lambda: 0.0),
             interrupted=kwargs.pop("interrupted", lambda: False),
@@ -272,7 +272,7 @@ def test_a_small_space_ends_the_search_when_repeats_tell_nothing_more(cluster, w
     )
 
     assert len(runner.launches) < 40
-    assert f"all {len(set(runner.launches))} settings were launched" in end.reason
+    assert f"all {len(set(runner.launches))} settings tried" in end.reason
 
 
 def test_the_search_stops_when_the_default_is_best(cluster, workload):
@@ -292,12 +292,12 @@ def test_the_search_stops_when_the_default_is_best(cluster, workload):
     ],
 )
 def test_reasons_to_stop(history, expected):
-    assert expected in nothing_more(history, startup=6, patience=PATIENCE)
-    assert bool(nothing_more(history, startup=6, patience=PATIENCE)) is bool(expected)
+    assert expected in explain_convergence(history, startup=6, patience=PATIENCE)
+    assert bool(explain_convergence(history, startup=6, patience=PATIENCE)) is bool(expected)
 
 
 def test_without_patience_the_search_never_stops_by_itself():
-    assert nothing_more([100.0] * 500, startup=6, patience=0) == ""
+    assert explain_convergence([100.0] * 500, startup=6, patience=0) == ""
 
 
 @pytest.mark.parametrize(
@@ -312,7 +312,7 @@ def test_without_patience_the_search_never_stops_by_itself():
     ],
 )
 def test_a_search_needs_half_a_percent_within_its_patience_to_go_on(history, reason):
-    assert nothing_more(history, startup=2, patience=4) == reason
+    assert explain_convergence(history, startup=2, patience=4) == reason
 
 
 def work_of(history, budget, *, default_us=1000.0):
@@ -320,7 +320,7 @@ def work_of(history, budget, *, default_us=1000.0):
     work = loop._Work(
         workload=None,
         trial_log=None,
-        proposer=None,
+        optuna_study=None,
         budget=budget,
         default=SimpleNamespace(score_us=default_us),
         best=SimpleNamespace(history=lambda _trials: history),

@@ -13,8 +13,8 @@ from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Phase
 from ncclt.measure.trial import launch, launch_claim
 from ncclt.nccl.cost_model.model import nccl_choice
+from ncclt.search.optuna_study import OptunaStudy
 from ncclt.search.prior import channel_certainty, expected_log_ratios, expected_own
-from ncclt.search.proposer import Proposer
 from ncclt.search.space import cluster_space
 from ncclt.testing.fakes import FakeRunner, FakeTrialLog
 
@@ -106,14 +106,14 @@ def proposals(cluster, workload, landscape, **options):
     """The first launches of a search."""
     runner, trial_log = FakeRunner(cluster, landscape), FakeTrialLog()
     space = cluster_space(workload.collectives, cluster, parameters={})
-    with Proposer(space, workload, cluster, name="s", seed=1, **options) as proposer:
+    with OptunaStudy(space, workload, cluster, name="s", seed=1, **options) as optuna_study:
         default = launch(runner, workload, trial_log, DEFAULT, phase=Phase.SEARCH)
-        proposer.resume(default, [default])
+        optuna_study.resume(default, [default])
         for _ in range(4):
-            proposal = proposer.propose(trial_log.trials())
+            proposal = optuna_study.propose(trial_log.trials())
             claim = trial_log.claim(proposal.setting, phase=Phase.SEARCH)
-            proposer.start(claim, proposal)
-            proposer.tell(claim, launch_claim(runner, workload, trial_log, claim))
+            optuna_study.start(claim, proposal)
+            optuna_study.tell(claim, launch_claim(runner, workload, trial_log, claim))
     return runner.launches
 
 

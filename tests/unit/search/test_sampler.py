@@ -1,4 +1,4 @@
-"""The sampler as Optuna sees it, and the proposer around it."""
+"""The sampler as Optuna sees it, and the optuna_study around it."""
 
 import itertools
 from collections import Counter
@@ -13,8 +13,8 @@ from ncclt.core.study import Claim, Phase, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.search.assemble import collect_times
 from ncclt.search.observations import Launch, observe
-from ncclt.search.proposer import Proposer
-from ncclt.search.sampler import PolicySampler, candidate_settings
+from ncclt.search.optuna_study import OptunaStudy
+from ncclt.search.sampler import Sampler, candidate_settings
 from ncclt.search.space import cluster_space, recorded_space
 
 
@@ -32,7 +32,7 @@ def walk(sampler, workload, time_of, launches, *, until=None):
     """Follow the sampler for some launches, the default's first; no further than to the setting that is looked for."""
     made = [launched(DEFAULT, workload, time_of)]
     while len(made) < launches and made[-1].setting != until:
-        decision = sampler.decide(made)
+        decision = sampler.propose(made)
         if decision is None:
             break
         made.append(launched(decision.setting, workload, time_of, len(made)))
@@ -40,11 +40,11 @@ def walk(sampler, workload, time_of, launches, *, until=None):
 
 
 def test_what_others_are_launching_is_neither_proposed_nor_forgotten(space, workload, cluster, landscape):
-    sampler = PolicySampler(space, workload, cluster)
+    sampler = Sampler(space, workload, cluster)
     made = [launched(DEFAULT, workload, landscape)]
     running = []
     for _ in range(8):
-        running.append(sampler.decide(made, running=running).setting)
+        running.append(sampler.propose(made, running=running).setting)
 
     assert len(set(running)) == 8
     assert len({(s.algorithm, s.protocol) for s in running}) >= 3
@@ -54,14 +54,14 @@ def test_while_others_launch_every_setting_the_default_is_launched_again(space, 
     """It is one side of each comparison; where nothing is left to compare, nothing is launched."""
     near = next(s for s in space.distinct if not s.is_default)
     made = [Launch(setting=DEFAULT, times_us=(20.0, 1000.0)), Launch(setting=near, times_us=(19.6, 985.0))]
-    sampler = PolicySampler(space, workload, cluster)
+    sampler = Sampler(space, workload, cluster)
 
-    assert sampler.decide(made, running=space.distinct[1:]).setting == DEFAULT
-    assert sampler.decide(made, running=space.distinct) is None
+    assert sampler.propose(made, running=space.distinct[1:]).setting == DEFAULT
+    assert sampler.propose(made, running=space.distinct) is None
 
 
 def test_the_same_launches_and_seed_give_the_same_choice(space, workload, cluster, landscape):
-    first, second = (walk(PolicySampler(space, workload, cluster, seed=4), workload, landscape, 14) for _ in range(2))
+    first, second = (walk(Sampler(space, workload, cluster, seed=4), workload, landscape, 14) for _ in range(2))
 
     assert first == second
 
@@ -70,7 +70,7 @@ def test_a_pair_that_never_runs_is_given_up(space, workload, cluster, landscape)
     def ll_crashes(setting, message, number):
         return Outcome.CRASHED if setting.protocol is Protocol.LL else landscape(setting, message, number)
 
-    made = walk(PolicySampler(space, workload, cluster), workload, ll_crashes, 24)
+    made = walk(Sampler(space, workload, cluster), workload, ll_crashes, 24)
 
     failed = [launch.setting for launch in made if launch.times_us is None]
     assert 1 <= len(failed) <= len(made) / 3
@@ -118,7 +118,7 @@ def test_three_failures_in_a_row_are_followed_by_a_pair_that_has_run(space, work
     made = [launched(s, workload, landscape) for s in (DEFAULT, sound)]
     made += [Launch(setting=s, times_us=None) for s in failures]
 
-    after_two, setting = (PolicySampler(space, workload, cluster).decide(made[:count]).setting for count in (-1, None))
+    after_two, setting = (Sampler(space, workload, cluster).propose(made[:count]).setting for count in (-1, None))
 
     assert (setting.algorithm, setting.protocol) == (sound.algorithm, sound.protocol)
     assert (after_two.algorithm, after_two.protocol) != (sound.algorithm, sound.protocol)
@@ -127,13 +127,13 @@ def test_three_failures_in_a_row_are_followed_by_a_pair_that_has_run(space, work
 def test_a_proposal_says_what_it_is_made_for(workload, cluster):
     """Both messages take 100 µs; the small one is sent ten times as often."""
     rings = [Setting(algorithm=Algorithm.RING, protocol=Protocol.SIMPLE, channels=c) for c in (8, 16)]
-    sampler = PolicySampler(recorded_space(rings), workload, cluster)
+    sampler = Sampler(recorded_space(rings), workload, cluster)
     made = [Launch(setting=DEFAULT, times_us=(100.0, 100.0))] * 3
-    new = sampler.decide(made)
+    new = sampler.propose(made)
     made += [Launch(setting=s, times_us=(us, us)) for s, us in zip(rings, (90.0, 89.0), strict=True)]
-    repeat = sampler.decide(made)
+    repeat = sampler.propose(made)
     buffers = [Setting(parameters=(("BUFFSIZE", size),)) for size in (1 << 20, 8 << 20)]
-    step = PolicySampler(recorded_space(buffers), workload, cluster).decide(made[:3])
+    step = Sampler(recorded_space(buffers), workload, cluster).propose(made[:3])
 
     assert (new.setting in rings, new.reason) == (True, "new, most for all_reduce 16 KiB float32")
     assert (repeat.setting in rings, repeat.reason) == (True, "again, to be sure, most for all_reduce 16 KiB float32")
@@ -151,7 +151,7 @@ def test_repeats_go_where_they_decide(space, workload, cluster):
             return 100.0
         return 88.0 + (number * 7 % 5) / 2 if setting in ring else 400.0
 
-    made = walk(PolicySampler(recorded_space(ring), workload, cluster), workload, time_of, 10)
+    made = walk(Sampler(recorded_space(ring), workload, cluster), workload, time_of, 10)
 
     counts = Counter(launch.setting for launch in made)
     assert all(counts[s] >= 2 for s in ring)
@@ -167,7 +167,7 @@ def test_a_parameter_that_helps_everything_is_found(workload, cluster):
 
     best = Setting(parameters=(("BUFFSIZE", 8 << 20),))
 
-    made = walk(PolicySampler(space, workload, cluster), workload, time_of, 24, until=best)
+    made = walk(Sampler(space, workload, cluster), workload, time_of, 24, until=best)
 
     assert made[-1].setting == best
 
@@ -243,19 +243,19 @@ def test_what_a_user_enqueued_comes_first_and_is_marked(space, workload, cluster
     url, good = f"sqlite:///{tmp_path / 'optuna.db'}", next(s for s in space.distinct if not s.is_default)
     optuna.create_study(storage=url, study_name="s").enqueue_trial(space.values(good))
     trials = [_trial(0, DEFAULT, workload, landscape)]
-    with Proposer(space, workload, cluster, name="s", seed=0, storage_url=url) as proposer:
-        proposer.resume(trials[0], trials)
-        first, one = _started(proposer, trials, 1)
+    with OptunaStudy(space, workload, cluster, name="s", seed=0, storage_url=url) as optuna_study:
+        optuna_study.resume(trials[0], trials)
+        first, one = _started(optuna_study, trials, 1)
         trials.append(_trial(1, one.setting, workload, landscape))
-        proposer.tell(one, trials[-1])
-        second = proposer.propose(trials)
+        optuna_study.tell(one, trials[-1])
+        second = optuna_study.propose(trials)
 
     assert (first.setting, first.reason) == (good, "enqueued by a user")
     assert 0 <= second.expected_gain < 1
 
 
-def _started(proposer, trials, number, *, running=()):
-    proposal = proposer.propose(trials, running=running)
+def _started(optuna_study, trials, number, *, running=()):
+    proposal = optuna_study.propose(trials, running=running)
     claim = Claim(number=number, setting=proposal.setting, repeat=0, phase=Phase.SEARCH)
-    proposer.start(claim, proposal)
+    optuna_study.start(claim, proposal)
     return proposal, claim

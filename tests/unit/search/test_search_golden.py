@@ -20,7 +20,7 @@ from ncclt.search.acquisition import Posterior, estimate_gains, estimate_launch_
 from ncclt.search.observations import Launch, observe
 from ncclt.search.posterior import Model, build_kernel, hyperparameter_grid, neg_log_prior
 from ncclt.search.prior import expected_log_ratios, expected_own
-from ncclt.search.sampler import PolicySampler, _chance_to_run
+from ncclt.search.sampler import Sampler, _chance_to_run
 from ncclt.search.space import recorded_space
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "search.json"
@@ -129,9 +129,9 @@ def test_every_figure_is_the_recorded_one(cluster):
 
 
 def test_what_is_compared_is_rounded_so_that_every_machine_chooses_kernel(cluster):
-    """The last bits of linear algebra differ between machines, and must decide nothing."""
+    """The last bits of linear algebra differ between machines, and must propose nothing."""
     known = of_the_model(cluster)
-    decided = PolicySampler(recorded_space(SETTINGS), WORKLOAD, cluster).decide(some_launches()[:-1])
+    decided = Sampler(recorded_space(SETTINGS), WORKLOAD, cluster).propose(some_launches()[:-1])
     for values, digits in (
         (known["posterior mean"], 8),
         (known["posterior variance"], 16),

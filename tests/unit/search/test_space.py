@@ -17,10 +17,10 @@ from ncclt.search.space import (
     MAX_POINTS,
     SEARCHED_UNASKED,
     SearchSpace,
+    build_space,
     cluster_space,
     process_wide_ladders,
     recorded_space,
-    space_of,
 )
 from ncclt.testing.fakes import FakeRunner
 
@@ -72,9 +72,9 @@ def replayed(cluster, *forcible):
 
 def test_a_replay_offers_what_was_recorded_and_can_be_forced(cluster, workload):
     """The default needs no forcing."""
-    assert set(space_of(replayed(cluster, Algorithm.RING), workload, ()).distinct) == {RING}
+    assert set(build_space(replayed(cluster, Algorithm.RING), workload, ()).distinct) == {RING}
     with pytest.raises(LandscapeError, match="none of the recorded settings can be forced: no plugin"):
-        space_of(replayed(cluster), workload, ())
+        build_space(replayed(cluster), workload, ())
 
 
 def test_untunable_collectives_leave_the_parameters_alone_to_search(cluster):

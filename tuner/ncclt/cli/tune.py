@@ -209,10 +209,10 @@ def plan_of(request: TuneRequest, testbed: Testbed) -> dict[str, Any]:
     """Build the plan of a study without measuring or storing anything."""
     from ncclt.cli.tune_view import plan_document
     from ncclt.pipeline.tune import study_of
-    from ncclt.search.space import space_of
+    from ncclt.search.space import build_space
 
     workload, notes = testbed.cut(request.workload)
-    space = space_of(testbed, workload, request.budget.process_wide)
+    space = build_space(testbed, workload, request.budget.process_wide)
     study = study_of(request, testbed, workload)
     return plan_document(study, testbed, space, request, notes)
 

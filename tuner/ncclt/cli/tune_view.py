@@ -73,7 +73,7 @@ class TuneView:
         """Print where trials run, and on what."""
         if self._hidden:
             return
-        from ncclt.search.space import search_words
+        from ncclt.search.space import describe_space
 
         cluster = study.cluster
         say(f"ncclt: {_describe_place(study, self._testbed.reason)}")
@@ -81,7 +81,7 @@ class TuneView:
             f"ncclt: {study.workload.name} on {cluster.name}: {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu}, "
             f"NCCL {cluster.nccl_version}, {count_noun(len(study.workload.messages), 'message')}"
         )
-        say(f"ncclt: Search space: {search_words(self._testbed, study.workload, study.process_wide)}")
+        say(f"ncclt: Search space: {describe_space(self._testbed, study.workload, study.process_wide)}")
         if ceiling := describe_ceiling(study.workload):
             say(f"ncclt: Tuning can save {ceiling}")
         if resumed:
@@ -231,10 +231,10 @@ def plan_document(
 ) -> dict[str, Any]:
     """Return the plan of a study, for `--dry-run`."""
     cluster, workload = study.cluster, study.workload
-    from ncclt.search.space import left_out
+    from ncclt.search.space import count_excluded
 
     launches = _launch_rows(testbed, space, workload)
-    missing = left_out(testbed, workload, study.process_wide)
+    missing = count_excluded(testbed, workload, study.process_wide)
     return {
         "schema": TUNE_SCHEMA,
         "study": study.name,

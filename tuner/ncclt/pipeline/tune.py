@@ -41,9 +41,9 @@ from ncclt.prove.verdict import Pairs, nothing_better
 from ncclt.search.assemble import Times
 from ncclt.search.loop import Progress, SearchEnd, search
 from ncclt.search.named_sampler import named_sampler
+from ncclt.search.optuna_study import OptunaStudy
 from ncclt.search.optuna_tables import record_proof, record_verdict, study_attributes
-from ncclt.search.proposer import Proposer
-from ncclt.search.space import SearchSpace, left_out, search_words, space_of
+from ncclt.search.space import SearchSpace, build_space, count_excluded, describe_space
 from ncclt.store.journal import StudyTrialLog
 from ncclt.store.store import Store
 
@@ -328,9 +328,9 @@ def tune(
     # Whatever can be refused is refused before anything is stored.
     if request.printed_costs is not None:
         request.printed_costs.require(testbed.runner.cluster)
-    space = space_of(testbed, workload, request.budget.process_wide)
-    if left_out(testbed, workload, request.budget.process_wide):
-        notes += (f"search space: {search_words(testbed, workload, request.budget.process_wide)}",)
+    space = build_space(testbed, workload, request.budget.process_wide)
+    if count_excluded(testbed, workload, request.budget.process_wide):
+        notes += (f"search space: {describe_space(testbed, workload, request.budget.process_wide)}",)
     study = store.studies.open(study_of(request, testbed, workload))
     if study.printed_costs is not None:
         notes += (study.printed_costs.note(study.cluster),)
@@ -380,12 +380,12 @@ def _search(context: TuneContext) -> SearchEnd:
         testbed.calibrate(default.result.wall_s, {m.message: m.time_us for m in default.result.measurements})
     context.watcher.opened(context.study, context.resumed)
     context.store.studies.set_state(context.study.id, StudyState.RUNNING, "")
-    with _proposer(context) as proposer, testbed.awake():
+    with _open_optuna_study(context) as optuna_study, testbed.awake():
         return search(
             testbed.searching,
             context.workload,
             trial_log,
-            proposer,
+            optuna_study,
             budget,
             clock=context.clock,
             interrupted=context.interrupted,
@@ -395,16 +395,15 @@ def _search(context: TuneContext) -> SearchEnd:
         )
 
 
-def _proposer(context: TuneContext) -> Proposer:
-    """Return what proposes the settings of the search."""
+def _open_optuna_study(context: TuneContext) -> OptunaStudy:
     budget, store, study = context.request.budget, context.store, context.study
-    return Proposer(
+    return OptunaStudy(
         context.space,
         context.workload,
         study.cluster,
         name=study.name,
         seed=budget.seed,
-        alone=store.alone,
+        lock=store.alone,
         sampler=named_sampler(budget.sampler),
         storage_url=store.optuna_url,
         printed_costs=study.printed_costs,

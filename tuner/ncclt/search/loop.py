@@ -15,8 +15,8 @@ from ncclt.core.workload import Workload
 from ncclt.errors import StudyStoppedError
 from ncclt.measure.trial import TrialLog, launch_claim, measure_default, searched, stored_default
 from ncclt.search.assemble import assemble, collect_times, expected_us
+from ncclt.search.optuna_study import OptunaStudy
 from ncclt.search.posterior import posterior_mean
-from ncclt.search.proposer import Proposer
 from ncclt.search.sampler import Proposal
 
 WORTHWHILE_GAIN = 0.005
@@ -41,7 +41,7 @@ _POLL_S = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a search is, after each launch.
+    """Progress of a search after a launch.
 
     Attributes:
         trial: the newest one.
@@ -61,7 +61,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchEnd:
-    """Why a search stopped.
+    """End of a search.
 
     Attributes:
         reason: as text.
@@ -80,7 +80,7 @@ def search(
     runners: Sequence[Runner],
     workload: Workload,
     trial_log: TrialLog,
-    proposer: Proposer,
+    optuna_study: OptunaStudy,
     budget: Budget,
     *,
     clock: Callable[[], float],
@@ -97,24 +97,24 @@ def search(
         runners: where trials run, at least one; each on nodes of its own, all at once.
         workload: placed on the runners' cluster.
         trial_log: where trials are kept; earlier ones of the study count.
-        proposer: the Optuna study.
+        optuna_study: proposes the settings.
         budget: when to stop at the latest: trials, seconds, GPU hours, patience, steps.
         clock: monotonic seconds.
         interrupted: asked before every launch: why to stop after the current trial; empty = go on.
         watch: called after every launch.
         kill: ends what all runners are measuring; called when the user does not want to wait for several of them.
-        only_worker: no other process was searching the study when the proposer had been opened.
+        only_worker: no other process was searching the study when the optuna_study had been opened.
 
     Raises:
         StudyStoppedError: the default fails, or `EQUAL_FAILURES` launches fail alike in a row.
     """
     started = clock()
     default = _default(runners[0], workload, trial_log)
-    proposer.resume(default, searched(trial_log), only_worker=only_worker)
+    optuna_study.resume(default, searched(trial_log), only_worker=only_worker)
     work = _Work(
         workload=workload,
         trial_log=trial_log,
-        proposer=proposer,
+        optuna_study=optuna_study,
         budget=budget,
         default=default,
         best=_BestPolicy(runners[0], workload),
@@ -164,7 +164,7 @@ class _Work:
 
     workload: Workload
     trial_log: TrialLog
-    proposer: Proposer
+    optuna_study: OptunaStudy
     budget: Budget
     default: Trial
     best: _BestPolicy
@@ -187,7 +187,7 @@ class _Work:
             while (claim := self._next(runner)) is not None:
                 trial = launch_claim(runner, self.workload, self.trial_log, claim)
                 with self._choosing:
-                    self.proposer.tell(claim, trial)
+                    self.optuna_study.tell(claim, trial)
                     self._show = True
                     check_failures(searched(self.trial_log))
         except BaseException as error:  # noqa: BLE001  a thread cannot raise; `search` raises it for all
@@ -213,17 +213,17 @@ class _Work:
 
     def _claim(self, trials: Sequence[Trial], running: Sequence[Claim]) -> Claim | None:
         """Ask for a proposal and claim it; None = another worker was faster, or nothing is left to launch."""
-        proposal = self.proposer.propose(trials, running=running)
+        proposal = self.optuna_study.propose(trials, running=running)
         if proposal is None:
-            self.stop(SearchEnd(reason=self.proposer.exhausted(trials), converged=True))
+            self.stop(SearchEnd(reason=self.optuna_study.exhausted(trials), converged=True))
             return None
-        if reason := self._not_worth(proposal, trials):
+        if reason := self._explain_low_gain(proposal, trials):
             converged = self.budget.steps is None
             self.stop(SearchEnd(reason=reason, converged=converged, expected_gain=proposal.expected_gain))
             return None
         claim = self.trial_log.claim(proposal.setting, phase=Phase.SEARCH, most=self.budget.trials)
         if claim is not None:
-            self.proposer.start(claim, proposal)
+            self.optuna_study.start(claim, proposal)
         return claim
 
     def _reason_to_stop(
@@ -238,12 +238,12 @@ class _Work:
             return SearchEnd(reason=f"budget of {budget.gpu_hours:g} GPU-hours used")
         if why := self.interrupted():
             return SearchEnd(reason=why, interrupted=True)
-        if reason := nothing_more(history, startup=self.proposer.startup_trials, patience=budget.patience):
+        if reason := explain_convergence(history, startup=self.optuna_study.startup_trials, patience=budget.patience):
             return SearchEnd(reason=reason, converged=True)
         return None
 
-    def _not_worth(self, proposal: Proposal, trials: Sequence[Trial]) -> str:
-        """Say why the launch of a proposal is not worth its cost, or return an empty string."""
+    def _explain_low_gain(self, proposal: Proposal, trials: Sequence[Trial]) -> str:
+        """Return the reason why the launch of a proposal is not worth its cost; empty where it is."""
         threshold = self._threshold(trials)
         too_early = self.budget.steps is None and len(trials) < MIN_LAUNCHES
         if too_early or proposal.expected_gain >= threshold:
@@ -279,12 +279,12 @@ class _Work:
         )
 
 
-def nothing_more(history: Sequence[float], *, startup: int, patience: int) -> str:
-    """Say why the search may stop before its budget, or return an empty string.
+def explain_convergence(history: Sequence[float], *, startup: int, patience: int) -> str:
+    """Return the reason why the search may stop before its budget; empty where it may not.
 
     Args:
         history: expected time per step of the best policy after each launch, µs; the first one is the default's.
-        startup: launches before patience counts, see `Proposer.startup_trials`.
+        startup: launches before patience counts, see `OptunaStudy.startup_trials`.
         patience: see `Budget`.
     """
     if patience == 0 or len(history) <= startup + patience:

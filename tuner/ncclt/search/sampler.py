@@ -30,7 +30,7 @@ _BASES = 6
 Parameters = tuple[tuple[str, int], ...]
 
 _DIGITS = 9
-"""Gains are rounded to this before they are compared, so that the last bits of linear algebra decide nothing."""
+"""Gains are rounded to this before they are compared, so that the last bits of linear algebra propose nothing."""
 
 _MIN_GAIN = 1e-5
 """Share of time per step below which a repeat is not worth proposing."""
@@ -44,7 +44,7 @@ _PSEUDO_COUNT = 0.3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """What to launch next, and why.
+    """Proposal of the next launch.
 
     Attributes:
         setting: to launch; one that was launched before means a repeat.
@@ -58,8 +58,8 @@ class Proposal:
     reason: str
 
 
-class PolicySampler:
-    """A sampler for studies in which every trial measures all messages of a workload.
+class Sampler:
+    """Sampler for studies in which every trial measures all messages of a workload.
 
     It has no state but caches: the same launches give the same choice.
 
@@ -85,8 +85,8 @@ class PolicySampler:
         self._settings = dict.fromkeys(space.distinct)
         self._model: Model | None = None
 
-    def decide(self, launches: Sequence[Launch], *, running: Collection[Setting] = ()) -> Proposal | None:
-        """Return what to launch next, None if no launch could add information.
+    def propose(self, launches: Sequence[Launch], *, running: Collection[Setting] = ()) -> Proposal | None:
+        """Propose the next launch, None if no launch could add information.
 
         Args:
             launches: so far, one of the default without fault among them.
@@ -111,7 +111,7 @@ class PolicySampler:
             default=None,
         )
         if best is None and running and DEFAULT not in running:
-            return Proposal(setting=DEFAULT, reason="the default again: all else is being launched")
+            return Proposal(setting=DEFAULT, reason="the default again: every other setting is being launched")
         if best is None or (gains[best] < _MIN_GAIN and posterior.measured[best]):
             return None
         reason = self._reason(seen.by_message[best], repeat=bool(posterior.measured[best]))
@@ -121,7 +121,7 @@ class PolicySampler:
         return hashlib.sha256(f"{self._seed}:{setting.digest()}".encode()).hexdigest()
 
     def _reason(self, by_message: Array, *, repeat: bool) -> str:
-        """Say which message the launch is made for."""
+        """Name the message for which the launch is made."""
         what = "again, to be sure" if repeat else "new"
         if not by_message.any():
             return f"{what}, as a step towards other process-wide parameters"
@@ -142,7 +142,7 @@ def _cautiously(
 
 
 def _chance_to_run(settings: Sequence[Setting], observations: Observations) -> Array:
-    """Return how likely each setting is to run without failure, from earlier launches of its pair and its protocol."""
+    """Estimate the chance of each setting to run without failure, from launches of its pair and its protocol."""
     chance = np.ones(len(settings))
     for kind in (_algo_proto, _protocol):
         failed, ran = Counter[object](), Counter[object]()

@@ -72,7 +72,7 @@ class SearchSpace:
         return tuple(dict.fromkeys(self.settings.values()))
 
     def setting(self, params: Mapping[str, Any]) -> Setting:
-        """Return what sampled values mean; where they mean nothing, the nearest setting that exists."""
+        """Return the setting of sampled values; where there is none, the nearest one."""
         found = self.settings.get(tuple(params[name] for name in self.distributions))
         return self.nearest(params, self.distinct) if found is None else found
 
@@ -128,7 +128,7 @@ class SearchSpace:
 
 
 def _values(setting: Setting) -> dict[str, str | int]:
-    """Return what a setting forces, by name."""
+    """Return the forced values of a setting by name."""
     forced: dict[str, str | int | None] = {
         "algorithm": setting.algorithm and setting.algorithm.value,
         "protocol": setting.protocol and setting.protocol.value,
@@ -265,8 +265,8 @@ def _parameters_name(setting: Setting) -> str:
     return " ".join(f"{name}={value}" for name, value in setting.parameters) or AUTO
 
 
-def space_of(testbed: Testbed, workload: Workload, process_wide: tuple[str, ...]) -> SearchSpace:
-    """Return what a study of a workload may try where a testbed measures.
+def build_space(testbed: Testbed, workload: Workload, process_wide: tuple[str, ...]) -> SearchSpace:
+    """Build the search space of a workload on a testbed.
 
     Args:
         testbed: where trials run; a replayed one offers what was recorded, whatever `process_wide` says.
@@ -291,22 +291,22 @@ def space_of(testbed: Testbed, workload: Workload, process_wide: tuple[str, ...]
     return cluster_space(workload.collectives, cluster, parameters=ladders, expressible=testbed.expressible)
 
 
-def left_out(testbed: Testbed, workload: Workload, process_wide: tuple[str, ...]) -> dict[str, int]:
-    """Return why settings are not searched although NCCL accepts them or they were recorded: reason -> how many.
+def count_excluded(testbed: Testbed, workload: Workload, process_wide: tuple[str, ...]) -> dict[str, int]:
+    """Count the settings that are not searched although NCCL accepts them or they were recorded, by reason.
 
     Args:
-        testbed, workload, process_wide: as for `space_of`.
+        testbed, workload, process_wide: as for `build_space`.
     """
     why_not = cache(testbed.why_not)
-    everything = space_of(replace(testbed, why_not=lambda _setting: ""), workload, process_wide).distinct
+    everything = build_space(replace(testbed, why_not=lambda _setting: ""), workload, process_wide).distinct
     found = Counter(why_not(_algo_proto(setting)) for setting in everything if not setting.is_default)
     return {why: number for why, number in found.most_common() if why}
 
 
-def search_words(testbed: Testbed, workload: Workload, process_wide: tuple[str, ...]) -> str:
+def describe_space(testbed: Testbed, workload: Workload, process_wide: tuple[str, ...]) -> str:
     """Describe the search space: its size, and why settings are left out."""
-    searched = len(space_of(testbed, workload, process_wide).distinct)
-    missing = left_out(testbed, workload, process_wide)
+    searched = len(build_space(testbed, workload, process_wide).distinct)
+    missing = count_excluded(testbed, workload, process_wide)
     if not missing:
         return count_noun(searched, "setting")
     why = "; ".join(f"{number} excluded: {reason}" for reason, number in missing.items())

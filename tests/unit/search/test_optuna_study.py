@@ -16,8 +16,8 @@ from ncclt.measure.trial import launch, launch_claim, searched
 from ncclt.search import optuna_tables
 from ncclt.search.loop import search
 from ncclt.search.named_sampler import NamedSampler, named_sampler
+from ncclt.search.optuna_study import MOST_ASKS, OptunaStudy
 from ncclt.search.optuna_tables import SETTING
-from ncclt.search.proposer import MOST_ASKS, Proposer
 from ncclt.search.space import cluster_space, recorded_space
 from ncclt.testing.fakes import FakeRunner, FakeTrialLog
 
@@ -29,11 +29,11 @@ def url(tmp_path):
 
 @pytest.fixture
 def worker(cluster, workload, url):
-    """Open a proposer as a worker does; one that is not used in a `with` block dies."""
+    """Open a optuna_study as a worker does; one that is not used in a `with` block dies."""
 
     def opened(**options):
         space = options.pop("space", None) or cluster_space(workload.collectives, cluster, parameters={})
-        return Proposer(space, workload, cluster, **{"name": "s", "seed": 1, "storage_url": url} | options)
+        return OptunaStudy(space, workload, cluster, **{"name": "s", "seed": 1, "storage_url": url} | options)
 
     return opened
 
@@ -60,20 +60,20 @@ def kept(url):
     return trials
 
 
-def ask(proposer, trial_log):
+def ask(optuna_study, trial_log):
     """Ask for a proposal and begin its launch."""
-    proposal = proposer.propose(trial_log.trials(), running=trial_log.refresh())
+    proposal = optuna_study.propose(trial_log.trials(), running=trial_log.refresh())
     claim = trial_log.claim(proposal.setting, phase=Phase.SEARCH)
-    proposer.start(claim, proposal)
+    optuna_study.start(claim, proposal)
     return claim
 
 
 def test_optuna_shows_a_launch_while_it_runs_and_what_it_gave(worker, trial_log, runner, workload, url):
-    with worker() as proposer:
-        proposer.resume(trial_log.trials()[0], trial_log.trials())
-        claim = ask(proposer, trial_log)
+    with worker() as optuna_study:
+        optuna_study.resume(trial_log.trials()[0], trial_log.trials())
+        claim = ask(optuna_study, trial_log)
         default, running = kept(url)
-        proposer.tell(claim, launch_claim(runner, workload, trial_log, claim))
+        optuna_study.tell(claim, launch_claim(runner, workload, trial_log, claim))
     _, told = kept(url)
 
     assert (default.state.name, default.value, default.user_attrs["outcome"]) == ("COMPLETE", 0.0, "ok")
@@ -92,11 +92,11 @@ def test_optuna_shows_a_launch_while_it_runs_and_what_it_gave(worker, trial_log,
 
 
 def test_a_launch_that_fails_has_a_value_that_samplers_learn_from(worker, trial_log, workload, cluster, url):
-    with worker() as proposer:
-        proposer.resume(trial_log.trials()[0], trial_log.trials())
-        claim = ask(proposer, trial_log)
+    with worker() as optuna_study:
+        optuna_study.resume(trial_log.trials()[0], trial_log.trials())
+        claim = ask(optuna_study, trial_log)
         crashing = FakeRunner(cluster, lambda *_: Outcome.CRASHED)
-        proposer.tell(claim, launch_claim(crashing, workload, trial_log, claim))
+        optuna_study.tell(claim, launch_claim(crashing, workload, trial_log, claim))
     told = kept(url)[1]
 
     assert (told.state.name, told.user_attrs["outcome"]) == ("COMPLETE", "crashed")
@@ -123,11 +123,11 @@ def test_a_database_that_fails_at_the_end_hides_no_other_error(worker, trial_log
     def failing(_asked):
         raise StoreError("the server is away")
 
-    def search_with(proposer):
-        with proposer:
-            proposer.resume(trial_log.trials()[0], trial_log.trials())
-            ask(proposer, trial_log)
-            monkeypatch.setattr(proposer, "_fail", failing)
+    def search_with(optuna_study):
+        with optuna_study:
+            optuna_study.resume(trial_log.trials()[0], trial_log.trials())
+            ask(optuna_study, trial_log)
+            monkeypatch.setattr(optuna_study, "_fail", failing)
             if not isinstance(error, StoreError):
                 raise error
 
@@ -137,8 +137,8 @@ def test_a_database_that_fails_at_the_end_hides_no_other_error(worker, trial_log
 
 def test_a_study_that_is_forgotten_begins_afresh_and_others_stay(worker, trial_log, url):
     for name in ("s", "s (proof)", "other"):
-        with worker(storage_url=url, name=name) as proposer:
-            proposer.resume(trial_log.trials()[0], trial_log.trials())
+        with worker(storage_url=url, name=name) as optuna_study:
+            optuna_study.resume(trial_log.trials()[0], trial_log.trials())
     optuna_tables.forget_studies(url, ["s", "never seen"])
     assert optuna.get_all_study_names(url) == ["other"]
     with worker():
@@ -146,10 +146,10 @@ def test_a_study_that_is_forgotten_begins_afresh_and_others_stay(worker, trial_l
 
 
 def test_a_proposal_that_is_not_launched_leaves_no_trial(worker, trial_log, url):
-    with worker() as proposer:
-        proposer.resume(trial_log.trials()[0], trial_log.trials())
-        first = proposer.propose(trial_log.trials())
-        assert proposer.propose(trial_log.trials()) == first
+    with worker() as optuna_study:
+        optuna_study.resume(trial_log.trials()[0], trial_log.trials())
+        first = optuna_study.propose(trial_log.trials())
+        assert optuna_study.propose(trial_log.trials()) == first
     states = [trial.state.name for trial in kept(url)]
 
     assert states == ["COMPLETE"]
@@ -232,8 +232,8 @@ def test_a_worker_that_was_taken_for_dead_still_counts_under_the_number_that_it_
     worker, trial_log, runner, workload, url
 ):
     with worker() as slow, worker() as other:
-        for proposer in (slow, other):
-            proposer.resume(trial_log.trials()[0], trial_log.trials(), only_worker=False)
+        for optuna_study in (slow, other):
+            optuna_study.resume(trial_log.trials()[0], trial_log.trials(), only_worker=False)
         claim = ask(slow, trial_log)
         other.propose(trial_log.trials(), running=[claim])
         taken = ask(other, trial_log)  # its claim is gone: number 1 and the setting are free again
@@ -247,33 +247,33 @@ def test_a_worker_that_was_taken_for_dead_still_counts_under_the_number_that_it_
 
 
 def test_a_launch_that_another_worker_tells_at_the_same_moment_is_told_once(worker, trial_log, runner, workload, url):
-    with worker() as proposer:
-        proposer.resume(trial_log.trials()[0], trial_log.trials())
-        claim = ask(proposer, trial_log)
-        tell = proposer._study.tell
+    with worker() as optuna_study:
+        optuna_study.resume(trial_log.trials()[0], trial_log.trials())
+        claim = ask(optuna_study, trial_log)
+        tell = optuna_study._study.tell
 
         def too_late(asked, *_arguments, **_options):
-            proposer._study.tell = tell
+            optuna_study._study.tell = tell
             tell(asked, -0.5)
             raise optuna.exceptions.UpdateFinishedTrialError
 
-        proposer._study.tell = too_late
-        proposer.tell(claim, launch_claim(runner, workload, trial_log, claim))
+        optuna_study._study.tell = too_late
+        optuna_study.tell(claim, launch_claim(runner, workload, trial_log, claim))
 
     assert [(trial.state.name, trial.value) for trial in kept(url)] == [("COMPLETE", 0.0), ("COMPLETE", -0.5)]
 
 
 def test_what_a_user_enqueues_in_optuna_is_launched_next(worker, trial_log, url):
-    with worker() as proposer:
-        proposer.resume(trial_log.trials()[0], trial_log.trials())
+    with worker() as optuna_study:
+        optuna_study.resume(trial_log.trials()[0], trial_log.trials())
         storage = optuna.storages.RDBStorage(url)
         optuna.load_study(study_name="s", storage=storage).enqueue_trial(
             {"algorithm": "ring", "protocol": "ll", "channels": 8}
         )
         storage.remove_session()
         storage.engine.dispose()
-        claim = ask(proposer, trial_log)
-        assert proposer.propose(trial_log.trials(), running=[claim]).setting != claim.setting
+        claim = ask(optuna_study, trial_log)
+        assert optuna_study.propose(trial_log.trials(), running=[claim]).setting != claim.setting
 
     assert claim.setting == Setting(algorithm=Algorithm.RING, protocol=Protocol.LL, channels=8)
     assert kept(url)[1].params == {"algorithm": "ring", "protocol": "ll", "channels": 8}
@@ -281,26 +281,28 @@ def test_what_a_user_enqueues_in_optuna_is_launched_next(worker, trial_log, url)
 
 
 def test_a_default_that_fails_when_launched_again_counts_for_nothing(worker, trial_log, workload, cluster, url):
-    with worker() as proposer:
-        proposer.resume(trial_log.trials()[0], trial_log.trials())
-        proposal = proposer.propose(trial_log.trials())
+    with worker() as optuna_study:
+        optuna_study.resume(trial_log.trials()[0], trial_log.trials())
+        proposal = optuna_study.propose(trial_log.trials())
         claim = Claim(number=1, setting=DEFAULT, repeat=1, phase=Phase.SEARCH)
-        proposer.start(claim, proposal)
-        proposer.tell(claim, launch_claim(FakeRunner(cluster, lambda *_: Outcome.CRASHED), workload, trial_log, claim))
-        assert proposer.propose(searched(trial_log)).setting == proposal.setting
+        optuna_study.start(claim, proposal)
+        optuna_study.tell(
+            claim, launch_claim(FakeRunner(cluster, lambda *_: Outcome.CRASHED), workload, trial_log, claim)
+        )
+        assert optuna_study.propose(searched(trial_log)).setting == proposal.setting
     assert kept(url)[1].state.name == "FAIL"
 
 
 def test_an_enqueued_trial_that_means_no_setting_is_refused_with_its_values(worker, trial_log, url):
-    with worker() as proposer:
-        proposer.resume(trial_log.trials()[0], trial_log.trials())
+    with worker() as optuna_study:
+        optuna_study.resume(trial_log.trials()[0], trial_log.trials())
         storage = optuna.storages.RDBStorage(url)
         study = optuna.load_study(study_name="s", storage=storage)
         for values in ({"algorithm": "ring", "protocol": "ll", "channels": 7}, {"chanels": 8}):
             study.enqueue_trial(values)
         storage.remove_session()
         storage.engine.dispose()
-        claim = ask(proposer, trial_log)
+        claim = ask(optuna_study, trial_log)
 
     _, *refused, launched = kept(url)
     assert [trial.state.name for trial in refused] == ["FAIL", "FAIL"]
@@ -310,8 +312,8 @@ def test_an_enqueued_trial_that_means_no_setting_is_refused_with_its_values(work
 
 def test_an_enqueued_setting_that_another_worker_launches_waits(worker, trial_log, url):
     with worker() as first, worker() as second:
-        for proposer in (first, second):
-            proposer.resume(trial_log.trials()[0], trial_log.trials(), only_worker=False)
+        for optuna_study in (first, second):
+            optuna_study.resume(trial_log.trials()[0], trial_log.trials(), only_worker=False)
         storage = optuna.storages.RDBStorage(url)
         optuna.load_study(study_name="s", storage=storage).enqueue_trial({"algorithm": "ring", "protocol": "ll"})
         storage.remove_session()
@@ -329,9 +331,9 @@ def test_an_enqueued_setting_that_another_worker_launches_waits(worker, trial_lo
 
 def test_the_trials_of_a_recorded_space_have_values_on_all_axes(cluster, workload, worker, trial_log, url):
     space = recorded_space(cluster_space(workload.collectives, cluster, parameters={}).distinct)
-    with worker(space=space) as proposer:
-        proposer.resume(trial_log.trials()[0], trial_log.trials())
-        claim = ask(proposer, trial_log)
+    with worker(space=space) as optuna_study:
+        optuna_study.resume(trial_log.trials()[0], trial_log.trials())
+        claim = ask(optuna_study, trial_log)
     default, asked = kept(url)
 
     assert default.params == {"algorithm": "auto", "protocol": "auto", "channels": "auto"}
@@ -340,12 +342,12 @@ def test_the_trials_of_a_recorded_space_have_values_on_all_axes(cluster, workloa
 
 
 def run(worker, runner, workload, trial_log, *, sampler, trials=12, **options):
-    with worker(sampler=sampler, **options) as proposer:
+    with worker(sampler=sampler, **options) as optuna_study:
         return search(
             [runner],
             workload,
             trial_log,
-            proposer,
+            optuna_study,
             Budget(trials=trials),
             clock=lambda: 0.0,
             interrupted=lambda: "",
@@ -379,7 +381,7 @@ def test_another_sampler_asks_the_same_for_the_same_seed(cluster, workload, land
     for _ in range(2):
         log = FakeTrialLog()
         run(
-            lambda sampler: Proposer(space, workload, cluster, name="s", seed=3, sampler=sampler),
+            lambda sampler: OptunaStudy(space, workload, cluster, name="s", seed=3, sampler=sampler),
             FakeRunner(cluster, landscape),
             workload,
             log,

@@ -1,4 +1,4 @@
-"""The Optuna study behind a search: it proposes settings and receives the results of their launches."""
+"""The Optuna study behind a search: it proposes settings by ncclt's own or another sampler, and keeps their results."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from ncclt.search.optuna_tables import (
     patiently,
     unannounced,
 )
-from ncclt.search.sampler import PolicySampler, Proposal
+from ncclt.search.sampler import Proposal, Sampler
 from ncclt.search.space import SearchSpace
 
 FAILURE_PENALTY = math.log(2)
@@ -54,16 +54,16 @@ ENQUEUED = "enqueued by a user"
 """Reason for a launch that somebody enqueued in the Optuna study."""
 
 
-class Alone(Protocol):
-    """Does something while no other worker of the study does; again, if the lock was lost meanwhile."""
+class StudyLock(Protocol):
+    """Runs something while no other worker of the study does; again, if the lock was lost meanwhile."""
 
     def __call__(self, work: Callable[[], Answer]) -> Answer:
-        """Return what `work` returns."""
+        """Run `work` and return its result."""
         ...
 
 
-class Proposer:
-    """Proposes launches, and keeps the Optuna study that shows them; our own trials are the truth (adr/0003).
+class OptunaStudy:
+    """Optuna study that proposes launches and shows them; our own trials are the truth (adr/0003).
 
     A proposal depends only on the trials so far, the running launches and the seed, so an interrupted study resumes as
     if it had never stopped. In Optuna a launch is RUNNING once it is claimed, and COMPLETE, with `core.score.worth` as
@@ -81,7 +81,7 @@ class Proposer:
         sampler: NamedSampler | None = None,
         storage_url: str | None = None,
         printed_costs: PrintedCosts | None = None,
-        alone: Alone | None = None,
+        lock: StudyLock | None = None,
         attributes: Mapping[str, str] | None = None,
     ) -> None:
         """Open or create the Optuna study of this name.
@@ -92,10 +92,10 @@ class Proposer:
             cluster: sized.
             name: of the study.
             seed: of the sampler.
-            sampler: chooses instead of `PolicySampler`.
+            sampler: chooses instead of `Sampler`.
             storage_url: where Optuna keeps its tables; None = in memory.
-            printed_costs: NCCL's own tables, where a log held them; only `PolicySampler` has a use for them.
-            alone: keeps other workers of the study out; None = there are none.
+            printed_costs: NCCL's own tables, where a log held them; only `Sampler` has a use for them.
+            lock: keeps other workers of the study out; None = there are none.
             attributes: user attributes of the Optuna study.
 
         Raises:
@@ -103,24 +103,24 @@ class Proposer:
         """
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._space, self._workload, self._seed = space, workload, seed
-        self._alone: Alone = alone or _unlocked
+        self._lock: StudyLock = lock or _run_unlocked
         self._named = sampler
-        self._policy = PolicySampler(space, workload, cluster, seed=seed, printed_costs=printed_costs)
+        self._sampler = Sampler(space, workload, cluster, seed=seed, printed_costs=printed_costs)
         # Two Optunas that create their tables at once clash.
-        self._storage, self._study = self._alone(lambda: open_study(storage_url, name, WORTH, attributes or {}))
+        self._storage, self._study = self._lock(lambda: open_study(storage_url, name, WORTH, attributes or {}))
         self._default: Trial | None = None
         self._startup_trials = max(len(space.anchors()), sampler.startup_trials if sampler else 0)
         self._enqueued: optuna.trial.FrozenTrial | None = None
         self._drawn = _Drawn()
         self._launching: dict[int, optuna.trial.FrozenTrial] = {}
-        self._seen: Sequence[optuna.trial.FrozenTrial] = self._open((TrialState.RUNNING,))
+        self._seen: Sequence[optuna.trial.FrozenTrial] = self._load((TrialState.RUNNING,))
 
     @property
     def startup_trials(self) -> int:
         """Return the launches before patience counts: one per pair, and the random ones of another sampler."""
         return self._startup_trials
 
-    def __enter__(self) -> Proposer:
+    def __enter__(self) -> OptunaStudy:
         """Return itself."""
         return self
 
@@ -142,7 +142,7 @@ class Proposer:
         Args:
             default: a launch of the default with outcome `ok`.
             trials: of the search.
-            only_worker: no other process was searching this study when the proposer had been opened.
+            only_worker: no other process was searching this study when the optuna_study had been opened.
         """
         self._default = default
         if only_worker:
@@ -150,7 +150,7 @@ class Proposer:
                 if NUMBER not in frozen.user_attrs:  # enqueued, and its worker died as it began
                     self._fail(frozen.number)
             self._settle(trials, ())
-        self._alone(lambda: self._add_missing(trials))
+        self._lock(lambda: self._add_missing(trials))
 
     def _add_missing(self, trials: Sequence[Trial]) -> None:
         kept = patiently(lambda: self._study.get_trials(deepcopy=False))
@@ -162,7 +162,7 @@ class Proposer:
 
     @one_blas_thread()
     def propose(self, trials: Sequence[Trial], *, running: Sequence[Claim] = ()) -> Proposal | None:
-        """Return what to launch next, or None if no launch could add information.
+        """Propose the next launch, or None if no launch could add information.
 
         A setting that was launched before is a repeat: it decides more than a new one would. `start` says that the
         proposal is launched; nothing is kept of one that is not.
@@ -175,7 +175,7 @@ class Proposer:
             StudyStoppedError: a sampler that is not ours failed.
         """
         self._settle(trials, running)
-        unfinished = self._open((TrialState.RUNNING, TrialState.WAITING))
+        unfinished = self._load((TrialState.RUNNING, TrialState.WAITING))
         self._seen = [shown for shown in unfinished if shown.state is TrialState.RUNNING]
         mine = (Setting.from_document(shown.user_attrs[SETTING]) for shown in self._launching.values())
         busy = {*(claim.setting for claim in running), *mine}
@@ -184,7 +184,7 @@ class Proposer:
             return Proposal(setting=setting, reason=ENQUEUED)
         if self._named is None:
             by_digest = sorted(busy, key=lambda setting: setting.digest())
-            return self._policy.decide(launches_of(trials, self._workload), running=by_digest)
+            return self._sampler.propose(launches_of(trials, self._workload), running=by_digest)
         return self._draw(self._named, trials, busy, f"{self._seed}:{len(trials) + len(running)}")
 
     def start(self, claim: Claim, proposal: Proposal) -> None:
@@ -200,7 +200,7 @@ class Proposer:
         self._launching[claim.number] = patiently(lambda: self._storage.get_trial(trial_id))
 
     def tell(self, claim: Claim, trial: Trial) -> None:
-        """Tell Optuna what a launch gave."""
+        """Tell Optuna the result of a launch."""
         shown = self._launching.pop(claim.number)
         if trial.number != claim.number:  # the store had taken this worker for dead, so others may have, too
             self._fail(shown.number)
@@ -209,7 +209,7 @@ class Proposer:
             self._add(trial)
 
     def exhausted(self, trials: Sequence[Trial]) -> str:
-        """Say why there was no proposal after these trials."""
+        """Return the reason why there was no proposal after these trials."""
         if self._named is not None:
             return f"{self._named.name} proposed failed or running settings {MOST_ASKS} times in a row"
         launched = len({t.setting for t in trials})
@@ -308,7 +308,7 @@ class Proposer:
                 asked.suggest_int(name, kind.low, kind.high)
         return asked.params
 
-    def _open(self, states: tuple[TrialState, ...]) -> list[optuna.trial.FrozenTrial]:
+    def _load(self, states: tuple[TrialState, ...]) -> list[optuna.trial.FrozenTrial]:
         return patiently(lambda: self._study.get_trials(deepcopy=False, states=states))
 
     def _create(self, setting: Setting, attributes: Mapping[str, Any], noted: Mapping[str, Any]) -> int:
@@ -351,20 +351,18 @@ class Proposer:
             if mine is not None and mine.number == frozen.number:
                 continue
             same = trial is not None and frozen.user_attrs[SETTING] == trial.setting.to_document()
-            if trial is not None and same and not self._is_told(number):
+            complete = {shown.user_attrs.get(NUMBER) for shown in self._load((TrialState.COMPLETE,))} if same else ()
+            if trial is not None and same and number not in complete:
                 patiently(partial(self._finish, frozen, trial))
             elif trial is not None or mine is not None or number not in claimed:
                 # If another launch has its number, a dead worker's claim was given away again.
                 self._fail(frozen.number)
 
-    def _is_told(self, number: int) -> bool:
-        return any(shown.user_attrs.get(NUMBER) == number for shown in self._open((TrialState.COMPLETE,)))
-
     def _fail(self, number: int) -> None:
         patiently(lambda: self._tell(number, TrialState.FAIL))
 
     def _finish(self, shown: optuna.trial.FrozenTrial, trial: Trial) -> TrialState:
-        """Tell what a trial gave, and return its state in Optuna: FAIL where it had been ended as dead."""
+        """Store the result of a trial, and return its state in Optuna: FAIL where it had been ended as dead."""
         value = self._value(trial)
         with suppress(UpdateFinishedTrialError):  # another worker ended it
             for name, result in _result(trial).items():
@@ -372,7 +370,7 @@ class Proposer:
         return self._tell(shown.number, TrialState.FAIL if value is None else TrialState.COMPLETE, value)
 
     def _tell(self, number: int, state: TrialState, value: float | None = None) -> TrialState:
-        """Tell how a trial ended, and return how it ended in Optuna: another worker may have been faster."""
+        """Tell Optuna the end of a trial, and return its state there: another worker may have been faster."""
         with suppress(UpdateFinishedTrialError):
             return self._study.tell(number, value, state=state, skip_if_finished=True).state
         # It ended after `tell` had looked.
@@ -399,7 +397,7 @@ class Proposer:
 
 
 class _Drawn:
-    """What a sampler noted in the scratch study as it drew a point; Optuna's samplers keep state there."""
+    """Attributes that a sampler set in the scratch study as it drew a point; Optuna's samplers keep state there."""
 
     def __init__(self, *, study: Mapping[str, Any] | None = None, trial: Mapping[str, Any] | None = None) -> None:
         self.study, self.trial = study or {}, trial or {}
@@ -415,5 +413,5 @@ def _result(trial: Trial) -> dict[str, Any]:
     return {OUTCOME: trial.result.outcome.value} | time_us
 
 
-def _unlocked(work: Callable[[], Answer]) -> Answer:
+def _run_unlocked(work: Callable[[], Answer]) -> Answer:
     return work()
