@@ -95,7 +95,7 @@ def classify(name: str) -> Operation | None:
 
 
 def is_barrier(name: str) -> bool:
-    """Return whether a recorded name is a barrier, inside which older versions record an all-reduce."""
+    """Return True if a recorded name is a barrier, inside which older versions record an all-reduce."""
     word = name.rsplit(":", 1)[-1].replace("_", "").lower()
     return word in ("barrier", "monitoredbarrier")
 
@@ -143,7 +143,7 @@ class SentCall:
 
 @dataclass(slots=True, kw_only=True)
 class CallLedger:
-    """What was made of the recorded calls.
+    """Messages of recorded calls, and the calls that make none.
 
     Attributes:
         group_sizes: ranks of every group whose size is known.
@@ -262,7 +262,7 @@ def _tuning_elements(
 
 
 def _buffer_ratio(record: RecordedCall) -> int:
-    """Return how many ranks share the full buffer, 0 where the call does not say."""
+    """Return the number of ranks that share the full buffer, 0 where the call does not show it."""
     operation = classify(record.name)
     if operation is None or operation.collective not in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER):
         return 0

@@ -69,5 +69,5 @@ _NCCL = re.compile(r"nccl\w*Kernel|ncclSym", re.IGNORECASE)
 
 
 def is_nccl_kernel(kernel: str) -> bool:
-    """Return whether a kernel is of NCCL or RCCL."""
+    """Return True if a kernel is of NCCL or RCCL."""
     return _NCCL.match(kernel) is not None

@@ -82,7 +82,7 @@ def load_pickle(data: bytes, label: str) -> Any:
 
 
 def shown_error(error: BaseException) -> str:
-    """Return what went wrong, short enough for a message whatever the file holds."""
+    """Return the text of an error, short enough for a message whatever the file holds."""
     return (str(error) or type(error).__name__)[:120]
 
 

@@ -421,7 +421,7 @@ class _Stripped(io.RawIOBase):
 
 
 class _Headers:
-    """What tarfile reads from: no header, however long it claims to be, fills the memory."""
+    """Bounded reader for the headers of tar members."""
 
     def __init__(self, stream: io.BufferedReader) -> None:
         self._stream = stream
@@ -466,7 +466,7 @@ def heads(path: Path) -> tuple[bytes, ...]:
 
 
 def any_head(path: Path, is_ours: Callable[[bytes], object]) -> bool:
-    """Return whether the beginning of any document of a file is of a kind; False where it cannot be read."""
+    """Return True if the beginning of any document of a file is of a kind; False where it cannot be read."""
     try:
         return any(is_ours(one) for one in heads(path))
     except TraceError:
@@ -517,12 +517,12 @@ def read_line(document: Document, size_bytes: int) -> bytes:
 
 
 def is_text(beginning: bytes) -> bool:
-    """Return whether the beginning of a document is of a text, and not of JSON or of binary data."""
+    """Return True if the beginning of a document is of a text, and not of JSON or of binary data."""
     return b"\0" not in beginning and unmarked(beginning)[:1] not in (b"{", b"[", b"\x80", b"")
 
 
 def ends_within_line(path: Path) -> bool:
-    """Return whether the last line of a file that is not packed has no end."""
+    """Return True if the last line of a file that is not packed has no end."""
     with open_regular(path, error=TraceError) as raw:
         if raw.peek(2)[:2] == b"\x1f\x8b" or not raw.seek(0, os.SEEK_END):
             return False

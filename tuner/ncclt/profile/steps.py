@@ -201,7 +201,7 @@ _Kind = frozenset[tuple[Message | Collective, int]]
 
 
 def _kind(step: Step[Sent]) -> _Kind:
-    """Return what a step sends: its messages of some weight, with their number; of uneven exchanges that there are."""
+    """Return the messages of weight that a step sends, with their number; of uneven exchanges only their presence."""
     counted = Counter(call.message for call in step.calls)
     least = _SIGNIFICANT * sum(message.size_bytes * count for message, count in counted.items())
     return frozenset(
@@ -241,7 +241,7 @@ def _of_one_kind(steps: list[Step[Sent]], *, optimized: bool) -> list[Step[Sent]
 
 
 def _shape(step: Step[Sent]) -> frozenset[tuple[tuple[Collective, str, int], int]]:
-    """Return how many calls of weight a step makes of each collective, whatever their sizes."""
+    """Return the number of calls of weight of each collective in a step, whatever their sizes."""
     counts: Counter[tuple[Collective, str, int]] = Counter()
     for message, count in _kind(step):
         if isinstance(message, Message):

@@ -118,7 +118,7 @@ def all_of(labels: Sequence[str]) -> str:
 
 
 def is_newer(version: str, newest: str) -> bool:
-    """Return whether a version is later than the newest known one; other words in it do not count.
+    """Return True if a version is later than the newest known one; other words in it do not count.
 
     >>> is_newer("v4.3", "v4.2"), is_newer("v4.10", "v4.2"), is_newer("1.1.1-chakra.0.0.4", "1.1.1")
     (True, True, False)
@@ -158,7 +158,7 @@ def day_in(text: object) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFile:
-    """What a file says about its place in the job.
+    """Place of a file in the job.
 
     Attributes:
         label: name of the file, for messages.

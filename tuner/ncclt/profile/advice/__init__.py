@@ -1,1 +1,1 @@
-"""What would help a job more than NCCL settings: predicted step times of other buckets, hooks, sharding and nodes."""
+"""Changes to a job that may help more than NCCL settings: other buckets, hooks, sharding, numbers of nodes."""

@@ -33,7 +33,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """What could be changed in a job.
+    """Candidate changes to a job, with predictions.
 
     Attributes:
         job: as it is.
@@ -59,7 +59,7 @@ class Advice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenTimes:
-    """What is given of a step, µs; None = what the profile says."""
+    """Times of a step from the user, µs; None = those of the profile."""
 
     step_us: float | None = None
     compute_us: float | None = None

@@ -1,4 +1,4 @@
-"""How long a call takes on a cluster: measured curves or NCCL's cost model, corrected by what a recording shows."""
+"""Times of calls on a cluster: measured curves or NCCL's cost model, corrected by a recording."""
 
 from __future__ import annotations
 

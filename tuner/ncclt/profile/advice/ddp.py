@@ -47,7 +47,7 @@ _SAVED_NOTE = "gradients share memory with the buckets: no detach_() on them"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How gradients travel.
+    """Layout of the gradients in buckets.
 
     Attributes:
         sizes: bytes of each bucket, in order.
@@ -210,7 +210,7 @@ class Ddp:
         )
 
     def _bucket(self, size: float, hook: str, where: Cluster, assumed: Assumed, free: bool) -> GradientBucket:
-        """Return what a bucket costs with a hook."""
+        """Return the cost of a bucket with a hook."""
         job = self.job
         call = partial(job.call_us, Collective.ALL_REDUCE, assumed=assumed, where=where)
         if hook == "bf16":

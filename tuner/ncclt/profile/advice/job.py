@@ -28,7 +28,7 @@ _UNKNOWN_MEMORY_GBPS = 1000.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumed:
-    """What a prediction takes for granted; its range is what the corners give.
+    """Assumptions of a prediction; its range spans the corners of them.
 
     Attributes:
         calls: -1, 0, 1: calls are as much shorter, or longer, as `CallTimes.spread` allows.
@@ -94,7 +94,7 @@ class TrainingJob:
         return time_us * self.times.spread(collective, size_bytes, where) ** assumed.calls
 
     def memory_us(self, touched_bytes: float, assumed: Assumed) -> float:
-        """Return how long a GPU takes to read and write that many bytes, µs."""
+        """Return the time that a GPU takes to read and write so many bytes, µs."""
         figures = gpu_figures(self.cluster.gpu)
         gbps = figures.memory_gbps if figures else _UNKNOWN_MEMORY_GBPS * (1 + 2 * (assumed.memory - LIKELY.memory))
         return touched_bytes / (gbps * assumed.memory) / 1e3
@@ -109,7 +109,7 @@ class TrainingJob:
         return even({-1: self.compute_us / 2, 0: likely_us, 1: self.compute_us * 0.7}[assumed.pace])
 
     def waiting_us(self, assumed: Assumed, where: Cluster) -> float:
-        """Return how long a step waits for its slowest rank, µs: the expected maximum of the ranks (Blom 1958)."""
+        """Return the time that a step waits for its slowest rank, µs: the expected maximum of the ranks (Blom 1958)."""
         ranks = where.world_size
         return self.compute_us * assumed.uneven * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
 

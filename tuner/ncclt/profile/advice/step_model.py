@@ -63,7 +63,7 @@ def gpu_figures(name: str) -> GpuFigures | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backward:
-    """When gradients become ready.
+    """Progress of a backward pass: gradients ready over time.
 
     Attributes:
         knots: (share of the gradients' bytes, µs after the backward pass began), both rising, from share 0 to 1.
@@ -75,11 +75,11 @@ class Backward:
 
     @property
     def length_us(self) -> float:
-        """Return how long the backward pass takes, µs."""
+        """Return the length of the backward pass, µs."""
         return self.knots[-1][1]
 
     def ready_us(self, share: float) -> float:
-        """Return when a share of the gradients, 0 to 1, is ready: µs after the backward pass began."""
+        """Return the time, µs from the start of the backward pass, at which a share of the gradients is ready."""
         for (low, before), (high, after) in pairwise(self.knots):
             if share <= high:
                 return before + (after - before) * (share - low) / (high - low)
@@ -177,7 +177,7 @@ def ddp_us(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """What FSDP gathers and reduces together, µs of each call."""
+    """One FSDP unit: time of its all_gather and of its reduce_scatter, µs."""
 
     gather_us: float
     reduce_us: float

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Sharding(StrEnum):
-    """How the model is spread over the ranks, and with it what they send."""
+    """Distribution of a model over the ranks, which decides the messages."""
 
     DDP = "ddp"
     FSDP = "fsdp"

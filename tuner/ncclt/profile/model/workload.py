@@ -125,7 +125,7 @@ def unfused_messages(shapes: Sequence[tuple[str, tuple[int, ...]]], dtype: str) 
 
 
 def fsdp_messages(units: Sequence[FsdpUnit], param_dtype: str, reduce_dtype: str) -> tuple[MessageCalls, ...]:
-    """Return what FullyShardedDataParallel (full sharding) sends in one step.
+    """Return the messages of one step under FullyShardedDataParallel (full sharding).
 
     Every unit's parameters are gathered for the forward pass and again for the backward pass; the root keeps its own
     in between (the public trace of Llama-3 70B keeps the last layer as well: one all_gather fewer). Every unit's

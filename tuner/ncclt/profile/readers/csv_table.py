@@ -107,7 +107,7 @@ class Columns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """What one row says.
+    """Content of one row.
 
     Attributes:
         message: the message.

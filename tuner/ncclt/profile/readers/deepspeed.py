@@ -193,7 +193,7 @@ class LogRow:
 
 @dataclass(slots=True, kw_only=True)
 class CommsLog:
-    """What one file says.
+    """Content of one file.
 
     Attributes:
         label: name of the file.

@@ -120,7 +120,7 @@ def _record(call: RecordedCall, groups: Mapping[str, TraceGroup]) -> RecordedCal
 
 
 def _bypasses_nccl(group: str, groups: Mapping[str, TraceGroup]) -> bool:
-    """Return whether a group of a job over NCCL runs over another backend."""
+    """Return True if a group of a job over NCCL runs over another backend."""
     known = groups.get(group)
     if known is None or not known.backend or "nccl" in known.backend:
         return False
@@ -242,7 +242,7 @@ def _climb(number: int, parents: Mapping[int, int | None], tops: set[int], below
 
 
 def _end(last_step: int, nodes: Sequence[Mapping[str, Any]]) -> float:
-    """Return where the last complete step ends: at the first operator behind it that never ended itself.
+    """Return the end of the last complete step: the first operator behind it that never ended itself.
 
     Only its children show such an operator, by a parent that is not in the file; it is the step that was cut off.
     """

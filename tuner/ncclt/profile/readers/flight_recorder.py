@@ -128,7 +128,7 @@ def _of_one_backend(entries: list[Mapping[str, Any]]) -> tuple[list[Mapping[str,
 
 
 def _ring_notes(entries: list[Mapping[str, Any]]) -> list[str]:
-    """Say how much of the run the dump shows."""
+    """Return notes on the part of the run that the dump covers."""
     notes = ["a dump is the last part of a run, set-up included: weigh messages by it, do not count steps"]
     numbers = [n for entry in entries if (n := parse_int(entry.get("record_id"))) is not None]
     if numbers and min(numbers) > 0:

@@ -224,7 +224,7 @@ class TensorCall:
 
 @dataclass(slots=True, kw_only=True)
 class Timeline:
-    """What a timeline holds.
+    """Content of a timeline.
 
     Attributes:
         calls: tensors' parts of all_reduces, in the order in which they ended.

@@ -300,7 +300,7 @@ class Series:
 
     @property
     def span(self) -> int:
-        """Return how many calls were made between the first and the last one seen, both included."""
+        """Return the number of calls from the first to the last one seen."""
         return max(self.seen, self.last - self.first + 1)
 
 
@@ -332,7 +332,7 @@ class Tally:
 
     @property
     def ranks_seen(self) -> int:
-        """Return how many GPUs made these records."""
+        """Return the number of GPUs that made these records."""
         return sum(max(len(ranks) for ranks in comms.values()) for comms in self.slots.values())
 
     @property

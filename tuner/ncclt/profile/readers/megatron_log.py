@@ -96,7 +96,7 @@ class MegatronLogReader(Reader):
 
 
 class _Job:
-    """What the settings say of dtypes, groups and the optimizer, and what has to be assumed."""
+    """Dtypes, groups and optimizer of a job, by its settings or by assumption."""
 
     def __init__(self, settings: Mapping[str, str]) -> None:
         self.settings = settings
@@ -106,7 +106,7 @@ class _Job:
         self.group_size = parse_int(settings.get("data_parallel_size"), most=MOST_RANKS) or 0
 
     def messages(self, bucket: Bucket, left_out: Counter[str]) -> Iterator[Message]:
-        """Yield what one bucket sends in a step."""
+        """Yield the messages of one bucket in a step."""
         kinds = [(Collective.ALL_REDUCE, self._gradient_dtype(bucket))]
         if self.is_sharded:
             kinds = [(Collective.REDUCE_SCATTER, kinds[0][1]), (Collective.ALL_GATHER, self._parameter_dtype())]
@@ -193,7 +193,7 @@ class Bucket:
 
 @dataclass(slots=True, kw_only=True)
 class BucketLog:
-    """What one file says.
+    """Content of one file.
 
     Attributes:
         label: name of the file.

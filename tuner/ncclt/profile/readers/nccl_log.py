@@ -360,7 +360,7 @@ class Communicators:
         return Rank(origin.host, origin.pid, origin.device) if origin.host else Rank(label, "", "")
 
     def spans_nodes(self, line: CollLine) -> bool:
-        """Return whether a call spans nodes; False if unknown, and for the whole job."""
+        """Return True if a call spans nodes; False if unknown, and for the whole job."""
         known = self.described.get(_handle(line))
         return known is not None and self.part_spans_nodes(known)
 
@@ -380,7 +380,7 @@ class Communicators:
         return tuple(sorted({c.rank for c in self.described.values() if int(c.ranks) == self.world_size}))
 
     def part_spans_nodes(self, known: CommLine) -> bool:
-        """Return whether a communicator of a part of the job spans nodes."""
+        """Return True if a communicator of a part of the job spans nodes."""
         if not 1 < int(known.ranks) < self.world_size:
             return False
         return known.nodes > 1 or len(self.hosts.get(known.comm_id, ())) > 1

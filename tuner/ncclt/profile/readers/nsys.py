@@ -187,7 +187,7 @@ def _export_command(recording: NsysExport) -> str:
 
 
 def _may_have_lost_payloads(recordings: Sequence[NsysExport]) -> bool:
-    """Return whether a switch was off; older exports do not say, and may have lost them."""
+    """Return True if a switch was off; older exports do not say, and may have lost them."""
     return any(recording.facts.get("EXPORT_PARAM_INCLUDE_BLOBS", "false") != "true" for recording in recordings)
 
 
@@ -253,13 +253,13 @@ class Export:
         return {key: value for key, value in rows if isinstance(key, int) and isinstance(value, str)}
 
     def facts(self) -> dict[str, str]:
-        """Return how the file was exported: name -> value."""
+        """Return the settings of the export: name -> value."""
         rows = self.select("META_DATA_EXPORT", "name", "value", joined="WHERE name GLOB 'EXPORT_*'")
         return {str(key): str(value) for key, value in rows}
 
 
 def is_export(path: Path) -> bool:
-    """Return whether a file is a SQLite export of Nsight Systems; never raises."""
+    """Return True if a file is a SQLite export of Nsight Systems; never raises."""
     try:
         with open_regular(path, error=TraceError) as raw:
             if raw.read(len(_MAGIC)) != _MAGIC:
@@ -492,7 +492,7 @@ class Kernel:
 
 
 def kernel_of(name: str) -> Kernel | None:
-    """Return what a kernel's name shows, None if it is not NCCL's.
+    """Read a kernel's name; None if it is not NCCL's.
 
     >>> kernel_of("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)").dtype
     'bfloat16'
@@ -559,7 +559,7 @@ class Membership:
 
 @dataclass(slots=True, kw_only=True)
 class NsysExport:
-    """What one export holds of NCCL.
+    """NCCL's calls and kernels in one export.
 
     Attributes:
         label: the file's name.

@@ -60,7 +60,7 @@ class CommunicatorReport:
 
     @property
     def group(self) -> str:
-        """Return what identifies the communicator on this rank."""
+        """Return the identity of the communicator on this rank."""
         named = str(self.head["communicator"])
         return named if named != _NO_COMMUNICATOR else f"{self.process}:{self.head['number']}"
 
@@ -120,7 +120,7 @@ def per_step(workload: Workload, steps: int, said_by: str) -> Workload:
 
 
 def read_reports(documents: Iterable[Document]) -> tuple[CommunicatorReport, ...]:
-    """Return what the files hold, ordered by process and communicator.
+    """Return the reports in some documents, ordered by process and communicator.
 
     Raises:
         TraceError: damaged, of another format, or given twice.

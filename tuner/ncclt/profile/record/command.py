@@ -99,7 +99,7 @@ class _Bystander:
             os.close(theirs)
 
     def has_got(self, number: int) -> bool:
-        """Return whether a signal that has just reached us reaches this process as well."""
+        """Return True if a signal that has just reached us reaches this process as well."""
         until_s = time.monotonic() + _TO_ALL_S
         while self._pid and time.monotonic() < until_s:
             if self._pending() >> (number - 1) & 1:

@@ -1,4 +1,4 @@
-"""What a recording needs, decided before anything is started: files, variables, command line.
+"""Plan of a recording, made before anything is started: files, variables, command line.
 
 The recording's folder, shared by all ranks:
 
@@ -34,7 +34,7 @@ from ncclt.profile.record.plugin import plugin_variables
 
 
 class Method(StrEnum):
-    """How the messages are seen: PyTorch's profiler, NCCL's log, both with the profiler preferred, or the plugin."""
+    """Way to record messages: PyTorch's profiler, NCCL's log, both with the profiler preferred, or the plugin."""
 
     AUTO = "auto"
     TORCH = "torch"

@@ -1,4 +1,4 @@
-"""What the processes of a recorded job wrote about themselves."""
+"""Journals that the processes of a recorded job wrote."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RankReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overhead:
-    """What recording costs, of the rank that pays the median of all ranks.
+    """Cost of recording, on the rank with the median cost.
 
     Attributes:
         outside_us, inside_us: median step time without and with the profiler, µs.
@@ -56,7 +56,7 @@ class Overhead:
 
     @property
     def share(self) -> float:
-        """Return how much longer a recorded step takes, 0.05 = 5 %; below 0 where noise is larger than the cost."""
+        """Return the increase of the step time by recording, 0.05 = 5 %; below 0 where noise exceeds it."""
         return self.inside_us / self.outside_us - 1
 
 
@@ -85,7 +85,7 @@ def overhead(reports: Sequence[RankReport]) -> Overhead | None:
 
 
 def why_no_trace(folder: Path, reports: Sequence[RankReport]) -> tuple[str, str]:
-    """Return why no rank has written a trace, and what to do about it."""
+    """Return the reason that no rank has written a trace, and the remedy."""
     failures = dict.fromkeys(failure for report in reports for failure in report.failures)
     if failures:
         return f"the recording failed in the ranks: {'; '.join(failures)}", "or record NCCL's log: --with nccl-log"

@@ -20,7 +20,7 @@ from ncclt.profile.record.ranks import Overhead, RankReport, overhead, read_repo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """How a recording ended.
+    """Outcome of a recording.
 
     Attributes:
         exit_code: of the command, as a shell gives it.

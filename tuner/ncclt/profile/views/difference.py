@@ -1,4 +1,4 @@
-"""What changed between two workloads."""
+"""Differences between two workloads."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Totals(Documented):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """What one has to do to the first workload to get the second; messages with most bytes first.
+    """Changes that turn the first workload into the second; messages with most bytes first.
 
     Attributes:
         added: sent by the second alone.
@@ -62,7 +62,7 @@ class Difference:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether both send the same."""
+        """Return True if both send the same."""
         return not (self.added or self.removed or self.changed)
 
     def to_document(self) -> dict[str, Any]:

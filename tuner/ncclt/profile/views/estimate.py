@@ -1,4 +1,4 @@
-"""How long a step computes and communicates on a cluster, before anything is run there."""
+"""Estimate of a step's computation and communication on a cluster, before anything runs there."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ELEMENT_BYTES = 8
 
 
 class Source(StrEnum):
-    """What a message's time was taken from."""
+    """Origin of a message's time."""
 
     MEASURED = "measured"
     INTERPOLATED = "interpolated"
@@ -72,7 +72,7 @@ class Estimate:
 
     @property
     def is_network_bound(self) -> bool | None:
-        """Return whether communication takes longer than compute, so that it cannot all be hidden; None = not known."""
+        """Return True if communication takes longer than compute, so that it cannot all be hidden; None = not known."""
         return None if self.compute_s is None else self.communication_s > self.compute_s
 
     @property
@@ -133,7 +133,7 @@ def link_busbw_gbps(cluster: Cluster, message: Message) -> float:
 
 
 def latency_us(cluster: Cluster, message: Message) -> float:
-    """Return what a call takes however little it sends, µs: NCCL's own prediction for an element of 8 bytes.
+    """Return the latency of a call, µs: NCCL's own prediction for an element of 8 bytes.
 
     NCCL's cost model has no send_recv and no all_to_all: a broadcast in the same group stands for them.
     """

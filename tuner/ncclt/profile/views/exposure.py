@@ -1,4 +1,4 @@
-"""How much of the communication is not hidden behind compute, and therefore what tuning can gain at most."""
+"""Exposed communication: the part that compute does not hide, and the most that tuning can gain."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exposure:
-    """What one device did while it communicated, both in µs of one window.
+    """Communication of one device in one window, µs.
 
     Attributes:
         communication_us: time in which at least one communication kernel ran.
@@ -28,7 +28,7 @@ class Exposure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GainBound:
-    """What the best imaginable communication could gain.
+    """Gain if communication took no time.
 
     Attributes:
         share: exposed communication as a share of the step, 0 to 1.
@@ -51,7 +51,7 @@ def merged(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def overlaps(first: Sequence[Interval], second: Sequence[Interval]) -> list[Interval]:
-    """Return where both of two unions are; each must be disjoint and in order, as `merged` returns them."""
+    """Return the intersection of two unions; each must be disjoint and in order, as `merged` returns them."""
     found: list[Interval] = []
     i = j = 0
     while i < len(first) and j < len(second):
@@ -85,7 +85,7 @@ def exposures(
 
 
 def gain_bound(workload: Workload) -> GainBound | None:
-    """Return what tuning can gain at most, None where the recording lacks the step time or the exposed part.
+    """Return the upper bound of the gain by tuning, None where the recording lacks the step time or the exposed part.
 
     Without any communication a step still takes its time minus the exposed part (Amdahl's law), so no NCCL setting
     gains more than `share` of the step. Changing the overlap itself, for example by larger buckets, can.

@@ -1,4 +1,4 @@
-"""Which sizes carry what: a histogram of messages by powers of two, size classes, and where calls and bytes part."""
+"""Messages by size: a histogram by powers of two, size classes, and median sizes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Bin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeClass:
-    """What one collective sends in one class of sizes, per step.
+    """Calls and bytes of one collective in one size class, per step.
 
     Attributes:
         collective: the operation.
@@ -92,7 +92,7 @@ def histogram(workload: Workload) -> tuple[Bin, ...]:
 
 
 def size_classes(workload: Workload) -> tuple[SizeClass, ...]:
-    """Return what each collective sends in each class of sizes, most bytes first; empty classes are left out."""
+    """Return calls and bytes of each collective by size class, most bytes first; empty classes are left out."""
     groups: dict[tuple[Collective, str], list[MessageCalls]] = {}
     for row in workload.messages:
         groups.setdefault((row.message.collective, _class_of(row.message.size_bytes)), []).append(row)

@@ -104,12 +104,12 @@ _SINCE = (
 
 
 def has_metadata(event: Event) -> bool:
-    """Return whether an event names a collective and its element counts."""
+    """Return True if an event names a collective and its element counts."""
     return isinstance(event.args.get("Collective name"), str) and _elements(event.args, _IN_KEYS) is not None
 
 
 def is_sized_collective(event: Event) -> bool:
-    """Return whether an event's metadata are those of a collective rather than of waiting or a barrier."""
+    """Return True if an event's metadata are those of a collective rather than of waiting or a barrier."""
     return has_metadata(event) and classify(event.args["Collective name"]) is not None
 
 
@@ -308,11 +308,11 @@ class _Pool:
         return tensor.dtype
 
     def holds(self, collective: Collective) -> bool:
-        """Return whether annotations of a collective wait."""
+        """Return True if annotations of a collective wait."""
         return any(waiting for (kind, _tensor), waiting in self._waiting.items() if kind is collective)
 
     def rest(self) -> list[Event]:
-        """Return what remains, in order of time."""
+        """Return the remaining annotations, in order of time."""
         remaining = [*self._alone, *(event for waiting in self._waiting.values() for event in waiting)]
         return sorted(remaining, key=lambda event: event.start_us)
 
@@ -423,7 +423,7 @@ def _is_shape(shape: object) -> bool:
 
 
 def _is_dtype(text: str) -> bool:
-    """Return whether a recorded input type is a tensor's; "Scalar", "ScalarList", "TensorList" and "" are not."""
+    """Return True if a recorded input type is a tensor's; "Scalar", "ScalarList", "TensorList" and "" are not."""
     if text.startswith("c10::"):
         return True
     try:

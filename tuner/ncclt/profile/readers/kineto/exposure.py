@@ -26,7 +26,7 @@ _BY_CPU_STEPS = "exposed communication: kernels are counted between the begin an
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankExposure:
-    """What the kernels of one rank show, per step.
+    """Communication and its exposed part on one rank, per step.
 
     Attributes:
         communication_us: time in which it communicated, µs of the median step; None where not known.
@@ -85,7 +85,7 @@ class KernelTimeline:
 
     @property
     def others_us(self) -> float:
-        """Return how long other libraries communicated on the GPU where they did so longest, µs."""
+        """Return the communication time of other libraries on the busiest GPU, µs."""
         return max((total_us(merged(_pairs(device.others))) for device in self._devices.values()), default=0.0)
 
     def _add(self, kind: str, start_us: float, duration_us: float, device: str) -> None:

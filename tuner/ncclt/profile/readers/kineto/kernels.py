@@ -82,7 +82,7 @@ def calls_in_steps(
 
 
 def _length_us(step: Step[TracedCall], marks: Mapping[int, Event]) -> float:
-    """Return how long a step took: one of marks ends where its last mark does, not where the next one begins."""
+    """Return the length of a step; one of marks ends with its last mark, not at the next one."""
     return (marks[step.marks[-1]].end_us if step.marks else step.end) - step.start
 
 
@@ -114,7 +114,7 @@ _MOST_CALLS = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelTimes:
-    """What one rank's kernels show.
+    """Times of one rank's kernels.
 
     Attributes:
         mean_us: message -> mean duration of its kernels, µs.

@@ -60,7 +60,7 @@ _BOUNDARY = re.compile(rb"\}" + _ANY_SPACE + rb"," + _ANY_SPACE + _KEY_AHEAD)
 
 
 def value_end(data: bytes, start: int) -> int | None:
-    """Return where the JSON value that begins at `start` ends, None where `data` ends before it.
+    """Return the end of the JSON value that begins at `start`, None where `data` ends before it.
 
     Brackets are counted and not compared: whether the value is well formed is for its parser to say.
     """
@@ -273,7 +273,7 @@ class _Window:
         return value
 
     def value_end(self) -> int | None:
-        """Return where the value ends that begins here, None where that is not yet in memory."""
+        """Return the end of the value that begins here, None where that is not yet in memory."""
         if self.at < len(self.data) and self.data[self.at] not in _STARTERS:
             raise self.no_json(f"no value begins with {self.data[self.at : self.at + 1]!r}")
         return value_end(self.data, self.at)

@@ -58,12 +58,12 @@ class KinetoJob:
         return sizes.pop() if len(sizes) == 1 else self.world_size
 
     def bypasses_nccl(self, group: str) -> bool:
-        """Return whether a group of a job over NCCL runs over another backend."""
+        """Return True if a group of a job over NCCL runs over another backend."""
         known = self.groups.get(group)
         return known is not None and "nccl" in self.backend and "nccl" not in known.backend
 
     def spans_nodes(self, *, start: int | None, stride: int | None, size: int) -> bool:
-        """Return whether a group of part of the job reaches over nodes; False where that is not known.
+        """Return True if a group of part of the job reaches over nodes; False where that is not known.
 
         Ranks are taken to fill the nodes in order, as torchrun places them, and a node to have as many GPUs as the
         recording process saw. Groups of the whole job stay False: their place is known only when they are placed.
@@ -174,7 +174,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTrace:
-    """What one rank's trace shows of communication, events in order of time.
+    """Communication in one rank's trace, events in order of time.
 
     Attributes:
         label: the file's name.
@@ -204,7 +204,7 @@ class RankTrace:
     recorded_on: str
 
     def in_barrier(self, event: Event) -> bool:
-        """Return whether an event belongs to a barrier on the same thread."""
+        """Return True if an event belongs to a barrier on the same thread."""
         starts, ends = self.barriers.get(event.thread, ((), ()))
         begun = bisect_right(starts, event.start_us)
         return begun > 0 and event.start_us <= ends[begun - 1]
@@ -261,7 +261,7 @@ class EventPicker:
         self._first_us: float | None = None
 
     def find(self, data: bytes, start: int) -> Iterable[int]:
-        """Return where the events of interest are; until the clock is known, all with a time are."""
+        """Return the places of the events of interest; until the clock is known, all with a time are."""
         return merge(
             (m.start() for m in _OF_INTEREST.finditer(data, start)),
             _escaped(data, start),
@@ -285,7 +285,7 @@ class EventPicker:
         note_kernels(self._timeline, data, parse)
 
     def trace(self, head: Mapping[str, Any], label: str) -> RankTrace:
-        """Return what was picked; `head` is all of the document but its events."""
+        """Return the picked events; `head` is all of the document but its events."""
         events = {kind: tuple(sorted(found, key=lambda e: e.start_us)) for kind, found in self._picked.items()}
         steps: dict[int, Event] = {}
         for event in events.pop("steps"):
@@ -314,7 +314,7 @@ def _by_thread(barriers: Iterable[Event]) -> dict[str, tuple[list[float], list[f
 
 
 def _escaped(data: bytes, start: int) -> Iterable[int]:
-    """Return where ASCII characters are escaped by number: a name may hide behind that."""
+    """Return the places of ASCII characters escaped by number, behind which a name may hide."""
     if data.find(b"\\", start) < 0:  # by far the commonest case, and much faster to see
         return ()
     return (m.start() for m in ESCAPED_ASCII.finditer(data, start))
@@ -449,5 +449,5 @@ def _note(timeline: KernelTimeline, category: str, name: str, start_us: float, d
 
 
 def _is_complete(data: bytes, category: int) -> bool:
-    """Return whether the phase of an event stands directly before its category and says that it has a duration."""
+    """Return True if the phase of an event stands directly before its category and says that it has a duration."""
     return _COMPLETE.search(data, max(0, category - _WITHIN), category) is not None

@@ -95,11 +95,11 @@ class Window:
         self.end = self.last + 1 + steps
 
     def is_inside(self, step: int) -> bool:
-        """Return whether a step is recorded."""
+        """Return True if a step is recorded."""
         return self.first <= step <= self.last
 
     def is_outside(self, step: int) -> bool:
-        """Return whether a step shows how long steps take without a recording."""
+        """Return True if a step shows how long steps take without a recording."""
         return SETTLING_STEPS < step <= self.begin or self.last + 1 < step <= self.end
 
     def action(self, position: int) -> str:
@@ -153,7 +153,7 @@ class Trace:
         self._profiler.stop()
 
     def is_by(self, profiler: object) -> bool:
-        """Return whether a torch.autograd profiler is our own."""
+        """Return True if a torch.autograd profiler is our own."""
         return getattr(self._profiler, "profiler", None) is profiler
 
     def _save(self, profiler: Any) -> None:
@@ -229,7 +229,7 @@ class Watch:
 
     @property
     def other_profiler_runs(self) -> bool:
-        """Return whether a profiler that was begun after us has not ended yet."""
+        """Return True if a profiler that was begun after us has not ended yet."""
         other = self._other()
         return other is not None and getattr(other, "kineto_results", None) is None
 
@@ -336,7 +336,7 @@ class Recorder:
                     self._count_step()
 
     def _is_step(self, optimizer: Any) -> bool:
-        """Return whether the training has moved on by one step.
+        """Return True if the training has moved on by one step.
 
         Of several optimizers the first one counts, for as long as it lives. It counts once per backward pass: ZeRO
         optimizers step once per parameter group. Where no backward pass was ever seen, each of its steps counts.
