@@ -28,9 +28,9 @@ TARGET_PEAK_MB = 400
 
 
 def with_ncclt(path: Path) -> Callable[[], object]:
-    from ncclt.profile import read_workload, reader_named
+    from ncclt.profile import get_reader, read_workload
 
-    reader_named("kineto")
+    get_reader("kineto")
     return lambda: {m.message.size_bytes: m.calls_per_step for m in read_workload([path], name="bench").messages}
 
 

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from ncclt.core.message import Collective, Message
-from ncclt.profile import reader_named
+from ncclt.profile import get_reader
 from ncclt.testing.reader_contract import ReaderContract
 
 
@@ -46,7 +46,7 @@ def _rank(rank):
 class TestKineto(ReaderContract):
     @pytest.fixture
     def reader(self):
-        return reader_named("kineto")
+        return get_reader("kineto")
 
     @pytest.fixture
     def sample(self, tmp_path):

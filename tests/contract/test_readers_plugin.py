@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ncclt.core.message import Collective, Message
-from ncclt.profile import READERS, reader_named
+from ncclt.profile import READERS, get_reader
 from ncclt.testing.reader_contract import ReaderContract
 
 HEAD = {
@@ -54,7 +54,7 @@ def write_report(path, rows, **head):
 class TestPluginReport(ReaderContract):
     @pytest.fixture
     def reader(self):
-        return reader_named("plugin_report")
+        return get_reader("plugin_report")
 
     @pytest.fixture
     def sample(self, tmp_path):
@@ -73,5 +73,5 @@ class TestPluginReport(ReaderContract):
         }
 
     def test_no_other_reader_recognises_the_sample(self, reader, sample):
-        others = [name for name in READERS if name != reader.name and reader_named(name).recognises(sample[0])]
+        others = [name for name in READERS if name != reader.name and get_reader(name).recognises(sample[0])]
         assert others == []

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from ncclt.core.message import Collective, Message
-from ncclt.profile import reader_named
+from ncclt.profile import get_reader
 from ncclt.testing.reader_contract import ReaderContract
 
 EXPECTED = {
@@ -45,7 +45,7 @@ def _trace(rank):
 class TestExecutionTrace(_Contract):
     @pytest.fixture
     def reader(self):
-        return reader_named("execution_trace")
+        return get_reader("execution_trace")
 
     @pytest.fixture
     def sample(self, tmp_path):
@@ -83,7 +83,7 @@ def _dump():
 class TestFlightRecorder(_Contract):
     @pytest.fixture
     def reader(self):
-        return reader_named("flight_recorder")
+        return get_reader("flight_recorder")
 
     @pytest.fixture
     def sample(self, tmp_path):
@@ -96,7 +96,7 @@ class TestFlightRecorder(_Contract):
 class TestParamComms(_Contract):
     @pytest.fixture
     def reader(self):
-        return reader_named("param_comms")
+        return get_reader("param_comms")
 
     @pytest.fixture
     def sample(self, tmp_path):

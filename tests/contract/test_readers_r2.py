@@ -6,14 +6,14 @@ import json
 import pytest
 
 from ncclt.core.message import Collective, Message
-from ncclt.profile import reader_named
+from ncclt.profile import get_reader
 from ncclt.testing.reader_contract import ReaderContract
 
 
 class TestNcclLog(ReaderContract):
     @pytest.fixture
     def reader(self):
-        return reader_named("nccl_log")
+        return get_reader("nccl_log")
 
     @pytest.fixture
     def sample(self, tmp_path):
@@ -43,7 +43,7 @@ class TestNcclLog(ReaderContract):
 class TestInspector(ReaderContract):
     @pytest.fixture
     def reader(self):
-        return reader_named("inspector")
+        return get_reader("inspector")
 
     @pytest.fixture
     def sample(self, tmp_path):
@@ -73,7 +73,7 @@ class TestInspector(ReaderContract):
 class TestDeepspeed(ReaderContract):
     @pytest.fixture
     def reader(self):
-        return reader_named("deepspeed")
+        return get_reader("deepspeed")
 
     @pytest.fixture
     def sample(self, tmp_path):
@@ -100,7 +100,7 @@ class TestDeepspeed(ReaderContract):
 class TestMegatronLog(ReaderContract):
     @pytest.fixture
     def reader(self):
-        return reader_named("megatron_log")
+        return get_reader("megatron_log")
 
     @pytest.fixture
     def sample(self, tmp_path):

@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 
 from ncclt.core.message import Collective, Message
-from ncclt.profile import READERS, reader_named
+from ncclt.profile import READERS, get_reader
 from ncclt.testing.reader_contract import ReaderContract
 
 
@@ -20,7 +20,7 @@ class OnlyReaderOfItsFiles(ReaderContract):
     """The contract, and that no other reader takes the sample for its own."""
 
     def test_no_other_reader_recognises_the_sample(self, reader, sample):
-        others = [name for name in READERS if name != reader.name and reader_named(name).recognises(sample[0])]
+        others = [name for name in READERS if name != reader.name and get_reader(name).recognises(sample[0])]
         assert others == []
 
 
@@ -54,7 +54,7 @@ def _export(path, rank):
 class TestNsys(OnlyReaderOfItsFiles):
     @pytest.fixture
     def reader(self):
-        return reader_named("nsys")
+        return get_reader("nsys")
 
     @pytest.fixture
     def sample(self, tmp_path):
@@ -68,7 +68,7 @@ class TestNsys(OnlyReaderOfItsFiles):
 class TestNcclProfiler(OnlyReaderOfItsFiles):
     @pytest.fixture
     def reader(self):
-        return reader_named("nccl_profiler")
+        return get_reader("nccl_profiler")
 
     @pytest.fixture
     def sample(self, tmp_path):
@@ -106,7 +106,7 @@ class TestNcclProfiler(OnlyReaderOfItsFiles):
 class TestHorovod(OnlyReaderOfItsFiles):
     @pytest.fixture
     def reader(self):
-        return reader_named("horovod")
+        return get_reader("horovod")
 
     @pytest.fixture
     def sample(self, tmp_path):
@@ -130,7 +130,7 @@ class TestHorovod(OnlyReaderOfItsFiles):
 class TestAicb(OnlyReaderOfItsFiles):
     @pytest.fixture
     def reader(self):
-        return reader_named("aicb")
+        return get_reader("aicb")
 
     @pytest.fixture
     def sample(self, tmp_path):
@@ -151,7 +151,7 @@ class TestAicb(OnlyReaderOfItsFiles):
 class TestTraceLens(OnlyReaderOfItsFiles):
     @pytest.fixture
     def reader(self):
-        return reader_named("tracelens")
+        return get_reader("tracelens")
 
     @pytest.fixture
     def sample(self, tmp_path):
@@ -169,7 +169,7 @@ class TestTraceLens(OnlyReaderOfItsFiles):
 class TestCsv(OnlyReaderOfItsFiles):
     @pytest.fixture
     def reader(self):
-        return reader_named("csv")
+        return get_reader("csv")
 
     @pytest.fixture
     def sample(self, tmp_path):
@@ -185,7 +185,7 @@ class TestCsv(OnlyReaderOfItsFiles):
 class TestNcclTests(OnlyReaderOfItsFiles):
     @pytest.fixture
     def reader(self):
-        return reader_named("nccl_tests")
+        return get_reader("nccl_tests")
 
     @pytest.fixture
     def sample(self, tmp_path):

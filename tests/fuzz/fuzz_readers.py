@@ -42,7 +42,7 @@ def fuzz(name: str, corpus: str, findings: str, seconds: int) -> None:
         import ncclt.profile
         from ncclt.errors import NccltError
 
-        reader = ncclt.profile.reader_named(name)
+        reader = ncclt.profile.get_reader(name)
     path = Path(tempfile.mkdtemp()) / "input"
 
     def one_input(data: bytes) -> None:

@@ -16,9 +16,9 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.trial import TimesOrigin
 from ncclt.errors import NotFoundError, UsageError
 from ncclt.health.preflight.heat_map import heat_maps
-from ncclt.profile.views.difference import difference
-from ncclt.profile.views.exposure import gain_bound
-from ncclt.profile.views.histogram import cross_over, histogram
+from ncclt.profile.views.difference import compare_workloads
+from ncclt.profile.views.exposure import bound_gain
+from ncclt.profile.views.histogram import find_median_sizes, histogram
 from ncclt.store import StudyEntry
 from ncclt.store.recommendations import Era, Pair
 from ncclt.store.store import Store
@@ -216,9 +216,9 @@ def show_workload(
         "workload": workload,
         "shipped": entries[name].shipped,
         "calls": sum(calls.calls_per_step for calls in workload.messages),
-        "half": cross_over(workload),
+        "half": find_median_sizes(workload),
         "bins": histogram(workload),
-        "bound": gain_bound(workload),
+        "bound": bound_gain(workload),
         "dominant": {calls.message for calls in workload.dominant()},
         "shares": sorted(
             ((calls, weight / sum(weights)) for calls, weight in zip(workload.messages, weights, strict=True)),
@@ -226,7 +226,7 @@ def show_workload(
         ),
         "pairs": sorted(store.recommendations.pairs(cluster=query.cluster or None, model=name), key=_best_first),
         "other": other,
-        "changes": difference(workload, other) if other else None,
+        "changes": compare_workloads(workload, other) if other else None,
     }
     if query.format == "json":
         return json_response(values)

@@ -11,14 +11,14 @@ import pytest
 from ncclt import profile
 from ncclt.core.message import Collective, Message
 from ncclt.errors import MissingDependencyError, TraceError, UsageError
-from ncclt.profile import READERS, read_workload, reader_named, reader_names
+from ncclt.profile import READERS, get_reader, read_workload, reader_names
 from ncclt.profile.reader import Call, Reader
 
 
 def test_every_reader_of_the_table_can_be_imported():
     """The name in the table is the reader's own."""
     for name in READERS:
-        assert reader_named(name).name == name
+        assert get_reader(name).name == name
     assert set(READERS) <= set(reader_names())
 
 
@@ -241,4 +241,4 @@ def test_reader_of_a_third_party_is_used_like_our_own(tmp_path, monkeypatch):
     broken = EntryPoint(name="broken", value="no_such_module:Reader", group="ncclt.readers")
     monkeypatch.setattr(profile, "entry_points", lambda *, group: [broken])
     with pytest.raises(MissingDependencyError, match="no_such_module"):
-        reader_named("broken")
+        get_reader("broken")

@@ -4,8 +4,8 @@ import pytest
 
 from ncclt.errors import TraceError
 from ncclt.profile import read_workload
-from ncclt.profile.views.exposure import gain_bound
-from ncclt.profile.views.histogram import traffic
+from ncclt.profile.views.exposure import bound_gain
+from ncclt.profile.views.histogram import count_traffic
 
 pytestmark = pytest.mark.shared
 
@@ -33,7 +33,7 @@ def test_pipeline_stages_give_the_role_with_most_bytes(read):
         "left out: rank 0, 1 x all_reduce 3.91 KiB float32",
     ]
     assert {call.message.size_bytes for call in workload.timeline} == {8000}
-    assert traffic(workload).total is None, "the others send something else"
+    assert count_traffic(workload).total is None, "the others send something else"
 
 
 def test_group_of_one_is_left_out_with_a_note(read):
@@ -56,7 +56,7 @@ def test_communication_of_another_library_alone_is_refused(read):
 def test_other_libraries_hide_nothing_of_nccl(read, name, library):
     """NCCL's 2 of 10 ms are exposed: the other library's kernels beside them are no compute."""
     workload = read(name)
-    assert gain_bound(workload).share == pytest.approx(0.2)
+    assert bound_gain(workload).share == pytest.approx(0.2)
     assert any(f"6.00 ms of the file (2 x {library}" in note for note in workload.provenance.notes)
 
 

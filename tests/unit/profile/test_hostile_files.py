@@ -10,7 +10,7 @@ import time
 import pytest
 
 from ncclt.errors import TraceError
-from ncclt.profile import READERS, read_workload, reader_named, source
+from ncclt.profile import READERS, get_reader, read_workload, source
 
 LIMIT_S = 60
 """Seconds of the processor: what is refused here takes a few, and took minutes or all memory before."""
@@ -94,7 +94,7 @@ def test_bombs_are_refused_in_bounded_time(tmp_path, kind):
     path = make(tmp_path / "bomb")
     begun = time.process_time()
     with pytest.raises(TraceError, match=said) as caught:
-        reader_named("nccl_log").read([path], name="x")
+        get_reader("nccl_log").read([path], name="x")
     assert caught.value.hint
     with pytest.raises(TraceError):
         read_workload([path], name="x")
@@ -142,9 +142,9 @@ def test_what_is_no_file_is_never_opened_by_a_reader(tmp_path, monkeypatch):
         listening.bind("socket")
         for name in READERS:
             for path in (tmp_path / "pipe", tmp_path / "socket"):
-                assert not reader_named(name).recognises(path)
+                assert not get_reader(name).recognises(path)
                 with pytest.raises(TraceError):
-                    reader_named(name).read([path], name="x")
+                    get_reader(name).read([path], name="x")
         with pytest.raises(TraceError, match="is a socket"):
             read_workload([tmp_path / "socket"], name="x")
 

@@ -17,7 +17,7 @@ from ncclt.core.option import Option
 from ncclt.core.plural import count_noun
 from ncclt.core.trial import Measurement, Outcome
 from ncclt.errors import InputError, UsageError
-from ncclt.profile.views.estimate import OPERATIONS, Curve, CurveKey, Source, compute_seconds, curves
+from ncclt.profile.views.estimate import OPERATIONS, Curve, CurveKey, Source, build_curves, compute_seconds
 
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
@@ -299,7 +299,7 @@ def _measured_times(store: Store, cluster: Cluster) -> MeasuredTimes:
             used.append(study.name)
             found += default
     return MeasuredTimes(
-        curves=curves(found),
+        curves=build_curves(found),
         studies=tuple(used),
         simulated=bool(used) and not real,
         recorded=real[0].label if used and real else "",

@@ -264,7 +264,7 @@ class _End:
         from ncclt.cli.tune_view import result_document
         from ncclt.cli.verify import print_verification
         from ncclt.core.recommendation import Decision
-        from ncclt.profile.views.exposure import gain_bound
+        from ncclt.profile.views.exposure import bound_gain
 
         if not self.as_json:
             print()
@@ -279,7 +279,7 @@ class _End:
             if use:
                 print_bold(f"Use:      {use}")
             return
-        bound = gain_bound(self.workload)
+        bound = bound_gain(self.workload)
         tuned = result_document(self.result, steps_per_day=None) if self.result else None
         print_json(
             {

@@ -148,14 +148,14 @@ def _observed(source: str, cluster: Cluster, store: Store) -> list[ObservedTimes
     """
     from ncclt.measure.simulated.observations import observed_in_table, observed_in_tests, observed_in_trials
     from ncclt.profile.readers.nccl_tests import read_tests
-    from ncclt.profile.source import files_of
+    from ncclt.profile.source import list_files
 
     if source != STUDIES:
         return [
             observed_in_table(path, cluster)
             if path.suffix.lower() == ".csv"
             else observed_in_tests(read_tests(path), path, cluster)
-            for path, _is_named in files_of([Path(source)])
+            for path, _is_named in list_files([Path(source)])
         ]
     studies = []
     others: dict[str, int] = {}

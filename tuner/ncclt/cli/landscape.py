@@ -175,7 +175,7 @@ def import_landscape(
     from ncclt.core.name import check_name
     from ncclt.measure.simulated.landscape_import import import_logs
     from ncclt.profile.readers.nccl_tests import read_tests
-    from ncclt.profile.source import files_of
+    from ncclt.profile.source import list_files
     from ncclt.store import open_to_read
     from ncclt.user_dirs import landscape_folder
 
@@ -190,7 +190,7 @@ def import_landscape(
     for log in logs:
         if sum(log.resolve() == other.resolve() for other in logs) > 1:
             raise UsageError(f"{log} is given twice", hint="give each output once: it is one repetition")
-    files = [file for file, _is_named in files_of(logs)]
+    files = [file for file, _is_named in list_files(logs)]
     of_logs, fallback = _settings(settings, files, default=default)
     outputs = {log: read_tests(log) for log in files}
     found = import_logs(outputs, job, name=name, settings=of_logs, fallback=fallback, version=__version__)

@@ -26,12 +26,12 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Show the messages that B sends more, less, or not at all compared with A; exit code 0 either way."""
-    from ncclt.profile.views.difference import difference
+    from ncclt.profile.views.difference import compare_workloads
     from ncclt.store import open_to_read
 
     with open_to_read(storage) as store:
         first, second = store.workloads.get(before), store.workloads.get(after)
-    found = difference(first, second)
+    found = compare_workloads(first, second)
     if first.unit != second.unit:
         say(f"ncclt: calls cannot be compared: {before} counts those of a {first.unit}, {after} of a {second.unit}")
     if as_json:

@@ -42,7 +42,7 @@ def model(
 ) -> None:
     """Compute what one training step of a model sends: no weights, no GPU, no network, PyTorch's own buckets."""
     from ncclt.core.name import check_name
-    from ncclt.profile.model.named import ModelRequest, Sharding, workload_of_model
+    from ncclt.profile.model.named import ModelRequest, Sharding, build_model_workload
 
     choices = [kind.value for kind in Sharding]
     if sharding not in choices:
@@ -60,7 +60,7 @@ def model(
         sharding=Sharding(sharding),
         group_size=group_size,
     )
-    workload = workload_of_model(request, name=store or name, created=datetime.now(UTC).date().isoformat())
+    workload = build_model_workload(request, name=store or name, created=datetime.now(UTC).date().isoformat())
     where = ""
     if store is not None:
         from ncclt.store import open_store

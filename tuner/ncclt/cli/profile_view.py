@@ -8,8 +8,8 @@ from ncclt.cli.output import note, print_table
 from ncclt.core.message import format_bytes
 from ncclt.core.plural import count_noun
 from ncclt.core.workload import RANK_ROLES
-from ncclt.profile.views.exposure import gain_bound
-from ncclt.profile.views.histogram import SIZE_CLASSES, cross_over, size_classes, traffic
+from ncclt.profile.views.exposure import bound_gain
+from ncclt.profile.views.histogram import SIZE_CLASSES, count_traffic, find_median_sizes, group_by_size
 
 if TYPE_CHECKING:
     from ncclt.core.workload import MessageCalls, Workload
@@ -29,7 +29,7 @@ def profile_document(workload: Workload) -> dict[str, Any]:
         if communication_us:
             row["time_share"] = (calls.recorded_us or 0.0) * calls.calls_per_step / communication_us
         row["dominant"] = calls.message in dominant
-    bound, sent, half = gain_bound(workload), traffic(workload), cross_over(workload)
+    bound, sent, half = bound_gain(workload), count_traffic(workload), find_median_sizes(workload)
     return {
         **document,
         "bytes_per_step": total,
@@ -46,7 +46,7 @@ def profile_document(workload: Workload) -> dict[str, Any]:
                 "bytes_per_step": c.bytes_per_step,
                 "time_us": c.time_us,
             }
-            for c in size_classes(workload)
+            for c in group_by_size(workload)
         ],
         "half_of": {"calls": half.calls_bytes, "bytes": half.bytes_bytes, "time": half.time_bytes},
     }
@@ -79,7 +79,7 @@ def _print_times(workload: Workload) -> None:
         print(f"step time {workload.step_time_us / 1e3:.2f} ms{steps}")
     if communication_us:
         print(f"communication {communication_us / 1e3:.2f} ms {workload.per}, the calls one after the other")
-    bound = gain_bound(workload)
+    bound = bound_gain(workload)
     if bound is not None:
         print(
             f"communication exposed: {bound.share * 100:.1f} % of the step; no NCCL setting can gain more "
@@ -142,7 +142,7 @@ def _row(calls: MessageCalls, workload: Workload, by_time: bool, marked: bool) -
 def _print_bytes(workload: Workload) -> None:
     who = "each of these ranks" if RANK_ROLES in workload.provenance.detail else "each rank"
     text = f"bytes {workload.per}: {who} hands over {format_bytes(round(workload.bytes_per_step))}"
-    sent = traffic(workload)
+    sent = count_traffic(workload)
     if sent is None:
         print(f"{text}; what is on the wire depends on the size of the job")
         return
@@ -162,7 +162,7 @@ def _print_classes(workload: Workload) -> None:
     calls = sum(c.calls_per_step for c in workload.messages)
     header = ["collective", "size", "% of calls", "% of bytes", *(["% of time"] if communication_us else [])]
     rows = []
-    for one in size_classes(workload):
+    for one in group_by_size(workload):
         row = [
             one.collective.value,
             shown[one.name],
@@ -171,7 +171,7 @@ def _print_classes(workload: Workload) -> None:
         ]
         rows.append([*row, f"{(one.time_us or 0.0) / communication_us * 100:.1f}"] if communication_us else row)
     print_table(header, rows, numbers=header[2:])
-    half = cross_over(workload)
+    half = find_median_sizes(workload)
     text = (
         f"half of the calls are of {format_bytes(half.calls_bytes)} or less, "
         f"half of the bytes in messages of {format_bytes(half.bytes_bytes)} or less"

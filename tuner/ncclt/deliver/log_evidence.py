@@ -24,8 +24,8 @@ from ncclt.profile.readers.nccl_log import (
     LogBook,
     NcclLogReader,
     check_own_process,
-    communicators_of,
     full_size,
+    join_communicators,
     read_log,
 )
 from ncclt.profile.readers.plugin_report import CommunicatorReport, PluginReportReader, read_reports
@@ -234,7 +234,7 @@ def _report_uses(reports: Sequence[CommunicatorReport]) -> Iterator[ObservedCall
 
 
 def _log_uses(books: Sequence[LogBook]) -> Iterator[ObservedCall]:
-    comms: Communicators = communicators_of(books)
+    comms: Communicators = join_communicators(books)
     for book in books:
         for line, calls in book.tunings.items():
             collective = OPERATIONS.get(line.operation)

@@ -21,7 +21,7 @@ from ncclt.measure.redact import words_without_secrets
 from ncclt.measure.target import Target, gpus_visible
 from ncclt.profile.record.plan import Method, RecordPlan, plan_recording
 from ncclt.profile.record.session import Recording, make_folder, run_recording
-from ncclt.profile.views.exposure import gain_bound
+from ncclt.profile.views.exposure import bound_gain
 from ncclt.prove.comparison import Comparison
 from ncclt.prove.proven_side import has_gain, is_unmeasured
 from ncclt.prove.step_times import failure_of
@@ -145,7 +145,7 @@ def record_job(
 
 def describe_ceiling(workload: Workload) -> str:
     """Return the upper bound on step-time savings as a sentence."""
-    bound = gain_bound(workload)
+    bound = bound_gain(workload)
     if bound is None or not workload.step_time_us:
         return "Upper bound on savings: unknown, exposed communication was not recorded"
     return (
@@ -156,7 +156,7 @@ def describe_ceiling(workload: Workload) -> str:
 
 def hopeless(workload: Workload, *, min_effect: float) -> str:
     """Return the reason why no tuning is worthwhile; empty where it may be."""
-    bound = gain_bound(workload)
+    bound = bound_gain(workload)
     if bound is None or bound.speedup - 1 >= min_effect:
         return ""
     return (

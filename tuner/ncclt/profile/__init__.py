@@ -16,12 +16,12 @@ from ncclt.nccl.run_facts import RunFacts, read_run_facts
 from ncclt.profile.reader import Reader
 from ncclt.profile.source import (
     HEAD_BYTES,
+    cache_heads,
     check_readable,
     ends_within_line,
-    files_of,
-    heads,
     is_text,
-    one_look,
+    list_files,
+    read_heads,
     regular_files,
 )
 from ncclt.profile.unsupported import find_unsupported
@@ -76,9 +76,9 @@ def read_workload(paths: Path | str | Sequence[Path | str], *, name: str, source
         if place in seen:
             raise TraceError(f"{path} was given twice", hint="name every file once")
         seen.add(place)
-    named = None if source is None else reader_named(source)
+    named = None if source is None else get_reader(source)
     with regular_files(given, error=TraceError) as files:
-        found = _detect(list(files_of(files)), named)
+        found = _detect(list(list_files(files)), named)
         workload = found.reader.read(found.paths, name=name)
         return replace(workload, provenance=_with_facts(workload.provenance, found))
 
@@ -88,7 +88,7 @@ def reader_names() -> tuple[str, ...]:
     return (*READERS, *sorted(_third_party()))
 
 
-def reader_named(name: str) -> Reader:
+def get_reader(name: str) -> Reader:
     """Return one reader, importing it.
 
     Raises:
@@ -147,12 +147,12 @@ def _detect(files: Sequence[tuple[Path, bool]], named: Reader | None) -> _Recogn
     cut: list[str] = []
     for path, is_named in files:
         try:
-            with one_look():
+            with cache_heads():
                 check_readable(path)
                 kinds = _kinds(path, named, candidates, is_named=is_named)
                 if not kinds:
                     raise _unknown(path)
-                texts = [head for head in heads(path) if is_text(head)]
+                texts = [head for head in read_heads(path) if is_text(head)]
         except TraceError as error:
             if is_named:
                 raise
@@ -172,7 +172,7 @@ def _detect(files: Sequence[tuple[Path, bool]], named: Reader | None) -> _Recogn
     if not paths:
         raise _nothing_in_folder(refused)
     return _Recognised(
-        reader=named or reader_named(candidates[0]),
+        reader=named or get_reader(candidates[0]),
         paths=paths,
         left_out=[error.message for error in refused],
         facts=facts,
@@ -188,7 +188,7 @@ def _kinds(path: Path, named: Reader | None, candidates: Sequence[str], *, is_na
 
 
 def _unknown(path: Path) -> TraceError:
-    return find_unsupported(path, heads(path)) or TraceError(
+    return find_unsupported(path, read_heads(path)) or TraceError(
         f"{path.name} is not a trace or log that ncclt can read",
         hint=f"sources are recognised by their content; known are: {', '.join(reader_names())}",
     )
@@ -232,4 +232,4 @@ def _with_facts(origin: Provenance, found: _Recognised) -> Provenance:
 
 
 def _recognising(path: Path, names: Iterable[str]) -> list[str]:
-    return [name for name in names if reader_named(name).recognises(path)]
+    return [name for name in names if get_reader(name).recognises(path)]

@@ -165,7 +165,7 @@ class CallLedger:
         return (*notes, f"left out: {others} x call for other reasons") if others else tuple(notes)
 
 
-def ledger_of(records: Sequence[RecordedCall]) -> CallLedger:
+def build_ledger(records: Sequence[RecordedCall]) -> CallLedger:
     """Turn recorded calls, in their order, into messages."""
     sizes = _group_sizes(records)
     ledger = CallLedger(group_sizes=sizes)
@@ -193,7 +193,7 @@ def ledger_of(records: Sequence[RecordedCall]) -> CallLedger:
     return ledger
 
 
-def counts_of(calls: Iterable[SentCall]) -> Counter[tuple[str, Message]]:
+def count_messages(calls: Iterable[SentCall]) -> Counter[tuple[str, Message]]:
     """Return (group, message) -> calls."""
     return Counter((call.group, call.message) for call in calls)
 

@@ -13,8 +13,8 @@ from ncclt.core.message import Message
 from ncclt.errors import TraceError
 from ncclt.profile.reader import Call, Reader, Source
 from ncclt.profile.roles import RankMessages
-from ncclt.profile.source import Document, unmarked
-from ncclt.profile.workload_builder import RankFile, check_one_job, joined, partial_note
+from ncclt.profile.source import Document, strip_mark
+from ncclt.profile.workload_builder import RankFile, check_one_job, join_distinct, partial_note
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class RankReading:
             steps=sum(reading.steps for reading in ordered),
             marks=frozenset().union(*(reading.marks for reading in ordered)),
             recorded_on=min((reading.recorded_on for reading in ordered if reading.recorded_on), default=""),
-            facts={key: joined(r.facts.get(key) for r in ordered) for r in ordered for key in r.facts},
+            facts={key: join_distinct(r.facts.get(key) for r in ordered) for r in ordered for key in r.facts},
             notes=tuple(dict.fromkeys(note for reading in ordered for note in reading.notes)),
         )
 
@@ -100,7 +100,7 @@ class RankFileReader(Reader):
         found: list[RankReading] = []
         for document in source.documents():
             try:
-                beginning = unmarked(document.stream.peek(512))
+                beginning = strip_mark(document.stream.peek(512))
             except (EOFError, OSError, zlib.error) as error:  # what gzip raises for a damaged member
                 raise TraceError(
                     f"{document.label} is damaged or cut off: {error}", hint="pack the archive again from whole files"
@@ -120,7 +120,7 @@ class RankFileReader(Reader):
         source.labels = [r.label for r in ranks]
         source.created = min((r.recorded_on for r in ranks if r.recorded_on), default="")
         keys = dict.fromkeys(key for r in ranks for key in r.facts)
-        source.detail |= {key: joined(r.facts.get(key) for r in ranks) for key in keys}
+        source.detail |= {key: join_distinct(r.facts.get(key) for r in ranks) for key in keys}
         source.world_size = max(r.world_size for r in ranks)
         source.ranks = {r.rank for r in ranks if r.rank is not None}
         source.steps = min(r.steps for r in counted)

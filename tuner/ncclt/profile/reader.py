@@ -13,15 +13,15 @@ from ncclt.core.message import Message
 from ncclt.core.workload import WHOLE_FILE, Provenance, Workload
 from ncclt.errors import TraceError
 from ncclt.profile.roles import RankMessages, RankRoles, find_roles
-from ncclt.profile.source import Document, any_head, documents
+from ncclt.profile.source import Document, documents, has_head
 from ncclt.profile.workload_builder import (
-    all_of,
     build_workload,
     check_distinct,
+    count_reasons,
     drop_answered_receives,
     left_out_notes,
-    reasons,
-    smallest,
+    min_times,
+    name_files,
 )
 
 
@@ -101,7 +101,7 @@ class Source:
     @property
     def where(self) -> str:
         """Name the files in a message."""
-        return all_of(self.labels)
+        return name_files(self.labels)
 
 
 class Reader(ABC):
@@ -140,7 +140,7 @@ class Reader(ABC):
 
     def refusal(self, source: Source) -> TraceError:
         """Return the error for a source without calls."""
-        why = "; ".join(reasons(source.left_out)) or self.empty
+        why = "; ".join(count_reasons(source.left_out)) or self.empty
         return TraceError(f"no collectives in {source.where}: {why}", hint=self.hint)
 
     def complete(self, workload: Workload, source: Source, roles: RankRoles) -> Workload:
@@ -150,7 +150,7 @@ class Reader(ABC):
 
     def recognises(self, path: Path) -> bool:
         """Return True if the content of a file is of this kind; reads no more than its beginning and never raises."""
-        return any_head(path, self.begins)
+        return has_head(path, self.begins)
 
     def read(self, paths: Sequence[Path], *, name: str) -> Workload:
         """Read the files of one job into a workload called `name`.
@@ -166,7 +166,7 @@ class Reader(ABC):
         if not by_rank:
             raise self.refusal(source)
         ranks = [drop_answered_receives(calls) for calls in by_rank.values()]
-        roles = find_roles([_rank_messages(calls, source) for calls in ranks], smallest(map(_mean_times_us, ranks)))
+        roles = find_roles([_rank_messages(calls, source) for calls in ranks], min_times(map(_mean_times_us, ranks)))
         origin = Provenance(
             source=self.name,
             created=source.created,

@@ -102,7 +102,7 @@ def regular_files(paths: Sequence[Path], *, error: type[InputError] = InputError
         yield files
 
 
-def files_of(paths: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
+def list_files(paths: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
     """Yield every file once, those of folders at any depth, and whether it was named itself rather than by its folder.
 
     Hidden files are left out.
@@ -139,7 +139,7 @@ def open_regular(path: Path, *, error: type[InputError] = InputError) -> io.Buff
     return io.BufferedReader(io.FileIO(descriptor), _BLOCK_BYTES)  # so that `peek` shows a beginning
 
 
-class EnoughError(Exception):
+class ReadLimitReached(Exception):  # noqa: N818 -- ends a look at a file and is no failure
     """As much was unpacked as the caller wanted to look at."""
 
 
@@ -148,7 +148,7 @@ class Meter:
 
     Args:
         raw: the file on disk.
-        enough: bytes after which `EnoughError` is raised; None = the caller wants all.
+        enough: bytes after which `ReadLimitReached` is raised; None = the caller wants all.
         error: what is raised where the content is out of proportion to the file.
     """
 
@@ -161,7 +161,7 @@ class Meter:
 
         Raises:
             InputError: more came out than any recording holds.
-            EnoughError: see above.
+            ReadLimitReached: see above.
         """
         self._unpacked += size_bytes
         if self._unpacked > self._most:
@@ -170,17 +170,17 @@ class Meter:
                 hint="is it damaged? otherwise unpack it yourself and name what is in it",
             )
         if self._enough is not None and self._unpacked > self._enough:
-            raise EnoughError
+            raise ReadLimitReached
 
 
-def unpacked(stream: io.BufferedReader, meter: Meter, label: str) -> io.BufferedReader:
+def unpack(stream: io.BufferedReader, meter: Meter, label: str) -> io.BufferedReader:
     """Return a stream of the content, whether it is gzipped or not; `label` names it in errors."""
     if stream.peek(2)[:2] != b"\x1f\x8b":
         return stream
-    return metered(cast(BinaryIO, gzip.GzipFile(fileobj=stream)), meter, label)
+    return meter_stream(cast(BinaryIO, gzip.GzipFile(fileobj=stream)), meter, label)
 
 
-def metered(source: BinaryIO, meter: Meter, label: str) -> io.BufferedReader:
+def meter_stream(source: BinaryIO, meter: Meter, label: str) -> io.BufferedReader:
     """Return a stream whose bytes are counted."""
     return io.BufferedReader(_Metered(source, meter, label), buffer_size=_BLOCK_BYTES)
 
@@ -328,7 +328,7 @@ def documents(path: Path, *, enough: int | None = None) -> Iterator[Document]:
     try:
         with open_regular(path, error=TraceError) as raw:
             meter = Meter(raw, enough=enough, error=TraceError)
-            stream = unpacked(raw, meter, path.name)
+            stream = unpack(raw, meter, path.name)
             # POSIX tar: the magic of the first header is at offset 257 (pax, ustar and GNU alike).
             if stream.peek(512)[257:262] != b"ustar":
                 yield read_document(path.name, stream)
@@ -338,7 +338,7 @@ def documents(path: Path, *, enough: int | None = None) -> Iterator[Document]:
             # To the end, where gzip keeps its checksum: a cut archive could lack ranks and look whole.
             while stream.read(HEAD_BYTES):
                 pass
-    except EnoughError:
+    except ReadLimitReached:
         return
     except _DAMAGE as error:
         raise _damaged(path.name, error) from error
@@ -356,8 +356,8 @@ def _members(archive: tarfile.TarFile, path: Path, meter: Meter) -> Iterator[Doc
         if content is not None:
             label = f"{path.name}:{Path(member.name).name}"
             # Counted also where it is not compressed: a sparse member has any length that its header claims.
-            inner = metered(cast(BinaryIO, content), meter, label)
-            yield read_document(label, unpacked(inner, meter, label))
+            inner = meter_stream(cast(BinaryIO, content), meter, label)
+            yield read_document(label, unpack(inner, meter, label))
 
 
 def read_document(label: str, raw: io.BufferedReader) -> Document:
@@ -437,8 +437,8 @@ _looks: ContextVar[dict[Path, tuple[bytes, ...]] | None] = ContextVar("looks", d
 
 
 @contextmanager
-def one_look() -> Iterator[None]:
-    """Within the block `heads` reads and unpacks each file once, however many readers ask whether it is theirs."""
+def cache_heads() -> Iterator[None]:
+    """Within the block `read_heads` reads and unpacks each file once, however many readers ask whether it is theirs."""
     token = _looks.set({})
     try:
         yield
@@ -446,7 +446,7 @@ def one_look() -> Iterator[None]:
         _looks.reset(token)
 
 
-def heads(path: Path) -> tuple[bytes, ...]:
+def read_heads(path: Path) -> tuple[bytes, ...]:
     """Return the beginning of each document of a file; of a long archive, those of the first members.
 
     Raises:
@@ -465,15 +465,15 @@ def heads(path: Path) -> tuple[bytes, ...]:
     return tuple(found)
 
 
-def any_head(path: Path, is_ours: Callable[[bytes], object]) -> bool:
+def has_head(path: Path, is_ours: Callable[[bytes], object]) -> bool:
     """Return True if the beginning of any document of a file is of a kind; False where it cannot be read."""
     try:
-        return any(is_ours(one) for one in heads(path))
+        return any(is_ours(one) for one in read_heads(path))
     except TraceError:
         return False
 
 
-def unmarked(beginning: bytes) -> bytes:
+def strip_mark(beginning: bytes) -> bytes:
     """Return the beginning of a text without byte order mark and blanks."""
     return beginning.removeprefix(b"\xef\xbb\xbf").lstrip()
 
@@ -488,7 +488,7 @@ def check_readable(path: Path) -> None:
         raise TraceError(f"{path} is a directory", hint="name the trace files in it, one per rank")
     if not path.exists():
         raise TraceError(f"{path} does not exist", hint="check the path; shell patterns must match at least one file")
-    if not any(one.strip() for one in heads(path)):
+    if not any(one.strip() for one in read_heads(path)):
         raise TraceError(f"{path.name} is empty", hint="was the profiler still writing? export the trace again")
 
 
@@ -518,7 +518,7 @@ def read_line(document: Document, size_bytes: int) -> bytes:
 
 def is_text(beginning: bytes) -> bool:
     """Return True if the beginning of a document is of a text, and not of JSON or of binary data."""
-    return b"\0" not in beginning and unmarked(beginning)[:1] not in (b"{", b"[", b"\x80", b"")
+    return b"\0" not in beginning and strip_mark(beginning)[:1] not in (b"{", b"[", b"\x80", b"")
 
 
 def ends_within_line(path: Path) -> bool:

@@ -58,7 +58,8 @@ def build_workload(name: str, roles: RankRoles, origin: Provenance) -> Workload:
     alone = {message for message in calls_per_step if (message.group_size or origin.world_size) == 1}
     notes = [*origin.notes, *roles.notes()]
     if alone:
-        what = f"{joined(sorted(message.collective for message in alone))} in a group of one rank, which sends nothing"
+        collectives = join_distinct(sorted(message.collective for message in alone))
+        what = f"{collectives} in a group of one rank, which sends nothing"
         if len(alone) == len(calls_per_step):
             raise TraceError(
                 f"no communication in {origin.detail.get('files', 'the files')}: {what}",
@@ -77,7 +78,7 @@ def build_workload(name: str, roles: RankRoles, origin: Provenance) -> Workload:
     )
 
 
-def smallest(times_us: Iterable[Mapping[Message, float]]) -> dict[Message, float]:
+def min_times(times_us: Iterable[Mapping[Message, float]]) -> dict[Message, float]:
     """Return the smallest of the ranks' mean durations, µs.
 
     A rank that comes early waits inside the call for the last one, so the smallest is closest to the transfer.
@@ -89,14 +90,14 @@ def smallest(times_us: Iterable[Mapping[Message, float]]) -> dict[Message, float
     return found
 
 
-def reasons(left_out: Mapping[str, int]) -> list[str]:
+def count_reasons(left_out: Mapping[str, int]) -> list[str]:
     """Return `3 x REASON` for everything that was left out."""
     return [f"{count} x {reason}" for reason, count in sorted(left_out.items())]
 
 
 def left_out_notes(left_out: Mapping[str, int]) -> list[str]:
     """Return one note per reason for which something was left out."""
-    return [f"left out: {reason}" for reason in reasons(left_out)]
+    return [f"left out: {reason}" for reason in count_reasons(left_out)]
 
 
 def partial_note(read: int, world_size: int) -> list[str]:
@@ -112,7 +113,7 @@ def largest_group_notes(ranks_seen: int, world_size: int) -> list[str]:
     return [whole, *partial_note(ranks_seen, world_size)]
 
 
-def all_of(labels: Sequence[str]) -> str:
+def name_files(labels: Sequence[str]) -> str:
     """Name files in a message: the only one, or how many there are."""
     return labels[0] if len(labels) == 1 else f"the {len(labels)} files"
 
@@ -138,17 +139,17 @@ def known(facts: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in facts.items() if value}
 
 
-def joined(values: Iterable[str | None]) -> str:
+def join_distinct(values: Iterable[str | None]) -> str:
     """Return the values that are not empty, each once."""
     return ", ".join(dict.fromkeys(value for value in values if value))
 
 
-def day_of(moment_s: float) -> str:
+def format_day(moment_s: float) -> str:
     """Return the ISO date of a moment, seconds since 1970; empty outside of 2014 to 2099: that is no wall clock."""
     return datetime.fromtimestamp(moment_s, UTC).date().isoformat() if 1.4e9 < moment_s < 4.1e9 else ""
 
 
-def day_in(text: object) -> str:
+def parse_day(text: object) -> str:
     """Return the ISO date of `2024-04-17 16:29:57` or `2024-04-17T16:29:57`, empty for anything else."""
     try:
         return date.fromisoformat(text[:10]).isoformat() if isinstance(text, str) else ""

@@ -2,15 +2,11 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator
 
 from ncclt.core.message import Collective, Message
-from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import TraceError
-from ncclt.profile.source import any_head, documents
-
-name = "lab_log"
+from ncclt.profile.reader import Call, Reader, Source
 
 _COLLECTIVES = "|".join(Collective)
 _LINE = re.compile(
@@ -18,41 +14,34 @@ _LINE = re.compile(
 )
 
 
-def recognises(path: Path) -> bool:
-    """Return True for a file with a line of the log near its beginning."""
-    return any_head(path, _LINE.search)
+class LabReader(Reader):
+    """Reader of the logs of one job, one file per rank."""
 
+    name = "lab_log"
+    empty = "no lab-comm lines"
+    hint = "start the job with LAB_LOG=comm"
 
-def read(paths: Sequence[Path], *, name: str) -> Workload:
-    """Read the logs of one job, one file per rank; the busiest rank stands for all."""
-    ranks: dict[int, Counter[Message]] = {}
-    steps: set[int] = set()
-    labels: list[str] = []
-    for path in paths:
-        for document in documents(path):  # unpacks archives and removes what launchers print before each line
-            labels.append(document.label)
-            found_here: dict[int, Counter[Message]] = {}
+    def begins(self, beginning: bytes) -> bool:
+        """Return True for a line of the log near the beginning of a file."""
+        return _LINE.search(beginning) is not None
+
+    def calls(self, source: Source) -> Iterator[Call]:
+        """Yield the calls of every rank."""
+        steps: set[int] = set()
+        for document in source.documents():  # unpacks archives and removes what launchers print before each line
+            counts: Counter[tuple[int, Message]] = Counter()
             for line in document.stream:
                 if match := _LINE.search(line):
                     rank, step, collective, dtype, size, group = (one.decode() for one in match.groups())
                     message = Message(
                         collective=Collective(collective), dtype=dtype, size_bytes=int(size), group_size=int(group)
                     )
-                    found_here.setdefault(int(rank), Counter())[message] += 1
+                    counts[int(rank), message] += 1
                     steps.add(int(step))
-            if twice := ranks.keys() & found_here.keys():
+            ranks = {rank for rank, _message in counts}
+            if twice := source.ranks & ranks:
                 raise TraceError(f"rank {min(twice)} is in two files", hint="give one file per rank")
-            ranks |= found_here
-    if not ranks:
-        raise TraceError(f"no lab-comm lines in {', '.join(labels)}", hint="start the job with LAB_LOG=comm")
-    busiest = max(sorted(ranks), key=lambda rank: sum(m.size_bytes * n for m, n in ranks[rank].items()))
-    origin = Provenance(
-        source="lab_log",
-        detail={"files": ", ".join(sorted(labels))},
-        ranks_read=tuple(sorted(ranks)),
-        steps=len(steps),
-        notes=(f"calls per step of rank {busiest}, the busiest of {len(ranks)} read",),
-    )
-    calls = ranks[busiest].items()
-    messages = tuple(MessageCalls(message=message, calls_per_step=count / len(steps)) for message, count in calls)
-    return Workload(name=name, messages=messages, provenance=origin)
+            source.ranks |= ranks
+            for (rank, message), count in counts.items():
+                yield Call(message=message, rank=rank, count=count)
+        source.steps, source.whole_file = len(steps), False

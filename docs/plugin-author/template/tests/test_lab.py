@@ -8,7 +8,7 @@ import pytest
 import ncclt
 from ncclt.core.message import Collective, Message
 from ncclt.measure.benchmarks.benchmark import CommandOutput
-from ncclt.profile import reader_named
+from ncclt.profile import get_reader
 from ncclt.testing.benchmark_contract import BenchmarkContract
 from ncclt.testing.launcher_contract import LauncherContract
 from ncclt.testing.reader_contract import ReaderContract
@@ -32,7 +32,7 @@ def logs(tmp_path):
 class TestReader(ReaderContract):
     @pytest.fixture
     def reader(self):
-        return reader_named("lab_log")
+        return get_reader("lab_log")
 
     @pytest.fixture
     def sample(self, logs):

@@ -14,11 +14,11 @@ from ncclt.profile.advice.step_model import (
     GradientBucket,
     Unit,
     ddp_us,
-    even,
+    even_backward,
+    find_backward,
     fsdp_us,
     gpu_figures,
     slowdown_beside,
-    traced_backward,
 )
 from ncclt.testing.samples import sample_cluster
 
@@ -42,14 +42,14 @@ _COMPUTE = st.builds(Compute, forward_us=_US, backward_us=_US, rest_us=_US)
 def test_more_bandwidth_is_never_slower_under_ddp(buckets, length, slowdown, stretch, share):
     def step(factor):
         calls = [replace(bucket, call_us=bucket.call_us * factor) for bucket in buckets]
-        return ddp_us(calls, even(length), front_us=5.0, slowdown=slowdown, stretch=stretch)
+        return ddp_us(calls, even_backward(length), front_us=5.0, slowdown=slowdown, stretch=stretch)
 
     assert step(share) <= step(1.0) * (1 + 1e-9)
 
 
 @given(buckets=_BUCKETS, length=st.floats(1, 1e6), stretch=st.floats(1, 3))
 def test_a_step_lies_between_its_compute_and_everything_in_a_row(buckets, length, stretch):
-    step = ddp_us(buckets, even(length), front_us=7.0, stretch=stretch)
+    step = ddp_us(buckets, even_backward(length), front_us=7.0, stretch=stretch)
     compute = 7.0 + length + sum(bucket.before_us for bucket in buckets)
     calls = sum(bucket.call_us for bucket in buckets)
     assert compute * (1 - 1e-9) <= step <= (compute + calls * stretch + buckets[-1].after_us) * (1 + 1e-9)
@@ -66,27 +66,27 @@ def test_more_bandwidth_is_never_slower_under_fsdp(units, compute, again, share)
 
 
 def test_one_bucket_waits_for_the_whole_backward_pass_and_is_exposed():
-    assert ddp_us([GradientBucket(bytes=8, call_us=50)], even(100), front_us=30) == 180
+    assert ddp_us([GradientBucket(bytes=8, call_us=50)], even_backward(100), front_us=30) == 180
 
 
 def test_of_equal_buckets_that_keep_up_the_last_is_exposed():
     buckets = [GradientBucket(bytes=1, call_us=10)] * 4
-    assert ddp_us(buckets, even(100), front_us=0) == 110
+    assert ddp_us(buckets, even_backward(100), front_us=0) == 110
 
 
 def test_slow_buckets_queue_behind_the_first():
-    assert ddp_us([GradientBucket(bytes=1, call_us=100)] * 4, even(100), front_us=0) == 25 + 400
+    assert ddp_us([GradientBucket(bytes=1, call_us=100)] * 4, even_backward(100), front_us=0) == 25 + 400
 
 
 def test_a_call_beside_compute_is_longer_and_makes_it_slower():
     buckets = [GradientBucket(bytes=1, call_us=20), GradientBucket(bytes=1, call_us=10)]
-    assert ddp_us(buckets, even(100), front_us=0, stretch=1.5) == 110
-    assert ddp_us(buckets, even(100), front_us=0, stretch=1.5, slowdown=0.5) == pytest.approx(125)
+    assert ddp_us(buckets, even_backward(100), front_us=0, stretch=1.5) == 110
+    assert ddp_us(buckets, even_backward(100), front_us=0, stretch=1.5, slowdown=0.5) == pytest.approx(125)
 
 
 def test_casts_delay_what_follows_and_the_last_has_to_be_undone():
     bucket = GradientBucket(bytes=1, call_us=10, before_us=3, after_us=2)
-    assert ddp_us([bucket] * 2, even(100), front_us=0) == 100 + 6 + 10 + 2
+    assert ddp_us([bucket] * 2, even_backward(100), front_us=0) == 100 + 6 + 10 + 2
 
 
 def test_fsdp_hides_what_compute_covers_but_the_first_gather_and_the_last_reduction():
@@ -103,7 +103,7 @@ def _call(size, start, duration):
 
 def test_buckets_that_found_the_stream_free_show_when_gradients_are_ready():
     calls = [_call(100, 1000, 50), _call(100, 1300, 50), _call(200, 1500, 50)]
-    found = traced_backward(calls, exposed_us=50, compute_us=5000)
+    found = find_backward(calls, exposed_us=50, compute_us=5000)
     assert found.traced
     assert [share for share, _ in found.knots] == [0, 0.25, 0.5, 1]
     # 500 µs for three quarters of the bytes: the first quarter is taken to have had a third of that.
@@ -112,18 +112,18 @@ def test_buckets_that_found_the_stream_free_show_when_gradients_are_ready():
 
 def test_a_queued_last_bucket_was_ready_where_exposure_begins():
     calls = [_call(100, 0, 400), _call(100, 401, 400)]
-    assert traced_backward(calls, exposed_us=500, compute_us=5000).knots[-1][1] == pytest.approx(301 * 2)
+    assert find_backward(calls, exposed_us=500, compute_us=5000).knots[-1][1] == pytest.approx(301 * 2)
 
 
 def test_a_single_bucket_shows_no_pace():
-    assert traced_backward([_call(100, 0, 9)], exposed_us=9, compute_us=100) is None
-    assert traced_backward([], exposed_us=0, compute_us=100) is None
-    assert traced_backward([_call(100, 0, 9), _call(100, 9, 9)], exposed_us=18, compute_us=100) is None
+    assert find_backward([_call(100, 0, 9)], exposed_us=9, compute_us=100) is None
+    assert find_backward([], exposed_us=0, compute_us=100) is None
+    assert find_backward([_call(100, 0, 9), _call(100, 9, 9)], exposed_us=18, compute_us=100) is None
 
 
 def test_no_backward_pass_is_longer_than_the_compute_of_a_step():
     calls = [_call(100, 0, 5), _call(100, 90, 5)]
-    assert traced_backward(calls, exposed_us=5, compute_us=100).length_us == 100
+    assert find_backward(calls, exposed_us=5, compute_us=100).length_us == 100
 
 
 @given(st.floats(0, 1), st.floats(0, 1))

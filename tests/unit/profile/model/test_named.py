@@ -10,7 +10,7 @@ from torch import nn
 
 from ncclt.core.workload import Workload
 from ncclt.errors import InputError, MissingDependencyError, NotFoundError, UsageError
-from ncclt.profile.model.named import ModelRequest, Sharding, workload_of_model
+from ncclt.profile.model.named import ModelRequest, Sharding, build_model_workload
 
 
 class Config:
@@ -95,7 +95,7 @@ def libraries(monkeypatch):
 
 
 def _workload(model, **options):
-    return workload_of_model(ModelRequest(model=model, **options), name="w", created="2026-01-02")
+    return build_model_workload(ModelRequest(model=model, **options), name="w", created="2026-01-02")
 
 
 def _rows(workload):

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from ncclt.profile.model.named import ModelRequest, Sharding, workload_of_model
+from ncclt.profile.model.named import ModelRequest, Sharding, build_model_workload
 
 LARGE = {
     "model_type": "bert",
@@ -39,7 +39,7 @@ def _buckets(workload):
 def test_buckets_are_those_of_the_public_table(shared_data, library, model, dtype, key):
     pytest.importorskip(library)
     expected = _expected(shared_data)[key]
-    workload = workload_of_model(ModelRequest(model=model, dtype=dtype), name="w", created="")
+    workload = build_model_workload(ModelRequest(model=model, dtype=dtype), name="w", created="")
     assert _buckets(workload) == Counter(expected["ddp_buckets_in_order"])
     assert workload.provenance.detail["parameters"] == str(expected["params"])
 
@@ -49,7 +49,7 @@ def test_a_local_configuration_gives_bert_large(shared_data, tmp_path):
     pytest.importorskip("transformers")
     (tmp_path / "config.json").write_text(json.dumps(LARGE))
     request = ModelRequest(model="BertForMaskedLM", config=tmp_path / "config.json")
-    workload = workload_of_model(request, name="w", created="")
+    workload = build_model_workload(request, name="w", created="")
     assert _buckets(workload) == Counter(_expected(shared_data)["bert-large MaskedLM fp32"]["ddp_buckets_in_order"])
 
 
@@ -60,7 +60,7 @@ def test_llama_is_gathered_layer_by_layer(shared_data):
     request = ModelRequest(model="LlamaForCausalLM", dtype="bf16", sharding=Sharding.FSDP)
     rows = {
         (m.message.collective.value, m.message.size_bytes): m.calls_per_step
-        for m in workload_of_model(request, name="w", created="").messages
+        for m in build_model_workload(request, name="w", created="").messages
     }
     layer, root = 2 * facts["layer_params"], 2 * facts["root_params"]
     assert rows == {

@@ -240,7 +240,7 @@ def test_groups_keep_every_element_once(calls):
         TensorCall(tensor=t, dtype="int8", elements=1, start_us=start, end_us=start + length, ranks=2)
         for start, length, t in calls
     ]
-    groups = horovod.fusion_groups(parts, world_size=2)
+    groups = horovod.group_tensors(parts, world_size=2)
     assert sum(group.message.size_bytes for group in groups) == len(parts)
     assert all(len(set(group.tensors)) == len(group.tensors) for group in groups)
 

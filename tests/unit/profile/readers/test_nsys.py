@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 
 from ncclt.errors import TraceError
-from ncclt.profile.readers.nsys import NsysReader, opened
+from ncclt.profile.readers.nsys import NsysReader, open_export
 
 AR, AG, BC, RS, SEND, RECV, INIT = (16777216 + n for n in (5, 4, 6, 7, 9, 10, 0))
 COMM = "NCCL communicator ID"
@@ -328,7 +328,7 @@ def test_statement_without_end_is_stopped(export):
     """The bound on work holds for whatever a file makes SQLite do."""
     path = export(NEW).write()
     endless = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n"
-    with pytest.raises(TraceError, match="interrupted"), opened(path) as opened_export:
+    with pytest.raises(TraceError, match="interrupted"), open_export(path) as opened_export:
         opened_export.connection.execute(endless).fetchall()
 
 

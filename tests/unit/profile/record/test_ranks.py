@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ncclt.profile.record.ranks import RankReport, overhead, read_reports, why_no_trace
+from ncclt.profile.record.ranks import RankReport, explain_missing_trace, measure_overhead, read_reports
 
 FACTS = {
     "rank": 1,
@@ -47,29 +47,29 @@ def test_a_broken_journal_is_a_failure_with_its_name(tmp_path, text):
 
 def test_overhead_is_that_of_the_median_rank():
     reports = [_report(outside_s=(0.1, 0.1, 9.0), inside_s=(0.1 + extra, 0.1 + extra)) for extra in (0.01, 0.5, 0.02)]
-    cost = overhead(reports)
+    cost = measure_overhead(reports)
     assert cost.share == pytest.approx(0.2)
     assert (cost.outside_us, cost.inside_us) == pytest.approx((1e5, 1.2e5))
 
 
 def test_spread_of_unrecorded_steps_is_told():
-    cost = overhead([_report(outside_s=tuple(n / 100 for n in range(1, 10)), inside_s=(0.05,))])
+    cost = measure_overhead([_report(outside_s=tuple(n / 100 for n in range(1, 10)), inside_s=(0.05,))])
     assert (cost.low_us, cost.outside_us, cost.high_us) == pytest.approx((3e4, 5e4, 7e4))
-    alone = overhead([_report(outside_s=(0.1,), inside_s=(0.1,))])
+    alone = measure_overhead([_report(outside_s=(0.1,), inside_s=(0.1,))])
     assert alone.low_us == alone.high_us == pytest.approx(1e5)
 
 
 def test_overhead_is_unknown_without_both_kinds_of_steps():
-    assert overhead([]) is None
-    assert overhead([_report(inside_s=(0.1,)), _report(outside_s=(0.1,))]) is None
+    assert measure_overhead([]) is None
+    assert measure_overhead([_report(inside_s=(0.1,)), _report(outside_s=(0.1,))]) is None
 
 
 @given(st.lists(st.floats(1e-6, 1e3), min_size=1), st.lists(st.floats(1e-6, 1e3), min_size=1))
 def test_equal_steps_cost_nothing_and_order_does_not_matter(outside_s, inside_s):
-    same = overhead([_report(outside_s=tuple(outside_s), inside_s=tuple(outside_s))])
+    same = measure_overhead([_report(outside_s=tuple(outside_s), inside_s=tuple(outside_s))])
     assert same.share == pytest.approx(0, abs=1e-9)
-    one = overhead([_report(outside_s=tuple(outside_s), inside_s=tuple(inside_s))])
-    assert one == overhead([_report(outside_s=tuple(outside_s[::-1]), inside_s=tuple(sorted(inside_s)))])
+    one = measure_overhead([_report(outside_s=tuple(outside_s), inside_s=tuple(inside_s))])
+    assert one == measure_overhead([_report(outside_s=tuple(outside_s[::-1]), inside_s=tuple(sorted(inside_s)))])
 
 
 @pytest.mark.parametrize(
@@ -86,6 +86,6 @@ def test_equal_steps_cost_nothing_and_order_does_not_matter(outside_s, inside_s)
 def test_missing_traces_are_explained(tmp_path, reports, started, said):
     if started:
         (tmp_path / "python-started").touch()
-    reason, hint = why_no_trace(tmp_path, reports)
+    reason, hint = explain_missing_trace(tmp_path, reports)
     assert reason.endswith(said) or said in reason
     assert hint

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ncclt.core.message import Collective, Message
 from ncclt.core.workload import MessageCalls, Provenance, Workload
-from ncclt.profile.views.difference import difference
+from ncclt.profile.views.difference import compare_workloads
 
 
 def _workload(rows, **more):
@@ -18,7 +18,7 @@ def _workload(rows, **more):
 
 
 def test_added_removed_changed_and_unchanged():
-    found = difference(_workload([(8, 1), (16, 2), (32, 3)]), _workload([(16, 2), (32, 4), (64, 1)]))
+    found = compare_workloads(_workload([(8, 1), (16, 2), (32, 3)]), _workload([(16, 2), (32, 4), (64, 1)]))
     assert [c.message.size_bytes for c in found.added] == [64]
     assert [c.message.size_bytes for c in found.removed] == [8]
     assert [(c.message.size_bytes, c.calls_before, c.calls_after) for c in found.changed] == [(32, 3, 4)]
@@ -30,15 +30,15 @@ def test_added_removed_changed_and_unchanged():
 def test_rounding_name_and_date_are_no_difference():
     first = _workload([(8, 1 / 3)])
     second = replace(first, name="v", messages=(replace(first.messages[0], calls_per_step=0.3333333333333334),))
-    assert difference(first, second).is_empty
+    assert compare_workloads(first, second).is_empty
 
 
 def test_a_message_that_is_listed_twice_is_one():
-    assert difference(_workload([(8, 1), (8, 2)]), _workload([(8, 3)])).is_empty
+    assert compare_workloads(_workload([(8, 1), (8, 2)]), _workload([(8, 3)])).is_empty
 
 
 def test_the_document_names_every_row_and_both_sums():
-    document = difference(_workload([(8, 1)], step_time_us=5.0), _workload([(16, 2)])).to_document()
+    document = compare_workloads(_workload([(8, 1)], step_time_us=5.0), _workload([(16, 2)])).to_document()
     assert [(r["size_bytes"], r["calls_before"], r["calls_after"]) for r in document["added"]] == [(16, 0.0, 2)]
     assert [(r["size_bytes"], r["calls_before"], r["calls_after"]) for r in document["removed"]] == [(8, 1, 0.0)]
     assert document["changed"] == []

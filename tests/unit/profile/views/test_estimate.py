@@ -9,7 +9,7 @@ from ncclt.core.message import Collective, Message
 from ncclt.core.trial import Measurement
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import UsageError
-from ncclt.profile.views.estimate import Source, compute_seconds, curves, estimate, link_busbw_gbps, on_curve
+from ncclt.profile.views.estimate import Source, build_curves, compute_seconds, estimate, link_busbw_gbps, read_curve
 
 H100 = Cluster(
     name="c",
@@ -83,17 +83,17 @@ def test_direct_links_to_other_gpus_stay_idle():
 
 def test_a_curve_is_taken_where_it_reaches_and_the_links_beyond_it():
     curve = ((1000, 10.0), (4000, 40.0))
-    assert on_curve(curve, 1000) == (10.0, Source.MEASURED)
-    assert on_curve(curve, 4000) == (40.0, Source.MEASURED)
-    time_us, source = on_curve(curve, 2000)
+    assert read_curve(curve, 1000) == (10.0, Source.MEASURED)
+    assert read_curve(curve, 4000) == (40.0, Source.MEASURED)
+    time_us, source = read_curve(curve, 2000)
     assert (time_us, source) == (pytest.approx(20.0), Source.INTERPOLATED)
-    assert on_curve(curve, 999) is None
-    assert on_curve(curve, 4001) is None
-    assert on_curve((), 8) is None
+    assert read_curve(curve, 999) is None
+    assert read_curve(curve, 4001) is None
+    assert read_curve((), 8) is None
 
 
 def test_measured_times_replace_those_of_the_links_for_their_kind_alone():
-    measured = curves(
+    measured = build_curves(
         [
             Measurement(message=_message(1000), samples_us=(30.0, 50.0)),
             Measurement(message=_message(1000), samples_us=(60.0,)),

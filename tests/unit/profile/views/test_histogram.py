@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ncclt.core.message import Collective, Message
 from ncclt.core.workload import MessageCalls, Provenance, Workload
-from ncclt.profile.views.histogram import cross_over, histogram, size_classes, traffic
+from ncclt.profile.views.histogram import count_traffic, find_median_sizes, group_by_size, histogram
 
 _KIB, _MIB = 1024, 1024 * 1024
 
@@ -25,7 +25,7 @@ def _workload(*messages, world_size=0):
     [(64 * _KIB - 1, "small"), (64 * _KIB + 1, "medium"), (4 * _MIB - 1, "medium"), (4 * _MIB + 1, "large")],
 )
 def test_a_size_belongs_to_one_of_three_classes(size, name):
-    assert [each.name for each in size_classes(_workload(_calls(size))) if each.calls] == [name]
+    assert [each.name for each in group_by_size(_workload(_calls(size))) if each.calls] == [name]
 
 
 def test_a_bin_reaches_from_a_power_of_two_to_below_the_next():
@@ -37,7 +37,7 @@ def test_a_bin_reaches_from_a_power_of_two_to_below_the_next():
 @given(st.lists(st.tuples(st.integers(1, 2**40), st.floats(0.1, 100)), min_size=1, max_size=20))
 def test_bins_and_classes_carry_everything(rows):
     workload = _workload(*(_calls(size, calls) for size, calls in rows))
-    for parts in (histogram(workload), size_classes(workload)):
+    for parts in (histogram(workload), group_by_size(workload)):
         assert sum(p.bytes_per_step for p in parts) == pytest.approx(workload.bytes_per_step)
         assert sum(p.calls for p in parts) == pytest.approx(sum(calls for _, calls in rows))
 
@@ -49,7 +49,7 @@ def test_classes_are_kept_apart_by_collective_and_size():
         _calls(4 * _MIB, time_us=9.0),
         _calls(8, collective=Collective.BROADCAST),
     )
-    found = {(c.collective.value, c.name): (c.calls, c.time_us) for c in size_classes(workload)}
+    found = {(c.collective.value, c.name): (c.calls, c.time_us) for c in group_by_size(workload)}
     assert found == {
         ("all_reduce", "small"): (1.0, None),
         ("all_reduce", "medium"): (1.0, None),
@@ -59,9 +59,9 @@ def test_classes_are_kept_apart_by_collective_and_size():
 
 
 def test_many_small_calls_and_one_large_message_cross_over():
-    half = cross_over(_workload(_calls(8, 100.0, time_us=1.0), _calls(_MIB, time_us=50.0)))
+    half = find_median_sizes(_workload(_calls(8, 100.0, time_us=1.0), _calls(_MIB, time_us=50.0)))
     assert (half.calls_bytes, half.bytes_bytes, half.time_bytes) == (8, _MIB, 8)
-    assert cross_over(_workload(_calls(8), _calls(9, time_us=1.0))).time_bytes is None
+    assert find_median_sizes(_workload(_calls(8), _calls(9, time_us=1.0))).time_bytes is None
 
 
 @pytest.mark.parametrize(
@@ -77,11 +77,11 @@ def test_many_small_calls_and_one_large_message_cross_over():
     ],
 )
 def test_bytes_on_the_wire_of_four_ranks(collective, per_rank):
-    sent = traffic(_workload(_calls(1000, collective=Collective(collective)), world_size=4))
+    sent = count_traffic(_workload(_calls(1000, collective=Collective(collective)), world_size=4))
     assert (sent.per_rank, sent.total) == (per_rank, 4 * per_rank)
 
 
 def test_traffic_needs_the_size_of_the_group():
-    assert traffic(_workload(_calls(1000))) is None
-    assert traffic(_workload(_calls(1000, group=2))).total is None
-    assert traffic(_workload(_calls(1000, group=1), world_size=8)).per_rank == 0
+    assert count_traffic(_workload(_calls(1000))) is None
+    assert count_traffic(_workload(_calls(1000, group=2))).total is None
+    assert count_traffic(_workload(_calls(1000, group=1), world_size=8)).per_rank == 0

@@ -22,7 +22,7 @@ from ncclt.health.doctor.matrix import TopologyMatrix, is_matrix_header, parse_m
 from ncclt.health.doctor.nccl_topology import NcclTopology, is_nccl_topology, parse_nccl_topology
 from ncclt.nccl.log.printed_costs import read_printed_costs
 from ncclt.nccl.log.startup import LogReader
-from ncclt.profile.source import Meter, files_of, open_regular, read_document, regular_files, unpacked
+from ncclt.profile.source import Meter, list_files, open_regular, read_document, regular_files, unpack
 
 HEAD_BYTES = 256 * 1024
 """Read to recognise what a file is."""
@@ -80,7 +80,7 @@ def _facts(paths: Sequence[Path]) -> Facts:
     found = _Found()
     skipped: list[str] = []
     refused: list[InputError] = []
-    for path, required in files_of(paths):
+    for path, required in list_files(paths):
         try:
             if found.read(path):
                 continue
@@ -177,7 +177,7 @@ def _kinds(path: Path) -> frozenset[Kind]:
 def _refusal(path: Path) -> InputError:
     """Return the error for a file of no known kind; it names what the file is, where that is known."""
     with open_regular(path) as raw:  # as it is: prefixes of launchers look like `sh: nvidia-smi:`
-        text = unpacked(raw, Meter(raw), path.name).read(HEAD_BYTES).decode(errors="replace")
+        text = unpack(raw, Meter(raw), path.name).read(HEAD_BYTES).decode(errors="replace")
     for pattern, what, hint in _REFUSED:
         if pattern.search(text):
             return InputError(f"{path} {what}", hint=hint)
@@ -189,7 +189,7 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
     """Open a file, unpacked if it is gzipped; turn failures into InputError."""
     try:
         with open_regular(path) as raw:
-            yield read_document(path.name, unpacked(raw, Meter(raw), path.name)).stream
+            yield read_document(path.name, unpack(raw, Meter(raw), path.name)).stream
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(
             f"{path} is damaged or cut off: {error}", hint="copy it again; check it with `gzip -t`"

@@ -14,7 +14,7 @@ from ncclt.profile.advice.call_times import Factors, call_times
 from ncclt.profile.advice.ddp import Ddp
 from ncclt.profile.advice.fsdp import Fsdp
 from ncclt.profile.advice.job import LIKELY, AdvisedChange, Prediction, TrainingJob
-from ncclt.profile.advice.step_model import Backward, gpu_figures, traced_backward
+from ncclt.profile.advice.step_model import Backward, find_backward, gpu_figures
 from ncclt.profile.views.estimate import Curve, CurveKey
 
 _OTHER_SHARE = 0.1
@@ -189,7 +189,7 @@ def _order(job: TrainingJob, gradients: Sequence[MessageCalls]) -> tuple[list[in
     timeline = [call for call in job.workload.timeline if call.message in messages]
     sent = sum(call.message.size_bytes for call in timeline)
     if timeline and abs(sent / _bytes(gradients) - 1) < 0.1 and job.step_us is not None:
-        traced = traced_backward(timeline, exposed_us=job.step_us - job.compute_us, compute_us=job.compute_us)
+        traced = find_backward(timeline, exposed_us=job.step_us - job.compute_us, compute_us=job.compute_us)
         return [call.message.size_bytes for call in timeline], traced
     sizes = (calls.message.size_bytes for calls in gradients for _ in range(max(1, round(calls.calls_per_step))))
     return sorted(sizes), None

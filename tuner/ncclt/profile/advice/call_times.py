@@ -12,7 +12,7 @@ from ncclt.core.message import Collective, Message, bus_factor
 from ncclt.core.workload import Workload
 from ncclt.errors import UsageError
 from ncclt.nccl.cost_model.model import nccl_choice
-from ncclt.profile.views.estimate import Curve, CurveKey, link_busbw_gbps, on_curve
+from ncclt.profile.views.estimate import Curve, CurveKey, link_busbw_gbps, read_curve
 
 Factors = tuple[tuple[float, float], ...]
 """(log2 of the size, recorded time over the curve's) in order of size."""
@@ -77,7 +77,7 @@ class CallTimes:
         if where.world_size == 1:
             return 0.0
         if curve := self._curve(collective, where):
-            found = on_curve(curve, size)
+            found = read_curve(curve, size)
             if found is not None:
                 return found[0]
             (first, least_us), (last, most_us) = curve[0], curve[-1]

@@ -12,7 +12,7 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.message import DTYPE_SIZES, Collective
 from ncclt.core.workload import MessageCalls
 from ncclt.errors import MissingDependencyError
-from ncclt.profile.advice.job import LIKELY, AdvisedChange, Assumed, TrainingJob
+from ncclt.profile.advice.job import LIKELY, AdvisedChange, Assumption, TrainingJob
 from ncclt.profile.advice.step_model import GradientBucket, Unit, ddp_us, fsdp_us, slowdown_beside
 from ncclt.profile.model.workload import FIRST_BUCKET_MB, ddp_buckets
 
@@ -72,7 +72,7 @@ class Ddp:
         self.parameters = self.bytes / DTYPE_SIZES[self.dtype]
         self.assigned = cache(self._assigned)
 
-    def step_us(self, layout: Layout, where: Cluster, assumed: Assumed, free: bool) -> float:
+    def step_us(self, layout: Layout, where: Cluster, assumed: Assumption, free: bool) -> float:
         """Return the modelled step, µs."""
         backward = self.job.backward(self.parameters, assumed)
         buckets = [self._bucket(size, layout.hook, where, assumed, free) for size in layout.sizes]
@@ -86,7 +86,7 @@ class Ddp:
         saved_us = self._copied_us(assumed) if layout.view else 0.0
         return step + self.job.waiting_us(assumed, where) - saved_us
 
-    def as_is(self, assumed: Assumed, free: bool) -> float:
+    def as_is(self, assumed: Assumption, free: bool) -> float:
         """Return the modelled step of the job as it is, µs."""
         return self.step_us(self.current, self.job.cluster, assumed, free)
 
@@ -139,7 +139,7 @@ class Ddp:
         seen_us = self.job.workload.copied_us
         return "copies are not seen" if seen_us is None else f"the trace shows {seen_us / 1e3:.2f} ms of copies a step"
 
-    def _copied_us(self, assumed: Assumed) -> float:
+    def _copied_us(self, assumed: Assumption) -> float:
         """Return the copies between gradients and buckets that a view saves, µs: no more than the recording shows."""
         copied_us = self.job.memory_us(BUCKET_COPY[assumed.calls < 0] * self.bytes, assumed)
         seen_us = self.job.workload.copied_us
@@ -209,7 +209,7 @@ class Ddp:
             lossy=True,
         )
 
-    def _bucket(self, size: float, hook: str, where: Cluster, assumed: Assumed, free: bool) -> GradientBucket:
+    def _bucket(self, size: float, hook: str, where: Cluster, assumed: Assumption, free: bool) -> GradientBucket:
         """Return the cost of a bucket with a hook."""
         job = self.job
         call = partial(job.call_us, Collective.ALL_REDUCE, assumed=assumed, where=where)
@@ -232,10 +232,10 @@ class Ddp:
             return GradientBucket(bytes=size, call_us=calls_us, before_us=before)
         return GradientBucket(bytes=size, call_us=0.0 if free else call(size))
 
-    def _accumulated(self, assumed: Assumed, free: bool) -> float:
+    def _accumulated(self, assumed: Assumption, free: bool) -> float:
         return (self.as_is(assumed, free) + (ACCUMULATED - 1) * self.as_is(assumed, True)) / ACCUMULATED
 
-    def _sharded(self, assumed: Assumed, free: bool) -> float:
+    def _sharded(self, assumed: Assumption, free: bool) -> float:
         job, sizes = self.job, self.current.sizes
         if len(sizes) < 8:
             sizes = tuple(self.bytes / 12 for _ in range(12))  # layers of a common model

@@ -9,7 +9,7 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.message import DTYPE_SIZES, Collective, format_bytes
 from ncclt.core.workload import MessageCalls
 from ncclt.profile.advice.ddp import ACCUMULATED
-from ncclt.profile.advice.job import AdvisedChange, Assumed, TrainingJob
+from ncclt.profile.advice.job import AdvisedChange, Assumption, TrainingJob
 from ncclt.profile.advice.step_model import GradientBucket, Unit, ddp_us, fsdp_us, slowdown_beside
 
 _ADAM_STATE_BYTES = 16
@@ -35,7 +35,7 @@ class Fsdp:
         self.gathers_again = gathered > 1.5 * self.parameters
 
     def step_us(
-        self, where: Cluster, width: float, gathers_again: bool, reduces: bool, assumed: Assumed, free: bool
+        self, where: Cluster, width: float, gathers_again: bool, reduces: bool, assumed: Assumption, free: bool
     ) -> float:
         """Return the modelled step, µs; `width` is the bytes of a reduced gradient."""
         job, call = self.job, partial(self.job.call_us, assumed=assumed, where=where)
@@ -50,7 +50,7 @@ class Fsdp:
         step_us = fsdp_us(units, compute, gathers_again=gathers_again, stretch=assumed.stretch)
         return step_us + job.waiting_us(assumed, where)
 
-    def as_is(self, assumed: Assumed, free: bool) -> float:
+    def as_is(self, assumed: Assumption, free: bool) -> float:
         """Return the modelled step of the job as it is, µs."""
         return self._with()(assumed, free)
 
@@ -107,11 +107,11 @@ class Fsdp:
         again = self.gathers_again and gathers_again
         return partial(self.step_us, where or self.job.cluster, width or self.width, again, reduces)
 
-    def _accumulated(self, assumed: Assumed, free: bool) -> float:
+    def _accumulated(self, assumed: Assumption, free: bool) -> float:
         without = self._with(reduces=False)(assumed, free)
         return (self.as_is(assumed, free) + (ACCUMULATED - 1) * without) / ACCUMULATED
 
-    def _unsharded(self, assumed: Assumed, free: bool) -> float:
+    def _unsharded(self, assumed: Assumption, free: bool) -> float:
         job, bytes_ = self.job, self.parameters * self.width
         backward = job.backward(self.parameters, assumed)
         count = max(1, round(bytes_ / (25 * 2**20)))

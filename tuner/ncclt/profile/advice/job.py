@@ -11,7 +11,7 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective
 from ncclt.core.workload import Workload
 from ncclt.profile.advice.call_times import CallTimes
-from ncclt.profile.advice.step_model import Backward, Compute, even, gpu_figures
+from ncclt.profile.advice.step_model import Backward, Compute, even_backward, gpu_figures
 
 _BACKWARD_SHARE = 2 / 3
 """Of forward and backward together: two operations forward and four backward per parameter (Narayanan et al. 2021)."""
@@ -27,7 +27,7 @@ _UNKNOWN_MEMORY_GBPS = 1000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assumed:
+class Assumption:
     """Assumptions of a prediction; its range spans the corners of them.
 
     Attributes:
@@ -49,13 +49,13 @@ class Assumed:
     uneven: float = 0.013
 
 
-LIKELY = Assumed()
+LIKELY = Assumption()
 CORNERS = tuple(
-    Assumed(calls=calls, memory=memory, pace=pace, stretch=stretch, uneven=uneven)
+    Assumption(calls=calls, memory=memory, pace=pace, stretch=stretch, uneven=uneven)
     for calls, memory, pace, stretch, uneven in product((-1, 1), (0.6, 0.95), (-1, 1), (1.0, 2.2), (0.0, 0.037))
 )
 
-Modelled = Callable[[Assumed, bool], float]
+Modelled = Callable[[Assumption, bool], float]
 """Time of a step, µs, as the model sees it; with True every call is free."""
 
 
@@ -88,32 +88,32 @@ class TrainingJob:
     step_us: float | None
     traced: Backward | None = None
 
-    def call_us(self, collective: Collective, size_bytes: float, assumed: Assumed, where: Cluster) -> float:
+    def call_us(self, collective: Collective, size_bytes: float, assumed: Assumption, where: Cluster) -> float:
         """Return the time of a call of the whole job on a cluster, µs."""
         time_us = self.times.time_us(collective, size_bytes, where)
         return time_us * self.times.spread(collective, size_bytes, where) ** assumed.calls
 
-    def memory_us(self, touched_bytes: float, assumed: Assumed) -> float:
+    def memory_us(self, touched_bytes: float, assumed: Assumption) -> float:
         """Return the time that a GPU takes to read and write so many bytes, µs."""
         figures = gpu_figures(self.cluster.gpu)
         gbps = figures.memory_gbps if figures else _UNKNOWN_MEMORY_GBPS * (1 + 2 * (assumed.memory - LIKELY.memory))
         return touched_bytes / (gbps * assumed.memory) / 1e3
 
-    def backward(self, parameters: float, assumed: Assumed) -> Backward:
+    def backward(self, parameters: float, assumed: Assumption) -> Backward:
         """Return the backward pass: as traced, give or take a tenth, or at an even pace."""
         if self.traced is not None:
             factor = min(1 + 0.1 * assumed.pace, self.compute_us / self.traced.length_us)
             return Backward(knots=tuple((share, at * factor) for share, at in self.traced.knots), traced=True)
         optimizer_us = min(self.memory_us(_ADAM_BYTES * parameters, assumed), self.compute_us / 4)
         likely_us = (self.compute_us - optimizer_us) * _BACKWARD_SHARE
-        return even({-1: self.compute_us / 2, 0: likely_us, 1: self.compute_us * 0.7}[assumed.pace])
+        return even_backward({-1: self.compute_us / 2, 0: likely_us, 1: self.compute_us * 0.7}[assumed.pace])
 
-    def waiting_us(self, assumed: Assumed, where: Cluster) -> float:
+    def waiting_us(self, assumed: Assumption, where: Cluster) -> float:
         """Return the time that a step waits for its slowest rank, µs: the expected maximum of the ranks (Blom 1958)."""
         ranks = where.world_size
         return self.compute_us * assumed.uneven * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
 
-    def sharded_compute(self, parameters: float, assumed: Assumed) -> Compute:
+    def sharded_compute(self, parameters: float, assumed: Assumption) -> Compute:
         """Return the compute of a step by pass, the forward pass half as long as the backward pass."""
         backward_us = self.backward(parameters, assumed).length_us
         forward_us = min(backward_us / 2, self.compute_us - backward_us)
@@ -126,7 +126,7 @@ class TrainingJob:
         What the model misses in both, such as waiting for slow ranks, cancels.
         """
 
-        def under(assumed: Assumed) -> float:
+        def under(assumed: Assumption) -> float:
             if self.step_us is None:
                 return changed(assumed, False)
             least = self.compute_us + changed(assumed, True) - as_is(assumed, True)

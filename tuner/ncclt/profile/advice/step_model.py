@@ -86,12 +86,12 @@ class Backward:
         return self.length_us
 
 
-def even(length_us: float) -> Backward:
+def even_backward(length_us: float) -> Backward:
     """Return a backward pass in which each byte of gradients takes as long as any other."""
     return Backward(knots=((0.0, 0.0), (1.0, length_us)))
 
 
-def traced_backward(gradients: Sequence[TimedCall], *, exposed_us: float, compute_us: float) -> Backward | None:
+def find_backward(gradients: Sequence[TimedCall], *, exposed_us: float, compute_us: float) -> Backward | None:
     """Return the backward pass that a recorded step shows; None where fewer than two moments of it can be seen.
 
     A bucket that found the stream free shows when its gradients were ready. The pass ends where the exposed

@@ -58,7 +58,7 @@ class ModelRequest:
     group_size: int = 0
 
 
-def workload_of_model(request: ModelRequest, *, name: str, created: str) -> Workload:
+def build_model_workload(request: ModelRequest, *, name: str, created: str) -> Workload:
     """Compute what one training step of a model sends.
 
     Args:

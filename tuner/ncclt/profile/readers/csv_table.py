@@ -37,8 +37,8 @@ class CsvReader(Reader):
         for document in source.documents():
             table, label = rows(document), document.label
             header = next(table, None)
-            columns = columns_of(header.cells if header else (), label=label)
-            entries = [entry_of(columns, row) for row in table]
+            columns = find_columns(header.cells if header else (), label=label)
+            entries = [read_entry(columns, row) for row in table]
             if not entries:
                 raise TraceError(f"{label} has a header but no row", hint="give one row per kind of message")
             steps = {entry.steps for entry in entries}
@@ -124,7 +124,7 @@ class Entry:
     has_dtype: bool
 
 
-def columns_of(header: Sequence[str], *, label: str) -> Columns:
+def find_columns(header: Sequence[str], *, label: str) -> Columns:
     """Find our columns in a header.
 
     Raises:
@@ -163,7 +163,7 @@ def columns_of(header: Sequence[str], *, label: str) -> Columns:
     return Columns(header=tuple(header), named=named, ignored=tuple(ignored), calls_are_per_step=per_step)
 
 
-def entry_of(columns: Columns, row: TableRow) -> Entry:
+def read_entry(columns: Columns, row: TableRow) -> Entry:
     """Read one row.
 
     Raises:

@@ -25,7 +25,7 @@ from ncclt.profile.workload_builder import (
     RankFile,
     check_bounded,
     check_one_job,
-    joined,
+    join_distinct,
 )
 
 _MARK = re.compile(rb"Comm\. Op\s{1,40}Message Size\s{1,40}Count|comm op: [a-z]|\"(?:tput|busbw)_avg_gbps\"")
@@ -69,7 +69,7 @@ class DeepSpeedReader(Reader):
             )
         source.world_size = _world_size(logs)
         source.created = min((log.created for log in logs if log.created), default="")
-        source.detail["read_from"] = joined(log.kind for log in logs if log.rows)
+        source.detail["read_from"] = join_distinct(log.kind for log in logs if log.rows)
         source.ranks = {rank for log in logs for rank in log.rows if rank is not None}
         source.notes += _notes(logs, source.world_size)
         every = ((log.label, rank, row) for log in logs for rank, rows in log.rows.items() for row in rows)

@@ -25,17 +25,17 @@ from ncclt.profile.c10d import (
     RecordedCall,
     SentCall,
     Tensor,
+    build_ledger,
     classify,
-    counts_of,
+    count_messages,
     is_barrier,
-    ledger_of,
     shown,
 )
 from ncclt.profile.numbers import MOST_RANKS, parse_int
 from ncclt.profile.rank_files import RankFileReader, RankReading
-from ncclt.profile.source import Document, load_json, unmarked
+from ncclt.profile.source import Document, load_json, strip_mark
 from ncclt.profile.steps import MARK, OPTIMIZER, StepDivision, TimeRange, divide_into_steps
-from ncclt.profile.workload_builder import day_in, drop_answered_receives, newer_notes
+from ncclt.profile.workload_builder import drop_answered_receives, newer_notes, parse_day
 
 NEWEST = "1.1.1"
 """Schema of torch 2.5 and later, the newest that is known here."""
@@ -55,7 +55,7 @@ class ExecutionTraceReader(RankFileReader):
 
     def begins(self, beginning: bytes) -> bool:
         """Return True for an ExecutionTrace or a Chakra workload graph."""
-        text = unmarked(beginning)
+        text = strip_mark(beginning)
         if not text.startswith(b"{"):
             return False
         if b'"workload_graph"' in text and b'"NodeType"' in text:
@@ -77,9 +77,9 @@ class ExecutionTraceReader(RankFileReader):
         comms = _sized(rows)
         if not comms:
             raise _no_calls(rows, label)
-        groups = groups_of(rows)
+        groups = read_groups(rows)
         kept = [node for node in comms if not _bypasses_nccl(node.call.group, groups)]
-        ledger = ledger_of([_record(node.call, groups) for node in kept])
+        ledger = build_ledger([_record(node.call, groups) for node in kept])
         calls = drop_answered_receives(ledger.calls)
         steps = _divide(calls, rows)
         elsewhere = len(comms) - len(kept)
@@ -87,10 +87,10 @@ class ExecutionTraceReader(RankFileReader):
             label=label,
             rank=_rank(comms, groups),
             world_size=_world_size(comms, groups, ledger.group_sizes),
-            calls=counts_of(steps.calls if steps.steps else calls),
+            calls=count_messages(steps.calls if steps.steps else calls),
             steps=len(steps.steps),
             marks=frozenset(number for step in steps.steps for number in step.marks),
-            recorded_on=day_in(trace.get("time")),
+            recorded_on=parse_day(trace.get("time")),
             facts={"schema": shown(str(trace["schema"])) if isinstance(trace.get("schema"), str) else ""},
             notes=(
                 *newer_notes([str(trace.get("schema", ""))[:40]], NEWEST),
@@ -104,7 +104,7 @@ class ExecutionTraceReader(RankFileReader):
 
 def _sized(rows: Sequence[Mapping[str, Any]]) -> list[CommsNode]:
     """Return the calls in the order of their start, without waiting, set-up, and barriers with what is inside them."""
-    comms = [comms_node(row) for row in rows if row.get("name") == COMMS]
+    comms = [read_node(row) for row in rows if row.get("name") == COMMS]
     barriers = {node.call.position for node in comms if is_barrier(node.call.name)}
     within = _below(rows, barriers)  # an older barrier is an all-reduce
     return sorted(
@@ -300,7 +300,7 @@ def parent_number(node: Mapping[str, Any]) -> int | None:
     return parse_int(node.get("ctrl_deps", node.get("parent")))
 
 
-def comms_node(node: Mapping[str, Any]) -> CommsNode:
+def read_node(node: Mapping[str, Any]) -> CommsNode:
     """Read a `record_param_comms` node.
 
     Its values are [tensors, sequence, group, place, name, in split, out split, ...]; without tensors (waiting,
@@ -330,7 +330,7 @@ def comms_node(node: Mapping[str, Any]) -> CommsNode:
     )
 
 
-def groups_of(nodes: Iterable[Mapping[str, Any]]) -> dict[str, TraceGroup]:
+def read_groups(nodes: Iterable[Mapping[str, Any]]) -> dict[str, TraceGroup]:
     """Return the process groups that torch.profiler lists in a trace, by name and by number (schema 1.0.2)."""
     found: dict[str, TraceGroup] = {}
     for node in nodes:

@@ -19,15 +19,15 @@ from ncclt.profile.c10d import (
     MOST_ELEMENTS,
     RecordedCall,
     Tensor,
-    counts_of,
-    ledger_of,
+    build_ledger,
+    count_messages,
     shown,
 )
 from ncclt.profile.numbers import MOST_RANKS, parse_float, parse_int
 from ncclt.profile.plain_pickle import load_pickle
 from ncclt.profile.rank_files import RankFileReader, RankReading
-from ncclt.profile.source import HEAD_BYTES, Document, load_json, read_block, unmarked
-from ncclt.profile.workload_builder import day_of, drop_answered_receives, newer_notes
+from ncclt.profile.source import HEAD_BYTES, Document, load_json, read_block, strip_mark
+from ncclt.profile.workload_builder import drop_answered_receives, format_day, newer_notes
 
 NEWEST = "2.10"
 """Version of torch 2.9 to 2.15 (FlightRecorder.hpp), the newest that is known here."""
@@ -48,7 +48,7 @@ class FlightRecorderReader(RankFileReader):
         """Return True for a pickle or a JSON object with groups and calls of c10d."""
         if beginning.startswith(_PICKLE):
             return b"pg_config" in beginning or b"profiling_name" in beginning
-        text = unmarked(beginning)
+        text = strip_mark(beginning)
         if not text.startswith(b"{") or b'"traceEvents"' in text or b'"schemaVersion"' in text:
             return False
         # The groups of a huge job come first in some dumps and fill all that we see.
@@ -63,23 +63,23 @@ class FlightRecorderReader(RankFileReader):
                 f"{document.label} is not a Flight Recorder dump: it has no list `entries`",
                 hint="dump with TORCH_FR_BUFFER_SIZE set, or ask the watchdog for it with TORCH_NCCL_DUMP_ON_TIMEOUT=1",
             )
-        named = entries_of(dump)
+        named = find_entries(dump)
         entries, notes = _of_one_backend(named)
         if len(named) < len(dump["entries"]):
             notes.append(f"left out: {len(dump['entries']) - len(named)} x entry without an operation's name")
-        groups = groups_of(dump)
-        ledger = ledger_of([call_of(entry, groups) for entry in entries])
+        groups = read_groups(dump)
+        ledger = build_ledger([read_call(entry, groups) for entry in entries])
         calls = drop_answered_receives(ledger.calls)
         durations_us: dict[Message, list[float]] = defaultdict(list)
         for call in calls:
             if call.duration_us is not None:
                 durations_us[call.message].append(call.duration_us)
-        rank, where = rank_of(entries, groups, document.label)
+        rank, where = find_rank(entries, groups, document.label)
         return RankReading(
             label=document.label,
             rank=rank,
-            world_size=world_size_of(groups),
-            calls=counts_of(calls),
+            world_size=find_world_size(groups),
+            calls=count_messages(calls),
             mean_us={message: sum(found) / len(found) for message, found in durations_us.items()},
             recorded_on=_recorded_on(entries),
             facts={
@@ -142,7 +142,7 @@ def _ring_notes(entries: list[Mapping[str, Any]]) -> list[str]:
 def _recorded_on(entries: list[Mapping[str, Any]]) -> str:
     """Return the day of the first call; `time_created_ns` counts from 1970."""
     moments_ns = [n for entry in entries if (n := parse_int(entry.get("time_created_ns"), most=2**62)) is not None]
-    return day_of(min(moments_ns, default=0) / 1e9)
+    return format_day(min(moments_ns, default=0) / 1e9)
 
 
 def _text(value: object) -> str:
@@ -162,14 +162,14 @@ class DumpGroup:
     ranks: tuple[int, ...]
 
 
-def entries_of(dump: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def find_entries(dump: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the entries that are objects and name an operation."""
     entries = dump.get("entries")
     found = entries if isinstance(entries, list | tuple) else ()
     return [entry for entry in found if isinstance(entry, Mapping) and isinstance(entry.get("profiling_name"), str)]
 
 
-def groups_of(dump: Mapping[str, Any]) -> dict[str, DumpGroup]:
+def read_groups(dump: Mapping[str, Any]) -> dict[str, DumpGroup]:
     """Return name -> group; `ranks` is a list written as text, or a list."""
     config = dump.get("pg_config")
     found: dict[str, DumpGroup] = {}
@@ -182,7 +182,7 @@ def groups_of(dump: Mapping[str, Any]) -> dict[str, DumpGroup]:
     return found
 
 
-def group_of(entry: Mapping[str, Any], groups: Mapping[str, DumpGroup]) -> DumpGroup | None:
+def find_group(entry: Mapping[str, Any], groups: Mapping[str, DumpGroup]) -> DumpGroup | None:
     """Return the group of an entry, by its name; the only group there is where the names do not meet (gloo)."""
     known = groups.get(_group_name(entry))
     if known is None and len(groups) == 1:
@@ -190,9 +190,9 @@ def group_of(entry: Mapping[str, Any], groups: Mapping[str, DumpGroup]) -> DumpG
     return known
 
 
-def call_of(entry: Mapping[str, Any], groups: Mapping[str, DumpGroup]) -> RecordedCall:
+def read_call(entry: Mapping[str, Any], groups: Mapping[str, DumpGroup]) -> RecordedCall:
     """Return the call that an entry shows."""
-    group = group_of(entry, groups)
+    group = find_group(entry, groups)
     place = parse_int(entry.get("pg_id"), most=MOST_RANKS)
     duration_ms = parse_float(entry.get("duration_ms"), least=0, most=1e12)
     return RecordedCall(
@@ -207,21 +207,21 @@ def call_of(entry: Mapping[str, Any], groups: Mapping[str, DumpGroup]) -> Record
     )
 
 
-def world_size_of(groups: Mapping[str, DumpGroup]) -> int:
+def find_world_size(groups: Mapping[str, DumpGroup]) -> int:
     """Return the ranks of the default group, or of the only one; 0 where neither is listed."""
     default = [group for name, group in groups.items() if group.description == "default_pg" or name == "0"]
     chosen = default or (list(groups.values()) if len(groups) == 1 else [])
     return max((len(group.ranks) for group in chosen), default=0)
 
 
-def rank_of(entries: list[Mapping[str, Any]], groups: Mapping[str, DumpGroup], label: str) -> tuple[int | None, str]:
+def find_rank(entries: list[Mapping[str, Any]], groups: Mapping[str, DumpGroup], label: str) -> tuple[int | None, str]:
     """Return the rank of a dump and where it is read from.
 
     The content tells it by point-to-point calls alone (`nccl:send 0->1`, numbers inside the group). PyTorch puts the
     rank into the file's name, from which its own analyser (torch.distributed.flight_recorder) takes it.
     """
     for entry in entries:
-        own, group = _OWN_RANK.search(entry["profiling_name"][:200]), group_of(entry, groups)
+        own, group = _OWN_RANK.search(entry["profiling_name"][:200]), find_group(entry, groups)
         if own and group and int(own[1]) < len(group.ranks):
             return group.ranks[int(own[1])], ""
     named = _RANK_IN_NAME.findall(label.rsplit(":", 1)[-1])

@@ -23,8 +23,8 @@ from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, for
 from ncclt.errors import InputError, TraceError
 from ncclt.profile.numbers import parse_float
 from ncclt.profile.reader import Call, Reader, Source
-from ncclt.profile.source import Document, read_block, unmarked
-from ncclt.profile.workload_builder import day_of
+from ncclt.profile.source import Document, read_block, strip_mark
+from ncclt.profile.workload_builder import format_day
 
 _CLUSTER_RATIO = 1.25
 """Sizes at most so far above the smallest of a cluster belong to it: groups that differ by a small tensor or two."""
@@ -40,7 +40,7 @@ class HorovodReader(Reader):
 
     def begins(self, beginning: bytes) -> bool:
         """Return True for a JSON array with Horovod's events."""
-        text = unmarked(beginning)
+        text = strip_mark(beginning)
         marks = (b'"NEGOTIATE_', b'"start_time_since_epoch_in_micros"', b'"CYCLE_START"')
         return text.startswith(b"[") and b'"ph"' in text and any(mark in text for mark in marks)
 
@@ -50,13 +50,13 @@ class HorovodReader(Reader):
             timeline = read_timeline(document)
             source.left_out = timeline.left_out
             source.world_size, source.ranks = len(timeline.ranks), {0}
-            groups = fusion_groups(timeline.calls, world_size=source.world_size)
+            groups = group_tensors(timeline.calls, world_size=source.world_size)
             if not groups:
                 return
             source.steps = _count_steps(timeline.calls)
             source.whole_file = not source.steps
             counts = Counter(group.message for group in groups)
-            source.created = day_of(timeline.started_s)
+            source.created = format_day(timeline.started_s)
             source.detail["size_clusters"] = _clusters(counts)
             source.notes += _notes(timeline, groups, counts, source.steps)
             for group in groups:
@@ -78,7 +78,7 @@ class FusionGroup:
     time_us: float
 
 
-def fusion_groups(calls: Iterable[TensorCall], *, world_size: int) -> tuple[FusionGroup, ...]:
+def group_tensors(calls: Iterable[TensorCall], *, world_size: int) -> tuple[FusionGroup, ...]:
     """Return the messages: tensors of one dtype and one set of ranks whose intervals all overlap.
 
     A tensor is once in a message, so its second call opens the next one.

@@ -24,7 +24,7 @@ from ncclt.profile.source import Document, lines
 from ncclt.profile.workload_builder import (
     check_bounded,
     is_newer,
-    joined,
+    join_distinct,
     largest_group_notes,
     newer_notes,
 )
@@ -68,7 +68,7 @@ class InspectorReader(Reader):
         source.labels.sort()
         source.created = min(tally.dates - {""}, default="")
         source.world_size = tally.world_size
-        source.detail["format"] = joined(sorted(tally.versions))
+        source.detail["format"] = join_distinct(sorted(tally.versions))
         source.detail["nodes"] = str(tally.worlds.get(tally.world_size, 0) or "")
         source.detail["nccl_choices"] = tally.choices.text()
         source.ranks = {s.header.rank for _gpu, s in tally.views() if s.header.ranks == tally.world_size}

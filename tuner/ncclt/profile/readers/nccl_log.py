@@ -33,7 +33,7 @@ from ncclt.nccl.log.lines import ORIGIN
 from ncclt.profile.nccl_calls import DATATYPES, OPERATIONS, PER_RANK, UNKNOWN_DTYPE, Choices
 from ncclt.profile.reader import Call, Reader, Source
 from ncclt.profile.source import LINE_BYTES, Document, lines
-from ncclt.profile.workload_builder import check_bounded, joined, partial_note
+from ncclt.profile.workload_builder import check_bounded, join_distinct, partial_note
 
 LOGGED_CALL = re.compile(rb": opCount [0-9a-f]{1,16} sendbuff ")
 """A call as NCCL itself logs it. Such calls are exact, so they are preferred to everything else in a log."""
@@ -112,7 +112,7 @@ class NcclLogReader(Reader):
         """Yield the calls in the COLL lines, else the decisions in the TUNING lines."""
         books = sorted(map(read_log, source.documents()), key=lambda book: book.label)
         check_own_process(books)
-        comms = communicators_of(books)
+        comms = join_communicators(books)
         found, read_from = findings_from_calls(books, comms), "COLL lines"
         source.left_out = found.left_out
         if not found.calls:
@@ -127,7 +127,7 @@ class NcclLogReader(Reader):
             )
         source.labels = [book.label for book in books]
         source.detail["read_from"] = read_from
-        source.detail["nccl_version"] = joined(version for book in books for version in book.versions)
+        source.detail["nccl_version"] = join_distinct(version for book in books for version in book.versions)
         source.detail["nodes"] = str(comms.world_nodes or "")
         source.detail["nccl_choices"] = found.choices.text()
         source.world_size = comms.world_size
@@ -386,7 +386,7 @@ class Communicators:
         return known.nodes > 1 or len(self.hosts.get(known.comm_id, ())) > 1
 
 
-def communicators_of(books: Sequence[LogBook]) -> Communicators:
+def join_communicators(books: Sequence[LogBook]) -> Communicators:
     """Join the INIT lines of all files."""
     found = Communicators()
     for book in books:

@@ -19,7 +19,7 @@ from ncclt.errors import InputError, TraceError
 from ncclt.profile.nccl_calls import OPERATIONS, PER_RANK, Choices
 from ncclt.profile.numbers import parse_int
 from ncclt.profile.reader import Call, Reader, Source
-from ncclt.profile.source import Document, lines, unmarked
+from ncclt.profile.source import Document, lines, strip_mark
 
 _MARK = re.compile(rb'"cat"\s*:\s*"(?:COLL|P2P)"')
 _OF_GROUP = re.compile(rb'"CommHash"\s*:')
@@ -56,7 +56,7 @@ class NcclProfilerReader(Reader):
 
     def begins(self, beginning: bytes) -> bool:
         """Return True for a JSON list with the plugin's events."""
-        text = unmarked(beginning)
+        text = strip_mark(beginning)
         return text.startswith(b"[") and _MARK.search(text) is not None and _OF_GROUP.search(text) is not None
 
     def calls(self, source: Source) -> Iterator[Call]:
@@ -91,7 +91,7 @@ class NcclProfilerReader(Reader):
 
 def _rows(document: Document, found: _Findings) -> Iterator[Mapping[str, Any]]:
     """Yield the events; of a job that was killed the list lacks its end."""
-    text = unmarked(b"".join(lines(document)).rstrip())
+    text = strip_mark(b"".join(lines(document)).rstrip())
     try:
         rows = json.loads(text)
     except (ValueError, RecursionError):

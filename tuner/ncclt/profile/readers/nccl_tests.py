@@ -21,12 +21,12 @@ from ncclt.nccl.nccl_tests.text import parse_text
 from ncclt.profile.nccl_calls import PER_RANK
 from ncclt.profile.reader import Call, Reader, Source
 from ncclt.profile.readers.nccl_log import LOGGED_CALL
-from ncclt.profile.source import Document, check_readable, documents, heads, read_block
+from ncclt.profile.source import Document, check_readable, documents, read_block, read_heads
 from ncclt.profile.unsupported import find_unsupported
 from ncclt.profile.workload_builder import (
-    joined,
+    count_reasons,
+    join_distinct,
     newer_notes,
-    reasons,
 )
 
 _TABLE = re.compile(rb"(?m)^[^\n#]{0,240}#\s{1,40}size\s{1,40}count\s{1,40}type\s")
@@ -71,10 +71,10 @@ class NcclTestsReader(Reader):
                     times.setdefault(message, []).extend(_times_us(row, message))
         if not times and any(test.rows and test.collective is None for test in tests):
             raise TraceError(
-                f"no collectives in {source.where}: {'; '.join(reasons(source.left_out))}",
+                f"no collectives in {source.where}: {'; '.join(count_reasons(source.left_out))}",
                 hint="put the command (`alltoall_perf -b 8 ...`) above the table, or use nccl-tests 2.17 or later",
             )
-        source.detail["nccl_tests"] = joined(test.version for test in tests)
+        source.detail["nccl_tests"] = join_distinct(test.version for test in tests)
         source.world_size = max((test.ranks for test in tests), default=0)
         source.notes += _notes(tests)
         for message, taken in times.items():
@@ -105,7 +105,7 @@ def read_tests(path: Path) -> tuple[NcclTest, ...]:
         TraceError: it cannot be read, or is of another kind.
     """
     check_readable(path)
-    if not NcclTestsReader().recognises(path) and (unsupported := find_unsupported(path, heads(path))):
+    if not NcclTestsReader().recognises(path) and (unsupported := find_unsupported(path, read_heads(path))):
         raise unsupported
     return tuple(test for document in documents(path) for test in _tests(document))
 

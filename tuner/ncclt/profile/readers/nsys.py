@@ -35,10 +35,10 @@ from ncclt.profile.other_libraries import NCCL_INSTEAD, other_library
 from ncclt.profile.reader import Call, Reader, Source
 from ncclt.profile.source import open_regular
 from ncclt.profile.workload_builder import (
-    day_in,
-    joined,
+    count_reasons,
+    join_distinct,
+    parse_day,
     partial_note,
-    reasons,
 )
 
 _RECORD = "nsys profile --trace=cuda,nvtx --output=REPORT COMMAND"
@@ -62,8 +62,8 @@ class NsysReader(Reader):
         recordings = []
         for path in source.paths:
             source.labels.append(path.name)
-            with opened(path) as export:
-                recordings.append(recording_of(export))
+            with open_export(path) as export:
+                recordings.append(read_export(export))
         source.readings = recordings
         _check_ranks(recordings)
         assumed: dict[str, None] = {}
@@ -97,8 +97,8 @@ def _describe(source: Source, recordings: Sequence[NsysExport], assumed: Iterabl
     source.world_size = max((member.ranks for member in members), default=0)
     source.ranks = {rank for member in members if member.ranks == source.world_size for rank in member.mine}
     source.created = min((recording.recorded_on for recording in recordings if recording.recorded_on), default="")
-    source.detail["nsys"] = joined(r.facts.get("EXPORT_PRODUCT_VERSION", "")[:40] for r in recordings)
-    source.detail["kernels"] = shown(_kernel_words(recordings))
+    source.detail["nsys"] = join_distinct(r.facts.get("EXPORT_PRODUCT_VERSION", "")[:40] for r in recordings)
+    source.detail["kernels"] = format_counts(_kernel_words(recordings))
     source.notes += assumed
     bare = sum(
         count for recording in recordings for function, count in recording.functions.items() if function in FUNCTIONS
@@ -121,10 +121,10 @@ def _refusal(recordings: Sequence[NsysExport], left_out: Mapping[str, int]) -> T
     labels = ", ".join(recording.label for recording in recordings)
     functions = sum((recording.functions for recording in recordings), Counter[str]())
     kernels = _kernel_words(recordings)
-    seen = f"NCCL kernels: {shown(kernels) or 'none'}; NCCL calls: {shown(functions) or 'none'}"
+    seen = f"NCCL kernels: {format_counts(kernels) or 'none'}; NCCL calls: {format_counts(functions) or 'none'}"
     libraries = sum((recording.libraries for recording in recordings), Counter[str]())
     if libraries and not functions and not kernels:
-        did = ", ".join(reasons(libraries))
+        did = ", ".join(count_reasons(libraries))
         return TraceError(
             f"no NCCL in {labels}: other libraries did the work ({did}), and no NCCL setting reaches them",
             hint=NCCL_INSTEAD,
@@ -141,7 +141,7 @@ def _refusal(recordings: Sequence[NsysExport], left_out: Mapping[str, int]) -> T
             hint=f"record NVTX as well: {_RECORD}; then export with --include-blobs=true",
         )
     if left_out:
-        why = "; ".join(reasons(left_out))
+        why = "; ".join(count_reasons(left_out))
         return TraceError(f"no message in {labels}: {why}", hint=f"record from the start of the job: {_RECORD}")
     if any(recording.undecoded for recording in recordings):
         return TraceError(
@@ -264,14 +264,14 @@ def is_export(path: Path) -> bool:
         with open_regular(path, error=TraceError) as raw:
             if raw.read(len(_MAGIC)) != _MAGIC:
                 return False
-        with opened(path) as export:
+        with open_export(path) as export:
             return bool(_MARKS & export.columns.keys())
     except (OSError, TraceError):
         return False
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Export]:
+def open_export(path: Path) -> Iterator[Export]:
     """Open an export for reading.
 
     Raises:
@@ -360,7 +360,7 @@ class Payload:
     devices: int | None = None
 
 
-def schemas_of(rows: Iterable[tuple[Any, ...]]) -> Schemas:
+def read_schemas(rows: Iterable[tuple[Any, ...]]) -> Schemas:
     """Return the schemas from rows of (domainId, schemaId, name, type, offset).
 
     An export of several processes repeats its schemas; one that two processes define differently is dropped,
@@ -379,7 +379,7 @@ def schemas_of(rows: Iterable[tuple[Any, ...]]) -> Schemas:
     return {key: fields for key, fields in found.items() if key not in disputed}
 
 
-def payload_of_blob(blob: object, schemas: Schemas) -> Payload | None:
+def decode_blob(blob: object, schemas: Schemas) -> Payload | None:
     """Decode `NVTX_EVENTS.binaryData`, bytes or hexadecimal text; None where it cannot be decoded."""
     data = _bytes(blob)
     if data is None or len(data) < _HEADER.size:
@@ -397,7 +397,7 @@ def payload_of_blob(blob: object, schemas: Schemas) -> Payload | None:
     return _payload(values)
 
 
-def payload_of_json(text: object) -> Payload | None:
+def decode_json(text: object) -> Payload | None:
     """Decode `NVTX_EVENTS.jsonText`; None where it is no object with a field of NCCL's."""
     if not isinstance(text, str) or len(text) > _JSON_CHARS:
         return None
@@ -491,10 +491,10 @@ class Kernel:
     dtype: str | None
 
 
-def kernel_of(name: str) -> Kernel | None:
+def parse_kernel_name(name: str) -> Kernel | None:
     """Read a kernel's name; None if it is not NCCL's.
 
-    >>> kernel_of("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)").dtype
+    >>> parse_kernel_name("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)").dtype
     'bfloat16'
     """
     found = _KERNEL.search(name)
@@ -516,7 +516,7 @@ def agreed_dtypes(kernels: Iterable[Kernel]) -> dict[Collective, str]:
     return {c: dtype for c, dtypes in named.items() if len(dtypes) == 1 and (dtype := next(iter(dtypes))) is not None}
 
 
-def shown(counts: Counter[str]) -> str:
+def format_counts(counts: Counter[str]) -> str:
     """Return counts as text: `AllReduce x12, SendRecv x4`."""
     return ", ".join(f"{word} x{count}" for word, count in counts.most_common(20))
 
@@ -590,12 +590,12 @@ class NsysExport:
     libraries: Counter[str] = field(default_factory=Counter)
 
 
-def recording_of(export: Export) -> NsysExport:
+def read_export(export: Export) -> NsysExport:
     """Count the calls and kernels of an export."""
     dates = export.select("TARGET_INFO_SESSION_START_TIME", "utcTime", joined="LIMIT 1")
     recording = NsysExport(
         label=export.label,
-        recorded_on=next((day_in(str(moment)) for (moment,) in dates), ""),
+        recorded_on=next((parse_day(str(moment)) for (moment,) in dates), ""),
         facts=export.facts(),
     )
     names = export.names()
@@ -606,7 +606,9 @@ def recording_of(export: Export) -> NsysExport:
 
 def _count_calls(export: Export, names: Mapping[int, str], recording: NsysExport) -> None:
     columns = export.columns.get("NVTX_EVENTS", frozenset())
-    schemas = schemas_of(export.select("NVTX_PAYLOAD_SCHEMA_ENTRIES", "domainId", "schemaId", "name", "type", "offset"))
+    schemas = read_schemas(
+        export.select("NVTX_PAYLOAD_SCHEMA_ENTRIES", "domainId", "schemaId", "name", "type", "offset")
+    )
     by_id = ["textId IN (SELECT id FROM StringIds WHERE value GLOB 'nccl[A-Z]*')"] if "textId" in columns else []
     ways = (by_id if names else []) + (["text GLOB 'nccl[A-Z]*'"] if "text" in columns else [])
     if not ways:
@@ -631,7 +633,7 @@ def _count_calls(export: Export, names: Mapping[int, str], recording: NsysExport
         if blob is None and told is None:
             continue
         recording.payloads += 1
-        payload = payload_of_blob(blob, schemas) or payload_of_json(told)
+        payload = decode_blob(blob, schemas) or decode_json(told)
         if payload is None:
             recording.undecoded += 1
             continue
@@ -672,7 +674,7 @@ def _count_kernels(export: Export, names: Mapping[int, str], recording: NsysExpo
     )
     every = export.kernel_names() if "demangledName" in columns else {}
     for full, short, count, graphed in rows:
-        kernel = kernel_of(names.get(full, "")) or kernel_of(names.get(short, ""))
+        kernel = parse_kernel_name(names.get(full, "")) or parse_kernel_name(names.get(short, ""))
         if kernel is None:
             recording.other_kernels += count
             if library := other_library(every.get(full, "")):

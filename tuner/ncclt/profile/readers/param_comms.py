@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ncclt.errors import TraceError
-from ncclt.profile.c10d import MOST_ELEMENTS, RecordedCall, Tensor, counts_of, ledger_of
+from ncclt.profile.c10d import MOST_ELEMENTS, RecordedCall, Tensor, build_ledger, count_messages
 from ncclt.profile.numbers import MOST_RANKS, parse_int
 from ncclt.profile.rank_files import RankFileReader, RankReading
-from ncclt.profile.source import Document, load_json, unmarked
+from ncclt.profile.source import Document, load_json, strip_mark
 from ncclt.profile.workload_builder import drop_answered_receives
 
 _KEY = re.compile(rb'"comms"\s*:')
@@ -35,7 +35,7 @@ class ParamCommsReader(RankFileReader):
 
     def begins(self, beginning: bytes) -> bool:
         """Return True for a list whose objects name a communication call."""
-        text = unmarked(beginning)
+        text = strip_mark(beginning)
         return text.startswith(b"[") and _KEY.search(text) is not None and any(key in text for key in _OTHER_KEYS)
 
     def read_rank(self, document: Document) -> RankReading:
@@ -49,13 +49,13 @@ class ParamCommsReader(RankFileReader):
         comms = [row for row in rows if isinstance(row, Mapping) and isinstance(row.get("comms"), str)]
         records = [record for place, row in enumerate(comms) if (record := _record(row, place)).name != _BATCH]
         strange = len(rows) - len(comms) - sum(isinstance(row, Mapping) and "compute" in row for row in rows)
-        ledger = ledger_of(records)
+        ledger = build_ledger(records)
         return RankReading(
             label=document.label,
             rank=_rank(comms),
             # A trace with one group shows a job of one group; with several, none is known to be all of it.
             world_size=max(ledger.group_sizes.values(), default=0) if len({r.group for r in records}) == 1 else 0,
-            calls=counts_of(drop_answered_receives(ledger.calls)),
+            calls=count_messages(drop_answered_receives(ledger.calls)),
             notes=(
                 "a comms trace has no durations",
                 *([f"left out: {strange} x entry that is neither communication nor compute"] if strange else []),

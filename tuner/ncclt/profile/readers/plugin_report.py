@@ -21,8 +21,8 @@ from ncclt.profile.reader import Call, Reader, Source
 from ncclt.profile.source import Document, lines
 from ncclt.profile.workload_builder import (
     check_bounded,
-    day_of,
-    joined,
+    format_day,
+    join_distinct,
     largest_group_notes,
 )
 
@@ -104,7 +104,7 @@ class PluginReportReader(Reader):
         _describe(source, reports, gpus=len(gpus))
 
 
-def per_step(workload: Workload, steps: int, said_by: str) -> Workload:
+def divide_by_steps(workload: Workload, steps: int, said_by: str) -> Workload:
     """Return a workload of reports, whose calls are those of a whole job, with calls per training step.
 
     Args:
@@ -204,12 +204,12 @@ def _describe(source: Source, reports: Sequence[CommunicatorReport], *, gpus: in
     for (collective, size, choice), calls in sum((report.asked for report in reports), Counter()).items():
         asked.add(collective, size, choice, calls)
     nodes = (int(r.head["nodes"]) for r in reports if r.head["ranks"] == source.world_size)
-    source.detail["nccl_version"] = joined(sorted(str(report.head["nccl"]) for report in reports))
+    source.detail["nccl_version"] = join_distinct(sorted(str(report.head["nccl"]) for report in reports))
     source.detail["nodes"] = str(max(nodes, default=""))
     source.detail["tables"] = ", ".join(sorted(_tables(reports)))
     source.detail["asked_for"] = asked.text()
     started = min(int(report.head["started_us"]) for report in reports)
-    source.created = day_of(started / 1e6)
+    source.created = format_day(started / 1e6)
     source.ranks = {int(report.head["launch_rank"]) for report in reports} - {-1}
     source.notes += [
         f"NCCL gives a tuner no dtype: messages are given in bytes, as {UNKNOWN_DTYPE}",

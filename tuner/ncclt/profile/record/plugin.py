@@ -16,7 +16,7 @@ from ncclt.core.workload import Workload
 from ncclt.errors import TraceError, UsageError
 from ncclt.nccl.tuner_plugin import LIBRARY_NAME
 from ncclt.profile import read_workload
-from ncclt.profile.readers.plugin_report import per_step
+from ncclt.profile.readers.plugin_report import divide_by_steps
 from ncclt.profile.record.ranks import RankReport
 
 FOLDER = "plugin"
@@ -106,10 +106,10 @@ def read_plugin_reports(
     workload = read_workload(reports, name=name, source="plugin_report")
     counted = {rank.steps_seen for rank in ranks if rank.steps_seen}
     if steps is not None:
-        workload = per_step(workload, steps, "as --steps says")
+        workload = divide_by_steps(workload, steps, "as --steps says")
     elif counted:
         spread = "" if len(counted) == 1 else f"; other ranks made {min(counted)} and more"
-        workload = per_step(workload, max(counted), f"counted by PyTorch's optimizers{spread}")
+        workload = divide_by_steps(workload, max(counted), f"counted by PyTorch's optimizers{spread}")
     notes = []
     if unfinished:
         notes.append(f"left out, as they were cut off while written: {unfinished} reports")

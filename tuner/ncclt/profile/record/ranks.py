@@ -66,7 +66,7 @@ def read_reports(folder: Path) -> tuple[RankReport, ...]:
     return tuple(sorted(reports, key=lambda report: (report.rank is None, report.rank or 0)))
 
 
-def overhead(reports: Sequence[RankReport]) -> Overhead | None:
+def measure_overhead(reports: Sequence[RankReport]) -> Overhead | None:
     """Compare the step times inside and outside of the window; None where no rank has both."""
     both = [r for r in reports if r.outside_s and r.inside_s]
     if not both:
@@ -84,7 +84,7 @@ def overhead(reports: Sequence[RankReport]) -> Overhead | None:
     )
 
 
-def why_no_trace(folder: Path, reports: Sequence[RankReport]) -> tuple[str, str]:
+def explain_missing_trace(folder: Path, reports: Sequence[RankReport]) -> tuple[str, str]:
     """Return the reason that no rank has written a trace, and the remedy."""
     failures = dict.fromkeys(failure for report in reports for failure in report.failures)
     if failures:
@@ -172,7 +172,7 @@ def read_step_times(folder: Path, *, steps: int) -> StepTimes:
 def _failure(folder: Path, reports: Sequence[RankReport], ranks: Sequence[RankReport], *, steps: int) -> str:
     failures = dict.fromkeys(text for report in reports for text in report.failures)
     if failures or not ranks:
-        return why_no_trace(folder, reports)[0]
+        return explain_missing_trace(folder, reports)[0]
     short = min(ranks, key=lambda rank: len(rank.inside_s))
     if len(short.inside_s) < steps:
         return f"the training ended after {short.steps_seen} steps, before or inside the {steps} that are measured"

@@ -15,7 +15,7 @@ from ncclt.profile import read_workload
 from ncclt.profile.record.command import run_foreground
 from ncclt.profile.record.plan import FOLDERS, RAW_FOLDERS, Method, RecordPlan
 from ncclt.profile.record.plugin import read_plugin_reports
-from ncclt.profile.record.ranks import Overhead, RankReport, overhead, read_reports, why_no_trace
+from ncclt.profile.record.ranks import Overhead, RankReport, explain_missing_trace, measure_overhead, read_reports
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +132,7 @@ def _read(plan: RecordPlan, folder: Path, *, name: str, exit_code: int) -> Recor
             except TraceError as error:
                 reasons.append((error.message, error.hint))
             else:
-                cost = overhead(reports)
+                cost = measure_overhead(reports)
                 return Recording(
                     exit_code=exit_code,
                     workload=_told(workload, cost, cut_short=any(r.state == "cut short" for r in reports)),
@@ -140,7 +140,7 @@ def _read(plan: RecordPlan, folder: Path, *, name: str, exit_code: int) -> Recor
                     failures=tuple(dict.fromkeys(f for report in reports for f in report.failures)),
                 )
         else:
-            reasons.append(why_no_trace(folder, reports))
+            reasons.append(explain_missing_trace(folder, reports))
     if "NCCL_DEBUG_FILE" in dict(plan.set_env):
         logs = [path for path in sorted((folder / "nccl").iterdir()) if path.stat().st_size]
         try:

@@ -76,7 +76,7 @@ class Difference:
         }
 
 
-def difference(before: Workload, after: Workload) -> Difference:
+def compare_workloads(before: Workload, after: Workload) -> Difference:
     """Compare what two workloads send; names, dates and notes do not count, calls may differ by rounding."""
     first, second = _by_message(before), _by_message(after)
     both = [m for m in first if m in second]

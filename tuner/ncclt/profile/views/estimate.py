@@ -150,7 +150,7 @@ Curve = tuple[tuple[int, float], ...]
 """(size in bytes, µs) in order of size."""
 
 
-def curves(measured: Iterable[Measurement]) -> dict[CurveKey, Curve]:
+def build_curves(measured: Iterable[Measurement]) -> dict[CurveKey, Curve]:
     """Return the median time by size of each kind of message; dtypes of one size count as one."""
     times: dict[CurveKey, dict[int, list[float]]] = {}
     for one in measured:
@@ -186,7 +186,7 @@ def estimate(
         carried = message.size_bytes * bus_factor(message.collective, message.group_size)
         at_links_us = latency_us(cluster, message) + carried / gbps / 1e3
         key = (message.collective, message.group_size, message.spans_nodes)
-        time_us, source = on_curve(measured.get(key, ()), message.size_bytes) or (at_links_us, Source.LINKS)
+        time_us, source = read_curve(measured.get(key, ()), message.size_bytes) or (at_links_us, Source.LINKS)
         rows.append(
             MessageTime(
                 message=message, calls_per_step=calls.calls_per_step, time_us=time_us, source=source, link_gbps=gbps
@@ -203,7 +203,7 @@ def estimate(
     )
 
 
-def on_curve(curve: Sequence[tuple[int, float]], size_bytes: int) -> tuple[float, Source] | None:
+def read_curve(curve: Sequence[tuple[int, float]], size_bytes: int) -> tuple[float, Source] | None:
     """Return the time of a size, µs, from a curve in order of size; None where the size lies beyond its ends."""
     for (size, time_us), (next_size, next_us) in pairwise(curve):
         if size < size_bytes < next_size:

@@ -39,7 +39,7 @@ class GainBound:
     speedup: float
 
 
-def merged(intervals: Iterable[Interval]) -> list[Interval]:
+def merge_intervals(intervals: Iterable[Interval]) -> list[Interval]:
     """Return the union of intervals as disjoint intervals in order; empty and reversed ones vanish."""
     union: list[Interval] = []
     for start, end in sorted(i for i in intervals if i[1] > i[0]):
@@ -50,8 +50,8 @@ def merged(intervals: Iterable[Interval]) -> list[Interval]:
     return union
 
 
-def overlaps(first: Sequence[Interval], second: Sequence[Interval]) -> list[Interval]:
-    """Return the intersection of two unions; each must be disjoint and in order, as `merged` returns them."""
+def intersect(first: Sequence[Interval], second: Sequence[Interval]) -> list[Interval]:
+    """Return the intersection of two unions; each must be disjoint and in order, as `merge_intervals` returns them."""
     found: list[Interval] = []
     i = j = 0
     while i < len(first) and j < len(second):
@@ -65,7 +65,7 @@ def overlaps(first: Sequence[Interval], second: Sequence[Interval]) -> list[Inte
     return found
 
 
-def exposures(
+def measure_exposure(
     communication: Iterable[Interval], compute: Iterable[Interval], windows: Sequence[Interval]
 ) -> list[Exposure]:
     """Measure the communication of one device that no compute covers, in each window.
@@ -75,8 +75,8 @@ def exposures(
         compute: when compute kernels ran on the same clock.
         windows: the training steps; what is outside them does not count. Empty = one that holds everything.
     """
-    sending = merged(communication)
-    hidden = overlaps(sending, merged(compute))
+    sending = merge_intervals(communication)
+    hidden = intersect(sending, merge_intervals(compute))
     return [
         Exposure(communication_us=total, exposed_us=max(0.0, total - total_us(_inside(hidden, window))))
         for window in windows or [(-inf, inf)]
@@ -84,7 +84,7 @@ def exposures(
     ]
 
 
-def gain_bound(workload: Workload) -> GainBound | None:
+def bound_gain(workload: Workload) -> GainBound | None:
     """Return the upper bound of the gain by tuning, None where the recording lacks the step time or the exposed part.
 
     Without any communication a step still takes its time minus the exposed part (Amdahl's law), so no NCCL setting
@@ -99,7 +99,7 @@ def gain_bound(workload: Workload) -> GainBound | None:
 def _inside(union: Sequence[Interval], window: Interval) -> list[Interval]:
     first = bisect_right(union, window[0], key=lambda interval: interval[1])
     last = bisect_left(union, window[1], key=lambda interval: interval[0])
-    return overlaps(union[first:last], merged([window]))
+    return intersect(union[first:last], merge_intervals([window]))
 
 
 def total_us(union: Iterable[Interval]) -> float:

@@ -50,7 +50,7 @@ class SizeClass:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CrossOver:
+class MedianSizes:
     """The size up to which the small messages make half of something.
 
     Attributes:
@@ -91,7 +91,7 @@ def histogram(workload: Workload) -> tuple[Bin, ...]:
     )
 
 
-def size_classes(workload: Workload) -> tuple[SizeClass, ...]:
+def group_by_size(workload: Workload) -> tuple[SizeClass, ...]:
     """Return calls and bytes of each collective by size class, most bytes first; empty classes are left out."""
     groups: dict[tuple[Collective, str], list[MessageCalls]] = {}
     for row in workload.messages:
@@ -109,18 +109,18 @@ def size_classes(workload: Workload) -> tuple[SizeClass, ...]:
     return tuple(sorted(found, key=lambda c: (-c.bytes_per_step, c.collective, c.name)))
 
 
-def cross_over(workload: Workload) -> CrossOver:
+def find_median_sizes(workload: Workload) -> MedianSizes:
     """Return the sizes that split the calls, the bytes and the time of a workload in half."""
     rows = sorted(workload.messages, key=lambda row: row.message.size_bytes)
     timed = bool(workload.communication_us)
-    return CrossOver(
+    return MedianSizes(
         calls_bytes=_half(rows, lambda row: row.calls_per_step),
         bytes_bytes=_half(rows, lambda row: row.bytes_per_step),
         time_bytes=_half(rows, lambda row: row.calls_per_step * (row.recorded_us or 0.0)) if timed else None,
     )
 
 
-def traffic(workload: Workload) -> Traffic | None:
+def count_traffic(workload: Workload) -> Traffic | None:
     """Return the bytes on the wire of one step, None where a message's group size is not known.
 
     A rank sends size x bus factor (nccl-tests doc/PERFORMANCE.md); for broadcast and reduce in a group of n, n - 1

@@ -11,7 +11,7 @@ from ncclt.profile.numbers import parse_float
 from ncclt.profile.readers.kineto import reader as kineto
 from ncclt.profile.readers.kineto import stream as kineto_stream
 from ncclt.profile.readers.kineto.reader import KinetoReader
-from ncclt.profile.readers.kineto.trace import EventPicker, launches, rank_trace
+from ncclt.profile.readers.kineto.trace import EventPicker, find_launches, read_trace
 from ncclt.profile.source import documents, load_json
 from ncclt.profile.workload_builder import drop_answered_receives
 
@@ -112,7 +112,7 @@ def test_streaming_and_parsing_agree(tmp_path, monkeypatch, rows, writer, block)
     path = tmp_path / "trace.json"
     path.write_text(writer(rows, {"distributedInfo": {"rank": 1, "world_size": 4}, "baseTimeNanoseconds": 1}))
     for document in documents(path):
-        streamed, found = rank_trace(document), launches(document, {1, 2, 3})
+        streamed, found = read_trace(document), find_launches(document, {1, 2, 3})
         assert set(found) == {
             n
             for row in rows
@@ -134,9 +134,9 @@ def test_streaming_and_parsing_agree_on_real_traces(shared_data):
         parsed = {document.label: _full(document) for document in documents(path)}
         for document in documents(path):
             trace, rows = parsed[document.label]
-            assert rank_trace(document) == trace
+            assert read_trace(document) == trace
             wanted = {k.correlation for k in trace.kernels if k.correlation is not None}
-            found = launches(document, wanted)
+            found = find_launches(document, wanted)
             runtime = [r for r in rows if r.get("cat") in ("cuda_runtime", "cuda_driver", "Runtime")]
             assert set(found) == {r["args"]["correlation"] for r in runtime} & wanted
 
@@ -168,7 +168,7 @@ def test_only_launches_of_unexplained_kernels_are_looked_for(trace):
     trace.event("ncclDevKernel_X(x)", "kernel", correlation=1, **row["args"])
     asked = []
     for document in documents(trace.write()):
-        picked = rank_trace(document)
+        picked = read_trace(document)
     calls = drop_answered_receives(kineto._calls(picked).calls)
     times = kineto.kernel_times(picked, calls, find_launches=lambda numbers: asked.append(numbers) or {})
     assert asked == [set()]
@@ -185,6 +185,6 @@ def test_barriers_inside_barriers_cover_what_starts_in_any_of_them(trace):
         row = trace.comm("allreduce", 1)
         row.update(ts=outer["ts"] + offset, tid=thread)
     for document in documents(trace.write()):
-        picked = rank_trace(document)
+        picked = read_trace(document)
     found = [(e.start_us - outer["ts"], e.thread) for e in picked.comms if picked.in_barrier(e)]
     assert found == [(0, "1/1"), (60, "1/1"), (100, "1/1")]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from ncclt.profile.other_libraries import COPIES_BETWEEN_GPUS, is_nccl_kernel, other_library
-from ncclt.profile.views.exposure import Exposure, Interval, exposures, merged, overlaps, total_us
+from ncclt.profile.views.exposure import Exposure, Interval, intersect, measure_exposure, merge_intervals, total_us
 
 NO_KERNELS = "exposed communication is not known: no GPU kernels were recorded"
 NO_COMMUNICATION = "exposed communication is not known: no NCCL kernel was recorded in the training steps"
@@ -86,7 +86,7 @@ class KernelTimeline:
     @property
     def others_us(self) -> float:
         """Return the communication time of other libraries on the busiest GPU, µs."""
-        return max((total_us(merged(_pairs(device.others))) for device in self._devices.values()), default=0.0)
+        return max((total_us(merge_intervals(_pairs(device.others))) for device in self._devices.values()), default=0.0)
 
     def _add(self, kind: str, start_us: float, duration_us: float, device: str) -> None:
         end_us = start_us + duration_us
@@ -132,14 +132,17 @@ class KernelTimeline:
 
     def _copied_us(self, windows: Sequence[Interval]) -> float | None:
         """Return the copies of the busiest GPU per window, µs; None without windows, or where none was recorded."""
-        inside = [overlaps(merged(_pairs(device.copies)), merged(windows)) for device in self._devices.values()]
+        inside = [
+            intersect(merge_intervals(_pairs(device.copies)), merge_intervals(windows))
+            for device in self._devices.values()
+        ]
         longest_us = max(total_us(one) for one in inside)
         return longest_us / len(windows) if windows and longest_us else None
 
     def _least(self, windows: Sequence[Interval]) -> Exposure | None:
         """Return the median step of the least exposed GPU; None where no GPU sends that also computes."""
         seen = [
-            exposures(_pairs(device.communication), _pairs(device.compute), windows)
+            measure_exposure(_pairs(device.communication), _pairs(device.compute), windows)
             for device in self._devices.values()
             if device.compute or device.others
         ]

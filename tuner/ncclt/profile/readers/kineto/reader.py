@@ -27,11 +27,11 @@ from ncclt.profile.readers.kineto.calls import (
 )
 from ncclt.profile.readers.kineto.exposure import KernelTimeline, RankExposure, least_exposed, mean_exposure
 from ncclt.profile.readers.kineto.kernels import KernelTimes, calls_in_steps, kernel_times, step_timeline
-from ncclt.profile.readers.kineto.trace import RankTrace, launches, rank_trace
+from ncclt.profile.readers.kineto.trace import RankTrace, find_launches, read_trace
 from ncclt.profile.roles import RankRoles
-from ncclt.profile.source import Document, unmarked
+from ncclt.profile.source import Document, strip_mark
 from ncclt.profile.unsupported import XLA_TRACE
-from ncclt.profile.workload_builder import drop_answered_receives, reasons
+from ncclt.profile.workload_builder import count_reasons, drop_answered_receives
 
 _OPERATORS, _KERNELS = "metadata of record_param_comms", "metadata of NCCL kernels"
 
@@ -88,7 +88,7 @@ class KinetoReader(RankFileReader):
 
     def begins(self, beginning: bytes) -> bool:
         """Return True for a trace of PyTorch, and not of XLA, which has the same layout."""
-        text = unmarked(beginning)
+        text = strip_mark(beginning)
         if not text.startswith(b"{") or XLA_TRACE.match(text):
             return False
         # Files cut by hand keep little but the events; the head of a huge job can push the events out of our sight.
@@ -96,11 +96,11 @@ class KinetoReader(RankFileReader):
 
     def read_rank(self, document: Document) -> KinetoReading:
         """Read the trace of one rank."""
-        trace = rank_trace(document)
+        trace = read_trace(document)
         book, job = _calls(trace), trace.job
         calls = drop_answered_receives(book.calls)
         steps = calls_in_steps(calls, trace.steps, trace.optimizers, on_gpu=book.source == _KERNELS)
-        times = kernel_times(trace, calls, find_launches=partial(launches, document))
+        times = kernel_times(trace, calls, find_launches=partial(find_launches, document))
         exposure = trace.timeline.exposure(steps.ranges)
         return KinetoReading(
             label=trace.label,
@@ -171,7 +171,7 @@ class KinetoReader(RankFileReader):
         left_out = sorted({note for rank in ranks for note in rank.notes if note.startswith("left out")})
         others = sum((rank.libraries for rank in ranks), Counter[str]())
         if others and not kernels:
-            why = f"other libraries did the work ({', '.join(reasons(others))}), and no NCCL setting reaches them"
+            why = f"other libraries did the work ({', '.join(count_reasons(others))}), and no NCCL setting reaches them"
             hint = NCCL_INSTEAD
         elif kernels or events:
             seen = f"{kernels} NCCL kernels and {events} communication events, but none of them has a size"
@@ -203,5 +203,5 @@ def _others_note(timeline: KernelTimeline) -> str:
         return ""
     return (
         f"other libraries communicated for {timeline.others_us / 1e3:.2f} ms of the file "
-        f"({', '.join(reasons(timeline.libraries))}), and no NCCL setting reaches them"
+        f"({', '.join(count_reasons(timeline.libraries))}), and no NCCL setting reaches them"
     )

@@ -20,7 +20,7 @@ from ncclt.profile.readers.kineto.exposure import KernelTimeline
 from ncclt.profile.readers.kineto.stream import ESCAPED_ASCII, stream_trace
 from ncclt.profile.source import Document
 from ncclt.profile.steps import MARK, OPTIMIZER
-from ncclt.profile.workload_builder import day_of
+from ncclt.profile.workload_builder import format_day
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class KinetoJob:
         return start // self.node_gpus != (start + stride * (size - 1)) // self.node_gpus
 
 
-def job_of(document: Mapping[str, Any]) -> KinetoJob:
+def read_job(document: Mapping[str, Any]) -> KinetoJob:
     """Read the head of a trace; every field of it may be missing, and numbers may be strings."""
     info = document.get("distributedInfo")
     info = info if isinstance(info, Mapping) else {}
@@ -210,7 +210,7 @@ class RankTrace:
         return begun > 0 and event.start_us <= ends[begun - 1]
 
 
-def rank_trace(document: Document) -> RankTrace:
+def read_trace(document: Document) -> RankTrace:
     """Pick the communication events out of a trace, reading it from its beginning.
 
     Raises:
@@ -221,14 +221,14 @@ def rank_trace(document: Document) -> RankTrace:
     return picker.trace(head, document.label)
 
 
-def launches(document: Document, correlations: Set[int]) -> dict[int, Event]:
+def find_launches(document: Document, correlations: Set[int]) -> dict[int, Event]:
     """Return the CUDA calls with these correlations, reading the trace once more from its beginning.
 
     Where Kineto does not say which operator a kernel belongs to, the call that launched it does. It may stand
     anywhere in the file, before the kernel or behind it.
 
     Raises:
-        TraceError: as `rank_trace`.
+        TraceError: as `read_trace`.
     """
     found: dict[int, Event] = {}
 
@@ -294,7 +294,7 @@ class EventPicker:
                 steps.setdefault(int(match[1]), event)
         return RankTrace(
             label=label,
-            job=job_of(head),
+            job=read_job(head),
             steps=steps,
             barriers=_by_thread(events.pop("barriers")),
             timeline=self._timeline,
@@ -364,7 +364,7 @@ def _moment(row: Mapping[str, Any], key: str) -> float:
 
 def _date(first_us: float | None, base_ns: object) -> str:
     """Return the day of the first event: `ts` counts from baseTimeNanoseconds, before torch 2.3 from 1970."""
-    return day_of((first_us or 0.0) / 1e6 + (parse_float(base_ns) or 0.0) / 1e9)
+    return format_day((first_us or 0.0) / 1e6 + (parse_float(base_ns) or 0.0) / 1e9)
 
 
 KERNEL_CATEGORIES = frozenset({"kernel", "Kernel"})
