@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ncclt.measure.benchmarks import BENCHMARKS, benchmark_module
+from ncclt.measure.benchmarks import BENCHMARKS, create_benchmark
 from ncclt.measure.benchmarks.benchmark import Benchmark, BenchmarkCommand, CommandOutput
 from ncclt.measure.benchmarks.nccl_tests.benchmark import NcclTests
 from ncclt.measure.benchmarks.nccl_tests.features import NcclTestsFeatures
@@ -61,4 +61,4 @@ class TestTorchCollectives(BenchmarkContract):
 @pytest.mark.parametrize("name", sorted(BENCHMARKS))
 def test_every_benchmark_of_the_table_is_named_as_it_calls_itself(name):
     """The table's word, the module's benchmark and its own name are the same."""
-    assert benchmark_module(name).create().name == name
+    assert create_benchmark(name).name == name

@@ -4,8 +4,7 @@ import sys
 
 import pytest
 
-from ncclt.errors import NotFoundError, UsageError
-from ncclt.launch import LAUNCHERS, launcher_class, launcher_classes
+from ncclt.errors import UsageError
 from ncclt.launch.launcher import JobShape, LaunchPlan
 from ncclt.launch.local import LocalLauncher
 
@@ -56,15 +55,6 @@ def test_what_cannot_be_started_is_a_result(argv, exit_code):
     result = launcher.run(launcher.plan(argv, variables={}, timeout_s=60.0))
     assert result.exit_code == exit_code, "as a shell says it"
     assert f"cannot start {argv[0]}" in result.not_started
-
-
-def test_launchers_are_found_by_name():
-    """Ours are listed, an unknown one is refused with the known names."""
-    assert set(LAUNCHERS) <= set(launcher_classes())
-    assert launcher_class("local").name == "local"
-    with pytest.raises(NotFoundError) as caught:
-        launcher_class("lokal")
-    assert "local" in caught.value.hint
 
 
 @pytest.mark.parametrize("wrong", [{"nodes": 0}, {"processes_per_node": 0}, {"nodes": 2, "hosts": ("a",)}], ids=str)

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from ncclt import profile
 from ncclt.core.message import Collective, Message
 from ncclt.errors import MissingDependencyError, TraceError, UsageError
 from ncclt.profile import READERS, get_reader, read_workload, reader_names
@@ -232,13 +231,14 @@ class PairsReader(Reader):
 def test_reader_of_a_third_party_is_used_like_our_own(tmp_path, monkeypatch):
     point = EntryPoint(name="pairs", value="pairs_of_a_third_party:PairsReader", group="ncclt.readers")
     monkeypatch.setitem(sys.modules, "pairs_of_a_third_party", SimpleNamespace(PairsReader=PairsReader))
-    monkeypatch.setattr(profile, "entry_points", lambda *, group: [point] if group == point.group else [])
+    broken = EntryPoint(name="broken", value="no_such_module:Reader", group="ncclt.readers")
+    monkeypatch.setattr(
+        "importlib.metadata.entry_points", lambda *, group: [broken, point] if group == point.group else []
+    )
     path = tmp_path / "job"
     path.write_text("pair,8\npair,8\npair,16\n")
     workload = read_workload(path, name="x")
     assert [(m.message.size_bytes, m.calls_per_step) for m in workload.messages] == [(8, 2), (16, 1)]
     assert (workload.provenance.source, workload.provenance.whole_file) == ("pairs", True)
-    broken = EntryPoint(name="broken", value="no_such_module:Reader", group="ncclt.readers")
-    monkeypatch.setattr(profile, "entry_points", lambda *, group: [broken])
     with pytest.raises(MissingDependencyError, match="no_such_module"):
         get_reader("broken")

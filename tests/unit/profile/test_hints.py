@@ -115,6 +115,6 @@ def test_readers_that_a_hint_names_exist(tmp_path):
     with pytest.raises(NccltError) as error:
         read_workload(table, name="x", source="none-such")
 
-    named = error.value.hint.removeprefix("known are ").split(", ")
+    named = error.value.hint.removeprefix("known: ").split(", ")
     assert tuple(named) == reader_names()
     assert read_workload(table, name="x", source=next(one for one in named if "csv" in one)).messages

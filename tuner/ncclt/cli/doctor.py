@@ -142,10 +142,10 @@ def _recommended(model: str | None, cluster: str | None, storage: str | None) ->
 def _start(target: Target, cluster: Cluster | None) -> tuple[LogFacts, tuple[str, ...]]:
     from ncclt.core.message import Collective
     from ncclt.health.doctor.examine import start_log
-    from ncclt.launch import launcher_classes
+    from ncclt.launch import launcher_names
     from ncclt.measure.launched_testbed import benchmark_of, launcher_of
 
-    if target.launcher not in (known := launcher_classes()):
+    if target.launcher not in (known := launcher_names()):
         raise UsageError(
             f"unknown launcher {target.launcher!r} to start anything by", hint=f"one of {', '.join(known)}"
         )

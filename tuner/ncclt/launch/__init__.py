@@ -1,14 +1,14 @@
 """Launchers: each plans a launch and then performs it.
 
 A launcher is a class that keeps the contract of `ncclt.launch.launcher.Launcher`. The built-in ones are in `LAUNCHERS`;
-others are found under the entry-point group `ncclt.launchers`. A module is imported on demand.
+those of third parties are found under the entry-point group `ncclt.launchers`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ncclt.errors import NotFoundError
+from ncclt.class_table import ClassTable
 
 if TYPE_CHECKING:
     from ncclt.launch.launcher import Launcher
@@ -23,25 +23,25 @@ LAUNCHERS: dict[str, str] = {
 }
 """The built-in launchers: name -> class."""
 
+_TABLE = ClassTable(kind="launcher", group="ncclt.launchers", built_in=LAUNCHERS)
 
-def launcher_classes() -> dict[str, str]:
-    """Return every installed launcher, name -> class; a third party cannot replace a built-in one."""
-    from importlib.metadata import entry_points
 
-    return {point.name: point.value for point in entry_points(group="ncclt.launchers")} | LAUNCHERS
+def launcher_names() -> tuple[str, ...]:
+    """Return the names of all launchers, the built-in ones first; none is imported."""
+    return _TABLE.names()
 
 
 def launcher_class(name: str) -> type[Launcher]:
     """Import the class of a launcher.
 
     Raises:
-        NotFoundError: no launcher has that name.
+        UsageError: no launcher has this name.
+        MissingDependencyError: a third party's launcher cannot be imported.
     """
-    from importlib import import_module
-
-    classes = LAUNCHERS if name in LAUNCHERS else launcher_classes()
-    if name not in classes:
-        raise NotFoundError(f"unknown launcher {name!r}", hint=f"known are {', '.join(sorted(classes))}")
-    module, _, attribute = classes[name].partition(":")
-    found: type[Launcher] = getattr(import_module(module), attribute)
+    found: type[Launcher] = _TABLE.load(name)
     return found
+
+
+def load_launchers() -> dict[str, type[Launcher]]:
+    """Return the classes of all launchers by name; a third party's that cannot be imported is reported and skipped."""
+    return {name: launcher_class(name) for name in LAUNCHERS} | dict(_TABLE.load_third_party())

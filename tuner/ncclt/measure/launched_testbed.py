@@ -18,7 +18,7 @@ from ncclt.errors import UsageError
 from ncclt.launch.hostfile import granted_hosts
 from ncclt.launch.launcher import JobShape, Launcher
 from ncclt.measure import LaunchedRunner, PersistentRunner, SamplingLimit
-from ncclt.measure.benchmarks import benchmark_module
+from ncclt.measure.benchmarks import create_benchmark
 from ncclt.measure.benchmarks.benchmark import Benchmark
 from ncclt.measure.runner import RunnerParts, asking
 from ncclt.measure.table_runner import TableRunner
@@ -184,7 +184,8 @@ def benchmark_of(
     """
     name = target.benchmark_name
     if name == "torch_collectives":
-        torch: Benchmark = benchmark_module(name).create(
+        torch = create_benchmark(
+            name,
             backend=target.backend,
             python=target.python,
             beside=target.beside,
@@ -192,9 +193,7 @@ def benchmark_of(
         )
         return torch, (f"{_GLOO_IS_INERT}: this tries the way and tunes nothing",) if target.is_gloo else ()
     if name != "nccl_tests":
-        # A third party's takes no options.
-        other: Benchmark = benchmark_module(name).create()
-        return other, ()
+        return create_benchmark(name), ()
     from ncclt.measure.benchmarks.nccl_tests.features import LEAST, detect
 
     try:
@@ -209,7 +208,8 @@ def benchmark_of(
             hint="build them with `make MPI=1`, or use --benchmark torch_collectives",
         )
     starts_ranks = target.launcher_class.starts_ranks
-    tests: Benchmark = benchmark_module(name).create(
+    tests = create_benchmark(
+        name,
         folder=target.nccl_tests,
         features=features,
         processes=cluster.world_size if starts_ranks else 1,

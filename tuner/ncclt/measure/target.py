@@ -15,10 +15,10 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.option import Group, Option, options_of
 from ncclt.core.trial import NOT_LAUNCHED, TimesOrigin
 from ncclt.errors import UsageError
-from ncclt.launch import launcher_class, launcher_classes
+from ncclt.launch import launcher_class, launcher_names
 from ncclt.launch.hostfile import read_hostfile
 from ncclt.launch.launcher import Launcher, parse_options
-from ncclt.measure.benchmarks import BENCHMARKS, benchmark_modules
+from ncclt.measure.benchmarks import BENCHMARKS, benchmark_names
 from ncclt.nccl.tuner_plugin import LIBRARY_NAME
 from ncclt.nccl.tuner_plugin import find as find_plugin
 from ncclt.user_dirs import recorded_tables
@@ -215,11 +215,11 @@ class Target:
         Raises:
             UsageError: see above.
         """
-        if self.launcher and self.launcher not in (known := (*NOT_LAUNCHED, *launcher_classes())):
+        if self.launcher and self.launcher not in (known := (*NOT_LAUNCHED, *launcher_names())):
             raise UsageError(f"unknown launcher {self.launcher!r}", hint=f"one of {', '.join(known)}")
         # Finding third parties' benchmarks reads the metadata of every installed package.
-        if self.benchmark not in (None, *BENCHMARKS) and self.benchmark not in benchmark_modules():
-            raise UsageError(f"unknown benchmark {self.benchmark!r}", hint=f"one of {', '.join(benchmark_modules())}")
+        if self.benchmark not in (None, *BENCHMARKS) and self.benchmark not in benchmark_names():
+            raise UsageError(f"unknown benchmark {self.benchmark!r}", hint=f"one of {', '.join(benchmark_names())}")
 
     def _with_launcher(
         self, environ: Mapping[str, str], gpus_visible: Callable[[], bool], *, demo: bool, drill: bool

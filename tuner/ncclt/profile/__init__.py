@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
+from ncclt.class_table import ClassTable
 from ncclt.core.plural import count_noun
 from ncclt.core.workload import Provenance, Workload
-from ncclt.errors import MissingDependencyError, TraceError, UsageError
+from ncclt.errors import TraceError, UsageError
 from ncclt.nccl.parameters import SET_BY_RULES
 from ncclt.nccl.run_facts import RunFacts, read_run_facts
 from ncclt.profile.reader import Reader
@@ -49,7 +49,6 @@ READERS: dict[str, str] = {
 _MOST_VARIABLES = 20
 """Of those that a text states, in the provenance."""
 
-ENTRY_POINT_GROUP = "ncclt.readers"
 """Third parties add readers here; each entry point names a subclass of `Reader`."""
 
 
@@ -83,36 +82,23 @@ def read_workload(paths: Path | str | Sequence[Path | str], *, name: str, source
         return replace(workload, provenance=_with_facts(workload.provenance, found))
 
 
+_TABLE = ClassTable(kind="reader", group="ncclt.readers", built_in=READERS)
+
+
 def reader_names() -> tuple[str, ...]:
-    """Return the names of all readers, the built-in ones first."""
-    return (*READERS, *sorted(_third_party()))
+    """Return the names of all readers, the built-in ones first; none is imported."""
+    return _TABLE.names()
 
 
 def get_reader(name: str) -> Reader:
-    """Return one reader, importing it.
+    """Import a reader and create it.
 
     Raises:
         UsageError: no reader has this name.
         MissingDependencyError: a third party's reader cannot be imported.
     """
-    third_party = _third_party()
-    if name in READERS:
-        point = EntryPoint(name=name, value=READERS[name], group=ENTRY_POINT_GROUP)
-    elif name in third_party:
-        point = third_party[name]
-    else:
-        raise UsageError(f"unknown reader {name!r}", hint=f"known are {', '.join(reader_names())}")
-    try:
-        reader: Reader = point.load()()
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"the reader {name!r} cannot be imported: {error}", hint=f"install what {point.value} needs"
-        ) from error
+    reader: Reader = _TABLE.load(name)()
     return reader
-
-
-def _third_party() -> dict[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP) if point.name not in READERS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +170,8 @@ def _kinds(path: Path, named: Reader | None, candidates: Sequence[str], *, is_na
     """Return the readers of a file."""
     if named is not None:
         return [named.name] if is_named or named.recognises(path) else []
-    return _recognising(path, candidates) or _recognising(path, READERS) or _recognising(path, sorted(_third_party()))
+    third_party = (name for name, _ in _TABLE.load_third_party())
+    return _recognising(path, candidates) or _recognising(path, READERS) or _recognising(path, third_party)
 
 
 def _unknown(path: Path) -> TraceError:

@@ -12,7 +12,6 @@ from ncclt.measure.benchmarks.torch_collectives import (
     MEASURING,
     WORKER,
     TorchCollectives,
-    create,
     worker_word,
 )
 from ncclt.measure.benchmarks.torch_worker import ncclt_torch_measuring, ncclt_torch_worker
@@ -42,7 +41,7 @@ def _read(benchmark, messages, document, folder, *, stderr="", exit_code=0):
 def test_the_command_is_a_fixed_line(tmp_path):
     """One command for all messages, in their order; nothing in it needs a shell's quotes."""
     messages = [_message("all_gather", "bfloat16", 1 << 20, 8, True), _message()]
-    benchmark = create(backend="gloo", python="/opt/python", budget_s=0.25, timeout_s=60, beside="gemm")
+    benchmark = TorchCollectives(backend="gloo", python="/opt/python", budget_s=0.25, timeout_s=60, beside="gemm")
 
     (command,) = benchmark.commands(messages, folder=tmp_path)
 
@@ -116,7 +115,7 @@ def test_a_group_without_peers_is_refused(group_size):
 def test_options_without_sense_are_refused(options):
     """Before anything is launched."""
     with pytest.raises(UsageError):
-        create(**options)
+        TorchCollectives(**options)
 
 
 def test_the_worker_is_told_when_a_message_has_been_sampled_enough():

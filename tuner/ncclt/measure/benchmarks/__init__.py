@@ -1,39 +1,38 @@
-"""What runs: a benchmark builds a command and reads its result.
+"""Benchmarks: each builds commands and reads their results.
 
-A benchmark is one module with a function `create(**options) -> Benchmark`. The built-in ones are in `BENCHMARKS`;
-others are found under the entry-point group `ncclt.benchmarks`, whose value is such a module. A module is imported on
-demand.
+A benchmark is a class that keeps the contract of `ncclt.measure.benchmarks.benchmark.Benchmark`. The built-in ones are
+in `BENCHMARKS`; those of third parties, made without arguments, are found under the entry points `ncclt.benchmarks`.
 """
 
 from __future__ import annotations
 
-from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-from ncclt.errors import NotFoundError
+from ncclt.class_table import ClassTable
+
+if TYPE_CHECKING:
+    from ncclt.measure.benchmarks.benchmark import Benchmark
 
 BENCHMARKS: dict[str, str] = {
-    "nccl_tests": "ncclt.measure.benchmarks.nccl_tests.benchmark",
-    "torch_collectives": "ncclt.measure.benchmarks.torch_collectives",
+    "nccl_tests": "ncclt.measure.benchmarks.nccl_tests.benchmark:NcclTests",
+    "torch_collectives": "ncclt.measure.benchmarks.torch_collectives:TorchCollectives",
 }
-"""The built-in benchmarks: name -> module."""
+"""The built-in benchmarks: name -> class."""
+
+_TABLE = ClassTable(kind="benchmark", group="ncclt.benchmarks", built_in=BENCHMARKS)
 
 
-def benchmark_modules() -> dict[str, str]:
-    """Return every installed benchmark, name -> module; a third party cannot replace a built-in one."""
-    from importlib.metadata import entry_points
-
-    return {point.name: point.module for point in entry_points(group="ncclt.benchmarks")} | BENCHMARKS
+def benchmark_names() -> tuple[str, ...]:
+    """Return the names of all benchmarks, the built-in ones first; none is imported."""
+    return _TABLE.names()
 
 
-def benchmark_module(name: str) -> ModuleType:
-    """Import the module of a benchmark.
+def create_benchmark(name: str, **options: Any) -> Benchmark:
+    """Import a benchmark and create it.
 
     Raises:
-        NotFoundError: no benchmark has that name.
+        UsageError: no benchmark has this name, or it refuses an option.
+        MissingDependencyError: a third party's benchmark cannot be imported.
     """
-    from importlib import import_module
-
-    modules = benchmark_modules()
-    if name not in modules:
-        raise NotFoundError(f"unknown benchmark {name!r}", hint=f"known are {', '.join(sorted(modules))}")
-    return import_module(modules[name])
+    benchmark: Benchmark = _TABLE.load(name)(**options)
+    return benchmark

@@ -161,6 +161,3 @@ def worker_word(message: Message) -> str:
     carrier = CARRIERS.get(message.dtype, message.dtype)
     words = [message.collective, carrier, elements * size // DTYPE_SIZES[carrier], message.group_size]
     return ":".join(map(str, words)) + (":across" if message.spans_nodes else "")
-
-
-create = TorchCollectives

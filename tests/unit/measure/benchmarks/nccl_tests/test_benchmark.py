@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from ncclt.core.message import Collective, Message
-from ncclt.errors import BenchmarkError, NotFoundError, UsageError
-from ncclt.measure.benchmarks import BENCHMARKS, benchmark_module, benchmark_modules
+from ncclt.errors import BenchmarkError, UsageError
 from ncclt.measure.benchmarks.benchmark import BenchmarkCommand, CommandOutput
 from ncclt.measure.benchmarks.nccl_tests.benchmark import NcclTests
 from ncclt.measure.benchmarks.nccl_tests.features import LEAST, NcclTestsFeatures
@@ -338,12 +337,3 @@ def test_times_of_single_calls_are_the_samples(tmp_path):
     command.output_file.write_text((SAMPLES / "nccl_tests_v2.json").read_text())
     (measured,) = NcclTests().read(command, CommandOutput(exit_code=0, stdout="")).measurements
     assert measured.samples_us == (20.0, 22.0)
-
-
-def test_benchmarks_are_found_by_name():
-    """Ours are listed, an unknown one is refused with the known names."""
-    assert set(BENCHMARKS) <= set(benchmark_modules())
-    assert benchmark_module("nccl_tests").create().name == "nccl_tests"
-    with pytest.raises(NotFoundError) as caught:
-        benchmark_module("ncclests")
-    assert "nccl_tests" in caught.value.hint

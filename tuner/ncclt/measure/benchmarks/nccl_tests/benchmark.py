@@ -210,9 +210,6 @@ def _dtype_word(message: Message) -> str:
     return _DTYPE_WORDS[message.dtype]
 
 
-create = NcclTests
-
-
 def group_variables(message: Message, *, world_size: int, features: NcclTestsFeatures) -> tuple[tuple[str, str], ...]:
     """Return the variables that divide a job into groups of the message's size; all groups run at the same time.
 
