@@ -3,8 +3,7 @@
     python docs/screenshots.py [--out docs/images] [--store FILE.db] [--only map ...]
 
 Without --store a store is made by bench/rich_store.py, without the names that try to break a page. Its studies are made
-up, but for one recorded landscape that is really searched; the pictures show pages, not results. The jobs are queued
-and taken by a worker that launches nothing.
+up, but for one recorded landscape that is really searched; the pictures show pages, not results.
 """
 
 from __future__ import annotations
@@ -19,22 +18,17 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import uvicorn
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
-from ncclt.core.tuning_job import JobResult, JobState, TuningJob
 from ncclt.store import Store, open_store
-from ncclt.store.job_queue import JobQueue, JobReport, new_job_id, prepare, serve_jobs
 from ncclt_api.app import create_app
 
 ROOT = Path(__file__).parents[1]
-SIZES = {"wide": (1440, 900), "phone": (390, 844)}
+WIDTH, HEIGHT = 1440, 900
 MOST_BYTES = 150_000
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 STUDY = "10000aaaaaaa"
@@ -42,7 +36,7 @@ STUDY = "10000aaaaaaa"
 
 
 def shots(store: Store) -> dict[str, str]:
-    """Return the address of each picture by its name; the study is the newest tuned one that was measured."""
+    """Return the address of each picture by its name; the study is the fastest tuned one that was measured."""
     tuned = [
         pair.recommendation
         for pair in store.recommendations.pairs(cluster="hall-a")
@@ -51,68 +45,9 @@ def shots(store: Store) -> dict[str, str]:
     best = max(tuned, key=lambda one: one.table.verdict.speedup) if tuned else None
     return {
         "map": "/",
-        "changed": "/?days=30",
         "study": f"/studies/{best.study if best else STUDY}",
-        "recommendation": f"/recommendations/{best.id}" if best else "/",
         "cluster": "/clusters/hall-a",
-        "workload": "/workloads/chat-13b",
-        "compare": "/compare?model=chat-13b-r2&cluster=hall-a&cluster=hall-b&cluster=lab",
-        "jobs": "/jobs",
     }
-
-
-@contextmanager
-def queued(store: Store) -> Iterator[None]:
-    """Put jobs in every state into the queue; one of them runs until the block ends."""
-    study = store.studies.running()[0].study
-    cluster, ended = study.cluster.name, threading.Event()
-    base = TuningJob(id="", cluster=cluster, model=study.workload.name, trials=120, by="ann")
-    results: dict[str, JobResult] = {}
-
-    def job(minutes: int, **changes: Any) -> TuningJob:
-        created = (datetime.now(UTC) - timedelta(minutes=minutes)).isoformat(timespec="seconds")
-        return replace(base, id=new_job_id(), created=created, **changes)
-
-    def run(taken: TuningJob, _report: JobReport) -> JobResult:
-        if taken.id not in results:
-            ended.wait()
-        return results.get(taken.id, JobResult(state=JobState.CANCELLED))
-
-    jobs = []
-    for number, found in enumerate(store.recommendations.newest_each(cluster=cluster)[:2]):
-        verdict = found.table.verdict
-        jobs.append(job(600 - 60 * number, model=found.model))
-        results[jobs[-1].id] = JobResult(
-            state=JobState.DONE,
-            reason=verdict.reason,
-            study=found.study,
-            trials=76,
-            recommendation=found.id,
-            decision=verdict.decision.value,
-            simulated=found.simulated,
-            recorded=found.recorded,
-        )
-    failed = job(240, model="bert")
-    results[failed.id] = JobResult(state=JobState.FAILED, reason="two of its nodes left the cluster: node03, node07")
-    cancelled = job(130, model="bert-large", cluster="hall-b")
-    waiting = [job(31, cluster="hall-b", priority=2), job(3, cluster="hall-b", model="llama-7b", by="")]
-    jobs += [failed, cancelled, job(24, study=study.name), *waiting]
-    prepare(store.url)
-    with JobQueue(store.url) as queue:
-        queue.allow(cluster, at_once=len(jobs))
-        for one in jobs:
-            queue.submit(one)
-        queue.cancel(cancelled.id)
-        stop = serve_jobs(store.url, cluster, worker="login1-4242", run=run)
-        try:
-            while len(queue.statuses(cluster=cluster, state=JobState.QUEUED)) or any(
-                not queue.status(id).state.ended for id in results
-            ):
-                time.sleep(0.2)
-            yield
-        finally:
-            ended.set()
-            stop()
 
 
 @contextmanager
@@ -147,19 +82,18 @@ def take(store: Store, out: Path, only: list[str]) -> None:
     program = next(filter(None, map(shutil.which, BROWSERS)), None)
     if program is None:
         raise SystemExit(f"screenshots: none of {', '.join(BROWSERS)} is installed")
-    with queued(store), served(store) as address, sync_playwright() as playwright:
+    with served(store) as address, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
-        for size, (width, height) in SIZES.items():
-            page = browser.new_page(viewport={"width": width, "height": height}, color_scheme="light")
-            for name, path in shots(store).items():
-                if only and name not in only:
-                    continue
-                page.goto(address + path, wait_until="networkidle")
-                png = small(page.screenshot())
-                if len(png) > MOST_BYTES:
-                    raise SystemExit(f"screenshots: {name}-{size} has {len(png)} bytes")
-                (out / f"page-{name}-{size}.png").write_bytes(png)
-                sys.stdout.write(f"page-{name}-{size}.png {len(png)} bytes\n")
+        page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light")
+        for name, path in shots(store).items():
+            if only and name not in only:
+                continue
+            page.goto(address + path, wait_until="networkidle")
+            png = small(page.screenshot())
+            if len(png) > MOST_BYTES:
+                raise SystemExit(f"screenshots: {name} has {len(png)} bytes")
+            (out / f"page-{name}-wide.png").write_bytes(png)
+            sys.stdout.write(f"page-{name}-wide.png {len(png)} bytes\n")
         browser.close()
 
 

@@ -71,11 +71,10 @@ def store(tmp_path_factory):
 
 def tuned(store):
     """Return a revision that jobs of hall-a get and that has a command."""
-
-    from ncclt.deliver.render.delivery import choose_form
+    from ncclt.deliver.use import use_of
 
     served = store.recommendations.newest_each(cluster="hall-a")
-    return next(one for one in served if choose_form(one).command)
+    return next(one for one in served if use_of(one).command)
 
 
 @pytest.fixture(scope="module")

@@ -24,12 +24,3 @@ def test_what_is_named_exists(column, folders):
     missing = [path for path in sorted(named) if not any((ROOT / folder / path).is_file() for folder in folders)]
     assert named
     assert missing == []
-
-
-def test_names_in_code_exist():
-    """As in `cli/run.py`: `main`."""
-    for code, _ in ROWS:
-        for path, names in re.findall(r"`([\w/]+\.py)`: ((?:`\w+`(?:, )?)+)", code):
-            text = (ROOT / "tuner" / "ncclt" / path).read_text()
-            for name in re.findall(r"`(\w+)`", names):
-                assert re.search(rf"\b(?:def|class) {name}\b|^{name} =|    {name}:", text, re.MULTILINE), (path, name)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from ncclt.core.recommendation import Recommendation
 from ncclt.core.revision import RevisionState, RevisionStatus
-from ncclt.deliver.render.delivery import deliver_table, deliver_variables, job_options
+from ncclt.deliver.render.delivery import by_table, by_variables
 from ncclt.deliver.render.formats import FORMATS, TABLE_FORMATS, render
+from ncclt.deliver.use import job_options
 from ncclt.errors import NccltError
 
 _FOR: dict[str, tuple[str, str]] = {
@@ -99,8 +100,8 @@ def _find_obstacle(found: Recommendation, form: str) -> str:
     """Return the reason why a form sets nothing; empty where it sets something."""
     if found.table.effective.is_default and (found.variables is None or found.variables.effective.is_default):
         return "keeping the NCCL default"
-    if form == "variables" and not deliver_variables(found).variables:
+    if form == "variables" and not by_variables(found).variables:
         return "plain variables cannot express the validated policy: use the tuner table"
-    if form == "table" and not deliver_table(found).rules:
+    if form == "table" and not by_table(found).rules:
         return "the validated policy needs no table: use plain variables"
     return ""

@@ -167,5 +167,5 @@ class Study(Documented):
 
     @property
     def origin(self) -> TimesOrigin:
-        """Return the origin of its times."""
+        """Return where its times come from."""
         return times_origin(self.launcher, simulated=self.simulated)

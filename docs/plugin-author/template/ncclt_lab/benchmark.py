@@ -42,6 +42,3 @@ class LabCopy:
 
 def _word(message: Message) -> str:
     return f"{message.collective}:{message.dtype}:{message.size_bytes}:{message.group_size}"
-
-
-create = LabCopy

@@ -1,10 +1,9 @@
 """Reader of communication logs with lines such as `lab-comm rank=0 step=1 all_reduce bfloat16 26214400 group=8`."""
 
 import re
-from collections import Counter
 from collections.abc import Iterator
 
-from ncclt.core.message import Collective, Message
+from ncclt.core.message import Collective, Message, parse_dtype
 from ncclt.errors import TraceError
 from ncclt.profile.reader import Call, Reader, Source
 
@@ -15,33 +14,33 @@ _LINE = re.compile(
 
 
 class LabReader(Reader):
-    """Reader of the logs of one job, one file per rank."""
+    """Reader of one log per rank."""
 
     name = "lab_log"
-    empty = "no lab-comm lines"
+    empty = "there is no lab-comm line"
     hint = "start the job with LAB_LOG=comm"
 
     def begins(self, beginning: bytes) -> bool:
-        """Return True for a line of the log near the beginning of a file."""
+        """Return True for a document with a line of the log near its beginning."""
         return _LINE.search(beginning) is not None
 
     def calls(self, source: Source) -> Iterator[Call]:
-        """Yield the calls of every rank."""
-        steps: set[int] = set()
-        for document in source.documents():  # unpacks archives and removes what launchers print before each line
-            counts: Counter[tuple[int, Message]] = Counter()
-            for line in document.stream:
-                if match := _LINE.search(line):
-                    rank, step, collective, dtype, size, group = (one.decode() for one in match.groups())
-                    message = Message(
-                        collective=Collective(collective), dtype=dtype, size_bytes=int(size), group_size=int(group)
-                    )
-                    counts[int(rank), message] += 1
-                    steps.add(int(step))
-            ranks = {rank for rank, _message in counts}
-            if twice := source.ranks & ranks:
+        """Yield one call per line, then state the steps and ranks that were read."""
+        steps: set[bytes] = set()
+        for document in source.documents():
+            here: set[int] = set()
+            for match in filter(None, map(_LINE.search, document.stream)):
+                rank, step, collective, dtype, size_bytes, group_size = match.groups()
+                here.add(int(rank))
+                steps.add(step)
+                message = Message(
+                    collective=Collective(collective.decode()),
+                    dtype=parse_dtype(dtype.decode()),
+                    size_bytes=int(size_bytes),
+                    group_size=int(group_size),
+                )
+                yield Call(message=message, rank=int(rank))
+            if twice := source.ranks & here:
                 raise TraceError(f"rank {min(twice)} is in two files", hint="give one file per rank")
-            source.ranks |= ranks
-            for (rank, message), count in counts.items():
-                yield Call(message=message, rank=rank, count=count)
+            source.ranks |= here
         source.steps, source.whole_file = len(steps), False

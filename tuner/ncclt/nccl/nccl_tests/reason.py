@@ -1,4 +1,4 @@
-"""Reason why a run of nccl-tests has no result, from its output and its launcher's."""
+"""Why a run of nccl-tests has no result, read from what it and its launcher printed."""
 
 from __future__ import annotations
 
