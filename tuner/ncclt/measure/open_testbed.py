@@ -16,7 +16,7 @@ from ncclt.measure.testbed import Testbed, replayed_testbed, simulated_testbed
 from ncclt.user_dirs import recorded_tables
 
 
-class Clusters(Port):
+class ClusterLookup(Port):
     """Catalogue of clusters, as that of a store."""
 
     def get(self, name: str) -> Cluster:
@@ -27,7 +27,7 @@ class Clusters(Port):
         """
 
 
-def chosen_cluster(target: Target, clusters: Clusters) -> Cluster:
+def chosen_cluster(target: Target, clusters: ClusterLookup) -> Cluster:
     """Return the cluster that is measured, sized to the job.
 
     Raises:
@@ -43,7 +43,7 @@ def chosen_cluster(target: Target, clusters: Clusters) -> Cluster:
 
 def open_testbed(
     target: Target,
-    clusters: Clusters,
+    clusters: ClusterLookup,
     workload: Workload,
     *,
     environ: Mapping[str, str],

@@ -1,4 +1,4 @@
-"""What every benchmark must do: subclass this in a test module and return a benchmark and an output it can read."""
+"""Contract of benchmarks: subclass it in a test module and return a benchmark and an output that it can read."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import pytest
 from ncclt.core.message import Collective, Message
 from ncclt.errors import BenchmarkError
 from ncclt.measure.benchmarks.benchmark import Benchmark, BenchmarkCommand, CommandOutput
+from ncclt.testing.watchdog import WatchedContract
 
 
-class BenchmarkContract(ABC):
+class BenchmarkContract(WatchedContract, ABC):
     """Tests of the contract in `ncclt.measure.benchmarks.benchmark.Benchmark`."""
 
     @abstractmethod

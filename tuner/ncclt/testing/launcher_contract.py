@@ -1,4 +1,4 @@
-"""What every launcher must do: subclass this in a test module and return a launcher."""
+"""Contract of launchers: subclass it in a test module and return a launcher."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import secrets
 import sys
 from abc import ABC, abstractmethod
 
-from ncclt.launch.launcher import Launcher, LaunchResult
+import pytest
+
+from ncclt.errors import UsageError
+from ncclt.launch.launcher import Launcher, LaunchResult, parse_options
 from ncclt.launch.process.process_tree import members
+from ncclt.testing.watchdog import WatchedContract
 
 _PATIENT_S = 120.0
 
@@ -28,8 +32,10 @@ time.sleep(600)
 """Ignores SIGTERM, as does its grandchild, which has another session and another parent."""
 
 
-class LauncherContract(ABC):
+class LauncherContract(WatchedContract, ABC):
     """Tests of the contract in `ncclt.launch.launcher.Launcher`; the commands are Python of this environment."""
+
+    limit_s = 300.0
 
     @abstractmethod
     def launcher(self) -> Launcher:
@@ -42,6 +48,18 @@ class LauncherContract(ABC):
     def test_has_a_name(self) -> None:
         """The name is a word that can be typed."""
         assert self.launcher().name.isidentifier()
+
+    def test_attributes_are_readable_from_the_class(self) -> None:
+        """What differs from other launchers is known before one is created, and fits together."""
+        kind = type(self.launcher())
+        traits = ("shares_files", "starts_ranks", "needs_torch", "uses_allocation", "chooses_nodes", "reaches_back")
+        assert [name for name in traits if not isinstance(getattr(kind, name), bool)] == []
+        assert not (kind.shares_files and (kind.chooses_nodes or kind.uses_allocation))
+        keys = [option.key for option in kind.options]
+        assert len(keys) == len(set(keys))
+        assert [o.key for o in kind.options if not o.help or "=" in o.key or o.metavar != o.metavar.upper()] == []
+        with pytest.raises(UsageError, match="has no option 'no-such-option=1'"):
+            parse_options(kind, ["no-such-option=1"])
 
     def test_plan_is_pure(self) -> None:
         """The same request gives the same plan, and the plan contains everything that was requested."""

@@ -1,4 +1,4 @@
-"""What every reader must do: subclass `ReaderContract` and define three fixtures."""
+"""Contract of readers: subclass `ReaderContract` and define three fixtures."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ncclt.core.message import Message
 from ncclt.core.workload import Workload
 from ncclt.errors import TraceError
 from ncclt.profile.reader import Reader
+from ncclt.testing.watchdog import WatchedContract
 
 _FOREIGN = {"empty": b"", "text": b"one line of no log\n", "json": b'{"a": [1, 2]}', "bytes": bytes(range(256)) * 8}
 
@@ -71,7 +72,7 @@ def _is_text(content: bytes) -> bool:
     return b"\0" not in content and not content.startswith(b"\x80")
 
 
-class ReaderContract:
+class ReaderContract(WatchedContract):
     """The contract of `ncclt.profile.reader.Reader` as tests.
 
     Example:

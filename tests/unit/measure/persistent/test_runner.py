@@ -43,7 +43,7 @@ class PlayedRanks:
     answered, and bytes are written as they are.
     """
 
-    name = "torchrun"
+    name, reaches_back = "torchrun", True
     inherited = ()
 
     def __init__(self, *plays, version="2.30.7"):
