@@ -27,7 +27,7 @@ from ncclt.core.message import Message
 from ncclt.core.setting import Setting
 from ncclt.core.trial import Runner, TrialResult
 from ncclt.measure.testbed import Testbed, simulated_testbed
-from ncclt.pipeline.tune import TuneRequest, study_of
+from ncclt.pipeline.tune import TuneRequest, build_study
 from ncclt.search.loop import Progress, search
 from ncclt.search.optuna_study import OptunaStudy
 from ncclt.search.space import build_space
@@ -61,7 +61,7 @@ def ours(folder: Path, model: str, trials: int) -> dict[str, Any]:
         runner = TimedRunner(testbed.runner)
         request = TuneRequest(workload=store.workloads.get(model), budget=Budget(trials=trials, patience=0, seed=1))
         workload, _ = testbed.cut(request.workload)
-        study = store.studies.open(study_of(request, testbed, workload))
+        study = store.studies.open(build_study(request, testbed, workload))
         marks: list[float] = []
 
         def watch(_progress: Progress) -> None:

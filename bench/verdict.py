@@ -43,7 +43,7 @@ from ncclt.core.study import Arm
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.prove.interleave import prove
-from ncclt.prove.proof import proven
+from ncclt.prove.proof import build_policy_verdict
 from ncclt.prove.verdict import MAX_MESSAGE_LOSS, MIN_EFFECT
 from ncclt.testing.fakes import FakeTrialLog
 
@@ -391,7 +391,7 @@ def run_case(case: Case, *, studies: int, blocks: int, trials: int, seed: int) -
             interrupted=lambda: "",
             watch=lambda *_: None,
         )
-        found = proven(Arm.TABLE, policy, trial_log.trials(), workload, min_effect=MIN_EFFECT)
+        found = build_policy_verdict(Arm.TABLE, policy, trial_log.trials(), workload, min_effect=MIN_EFFECT)
         verdict = found.verdict
         decisions.append(verdict.decision)
         lengths.append(verdict.blocks)

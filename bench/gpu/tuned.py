@@ -34,7 +34,7 @@ from ncclt.deliver.render.table import render_table
 from ncclt.errors import NccltError
 from ncclt.measure.testbed import Testbed
 from ncclt.pipeline.tune import MessageRow, TuneRequest, TuneResult, tune
-from ncclt.prove.verdict import Pairs, interval_words
+from ncclt.prove.verdict import Pairs, format_interval
 from ncclt.search.loop import Progress
 from ncclt.store import open_store
 from ncclt.store.store import utc_now
@@ -61,7 +61,7 @@ class Printing:
         self._trial("confirm", trial, f"{done} of {total}")
 
     def proved(self, trial: Trial, blocks: int, pairs: Pairs | None) -> None:
-        gain = "" if pairs is None else f", {interval_words(pairs)} before it"
+        gain = "" if pairs is None else f", {format_interval(pairs)} before it"
         self._trial(f"prove {trial.arm}", trial, f"block {blocks + 1}{gain}")
 
     @staticmethod

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ncclt.prove.confidence import interval_of
+from ncclt.prove.confidence import estimate_interval
 from ncclt.prove.evidence import ArmLaunch
 from ncclt.prove.verdict import INTERVAL_ERROR
 from ncclt_api.pages.charts import Axis, Chart, ChartTable, Level, Line
@@ -33,7 +33,7 @@ def proof_charts(
     """Draw the proof of one arm; None before its first whole block.
 
     Args:
-        blocks: pairs of default and arm with the times that the verdict counts (`ncclt.prove.proof.counted`).
+        blocks: pairs of default and arm with the times that the verdict counts (`ncclt.prove.proof.average_unchanged`).
         min_effect: smallest gain that counts, as a share.
         per: unit of the times (`Workload.per`).
     """
@@ -87,7 +87,7 @@ def _closing_chart(pairs: list[tuple[float, float]], min_effect: float) -> Chart
     gains = [math.log(default / policy) for default, policy in pairs]
     blocks = len(pairs) // 2
     looks = sorted({1 + round(place * (blocks - 1) / max(1, MOST_LOOKS - 1)) for place in range(MOST_LOOKS)})
-    found = [interval_of(gains[: 2 * look], error=INTERVAL_ERROR) for look in looks]
+    found = [estimate_interval(gains[: 2 * look], error=INTERVAL_ERROR) for look in looks]
     last = found[-1]
     ends = [last.low, last.high, *(one.estimate for one in found)]
     reach = max(0.03, *(1.6 * abs(end - 1) for end in ends if 0 < end < 3))

@@ -14,7 +14,7 @@ from ncclt.core.study import Arm, Phase, Study, StudyState, Trial, median_scores
 from ncclt.core.workload import Workload
 from ncclt.prove.evidence import LAUNCHES_PER_BLOCK, ArmLaunch, LaunchEvidence, collect_evidence
 from ncclt.prove.payback import describe_cost
-from ncclt.prove.proof import counted
+from ncclt.prove.proof import average_unchanged
 from ncclt.prove.study_summary import StudySummary, summarize_study
 from ncclt.prove.verdict import block_speedups
 from ncclt_api.pages.charts import Chart
@@ -177,7 +177,7 @@ def study_view(
         curves=curves_of(study, shown) if default.of else (),
         shares=shares_chart(study, rows, compared),
         proof=proof_charts(
-            counted(evidence.whole_blocks(arm), study.workload),
+            average_unchanged(evidence.whole_blocks(arm), study.workload),
             min_effect=verdict.min_effect if verdict else MIN_EFFECT,
             per=study.workload.per,
         ),
@@ -280,7 +280,7 @@ def blocks_of(evidence: LaunchEvidence, workload: Workload) -> tuple[Block, ...]
     """Return the blocks of the last verification, in order; empty before it began."""
     ratios: dict[tuple[int, Arm], float] = {}
     for arm in {launch.arm for launch in evidence.launches} - {Arm.DEFAULT}:
-        pairs = counted(evidence.whole_blocks(arm), workload)
+        pairs = average_unchanged(evidence.whole_blocks(arm), workload)
         for first in range(0, len(pairs), LAUNCHES_PER_BLOCK):
             times_us = [_times_us(side) for side in zip(*pairs[first : first + LAUNCHES_PER_BLOCK], strict=True)]
             ratios[pairs[first][1].block // LAUNCHES_PER_BLOCK, arm] = block_speedups(*times_us)[0]

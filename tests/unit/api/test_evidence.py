@@ -8,7 +8,7 @@ from ncclt.core.recommendation import Decision, PolicyVerdict
 from ncclt.core.study import Arm
 from ncclt.core.trial import Outcome
 from ncclt.prove.evidence import collect_evidence
-from ncclt.prove.proof import pairs_of
+from ncclt.prove.proof import build_pairs
 from ncclt.prove.verdict import block_speedups
 from ncclt_api.pages.message_rows import best_setting_rows, policy_rows
 from ncclt_api.pages.study_view import blocks_of
@@ -18,7 +18,7 @@ def test_blocks_show_the_order_and_the_ratio_that_the_verdict_uses(samples):
     study = samples.study()
     evidence = collect_evidence(samples.verify_trials(study, first=24, blocks=3))
     blocks = blocks_of(evidence, study.workload)
-    pairs = pairs_of(Arm.TABLE, samples.POLICY, evidence.whole_blocks(Arm.TABLE), study.workload)
+    pairs = build_pairs(Arm.TABLE, samples.POLICY, evidence.whole_blocks(Arm.TABLE), study.workload)
     expected = block_speedups(pairs.default_us, pairs.policy_us)
     assert [block.order for block in blocks] == [(Arm.DEFAULT, Arm.TABLE, Arm.TABLE, Arm.DEFAULT)] * 3
     assert tuple(block.ratios[Arm.TABLE] for block in blocks) == expected

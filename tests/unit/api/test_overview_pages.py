@@ -15,7 +15,7 @@ from ncclt.core.recommendation import Decision, PolicyVerdict
 from ncclt.core.setting import DEFAULT
 from ncclt.core.study import StudyState
 from ncclt.core.trial import Outcome
-from ncclt.prove.verdict import nothing_better
+from ncclt.prove.verdict import keep_default
 from ncclt_api.app import create_app
 from ncclt_api.pages.wording import format_time
 
@@ -116,7 +116,7 @@ def test_a_stale_cell_promises_nothing(empty_store, empty_client, samples):
 
 
 def test_what_the_search_found_is_not_shown_beside_a_verdict_that_refused_it(empty_store, empty_client, samples):
-    kept = PolicyVerdict(policy=Policy(), verdict=nothing_better(8_000.0, why="below the minimum"))
+    kept = PolicyVerdict(policy=Policy(), verdict=keep_default(8_000.0, why="below the minimum"))
     publish(empty_store, samples, "aa", table=kept, plain=False)
     empty_store.studies.open(samples.study("bb", cluster_name="other", state=StudyState.INTERRUPTED))
     for study in ("aa", "bb"):

@@ -17,7 +17,7 @@ from ncclt.core.trial import Outcome
 from ncclt.prove.evidence import ArmLaunch, LaunchEvidence
 from ncclt.prove.interleave import prove
 from ncclt.prove.payback import Gain
-from ncclt.prove.proof import verdict_of
+from ncclt.prove.proof import judge_arm
 from ncclt.testing.fakes import FakeRunner, FakeTrialLog
 from ncclt.testing.samples import sample_recommendation
 from ncclt_api.app import create_app
@@ -371,7 +371,7 @@ def test_head_and_charts_show_the_arm_that_was_proven(study):
     arms = {Arm.DEFAULT: Policy(), Arm.VARIABLES: policy}
     prove(runner, study.workload, trial_log, arms, blocks=3, interrupted=lambda: False, watch=lambda *_: None)
     trials = trial_log.trials()
-    verdict = verdict_of(Arm.VARIABLES, policy, trials, study.workload, min_effect=0.02)
+    verdict = judge_arm(Arm.VARIABLES, policy, trials, study.workload, min_effect=0.02)
     assert verdict.decision is not Decision.TUNED
     form = PolicyVerdict(policy=policy, verdict=verdict)
     found = replace(sample_recommendation("r"), study=study.id, table=form, variables=form)

@@ -20,7 +20,7 @@ from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import NoRecommendationError
 from ncclt.measure.testbed import simulated_testbed
 from ncclt.prove.interleave import prove
-from ncclt.prove.proof import verdict_of
+from ncclt.prove.proof import judge_arm
 from ncclt.testing.fakes import FakeRunner, FakeTrialLog
 from ncclt.testing.samples import sample_cluster
 
@@ -47,7 +47,7 @@ def proven(command):
     runner = simulated_testbed(cluster, seed=7, reason="test").runner
     arms = {Arm.DEFAULT: Policy(), Arm.TABLE: RING}
     prove(runner, workload, trial_log, arms, blocks=6, interrupted=lambda: False, watch=lambda *_: None)
-    verdict = verdict_of(Arm.TABLE, RING, trial_log.trials(), workload, min_effect=0.02)
+    verdict = judge_arm(Arm.TABLE, RING, trial_log.trials(), workload, min_effect=0.02)
     study = Study(
         id="abc123",
         name="s",

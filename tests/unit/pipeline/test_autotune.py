@@ -11,13 +11,13 @@ from ncclt.launch.local import LocalLauncher
 from ncclt.measure.redact import words_without_secrets
 from ncclt.measure.target import Target
 from ncclt.pipeline.autotune import (
+    build_job_name,
+    choose_target,
     describe_ceiling,
-    hopeless,
-    last_comparison,
-    name_of_job,
+    explain_low_ceiling,
+    explain_no_comparison,
+    find_last_comparison,
     record_job,
-    target_of_job,
-    why_not_compared,
 )
 from ncclt.prove.comparison import Comparison
 from ncclt.store import open_store
@@ -27,7 +27,7 @@ TORCHRUN = ("torchrun", "--standalone", "--nproc-per-node=4", "train.py")
 
 
 def _name(tmp_path, argv=TORCHRUN, **environ):
-    return name_of_job(argv, environ=environ, folder=tmp_path)
+    return build_job_name(argv, environ=environ, folder=tmp_path)
 
 
 def test_another_job_has_another_name(tmp_path):
@@ -55,7 +55,7 @@ def test_names_without_a_script(tmp_path, argv, stem):
 
 
 def _target(target, argv=TORCHRUN, *, gpus=True, **environ):
-    return target_of_job(target, argv, environ=environ, gpus_visible=lambda: gpus)
+    return choose_target(target, argv, environ=environ, gpus_visible=lambda: gpus)
 
 
 def test_the_job_says_its_shape_and_brings_pytorch():
@@ -97,29 +97,31 @@ def test_launchers_of_all_nodes_may_start_several():
 def test_ceiling_is_the_exposed_share_of_the_step():
     unknown = sample_workload()
     assert "unknown" in describe_ceiling(unknown)
-    assert hopeless(unknown, min_effect=0.02) == ""
+    assert explain_low_ceiling(unknown, min_effect=0.02) == ""
     known = replace(unknown, step_time_us=200_000.0, exposed_us=11_800.0)
     assert describe_ceiling(known) == (
         "Upper bound on savings: 11.8 of 200 ms per step (5.9 % is exposed communication)"
     )
-    assert hopeless(known, min_effect=0.05) == ""
-    assert hopeless(known, min_effect=0.07).endswith("steps would be 6.3 % faster, less than the 7 % threshold")
-    assert hopeless(replace(known, exposed_us=0.0), min_effect=0.02)
-    assert hopeless(replace(known, exposed_us=300_000.0), min_effect=0.02) == ""
+    assert explain_low_ceiling(known, min_effect=0.05) == ""
+    assert explain_low_ceiling(known, min_effect=0.07).endswith(
+        "steps would be 6.3 % faster, less than the 7 % threshold"
+    )
+    assert explain_low_ceiling(replace(known, exposed_us=0.0), min_effect=0.02)
+    assert explain_low_ceiling(replace(known, exposed_us=300_000.0), min_effect=0.02) == ""
 
 
 def test_step_times_are_compared_where_a_measured_gain_meets_a_job():
     tuned = replace(sample_recommendation("a"), simulated=False, launcher="torchrun")
-    assert why_not_compared(tuned, TORCHRUN) == ""
-    assert "after --" in why_not_compared(tuned, ())
+    assert explain_no_comparison(tuned, TORCHRUN) == ""
+    assert "after --" in explain_no_comparison(tuned, ())
     for launcher in ("simulate", "replay"):
         unmeasured = replace(tuned, simulated=launcher == "simulate", launcher=launcher)
-        assert "on 2 x 4 real GPUs" in why_not_compared(unmeasured, TORCHRUN)
+        assert "on 2 x 4 real GPUs" in explain_no_comparison(unmeasured, TORCHRUN)
     kept = PolicyVerdict(
         policy=tuned.table.policy, verdict=replace(tuned.table.verdict, decision=Decision.KEEP_DEFAULT)
     )
-    assert "both sides" in why_not_compared(replace(tuned, table=kept), TORCHRUN)
-    assert why_not_compared(replace(tuned, table=kept, variables=tuned.table), TORCHRUN) == ""
+    assert "both sides" in explain_no_comparison(replace(tuned, table=kept), TORCHRUN)
+    assert explain_no_comparison(replace(tuned, table=kept, variables=tuned.table), TORCHRUN) == ""
 
 
 def test_a_comparison_counts_where_it_was_made_in_the_same_way(tmp_path):
@@ -145,14 +147,14 @@ def test_a_comparison_counts_where_it_was_made_in_the_same_way(tmp_path):
     )
     with open_store(f"sqlite:///{tmp_path / 's.db'}") as store:
         assert "verysecret" not in made.argv
-        assert last_comparison(store, recommendation, argv, how) is None
+        assert find_last_comparison(store, recommendation, argv, how) is None
         store.records.add_verification(replace(made, id="v0", base_argv=("old",)))
         store.records.add_verification(made)
-        assert last_comparison(store, recommendation, argv, how).id == "v1"
+        assert find_last_comparison(store, recommendation, argv, how).id == "v1"
         for other in (replace(how, steps=7), replace(how, warmup=7), replace(how, min_effect=0.01)):
-            assert last_comparison(store, recommendation, argv, other) is None
-        assert last_comparison(store, recommendation, TORCHRUN, how) is None
-        assert last_comparison(store, sample_recommendation("b"), argv, how) is None
+            assert find_last_comparison(store, recommendation, argv, other) is None
+        assert find_last_comparison(store, recommendation, TORCHRUN, how) is None
+        assert find_last_comparison(store, sample_recommendation("b"), argv, how) is None
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from ncclt.prove.confidence import centre_of, interval_of, log_capital
+from ncclt.prove.confidence import estimate_centre, estimate_interval, log_capital
 
 
 def null_ratios(rng, studies, pairs, *, tails, drift=0.0):
@@ -42,7 +42,7 @@ def test_one_outlier_costs_a_few_bets_and_not_the_proof():
     ratios[3] = -math.log(5)
 
     assert log_capital(ratios) >= math.log(100)
-    assert float(centre_of(ratios)) == pytest.approx(0.05)
+    assert float(estimate_centre(ratios)) == pytest.approx(0.05)
 
 
 def test_many_messages_are_bet_on_at_once_as_each_alone():
@@ -63,7 +63,7 @@ def test_less_is_won_against_a_higher_centre():
 
 def test_an_interval_ends_where_the_bets_turn():
     ratios = np.random.default_rng(4).normal(0.05, 0.02, 16)
-    interval = interval_of(list(ratios), error=0.05)
+    interval = estimate_interval(list(ratios), error=0.05)
 
     assert float(log_capital(ratios, math.log(interval.low))) == pytest.approx(math.log(40), abs=1e-6)
     assert float(log_capital(-ratios, -math.log(interval.high))) == pytest.approx(math.log(40), abs=1e-6)
@@ -71,7 +71,7 @@ def test_an_interval_ends_where_the_bets_turn():
 
 
 def test_few_pairs_bound_nothing():
-    interval = interval_of([0.1, 0.1], error=0.05)
+    interval = estimate_interval([0.1, 0.1], error=0.05)
 
     assert (interval.low, interval.high) == (0.0, math.inf)
     assert interval.estimate == pytest.approx(math.exp(0.1))
@@ -82,7 +82,7 @@ def test_the_interval_covers_the_truth_at_every_look():
     missed = 0
     for _ in range(150):
         ratios = rng.normal(0.05, 0.03, 24)
-        looks = (interval_of(list(ratios[:pairs]), error=0.05) for pairs in (8, 16, 24))
+        looks = (estimate_interval(list(ratios[:pairs]), error=0.05) for pairs in (8, 16, 24))
         missed += any(not look.low <= math.exp(0.05) <= look.high for look in looks)
 
     assert missed <= 12

@@ -11,7 +11,7 @@ from ncclt.core.study import Phase, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.nccl.compile import compile_policy
-from ncclt.prove.collapse import collapse
+from ncclt.prove.confirm import find_uniform_policy
 from ncclt.search.assemble import collect_times, expected_us
 
 V2_30, V2_31 = NcclVersion(2, 30, 7), NcclVersion(2, 31, 2)
@@ -57,9 +57,9 @@ def test_variables_that_harm_the_other_collective_are_not_proposed():
     def expressible(version):
         return lambda policy: compile_policy(policy, version=version, collectives=WORKLOAD.collectives).complete
 
-    assert collapse(times, WORKLOAD, version=V2_31, expressible=expressible(V2_31)) is None
+    assert find_uniform_policy(times, WORKLOAD, version=V2_31, expressible=expressible(V2_31)) is None
     # Before, nothing else had changed for all_gather: its 75 µs were noise about the default's.
-    assert collapse(times, WORKLOAD, version=V2_30, expressible=expressible(V2_30)) == FORCED
+    assert find_uniform_policy(times, WORKLOAD, version=V2_30, expressible=expressible(V2_30)) == FORCED
 
 
 def test_a_choice_that_was_measured_in_its_confined_form_alone_still_has_a_time():

@@ -9,7 +9,7 @@ from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, Phase
 from ncclt.core.trial import Outcome, TrialResult
 from ncclt.measure.trial import launch
-from ncclt.prove.confirm import CONFIRMED_LAUNCHES, candidates, confirm
+from ncclt.prove.confirm import CONFIRMED_LAUNCHES, choose_arms, confirm
 from ncclt.testing.fakes import FakePolicyRunner, FakeRunner, FakeTrialLog
 
 TREE_LL = Setting(algorithm=Algorithm.TREE, protocol=Protocol.LL)
@@ -147,7 +147,7 @@ def test_a_launch_of_the_table_confirms_all_its_settings(cluster, workload):
     small, large = by_size(workload)
     assert times.launches[TREE_LL] == {small: 3, large: 1}
     assert times.launches[RING_SIMPLE] == {small: 1, large: 3}
-    found = candidates(times, workload, runner, min_effect=0.02, with_variables=False).policies[Arm.TABLE]
+    found = choose_arms(times, workload, runner, min_effect=0.02, with_variables=False).policies[Arm.TABLE]
     assert [found.setting_for(message) for message in (small, large)] == [TREE_LL, RING_SIMPLE]
     assert runner.policies == [found] * 2, "what is proven is what was confirmed"
 
@@ -213,7 +213,7 @@ def test_a_confirmation_ends_though_every_finalist_turns_out_to_be_lucky(cluster
     times, trials = confirmed(runner, workload, trial_log)
 
     assert len(trials) == 3 * 4
-    found = candidates(times, workload, runner, min_effect=0.02, with_variables=False)
+    found = choose_arms(times, workload, runner, min_effect=0.02, with_variables=False)
     assert list(found.policies) == [Arm.DEFAULT]
     assert "was not confirmed by further launches; validation skipped" in found.why
 
@@ -227,7 +227,7 @@ def test_a_confirmed_gain_that_no_variable_delivers_is_not_called_unconfirmed(cl
         launch(runner, workload, trial_log, setting, phase=Phase.SEARCH)
 
     times, _ = confirmed(runner, workload, trial_log)
-    found = candidates(times, workload, runner, min_effect=0.02, with_variables=False)
+    found = choose_arms(times, workload, runner, min_effect=0.02, with_variables=False)
 
     assert list(found.policies) == [Arm.DEFAULT]
     assert found.why.startswith(
@@ -246,7 +246,7 @@ def test_what_only_rules_too_small_to_keep_lift_above_the_minimum_is_neither_con
 
     runner = FakePolicyRunner(cluster, time_of)
     times, trials = confirmed(runner, workload, searched(runner, workload), min_effect=0.03)
-    found = candidates(times, workload, runner, min_effect=0.03, with_variables=False)
+    found = choose_arms(times, workload, runner, min_effect=0.03, with_variables=False)
 
     assert not trials
     assert found.why == "predicted gain 3.0 % < 3 % threshold; validation skipped"

@@ -18,9 +18,9 @@ from ncclt.core.study import Arm, Phase
 from ncclt.core.trial import Outcome
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.measure.trial import launch
-from ncclt.prove.evidence import collect_evidence, last_verification
-from ncclt.prove.interleave import block_steps, launch_order, prove
-from ncclt.prove.proof import proof_notes, proven, running_verdicts, verdict_of
+from ncclt.prove.evidence import collect_evidence, last_proof
+from ncclt.prove.interleave import launch_order, plan_block, prove
+from ncclt.prove.proof import build_policy_verdict, describe_proof, judge_arm, running_verdicts
 from ncclt.testing.fakes import FakePolicyRunner, FakeRunner, FakeTrialLog
 
 TREE_LL = Setting(algorithm=Algorithm.TREE, protocol=Protocol.LL)
@@ -45,7 +45,7 @@ def proof(cluster, workload, time_of, *, trial_log=None, policies=POLICIES, inte
 
 
 def judged(trial_log, workload, arm=Arm.TABLE, policy=TABLE):
-    return verdict_of(arm, policy, trial_log.trials(), workload, min_effect=0.02)
+    return judge_arm(arm, policy, trial_log.trials(), workload, min_effect=0.02)
 
 
 def launches_of(trial_log, arm):
@@ -58,7 +58,7 @@ def noisy(time_of, sigma, seed=0):
 
 
 def test_without_a_plugin_every_arm_takes_one_launch_per_setting_of_the_policy(workload):
-    first = block_steps(POLICIES, workload, 0, whole=False)
+    first = plan_block(POLICIES, workload, 0, whole=False)
 
     assert sorted((s.block, s.arm, len(s.messages)) for s in first) == sorted(
         (pair, arm, 1) for pair in range(2) for arm in POLICIES for _ in range(2)
@@ -69,7 +69,7 @@ def test_without_a_plugin_every_arm_takes_one_launch_per_setting_of_the_policy(w
 
 
 def test_a_policy_that_is_applied_as_a_whole_takes_one_launch_and_the_default_too(workload):
-    first = block_steps(POLICIES, workload, 0, whole=True)
+    first = plan_block(POLICIES, workload, 0, whole=True)
 
     assert [(s.block, len(s.messages)) for s in first] == [(0, 2), (0, 2), (1, 2), (1, 2)]
     assert {(s.arm, s.block): s.policy for s in first} == {
@@ -85,7 +85,7 @@ def test_every_order_of_the_arms_is_equally_probable_in_every_pair(workload):
         assert all(150 < count < 250 for count in orders.values())
 
     def arms(seed):
-        return [s.arm for block in range(50) for s in block_steps(POLICIES, workload, block, whole=True, seed=seed)]
+        return [s.arm for block in range(50) for s in plan_block(POLICIES, workload, block, whole=True, seed=seed)]
 
     assert arms("a") == arms("a") != arms("b")
 
@@ -119,7 +119,7 @@ def test_a_proof_of_an_earlier_order_goes_on(cluster, workload, landscape):
     proof(cluster, workload, landscape, trial_log=trial_log, seed="now")
 
     assert list(trial_log.trials())[:13] == before
-    assert len(last_verification(trial_log.trials())) == len(trial_log.trials())
+    assert len(last_proof(trial_log.trials())) == len(trial_log.trials())
 
 
 def test_a_true_gain_is_proven_from_the_sums_of_the_parts(cluster, workload, landscape):
@@ -157,7 +157,7 @@ def test_one_disqualified_arm_does_not_stop_the_other(cluster, workload, landsca
 
 
 def test_a_default_that_fails_ends_the_proof(cluster, workload, landscape):
-    steps = [step for block in range(2) for step in block_steps(POLICIES, workload, block, whole=False)]
+    steps = [step for block in range(2) for step in plan_block(POLICIES, workload, block, whole=False)]
     last = next(number for number, step in enumerate(steps) if step.block == 2 and step.arm is Arm.DEFAULT)
 
     def breaks(setting, message, number):
@@ -230,7 +230,7 @@ def test_a_proof_of_another_policy_starts_anew(cluster, workload, landscape):
 
     proof(cluster, workload, landscape, trial_log=trial_log)
 
-    assert {t.setting for t in last_verification(trial_log.trials()) if t.arm is Arm.TABLE} == {DEFAULT, TREE_LL}
+    assert {t.setting for t in last_proof(trial_log.trials()) if t.arm is Arm.TABLE} == {DEFAULT, TREE_LL}
     assert judged(trial_log, workload).decision is Decision.TUNED
 
 
@@ -261,7 +261,7 @@ def test_more_search_makes_the_old_evidence_worthless(cluster, workload, landsca
     _, trial_log = proof(cluster, workload, landscape)
     launch(FakeRunner(cluster, landscape), workload, trial_log, TREE_LL, phase=Phase.SEARCH)
 
-    assert last_verification(trial_log.trials()) == []
+    assert last_proof(trial_log.trials()) == []
     assert collect_evidence(trial_log.trials()).launches == ()
 
 
@@ -285,11 +285,11 @@ def test_a_message_of_weight_that_loses_is_left_to_nccl_and_the_rest_is_delivere
         cluster, workload, losing_large(landscape), policies={Arm.DEFAULT: Policy(), Arm.TABLE: policy}
     )
 
-    found = proven(Arm.TABLE, policy, trial_log.trials(), workload, min_effect=0.02)
+    found = build_policy_verdict(Arm.TABLE, policy, trial_log.trials(), workload, min_effect=0.02)
     assert found.verdict.decision is Decision.TUNED
     assert found.policy == TABLE
-    assert verdict_of(Arm.TABLE, TABLE, trial_log.trials(), workload, min_effect=0.02) == found.verdict
-    (note,) = [n for n in proof_notes(trial_log.trials(), workload, found) if "left at the NCCL default" in n]
+    assert judge_arm(Arm.TABLE, TABLE, trial_log.trials(), workload, min_effect=0.02) == found.verdict
+    (note,) = [n for n in describe_proof(trial_log.trials(), workload, found) if "left at the NCCL default" in n]
     assert workload.messages[0].message.label in note
     assert workload.messages[1].message.label not in note
 
@@ -300,7 +300,7 @@ def test_where_no_message_can_be_left_out_one_that_loses_vetoes_the_policy(clust
         policy = Policy(rules=(*TABLE.rules, RING_LARGE), parameters=parameters)
         _, trial_log = proof(cluster, workload, losing_large(landscape), policies={Arm.DEFAULT: Policy(), arm: policy})
 
-        found = proven(arm, policy, trial_log.trials(), workload, min_effect=0.02)
+        found = build_policy_verdict(arm, policy, trial_log.trials(), workload, min_effect=0.02)
         assert found.verdict.decision is Decision.KEEP_DEFAULT
         assert "5.0 % slower, more than 3 %" in found.verdict.reason
         assert found.policy == policy

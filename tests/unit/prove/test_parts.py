@@ -14,7 +14,7 @@ from ncclt.core.study import Arm, Phase, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.core.workload import MessageCalls, Provenance, Workload, merge_workloads
 from ncclt.deliver.use import DeliveredForm
-from ncclt.prove.proof import verdict_of
+from ncclt.prove.proof import judge_arm
 from ncclt.prove.study_summary import measure_parts
 
 SMALL, LARGE = (
@@ -60,7 +60,7 @@ def proof(workload, pairs, *, arm=Arm.TABLE, policy=ALL):
 
 
 def gains(workload, trials, *, form=Form.TABLE, arm=Arm.TABLE, policy=ALL):
-    verdict = verdict_of(arm, policy, trials, workload, min_effect=0.02)
+    verdict = judge_arm(arm, policy, trials, workload, min_effect=0.02)
     use = DeliveredForm(form=form, proven=PolicyVerdict(policy=policy, verdict=verdict))
     return verdict, measure_parts(use, trials, workload)
 

@@ -8,7 +8,7 @@ from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.workload import MessageCalls, Provenance, Workload
-from ncclt.prove.probes import narrowed, probed, probes_of
+from ncclt.prove.probes import compare_probes, find_probes, narrow_rules
 
 KIB, MIB = 1 << 10, 1 << 20
 RING = Rule(
@@ -31,12 +31,12 @@ def workload(*messages):
 
 
 def sizes(policy, *messages, covers=lambda *_: True):
-    return [m.size_bytes / MIB for m in probes_of(policy, workload(*messages), covers=covers)]
+    return [m.size_bytes / MIB for m in find_probes(policy, workload(*messages), covers=covers)]
 
 
 def ends(rule, lost, won=(), own=(8 * MIB,)):
     slower = {message(size): True for size in lost} | {message(size): False for size in won}
-    left = narrowed(Policy(rules=(rule,)), workload(*map(message, own)), slower)
+    left = narrow_rules(Policy(rules=(rule,)), workload(*map(message, own)), slower)
     return [(part.min_bytes, part.max_bytes) for part in left.rules]
 
 
@@ -64,7 +64,7 @@ def test_open_ends_other_collectives_and_what_cannot_be_measured_are_not_probed(
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
 def test_a_probe_is_a_message_that_can_be_sent_to_all_ranks_and_stays_in_the_rule(dtype):
     rule = replace(RING, collective=Collective.ALL_GATHER, min_bytes=333 * KIB + 1, max_bytes=499 * KIB + 7)
-    found = probes_of(
+    found = find_probes(
         Policy(rules=(rule,)), workload(message(400 * KIB, Collective.ALL_GATHER, dtype)), covers=lambda *_: True
     )
     assert len(found) == 4
@@ -76,7 +76,7 @@ def test_a_probe_counts_where_a_rule_sent_it_and_both_sides_were_measured():
     policy, own = Policy(rules=(RING,)), workload(message(8 * MIB))
     default = {message(8 * MIB): 5.0, message(7 * MIB): 10.0, message(9 * MIB): 10.0, message(64 * MIB): 10.0}
     table = {message(8 * MIB): 9.0, message(7 * MIB): 10.1, message(9 * MIB): 10.0, message(64 * MIB): 11.0}
-    assert probed(policy, own, default, {**table, message(10 * MIB): 1.0}) == {
+    assert compare_probes(policy, own, default, {**table, message(10 * MIB): 1.0}) == {
         message(7 * MIB): True,
         message(9 * MIB): False,
     }
@@ -103,7 +103,7 @@ def test_messages_of_the_workload_keep_their_setting_whatever_lost():
     own = workload(message(7 * MIB), message(8 * MIB), message(11 * MIB))
     policy = Policy(rules=(RING,), parameters=(("BUFFSIZE", 1 << 22),))
     lost = {message(size): True for size in (6 * MIB, 7 * MIB + 32, 9 * MIB, 12 * MIB)}
-    left = narrowed(policy, own, lost)
+    left = narrow_rules(policy, own, lost)
     assert [left.setting_for(c.message) for c in own.messages] == [policy.setting_for(c.message) for c in own.messages]
     assert all(not left.setting_for(m).algorithm for m in lost)
     assert left.parameters == policy.parameters
@@ -118,6 +118,6 @@ def test_a_message_of_the_workload_that_lost_has_no_rule_and_the_rules_beside_it
 
 def test_a_loss_of_one_group_leaves_the_rules_of_others_alone():
     other = replace(RING, group_size=4)
-    left = narrowed(Policy(rules=(RING, other)), workload(message(8 * MIB)), {message(12 * MIB): True})
+    left = narrow_rules(Policy(rules=(RING, other)), workload(message(8 * MIB)), {message(12 * MIB): True})
     assert other in left.rules
     assert RING not in left.rules

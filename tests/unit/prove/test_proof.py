@@ -14,7 +14,7 @@ from ncclt.core.setting import Setting
 from ncclt.core.study import Arm, Phase, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.prove.evidence import collect_evidence
-from ncclt.prove.proof import counted, pairs_of, running_verdicts, verdict_of
+from ncclt.prove.proof import average_unchanged, build_pairs, judge_arm, running_verdicts
 from ncclt.prove.study_summary import proven_times_us
 
 TABLE = Policy(
@@ -55,7 +55,7 @@ def trials_of(workload, times, *, arm=Arm.TABLE, policy=TABLE, whole=True):
 
 def gains_of(trials, workload, *, arm=Arm.TABLE, policy=TABLE):
     blocks = collect_evidence(trials).whole_blocks(arm)
-    return pairs_of(arm, policy, blocks, workload).gains.tolist()
+    return build_pairs(arm, policy, blocks, workload).gains.tolist()
 
 
 def restless(pairs, seed=0, gain=1.0):
@@ -77,7 +77,7 @@ def test_what_is_left_to_nccl_counts_with_the_mean_of_both_launches(workload, wh
 
 def test_a_verdict_is_not_delayed_by_what_the_policy_leaves_alone(workload):
     times = [((200.0, large), (100.0, other)) for ((_, large), (_, other)) in restless(8)]
-    verdict = verdict_of(Arm.TABLE, TABLE, trials_of(workload, times), workload, min_effect=0.02)
+    verdict = judge_arm(Arm.TABLE, TABLE, trials_of(workload, times), workload, min_effect=0.02)
     assert verdict.decision is Decision.TUNED
     assert verdict.speedup == pytest.approx(3000 / 2000, rel=0.1)
 
@@ -107,14 +107,14 @@ def test_a_gain_that_the_times_of_all_messages_do_not_bear_out_is_not_delivered_
         times = [((40.0 * a, 1000.0 * a), (26.0 * b, 1000.0 * rest * b)) for a, b in noise]
         trials = trials_of(workload, times)
         assert len(set(gains_of(trials, workload))) == 8
-        verdict = verdict_of(Arm.TABLE, TABLE, trials, workload, min_effect=0.02)
+        verdict = judge_arm(Arm.TABLE, TABLE, trials, workload, min_effect=0.02)
         assert verdict.decision is decision
     assert "on messages with rules, but only" in verdict.reason
 
 
 def test_rows_of_what_is_left_to_nccl_are_the_same_on_both_sides_and_all_add_up(workload):
     trials = trials_of(workload, restless(8, gain=2.0))
-    verdict = verdict_of(Arm.TABLE, TABLE, trials, workload, min_effect=0.02)
+    verdict = judge_arm(Arm.TABLE, TABLE, trials, workload, min_effect=0.02)
     default_us, policy_us = proven_times_us(collect_evidence(trials), Arm.TABLE, verdict, workload)
     large, small = (calls.message for calls in workload.messages)
     if large.size_bytes < small.size_bytes:
@@ -127,7 +127,7 @@ def test_rows_of_what_is_left_to_nccl_are_the_same_on_both_sides_and_all_add_up(
 
 def test_rows_add_up_where_noise_is_larger_than_what_the_policy_changes(workload):
     trials = trials_of(workload, restless(8, gain=2.0))
-    verdict = replace(verdict_of(Arm.TABLE, TABLE, trials, workload, min_effect=0.02), speedup=1000.0)
+    verdict = replace(judge_arm(Arm.TABLE, TABLE, trials, workload, min_effect=0.02), speedup=1000.0)
     _, policy_us = proven_times_us(collect_evidence(trials), Arm.TABLE, verdict, workload)
     assert min(policy_us.values()) > 0
     found_us = sum(c.calls_per_step * policy_us[c.message] for c in workload.messages)
@@ -152,7 +152,7 @@ def test_a_policy_with_rules_for_all_messages_counts_as_measured(workload):
     assert gains_of(trials_of(workload, times, policy=everywhere), workload, policy=everywhere) == pytest.approx(
         expected
     )
-    assert counted((), workload) == ()
+    assert average_unchanged((), workload) == ()
 
 
 def test_every_block_shows_the_times_that_were_counted_then(workload):

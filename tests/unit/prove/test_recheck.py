@@ -16,7 +16,7 @@ from ncclt.core.trial import Outcome
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import InputError, NoRecommendationError, StudyStoppedError, UsageError
 from ncclt.prove.interleave import prove
-from ncclt.prove.proof import proven
+from ncclt.prove.proof import build_policy_verdict
 from ncclt.prove.recheck import RecheckRequest, compare, driver_before, recheck
 from ncclt.testing.fakes import FakeRunner, FakeTrialLog
 
@@ -83,7 +83,7 @@ def request_for(time_of):
         interrupted=lambda: False,
         watch=lambda *_: None,
     )
-    table = proven(Arm.TABLE, POLICY, trial_log.trials(), WORKLOAD, min_effect=0.02)
+    table = build_policy_verdict(Arm.TABLE, POLICY, trial_log.trials(), WORKLOAD, min_effect=0.02)
     assert table.verdict.decision is Decision.TUNED
     found = Recommendation(
         id="r1",

@@ -15,8 +15,8 @@ from ncclt.core.verification import Side, Verification
 from ncclt.errors import NodesLostError, NoRecommendationError, NotStartedError, StudyStoppedError, UsageError
 from ncclt.launch.launcher import LaunchPlan, LaunchResult
 from ncclt.prove.comparison import Comparison
-from ncclt.prove.proven_side import delivery, require_measurable
-from ncclt.prove.step_times import InterruptedComparisonError, VerifyRequest, resumable, verify
+from ncclt.prove.step_times import InterruptedComparisonError, VerifyRequest, can_resume, verify
+from ncclt.prove.tuned_arm import plan_tuned_arm, require_measurable
 from ncclt.testing.samples import RING, sample_recommendation
 
 
@@ -233,13 +233,13 @@ def test_interruption_leaves_whole_blocks_and_no_file(tmp_path, launched, kept):
     done = caught.value.done
     assert len(done.launches if done else ()) == kept
     if done:
-        assert resumable(done, Comparison())
+        assert can_resume(done, Comparison())
         resumed, launcher, _ = _verify(tmp_path, _by_side(0.11, 0.10), earlier=done.launches)
         assert len(launcher.plans) == 16 - kept
         assert resumed.launches[:kept] == done.launches
         assert [launch.order for launch in resumed.launches] == list(range(16))
         assert resumed.verdict.decision is Decision.TUNED
-        assert not resumable(resumed, Comparison()), "it is decided"
+        assert not can_resume(resumed, Comparison()), "it is decided"
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_a_recommendation_is_delivered_as_a_job_gets_it(tmp_path):
     plugin = tmp_path / "plugin.so"
 
     def given(recommendation, *, plugin=None, argv=("train",), **environ):
-        return delivery(recommendation, argv, environ=environ, plugin=plugin, folder=tmp_path)
+        return plan_tuned_arm(recommendation, argv, environ=environ, plugin=plugin, folder=tmp_path)
 
     handover = given(both, plugin=plugin)
     assert (handover.form, dict(handover.set_env)["NCCL_TUNER_PLUGIN"]) == (Form.TABLE, str(plugin))

@@ -8,7 +8,7 @@ import pytest
 
 from ncclt.core.message import Collective, Message
 from ncclt.core.recommendation import Decision, Verdict
-from ncclt.prove.verdict import Pairs, block_speedups, decide, judge, left_out, nothing_better
+from ncclt.prove.verdict import Pairs, block_speedups, decide, find_dropped_messages, judge, keep_default
 
 BROADCAST = Message(collective=Collective.BROADCAST, dtype="float32", size_bytes=4096, group_size=8)
 
@@ -153,8 +153,8 @@ def test_a_message_that_may_lose_too_much_holds_the_verdict_back():
 def test_a_message_that_can_be_left_out_holds_nothing_back(loss, sigma):
     pairs = replace(with_loss(launches(1, speedup=1.2, sigma=0.01), loss, sigma=sigma, messages=3), separable=True)
     assert judge(pairs).decision is Decision.TUNED
-    assert [message.size_bytes for message in left_out(pairs)] == [4096]
-    assert left_out(replace(pairs, separable=False)) == ()
+    assert [message.size_bytes for message in find_dropped_messages(pairs)] == [4096]
+    assert find_dropped_messages(replace(pairs, separable=False)) == ()
 
     alone = replace(pairs, losses=dict(list(pairs.losses.items())[:1]))
     verdict = judge(alone)
@@ -166,7 +166,7 @@ def test_the_worst_message_is_named_first():
     pairs = with_loss(launches(1, speedup=1.2, sigma=0.01), 0.05, sigma=0.005, messages=4)
     small, *_, large = pairs.losses
     losses = {**pairs.losses, large: tuple(log + 0.08 for log in pairs.losses[large])}
-    assert left_out(replace(pairs, losses=losses, separable=True)) == (large, small)
+    assert find_dropped_messages(replace(pairs, losses=losses, separable=True)) == (large, small)
 
 
 @pytest.mark.parametrize(("loss", "tuned", "kept"), [(0.0, (17, 20), (0, 1)), (0.25, (0, 1), (12, 20))])
@@ -215,7 +215,7 @@ def test_the_first_blocks_judge_as_they_did_when_they_were_all_there_was():
 
 
 def test_nothing_better_keeps_the_default():
-    verdict = nothing_better(12.0, why="none of 3 settings beats it")
+    verdict = keep_default(12.0, why="none of 3 settings beats it")
 
     assert (verdict.decision, verdict.speedup, verdict.blocks) == (Decision.KEEP_DEFAULT, 1.0, 0)
     assert verdict.interval == (1.0, 1.0)

@@ -14,7 +14,7 @@ from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Phase, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.core.workload import MessageCalls, Provenance, Workload
-from ncclt.prove.collapse import collapse
+from ncclt.prove.confirm import find_uniform_policy
 from ncclt.search.assemble import KEPT_GAIN, assemble, collect_times, expected_us, fastest_alone, finalists, rules_of
 from ncclt.search.noise import USUAL_SIGMA, launch_sigma
 
@@ -314,7 +314,7 @@ class TestCollapse:
             (TREE, {message(SMALL): 30.0, message(LARGE): 900.0}),
         )
 
-        policy = collapse(times, workload(SMALL, LARGE), version=VERSION, expressible=lambda _: True)
+        policy = find_uniform_policy(times, workload(SMALL, LARGE), version=VERSION, expressible=lambda _: True)
 
         assert policy is not None
         assert policy.is_uniform
@@ -327,7 +327,7 @@ class TestCollapse:
             (RING_LL, {message(SMALL): 10.0, message(LARGE): 3000.0}),
         )
 
-        assert collapse(times, workload(SMALL, LARGE), version=VERSION, expressible=lambda _: True) is None
+        assert find_uniform_policy(times, workload(SMALL, LARGE), version=VERSION, expressible=lambda _: True) is None
 
     def test_it_mixes_settings_over_collectives(self):
         reduce_, gather = message(SMALL), message(SMALL, Collective.ALL_GATHER)
@@ -340,7 +340,7 @@ class TestCollapse:
         )
         both = workload(SMALL, collectives=(Collective.ALL_REDUCE, Collective.ALL_GATHER))
 
-        policy = collapse(times, both, version=VERSION, expressible=lambda _: True)
+        policy = find_uniform_policy(times, both, version=VERSION, expressible=lambda _: True)
 
         assert policy is not None
         assert (policy.setting_for(reduce_), policy.setting_for(gather)) == (TREE, RING_LL)
@@ -349,7 +349,7 @@ class TestCollapse:
         ll128 = Setting(algorithm=Algorithm.RING, protocol=Protocol.LL128)
         times = measured((DEFAULT, {message(SMALL): 20.0}), (ll128, {message(SMALL): 5.0}))
 
-        assert collapse(times, workload(SMALL), version=VERSION, expressible=lambda _: True) is None
+        assert find_uniform_policy(times, workload(SMALL), version=VERSION, expressible=lambda _: True) is None
 
     def test_what_this_nccl_cannot_say_is_passed_over(self):
         times = measured(
@@ -359,7 +359,7 @@ class TestCollapse:
         def without_ll(policy):
             return all(rule.protocol is not Protocol.LL for rule in policy.rules)
 
-        policy = collapse(times, workload(SMALL), version=VERSION, expressible=without_ll)
+        policy = find_uniform_policy(times, workload(SMALL), version=VERSION, expressible=without_ll)
 
         assert policy is not None
         assert policy.setting_for(message(SMALL)) == TREE

@@ -149,7 +149,7 @@ def autotune(
     require_extra("tune")
     from ncclt.measure.launched_testbed import launched_testbed
     from ncclt.measure.open_testbed import chosen_cluster
-    from ncclt.pipeline.autotune import name_of_job, target_of_job
+    from ncclt.pipeline.autotune import build_job_name, choose_target
     from ncclt.store import open_store, open_to_read
     from ncclt.store.location import locate
 
@@ -165,8 +165,8 @@ def autotune(
     if model is not None:
         with open_to_read(storage, would_be_made=True) as store:
             store.workloads.get(model)  # an unknown name fails before a missing launcher or GPU
-    target = target_of_job(target, argv, environ=os.environ)
-    name = model or name_of_job(argv, environ=os.environ, folder=Path.cwd())
+    target = choose_target(target, argv, environ=os.environ)
+    name = model or build_job_name(argv, environ=os.environ, folder=Path.cwd())
     location = locate(storage)
     with open_to_read(storage, would_be_made=True) if dry_run else open_store(storage) as store:
         job = AutotuneRequest(
@@ -199,7 +199,7 @@ def _run(job: AutotuneRequest, store: Store, *, hidden: bool, as_json: bool) -> 
     from ncclt.cli.tune_view import print_result
     from ncclt.cli.verify import KEEP_BYTES
     from ncclt.launch.local import LocalLauncher
-    from ncclt.pipeline.autotune import describe_ceiling, hopeless, why_not_compared
+    from ncclt.pipeline.autotune import describe_ceiling, explain_low_ceiling, explain_no_comparison
 
     launcher = LocalLauncher(keep_env=job.target.keep_env, keep_bytes=KEEP_BYTES)
     workload = _workload(job, store, launcher, hidden=hidden)
@@ -207,7 +207,7 @@ def _run(job: AutotuneRequest, store: Store, *, hidden: bool, as_json: bool) -> 
     if not as_json:
         print_profile(workload, limit=5)
         print(describe_ceiling(workload))
-    if why := hopeless(workload, min_effect=job.budget.min_effect):
+    if why := explain_low_ceiling(workload, min_effect=job.budget.min_effect):
         if not job.force:
             end.show("keep-default", f"nothing to gain: {why} (--force tunes anyway)")
             return
@@ -231,7 +231,7 @@ def _run(job: AutotuneRequest, store: Store, *, hidden: bool, as_json: bool) -> 
         # Interrupted, or another worker of the same study does the rest; both were said.
         raise typer.Exit(0 if result.left else exit_code)
     end = replace(end, result=result)
-    if why := why_not_compared(found, job.argv):
+    if why := explain_no_comparison(found, job.argv):
         verdict = found.table.verdict
         end.show(verdict.decision.value, verdict.reason, why=why)
         return
@@ -350,16 +350,18 @@ def _compared(
 ) -> Verification:
     """Return the comparison of the job's step times, the stored one if it was made before."""
     from ncclt.cli.verify import compare
-    from ncclt.pipeline.autotune import last_comparison
-    from ncclt.prove.proven_side import proven_request
-    from ncclt.prove.step_times import resumable
+    from ncclt.pipeline.autotune import find_last_comparison
+    from ncclt.prove.step_times import can_resume
+    from ncclt.prove.tuned_arm import prepare_comparison
 
-    made = last_comparison(store, recommendation, job.argv, job.how)
-    if made is None or resumable(made, job.how):
+    made = find_last_comparison(store, recommendation, job.argv, job.how)
+    if made is None or can_resume(made, job.how):
         earlier = made.launches if made else ()
         if earlier and not hidden:
             say(f"ncclt: compare: resuming after {count_noun(len(earlier), 'stored launch', 'stored launches')}")
-        with proven_request(recommendation, job.argv, how=job.how, launcher=launcher, environ=os.environ) as request:
+        with prepare_comparison(
+            recommendation, job.argv, how=job.how, launcher=launcher, environ=os.environ
+        ) as request:
             made = compare(request, launcher, store, hidden=hidden, earlier=earlier)
     elif not hidden:
         say(f"ncclt: compare: showing the step times of {made.created}; `ncclt verify` compares again")
@@ -397,10 +399,10 @@ def _print_plan(job: AutotuneRequest, store: Store, *, as_json: bool) -> None:
 
 def _state(request: TuneRequest, testbed: Testbed, store: Store) -> str:
     """Return the state of the study, as it is stored."""
-    from ncclt.pipeline.tune import study_of
+    from ncclt.pipeline.tune import build_study
 
     workload, _notes = testbed.cut(request.workload)
     try:
-        return f"stored: {store.studies.get(study_of(request, testbed, workload).id).state}"
+        return f"stored: {store.studies.get(build_study(request, testbed, workload).id).state}"
     except NotFoundError:
         return "to do"

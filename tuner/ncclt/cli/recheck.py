@@ -62,7 +62,7 @@ def recheck(
     """
     from ncclt.core.study import Arm
     from ncclt.measure.open_testbed import open_testbed
-    from ncclt.prove.recheck import RecheckRequest, served_arm
+    from ncclt.prove.recheck import RecheckRequest, find_served_arm
     from ncclt.prove.recheck import recheck as run
     from ncclt.store import open_store
     from ncclt.store.shipped import is_demo
@@ -85,7 +85,7 @@ def recheck(
             tolerance=tolerance,
         )
         request = _with_history(request, store, target, testbed, new_driver=new_driver)
-        arm, served = served_arm(request.recommendation)
+        arm, served = find_served_arm(request.recommendation)
         if arm is Arm.TABLE:
             _require_expressible(served.policy, request, testbed)
         store.require_writable()

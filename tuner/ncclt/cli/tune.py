@@ -87,7 +87,7 @@ def tune(
     from ncclt.measure.open_testbed import chosen_cluster, open_testbed
 
     require_dry_run(full, dry_run=dry_run)
-    from ncclt.pipeline.tune import TuneRequest, find_finished, study_of
+    from ncclt.pipeline.tune import TuneRequest, build_study, find_finished
     from ncclt.store import open_store, open_to_read
     from ncclt.store.shipped import is_demo
 
@@ -118,7 +118,7 @@ def tune(
             )
             finished = find_finished(request, testbed, store)
             if finished is None or dry_run:
-                study = "" if budget.more else study_of(request, testbed, testbed.cut(request.workload)[0]).id
+                study = "" if budget.more else build_study(request, testbed, testbed.cut(request.workload)[0]).id
                 raise typer.Exit(submit_study(cluster, store, target, wait=not no_wait, study=study, dry_run=dry_run))
         else:
             testbed = open_testbed(
@@ -208,12 +208,12 @@ def _examine(cluster: Cluster, *, force: bool) -> None:
 def plan_of(request: TuneRequest, testbed: Testbed) -> dict[str, Any]:
     """Build the plan of a study without measuring or storing anything."""
     from ncclt.cli.tune_view import plan_document
-    from ncclt.pipeline.tune import study_of
+    from ncclt.pipeline.tune import build_study
     from ncclt.search.space import build_space
 
     workload, notes = testbed.cut(request.workload)
     space = build_space(testbed, workload, request.budget.process_wide)
-    study = study_of(request, testbed, workload)
+    study = build_study(request, testbed, workload)
     return plan_document(study, testbed, space, request, notes)
 
 

@@ -106,9 +106,9 @@ class TuneView:
     def proved(self, trial: Trial, blocks: int, pairs: Pairs | None) -> None:
         """Show one launch of the A/B test: its block, and the gain of the blocks before it."""
         if not self._hidden and blocks != self._block:
-            from ncclt.prove.verdict import interval_words
+            from ncclt.prove.verdict import format_interval
 
-            gain = f", {interval_words(pairs)} so far" if pairs is not None else ""
+            gain = f", {format_interval(pairs)} so far" if pairs is not None else ""
             self._block, self._proof = blocks, f"block {blocks + 1} of up to {self._blocks}{gain}"
         line = f"Validating: A/B test against the NCCL default, up to {count_noun(self._blocks, 'block')}"
         self._show("validate", line, self._proof, trial, share=(blocks, self._blocks))

@@ -94,8 +94,8 @@ def verify(
     from ncclt.launch.local import LocalLauncher
     from ncclt.launch.process.session import KEEP_BYTES as WHOLE
     from ncclt.measure.target import gpus_visible
-    from ncclt.prove.proven_side import proven_request, require_measurable
     from ncclt.prove.step_times import VerifyRequest, open_mpi_sides
+    from ncclt.prove.tuned_arm import prepare_comparison, require_measurable
     from ncclt.store import open_store
 
     launcher = LocalLauncher(keep_env=target.keep_env, keep_bytes=WHOLE if verbose else KEEP_BYTES)
@@ -126,7 +126,7 @@ def verify(
             )
         else:
             request = stack.enter_context(
-                proven_request(published, argv, how=how, launcher=launcher, environ=os.environ, planned=dry_run)
+                prepare_comparison(published, argv, how=how, launcher=launcher, environ=os.environ, planned=dry_run)
             )
         if dry_run:
             _print_plan(request, as_json=as_json)

@@ -23,12 +23,12 @@ from ncclt.profile.record.plan import Method, RecordPlan, plan_recording
 from ncclt.profile.record.session import Recording, make_folder, run_recording
 from ncclt.profile.views.exposure import bound_gain
 from ncclt.prove.comparison import Comparison
-from ncclt.prove.proven_side import has_gain, is_unmeasured
-from ncclt.prove.step_times import failure_of
+from ncclt.prove.step_times import describe_failure
+from ncclt.prove.tuned_arm import has_gain, is_unmeasured
 from ncclt.store.store import Store
 
 
-def name_of_job(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> str:
+def build_job_name(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> str:
     """Return the name under which a job's workload is kept: another job, another name.
 
     It depends on the command, the folder it runs in, the shape that its launcher gives it, and the content of the
@@ -47,7 +47,7 @@ def name_of_job(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path
     return f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', stem).strip('-.') or 'job'}-{mark}"
 
 
-def target_of_job(
+def choose_target(
     target: Target,
     argv: Sequence[str],
     *,
@@ -117,7 +117,7 @@ def record_job(
     def start(plan: RecordPlan) -> int:
         result = launcher.run(launcher.plan(plan.argv, variables=dict(plan.set_env), timeout_s=how.timeout_s))
         result.require_nodes()
-        if failure := failure_of(result, timeout_s=how.timeout_s):
+        if failure := describe_failure(result, timeout_s=how.timeout_s):
             raise StudyStoppedError(
                 f"the job failed while recording: {failure}", hint="check that the command runs by itself"
             )
@@ -154,7 +154,7 @@ def describe_ceiling(workload: Workload) -> str:
     )
 
 
-def hopeless(workload: Workload, *, min_effect: float) -> str:
+def explain_low_ceiling(workload: Workload, *, min_effect: float) -> str:
     """Return the reason why no tuning is worthwhile; empty where it may be."""
     bound = bound_gain(workload)
     if bound is None or bound.speedup - 1 >= min_effect:
@@ -165,7 +165,7 @@ def hopeless(workload: Workload, *, min_effect: float) -> str:
     )
 
 
-def why_not_compared(recommendation: Recommendation, argv: Sequence[str]) -> str:
+def explain_no_comparison(recommendation: Recommendation, argv: Sequence[str]) -> str:
     """Return the reason why step times are not compared; empty where they are."""
     if not has_gain(recommendation):
         return "Step times not compared: both sides would run with the NCCL default"
@@ -178,7 +178,7 @@ def why_not_compared(recommendation: Recommendation, argv: Sequence[str]) -> str
     return "" if argv else "Step times not compared: give the job's command after --"
 
 
-def last_comparison(
+def find_last_comparison(
     store: Store, recommendation: Recommendation, argv: Sequence[str], how: Comparison
 ) -> Verification | None:
     """Return the newest stored comparison of a job with this recommendation, made in the same way; None = none."""

@@ -30,14 +30,14 @@ from ncclt.core.workload import Workload
 from ncclt.errors import StudyStoppedError, UsageError, missing_dependency
 from ncclt.measure.testbed import Testbed
 from ncclt.measure.trial import searched, stored_default
-from ncclt.prove.confirm import Candidates, candidates, confirm, confirmed_times
+from ncclt.prove.confirm import ProofArms, choose_arms, confirm, confirmed_times
 from ncclt.prove.coverage import measure_coverage, require_coverage
 from ncclt.prove.interleave import prove
 from ncclt.prove.message_table import MessageRow, message_rows
 from ncclt.prove.payback import communication_effect
-from ncclt.prove.proof import proven
+from ncclt.prove.proof import build_policy_verdict
 from ncclt.prove.study_summary import StudySummary, summarize_study
-from ncclt.prove.verdict import Pairs, nothing_better
+from ncclt.prove.verdict import Pairs, keep_default
 from ncclt.search.assemble import Times
 from ncclt.search.loop import Progress, SearchEnd, search
 from ncclt.search.named_sampler import named_sampler
@@ -48,12 +48,12 @@ from ncclt.store.journal import StudyTrialLog
 from ncclt.store.store import Store
 
 _POLL_S = 0.5
-"""How often the worker that ends a study looks whether the others' last trials are in."""
+"""Pause between two looks for the last trials of other workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneRequest:
-    """What to tune and how much it may cost.
+    """Tuning request.
 
     Attributes:
         workload: as it is kept; `tune` places it on the cluster.
@@ -81,7 +81,7 @@ class TuneRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneResult:
-    """The outcome of a run of `tune`.
+    """Result of a run of `tune`.
 
     Attributes:
         study: with its state.
@@ -200,7 +200,7 @@ _IMPORTANCE = (
 
 
 class Watcher(Port):
-    """Follows the progress of a study."""
+    """Watcher of a study's progress."""
 
     def opened(self, study: Study, resumed: int) -> None:
         """Called when the study is open; `resumed` trials of it are stored."""
@@ -215,7 +215,7 @@ class Watcher(Port):
         """Called after each launch of the proof, with the whole blocks before it and their pairs, None at first."""
 
 
-def study_of(request: TuneRequest, testbed: Testbed, workload: Workload, *, cluster: Cluster | None = None) -> Study:
+def build_study(request: TuneRequest, testbed: Testbed, workload: Workload, *, cluster: Cluster | None = None) -> Study:
     """Return the study that a request means; the same request means the same study.
 
     Args:
@@ -331,7 +331,7 @@ def tune(
     space = build_space(testbed, workload, request.budget.process_wide)
     if count_excluded(testbed, workload, request.budget.process_wide):
         notes += (f"search space: {describe_space(testbed, workload, request.budget.process_wide)}",)
-    study = store.studies.open(study_of(request, testbed, workload))
+    study = store.studies.open(build_study(request, testbed, workload))
     if study.printed_costs is not None:
         notes += (study.printed_costs.note(study.cluster),)
     if not request.budget.more and (published := _find_published(request, store, study)) is not None:
@@ -411,7 +411,7 @@ def _open_optuna_study(context: TuneContext) -> OptunaStudy:
     )
 
 
-def _confirm_and_prove(context: TuneContext) -> tuple[Times, Candidates] | None:
+def _confirm_and_prove(context: TuneContext) -> tuple[Times, ProofArms] | None:
     """Launch the finalists again, then default and policies in turn; return times and policies, None if cut off."""
     testbed, workload, trial_log = context.testbed, context.workload, context.trial_log
     budget, interrupted, min_effect = context.request.budget, context.interrupted, context.min_effect
@@ -424,16 +424,16 @@ def _confirm_and_prove(context: TuneContext) -> tuple[Times, Candidates] | None:
         interrupted=interrupted,
         watch=context.watcher.confirmed,
     )
-    found = Candidates(policies={Arm.DEFAULT: Policy()}, why=testbed.inert)
+    arms = ProofArms(policies={Arm.DEFAULT: Policy()}, why=testbed.inert)
     if not testbed.inert:
-        found = candidates(
+        arms = choose_arms(
             times, workload, testbed.runner, min_effect=min_effect, with_variables=budget.prove_variables
         )
     complete = prove(
         testbed.runner,
         workload,
         trial_log,
-        found.policies,
+        arms.policies,
         by_variables=testbed.by_variables,
         blocks=budget.blocks,
         min_effect=min_effect,
@@ -444,10 +444,10 @@ def _confirm_and_prove(context: TuneContext) -> tuple[Times, Candidates] | None:
         watch=context.watcher.proved,
     )
     record_proof(context.store.optuna_url, context.study, context.space, trial_log.trials())
-    return (times, found) if complete else None
+    return (times, arms) if complete else None
 
 
-def _publish(context: TuneContext, times: Times, found: Candidates, end: SearchEnd) -> TuneResult:
+def _publish(context: TuneContext, times: Times, arms: ProofArms, end: SearchEnd) -> TuneResult:
     """Judge the proof, publish what it says, and end the study."""
     store, workload, study = context.store, context.workload, context.study
     trials = tuple(context.trial_log.trials())
@@ -460,13 +460,13 @@ def _publish(context: TuneContext, times: Times, found: Candidates, end: SearchE
     )
     default_us, min_effect = median_scores(trials)[DEFAULT], context.min_effect
     deliveries = {
-        arm: proven(arm, policy, trials, workload, min_effect=min_effect)
-        for arm, policy in found.policies.items()
+        arm: build_policy_verdict(arm, policy, trials, workload, min_effect=min_effect)
+        for arm, policy in arms.policies.items()
         if arm is not Arm.DEFAULT
     }
     tried = len({t.setting for t in trials if t.tries_setting and not t.setting.is_default})
     failed = "" if tried == coverage.settings else f" ({tried} tried)"
-    why = found.why or (
+    why = arms.why or (
         f"none of {count_noun(coverage.settings, 'setting')} beats the NCCL default on any message{failed}"
         if coverage.settings
         else "no other setting was measured"
@@ -475,7 +475,7 @@ def _publish(context: TuneContext, times: Times, found: Candidates, end: SearchE
         # Where variables alone were proven, they are the result, and a table of the same rules says no more.
         Arm.TABLE,
         deliveries.get(Arm.VARIABLES)
-        or PolicyVerdict(policy=Policy(), verdict=nothing_better(default_us, why=why, min_effect=min_effect)),
+        or PolicyVerdict(policy=Policy(), verdict=keep_default(default_us, why=why, min_effect=min_effect)),
     )
     judged = {arm: replace(form, verdict=require_coverage(form.verdict, coverage)) for arm, form in deliveries.items()}
     recommendation = _recommendation(
@@ -533,7 +533,7 @@ def find_finished(request: TuneRequest, testbed: Testbed, store: Store) -> TuneR
     cluster = testbed.runner.cluster
     for summary in store.studies.page(limit=500, cluster=cluster.name, model=workload.name).items:
         study = summary.study
-        same = study_of(request, testbed, workload, cluster=replace(cluster, driver=study.cluster.driver))
+        same = build_study(request, testbed, workload, cluster=replace(cluster, driver=study.cluster.driver))
         if same.id == study.id and not request.budget.more:
             published = _find_published(request, store, study)
             if published is not None:

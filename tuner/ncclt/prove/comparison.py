@@ -1,4 +1,4 @@
-"""How a training is launched to compare two sides: environments or commands."""
+"""Options for the launches that compare two sides of a training: environments or commands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ncclt.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Number, length and limits of the launches; the `Option` of a field says what it means.
+    """Number, length and limits of the launches; the `Option` of each field describes it.
 
     Raises:
         UsageError: a number is out of range.

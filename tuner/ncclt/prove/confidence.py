@@ -64,7 +64,7 @@ def log_capital(log_ratios: Ratios, centre: float = 0.0) -> Ratios:
     return capital
 
 
-def centre_of(log_ratios: Ratios) -> Ratios:
+def estimate_centre(log_ratios: Ratios) -> Ratios:
     """Return the median of all means of two ratios (Hodges and Lehmann, 1963), which is robust to outliers.
 
     Args:
@@ -75,7 +75,7 @@ def centre_of(log_ratios: Ratios) -> Ratios:
     return middle
 
 
-def interval_of(log_ratios: Sequence[float], *, error: float) -> Interval:
+def estimate_interval(log_ratios: Sequence[float], *, error: float) -> Interval:
     """Return the centre of log ratios and the interval of all centres that are not refuted, as ratios.
 
     Args:
@@ -88,7 +88,7 @@ def interval_of(log_ratios: Sequence[float], *, error: float) -> Interval:
     low = _lowest_unrefuted(ratios, refuted)
     high = -_lowest_unrefuted(-ratios, refuted)
     # For ratios in distant clusters the two need not agree, and readers expect an estimate inside the interval.
-    estimate = min(max(float(centre_of(ratios)), low), high)
+    estimate = min(max(float(estimate_centre(ratios)), low), high)
     return Interval(estimate=math.exp(estimate), low=_exp(low), high=_exp(high))
 
 

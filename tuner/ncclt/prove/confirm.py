@@ -1,21 +1,26 @@
-"""Confirmation: what the search considers best is launched again before a policy is built from it."""
+"""Confirmation: the best settings of the search are launched again before the arms of the proof are built from them.
+
+Where no tuner table can be delivered, the arm is the best policy that plain variables can express: one choice per
+collective for all sizes.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ncclt.core.algorithms import Protocol
+from ncclt.core.message import Collective
 from ncclt.core.nccl_version import NcclVersion
-from ncclt.core.policy import Policy
+from ncclt.core.policy import Policy, uniform_policy
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, Phase, Trial
 from ncclt.core.trial import Outcome, Runner
 from ncclt.core.workload import Workload
 from ncclt.measure.trial import TrialLog, launch
 from ncclt.nccl.compile import TUNER_API_SINCE, compile_policy
-from ncclt.prove.collapse import MIN_GAIN, collapse
-from ncclt.prove.interleave import applies
+from ncclt.prove.interleave import can_apply
 from ncclt.prove.payback import step_gain
 from ncclt.search.assemble import KEPT_GAIN, Times, assemble, collect_times, expected_us, fastest_alone, finalists
 from ncclt.search.posterior import posterior_mean
@@ -63,7 +68,7 @@ def confirm(
         watch: called after every launch with the trial, launches done and planned in this round.
     """
     launched, most = 0, 0
-    while missing := _missing(
+    while missing := _count_missing_launches(
         runner, workload, trial_log.trials(), with_variables=with_variables, min_effect=min_effect
     ):
         most = most or _MOST_TIMES * missing.total()
@@ -76,7 +81,7 @@ def confirm(
     return confirmed_times(trial_log.trials())
 
 
-def _missing(
+def _count_missing_launches(
     runner: Runner,
     workload: Workload,
     trials: Sequence[Trial],
@@ -84,17 +89,17 @@ def _missing(
     with_variables: bool,
     min_effect: float,
 ) -> Counter[tuple[Setting, Policy | None]]:
-    """Return what has to be launched and how often, the default first; for arguments see `confirm`."""
+    """Count the launches that are missing, the default first; for arguments see `confirm`."""
     version = runner.cluster.version
-    informative = _informative(trials)
-    times, fresh = _comparable(informative), collect_times(_fresh(informative))
+    informative = _before_proof(trials)
+    times, fresh = _rescale_persistent(informative), collect_times(_fresh(informative))
     expected = posterior_mean(times, workload, runner.cluster)
     # What a failed launch of a table shows of its settings is not known, so each is launched alone then.
     has_failed = any(t.policy is not None and t.result.outcome is not Outcome.OK for t in informative)
     table = assemble(expected, workload, version=version, keep=KEPT_GAIN)
     if predicted_gain(table, times, workload, version=version) < min_effect and not with_variables:
         return Counter()
-    one_launch = version >= TUNER_API_SINCE and applies(runner, table)
+    one_launch = version >= TUNER_API_SINCE and can_apply(runner, table)
     as_table = one_launch and not has_failed
     alone = [DEFAULT]
     if not as_table:
@@ -110,7 +115,7 @@ def _missing(
     return +missing
 
 
-def _comparable(trials: Sequence[Trial]) -> Times:
+def _rescale_persistent(trials: Sequence[Trial]) -> Times:
     """Return the times of all launches. What ranks that stayed up took counts by its ratio to their default's times."""
     times, fresh = collect_times(trials), collect_times(_fresh(trials))
     warm = collect_times(t for t in trials if t.result.persistent)
@@ -127,21 +132,18 @@ def _comparable(trials: Sequence[Trial]) -> Times:
 
 def confirmed_times(trials: Sequence[Trial]) -> Times:
     """Return the times measured by search and confirmation, from all trials of a study."""
-    return collect_times(_alike(_informative(trials)))
-
-
-def _alike(trials: Sequence[Trial]) -> Sequence[Trial]:
-    """Return the trials that may be compared: those of fresh ranks, or all while the default has none of these."""
-    fresh = _fresh(trials)
+    before = _before_proof(trials)
+    fresh = _fresh(before)
     good = (t for t in fresh if t.tries_setting and t.result.outcome is Outcome.OK)
-    return fresh if any(t.setting.is_default for t in good) else trials
+    # Those of fresh ranks may be compared, or all while the default has none of these.
+    return collect_times(fresh if any(t.setting.is_default for t in good) else before)
 
 
 def _fresh(trials: Sequence[Trial]) -> list[Trial]:
     return [trial for trial in trials if not trial.result.persistent]
 
 
-def _informative(trials: Sequence[Trial]) -> list[Trial]:
+def _before_proof(trials: Sequence[Trial]) -> list[Trial]:
     """Return the trials of search and confirmation; the proof must not help to choose what it judges."""
     return [t for t in trials if t.phase is not Phase.PROVE]
 
@@ -155,27 +157,27 @@ def predicted_gain(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidates:
-    """What is worth proving against the default.
+class ProofArms:
+    """Arms of the proof.
 
     Attributes:
-        policies: the arms of the proof, the default first; with the default alone there is nothing to prove.
-        why: why there is not more, as one sentence; empty where there is.
+        policies: by arm, the default first; with the default alone there is nothing to prove.
+        why: the reason why there is no other arm, as one sentence; empty where there is one.
     """
 
     policies: Mapping[Arm, Policy]
     why: str = ""
 
 
-def candidates(
+def choose_arms(
     times: Times,
     workload: Workload,
     runner: Runner,
     *,
     min_effect: float,
     with_variables: bool,
-) -> Candidates:
-    """Return the arms that are worth proving: the per-size policy, or the best that variables can say.
+) -> ProofArms:
+    """Choose the arms that are worth proving: the per-size policy, or the best policy that variables can express.
 
     An arm that even its confirmed times, which flatter it, predict to gain less than the minimum is not launched.
     Without a tuner API there is no table. Where one launch cannot apply it, it costs a launch per setting and side,
@@ -196,13 +198,15 @@ def candidates(
 
     confirmed_table = assemble(expected, workload, version=version, min_launches=CONFIRMED_LAUNCHES, keep=KEPT_GAIN)
     found: dict[Arm, Policy] = {Arm.TABLE: confirmed_table} if version >= TUNER_API_SINCE else {}
-    by_sums = Arm.TABLE in found and not applies(runner, found[Arm.TABLE])
+    by_sums = Arm.TABLE in found and not can_apply(runner, found[Arm.TABLE])
     if with_variables or by_sums or not found:
         confirmed = Times(
             by_setting={s: t for s, t in times.by_setting.items() if times.fewest(s) >= CONFIRMED_LAUNCHES},
             launches=times.launches,
         )
-        found[Arm.VARIABLES] = collapse(confirmed, workload, version=version, expressible=expressible) or Policy()
+        found[Arm.VARIABLES] = (
+            find_uniform_policy(confirmed, workload, version=version, expressible=expressible) or Policy()
+        )
     gains = {
         arm: predicted_gain(policy, times, workload, version=version, by_variables=arm is Arm.VARIABLES)
         for arm, policy in found.items()
@@ -228,4 +232,70 @@ def candidates(
             step = step_gain(workload, 1 + gain)
             at_step = "" if step is None else f", at most {step * 100:.2g} % of a step"
             why = f"predicted gain {gain * 100:.1f} % < {min_effect * 100:.3g} % threshold{at_step}; validation skipped"
-    return Candidates(policies={Arm.DEFAULT: Policy(), **worth}, why=why)
+    return ProofArms(policies={Arm.DEFAULT: Policy(), **worth}, why=why)
+
+
+MIN_GAIN = 0.01
+"""Expected gain over the default, as a share, from which a uniform policy is proven."""
+
+
+def find_uniform_policy(
+    times: Times, workload: Workload, *, version: NcclVersion, expressible: Callable[[Policy], bool]
+) -> Policy | None:
+    """Return the uniform policy with the least expected time per step, or None where the default is as good.
+
+    One channel count and one set of process-wide parameters apply to all collectives; algorithm and protocol are
+    chosen per collective among the settings that were measured with them. LL128 cannot be forced by variables
+    without bypassing NCCL's safety check, so it is not a candidate.
+
+    Args:
+        times: must contain the default.
+        workload: placed.
+        version: of NCCL.
+        expressible: returns whether the variables of this NCCL version can express a whole policy.
+    """
+    default_us = expected_us(Policy(), times, workload, version=version)
+    ranked = sorted(
+        (
+            (expected_us(policy, times, workload, version=version, by_variables=True), policy)
+            for policy in _uniform_candidates(times, workload, version)
+        ),
+        key=lambda pair: (pair[0], pair[1].digest()),
+    )
+    for time_us, policy in ranked:
+        if time_us > default_us * (1 - MIN_GAIN):
+            return None
+        if expressible(policy):
+            return policy
+    return None
+
+
+def _uniform_candidates(times: Times, workload: Workload, version: NcclVersion) -> Iterator[Policy]:
+    """Yield every single measured setting, and per channels and parameters the best mixture over collectives."""
+    usable = [s for s in times.by_setting if s.protocol is not Protocol.LL128 and not s.is_default]
+    for setting in usable:
+        yield uniform_policy(setting, workload.collectives, version=version)
+    tunable = sorted(c for c in workload.collectives if c.is_tunable)
+    if len(tunable) < 2:
+        return
+    for channels, parameters in sorted({(s.channels or 0, s.parameters) for s in usable}):
+        group = [s for s in usable if (s.channels or 0, s.parameters) == (channels, parameters)]
+        rules = [
+            rule
+            for collective in tunable
+            for rule in uniform_policy(
+                _best_for(collective, group, times, workload), (collective,), version=version
+            ).rules
+        ]
+        yield Policy(rules=tuple(rules), parameters=parameters)
+
+
+def _best_for(collective: Collective, group: list[Setting], times: Times, workload: Workload) -> Setting:
+    def cost_us(setting: Setting) -> float:
+        return sum(
+            calls.calls_per_step * times.by_setting[setting].get(calls.message, float("inf"))
+            for calls in workload.messages
+            if calls.message.collective is collective
+        )
+
+    return min(group, key=lambda s: (cost_us(s), s.digest()))

@@ -1,4 +1,4 @@
-"""The floor under a `keep-default`: what a search must have tried before the NCCL default may be called the best."""
+"""Minimum coverage of a search for a `keep-default` verdict."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ def measure_coverage(
         trials: of the study, all of them.
         converged, remaining_gain: as for `Coverage`.
     """
-    tried = [t for t in trials if t.tries_setting and not t.setting.is_default and _was_launched(t)]
+    # A trial that never started on a machine shows nothing of its setting.
+    launched = [t for t in trials if t.result.outcome is not Outcome.INVALID or not t.result.wall_s]
+    tried = [t for t in launched if t.tries_setting and not t.setting.is_default]
     measured = {t.setting for t in tried if t.score_us is not None}
     pairs = list(dict.fromkeys(_pair(setting) for setting in anchors))
-    done, launched = {_pair(setting) for setting in measured}, {_pair(t.setting) for t in tried}
+    done, started = {_pair(setting) for setting in measured}, {_pair(t.setting) for t in tried}
     return Coverage(
         settings=len(measured),
         measured=tuple(pair for pair in pairs if pair in done),
-        failed=tuple(pair for pair in pairs if pair in launched - done),
-        untried=tuple(pair for pair in pairs if pair not in launched),
+        failed=tuple(pair for pair in pairs if pair in started - done),
+        untried=tuple(pair for pair in pairs if pair not in started),
         channels=tuple(sorted({setting.channels for setting in measured if setting.channels is not None})),
         converged=converged,
         remaining_gain=remaining_gain,
@@ -37,7 +39,7 @@ def measure_coverage(
 
 
 def require_coverage(verdict: Verdict, coverage: Coverage | None) -> Verdict:
-    """Return a verdict, undecided instead of keep-default where too little was tried; None = that is not known."""
+    """Turn keep-default into undecided where too few settings were tried; without coverage the verdict stays."""
     if coverage is None or coverage.is_enough or verdict.decision is not Decision.KEEP_DEFAULT:
         return verdict
     reason = f"{verdict.reason}; too few settings tried to rule out a gain"
@@ -46,8 +48,3 @@ def require_coverage(verdict: Verdict, coverage: Coverage | None) -> Verdict:
 
 def _pair(setting: Setting) -> str:
     return f"{setting.algorithm or 'auto'}/{setting.protocol or 'auto'}"
-
-
-def _was_launched(trial: Trial) -> bool:
-    """Return whether a trial tells of its setting: what never started on a machine does not."""
-    return trial.result.outcome is not Outcome.INVALID or not trial.result.wall_s

@@ -83,7 +83,7 @@ class LaunchEvidence:
         return tuple(pairs)
 
 
-def last_verification(trials: Sequence[Trial]) -> list[Trial]:
+def last_proof(trials: Sequence[Trial]) -> list[Trial]:
     """Return the trials of the last proof by number.
 
     Those before the last search or confirmation judged an older policy, and so did earlier proofs.
@@ -97,7 +97,7 @@ def last_verification(trials: Sequence[Trial]) -> list[Trial]:
 def collect_evidence(trials: Sequence[Trial]) -> LaunchEvidence:
     """Gather the launches of the last proof from all trials of a study."""
     grouped: dict[tuple[Arm, int], list[Trial]] = {}
-    for trial in last_verification(trials):
+    for trial in last_proof(trials):
         assert trial.arm is not None
         grouped.setdefault((trial.arm, trial.block), []).append(trial)
     launches = [_launch(arm, block, parts) for (arm, block), parts in grouped.items()]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeVar
 
 from ncclt.core.budget import MAX_BLOCKS
@@ -17,9 +16,9 @@ from ncclt.core.study import Arm, Phase, Trial
 from ncclt.core.trial import Outcome, PolicyRunner, Runner
 from ncclt.core.workload import Workload
 from ncclt.measure.trial import TrialLog, launch
-from ncclt.prove.evidence import LAUNCHES_PER_BLOCK, collect_evidence, last_verification
-from ncclt.prove.probes import probes_of
-from ncclt.prove.proof import pairs_of
+from ncclt.prove.evidence import LAUNCHES_PER_BLOCK, collect_evidence, last_proof
+from ncclt.prove.probes import find_probes
+from ncclt.prove.proof import build_pairs
 from ncclt.prove.verdict import MIN_EFFECT, Pairs, decide
 
 
@@ -41,9 +40,19 @@ class PlannedLaunch:
     messages: tuple[Message, ...]
     policy: Policy | None = None
 
+    def matches(self, trial: Trial) -> bool:
+        """Check that a stored trial is this launch."""
+        same = (self.arm, self.block, self.setting, self.policy) == (
+            trial.arm,
+            trial.block,
+            trial.setting,
+            trial.policy,
+        )
+        return same and {m.message for m in trial.result.measurements} <= set(self.messages)
 
-def applies(runner: Runner, policy: Policy) -> bool:
-    """Return whether one launch of the runner measures the policy as it is delivered."""
+
+def can_apply(runner: Runner, policy: Policy) -> bool:
+    """Check that one launch of the runner measures the policy as it is delivered."""
     return policy.is_default or (isinstance(runner, PolicyRunner) and runner.applies(policy))
 
 
@@ -59,7 +68,7 @@ def launch_order(sides: Sequence[_Side], pair: int, *, seed: str) -> list[_Side]
     return random.Random(f"{seed}|{pair}").sample(list(sides), len(sides))
 
 
-def block_steps(
+def plan_block(
     policies: Mapping[Arm, Policy],
     workload: Workload,
     block: int,
@@ -140,79 +149,55 @@ def prove(
         watch: called after every launch with the trial, the whole blocks before it, and the pairs of these of the
             first arm that is undecided; None in the first block.
     """
-    held = [] if anew else last_verification(trial_log.trials())
     runners = dict.fromkeys(Arm, runner) | ({Arm.VARIABLES: by_variables} if by_variables is not None else {})
-    probes = probes_of(policies.get(Arm.TABLE, Policy()), workload, covers=covers)
-    whole = all(applies(runners[arm], policy) for arm, policy in policies.items())
-    proof = partial(
-        _prove,
-        runners,
-        workload,
-        trial_log,
-        policies,
-        steps_of=partial(block_steps, workload=workload, whole=whole, seed=seed, probes=probes),
-        blocks=blocks,
-        min_effect=min_effect,
-        interrupted=interrupted,
-        watch=watch,
-    )
-    if held:
+    probes = find_probes(policies.get(Arm.TABLE, Policy()), workload, covers=covers)
+    whole = all(can_apply(runners[arm], policy) for arm, policy in policies.items())
+
+    def run(held: list[Trial], number: int) -> bool:
+        # Only launches up to the current block are judged: a resumed proof decides as it did when it was launched.
+        seen: list[Trial] = []
+        left: dict[Arm, Policy] = {arm: policy for arm, policy in policies.items() if arm is not Arm.DEFAULT}
+        pairs: Pairs | None = None
+        for block in range(blocks):
+            if not left:
+                break
+            arms = {Arm.DEFAULT: policies[Arm.DEFAULT], **left}
+            steps = list(plan_block(arms, workload, block, whole=whole, seed=seed, probes=probes))
+            while steps:
+                # Trials of an earlier run are taken in the order in which they were launched, whatever that was then.
+                step = next((s for s in steps if s.matches(held[0])), None) if held else steps[0]
+                if step is None:
+                    raise _OtherProofError
+                steps.remove(step)
+                if held:
+                    trial = held.pop(0)
+                elif interrupted():
+                    return False
+                else:
+                    trial = _launch(runners[step.arm], workload, trial_log, step, number)
+                    watch(trial, block, pairs)
+                seen.append(trial)
+                if trial.result.outcome is not Outcome.OK:
+                    if step.arm is Arm.DEFAULT:
+                        return True
+                    del left[step.arm]
+                    steps = [other for other in steps if other.arm is not step.arm]
+            evidence = collect_evidence(seen)
+            judged = {arm: build_pairs(arm, left[arm], evidence.whole_blocks(arm), workload) for arm in left}
+            left = {arm: left[arm] for arm in left if decide(judged[arm], min_effect=min_effect) is Decision.UNDECIDED}
+            pairs = next((judged[arm] for arm in left), None)
+        return True
+
+    if held := [] if anew else last_proof(trial_log.trials()):
         try:
-            return proof(held, number=held[0].proof)
+            return run(held, held[0].proof)
         except _OtherProofError:
             pass  # the trials in the log proved other policies, or with another minimum effect: start again
-    return proof([], number=1 + max((trial.proof for trial in trial_log.trials()), default=0))
+    return run([], 1 + max((trial.proof for trial in trial_log.trials()), default=0))
 
 
 class _OtherProofError(Exception):
     """The launches in the trial log do not belong to this proof."""
-
-
-def _prove(
-    runners: Mapping[Arm, Runner],
-    workload: Workload,
-    trial_log: TrialLog,
-    policies: Mapping[Arm, Policy],
-    held: list[Trial],
-    *,
-    number: int,
-    steps_of: Callable[..., Sequence[PlannedLaunch]],
-    blocks: int,
-    min_effect: float,
-    interrupted: Callable[[], str],
-    watch: Callable[[Trial, int, Pairs | None], None],
-) -> bool:
-    # Only launches up to the current block are judged, so that a resumed proof decides as it did when it was launched.
-    seen: list[Trial] = []
-    left: dict[Arm, Policy] = {arm: policy for arm, policy in policies.items() if arm is not Arm.DEFAULT}
-    pairs: Pairs | None = None
-    for block in range(blocks):
-        if not left:
-            break
-        steps = list(steps_of({Arm.DEFAULT: policies[Arm.DEFAULT], **left}, block=block))
-        while steps:
-            # Trials of an earlier run are taken in the order in which they were launched, whatever that was then.
-            step = next((s for s in steps if _is_step(held[0], s)), None) if held else steps[0]
-            if step is None:
-                raise _OtherProofError
-            steps.remove(step)
-            if held:
-                trial = held.pop(0)
-            elif interrupted():
-                return False
-            else:
-                trial = _launch(runners[step.arm], workload, trial_log, step, number)
-                watch(trial, block, pairs)
-            seen.append(trial)
-            if trial.result.outcome is not Outcome.OK:
-                if step.arm is Arm.DEFAULT:
-                    return True
-                del left[step.arm]
-                steps = [other for other in steps if other.arm is not step.arm]
-        judged = _judged(left, seen, workload)
-        left = {arm: left[arm] for arm in left if decide(judged[arm], min_effect=min_effect) is Decision.UNDECIDED}
-        pairs = next((judged[arm] for arm in left), None)
-    return True
 
 
 def _launch(runner: Runner, workload: Workload, trial_log: TrialLog, step: PlannedLaunch, number: int) -> Trial:
@@ -228,15 +213,3 @@ def _launch(runner: Runner, workload: Workload, trial_log: TrialLog, step: Plann
         proof=number,
         policy=step.policy,
     )
-
-
-def _is_step(trial: Trial, step: PlannedLaunch) -> bool:
-    asked = (step.arm, step.block, step.setting, step.policy)
-    measured = {m.message for m in trial.result.measurements}
-    return (trial.arm, trial.block, trial.setting, trial.policy) == asked and measured <= set(step.messages)
-
-
-def _judged(arms: Mapping[Arm, Policy], trials: Sequence[Trial], workload: Workload) -> dict[Arm, Pairs]:
-    """Return the pairs of each arm."""
-    evidence = collect_evidence(trials)
-    return {arm: pairs_of(arm, policy, evidence.whole_blocks(arm), workload) for arm, policy in arms.items()}

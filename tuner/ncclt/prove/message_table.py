@@ -12,7 +12,7 @@ from ncclt.core.study import Trial
 from ncclt.core.workload import MessageCalls, Workload
 from ncclt.deliver.use import use_of
 from ncclt.prove.evidence import collect_evidence
-from ncclt.prove.study_summary import proven_times_us, scaled_to
+from ncclt.prove.study_summary import proven_times_us, scale_times
 from ncclt.search.assemble import Times
 
 
@@ -75,7 +75,7 @@ def message_rows(
     proven_us, tuned_us = proven_times_us(evidence, evidence.proven_arm(use.form), verdict, workload)
     default_us = {**times.default, **proven_us}
     if not verdict.blocks and verdict.default_us:  # nothing to prove: the times of the search, which the verdict sums
-        default_us, tuned_us = scaled_to(verdict.default_us, times.default, workload), {}
+        default_us, tuned_us = scale_times(verdict.default_us, times.default, workload), {}
     interpolated = {m.message for t in trials for m in t.result.measurements if m.interpolated}
     rows = [
         MessageRow(

@@ -21,8 +21,10 @@ _NEAR = 2
 """Between two measured sizes of a rule within this factor there is no probe."""
 
 
-def probes_of(policy: Policy, workload: Workload, *, covers: Callable[[Message, Setting], bool]) -> tuple[Message, ...]:
-    """Return what to probe: both ends of every rule, the way there, and what lies far between its measured sizes.
+def find_probes(
+    policy: Policy, workload: Workload, *, covers: Callable[[Message, Setting], bool]
+) -> tuple[Message, ...]:
+    """Find the sizes to probe: both ends of every rule, the way there, and large gaps between its measured sizes.
 
     Args:
         policy: rules with open ends, which variables need, are not probed there.
@@ -30,14 +32,14 @@ def probes_of(policy: Policy, workload: Workload, *, covers: Callable[[Message, 
         covers: whether a message can be measured under a setting, and under the default.
     """
     own = {calls.message for calls in workload.messages}
-    found = (probe for rule in policy.rules for probe in _probes_of(rule, sorted(filter(rule.matches, own))))
+    found = (probe for rule in policy.rules for probe in _find_rule_probes(rule, sorted(filter(rule.matches, own))))
     return tuple(sorted({probe for probe in found if probe not in own and covers(probe, policy.setting_for(probe))}))
 
 
-def probed(
+def compare_probes(
     policy: Policy, workload: Workload, default_us: Mapping[Message, float], policy_us: Mapping[Message, float]
 ) -> dict[Message, bool]:
-    """Return for every probe that fell under a rule whether it was slower so than by default.
+    """Compare every probe under a rule with the default: true = it was slower.
 
     Args:
         policy: what was launched.
@@ -49,8 +51,8 @@ def probed(
     return {m: policy_us[m] > default_us[m] for m in probes if any(rule.matches(m) for rule in policy.rules)}
 
 
-def narrowed(policy: Policy, workload: Workload, slower: Mapping[Message, bool]) -> Policy:
-    """Return a policy whose rules end where something was slower, each at the next size that was not.
+def narrow_rules(policy: Policy, workload: Workload, slower: Mapping[Message, bool]) -> Policy:
+    """Narrow the rules of a policy to sizes that were not slower.
 
     Args:
         policy: what was launched.
@@ -66,11 +68,11 @@ def narrowed(policy: Policy, workload: Workload, slower: Mapping[Message, bool])
         own = {m.size_bytes for m in messages if rule.matches(m)} - out
         lost = {m.size_bytes for m, is_slower in met.items() if is_slower} - own
         won = {m.size_bytes for m, is_slower in met.items() if not is_slower} - lost
-        rules += _parts(rule, own, won, lost) if lost else [rule]
+        rules += _split_rule(rule, own, won, lost) if lost else [rule]
     return Policy(rules=tuple(rules), parameters=policy.parameters)
 
 
-def _probes_of(rule: Rule, messages: list[Message]) -> Iterator[Message]:
+def _find_rule_probes(rule: Rule, messages: list[Message]) -> Iterator[Message]:
     if not messages:
         return
     sizes = sorted({message.size_bytes for message in messages})
@@ -89,8 +91,8 @@ def _probes_of(rule: Rule, messages: list[Message]) -> Iterator[Message]:
             yield probe
 
 
-def _parts(rule: Rule, own: set[int], won: set[int], lost: set[int]) -> Iterator[Rule]:
-    """Yield what is left of a rule: runs of sizes that did not lose, as far as they hold one of the workload."""
+def _split_rule(rule: Rule, own: set[int], won: set[int], lost: set[int]) -> Iterator[Rule]:
+    """Yield the rest of a rule: runs of sizes that did not lose and hold one of the workload."""
     points = sorted(own | won | lost)
     for is_lost, sizes in itertools.groupby(points, key=lost.__contains__):
         run = list(sizes)

@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ncclt.core.message import Collective, Message, format_bytes
+from ncclt.core.message import Message, format_bytes
 from ncclt.core.policy import Policy
 from ncclt.core.recommendation import Decision, PolicyVerdict, Verdict
 from ncclt.core.study import Arm, Trial
 from ncclt.core.workload import Workload
 from ncclt.prove.confidence import log_capital
-from ncclt.prove.evidence import LAUNCHES_PER_BLOCK, ArmLaunch, collect_evidence, last_verification
-from ncclt.prove.probes import narrowed, probed
-from ncclt.prove.verdict import FALSE_VETO, Pairs, judge, left_out
+from ncclt.prove.evidence import LAUNCHES_PER_BLOCK, ArmLaunch, collect_evidence, last_proof
+from ncclt.prove.probes import compare_probes, narrow_rules
+from ncclt.prove.verdict import FALSE_VETO, Pairs, find_dropped_messages, judge
 
 WEIGHTY_SHARE = 0.01
 """Share of the default's time per step from which a message has a veto."""
@@ -31,7 +31,8 @@ class RunningVerdict:
 
     Attributes:
         block: from 0.
-        pairs: default and arm, two pairs, in the order of the arm's launches, with the times that count (`counted`).
+        pairs: default and arm, two pairs, in the order of the arm's launches, with averaged times
+            (`average_unchanged`).
         log_ratios: of the pairs: ln(default / arm), above 0 = the arm is faster.
         verdict: of this and all earlier blocks.
     """
@@ -42,8 +43,8 @@ class RunningVerdict:
     verdict: Verdict
 
 
-def left_alike(blocks: Sequence[tuple[ArmLaunch, ArmLaunch]], workload: Workload) -> frozenset[Message]:
-    """Return the messages that a table leaves to NCCL, and that therefore count as the same on both sides of a pair.
+def find_unchanged(blocks: Sequence[tuple[ArmLaunch, ArmLaunch]], workload: Workload) -> frozenset[Message]:
+    """Find the messages that a table leaves to NCCL, and that therefore count as the same on both sides of a pair.
 
     None where they are shown to be slower under the table none the less (at `FALSE_VETO`).
 
@@ -59,15 +60,15 @@ def left_alike(blocks: Sequence[tuple[ArmLaunch, ArmLaunch]], workload: Workload
     return frozenset() if slower >= -math.log(FALSE_VETO) else frozenset(calls)
 
 
-def counted(
+def average_unchanged(
     blocks: Sequence[tuple[ArmLaunch, ArmLaunch]], workload: Workload
 ) -> tuple[tuple[ArmLaunch, ArmLaunch], ...]:
-    """Return the pairs with the times per step that a verdict counts; for arguments see `left_alike`.
+    """Average the unchanged messages over both sides of each pair; for arguments see `find_unchanged`.
 
     What is the same on both sides differs by noise alone, so both get its mean. That keeps what a bet needs: were the
     two launches alike, exchanging them would only change the sign of their log ratio.
     """
-    same = left_alike(blocks, workload)
+    same = find_unchanged(blocks, workload)
     calls = [c for c in workload.messages if c.message in same]
     more_us = [
         sum(c.calls_per_step * (launch.message_us[c.message] - default.message_us[c.message]) for c in calls) / 2
@@ -79,8 +80,8 @@ def counted(
     )
 
 
-def pairs_of(arm: Arm, policy: Policy, blocks: Sequence[tuple[ArmLaunch, ArmLaunch]], workload: Workload) -> Pairs:
-    """Return what a verdict is based on: the times per step, and those of the messages of weight.
+def build_pairs(arm: Arm, policy: Policy, blocks: Sequence[tuple[ArmLaunch, ArmLaunch]], workload: Workload) -> Pairs:
+    """Build the evidence of a verdict: the times per step, and those of the messages of weight.
 
     Args:
         arm: which one. A table can leave a message to NCCL without changing the others, unless process-wide parameters
@@ -100,22 +101,19 @@ def pairs_of(arm: Arm, policy: Policy, blocks: Sequence[tuple[ArmLaunch, ArmLaun
         for message, cost_us in costs_us.items()
         if cost_us >= WEIGHTY_SHARE * sum(costs_us.values()) and not policy.setting_for(message).is_default
     ]
-    alike = counted(blocks, workload)
-    measured = [_time_us(a) / _time_us(b) for a, b in blocks] if left_alike(blocks, workload) else []
+    sizes = {(m.collective, m.size_bytes, m.group_size, m.spans_nodes) for m in weighty}
+    averaged = average_unchanged(blocks, workload)
+    measured = [_time_us(a) / _time_us(b) for a, b in blocks] if find_unchanged(blocks, workload) else []
     return Pairs(
-        default_us=tuple(_time_us(default) for default, _ in alike),
-        policy_us=tuple(_time_us(launch) for _, launch in alike),
+        default_us=tuple(_time_us(default) for default, _ in averaged),
+        policy_us=tuple(_time_us(launch) for _, launch in averaged),
         losses={m: tuple(math.log(b.message_us[m] / a.message_us[m]) for a, b in blocks) for m in weighty},
-        separable=arm is Arm.TABLE and not policy.parameters and len(set(map(_of_size, weighty))) == len(weighty),
+        separable=arm is Arm.TABLE and not policy.parameters and len(sizes) == len(weighty),
         measured_gains=tuple(map(math.log, measured)),
     )
 
 
-def _of_size(message: Message) -> tuple[Collective, int, int, bool]:
-    return message.collective, message.size_bytes, message.group_size, message.spans_nodes
-
-
-def verdict_of(arm: Arm, policy: Policy, trials: Sequence[Trial], workload: Workload, *, min_effect: float) -> Verdict:
+def judge_arm(arm: Arm, policy: Policy, trials: Sequence[Trial], workload: Workload, *, min_effect: float) -> Verdict:
     """Judge one arm against the default by the last proof among the trials.
 
     Args:
@@ -127,7 +125,7 @@ def verdict_of(arm: Arm, policy: Policy, trials: Sequence[Trial], workload: Work
     """
     evidence = collect_evidence(trials)
     return judge(
-        pairs_of(arm, policy, evidence.whole_blocks(arm), workload),
+        build_pairs(arm, policy, evidence.whole_blocks(arm), workload),
         min_effect=min_effect,
         # What fails where the default was never launched with success shows nothing of the policy.
         failure=evidence.failure(arm) if evidence.times_us(Arm.DEFAULT) else "",
@@ -135,27 +133,27 @@ def verdict_of(arm: Arm, policy: Policy, trials: Sequence[Trial], workload: Work
     )
 
 
-def proven(
+def build_policy_verdict(
     arm: Arm, policy: Policy, trials: Sequence[Trial], workload: Workload, *, min_effect: float
 ) -> PolicyVerdict:
-    """Return what is delivered of an arm and what was proven of it; for arguments see `verdict_of`."""
-    verdict = verdict_of(arm, policy, trials, workload, min_effect=min_effect)
-    slower = _probed(arm, policy, trials, workload)
+    """Build the delivered policy of an arm with its verdict; for arguments see `judge_arm`."""
+    verdict = judge_arm(arm, policy, trials, workload, min_effect=min_effect)
+    slower = _compare_arm_probes(arm, policy, trials, workload)
     if verdict.decision is Decision.TUNED:
-        pairs = pairs_of(arm, policy, collect_evidence(trials).whole_blocks(arm), workload)
-        slower |= dict.fromkeys(left_out(pairs), True)
-    return PolicyVerdict(policy=narrowed(policy, workload, slower), verdict=verdict)
+        pairs = build_pairs(arm, policy, collect_evidence(trials).whole_blocks(arm), workload)
+        slower |= dict.fromkeys(find_dropped_messages(pairs), True)
+    return PolicyVerdict(policy=narrow_rules(policy, workload, slower), verdict=verdict)
 
 
-def proof_notes(trials: Sequence[Trial], workload: Workload, table: PolicyVerdict) -> tuple[str, ...]:
-    """Return what the reader of the last proof must know: how it was made, and what it took from the policies.
+def describe_proof(trials: Sequence[Trial], workload: Workload, table: PolicyVerdict) -> tuple[str, ...]:
+    """Describe the last proof: how it was made, and what it took from the policies.
 
     Args:
         trials: all trials of the study.
         workload: placed.
         table: what is delivered as a table.
     """
-    launched = last_verification(trials)
+    launched = last_proof(trials)
     notes = [_BY_SUMS] if any(t.arm is Arm.TABLE and t.policy is None for t in launched) else []
     policies = {t.arm: t.policy for t in launched if t.arm is not None and t.policy is not None}
     if table.verdict.decision is Decision.TUNED and (left := _left_to_nccl(launched, workload, table.policy)):
@@ -164,7 +162,11 @@ def proof_notes(trials: Sequence[Trial], workload: Workload, table: PolicyVerdic
         )
     if not table.verdict.blocks:  # the last proof was of a policy that is not delivered
         return tuple(notes)
-    slower = {m: lost for arm, policy in policies.items() for m, lost in _probed(arm, policy, trials, workload).items()}
+    slower = {
+        m: lost
+        for arm, policy in policies.items()
+        for m, lost in _compare_arm_probes(arm, policy, trials, workload).items()
+    }
     if lost := [m for m, is_slower in slower.items() if is_slower]:
         notes.append(f"rules exclude {_join_sizes(lost)}: slower than the default when probed")
     return tuple(notes)
@@ -194,20 +196,20 @@ def _left_to_nccl(launched: Sequence[Trial], workload: Workload, table: Policy) 
     return [m.label for m in sent if settings.get(m, table.setting_for(m)) != table.setting_for(m)]
 
 
-def _probed(arm: Arm, policy: Policy, trials: Sequence[Trial], workload: Workload) -> dict[Message, bool]:
+def _compare_arm_probes(arm: Arm, policy: Policy, trials: Sequence[Trial], workload: Workload) -> dict[Message, bool]:
     times_us = collect_evidence(trials).message_times_us
-    return probed(policy, workload, times_us(Arm.DEFAULT), times_us(arm))
+    return compare_probes(policy, workload, times_us(Arm.DEFAULT), times_us(arm))
 
 
 def running_verdicts(
     arm: Arm, policy: Policy, trials: Sequence[Trial], workload: Workload, *, min_effect: float
 ) -> tuple[RunningVerdict, ...]:
-    """Return every whole block of an arm with what was decided after it; for arguments see `verdict_of`."""
+    """Return every whole block of an arm with what was decided after it; for arguments see `judge_arm`."""
     blocks = collect_evidence(trials).whole_blocks(arm)
     rows = []
     for end in range(LAUNCHES_PER_BLOCK, len(blocks) + 1, LAUNCHES_PER_BLOCK):
-        newest = counted(blocks[:end], workload)[-LAUNCHES_PER_BLOCK:]
-        pairs = pairs_of(arm, policy, blocks[:end], workload)
+        newest = average_unchanged(blocks[:end], workload)[-LAUNCHES_PER_BLOCK:]
+        pairs = build_pairs(arm, policy, blocks[:end], workload)
         rows.append(
             RunningVerdict(
                 block=newest[0][1].block // LAUNCHES_PER_BLOCK,

@@ -9,7 +9,7 @@ from ncclt.core.recommendation import Coverage, PolicyVerdict, Recommendation
 from ncclt.core.study import Arm, Trial
 from ncclt.core.workload import Workload
 from ncclt.prove.coverage import require_coverage
-from ncclt.prove.proof import RunningVerdict, running_verdicts, verdict_of
+from ncclt.prove.proof import RunningVerdict, judge_arm, running_verdicts
 
 EVIDENCE_SCHEMA = 1
 """Version of the document of `evidence_document`."""
@@ -42,7 +42,7 @@ def _arm(
 ) -> dict[str, Any]:
     verdict, policy = policy_verdict.verdict, policy_verdict.policy
     blocks = running_verdicts(arm, policy, trials, workload, min_effect=verdict.min_effect)
-    judged = verdict_of(arm, policy, trials, workload, min_effect=verdict.min_effect)
+    judged = judge_arm(arm, policy, trials, workload, min_effect=verdict.min_effect)
     again = require_coverage(judged, coverage)
     measured = any(trial.arm is arm for trial in trials)
     return {

@@ -1,4 +1,4 @@
-"""The recheck: a few launches of default and policy show whether what was published is still true."""
+"""The recheck: a few launches of default and policy show whether a recommendation is still valid."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ncclt.core.workload import Workload
 from ncclt.errors import NoRecommendationError, StudyStoppedError, UsageError
 from ncclt.measure.trial import measure_once
 from ncclt.prove.evidence import ArmLaunch, collect_evidence
-from ncclt.prove.interleave import applies, block_steps
+from ncclt.prove.interleave import can_apply, plan_block
 
 DEVIATIONS = 4.0
 """Standard errors that a change must exceed.
@@ -131,17 +131,17 @@ def recheck(
             "measured, recorded and simulated times cannot be compared",
             hint=f"use --launcher {found.launcher}",
         )
-    arm, policy_verdict = served_arm(found)
-    if reasons := [*_moved(found.fingerprint, runner.cluster.fingerprint()), *_updated(request)]:
+    arm, policy_verdict = find_served_arm(found)
+    if reasons := _find_changed_conditions(request, runner.cluster.fingerprint()):
         return _result(request, reasons, (), launches=0, launcher="", now=now())
     evidence = collect_evidence(request.trials)
     before = _as_delivered(evidence.whole_blocks(arm), policy_verdict.policy)
     if not before:
         raise NoRecommendationError(
-            f"the launches behind {found.id} are void: its study has searched on since",
-            hint="the same `ncclt tune` proves and publishes it again",
+            f"the launches behind {found.id} are outdated: its study has searched on since",
+            hint="run the same `ncclt tune` to validate and publish it again",
         )
-    workload = _points(request.study.workload, before, request.points)
+    workload = _reduce_workload(request.study.workload, before, request.points)
     measured: dict[Arm, list[_Launch]] = {Arm.DEFAULT: [], arm: []}
     launches = 0
     for one, launch in _launches(
@@ -161,34 +161,42 @@ def recheck(
                 request, [f"the policy fails: {launch.failure}"], (), launches=launches, launcher=runner.name, now=now()
             )
     min_effect = policy_verdict.verdict.min_effect
-    changes = _changes(request, workload, arm, before, measured, min_effect=min_effect)
-    reasons = [_sentence(c) for c in changes if c.changed]
+    changes = _compare_all(request, workload, arm, before, measured, min_effect=min_effect)
+    reasons = [
+        f"{c.what}: {c.before:.3g} -> {c.now:.3g} ({(c.ratio - 1) * 100:+.1f} %, noise explains {c.noise * 100:.1f} %)"
+        for c in changes
+        if c.changed
+    ]
     unknown = _unknown_facts(request, runner.cluster.fingerprint())
-    reasons = reasons or _standing_reasons(request, changes, launches=launches, min_effect=min_effect, unknown=unknown)
+    reasons = reasons or _find_open_reasons(request, changes, launches=launches, min_effect=min_effect, unknown=unknown)
     return _result(request, reasons, changes, launches=launches, launcher=runner.name, now=now())
 
 
-def served_arm(found: Recommendation) -> tuple[Arm, PolicyVerdict]:
-    """Return what is served, the per-size policy before the variables; NoRecommendationError if nothing is."""
+def find_served_arm(found: Recommendation) -> tuple[Arm, PolicyVerdict]:
+    """Find the served arm, the per-size policy before the variables; NoRecommendationError if there is none."""
     for arm, policy_verdict in ((Arm.TABLE, found.table), (Arm.VARIABLES, found.variables)):
         if policy_verdict is not None and policy_verdict.verdict.decision is Decision.TUNED:
             return arm, policy_verdict
     raise NoRecommendationError(
         f"there is nothing to recheck: the recommendation {found.id} says {found.table.verdict.decision}",
-        hint="the NCCL default is used and cannot become stale; `ncclt tune` looks for a better one",
+        hint="jobs use the NCCL default, which cannot become stale",
     )
 
 
-def _moved(then: Fingerprint, here: Fingerprint) -> list[str]:
-    """Return how this cluster differs from where the recommendation was measured."""
-    return [
+def _find_changed_conditions(request: RecheckRequest, here: Fingerprint) -> list[str]:
+    """List the differences between this cluster, with its driver, and that of the measurement."""
+    changes = [
         f"{what} is {now} here and was {before}"
-        for what, before, now in _facts(then, here)
+        for what, before, now in _list_facts(request.recommendation.fingerprint, here)
         if before and now and before != now
     ]
+    before, now = request.driver_before, request.driver
+    if before and now and before != now and not request.driver_may_differ:
+        changes.append(f"the NVIDIA driver is {now} here and was {before} (--new-driver measures under it)")
+    return changes
 
 
-def _facts(then: Fingerprint, here: Fingerprint) -> list[tuple[str, str, str]]:
+def _list_facts(then: Fingerprint, here: Fingerprint) -> list[tuple[str, str, str]]:
     """List the facts that must match: name, value at the measurement, value here; empty = not known."""
     names = {
         "gpu": "gpu",
@@ -202,18 +210,12 @@ def _facts(then: Fingerprint, here: Fingerprint) -> list[tuple[str, str, str]]:
 
 def _unknown_facts(request: RecheckRequest, here: Fingerprint) -> list[str]:
     """List the facts known at the measurement and unknown here."""
-    unknown = [what for what, before, now in _facts(request.recommendation.fingerprint, here) if before and not now]
+    unknown = [
+        what for what, before, now in _list_facts(request.recommendation.fingerprint, here) if before and not now
+    ]
     if request.driver_before and not request.driver and not request.driver_may_differ:
         unknown.append("NVIDIA driver")
     return unknown
-
-
-def _updated(request: RecheckRequest) -> list[str]:
-    """Return that the driver has changed, if both are known and that is a reason."""
-    before, now = request.driver_before, request.driver
-    if request.driver_may_differ or not before or not now or before == now:
-        return []
-    return [f"the NVIDIA driver is {now} here and was {before} (--new-driver measures under it)"]
 
 
 def driver_before(recommendation: Recommendation, rechecks: Sequence[Recheck]) -> str:
@@ -237,7 +239,7 @@ def _as_delivered(blocks: Sequence[tuple[ArmLaunch, ArmLaunch]], policy: Policy)
     return pairs
 
 
-def _points(workload: Workload, before: Sequence[tuple[ArmLaunch, ArmLaunch]], count: int) -> Workload:
+def _reduce_workload(workload: Workload, before: Sequence[tuple[ArmLaunch, ArmLaunch]], count: int) -> Workload:
     """Return the workload reduced to the messages with most time per step."""
 
     def cost_us(position: int) -> float:
@@ -262,7 +264,7 @@ def _launches(
     counts = Counter(trial.setting for trial in request.trials)
     for block in range(request.blocks):
         policies = {Arm.DEFAULT: Policy(), arm: policy}
-        steps = block_steps(policies, workload, block, whole=applies(runner, policy), seed=request.recommendation.id)
+        steps = plan_block(policies, workload, block, whole=can_apply(runner, policy), seed=request.recommendation.id)
         for half in dict.fromkeys((step.arm, step.block) for step in steps):
             message_us: dict[Message, float] = {}
             failure = ""
@@ -280,7 +282,7 @@ def _launches(
             yield half[0], _Launch(message_us=message_us, failure=failure)
 
 
-def _changes(
+def _compare_all(
     request: RecheckRequest,
     workload: Workload,
     arm: Arm,
@@ -315,7 +317,7 @@ def _changes(
     return tuple(changes)
 
 
-def _standing_reasons(
+def _find_open_reasons(
     request: RecheckRequest,
     changes: Sequence[Change],
     *,
@@ -349,13 +351,6 @@ def _standing_reasons(
         return []
     found = [reason for reason in standing[0].reasons if not reason.startswith(_TOO_WEAK)]
     return [f"{_TOO_WEAK}: {'; '.join(doubts)}", *found]
-
-
-def _sentence(change: Change) -> str:
-    return (
-        f"{change.what}: {change.before:.3g} -> {change.now:.3g} ({(change.ratio - 1) * 100:+.1f} %, "
-        f"noise explains {change.noise * 100:.1f} %)"
-    )
 
 
 def _result(

@@ -23,11 +23,12 @@ from typing import TypeVar
 
 import numpy as np
 
+from ncclt.core.plural import count_noun
 from ncclt.core.revision import Actor
 from ncclt.core.rollout import JobStart, JobTime, RollOut, RollOutState, draw
 from ncclt.core.ticket import TICKET_LIFE_S, Reporter, read_ticket
 from ncclt.errors import ConflictError
-from ncclt.prove.confidence import interval_of, log_capital
+from ncclt.prove.confidence import estimate_interval, log_capital
 from ncclt.prove.verdict import INTERVAL_ERROR
 from ncclt.store import Store
 
@@ -42,7 +43,7 @@ MISSING_MARGIN = 0.05
 """Share of the reports of other jobs that a winner's jobs may lack. At 0 no number of jobs would prove anything."""
 
 GUARD = "guard"
-"""Who ends a roll-out, in the history."""
+"""Actor of the automatic end of a roll-out, in the history."""
 
 _GRACE_FACTOR, _GRACE_QUANTILE = 2.0, 0.95
 _LEAST_GRACE_S, _LEAST_REPORTS = 60.0, 8
@@ -58,7 +59,7 @@ _Job = TypeVar("_Job", JobStart, JobTime)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollOutVerdict:
-    """What the jobs of a roll-out show so far.
+    """Verdict on a roll-out by its jobs so far.
 
     Attributes:
         state: `won` or `lost` where that is certain, else `running`.
@@ -107,17 +108,19 @@ def judge_roll_out(
         reason = _reason(rollout, state, gains.tolist(), len(times))
     elif _log_hang_capital(hung, others, rollout.percent / 100) >= -math.log(FALSE_ROLL_BACK):
         state = RollOutState.LOST
-        reason = f"jobs with it hang or fail: {_said_missing(rollout, due, hung, others)}"
+        reason = f"jobs with it hang or fail: {_describe_missing(rollout, due, hung, others)}"
     elif is_faster and _log_return_capital(rollout, due, reported) >= -math.log(FALSE_WIN):
         state = RollOutState.WON
-        reason = f"{_reason(rollout, state, gains.tolist(), len(times))}; {_said_missing(rollout, due, hung, others)}"
+        reason = (
+            f"{_reason(rollout, state, gains.tolist(), len(times))}; {_describe_missing(rollout, due, hung, others)}"
+        )
     elif is_faster:
         reason = (
-            f"steps are faster, but it is not proven yet that its jobs report as often as others: "
-            f"{_said_missing(rollout, due, hung, others)}"
+            f"steps are faster, but its jobs may report less often than others: "
+            f"{_describe_missing(rollout, due, hung, others)}"
         )
     elif missing:
-        reason += f"; {_said_missing(rollout, due, hung, others)}"
+        reason += f"; {_describe_missing(rollout, due, hung, others)}"
     return RollOutVerdict(
         state=state,
         reason=reason,
@@ -130,13 +133,13 @@ def judge_roll_out(
 
 
 def judge_stored(store: Store, rollout: RollOut) -> RollOutVerdict:
-    """Return what the jobs of a stored roll-out show now."""
+    """Judge a stored roll-out by its jobs so far."""
     starts = store.revisions.job_starts(rollout.id)
     return judge_roll_out(rollout, store.revisions.job_times(rollout.id), starts, now_s=clocks.time())
 
 
 def find_grace(times: Sequence[JobTime]) -> float:
-    """Return after how many seconds a job without a report counts as missing.
+    """Return the time after which a job without a report counts as missing, in seconds.
 
     Twice as long as nearly all reports took; with few of them, the life of a ticket.
     """
@@ -264,7 +267,8 @@ def report_job_time(
     verdict = judge_roll_out(found, times, store.revisions.job_starts(rollout), now_s=now_s)
     wins = found.state is RollOutState.RUNNING and verdict.state is RollOutState.WON
     if wins or (found.is_open and verdict.state is RollOutState.LOST):
-        senders = f"{_said_number(times, 'who', 'key')} and {_said_number(times, 'address', 'address')}"
+        keys, addresses = len({time.who for time in times}), len({time.address for time in times})
+        senders = f"{count_noun(keys, 'key')} and {count_noun(addresses, 'address', 'addresses')}"
         store.revisions.end_rollout(
             rollout, verdict.state, f"{verdict.reason}; reported by {senders}", Actor(who=GUARD)
         )
@@ -273,12 +277,7 @@ def report_job_time(
     return verdict
 
 
-def _said_number(times: Sequence[JobTime], field: str, word: str) -> str:
-    number = len({getattr(time, field) for time in times})
-    return f"{number} {word}" if number == 1 else f"{number} {word}{'es' if word.endswith('s') else 's'}"
-
-
-def _said_missing(rollout: RollOut, due: Sequence[JobStart], hung: int, others: int) -> str:
+def _describe_missing(rollout: RollOut, due: Sequence[JobStart], hung: int, others: int) -> str:
     candidates = sum(start.recommendation == rollout.recommendation for start in due)
     return f"no report of {hung} of {candidates} jobs with it, and of {others} of {len(due) - candidates} without"
 
@@ -290,10 +289,10 @@ def _reason(rollout: RollOut, state: RollOutState, gains: Sequence[float], jobs:
     seen = f"step times of {len(gains)} pairs of jobs, {jobs} reported: {_percent(1 / ratio)} in the middle"
     if state is RollOutState.RUNNING:
         return f"undecided: {seen}"
-    found = interval_of(list(gains), error=INTERVAL_ERROR)
+    found = estimate_interval(list(gains), error=INTERVAL_ERROR)
     # An interval of speed-ups is one of step times upside down.
     low, high = (1 / end if end > 0 else math.inf for end in (found.high, found.low))
-    bounds = f"95 % interval {_percent(low)} to {_percent(high)}"
+    bounds = f"95 % CI {_percent(low)} to {_percent(high)}"
     verb = f"slower by more than {rollout.loss_limit * 100:g} %" if state is RollOutState.LOST else "faster"
     return f"steps are {verb}: {_percent(1 / found.estimate)} time ({bounds}) in {len(gains)} pairs of {jobs} jobs"
 

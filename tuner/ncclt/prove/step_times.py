@@ -39,7 +39,7 @@ _UNEVEN = 1.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyRequest:
-    """What to compare, and how.
+    """Comparison request.
 
     Attributes:
         argv: the training's command line.
@@ -126,11 +126,19 @@ def verify(
     try:
         for order, side in list(enumerate(request.order))[len(launches) :]:
             result, times = _launch(request, side, launcher, environ)
-            launch = StepLaunch(side=side, order=order, step_us=times.step_us, failure=_failure(request, result, times))
+            missing = f"no step times: {without_secrets(times.failure)}" if times.failure else ""
+            failure = describe_failure(result, timeout_s=request.how.timeout_s, missing=missing)
+            launch = StepLaunch(side=side, order=order, step_us=times.step_us, failure=failure)
             watch(launch, result)
             if launch.failure and (side is Side.BASE or result.not_started):
+                if side is Side.TUNED:
+                    failed = "training does not start"
+                elif request.base_argv:
+                    failed = "command of --against fails"
+                else:
+                    failed = "training fails in the environment to compare with"
                 raise (NotStartedError if result.not_started else StudyStoppedError)(
-                    f"the {_what(request, side)}: {launch.failure}",
+                    f"the {failed}: {launch.failure}",
                     hint="its first word is the program: check its name and path, then run the command alone"
                     if result.not_started
                     else "step times come from the steps of a torch optimizer; run the command alone, then with "
@@ -152,13 +160,6 @@ def verify(
     return _verification(request, launches, seen, now())
 
 
-def _what(request: VerifyRequest, side: Side) -> str:
-    """Return what fails, so that there is nothing to compare."""
-    if side is Side.TUNED:
-        return "training does not start"
-    return "command of --against fails" if request.base_argv else "training fails in the environment to compare with"
-
-
 class InterruptedComparisonError(KeyboardInterrupt):
     """The user interrupted a comparison; its running launch was ended.
 
@@ -171,8 +172,8 @@ class InterruptedComparisonError(KeyboardInterrupt):
         self.done = done
 
 
-def resumable(found: Verification, how: Comparison) -> bool:
-    """Return whether more launches may decide what a stored comparison left open."""
+def can_resume(found: Verification, how: Comparison) -> bool:
+    """Check that more launches may decide a stored comparison that is open."""
     open_yet = found.verdict.decision is Decision.UNDECIDED and not any(launch.failure for launch in found.launches)
     return open_yet and len(found.launches) < how.blocks * _PER_BLOCK
 
@@ -243,14 +244,8 @@ def _plan(
     return recording, launcher.plan(argv, variables=variables | more, timeout_s=request.how.timeout_s)
 
 
-def _failure(request: VerifyRequest, result: LaunchResult, times: StepTimes) -> str:
-    """Return what went wrong with a launch, with its last lines of output; empty = nothing."""
-    missing = f"no step times: {without_secrets(times.failure)}" if times.failure else ""
-    return failure_of(result, timeout_s=request.how.timeout_s, missing=missing)
-
-
-def failure_of(result: LaunchResult, *, timeout_s: float, missing: str = "") -> str:
-    """Return what went wrong with a launch of the training, with its last lines of output; empty = nothing.
+def describe_failure(result: LaunchResult, *, timeout_s: float, missing: str = "") -> str:
+    """Describe the failure of a launch of the training, with its last lines of output; empty = none.
 
     Args:
         result: of the launch.

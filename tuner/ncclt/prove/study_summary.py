@@ -17,10 +17,10 @@ from ncclt.core.study import Arm, Study, Trial, median_scores
 from ncclt.core.workload import LEFT_OUT, Workload, WorkloadPart
 from ncclt.deliver.use import DeliveredForm, use_of
 from ncclt.nccl.compile import compile_policy
-from ncclt.prove.confidence import interval_of
+from ncclt.prove.confidence import estimate_interval
 from ncclt.prove.evidence import ArmLaunch, LaunchEvidence, collect_evidence
 from ncclt.prove.payback import Gain, describe_ceiling, describe_cost, estimate_gain, step_gain
-from ncclt.prove.proof import counted, left_alike, proof_notes
+from ncclt.prove.proof import average_unchanged, describe_proof, find_unchanged
 from ncclt.prove.verdict import INTERVAL_ERROR
 
 
@@ -66,7 +66,7 @@ def measure_parts(use: DeliveredForm, trials: Sequence[Trial], workload: Workloa
     """Return the gain of every part of a workload; empty where it was not merged.
 
     The pairs of launches are those of the verdict, each summed over the calls of one part. As in the verdict, messages
-    that the policy leaves to NCCL count the same on both sides (`ncclt.prove.proof.counted`).
+    that the policy leaves to NCCL count the same on both sides (`ncclt.prove.proof.average_unchanged`).
 
     Args:
         use: of what was published.
@@ -90,9 +90,11 @@ def _measure_part(part: WorkloadPart, blocks: Sequence[tuple[ArmLaunch, ArmLaunc
     def cut(launch: ArmLaunch) -> ArmLaunch:
         return replace(launch, time_us=sum(c.calls_per_step * launch.message_us[c.message] for c in kept))
 
-    pairs = counted([(cut(default), cut(policy)) for default, policy in blocks], replace(workload, messages=kept))
+    pairs = average_unchanged(
+        [(cut(default), cut(policy)) for default, policy in blocks], replace(workload, messages=kept)
+    )
     times_us = [(default.time_us or 0.0, policy.time_us or 0.0) for default, policy in pairs]
-    found = interval_of([math.log(default / policy) for default, policy in times_us], error=INTERVAL_ERROR)
+    found = estimate_interval([math.log(default / policy) for default, policy in times_us], error=INTERVAL_ERROR)
     lacking = len(part.messages) - len(kept)
     return PartGain(
         name=part.name,
@@ -234,7 +236,7 @@ def summarize_study(
         facts=tuple((word, sentence) for word, sentence in facts.items() if sentence),
         other=_describe_other_form(study, trials, found, use),
         warnings=tuple(filter(None, (stale, left_out))),
-        notes=proof_notes(trials, study.workload, found.table),
+        notes=describe_proof(trials, study.workload, found.table),
         parts=measure_parts(use, trials, study.workload),
     )
 
@@ -246,24 +248,24 @@ def proven_times_us(
 
     A median of sums is not the sum of medians, and the speed-up is estimated from pairs of launches: the medians of the
     messages are scaled to the default's time per step, and to this time divided by the speed-up. What the verdict
-    counts as the same on both sides (`ncclt.prove.proof.counted`) is the same here.
+    counts as the same on both sides (`ncclt.prove.proof.average_unchanged`) is the same here.
     """
     default_us, arm_us = evidence.message_times_us(Arm.DEFAULT), evidence.message_times_us(arm)
     if not verdict.blocks:
         return default_us, arm_us
     calls = {c.message: c.calls_per_step for c in workload.messages}
-    same = left_alike(evidence.whole_blocks(arm), workload)
+    same = find_unchanged(evidence.whole_blocks(arm), workload)
     both_us = {m: (default_us[m] + arm_us[m]) / 2 for m in same}
-    default_us = scaled_to(verdict.default_us, default_us | both_us, workload)
+    default_us = scale_times(verdict.default_us, default_us | both_us, workload)
     left_us = {m: default_us[m] for m in same}
     rest_us = verdict.paired_policy_us - sum(calls[m] * time_us for m, time_us in left_us.items())
     if rest_us <= 0:  # noise is larger than what the policy changes
-        return default_us, scaled_to(verdict.paired_policy_us, arm_us | both_us, workload)
+        return default_us, scale_times(verdict.paired_policy_us, arm_us | both_us, workload)
     changed_us = {m: time_us for m, time_us in arm_us.items() if m not in same}
-    return default_us, scaled_to(rest_us, changed_us, workload) | left_us
+    return default_us, scale_times(rest_us, changed_us, workload) | left_us
 
 
-def scaled_to(total_us: float, times_us: Mapping[Message, float], workload: Workload) -> dict[Message, float]:
+def scale_times(total_us: float, times_us: Mapping[Message, float], workload: Workload) -> dict[Message, float]:
     """Return times of one call of each message, µs, in the same ratios so that a step takes this long."""
     found_us = sum(c.calls_per_step * times_us[c.message] for c in workload.messages if c.message in times_us)
     return {message: time_us * total_us / (found_us or total_us) for message, time_us in times_us.items()}

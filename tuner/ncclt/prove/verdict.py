@@ -1,4 +1,4 @@
-"""The verdict: what pairs of launches prove, valid after any number of blocks."""
+"""The verdict on pairs of launches, valid after any number of blocks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ncclt.core.message import Message
 from ncclt.core.plural import count_noun
 from ncclt.core.recommendation import MIN_EFFECT as MIN_EFFECT
 from ncclt.core.recommendation import Decision, Verdict
-from ncclt.prove.confidence import Interval, centre_of, interval_of, log_capital
+from ncclt.prove.confidence import Interval, estimate_centre, estimate_interval, log_capital
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -57,7 +57,7 @@ _FORESIGHT = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairs:
-    """What a verdict is based on: paired launches of default and policy, two pairs per block.
+    """Evidence of a verdict: paired launches of default and policy, two pairs per block.
 
     Attributes:
         default_us, policy_us: time per step of each launch, µs, in pairs and in order.
@@ -120,7 +120,8 @@ def decide(pairs: Pairs, *, min_effect: float = MIN_EFFECT) -> Decision:
 
     `tuned`: bets against "no gain" have won 1 / `FALSE_TUNED`, and a loss of `GRAVE_LOSS` is ruled out. The estimated
     gain must reach `min_effect`, and no message of weight be suspected to be slower by more than `MAX_MESSAGE_LOSS`,
-    unless the policy is delivered without it (`left_out`). What was measured must bear it out too (`_is_borne_out`).
+    unless the policy is delivered without it (`find_dropped_messages`). The times as measured must bear it out too
+    (`_is_borne_out`).
     `keep-default`: a gain of `min_effect` is refuted at the level of the interval, or no more to be expected, or such a
     loss is shown of a message that cannot be left out (at `FALSE_VETO` shared among all messages).
     """
@@ -129,38 +130,43 @@ def decide(pairs: Pairs, *, min_effect: float = MIN_EFFECT) -> Decision:
     gains, worthwhile = pairs.gains, math.log1p(min_effect)
     if _is_hopeless(gains, worthwhile) or _is_refuted(gains, worthwhile):
         return Decision.KEEP_DEFAULT
-    harmed, suspected = _losers(pairs)
+    harmed, suspected = _find_losers(pairs)
     if harmed and not pairs.separable:
         return Decision.KEEP_DEFAULT
-    proven = float(log_capital(gains)) >= -math.log(FALSE_TUNED) and _clears_loss(gains)
-    if proven and float(centre_of(gains)) >= worthwhile and not _doubted(pairs, suspected) and _is_borne_out(pairs):
+    proven = float(log_capital(gains)) >= -math.log(FALSE_TUNED) and _rules_out_loss(gains)
+    if (
+        proven
+        and float(estimate_centre(gains)) >= worthwhile
+        and not _is_held_back(pairs, suspected)
+        and _is_borne_out(pairs)
+    ):
         return Decision.TUNED
     return Decision.UNDECIDED
 
 
-def left_out(pairs: Pairs) -> tuple[Message, ...]:
-    """Return the messages that a policy leaves to NCCL once it is `tuned`, the worst first: they looked slower.
+def find_dropped_messages(pairs: Pairs) -> tuple[Message, ...]:
+    """Find the slower-looking messages that a policy leaves to NCCL once it is `tuned`, the worst first.
 
     The gain that was proven includes what they lost, so it is true of the rest too. That one of them was faster, and
     only looked slower, costs its gain.
     """
-    return _losers(pairs)[1] if pairs.separable else ()
+    return _find_losers(pairs)[1] if pairs.separable else ()
 
 
-def _doubted(pairs: Pairs, suspected: Sequence[Message]) -> bool:
-    """Return whether messages that look slower hold a policy back: they cannot be left out, or nothing else is left."""
+def _is_held_back(pairs: Pairs, suspected: Sequence[Message]) -> bool:
+    """Check that slower-looking messages hold a policy back: they cannot be left out, or nothing else is left."""
     return bool(suspected) and (not pairs.separable or len(suspected) == len(pairs.losses))
 
 
 def _is_borne_out(pairs: Pairs) -> bool:
-    """Return whether the times as they were measured show the gain, too, but for a third.
+    """Check that the times as they were measured show two thirds of the gain.
 
     They hold the noise of all messages, so they alone would need many more launches. But if the policy slowed down what
     it leaves to NCCL, only they would show it.
     """
     if not pairs.measured_gains:
         return True
-    return float(centre_of(np.array(pairs.measured_gains))) >= _BORNE_OUT * float(centre_of(pairs.gains))
+    return float(estimate_centre(np.array(pairs.measured_gains))) >= _BORNE_OUT * float(estimate_centre(pairs.gains))
 
 
 def _is_refuted(gains: NDArray[np.float64], gain: float) -> bool:
@@ -168,12 +174,12 @@ def _is_refuted(gains: NDArray[np.float64], gain: float) -> bool:
 
 
 def _is_hopeless(gains: NDArray[np.float64], worthwhile: float) -> bool:
-    """Return whether more launches would hardly show the minimum effect.
+    """Check that more launches would hardly show the minimum effect.
 
     To give up costs a small gain at most, so it needs no bet; `tuned` becomes rarer by it, and never more frequent.
     """
     error = _deviation(gains) / math.sqrt(len(gains))
-    return float(centre_of(gains)) + _HOPELESS_DEVIATIONS * error < worthwhile
+    return float(estimate_centre(gains)) + _HOPELESS_DEVIATIONS * error < worthwhile
 
 
 def _deviation(gains: NDArray[np.float64]) -> float:
@@ -181,23 +187,23 @@ def _deviation(gains: NDArray[np.float64]) -> float:
 
     The mean deviation of a normal distribution is sqrt(2 / pi) standard deviations; an outlier makes it larger.
     """
-    return float(np.abs(gains - centre_of(gains)).mean()) * math.sqrt(math.pi / 2)
+    return float(np.abs(gains - estimate_centre(gains)).mean()) * math.sqrt(math.pi / 2)
 
 
-def _clears_loss(gains: NDArray[np.float64]) -> bool:
-    """Return whether a loss of `GRAVE_LOSS` is ruled out.
+def _rules_out_loss(gains: NDArray[np.float64]) -> bool:
+    """Check that a loss of `GRAVE_LOSS` is ruled out.
 
     For a loss to look like a gain by chance, the noise must be larger than the loss. If the noise is small, the
     distance of the estimate shows that. Otherwise bets against the loss have to win 1 / `FALSE_TUNED_GRAVE`, for which
     they need more pairs. It is one more condition for `tuned`, so it raises no error rate at any number of looks.
     """
-    loss, centre = math.log1p(-GRAVE_LOSS), float(centre_of(gains))
+    loss, centre = math.log1p(-GRAVE_LOSS), float(estimate_centre(gains))
     if centre - loss >= _CLEAR_DEVIATIONS * _deviation(gains):
         return True
     return float(log_capital(gains, loss)) >= -math.log(FALSE_TUNED_GRAVE)
 
 
-def _losers(pairs: Pairs) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
+def _find_losers(pairs: Pairs) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
     """Return the messages that are proven to lose more than they may, and those suspected of it, the worst first."""
     if not pairs.losses:
         return (), ()
@@ -209,7 +215,7 @@ def _losers(pairs: Pairs) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
     # factor of their number, would hide real losses, and no correction would let noise reject every second policy.
     losing = log_capital(logs) >= math.log(len(messages)) / 2
     suspicious = losing & (log_capital(-logs, -limit) < _CLEARED)
-    worst_first = np.argsort(-centre_of(logs), kind="stable")
+    worst_first = np.argsort(-estimate_centre(logs), kind="stable")
 
     def among(chosen: NDArray[np.bool_]) -> tuple[Message, ...]:
         return tuple(messages[index] for index in worst_first if chosen[index])
@@ -217,9 +223,9 @@ def _losers(pairs: Pairs) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
     return among(shown), among(shown | suspicious)
 
 
-def _immaterial(pairs: Pairs, *, min_effect: float) -> bool:
-    """Return whether the estimate is below the minimum effect, and a gain of twice the minimum is refuted."""
-    if pairs.blocks < MIN_BLOCKS or float(centre_of(pairs.gains)) >= math.log1p(min_effect):
+def _is_immaterial(pairs: Pairs, *, min_effect: float) -> bool:
+    """Check that the estimate is below the minimum effect, and a gain of twice the minimum is refuted."""
+    if pairs.blocks < MIN_BLOCKS or float(estimate_centre(pairs.gains)) >= math.log1p(min_effect):
         return False
     return _is_refuted(pairs.gains, math.log1p(2 * min_effect))
 
@@ -246,7 +252,7 @@ def judge(
     """
     measured = pairs.blocks > 0
     interval = (
-        interval_of([float(gain) for gain in pairs.gains], error=INTERVAL_ERROR)
+        estimate_interval([float(gain) for gain in pairs.gains], error=INTERVAL_ERROR)
         if measured
         else Interval(estimate=1.0, low=0.0, high=math.inf)
     )
@@ -255,7 +261,7 @@ def judge(
     else:
         decision = decide(pairs, min_effect=min_effect)
         settled = decision is not Decision.UNDECIDED or bool(default_failure)
-        if ended and not settled and _immaterial(pairs, min_effect=min_effect):
+        if ended and not settled and _is_immaterial(pairs, min_effect=min_effect):
             decision = Decision.KEEP_DEFAULT
         reason = _reason(decision, pairs, interval, min_effect=min_effect)
         if decision is Decision.UNDECIDED and default_failure:
@@ -282,9 +288,10 @@ def _reason(decision: Decision, pairs: Pairs, interval: Interval, *, min_effect:
         return f"communication is faster: {gain}"
     if pairs.blocks < MIN_BLOCKS:
         return f"only {pairs.blocks} of at least {MIN_BLOCKS} blocks measured"
-    harmed, suspected = _losers(pairs)
+    harmed, suspected = _find_losers(pairs)
     if decision is Decision.UNDECIDED:
-        return f"{_doubt(pairs, gain, suspected, min_effect=min_effect)}; {_outlook(pairs, min_effect=min_effect)}"
+        doubt = _describe_doubt(pairs, gain, suspected, min_effect=min_effect)
+        return f"{doubt}; {_estimate_more_blocks(pairs, min_effect=min_effect)}"
     if interval.high < 1.0:
         return f"the policy is slower: {gain}"
     if harmed and not pairs.separable:
@@ -296,20 +303,20 @@ def _reason(decision: Decision, pairs: Pairs, interval: Interval, *, min_effect:
     return f"gain {gain} does not reach the {threshold} threshold, and twice that is ruled out"
 
 
-def _doubt(pairs: Pairs, gain: str, suspected: Sequence[Message], *, min_effect: float) -> str:
+def _describe_doubt(pairs: Pairs, gain: str, suspected: Sequence[Message], *, min_effect: float) -> str:
     if float(log_capital(pairs.gains)) < -math.log(FALSE_TUNED):
         return f"inconclusive: {gain}"
-    if not _clears_loss(pairs.gains):
+    if not _rules_out_loss(pairs.gains):
         return f"gain {gain}, but the noise does not rule out a loss of {GRAVE_LOSS * 100:g} %"
-    if _doubted(pairs, suspected):
+    if _is_held_back(pairs, suspected):
         return f"gain {gain}, but {suspected[0].label} looks {_loss(pairs, suspected[0])} slower"
     if not _is_borne_out(pairs):
-        shown = _percent(math.exp(float(centre_of(np.array(pairs.measured_gains)))))
+        shown = _percent(math.exp(float(estimate_centre(np.array(pairs.measured_gains)))))
         return f"gain {gain} on messages with rules, but only {shown} over all messages"
     return f"gain {gain} may be below the {min_effect * 100:.3g} % threshold"
 
 
-def _outlook(pairs: Pairs, *, min_effect: float) -> str:
+def _estimate_more_blocks(pairs: Pairs, *, min_effect: float) -> str:
     blocks = pairs.blocks
     while blocks < _FORESIGHT:
         blocks += max(1, blocks // 8)
@@ -319,10 +326,10 @@ def _outlook(pairs: Pairs, *, min_effect: float) -> str:
 
 
 def _loss(pairs: Pairs, message: Message) -> str:
-    return f"{math.expm1(float(centre_of(np.array(pairs.losses[message])))) * 100:.1f} %"
+    return f"{math.expm1(float(estimate_centre(np.array(pairs.losses[message])))) * 100:.1f} %"
 
 
-def nothing_better(default_us: float, *, why: str, min_effect: float = MIN_EFFECT) -> Verdict:
+def keep_default(default_us: float, *, why: str, min_effect: float = MIN_EFFECT) -> Verdict:
     """Return the verdict if the search found nothing that is worth comparing with the default.
 
     Args:
@@ -342,9 +349,9 @@ def nothing_better(default_us: float, *, why: str, min_effect: float = MIN_EFFEC
     )
 
 
-def interval_words(pairs: Pairs) -> str:
+def format_interval(pairs: Pairs) -> str:
     """Return the gain so far with its 95 % interval, `1.030x (0.99 to 1.05)`; at first it has no ends."""
-    found = interval_of([float(gain) for gain in pairs.gains], error=INTERVAL_ERROR)
+    found = estimate_interval([float(gain) for gain in pairs.gains], error=INTERVAL_ERROR)
     bounded = found.low > 0 and found.high < math.inf
     return f"{found.estimate:.3f}x{f' ({found.low:.2f} to {found.high:.2f})' if bounded else ''}"
 

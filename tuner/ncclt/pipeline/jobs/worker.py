@@ -50,7 +50,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPlan:
-    """What a worker does.
+    """Plan of a worker.
 
     Attributes:
         cluster: name of the one whose jobs it takes.
@@ -66,7 +66,7 @@ class WorkerPlan:
 
     @property
     def submits_batches(self) -> bool:
-        """Return whether each study is a batch job of Slurm."""
+        """Check that each study is a batch job of Slurm."""
         named = re.search(r"--launcher[ =](\S+)", " ".join(self.arguments))
         target = Target(launcher=named[1] if named else os.environ.get("NCCLT_LAUNCHER", ""))
         return target.lacks_allocation(os.environ)

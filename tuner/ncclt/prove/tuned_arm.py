@@ -1,4 +1,4 @@
-"""The side that `ncclt verify` judges: the training with what was proven for it, as `ncclt run` would deliver it."""
+"""The tuned arm of `ncclt verify`: the training with its validated policy, as `ncclt run` would deliver it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ncclt.prove.step_times import VerifyRequest, open_mpi_sides
 
 
 def require_measurable(recommendation: Recommendation, argv: Sequence[str], *, gpus_visible: bool) -> None:
-    """Refuse to verify what was never measured where nothing but this machine's CPUs would be timed.
+    """Refuse to verify recorded or simulated results where only this machine's CPUs would be timed.
 
     Args:
         recommendation: what would be verified.
@@ -39,24 +39,24 @@ def require_measurable(recommendation: Recommendation, argv: Sequence[str], *, g
     source = "replayed from a recording" if recommendation.origin is TimesOrigin.RECORDED else "SIMULATED"
     raise NoRecommendationError(
         f"{recommendation.model} on {recommendation.cluster} cannot be verified here: its times are {source}, and no "
-        "GPU is visible, so that NCCL would take no part in the training",
-        hint=f"on {valid.nodes} x {valid.gpus_per_node} real GPUs, `ncclt autotune -- COMMAND` measures, proves and "
-        "compares step times; here --env and --base, or --against, compare whatever changes this job",
+        "GPU is visible, so the training would not use NCCL",
+        hint=f"on {valid.nodes} x {valid.gpus_per_node} real GPUs, `ncclt autotune -- COMMAND` measures and "
+        "validates a policy and compares step times; here, compare two environments with --env and --base",
     )
 
 
 def has_gain(recommendation: Recommendation) -> bool:
-    """Return whether a gain is proven of the table or of the variables."""
+    """Check that a gain of the table or of the variables is validated."""
     deliveries = (recommendation.table, recommendation.variables)
     return any(one.verdict.decision is Decision.TUNED for one in deliveries if one)
 
 
 def is_unmeasured(recommendation: Recommendation) -> bool:
-    """Return whether the times behind a recommendation come from a model or a recording."""
+    """Check that the times behind a recommendation come from a model or a recording."""
     return recommendation.origin is not TimesOrigin.MEASURED
 
 
-def delivery(
+def plan_tuned_arm(
     recommendation: Recommendation,
     argv: Sequence[str],
     *,
@@ -64,7 +64,7 @@ def delivery(
     plugin: Path | None,
     folder: Path,
 ) -> JobPlan:
-    """Return what `ncclt run` would give the training; nothing is written yet.
+    """Plan the tuned arm as `ncclt run` would start it; nothing is written yet.
 
     Args:
         recommendation: to verify.
@@ -82,8 +82,7 @@ def delivery(
         said = headline(recommendation, recommendation.table)
         raise NoRecommendationError(
             f"there is nothing to verify: {said}{f' ({recommendation.label})' if recommendation.label else ''}",
-            hint="any two environments are compared with --env NAME=VALUE and --base NAME=VALUE, two commands with "
-            "--against",
+            hint="compare two environments with --env NAME=VALUE and --base NAME=VALUE, or two commands with --against",
         )
     if plugin is None and answer.table and not answer.variables:
         raise UsageError(
@@ -99,7 +98,7 @@ def delivery(
 
 
 @contextmanager
-def proven_request(
+def prepare_comparison(
     recommendation: Recommendation,
     argv: tuple[str, ...],
     *,
@@ -108,7 +107,7 @@ def proven_request(
     environ: Mapping[str, str],
     planned: bool = False,
 ) -> Iterator[VerifyRequest]:
-    """Yield the request that compares a training without and with what was proven for it.
+    """Prepare the comparison of a training without and with its validated policy.
 
     Table and plugin are in a folder of their own for that time, in the one that all ranks share.
 
@@ -121,7 +120,7 @@ def proven_request(
         planned: it is only shown, and nothing is written.
 
     Raises:
-        NoRecommendationError, UsageError: as for `delivery`, or the folder cannot be written to.
+        NoRecommendationError, UsageError: as for `plan_tuned_arm`, or the folder cannot be written to.
     """
     removed = launcher.plan(argv, variables={}, timeout_s=how.timeout_s).unset_env
     inherited = {name: value for name, value in environ.items() if name not in removed}
@@ -130,7 +129,7 @@ def proven_request(
         if not planned:
             folder = stack.enter_context(_own_folder(folder.parent))
             plugin = plugin and place_plugin(folder, plugin)
-        plan = delivery(recommendation, argv, environ=inherited, plugin=plugin, folder=folder)
+        plan = plan_tuned_arm(recommendation, argv, environ=inherited, plugin=plugin, folder=folder)
         given = dict(plan.set_env)
         if POLICY_VARIABLE in given and plan.answer is not None and not planned:
             write_table(Path(given[POLICY_VARIABLE]), plan.answer.table)
