@@ -283,7 +283,7 @@ def test_what_delivers_nothing_or_lost_its_evidence_is_not_checked(request_):
     kept = replace(table, verdict=replace(table.verdict, decision=Decision.UNDECIDED))
     with pytest.raises(NoRecommendationError, match="nothing to recheck"):
         checked(replace(request_, recommendation=replace(request_.recommendation, table=kept)), times(seed=2))
-    with pytest.raises(NoRecommendationError, match="void"):
+    with pytest.raises(NoRecommendationError, match="outdated"):
         checked(replace(request_, trials=()), times(seed=2))
 
 

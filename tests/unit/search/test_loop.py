@@ -245,7 +245,7 @@ def test_a_second_worker_waits_for_the_default_of_the_first(cluster, workload, l
 def test_equal_failures_in_a_row_stop_the_study_and_keep_it(cluster, workload):
     trial_log = FakeTrialLog()
 
-    with pytest.raises(StudyStoppedError, match=f"{EQUAL_FAILURES} launches in a row ended with timeout"):
+    with pytest.raises(StudyStoppedError, match=f"{EQUAL_FAILURES} trials in a row ended with timeout"):
         run(cluster, workload, lambda s, *_: 10.0 if s.is_default else Outcome.TIMEOUT, trial_log=trial_log)
     assert len(trial_log.trials()) == 1 + EQUAL_FAILURES
 
@@ -329,7 +329,7 @@ def work_of(history, budget, *, default_us=1000.0):
         watch=None,
     )
     trials = [SimpleNamespace(result=SimpleNamespace(wall_s=2.0)) for _ in history]
-    return lambda gain: work._not_worth(SimpleNamespace(expected_gain=gain), trials)
+    return lambda gain: work._explain_low_gain(SimpleNamespace(expected_gain=gain), trials)
 
 
 def test_a_proposal_that_promises_less_than_half_a_percent_ends_the_search_from_eight_launches_on():
