@@ -99,9 +99,9 @@ def _snippet(found: Recommendation, format: str, job: str) -> Snippet:
 def _find_obstacle(found: Recommendation, form: str) -> str:
     """Return the reason why a form sets nothing; empty where it sets something."""
     if found.table.effective.is_default and (found.variables is None or found.variables.effective.is_default):
-        return "keeping the NCCL default"
+        return "Keeping the NCCL default"
     if form == "variables" and not by_variables(found).variables:
-        return "plain variables cannot express the validated policy: use the tuner table"
+        return "Plain variables cannot express the validated policy: use the tuner table"
     if form == "table" and not by_table(found).rules:
-        return "the validated policy needs no table: use plain variables"
+        return "The validated policy needs no table: use plain variables"
     return ""
