@@ -22,7 +22,7 @@ from ncclt_api.access import AccessMiddleware, declared_role, forbidden
 from ncclt_api.answers import FRESH_S, Answers, AnswersMiddleware
 from ncclt_api.large_answers import LargeAnswers, LargeAnswersMiddleware
 from ncclt_api.middleware import BodyLimitMiddleware, HeadMiddleware, RequestIdMiddleware, SecurityHeadersMiddleware
-from ncclt_api.pages.study_page import StudyPages
+from ncclt_api.pages.study import StudyPages
 from ncclt_api.problems import Forbidden, add_problem_handlers
 from ncclt_api.proxy_users import PeerMiddleware, ProxyPlan, ProxyUsers
 from ncclt_api.routes import (

@@ -23,6 +23,7 @@ from ncclt_api.pages.charts import interval_picture
 from ncclt_api.pages.cluster import heat
 from ncclt_api.pages.home import shade
 from ncclt_api.pages.results import build_result
+from ncclt_api.pages.trials import describe_message, describe_use
 from ncclt_api.text import readable
 
 
@@ -40,6 +41,8 @@ def _environment() -> Environment:
         "shade": shade,
         "ago": wording.format_age,
         "heat": heat,
+        "message": describe_message,
+        "use": describe_use,
         "badge_class": wording.badge_class,
         "result": build_result,
         "shape": wording.format_shape,

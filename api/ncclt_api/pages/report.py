@@ -9,8 +9,8 @@ from ncclt.core.study import Study
 from ncclt.store.store import Store
 from ncclt_api.pages.environment import render_page
 from ncclt_api.pages.self_contained import self_contained
-from ncclt_api.pages.study_page import StudyPages
-from ncclt_api.pages.trial_table import TrialChoice
+from ncclt_api.pages.study import StudyPages
+from ncclt_api.pages.trials import TrialChoice
 
 
 def study_report(store: Store, study: Study, *, now: datetime | None = None) -> str:

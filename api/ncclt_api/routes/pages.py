@@ -10,20 +10,23 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.encoders import jsonable_encoder
-from pydantic import Field
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 
-from ncclt.core.algorithms import Algorithm
 from ncclt.core.api_key import Role
-from ncclt.core.study import Phase
-from ncclt.core.trial import Outcome
-from ncclt.store.trials import Order
+from ncclt.store.trials import TrialFilter
 from ncclt_api.access import needs
 from ncclt_api.dependencies import MOST_NUMBER, CurrentStore, CurrentStudy, StrictQuery
 from ncclt_api.pages.environment import render_page
-from ncclt_api.pages.trial_export import trials_as_csv, trials_as_json
-from ncclt_api.pages.trial_table import TrialChoice, filter_of, trial_table
-from ncclt_api.pages.trial_view import MOST_REPEATS, trial_view
+from ncclt_api.pages.trials import (
+    MOST_REPEATS,
+    TrialChoice,
+    build_filter,
+    build_table,
+    describe_forcing,
+    samples_chart,
+    trials_as_csv,
+    trials_as_json,
+)
 from ncclt_api.sign_in import visitor
 from ncclt_api.text import readable
 
@@ -35,43 +38,21 @@ WHOLE_PAGE = {"HX-Retarget": "#main", "HX-Reselect": "#main", "HX-Reswap": "oute
 """Headers that make htmx replace all of an open page, and not the part that it asked for."""
 
 
-class TrialListQuery(StrictQuery):
-    """Which of the trials; empty values come from a form and mean all."""
-
-    phase: Phase | Literal[""] = ""
-    outcome: Outcome | Literal[""] = ""
-    message: str = Field("", max_length=300)
-    algorithm: Algorithm | Literal[""] = ""
-    sort: Order = "number"
-    page: int = Field(1, ge=1, le=MOST_NUMBER)
-
-    def choice(self) -> TrialChoice:
-        """Return what was chosen."""
-        return TrialChoice(
-            phase=self.phase or None,
-            outcome=self.outcome or None,
-            message=self.message,
-            algorithm=self.algorithm or None,
-            sort=self.sort,
-            page=self.page,
-        )
-
-
-class StudyQuery(TrialListQuery):
-    """Which trials, and in which form; `live` = what has changed on the page of a running study."""
+class StudyQuery(TrialChoice, StrictQuery):
+    """Selection of trials, and the form; `live` = only the parts of a running study that change."""
 
     format: Form = "html"
     live: bool = False
 
 
-class ExportQuery(TrialListQuery):
-    """Which trials, and as what: a part of the page, or a file of all that match."""
+class ExportQuery(TrialChoice, StrictQuery):
+    """Selection of trials, and the form: a part of the page, or a file of all that match."""
 
     format: Literal["html", "csv", "json"] = "html"
 
 
 class TrialQuery(StrictQuery):
-    """In which form."""
+    """Form of the answer."""
 
     format: Form = "html"
 
@@ -80,7 +61,7 @@ class TrialQuery(StrictQuery):
 def show_study(study: CurrentStudy, query: Annotated[StudyQuery, Query()], request: Request) -> Response:
     """Show one study with its evidence."""
     values = request.app.state.study_pages(
-        study, server=request.app.state.public_url, choice=query.choice(), now=datetime.now(UTC)
+        study, server=request.app.state.public_url, choice=query, now=datetime.now(UTC)
     )
     if query.format == "json":
         return json_response(values)
@@ -96,15 +77,14 @@ def show_trials(
     study: CurrentStudy, query: Annotated[ExportQuery, Query()], store: CurrentStore, request: Request
 ) -> Response:
     """Show the list of trials alone, for a page that is open; or all that match as a file."""
-    choice = query.choice()
     if query.format != "html":
         write, kind = (trials_as_csv, "text/csv") if query.format == "csv" else (trials_as_json, "application/json")
         headers = {
             "Content-Disposition": f'attachment; filename="trials-{study.id}.{query.format}"',
             "Cache-Control": "no-cache",
         }
-        return StreamingResponse(write(store, study, filter_of(study, choice)), media_type=kind, headers=headers)
-    table = trial_table(store, study, choice)
+        return StreamingResponse(write(store, study, build_filter(study, query)), media_type=kind, headers=headers)
+    table = build_table(store, study, query)
     page = page_response(request, "_trials.html", trials=table)
     # Another address than the page's: a browser that goes back must not find a part of the page under it.
     page.headers["HX-Push-Url"] = table.address() + "#trials"
@@ -122,9 +102,20 @@ def show_trial(
     """Show one trial."""
     trial = store.trials.get(study.id, number)
     repeats = store.trials.repeats(study.id, trial, limit=MOST_REPEATS) if trial.policy is None else ()
-    total = store.trials.select(study.id, filter_of(study, TrialChoice()), limit=1).total
-    view = trial_view(study, trial, repeats, total=total)
-    return json_response(view) if query.format == "json" else page_response(request, "trial.html", view=view)
+    measured = {one.message: one for one in trial.result.measurements}
+    messages = [one.message for one in study.workload.messages if not measured or one.message in measured]
+    values: dict[str, Any] = {
+        "study": study,
+        "trial": trial,
+        "messages": messages,
+        "repeats": repeats,
+        "last": store.trials.select(study.id, TrialFilter(), limit=1).total - 1,
+        "forcing": describe_forcing(study, trial),
+        "samples": samples_chart(trial),
+    }
+    if query.format == "json":
+        return json_response(values)
+    return page_response(request, "trial.html", measured=measured, **values)
 
 
 def page_response(request: Request, template: str, **values: Any) -> HTMLResponse:
@@ -142,7 +133,7 @@ def json_response(view: Any) -> JSONResponse:
 
 
 def _json(value: Any) -> Any:
-    """Return a view as JSON: what is by message becomes a list of pairs, and an endless interval ends in null."""
+    """Return a value as JSON: a mapping by message becomes a list of pairs, and infinity null."""
     if is_dataclass(value):
         return {field.name: _json(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):

@@ -2,28 +2,31 @@
 
 import json
 import math
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
 
-from ncclt.core.study import Phase
 from ncclt.core.trial import Outcome
 from ncclt_api.pages.charts import Axis, Chart, Level, Line, Span, interval_picture
 from ncclt_api.pages.environment import render_page
-from ncclt_api.pages.study_charts import LEAST_RATIO, MOST_POINTS, SearchPoint, search_chart
+from ncclt_api.pages.study_charts import LEAST_RATIO, MOST_POINTS, search_chart
 
 
 def of_class(root, name):
     return [element for element in root.iter() if element.get("class") == name]
 
 
-def points(*scores, phase=Phase.SEARCH):
-    return [
-        SearchPoint(
-            number=i, phase=phase, score_us=score, outcome=Outcome.OK if score else Outcome.CRASHED, label="</script>"
-        )
-        for i, score in enumerate(scores)
-    ]
+@pytest.fixture
+def trials(samples):
+    """Return trials with the given scores."""
+    study = samples.study()
+    good, bad = (samples.trial(0, samples.TREE, study, outcome=outcome) for outcome in (Outcome.OK, Outcome.CRASHED))
+
+    def made(*scores):
+        return [replace(good if score else bad, number=n, score_us=score) for n, score in enumerate(scores)]
+
+    return made
 
 
 def drawn(chart):
@@ -35,47 +38,48 @@ def line(chart, label):
 
 
 def test_no_tag_can_end_the_data_of_a_chart():
-    text = str(search_chart(points(100.0, 90.0), 100.0).to_json())
-    assert not set(text) & set("<>&")
-    assert line(search_chart(points(100.0, 90.0), 100.0), "searched")["notes"] == ["</script>"] * 2
+    axis = Axis(label="</script>", unit="count")
+    chart = Chart(id="a", title="A", description="", x=axis, y=axis)
+    assert not set(str(chart.to_json())) & set("<>&")
+    assert drawn(chart)["x"]["label"] == "</script>"
 
 
-def test_the_search_is_drawn_as_speed_up_over_the_default():
-    chart = search_chart(points(100.0, None, 80.0, 125.0), 100.0)
-    assert line(chart, "searched")["y"] == [1.0, 1.25, 0.8]
+def test_the_search_is_drawn_as_speed_up_over_the_default(trials):
+    chart = search_chart(trials(100.0, None, 80.0, 125.0), 100.0)
+    assert line(chart, "search")["y"] == [1.0, 1.25, 0.8]
     assert line(chart, "failed")["x"] == [1]
-    assert line(chart, "failed")["notes"] == ["crashed: </script>"]
+    assert line(chart, "failed")["notes"] == ["crashed: tree/ll128 c=8"]
     assert drawn(chart)["rules"][0]["at"] == 1.0
 
 
-def test_the_best_line_only_rises_and_reaches_the_end():
-    best = line(search_chart(points(100.0, 110.0, 90.0, 95.0), 100.0), "best")
+def test_the_best_line_only_rises_and_reaches_the_end(trials):
+    best = line(search_chart(trials(100.0, 110.0, 90.0, 95.0), 100.0), "best")
     assert best["x"] == [0, 2, 3]
     assert best["y"] == sorted(best["y"])
 
 
-def test_outliers_are_drawn_at_the_edge_and_say_what_they_were():
-    chart = search_chart(points(100.0, 1000.0, 90.0), 100.0)
+def test_outliers_are_drawn_at_the_edge_with_their_value(trials):
+    chart = search_chart(trials(100.0, 1000.0, 90.0), 100.0)
     edge = line(chart, "below")
     assert (edge["x"], edge["y"]) == ([1], [LEAST_RATIO])
-    assert edge["notes"] == ["0.100×: </script>"]
+    assert edge["notes"] == ["0.100×: tree/ll128 c=8"]
     assert drawn(chart)["y"]["low"] < LEAST_RATIO
 
 
-def test_a_long_search_is_thinned_and_keeps_its_extremes():
+def test_a_long_search_is_thinned_and_keeps_its_extremes(trials):
     scores = [100.0 + i % 7 for i in range(10_000)]
     scores[5000] = 50.0
-    chart = search_chart(points(*scores), 100.0)
-    dots = line(chart, "searched")
+    chart = search_chart(trials(*scores), 100.0)
+    dots = line(chart, "search")
     assert len(dots["x"]) <= MOST_POINTS
     assert 2.0 in dots["y"]
     assert dots["x"] == sorted(set(dots["x"]))
     assert "10000 measured" in chart.description
 
 
-def test_without_a_measurement_there_is_no_picture():
-    assert search_chart(points(None, None), 100.0) is None
-    assert search_chart(points(100.0), None) is None
+def test_without_a_measurement_there_is_no_chart(trials):
+    assert search_chart(trials(None, None), 100.0) is None
+    assert search_chart(trials(100.0), None) is None
 
 
 def test_what_is_not_a_number_is_a_gap():

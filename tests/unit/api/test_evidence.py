@@ -10,14 +10,14 @@ from ncclt.core.trial import Outcome
 from ncclt.prove.evidence import collect_evidence
 from ncclt.prove.proof import build_pairs
 from ncclt.prove.verdict import block_speedups
-from ncclt_api.pages.message_rows import best_setting_rows, policy_rows
-from ncclt_api.pages.study_view import blocks_of
+from ncclt_api.pages.study import build_blocks
+from ncclt_api.pages.study_charts import best_setting_rows, policy_rows
 
 
 def test_blocks_show_the_order_and_the_ratio_that_the_verdict_uses(samples):
     study = samples.study()
     evidence = collect_evidence(samples.verify_trials(study, first=24, blocks=3))
-    blocks = blocks_of(evidence, study.workload)
+    blocks = build_blocks(evidence, study.workload)
     pairs = build_pairs(Arm.TABLE, samples.POLICY, evidence.whole_blocks(Arm.TABLE), study.workload)
     expected = block_speedups(pairs.default_us, pairs.policy_us)
     assert [block.order for block in blocks] == [(Arm.DEFAULT, Arm.TABLE, Arm.TABLE, Arm.DEFAULT)] * 3
@@ -29,7 +29,7 @@ def test_an_arm_is_the_sum_of_its_launches(samples):
     trials = samples.verify_trials(study, first=0, blocks=1)
     parts = [t.score_us for t in trials if t.arm is Arm.TABLE and t.block == 0]
     assert len(parts) == 3
-    (block,) = blocks_of(collect_evidence(trials), study.workload)
+    (block,) = build_blocks(collect_evidence(trials), study.workload)
     assert block.launches[Arm.TABLE][0].time_us == pytest.approx(sum(parts))
 
 
@@ -40,7 +40,7 @@ def test_a_failed_launch_leaves_its_block_without_a_ratio(samples):
     trials[1] = samples.trial(
         1, broken.setting, study, phase=broken.phase, arm=broken.arm, block=0, outcome=Outcome.CRASHED
     )
-    first, second = blocks_of(collect_evidence(trials), study.workload)
+    first, second = build_blocks(collect_evidence(trials), study.workload)
     assert Arm.TABLE not in first.ratios
     assert first.launches[Arm.TABLE][0].time_us is None
     assert Arm.TABLE in second.ratios
@@ -51,17 +51,17 @@ def test_a_launch_without_a_score_counts_as_failed(samples):
     study = samples.study()
     trials = samples.verify_trials(study, first=0, blocks=1)
     trials[1] = replace(trials[1], score_us=None)
-    (block,) = blocks_of(collect_evidence(trials), study.workload)
+    (block,) = build_blocks(collect_evidence(trials), study.workload)
     assert block.launches[trials[1].arm][0].time_us is None
 
 
 def test_an_unfinished_block_has_no_ratio_and_an_unmeasured_arm_none(samples):
     study = samples.study()
     trials = [t for t in samples.verify_trials(study, first=0, blocks=1) if t.block == 0]
-    (block,) = blocks_of(collect_evidence(trials), study.workload)
+    (block,) = build_blocks(collect_evidence(trials), study.workload)
     assert Arm.TABLE not in block.ratios
     assert Arm.VARIABLES not in block.ratios
-    assert blocks_of(collect_evidence(samples.search_trials(study)), study.workload) == ()
+    assert build_blocks(collect_evidence(samples.search_trials(study)), study.workload) == ()
 
 
 def proven(samples):

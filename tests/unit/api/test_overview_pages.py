@@ -134,7 +134,7 @@ def test_what_the_search_found_is_not_shown_beside_a_verdict_that_refused_it(emp
         in empty_client.get("/clusters/leonardo").text
     )
     page = empty_client.get("/studies/aa").text
-    assert "no candidate was worth a proof" in page
+    assert "no candidate reached the threshold" in page
     assert not re.search("95.% CI", page)
 
 
@@ -174,7 +174,7 @@ def test_find_answers_a_fragment_to_the_field_and_a_page_to_a_form(client):
     assert fragment.lstrip().startswith("<ul")
     assert 'href="/clusters/leonardo"' in fragment
     assert "<html" in client.get("/find?q=leon").text
-    assert "called anything like that" in client.get("/find?q=nothing-like-it").text
+    assert "No cluster, workload or study matches." in client.get("/find?q=nothing-like-it").text
     assert client.get(f"/find?q={'x' * 201}").status_code == 422
 
 

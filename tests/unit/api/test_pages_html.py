@@ -10,7 +10,7 @@ from ncclt.core.recheck import Freshness, Recheck
 from ncclt.core.recommendation import Decision, PolicyVerdict
 from ncclt.core.study import StudyState
 from ncclt_api.app import create_app
-from ncclt_api.pages.trial_table import TRIALS_PER_PAGE
+from ncclt_api.pages.trials import TRIALS_PER_PAGE
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_hostile_names_and_output_are_escaped(client, samples):
 
 def test_a_running_study_promises_nothing(client):
     page = client.get("/studies/bad00003").text
-    assert "The search is running. Nothing was faster than the default so far." in page
+    assert "The search is running. Nothing faster than the NCCL default so far." in page
     assert "Use it" not in page
 
 
@@ -86,7 +86,7 @@ def test_a_gain_that_is_not_proven_is_called_so(empty_store, empty_client, sampl
     empty_store.studies.open(study)
     for trial in samples.search_trials(study):
         empty_store.trials.add(study.id, trial)
-    assert "not yet proven" in empty_client.get(f"/studies/{study.id}").text
+    assert "not validated" in empty_client.get(f"/studies/{study.id}").text
 
 
 def test_a_verdict_without_verification_compares_the_best_setting(client):
@@ -100,7 +100,7 @@ def test_an_interrupted_study_says_how_it_goes_on(empty_store, empty_client, sam
     empty_store.studies.open(samples.study(name="mine", state=StudyState.INTERRUPTED))
     page = empty_client.get("/studies/mine").text
     assert "interrupted" in page
-    assert "Nothing has been measured yet." in page
+    assert "Nothing measured yet." in page
 
 
 def test_trials_are_paged(empty_store, empty_client, samples):
@@ -114,75 +114,58 @@ def test_trials_are_paged(empty_store, empty_client, samples):
     assert "page 2 of 2" in second
 
 
-@pytest.mark.parametrize(("public_url", "source"), [("", ""), ("https://tuner", " --server https://tuner")])
-def test_the_line_to_type_names_the_configured_server_and_never_the_host_of_the_request(
-    empty_store, samples, public_url, source
-):
+def test_the_command_names_the_configured_server_and_never_the_host_of_the_request(empty_store, samples):
     study = replace(samples.study(), simulated=False, launcher="slurm")
     empty_store.studies.open(study)
     empty_store.revisions.publish(samples.recommendation(study))
-    with TestClient(create_app(empty_store, public_url=public_url)) as client:
-        page = client.get(f"/studies/{study.id}", headers={"Host": "evil.example:9000"}).text
-    line = "ncclt run --cluster leonardo --model bert --nodes 2 --gpus-per-node 4 --nccl-version 2.22.3"
-    line += f"{source} --shared . --job NAME -- torchrun --nnodes=2 --nproc-per-node=4 train.py"
-    assert "evil.example" not in page
-    assert page.count('<div class="copyable">') == 1
-    assert f"<code>{line}</code>" in re.sub("</?span>", "", page)
+    for public_url, source in (("", ""), ("https://tuner", " --server https://tuner")):
+        with TestClient(create_app(empty_store, public_url=public_url)) as client:
+            page = client.get(f"/studies/{study.id}", headers={"Host": "evil.example:9000"}).text
+        line = "ncclt run --cluster leonardo --model bert --nodes 2 --gpus-per-node 4 --nccl-version 2.22.3"
+        line += f"{source} --shared . --job NAME -- torchrun --nnodes=2 --nproc-per-node=4 train.py"
+        assert "evil.example" not in page
+        assert page.count('<div class="copyable">') == 1
+        assert f"<code>{line}</code>" in re.sub("</?span>", "", page)
 
 
-@pytest.mark.parametrize(
-    ("decision", "stale", "answer"),
-    [
-        ("tuned", False, "1.083×"),
-        ("keep-default", False, "No"),
-        ("undecided", False, "Not decided"),
-        ("tuned", True, "No longer"),
-    ],
-)
-def test_whether_it_is_worth_it_is_answered_by_the_verdict(empty_store, empty_client, samples, decision, stale, answer):
-    """A speed-up that was not proven, or holds no longer, is no answer."""
-    study = samples.study(simulated=False, launcher="slurm")
-    empty_store.studies.open(study)
-    table = PolicyVerdict(policy=samples.POLICY, verdict=samples.verdict(Decision(decision), 1.083, (1.061, 1.104)))
-    found = samples.recommendation(study, "0c0ffee7", Decision(decision), plain=False, table=table)
-    empty_store.revisions.publish(found)
-    if stale:
-        reasons = ("the gain is lost: 1.07 before, 0.99 now",)
-        empty_store.records.add_recheck(
-            Recheck(
-                id="c1",
-                recommendation=found.id,
-                cluster=found.cluster,
-                model=found.model,
-                launches=6,
-                freshness=Freshness.STALE,
-                changes=(),
-                reasons=reasons,
-                launcher="slurm",
-                created="2026-11-21T10:00:00+00:00",
-            )
+def test_the_gain_of_a_study_is_its_verdict(empty_store, empty_client, samples):
+    """A speed-up that was not validated, or is stale, is no gain."""
+
+    def shown_gain(id):
+        return re.search(r"<dt>Gain</dt>\s*<dd><strong>(.*?)</strong>", empty_client.get(f"/studies/{id}").text)[1]
+
+    gains = {}
+    for decision in Decision:
+        study = samples.study(decision.value, simulated=False, launcher="slurm")
+        empty_store.studies.open(study)
+        table = PolicyVerdict(policy=samples.POLICY, verdict=samples.verdict(decision, 1.083, (1.061, 1.104)))
+        found = empty_store.revisions.publish(
+            samples.recommendation(study, f"r-{decision}", decision, plain=False, table=table)
         )
-    page = empty_client.get(f"/studies/{study.id}").text
-    assert f"<dt>Is it worth it?</dt>\n      <dd><strong>{answer}</strong>" in page
-    assert "1.083×" in page
-
-
-def test_a_study_on_a_machine_has_no_banner(client):
-    assert "SIMULATED" not in client.get("/studies/7a6bbb02").text
-    assert "SIMULATED" in client.get("/studies/5e1f00aa").text
-
-
-def test_a_study_says_what_it_cost_and_whether_that_was_real(client):
-    listed = client.get("/v1/studies").json()["items"]
-    said = {}
-    for study in listed:
-        page = client.get(f"/studies/{study['id']}", headers={"Accept": "text/html"}).text
-        said.setdefault(study["simulated"], []).extend(
-            line.strip() for line in page.splitlines() if "Cost of all launches" in line
+        gains[decision] = shown_gain(study.id)
+    assert gains == {"tuned": "1.083×", "keep-default": "None", "undecided": "Undecided"}
+    empty_store.records.add_recheck(
+        Recheck(
+            id="c1",
+            recommendation=found.id,
+            cluster=found.cluster,
+            model=found.model,
+            launches=6,
+            freshness=Freshness.STALE,
+            changes=(),
+            reasons=("the gain is lost: 1.07 before, 0.99 now",),
+            launcher="slurm",
+            created="2026-11-21T10:00:00+00:00",
         )
-    assert said[True]
-    assert all(line.startswith('<p class="note">Cost of all launches: SIMULATED, about ') for line in said[True])
-    assert not any("SIMULATED" in line for line in said[False])
+    )
+    assert shown_gain(found.study) == "Stale"
+
+
+def test_simulated_studies_are_marked_and_their_cost_too(client):
+    for id, is_simulated in (("5e1f00aa", True), ("7a6bbb02", False)):
+        page = client.get(f"/studies/{id}").text
+        assert ("SIMULATED" in page) == is_simulated
+        assert ('<p class="note">Total: about ' in page) == is_simulated
 
 
 def test_the_page_of_a_study_reads_only_the_measurements_that_it_shows(empty_store, empty_client, samples, monkeypatch):
@@ -193,7 +176,7 @@ def test_the_page_of_a_study_reads_only_the_measurements_that_it_shows(empty_sto
     whole, outline = empty_store.trials.find(study.id), empty_store.trials.outline(study.id)
     assert empty_store.trials.with_measurements(study.id, outline) == whole
     assert not any(trial.result.measurements for trial in outline)
-    monkeypatch.setattr(empty_store, "trials", None)
+    monkeypatch.setattr(type(empty_store.trials), "find", None)
     assert empty_client.get(f"/studies/{study.id}").status_code == 200
 
 

@@ -12,8 +12,7 @@ from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.recommendation import Decision, PolicyVerdict
 from ncclt.core.setting import DEFAULT, Setting
-from ncclt.core.study import Arm, Phase, StudyState
-from ncclt.core.trial import Outcome
+from ncclt.core.study import Arm, StudyState
 from ncclt.prove.evidence import ArmLaunch, LaunchEvidence
 from ncclt.prove.interleave import prove
 from ncclt.prove.payback import Gain
@@ -21,14 +20,24 @@ from ncclt.prove.proof import judge_arm
 from ncclt.testing.fakes import FakeRunner, FakeTrialLog
 from ncclt.testing.samples import sample_recommendation
 from ncclt_api.app import create_app
-from ncclt_api.pages.message_rows import MessageLine
-from ncclt_api.pages.study_charts import LEAST_RATIO, SearchPoint, search_chart
-from ncclt_api.pages.study_proof import MOST_LOOKS, MOST_PAIRS, proof_charts
-from ncclt_api.pages.study_sizes import AS_GOOD, SizeTimes, Spread, curves_of, group_of, setting_times, shares_chart
-from ncclt_api.pages.study_sizes import wins_chart as wins
-from ncclt_api.pages.study_view import study_view
-from ncclt_api.pages.study_worth import cost_rows, decisions_of
-from ncclt_api.pages.study_worth import payback_chart as payback
+from ncclt_api.pages.study import build_log, build_study_view, phase_costs
+from ncclt_api.pages.study_charts import (
+    AS_GOOD,
+    LEAST_RATIO,
+    MOST_LOOKS,
+    MOST_PAIRS,
+    MessageLine,
+    SizeTimes,
+    Spread,
+    message_group,
+    payback_chart,
+    proof_charts,
+    search_chart,
+    setting_times,
+    shares_chart,
+    size_curves,
+    wins_chart,
+)
 from ncclt_api.pages.wording import format_speedup
 
 MIB = 1 << 20
@@ -68,29 +77,29 @@ def test_rules_and_gaps_are_drawn_where_the_policy_has_them(study):
             Rule(collective=Collective.ALL_REDUCE, min_bytes=2 * MIB, algorithm=Algorithm.RING),
         )
     )
-    chart = wins(study, policy, times(study, 1.0), {})
+    chart = wins_chart(study, policy, times(study, 1.0), {})
     drawn = spans_of(chart, "all_reduce: policy")
-    assert [span[2:] for span in drawn] == [("tree/ll", False), ("NCCL's own", True), ("ring/auto", False)]
+    assert [span[2:] for span in drawn] == [("tree/ll", False), ("default", True), ("ring/auto", False)]
     assert [span[1] for span in drawn[:-1]] == [65537, 2 * MIB]
     assert (drawn[0][0], drawn[-1][1]) == (chart.x.low, chart.x.high)
 
 
 def test_a_rule_for_another_group_is_not_drawn(study):
     rule = Rule(collective=Collective.ALL_REDUCE, group_size=3, algorithm=Algorithm.RING)
-    chart = wins(study, Policy(rules=(rule,)), times(study, 1.0), {})
-    assert [span[2] for span in spans_of(chart, "all_reduce: policy")] == ["NCCL's own"]
+    chart = wins_chart(study, Policy(rules=(rule,)), times(study, 1.0), {})
+    assert [span[2] for span in spans_of(chart, "all_reduce: policy")] == ["default"]
 
 
 def test_the_fastest_choice_has_to_be_faster_than_the_default(study):
-    barely = wins(study, None, times(study, 1.0), {FAST: times(study, 1 / (AS_GOOD - 0.002))})
-    clearly = wins(study, None, times(study, 1.0), {FAST: times(study, 0.9)})
-    assert {span[2] for span in spans_of(barely, "all_reduce: fastest")} == {"NCCL's own"}
+    barely = wins_chart(study, None, times(study, 1.0), {FAST: times(study, 1 / (AS_GOOD - 0.002))})
+    clearly = wins_chart(study, None, times(study, 1.0), {FAST: times(study, 0.9)})
+    assert {span[2] for span in spans_of(barely, "all_reduce: fastest")} == {"default"}
     assert {span[2] for span in spans_of(clearly, "all_reduce: fastest")} == {"tree/ll c=4"}
     assert not any(row.endswith("policy") for row in clearly.rows)
 
 
 def test_every_message_is_in_the_table_beside_it(study, samples):
-    chart = wins(study, samples.POLICY, times(study, 1.0), {FAST: times(study, 0.5)})
+    chart = wins_chart(study, samples.POLICY, times(study, 1.0), {FAST: times(study, 0.5)})
     assert len(chart.table.rows) == len(study.workload.messages)
     rows = {row[0]: row[1:3] for row in chart.table.rows}
     assert rows["all_reduce 4 KiB float32"] == ("tree/ll128 c=8", "tree/ll c=4")
@@ -98,34 +107,34 @@ def test_every_message_is_in_the_table_beside_it(study, samples):
 
 def test_nothing_measured_draws_nothing(study):
     nothing = SizeTimes(label="default", tone="default", of={})
-    assert wins(study, None, nothing, {}) is None
-    assert curves_of(study, [nothing]) == ()
+    assert wins_chart(study, None, nothing, {}) is None
+    assert size_curves(study, [nothing]) == {}
 
 
 # Time and bandwidth
 
 
 def test_curves_have_bands_and_units(study):
-    (curve,) = curves_of(study, [times(study, 1.0), times(study, 0.8, "policy")])
-    assert (curve.time.x.unit, curve.time.x.log, curve.time.y.unit, curve.bandwidth.y.unit) == (
+    ((time, bandwidth),) = size_curves(study, [times(study, 1.0), times(study, 0.8, "policy")]).values()
+    assert (time.x.unit, time.x.log, time.y.unit, bandwidth.y.unit) == (
         "bytes",
         2,
         "us",
         "gbps",
     )
-    for line in (*curve.time.lines, *curve.bandwidth.lines):
+    for line in (*time.lines, *bandwidth.lines):
         assert list(line.x) == sorted(set(line.x))
         assert all(low < middle < high for low, middle, high in zip(line.low, line.y, line.high, strict=True))
-    assert len(curve.time.table.rows) == len(curve.time.lines[0].x) == 5
+    assert len(time.table.rows) == len(time.lines[0].x) == 5
 
 
 def test_a_size_that_one_choice_lacks_is_a_gap(study):
     partly = times(study, 0.8, "policy")
     missing = next(message for message in partly.of if message.collective is Collective.ALL_REDUCE)
     partly = replace(partly, of={message: spread for message, spread in partly.of.items() if message != missing})
-    (curve,) = curves_of(study, [times(study, 1.0), partly])
-    assert curve.time.lines[1].y.count(None) == 1
-    assert curve.time.to_json()
+    ((time, _),) = size_curves(study, [times(study, 1.0), partly]).values()
+    assert time.lines[1].y.count(None) == 1
+    assert time.to_json()
 
 
 def test_the_band_reaches_from_the_fastest_to_the_slowest_launch(study, samples):
@@ -154,13 +163,6 @@ def test_shares_are_of_the_communication_of_a_step(study):
     assert f"{100 * sum(gains) / total:+.2f} %" in chart.description
 
 
-def test_shares_of_messages_are_none_of_the_recorded_step(study):
-    """A time of the study is no share of a step that was recorded elsewhere."""
-    row = MessageLine(calls=study.workload.messages[0], default_us=100.0, policy_us=50.0, setting="")
-    chart = shares_chart(study, [row], "policy")
-    assert chart.table.columns == ("Message", "Saves, µs", "of the communication")
-
-
 def test_shares_need_both_times(study):
     row = MessageLine(calls=study.workload.messages[0], default_us=100.0, policy_us=None, setting="")
     assert shares_chart(study, [row], "policy") is None
@@ -183,39 +185,34 @@ def blocks_in(pairs):
     return launches(pairs).whole_blocks(Arm.TABLE)
 
 
-def test_the_proof_is_drawn_behind_the_search():
-    points = [SearchPoint(number=0, phase=Phase.SEARCH, score_us=100.0, outcome=Outcome.OK, label="default")]
-    lines = {
-        line.label: line
-        for line in search_chart(points, 100.0, launches([(100.0, 80.0), (400.0, 80.0)]).launches).lines
-    }
-    assert lines["policy, in the proof"].y == [1.25, 1.25]
-    assert lines["default, in the proof"].y == [1.0, LEAST_RATIO]
+def test_the_proof_is_drawn_behind_the_search(study, samples):
+    trials = [replace(samples.trial(0, DEFAULT, study), score_us=100.0)]
+    proof = launches([(100.0, 80.0), (400.0, 80.0)]).launches
+    lines = {line.label: line for line in search_chart(trials, 100.0, proof).lines}
+    assert lines["policy, A/B test"].y == [1.25, 1.25]
+    assert lines["default, A/B test"].y == [1.0, LEAST_RATIO]
 
 
-def test_pairs_and_the_interval_as_it_closed():
+def test_pairs_and_the_interval_by_block():
     wobble = [1.0, 1.01, 0.99, 1.02] * 6
-    drawn = proof_charts(blocks_in([(100.0 * one, 80.0 * one) for one in wobble]), min_effect=0.02)
-    default, policy, stems = drawn.pairs.lines
+    pairs, interval = proof_charts(blocks_in([(100.0 * one, 80.0 * one) for one in wobble]), min_effect=0.02)
+    default, policy, stems = pairs.lines
     assert len(default.x) == len(policy.x) == len(wobble)
     assert (stems.low, stems.high) == (policy.y, default.y)
-    assert "faster in 24 of 24 pairs" in drawn.pairs.description
-    (line,) = drawn.closing.lines
+    assert "faster in 24 of 24 pairs" in pairs.description
+    (line,) = interval.lines
     assert list(line.x) == list(range(1, 13))
     widths = [high - low for low, high in zip(line.low, line.high, strict=True)]
     assert widths[-1] < widths[0]
     assert line.low[-1] < 1.25 < line.high[-1]
-    assert [level.at for level in drawn.closing.levels] == [1.0, 1.02]
+    assert [level.at for level in interval.levels] == [1.0, 1.02]
 
 
-def test_a_long_proof_is_bounded():
-    drawn = proof_charts(blocks_in([(100.0, 99.0)] * 600), min_effect=0.02)
-    assert len(drawn.pairs.table.rows) == MOST_PAIRS
-    assert len(drawn.closing.lines[0].x) <= MOST_LOOKS
-    assert drawn.closing.lines[0].x[-1] == 300
-
-
-def test_half_a_block_is_no_proof():
+def test_a_long_proof_is_bounded_and_half_a_block_is_none():
+    pairs, interval = proof_charts(blocks_in([(100.0, 99.0)] * 600), min_effect=0.02)
+    assert len(pairs.table.rows) == MOST_PAIRS
+    assert len(interval.lines[0].x) <= MOST_LOOKS
+    assert interval.lines[0].x[-1] == 300
     assert proof_charts(blocks_in([(100.0, 80.0)]), min_effect=0.02) is None
 
 
@@ -224,15 +221,15 @@ def test_half_a_block_is_no_proof():
 
 def test_costs_by_phase_add_up(study, samples):
     trials = samples.search_trials(study)
-    search, every = cost_rows(study, trials)
+    search, every = phase_costs(study, trials)
     assert (search.phase, search.launches, search.failed) == ("search", 24, 2)
     assert every.gpu_hours == pytest.approx(sum(t.result.wall_s for t in trials) * 8 / 3600)
 
 
-def test_pay_back_crosses_zero_where_it_is_paid():
-    gain = Gain(
-        saved_us=(2000.0, 1000.0, 3000.0),
-        shorter_us=(2000.0, 1000.0, 3000.0),
+def gain(low_us):
+    return Gain(
+        saved_us=(2000.0, low_us, 3000.0),
+        shorter_us=(2000.0, low_us, 3000.0),
         default_us=1e4,
         exposed=None,
         step_share=None,
@@ -242,28 +239,15 @@ def test_pay_back_crosses_zero_where_it_is_paid():
         cost_gpu_s=7200.0,
         is_step_known=False,
     )
-    (line,) = payback(gain).lines
-    hours = gain.payback_hours
+
+
+def test_payback_crosses_zero_and_a_gain_that_may_be_none_has_no_lower_end():
+    (line,) = payback_chart(gain(1000.0)).lines
     assert line.y[0] == -2.0
-    assert line.y[line.x.index(pytest.approx(hours))] == pytest.approx(0.0, abs=1e-9)
+    assert line.y[line.x.index(pytest.approx(gain(1000.0).payback_hours))] == pytest.approx(0.0, abs=1e-9)
     assert line.low[-1] < line.y[-1] < line.high[-1]
-    assert payback(None) is None
-
-
-def test_a_gain_that_may_be_none_has_no_lower_end():
-    gain = Gain(
-        saved_us=(2000.0, -10.0, 3000.0),
-        shorter_us=(2000.0, -10.0, 3000.0),
-        default_us=1e4,
-        exposed=None,
-        step_share=None,
-        steps_per_day=864_000.0,
-        assumed_step="",
-        gpus=8,
-        cost_gpu_s=7200.0,
-        is_step_known=False,
-    )
-    assert set(payback(gain).lines[0].low) == {-2.0}
+    assert set(payback_chart(gain(-10.0)).lines[0].low) == {-2.0}
+    assert payback_chart(None) is None
 
 
 # The link to optuna-dashboard
@@ -279,20 +263,20 @@ def test_a_study_links_to_optuna_dashboard_where_there_is_one(filled_store):
 # The log
 
 
-def test_the_log_tells_what_was_decided_in_order(study, samples):
+def test_the_log_has_the_decisions_in_order(study, samples):
     trials = samples.search_trials(study)
-    what = [step.what for step in decisions_of(study, trials, None, {DEFAULT: 100.0, samples.TREE: 80.0})]
-    assert what[0] == "The study began"
-    assert what.index("The NCCL default was measured") < what.index("The best single setting was found")
-    assert "The search ended" in what
-
-
-def test_the_page_tells_of_verdict_and_publication(client):
-    page = client.get("/studies/5e1f00aa").text
-    log = page[page.index('id="log-live"') :]
-    assert "Revision 1 was published" in log
-    assert "As tuner table: demonstration" in log
-    assert "jobs keep the NCCL default" in log
+    events = [entry.event for entry in build_log(study, trials, None, {DEFAULT: 100.0, samples.TREE: 80.0})]
+    assert events == [
+        "Study started",
+        "NCCL default measured",
+        "2 trials failed",
+        "Best single setting found",
+        "Search ended",
+    ]
+    found = samples.recommendation(study)
+    entries = {entry.event: entry.detail for entry in build_log(study, trials, found, {})}
+    assert entries["Tuner table: demonstration"] == found.table.verdict.reason
+    assert entries["Revision 1 published"] == "keeping the NCCL default"
 
 
 # The page
@@ -301,7 +285,7 @@ def test_the_page_tells_of_verdict_and_publication(client):
 def test_each_chart_has_its_table_and_its_id_is_unique(client):
     page = client.get("/studies/5e1f00aa").text
     ids = re.findall(r'<figure class="card chart" id="([^"]+)"', page)
-    assert {"wins-chart", "shares-chart", "search-chart", "pairs-chart", "closing-chart", "time-chart-0"} <= set(ids)
+    assert {"wins-chart", "shares-chart", "search-chart", "pairs-chart", "interval-chart", "time-chart-0"} <= set(ids)
     every = re.findall(r'\bid="([^"]+)"', page)
     assert len(every) == len(set(every))
     assert page.count('<details class="as-table">') >= len(ids)
@@ -312,8 +296,7 @@ def test_each_chart_has_its_table_and_its_id_is_unique(client):
 def test_the_answers_come_before_the_command_and_that_before_the_parts(client):
     page = client.get("/studies/5e1f00aa").text
     places = [
-        page.index(text)
-        for text in ("Was anything faster?", "Can I trust it?", 'id="use-heading"', '<nav class="parts"')
+        page.index(text) for text in ("<dt>Gain</dt>", "<dt>Evidence</dt>", 'id="use-heading"', '<nav class="parts"')
     ]
     assert places == sorted(places)
     assert "<strong>Simulated</strong>" in page
@@ -351,13 +334,13 @@ def test_a_study_without_trials_has_a_page(empty_store, empty_client, samples):
     study = samples.study(state=StudyState.RUNNING)
     empty_store.studies.open(study)
     page = empty_client.get(f"/studies/{study.id}").text
-    assert "Nothing has been measured yet." in page
-    assert "Not known yet" in page
+    assert "Nothing measured yet." in page
+    assert "Unknown yet" in page
 
 
 def test_a_message_of_another_placement_is_another_curve():
     one = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=8, group_size=4, spans_nodes=True)
-    assert group_of(one) != group_of(replace(one, spans_nodes=False))
+    assert message_group(one) != message_group(replace(one, spans_nodes=False))
 
 
 # The head and the charts
@@ -375,7 +358,7 @@ def test_head_and_charts_show_the_arm_that_was_proven(study):
     assert verdict.decision is not Decision.TUNED
     form = PolicyVerdict(policy=policy, verdict=verdict)
     found = replace(sample_recommendation("r"), study=study.id, table=form, variables=form)
-    view = study_view(study, trials, found, measured=lambda some: some, server="")
+    view = build_study_view(study, trials, found, measured=lambda some: some, server="")
     assert view.compared == "policy"
     assert view.proof is not None
-    assert view.proof.closing.table.rows[-1][1] == format_speedup(view.proven.speedup)
+    assert view.proof[1].table.rows[-1][1] == format_speedup(view.proven.speedup)

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 from fastapi.testclient import TestClient
-from ncclt.store.trials.select import TrialFilter
 
 from ncclt.core.algorithms import Algorithm
 from ncclt.core.message import Collective
@@ -17,8 +16,9 @@ from ncclt.core.setting import DEFAULT
 from ncclt.core.study import Phase
 from ncclt.core.trial import Outcome
 from ncclt.errors import NotFoundError
+from ncclt.store.trials import TrialFilter
 from ncclt_api.app import create_app
-from ncclt_api.pages.trial_table import TRIALS_PER_PAGE, message_key
+from ncclt_api.pages.trials import TRIALS_PER_PAGE, message_key
 
 ID = "5e1f00aa"
 NUMBER = re.compile(r'aria-label="Trial (\d+)"')
@@ -75,7 +75,7 @@ def test_a_message_shows_the_time_of_its_calls(empty_store, long_client):
     assert [item.call_us for item in part.items] == expected
     assert (part.matching, part.total, part.failed) == (TRIALS_PER_PAGE + 3, TRIALS_PER_PAGE + 5, 2)
     page = long_client.get(f"/studies/{ID}", params={"message": message_key(message)}).text
-    assert "One call of all_reduce" in page
+    assert "Per call of all_reduce" in page
     refused = long_client.get(f"/studies/{ID}?message=nonsense", headers={"Accept": "application/json"})
     assert refused.status_code in (400, 422)
 
@@ -93,14 +93,20 @@ def test_links_keep_what_was_chosen_and_the_part_names_the_address_of_the_page(l
 
 def test_the_page_of_a_trial(client, filled_store):
     page = client.get(f"/studies/{ID}/trials/0").text
-    for words in ("Trial 0", "SIMULATED", "Samples of each message as a table", "Requested and used", "as forced, in"):
+    for words in (
+        "Trial 0",
+        "SIMULATED",
+        "Samples by message as a table",
+        "Requested and used",
+        "as forced (simulated)",
+    ):
         assert words in page
     failed = client.get(f"/studies/{ID}/trials/4").text
     assert "rank 3: &lt;script&gt;" in failed
-    assert "Nothing was measured." in failed
+    assert "Nothing measured." in failed
     twin = client.get(f"/studies/{ID}/trials/0?format=json").json()
     assert twin["trial"]["number"] == 0
-    assert len(twin["lines"]) == len(filled_store.studies.get(ID).workload.messages)
+    assert len(twin["messages"]) == len(filled_store.studies.get(ID).workload.messages)
 
 
 def test_no_page_of_a_whole_file_speaks_of_a_step(empty_store, samples):
@@ -165,9 +171,9 @@ def test_a_table_that_was_confirmed_is_drawn_and_is_no_launch_of_the_default(emp
     with TestClient(create_app(empty_store, fresh_s=0)) as client:
         page = client.get(f"/studies/{ID}").text
         view = client.get(f"/studies/{ID}?format=json").json()["view"]
-    steps = {one["what"]: one["why"] for one in view["decisions"]}
-    assert "the median of 1" in steps["The NCCL default was measured"]
-    assert steps["The fastest were measured again"].startswith("the best policy as a whole (1 launch), since")
+    entries = {one["event"]: one["detail"] for one in view["log"]}
+    assert "median of 1" in entries["NCCL default measured"]
+    assert entries["Candidates confirmed"].startswith("the best policy (1 launch), because")
     assert "policy of 1 rule" in page
 
 
@@ -175,7 +181,7 @@ def test_the_study_has_a_json_twin(client):
     twin = client.get(f"/studies/{ID}?format=json").json()
     assert twin["view"]["study"]["id"] == ID
     assert twin["view"]["study"]["simulated"] is True
-    assert twin["trials"]["items"]
+    assert twin["trials"]["part"]["items"]
 
 
 def test_all_trials_are_exported(client, filled_store):
@@ -224,4 +230,4 @@ def test_kept_outlines_belong_to_their_application(filled_store, empty_store, sa
     empty_store.studies.open(other)
     with TestClient(create_app(filled_store)) as full, TestClient(create_app(empty_store)) as empty:
         assert "<dd>0</dd>" not in full.get(f"/studies/{ID}").text
-        assert "No trial has ended yet." in empty.get(f"/studies/{ID}").text
+        assert "No trials yet." in empty.get(f"/studies/{ID}").text

@@ -1,0 +1,493 @@
+"""The page of one study: its verdict, evidence, cost and log, read from the store for the service and for a report."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import lru_cache, partial
+from typing import Any
+
+from ncclt.core.message import Message
+from ncclt.core.plural import count_noun
+from ncclt.core.policy import Policy
+from ncclt.core.recommendation import MIN_EFFECT, Decision, Recommendation, Verdict
+from ncclt.core.setting import DEFAULT, Setting
+from ncclt.core.study import Arm, Phase, Study, StudyState, Trial, gpu_seconds, median_scores
+from ncclt.core.workload import Workload
+from ncclt.prove.evidence import LAUNCHES_PER_BLOCK, ArmLaunch, LaunchEvidence, collect_evidence
+from ncclt.prove.payback import describe_cost
+from ncclt.prove.proof import average_unchanged
+from ncclt.prove.study_summary import StudySummary, summarize_study
+from ncclt.prove.verdict import block_speedups
+from ncclt.store.store import Store
+from ncclt_api.documents import LAST_SHOWN
+from ncclt_api.pages.charts import Chart
+from ncclt_api.pages.study_charts import (
+    MessageLine,
+    SizeTimes,
+    arm_times,
+    best_setting_rows,
+    interpolated_messages,
+    payback_chart,
+    policy_rows,
+    proof_charts,
+    search_chart,
+    setting_times,
+    shares_chart,
+    size_curves,
+    wins_chart,
+)
+from ncclt_api.pages.trials import TrialChoice, build_table
+from ncclt_api.pages.wording import NONE, format_saving, format_speedup, format_state, format_time
+
+MOST_REPEATS = 50
+"""Trials of one setting whose measurements are read for the times of its messages."""
+
+MOST_CANDIDATES = 24
+"""Settings whose times are compared size by size: those of the policy, and the best of each algorithm and protocol."""
+
+_REPEATS_OF_A_CANDIDATE = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heading:
+    """Verdict in one sentence.
+
+    Attributes:
+        status: decision, `stale` or `open`: the class of its badge.
+        label: text of the badge.
+        sentence: the explanation.
+    """
+
+    status: str
+    label: str
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyView:
+    """Figures and charts of a study.
+
+    Attributes:
+        recommendation: its newest revision; None = none yet.
+        summary: value of the recommendation, and the command that uses it; None without a recommendation.
+        heading: verdict in one sentence.
+        compared: `policy`, or `best setting` so far: compared with the default in `rows`.
+        rows: the messages under both.
+        interpolated: messages whose size was not itself measured.
+        arms, blocks: of the A/B test.
+        history: chart of the search; None before the default was measured.
+        wins: chart of policy and fastest setting by size; None before anything was measured.
+        curves: charts of time and bus bandwidth by size, by name of the collective and group.
+        shares: chart of the savings by message.
+        proof: charts of the pairs and of the interval of the A/B test; None before its first whole block.
+        cost: GPU time of all launches and its payback, as text; empty where nothing was launched.
+        costs: by phase.
+        payback: chart; None without payback.
+        log: decisions in order.
+    """
+
+    study: Study
+    recommendation: Recommendation | None
+    heading: Heading
+    compared: str
+    rows: tuple[MessageLine, ...]
+    interpolated: frozenset[Message]
+    blocks: tuple[Block, ...]
+    arms: tuple[Arm, ...]
+    history: Chart | None
+    summary: StudySummary | None
+    cost: str
+    wins: Chart | None
+    curves: Mapping[str, tuple[Chart, Chart]]
+    shares: Chart | None
+    proof: tuple[Chart, Chart] | None
+    costs: tuple[PhaseCost, ...]
+    payback: Chart | None
+    log: tuple[LogEntry, ...]
+
+    @property
+    def proven(self) -> Verdict | None:
+        """Return the verdict of the delivered form; None before there is one."""
+        return self.summary.use.proven.verdict if self.summary else None
+
+
+def build_study_view(
+    study: Study,
+    trials: Sequence[Trial],
+    recommendation: Recommendation | None,
+    *,
+    measured: Callable[[Sequence[Trial]], Sequence[Trial]],
+    server: str,
+) -> StudyView:
+    """Return figures and charts of a study.
+
+    Args:
+        study: the study.
+        trials: all its trials, by number; their measurements are not needed.
+        recommendation: its newest revision; None = none yet.
+        measured: returns trials with their measurements; asked for the few that are shown.
+        server: address of this service for the command shown; empty = the command names none.
+    """
+    scores = median_scores(trials)
+    best = min(scores, key=lambda setting: scores[setting], default=DEFAULT)
+    proof = measured([trial for trial in trials if trial.phase is Phase.PROVE])
+    evidence = collect_evidence(proof)
+    # A verdict without an A/B test means that the search found no candidate worth one.
+    source = f" --server {shlex.quote(server)}" if server else ""
+    summary = None
+    if recommendation:
+        loaded = {trial.number: trial for trial in proof}
+        with_proof = [loaded.get(trial.number, trial) for trial in trials]
+        summary = summarize_study(study, with_proof, recommendation, source=source)
+    arm = evidence.proven_arm(summary.use.form if summary else None)
+    policy = summary.use.proven.policy if summary else None
+    single = min((one for one in scores if one != DEFAULT), key=lambda one: scores[one], default=None)
+    compared_settings = _candidates(scores, policy)
+    searched = measured(_samples(trials, {DEFAULT, best, *([single] if single else [])}, compared_settings))
+    default = arm_times(evidence, Arm.DEFAULT, "NCCL default", "default")
+    if summary and evidence.times_us(arm):
+        compared, rows = "policy", policy_rows(study, evidence, summary.use.proven, arm)
+    else:
+        compared, rows = "best setting", best_setting_rows(study, searched, best)
+        default = setting_times(searched, DEFAULT, "NCCL default", "default")
+    shown = [default]
+    if single is not None:
+        shown.append(setting_times(searched, single, f"best single setting, {single.label}", "best"))
+    if evidence.times_us(arm):
+        shown.append(arm_times(evidence, arm, "policy", "policy"))
+    candidates: dict[Setting, SizeTimes] = {
+        setting: setting_times(searched, setting, setting.label, "quiet") for setting in compared_settings
+    }
+    launched = {launch.arm for launch in evidence.launches}
+    gain = summary.gain if summary else None
+    verdict = summary.use.proven.verdict if summary else None
+    return StudyView(
+        study=study,
+        recommendation=recommendation,
+        heading=_heading(study, recommendation, summary, best_us=scores.get(best), default_us=scores.get(DEFAULT)),
+        compared=compared,
+        rows=rows,
+        interpolated=interpolated_messages(proof if compared == "policy" else searched, study.workload),
+        blocks=build_blocks(evidence, study.workload),
+        arms=tuple(arm for arm in Arm if arm in launched),
+        history=search_chart(trials, scores.get(DEFAULT), evidence.launches, per=study.workload.per),
+        summary=summary,
+        cost=describe_cost(study, trials, gain),
+        wins=wins_chart(study, policy, default, candidates),
+        curves=size_curves(study, shown) if default.of else {},
+        shares=shares_chart(study, rows, compared),
+        proof=proof_charts(
+            average_unchanged(evidence.whole_blocks(arm), study.workload),
+            min_effect=verdict.min_effect if verdict else MIN_EFFECT,
+            per=study.workload.per,
+        ),
+        costs=phase_costs(study, trials) if trials else (),
+        payback=payback_chart(gain),
+        log=build_log(study, trials, recommendation, scores),
+    )
+
+
+def _candidates(scores: Mapping[Setting, float], policy: Policy | None) -> list[Setting]:
+    """Return the settings whose times are compared size by size; `MOST_CANDIDATES` at most.
+
+    The best of each algorithm, protocol and number of channels first, the fastest per step before others.
+    """
+    wanted = {(rule.algorithm, rule.protocol, rule.channels) for rule in (policy.rules if policy else ())}
+    ordered = sorted((one for one in scores if one != DEFAULT), key=lambda one: scores[one])
+    best: dict[tuple[object, ...], Setting] = {}
+    for setting in ordered:
+        best.setdefault((setting.algorithm, setting.protocol, setting.channels), setting)
+    families: dict[tuple[object, ...], Setting] = {}
+    for setting in ordered:
+        families.setdefault((setting.algorithm, setting.protocol), setting)
+    first = [setting for key, setting in best.items() if key in wanted]
+    return list(dict.fromkeys([*first, *families.values(), *best.values()]))[:MOST_CANDIDATES]
+
+
+def _samples(trials: Sequence[Trial], often: Collection[Setting], rarely: Collection[Setting]) -> list[Trial]:
+    """Return trials of some settings, evenly over the study where there are many: by number, each once."""
+    mine: dict[Setting, list[Trial]] = {setting: [] for setting in (*often, *rarely)}
+    for trial in trials:
+        if trial.tries_setting and trial.score_us is not None and trial.setting in mine:
+            mine[trial.setting].append(trial)
+    picked = []
+    for setting, found in mine.items():
+        most = MOST_REPEATS if setting in often else _REPEATS_OF_A_CANDIDATE
+        picked += found[:: max(1, -(-len(found) // most))]
+    return sorted(picked, key=lambda trial: trial.number)
+
+
+def _heading(
+    study: Study,
+    recommendation: Recommendation | None,
+    summary: StudySummary | None,
+    *,
+    best_us: float | None,
+    default_us: float | None,
+) -> Heading:
+    if recommendation and summary:
+        if recommendation.stale:
+            sentence = f"No longer served: {recommendation.stale}. Tune again, or run `ncclt recheck` after the repair."
+            return Heading(status="stale", label="stale", sentence=sentence)
+        return _verdict_heading(summary.use.proven.verdict, recommendation)
+    so_far = ""
+    if best_us and default_us and best_us < default_us:
+        so_far = f" Best setting so far: {format_speedup(default_us / best_us)}, not validated."
+    elif default_us:
+        so_far = " Nothing faster than the NCCL default so far."
+    if study.state is StudyState.RUNNING:
+        return Heading(status="open", label="searching", sentence=f"The search is running.{so_far}")
+    if study.state is StudyState.INTERRUPTED:
+        again = f"Run the same `ncclt tune` command to resume it; its name is {study.name}."
+        return Heading(status="open", label="interrupted", sentence=f"The search was interrupted. {again}{so_far}")
+    return Heading(status="open", label="no verdict", sentence=f"No verdict. {study.reason}".strip())
+
+
+def _verdict_heading(verdict: Verdict, found: Recommendation) -> Heading:
+    label = format_state(found.verdict_word(verdict))
+    if verdict.decision is Decision.TUNED:
+        origin = f" on {found.origin} times" if found.label else ""
+        gain = f"{format_speedup(verdict.speedup)} faster than the NCCL default{origin}"
+        sentence = f"{gain}: {format_saving(verdict)} less communication time."
+    elif verdict.decision is Decision.UNDECIDED:
+        sentence = f"Keeping the NCCL default: the A/B test is undecided: {verdict.reason}."
+    else:
+        sentence = f"Keeping the NCCL default: no policy beat it by the {100 * verdict.min_effect:g} % threshold."
+    return Heading(status=verdict.decision.value, label=label, sentence=sentence)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """One block of the A/B test.
+
+    Attributes:
+        number: from 0.
+        launches: of each arm, in order; one measurement of a whole arm each.
+        order: the arms, first to last.
+        ratios: default over each arm, as the verdict counts it; above 1 = the arm is faster. Only of whole blocks.
+    """
+
+    number: int
+    launches: Mapping[Arm, tuple[ArmLaunch, ...]]
+    order: tuple[Arm, ...]
+    ratios: Mapping[Arm, float]
+
+
+def build_blocks(evidence: LaunchEvidence, workload: Workload) -> tuple[Block, ...]:
+    """Return the blocks of the last A/B test, in order; empty before it started."""
+    ratios: dict[tuple[int, Arm], float] = {}
+    for arm in {launch.arm for launch in evidence.launches} - {Arm.DEFAULT}:
+        pairs = average_unchanged(evidence.whole_blocks(arm), workload)
+        for first in range(0, len(pairs), LAUNCHES_PER_BLOCK):
+            sides = zip(*pairs[first : first + LAUNCHES_PER_BLOCK], strict=True)
+            times_us = [[launch.time_us for launch in side if launch.time_us is not None] for side in sides]
+            ratios[pairs[first][1].block // LAUNCHES_PER_BLOCK, arm] = block_speedups(*times_us)[0]
+    numbers = sorted({launch.block // LAUNCHES_PER_BLOCK for launch in evidence.launches})
+    return tuple(_block(evidence, number, ratios) for number in numbers)
+
+
+def _block(evidence: LaunchEvidence, number: int, ratios: Mapping[tuple[int, Arm], float]) -> Block:
+    mine = [launch for launch in evidence.launches if launch.block // LAUNCHES_PER_BLOCK == number]
+    arms = {launch.arm for launch in mine}
+    return Block(
+        number=number,
+        launches={arm: tuple(launch for launch in mine if launch.arm is arm) for arm in arms},
+        order=tuple(launch.arm for launch in mine),
+        ratios={arm: ratios[number, arm] for arm in arms if (number, arm) in ratios},
+    )
+
+
+_PHASES = {Phase.SEARCH: "search", Phase.CONFIRM: "confirmation", Phase.PROVE: "A/B test"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseCost:
+    """Cost of one phase.
+
+    Attributes:
+        phase: as text; `all` in the last row.
+        launches, failed: numbers of launches.
+        wall_s: sum of their times, s.
+        gpu_hours: of all GPUs that they held.
+    """
+
+    phase: str
+    launches: int
+    failed: int
+    wall_s: float
+    gpu_hours: float
+
+
+def phase_costs(study: Study, trials: Sequence[Trial]) -> tuple[PhaseCost, ...]:
+    """Return the cost of each phase with launches, and of all."""
+
+    def row(phase: str, mine: Sequence[Trial]) -> PhaseCost:
+        return PhaseCost(
+            phase=phase,
+            launches=len(mine),
+            failed=sum(1 for trial in mine if trial.score_us is None),
+            wall_s=sum(trial.result.wall_s for trial in mine),
+            gpu_hours=gpu_seconds(mine, study.cluster) / 3600,
+        )
+
+    parts = {phase: [trial for trial in trials if trial.phase is phase] for phase in _PHASES}
+    return (*(row(_PHASES[phase], mine) for phase, mine in parts.items() if mine), row("all", trials))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogEntry:
+    """One decision of the study.
+
+    Attributes:
+        time: ISO time; empty where it was not stored.
+        event: the decision.
+        detail: its figures and reason.
+    """
+
+    time: str
+    event: str
+    detail: str
+
+
+def build_log(
+    study: Study,
+    trials: Sequence[Trial],
+    recommendation: Recommendation | None,
+    scores: Mapping[Setting, float],
+) -> tuple[LogEntry, ...]:
+    """Return the decisions of a study in order.
+
+    Args:
+        study: the study.
+        trials: all of them.
+        recommendation: its newest revision.
+        scores: median time per step of each setting before the A/B test, µs.
+    """
+    origin = f"{study.workload.name} on {study.cluster.name}, seed {study.seed}, {study.launcher}"
+    log = [LogEntry(time=study.created, event="Study started", detail=origin)]
+    log += _log_search(study, trials, scores)
+    log += _log_validation(trials)
+    if recommendation:
+        log += _log_result(recommendation)
+    elif study.state is StudyState.INTERRUPTED:
+        log.append(LogEntry(time=study.updated, event="Study interrupted", detail=study.reason or NONE))
+    return tuple(log)
+
+
+def _log_search(study: Study, trials: Sequence[Trial], scores: Mapping[Setting, float]) -> Iterator[LogEntry]:
+    tried = [trial for trial in trials if trial.tries_setting]
+    started: dict[Setting, str] = {}
+    for trial in tried:
+        if trial.score_us is not None:
+            started.setdefault(trial.setting, trial.started)
+    default_us = scores.get(DEFAULT)
+    if default_us is not None:
+        count = sum(1 for trial in tried if trial.setting == DEFAULT)
+        detail = f"{format_time(default_us)} of communication {study.workload.per}, median of {count}"
+        yield LogEntry(time=started[DEFAULT], event="NCCL default measured", detail=detail)
+    searched = [trial for trial in trials if trial.phase is Phase.SEARCH]
+    failed = Counter(format_state(trial.result.outcome) for trial in searched if trial.score_us is None)
+    if failed:
+        listed = ", ".join(f"{count} {outcome}" for outcome, count in failed.most_common())
+        yield LogEntry(time="", event=f"{count_noun(failed.total(), 'trial')} failed", detail=listed)
+    others = {setting: us for setting, us in scores.items() if setting != DEFAULT}
+    if others and default_us:
+        best = min(others, key=lambda setting: others[setting])
+        gain = f"{format_speedup(default_us / others[best])}, not validated"
+        detail = f"{best.label}: {gain}, best of {count_noun(len(others), 'setting')}"
+        yield LogEntry(time=started[best], event="Best single setting found", detail=detail)
+    if study.reason:
+        yield LogEntry(time=searched[-1].started if searched else "", event="Search ended", detail=study.reason)
+
+
+def _log_validation(trials: Sequence[Trial]) -> Iterator[LogEntry]:
+    confirmed = [trial for trial in trials if trial.phase is Phase.CONFIRM]
+    if confirmed:
+        settings = len({trial.setting for trial in confirmed if trial.policy is None})
+        policies = sum(trial.policy is not None for trial in confirmed)
+        parts = [count_noun(settings, "setting")] if settings else []
+        parts += [f"the best policy ({count_noun(policies, 'launch', 'launches')})"] if policies else []
+        detail = f"{' and '.join(parts)}, because the fastest of many is partly luck"
+        yield LogEntry(time=confirmed[0].started, event="Candidates confirmed", detail=detail)
+    proof = [trial for trial in trials if trial.phase is Phase.PROVE]
+    if proof:
+        arms = ", ".join(arm.value for arm in Arm if any(trial.arm is arm for trial in proof))
+        yield LogEntry(time=proof[0].started, event="A/B test started", detail=f"interleaved launches of {arms}")
+
+
+def _log_result(found: Recommendation) -> Iterator[LogEntry]:
+    forms = [("Tuner table", found.table)] + ([("Plain variables", found.variables)] if found.variables else [])
+    for name, form in forms:
+        label = format_state(found.verdict_word(form.verdict))
+        yield LogEntry(time=found.created, event=f"{name}: {label}", detail=form.verdict.reason)
+    is_tuned = any(form.verdict.decision is Decision.TUNED for _, form in forms)
+    detail = "available to jobs of this fingerprint" if is_tuned and not found.label else "keeping the NCCL default"
+    yield LogEntry(time=found.created, event=f"Revision {found.revision} published", detail=detail)
+    if found.stale:
+        yield LogEntry(time="", event="No longer served", detail=found.stale)
+
+
+_AT_REST = timedelta(seconds=5)
+"""Time without a change after which two trials of one millisecond cannot be mixed up."""
+
+_MOST_KEPT = 16
+
+
+class StudyPages:
+    """Reader of the pages of studies; the view of a study at rest is kept, as every trial changes the study's time."""
+
+    def __init__(self, store: Callable[[], Store]) -> None:
+        self._store = store
+        self._kept = lru_cache(maxsize=_MOST_KEPT)(self._read)
+
+    def __call__(self, study: Study, *, server: str, choice: TrialChoice, now: datetime) -> dict[str, Any]:
+        """Return the values of the template `study.html`.
+
+        Args:
+            study: the study.
+            server: address of the service for the command shown; empty = the command names none.
+            choice: which trials are listed.
+            now: for ages.
+
+        Raises:
+            UsageError: the choice names a message that the workload does not have.
+        """
+        store = self._store()
+        published = store.recommendations.find(study=study.id)
+        found = published[0] if published else None
+        at_rest = bool(study.updated) and now - datetime.fromisoformat(study.updated) > _AT_REST
+        read = self._kept if at_rest else self._read
+        return {
+            "view": read(study.id, study.updated, study.state, (found.id, found.stale) if found else None, server),
+            "trials": build_table(store, study, choice),
+            "verifications": store.records.verifications(recommendation=found.id, limit=LAST_SHOWN) if found else (),
+            "attestations": store.records.attestations([found.id], limit=LAST_SHOWN) if found else (),
+            "now": now,
+            "instead": _find_successor(store, found) if found else None,
+            "is_live": study.state is StudyState.RUNNING,
+        }
+
+    def _read(
+        self, id: str, _updated: str, _state: StudyState, _published: tuple[str, str] | None, server: str
+    ) -> StudyView:
+        store = self._store()
+        published = store.recommendations.find(study=id)
+        return build_study_view(
+            store.studies.get(id),
+            store.trials.outline(id),
+            published[0] if published else None,
+            measured=partial(store.trials.with_measurements, id),
+            server=server,
+        )
+
+
+def _find_successor(store: Store, mine: Recommendation) -> Recommendation | None:
+    """Return the revision of another study that is served to jobs of this shape; None = this one, or none."""
+    for one in store.recommendations.newest(cluster=mine.cluster, model=mine.model):
+        if one.fingerprint == mine.fingerprint and one.origin is mine.origin:
+            return one if one.study != mine.study and not one.stale else None
+    return None
