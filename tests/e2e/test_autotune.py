@@ -250,12 +250,12 @@ def test_interrupted_stages_start_again_by_the_same_command(ncclt, job, measured
     assert "nothing is stored yet" in interrupted(*gloo, "--", *job, after=1)
     ncclt("autotune", *measured, "--", *job)
     prove_a_gain(ncclt)
-    assert "nothing was stored" in interrupted(*measured, "--", *job, after=1)
+    assert "nothing saved" in interrupted(*measured, "--", *job, after=1)
     with open_store(f"sqlite:///{ncclt.folder / 'ncclt.db'}") as store:
         assert store.records.verifications() == ()
         assert not [entry for entry in store.workloads.entries() if not entry.shipped]
     before = starts(ncclt)
-    assert "of whole blocks are stored" in interrupted(*measured, "--", *job, after=6)
+    assert "of whole blocks saved" in interrupted(*measured, "--", *job, after=6)
     with open_store(f"sqlite:///{ncclt.folder / 'ncclt.db'}") as store:
         (kept,) = store.records.verifications()
     assert (kept.verdict.decision, len(kept.launches) % 4) == (Decision.UNDECIDED, 0)

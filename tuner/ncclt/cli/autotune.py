@@ -40,6 +40,9 @@ app = typer.Typer()
 AUTOTUNE_SCHEMA = 1
 """Version of the document that `autotune --json` prints."""
 
+_OF_TARGET = "cluster nodes gpus_per_node launcher backend nccl_tests hosts keep_env"
+"""Options of `ncclt tune` that a first run needs; `--dry-run` prints the stages as commands, which take all others."""
+
 _OF_BOTH = {
     "warmup": Option("Steps of the job before those that are recorded or timed."),
     "timeout_s": Option("Seconds after which a launch of the job has failed.", flag="--timeout"),
@@ -49,16 +52,16 @@ _OF_BOTH = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutotuneRequest:
-    """What was asked: the job, or a workload of one, and how it is tuned.
+    """Autotune request: the job, or a stored workload of one, and how it is tuned.
 
     Attributes:
         argv: the job's command; empty = there is none.
         name: of the workload.
         is_recorded: the workload comes from this run's own stage; otherwise it was there before.
         window: steps that are recorded and timed; None = the defaults of both.
-        target, budget, how: where and how it is tuned and compared.
+        target, budget, how: of the trials and the comparison.
         storage: the option that other commands need to find the store; empty where they need none.
-        force: go on where there is nothing to gain, or where `ncclt doctor` finds errors.
+        force: continue where nothing can be gained, or where `ncclt doctor` finds errors.
     """
 
     argv: tuple[str, ...]
@@ -72,7 +75,7 @@ class AutotuneRequest:
     force: bool
 
     def stages(self, cluster: Cluster | None) -> dict[str, str]:
-        """Return the command that each stage is, in their order; without a cluster, those before it is known."""
+        """Return the command of each stage, in order; without a cluster, those before it is known."""
         own = shlex.split(self.storage)
         launches = words_of(replace(self.how, min_effect=Comparison().min_effect))
         keep = ["--keep-env"] if self.target.keep_env else []
@@ -120,8 +123,8 @@ def autotune(
         typer.Option(help="Name of a stored workload of the job, instead of recording it.", autocompletion=model_names),
     ] = None,
     *,
-    target: Target,
-    budget: Budget,
+    target: Annotated[Target, Fields(_OF_TARGET)],
+    budget: Annotated[Budget, Fields("trials seconds blocks min_effect process_wide")],
     how: Annotated[Comparison, Fields("warmup timeout_s directory", _OF_BOTH)],
     window: Annotated[
         int | None,
@@ -244,7 +247,7 @@ def _run(job: AutotuneRequest, store: Store, *, hidden: bool, as_json: bool) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _End:
-    """What the stages have given so far, and in which store, for the last words."""
+    """Results of the stages so far, and their store."""
 
     job: AutotuneRequest
     workload: Workload

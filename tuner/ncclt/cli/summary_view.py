@@ -37,6 +37,8 @@ def print_summary(summary: StudySummary, *, again: str, source: str, details: bo
     """
     print_bold(summary.headline)
     for label, sentence in summary.lines(again=again, source=source, details=details):
+        if details and label == "Details":
+            continue  # they stand above
         (print_bold if label in ("Use", "Continue") else print)(f"{label + ':':<9} {sentence}")
 
 

@@ -17,6 +17,7 @@ from ncclt.cli.output import EXIT_INTERRUPTED, interruptible, note, print_json, 
 from ncclt.cli.spread import Fields, spread
 from ncclt.cli.stdio import Styled
 from ncclt.core.option import Option
+from ncclt.core.plural import count_noun
 from ncclt.errors import UsageError
 from ncclt.measure.target import Target
 from ncclt.prove.comparison import Comparison
@@ -85,11 +86,11 @@ def verify(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Launch a training briefly and in turn without and with what was proven for it, and compare step times.
+    """A/B-test a training with and without its validated policy by short launches, and compare step times.
 
-    No line of the training changes. It gets what `ncclt run` would give it: the table per message size where that is
-    proven and the tuner plugin is here, else variables. --env and --base compare two environments instead, --against
-    two commands. The launches come in pairs, each in random order; it ends when the verdict is certain.
+    The training is not changed. The tuned side gets what `ncclt run` would give it: the per-size table where that is
+    validated and the tuner plugin is here, else variables. --env and --base compare two environments instead,
+    --against two commands. The launches come in pairs, each in random order; the test ends when the verdict is certain.
     """
     from ncclt.launch.local import LocalLauncher
     from ncclt.launch.process.session import KEEP_BYTES as WHOLE
@@ -177,8 +178,12 @@ def compare(
             done = error.done if earlier is not None else None
             if done is not None:
                 store.records.add_verification(done)
-            kept = f"the {len(done.launches)} of whole blocks are stored" if done else "nothing was stored"
-            say(f"ncclt: interrupted: the running launch was ended, {kept}")
+            kept = (
+                f"{count_noun(len(done.launches), 'launch', 'launches')} of whole blocks saved"
+                if done
+                else "nothing saved"
+            )
+            say(f"ncclt: interrupted: the running launch was ended; {kept}")
             raise typer.Exit(EXIT_INTERRUPTED) from None
         store.records.add_verification(verification)
     return verification
@@ -207,8 +212,8 @@ def _recommendation(model: str, target: Target, storage: str | None, *, id: str 
             return store.recommendations.get(id)
     if not model or not target.cluster:
         raise UsageError(
-            "give --model NAME and --cluster NAME, whose recommendation is verified",
-            hint="or compare two environments by --env NAME=VALUE and --base NAME=VALUE, or two commands by --against",
+            "--model NAME and --cluster NAME are missing",
+            hint="name what to verify, or compare environments with --env and --base, or commands with --against",
         )
     wanted = Request(
         cluster=target.cluster,
@@ -239,13 +244,13 @@ class _Watch:
         self._request, self._hidden, self._verbose = request, hidden, verbose
 
     def begun(self) -> None:
-        """Show what both sides are."""
+        """Show both sides."""
         if self._hidden:
             return
         for name, words in _sides(self._request).items():
             say(f"ncclt: {name}: {words}")
         if self._request.removed_env:
-            say(f"ncclt: no side inherits {', '.join(self._request.removed_env)} (--keep-env changes that)")
+            say(f"ncclt: removed from both sides: {', '.join(self._request.removed_env)} (--keep-env keeps them)")
         for sentence in self._request.notes:
             say(f"ncclt: {sentence}")
 
@@ -256,11 +261,11 @@ class _Watch:
         if not self._hidden:
             name = _side_names(bool(self._request.base_argv))[launch.side]
             took = f"{launch.time_us / 1e3:.2f} ms per step" if launch.time_us and not launch.failure else "failed"
-            say(f"ncclt: launch {launch.order + 1} of {len(self._request.order)} at most, {name}: {took}")
+            say(f"ncclt: launch {launch.order + 1} of up to {len(self._request.order)}, {name}: {took}")
 
 
 def _shown(variables: Variables) -> str:
-    return " ".join(f"{name}={shlex.quote(value)}" for name, value in variables) or "nothing set"
+    return " ".join(f"{name}={shlex.quote(value)}" for name, value in variables) or "no variables set"
 
 
 def _side_names(are_commands: bool) -> dict[Side, str]:
@@ -271,7 +276,7 @@ def _side_names(are_commands: bool) -> dict[Side, str]:
 
 
 def _sides(request: VerifyRequest) -> dict[str, str]:
-    """Return what each side is, in words: its variables, and its command where there are two."""
+    """Describe each side by its variables, and by its command where there are two."""
     shown = {}
     for side, name in _side_names(bool(request.base_argv)).items():
         argv, variables = request.side(side)
@@ -284,7 +289,7 @@ def _sides(request: VerifyRequest) -> dict[str, str]:
 
 
 def _print_plan(request: VerifyRequest, *, as_json: bool) -> None:
-    """Show what would be launched."""
+    """Print the planned launches."""
     document: dict[str, Any] = {
         "schema": PLAN_SCHEMA,
         "argv": list(request.argv),
@@ -303,7 +308,7 @@ def _print_plan(request: VerifyRequest, *, as_json: bool) -> None:
         return
     if not request.base_argv:
         print(f"command: {shlex.join(request.argv)}")
-    print(f"launches: {len(request.order)} at most: {' '.join(request.order)}")
+    print(f"launches: up to {len(request.order)}: {' '.join(request.order)}")
     print(f"steps: {request.how.steps} of each launch, after {request.how.warmup} of warm-up")
     for name, words in _sides(request).items():
         print(f"{name}: {words}")

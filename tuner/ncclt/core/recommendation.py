@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from ncclt.core.cluster import Cluster, Fingerprint
 from ncclt.core.documents import Documented, Shape
 from ncclt.core.message import Collective
+from ncclt.core.plural import count_noun
 from ncclt.core.policy import Policy
 from ncclt.core.trial import TimesOrigin, times_origin
 from ncclt.errors import NoRecommendationError, StaleRecommendationError
@@ -122,7 +123,7 @@ class Coverage(Documented):
         """Return it as text: `12 settings, 6 of 6 algorithm/protocol pairs, 2 to 16 channels`."""
         pairs = len(self.measured) + len(self.failed) + len(self.untried)
         words = [
-            f"{self.settings} setting{'' if self.settings == 1 else 's'}",
+            count_noun(self.settings, "setting"),
             f"{len(self.measured)} of {pairs} algorithm/protocol pairs",
         ]
         if self.failed:
@@ -131,7 +132,7 @@ class Coverage(Documented):
             fewest, most = min(self.channels), max(self.channels)
             words.append(f"{fewest} to {most} channels" if fewest < most else f"{most} channels")
         if self.remaining_gain is not None:
-            words.append(f"expected gain of the next launch {self.remaining_gain * 100:.2g} %")
+            words.append(f"expected improvement of the next trial {self.remaining_gain * 100:.2g} %")
         return ", ".join(words)
 
 
