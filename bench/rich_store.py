@@ -37,7 +37,7 @@ from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, Phase, Study, StudyState, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.core.workload import Provenance, Workload
-from ncclt.deliver.effect import attest
+from ncclt.deliver.attest import attest
 from ncclt.health.preflight import SIZES, PreflightRequest, Probes, preflight
 from ncclt.health.preflight.expectation import expectation
 from ncclt.health.preflight.simulated import SimulatedFabric, parse_fault

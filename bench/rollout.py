@@ -32,7 +32,7 @@ from scipy.special import stdtr
 from ncclt.core.revision import Actor, ClusterRules
 from ncclt.core.rollout import JobStart, JobTime, RollOut, RollOutState, Variant
 from ncclt.core.ticket import Reporter, sign_ticket
-from ncclt.deliver.variant import Given, make_ticket
+from ncclt.deliver.variant import ServedRevision, build_ticket
 from ncclt.prove.rollout import RollOutVerdict, judge_roll_out, report_job_time
 from ncclt.store import Store, open_store
 from ncclt.testing.samples import sample_recommendation
@@ -270,12 +270,12 @@ def _reported(
         return judge_roll_out(rollout, times, started, now_s=job.ends_s)
     known = {start.job for start in store.revisions.job_starts(rollout.id)}
     store.revisions.add_job_starts([start for start in started if start.job not in known])
-    answer = Given(
+    answer = ServedRevision(
         recommendation=sample_recommendation(job.start.recommendation),
         rollout=rollout.id,
         variant=rollout.variant(job.start.job),
     )
-    ticket = make_ticket(answer, job.start.job, issued_s=job.start.issued_s)
+    ticket = build_ticket(answer, job.start.job, issued_s=job.start.issued_s)
     assert ticket is not None
     text, sender = sign_ticket(ticket, store.ticket_secret()), Reporter(who="bench", address="::1")
     return report_job_time(store, text, **told, reporter=sender, now_s=job.ends_s)

@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from ncclt.core.rollout import JobStart
 from ncclt.core.ticket import Reporter, sign_ticket
-from ncclt.deliver.variant import Given, make_ticket, start_of
+from ncclt.deliver.variant import ServedRevision, build_job_start, build_ticket
 from ncclt.errors import StoreError
 from ncclt.store.store import Store
 from ncclt_api.access import who
@@ -38,7 +38,7 @@ class Tickets:
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
-    def issue(self, answer: Given, job: str) -> dict[str, str]:
+    def issue(self, answer: ServedRevision, job: str) -> dict[str, str]:
         """Return the fields of an answer that are the job's own; none where the name of the job is not known."""
         now_s = time.time()
         key = (job, answer.recommendation.id, answer.variant.value, answer.rollout)
@@ -53,12 +53,12 @@ class Tickets:
                     del self._issued[next(iter(self._issued))]
         fields = self.sign(answer, job, issued_s=issued_s)
         if fields and is_start and answer.rollout:
-            self._note(start_of(answer, job, issued_s=issued_s))
+            self._note(build_job_start(answer, job, issued_s=issued_s))
         return fields
 
-    def sign(self, answer: Given, job: str, *, issued_s: float) -> dict[str, str]:
+    def sign(self, answer: ServedRevision, job: str, *, issued_s: float) -> dict[str, str]:
         """Return the ticket field of an answer; none where the name of the job is not known."""
-        ticket = make_ticket(answer, job, issued_s=issued_s)
+        ticket = build_ticket(answer, job, issued_s=issued_s)
         return {} if ticket is None else {"ticket": sign_ticket(ticket, self._store().ticket_secret())}
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ from ncclt.core.message import format_bytes
 from ncclt.core.recommendation import Decision, Recommendation
 from ncclt.core.study import Study, Trial
 from ncclt.deliver.log_evidence import attest_files, policy_from_recommendation
-from ncclt.deliver.render.delivery import by_table
+from ncclt.deliver.render.delivery import deliver_table
 from ncclt.deliver.render.table import render_table
 from ncclt.errors import NccltError
 from ncclt.measure.testbed import Testbed
@@ -113,7 +113,7 @@ def run(options: argparse.Namespace, started: float) -> tuple[TuneResult, Attest
     if found is None or found.table.verdict.decision is not Decision.TUNED:
         return result, None
     table = options.output / "table.csv"
-    table.write_text(render_table(by_table(found)))
+    table.write_text(render_table(deliver_table(found)))
     variables = {f"NCCL_{name}": str(value) for name, value in found.table.effective.parameters}
     reports = place.output / "delivered" / "reports"
     environ = {

@@ -15,7 +15,7 @@ from ncclt.core.setting import DEFAULT
 from ncclt.core.study import Phase
 from ncclt.core.ticket import Reporter, Ticket
 from ncclt.core.verification import Side, StepLaunch, Verification
-from ncclt.deliver.effect import attest
+from ncclt.deliver.attest import attest
 from ncclt.deliver.log_evidence import policy_from_recommendation
 from ncclt.errors import ConflictError, NotFoundError, StoreError
 from ncclt.store import known_names

@@ -20,7 +20,7 @@ from ncclt.core.revision import Actor, ClusterRules, RevisionState
 from ncclt.core.rollout import JobStart, JobTime, RollOutState
 from ncclt.core.study import StudyState
 from ncclt.core.verification import Verification
-from ncclt.deliver.effect import attest
+from ncclt.deliver.attest import attest
 from ncclt.deliver.log_evidence import policy_from_recommendation
 from ncclt.errors import StoreError
 from ncclt.search.optuna_tables import forget_studies

@@ -71,10 +71,11 @@ def store(tmp_path_factory):
 
 def tuned(store):
     """Return a revision that jobs of hall-a get and that has a command."""
-    from ncclt.deliver.use import use_of
+
+    from ncclt.deliver.render.delivery import choose_form
 
     served = store.recommendations.newest_each(cluster="hall-a")
-    return next(one for one in served if use_of(one).command)
+    return next(one for one in served if choose_form(one).command)
 
 
 @pytest.fixture(scope="module")

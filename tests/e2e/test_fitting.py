@@ -13,9 +13,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from ncclt.deliver.agreement import await_participants
 from ncclt.deliver.job_info import JobInfo
-from ncclt.deliver.use import use_of
+from ncclt.deliver.render.delivery import choose_form
+from ncclt.deliver.shared_decision import await_participants
 from ncclt.nccl.tuner_plugin import find
 from ncclt.store import open_store
 from ncclt.testing.landscapes import write_landscape
@@ -149,7 +149,7 @@ def test_one_line_says_what_to_do_and_works_as_it_stands_in_a_fresh_shell(ncclt,
             found = store.recommendations.get(document["recommendation"]["id"])
         # The command of a measured result, and the word that a job needs for a recorded one.
         measured = replace(found, launcher="local", recorded="")
-        command = use_of(measured, source=f" --storage {url} --allow recorded", build=find() is None).command
+        command = choose_form(measured, source=f" --storage {url} --allow recorded", build=find() is None).command
     assert document["use"]["form"] == (form if form != "undecided" else None)
     del ncclt.variables["NCCLT_STORAGE"]
     if form is None:

@@ -21,7 +21,7 @@ import pytest
 
 from ncclt.core.attestation import CallOutcome, DeliveredPolicy, Form, LogEvidence, Observed, ObservedCall
 from ncclt.core.message import Collective
-from ncclt.deliver.effect import attest
+from ncclt.deliver.attest import attest
 from ncclt.store import open_store
 from ncclt.testing.samples import sample_recommendation
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from ncclt.deliver.agreement import await_participants
 from ncclt.deliver.job_info import JobInfo, name_job
+from ncclt.deliver.shared_decision import await_participants
 from ncclt.errors import StoreError, UsageError
 
 _spec = importlib.util.spec_from_file_location("run_alone", Path(__file__).with_name("test_run.py"))

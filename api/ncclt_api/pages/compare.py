@@ -9,7 +9,7 @@ from ncclt.core.message import Collective
 from ncclt.core.policy import Rule
 from ncclt.core.recommendation import Recommendation
 from ncclt.core.study import Study
-from ncclt.deliver.use import use_of
+from ncclt.deliver.render.delivery import choose_form
 from ncclt_api.pages.results import Result, build_result
 from ncclt_api.pages.wording import NONE, format_interval, format_range, format_shape, format_time
 
@@ -103,17 +103,17 @@ def _facts(found: Sequence[Compared], results: Sequence[Result | None]) -> tuple
 
 
 def _form(found: Recommendation) -> str:
-    form = use_of(found).form
+    form = choose_form(found).form
     return {"table": "tuner table", "variables": "plain variables"}[form.value] if form else NONE
 
 
 def _parameters(found: Recommendation) -> str:
-    return " ".join(f"NCCL_{name}={value}" for name, value in use_of(found).proven.policy.parameters) or NONE
+    return " ".join(f"NCCL_{name}={value}" for name, value in choose_form(found).proven.policy.parameters) or NONE
 
 
 def _rules(found: Sequence[Compared]) -> tuple[CompareRow, ...]:
     """Return the choice of each in every range of sizes in which none of them changes."""
-    policies = [use_of(one.recommendation).proven.policy if one.recommendation else None for one in found]
+    policies = [choose_form(one.recommendation).proven.policy if one.recommendation else None for one in found]
     rules = [rule for policy in policies if policy for rule in policy.rules]
     rows = []
     for collective in sorted({rule.collective for rule in rules}):

@@ -17,7 +17,7 @@ from ncclt.core.message import format_bytes
 from ncclt.core.plural import count_noun
 from ncclt.core.study import Phase
 from ncclt.core.trial import Outcome
-from ncclt.deliver.render.delivery import channels_words
+from ncclt.deliver.render.delivery import describe_channels
 from ncclt_api.pages import wording
 from ncclt_api.pages.charts import interval_picture
 from ncclt_api.pages.cluster import heat
@@ -64,7 +64,7 @@ def _environment() -> Environment:
         "hours": wording.format_hours,
         "range": wording.format_range,
         "size": format_bytes,
-        "channels": channels_words,
+        "channels": describe_channels,
         "quoted": shlex.quote,
         "middle": wording.cut_in_the_middle,
         # Jinja's own fails on text that is no Unicode.

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from ncclt.core.recommendation import Recommendation
 from ncclt.core.revision import RevisionState, RevisionStatus
-from ncclt.deliver.render.delivery import by_table, by_variables
+from ncclt.deliver.render.delivery import job_options
 from ncclt.deliver.render.formats import FORMATS, TABLE_FORMATS, render
-from ncclt.deliver.use import job_options
 from ncclt.errors import NccltError
 
 _FOR: dict[str, tuple[str, str]] = {

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from ncclt.core.recommendation import Decision, Recommendation, Verdict
-from ncclt.deliver.use import use_of
+from ncclt.deliver.render.delivery import choose_form
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,4 +69,4 @@ def build_result(found: Recommendation) -> Result:
     plain = found.variables
     if plain is None or plain.verdict.decision is not Decision.TUNED:
         return Result(recommendation=found, verdict=found.table.verdict)
-    return Result(recommendation=found, verdict=use_of(found).proven.verdict)
+    return Result(recommendation=found, verdict=choose_form(found).proven.verdict)

@@ -20,7 +20,7 @@ from ncclt.core.recommendation import ORIGIN_WORDS, Decision, Recommendation, Re
 from ncclt.core.rollout import MOST_JOB_NAME, JobDecision, RollOut
 from ncclt.core.ticket import is_job_name
 from ncclt.deliver.render.formats import FORMATS, SHELLS, TABLE_FORMATS, render
-from ncclt.deliver.variant import Given, given, select_fitting, start_of
+from ncclt.deliver.variant import ServedRevision, build_job_start, choose_variant, select_fitting
 from ncclt.errors import NoRecommendationError, NotFoundError, UsageError
 from ncclt_api.access import needs
 from ncclt_api.answers import MADE, KeptReply, finish_answer
@@ -182,7 +182,7 @@ def _decide_once(store: CurrentStore, tickets: Tickets, *, cluster: str, query: 
             hint="all nodes of a job must ask for the same; two jobs need two names (--job)",
         )
     if kept == mine and answer is not None and answer.rollout:
-        store.revisions.add_job_starts([start_of(answer, job, issued_s=issued_s)])
+        store.revisions.add_job_starts([build_job_start(answer, job, issued_s=issued_s)])
     if "nothing" in (told := json.loads(kept.document)):
         raise (
             refusal
@@ -232,11 +232,11 @@ class EnvAnswers:
             self._replies[key] = self._reply(answer)
         return self._replies[key]
 
-    def give(self, job: str) -> Given:
+    def give(self, job: str) -> ServedRevision:
         """Return what a job is given, not yet rendered."""
-        return given(self.chosen, self.rollouts, job, delivery=self.delivery)
+        return choose_variant(self.chosen, self.rollouts, job, delivery=self.delivery)
 
-    def _reply(self, answer: Given) -> KeptReply:
+    def _reply(self, answer: ServedRevision) -> KeptReply:
         chosen = answer.recommendation
         body = self.write(chosen, said=answer.to_document())
         etag = etag_of(body)

@@ -17,7 +17,7 @@ from ncclt.core.recommendation import Recommendation, select
 from ncclt.core.recommendation import Request as Job
 from ncclt.core.revision import MOST_WHY, Action, Actor
 from ncclt.core.rollout import RollOut, RollOutState
-from ncclt.deliver.use import use_of
+from ncclt.deliver.render.delivery import choose_form
 from ncclt.errors import StaleRecommendationError, UsageError
 from ncclt.prove.rollout import RollOutVerdict, judge_stored
 from ncclt.store.clock import utc_now
@@ -171,7 +171,7 @@ def _answer(found: Recommendation, format: str, store: Store, request: Request) 
     values: dict[str, Any] = {
         "recommendation": found,
         "status": status,
-        "use": use_of(found, source=source),
+        "use": choose_form(found, source=source),
         "snippets": list_snippets(found, source=source) if is_usable else (),
         "served": served_id,
         "revisions": revisions[:_SHOWN],

@@ -16,7 +16,7 @@ from ncclt.core.study import Arm, Phase, Study, StudyState, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.core.verification import Side, StepLaunch, Verification
 from ncclt.core.workload import MessageCalls, Provenance, Workload
-from ncclt.deliver.effect import attest
+from ncclt.deliver.attest import attest
 
 HOSTILE = "<script>alert('x')</script>"
 

@@ -147,7 +147,7 @@ def test_a_step_time_that_cannot_be_is_refused(store, client, change, status):
     store.revisions.publish(sample_recommendation("b"))
     (rollout,) = store.revisions.rollouts()
     ticket = client.get(ENV, params=JOB | {"job": "1"}).json()["ticket"]
-    told = {"ticket": ticket, "rollout": rollout.id, "job": "1", "recommendation": rollout.given("1")}
+    told = {"ticket": ticket, "rollout": rollout.id, "job": "1", "recommendation": rollout.revision_for("1")}
     told |= {"step_us": 1.0, "steps": 1}
     assert client.post("/v1/step-times", json=told | change).status_code == status
     assert store.revisions.job_times(rollout.id) == ()
@@ -160,7 +160,7 @@ def test_made_up_jobs_end_no_roll_out(store, client):
     (rollout,) = store.revisions.rollouts()
     for number in range(22):
         job = f"made up {number}"
-        wanted = rollout.given(job)
+        wanted = rollout.revision_for(job)
         told = {"rollout": rollout.id, "job": job, "recommendation": wanted, "steps": 20}
         told |= {"step_us": 1e5 if wanted == "b" else 2e5}
         assert client.post("/v1/step-times", json=told).status_code == 422
@@ -179,9 +179,19 @@ def test_a_report_is_kept_with_key_and_address(store, client):
     store.revisions.publish(sample_recommendation("b"))
     (rollout,) = store.revisions.rollouts()
     ticket = sample_ticket(
-        store.ticket_secret(), "1", issued_s=time.time() - 100, recommendation=rollout.given("1"), rollout=rollout.id
+        store.ticket_secret(),
+        "1",
+        issued_s=time.time() - 100,
+        recommendation=rollout.revision_for("1"),
+        rollout=rollout.id,
     )
-    told = {"ticket": ticket, "rollout": rollout.id, "job": "1", "recommendation": rollout.given("1"), "steps": 20}
+    told = {
+        "ticket": ticket,
+        "rollout": rollout.id,
+        "job": "1",
+        "recommendation": rollout.revision_for("1"),
+        "steps": 20,
+    }
     answer = client.post("/v1/step-times", json=told | {"step_us": 1e5}, headers={"Authorization": "Bearer one"})
     assert answer.status_code == 200, answer.text
     (kept,) = store.revisions.job_times(rollout.id)
@@ -209,8 +219,8 @@ def test_starts_are_stored_once_the_database_is_back(store, monkeypatch):
         monkeypatch.setattr(store, "add_job_starts", really)
     assert [start.job for start in store.revisions.job_starts(rollout.id)] == ["1", "2"]
     assert [start.recommendation for start in store.revisions.job_starts(rollout.id)] == [
-        rollout.given("1"),
-        rollout.given("2"),
+        rollout.revision_for("1"),
+        rollout.revision_for("2"),
     ]
 
 

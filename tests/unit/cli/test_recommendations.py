@@ -145,7 +145,7 @@ def test_whoever_tunes_learns_that_jobs_do_not_get_the_result(call, command, cap
     command.store.revisions.set_rules(ClusterRules(cluster="pair", require_approval=True), Actor(who="ann"))
     command.store.revisions.publish(sample_recommendation("b"))
     say_state(command.store, "b")
-    assert "revision b is a candidate: " in capsys.readouterr().err
+    assert "Revision b is a candidate" in capsys.readouterr().err
     call("retire", "b")
     say_state(command.store, "b")
     assert "`ncclt admin recommendations rollback b`" in capsys.readouterr().err

@@ -127,13 +127,13 @@ def test_the_reason_why_variables_do_not_carry_the_gain_is_that_they_may_not_for
 
 def test_only_what_the_chosen_way_could_force_is_searched(recorded):
     plan = json.loads(recorded("--through", "variables", "--dry-run", "--json"))
-    assert plan["left_out"] == ["1 setting: variables cannot force LL128 safely"]
+    assert plan["left_out"] == ["1 setting: forcing LL128 with NCCL_PROTO bypasses NCCL's safety check"]
     assert plan["study"] != json.loads(recorded("--dry-run", "--json"))["study"]
     assert "left_out" not in json.loads(recorded("--dry-run", "--json"))
     assert "keep-default: keeping the NCCL default for mine on box (demonstration on recorded timings)" in recorded(
         "--through", "variables"
     )
-    said = "search space: 1 of 2 settings (1 excluded: variables cannot force LL128 safely)"
+    said = "search space: 1 of 2 settings (1 excluded: forcing LL128 with NCCL_PROTO bypasses NCCL's safety check)"
     assert said in json.loads(recorded("--through", "variables", "--json"))["notes"]
 
 

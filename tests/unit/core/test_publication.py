@@ -84,9 +84,9 @@ def test_only_evidence_as_strong_replaces_the_active_revision(new, active, why):
 
 @pytest.mark.parametrize("state", RevisionState)
 def test_every_place_of_a_revision_names_the_command_that_changes_it(state):
-    words = Publication(id="r1", state=state, kept="it is undecided", active=PROVEN).words
+    message = Publication(id="r1", state=state, kept="it is undecided", active=PROVEN).message
 
     if state in (RevisionState.CANDIDATE, RevisionState.RETIRED):
-        assert "`ncclt admin recommendations " in words
+        assert "`ncclt admin recommendations " in message
     else:
-        assert not words, "nothing was replaced"
+        assert not message, "nothing was replaced"

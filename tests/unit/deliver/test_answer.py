@@ -10,7 +10,7 @@ import pytest
 
 from ncclt.cli.env import main as env
 from ncclt.core.recommendation import Request
-from ncclt.deliver.answer import ask_for_answer
+from ncclt.deliver.answer import request_answer
 from ncclt.deliver.render.formats import render
 from ncclt.errors import NoRecommendationError, ServerError, StaleRecommendationError, UsageError
 from ncclt.testing.samples import sample_recommendation
@@ -37,7 +37,7 @@ def test_env_and_run_see_the_same_error(status, kind, code, capsys, monkeypatch,
     request = Request(cluster="leonardo", model="bert", nodes=2, gpus_per_node=4, nccl_version="2.22.3")
     with serving(answer) as server:
         with pytest.raises(kind, match="nothing fits") as caught:
-            ask_for_answer(request, server.url, None, timeout_s=60.0, from_cache=False, warn=print)
+            request_answer(request, server.url, None, timeout_s=60.0, from_cache=False, warn=print)
         assert type(caught.value) is kind
         words = ("--cluster", "leonardo", "--model", "bert", "--nodes", "2", "--gpus-per-node", "4")
         assert env([*words, "--nccl-version", "2.22.3", "--server", server.url]) == code
@@ -50,11 +50,11 @@ def test_env_names_what_the_server_recorded_or_simulated_where_eval_hides_commen
     words = ["--cluster", "pair", "--model", "toy", "--nodes", str(fingerprint.nodes)]
     words += ["--gpus-per-node", str(fingerprint.gpus_per_node), "--nccl-version", str(fingerprint.nccl_version)]
     recorded = {"launcher": "replay", "recorded": "recorded: box, site"}
-    for change, label in (({"simulated": True}, "SIMULATED: "), (recorded, "recorded: box, site: "), ({}, "lost: ")):
+    for change, label in (({"simulated": True}, "SIMULATED: "), (recorded, "recorded: box, site: "), ({}, "warning: ")):
         known = replace(sample_recommendation("r"), **{"simulated": False, "launcher": "local", **change})
         with serving(reply(200, render(known, format="json"))) as server:
             assert env([*words, "--server", server.url]) == 0
         said = capsys.readouterr().err
         labels = [word for word in ("SIMULATED: ", "recorded: ") if f"ncclt: {word}" in said]
         assert said.startswith(f"ncclt: {label}"), said
-        assert len(labels) == (label != "lost: ")
+        assert len(labels) == (label != "warning: ")

@@ -3,15 +3,15 @@
 import pytest
 
 from ncclt.deliver.job_info import (
-    is_alone,
+    decides_alone,
+    detect_fabrics,
+    detect_gpus,
     is_node_launcher,
     is_other_gpu,
     name_job,
     read_job,
     read_participant,
-    see_fabrics,
-    see_gpus,
-    starts_others,
+    starts_other_nodes,
 )
 from ncclt.errors import UsageError
 
@@ -47,11 +47,11 @@ def test_one_step_per_node_is_not_the_job():
     assert name_of(alone, TORCHRUN) is None
     assert name_of(alone, ("torchrun", "--nnodes", "1:4", "--rdzv-id", "bert-1", "train.py")) == "rendezvous bert-1"
     assert name_of(alone, nodes=2) is None
-    assert not is_alone(alone, TORCHRUN)
+    assert not decides_alone(alone, TORCHRUN)
     rank = {"RANK": "3", "WORLD_SIZE": "8"}
-    assert (name_of(alone | rank), is_alone(alone | rank, TRAIN)) == (None, False)
+    assert (name_of(alone | rank), decides_alone(alone | rank, TRAIN)) == (None, False)
     assert name_of(STEP | rank) == "Slurm step 7.0 start 0"
-    assert not is_alone(alone, TRAIN, nodes=2)
+    assert not decides_alone(alone, TRAIN, nodes=2)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_name_that_is_none_is_refused(named):
     ],
 )
 def test_who_is_alone_needs_no_agreement(environ, argv, alone):
-    assert is_alone(environ, argv) is alone
+    assert decides_alone(environ, argv) is alone
 
 
 @pytest.mark.parametrize(
@@ -145,35 +145,35 @@ def test_who_is_alone_needs_no_agreement(environ, argv, alone):
     ],
 )
 def test_what_stands_before_a_launcher_may_send_it_elsewhere(command, here, elsewhere):
-    assert (is_node_launcher(command.split()), starts_others(command.split())) == (here, elsewhere)
+    assert (is_node_launcher(command.split()), starts_other_nodes(command.split())) == (here, elsewhere)
 
 
 def test_gpus_are_seen_by_the_kernel_modules_first_and_then_by_nvidia_smi(tmp_path):
-    assert see_gpus({}, root=tmp_path) == ()
+    assert detect_gpus({}, root=tmp_path) == ()
     program = tmp_path / "bin" / "nvidia-smi"
     program.parent.mkdir()
     program.write_text("#!/bin/sh\necho NVIDIA A100-SXM4-40GB; echo NVIDIA A100-SXM4-40GB\n")
     program.chmod(0o755)
     path = {"PATH": str(program.parent)}
-    assert see_gpus(path, root=tmp_path) == ("NVIDIA A100-SXM4-40GB",)
+    assert detect_gpus(path, root=tmp_path) == ("NVIDIA A100-SXM4-40GB",)
     for number in "01":
         file = tmp_path / "proc/driver/nvidia/gpus" / number / "information"
         file.parent.mkdir(parents=True)
         file.write_text("Model: \t\t NVIDIA H100 80GB HBM3\nIRQ: 5\n")
-    assert see_gpus(path, root=tmp_path) == ("NVIDIA H100 80GB HBM3",)
+    assert detect_gpus(path, root=tmp_path) == ("NVIDIA H100 80GB HBM3",)
     program.write_text("#!/bin/sh\nexit 9\n")
     (tmp_path / "other" / "dev").mkdir(parents=True)
     (tmp_path / "other" / "dev" / "kfd").touch()
-    assert see_gpus(path, root=tmp_path / "other") == ("a GPU of unknown model",)
+    assert detect_gpus(path, root=tmp_path / "other") == ("a GPU of unknown model",)
 
 
 def test_fabrics_are_those_of_the_adapters(tmp_path):
-    assert see_fabrics(root=tmp_path) == ()
+    assert detect_fabrics(root=tmp_path) == ()
     for name, layer in (("mlx5_0", "InfiniBand"), ("mlx5_1", "InfiniBand"), ("odd", "Unknown")):
         file = tmp_path / "sys/class/infiniband" / name / "ports/1/link_layer"
         file.parent.mkdir(parents=True)
         file.write_text(f"{layer}\n")
-    assert see_fabrics(root=tmp_path) == ("infiniband",)
+    assert detect_fabrics(root=tmp_path) == ("infiniband",)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from ncclt.core.policy import Policy, Rule
 from ncclt.deliver.agree import hook_path, write_hook
 from ncclt.deliver.answer import Answer, answer_from_json, answer_from_table, policy_from_answer
 from ncclt.deliver.job_info import JobInfo, read_variables
-from ncclt.deliver.job_plan import JobPlan, effective, plan_job
+from ncclt.deliver.job_plan import JobPlan, effective_variables, plan_job
 from ncclt.deliver.node_files import place_plugin, table_path, write_table
 from ncclt.errors import InputError, UsageError
 
@@ -136,7 +136,7 @@ def test_a_command_that_hides_the_hook_gets_no_table():
 def test_the_users_own_variable_wins_and_nothing_is_mixed_with_it(own):
     planned = plan(environ={own: "mine", "NCCL_IB_HCA": "mlx5"})
     assert (planned.set_env, planned.form) == ((), None)
-    assert f"your {own}=mine stays" in planned.notes[0]
+    assert f"your {own}=mine is kept" in planned.notes[0]
 
 
 def test_override_lets_the_users_own_tuner_answer_what_has_no_row():
@@ -176,7 +176,7 @@ def test_where_only_the_table_was_proven_and_is_not_used_that_is_why():
     document = json.loads((GOLDEN / "keep_default.json").read_text())
     document["table_verdict"] |= {"decision": "tuned", "reason": "communication is faster by +11 %"}
     why = plan(answer_from_json(json.dumps(document)), plugin=None).notes[-1]
-    assert why == "keeping the NCCL default (the gain was proven for the table alone)"
+    assert why == "keeping the NCCL default (only the table was validated)"
 
 
 def rows_of(table):
@@ -206,13 +206,13 @@ def test_a_server_gone_bad_cannot_set_what_ncclt_never_sets(name):
 @pytest.mark.parametrize("name", ["nodes", "gpus_per_node"])
 def test_numbers_that_are_none_are_no_environment(name):
     document = json.loads((GOLDEN / "tuned.json").read_text())
-    with pytest.raises(InputError, match="not an environment of ncclt"):
+    with pytest.raises(InputError, match="not an answer of ncclt"):
         answer_from_json(json.dumps({**document, name: float("inf")}))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "[" * 100_000, '{"table": [], "table_parameters": {}}'])
 def test_what_is_no_environment_is_said_so(text):
-    with pytest.raises(InputError, match="not an environment of ncclt"):
+    with pytest.raises(InputError, match="not an answer of ncclt"):
         answer_from_json(text)
 
 
@@ -237,8 +237,8 @@ def test_a_table_from_a_file_brings_its_variables(tmp_path):
 
 def test_nodes_that_reach_the_hook_by_another_path_are_the_same():
     mounted = plan(hook=Path("/mnt/hook"), environ={"PYTHONPATH": "/opt"})
-    assert effective(mounted, job()) == effective(plan(), job())
-    assert effective(plan(environ={"NCCLT_AGREEMENT": "none"}), job()) != effective(plan(), job())
+    assert effective_variables(mounted, job()) == effective_variables(plan(), job())
+    assert effective_variables(plan(environ={"NCCLT_AGREEMENT": "none"}), job()) != effective_variables(plan(), job())
 
 
 def test_a_table_is_written_whole_and_found_again(tmp_path):
@@ -299,8 +299,8 @@ def test_what_the_command_sets_alike_or_beside_is_no_conflict():
 def test_a_tuner_of_ones_own_on_one_node_alone_is_seen(form):
     planned = plan() if form else JobPlan()
     theirs = {"NCCL_TUNER_PLUGIN": "/site/libother.so", "NCCL_TUNER_CONFIG_FILE": "/site/t.csv"}
-    assert (effective(planned, job(environ=theirs)) != effective(planned, job())) is (form is None)
-    assert effective(planned, job(environ=theirs)) == effective(
+    assert (effective_variables(planned, job(environ=theirs)) != effective_variables(planned, job())) is (form is None)
+    assert effective_variables(planned, job(environ=theirs)) == effective_variables(
         planned, job(environ={**theirs, "NCCL_TUNER_PLUGIN": "/mnt/libother.so"})
     )
 

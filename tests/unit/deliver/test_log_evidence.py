@@ -10,7 +10,7 @@ from ncclt.core.attestation import Effect, Form, RowState
 from ncclt.core.message import Collective
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.recommendation import Decision, PolicyVerdict, Verdict
-from ncclt.deliver.log_evidence import attest_files, form_of, policy_from_recommendation, reported_tables
+from ncclt.deliver.log_evidence import attest_files, find_form, policy_from_recommendation, reported_tables
 from ncclt.errors import TraceError, UsageError
 from ncclt.testing.samples import sample_recommendation
 
@@ -100,7 +100,7 @@ def test_reports_of_all_ranks_are_added_up(tmp_path, table_rule):
     assert (found.calls_as_wanted, found.calls_differing, found.calls_unruled) == (10, 4, 6)
     assert [(one.table, one.count) for one in found.sources] == [("rec1", 2)]
     assert reported_tables(files) == ("rec1",)
-    assert form_of(files) is Form.TABLE
+    assert find_form(files) is Form.TABLE
 
 
 def test_a_log_tells_what_nccl_did_with_variables(tmp_path):
@@ -108,7 +108,7 @@ def test_a_log_tells_what_nccl_did_with_variables(tmp_path):
     recommended = published(RING, form=Form.VARIABLES)
     found = attest_files([tmp_path / "a.log"], policy_from_recommendation(recommended, Form.VARIABLES), created=NOW)
 
-    assert form_of([tmp_path / "a.log"]) is Form.VARIABLES
+    assert find_form([tmp_path / "a.log"]) is Form.VARIABLES
     assert (found.effect, found.calls_as_wanted, found.calls_differing, found.calls_unruled) == (Effect.PARTLY, 1, 1, 1)
     # The line tells one rank's part; the message is that of all eight.
     assert {(row.size_bytes, row.group_size, row.state) for row in found.rows} == {

@@ -10,10 +10,10 @@ from ncclt.core.recommendation import Decision, Request
 from ncclt.core.revision import Actor, ClusterRules
 from ncclt.core.rollout import Reason, RollOut, Variant
 from ncclt.core.trial import TimesOrigin
-from ncclt.deliver.answer import answer_from_recommendation, ask_for_answer
-from ncclt.deliver.job_info import name_for_roll_out
+from ncclt.deliver.answer import answer_from_recommendation, request_answer
+from ncclt.deliver.job_info import name_for_rollout
 from ncclt.deliver.render.formats import render
-from ncclt.deliver.variant import given, given_from_store
+from ncclt.deliver.variant import choose_variant, serve_from_store
 from ncclt.store import open_store
 from ncclt.testing.samples import sample_recommendation
 
@@ -31,7 +31,7 @@ def job_of(variant, rollout=ROLLOUT):
 
 
 def test_without_a_roll_out_every_job_gets_the_active_one():
-    found = given(ACTIVE, (), "1")
+    found = choose_variant(ACTIVE, (), "1")
     assert (found.recommendation, found.variant, found.reason, found.rollout) == (
         ACTIVE,
         Variant.ACTIVE,
@@ -42,27 +42,27 @@ def test_without_a_roll_out_every_job_gets_the_active_one():
 
 @pytest.mark.parametrize(("variant", "id"), [(Variant.CANDIDATE, "b"), (Variant.ACTIVE, "a")])
 def test_a_roll_out_gives_each_job_one_of_two(variant, id):
-    found = given(ACTIVE, [(ROLLOUT, NEW)], job_of(variant))
+    found = choose_variant(ACTIVE, [(ROLLOUT, NEW)], job_of(variant))
     assert (found.recommendation.id, found.variant, found.rollout) == (id, variant, "f00d")
 
 
 def test_a_job_without_a_name_has_no_part_in_it():
-    assert given(ACTIVE, [(ROLLOUT, NEW)], "") == given(ACTIVE, (), "")
+    assert choose_variant(ACTIVE, [(ROLLOUT, NEW)], "") == choose_variant(ACTIVE, (), "")
 
 
 def test_a_stale_candidate_is_given_to_nobody():
-    found = given(ACTIVE, [(ROLLOUT, replace(NEW, stale="gone"))], job_of(Variant.CANDIDATE))
+    found = choose_variant(ACTIVE, [(ROLLOUT, replace(NEW, stale="gone"))], job_of(Variant.CANDIDATE))
     assert (found.recommendation, found.reason, found.rollout) == (ACTIVE, Reason.STALE, "")
 
 
 def test_a_roll_out_for_other_jobs_is_not_theirs():
     other = replace(ROLLOUT, control="z")
-    assert given(ACTIVE, [(other, NEW)], job_of(Variant.CANDIDATE)).recommendation is ACTIVE
+    assert choose_variant(ACTIVE, [(other, NEW)], job_of(Variant.CANDIDATE)).recommendation is ACTIVE
 
 
 def test_where_nothing_is_active_the_others_keep_nccls_own_choice():
     rollout = replace(ROLLOUT, control="")
-    found = given(NEW, [(rollout, NEW)], job_of(Variant.DEFAULT, rollout))
+    found = choose_variant(NEW, [(rollout, NEW)], job_of(Variant.DEFAULT, rollout))
     assert (found.variant, found.reason, found.rollout) == (Variant.DEFAULT, Reason.DEFAULT, "f00d")
     assert found.recommendation.table.verdict.decision is Decision.KEEP_DEFAULT
     answer = answer_from_recommendation(found.recommendation, found.to_document())
@@ -72,7 +72,7 @@ def test_where_nothing_is_active_the_others_keep_nccls_own_choice():
 @pytest.mark.parametrize("rollouts", [(), [(ROLLOUT, NEW)]])
 def test_where_delivery_is_switched_off_every_job_keeps_nccls_own_choice(rollouts):
     for variant in (Variant.CANDIDATE, Variant.ACTIVE):
-        found = given(ACTIVE, rollouts, job_of(variant), delivery=False)
+        found = choose_variant(ACTIVE, rollouts, job_of(variant), delivery=False)
         assert (found.variant, found.reason, found.rollout) == (Variant.DEFAULT, Reason.DISABLED, "")
         answer = answer_from_recommendation(found.recommendation, found.to_document())
         assert (answer.variables, answer.table, answer.variant) == ((), "", "default")
@@ -85,15 +85,15 @@ def test_a_store_that_is_switched_off_delivers_nothing_until_it_is_on_again(tmp_
         store.revisions.publish(sample_recommendation("a"))
         for delivery, reason in ((False, Reason.DISABLED), (True, Reason.TARGETING_MATCH)):
             store.revisions.set_rules(ClusterRules(cluster="pair", delivery=delivery), Actor(who="ann"))
-            assert given_from_store(url, ASKED).reason is reason
+            assert serve_from_store(url, ASKED).reason is reason
             event = store.revisions.history(cluster="pair")[0]
             assert event.why.startswith(f"delivery switched {'on' if delivery else 'off'}, ")
         store.revisions.set_rules(ClusterRules(cluster="other", delivery=False), Actor(who="ann"))
-    assert given_from_store(url, ASKED).reason is Reason.TARGETING_MATCH
+    assert serve_from_store(url, ASKED).reason is Reason.TARGETING_MATCH
 
 
 def test_an_answer_says_so_and_what_it_may_not_say_is_refused():
-    found = given(ACTIVE, [(ROLLOUT, NEW)], job_of(Variant.CANDIDATE))
+    found = choose_variant(ACTIVE, [(ROLLOUT, NEW)], job_of(Variant.CANDIDATE))
     document = json.loads(render(found.recommendation, format="json", said=found.to_document()))
     known = checked_document(document, "2.28.9")
     assert [known[name] for name in ("variant", "reason", "rollout")] == ["candidate", "TARGETING_MATCH", "f00d"]
@@ -112,11 +112,11 @@ def test_a_store_gives_each_job_what_its_name_says(tmp_path):
         store.revisions.publish(sample_recommendation("b"))
         (rollout,) = store.revisions.rollouts()
     for job in map(str, range(20)):
-        found = given_from_store(url, replace(ASKED, job=job))
+        found = serve_from_store(url, replace(ASKED, job=job))
         assert found.recommendation.id == {"candidate": "b", "active": "a"}[rollout.variant(job)]
-        answer = ask_for_answer(replace(ASKED, job=job), None, url, timeout_s=60.0, from_cache=False, warn=print)
+        answer = request_answer(replace(ASKED, job=job), None, url, timeout_s=60.0, from_cache=False, warn=print)
         assert (answer.recommendation, answer.rollout) == (found.recommendation.id, rollout.id)
-    assert given_from_store(url, ASKED).recommendation.id == "a"
+    assert serve_from_store(url, ASKED).recommendation.id == "a"
 
 
 @pytest.mark.parametrize(
@@ -135,12 +135,10 @@ def test_a_store_gives_each_job_what_its_name_says(tmp_path):
     ],
 )
 def test_the_name_of_a_job_is_one_on_which_its_processes_agree(environ, argv, name):
-    assert name_for_roll_out(environ, argv) == name
+    assert name_for_rollout(environ, argv) == name
 
 
 def test_all_ranks_of_a_step_have_one_name():
     step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "8"}
-    names = {
-        name_for_roll_out({**step, "SLURM_PROCID": str(rank), "SLURM_NODEID": str(rank // 4)}) for rank in range(8)
-    }
+    names = {name_for_rollout({**step, "SLURM_PROCID": str(rank), "SLURM_NODEID": str(rank // 4)}) for rank in range(8)}
     assert names == {"Slurm step 7.0 start 0"}

@@ -265,5 +265,8 @@ def test_gloo_is_a_backend_of_pytorch_under_every_launcher():
 
 def test_what_variables_cannot_force_says_what_could():
     found = make_testbed(ONE, hosts=("a", "b"))
-    assert found.why_not(LL128) == "variables cannot force LL128 safely (`ncclt admin plugin build` makes it possible)"
+    assert (
+        found.why_not(LL128)
+        == "forcing LL128 with NCCL_PROTO bypasses NCCL's safety check (`ncclt admin plugin build` makes it possible)"
+    )
     assert "--through plugin can" in make_testbed(ONE, hosts=("a", "b"), through="variables").why_not(LL128)

@@ -11,7 +11,16 @@ from ncclt.core.setting import DEFAULT, Setting
 from ncclt.errors import SettingError
 from ncclt.nccl.compile import variables_for_setting
 from ncclt.nccl.parameters import CATALOGUE, Granularity
-from ncclt.nccl.switching import Force, SwitchCost, read_again, split, start_variables, started, switch, switch_cost
+from ncclt.nccl.switching import (
+    ForcedState,
+    SwitchCost,
+    initial_state,
+    list_reread_variables,
+    plan_transition,
+    split_setting,
+    start_variables,
+    switch_cost,
+)
 
 OLD, BEFORE, SINCE, NEW = (NcclVersion.parse(text) for text in ("2.28.9", "2.29.6", "2.29.7", "2.31.2"))
 VERSIONS = (OLD, BEFORE, SINCE, NEW)
@@ -23,9 +32,9 @@ WITH_GATHER = (Collective.ALL_REDUCE, Collective.ALL_GATHER)
 
 
 def force(setting, *, version=OLD, plugin=False, collectives=REDUCE_ALONE):
-    parts = split(setting, version=version, collectives=collectives, plugin=plugin)
-    variables = variables_for_setting(parts.by_variables, version=version, collectives=collectives).variables
-    return Force(rules=parts.rules, variables=variables)
+    rules, rest = split_setting(setting, version=version, collectives=collectives, plugin=plugin)
+    variables = variables_for_setting(rest, version=version, collectives=collectives).variables
+    return ForcedState(rules=rules, variables=variables)
 
 
 @pytest.mark.parametrize("version", VERSIONS, ids=str)
@@ -38,7 +47,7 @@ def test_every_parameter_takes_the_level_at_which_nccl_reads_it(version):
 
         expected = SwitchCost.COMMUNICATOR if communicator else SwitchCost.PROCESS
         assert switch_cost(row.variable, version) is expected, row.name
-        assert (row.variable in read_again(version)) is listed, row.name
+        assert (row.variable in list_reread_variables(version)) is listed, row.name
 
 
 def test_what_nobody_knows_needs_new_ranks():
@@ -71,9 +80,9 @@ def test_what_nobody_knows_needs_new_ranks():
 def test_the_way_there_and_back_is_the_cheapest_that_is_right(setting, version, plugin, cost):
     default, wanted = force(DEFAULT, version=version, plugin=plugin), force(setting, version=version, plugin=plugin)
 
-    there, back = switch(default, wanted, version), switch(wanted, default, version)
+    there, back = plan_transition(default, wanted, version), plan_transition(wanted, default, version)
 
-    assert default == Force()
+    assert default == ForcedState()
     assert (there.cost, back.cost) == (cost, cost)
     assert dict(there.set_variables) == dict(wanted.variables)
     assert back.unset_variables == tuple(name for name, _ in wanted.variables)
@@ -82,13 +91,13 @@ def test_the_way_there_and_back_is_the_cheapest_that_is_right(setting, version, 
 
 
 def test_nothing_changes_where_the_same_is_wanted_again():
-    again = switch(force(TREE), force(TREE), OLD)
+    again = plan_transition(force(TREE), force(TREE), OLD)
     assert (again.cost, again.rules, again.set_variables, again.unset_variables) == (SwitchCost.CALL, None, (), ())
 
 
 def test_the_dearest_change_counts():
     both = Setting(algorithm=Algorithm.RING, protocol=Protocol.LL, parameters=(("NTHREADS", 128),))
-    step = switch(force(TREE, plugin=True), force(both, plugin=True), OLD)
+    step = plan_transition(force(TREE, plugin=True), force(both, plugin=True), OLD)
     assert step.cost is SwitchCost.PROCESS
     assert step.rules == force(RING_LL, plugin=True).rules
 
@@ -120,12 +129,12 @@ def test_a_pair_that_confines_the_others_is_said_by_variables_alone():
 @pytest.mark.parametrize(("version", "plugin"), [(OLD, False), (NEW, False), (NcclVersion(2, 21, 5), True)])
 def test_ll128_is_never_forced_by_variables(version, plugin):
     with pytest.raises(SettingError, match="LL128"):
-        split(LL128, version=version, collectives=REDUCE_ALONE, plugin=plugin)
+        split_setting(LL128, version=version, collectives=REDUCE_ALONE, plugin=plugin)
 
 
 def test_more_channels_than_there_are_is_refused():
     with pytest.raises(SettingError, match="channels"):
-        split(
+        split_setting(
             Setting(algorithm=Algorithm.RING, protocol=Protocol.LL, channels=64),
             version=NcclVersion(2, 24),
             collectives=REDUCE_ALONE,
@@ -136,11 +145,11 @@ def test_more_channels_than_there_are_is_refused():
 def test_ranks_start_with_what_is_fixed_for_life_and_the_list():
     wanted = force(TREE)
     assert start_variables(wanted, OLD) == {"NCCL_MAX_CTAS": "4"}
-    assert dict(started(wanted, OLD).variables) == start_variables(wanted, OLD)
+    assert dict(initial_state(wanted, OLD).variables) == start_variables(wanted, OLD)
     again = start_variables(force(TREE, version=SINCE), SINCE)
     assert set(again) == {"NCCL_NO_CACHE"}
     assert {"NCCL_MAX_CTAS", "NCCL_BUFFSIZE"} <= set(again["NCCL_NO_CACHE"].split(","))
-    assert started(force(TREE, version=SINCE), SINCE) == Force()
+    assert initial_state(force(TREE, version=SINCE), SINCE) == ForcedState()
 
 
 SETTINGS = st.builds(
@@ -160,13 +169,13 @@ SETTINGS = st.builds(
 )
 def test_whatever_the_way_ranks_arrive_where_they_should(settings, version, plugin, collectives):
     """Playing the ranks: new ones get what is fixed, those that live get the difference; nothing of before is left."""
-    now, environment, table = Force(), {}, ()
+    now, environment, table = ForcedState(), {}, ()
     for setting in [*settings, DEFAULT]:
         wanted = force(setting, version=version, plugin=plugin, collectives=collectives)
-        if switch(now, wanted, version).cost is SwitchCost.PROCESS:
-            now = started(wanted, version)
+        if plan_transition(now, wanted, version).cost is SwitchCost.PROCESS:
+            now = initial_state(wanted, version)
             environment, table = dict(now.variables), ()
-        step = switch(now, wanted, version)
+        step = plan_transition(now, wanted, version)
         assert step.cost is not SwitchCost.PROCESS
         assert step.cost is SwitchCost.COMMUNICATOR or not (step.set_variables or step.unset_variables)
         environment.update(step.set_variables)

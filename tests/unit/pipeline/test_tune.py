@@ -257,8 +257,8 @@ def test_a_weaker_study_replaces_no_proven_revision(store, weaker):
 
     assert weak.table.verdict.decision is not Decision.TUNED
     assert [r.id for r in store.recommendations.newest(cluster="pair", model="w")] == [proven.id]
-    words = store.revisions.publication(weak.id).words
-    assert f"{proven.id} (demonstration 1.33x) stays active" in words
+    words = store.revisions.publication(weak.id).message
+    assert f"{proven.id} (demonstration 1.33x) remains active" in words
     assert f"`ncclt admin recommendations approve {weak.id}`" in words
 
     store.revisions.approve(weak.id, Actor(who="ann"))
@@ -272,9 +272,9 @@ def test_a_better_proof_replaces_a_revision_and_names_it(store):
     better = run(store, study="second").recommendation
 
     assert [r.id for r in store.recommendations.newest(cluster="pair", model="w")] == [better.id]
-    words = store.revisions.publication(better.id).words
+    words = store.revisions.publication(better.id).message
     assert f"replaces {first.id} (undecided)" in words
-    assert f"`ncclt admin recommendations rollback {first.id}` restores" in words
+    assert f"to restore that one: `ncclt admin recommendations rollback {first.id}`" in words
 
 
 def test_a_gain_that_hardly_shortens_the_step_is_not_tuned(store):

@@ -13,7 +13,7 @@ from ncclt.core.setting import DEFAULT
 from ncclt.core.study import Arm, Phase, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.core.workload import MessageCalls, Provenance, Workload, merge_workloads
-from ncclt.deliver.use import DeliveredForm
+from ncclt.deliver.render.delivery import DeliveredForm
 from ncclt.prove.proof import judge_arm
 from ncclt.prove.study_summary import measure_parts
 

@@ -55,7 +55,7 @@ def attest(
     as_json: AsJson = False,
 ) -> None:
     """Compare what NCCL used, message by message, with what a recommendation says; keep and post the result."""
-    from ncclt.deliver.log_evidence import attest_files, form_of, job_files, reported_tables
+    from ncclt.deliver.log_evidence import attest_files, find_form, job_files, reported_tables
     from ncclt.profile.source import regular_files
 
     if server and storage:
@@ -70,7 +70,7 @@ def attest(
         )
     with regular_files(found, error=TraceError) as readable:
         id = recommendation or _only(reported_tables(readable))
-        how = form or form_of(readable)
+        how = form or find_form(readable)
         delivered = find_delivered(id, how, server=server, storage=storage, timeout_s=_SERVER_TIMEOUT_S)
         attestation = attest_files(readable, delivered, created=datetime.now(UTC).isoformat(timespec="milliseconds"))
     if as_json:

@@ -131,12 +131,12 @@ def _recommended(model: str | None, cluster: str | None, storage: str | None) ->
     if cluster is None:
         raise UsageError("--model needs --cluster NAME")
     from ncclt.core.recommendation import Decision, Request
-    from ncclt.deliver.render.delivery import by_variables
+    from ncclt.deliver.render.delivery import deliver_variables
     from ncclt.store import chosen
 
     found = chosen(storage, Request(cluster=cluster, model=model), partly=True)
     table = {"NCCL_TUNER_PLUGIN": "ncclt"} if found.table.verdict.decision is Decision.TUNED else {}
-    return {**table, **dict(by_variables(found).variables)}
+    return {**table, **dict(deliver_variables(found).variables)}
 
 
 def _start(target: Target, cluster: Cluster | None) -> tuple[LogFacts, tuple[str, ...]]:

@@ -14,7 +14,14 @@ from ncclt.cli.configuration import lookup
 from ncclt.cli.job_request import add_differences, add_limits, allowed_differences, job_request
 from ncclt.cli.output import report, say
 from ncclt.core.recommendation import Request
-from ncclt.deliver.job_info import JobInfo, is_started_on_every_node, read_shape, read_variables, see_fabrics, see_gpus
+from ncclt.deliver.job_info import (
+    JobInfo,
+    detect_fabrics,
+    detect_gpus,
+    is_started_on_every_node,
+    read_shape,
+    read_variables,
+)
 from ncclt.errors import NccltError, NoRecommendationError, UsageError, as_ncclt_error
 
 TYPE_CHECKING = False
@@ -117,7 +124,7 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser().parse_args(argv)
     try:
         text = _text(arguments)
-        _say_remarks(text, "lost")
+        _say_remarks(text, "warning")
         if arguments.output:
             write_whole(arguments.output, text, option="--output")
         else:
@@ -181,17 +188,17 @@ def source(
 def _render_stored(arguments: argparse.Namespace, request: Request, storage: str | None) -> str:
     from ncclt.deliver.answer import answer_from_recommendation
     from ncclt.deliver.render.formats import check_form, render
-    from ncclt.deliver.variant import given_from_store, issue_from_store
+    from ncclt.deliver.variant import issue_ticket, serve_from_store
 
     form = {"shell": arguments.shell, "unset": arguments.unset, "channels": arguments.channels}
     check_form(arguments.format, **form)
-    answer = given_from_store(storage, request)
+    answer = serve_from_store(storage, request)
     if _is_for_this_job(arguments):
         _compare(arguments, answer_from_recommendation(answer.recommendation))
-    said = answer.to_document() | (issue_from_store(storage, answer, request.job) if arguments.format == "json" else {})
+    said = answer.to_document() | (issue_ticket(storage, answer, request.job) if arguments.format == "json" else {})
     found = answer.recommendation
     if found.simulated:
-        say(f"ncclt: SIMULATED: {found.model} was tuned on a model of {request.cluster}, nothing was measured")
+        say(f"ncclt: SIMULATED: {found.model} was tuned on a model of {request.cluster}; nothing was measured")
     elif found.label:
         say(f"ncclt: {found.label}: {found.model} was tuned on these times, nothing was launched here")
     return render(
@@ -205,20 +212,20 @@ def _render_stored(arguments: argparse.Namespace, request: Request, storage: str
 
 def _fetch(arguments: argparse.Namespace, request: Request, server: str) -> str:
     from ncclt.client.answer import form_of
-    from ncclt.deliver.answer import answer_from_json, fetch_for, kept_answers
+    from ncclt.deliver.answer import answer_from_json, cache_options, fetch_for_request
     from ncclt.deliver.render.formats import check_form, render_variables
 
     form: dict[str, Any] = {"shell": arguments.shell, "unset": arguments.unset, "channels": arguments.channels}
     is_for_this_job = _is_for_this_job(arguments)
     if is_for_this_job:
         check_form(arguments.format, **form)
-    reply = fetch_for(
+    reply = fetch_for_request(
         request,
         server,
         timeout_s=arguments.timeout,
         fallback=arguments.fallback,
         **({"format": "json"} if is_for_this_job else {"format": arguments.format, **form}),
-        **(kept_answers() if arguments.fallback == "cached" else {}),
+        **(cache_options() if arguments.fallback == "cached" else {}),
     )
     if reply.warning:
         say(f"ncclt: {reply.warning}")
@@ -243,10 +250,10 @@ def _compare(arguments: argparse.Namespace, answer: Answer) -> None:
     """
     from ncclt.deliver.job_plan import compare_with_measured
 
-    job = JobInfo(environ=os.environ, fabrics=see_fabrics(), variables=read_variables((), os.environ))
+    job = JobInfo(environ=os.environ, fabrics=detect_fabrics(), variables=read_variables((), os.environ))
     # A node that only starts the others needs no GPU.
     starts_ranks = is_started_on_every_node((), os.environ) and not job.is_batch_script
-    job = replace(job, gpus=see_gpus(os.environ) or (() if starts_ranks else None))
+    job = replace(job, gpus=detect_gpus(os.environ) or (() if starts_ranks else None))
     refused, accepted = compare_with_measured(answer, job, allowed=allowed_differences(arguments.allow_difference))
     if refused:
         raise NoRecommendationError(
@@ -254,7 +261,7 @@ def _compare(arguments: argparse.Namespace, answer: Answer) -> None:
             hint="remove the difference, or accept it with --allow-difference NAME; --output writes for other jobs",
         )
     if accepted:
-        say(f"ncclt: --allow-difference accepts what was not measured: {accepted}")
+        say(f"ncclt: accepted differences from the measured job: {accepted}")
 
 
 def _say_remarks(text: str, *kinds: str) -> None:

@@ -17,8 +17,8 @@ from ncclt.cli.output import say
 from ncclt.client.answer import comment_lines
 from ncclt.core.attestation import Form
 from ncclt.core.recommendation import Request
-from ncclt.deliver.answer import Answer, ask_for_answer
-from ncclt.deliver.effect import CHOICE_VARIABLES
+from ncclt.deliver.answer import Answer, request_answer
+from ncclt.deliver.attest import CHOICE_VARIABLES
 from ncclt.deliver.job_info import CHANGING_VARIABLES, JobInfo
 from ncclt.deliver.job_plan import JobPlan, find_plugin, plan_job
 from ncclt.deliver.node_files import place_plugin, table_path, write_table
@@ -42,7 +42,7 @@ def prolog(arguments: argparse.Namespace, request: Request, server: str | None, 
     if arguments.all_users and arguments.output is not None:
         _check_reachable(arguments.output.absolute().parent, "the script")
     plugin = None if arguments.policy_dir is None else _plugin(arguments)
-    answer = ask_for_answer(
+    answer = request_answer(
         request,
         server,
         storage,

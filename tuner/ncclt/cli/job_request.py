@@ -11,7 +11,7 @@ from dataclasses import replace
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.recommendation import ORIGIN_WORDS, SHAPE_PARTS, Request
 from ncclt.core.trial import TimesOrigin
-from ncclt.deliver.job_info import JobInfo, Sourced, name_for_roll_out
+from ncclt.deliver.job_info import JobInfo, Sourced, name_for_rollout
 from ncclt.errors import NoRecommendationError, UsageError
 
 _ALLOWABLE = tuple(map(str, ORIGIN_WORDS))
@@ -88,7 +88,7 @@ def job_request(arguments: argparse.Namespace, job: JobInfo, cluster: str) -> It
         **{**asked, **{part: one.value for part, one in taken.items()}},
         driver=arguments.driver,
         topology_hash=arguments.topology,
-        job=name_for_roll_out(job.environ, job.argv, named=getattr(arguments, "job", None), nodes=arguments.nodes),
+        job=name_for_rollout(job.environ, job.argv, named=getattr(arguments, "job", None), nodes=arguments.nodes),
     )
     try:
         yield with_allowed(request, arguments.allow)
@@ -100,4 +100,4 @@ def job_request(arguments: argparse.Namespace, job: JobInfo, cluster: str) -> It
 
 
 def _describe(part: str, said: Sourced) -> str:
-    return f"{SHAPE_PARTS[part]} {said.value} by {said.by}"
+    return f"{SHAPE_PARTS[part]} {said.value} by {said.source}"

@@ -72,7 +72,7 @@ def check(
 
     Where NCCL disabled an algorithm or protocol on the real machine, the plugin leaves the call to NCCL.
     """
-    from ncclt.nccl.tuner_plugin.check import examine
+    from ncclt.nccl.tuner_plugin.loaded import examine
 
     sizes = tuple(_bytes(text) for text in size or ())
     if not sizes and policy is not None:

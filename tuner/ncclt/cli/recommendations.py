@@ -61,7 +61,7 @@ def list_recommendations(
 @app.command("show")
 def show(id: Id, storage: Storage = None, as_json: AsJson = False) -> None:
     """Show one revision: its state, its roll-outs, and its history."""
-    from ncclt.deliver.use import use_of
+    from ncclt.deliver.render.delivery import choose_form
     from ncclt.prove.rollout import judge_stored
     from ncclt.store import open_to_read
 
@@ -73,7 +73,7 @@ def show(id: Id, storage: Storage = None, as_json: AsJson = False) -> None:
         )
         events = store.revisions.history(recommendation=id)
         judged = {each.id: judge_stored(store, each) for each in rollouts}
-    verdict = use_of(found).proven.verdict
+    verdict = choose_form(found).proven.verdict
     if as_json:
         shown = [each.to_document() | {"pairs": judged[each.id].pairs} for each in rollouts]
         history = [event.to_document() for event in events]

@@ -16,9 +16,9 @@ from ncclt.cli.job_request import job_request
 from ncclt.cli.output import say
 from ncclt.core.attestation import Form
 from ncclt.deliver.agree import AGREEMENT_VARIABLE, hook_path, write_hook
-from ncclt.deliver.answer import Answer, answer_from_table, ask_for_answer, cache_folder
-from ncclt.deliver.job_info import JobInfo, name_for_roll_out, read_job
-from ncclt.deliver.job_plan import JobPlan, differs_in_size, find_plugin, plan_job
+from ncclt.deliver.answer import Answer, answer_from_table, cache_folder, request_answer
+from ncclt.deliver.job_info import JobInfo, name_for_rollout, read_job
+from ncclt.deliver.job_plan import JobPlan, describe_size_difference, find_plugin, plan_job
 from ncclt.deliver.node_files import place_plugin, table_path, write_table
 from ncclt.errors import (
     InputError,
@@ -76,7 +76,7 @@ def _follow_table(arguments: argparse.Namespace, job: JobInfo, plugin: Path | No
         raise UsageError("--policy needs the tuner plugin", hint="build it with `ncclt admin plugin build`")
     answer = answer_from_table(arguments.policy.absolute())
     given = {part: getattr(arguments, part) for part in ("nodes", "gpus_per_node", "nccl_version")}
-    if differs := differs_in_size(answer, job, given):
+    if differs := describe_size_difference(answer, job, given):
         say(f"ncclt: {differs}: nothing is proven for it")
     return _as_common(_plan(arguments, job, answer, plugin), job)
 
@@ -183,7 +183,7 @@ def _ask(arguments: argparse.Namespace, job: JobInfo, where: Where, *, from_cach
         raise UsageError("no cluster is named", hint="--cluster NAME, NCCLT_CLUSTER, or `cluster` in ncclt.toml")
     server, storage = where()
     with job_request(arguments, job, cluster) as request:
-        answer = ask_for_answer(
+        answer = request_answer(
             request, server, storage, timeout_s=arguments.timeout, from_cache=from_cache, warn=say, kept=kept
         )
     return answer if answer.job == request.job else replace(answer, job="")
@@ -219,7 +219,7 @@ def _plan(arguments: argparse.Namespace, job: JobInfo, answer: Answer, plugin: P
     if plugin is None or arguments.dry_run or planned.form is not Form.TABLE:
         return planned
     if place is not None and place == _shared(arguments):
-        from ncclt.deliver.agreement import require_folder
+        from ncclt.deliver.shared_decision import require_folder
 
         require_folder(place)
     try:
@@ -275,7 +275,7 @@ def _start(arguments: argparse.Namespace, job: JobInfo, where: Where, plan: JobP
             folder=folder,
             where=where,
             timeout_s=arguments.timeout,
-            job=name_for_roll_out(os.environ, job.argv, named=arguments.job, nodes=arguments.nodes) if timed else "",
+            job=name_for_rollout(os.environ, job.argv, named=arguments.job, nodes=arguments.nodes) if timed else "",
         )
     return replace(plan, argv=words, environ=environ, run=run)
 

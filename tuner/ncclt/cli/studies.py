@@ -16,7 +16,7 @@ from ncclt.cli.output import note, print_json, print_table
 from ncclt.core.plural import count_noun
 from ncclt.core.recommendation import Decision
 from ncclt.core.study import StudyState, gpu_seconds
-from ncclt.deliver.use import use_of
+from ncclt.deliver.render.delivery import choose_form
 from ncclt.errors import NotFoundError, UsageError
 from ncclt.nccl.tuner_plugin import find
 from ncclt.prove.payback import describe_cost
@@ -164,8 +164,8 @@ def show(
 
         print()
         print_details(summary, study, message_rows(newest, trials, study.workload, confirmed_times(trials)))
-        if place.words:
-            note(place.words)
+        if place.message:
+            note(place.message)
         print()
         print_summary(summary, again=command_again_of(study, newest, source), source=source, details=True)
 
@@ -225,7 +225,7 @@ def _outcome(summary: StudyEntry) -> str:
     found = summary.recommendation
     if found is None:
         return "-"
-    verdict = use_of(found).proven.verdict
+    verdict = choose_form(found).proven.verdict
     gain = f" {verdict.speedup:.3f}x" if verdict.decision is Decision.TUNED else ""
     return f"{found.verdict_word(verdict)}{gain}{' STALE' if found.stale else ''}"
 

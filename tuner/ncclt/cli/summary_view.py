@@ -12,7 +12,7 @@ from ncclt.cli.output import note, print_bold, print_table
 from ncclt.cli.spread import words_of
 from ncclt.core.budget import MAX_BLOCKS, MIN_BLOCKS, Budget
 from ncclt.core.message import format_sizes
-from ncclt.deliver.render.delivery import channels_words
+from ncclt.deliver.render.delivery import describe_channels
 from ncclt.measure.target import Target
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def print_details(summary: StudySummary, study: Study, rows: Sequence[MessageRow
         print()
         _print_parts(summary, study)
     print()
-    remarks = (*notes, *summary.notes, summary.other, channels_words(summary.use.proven.effective))
+    remarks = (*notes, *summary.notes, summary.other, describe_channels(summary.use.proven.effective))
     for sentence in dict.fromkeys(remarks):
         if sentence and sentence not in summary.warnings:
             note(sentence)

@@ -17,11 +17,11 @@ from ncclt.cli.summary_view import print_details, print_summary
 from ncclt.core.plural import count_noun
 from ncclt.core.study import Phase, gpu_seconds
 from ncclt.core.trial import Outcome
-from ncclt.deliver.render.delivery import channels_words
+from ncclt.deliver.render.delivery import describe_channels
 from ncclt.launch.slurm.job import job_loss
 from ncclt.measure.target import ON_REQUEST
 from ncclt.nccl.compile import variables_for_setting
-from ncclt.nccl.switching import split
+from ncclt.nccl.switching import split_setting
 from ncclt.nccl.tuner_plugin import find
 from ncclt.prove.payback import describe_ceiling, describe_cost
 
@@ -213,7 +213,7 @@ def result_document(result: TuneResult, *, steps_per_day: int | None) -> dict[st
         "blocks": verdict.blocks if verdict else 0,
         "policy": found.table.policy.to_document() if found else None,
         "variables": found.variables.to_document() if found and found.variables else None,
-        "channels": channels_words(found.table.effective) if found else "",
+        "channels": describe_channels(found.table.effective) if found else "",
         "recommendation": {"id": found.id, "revision": found.revision} if found else None,
         "messages": [row.to_document() for row in result.messages],
         "trials": [trial_row(t, cluster) for t in result.trials if t.phase is Phase.SEARCH],
@@ -261,9 +261,9 @@ def plan_document(
 def _forced(setting: Setting, testbed: Testbed, workload: Workload) -> str:
     """Return the means that force a setting: the tuner plugin, variables, or both."""
     version, collectives = testbed.runner.cluster.version, workload.collectives
-    parts = split(setting, version=version, collectives=collectives, plugin=testbed.by_plugin)
-    variables = variables_for_setting(parts.by_variables, version=version, collectives=collectives).variables
-    words = ["by the plugin"] if parts.rules else []
+    rules, rest = split_setting(setting, version=version, collectives=collectives, plugin=testbed.by_plugin)
+    variables = variables_for_setting(rest, version=version, collectives=collectives).variables
+    words = ["by the plugin"] if rules else []
     return " ".join([*words, *(f"{name}={value}" for name, value in variables)])
 
 

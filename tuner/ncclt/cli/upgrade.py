@@ -159,7 +159,7 @@ def _remeasured(
     costs: tuple[PrintedCosts | None, PrintedCosts | None],
 ) -> _Remeasured:
     from ncclt.core.trial import TimesOrigin
-    from ncclt.deliver.use import use_of
+    from ncclt.deliver.render.delivery import choose_form
     from ncclt.nccl.upgrade import choice, policy_change
     from ncclt.user_dirs import recorded_tables
 
@@ -171,7 +171,7 @@ def _remeasured(
         for calls in sent
         if choice(calls.message, study.cluster, costs[0]) != choice(calls.message, there, costs[1])
     )
-    verdict = use_of(found).proven.verdict
+    verdict = choose_form(found).proven.verdict
     replayed, recorded = found.origin is TimesOrigin.RECORDED, found.cluster in recorded_tables()
     # A recorded cluster is replayed unless the launcher says otherwise.
     how = f" --launcher {found.launcher}" if recorded else ""

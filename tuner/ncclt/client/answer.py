@@ -1,4 +1,4 @@
-"""What a job may get from an answer of a server, its cache, a decision, a file or a store, and how it is written.
+"""Check of answers: the values that a job may get from a server, cache, decision, file or store, and their formats.
 
 One allow-list defines which variables may be set and to which values; a library, a file, a network or anything else of
 this machine is never among them. Every text that sets variables is written here from what passed the check, also those
@@ -172,7 +172,7 @@ def checked(variables: Mapping[str, str], nccl_version: str | None = None) -> di
 
 
 def _is_list(name: str, value: str, nccl_version: str | None) -> bool:
-    """Return whether NCCL_ALGO or NCCL_PROTO leaves every call of every collective a choice, as that NCCL reads it.
+    """Return True if NCCL_ALGO or NCCL_PROTO leaves every call of every collective a choice, as that NCCL reads it.
 
     Neither `^` nor LL128 is ever accepted: both make NCCL use LL128 where it corrupts data.
     """
@@ -273,7 +273,7 @@ def _nothing_to_set(why: str, document: Mapping[str, Any]) -> AnswerError:
 
 
 def marks_of(document: Mapping[str, Any]) -> set[str]:
-    """Return which of `MARKS` a result has; none if it was measured there."""
+    """Return the `MARKS` of a result; none if it was measured there."""
     return MARKS.keys() & {document["origin"]}
 
 
@@ -283,7 +283,7 @@ def _require_allowed(marks: set[str], asked: Mapping[str, Any]) -> None:
 
 
 def form_of(format: str, shell: str, unset: bool) -> str:
-    """Return which of `FORMS` a format is with its options; another text where the format does not have them."""
+    """Return the name in `FORMS` of a format with its options; another text where the format does not have them."""
     return " ".join([format, *([shell] if shell != "bash" else []), *(["unset"] if unset else [])])
 
 

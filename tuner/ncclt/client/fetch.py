@@ -57,13 +57,13 @@ class ClientError(Exception):
 
     @property
     def is_outage(self) -> bool:
-        """Return whether the server was unreachable or broken, rather than refusing."""
+        """Return True if the server was unreachable or broken, rather than refusing."""
         return self.status is None or self.status >= 500 or self.status == 429
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What to give to the job: a text, its source (`server`, or `cache` during an outage), a warning for the user."""
+    """Reply for the job: a text, its source (`server`, or `cache` during an outage), a warning for the user."""
 
     text: str
     source: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ncclt.core.plural import count_noun
 from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Verdict
 from ncclt.core.revision import RevisionState
 
@@ -27,21 +28,21 @@ class Publication:
     replaced: Recommendation | None = None
 
     @property
-    def words(self) -> str:
+    def message(self) -> str:
         """Return the change for jobs, with the command that undoes it; empty = nothing to report."""
+        command = "ncclt admin recommendations"
         if self.kept and self.state is RevisionState.CANDIDATE:
-            stays = f"; {_name(self.active)} stays active" if self.active else ""
-            undo = f"`ncclt admin recommendations approve {self.id}` activates this one instead"
-            return f"revision {self.id} is stored and not active: {self.kept}{stays}. {undo}"
-        if self.state is RevisionState.CANDIDATE:
-            return f"revision {self.id} is a candidate: `ncclt admin recommendations show {self.id}`"
-        if self.state is RevisionState.RETIRED:
+            active = f" ({_name(self.active)} remains active)" if self.active else ""
             return (
-                f"revision {self.id} is retired: `ncclt admin recommendations rollback {self.id}` makes it active again"
+                f"Revision {self.id} is not active: {self.kept}{active}; to activate it: `{command} approve {self.id}`"
             )
+        if self.state is RevisionState.CANDIDATE:
+            return f"Revision {self.id} is a candidate, not yet for all jobs; see `{command} show {self.id}`"
+        if self.state is RevisionState.RETIRED:
+            return f"Revision {self.id} is no longer active; to restore it: `{command} rollback {self.id}`"
         if self.replaced is not None:
-            undo = f"`ncclt admin recommendations rollback {self.replaced.id}` restores that one"
-            return f"revision {self.id} replaces {_name(self.replaced)}. {undo}"
+            undo = f"to restore that one: `{command} rollback {self.replaced.id}`"
+            return f"Revision {self.id} replaces {_name(self.replaced)}; {undo}"
         return ""
 
 
@@ -126,7 +127,7 @@ def _coarser(after: Verdict, before: Verdict) -> str:
 
 
 def _blocks(verdict: Verdict) -> str:
-    return f"{verdict.blocks} block{'' if verdict.blocks == 1 else 's'}"
+    return count_noun(verdict.blocks, "block")
 
 
 def _name(found: Recommendation | None) -> str:

@@ -119,7 +119,7 @@ class Coverage(Documented):
         return bool(self.measured) and (self.converged or not self.untried)
 
     @property
-    def words(self) -> str:
+    def summary(self) -> str:
         """Return it as text: `12 settings, 6 of 6 algorithm/protocol pairs, 2 to 16 channels`."""
         pairs = len(self.measured) + len(self.failed) + len(self.untried)
         words = [

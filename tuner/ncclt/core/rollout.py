@@ -95,7 +95,7 @@ class RollOut(Documented):
             return Variant.CANDIDATE
         return Variant.ACTIVE if self.control else Variant.DEFAULT
 
-    def given(self, job: str) -> str:
+    def revision_for(self, job: str) -> str:
         """Return the id of the revision that a job is given; empty = the NCCL default."""
         wanted = {Variant.CANDIDATE: self.recommendation, Variant.ACTIVE: self.control, Variant.DEFAULT: ""}
         return wanted[self.variant(job)]

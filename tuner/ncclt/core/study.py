@@ -167,5 +167,5 @@ class Study(Documented):
 
     @property
     def origin(self) -> TimesOrigin:
-        """Return where its times come from."""
+        """Return the origin of its times."""
         return times_origin(self.launcher, simulated=self.simulated)

@@ -18,8 +18,8 @@ from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.recommendation import ORIGIN_WORDS, Recommendation, Request
 from ncclt.core.trial import TimesOrigin
-from ncclt.deliver.effect import policy_of_variables
-from ncclt.deliver.render.table import delivered_row
+from ncclt.deliver.attest import policy_of_variables
+from ncclt.deliver.render.table import render_row
 from ncclt.errors import (
     InputError,
     NccltError,
@@ -48,7 +48,7 @@ _TABLE_HEAD = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a server, a store or a file gives for a job, checked by `answer_from_*`.
+    """Answer of a server, store or file for a job, checked by `answer_from_*`.
 
     Attributes:
         recommendation, cluster, model: id and names; the names are empty for a table from a file.
@@ -92,7 +92,7 @@ class Answer:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether it gives a job nothing: the NCCL default was kept."""
+        """Return True if it sets nothing: the NCCL default was kept."""
         return not (self.variables or self.table)
 
     @property
@@ -105,7 +105,7 @@ class Answer:
             return ""
         mark = "SIMULATED: " if self.simulated else "recorded: " if self.recorded else ""
         if verdict.get("decision") == "tuned":
-            return f"{mark}the gain was proven for the table alone"
+            return f"{mark}only the table was validated"
         return one_line(f"{mark}{verdict.get('decision')}: {verdict.get('reason')}")
 
 
@@ -173,7 +173,7 @@ def _render_table(known: Mapping[str, Any], rules: tuple[Rule, ...], needed: tup
     )
     mark = [ORIGIN_WORDS[origin]] if (origin := TimesOrigin(known["origin"])) in ORIGIN_WORDS else []
     return table_text(
-        [delivered_row(rule, place) for rule in sorted(rules, key=lambda rule: rule.precedence)],
+        [render_row(rule, place) for rule in sorted(rules, key=lambda rule: rule.precedence)],
         table_id=token(known["recommendation"]),
         version=version,
         nodes=place.nodes,
@@ -183,7 +183,7 @@ def _render_table(known: Mapping[str, Any], rules: tuple[Rule, ...], needed: tup
 
 
 def _no_answer(error: Exception) -> InputError:
-    return InputError(f"this is not an environment of ncclt: {error}", hint="update ncclt here or on the server")
+    return InputError(f"this is not an answer of ncclt: {error}", hint="update ncclt here or on the server")
 
 
 def answer_from_table(path: Path) -> Answer:
@@ -196,7 +196,7 @@ def answer_from_table(path: Path) -> Answer:
     try:
         text = read_trusted(path, most_bytes=_MOST_TABLE_BYTES).decode("ascii")
     except UntrustedError as error:
-        raise UsageError(f"the table is not used: {error}", hint=error.hint) from error
+        raise UsageError(f"the table was skipped: {error}", hint=error.hint) from error
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
             f"the table {path} cannot be read: {reason(error)}", hint="name a file of --format tuner-csv"
@@ -230,7 +230,7 @@ def answer_from_table(path: Path) -> Answer:
     )
 
 
-def ask_for_answer(
+def request_answer(
     request: Request,
     server: str | None,
     storage: str | None,
@@ -257,14 +257,14 @@ def ask_for_answer(
         InputError: the answer is invalid.
     """
     if not server:
-        from ncclt.deliver.variant import given_from_store, issue_from_store
+        from ncclt.deliver.variant import issue_ticket, serve_from_store
 
-        found = given_from_store(storage, request)
-        said = found.to_document() | issue_from_store(storage, found, request.job)
+        found = serve_from_store(storage, request)
+        said = found.to_document() | issue_ticket(storage, found, request.job)
         return answer_from_recommendation(found.recommendation, said)
-    cache = {"fallback": "cached" if from_cache else "none", **kept_answers()} if not kept else {}
+    cache = {"fallback": "cached" if from_cache else "none", **cache_options()} if not kept else {}
     try:
-        reply = fetch_for(request, server, format="json", timeout_s=timeout_s, kept=kept, **cache)
+        reply = fetch_for_request(request, server, format="json", timeout_s=timeout_s, kept=kept, **cache)
     except NoRecommendationError as error:
         if not kept:
             raise
@@ -275,7 +275,7 @@ def ask_for_answer(
 
 
 def answer_from_recommendation(recommendation: Recommendation, variant: Mapping[str, str] | None = None) -> Answer:
-    """Return what a recommendation gives.
+    """Return the answer that delivers a recommendation.
 
     Args:
         recommendation: to be delivered.
@@ -289,8 +289,8 @@ def answer_from_recommendation(recommendation: Recommendation, variant: Mapping[
     return answer_from_document(env_document(recommendation) | dict(variant or {}))
 
 
-def fetch_for(request: Request, server: str, **options: Any) -> Reply:
-    """Return what a server answers for a job; `options` as of `fetch_env`.
+def fetch_for_request(request: Request, server: str, **options: Any) -> Reply:
+    """Fetch a server's answer for a job; `options` as of `fetch_env`.
 
     Raises:
         NoRecommendationError, StaleRecommendationError, UsageError, ServerError: as for `error_from_client`.
@@ -318,7 +318,7 @@ def fetch_for(request: Request, server: str, **options: Any) -> Reply:
 
 
 def error_from_client(failure: ClientError) -> NccltError:
-    """Return what kept a server from answering as an error of ncclt."""
+    """Return the error of ncclt for a failure of the client."""
     kinds: dict[int, type[NccltError]] = {
         404: NoRecommendationError,
         409: NoRecommendationError,
@@ -328,8 +328,8 @@ def error_from_client(failure: ClientError) -> NccltError:
     return kinds.get(failure.status or 0, ServerError)(failure.message, hint=failure.hint)
 
 
-def kept_answers() -> dict[str, Any]:
-    """Return where answers of servers are cached, and how old one may be: the options `cache_dir` and `max_age_s`.
+def cache_options() -> dict[str, Any]:
+    """Return folder and maximum age of cached answers: the options `cache_dir` and `max_age_s`.
 
     Raises:
         UsageError: NCCLT_CACHE_DAYS is not a number of days.
@@ -370,7 +370,7 @@ def cache_folder() -> Path:
 
 
 def policy_from_answer(answer: Answer, form: Form) -> DeliveredPolicy:
-    """Return what a job was given, for the attestation afterwards."""
+    """Return the policy that a job was given, for the attestation afterwards."""
     version = NcclVersion.parse(answer.nccl_version)
     variables = answer.table_variables if form is Form.TABLE else answer.variables
     return DeliveredPolicy(

@@ -1,4 +1,4 @@
-"""Which job this is: its name, its size, its NCCL, its GPUs, and the variables that change what was measured.
+"""Facts about a job: its name, size, NCCL, GPUs, and the variables that change what was measured.
 
 A guess would give a job what was measured for another one, so what is not certain stays unknown. Sources closer to the
 ranks come first: the command (torchrun, then mpirun, then srun), the variables of a rank (torchrun, Open MPI, Hydra),
@@ -80,18 +80,18 @@ class Sourced(NamedTuple):
 
     Attributes:
         value: nodes, GPUs per node, ranks, an NCCL version or the value of a variable.
-        by: the source, for messages.
+        source: of the value, for messages.
         binding: a different option is an error; not so for an allocation, which can be used in part.
     """
 
     value: int | str
-    by: str
+    source: str
     binding: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobInfo:
-    """What job this is, as far as its command, its launcher and this machine show.
+    """Facts about a job, as far as its command, its launcher and this machine show them.
 
     Attributes:
         argv: the command that starts it; empty = not known.
@@ -121,17 +121,17 @@ class JobInfo:
 
     @property
     def starts_elsewhere(self) -> bool:
-        """Return whether its command starts the processes of all nodes."""
-        return starts_others(self.argv)
+        """Return True if its command starts the processes of all nodes."""
+        return starts_other_nodes(self.argv)
 
     @property
     def is_batch_script(self) -> bool:
-        """Return whether this is Slurm's batch script, which runs once and starts the steps of its job."""
+        """Return True if this is Slurm's batch script, which runs once and starts the steps of its job."""
         return bool(self.environ.get("SLURM_JOB_ID")) and not _slurm_step(self.environ)
 
     @property
     def is_started_on_every_node(self) -> bool:
-        """Return whether this command is started on every node, so that each node decides for itself."""
+        """Return True if this command is started on every node, so that each node decides for itself."""
         return is_started_on_every_node(self.argv, self.environ)
 
     @property
@@ -159,7 +159,7 @@ class Participant:
 def read_participant(job: JobInfo) -> Participant:
     """Return this process among those that decide for its job: one of the ranks of MPI, else of the nodes."""
     environ = job.environ
-    torchrun = _meets_others(job.argv)
+    torchrun = _has_node_launcher(job.argv)
     for rank, size in (
         ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
         ("PMI_RANK", "PMI_SIZE"),
@@ -169,7 +169,10 @@ def read_participant(job: JobInfo) -> Participant:
             return Participant(name=f"rank {environ[rank]}", count=parse_count(environ[size]), is_rank=True)
     number = environ.get("SLURM_NODEID", "") if not torchrun else ""
     number = (
-        number or _option(job.argv, _NODE_RANK) or environ.get("PET_NODE_RANK", "") or environ.get("SLURM_NODEID", "")
+        number
+        or _find_option(job.argv, _NODE_RANK)
+        or environ.get("PET_NODE_RANK", "")
+        or environ.get("SLURM_NODEID", "")
     )
     steps = parse_count(environ.get("SLURM_STEP_NUM_NODES", "")) if _slurm_step(environ) else 0
     return Participant(name=f"node {os.uname().nodename} {_boot_id()} {number}", count=max(job.shown_nodes, steps, 1))
@@ -191,7 +194,7 @@ def read_job(
     nodes: int | None = None,
     gpus_per_node: int | None = None,
 ) -> JobInfo:
-    """Return what job this is.
+    """Collect the facts about a job.
 
     Args:
         argv: the command that starts it.
@@ -211,10 +214,10 @@ def read_job(
         is_unique=is_unique,
         is_named=named is not None,
         shape=read_shape(argv, environ, nodes=nodes, gpus_per_node=gpus_per_node),
-        nodes=most_nodes(argv, environ, nodes),
-        decides_alone=is_alone(environ, argv, nodes=nodes),
-        gpus=see_gpus(environ),
-        fabrics=see_fabrics(),
+        nodes=max_nodes(argv, environ, nodes),
+        decides_alone=decides_alone(environ, argv, nodes=nodes),
+        gpus=detect_gpus(environ),
+        fabrics=detect_fabrics(),
         variables=read_variables(argv, environ),
     )
 
@@ -245,12 +248,12 @@ def read_variables(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str,
     found: dict[str, Sourced] = {}
     named = environ.get("NCCL_CONF_FILE")
     own = Path(named) if named else Path(environ["HOME"]) / ".nccl.conf" if environ.get("HOME") else None
-    sources = [(OF_COMMAND, set_by(argv)), ("the environment", environ)]
+    sources = [(OF_COMMAND, read_command_variables(argv)), ("the environment", environ)]
     sources += [(str(path), _read_conf(path)) for path in (own, Path("/etc/nccl.conf")) if path is not None]
-    for by, variables in sources:
+    for source, variables in sources:
         for name, value in variables.items():
             if name in _CHANGING and name not in found:
-                found[name] = Sourced(value=value, by=by)
+                found[name] = Sourced(value=value, source=source)
     return {name: one for name, one in sorted(found.items()) if str(_CHANGING[name].default) != one.value}
 
 
@@ -263,7 +266,7 @@ def _read_conf(path: Path) -> dict[str, str]:
     return {name.strip(): value for name, equals, value in (line.partition("=") for line in lines) if equals}
 
 
-def set_by(argv: Sequence[str]) -> dict[str, str]:
+def read_command_variables(argv: Sequence[str]) -> dict[str, str]:
     """Return the variables of NCCL and ncclt, and PYTHONPATH, that a command sets, which override inherited ones."""
     found = {name: value for word in argv for name, value in _ASSIGNED.findall(word)}
     for option, name, value in zip(argv, argv[1:], argv[2:], strict=False):
@@ -279,7 +282,7 @@ _MODEL = re.compile(r"[A-Z]{1,3}[0-9]{2,4}[A-Z]{0,2}")
 """`NVIDIA H100 80GB HBM3`, `AMD Instinct MI300X OAM` and `a100-sxm-64` all have one word that shows the model."""
 
 
-def see_gpus(environ: Mapping[str, str], *, root: Path = Path("/")) -> tuple[str, ...]:
+def detect_gpus(environ: Mapping[str, str], *, root: Path = Path("/")) -> tuple[str, ...]:
     """Return the models of this machine's GPUs, each once; empty where none is seen.
 
     First what NVIDIA's and AMD's kernel modules say, then nvidia-smi: a container may hide the first.
@@ -311,7 +314,7 @@ _FABRICS = {"InfiniBand": "infiniband", "Ethernet": "roce"}
 """Link layer of an RDMA adapter, as Linux names it -> fabric in our words."""
 
 
-def see_fabrics(*, root: Path = Path("/")) -> tuple[str, ...]:
+def detect_fabrics(*, root: Path = Path("/")) -> tuple[str, ...]:
     """Return the fabrics of this machine's RDMA adapters, each once; empty where none is seen."""
     found: dict[str, None] = {}
     for path in sorted(root.glob("sys/class/infiniband/*/ports/*/link_layer")):
@@ -322,7 +325,7 @@ def see_fabrics(*, root: Path = Path("/")) -> tuple[str, ...]:
 
 
 def is_other_gpu(measured: str, seen: Iterable[str]) -> bool:
-    """Return whether GPUs are certainly of another model than the measured one: both names tell theirs."""
+    """Return True if GPUs are certainly of another model than the measured one: both names contain their model."""
     wanted = set(_MODEL.findall(measured.upper()))
     here = [set(_MODEL.findall(name.upper())) for name in seen]
     return bool(wanted) and any(models and not models & wanted for models in here)
@@ -358,20 +361,22 @@ def name_job(
             if environ.get(variable) and not environ[variable].startswith("slurm."):
                 return f"{words} {environ[variable]}", False
         step, number = _slurm_step(environ), environ.get("SLURM_JOB_ID")
-        covers_nodes = most_nodes(argv, environ, nodes) <= _whole(environ.get("SLURM_STEP_NUM_NODES", ""))
-        covers_ranks = _meets_others(argv) or _world(environ) <= _whole(environ.get("SLURM_STEP_NUM_TASKS", ""))
+        covers_nodes = max_nodes(argv, environ, nodes) <= _count_or_one(environ.get("SLURM_STEP_NUM_NODES", ""))
+        covers_ranks = _has_node_launcher(argv) or _torch_world_size(environ) <= _count_or_one(
+            environ.get("SLURM_STEP_NUM_TASKS", "")
+        )
         if number and step and covers_nodes and covers_ranks:
             where = _slurm_cluster(environ)
             return f"Slurm step {number}.{step}{where} start {environ.get('SLURM_RESTART_COUNT') or 0}", True
-    if _meets_others(argv):
-        rendezvous = _option(argv, _RENDEZVOUS) or environ.get("PET_RDZV_ID", "")
+    if _has_node_launcher(argv):
+        rendezvous = _find_option(argv, _RENDEZVOUS) or environ.get("PET_RDZV_ID", "")
         # A shell variable is not a name yet.
         if rendezvous and rendezvous != "none" and not set(rendezvous) & {"$", "`"}:
             return f"rendezvous {rendezvous}", True
     return "", True
 
 
-def name_for_roll_out(
+def name_for_rollout(
     environ: Mapping[str, str], argv: Sequence[str] = (), *, named: str | None = None, nodes: int | None = None
 ) -> str:
     """Return the name of this process's job if all of its processes agree on it; empty = not known.
@@ -388,43 +393,45 @@ def name_for_roll_out(
     if name:
         return name
     number = environ.get("SLURM_JOB_ID", "")
-    if not number or not is_alone(environ, argv, nodes=nodes):
+    if not number or not decides_alone(environ, argv, nodes=nodes):
         return ""
     return f"Slurm job {number}{_slurm_cluster(environ)} start {environ.get('SLURM_RESTART_COUNT') or 0}"
 
 
-def is_alone(environ: Mapping[str, str], argv: Sequence[str], *, nodes: int | None = None) -> bool:
-    """Return whether this is the only process that decides for its job, according to launchers' variables.
+def decides_alone(environ: Mapping[str, str], argv: Sequence[str], *, nodes: int | None = None) -> bool:
+    """Return True if this is the only process that decides for its job, according to launchers' variables.
 
     A Slurm batch script has the variables of a task and runs once. A process with PyTorch's RANK in its environment, as
     Kubeflow's operators and users' scripts set it, is one of several.
     """
-    if starts_others(argv) and "--no_ssh" not in argv:  # with it DeepSpeed only starts the processes of its own node
+    if (
+        starts_other_nodes(argv) and "--no_ssh" not in argv
+    ):  # with it DeepSpeed only starts the processes of its own node
         return True
-    several = most_nodes(argv, environ, nodes) > 1
+    several = max_nodes(argv, environ, nodes) > 1
     if any(name in environ for name in RANK_VARIABLES if name != "SLURM_PROCID"):
         return False
-    if _world(environ) > 1:
+    if _torch_world_size(environ) > 1:
         return False
-    if _meets_others(argv):
+    if _has_node_launcher(argv):
         return not several
     if "SLURM_PROCID" in environ and _slurm_step(environ):
         return environ.get("SLURM_STEP_NUM_TASKS") == "1" and not several
     return True
 
 
-def most_nodes(argv: Sequence[str], environ: Mapping[str, str], nodes: int | None = None) -> int:
+def max_nodes(argv: Sequence[str], environ: Mapping[str, str], nodes: int | None = None) -> int:
     """Return on how many nodes a job runs at most, according to the user and torchrun; 1 where neither says."""
     said = 1
-    if _meets_others(argv) and "--standalone" not in _words(argv):
-        given = (_option(argv, _NODES) or environ.get("PET_NNODES", "")).rpartition(":")[2]
+    if _has_node_launcher(argv) and "--standalone" not in _split_words(argv):
+        given = (_find_option(argv, _NODES) or environ.get("PET_NNODES", "")).rpartition(":")[2]
         # A shell variable may be any number.
-        said = 2 if set(given) & {"$", "`"} else _whole(given)
+        said = 2 if set(given) & {"$", "`"} else _count_or_one(given)
     return max(said, nodes or 1)
 
 
 def is_node_launcher(argv: Sequence[str]) -> bool:
-    """Return whether a command certainly runs on every node and only starts processes there.
+    """Return True if a command certainly runs on every node and only starts processes there.
 
     What precedes its name must be known to stay on the node: `time srun torchrun` does not, and a script may not.
     """
@@ -433,33 +440,33 @@ def is_node_launcher(argv: Sequence[str]) -> bool:
         if name in NODE_LAUNCHERS:
             return True
         is_value = position > 0 and argv[position - 1].startswith("-") and "/" not in word
-        if name in MANY_NODES_LAUNCHERS or not (is_value or _stays_here(word)):
+        if name in MANY_NODES_LAUNCHERS or not (is_value or _is_local_word(word)):
             return False
     return False
 
 
-def starts_others(argv: Sequence[str]) -> bool:
-    """Return whether a command starts processes on other nodes, even with other words before its launcher."""
+def starts_other_nodes(argv: Sequence[str]) -> bool:
+    """Return True if a command starts processes on other nodes, even with other words before its launcher."""
     for word in argv:
         if PurePath(word).name in MANY_NODES_LAUNCHERS:
             return True
-        if not _stays_here(word):
+        if not _is_local_word(word):
             return False
     return False
 
 
-def _stays_here(word: str) -> bool:
-    """Return whether a word is an option, a number, an assignment or a command that stays on its node."""
+def _is_local_word(word: str) -> bool:
+    """Return True if a word is an option, a number, an assignment or a command that runs on its own node."""
     name = PurePath(word).name
     return word[:1] == "-" or word[:1].isdecimal() or "=" in word or name in _WRAPPERS or name.startswith("python")
 
 
-def _meets_others(argv: Sequence[str]) -> bool:
-    """Return whether a command has a launcher that joins those of other nodes, also inside a container or script."""
-    return bool({PurePath(word).name for word in _words(argv)} & NODE_LAUNCHERS)
+def _has_node_launcher(argv: Sequence[str]) -> bool:
+    """Return True if a command has a launcher that joins those of other nodes, also inside a container or script."""
+    return bool({PurePath(word).name for word in _split_words(argv)} & NODE_LAUNCHERS)
 
 
-def _words(argv: Sequence[str]) -> list[str]:
+def _split_words(argv: Sequence[str]) -> list[str]:
     """Return the words of a command, including those of a script for `sh -c`."""
     return [word for argument in argv for word in argument.split()]
 
@@ -473,17 +480,17 @@ def _slurm_step(environ: Mapping[str, str]) -> str:
     return environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID") or ""
 
 
-def _world(environ: Mapping[str, str]) -> int:
+def _torch_world_size(environ: Mapping[str, str]) -> int:
     """Return PyTorch's WORLD_SIZE, if RANK is set too."""
-    return _whole(environ.get("WORLD_SIZE", "")) if "RANK" in environ else 1
+    return _count_or_one(environ.get("WORLD_SIZE", "")) if "RANK" in environ else 1
 
 
-def _whole(text: str) -> int:
+def _count_or_one(text: str) -> int:
     return int(text) if text.isascii() and text.isdecimal() else 1
 
 
-def _option(argv: Sequence[str], names: Sequence[str]) -> str:
-    for words in (argv, _words(argv)):  # as given, else inside a script
+def _find_option(argv: Sequence[str], names: Sequence[str]) -> str:
+    for words in (argv, _split_words(argv)):  # as given, else inside a script
         for position, word in enumerate(words):
             name, equals, value = word.partition("=")
             if name in names:
@@ -492,7 +499,7 @@ def _option(argv: Sequence[str], names: Sequence[str]) -> str:
 
 
 def is_started_on_every_node(argv: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """Return whether a command is started on every node of a job, so that each node decides for itself."""
+    """Return True if a command is started on every node of a job, so that each node decides for itself."""
     return any(name in environ for name in RANK_VARIABLES) or is_node_launcher(argv)
 
 
@@ -502,7 +509,7 @@ def is_started_on_every_node(argv: Sequence[str], environ: Mapping[str, str]) ->
 def read_shape(
     argv: Sequence[str], environ: Mapping[str, str], *, nodes: int | None = None, gpus_per_node: int | None = None
 ) -> dict[str, Sourced]:
-    """Return what is known of a job's shape.
+    """Return the known parts of a job's shape.
 
     Args:
         argv: the command that starts it; empty = not known.
@@ -540,7 +547,7 @@ def _complete(shape: dict[str, Sourced], *, nodes: int | None, gpus_per_node: in
     for part, given, other in (("nodes", gpus_per_node, "gpus_per_node"), ("gpus_per_node", nodes, "nodes")):
         each = given or (int(shape[other].value) if other in shape else 0)
         if part not in shape and each and total % each == 0:
-            shape[part] = Sourced(value=total // each, by=ranks.by)
+            shape[part] = Sourced(value=total // each, source=ranks.source)
 
 
 def _read_torchrun(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, Sourced]:
@@ -556,11 +563,11 @@ def _read_torchrun(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str,
     ):
         text = option_value(words, options) or environ.get(variable, "")
         if part == "nodes" and "--standalone" in words:
-            found[part] = Sourced(value=1, by=f"{name} --standalone")
+            found[part] = Sourced(value=1, source=f"{name} --standalone")
         elif number := parse_count(text):
-            found[part] = Sourced(value=number, by=f"{name} {options[0]}={number}")
+            found[part] = Sourced(value=number, source=f"{name} {options[0]}={number}")
         elif not text and not any(set(word) & {"$", "`"} for word in words):
-            found[part] = Sourced(value=1, by=f"{name} without {options[0]}", binding=False)
+            found[part] = Sourced(value=1, source=f"{name} without {options[0]}", binding=False)
         # An elastic range, `gpu` and a shell variable are not known yet.
     return found
 
@@ -596,11 +603,11 @@ def _from_counts(launcher: str, *, nodes: int, each: int, ranks: int) -> dict[st
         each = ranks // nodes
     found: dict[str, Sourced] = {}
     if nodes:
-        found["nodes"] = Sourced(value=nodes, by=f"{launcher} on {nodes} nodes")
+        found["nodes"] = Sourced(value=nodes, source=f"{launcher} on {nodes} nodes")
     if each > 1:
-        found["gpus_per_node"] = Sourced(value=each, by=f"{launcher} with {each} ranks per node")
+        found["gpus_per_node"] = Sourced(value=each, source=f"{launcher} with {each} ranks per node")
     if not nodes and not each and ranks > 1:
-        found["ranks"] = Sourced(value=ranks, by=f"{launcher} with {ranks} ranks")
+        found["ranks"] = Sourced(value=ranks, source=f"{launcher} with {ranks} ranks")
     return found
 
 
@@ -616,7 +623,7 @@ def _read_ranks(environ: Mapping[str, str]) -> dict[str, Sourced]:
             nodes = parse_count(environ.get("GROUP_WORLD_SIZE", "")) if rank == "RANK" else 0
             found = _from_counts("", nodes=nodes, each=each, ranks=ranks)
             return {
-                part: Sourced(value=one.value, by=f"{name}={each} of {world_size}={ranks}")
+                part: Sourced(value=one.value, source=f"{name}={each} of {world_size}={ranks}")
                 for part, one in found.items()
             }
     return {}
@@ -629,7 +636,7 @@ def _read_step(environ: Mapping[str, str]) -> dict[str, Sourced]:
     found = _gpus(environ, tasks=environ.get("SLURM_STEP_TASKS_PER_NODE", ""), binding=True)
     # A script may start one step per node: a step on one of several nodes says nothing about the job.
     if nodes > 1 or environ.get("SLURM_JOB_NUM_NODES") == "1":
-        found["nodes"] = Sourced(value=nodes or 1, by=f"SLURM_STEP_NUM_NODES={nodes}")
+        found["nodes"] = Sourced(value=nodes or 1, source=f"SLURM_STEP_NUM_NODES={nodes}")
     return found
 
 
@@ -640,7 +647,7 @@ def _read_allocation(environ: Mapping[str, str]) -> dict[str, Sourced]:
     nodes = parse_count(environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or "")
     found = {} if in_step else _gpus(environ, tasks=environ.get("SLURM_NTASKS_PER_NODE", ""), binding=False)
     if nodes and not in_step:
-        found["nodes"] = Sourced(value=nodes, by=f"SLURM_JOB_NUM_NODES={nodes}", binding=False)
+        found["nodes"] = Sourced(value=nodes, source=f"SLURM_JOB_NUM_NODES={nodes}", binding=False)
     return found
 
 
@@ -651,9 +658,9 @@ def _gpus(environ: Mapping[str, str], *, tasks: str, binding: bool) -> dict[str,
     variable = "SLURM_GPUS_ON_NODE" if environ.get("SLURM_GPUS_ON_NODE") else "SLURM_GPUS_PER_NODE"
     gpus = parse_count(environ.get(variable, "").rpartition(":")[2])
     if gpus and each in (0, 1, gpus):
-        return {"gpus_per_node": Sourced(value=gpus, by=f"{variable}={gpus}", binding=binding and each == gpus)}
+        return {"gpus_per_node": Sourced(value=gpus, source=f"{variable}={gpus}", binding=binding and each == gpus)}
     if each > 1 and not gpus:
-        return {"gpus_per_node": Sourced(value=each, by=f"Slurm with {each} tasks per node", binding=False)}
+        return {"gpus_per_node": Sourced(value=each, source=f"Slurm with {each} tasks per node", binding=False)}
     return {}
 
 
@@ -668,33 +675,33 @@ def find_nccl_version(argv: Sequence[str], environ: Mapping[str, str]) -> Source
     first torchrun or python on PATH), which PyTorch's wheels load; then NCCL_VERSION as NVIDIA's images set it. None if
     LD_PRELOAD or LD_LIBRARY_PATH bring another library, and for a command in a container or a script.
     """
-    if "nccl" in environ.get("LD_PRELOAD", "") or _brings_own(environ.get("LD_LIBRARY_PATH", "")):
+    if "nccl" in environ.get("LD_PRELOAD", "") or _has_own_nccl(environ.get("LD_LIBRARY_PATH", "")):
         return None
     if any("container" in word or _ELSEWHERE.fullmatch(PurePath(word).name) for word in argv):
         return None
     names = [word for word in argv if PurePath(word).name in NODE_LAUNCHERS or _is_python(word)][:1]
     for name in names if argv else ("torchrun", "python3", "python"):
-        if (program := _found(name, environ.get("PATH", ""))) is not None:
+        if (program := _find_program(name, environ.get("PATH", ""))) is not None:
             versions = _packaged(program)
             if len(versions) == 1:
                 (version,) = versions
-                return Sourced(value=version, by=f"nvidia-nccl of {program}", binding=bool(argv))
+                return Sourced(value=version, source=f"nvidia-nccl of {program}", binding=bool(argv))
             if versions:
                 return None
             break
     image = re.match(r"[0-9]+\.[0-9]+\.[0-9]+(?![0-9])", environ.get("NCCL_VERSION", ""))
-    return Sourced(value=image[0], by=f"NCCL_VERSION={environ['NCCL_VERSION']}", binding=False) if image else None
+    return Sourced(value=image[0], source=f"NCCL_VERSION={environ['NCCL_VERSION']}", binding=False) if image else None
 
 
 def _is_python(word: str) -> bool:
     return re.fullmatch(r"python[0-9.]*", PurePath(word).name) is not None
 
 
-def _brings_own(paths: str) -> bool:
+def _has_own_nccl(paths: str) -> bool:
     return any(_exists(Path(folder) / "libnccl.so.2") for folder in paths.split(":") if folder)
 
 
-def _found(name: str, path: str) -> Path | None:
+def _find_program(name: str, path: str) -> Path | None:
     folders = [""] if "/" in name else path.split(":")
     return next((Path(folder) / name for folder in folders if os.access(Path(folder) / name, os.X_OK)), None)
 

@@ -17,8 +17,8 @@ from ncclt.core.attestation import Form
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.deliver.agree import AGREEMENT_VARIABLE, agreement_environment
 from ncclt.deliver.answer import Answer
-from ncclt.deliver.effect import CHOICE_VARIABLES
-from ncclt.deliver.job_info import OF_COMMAND, JobInfo, Sourced, is_other_gpu, set_by
+from ncclt.deliver.attest import CHOICE_VARIABLES
+from ncclt.deliver.job_info import OF_COMMAND, JobInfo, Sourced, is_other_gpu, read_command_variables
 from ncclt.errors import InputError, UsageError
 from ncclt.launch.argv import NODE_LAUNCHERS
 from ncclt.nccl.tuner_plugin import DELEGATE_VARIABLE, LIBRARY_NAME, find
@@ -40,7 +40,7 @@ _NO_OTHER_TUNER = ("", "none", "ncclt", LIBRARY_NAME)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPlan:
-    """What a job is started with, and why.
+    """Start of a job: its environment, its command, and the reasons.
 
     Attributes:
         answer: what it follows; None = there is none.
@@ -96,11 +96,9 @@ def plan_job(
     notes = []
     form = None
     if plugin is None and answer.table:
-        notes.append(
-            "the table per size is not used: the plugin is not here (`ncclt admin plugin build` makes it) or not wanted"
-        )
+        notes.append("Table skipped: tuner plugin not found (build it with `ncclt admin plugin build`) or disabled")
     elif answer.table and (why := _find_lacking_rank(answer, job, table, agrees=bool(agreement), shared=shared)):
-        notes.append(f"the table is not used: {why}")
+        notes.append(f"Table skipped: {why}")
     elif answer.table:
         form = Form.TABLE
     if form is None and answer.variables:
@@ -118,7 +116,7 @@ def plan_job(
     found = _find_differences(delivered, answer, job, form)
     accepted = tuple(sorted({*allowed} & {*found} - {*delivered, *CHOICE_VARIABLES}))
     rest = {name: one for name, one in found.items() if name not in accepted}
-    own = [name for name in rest if name in job.environ and rest[name].by == _ENVIRONMENT]
+    own = [name for name in rest if name in job.environ and rest[name].source == _ENVIRONMENT]
     if override:
         rest = {name: one for name, one in rest.items() if name not in own}
     if rest:
@@ -130,16 +128,14 @@ def plan_job(
         notes.append(f"--override replaces your {', '.join(f'{name}={job.environ[name]}' for name in own)}")
     if accepted:
         listed = "; ".join(f"{name}: {found[name].measured} measured, {found[name].value} here" for name in accepted)
-        notes.append(f"--allow-difference accepts what was not measured: {listed}")
+        notes.append(f"Accepted differences from the measured job: {listed}")
         delivered[DIFFERENCE_VARIABLE] = "+".join(accepted)
     if answer.simulated:
         place = answer.cluster or "a cluster"
-        notes.append(f"SIMULATED: {answer.model or 'it'} was tuned on a model of {place}, nothing was measured")
+        notes.append(f"SIMULATED: {answer.model or 'it'} was tuned on a model of {place}; nothing was measured")
         delivered["NCCLT_SIMULATED"] = "1"
     elif answer.recorded:
-        notes.append(
-            f"recorded: {answer.model or 'it'} was tuned on times that were recorded elsewhere, nothing was launched"
-        )
+        notes.append(f"recorded: {answer.model or 'it'} was tuned on times recorded elsewhere; nothing was launched")
         delivered["NCCLT_RECORDED"] = "1"
     delivered["NCCLT_RECOMMENDATION"] = answer.recommendation
     if answer.ticket:
@@ -148,8 +144,8 @@ def plan_job(
         delivered |= agreement
         if not any(PurePath(word).name.startswith(("python", *NODE_LAUNCHERS)) for word in job.argv):
             notes.append(
-                "the table is used once all ranks agree at PyTorch's init_process_group; a program without PyTorch "
-                f"needs {AGREEMENT_VARIABLE}=none"
+                "The table takes effect once all ranks agree at PyTorch's init_process_group; without PyTorch set "
+                f"{AGREEMENT_VARIABLE}=none"
             )
     return JobPlan(
         answer=answer,
@@ -177,30 +173,30 @@ def find_plugin() -> tuple[Path | None, str]:
     except InputError as error:
         return None, f"the plugin {path} cannot be loaded: {error.message}"
     except OSError as error:
-        return None, f"the plugin {path} is not used: {error}"
+        return None, f"the plugin {path} was skipped: {error}"
     return path, ""
 
 
 def _plan_agreement(job: JobInfo, hook: Path | None) -> dict[str, str]:
     """Return the variables by which the ranks agree before they use a table; empty = the user turned that off."""
-    said = {**job.environ, **set_by(job.argv)}.get(AGREEMENT_VARIABLE, "")
+    said = {**job.environ, **read_command_variables(job.argv)}.get(AGREEMENT_VARIABLE, "")
     if said not in ("", "hook", "none"):
         raise UsageError(f"{AGREEMENT_VARIABLE} is {said!r}", hint="`none` is for programs without PyTorch")
     return {} if hook is None or said == "none" else agreement_environment(hook, job.environ)
 
 
 def _find_lacking_rank(answer: Answer, job: JobInfo, table: Mapping[str, str], *, agrees: bool, shared: bool) -> str:
-    """Return why some rank of the job may lack the table without the others noticing; empty = none does."""
-    path = set_by(job.argv).get("PYTHONPATH", "$PYTHONPATH")
+    """Return the reason why some rank may lack the table without the others noticing; empty = none does."""
+    path = read_command_variables(job.argv).get("PYTHONPATH", "$PYTHONPATH")
     if agrees and "$PYTHONPATH" not in path and "${PYTHONPATH" not in path:
-        return "the command itself sets PYTHONPATH, which hides the hook that lets the ranks agree; set it before ncclt"
+        return "the command itself sets PYTHONPATH and hides the agreement hook; set it before ncclt"
     if shared or (agrees and TABLE_VARIABLE in table):
         return ""
     hint = "name a folder that all nodes share with --policy-dir"
     if job.starts_elsewhere:
         return f"{PurePath(job.argv[0]).name} starts processes on nodes that may not see it; {hint}"
     if answer.nodes > 1 and not job.is_started_on_every_node:
-        return f"it is for {answer.nodes} nodes, and who starts the others is not known; {hint}"
+        return f"the launcher of the other {answer.nodes - 1} nodes is unknown; {hint}"
     return ""
 
 
@@ -215,59 +211,59 @@ class _Difference:
 
     measured: str
     value: str
-    by: str
+    source: str
 
 
 def _find_differences(delivered: Mapping[str, str], answer: Answer, job: JobInfo, form: Form) -> dict[str, _Difference]:
     rivals = [*delivered, *CHOICE_VARIABLES, *(_RIVALS_OF_TABLE if form is Form.TABLE else ())]
     here: dict[str, Sourced] = dict(job.variables)
-    for by, variables in ((_ENVIRONMENT, job.environ), (OF_COMMAND, set_by(job.argv))):
-        here |= {name: Sourced(value=variables[name], by=by) for name in rivals if name in variables}
+    for source, variables in ((_ENVIRONMENT, job.environ), (OF_COMMAND, read_command_variables(job.argv))):
+        here |= {name: Sourced(value=variables[name], source=source) for name in rivals if name in variables}
     found = {
-        name: _Difference(measured=delivered.get(name, _NOT_SET), value=str(one.value), by=one.by)
+        name: _Difference(measured=delivered.get(name, _NOT_SET), value=str(one.value), source=one.source)
         for name, one in sorted(here.items())
         if one.value != delivered.get(name) and (name in rivals or name not in delivered)
     }
     if job.gpus is not None and is_other_gpu(answer.gpu, job.gpus):
-        found[GPU] = _Difference(measured=answer.gpu, value=", ".join(job.gpus), by="this machine")
+        found[GPU] = _Difference(measured=answer.gpu, value=", ".join(job.gpus), source="this machine")
     if (
         answer.nodes > 1
         and answer.fabric in ("infiniband", "roce")
         and job.fabrics
         and answer.fabric not in job.fabrics
     ):
-        found[FABRIC] = _Difference(measured=answer.fabric, value=", ".join(job.fabrics), by="this machine")
+        found[FABRIC] = _Difference(measured=answer.fabric, value=", ".join(job.fabrics), source="this machine")
     if job.gpus == () and not job.starts_elsewhere:
-        found[GPU_MISSING] = _Difference(measured=answer.gpu or "a GPU", value="no GPU", by="this machine")
+        found[GPU_MISSING] = _Difference(measured=answer.gpu or "a GPU", value="no GPU", source="this machine")
     return found
 
 
 def _refuse(differences: Mapping[str, _Difference], delivered: Mapping[str, str]) -> str:
-    by = {one.by for one in differences.values()}
+    sources = {one.source for one in differences.values()}
     listed = ", ".join(
-        f"{name}={one.value}" for name, one in differences.items() if one.by in (OF_COMMAND, _ENVIRONMENT)
+        f"{name}={one.value}" for name, one in differences.items() if one.source in (OF_COMMAND, _ENVIRONMENT)
     )
-    together = "what was measured together is delivered together or not at all"
+    together = "the settings were measured only together"
     changing = [name for name in differences if name not in delivered and name not in CHOICE_VARIABLES]
     accept = f"; --allow-difference {changing[0]} accepts it" if len(changing) == len(differences) == 1 else ""
-    if by == {OF_COMMAND}:
-        return (
-            f"the command itself sets {listed}, so nothing else is set: {together} (take it out of the command{accept})"
-        )
-    if by == {_ENVIRONMENT}:
-        return f"your {listed} stays, so nothing else is set: {together} (--override replaces yours{accept})"
+    if sources == {OF_COMMAND}:
+        return f"Nothing set: the command itself sets {listed}, and {together} (remove it from the command{accept})"
+    if sources == {_ENVIRONMENT}:
+        return f"Nothing set: your {listed} is kept, and {together} (--override replaces yours{accept})"
     return (
-        f"keeping the NCCL default: this job differs from the measured one: {_list(differences)} "
+        f"keeping the NCCL default: this job differs from the measured one: {_list_differences(differences)} "
         "(remove the difference, or accept it with --allow-difference NAME)"
     )
 
 
-def _list(differences: Mapping[str, _Difference]) -> str:
-    return "; ".join(f"{name}: {one.measured} measured, {one.value} by {one.by}" for name, one in differences.items())
+def _list_differences(differences: Mapping[str, _Difference]) -> str:
+    return "; ".join(
+        f"{name}: {one.measured} measured, {one.value} by {one.source}" for name, one in differences.items()
+    )
 
 
 def compare_with_measured(answer: Answer, job: JobInfo, *, allowed: Collection[str]) -> tuple[str, str]:
-    """Return how a job that gets the variables of an answer differs from the measured one.
+    """Compare a job that gets the variables of an answer with the measured one.
 
     Args:
         answer: its variables replace those of the job.
@@ -282,11 +278,13 @@ def compare_with_measured(answer: Answer, job: JobInfo, *, allowed: Collection[s
     variables = {name: one for name, one in job.variables.items() if name in environ or name not in job.environ}
     found = _find_differences(delivered, answer, replace(job, environ=environ, variables=variables), Form.VARIABLES)
     accepted = {name: found[name] for name in found if name in allowed and name not in CHOICE_VARIABLES}
-    return _list({name: one for name, one in found.items() if name not in accepted}), _list(accepted)
+    return _list_differences({name: one for name, one in found.items() if name not in accepted}), _list_differences(
+        accepted
+    )
 
 
-def differs_in_size(answer: Answer, job: JobInfo, given: Mapping[str, object]) -> str:
-    """Return how a job differs in size or NCCL from the one that a table was measured for; empty = not.
+def describe_size_difference(answer: Answer, job: JobInfo, given: Mapping[str, object]) -> str:
+    """Return the difference in size or NCCL from the job that a table was measured for; empty = none.
 
     Args:
         answer: of a file, which no request was matched with.
@@ -309,7 +307,7 @@ def differs_in_size(answer: Answer, job: JobInfo, given: Mapping[str, object]) -
     return f"the table was measured with {had}, and this job has {has}"
 
 
-def effective(plan: JobPlan, job: JobInfo) -> dict[str, str]:
+def effective_variables(plan: JobPlan, job: JobInfo) -> dict[str, str]:
     """Return every variable that decides NCCL's choices in a process, for comparison with other nodes.
 
     Of plugin and table only the file names count: their folders may be mounted elsewhere, and a table is named by a

@@ -13,7 +13,7 @@ from ncclt.core.attestation import Attestation, CallOutcome, DeliveredPolicy, Fo
 from ncclt.core.message import MOST_BYTES
 from ncclt.core.recommendation import Decision, Recommendation
 from ncclt.deliver.answer import answer_from_document, policy_from_answer
-from ncclt.deliver.effect import OWN_LINE, attest, has_our_plugin
+from ncclt.deliver.attest import OWN_LINE, attest, has_our_plugin
 from ncclt.deliver.render.formats import env_document
 from ncclt.errors import TraceError, UsageError
 from ncclt.nccl.log.facts import LogFacts
@@ -61,9 +61,9 @@ def observe(paths: Sequence[Path]) -> Observed:
         TraceError: a file is missing, damaged, given twice, or neither a report nor a log.
     """
     check_distinct(paths)
-    report_paths, logs = _sorted_out(paths)
+    report_paths, logs = _sort_files(paths)
     reports = read_reports(d for path in report_paths for d in documents(path)) if report_paths else ()
-    starts = _Starts()
+    starts = _StartReader()
     books = [read_log(one, starts.watching) for path in logs for one in documents(path)]
     books.sort(key=lambda book: book.label)
     check_own_process(books)
@@ -75,7 +75,7 @@ def observe(paths: Sequence[Path]) -> Observed:
     hosts = {host for book in books for host, _pid in book.processes} | {str(report.head["host"]) for report in reports}
     return Observed(
         sources=(*_report_sources(reports), *_log_sources(books)),
-        calls=(*_report_uses(reports), *_log_uses(books)),
+        calls=(*_report_calls(reports), *_log_calls(books)),
         variables={name: tuple(values) for name, values in variables.items()},
         tells_variables=bool(variables),
         tuner_lines=(*starts.own_lines, *_tuner_lines(facts)),
@@ -86,7 +86,7 @@ def observe(paths: Sequence[Path]) -> Observed:
 
 
 def policy_from_recommendation(recommendation: Recommendation, form: Form) -> DeliveredPolicy:
-    """Return what a recommendation delivers in one form.
+    """Return the policy that a recommendation delivers in one form.
 
     Raises:
         UsageError: nothing is delivered in this form, so nothing can take effect.
@@ -118,13 +118,13 @@ def reported_tables(paths: Sequence[Path]) -> tuple[str, ...]:
     Raises:
         TraceError: as for `observe`.
     """
-    paths, _logs = _sorted_out(paths)
+    paths, _logs = _sort_files(paths)
     reports = read_reports(d for path in sorted(paths) for d in documents(path)) if paths else ()
     return tuple(dict.fromkeys(table for report in reports if (table := str(report.head["table"]))))
 
 
-def form_of(paths: Sequence[Path]) -> Form:
-    """Return how a job was given its policy, according to its files.
+def find_form(paths: Sequence[Path]) -> Form:
+    """Return the form in which a job was given its policy, according to its files.
 
     Raises:
         TraceError: as for `observe`.
@@ -143,7 +143,7 @@ def _digest(paths: Sequence[Path]) -> str:
     return hashlib.sha256("".join(sorted(digests)).encode()).hexdigest()[:32]
 
 
-def _sorted_out(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+def _sort_files(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     reports, logs = [], []
     for path in paths:
         check_readable(path)
@@ -164,7 +164,7 @@ def _tuner_lines(facts: LogFacts) -> Iterator[str]:
     yield from dict.fromkeys(line for line in said if line.startswith("TUNER"))
 
 
-class _Starts:
+class _StartReader:
     """Reads how the job's processes started, and our plugin's lines, while another reader takes the lines."""
 
     def __init__(self) -> None:
@@ -206,7 +206,7 @@ def _log_sources(books: Sequence[LogBook]) -> list[LogEvidence]:
     return [LogEvidence(kind="nccl-log", nccl_version=version, count=processes) for version in versions]
 
 
-def _report_uses(reports: Sequence[CommunicatorReport]) -> Iterator[ObservedCall]:
+def _report_calls(reports: Sequence[CommunicatorReport]) -> Iterator[ObservedCall]:
     for report in reports:
         group, left = int(report.head["ranks"]), Counter(report.calls)
         for outcome, uses in ((CallOutcome.APPLIED, report.asked), (CallOutcome.UNAVAILABLE, report.refused)):
@@ -233,7 +233,7 @@ def _report_uses(reports: Sequence[CommunicatorReport]) -> Iterator[ObservedCall
                 )
 
 
-def _log_uses(books: Sequence[LogBook]) -> Iterator[ObservedCall]:
+def _log_calls(books: Sequence[LogBook]) -> Iterator[ObservedCall]:
     comms: Communicators = join_communicators(books)
     for book in books:
         for line, calls in book.tunings.items():

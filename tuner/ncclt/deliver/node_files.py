@@ -75,7 +75,7 @@ def put_file(path: Path, content: bytes) -> None:
 
 
 def _holds(path: Path, content: bytes) -> bool:
-    """Return whether a file has this content; if it is ours, make it readable for others.
+    """Return True if a file has this content; if it is ours, make it readable for others.
 
     Raises:
         UntrustedError: it has, and another user can change it.

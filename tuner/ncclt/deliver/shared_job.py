@@ -11,17 +11,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from ncclt.core.attestation import Form
-from ncclt.deliver.agreement import (
+from ncclt.deliver.answer import Answer, answer_from_json
+from ncclt.deliver.job_info import JobInfo, read_participant
+from ncclt.deliver.job_plan import JobPlan, effective_variables
+from ncclt.deliver.shared_decision import (
     SharedDecision,
     await_decision,
     await_participants,
+    check_shared_folder,
     decide,
     find_decision,
-    usable_folder,
 )
-from ncclt.deliver.answer import Answer, answer_from_json
-from ncclt.deliver.job_info import JobInfo, read_participant
-from ncclt.deliver.job_plan import JobPlan, effective
 from ncclt.errors import InputError, NccltError, NotFoundError, StoreError, UsageError, as_ncclt_error
 
 _LONG_AGO_S = 86400.0
@@ -55,7 +55,7 @@ def agree(
     plan: Planner,
     tell: Callable[[str], None],
 ) -> JobPlan:
-    """Return what this process starts with: what the job was given, which it decides if no process has.
+    """Plan the start of this process: it follows the job's decision, and decides itself if no process has.
 
     Something is given only where every node, or every rank of MPI, was seen in this folder before.
 
@@ -74,7 +74,7 @@ def agree(
         NccltError: with --fallback fail, why there is no answer.
     """
     require_name(job)
-    folder = usable_folder(folder)
+    folder = check_shared_folder(folder)
     me = read_participant(job)
     found, told = find_decision(folder, job, question=question), ""
     if not arguments.dry_run and found is None:
@@ -141,7 +141,7 @@ def _write_content(answer: Answer | None, plan: JobPlan, job: JobInfo, *, why: s
         "why": why or ("" if plan.form else "; ".join(plan.notes)),
         "env": json.dumps(answer.document, indent=2) + "\n" if answer else "",
         "form": plan.form.value if plan.form else "",
-        "effective": effective(plan, job),
+        "effective": effective_variables(plan, job),
     }
 
 
@@ -157,7 +157,7 @@ def _follow(
     why = decision.content["why"]
     unset = f"keeping the NCCL default: decided so for this job{f' ({why})' if why and why != told else ''}"
     planned = plan(answer, form) if answer and form else JobPlan(answer=answer, notes=(unset,))
-    here = effective(planned, job)
+    here = effective_variables(planned, job)
     different = sorted(name for name in {*decided, *here} if decided.get(name) != here.get(name))
     if different:
         listed = "; ".join(

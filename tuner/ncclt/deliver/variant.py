@@ -1,4 +1,4 @@
-"""What one job is given while a revision is rolled out: a function of the roll-out and the job's name alone.
+"""Variant of a roll-out for one job: a function of the roll-out and the job's name alone.
 
 No rank, time or counter has a part in it, so all ranks of a job get the same, whichever replica of a service they ask.
 """
@@ -18,8 +18,8 @@ from ncclt.user_dirs import recorded_tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
-    """What a job is given.
+class ServedRevision:
+    """Revision served to one job, with its variant and reason.
 
     Attributes:
         recommendation: to be rendered.
@@ -34,19 +34,19 @@ class Given:
     rollout: str = ""
 
     @property
-    def given_id(self) -> str:
+    def revision_id(self) -> str:
         """Return the id of the revision that the job is given; empty = the NCCL default."""
         return "" if self.variant is Variant.DEFAULT else self.recommendation.id
 
     def to_document(self) -> dict[str, str]:
-        """Return what an answer says about it."""
+        """Return its entries in an answer."""
         return {"variant": self.variant.value, "reason": self.reason.value, "rollout": self.rollout}
 
 
-def given(
+def choose_variant(
     chosen: Recommendation, rolled_out: Iterable[tuple[RollOut, Recommendation]], job: str, *, delivery: bool = True
-) -> Given:
-    """Return what a job is given.
+) -> ServedRevision:
+    """Choose the revision for a job.
 
     Args:
         chosen: as of `select_fitting`; where none is active, the one that is rolled out.
@@ -55,25 +55,25 @@ def given(
         delivery: as the rules of its cluster say.
     """
     if not delivery:
-        why = f"delivery on {chosen.cluster} is switched off; this job keeps the choice of NCCL itself"
-        return Given(recommendation=_held_back(chosen, why), variant=Variant.DEFAULT, reason=Reason.DISABLED)
+        why = f"keeping the NCCL default: delivery on {chosen.cluster} is switched off"
+        return ServedRevision(recommendation=_held_back(chosen, why), variant=Variant.DEFAULT, reason=Reason.DISABLED)
     for rollout, candidate in rolled_out:
         if chosen.id != (rollout.control or rollout.recommendation):
             continue
         if candidate.stale and rollout.control:
-            return Given(recommendation=chosen, reason=Reason.STALE)
+            return ServedRevision(recommendation=chosen, reason=Reason.STALE)
         variant, part = rollout.variant(job), rollout.id if job else ""
         if variant is Variant.CANDIDATE:
-            return Given(recommendation=candidate, variant=variant, rollout=part)
+            return ServedRevision(recommendation=candidate, variant=variant, rollout=part)
         if variant is Variant.DEFAULT:
-            why = "this job keeps the choice of NCCL itself, with which a roll-out is compared"
+            why = "keeping the NCCL default: this job is a control of a roll-out"
             held_back = _held_back(candidate, why)
-            return Given(recommendation=held_back, variant=variant, reason=Reason.DEFAULT, rollout=part)
-        return Given(recommendation=chosen, rollout=part)
-    return Given(recommendation=chosen)
+            return ServedRevision(recommendation=held_back, variant=variant, reason=Reason.DEFAULT, rollout=part)
+        return ServedRevision(recommendation=chosen, rollout=part)
+    return ServedRevision(recommendation=chosen)
 
 
-def make_ticket(answer: Given, job: str, *, issued_s: float) -> Ticket | None:
+def build_ticket(answer: ServedRevision, job: str, *, issued_s: float) -> Ticket | None:
     """Return the ticket that goes with an answer; None where the name of the job is not known.
 
     Args:
@@ -91,7 +91,7 @@ def make_ticket(answer: Given, job: str, *, issued_s: float) -> Ticket | None:
         nodes=found.fingerprint.nodes,
         gpus_per_node=found.fingerprint.gpus_per_node,
         nccl_version=found.fingerprint.nccl_version,
-        recommendation=answer.given_id,
+        recommendation=answer.revision_id,
         variant=answer.variant,
         rollout=answer.rollout,
         issued_s=issued_s,
@@ -99,8 +99,8 @@ def make_ticket(answer: Given, job: str, *, issued_s: float) -> Ticket | None:
     )
 
 
-def issue_from_store(url: str | None, answer: Given, job: str) -> dict[str, str]:
-    """Return what an answer from a store says about the job's ticket, and note the start of a job of a roll-out.
+def issue_ticket(url: str | None, answer: ServedRevision, job: str) -> dict[str, str]:
+    """Issue the ticket of an answer from a store, as its entry in the answer, and note a start in a roll-out.
 
     Where the start cannot be noted there is no ticket: a job that is not counted as started may not report either.
 
@@ -109,25 +109,25 @@ def issue_from_store(url: str | None, answer: Given, job: str) -> dict[str, str]
     """
     from ncclt.store import open_store, ticket_secret
 
-    ticket = make_ticket(answer, job, issued_s=time.time())
+    ticket = build_ticket(answer, job, issued_s=time.time())
     if ticket is None:
         return {}
     if answer.rollout:
         try:
             with open_store(url, migrate=False) as store:
-                store.revisions.add_job_starts([start_of(answer, job, issued_s=ticket.issued_s)])
+                store.revisions.add_job_starts([build_job_start(answer, job, issued_s=ticket.issued_s)])
         except StoreError:
             return {}
     return {"ticket": sign_ticket(ticket, ticket_secret(url))}
 
 
-def start_of(answer: Given, job: str, *, issued_s: float) -> JobStart:
+def build_job_start(answer: ServedRevision, job: str, *, issued_s: float) -> JobStart:
     """Return the start of a job of a roll-out."""
-    return JobStart(rollout=answer.rollout, job=job, recommendation=answer.given_id, issued_s=issued_s)
+    return JobStart(rollout=answer.rollout, job=job, recommendation=answer.revision_id, issued_s=issued_s)
 
 
-def given_from_store(url: str | None, request: Request) -> Given:
-    """Return what a job is given from a store.
+def serve_from_store(url: str | None, request: Request) -> ServedRevision:
+    """Choose the revision for a job from a store.
 
     Raises:
         NoRecommendationError: nothing fits; StaleRecommendationError: what fits is stale.
@@ -141,7 +141,7 @@ def given_from_store(url: str | None, request: Request) -> Given:
         known_names(url).require(cluster=request.cluster, model=request.model)
     delivery = rules_of(url, cluster=request.cluster).delivery
     running = rolled_out(url, cluster=request.cluster, model=request.model)
-    return given(select_fitting(found, request), running, request.job, delivery=delivery)
+    return choose_variant(select_fitting(found, request), running, request.job, delivery=delivery)
 
 
 def select_fitting(published: Iterable[Recommendation], request: Request) -> Recommendation:

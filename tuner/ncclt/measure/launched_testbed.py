@@ -26,7 +26,7 @@ from ncclt.measure.target import Target
 from ncclt.measure.testbed import Testbed, notes_on_parallel
 from ncclt.measure.timeouts import Timeouts
 from ncclt.nccl.compile import Compiled, compile_policy, variables_for_setting
-from ncclt.nccl.switching import why_not_forced
+from ncclt.nccl.switching import find_forcing_problem
 from ncclt.nccl.tuner_plugin import DELEGATE_VARIABLE
 
 CONTROLLER_VARIABLE = "NCCLT_CONTROLLER_HOST"
@@ -105,7 +105,7 @@ def launched_testbed(
             return persistent_runner(hosts, persistent=False, plugin=plugin)
         return LaunchedRunner(scratch_is_shared=target.scratch_is_shared, **parts(hosts))
 
-    forced = partial(why_not_forced, version=cluster.version, collectives=collectives)
+    forced = partial(find_forcing_problem, version=cluster.version, collectives=collectives)
 
     def why_not(setting: Setting) -> str:
         why = forced(setting, plugin=plugin is not None)

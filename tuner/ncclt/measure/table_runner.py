@@ -21,7 +21,7 @@ from ncclt.launch.process.guard import results_folder
 from ncclt.measure.benchmarks.benchmark import BenchmarkCommand
 from ncclt.measure.persistent.applied import Attested
 from ncclt.measure.runner import SOME_FOLDER, LaunchedRunner, RunnerParts
-from ncclt.nccl.switching import Force, force_policy, force_setting, table_carries
+from ncclt.nccl.switching import ForcedState, force_policy, force_setting, table_carries
 from ncclt.nccl.tuner_table import ANY, communicator_shape, table_row, table_text
 
 _TABLE, _REPORTS = "table.csv", "reports"
@@ -65,7 +65,7 @@ class TableRunner(LaunchedRunner):
         """Measure all messages under a table with every rule of the policy; raises as `LaunchedRunner` does."""
         return self._measure(policy, force_policy(policy, self._variables), messages, repeat=repeat)
 
-    def _force(self, setting: Setting, messages: Sequence[Message]) -> Force:
+    def _force(self, setting: Setting, messages: Sequence[Message]) -> ForcedState:
         return force_setting(
             setting,
             version=self._version,
@@ -74,7 +74,7 @@ class TableRunner(LaunchedRunner):
             variables=self._variables,
         )
 
-    def _environment(self, wanted: Force, folder: Path) -> Mapping[str, str]:
+    def _environment(self, wanted: ForcedState, folder: Path) -> Mapping[str, str]:
         return {
             **self._loading(self._plugin),
             "NCCLT_POLICY": str(folder / _TABLE),
@@ -83,7 +83,7 @@ class TableRunner(LaunchedRunner):
         }
 
     def _measure(
-        self, forced: Setting | Policy, wanted: Force, messages: Sequence[Message], *, repeat: int
+        self, forced: Setting | Policy, wanted: ForcedState, messages: Sequence[Message], *, repeat: int
     ) -> TrialResult:
         digest = forced.digest()
         # Readable by its owner alone and short-lived: nccl-tests writes the environment there.
@@ -100,7 +100,7 @@ class TableRunner(LaunchedRunner):
             result = self._trial(forced, variables, messages, folder, attested=attested)
         return replace(result, by_plugin=True)
 
-    def _table(self, wanted: Force, digest: str) -> str:
+    def _table(self, wanted: ForcedState, digest: str) -> str:
         cluster = self.cluster
         rows = []
         for rule in wanted.rules:
@@ -127,7 +127,9 @@ def _reported(folder: Path) -> Iterator[object]:
         path.unlink()
 
 
-def _attested(result: TrialResult, wanted: Force, command: BenchmarkCommand, lines: Iterator[object]) -> TrialResult:
+def _attested(
+    result: TrialResult, wanted: ForcedState, command: BenchmarkCommand, lines: Iterator[object]
+) -> TrialResult:
     """Return the result of a command, or `substituted` where NCCL made another choice than the table."""
     concerned = tuple(rule for rule in wanted.rules if any(rule.matches(m) for m in command.messages))
     try:

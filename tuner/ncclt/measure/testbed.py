@@ -19,7 +19,7 @@ from ncclt.core.workload import LEFT_OUT, Workload
 from ncclt.errors import LandscapeError, UsageError
 from ncclt.measure import PersistentRunner
 from ncclt.measure.runner import RealRunner
-from ncclt.nccl.switching import why_not_forced
+from ncclt.nccl.switching import find_forcing_problem
 
 if TYPE_CHECKING:
     from ncclt.measure.simulated import Landscape
@@ -98,7 +98,7 @@ class Testbed:
         """
         variables = through == "variables"
         why_not = partial(
-            why_not_forced, version=self.runner.cluster.version, collectives=collectives, plugin=not variables
+            find_forcing_problem, version=self.runner.cluster.version, collectives=collectives, plugin=not variables
         )
         return replace(self, why_not=why_not, without_plugin=variables)
 

@@ -37,10 +37,12 @@ CTAS_SINCE = NcclVersion(2, 17)
 TUNER_API_SINCE = NcclVersion(2, 21)
 """From here NCCL has a tuner API that ncclt's plugin implements (v2); before, no table takes effect."""
 
+_MEASURED_TOGETHER = "it was measured together with rules that variables cannot express"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
-    """What plain variables deliver of a policy.
+    """Plain variables of a policy, and what they cannot deliver.
 
     Attributes:
         variables: (name with `NCCL_`, value), sorted by name.
@@ -95,16 +97,14 @@ def _compile(policy: Policy, version: NcclVersion, workload: frozenset[Collectiv
     kept = tuple(rule for rule in rules if rule not in reasons)
     if reasons and not _separable(policy, rules, version):
         kept = ()
-        reasons = {rule: reasons.get(rule, "it was measured together with what is lost") for rule in rules}
+        reasons = {rule: reasons.get(rule, _MEASURED_TOGETHER) for rule in rules}
     lost = [f"{rule_label(rule)}: {reason}" for rule, reason in reasons.items()]
     if reasons:
         lost += [
-            f"NCCL_{name}={value}: it was measured together with rules that are lost"
-            for name, value in policy.parameters
-            if name not in refused
+            f"NCCL_{name}={value}: {_MEASURED_TOGETHER}" for name, value in policy.parameters if name not in refused
         ]
         if version >= TUNER_API_SINCE:
-            lost.append("a tuner table delivers such rules: --format tuner-csv")
+            lost.append("rules that variables cannot express need the plugin: use --format tuner-csv")
     lost += refused.values()
     variables = _variables(kept, version)
     if not reasons:
@@ -176,7 +176,7 @@ def _inexpressible(
             if not rule.covers_all_sizes
             else "variables set one number of channels for all collectives"
             if len(channels) > 1
-            else "it was measured together with what is lost"
+            else _MEASURED_TOGETHER
             for rule in rules
         }
     unruled = frozenset(c for c in workload if c.is_tunable) - {rule.collective for rule in rules}
@@ -185,9 +185,9 @@ def _inexpressible(
         if rule.protocol is Protocol.LL128:
             reasons[rule] = "forcing LL128 with NCCL_PROTO bypasses NCCL's safety check"
         elif rule.channels is not None and unruled:
-            reasons[rule] = f"its channels would also bind {_names(unruled)}"
+            reasons[rule] = f"its channel cap would also apply to {_names(unruled)}"
         elif rule.algorithm not in (None, Algorithm.RING) and ring_stays(rule.collective, version):
-            reasons[rule] = f"NCCL {version} never takes ring away from {rule.collective}"
+            reasons[rule] = f"NCCL {version} always enables ring for {rule.collective}"
     if version < PER_COLLECTIVE_SINCE and not reasons:
         algo_protos = {(rule.algorithm, rule.protocol) for rule in rules}
         forced = any(algorithm or protocol for algorithm, protocol in algo_protos)
@@ -204,14 +204,14 @@ def _failing(rules: tuple[Rule, ...]) -> dict[Rule, str]:
     measured. A table is harmless: NCCL's choice contains only what is available for a call.
     """
     return {
-        rule: f"NCCL has no {rule.algorithm} for some data types, operations or communicators: such a call would fail"
+        rule: f"NCCL lacks {rule.algorithm} for some data types, operations or communicators: those calls would fail"
         for rule in rules
         if rule.algorithm and not serves_every_call(rule.collective, rule.algorithm)
     }
 
 
 def _separable(policy: Policy, rules: tuple[Rule, ...], version: NcclVersion) -> bool:
-    """Return whether one rule can be dropped and the others still act as they were measured.
+    """Return True if one rule can be dropped and the others still act as they were measured.
 
     Channels and parameters apply to the whole process; so does a plain list before 2.24 and a base list from 2.31.
     """
@@ -262,7 +262,7 @@ def _fits(algo_proto: AlgoProto, rule: Rule) -> bool:
 def _side_effects(
     variables: Mapping[str, str], rules: tuple[Rule, ...], workload: frozenset[Collective], version: NcclVersion
 ) -> list[str]:
-    """Return what the variables do beyond the policy, one sentence each."""
+    """Return the effects of the variables beyond the policy, one sentence each."""
     notes = []
     ruled = {rule.collective: rule for rule in rules}
     for collective in COLLECTIVE_WORDS if version >= BASE_NEEDED_SINCE else ():
@@ -280,10 +280,10 @@ def _side_effects(
         if taken and collective in workload:
             notes.append(f"{collective} can no longer use {', '.join(taken)}: NCCL {version} needs a base list")
     if version < PER_COLLECTIVE_SINCE and ("NCCL_ALGO" in variables or "NCCL_PROTO" in variables):
-        notes.append(f"NCCL {version} applies the choice to every collective, also to those outside the workload")
+        notes.append(f"NCCL {version} applies the choice to every collective, also outside the workload")
     untunable = frozenset(c for c in workload if not c.is_tunable)
     if untunable and any(rule.channels is not None for rule in rules):
-        notes.append(f"the number of channels also bounds {_names(untunable)}")
+        notes.append(f"the channel cap also applies to {_names(untunable)}")
     return notes
 
 

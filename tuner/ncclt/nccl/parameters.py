@@ -15,7 +15,7 @@ from ncclt.errors import SettingError
 
 
 class Granularity(StrEnum):
-    """How often NCCL rereads a variable.
+    """Frequency at which NCCL rereads a variable.
 
     Attributes:
         CALL: at every call, by a tuner plugin.
@@ -66,15 +66,15 @@ class Parameter:
         return f"NCCL_{self.name}"
 
     def exists_in(self, version: NcclVersion) -> bool:
-        """Return whether this NCCL reads the variable."""
+        """Return True if this NCCL reads the variable."""
         return version >= self.since
 
     def is_deprecated_in(self, version: NcclVersion) -> bool:
-        """Return whether this NCCL has a replacement for it."""
+        """Return True if this NCCL has a replacement for it."""
         return self.deprecated_since is not None and version >= self.deprecated_since
 
     def allows(self, value: int | str) -> bool:
-        """Return whether a value is in the domain; free text must be one printable word."""
+        """Return True if a value is in the domain; free text must be one printable word."""
         if isinstance(value, bool):
             return False
         if self.values is None:
@@ -300,7 +300,7 @@ MOST_SOCKETS = 64
 
 
 def go_together(values: Mapping[str, int]) -> bool:
-    """Return whether values of several parameters can be combined.
+    """Return True if values of several parameters can be combined.
 
     More sockets than NCCL has are cut silently; sockets per thread have no effect without threads, and data can only be
     split over several queue pairs.

@@ -1,4 +1,4 @@
-"""How persistent ranks get from one setting to the next: in the cheapest way in which NCCL really rereads it.
+"""Transitions of persistent ranks from one setting to the next, in the cheapest way that NCCL really rereads.
 
 The costs are those of NCCL itself (catalogue of parameters.py). Sources: NVIDIA/nccl graph/tuning.cc (NCCL_ALGO and
 NCCL_PROTO are read for every communicator), src/misc/param.cc and src/param/param.cc (what is cached for the life of
@@ -41,7 +41,7 @@ _COLLNET = (Algorithm.COLLNET_DIRECT, Algorithm.COLLNET_CHAIN)  # the plugin wri
 
 
 class SwitchCost(IntEnum):
-    """What has to be made again for a change to take effect; larger is more expensive.
+    """Scope that has to be made again for a change to take effect; larger is more expensive.
 
     Attributes:
         CALL: nothing: the tuner plugin is called at every call.
@@ -55,21 +55,8 @@ class SwitchCost(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
-    """A setting divided between the two ways of forcing it.
-
-    Attributes:
-        rules: of the plugin's shared table, one for each collective that has the algorithm and protocol.
-        by_variables: what is left to variables.
-    """
-
-    rules: tuple[Rule, ...]
-    by_variables: Setting
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Force:
-    """What is, or is to be, in effect in the ranks.
+class ForcedState:
+    """Rules and variables in effect in the ranks, or to be in effect.
 
     Attributes:
         rules: of the shared table; empty = the NCCL default.
@@ -81,8 +68,8 @@ class Force:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Switch:
-    """The step from one `Force` to another.
+class Transition:
+    """Transition from one `ForcedState` to another.
 
     Attributes:
         cost: the most expensive thing that has to be made again; CALL also where nothing changes.
@@ -97,7 +84,9 @@ class Switch:
     unset_variables: tuple[str, ...] = ()
 
 
-def split(setting: Setting, *, version: NcclVersion, collectives: Iterable[Collective], plugin: bool) -> Split:
+def split_setting(
+    setting: Setting, *, version: NcclVersion, collectives: Iterable[Collective], plugin: bool
+) -> tuple[tuple[Rule, ...], Setting]:
     """Divide a setting between the shared table and variables.
 
     What the table cannot express exactly is left to variables: only an algorithm or only a protocol, channels where the
@@ -112,6 +101,10 @@ def split(setting: Setting, *, version: NcclVersion, collectives: Iterable[Colle
 
     Raises:
         SettingError: LL128 could be forced only by variables, or more channels than this NCCL has.
+
+    Returns:
+        Rules of the plugin's shared table, one for each collective that has the algorithm and protocol; and the rest,
+        for variables.
     """
     tunable = [c for c in frozenset(collectives) if c.is_tunable]
     algorithm, protocol = setting.algorithm, setting.protocol
@@ -120,8 +113,10 @@ def split(setting: Setting, *, version: NcclVersion, collectives: Iterable[Colle
     since = LL128_BY_TABLE_SINCE if protocol is Protocol.LL128 else TUNER_API_SINCE
     if not (plugin and algorithm and protocol and version >= since) or confines:
         if protocol is Protocol.LL128:
-            raise SettingError("LL128 cannot be forced by variables safely, so this setting was not launched")
-        return Split(rules=(), by_variables=setting)
+            raise SettingError(
+                "Forcing LL128 with NCCL_PROTO bypasses NCCL's safety check: this setting was not launched"
+            )
+        return (), setting
     exact = everywhere and version < CHANNELS_ARE_A_LIMIT_SINCE and algorithm not in _COLLNET
     channels = setting.channels if exact else None
     rules = tuple(
@@ -132,7 +127,7 @@ def split(setting: Setting, *, version: NcclVersion, collectives: Iterable[Colle
     for rule in rules:
         check_rule(rule, version)
     rest = Setting(channels=None if exact else setting.channels, parameters=setting.parameters)
-    return Split(rules=rules, by_variables=rest)
+    return rules, rest
 
 
 def force_setting(
@@ -142,31 +137,31 @@ def force_setting(
     collectives: Iterable[Collective],
     plugin: bool,
     variables: Callable[[Setting], Mapping[str, str]],
-) -> Force:
-    """Return how a setting is forced.
+) -> ForcedState:
+    """Return the state that forces a setting.
 
     Args:
-        setting, version, collectives, plugin: as for `split`.
+        setting, version, collectives, plugin: as for `split_setting`.
         variables: those that force what the table cannot; may raise SettingError.
 
     Raises:
         SettingError: it cannot be forced.
     """
-    parts = split(setting, version=version, collectives=collectives, plugin=plugin)
-    return Force(rules=parts.rules, variables=tuple(sorted(variables(parts.by_variables).items())))
+    rules, rest = split_setting(setting, version=version, collectives=collectives, plugin=plugin)
+    return ForcedState(rules=rules, variables=tuple(sorted(variables(rest).items())))
 
 
-def force_policy(policy: Policy, variables: Callable[[Setting], Mapping[str, str]]) -> Force:
+def force_policy(policy: Policy, variables: Callable[[Setting], Mapping[str, str]]) -> ForcedState:
     """Return the rows of a policy, in the order in which they are delivered, and the variables beside them.
 
     The first row that fits a call counts, so those of a group come before those of any.
     """
     rules = tuple(sorted(policy.rules, key=lambda rule: rule.precedence))
-    return Force(rules=rules, variables=tuple(sorted(variables(Setting(parameters=policy.parameters)).items())))
+    return ForcedState(rules=rules, variables=tuple(sorted(variables(Setting(parameters=policy.parameters)).items())))
 
 
 def table_carries(policy: Policy, version: NcclVersion) -> bool:
-    """Return whether a table delivers every rule of a policy, so that one launch measures it as a whole."""
+    """Return True if a table delivers every rule of a policy, so that one launch measures it as a whole."""
     try:
         for rule in policy.rules:
             check_rule(rule, version)
@@ -177,26 +172,28 @@ def table_carries(policy: Policy, version: NcclVersion) -> bool:
     return named and version >= (LL128_BY_TABLE_SINCE if ll128 else TUNER_API_SINCE)
 
 
-def why_not_forced(setting: Setting, *, version: NcclVersion, collectives: Iterable[Collective], plugin: bool) -> str:
-    """Return why a setting cannot be forced as a whole; empty = it can.
+def find_forcing_problem(
+    setting: Setting, *, version: NcclVersion, collectives: Iterable[Collective], plugin: bool
+) -> str:
+    """Return the reason why a setting cannot be forced as a whole; empty = it can.
 
     Args:
-        setting, version, collectives, plugin: as for `split`.
+        setting, version, collectives, plugin: as for `split_setting`.
     """
     workload = frozenset(collectives)
     try:
-        left = split(setting, version=version, collectives=workload, plugin=plugin).by_variables
+        _, left = split_setting(setting, version=version, collectives=workload, plugin=plugin)
         compiled = variables_for_setting(left, version=version, collectives=workload)
     except SettingError as error:
         if setting.protocol is not Protocol.LL128:
             return error.message
         old = version < LL128_BY_TABLE_SINCE
         since = f", and a table only from NCCL {LL128_BY_TABLE_SINCE} on" if old else ""
-        return f"variables cannot force LL128 safely{since}"
+        return f"forcing LL128 with NCCL_PROTO bypasses NCCL's safety check{since}"
     return "" if compiled.complete else compiled.reasons[0]
 
 
-def read_again(version: NcclVersion) -> tuple[str, ...]:
+def list_reread_variables(version: NcclVersion) -> tuple[str, ...]:
     """Return the variables that NCCL rereads because NCCL_NO_CACHE names them; none in versions without it.
 
     Only what ncclt may set, because each listed parameter takes a lock wherever NCCL reads it; and nothing that a
@@ -215,34 +212,36 @@ def read_again(version: NcclVersion) -> tuple[str, ...]:
 
 
 def switch_cost(variable: str, version: NcclVersion) -> SwitchCost:
-    """Return what has to be made again for a variable to take effect; an unknown one needs new ranks."""
+    """Return the cost of a variable to take effect; an unknown one needs new ranks."""
     row = next((row for row in CATALOGUE if row.variable == variable), None)
     if row is None:
         return SwitchCost.PROCESS
-    again = row.granularity is Granularity.COMMUNICATOR or variable in read_again(version)
+    again = row.granularity is Granularity.COMMUNICATOR or variable in list_reread_variables(version)
     return SwitchCost.COMMUNICATOR if again else SwitchCost.PROCESS
 
 
-def start_variables(wanted: Force, version: NcclVersion) -> dict[str, str]:
-    """Return what has to be in the environment when ranks start, so that they can switch to `wanted`.
+def start_variables(wanted: ForcedState, version: NcclVersion) -> dict[str, str]:
+    """Return the environment of starting ranks from which they can switch to `wanted`.
 
     What a communicator reads is not included: it is set later, so that its value of the environment is known.
     """
     fixed = {name: value for name, value in wanted.variables if switch_cost(name, version) is SwitchCost.PROCESS}
-    listed = read_again(version)
+    listed = list_reread_variables(version)
     return fixed | ({NO_CACHE: ",".join(listed)} if listed else {})
 
 
-def started(wanted: Force, version: NcclVersion) -> Force:
-    """Return what is in effect in ranks that were started for `wanted`, before the first switch."""
-    return Force(variables=tuple((n, v) for n, v in wanted.variables if switch_cost(n, version) is SwitchCost.PROCESS))
+def initial_state(wanted: ForcedState, version: NcclVersion) -> ForcedState:
+    """Return the state of ranks that were started for `wanted`, before the first transition."""
+    return ForcedState(
+        variables=tuple((n, v) for n, v in wanted.variables if switch_cost(n, version) is SwitchCost.PROCESS)
+    )
 
 
-def switch(now: Force, wanted: Force, version: NcclVersion) -> Switch:
+def plan_transition(now: ForcedState, wanted: ForcedState, version: NcclVersion) -> Transition:
     """Return the cheapest step from what is in effect to what is wanted."""
     before, after = dict(now.variables), dict(wanted.variables)
     changed = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
-    return Switch(
+    return Transition(
         cost=max((switch_cost(name, version) for name in changed), default=SwitchCost.CALL),
         rules=wanted.rules if wanted.rules != now.rules else None,
         set_variables=tuple((name, after[name]) for name in changed if name in after),

@@ -1,4 +1,4 @@
-"""What another NCCL version changes: variables, NCCL's defaults, and what was published for the old one."""
+"""Changes of another NCCL version: variables, NCCL's defaults, and published policies."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ncclt.core.policy import Policy
 from ncclt.core.printed_costs import PrintedCosts
 from ncclt.errors import MissingDependencyError, SettingError, UsageError
 from ncclt.nccl.compile import TUNER_API_SINCE, compile_policy
-from ncclt.nccl.cost_model.graph import graph_of
 from ncclt.nccl.cost_model.model import Choice, nccl_choice
-from ncclt.nccl.cost_model.printed import Pick, pick, table_of
+from ncclt.nccl.cost_model.printed import TableChoice, find_table, predict_choice
+from ncclt.nccl.cost_model.topology import build_topology
 from ncclt.nccl.parameters import CATALOGUE
 
 LADDER = tuple(1 << n for n in range(10, 31))
@@ -73,7 +73,7 @@ class ChoiceChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyChange:
-    """How a policy changes with the new version.
+    """Change of a policy under the new version.
 
     Attributes:
         refused: why the new version cannot have it; empty = it can.
@@ -140,7 +140,7 @@ def variable_changes(old: NcclVersion, new: NcclVersion) -> tuple[VariableChange
 
 
 def _reads(span: str, version: NcclVersion) -> bool:
-    """Return whether a version is in `A..B`, `A..` (to the newest) or `A`."""
+    """Return True if a version is in `A..B`, `A..` (to the newest) or `A`."""
     first, dots, last = span.partition("..")
     return NcclVersion.parse(first) <= version and (
         bool(dots and not last) or version <= NcclVersion.parse(last or first)
@@ -148,17 +148,17 @@ def _reads(span: str, version: NcclVersion) -> bool:
 
 
 def choice(message: Message, cluster: Cluster, costs: PrintedCosts | None = None) -> str:
-    """Return what NCCL itself would run a message with: `ring/simple`; `none` where it has nothing.
+    """Return NCCL's choice for a message: `ring/simple`; `none` where it has nothing.
 
     Args:
         message: what is sent.
         cluster: the whole job, with its NCCL version.
         costs: the tables that this version printed there; None = by the port of the cost model.
     """
-    graph = graph_of(cluster, message.group_size, message.spans_nodes)
-    found: Pick | Choice | None
-    if costs is not None and (table := table_of(costs, message, cluster)):
-        found = pick(table, message.collective, message.size_bytes, graph)
+    graph = build_topology(cluster, message.group_size, message.spans_nodes)
+    found: TableChoice | Choice | None
+    if costs is not None and (table := find_table(costs, message, cluster)):
+        found = predict_choice(table, message.collective, message.size_bytes, graph)
     else:
         found = nccl_choice(message.collective, message.size_bytes, cluster, message.group_size, message.spans_nodes)
     return f"{found.algorithm}/{found.protocol}" if found else "none"
@@ -195,7 +195,7 @@ def choice_changes(
 def policy_change(
     policy: Policy, old: NcclVersion, new: NcclVersion, collectives: Iterable[Collective]
 ) -> PolicyChange:
-    """Return how a policy changes with the new version."""
+    """Return the change of a policy under the new version."""
     collectives = frozenset(collectives)
     try:
         after = compile_policy(policy, version=new, collectives=collectives)

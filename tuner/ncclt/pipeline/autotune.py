@@ -13,7 +13,7 @@ from pathlib import Path, PurePath
 from ncclt.core.recommendation import Recommendation
 from ncclt.core.verification import Verification
 from ncclt.core.workload import Workload
-from ncclt.deliver.job_info import is_node_launcher, most_nodes, read_shape
+from ncclt.deliver.job_info import is_node_launcher, max_nodes, read_shape
 from ncclt.errors import StudyStoppedError, UsageError
 from ncclt.launch.launcher import Launcher
 from ncclt.launch.mpi import is_open_mpi
@@ -73,7 +73,7 @@ def choose_target(
             "the job and the trials need nodes, and this is not a Slurm allocation",
             hint="run the same command in a batch script or under salloc",
         )
-    if is_node_launcher(argv) and (total := most_nodes(argv, environ, target.nodes)) > 1:
+    if is_node_launcher(argv) and (total := max_nodes(argv, environ, target.nodes)) > 1:
         raise UsageError(
             f"the command starts processes on this node only, and the job has {total} nodes",
             hint="start all nodes with it: srun torchrun ..., or mpirun ... python train.py",

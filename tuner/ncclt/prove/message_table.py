@@ -10,7 +10,7 @@ from ncclt.core.recommendation import Recommendation
 from ncclt.core.setting import Setting
 from ncclt.core.study import Trial
 from ncclt.core.workload import MessageCalls, Workload
-from ncclt.deliver.use import use_of
+from ncclt.deliver.render.delivery import choose_form
 from ncclt.prove.evidence import collect_evidence
 from ncclt.prove.study_summary import proven_times_us, scale_times
 from ncclt.search.assemble import Times
@@ -70,7 +70,7 @@ def message_rows(
 
     Times come from the proof where it measured the policy, else from search and confirmation.
     """
-    use = use_of(found)
+    use = choose_form(found)
     evidence, policy, verdict = collect_evidence(trials), use.proven.policy, use.proven.verdict
     proven_us, tuned_us = proven_times_us(evidence, evidence.proven_arm(use.form), verdict, workload)
     default_us = {**times.default, **proven_us}

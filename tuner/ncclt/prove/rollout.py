@@ -241,7 +241,7 @@ def report_job_time(
     found = store.revisions.rollout(rollout)
     started = read_ticket(ticket, store.ticket_secret(), now_s=now_s)
     started.require_job(job)
-    given = found.given(job)
+    given = found.revision_for(job)
     if started.rollout != rollout or {recommendation, started.recommendation} != {given}:
         had = next((one for one in (recommendation, started.recommendation) if one != given), given)
         raise ConflictError(

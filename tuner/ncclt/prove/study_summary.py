@@ -15,7 +15,7 @@ from ncclt.core.recommendation import ORIGIN_WORDS, Decision, Recommendation, Ve
 from ncclt.core.setting import DEFAULT
 from ncclt.core.study import Arm, Study, Trial, median_scores
 from ncclt.core.workload import LEFT_OUT, Workload, WorkloadPart
-from ncclt.deliver.use import DeliveredForm, use_of
+from ncclt.deliver.render.delivery import DeliveredForm, choose_form
 from ncclt.nccl.compile import compile_policy
 from ncclt.prove.confidence import estimate_interval
 from ncclt.prove.evidence import ArmLaunch, LaunchEvidence, collect_evidence
@@ -207,11 +207,11 @@ def summarize_study(
         study: the study.
         trials: all of them.
         found: its published result.
-        source, build: as for `use_of`.
+        source, build: as for `choose_form`.
         steps_per_day: as for `estimate_gain`.
         exhaustive: speed-ups of the best recorded policy and of the one that was found; None = nothing was recorded.
     """
-    use = use_of(found, source=source, build=build)
+    use = choose_form(found, source=source, build=build)
     verdict = use.proven.verdict
     # A demonstration saves nothing, and neither does what is no longer served.
     is_used = not (study.label or found.stale)
@@ -221,7 +221,7 @@ def summarize_study(
         "Saves": gain.words if gain else "",
         "Worth": gain.worth if gain else "",
         "Limit": describe_ceiling(study.workload),
-        "Searched": found.coverage.words if found.coverage else "",
+        "Searched": found.coverage.summary if found.coverage else "",
         "Exhaustive search": f"{exhaustive[0]:.3f}x. Found: {exhaustive[1]:.3f}x." if exhaustive else "",
         "Cost": describe_cost(study, trials, gain),
     }

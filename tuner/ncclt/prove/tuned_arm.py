@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from ncclt.core.recommendation import Decision, Recommendation
 from ncclt.core.trial import TimesOrigin
 from ncclt.deliver.answer import answer_from_recommendation
-from ncclt.deliver.job_info import JobInfo, read_variables, starts_others
+from ncclt.deliver.job_info import JobInfo, read_variables, starts_other_nodes
 from ncclt.deliver.job_plan import JobPlan, plan_job
 from ncclt.deliver.node_files import place_plugin, table_path, write_table
 from ncclt.deliver.render.delivery import headline
@@ -33,7 +33,7 @@ def require_measurable(recommendation: Recommendation, argv: Sequence[str], *, g
     Raises:
         NoRecommendationError: it proves a gain, about which step times of this machine say nothing.
     """
-    if not has_gain(recommendation) or not is_unmeasured(recommendation) or gpus_visible or starts_others(argv):
+    if not has_gain(recommendation) or not is_unmeasured(recommendation) or gpus_visible or starts_other_nodes(argv):
         return
     valid = recommendation.fingerprint
     source = "replayed from a recording" if recommendation.origin is TimesOrigin.RECORDED else "SIMULATED"

@@ -18,8 +18,8 @@ from ncclt.core.message import Message
 from ncclt.core.printed_costs import PrintedCosts
 from ncclt.core.setting import Setting
 from ncclt.core.workload import Workload
-from ncclt.nccl.cost_model.graph import graph_of
 from ncclt.nccl.cost_model.model import nccl_choice
+from ncclt.nccl.cost_model.topology import build_topology
 from ncclt.search.acquisition import Mixture, Posterior
 from ncclt.search.assemble import Times
 from ncclt.search.gaussian_process import Array, Covariance, GaussianProcess, Table, one_blas_thread, prior_mean
@@ -150,7 +150,7 @@ def build_kernel(settings: Sequence[Setting], messages: Sequence[Message], clust
     algorithm = _same([s.algorithm for s in settings])
     protocol = _same([s.protocol for s in settings])
     algo_proto = algorithm * protocol
-    own = math.log2(max(1, graph_of(cluster).channels))
+    own = math.log2(max(1, build_topology(cluster).channels))
     likely_own = {s: _own_doublings(s, messages, cluster, own) for s in settings if s.channels is None}
     doublings = np.array([likely_own[s] if s.channels is None else math.log2(s.channels) for s in settings])
     auto = np.array([s.channels is None for s in settings])

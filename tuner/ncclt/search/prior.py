@@ -17,9 +17,9 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.message import Message
 from ncclt.core.printed_costs import PrintedCosts, PrintedTable
 from ncclt.core.setting import Setting
-from ncclt.nccl.cost_model.graph import Graph, graph_of
 from ncclt.nccl.cost_model.model import Choice, channels_taken, nccl_choice
-from ncclt.nccl.cost_model.printed import Pick, pick, table_of
+from ncclt.nccl.cost_model.printed import TableChoice, find_table, predict_choice
+from ncclt.nccl.cost_model.topology import Topology, build_topology
 
 _NVLS = (Algorithm.NVLS, Algorithm.NVLS_TREE)
 
@@ -116,8 +116,8 @@ class _Model:
     def __init__(self, message: Message, cluster: Cluster, printed_costs: PrintedCosts | None) -> None:
         self._message = message
         self._cluster = cluster
-        self._graph = graph_of(cluster, message.group_size, message.spans_nodes)
-        self._table = None if printed_costs is None else table_of(printed_costs, message, cluster)
+        self._graph = build_topology(cluster, message.group_size, message.spans_nodes)
+        self._table = None if printed_costs is None else find_table(printed_costs, message, cluster)
 
     def log_ratio(self, setting: Setting) -> float:
         reaching = setting.applied_to(self._message.collective, version=self._cluster.version)
@@ -133,19 +133,23 @@ class _Model:
 
     def own_choice(self) -> Setting | None:
         """Return the expected NCCL default, None where nothing is known."""
-        pick = self._pick(self._message.size_bytes, None, None, self._table)
-        if pick is None:
+        predicted = self._predict(self._message.size_bytes, None, None, self._table)
+        if predicted is None:
             return None
-        return Setting(algorithm=pick.algorithm, protocol=pick.protocol, channels=self._channels_of(pick, self._table))
+        return Setting(
+            algorithm=predicted.algorithm,
+            protocol=predicted.protocol,
+            channels=self._channels_of(predicted, self._table),
+        )
 
     def bandwidth_share(self) -> float:
         """Return the share of bandwidth in the time of the NCCL default, 0 where nothing is known."""
-        own = self._pick(self._message.size_bytes, None, None, self._table)
+        own = self._predict(self._message.size_bytes, None, None, self._table)
         return 0.0 if own is None else 1 - self._latency_us(own, self._table) / own.time_us
 
-    def _latency_us(self, of: Pick, table: PrintedTable | None) -> float:
+    def _latency_us(self, of: TableChoice, table: PrintedTable | None) -> float:
         """Return the part of a predicted time that does not depend on the size, µs."""
-        latency = self._pick(_SMALL_BYTES, of.algorithm, of.protocol, table)
+        latency = self._predict(_SMALL_BYTES, of.algorithm, of.protocol, table)
         assert latency is not None, "a pair that carries a message carries a smaller one"
         return min(latency.time_us, of.time_us)
 
@@ -155,32 +159,32 @@ class _Model:
 
     def _time_us(self, setting: Setting, table: PrintedTable | None) -> float | None:
         """Return the predicted time under a setting, µs; None where the model has no answer."""
-        pick = self._pick(self._message.size_bytes, setting.algorithm, setting.protocol, table)
-        if pick is None:
+        predicted = self._predict(self._message.size_bytes, setting.algorithm, setting.protocol, table)
+        if predicted is None:
             return None
-        channels = setting.channels or self._channels_of(pick, table)
-        latency_us = self._latency_us(pick, table)
+        channels = setting.channels or self._channels_of(predicted, table)
+        latency_us = self._latency_us(predicted, table)
         graph = _as_logged(self._graph, table)
-        most = graph.nvls_channels if pick.algorithm in _NVLS else graph.channels
+        most = graph.nvls_channels if predicted.algorithm in _NVLS else graph.channels
         slower = 1.0 if channels is None else _slowdown(channels / max(1, most))
-        return latency_us + (pick.time_us - latency_us) * slower
+        return latency_us + (predicted.time_us - latency_us) * slower
 
-    def _channels_of(self, pick: Pick, table: PrintedTable | None) -> int | None:
+    def _channels_of(self, predicted: TableChoice, table: PrintedTable | None) -> int | None:
         """Return the channels that NCCL takes by itself for a pair, None where our estimate lacks the pair."""
-        size_bytes, (algorithm, protocol) = self._message.size_bytes, pick[:2]
+        size_bytes, (algorithm, protocol) = self._message.size_bytes, predicted[:2]
         if self._estimate(size_bytes, algorithm, protocol) is None:
             return None
         # From the channel count in the log: our estimate of the communicator may have fewer or more.
         return channels_taken(self._message.collective, algorithm, protocol, size_bytes, _as_logged(self._graph, table))
 
-    def _pick(
+    def _predict(
         self, size_bytes: int, algorithm: Algorithm | None, protocol: Protocol | None, table: PrintedTable | None
-    ) -> Pick | None:
+    ) -> TableChoice | None:
         if table is not None:
             collective = self._message.collective
-            return pick(table, collective, size_bytes, self._graph, algorithm=algorithm, protocol=protocol)
+            return predict_choice(table, collective, size_bytes, self._graph, algorithm=algorithm, protocol=protocol)
         choice = self._estimate(size_bytes, algorithm, protocol)
-        return None if choice is None else Pick(choice.algorithm, choice.protocol, choice.time_us)
+        return None if choice is None else TableChoice(choice.algorithm, choice.protocol, choice.time_us)
 
     def _estimate(self, size_bytes: int, algorithm: Algorithm | None, protocol: Protocol | None) -> Choice | None:
         message = self._message
@@ -200,7 +204,7 @@ def _slowdown(share: float) -> float:
     return math.sqrt((1 + (_SATURATION_SHARE / share) ** 2) / (1 + _SATURATION_SHARE**2)) if share < 1 else 1.0
 
 
-def _as_logged(graph: Graph, table: PrintedTable | None) -> Graph:
+def _as_logged(graph: Topology, table: PrintedTable | None) -> Topology:
     """Return a graph with the channel counts of a log."""
     if table is None:
         return graph

@@ -187,7 +187,7 @@ def test_the_table_is_for_this_job_size_only_and_says_what_it_cannot_carry():
 
     assert readers.look_up(readers.read_example_table(text), "allreduce", 1024, 4, 16) is None
     assert "# needs NCCL_BUFFSIZE=8388608" in text
-    assert "# lost: all_gather: ring/auto: a row must name algorithm and protocol" in text
+    assert "# warning: all_gather: ring/auto: a row must name algorithm and protocol" in text
     assert "ONE channel" in text
 
 
@@ -199,7 +199,7 @@ def test_channels_are_said_to_be_a_maximum(version, format):
 
     text = render(found, format=format)
 
-    assert "Numbers of channels are a maximum" in text
+    assert "Channel counts are caps" in text
     assert "MIN_CTAS" not in text
 
 
@@ -208,7 +208,7 @@ def test_more_channels_than_nccl_opens_are_said_to_take_sms_from_compute():
     text = render(replace(TUNED, variables=PolicyVerdict(policy=policy, verdict=PROVEN)), format="export")
 
     assert "export NCCL_MIN_CTAS=32" in text
-    assert "takes SMs from compute, it was measured beside a matrix product" in text.replace("\n# ", " ")
+    assert "take SMs from compute, it was measured next to a matrix product" in text.replace("\n# ", " ")
 
 
 def test_json_holds_both_deliveries_with_their_verdicts():
@@ -248,8 +248,8 @@ def test_nothing_is_claimed_where_variables_can_say_nothing(variables):
 
     assert "NCCL_" not in text.split("#", maxsplit=1)[0]
     assert "keep-default" in text
-    assert "lost: the per-size policy, 1.08x" in text
-    assert "1.08x" not in text.replace("lost: the per-size policy, 1.08x", "")
+    assert "warning: the tuned policy, 1.08x," in text
+    assert "1.08x" not in text.replace("warning: the tuned policy, 1.08x,", "")
     assert (document["decision"], document["speedup"], document["variables"]) == ("keep-default", None, {})
 
 

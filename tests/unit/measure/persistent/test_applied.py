@@ -7,9 +7,9 @@ from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Rule
 from ncclt.errors import BenchmarkError
 from ncclt.measure.persistent.applied import Attested
-from ncclt.nccl.switching import Force
+from ncclt.nccl.switching import ForcedState
 
-FORCE = Force(
+FORCE = ForcedState(
     rules=tuple(
         Rule(collective=collective, algorithm=Algorithm.RING, protocol=Protocol.LL)
         for collective in (Collective.ALL_REDUCE, Collective.ALL_GATHER)
@@ -32,7 +32,7 @@ def test_what_was_applied_is_remembered_and_nothing_else():
     assert attested.lacks(FORCE, [message()])
     assert attested.check([HEAD, line("unmatched"), line()], FORCE, [message()]) == ""
     assert not attested.lacks(FORCE, [message()])
-    assert not attested.lacks(Force(), [message(group_size=2)])
+    assert not attested.lacks(ForcedState(), [message(group_size=2)])
     assert attested.lacks(FORCE, [message(group_size=2)])
     assert attested.lacks(FORCE, [message(), message(Collective.ALL_GATHER)])
 
@@ -60,7 +60,7 @@ def test_what_is_no_report_is_refused():
 
 def test_a_choice_is_attested_anew_under_other_variables():
     """NVLS needs two channels, so NCCL_MAX_CTAS=1 takes it away: the default would be measured in its place."""
-    attested, one = Attested(), Force(rules=FORCE.rules, variables=(("NCCL_MAX_CTAS", "1"),))
+    attested, one = Attested(), ForcedState(rules=FORCE.rules, variables=(("NCCL_MAX_CTAS", "1"),))
     assert attested.check([HEAD, line()], FORCE, [message()]) == ""
     assert attested.lacks(one, [message()])
     assert attested.check([HEAD, line("unavailable")], one, [message()]) != ""

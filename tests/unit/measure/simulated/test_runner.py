@@ -9,7 +9,7 @@ from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.trial import Outcome
 from ncclt.errors import UsageError
 from ncclt.measure.simulated import Faults, SimulatedRunner
-from ncclt.nccl.cost_model.graph import graph_of
+from ncclt.nccl.cost_model.topology import build_topology
 
 AR = Collective.ALL_REDUCE
 LEONARDO = Cluster(
@@ -135,7 +135,7 @@ def test_parameters_matter_where_they_are_understood_and_nowhere_else():
 
 def test_channels_beyond_those_that_nccl_opens_change_nothing():
     """They are a maximum: neither a table nor NCCL_MAX_CTAS opens more."""
-    most = graph_of(LEONARDO).channels
+    most = build_topology(LEONARDO).channels
     runner = SimulatedRunner(LEONARDO, seed=1)
 
     def time_us(channels):

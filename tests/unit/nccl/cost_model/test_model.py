@@ -10,8 +10,8 @@ from ncclt.core.algorithms import Algorithm, Protocol, available_algorithms, ava
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective
 from ncclt.errors import UsageError
-from ncclt.nccl.cost_model.graph import graph_of
 from ncclt.nccl.cost_model.model import cell_channels, nccl_choice, predicted_us
+from ncclt.nccl.cost_model.topology import build_topology
 
 AR = Collective.ALL_REDUCE
 TUNABLE = [c for c in Collective if c.is_tunable]
@@ -36,12 +36,12 @@ CLUSTERS = [DGX_A100, DGX_H100, DGX_A100.sized(nodes=1), DGX_H100.sized(nodes=1)
 
 
 def test_the_graph_of_a_dgx_a100_has_12_channels_of_20_gbps_doubled_to_24():
-    graph = graph_of(DGX_A100.sized(nodes=1))
+    graph = build_topology(DGX_A100.sized(nodes=1))
     assert (graph.graph_channels, graph.ring_gbps, graph.channels) == (12, 20.0, 24)
 
 
 def test_the_graph_of_two_dgx_h100_is_bound_by_its_ports_and_runs_16_channels():
-    graph = graph_of(DGX_H100)
+    graph = build_topology(DGX_H100)
     assert graph.channels == 16
     assert graph.ring_gbps * graph.graph_channels <= 8 * 50.0
 
@@ -51,7 +51,7 @@ def test_a_tree_over_two_nodes_may_use_twice_the_bandwidth_of_a_ring_and_over_fo
         name="s", nodes=4, gpus_per_node=4, gpu="A100", compute_capability=80, link_class="nvlink", link_gbps=300.0,
         fabric="infiniband", nics_per_node=4, nic_gbps=12.5, gpudirect=True, nccl_version="2.22.3",
     )  # fmt: skip
-    two, four = graph_of(slow.sized(nodes=2)), graph_of(slow)
+    two, four = build_topology(slow.sized(nodes=2)), build_topology(slow)
     assert two.tree_gbps == 2 * two.ring_gbps
     assert four.tree_gbps == four.ring_gbps
 
@@ -138,13 +138,13 @@ def test_forced_threads_are_clamped_as_nccl_does():
     ],
 )
 def test_groups_lie_evenly_over_their_nodes(size, spans, shape):
-    graph = graph_of(DGX_A100, size, spans)
+    graph = build_topology(DGX_A100, size, spans)
     assert (graph.nodes, graph.per_node) == shape
 
 
 def test_a_group_larger_than_the_cluster_is_refused():
     with pytest.raises(UsageError, match="does not fit") as caught:
-        graph_of(DGX_A100, 17)
+        build_topology(DGX_A100, 17)
     assert caught.value.hint
 
 
@@ -189,5 +189,5 @@ def test_two_ends_have_the_table_that_nccl_logged():
         (nodes, Collective.BROADCAST, Algorithm.RING, Protocol.LL, (9.3, 1.2)),
         (nodes, Collective.BROADCAST, Algorithm.RING, Protocol.SIMPLE, (22.4, 2.4)),
     ):
-        costs = _latency_and_bandwidth(collective, algorithm, protocol, graph_of(cluster))
+        costs = _latency_and_bandwidth(collective, algorithm, protocol, build_topology(cluster))
         assert tuple(round(cost, 1) for cost in costs) == logged, (cluster.name, collective, algorithm, protocol)

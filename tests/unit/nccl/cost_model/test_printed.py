@@ -9,9 +9,9 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.printed_costs import PrintedCost, PrintedCosts, PrintedTable
 from ncclt.errors import UsageError
-from ncclt.nccl.cost_model.graph import graph_of
 from ncclt.nccl.cost_model.model import nccl_choice, predicted_us
-from ncclt.nccl.cost_model.printed import pick, table_of
+from ncclt.nccl.cost_model.printed import find_table, predict_choice
+from ncclt.nccl.cost_model.topology import build_topology
 
 AR = Collective.ALL_REDUCE
 PAIR = Cluster(
@@ -42,7 +42,7 @@ COSTS = PrintedCosts(version="2.27.3", tables=(TABLE,))
 
 
 def picked(size_bytes, **forced):
-    return pick(TABLE, AR, size_bytes, graph_of(PAIR), **forced)
+    return predict_choice(TABLE, AR, size_bytes, build_topology(PAIR), **forced)
 
 
 def test_the_cheapest_pair_is_taken_by_hand():
@@ -64,7 +64,7 @@ def test_what_is_not_in_the_table_has_no_time():
 
 def test_a_table_that_says_what_we_estimate_predicts_what_we_predict():
     """The two ways differ in nothing but where latency and bandwidth come from."""
-    graph = graph_of(PAIR)
+    graph = build_topology(PAIR)
     costs = []
     for algorithm in available_algorithms(AR, graph.cluster):
         for protocol in available_protocols(AR, algorithm, graph.cluster):
@@ -76,7 +76,7 @@ def test_a_table_that_says_what_we_estimate_predicts_what_we_predict():
     table = PrintedTable(ranks=16, nodes=2, channels=graph.channels, costs=tuple(costs))
 
     for size in (1 << e for e in range(6, 33)):
-        found, choice = pick(table, AR, size, graph), nccl_choice(AR, size, PAIR)
+        found, choice = predict_choice(table, AR, size, graph), nccl_choice(AR, size, PAIR)
         assert (found.algorithm, found.protocol) == (choice.algorithm, choice.protocol)
         assert found.time_us == pytest.approx(choice.time_us, rel=1e-6)
 
@@ -86,7 +86,7 @@ def test_each_group_has_the_table_of_its_own_communicator():
     costs = PrintedCosts(tables=(TABLE, inside))
 
     def found(group_size, spans_nodes):
-        return table_of(
+        return find_table(
             costs,
             Message(collective=AR, dtype="float32", size_bytes=64, group_size=group_size, spans_nodes=spans_nodes),
             PAIR,

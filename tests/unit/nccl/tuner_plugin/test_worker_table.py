@@ -14,7 +14,7 @@ from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Rule
 from ncclt.measure.benchmarks.torch_worker import ncclt_torch_session as worker
 from ncclt.measure.persistent.applied import Attested
-from ncclt.nccl.switching import Force
+from ncclt.nccl.switching import ForcedState
 from ncclt.nccl.tuner_plugin.shared_table import EMPTY_HEAD, MOST_ROWS, TABLE_BYTES, SharedRow, SharedTable, slot_image
 from ncclt.nccl.tuner_table import FUNCTIONS
 
@@ -71,7 +71,7 @@ def test_the_plugin_follows_it_from_trial_to_trial(folder, plugin):
     lines = [json.loads(line) for line in report.read_text().splitlines()]
     message = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=4096, group_size=2)
     rule = Rule(collective=Collective.ALL_REDUCE, algorithm=Algorithm.RING, protocol=Protocol.LL)
-    assert Attested().check(lines, Force(rules=(rule,)), [message]) == ""
+    assert Attested().check(lines, ForcedState(rules=(rule,)), [message]) == ""
     reports.remove()
     reports.remove()
     assert list(folder.iterdir()) == []

@@ -1,4 +1,4 @@
-"""What a recommendation delivers in one form, compiled once for its NCCL, with the remarks on it.
+"""Delivery of a recommendation in one form, compiled once for its NCCL, and the command that uses it.
 
 Names, reasons and notes are free text from the store: a renderer writes them through
 `ncclt.client.answer.comment_lines`.
@@ -6,8 +6,10 @@ Names, reasons and notes are free text from the store: a renderer writes them th
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 
+from ncclt.core.attestation import Form
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation
@@ -47,13 +49,13 @@ class Delivery:
             sentences.append("SIMULATED: the times come from the simulated cluster, nothing was measured on a machine")
         elif self.recommendation.label:
             sentences.append(f"{self.recommendation.label}: the times were replayed, nothing was launched for this")
-        if words := channels_words(self.proven.effective if self.proven else Policy()):
+        if words := describe_channels(self.proven.effective if self.proven else Policy()):
             sentences.append(words)
-        return sentences + [f"lost: {sentence}" for sentence in (*self.lost, *also_lost)]
+        return sentences + [f"warning: {sentence}" for sentence in (*self.lost, *also_lost)]
 
 
-def by_variables(recommendation: Recommendation) -> Delivery:
-    """Return what variables deliver.
+def deliver_variables(recommendation: Recommendation) -> Delivery:
+    """Return the delivery by variables.
 
     Raises:
         SettingError: the policy cannot be compiled for this NCCL.
@@ -67,15 +69,13 @@ def by_variables(recommendation: Recommendation) -> Delivery:
     lost = compiled.lost
     table = recommendation.table
     if not table.effective.is_default and (proven is None or proven.effective != table.policy):
-        more = f"the per-size policy, {table.verdict.speedup:.2f}x, which variables cannot express"
-        how = f"; --format {TABLE_FORMAT} delivers it, as does slurm-taskprolog with --policy-dir"
-        delivered = how if version >= TUNER_API_SINCE else ""
-        lost = (more + delivered, *lost)
+        use = f"use --format {TABLE_FORMAT}" if version >= TUNER_API_SINCE else f"use NCCL {TUNER_API_SINCE} or later"
+        lost = (f"the tuned policy, {table.verdict.speedup:.2f}x, needs the plugin: {use}", *lost)
     return Delivery(recommendation=recommendation, proven=proven, variables=compiled.variables, lost=lost)
 
 
-def by_table(recommendation: Recommendation) -> Delivery:
-    """Return what a table delivers, with the variables that must be in the environment beside it.
+def deliver_table(recommendation: Recommendation) -> Delivery:
+    """Return the delivery by a table, with the variables that must be in the environment besides.
 
     Raises:
         SettingError: a rule or parameter that this NCCL does not have.
@@ -83,7 +83,7 @@ def by_table(recommendation: Recommendation) -> Delivery:
     policy, version = recommendation.table.effective, recommendation.fingerprint.version
     rules, lost = [], []
     if policy.rules and version < TUNER_API_SINCE:
-        lost.append(f"all of it: NCCL {version} has no tuner API that a plugin of today speaks ({TUNER_API_SINCE})")
+        lost.append(f"the whole policy: tuner tables need NCCL {TUNER_API_SINCE} or later, not {version}")
     for rule in sorted(policy.rules, key=lambda rule: rule.precedence):
         check_rule(rule, version)
         if rule.algorithm is None or rule.protocol is None:
@@ -103,7 +103,7 @@ def by_table(recommendation: Recommendation) -> Delivery:
 
 
 def headline(recommendation: Recommendation, policy_verdict: PolicyVerdict | None) -> str:
-    """Say in one sentence what is delivered, for whom, and how well it is proven.
+    """Return one sentence with the policy, its job and its verdict.
 
     For example `ncclt 1a2b: bert on leonardo 2x4, NCCL 2.22.3: tuned, 1.08x (95 % 1.06-1.10)`.
     """
@@ -114,21 +114,99 @@ def headline(recommendation: Recommendation, policy_verdict: PolicyVerdict | Non
     )
     verdict = (policy_verdict or recommendation.table).verdict
     if policy_verdict is None and verdict.decision is not Decision.KEEP_DEFAULT:
-        return f"{what}: {Decision.KEEP_DEFAULT}: no policy that plain variables can express was proven"
+        return f"{what}: {Decision.KEEP_DEFAULT}: no policy of plain variables was validated"
     if verdict.decision is not Decision.TUNED:
         return f"{what}: {verdict.decision}: {verdict.reason}"
     low, high = verdict.interval
     return f"{what}: {verdict.decision}, {verdict.speedup:.2f}x (95 % {low:.2f}-{high:.2f})"
 
 
-def channels_words(policy: Policy) -> str:
-    """Say what a policy's channels mean for the compute beside them; empty where it leaves them to NCCL."""
+def describe_channels(policy: Policy) -> str:
+    """Return the remark on a policy's use of SMs; empty where it leaves channels to NCCL."""
     least = dict(policy.parameters).get(COMPETES_WITH_COMPUTE)
     if least is not None:
         return (
-            f"NCCL_{COMPETES_WITH_COMPUTE}={least} may open more channels than NCCL does by itself, which takes SMs "
-            "from compute; it was measured beside a matrix product"
+            f"NCCL_{COMPETES_WITH_COMPUTE}={least} may open more channels than the NCCL default and take SMs from "
+            "compute; it was measured next to a matrix product"
         )
     if any(rule.channels is not None for rule in policy.rules):
-        return "Numbers of channels are a maximum: no more SMs are taken from compute than by NCCL itself"
+        return "Channel counts are caps; no extra SMs are used"
     return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveredForm:
+    """Form in which a recommendation is used, with its command.
+
+    Attributes:
+        form: in which it is delivered; None = in none; jobs keep the NCCL default.
+        proven: policy and verdict of this form; without one those of the table.
+        command: to type; empty where there is nothing to use.
+        why: why nothing that was proven can be delivered; empty where something is, or nothing was proven.
+    """
+
+    form: Form | None
+    proven: PolicyVerdict
+    command: str = ""
+    why: str = ""
+
+
+def choose_form(found: Recommendation, *, source: str = "", build: bool = False) -> DeliveredForm:
+    """Choose the form in which a recommendation is used: variables if they carry the gain, else the table.
+
+    Variables carry it if they were proven themselves, and their speed-up is within the interval of the table or above:
+    then the proof shows no difference, and they need no plugin.
+
+    Args:
+        found: what was published.
+        source: options that name its store or server, with a space before each.
+        build: the tuner plugin has to be built first.
+    """
+    table, variables = found.table, found.variables
+    by_rows = table.verdict.decision is Decision.TUNED and bool(deliver_table(found).rules)
+    tabled = by_rows and found.fingerprint.version >= TUNER_API_SINCE
+    plain = (
+        variables is not None and variables.verdict.decision is Decision.TUNED and deliver_variables(found).variables
+    )
+    if variables and plain and not (tabled and variables.verdict.speedup < table.verdict.interval[0]):
+        return _with_command(found, DeliveredForm(form=Form.VARIABLES, proven=variables), source, build=False)
+    if tabled:
+        return _with_command(found, DeliveredForm(form=Form.TABLE, proven=table), source, build=build)
+    if by_rows:
+        why = f"tuner tables need NCCL {TUNER_API_SINCE} or later, not {found.fingerprint.version}"
+    elif table.verdict.decision is Decision.TUNED:
+        why = "only process-wide variables are left, and they were not validated by themselves"
+    else:
+        why = ""
+    return DeliveredForm(form=None, proven=table, why=why)
+
+
+def _with_command(found: Recommendation, use: DeliveredForm, source: str, *, build: bool) -> DeliveredForm:
+    """Return a use with its command; nothing uses a stale recommendation or a demonstration."""
+    if found.label:
+        why = f"run `ncclt tune` on your own cluster; {found.origin} timings are a demonstration"
+        return DeliveredForm(form=use.form, proven=use.proven, why=why)
+    if found.stale:
+        return DeliveredForm(form=None, proven=use.proven, why=f"it is no longer served: {found.stale}")
+    place, job = found.fingerprint, job_options(found, source=source)
+    if use.form is Form.VARIABLES:
+        command = f'eval "$(ncclt env {job})"'
+    else:
+        start = f"torchrun --nnodes={place.nodes} --nproc-per-node={place.gpus_per_node} train.py"
+        shared = " --shared . --job NAME" if place.nodes > 1 else ""
+        command = f"{'ncclt admin plugin build && ' if build else ''}ncclt run {job}{shared} -- {start}"
+    return DeliveredForm(form=use.form, proven=use.proven, command=command)
+
+
+def job_options(found: Recommendation, *, source: str = "") -> str:
+    """Return the options of `ncclt env` and `ncclt run` that name the job which a recommendation is for.
+
+    Args:
+        found: what was published.
+        source: options that name its store or server, with a space before each.
+    """
+    place = found.fingerprint
+    return (
+        f"--cluster {shlex.quote(found.cluster)} --model {shlex.quote(found.model)} --nodes {place.nodes} "
+        f"--gpus-per-node {place.gpus_per_node} --nccl-version {place.nccl_version}{source}"
+    )

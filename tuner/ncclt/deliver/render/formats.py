@@ -8,9 +8,8 @@ from typing import Any
 
 from ncclt.client.answer import AnswerError, comment_lines, form_of, write
 from ncclt.core.recommendation import Decision, Recommendation
-from ncclt.deliver.render.delivery import TABLE_FORMAT, by_table, by_variables
-from ncclt.deliver.render.foreign_table import FOREIGN_TABLE_FORMATS, render_foreign_table
-from ncclt.deliver.render.table import render_table
+from ncclt.deliver.render.delivery import TABLE_FORMAT, deliver_table, deliver_variables
+from ncclt.deliver.render.table import FOREIGN_TABLE_FORMATS, render_foreign_table, render_table
 from ncclt.errors import NoRecommendationError, SettingError, UsageError
 
 ENV_SCHEMA = 1
@@ -70,9 +69,9 @@ def render(
     check_form(format, shell=shell, unset=unset, channels=channels)
     _refuse_undecided(recommendation, format)
     if format == TABLE_FORMAT:
-        return render_table(by_table(recommendation))
+        return render_table(deliver_table(recommendation))
     if format in FOREIGN_TABLE_FORMATS:
-        return render_foreign_table(by_table(recommendation), format=format, channels=channels)
+        return render_foreign_table(deliver_table(recommendation), format=format, channels=channels)
     document = _document(recommendation)
     if format == "json":
         return json.dumps(document | dict(said or {}), indent=2) + "\n"
@@ -145,7 +144,7 @@ def env_document(recommendation: Recommendation) -> dict[str, Any]:
 
 
 def _document(recommendation: Recommendation) -> dict[str, Any]:
-    delivery = by_variables(recommendation)
+    delivery = deliver_variables(recommendation)
     valid, table = recommendation.fingerprint, recommendation.table
     effective = table.effective.to_document()
     verdict = delivery.proven.verdict if delivery.proven else None

@@ -20,8 +20,7 @@ from ncclt.health.doctor.facts import Facts
 from ncclt.health.doctor.gpu_report import GpuReport, parse_gpu_report
 from ncclt.health.doctor.matrix import TopologyMatrix, is_matrix_header, parse_matrix
 from ncclt.health.doctor.nccl_topology import NcclTopology, is_nccl_topology, parse_nccl_topology
-from ncclt.nccl.log.printed_costs import read_printed_costs
-from ncclt.nccl.log.startup import LogReader
+from ncclt.nccl.log.startup import LogReader, read_printed_costs
 from ncclt.profile.source import Meter, list_files, open_regular, read_document, regular_files, unpack
 
 HEAD_BYTES = 256 * 1024

@@ -21,7 +21,7 @@ _MOSTLY = 0.75
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidates:
+class FaultCandidates:
     """Parts and links that would explain the slow pairs.
 
     Attributes:
@@ -100,7 +100,7 @@ def eliminate(
     blamed: Collection[str] = (),
     innocent: Collection[str] = (),
     trusted: Collection[str] = (),
-) -> Candidates:
+) -> FaultCandidates:
     """Find the fewest parts that explain most slow pairs; the links are what is left.
 
     A part that was measured with one partner only, slowly, is suspected, and so is its partner: which of them it is,
@@ -131,7 +131,7 @@ def eliminate(
         blameable = [part for part in doubtful if part not in trusted or ends.count(part) > 1]
         unclear |= dict.fromkeys(blameable or doubtful)
     links = tuple(pair for pair in left if not set(pair) & set(unclear))
-    return Candidates(parts=(*suspected, *unclear), links=links)
+    return FaultCandidates(parts=(*suspected, *unclear), links=links)
 
 
 def _worst(
@@ -359,7 +359,7 @@ class Bisection:
             acquitted=tuple(acquitted),
         )
 
-    def _suspects(self, named: Iterable[Group] = (), acquitted: Iterable[Group] = ()) -> Candidates:
+    def _suspects(self, named: Iterable[Group] = (), acquitted: Iterable[Group] = ()) -> FaultCandidates:
         blamed = [group[0] for group in named if len(group) == 1]
         innocent = [group[0] for group in acquitted if len(group) == 1]
         return eliminate(

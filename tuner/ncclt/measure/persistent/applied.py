@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ncclt.core.message import Message
 from ncclt.measure.persistent.commands import decided
-from ncclt.nccl.switching import Force
+from ncclt.nccl.switching import ForcedState
 
 _Choice = tuple[object, ...]
 
@@ -25,11 +25,11 @@ class Attested:
     def __init__(self) -> None:
         self._seen: set[_Choice] = set()
 
-    def lacks(self, wanted: Force, messages: Sequence[Message]) -> bool:
+    def lacks(self, wanted: ForcedState, messages: Sequence[Message]) -> bool:
         """Return whether some message would be sent by a choice that is not attested yet."""
         return not self._seen.issuperset(_choices(wanted, messages))
 
-    def check(self, lines: Sequence[object], wanted: Force, messages: Sequence[Message]) -> str:
+    def check(self, lines: Sequence[object], wanted: ForcedState, messages: Sequence[Message]) -> str:
         """Look for the choices of a trial in the plugin's reports, and remember those that were applied.
 
         Args:
@@ -59,7 +59,7 @@ class Attested:
         return ""
 
 
-def _choices(wanted: Force, messages: Sequence[Message]) -> set[_Choice]:
+def _choices(wanted: ForcedState, messages: Sequence[Message]) -> set[_Choice]:
     return {
         (wanted.variables, rule.algorithm, rule.protocol, m.collective, m.dtype, m.group_size, m.spans_nodes)
         for rule in wanted.rules

@@ -38,14 +38,14 @@ from ncclt.measure.persistent.controller import Controller
 from ncclt.measure.persistent.session import Session
 from ncclt.measure.runner import RealRunner, RunnerParts
 from ncclt.nccl.switching import (
-    Force,
-    Switch,
+    ForcedState,
     SwitchCost,
+    Transition,
     force_policy,
     force_setting,
+    initial_state,
+    plan_transition,
     start_variables,
-    started,
-    switch,
     table_carries,
 )
 from ncclt.nccl.tuner_plugin.shared_table import EMPTY_HEAD, TABLE_BYTES, SharedRow, slot_image
@@ -106,7 +106,7 @@ class PersistentRunner(RealRunner):
         self._plugin, self._host, self._persistent = plugin, host, persistent
         self._version = self.cluster.version
         self._session: Session | None = None
-        self._now = Force()
+        self._now = ForcedState()
         self._generations = itertools.count(1)
         self._start_s = 0.0
         self._idle_since_s = 0.0
@@ -150,15 +150,15 @@ class PersistentRunner(RealRunner):
     def measure_policy(self, policy: Policy, messages: Sequence[Message], *, repeat: int) -> TrialResult:  # noqa: ARG002
         """Measure all messages under the rows and variables that deliver a policy; raises as `measure` does."""
 
-        def force() -> Force:
+        def force() -> ForcedState:
             if self._plugin is None:
-                return Force(variables=tuple(sorted((self._delivering(policy) or {}).items())))
+                return ForcedState(variables=tuple(sorted((self._delivering(policy) or {}).items())))
             return force_policy(policy, self._variables)
 
         return self._measure(policy, force, messages)
 
     def _measure(
-        self, forced: Setting | Policy, force: Callable[[], Force], messages: Sequence[Message]
+        self, forced: Setting | Policy, force: Callable[[], ForcedState], messages: Sequence[Message]
     ) -> TrialResult:
         if self._killed:
             raise KeyboardInterrupt
@@ -207,7 +207,7 @@ class PersistentRunner(RealRunner):
         until_s = now_s if session.ended_s is None else min(session.ended_s, now_s)
         return max(until_s - self._idle_since_s, 0.0)
 
-    def _force(self, setting: Setting, messages: Sequence[Message]) -> Force:
+    def _force(self, setting: Setting, messages: Sequence[Message]) -> ForcedState:
         """Return how the setting is forced; SettingError where it cannot be."""
         return force_setting(
             setting,
@@ -217,7 +217,7 @@ class PersistentRunner(RealRunner):
             variables=self._variables,
         )
 
-    def _plan(self, command: BenchmarkCommand, wanted: Force) -> LaunchPlan:
+    def _plan(self, command: BenchmarkCommand, wanted: ForcedState) -> LaunchPlan:
         plugin = self._loading(self._plugin) if self._plugin is not None else {}
         return self._launcher.plan(
             command.argv,
@@ -226,7 +226,7 @@ class PersistentRunner(RealRunner):
             files=command.files,
         )
 
-    def _trial(self, wanted: Force, command: BenchmarkCommand) -> TrialResult:
+    def _trial(self, wanted: ForcedState, command: BenchmarkCommand) -> TrialResult:
         limit_s = self._timeouts.limit_s(command.messages)
         failed: LaunchResult | None = None
         for _ in range(2):
@@ -235,7 +235,7 @@ class PersistentRunner(RealRunner):
             if failed is not None:
                 break
             assert self._session is not None, "prepared ranks exist"
-            step = switch(self._now, wanted, self._version)
+            step = plan_transition(self._now, wanted, self._version)
             order = self._order(step, wanted, command)
             if self._session.begin(order):
                 self.switches[step.cost if self._session is before else SwitchCost.PROCESS] += 1
@@ -245,24 +245,24 @@ class PersistentRunner(RealRunner):
         assert failed is not None, "a trial that did not begin has ended"
         return judge(self._benchmark, command, failed, limit_s=limit_s)
 
-    def _prepare(self, wanted: Force, limit_s: float) -> LaunchResult | None:
+    def _prepare(self, wanted: ForcedState, limit_s: float) -> LaunchResult | None:
         """Ensure that ranks run in which `wanted` can take effect; return how they failed to start, else None."""
         session = self._session
         if session is not None:
             aged = time.monotonic() - session.began_s > RENEWED_S
             if not session.is_alive:
                 self._lost(session.kill)
-            elif aged or switch(self._now, wanted, self._version).cost is SwitchCost.PROCESS:
+            elif aged or plan_transition(self._now, wanted, self._version).cost is SwitchCost.PROCESS:
                 self.close()
         while self._session is None:
             if (failed := self._start(wanted, limit_s)) is not None:
                 return failed
             # Ranks that turn out to have an older NCCL were started without what it reads only once.
-            if switch(self._now, wanted, self._version).cost is SwitchCost.PROCESS:
+            if plan_transition(self._now, wanted, self._version).cost is SwitchCost.PROCESS:
                 self.close()
         return None
 
-    def _start(self, wanted: Force, limit_s: float) -> LaunchResult | None:
+    def _start(self, wanted: ForcedState, limit_s: float) -> LaunchResult | None:
         token = secrets.token_hex(32)
         # If this process is killed, its guardian removes the folder.
         with results_folder("ncclt-token-", parent=self._scratch) as folder:
@@ -286,13 +286,13 @@ class PersistentRunner(RealRunner):
             late = time.monotonic() - began_s >= limit_s
             return self._lost(session.kill if late else session.wait_end, timed_out=late)
         self._start_s = time.monotonic() - began_s
-        self._now, self._generations = started(wanted, self._version), itertools.count(1)
+        self._now, self._generations = initial_state(wanted, self._version), itertools.count(1)
         if found := nccl_version(session.environment):
             # An older NCCL than configured rereads less; for a newer one the start variables were chosen as before.
             self._version = min(self._version, NcclVersion.parse(found))
         return None
 
-    def _order(self, step: Switch, wanted: Force, command: BenchmarkCommand) -> dict[str, Any]:
+    def _order(self, step: Transition, wanted: ForcedState, command: BenchmarkCommand) -> dict[str, Any]:
         assert step.cost is not SwitchCost.PROCESS, "what NCCL reads only once was set when the ranks started"
         table = None
         if step.rules is not None:
@@ -328,7 +328,7 @@ class PersistentRunner(RealRunner):
             return 0
         return communicator_shape(rule, nodes=self.cluster.nodes, ranks=self.cluster.world_size)[0]
 
-    def _finish(self, wanted: Force, command: BenchmarkCommand, limit_s: float, *, attest: bool) -> TrialResult:
+    def _finish(self, wanted: ForcedState, command: BenchmarkCommand, limit_s: float, *, attest: bool) -> TrialResult:
         assert self._session is not None, "a trial that has begun has ranks"
         session = self._session
         deadline_s = time.monotonic() + limit_s

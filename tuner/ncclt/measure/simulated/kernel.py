@@ -8,8 +8,8 @@ from ncclt.core.message import Message
 from ncclt.core.setting import Setting, max_channels
 from ncclt.measure.simulated.chunks import BUFFER_BYTES
 from ncclt.measure.simulated.truth import SimulatedKernel
-from ncclt.nccl.cost_model.graph import graph_of
 from ncclt.nccl.cost_model.model import Choice, cell_channels, most_threads, nccl_choice
+from ncclt.nccl.cost_model.topology import build_topology
 
 
 def choice_of(cluster: Cluster, setting: Setting, message: Message) -> Choice | None:
@@ -39,7 +39,7 @@ def kernel_of(cluster: Cluster, setting: Setting, message: Message) -> Simulated
         return SimulatedKernel(
             collective=message.collective, size_bytes=message.size_bytes, buffsize=buffsize, p2p=setting.parameters
         )
-    graph = graph_of(cluster, message.group_size, message.spans_nodes)
+    graph = build_topology(cluster, message.group_size, message.spans_nodes)
     return SimulatedKernel(
         collective=message.collective,
         size_bytes=message.size_bytes,
@@ -53,7 +53,7 @@ def kernel_of(cluster: Cluster, setting: Setting, message: Message) -> Simulated
 
 
 def _channels(cluster: Cluster, setting: Setting, message: Message, choice: Choice) -> int:
-    graph = graph_of(cluster, message.group_size, message.spans_nodes)
+    graph = build_topology(cluster, message.group_size, message.spans_nodes)
     if setting.channels is None:
         factor = cluster.calibration.channels if cluster.calibration else 1.0
         return min(max(1, round(choice.channels * factor)), max_channels(cluster.version))

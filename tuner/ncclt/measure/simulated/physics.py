@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from ncclt.core.algorithms import Protocol
 from ncclt.core.cluster import Cluster
-from ncclt.nccl.cost_model.graph import Graph, graph_of, nics_of
+from ncclt.nccl.cost_model.topology import Topology, build_topology, nics_of
 
 _LL, _LL128, _SIMPLE = Protocol.LL, Protocol.LL128, Protocol.SIMPLE
 
@@ -47,7 +47,7 @@ class Physics:
         extra_us: what is timed beside the call, such as a computation.
     """
 
-    graph: Graph
+    graph: Topology
     base_us: dict[Protocol, float]
     intra_us: dict[Protocol, float]
     inter_us: dict[Protocol, float]
@@ -143,8 +143,8 @@ _BRIDGE_POWER = 1.7
 
 @lru_cache(maxsize=1024)
 def physics_of(cluster: Cluster, group_size: int = 0, spans_nodes: bool = False) -> Physics:
-    """Return the physics of a communicator; arguments as in `nccl.cost_model.graph.graph_of`."""
-    graph = graph_of(cluster, group_size, spans_nodes)
+    """Return the physics of a communicator; arguments as in `nccl.cost_model.topology.graph_of`."""
+    graph = build_topology(cluster, group_size, spans_nodes)
     nvlink, hopper = graph.nvlink, graph.generation >= 2
     kind = ("hopper" if hopper else "ampere") if nvlink else cluster.link_class
     ll, ll128, tree = _SHARE[kind]
@@ -178,7 +178,7 @@ def physics_of(cluster: Cluster, group_size: int = 0, spans_nodes: bool = False)
     )
 
 
-def _link_gbps(cluster: Cluster, graph: Graph) -> float:
+def _link_gbps(cluster: Cluster, graph: Topology) -> float:
     """Return what one GPU sends to its peers with all channels busy."""
     share = _LINK_SHARE[cluster.link_class][graph.generation >= 2]
     gbps = cluster.link_gbps * share

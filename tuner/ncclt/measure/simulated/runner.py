@@ -17,7 +17,7 @@ from ncclt.measure.simulated.faults import DETAIL, NO_FAULTS, Faults
 from ncclt.measure.simulated.kernel import choice_of
 from ncclt.measure.simulated.noise import noise_of
 from ncclt.measure.simulated.truth import MODELLED
-from ncclt.nccl.cost_model.graph import graph_of
+from ncclt.nccl.cost_model.topology import build_topology
 
 _SAMPLES = 5
 """Samples per message and launch: enough for a median that ignores one outlier."""
@@ -128,7 +128,7 @@ class SimulatedRunner:
         reaching = setting.applied_to(message.collective, version=self.cluster.version)
         if reaching.protocol is not Protocol.LL128:
             return 0
-        part = graph_of(self.cluster, message.group_size, message.spans_nodes).cluster
+        part = build_topology(self.cluster, message.group_size, message.spans_nodes).cluster
         return 0 if ll128_is_automatic(part) else 16
 
 

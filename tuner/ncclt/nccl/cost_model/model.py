@@ -1,8 +1,9 @@
-"""What NCCL itself would choose: a port of its cost model.
+"""NCCL's cost model, ported: the algorithm, protocol and channels that the NCCL default uses.
 
 Source: NVIDIA/nccl 2.30.7 graph/tuning.cc (bandwidth :288-383, latency :384-436, time :630-655) and enqueue.cc
 (topoGetAlgoInfo, channels and threads; scheduleCollTasksToPlan, cells). Inputs that NCCL takes from its graph search
-are estimates, see `graph`. CollNet is not modelled: it needs a SHARP plugin that ncclt cannot see. Not tested on a GPU.
+are estimates, see `topology`. CollNet is not modelled: it needs a SHARP plugin that ncclt cannot see. Not tested on a
+GPU.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from ncclt.core.algorithms import LEGAL, Algorithm, Protocol, available_algorith
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective
 from ncclt.nccl.cost_model import tables as tables
-from ncclt.nccl.cost_model.graph import Graph, graph_of
+from ncclt.nccl.cost_model.topology import Topology, build_topology
 
 _NVLS = (Algorithm.NVLS, Algorithm.NVLS_TREE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What NCCL runs a message with.
+    """Choice of NCCL for a message.
 
     Attributes:
         algorithm, protocol: the cheapest combination of those allowed.
@@ -56,7 +57,7 @@ def predicted_us(
         group_size: ranks of the communicator; 0 = the whole job.
         spans_nodes: whether a smaller group spans nodes.
     """
-    graph = graph_of(cluster, group_size, spans_nodes)
+    graph = build_topology(cluster, group_size, spans_nodes)
     if algorithm not in available_algorithms(collective, graph.cluster):
         return None
     if protocol not in available_protocols(collective, algorithm, graph.cluster):
@@ -76,7 +77,7 @@ def nccl_choice(
     protocol: Protocol | None = None,
     max_threads: int | None = None,
 ) -> Choice | None:
-    """Return what NCCL would run a message with, given what is forced.
+    """Return NCCL's choice for a message under what is forced.
 
     Args:
         collective, size_bytes, cluster, group_size, spans_nodes: as in `predicted_us`.
@@ -89,7 +90,7 @@ def nccl_choice(
         The cheapest choice, or None where NCCL has none: it then refuses the call ("no algorithm/protocol available").
         send_recv and all_to_all never have one.
     """
-    graph = graph_of(cluster, group_size, spans_nodes)
+    graph = build_topology(cluster, group_size, spans_nodes)
     best: tuple[float, Algorithm, Protocol] | None = None
     for candidate in available_algorithms(collective, graph.cluster):
         if algorithm is None and candidate is Algorithm.TREE and size_bytes > _most_tree_bytes(cluster):
@@ -114,14 +115,14 @@ def _most_tree_bytes(cluster: Cluster) -> float:
 
 
 def channels_taken(
-    collective: Collective, algorithm: Algorithm, protocol: Protocol, size_bytes: int, graph: Graph
+    collective: Collective, algorithm: Algorithm, protocol: Protocol, size_bytes: int, graph: Topology
 ) -> int:
-    """Return how many channels NCCL itself uses; arguments as in `call_us`."""
+    """Return the number of channels that NCCL itself uses; arguments as in `call_us`."""
     return _channels_and_threads(collective, algorithm, protocol, size_bytes, graph, None)[0]
 
 
 def cell_channels(collective: Collective, protocol: Protocol, size_bytes: int, ranks: int, channels: int) -> int:
-    """Return how many of the channels the scheduler fills: each gets at least 32 KiB of traffic.
+    """Return the number of channels that the scheduler fills: each gets at least 32 KiB of traffic.
 
     Source: enqueue.cc, scheduleCollTasksToPlan: traffic per byte is 2 for all_reduce, the ranks for all_gather and
     reduce_scatter, else 1; LL counts four times.
@@ -148,7 +149,9 @@ def _protocols(
     return (forced,) if forced in LEGAL[collective][algorithm] else ()
 
 
-def _time_us(collective: Collective, algorithm: Algorithm, protocol: Protocol, size_bytes: int, graph: Graph) -> float:
+def _time_us(
+    collective: Collective, algorithm: Algorithm, protocol: Protocol, size_bytes: int, graph: Topology
+) -> float:
     costs = _latency_and_bandwidth(collective, algorithm, protocol, graph)
     return call_us(collective, algorithm, protocol, size_bytes, graph, costs)
 
@@ -158,7 +161,7 @@ def call_us(
     algorithm: Algorithm,
     protocol: Protocol,
     size_bytes: int,
-    graph: Graph,
+    graph: Topology,
     costs: tuple[float, float],
 ) -> float:
     """Return NCCL's time for one size from the costs of an algorithm and protocol, µs (tuning.cc, ncclTopoGetAlgoTime).
@@ -180,7 +183,7 @@ def call_us(
 
 @lru_cache(maxsize=4096)
 def _latency_and_bandwidth(
-    collective: Collective, algorithm: Algorithm, protocol: Protocol, graph: Graph
+    collective: Collective, algorithm: Algorithm, protocol: Protocol, graph: Topology
 ) -> tuple[float, float]:
     """Return (latency µs, algorithm bandwidth 1e9 bytes/s)."""
     ranks, steps = graph.ranks, ring_steps(collective, graph.ranks)
@@ -205,7 +208,7 @@ def _bus_to_algorithm(collective: Collective, algorithm: Algorithm, ranks: int, 
     return 0.5 if collective is Collective.ALL_REDUCE else 1.0
 
 
-def _bus_gbps(collective: Collective, algorithm: Algorithm, protocol: Protocol, graph: Graph) -> float:
+def _bus_gbps(collective: Collective, algorithm: Algorithm, protocol: Protocol, graph: Topology) -> float:
     row, column = graph.generation, min(graph.nodes, 3) - 1
     ll_row = row if graph.nodes == 1 else int(graph.cluster.cpu == "amd")
     ll_max = tables.LL_MAX_GBPS[ll_row][column]
@@ -231,7 +234,7 @@ def _bus_gbps(collective: Collective, algorithm: Algorithm, protocol: Protocol, 
     return bus
 
 
-def _nvls_bus_gbps(collective: Collective, algorithm: Algorithm, graph: Graph) -> float:
+def _nvls_bus_gbps(collective: Collective, algorithm: Algorithm, graph: Topology) -> float:
     row, column, heads = graph.generation, min(graph.nodes, 3) - 1, graph.nvls_heads
     directions = 2.0 if collective is Collective.ALL_REDUCE else (graph.per_node - 1) / graph.per_node
     gbps = graph.nvls_gbps * tables.NVLS_EFFICIENCY[row] * (heads - 1) / heads * directions
@@ -243,7 +246,7 @@ def _nvls_bus_gbps(collective: Collective, algorithm: Algorithm, graph: Graph) -
     return max(heads * gbps, 1e-3)
 
 
-def _latency_us(collective: Collective, algorithm: Algorithm, protocol: Protocol, graph: Graph, steps: int) -> float:
+def _latency_us(collective: Collective, algorithm: Algorithm, protocol: Protocol, graph: Topology, steps: int) -> float:
     p = tables.PROTOCOL_ORDER.index(protocol)
     row = tables.NVLINK_US if graph.nvlink else tables.PCI_US
     intra = row[algorithm][p]
@@ -271,7 +274,7 @@ def _channels_and_threads(
     algorithm: Algorithm,
     protocol: Protocol,
     size_bytes: int,
-    graph: Graph,
+    graph: Topology,
     max_threads: int | None,
 ) -> tuple[int, int]:
     """Return (channels, threads): fewer of both for small messages, then cells of 32 KiB of traffic."""
@@ -290,7 +293,7 @@ def _channels_and_threads(
     return cell_channels(collective, protocol, size_bytes, graph.ranks, channels), threads
 
 
-def most_threads(algorithm: Algorithm, protocol: Protocol, graph: Graph, max_threads: int | None) -> int:
+def most_threads(algorithm: Algorithm, protocol: Protocol, graph: Topology, max_threads: int | None) -> int:
     """Return the threads of a channel whose data keep all of them busy; `max_threads` as in `nccl_choice`."""
     if algorithm in _NVLS or protocol is Protocol.LL128:
         return 640

@@ -14,11 +14,11 @@ from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.printed_costs import PrintedCosts, PrintedTable
-from ncclt.nccl.cost_model.graph import Graph, graph_of
 from ncclt.nccl.cost_model.model import call_us
+from ncclt.nccl.cost_model.topology import Topology, build_topology
 
 
-class Pick(NamedTuple):
+class TableChoice(NamedTuple):
     """The cheapest algorithm and protocol for a message, and their predicted time, µs."""
 
     algorithm: Algorithm
@@ -26,22 +26,22 @@ class Pick(NamedTuple):
     time_us: float
 
 
-def table_of(costs: PrintedCosts, message: Message, cluster: Cluster) -> PrintedTable | None:
+def find_table(costs: PrintedCosts, message: Message, cluster: Cluster) -> PrintedTable | None:
     """Return the table of the communicator that sends a message; None = it was not printed."""
-    graph = graph_of(cluster, message.group_size, message.spans_nodes)
+    graph = build_topology(cluster, message.group_size, message.spans_nodes)
     return next((t for t in costs.tables if (t.ranks, t.nodes) == (graph.ranks, graph.nodes)), None)
 
 
-def pick(
+def predict_choice(
     table: PrintedTable,
     collective: Collective,
     size_bytes: int,
-    graph: Graph,
+    graph: Topology,
     *,
     algorithm: Algorithm | None = None,
     protocol: Protocol | None = None,
-) -> Pick | None:
-    """Return what NCCL would run a message with, given what is forced; None where the table has nothing for it.
+) -> TableChoice | None:
+    """Return NCCL's choice for a message under what is forced; None where the table has nothing for it.
 
     Args:
         table: of the communicator.
@@ -50,7 +50,7 @@ def pick(
         algorithm, protocol: the only ones allowed; None = any.
     """
     known = replace(graph, ranks=table.ranks, nodes=table.nodes, channels=table.channels or graph.channels)
-    best: Pick | None = None
+    best: TableChoice | None = None
     for cost in table.costs:
         allowed = algorithm in (None, cost.algorithm) and protocol in (None, cost.protocol)
         if cost.collective is not collective or not allowed:
@@ -59,5 +59,5 @@ def pick(
         time_us = call_us(collective, cost.algorithm, cost.protocol, size_bytes, known, costs)
         # The first of equal ones, like NCCL up to 2.30.
         if best is None or time_us < best.time_us:
-            best = Pick(cost.algorithm, cost.protocol, time_us)
+            best = TableChoice(cost.algorithm, cost.protocol, time_us)
     return best

@@ -156,7 +156,7 @@ def library_version(line: str) -> str:
 
 
 def mentions_graphs(line: str) -> bool:
-    """Return whether a line mentions CUDA graphs or capturing a stream into one."""
+    """Return True if a line mentions CUDA graphs or capturing a stream into one."""
     return _GRAPH.search(line) is not None
 
 

@@ -1,4 +1,4 @@
-"""What NCCL's log says about a start: processes, ranks, connections between them, and what NCCL disabled."""
+"""Facts of NCCL's log about a start: processes, ranks, connections between them, and disabled features."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class RankStart:
 
     @property
     def has_only_costs(self) -> bool:
-        """Return whether nothing but a cost table was logged, as without the subsystem INIT."""
+        """Return True if nothing but a cost table was logged, as without the subsystem INIT."""
         return bool(self.costs) and self.rank is None and not (self.channels or self.by_ends or self.graphs)
 
     @property
@@ -238,7 +238,7 @@ class LogFacts:
 
     @property
     def tells_starts(self) -> bool:
-        """Return whether the log holds lines of communicators that start."""
+        """Return True if the log holds lines of communicators that start."""
         return any(start.connections or start.rank is not None or start.channels for start in self.starts)
 
     @property
@@ -248,7 +248,7 @@ class LogFacts:
 
     @property
     def nvlink_ends(self) -> frozenset[str]:
-        """Return where NVLinks lead: `NVS` = NVSwitch, `GPU` = another GPU."""
+        """Return the ends of NVLinks: `NVS` = NVSwitch, `GPU` = another GPU."""
         return frozenset(link.end for link in self.links if link.kind == "NVL" and link.end in ("NVS", "GPU"))
 
     def transports(self) -> dict[str, int]:

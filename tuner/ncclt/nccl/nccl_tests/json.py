@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ncclt.errors import BenchmarkError
-from ncclt.nccl.nccl_tests.form import find_collective
-from ncclt.nccl.nccl_tests.result import NcclTest, NcclTestRow, NcclTestTiming, count_hosts
+from ncclt.nccl.nccl_tests.result import NcclTest, NcclTestRow, NcclTestTiming, count_hosts, find_collective
 
 NEWEST = 3
 """The newest version of the file that ncclt knows."""

@@ -1,4 +1,4 @@
-"""Why a run of nccl-tests has no result, read from what it and its launcher printed."""
+"""Reason why a run of nccl-tests has no result, from its output and its launcher's."""
 
 from __future__ import annotations
 

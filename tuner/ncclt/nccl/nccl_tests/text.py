@@ -13,9 +13,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ncclt.errors import BenchmarkError
-from ncclt.nccl.nccl_tests.form import find_collective, ranks_of_rows
 from ncclt.nccl.nccl_tests.reason import failure_reason, named_reason
-from ncclt.nccl.nccl_tests.result import NcclTest, NcclTestRow, NcclTestTiming, count_hosts
+from ncclt.nccl.nccl_tests.result import (
+    NcclTest,
+    NcclTestRow,
+    NcclTestTiming,
+    count_hosts,
+    find_collective,
+    ranks_of_rows,
+)
 from ncclt.nccl.run_facts import RunFacts, RunFactsReader, logged_variable, logged_version
 
 _VERSION = re.compile(r"#\s*nccl-tests version\s+(\S+)")

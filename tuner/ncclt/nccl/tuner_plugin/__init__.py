@@ -37,7 +37,7 @@ def find(environ: Mapping[str, str] = os.environ) -> Path | None:
 
 
 def user_library(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return where `ncclt admin plugin build` puts the plugin: by version, so that none outlives its ncclt."""
+    """Return the path that `ncclt admin plugin build` writes: by version, so that none outlives its ncclt."""
     data = environ.get("XDG_DATA_HOME") or ""
     base = Path(data) if Path(data).is_absolute() else Path(with_home(environ)["HOME"]) / ".local/share"
     return base / "ncclt" / "plugin" / f"{__version__}-{os.uname().machine}" / LIBRARY_NAME

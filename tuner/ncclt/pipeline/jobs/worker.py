@@ -264,8 +264,8 @@ class JobWorker:
         if published is not None:
             ended = published.table.verdict.reason
             place = self._patiently(lambda: self._store.revisions.publication(published.id))
-            if place is not None and place.words:
-                ended = f"{ended}. {place.words}"
+            if place is not None and place.message:
+                ended = f"{ended}. {place.message}"
         result = JobResult(
             state=state,
             reason=why or ended,

@@ -14,8 +14,8 @@ from ncclt.core.message import Collective, Message, bus_factor
 from ncclt.core.trial import Measurement
 from ncclt.core.workload import Workload
 from ncclt.errors import UsageError
-from ncclt.nccl.cost_model.graph import graph_of
 from ncclt.nccl.cost_model.model import nccl_choice
+from ncclt.nccl.cost_model.topology import build_topology
 
 OPERATIONS = 6
 """Operations of the model per parameter and token of a training step: 2 forward and 4 backward (Narayanan et al. 2021,
@@ -118,7 +118,7 @@ def link_busbw_gbps(cluster: Cluster, message: Message) -> float:
     all_to_all and send_recv each GPU has its own share of them. Groups side by side share the ports of their nodes.
     Trees can do better: between two nodes a byte crosses once there, and not 2 (n-1)/n times.
     """
-    graph = graph_of(cluster, message.group_size, message.spans_nodes)
+    graph = build_topology(cluster, message.group_size, message.spans_nodes)
     link = cluster.link_gbps
     if cluster.link_class == "nvlink" and graph.per_node > 1:
         # Direct links: those to GPUs outside of the group stay idle.

@@ -74,7 +74,7 @@ def _agree_over(distributed: Any, inits: int) -> None:
 
 
 def look_around(environ: Mapping[str, str]) -> tuple[dict[str, str], Callable[[int], object]]:
-    """Return what this rank has loaded, and the function that tells its plugin the decision."""
+    """Load the plugin of this rank; return its facts and the function that passes it the decision."""
     facts = dict.fromkeys((name for name, _ in _COMPARED), "")
     facts["host"], facts["problem"] = os.uname().nodename, ""
     if environ.get("NCCLT_AGREEMENT") != "hook":

@@ -216,7 +216,7 @@ def group_variables(message: Message, *, world_size: int, features: NcclTestsFea
     nccl-tests runs one communicator per group and prints the rows of the group of rank 0, with the mean time over all
     groups (common.cu, Allreduce over MPI_COMM_WORLD). Groups inside a node are neighbours: `DIV`. Groups across nodes
     take every n-th rank, so they span as many nodes as possible, as the cost model assumes
-    (nccl/cost_model/graph.py): `MOD`.
+    (nccl/cost_model/topology.py): `MOD`.
 
     Args:
         message: with its group size known.

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from ncclt.deliver.agreement import (
+from ncclt.deliver.job_info import JobInfo
+from ncclt.deliver.shared_decision import (
     REUSE_S,
     await_decision,
+    check_shared_folder,
     decide,
     find_decision,
-    usable_folder,
 )
-from ncclt.deliver.job_info import JobInfo
 from ncclt.errors import StoreError, UsageError
 
 JOB = JobInfo(name="Slurm step 7.0 start 0")
@@ -29,7 +29,7 @@ ASKED = "bert on leonardo, nodes 2"
 PROPOSER = """
 import sys, time
 from pathlib import Path
-from ncclt.deliver.agreement import decide
+from ncclt.deliver.shared_decision import decide
 from ncclt.deliver.job_info import JobInfo
 folder, number = Path(sys.argv[1]), sys.argv[2]
 (folder / f"ready-{number}").touch()
@@ -41,7 +41,7 @@ print(decide(folder, JobInfo(name="j"), question="q", content={"proposal": numbe
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from ncclt.deliver.agreement import decide
+from ncclt.deliver.shared_decision import decide
 from ncclt.deliver.job_info import JobInfo
 link = Path.hardlink_to
 def killed(self, target):
@@ -217,7 +217,7 @@ def unwritable(tmp_path, monkeypatch):
     def refused(*_args, **_options):
         raise PermissionError(13, "Permission denied")
 
-    return lambda: monkeypatch.setattr("ncclt.deliver.agreement.tempfile.mkstemp", refused)
+    return lambda: monkeypatch.setattr("ncclt.deliver.shared_decision.tempfile.mkstemp", refused)
 
 
 def test_who_cannot_write_follows_or_does_not_start(tmp_path, unwritable):
@@ -265,7 +265,7 @@ def test_a_decision_that_stays_unseen_starts_nothing(tmp_path, monkeypatch):
 
 def test_a_folder_that_is_not_here_is_not_made(tmp_path):
     with pytest.raises(StoreError, match="is not on"):
-        usable_folder(tmp_path / "missing")
+        check_shared_folder(tmp_path / "missing")
     assert not (tmp_path / "missing").exists()
 
 
@@ -277,14 +277,14 @@ def test_a_folder_that_cannot_be_reached_is_no_crash(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "stat", refused)
     with pytest.raises(StoreError, match=r"cannot be reached on .*Permission denied"):
-        usable_folder(tmp_path)
+        check_shared_folder(tmp_path)
 
 
 def test_a_mount_point_is_refused(tmp_path):
     (tmp_path / "link").symlink_to("/proc")
     for path in (Path("/proc"), tmp_path / "link"):
         with pytest.raises(UsageError, match="mount point"):
-            usable_folder(path)
+            check_shared_folder(path)
 
 
 def test_a_link_to_a_folder_on_another_file_system_is_no_mount_point(tmp_path):
@@ -292,7 +292,7 @@ def test_a_link_to_a_folder_on_another_file_system_is_no_mount_point(tmp_path):
     other = next(one for one in ("/dev/shm", "/var/tmp") if Path(one).stat().st_dev != tmp_path.stat().st_dev)
     with tempfile.TemporaryDirectory(dir=other) as elsewhere:
         (tmp_path / "link").symlink_to(elsewhere)
-        assert usable_folder(tmp_path / "link") == Path(elsewhere)
+        assert check_shared_folder(tmp_path / "link") == Path(elsewhere)
 
 
 def test_the_document_is_json_for_people_who_look(tmp_path):

@@ -1,4 +1,4 @@
-"""What NCCL's graph search would find on a cluster: the inputs of its cost model, estimated.
+"""Inputs of NCCL's cost model for a cluster: estimated results of its graph search.
 
 The search itself needs the machine. Here each input is derived from the fields of a `Cluster`, by the rules that
 graph/search.cc and graph/connect.cc follow on regular machines; every rule is an estimate and is explained where it is
@@ -20,7 +20,7 @@ _MOST_GRAPH_CHANNELS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Graph:
+class Topology:
     """Ranks of one communicator and the channels that NCCL would build for it.
 
     Attributes:
@@ -59,7 +59,7 @@ class Graph:
 
 
 @lru_cache(maxsize=1024)
-def graph_of(cluster: Cluster, group_size: int = 0, spans_nodes: bool = False) -> Graph:
+def build_topology(cluster: Cluster, group_size: int = 0, spans_nodes: bool = False) -> Topology:
     """Estimate the graph of a communicator.
 
     Args:
@@ -91,7 +91,7 @@ def graph_of(cluster: Cluster, group_size: int = 0, spans_nodes: bool = False) -
     if speed >= 25 and not slow_hopper:
         channels, speed, tree_speed = channels * 2, speed / 2, tree_speed / 2
     nics = nics_of(cluster, per_node)
-    return Graph(
+    return Topology(
         cluster=part,
         ranks=ranks,
         nodes=nodes,

@@ -66,7 +66,7 @@ def attest(delivered: DeliveredPolicy, seen: Observed, *, created: str) -> Attes
         rows[_row(use, rules, causes)] += use.calls
     counted = [replace(row, calls=calls) for row, calls in rows.items()]
     calls = {state: sum(row.calls for row in counted if row.state is state) for state in RowState}
-    counted += [_unmet(rule) for rule in delivered.policy.rules if rule not in met]
+    counted += [_unmet_row(rule) for rule in delivered.policy.rules if rule not in met]
     effect, reason = _judge(delivered, seen, calls, causes)
     attestation = Attestation(
         id="",
@@ -79,7 +79,7 @@ def attest(delivered: DeliveredPolicy, seen: Observed, *, created: str) -> Attes
         calls_as_wanted=calls[RowState.AS_WANTED],
         calls_differing=calls[RowState.DIFFERS],
         calls_unruled=unruled,
-        rows=_kept(counted),
+        rows=_select_rows(counted),
         sources=seen.sources,
         hosts=seen.hosts,
         notes=(*seen.notes, *_notes(counted)),
@@ -90,7 +90,7 @@ def attest(delivered: DeliveredPolicy, seen: Observed, *, created: str) -> Attes
 
 
 def has_our_plugin(tuner_lines: Iterable[str]) -> bool:
-    """Return whether NCCL's log shows ncclt's plugin loaded; its path alone, as in `Could not find`, does not count."""
+    """Return True if NCCL's log shows ncclt's plugin loaded; its path alone, as in `Could not find`, does not count."""
     return any(line.startswith(OWN_LINE) or _USING.search(line) for line in tuner_lines)
 
 
@@ -144,7 +144,7 @@ def _rules_for(use: ObservedCall, delivered: DeliveredPolicy) -> list[Rule]:
 
 def _row(use: ObservedCall, rules: list[Rule], causes: list[str]) -> MessageOutcome:
     """Return the row of a call, without the number of calls."""
-    wanted = " or ".join(dict.fromkeys(_wish(rule) for rule in rules))
+    wanted = " or ".join(dict.fromkeys(_wanted_choice(rule) for rule in rules))
     row = MessageOutcome(
         collective=use.collective,
         size_bytes=use.size_bytes,
@@ -163,7 +163,7 @@ def _row(use: ObservedCall, rules: list[Rule], causes: list[str]) -> MessageOutc
             why = use.remark or why or "the table that the job used has no row for it"
             return replace(row, used="", reason=why)
         case _:
-            fits = [_fits(use, rule) for rule in rules]
+            fits = [_matches_rule(use, rule) for rule in rules]
     if all(fits):
         return replace(row, state=RowState.AS_WANTED)
     if any(fits) or use.size_bytes == 0:
@@ -174,8 +174,8 @@ def _row(use: ObservedCall, rules: list[Rule], causes: list[str]) -> MessageOutc
     return replace(row, reason=why or "NCCL chose otherwise")
 
 
-def _fits(use: ObservedCall, rule: Rule) -> bool:
-    """Return whether a call used what a rule wants.
+def _matches_rule(use: ObservedCall, rule: Rule) -> bool:
+    """Return True if a call used the choice of a rule.
 
     Fewer channels than requested are right: NCCL's scheduler gives small and grouped calls fewer, and nothing can
     prevent that (src/enqueue.cc). More are a different choice. What the plugin requested must be equal.
@@ -223,7 +223,7 @@ def _causes(delivered: DeliveredPolicy, seen: Observed) -> list[str]:
 
 
 def _refuses(line: str, groups: Collection[int]) -> bool:
-    """Return whether the plugin says that it did not use a table that has rows for such a communicator."""
+    """Return True if the plugin logs that it did not use a table that has rows for such a communicator."""
     if not line.startswith(OWN_LINE) or _NOT_USED not in line:
         return False
     other = _OF_OTHER_RANKS.search(line)
@@ -274,18 +274,18 @@ def _judge_variables(delivered: DeliveredPolicy, seen: Observed, why: str) -> tu
     return (Effect.PARTLY if right else Effect.NOT_AT_ALL), f"{said}{why}"
 
 
-def _wish(rule: Rule) -> str:
+def _wanted_choice(rule: Rule) -> str:
     parts = [rule.algorithm.value if rule.algorithm else "*", rule.protocol.value if rule.protocol else "*"]
     return "/".join([*parts, str(rule.channels)] if rule.channels else parts)
 
 
-def _unmet(rule: Rule) -> MessageOutcome:
+def _unmet_row(rule: Rule) -> MessageOutcome:
     end = "any size" if rule.max_bytes is None else format_bytes(rule.max_bytes)
     return MessageOutcome(
         collective=rule.collective,
         size_bytes=0,
         group_size=rule.group_size,
-        wanted=_wish(rule),
+        wanted=_wanted_choice(rule),
         used="",
         calls=0,
         state=RowState.NOT_SEEN,
@@ -293,7 +293,7 @@ def _unmet(rule: Rule) -> MessageOutcome:
     )
 
 
-def _kept(rows: Iterable[MessageOutcome]) -> tuple[MessageOutcome, ...]:
+def _select_rows(rows: Iterable[MessageOutcome]) -> tuple[MessageOutcome, ...]:
     ordered = sorted(
         rows,
         key=lambda r: (_ORDER.index(r.state), -r.calls * max(r.size_bytes, 1), r.collective, r.size_bytes, r.used),

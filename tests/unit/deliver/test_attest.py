@@ -20,7 +20,7 @@ from ncclt.core.attestation import (
 from ncclt.core.message import Collective
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import Policy, Rule
-from ncclt.deliver.effect import attest, policy_of_variables
+from ncclt.deliver.attest import attest, policy_of_variables
 from ncclt.errors import InputError
 
 KIB, MIB = 1 << 10, 1 << 20

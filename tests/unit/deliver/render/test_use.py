@@ -9,7 +9,7 @@ from ncclt.core.attestation import Form
 from ncclt.core.message import Collective
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.recommendation import Decision, PolicyVerdict, Verdict
-from ncclt.deliver.use import use_of
+from ncclt.deliver.render.delivery import choose_form
 from ncclt.testing.samples import sample_recommendation
 
 RING = Policy(rules=(Rule(collective=Collective.ALL_REDUCE, algorithm=Algorithm.RING, protocol=Protocol.SIMPLE),))
@@ -42,7 +42,7 @@ TABLE = judged(PER_SIZE, Decision.TUNED)
 )
 def test_the_form_is_chosen_by_what_was_proven(table, variables, form):
     """Variables where their speed-up is within the table's interval; never what was not proven."""
-    used = use_of(replace(MEASURED, table=table, variables=variables))
+    used = choose_form(replace(MEASURED, table=table, variables=variables))
     assert used.form is form
     assert used.proven == (variables if form is Form.VARIABLES else table)
     begins = {Form.TABLE: "ncclt run --cluster ", Form.VARIABLES: 'eval "$(ncclt env --cluster '}
@@ -52,18 +52,18 @@ def test_the_form_is_chosen_by_what_was_proven(table, variables, form):
 def test_the_command_names_job_and_store_and_builds_what_is_missing():
     found = replace(MEASURED, cluster="my pair")
     place = found.fingerprint
-    used = use_of(found, source=" --storage sqlite:////s.db", build=True)
+    used = choose_form(found, source=" --storage sqlite:////s.db", build=True)
     assert used.command == (
         f"ncclt admin plugin build && ncclt run --cluster 'my pair' --model toy --nodes 2 --gpus-per-node "
         f"{place.gpus_per_node} --nccl-version {place.nccl_version} --storage sqlite:////s.db "
         f"--shared . --job NAME -- torchrun --nnodes=2 --nproc-per-node={place.gpus_per_node} train.py"
     )
-    assert "plugin build" not in use_of(replace(found, variables=judged(RING, Decision.TUNED)), build=True).command
+    assert "plugin build" not in choose_form(replace(found, variables=judged(RING, Decision.TUNED)), build=True).command
 
 
 @pytest.mark.parametrize("elsewhere", [{"simulated": True, "launcher": "simulate"}, {"launcher": "replay"}])
 def test_a_demonstration_names_no_command(elsewhere):
-    used = use_of(replace(MEASURED, **elsewhere))
+    used = choose_form(replace(MEASURED, **elsewhere))
     assert (used.form, used.command) == (Form.TABLE, "")
     assert used.why.endswith("timings are a demonstration")
 
@@ -74,10 +74,10 @@ def test_what_cannot_be_used_says_why():
     stale = replace(found, stale="the driver changed")
     only_process_wide = replace(found, table=judged(Policy(parameters=(("BUFFSIZE", 1 << 20),)), Decision.TUNED))
     for one, why in (
-        (old, "NCCL 2.18.3 cannot load"),
+        (old, "or later, not 2.18.3"),
         (stale, "the driver changed"),
         (only_process_wide, "process-wide"),
     ):
-        used = use_of(one)
+        used = choose_form(one)
         assert (used.form, used.command) == (None, "")
         assert why in used.why

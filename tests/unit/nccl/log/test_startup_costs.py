@@ -13,9 +13,9 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective
 from ncclt.errors import InputError
 from ncclt.health.doctor.files import printed_costs_of_file
-from ncclt.nccl.cost_model.graph import graph_of
-from ncclt.nccl.cost_model.printed import pick
-from ncclt.nccl.log.printed_costs import read_printed_costs
+from ncclt.nccl.cost_model.printed import predict_choice
+from ncclt.nccl.cost_model.topology import build_topology
+from ncclt.nccl.log.startup import read_printed_costs
 
 HEAD = "  Algorithm   |  Tree  |  Ring  |"
 ROW = "    AllReduce |     8.0/  61.1 |    16.5/   0.0 |    16.4/ 232.2 |     7.8/ 141.0 |    17.8/ 331.2 |    15.2/ 360.0 |"  # noqa: E501
@@ -195,5 +195,5 @@ def test_real_tables_tell_what_nccl_chose_in_the_same_log(log, before, cluster, 
     for (name, size), pair in chosen.items():
         # The line counts the bytes of one rank, the tuner those of all.
         full = size * (cluster.world_size if name in ("AllGather", "ReduceScatter") else 1)
-        found = pick(costs.tables[0], Collective(words[name]), full, graph_of(cluster))
+        found = predict_choice(costs.tables[0], Collective(words[name]), full, build_topology(cluster))
         assert (found.algorithm, found.protocol) == pair, (name, size)

@@ -63,7 +63,7 @@ class SharedDecision:
         return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.created_s))
 
 
-def usable_folder(folder: Path) -> Path:
+def check_shared_folder(folder: Path) -> Path:
     """Return the folder of decisions in a folder that all nodes share.
 
     Raises:
@@ -111,7 +111,7 @@ def await_participants(folder: Path, job: JobInfo, *, name: str, count: int, wai
     node. Tokens of an earlier job are older than `REUSE_S` by the clock of the file system.
 
     Args:
-        folder: of `usable_folder`.
+        folder: of `check_shared_folder`.
         job: whose processes are counted.
         name: of this process among them.
         count: how many there are.
@@ -154,7 +154,7 @@ def find_decision(folder: Path, job: JobInfo, *, question: str) -> SharedDecisio
         StoreError: it cannot be read, is damaged or another user's, or may be of an earlier job.
         UsageError: the job requested something else.
     """
-    return _newest(folder, job, question)[1]
+    return _find_newest(folder, job, question)[1]
 
 
 def decide(
@@ -179,10 +179,10 @@ def decide(
     Raises:
         StoreError, UsageError: as for `find_decision`; or it cannot be published here, and no other node has done so.
     """
-    path, found = _newest(folder, job, question)
+    path, found = _find_newest(folder, job, question)
     if found is not None:
         return found
-    text = _text(job, question, content, clock())
+    text = _encode(job, question, content, clock())
     if len(text) > MAX_DECISION_BYTES:
         raise StoreError(f"what would be decided has {len(text)} bytes", hint=f"at most {MAX_DECISION_BYTES} are read")
     _publish(path, text)
@@ -216,7 +216,7 @@ def await_decision(folder: Path, job: JobInfo, *, question: str, wait_s: float) 
         pause_s = min(2 * pause_s, 1.0)
 
 
-def _newest(folder: Path, job: JobInfo, question: str) -> tuple[Path, SharedDecision | None]:
+def _find_newest(folder: Path, job: JobInfo, question: str) -> tuple[Path, SharedDecision | None]:
     """Return the file of this job's decision, which may not exist yet, and the decision.
 
     Where a job's name may recur, a decision that is surely an earlier job's is skipped: its successor's name is derived
@@ -265,7 +265,7 @@ def _read(path: Path, job: JobInfo, question: str | None) -> SharedDecision | No
         return None
     except OSError as error:
         raise StoreError(f"the decision {path} cannot be read: {reason(error)}", hint=_DAMAGED) from error
-    decision = _parsed(raw, path)
+    decision = _decode(raw, path)
     if decision.job != job.name:
         raise StoreError(f"{path} is the decision of another job, {decision.job!r}", hint=_DAMAGED)
     return decision if question is None else _same_question(decision, question)
@@ -283,7 +283,7 @@ def _same_question(decision: SharedDecision, question: str) -> SharedDecision:
     return decision
 
 
-def _text(job: JobInfo, question: str, content: Mapping[str, Any], created_s: float) -> bytes:
+def _encode(job: JobInfo, question: str, content: Mapping[str, Any], created_s: float) -> bytes:
     document = {
         "job": job.name,
         "question": question,
@@ -301,7 +301,7 @@ def _digest(body: str) -> str:
     return hashlib.sha256(body.encode()).hexdigest()
 
 
-def _parsed(raw: bytes, path: Path) -> SharedDecision:
+def _decode(raw: bytes, path: Path) -> SharedDecision:
     try:
         outer = json.loads(raw)
         if outer["ncclt_decision"] != DECISION_SCHEMA:
