@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ncclt.core.recommendation import Recommendation
 from ncclt.core.revision import RevisionState, RevisionStatus
-from ncclt.deliver.render.delivery import job_options
+from ncclt.deliver.render.delivery import deliver_table, deliver_variables, job_options
 from ncclt.deliver.render.formats import FORMATS, TABLE_FORMATS, render
 from ncclt.errors import NccltError
 
@@ -99,8 +99,8 @@ def _find_obstacle(found: Recommendation, form: str) -> str:
     """Return the reason why a form sets nothing; empty where it sets something."""
     if found.table.effective.is_default and (found.variables is None or found.variables.effective.is_default):
         return "Keeping the NCCL default"
-    if form == "variables" and not by_variables(found).variables:
+    if form == "variables" and not deliver_variables(found).variables:
         return "Plain variables cannot express the validated policy: use the tuner table"
-    if form == "table" and not by_table(found).rules:
+    if form == "table" and not deliver_table(found).rules:
         return "The validated policy needs no table: use plain variables"
     return ""
