@@ -44,13 +44,13 @@ def test_people_read_the_ceiling_first_and_the_way_to_test_last(command):
     lines = command(advise, *VIT).splitlines()
     assert lines[0] == "vit-l-32 on aws-g6e, 1 x 8 L40S"
     lines = lines[next(i for i, line in enumerate(lines) if line.startswith("Network-bound below")) + 1 :]
-    assert lines[0].startswith("ceiling: 587.00 ms of a step of 701.00 ms (83.7 %) is exposed communication")
+    assert lines[0].startswith("Exposed communication: 587 ms of 701 ms per step (83.7 %)")
     assert "PREDICTED" in lines[1]
     assert lines[-1].strip().startswith("ncclt verify --against")
     text = "\n".join(lines)
     assert "model.register_comm_hook(None, bf16_compress_hook)" in text
     assert "not predicted: static_graph" in text
-    assert "note: the backward pass is not seen" in text
+    assert "note: backward pass not recorded" in text
 
 
 def test_compute_alone_predicts_the_step_itself(command):
@@ -60,7 +60,7 @@ def test_compute_alone_predicts_the_step_itself(command):
     assert document["step"]["low_ms"] < document["step"]["step_ms"] < document["step"]["high_ms"]
     names = [row["change"] for row in document["changes"]]
     assert {"1 node x 8 GPUs", "4 nodes x 8 GPUs"} <= set(names)
-    assert "as predicted" in command(advise, *words)
+    assert "%, predicted)" in command(advise, *words)
 
 
 def test_a_sharded_workload(command):
@@ -77,7 +77,7 @@ def test_a_trace_goes_on_to_its_ceiling_and_to_advice_without_a_cluster(command,
     document = _json(command, "--model", "r50")
     assert document["exposed_ms"] == pytest.approx(10.540, abs=0.001)
     assert not any("nodes" in row["change"] for row in document["changes"])
-    assert any("--cluster NAME predicts other numbers of nodes" in note for note in document["notes"])
+    assert any("--cluster NAME adds predictions for other numbers of nodes" in note for note in document["notes"])
     with pytest.raises(UsageError, match="need --cluster"):
         command(advise, "--model", "r50", "--nodes", "2")
 
@@ -127,7 +127,7 @@ def test_a_trace_of_embeddings_is_read_on_its_sixteen_gpus(command, shared_data)
 def test_without_step_times_it_says_what_to_record(command):
     document = _json(command, "--model", "bert", "--cluster", "dgx-a100")
     assert (document["advice"], document["estimate"]["bound"]) == (None, None)
-    assert "does not know its time per step" in document["no_advice"]
+    assert "lacks the time of a step" in document["no_advice"]
     assert "ncclt profile record --name" in command(advise, "--model", "bert", "--cluster", "dgx-a100")
 
 

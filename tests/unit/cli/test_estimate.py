@@ -57,8 +57,8 @@ def test_the_figures_of_the_fabric_checks_come_out(ready):
 def test_people_read_the_same(ready):
     words = ("--tflops", "297", "--tokens-per-step", "32768")
     out = ready(advise, "--model", "seven", "--cluster", "fabric", *words)
-    assert "communication: 420 ms per step" in out
-    assert "compute: 290 ms per step (6 operations per parameter and token: " in out
+    assert "Communication: 420 ms per step" in out
+    assert "Compute: 290 ms per step (6 operations per parameter and token: " in out
     assert "7,000,000,000 parameters x 32,768 tokens / 16 GPUs = 86 TFLOP, at 297 TFLOP/s)" in out
     assert "Network-bound: 420 ms/step with full overlap, 710 ms with none" in out
     assert "Network-bound below 181 GB/s bus bandwidth" in out
@@ -99,7 +99,7 @@ def test_compute_can_be_given_or_stay_unknown(ready):
     assert _ask(ready, "--compute-ms", "500")["bound"] == "compute"
     document = _ask(ready)
     assert (document["compute_s"], document["bound"], document["turning_busbw_gbps"]) == (None, None, None)
-    assert "compute: not known" in ready(advise, "--model", "seven", "--cluster", "fabric")
+    assert "Compute: unknown" in ready(advise, "--model", "seven", "--cluster", "fabric")
 
 
 def test_a_recording_tells_its_compute(ready):

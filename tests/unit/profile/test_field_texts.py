@@ -79,7 +79,7 @@ def test_forced_variables_are_told(shared_data):
     for name in ("15a_forced_by_command_line.log", "15b_forced_in_nccl_log.log"):
         origin = read_workload(shared_data / "field" / name, name="x").provenance
         assert origin.detail["nccl_variables"] == "NCCL_ALGO=Tree NCCL_PROTO=LL"
-        assert any("what ran is forced" in note for note in origin.notes)
+        assert any("times are of this forced setting" in note for note in origin.notes)
     with pytest.raises(TraceError, match="is a collective trace of NCCLX, which ncclt does not read"):
         read_workload(shared_data / "field" / "ncclx_colltrace.json", name="x")
 

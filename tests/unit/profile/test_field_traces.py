@@ -29,7 +29,7 @@ def test_pipeline_stages_give_the_role_with_most_bytes(read):
     workload = read("stage_rank0.json", "stage_rank1.json")
     assert rows(workload) == {("all_reduce", "float32", 8000, 2): 1.0}
     assert [note for note in workload.provenance.notes if "messages" in note or "left out: rank" in note] == [
-        "ranks send different messages: this workload is that of rank 1 (most bytes)",
+        "ranks send different messages: using those of rank 1 (most bytes)",
         "left out: rank 0, 1 x all_reduce 3.91 KiB float32",
     ]
     assert {call.message.size_bytes for call in workload.timeline} == {8000}
@@ -44,7 +44,7 @@ def test_group_of_one_is_left_out_with_a_note(read):
 
 def test_communication_of_another_library_alone_is_refused(read):
     """It was refused as a recording without communication, which it is not."""
-    with pytest.raises(TraceError, match=r"2 x vLLM's custom all-reduce.*no NCCL setting reaches") as caught:
+    with pytest.raises(TraceError, match=r"2 x vLLM's custom all-reduce.*NCCL settings do not affect") as caught:
         read("14a_custom_all_reduce_only.json")
     assert "--disable-custom-all-reduce" in caught.value.hint
 
@@ -57,7 +57,7 @@ def test_other_libraries_hide_nothing_of_nccl(read, name, library):
     """NCCL's 2 of 10 ms are exposed: the other library's kernels beside them are no compute."""
     workload = read(name)
     assert bound_gain(workload).share == pytest.approx(0.2)
-    assert any(f"6.00 ms of the file (2 x {library}" in note for note in workload.provenance.notes)
+    assert any(f"6.00 ms in the file (2 x {library}" in note for note in workload.provenance.notes)
 
 
 @pytest.mark.parametrize(

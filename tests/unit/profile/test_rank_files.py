@@ -53,7 +53,7 @@ def test_missing_ranks_are_said(read):
     """Two of three files."""
     workload = read(_sent_by(2), _sent_by(0))
     assert workload.provenance.ranks_read == (0, 2)
-    assert "read 2 of 3 ranks; the others may send more" in workload.provenance.notes
+    assert "read 2 of 3 ranks; using the busiest rank's counts" in workload.provenance.notes
 
 
 def test_one_rank_twice_is_refused(read):

@@ -63,13 +63,13 @@ def test_ranks_that_send_the_same_have_one_role():
 
 def test_a_tie_is_not_said_to_send_most():
     roles = find_roles([_sent(0, _message(8)), _sent(1, _message(8, Collective.REDUCE))])
-    assert roles.notes()[0].endswith("this workload is that of rank 1 (as many bytes as others)")
+    assert roles.notes()[0].endswith("using those of rank 1 (as many bytes as others)")
 
 
 def test_notes_name_every_other_role_and_few_of_many():
     stages = [_sent(rank, _message(8 if rank % 2 else 16)) for rank in range(10)]
     assert find_roles(stages).notes() == [
-        "ranks send different messages: this workload is that of ranks 0, 2, 4, 2 more (most bytes)",
+        "ranks send different messages: using those of ranks 0, 2, 4, 2 more (most bytes)",
         "left out: ranks 1, 3, 5, 2 more, 1 x all_reduce 8 B float32",
     ]
     assert find_roles(stages[::2]).notes() == []

@@ -41,7 +41,7 @@ _MOST_STUDIES = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOptions:
-    """What is given of a step that the recording lacks."""
+    """Figures of a step that the recording lacks."""
 
     step_ms: Annotated[float | None, Option("Time of one step, ms; default: recorded.")] = None
     compute_ms: Annotated[
@@ -117,7 +117,7 @@ def advise(
             raise
         refusal = error
     if cluster is None and advice is not None:
-        said = "times of calls are those of the recording; --cluster NAME predicts other numbers of nodes too"
+        said = "using the recorded times of calls; --cluster NAME adds predictions for other numbers of nodes"
         advice = replace(advice, notes=(*advice.notes, said))
     simulated = any(one.simulated for one in found)
     recorded = tuple(dict.fromkeys(one.recorded for one in found if one.recorded))
@@ -219,17 +219,17 @@ def _compute(workload: Workload, cluster: Cluster, given: StepOptions) -> tuple[
     if workload.provenance.whole_file:
         if any(value is not None for value in (given.step_ms, given.compute_ms, *flops.values())):
             raise UsageError(
-                f"the computation of a step cannot be compared: how many steps {workload.name} holds is not known",
+                f"cannot compare with the computation of a step: {workload.name} has no known number of steps",
                 hint="import it again with `ncclt profile import --steps N`",
             )
-        return None, "how many steps the profile holds is not known"
+        return None, "the profile has no known number of steps"
     for option, value in (("--step-ms", given.step_ms), ("--compute-ms", given.compute_ms)):
         if value is not None and not (value > 0 and math.isfinite(value)):
             raise UsageError(f"{option} must be above 0, not {value:g}")
     if given.compute_ms is not None:
         if any(value is not None for value in flops.values()):
             raise UsageError("--compute-ms is the result of --tflops, --params and --tokens-per-step", hint="give one")
-        return given.compute_ms / 1e3, "as given"
+        return given.compute_ms / 1e3, "given"
     if any(value is not None for value in flops.values()):
         known = workload.provenance.detail.get("parameters", "")
         parameters = given.params if given.params is not None else float(known) if known.isdecimal() else None
@@ -364,15 +364,15 @@ def _print_estimate(profile: Workload, found: Estimate, source: str, measured: M
     if len(found.messages) > _ROWS:
         print(f"... and {len(found.messages) - _ROWS} more messages")
     print(measured.sentence)
-    average = f"bus bandwidth {found.bus_gbps:.3g} GB/s on average"
-    print(f"communication: {_seconds(found.communication_s)} {profile.per}, {average}")
+    average = f"average bus bandwidth {found.bus_gbps:.3g} GB/s"
+    print(f"Communication: {_seconds(found.communication_s)} {profile.per}, {average}")
     if found.communication_s != found.links_s:
-        print(f"  rings at the nominal bandwidth of the links, with latency, would take {_seconds(found.links_s)}")
+        print(f"  expected of rings at the nominal bandwidth of the links: {_seconds(found.links_s)}")
     if found.compute_s is None:
         ask = "give --compute-ms, or --tflops, --params and --tokens-per-step"
-        print(f"compute: {f'not known; {ask}' if not profile.provenance.whole_file else f'not comparable: {source}'}")
+        print(f"Compute: {f'unknown; {ask}' if not profile.provenance.whole_file else f'not comparable: {source}'}")
         return
-    print(f"compute: {_seconds(found.compute_s)} per step ({source})")
+    print(f"Compute: {_seconds(found.compute_s)} per step ({source})")
     longest, both = max(found.compute_s, found.communication_s), found.compute_s + found.communication_s
     verdict = "Network-bound" if found.is_network_bound else "Compute-bound"
     print(f"{verdict}: {_seconds(longest)}/step with full overlap, {_seconds(both)} with none")
@@ -392,9 +392,9 @@ def _seconds(value: float) -> str:
 def _print_advice(advice: Advice) -> None:
     job, step_us = advice.job, advice.as_is.step_us
     print(
-        f"ceiling: {advice.exposed_us / 1e3:.2f} ms of a step of {step_us / 1e3:.2f} ms "
-        f"({advice.exposed_us / step_us * 100:.1f} %) is exposed communication"
-        f"{'' if job.step_us is not None else ', as predicted'}; no NCCL setting can gain more"
+        f"Exposed communication: {_seconds(advice.exposed_us / 1e6)} of {_seconds(step_us / 1e6)} per step "
+        f"({advice.exposed_us / step_us * 100:.1f} %{'' if job.step_us is not None else ', predicted'}); no NCCL "
+        "setting can gain more"
     )
     explained_us = max(0.0, advice.model_us - job.compute_us)
     if job.step_us is not None and explained_us < 0.8 * advice.exposed_us:
@@ -420,8 +420,8 @@ def _print_advice(advice: Advice) -> None:
         numbers=("", "step", "range", "speed-up"),
     )
     if any(change.lossy for _, change, _ in rows):
-        print("lossy: gradients are rounded; compare the loss before you keep it")
-    print("to try:")
+        print("lossy: rounds gradients; check the loss before you keep it")
+    print("To try:")
     for number, change, _ in rows:
         print(f"{number:3}  " + change.code.replace("; ", "\n     "))
         if change.why:
@@ -430,4 +430,4 @@ def _print_advice(advice: Advice) -> None:
         print(f"not predicted: {change.name}: {change.why}")
     for sentence in advice.notes:
         note(sentence)
-    print(f"To measure one on real steps:\n  {_TEST}")
+    print(f"Measure one on real steps:\n  {_TEST}")

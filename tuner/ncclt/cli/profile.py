@@ -1,4 +1,4 @@
-"""`ncclt profile`: what training jobs send."""
+"""`ncclt profile`: the workloads of training jobs."""
 
 from __future__ import annotations
 
@@ -73,10 +73,10 @@ def show(
         str, typer.Argument(help="Name of the workload, see `ncclt profile list`.", autocompletion=model_names)
     ],
     storage: Storage = None,
-    limit: Annotated[int, typer.Option(help="Rows shown at most; 0 = all.")] = 40,
+    limit: Annotated[int, typer.Option(help="Max rows; 0 = all.")] = 40,
     as_json: AsJson = False,
 ) -> None:
-    """Show the messages of one workload, largest share first; dominant ones are marked."""
+    """Show the messages of a workload, largest share first."""
     from ncclt.store import open_to_read
 
     if limit < 0:
@@ -95,22 +95,20 @@ def show(
 def import_files(
     files: Annotated[
         list[Path],
-        typer.Argument(help="Traces of one job: files, one per rank, or a folder; also pipes, - for standard input."),
+        typer.Argument(help="Traces of one job: one file per rank, a folder, or a pipe; - = standard input."),
     ],
     name: Annotated[str, typer.Option(help="Name of the workload.")],
-    source: Annotated[
-        str | None, typer.Option(help="Kind of source, for example kineto; default: recognised by content.")
-    ] = None,
+    source: Annotated[str | None, typer.Option(help="Kind of source, such as kineto; default: detected.")] = None,
     steps: Annotated[
         int | None,
-        typer.Option(help="Training steps in the files, if they mark none: the calls are divided by it."),
+        typer.Option(help="Training steps in files that mark none."),
     ] = None,
     replace: ReplaceWorkload = False,
     dry_run: DryRun = False,
     storage: Storage = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read traces of a training job into a workload; ranks are merged without counting a call twice."""
+    """Read traces of a training job into a workload."""
     from ncclt.core.name import check_name
     from ncclt.profile import read_workload
 
@@ -138,7 +136,7 @@ def _keep(workload: Workload, storage: str | None, *, replace: bool, dry_run: bo
         if not dry_run:
             name = shlex.quote(workload.name)
             if workload.step_time_us and workload.exposed_us is not None:
-                print(f"next: `ncclt advise --model {name}` predicts what would shorten the step")
+                print(f"next: `ncclt advise --model {name}` predicts changes that shorten the step")
             print(f"next: `ncclt tune --model {name}` where the job runs: in a Slurm allocation or on its GPUs")
 
 
@@ -151,14 +149,14 @@ def merge(
     name: Annotated[str, typer.Option(help="Name of the merged workload.")],
     weights: Annotated[
         str | None,
-        typer.Option(help="Steps of each part in one step of the merged workload, comma-separated; default: 1 each."),
+        typer.Option(help="Comma-separated weights of the parts; default: 1 each."),
     ] = None,
     replace: ReplaceWorkload = False,
     dry_run: DryRun = False,
     storage: Storage = None,
     as_json: AsJson = False,
 ) -> None:
-    """Merge workloads into one, so that one study finds one policy for all of them."""
+    """Merge workloads into one, for one study and one policy."""
     from datetime import UTC, datetime
 
     from ncclt.core.name import check_name

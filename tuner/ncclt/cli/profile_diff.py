@@ -1,4 +1,4 @@
-"""`ncclt profile diff A B`: what changed between two workloads."""
+"""`ncclt profile diff A B`: differences between two workloads."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def diff(
     before: Annotated[str, typer.Argument(metavar="A", help="Name of a workload.", autocompletion=model_names)],
     after: Annotated[
         str,
-        typer.Argument(metavar="B", help="Name of the workload that is compared with it.", autocompletion=model_names),
+        typer.Argument(metavar="B", help="Name of the workload to compare.", autocompletion=model_names),
     ],
     storage: Storage = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the messages that B sends more, less, or not at all compared with A; exit code 0 either way."""
+    """Show the messages that differ between workloads A and B; exit code 0 either way."""
     from ncclt.profile.views.difference import compare_workloads
     from ncclt.store import open_to_read
 

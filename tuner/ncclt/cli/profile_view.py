@@ -61,8 +61,6 @@ def print_profile(workload: Workload, *, limit: int) -> None:
     origin = workload.provenance
     detail = ", ".join(f"{key} {value}" for key, value in origin.detail.items())
     print(f"{workload.name}: {origin.source}{f', {detail}' if detail else ''}")
-    if origin.whole_file:
-        print("calls and bytes are those of the whole file, number of steps unknown")
     _print_times(workload)
     _print_messages(workload, limit)
     _print_bytes(workload)
@@ -75,23 +73,32 @@ def print_profile(workload: Workload, *, limit: int) -> None:
 def _print_times(workload: Workload) -> None:
     origin, communication_us = workload.provenance, workload.communication_us
     if workload.step_time_us:
-        steps = f", median of {origin.steps} recorded steps" if origin.steps else ""
-        print(f"step time {workload.step_time_us / 1e3:.2f} ms{steps}")
+        steps = f" (median of {count_noun(origin.steps, 'step')})" if origin.steps else ""
+        print(f"Step time: {_milliseconds(workload.step_time_us)}{steps}")
     if communication_us:
-        print(f"communication {communication_us / 1e3:.2f} ms {workload.per}, the calls one after the other")
+        per = " for the whole file" if origin.whole_file else "/step"
+        print(f"Communication: {_milliseconds(communication_us)}{per} (sum of calls, no overlap)")
     bound = bound_gain(workload)
     if bound is not None:
-        print(
-            f"communication exposed: {bound.share * 100:.1f} % of the step; no NCCL setting can gain more "
-            f"({(workload.exposed_us or 0.0) / 1e3:.2f} ms of {(workload.step_time_us or 0.0) / 1e3:.2f} ms)"
-        )
+        exposed, share = _milliseconds(workload.exposed_us or 0.0), f"{bound.share * 100:.1f} %"
+        print(f"Exposed communication: {exposed}/step, {share} of the step; no NCCL setting can gain more")
     elif workload.exposed_us is not None:
-        print(
-            f"communication exposed: {workload.exposed_us / 1e3:.2f} ms; its share of the step is not known, "
-            "no step was marked"
-        )
+        print(f"Exposed communication: {_milliseconds(workload.exposed_us)}, no step marked")
     elif communication_us or workload.step_time_us:
-        print("communication exposed: not known from this recording, nor what tuning can gain at most")
+        print("Exposed communication: unknown, and with it the upper bound of the gain")
+
+
+def _milliseconds(time_us: float) -> str:
+    return f"{time_us / 1e3:.3g} ms" if time_us < 1e6 else f"{time_us / 1e6:.3g} s"
+
+
+def _size(size_bytes: float) -> str:
+    """Write a size with three digits."""
+    value, units = float(size_bytes), iter(("B", "KiB", "MiB", "GiB"))
+    unit = next(units)
+    while value >= 999.5 and unit != "GiB":
+        value, unit = value / 1024, next(units)
+    return f"{value:.3g} {unit}"
 
 
 def _print_messages(workload: Workload, limit: int) -> None:
@@ -114,7 +121,7 @@ def _print_messages(workload: Workload, limit: int) -> None:
         print(f"... and {count_noun(more, 'more message')} with {rest * 100:.1f} % of the {unit} (--limit 0 shows all)")
     covered = sum(weight for weight, calls in ranked if calls.message in marked) / whole
     print(
-        f"* dominant: {len(dominant)} of {count_noun(len(ranked), 'message')} with {covered * 100:.1f} % of the {unit} "
+        f"* dominant: {len(dominant)} of {count_noun(len(ranked), 'message')}, {covered * 100:.1f} % of the {unit} "
         f"of a {workload.unit}"
     )
 
@@ -140,16 +147,15 @@ def _row(calls: MessageCalls, workload: Workload, by_time: bool, marked: bool) -
 
 
 def _print_bytes(workload: Workload) -> None:
-    who = "each of these ranks" if RANK_ROLES in workload.provenance.detail else "each rank"
-    text = f"bytes {workload.per}: {who} hands over {format_bytes(round(workload.bytes_per_step))}"
+    role = " of this role" if RANK_ROLES in workload.provenance.detail else ""
     sent = count_traffic(workload)
     if sent is None:
-        print(f"{text}; what is on the wire depends on the size of the job")
-        return
-    text += f"; on the wire {format_bytes(round(sent.per_rank))} per rank"
-    if sent.total is not None:
-        text += f", {format_bytes(round(sent.total))} of all {workload.provenance.world_size} ranks"
-    print(text)
+        wire = "bytes on the wire depend on the size of the job"
+    else:
+        wire = f"{_size(sent.per_rank)} on the wire"
+        if sent.total is not None:
+            wire += f", {_size(sent.total)} for all {workload.provenance.world_size} ranks"
+    print(f"{_size(workload.bytes_per_step)} per rank{role} {workload.per} ({wire})")
 
 
 def _print_classes(workload: Workload) -> None:
@@ -172,8 +178,5 @@ def _print_classes(workload: Workload) -> None:
         rows.append([*row, f"{(one.time_us or 0.0) / communication_us * 100:.1f}"] if communication_us else row)
     print_table(header, rows, numbers=header[2:])
     half = find_median_sizes(workload)
-    text = (
-        f"half of the calls are of {format_bytes(half.calls_bytes)} or less, "
-        f"half of the bytes in messages of {format_bytes(half.bytes_bytes)} or less"
-    )
-    print(text + (f", half of the time in {format_bytes(half.time_bytes)} or less" if half.time_bytes else ""))
+    by_time = f", {_size(half.time_bytes)} by time" if half.time_bytes else ""
+    print(f"Median size: {_size(half.calls_bytes)} by calls, {_size(half.bytes_bytes)} by bytes{by_time}")

@@ -22,11 +22,11 @@ CONTEXT_SETTINGS = {"allow_interspersed_args": False}
 
 
 def record(
-    command: Annotated[list[str], typer.Argument(help="The training's command, for example: torchrun ... train.py")],
+    command: Annotated[list[str], typer.Argument(help="Training command, for example: torchrun ... train.py")],
     name: Annotated[str, typer.Option(help="Name of the workload.")],
     steps: Annotated[
         int | None,
-        typer.Option(help="Training steps to record (default 20); with the plugin: all steps of the command."),
+        typer.Option(help="Training steps to record (default 20); with the plugin: all steps of the run."),
     ] = None,
     warmup: Annotated[int | None, typer.Option(help="Warm-up steps before them (default 10).")] = None,
     method: Annotated[
@@ -37,14 +37,12 @@ def record(
         ),
     ] = Method.AUTO,
     stop_after: Annotated[bool, typer.Option("--stop-after", help="End the job once the steps are recorded.")] = False,
-    directory: Annotated[
-        Path, typer.Option("--dir", help="Folder that all ranks share; theirs is made in it and removed afterwards.")
-    ] = Path(),
-    keep: Annotated[Path | None, typer.Option(help="Keep the raw traces and logs in this folder.")] = None,
+    directory: Annotated[Path, typer.Option("--dir", help="Path to a folder that all ranks share.")] = Path(),
+    keep: Annotated[Path | None, typer.Option(help="Path to a folder for the raw traces and logs.")] = None,
     replace: ReplaceWorkload = False,
     storage: Storage = None,
 ) -> None:
-    """Run a training as it is and record what it sends: no line of it changes, and its exit code passes through."""
+    """Run a training unchanged and record its messages; its exit code passes through."""
     from ncclt.core.name import check_name
     from ncclt.launch.mpi import is_open_mpi
     from ncclt.nccl.tuner_plugin import find
@@ -75,7 +73,7 @@ def record(
             is_safe = True
         except NccltError as error:
             report(error)  # the exit code of the training still passes through
-            say(f"ncclt: nothing was stored; the raw files stay in {keep or folder}: ncclt profile import reads them")
+            say(f"ncclt: nothing was stored; raw files are in {keep or folder}: read them with `ncclt profile import`")
     finally:
         if is_safe:
             _clear(folder, keep)
@@ -88,7 +86,7 @@ def _clear(folder: Path, keep: Path | None) -> None:
     try:
         clear_folder(folder, keep=keep)
     except OSError as error:
-        say(f"ncclt: the raw files cannot be moved to {keep}: {reason(error)}; what is not there stays in {folder}")
+        say(f"ncclt: cannot move all raw files to {keep}: {reason(error)}; the rest is in {folder}")
 
 
 def _check_free(name: str, *, storage: str | None, replace: bool) -> None:
@@ -106,7 +104,7 @@ def _check_free(name: str, *, storage: str | None, replace: bool) -> None:
 
 
 def _store(recording: Recording, *, method: Method, storage: str | None, replace: bool) -> None:
-    """Store what was recorded and print a summary, or print why there is nothing."""
+    """Store the recording and print a summary, or the reason that there is none."""
     from ncclt.core.message import format_bytes
     from ncclt.store import open_store
 
@@ -132,13 +130,13 @@ def _store(recording: Recording, *, method: Method, storage: str | None, replace
     )
     cost = recording.overhead
     if cost is None and method is Method.PLUGIN:
-        say("ncclt: the overhead is not measured: the plugin takes no lock and counts one number per call")
+        say("ncclt: overhead not measured: the plugin only counts calls")
     elif cost is None:
-        say("ncclt: the overhead was not measured: it needs PyTorch, and unrecorded steps after the first three")
+        say("ncclt: overhead not measured: it needs PyTorch and unrecorded steps after the first three")
     else:
         say(
             f"ncclt: overhead: {cost.share * 100:+.1f} % of the step time while recording "
-            f"({cost.outside_us / 1e3:.2f} -> {cost.inside_us / 1e3:.2f} ms; half of the unrecorded steps take "
+            f"({cost.outside_us / 1e3:.2f} -> {cost.inside_us / 1e3:.2f} ms; quartiles of unrecorded steps: "
             f"{cost.low_us / 1e3:.2f} to {cost.high_us / 1e3:.2f} ms), then {cost.write_s:.1f} s to write"
         )
     for note in origin.notes:

@@ -202,7 +202,7 @@ def _with_facts(origin: Provenance, found: _Recognised) -> Provenance:
     world_size = origin.world_size
     if not world_size and len(ranks) == 1:
         world_size = ranks.pop()
-        notes.append(f"the job has {world_size} ranks by its command line or its log")
+        notes.append(f"the job has {world_size} ranks according to its command line or log")
     variables: dict[str, str] = {}
     for name, value in sorted({one for facts in found.facts if not facts.is_ambiguous for one in facts.variables}):
         # Where two contradict each other, nothing is claimed.
@@ -211,7 +211,7 @@ def _with_facts(origin: Provenance, found: _Recognised) -> Provenance:
     told = [f"{name}={value}" for name, value in variables.items() if not name.startswith("NCCL_DEBUG")]
     forced = [text for text in told if text.partition("=")[0].removeprefix("NCCL_") in SET_BY_RULES]
     if forced:
-        notes.append(f"recorded with {' '.join(forced)}: what ran is forced, not the NCCL default")
+        notes.append(f"recorded with {' '.join(forced)}: times are of this forced setting, not of the NCCL default")
     versions = dict.fromkeys(facts.nccl for facts in found.facts if facts.nccl)
     added = {"nccl_version": ", ".join(versions), "nccl_variables": " ".join(told[:_MOST_VARIABLES])}
     detail = {**{name: text for name, text in added.items() if text}, **origin.detail}

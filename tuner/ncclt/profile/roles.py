@@ -80,7 +80,7 @@ class RankRoles:
         if len(self.roles) == 1:
             return []
         chosen, *others = self.roles
-        notes = [f"ranks send different messages: this workload is that of {_shown_ranks(chosen)} ({self.why_first})"]
+        notes = [f"ranks send different messages: using those of {_shown_ranks(chosen)} ({self.why_first})"]
         notes += [f"left out: {_shown_ranks(role)}, {_shown_calls(role)}" for role in others[:SHOWN]]
         if len(others) > SHOWN:
             notes.append(f"left out: {count_noun(len(others) - SHOWN, 'more role')}")

@@ -26,7 +26,7 @@ _SIGNIFICANT = 0.01
 _EVALUATION = 0.1
 """Share of a training step's bytes below which a step that shares no message with it is another kind."""
 
-STEPS_DIFFER = "the steps send different messages: the calls are their mean"
+STEPS_DIFFER = "the steps send different messages: using their mean"
 
 
 class _Sent(Protocol):
@@ -111,7 +111,7 @@ def divide_into_steps(
     if len(kept) < len(steps):
         others = len(steps) - len(kept)
         notes.append(
-            f"left out: {others} of {len(steps)} steps, which send other messages than the rest: evaluations, or cut "
+            f"left out: {others} of {len(steps)} steps, with other messages than the rest: evaluations, or cut "
             "off by the recording"
         )
     elif len({_kind(step) for step in kept if step.calls}) > 1:

@@ -102,7 +102,7 @@ def left_out_notes(left_out: Mapping[str, int]) -> list[str]:
 
 def partial_note(read: int, world_size: int) -> list[str]:
     """Return a note if the files of some ranks are missing."""
-    return [f"read {read} of {world_size} ranks; the others may send more"] if read < world_size else []
+    return [f"read {read} of {world_size} ranks; using the busiest rank's counts"] if read < world_size else []
 
 
 def largest_group_notes(ranks_seen: int, world_size: int) -> list[str]:
@@ -131,7 +131,7 @@ def is_newer(version: str, newest: str) -> bool:
 def newer_notes(versions: Iterable[str], newest: str) -> list[str]:
     """Return a note on each version of a format that is later than the newest known one."""
     newer = sorted({version for version in versions if is_newer(version, newest)})
-    return [f"format {version} is newer than {newest}: what is new in it is not read" for version in newer]
+    return [f"format {version} is newer than {newest}: new fields are ignored" for version in newer]
 
 
 def known(facts: Mapping[str, str]) -> dict[str, str]:

@@ -148,7 +148,7 @@ def test_numbers_of_nodes_are_rows():
     workload = _workload(_calls(REDUCE, 10**8, us=2e4), step_time_us=2e5, exposed_us=2e4)
     rows = _rows(_advise(workload, two, others=(NODE, replace(NODE, nodes=4))))
     assert rows["1 node x 8 GPUs"].prediction.step_us < rows["4 nodes x 8 GPUs"].prediction.step_us
-    assert "2 times the whole batch" in rows["4 nodes x 8 GPUs"].change.why
+    assert "2x the global batch" in rows["4 nodes x 8 GPUs"].change.why
 
 
 def test_measured_curves_stand_in_for_the_cost_model():
@@ -164,13 +164,13 @@ def test_a_gpu_that_is_not_known_is_said():
     notes = _advise(
         _workload(_calls(REDUCE, 10**8), step_time_us=2e5, exposed_us=5e4), replace(NODE, gpu="Abacus")
     ).notes
-    assert any("Abacus is not known" in note for note in notes)
+    assert any("Abacus unknown" in note for note in notes)
 
 
 @pytest.mark.parametrize(
     ("workload", "given", "said"),
     [
-        (_workload(_calls(REDUCE, 8)), GivenTimes(), "its time per step"),
+        (_workload(_calls(REDUCE, 8)), GivenTimes(), "the time of a step"),
         (_workload(_calls(REDUCE, 8), step_time_us=9.0), GivenTimes(), "exposed communication"),
         (_workload(_calls(REDUCE, 8)), GivenTimes(step_us=9.0), "exposed communication"),
         (_workload(_calls(REDUCE, 8)), GivenTimes(step_us=9.0, compute_us=10.0), "cannot hold"),
@@ -180,7 +180,7 @@ def test_a_gpu_that_is_not_known_is_said():
         (
             _workload(_calls(REDUCE, 8), origin=Provenance(source="kineto", whole_file=True)),
             GivenTimes(),
-            "how many steps",
+            "no known number of steps",
         ),
         (_workload(_calls(REDUCE, 8), origin=Provenance(source="horovod")), GivenTimes(compute_us=9.0), "Horovod"),
     ],

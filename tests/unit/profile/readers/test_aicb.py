@@ -56,7 +56,7 @@ def test_iterations_divide_the_calls(read):
     assert (origin.steps, origin.world_size) == (2, 8)
     assert "left out: 2 x call of the set-up (stage init)" in origin.notes
     assert "left out: 1 x row behind the last end of an iteration" in origin.notes
-    assert "no dtype is given: taken as uint8, bytes of no known type" in origin.notes
+    assert "AICB files have no dtype: messages are counted in bytes, as uint8" in origin.notes
 
 
 def test_groups_of_one_size_add_up(read):
@@ -71,7 +71,7 @@ def test_measured_log_without_the_line_of_ranks(read):
     workload = read(row("all_reduce", "1024.0", ranks="None", group="tp_group", ms="0.5"), END, head="")
     assert found(workload) == {("all_reduce", 1024, 0): 1}
     assert workload.messages[0].recorded_us == 500
-    assert "the size of tp_group is not given: taken as the whole job" in workload.provenance.notes
+    assert "the size of tp_group is not given: assuming the whole job" in workload.provenance.notes
     assert workload.provenance.world_size == 0
 
 

@@ -65,7 +65,7 @@ def test_what_is_left_out_is_said():
     assert [note.split(":")[0] for note in workload.provenance.notes] == [
         "no training step is marked",
         "no dtype in 1 of 1 row",
-        "a group without a size is the whole job",
+        "groups without a size are assumed to be the whole job",
     ]
 
 
@@ -175,7 +175,7 @@ def test_equal_rows_add_up_and_times_are_weighted():
 def test_unknown_columns_are_said():
     """They do no harm, but nobody should believe that they count."""
     workload = read("collective,size,calls,busbw\nall_reduce,8,1,400\n")
-    assert workload.provenance.notes[1] == "columns without a meaning here: busbw"
+    assert workload.provenance.notes[1] == "ignored columns: busbw"
 
 
 def test_calls_per_step_need_no_steps():

@@ -68,7 +68,7 @@ def test_gathers_show_one_rank_and_scatters_all(log):
     workload = log([HEADER, "all_gather_into_tensor", row("2.0 KB", 1), "reduce_scatter_tensor", row("2.0 KB", 1)])
     assert table(workload) == {("all_gather", 8192): 1.0, ("reduce_scatter", 2048): 1.0}
     assert workload.provenance.world_size == 4
-    assert any("the 4 ranks of the job are worked out" in note for note in workload.provenance.notes)
+    assert any("the 4 ranks of the job follow from" in note for note in workload.provenance.notes)
 
 
 @pytest.mark.parametrize(("tput", "busbw"), [(0.0, 0.0), (0.1, 0.08), (100.0, 71.0), (100.0, 100.0)])

@@ -182,7 +182,7 @@ def test_groups_tell_rank_world_and_backend(read):
     )
     assert _rows(workload) == {("all_reduce", "float32", 16, 4): 1.0, ("broadcast", "float32", 16, 8): 1.0}
     assert (workload.provenance.ranks_read, workload.provenance.world_size) == ((6,), 8)
-    assert "left out: 1 x call in a group that never reaches NCCL" in workload.provenance.notes
+    assert "left out: 1 x call in a group that bypasses NCCL" in workload.provenance.notes
 
 
 def test_unknown_dtype_is_left_out_and_said(read):

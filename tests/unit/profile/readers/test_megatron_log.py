@@ -53,7 +53,7 @@ def test_bucket_lines_of_every_form(log, line, dtype, elements):
     """The padding is sent, and a dtype in the line wins."""
     workload = log([COUNT + "1", line])
     assert table(workload) == {("all_reduce", dtype, elements * DTYPE_SIZES[dtype]): 1.0}
-    assert any("all_reduce assumed" in note for note in workload.provenance.notes)
+    assert any("assuming all_reduce" in note for note in workload.provenance.notes)
     assert any("float32 assumed" in note for note in workload.provenance.notes) == (dtype == "float32")
 
 

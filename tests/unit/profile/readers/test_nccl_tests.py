@@ -68,7 +68,7 @@ def test_it_is_called_what_it_is(tmp_path):
     assert (found.calls_per_step, found.recorded_us) == (1.0, 12.0)
     origin = workload.provenance
     assert (origin.source, origin.world_size, origin.steps, origin.whole_file) == ("nccl_tests", 4, 0, True)
-    assert "benchmarked, not what a training sends" in origin.notes[0]
+    assert "benchmarked sizes, not a training's" in origin.notes[0]
     assert {"left out: 1 x row of 0 bytes", "left out: 1 x row of type 'fp4', whose size is not known"} <= {
         *origin.notes
     }

@@ -123,8 +123,10 @@ def test_layout_since_2_25_joins_sizes_with_their_communicator(export):
     }
     assert workload.provenance.created == "2026-05-31"
     assert workload.provenance.detail["kernels"] == "AllReduce float32 x6"
-    assert any("all_reduce is float32 by the names of its kernels" in note for note in workload.provenance.notes)
-    assert any("all_gather is taken as uint8" in note for note in workload.provenance.notes)
+    assert any(
+        "all_reduce is float32 according to the names of its kernels" in note for note in workload.provenance.notes
+    )
+    assert any("all_gather is counted in bytes" in note for note in workload.provenance.notes)
 
 
 def test_layout_of_2_16_to_2_24_takes_the_one_size_of_group(export):
@@ -171,7 +173,7 @@ def test_json_payloads_are_read_too(export, text):
     workload = NsysReader().read([e.write()], name="run")
     assert found(workload) == {("all_gather", "uint8", 32768, 8): 1}
     assert workload.provenance.ranks_read == (3,)
-    assert "read 1 of 8 ranks; the others may send more" in workload.provenance.notes
+    assert "read 1 of 8 ranks; using the busiest rank's counts" in workload.provenance.notes
 
 
 def test_blob_as_hexadecimal_text_is_read(export):
@@ -210,7 +212,7 @@ def test_partial_payloads_and_graphs_are_said(export):
     e.call(AR)
     e.kernel(F32, 5, graph=77)
     notes = NsysReader().read([e.write()], name="run").provenance.notes
-    assert "2 calls have no payload that could be read: the profile is partial" in notes
+    assert "2 calls have no readable payload: the profile is partial" in notes
     assert any(note.startswith("5 NCCL kernels were launched by CUDA graphs") for note in notes)
 
 

@@ -103,5 +103,5 @@ def test_the_note_on_the_cost_and_the_profile_agree_on_the_step_time(tmp_path, c
     recording = _record(tmp_path, PROFILED_JOB, Method.AUTO)
     print_profile(recording.workload, limit=0)
     shown = capsys.readouterr().out
-    assert "step time 425.46 ms, median of 3 recorded steps\n" in shown
+    assert "Step time: 425 ms (median of 3 steps)\n" in shown
     assert "note: recording made steps +3.8 % longer: 425.46 ms in the recorded steps, 410.00 ms in others" in shown

@@ -98,15 +98,15 @@ def advise(
     model, job, notes = _model(job)
     if step_us is not None and not job.times.factors:
         model, job = _calibrated(job)
-        notes.append("no call has a recorded time: all are scaled so that they explain the exposed communication")
+        notes.append("no recorded times of calls: all are scaled to explain the exposed communication")
     if not job.times.factors and not measured:
-        notes.append(
-            "nothing is measured or recorded: times of calls are those of NCCL's cost model, for nominal links"
-        )
+        notes.append("no measured or recorded times of calls: using NCCL's cost model with nominal links")
     if gpu_figures(cluster.gpu) is None:
-        notes.append(f"the memory bandwidth of {cluster.gpu} is not known: 1,000 GB/s is assumed for casts and copies")
+        notes.append(f"memory bandwidth of {cluster.gpu} unknown: assuming 1,000 GB/s for casts and copies")
     if job.traced is None:
-        notes.append("the backward pass is not seen: two thirds of forward and backward, gradients at an even pace")
+        notes.append(
+            "backward pass not recorded: assuming two thirds of forward and backward, gradients at an even pace"
+        )
     rows = [
         Row(change=change, prediction=job.predict(change.modelled, model.as_is) if change.modelled else None)
         for change in model.changes(others)
@@ -129,7 +129,7 @@ def _times(workload: Workload, given: GivenTimes) -> tuple[float | None, float]:
             raise UsageError(f"{name} must be above 0, not {value / 1e3:g}")
     if workload.provenance.whole_file:
         raise UsageError(
-            f"how many steps {workload.name} holds is not known",
+            f"{workload.name} has no known number of steps",
             hint="import it again with `ncclt profile import --steps N`",
         )
     step_us = given.step_us or workload.step_time_us
@@ -137,9 +137,9 @@ def _times(workload: Workload, given: GivenTimes) -> tuple[float | None, float]:
     if compute_us is None and step_us is not None and workload.exposed_us is not None:
         compute_us = step_us - workload.exposed_us
     if compute_us is None:
-        lacks = "its time per step" if step_us is None else "how much of a step is exposed communication"
+        lacks = "the time of a step" if step_us is None else "the exposed communication of a step"
         raise UsageError(
-            f"{workload.name} does not know {lacks}",
+            f"{workload.name} lacks {lacks}",
             hint="record it on the GPUs: ncclt profile record --name NAME -- torchrun ... train.py; or give --step-ms "
             "and --compute-ms (the step on one GPU)",
         )
@@ -157,7 +157,7 @@ def _model(job: TrainingJob) -> tuple[Ddp | Fsdp, TrainingJob, list[str]]:
     detail = workload.provenance.detail
     foreign = _FOREIGN.get(workload.provenance.source) or ("Horovod" if "Horovod" in detail.get("sharding", "") else "")
     if foreign:
-        raise UsageError(f"{workload.name} is a job of {foreign}, and only DDP and FSDP of PyTorch are modelled")
+        raise UsageError(f"{workload.name} is a job of {foreign}: only DDP and FSDP of PyTorch are modelled")
     whole = (0, workload.provenance.world_size, job.cluster.world_size)
 
     def of(collective: Collective) -> list[MessageCalls]:
@@ -167,17 +167,17 @@ def _model(job: TrainingJob) -> tuple[Ddp | Fsdp, TrainingJob, list[str]]:
     reduced, gathered, scattered = map(of, (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER))
     in_all, in_parts = _bytes(reduced), _bytes(scattered)
     if gathered and in_parts > in_all:
-        notes = ["taken for FSDP: parameters are gathered and gradients reduce-scattered in one group"]
+        notes = ["assuming FSDP: one group gathers parameters and reduce-scatters gradients"]
         return Fsdp(job, gathered, scattered), job, notes
     smaller = [c for c in workload.messages if c.message.collective is Collective.ALL_REDUCE and c not in reduced]
     if not in_all or _bytes(c for c in smaller if "float" in c.message.dtype) > _OTHER_SHARE * in_all:
         raise InputError(
             f"{workload.name} looks neither like DDP nor like FSDP",
-            hint="which of its messages are gradients is not known; tensor and pipeline parallel jobs are not modelled",
+            hint="its gradients cannot be told from other messages; tensor and pipeline parallelism are not modelled",
         )
     order, traced = _order(job, reduced)
     job = replace(job, traced=traced)
-    return Ddp(job, reduced, order), job, ["taken for DDP: the all_reduces of the whole job are its gradients"]
+    return Ddp(job, reduced, order), job, ["assuming DDP: the all_reduces of the whole job carry its gradients"]
 
 
 def _order(job: TrainingJob, gradients: Sequence[MessageCalls]) -> tuple[list[int], Backward | None]:

@@ -10,6 +10,7 @@ from functools import cache, partial
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import DTYPE_SIZES, Collective
+from ncclt.core.plural import count_noun
 from ncclt.core.workload import MessageCalls
 from ncclt.errors import MissingDependencyError
 from ncclt.profile.advice.job import LIKELY, AdvisedChange, Assumption, TrainingJob
@@ -98,7 +99,7 @@ class Ddp:
             name=f"gradient accumulation over {ACCUMULATED}",
             code="with model.no_sync(): criterion(model(x), y).backward()    # for all micro-batches but the last",
             modelled=self._accumulated,
-            why=f"time per micro-batch; the batch of an optimizer step is {ACCUMULATED} times as large",
+            why=f"time per micro-batch; {ACCUMULATED}x the batch per optimizer step",
         )
         yield AdvisedChange(
             name="gradient_as_bucket_view",
@@ -116,28 +117,27 @@ class Ddp:
         yield AdvisedChange(
             name="static_graph",
             code="DDP(model, static_graph=True)",
-            why="it saves the search for unused parameters, which no recording shows; nothing without "
-            "find_unused_parameters=True",
+            why="saves only the search for unused parameters (find_unused_parameters=True), which no recording shows",
         )
         yield AdvisedChange(
             name="FSDP instead of DDP",
             code="from torch.distributed.fsdp import fully_shard; [fully_shard(block) for block in blocks]; "
             "fully_shard(model)",
             modelled=self._sharded,
-            why="half as many bytes again, also in the forward pass; parameters, gradients and optimizer take "
+            why="50 % more bytes, some in the forward pass; parameters, gradients and optimizer take "
             f"1/{self.job.cluster.world_size} of the memory",
         )
         for where in others:
             yield AdvisedChange(
-                name=f"{where.nodes} node{'s' * (where.nodes > 1)} x {where.gpus_per_node} GPUs",
+                name=f"{count_noun(where.nodes, 'node')} x {where.gpus_per_node} GPUs",
                 code=f"torchrun --nnodes={where.nodes} --nproc-per-node={where.gpus_per_node} ...",
                 modelled=partial(self.step_us, self.current, where),
-                why=f"the same batch per GPU: {where.world_size / self.job.cluster.world_size:g} times the whole batch",
+                why=f"same batch per GPU, {where.world_size / self.job.cluster.world_size:g}x the global batch",
             )
 
     def _copies(self) -> str:
         seen_us = self.job.workload.copied_us
-        return "copies are not seen" if seen_us is None else f"the trace shows {seen_us / 1e3:.2f} ms of copies a step"
+        return "copies not recorded" if seen_us is None else f"the trace shows {seen_us / 1e3:.2f} ms of copies a step"
 
     def _copied_us(self, assumed: Assumption) -> float:
         """Return the copies between gradients and buckets that a view saves, µs: no more than the recording shows."""

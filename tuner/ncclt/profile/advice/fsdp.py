@@ -7,6 +7,7 @@ from functools import partial
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import DTYPE_SIZES, Collective, format_bytes
+from ncclt.core.plural import count_noun
 from ncclt.core.workload import MessageCalls
 from ncclt.profile.advice.ddp import ACCUMULATED
 from ncclt.profile.advice.job import AdvisedChange, Assumption, TrainingJob
@@ -80,21 +81,21 @@ class Fsdp:
             code="model.set_requires_gradient_sync(False)    # True before the last micro-batch's backward()",
             modelled=self._accumulated,
             why="time per micro-batch; unsharded gradients take "
-            f"{format_bytes(round(self.parameters * self.width))} on each GPU; the batch of an optimizer step is "
-            f"{ACCUMULATED} times as large",
+            f"{format_bytes(round(self.parameters * self.width))} on each GPU; {ACCUMULATED}x the batch per "
+            "optimizer step",
         )
         yield AdvisedChange(
             name="DDP instead of FSDP",
             code="DDP(model)",
             modelled=self._unsharded,
-            why=f"only where {whole} of parameters, gradients and Adam's moments fit into one GPU beside activations",
+            why=f"needs {whole} of parameters, gradients and Adam's moments on one GPU beside activations",
         )
         for where in others:
             yield AdvisedChange(
-                name=f"{where.nodes} node{'s' * (where.nodes > 1)} x {where.gpus_per_node} GPUs",
+                name=f"{count_noun(where.nodes, 'node')} x {where.gpus_per_node} GPUs",
                 code=f"torchrun --nnodes={where.nodes} --nproc-per-node={where.gpus_per_node} ...",
                 modelled=self._with(where=where),
-                why=f"the same batch per GPU: {where.world_size / self.job.cluster.world_size:g} times the whole batch",
+                why=f"same batch per GPU, {where.world_size / self.job.cluster.world_size:g}x the global batch",
             )
         yield AdvisedChange(
             name="bucket_cap_mb, compression hooks, gradient_as_bucket_view, static_graph",

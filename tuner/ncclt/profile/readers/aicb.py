@@ -40,10 +40,10 @@ class AicbReader(Reader):
         """Yield the calls of the complete iterations, or all outside the set-up where no iteration ends."""
         for document in source.documents():
             calls = _read_rows(document, source)
-            source.notes.append(f"no dtype is given: taken as {UNKNOWN_DTYPE}, bytes of no known type")
+            source.notes.append(f"AICB files have no dtype: messages are counted in bytes, as {UNKNOWN_DTYPE}")
             unknown = sorted({call.group for call in calls if call.message.group_size == 0})
             if unknown:
-                source.notes.append(f"the size of {', '.join(unknown)} is not given: taken as the whole job")
+                source.notes.append(f"the size of {', '.join(unknown)} is not given: assuming the whole job")
             yield from calls
 
 

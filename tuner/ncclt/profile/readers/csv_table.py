@@ -57,12 +57,12 @@ class CsvReader(Reader):
 def _notes(columns: Columns, entries: Sequence[Entry]) -> list[str]:
     notes = []
     if columns.ignored:
-        notes.append(f"columns without a meaning here: {', '.join(cell[:40] for cell in columns.ignored)}")
+        notes.append(f"ignored columns: {', '.join(cell[:40] for cell in columns.ignored)}")
     bare = sum(not entry.has_dtype for entry in entries)
     if bare:
-        notes.append(f"no dtype in {bare} of {count_noun(len(entries), 'row')}: taken as uint8, bytes of no known type")
+        notes.append(f"no dtype in {bare} of {count_noun(len(entries), 'row')}: counted in bytes (uint8)")
     if any(entry.message.group_size == 0 for entry in entries):
-        notes.append("a group without a size is the whole job")
+        notes.append("groups without a size are assumed to be the whole job")
     return notes
 
 

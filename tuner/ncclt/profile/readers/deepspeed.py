@@ -136,17 +136,17 @@ def _world_size(logs: Sequence[CommsLog]) -> int:
 
 def _notes(logs: Sequence[CommsLog], world_size: int) -> list[str]:
     notes = [
-        f"it has no dtype: messages are given in bytes, as {UNKNOWN_DTYPE}",
-        "it has no groups: every message is assumed to be of the whole job",
-        "it makes every call wait for the GPU: the times are of calls that run alone",
+        f"DeepSpeed logs no dtype: messages are counted in bytes, as {UNKNOWN_DTYPE}",
+        "DeepSpeed logs no groups: every message is assumed to be of the whole job",
+        "DeepSpeed's logger waits for the GPU after every call: times are of calls without overlap",
     ]
     if any(log.is_rounded and log.rows for log in logs):
         notes.append("sizes are rounded to two decimals of their unit, up to 0.5 % off; the dictionary has them exact")
     if world_size and not any(log.world_size for log in logs):
-        notes.append(f"the {world_size} ranks of the job are worked out from busbw / tput = (n - 1)/n")
+        notes.append(f"the {world_size} ranks of the job follow from busbw / tput = (n - 1)/n")
     for log in logs:
         if log.tables > 1:
-            notes.append(f"{log.label} has {log.tables} tables, each of all calls so far: the fullest one is read")
+            notes.append(f"{log.label} has {log.tables} tables, each of all calls so far: using the fullest")
         if log.torn:
             notes.append(f"left out: {log.torn} rows of a table in {log.label} without an operation above them")
     return notes

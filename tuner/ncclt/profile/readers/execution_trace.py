@@ -95,7 +95,7 @@ class ExecutionTraceReader(RankFileReader):
             notes=(
                 *newer_notes([str(trace.get("schema", ""))[:40]], NEWEST),
                 "an ExecutionTrace has no durations",
-                *([f"left out: {elsewhere} x call in a group that never reaches NCCL"] if elsewhere else []),
+                *([f"left out: {elsewhere} x call in a group that bypasses NCCL"] if elsewhere else []),
                 *steps.notes,
                 *ledger.notes(),
             ),

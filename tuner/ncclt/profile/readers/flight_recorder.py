@@ -119,8 +119,8 @@ def _of_one_backend(entries: list[Mapping[str, Any]]) -> tuple[list[Mapping[str,
         return nccl, []
     backends = ", ".join(sorted({shown(entry["profiling_name"].split(":", 1)[0]) for entry in others}))
     if nccl:
-        return nccl, [f"left out: {len(others)} x call over {backends}, which never reaches NCCL"]
-    notes = [f"recorded over {backends}: these are the messages that NCCL would be given"]
+        return nccl, [f"left out: {len(others)} x call over {backends}, which bypasses NCCL"]
+    notes = [f"recorded over {backends}: NCCL would get the same messages"]
     if backends == "gloo":
         # Seen with torch 2.13: ProcessGroupGloo records what it builds on, and only collectives.
         notes.append("gloo records a reduce_scatter as the all_reduce that it makes of it, and no sends or receives")
@@ -129,7 +129,9 @@ def _of_one_backend(entries: list[Mapping[str, Any]]) -> tuple[list[Mapping[str,
 
 def _ring_notes(entries: list[Mapping[str, Any]]) -> list[str]:
     """Return notes on the part of the run that the dump covers."""
-    notes = ["a dump is the last part of a run, set-up included: weigh messages by it, do not count steps"]
+    notes = [
+        "a dump holds the last calls of a run, set-up included: it gives the weights of messages, not calls per step"
+    ]
     numbers = [n for entry in entries if (n := parse_int(entry.get("record_id"))) is not None]
     if numbers and min(numbers) > 0:
         notes.append(f"partial view: the ring buffer had overwritten the first {min(numbers)} calls")

@@ -178,11 +178,11 @@ def _notes(timeline: Timeline, groups: Sequence[FusionGroup], counts: Counter[Me
         f"{len(groups)} messages of {len(counts)} sizes",
     ]
     if len(counts) > 1:
-        notes.append("groups form by timing and vary from step to step: judge them by clusters (detail size_clusters)")
+        notes.append("groups form by timing and vary from step to step: see the clusters in size_clusters")
     if not timeline.ranks:
-        notes.append("no negotiation was recorded: the groups are taken as the whole job")
+        notes.append("no negotiation was recorded: assuming groups of the whole job")
     if timeline.is_cut:
-        notes.append("the timeline is cut off at its end: what had not ended there is left out")
+        notes.append("the timeline is cut off at its end: unfinished operations are left out")
     if timeline.is_full:
         notes.append(f"only the first {CALLS} calls of tensors were read")
     return notes

@@ -93,7 +93,7 @@ class InspectorReader(Reader):
 
 def _notes(tally: Tally) -> list[str]:
     """Return notes on what records do not show, and what these lack."""
-    notes = [f"Inspector has no dtype: messages are given in bytes, as {UNKNOWN_DTYPE}"]
+    notes = [f"Inspector has no dtype: messages are counted in bytes, as {UNKNOWN_DTYPE}"]
     notes += newer_notes(tally.versions, NEWEST)
     every = list(tally.series.values())
     if all(size >= SMALLEST_BYTES for series in every for size in series.sizes):

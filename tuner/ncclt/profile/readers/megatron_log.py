@@ -157,13 +157,13 @@ class _Job:
 
 def _notes(logs: Sequence[BucketLog], job: _Job) -> list[str]:
     notes = [
-        "every bucket counts once per step; tensor, pipeline and expert parallelism do not show in the log",
+        "every bucket counts once per step; the log does not show tensor, pipeline and expert parallelism",
         *job.assumptions,
     ]
     if "use_distributed_optimizer" not in job.settings:
-        notes.append("the log does not say whether the optimizer is distributed: all_reduce assumed")
+        notes.append("the log does not show whether the optimizer is distributed: assuming all_reduce")
     if not job.group_size:
-        notes.append("the log does not give the data-parallel size: every message is assumed to be of the whole job")
+        notes.append("the log does not give the data-parallel size: assuming the whole job for every message")
     for log in logs:
         for rank, announced in log.announced.items():
             there = len(log.buckets.get(rank, ()))

@@ -145,7 +145,7 @@ def _notes(books: Sequence[LogBook], comms: Communicators, found: RankFindings, 
         else "calls replayed by a CUDA graph are not logged: if the job used graphs, each counts once, at its capture"
     ]
     if read_from == "TUNING lines":
-        notes.append(f"TUNING lines have no dtype: messages are given in bytes, as {UNKNOWN_DTYPE}")
+        notes.append(f"TUNING lines have no dtype: messages are counted in bytes, as {UNKNOWN_DTYPE}")
         notes.append("TUNING lines are of rank 0 of each communicator and show no send_recv")
         if any(message.group_size == 0 for message in messages):
             notes.append("no INIT line gives the ranks of some groups: they are assumed to be the whole job")

@@ -84,7 +84,7 @@ class NcclProfilerReader(Reader):
                     is_receive=word == "Recv",
                 )
         source.detail["nccl_choices"] = choices.text()
-        source.notes += ["the profiler does not record how long a transfer takes", *noted]
+        source.notes += ["the profiler records no transfer times", *noted]
         if found.cut:
             source.notes.append(f"{found.cut} files are cut off: the job ended before the profiler did")
 
@@ -146,7 +146,7 @@ def _message(word: str, spelled: str, elements: int, size: int, noted: dict[str,
     if dtype == "int8" and collective in (Collective.ALL_GATHER, Collective.BROADCAST):
         noted["NCCL may count all_gather and broadcast in bytes: their int8 can be any dtype"] = None
     if not size:
-        noted["not all ranks of a communicator were read: its calls are taken to be of the whole job"] = None
+        noted["not all ranks of a communicator were read: assuming a group of the whole job"] = None
         if collective in PER_RANK:
             noted[f"{collective} sizes are one rank's share: the number of ranks is not known"] = None
     size_bytes = elements * DTYPE_SIZES[dtype] * (max(1, size) if collective in PER_RANK else 1)

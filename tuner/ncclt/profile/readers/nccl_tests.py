@@ -43,7 +43,7 @@ class NcclTestsReader(Reader):
     """Reader of nccl-tests outputs, each of one or more sweeps."""
 
     name = "nccl_tests"
-    unstepped = "sizes that were benchmarked, not what a training sends: one call of each, and no steps"
+    unstepped = "benchmarked sizes, not a training's messages: each size counts as one call, without steps"
     empty = "no table of nccl-tests is in it"
     hint = _GIVE_OUTPUT
 
@@ -84,11 +84,11 @@ class NcclTestsReader(Reader):
 def _notes(tests: Sequence[NcclTest]) -> list[str]:
     notes = newer_notes({str(test.file_version) for test in tests}, str(NEWEST))
     if not all(test.ranks for test in tests):
-        notes.append("the ranks are not listed everywhere: such messages are taken to be of the whole job")
+        notes.append("the ranks are not listed everywhere: assuming the whole job for those messages")
     unnamed = sum(test.program is None for test in tests)
     if unnamed:
         notes.append(
-            f"{count_noun(unnamed, 'table')} without the name of the program: recognised by the command or the form"
+            f"{count_noun(unnamed, 'table')} without a program name: collective inferred from the command or layout"
         )
     unreadable = sum(test.unreadable_lines for test in tests)
     if unreadable:

@@ -106,7 +106,7 @@ def _describe(source: Source, recordings: Sequence[NsysExport], assumed: Iterabl
         count for recording in recordings for (_p, kind), count in recording.sized.items() if kind.function in FUNCTIONS
     )
     if bare:
-        source.notes.append(f"{bare} calls have no payload that could be read: the profile is partial")
+        source.notes.append(f"{bare} calls have no readable payload: the profile is partial")
     graphed = sum(recording.graphed for recording in recordings)
     if graphed:
         source.notes.append(
@@ -126,7 +126,7 @@ def _refusal(recordings: Sequence[NsysExport], left_out: Mapping[str, int]) -> T
     if libraries and not functions and not kernels:
         did = ", ".join(count_reasons(libraries))
         return TraceError(
-            f"no NCCL in {labels}: other libraries did the work ({did}), and no NCCL setting reaches them",
+            f"no NCCL in {labels}: other libraries did the work ({did}), which NCCL settings do not affect",
             hint=NCCL_INSTEAD,
         )
     if not functions and not kernels:
@@ -767,12 +767,12 @@ def _message(kind: CallKind, group: _Group, dtypes: Mapping[Collective, str]) ->
 
 
 def _assumptions(message: Message, group: _Group) -> list[str]:
-    how = f"is {message.dtype} by the names of its kernels"
+    how = f"{message.dtype} according to the names of its kernels"
     if message.dtype == UNKNOWN_DTYPE:
-        how = f"is taken as {UNKNOWN_DTYPE}, bytes of no known type"
-    assumed = [f"payloads have no dtype: {message.collective} {how}"]
+        how = f"counted in bytes, as {UNKNOWN_DTYPE}"
+    assumed = [f"payloads have no dtype: {message.collective} is {how}"]
     if not group.ranks:
-        assumed.append("the creation of a communicator was not recorded: its group is taken as the whole job")
+        assumed.append("the creation of a communicator was not recorded: assuming a group of the whole job")
     elif group.is_assumed:
         assumed.append(
             f"NCCL before 2.25 does not name the communicator of a call: all that were created have {group.ranks} ranks"

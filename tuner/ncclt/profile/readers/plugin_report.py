@@ -212,7 +212,7 @@ def _describe(source: Source, reports: Sequence[CommunicatorReport], *, gpus: in
     source.created = format_day(started / 1e6)
     source.ranks = {int(report.head["launch_rank"]) for report in reports} - {-1}
     source.notes += [
-        f"NCCL gives a tuner no dtype: messages are given in bytes, as {UNKNOWN_DTYPE}",
+        f"NCCL gives a tuner no dtype: messages are counted in bytes, as {UNKNOWN_DTYPE}",
         "send_recv, all_to_all, symmetric-memory and copy-engine kernels never reach a tuner",
         "calls replayed by a CUDA graph count once, when captured",
         "calls of one kind in one group, with sizes within four times of each other, count once with their summed size",

@@ -54,7 +54,7 @@ class TraceLensReader(Reader):
         if source.ranks:
             source.notes += partial_note(len(source.ranks), source.world_size)
         else:
-            source.notes.append("the table does not name the ranks that it was made from")
+            source.notes.append("the table does not name its ranks")
         by_rank: dict[int | None, Counter[str]] = {}
         for row in every:
             if row.call is not None:

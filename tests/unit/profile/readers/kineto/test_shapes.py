@@ -29,7 +29,7 @@ def test_annotation_alone_takes_the_world(new_trace):
     trace.shaped("nccl:all_reduce", ([], "long int"))
     found, notes = _rows(trace)
     assert found == {("all_gather", "float32", 1600, 4): 1.0, ("all_reduce", "int64", 8, 4): 1.0}
-    assert any("taken to be all 4 ranks" in note for note in notes)
+    assert any("assuming all 4 ranks" in note for note in notes)
 
 
 def test_gloo_reduce_scatter_is_not_the_all_reduce_that_emulates_it(new_trace):
@@ -120,7 +120,7 @@ def test_calls_of_any_backend_are_read_or_named(trace, backend):
     workload = KinetoReader().read([trace.write()], name="t")
     assert [(m.message.label, m.calls_per_step) for m in workload.messages] == [("all_reduce 16 B float32", 1.0)]
     notes = workload.provenance.notes
-    assert f"recorded over {backend}: these are the messages that NCCL would be given" in notes
+    assert f"recorded over {backend}: NCCL would get the same messages" in notes
     assert "left out: 1 x broadcast without shapes (record with record_shapes=True)" in notes
 
 

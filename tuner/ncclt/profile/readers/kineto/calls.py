@@ -153,18 +153,18 @@ def _add(book: CallBook, event: Event, job: KinetoJob, coalesced: Sequence[Event
     assert operation is not None, "callers ask is_sized_collective first"
     group = str(args.get("Process Group Name", args.get("Process Group ID", "")))
     if job.bypasses_nccl(group):
-        book.left_out[f"{operation.word} in a group that never reaches NCCL"] += 1
+        book.left_out[f"{operation.word} in a group that bypasses NCCL"] += 1
         return
     size = parse_int(args.get("Group size")) or (job.groups[group].size if group in job.groups else 0)
     if not size:
         size = job.assumed_group_size
-        book.assume(f"the group of some calls is not named and taken to be {_shown_size(size)}")
+        book.assume(f"some calls do not name their group: assuming {_shown_size(size)}")
     into = _elements(args, _IN_KEYS) or 0
     out = _elements(args, _OUT_KEYS) or 0
     if into < 0 or out < 0:
         # torch 2.3 and 2.4 keep the count in a C int; only a single wrap can be recognised.
         into, out = (n + 2**32 if n < 0 else n for n in (into, out))
-        book.assume("a count of elements overflowed 32 bits (torch before 2.5) and was taken to have wrapped once")
+        book.assume("a count of elements overflowed 32 bits (torch before 2.5): assuming that it wrapped once")
     parts = [_tuning_elements(operation, into, out)]
     if operation.word.endswith("coalesced"):
         parts = _tensor_elements(operation, event, coalesced, whole=parts[0]) or parts
@@ -235,9 +235,9 @@ def calls_from_shapes(trace: RankTrace) -> CallBook:
     nccl, others = _annotations(trace)
     backends = sorted({event.name.split(":", 1)[0] for event in others})
     if nccl and others:
-        book.left_out[f"collective over {', '.join(backends)}, which never reaches NCCL"] += len(others)
+        book.left_out[f"collective over {', '.join(backends)}, which bypasses NCCL"] += len(others)
     elif others:
-        book.assume(f"recorded over {', '.join(backends)}: these are the messages that NCCL would be given")
+        book.assume(f"recorded over {', '.join(backends)}: NCCL would get the same messages")
     pool = _Pool(nccl or others)
     elsewhere = _Pool(others if nccl else ())
     emulated = elsewhere if nccl else pool
@@ -390,9 +390,9 @@ def _count_annotation(book: CallBook, event: Event, trace: RankTrace) -> None:
 def _assumed_size(book: CallBook, trace: RankTrace) -> int:
     size = trace.job.assumed_group_size
     if not size:
-        book.assume("the trace has no world size: groups are taken to be the whole job")
+        book.assume("the trace has no world size: assuming groups of the whole job")
     elif len({group.size for group in trace.job.groups.values()}) != 1:
-        book.assume(f"the trace does not name the group of most calls: taken to be all {size} ranks")
+        book.assume(f"the trace does not name the group of most calls: assuming all {size} ranks")
     return size
 
 

@@ -15,13 +15,11 @@ from statistics import median
 from ncclt.profile.other_libraries import COPIES_BETWEEN_GPUS, is_nccl_kernel, other_library
 from ncclt.profile.views.exposure import Exposure, Interval, intersect, measure_exposure, merge_intervals, total_us
 
-NO_KERNELS = "exposed communication is not known: no GPU kernels were recorded"
-NO_COMMUNICATION = "exposed communication is not known: no NCCL kernel was recorded in the training steps"
-NO_COMPUTE = "exposed communication is not known: no compute kernel was recorded that could hide it"
-NO_NCCL_PART = (
-    "exposed communication is not known: compute hides NCCL's part, and another library communicates beside it"
-)
-_BY_CPU_STEPS = "exposed communication: kernels are counted between the begin and the end of the steps on the CPU"
+NO_KERNELS = "exposed communication unknown: no GPU kernels recorded"
+NO_COMMUNICATION = "exposed communication unknown: no NCCL kernel recorded in the training steps"
+NO_COMPUTE = "exposed communication unknown: no compute kernel recorded"
+NO_NCCL_PART = "exposed communication unknown: compute hides NCCL's part while another library communicates"
+_BY_CPU_STEPS = "exposed communication: kernels are counted from the start to the end of each step on the CPU"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

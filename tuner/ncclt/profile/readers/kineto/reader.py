@@ -171,7 +171,9 @@ class KinetoReader(RankFileReader):
         left_out = sorted({note for rank in ranks for note in rank.notes if note.startswith("left out")})
         others = sum((rank.libraries for rank in ranks), Counter[str]())
         if others and not kernels:
-            why = f"other libraries did the work ({', '.join(count_reasons(others))}), and no NCCL setting reaches them"
+            why = (
+                f"other libraries did the work ({', '.join(count_reasons(others))}), which NCCL settings do not affect"
+            )
             hint = NCCL_INSTEAD
         elif kernels or events:
             seen = f"{kernels} NCCL kernels and {events} communication events, but none of them has a size"
@@ -202,6 +204,6 @@ def _others_note(timeline: KernelTimeline) -> str:
     if not timeline.libraries:
         return ""
     return (
-        f"other libraries communicated for {timeline.others_us / 1e3:.2f} ms of the file "
-        f"({', '.join(count_reasons(timeline.libraries))}), and no NCCL setting reaches them"
+        f"other libraries communicated for {timeline.others_us / 1e3:.2f} ms in the file "
+        f"({', '.join(count_reasons(timeline.libraries))}), which NCCL settings do not affect"
     )
