@@ -98,7 +98,7 @@ class LeasesContract:
         other = replace(sample_trial(mine.number), setting=RING, started="2026-01-01T00:01:00Z")
         assert shared.trials.add("abc123", other, worker=ME).number == mine.number
         assert [trial.number for trial in shared.trials.find("abc123")] == [0, 1]
-        assert [trial.number for trial in shared.trials.find("abc123", {0})] == [1]
+        assert [trial.number for trial in shared.trials.find("abc123", without={0})] == [1]
 
     def test_a_result_whose_answer_was_lost_is_kept_once(self, shared: Store) -> None:
         """Stored again, it is found under its number, or under its new one if its own was taken."""

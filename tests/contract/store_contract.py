@@ -226,7 +226,7 @@ class StoreContract:
         def publish(number: int) -> int:
             with open_store(store_url) as own:
                 together.wait(timeout=30)
-                return own.publish(sample_recommendation(f"r{number}")).revision
+                return own.revisions.publish(sample_recommendation(f"r{number}")).revision
 
         with ThreadPoolExecutor(8) as pool:
             assert sorted(pool.map(publish, range(8))) == list(range(1, 9))

@@ -85,7 +85,7 @@ def test_keys_stay_at_home_and_a_backup_has_them(filled, tmp_path):
     back_up(locate(filled), tmp_path / "copy.db")
     assert contents(f"sqlite:///{tmp_path}/copy.db") == contents(filled)
     with open_store(f"sqlite:///{tmp_path}/copy.db") as copy:
-        assert copy.keys() == keys
+        assert copy.keys.find() == keys
         assert hash_secret(secret) in keys
 
 

@@ -21,7 +21,7 @@ from ncclt.errors import StoreError, UsageError
 from ncclt.store import known_names, open_store, open_to_read, published
 from ncclt.store.database import Database
 from ncclt.store.location import locate
-from ncclt.store.revisions import VERSION_TABLE
+from ncclt.store.schema import VERSION_TABLE
 from ncclt.store.tables import metadata
 from ncclt.testing.samples import sample_recommendation, sample_study, sample_trial
 from store_contract import StoreContract

@@ -66,6 +66,7 @@ class Store:
     """Notes changes; may be away, hang, or be too old to note them."""
 
     def __init__(self):
+        self.recommendations = self
         self.number, self.pairs, self.looks = 0, {}, 0
         self.away = self.old = False
         self.answering = threading.Event()
@@ -350,7 +351,7 @@ def test_another_process_publishes_and_the_next_job_is_given_it(samples, empty_s
         again = service.get(ENV, params={"model": "bert", **JOB})
         assert (first.text, first.headers["etag"]) == (again.text, again.headers["etag"])
         assert first.headers["x-request-id"] != again.headers["x-request-id"]
-        newer = other.publish(replace(empty_store.recommendations.get("0c0ffee1"), id="0c0ffeed", created=""))
+        newer = other.revisions.publish(replace(empty_store.recommendations.get("0c0ffee1"), id="0c0ffeed", created=""))
         assert service.get(ENV, params={"model": "bert", **JOB}).headers["x-ncclt-recommendation"] == newer.id
 
 

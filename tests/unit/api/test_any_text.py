@@ -78,9 +78,11 @@ def store(tmp_path_factory, profiles, samples):
     path = tmp_path_factory.mktemp("broken") / "ncclt.db"
     with open_store(f"sqlite:///{path}", profiles=profiles) as filled:
         samples.fill(filled)
-        published = filled.recommendation("0c0ffee1")
-        filled.add_attestation(samples.attestation(published, notes=(BROKEN, "x" * 5000), tuner_lines=(BROKEN,)))
-        filled.add_recheck(
+        published = filled.recommendations.get("0c0ffee1")
+        filled.records.add_attestation(
+            samples.attestation(published, notes=(BROKEN, "x" * 5000), tuner_lines=(BROKEN,))
+        )
+        filled.records.add_recheck(
             Recheck(
                 id="c1",
                 recommendation="0c0ffee2",
@@ -94,8 +96,8 @@ def store(tmp_path_factory, profiles, samples):
                 created="",
             )
         )
-        filled.add_cluster(samples.cluster("mine"))
-        filled.add_workload(samples.workload("ours"))
+        filled.clusters.add(samples.cluster("mine"))
+        filled.workloads.add(samples.workload("ours"))
         with closing(sqlite3.connect(path)) as database, database:
             for table in ("workloads", "clusters", "studies", "trials", "recommendations", "records"):
                 kind = "kind" if table == "records" else f"'{table}'"

@@ -6,7 +6,7 @@ from fastapi.testclient import TestClient
 
 from ncclt.errors import StoreError
 from ncclt.store import Migration, open_service_store, open_store, open_to_read
-from ncclt.store.recommendations import Changes
+from ncclt.store.recommendations import Changes, Recommendations
 from ncclt_api.app import create_app
 
 
@@ -14,6 +14,9 @@ class BrokenStore:
     """A store whose database is gone."""
 
     optuna_url = "sqlite:///gone.db"
+
+    def __init__(self):
+        self.recommendations = self
 
     def changes(self, _since):
         raise StoreError("the database is gone", hint="start it again")
@@ -24,6 +27,9 @@ class BrokenStore:
 
 class OldStore:
     """A store whose tables are behind."""
+
+    def __init__(self):
+        self.recommendations = self
 
     def changes(self, since):
         return Changes(number=since, pairs=frozenset())
@@ -58,8 +64,9 @@ def test_without_its_store_the_service_is_ready_while_it_keeps_answers(samples, 
         def away(*_given, **_named):
             raise StoreError("the database is gone")
 
-        for name in ("changes", "migration", "newest"):
-            monkeypatch.setattr(empty_store, name, away)
+        monkeypatch.setattr(empty_store, "migration", away)
+        for name in ("changes", "newest"):
+            monkeypatch.setattr(Recommendations, name, away)
         ready = client.get("/readyz")
         assert (ready.status_code, ready.json()["away"]) == (200, ["database"])
         for n in range(100):

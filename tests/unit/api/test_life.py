@@ -211,12 +211,12 @@ def test_starts_are_stored_once_the_database_is_back(store, monkeypatch):
         raise StoreError("away")
 
     with TestClient(create_app(store, fresh_s=0)) as client:
-        monkeypatch.setattr(store, "add_job_starts", away)
+        monkeypatch.setattr(store.revisions, "add_job_starts", away)
         tickets = [client.get(ENV, params=JOB | {"job": job}).json()["ticket"] for job in ("1", "2", "1")]
         assert tickets[0] == tickets[2] != tickets[1]
         assert tried.wait(10)
         assert store.revisions.job_starts(rollout.id) == ()
-        monkeypatch.setattr(store, "add_job_starts", really)
+        monkeypatch.setattr(store.revisions, "add_job_starts", really)
     assert [start.job for start in store.revisions.job_starts(rollout.id)] == ["1", "2"]
     assert [start.recommendation for start in store.revisions.job_starts(rollout.id)] == [
         rollout.revision_for("1"),

@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ncclt.errors import StoreError
 from ncclt.store.store import Store
+from ncclt.store.studies import Studies
 from ncclt_api import telemetry
 from ncclt_api.app import create_app
 
@@ -55,13 +56,13 @@ def test_every_refusal_for_the_service_s_own_sake_names_its_cause(lines, monkeyp
     def away(*_words, **_options):
         raise StoreError("the database postgresql://me:pass@db/x is away")
 
-    monkeypatch.setattr(Store, "study", away)
+    monkeypatch.setattr(Studies, "get", away)
     assert service.get("/v1/studies/5e1f00aa").status_code == 503
     assert (events()[-1]["status"], events()[-1]["level"]) == (503, "error")
     assert "is away" in events()[-1]["cause"]
     assert "pass" not in events()[-1]["cause"]
 
-    monkeypatch.setattr(Store, "study", lambda *_, **_scope: 1 / 0)
+    monkeypatch.setattr(Studies, "get", lambda *_, **_scope: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         service.get("/v1/studies/5e1f00aa")
     assert (events()[-1]["status"], "ZeroDivisionError" in events()[-1]["cause"]) == (500, True)

@@ -90,7 +90,7 @@ def test_a_store_that_fails_when_a_worker_leaves_hides_no_other_error(store, stu
 
     def leave():
         with trial_log_of(store, study):
-            monkeypatch.setattr(store, "leave", failing)
+            monkeypatch.setattr(store.leases, "leave", failing)
             if not isinstance(error, StoreError):
                 raise error
 

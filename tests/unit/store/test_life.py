@@ -112,7 +112,7 @@ def test_of_two_approvers_at_once_one_wins_and_the_other_is_told_who(store, url)
         with open_store(url) as own:
             start.wait()
             try:
-                ends.append(own.approve("a", Actor(who=who)))
+                ends.append(own.revisions.approve("a", Actor(who=who)))
             except ConflictError as error:
                 ends.append(error.message)
 
@@ -371,7 +371,7 @@ def test_whoever_takes_the_control_away_ends_the_roll_out(store, url, change):
     publish(store, "a")
     store.revisions.set_rules(ClusterRules(cluster="pair", percent=10), ANN)
     publish(store, "b")
-    getattr(store, change)("a", BOB)
+    getattr(store.revisions, change)("a", BOB)
     assert store.recommendations.rolled_out(cluster="pair", model="toy") == ()
     assert states(store)["b"] == "candidate"
 

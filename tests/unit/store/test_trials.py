@@ -95,7 +95,7 @@ def test_new_are_the_trials_before_between_and_behind_the_known_ones(store):
     store.studies.open(sample_study())
     kept = [store.trials.add("abc123", sample_trial(number)) for number in range(5)]
     for known in ({}, {0}, {1}, {1, 3}, {4}, {0, 1, 4}, set(range(5))):
-        assert store.trials.find("abc123", known) == tuple(trial for trial in kept if trial.number not in known)
+        assert store.trials.find("abc123", without=known) == tuple(trial for trial in kept if trial.number not in known)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"setting": 1}', '{"setting": {"channels": 0}}'])
@@ -107,7 +107,7 @@ def test_a_document_that_was_changed_by_hand_is_named(store, text):
         (whole,) = connection.execute("SELECT document FROM trials").fetchone()
         changed = json.dumps(json.loads(whole) | json.loads(text)) if "setting" in text else text
         connection.execute("UPDATE trials SET document = ?", (changed,))
-    for read in (store.trials, store.trials.outline):
+    for read in (store.trials.find, store.trials.outline):
         with pytest.raises(StoreError, match=r"^trial 0 of study abc123 in the store cannot be read: ") as raised:
             read("abc123")
         assert "restore a backup" in raised.value.hint

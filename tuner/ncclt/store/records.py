@@ -65,7 +65,7 @@ class Records(StorePart):
     def rechecks(self, recommendation: str) -> tuple[Recheck, ...]:
         """Return the rechecks of a recommendation by its id, newest first."""
         with self._database.reading() as connection:
-            return _find(connection, Recheck, of=[self._recommendation(connection, recommendation)])
+            return _find(connection, Recheck, of=[recommendation], cluster=self._within(None))
 
     @repeatable
     def add_attestation(

@@ -115,7 +115,7 @@ class Revisions(StorePart):
 
     def _comes_back(self, kept: Recommendation) -> bool:
         """Return whether a revision is read as it was published: an active one by jobs, or a later one in its place."""
-        reading = Recommendations(self._database, self._shipped, self._clock)
+        reading = Recommendations(self._database, self._shipped, self._clock, self._scope)
         if self.status(kept.id).state not in (RevisionState.ACTIVE, RevisionState.STALE):
             return replace(reading.get(kept.id), stale="") == kept
         if self._database.location.path is None:

@@ -50,7 +50,7 @@ def known_revision(shown: str, *, tables: Collection[str], read: Callable[[], st
     if revision in UNRELEASED:
         raise StoreError(
             f"{shown} is of an ncclt before the first release",
-            hint="run `ncclt store export FILE` with that ncclt, and `ncclt store import FILE` here into a new store",
+            hint="`ncclt admin store export FILE` with that ncclt, then `ncclt admin store import FILE` here",
         )
     if revision and revision not in REVISIONS:
         raise StoreError(

@@ -8,7 +8,7 @@ import pytest
 
 from ncclt.core.revision import Action
 from ncclt.core.tuning_job import TuningJob
-from ncclt.store import job_workers, open_store
+from ncclt.store import jobs, open_store
 from ncclt.store.leases import SILENT_S, _started, is_dead, this_worker
 
 ELSEWHERE = "other/1/2/3"
@@ -30,7 +30,7 @@ def later(monkeypatch):
     now = time.time()
 
     def move(seconds):
-        monkeypatch.setattr(job_workers, "now_s", lambda connection: now + seconds)
+        monkeypatch.setattr(jobs, "now_s", lambda connection: now + seconds)
 
     move(0.0)
     return move
@@ -64,10 +64,10 @@ def test_a_dead_process_of_this_machine_is_buried_when_its_launches_had_time_to_
     given_back = []
     store.jobs.enter_worker(dead, cluster="c")
     store.jobs.enter_worker(this_worker(), cluster="c")
-    later(job_workers.SETTLE_S - 1)
+    later(jobs.SETTLE_S - 1)
     bury(store, "c", given_back.append)
     assert given_back == []
-    later(job_workers.SETTLE_S + 1)
+    later(jobs.SETTLE_S + 1)
     bury(store, "c", given_back.append)
     assert given_back == [dead]
     assert store.jobs.workers("c") == (this_worker(),)
