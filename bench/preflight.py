@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.preflight import FabricFinding, Part, Section, State
-from ncclt.health.preflight import TOLERANCE, PreflightRequest, preflight
+from ncclt.health.preflight.checkup import TOLERANCE, PreflightRequest, preflight
 from ncclt.health.preflight.expectation import expectation
 from ncclt.health.preflight.probes import Probes
 from ncclt.health.preflight.simulated import InjectedFault, SimulatedFabric

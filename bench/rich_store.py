@@ -38,8 +38,9 @@ from ncclt.core.study import Arm, Phase, Study, StudyState, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.core.workload import Provenance, Workload
 from ncclt.deliver.attest import attest
-from ncclt.health.preflight import SIZES, PreflightRequest, Probes, preflight
+from ncclt.health.preflight.checkup import SIZES, PreflightRequest, preflight
 from ncclt.health.preflight.expectation import expectation
+from ncclt.health.preflight.probes import Probes
 from ncclt.health.preflight.simulated import SimulatedFabric, parse_fault
 from ncclt.store import Store, open_store
 from ncclt.store.documents import to_text

@@ -6,8 +6,9 @@ import pytest
 
 from ncclt.core.cluster import Cluster
 from ncclt.errors import StoreError
-from ncclt.health.preflight import SIZES, PreflightRequest, Probes, preflight
+from ncclt.health.preflight.checkup import SIZES, PreflightRequest, preflight
 from ncclt.health.preflight.expectation import expectation
+from ncclt.health.preflight.probes import Probes
 from ncclt.health.preflight.simulated import SimulatedFabric, parse_fault
 from ncclt.store import open_store
 

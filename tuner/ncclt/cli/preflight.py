@@ -20,7 +20,8 @@ from ncclt.measure.target import Target
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
     from ncclt.core.preflight import Preflight
-    from ncclt.health.preflight import PreflightRequest, RunnerFor
+    from ncclt.health.preflight.checkup import PreflightRequest
+    from ncclt.health.preflight.probes import RunnerFor
     from ncclt.store import Store
 
 app = typer.Typer()
@@ -107,9 +108,10 @@ def preflight(
     pairs and GPUs are measured until it is clear what is slow; each suspect is measured three times before it is named.
     """
     from ncclt.cli.preflight_view import EXIT_CODES, print_history, print_plan, print_preflight, watcher
-    from ncclt.health.preflight import PreflightRequest, Probes, cost
-    from ncclt.health.preflight import preflight as run
+    from ncclt.health.preflight.checkup import PreflightRequest, cost
+    from ncclt.health.preflight.checkup import preflight as run
     from ncclt.health.preflight.expectation import expectation
+    from ncclt.health.preflight.probes import Probes
 
     if history:
         from ncclt.store import open_to_read
@@ -286,7 +288,7 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 def _sizes(text: str | None) -> tuple[int, ...]:
     """Return sizes in bytes, ascending; K, M and G are powers of 1024 as in nccl-tests."""
-    from ncclt.health.preflight import SIZES
+    from ncclt.health.preflight.checkup import SIZES
 
     if text is None:
         return SIZES

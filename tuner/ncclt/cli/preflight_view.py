@@ -19,7 +19,7 @@ from ncclt.health.preflight.heat_map import HeatMap, heat_maps
 
 if TYPE_CHECKING:
     from ncclt.core.preflight import Preflight, ProbeReading
-    from ncclt.health.preflight import PreflightCost, PreflightRequest
+    from ncclt.health.preflight.checkup import PreflightCost, PreflightRequest
 
 PLAN_SCHEMA = 1
 """Version of the document that `preflight --dry-run --json` prints."""

@@ -8,8 +8,9 @@ import pytest
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.preflight import Preflight
-from ncclt.health.preflight import PreflightRequest, Probes, RunnerFor, preflight
+from ncclt.health.preflight.checkup import PreflightRequest, preflight
 from ncclt.health.preflight.expectation import expectation
+from ncclt.health.preflight.probes import Probes, RunnerFor
 from ncclt.health.preflight.simulated import SimulatedFabric, parse_fault
 
 CLUSTER = Cluster(

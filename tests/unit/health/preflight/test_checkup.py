@@ -9,7 +9,7 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.preflight import Part, Section, State
 from ncclt.core.trial import Outcome, TrialResult
 from ncclt.errors import UsageError
-from ncclt.health.preflight import SIZES, PreflightRequest, cost
+from ncclt.health.preflight.checkup import SIZES, PreflightRequest, cost
 from ncclt.health.preflight.expectation import expectation
 from ncclt.health.preflight.simulated import SimulatedFabric, parse_fault
 
