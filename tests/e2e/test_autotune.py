@@ -285,7 +285,7 @@ def test_nothing_to_gain_ends_before_anything_is_launched(ncclt, measured):
 
 
 def test_a_model_of_a_cluster_has_no_job_to_compare(ncclt):
-    asked = ("autotune", "--profile", "vit-l-32", "--cluster", "mi355x-2x8", "--nodes", "2", *STORE)
+    asked = ("autotune", "--model", "vit-l-32", "--cluster", "mi355x-2x8", "--nodes", "2", *STORE)
     plan = ncclt(*asked, "--dry-run", "--", "torchrun", "train.py").stdout
     assert [line.split()[1] for line in plan.splitlines() if line[0].isdigit()] == ["look", "tune"]
     assert "Step times are not compared" in plan

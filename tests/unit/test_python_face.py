@@ -60,22 +60,25 @@ def test_the_import_loads_nothing_else():
     assert done.stdout == f"['ncclt']\n{ncclt.__version__}\n"
 
 
-@pytest.mark.parametrize("name", ncclt.__all__)
-def test_every_name_is_there_and_documented(name):
-    assert name in dir(ncclt)
-    found = getattr(ncclt, name)
-    assert name == "__version__" or found.__doc__
+def test_every_name_is_there_and_documented(subtests):
+    for name in ncclt.__all__:
+        with subtests.test(name=name):
+            assert name in dir(ncclt)
+            found = getattr(ncclt, name)
+            assert name == "__version__" or found.__doc__
 
 
-@pytest.mark.parametrize("package", ["optuna", "numpy", "sqlalchemy"])
-def test_without_the_extra_it_says_what_to_install(package):
-    code = (
-        f"import sys; sys.modules['{package}'] = None\nimport ncclt\n"
-        "try:\n    ncclt.tune('bert', ncclt.Target(nodes=2), ncclt.Budget(trials=3))\n"
-        "except ncclt.NccltError as error:\n    print(error.message)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == f"{package} is not installed: pip install 'ncclt[tune]'\n"
+def test_without_the_extra_it_says_what_to_install(subtests):
+    cases = ["optuna", "numpy", "sqlalchemy"]
+    for package in cases:
+        with subtests.test(package=package):
+            code = (
+                f"import sys; sys.modules['{package}'] = None\nimport ncclt\n"
+                "try:\n    ncclt.tune('bert', ncclt.Target(nodes=2), ncclt.Budget(trials=3))\n"
+                "except ncclt.NccltError as error:\n    print(error.message)\n"
+            )
+            done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+            assert done.stdout == f"{package} is not installed: pip install 'ncclt[tune]'\n"
 
 
 def test_other_names_are_no_attributes():
@@ -137,14 +140,13 @@ def test_result_in_a_notebook(tmp_path, monkeypatch):
         result.to_frame()
 
 
-@pytest.mark.parametrize(
-    ("target", "said"),
-    [({"launcher": "slurm"}, "needs a Slurm allocation"), ({"launcher": "lsf"}, "unknown launcher 'lsf'")],
-)
-def test_what_does_not_fit_is_refused_before_a_store_is_made(tmp_path, target, said):
-    with pytest.raises(ncclt.NccltError, match=said):
-        ncclt.tune("bert", ncclt.Target(**target), storage=f"sqlite:///{tmp_path / 'ncclt.db'}")
-    assert list(tmp_path.iterdir()) == []
+def test_what_does_not_fit_is_refused_before_a_store_is_made(tmp_path, subtests):
+    cases = [({"launcher": "slurm"}, "needs a Slurm allocation"), ({"launcher": "lsf"}, "unknown launcher 'lsf'")]
+    for target, said in cases:
+        with subtests.test(target=target, said=said):
+            with pytest.raises(ncclt.NccltError, match=said):
+                ncclt.tune("bert", ncclt.Target(**target), storage=f"sqlite:///{tmp_path / 'ncclt.db'}")
+            assert list(tmp_path.iterdir()) == []
 
 
 def test_the_arguments_are_those_of_the_command():

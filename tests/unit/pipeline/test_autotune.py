@@ -47,11 +47,11 @@ def test_another_job_has_another_name(tmp_path):
     assert first != _name(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("argv", "stem"), [(("bash", "-c", "x"), "bash"), (("./a b!",), "a-b"), (("..",), "job"), (("gone.py",), "gone.py")]
-)
-def test_names_without_a_script(tmp_path, argv, stem):
-    assert _name(tmp_path, argv).rpartition("-")[0] == stem
+def test_names_without_a_script(tmp_path, subtests):
+    cases = [(("bash", "-c", "x"), "bash"), (("./a b!",), "a-b"), (("..",), "job"), (("gone.py",), "gone.py")]
+    for argv, stem in cases:
+        with subtests.test(argv=argv, stem=stem):
+            assert _name(tmp_path, argv).rpartition("-")[0] == stem
 
 
 def _target(target, argv=TORCHRUN, *, gpus=True, **environ):
@@ -73,19 +73,18 @@ def test_recordings_and_models_keep_their_own_shape():
     assert _target(Target(cluster="leonardo", launcher="simulate"), (), gpus=False) == found
 
 
-@pytest.mark.parametrize(
-    ("target", "argv", "gpus", "environ", "said"),
-    [
+def test_what_cannot_be_tuned_here_is_refused(subtests):
+    cases = [
         (Target(), TORCHRUN, False, {}, "nothing can be measured here"),
         (Target(cluster="leonardo"), TORCHRUN, False, {}, "nothing can be measured here"),
         (Target(launcher="slurm"), TORCHRUN, False, {}, "not a Slurm allocation"),
         (Target(), ("torchrun", "--nnodes=2", "train.py"), True, {}, "on this node only, and the job has 2 nodes"),
-    ],
-)
-def test_what_cannot_be_tuned_here_is_refused(target, argv, gpus, environ, said):
-    with pytest.raises(UsageError, match=said) as caught:
-        _target(target, argv, gpus=gpus, **environ)
-    assert caught.value.hint
+    ]
+    for target, argv, gpus, environ, said in cases:
+        with subtests.test(target=target, argv=argv, gpus=gpus):
+            with pytest.raises(UsageError, match=said) as caught:
+                _target(target, argv, gpus=gpus, **environ)
+            assert caught.value.hint
 
 
 def test_launchers_of_all_nodes_may_start_several():
@@ -157,17 +156,16 @@ def test_a_comparison_counts_where_it_was_made_in_the_same_way(tmp_path):
         assert find_last_comparison(store, sample_recommendation("b"), argv, how) is None
 
 
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [
+def test_a_job_that_cannot_be_recorded_leaves_nothing(tmp_path, subtests):
+    cases = [
         (("sh", "-c", "echo out of luck >&2; exit 3"), "exit code 3\nout of luck"),
         (("true",), "nothing was recorded: "),
         (("/nonexistent/train",), "/nonexistent/train"),
-    ],
-)
-def test_a_job_that_cannot_be_recorded_leaves_nothing(tmp_path, argv, said):
-    how = Comparison(directory=tmp_path)
-    with pytest.raises(StudyStoppedError) as caught:
-        record_job(argv, name="mine", steps=3, how=how, launcher=LocalLauncher(), environ={})
-    assert said in caught.value.message
-    assert not list(tmp_path.iterdir())
+    ]
+    for argv, said in cases:
+        with subtests.test(argv=argv, said=said):
+            how = Comparison(directory=tmp_path)
+            with pytest.raises(StudyStoppedError) as caught:
+                record_job(argv, name="mine", steps=3, how=how, launcher=LocalLauncher(), environ={})
+            assert said in caught.value.message
+            assert not list(tmp_path.iterdir())

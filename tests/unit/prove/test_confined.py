@@ -1,7 +1,5 @@
 """From NCCL 2.31 variables that force one collective take choices from the others: what then counts as measured."""
 
-import pytest
-
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective, Message
 from ncclt.core.nccl_version import NcclVersion
@@ -40,15 +38,14 @@ def measured(*rows):
     return collect_times(trials)
 
 
-@pytest.mark.parametrize(
-    ("version", "by_variables", "expected"),
-    [(V2_30, False, 10 + 62.5), (V2_30, True, 10 + 62.5), (V2_31, False, 10 + 50), (V2_31, True, 10 + 75)],
-)
-def test_a_launch_that_confined_a_collective_did_not_measure_its_default(version, by_variables, expected):
+def test_a_launch_that_confined_a_collective_did_not_measure_its_default(subtests):
     """On 2.31 all_gather lost LL128 under the forced all_reduce: variables give 75 µs, a table 50."""
-    times = measured((DEFAULT, 20.0, 50.0), (TREE, 10.0, 75.0))
+    cases = [(V2_30, False, 10 + 62.5), (V2_30, True, 10 + 62.5), (V2_31, False, 10 + 50), (V2_31, True, 10 + 75)]
+    for version, by_variables, expected in cases:
+        with subtests.test(version=version, by_variables=by_variables, expected=expected):
+            times = measured((DEFAULT, 20.0, 50.0), (TREE, 10.0, 75.0))
 
-    assert expected_us(FORCED, times, WORKLOAD, version=version, by_variables=by_variables) == expected
+            assert expected_us(FORCED, times, WORKLOAD, version=version, by_variables=by_variables) == expected
 
 
 def test_variables_that_harm_the_other_collective_are_not_proposed():

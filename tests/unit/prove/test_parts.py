@@ -65,26 +65,26 @@ def gains(workload, trials, *, form=Form.TABLE, arm=Arm.TABLE, policy=ALL):
     return verdict, measure_parts(use, trials, workload)
 
 
-@pytest.mark.parametrize(
-    ("arm", "form"), [(Arm.TABLE, Form.TABLE), (Arm.VARIABLES, Form.VARIABLES), (Arm.VARIABLES, None)]
-)
-def test_each_part_is_timed_by_its_own_calls_and_they_add_up(arm, form):
+def test_each_part_is_timed_by_its_own_calls_and_they_add_up(subtests):
     """The policy helps the small message and hurts the large one; variables may be proven in a table's place."""
-    fleet = merge((3, 10, 0), (1, 0, 2))
-    trials = proof(fleet, [((20.0, 1000.0), (10.0, 1100.0))] * 8, arm=arm)
-    verdict, (first, second) = gains(fleet, trials, form=form, arm=arm)
-    assert (first.name, first.weight, first.default_us, first.policy_us, first.note) == (
-        "part0",
-        3,
-        200,
-        pytest.approx(100),
-        "",
-    )
-    assert (second.default_us, second.policy_us) == (2000, pytest.approx(2200))
-    assert (first.speedup, second.speedup) == (pytest.approx(2.0), pytest.approx(1 / 1.1))
-    assert second.interval[1] < 1 < first.interval[0], "the one that loses is seen to lose"
-    assert 3 * first.default_us + second.default_us == pytest.approx(verdict.default_us)
-    assert 3 * first.policy_us + second.policy_us == pytest.approx(verdict.paired_policy_us)
+    cases = [(Arm.TABLE, Form.TABLE), (Arm.VARIABLES, Form.VARIABLES), (Arm.VARIABLES, None)]
+    for arm, form in cases:
+        with subtests.test(arm=arm, form=form):
+            fleet = merge((3, 10, 0), (1, 0, 2))
+            trials = proof(fleet, [((20.0, 1000.0), (10.0, 1100.0))] * 8, arm=arm)
+            verdict, (first, second) = gains(fleet, trials, form=form, arm=arm)
+            assert (first.name, first.weight, first.default_us, first.policy_us, first.note) == (
+                "part0",
+                3,
+                200,
+                pytest.approx(100),
+                "",
+            )
+            assert (second.default_us, second.policy_us) == (2000, pytest.approx(2200))
+            assert (first.speedup, second.speedup) == (pytest.approx(2.0), pytest.approx(1 / 1.1))
+            assert second.interval[1] < 1 < first.interval[0], "the one that loses is seen to lose"
+            assert 3 * first.default_us + second.default_us == pytest.approx(verdict.default_us)
+            assert 3 * first.policy_us + second.policy_us == pytest.approx(verdict.paired_policy_us)
 
 
 def test_noise_of_a_part_that_the_policy_leaves_alone_is_no_gain():

@@ -95,21 +95,20 @@ def test_the_exposed_share_is_that_of_the_recording():
     assert "67 % of the communication is exposed" in gain.words
 
 
-@pytest.mark.parametrize(
-    ("recorded", "effect"),
-    [
+def test_the_least_effect_is_one_of_the_step_where_that_is_known(subtests):
+    cases = [
         ({}, 0.02),  # of the communication: the step is not known
         ({"exposed_us": 50_000, "step_time_us": 100_000}, 0.04082),
         ({"exposed_us": 1_000, "step_time_us": 100_000}, UNREACHABLE),
         ({"exposed_us": 50_000, "step_time_us": 100_000, "provenance": Provenance(source="t", whole_file=True)}, 0.02),
-    ],
-)
-def test_the_least_effect_is_one_of_the_step_where_that_is_known(recorded, effect):
-    workload = replace(WORKLOAD, **recorded)
-    found = communication_effect(workload, 0.02)
-    assert found == pytest.approx(effect, rel=1e-3)
-    if 0.02 < found < UNREACHABLE:
-        assert step_gain(workload, 1 + found) == pytest.approx(1 - 1 / 1.02)
+    ]
+    for recorded, effect in cases:
+        with subtests.test(recorded=recorded, effect=effect):
+            workload = replace(WORKLOAD, **recorded)
+            found = communication_effect(workload, 0.02)
+            assert found == pytest.approx(effect, rel=1e-3)
+            if 0.02 < found < UNREACHABLE:
+                assert step_gain(workload, 1 + found) == pytest.approx(1 - 1 / 1.02)
 
 
 def test_the_ceiling_is_what_is_exposed():
@@ -120,12 +119,12 @@ def test_the_ceiling_is_what_is_exposed():
     assert describe_ceiling(WORKLOAD) == ""
 
 
-@pytest.mark.parametrize(
-    "verdict", [replace(VERDICT, decision=Decision.KEEP_DEFAULT), replace(VERDICT, decision=Decision.UNDECIDED), None]
-)
-def test_nothing_to_pay_back(verdict):
+def test_nothing_to_pay_back(subtests):
     """Without a gain there is no such number."""
-    assert estimate_gain(study_of(), launches(4.5), verdict) is None
+    cases = [replace(VERDICT, decision=Decision.KEEP_DEFAULT), replace(VERDICT, decision=Decision.UNDECIDED), None]
+    for verdict in cases:
+        with subtests.test(verdict=verdict):
+            assert estimate_gain(study_of(), launches(4.5), verdict) is None
 
 
 def test_where_nothing_was_launched_nothing_is_paid_back():
@@ -134,13 +133,13 @@ def test_where_nothing_was_launched_nothing_is_paid_back():
     assert describe_cost(study_of(), [], gain) == ""
 
 
-@pytest.mark.parametrize(
-    ("wall_s", "amount"), [(44.99, "360 GPU-seconds"), (45.0, "0.1 GPU-hours"), (4500.0, "10 GPU-hours")]
-)
-def test_what_launches_cost_is_said_in_seconds_below_a_tenth_of_an_hour(wall_s, amount):
+def test_what_launches_cost_is_said_in_seconds_below_a_tenth_of_an_hour(subtests):
     """8 GPUs; what a simulated study would have cost is no cost."""
-    study = study_of()
-    simulated = replace(study, simulated=True)
-    assert describe_cost(simulated, launches(wall_s), None) == f"about {amount} on a real cluster"
-    said = describe_cost(study, launches(wall_s), estimate_gain(study, launches(wall_s), VERDICT))
-    assert said.startswith(f"{amount}, paid back after ")
+    cases = [(44.99, "360 GPU-seconds"), (45.0, "0.1 GPU-hours"), (4500.0, "10 GPU-hours")]
+    for wall_s, amount in cases:
+        with subtests.test(wall_s=wall_s, amount=amount):
+            study = study_of()
+            simulated = replace(study, simulated=True)
+            assert describe_cost(simulated, launches(wall_s), None) == f"about {amount} on a real cluster"
+            said = describe_cost(study, launches(wall_s), estimate_gain(study, launches(wall_s), VERDICT))
+            assert said.startswith(f"{amount}, paid back after ")

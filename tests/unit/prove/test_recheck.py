@@ -119,27 +119,28 @@ def checked(request, time_of, *, cluster=CLUSTER, interrupted=lambda: False):
     return recheck(request, runner, interrupted=interrupted, watch=lambda *_: None, now=lambda: "2026-01-01"), runner
 
 
-@pytest.mark.parametrize(
-    "change", [{"freshness": "stalish"}, {"launches": "many"}, {"changes": 1}, {"reasons": None}, {"changes": [1]}]
-)
-def test_a_document_that_is_no_check_is_an_error_of_the_input(request_, change):
-    found, _ = checked(request_, times(seed=2))
-    document = found.to_document() | change
-    with pytest.raises(InputError, match="not a recheck"):
-        Recheck.from_document(document)
-    del document["id"]
-    with pytest.raises(InputError, match="not a recheck"):
-        Recheck.from_document(document)
+def test_a_document_that_is_no_check_is_an_error_of_the_input(request_, subtests):
+    cases = [{"freshness": "stalish"}, {"launches": "many"}, {"changes": 1}, {"reasons": None}, {"changes": [1]}]
+    for change in cases:
+        with subtests.test(change=change):
+            found, _ = checked(request_, times(seed=2))
+            document = found.to_document() | change
+            with pytest.raises(InputError, match="not a recheck"):
+                Recheck.from_document(document)
+            del document["id"]
+            with pytest.raises(InputError, match="not a recheck"):
+                Recheck.from_document(document)
 
 
-@pytest.mark.parametrize("seed", range(3, 8))
-def test_a_message_that_was_left_out_is_compared_with_nccls_own_times(seed):
+def test_a_message_that_was_left_out_is_compared_with_nccls_own_times(subtests):
     """It was launched under a rule that lost, and is delivered without."""
-    landscape = {"policy": 0.5, "largest": 1.15}
-    request = request_for(times(seed=seed, **landscape))
-    assert request.recommendation.table.policy.setting_for(WORKLOAD.messages[0].message).is_default
-    found, _ = checked(request, times(seed=100 + seed, **landscape))
-    assert (found.freshness, found.reasons) == (Freshness.FRESH, ())
+    for seed in range(3, 8):
+        with subtests.test(seed=seed):
+            landscape = {"policy": 0.5, "largest": 1.15}
+            request = request_for(times(seed=seed, **landscape))
+            assert request.recommendation.table.policy.setting_for(WORKLOAD.messages[0].message).is_default
+            found, _ = checked(request, times(seed=100 + seed, **landscape))
+            assert (found.freshness, found.reasons) == (Freshness.FRESH, ())
 
 
 def test_what_is_still_true_is_fresh_and_costs_few_launches(request_):
@@ -153,46 +154,44 @@ def test_what_is_still_true_is_fresh_and_costs_few_launches(request_):
     assert Recheck.from_document(found.to_document()) == found
 
 
-@pytest.mark.parametrize(
-    ("now", "reason"),
-    [
+def test_what_changed_beyond_the_noise_is_stale(request_, subtests):
+    cases = [
         ({"policy": 1.05}, "gain of the policy over the default"),
         ({"default": 1.4, "policy": 1.26}, "under the default"),
         ({"default": 0.7, "policy": 0.63}, "under the policy"),
-    ],
-)
-def test_what_changed_beyond_the_noise_is_stale(request_, now, reason):
-    found, _ = checked(request_, times(seed=2, **now))
+    ]
+    for now, reason in cases:
+        with subtests.test(now=now, reason=reason):
+            found, _ = checked(request_, times(seed=2, **now))
 
-    assert found.freshness is Freshness.STALE
-    (change,) = [change for change in found.changes if reason in change.what][:1]
-    said = f"({(change.ratio - 1) * 100:+.1f} %, noise explains {change.noise * 100:.1f} %)"
-    assert 0.001 < change.noise < 0.2
-    assert any(reason in sentence and sentence.endswith(said) for sentence in found.reasons)
-    assert reason in found.staleness
+            assert found.freshness is Freshness.STALE
+            (change,) = [change for change in found.changes if reason in change.what][:1]
+            said = f"({(change.ratio - 1) * 100:+.1f} %, noise explains {change.noise * 100:.1f} %)"
+            assert 0.001 < change.noise < 0.2
+            assert any(reason in sentence and sentence.endswith(said) for sentence in found.reasons)
+            assert reason in found.staleness
 
 
-@pytest.mark.parametrize(
-    ("weaker", "sigma", "doubt"),
-    [
+def test_a_weaker_check_does_not_clear_a_stale_one(request_, subtests):
+    """A recheck without findings must be able to see the earlier change."""
+    cases = [
         ({"blocks": 1}, 0.02, "give at least --points 5 and --blocks 2"),
         ({"points": 3}, 0.02, "give at least --points 5 and --blocks 2"),
         ({"tolerance": 0.6}, 0.02, "give at least --points 5 and --blocks 2"),
         ({}, 0.15, "unnoticed"),
-    ],
-)
-def test_a_weaker_check_does_not_clear_a_stale_one(request_, weaker, sigma, doubt):
-    """A recheck without findings must be able to see the earlier change."""
-    stale, _ = checked(request_, times(seed=2, default=1.4, policy=1.26))
-    weak, _ = checked(replace(request_, earlier=(stale,), **weaker), times(seed=5, sigma=sigma))
-    assert not any(change.changed for change in weak.changes)
-    assert weak.freshness is Freshness.STALE
-    assert doubt in weak.reasons[0]
-    assert weak.reasons[1:] == stale.reasons, "the earlier reasons are kept"
-    again, _ = checked(replace(request_, earlier=(weak, stale), **weaker), times(seed=5, sigma=sigma))
-    assert again.reasons == weak.reasons
-    whole, _ = checked(replace(request_, earlier=(weak, stale)), times(seed=4))
-    assert whole.freshness is Freshness.FRESH
+    ]
+    for weaker, sigma, doubt in cases:
+        with subtests.test(weaker=weaker, sigma=sigma, doubt=doubt):
+            stale, _ = checked(request_, times(seed=2, default=1.4, policy=1.26))
+            weak, _ = checked(replace(request_, earlier=(stale,), **weaker), times(seed=5, sigma=sigma))
+            assert not any(change.changed for change in weak.changes)
+            assert weak.freshness is Freshness.STALE
+            assert doubt in weak.reasons[0]
+            assert weak.reasons[1:] == stale.reasons, "the earlier reasons are kept"
+            again, _ = checked(replace(request_, earlier=(weak, stale), **weaker), times(seed=5, sigma=sigma))
+            assert again.reasons == weak.reasons
+            whole, _ = checked(replace(request_, earlier=(weak, stale)), times(seed=4))
+            assert whole.freshness is Freshness.FRESH
 
 
 def test_an_unmeasured_change_keeps_it_stale(request_):
@@ -296,10 +295,11 @@ def test_an_interrupted_check_says_nothing(request_):
     assert checked(request_, times(seed=2), interrupted=lambda: "told to stop")[0] is None
 
 
-@pytest.mark.parametrize("values", [{"points": 2}, {"points": 7}, {"blocks": 0}, {"tolerance": 0.0}])
-def test_a_senseless_request_is_refused(request_, values):
-    with pytest.raises(UsageError):
-        replace(request_, **values)
+def test_a_senseless_request_is_refused(request_, subtests):
+    cases = [{"points": 2}, {"points": 7}, {"blocks": 0}, {"tolerance": 0.0}]
+    for values in cases:
+        with subtests.test(values=values), pytest.raises(UsageError):
+            replace(request_, **values)
 
 
 def measured_under(request, driver):
@@ -307,25 +307,24 @@ def measured_under(request, driver):
     return replace(request, recommendation=replace(request.recommendation, fingerprint=fingerprint))
 
 
-@pytest.mark.parametrize(
-    ("before", "now", "stale"),
-    [
+def test_another_driver_is_a_reason_where_both_are_known(request_, subtests):
+    cases = [
         ("570.86.15", "580.65.06", True),
         ("570.86.15", "570.86.15, 580.65.06", True),
         ("570.86.15", "570.86.15", False),
         ("", "580.65.06", False),
         ("570.86.15", "", False),
-    ],
-)
-def test_another_driver_is_a_reason_where_both_are_known(request_, before, now, stale):
-    request = replace(measured_under(request_, before), driver=now, driver_before=before)
+    ]
+    for before, now, stale in cases:
+        with subtests.test(before=before, now=now, stale=stale):
+            request = replace(measured_under(request_, before), driver=now, driver_before=before)
 
-    found, runner = checked(request, times(seed=2))
+            found, runner = checked(request, times(seed=2))
 
-    assert (found.freshness is Freshness.STALE, runner.launches == []) == (stale, stale)
-    assert found.driver == now
-    said = f"the NVIDIA driver is {now} here and was {before} (--new-driver measures under it)"
-    assert found.reasons == ((said,) if stale else ())
+            assert (found.freshness is Freshness.STALE, runner.launches == []) == (stale, stale)
+            assert found.driver == now
+            said = f"the NVIDIA driver is {now} here and was {before} (--new-driver measures under it)"
+            assert found.reasons == ((said,) if stale else ())
 
 
 def test_a_new_driver_under_which_nothing_changed_is_the_one_from_then_on(request_):

@@ -35,11 +35,13 @@ def times(loss, *, jobs, seed=1, noise=0.02, rollout=ROLLOUT):
     return found
 
 
-@pytest.mark.parametrize("percent", [1, 10, 50, 90])
-def test_the_share_of_the_jobs_is_what_was_asked_for(percent):
-    rollout = replace(ROLLOUT, percent=percent)
-    got = sum(rollout.variant(f"Slurm job {n}") is Variant.CANDIDATE for n in range(20_000))
-    assert abs(got / 200 - percent) < 1.0
+def test_the_share_of_the_jobs_is_what_was_asked_for(subtests):
+    cases = [1, 10, 50, 90]
+    for percent in cases:
+        with subtests.test(percent=percent):
+            rollout = replace(ROLLOUT, percent=percent)
+            got = sum(rollout.variant(f"Slurm job {n}") is Variant.CANDIDATE for n in range(20_000))
+            assert abs(got / 200 - percent) < 1.0
 
 
 def test_a_bucket_is_a_function_of_seed_and_job():
@@ -68,33 +70,39 @@ def test_pairs_do_not_depend_on_the_times():
     assert paired_gains(ROLLOUT, other) == pytest.approx([g - math.log(2) for g in paired_gains(ROLLOUT, found)])
 
 
-@pytest.mark.parametrize("percent", [10, 50, 90])
-def test_a_steady_drift_favours_neither_side(percent):
+def test_a_steady_drift_favours_neither_side(subtests):
     """Each candidate after its partner would lose by the drift between them."""
-    rollout = replace(ROLLOUT, percent=percent)
-    found = times(0.0, jobs=4000, noise=0.0, rollout=rollout)
-    drifting = [replace(time, step_us=time.step_us * 1.001**place) for place, time in enumerate(found)]
-    gains = paired_gains(rollout, drifting)
-    assert min(gains) < 0 < max(gains)
-    assert abs(sum(gain > 0 for gain in gains) / len(gains) - 0.5) < 0.1
-    assert abs(sum(map(math.copysign, [1.0] * len(gains), gains))) < 4 * len(gains) ** 0.5
+    cases = [10, 50, 90]
+    for percent in cases:
+        with subtests.test(percent=percent):
+            rollout = replace(ROLLOUT, percent=percent)
+            found = times(0.0, jobs=4000, noise=0.0, rollout=rollout)
+            drifting = [replace(time, step_us=time.step_us * 1.001**place) for place, time in enumerate(found)]
+            gains = paired_gains(rollout, drifting)
+            assert min(gains) < 0 < max(gains)
+            assert abs(sum(gain > 0 for gain in gains) / len(gains) - 0.5) < 0.1
+            assert abs(sum(map(math.copysign, [1.0] * len(gains), gains))) < 4 * len(gains) ** 0.5
 
 
-@pytest.mark.parametrize(
-    ("loss", "state"),
-    [(0.05, RollOutState.LOST), (0.0, RollOutState.RUNNING), (-0.05, RollOutState.WON), (0.008, RollOutState.RUNNING)],
-)
-def test_what_a_difference_leads_to(loss, state):
-    found = times(loss, jobs=600)
-    verdict = judge_roll_out(ROLLOUT, found, [start_of(time, BEGIN_S) for time in found], now_s=BEGIN_S + 1e4)
-    assert verdict.state is state
-    words = {
-        RollOutState.LOST: "slower by more than 1 %",
-        RollOutState.WON: "are faster",
-        RollOutState.RUNNING: "undecided",
-    }
-    assert words[state] in verdict.reason
-    assert verdict.candidates + verdict.controls == 600
+def test_what_a_difference_leads_to(subtests):
+    cases = [
+        (0.05, RollOutState.LOST),
+        (0.0, RollOutState.RUNNING),
+        (-0.05, RollOutState.WON),
+        (0.008, RollOutState.RUNNING),
+    ]
+    for loss, state in cases:
+        with subtests.test(loss=loss, state=state):
+            found = times(loss, jobs=600)
+            verdict = judge_roll_out(ROLLOUT, found, [start_of(time, BEGIN_S) for time in found], now_s=BEGIN_S + 1e4)
+            assert verdict.state is state
+            words = {
+                RollOutState.LOST: "slower by more than 1 %",
+                RollOutState.WON: "are faster",
+                RollOutState.RUNNING: "undecided",
+            }
+            assert words[state] in verdict.reason
+            assert verdict.candidates + verdict.controls == 600
 
 
 def test_few_jobs_decide_nothing():
@@ -102,9 +110,8 @@ def test_few_jobs_decide_nothing():
     assert judge_roll_out(ROLLOUT, times(1.0, jobs=8), [], now_s=0.0).state is RollOutState.RUNNING
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
+def test_times_that_no_job_has_are_refused(subtests):
+    cases = [
         {"job": ""},
         {"job": "a\nb"},
         {"job": "x" * 301},
@@ -114,11 +121,10 @@ def test_few_jobs_decide_nothing():
         {"step_us": 1e12},
         {"steps": 0},
         {"steps": 10**10},
-    ],
-)
-def test_times_that_no_job_has_are_refused(wrong):
-    with pytest.raises(InputError):
-        replace(times(0.0, jobs=1)[0], **wrong)
+    ]
+    for wrong in cases:
+        with subtests.test(wrong=wrong), pytest.raises(InputError):
+            replace(times(0.0, jobs=1)[0], **wrong)
 
 
 @pytest.fixture

@@ -242,9 +242,8 @@ def test_interruption_leaves_whole_blocks_and_no_file(tmp_path, launched, kept):
         assert not can_resume(resumed, Comparison()), "it is decided"
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
+def test_requests_that_make_no_sense_are_refused(tmp_path, subtests):
+    cases = [
         {"blocks": 2},
         {"min_effect": 1.0},
         {"timeout_s": 0.0},
@@ -255,12 +254,12 @@ def test_interruption_leaves_whole_blocks_and_no_file(tmp_path, launched, kept):
         {"tuned_env": ()},
         {"steps": 0},
         {"argv": ()},
-    ],
-)
-def test_requests_that_make_no_sense_are_refused(tmp_path, options):
-    with pytest.raises(UsageError):
-        _verify(tmp_path, _by_side(1, 1), **options)
-    assert not list(tmp_path.iterdir())
+    ]
+    for options in cases:
+        with subtests.test(options=options):
+            with pytest.raises(UsageError):
+                _verify(tmp_path, _by_side(1, 1), **options)
+            assert not list(tmp_path.iterdir())
 
 
 def test_a_recommendation_is_delivered_as_a_job_gets_it(tmp_path):

@@ -60,20 +60,19 @@ def test_a_clear_gain_is_tuned_with_its_numbers():
     assert "6 blocks" in verdict.reason
 
 
-@pytest.mark.parametrize(
-    ("speedup", "sigma", "blocks", "words"),
-    [
+def test_what_cannot_reach_the_minimum_keeps_the_default(subtests):
+    cases = [
         (1.00, 0.002, 6, "below the 2 % threshold"),
         (1.01, 0.001, 6, "below the 2 % threshold"),
         (0.90, 0.010, 6, "is slower"),
-    ],
-)
-def test_what_cannot_reach_the_minimum_keeps_the_default(speedup, sigma, blocks, words):
-    verdict = judge(launches(1, speedup=speedup, sigma=sigma, blocks=blocks))
+    ]
+    for speedup, sigma, blocks, words in cases:
+        with subtests.test(speedup=speedup, sigma=sigma, blocks=blocks):
+            verdict = judge(launches(1, speedup=speedup, sigma=sigma, blocks=blocks))
 
-    assert verdict.decision is Decision.KEEP_DEFAULT
-    assert words in verdict.reason
-    assert verdict.interval[1] < 1.02
+            assert verdict.decision is Decision.KEEP_DEFAULT
+            assert words in verdict.reason
+            assert verdict.interval[1] < 1.02
 
 
 def test_noise_that_hides_the_answer_leaves_it_open_and_says_what_would_decide():

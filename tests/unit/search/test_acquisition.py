@@ -71,16 +71,18 @@ def test_what_nccl_is_expected_to_choose_by_itself_promises_little_until_it_was_
     assert gains[0, 0] == gains[1, 0] > 0
 
 
-@pytest.mark.parametrize(("mean", "sigma"), [(-0.05, 0.1), (0.2, 0.2), (-0.2, 0.05), (0.0, 0.03)])
-def test_the_gain_of_a_new_setting_is_what_simulated_launches_bring(mean, sigma):
-    known = posterior([[-0.1], [mean]], [[0.01], [sigma]], measured=[True, False])
-    now = find_incumbent(known)
-    draw = np.random.default_rng(3)
-    total = sigma**2 + NOISE
-    after = mean + sigma**2 / math.sqrt(total) * draw.standard_normal(400_000)
-    brought = np.where(after < now.value[0], now.value[0] - after, 0.0).mean() * math.exp(now.value[0])
+def test_the_gain_of_a_new_setting_is_what_simulated_launches_bring(subtests):
+    cases = [(-0.05, 0.1), (0.2, 0.2), (-0.2, 0.05), (0.0, 0.03)]
+    for mean, sigma in cases:
+        with subtests.test(mean=mean, sigma=sigma):
+            known = posterior([[-0.1], [mean]], [[0.01], [sigma]], measured=[True, False])
+            now = find_incumbent(known)
+            draw = np.random.default_rng(3)
+            total = sigma**2 + NOISE
+            after = mean + sigma**2 / math.sqrt(total) * draw.standard_normal(400_000)
+            brought = np.where(after < now.value[0], now.value[0] - after, 0.0).mean() * math.exp(now.value[0])
 
-    assert estimate_launch_gains(known, now)[1, 0] == pytest.approx(brought, rel=0.02, abs=1e-5)
+            assert estimate_launch_gains(known, now)[1, 0] == pytest.approx(brought, rel=0.02, abs=1e-5)
 
 
 def test_a_repeat_is_worth_something_where_two_are_close_and_nothing_where_all_is_clear():

@@ -118,18 +118,22 @@ def test_a_gain_in_the_noise_gets_no_rule():
     assert assemble(times, workload(SMALL), version=VERSION).is_default
 
 
-@pytest.mark.parametrize(("time_us", "has_rule"), [(995.0, True), (995.1, False)])
-def test_a_gain_of_half_a_percent_gets_a_rule(time_us, has_rule):
-    times = table_of((SMALL,), [(DEFAULT, [1000.0]), (RING_LL, [time_us])])
+def test_a_gain_of_half_a_percent_gets_a_rule(subtests):
+    cases = [(995.0, True), (995.1, False)]
+    for time_us, has_rule in cases:
+        with subtests.test(time_us=time_us, has_rule=has_rule):
+            times = table_of((SMALL,), [(DEFAULT, [1000.0]), (RING_LL, [time_us])])
 
-    assert assemble(times, workload(SMALL), version=VERSION).is_default != has_rule
+            assert assemble(times, workload(SMALL), version=VERSION).is_default != has_rule
 
 
-@pytest.mark.parametrize(("time_us", "changed"), [(994.0, True), (995.0, False)])
-def test_a_process_wide_parameter_must_bring_more_than_half_a_percent(time_us, changed):
-    times = table_of((SMALL,), [(DEFAULT, [1000.0]), (BIG_BUFFER, [time_us])])
+def test_a_process_wide_parameter_must_bring_more_than_half_a_percent(subtests):
+    cases = [(994.0, True), (995.0, False)]
+    for time_us, changed in cases:
+        with subtests.test(time_us=time_us, changed=changed):
+            times = table_of((SMALL,), [(DEFAULT, [1000.0]), (BIG_BUFFER, [time_us])])
 
-    assert assemble(times, workload(SMALL), version=VERSION).is_default != changed
+            assert assemble(times, workload(SMALL), version=VERSION).is_default != changed
 
 
 def test_a_setting_that_was_launched_often_enough_counts():
@@ -203,16 +207,16 @@ def test_a_setting_that_once_gave_wrong_data_is_out_for_good():
     assert assemble(times, workload(SMALL), version=VERSION).is_default
 
 
-@pytest.mark.parametrize(
-    ("failures", "good_launches", "kept"), [(1, 0, False), (1, 1, False), (1, 2, True), (3, 3, False)]
-)
-def test_another_failure_may_be_the_fault_of_a_node(failures, good_launches, kept):
-    slow, fast = {message(SMALL): 20.0}, {message(SMALL): 5.0}
-    trials = [trial(0, DEFAULT, slow)]
-    trials += [trial(n, RING_LL, {}, Outcome.CRASHED) for n in range(1, failures + 1)]
-    trials += [trial(n + failures, RING_LL, fast) for n in range(1, good_launches + 1)]
+def test_another_failure_may_be_the_fault_of_a_node(subtests):
+    cases = [(1, 0, False), (1, 1, False), (1, 2, True), (3, 3, False)]
+    for failures, good_launches, kept in cases:
+        with subtests.test(failures=failures, good_launches=good_launches, kept=kept):
+            slow, fast = {message(SMALL): 20.0}, {message(SMALL): 5.0}
+            trials = [trial(0, DEFAULT, slow)]
+            trials += [trial(n, RING_LL, {}, Outcome.CRASHED) for n in range(1, failures + 1)]
+            trials += [trial(n + failures, RING_LL, fast) for n in range(1, good_launches + 1)]
 
-    assert assemble(collect_times(trials), workload(SMALL), version=VERSION).is_default != kept
+            assert assemble(collect_times(trials), workload(SMALL), version=VERSION).is_default != kept
 
 
 def test_an_unconfirmed_setting_is_left_out():
@@ -284,17 +288,19 @@ def test_launches_with_the_same_effect_measured_the_same_and_their_median_counts
     assert expected_us(Policy(), times, sent, version=VERSION) == 2 * 25.0
 
 
-@pytest.mark.parametrize(("by_variables", "expected"), [(True, 30.0), (False, 20.0)])
-def test_variables_confine_what_a_table_leaves_alone(by_variables, expected):
+def test_variables_confine_what_a_table_leaves_alone(subtests):
     """From 2.31 a launch that forces Tree by variables confines the all_gather, which a table does not touch."""
-    gather, version = message(SMALL, Collective.ALL_GATHER), NcclVersion(2, 31)
-    policy = Policy(rules=(Rule(collective=Collective.ALL_REDUCE, algorithm=Algorithm.TREE),))
-    sent = workload(SMALL, collectives=(Collective.ALL_GATHER,))
-    both = measured((DEFAULT, {gather: 20.0}), (TREE, {gather: 30.0}))
-    only_default = measured((DEFAULT, {gather: 20.0}))
+    cases = [(True, 30.0), (False, 20.0)]
+    for by_variables, expected in cases:
+        with subtests.test(by_variables=by_variables, expected=expected):
+            gather, version = message(SMALL, Collective.ALL_GATHER), NcclVersion(2, 31)
+            policy = Policy(rules=(Rule(collective=Collective.ALL_REDUCE, algorithm=Algorithm.TREE),))
+            sent = workload(SMALL, collectives=(Collective.ALL_GATHER,))
+            both = measured((DEFAULT, {gather: 20.0}), (TREE, {gather: 30.0}))
+            only_default = measured((DEFAULT, {gather: 20.0}))
 
-    assert expected_us(policy, both, sent, version=version, by_variables=by_variables) == expected
-    assert expected_us(policy, only_default, sent, version=version, by_variables=by_variables) == 20.0
+            assert expected_us(policy, both, sent, version=version, by_variables=by_variables) == expected
+            assert expected_us(policy, only_default, sent, version=version, by_variables=by_variables) == 20.0
 
 
 def test_a_policy_without_measurement_is_expected_to_take_for_ever():
@@ -426,12 +432,14 @@ def test_two_rules_meet_in_the_middle_between_near_sizes():
     assert (low.min_bytes, low.max_bytes, high.min_bytes, high.max_bytes) == (708, 2000, 2001, 5656)
 
 
-@pytest.mark.parametrize(("size", "rules"), [(8 * SMALL, 1), (8 * SMALL + 1, 2)])
-def test_sizes_within_a_factor_of_eight_share_a_rule(size, rules):
-    times = table_of((SMALL, size), [(DEFAULT, [20.0, 20.0]), (RING_LL, [10.0, 10.0])])
+def test_sizes_within_a_factor_of_eight_share_a_rule(subtests):
+    cases = [(8 * SMALL, 1), (8 * SMALL + 1, 2)]
+    for size, rules in cases:
+        with subtests.test(size=size, rules=rules):
+            times = table_of((SMALL, size), [(DEFAULT, [20.0, 20.0]), (RING_LL, [10.0, 10.0])])
 
-    assert len(assemble(times, workload(SMALL, size), version=VERSION).rules) == rules
-    assert len(assemble(times, workload(SMALL, size), version=VERSION, keep=0.9).rules) == rules
+            assert len(assemble(times, workload(SMALL, size), version=VERSION).rules) == rules
+            assert len(assemble(times, workload(SMALL, size), version=VERSION, keep=0.9).rules) == rules
 
 
 def test_between_measured_sizes_that_are_near_there_is_no_gap():

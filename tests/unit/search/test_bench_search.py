@@ -162,19 +162,18 @@ def test_a_table_without_a_default_says_what_stands_in(run, tmp_path):
     assert "c=32 stands in for it" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
+def test_mistakes_are_named(run, subtests):
+    cases = [
         (("--methods", "magic"), "no method magic"),
         (("--noise", "2"), "--noise must be 0 to below 1"),
         (("--landscape", "nowhere.csv"), "nowhere.csv"),
-    ],
-)
-def test_mistakes_are_named(run, arguments, said):
-    done = run("search.py", *arguments)
+    ]
+    for arguments, said in cases:
+        with subtests.test(arguments=arguments, said=said):
+            done = run("search.py", *arguments)
 
-    assert done.returncode == 2
-    assert said in done.stderr
+            assert done.returncode == 2
+            assert said in done.stderr
 
 
 HEADER = "system,gpus,nodes,interconnect,collective,size_bytes,algo,proto,nchannels,time_us,other_env"
@@ -184,9 +183,8 @@ def row(size, algo="", proto="", channels="", time_us="10", system="9x Q9", cond
     return f"{system},8,1,NVSwitch,all_reduce,{size},{algo},{proto},{channels},{time_us},{condition}"
 
 
-@pytest.mark.parametrize(
-    ("lines", "said"),
-    [
+def test_a_table_that_cannot_be_searched_is_refused_with_its_reason(run, tmp_path, subtests):
+    cases = [
         ([], "is empty"),
         (["system,gpus", "a,8"], "lacks the columns"),
         ([HEADER], "has no rows"),
@@ -197,15 +195,15 @@ def row(size, algo="", proto="", channels="", time_us="10", system="9x Q9", cond
         ([HEADER, row(65536), row(65536, "Ring", "LL")], "fewer than 2 forced settings"),
         ([HEADER, row(65536, "Ring", "LL"), row(65536, "Tree", "LL")], "the NCCL default"),
         ([HEADER, row(65536), row(4096, "Ring", "LL"), row(1 << 26, "Tree", "LL")], "recorded at the same sizes"),
-    ],
-)
-def test_a_table_that_cannot_be_searched_is_refused_with_its_reason(run, tmp_path, lines, said):
-    (tmp_path / "bad.csv").write_text("\n".join(lines))
-    done = run("search.py", "--landscape", str(tmp_path / "bad.csv"), "--seeds", "1", "--budget", "5")
+    ]
+    for lines, said in cases:
+        with subtests.test(lines=lines, said=said):
+            (tmp_path / "bad.csv").write_text("\n".join(lines))
+            done = run("search.py", "--landscape", str(tmp_path / "bad.csv"), "--seeds", "1", "--budget", "5")
 
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert done.stdout == ""
+            assert done.returncode == 2
+            assert said in done.stderr
+            assert done.stdout == ""
 
 
 def test_a_refusal_is_the_exit_code():

@@ -65,17 +65,19 @@ def in_full(table, covariance):
     )
 
 
-@pytest.mark.parametrize("choice", [hyperparameter_grid()[0], hyperparameter_grid()[-1]])
-def test_two_eigendecompositions_say_what_the_dense_process_says(kernel, table, choice):
-    covariance = kernel.covariance(*choice)
-    mean, variance, evidence = in_full(table, covariance)
+def test_two_eigendecompositions_say_what_the_dense_process_says(kernel, table, subtests):
+    cases = [hyperparameter_grid()[0], hyperparameter_grid()[-1]]
+    for choice in cases:
+        with subtests.test(choice=choice):
+            covariance = kernel.covariance(*choice)
+            mean, variance, evidence = in_full(table, covariance)
 
-    posterior = GaussianProcess(table, covariance)
-    found_mean, found_variance = posterior.predict(np.arange(len(SETTINGS)))
+            posterior = GaussianProcess(table, covariance)
+            found_mean, found_variance = posterior.predict(np.arange(len(SETTINGS)))
 
-    np.testing.assert_allclose(found_mean, mean, atol=1e-9)
-    np.testing.assert_allclose(found_variance, variance, atol=1e-9)
-    assert posterior.evidence() == pytest.approx(evidence)
+            np.testing.assert_allclose(found_mean, mean, atol=1e-9)
+            np.testing.assert_allclose(found_variance, variance, atol=1e-9)
+            assert posterior.evidence() == pytest.approx(evidence)
 
 
 def test_other_weights_of_the_cost_model_need_no_other_decomposition(kernel, table):
@@ -88,13 +90,15 @@ def test_other_weights_of_the_cost_model_need_no_other_decomposition(kernel, tab
     assert posterior.evidence() != pytest.approx(evidence)
 
 
-@pytest.mark.parametrize("choice", hyperparameter_grid()[::10])
-def test_every_covariance_is_one(kernel, choice):
-    covariance = kernel.covariance(*choice)
+def test_every_covariance_is_one(kernel, subtests):
+    cases = hyperparameter_grid()[::10]
+    for choice in cases:
+        with subtests.test(choice=choice):
+            covariance = kernel.covariance(*choice)
 
-    for matrix in (covariance.smooth, covariance.rough, covariance.sizes):
-        np.testing.assert_allclose(matrix, matrix.T)
-        assert np.linalg.eigvalsh(matrix).min() > -1e-9
+            for matrix in (covariance.smooth, covariance.rough, covariance.sizes):
+                np.testing.assert_allclose(matrix, matrix.T)
+                assert np.linalg.eigvalsh(matrix).min() > -1e-9
 
 
 def test_a_parameter_that_is_off_has_its_place_beside_one_that_is_on(cluster):

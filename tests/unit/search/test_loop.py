@@ -282,37 +282,35 @@ def test_the_search_stops_when_the_default_is_best(cluster, workload):
     assert len(runner.launches) <= 7 + PATIENCE + 1
 
 
-@pytest.mark.parametrize(
-    ("history", "expected"),
-    [
+def test_reasons_to_stop(subtests):
+    cases = [
         ([100.0] * 10, ""),
         ([100.0] * 30, "beats the NCCL default"),
         ([100.0, 80.0, *[70.0] * 28], "converged"),
         ([100.0 - i for i in range(30)], ""),
-    ],
-)
-def test_reasons_to_stop(history, expected):
-    assert expected in explain_convergence(history, startup=6, patience=PATIENCE)
-    assert bool(explain_convergence(history, startup=6, patience=PATIENCE)) is bool(expected)
+    ]
+    for history, expected in cases:
+        with subtests.test(history=history, expected=expected):
+            assert expected in explain_convergence(history, startup=6, patience=PATIENCE)
+            assert bool(explain_convergence(history, startup=6, patience=PATIENCE)) is bool(expected)
 
 
 def test_without_patience_the_search_never_stops_by_itself():
     assert explain_convergence([100.0] * 500, startup=6, patience=0) == ""
 
 
-@pytest.mark.parametrize(
-    ("history", "reason"),
-    [
+def test_a_search_needs_half_a_percent_within_its_patience_to_go_on(subtests):
+    cases = [
         ([100.0] * 2 + [80.0] * 4, ""),
         ([100.0] * 2 + [80.0] * 5, "converged: the last 4 trials gained 0.0 %"),
         ([100.0, 80.0, 80.0, 80.0, 80.0, 80.0, 79.7], "converged: the last 4 trials gained 0.4 %"),
         ([100.0, 80.0, 80.0, 80.0, 80.0, 80.0, 79.5], ""),
         ([100.0] * 6 + [99.6], "converged: none of 7 trials beats the NCCL default"),
         ([100.0, 99.4, 99.4, 99.4, 99.4, 99.4, 99.4], "converged: the last 4 trials gained 0.0 %"),
-    ],
-)
-def test_a_search_needs_half_a_percent_within_its_patience_to_go_on(history, reason):
-    assert explain_convergence(history, startup=2, patience=4) == reason
+    ]
+    for history, reason in cases:
+        with subtests.test(history=history, reason=reason):
+            assert explain_convergence(history, startup=2, patience=4) == reason
 
 
 def work_of(history, budget, *, default_us=1000.0):

@@ -35,9 +35,8 @@ def test_arguments_reach_the_class_and_say_how_long_it_draws_at_random():
     assert named_sampler("optuna.samplers:RandomSampler").startup_trials == 0
 
 
-@pytest.mark.parametrize(
-    ("text", "said", "hint"),
-    [
+def test_what_is_no_sampler_is_refused_with_a_hint(tmp_path, monkeypatch, subtests):
+    cases = [
         ("tpe", "must be MODULE:CLASS or MODULE:CLASS(KEY=VALUE), not 'tpe'", "optuna.samplers:TPESampler"),
         (":TPESampler", "must be MODULE:CLASS", "optuna.samplers:TPESampler"),
         ("optuna.samplers:", "must be MODULE:CLASS", "optuna.samplers:TPESampler"),
@@ -68,15 +67,15 @@ def test_arguments_reach_the_class_and_say_how_long_it_draws_at_random():
         ),
         ("optuna.samplers:TPESampler(n_startup_trials=-1)", "must be 0 or more, not -1", "for example"),
         ("optuna.samplers:QMCSampler(qmc_type='x')", "cannot be created: ValueError", "pass the arguments"),
-    ],
-)
-def test_what_is_no_sampler_is_refused_with_a_hint(text, said, hint, tmp_path, monkeypatch):
-    (tmp_path / "broken.py").write_text("class X(")
-    classes = (f"class {name}(RandomSampler): pass\n" for name in ("ASampler", "Sampler", "Samplers"))
-    (tmp_path / "near.py").write_text("".join(["from optuna.samplers import RandomSampler\n", *classes]))
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UsageError) as refused:
-        named_sampler(text)
+    ]
+    for text, said, hint in cases:
+        with subtests.test(text=text, said=said, hint=hint):
+            (tmp_path / "broken.py").write_text("class X(")
+            classes = (f"class {name}(RandomSampler): pass\n" for name in ("ASampler", "Sampler", "Samplers"))
+            (tmp_path / "near.py").write_text("".join(["from optuna.samplers import RandomSampler\n", *classes]))
+            monkeypatch.syspath_prepend(tmp_path)
+            with pytest.raises(UsageError) as refused:
+                named_sampler(text)
 
-    assert said in refused.value.message
-    assert hint in refused.value.hint
+            assert said in refused.value.message
+            assert hint in refused.value.hint

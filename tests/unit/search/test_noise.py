@@ -12,17 +12,21 @@ def test_one_launch_says_what_it_says():
     assert typical_us([17.3], USUAL_SIGMA) == 17.3
 
 
-@pytest.mark.parametrize("times", [[100.0, 500.0], [500.0, 100.0], [100.0, 500.0, 101.0], [99.0, 101.0, 100.0, 300.0]])
-def test_a_disturbed_launch_does_not_count(times):
-    assert typical_us(times, USUAL_SIGMA) == pytest.approx(100.0, rel=0.01)
+def test_a_disturbed_launch_does_not_count(subtests):
+    cases = [[100.0, 500.0], [500.0, 100.0], [100.0, 500.0, 101.0], [99.0, 101.0, 100.0, 300.0]]
+    for times in cases:
+        with subtests.test(times=times):
+            assert typical_us(times, USUAL_SIGMA) == pytest.approx(100.0, rel=0.01)
 
 
-@pytest.mark.parametrize(("sigmas", "counted"), [(5.9, True), (6.1, False)])
-def test_a_launch_is_disturbed_beyond_six_standard_deviations(sigmas, counted):
-    slow = 100.0 * math.exp(sigmas * USUAL_SIGMA)
+def test_a_launch_is_disturbed_beyond_six_standard_deviations(subtests):
+    cases = [(5.9, True), (6.1, False)]
+    for sigmas, counted in cases:
+        with subtests.test(sigmas=sigmas, counted=counted):
+            slow = 100.0 * math.exp(sigmas * USUAL_SIGMA)
 
-    expected = 100.0 * math.exp(sigmas * USUAL_SIGMA / 3) if counted else 100.0
-    assert typical_us([100.0, slow, 100.0], USUAL_SIGMA) == pytest.approx(expected)
+            expected = 100.0 * math.exp(sigmas * USUAL_SIGMA / 3) if counted else 100.0
+            assert typical_us([100.0, slow, 100.0], USUAL_SIGMA) == pytest.approx(expected)
 
 
 def test_launches_that_agree_are_averaged():
@@ -30,14 +34,17 @@ def test_launches_that_agree_are_averaged():
     assert typical_us([98.0, 102.0], USUAL_SIGMA) == pytest.approx((98.0 * 102.0) ** 0.5)
 
 
-@pytest.mark.parametrize("sigma", [0.005, 0.02, 0.1])
-def test_noise_is_estimated_from_repeats_in_spite_of_outliers(sigma):
-    draw = random.Random(5)
-    repeats = [
-        [100 * draw.lognormvariate(0, sigma) * (5 if draw.random() < 0.01 else 1) for _ in range(2)] for _ in range(400)
-    ]
+def test_noise_is_estimated_from_repeats_in_spite_of_outliers(subtests):
+    cases = [0.005, 0.02, 0.1]
+    for sigma in cases:
+        with subtests.test(sigma=sigma):
+            draw = random.Random(5)
+            repeats = [
+                [100 * draw.lognormvariate(0, sigma) * (5 if draw.random() < 0.01 else 1) for _ in range(2)]
+                for _ in range(400)
+            ]
 
-    assert launch_sigma(repeats) == pytest.approx(sigma, rel=0.3)
+            assert launch_sigma(repeats) == pytest.approx(sigma, rel=0.3)
 
 
 def test_without_repeats_the_usual_noise_is_assumed():

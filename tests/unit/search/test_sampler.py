@@ -200,14 +200,16 @@ def many_settings(count):
     return [Setting(algorithm=a, protocol=p, channels=c) for a, p, c in itertools.islice(kinds, count)]
 
 
-@pytest.mark.parametrize(("count", "step"), [(400, 1), (401, 2), (801, 3)])
-def test_of_more_than_400_settings_every_second_or_third_is_looked_at_and_what_was_launched(count, step):
-    settings, times = many_settings(count), {DEFAULT: (20.0, 1000.0)}
-    seen = observe([Launch(setting=s, times_us=us) for s, us in (times | {settings[1]: (19.0, 990.0)}).items()])
+def test_of_more_than_400_settings_every_second_or_third_is_looked_at_and_what_was_launched(subtests):
+    cases = [(400, 1), (401, 2), (801, 3)]
+    for count, step in cases:
+        with subtests.test(count=count, step=step):
+            settings, times = many_settings(count), {DEFAULT: (20.0, 1000.0)}
+            seen = observe([Launch(setting=s, times_us=us) for s, us in (times | {settings[1]: (19.0, 990.0)}).items()])
 
-    found = candidate_settings(dict.fromkeys([DEFAULT, *settings]), seen, (settings[5],))
+            found = candidate_settings(dict.fromkeys([DEFAULT, *settings]), seen, (settings[5],))
 
-    assert found == tuple(dict.fromkeys([*settings[::step], settings[1], settings[5]]))
+            assert found == tuple(dict.fromkeys([*settings[::step], settings[1], settings[5]]))
 
 
 def test_a_parameter_is_tried_with_the_default_and_the_five_best_settings():

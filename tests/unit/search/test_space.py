@@ -35,14 +35,16 @@ def test_every_setting_is_legal_for_a_collective_of_the_workload(cluster):
         assert any(is_legal(c, setting.algorithm, setting.protocol, version=cluster.version) for c in collectives)
 
 
-@pytest.mark.parametrize(("version", "most"), [("2.24.3", 32), ("2.25.1", 64)])
-def test_channels_are_tried_up_to_the_most_that_nccl_has_twice_per_doubling_from_eight_on(cluster, version, most):
-    space = cluster_space({Collective.ALL_REDUCE}, replace(cluster, nccl_version=version), parameters={})
+def test_channels_are_tried_up_to_the_most_that_nccl_has_twice_per_doubling_from_eight_on(cluster, subtests):
+    cases = [("2.24.3", 32), ("2.25.1", 64)]
+    for version, most in cases:
+        with subtests.test(version=version, most=most):
+            space = cluster_space({Collective.ALL_REDUCE}, replace(cluster, nccl_version=version), parameters={})
 
-    tried = {s.channels for s in space.distinct if s.channels}
+            tried = {s.channels for s in space.distinct if s.channels}
 
-    doublings = {1 << n for n in range(most.bit_length())}
-    assert tried == doublings | {c * 3 // 2 for c in doublings if 8 <= c < most}
+            doublings = {1 << n for n in range(most.bit_length())}
+            assert tried == doublings | {c * 3 // 2 for c in doublings if 8 <= c < most}
 
 
 def test_trees_are_tried_only_where_the_workload_has_an_all_reduce(cluster):
@@ -105,14 +107,16 @@ def test_a_space_of_many_parameters_stays_finite_and_can_set_two_at_once(cluster
     assert max(len(s.parameters) for s in space.distinct) >= 2
 
 
-@pytest.mark.parametrize(("values", "most"), [((19, 19, 49), 3), ((2, 58, 112), 2)])
-def test_of_more_than_20000_points_those_that_set_all_parameters_are_left_out(cluster, values, most):
+def test_of_more_than_20000_points_those_that_set_all_parameters_are_left_out(cluster, subtests):
     """20 x 20 x 50 are just as many, 3 x 59 x 113 one more."""
-    ladders = {name: tuple(range(1, count + 1)) for name, count in zip(("A", "B", "C"), values, strict=True)}
+    cases = [((19, 19, 49), 3), ((2, 58, 112), 2)]
+    for values, most in cases:
+        with subtests.test(values=values, most=most):
+            ladders = {name: tuple(range(1, count + 1)) for name, count in zip(("A", "B", "C"), values, strict=True)}
 
-    space = cluster_space({Collective.ALL_TO_ALL}, cluster, parameters=ladders)
+            space = cluster_space({Collective.ALL_TO_ALL}, cluster, parameters=ladders)
 
-    assert max(len(s.parameters) for s in space.distinct) == most
+            assert max(len(s.parameters) for s in space.distinct) == most
 
 
 def test_points_and_settings_belong_together(cluster):
@@ -214,9 +218,8 @@ def test_ladders_hold_every_value_but_the_default(cluster):
     assert 8 << 20 in ladders["BUFFSIZE"]
 
 
-@pytest.mark.parametrize(
-    ("name", "version", "reason", "hint"),
-    [
+def test_parameters_that_must_not_be_searched_are_refused_with_those_that_may(cluster, subtests):
+    cases = [
         ("FOO", "2.22.3", "ncclt knows no such parameter", "where --process-wide is left out, BUFFSIZE is searched"),
         ("FOO", "2.22.3", "ncclt knows no such parameter", "only where it names them are NTHREADS, P2P_NET_CHUNKSIZE"),
         ("BUFSIZE", "2.22.3", "ncclt knows no such parameter", "did you mean BUFFSIZE? where"),
@@ -225,15 +228,15 @@ def test_ladders_hold_every_value_but_the_default(cluster):
         ("MIN_CTAS", "2.22.3", "channels beyond NCCL's own take SMs from compute", "BUFFSIZE"),
         ("MAX_NCHANNELS", "2.22.3", "the search chooses algorithm, protocol and channels itself", "BUFFSIZE"),
         ("IB_SPLIT_DATA_ON_QPS", "2.13.4", "it came with NCCL 2.18", "IB_QPS_PER_CONNECTION; `none`"),
-    ],
-)
-def test_parameters_that_must_not_be_searched_are_refused_with_those_that_may(cluster, name, version, reason, hint):
-    with pytest.raises(UsageError) as refused:
-        process_wide_ladders(("BUFFSIZE", name), replace(cluster, nccl_version=version))
-    assert f"{name} is not searched with NCCL {version}: " in refused.value.message
-    assert reason in refused.value.message
-    assert hint in refused.value.hint
-    assert "ncclt." not in refused.value.hint  # a module is no answer to somebody at a shell
+    ]
+    for name, version, reason, hint in cases:
+        with subtests.test(name=name, version=version, reason=reason):
+            with pytest.raises(UsageError) as refused:
+                process_wide_ladders(("BUFFSIZE", name), replace(cluster, nccl_version=version))
+            assert f"{name} is not searched with NCCL {version}: " in refused.value.message
+            assert reason in refused.value.message
+            assert hint in refused.value.hint
+            assert "ncclt." not in refused.value.hint  # a module is no answer to somebody at a shell
 
 
 def test_what_is_searched_unasked_is_what_the_command_says(cluster):

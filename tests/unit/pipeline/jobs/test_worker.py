@@ -57,23 +57,22 @@ def test_a_job_that_has_killed_workers_fails(result_of):
     )
 
 
-@pytest.mark.parametrize(
-    ("arguments", "environ", "expected"),
-    [
+def test_when_studies_are_batch_jobs(monkeypatch, subtests):
+    cases = [
         (("--launcher", "slurm"), {}, True),
         (("--launcher=slurm",), {}, True),
         ((), {"NCCLT_LAUNCHER": "slurm"}, True),
         (("--launcher", "slurm"), {"SLURM_JOB_ID": "1"}, False),
         (("--launcher", "mpirun"), {}, False),
         ((), {}, False),
-    ],
-)
-def test_when_studies_are_batch_jobs(monkeypatch, arguments, environ, expected):
-    for name in ("NCCLT_LAUNCHER", "SLURM_JOB_ID"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    assert WorkerPlan(cluster="c", arguments=arguments, say=print).submits_batches is expected
+    ]
+    for arguments, environ, expected in cases:
+        with subtests.test(arguments=arguments, environ=environ, expected=expected):
+            for name in ("NCCLT_LAUNCHER", "SLURM_JOB_ID"):
+                monkeypatch.delenv(name, raising=False)
+            for name, value in environ.items():
+                monkeypatch.setenv(name, value)
+            assert WorkerPlan(cluster="c", arguments=arguments, say=print).submits_batches is expected
 
 
 @pytest.fixture
