@@ -278,7 +278,7 @@ def test_a_recommendation_is_delivered_as_a_job_gets_it(tmp_path):
     handover = given(both)
     assert handover.form is Form.VARIABLES
     assert dict(handover.set_env)["NCCL_BUFFSIZE"] == "8388608"
-    assert "the plugin is not here" in handover.notes[0]
+    assert "tuner plugin not found" in handover.notes[0]
     for recommendation in (published, replace(published, variables=PolicyVerdict(policy=Policy(), verdict=proven))):
         with pytest.raises(UsageError, match="needs the tuner plugin"):
             given(recommendation)
