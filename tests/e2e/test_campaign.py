@@ -207,7 +207,7 @@ def test_a_tuner_killed_again_and_again_loses_nothing(nursery, tmp_path):
             os.kill(tuner, signal.SIGKILL)
         ended, _out, err = nursery.end()
         assert ended == -signal.SIGKILL, err[-3000:]
-        assert LEFTOVERS["soon_gone"](word) == [], "the guardian ends what a killed tuner was waiting for"
+        assert LEFTOVERS["soon_gone"](word) == [], "the reaper ends what a killed tuner was waiting for"
 
         trials = stored(tmp_path)
         assert trials[: len(kept)] == kept, "what was stored is as it was"

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from ncclt.launch.kubernetes import driver as kubernetes_driver
+from ncclt.launch.kubernetes.driver import PodProgress, Stage
 from ncclt.launch.kubernetes.launcher import KubernetesLauncher
 from ncclt.launch.kubernetes.manifests import Site
-from ncclt.launch.kubernetes.pods import PodProgress, Stage
 from ncclt.launch.launcher import JobShape
 from ncclt.testing.launcher_contract import LauncherContract
 
@@ -237,7 +237,7 @@ def test_kill_deletes_the_job(cluster):
 
 
 def test_kill_9_of_ncclt_deletes_the_job(cluster):
-    """Nothing can be done in a process that is killed so: its guardian does it."""
+    """Nothing can be done in a process that is killed so: its reaper does it."""
     program = (
         "import runpy, sys\n"
         "from pathlib import Path\n"

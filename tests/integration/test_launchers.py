@@ -13,7 +13,7 @@ import pytest
 from ncclt.launch.launcher import JobShape
 from ncclt.launch.mpi import MpirunLauncher
 from ncclt.launch.process.process_tree import members, new_mark
-from ncclt.launch.rank_check import UNFIT_CODE, unfit
+from ncclt.launch.ranks import UNFIT_CODE, unfit
 
 PATIENT_S = 120.0
 WORD = "NCCLT_TEST_WORD"
@@ -61,14 +61,14 @@ def soon(done):
 
 
 def test_kill_9_of_ncclt_leaves_nothing(ways, tmp_path):
-    """Ranks that ignore SIGTERM, their children in other sessions, helpers, and the guardian itself."""
+    """Ranks that ignore SIGTERM, their children in other sessions, helpers, and the reaper itself."""
     word = new_mark()
     code = STUBBORN.format(folder=str(tmp_path))
     owner = subprocess.Popen((sys.executable, "-c", OWNER, repr((*ways, code, word))), env=os.environ | {WORD: word})
     try:
         assert soon(lambda: owner.poll() is not None or len(list(tmp_path.iterdir())) == 2)
         assert owner.poll() is None
-        assert len(members(word)) >= 6, "ranks, their children, the owner and its guardian"
+        assert len(members(word)) >= 6, "ranks, their children, the owner and its reaper"
         owner.kill()
         owner.wait()
         assert soon(lambda: not members(word))

@@ -94,7 +94,7 @@ def started_by_hand(controller_address, token, folder, *, port):
 
 
 def test_kill_9_while_ranks_start_leaves_no_token(tmp_path):
-    """The guardian removes it: whoever finds it could speak to ranks in our name."""
+    """The reaper removes it: whoever finds it could speak to ranks in our name."""
     (scratch := tmp_path / "scratch").mkdir()
     program = (
         "import runpy, sys\n"
@@ -135,7 +135,7 @@ def ended(processes):
 
 
 def test_ranks_whose_controller_is_gone_end_by_themselves(tmp_path):
-    """As on other machines, where no guardian of ours lives; their reports go with them."""
+    """As on other machines, where no reaper of ours lives; their reports go with them."""
     (token := tmp_path / "token").write_text("a token")
     with closing(Controller(launcher="torchrun", host="", token=b"a token")) as controller:
         processes = started_by_hand(controller.address, token, tmp_path, port=free_port())

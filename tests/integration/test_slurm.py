@@ -15,9 +15,8 @@ import pytest
 from ncclt.core.message import Collective, Message
 from ncclt.launch.launcher import MARK, JobShape
 from ncclt.launch.slurm.allocation import addresses_by_scontrol, allocation_of
-from ncclt.launch.slurm.follow import follow
 from ncclt.launch.slurm.launcher import SlurmLauncher
-from ncclt.launch.slurm.sbatch import BatchRequest, plan_batch, submit, submit_and_follow
+from ncclt.launch.slurm.sbatch import BatchRequest, follow, plan_batch, submit, submit_and_follow
 from ncclt.measure.benchmarks.benchmark import CommandOutput
 from ncclt.measure.benchmarks.torch_collectives import TorchCollectives
 from ncclt.testing.launcher_contract import LauncherContract
@@ -170,7 +169,7 @@ def test_two_launches_run_at_once_on_their_own_nodes(allocation, tmp_path):
 
 
 def test_a_step_of_another_node_is_cancelled_by_its_name(slurm_cluster, allocation, launcher):
-    """What a guardian does when srun is gone; the tasks carry no mark, as if they were on another machine.
+    """What a reaper does when srun is gone; the tasks carry no mark, as if they were on another machine.
 
     Whatever flees from its task is Slurm's to find, by cgroups on a real cluster.
     """
@@ -197,7 +196,7 @@ def test_a_step_of_another_node_is_cancelled_by_its_name(slurm_cluster, allocati
 
 
 def test_kill_9_of_ncclt_leaves_no_step(slurm_cluster, allocation):
-    """Nothing can be done in a process that is killed so: its guardian does it."""
+    """Nothing can be done in a process that is killed so: its reaper does it."""
     program = (
         "import os, sys\n"
         "from ncclt.launch.launcher import JobShape\n"
@@ -212,7 +211,7 @@ def test_kill_9_of_ncclt_leaves_no_step(slurm_cluster, allocation):
         stdin=subprocess.DEVNULL,
     )
     try:
-        # ncclt itself, its guardian, srun and its child, and of each of two tasks a shell and two processes.
+        # ncclt itself, its reaper, srun and its child, and of each of two tasks a shell and two processes.
         begun = soon(lambda: len(slurm_cluster.steps()) == 1 and len(carrying("stubborn-and-orphaned")) >= 9)
         assert begun, (slurm_cluster.steps(), carrying("stubborn-and-orphaned"))
     finally:

@@ -13,7 +13,7 @@ from ncclt.health.detect.nodes import ask_nodes
 from ncclt.launch.hostfile import parse_host
 from ncclt.launch.launcher import JobShape
 from ncclt.launch.process.process_tree import members, new_mark
-from ncclt.launch.rank_check import unfit
+from ncclt.launch.ranks import unfit
 from ncclt.launch.ssh.launcher import SshLauncher
 from ncclt.measure.benchmarks.benchmark import CommandOutput
 from ncclt.measure.benchmarks.torch_collectives import TorchCollectives

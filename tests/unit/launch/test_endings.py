@@ -2,8 +2,8 @@
 
 import pytest
 
-from ncclt.launch.endings import ending_of_mpi, ending_of_ranks
 from ncclt.launch.launcher import LaunchResult
+from ncclt.launch.ranks import ending_of_mpi, ending_of_ranks
 
 RULE = "=" * 60
 

@@ -12,8 +12,8 @@ from ncclt.cli.output import report, say
 from ncclt.core.attestation import Form
 from ncclt.deliver.answer import Answer, policy_from_answer
 from ncclt.errors import NccltError, TraceError
-from ncclt.launch.process.guard import guard
 from ncclt.launch.process.process_tree import MARK_VARIABLE, new_mark
+from ncclt.launch.process.reaper import reaper
 from ncclt.profile.record.command import run_foreground
 
 GRACE_S = 30.0
@@ -72,20 +72,20 @@ def _kept_quiet(lacking: str) -> Iterator[None]:
 
 @contextmanager
 def _ending_with_us(environ: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
-    """Yield the environment with the mark by which the guardian finds the command, to end it if this process is killed.
+    """Yield the environment with the mark by which the reaper finds the command, to end it if this process is killed.
 
     prctl's PR_SET_PDEATHSIG would signal the command alone, and leave the ranks of a torchrun.
     """
     mark = new_mark()
     outer = environ.get(MARK_VARIABLE)
     try:
-        guard().begin(mark, grace_s=GRACE_S, environment={})
-    except Exception as error:  # noqa: BLE001 -- without a guardian the training still starts
+        reaper().begin(mark, grace_s=GRACE_S, environment={})
+    except Exception as error:  # noqa: BLE001 -- without a reaper the training still starts
         say(f"ncclt: the command will stay if ncclt is killed: {error}")
     try:
         yield {**environ, MARK_VARIABLE: f"{outer}/{mark}" if outer else mark}
     finally:
-        guard().end(mark)
+        reaper().end(mark)
 
 
 def _attest(

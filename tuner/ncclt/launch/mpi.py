@@ -15,12 +15,11 @@ from typing import Any, Self, Unpack
 
 from ncclt.errors import UsageError, reason
 from ncclt.launch.argv import MPI_PROGRAMS
-from ncclt.launch.endings import ending_of_mpi
 from ncclt.launch.hostfile import granted_hosts, parse_host
 from ncclt.launch.launcher import MARK, NO_OPTIONS, PORT, JobShape, LaunchPlan, LaunchResult, ProcessOptions
 from ncclt.launch.process.launcher import FORWARDED, ProcessLauncher, thread_variables
 from ncclt.launch.process.process_tree import MARK_VARIABLE
-from ncclt.launch.rank_check import checked
+from ncclt.launch.ranks import checked, ending_of_mpi
 
 _VERSION_S = 20.0
 

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any, Self, Unpack
 
 from ncclt.errors import UsageError
-from ncclt.launch.endings import ending_of_ranks
 from ncclt.launch.launcher import NO_OPTIONS, JobShape, LaunchPlan, LaunchResult, ProcessOptions
 from ncclt.launch.process.launcher import ProcessLauncher, thread_variables
-from ncclt.launch.rank_check import checked
+from ncclt.launch.ranks import checked, ending_of_ranks
 
 MODULE = "torch.distributed.run"
 """What the program `torchrun` runs; as a module of a given Python it needs no PATH."""

@@ -12,9 +12,9 @@ from dataclasses import replace
 
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.errors import BenchmarkError, HostLostError, StudyStoppedError
-from ncclt.launch.kubernetes.pods import TAKEN
+from ncclt.launch.kubernetes.driver import TAKEN
 from ncclt.launch.launcher import LaunchResult
-from ncclt.launch.rank_check import UNEXPECTED, unfit
+from ncclt.launch.ranks import UNEXPECTED, unfit
 from ncclt.measure.benchmarks.benchmark import Benchmark, BenchmarkCommand, CommandOutput
 from ncclt.measure.redact import without_secrets
 

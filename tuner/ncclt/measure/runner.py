@@ -19,8 +19,8 @@ from ncclt.core.setting import Setting
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.errors import SettingError
 from ncclt.launch.launcher import Launcher, LaunchPlan
-from ncclt.launch.process.guard import results_folder
 from ncclt.launch.process.launcher import CANNOT_START
+from ncclt.launch.process.reaper import results_folder
 from ncclt.measure.benchmarks.benchmark import Benchmark, BenchmarkCommand, CommandOutput, Paced
 from ncclt.measure.outcome import judge, require_place
 from ncclt.measure.redact import words_without_secrets

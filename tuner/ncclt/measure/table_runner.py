@@ -17,7 +17,7 @@ from ncclt.core.setting import Setting
 from ncclt.core.trial import Outcome, TrialResult
 from ncclt.errors import BenchmarkError, SettingError
 from ncclt.launch.launcher import LaunchPlan
-from ncclt.launch.process.guard import results_folder
+from ncclt.launch.process.reaper import results_folder
 from ncclt.measure.benchmarks.benchmark import BenchmarkCommand
 from ncclt.measure.persistent.applied import Attested
 from ncclt.measure.runner import SOME_FOLDER, LaunchedRunner, RunnerParts

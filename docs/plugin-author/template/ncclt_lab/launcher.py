@@ -8,7 +8,7 @@ from typing import Any, Self, Unpack
 from ncclt.errors import UsageError
 from ncclt.launch.launcher import NO_OPTIONS, JobShape, LauncherOption, LaunchPlan, ProcessOptions
 from ncclt.launch.process.launcher import ProcessLauncher
-from ncclt.launch.rank_check import checked
+from ncclt.launch.ranks import checked
 
 
 class LabLauncher(ProcessLauncher):

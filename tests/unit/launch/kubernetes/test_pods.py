@@ -2,7 +2,7 @@
 
 import pytest
 
-from ncclt.launch.kubernetes.pods import PodProgress, Stage, progress
+from ncclt.launch.kubernetes.driver import PodProgress, Stage, progress
 
 RUNNING = {"phase": "Running", "containerStatuses": [{"name": "launcher", "state": {"running": {}}}]}
 

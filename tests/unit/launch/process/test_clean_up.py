@@ -2,8 +2,8 @@
 
 import os
 
-from ncclt.launch.process import clean_up as module
-from ncclt.launch.process.clean_up import clean_up
+from ncclt.launch.process import process_tree as module
+from ncclt.launch.process.process_tree import clean_up
 
 
 def test_all_are_run_and_only_failures_are_told(tmp_path):

@@ -5,7 +5,7 @@ import os
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ncclt.launch.process.output_tail import Capture, OutputTail
+from ncclt.launch.process.session import Capture, OutputTail
 
 
 @given(st.lists(st.binary(min_size=1, max_size=50), max_size=30), st.integers(1, 100))

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from ncclt.launch.launcher import FILES, MARK, LaunchPlan
-from ncclt.launch.process.guard import guard
 from ncclt.launch.process.process_tree import MARK_VARIABLE, members
+from ncclt.launch.process.reaper import reaper
 from ncclt.launch.process.session import ProcessSession, filled
 
 FAR_TOO_LONG_S = 300.0
@@ -118,8 +118,8 @@ def test_the_guardian_forgets_what_has_ended_and_keeps_what_could_not_be_ended(m
     monkeypatch.setattr(cut_off, "_start_and_watch", lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         cut_off.run()
-    kept = set(guard()._open)
-    guard().end(cut_off.mark)
+    kept = set(reaper()._open)
+    reaper().end(cut_off.mark)
     assert {ended.mark, cut_off.mark} & kept == {cut_off.mark}
 
 

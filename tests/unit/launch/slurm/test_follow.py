@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from ncclt.errors import StudyStoppedError
-from ncclt.launch.slurm import follow as module
-from ncclt.launch.slurm.follow import Logs, follow
+from ncclt.launch.slurm import sbatch as module
+from ncclt.launch.slurm.sbatch import Logs, follow
 
 SCONTROL = """\
 #!/bin/sh

@@ -13,8 +13,7 @@ import pytest
 from ncclt.errors import UsageError
 from ncclt.launch.launcher import JobShape
 from ncclt.launch.slurm.allocation import Allocation, NodeGroup
-from ncclt.launch.slurm.launcher import SlurmLauncher
-from ncclt.launch.slurm.step import file_variables, ship
+from ncclt.launch.slurm.launcher import SlurmLauncher, file_variables, ship
 
 GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "slurm"
 PLAIN = Allocation(groups=(NodeGroup(job_id="7", hosts=("n1", "n2", "n3")),), cpus_per_task=12)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ncclt.launch.slurm.reason import StepFailure, step_failure
+from ncclt.launch.slurm.launcher import StepFailure, step_failure
 
 RANK_FAILED = """\
 srun: error: n2: task 1: {ending}

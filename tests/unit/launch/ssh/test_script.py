@@ -10,8 +10,8 @@ import pytest
 
 from ncclt.launch.launcher import MARK
 from ncclt.launch.process.process_tree import members, new_mark
-from ncclt.launch.rank_check import UNFIT_CODE, unfit
-from ncclt.launch.ssh.script import RANK, end_script, node_script
+from ncclt.launch.ranks import UNFIT_CODE, unfit
+from ncclt.launch.ssh.launcher import RANK, end_script, node_script
 
 PATIENT_S = 60.0
 PYTHON = (sys.executable, "-I", "-S", "-c")

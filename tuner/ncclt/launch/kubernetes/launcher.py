@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self, Unpack
 
 from ncclt.errors import UsageError
-from ncclt.launch.endings import ending_of_mpi, ending_of_ranks
 from ncclt.launch.kubernetes.driver import LOST, NOT_STARTED, TIMED_OUT
 from ncclt.launch.kubernetes.manifests import FILES_PATH, LAUNCH_LABEL, LaunchedJob, Site, manifests
 from ncclt.launch.launcher import (
@@ -30,7 +29,7 @@ from ncclt.launch.launcher import (
     ProcessOptions,
 )
 from ncclt.launch.process.launcher import ProcessLauncher
-from ncclt.launch.rank_check import checked
+from ncclt.launch.ranks import checked, ending_of_mpi, ending_of_ranks
 
 PENDING_S = 600.0
 """For nodes, images and containers before a command starts: the first image on a node is tens of gigabytes."""

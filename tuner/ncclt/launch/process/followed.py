@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import IO
 
 from ncclt.errors import StudyStoppedError, reason
-from ncclt.launch.process.guard import guard
 from ncclt.launch.process.process_tree import MARK_VARIABLE, end_members, new_mark
+from ncclt.launch.process.reaper import reaper
 
 _LONGEST_LINE = 2000
 """Characters of a line that are kept."""
@@ -38,7 +38,7 @@ class FollowedProcess:
         self._lines: queue.Queue[str] = queue.Queue(_MOST_LINES)
         try:
             # No grace: who takes over what this command did must find nothing of it.
-            guard().begin(self._mark, grace_s=0.0, environment=environment)
+            reaper().begin(self._mark, grace_s=0.0, environment=environment)
             self._process = subprocess.Popen(
                 argv,
                 env={**environment, MARK_VARIABLE: self._mark},
@@ -50,7 +50,7 @@ class FollowedProcess:
                 start_new_session=True,
             )
         except OSError as error:
-            guard().end(self._mark)
+            reaper().end(self._mark)
             raise StudyStoppedError(f"{argv[0]} cannot be started: {reason(error)}") from error
         assert self._process.stdout is not None
         threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True).start()
@@ -63,7 +63,7 @@ class FollowedProcess:
     ) -> None:
         self.kill()
         self._process.wait()
-        guard().end(self._mark)
+        reaper().end(self._mark)
 
     def lines(self) -> Iterator[str]:
         """Yield the lines that were written since the last call."""

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from ncclt.launch.launcher import PORT, Launcher, LaunchPlan, LaunchResult
 from ncclt.launch.process.session import GRACE_S, KEEP_BYTES, ProcessSession
-from ncclt.launch.rank_check import UNFIT_CODE, is_deciding, without_signs
+from ncclt.launch.ranks import UNFIT_CODE, is_deciding, without_signs
 from ncclt.launch.slurm.job import job_loss
 
 KILL_GRACE_S = 1.0
@@ -66,7 +66,7 @@ class ProcessLauncher(Launcher, ABC):
         keep_bytes: how much of each output is kept.
 
     Attributes:
-        ranks_report: each rank reports its start (`rank_check`), so a launch without a report did not start.
+        ranks_report: each rank reports its start (`ranks`), so a launch without a report did not start.
     """
 
     ranks_report: ClassVar[bool] = True

@@ -1,8 +1,9 @@
-"""The one way to start a launch: a command in a session of its own, ended as a whole, with bounded memory."""
+"""Launch of a command in a session of its own: it is ended as a whole, and the last part of its outputs is kept."""
 
 from __future__ import annotations
 
 import os
+import selectors
 import shutil
 import signal
 import subprocess
@@ -18,10 +19,66 @@ from typing import IO
 
 from ncclt.errors import reason
 from ncclt.launch.launcher import FILES, MARK, LaunchPlan, LaunchResult
-from ncclt.launch.process.clean_up import clean_up
-from ncclt.launch.process.guard import guard
-from ncclt.launch.process.output_tail import Capture, OutputTail
-from ncclt.launch.process.process_tree import MARK_VARIABLE, end_members, new_mark
+from ncclt.launch.process.process_tree import MARK_VARIABLE, clean_up, end_members, new_mark
+from ncclt.launch.process.reaper import reaper
+
+_CHUNK_BYTES = 65536
+"""The size of a pipe on Linux (pipe(7)): one read empties it."""
+
+
+class OutputTail:
+    """Keeps the last bytes of a stream."""
+
+    def __init__(self, *, keep_bytes: int) -> None:
+        self._keep_bytes = keep_bytes
+        self._kept = bytearray()
+        self.dropped_bytes = 0
+
+    def add(self, chunk: bytes) -> None:
+        """Append a chunk and drop the oldest bytes beyond the limit."""
+        self._kept += chunk
+        excess = max(0, len(self._kept) - self._keep_bytes)
+        del self._kept[:excess]  # moves the beginning of a bytearray, not its content
+        self.dropped_bytes += excess
+
+    def text(self) -> str:
+        """Decode what is kept; invalid bytes are replaced."""
+        return self._kept.decode("utf-8", errors="replace")
+
+
+class Capture:
+    """Reads several pipes at once, so that a process never waits for one of them to be emptied."""
+
+    def __init__(self, pipes: dict[IO[bytes], OutputTail]) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._pipes = pipes
+        for pipe, tail in pipes.items():
+            os.set_blocking(pipe.fileno(), False)
+            self._selector.register(pipe, selectors.EVENT_READ, tail)
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether any pipe is still open for reading."""
+        return bool(self._selector.get_map())
+
+    def read_for(self, seconds: float) -> None:
+        """Wait up to `seconds` for output and store it."""
+        if not self.is_open:
+            time.sleep(seconds)
+            return
+        for key, _events in self._selector.select(seconds):
+            chunk = os.read(key.fd, _CHUNK_BYTES)
+            if chunk:
+                key.data.add(chunk)
+            else:
+                self._selector.unregister(key.fileobj)
+
+    def close(self) -> None:
+        """Close the pipes."""
+        self._selector.close()
+        for pipe in self._pipes:
+            pipe.close()
+
 
 KEEP_BYTES = 8 * 1024 * 1024
 """Kept of each output: thousands of result rows, while a runaway log costs no more memory than this."""
@@ -87,7 +144,7 @@ class ProcessSession:
             stack.enter_context(_stop_signals_deferred(self.kill))
             try:
                 plan, folder = stack.enter_context(filled(self._plan, self.mark))
-                guard().begin(
+                reaper().begin(
                     self.mark,
                     grace_s=self._grace_s,
                     environment=self._environment,
@@ -99,9 +156,9 @@ class ProcessSession:
             try:
                 return self._start_and_watch(plan)
             finally:
-                # If an exception in a handler interrupted the end of the launch, the guardian still has to end it.
+                # If an exception in a handler interrupted the end of the launch, the reaper still has to end it.
                 if self._is_over:
-                    guard().end(self.mark)
+                    reaper().end(self.mark)
 
     def _start_and_watch(self, plan: LaunchPlan) -> LaunchResult:
         started_s = time.monotonic()

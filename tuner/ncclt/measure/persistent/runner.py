@@ -28,7 +28,7 @@ from ncclt.core.setting import Setting
 from ncclt.core.trial import Outcome, TrialResult
 from ncclt.errors import BenchmarkError, SettingError, UsageError
 from ncclt.launch.launcher import LaunchPlan, LaunchResult
-from ncclt.launch.process.guard import results_folder
+from ncclt.launch.process.reaper import results_folder
 from ncclt.measure.benchmarks.benchmark import BenchmarkCommand
 from ncclt.measure.benchmarks.torch_collectives import TorchCollectives
 from ncclt.measure.outcome import judge
@@ -264,7 +264,7 @@ class PersistentRunner(RealRunner):
 
     def _start(self, wanted: ForcedState, limit_s: float) -> LaunchResult | None:
         token = secrets.token_hex(32)
-        # If this process is killed, its guardian removes the folder.
+        # If this process is killed, its reaper removes the folder.
         with results_folder("ncclt-token-", parent=self._scratch) as folder:
             file = folder / "token"
             file.touch(mode=0o600)

@@ -60,7 +60,7 @@ class Session:
         self.ended_s: float | None = None
         self.environment: Mapping[str, Any] = {}
         self._reports = ""
-        # The program does not wait for this daemon thread: the guardian of launches ends what it has started.
+        # The program does not wait for this daemon thread: the reaper of launches ends what it has started.
         self._thread = threading.Thread(target=self._launch, name="ncclt-session", daemon=True)
         self._thread.start()
 

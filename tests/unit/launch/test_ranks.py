@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from ncclt.launch.rank_check import UNFIT_CODE, checked, is_deciding, unfit, without_signs
+from ncclt.launch.ranks import UNFIT_CODE, checked, is_deciding, unfit, without_signs
 from ncclt.nccl.parameters import CATALOGUE, SET_BY_RULES
 
 VALUE = "allreduce:ring,tree;broadcast:ring 'x' \"y\" $HOME `id` \\"

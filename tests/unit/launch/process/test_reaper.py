@@ -1,4 +1,4 @@
-"""The guardian: what it ends after the death of its process, and that it is never in the way."""
+"""The reaper: what it ends after the death of its process, and that it is never in the way."""
 
 import json
 import os
@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from ncclt.launch.launcher import FILES, MARK, LaunchPlan
-from ncclt.launch.process.guard import guard, results_folder
-from ncclt.launch.process.guard_process import open_launches
 from ncclt.launch.process.process_tree import members, new_mark
+from ncclt.launch.process.reaper import open_launches, reaper, results_folder
 from ncclt.launch.process.session import ProcessSession
 
 PATIENT_S = 60.0
@@ -31,7 +30,7 @@ print("done")
 
 @pytest.fixture
 def owner():
-    """Start a process that runs a plan; its word is carried by it, by all it launches, and by its guardian."""
+    """Start a process that runs a plan; its word is carried by it, by all it launches, and by its reaper."""
     started = []
 
     def start(plan):
@@ -68,7 +67,7 @@ def stubborn(ready):
 
 
 def test_nothing_is_left_after_kill_9(owner, tmp_path):
-    """Neither processes nor files, here or elsewhere, nor the guardian itself."""
+    """Neither processes nor files, here or elsewhere, nor the reaper itself."""
     ready, cleaned = tmp_path / "ready", tmp_path / "cleaned"
     plan = LaunchPlan(
         argv=(sys.executable, "-I", "-S", "-c", stubborn(ready)),
@@ -119,7 +118,7 @@ def test_a_guardian_that_was_killed_is_replaced():
     """With all that it had been told."""
     word = new_mark()
     os.environ[WORD] = word
-    own = guard()
+    own = reaper()
     own.forget()  # so that the next one is started with the word
     mark = new_mark()
     try:
@@ -150,7 +149,7 @@ def test_folders_of_results_go_last(tmp_path):
     code = """
 import os, sys
 from pathlib import Path
-from ncclt.launch.process.guard import results_folder
+from ncclt.launch.process.reaper import results_folder
 from ncclt.launch.launcher import LaunchPlan
 from ncclt.launch.process.session import ProcessSession
 with results_folder("trial-", parent=Path(sys.argv[1])) as folder:
@@ -183,13 +182,13 @@ def test_a_folder_that_is_gone_already_does_not_keep_the_others(tmp_path):
         {"begun": str(results), "results": str(results)},
     ]
     said = subprocess.run(
-        (sys.executable, "-c", "from ncclt.launch.process.guard_process import main; main()"),
+        (sys.executable, "-c", "from ncclt.launch.process.reaper import main; main()"),
         input="".join(json.dumps(one) + "\n" for one in told),
         capture_output=True,
         text=True,
         timeout=PATIENT_S,
     )
-    assert (said.stdout, said.stderr) == ("", "")  # read to their end, so the guardian has ended
+    assert (said.stdout, said.stderr) == ("", "")  # read to their end, so the reaper has ended
     assert not list(tmp_path.iterdir())
 
 
