@@ -31,7 +31,7 @@ class Compared:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompareRow:
+class ComparisonRow:
     """One respect: its name, and a value per column."""
 
     name: str
@@ -44,7 +44,7 @@ class CompareRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class ComparisonTable:
     """Two to six results side by side.
 
     Attributes:
@@ -56,19 +56,19 @@ class Comparison:
     """
 
     columns: tuple[Compared, ...]
-    facts: tuple[CompareRow, ...]
-    rules: tuple[CompareRow, ...]
+    facts: tuple[ComparisonRow, ...]
+    rules: tuple[ComparisonRow, ...]
     best: float | None
     same_messages: bool
 
 
-def compare(found: Sequence[Compared]) -> Comparison:
+def compare(found: Sequence[Compared]) -> ComparisonTable:
     """Return the comparison of `FEWEST` to `MOST` results, in their order."""
     results = [one.result for one in found]
     # A simulated gain is never better than a measured one: they are not compared.
     is_one_origin = len({result.recommendation.origin for result in results if result}) == 1
     speedups = [result.speedup for result in results if result and result.is_tuned and result.speedup]
-    return Comparison(
+    return ComparisonTable(
         columns=tuple(found),
         facts=_facts(found, results),
         rules=_rules(found),
@@ -77,12 +77,12 @@ def compare(found: Sequence[Compared]) -> Comparison:
     )
 
 
-def _facts(found: Sequence[Compared], results: Sequence[Result | None]) -> tuple[CompareRow, ...]:
-    def of_result(name: str, text: Callable[[Result], str]) -> CompareRow:
-        return CompareRow(name=name, values=tuple(text(result) if result else NONE for result in results))
+def _facts(found: Sequence[Compared], results: Sequence[Result | None]) -> tuple[ComparisonRow, ...]:
+    def of_result(name: str, text: Callable[[Result], str]) -> ComparisonRow:
+        return ComparisonRow(name=name, values=tuple(text(result) if result else NONE for result in results))
 
-    def of_study(name: str, text: Callable[[Study], str]) -> CompareRow:
-        return CompareRow(name=name, values=tuple(text(one.study) for one in found))
+    def of_study(name: str, text: Callable[[Study], str]) -> ComparisonRow:
+        return ComparisonRow(name=name, values=tuple(text(one.study) for one in found))
 
     per = " or ".join(sorted({one.study.workload.per for one in found}, reverse=True))
     return (
@@ -111,7 +111,7 @@ def _parameters(found: Recommendation) -> str:
     return " ".join(f"NCCL_{name}={value}" for name, value in choose_form(found).proven.policy.parameters) or NONE
 
 
-def _rules(found: Sequence[Compared]) -> tuple[CompareRow, ...]:
+def _rules(found: Sequence[Compared]) -> tuple[ComparisonRow, ...]:
     """Return the choice of each in every range of sizes in which none of them changes."""
     policies = [choose_form(one.recommendation).proven.policy if one.recommendation else None for one in found]
     rules = [rule for policy in policies if policy for rule in policy.rules]
@@ -123,7 +123,7 @@ def _rules(found: Sequence[Compared]) -> tuple[CompareRow, ...]:
         for start, following in zip(edges, [*edges[1:], None], strict=True):
             span = Rule(collective=collective, min_bytes=start, max_bytes=following - 1 if following else None)
             values = [_choice(policy.rules, collective, start) if policy is not None else NONE for policy in policies]
-            rows.append(CompareRow(name=f"{collective.value}, {format_range(span)}", values=tuple(values)))
+            rows.append(ComparisonRow(name=f"{collective.value}, {format_range(span)}", values=tuple(values)))
     return tuple(rows)
 
 

@@ -24,7 +24,7 @@ from ncclt.store.clock import utc_now
 from ncclt.store.store import Store
 from ncclt_api.access import needs, who
 from ncclt_api.dependencies import CurrentRecommendation, CurrentStore, StrictQuery, normal_version
-from ncclt_api.pages.compare import Compared, CompareRow, compare
+from ncclt_api.pages.compare import Compared, ComparisonRow, compare
 from ncclt_api.pages.recommendation import list_actions, list_snippets
 from ncclt_api.routes.pages import WHOLE_PAGE, json_response, page_response
 from ncclt_api.sign_in import OwnForm
@@ -161,7 +161,7 @@ def _answer(found: Recommendation, format: str, store: Store, request: Request) 
     events = store.revisions.history(recommendation=found.id, limit=_SHOWN)
     rollouts = _judge(store, found)
     has_won = any(rollout.state is RollOutState.WON for rollout, _ in rollouts)
-    differences: list[CompareRow] = []
+    differences: list[ComparisonRow] = []
     if served and served.id != found.id:
         compared = compare([_compared(served, store), _compared(found, store)])
         differences = [row for row in (*compared.facts, *compared.rules) if row.differs]

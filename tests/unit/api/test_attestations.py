@@ -139,7 +139,7 @@ def test_the_pages_show_it(client):
     assert '<span class="badge tuned">took effect</span>' in page
     assert "40 of 43 calls that the policy speaks of went as it says" in page
     assert "offers no such choice" in page
-    assert "Speed-up of the step" in page
+    assert "Step speed-up" in page
     assert "1.050×" in page
     assert "in a job: partly" in client.get("/").text
-    assert "No job has reported yet" in client.get("/studies/7a6bbb02").text
+    assert "No reports yet" in client.get("/studies/7a6bbb02").text

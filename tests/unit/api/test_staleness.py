@@ -75,4 +75,4 @@ def test_an_undecided_one_is_no_answer_and_is_shown_as_open(service, samples, em
     assert "is undecided: no gain is proven" in answer.json()["detail"]
     page = service.get("/studies/5e1f00aa").text
     assert '<span class="badge undecided">undecided</span>' in page
-    assert "the proof ended before it was decided" in page
+    assert "the A/B test is undecided: no gain is proven" in page

@@ -84,8 +84,8 @@ def test_an_interval_without_bound_is_still_json(empty_store, samples):
     with TestClient(create_app(empty_store)) as client:
         document = client.get("/v1/recommendations").json()
         assert document["items"][0]["table"]["verdict"]["interval"] == [0.0, None]
-        assert "not known" in client.get("/").text
-        assert "not known" in client.get(f"/studies/{study.id}").text
+        assert "unknown" in client.get("/").text
+        assert "unknown" in client.get(f"/studies/{study.id}").text
 
 
 def test_the_evidence_is_judged_again_from_the_trials(client, samples):
