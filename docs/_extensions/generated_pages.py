@@ -44,7 +44,8 @@ def options_of(name: str, command: Any) -> set[str]:
     """Return all options that a command takes, such as `--model`."""
     if name in _PLAIN:
         return {word for action in plain_parser(name)._actions for word in action.option_strings}
-    return {word for one in command.params for word in (*one.opts, *one.secondary_opts)} | {"--help", "-h"}
+    shared = {"--help", "-h", "--help-all", "--storage"}
+    return {word for one in command.params for word in (*one.opts, *one.secondary_opts)} | shared
 
 
 def command_line() -> str:
@@ -80,7 +81,7 @@ def command_line() -> str:
 
 
 def _parameter(one: Any) -> str:
-    if one.name == "help" or getattr(one, "hidden", False):
+    if one.name == "help":
         return ""
     if one.param_type_name == "argument":
         signature = one.name.upper() + (" ..." if one.nargs == -1 else "")

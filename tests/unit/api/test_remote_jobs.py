@@ -102,13 +102,14 @@ def test_the_log_is_read_in_parts_to_its_end(call, monkeypatch):
     assert call("logs", id, "--follow") == call("logs", id)
 
 
-@pytest.mark.parametrize("where", ["--server", "--storage"])
+@pytest.mark.parametrize("where", ["server", "store"])
 def test_stale_recommendations_are_tuned_again(server, samples, tmp_path, where):
     url = f"sqlite:///{tmp_path}/ncclt.db"
 
     def submit(*words):
-        place = {"--server": server, "--storage": url}[where]
-        done = CliRunner().invoke(app, ["submit", "--stale", *words, where, place], standalone_mode=False)
+        place = ("--server", server) if where == "server" else ()
+        environ = {"NCCLT_STORAGE": url}
+        done = CliRunner(env=environ).invoke(app, ["submit", "--stale", *words, *place], standalone_mode=False)
         return done.stdout, done.exception
 
     with open_store(url) as store:

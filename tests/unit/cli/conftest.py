@@ -22,7 +22,7 @@ class Command:
         """Run a command's function and return what it printed; our errors pass through."""
         app = typer.Typer()
         app.command()(function)
-        done = CliRunner().invoke(app, [*words, "--storage", self.url], catch_exceptions=False)
+        done = CliRunner(env={"NCCLT_STORAGE": self.url}).invoke(app, [*words], catch_exceptions=False)
         assert done.exit_code == 0, done.output
         return done.stdout
 

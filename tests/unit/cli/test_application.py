@@ -6,10 +6,12 @@ import subprocess
 import sys
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from ncclt.cli.application import COMMANDS, GROUPS, app
 from ncclt.cli.env import main as env
+from ncclt.cli.help import walk
 from ncclt.core.option import Group
 
 
@@ -68,12 +70,12 @@ def test_env_refuses_alike(words, said, capsys):
 
 def test_nothing_asked_shows_the_help():
     done = call("profile")
-    assert "Compute what one training step of a model sends" in done.output
+    assert "Compute the messages of a training step" in done.output
     assert "hint:" not in done.output
 
 
 def test_help_is_about_the_command_alone(subtests):
-    assert "--install-completion" in call("--help").stdout
+    assert "--install-completion" in call("--help-all").stdout
     for command in sorted(set(COMMANDS) - {"env", "run"}):
         with subtests.test(command):
             shown = call(command, "--help")
@@ -101,20 +103,41 @@ def test_commands_stand_under_their_headings():
     assert max(map(len, shown.splitlines())) <= 80
 
 
-def test_the_options_of_tune_have_headings_and_ten_stand_before_them():
-    shown = call("tune", "--help", COLUMNS="80").stdout
-    assert max(map(len, shown.splitlines())) <= 80
-    first, *groups = re.split(r"\n([A-Z][a-z ]+):\n", shown.partition("\nOptions:\n")[2])
-    assert groups[::2] == [group.value for group in Group]
-    assert len(re.findall(r"^  --", first, re.MULTILINE)) == 10
-    assert "--profile" not in shown
-    assert all("\n  -" in f"\n{text}" for text in groups[1::2])
+def commands():
+    """Return the words and the object of each command."""
+    root = typer.main.get_command(app)
+    return [("", root), *walk(root, typer.Context(root))]
+
+
+def test_helps_fit_on_a_screen():
+    assert len(call("--help", COLUMNS="80").stdout.splitlines()) <= 40
+    assert len(call("tune", "--help", COLUMNS="80").stdout.splitlines()) <= 45
+
+
+def test_options_under_headings_are_shown_by_help_all():
+    shown, full = (call("tune", option, COLUMNS="80").stdout for option in ("--help", "--help-all"))
+    assert max(map(len, (shown + full).splitlines())) <= 80
+    headings = re.findall(r"\n([A-Z][a-z ]+):\n", full)
+    assert (re.findall(r"\n([A-Z][a-z ]+):\n", shown), headings) == (["Options"], ["Options", *Group])
+    assert "--sampler" in full
+    assert "--sampler" not in shown
+    assert "--help-all" not in call("cluster", "list", "--help").stdout, "there is nothing more to show"
+
+
+def test_summaries_and_options_are_short():
+    long = []
+    for words, command in commands():
+        summary = (command.help or "").partition("\n\n")[0]
+        long += [(words, summary)] if len(summary) > 60 and words else []
+        if words not in ("env", "run"):
+            long += [(words, one.help) for one in command.params if len(one.help or "") > 80]
+    assert long == []
 
 
 def test_a_terminal_gets_the_same_headings_in_boxes(monkeypatch):
     monkeypatch.setattr("ncclt.cli.help.is_terminal", lambda: True)
     monkeypatch.setenv("COLUMNS", "80")
-    for words, headings in ((["--help"], GROUPS), (["tune", "--help"], Group)):
+    for words, headings in ((["--help"], GROUPS), (["tune", "--help-all"], Group)):
         shown = CliRunner().invoke(app, words).stdout
         assert all(f"\u256d\u2500 {heading} " in shown for heading in headings)
         assert max(map(len, shown.splitlines())) <= 80
@@ -123,6 +146,6 @@ def test_a_terminal_gets_the_same_headings_in_boxes(monkeypatch):
 def test_help_breaks_its_lines_where_the_terminal_ends(monkeypatch):
     monkeypatch.setattr("ncclt.cli.help.is_terminal", lambda: True)
     shown = call("tune", "--help", COLUMNS="200").stdout
-    assert "the best ones are launched again; and the resulting policy is measured in turn" in " ".join(shown.split())
+    assert "repeats the best candidates, then A/B-tests the best policy against the default" in " ".join(shown.split())
     prose = shown.partition("Options")[0].splitlines()
     assert max(len(line.rstrip()) for line in prose) > 150

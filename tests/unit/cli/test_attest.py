@@ -7,6 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from ncclt.cli.application import app as program
 from ncclt.cli.attest import attest
 from ncclt.errors import NotFoundError, TraceError, UsageError
 from ncclt.testing.samples import sample_recommendation
@@ -59,7 +60,7 @@ def run(command, monkeypatch):
     command.store.revisions.publish(sample_recommendation("rec1"))
     app = typer.Typer()
     app.command()(attest)
-    return lambda *words: CliRunner().invoke(app, [*words, "--storage", command.url], catch_exceptions=False)
+    return lambda *words: CliRunner(env={"NCCLT_STORAGE": command.url}).invoke(app, [*words], catch_exceptions=False)
 
 
 def test_it_took_effect(run, command, tmp_path):
@@ -105,5 +106,6 @@ def test_what_is_not_known_here_is_said(run, tmp_path):
         run(report(tmp_path / "a", CALL, table="rec9"))
     with pytest.raises(UsageError, match="the files do not name it"):
         run(report(tmp_path / "b", CALL, table=""))
-    with pytest.raises(UsageError, match="cannot be combined"):
-        run(report(tmp_path / "c", CALL), "--server", "http://127.0.0.1:9")
+    both = ("--server", "http://127.0.0.1:9", "--storage", "sqlite:///x.db")
+    done = CliRunner().invoke(program, ["attest", report(tmp_path / "c", CALL), *both])
+    assert "--server and --storage cannot be combined" in done.stderr

@@ -54,8 +54,8 @@ def fitted(command, *words):
     """The calibration, and what was said on stderr."""
     app = typer.Typer()
     app.command()(calibrate)
-    words = ["leonardo", *words, "--json", "--storage", command.url]
-    done = CliRunner().invoke(app, words, catch_exceptions=False)
+    words = ["leonardo", *words, "--json"]
+    done = CliRunner(env={"NCCLT_STORAGE": command.url}).invoke(app, words, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)["calibration"], done.stderr
 

@@ -20,7 +20,7 @@ def call(command):
     """Return a caller of a subcommand that gives its standard output and standard error."""
 
     def run(*words):
-        done = CliRunner().invoke(app, [*words, "--storage", command.url], standalone_mode=False)
+        done = CliRunner(env={"NCCLT_STORAGE": command.url}).invoke(app, [*words], standalone_mode=False)
         if done.exception is not None:
             raise done.exception
         return done.stdout, done.stderr

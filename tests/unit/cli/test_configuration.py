@@ -5,9 +5,11 @@ import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
-from ncclt.cli.application import COMMANDS
+from ncclt.cli.application import app
 from ncclt.cli.configuration import default_map
+from ncclt.cli.options import storage_url
 
 
 @pytest.fixture
@@ -19,25 +21,21 @@ def project(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("project")
-def test_the_store_is_the_same_for_all_that_speak_with_one():
-    found = default_map()
-    # These three look for themselves, since server and store stand against each other.
-    assert set(stores(found)) == {"sqlite:///here.db"}
-    assert set(COMMANDS) - set(found) == {"env", "run", "attest", "config"}
-
-
-def stores(values):
-    """Return the stores of a map of defaults and of the maps in it."""
-    below = [one for value in values.values() if isinstance(value, dict) for one in stores(value)]
-    return [values["storage"], *below] if "storage" in values else below
+def test_the_store_is_the_same_for_all_that_speak_with_one(monkeypatch):
+    assert storage_url() == "sqlite:///here.db"
+    monkeypatch.setenv("NCCLT_STORAGE", "sqlite:///there.db")
+    assert storage_url() == "sqlite:///there.db"
+    done = CliRunner().invoke(app, ["studies", "list", "--storage", "sqlite:///flag.db"])
+    assert "there is no store at flag.db" in done.stderr
+    assert storage_url() == "sqlite:///there.db"
 
 
 @pytest.mark.usefixtures("project")
 def test_nothing_is_filtered_or_started_by_a_file():
     found = default_map()
-    assert found["studies"]["list"] == {"storage": "sqlite:///here.db"}
+    assert "studies" not in found
     assert "launcher" not in found["doctor"]
-    assert found["recheck"]["launcher"] == "simulate"
+    assert found["recheck"] == {"cluster": "mine", "launcher": "simulate"}
 
 
 def test_the_home_of_somebody_else_holds_no_file_of_ours(tmp_path):

@@ -21,7 +21,7 @@ def call(command):
     def run(*words):
         app = typer.Typer()
         app.command()(doctor)
-        done = CliRunner().invoke(app, [*words, "--storage", command.url], standalone_mode=False)
+        done = CliRunner(env={"NCCLT_STORAGE": command.url}).invoke(app, [*words], standalone_mode=False)
         if done.exception is not None and not isinstance(done.exception, SystemExit):
             raise done.exception
         code = done.return_value if isinstance(done.return_value, int) else done.exit_code

@@ -18,7 +18,7 @@ def call(command):
     """Return a caller of a subcommand that gives its standard output."""
 
     def run(*words):
-        done = CliRunner().invoke(app, [*words, "--storage", command.url], standalone_mode=False)
+        done = CliRunner(env={"NCCLT_STORAGE": command.url}).invoke(app, [*words], standalone_mode=False)
         if done.exception is not None:
             raise done.exception
         return done.stdout
@@ -43,7 +43,7 @@ def test_a_job_is_submitted_listed_cancelled_and_tried_again(call):
 )
 def test_a_store_that_is_not_there_is_made_by_jobs_alone(tmp_path, words):
     url = f"sqlite:///{tmp_path}/typo.db"
-    done = CliRunner().invoke(app, [*words, "--storage", url], standalone_mode=False)
+    done = CliRunner(env={"NCCLT_STORAGE": url}).invoke(app, [*words], standalone_mode=False)
     assert isinstance(done.exception, StoreError)
     assert "there is no store" in str(done.exception)
     assert list(tmp_path.iterdir()) == []
@@ -93,5 +93,5 @@ def test_bad_requests_are_refused(call, words, kind):
     [(("--cluster", "nowhere"), NotFoundError), (("--cluster", "leonardo", "--at-once", "0"), UsageError)],
 )
 def test_a_worker_refuses_what_it_cannot_serve(command, words, kind):
-    done = CliRunner().invoke(worker.app, [*words, "--storage", command.url], standalone_mode=False)
+    done = CliRunner(env={"NCCLT_STORAGE": command.url}).invoke(worker.app, [*words], standalone_mode=False)
     assert isinstance(done.exception, kind)

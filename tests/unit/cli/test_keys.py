@@ -15,7 +15,7 @@ def call(command):
     """Return a caller of a subcommand that gives its standard output."""
 
     def run(*words):
-        done = CliRunner().invoke(app, [*words, "--storage", command.url], standalone_mode=False)
+        done = CliRunner(env={"NCCLT_STORAGE": command.url}).invoke(app, [*words], standalone_mode=False)
         if done.exception is not None:
             raise done.exception
         return done.stdout
@@ -51,7 +51,7 @@ def test_what_makes_no_sense_is_refused_and_nothing_is_stored(call, command, wor
 
 def test_no_key_is_revoked_in_a_store_that_is_not_there(tmp_path):
     url = f"sqlite:///{tmp_path}/typo.db"
-    done = CliRunner().invoke(app, ["revoke", "x", "--storage", url], standalone_mode=False)
+    done = CliRunner(env={"NCCLT_STORAGE": url}).invoke(app, ["revoke", "x"], standalone_mode=False)
     assert "there is no store" in str(done.exception)
     assert list(tmp_path.iterdir()) == []
 

@@ -14,8 +14,8 @@ def test_the_next_command_can_be_copied(tmp_path):
     (tmp_path / "calls.csv").write_text(TABLE)
     storage = f"sqlite:///{tmp_path / 'store.db'}"
 
-    words = ("import", str(tmp_path / "calls.csv"), "--name", "my-job.2_b", "--storage", storage)
-    done = CliRunner().invoke(app, list(words), catch_exceptions=False)
+    words = ("import", str(tmp_path / "calls.csv"), "--name", "my-job.2_b")
+    done = CliRunner(env={"NCCLT_STORAGE": storage}).invoke(app, list(words), catch_exceptions=False)
 
     assert done.exit_code == 0
     assert "next: `ncclt tune --model my-job.2_b` where the job runs" in done.stdout
@@ -35,8 +35,8 @@ def test_a_new_workload_has_the_name_that_uploads_take(tmp_path, subtests, words
     store = tmp_path / "store.db"
     for name in BAD_NAMES:
         with subtests.test(name=name):
-            asked = [*words[:-1], f"{words[-1]}={name}", "--storage", f"sqlite:///{store}", *command]
-            done = CliRunner().invoke(app, asked)
+            asked = [*words[:-1], f"{words[-1]}={name}", *command]
+            done = CliRunner(env={"NCCLT_STORAGE": f"sqlite:///{store}"}).invoke(app, asked)
             assert isinstance(done.exception, UsageError)
             assert done.exception.message == f"{words[-1]} {name!r} cannot name a workload"
             assert not store.exists()

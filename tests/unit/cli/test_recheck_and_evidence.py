@@ -102,11 +102,9 @@ def run_recheck(command, *words):
         "3",
         "--launcher",
         "simulate",
-        "--storage",
-        command.url,
         *words,
     ]
-    return CliRunner().invoke(app, options, catch_exceptions=False)
+    return CliRunner(env={"NCCLT_STORAGE": command.url}).invoke(app, options, catch_exceptions=False)
 
 
 def test_a_healthy_one_is_fresh_and_the_check_is_kept(proven):

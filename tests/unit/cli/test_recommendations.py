@@ -23,7 +23,7 @@ SHAPE = ("--cluster", "pair", "--model", "toy", "--nodes", "2", "--gpus-per-node
 @pytest.fixture
 def call(command):
     def run(*words):
-        done = CliRunner().invoke(app, [*words, "--storage", command.url], standalone_mode=False)
+        done = CliRunner(env={"NCCLT_STORAGE": command.url}).invoke(app, [*words], standalone_mode=False)
         if done.exception is not None:
             raise done.exception
         return done.stdout

@@ -15,17 +15,22 @@ from ncclt_api.app import serve as run_service
 CONTEXT = typer.Context(get_command(app))
 
 
-def test_a_port_in_use_is_refused(tmp_path):
+@pytest.fixture(autouse=True)
+def store(tmp_path, monkeypatch):
+    monkeypatch.setenv("NCCLT_STORAGE", f"sqlite:///{tmp_path / 'store.db'}")
+
+
+def test_a_port_in_use_is_refused():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UsageError, match=f"cannot listen on 127.0.0.1, port {port}: Address already in use"):
-            serve(CONTEXT, port=port, storage=f"sqlite:///{tmp_path / 'store.db'}")
+            serve(CONTEXT, port=port)
 
 
-def test_an_address_of_another_machine_is_refused(tmp_path):
+def test_an_address_of_another_machine_is_refused():
     # 192.0.2.0/24 belongs to nobody (RFC 5737).
     with pytest.raises(UsageError, match=r"cannot listen on 192\.0\.2\.1"):
-        serve(CONTEXT, host="192.0.2.1", port=0, storage=f"sqlite:///{tmp_path / 'store.db'}")
+        serve(CONTEXT, host="192.0.2.1", port=0)
 
 
 @pytest.mark.parametrize("option", ["public_url", "optuna_dashboard_url"])
@@ -39,7 +44,12 @@ def started(monkeypatch):
     """Serve as the command does, up to where the service takes over."""
     monkeypatch.setattr("os.execve", lambda *_: None)
     monkeypatch.setattr("ncclt.cli.serve._can_listen", lambda *_: None)
-    return lambda url, file: serve(CONTEXT, host="0.0.0.0", storage=url, first_key=file)
+
+    def call(url, file):
+        monkeypatch.setenv("NCCLT_STORAGE", url)
+        serve(CONTEXT, host="0.0.0.0", first_key=file)
+
+    return call
 
 
 def test_first_key_is_made_once_and_opens_the_service(tmp_path, started, capsys, monkeypatch):

@@ -19,7 +19,7 @@ def prune(command):
     """Return a caller that gives the standard output."""
 
     def run(*words, url=command.url):
-        done = CliRunner().invoke(app, ["prune", *words, "--storage", url], standalone_mode=False)
+        done = CliRunner(env={"NCCLT_STORAGE": url}).invoke(app, ["prune", *words], standalone_mode=False)
         if done.exception is not None:
             raise done.exception
         return done.stdout

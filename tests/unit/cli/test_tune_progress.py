@@ -11,7 +11,7 @@ SHAPE = ("--model", "bert", "--cluster", "leonardo", "--launcher", "simulate", "
 def said(command, *words):
     app = typer.Typer()
     app.command()(tune)
-    done = CliRunner().invoke(app, [*SHAPE, *words, "--storage", command.url], catch_exceptions=False)
+    done = CliRunner(env={"NCCLT_STORAGE": command.url}).invoke(app, [*SHAPE, *words], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.stderr.splitlines()
 

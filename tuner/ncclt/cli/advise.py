@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ncclt.cli.completion import cluster_names
-from ncclt.cli.options import AsJson, Model, Storage
+from ncclt.cli.options import AsJson, Model, storage_url
 from ncclt.cli.output import note, print_json, print_table
 from ncclt.cli.spread import spread
 from ncclt.core.option import Option
@@ -70,10 +70,9 @@ def advise(
     ] = None,
     gpus_per_node: Annotated[int | None, typer.Option(help="GPUs per node; default: as with --nodes.")] = None,
     given: StepOptions,
-    storage: Storage = None,
     as_json: AsJson = False,
 ) -> None:
-    """Estimate compute and communication of a step, and predict which changes to the job shorten it.
+    """Predict what else would speed up a job.
 
     The first part needs --cluster: the time of each message, from studies of the cluster or the bandwidth of its links,
     and whether the step is network-bound. The second predicts other buckets, compression, accumulation, sharding and
@@ -87,7 +86,7 @@ def advise(
 
     if cluster is None and (nodes is not None or gpus_per_node is not None):
         raise UsageError("--nodes and --gpus-per-node need --cluster", hint="`ncclt cluster list` shows the names")
-    with open_to_read(storage) as store:
+    with open_to_read(storage_url()) as store:
         workload = store.workloads.get(model)
         where = (
             recorded_cluster(workload)

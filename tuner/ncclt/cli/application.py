@@ -13,7 +13,8 @@ import typer
 from ncclt import __version__
 from ncclt.cli import completion
 from ncclt.cli.configuration import default_map
-from ncclt.cli.help import LazyGroup, arrange, format_styled, walk
+from ncclt.cli.help import LazyGroup, arrange, format_styled, show_all, walk
+from ncclt.cli.options import forget_storage, keep_storage
 from ncclt.cli.output import report
 from ncclt.errors import NccltError, UsageError, as_ncclt_error, translate_refusal
 
@@ -30,10 +31,13 @@ COMMANDS = {name: f"ncclt.cli.{name}" for names in GROUPS.values() for name in n
 """Command -> module; except for those in `_PLAIN`, each module has a typer application named `app`."""
 
 _PLAIN = {
-    "env": "Print the environment that was proven for a workload on a cluster, and nothing else.",
-    "run": "Start a job with what was proven for it, and say afterwards whether it took effect.",
+    "env": "Print validated NCCL settings for a job.",
+    "run": "Start a job with its validated NCCL settings.",
 }
 """Commands that do without the framework: their module has a `main`. Their help texts, for `ncclt --help`."""
+
+_RARE = ("debug", "version", "install_completion", "show_completion")
+"""Options of the program that only --help-all shows."""
 
 _REFUSED: type[Exception] = typer.BadParameter.__mro__[1]
 """The framework's error for invalid arguments; it has no public name of its own."""
@@ -57,6 +61,9 @@ class Program(LazyGroup):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help of the program."""
         arrange(self)
+        params: list[Any] = self.params
+        for one in params:
+            one.hidden = one.name in _RARE and not ctx.params.get("help_all")
         format_styled(super().format_help, ctx, formatter)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -80,6 +87,8 @@ class Program(LazyGroup):
             if ctx.params.get("debug"):
                 raise
             raise typer.Exit(report(as_ncclt_error(error))) from error
+        finally:
+            forget_storage()
 
 
 def _plain(name: str, main: Callable[[Sequence[str]], int]) -> typer.Typer:
@@ -134,12 +143,14 @@ def _show_all(ctx: typer.Context, wanted: bool) -> None:
     if not wanted:
         return
     group: Any = ctx.command
+    ctx.params["help_all"] = True
     sys.stdout.write(group.get_help(ctx) + "\n")
     for words, command in walk(group, ctx):
         if words in _PLAIN:
             sys.stdout.write(_parser_of(words).format_help() + "\n")
             continue
         # The framework prints it; where it does not, it returns it.
+        show_all(command)
         sys.stdout.write(command.get_help(_context(command, words)) + "\n")
         sys.stdout.flush()
     raise typer.Exit
@@ -162,8 +173,16 @@ def root(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
     help_all: Annotated[
-        bool, typer.Option("--help-all", callback=_show_all, is_eager=True, help="Show the help of every command.")
+        bool, typer.Option("--help-all", callback=_show_all, is_eager=True, help="Show all options of all commands.")
     ] = False,
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            callback=keep_storage,
+            help="Database URL of the store. [NCCLT_STORAGE]",
+        ),
+    ] = None,
 ) -> None:
     """Find the fastest NCCL settings for a training job, validate them, and deploy them.
 

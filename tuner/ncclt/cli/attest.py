@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ncclt.cli.configuration import lookup
-from ncclt.cli.options import AsJson
+from ncclt.cli.options import AsJson, storage_flag
 from ncclt.cli.output import print_json, print_table, say
 from ncclt.core.attestation import Attestation, Effect, Form
 from ncclt.core.plural import count_noun
@@ -38,26 +38,26 @@ _SERVER_TIMEOUT_S = 10.0
 def attest(
     files: Annotated[
         list[Path],
-        typer.Argument(help="Reports of the plugin and logs of NCCL (INIT,ENV,TUNING) of one job, or its folder."),
+        typer.Argument(help="Plugin reports and NCCL logs (INIT,ENV,TUNING) of one job, or its folder."),
     ],
     recommendation: Annotated[
-        str | None, typer.Option(help="Id of the recommendation that the job got. Default: from the plugin's reports.")
+        str | None, typer.Option(help="Id of the recommendation; default: from the plugin's reports.")
     ] = None,
     form: Annotated[
-        Form | None, typer.Option(help="How the job got it. Default: from the files.", show_default=False)
+        Form | None, typer.Option(help="Form in which the job got it; default: from the files.", show_default=False)
     ] = None,
-    server: Annotated[str | None, typer.Option(help="ncclt server to query and to report to. [NCCLT_SERVER]")] = None,
+    server: Annotated[str | None, typer.Option(help="URL of the ncclt server to report to. [NCCLT_SERVER]")] = None,
     # No default from the environment here: the more direct of the two counts, then the server, as in `ncclt env`.
-    storage: Annotated[str | None, typer.Option(help="Database URL of the store. [NCCLT_STORAGE]")] = None,
     ticket: Annotated[
-        str, typer.Option(help="Ticket of the job's answer; a server takes no report without.", envvar="NCCLT_TICKET")
+        str, typer.Option(help="Ticket of the job, which a server requires.", envvar="NCCLT_TICKET")
     ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Compare what NCCL used, message by message, with what a recommendation says; keep and post the result."""
+    """Compare the settings NCCL used with a recommendation."""
     from ncclt.deliver.log_evidence import attest_files, find_form, job_files, reported_tables
     from ncclt.profile.source import regular_files
 
+    storage = storage_flag()
     if server and storage:
         raise UsageError("--server and --storage cannot be combined", hint="give one of them")
     if not server and not storage:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ncclt.cli.completion import model_names
-from ncclt.cli.options import AsJson, Quiet, Storage, storage_option
+from ncclt.cli.options import AsJson, Quiet, storage_option, storage_url
 from ncclt.cli.output import EXIT_INTERRUPTED, interruptible, print_bold, print_json, say
 from ncclt.cli.spread import Fields, spread, words_of
 from ncclt.core.budget import Budget
 from ncclt.core.message import Collective
-from ncclt.core.option import Option
+from ncclt.core.option import Group, Option
 from ncclt.core.plural import count_noun
 from ncclt.errors import NotFoundError, UsageError, require_extra
 from ncclt.measure.target import Target
@@ -44,8 +44,8 @@ _OF_TARGET = "cluster nodes gpus_per_node launcher backend nccl_tests hosts keep
 """Options of `ncclt tune` that a first run needs; `--dry-run` prints the stages as commands, which take all others."""
 
 _OF_BOTH = {
-    "warmup": Option("Steps of the job before those that are recorded or timed."),
-    "timeout_s": Option("Seconds after which a launch of the job has failed.", flag="--timeout"),
+    "warmup": Option("Warm-up steps before those.", group=Group.LAUNCH),
+    "timeout_s": Option("Max seconds of a launch.", flag="--timeout", group=Group.LAUNCH),
 }
 """Options of a comparison that hold for the recording too."""
 
@@ -116,11 +116,11 @@ def _given(record: Any, *names: str) -> list[str]:
 def autotune(
     command: Annotated[
         list[str] | None,
-        typer.Argument(help="The training's command, for example: torchrun ... train.py; without it give --model."),
+        typer.Argument(help="Command of the training, such as: torchrun ... train.py; or give --model."),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="Name of a stored workload of the job, instead of recording it.", autocompletion=model_names),
+        typer.Option(help="Name of a stored workload, instead of recording one.", autocompletion=model_names),
     ] = None,
     *,
     target: Annotated[Target, Fields(_OF_TARGET)],
@@ -128,27 +128,22 @@ def autotune(
     how: Annotated[Comparison, Fields("warmup timeout_s directory", _OF_BOTH)],
     window: Annotated[
         int | None,
-        typer.Option(help="Steps of the job to record, and to time in each launch. Default: 20, and 30.", min=1),
+        typer.Option(help="Steps to record and to time; default: 20 and 30.", min=1),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Continue where nothing can be gained, or `ncclt doctor` finds errors.")
+        bool, typer.Option("--force", help="Continue despite too little to gain or errors of `ncclt doctor`.")
     ] = False,
-    storage: Storage = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the stages and their commands; run and store nothing.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the stages; run and store nothing.")] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Record a job, tune its workload on the nodes at hand, and compare its step times.
+    """Record a job, tune its messages and A/B-test its step times.
 
-    The job is not changed. Its first steps are recorded, and its messages and the upper bound on savings are shown; if
-    that bound is too low, it ends there. Then the workload is tuned and the result validated as by `ncclt tune`. After
-    a validated gain, the job is launched with and without it, as by `ncclt verify`.
-
-    Ctrl-C stops at any stage, and the same command resumes without repeating stored stages. Another command, folder,
-    shape or script is another job.
+    Records the first steps of the job (`ncclt profile record`), tunes its messages (`ncclt tune`), and, if a policy
+    wins, A/B-tests the step times of the job itself (`ncclt verify`). Stops early if tuning cannot save enough. The
+    job needs no change. Ctrl-C stops; the same command resumes.
     """
+    storage = storage_url()
     require_extra("tune")
     from ncclt.measure.launched_testbed import launched_testbed
     from ncclt.measure.open_testbed import chosen_cluster

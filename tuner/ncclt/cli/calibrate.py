@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ncclt.cli.completion import cluster_names
-from ncclt.cli.options import AsJson, DryRun, ReplaceCluster, Storage
+from ncclt.cli.options import AsJson, DryRun, ReplaceCluster, storage_url
 from ncclt.cli.output import print_json, print_table, say
 from ncclt.core.plural import count_noun
 from ncclt.errors import UsageError, require_extra
@@ -38,37 +38,34 @@ def calibrate(
         typer.Option(
             "--from",
             metavar="FILE|studies",
-            help="Output of nccl-tests, landscape CSV, a folder of them, or `studies` of this cluster. Repeatable.",
+            help="Path to nccl-tests output or landscape CSV, or `studies`; repeatable.",
         ),
     ] = [],  # noqa: B006 - typer copies it
-    named: Annotated[str, typer.Option("--as", help="Name of the calibrated cluster. Default: NAME-calibrated.")] = "",
+    named: Annotated[str, typer.Option("--as", help="Name of the fitted cluster; default: NAME-calibrated.")] = "",
     nodes: Annotated[int | None, typer.Option(help="Nodes of the job that probes.")] = None,
-    gpus_per_node: Annotated[int | None, typer.Option(help="GPUs per node of all the times. Default: all.")] = None,
-    probe: Annotated[
-        bool, typer.Option("--probe", help="Launch about a dozen forced settings, chosen by what they tell.")
-    ] = False,
-    launcher: Annotated[str, typer.Option(help="With --probe: where trials run, as for `ncclt tune`.")] = "",
-    hosts: Annotated[str, typer.Option(help="With --probe: hosts, comma-separated.")] = "",
-    nccl_tests: Annotated[Path | None, typer.Option(help="With --probe: folder of all_reduce_perf.")] = None,
+    gpus_per_node: Annotated[int | None, typer.Option(help="GPUs per node of the times; default: all.")] = None,
+    probe: Annotated[bool, typer.Option("--probe", help="Launch about a dozen informative settings.")] = False,
+    launcher: Annotated[str, typer.Option(help="With --probe: launcher, as for `ncclt tune`.")] = "",
+    hosts: Annotated[str, typer.Option(help="With --probe: comma-separated nodes.")] = "",
+    nccl_tests: Annotated[Path | None, typer.Option(help="With --probe: path to the folder of nccl-tests.")] = None,
     times: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE.csv",
-            help="With --probe: keep the times of each launch in this table. A command that was cut short and is "
-            "repeated launches only what the table lacks; --from reads it too.",
+            help="With --probe: path to a table that keeps the times; repeating resumes.",
         ),
     ] = None,
     replace_added: ReplaceCluster = False,
     dry_run: DryRun = False,
-    storage: Storage = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fit the constants of the simulated cluster to times of the real one, and add the calibrated cluster.
+    """Fit the simulator to measured times of a cluster.
 
     Times of one setting calibrate times, not the ranking of settings; --probe, or studies and tables of several
     settings, calibrate both. `ncclt cluster show` lists the fitted constants with their intervals. What is simulated
     beyond twice the fitted sizes and nodes is marked as extrapolated.
     """
+    storage = storage_url()
     require_extra("tune")
     from ncclt.core.name import check_name
     from ncclt.measure.simulated.calibrate import calibrate as fit

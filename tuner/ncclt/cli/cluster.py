@@ -12,7 +12,7 @@ import typer
 from ncclt.cli.calibrate import calibrate, print_calibration
 from ncclt.cli.cluster_detect import detect
 from ncclt.cli.completion import cluster_names
-from ncclt.cli.options import AsJson, DryRun, ReplaceCluster, Storage
+from ncclt.cli.options import AsJson, DryRun, ReplaceCluster, storage_url
 from ncclt.cli.output import print_json, print_table, say
 from ncclt.cli.simulate import simulate
 from ncclt.errors import InputError, UsageError, reason
@@ -29,12 +29,12 @@ def cluster() -> None:
 
 
 @app.command("list")
-def list_clusters(storage: Storage = None, as_json: AsJson = False) -> None:
-    """List the clusters that ncclt knows; `ncclt landscape show NAME` shows the times of a recorded one."""
+def list_clusters(as_json: AsJson = False) -> None:
+    """List shipped, recorded and added clusters."""
     from ncclt.store import open_to_read
     from ncclt.user_dirs import recorded_tables
 
-    with open_to_read(storage) as store:
+    with open_to_read(storage_url()) as store:
         entries = store.clusters.entries()
     if as_json:
         print_json({"schema": 1, "clusters": [{**e.item.to_document(), "shipped": e.shipped} for e in entries]})
@@ -64,17 +64,19 @@ def show(
     name: Annotated[
         str, typer.Argument(help="Name of the cluster, see `ncclt cluster list`.", autocompletion=cluster_names)
     ],
-    toml: Annotated[bool, typer.Option("--toml", help="As a file for `ncclt cluster add`, with units.")] = False,
-    storage: Storage = None,
+    toml: Annotated[bool, typer.Option("--toml", help="Print a TOML file for `ncclt cluster add`.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show one cluster with its sources. link_gbps and nic_gbps count GB/s (1e9 bytes/s), not Gb/s."""
+    """Show a cluster and the sources of its fields.
+
+    link_gbps and nic_gbps are in GB/s (1e9 bytes/s), not Gb/s.
+    """
     from ncclt.core.cluster_file import BANDWIDTHS, cluster_toml, shown_gbps
     from ncclt.store import open_to_read
 
     if toml and as_json:
         raise UsageError("give --toml or --json, not both")
-    with open_to_read(storage) as store:
+    with open_to_read(storage_url()) as store:
         found = store.clusters.get(name)
     if as_json:
         print_json({"schema": 1, **found.to_document()})
@@ -93,12 +95,11 @@ def show(
 
 @app.command("add")
 def add(
-    file: Annotated[Path, typer.Argument(help="TOML file, as `cluster show NAME --toml` prints one.")],
+    file: Annotated[Path, typer.Argument(help="Path to a TOML file like that of `ncclt cluster show NAME --toml`.")],
     replace: ReplaceCluster = False,
     dry_run: DryRun = False,
-    storage: Storage = None,
 ) -> None:
-    """Add a cluster of your own from a TOML file.
+    """Add a cluster from a TOML file.
 
     link_gbps and nic_gbps are numbers in GB/s (1e9 bytes/s), or texts with a unit such as "400 Gb/s" or "50 GB/s".
     `ncclt cluster detect` writes a cluster from what nvidia-smi and NCCL print.
@@ -118,7 +119,7 @@ def add(
     if dry_run:
         print_json({"schema": 1, **added.to_document()})
         return
-    with open_store(storage) as store:
+    with open_store(storage_url()) as store:
         store.clusters.add(added, replace=replace)
         say(f"ncclt: added {added.name} to {store.shown}")
 

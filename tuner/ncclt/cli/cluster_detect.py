@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ncclt.cli.options import AsJson, ReplaceCluster, Storage, storage_option
+from ncclt.cli.options import AsJson, ReplaceCluster, storage_option, storage_url
 from ncclt.cli.output import print_json, print_table, say
 from ncclt.cli.spread import Fields, spread
-from ncclt.core.option import Option
+from ncclt.core.option import Group, Option
 from ncclt.errors import UsageError
 from ncclt.measure.target import Target, gpus_visible
 
@@ -23,42 +23,34 @@ if TYPE_CHECKING:
     from ncclt.health.doctor import Facts
 
 _OF_DETECTION = {
-    "launcher": Option(
-        "Look at nodes through mpirun, slurm or ssh, and start one small all_reduce there with NCCL's log on; local "
-        "and torchrun do so on this machine. Default: slurm in an allocation, else this machine without the all_reduce."
-    ),
-    "nodes": Option("Nodes to look at; default: those of the allocation, up to 32, else 1.", least=1),
+    "launcher": Option("Launcher to reach nodes; default: slurm in an allocation, else this machine."),
+    "nodes": Option("Nodes to look at; default: up to 32 of the allocation, else 1.", least=1),
     "gpus_per_node": Option("GPUs per node of the all_reduce; default: all."),
-    "hosts": Option("Nodes to look at by name, comma-separated.", comma=True),
+    "hosts": Option("Comma-separated nodes to look at.", comma=True),
     "nccl_version": Option("NCCL version of the jobs, if no log shows it."),
-    "benchmark": Option("What runs the all_reduce: nccl_tests or torch_collectives; default: what fits."),
+    "benchmark": Option("nccl_tests or torch_collectives; default: what fits.", group=Group.LAUNCH),
 }
 """Help of the options, where it differs from that for trials."""
 
 
 @spread
 def detect(
-    files: Annotated[
-        list[Path] | None, typer.Argument(help="More files for --from, so that a pattern of the shell works.")
-    ] = None,
+    files: Annotated[list[Path] | None, typer.Argument(help="More files for --from.")] = None,
     from_: Annotated[
         list[Path] | None,
         typer.Option(
             "--from",
-            help="Saved output, recognised by content: `nvidia-smi topo -m`, `nvidia-smi -q -x`, `ibstat`, rows of "
-            "/sys/class/infiniband, NCCL's log of a start or its topology dump; or a folder of such. "
-            "This machine is then not looked at.",
+            help="Path to saved output of nvidia-smi, ibstat or NCCL, or a folder; repeatable.",
         ),
     ] = None,
     *,
-    name: Annotated[str, typer.Option(help="Name of the cluster; default: made of its GPUs.")] = "",
+    name: Annotated[str, typer.Option(help="Name of the cluster; default: derived from its GPUs.")] = "",
     set_: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
             metavar="FIELD=VALUE",
-            help="Give a field of the cluster, for what cannot be seen; repeatable. Bandwidths are in GB/s, or with a "
-            "unit: --set nic_gbps='400 Gb/s'.",
+            help="Set a field, in GB/s or with a unit: nic_gbps='400 Gb/s'; repeatable.",
         ),
     ] = None,
     target: Annotated[
@@ -66,14 +58,14 @@ def detect(
         Fields("launcher nodes gpus_per_node hosts hostfile nccl_version benchmark nccl_tests python", _OF_DETECTION),
     ],
     replace: ReplaceCluster = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the TOML file; store nothing.")] = False,
-    storage: Storage = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the TOML file without storing it.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Describe a cluster from what its nodes show, and store it for --cluster.
+    """Detect a cluster from its nodes, and store it.
 
-    Every field is shown with its source. What cannot be seen is requested at once, as --set options.
+    Prints every field with its source. Set fields that could not be detected with --set.
     """
+    storage = storage_url()
     from ncclt.core.name import check_name
     from ncclt.health.detect.detection import detect as detected
 

@@ -115,9 +115,11 @@ def _beginning(incomplete: str, names: Iterable[str]) -> list[str]:
 
 def _known(ctx: typer.Context) -> Any:
     from ncclt.cli.configuration import lookup
+    from ncclt.cli.options import storage_flag
     from ncclt.store import local_names
 
     try:
-        return local_names(ctx.params.get("storage") or lookup("storage", warn=lambda _line: None).value)
+        given = ctx.params.get("storage") or storage_flag()
+        return local_names(given or lookup("storage", warn=lambda _line: None).value)
     except NccltError:  # a broken file of settings
         return local_names("")

@@ -9,17 +9,17 @@ from ncclt.cli.options import AsJson
 from ncclt.cli.output import print_json, print_table
 from ncclt.errors import hide_passwords
 
-app = typer.Typer(help="Show the configuration and where each value comes from.", no_args_is_help=True)
+app = typer.Typer(help="Show the configuration and the origin of each value.", no_args_is_help=True)
 
 
 @app.callback()
 def config() -> None:
-    """Show the configuration and where each value comes from."""
+    """Show the configuration and the origin of each value."""
 
 
 @app.command("show")
 def show(as_json: AsJson = False) -> None:
-    """Show every value that holds when no flag says otherwise, with its origin; passwords are not shown."""
+    """Show the values that apply without flags, and their origins."""
     found = origins()
     if as_json:
         print_json({"schema": 1, "values": {o.key: {"value": _shown(o.value), "origin": o.origin} for o in found}})

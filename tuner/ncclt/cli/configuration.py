@@ -143,67 +143,28 @@ def _variable(key: str) -> str:
 
 
 def default_map() -> dict[str, Any]:
-    """Return the values of the files as the framework's map of defaults per command.
+    """Return cluster and launcher of the files as the framework's map of defaults per command.
 
-    `attest`, `env` and `run` call `lookup` themselves: there server and store exclude each other. What a command of
-    two words filters by (`studies list --cluster`) is never configured; only the store applies to all of them.
+    `attest`, `env` and `run` call `lookup` themselves, and so does every command for its store. What a command of two
+    words filters by (`studies list --cluster`) is never configured.
     """
     project, refused = _read_project()
     # The framework calls it only where neither flag nor variable sets the value.
     refusing = {key: partial(_refuse, key, why) for key, why in refused.items()}
-    values: dict[str, Any] = {**_read(user_file())[0], **project, **refusing}
+    found: dict[str, Any] = {**_read(user_file())[0], **project, **refusing}
+    values = {key: value for key, value in found.items() if key in ("cluster", "launcher")}
     if not values:
         return {}
-    store = {"storage": values["storage"]} if "storage" in values else {}
-    defaults: dict[str, Any] = dict.fromkeys(_SINGLE, values)
     # `doctor` launches nothing unless --launcher is given.
-    defaults["doctor"] = {key: value for key, value in values.items() if key != "launcher"}
-    groups = {group: dict.fromkeys(words, store) for group, words in _GROUPS.items()}
-    groups["cluster"]["simulate"] = values
-    admin = {group: dict.fromkeys(words, store) for group, words in _ADMIN_GROUPS.items()}
-    return {**defaults, **groups, "admin": {**admin, "worker": values}}
+    doctor = {key: value for key, value in values.items() if key != "launcher"}
+    commands = ("autotune", "tune", "recheck", "verify", "preflight", "advise", "upgrade")
+    return {
+        **dict.fromkeys(commands, values),
+        "doctor": doctor,
+        "cluster": {"simulate": values},
+        "admin": {"worker": values},
+    }
 
 
 def _refuse(key: str, why: str) -> NoReturn:
     raise _refused(key, why)
-
-
-_SINGLE = (
-    "autotune",
-    "tune",
-    "recheck",
-    "verify",
-    "preflight",
-    "advise",
-    "serve",
-    "report",
-    "upgrade",
-)
-"""Commands of one word that take all values."""
-
-_GROUPS = {
-    "profile": ("list", "show", "import", "record", "diff", "model"),
-    "cluster": ("list", "show", "add", "detect"),
-    "studies": ("list", "show"),
-    "landscape": ("export", "import"),
-}
-"""Commands of two words that take --storage."""
-
-_ADMIN_GROUPS = {
-    "store": ("migrate", "export", "import", "backup"),
-    "keys": ("create", "list", "revoke"),
-    "recommendations": (
-        "list",
-        "show",
-        "history",
-        "approve",
-        "activate",
-        "rollback",
-        "pin",
-        "unpin",
-        "retire",
-        "rules",
-    ),
-    "jobs": ("submit", "list", "show", "cancel", "retry", "logs"),
-}
-"""Commands of `ncclt admin` that take --storage."""

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ncclt.cli.completion import model_names
-from ncclt.cli.options import AsJson, Storage
+from ncclt.cli.options import AsJson, storage_url
 from ncclt.cli.output import print_json, say
 from ncclt.cli.spread import Fields, spread
-from ncclt.core.option import Option
+from ncclt.core.option import Group, Option
 from ncclt.core.plural import count_noun
 from ncclt.errors import UsageError
 from ncclt.measure.target import Target
@@ -30,15 +30,13 @@ EXIT_CODES = {"healthy": 0, "broken": 1, "degraded": 4, "incomplete": 4}
 
 
 _OF_ONE_START = {
-    "cluster": Option("Name of the cluster that this should be.", envvar="NCCLT_CLUSTER"),
+    "cluster": Option("Name of the cluster to compare with.", envvar="NCCLT_CLUSTER"),
     "nccl_version": Option("NCCL version of the job, if no log shows it."),
-    "launcher": Option(
-        "Also start one small all_reduce there with NCCL's log on: local, torchrun, mpirun, slurm, ssh."
-    ),
+    "launcher": Option("Also run a small all_reduce by local, torchrun, mpirun, slurm or ssh."),
     "nodes": Option("Nodes of that all_reduce."),
     "gpus_per_node": Option("GPUs per node of that all_reduce."),
-    "hosts": Option("Nodes of that all_reduce by name, comma-separated.", comma=True),
-    "benchmark": Option("What runs it: nccl_tests or torch_collectives; default: what fits."),
+    "hosts": Option("Comma-separated nodes of that all_reduce.", comma=True),
+    "benchmark": Option("nccl_tests or torch_collectives; default: what fits.", group=Group.LAUNCH),
 }
 """Help of the options for the one all_reduce, where it differs from that for trials."""
 
@@ -53,14 +51,10 @@ def doctor(
         list[Path] | None,
         typer.Option(
             "--from",
-            help="File or folder saved on the cluster, of any kind: `nvidia-smi topo -m`, `nvidia-smi -q -x`, "
-            "NCCL's log of a start (all files together are one job) and its topology dump, nccl.conf; repeatable. This "
-            "machine is then not looked at.",
+            help="Path to saved output of nvidia-smi or NCCL, or a folder; repeatable.",
         ),
     ] = None,
-    files: Annotated[
-        list[Path] | None, typer.Argument(help="More files for --from, so that a pattern of the shell works.")
-    ] = None,
+    files: Annotated[list[Path] | None, typer.Argument(help="More files for --from.")] = None,
     *,
     target: Annotated[
         Target,
@@ -69,18 +63,19 @@ def doctor(
     model: Annotated[
         str | None,
         typer.Option(
-            help="Workload whose recommendation on --cluster the files must not contradict.",
+            help="Workload whose recommendation to compare with the files.",
             autocompletion=model_names,
         ),
     ] = None,
-    rules: Annotated[bool, typer.Option("--rules", help="List every rule and exit.")] = False,
-    storage: Storage = None,
+    rules: Annotated[bool, typer.Option("--rules", help="List all rules.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Examine topology, transports, variables, files and GPU states, and say what is wrong, why, and how to fix it.
+    """Find broken settings, links, files and GPUs of a node.
 
-    Without --from this machine is examined: NCCL_* variables, nccl.conf, RDMA devices, and GPUs by nvidia-smi.
+    Examines this machine (NCCL_* variables, nccl.conf, RDMA devices, GPUs), or with --from saved files of a job:
+    `nvidia-smi topo -m`, `nvidia-smi -q -x`, NCCL logs and topology dumps, nccl.conf.
     """
+    storage = storage_url()
     from ncclt.cli.doctor_view import print_diagnosis, print_rules, rules_document
 
     if rules:

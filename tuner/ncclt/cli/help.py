@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from functools import partial
 from types import MappingProxyType
-from typing import Any, ClassVar, TextIO, cast
+from typing import Annotated, Any, ClassVar, TextIO, cast
 
 import typer
 from typer.core import TyperGroup
 
+from ncclt.cli.completion import is_completing
+from ncclt.cli.options import keep_storage
 from ncclt.cli.stdio import Styled
 from ncclt.core.option import Group
 from ncclt.errors import UsageError
@@ -42,6 +44,8 @@ class LazyGroup(TyperGroup):
             one.help = "\n\n".join(" ".join(part.split()) for part in inspect.cleandoc(one.help or "").split("\n\n"))
             arrange(one)
             one.format_help = partial(format_styled, one.format_help)
+            if one.add_help_option and not hasattr(one, "list_commands"):
+                _shorten(one)
         return command
 
     def load(self, name: str) -> Any:
@@ -71,6 +75,52 @@ def format_styled(write: Callable[[Any, Any], None], ctx: Any, formatter: Any) -
     """Write a help, which has nothing of a store, with the framework's styles."""
     with contextlib.redirect_stdout(cast("TextIO", Styled(sys.stdout))):
         write(ctx, formatter)
+
+
+def _shared_options() -> list[Any]:
+    made = typer.Typer(add_completion=False)
+
+    @made.command()
+    def shared(
+        storage: Annotated[
+            str | None,
+            typer.Option(metavar="URL", callback=keep_storage, expose_value=False, help="Database URL of the store."),
+        ] = None,
+        help_all: Annotated[
+            bool,
+            typer.Option(
+                "--help-all", callback=_print_all, is_eager=True, expose_value=False, help="Show all options."
+            ),
+        ] = False,
+    ) -> None: ...
+
+    return list(typer.main.get_command(made).params)
+
+
+def _shorten(command: Any) -> None:
+    """Give a command the options of all commands, and hide those under a heading from its --help."""
+    storage, help_all = _shared_options()
+    headed = [one for one in command.params if one.rich_help_panel]
+    # A shell completes only what is not hidden.
+    for one in (*headed, storage):
+        one.hidden = not is_completing()
+    help_all.hidden = not headed
+    own = command.get_params
+    command.get_params = lambda ctx: [*command.params, storage, help_all, *own(ctx)[len(command.params) :]]
+
+
+def show_all(command: Any) -> None:
+    """Show the options under headings in the help of a command, too."""
+    for one in command.params:
+        one.hidden = False
+
+
+def _print_all(ctx: typer.Context, wanted: bool) -> None:
+    if wanted:
+        show_all(ctx.command)
+        # The framework prints it; where it does not, it returns it.
+        sys.stdout.write(ctx.get_help() + "\n")
+        raise typer.Exit
 
 
 def is_terminal() -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ncclt.cli.completion import cluster_names, model_names
-from ncclt.cli.options import AsJson, Storage
+from ncclt.cli.options import AsJson, storage_url
 from ncclt.cli.output import print_json, print_table, say
 from ncclt.core.tuning_job import USUAL_PRIORITY, JobState, JobStatus, StaleJob, TuningJob
 from ncclt.errors import ConflictError, UsageError, require_extra
@@ -21,27 +21,27 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Queue, list, follow and cancel tuning jobs.", no_args_is_help=True)
 
-Id = Annotated[str, typer.Argument(help="Of the job, see `ncclt admin jobs list`.")]
+Id = Annotated[str, typer.Argument(help="Id of the job, see `ncclt admin jobs list`.")]
 Cluster = Annotated[
-    str | None, typer.Option(envvar="NCCLT_CLUSTER", help="Where it is tuned.", autocompletion=cluster_names)
+    str | None, typer.Option(envvar="NCCLT_CLUSTER", help="Name of the cluster.", autocompletion=cluster_names)
 ]
 Workload = Annotated[
     str | None, typer.Option(help="Name of the workload, see `ncclt profile list`.", autocompletion=model_names)
 ]
-Nodes = Annotated[int | None, typer.Option(help="Nodes of the training; default: the cluster's.")]
-GpusPerNode = Annotated[int | None, typer.Option(help="GPUs per node of the training; default: the cluster's.")]
-NcclVersion = Annotated[str | None, typer.Option(help="NCCL of the training; default: the cluster's.")]
-Trials = Annotated[int, typer.Option(help="Launches of the search at most.")]
-Seconds = Annotated[float | None, typer.Option("--time", help="Seconds of search at most.")]
-GpuHours = Annotated[float | None, typer.Option(help="GPU hours of the study after which the search stops.")]
-Blocks = Annotated[int, typer.Option(help="Blocks of the proof at most.")]
-Seed = Annotated[int, typer.Option(help="The same seed gives the same study.")]
-ProveVariables = Annotated[bool, typer.Option("--prove-variables", help="Prove what variables alone bring too.")]
-Priority = Annotated[int, typer.Option(help="1 is taken first, 9 last.")]
+Nodes = Annotated[int | None, typer.Option(help="Nodes of the job; default: the cluster's.")]
+GpusPerNode = Annotated[int | None, typer.Option(help="GPUs per node of the job; default: the cluster's.")]
+NcclVersion = Annotated[str | None, typer.Option(help="NCCL version of the job; default: the cluster's.")]
+Trials = Annotated[int, typer.Option(help="Max search trials.")]
+Seconds = Annotated[float | None, typer.Option("--time", help="Max seconds of search.")]
+GpuHours = Annotated[float | None, typer.Option(help="Max GPU hours of the study.")]
+Blocks = Annotated[int, typer.Option(help="Max blocks of the A/B test.")]
+Seed = Annotated[int, typer.Option(help="Random seed; the same seed repeats the study.")]
+ProveVariables = Annotated[bool, typer.Option("--prove-variables", help="Validate plain variables too.")]
+Priority = Annotated[int, typer.Option(help="Priority, from 1 (first) to 9 (last).")]
 
 Server = Annotated[
     str | None,
-    typer.Option(help="Ask this ncclt server instead of a store, with the key of NCCLT_API_KEY.", show_default=False),
+    typer.Option(help="URL of an ncclt server to use instead of a store (key: NCCLT_API_KEY).", show_default=False),
 ]
 
 _USUAL = TuningJob(id="", cluster="", model="")
@@ -77,20 +77,16 @@ def submit(
     seed: Seed = 0,
     prove_variables: ProveVariables = False,
     priority: Priority = USUAL_PRIORITY,
-    again: Annotated[
-        bool, typer.Option("--again", help="Measure again; without it, what was tuned already is not launched again.")
-    ] = False,
-    stale: Annotated[
-        bool, typer.Option("--stale", help="One job for each stale recommendation, of all clusters or of --cluster.")
-    ] = False,
+    again: Annotated[bool, typer.Option("--again", help="Measure again if it was tuned already.")] = False,
+    stale: Annotated[bool, typer.Option("--stale", help="Queue a job for each stale recommendation.")] = False,
     server: Server = None,
-    storage: Storage = None,
     as_json: AsJson = False,
 ) -> None:
     """Queue a tuning job and print its id.
 
-    With --stale, queue a job for each stale recommendation that has none queued or running, and print a line for each.
+    With --stale, queue a job for each stale recommendation without one, of --cluster or all clusters.
     """
+    storage = storage_url()
     from ncclt.store.clock import utc_now
 
     limits = TuningJob(
@@ -180,20 +176,17 @@ def _print_stale(found: tuple[StaleJob, ...], *, as_json: bool) -> None:
 
 @app.command("list")
 def list_jobs(
-    cluster: Annotated[
-        str | None, typer.Option(help="Only jobs of this cluster.", autocompletion=cluster_names)
-    ] = None,
-    state: Annotated[JobState | None, typer.Option(help="Only jobs in this state.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=500, help="Jobs at most.")] = 50,
+    cluster: Annotated[str | None, typer.Option(help="Cluster of the jobs.", autocompletion=cluster_names)] = None,
+    state: Annotated[JobState | None, typer.Option(help="State of the jobs.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=500, help="Max jobs.")] = 50,
     server: Server = None,
-    storage: Storage = None,
     as_json: AsJson = False,
 ) -> None:
     """List jobs, newest first."""
     if server:
         found = RemoteJobs(server).statuses(cluster=cluster, state=state, limit=limit)
     else:
-        with _queue(storage) as queue:
+        with _queue(storage_url()) as queue:
             found = queue.statuses(cluster=cluster, state=state, limit=limit)
     if as_json:
         print_json({"schema": 1, "jobs": [one.to_document() for one in found]})
@@ -214,50 +207,49 @@ def list_jobs(
 
 
 @app.command("show")
-def show(id: Id, server: Server = None, storage: Storage = None, as_json: AsJson = False) -> None:
-    """Show one job."""
+def show(id: Id, server: Server = None, as_json: AsJson = False) -> None:
+    """Show a job."""
     if server:
         _show(RemoteJobs(server).status(id), as_json=as_json, whole=True)
         return
-    with _queue(storage) as queue:
+    with _queue(storage_url()) as queue:
         _show(queue.status(id), as_json=as_json, whole=True)
 
 
 @app.command("cancel")
-def cancel(id: Id, server: Server = None, storage: Storage = None, as_json: AsJson = False) -> None:
-    """Cancel a job: a queued one at once, a running one after its trial."""
+def cancel(id: Id, server: Server = None, as_json: AsJson = False) -> None:
+    """Cancel a job; a running one ends after its trial."""
     if server:
         _show(RemoteJobs(server).cancel(id), as_json=as_json)
         return
-    with _queue(storage) as queue:
+    with _queue(storage_url()) as queue:
         _show(queue.cancel(id), as_json=as_json)
 
 
 @app.command("retry")
-def retry(id: Id, server: Server = None, storage: Storage = None, as_json: AsJson = False) -> None:
+def retry(id: Id, server: Server = None, as_json: AsJson = False) -> None:
     """Queue an ended job again; its study resumes."""
     if server:
         _show(RemoteJobs(server).retry(id), as_json=as_json)
         return
     from ncclt.store.clock import utc_now
 
-    with _queue(storage) as queue:
+    with _queue(storage_url()) as queue:
         _show(queue.retry(id, by="", now=utc_now())[0], as_json=as_json)
 
 
 @app.command("logs")
 def logs(
     id: Id,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more until the job has ended.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the log until the job ends.")] = False,
     server: Server = None,
-    storage: Storage = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print what a job has said."""
+    """Print the log of a job."""
     if server:
         _print_events(RemoteJobs(server), id, follow=follow, as_json=as_json)
         return
-    with _queue(storage) as queue:
+    with _queue(storage_url()) as queue:
         _print_events(queue, id, follow=follow, as_json=as_json)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ncclt.cli.completion import cluster_names
-from ncclt.cli.options import AsJson, Storage
+from ncclt.cli.options import AsJson, storage_url
 from ncclt.cli.output import print_json, print_table, say
 from ncclt.core.api_key import PREFIX, ApiKey, Role, hash_secret, new_secret
 from ncclt.errors import UsageError, reason
@@ -20,7 +20,7 @@ from ncclt.errors import UsageError, reason
 if TYPE_CHECKING:
     from ncclt.store.store import Store
 
-app = typer.Typer(help="Create, list and revoke the keys of the service.", no_args_is_help=True)
+app = typer.Typer(help="Create, list and revoke API keys.", no_args_is_help=True)
 
 _MOST_NOTE = 200
 
@@ -29,16 +29,15 @@ _USUAL_DAYS = "365"
 
 @app.command("create")
 def create(
-    role: Annotated[Role, typer.Option(help="What the key may do; each may do what those before it may.")] = Role.READ,
+    role: Annotated[Role, typer.Option(help="Role; each includes those before it.")] = Role.READ,
     cluster: Annotated[
         list[str] | None,
-        typer.Option(help="Only for this cluster; repeatable. Default: all.", autocompletion=cluster_names),
+        typer.Option(help="Cluster of the key; repeatable; default: all.", autocompletion=cluster_names),
     ] = None,
     expires: Annotated[str, typer.Option(help="Days until the key expires, or `never`.")] = _USUAL_DAYS,
-    note: Annotated[str, typer.Option(help="Who or what uses it.")] = "",
-    storage: Storage = None,
+    note: Annotated[str, typer.Option(help="Note on the user of the key.")] = "",
 ) -> None:
-    """Create a key and print its secret, which is shown only now; the store keeps its hash.
+    """Create a key and print its secret, once.
 
     Once there is a key, the service refuses requests without one. Launchers read it from NCCLT_API_KEY, or from
     the file that NCCLT_API_KEY_FILE names.
@@ -59,7 +58,7 @@ def create(
         created=utc_now(),
         expires=until,
     )
-    with open_store(storage) as store:
+    with open_store(storage_url()) as store:
         for name in key.clusters:
             store.clusters.get(name)
         store.keys.add(key, digest=digest)
@@ -68,12 +67,12 @@ def create(
 
 
 @app.command("list")
-def list_keys(storage: Storage = None, as_json: AsJson = False) -> None:
-    """List the keys, oldest first; secrets are not kept."""
+def list_keys(as_json: AsJson = False) -> None:
+    """List the keys, oldest first."""
     from ncclt.store import open_to_read
     from ncclt.store.clock import utc_now
 
-    with open_to_read(storage) as store:
+    with open_to_read(storage_url()) as store:
         found = list(store.keys.find().values())
     if as_json:
         print_json({"schema": 1, "keys": [key.to_document() for key in found]})
@@ -94,14 +93,12 @@ def list_keys(storage: Storage = None, as_json: AsJson = False) -> None:
 
 
 @app.command("revoke")
-def revoke(
-    id: Annotated[str, typer.Argument(help="Of the key, see `ncclt admin keys list`.")], storage: Storage = None
-) -> None:
+def revoke(id: Annotated[str, typer.Argument(help="Id of the key, see `ncclt admin keys list`.")]) -> None:
     """Revoke a key: every service refuses it within a second."""
     from ncclt.store import open_store
     from ncclt.store.clock import utc_now
 
-    with open_store(storage, makes=False) as store:
+    with open_store(storage_url(), makes=False) as store:
         key = store.keys.revoke(id, now=utc_now())
     say(f"ncclt: the key {key.id} was revoked at {key.revoked}")
 

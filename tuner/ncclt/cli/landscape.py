@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ncclt.cli.completion import cluster_names, recorded_names
-from ncclt.cli.options import AsJson, Storage
+from ncclt.cli.options import AsJson, storage_url
 from ncclt.cli.output import print_json, print_table, say
 from ncclt.core.plural import count_noun
 from ncclt.errors import NotFoundError, UsageError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ncclt.measure.simulated import Landscape
     from ncclt.measure.simulated.landscape_rows import LandscapeRow
 
-app = typer.Typer(help="List, show and import recorded clusters; export a study to share it.", no_args_is_help=True)
+app = typer.Typer(help="List, show, import and export recorded measurements.", no_args_is_help=True)
 
 _BAR = 12
 """Characters of the longest bar, for twice the speed: a line stays within 80 columns."""
@@ -32,7 +32,7 @@ _BAR = 12
 
 @app.callback()
 def landscape() -> None:
-    """List, show and import recorded clusters; export a study to share it."""
+    """List, show, import and export recorded measurements."""
 
 
 def _loaded(name: str) -> Landscape:
@@ -47,7 +47,7 @@ def _loaded(name: str) -> Landscape:
 
 @app.command("list")
 def list_landscapes(as_json: AsJson = False) -> None:
-    """List the recorded clusters that `--cluster NAME` replays."""
+    """List recorded clusters, which --cluster NAME replays."""
     from ncclt.user_dirs import recorded_tables
 
     documents = [_summary(name, _loaded(name)) for name in recorded_tables()]
@@ -87,7 +87,7 @@ def show(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Show a recorded cluster: per collective and size, the NCCL default and the best recorded setting."""
+    """Show the best recorded setting per collective and size."""
     found = _loaded(name)
     rows = {collective: _best_rows(found, collective) for collective in sorted({c for c, _ in found.curves})}
     document = _summary(name, found)
@@ -147,27 +147,28 @@ def bar(share: float) -> str:
 
 @app.command("import")
 def import_landscape(
-    logs: Annotated[list[Path], typer.Argument(help="Outputs of nccl-tests, text or JSON of -J; or their folder.")],
-    name: Annotated[str, typer.Option(help="Name of the landscape, and of its cluster.")],
+    logs: Annotated[list[Path], typer.Argument(help="Outputs of nccl-tests, as text or JSON (-J), or their folder.")],
+    name: Annotated[str, typer.Option(help="Name of the landscape and its cluster.")],
     cluster: Annotated[
         str, typer.Option(help="Cluster of the outputs, see `ncclt cluster list`.", autocompletion=cluster_names)
     ],
-    gpus_per_node: Annotated[int | None, typer.Option(help="GPUs per node of the runs. Default: all.")] = None,
+    gpus_per_node: Annotated[int | None, typer.Option(help="GPUs per node of the runs; default: all.")] = None,
     settings: Annotated[
         list[str],
         typer.Option(
             "--setting",
             metavar="[LOG=]SETTING",
-            help="Forced in an output that does not say it: tree/ll, 'ring/simple c=8', default. Repeatable.",
+            help="Setting of outputs that do not name one, such as tree/ll; repeatable.",
         ),
     ] = [],  # noqa: B006 - typer copies it
     default: Annotated[
-        bool, typer.Option("--default", help="Nothing was forced in outputs that do not say it.")
+        bool, typer.Option("--default", help="Outputs that name no setting are of the NCCL default.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a landscape of this name.")] = False,
-    storage: Storage = None,
 ) -> None:
-    """Make a landscape of outputs of nccl-tests, which `ncclt tune --cluster NAME` replays.
+    """Import outputs of nccl-tests as a landscape.
+
+    It is what `ncclt tune --cluster NAME` replays.
 
     The forced setting is read from command lines (-x NCCL_ALGO=tree) and NCCL_DEBUG=INFO lines of the outputs.
     """
@@ -181,7 +182,7 @@ def import_landscape(
 
     check_name(name, "--name", kind="cluster")
     target = landscape_folder() / f"{name}.csv"
-    with open_to_read(storage) as store:
+    with open_to_read(storage_url()) as store:
         job = store.clusters.get(cluster).sized(gpus_per_node=gpus_per_node)
         taken = name in {entry.item.name for entry in store.clusters.entries()}
     if taken and not (force and target.is_file()):
@@ -260,12 +261,11 @@ def _write(path: Path, rows: Iterable[LandscapeRow], cluster: Cluster, *, option
 def export_study(
     key: Annotated[str, typer.Argument(help="Id, start of an id, or name of the study.")],
     out: Annotated[
-        Path | None, typer.Option(help="FILE.csv to write, with FILE.toml beside it; default: the table to stdout.")
+        Path | None, typer.Option(help="Path to FILE.csv, with FILE.toml beside it; default: stdout.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file.")] = False,
-    storage: Storage = None,
 ) -> None:
-    """Write the measurements of a study as a landscape that `ncclt tune --landscape` replays; no hosts, no users."""
+    """Export the measurements of a study, without hosts and users."""
     from ncclt import __version__
     from ncclt.core.name import check_name
     from ncclt.measure.simulated.export import export, exported_cluster
@@ -279,7 +279,7 @@ def export_study(
         there = next((path for path in (out, out.with_suffix(".toml")) if path.exists()), None)
         if there is not None and not force:
             raise UsageError(f"{there} exists", hint="name another file, or add --force")
-    with open_to_read(storage) as store:
+    with open_to_read(storage_url()) as store:
         study = store.studies.get(key)
         trials = store.trials.find(study.id)
     rows, notes = export(study, trials, version=__version__)

@@ -23,8 +23,8 @@ Texts = Annotated[
     bool,
     typer.Option(
         "--full",
-        help="With --dry-run: also show the files of the launches, and scripts in commands.",
-        rich_help_panel=Group.OUTPUT,
+        help="With --dry-run: print whole commands, scripts and files.",
+        rich_help_panel=Group.LAUNCH,
     ),
 ]
 

@@ -4,30 +4,45 @@ from __future__ import annotations
 
 import os
 import shlex
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ncclt.cli.completion import model_names
+from ncclt.cli.configuration import lookup
 from ncclt.core.option import Group
 
-Storage = Annotated[
-    str | None,
-    typer.Option(
-        envvar="NCCLT_STORAGE",
-        help="Database URL of the store, for example sqlite:///ncclt.db or postgresql://user@host/db. "
-        "Default: an SQLite file in your data folder.",
-        show_default=False,
-        rich_help_panel=Group.OUTPUT,
-    ),
-]
+_storage: ContextVar[str | None] = ContextVar("storage", default=None)
+
+
+def keep_storage(url: str | None) -> None:
+    """Keep the value of --storage, an option of every command and of the program itself."""
+    if url is not None:
+        _storage.set(url)
+
+
+def forget_storage() -> None:
+    """Forget the value of --storage."""
+    _storage.set(None)
+
+
+def storage_flag() -> str | None:
+    """Return the value of --storage."""
+    return _storage.get()
+
+
+def storage_url() -> str | None:
+    """Return the URL of the store by flag, variable or configuration file; None = the user's own store."""
+    return _storage.get() or lookup("storage").value
+
 
 Model = Annotated[str, typer.Option(help="Name of the workload, see `ncclt profile list`.", autocompletion=model_names)]
 
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.", rich_help_panel=Group.OUTPUT)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be stored; store nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the result without storing it.")]
 
 ReplaceCluster = Annotated[bool, typer.Option("--replace", help="Replace an added cluster of this name.")]
 
@@ -36,23 +51,15 @@ ReplaceWorkload = Annotated[bool, typer.Option("--replace", help="Replace an imp
 StepsPerDay = Annotated[
     int | None,
     typer.Option(
-        help="Training steps that the job makes per day, for what a gain is worth. Default: steps as recorded, around "
-        "the clock; where their length is not known, one per second.",
+        help="Training steps per day, to state the gain in GPU hours.",
         min=1,
         rich_help_panel=Group.BUDGET,
     ),
 ]
 
-Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="No progress and no notes on stderr.", rich_help_panel=Group.OUTPUT)
-]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no notes.")]
 
-Verbose = Annotated[
-    bool,
-    typer.Option(
-        "--verbose", "-v", help="Show the messages, all facts and remarks as well.", rich_help_panel=Group.OUTPUT
-    ),
-]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print messages, facts and remarks too.")]
 
 
 def storage_option(storage: str | None, shown: str) -> str:

@@ -12,9 +12,7 @@ from ncclt.cli.options import AsJson
 from ncclt.cli.output import print_json, say
 from ncclt.errors import NotFoundError, UsageError
 
-app = typer.Typer(
-    help="Find, build and try the NCCL tuner plugin that delivers a table per size.", no_args_is_help=True
-)
+app = typer.Typer(help="Find, build and check the NCCL tuner plugin.", no_args_is_help=True)
 
 _LARGEST = 1 << 33
 """End of a row without one; no message is larger than 8 GiB."""
@@ -24,22 +22,22 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 @app.callback()
 def plugin() -> None:
-    """Find, build and try the NCCL tuner plugin that delivers a table per size."""
+    """Find, build and check the NCCL tuner plugin."""
 
 
 @app.command("path", epilog="Exit codes: 0 = printed, 3 = there is none.")
 def path() -> None:
-    """Print the path of the compiled plugin, for NCCL_TUNER_PLUGIN."""
+    """Print the path of the plugin, for NCCL_TUNER_PLUGIN."""
     sys.stdout.write(f"{_found()}\n")
 
 
 @app.command("build")
 def build(
     into: Annotated[
-        Path | None, typer.Option("--into", help="Folder for the shared object; default: the user's data folder.")
+        Path | None, typer.Option("--into", help="Path to the output folder; default: your data folder.")
     ] = None,
 ) -> None:
-    """Compile the plugin for this machine (gcc, cc, clang, or what CC names)."""
+    """Compile the plugin with CC, gcc, cc or clang."""
     from ncclt.nccl.tuner_plugin import LIBRARY_NAME, user_library
     from ncclt.nccl.tuner_plugin.build import build as build_plugin
 
@@ -51,10 +49,10 @@ def build(
 def check(
     policy: Annotated[
         Path | None,
-        typer.Argument(help="Table to try, as `ncclt env --format tuner-csv` prints it.", show_default=False),
+        typer.Argument(help="Path to a table of `ncclt env --format tuner-csv`.", show_default=False),
     ] = None,
-    ranks: Annotated[int, typer.Option(help="Ranks of the communicator to try.", min=1, max=1_000_000)] = 8,
-    nodes: Annotated[int, typer.Option(help="Nodes that it reaches over.", min=1, max=1_000_000)] = 1,
+    ranks: Annotated[int, typer.Option(help="Ranks of the communicator.", min=1, max=1_000_000)] = 8,
+    nodes: Annotated[int, typer.Option(help="Nodes of the communicator.", min=1, max=1_000_000)] = 1,
     collective: Annotated[str, typer.Option(help="all_reduce, all_gather, reduce_scatter, broadcast or reduce.")] = (
         "all_reduce"
     ),
@@ -62,13 +60,12 @@ def check(
         list[str] | None,
         typer.Option(
             "--size",
-            help="Tuning size, for example 65536 or 4M; repeatable. Default: one of each row of the table for the "
-            "collective, or 8 B to 4 GiB without any.",
+            help="Size, such as 4M; repeatable; default: one per row of the table.",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Load the plugin as NCCL does, without NCCL and without a GPU, and show what it would choose.
+    """Load the plugin and show its choices; needs no GPU.
 
     Where NCCL disabled an algorithm or protocol on the real machine, the plugin leaves the call to NCCL.
     """

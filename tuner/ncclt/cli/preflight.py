@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ncclt.cli.options import AsJson, Quiet, Storage
+from ncclt.cli.options import AsJson, Quiet, storage_url
 from ncclt.cli.output import EXIT_INTERRUPTED, interruptible, print_json, say
 from ncclt.cli.spread import Fields, spread
 from ncclt.core.budget import MOST_SECONDS
-from ncclt.core.option import Option
+from ncclt.core.option import Group, Option
 from ncclt.errors import MissingDependencyError, StoreError, UsageError
 from ncclt.measure.target import Target
 
@@ -43,70 +43,67 @@ def preflight(
             "launcher_option launcher_arg scratch keep_env sizes expect tolerance quick full all_pairs parallel",
             {
                 "cluster": Option(
-                    "Name of the cluster, see `ncclt cluster list`. Default: this machine, or leonardo for a drill.",
+                    "Name of the cluster, see `ncclt cluster list`; default: this machine.",
                     envvar="NCCLT_CLUSTER",
                 ),
                 "launcher": Option(
-                    "Where launches run: local, torchrun, mpirun, slurm, ssh, kubernetes, or simulate for a drill. "
-                    "Default: slurm in an allocation, local where GPUs are visible; elsewhere nothing is measured.",
+                    "local, torchrun, mpirun, slurm, ssh, kubernetes or simulate.",
                     envvar="NCCLT_LAUNCHER",
                 ),
-                "parallel": Option(
-                    "Launches at once, each on nodes of its own; they share switches, so they may contend."
-                ),
+                "parallel": Option("Launches to run at once, each on its own nodes.", group=Group.BUDGET),
             },
         ),
     ],
     sizes: Annotated[
         str | None,
-        typer.Option(help="Sizes of all_reduce, comma-separated, for example 64,1M,1G; the largest is judged."),
+        typer.Option(rich_help_panel=Group.PROOF, help="Comma-separated sizes, such as 64,1M,1G."),
     ] = None,
     expect: Annotated[
         float | None,
         typer.Option(
-            help="Bus bandwidth of all nodes at the largest size, GB/s. Default: the median of earlier healthy runs "
-            "of this job's shape from three on, else what the links of the cluster promise."
+            help="Expected bus bandwidth, GB/s; default: as in healthy runs, or of the links.",
+            rich_help_panel=Group.PROOF,
         ),
     ] = None,
     tolerance: Annotated[
         float,
-        typer.Option(help="Share by which all nodes may fall short; half of it against earlier runs and among peers."),
+        typer.Option(rich_help_panel=Group.PROOF, help="Max shortfall, as a share."),
     ] = 0.15,
-    quick: Annotated[bool, typer.Option("--quick", help="Measure all nodes together once, nothing else.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Measure all nodes together once only.")] = False,
     full: Annotated[
-        bool, typer.Option("--full", help="Also measure pairs and every node alone where all together are fine.")
+        bool, typer.Option("--full", help="Measure pairs and single nodes even if all together are fine.")
     ] = False,
     all_pairs: Annotated[
         bool, typer.Option("--all-pairs", help="Measure every pair of nodes instead of bisecting.")
     ] = False,
     seconds: Annotated[
         float | None,
-        typer.Option("--time", help="Seconds after which no further launch is begun, and that no launch may take."),
+        typer.Option("--time", rich_help_panel=Group.BUDGET, help="Max seconds of the run and of each launch."),
     ] = None,
     weak: Annotated[
         list[str] | None,
         typer.Option(
-            help="Drill, with --launcher simulate: n03=0.6 (node), n03+n04=0.5 (link), n03:2=0.7 (GPU), or =hang, "
-            "=crash, =wrong; repeatable."
+            help="Simulated fault: n03=0.6, n03+n04=0.5, n03:2=0.7 or n03=hang; repeatable.",
+            rich_help_panel=Group.PROOF,
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the simulated noise.")] = 0,
+    seed: Annotated[int, typer.Option(rich_help_panel=Group.PROOF, help="Random seed of a simulation.")] = 0,
     history: Annotated[bool, typer.Option("--history", help="List earlier preflights and exit.")] = False,
     store: Annotated[
-        bool, typer.Option("--store/--no-store", help="Keep the result; later runs compare with it.")
+        bool, typer.Option("--store/--no-store", help="Keep the result, for later runs to compare with.")
     ] = True,
-    storage: Storage = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be launched and how long it takes; run nothing.")
+        bool, typer.Option("--dry-run", help="Print the launches and their duration; run nothing.")
     ] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure all_reduce on all nodes, and if that is slow, find the node, link or GPU at fault.
+    """Measure all_reduce on all nodes and find slow ones.
 
-    All nodes are measured together in one launch, and that is all if they reach what is expected. Otherwise halves,
-    pairs and GPUs are measured until it is clear what is slow; each suspect is measured three times before it is named.
+    Measures all nodes together first. If they are slow, it bisects nodes, pairs and GPUs, and measures each suspect
+    three times before naming it.
     """
+    storage = storage_url()
     from ncclt.cli.preflight_view import EXIT_CODES, print_history, print_plan, print_preflight, watcher
     from ncclt.health.preflight.checkup import PreflightRequest, cost
     from ncclt.health.preflight.checkup import preflight as run

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ncclt.cli.completion import model_names
-from ncclt.cli.options import AsJson, DryRun, ReplaceWorkload, Storage
+from ncclt.cli.options import AsJson, DryRun, ReplaceWorkload, storage_url
 from ncclt.cli.output import print_json, print_table, say
 from ncclt.cli.profile_diff import diff
 from ncclt.cli.profile_model import model
@@ -19,21 +19,21 @@ from ncclt.errors import UsageError
 if TYPE_CHECKING:
     from ncclt.core.workload import Workload
 
-app = typer.Typer(help="List, show, import, record, compute, merge and compare workloads.", no_args_is_help=True)
+app = typer.Typer(help="List, show, import, record, merge and compare workloads.", no_args_is_help=True)
 
 
 @app.callback()
 def profile() -> None:
-    """List, show, import, record, compute, merge and compare workloads."""
+    """List, show, import, record, merge and compare workloads."""
 
 
 @app.command("list")
-def list_profiles(storage: Storage = None, as_json: AsJson = False) -> None:
-    """List the workloads that ncclt knows, shipped and imported."""
+def list_profiles(as_json: AsJson = False) -> None:
+    """List shipped and imported workloads."""
     from ncclt.core.message import format_bytes
     from ncclt.store import open_to_read
 
-    with open_to_read(storage) as store:
+    with open_to_read(storage_url()) as store:
         entries = store.workloads.entries()
     if as_json:
         rows = [
@@ -72,7 +72,6 @@ def show(
     name: Annotated[
         str, typer.Argument(help="Name of the workload, see `ncclt profile list`.", autocompletion=model_names)
     ],
-    storage: Storage = None,
     limit: Annotated[int, typer.Option(help="Max rows; 0 = all.")] = 40,
     as_json: AsJson = False,
 ) -> None:
@@ -83,7 +82,7 @@ def show(
         raise UsageError(f"--limit must be 0 or more, not {limit}")
     from ncclt.cli.profile_view import print_profile, profile_document
 
-    with open_to_read(storage) as store:
+    with open_to_read(storage_url()) as store:
         workload = store.workloads.get(name)
     if as_json:
         print_json(profile_document(workload))
@@ -95,20 +94,24 @@ def show(
 def import_files(
     files: Annotated[
         list[Path],
-        typer.Argument(help="Traces of one job: one file per rank, a folder, or a pipe; - = standard input."),
+        typer.Argument(help="Traces of one job: files, one per rank, a folder, a pipe, or - for stdin."),
     ],
     name: Annotated[str, typer.Option(help="Name of the workload.")],
-    source: Annotated[str | None, typer.Option(help="Kind of source, such as kineto; default: detected.")] = None,
+    source: Annotated[
+        str | None, typer.Option(help="Kind of source, such as kineto; default: recognised by content.")
+    ] = None,
     steps: Annotated[
         int | None,
         typer.Option(help="Training steps in files that mark none."),
     ] = None,
     replace: ReplaceWorkload = False,
     dry_run: DryRun = False,
-    storage: Storage = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read traces of a training job into a workload."""
+    """Import traces of a training job as a workload.
+
+    Ranks are merged; a call that several of them recorded counts once.
+    """
     from ncclt.core.name import check_name
     from ncclt.profile import read_workload
 
@@ -116,7 +119,7 @@ def import_files(
     workload = read_workload(files, name=name, source=source)
     if steps is not None:
         workload = workload.over_steps(steps, f"calls of the whole file, divided by its {steps} steps (--steps)")
-    _keep(workload, storage, replace=replace, dry_run=dry_run, as_json=as_json)
+    _keep(workload, storage_url(), replace=replace, dry_run=dry_run, as_json=as_json)
 
 
 def _keep(workload: Workload, storage: str | None, *, replace: bool, dry_run: bool, as_json: bool) -> None:
@@ -149,14 +152,14 @@ def merge(
     name: Annotated[str, typer.Option(help="Name of the merged workload.")],
     weights: Annotated[
         str | None,
-        typer.Option(help="Comma-separated weights of the parts; default: 1 each."),
+        typer.Option(help="Comma-separated steps of each part per merged step; default: 1 each."),
     ] = None,
     replace: ReplaceWorkload = False,
     dry_run: DryRun = False,
-    storage: Storage = None,
     as_json: AsJson = False,
 ) -> None:
-    """Merge workloads into one, for one study and one policy."""
+    """Merge workloads, to find one policy for all of them."""
+    storage = storage_url()
     from datetime import UTC, datetime
 
     from ncclt.core.name import check_name

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ncclt.cli.completion import model_names
-from ncclt.cli.options import AsJson, Storage
+from ncclt.cli.options import AsJson, storage_url
 from ncclt.cli.output import print_json, print_table, say
 from ncclt.core.plural import count_noun
 
@@ -20,16 +20,15 @@ def diff(
     before: Annotated[str, typer.Argument(metavar="A", help="Name of a workload.", autocompletion=model_names)],
     after: Annotated[
         str,
-        typer.Argument(metavar="B", help="Name of the workload to compare.", autocompletion=model_names),
+        typer.Argument(metavar="B", help="Name of the workload to compare with A.", autocompletion=model_names),
     ],
-    storage: Storage = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the messages that differ between workloads A and B; exit code 0 either way."""
+    """Compare the messages of two workloads."""
     from ncclt.profile.views.difference import compare_workloads
     from ncclt.store import open_to_read
 
-    with open_to_read(storage) as store:
+    with open_to_read(storage_url()) as store:
         first, second = store.workloads.get(before), store.workloads.get(after)
     found = compare_workloads(first, second)
     if first.unit != second.unit:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ncclt.cli.options import AsJson, ReplaceWorkload, Storage
+from ncclt.cli.options import AsJson, ReplaceWorkload, storage_url
 from ncclt.cli.output import print_json, say
 from ncclt.errors import UsageError
 
@@ -18,29 +18,26 @@ def model(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A torchvision or timm model, a transformers model type (bert) or class (BertForPreTraining); "
-            "LIBRARY:NAME asks one library alone.",
+            help="Model of torchvision, timm or transformers (bert), or LIBRARY:NAME.",
         ),
     ],
-    dtype: Annotated[str, typer.Option(help="Of parameters and gradients, for example bf16.")] = "float32",
+    dtype: Annotated[str, typer.Option(help="Type of parameters and gradients, such as bf16.")] = "float32",
     reduce_dtype: Annotated[
-        str, typer.Option(help="Of the reduced gradients under fsdp and zero3; default: --dtype.", show_default=False)
+        str, typer.Option(help="Type of reduced gradients under fsdp and zero3; default: --dtype.", show_default=False)
     ] = "",
-    bucket_cap_mb: Annotated[float, typer.Option(help="DDP's bucket_cap_mb, MiB.")] = 25,
+    bucket_cap_mb: Annotated[float, typer.Option(help="Size of DDP's buckets, MiB.")] = 25,
     sharding: Annotated[str, typer.Option(help="ddp, fsdp (one unit per block) or zero3.")] = "ddp",
-    group_size: Annotated[
-        int, typer.Option(help="Ranks that train together; 0 = the whole job, whatever its size turns out to be.")
-    ] = 0,
-    config: Annotated[
-        Path | None, typer.Option(help="config.json of a transformers model; nothing is ever fetched.")
-    ] = None,
-    store: Annotated[str | None, typer.Option("--store", metavar="NAME", help="Keep the workload as NAME.")] = None,
+    group_size: Annotated[int, typer.Option(help="Ranks per group; 0 = all ranks of the job.")] = 0,
+    config: Annotated[Path | None, typer.Option(help="Path to config.json of a transformers model.")] = None,
+    store: Annotated[str | None, typer.Option("--store", metavar="NAME", help="Store the workload as NAME.")] = None,
     replace: ReplaceWorkload = False,
-    limit: Annotated[int, typer.Option(help="Rows shown at most; 0 = all.")] = 40,
-    storage: Storage = None,
+    limit: Annotated[int, typer.Option(help="Max rows; 0 = all.")] = 40,
     as_json: AsJson = False,
 ) -> None:
-    """Compute what one training step of a model sends: no weights, no GPU, no network, PyTorch's own buckets."""
+    """Compute the messages of a training step from a model's code.
+
+    Needs no weights, GPU or network; buckets are PyTorch's own.
+    """
     from ncclt.core.name import check_name
     from ncclt.profile.model.named import ModelRequest, Sharding, build_model_workload
 
@@ -65,7 +62,7 @@ def model(
     if store is not None:
         from ncclt.store import open_store
 
-        with open_store(storage) as opened:
+        with open_store(storage_url()) as opened:
             opened.workloads.add(workload, replace=replace)
             where = opened.shown
     from ncclt.cli.profile_view import print_profile, profile_document

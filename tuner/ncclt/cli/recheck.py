@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ncclt.cli.completion import model_names
-from ncclt.cli.options import AsJson, Quiet, Storage
+from ncclt.cli.options import AsJson, Quiet, storage_url
 from ncclt.cli.output import EXIT_INTERRUPTED, StopWish, print_json, print_table, say
 from ncclt.cli.spread import Fields, spread
+from ncclt.core.option import Group
 from ncclt.measure.target import Target
 
 if TYPE_CHECKING:
@@ -44,21 +45,22 @@ def recheck(
             "through"
         ),
     ],
-    points: Annotated[int, typer.Option(help="Messages to measure again, those of most weight: 3 to 6.")] = 5,
-    blocks: Annotated[int, typer.Option(help="Blocks of two launches of default and policy each.")] = 2,
-    tolerance: Annotated[float, typer.Option(help="Share by which a time may change in any case.")] = 0.10,
+    points: Annotated[int, typer.Option(rich_help_panel=Group.PROOF, help="Heaviest messages to measure: 3 to 6.")] = 5,
+    blocks: Annotated[int, typer.Option(rich_help_panel=Group.PROOF, help="Blocks of two launches per arm.")] = 2,
+    tolerance: Annotated[
+        float, typer.Option(rich_help_panel=Group.PROOF, help="Max change of a time, as a share.")
+    ] = 0.10,
     new_driver: Annotated[
-        bool, typer.Option("--new-driver", help="Measure under another NVIDIA driver too; fresh = serve under it.")
+        bool, typer.Option("--new-driver", help="Accept another NVIDIA driver if nothing else changed.")
     ] = False,
-    storage: Storage = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a few messages again under default and policy, and stop serving what is no longer true.
+    """Measure a recommendation again; stop serving a stale one.
 
-    A recommendation becomes stale when NCCL, driver, topology or performance have changed beyond the noise; `ncclt env`
-    then refuses it. A later check without findings makes it fresh again, unless that check is too weak to see the
-    earlier change. Exit codes: 0 = fresh, 4 = stale, 3 = there is nothing to check.
+    A recommendation is stale when NCCL, driver, topology or performance have changed beyond the noise; `ncclt env`
+    then refuses it. A later recheck makes it fresh again if it can see the earlier change. Exit codes: 0 = fresh,
+    4 = stale, 3 = nothing to recheck.
     """
     from ncclt.core.study import Arm
     from ncclt.measure.open_testbed import open_testbed
@@ -68,7 +70,7 @@ def recheck(
     from ncclt.store.shipped import is_demo
 
     target.require_known_names()
-    with open_store(storage, makes=False) as store:
+    with open_store(storage_url(), makes=False) as store:
         from ncclt.store.clock import utc_now
 
         workload = store.workloads.get(model)  # an unknown name fails before a missing launcher or GPU

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ncclt.cli.completion import cluster_names, model_names
-from ncclt.cli.options import AsJson, Storage
+from ncclt.cli.options import AsJson, storage_url
 from ncclt.cli.output import print_json, print_table, say
 from ncclt.core.revision import Actor, ClusterRules, HistoryEvent, RevisionStatus
 from ncclt.user_dirs import account_name
@@ -17,24 +17,23 @@ from ncclt.user_dirs import account_name
 if TYPE_CHECKING:
     from ncclt.store import Store
 
-app = typer.Typer(help="Show and decide which revision jobs get.", no_args_is_help=True)
+app = typer.Typer(help="List, approve, roll back, pin and retire revisions.", no_args_is_help=True)
 
-Id = Annotated[str, typer.Argument(help="Of the revision, see `ncclt admin recommendations list`.")]
-Why = Annotated[str, typer.Option(help="Why, one line for the history.")]
+Id = Annotated[str, typer.Argument(help="Id of the revision, see `ncclt admin recommendations list`.")]
+Why = Annotated[str, typer.Option(help="Reason, for the history.")]
 
 
 @app.command("list")
 def list_recommendations(
-    cluster: Annotated[str | None, typer.Option(help="Only of this cluster.", autocompletion=cluster_names)] = None,
-    model: Annotated[str | None, typer.Option(help="Only of this workload.", autocompletion=model_names)] = None,
-    limit: Annotated[int, typer.Option(min=1, max=500, help="How many at most.")] = 50,
-    storage: Storage = None,
+    cluster: Annotated[str | None, typer.Option(help="Cluster of the revisions.", autocompletion=cluster_names)] = None,
+    model: Annotated[str | None, typer.Option(help="Workload of the revisions.", autocompletion=model_names)] = None,
+    limit: Annotated[int, typer.Option(min=1, max=500, help="Max rows.")] = 50,
     as_json: AsJson = False,
 ) -> None:
     """List published revisions with their states, newest first."""
     from ncclt.store import open_to_read
 
-    with open_to_read(storage) as store:
+    with open_to_read(storage_url()) as store:
         found = store.revisions.statuses(cluster=cluster, model=model, limit=limit)
     if as_json:
         print_json({"schema": 1, "recommendations": [one.to_document() for one in found]})
@@ -59,13 +58,13 @@ def list_recommendations(
 
 
 @app.command("show")
-def show(id: Id, storage: Storage = None, as_json: AsJson = False) -> None:
-    """Show one revision: its state, its roll-outs, and its history."""
+def show(id: Id, as_json: AsJson = False) -> None:
+    """Show a revision, its roll-outs and its history."""
     from ncclt.deliver.render.delivery import choose_form
     from ncclt.prove.rollout import judge_stored
     from ncclt.store import open_to_read
 
-    with open_to_read(storage) as store:
+    with open_to_read(storage_url()) as store:
         one, rollouts, found = (
             store.revisions.status(id),
             store.revisions.rollouts(recommendation=id),
@@ -95,19 +94,16 @@ def show(id: Id, storage: Storage = None, as_json: AsJson = False) -> None:
 
 @app.command("history")
 def history(
-    cluster: Annotated[str | None, typer.Option(help="Only of this cluster.", autocompletion=cluster_names)] = None,
-    revision: Annotated[str | None, typer.Option(help="Only of this revision, by its id.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=500, help="How many at most.")] = 50,
-    before: Annotated[
-        int | None, typer.Option(min=1, max=2**31 - 1, help="Only entries with a lower number: the next page.")
-    ] = None,
-    storage: Storage = None,
+    cluster: Annotated[str | None, typer.Option(help="Cluster of the revisions.", autocompletion=cluster_names)] = None,
+    revision: Annotated[str | None, typer.Option(help="Id of the revision.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=500, help="Max rows.")] = 50,
+    before: Annotated[int | None, typer.Option(min=1, max=2**31 - 1, help="Entry before which to continue.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List who did what, and why, newest first; entries are never changed."""
+    """List the changes of revisions, newest first."""
     from ncclt.store import open_to_read
 
-    with open_to_read(storage) as store:
+    with open_to_read(storage_url()) as store:
         events = store.revisions.history(cluster=cluster, recommendation=revision, before=before, limit=limit)
     if as_json:
         print_json({"schema": 1, "history": [event.to_document() for event in events]})
@@ -119,81 +115,86 @@ def history(
 def approve(
     id: Id,
     percent: Annotated[
-        int | None, typer.Option(min=1, max=100, help="Share of the jobs that get it. Default: the cluster's rule.")
+        int | None, typer.Option(min=1, max=100, help="Percentage of the jobs; default: the cluster's rule.")
     ] = None,
     loss_limit: Annotated[
-        float | None, typer.Option(min=0, max=0.5, help="Loss of step time, as a share, that ends the roll-out.")
+        float | None, typer.Option(min=0, max=0.5, help="Max loss of step time, as a share, before the roll-out ends.")
     ] = None,
     why: Why = "",
-    storage: Storage = None,
 ) -> None:
-    """Give a candidate to a share of the jobs while they are compared; one that won its roll-out, to all."""
+    """Approve a candidate; roll it out or activate it.
+
+    It is rolled out to a share of the jobs and compared; a winner of its roll-out is activated for all jobs.
+    """
 
     def work(store: Store, by: Actor) -> str:
         rollout = store.revisions.approve(id, by, percent=percent, loss_limit=loss_limit)
         return f"approved; it is rolled out (roll-out {rollout})" if rollout else "approved, and active for all jobs"
 
-    _change(id, why, storage, work)
+    _change(id, why, storage_url(), work)
 
 
 @app.command("activate")
-def activate(id: Id, why: Why = "", storage: Storage = None) -> None:
-    """Give a candidate that awaits nothing to all jobs, also in the middle of its roll-out."""
-    _change(id, why, storage, lambda store, by: store.revisions.activate(id, by), "active for all jobs")
+def activate(id: Id, why: Why = "") -> None:
+    """Activate a candidate for all jobs; end its roll-out."""
+    _change(id, why, storage_url(), lambda store, by: store.revisions.activate(id, by), "active for all jobs")
 
 
 @app.command("rollback")
-def rollback(id: Id, why: Why = "", storage: Storage = None) -> None:
-    """Make an earlier revision active again, in place of the present one."""
-    _change(id, why, storage, lambda store, by: store.revisions.roll_back(id, by), "active again")
+def rollback(id: Id, why: Why = "") -> None:
+    """Restore an earlier revision."""
+    _change(id, why, storage_url(), lambda store, by: store.revisions.roll_back(id, by), "active again")
 
 
 @app.command("pin")
-def pin(id: Id, why: Why = "", storage: Storage = None) -> None:
-    """Give jobs this revision, whatever is published later."""
-    _change(id, why, storage, lambda store, by: store.revisions.pin(id, by), "pinned")
+def pin(id: Id, why: Why = "") -> None:
+    """Keep a revision active, whatever is published later."""
+    _change(id, why, storage_url(), lambda store, by: store.revisions.pin(id, by), "pinned")
 
 
 @app.command("unpin")
-def unpin(id: Id, why: Why = "", storage: Storage = None) -> None:
-    """Let later revisions replace a pinned one again."""
-    _change(id, why, storage, lambda store, by: store.revisions.unpin(id, by), "no longer pinned")
+def unpin(id: Id, why: Why = "") -> None:
+    """Let later revisions replace a pinned one."""
+    _change(id, why, storage_url(), lambda store, by: store.revisions.unpin(id, by), "no longer pinned")
 
 
 @app.command("retire")
-def retire(id: Id, why: Why = "", storage: Storage = None) -> None:
-    """Give a revision to no job any more; without an active one jobs keep the NCCL default."""
-    _change(id, why, storage, lambda store, by: store.revisions.retire(id, by), "retired")
+def retire(id: Id, why: Why = "") -> None:
+    """Serve a revision to no job any more.
+
+    Without an active revision jobs keep the NCCL default.
+    """
+    _change(id, why, storage_url(), lambda store, by: store.revisions.retire(id, by), "retired")
 
 
 @app.command("rules")
 def rules(
     cluster: Annotated[str, typer.Argument(help="Name of the cluster.", autocompletion=cluster_names)],
     require_approval: Annotated[
-        bool | None, typer.Option(help="Another person than the publisher has to approve.", show_default=False)
+        bool | None, typer.Option(help="Require approval by another person.", show_default=False)
     ] = None,
     require_verification: Annotated[
-        bool | None, typer.Option(help="`ncclt verify` has to show a gain of step time.", show_default=False)
+        bool | None, typer.Option(help="Require a gain in `ncclt verify`.", show_default=False)
     ] = None,
     percent: Annotated[
-        int | None, typer.Option(min=1, max=100, help="Share of the jobs that get a new revision at first.")
+        int | None, typer.Option(min=1, max=100, help="Percentage of the jobs in a new roll-out.")
     ] = None,
     loss_limit: Annotated[
-        float | None, typer.Option(min=0, max=0.5, help="Loss of step time, as a share, that ends a roll-out.")
+        float | None, typer.Option(min=0, max=0.5, help="Max loss of step time, as a share, before a roll-out ends.")
     ] = None,
     delivery: Annotated[
         bool | None,
-        typer.Option(help="Jobs get what is active; without, they keep the NCCL default.", show_default=False),
+        typer.Option(help="Serve active revisions; otherwise jobs keep the NCCL default.", show_default=False),
     ] = None,
     approve_wins: Annotated[
         bool | None,
-        typer.Option(help="A person approves a revision that won before all jobs get it.", show_default=False),
+        typer.Option(help="Require approval of roll-out winners.", show_default=False),
     ] = None,
     why: Why = "",
-    storage: Storage = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a cluster requires before all jobs get a new revision; with options, change it."""
+    """Show or change the publication rules of a cluster."""
+    storage = storage_url()
     from ncclt.store import open_store, open_to_read
 
     given: dict[str, Any] = {

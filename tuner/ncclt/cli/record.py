@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ncclt.cli.options import ReplaceWorkload, Storage
+from ncclt.cli.options import ReplaceWorkload, storage_url
 from ncclt.cli.output import report, say
 from ncclt.core.plural import count_noun
 from ncclt.errors import NccltError, UsageError, reason
@@ -22,27 +22,32 @@ CONTEXT_SETTINGS = {"allow_interspersed_args": False}
 
 
 def record(
-    command: Annotated[list[str], typer.Argument(help="Training command, for example: torchrun ... train.py")],
+    command: Annotated[list[str], typer.Argument(help="Command of the training, such as: torchrun ... train.py")],
     name: Annotated[str, typer.Option(help="Name of the workload.")],
     steps: Annotated[
         int | None,
-        typer.Option(help="Training steps to record (default 20); with the plugin: all steps of the run."),
+        typer.Option(help="Training steps to record; default: 20, with the plugin all."),
     ] = None,
-    warmup: Annotated[int | None, typer.Option(help="Warm-up steps before them (default 10).")] = None,
+    warmup: Annotated[int | None, typer.Option(help="Warm-up steps before those; default: 10.")] = None,
     method: Annotated[
         Method,
         typer.Option(
             "--with",
-            help="PyTorch's profiler, NCCL's log, both with the profiler preferred, or ncclt's tuner plugin.",
+            help="Recorder; auto = PyTorch's profiler, else NCCL's log.",
         ),
     ] = Method.AUTO,
-    stop_after: Annotated[bool, typer.Option("--stop-after", help="End the job once the steps are recorded.")] = False,
-    directory: Annotated[Path, typer.Option("--dir", help="Path to a folder that all ranks share.")] = Path(),
-    keep: Annotated[Path | None, typer.Option(help="Path to a folder for the raw traces and logs.")] = None,
+    stop_after: Annotated[bool, typer.Option("--stop-after", help="End the job after the recorded steps.")] = False,
+    directory: Annotated[
+        Path, typer.Option("--dir", help="Path to a folder that all ranks share, for temporary files.")
+    ] = Path(),
+    keep: Annotated[Path | None, typer.Option(help="Path to a folder to keep raw traces and logs in.")] = None,
     replace: ReplaceWorkload = False,
-    storage: Storage = None,
 ) -> None:
-    """Run a training unchanged and record its messages; its exit code passes through."""
+    """Run a training and record its messages as a workload.
+
+    The training needs no change; its exit code is returned.
+    """
+    storage = storage_url()
     from ncclt.core.name import check_name
     from ncclt.launch.mpi import is_open_mpi
     from ncclt.nccl.tuner_plugin import find

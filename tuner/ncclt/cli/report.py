@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ncclt.cli.options import Storage
+from ncclt.cli.options import storage_url
 from ncclt.cli.output import say
 from ncclt.errors import require_extra
 
@@ -20,10 +20,9 @@ app = typer.Typer()
 def report(
     ctx: typer.Context,
     key: Annotated[str, typer.Argument(metavar="STUDY", help="Id, start of an id, or name of the study.")],
-    output: Annotated[str, typer.Option("--output", "-o", help="File to write; - = standard output.")] = "-",
-    storage: Storage = None,
+    output: Annotated[str, typer.Option("--output", "-o", help="Path to the file; - = stdout.")] = "-",
 ) -> None:
-    """Write a study as one HTML file to send around: verdict, command, charts with their tables, trials.
+    """Write a study as one HTML file.
 
     It is made from the store; no server has to run. The file opens from a disk and loads nothing.
     """
@@ -31,7 +30,7 @@ def report(
     from ncclt.cli.env import write_whole
     from ncclt.cli.serve import service_command
 
-    argv, environment = service_command("report", storage, ctx, study=key)
+    argv, environment = service_command("report", storage_url(), ctx, study=key)
     done = subprocess.run(argv, stdout=subprocess.PIPE, check=False, env=environment)
     if done.returncode:
         raise typer.Exit(done.returncode)

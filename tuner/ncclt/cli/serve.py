@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import typer
 
 from ncclt.cli.keys import add_first_key
-from ncclt.cli.options import Storage
+from ncclt.cli.options import storage_url
 from ncclt.errors import UsageError, require_extra
 
 app = typer.Typer()
@@ -24,36 +24,36 @@ def serve(
     ctx: typer.Context,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8080,
-    storage: Storage = None,
     optuna_dashboard_url: Annotated[
-        str, typer.Option(envvar="NCCLT_OPTUNA_DASHBOARD_URL", help="Link study pages to this optuna-dashboard.")
+        str,
+        typer.Option(envvar="NCCLT_OPTUNA_DASHBOARD_URL", help="URL of an optuna-dashboard to link to."),
     ] = "",
     insecure_no_auth: Annotated[
-        bool, typer.Option("--insecure-no-auth", help="Listen beyond loopback even though the store has no keys.")
+        bool, typer.Option("--insecure-no-auth", help="Listen beyond loopback although the store has no keys.")
     ] = False,
     first_key: Annotated[
-        Path | None, typer.Option(help="File for an admin key, made while the store has no keys.", show_default=False)
+        Path | None, typer.Option(help="Path to the file for the first admin key.", show_default=False)
     ] = None,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(help="Answer to this name too while the store has no keys, beside localhost; repeatable."),
+        typer.Option(help="Host name to answer to while there are no keys; repeatable."),
     ] = None,
     public_url: Annotated[
         str,
-        typer.Option(envvar="NCCLT_PUBLIC_URL", help="Address that pages name in commands, for example https://tuner."),
+        typer.Option(envvar="NCCLT_PUBLIC_URL", help="Public URL of the service, such as https://tuner."),
     ] = "",
     trust_user_header: Annotated[
         list[str] | None,
         typer.Option(
             envvar="NCCLT_TRUST_USER_HEADER",
-            help="Address of a proxy that signs users in: believe its X-Forwarded-Email and -Groups; repeatable.",
+            help="Address of a proxy whose X-Forwarded-* headers name users; repeatable.",
         ),
     ] = None,
     user_role: Annotated[
         list[str] | None,
         typer.Option(
             envvar="NCCLT_USER_ROLES",
-            help="GROUP=ROLE of these users, such as 'ops=admin'; '*=read' is for all; repeatable.",
+            help="GROUP=ROLE of such users; '*=read' = all of them; repeatable.",
         ),
     ] = None,
 ) -> None:
@@ -62,6 +62,7 @@ def serve(
     Once `ncclt admin keys create` has made a key, every request needs one. Until then it listens on loopback only.
     Browsers sign in with a key.
     """
+    storage = storage_url()
     if not 0 <= port <= 65535:
         raise UsageError(f"--port must be 0 to 65535, not {port}")
     for option, url in (("--public-url", public_url), ("--optuna-dashboard-url", optuna_dashboard_url)):

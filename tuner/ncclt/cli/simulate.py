@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ncclt.cli.completion import cluster_names
-from ncclt.cli.options import AsJson, Storage
+from ncclt.cli.options import AsJson, storage_url
 from ncclt.cli.output import print_json
 from ncclt.core.plural import count_noun
 from ncclt.errors import UsageError
@@ -32,21 +32,20 @@ def simulate(
         typer.Option("--cluster", help="Name of the cluster, see `ncclt cluster list`.", autocompletion=cluster_names),
     ],
     collective: Annotated[str, typer.Option(help="all_reduce, all_gather, reduce_scatter, ...")] = "all_reduce",
-    sizes: Annotated[str, typer.Option(help="FROM..TO, doubling, or a list: 1K..1G, or 64,1M.")] = "1K..1G",
-    nodes: Annotated[str, typer.Option(help="FROM..TO, doubling, or a list: 2..4096. Default: the cluster's.")] = "",
+    sizes: Annotated[str, typer.Option(help="FROM..TO, doubling, or a comma-separated list.")] = "1K..1G",
+    nodes: Annotated[str, typer.Option(help="FROM..TO, doubling, or a list; default: the cluster's.")] = "",
     setting: Annotated[
-        list[str], typer.Option(help="Forced setting, as `ring/ll128 c=8`; `default` beside it. Repeatable.")
+        list[str], typer.Option(help="Forced setting, such as `ring/ll128 c=8`, or `default`; repeatable.")
     ] = [],  # noqa: B006 - typer copies it
     gpus_per_node: Annotated[int | None, typer.Option(help="What if: GPUs used per node.")] = None,
-    gpu: Annotated[str, typer.Option(help="What if: other GPUs, as H100-SXM5-80GB.")] = "",
-    link: Annotated[str, typer.Option(help="What if: bandwidth out of a GPU within the node, as `450 GB/s`.")] = "",
-    nic: Annotated[str, typer.Option(help="What if: bandwidth of a network port, as `400 Gb/s`.")] = "",
+    gpu: Annotated[str, typer.Option(help="What if: GPU model, such as H100-SXM5-80GB.")] = "",
+    link: Annotated[str, typer.Option(help="What if: bandwidth of a GPU in the node, such as `450 GB/s`.")] = "",
+    nic: Annotated[str, typer.Option(help="What if: bandwidth of a network port, such as `400 Gb/s`.")] = "",
     nics: Annotated[int | None, typer.Option(help="What if: network ports per node.", min=1)] = None,
-    nccl_version: Annotated[str | None, typer.Option(help="What if: another NCCL version.")] = None,
-    storage: Storage = None,
+    nccl_version: Annotated[str | None, typer.Option(help="What if: NCCL version.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Simulate a collective on a cluster: a table like that of nccl-tests, and curves. Nothing is launched.
+    """Simulate a collective on a cluster, as nccl-tests prints it.
 
     Every figure is SIMULATED. A cluster from `ncclt cluster calibrate` has times fitted to its own measurements, and
     what lies beyond twice the fitted sizes and nodes is marked `extrapolated`.
@@ -57,7 +56,7 @@ def simulate(
     if collective not in list(Collective):
         raise UsageError(f"--collective {collective!r} is not known", hint=f"one of {', '.join(Collective)}")
     settings = [parse_setting(text) for text in setting or ["default"]]
-    where = _read_cluster(cluster, storage).sized(gpus_per_node=gpus_per_node, nccl_version=nccl_version)
+    where = _read_cluster(cluster, storage_url()).sized(gpus_per_node=gpus_per_node, nccl_version=nccl_version)
     where = _altered(where, gpu, link, nic, nics)
     counts = _range(nodes, "--nodes", most=_MOST_NODES) if nodes else [where.nodes]
     # Four bytes: one element of float32.

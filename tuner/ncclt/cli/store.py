@@ -12,24 +12,24 @@ from typing import Annotated
 
 import typer
 
-from ncclt.cli.options import Storage
+from ncclt.cli.options import storage_url
 from ncclt.core.plural import count_noun
 from ncclt.errors import UsageError
 
-app = typer.Typer(help="Create, migrate, copy, move and prune the database.", no_args_is_help=True)
+app = typer.Typer(help="Create, migrate, export, back up and prune the store.", no_args_is_help=True)
 
 
 @app.callback()
 def store() -> None:
-    """Manage the database."""
+    """Create, migrate, export, back up and prune the store."""
 
 
 @app.command("migrate")
-def migrate(storage: Storage = None) -> None:
-    """Create the tables or bring them up to this version of ncclt, and those of the job queue too."""
+def migrate() -> None:
+    """Create or upgrade the tables of the store and job queue."""
     from ncclt.store import open_store
 
-    with open_store(storage) as opened:
+    with open_store(storage_url()) as opened:
         state = opened.migration()
         if importlib.util.find_spec("dbos"):
             from ncclt.store.job_queue import prepare
@@ -39,54 +39,50 @@ def migrate(storage: Storage = None) -> None:
 
 
 @app.command("export")
-def export(
-    file: Annotated[Path, typer.Argument(help="New file, for example store.jsonl.gz.")], storage: Storage = None
-) -> None:
-    """Write everything but keys to a file, which `import` reads into any other store."""
+def export(file: Annotated[Path, typer.Argument(help="Path to a new file, such as store.jsonl.gz.")]) -> None:
+    """Export everything but keys to a file."""
     from ncclt.store.archive import export_store
     from ncclt.store.location import locate
 
-    _say(export_store(locate(storage), file))
+    _say(export_store(locate(storage_url()), file))
 
 
 @app.command("import")
-def import_(file: Annotated[Path, typer.Argument(help="File that `export` wrote.")], storage: Storage = None) -> None:
-    """Fill an empty store from an export: all of it or nothing. SQLite to PostgreSQL and back."""
+def import_(file: Annotated[Path, typer.Argument(help="Path to a file written by `export`.")]) -> None:
+    """Import an export into an empty store."""
     from ncclt.store.archive import import_store
     from ncclt.store.location import locate
 
-    _say(import_store(locate(storage), file))
+    _say(import_store(locate(storage_url()), file))
 
 
 @app.command("backup")
 def backup(
-    file: Annotated[Path, typer.Argument(help="New file, a copy of the SQLite file with its keys.")],
-    storage: Storage = None,
+    file: Annotated[Path, typer.Argument(help="Path to a new file; it includes the keys.")],
 ) -> None:
-    """Copy an SQLite store while it is in use. For PostgreSQL use pg_dump."""
+    """Copy an SQLite store while it is in use."""
     from ncclt.store.archive import back_up
     from ncclt.store.location import locate
 
-    back_up(locate(storage), file)
+    back_up(locate(storage_url()), file)
     sys.stdout.write(f"{file} is a copy; restore it by using it: --storage sqlite:///{file.absolute()}\n")
 
 
 @app.command("prune")
 def prune(
-    older_than: Annotated[str, typer.Option(help="Age in days, for example 180d.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
-    storage: Storage = None,
+    older_than: Annotated[str, typer.Option(help="Min age in days, such as 180d.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be removed; remove nothing.")] = False,
 ) -> None:
-    """Remove what no longer matters; never what jobs get or may get, nor the history.
+    """Remove old records and studies that no job depends on.
 
-    Of that age: attestations, checks, verifications, preflights, step times and ended tuning jobs, and studies with
-    their trials and revisions, if those are all retired and a newer one exists. What decides whether a revision is
-    stale stays, and the newest preflight of each cluster.
+    Removes attestations, rechecks, verifications, preflights, step times and ended tuning jobs of that age, and
+    studies whose revisions are all retired and replaced. Keeps the history, evidence of staleness, and the newest
+    preflight of each cluster.
     """
     from ncclt.store.location import locate
     from ncclt.store.retention import prune_store
 
-    before, location = _days_ago(older_than), locate(storage)
+    before, location = _days_ago(older_than), locate(storage_url())
     counts = prune_store(location, before, dry_run=dry_run, forget=_forget)
     # Their tables are another library's, and on SQLite another file: a transaction of their own.
     if importlib.util.find_spec("dbos"):

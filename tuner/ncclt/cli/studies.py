@@ -11,7 +11,7 @@ import typer
 
 from ncclt import __version__
 from ncclt.cli.completion import cluster_names, model_names
-from ncclt.cli.options import AsJson, StepsPerDay, Storage, storage_option
+from ncclt.cli.options import AsJson, StepsPerDay, storage_option, storage_url
 from ncclt.cli.output import note, print_json, print_table
 from ncclt.core.plural import count_noun
 from ncclt.core.recommendation import Decision
@@ -37,14 +37,9 @@ def studies() -> None:
 
 @app.command("list")
 def list_studies(
-    storage: Storage = None,
-    cluster: Annotated[
-        str | None, typer.Option(help="Only studies on this cluster.", autocompletion=cluster_names)
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Only studies of this workload.", autocompletion=model_names)
-    ] = None,
-    limit: Annotated[int, typer.Option(help="Most studies to list.")] = 50,
+    cluster: Annotated[str | None, typer.Option(help="Cluster of the studies.", autocompletion=cluster_names)] = None,
+    model: Annotated[str | None, typer.Option(help="Workload of the studies.", autocompletion=model_names)] = None,
+    limit: Annotated[int, typer.Option(help="Max studies to list.")] = 50,
     as_json: AsJson = False,
 ) -> None:
     """List studies, newest first."""
@@ -52,7 +47,7 @@ def list_studies(
 
     if limit < 1:
         raise UsageError(f"--limit must be at least 1, not {limit}")
-    with open_to_read(storage) as store:
+    with open_to_read(storage_url()) as store:
         page = store.studies.page(limit=limit, cluster=cluster, model=model)
     if as_json:
         print_json({"schema": 1, "studies": [_summary_row(s) for s in page.items]})
@@ -81,14 +76,14 @@ def list_studies(
 def show(
     key: Annotated[str, typer.Argument(help="Id, start of an id, or name of the study.")],
     evidence: Annotated[
-        bool, typer.Option("--evidence", help="Show the launches of the A/B test, with the verdict recomputed.")
+        bool, typer.Option("--evidence", help="Show the launches of the A/B test and recompute the verdict.")
     ] = False,
-    plot: Annotated[bool, typer.Option("--plot", help="Show the time per message, default against policy.")] = False,
+    plot: Annotated[bool, typer.Option("--plot", help="Plot the time per message, default and policy.")] = False,
     steps_per_day: StepsPerDay = None,
-    storage: Storage = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a study: its trials, messages, verdict and savings, and the command that uses it."""
+    """Show a study: trials, verdict, gain and its next command."""
+    storage = storage_url()
     from ncclt.prove.study_summary import summarize_study
     from ncclt.store import open_to_read
 

@@ -11,15 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ncclt.cli.launch_view import Texts, print_launches, require_dry_run
-from ncclt.cli.options import (
-    AsJson,
-    Model,
-    Quiet,
-    StepsPerDay,
-    Storage,
-    Verbose,
-    storage_option,
-)
+from ncclt.cli.options import AsJson, Model, Quiet, StepsPerDay, Verbose, storage_option, storage_url
 from ncclt.cli.output import EXIT_INTERRUPTED, StopWish, print_json, say
 from ncclt.cli.spread import spread
 from ncclt.cli.submit import submit_study
@@ -48,41 +40,33 @@ def tune(
     init_log: Annotated[
         Path | None,
         typer.Option(
-            help="Log of any job of this shape, run with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING: the search "
-            "starts from NCCL's own cost table instead of an estimate. It is kept with the study.",
+            help="Path to an NCCL log (INIT,ENV,TUNING) of such a job, for its cost table.",
             rich_help_panel=Group.WHAT,
         ),
     ] = None,
     force: Annotated[
         bool,
-        typer.Option(
-            "--force", help="Tune even if `ncclt doctor` finds errors on this machine.", rich_help_panel=Group.LAUNCH
-        ),
+        typer.Option("--force", help="Tune despite errors found by `ncclt doctor`.", rich_help_panel=Group.LAUNCH),
     ] = False,
     no_wait: Annotated[
         bool,
-        typer.Option(
-            "--no-wait", help="Submit the batch job and exit without following it.", rich_help_panel=Group.LAUNCH
-        ),
+        typer.Option("--no-wait", help="Submit the batch job and exit.", rich_help_panel=Group.LAUNCH),
     ] = False,
     steps_per_day: StepsPerDay = None,
-    storage: Storage = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be tried and launched; run and store nothing.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; run and store nothing.")] = False,
     full: Texts = False,
     verbose: Verbose = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Find the fastest NCCL settings for a workload on a cluster, and validate them.
+    """Search NCCL settings for a workload and A/B-test the best.
 
-    Measures the NCCL default, searches for faster settings, launches the best ones again, then A/B-tests the best
-    policy against the default. Ctrl-C finishes the running trial and saves; the same command resumes (without
-    --continue, which would add trials again). A finished study prints its result again. Several processes may run the
-    same command: they share the study. Outside of a Slurm allocation, --launcher slurm submits the whole study as one
-    job. To tune for several models at once, merge their workloads with `ncclt profile merge`.
+    Measures the NCCL default, searches, repeats the best candidates, then A/B-tests the best policy against the
+    default. Ctrl-C finishes the running trial and saves; the same command resumes (without --continue). A finished
+    study prints its result again. Several processes that run the same command share the study. Outside an allocation,
+    --launcher slurm submits the study as one batch job.
     """
+    storage = storage_url()
     require_extra("tune")
     from ncclt.measure.open_testbed import chosen_cluster, open_testbed
 

@@ -13,7 +13,7 @@ import typer
 
 from ncclt.cli.completion import cluster_names
 from ncclt.cli.configuration import lookup
-from ncclt.cli.options import AsJson, Storage
+from ncclt.cli.options import AsJson, storage_url
 from ncclt.cli.output import note, print_json, print_table
 from ncclt.errors import UsageError
 
@@ -68,19 +68,18 @@ class _Remeasured:
 
 @app.command()
 def upgrade(
-    old: Annotated[str, typer.Option("--from", help="NCCL that jobs load now, for example 2.28.9.")],
-    new: Annotated[str, typer.Option("--to", help="NCCL that they would load.")],
+    old: Annotated[str, typer.Option("--from", help="NCCL version of the jobs now, such as 2.28.9.")],
+    new: Annotated[str, typer.Option("--to", help="NCCL version to upgrade to.")],
     cluster: Annotated[
         str | None, typer.Option(help="Name of the cluster.", envvar="NCCLT_CLUSTER", autocompletion=cluster_names)
     ] = None,
     from_log: Annotated[
-        Path | None, typer.Option(help="Log of a job with the old version, for its cost tables.")
+        Path | None, typer.Option(help="Path to an NCCL log of the old version, for its cost tables.")
     ] = None,
-    to_log: Annotated[Path | None, typer.Option(help="The same with the new version.")] = None,
-    storage: Storage = None,
+    to_log: Annotated[Path | None, typer.Option(help="Path to an NCCL log of the new version.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what another NCCL version changes: variables, NCCL's defaults, and what to measure again.
+    """Compare two NCCL versions: variables, defaults, work to do.
 
     Nothing is launched. A recommendation is served only to jobs with the NCCL that it was measured with.
     """
@@ -105,7 +104,7 @@ def upgrade(
         if tables and tables.version and NcclVersion.parse(tables.version) != version:
             raise UsageError(f"the log is of NCCL {tables.version}, not {version}", hint="are the logs swapped?")
     variables = variable_changes(before, after)
-    with open_to_read(storage) as store:
+    with open_to_read(storage_url()) as store:
         there = store.clusters.get(name).sized(nccl_version=str(before))
         for tables in costs:
             if tables:

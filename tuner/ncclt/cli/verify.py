@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ncclt.cli.completion import model_names
-from ncclt.cli.options import AsJson, Quiet, Storage
+from ncclt.cli.options import AsJson, Quiet, storage_url
 from ncclt.cli.output import EXIT_INTERRUPTED, interruptible, note, print_json, print_table, say
 from ncclt.cli.spread import Fields, spread
 from ncclt.cli.stdio import Styled
-from ncclt.core.option import Option
+from ncclt.core.option import Group, Option
 from ncclt.core.plural import count_noun
 from ncclt.errors import UsageError
 from ncclt.measure.target import Target
@@ -40,8 +40,8 @@ KEEP_BYTES = 256 * 1024
 
 _OF_THE_JOB = {
     "cluster": Option("Name of the cluster.", envvar="NCCLT_CLUSTER"),
-    "nccl_version": Option("NCCL version of the job."),
-    "keep_env": Option("Let NCCL_* variables of this shell reach both sides."),
+    "nccl_version": Option("NCCL version of the job.", group=Group.WHERE),
+    "keep_env": Option("Pass this shell's NCCL_* variables to both sides.", group=Group.LAUNCH),
 }
 """Options of the training that is launched, in place of trials."""
 
@@ -54,44 +54,41 @@ _SAME_WORK = (
 @spread
 def verify(
     command: Annotated[
-        list[str] | None, typer.Argument(help="The training's command, for example: torchrun ... train.py")
+        list[str] | None, typer.Argument(help="Command of the training, such as: torchrun ... train.py")
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="Name of the workload whose recommendation is verified.", autocompletion=model_names),
+        typer.Option(help="Name of the workload whose recommendation to test.", autocompletion=model_names),
     ] = None,
-    recommendation: Annotated[
-        str | None, typer.Option(help="Id of the revision that is verified, also of a candidate.")
-    ] = None,
+    recommendation: Annotated[str | None, typer.Option(help="Id of the revision to test, such as a candidate.")] = None,
     *,
     target: Annotated[Target, Fields("cluster nodes gpus_per_node nccl_version env base keep_env", _OF_THE_JOB)],
     env: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=VALUE of the side that is judged, instead of a recommendation; repeatable."),
+        typer.Option(help="NAME=VALUE to test instead of a recommendation; repeatable."),
     ] = None,
     base: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=VALUE of the side that it is compared with; repeatable. Default: nothing is set."),
+        typer.Option(help="NAME=VALUE of the baseline; repeatable; default: none."),
     ] = None,
     against: Annotated[
         str | None,
-        typer.Option(help="Another command, quoted as one text, that the training's command is compared with."),
+        typer.Option(help="Command of the baseline, quoted as one text."),
     ] = None,
     how: Comparison,
-    storage: Storage = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be launched; run and store nothing.")
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the launches; run and store nothing.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", rich_help_panel=Group.LAUNCH, help="Print the output of each launch.")
     ] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Show each launch's output on stderr.")] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """A/B-test a training with and without its validated policy by short launches, and compare step times.
+    """A/B-test step times of a training with a recommendation.
 
-    The training is not changed. The tuned side gets what `ncclt run` would give it: the per-size table where that is
-    validated and the tuner plugin is here, else variables. --env and --base compare two environments instead,
-    --against two commands. The launches come in pairs, each in random order; the test ends when the verdict is certain.
+    The training needs no change: it gets the settings that `ncclt run` would give it. --env and --base compare two
+    environments instead, --against two commands. Launches come in pairs in random order, until the verdict is certain.
     """
+    storage = storage_url()
     from ncclt.launch.local import LocalLauncher
     from ncclt.launch.process.session import KEEP_BYTES as WHOLE
     from ncclt.measure.target import gpus_visible

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from ncclt.cli.completion import cluster_names
-from ncclt.cli.options import Storage
+from ncclt.cli.options import storage_url
 from ncclt.cli.output import report, say
 from ncclt.errors import NccltError, UsageError, require_extra
 
@@ -23,23 +23,22 @@ app = typer.Typer()
 @app.command(context_settings={"allow_interspersed_args": False})
 def worker(
     cluster: Annotated[
-        str, typer.Option(envvar="NCCLT_CLUSTER", help="Whose jobs are taken.", autocompletion=cluster_names)
+        str, typer.Option(envvar="NCCLT_CLUSTER", help="Name of the cluster.", autocompletion=cluster_names)
     ],
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(help="After --: options of `ncclt tune` for every job, such as -- --launcher slurm."),
+        typer.Argument(help="After --: options of `ncclt tune` for every job."),
     ] = None,
     at_once: Annotated[
         int,
-        typer.Option(help="Jobs of the cluster at once, over all workers: studies on one fabric disturb each other."),
+        typer.Option(help="Max jobs of the cluster at once, over all workers."),
     ] = 1,
-    storage: Storage = None,
 ) -> None:
-    """Take tuning jobs of a cluster and run each as `ncclt tune`, until SIGTERM or Ctrl-C.
+    """Run the tuning jobs of a cluster.
 
-    Start it where `ncclt tune` would be started: on a login node, in an allocation, or in a pod. Several may serve one
-    cluster; when one dies, another takes over its jobs. On SIGTERM it finishes the running trial and gives its jobs
-    back; a second one kills the trial.
+    Start it where `ncclt tune` would be started: on a login node, in an allocation, or in a pod. Several workers may
+    serve one cluster; if one dies, another takes over its jobs. On SIGTERM or Ctrl-C it finishes the running trial
+    and gives its jobs back; the second time it kills the trial.
     """
     require_extra("jobs")
     require_extra("tune")
@@ -48,7 +47,7 @@ def worker(
 
     if not 1 <= at_once <= _MOST_AT_ONCE:
         raise UsageError(f"--at-once must be 1 to {_MOST_AT_ONCE}, not {at_once}")
-    with open_store(storage) as store:
+    with open_store(storage_url()) as store:
         store.clusters.get(cluster)
         serving = JobWorker(
             store, WorkerPlan(cluster=cluster, at_once=at_once, arguments=tuple(arguments or ()), say=say)

@@ -40,73 +40,42 @@ class Budget:
         UsageError: a number is out of range.
     """
 
-    trials: Annotated[
-        int,
-        Option(
-            "Launches of the search at most, earlier runs of the study included. Confirmation and proof come on top."
-        ),
-    ] = 40
-    seconds: Annotated[float | None, Option("Seconds of search at most in this run.", flag="--time")] = None
-    gpu_hours: Annotated[
-        float | None, Option("GPU hours of the whole study after which the search stops.", group=Group.BUDGET)
-    ] = None
+    trials: Annotated[int, Option("Max search trials, including earlier runs of the study.")] = 40
+    seconds: Annotated[float | None, Option("Max seconds of search in this run.", flag="--time")] = None
+    gpu_hours: Annotated[float | None, Option("Max GPU hours of the whole study.", group=Group.BUDGET)] = None
     steps: Annotated[
         int | None,
-        Option("Training steps that will run with the result; a launch must be expected to pay for itself."),
+        Option("Training steps that will use the result; stop when trials no longer pay off.", group=Group.BUDGET),
     ] = None
     patience: Annotated[
-        int, Option("Launches without a gain after which the search stops by itself; 0 = never.", group=Group.BUDGET)
+        int, Option("Max trials without a gain before the search stops; 0 = no limit.", group=Group.BUDGET)
     ] = PATIENCE
-    blocks: Annotated[
-        int,
-        Option(
-            "Blocks of the proof at most, two launches of the default and of the policy each; it ends when decided.",
-            group=Group.PROOF,
-        ),
-    ] = MAX_BLOCKS
+    blocks: Annotated[int, Option("Max blocks of the A/B test, two launches per arm each.", group=Group.PROOF)] = (
+        MAX_BLOCKS
+    )
     prove_variables: Annotated[
-        bool,
-        Option("Prove what variables alone bring too, for jobs that cannot load the tuner plugin.", group=Group.PROOF),
+        bool, Option("Validate plain variables too, for jobs without the tuner plugin.", group=Group.PROOF)
     ] = False
     min_effect: Annotated[
-        float,
-        Option(
-            "Smallest gain worth a change, as a share: of the step where the workload knows it, else of communication.",
-            group=Group.PROOF,
-        ),
+        float, Option("Min gain worth a change, as a share of the step or communication time.", group=Group.PROOF)
     ] = MIN_EFFECT
     process_wide: Annotated[
         tuple[str, ...],
-        Option(
-            "Process-wide NCCL parameters to search, comma-separated; none = leave them alone.",
-            comma=True,
-            group=Group.WHAT,
-        ),
+        Option("Comma-separated process-wide parameters to search; none = leave them.", comma=True, group=Group.WHAT),
     ] = ("BUFFSIZE",)
-    seed: Annotated[int, Option("The same seed gives the same study.", group=Group.BUDGET)] = 0
+    seed: Annotated[int, Option("Random seed; the same seed repeats the study.", group=Group.BUDGET)] = 0
     sampler: Annotated[
         str,
         Option(
-            "Sampler of Optuna or OptunaHub, e.g. 'optuna.samplers:TPESampler(n_startup_trials=4)'. Default: "
-            "ncclt's own.",
+            "Optuna or OptunaHub sampler to use instead of ncclt's own.",
             metavar="MODULE:CLASS(KEY=VALUE)",
             group=Group.BUDGET,
         ),
     ] = ""
-    study: Annotated[
-        str | None,
-        Option("Name of the study; the same name resumes. Default: derived from what is tuned.", group=Group.WHAT),
-    ] = None
+    study: Annotated[str | None, Option("Name of the study; the same name resumes.")] = None
     more: Annotated[
         int | None,
-        Option(
-            "Add N launches of the search to a finished study, and prove it again. Without it a finished study "
-            "prints its result and launches nothing.",
-            flag="--continue",
-            metavar="N",
-            least=1,
-            group=Group.BUDGET,
-        ),
+        Option("Add N trials to a finished study.", flag="--continue", metavar="N", least=1),
     ] = None
 
     def __post_init__(self) -> None:

@@ -15,7 +15,6 @@ class Group(StrEnum):
     LAUNCH = "How to launch"
     BUDGET = "Budget"
     PROOF = "Proof"
-    OUTPUT = "Output"
 
 
 @dataclass(frozen=True, slots=True)

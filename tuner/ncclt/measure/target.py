@@ -57,102 +57,63 @@ class Target:
     cluster: Annotated[
         str | None,
         Option(
-            "Name of the cluster, see `ncclt cluster list`. "
-            "A recorded one (`ncclt landscape list`) is replayed. "
-            f"Default: {DEFAULT_RECORDED} for a replay, {DEFAULT_CLUSTER} where trials are simulated.",
+            "Name of the cluster, see `ncclt cluster list`.",
             envvar="NCCLT_CLUSTER",
         ),
     ] = None
-    nodes: Annotated[int | None, Option("Nodes of the job.")] = None
-    gpus_per_node: Annotated[int | None, Option("GPUs per node of the job.")] = None
+    nodes: Annotated[int | None, Option("Nodes of the job; default: the cluster's.")] = None
+    gpus_per_node: Annotated[int | None, Option("GPUs per node of the job; default: the cluster's.")] = None
     nccl_version: Annotated[
-        str | None, Option("NCCL version of the job, if it is not the cluster's.", group=Group.WHERE)
+        str | None, Option("NCCL version of the job; default: the cluster's.", group=Group.WHERE)
     ] = None
     launcher: Annotated[
         str,
         Option(
-            "Where trials run: simulate, replay, local, torchrun, mpirun, slurm, ssh, kubernetes. Default: slurm in "
-            "an allocation, local where GPUs are visible; shipped workloads are else replayed. Nothing is simulated "
-            "unasked.",
+            "local, torchrun, mpirun, slurm, ssh, kubernetes, replay or simulate.",
             envvar="NCCLT_LAUNCHER",
         ),
     ] = ""
-    reason: str = ""
-    landscape: Annotated[
-        Path | None,
-        Option(
-            "Recorded landscape to replay instead of launching: FILE.csv, with FILE.toml beside it.", group=Group.WHERE
-        ),
-    ] = None
-    benchmark: Annotated[
-        str | None,
-        Option(
-            "What runs: nccl_tests, or torch_collectives where there is PyTorch and no nccl-tests. "
-            "Default: torch_collectives under torchrun and ssh and with --backend gloo, else nccl_tests.",
-            of_launches=True,
-        ),
-    ] = None
-    backend: Annotated[str, _OfLaunches("Backend of torch_collectives: nccl or gloo.")] = "nccl"
-    nccl_tests: Annotated[Path | None, _OfLaunches("Folder of the nccl-tests programs; default: PATH.")] = None
-    max_commands: Annotated[
-        int | None,
-        _OfLaunches(
-            "Commands of nccl-tests per launch at most; sizes that then have no row of their own are interpolated "
-            "log-log between measured ones, and marked. Default: every size is measured."
-        ),
-    ] = None
-    beside: Annotated[
-        str | None,
-        _OfLaunches("gemm: a matrix product runs beside the collectives (torch_collectives)."),
-    ] = None
-    hosts: Annotated[
-        tuple[str, ...],
-        Option("Nodes to use, comma-separated (mpirun, ssh, slurm).", comma=True, of_launches=True, group=Group.WHERE),
-    ] = ()
-    hostfile: Annotated[
-        Path | None, Option("File with one node per line (mpirun, ssh).", of_launches=True, group=Group.WHERE)
-    ] = None
-    parallel: Annotated[
-        int,
-        Option(
-            "Trials of the search at once, each on nodes of its own; the finalists are measured again alone.",
-            group=Group.BUDGET,
-        ),
-    ] = 1
-    python: Annotated[str, _OfLaunches("Python on the nodes, with PyTorch (torch_collectives).")] = sys.executable
     launcher_option: Annotated[
         tuple[str, ...],
-        _OfLaunches(
-            "Option that only this launcher knows, such as container=IMAGE; repeatable.",
+        Option(
+            "Option of this launcher, such as container=IMAGE; repeatable.",
             metavar="KEY=VALUE",
+            of_launches=True,
         ),
     ] = ()
-    launcher_arg: Annotated[
-        tuple[str, ...],
-        _OfLaunches("Argument given to mpirun, srun, kubectl or torchrun unchanged; repeatable."),
-    ] = ()
-    scratch: Annotated[
-        Path | None,
-        _OfLaunches("Folder that this machine and all nodes share; results are then read from files there."),
+    reason: str = ""
+    landscape: Annotated[
+        Path | None, Option("Path to a recorded landscape to replay, FILE.csv.", group=Group.WHERE)
     ] = None
-    keep_env: Annotated[
-        bool,
-        _OfLaunches("Let NCCL_* variables of this shell reach the trials, the default's too."),
-    ] = False
+    benchmark: Annotated[
+        str | None, _OfLaunches("nccl_tests or torch_collectives; default: what the launcher can start.")
+    ] = None
+    backend: Annotated[str, _OfLaunches("Backend of torch_collectives: nccl or gloo.")] = "nccl"
+    nccl_tests: Annotated[Path | None, _OfLaunches("Path to the folder of nccl-tests; default: PATH.")] = None
+    max_commands: Annotated[
+        int | None, _OfLaunches("Max nccl-tests commands per trial; other sizes are interpolated.")
+    ] = None
+    beside: Annotated[
+        str | None, _OfLaunches("gemm: run a matrix product beside the collectives (torch_collectives).")
+    ] = None
+    hosts: Annotated[
+        tuple[str, ...], Option("Comma-separated nodes to use.", comma=True, of_launches=True, group=Group.WHERE)
+    ] = ()
+    hostfile: Annotated[
+        Path | None, Option("Path to a file with one node per line.", of_launches=True, group=Group.WHERE)
+    ] = None
+    parallel: Annotated[int, Option("Trials to run at once, each on its own nodes.", group=Group.BUDGET)] = 1
+    python: Annotated[str, _OfLaunches("Path to Python with PyTorch on the nodes.")] = sys.executable
+    launcher_arg: Annotated[
+        tuple[str, ...], _OfLaunches("Argument for mpirun, srun, kubectl or torchrun; repeatable.")
+    ] = ()
+    scratch: Annotated[Path | None, _OfLaunches("Path to a folder that all nodes share, for results.")] = None
+    keep_env: Annotated[bool, _OfLaunches("Pass this shell's NCCL_* variables to all trials.")] = False
     persistent: Annotated[
-        bool,
-        _OfLaunches(
-            "Start the ranks of the search once and send them one trial after another (torch_collectives); finalists "
-            "and proof are measured by fresh ranks in any case."
-        ),
+        bool, _OfLaunches("Keep the ranks running between trials of the search (torch_collectives).")
     ] = False
     through: Annotated[
-        str | None,
-        Option(
-            "How settings are forced: plugin (LL128 included; as a tuner table does) or variables. Default: plugin for "
-            "torch_collectives, where `ncclt admin plugin build` made it; nccl_tests also need --scratch for it.",
-            group=Group.LAUNCH,
-        ),
+        str | None, Option("Force settings by plugin or by variables; default: plugin where built.", group=Group.LAUNCH)
     ] = None
 
     def __post_init__(self) -> None:

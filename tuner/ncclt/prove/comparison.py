@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from ncclt.core.budget import MIN_BLOCKS, MOST_LAUNCHES, MOST_SECONDS
-from ncclt.core.option import Option
+from ncclt.core.option import Group, Option
 from ncclt.core.recommendation import MIN_EFFECT
 from ncclt.errors import UsageError
 
@@ -20,18 +20,15 @@ class Comparison:
         UsageError: a number is out of range.
     """
 
-    blocks: Annotated[
-        int, Option("Blocks at most, of two pairs in random order each; it ends when decided, after 3 at least.")
-    ] = 12
+    blocks: Annotated[int, Option("Max blocks of two pairs each; at least 3 are run.", group=Group.PROOF)] = 12
     steps: Annotated[int, Option("Training steps to measure in each launch.")] = 30
-    warmup: Annotated[int, Option("Warm-up steps before them.")] = 10
-    min_effect: Annotated[float, Option("Smallest gain worth a change, as a share.")] = MIN_EFFECT
-    timeout_s: Annotated[float, Option("Seconds after which a launch has failed.", flag="--timeout")] = 1800.0
-    run_to_end: Annotated[
-        bool, Option("Let each launch run to its end instead of stopping it after the measured steps.")
-    ] = False
+    warmup: Annotated[int, Option("Warm-up steps before those.", group=Group.LAUNCH)] = 10
+    min_effect: Annotated[float, Option("Min gain worth a change, as a share.", group=Group.PROOF)] = MIN_EFFECT
+    timeout_s: Annotated[float, Option("Max seconds of a launch.", flag="--timeout", group=Group.LAUNCH)] = 1800.0
+    run_to_end: Annotated[bool, Option("Do not stop launches after the measured steps.", group=Group.LAUNCH)] = False
     directory: Annotated[
-        Path, Option("Folder that all ranks share; theirs is made in it and removed afterwards.", flag="--dir")
+        Path,
+        Option("Path to a folder that all ranks share, for temporary files.", flag="--dir", group=Group.LAUNCH),
     ] = Path()
 
     def __post_init__(self) -> None:
