@@ -220,19 +220,17 @@ def test_every_safe_value_of_the_catalogue_passes(sent):
 LONG = "x" * 300
 
 
-@pytest.mark.parametrize(
-    ("form", "text", "shown"),
-    [
+def test_an_error_holds_60_characters_of_what_a_server_sent(subtests):
+    for form, text, shown in [
         ("env", json.dumps(FAKE.document(variables={LONG: LONG})), 2),
         ("env", json.dumps(FAKE.document() | {"decision": LONG}), 1),
         ("env", json.dumps(FAKE.document() | {"model": LONG}), 1),
         ("tuner-csv", f"{LONG}\n", 1),
-    ],
-)
-def test_an_error_holds_60_characters_of_what_a_server_sent(form, text, shown):
-    with pytest.raises(AnswerError) as raised:
-        written(text, form, {"cluster": "leonardo", "model": "bert"})
-    assert [len(run) for run in re.findall("x{9,}", str(raised.value))] == [60] * shown
+    ]:
+        with subtests.test(form=form, text=text, shown=shown):
+            with pytest.raises(AnswerError) as raised:
+                written(text, form, {"cluster": "leonardo", "model": "bert"})
+            assert [len(run) for run in re.findall("x{9,}", str(raised.value))] == [60] * shown
 
 
 def test_what_a_terminal_shows_is_printable_and_short():

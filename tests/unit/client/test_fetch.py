@@ -1,6 +1,7 @@
 """The client against real servers on loopback: good, refusing, broken, foreign, hanging, absent."""
 
 import ast
+import itertools
 import json
 import re
 import runpy
@@ -58,9 +59,8 @@ def test_a_problem_is_told_in_the_words_of_the_server():
     assert (caught.value.message, caught.value.hint, caught.value.status) == ("nothing fits", "run tune", 404)
 
 
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
+def test_an_answer_that_is_not_ours_is_refused(subtests):
+    for answer, message in [
         (reply(500, "<html>Internal Server Error</html>", "text/html"), "answered 500, and not as ncclt does"),
         (reply(404, '{"detail": "Not Found"}', "application/json"), "answered 404, and not as ncclt does"),
         (reply(404, "[1]", "application/problem+json"), "answered 404, and not as ncclt does"),
@@ -74,28 +74,12 @@ def test_a_problem_is_told_in_the_words_of_the_server():
         (lambda handler: handler.wfile.write(b"SSH-2.0-OpenSSH\r\n"), "cannot be reached"),
         (lambda handler: None, "cannot be reached"),
         (reply(302, "", Location="file:///etc/passwd"), "answered 302"),
-    ],
-    ids=[
-        "html 500",
-        "JSON of another service",
-        "problem is a list",
-        "problem is cut",
-        "html 200",
-        "empty",
-        "no last line end",
-        "no text",
-        "broke off",
-        "too long",
-        "no http",
-        "hung up",
-        "redirect to a file",
-    ],
-)
-def test_an_answer_that_is_not_ours_is_refused(answer, message):
-    with serving(answer) as server, pytest.raises(ClientError, match=message) as caught:
-        fetch(server.url)
+    ]:
+        with subtests.test(answer=answer, message=message):
+            with serving(answer) as server, pytest.raises(ClientError, match=message) as caught:
+                fetch(server.url)
 
-    assert caught.value.hint
+            assert caught.value.hint
 
 
 def test_a_server_that_hangs_costs_no_more_than_the_timeout():
@@ -151,9 +135,8 @@ def test_nobody_there_is_said_clearly():
     assert caught.value.is_outage
 
 
-@pytest.mark.parametrize(
-    "server",
-    [
+def test_an_address_that_is_none_is_refused_before_anything_is_sent(subtests):
+    for server in [
         "",
         "localhost:8080",
         "file:///etc/passwd",
@@ -165,12 +148,11 @@ def test_nobody_there_is_said_clearly():
         "http://a b",
         "http://h\r\nX: y",
         "http://[::1",
-    ],
-)
-def test_an_address_that_is_none_is_refused_before_anything_is_sent(server):
-    with pytest.raises(ClientError, match="not a server address") as caught:
-        fetch(server)
-    assert not caught.value.is_outage
+    ]:
+        with subtests.test(server=server):
+            with pytest.raises(ClientError, match="not a server address") as caught:
+                fetch(server)
+            assert not caught.value.is_outage
 
 
 def test_a_key_with_a_line_break_is_refused():
@@ -197,12 +179,19 @@ def test_an_outage_is_told_in_the_words_of_the_system_or_by_its_name(monkeypatch
     assert caught.value.message == f"tuner.example cannot be reached: {said}"
 
 
-@pytest.mark.parametrize(
-    ("status", "is_outage"),
-    [(None, True), (404, False), (428, False), (429, True), (430, False), (499, False), (500, True), (503, True)],
-)
-def test_being_away_broken_or_too_busy_is_an_outage_and_every_other_status_an_answer(status, is_outage):
-    assert ClientError("refused", status=status).is_outage is is_outage
+def test_being_away_broken_or_too_busy_is_an_outage_and_every_other_status_an_answer(subtests):
+    for status, is_outage in [
+        (None, True),
+        (404, False),
+        (428, False),
+        (429, True),
+        (430, False),
+        (499, False),
+        (500, True),
+        (503, True),
+    ]:
+        with subtests.test(status=status, is_outage=is_outage):
+            assert ClientError("refused", status=status).is_outage is is_outage
 
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "env"
@@ -215,21 +204,22 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("path", sorted(GOLDEN.iterdir()), ids=lambda path: path.name)
-def test_what_the_client_writes_is_what_the_renderer_of_ncclt_writes(path):
-    case, _, form = path.name.partition(".")
-    format, options = FORMS.get(form, (form, {}))
-    sent = path if format in ncclt.client.answer.TABLES else GOLDEN / f"{case}.json"
-    with serving(reply(body=sent.read_text())) as server:
-        text = fetch(server.url, format=format, allow=["simulated"], **options).text
+def test_what_the_client_writes_is_what_the_renderer_of_ncclt_writes(subtests):
+    for path in sorted(GOLDEN.iterdir()):
+        with subtests.test(path=path):
+            case, _, form = path.name.partition(".")
+            format, options = FORMS.get(form, (form, {}))
+            sent = path if format in ncclt.client.answer.TABLES else GOLDEN / f"{case}.json"
+            with serving(reply(body=sent.read_text())) as server:
+                text = fetch(server.url, format=format, allow=["simulated"], **options).text
 
-    if format == "json":
-        assert json.loads(text) == json.loads(path.read_text())
-    else:
-        assert text == path.read_text()
-        # A TaskProlog is a file and no text for `eval`; what it says of itself was written here.
-        remarks = [line for line in text.splitlines() if line.startswith("# ") and format != "slurm-taskprolog"]
-        assert not re.search(r"[;<>()$`'\"\\!*?~|&{}\[\]]", "".join(remarks))
+            if format == "json":
+                assert json.loads(text) == json.loads(path.read_text())
+            else:
+                assert text == path.read_text()
+                # A TaskProlog is a file and no text for `eval`; what it says of itself was written here.
+                remarks = [line for line in text.splitlines() if line.startswith("# ") and format != "slurm-taskprolog"]
+                assert not re.search(r"[;<>()$`'\"\\!*?~|&{}\[\]]", "".join(remarks))
 
 
 @pytest.mark.parametrize("format", ["export", "json", "tuner-csv"])
@@ -265,13 +255,12 @@ def test_what_a_table_leaves_open_is_asked_for():
     assert server.seen[0].path.endswith("model=bert&format=nvidia-csv&channels=8")
 
 
-@pytest.mark.parametrize(
-    "options", [{"format": "yaml"}, {"shell": "zsh"}, {"shell": "ash"}, {"format": "json", "unset": True}]
-)
-def test_an_unknown_format_is_refused_before_anything_is_sent(options):
-    with serving(reply()) as server, pytest.raises(ClientError, match="unknown format"):
-        fetch(server.url, **options)
-    assert not server.seen
+def test_an_unknown_format_is_refused_before_anything_is_sent(subtests):
+    for options in [{"format": "yaml"}, {"shell": "zsh"}, {"shell": "ash"}, {"format": "json", "unset": True}]:
+        with subtests.test(options=options):
+            with serving(reply()) as server, pytest.raises(ClientError, match="unknown format"):
+                fetch(server.url, **options)
+            assert not server.seen
 
 
 def test_the_client_is_a_folder_of_the_standard_library_in_the_syntax_of_python_3_8(tmp_path):
@@ -313,11 +302,12 @@ def test_an_attestation_that_was_not_kept_is_an_error(answer, message):
         post_attestation(server.url, {"id": "a1"})
 
 
-@pytest.mark.parametrize("post", [post_attestation, post_step_time])
-@pytest.mark.parametrize("url", ["http://a..b/", f"http://{'x' * 300}/", "http://[::1/x", "ftp://host/"])
-def test_no_address_makes_a_report_raise_anything_but_an_error_of_the_client(post, url):
-    with pytest.raises(ClientError):
-        post(url, {"id": "a1"}, timeout_s=1.0)
+def test_no_address_makes_a_report_raise_anything_but_an_error_of_the_client(subtests):
+    for post, url in itertools.product(
+        [post_attestation, post_step_time], ["http://a..b/", f"http://{'x' * 300}/", "http://[::1/x", "ftp://host/"]
+    ):
+        with subtests.test(post=post, url=url), pytest.raises(ClientError):
+            post(url, {"id": "a1"}, timeout_s=1.0)
 
 
 def test_a_step_time_is_posted_and_what_all_show_comes_back():
@@ -332,11 +322,12 @@ def test_a_step_time_is_posted_and_what_all_show_comes_back():
     assert server.seen[0].headers["Authorization"] == "Bearer k-1"
 
 
-@pytest.mark.parametrize("body", ["[]", "1", "{", ""])
-def test_what_is_no_object_is_no_answer_to_any_question(body):
-    for ask in (lambda url: fetch_recommendation(url, "r-1"), lambda url: post_attestation(url, {"id": "a1"})):
-        with serving(reply(200, body)) as server, pytest.raises(ClientError, match="no usable answer"):
-            ask(server.url)
+def test_what_is_no_object_is_no_answer_to_any_question(subtests):
+    for body in ["[]", "1", "{", ""]:
+        with subtests.test(body=body):
+            for ask in (lambda url: fetch_recommendation(url, "r-1"), lambda url: post_attestation(url, {"id": "a1"})):
+                with serving(reply(200, body)) as server, pytest.raises(ClientError, match="no usable answer"):
+                    ask(server.url)
 
 
 @pytest.mark.parametrize(

@@ -63,21 +63,21 @@ def options_of(form):
     }
 
 
-@pytest.mark.parametrize("attack", FAKE.OUTAGES)
-def test_nothing_comes_of_an_answer_below_the_text_and_no_other_error(attack):
-    with FAKE.hostile(attack) as server:
-        began = time.monotonic()
-        for ask in (
-            lambda: fetch(server.url, timeout_s=0.3),
-            lambda: fetch_recommendation(server.url, "r1", timeout_s=0.3),
-            lambda: post_attestation(server.url, {"id": "a1"}, timeout_s=0.3),
-        ):
-            with pytest.raises(ClientError) as caught:
-                ask()
-            assert caught.value.message.isprintable()
-            assert caught.value.hint or "detail" in attack or caught.value.status
-            assert caught.value.is_outage or caught.value.status in (302, 304)
-        assert time.monotonic() - began < 0.9 + 120, "the answers last 300 s"
+def test_nothing_comes_of_an_answer_below_the_text_and_no_other_error(subtests):
+    for attack in FAKE.OUTAGES:
+        with subtests.test(attack=attack), FAKE.hostile(attack) as server:
+            began = time.monotonic()
+            for ask in (
+                lambda: fetch(server.url, timeout_s=0.3),
+                lambda: fetch_recommendation(server.url, "r1", timeout_s=0.3),
+                lambda: post_attestation(server.url, {"id": "a1"}, timeout_s=0.3),
+            ):
+                with pytest.raises(ClientError) as caught:
+                    ask()
+                assert caught.value.message.isprintable()
+                assert caught.value.hint or "detail" in attack or caught.value.status
+                assert caught.value.is_outage or caught.value.status in (302, 304)
+            assert time.monotonic() - began < 0.9 + 120, "the answers last 300 s"
 
 
 @pytest.mark.parametrize("attack", FAKE.HARMLESS)
@@ -200,9 +200,8 @@ def test_a_list_passes_in_the_language_of_the_jobs_nccl_alone(subtests):
                         fetch(server.url, nccl_version=version)
 
 
-@pytest.mark.parametrize(
-    "server",
-    [
+def test_an_address_of_no_host_is_no_other_error(subtests):
+    for server in [
         "http://host..x:80",
         "http://a..b/",
         "http://" + "a" * 70 + ".example",
@@ -214,11 +213,9 @@ def test_a_list_passes_in_the_language_of_the_jobs_nccl_alone(subtests):
         "http://%zz",
         None,
         7,
-    ],
-)
-def test_an_address_of_no_host_is_no_other_error(server):
-    with pytest.raises(ClientError):
-        fetch(server, timeout_s=2.0)
+    ]:
+        with subtests.test(server=server), pytest.raises(ClientError):
+            fetch(server, timeout_s=2.0)
 
 
 @pytest.mark.parametrize(

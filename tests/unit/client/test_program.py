@@ -42,10 +42,13 @@ def test_it_prints_the_environment_and_nothing_else(program, monkeypatch):
     assert server.seen[0].headers["Authorization"] == "Bearer k-1"
 
 
-@pytest.mark.parametrize(("status", "code"), [(404, 3), (409, 3), (422, 2), (503, 69)])
-def test_a_refusal_is_said_with_its_hint_on_stderr_alone(program, status, code):
-    with serving(reply(status, json.dumps({**PROBLEM, "status": status}), "application/problem+json")) as server:
-        assert program("--server", server.url, *JOB) == (code, "", "ncclt: nothing fits\n  hint: run tune\n")
+def test_a_refusal_is_said_with_its_hint_on_stderr_alone(subtests, program):
+    for status, code in [(404, 3), (409, 3), (422, 2), (503, 69)]:
+        with (
+            subtests.test(status=status, code=code),
+            serving(reply(status, json.dumps({**PROBLEM, "status": status}), "application/problem+json")) as server,
+        ):
+            assert program("--server", server.url, *JOB) == (code, "", "ncclt: nothing fits\n  hint: run tune\n")
 
 
 def test_a_refusal_without_a_hint_is_one_line(program):
@@ -67,16 +70,14 @@ def test_an_address_that_is_none_is_a_wrong_option_in_every_command(program, ser
     assert f"{server!r} is not a server address" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
+def test_wrong_usage_names_what_is_wrong(subtests, program):
+    for words, said in [
         (JOB, "--server"),
         (("--server", "http://127.0.0.1:9", *JOB[2:]), "--cluster"),
         (("--server", "http://127.0.0.1:9", *JOB, "--format", "yaml"), "'yaml'"),
         (("--server", "http://127.0.0.1:9", *JOB, "--allow", "anything"), "'anything'"),
-    ],
-)
-def test_wrong_usage_names_what_is_wrong(program, words, said):
-    code, out, error = program(*words)
-    assert (code, out) == (2, "")
-    assert said in error.splitlines()[-1]
+    ]:
+        with subtests.test(words=words, said=said):
+            code, out, error = program(*words)
+            assert (code, out) == (2, "")
+            assert said in error.splitlines()[-1]

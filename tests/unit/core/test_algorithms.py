@@ -38,9 +38,9 @@ HOPPER = replace(LEONARDO, name="dgx-h100", gpus_per_node=8, compute_capability=
 AR, AG = Collective.ALL_REDUCE, Collective.ALL_GATHER
 
 
-@pytest.mark.parametrize(
-    ("collective", "algorithm", "protocol", "legal"),
-    [
+def test_the_table_of_nccl(subtests):
+    """Source: algos_of_coll in NCCL's src/device/generate.py."""
+    for collective, algorithm, protocol, legal in [
         (AR, Algorithm.TREE, Protocol.LL128, True),
         (AR, Algorithm.NVLS, Protocol.LL, False),
         (AR, Algorithm.PAT, Protocol.SIMPLE, False),
@@ -53,37 +53,34 @@ AR, AG = Collective.ALL_REDUCE, Collective.ALL_GATHER
         (Collective.SEND_RECV, None, None, True),
         (Collective.SEND_RECV, None, Protocol.LL, False),
         (Collective.ALL_TO_ALL, Algorithm.RING, None, False),
-    ],
-)
-def test_the_table_of_nccl(collective, algorithm, protocol, legal):
-    """Source: algos_of_coll in NCCL's src/device/generate.py."""
-    assert is_legal(collective, algorithm, protocol, version=V) is legal
+    ]:
+        with subtests.test(collective=collective, algorithm=algorithm, protocol=protocol, legal=legal):
+            assert is_legal(collective, algorithm, protocol, version=V) is legal
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "collective", "first"),
-    [
+def test_an_algorithm_exists_from_its_first_version_on(subtests):
+    for algorithm, collective, first in [
         (Algorithm.PAT, AG, "2.23"),
         (Algorithm.NVLS_TREE, AR, "2.18"),
         (Algorithm.NVLS, AR, "2.17"),
         (Algorithm.COLLNET_CHAIN, AR, "2.14"),
         (Algorithm.COLLNET_DIRECT, AR, "2.14"),
-    ],
-)
-def test_an_algorithm_exists_from_its_first_version_on(algorithm, collective, first):
-    since = NcclVersion.parse(first)
+    ]:
+        with subtests.test(algorithm=algorithm, collective=collective, first=first):
+            since = NcclVersion.parse(first)
 
-    assert is_legal(collective, algorithm, None, version=since)
-    assert not is_legal(collective, algorithm, None, version=since._replace(minor=since.minor - 1, patch=99))
+            assert is_legal(collective, algorithm, None, version=since)
+            assert not is_legal(collective, algorithm, None, version=since._replace(minor=since.minor - 1, patch=99))
 
 
-@pytest.mark.parametrize("collective", [collective for collective in Collective if collective.is_tunable])
-def test_a_pair_is_legal_only_if_each_half_is(collective):
-    pairs = [(a, p) for a in Algorithm for p in Protocol if is_legal(collective, a, p, version=V)]
+def test_a_pair_is_legal_only_if_each_half_is(subtests):
+    for collective in [collective for collective in Collective if collective.is_tunable]:
+        with subtests.test(collective=collective):
+            pairs = [(a, p) for a in Algorithm for p in Protocol if is_legal(collective, a, p, version=V)]
 
-    assert (Algorithm.RING, Protocol.SIMPLE) in pairs
-    assert {a for a, _ in pairs} == {a for a in Algorithm if is_legal(collective, a, None, version=V)}
-    assert {p for _, p in pairs} == {p for p in Protocol if is_legal(collective, None, p, version=V)}
+            assert (Algorithm.RING, Protocol.SIMPLE) in pairs
+            assert {a for a, _ in pairs} == {a for a in Algorithm if is_legal(collective, a, None, version=V)}
+            assert {p for _, p in pairs} == {p for p in Protocol if is_legal(collective, None, p, version=V)}
 
 
 def test_every_tunable_collective_has_ring_and_the_others_have_nothing():
@@ -92,9 +89,9 @@ def test_every_tunable_collective_has_ring_and_the_others_have_nothing():
         assert bool(LEGAL[collective]) is collective.is_tunable
 
 
-@pytest.mark.parametrize(
-    ("changes", "automatic"),
-    [
+def test_ll128_is_on_only_where_nccl_itself_turns_it_on(subtests):
+    """Source: NCCL src/graph/tuning.cc:515-537; forcing it elsewhere may corrupt data."""
+    for changes, automatic in [
         ({}, True),
         ({"link_class": "pcie"}, False),
         ({"link_class": "pcie", "gpus_per_node": 1}, True),
@@ -103,14 +100,12 @@ def test_every_tunable_collective_has_ring_and_the_others_have_nothing():
         ({"fabric": "ethernet"}, False),
         ({"compute_capability": 61}, False),
         ({"compute_capability": 90, "nodes": 1, "gpus_per_node": 2}, False),
-    ],
-)
-def test_ll128_is_on_only_where_nccl_itself_turns_it_on(changes, automatic):
-    """Source: NCCL src/graph/tuning.cc:515-537; forcing it elsewhere may corrupt data."""
-    cluster = replace(LEONARDO, **changes)
+    ]:
+        with subtests.test(changes=changes, automatic=automatic):
+            cluster = replace(LEONARDO, **changes)
 
-    assert ll128_is_automatic(cluster) is automatic
-    assert (Protocol.LL128 in available_protocols(AR, Algorithm.RING, cluster)) is automatic
+            assert ll128_is_automatic(cluster) is automatic
+            assert (Protocol.LL128 in available_protocols(AR, Algorithm.RING, cluster)) is automatic
 
 
 def test_nvls_needs_nvswitch_and_hopper_and_the_right_number_of_nodes():

@@ -6,9 +6,8 @@ from ncclt.core.budget import Budget
 from ncclt.errors import UsageError
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
+def test_an_effort_of_nothing_or_without_end_is_refused(subtests):
+    for values in [
         {"trials": 0},
         {"trials": -3},
         {"seconds": 0.0},
@@ -32,11 +31,9 @@ from ncclt.errors import UsageError
         {"seconds": float("nan")},
         {"gpu_hours": float("inf")},
         {"gpu_hours": 1e30},
-    ],
-)
-def test_an_effort_of_nothing_or_without_end_is_refused(values):
-    with pytest.raises(UsageError):
-        Budget(**values)
+    ]:
+        with subtests.test(values=values), pytest.raises(UsageError):
+            Budget(**values)
 
 
 def test_a_refusal_names_the_option_and_its_range():
@@ -46,25 +43,21 @@ def test_a_refusal_names_the_option_and_its_range():
         Budget(seconds=float("inf"))
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
+def test_the_smallest_and_the_largest_numbers_are_taken(subtests):
+    for values in [
         {"trials": 1, "seconds": 0.001, "gpu_hours": 0.001, "patience": 0, "steps": 1, "more": 0, "blocks": 1},
         {"trials": 10**6, "patience": 10**6, "more": 10**6, "blocks": 10**6, "steps": 10**12},
         {"seconds": 366 * 86400, "gpu_hours": 10**9},
         {"seed": 0, "min_effect": 0.0},
         {"seed": 2**31 - 1, "min_effect": 0.99},
-    ],
-    ids=str,
-)
-def test_the_smallest_and_the_largest_numbers_are_taken(values):
-    kept = Budget(**values)
-    assert {name: getattr(kept, name) for name in values} == values
+    ]:
+        with subtests.test(values=values):
+            kept = Budget(**values)
+            assert {name: getattr(kept, name) for name in values} == values
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
+def test_one_more_than_the_largest_is_refused(subtests):
+    for values in [
         {"trials": 10**6 + 1},
         {"patience": 10**6 + 1},
         {"more": 10**6 + 1},
@@ -72,22 +65,17 @@ def test_the_smallest_and_the_largest_numbers_are_taken(values):
         {"steps": 10**12 + 1},
         {"seconds": 366 * 86400 + 1},
         {"gpu_hours": 10**9 + 1},
-    ],
-    ids=str,
-)
-def test_one_more_than_the_largest_is_refused(values):
-    with pytest.raises(UsageError):
-        Budget(**values)
+    ]:
+        with subtests.test(values=values), pytest.raises(UsageError):
+            Budget(**values)
 
 
-@pytest.mark.parametrize(
-    ("given", "kept"),
-    [
+def test_names_of_parameters_are_kept_in_one_form(subtests):
+    for given, kept in [
         (("nccl_nthreads", "BUFFSIZE", "NTHREADS"), ("BUFFSIZE", "NTHREADS")),
         (("none",), ()),
         ((), ()),
         (("none", "buffsize"), ("BUFFSIZE", "NONE")),
-    ],
-)
-def test_names_of_parameters_are_kept_in_one_form(given, kept):
-    assert Budget(process_wide=given).process_wide == kept
+    ]:
+        with subtests.test(given=given, kept=kept):
+            assert Budget(process_wide=given).process_wide == kept

@@ -1,7 +1,5 @@
 """Where fitted constants hold: up to twice what was fitted, and not beyond the network or short of it."""
 
-import pytest
-
 from ncclt.core.calibration import Calibration
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -20,27 +18,23 @@ def fitted(least_nodes, most_nodes, *, probed=True):
     )
 
 
-@pytest.mark.parametrize(
-    ("size", "beyond"),
-    [(32 * KIB, ""), (32 * KIB - 1, "size"), (128 * MIB, ""), (128 * MIB + 1, "size"), (MIB, "")],
-)
-def test_sizes_of_half_the_smallest_to_twice_the_largest_are_within(size, beyond):
-    assert fitted(2, 4).beyond(size, 4) == beyond
+def test_sizes_of_half_the_smallest_to_twice_the_largest_are_within(subtests):
+    for size, beyond in [(32 * KIB, ""), (32 * KIB - 1, "size"), (128 * MIB, ""), (128 * MIB + 1, "size"), (MIB, "")]:
+        with subtests.test(size=size, beyond=beyond):
+            assert fitted(2, 4).beyond(size, 4) == beyond
 
 
-@pytest.mark.parametrize(
-    ("least", "most", "within"),
-    [
+def test_one_node_says_nothing_of_several_nor_they_of_it(subtests):
+    for least, most, within in [
         (2, 4, [2, 3, 4, 5, 6, 7, 8]),
         (4, 4, [2, 3, 4, 5, 6, 7, 8]),
         (1, 1, [1]),
         (1, 2, [1, 2, 3, 4]),
         (8, 8, [4, 5, 6, 7, 8, 9]),
-    ],
-)
-def test_one_node_says_nothing_of_several_nor_they_of_it(least, most, within):
-    assert [nodes for nodes in range(1, 10) if not fitted(least, most).beyond(MIB, nodes)] == within
-    assert fitted(least, most).beyond(1, 99) == "size and nodes"
+    ]:
+        with subtests.test(least=least, most=most, within=within):
+            assert [nodes for nodes in range(1, 10) if not fitted(least, most).beyond(MIB, nodes)] == within
+            assert fitted(least, most).beyond(1, 99) == "size and nodes"
 
 
 def test_times_without_forced_settings_calibrate_no_ranking():

@@ -12,21 +12,26 @@ from ncclt.errors import InputError, UsageError
 from ncclt.testing.samples import sample_cluster
 
 
-@pytest.mark.parametrize("size", [{"nodes": 0}, {"gpus_per_node": 0}, {"nodes": 10**23}, {"gpus_per_node": 10**7}])
-def test_a_cluster_has_a_number_of_nodes_and_gpus_that_can_be(size):
-    with pytest.raises(UsageError, match="needs 1 to 1,000,000 nodes, and GPUs per node"):
-        replace(sample_cluster(), **size)
+def test_a_cluster_has_a_number_of_nodes_and_gpus_that_can_be(subtests):
+    for size in [{"nodes": 0}, {"gpus_per_node": 0}, {"nodes": 10**23}, {"gpus_per_node": 10**7}]:
+        with (
+            subtests.test(size=size),
+            pytest.raises(UsageError, match="needs 1 to 1,000,000 nodes, and GPUs per node"),
+        ):
+            replace(sample_cluster(), **size)
 
 
-@pytest.mark.parametrize("nodes", [0, -2, 1_000_001, 10**23])
-def test_a_job_has_a_number_of_nodes_that_can_be(nodes):
-    with pytest.raises(UsageError, match=f"^--nodes must be 1 to 1,000,000, not {nodes}$"):
-        sample_cluster().sized(nodes=nodes)
+def test_a_job_has_a_number_of_nodes_that_can_be(subtests):
+    for nodes in [0, -2, 1_000_001, 10**23]:
+        with (
+            subtests.test(nodes=nodes),
+            pytest.raises(UsageError, match=f"^--nodes must be 1 to 1,000,000, not {nodes}$"),
+        ):
+            sample_cluster().sized(nodes=nodes)
 
 
-@pytest.mark.parametrize(
-    ("text", "gbps"),
-    [
+def test_bandwidths_with_and_without_units(subtests):
+    for text, gbps in [
         ("400 Gb/s", 50.0),
         ("400Gb/s", 50.0),
         ("400Gbps", 50.0),
@@ -38,26 +43,23 @@ def test_a_job_has_a_number_of_nodes_that_can_be(nodes):
         ("0.8 Tb/s", 100.0),
         ("100 GB/s", 100.0),
         (0, 0.0),
-    ],
-)
-def test_bandwidths_with_and_without_units(text, gbps):
-    assert gbps_of(text, "nic_gbps") == gbps
+    ]:
+        with subtests.test(text=text, gbps=gbps):
+            assert gbps_of(text, "nic_gbps") == gbps
 
 
-@pytest.mark.parametrize(
-    ("text", "said", "hint"),
-    [
+def test_what_is_implausible_is_refused(subtests):
+    for text, said, hint in [
         (400, "no port has 400 GB/s (3200 Gb/s)", "did you mean 50 GB/s (400 Gb/s)?"),
         ("100", "may be GB/s or Gb/s", "did you mean 12.5 GB/s (100 Gb/s)?"),
         ("400 GB/s", "no port has 400 GB/s (3200 Gb/s)", "did you mean 50 GB/s (400 Gb/s)?"),
         *((text, "nic_gbps cannot be", "'400 Gb/s'") for text in ("fast", "400 gb/s", "-3", True, "nan")),
-    ],
-)
-def test_what_is_implausible_is_refused(text, said, hint):
-    with pytest.raises(InputError) as refused:
-        gbps_of(text, "nic_gbps")
-    assert said in refused.value.message
-    assert hint in refused.value.hint
+    ]:
+        with subtests.test(text=text, said=said, hint=hint):
+            with pytest.raises(InputError) as refused:
+                gbps_of(text, "nic_gbps")
+            assert said in refused.value.message
+            assert hint in refused.value.hint
 
 
 def test_links_are_faster_than_ports():

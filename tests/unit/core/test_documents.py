@@ -107,9 +107,8 @@ def test_earlier_documents_lack_entries_and_later_ones_have_more():
     assert found == Whole(part=Part(size=1, wanted=True))
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
+def test_a_document_that_does_not_fit_is_refused_with_the_place(subtests):
+    for change, said in [
         ({"schema": 4}, "whole schema 4 is not supported"),
         ({"schema": None}, "$.schema is missing"),
         ({"size": "8"}, "$.size is '8' and not an integer"),
@@ -126,14 +125,13 @@ def test_earlier_documents_lack_entries_and_later_ones_have_more():
         ({"interval": [None, 1.0]}, "$.interval[0] is None and not a number"),
         ({"detail": {"gpu": 1}}, "$.detail['gpu'] is 1 and not a string"),
         ({"note": ["x"]}, "$.note is a list and not a string"),
-    ],
-)
-def test_a_document_that_does_not_fit_is_refused_with_the_place(change, said):
-    with pytest.raises(InputError) as caught:
-        Whole.from_document(DOCUMENT | change)
-    assert said in caught.value.message
-    assert caught.value.hint
-    caught.value.message.encode()
+    ]:
+        with subtests.test(change=change, said=said):
+            with pytest.raises(InputError) as caught:
+                Whole.from_document(DOCUMENT | change)
+            assert said in caught.value.message
+            assert caught.value.hint
+            caught.value.message.encode()
 
 
 def test_what_must_be_complete_may_not_lack_what_has_a_default():
@@ -146,10 +144,10 @@ def test_a_whole_number_may_have_a_point():
     assert (found.part.size, found.time_us, type(found.time_us)) == (8, 3.0, float)
 
 
-@pytest.mark.parametrize("document", [None, [], "x", 3])
-def test_what_is_no_object_is_refused(document):
-    with pytest.raises(InputError, match=r"not a whole: \$ is"):
-        Whole.from_document(document)
+def test_what_is_no_object_is_refused(subtests):
+    for document in [None, [], "x", 3]:
+        with subtests.test(document=document), pytest.raises(InputError, match=r"not a whole: \$ is"):
+            Whole.from_document(document)
 
 
 CHANGE = Change(what="n", before=1.0, now=2.0, noise=0.1, changed=True)

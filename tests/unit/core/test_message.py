@@ -8,9 +8,8 @@ from ncclt.core.message import DTYPE_SIZES, Collective, Message, bus_factor, for
 from ncclt.errors import InputError
 
 
-@pytest.mark.parametrize(
-    ("collective", "ranks", "factor"),
-    [
+def test_bus_bandwidth_is_what_the_slowest_link_carries(subtests):
+    for collective, ranks, factor in [
         (Collective.ALL_REDUCE, 8, 1.75),
         (Collective.ALL_GATHER, 8, 0.875),
         (Collective.REDUCE_SCATTER, 4, 0.75),
@@ -20,10 +19,9 @@ from ncclt.errors import InputError
         (Collective.SEND_RECV, 2, 1.0),
         (Collective.ALL_REDUCE, 1, 1.0),
         (Collective.ALL_GATHER, 0, 1.0),
-    ],
-)
-def test_bus_bandwidth_is_what_the_slowest_link_carries(collective, ranks, factor):
-    assert bus_factor(collective, ranks) == factor
+    ]:
+        with subtests.test(collective=collective, ranks=ranks, factor=factor):
+            assert bus_factor(collective, ranks) == factor
 
 
 def test_a_dtype_has_as_many_bytes_as_its_name_says():
@@ -31,12 +29,10 @@ def test_a_dtype_has_as_many_bytes_as_its_name_says():
     assert {dtype: 8 * size for dtype, size in DTYPE_SIZES.items()} == bits
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"dtype": "float7"}, {"size_bytes": 0}, {"size_bytes": 2**53 + 1}, {"group_size": -1}], ids=str
-)
-def test_what_cannot_be_sent_is_refused(wrong):
-    with pytest.raises(InputError, match=str(next(iter(wrong.values())))):
-        Message(**{"collective": Collective.ALL_REDUCE, "dtype": "int8", "size_bytes": 1, **wrong})
+def test_what_cannot_be_sent_is_refused(subtests):
+    for wrong in [{"dtype": "float7"}, {"size_bytes": 0}, {"size_bytes": 2**53 + 1}, {"group_size": -1}]:
+        with subtests.test(wrong=wrong), pytest.raises(InputError, match=str(next(iter(wrong.values())))):
+            Message(**{"collective": Collective.ALL_REDUCE, "dtype": "int8", "size_bytes": 1, **wrong})
 
 
 def test_the_smallest_and_the_largest_message_and_a_group_of_the_whole_job_are_messages():
@@ -54,9 +50,8 @@ def test_bandwidths_are_those_that_nccl_tests_prints():
     assert message.busbw_gbps(400.0) == 35.0
 
 
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [
+def test_sizes_are_written_with_binary_units(subtests):
+    for size, text in [
         (0, "0 B"),
         (1, "1 B"),
         (1023, "1023 B"),
@@ -66,7 +61,6 @@ def test_bandwidths_are_those_that_nccl_tests_prints():
         (28351488, "27.04 MiB"),
         (2**30, "1 GiB"),
         (2**41, "2048 GiB"),
-    ],
-)
-def test_sizes_are_written_with_binary_units(size, text):
-    assert format_bytes(size) == text
+    ]:
+        with subtests.test(size=size, text=text):
+            assert format_bytes(size) == text

@@ -93,9 +93,8 @@ def test_rules_of_different_groups_may_cover_the_same_sizes():
     assert [policy.setting_for(message(1, group_size=g)).channels for g in (2, 8)] == [4, 8]
 
 
-@pytest.mark.parametrize(
-    ("rules", "uniform"),
-    [
+def test_a_policy_is_uniform_if_plain_variables_could_say_the_same(subtests):
+    for rules, uniform in [
         ((), True),
         ((Rule(collective=AR, channels=4), Rule(collective=AG, channels=4)), True),
         ((Rule(collective=AR, channels=4), Rule(collective=AG, channels=8)), False),
@@ -103,10 +102,9 @@ def test_rules_of_different_groups_may_cover_the_same_sizes():
         ((Rule(collective=AR, max_bytes=9),), False),
         ((Rule(collective=AR, min_bytes=1),), False),
         ((Rule(collective=AR, group_size=2),), False),
-    ],
-)
-def test_a_policy_is_uniform_if_plain_variables_could_say_the_same(rules, uniform):
-    assert Policy(rules=rules).is_uniform is uniform
+    ]:
+        with subtests.test(rules=rules, uniform=uniform):
+            assert Policy(rules=rules).is_uniform is uniform
 
 
 @pytest.mark.parametrize("collective", [Collective.SEND_RECV, Collective.ALL_TO_ALL])
@@ -163,10 +161,10 @@ def test_a_uniform_policy_has_rules_only_where_something_is_chosen():
     assert uniform_policy(DEFAULT, [AR], version=V).is_default
 
 
-@pytest.mark.parametrize("document", [{}, {"rules": [{}], "parameters": {}}, {"rules": 3, "parameters": {}}, []])
-def test_a_document_that_is_no_policy_is_refused(document):
-    with pytest.raises(SettingError, match="not a policy document"):
-        Policy.from_document(document)
+def test_a_document_that_is_no_policy_is_refused(subtests):
+    for document in [{}, {"rules": [{}], "parameters": {}}, {"rules": 3, "parameters": {}}, []]:
+        with subtests.test(document=document), pytest.raises(SettingError, match="not a policy document"):
+            Policy.from_document(document)
 
 
 def test_an_impossible_policy_says_what_is_impossible_about_it():

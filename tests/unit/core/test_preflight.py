@@ -99,9 +99,8 @@ def test_pairs_are_of_two_nodes_or_of_two_gpus_of_one_node_by_the_median_of_thei
     assert preflight.pairs("a") == {}
 
 
-@pytest.mark.parametrize(
-    ("finding", "words"),
-    [
+def test_findings_in_words(subtests):
+    for finding, words in [
         (
             FabricFinding(part=Part.NODE, hosts=("n07",), busbw_gbps=114, reference_gbps=187),
             "node n07 reaches 61 % of 187 GB/s with every partner",
@@ -127,10 +126,9 @@ def test_pairs_are_of_two_nodes_or_of_two_gpus_of_one_node_by_the_median_of_thei
             "something among a+b does not start",
         ),
         (FabricFinding(part=Part.LINK, hosts=("a", "b"), busbw_gbps=1), "the link a+b reaches 0 % of 0 GB/s"),
-    ],
-)
-def test_findings_in_words(finding, words):
-    assert finding.sentence == words
+    ]:
+        with subtests.test(finding=finding, words=words):
+            assert finding.sentence == words
 
 
 def test_verdicts():
@@ -165,14 +163,12 @@ def test_a_large_map_keeps_the_worst():
     assert one.share("n07", "n08") == pytest.approx(0.4)
 
 
-@pytest.mark.parametrize(
-    ("section", "label", "ranks"),
-    [
+def test_a_section_is_named_briefly_and_has_a_rank_for_each_gpu(subtests):
+    for section, label, ranks in [
         (Section(hosts=("n03",)), "n03", 8),
         (Section(hosts=("n1", "n2", "n3")), "n1+n2+n3", 24),
         (Section(hosts=("n1", "n2", "n3", "n4")), "n1..n4 (4 nodes)", 32),
         (Section(hosts=("n03",), gpus=(0, 5)), "n03 GPU 0+5", 2),
-    ],
-)
-def test_a_section_is_named_briefly_and_has_a_rank_for_each_gpu(section, label, ranks):
-    assert (section.label, section.ranks(8)) == (label, ranks)
+    ]:
+        with subtests.test(section=section, label=label, ranks=ranks):
+            assert (section.label, section.ranks(8)) == (label, ranks)

@@ -82,11 +82,12 @@ def test_only_evidence_as_strong_replaces_the_active_revision(new, active, why):
     assert (why in found) if why else not found, found
 
 
-@pytest.mark.parametrize("state", RevisionState)
-def test_every_place_of_a_revision_names_the_command_that_changes_it(state):
-    message = Publication(id="r1", state=state, kept="it is undecided", active=PROVEN).message
+def test_every_place_of_a_revision_names_the_command_that_changes_it(subtests):
+    for state in RevisionState:
+        with subtests.test(state=state):
+            message = Publication(id="r1", state=state, kept="it is undecided", active=PROVEN).message
 
-    if state in (RevisionState.CANDIDATE, RevisionState.RETIRED):
-        assert "`ncclt admin recommendations " in message
-    else:
-        assert not message, "nothing was replaced"
+            if state in (RevisionState.CANDIDATE, RevisionState.RETIRED):
+                assert "`ncclt admin recommendations " in message
+            else:
+                assert not message, "nothing was replaced"

@@ -6,20 +6,26 @@ from ncclt.core.revision import Actor, ClusterRules, shorten_reason
 from ncclt.errors import UsageError
 
 
-@pytest.mark.parametrize("right", [{"percent": 1}, {"percent": 100}, {"loss_limit": 0.0}, {"loss_limit": 0.5}], ids=str)
-def test_the_smallest_and_the_largest_rules_are_taken(right):
-    rules = ClusterRules(cluster="c", **right)
-    assert {name: getattr(rules, name) for name in right} == right
+def test_the_smallest_and_the_largest_rules_are_taken(subtests):
+    for right in [{"percent": 1}, {"percent": 100}, {"loss_limit": 0.0}, {"loss_limit": 0.5}]:
+        with subtests.test(right=right):
+            rules = ClusterRules(cluster="c", **right)
+            assert {name: getattr(rules, name) for name in right} == right
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"percent": 0}, {"percent": 101}, {"loss_limit": -0.01}, {"loss_limit": 0.51}, {"loss_limit": float("nan")}],
-    ids=str,
-)
-def test_rules_out_of_range_are_refused(wrong):
-    with pytest.raises(UsageError, match="1 to 100 %" if "percent" in wrong else "0 to 0.5"):
-        ClusterRules(cluster="c", **wrong)
+def test_rules_out_of_range_are_refused(subtests):
+    for wrong in [
+        {"percent": 0},
+        {"percent": 101},
+        {"loss_limit": -0.01},
+        {"loss_limit": 0.51},
+        {"loss_limit": float("nan")},
+    ]:
+        with (
+            subtests.test(wrong=wrong),
+            pytest.raises(UsageError, match="1 to 100 %" if "percent" in wrong else "0 to 0.5"),
+        ):
+            ClusterRules(cluster="c", **wrong)
 
 
 def test_a_cluster_without_rules_gives_every_job_what_is_published_at_once():

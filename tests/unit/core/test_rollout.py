@@ -34,17 +34,15 @@ def test_a_draw_is_a_share_that_differs_by_seed_and_name():
     assert 0.95 < max(draws) < 1
 
 
-@pytest.mark.parametrize(
-    "right", [{"job": "j" * 300}, {"step_us": DAY_US}, {"step_us": 1e-3}, {"steps": 1}, {"steps": 10**9}], ids=str
-)
-def test_the_extremes_of_a_step_time_are_taken(right):
-    found = replace(TIME, **right)
-    assert {name: getattr(found, name) for name in right} == right
+def test_the_extremes_of_a_step_time_are_taken(subtests):
+    for right in [{"job": "j" * 300}, {"step_us": DAY_US}, {"step_us": 1e-3}, {"steps": 1}, {"steps": 10**9}]:
+        with subtests.test(right=right):
+            found = replace(TIME, **right)
+            assert {name: getattr(found, name) for name in right} == right
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
+def test_what_no_job_has_is_refused(subtests):
+    for wrong in [
         {"job": ""},
         {"job": "  "},
         {"job": "a\nb"},
@@ -56,9 +54,6 @@ def test_the_extremes_of_a_step_time_are_taken(right):
         {"step_us": DAY_US + 1},
         {"steps": 0},
         {"steps": 10**9 + 1},
-    ],
-    ids=str,
-)
-def test_what_no_job_has_is_refused(wrong):
-    with pytest.raises(InputError):
-        replace(TIME, **wrong)
+    ]:
+        with subtests.test(wrong=wrong), pytest.raises(InputError):
+            replace(TIME, **wrong)

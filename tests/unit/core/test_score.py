@@ -34,15 +34,13 @@ def test_what_the_workload_does_not_send_costs_it_nothing():
     assert score_us(result(10.0, 100.0), only) == pytest.approx(3 * 10.0)
 
 
-@pytest.mark.parametrize(
-    ("times_us", "expected"),
-    [
+def test_a_gain_weighs_as_the_default_spends_its_time_and_a_loss_a_tenth_of_it(subtests):
+    """Of 100 us per step, 60 are for the frequent message."""
+    for times_us, expected in [
         ((20.0, 80.0), 0.0),
         ((10.0, 80.0), 0.6 * math.log(0.5)),
         ((20.0, 40.0), 0.4 * math.log(0.5)),
         ((10.0, 160.0), (0.6 - 0.4 * LOSS_SLOPE) * math.log(0.5)),
-    ],
-)
-def test_a_gain_weighs_as_the_default_spends_its_time_and_a_loss_a_tenth_of_it(times_us, expected):
-    """Of 100 us per step, 60 are for the frequent message."""
-    assert worth(result(*times_us), result(20.0, 80.0), WORKLOAD) == pytest.approx(expected)
+    ]:
+        with subtests.test(times_us=times_us, expected=expected):
+            assert worth(result(*times_us), result(20.0, 80.0), WORKLOAD) == pytest.approx(expected)

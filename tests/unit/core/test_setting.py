@@ -101,12 +101,15 @@ def test_channels_are_bounded_by_the_version():
         check_setting(Setting(channels=33), [AR], version=NcclVersion(2, 24, 3))
 
 
-@pytest.mark.parametrize(
-    "document", [{"algorithm": "spanning"}, {"parameters": {"BUFFSIZE": "big"}}, {"parameters": 3}, {"channels": "8"}]
-)
-def test_a_document_that_is_no_setting_is_refused(document):
-    with pytest.raises(SettingError):
-        Setting.from_document(document)
+def test_a_document_that_is_no_setting_is_refused(subtests):
+    for document in [
+        {"algorithm": "spanning"},
+        {"parameters": {"BUFFSIZE": "big"}},
+        {"parameters": 3},
+        {"channels": "8"},
+    ]:
+        with subtests.test(document=document), pytest.raises(SettingError):
+            Setting.from_document(document)
 
 
 @pytest.mark.parametrize(("version", "confined"), [("2.30.7", False), ("2.31.2", True), ("2.32.3", True)])

@@ -1,7 +1,5 @@
 """A study and its trials as people read them, and what they cost."""
 
-import pytest
-
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective
 from ncclt.core.policy import Policy, Rule
@@ -26,31 +24,27 @@ def rules(count):
     return tuple(Rule(collective=Collective.ALL_REDUCE, group_size=size + 2, channels=4) for size in range(count))
 
 
-@pytest.mark.parametrize(
-    ("shown", "label"),
-    [
+def test_a_trial_says_what_was_forced(subtests):
+    for shown, label in [
         (trial(), "default"),
         (trial(setting=Setting(channels=4)), "c=4"),
         (trial(Policy()), "policy of 0 rules"),
         (trial(Policy(rules=rules(1))), "policy of 1 rule"),
         (trial(Policy(rules=rules(2))), "policy of 2 rules"),
-    ],
-)
-def test_a_trial_says_what_was_forced(shown, label):
-    assert shown.label == label
+    ]:
+        with subtests.test(shown=shown, label=label):
+            assert shown.label == label
 
 
-@pytest.mark.parametrize(
-    ("launched", "tries"),
-    [
+def test_neither_a_policy_nor_a_part_of_a_proof_tries_a_setting(subtests):
+    for launched, tries in [
         (trial(), True),
         (trial(phase=Phase.CONFIRM), True),
         (trial(phase=Phase.PROVE), False),
         (trial(Policy(), phase=Phase.CONFIRM), False),
-    ],
-)
-def test_neither_a_policy_nor_a_part_of_a_proof_tries_a_setting(launched, tries):
-    assert launched.tries_setting is tries
+    ]:
+        with subtests.test(launched=launched, tries=tries):
+            assert launched.tries_setting is tries
 
 
 def test_a_launch_costs_its_time_on_every_gpu_of_the_cluster():

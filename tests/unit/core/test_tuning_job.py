@@ -40,14 +40,17 @@ def test_only_queued_and_running_jobs_have_not_ended():
     assert [state for state in JobState if not state.ended] == [JobState.QUEUED, JobState.RUNNING]
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"priority": 0}, {"priority": 10}, {"nodes": 0}, {"gpus_per_node": 0}, {"gpus_per_node": -1}, {"trials": 0}],
-    ids=str,
-)
-def test_what_no_job_can_be_is_refused(wrong):
-    with pytest.raises(UsageError, match=str(next(iter(wrong.values())))):
-        replace(JOB, **wrong)
+def test_what_no_job_can_be_is_refused(subtests):
+    for wrong in [
+        {"priority": 0},
+        {"priority": 10},
+        {"nodes": 0},
+        {"gpus_per_node": 0},
+        {"gpus_per_node": -1},
+        {"trials": 0},
+    ]:
+        with subtests.test(wrong=wrong), pytest.raises(UsageError, match=str(next(iter(wrong.values())))):
+            replace(JOB, **wrong)
 
 
 @pytest.mark.parametrize("right", [{"priority": 1}, {"priority": 9}, {"nodes": 1, "gpus_per_node": 1}], ids=str)
@@ -63,9 +66,8 @@ def test_the_same_request_has_the_same_study_whoever_asks():
     assert replace(JOB, nodes=2).on(CLUSTER, WORKLOAD, again=False).study == study
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
+def test_what_changes_the_answer_changes_the_study(subtests):
+    for changed in [
         (replace(JOB, nodes=1), CLUSTER, WORKLOAD, False),
         (replace(JOB, gpus_per_node=4), CLUSTER, WORKLOAD, False),
         (replace(JOB, nccl_version="2.29.1"), CLUSTER, WORKLOAD, False),
@@ -75,13 +77,11 @@ def test_the_same_request_has_the_same_study_whoever_asks():
         (JOB, replace(CLUSTER, driver="580.1"), WORKLOAD, False),
         (JOB, CLUSTER, replace(WORKLOAD, messages=(replace(WORKLOAD.messages[0], calls_per_step=3.0),)), False),
         (JOB, CLUSTER, WORKLOAD, True),
-    ],
-    ids=["nodes", "GPUs", "version", "seed", "trials", "GPU", "driver", "messages", "again"],
-)
-def test_what_changes_the_answer_changes_the_study(changed):
-    job, cluster, workload, again = changed
-    studies = {job.on(cluster, workload, again=again).study, JOB.on(CLUSTER, WORKLOAD, again=False).study}
-    assert len(studies) == 2
+    ]:
+        with subtests.test(changed=changed):
+            job, cluster, workload, again = changed
+            studies = {job.on(cluster, workload, again=again).study, JOB.on(CLUSTER, WORKLOAD, again=False).study}
+            assert len(studies) == 2
 
 
 def test_measuring_again_is_another_study_for_each_job():

@@ -63,19 +63,19 @@ def test_percentile_is_numpys(values, percent):
     assert percentile(values, percent) == pytest.approx(float(np.percentile(values, percent)))
 
 
-@pytest.mark.parametrize(
-    "change", [{"schema": 2}, {"launches": None}, {"verdict": {}}, {"base_env": 3}, {"launches": [{"side": "x"}]}]
-)
-def test_what_is_no_verification_is_refused(change):
-    with pytest.raises(InputError) as caught:
-        Verification.from_document(_verification().to_document() | change)
-    assert caught.value.hint
+def test_what_is_no_verification_is_refused(subtests):
+    for change in [{"schema": 2}, {"launches": None}, {"verdict": {}}, {"base_env": 3}, {"launches": [{"side": "x"}]}]:
+        with subtests.test(change=change):
+            with pytest.raises(InputError) as caught:
+                Verification.from_document(_verification().to_document() | change)
+            assert caught.value.hint
 
 
-@pytest.mark.parametrize("name", ["side", "order", "step_us", "failure"])
-def test_every_entry_of_a_launch_is_required(name):
-    document = _verification(StepLaunch(side=Side.BASE, order=0, step_us=(1.0,))).to_document()
-    del document["launches"][0][name]
+def test_every_entry_of_a_launch_is_required(subtests):
+    for name in ["side", "order", "step_us", "failure"]:
+        with subtests.test(name=name):
+            document = _verification(StepLaunch(side=Side.BASE, order=0, step_us=(1.0,))).to_document()
+            del document["launches"][0][name]
 
-    with pytest.raises(InputError, match=rf"\$\.launches\[0\].*{name}"):
-        Verification.from_document(document)
+            with pytest.raises(InputError, match=rf"\$\.launches\[0\].*{name}"):
+                Verification.from_document(document)

@@ -29,9 +29,8 @@ def _placed(*groups, nodes, gpus_per_node, world_size=0):
     return {(c.message.group_size, c.message.spans_nodes, c.calls_per_step) for c in placed.messages}
 
 
-@pytest.mark.parametrize(
-    ("recorded", "nodes", "expected"),
-    [
+def test_a_group_spans_nodes_where_it_is_larger_than_one_or_was_recorded_across(subtests):
+    for recorded, nodes, expected in [
         ((8, False), 2, (8, False, 1.0)),  # TP=8 on nodes of 8 GPUs stays on NVLink
         ((9, False), 2, (9, True, 1.0)),
         ((7, False), 2, (7, False, 1.0)),
@@ -43,10 +42,9 @@ def _placed(*groups, nodes, gpus_per_node, world_size=0):
         ((0, False), 2, (16, True, 1.0)),
         ((32, True), 1, (8, False, 1.0)),  # the recorded world
         ((32, True), 4, (32, True, 1.0)),
-    ],
-)
-def test_a_group_spans_nodes_where_it_is_larger_than_one_or_was_recorded_across(recorded, nodes, expected):
-    assert _placed(recorded, nodes=nodes, gpus_per_node=8, world_size=32) == {expected}
+    ]:
+        with subtests.test(recorded=recorded, nodes=nodes, expected=expected):
+            assert _placed(recorded, nodes=nodes, gpus_per_node=8, world_size=32) == {expected}
 
 
 def test_groups_that_become_one_are_added_up():

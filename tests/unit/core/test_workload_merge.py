@@ -100,9 +100,8 @@ A, B = workload("a", calls(64, 1)), workload("b", calls(64, 1))
 WHOLE_FILE = replace(B, provenance=replace(B.provenance, whole_file=True))
 
 
-@pytest.mark.parametrize(
-    ("parts", "said"),
-    [
+def test_what_cannot_be_merged_is_refused(subtests):
+    for parts, said in [
         ([(A, 1)], "needs two or more workloads, not 1"),
         ([(A, 1), (B, 1), (A, 1)], "a is named 2 times"),
         ([(A, 1), (replace(B, name="fleet"), 1)], "fleet is one of its own parts"),
@@ -112,8 +111,6 @@ WHOLE_FILE = replace(B, provenance=replace(B.provenance, whole_file=True))
             ([(A, 1), (B, weight)], "cannot be the weight of b")
             for weight in (0, -1, math.nan, math.inf, MAX_WEIGHT * 2, 0.5 / MAX_WEIGHT)
         ),
-    ],
-)
-def test_what_cannot_be_merged_is_refused(parts, said):
-    with pytest.raises(UsageError, match=said):
-        merged(*parts)
+    ]:
+        with subtests.test(parts=parts, said=said), pytest.raises(UsageError, match=said):
+            merged(*parts)

@@ -91,9 +91,8 @@ def test_a_choice_that_nccl_did_not_offer_is_named_with_its_cause():
     assert "offers no such choice" in row.reason
 
 
-@pytest.mark.parametrize(
-    ("observed", "said"),
-    [
+def test_what_did_not_take_effect_says_why(subtests):
+    for observed, said in [
         (
             seen(
                 use(MIB, "", outcome=CallOutcome.UNMATCHED, remark="it is for NCCL 2.27"),
@@ -148,13 +147,12 @@ def test_a_choice_that_nccl_did_not_offer_is_named_with_its_cause():
         (seen(use(MIB, "tree/ll/2"), sources=(replace(REPORT, table="r0"),)), "used the table of r0"),
         (seen(use(MIB, "tree/ll/2"), sources=(replace(REPORT, nccl_version="2.27.3"),)), "loaded NCCL 2.27.3, not"),
         (seen(use(MIB, "ring_sym/4", outcome=CallOutcome.CHOSEN), sources=(LOG,)), "0 of 10 calls"),
-    ],
-)
-def test_what_did_not_take_effect_says_why(observed, said):
-    found = judged(observed)
-    assert found.effect is Effect.NOT_AT_ALL
-    assert said in found.reason
-    assert all(row.reason for row in found.rows)
+    ]:
+        with subtests.test(observed=observed, said=said):
+            found = judged(observed)
+            assert found.effect is Effect.NOT_AT_ALL
+            assert said in found.reason
+            assert all(row.reason for row in found.rows)
 
 
 def test_ranks_with_different_tables_are_the_first_thing_said():

@@ -54,9 +54,8 @@ def test_one_step_per_node_is_not_the_job():
     assert not decides_alone(alone, TRAIN, nodes=2)
 
 
-@pytest.mark.parametrize(
-    ("environ", "expected"),
-    [
+def test_who_starts_the_processes_knows_the_job(subtests):
+    for environ, expected in [
         ({"OMPI_MCA_ess_base_jobid": "99", "OMPI_COMM_WORLD_RANK": "1"}, ("Open MPI job 99", False)),
         ({"PMIX_NAMESPACE": "prterun-n1-5@1"}, ("PMIx namespace prterun-n1-5@1", False)),
         # The nodes of mpirun have been got from Slurm: their daemons are a step that the first node is no part of.
@@ -65,15 +64,13 @@ def test_one_step_per_node_is_not_the_job():
         (STEP | {"SLURM_HET_SIZE": "2"}, ("", True)),
         (BATCH, ("", True)),
         ({}, ("", True)),
-    ],
-)
-def test_who_starts_the_processes_knows_the_job(environ, expected):
-    assert name_job(environ, TRAIN) == expected
+    ]:
+        with subtests.test(environ=environ, expected=expected):
+            assert name_job(environ, TRAIN) == expected
 
 
-@pytest.mark.parametrize(
-    ("argv", "environ", "expected"),
-    [
+def test_a_rendezvous_has_a_name(subtests):
+    for argv, environ, expected in [
         (("torchrun", "--rdzv_id=x", "t.py"), {}, "rendezvous x"),
         (("python", "-m", "torch.distributed.run", "--rdzv-id", "y", "t.py"), {}, "rendezvous y"),
         (("torchrun", "t.py"), {"PET_RDZV_ID": "z"}, "rendezvous z"),
@@ -85,25 +82,23 @@ def test_who_starts_the_processes_knows_the_job(environ, expected):
         (("torchrun", "--rdzv-id", "my job", "t.py"), {}, "rendezvous my job"),
         # The shell has not put the number in yet: all jobs would have this name.
         (("bash", "-c", "torchrun --rdzv-id=$SLURM_JOB_ID t.py"), {}, None),
-    ],
-)
-def test_a_rendezvous_has_a_name(argv, environ, expected):
-    assert name_of(environ, argv) == expected
+    ]:
+        with subtests.test(argv=argv, environ=environ, expected=expected):
+            assert name_of(environ, argv) == expected
 
 
 def test_a_name_by_hand_goes_before_all():
     assert name_of(STEP, named="bert-1") == "named bert-1"
 
 
-@pytest.mark.parametrize("named", ["", " ", "a\nb", "x" * 201])
-def test_a_name_that_is_none_is_refused(named):
-    with pytest.raises(UsageError):
-        name_job({}, TRAIN, named=named)
+def test_a_name_that_is_none_is_refused(subtests):
+    for named in ["", " ", "a\nb", "x" * 201]:
+        with subtests.test(named=named), pytest.raises(UsageError):
+            name_job({}, TRAIN, named=named)
 
 
-@pytest.mark.parametrize(
-    ("environ", "argv", "alone"),
-    [
+def test_who_is_alone_needs_no_agreement(subtests):
+    for environ, argv, alone in [
         ({}, TRAIN, True),
         (BATCH, TRAIN, True),
         (BATCH, TORCHRUN, False),
@@ -124,15 +119,13 @@ def test_a_name_that_is_none_is_refused(named):
         ({"RANK": "0", "WORLD_SIZE": "2"}, ("deepspeed", "--no_ssh", "t.py"), False),
         ({"RANK": "0", "WORLD_SIZE": "1"}, TRAIN, True),
         ({}, ("time", "-p", "srun", *TORCHRUN), True),
-    ],
-)
-def test_who_is_alone_needs_no_agreement(environ, argv, alone):
-    assert decides_alone(environ, argv) is alone
+    ]:
+        with subtests.test(environ=environ, argv=argv, alone=alone):
+            assert decides_alone(environ, argv) is alone
 
 
-@pytest.mark.parametrize(
-    ("command", "here", "elsewhere"),
-    [
+def test_what_stands_before_a_launcher_may_send_it_elsewhere(subtests):
+    for command, here, elsewhere in [
         ("torchrun t.py", True, False),
         ("/opt/bin/python3 -m torch.distributed.run t.py", True, False),
         ("env A=1 B=2 C=3 numactl --cpunodebind 0 /opt/bin/torchrun t.py", True, False),
@@ -142,10 +135,9 @@ def test_who_is_alone_needs_no_agreement(environ, argv, alone):
         ("env A=1 nice -n 5 srun python t.py", False, True),
         ("./on_all_nodes torchrun t.py", False, False),
         ("python launch.py torchrun", False, False),
-    ],
-)
-def test_what_stands_before_a_launcher_may_send_it_elsewhere(command, here, elsewhere):
-    assert (is_node_launcher(command.split()), starts_other_nodes(command.split())) == (here, elsewhere)
+    ]:
+        with subtests.test(command=command, here=here, elsewhere=elsewhere):
+            assert (is_node_launcher(command.split()), starts_other_nodes(command.split())) == (here, elsewhere)
 
 
 def test_gpus_are_seen_by_the_kernel_modules_first_and_then_by_nvidia_smi(tmp_path):
@@ -176,33 +168,29 @@ def test_fabrics_are_those_of_the_adapters(tmp_path):
     assert detect_fabrics(root=tmp_path) == ("infiniband",)
 
 
-@pytest.mark.parametrize(
-    ("measured", "seen", "other"),
-    [
+def test_gpus_differ_only_where_both_names_tell_the_model(subtests):
+    for measured, seen, other in [
         ("MI355X", "NVIDIA H100 80GB HBM3", True),
         ("H100", "NVIDIA H100 80GB HBM3", False),
         ("A100-SXM-64GB", "NVIDIA A100-SXM4-40GB", False),
         ("GPU", "NVIDIA H100", False),
         ("H100", "a GPU", False),
-    ],
-)
-def test_gpus_differ_only_where_both_names_tell_the_model(measured, seen, other):
-    assert is_other_gpu(measured, [seen]) is other
+    ]:
+        with subtests.test(measured=measured, seen=seen, other=other):
+            assert is_other_gpu(measured, [seen]) is other
 
 
-@pytest.mark.parametrize(
-    ("environ", "argv", "count", "is_rank"),
-    [
+def test_launcher_says_how_many_must_be_seen(subtests):
+    for environ, argv, count, is_rank in [
         (STEP | {"SLURM_NODEID": "1"}, TRAIN, 2, False),
         ({}, ("torchrun", "--nnodes=3", "--node-rank=1", "t.py"), 3, False),
         ({"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8"}, TRAIN, 8, True),
         ({"RANK": "5", "WORLD_SIZE": "8"}, TRAIN, 8, True),
         ({}, TRAIN, 1, False),
-    ],
-)
-def test_launcher_says_how_many_must_be_seen(environ, argv, count, is_rank):
-    me = read_participant(read_job(argv, environ))
-    assert (me.count, me.is_rank) == (count, is_rank)
+    ]:
+        with subtests.test(environ=environ, argv=argv, count=count, is_rank=is_rank):
+            me = read_participant(read_job(argv, environ))
+            assert (me.count, me.is_rank) == (count, is_rank)
 
 
 def test_two_nodes_of_one_launcher_have_two_names_and_two_ranks_of_a_node_one():

@@ -1,5 +1,6 @@
 """What a job is given: together or not at all, and a table only where every node reads it."""
 
+import itertools
 import json
 import os
 import tempfile
@@ -69,9 +70,9 @@ def test_without_plugin_the_variables_are_set_and_that_is_said():
     assert "ncclt admin plugin build" in planned.notes[0]
 
 
-@pytest.mark.parametrize(
-    ("nodes", "argv", "environ", "shared", "form"),
-    [
+def test_a_table_that_a_node_may_lack_is_not_used(subtests):
+    """Ranks that disagree hang or corrupt data."""
+    for nodes, argv, environ, shared, form in [
         (1, ("python", "train.py"), {}, False, Form.TABLE),
         (2, ("torchrun", "train.py"), {}, False, Form.TABLE),
         (2, ("/opt/bin/python", "-m", "torch.distributed.run", "train.py"), {}, False, Form.TABLE),
@@ -84,19 +85,19 @@ def test_without_plugin_the_variables_are_set_and_that_is_said():
         (2, ("./on_all_nodes", "torchrun"), {}, False, Form.VARIABLES),
         (2, ("srun", "python"), {}, True, Form.TABLE),
         (2, ("./job.sh",), {}, True, Form.TABLE),
-    ],
-)
-def test_a_table_that_a_node_may_lack_is_not_used(nodes, argv, environ, shared, form):
-    """Ranks that disagree hang or corrupt data."""
-    answer = replace(ANSWER, nodes=nodes)
-    for agreed in (
-        plan(answer, argv, {**environ, "NCCLT_AGREEMENT": "none"}, shared=shared),
-        plan(answer, argv, environ, shared=shared, hook=None),
-        plan(answer, argv, environ, shared=shared, table=BY_FILE),
-    ):
-        assert agreed.form is form
-        assert any("--policy-dir" in note for note in agreed.notes) == (form is Form.VARIABLES)
-    assert plan(answer, argv, environ, shared=shared).form is Form.TABLE, "its ranks agree on the table that they carry"
+    ]:
+        with subtests.test(nodes=nodes, argv=argv, environ=environ, shared=shared, form=form):
+            answer = replace(ANSWER, nodes=nodes)
+            for agreed in (
+                plan(answer, argv, {**environ, "NCCLT_AGREEMENT": "none"}, shared=shared),
+                plan(answer, argv, environ, shared=shared, hook=None),
+                plan(answer, argv, environ, shared=shared, table=BY_FILE),
+            ):
+                assert agreed.form is form
+                assert any("--policy-dir" in note for note in agreed.notes) == (form is Form.VARIABLES)
+            assert plan(answer, argv, environ, shared=shared).form is Form.TABLE, (
+                "its ranks agree on the table that they carry"
+            )
 
 
 def test_agreement_is_turned_off_by_its_variable_alone():
@@ -121,9 +122,8 @@ def test_a_command_that_hides_the_hook_gets_no_table():
     assert dict(plan(environ={"PYTHONPATH": "/mine"}).set_env)["PYTHONPATH"] == "/shared/hook:/mine"
 
 
-@pytest.mark.parametrize(
-    "own",
-    [
+def test_the_users_own_variable_wins_and_nothing_is_mixed_with_it(subtests):
+    for own in [
         "NCCL_ALGO",
         "NCCL_MAX_CTAS",
         "NCCL_BUFFSIZE",
@@ -131,12 +131,11 @@ def test_a_command_that_hides_the_hook_gets_no_table():
         "NCCLT_POLICY_SHM",
         "NCCLT_POLICY",
         "NCCLT_TABLE",
-    ],
-)
-def test_the_users_own_variable_wins_and_nothing_is_mixed_with_it(own):
-    planned = plan(environ={own: "mine", "NCCL_IB_HCA": "mlx5"})
-    assert (planned.set_env, planned.form) == ((), None)
-    assert f"your {own}=mine is kept" in planned.notes[0]
+    ]:
+        with subtests.test(own=own):
+            planned = plan(environ={own: "mine", "NCCL_IB_HCA": "mlx5"})
+            assert (planned.set_env, planned.form) == ((), None)
+            assert f"your {own}=mine is kept" in planned.notes[0]
 
 
 def test_override_lets_the_users_own_tuner_answer_what_has_no_row():
@@ -195,12 +194,13 @@ def test_what_is_rendered_is_read_back():
     assert {rule.channels for rule in policy_from_answer(answer, Form.VARIABLES).policy.rules} == {8}
 
 
-@pytest.mark.parametrize("name", ["NCCL_NET_PLUGIN", "NCCL_TUNER_PLUGIN", "LD_PRELOAD", "NCCL_IB_DISABLE", "NCCL_XYZ"])
-def test_a_server_gone_bad_cannot_set_what_ncclt_never_sets(name):
-    document = json.loads((GOLDEN / "tuned.json").read_text())
-    document["variables"][name] = "1"
-    with pytest.raises(InputError, match=f"{name}=1 is nothing that ncclt sets"):
-        answer_from_json(json.dumps(document))
+def test_a_server_gone_bad_cannot_set_what_ncclt_never_sets(subtests):
+    for name in ["NCCL_NET_PLUGIN", "NCCL_TUNER_PLUGIN", "LD_PRELOAD", "NCCL_IB_DISABLE", "NCCL_XYZ"]:
+        with subtests.test(name=name):
+            document = json.loads((GOLDEN / "tuned.json").read_text())
+            document["variables"][name] = "1"
+            with pytest.raises(InputError, match=f"{name}=1 is nothing that ncclt sets"):
+                answer_from_json(json.dumps(document))
 
 
 @pytest.mark.parametrize("name", ["nodes", "gpus_per_node"])
@@ -210,10 +210,10 @@ def test_numbers_that_are_none_are_no_environment(name):
         answer_from_json(json.dumps({**document, name: float("inf")}))
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", "[" * 100_000, '{"table": [], "table_parameters": {}}'])
-def test_what_is_no_environment_is_said_so(text):
-    with pytest.raises(InputError, match="not an answer of ncclt"):
-        answer_from_json(text)
+def test_what_is_no_environment_is_said_so(subtests):
+    for text in ["", "[]", "{}", "[" * 100_000, '{"table": [], "table_parameters": {}}']:
+        with subtests.test(text=text), pytest.raises(InputError, match="not an answer of ncclt"):
+            answer_from_json(text)
 
 
 def test_a_table_from_a_file_brings_its_variables(tmp_path):
@@ -273,21 +273,21 @@ def test_a_good_table_that_others_read_already_is_not_replaced(tmp_path, monkeyp
     assert (with_first, path.read_text(), list(tmp_path.iterdir())) == ([], "rows\n", [path])
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "mpirun -x NCCL_ALGO=tree -np 2 train",
-        "srun --export=ALL,NCCL_ALGO=tree train",
-        "env A=1 NCCL_ALGO=tree train",
-        "mpiexec.hydra -genv NCCL_ALGO tree train",
-    ],
-)
-@pytest.mark.parametrize("override", [False, True])
-def test_what_the_command_sets_itself_is_not_mixed_with_either(command, override):
+def test_what_the_command_sets_itself_is_not_mixed_with_either(subtests):
     """It goes over what is inherited, and no --override can take it away."""
-    planned = plan(argv=command.split(), shared=True, override=override)
-    assert (planned.set_env, planned.form) == ((), None)
-    assert "the command itself sets NCCL_ALGO=tree" in planned.notes[-1]
+    for command, override in itertools.product(
+        [
+            "mpirun -x NCCL_ALGO=tree -np 2 train",
+            "srun --export=ALL,NCCL_ALGO=tree train",
+            "env A=1 NCCL_ALGO=tree train",
+            "mpiexec.hydra -genv NCCL_ALGO tree train",
+        ],
+        [False, True],
+    ):
+        with subtests.test(command=command, override=override):
+            planned = plan(argv=command.split(), shared=True, override=override)
+            assert (planned.set_env, planned.form) == ((), None)
+            assert "the command itself sets NCCL_ALGO=tree" in planned.notes[-1]
 
 
 def test_what_the_command_sets_alike_or_beside_is_no_conflict():
@@ -355,39 +355,35 @@ def test_what_the_answer_sets_itself_cannot_be_accepted_as_a_difference():
     assert planned.form is None
 
 
-@pytest.mark.parametrize(
-    ("gpus", "form", "said"),
-    [
+def test_machine_with_other_gpus_or_none_gets_nothing(subtests):
+    for gpus, form, said in [
         (("NVIDIA H100 80GB HBM3",), Form.TABLE, ""),
         (("a GPU of unknown model",), Form.TABLE, ""),
         (("AMD Instinct MI355X",), None, "h100-sxm measured, AMD Instinct MI355X by this machine"),
         ((), None, "h100-sxm measured, no GPU by this machine"),
-    ],
-)
-def test_machine_with_other_gpus_or_none_gets_nothing(gpus, form, said):
-    planned = plan(replace(ANSWER, gpu="h100-sxm"), gpus=gpus)
-    assert planned.form is form
-    assert said in " ".join(planned.notes)
-    name = "GPU" if gpus else "NO_GPU"
-    assert plan(replace(ANSWER, gpu="h100-sxm"), gpus=gpus, allowed=[name]).form is Form.TABLE
+    ]:
+        with subtests.test(gpus=gpus, form=form, said=said):
+            planned = plan(replace(ANSWER, gpu="h100-sxm"), gpus=gpus)
+            assert planned.form is form
+            assert said in " ".join(planned.notes)
+            name = "GPU" if gpus else "NO_GPU"
+            assert plan(replace(ANSWER, gpu="h100-sxm"), gpus=gpus, allowed=[name]).form is Form.TABLE
 
 
-@pytest.mark.parametrize(
-    ("measured", "seen", "nodes", "form"),
-    [
+def test_nodes_on_another_fabric_get_nothing(subtests):
+    for measured, seen, nodes, form in [
         ("infiniband", ("roce",), 2, None),
         ("infiniband", ("infiniband", "roce"), 2, Form.TABLE),
         ("infiniband", (), 2, Form.TABLE),
         ("infiniband", ("roce",), 1, Form.TABLE),
         ("efa", ("roce",), 2, Form.TABLE),
-    ],
-)
-def test_nodes_on_another_fabric_get_nothing(measured, seen, nodes, form):
-    answer = replace(ANSWER, fabric=measured, nodes=nodes)
-    options = {"plugin": PLUGIN, "table": TABLE, "hook": HOOK, "shared": True}
-    planned = plan_job(answer, job(fabrics=seen), **options)
-    assert planned.form is form
-    assert plan_job(answer, job(fabrics=seen), allowed=["FABRIC"], **options).form is Form.TABLE
+    ]:
+        with subtests.test(measured=measured, seen=seen, nodes=nodes, form=form):
+            answer = replace(ANSWER, fabric=measured, nodes=nodes)
+            options = {"plugin": PLUGIN, "table": TABLE, "hook": HOOK, "shared": True}
+            planned = plan_job(answer, job(fabrics=seen), **options)
+            assert planned.form is form
+            assert plan_job(answer, job(fabrics=seen), allowed=["FABRIC"], **options).form is Form.TABLE
 
 
 def test_launch_node_without_a_gpu_starts_the_others():

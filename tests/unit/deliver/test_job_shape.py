@@ -11,9 +11,8 @@ OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "16", "OMPI_COM
 TORCH_RANK = {"RANK": "3", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8", "GROUP_WORLD_SIZE": "2"}
 
 
-@pytest.mark.parametrize(
-    ("command", "environ", "nodes", "gpus"),
-    [
+def test_the_shape_is_what_stands_nearest_to_the_ranks(subtests):
+    for command, environ, nodes, gpus in [
         (TRAIN, {}, None, None),
         # torchrun: it is 1 where it is not told; what a shell puts in later, ranges and `gpu` are not known.
         ("torchrun --nnodes=2 --nproc-per-node=8 train.py", {}, 2, 8),
@@ -51,13 +50,12 @@ TORCH_RANK = {"RANK": "3", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8", "GROUP_W
         ("", ALLOCATION, 2, 8),
         ("", {"SLURM_NNODES": "2", "SLURM_GPUS_PER_NODE": "a100:4"}, 2, 4),
         ("", {**ALLOCATION, "SLURM_HET_SIZE": "2"}, None, None),
-    ],
-)
-def test_the_shape_is_what_stands_nearest_to_the_ranks(command, environ, nodes, gpus):
-    found = read_shape(command.replace("\\ ", "\0").replace(" ", "\n").replace("\0", " ").split("\n"), environ)
-    known = {part: said.value for part, said in found.items()}
-    assert (known.get("nodes"), known.get("gpus_per_node")) == (nodes, gpus)
-    assert "ranks" not in known
+    ]:
+        with subtests.test(command=command, environ=environ, nodes=nodes, gpus=gpus):
+            found = read_shape(command.replace("\\ ", "\0").replace(" ", "\n").replace("\0", " ").split("\n"), environ)
+            known = {part: said.value for part, said in found.items()}
+            assert (known.get("nodes"), known.get("gpus_per_node")) == (nodes, gpus)
+            assert "ranks" not in known
 
 
 def test_with_ranks_one_of_nodes_and_gpus_gives_the_other():

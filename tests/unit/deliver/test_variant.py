@@ -119,9 +119,8 @@ def test_a_store_gives_each_job_what_its_name_says(tmp_path):
     assert serve_from_store(url, ASKED).recommendation.id == "a"
 
 
-@pytest.mark.parametrize(
-    ("environ", "argv", "name"),
-    [
+def test_the_name_of_a_job_is_one_on_which_its_processes_agree(subtests):
+    for environ, argv, name in [
         ({}, (), ""),
         ({"SLURM_JOB_ID": "7"}, (), "Slurm job 7 start 0"),
         ({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2", "SLURM_CLUSTER_NAME": "x"}, (), "Slurm job 7 of x start 2"),
@@ -132,10 +131,9 @@ def test_a_store_gives_each_job_what_its_name_says(tmp_path):
         ({"NCCLT_JOB": "mine"}, ("torchrun", "--nnodes", "2", "train"), "named mine"),
         ({"NCCLT_JOB": " "}, (), ""),
         ({"OMPI_MCA_ess_base_jobid": "9", "SLURM_JOB_ID": "7"}, (), "Open MPI job 9"),
-    ],
-)
-def test_the_name_of_a_job_is_one_on_which_its_processes_agree(environ, argv, name):
-    assert name_for_rollout(environ, argv) == name
+    ]:
+        with subtests.test(environ=environ, argv=argv, name=name):
+            assert name_for_rollout(environ, argv) == name
 
 
 def test_all_ranks_of_a_step_have_one_name():

@@ -119,23 +119,24 @@ def test_no_policy_leaves_a_collective_without_an_algorithm(data, version, workl
     check_is_safe(policy, compiled, version, workload)
 
 
-@pytest.mark.parametrize("version", [VERSIONS[i] for i in (0, 4, 5, 11, 12, 13)], ids=str)
-def test_every_setting_is_safe_to_launch_for_every_workload(version):
+def test_every_setting_is_safe_to_launch_for_every_workload(subtests):
     """All pairs x all sets of tunable collectives: a trial launches exactly its setting, or says that it cannot."""
-    launched = 0
-    sets = [frozenset(s) for n in range(1, 6) for s in itertools.combinations(TUNABLE, n)]
-    for algorithm, protocol, workload in itertools.product([None, *Algorithm], [None, *Protocol], sets):
-        setting = Setting(algorithm=algorithm, protocol=protocol)
-        here = [c for c in workload if is_legal(c, algorithm, protocol, version=version)]
-        if not here:
-            with pytest.raises(SettingError):
-                variables_for_setting(setting, version=version, collectives=workload)
-            continue
-        compiled = variables_for_setting(setting, version=version, collectives=workload)
-        rules = tuple(Rule(collective=c, algorithm=algorithm, protocol=protocol) for c in here)
-        check_is_safe(Policy(rules=rules if algorithm or protocol else ()), compiled, version, workload)
-        launched += compiled.complete
-    assert launched > 100
+    for version in [VERSIONS[i] for i in (0, 4, 5, 11, 12, 13)]:
+        with subtests.test(version=version):
+            launched = 0
+            sets = [frozenset(s) for n in range(1, 6) for s in itertools.combinations(TUNABLE, n)]
+            for algorithm, protocol, workload in itertools.product([None, *Algorithm], [None, *Protocol], sets):
+                setting = Setting(algorithm=algorithm, protocol=protocol)
+                here = [c for c in workload if is_legal(c, algorithm, protocol, version=version)]
+                if not here:
+                    with pytest.raises(SettingError):
+                        variables_for_setting(setting, version=version, collectives=workload)
+                    continue
+                compiled = variables_for_setting(setting, version=version, collectives=workload)
+                rules = tuple(Rule(collective=c, algorithm=algorithm, protocol=protocol) for c in here)
+                check_is_safe(Policy(rules=rules if algorithm or protocol else ()), compiled, version, workload)
+                launched += compiled.complete
+            assert launched > 100
 
 
 def test_before_2_24_a_pair_is_written_as_a_plain_list_for_all():
@@ -278,10 +279,10 @@ def test_a_parameter_that_the_version_lacks_or_that_is_not_safe_is_left_out_and_
     assert compiled.lost[0].startswith(f"NCCL_{name}={value}: ")
 
 
-@pytest.mark.parametrize("name", ["ALGO", "MAX_CTAS", "NCCL_BUFFSIZE", "LD_PRELOAD", "X\nLD_PRELOAD"])
-def test_what_is_no_parameter_never_reaches_the_environment(name):
-    with pytest.raises(SettingError):
-        compile_policy(Policy(parameters=((name, 4),)), version=V2_28, collectives=[AR])
+def test_what_is_no_parameter_never_reaches_the_environment(subtests):
+    for name in ["ALGO", "MAX_CTAS", "NCCL_BUFFSIZE", "LD_PRELOAD", "X\nLD_PRELOAD"]:
+        with subtests.test(name=name), pytest.raises(SettingError):
+            compile_policy(Policy(parameters=((name, 4),)), version=V2_28, collectives=[AR])
 
 
 def test_a_rule_that_the_version_does_not_implement_is_refused():
@@ -311,40 +312,47 @@ def serves(algorithm, function, dtype, operation):
     return algorithm == "PAT" and (function == "AllGather" or operation != "Avg")  # CollNet: as the network pleases
 
 
-@pytest.mark.parametrize("version", VERSIONS, ids=str)
-def test_no_call_of_a_job_fails_by_what_is_delivered(version):
+def test_no_call_of_a_job_fails_by_what_is_delivered(subtests):
     """Every algorithm, protocol and collective; every dtype and operation of every collective of NCCL."""
-    delivered = set()
-    for collective, algorithm, protocol in itertools.product(TUNABLE, [None, *Algorithm], [None, *Protocol]):
-        if not is_legal(collective, algorithm, protocol, version=version):
-            continue
-        policy = Policy(rules=(Rule(collective=collective, algorithm=algorithm, protocol=protocol),))
-        compiled = compile_policy(policy, version=version, collectives=[collective])
-        left = nccl.enabled(dict(compiled.variables), version)
-        for function, dtype, operation in itertools.product(FUNCTION.values(), DTYPES, REDUCED):
-            algorithms = {pair[0] for pair in left[function]}
-            assert any(serves(a, function, dtype, operation) for a in algorithms), (compiled.variables, function, dtype)
-        if compiled.variables:
-            delivered.add(algorithm)
-        else:
-            assert compiled.lost or not (algorithm or protocol)
-    assert delivered - {None} == {Algorithm.RING, Algorithm.TREE}
+    for version in VERSIONS:
+        with subtests.test(version=version):
+            delivered = set()
+            for collective, algorithm, protocol in itertools.product(TUNABLE, [None, *Algorithm], [None, *Protocol]):
+                if not is_legal(collective, algorithm, protocol, version=version):
+                    continue
+                policy = Policy(rules=(Rule(collective=collective, algorithm=algorithm, protocol=protocol),))
+                compiled = compile_policy(policy, version=version, collectives=[collective])
+                left = nccl.enabled(dict(compiled.variables), version)
+                for function, dtype, operation in itertools.product(FUNCTION.values(), DTYPES, REDUCED):
+                    algorithms = {pair[0] for pair in left[function]}
+                    assert any(serves(a, function, dtype, operation) for a in algorithms), (
+                        compiled.variables,
+                        function,
+                        dtype,
+                    )
+                if compiled.variables:
+                    delivered.add(algorithm)
+                else:
+                    assert compiled.lost or not (algorithm or protocol)
+            assert delivered - {None} == {Algorithm.RING, Algorithm.TREE}
 
 
-@pytest.mark.parametrize("version", [V2_28, V2_31], ids=str)
-@pytest.mark.parametrize("algorithm", [Algorithm.NVLS, Algorithm.NVLS_TREE, Algorithm.COLLNET_CHAIN])
-def test_an_algorithm_that_fails_some_calls_is_measured_and_not_delivered(algorithm, version):
+def test_an_algorithm_that_fails_some_calls_is_measured_and_not_delivered(subtests):
     """A trial forces exactly its setting; a job gets it by the table, where NCCL keeps its way out."""
-    setting = Setting(algorithm=algorithm, protocol=Protocol.SIMPLE)
-    tried = variables_for_setting(setting, version=version, collectives=[AR])
-    assert dict(tried.variables)["NCCL_ALGO"].endswith(f"allreduce:{ALGORITHM_WORDS[algorithm]}")
-    assert tried.complete
+    for version, algorithm in itertools.product(
+        [V2_28, V2_31], [Algorithm.NVLS, Algorithm.NVLS_TREE, Algorithm.COLLNET_CHAIN]
+    ):
+        with subtests.test(algorithm=algorithm, version=version):
+            setting = Setting(algorithm=algorithm, protocol=Protocol.SIMPLE)
+            tried = variables_for_setting(setting, version=version, collectives=[AR])
+            assert dict(tried.variables)["NCCL_ALGO"].endswith(f"allreduce:{ALGORITHM_WORDS[algorithm]}")
+            assert tried.complete
 
-    rule = Rule(collective=AR, algorithm=algorithm, protocol=Protocol.SIMPLE)
-    delivered = compile_policy(Policy(rules=(rule,)), version=version, collectives=[AR])
-    assert (delivered.variables, delivered.complete) == ((), False)
-    assert "those calls would fail" in delivered.lost[0]
-    assert "tuner-csv" in delivered.lost[1]
+            rule = Rule(collective=AR, algorithm=algorithm, protocol=Protocol.SIMPLE)
+            delivered = compile_policy(Policy(rules=(rule,)), version=version, collectives=[AR])
+            assert (delivered.variables, delivered.complete) == ((), False)
+            assert "those calls would fail" in delivered.lost[0]
+            assert "tuner-csv" in delivered.lost[1]
 
 
 def test_what_is_lost_takes_along_only_what_was_measured_with_it():

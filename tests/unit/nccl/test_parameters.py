@@ -42,19 +42,17 @@ def test_the_search_touches_what_is_safe_with_every_value_of_its_ladder():
     assert all(row.safe and row.allows(value) for row in rows.values() for value in row.ladder)
 
 
-@pytest.mark.parametrize(
-    ("values", "sensible"),
-    [
+def test_some_values_make_sense_together_only(subtests):
+    for values, sensible in [
         ({}, True),
         ({"SOCKET_NTHREADS": 8, "NSOCKS_PERTHREAD": 8}, True),
         ({"SOCKET_NTHREADS": 16, "NSOCKS_PERTHREAD": 8}, False),
         ({"NSOCKS_PERTHREAD": 4}, False),
         ({"IB_SPLIT_DATA_ON_QPS": 1}, False),
         ({"IB_SPLIT_DATA_ON_QPS": 1, "IB_QPS_PER_CONNECTION": 4}, True),
-    ],
-)
-def test_some_values_make_sense_together_only(values, sensible):
-    assert go_together(values) is sensible
+    ]:
+        with subtests.test(values=values, sensible=sensible):
+            assert go_together(values) is sensible
 
 
 def test_no_parameter_with_a_warning_of_damage_counts_as_safe():
@@ -78,9 +76,8 @@ def test_an_unknown_name_is_refused_with_close_ones():
     assert caught.value.hint
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
+def test_a_legal_value_passes(subtests):
+    for name, value in [
         ("BUFFSIZE", 4194304),
         ("NTHREADS", 64),
         ("LL128_NTHREADS", 160),
@@ -88,17 +85,15 @@ def test_an_unknown_name_is_refused_with_close_ones():
         ("NET_GDR_LEVEL", "PHB"),
         ("SOCKET_IFNAME", "eth0"),
         ("IB_SL", -1),
-    ],
-)
-def test_a_legal_value_passes(name, value):
-    check_value(name, value, V)
+    ]:
+        with subtests.test(name=name, value=value):
+            check_value(name, value, V)
 
-    assert parameter(name).allows(value)
+            assert parameter(name).allows(value)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
+def test_an_illegal_value_is_refused_with_the_domain(subtests):
+    for name, value in [
         ("BUFFSIZE", 3),
         ("BUFFSIZE", "4194304"),
         ("BUFFSIZE", True),
@@ -112,13 +107,12 @@ def test_a_legal_value_passes(name, value):
         ("SOCKET_IFNAME", "a\nNCCL_X=1"),
         ("SOCKET_IFNAME", 4),
         ("CROSS_NIC", True),
-    ],
-)
-def test_an_illegal_value_is_refused_with_the_domain(name, value):
-    with pytest.raises(SettingError) as caught:
-        check_value(name, value, V)
+    ]:
+        with subtests.test(name=name, value=value):
+            with pytest.raises(SettingError) as caught:
+                check_value(name, value, V)
 
-    assert caught.value.hint.startswith("it takes ")
+            assert caught.value.hint.startswith("it takes ")
 
 
 def test_a_parameter_that_the_version_lacks_is_refused_with_the_version_that_has_it():

@@ -37,17 +37,18 @@ def force(setting, *, version=OLD, plugin=False, collectives=REDUCE_ALONE):
     return ForcedState(rules=rules, variables=variables)
 
 
-@pytest.mark.parametrize("version", VERSIONS, ids=str)
-def test_every_parameter_takes_the_level_at_which_nccl_reads_it(version):
-    for row in CATALOGUE:
-        of_the_network = row.name.split("_")[0] in ("IB", "SOCKET", "NSOCKS")
-        refreshed = row.safe and row.granularity is Granularity.REFRESHED and not of_the_network
-        listed = refreshed and version >= SINCE and version >= row.since
-        communicator = row.granularity is Granularity.COMMUNICATOR or listed
+def test_every_parameter_takes_the_level_at_which_nccl_reads_it(subtests):
+    for version in VERSIONS:
+        with subtests.test(version=version):
+            for row in CATALOGUE:
+                of_the_network = row.name.split("_")[0] in ("IB", "SOCKET", "NSOCKS")
+                refreshed = row.safe and row.granularity is Granularity.REFRESHED and not of_the_network
+                listed = refreshed and version >= SINCE and version >= row.since
+                communicator = row.granularity is Granularity.COMMUNICATOR or listed
 
-        expected = SwitchCost.COMMUNICATOR if communicator else SwitchCost.PROCESS
-        assert switch_cost(row.variable, version) is expected, row.name
-        assert (row.variable in list_reread_variables(version)) is listed, row.name
+                expected = SwitchCost.COMMUNICATOR if communicator else SwitchCost.PROCESS
+                assert switch_cost(row.variable, version) is expected, row.name
+                assert (row.variable in list_reread_variables(version)) is listed, row.name
 
 
 def test_what_nobody_knows_needs_new_ranks():
@@ -55,9 +56,8 @@ def test_what_nobody_knows_needs_new_ranks():
     assert switch_cost("LD_PRELOAD", NEW) is SwitchCost.PROCESS
 
 
-@pytest.mark.parametrize(
-    ("setting", "version", "plugin", "cost"),
-    [
+def test_the_way_there_and_back_is_the_cheapest_that_is_right(subtests):
+    for setting, version, plugin, cost in [
         (RING_LL, OLD, False, SwitchCost.COMMUNICATOR),
         (RING_LL, OLD, True, SwitchCost.CALL),
         (RING_LL, NEW, True, SwitchCost.CALL),
@@ -75,19 +75,21 @@ def test_what_nobody_knows_needs_new_ranks():
         (Setting(channels=4), BEFORE, True, SwitchCost.PROCESS),
         (Setting(parameters=(("BUFFSIZE", 1 << 20),)), BEFORE, True, SwitchCost.PROCESS),
         (Setting(parameters=(("BUFFSIZE", 1 << 20),)), SINCE, True, SwitchCost.COMMUNICATOR),
-    ],
-)
-def test_the_way_there_and_back_is_the_cheapest_that_is_right(setting, version, plugin, cost):
-    default, wanted = force(DEFAULT, version=version, plugin=plugin), force(setting, version=version, plugin=plugin)
+    ]:
+        with subtests.test(setting=setting, version=version, plugin=plugin, cost=cost):
+            default, wanted = (
+                force(DEFAULT, version=version, plugin=plugin),
+                force(setting, version=version, plugin=plugin),
+            )
 
-    there, back = plan_transition(default, wanted, version), plan_transition(wanted, default, version)
+            there, back = plan_transition(default, wanted, version), plan_transition(wanted, default, version)
 
-    assert default == ForcedState()
-    assert (there.cost, back.cost) == (cost, cost)
-    assert dict(there.set_variables) == dict(wanted.variables)
-    assert back.unset_variables == tuple(name for name, _ in wanted.variables)
-    assert back.set_variables == ()
-    assert back.rules == (() if wanted.rules else None)
+            assert default == ForcedState()
+            assert (there.cost, back.cost) == (cost, cost)
+            assert dict(there.set_variables) == dict(wanted.variables)
+            assert back.unset_variables == tuple(name for name, _ in wanted.variables)
+            assert back.set_variables == ()
+            assert back.rules == (() if wanted.rules else None)
 
 
 def test_nothing_changes_where_the_same_is_wanted_again():

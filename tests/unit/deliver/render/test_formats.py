@@ -1,6 +1,7 @@
 """Rendered text, read by those who will read it: bash, docker, NCCL's configuration and tuner table."""
 
 import importlib.util
+import itertools
 import json
 import os
 import subprocess
@@ -96,15 +97,16 @@ FORMS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "recommendation", "form"), FORMS, ids=[form[0] for form in FORMS])
-def test_golden_text(name, recommendation, form):
+def test_golden_text(subtests):
     """The text is pinned; run once with NCCLT_UPDATE_GOLDEN=1 after a wanted change, and read the difference."""
-    path = GOLDEN / name
-    text = render(recommendation, **form)
-    if os.environ.get("NCCLT_UPDATE_GOLDEN"):
-        path.write_text(text)
+    for name, recommendation, form in FORMS:
+        with subtests.test(name=name, recommendation=recommendation, form=form):
+            path = GOLDEN / name
+            text = render(recommendation, **form)
+            if os.environ.get("NCCLT_UPDATE_GOLDEN"):
+                path.write_text(text)
 
-    assert text == path.read_text()
+            assert text == path.read_text()
 
 
 def in_bash(text, folder, *, quoted):
@@ -167,19 +169,19 @@ def test_files_keep_every_name_inside_its_comment(name):
     assert len(readers.read_example_table(render(recommendation, format="tuner-csv"))) == 3
 
 
-@pytest.mark.parametrize("size_bytes", [1, 65536, 65537, 2**32, 2**40])
-@pytest.mark.parametrize(("ranks", "nodes"), [(8, 2), (2, 1), (2, 2)])
-def test_the_table_chooses_what_the_policy_chooses(size_bytes, ranks, nodes):
+def test_the_table_chooses_what_the_policy_chooses(subtests):
     """Also for 4 GiB and more, and for a smaller group wherever it lies."""
-    rows = readers.read_example_table(render(TUNED, format="tuner-csv"))
-    message = Message(collective=AR, dtype="float32", size_bytes=size_bytes, group_size=ranks)
-    wanted = BY_SIZE.setting_for(message)
+    for size_bytes, (ranks, nodes) in itertools.product([1, 65536, 65537, 2**32, 2**40], [(8, 2), (2, 1), (2, 2)]):
+        with subtests.test(size_bytes=size_bytes, ranks=ranks, nodes=nodes):
+            rows = readers.read_example_table(render(TUNED, format="tuner-csv"))
+            message = Message(collective=AR, dtype="float32", size_bytes=size_bytes, group_size=ranks)
+            wanted = BY_SIZE.setting_for(message)
 
-    assert readers.look_up(rows, "allreduce", size_bytes, nodes, ranks) == (
-        wanted.algorithm,
-        wanted.protocol,
-        wanted.channels or -1,
-    )
+            assert readers.look_up(rows, "allreduce", size_bytes, nodes, ranks) == (
+                wanted.algorithm,
+                wanted.protocol,
+                wanted.channels or -1,
+            )
 
 
 def test_the_table_is_for_this_job_size_only_and_says_what_it_cannot_carry():
@@ -191,16 +193,16 @@ def test_the_table_is_for_this_job_size_only_and_says_what_it_cannot_carry():
     assert "ONE channel" in text
 
 
-@pytest.mark.parametrize("version", ["2.28.9", "2.31.2"])
-@pytest.mark.parametrize("format", ["tuner-csv", "export"])
-def test_channels_are_said_to_be_a_maximum(version, format):
+def test_channels_are_said_to_be_a_maximum(subtests):
     """By a table and by variables, in every version: no more SMs are taken from compute than by NCCL itself."""
-    found = replace(TUNED, fingerprint=replace(TUNED.fingerprint, nccl_version=version))
+    for version, format in itertools.product(["2.28.9", "2.31.2"], ["tuner-csv", "export"]):
+        with subtests.test(version=version, format=format):
+            found = replace(TUNED, fingerprint=replace(TUNED.fingerprint, nccl_version=version))
 
-    text = render(found, format=format)
+            text = render(found, format=format)
 
-    assert "Channel counts are caps" in text
-    assert "MIN_CTAS" not in text
+            assert "Channel counts are caps" in text
+            assert "MIN_CTAS" not in text
 
 
 def test_more_channels_than_nccl_opens_are_said_to_take_sms_from_compute():

@@ -66,10 +66,10 @@ def test_a_value_that_nccl_never_takes_is_refused_in_every_form(form, value):
             render_variables({**env_document(TUNED), "variables": {name: value}}, form=form)
 
 
-@pytest.mark.parametrize("model", ["a\nb", "a\rb", "a\x00b", "a\x1bb"])
-def test_a_model_with_a_control_character_gets_no_prolog(model):
-    with pytest.raises(SettingError, match="control character"):
-        render(replace(TUNED, model=model), format="slurm-taskprolog")
+def test_a_model_with_a_control_character_gets_no_prolog(subtests):
+    for model in ["a\nb", "a\rb", "a\x00b", "a\x1bb"]:
+        with subtests.test(model=model), pytest.raises(SettingError, match="control character"):
+            render(replace(TUNED, model=model), format="slurm-taskprolog")
 
 
 @settings(max_examples=60, deadline=None)
@@ -131,47 +131,44 @@ def test_pyxis_names_every_variable_that_must_win_in_the_container():
     assert exported[:-1] == [*sorted(base.PLAIN_VARIABLES), "NCCLT_RECOMMENDATION", "NCCLT_SIMULATED"]
 
 
-@pytest.mark.parametrize("format", FORMATS)
-def test_texts_end_with_one_line_feed_and_have_no_other_line_end(format):
-    text = render(base.WITH_ROWS, format=format, channels=8 if format == "nvidia-csv" else None)
+def test_texts_end_with_one_line_feed_and_have_no_other_line_end(subtests):
+    for format in FORMATS:
+        with subtests.test(format=format):
+            text = render(base.WITH_ROWS, format=format, channels=8 if format == "nvidia-csv" else None)
 
-    assert text.endswith("\n")
-    assert not text.endswith("\n\n")
-    assert "\r" not in text
+            assert text.endswith("\n")
+            assert not text.endswith("\n\n")
+            assert "\r" not in text
 
 
-@pytest.mark.parametrize(
-    ("format", "options"),
-    [
+def test_an_option_that_a_format_does_not_have_is_refused(subtests):
+    for format, options in [
         ("dotenv", {"shell": "fish"}),
         ("json", {"unset": True}),
         ("export", {"channels": 4}),
         ("export", {"shell": "zsh"}),
-    ],
-)
-def test_an_option_that_a_format_does_not_have_is_refused(format, options):
-    with pytest.raises(UsageError) as caught:
-        check_form(format, **options)
-    assert caught.value.hint
+    ]:
+        with subtests.test(format=format, options=options):
+            with pytest.raises(UsageError) as caught:
+                check_form(format, **options)
+            assert caught.value.hint
 
 
-@pytest.mark.parametrize(
-    ("format", "shell", "said"),
-    [
+def test_what_a_text_cannot_say_is_said_beside_it(subtests):
+    for format, shell, said in [
         ("mpirun-x", "bash", True),
         ("docker-env", "bash", True),
         ("export", "csh", True),
         ("export", "bash", False),
         ("configmap", "bash", False),
-    ],
-)
-def test_what_a_text_cannot_say_is_said_beside_it(format, shell, said):
-    beside = []
-    text = render(TUNED, format=format, shell=shell, warn=beside.append)
+    ]:
+        with subtests.test(format=format, shell=shell, said=said):
+            beside = []
+            text = render(TUNED, format=format, shell=shell, warn=beside.append)
 
-    assert ("# warning: the channel cap" in text) is not said
-    assert bool(beside) is said
-    assert not said or any("warning: the channel cap also applies to send_recv" in line for line in beside)
+            assert ("# warning: the channel cap" in text) is not said
+            assert bool(beside) is said
+            assert not said or any("warning: the channel cap also applies to send_recv" in line for line in beside)
 
 
 def with_rules(*rules, version="2.28.9"):
@@ -226,21 +223,24 @@ def test_nothing_goes_to_nvidias_plugin_that_it_would_run_on_one_channel():
         render(old, format="nvidia-csv", channels=33)
 
 
-@pytest.mark.parametrize("size", [1, 4096, 65536, 65544, 2**33])
-def test_rccl_and_ncclx_choose_what_the_policy_chooses(size):
-    made = with_rules(*base.BY_SIZE.rules[1:])
-    rccl = readers.read_example_table(render(made, format="rccl-csv"))
-    ncclx = readers.read_ncclx_table(render(made, format="ncclx"))
-    whole = ("tree", "ll", 4) if size <= 65536 else ("ring", "ll128", -1)
+def test_rccl_and_ncclx_choose_what_the_policy_chooses(subtests):
+    for size in [1, 4096, 65536, 65544, 2**33]:
+        with subtests.test(size=size):
+            made = with_rules(*base.BY_SIZE.rules[1:])
+            rccl = readers.read_example_table(render(made, format="rccl-csv"))
+            ncclx = readers.read_ncclx_table(render(made, format="ncclx"))
+            whole = ("tree", "ll", 4) if size <= 65536 else ("ring", "ll128", -1)
 
-    assert (
-        readers.look_up(rccl, "allreduce", size, 2, 8) == readers.look_up_ncclx(ncclx, "allreduce", size, 2, 4) == whole
-    )
-    assert all(len(row) == 10 and row[8:] == (-1, -1) for row in rccl)
-    for nodes, local in ((1, 2), (2, 1)):
-        assert readers.look_up_ncclx(ncclx, "allreduce", size, nodes, local) == ("ring", "ll", 2)
-    assert readers.look_up_ncclx(ncclx, "allreduce", size, 4, 4) is None
-    assert readers.look_up_ncclx(ncclx, "allgather", size, 2, 4) is None
+            assert (
+                readers.look_up(rccl, "allreduce", size, 2, 8)
+                == readers.look_up_ncclx(ncclx, "allreduce", size, 2, 4)
+                == whole
+            )
+            assert all(len(row) == 10 and row[8:] == (-1, -1) for row in rccl)
+            for nodes, local in ((1, 2), (2, 1)):
+                assert readers.look_up_ncclx(ncclx, "allreduce", size, nodes, local) == ("ring", "ll", 2)
+            assert readers.look_up_ncclx(ncclx, "allreduce", size, 4, 4) is None
+            assert readers.look_up_ncclx(ncclx, "allgather", size, 2, 4) is None
 
 
 def test_ncclx_says_what_bytes_per_rank_blur_and_what_they_hide():

@@ -28,9 +28,9 @@ PER_SIZE = MEASURED.table.policy
 TABLE = judged(PER_SIZE, Decision.TUNED)
 
 
-@pytest.mark.parametrize(
-    ("table", "variables", "form"),
-    [
+def test_the_form_is_chosen_by_what_was_proven(subtests):
+    """Variables where their speed-up is within the table's interval; never what was not proven."""
+    for table, variables, form in [
         (TABLE, None, Form.TABLE),
         (TABLE, judged(RING, Decision.TUNED, 1.06), Form.VARIABLES),
         (TABLE, judged(RING, Decision.TUNED, 1.04), Form.TABLE),
@@ -38,15 +38,13 @@ TABLE = judged(PER_SIZE, Decision.TUNED)
         (judged(PER_SIZE, Decision.KEEP_DEFAULT), judged(RING, Decision.TUNED, 1.04), Form.VARIABLES),
         (judged(PER_SIZE, Decision.KEEP_DEFAULT), None, None),
         (judged(PER_SIZE, Decision.UNDECIDED), judged(RING, Decision.UNDECIDED), None),
-    ],
-)
-def test_the_form_is_chosen_by_what_was_proven(table, variables, form):
-    """Variables where their speed-up is within the table's interval; never what was not proven."""
-    used = choose_form(replace(MEASURED, table=table, variables=variables))
-    assert used.form is form
-    assert used.proven == (variables if form is Form.VARIABLES else table)
-    begins = {Form.TABLE: "ncclt run --cluster ", Form.VARIABLES: 'eval "$(ncclt env --cluster '}
-    assert used.command.startswith(begins[form]) if form else used.command == ""
+    ]:
+        with subtests.test(table=table, variables=variables, form=form):
+            used = choose_form(replace(MEASURED, table=table, variables=variables))
+            assert used.form is form
+            assert used.proven == (variables if form is Form.VARIABLES else table)
+            begins = {Form.TABLE: "ncclt run --cluster ", Form.VARIABLES: 'eval "$(ncclt env --cluster '}
+            assert used.command.startswith(begins[form]) if form else used.command == ""
 
 
 def test_the_command_names_job_and_store_and_builds_what_is_missing():

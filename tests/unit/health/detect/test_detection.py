@@ -33,22 +33,24 @@ CASES = {
 """Folder -> what cannot be seen there."""
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_the_written_file(case):
-    found = detect([_saved(f"cluster/{case}")], CASES[case])
-    made = found.cluster(COMMAND)
-    text = found.toml(made)
+def test_the_written_file(subtests):
+    for case in CASES:
+        with subtests.test(case=case):
+            found = detect([_saved(f"cluster/{case}")], CASES[case])
+            made = found.cluster(COMMAND)
+            text = found.toml(made)
 
-    path = GOLDEN / "cluster" / case / "cluster.toml"
-    if os.environ.get("NCCLT_UPDATE_GOLDEN"):
-        path.write_text(text)
-    assert text == path.read_text()
-    assert cluster_of_toml(text, "it") == made
+            path = GOLDEN / "cluster" / case / "cluster.toml"
+            if os.environ.get("NCCLT_UPDATE_GOLDEN"):
+                path.write_text(text)
+            assert text == path.read_text()
+            assert cluster_of_toml(text, "it") == made
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_what_cannot_be_seen_is_asked_for_and_nothing_else(case):
-    assert set(detect([_saved(f"cluster/{case}")], {}).missing) == set(CASES[case])
+def test_what_cannot_be_seen_is_asked_for_and_nothing_else(subtests):
+    for case in CASES:
+        with subtests.test(case=case):
+            assert set(detect([_saved(f"cluster/{case}")], {}).missing) == set(CASES[case])
 
 
 def test_everything_that_is_missing_is_named_at_once_with_units_and_the_next_command():
@@ -123,16 +125,19 @@ def test_the_fastest_kind_of_port_counts_and_the_others_are_named():
     )
 
 
-@pytest.mark.parametrize(
-    ("gpu", "lanes", "link_class"),
-    [("A100-SXM4-80GB", 12, None), ("A100-PCIE-40GB", 12, "nvlink"), ("H100-NVL", 12, "nvlink"), ("V100", 2, "nvlink")],
-)
-def test_two_gpus_with_all_lanes_may_be_either_unless_the_board_says(gpu, lanes, link_class):
-    rows = ["\tGPU0\tGPU1\tCPU Affinity", f"GPU0\tX\tNV{lanes}\t0", f"GPU1\tNV{lanes}\tX\t0"]
-    found = detect([Facts(matrices=(parse_matrix(rows, "topo.txt"),))], NODE | {"gpu": gpu})
+def test_two_gpus_with_all_lanes_may_be_either_unless_the_board_says(subtests):
+    for gpu, lanes, link_class in [
+        ("A100-SXM4-80GB", 12, None),
+        ("A100-PCIE-40GB", 12, "nvlink"),
+        ("H100-NVL", 12, "nvlink"),
+        ("V100", 2, "nvlink"),
+    ]:
+        with subtests.test(gpu=gpu, lanes=lanes, link_class=link_class):
+            rows = ["\tGPU0\tGPU1\tCPU Affinity", f"GPU0\tX\tNV{lanes}\t0", f"GPU1\tNV{lanes}\tX\t0"]
+            found = detect([Facts(matrices=(parse_matrix(rows, "topo.txt"),))], NODE | {"gpu": gpu})
 
-    assert (found.found["link_class"].value if link_class else None) == link_class
-    assert ("link_class" in found.missing) == (link_class is None)
+            assert (found.found["link_class"].value if link_class else None) == link_class
+            assert ("link_class" in found.missing) == (link_class is None)
 
 
 def test_nvlink_pairs_that_do_not_join_all_gpus_are_not_nvlink():
@@ -159,14 +164,13 @@ def test_several_nodes_are_not_said_to_have_no_network():
     assert detect([Facts(matrices=(pair,))], {}).found["fabric"].value == "none"
 
 
-@pytest.mark.parametrize(
-    "text", ["none_such=1", "gpudirect=maybe", "nic_gbps=fast", "nodes=1.5", "cpu=...", "nic_gbps=400", "name=x"]
-)
-def test_wrong_fields_and_values_are_refused(text):
-    field, _, value = text.partition("=")
+def test_wrong_fields_and_values_are_refused(subtests):
+    for text in ["none_such=1", "gpudirect=maybe", "nic_gbps=fast", "nodes=1.5", "cpu=...", "nic_gbps=400", "name=x"]:
+        with subtests.test(text=text):
+            field, _, value = text.partition("=")
 
-    with pytest.raises(UsageError):
-        detect([Facts()], {field: value})
+            with pytest.raises(UsageError):
+                detect([Facts()], {field: value})
 
 
 def test_both_directions_of_nvlink_are_refused():

@@ -1,6 +1,5 @@
 """Configuration files, taken as NCCL takes them."""
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -22,9 +21,8 @@ def test_names_and_values_are_literal():
     assert str(file.assignments[0].evidence) == "nccl.conf:3: NCCL_DEBUG=WARN"
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
+def test_what_is_not_read_as_meant(subtests):
+    for line, said in [
         ("NCCL_ALGO = Ring", "blank at the name"),
         (" NCCL_ALGO=Ring", "blank at the name"),
         ("export NCCL_ALGO=Ring", "`export`"),
@@ -36,10 +34,9 @@ def test_names_and_values_are_literal():
         ("NCCL_ALGO", "without `=`"),
         ("nccl-algo=Ring", "not a variable's name"),
         (f"NCCL_IB_HCA={'m' * 1024}", "cuts values"),
-    ],
-)
-def test_what_is_not_read_as_meant(line, said):
-    assert [said for error in _read(line + "\n").errors if said in error.what] == [said]
+    ]:
+        with subtests.test(line=line, said=said):
+            assert [said for error in _read(line + "\n").errors if said in error.what] == [said]
 
 
 def test_long_values_are_cut_where_nccl_cuts_them():

@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from ncclt.health.doctor.examine import examine_files
 
 GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "doctor"
@@ -17,12 +15,13 @@ def _findings(diagnosis):
     ]
 
 
-@pytest.mark.parametrize("case", ["healthy_h100", "sockets_a100", "fallback_4xa100", "old_pcie_box"])
-def test_findings_of_a_set_up(case):
+def test_findings_of_a_set_up(subtests):
     """Everything that is wrong is found, nothing else is, and each finding shows its line."""
-    diagnosis = examine_files([GOLDEN / case])
+    for case in ["healthy_h100", "sockets_a100", "fallback_4xa100", "old_pcie_box"]:
+        with subtests.test(case=case):
+            diagnosis = examine_files([GOLDEN / case])
 
-    assert json.loads((GOLDEN / f"{case}.json").read_text()) == {
-        "verdict": diagnosis.verdict,
-        "findings": _findings(diagnosis),
-    }
+            assert json.loads((GOLDEN / f"{case}.json").read_text()) == {
+                "verdict": diagnosis.verdict,
+                "findings": _findings(diagnosis),
+            }

@@ -44,19 +44,15 @@ def test_names_of_old_drivers():
     assert report.gpus[0].persistence is None
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
+def test_other_files_are_refused(subtests):
+    for text, said in [
         ((GOLDEN / "healthy_h100" / "gpus.xml").read_text()[:3000], "cut off"),
         ("<nvidia_smi_log><attached_gpus>0</attached_gpus></nvidia_smi_log>", "no GPU"),
         ("not xml", "not XML"),
         ('<!DOCTYPE x [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;">]><nvidia_smi_log>&b;</nvidia_smi_log>', "entities"),
-    ],
-    ids=["cut", "empty", "text", "entities"],
-)
-def test_other_files_are_refused(text, said):
-    with pytest.raises(InputError, match=said):
-        _report(text)
+    ]:
+        with subtests.test(text=text, said=said), pytest.raises(InputError, match=said):
+            _report(text)
 
 
 def test_entities_are_found_across_chunks(monkeypatch):
@@ -66,28 +62,25 @@ def test_entities_are_found_across_chunks(monkeypatch):
         _report('<!DOCTYPE x [<!ENTITY a "aaaa">]><nvidia_smi_log>&a;</nvidia_smi_log>')
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_six_megabytes_take_no_memory(subtests):
+    """What is kept of a file is bounded, whatever it repeats."""
+    for text in [
         "<nvidia_smi_log>" + "<a>" * 2_000_000,
         "<nvidia_smi_log><gpu>" + "<clock/>" * 750_000,
         "<nvidia_smi_log>" + "<gpu/>" * 1_000_000,
         "<nvidia_smi_log><gpu " + " ".join(f'a{n}=""' for n in range(700_000)) + "/></nvidia_smi_log>",
         "<nvidia_smi_log><driver_version>" + "5" * 6_000_000,
-    ],
-    ids=["nested", "wide", "gpus", "attributes", "text"],
-)
-def test_six_megabytes_take_no_memory(text):
-    """What is kept of a file is bounded, whatever it repeats."""
-    content = io.BytesIO(text.encode())
-    tracemalloc.start()
-    try:
-        with pytest.raises(InputError, match=r"nested deeper or longer|no GPU"):
-            parse_gpu_report(content, "gpus.xml")
-        _, peak_bytes = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak_bytes < 50e6
+    ]:
+        with subtests.test(text=text):
+            content = io.BytesIO(text.encode())
+            tracemalloc.start()
+            try:
+                with pytest.raises(InputError, match=r"nested deeper or longer|no GPU"):
+                    parse_gpu_report(content, "gpus.xml")
+                _, peak_bytes = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+            assert peak_bytes < 50e6
 
 
 def test_more_children_than_one_gpu_may_have():

@@ -3,8 +3,6 @@
 import dataclasses
 from pathlib import Path
 
-import pytest
-
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.health.doctor import Facts
 from ncclt.health.doctor.rules_log import KNOWN_ISSUES
@@ -21,9 +19,8 @@ def _troubles(version, cluster, **sized):
     return [trouble.source.partition(",")[0].partition(" (")[0] for trouble in KNOWN_ISSUES if trouble.applies(facts)]
 
 
-@pytest.mark.parametrize(
-    ("version", "cluster", "sources"),
-    [
+def test_trouble_of_a_release_on_a_cluster(subtests):
+    for version, cluster, sources in [
         ("2.22.3", CLUSTERS["leonardo"], []),
         ("2.27.3", CLUSTERS["leonardo"], ["NVIDIA/nccl#1876"]),
         ("2.29.3", CLUSTERS["leonardo"], []),
@@ -35,10 +32,9 @@ def _troubles(version, cluster, **sized):
         ("2.21.5", BLACKWELL, ["NVIDIA/nccl#1611"]),
         ("2.25.1", BOARDS, ["NVIDIA/nccl#1637"]),
         ("2.19.4", CLUSTERS["aws-p4d"], ["awslabs/awsome-distributed-ai pull request 217"]),
-    ],
-)
-def test_trouble_of_a_release_on_a_cluster(version, cluster, sources):
-    assert _troubles(version, cluster) == sources
+    ]:
+        with subtests.test(version=version, cluster=cluster, sources=sources):
+            assert _troubles(version, cluster) == sources
 
 
 def test_trouble_between_nodes_is_none_within_one():

@@ -46,9 +46,9 @@ def test_paths_names_and_affinities():
     assert matrix.has_nvlink
 
 
-@pytest.mark.parametrize(
-    ("text", "nics"),
-    [
+def test_forms_that_drivers_print(subtests):
+    """Old and new drivers, and what copying does to their output."""
+    for text, nics in [
         (
             "        GPU0    GPU1    CPU Affinity    NUMA Affinity\nGPU0     X      PHB     0-11            N/A\n"
             "GPU1    PHB      X      0-11            N/A\n",
@@ -62,12 +62,9 @@ def test_paths_names_and_affinities():
         ("[4m\tGPU0\tGPU1\tNIC0\tCPU Affinity[0m\nGPU0\tX\tPIX\tNODE\t0-7\nGPU1\tPIX\tX\tNODE\t0-7\n", ("NIC0",)),
         ("GPU Topology:\n  \tGPU0\tGPU1\nGPU0\tX\tSYS\nGPU1\tSYS\tX\n", ()),
         ("\tGPU0\tCPU Affinity\tNUMA Affinity\nGPU0\t X \t0-15\tN/A\n", ()),
-    ],
-    ids=["spaces", "named NICs", "escape lost", "within a report", "one GPU"],
-)
-def test_forms_that_drivers_print(text, nics):
-    """Old and new drivers, and what copying does to their output."""
-    assert _matrix(text).nics == nics
+    ]:
+        with subtests.test(text=text, nics=nics):
+            assert _matrix(text).nics == nics
 
 
 def test_hash_knows_paths_and_nothing_else():
@@ -82,11 +79,11 @@ def test_hash_knows_paths_and_nothing_else():
     assert _matrix(NEW.replace("GPU0\t X \tNV12\tPXB", "GPU0\t X \tNV12\tPIX")).topology_hash() != plain
 
 
-@pytest.mark.parametrize("cut", range(60, 105, 7))
-def test_cut_rows_are_refused(cut):
+def test_cut_rows_are_refused(subtests):
     """A matrix that lost cells must not be judged."""
-    with pytest.raises(InputError, match="cut off"):
-        _matrix(NEW[:cut])
+    for cut in range(60, 105, 7):
+        with subtests.test(cut=cut), pytest.raises(InputError, match="cut off"):
+            _matrix(NEW[:cut])
 
 
 def test_text_without_a_matrix_is_refused():

@@ -69,15 +69,16 @@ FIELD = [
 ]
 
 
-@pytest.mark.parametrize(("name", "rule", "what"), FIELD)
-def test_input_from_the_field_is_diagnosed(shared_data, name, rule, what):
+def test_input_from_the_field_is_diagnosed(subtests, shared_data):
     """One warning that says what is wrong, and exit code 4 with what was not examined."""
-    diagnosis = examine_files([shared_data / "field" / name])
-    (finding,) = [found for found in diagnosis.findings if found.severity != "info"]
+    for name, rule, what in FIELD:
+        with subtests.test(name=name, rule=rule, what=what):
+            diagnosis = examine_files([shared_data / "field" / name])
+            (finding,) = [found for found in diagnosis.findings if found.severity != "info"]
 
-    assert (finding.id, finding.severity, diagnosis.verdict) == (rule, "warning", "degraded")
-    assert what in finding.what
-    assert "were not examined" in diagnosis.summary
+            assert (finding.id, finding.severity, diagnosis.verdict) == (rule, "warning", "degraded")
+            assert what in finding.what
+            assert "were not examined" in diagnosis.summary
 
 
 def test_dumped_topology_is_read(shared_data):

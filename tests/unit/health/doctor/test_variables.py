@@ -2,7 +2,6 @@
 
 import ctypes
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,9 +21,8 @@ def test_numbers_are_those_of_strtoll(text):
     assert as_nccl_reads(text)[0] == _STRTOLL(text.encode(), None, 0)
 
 
-@pytest.mark.parametrize(
-    ("text", "number", "whole"),
-    [
+def test_whether_all_of_a_text_is_read(subtests):
+    for text, number, whole in [
         ("8388608", 8388608, True),
         (" 4 ", 4, True),
         ("8M", 8, False),
@@ -35,10 +33,9 @@ def test_numbers_are_those_of_strtoll(text):
         ("-1", -1, True),
         ("1.5", 1, False),
         ("4 # old", 4, True),
-    ],
-)
-def test_whether_all_of_a_text_is_read(text, number, whole):
-    assert as_nccl_reads(text) == (number, whole)
+    ]:
+        with subtests.test(text=text, number=number, whole=whole):
+            assert as_nccl_reads(text) == (number, whole)
 
 
 def test_which_variables_are_numbers():
@@ -46,30 +43,28 @@ def test_which_variables_are_numbers():
     assert [is_number(f"NCCL_{n}") for n in ("ALGO", "SOCKET_IFNAME", "CTA_POLICY", "NET_GDR_LEVEL")] == [False] * 4
 
 
-@pytest.mark.parametrize(
-    "text", ["LL128", "ll128,Simple", "^LL", "^Simple", "allreduce:^LL", "Simple;allreduce:LL128", "^LL,Simple"]
-)
-def test_lists_that_force_ll128(text):
-    assert forces_ll128(text)
+def test_lists_that_force_ll128(subtests):
+    for text in ["LL128", "ll128,Simple", "^LL", "^Simple", "allreduce:^LL", "Simple;allreduce:LL128", "^LL,Simple"]:
+        with subtests.test(text=text):
+            assert forces_ll128(text)
 
 
-@pytest.mark.parametrize("text", ["", "Simple", "LL", "LL,Simple", "^LL128", "Simple;allreduce:LL", "^ll128,LL"])
-def test_lists_that_do_not(text):
-    assert not forces_ll128(text)
+def test_lists_that_do_not(subtests):
+    for text in ["", "Simple", "LL", "LL,Simple", "^LL128", "Simple;allreduce:LL", "^ll128,LL"]:
+        with subtests.test(text=text):
+            assert not forces_ll128(text)
 
 
-@pytest.mark.parametrize(
-    ("text", "version", "lost"),
-    [
+def test_collectives_that_are_left_without_an_algorithm(subtests):
+    for text, version, lost in [
         ("Tree", "2.27.3", {"all_gather", "reduce_scatter", "broadcast", "reduce"}),
         ("Tree", "2.23.4", set()),
         ("ring,tree;allreduce:tree", "2.27.3", set()),
         ("^ring", "2.27.3", {"broadcast", "reduce"}),
         ("NVLS_Tree", "2.27.3", {"all_gather", "reduce_scatter", "broadcast", "reduce"}),
         ("allgather:tree", "2.27.3", {"all_gather"}),
-    ],
-)
-def test_collectives_that_are_left_without_an_algorithm(text, version, lost):
-    found = collectives_without_algorithm(text, NcclVersion.parse(version))
+    ]:
+        with subtests.test(text=text, version=version, lost=lost):
+            found = collectives_without_algorithm(text, NcclVersion.parse(version))
 
-    assert set(found) == {Collective(name) for name in lost}
+            assert set(found) == {Collective(name) for name in lost}

@@ -39,21 +39,19 @@ def test_a_healthy_fleet_costs_one_launch(examine):
     assert found.verdict.startswith("SIMULATED: healthy: 169 GB/s measured, 172 GB/s expected from link speeds")
 
 
-@pytest.mark.parametrize(
-    ("weak", "expected"),
-    [
+def test_one_fault_is_named_in_fleets_of_any_size(subtests, examine):
+    for weak, expected in [
         ("n01=0.6", (Part.NODE, ("n01",), ())),
         ("n01+n02=0.6", (Part.LINK, ("n01", "n02"), ())),
         ("n02:5=0.6", (Part.GPU, ("n02",), (5,))),
         ("n02:5+6=0.6", (Part.GPU_LINK, ("n02",), (5, 6))),
-    ],
-)
-def test_one_fault_is_named_in_fleets_of_any_size(examine, weak, expected):
-    for nodes in (3, 4, 8, 16, 64):
-        found = examine([weak], nodes=nodes)
-        assert (nodes, found.state, named(found)) == (nodes, State.DEGRADED, [expected])
-        assert found.findings[0].share == pytest.approx(0.6, abs=0.03), nodes
-        assert len(found.readings) < 45, nodes
+    ]:
+        with subtests.test(weak=weak, expected=expected):
+            for nodes in (3, 4, 8, 16, 64):
+                found = examine([weak], nodes=nodes)
+                assert (nodes, found.state, named(found)) == (nodes, State.DEGRADED, [expected])
+                assert found.findings[0].share == pytest.approx(0.6, abs=0.03), nodes
+                assert len(found.readings) < 45, nodes
 
 
 def test_the_sentence_says_what_to_do(examine):
@@ -226,18 +224,15 @@ def request(nodes=4, cluster=CLUSTER, **more):
     return PreflightRequest(cluster=sized, expectation=expected, launcher="slurm", benchmark="nccl_tests", **values)
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
+def test_contradictory_requests_are_refused(subtests):
+    for more in [
         {"quick": True, "full": True},
         {"hosts": ("a", "b", "c")},
         {"hosts": ("a", "b", "c", "c")},
         {"nodes": 1, "cluster": replace(CLUSTER, gpus_per_node=1)},
-    ],
-)
-def test_contradictory_requests_are_refused(more):
-    with pytest.raises(UsageError):
-        request(**more)
+    ]:
+        with subtests.test(more=more), pytest.raises(UsageError):
+            request(**more)
 
 
 def test_the_sizes_are_one_sweep_of_nccl_tests():

@@ -1,5 +1,6 @@
 """What is expected of a fabric, and whose figure it is."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -50,22 +51,22 @@ def expect(earlier=(), **more):
     return expectation(CLUSTER, SIZES, tolerance=0.15, earlier=earlier, benchmark="nccl_tests", **more)
 
 
-@pytest.mark.parametrize("name", sorted(CLUSTERS))
-@pytest.mark.parametrize("nodes", [1, 4])
-def test_links_promise_what_the_simulated_hardware_of_published_figures_reaches(name, nodes):
+def test_links_promise_what_the_simulated_hardware_of_published_figures_reaches(subtests):
     """Within the tolerance, wherever trials were published for such links: else a healthy fabric looks sick."""
-    if nodes > 1 and CLUSTERS[name].fabric in ("none", "ethernet"):
-        nodes = 1
-    cluster = CLUSTERS[name].sized(nodes=nodes)
-    message = Message(
-        collective=Collective.ALL_REDUCE,
-        dtype="float32",
-        size_bytes=1 << 30,
-        group_size=cluster.world_size,
-        spans_nodes=nodes > 1,
-    )
-    reached = message.busbw_gbps(SimulatedRunner(cluster, seed=0, sigma=0).expected_us(DEFAULT, message))
-    assert 0.85 < reached / links_gbps(cluster, nodes=nodes, ranks=cluster.world_size, size=1 << 30) < 1.25
+    for name, nodes in itertools.product(sorted(CLUSTERS), [1, 4]):
+        with subtests.test(name=name, nodes=nodes):
+            if nodes > 1 and CLUSTERS[name].fabric in ("none", "ethernet"):
+                nodes = 1
+            cluster = CLUSTERS[name].sized(nodes=nodes)
+            message = Message(
+                collective=Collective.ALL_REDUCE,
+                dtype="float32",
+                size_bytes=1 << 30,
+                group_size=cluster.world_size,
+                spans_nodes=nodes > 1,
+            )
+            reached = message.busbw_gbps(SimulatedRunner(cluster, seed=0, sigma=0).expected_us(DEFAULT, message))
+            assert 0.85 < reached / links_gbps(cluster, nodes=nodes, ranks=cluster.world_size, size=1 << 30) < 1.25
 
 
 def test_without_a_past_only_the_largest_size_is_judged_by_the_links():
@@ -83,12 +84,15 @@ def test_three_healthy_runs_are_a_sharper_yardstick():
     assert 64 in dict(found.sizes)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [{"simulated": True}, {"benchmark": "torch_collectives"}, {"fingerprint": "other"}, {"state": State.DEGRADED}],
-)
-def test_other_runs_are_no_yardstick(other):
-    assert expect([run(100.0, **other)] * BASELINE_RUNS).source == "from link speeds"
+def test_other_runs_are_no_yardstick(subtests):
+    for other in [
+        {"simulated": True},
+        {"benchmark": "torch_collectives"},
+        {"fingerprint": "other"},
+        {"state": State.DEGRADED},
+    ]:
+        with subtests.test(other=other):
+            assert expect([run(100.0, **other)] * BASELINE_RUNS).source == "from link speeds"
 
 
 def test_simulated_runs_are_the_yardstick_of_simulated_ones():

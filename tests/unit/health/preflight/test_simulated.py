@@ -41,21 +41,19 @@ def gbps(weak, hosts, gpus=(), *, seed=0, sigma=0.0, size=1 << 30):
     return result.measurements[0].busbw_gbps if result.outcome is Outcome.OK else result.outcome
 
 
-@pytest.mark.parametrize(
-    ("weak", "struck", "spared"),
-    [
+def test_what_a_weakness_strikes(subtests):
+    for weak, struck, spared in [
         ("b=0.5", [("ab", ()), ("abcd", ())], [("acd", ()), ("b", ()), ("b", (0, 1))]),
         ("b+c=0.5", [("bc", ()), ("abcd", ())], [("ab", ()), ("b", ()), ("acd", ())]),
         ("d+a=0.5", [("abcd", ()), ("ad", ())], [("abc", ())]),
         ("b:2=0.5", [("b", ()), ("b", (1, 2)), ("ab", ())], [("b", (0, 1)), ("a", ()), ("acd", ())]),
         ("b:2+3=0.5", [("b", ()), ("b", (2, 3))], [("b", (0, 2)), ("b", (1, 3)), ("a", ())]),
-    ],
-)
-def test_what_a_weakness_strikes(weak, struck, spared):
-    for hosts, gpus in struck:
-        assert gbps([weak], hosts, gpus) == pytest.approx(0.5 * gbps([], hosts, gpus), rel=0.02)
-    for hosts, gpus in spared:
-        assert gbps([weak], hosts, gpus) == gbps([], hosts, gpus)
+    ]:
+        with subtests.test(weak=weak, struck=struck, spared=spared):
+            for hosts, gpus in struck:
+                assert gbps([weak], hosts, gpus) == pytest.approx(0.5 * gbps([], hosts, gpus), rel=0.02)
+            for hosts, gpus in spared:
+                assert gbps([weak], hosts, gpus) == gbps([], hosts, gpus)
 
 
 def test_latency_is_untouched():
@@ -78,12 +76,10 @@ def test_places_scatter_each_in_its_own_way_and_the_same_again():
     assert first != gbps([], "ab", seed=2, sigma=0.05)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "b", "b=", "b=0", "b=1.5", "b=slow", "b+c+d=0.5", "b+c:1=0.5", "b:x=0.5", "b:1+2+3=0.5", "+b=0.5"]
-)
-def test_no_weakness(text):
-    with pytest.raises(UsageError):
-        parse_fault(text)
+def test_no_weakness(subtests):
+    for text in ["", "b", "b=", "b=0", "b=1.5", "b=slow", "b+c+d=0.5", "b+c:1=0.5", "b:x=0.5", "b:1+2+3=0.5", "+b=0.5"]:
+        with subtests.test(text=text), pytest.raises(UsageError):
+            parse_fault(text)
 
 
 @pytest.mark.parametrize("fault", [InjectedFault(hosts=("x",)), InjectedFault(hosts=("a",), gpus=(4,))])

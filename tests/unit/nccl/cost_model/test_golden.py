@@ -8,8 +8,6 @@ import os
 from itertools import product
 from pathlib import Path
 
-import pytest
-
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective
@@ -85,17 +83,18 @@ def rows(cluster):
                 before = now
 
 
-@pytest.mark.parametrize("machine", MACHINES)
-def test_what_is_predicted_and_chosen(machine):
-    path = GOLDEN / f"{machine}.txt"
-    lines = []
-    for nodes in (1, 2, 4):
-        cluster = Cluster(name=machine, nodes=nodes, nccl_version="2.28.9", **MACHINES[machine])
-        if cluster.world_size > 1:
-            lines += [f"# {nodes} nodes", *rows(cluster)]
-    text = "\n".join(lines) + "\n"
-    if os.environ.get("NCCLT_UPDATE_GOLDEN"):
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
+def test_what_is_predicted_and_chosen(subtests):
+    for machine in MACHINES:
+        with subtests.test(machine=machine):
+            path = GOLDEN / f"{machine}.txt"
+            lines = []
+            for nodes in (1, 2, 4):
+                cluster = Cluster(name=machine, nodes=nodes, nccl_version="2.28.9", **MACHINES[machine])
+                if cluster.world_size > 1:
+                    lines += [f"# {nodes} nodes", *rows(cluster)]
+            text = "\n".join(lines) + "\n"
+            if os.environ.get("NCCLT_UPDATE_GOLDEN"):
+                path.parent.mkdir(exist_ok=True)
+                path.write_text(text)
 
-    assert text.splitlines() == path.read_text().splitlines()
+            assert text.splitlines() == path.read_text().splitlines()

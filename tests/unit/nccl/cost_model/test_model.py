@@ -56,21 +56,23 @@ def test_a_tree_over_two_nodes_may_use_twice_the_bandwidth_of_a_ring_and_over_fo
     assert four.tree_gbps == four.ring_gbps
 
 
-@pytest.mark.parametrize(("gpus", "algorithm"), [(2, "ring"), (4, "ring"), (6, "nvls"), (8, "nvls")])
-def test_nvls_is_chosen_for_large_messages_on_6_and_8_gpus_of_an_h100_node_as_recorded(gpus, algorithm):
+def test_nvls_is_chosen_for_large_messages_on_6_and_8_gpus_of_an_h100_node_as_recorded(subtests):
     """waynehacking8/nccl-collectives-bench: the default equals the forced ring on 2 and 4, the forced NVLS on 6."""
-    node = DGX_H100.sized(nodes=1, gpus_per_node=gpus)
-    choice = nccl_choice(AR, 1 << 28, node)
-    assert choice is not None
-    assert choice.algorithm == algorithm
+    for gpus, algorithm in [(2, "ring"), (4, "ring"), (6, "nvls"), (8, "nvls")]:
+        with subtests.test(gpus=gpus, algorithm=algorithm):
+            node = DGX_H100.sized(nodes=1, gpus_per_node=gpus)
+            choice = nccl_choice(AR, 1 << 28, node)
+            assert choice is not None
+            assert choice.algorithm == algorithm
 
 
-@pytest.mark.parametrize(("size", "protocol"), [(8, "ll"), (65536, "ll"), (524288, "simple"), (1 << 27, "simple")])
-def test_two_l40s_move_from_ll_to_simple_where_they_were_recorded_to(size, protocol):
+def test_two_l40s_move_from_ll_to_simple_where_they_were_recorded_to(subtests):
     """CS244C data: NCCL_PROTO unset follows LL up to 128 KiB and Simple from 256 KiB; LL128 is off over PCIe."""
-    choice = nccl_choice(AR, size, L40S)
-    assert choice is not None
-    assert (choice.algorithm, choice.protocol) == ("ring", protocol)
+    for size, protocol in [(8, "ll"), (65536, "ll"), (524288, "simple"), (1 << 27, "simple")]:
+        with subtests.test(size=size, protocol=protocol):
+            choice = nccl_choice(AR, size, L40S)
+            assert choice is not None
+            assert (choice.algorithm, choice.protocol) == ("ring", protocol)
 
 
 def test_latencies_by_hand():
@@ -126,20 +128,18 @@ def test_forced_threads_are_clamped_as_nccl_does():
     assert [threads(v) for v in (256, 100, 4096, 32)] == [256, 512, 512, 64]
 
 
-@pytest.mark.parametrize(
-    ("size", "spans", "shape"),
-    [
+def test_groups_lie_evenly_over_their_nodes(subtests):
+    for size, spans, shape in [
         (0, False, (2, 8)),
         (16, False, (2, 8)),
         (8, False, (1, 8)),
         (2, True, (2, 1)),
         (4, True, (2, 2)),
         (2, False, (1, 2)),
-    ],
-)
-def test_groups_lie_evenly_over_their_nodes(size, spans, shape):
-    graph = build_topology(DGX_A100, size, spans)
-    assert (graph.nodes, graph.per_node) == shape
+    ]:
+        with subtests.test(size=size, spans=spans, shape=shape):
+            graph = build_topology(DGX_A100, size, spans)
+            assert (graph.nodes, graph.per_node) == shape
 
 
 def test_a_group_larger_than_the_cluster_is_refused():

@@ -20,9 +20,9 @@ CALL = (
 )
 
 
-@pytest.mark.parametrize(
-    ("before", "origin"),
-    [
+def test_origin_is_the_last_one_before_the_call(subtests):
+    """Launchers, time stamps, quote marks and a torn line in front of it."""
+    for before, origin in [
         ("gpu1:77:78 [3] NCCL INFO ", LineOrigin("gpu1", "77", "3")),
         ("5: gpu1:77:78 [3] NCCL INFO ", LineOrigin("gpu1", "77", "3")),
         ("(Worker pid=77, ip=10.0.0.1) gpu1:77:78 [3] NCCL INFO ", LineOrigin("gpu1", "77", "3")),
@@ -33,19 +33,17 @@ CALL = (
         ("gpu9:1:1 [0] NCCL INFO gpu1:77:78 [3] NCCL INFO ", LineOrigin("gpu1", "77", "3")),
         ("[7] NCCL INFO ", NOWHERE),
         ("", NOWHERE),
-    ],
-)
-def test_origin_is_the_last_one_before_the_call(before, origin):
-    """Launchers, time stamps, quote marks and a torn line in front of it."""
-    (call,) = coll_lines(before + CALL)
-    assert call.origin == origin
-    assert (call.operation, call.elements, call.datatype, call.comm, call.ranks) == (
-        "AllReduce",
-        "77",
-        "7",
-        "0xa1",
-        "8",
-    )
+    ]:
+        with subtests.test(before=before, origin=origin):
+            (call,) = coll_lines(before + CALL)
+            assert call.origin == origin
+            assert (call.operation, call.elements, call.datatype, call.comm, call.ranks) == (
+                "AllReduce",
+                "77",
+                "7",
+                "0xa1",
+                "8",
+            )
 
 
 def test_rccl_adds_words():
@@ -66,15 +64,16 @@ def test_cut_calls_are_not_guessed(cut):
     assert list(coll_lines(CALL[:cut])) == []
 
 
-@pytest.mark.parametrize("text", ["count -77", "count 7e3", "count 0x77", "count nan", "count " + "9" * 30])
-def test_impossible_counts_are_no_calls(text):
+def test_impossible_counts_are_no_calls(subtests):
     """Negative, not whole, or longer than 64 bits."""
-    assert list(coll_lines(CALL.replace("count 77", text))) == []
+    for text in ["count -77", "count 7e3", "count 0x77", "count nan", "count " + "9" * 30]:
+        with subtests.test(text=text):
+            assert list(coll_lines(CALL.replace("count 77", text))) == []
 
 
-@pytest.mark.parametrize(
-    ("line", "operation", "size", "choice", "full"),
-    [
+def test_tuning_lines_of_every_form(subtests):
+    """NCCL 2.20 to 2.32."""
+    for line, operation, size, choice, full in [
         ("2048 Bytes -> Algo 1 proto 2 time 12.5", "", "2048", "RING/SIMPLE", True),
         ("AllGather: 2048 Bytes -> Algo 0 proto 1 time 12.5", "AllGather", "2048", "TREE/LL128", True),
         (
@@ -101,12 +100,10 @@ def test_impossible_counts_are_no_calls(text):
         ("AlltoAll [Copy Engine]: 2048 Bytes -> cudaMemcpy; CE sync", "AlltoAll", "2048", "Copy Engine", False),
         ("AllGather [Hierarchical CE]: 2048 Bytes -> RMA proxy + CE", "AllGather", "2048", "Hierarchical CE", False),
         ("Broadcast: 9 Bytes -> Algo 42 proto 9 time 1.0", "Broadcast", "9", "42/9", True),
-    ],
-)
-def test_tuning_lines_of_every_form(line, operation, size, choice, full):
-    """NCCL 2.20 to 2.32."""
-    (decision,) = tuning_lines("gpu1:7:8 [2] NCCL INFO " + line)
-    assert decision == (LineOrigin("gpu1", "7", "2"), operation, size, choice, full)
+    ]:
+        with subtests.test(line=line, operation=operation, size=size, choice=choice, full=full):
+            (decision,) = tuning_lines("gpu1:7:8 [2] NCCL INFO " + line)
+            assert decision == (LineOrigin("gpu1", "7", "2"), operation, size, choice, full)
 
 
 def test_init_lines_of_every_form():

@@ -24,9 +24,9 @@ def _init(rank, *, state="START", ranks=2, dev=0, comm="0xa", id="0xc0", bus="18
     return INIT.format(comm=comm, rank=rank, ranks=ranks, dev=dev, bus=bus, id=id, state=state)
 
 
-@pytest.mark.parametrize(
-    "prefix",
-    [
+def test_prefixes(subtests):
+    """Whatever launchers and versions put before a sentence, its process is found."""
+    for prefix in [
         "node7:12:34 [3] ",
         "[1,0]<stdout>:node7:12:34 [3] ",
         "3: node7:12:34 [3] ",
@@ -35,14 +35,12 @@ def _init(rank, *, state="START", ranks=2, dev=0, comm="0xa", id="0xc0", bus="18
         "node7:12:34 [3] 1558545003174220 ",
         "[2025-10-23 10:26:31] node7:12:34 [3] graph/search.cc:1127 (ncclTopoCompute) ",
         "-1node7:12:34 [3] ",
-    ],
-)
-def test_prefixes(prefix):
-    """Whatever launchers and versions put before a sentence, its process is found."""
-    facts = _facts("node7:12:34 [3] NCCL INFO Bootstrap: Using eth0", f"{prefix}NCCL INFO Using network IB")
+    ]:
+        with subtests.test(prefix=prefix):
+            facts = _facts("node7:12:34 [3] NCCL INFO Bootstrap: Using eth0", f"{prefix}NCCL INFO Using network IB")
 
-    (process,) = facts.processes
-    assert (process.host, process.pid, process.network.value) == ("node7", 12, "IB")
+            (process,) = facts.processes
+            assert (process.host, process.pid, process.network.value) == ("node7", 12, "IB")
 
 
 def test_what_a_process_tells():
@@ -115,9 +113,9 @@ def test_a_thread_starts_one_communicator_after_the_other():
     ]
 
 
-@pytest.mark.parametrize(
-    ("line", "kind", "words"),
-    [
+def test_transports(subtests):
+    """The forms of 2.4 to 2.32."""
+    for line, kind, words in [
         ("Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read", "P2P/CUMEM", ("0", "1")),
         ("Channel 00 : 2[c7000] -> 0[87000] [receive] via NET/IB/5/GDRDMA", "NET/IB/GDRDMA", ("c7000", "87000")),
         ("Channel 01/0 : 15[7] -> 6[6] [send] via NET/Socket/3", "NET/Socket", ("7", "6")),
@@ -125,15 +123,13 @@ def test_a_thread_starts_one_communicator_after_the_other():
         ("Ring 00 : 7 -> 8 [receive] via NET/AWS Libfabric/0", "NET/AWS Libfabric", ("", "")),
         ("Channel 00 : 1[89000] -> 0[3d000] via direct shared memory", "SHM", ("89000", "3d000")),
         ("Channel 02 : 3[3] -> 2[2] via SHM/direct/direct", "SHM", ("3", "2")),
-    ],
-)
-def test_transports(line, kind, words):
-    """The forms of 2.4 to 2.32."""
-    (start,) = _facts(f"a:1:1 [0] NCCL INFO {line}").starts
+    ]:
+        with subtests.test(line=line, kind=kind, words=words):
+            (start,) = _facts(f"a:1:1 [0] NCCL INFO {line}").starts
 
-    (connection,) = start.connections
-    assert connection.kind == kind
-    assert (connection.source[1], connection.target[1]) == words
+            (connection,) = start.connections
+            assert connection.kind == kind
+            assert (connection.source[1], connection.target[1]) == words
 
 
 # Rows of real tables are wider than our lines.

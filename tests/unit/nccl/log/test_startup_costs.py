@@ -104,19 +104,17 @@ def test_where_nobody_tells_the_nodes_the_hosts_of_all_ranks_count():
         log("a")  # rank 1 may be anywhere
 
 
-@pytest.mark.parametrize(
-    ("texts", "said"),
-    [
+def test_a_log_that_cannot_be_used_says_what_to_set(subtests):
+    for texts, said in [
         (["NCCL version 2.29.2", start(0, 2), shape(2, 1)], "log holds no table"),
         ([HEAD, ROW], "of how many ranks and nodes"),
         (["NCCL_ALGO set by environment to Ring.", shape(2, 1), HEAD, ROW], "forced NCCL_ALGO=Ring,"),
         ([], "holds no table"),
-    ],
-)
-def test_a_log_that_cannot_be_used_says_what_to_set(texts, said):
-    with pytest.raises(InputError, match=said) as caught:
-        read(*texts)
-    assert "NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING" in caught.value.hint or "without NCCL_ALGO" in caught.value.hint
+    ]:
+        with subtests.test(texts=texts, said=said):
+            with pytest.raises(InputError, match=said) as caught:
+                read(*texts)
+            assert "NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING" in caught.value.hint or "without NCCL_ALGO" in caught.value.hint
 
 
 def test_a_file_that_is_not_there_says_so(tmp_path):

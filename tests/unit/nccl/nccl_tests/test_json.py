@@ -1,6 +1,7 @@
 """The result file of nccl-tests, in the three versions of its format."""
 
 import dataclasses
+import itertools
 import json
 import math
 from pathlib import Path
@@ -73,18 +74,18 @@ def test_the_environment_is_never_kept(name):
     assert "do-not-keep-me" not in repr(dataclasses.asdict(parse_json(SAMPLES[name])))
 
 
-@pytest.mark.parametrize("name", sorted(SAMPLES))
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.7, 0.99])
-def test_a_cut_file_says_so(name, share):
+def test_a_cut_file_says_so(subtests):
     """A run that was ended leaves half a file."""
-    text = SAMPLES[name].strip()
-    with pytest.raises(BenchmarkError, match="cut off"):
-        parse_json(text[: int(len(text) * share)])
+    for name, share in itertools.product(sorted(SAMPLES), [0.0, 0.01, 0.3, 0.7, 0.99]):
+        with subtests.test(name=name, share=share):
+            text = SAMPLES[name].strip()
+            with pytest.raises(BenchmarkError, match="cut off"):
+                parse_json(text[: int(len(text) * share)])
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
+def test_other_files_are_refused(subtests):
+    """Each with the reason and a hint."""
+    for text, reason in [
         ("[1, 2]", "not a JSON object"),
         ("hello", "not JSON"),
         ('{"version": 4}', "version 4 .* newer than 3"),
@@ -96,13 +97,11 @@ def test_a_cut_file_says_so(name, share):
         ('{"version":3,"results":[{"size":-8}]}', "KeyError"),
         ('{"version":3,"config":[],"results":[1]}', "not a result file"),
         ("[" * 100_000 + "]" * 100_000, "nested too deeply"),
-    ],
-)
-def test_other_files_are_refused(text, reason):
-    """Each with the reason and a hint."""
-    with pytest.raises(BenchmarkError, match=reason) as caught:
-        parse_json(text)
-    assert caught.value.hint
+    ]:
+        with subtests.test(text=text, reason=reason):
+            with pytest.raises(BenchmarkError, match=reason) as caught:
+                parse_json(text)
+            assert caught.value.hint
 
 
 @settings(max_examples=150, deadline=None)

@@ -1,15 +1,14 @@
 """Why nothing was measured."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ncclt.nccl.nccl_tests.reason import failure_reason
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
+def test_the_most_telling_line_is_chosen(subtests):
+    """A cause goes before a report of failure, and either before the last line."""
+    for text, reason in [
         ("all_reduce_perf: invalid option -- 'J'\nUSAGE: all_reduce_perf \n", "does not know one of the options"),
         (
             " .. h pid 1: Test failure common.cu:8\nh: Test NCCL failure a.cu:9 'no algorithm/protocol available'",
@@ -22,11 +21,9 @@ from ncclt.nccl.nccl_tests.reason import failure_reason
         ("# nThread 1\nsomething odd\n# the end", "its last words were: something odd"),
         ("# nThread 1\n", "before its first row"),
         ("", "printed nothing"),
-    ],
-)
-def test_the_most_telling_line_is_chosen(text, reason):
-    """A cause goes before a report of failure, and either before the last line."""
-    assert reason in failure_reason(text)
+    ]:
+        with subtests.test(text=text, reason=reason):
+            assert reason in failure_reason(text)
 
 
 @given(st.text())

@@ -153,14 +153,13 @@ def test_a_run_that_ended_early_has_no_footer():
     assert test.avg_busbw_gbps is None
 
 
-@pytest.mark.parametrize(
-    "text", ["", "\n\n", HEADER, ROW, "# nThread 1\n", f"{HEADER}\n-8 2 float sum -1 1 1 1 0 1 1 1 0"]
-)
-def test_nothing_measured_is_an_error(text):
+def test_nothing_measured_is_an_error(subtests):
     """No header, no row, or nothing at all."""
-    with pytest.raises(BenchmarkError) as caught:
-        parse_text(text)
-    assert caught.value.hint
+    for text in ["", "\n\n", HEADER, ROW, "# nThread 1\n", f"{HEADER}\n-8 2 float sum -1 1 1 1 0 1 1 1 0"]:
+        with subtests.test(text=text):
+            with pytest.raises(BenchmarkError) as caught:
+                parse_text(text)
+            assert caught.value.hint
 
 
 @settings(max_examples=150, deadline=None)
@@ -180,25 +179,22 @@ def test_mutated_text_raises_nothing_else(data):
     assert all(row.size_bytes >= 0 for test in found for row in test.rows)
 
 
-@pytest.mark.parametrize(
-    ("columns", "head", "redop", "root"),
-    [
+def test_blank_columns_are_read(subtests):
+    """A name in the header with nothing below it."""
+    for columns, head, redop, root in [
         ("redop", "", "", None),  # alltoall before 2.10, as SuperBench publishes it
         ("redop root", "-1", "", -1),
         ("redop root", "", "", None),
         ("root", "", None, None),
         ("", "", None, None),
-    ],
-)
-def test_blank_columns_are_read(columns, head, redop, root):
-    """A name in the header with nothing below it."""
-    half = "time algbw busbw error"
-    text = (
-        f"# nThread 1 nGpus 2\n# size count type {columns} {half} {half}\n32 1 float {head} 8.9 1 2 N/A 8.5 1 2 N/A\n"
-    )
-    (test,) = parse_text(text)
-    (row,) = test.rows
-    assert (row.redop, row.root, row.out_of_place.time_us, row.in_place.time_us) == (redop, root, 8.9, 8.5)
+    ]:
+        with subtests.test(columns=columns, head=head, redop=redop, root=root):
+            half = "time algbw busbw error"
+            header = f"# nThread 1 nGpus 2\n# size count type {columns} {half} {half}\n"
+            text = f"{header}32 1 float {head} 8.9 1 2 N/A 8.5 1 2 N/A\n"
+            (test,) = parse_text(text)
+            (row,) = test.rows
+            assert (row.redop, row.root, row.out_of_place.time_us, row.in_place.time_us) == (redop, root, 8.9, 8.5)
 
 
 def test_a_row_that_lost_a_word_is_not_taken_for_one_with_a_blank():

@@ -112,9 +112,8 @@ def test_damage_is_found_by_both(plugin, data):
     assert not told["table"]
 
 
-@pytest.mark.parametrize(
-    "compact",
-    [
+def test_broken_word_is_refused_by_both(subtests, plugin):
+    for compact in [
         "1:r:2.28.9:16.2::cbf29ce484222325",
         "2:r:2.28.9:16.2:16.2ARL:0000000000000000",
         "1:r:x:16.2:16.2ARL:",
@@ -125,17 +124,15 @@ def test_damage_is_found_by_both(plugin, data):
         "1:r:2.28.9:16.2:16.2A3w5e11264sgsgRL:0000000000000000",
         "1",
         "a" * 40_000,
-    ],
-)
-def test_broken_word_is_refused_by_both(plugin, compact):
-    with pytest.raises(InputError):
-        decode_table(compact)
-    assert plugin.describe({"NCCLT_TABLE": compact, "NCCLT_POLICY": None})["problem"]
+    ]:
+        with subtests.test(compact=compact):
+            with pytest.raises(InputError):
+                decode_table(compact)
+            assert plugin.describe({"NCCLT_TABLE": compact, "NCCLT_POLICY": None})["problem"]
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
+def test_text_that_is_no_whole_table_is_not_encoded(subtests):
+    for text, why in [
         ("", "not a table of ncclt"),
         ("allreduce,0,1,ring,ll,1,1,1\n", "not a table of ncclt"),
         (table(["allreduce,0,1,ring,ll,1,1,1"]) + "allreduce,2,3,ring,ll,1,1,1\n", "cut off or edited"),
@@ -143,8 +140,6 @@ def test_broken_word_is_refused_by_both(plugin, compact):
         (table(["allreduce,0,1,ring,ll,1,1,1,-1,1"]), "10 fields"),
         (table(["allreduce,00,1,ring,ll,1,1,1"]), "no row"),
         (table([]), "1 to 4,096 rows"),
-    ],
-)
-def test_text_that_is_no_whole_table_is_not_encoded(text, why):
-    with pytest.raises(InputError, match=why):
-        encode_table(text)
+    ]:
+        with subtests.test(text=text, why=why), pytest.raises(InputError, match=why):
+            encode_table(text)

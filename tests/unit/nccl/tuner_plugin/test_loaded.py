@@ -83,14 +83,14 @@ def test_a_wider_table_of_a_later_nccl_is_indexed_by_its_own_width(opened):
     assert [at for at, cost in enumerate(answer.costs) if cost < 1] == [1 * 5 + 1]
 
 
-@pytest.mark.parametrize("api", WITH_TABLE)
-def test_a_call_without_a_row_keeps_costs_and_channels(opened, api):
+def test_a_call_without_a_row_keeps_costs_and_channels(subtests, opened):
     """Trap: NVIDIA's example sets one channel here."""
-    with opened("allreduce,100,200,ring,simple,8,-1,-1", api=api) as comm:
-        for size in (99, 201):
-            answer = comm.ask(ALL_REDUCE, size)
-            assert (answer.costs, answer.channels) == ([1.0] * 21, 0)
-        assert comm.ask(FUNCTIONS.index("reduce"), 150).channels == 0
+    for api in WITH_TABLE:
+        with subtests.test(api=api), opened("allreduce,100,200,ring,simple,8,-1,-1", api=api) as comm:
+            for size in (99, 201):
+                answer = comm.ask(ALL_REDUCE, size)
+                assert (answer.costs, answer.channels) == ([1.0] * 21, 0)
+            assert comm.ask(FUNCTIONS.index("reduce"), 150).channels == 0
 
 
 def test_a_row_without_channels_keeps_the_default_ones(opened):
@@ -98,12 +98,15 @@ def test_a_row_without_channels_keeps_the_default_ones(opened):
         assert comm.ask(ALL_REDUCE, 64).channels == 0
 
 
-@pytest.mark.parametrize("size_bytes", [4294967295, 4294967296, 2**40, 2**63])
-def test_sizes_of_four_gibibytes_and_more_are_matched(opened, size_bytes):
-    with opened(f"allreduce,{size_bytes},{size_bytes},ring,ll,-1,-1,-1") as comm:
-        assert chosen(comm.ask(ALL_REDUCE, size_bytes)) == ("ring", "ll")
-        assert chosen(comm.ask(ALL_REDUCE, size_bytes - 1)) is None
-        assert chosen(comm.ask(ALL_REDUCE, size_bytes + 1)) is None
+def test_sizes_of_four_gibibytes_and_more_are_matched(subtests, opened):
+    for size_bytes in [4294967295, 4294967296, 2**40, 2**63]:
+        with (
+            subtests.test(size_bytes=size_bytes),
+            opened(f"allreduce,{size_bytes},{size_bytes},ring,ll,-1,-1,-1") as comm,
+        ):
+            assert chosen(comm.ask(ALL_REDUCE, size_bytes)) == ("ring", "ll")
+            assert chosen(comm.ask(ALL_REDUCE, size_bytes - 1)) is None
+            assert chosen(comm.ask(ALL_REDUCE, size_bytes + 1)) is None
 
 
 def test_what_nccl_disabled_stays_disabled_and_no_later_row_is_tried(opened):
@@ -140,15 +143,14 @@ def test_registered_buffers_change_nothing(opened):
     assert answers[0] == answers[1]
 
 
-@pytest.mark.parametrize(("api", "most"), [(3, 32), (4, 64), (5, 64), (6, 64), (7, 64)])
-def test_channels_are_limited_to_what_nccl_has(opened, api, most):
-    with opened("allreduce,0,100,ring,ll,4000,-1,-1", api=api) as comm:
-        assert comm.ask(ALL_REDUCE, 64).channels == most
+def test_channels_are_limited_to_what_nccl_has(subtests, opened):
+    for api, most in [(3, 32), (4, 64), (5, 64), (6, 64), (7, 64)]:
+        with subtests.test(api=api, most=most), opened("allreduce,0,100,ring,ll,4000,-1,-1", api=api) as comm:
+            assert comm.ask(ALL_REDUCE, 64).channels == most
 
 
-@pytest.mark.parametrize(
-    ("row", "supports", "expected"),
-    [
+def test_the_api_without_a_cost_table_is_given_only_what_is_safe(subtests, opened):
+    for row, supports, expected in [
         ("allreduce,0,9,tree,ll,4,-1,-1", (0, 0), ("tree", "ll", 4)),
         ("allreduce,0,9,ring,simple,64,-1,-1", (0, 0), ("ring", "simple", 32)),
         ("allreduce,0,9,ring,ll128,4,-1,-1", (1, 1), None),
@@ -160,17 +162,16 @@ def test_channels_are_limited_to_what_nccl_has(opened, api, most):
         ("allreduce,0,9,collnet_chain,simple,4,-1,-1", (1, 0), ("collnet_chain", "simple", 0)),
         ("allreduce,0,9,nvls,ll,4,-1,-1", (1, 1), None),
         ("allreduce,0,9,pat,simple,4,-1,-1", (1, 1), None),
-    ],
-)
-def test_the_api_without_a_cost_table_is_given_only_what_is_safe(opened, row, supports, expected):
-    with opened(row, api=2) as comm:
-        answer = comm.ask(ALL_REDUCE, 8, supports=supports)
+    ]:
+        with subtests.test(row=row, supports=supports, expected=expected):
+            with opened(row, api=2) as comm:
+                answer = comm.ask(ALL_REDUCE, 8, supports=supports)
 
-    assert (answer.algorithm is None) == (answer.protocol is None) == (expected is None)
-    if expected is not None:
-        assert (ALGORITHMS[answer.algorithm], PROTOCOLS[answer.protocol], answer.channels) == expected
-    else:
-        assert answer.channels == 0
+            assert (answer.algorithm is None) == (answer.protocol is None) == (expected is None)
+            if expected is not None:
+                assert (ALGORITHMS[answer.algorithm], PROTOCOLS[answer.protocol], answer.channels) == expected
+            else:
+                assert answer.channels == 0
 
 
 def test_tree_for_a_gather_is_never_asked_for_without_a_cost_table(opened):

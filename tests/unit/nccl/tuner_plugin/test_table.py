@@ -33,9 +33,8 @@ def is_used(comm):
     return used
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
+def test_one_wrong_row_refuses_the_whole_table(subtests, opened):
+    for row in [
         "allreduce,0,100,ring,simple,8,-1",
         "allreduce,0,100,ring,simple,8,-1,-1,-1,-1,-1",
         "allreduce,0,,ring,simple,8,-1,-1",
@@ -59,10 +58,9 @@ def is_used(comm):
         "allreduce,0,100,ring,simple,8,-1,-1\0",
         "export NCCL_ALGO=ring",
         "reduce,0,100,ring,simple,8,-1," + " " * 300 + "-1",
-    ],
-)
-def test_one_wrong_row_refuses_the_whole_table(opened, row):
-    assert "line 3" in refusal(opened(GOOD, "# a comment", row))
+    ]:
+        with subtests.test(row=row):
+            assert "line 3" in refusal(opened(GOOD, "# a comment", row))
 
 
 @pytest.mark.parametrize("row", [GOOD + ",-1,-1", " allreduce , 0,65536 ,tree,\tll,2,-1,-1\r", GOOD + ",-1"])
@@ -84,9 +82,8 @@ def test_a_header_that_fits_is_accepted_and_named(opened):
         assert f"{table_checksum([GOOD]):016x}" in comm.said[0]
 
 
-@pytest.mark.parametrize(
-    ("first", "why"),
-    [
+def test_a_header_that_does_not_fit_refuses_the_table(subtests, opened):
+    for first, why in [
         (header([GOOD], rows=2), "cut off"),
         (header([GOOD], rows=0), "cut off"),
         (header([GOOD], fnv1a="0" * 16), "checksum"),
@@ -95,10 +92,9 @@ def test_a_header_that_fits_is_accepted_and_named(opened):
         (header([GOOD], nccl="latest"), "damaged"),
         ("# ncclt-table 2 id=r", "format"),
         ("# ncclt-table one", "format"),
-    ],
-)
-def test_a_header_that_does_not_fit_refuses_the_table(opened, first, why):
-    assert why in refusal(opened(first, GOOD))
+    ]:
+        with subtests.test(first=first, why=why):
+            assert why in refusal(opened(first, GOOD))
 
 
 def test_no_later_comment_can_pose_as_the_header(opened):
