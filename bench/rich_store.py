@@ -44,9 +44,9 @@ from ncclt.health.preflight.probes import Probes
 from ncclt.health.preflight.simulated import SimulatedFabric, parse_fault
 from ncclt.store import Store, open_store
 from ncclt.store.documents import to_text
-from ncclt.store.studies import _row as study_row
+from ncclt.store.studies import study_row
 from ncclt.store.tables import history, measurements, recommendations, studies, trials
-from ncclt.store.trials import _measurement_row, _trial_row
+from ncclt.store.trials import measurement_row, trial_row
 
 HOSTILE = ("<script>alert('x')</script>", "\"'&amp;</bdi>", "cluster-\u202egnp.exe", "w" * 5000)
 """Names that must stay text: markup, quotes, right-to-left, far too long."""
@@ -271,9 +271,9 @@ def template(workload: Workload, cluster: Cluster, ending: str, *, seed: int, se
     published = _published(study, policy, rows, ending, times.gain) if proven else None
     return Template(
         study=study,
-        trials=[_trial_row("", row) for row in rows],
+        trials=[trial_row("", row) for row in rows],
         measured=[
-            _measurement_row("", row.number, position, one)
+            measurement_row("", row.number, position, one)
             for row in rows
             for position, one in enumerate(row.result.measurements)
         ],

@@ -37,7 +37,7 @@ from sqlalchemy import insert
 
 from ncclt.store import open_store
 from ncclt.store.tables import measurements, recommendations, trials
-from ncclt.store.trials import _measurement_row, _trial_row
+from ncclt.store.trials import measurement_row, trial_row
 from ncclt.testing.samples import sample_recommendation, sample_study, sample_trial
 
 CONNECTIONS = 64
@@ -117,11 +117,11 @@ def fill(url: str, *, clusters: int, models: int, revisions: int, trials_of_long
             )
             each = max(1, rows // trials_of_long)
             trial = sample_trial(0, messages=1)
-            one = _measurement_row("abc123", 0, 0, trial.result.measurements[0])
+            one = measurement_row("abc123", 0, 0, trial.result.measurements[0])
             measured = [{**one, "position": n, "size_bytes": 1024 * (n + 1)} for n in range(each)]
             for first in range(0, trials_of_long, 1000):
                 numbers = range(first, min(first + 1000, trials_of_long))
-                row = _trial_row("abc123", trial)
+                row = trial_row("abc123", trial)
                 connection.execute(insert(trials), [{**row, "number": n} for n in numbers])
                 connection.execute(insert(measurements), [{**m, "number": n} for n in numbers for m in measured])
 

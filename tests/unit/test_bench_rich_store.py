@@ -52,14 +52,14 @@ def test_everything_that_pages_show_is_there(rich, store):
 def test_the_same_store_is_made_again(rich, store, tmp_path):
     with open_store(f"sqlite:///{tmp_path}/b.db") as other:
         rich.fill(other, now=NOW)
-        assert other.pairs() == store.recommendations.pairs()
+        assert other.recommendations.pairs() == store.recommendations.pairs()
 
 
 def test_names_that_break_pages_can_be_left_out(rich, tmp_path):
     size = rich.Size(studies=12, measurements=200, long=60, replays=0, hostile=False)
     with open_store(f"sqlite:///{tmp_path}/b.db") as plain:
         rich.fill(plain, size, now=NOW)
-        names = {name for pair in plain.pairs() for name in (pair.cluster, pair.model)}
+        names = {name for pair in plain.recommendations.pairs() for name in (pair.cluster, pair.model)}
     assert not names & set(rich.HOSTILE)
 
 
