@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from markupsafe import Markup
@@ -24,10 +24,10 @@ class Axis:
     """One axis.
 
     Attributes:
-        label: what it measures.
-        unit: how its ticks are written; times in µs, bandwidth in 1e9 bytes/s.
+        label: its name.
+        unit: format of its ticks; times in µs, bandwidth in 1e9 bytes/s.
         log: base of a logarithmic axis, 2 or 10; 0 = linear.
-        low, high: fixed ends; None = what the data need.
+        low, high: fixed ends; None = those of the data.
     """
 
     label: str
@@ -35,10 +35,6 @@ class Axis:
     log: int = 0
     low: float | None = None
     high: float | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what the browser reads."""
-        return {"label": self.label, "unit": self.unit, "log": self.log, "low": self.low, "high": self.high}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +44,7 @@ class Line:
     Attributes:
         label: its name in the legend.
         tone: colour of the stylesheet: the same thing has the same tone in every chart.
-        mark: how the points are drawn; a stem goes from `low` to `high`.
+        mark: shape of the points; a stem goes from `low` to `high`.
         x, y: the points; a missing y is a gap.
         low, high: noise band around y; empty = none.
         notes: one tooltip line per point; empty = none.
@@ -62,14 +58,6 @@ class Line:
     low: Sequence[Number] = ()
     high: Sequence[Number] = ()
     notes: Sequence[str] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what the browser reads; numbers have five digits."""
-        document: dict[str, Any] = {"label": self.label, "tone": self.tone, "mark": self.mark}
-        document |= {"x": _rounded(self.x), "y": _rounded(self.y)}
-        if self.low:
-            document |= {"low": _rounded(self.low), "high": _rounded(self.high)}
-        return document | ({"notes": list(self.notes)} if self.notes else {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,11 +81,6 @@ class Span:
     note: str = ""
     gap: bool = False
 
-    def to_json(self) -> dict[str, Any]:
-        """Return what the browser reads."""
-        named = {"row": self.row, "from": self.start, "to": self.end, "label": self.label, "tone": self.tone}
-        return named | {"note": self.note, "gap": self.gap}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
@@ -115,14 +98,10 @@ class Level:
     tone: Tone = "default"
     axis: Literal["x", "y"] = "y"
 
-    def to_json(self) -> dict[str, Any]:
-        """Return what the browser reads."""
-        return {"at": self.at, "label": self.label, "tone": self.tone, "axis": self.axis}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartTable:
-    """The figures of a chart, for those who cannot see it or have no script.
+    """The figures of a chart, for readers who cannot see it or have no script.
 
     Attributes:
         columns: headings.
@@ -139,13 +118,13 @@ class Chart:
 
     Attributes:
         id: unique in the page; also its anchor.
-        title, description: what it shows, and what is to be seen in it.
+        title, description: of its caption.
         x, y: its axes.
         lines: its series.
         rows: names of the rows of `spans`; with them the y axis counts rows.
         spans: stretches of rows.
         levels: lines across.
-        names_spans: whether the legend lists the spans; not where the label of each is its own value.
+        names_spans: the legend lists the spans; not where the label of each is its own value.
         table: the same figures.
     """
 
@@ -170,24 +149,32 @@ class Chart:
         return tuple({(label, tone): (label, tone, mark) for label, tone, mark in entries}.values())
 
     def to_json(self) -> Markup:
-        """Return what the browser reads, fit for a script element: no tag can end it."""
+        """Return the data for the browser, fit for a script element: no tag can end it. Numbers have five digits."""
         document = {
-            "x": self.x.to_json(),
-            "y": self.y.to_json(),
-            "lines": [line.to_json() for line in self.lines],
+            "x": asdict(self.x),
+            "y": asdict(self.y),
+            "lines": [_line_data(line) for line in self.lines],
             "rows": list(self.rows),
-            "spans": [span.to_json() for span in self.spans],
-            "rules": [level.to_json() for level in self.levels],
+            "spans": [asdict(span) for span in self.spans],
+            "levels": [asdict(level) for level in self.levels],
         }
         text = json.dumps(document, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
         safe = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
         return Markup(safe)  # noqa: S704 - JSON without the characters that HTML gives a meaning
 
 
-def _rounded(values: Iterable[Number]) -> list[Number]:
-    return [
-        None if v is None or not math.isfinite(v) else v if isinstance(v, int) else float(f"{v:.5g}") for v in values
-    ]
+def _line_data(line: Line) -> dict[str, Any]:
+    data: dict[str, Any] = {"label": line.label, "tone": line.tone, "mark": line.mark}
+    for name, values in (("x", line.x), ("y", line.y), ("low", line.low), ("high", line.high)):
+        if values or name in ("x", "y"):
+            data[name] = [_rounded(value) for value in values]
+    return data | ({"notes": list(line.notes)} if line.notes else {})
+
+
+def _rounded(value: Number) -> Number:
+    if value is None or isinstance(value, int):
+        return value
+    return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
 def interval_picture(found: Result | Verdict) -> Markup:

@@ -39,7 +39,7 @@ class ComparisonRow:
 
     @property
     def differs(self) -> bool:
-        """Return whether the columns differ in it."""
+        """True where the columns differ."""
         return len(set(self.values)) > 1
 
 

@@ -15,7 +15,6 @@ from ncclt import __version__
 from ncclt.core.algorithms import Algorithm
 from ncclt.core.message import format_bytes
 from ncclt.core.plural import count_noun
-from ncclt.core.study import Phase
 from ncclt.core.trial import Outcome
 from ncclt.deliver.render.delivery import describe_channels
 from ncclt_api.pages import wording
@@ -37,6 +36,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {
+        "phase": wording.PHASES.__getitem__,
         "picture": interval_picture,
         "shade": shade,
         "ago": wording.format_age,
@@ -72,8 +72,9 @@ def _environment() -> Environment:
     }
     environment.globals |= {"version": __version__, "dash": wording.NONE}
     environment.globals |= {
-        f"trial_{name}": [(one.value, one.value.replace("_", " ")) for one in words]
-        for name, words in (("phases", Phase), ("outcomes", Outcome), ("algorithms", Algorithm))
+        "trial_phases": [(phase.value, name) for phase, name in wording.PHASES.items()],
+        "trial_outcomes": [(outcome.value, wording.format_state(outcome)) for outcome in Outcome],
+        "trial_algorithms": [(algorithm.value, wording.format_state(algorithm)) for algorithm in Algorithm],
     }
     return environment
 

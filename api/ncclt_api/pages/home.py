@@ -94,7 +94,7 @@ def build_map(pairs: Collection[Pair], *, before: Mapping[tuple[str, str], Recom
 
 
 def shade(result: Result) -> int:
-    """Return how strong the colour of a result is on the map, 0 to 4."""
+    """Return the strength of the colour of a result on the map, 0 to 4."""
     return sum(result.speedup >= least for least in _SHADES) if result.is_tuned and result.speedup else 0
 
 
@@ -124,7 +124,7 @@ def _find_changes(pairs: Iterable[Pair], before: Mapping[tuple[str, str], Recomm
 
 
 def _differs(was: Result, now: Result) -> bool:
-    """Return whether a result needs a look: another verdict, an interval apart from the earlier one, or a stale one."""
+    """Compare two results: another verdict, a disjoint interval, or a stale one is a change."""
     if was.verdict.decision is not now.verdict.decision or now.status == "stale":
         return True
     if was.interval is None or now.interval is None:

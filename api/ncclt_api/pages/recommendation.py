@@ -1,4 +1,4 @@
-"""How a revision is used in every format, and the actions that its state allows."""
+"""Use of a revision in every format, and the actions that its state allows."""
 
 from __future__ import annotations
 

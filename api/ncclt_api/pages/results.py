@@ -33,12 +33,12 @@ class Result:
 
     @property
     def is_tuned(self) -> bool:
-        """Return whether a gain was validated and is still valid."""
+        """True for a validated gain that is not stale."""
         return self.status == Decision.TUNED.value
 
     @property
     def needs_table(self) -> bool:
-        """Return whether only the tuner table delivers it, and plain variables keep the NCCL default."""
+        """True where only the tuner table delivers it, and plain variables keep the NCCL default."""
         plain = self.recommendation.variables
         has_variables = plain is not None and plain.verdict.decision is Decision.TUNED
         return self.verdict.decision is Decision.TUNED and not has_variables

@@ -41,7 +41,7 @@ from ncclt_api.pages.study_charts import (
     wins_chart,
 )
 from ncclt_api.pages.trials import TrialChoice, build_table
-from ncclt_api.pages.wording import NONE, format_saving, format_speedup, format_state, format_time
+from ncclt_api.pages.wording import NONE, PHASES, format_saving, format_speedup, format_state, format_time
 
 MOST_REPEATS = 50
 """Trials of one setting whose measurements are read for the times of its messages."""
@@ -301,9 +301,6 @@ def _block(evidence: LaunchEvidence, number: int, ratios: Mapping[tuple[int, Arm
     )
 
 
-_PHASES = {Phase.SEARCH: "search", Phase.CONFIRM: "confirmation", Phase.PROVE: "A/B test"}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseCost:
     """Cost of one phase.
@@ -334,8 +331,8 @@ def phase_costs(study: Study, trials: Sequence[Trial]) -> tuple[PhaseCost, ...]:
             gpu_hours=gpu_seconds(mine, study.cluster) / 3600,
         )
 
-    parts = {phase: [trial for trial in trials if trial.phase is phase] for phase in _PHASES}
-    return (*(row(_PHASES[phase], mine) for phase, mine in parts.items() if mine), row("all", trials))
+    parts = {phase: [trial for trial in trials if trial.phase is phase] for phase in PHASES}
+    return (*(row(PHASES[phase], mine) for phase, mine in parts.items() if mine), row("all", trials))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

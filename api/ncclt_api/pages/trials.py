@@ -85,7 +85,7 @@ class TrialTable:
 
     @property
     def is_filtered(self) -> bool:
-        """Return whether some trials are left out."""
+        """True where some trials are left out."""
         return bool(self.choice.query(sort="", page=""))
 
     def address(self, **changes: Any) -> str:

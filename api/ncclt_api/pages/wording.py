@@ -13,10 +13,14 @@ from ncclt.core.cluster import Cluster, Fingerprint
 from ncclt.core.message import format_bytes
 from ncclt.core.policy import Rule
 from ncclt.core.recommendation import Verdict
+from ncclt.core.study import Phase
 from ncclt.core.tuning_job import JobState, JobStatus
 
 NONE = "–"
 """Shown where there is no value."""
+
+PHASES = {Phase.SEARCH: "search", Phase.CONFIRM: "confirmation", Phase.PROVE: "A/B test"}
+"""Phases of a study as text."""
 
 _GOOD = ("active", "done", "healthy", "ok", "promoted", "took-effect", "won")
 _BAD = ("crashed", "degraded", "invalid", "lost", "not-at-all", "stale", "substituted", "timeout", "wrong_result")

@@ -29,7 +29,7 @@ _USUAL_TRIALS: int = NewJob.model_fields["trials"].default
 
 
 class JobsPageQuery(StrictQuery):
-    """Which jobs; empty values come from a form and mean all."""
+    """Filter of the queue; empty values come from a form and mean all."""
 
     cluster: str = ""
     state: JobState | Literal[""] = ""
@@ -112,7 +112,7 @@ def retry(found: CurrentJob, queue: CurrentQueue, request: Request) -> Response:
 
 
 def is_installed() -> bool:
-    """Return whether the library of the queue is installed, without importing it."""
+    """Check for the library of the queue without importing it."""
     return importlib.util.find_spec("dbos") is not None
 
 

@@ -45,7 +45,7 @@ MOST_MESSAGES, MOST_DIFFERENT = 60, 40
 
 
 class Filter(StrictQuery):
-    """Which clusters and workloads; empty values come from a form and mean all."""
+    """Filter by cluster and workload; empty values come from a form and mean all."""
 
     cluster: str = ""
     model: str = ""
@@ -53,19 +53,19 @@ class Filter(StrictQuery):
 
 
 class HomeQuery(Filter):
-    """What the map shows."""
+    """Filter of the map, and the days within which changes are shown."""
 
     days: Annotated[int, Field(ge=1, le=3650)] | Literal[""] = ""
 
 
 class ListQuery(Filter):
-    """Which page of the studies."""
+    """Filter of the list, and its page."""
 
     cursor: str = ""
 
 
 class FindQuery(StrictQuery):
-    """What was typed; a cluster confines studies to it."""
+    """Text to find; a cluster confines studies to it."""
 
     q: str = Field("", max_length=200)
     cluster: str = ""
@@ -73,13 +73,13 @@ class FindQuery(StrictQuery):
 
 
 class ClusterQuery(StrictQuery):
-    """In which form."""
+    """Form of the answer."""
 
     format: Form = "html"
 
 
 class WorkloadQuery(StrictQuery):
-    """What it is compared with; a cluster leaves out where else it was tuned."""
+    """Another workload to compare with; a cluster hides results elsewhere."""
 
     other: str = Field("", alias="with")
     cluster: str = ""
@@ -87,7 +87,7 @@ class WorkloadQuery(StrictQuery):
 
 
 class CompareQuery(StrictQuery):
-    """What is compared: studies, revisions, or a workload on clusters."""
+    """Results to compare: studies, revisions, or a workload on clusters."""
 
     study: list[str] = Field([], max_length=50)
     revision: list[str] = Field([], max_length=50)

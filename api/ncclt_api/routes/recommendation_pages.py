@@ -38,13 +38,13 @@ Verb = Literal["approve", "activate", "rollback", "pin", "unpin", "retire", "sta
 
 
 class OneQuery(StrictQuery):
-    """In which form."""
+    """Form of the answer."""
 
     format: Literal["html", "json"] = "html"
 
 
 class ServedQuery(OneQuery):
-    """Which job; a part that is left out may be anything."""
+    """The job; an omitted part matches anything."""
 
     cluster: str = Field(min_length=1, max_length=5000)
     model: str = Field(min_length=1, max_length=5000)
@@ -55,7 +55,7 @@ class ServedQuery(OneQuery):
 
 @router.get("", dependencies=needs(Role.READ))
 def show_served(query: Annotated[ServedQuery, Query()], store: CurrentStore, request: Request) -> Response:
-    """Show what a job gets now: a permanent address for a cluster, a workload and the shape of the job."""
+    """Show the recommendation served now: a permanent address for a cluster, a workload and the shape of a job."""
     job = Job(
         cluster=query.cluster,
         model=query.model,

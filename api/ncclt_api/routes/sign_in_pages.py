@@ -19,11 +19,11 @@ from ncclt_api.sign_in import COOKIE, SESSION_S, OwnForm, visitor
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
 _OWN_PATH = re.compile(r"/(?![/\\])[\x21-\x7e]*")
-"""Where a browser may be sent after the sign-in: `//host` and `/\\host` would be another host."""
+"""Allowed targets after the sign-in: `//host` and `/\\host` would be another host."""
 
 
 class SignInQuery(StrictQuery):
-    """Where the browser goes next."""
+    """Next page of the browser."""
 
     next: str = Field("", max_length=2000)
 
@@ -45,7 +45,7 @@ def sign_in(
 ) -> Response:
     """Exchange a key for a cookie."""
     found = store.keys.find().get(hash_secret(key.strip()))
-    why = "This key is not known." if found is None else found.invalid(datetime.now(UTC).isoformat())
+    why = "Unknown key." if found is None else found.invalid(datetime.now(UTC).isoformat())
     if found is None or why:
         return _page(request, next=next, why=why, status=401)
     response = RedirectResponse(next if _OWN_PATH.fullmatch(next) else "/", 303)

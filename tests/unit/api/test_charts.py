@@ -49,7 +49,7 @@ def test_the_search_is_drawn_as_speed_up_over_the_default(trials):
     assert line(chart, "search")["y"] == [1.0, 1.25, 0.8]
     assert line(chart, "failed")["x"] == [1]
     assert line(chart, "failed")["notes"] == ["crashed: tree/ll128 c=8"]
-    assert drawn(chart)["rules"][0]["at"] == 1.0
+    assert drawn(chart)["levels"][0]["at"] == 1.0
 
 
 def test_the_best_line_only_rises_and_reaches_the_end(trials):

@@ -177,7 +177,7 @@ def unpack(stream: io.BufferedReader, meter: Meter, label: str) -> io.BufferedRe
     """Return a stream of the content, whether it is gzipped or not; `label` names it in errors."""
     if stream.peek(2)[:2] != b"\x1f\x8b":
         return stream
-    return meter_stream(cast(BinaryIO, gzip.GzipFile(fileobj=stream)), meter, label)
+    return meter_stream(cast("BinaryIO", gzip.GzipFile(fileobj=stream)), meter, label)
 
 
 def meter_stream(source: BinaryIO, meter: Meter, label: str) -> io.BufferedReader:
@@ -333,7 +333,7 @@ def documents(path: Path, *, enough: int | None = None) -> Iterator[Document]:
             if stream.peek(512)[257:262] != b"ustar":
                 yield read_document(path.name, stream)
                 return
-            with tarfile.open(fileobj=cast(IO[bytes], _Headers(stream)), mode="r:") as archive:
+            with tarfile.open(fileobj=cast("IO[bytes]", _Headers(stream)), mode="r:") as archive:
                 yield from _members(archive, path, meter)
             # To the end, where gzip keeps its checksum: a cut archive could lack ranks and look whole.
             while stream.read(HEAD_BYTES):
@@ -356,7 +356,7 @@ def _members(archive: tarfile.TarFile, path: Path, meter: Meter) -> Iterator[Doc
         if content is not None:
             label = f"{path.name}:{Path(member.name).name}"
             # Counted also where it is not compressed: a sparse member has any length that its header claims.
-            inner = meter_stream(cast(BinaryIO, content), meter, label)
+            inner = meter_stream(cast("BinaryIO", content), meter, label)
             yield read_document(label, unpack(inner, meter, label))
 
 

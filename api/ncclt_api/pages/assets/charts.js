@@ -116,7 +116,7 @@
       tables.push(columns);
     }
     if (spec.spans.length) {
-      const ends = spec.spans.flatMap((span) => [span.from, span.to]);
+      const ends = spec.spans.flatMap((span) => [span.start, span.end]);
       const low = Math.min(...ends), high = Math.max(...ends);
       tables.push([[low, high === low ? low * 2 : high], [0, 0]]);
       series.push({ role: "hidden" });
@@ -130,7 +130,7 @@
     context.beginPath();
     context.rect(plot.bbox.left, plot.bbox.top, plot.bbox.width, plot.bbox.height);
     context.clip();
-    for (const rule of spec.rules) {
+    for (const rule of spec.levels) {
       const at = rule.axis === "x" ? plot.valToPos(rule.at, "x", true) : plot.valToPos(rule.at, "y", true);
       context.strokeStyle = colours[rule.tone];
       context.lineWidth = 1.4 * scale;
@@ -146,7 +146,7 @@
       if (rule.axis === "x") { context.textAlign = "left"; context.fillText(rule.label, at + 4 * scale, plot.bbox.top + 14 * scale); }
       else {
         // Of two levels that are close, the lower one is named below its line.
-        const below = spec.rules.some((other) => other.axis === rule.axis && other.at > rule.at);
+        const below = spec.levels.some((other) => other.axis === rule.axis && other.at > rule.at);
         context.textAlign = "right";
         context.textBaseline = below ? "top" : "bottom";
         context.fillText(rule.label, plot.bbox.left + plot.bbox.width - 4 * scale, at + (below ? 4 : -3) * scale);
@@ -174,7 +174,7 @@
       });
     }
     for (const span of spec.spans) {
-      const from = plot.valToPos(span.from, "x", true), to = plot.valToPos(span.to, "x", true);
+      const from = plot.valToPos(span.start, "x", true), to = plot.valToPos(span.end, "x", true);
       const middle = plot.valToPos(span.row, "y", true);
       const half = Math.min(13 * scale, plot.bbox.height / (2.6 * spec.rows.length));
       const left = Math.max(from, plot.bbox.left), width = Math.max(Math.min(to, plot.bbox.left + plot.bbox.width) - left, 2 * scale);
@@ -200,9 +200,9 @@
     const { left, top } = plot.cursor;
     if (left == null || left < 0) return null;
     for (const span of spec.spans) {
-      const from = plot.valToPos(span.from, "x"), to = plot.valToPos(span.to, "x"), middle = plot.valToPos(span.row, "y");
+      const from = plot.valToPos(span.start, "x"), to = plot.valToPos(span.end, "x"), middle = plot.valToPos(span.row, "y");
       if (left >= from && left <= to && Math.abs(top - middle) < 15)
-        return { x: left, y: middle, words: [spec.rows[span.row], `${WRITTEN[spec.x.unit](span.from)} to ${WRITTEN[spec.x.unit](span.to)}`, span.note || span.label] };
+        return { x: left, y: middle, words: [spec.rows[span.row], `${WRITTEN[spec.x.unit](span.start)} to ${WRITTEN[spec.x.unit](span.end)}`, span.note || span.label] };
     }
     let best = null;
     for (const { line } of kept) {
