@@ -180,17 +180,13 @@ def format_sizes(sizes: Iterable[int]) -> dict[int, str]:
     texts = {size: format_bytes(size) for size in sizes}
     for digits in range(3, 10):
         alike = Counter(map(_number_and_unit, texts.values()))
-        texts = {
-            size: text if alike[_number_and_unit(text)] == 1 else _with_digits(size, text.split()[1], digits)
-            for size, text in texts.items()
-        }
+        for size, text in texts.items():
+            if alike[_number_and_unit(text)] > 1:
+                unit = text.split()[1]
+                texts[size] = f"{size / 1024 ** _UNITS.index(unit):.{digits}f} {unit}"
     return texts
 
 
 def _number_and_unit(text: str) -> tuple[float, str]:
     number, unit = text.split()
     return float(number), unit
-
-
-def _with_digits(size_bytes: int, unit: str, digits: int) -> str:
-    return f"{size_bytes / 1024 ** _UNITS.index(unit):.{digits}f} {unit}"

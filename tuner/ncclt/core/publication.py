@@ -65,7 +65,8 @@ def refuse_replacement(new: Recommendation, active: Recommendation) -> str:
         return ""  # what was proven under other conditions stands against nothing
     if after.decision is Decision.KEEP_DEFAULT:
         return _refuse_refutation(new, after, active, before)
-    if lost := _lost_form(new, active):
+    forms = (("variables", new.variables, active.variables), ("table", new.table, active.table))
+    if lost := next((name for name, form, was in forms if _is_tuned(was) and not _is_tuned(form)), ""):
         return (
             "" if after.interval[0] > before.interval[1] else f"it proves no gain by {lost}, the active revision does"
         )
@@ -107,12 +108,6 @@ def _refuse_refutation(new: Recommendation, after: Verdict, active: Recommendati
     if after.blocks < before.blocks:
         return f"its proof has {_blocks(after)}, that of the active revision {before.blocks}"
     return ""
-
-
-def _lost_form(new: Recommendation, active: Recommendation) -> str:
-    """Return the form that only the active revision proves; empty = none."""
-    forms = (("variables", new.variables, active.variables), ("table", new.table, active.table))
-    return next((name for name, form, was in forms if _is_tuned(was) and not _is_tuned(form)), "")
 
 
 def _is_tuned(form: PolicyVerdict | None) -> bool:

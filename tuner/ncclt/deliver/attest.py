@@ -67,6 +67,9 @@ def attest(delivered: DeliveredPolicy, seen: Observed, *, created: str) -> Attes
     counted = [replace(row, calls=calls) for row, calls in rows.items()]
     calls = {state: sum(row.calls for row in counted if row.state is state) for state in RowState}
     counted += [_unmet_row(rule) for rule in delivered.policy.rules if rule not in met]
+    counted.sort(
+        key=lambda r: (_ORDER.index(r.state), -r.calls * max(r.size_bytes, 1), r.collective, r.size_bytes, r.used)
+    )
     effect, reason = _judge(delivered, seen, calls, causes)
     attestation = Attestation(
         id="",
@@ -79,7 +82,7 @@ def attest(delivered: DeliveredPolicy, seen: Observed, *, created: str) -> Attes
         calls_as_wanted=calls[RowState.AS_WANTED],
         calls_differing=calls[RowState.DIFFERS],
         calls_unruled=unruled,
-        rows=_select_rows(counted),
+        rows=tuple(counted[:MOST_ROWS]),
         sources=seen.sources,
         hosts=seen.hosts,
         notes=(*seen.notes, *_notes(counted)),
@@ -291,14 +294,6 @@ def _unmet_row(rule: Rule) -> MessageOutcome:
         state=RowState.NOT_SEEN,
         reason=f"no such message was seen ({format_bytes(rule.min_bytes)} to {end})",
     )
-
-
-def _select_rows(rows: Iterable[MessageOutcome]) -> tuple[MessageOutcome, ...]:
-    ordered = sorted(
-        rows,
-        key=lambda r: (_ORDER.index(r.state), -r.calls * max(r.size_bytes, 1), r.collective, r.size_bytes, r.used),
-    )
-    return tuple(ordered[:MOST_ROWS])
 
 
 def _notes(rows: list[MessageOutcome]) -> list[str]:

@@ -679,7 +679,11 @@ def find_nccl_version(argv: Sequence[str], environ: Mapping[str, str]) -> Source
         return None
     if any("container" in word or _ELSEWHERE.fullmatch(PurePath(word).name) for word in argv):
         return None
-    names = [word for word in argv if PurePath(word).name in NODE_LAUNCHERS or _is_python(word)][:1]
+    names = [
+        word
+        for word in argv
+        if PurePath(word).name in NODE_LAUNCHERS or re.fullmatch(r"python[0-9.]*", PurePath(word).name)
+    ][:1]
     for name in names if argv else ("torchrun", "python3", "python"):
         if (program := _find_program(name, environ.get("PATH", ""))) is not None:
             versions = _packaged(program)
@@ -691,10 +695,6 @@ def find_nccl_version(argv: Sequence[str], environ: Mapping[str, str]) -> Source
             break
     image = re.match(r"[0-9]+\.[0-9]+\.[0-9]+(?![0-9])", environ.get("NCCL_VERSION", ""))
     return Sourced(value=image[0], source=f"NCCL_VERSION={environ['NCCL_VERSION']}", binding=False) if image else None
-
-
-def _is_python(word: str) -> bool:
-    return re.fullmatch(r"python[0-9.]*", PurePath(word).name) is not None
 
 
 def _has_own_nccl(paths: str) -> bool:

@@ -16,7 +16,6 @@ from ncclt.deliver.answer import answer_from_document, policy_from_answer
 from ncclt.deliver.attest import OWN_LINE, attest, has_our_plugin
 from ncclt.deliver.render.formats import env_document
 from ncclt.errors import TraceError, UsageError
-from ncclt.nccl.log.facts import LogFacts
 from ncclt.nccl.log.startup import LogReader
 from ncclt.profile.nccl_calls import OPERATIONS
 from ncclt.profile.readers.nccl_log import (
@@ -73,12 +72,13 @@ def observe(paths: Sequence[Path]) -> Observed:
         for name, said in sorted(process.variables.items(), key=lambda item: item[0]):
             variables.setdefault(name, {})[said.value] = None
     hosts = {host for book in books for host, _pid in book.processes} | {str(report.head["host"]) for report in reports}
+    plugin_lines = [line.value for process in facts.processes for line in process.plugins.values()]
     return Observed(
         sources=(*_report_sources(reports), *_log_sources(books)),
         calls=(*_report_calls(reports), *_log_calls(books)),
         variables={name: tuple(values) for name, values in variables.items()},
         tells_variables=bool(variables),
-        tuner_lines=(*starts.own_lines, *_tuner_lines(facts)),
+        tuner_lines=(*starts.own_lines, *dict.fromkeys(line for line in plugin_lines if line.startswith("TUNER"))),
         hosts=len(hosts),
         notes=tuple(_notes(reports, books)),
         evidence=_digest(paths),
@@ -157,11 +157,6 @@ def _sort_files(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
                 hint="name the files that NCCLT_PLUGIN_REPORT or NCCL_DEBUG_FILE left",
             )
     return reports, logs
-
-
-def _tuner_lines(facts: LogFacts) -> Iterator[str]:
-    said = [line.value for process in facts.processes for line in process.plugins.values()]
-    yield from dict.fromkeys(line for line in said if line.startswith("TUNER"))
 
 
 class _StartReader:

@@ -126,7 +126,9 @@ def _links_of(matrix: TopologyMatrix, facts: Facts, model: GpuModel | None, gpu:
             lanes[one] += link.lanes
             if link.path is Path.NVLINK:
                 peers[one].add(other)
-    source = f"{matrix.source}: {', '.join(_words(matrix)) or 'one GPU'}"
+    links = {link.word: link for _, _, link in matrix.gpu_pairs()}
+    words = sorted(links, key=lambda word: (links[word].path, word))  # the nearest first
+    source = f"{matrix.source}: {', '.join(words) or 'one GPU'}"
     if not _joined(matrix.gpus, peers):
         gbps, board = _pcie_gbps(facts)
         if gbps:
@@ -175,12 +177,6 @@ def _joined(gpus: Sequence[int], peers: dict[int, set[int]]) -> bool:
         reached |= more
         queue += more
     return len(gpus) > 1 and reached == set(gpus) and min(len(peers[gpu]) for gpu in gpus) >= min(2, len(gpus) - 1)
-
-
-def _words(matrix: TopologyMatrix) -> list[str]:
-    """Return the words between GPUs, the nearest first."""
-    links = {link.word: link for _, _, link in matrix.gpu_pairs()}
-    return sorted(links, key=lambda word: (links[word].path, word))
 
 
 def _pcie_gbps(facts: Facts) -> tuple[float | None, str]:
@@ -335,8 +331,13 @@ class Detection:
                 f"could not detect {count_noun(number, 'field')} of {self.name}:{disputed}{asked}",
                 hint=f"give {'them' if number > 1 else 'it'}, or more sources: {command}{options}",
             )
+        by_source: dict[str, list[str]] = {}
+        for seen in self.found.values():
+            by_source.setdefault(seen.source, []).append(seen.field)
         made = Cluster(
-            name=self.name, sources=self._sources(), **{field: seen.value for field, seen in self.found.items()}
+            name=self.name,
+            sources=tuple(f"{', '.join(names)}: {source}" for source, names in by_source.items()),
+            **{field: seen.value for field, seen in self.found.items()},
         )
         require_plausible_links(made)
         return made
@@ -355,12 +356,6 @@ class Detection:
             "contradictions": list(self.contradictions),
             "notes": list(self.notes),
         }
-
-    def _sources(self) -> tuple[str, ...]:
-        by_source: dict[str, list[str]] = {}
-        for seen in self.found.values():
-            by_source.setdefault(seen.source, []).append(seen.field)
-        return tuple(f"{', '.join(names)}: {source}" for source, names in by_source.items())
 
 
 def detect(nodes: Sequence[Facts], given: Mapping[str, str], *, name: str = "") -> Detection:

@@ -65,7 +65,11 @@ def adapters_here(root: Path) -> tuple[Adapter, ...]:
     for port in sorted((root / INFINIBAND).glob("*/ports/*")):
         names = _SYS_NAMES.values()
         rows[port.parents[1].name, port.name] = {name: first_line(port / name) for name in names}
-    return (*_adapters(rows, f"/{INFINIBAND}"), *_slingshot(root))
+    found = list(_adapters(rows, f"/{INFINIBAND}"))
+    for device in sorted((root / "sys/class/cxi").glob("cxi*")):  # HPE Slingshot; its interface shows the speed
+        number = device.name.removeprefix("cxi")
+        found.append(_cxi(number, first_line(root / "sys/class/net" / f"hsn{number}" / "speed"), "/sys/class/cxi"))
+    return tuple(found)
 
 
 def parse_adapters(lines: Iterable[str], source: str) -> tuple[Adapter, ...]:
@@ -108,13 +112,6 @@ def _adapters(rows: Rows, source: str) -> Iterator[Adapter]:
             active="ACTIVE" in state or not state,
             source=source,
         )
-
-
-def _slingshot(root: Path) -> Iterator[Adapter]:
-    """Yield the devices of HPE Slingshot: /sys/class/cxi, and its network interfaces for the speed."""
-    for device in sorted((root / "sys/class/cxi").glob("cxi*")):
-        number = device.name.removeprefix("cxi")
-        yield _cxi(number, first_line(root / "sys/class/net" / f"hsn{number}" / "speed"), "/sys/class/cxi")
 
 
 def _cxi(number: str, speed: str, source: str) -> Adapter:

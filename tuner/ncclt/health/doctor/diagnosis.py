@@ -67,7 +67,9 @@ def _parts(facts: Facts) -> Iterator[Examination]:
     yield _part("driver", drivers, no_report, asked)
     yield _part("GPUs", (report.source for report in reports), no_report, asked)
     ranks = max((start.ranks or 0 for start in log.starts), default=0)
-    if ranks > 1 or _most_gpus(facts) != 1:
+    counts = [len(report.gpus) for report in reports] + [len(matrix.gpus) for matrix in facts.matrices]
+    counts += [len(topology.gpus) for topology in facts.topologies]
+    if ranks > 1 or max(counts, default=0) != 1:
         links = [matrix.source for matrix in facts.matrices]
         links += [topology.source for topology in facts.topologies]
         links += [link.evidence.source for link in log.links if link.end in ("GPU", "NVS")]
@@ -79,12 +81,6 @@ def _parts(facts: Facts) -> Iterator[Examination]:
         nics += ["/sys/class/infiniband"] if facts.here else []
         yield _part("NICs", nics, "no `ibstat`", "save `ibstat` of a node")
     yield from _logged_parts(facts, ranks)
-
-
-def _most_gpus(facts: Facts) -> int:
-    counted = [len(report.gpus) for report in facts.gpu_reports]
-    counted += [len(matrix.gpus) for matrix in facts.matrices]
-    return max((*counted, *(len(topology.gpus) for topology in facts.topologies)), default=0)
 
 
 def _logged_parts(facts: Facts, ranks: int) -> Iterator[Examination]:

@@ -128,7 +128,8 @@ def parse_gpu_report(stream: IO[bytes], source: str) -> GpuReport:
                 if event == "start":
                     open_elements.append(element)
                     elements += 1
-                    _check_shape(len(open_elements), elements, len(gpus), source)
+                    if len(open_elements) > _DEEPEST or elements > _MOST_ELEMENTS or len(gpus) > _MOST_GPUS:
+                        raise _no_report(source)
                     continue
                 open_elements.pop()
                 if element.tag == "gpu":
@@ -150,11 +151,6 @@ def parse_gpu_report(stream: IO[bytes], source: str) -> GpuReport:
     if not gpus:
         raise InputError(f"{source} lists no GPU", hint="give the output of `nvidia-smi -q -x`")
     return GpuReport(source=source, driver=driver, cuda=cuda, gpus=tuple(gpus))
-
-
-def _check_shape(depth: int, elements: int, gpus: int, source: str) -> None:
-    if depth > _DEEPEST or elements > _MOST_ELEMENTS or gpus > _MOST_GPUS:
-        raise _no_report(source)
 
 
 def _no_report(source: str) -> InputError:

@@ -171,7 +171,8 @@ def parse_matrix(lines: Iterable[str], source: str) -> TopologyMatrix:
     header = next((line for line in rest if is_matrix_header(line)), None)
     if header is None:
         raise InputError(f"{source} holds no matrix of GPUs", hint="give the output of `nvidia-smi topo -m`")
-    devices = _devices(header)
+    words = _ANSI.sub("", header).split()
+    devices = words[: words.index("CPU")] if "CPU" in words else words  # the columns before `CPU Affinity`
     if len(devices) > _MOST_DEVICES or len(set(devices)) != len(devices):
         raise InputError(f"the header of the matrix in {source} is damaged", hint="print it again")
     cells: dict[str, list[str]] = {}
@@ -185,12 +186,6 @@ def parse_matrix(lines: Iterable[str], source: str) -> TopologyMatrix:
         elif is_matrix_header(line):
             break  # a second node's matrix in the same file is ignored
     return _matrix(source, devices, cells, names)
-
-
-def _devices(header: str) -> list[str]:
-    """Return the columns before `CPU Affinity`."""
-    words = _ANSI.sub("", header).split()
-    return words[: words.index("CPU")] if "CPU" in words else words
 
 
 def _matrix(source: str, devices: list[str], cells: dict[str, list[str]], names: dict[str, str]) -> TopologyMatrix:

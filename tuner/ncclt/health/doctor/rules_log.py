@@ -75,14 +75,6 @@ def _direct_nvlink(facts: Facts) -> bool:
     )
 
 
-def _blackwell_board(facts: Facts) -> bool:
-    return any(model.compute_capability >= 120 for model in _models(facts))
-
-
-def _blackwell(facts: Facts) -> bool:
-    return any(100 <= model.compute_capability < 120 for model in _models(facts))
-
-
 def _nvlink(facts: Facts) -> bool:
     return any(link.path is Path.NVLINK for matrix in facts.matrices for _, _, link in matrix.gpu_pairs())
 
@@ -157,7 +149,7 @@ KNOWN_ISSUES = (
     KnownIssue(
         since="2.0",
         until="2.25.1",
-        where=_blackwell,
+        where=lambda facts: any(100 <= model.compute_capability < 120 for model in _models(facts)),
         what="it does not know Blackwell: crashes on larger jobs",
         fix="use NCCL 2.25.1 or newer",
         source="NVIDIA/nccl#1611",
@@ -165,7 +157,7 @@ KNOWN_ISSUES = (
     KnownIssue(
         since="2.0",
         until="2.26.2",
-        where=_blackwell_board,
+        where=lambda facts: any(model.compute_capability >= 120 for model in _models(facts)),
         what="direct access between boards of this generation fails",
         fix="use NCCL 2.26.2 or newer",
         source="NVIDIA/nccl#1637, NVIDIA/nccl-tests#291",

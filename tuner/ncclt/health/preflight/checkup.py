@@ -314,7 +314,10 @@ class Checkup:
             if len(self._hosts) > 1:
                 self._examine_nodes(share)
             else:
-                self._examine_one_node(share)
+                found = self._gpus.slow_gpus(self._hosts[0], share, peer="") if self._cluster.gpus_per_node > 2 else []
+                self.findings += found
+                if not found and share < self._least:
+                    self._blame_all(self._hosts, "no GPU stands out")
         return True
 
     def _settled_share(self, section: Section) -> float:
@@ -369,15 +372,12 @@ class Checkup:
                 without = ", ".join(host for host in self._hosts if host not in rest)
                 self.notes.append(f"without {without} the other {len(rest)} nodes reach {share * 100:.0f} % together")
                 break
-        self._forgive_links()
+        # A link of a node that a later pass has found slow itself is no finding.
+        nodes = {finding.hosts[0] for finding in self.findings if finding.part in (Part.NODE, Part.GPU, Part.GPU_LINK)}
+        self.findings = [one for one in self.findings if one.part is not Part.LINK or not nodes & set(one.hosts)]
         if self._request.full:
             blamed = {host for finding in self.findings for host in finding.hosts if finding.part is not Part.FABRIC}
             self.findings += self._gpus.examine_alone([host for host in self._hosts if host not in blamed])
-
-    def _forgive_links(self) -> None:
-        """Drop links of a node that a later pass has found slow itself."""
-        nodes = {finding.hosts[0] for finding in self.findings if finding.part in (Part.NODE, Part.GPU, Part.GPU_LINK)}
-        self.findings = [one for one in self.findings if one.part is not Part.LINK or not nodes & set(one.hosts)]
 
     def _bisect(self, hosts: tuple[str, ...], share: float, *, first: bool) -> BisectionResult:
         if len(hosts) == 2:
@@ -436,12 +436,6 @@ class Checkup:
             )
         else:
             self._blame_all(hosts, "no node or link stands out")
-
-    def _examine_one_node(self, share: float) -> None:
-        found = self._gpus.slow_gpus(self._hosts[0], share, peer="") if self._cluster.gpus_per_node > 2 else []
-        self.findings += found
-        if not found and share < self._least:
-            self._blame_all(self._hosts, "no GPU stands out")
 
     # --- blame ---
 

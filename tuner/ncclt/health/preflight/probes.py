@@ -152,12 +152,13 @@ class Probes:
         except HostLostError as error:
             # Smaller parts will show which one it is.
             result = TrialResult(outcome=Outcome.CRASHED, detail=error.message)
+        times = [(one.message.size_bytes, one.time_us) for one in result.measurements]
         return ProbeReading(
             section=section,
             ranks=ranks,
             repeat=repeat,
             outcome=result.outcome,
-            times_us=_times_us(result),
+            times_us=tuple(sorted(times)) if result.outcome is Outcome.OK else (),
             expected_gbps=self._expectation.gbps(section),
             detail=result.detail,
             wall_s=result.wall_s,
@@ -170,12 +171,6 @@ def probe_messages(sizes: Sequence[int], *, ranks: int, nodes: int) -> list[Mess
         Message(collective=Collective.ALL_REDUCE, dtype=DTYPE, size_bytes=size, group_size=ranks, spans_nodes=nodes > 1)
         for size in sizes
     ]
-
-
-def _times_us(result: TrialResult) -> tuple[tuple[int, float], ...]:
-    if result.outcome is not Outcome.OK:
-        return ()
-    return tuple(sorted((one.message.size_bytes, one.time_us) for one in result.measurements))
 
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"

@@ -92,8 +92,11 @@ def nccl_choice(
     """
     graph = build_topology(cluster, group_size, spans_nodes)
     best: tuple[float, Algorithm, Protocol] | None = None
+    # RCCL and tuner plugins leave trees earlier than NCCL.
+    limit = cluster.calibration.tree_bytes if cluster.calibration else None
+    most_tree_bytes = math.inf if limit is None else limit
     for candidate in available_algorithms(collective, graph.cluster):
-        if algorithm is None and candidate is Algorithm.TREE and size_bytes > _most_tree_bytes(cluster):
+        if algorithm is None and candidate is Algorithm.TREE and size_bytes > most_tree_bytes:
             continue
         if algorithm is not None and candidate is not algorithm:
             continue
@@ -106,12 +109,6 @@ def nccl_choice(
     time_us, candidate, chosen = best
     channels, threads = _channels_and_threads(collective, candidate, chosen, size_bytes, graph, max_threads)
     return Choice(algorithm=candidate, protocol=chosen, channels=channels, threads=threads, time_us=time_us)
-
-
-def _most_tree_bytes(cluster: Cluster) -> float:
-    """Return the largest message for which a tree may be chosen: RCCL and tuner plugins leave it earlier than NCCL."""
-    limit = cluster.calibration.tree_bytes if cluster.calibration else None
-    return math.inf if limit is None else limit
 
 
 def channels_taken(

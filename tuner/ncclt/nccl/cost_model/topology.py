@@ -96,7 +96,7 @@ def build_topology(cluster: Cluster, group_size: int = 0, spans_nodes: bool = Fa
         ranks=ranks,
         nodes=nodes,
         per_node=per_node,
-        generation=_generation(cluster.compute_capability),
+        generation=sum(cluster.compute_capability >= floor for floor in (80, 90, 100)),
         nvlink=cluster.link_class in ("nvswitch", "nvlink"),
         graph_channels=channels,
         ring_gbps=speed,
@@ -119,10 +119,6 @@ def _spread(cluster: Cluster, ranks: int, spans_nodes: bool) -> tuple[int, int]:
         return 1, ranks
     nodes = min(cluster.nodes, ranks)
     return nodes, -(-ranks // nodes)
-
-
-def _generation(compute_capability: int) -> int:
-    return sum(compute_capability >= floor for floor in (80, 90, 100))
 
 
 def _link_gbps(cluster: Cluster, per_node: int) -> float:

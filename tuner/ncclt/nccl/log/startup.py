@@ -6,7 +6,7 @@ TUNING, and INIT for ranks and nodes).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from re import Match, Pattern
 
@@ -161,15 +161,12 @@ class LogReader:
         process = self._processes.get(key)
         if process is None:
             process = self._processes[key] = Process(host=said.host, pid=said.pid)
-        if said.level != "INFO":
-            self._keep_warning(said, evidence)
+        if said.level != "INFO" and said.text and len(self._warnings) < _MOST_OF_A_KIND:
+            self._warnings.setdefault(said.text, evidence)
         if " : " in said.text and (match := CONNECTION.match(said.text)):
             self._connect(said, match, evidence)
             return
-        for pattern, take in _OF_PROCESSES:
-            match = pattern.search(said.text)
-            if match and match[1] not in self._ignored:
-                take(process, match, evidence)
+        self._take_process(process, said.text, evidence)
         self._take_machine(said, evidence)
         self._take_start(said, evidence)
 
@@ -183,9 +180,36 @@ class LogReader:
             return said
         return replace(said, host=true)
 
-    def _keep_warning(self, said: LogLine, evidence: Evidence) -> None:
-        if len(self._warnings) < _MOST_OF_A_KIND and said.text:
-            self._warnings.setdefault(said.text, evidence)
+    def _take_process(self, process: Process, text: str, evidence: Evidence) -> None:
+        """Read what concerns one process."""
+
+        def find(pattern: Pattern[str]) -> Match[str] | None:
+            match = pattern.search(text)
+            return match if match and match[1] not in self._ignored else None
+
+        if match := find(VERSION):
+            process.version = process.version or LoggedValue(value=match[1], evidence=evidence)
+        if match := find(DRIVER):
+            process.driver = match[1]
+        if match := find(SET_INSIDE):
+            process.set_inside.setdefault(match[1], LoggedValue(value=match[2], evidence=evidence))
+        if match := find(VARIABLE):
+            value = match[2].strip().removesuffix(".")
+            inside = process.set_inside.get(match[1])
+            if inside is None or inside.value != value:  # NCCL logs what a plugin has set like what was inherited
+                process.variables.setdefault(match[1], LoggedValue(value=value, evidence=evidence))
+        if match := find(SOCKETS):
+            for interface in INTERFACE.findall(match[2]):
+                process.sockets.setdefault((match[1], interface), evidence)
+        if match := find(NETWORK):
+            process.network = LoggedValue(value=match[1].strip(), evidence=evidence)
+        if match := find(ADAPTERS):
+            process.adapters.update(ADAPTER.findall(match[1]))
+        if match := find(PROVIDER):
+            process.provider = LoggedValue(value=match[1], evidence=evidence)
+        if match := find(PLUGIN):
+            said = f"{match[1]}/Plugin: {match[2]}"
+            process.plugins.setdefault(said, LoggedValue(value=said, evidence=evidence))
 
     def _take_machine(self, said: LogLine, evidence: Evidence) -> None:
         """Read what concerns the whole node."""
@@ -297,47 +321,6 @@ class LogReader:
         return made
 
 
-def _version(process: Process, match: Match[str], evidence: Evidence) -> None:
-    process.version = process.version or LoggedValue(value=match[1], evidence=evidence)
-
-
-def _driver(process: Process, match: Match[str], _evidence: Evidence) -> None:
-    process.driver = match[1]
-
-
-def _variable(process: Process, match: Match[str], evidence: Evidence) -> None:
-    value = match[2].strip().removesuffix(".")
-    inside = process.set_inside.get(match[1])
-    if inside is None or inside.value != value:  # NCCL logs what a plugin has set like what was inherited
-        process.variables.setdefault(match[1], LoggedValue(value=value, evidence=evidence))
-
-
-def _set_inside(process: Process, match: Match[str], evidence: Evidence) -> None:
-    process.set_inside.setdefault(match[1], LoggedValue(value=match[2], evidence=evidence))
-
-
-def _sockets(process: Process, match: Match[str], evidence: Evidence) -> None:
-    for interface in INTERFACE.findall(match[2]):
-        process.sockets.setdefault((match[1], interface), evidence)
-
-
-def _network(process: Process, match: Match[str], evidence: Evidence) -> None:
-    process.network = LoggedValue(value=match[1].strip(), evidence=evidence)
-
-
-def _adapters(process: Process, match: Match[str], _evidence: Evidence) -> None:
-    process.adapters.update(ADAPTER.findall(match[1]))
-
-
-def _provider(process: Process, match: Match[str], evidence: Evidence) -> None:
-    process.provider = LoggedValue(value=match[1], evidence=evidence)
-
-
-def _plugin(process: Process, match: Match[str], evidence: Evidence) -> None:
-    said = f"{match[1]}/Plugin: {match[2]}"
-    process.plugins.setdefault(said, LoggedValue(value=said, evidence=evidence))
-
-
 _PROBLEMS = (
     ("fallback", FALLBACK),
     ("unreadable", UNREADABLE),
@@ -345,19 +328,6 @@ _PROBLEMS = (
     ("unopened", UNOPENED),
 )
 """Kind of a problem of the node -> its line."""
-
-_OF_PROCESSES: tuple[tuple[Pattern[str], Callable[[Process, Match[str], Evidence], None]], ...] = (
-    (VERSION, _version),
-    (DRIVER, _driver),
-    (SET_INSIDE, _set_inside),
-    (VARIABLE, _variable),
-    (SOCKETS, _sockets),
-    (NETWORK, _network),
-    (ADAPTERS, _adapters),
-    (PROVIDER, _provider),
-    (PLUGIN, _plugin),
-)
-"""Message -> what it changes about its process."""
 
 
 def _float(text: str) -> float:

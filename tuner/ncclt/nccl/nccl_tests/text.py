@@ -237,7 +237,7 @@ def _timing(half: Mapping[str, str], time_name: str) -> NcclTestTiming:
         time_us=float(half[time_name]),
         algbw_gbps=float(half["algbw"]),
         busbw_gbps=float(half["busbw"]),
-        wrong=None if wrong == "N/A" else _count_of_float(wrong),  # printed with %6g: `1e+06`
+        wrong=None if wrong == "N/A" else _count(str(int(float(wrong)))),  # printed with %6g: `1e+06`
     )
 
 
@@ -246,10 +246,6 @@ def _count(word: str) -> int:
     if value < 0:
         raise ValueError(word)
     return value
-
-
-def _count_of_float(word: str) -> int:
-    return _count(str(int(float(word))))
 
 
 def _float(word: str) -> float | None:

@@ -286,9 +286,9 @@ def examine(
         _ask(plugin, api, policy=policy, ranks=ranks, nodes=nodes, collective=collective, sizes=sizes) for api in tabled
     ]
     said, choices = found[-1]
-    if any(
-        given != tuple(_limited(one, api) for one in choices) for api, (_, given) in zip(tabled, found, strict=True)
-    ):
+    # Before v4 the plugin names 32 channels at most (plugin/tuner.c).
+    limited = tuple(replace(one, channels=min(one.channels, _CHANNELS_BEFORE_V4)) for one in choices)
+    if any(given != (choices if api >= 4 else limited) for api, (_, given) in zip(tabled, found, strict=True)):
         raise InputError(
             f"{library} answers differently under two tuner APIs", hint="build it here: ncclt admin plugin build"
         )
@@ -299,11 +299,6 @@ def examine(
         choices=choices,
         works=policy is None or "keeping the NCCL default" not in said,
     )
-
-
-def _limited(choice: PluginChoice, api: int) -> PluginChoice:
-    """Return a choice as an API gives it: before v4 the plugin names 32 channels at most (plugin/tuner.c)."""
-    return replace(choice, channels=min(choice.channels, _CHANNELS_BEFORE_V4)) if api < 4 else choice
 
 
 def _ask(
