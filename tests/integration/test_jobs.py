@@ -206,7 +206,7 @@ def test_a_worker_is_wrongly_assumed_dead_the_next_is_stopped_and_a_third_ends_t
     site.queue.give_back(name, died=True)
     assert worker.wait(PATIENT_S) == 69
     assert not mine(site, id)
-    assert "out of reach of the store" in (site.folder / "worker1.txt").read_text()
+    assert "lost contact to the store" in (site.folder / "worker1.txt").read_text()
     assert not site.state(id).ended, "the late worker has recorded nothing"
 
     worker = site.worker()

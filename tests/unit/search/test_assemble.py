@@ -15,7 +15,15 @@ from ncclt.core.study import Phase, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.prove.confirm import find_uniform_policy
-from ncclt.search.assemble import KEPT_GAIN, assemble, collect_times, expected_us, fastest_alone, finalists, rules_of
+from ncclt.search.assemble import (
+    KEPT_GAIN,
+    assemble,
+    build_rules,
+    collect_times,
+    expected_us,
+    find_finalists,
+    rank_settings,
+)
 from ncclt.search.noise import USUAL_SIGMA, launch_sigma
 
 VERSION = NcclVersion(2, 27, 3)
@@ -85,7 +93,7 @@ def test_the_largest_groups_are_tuned_by_placement_where_they_have_two():
     inside = message(LARGE)
     across = replace(inside, spans_nodes=True)
 
-    policy = Policy(rules=rules_of({inside: RING_LL, across: TREE}))
+    policy = Policy(rules=build_rules({inside: RING_LL, across: TREE}))
 
     assert (policy.setting_for(inside), policy.setting_for(across)) == (RING_LL, TREE)
 
@@ -175,11 +183,11 @@ def test_neighbouring_sizes_with_one_choice_become_one_rule():
     ids=lambda forced: next(iter(forced)),
 )
 def test_whatever_a_setting_forces_alone_is_a_rule(forced):
-    (rule,) = rules_of({message(LARGE): Setting(**forced)})
+    (rule,) = build_rules({message(LARGE): Setting(**forced)})
     assert (rule.algorithm, rule.protocol, rule.channels) == tuple(
         forced.get(name) for name in ("algorithm", "protocol", "channels")
     )
-    assert rules_of({message(LARGE): DEFAULT}) == ()
+    assert build_rules({message(LARGE): DEFAULT}) == ()
 
 
 def test_a_process_wide_parameter_is_shared_by_all_rules_or_by_none():
@@ -251,8 +259,8 @@ def test_finalists_are_the_best_per_message_and_others_the_best_alone():
     )
 
     both = workload(SMALL, LARGE)
-    assert set(finalists(times, both, version=VERSION)) == {RING_LL, TREE}
-    assert fastest_alone(times, both) == [TREE, DEFAULT, RING_LL, BIG_BUFFER]
+    assert set(find_finalists(times, both, version=VERSION)) == {RING_LL, TREE}
+    assert rank_settings(times, both) == [TREE, DEFAULT, RING_LL, BIG_BUFFER]
 
 
 def test_a_policy_shows_for_each_setting_what_its_messages_took_unless_it_failed():

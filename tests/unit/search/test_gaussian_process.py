@@ -14,7 +14,7 @@ from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.search import posterior as module
 from ncclt.search.assemble import Times
 from ncclt.search.gaussian_process import GaussianProcess, Table, prior_mean
-from ncclt.search.observations import Launch, flattened, observe
+from ncclt.search.observations import Launch, compress_losses, observe
 from ncclt.search.posterior import Model, build_kernel, hyperparameter_grid, neg_log_prior, posterior_mean
 from ncclt.search.prior import expected_log_ratios
 from ncclt.search.space import cluster_space
@@ -143,7 +143,7 @@ def test_where_launches_leave_the_model_in_doubt_it_is_less_sure_than_any_of_its
     workload = Workload(name="w", messages=calls, provenance=Provenance(source="test"))
     settings = [s for s in SETTINGS if not s.parameters]
     model = Model(settings, workload, cluster)
-    ratios = flattened(expected_log_ratios(settings, MESSAGES, cluster))[1]
+    ratios = compress_losses(expected_log_ratios(settings, MESSAGES, cluster))[1]
     times = [Launch(setting=DEFAULT, times_us=(100.0,) * 3)]
     times += [Launch(setting=settings[1], times_us=tuple(100 * np.exp(ratios + 0.2)))]
 
@@ -164,7 +164,7 @@ def _table_of(model, observations):
     (setting,) = observations.ratios
     return Table(
         rows=np.array([model.settings.index(setting)]),
-        values=flattened(observations.ratios[setting])[None, :],
+        values=compress_losses(observations.ratios[setting])[None, :],
         noise=np.array([observations.sigma**2]),
         expected=model._expected,
     )

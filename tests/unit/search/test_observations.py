@@ -3,7 +3,7 @@
 from ncclt.core.setting import DEFAULT
 from ncclt.core.study import Phase, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
-from ncclt.search.observations import launches_of
+from ncclt.search.observations import collect_launches
 
 
 def test_a_launch_that_lacks_a_message_is_no_launch_and_one_that_failed_is_a_failure(workload):
@@ -19,7 +19,9 @@ def test_a_launch_that_lacks_a_message_is_no_launch_and_one_that_failed_is_a_fai
         )
 
     whole, part = workload.messages, workload.messages[:1]
-    assert [launch.times_us for launch in launches_of([trial(Outcome.OK, whole)], workload)] == [(5.0,) * len(whole)]
-    assert launches_of([trial(Outcome.OK, part)], workload) == ()
-    failed, wrong = launches_of([trial(Outcome.CRASHED, part), trial(Outcome.WRONG_RESULT, whole)], workload)
+    assert [launch.times_us for launch in collect_launches([trial(Outcome.OK, whole)], workload)] == [
+        (5.0,) * len(whole)
+    ]
+    assert collect_launches([trial(Outcome.OK, part)], workload) == ()
+    failed, wrong = collect_launches([trial(Outcome.CRASHED, part), trial(Outcome.WRONG_RESULT, whole)], workload)
     assert (failed.times_us, failed.wrong, wrong.times_us, wrong.wrong) == (None, False, None, True)

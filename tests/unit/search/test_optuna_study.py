@@ -113,9 +113,9 @@ def test_a_database_that_is_away_is_asked_again_before_the_study_ends(monkeypatc
             raise optuna.exceptions.StorageInternalError("the server is away")
         return answer
 
-    assert (optuna_tables.patiently(ask_database), len(pauses)) == ("here", 2)
+    assert (optuna_tables.with_retries(ask_database), len(pauses)) == ("here", 2)
     with pytest.raises(StoreError, match="Optuna's tables cannot be used: the server is away"):
-        optuna_tables.patiently(ask_database)
+        optuna_tables.with_retries(ask_database)
 
 
 @pytest.mark.parametrize("error", [StoreError("the server is away"), StudyStoppedError("the default fails")])

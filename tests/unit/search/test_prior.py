@@ -14,7 +14,7 @@ from ncclt.core.study import Phase
 from ncclt.measure.trial import launch, launch_claim
 from ncclt.nccl.cost_model.model import nccl_choice
 from ncclt.search.optuna_study import OptunaStudy
-from ncclt.search.prior import channel_certainty, expected_log_ratios, expected_own
+from ncclt.search.prior import channel_certainty, expected_log_ratios, match_expected_default
 from ncclt.search.space import cluster_space
 from ncclt.testing.fakes import FakeRunner, FakeTrialLog
 
@@ -87,7 +87,7 @@ def test_nccl_takes_as_many_channels_by_itself_as_the_log_tells(cluster, told):
     settings = [Setting(algorithm=Algorithm.RING, channels=c) for c in (told, told // 2)]
     found = expected_log_ratios(settings, [LARGE], cluster, printed)[:, 0]
     assert found == pytest.approx([0, math.log(1.265)], abs=0.01)
-    assert expected_own(settings, [LARGE], cluster, printed)[:, 0].tolist() == [True, False]
+    assert match_expected_default(settings, [LARGE], cluster, printed)[:, 0].tolist() == [True, False]
 
 
 def test_what_the_table_does_not_tell_is_estimated_or_not_known(cluster):
@@ -131,12 +131,20 @@ def test_what_nccl_is_expected_to_choose_is_the_cheapest_entry_with_the_channels
     own, other = replace(algo_proto, channels=chosen.channels), replace(algo_proto, channels=chosen.channels // 2)
     buffers = replace(algo_proto, parameters=(("BUFFSIZE", 1 << 20),))
     settings = [algo_proto, own, Setting(channels=chosen.channels), other, LL, TREE, buffers]
-    assert expected_own(settings, [LARGE], cluster)[:, 0].tolist() == [True, True, True, False, False, False, False]
-    assert not expected_own([own], [small], cluster).any()  # another pair, or fewer channels
+    assert match_expected_default(settings, [LARGE], cluster)[:, 0].tolist() == [
+        True,
+        True,
+        True,
+        False,
+        False,
+        False,
+        False,
+    ]
+    assert not match_expected_default([own], [small], cluster).any()  # another pair, or fewer channels
 
     simple = [Setting(algorithm=a, protocol=Protocol.SIMPLE) for a in (Algorithm.RING, Algorithm.TREE)]
-    assert expected_own(simple, [LARGE], cluster, RING_WINS)[:, 0].tolist() == [True, False]
-    assert expected_own(simple, [LARGE], cluster, TREE_WINS)[:, 0].tolist() == [False, True]
+    assert match_expected_default(simple, [LARGE], cluster, RING_WINS)[:, 0].tolist() == [True, False]
+    assert match_expected_default(simple, [LARGE], cluster, TREE_WINS)[:, 0].tolist() == [False, True]
 
 
 def test_more_channels_than_nccl_takes_for_a_small_message_are_expected_to_be_faster(cluster):
@@ -151,4 +159,4 @@ def test_more_channels_than_nccl_takes_for_a_small_message_are_expected_to_be_fa
 
 def test_what_never_passes_the_tuner_has_no_choice_of_its_own(cluster):
     message = Message(collective=Collective.ALL_TO_ALL, dtype="float32", size_bytes=1 << 20, group_size=4)
-    assert not expected_own([RING, LL], [message], cluster).any()
+    assert not match_expected_default([RING, LL], [message], cluster).any()

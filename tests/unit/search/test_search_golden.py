@@ -19,8 +19,8 @@ from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.search.acquisition import Posterior, estimate_gains, estimate_launch_gains, find_incumbent
 from ncclt.search.observations import Launch, observe
 from ncclt.search.posterior import Model, build_kernel, hyperparameter_grid, neg_log_prior
-from ncclt.search.prior import expected_log_ratios, expected_own
-from ncclt.search.sampler import Sampler, _chance_to_run
+from ncclt.search.prior import expected_log_ratios, match_expected_default
+from ncclt.search.sampler import Sampler, _estimate_run_chance
 from ncclt.search.space import recorded_space
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "search.json"
@@ -88,7 +88,7 @@ def of_the_model(cluster):
     return {
         **{f"posterior {name}": getattr(known, name) for name in ("mean", "variance", "weights")},
         "weights of the mixture": [weight for weight, _, _ in known.mixture],
-        "chances to run": _chance_to_run(SETTINGS, observed),
+        "chances to run": _estimate_run_chance(SETTINGS, observed),
         "posterior before all launches": np.array([before.mean, before.variance]),
         "posterior after many launches": later.mean[:3],
     }
@@ -109,7 +109,7 @@ def figures(cluster):
         },
         **{f"covariance {name}": getattr(covariance, name) for name in ("smooth", "rough", "sizes", "prior")},
         "expected log ratios": expected_log_ratios(SETTINGS, MESSAGES, cluster),
-        "expected own": expected_own(SETTINGS, MESSAGES, cluster).astype(int),
+        "expected own": match_expected_default(SETTINGS, MESSAGES, cluster).astype(int),
         "launch gains": estimate_launch_gains(known, find_incumbent(known)),
         "candidate gains": seen.gains,
         "candidate share": [seen.share],

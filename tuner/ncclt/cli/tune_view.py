@@ -131,7 +131,7 @@ class TuneView:
 
 
 def _describe_place(study: Study, reason: str) -> str:
-    """Return where trials run, with the reason."""
+    """Describe the place of the trials, with the reason for it."""
     if study.simulated:
         place = f"{study.label}: timings from a model of {study.cluster.name}"
     elif study.label:

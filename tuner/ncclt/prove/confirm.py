@@ -22,7 +22,7 @@ from ncclt.measure.trial import TrialLog, launch
 from ncclt.nccl.compile import TUNER_API_SINCE, compile_policy
 from ncclt.prove.interleave import can_apply
 from ncclt.prove.payback import step_gain
-from ncclt.search.assemble import KEPT_GAIN, Times, assemble, collect_times, expected_us, fastest_alone, finalists
+from ncclt.search.assemble import KEPT_GAIN, Times, assemble, collect_times, expected_us, find_finalists, rank_settings
 from ncclt.search.posterior import posterior_mean
 
 CONFIRMED_LAUNCHES = 3
@@ -103,9 +103,9 @@ def _count_missing_launches(
     as_table = one_launch and not has_failed
     alone = [DEFAULT]
     if not as_table:
-        alone += finalists(expected, workload, version=version)
+        alone += find_finalists(expected, workload, version=version)
     if with_variables or not one_launch:
-        alone += fastest_alone(expected, workload)[:_FASTEST_ALONE]
+        alone += rank_settings(expected, workload)[:_FASTEST_ALONE]
     missing: Counter[tuple[Setting, Policy | None]] = Counter()
     for setting in alone:
         missing[setting, None] = CONFIRMED_LAUNCHES - fresh.fewest(setting)

@@ -1,7 +1,7 @@
 """Sizes that a rule covers and the workload lacks: measured in the proof's first pair; where they lose, the rule ends.
 
-A rule reaches beyond the sizes that were measured, to their neighbours and up to sqrt(2) (`search.assemble.rules_of`),
-since a job's sizes move a little with its version. The workload's own messages keep their setting whatever a probe
+A rule reaches beyond the measured sizes, to their neighbours and up to sqrt(2) (`search.assemble.build_rules`), since a
+job's sizes move a little with its version. The workload's own messages keep their setting whatever a probe
 says, so what was proven of them stays true of the narrowed policy. Only those that looked slower themselves lose it.
 """
 

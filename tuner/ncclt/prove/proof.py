@@ -156,7 +156,7 @@ def describe_proof(trials: Sequence[Trial], workload: Workload, table: PolicyVer
     launched = last_proof(trials)
     notes = [_BY_SUMS] if any(t.arm is Arm.TABLE and t.policy is None for t in launched) else []
     policies = {t.arm: t.policy for t in launched if t.arm is not None and t.policy is not None}
-    if table.verdict.decision is Decision.TUNED and (left := _left_to_nccl(launched, workload, table.policy)):
+    if table.verdict.decision is Decision.TUNED and (left := _find_dropped(launched, workload, table.policy)):
         notes.append(
             f"left at the NCCL default: {', '.join(left)} (slower in the A/B test; the gain includes that loss)"
         )
@@ -184,7 +184,7 @@ def _join_sizes(messages: Sequence[Message]) -> str:
     return "; ".join(texts)
 
 
-def _left_to_nccl(launched: Sequence[Trial], workload: Workload, table: Policy) -> list[str]:
+def _find_dropped(launched: Sequence[Trial], workload: Workload, table: Policy) -> list[str]:
     """Return the labels of the messages that were launched under another setting than is delivered."""
     settings = {
         measured.message: trial.setting_for(measured.message)

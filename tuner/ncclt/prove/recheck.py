@@ -133,9 +133,9 @@ def recheck(
         )
     arm, policy_verdict = find_served_arm(found)
     if reasons := _find_changed_conditions(request, runner.cluster.fingerprint()):
-        return _result(request, reasons, (), launches=0, launcher="", now=now())
+        return _build_recheck(request, reasons, (), launches=0, launcher="", now=now())
     evidence = collect_evidence(request.trials)
-    before = _as_delivered(evidence.whole_blocks(arm), policy_verdict.policy)
+    before = _restore_dropped(evidence.whole_blocks(arm), policy_verdict.policy)
     if not before:
         raise NoRecommendationError(
             f"the launches behind {found.id} are outdated: its study has searched on since",
@@ -144,9 +144,8 @@ def recheck(
     workload = _reduce_workload(request.study.workload, before, request.points)
     measured: dict[Arm, list[_Launch]] = {Arm.DEFAULT: [], arm: []}
     launches = 0
-    for one, launch in _launches(
-        request, runner, workload, arm, policy_verdict.policy, interrupted=interrupted, watch=watch
-    ):
+    policies = {Arm.DEFAULT: Policy(), arm: policy_verdict.policy}
+    for one, launch in _launch_all(request, runner, workload, policies, interrupted=interrupted, watch=watch):
         if launch is None:
             return None
         launches += 1
@@ -157,7 +156,7 @@ def recheck(
                 hint="repair the cluster or the benchmark first; nothing was recorded",
             )
         if launch.failure:
-            return _result(
+            return _build_recheck(
                 request, [f"the policy fails: {launch.failure}"], (), launches=launches, launcher=runner.name, now=now()
             )
     min_effect = policy_verdict.verdict.min_effect
@@ -169,7 +168,7 @@ def recheck(
     ]
     unknown = _unknown_facts(request, runner.cluster.fingerprint())
     reasons = reasons or _find_open_reasons(request, changes, launches=launches, min_effect=min_effect, unknown=unknown)
-    return _result(request, reasons, changes, launches=launches, launcher=runner.name, now=now())
+    return _build_recheck(request, reasons, changes, launches=launches, launcher=runner.name, now=now())
 
 
 def find_served_arm(found: Recommendation) -> tuple[Arm, PolicyVerdict]:
@@ -229,7 +228,9 @@ def driver_before(recommendation: Recommendation, rechecks: Sequence[Recheck]) -
     return next(found, recommendation.fingerprint.driver)
 
 
-def _as_delivered(blocks: Sequence[tuple[ArmLaunch, ArmLaunch]], policy: Policy) -> list[tuple[ArmLaunch, ArmLaunch]]:
+def _restore_dropped(
+    blocks: Sequence[tuple[ArmLaunch, ArmLaunch]], policy: Policy
+) -> list[tuple[ArmLaunch, ArmLaunch]]:
     """Return the pairs of a proof with NCCL's own times for messages whose rule was not delivered, as it lost."""
     pairs = []
     for default, launch in blocks:
@@ -250,21 +251,20 @@ def _reduce_workload(workload: Workload, before: Sequence[tuple[ArmLaunch, ArmLa
     return replace(workload, messages=tuple(workload.messages[position] for position in ranked[:count]))
 
 
-def _launches(
+def _launch_all(
     request: RecheckRequest,
     runner: Runner,
     workload: Workload,
-    arm: Arm,
-    policy: Policy,
+    policies: Mapping[Arm, Policy],
     *,
     interrupted: Callable[[], str],
     watch: Callable[[Arm, TrialResult], None],
 ) -> Iterator[tuple[Arm, _Launch | None]]:
     """Measure the points in turn under default and policy; a policy with several settings takes a launch for each."""
     counts = Counter(trial.setting for trial in request.trials)
+    whole = all(can_apply(runner, policy) for policy in policies.values())
     for block in range(request.blocks):
-        policies = {Arm.DEFAULT: Policy(), arm: policy}
-        steps = plan_block(policies, workload, block, whole=can_apply(runner, policy), seed=request.recommendation.id)
+        steps = plan_block(policies, workload, block, whole=whole, seed=request.recommendation.id)
         for half in dict.fromkeys((step.arm, step.block) for step in steps):
             message_us: dict[Message, float] = {}
             failure = ""
@@ -353,7 +353,7 @@ def _find_open_reasons(
     return [f"{_TOO_WEAK}: {'; '.join(doubts)}", *found]
 
 
-def _result(
+def _build_recheck(
     request: RecheckRequest,
     reasons: Sequence[str],
     changes: tuple[Change, ...],

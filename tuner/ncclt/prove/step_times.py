@@ -151,13 +151,13 @@ def verify(
             if any(one.failure for one in launches) and any(one.side is Side.BASE for one in launches):
                 break
             whole = not launch.failure and len(launches) % _PER_BLOCK == 0
-            if whole and decide(_pairs(launches), min_effect=request.how.min_effect) is not Decision.UNDECIDED:
+            if whole and decide(_build_pairs(launches), min_effect=request.how.min_effect) is not Decision.UNDECIDED:
                 break
     except KeyboardInterrupt:
         del launches[len(launches) // _PER_BLOCK * _PER_BLOCK :]
-        done = _verification(request, launches, seen, now()) if len(launches) > len(earlier) else None
+        done = _build_verification(request, launches, seen, now()) if len(launches) > len(earlier) else None
         raise InterruptedComparisonError(done) from None
-    return _verification(request, launches, seen, now())
+    return _build_verification(request, launches, seen, now())
 
 
 class InterruptedComparisonError(KeyboardInterrupt):
@@ -178,7 +178,7 @@ def can_resume(found: Verification, how: Comparison) -> bool:
     return open_yet and len(found.launches) < how.blocks * _PER_BLOCK
 
 
-def _verification(
+def _build_verification(
     request: VerifyRequest, launches: Sequence[StepLaunch], seen: StepTimes, created: str
 ) -> Verification:
     verdict = _verdict(request, launches)
@@ -211,7 +211,7 @@ def _launch(
     """Run the training once; no processes or files are left afterwards."""
     folder = make_folder(request.how.directory, keep=None)
     try:
-        recording, plan = _plan(request, side, launcher, environ, folder)
+        recording, plan = _plan_launch(request, side, launcher, environ, folder)
         for path, content in recording.files:
             (folder / path).write_text(content, encoding="utf-8")
         result = launcher.run(plan)
@@ -221,7 +221,7 @@ def _launch(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _plan(
+def _plan_launch(
     request: VerifyRequest, side: Side, launcher: Launcher, environ: Mapping[str, str], folder: Path
 ) -> tuple[RecordPlan, LaunchPlan]:
     argv, variables_of_side = request.side(side)
@@ -268,7 +268,7 @@ def describe_failure(result: LaunchResult, *, timeout_s: float, missing: str = "
     return "\n".join([reason, *lines])[-_TAIL_CHARACTERS:] if lines else reason
 
 
-def _pairs(launches: Sequence[StepLaunch]) -> Pairs:
+def _build_pairs(launches: Sequence[StepLaunch]) -> Pairs:
     """Return the launches of all whole blocks in pairs."""
     times_us = {
         side: [launch.time_us for launch in launches if launch.side is side and launch.time_us is not None]
@@ -280,9 +280,9 @@ def _pairs(launches: Sequence[StepLaunch]) -> Pairs:
 
 def _verdict(request: VerifyRequest, launches: Sequence[StepLaunch]) -> Verdict:
     failure = next((launch.failure for launch in launches if launch.failure), "")
-    verdict = judge(_pairs(launches), min_effect=request.how.min_effect, failure=failure.partition("\n")[0])
+    verdict = judge(_build_pairs(launches), min_effect=request.how.min_effect, failure=failure.partition("\n")[0])
     if request.base_argv:
-        return replace(verdict, reason=_of_commands(verdict, is_failed=bool(failure)))
+        return replace(verdict, reason=_describe_command_ratio(verdict, is_failed=bool(failure)))
     if verdict.decision is not Decision.TUNED:
         return verdict
     # The verdict's own sentence is about communication; here whole steps were timed.
@@ -295,7 +295,7 @@ def _verdict(request: VerifyRequest, launches: Sequence[StepLaunch]) -> Verdict:
     )
 
 
-def _of_commands(verdict: Verdict, *, is_failed: bool) -> str:
+def _describe_command_ratio(verdict: Verdict, *, is_failed: bool) -> str:
     """Return the sentence on two commands, one of which may well be slower."""
     if is_failed:
         return verdict.reason.replace("the policy", "the command", 1)

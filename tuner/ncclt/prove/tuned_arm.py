@@ -127,7 +127,7 @@ def prepare_comparison(
     plugin, folder = find_plugin(environ), how.directory.resolve() / ".ncclt-table"
     with ExitStack() as stack:
         if not planned:
-            folder = stack.enter_context(_own_folder(folder.parent))
+            folder = stack.enter_context(_make_folder(folder.parent))
             plugin = plugin and place_plugin(folder, plugin)
         plan = plan_tuned_arm(recommendation, argv, environ=inherited, plugin=plugin, folder=folder)
         given = dict(plan.set_env)
@@ -148,7 +148,7 @@ def prepare_comparison(
 
 
 @contextmanager
-def _own_folder(parent: Path) -> Iterator[Path]:
+def _make_folder(parent: Path) -> Iterator[Path]:
     """Yield a new folder that is removed afterwards."""
     try:
         made = TemporaryDirectory(prefix=".ncclt-table-", dir=parent, ignore_cleanup_errors=True)

@@ -115,20 +115,20 @@ def assemble(
         min_launches: settings measured less often are not considered.
         keep: share of the gain that is enough: the policy has the fewest rules that reach it.
     """
-    chosen = _best_candidate(times, workload, version=version, min_launches=min_launches)
+    chosen = _find_best_candidate(times, workload, version=version, min_launches=min_launches)
     if keep < 1:
-        chosen = _fewest_rules(chosen, times, workload, version=version, min_launches=min_launches, keep=keep)
+        chosen = _reduce_rules(chosen, times, workload, version=version, min_launches=min_launches, keep=keep)
     applied = {m: s.applied_to(m.collective, version=version) for m, s in chosen.choices.items()}
-    return Policy(rules=rules_of(applied), parameters=chosen.parameters)
+    return Policy(rules=build_rules(applied), parameters=chosen.parameters)
 
 
-def finalists(times: Times, workload: Workload, *, version: NcclVersion) -> tuple[Setting, ...]:
+def find_finalists(times: Times, workload: Workload, *, version: NcclVersion) -> tuple[Setting, ...]:
     """Return the settings of the best policy, each once; for arguments see `assemble`."""
-    chosen = _best_candidate(times, workload, version=version, min_launches=1)
+    chosen = _find_best_candidate(times, workload, version=version, min_launches=1)
     return tuple(dict.fromkeys(chosen.choices.values()))
 
 
-def fastest_alone(times: Times, workload: Workload) -> list[Setting]:
+def rank_settings(times: Times, workload: Workload) -> list[Setting]:
     """Return the settings by what the workload as a whole takes under each, the fastest first."""
 
     def total_us(setting: Setting) -> float:
@@ -147,17 +147,18 @@ class _Candidate:
     time_us: float
 
 
-def _best_candidate(times: Times, workload: Workload, *, version: NcclVersion, min_launches: int) -> _Candidate:
+def _find_best_candidate(times: Times, workload: Workload, *, version: NcclVersion, min_launches: int) -> _Candidate:
     groups = sorted({s.parameters for s in times.by_setting})
     candidates = [
-        _group_policy(times, workload, parameters=p, version=version, min_launches=min_launches) for p in groups
+        _build_group_candidate(times, workload, parameters=p, version=version, min_launches=min_launches)
+        for p in groups
     ]
     plain = next(c for c in candidates if not c.parameters)
     best = min(candidates, key=lambda c: c.time_us)
     return best if best.time_us < plain.time_us * (1 - MIN_GROUP_GAIN) else plain
 
 
-def _group_policy(
+def _build_group_candidate(
     times: Times, workload: Workload, *, parameters: Parameters, version: NcclVersion, min_launches: int
 ) -> _Candidate:
     group = [s for s in times.by_setting if s.parameters == parameters]
@@ -192,7 +193,7 @@ def _reaches(setting: Setting, unforced: Setting, message: Message, version: Ncc
     return applied != unforced and (applied.algorithm, applied.protocol) == (setting.algorithm, setting.protocol)
 
 
-def _fewest_rules(
+def _reduce_rules(
     best: _Candidate, times: Times, workload: Workload, *, version: NcclVersion, min_launches: int, keep: float
 ) -> _Candidate:
     """Return the choices with the fewest rules that keep a share of the gain of the best ones.
@@ -282,7 +283,7 @@ def _combine(ways: Sequence[_Way], more: Sequence[_Way]) -> list[_Way]:
     return found
 
 
-def rules_of(choices: Mapping[Message, Setting]) -> tuple[Rule, ...]:
+def build_rules(choices: Mapping[Message, Setting]) -> tuple[Rule, ...]:
     """Return the rules that give each message its setting, as applied to its collective."""
     families: dict[_Family, dict[int, Setting]] = {}
     for message, setting in sorted(choices.items()):
@@ -296,11 +297,11 @@ def rules_of(choices: Mapping[Message, Setting]) -> tuple[Rule, ...]:
     rules: list[Rule] = []
     for (collective, group_size, spans), sizes in families.items():
         placed = group_size and (group_size < largest or (group_size, True) in both)
-        rules += _family_rules(collective, group_size, spans if placed else None, sizes)
+        rules += _build_family_rules(collective, group_size, spans if placed else None, sizes)
     return tuple(rules)
 
 
-def _family_rules(
+def _build_family_rules(
     collective: Collective, group_size: int, spans_nodes: bool | None, sizes: Mapping[int, Setting]
 ) -> list[Rule]:
     ordered = sorted(sizes)
@@ -328,15 +329,13 @@ def _family_rules(
             protocol=setting.protocol,
             channels=setting.channels,
         )
-        if rules and _adjoins(rules[-1], rule):
-            rule = replace(rule, min_bytes=rules.pop().min_bytes)
+        if rules:
+            last = rules[-1]
+            same = (last.algorithm, last.protocol, last.channels) == (rule.algorithm, rule.protocol, rule.channels)
+            if same and last.max_bytes is not None and last.max_bytes + 1 >= rule.min_bytes:
+                rule = replace(rule, min_bytes=rules.pop().min_bytes)
         rules.append(rule)
     return rules
-
-
-def _adjoins(before: Rule, rule: Rule) -> bool:
-    same = (before.algorithm, before.protocol, before.channels) == (rule.algorithm, rule.protocol, rule.channels)
-    return same and before.max_bytes is not None and before.max_bytes + 1 >= rule.min_bytes
 
 
 def expected_us(

@@ -215,7 +215,7 @@ class _Work:
         """Ask for a proposal and claim it; None = another worker was faster, or nothing is left to launch."""
         proposal = self.optuna_study.propose(trials, running=running)
         if proposal is None:
-            self.stop(SearchEnd(reason=self.optuna_study.exhausted(trials), converged=True))
+            self.stop(SearchEnd(reason=self.optuna_study.explain_exhaustion(trials), converged=True))
             return None
         if reason := self._explain_low_gain(proposal, trials):
             converged = self.budget.steps is None
@@ -244,7 +244,11 @@ class _Work:
 
     def _explain_low_gain(self, proposal: Proposal, trials: Sequence[Trial]) -> str:
         """Return the reason why the launch of a proposal is not worth its cost; empty where it is."""
-        threshold = self._threshold(trials)
+        if self.budget.steps is None or self.default.score_us is None:
+            threshold = WORTH_A_LAUNCH if self.budget.patience else 0.0
+        else:
+            launch_s = sum(t.result.wall_s for t in trials) / len(trials)
+            threshold = launch_s / (self.default.score_us / 1e6 * self.budget.steps)
         too_early = self.budget.steps is None and len(trials) < MIN_LAUNCHES
         if too_early or proposal.expected_gain >= threshold:
             return ""
@@ -255,12 +259,6 @@ class _Work:
                 return f"converged: none of {count_noun(len(history), 'trial')} beats the NCCL default"
             return f"converged: {expected}"
         return f"{expected}, less than the trial costs over {count_noun(self.budget.steps, 'step')}"
-
-    def _threshold(self, trials: Sequence[Trial]) -> float:
-        if self.budget.steps is None or self.default.score_us is None:
-            return WORTH_A_LAUNCH if self.budget.patience else 0.0
-        launch_s = sum(t.result.wall_s for t in trials) / len(trials)
-        return launch_s / (self.default.score_us / 1e6 * self.budget.steps)
 
     def _gpu_seconds(self, runner: Runner) -> float:
         return gpu_seconds(self.trial_log.trials(), runner.cluster)

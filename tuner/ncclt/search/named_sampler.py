@@ -61,7 +61,8 @@ def named_sampler(text: str) -> NamedSampler | None:
     parameters = inspect.signature(found).parameters
     _require_known(text, name, options, parameters)
     seeded = "seed" in parameters
-    startup = options.get("n_startup_trials", _default(parameters.get("n_startup_trials")))
+    parameter = parameters.get("n_startup_trials")
+    startup = options.get("n_startup_trials", None if parameter is None else parameter.default)
     if isinstance(startup, int) and startup < 0:
         raise UsageError(f"--sampler {text}: n_startup_trials must be 0 or more, not {startup}", hint=_EXAMPLE)
     made = NamedSampler(
@@ -121,10 +122,6 @@ def _require_known(
             close = get_close_matches(option, known)
             hint = f"did you mean {close[0]}?" if close else f"it takes {', '.join(known) or 'none'}"
             raise UsageError(f"--sampler {text}: {name} has no argument {option}", hint=hint)
-
-
-def _default(parameter: inspect.Parameter | None) -> object:
-    return None if parameter is None else parameter.default
 
 
 def _module(name: str) -> ModuleType:

@@ -34,7 +34,7 @@ class Launch:
     wrong: bool = False
 
 
-def launches_of(trials: Iterable[Trial], workload: Workload) -> tuple[Launch, ...]:
+def collect_launches(trials: Iterable[Trial], workload: Workload) -> tuple[Launch, ...]:
     """Return the launches of a study that measured one setting, in order."""
     found = []
     for trial in trials:
@@ -108,7 +108,7 @@ def observe(launches: Sequence[Launch]) -> Observations:
     )
 
 
-def flattened(ratios: Array) -> Array:
+def compress_losses(ratios: Array) -> Array:
     """Return log ratios with those of slower settings compressed; gains stay as they are.
 
     A landscape spans factors of 100 where it is hopeless and a few per cent where it matters. On one scale for both
@@ -117,6 +117,6 @@ def flattened(ratios: Array) -> Array:
     return np.where(ratios > 0, _HOPELESS * np.log1p(np.maximum(ratios, 0.0) / _HOPELESS), ratios)
 
 
-def unflattened(values: Array) -> Array:
-    """Return the log ratios that `flattened` compressed."""
+def expand_losses(values: Array) -> Array:
+    """Return the log ratios that `compress_losses` compressed."""
     return np.where(values > 0, _HOPELESS * np.expm1(np.maximum(values, 0.0) / _HOPELESS), values)

@@ -25,7 +25,7 @@ from ncclt.core.workload import Workload
 from ncclt.errors import StoreError, StudyStoppedError
 from ncclt.search.gaussian_process import one_blas_thread
 from ncclt.search.named_sampler import NamedSampler
-from ncclt.search.observations import launches_of
+from ncclt.search.observations import collect_launches
 from ncclt.search.optuna_tables import (
     LABEL,
     NUMBER,
@@ -37,9 +37,9 @@ from ncclt.search.optuna_tables import (
     WORTH,
     Answer,
     close_storage,
+    hide_experimental_warnings,
     open_study,
-    patiently,
-    unannounced,
+    with_retries,
 )
 from ncclt.search.sampler import Proposal, Sampler
 from ncclt.search.space import SearchSpace
@@ -153,7 +153,7 @@ class OptunaStudy:
         self._lock(lambda: self._add_missing(trials))
 
     def _add_missing(self, trials: Sequence[Trial]) -> None:
-        kept = patiently(lambda: self._study.get_trials(deepcopy=False))
+        kept = with_retries(lambda: self._study.get_trials(deepcopy=False))
         live = [frozen for frozen in kept if frozen.state not in (TrialState.FAIL, TrialState.WAITING)]
         known = {frozen.user_attrs.get(NUMBER) for frozen in live}
         for trial in trials:
@@ -184,20 +184,20 @@ class OptunaStudy:
             return Proposal(setting=setting, reason=ENQUEUED)
         if self._named is None:
             by_digest = sorted(busy, key=lambda setting: setting.digest())
-            return self._sampler.propose(launches_of(trials, self._workload), running=by_digest)
+            return self._sampler.propose(collect_launches(trials, self._workload), running=by_digest)
         return self._draw(self._named, trials, busy, f"{self._seed}:{len(trials) + len(running)}")
 
     def start(self, claim: Claim, proposal: Proposal) -> None:
         """Show in Optuna that the last proposal is being launched."""
         attributes = _identity(claim.number, claim.setting) | {REASON: proposal.reason}
         enqueued, drawn = self._enqueued, self._drawn
-        if enqueued is not None and patiently(partial(self._begin, enqueued._trial_id, claim.setting, attributes)):
+        if enqueued is not None and with_retries(partial(self._begin, enqueued._trial_id, claim.setting, attributes)):
             trial_id = enqueued._trial_id
         else:
-            trial_id = patiently(lambda: self._create(claim.setting, attributes, drawn.trial))
+            trial_id = with_retries(lambda: self._create(claim.setting, attributes, drawn.trial))
         for name, value in drawn.study.items():
-            patiently(partial(self._storage.set_study_system_attr, self._study._study_id, name, value))
-        self._launching[claim.number] = patiently(lambda: self._storage.get_trial(trial_id))
+            with_retries(partial(self._storage.set_study_system_attr, self._study._study_id, name, value))
+        self._launching[claim.number] = with_retries(lambda: self._storage.get_trial(trial_id))
 
     def tell(self, claim: Claim, trial: Trial) -> None:
         """Tell Optuna the result of a launch."""
@@ -205,10 +205,10 @@ class OptunaStudy:
         if trial.number != claim.number:  # the store had taken this worker for dead, so others may have, too
             self._fail(shown.number)
             self._add(trial)
-        elif patiently(lambda: self._finish(shown, trial)) is TrialState.FAIL:
+        elif with_retries(lambda: self._finish(shown, trial)) is TrialState.FAIL:
             self._add(trial)
 
-    def exhausted(self, trials: Sequence[Trial]) -> str:
+    def explain_exhaustion(self, trials: Sequence[Trial]) -> str:
         """Return the reason why there was no proposal after these trials."""
         if self._named is not None:
             return f"{self._named.name} proposed failed or running settings {MOST_ASKS} times in a row"
@@ -228,7 +228,7 @@ class OptunaStudy:
             values = waiting.system_attrs.get("fixed_params", {})
             setting = self._space.setting_with(values)
             if setting is None:
-                patiently(partial(self._refuse, waiting._trial_id, f"no setting of the search space: {values}"))
+                with_retries(partial(self._refuse, waiting._trial_id, f"no setting of the search space: {values}"))
             elif setting not in busy:
                 self._enqueued = waiting
                 return setting
@@ -250,7 +250,7 @@ class OptunaStudy:
         for attempt in range(MOST_ASKS):
             seed = int.from_bytes(hashlib.sha256(f"{what}:{attempt}".encode()).digest()[:4], "big")
             try:
-                with unannounced():
+                with hide_experimental_warnings():
                     scratch.sampler = named.create(seed)
                     asked = scratch.ask()
                     setting = self._space.setting(self._suggest(asked))
@@ -275,9 +275,9 @@ class OptunaStudy:
         """Return a study in memory, and what samplers have noted in the stored one."""
         storage = optuna.storages.InMemoryStorage()
         scratch = optuna.create_study(storage=storage)
-        kept = patiently(lambda: self._study.get_trials(deepcopy=False))
+        kept = with_retries(lambda: self._study.get_trials(deepcopy=False))
         noted = {shown.user_attrs.get(NUMBER): shown.system_attrs for shown in kept}
-        attributes = patiently(lambda: self._storage.get_study_system_attrs(self._study._study_id))
+        attributes = with_retries(lambda: self._storage.get_study_system_attrs(self._study._study_id))
         for name, value in attributes.items():
             storage.set_study_system_attr(scratch._study_id, name, value)
         for trial in trials:
@@ -309,7 +309,7 @@ class OptunaStudy:
         return asked.params
 
     def _load(self, states: tuple[TrialState, ...]) -> list[optuna.trial.FrozenTrial]:
-        return patiently(lambda: self._study.get_trials(deepcopy=False, states=states))
+        return with_retries(lambda: self._study.get_trials(deepcopy=False, states=states))
 
     def _create(self, setting: Setting, attributes: Mapping[str, Any], noted: Mapping[str, Any]) -> int:
         """Create a RUNNING trial and return its id."""
@@ -353,13 +353,13 @@ class OptunaStudy:
             same = trial is not None and frozen.user_attrs[SETTING] == trial.setting.to_document()
             complete = {shown.user_attrs.get(NUMBER) for shown in self._load((TrialState.COMPLETE,))} if same else ()
             if trial is not None and same and number not in complete:
-                patiently(partial(self._finish, frozen, trial))
+                with_retries(partial(self._finish, frozen, trial))
             elif trial is not None or mine is not None or number not in claimed:
                 # If another launch has its number, a dead worker's claim was given away again.
                 self._fail(frozen.number)
 
     def _fail(self, number: int) -> None:
-        patiently(lambda: self._tell(number, TrialState.FAIL))
+        with_retries(lambda: self._tell(number, TrialState.FAIL))
 
     def _finish(self, shown: optuna.trial.FrozenTrial, trial: Trial) -> TrialState:
         """Store the result of a trial, and return its state in Optuna: FAIL where it had been ended as dead."""
@@ -386,7 +386,7 @@ class OptunaStudy:
             distributions=dict(self._space.axes),
             user_attrs=_identity(trial.number, trial.setting) | _result(trial),
         )
-        patiently(lambda: self._study.add_trial(complete))
+        with_retries(lambda: self._study.add_trial(complete))
 
     def _value(self, trial: Trial) -> float | None:
         """Return the value of a trial; None for a default that failed, which counts for nothing."""

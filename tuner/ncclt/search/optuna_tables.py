@@ -45,14 +45,14 @@ _Storage = optuna.storages.RDBStorage | optuna.storages.InMemoryStorage
 
 
 @contextmanager
-def unannounced() -> Iterator[None]:
+def hide_experimental_warnings() -> Iterator[None]:
     """Keep back Optuna's warnings that a part of it is new: a user of ours can do nothing about it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         yield
 
 
-def patiently(call: Callable[[], Answer]) -> Answer:
+def with_retries(call: Callable[[], Answer]) -> Answer:
     """Do something with Optuna's database, and again when it was away.
 
     Raises:
@@ -88,13 +88,13 @@ def open_study(url: str | None, name: str, metric: str, attributes: Mapping[str,
     """
     storage: _Storage = _open_storage(url) if url else optuna.storages.InMemoryStorage()
     sampler = optuna.samplers.RandomSampler()  # never asked
-    study = patiently(
+    study = with_retries(
         lambda: optuna.create_study(storage=storage, study_name=name, load_if_exists=True, sampler=sampler)
     )
-    with unannounced():
-        patiently(lambda: study.set_metric_names([metric]))
+    with hide_experimental_warnings():
+        with_retries(lambda: study.set_metric_names([metric]))
     for key, value in attributes.items():
-        patiently(partial(study.set_user_attr, key, value))
+        with_retries(partial(study.set_user_attr, key, value))
     return storage, study
 
 
@@ -116,11 +116,11 @@ def record_proof(url: str, study: Study, space: SearchSpace, trials: Sequence[Tr
         return
     storage, proof = open_study(url, _proof_name(study.name), _TIME, study_attributes(study))
     try:
-        kept = patiently(lambda: proof.get_trials(deepcopy=False))
+        kept = with_retries(lambda: proof.get_trials(deepcopy=False))
         known = {shown.user_attrs.get(NUMBER) for shown in kept}
         for trial in launched:
             if trial.number not in known:
-                patiently(partial(proof.add_trial, _proof_trial(trial, space)))
+                with_retries(partial(proof.add_trial, _proof_trial(trial, space)))
     finally:
         close_storage(storage)
 
@@ -171,10 +171,10 @@ def forget_studies(url: str, names: Sequence[str]) -> None:
     """
     storage = _open_storage(url)
     try:
-        known = {study.study_name: study._study_id for study in patiently(storage.get_all_studies)}
+        known = {study.study_name: study._study_id for study in with_retries(storage.get_all_studies)}
         for name in (*names, *map(_proof_name, names)):
             if name in known:
-                patiently(partial(storage.delete_study, known[name]))
+                with_retries(partial(storage.delete_study, known[name]))
     finally:
         close_storage(storage)
 
@@ -182,6 +182,6 @@ def forget_studies(url: str, names: Sequence[str]) -> None:
 def _open_storage(url: str) -> optuna.storages.RDBStorage:
     try:
         # A connection that the server ended meanwhile is noticed before it is used.
-        return patiently(lambda: optuna.storages.RDBStorage(url, engine_kwargs={"pool_pre_ping": True}))
+        return with_retries(lambda: optuna.storages.RDBStorage(url, engine_kwargs={"pool_pre_ping": True}))
     except (optuna.exceptions.OptunaError, ImportError, OSError, RuntimeError) as error:
         raise StoreError(f"Optuna's tables cannot be opened: {error}", hint="check --storage") from error

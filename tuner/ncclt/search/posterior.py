@@ -23,8 +23,8 @@ from ncclt.nccl.cost_model.topology import build_topology
 from ncclt.search.acquisition import Mixture, Posterior
 from ncclt.search.assemble import Times
 from ncclt.search.gaussian_process import Array, Covariance, GaussianProcess, Table, one_blas_thread, prior_mean
-from ncclt.search.observations import Observations, flattened, unflattened
-from ncclt.search.prior import channel_certainty, expected_log_ratios, expected_own
+from ncclt.search.observations import Observations, compress_losses, expand_losses
+from ncclt.search.prior import channel_certainty, expected_log_ratios, match_expected_default
 
 _CONSTANT, _ALGORITHM, _PROTOCOL, _ALGO_PROTO = 0.3, 0.2, 0.3, 0.3
 """How far all forced settings, and those of one algorithm, protocol or pair, depart from the prior mean."""
@@ -147,8 +147,8 @@ def build_kernel(settings: Sequence[Setting], messages: Sequence[Message], clust
         messages: of the workload, placed.
         cluster: sized.
     """
-    algorithm = _same([s.algorithm for s in settings])
-    protocol = _same([s.protocol for s in settings])
+    algorithm = _build_indicator([s.algorithm for s in settings])
+    protocol = _build_indicator([s.protocol for s in settings])
     algo_proto = algorithm * protocol
     own = math.log2(max(1, build_topology(cluster).channels))
     likely_own = {s: _own_doublings(s, messages, cluster, own) for s in settings if s.channels is None}
@@ -169,7 +169,7 @@ def build_kernel(settings: Sequence[Setting], messages: Sequence[Message], clust
     effects = _parameter_effects(settings)
     message_doublings = np.array([math.log2(m.size_bytes) for m in messages])
     same = (distance == 0) & (auto[:, None] == auto[None, :])
-    own_group = _same([s.parameters for s in settings])
+    own_group = _build_indicator([s.parameters for s in settings])
     rough = (
         algo_proto * own_group * ((1 - _OWN_SHARE) * _matern(distance / _ROUGH_DOUBLINGS) * likely + _OWN_SHARE * same)
     )
@@ -178,8 +178,8 @@ def build_kernel(settings: Sequence[Setting], messages: Sequence[Message], clust
         rough=rough + _OWN_SHARE_OF_ALGO_PROTO * algo_proto * same,
         parameters=_PARAMETER**2 * effects * np.where(algo_proto > 0, 1.0, _OTHER_ALGO_PROTO_PARAMETER),
         size_doublings=np.abs(message_doublings[:, None] - message_doublings[None, :]),
-        kinds=np.where(_same([m.collective for m in messages]) > 0, 1.0, _OTHER_COLLECTIVE)
-        * np.where(_same([(m.group_size, m.spans_nodes) for m in messages]) > 0, 1.0, _OTHER_GROUP),
+        kinds=np.where(_build_indicator([m.collective for m in messages]) > 0, 1.0, _OTHER_COLLECTIVE)
+        * np.where(_build_indicator([(m.group_size, m.spans_nodes) for m in messages]) > 0, 1.0, _OTHER_GROUP),
     )
 
 
@@ -200,7 +200,7 @@ def _own_doublings(setting: Setting, messages: Sequence[Message], cluster: Clust
     return statistics.fmean(found)
 
 
-def _same(values: Sequence[object]) -> Array:
+def _build_indicator(values: Sequence[object]) -> Array:
     order = {value: number for number, value in enumerate(dict.fromkeys(values))}
     codes = np.array([order[value] for value in values])
     same: Array = (codes[:, None] == codes[None, :]).astype(np.float64)
@@ -264,12 +264,12 @@ class Model:
         self._calls = np.array([calls.calls_per_step for calls in workload.messages])
         self._at = {setting: index for index, setting in enumerate(self.settings)}
         where = (self._messages, cluster, printed_costs)
-        whole = flattened(expected_log_ratios(self.settings, *where))
-        of_pairs = flattened(expected_log_ratios([replace(s, channels=None) for s in self.settings], *where))
+        whole = compress_losses(expected_log_ratios(self.settings, *where))
+        of_pairs = compress_losses(expected_log_ratios([replace(s, channels=None) for s in self.settings], *where))
         of_channels = whole - of_pairs
         sure = channel_certainty(*where) * of_channels
         self._expected = np.array([of_pairs, of_channels - sure, sure])
-        self._own = expected_own(self.settings, *where)
+        self._own = match_expected_default(self.settings, *where)
         self._kernel = build_kernel(self.settings, self._messages, cluster)
         algo_protos = [(s.algorithm, s.protocol) for s in self.settings]
         order = {algo_proto: index for index, algo_proto in enumerate(dict.fromkeys(algo_protos))}
@@ -297,7 +297,7 @@ class Model:
         if len(rows):
             table = Table(
                 rows=rows,
-                values=np.array([flattened(y) for y in observations.ratios.values()]),
+                values=np.array([compress_losses(y) for y in observations.ratios.values()]),
                 noise=noise / launches[rows],
                 expected=self._expected,
             )
@@ -311,10 +311,10 @@ class Model:
             mixture = ((1.0, prior_mean(covariance.prior, self._expected), variance),)
         pending = np.array(sorted(self._at[s] for s in running if s in self._at), dtype=np.intp)
         if len(pending):
-            table = _extended(table, pending, _averaged(mixture)[0], noise, self._expected)
+            table = _extend_table(table, pending, _average_mixture(mixture)[0], noise, self._expected)
             mixture = self._mixture(table, likely)
-        mixture = tuple((weight, *_rounded(mean, variance)) for weight, mean, variance in mixture)
-        mean, variance = _rounded(*_averaged(mixture))
+        mixture = tuple((weight, *_round_moments(mean, variance)) for weight, mean, variance in mixture)
+        mean, variance = _round_moments(*_average_mixture(mixture))
         cost = self._calls * observations.default_us
         return Posterior(
             mean=mean,
@@ -359,18 +359,18 @@ class Model:
         return [(float(w), hyperparameter_grid()[i]) for w, i in zip(shares, best, strict=True)]
 
 
-def _averaged(mixture: Mixture) -> tuple[Array, Array]:
+def _average_mixture(mixture: Mixture) -> tuple[Array, Array]:
     """Return mean and variance of a mixture."""
     mean: Array = np.sum([weight * mine for weight, mine, _ in mixture], axis=0)
     square: Array = np.sum([weight * (variance + mine**2) for weight, mine, variance in mixture], axis=0)
     return mean, square - mean**2
 
 
-def _rounded(mean: Array, variance: Array) -> tuple[Array, Array]:
+def _round_moments(mean: Array, variance: Array) -> tuple[Array, Array]:
     return np.round(mean, _POSTERIOR_DIGITS), np.maximum(np.round(variance, 2 * _POSTERIOR_DIGITS), _LEAST_VARIANCE)
 
 
-def _extended(table: Table | None, pending: np.ndarray, mean: Array, noise: float, expected: Array) -> Table:
+def _extend_table(table: Table | None, pending: np.ndarray, mean: Array, noise: float, expected: Array) -> Table:
     extra = [index for index in pending if table is None or index not in table.rows]
     rows = np.array(extra, dtype=np.intp)
     if table is None:
@@ -416,7 +416,7 @@ def posterior_mean(
     # Launches of policies told more about some messages than the rows of the model hold.
     more = np.array([[times.launches[s][m] - times.fewest(s) for m in messages] for s in ratios]) / posterior.noise
     precision = 1 / posterior.variance
-    mean = (precision * posterior.mean + more * flattened(known_ratios)) / (precision + more)
-    expected = default_us * np.exp(unflattened(mean))
+    mean = (precision * posterior.mean + more * compress_losses(known_ratios)) / (precision + more)
+    expected = default_us * np.exp(expand_losses(mean))
     rows = {s: dict(zip(messages, row.tolist(), strict=True)) for s, row in zip(ratios, expected, strict=True)}
     return replace(times, by_setting={s: {**known, **rows.get(s, {})} for s, known in times.by_setting.items()})

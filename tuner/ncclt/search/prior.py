@@ -83,7 +83,7 @@ def channel_certainty(
     )
 
 
-def expected_own(
+def match_expected_default(
     settings: Sequence[Setting],
     messages: Sequence[Message],
     cluster: Cluster,
@@ -100,7 +100,7 @@ def expected_own(
         cluster: sized.
         printed_costs: see `expected_log_ratios`.
     """
-    own = [_Model(message, cluster, printed_costs).own_choice() for message in messages]
+    own = [_Model(message, cluster, printed_costs).expected_default() for message in messages]
     return np.array([[_is_own(setting, choice) for choice in own] for setting in settings], dtype=np.bool_)
 
 
@@ -131,7 +131,7 @@ class _Model:
                 return ratio
         return self._ratio(reaching, None) or 0.0
 
-    def own_choice(self) -> Setting | None:
+    def expected_default(self) -> Setting | None:
         """Return the expected NCCL default, None where nothing is known."""
         predicted = self._predict(self._message.size_bytes, None, None, self._table)
         if predicted is None:
@@ -164,7 +164,7 @@ class _Model:
             return None
         channels = setting.channels or self._channels_of(predicted, table)
         latency_us = self._latency_us(predicted, table)
-        graph = _as_logged(self._graph, table)
+        graph = _apply_logged_channels(self._graph, table)
         most = graph.nvls_channels if predicted.algorithm in _NVLS else graph.channels
         slower = 1.0 if channels is None else _slowdown(channels / max(1, most))
         return latency_us + (predicted.time_us - latency_us) * slower
@@ -175,7 +175,9 @@ class _Model:
         if self._estimate(size_bytes, algorithm, protocol) is None:
             return None
         # From the channel count in the log: our estimate of the communicator may have fewer or more.
-        return channels_taken(self._message.collective, algorithm, protocol, size_bytes, _as_logged(self._graph, table))
+        return channels_taken(
+            self._message.collective, algorithm, protocol, size_bytes, _apply_logged_channels(self._graph, table)
+        )
 
     def _predict(
         self, size_bytes: int, algorithm: Algorithm | None, protocol: Protocol | None, table: PrintedTable | None
@@ -204,7 +206,7 @@ def _slowdown(share: float) -> float:
     return math.sqrt((1 + (_SATURATION_SHARE / share) ** 2) / (1 + _SATURATION_SHARE**2)) if share < 1 else 1.0
 
 
-def _as_logged(graph: Topology, table: PrintedTable | None) -> Topology:
+def _apply_logged_channels(graph: Topology, table: PrintedTable | None) -> Topology:
     """Return a graph with the channel counts of a log."""
     if table is None:
         return graph

@@ -100,11 +100,11 @@ class Sampler:
             self._model = Model(settings, self._workload, self._cluster, self._printed_costs)
         posterior = self._model.compute_posterior(observations, running)
         seen = estimate_gains(settings, posterior)
-        gains = np.round(seen.gains * _chance_to_run(settings, observations), _DIGITS)
+        gains = np.round(seen.gains * _estimate_run_chance(settings, observations), _DIGITS)
         out = {s for s in observations.failures if s not in observations.ratios}
         barred = np.array([s in running or s in out for s in settings])
         if all(launch.times_us is None for launch in launches[-_FAILURES_IN_A_ROW:]):
-            barred = _cautiously(barred, settings, observations)
+            barred = _bar_unproven_pairs(barred, settings, observations)
         best = max(
             (index for index in range(len(settings)) if not barred[index]),
             key=lambda i: (gains[i], not posterior.measured[i], self._rank(settings[i])),
@@ -129,7 +129,7 @@ class Sampler:
         return f"{what}, most for {message.label}"
 
 
-def _cautiously(
+def _bar_unproven_pairs(
     barred: NDArray[np.bool_], settings: Sequence[Setting], observations: Observations
 ) -> NDArray[np.bool_]:
     """Bar all pairs that never ran here as well, where that leaves anything.
@@ -141,7 +141,7 @@ def _cautiously(
     return barred if stricter.all() else stricter
 
 
-def _chance_to_run(settings: Sequence[Setting], observations: Observations) -> Array:
+def _estimate_run_chance(settings: Sequence[Setting], observations: Observations) -> Array:
     """Estimate the chance of each setting to run without failure, from launches of its pair and its protocol."""
     chance = np.ones(len(settings))
     for kind in (_algo_proto, _protocol):

@@ -47,13 +47,13 @@ def test_a_job_that_was_cancelled_in_the_last_moment_is_not_launched(result_of):
 
 def test_a_job_that_has_killed_workers_fails(result_of):
     result = result_of(taken_over=MOST_DEATHS)
-    assert (result.state, result.reason) == (JobState.FAILED, "5 workers died over it")
+    assert (result.state, result.reason) == (JobState.FAILED, "5 workers died while running it")
     (noted,) = result_of.history()
     assert (noted.action, noted.cluster, noted.model, noted.why) == (
         Action.JOB_FAILED,
         "leonardo",
         "bert",
-        "job j: 5 workers died over it",
+        "job j: 5 workers died while running it",
     )
 
 
@@ -101,11 +101,11 @@ def test_the_batch_jobs_of_a_dead_worker_end_and_others_stay(slurm):
 def test_a_batch_job_that_does_not_end_fails_the_job(slurm, monkeypatch):
     (slurm.parent / "scancel").write_text("#!/bin/sh\ntrue\n")
     monkeypatch.setattr(worker, "_BATCH_END_S", 0.0)
-    with pytest.raises(StudyStoppedError, match="does not end the batch job 1"):
+    with pytest.raises(StudyStoppedError, match="does not cancel batch job 1"):
         end_batches("a")
 
 
 def test_a_slurm_that_cannot_be_asked_fails_the_job(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(StudyStoppedError, match="squeue cannot be asked"):
+    with pytest.raises(StudyStoppedError, match="cannot run squeue"):
         end_batches("a")

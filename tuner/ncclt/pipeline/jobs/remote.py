@@ -22,12 +22,12 @@ _TIMEOUT_S = 30.0
 _PAGE = 200
 """Jobs that the service lists at once, at most."""
 
-_NEVER_ASKED = ("id", "study", "created", "by")
-"""What the service gives a job."""
+_SET_BY_SERVICE = ("id", "study", "created", "by")
+"""Fields of a job that the service sets."""
 
 _LIMITS = ("trials", "seconds", "gpu_hours", "blocks", "seed", "prove_variables", "priority")
 
-_OTHER = "is it of another version of ncclt?"
+_OTHER = "check that client and service have the same ncclt version"
 
 _PAUSES_S = (1.0, 4.0)
 """Between the attempts of a request that may be sent again."""
@@ -53,7 +53,7 @@ class RemoteJobs:
             NotFoundError: the service does not know cluster or workload.
             UsageError: it refuses the job.
         """
-        asked = {field.name: getattr(job, field.name) for field in fields(job) if field.name not in _NEVER_ASKED}
+        asked = {field.name: getattr(job, field.name) for field in fields(job) if field.name not in _SET_BY_SERVICE}
         request = posting(self._url("/v1/jobs"), {**asked, "again": again})
         request.add_header("Idempotency-Key", uuid.uuid4().hex)
         return _status(self._ask(request, pauses_s=_PAUSES_S))
@@ -74,7 +74,7 @@ class RemoteJobs:
         try:
             return tuple(_stale_job(item) for item in answer["items"])
         except (LookupError, TypeError) as error:
-            raise ServerError(f"the service answered with something else: {error}", hint=_OTHER) from error
+            raise ServerError(f"unexpected answer of the service: {error}", hint=_OTHER) from error
 
     def statuses(self, *, cluster: str | None, state: JobState | None, limit: int) -> tuple[JobStatus, ...]:
         """Return jobs, newest first; of one cluster or state, or all."""
@@ -90,7 +90,7 @@ class RemoteJobs:
         return tuple(found)
 
     def status(self, id: str) -> JobStatus:
-        """Return a job and where it stands; NotFoundError if there is none of this id."""
+        """Return a job with its state; NotFoundError if there is none of this id."""
         return _status(self._ask(self._job(id)))
 
     def cancel(self, id: str) -> JobStatus:
@@ -168,7 +168,7 @@ def _status(document: Mapping[str, Any]) -> JobStatus:
             result=result and JobResult(**{**result, "state": JobState(result["state"])}),
         )
     except (LookupError, TypeError, ValueError) as error:
-        raise ServerError(f"the service answered with something that is no job: {error}", hint=_OTHER) from error
+        raise ServerError(f"the answer of the service is no job: {error}", hint=_OTHER) from error
 
 
 def _stale_job(document: Mapping[str, Any]) -> StaleJob:
@@ -188,4 +188,4 @@ def _events(text: str) -> Iterator[JobEvent]:
             try:
                 yield JobEvent(number=int(fields["id"]), kind=fields["event"], data=dict(json.loads(fields["data"])))
             except (LookupError, TypeError, ValueError) as error:
-                raise ServerError(f"the service answered with something that is not an event: {error}") from error
+                raise ServerError(f"the answer of the service is no event: {error}") from error

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
+from ncclt.core.plural import count_noun
 from ncclt.core.recommendation import Recommendation
 from ncclt.core.study import Study
 from ncclt.core.tuning_job import JobResult, JobState, TuningJob
@@ -25,16 +26,16 @@ from ncclt.store.leases import SILENT_S, this_worker
 from ncclt.store.store import Store
 
 RENEW_S = 5.0
-"""How often a worker says that it lives, and looks for dead ones."""
+"""Interval of a worker's heartbeats, and of its search for dead workers."""
 
 ALONE_S = SILENT_S - 15.0
-"""Without a word to the store for this long, a worker ends what it runs: others are about to assume it dead."""
+"""A worker without contact to the store for this long ends its jobs: others are about to assume it dead."""
 
 FINISH_S = 60.0
-"""How long a running trial may take to end after SIGTERM; then it is killed. systemd gives a service 90 s."""
+"""Grace period of a running trial between SIGTERM and SIGKILL; systemd gives a service 90 s."""
 
 MOST_DEATHS = 5
-"""Workers that may die over one job before it has failed: it may be the job that kills them."""
+"""Workers that may die while running a job before it fails: the job may be the cause."""
 
 _TICK_S = 0.5
 _LOOK_S = 2.0
@@ -56,7 +57,7 @@ class WorkerPlan:
         cluster: name of the one whose jobs it takes.
         at_once: jobs of the cluster that may run at once, over all its workers.
         arguments: of `ncclt tune`, for every job: where and how trials run.
-        say: receives what a person should know.
+        say: prints a message.
     """
 
     cluster: str
@@ -73,11 +74,11 @@ class WorkerPlan:
 
 
 class JobWorker:
-    """Takes jobs until `stop` is set, and then gives back what it has not finished.
+    """Worker that takes jobs until `stop` is set, and then gives back unfinished ones.
 
     Args:
         store: of the studies and the jobs.
-        plan: what it does.
+        plan: of its jobs.
     """
 
     def __init__(self, store: Store, plan: WorkerPlan) -> None:
@@ -125,7 +126,7 @@ class JobWorker:
                 for process in tuple(self._running):
                     process.kill()
                 raise StoreError(
-                    f"{self.name} was out of reach of the store for so long that its jobs are others' now",
+                    f"{self.name} lost contact to the store for too long: other workers have taken its jobs",
                     hint="start it again",
                 )
             with self._changed:
@@ -173,7 +174,9 @@ class JobWorker:
         if status.cancelling or status.state.ended:
             return self._ended(job, report, JobState.CANCELLED, "cancelled before it was launched")
         if status.taken_over >= MOST_DEATHS:
-            return self._ended(job, report, JobState.FAILED, f"{status.taken_over} workers died over it")
+            return self._ended(
+                job, report, JobState.FAILED, f"{count_noun(status.taken_over, 'worker')} died while running it"
+            )
         self._plan.say(f"ncclt: job {job.id}: {job.model} on {job.cluster}, study {job.study}")
         report("started", worker=self.name, study=job.study, taken_over=status.taken_over)
         for _ in range(_MOST_TRIES):
@@ -305,7 +308,7 @@ def end_batches(id: str) -> None:
     while left := _slurm("squeue", "--noheader", "--me", f"--name={name}", "--format=%i").split():
         _slurm("scancel", "--me", f"--name={name}")
         if time.monotonic() > deadline_s:
-            raise StudyStoppedError(f"Slurm does not end the batch job {left[0]} of an earlier worker")
+            raise StudyStoppedError(f"Slurm does not cancel batch job {left[0]} of an earlier worker")
         time.sleep(_TICK_S)
 
 
@@ -313,7 +316,7 @@ def _slurm(*argv: str) -> str:
     try:
         done = ask(argv, None)
     except OSError as error:
-        raise StudyStoppedError(f"{argv[0]} cannot be asked: {reason(error)}") from error
+        raise StudyStoppedError(f"cannot run {argv[0]}: {reason(error)}") from error
     if done.returncode:
         raise StudyStoppedError(f"{argv[0]}: {done.stderr.strip()[:200]}")
     return done.stdout
