@@ -47,7 +47,7 @@ _OF_BOTH = {
     "warmup": Option("Warm-up steps before those.", group=Group.LAUNCH),
     "timeout_s": Option("Max seconds of a launch.", flag="--timeout", group=Group.LAUNCH),
 }
-"""Options of a comparison that hold for the recording too."""
+"""Options of a comparison that the recording has too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,7 @@ class Comparison:
         if not MIN_BLOCKS <= self.blocks <= MOST_LAUNCHES:
             raise UsageError(
                 f"--blocks must be {MIN_BLOCKS} to {MOST_LAUNCHES:,}, not {self.blocks}",
-                hint=f"fewer than {MIN_BLOCKS} decide nothing",
+                hint=f"fewer than {MIN_BLOCKS} blocks cannot decide",
             )
         for flag, steps in (("--steps", self.steps), ("--warmup", self.warmup)):
             if not 1 <= steps <= MOST_LAUNCHES:
