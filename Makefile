@@ -34,8 +34,7 @@ help: ## Show this list.
 
 # Named in full, so that it is replayed on a machine with GPUs or another default too.
 demo: .venv/user ## Tune BERT and ViT-L/32 on a recorded two-node cluster, to a verdict; a second run prints the same.
-	@echo 'What real hardware did, recorded and replayed here; nothing is launched:'
-	@$(BIN)/ncclt landscape list
+	@echo 'Recorded MI355X timings, replayed: nothing is launched.'
 	@echo
 	@echo '1. BERT: is there anything to gain?'
 	$(BIN)/ncclt tune --model bert --cluster mi355x-2x8 --launcher replay --study demo-bert
