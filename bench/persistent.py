@@ -50,7 +50,7 @@ SETTINGS = (
 )
 
 
-def launcher_of(arguments: argparse.Namespace) -> Launcher:
+def create_launcher(arguments: argparse.Namespace) -> Launcher:
     shape = JobShape(nodes=arguments.nodes, processes_per_node=arguments.ranks // arguments.nodes)
     launcher: Launcher = launcher_class(arguments.launcher).create(shape=shape, environment=os.environ)
     return launcher
@@ -103,14 +103,14 @@ def measured(arguments: argparse.Namespace, folder: Path) -> Iterator[dict[str, 
         "cluster": cluster,
         "variables": variables,
     }
-    slow = LaunchedRunner(launcher=launcher_of(arguments), scratch_is_shared=nodes == 1, **common)
+    slow = LaunchedRunner(launcher=create_launcher(arguments), scratch_is_shared=nodes == 1, **common)
     relaunch, launch_s = per_minute(slow, messages, arguments.relaunches)
     host = os.environ.get("NCCLT_CONTROLLER_HOST", "")
     ways: list[tuple[SwitchCost, Path | None]] = [(SwitchCost.COMMUNICATOR, None)]
     if compiler() is not None:
         ways.append((SwitchCost.CALL, build(folder / "libnccl-tuner-ncclt.so")))
     for cost, plugin in ways:
-        quick = PersistentRunner(launcher=launcher_of(arguments), host=host, plugin=plugin, **common)
+        quick = PersistentRunner(launcher=create_launcher(arguments), host=host, plugin=plugin, **common)
         stays, trial_s = per_minute(quick, messages, arguments.trials)
         assert quick.switches == {SwitchCost.PROCESS: 1, cost: arguments.trials - 1}, quick.switches
         yield {

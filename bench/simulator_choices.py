@@ -41,8 +41,8 @@ from ncclt.core.setting import Setting
 from ncclt.errors import NccltError
 from ncclt.measure.simulated import calibrate as fitting
 from ncclt.measure.simulated.calibrate import calibrate, choose_probes
-from ncclt.measure.simulated.constants import BETWEEN, WITHIN
 from ncclt.measure.simulated.landscape import curves_of
+from ncclt.measure.simulated.link_model import BETWEEN, WITHIN
 from simulator import (
     FEWEST_SETTINGS,
     ITERATIONS,

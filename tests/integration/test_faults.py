@@ -22,9 +22,9 @@ from ncclt.errors import NodesLostError
 from ncclt.launch.launcher import JobShape
 from ncclt.launch.local import LocalLauncher
 from ncclt.launch.mpi import MpirunLauncher, ask_mpi_flavour
-from ncclt.launch.slurm.allocation import allocation_of
+from ncclt.launch.slurm.allocation import read_allocation
 from ncclt.launch.slurm.launcher import SlurmLauncher
-from ncclt.measure import LaunchedRunner, TimeoutRule, Timeouts, asking
+from ncclt.measure import LaunchedRunner, TimeoutRule, Timeouts, ask_through
 from ncclt.measure.benchmarks.nccl_tests.benchmark import NcclTests
 from ncclt.measure.benchmarks.nccl_tests.features import detect
 
@@ -112,7 +112,7 @@ def slurm():
     with started_cluster() as cluster, cluster.allocation(nodes=2) as environment:
         launcher = SlurmLauncher(
             shape=JobShape(nodes=2, processes_per_node=1),
-            allocation=allocation_of(environment),
+            allocation=read_allocation(environment),
             environment=environment,
             grace_s=GRACE_S,
         )
@@ -143,7 +143,7 @@ def programs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def features(place, programs):
-    return detect(programs, run=asking(place[0]))
+    return detect(programs, run=ask_through(place[0]))
 
 
 @pytest.fixture

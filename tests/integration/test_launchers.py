@@ -13,7 +13,7 @@ import pytest
 from ncclt.launch.launcher import JobShape
 from ncclt.launch.mpi import MpirunLauncher
 from ncclt.launch.process.process_tree import members, new_mark
-from ncclt.launch.ranks import UNFIT_CODE, unfit
+from ncclt.launch.ranks import UNFIT_CODE, find_unfit_reason
 
 PATIENT_S = 120.0
 WORD = "NCCLT_TEST_WORD"
@@ -111,4 +111,4 @@ def test_a_variable_that_mpirun_hands_on_and_the_plan_does_not_name_starts_no_ra
     assert (fine.exit_code, fine.stdout.split()) == (0, ["ran"] * 2), fine
     refused = run("NCCL_TUNER_PLUGIN=/srv/other.so", variables={})
     assert (refused.exit_code, refused.stdout) == (UNFIT_CODE, "")
-    assert unfit(refused.stderr).startswith("unexpected NCCL_TUNER_PLUGIN=/srv/other.so on ")
+    assert find_unfit_reason(refused.stderr).startswith("unexpected NCCL_TUNER_PLUGIN=/srv/other.so on ")

@@ -11,7 +11,7 @@ from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT
 from ncclt.core.trial import Outcome
 from ncclt.launch.local import LocalLauncher
-from ncclt.measure import LaunchedRunner, asking
+from ncclt.measure import LaunchedRunner, ask_through
 from ncclt.measure.benchmarks.nccl_tests.benchmark import NcclTests
 from ncclt.measure.benchmarks.nccl_tests.features import detect
 
@@ -26,7 +26,9 @@ def measure(folder, release, messages, *, processes=1, **variables):
     launcher = LocalLauncher(environment=os.environ)
     runner = LaunchedRunner(
         benchmark=NcclTests(
-            folder=folder, features=detect(folder, run=asking(launcher), collectives=Collective), processes=processes
+            folder=folder,
+            features=detect(folder, run=ask_through(launcher), collectives=Collective),
+            processes=processes,
         ),
         launcher=launcher,
         cluster=Cluster(

@@ -20,8 +20,8 @@ from ncclt.launch.torchrun import TorchrunLauncher
 from ncclt.measure import PersistentRunner, TimeoutRule, Timeouts
 from ncclt.measure.benchmarks.nccl_tests.benchmark import NcclTests
 from ncclt.measure.benchmarks.torch_collectives import TorchCollectives
+from ncclt.measure.limits import SamplingLimit
 from ncclt.measure.persistent import session as session_module
-from ncclt.measure.sampling import SamplingLimit
 from ncclt.nccl.switching import SwitchCost
 from runner_contract import RunnerContract
 
@@ -70,7 +70,7 @@ def environment(**more):
     return {k: v for k, v in os.environ.items() if not k.startswith(left_out)} | {"OMP_NUM_THREADS": "1"} | more
 
 
-def launcher_of(word, notes, *, processes=2):
+def create_launcher(word, notes, *, processes=2):
     given = environment(WORD=word, NOTES_FOLDER=str(notes), PYTHONPATH=str(FAKES / "torch_faults_by_setting"))
     return TorchrunLauncher(shape=JobShape(processes_per_node=processes), environment=given, grace_s=1.0)
 
@@ -115,7 +115,7 @@ def no_process_left():
 def ranks(tmp_path_factory):
     """A runner for all tests of this file: each test begins with whatever the one before has left."""
     word, notes = f"ncclt-test-{os.getpid()}-{time.monotonic_ns()}", tmp_path_factory.mktemp("notes")
-    runner = runner_of(launcher_of(word, notes), place="here", sampling=(sampling := SamplingLimit()))
+    runner = runner_of(create_launcher(word, notes), place="here", sampling=(sampling := SamplingLimit()))
     try:
         yield Ranks(runner, word, notes, sampling)
     finally:
@@ -238,7 +238,9 @@ def test_slow_messages_are_sampled_less_once_the_default_is_known(ranks):
 def test_ranks_that_cannot_be_started_say_nothing_of_a_setting(tmp_path):
     """And no token stays behind."""
     nowhere = TorchCollectives(backend="gloo", python="/nowhere/python")
-    runner = runner_of(launcher_of("nowhere", tmp_path), benchmark=nowhere, scratch=(scratch := tmp_path / "scratch"))
+    runner = runner_of(
+        create_launcher("nowhere", tmp_path), benchmark=nowhere, scratch=(scratch := tmp_path / "scratch")
+    )
     scratch.mkdir()
     with pytest.raises(NotStartedError, match="/nowhere/python"):
         runner.measure(DEFAULT, MESSAGES, repeat=0)
@@ -250,14 +252,14 @@ def test_what_cannot_stay_is_refused_with_a_hint(tmp_path):
     class Elsewhere:
         name, reaches_back = "elsewhere", False
 
-    for options in ({"launcher": Elsewhere()}, {"launcher": launcher_of("x", tmp_path), "benchmark": NcclTests()}):
+    for options in ({"launcher": Elsewhere()}, {"launcher": create_launcher("x", tmp_path), "benchmark": NcclTests()}):
         with pytest.raises(UsageError) as caught:
             runner_of(**options)
         assert "--persistent" in caught.value.hint
 
 
 def test_a_plan_shows_neither_token_nor_port(tmp_path):
-    runner = runner_of(launcher_of("x", tmp_path), plugin=Path("/opt/plugin.so"))
+    runner = runner_of(create_launcher("x", tmp_path), plugin=Path("/opt/plugin.so"))
     (plan,) = runner.plans(FIXED, MESSAGES)
     assert "--token" not in plan.argv
     assert plan.argv[plan.argv.index("--controller") + 1] == "HOST:PORT"

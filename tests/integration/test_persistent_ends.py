@@ -15,8 +15,7 @@ import pytest
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.trial import Outcome
-from ncclt.measure.persistent.commands import session_command
-from ncclt.measure.persistent.controller import Controller
+from ncclt.measure.persistent.session import Controller, session_command
 from ncclt.nccl.switching import SwitchCost
 from ncclt.nccl.tuner_plugin.build import build, compiler
 from ncclt.nccl.tuner_plugin.loaded import LoadedPlugin
@@ -30,12 +29,12 @@ _spec.loader.exec_module(persistent)
 BENCHMARK, LEFTOVERS, MESSAGES = persistent.BENCHMARK, persistent.LEFTOVERS, persistent.MESSAGES
 PATIENCE_S, STOP = persistent.PATIENCE_S, persistent.STOP
 CONTRACTS = str(Path(__file__).parents[1] / "contract")
-environment, launcher_of, runner_of = persistent.environment, persistent.launcher_of, persistent.runner_of
+environment, create_launcher, runner_of = persistent.environment, persistent.create_launcher, persistent.runner_of
 
 
 def test_kill_ends_a_trial_that_hangs_at_once(tmp_path):
     word = f"killed-{time.monotonic_ns()}"
-    runner = runner_of(launcher_of(word, tmp_path))
+    runner = runner_of(create_launcher(word, tmp_path))
     raised = []
 
     def measure():
@@ -63,7 +62,7 @@ def test_kill_9_of_ncclt_leaves_nothing(tmp_path):
         "import runpy, sys, time\n"
         "from pathlib import Path\n"
         "tests = runpy.run_path(sys.argv[1])\n"
-        "runner = tests['runner_of'](tests['launcher_of'](sys.argv[2], Path(sys.argv[3])))\n"
+        "runner = tests['runner_of'](tests['create_launcher'](sys.argv[2], Path(sys.argv[3])))\n"
         "print(runner.measure(tests['DEFAULT'], tests['MESSAGES'], repeat=0).outcome, flush=True)\n"
         "time.sleep(600)\n"
     )
@@ -101,7 +100,7 @@ def test_kill_9_while_ranks_start_leaves_no_token(tmp_path):
         "from pathlib import Path\n"
         "tests = runpy.run_path(sys.argv[1])\n"
         "sleeping = tests['TorchCollectives'](backend='gloo', python=sys.argv[3])\n"
-        "launcher = tests['launcher_of'](sys.argv[2], Path(sys.argv[4]))\n"
+        "launcher = tests['create_launcher'](sys.argv[2], Path(sys.argv[4]))\n"
         "runner = tests['runner_of'](launcher, benchmark=sleeping, scratch=Path(sys.argv[4], 'scratch'))\n"
         "runner.measure(tests['DEFAULT'], tests['MESSAGES'], repeat=0)\n"
     )
@@ -137,16 +136,16 @@ def ended(processes):
 def test_ranks_whose_controller_is_gone_end_by_themselves(tmp_path):
     """As on other machines, where no reaper of ours lives; their reports go with them."""
     (token := tmp_path / "token").write_text("a token")
-    with closing(Controller(launcher="torchrun", host="", token=b"a token")) as controller:
+    with closing(Controller(is_local=True, host="", token=b"a token")) as controller:
         processes = started_by_hand(controller.address, token, tmp_path, port=free_port())
-        channel = controller.accept(PATIENCE_S, stopped=lambda: False)
-    channel.send({"do": "begin", "table": {"head": "", "bytes": 16480}})
+        connection = controller.accept(PATIENCE_S, stopped=lambda: False)
+    connection.send({"do": "begin", "table": {"head": "", "bytes": 16480}})
     deadline = time.monotonic() + PATIENCE_S
-    while (ready := channel.receive(1.0)) is None and time.monotonic() < deadline:
+    while (ready := connection.receive(1.0)) is None and time.monotonic() < deadline:
         pass
     reports = Path(ready["reports"])
     assert reports.is_dir()
-    channel.close()
+    connection.close()
     assert ended(processes) == [1, 0], "what every rank knows fails rank 0 alone"
     assert not reports.exists()
     assert "the controller: the other end has closed the connection" in (tmp_path / "0").read_text()
@@ -154,7 +153,7 @@ def test_ranks_whose_controller_is_gone_end_by_themselves(tmp_path):
 
 def test_ranks_with_another_token_are_not_believed_and_do_not_believe(tmp_path):
     (token := tmp_path / "token").write_text("another token")
-    with closing(Controller(launcher="torchrun", host="", token=b"a token")) as controller:
+    with closing(Controller(is_local=True, host="", token=b"a token")) as controller:
         processes = started_by_hand(controller.address, token, tmp_path, port=free_port())
         assert controller.accept(PATIENCE_S, stopped=lambda: any(p.poll() is not None for p in processes)) is None
     assert ended(processes) == [1, 0], "what every rank knows fails rank 0 alone"
@@ -178,7 +177,7 @@ def test_the_plugin_sees_each_setting_at_its_next_call(tmp_path):
     library = build(tmp_path / "libnccl-tuner-ncclt.so")
     folders = set(Path("/dev/shm").glob("ncclt-torch-*"))
     word = f"plugin-{time.monotonic_ns()}"
-    runner = runner_of(launcher_of(word, tmp_path), plugin=library)
+    runner = runner_of(create_launcher(word, tmp_path), plugin=library)
     ring = Setting(algorithm=Algorithm.RING, protocol=Protocol.LL, channels=4)
     tree = Setting(algorithm=Algorithm.TREE, protocol=Protocol.LL128)
     try:
@@ -202,7 +201,7 @@ def test_the_plugin_sees_each_setting_at_its_next_call(tmp_path):
 
 def test_ranks_without_the_plugin_say_so_before_anything_is_measured(tmp_path):
     """A node that lacks it would choose otherwise than the rest."""
-    runner = runner_of(launcher_of("lacking", tmp_path), plugin=Path("/nowhere/libnccl-tuner-ncclt.so"))
+    runner = runner_of(create_launcher("lacking", tmp_path), plugin=Path("/nowhere/libnccl-tuner-ncclt.so"))
     tables = set(Path("/dev/shm").glob("ncclt-torch-*"))
     result = runner.measure(DEFAULT, MESSAGES, repeat=0)
     runner.close()

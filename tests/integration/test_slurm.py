@@ -14,7 +14,7 @@ import pytest
 
 from ncclt.core.message import Collective, Message
 from ncclt.launch.launcher import MARK, JobShape
-from ncclt.launch.slurm.allocation import addresses_by_scontrol, allocation_of
+from ncclt.launch.slurm.allocation import addresses_by_scontrol, read_allocation
 from ncclt.launch.slurm.launcher import SlurmLauncher
 from ncclt.launch.slurm.sbatch import BatchRequest, follow, plan_batch, submit, submit_and_follow
 from ncclt.measure.benchmarks.benchmark import CommandOutput
@@ -68,7 +68,7 @@ class TestSlurmLauncher(LauncherContract):
         self._environment = allocation
 
     def launcher(self):
-        allocation = allocation_of(self._environment, addresses_of=addresses_by_scontrol)
+        allocation = read_allocation(self._environment, addresses_of=addresses_by_scontrol)
         return SlurmLauncher(shape=JobShape(nodes=2), allocation=allocation, environment=self._environment, grace_s=0.3)
 
     def refused(self):

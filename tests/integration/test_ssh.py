@@ -13,7 +13,7 @@ from ncclt.health.detect.nodes import ask_nodes
 from ncclt.launch.hostfile import parse_host
 from ncclt.launch.launcher import JobShape
 from ncclt.launch.process.process_tree import members, new_mark
-from ncclt.launch.ranks import unfit
+from ncclt.launch.ranks import find_unfit_reason
 from ncclt.launch.ssh.launcher import SshLauncher
 from ncclt.measure.benchmarks.benchmark import CommandOutput
 from ncclt.measure.benchmarks.torch_collectives import TorchCollectives
@@ -166,7 +166,7 @@ def test_ranks_meet_behind_the_name_that_an_alias_stands_for(sshd, alias):
     launcher = SshLauncher.create(shape=shape, options={"ssh_arg": alias("first.invalid")})
     result = launcher.run(launcher.plan((sys.executable, "-c", told), variables={}, timeout_s=PATIENT_S))
     assert (result.exit_code, result.timed_out, result.stdout) == (78, False, "")
-    assert unfit(result.stderr) == f"{os.uname().nodename} does not know the address of first.invalid"
+    assert find_unfit_reason(result.stderr) == f"{os.uname().nodename} does not know the address of first.invalid"
 
 
 LOSES_ITS_HOST = """

@@ -16,8 +16,7 @@ from ncclt.core.message import DTYPE_SIZES, Collective, Message
 from ncclt.errors import BenchmarkError
 from ncclt.launch.local import LocalLauncher
 from ncclt.measure.benchmarks.benchmark import CommandOutput
-from ncclt.measure.benchmarks.torch_collectives import TorchCollectives
-from ncclt.measure.benchmarks.torch_collectives_result import parse_result
+from ncclt.measure.benchmarks.torch_collectives import TorchCollectives, parse_result
 
 pytest.importorskip("torch.distributed")
 FAKES = Path(__file__).parents[1] / "fakes"

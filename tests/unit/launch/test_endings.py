@@ -3,7 +3,7 @@
 import pytest
 
 from ncclt.launch.launcher import LaunchResult
-from ncclt.launch.ranks import ending_of_mpi, ending_of_ranks
+from ncclt.launch.ranks import read_mpi_ending, read_torchrun_ending
 
 RULE = "=" * 60
 
@@ -48,7 +48,7 @@ torch.distributed.elastic.multiprocessing.api.SignalException: Process 32297 got
 @pytest.mark.parametrize(("code", "exit_code"), [("-11", -11), ("7", 7)])
 def test_the_exit_code_is_the_ranks(code, exit_code):
     """And the last lines are the rank's own, not torchrun's."""
-    result = ending_of_ranks(LaunchResult(exit_code=1, stderr=OWN + banner(rank=3, code=code)))
+    result = read_torchrun_ending(LaunchResult(exit_code=1, stderr=OWN + banner(rank=3, code=code)))
     assert result.exit_code == exit_code
     assert result.stderr == f"{OWN}torchrun: rank 3 on n1 failed first, with exit code {code}\n"
 
@@ -61,7 +61,7 @@ def test_the_cause_among_several_nodes():
         + banner(rank=9, code=1, host="n2", time="2026-11-21_14:00:05")
         + banner(rank=5, code=-9, host="n3", time="2026-11-21_14:00:01")
     )
-    result = ending_of_ranks(LaunchResult(exit_code=1, stderr=stderr))
+    result = read_torchrun_ending(LaunchResult(exit_code=1, stderr=stderr))
     assert (result.exit_code, result.stderr) == (-9, "torchrun: rank 5 on n3 failed first, with exit code -9\n")
 
 
@@ -77,12 +77,12 @@ def test_the_cause_among_several_nodes():
 )
 def test_what_is_not_understood_stays(result):
     """Text and exit code."""
-    assert ending_of_ranks(result) == result
+    assert read_torchrun_ending(result) == result
 
 
 def test_a_launch_that_was_ended_keeps_its_own_exit_code():
     """Its ranks ended because it was."""
-    result = ending_of_ranks(LaunchResult(exit_code=1, timed_out=True, stderr=f"last words\n{STOPPED}"))
+    result = read_torchrun_ending(LaunchResult(exit_code=1, timed_out=True, stderr=f"last words\n{STOPPED}"))
     assert (result.exit_code, result.stderr) == (1, "last words\n")
 
 
@@ -98,13 +98,13 @@ def test_a_launch_that_was_ended_keeps_its_own_exit_code():
     ids=str,
 )
 def test_a_rank_is_no_cause_of_an_end_by_others(ended):
-    result = ending_of_ranks(LaunchResult(stderr=OWN + banner(rank=3, code=7), **ended))
+    result = read_torchrun_ending(LaunchResult(stderr=OWN + banner(rank=3, code=7), **ended))
     assert (result.exit_code, result.stderr) == (ended["exit_code"], OWN)
 
 
 @pytest.mark.parametrize("said", [banner(rank=1, code="many"), banner(rank=1, code=7).replace("Root Cause", "Some")])
 def test_a_report_without_a_rank_leaves_the_exit_code_and_what_the_ranks_wrote(said):
-    result = ending_of_ranks(LaunchResult(exit_code=1, stderr=OWN + said))
+    result = read_torchrun_ending(LaunchResult(exit_code=1, stderr=OWN + said))
     assert (result.exit_code, result.stderr) == (1, OWN)
 
 
@@ -130,4 +130,4 @@ HYDRA_SIGNAL = "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Segmentation f
 )
 def test_exit_codes_of_mpirun(result, exit_code):
     """A program that is not there, and signals where only the text tells them."""
-    assert ending_of_mpi(result).exit_code == exit_code
+    assert read_mpi_ending(result).exit_code == exit_code

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from ncclt.launch.ranks import UNFIT_CODE, checked, is_deciding, unfit, without_signs
+from ncclt.launch.ranks import UNFIT_CODE, find_unfit_reason, is_deciding, strip_signs, wrap_rank_command
 from ncclt.nccl.parameters import CATALOGUE, SET_BY_RULES
 
 VALUE = "allreduce:ring,tree;broadcast:ring 'x' \"y\" $HOME `id` \\"
@@ -31,7 +31,7 @@ def test_a_rank_starts_where_its_environment_is_as_planned(name, shell):
     if (path := shutil.which(shell)) is None:
         pytest.skip(f"{shell} is not installed here")
     environ, words = CASES[name]
-    argv = checked(("printf", "%s|", "ran", "a b", "--", "$x"), PLANNED)
+    argv = wrap_rank_command(("printf", "%s|", "ran", "a b", "--", "$x"), PLANNED)
     done = subprocess.run(
         (path, *argv[1:]), env={"PATH": "/usr/bin:/bin", **environ}, capture_output=True, text=True, timeout=60
     )
@@ -39,7 +39,9 @@ def test_a_rank_starts_where_its_environment_is_as_planned(name, shell):
         assert (done.returncode, done.stdout, done.stderr) == (0, "ran|a b|--|$x|", "ncclt: started\n")
     else:
         assert (done.returncode, done.stdout) == (UNFIT_CODE, "")
-        assert all(word in unfit(done.stderr) for word in ((words,) if isinstance(words, str) else words)), done.stderr
+        assert all(
+            word in find_unfit_reason(done.stderr) for word in ((words,) if isinstance(words, str) else words)
+        ), done.stderr
 
 
 @pytest.mark.parametrize(
@@ -53,7 +55,7 @@ def test_a_rank_starts_where_its_environment_is_as_planned(name, shell):
     ],
 )
 def test_signs_of_ranks_are_removed_however_a_launcher_marks_its_lines(text, rest):
-    assert without_signs(text) == ((text, False) if rest is None else (rest, True))
+    assert strip_signs(text) == ((text, False) if rest is None else (rest, True))
 
 
 def test_all_that_a_policy_or_a_search_may_set_decides():

@@ -9,7 +9,7 @@ import pytest
 
 from ncclt.cli.recheck import _with_history
 from ncclt.core.cluster import Cluster, Fingerprint
-from ncclt.measure.driver import Drivers, drivers_of_nodes
+from ncclt.measure.open_testbed import Drivers, ask_drivers
 from ncclt.measure.target import Target
 from ncclt.nccl.driver_version import drivers_in
 from ncclt.prove.recheck import RecheckRequest
@@ -55,27 +55,27 @@ def test_both_kernel_modules_are_read(text, found):
 
 def test_what_runs_on_this_machine_is_read_here(tmp_path):
     target = Target(launcher="torchrun", reason="test")
-    assert "cannot be read" in drivers_of_nodes(CLUSTER, target, environ={}, root=tmp_path).why_unknown
+    assert "cannot be read" in ask_drivers(CLUSTER, target, environ={}, root=tmp_path).why_unknown
     (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
     (tmp_path / "proc/driver/nvidia/version").write_text(OPEN)
-    assert drivers_of_nodes(CLUSTER, target, environ={}, root=tmp_path) == Drivers(versions=("570.86.15",))
+    assert ask_drivers(CLUSTER, target, environ={}, root=tmp_path) == Drivers(versions=("570.86.15",))
 
 
 def test_other_nodes_are_asked_by_their_launcher(tmp_path, monkeypatch):
     if shutil.which("mpirun") is None:
         pytest.skip("mpirun is not installed")
-    monkeypatch.setattr("ncclt.measure.driver.DRIVER_FILE", str(tmp_path / "version"))
+    monkeypatch.setattr("ncclt.measure.open_testbed.DRIVER_FILE", str(tmp_path / "version"))
     target = Target(launcher="mpirun", reason="test", launcher_arg=("--allow-run-as-root", "--oversubscribe"))
     environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
 
-    assert "no node showed" in drivers_of_nodes(CLUSTER, target, environ=environ).why_unknown
+    assert "no node showed" in ask_drivers(CLUSTER, target, environ=environ).why_unknown
     (tmp_path / "version").write_text(OPEN)
-    assert drivers_of_nodes(CLUSTER, target, environ=environ).text == "570.86.15"
+    assert ask_drivers(CLUSTER, target, environ=environ).text == "570.86.15"
 
 
 def test_pods_are_not_started_for_it():
     target = Target(launcher="kubernetes", reason="test", launcher_option=("container=image",))
-    assert "not asked" in drivers_of_nodes(CLUSTER, target, environ={}).why_unknown
+    assert "not asked" in ask_drivers(CLUSTER, target, environ={}).why_unknown
 
 
 def test_a_driver_is_kept_where_it_is_known_and_old_documents_are_read():
@@ -119,7 +119,7 @@ def test_check_asks_only_where_nccl_is_launched(
 ):
     store, request = request_
     (tmp_path / "version").write_text(OPEN)
-    monkeypatch.setattr("ncclt.measure.driver.DRIVER_FILE", str(tmp_path / "version"))
+    monkeypatch.setattr("ncclt.measure.open_testbed.DRIVER_FILE", str(tmp_path / "version"))
     testbed = SimpleNamespace(runner=SimpleNamespace(cluster=CLUSTER))
     target = Target(launcher=launcher, reason="test", backend=backend, python=sys.executable)
 

@@ -12,7 +12,7 @@ from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.errors import UsageError
 from ncclt.measure import LaunchedRunner, PersistentRunner
-from ncclt.measure.launched_testbed import cluster_here, launched_testbed, on_cpus
+from ncclt.measure.open_testbed import cluster_here, launched_testbed, on_cpus
 from ncclt.measure.table_runner import TableRunner
 from ncclt.measure.target import Target
 

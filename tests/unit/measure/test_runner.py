@@ -17,7 +17,7 @@ from ncclt.core.trial import Measurement, Outcome
 from ncclt.errors import SettingError, UsageError
 from ncclt.launch.launcher import LaunchPlan, LaunchResult
 from ncclt.launch.local import LocalLauncher
-from ncclt.measure import LaunchedRunner, SamplingLimit, TimeoutRule, Timeouts, asking
+from ncclt.measure import LaunchedRunner, SamplingLimit, TimeoutRule, Timeouts, ask_through
 from ncclt.measure.benchmarks.benchmark import BenchmarkCommand, BenchmarkReading
 from ncclt.measure.benchmarks.nccl_tests.benchmark import NcclTests
 from ncclt.measure.benchmarks.nccl_tests.features import LEAST, NcclTestsFeatures, detect
@@ -103,9 +103,9 @@ def test_a_scratch_folder_that_is_not_shared_is_not_used(runner, tmp_path):
 def test_programs_are_asked_where_they_would_run(runner, programs, tmp_path):
     """The stand-in is a script, so its file tells nothing; a missing one stops before the study."""
     launcher = LocalLauncher(environment=os.environ)
-    assert detect(programs, run=asking(launcher)).per_iteration
+    assert detect(programs, run=ask_through(launcher)).per_iteration
     with pytest.raises(UsageError, match="is not where it would run"):
-        detect(tmp_path / "nowhere", run=asking(launcher))
+        detect(tmp_path / "nowhere", run=ask_through(launcher))
 
 
 def test_a_setting_reaches_the_command(runner):

@@ -4,7 +4,7 @@ import pytest
 
 from ncclt.core.message import Collective, Message
 from ncclt.measure import SamplingLimit
-from ncclt.measure.sampling import ENOUGH_FACTOR
+from ncclt.measure.limits import ENOUGH_FACTOR
 
 SMALL, LARGE = (
     Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=size, group_size=4)

@@ -12,7 +12,7 @@ from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Claim, Phase
 from ncclt.core.trial import Outcome
 from ncclt.errors import StoreError, StudyStoppedError
-from ncclt.measure.trial import launch, launch_claim, searched
+from ncclt.measure.trial import launch, launch_claim, list_search_trials
 from ncclt.search import optuna_tables
 from ncclt.search.loop import search
 from ncclt.search.named_sampler import NamedSampler, named_sampler
@@ -289,7 +289,7 @@ def test_a_default_that_fails_when_launched_again_counts_for_nothing(worker, tri
         optuna_study.tell(
             claim, launch_claim(FakeRunner(cluster, lambda *_: Outcome.CRASHED), workload, trial_log, claim)
         )
-        assert optuna_study.propose(searched(trial_log)).setting == proposal.setting
+        assert optuna_study.propose(list_search_trials(trial_log)).setting == proposal.setting
     assert kept(url)[1].state.name == "FAIL"
 
 

@@ -145,8 +145,7 @@ def autotune(
     """
     storage = storage_url()
     require_extra("tune")
-    from ncclt.measure.launched_testbed import launched_testbed
-    from ncclt.measure.open_testbed import chosen_cluster
+    from ncclt.measure.open_testbed import choose_cluster, launched_testbed
     from ncclt.pipeline.autotune import build_job_name, choose_target
     from ncclt.store import open_store, open_to_read
     from ncclt.store.location import locate
@@ -184,7 +183,7 @@ def autotune(
             store.require_writable()
             # What the trials would refuse is refused before the job is launched.
             if target.landscape is None:
-                cluster = chosen_cluster(target, store.clusters)
+                cluster = choose_cluster(target, store.clusters)
                 if target.is_launched:
                     launched_testbed(cluster, frozenset({Collective.ALL_REDUCE}), target, environ=os.environ)
             _run(job, store, hidden=quiet or as_json, as_json=as_json)
@@ -368,15 +367,14 @@ def _compared(
 
 def _print_plan(job: AutotuneRequest, store: Store, *, as_json: bool) -> None:
     """Show the stages with their commands, and what of them is stored."""
-    from ncclt.measure.launched_testbed import on_cpus
-    from ncclt.measure.open_testbed import chosen_cluster
+    from ncclt.measure.open_testbed import choose_cluster, on_cpus
     from ncclt.pipeline.autotune import describe_ceiling
 
     cluster, workload, states = None, _stored(job, store), dict.fromkeys(job.stages(None), "to do")
     if workload is None:
         states["tune"] = "after the recording"
         if job.target.is_launched:
-            cluster = chosen_cluster(job.target, store.clusters)
+            cluster = choose_cluster(job.target, store.clusters)
             cluster = on_cpus(cluster) if job.target.is_gloo else cluster
         elif job.target.cluster is not None and job.target.landscape is None:
             store.clusters.get(job.target.cluster)  # a mistyped one is refused before anything is recorded

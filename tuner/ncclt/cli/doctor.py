@@ -138,7 +138,7 @@ def _start(target: Target, cluster: Cluster | None) -> tuple[LogFacts, tuple[str
     from ncclt.core.message import Collective
     from ncclt.health.doctor.examine import start_log
     from ncclt.launch import launcher_names
-    from ncclt.measure.launched_testbed import benchmark_of, launcher_of
+    from ncclt.measure.open_testbed import choose_benchmark, create_launcher
 
     if target.launcher not in (known := launcher_names()):
         raise UsageError(
@@ -147,8 +147,8 @@ def _start(target: Target, cluster: Cluster | None) -> tuple[LogFacts, tuple[str
     job = cluster or _job_of_unknown_gpus(target)
     target = changed(target, keep_env=True).resolved(os.environ)
     say(f"ncclt: starting one all_reduce of {count_noun(job.world_size, 'rank')} by {target.launcher}")
-    starter = launcher_of(job, target, target.hosts, environ=os.environ)
-    runs, _ = benchmark_of(job, target, starter, frozenset({Collective.ALL_REDUCE}))
+    starter = create_launcher(job, target, target.hosts, environ=os.environ)
+    runs, _ = choose_benchmark(job, target, starter, frozenset({Collective.ALL_REDUCE}))
     return start_log(starter, runs, job)
 
 

@@ -193,12 +193,11 @@ def _known(target: Target, storage: str | None, *, keep: bool, writes: bool) -> 
     Raises:
         StoreError: the result could not be kept; raised before anything is measured.
     """
-    from ncclt.measure.launched_testbed import on_cpus
-    from ncclt.measure.open_testbed import chosen_cluster
+    from ncclt.measure.open_testbed import choose_cluster, on_cpus
     from ncclt.store import only_shipped, open_store, open_to_read
 
     def read(store: Store) -> tuple[Cluster, tuple[Preflight, ...]]:
-        cluster = chosen_cluster(target, store.clusters)
+        cluster = choose_cluster(target, store.clusters)
         if target.is_launched and target.is_gloo:
             cluster = on_cpus(cluster)  # times of gloo are no baseline for a fabric of GPUs
         return cluster, store.records.preflights(cluster=cluster.name, limit=_EARLIER)

@@ -153,7 +153,7 @@ def _with_history(
     request: RecheckRequest, store: Store, target: Target, testbed: Testbed, *, new_driver: bool
 ) -> RecheckRequest:
     """Add earlier rechecks, and the driver of the nodes now and before; skip the query where nothing is launched."""
-    from ncclt.measure.driver import Drivers, drivers_of_nodes
+    from ncclt.measure.open_testbed import Drivers, ask_drivers
     from ncclt.prove.recheck import driver_before
 
     found = request.recommendation
@@ -161,7 +161,7 @@ def _with_history(
     before = driver_before(found, earlier)
     here = Drivers()
     if target.is_launched and target.backend == "nccl":
-        here = drivers_of_nodes(testbed.runner.cluster, target, environ=os.environ)
+        here = ask_drivers(testbed.runner.cluster, target, environ=os.environ)
         if here.why_unknown:
             say(f"ncclt: cannot tell whether the NVIDIA driver has changed: {here.why_unknown}")
         elif not before:

@@ -68,7 +68,7 @@ def tune(
     """
     storage = storage_url()
     require_extra("tune")
-    from ncclt.measure.open_testbed import chosen_cluster, open_testbed
+    from ncclt.measure.open_testbed import choose_cluster, open_testbed
 
     require_dry_run(full, dry_run=dry_run)
     from ncclt.pipeline.tune import TuneRequest, build_study, find_finished
@@ -91,7 +91,7 @@ def tune(
         if no_wait and not target.launcher_class.job_variable:
             raise UsageError("--no-wait needs --launcher slurm, which submits batch jobs")
         if target.lacks_allocation(os.environ):
-            cluster = chosen_cluster(target, store.clusters)
+            cluster = choose_cluster(target, store.clusters)
             # What the job would refuse in its queue is refused here.
             if costs is not None:
                 costs.require(cluster)

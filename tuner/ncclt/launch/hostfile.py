@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ncclt.errors import InputError, UsageError, reason
-from ncclt.launch.slurm.allocation import allocation_of
+from ncclt.launch.slurm.allocation import read_allocation
 
 _LISTS = ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE")
 """Variables that name a file whose lines begin with a host; a host with several slots may appear several times."""
@@ -104,7 +104,7 @@ def granted_hosts(environment: Mapping[str, str]) -> tuple[str, ...]:
         InputError: the manager's list cannot be read.
         UsageError: Slurm's variables contradict each other.
     """
-    if (allocation := allocation_of(environment)) is not None:
+    if (allocation := read_allocation(environment)) is not None:
         return allocation.hosts
     for variable in _LISTS:
         if path := environment.get(variable):

@@ -60,6 +60,6 @@ class LocalLauncher(ProcessLauncher):
         return LaunchPlan(
             argv=(*self.extra, *argv),
             set_env=tuple(sorted(variables.items())),
-            unset_env=self.removed(variables),
+            unset_env=self.removed_names(variables),
             timeout_s=timeout_s,
         )

@@ -19,7 +19,7 @@ from ncclt.launch.hostfile import granted_hosts, parse_host
 from ncclt.launch.launcher import MARK, NO_OPTIONS, PORT, JobShape, LaunchPlan, LaunchResult, ProcessOptions
 from ncclt.launch.process.launcher import FORWARDED, ProcessLauncher, thread_variables
 from ncclt.launch.process.process_tree import MARK_VARIABLE
-from ncclt.launch.ranks import checked, ending_of_mpi
+from ncclt.launch.ranks import read_mpi_ending, wrap_rank_command
 
 _VERSION_S = 20.0
 
@@ -166,16 +166,16 @@ class MpirunLauncher(ProcessLauncher):
         for_ranks = {
             **self._meeting_point(),
             **thread_variables(environment, variables),
-            **self.kept(variables),
+            **self.kept_variables(variables),
             **variables,
         }
         options = self._open_mpi(for_ranks) if self._flavour is MpiFlavour.OPEN_MPI else self._hydra(for_ranks)
         is_root_of_open_mpi = self._as_root and self._flavour is MpiFlavour.OPEN_MPI
-        removed = set(self.removed(variables))
+        removed = set(self.removed_names(variables))
         if _LIST_VARIABLE in environment:
             removed.add(_LIST_VARIABLE)
         return LaunchPlan(
-            argv=(self._program, *options, *self.extra, *checked(argv, for_ranks)),
+            argv=(self._program, *options, *self.extra, *wrap_rank_command(argv, for_ranks)),
             set_env=tuple((name, "1") for name in _AS_ROOT) if is_root_of_open_mpi else (),
             unset_env=tuple(sorted(removed)),
             timeout_s=timeout_s,
@@ -183,7 +183,7 @@ class MpirunLauncher(ProcessLauncher):
 
     def read_ending(self, result: LaunchResult) -> LaunchResult:
         """Return the result of a launch that failed, with the exit code of the rank that failed first."""
-        return ending_of_mpi(result)
+        return read_mpi_ending(result)
 
     def _meeting_point(self) -> dict[str, str]:
         """Return where ranks of torch meet; empty where the first node is not known."""

@@ -72,7 +72,7 @@ def is_deciding(name: str) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in DECIDING)
 
 
-def checked(argv: Sequence[str], variables: Mapping[str, str]) -> tuple[str, ...]:
+def wrap_rank_command(argv: Sequence[str], variables: Mapping[str, str]) -> tuple[str, ...]:
     """Return a rank's command that reports its start, and starts `argv` only where the environment is as planned.
 
     Args:
@@ -83,13 +83,13 @@ def checked(argv: Sequence[str], variables: Mapping[str, str]) -> tuple[str, ...
     return ("sh", "-c", _CHECK, "sh", *planned, "--", *argv)
 
 
-def without_signs(text: str) -> tuple[str, bool]:
+def strip_signs(text: str) -> tuple[str, bool]:
     """Return an output without the lines by which ranks reported their start, and whether there was one."""
     rest, count = _SIGN_LINE.subn("", text)
     return rest, count > 0
 
 
-def unfit(text: str) -> str:
+def find_unfit_reason(text: str) -> str:
     """Return why ranks did not start their command; empty where the output has no such line."""
     said = _UNFIT_LINE.search(text)
     return said["why"] if said else ""
@@ -122,7 +122,7 @@ class _FailedRank:
         return f"rank {self.rank} on {self.host} failed first, with exit code {self.exit_code}"
 
 
-def ending_of_ranks(result: LaunchResult) -> LaunchResult:
+def read_torchrun_ending(result: LaunchResult) -> LaunchResult:
     """Return a result with the exit code of the rank that failed first, and without torchrun's own tracebacks.
 
     Args:
@@ -163,7 +163,7 @@ def _failed_ranks(banner: str) -> list[_FailedRank]:
         return []
 
 
-def ending_of_mpi(result: LaunchResult) -> LaunchResult:
+def read_mpi_ending(result: LaunchResult) -> LaunchResult:
     """Return a result with an exit code that says how the first rank failed."""
     if result.exit_code is None or result.exit_code <= 0:
         return result

@@ -10,15 +10,17 @@ from typing import Any, Self, Unpack
 from ncclt.errors import UsageError
 from ncclt.launch.launcher import NO_OPTIONS, JobShape, LaunchPlan, LaunchResult, ProcessOptions
 from ncclt.launch.process.launcher import ProcessLauncher, thread_variables
-from ncclt.launch.ranks import checked, ending_of_ranks
+from ncclt.launch.ranks import read_torchrun_ending, wrap_rank_command
 
 MODULE = "torch.distributed.run"
 """What the program `torchrun` runs; as a module of a given Python it needs no PATH."""
 
 VERBATIM = "--no-python"
-"""Before a command that is run verbatim, by the shell of `checked`: torchrun itself would print a traceback for a
-program that is missing, and fails on an empty argument for the very Python that runs it (IndexError in launcher/api.py,
-_get_entrypoint_name, seen with 2.13)."""
+"""Before a command that is run verbatim, by the shell of `wrap_rank_command`.
+
+torchrun itself would print a traceback for a program that is missing, and fails on an empty argument for the very
+Python that runs it (IndexError in launcher/api.py, _get_entrypoint_name, seen with 2.13).
+"""
 
 
 class TorchrunLauncher(ProcessLauncher):
@@ -80,13 +82,13 @@ class TorchrunLauncher(ProcessLauncher):
                 *("--max-restarts", "0"),  # PET_MAX_RESTARTS in the environment would repeat what has failed
                 *self.extra,
                 VERBATIM,
-                *checked(argv, {**self.kept(variables), **variables}),
+                *wrap_rank_command(argv, {**self.kept_variables(variables), **variables}),
             ),
             set_env=tuple(sorted({**thread_variables(self.environment, variables), **variables}.items())),
-            unset_env=self.removed(variables),
+            unset_env=self.removed_names(variables),
             timeout_s=timeout_s,
         )
 
     def read_ending(self, result: LaunchResult) -> LaunchResult:
         """Return the result of a launch that failed, with the exit code of the rank that failed first."""
-        return ending_of_ranks(result)
+        return read_torchrun_ending(result)

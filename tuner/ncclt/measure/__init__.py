@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from ncclt.measure.limits import SamplingLimit, TimeoutRule, Timeouts
 from ncclt.measure.persistent.runner import PersistentRunner
-from ncclt.measure.runner import LaunchedRunner, asking
-from ncclt.measure.sampling import SamplingLimit
-from ncclt.measure.timeouts import TimeoutRule, Timeouts
+from ncclt.measure.runner import LaunchedRunner, ask_through
 
-__all__ = ["LaunchedRunner", "PersistentRunner", "SamplingLimit", "TimeoutRule", "Timeouts", "asking"]
+__all__ = ["LaunchedRunner", "PersistentRunner", "SamplingLimit", "TimeoutRule", "Timeouts", "ask_through"]

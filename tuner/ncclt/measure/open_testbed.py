@@ -1,19 +1,342 @@
-"""From a target to the testbed that measures it, with the clusters that the store knows."""
+"""From a target to the testbed that measures it: launcher and benchmark on real nodes, a replay or a simulation."""
 
 from __future__ import annotations
 
+import platform
+import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Protocol as Port
 
 from ncclt.core.cluster import Cluster
-from ncclt.core.message import format_bytes
+from ncclt.core.message import Collective, format_bytes
+from ncclt.core.policy import Policy
+from ncclt.core.setting import Setting
+from ncclt.core.trial import Runner
 from ncclt.core.workload import Workload
-from ncclt.measure.driver import drivers_of_nodes
-from ncclt.measure.launched_testbed import cluster_here, launched_testbed
+from ncclt.errors import UsageError
+from ncclt.launch.hostfile import granted_hosts
+from ncclt.launch.launcher import JobShape, Launcher
+from ncclt.measure import LaunchedRunner, PersistentRunner, SamplingLimit
+from ncclt.measure.benchmarks import create_benchmark
+from ncclt.measure.benchmarks.benchmark import Benchmark
+from ncclt.measure.limits import Timeouts
+from ncclt.measure.runner import RunnerParts, ask_through
+from ncclt.measure.table_runner import TableRunner
 from ncclt.measure.target import DEFAULT_CLUSTER, Target
-from ncclt.measure.testbed import Testbed, replayed_testbed, simulated_testbed
+from ncclt.measure.testbed import Testbed, notes_on_parallel, replayed_testbed, simulated_testbed
+from ncclt.nccl.compile import Compiled, compile_policy, variables_for_setting
+from ncclt.nccl.driver_version import DRIVER_FILE, drivers_in
+from ncclt.nccl.switching import find_forcing_problem
+from ncclt.nccl.tuner_plugin import DELEGATE_VARIABLE
 from ncclt.user_dirs import recorded_tables
+
+CONTROLLER_VARIABLE = "NCCLT_CONTROLLER_HOST"
+"""Name or address of this machine as the ranks reach it; empty = its own name."""
+
+_GLOO_IS_INERT = "backend gloo: NCCL takes no part, so none of its variables can change anything here"
+
+_BUDGET_S, _GLOO_BUDGET_S = 0.5, 0.2
+"""Time that torch_collectives spends on one message at most; times of gloo decide nothing."""
+
+
+def launched_testbed(
+    cluster: Cluster,
+    collectives: frozenset[Collective],
+    target: Target,
+    *,
+    environ: Mapping[str, str],
+    ask: bool = True,
+) -> Testbed:
+    """Return the testbed of real nodes.
+
+    Args:
+        cluster: sized to the job.
+        collectives: of the workload.
+        target: resolved.
+        environ: the process environment.
+        ask: run programs on the nodes to find out what they support.
+
+    Raises:
+        UsageError: launcher, benchmark, cluster and nodes do not fit together.
+    """
+    target.require(cluster)
+    if target.is_gloo:
+        cluster = on_cpus(cluster)
+
+    def compiled(setting: Setting) -> Compiled:
+        return variables_for_setting(setting, version=cluster.version, collectives=collectives)
+
+    def delivered(policy: Policy) -> Mapping[str, str] | None:
+        found = compile_policy(policy, version=cluster.version, collectives=collectives)
+        return dict(found.variables) if found.complete else None
+
+    plugin = target.plugin(environ)
+    by_plugin = plugin is not None
+    host_sets = _host_sets(cluster, target, environ)
+    # Each launcher serves one runner; the first one also runs the programs that are asked.
+    unused = {host_sets[0]: create_launcher(cluster, target, host_sets[0], environ=environ)}
+    benchmark, said = choose_benchmark(cluster, target, unused[host_sets[0]], collectives, ask=ask)
+    timeouts, sampling = Timeouts(), SamplingLimit()
+
+    def parts(hosts: tuple[str, ...]) -> RunnerParts:
+        return RunnerParts(
+            benchmark=benchmark,
+            cluster=cluster,
+            launcher=unused.pop(hosts) if hosts in unused else create_launcher(cluster, target, hosts, environ=environ),
+            variables=lambda setting: dict(compiled(setting).variables),
+            policy_variables=delivered,
+            timeouts=timeouts,
+            sampling=sampling,
+            scratch=target.scratch,
+            place=",".join(hosts),
+            delegate=environ.get(DELEGATE_VARIABLE, ""),
+        )
+
+    def persistent_runner(
+        hosts: tuple[str, ...], *, persistent: bool = True, plugin: Path | None = plugin
+    ) -> PersistentRunner:
+        host = environ.get(CONTROLLER_VARIABLE, "")
+        return PersistentRunner(plugin=plugin, host=host, persistent=persistent, **parts(hosts))
+
+    def relaunching(hosts: tuple[str, ...], plugin: Path | None = plugin) -> Runner:
+        if target.benchmark_name == "nccl_tests" and plugin is not None:
+            return TableRunner(plugin=plugin, **parts(hosts))
+        # Settings that only the plugin can force need it in fresh ranks as well, and variables the same ranks.
+        if target.benchmark_name == "torch_collectives" and by_plugin:
+            return persistent_runner(hosts, persistent=False, plugin=plugin)
+        return LaunchedRunner(scratch_is_shared=target.scratch_is_shared, **parts(hosts))
+
+    forced = partial(find_forcing_problem, version=cluster.version, collectives=collectives)
+
+    def why_not(setting: Setting) -> str:
+        why = forced(setting, plugin=plugin is not None)
+        way_out = why and plugin is None and not forced(setting, plugin=True)
+        return f"{why} ({target.how_with_plugin})" if way_out else why
+
+    runners = [relaunching(hosts) for hosts in host_sets]
+    return Testbed(
+        runner=runners[0],
+        by_variables=relaunching(host_sets[0], None) if by_plugin else None,
+        others=tuple(runners[1:]),
+        persistent=tuple(map(persistent_runner, host_sets)) if target.persistent else (),
+        reason=target.reason,
+        covers=lambda _message: True,
+        why_not=why_not,
+        beside_compute=target.beside is not None,
+        notes=(*said, *_notes(target, environ), *_notes_on_forcing(target, plugin)),
+        inert=_GLOO_IS_INERT if target.is_gloo else "",
+    )
+
+
+def create_launcher(
+    cluster: Cluster, target: Target, hosts: tuple[str, ...], *, environ: Mapping[str, str]
+) -> Launcher:
+    """Return the launcher of one set of nodes; empty = those of the allocation, or this machine.
+
+    Raises:
+        UsageError: it cannot start such a job.
+    """
+    launcher = target.launcher_class
+    per_node = cluster.gpus_per_node if launcher.starts_ranks else 1
+    return launcher.create(
+        shape=JobShape(nodes=cluster.nodes, processes_per_node=per_node, hosts=hosts),
+        options=target.launcher_options,
+        python=target.python,
+        uses_mpi=target.benchmark_name != "torch_collectives",
+        keep_env=target.keep_env,
+        extra=target.launcher_arg,
+        environment=environ,
+    )
+
+
+def _host_sets(cluster: Cluster, target: Target, environ: Mapping[str, str]) -> list[tuple[str, ...]]:
+    """Return the nodes of each of the launches that run at once, disjoint.
+
+    Raises:
+        UsageError: there are fewer nodes than that takes.
+    """
+    hosts = target.hosts
+    if not hosts and target.parallel > 1 and target.launcher_class.uses_allocation:
+        hosts = granted_hosts(environ)
+    wanted = cluster.nodes * target.parallel
+    if not hosts and target.parallel == 1:
+        return [()]
+    if len(hosts) < wanted:
+        raise UsageError(
+            f"{target.parallel} trials at once on {cluster.nodes} nodes each need {wanted} nodes, "
+            f"{len(hosts) or 'none'} are named",
+            hint="name them with --hosts or --hostfile; in a job of Slurm, PBS, LSF or Grid Engine they are known",
+        )
+    return [hosts[first : first + cluster.nodes] for first in range(0, wanted, cluster.nodes)]
+
+
+def choose_benchmark(
+    cluster: Cluster, target: Target, launcher: Launcher, collectives: frozenset[Collective], *, ask: bool = True
+) -> tuple[Benchmark, tuple[str, ...]]:
+    """Return the benchmark, and notes on it.
+
+    Args:
+        cluster: sized to the job.
+        target: resolved.
+        launcher: runs the programs once to find out what they support.
+        collectives: that will be measured.
+        ask: run programs on the nodes to find out what they support.
+
+    Raises:
+        UsageError: its programs cannot be found, or cannot measure such a job.
+    """
+    name = target.benchmark_name
+    if name == "torch_collectives":
+        torch = create_benchmark(
+            name,
+            backend=target.backend,
+            python=target.python,
+            beside=target.beside,
+            budget_s=_GLOO_BUDGET_S if target.is_gloo else _BUDGET_S,
+        )
+        return torch, (f"{_GLOO_IS_INERT}: this tries the way and tunes nothing",) if target.is_gloo else ()
+    if name != "nccl_tests":
+        return create_benchmark(name), ()
+    from ncclt.measure.benchmarks.nccl_tests.features import LEAST, detect
+
+    try:
+        features = detect(target.nccl_tests, collectives=collectives, run=ask_through(launcher) if ask else None)
+    except UsageError:
+        if ask:
+            raise
+        features = LEAST
+    if target.launcher_class.starts_ranks and features.mpi is False:
+        raise UsageError(
+            f"these nccl-tests were built without MPI: under --launcher {target.launcher} each process would run alone",
+            hint="build them with `make MPI=1`, or use --benchmark torch_collectives",
+        )
+    starts_ranks = target.launcher_class.starts_ranks
+    tests = create_benchmark(
+        name,
+        folder=target.nccl_tests,
+        features=features,
+        processes=cluster.world_size if starts_ranks else 1,
+        gpus_per_process=1 if starts_ranks else cluster.gpus_per_node,
+        max_commands=target.max_commands,
+    )
+    return tests, (f"nccl-tests {features.version or 'of unknown version'}: {features.origin}",)
+
+
+def _notes(target: Target, environ: Mapping[str, str]) -> tuple[str, ...]:
+    inherited = sorted(name for name in environ if name.startswith("NCCL_"))
+    notes = []
+    if inherited and target.keep_env:
+        notes.append(f"kept in every trial, the default's too: {', '.join(inherited)}")
+    elif inherited:
+        notes.append(f"removed from every trial, the default's too: {', '.join(inherited)} (--keep-env keeps them)")
+    return (*notes, *notes_on_parallel(target.parallel))
+
+
+def _notes_on_forcing(target: Target, plugin: Path | None) -> tuple[str, ...]:
+    notes = []
+    if target.persistent:
+        notes.append(
+            "the ranks of the search stayed from trial to trial; finalists and proof were measured by fresh ones"
+        )
+    if plugin is not None:
+        notes.append(f"algorithm, protocol and channels were chosen through {plugin}, call by call")
+        notes.append("what plain variables deliver was proven without it, by these variables")
+    elif target.persistent:
+        how = "" if target.is_gloo else "; `ncclt admin plugin build` makes most of them cheaper and LL128 possible"
+        notes.append(f"every other algorithm and protocol took a new communicator{how}")
+    return tuple(notes)
+
+
+def cluster_here(target: Target) -> Cluster:
+    """Return the cluster to measure without --cluster: gloo processes on the CPUs of this machine.
+
+    Raises:
+        UsageError: GPUs are to be measured: their links must be known to judge and to serve the result.
+    """
+    if target.backend != "gloo":
+        raise UsageError(
+            "--cluster is needed to say what is measured",
+            hint="`ncclt cluster list` shows those that are known; `ncclt cluster detect` makes one of this machine",
+        )
+    if (target.nodes or 1) > 1:
+        raise UsageError("several nodes need a --cluster, which names their network", hint="see `ncclt cluster add`")
+    host = re.sub(r"[^a-z0-9-]+", "-", platform.node().lower()).strip("-") or "machine"
+    return Cluster(
+        name=f"cpus-of-{host}",
+        nodes=1,
+        gpus_per_node=target.gpus_per_node or 2,
+        gpu=_NO_GPU,
+        compute_capability=80,
+        link_class="shm",
+        link_gbps=10.0,
+        nccl_version=target.nccl_version or _ANY_NCCL,
+        description="processes of gloo on the CPUs of one machine; no GPU and no NCCL takes part",
+        sources=("made by ncclt because no --cluster was named",),
+    )
+
+
+def on_cpus(cluster: Cluster) -> Cluster:
+    """Return a cluster under a name and fingerprint of its own: times of gloo must never be served for its GPUs."""
+    if cluster.gpu == _NO_GPU:
+        return cluster
+    return replace(cluster, name=f"{cluster.name}-cpus", gpu=_NO_GPU)
+
+
+_NO_GPU = "none (CPU, gloo)"
+
+_ANY_NCCL = "2.28.9"
+"""Decides only which variables are tried; gloo reads none of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drivers:
+    """What the nodes said.
+
+    Attributes:
+        versions: each once, sorted; several = nodes differ; empty = not known.
+        why_unknown: one sentence, empty where there are versions.
+    """
+
+    versions: tuple[str, ...] = ()
+    why_unknown: str = ""
+
+    @property
+    def text(self) -> str:
+        """Return them as they are kept: `570.86.15`, or with commas where nodes differ."""
+        return ", ".join(self.versions)
+
+
+def ask_drivers(cluster: Cluster, target: Target, *, environ: Mapping[str, str], root: Path = Path("/")) -> Drivers:
+    """Ask every node for its driver; never fails if one of them does not answer.
+
+    Args:
+        cluster: sized to the job.
+        target: resolved.
+        environ: the process environment.
+        root: of the file system of this machine, another one in tests.
+    """
+    if target.launcher_class.shares_files:
+        path = root / DRIVER_FILE.lstrip("/")
+        try:
+            return _drivers(path.read_text(encoding="utf-8", errors="replace"), f"{path} is of an unknown form")
+        except OSError as error:
+            return Drivers(why_unknown=f"{path} cannot be read: {error.strerror}")
+    if target.launcher_class.chooses_nodes:
+        return Drivers(why_unknown=f"nodes are not asked under --launcher {target.launcher}")
+    try:
+        launcher = create_launcher(cluster, target, target.hosts[: cluster.nodes], environ=environ)
+    except UsageError as error:
+        return Drivers(why_unknown=error.message)
+    answer = ask_through(launcher)(["cat", DRIVER_FILE])
+    return _drivers(answer.stdout, f"no node showed {DRIVER_FILE}")
+
+
+def _drivers(text: str, why_not: str) -> Drivers:
+    found = drivers_in(text)
+    return Drivers(versions=found, why_unknown="" if found else why_not)
 
 
 class ClusterLookup(Port):
@@ -27,7 +350,7 @@ class ClusterLookup(Port):
         """
 
 
-def chosen_cluster(target: Target, clusters: ClusterLookup) -> Cluster:
+def choose_cluster(target: Target, clusters: ClusterLookup) -> Cluster:
     """Return the cluster that is measured, sized to the job.
 
     Raises:
@@ -77,14 +400,14 @@ def open_testbed(
         )
         replayed = replayed_testbed(recorded_tables()[found.name], seed=seed, reason=target.reason)
         return replayed.forcing(workload.collectives, target.through)
-    cluster = chosen_cluster(target, clusters)
+    cluster = choose_cluster(target, clusters)
     if target.is_simulated:
         simulated = simulated_testbed(cluster, seed=seed, reason=target.reason, parallel=target.parallel)
         simulated = replace(simulated, notes=(*simulated.notes, *_extrapolated(cluster, workload)))
         return simulated.forcing(workload.collectives, target.through)
     if ask and ask_driver and target.backend == "nccl":
         # The cluster's file may be older than the driver of the nodes.
-        installed = drivers_of_nodes(cluster, target, environ=environ).text
+        installed = ask_drivers(cluster, target, environ=environ).text
         cluster = replace(cluster, driver=installed or cluster.driver)
     return launched_testbed(cluster, workload.collectives, target, environ=environ, ask=ask)
 

@@ -14,7 +14,7 @@ from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.errors import BenchmarkError, HostLostError, StudyStoppedError
 from ncclt.launch.kubernetes.driver import TAKEN
 from ncclt.launch.launcher import LaunchResult
-from ncclt.launch.ranks import UNEXPECTED, unfit
+from ncclt.launch.ranks import UNEXPECTED, find_unfit_reason
 from ncclt.measure.benchmarks.benchmark import Benchmark, BenchmarkCommand, CommandOutput
 from ncclt.measure.redact import without_secrets
 
@@ -96,7 +96,7 @@ def require_place(launch: LaunchResult) -> None:
     Raises:
         StudyStoppedError: see `judge`.
     """
-    if why := unfit(f"{launch.stderr}\n{launch.stdout}"):
+    if why := find_unfit_reason(f"{launch.stderr}\n{launch.stdout}"):
         hint = _FOREIGN_HINT if why.startswith(UNEXPECTED) else "name the hosts so that all of them know these names"
         raise StudyStoppedError(f"invalid: {without_secrets(why)}", hint=hint)
     cause, evidence = _cause(launch)

@@ -22,10 +22,9 @@ from ncclt.launch.launcher import Launcher, LaunchPlan
 from ncclt.launch.process.launcher import CANNOT_START
 from ncclt.launch.process.reaper import results_folder
 from ncclt.measure.benchmarks.benchmark import Benchmark, BenchmarkCommand, CommandOutput, Paced
+from ncclt.measure.limits import SamplingLimit, Timeouts
 from ncclt.measure.outcome import judge, require_place
 from ncclt.measure.redact import words_without_secrets
-from ncclt.measure.sampling import SamplingLimit
-from ncclt.measure.timeouts import Timeouts
 from ncclt.nccl.tuner_plugin import DELEGATE_VARIABLE
 
 ASKING_S = 120.0
@@ -258,7 +257,7 @@ def _safe_variables(setting: Setting, variables: Callable[[Setting], Mapping[str
     return variables(setting)
 
 
-def asking(launcher: Launcher, *, timeout_s: float = ASKING_S) -> Callable[[Sequence[str]], CommandOutput]:
+def ask_through(launcher: Launcher, *, timeout_s: float = ASKING_S) -> Callable[[Sequence[str]], CommandOutput]:
     """Return what runs a command where trials will run and gives its output, for benchmarks that ask beforehand."""
 
     def run(argv: Sequence[str]) -> CommandOutput:

@@ -19,7 +19,7 @@ from ncclt.errors import BenchmarkError, SettingError
 from ncclt.launch.launcher import LaunchPlan
 from ncclt.launch.process.reaper import results_folder
 from ncclt.measure.benchmarks.benchmark import BenchmarkCommand
-from ncclt.measure.persistent.applied import Attested
+from ncclt.measure.persistent.attested import Attested
 from ncclt.measure.runner import SOME_FOLDER, LaunchedRunner, RunnerParts
 from ncclt.nccl.switching import ForcedState, force_policy, force_setting, table_carries
 from ncclt.nccl.tuner_table import ANY, communicator_shape, table_row, table_text

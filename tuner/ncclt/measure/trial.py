@@ -154,10 +154,10 @@ def measure_default(runner: Runner, workload: Workload, trial_log: TrialLog) -> 
 
 def stored_default(trial_log: TrialLog) -> Trial | None:
     """Return the first launch of the untouched default that went well, None = there is none yet."""
-    return next((t for t in searched(trial_log) if t.setting.is_default), None)
+    return next((t for t in list_search_trials(trial_log) if t.setting.is_default), None)
 
 
-def searched(trial_log: TrialLog) -> list[Trial]:
+def list_search_trials(trial_log: TrialLog) -> list[Trial]:
     """Return the launches of the search; a default that failed and was launched again does not count."""
     return [
         t for t in trial_log.trials() if t.phase is Phase.SEARCH and not (t.setting.is_default and t.score_us is None)

@@ -29,7 +29,7 @@ from ncclt.core.study import Arm, Phase, Study, StudyState, Trial, median_scores
 from ncclt.core.workload import Workload
 from ncclt.errors import StudyStoppedError, UsageError, missing_dependency
 from ncclt.measure.testbed import Testbed
-from ncclt.measure.trial import searched, stored_default
+from ncclt.measure.trial import list_search_trials, stored_default
 from ncclt.prove.confirm import ProofArms, choose_arms, confirm, confirmed_times
 from ncclt.prove.coverage import measure_coverage, require_coverage
 from ncclt.prove.interleave import prove
@@ -374,7 +374,7 @@ def _search(context: TuneContext) -> SearchEnd:
     """Open the run and search until the budget ends or no further gain is expected."""
     budget, testbed, trial_log = context.request.budget, context.testbed, context.trial_log
     if budget.more:  # an explicit request: only time and cost end it earlier
-        budget = replace(budget, trials=len(searched(trial_log)) + budget.more, patience=0)
+        budget = replace(budget, trials=len(list_search_trials(trial_log)) + budget.more, patience=0)
     testbed.require_alike(trial_log.trials())
     if default := stored_default(trial_log):
         testbed.calibrate(default.result.wall_s, {m.message: m.time_us for m in default.result.measurements})

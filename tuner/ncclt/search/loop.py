@@ -13,7 +13,7 @@ from ncclt.core.study import Claim, Phase, Trial, gpu_seconds
 from ncclt.core.trial import Outcome, Runner
 from ncclt.core.workload import Workload
 from ncclt.errors import StudyStoppedError
-from ncclt.measure.trial import TrialLog, launch_claim, measure_default, searched, stored_default
+from ncclt.measure.trial import TrialLog, launch_claim, list_search_trials, measure_default, stored_default
 from ncclt.search.assemble import assemble, collect_times, expected_us
 from ncclt.search.optuna_study import OptunaStudy
 from ncclt.search.posterior import posterior_mean
@@ -110,7 +110,7 @@ def search(
     """
     started = clock()
     default = _default(runners[0], workload, trial_log)
-    optuna_study.resume(default, searched(trial_log), only_worker=only_worker)
+    optuna_study.resume(default, list_search_trials(trial_log), only_worker=only_worker)
     work = _Work(
         workload=workload,
         trial_log=trial_log,
@@ -189,7 +189,7 @@ class _Work:
                 with self._choosing:
                     self.optuna_study.tell(claim, trial)
                     self._show = True
-                    check_failures(searched(self.trial_log))
+                    check_failures(list_search_trials(self.trial_log))
         except BaseException as error:  # noqa: BLE001  a thread cannot raise; `search` raises it for all
             self.error = self.error or error
             self.stop(SearchEnd(reason="failed"))
@@ -199,7 +199,7 @@ class _Work:
         with self._choosing:
             while self.end is None:
                 running = self.trial_log.refresh()
-                trials = searched(self.trial_log)
+                trials = list_search_trials(self.trial_log)
                 history = self.best.history(trials)
                 if self._show:
                     self._tell_watcher(trials, history, runner)

@@ -8,7 +8,7 @@ from typing import Any, Self, Unpack
 from ncclt.errors import UsageError
 from ncclt.launch.launcher import NO_OPTIONS, JobShape, LauncherOption, LaunchPlan, ProcessOptions
 from ncclt.launch.process.launcher import ProcessLauncher
-from ncclt.launch.ranks import checked
+from ncclt.launch.ranks import wrap_rank_command
 
 
 class LabLauncher(ProcessLauncher):
@@ -41,10 +41,14 @@ class LabLauncher(ProcessLauncher):
     def plan(
         self, argv: Sequence[str], *, variables: Mapping[str, str], timeout_s: float, files: Sequence[Path] = ()
     ) -> LaunchPlan:
-        """Plan a launch; `checked` makes each process report its start and compare its NCCL variables with the plan."""
+        """Plan a launch; `wrap_rank_command` has each process report its start and check its NCCL variables."""
         return LaunchPlan(
-            argv=(self._starter, *self.extra, *checked(argv, {**self.kept(variables), **variables})),
+            argv=(
+                self._starter,
+                *self.extra,
+                *wrap_rank_command(argv, {**self.kept_variables(variables), **variables}),
+            ),
             set_env=tuple(sorted(variables.items())),
-            unset_env=self.removed(variables),
+            unset_env=self.removed_names(variables),
             timeout_s=timeout_s,
         )

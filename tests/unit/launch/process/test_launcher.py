@@ -24,9 +24,9 @@ ENVIRONMENT = {"PATH": "/bin", "NCCL_ALGO": "Tree", "NCCL_DEBUG": "INFO", "NCCL_
 def test_inherited_variables_are_removed_or_kept(keep_env, removed, kept):
     """Those of the trial are neither; NCCL_DEBUG is never kept."""
     launcher = LocalLauncher(environment=ENVIRONMENT, keep_env=keep_env)
-    assert launcher.removed({"NCCL_ALGO": "Ring"}) == removed
-    assert launcher.kept({"NCCL_ALGO": "Ring"}) == kept
-    assert launcher.removed({"NCCL_DEBUG": "WARN"}) == (() if keep_env else ("NCCL_ALGO", "NCCL_IB_HCA"))
+    assert launcher.removed_names({"NCCL_ALGO": "Ring"}) == removed
+    assert launcher.kept_variables({"NCCL_ALGO": "Ring"}) == kept
+    assert launcher.removed_names({"NCCL_DEBUG": "WARN"}) == (() if keep_env else ("NCCL_ALGO", "NCCL_IB_HCA"))
 
 
 # What torch 2.13 says where somebody else has the port.

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ncclt.errors import UsageError
 from ncclt.launch.slurm import allocation
-from ncclt.launch.slurm.allocation import Allocation, NodeGroup, addresses_by_scontrol, allocation_of, expand_hostlist
+from ncclt.launch.slurm.allocation import Allocation, NodeGroup, addresses_by_scontrol, expand_hostlist, read_allocation
 
 
 @pytest.mark.parametrize(
@@ -63,11 +63,11 @@ def test_any_text_is_expanded_or_refused(text):
 
 
 def test_no_job_means_no_allocation():
-    assert allocation_of({"SLURM_CONF": "/etc/slurm/slurm.conf"}) is None
+    assert read_allocation({"SLURM_CONF": "/etc/slurm/slurm.conf"}) is None
 
 
 def test_a_plain_job_has_one_group():
-    allocation = allocation_of(
+    allocation = read_allocation(
         {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_CPUS_PER_TASK": "12"},
         addresses_of=lambda _environment, hosts: {"n1": "10.0.0.1", "n2": "n2"},
     )
@@ -78,7 +78,7 @@ def test_a_plain_job_has_one_group():
 
 
 def test_a_heterogeneous_job_has_a_group_for_each_component():
-    allocation = allocation_of(
+    allocation = read_allocation(
         {
             "SLURM_JOB_ID": "5",
             "SLURM_JOB_NODELIST": "n1",

@@ -10,7 +10,7 @@ import pytest
 
 from ncclt.launch.launcher import MARK
 from ncclt.launch.process.process_tree import members, new_mark
-from ncclt.launch.ranks import UNFIT_CODE, unfit
+from ncclt.launch.ranks import UNFIT_CODE, find_unfit_reason
 from ncclt.launch.ssh.launcher import RANK, end_script, node_script
 
 PATIENT_S = 60.0
@@ -84,7 +84,7 @@ def test_a_node_that_does_not_know_where_to_meet_says_so_at_once(node):
     process, _mark = node(("touch", "/nowhere/at/all"), meeting_host="alias.invalid")
     code, _out, err = ending(process)
     assert code == UNFIT_CODE
-    assert unfit(err) == f"{os.uname().nodename} does not know the address of alias.invalid"
+    assert find_unfit_reason(err) == f"{os.uname().nodename} does not know the address of alias.invalid"
 
 
 STUBBORN = (

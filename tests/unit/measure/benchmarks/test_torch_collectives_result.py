@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ncclt.errors import BenchmarkError
-from ncclt.measure.benchmarks.torch_collectives_result import VERSION, failed_rank, find_result, parse_result
+from ncclt.measure.benchmarks.torch_collectives import VERSION, failed_rank, find_result, parse_result
 from ncclt.measure.benchmarks.torch_worker import ncclt_torch_worker
 
 TORCHRUN_TABLE = """\

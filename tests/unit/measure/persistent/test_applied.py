@@ -6,7 +6,7 @@ from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Rule
 from ncclt.errors import BenchmarkError
-from ncclt.measure.persistent.applied import Attested
+from ncclt.measure.persistent.attested import Attested
 from ncclt.nccl.switching import ForcedState
 
 FORCE = ForcedState(

@@ -7,16 +7,16 @@ from contextlib import closing
 import pytest
 
 from ncclt.errors import UsageError
-from ncclt.measure.benchmarks.torch_worker.ncclt_torch_channel import connect
-from ncclt.measure.persistent import controller as module
-from ncclt.measure.persistent.controller import Controller
+from ncclt.measure.benchmarks.torch_worker.ncclt_torch_connection import connect
+from ncclt.measure.persistent import session as module
+from ncclt.measure.persistent.session import Controller
 
 TOKEN = b"a token"
 PATIENCE_S = 60.0
 
 
-def listening(host="", launcher="torchrun"):
-    return closing(Controller(launcher=launcher, host=host, token=TOKEN))
+def listening(host="", is_local=True):
+    return closing(Controller(is_local=is_local, host=host, token=TOKEN))
 
 
 def call(address, found):
@@ -32,11 +32,11 @@ def test_rank_0_is_heard_among_strangers():
         found = []
         caller = threading.Thread(target=call, args=(controller.address, found))
         caller.start()
-        channel = controller.accept(PATIENCE_S, stopped=lambda: False)
+        connection = controller.accept(PATIENCE_S, stopped=lambda: False)
         caller.join()
         found[0].send({"here": 1})
-        assert channel.receive(PATIENCE_S) == {"here": 1}
-        for end in (*strangers, channel, found[0]):
+        assert connection.receive(PATIENCE_S) == {"here": 1}
+        for end in (*strangers, connection, found[0]):
             end.close()
 
 
@@ -53,7 +53,7 @@ def test_ranks_of_this_machine_need_no_open_port():
 
 
 def test_ranks_elsewhere_are_told_our_name_or_what_we_are_told():
-    with listening(launcher="slurm") as controller:
+    with listening(is_local=False) as controller:
         assert controller.address.startswith(f"{socket.gethostname()}:")
     with listening("127.0.0.1", "slurm") as controller:
         assert controller._socket.getsockname()[0] == "127.0.0.1"

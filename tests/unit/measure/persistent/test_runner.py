@@ -18,7 +18,7 @@ from ncclt.launch.launcher import LaunchPlan, LaunchResult
 from ncclt.measure import PersistentRunner, TimeoutRule, Timeouts
 from ncclt.measure.benchmarks.torch_collectives import TorchCollectives
 from ncclt.measure.benchmarks.torch_worker import ncclt_torch_worker as worker
-from ncclt.measure.benchmarks.torch_worker.ncclt_torch_channel import ChannelError, connect
+from ncclt.measure.benchmarks.torch_worker.ncclt_torch_connection import RankConnectionError, connect
 from ncclt.measure.persistent import runner as persistent_module
 from ncclt.measure.persistent import session as session_module
 from ncclt.nccl.compile import compile_policy, variables_for_setting
@@ -43,7 +43,7 @@ class PlayedRanks:
     answered, and bytes are written as they are.
     """
 
-    name, reaches_back = "torchrun", True
+    name, reaches_back, shares_files = "torchrun", True, True
     inherited = ()
 
     def __init__(self, *plays, version="2.30.7"):
@@ -65,38 +65,38 @@ class PlayedRanks:
         if answers == ["no start"]:
             return LaunchResult(exit_code=1, stderr="Test CUDA failure: the driver is missing")
         words = dict(zip(plan.argv, plan.argv[1:], strict=False))
-        channel = connect(words["--controller"], Path(words["--token"]).read_bytes(), within_s=PATIENCE_S)
+        connection = connect(words["--controller"], Path(words["--token"]).read_bytes(), within_s=PATIENCE_S)
         try:
-            self._serve(channel, answers)
-        except ChannelError:
+            self._serve(connection, answers)
+        except RankConnectionError:
             pass
         finally:
-            channel.close()
+            connection.close()
         return LaunchResult(exit_code=7, killed=self._ended.is_set(), stderr="NCCLT-TRIAL 1\nit ends\n", wall_s=1.0)
 
-    def _serve(self, channel, answers):
+    def _serve(self, connection, answers):
         while not self._ended.is_set():
-            order = channel.receive(0.05)
+            order = connection.receive(0.05)
             if order is None:
                 continue
             if order["do"] == "end":
                 return
             if order["do"] == "begin":
                 equal = {"version of NCCL": self.version} if self.version else {}
-                channel.send({"ready": 0, "environment": {"nodes": [[0, 1]], "equal": equal}, "reports": ""})
+                connection.send({"ready": 0, "environment": {"nodes": [[0, 1]], "equal": equal}, "reports": ""})
                 continue
             self.orders.append(order)
             answer = answers.pop(0) if answers else {}
             if answer == "never":
                 return
-            channel.send({"begun": order["number"]})
+            connection.send({"begun": order["number"]})
             if answer is None:
                 return
             if answer == "silent":
                 self._ended.wait(PATIENCE_S)
                 return
             if isinstance(answer, bytes):
-                channel._socket.sendall(answer)
+                connection._socket.sendall(answer)
                 self._ended.wait(PATIENCE_S)
                 return
             report = worker.WorkerReport(None)
@@ -106,7 +106,7 @@ class PlayedRanks:
                 for word in words
             ]
             good = {"done": order["number"], "lines": list(report.lines()), "said": "", "seconds": 0.1}
-            channel.send({**good, "decisions": APPLIED if order["attest"] else None, **answer})
+            connection.send({**good, "decisions": APPLIED if order["attest"] else None, **answer})
             if answers[:1] == ["gone"]:
                 return
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective
-from ncclt.measure.simulated.chunks import chunk_bytes, loops
+from ncclt.measure.simulated.transfer_time import chunk_bytes, loops
 
 AR = Collective.ALL_REDUCE
 RING, TREE = Algorithm.RING, Algorithm.TREE

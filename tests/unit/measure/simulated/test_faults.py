@@ -5,7 +5,7 @@ import pytest
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.trial import Outcome
 from ncclt.errors import UsageError
-from ncclt.measure.simulated.faults import DETAIL, NO_FAULTS, Faults
+from ncclt.measure.simulated.noise import DETAIL, NO_FAULTS, Faults
 
 
 def test_by_default_nothing_fails():

@@ -8,7 +8,7 @@ import pytest
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT
-from ncclt.measure.simulated.noise import Noise, noise_of, uniform
+from ncclt.measure.simulated.noise import Noise, build_noise, uniform
 
 MESSAGE = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=4096)
 
@@ -46,12 +46,14 @@ def test_outliers_are_rare_and_two_to_ten_times():
 
 
 def test_sigma_zero_is_silence():
-    noise = noise_of(cluster(), seed=1, sigma=0)
+    noise = build_noise(cluster(), seed=1, sigma=0)
     assert noise.samples_us(7.0, "x", MESSAGE, repeat=0, count=3) == (7.0, 7.0, 7.0)
 
 
 def test_tcp_between_nodes_scatters_more_than_a_node():
-    assert noise_of(cluster(nodes=2), seed=1, sigma=None).sigma > 3 * noise_of(cluster(), seed=1, sigma=None).sigma
+    assert (
+        build_noise(cluster(nodes=2), seed=1, sigma=None).sigma > 3 * build_noise(cluster(), seed=1, sigma=None).sigma
+    )
 
 
 def test_uniform_is_spread_over_its_range():

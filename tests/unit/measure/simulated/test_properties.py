@@ -16,8 +16,8 @@ from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.trial import Outcome
 from ncclt.measure.simulated import SimulatedRunner
 from ncclt.measure.simulated.expected import running_kernel
-from ncclt.measure.simulated.physics import physics_of
-from ncclt.measure.simulated.truth import SimulatedKernel, kernel_us
+from ncclt.measure.simulated.link_model import build_link_model
+from ncclt.measure.simulated.transfer_time import SimulatedKernel, kernel_us
 from ncclt.store.shipped import named_clusters, profiles_folder
 
 DGX = Cluster(
@@ -198,7 +198,7 @@ def test_time_grows_with_size(cluster, size, collective, channels, times, data):
         channels=channels,
     )
     larger = replace(kernel, size_bytes=int(size * times))
-    assert kernel_us(larger, physics_of(cluster)) >= kernel_us(kernel, physics_of(cluster)) * (1 - 1e-9)
+    assert kernel_us(larger, build_link_model(cluster)) >= kernel_us(kernel, build_link_model(cluster)) * (1 - 1e-9)
 
 
 @settings(max_examples=60, deadline=None)
@@ -212,7 +212,7 @@ def test_a_ring_stays_below_the_limit_of_its_links(cluster, size, channels, prot
         channels=channels,
     )
     ranks = cluster.world_size
-    busbw = size * 2 * (ranks - 1) / ranks / kernel_us(kernel, physics_of(cluster)) / 1e3
+    busbw = size * 2 * (ranks - 1) / ranks / kernel_us(kernel, build_link_model(cluster)) / 1e3
     ports = cluster.nics_per_node * cluster.nic_gbps if cluster.nodes > 1 else math.inf
     assert busbw <= min(cluster.link_gbps, ports)
 
@@ -225,7 +225,7 @@ def test_a_ring_grows_linearly_with_ranks_and_a_tree_with_their_logarithm():
         kernel = SimulatedKernel(
             collective=Collective.ALL_REDUCE, size_bytes=1024, algorithm=algorithm, protocol=Protocol.LL, channels=1
         )
-        return [kernel_us(kernel, physics_of(one_per_node.sized(nodes=n))) for n in counts]
+        return [kernel_us(kernel, build_link_model(one_per_node.sized(nodes=n))) for n in counts]
 
     ring, tree = small(Algorithm.RING), small(Algorithm.TREE)
     steps = [(b - a) / (n - m) for a, b, m, n in zip(ring, ring[1:], counts, counts[1:], strict=False)]

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from ncclt.core.algorithms import LEGAL, Algorithm, Protocol
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective
-from ncclt.measure.simulated.physics import physics_of
-from ncclt.measure.simulated.truth import SimulatedKernel, kernel_us
+from ncclt.measure.simulated.link_model import build_link_model
+from ncclt.measure.simulated.transfer_time import SimulatedKernel, kernel_us
 
 AR = Collective.ALL_REDUCE
 RING, TREE = Algorithm.RING, Algorithm.TREE
@@ -72,7 +72,7 @@ def time_us(cluster: Cluster, size: int, algorithm=RING, protocol=SIMPLE, channe
         channels=channels,
         **changes,
     )
-    return kernel_us(kernel, physics_of(cluster))
+    return kernel_us(kernel, build_link_model(cluster))
 
 
 def busbw(cluster: Cluster, **changes) -> float:

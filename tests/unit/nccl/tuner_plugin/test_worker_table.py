@@ -13,7 +13,7 @@ from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Rule
 from ncclt.measure.benchmarks.torch_worker import ncclt_torch_session as worker
-from ncclt.measure.persistent.applied import Attested
+from ncclt.measure.persistent.attested import Attested
 from ncclt.nccl.switching import ForcedState
 from ncclt.nccl.tuner_plugin.shared_table import EMPTY_HEAD, MOST_ROWS, TABLE_BYTES, SharedRow, SharedTable, slot_image
 from ncclt.nccl.tuner_table import FUNCTIONS

@@ -21,7 +21,7 @@ from ncclt.health.doctor.machine import cpu_vendor
 from ncclt.health.doctor.matrix import parse_matrix
 from ncclt.launch.hostfile import granted_hosts
 from ncclt.launch.launcher import Launcher
-from ncclt.measure.launched_testbed import benchmark_of, launcher_of
+from ncclt.measure.open_testbed import choose_benchmark, create_launcher
 from ncclt.measure.redact import without_secrets
 from ncclt.measure.target import ON_REQUEST, Target
 from ncclt.nccl.driver_version import DRIVER_FILE, drivers_in
@@ -90,7 +90,7 @@ def look(target: Target, environ: Mapping[str, str]) -> tuple[tuple[Facts, ...],
             )
     else:
         shape = job_of_unknown_gpus(nodes=nodes_to_look_at(target, environ), gpus_per_node=1)
-        found, missing = ask_nodes(launcher_of(shape, target, target.hosts[: shape.nodes], environ=environ))
+        found, missing = ask_nodes(create_launcher(shape, target, target.hosts[: shape.nodes], environ=environ))
         nodes = list(found.values())
     if asked:
         log, problems = _log_of_start(nodes, target, environ)
@@ -114,8 +114,8 @@ def _log_of_start(
     job = job_of_unknown_gpus(nodes=nodes_to_look_at(target, environ), gpus_per_node=gpus)
     kept = replace(target, keep_env=True)
     try:
-        starter = launcher_of(job, kept, kept.hosts[: job.nodes], environ=environ)
-        benchmark, _ = benchmark_of(job, kept, starter, frozenset({Collective.ALL_REDUCE}))
+        starter = create_launcher(job, kept, kept.hosts[: job.nodes], environ=environ)
+        benchmark, _ = choose_benchmark(job, kept, starter, frozenset({Collective.ALL_REDUCE}))
     except UsageError as error:
         return LogFacts(), (f"NCCL was not started: {error.message}",)
     return start_log(starter, benchmark, job)

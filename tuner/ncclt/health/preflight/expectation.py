@@ -25,7 +25,7 @@ _MEASURED_SHARE = 0.5
 
 _REACHED_IN_NODE = {"nvswitch": 0.96, "nvlink": 0.96, "pcie": 0.83, "shm": 1.0}
 """Share of NCCL's own model that is reached within a node at 1 GiB: A100 231 of 240 GB/s, two A100 on one bridge 19.9
-of 24, 4 x L40S 15.7 of 15 (public nccl-tests tables, as in ncclt.measure.simulated.physics)."""
+of 24, 4 x L40S 15.7 of 15 (public nccl-tests tables, as in ncclt.measure.simulated.link_model)."""
 
 _SHM_GPUS = 4
 """GPUs that saturate the memory paths of a host; more of them share (8 x L40S reach less than half each)."""

@@ -23,7 +23,7 @@ from ncclt.health.preflight.expectation import Expectation
 from ncclt.launch.hostfile import granted_hosts
 from ncclt.measure import LaunchedRunner, Timeouts
 from ncclt.measure.benchmarks.nccl_tests.benchmark import NcclTests
-from ncclt.measure.launched_testbed import benchmark_of, launcher_of
+from ncclt.measure.open_testbed import choose_benchmark, create_launcher
 from ncclt.measure.target import Target
 
 RunnerFor = Callable[[tuple[str, ...], tuple[int, ...]], Runner]
@@ -232,8 +232,8 @@ def launched_runners(
         UsageError: launcher, benchmark and cluster do not fit together.
     """
     target.require(cluster)
-    whole = launcher_of(cluster, target, target.hosts[: cluster.nodes], environ=environ)
-    benchmark, notes = benchmark_of(cluster, target, whole, frozenset({Collective.ALL_REDUCE}), ask=ask)
+    whole = create_launcher(cluster, target, target.hosts[: cluster.nodes], environ=environ)
+    benchmark, notes = choose_benchmark(cluster, target, whole, frozenset({Collective.ALL_REDUCE}), ask=ask)
     timeouts = _CappedTimeouts(time_s)
 
     def runner_for(hosts: tuple[str, ...], gpus: tuple[int, ...]) -> LaunchedRunner:
@@ -249,7 +249,9 @@ def launched_runners(
         visible = {_VISIBLE: _visible(gpus, target, environ)} if gpus else {}
         return LaunchedRunner(
             benchmark=sized,
-            launcher=launcher_of(part, target, () if target.launcher_class.shares_files else hosts, environ=environ),
+            launcher=create_launcher(
+                part, target, () if target.launcher_class.shares_files else hosts, environ=environ
+            ),
             cluster=part,
             variables=lambda _setting: visible,
             timeouts=timeouts,

@@ -16,7 +16,7 @@ from ncclt.core.message import Message
 from ncclt.core.setting import Setting
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.errors import UsageError
-from ncclt.measure.simulated.faults import Faults
+from ncclt.measure.simulated.noise import Faults
 from ncclt.measure.simulated.runner import SimulatedRunner
 
 _SHAPES = ((1, 0), (2, 0), (1, 1), (1, 2))

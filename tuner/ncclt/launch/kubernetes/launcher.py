@@ -29,7 +29,7 @@ from ncclt.launch.launcher import (
     ProcessOptions,
 )
 from ncclt.launch.process.launcher import ProcessLauncher
-from ncclt.launch.ranks import checked, ending_of_mpi, ending_of_ranks
+from ncclt.launch.ranks import read_mpi_ending, read_torchrun_ending, wrap_rank_command
 
 PENDING_S = 600.0
 """For nodes, images and containers before a command starts: the first image on a node is tens of gigabytes."""
@@ -59,8 +59,8 @@ class _Kind(NamedTuple):
 
 
 _KINDS = {
-    "mpijob": _Kind(container="launcher", further_pods=1, ending=ending_of_mpi),
-    "trainjob": _Kind(container="node", further_pods=0, ending=ending_of_ranks),
+    "mpijob": _Kind(container="launcher", further_pods=1, ending=read_mpi_ending),
+    "trainjob": _Kind(container="node", further_pods=0, ending=read_torchrun_ending),
 }
 
 
@@ -210,10 +210,10 @@ class KubernetesLauncher(ProcessLauncher):
                 "Kubernetes needs the image of the containers", hint="use --launcher-option container=REGISTRY/NAME:TAG"
             )
         places = {str(path): f"{FILES_PATH}/{path.name}" for path in files}
-        for_ranks = {**self.kept(variables), **variables}
+        for_ranks = {**self.kept_variables(variables), **variables}
         job = LaunchedJob(
             name=_NAME,
-            argv=tuple(places.get(word, word) for word in checked(argv, for_ranks)),
+            argv=tuple(places.get(word, word) for word in wrap_rank_command(argv, for_ranks)),
             variables=tuple(sorted(for_ranks.items())),
             files=tuple((path.name, path.read_text(encoding="utf-8")) for path in files),
             shape=self._shape,

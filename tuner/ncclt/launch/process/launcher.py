@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from ncclt.launch.launcher import PORT, Launcher, LaunchPlan, LaunchResult
 from ncclt.launch.process.session import GRACE_S, KEEP_BYTES, ProcessSession
-from ncclt.launch.ranks import UNFIT_CODE, is_deciding, without_signs
+from ncclt.launch.ranks import UNFIT_CODE, is_deciding, strip_signs
 from ncclt.launch.slurm.job import job_loss
 
 KILL_GRACE_S = 1.0
@@ -103,15 +103,15 @@ class ProcessLauncher(Launcher, ABC):
         """Return the names of the inherited variables for NCCL and our plugin; plans name those that are removed."""
         return tuple(sorted(name for name in self.environment if name.startswith("NCCL_") or is_deciding(name)))
 
-    def removed(self, variables: Mapping[str, str]) -> tuple[str, ...]:
+    def removed_names(self, variables: Mapping[str, str]) -> tuple[str, ...]:
         """Return the names of inherited variables that must not reach a command, given its own variables."""
         return tuple(
             name for name in self.inherited if name not in variables and (not self._keep_env or name == _DEBUG)
         )
 
-    def kept(self, variables: Mapping[str, str]) -> dict[str, str]:
+    def kept_variables(self, variables: Mapping[str, str]) -> dict[str, str]:
         """Return the inherited variables that must reach every process of a command."""
-        names = set(self.inherited) - {*variables, *self.removed(variables)}
+        names = set(self.inherited) - {*variables, *self.removed_names(variables)}
         return {name: self.environment[name] for name in sorted(names)}
 
     def run(self, plan: LaunchPlan) -> LaunchResult:
@@ -145,8 +145,8 @@ class ProcessLauncher(Launcher, ABC):
             if result.exit_code == 0 or result.killed or not _PORT_TAKEN.search(result.stderr + result.stdout):
                 break
             result = self._run(plan)
-        stdout, told = without_signs(result.stdout)
-        stderr, told_too = without_signs(result.stderr)
+        stdout, told = strip_signs(result.stdout)
+        stderr, told_too = strip_signs(result.stderr)
         started = told or told_too or result.dropped_bytes > 0 or not self.ranks_report
         result = replace(result, stdout=stdout, stderr=stderr)
         if result.exit_code == 0 or result.killed:

@@ -133,7 +133,7 @@ class Allocation:
         return tuple(host for host in self.hosts if host in hosts) if hosts else self.hosts[:nodes]
 
 
-def allocation_of(
+def read_allocation(
     environment: Mapping[str, str], *, addresses_of: Callable[[Mapping[str, str], str], dict[str, str]] | None = None
 ) -> Allocation | None:
     """Return the allocation that an environment describes; None = there is none, as on a login node.

@@ -26,8 +26,8 @@ from ncclt.launch.launcher import (
     ProcessOptions,
 )
 from ncclt.launch.process.launcher import ProcessLauncher, thread_variables
-from ncclt.launch.ranks import UNFIT, checked
-from ncclt.launch.slurm.allocation import Allocation, addresses_by_scontrol, allocation_of
+from ncclt.launch.ranks import UNFIT, wrap_rank_command
+from ncclt.launch.slurm.allocation import Allocation, addresses_by_scontrol, read_allocation
 from ncclt.launch.slurm.job import ask
 
 STEP_NAME = f"ncclt-{MARK}"
@@ -357,7 +357,7 @@ class SlurmLauncher(ProcessLauncher):
         environment = process.get("environment")
         known = dict(os.environ if environment is None else environment)
         process["environment"] = known
-        allocation = allocation_of(known, addresses_of=addresses_by_scontrol)
+        allocation = read_allocation(known, addresses_of=addresses_by_scontrol)
         return cls(shape=shape, allocation=allocation, container=options.get("container"), **process)
 
     def plan(
@@ -373,8 +373,8 @@ class SlurmLauncher(ProcessLauncher):
                 "this is not a Slurm allocation (SLURM_JOB_ID is not set), so there are no nodes to launch on",
                 hint="run it under salloc or sbatch",
             )
-        kept = self.kept(variables)
-        shipped = ship(checked(argv, {**kept, **variables}), files)
+        kept = self.kept_variables(variables)
+        shipped = ship(wrap_rank_command(argv, {**kept, **variables}), files)
         set_env = {
             "MASTER_ADDR": self._allocation.address(self._hosts[0]),
             "MASTER_PORT": PORT,
@@ -390,7 +390,7 @@ class SlurmLauncher(ProcessLauncher):
         return LaunchPlan(
             argv=tuple(srun_argv(request, allocation=self._allocation, hosts=self._hosts, shape=self._shape)),
             set_env=tuple(sorted(set_env.items())),
-            unset_env=self.removed(variables),
+            unset_env=self.removed_names(variables),
             files=shipped.texts,
             clean_up=(("sh", "-c", _CANCEL, "sh", STEP_NAME, ",".join(self._allocation.job_ids), str(_CANCEL_TRIES)),),
             timeout_s=timeout_s,

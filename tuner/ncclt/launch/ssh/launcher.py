@@ -33,7 +33,7 @@ from ncclt.launch.launcher import (
 )
 from ncclt.launch.process.launcher import FORWARDED, ProcessLauncher, thread_variables
 from ncclt.launch.process.process_tree import MARK_VARIABLE
-from ncclt.launch.ranks import DECIDING, UNFIT, UNFIT_CODE, checked, ending_of_ranks
+from ncclt.launch.ranks import DECIDING, UNFIT, UNFIT_CODE, read_torchrun_ending, wrap_rank_command
 from ncclt.launch.ssh.driver import NODES_FILE
 from ncclt.launch.torchrun import MODULE, VERBATIM
 
@@ -257,12 +257,12 @@ class SshLauncher(ProcessLauncher):
         for_ranks = {
             **{name: environment[name] for name in FORWARDED if name in environment},
             **thread_variables(environment, variables),
-            **self.kept(variables),
+            **self.kept_variables(variables),
             **variables,
         }
         meeting_host = variables.get("MASTER_ADDR", self._address)
         script = node_script(
-            self._torchrun(checked(argv, for_ranks), meeting_host, variables.get("MASTER_PORT", PORT)),
+            self._torchrun(wrap_rank_command(argv, for_ranks), meeting_host, variables.get("MASTER_PORT", PORT)),
             python=self._python,
             meeting_host=meeting_host,
             variables=for_ranks,
@@ -274,7 +274,7 @@ class SshLauncher(ProcessLauncher):
         nodes = json.dumps([self._ssh(host) for host in self._hosts], indent=1)
         return LaunchPlan(
             argv=(*_DRIVER, _NODE_SCRIPT),
-            unset_env=self.removed(variables),
+            unset_env=self.removed_names(variables),
             files=(
                 (NODES_FILE, nodes),
                 (_NODE_SCRIPT, script),
@@ -286,7 +286,7 @@ class SshLauncher(ProcessLauncher):
 
     def read_ending(self, result: LaunchResult) -> LaunchResult:
         """Return the result of a launch that failed, with the exit code of the rank that failed first."""
-        return ending_of_ranks(result)
+        return read_torchrun_ending(result)
 
     def _ssh(self, host: Host) -> list[str]:
         port = ["-p", str(host.port)] if host.port else []

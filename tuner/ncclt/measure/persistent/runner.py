@@ -32,10 +32,8 @@ from ncclt.launch.process.reaper import results_folder
 from ncclt.measure.benchmarks.benchmark import BenchmarkCommand
 from ncclt.measure.benchmarks.torch_collectives import TorchCollectives
 from ncclt.measure.outcome import judge
-from ncclt.measure.persistent.applied import Attested
-from ncclt.measure.persistent.commands import nccl_version, session_command
-from ncclt.measure.persistent.controller import Controller
-from ncclt.measure.persistent.session import Session
+from ncclt.measure.persistent.attested import Attested
+from ncclt.measure.persistent.session import Controller, Session, nccl_version, session_command
 from ncclt.measure.runner import RealRunner, RunnerParts
 from ncclt.nccl.switching import (
     ForcedState,
@@ -269,7 +267,7 @@ class PersistentRunner(RealRunner):
             file = folder / "token"
             file.touch(mode=0o600)
             file.write_text(token, encoding="ascii")
-            controller = Controller(launcher=self._launcher.name, host=self._host, token=token.encode())
+            controller = Controller(is_local=self._launcher.shares_files, host=self._host, token=token.encode())
             command = session_command(self._torch, controller=controller.address, token=file)
             try:
                 plan = self._plan(command, wanted)

@@ -1,19 +1,112 @@
-"""Persistent ranks: one launch that lasts over many trials, the channel to its rank 0, and its end."""
+"""Persistent ranks: one launch that lasts over many trials, the authenticated connection to its rank 0, and its end."""
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import re
 import shutil
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from ncclt.errors import UsageError, reason
 from ncclt.launch.launcher import Launcher, LaunchPlan, LaunchResult
-from ncclt.measure.benchmarks.torch_worker.ncclt_torch_channel import Channel, ChannelError, GoneError
-from ncclt.measure.persistent.controller import THIS_MACHINE, Controller
+from ncclt.measure.benchmarks.benchmark import BenchmarkCommand
+from ncclt.measure.benchmarks.torch_collectives import MEASURING, WORKER, TorchCollectives
+from ncclt.measure.benchmarks.torch_worker.ncclt_torch_connection import (
+    Connection,
+    ConnectionClosedError,
+    RankConnectionError,
+)
+
+PROOF_S = 10.0
+"""How long authenticating a connection may take."""
+
+MOST_CALLERS = 16
+"""Connections that are being authenticated at once."""
+
+_ACCEPT_TICK_S = 0.05
+
+
+class Controller:
+    """Listens for the rank 0 of one launch.
+
+    Args:
+        is_local: all ranks are on this machine, so that the loopback interface is enough.
+        host: name or address by which rank 0 reaches this machine; empty = its own name, or loopback.
+        token: of the launch.
+
+    Raises:
+        UsageError: this machine has no such address.
+    """
+
+    def __init__(self, *, is_local: bool, host: str, token: bytes) -> None:
+        self._host = host or ("127.0.0.1" if is_local else socket.gethostname())
+        self._token = token
+        self._proven: queue.Queue[Connection] = queue.Queue()
+        self._authenticating = threading.BoundedSemaphore(MOST_CALLERS)
+        try:
+            self._socket = _listen(self._host, everywhere=not host and not is_local)
+        except OSError as error:
+            raise UsageError(
+                f"this machine cannot be reached as {self._host}: {reason(error)}",
+                hint="name the address that the nodes reach it by in NCCLT_CONTROLLER_HOST",
+            ) from error
+
+    @property
+    def address(self) -> str:
+        """Return `host:port` for rank 0."""
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"{host}:{self._socket.getsockname()[1]}"
+
+    def accept(self, within_s: float, *, stopped: Callable[[], bool]) -> Connection | None:
+        """Return the connection to rank 0; None = it has not connected in time, or `stopped` is true."""
+        deadline_s = time.monotonic() + within_s
+        self._socket.settimeout(_ACCEPT_TICK_S)
+        while time.monotonic() < deadline_s and not stopped():
+            with contextlib.suppress(queue.Empty):
+                return self._proven.get_nowait()
+            try:
+                accepted, _ = self._socket.accept()
+            except TimeoutError:
+                continue
+            # Connections beyond the limit are closed: rank 0 connects once, and no other process should.
+            if self._authenticating.acquire(blocking=False):
+                threading.Thread(target=self._authenticate, args=(accepted,), daemon=True).start()
+            else:
+                accepted.close()
+        return None
+
+    def close(self) -> None:
+        """Stop listening; accepted connections are kept."""
+        self._socket.close()
+
+    def _authenticate(self, accepted: socket.socket) -> None:
+        try:
+            connection = Connection(accepted, self._token, controls=True)
+            connection.prove(PROOF_S)
+        except (RankConnectionError, OSError):
+            accepted.close()  # not rank 0
+        else:
+            self._proven.put(connection)
+        finally:
+            self._authenticating.release()
+
+
+def _listen(host: str, *, everywhere: bool) -> socket.socket:
+    """Listen on a free port; on all interfaces where only a name is known, because it may resolve to several."""
+    if everywhere:
+        dual = socket.has_dualstack_ipv6()
+        return socket.create_server(("", 0), family=socket.AF_INET6 if dual else socket.AF_INET, dualstack_ipv6=dual)
+    family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+    return socket.create_server((address[0], 0), family=family)
+
 
 POLITE_S = 10.0
 """How long ranks may take to end after they got the order to: they close their communicators."""
@@ -51,7 +144,7 @@ class Session:
         self, *, launcher: Launcher, plan: LaunchPlan, controller: Controller, stopped: Callable[[], bool]
     ) -> None:
         self._launcher, self._plan, self._controller, self._stopped = launcher, plan, controller, stopped
-        self._channel: Channel | None = None
+        self._connection: Connection | None = None
         self._result: LaunchResult | None = None
         self._error: BaseException | None = None
         self._complaint = ""
@@ -67,11 +160,11 @@ class Session:
     @property
     def is_alive(self) -> bool:
         """Return whether trials can be sent; notices ranks that have died since the last message."""
-        if self._channel is None or not self._thread.is_alive():
+        if self._connection is None or not self._thread.is_alive():
             return False
         try:
-            said = self._channel.receive(0.0)
-        except ChannelError:
+            said = self._connection.receive(0.0)
+        except RankConnectionError:
             return False
         return said is None  # no answer is outstanding
 
@@ -79,11 +172,11 @@ class Session:
         """Wait until all ranks have met and rank 0 has connected; return whether they did."""
         deadline_s = time.monotonic() + within_s
         with closing(self._controller):
-            self._channel = self._controller.accept(
+            self._connection = self._controller.accept(
                 within_s, stopped=lambda: self._stopped() or not self._thread.is_alive()
             )
         self._check()
-        if self._channel is None or not self._send({"do": "begin", **begin}):
+        if self._connection is None or not self._send({"do": "begin", **begin}):
             return False
         ready = self._receive("ready", deadline_s)
         if ready is None:
@@ -121,9 +214,9 @@ class Session:
             self._launcher.kill()
             self._thread.join(_TICK_S)
         self._controller.close()
-        if self._channel is not None:
-            self._channel.close()
-        if self._launcher.name in THIS_MACHINE and _REPORTS.fullmatch(self._reports):
+        if self._connection is not None:
+            self._connection.close()
+        if self._launcher.shares_files and _REPORTS.fullmatch(self._reports):
             shutil.rmtree(self._reports, ignore_errors=True)  # a rank 0 that was killed could not remove them
         if self._error is not None:
             raise self._error
@@ -151,30 +244,30 @@ class Session:
             self.ended_s = time.monotonic()
 
     def _send(self, document: Mapping[str, Any]) -> bool:
-        if self._channel is None:
+        if self._connection is None:
             return False
         try:
-            self._channel.send(document)
-        except ChannelError:
+            self._connection.send(document)
+        except RankConnectionError:
             return False
         return True
 
     def _receive(self, word: str, deadline_s: float) -> Mapping[str, Any] | None:
         """Return the next message of rank 0, which must be `word`; None = it has ended, is silent or sent another."""
-        assert self._channel is not None, "rank 0 has connected"
+        assert self._connection is not None, "rank 0 has connected"
         try:
             while (left_s := deadline_s - time.monotonic()) > 0:
                 self._check()
-                said = self._channel.receive(min(_TICK_S, left_s))
+                said = self._connection.receive(min(_TICK_S, left_s))
                 if said is None:
                     continue
                 if not isinstance(said, dict) or said.get(word) != self._number:
-                    raise ChannelError("something else than was asked")
+                    raise RankConnectionError("something else than was asked")
                 return said
-        except GoneError:
-            self._channel.close()
-        except ChannelError as error:
-            self._channel.close()
+        except ConnectionClosedError:
+            self._connection.close()
+        except RankConnectionError as error:
+            self._connection.close()
             self._complaint = f"what rank 0 said cannot be understood: {error}"
         return None
 
@@ -193,3 +286,36 @@ class Session:
 def _of_this_trial(text: str) -> str:
     """Remove what earlier trials printed: it would be taken as the reason why this one ended."""
     return _BEFORE.sub("", text)
+
+
+SESSION = WORKER.with_name("ncclt_torch_session.py")
+CONNECTION = WORKER.with_name("ncclt_torch_connection.py")
+
+
+def session_command(benchmark: TorchCollectives, *, controller: str, token: Path | None) -> BenchmarkCommand:
+    """Return the command of persistent ranks.
+
+    Args:
+        benchmark: whose messages will be measured; defines the interpreter, the backend and the ranks' timeout.
+        controller: `host:port` at which rank 0 reaches this process.
+        token: file with the token of this launch, copied like the benchmark's own files; None = the command is only
+            shown.
+    """
+    argv = (
+        *(benchmark.python, str(WORKER), "--measuring", str(MEASURING), "--backend", benchmark.backend),
+        *("--timeout-s", f"{benchmark.timeout_s:g}"),
+        *("--controller", controller, *(("--token", str(token)) if token else ())),
+        *("--session", str(SESSION), "--connection", str(CONNECTION)),
+    )
+    return BenchmarkCommand(
+        argv=argv,
+        messages=(),
+        variables=(("OMP_NUM_THREADS", "1"),),
+        files=(WORKER, MEASURING, SESSION, CONNECTION, *((token,) if token else ())),
+    )
+
+
+def nccl_version(environment: Mapping[str, object]) -> str:
+    """Return NCCL's version as reported by the ranks when they met; empty without NCCL (gloo)."""
+    equal = environment.get("equal")
+    return str(equal.get("version of NCCL", "")) if isinstance(equal, Mapping) else ""

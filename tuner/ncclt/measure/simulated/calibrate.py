@@ -20,10 +20,8 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.setting import Setting
 from ncclt.errors import UsageError
-from ncclt.measure.simulated.constants import BETWEEN, WITHIN, scaled
-from ncclt.measure.simulated.kernel import kernel_of
-from ncclt.measure.simulated.physics import Physics, physics_of
-from ncclt.measure.simulated.truth import SimulatedKernel, kernel_us
+from ncclt.measure.simulated.link_model import BETWEEN, WITHIN, LinkModel, build_link_model, scale_links
+from ncclt.measure.simulated.transfer_time import SimulatedKernel, kernel_us, select_kernel
 
 _SIGMA = 0.08
 """Relative error beyond which a point counts as an outlier: noise of a cluster and what the mechanisms leave out."""
@@ -66,7 +64,7 @@ class ObservedPoint:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Point:
     kernel: SimulatedKernel
-    physics: Physics
+    links: LinkModel
     free: tuple[int, ...]
 
 
@@ -141,7 +139,7 @@ def _tree_candidates(found: Calibration, plain: Cluster, seen: Sequence[Observed
     sizes = {
         one.message.size_bytes
         for one in seen
-        if one.setting.is_default and kernel_of(here, one.setting, one.message).algorithm is Algorithm.TREE
+        if one.setting.is_default and select_kernel(here, one.setting, one.message).algorithm is Algorithm.TREE
     }
     return [replace(found, tree_bytes=limit) for limit in (0, *sorted(sizes)[:-1])] if sizes else []
 
@@ -220,12 +218,12 @@ def _fit(points: Sequence[_Point], measured: Array, start: Array) -> _Fit:
 
 def _point(cluster: Cluster, one: ObservedPoint) -> _Point:
     part = cluster.sized(nodes=one.nodes)
-    physics = physics_of(replace(part, calibration=None), one.message.group_size, one.message.spans_nodes)
-    kernel = kernel_of(part, one.setting, one.message)
-    return _Point(kernel=kernel, physics=physics, free=_free(kernel, physics))
+    links = build_link_model(replace(part, calibration=None), one.message.group_size, one.message.spans_nodes)
+    kernel = select_kernel(part, one.setting, one.message)
+    return _Point(kernel=kernel, links=links, free=_free(kernel, links))
 
 
-def _free(kernel: SimulatedKernel, physics: Physics) -> tuple[int, ...]:
+def _free(kernel: SimulatedKernel, links: LinkModel) -> tuple[int, ...]:
     """Return the positions of the constants that can matter to a kernel: the others need no derivative."""
     nvls = kernel.algorithm in (Algorithm.NVLS, Algorithm.NVLS_TREE)
     # send_recv and all_to_all choose their protocol by size.
@@ -233,7 +231,7 @@ def _free(kernel: SimulatedKernel, physics: Physics) -> tuple[int, ...]:
     found = []
     for position, name in enumerate(_NAMES):
         _, _, ending = name.partition(".")
-        if name in BETWEEN and physics.graph.nodes == 1:
+        if name in BETWEEN and links.graph.nodes == 1:
             continue
         if ending == "tree":
             wanted = kernel.algorithm is Algorithm.TREE
@@ -250,13 +248,13 @@ def _free(kernel: SimulatedKernel, physics: Physics) -> tuple[int, ...]:
 
 def _times(points: Sequence[_Point], theta: Array) -> list[float]:
     factors = dict(zip(_NAMES, np.exp(theta).tolist(), strict=True))
-    known: dict[int, Physics] = {}
+    known: dict[int, LinkModel] = {}
     found = []
     for point in points:
-        physics = known.get(id(point.physics))
-        if physics is None:
-            physics = known[id(point.physics)] = scaled(point.physics, factors)
-        found.append(kernel_us(point.kernel, physics))
+        links = known.get(id(point.links))
+        if links is None:
+            links = known[id(point.links)] = scale_links(point.links, factors)
+        found.append(kernel_us(point.kernel, links))
     return found
 
 

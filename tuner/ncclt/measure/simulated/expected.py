@@ -20,10 +20,8 @@ from functools import lru_cache
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Message
 from ncclt.core.setting import Setting
-from ncclt.measure.simulated.constants import scaled
-from ncclt.measure.simulated.kernel import kernel_of
-from ncclt.measure.simulated.physics import Physics, physics_of
-from ncclt.measure.simulated.truth import SimulatedKernel, kernel_us
+from ncclt.measure.simulated.link_model import LinkModel, build_link_model, scale_links
+from ncclt.measure.simulated.transfer_time import SimulatedKernel, kernel_us, select_kernel
 
 _LINKS_GBPS = (16.0, 25.0, 32.0, 50.0, 64.0, 100.0, 150.0, 200.0, 300.0, 400.0, 450.0, 538.0, 600.0, 900.0)
 _PORTS_GBPS = (1.25, 3.125, 6.25, 12.5, 25.0, 50.0, 100.0)
@@ -36,7 +34,7 @@ def expected_us(cluster: Cluster, setting: Setting, message: Message) -> float:
     Raises:
         UsageError: the group is larger than the cluster.
     """
-    return kernel_us(running_kernel(cluster, setting, message), _physics(cluster, message))
+    return kernel_us(running_kernel(cluster, setting, message), _link_model(cluster, message))
 
 
 @lru_cache(maxsize=1 << 16)
@@ -46,20 +44,20 @@ def running_kernel(cluster: Cluster, setting: Setting, message: Message) -> Simu
     Raises:
         UsageError: the group is larger than the cluster.
     """
-    own = kernel_of(cluster, setting, message)
+    own = select_kernel(cluster, setting, message)
     if cluster.calibration or not message.collective.is_tunable:
         return own  # a calibration is fitted at the bandwidths that are there
     lower = [(where, message, running_kernel(where, setting, message)) for where in _next_lower(cluster)]
-    found, limit_us = own, kernel_us(own, _physics(cluster, message))
+    found, limit_us = own, kernel_us(own, _link_model(cluster, message))
     for where, what, kernel in (*lower, *_harder(cluster, setting, message, own)):
-        time_us = kernel_us(kernel, _physics(where, what))
+        time_us = kernel_us(kernel, _link_model(where, what))
         if time_us < limit_us:
             found, limit_us = replace(kernel, size_bytes=message.size_bytes), time_us
     if found is own:
         return own
     # One algorithm, protocol and number of channels has one number of threads.
     forced = replace(setting, algorithm=found.algorithm, protocol=found.protocol, channels=found.channels)
-    return replace(found, threads=kernel_of(cluster, forced, message).threads)
+    return replace(found, threads=select_kernel(cluster, forced, message).threads)
 
 
 def _harder(
@@ -70,16 +68,16 @@ def _harder(
     if reaching.algorithm is None or reaching.protocol is None:
         return
     larger = replace(message, size_bytes=2 * message.size_bytes)
-    if kernel_of(cluster, setting, larger).channels != own.channels:
+    if select_kernel(cluster, setting, larger).channels != own.channels:
         yield cluster, larger, running_kernel(cluster, setting, larger)
     if cluster.nodes == 1 and cluster.nics_per_node and not message.group_size:
         two = replace(cluster, nodes=2)
-        yield two, message, kernel_of(two, setting, message)
+        yield two, message, select_kernel(two, setting, message)
 
 
-def _physics(cluster: Cluster, message: Message) -> Physics:
-    physics = physics_of(cluster, message.group_size, message.spans_nodes)
-    return scaled(physics, cluster.calibration.factors) if cluster.calibration else physics
+def _link_model(cluster: Cluster, message: Message) -> LinkModel:
+    links = build_link_model(cluster, message.group_size, message.spans_nodes)
+    return scale_links(links, cluster.calibration.factors) if cluster.calibration else links
 
 
 def _next_lower(cluster: Cluster) -> Iterator[Cluster]:

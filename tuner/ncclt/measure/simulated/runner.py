@@ -1,8 +1,10 @@
-"""The simulated cluster as a runner: its default is the NCCL default, its times are those of simulated hardware."""
+"""Runners that need no GPU: a simulated cluster, and a recorded landscape whose times are real and launches are not."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,13 +12,12 @@ from ncclt.core.algorithms import Protocol, ll128_is_automatic
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Message
 from ncclt.core.policy import Policy
-from ncclt.core.setting import Setting, max_channels
+from ncclt.core.setting import DEFAULT, Setting, max_channels
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.measure.simulated.expected import expected_us
-from ncclt.measure.simulated.faults import DETAIL, NO_FAULTS, Faults
-from ncclt.measure.simulated.kernel import choice_of
-from ncclt.measure.simulated.noise import noise_of
-from ncclt.measure.simulated.truth import MODELLED
+from ncclt.measure.simulated.landscape import Landscape
+from ncclt.measure.simulated.noise import DETAIL, NO_FAULTS, Faults, build_noise
+from ncclt.measure.simulated.transfer_time import MODELLED, find_choice
 from ncclt.nccl.cost_model.topology import build_topology
 
 _SAMPLES = 5
@@ -36,7 +37,7 @@ class SimulatedRunner:
     def __init__(self, cluster: Cluster, *, seed: int, sigma: float | None = None, faults: Faults = NO_FAULTS) -> None:
         self.cluster = cluster
         self._seed = seed
-        self._noise = noise_of(cluster, seed=seed, sigma=sigma)
+        self._noise = build_noise(cluster, seed=seed, sigma=sigma)
         self._faults = faults
         self._seen: dict[tuple[Setting, Message], _Known] = {}
         self._digests: dict[Setting, str] = {}
@@ -116,7 +117,7 @@ class SimulatedRunner:
         buffsize = dict(setting.parameters).get("BUFFSIZE")
         if buffsize is not None and (buffsize % 4096 or not 65536 <= buffsize <= 67108864):
             return f"NCCL_BUFFSIZE={buffsize} is not a multiple of 4096 between 64 KiB and 64 MiB"
-        if message.collective.is_tunable and choice_of(self.cluster, setting, message) is None:
+        if message.collective.is_tunable and find_choice(self.cluster, setting, message) is None:
             return (
                 f"NCCL WARN Error : no algorithm/protocol available for function {message.collective} with "
                 f"datatype {message.dtype}. {setting.label} was forced."
@@ -139,3 +140,71 @@ class _Known:
     time_us: float
     wrong: int
     refusal: str
+
+
+class ReplayRunner:
+    """Looks measurements up in a landscape (see ncclt.core.trial.Runner)."""
+
+    name: ClassVar[str] = "replay"
+
+    def __init__(self, landscape: Landscape, *, seed: int, sigma: float = 0.0) -> None:
+        """Replay a landscape; `sigma` adds seeded lognormal noise to the recorded samples.
+
+        Launches differ by the recorded noise in any case. It is between runs, so all messages of a collective share
+        the deviation of a launch, each to its own extent.
+        """
+        self._landscape = landscape
+        self._seed = seed
+        self._sigma = sigma
+        self.cluster = landscape.cluster
+        self.simulated = landscape.simulated
+
+    def applies(self, policy: Policy) -> bool:  # noqa: ARG002
+        """Return that a whole policy can be replayed."""
+        return True
+
+    def measure_policy(self, policy: Policy, messages: Sequence[Message], *, repeat: int) -> TrialResult:
+        """Return the recorded times of what the policy forces on each message."""
+        return self._replay(policy.setting_for, messages, repeat, policy.digest())
+
+    def measure(self, setting: Setting, messages: Sequence[Message], *, repeat: int) -> TrialResult:
+        """Return the recorded times; what was not recorded makes the trial invalid."""
+        return self._replay(lambda _message: setting, messages, repeat, setting.digest())
+
+    def _replay(
+        self, setting_for: Callable[[Message], Setting], messages: Sequence[Message], repeat: int, digest: str
+    ) -> TrialResult:
+        measurements = []
+        for message in messages:
+            setting = setting_for(message)
+            samples = self._landscape.time_samples(setting, message)
+            if not samples:
+                return TrialResult(outcome=Outcome.INVALID, detail=self._reason(setting, message))
+            measurements.append(
+                Measurement(
+                    message=message,
+                    samples_us=self._noisy(samples, setting, digest, message, repeat),
+                    wrong=None,
+                    interpolated=not self._landscape.is_exact(setting, message),
+                )
+            )
+        return TrialResult(outcome=Outcome.OK, measurements=tuple(measurements))
+
+    def _reason(self, setting: Setting, message: Message) -> str:
+        if not self._landscape.time_samples(DEFAULT, message):
+            group = f" in a group of {message.group_size}" if message.group_size else ""
+            return f"{message.label}{group} was not recorded on {self.cluster.name}"
+        if self._landscape.recorded(setting, message) is None:
+            return f"{setting.label} was not recorded for {message.collective} on {self.cluster.name}"
+        return f"{setting.label} was not recorded at {message.size_bytes} bytes on {self.cluster.name}"
+
+    def _noisy(
+        self, samples: tuple[float, ...], setting: Setting, digest: str, message: Message, repeat: int
+    ) -> tuple[float, ...]:
+        launch = f"{self._seed}|{digest}|{repeat}|{message.collective}"
+        sigma = self._landscape.sigma(setting, message)
+        factor = math.exp(sigma * random.Random(launch).gauss(0.0, 1.0)) if sigma else 1.0
+        draw = random.Random(f"{launch}|{message.size_bytes}|{message.dtype}")
+        return tuple(
+            sample * factor * (draw.lognormvariate(0.0, self._sigma) if self._sigma else 1.0) for sample in samples
+        )

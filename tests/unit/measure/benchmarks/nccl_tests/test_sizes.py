@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ncclt.measure.benchmarks.nccl_tests.sizes import Sizes, plan_runs
+from ncclt.measure.benchmarks.nccl_tests.sweep import Sizes, plan_runs
 
 ODD = Sizes(wanted=(50_000_012, 3_000_004, 700_000, 33_333_332, 1_000_000, 16_000_036), alignment=4)
 

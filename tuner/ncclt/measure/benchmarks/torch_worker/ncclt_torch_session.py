@@ -46,16 +46,16 @@ def persist(worker: Any, job: Any, options: argparse.Namespace, report: Any) -> 
     Raises:
         RefusedError: of the worker, on all ranks: the controller has gone away or is not authentic.
     """
-    channel, problem = None, ""
+    connection, problem = None, ""
     if job.place.rank == 0:
-        module = worker.load(options.channel)
+        module = worker.load(options.connection)
         try:
             token = options.token.read_bytes().strip()
-            channel = module.connect(options.controller, token, within_s=CONNECT_S)
-        except (OSError, module.ChannelError) as error:
+            connection = module.connect(options.controller, token, within_s=CONNECT_S)
+        except (OSError, module.RankConnectionError) as error:
             problem = str(error)
     job.agreement.require(problem)
-    RankSession(worker, job, options, report, channel).run()
+    RankSession(worker, job, options, report, connection).run()
 
 
 class RankSession:
@@ -66,11 +66,12 @@ class RankSession:
         job: what its ranks know about each other.
         options: of the command line.
         report: of this rank.
-        channel: to the controller; only on rank 0.
+        connection: to the controller; only on rank 0.
     """
 
-    def __init__(self, worker: Any, job: Any, options: argparse.Namespace, report: Any, channel: Any) -> None:
-        self._worker, self._job, self._options, self._report, self._channel = worker, job, options, report, channel
+    def __init__(self, worker: Any, job: Any, options: argparse.Namespace, report: Any, connection: Any) -> None:
+        self._worker, self._job, self._options = worker, job, options
+        self._report, self._connection = report, connection
         self._agreement = job.agreement
         self._groups: Any = None
         self._made = 0
@@ -144,16 +145,16 @@ class RankSession:
         """Return what to do next; never fails, because every rank has to receive the end."""
         if not self._gone:
             try:
-                return self._channel.receive(min(IDLE_S, self._options.timeout_s / 4)) or {"do": "wait"}
+                return self._connection.receive(min(IDLE_S, self._options.timeout_s / 4)) or {"do": "wait"}
             except Exception as error:  # noqa: BLE001  no failure may keep the others waiting
                 self._gone = f"the controller: {error}"
         return {"do": "end", "reason": self._gone}
 
     def _say(self, document: Mapping[str, Any]) -> None:
-        if self._channel is None or self._gone:
+        if self._connection is None or self._gone:
             return
         try:
-            self._channel.send(document)
+            self._connection.send(document)
         except Exception as error:  # noqa: BLE001  the next order will be the end
             self._gone = f"the controller: {error}"
 

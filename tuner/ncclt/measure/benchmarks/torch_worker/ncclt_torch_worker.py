@@ -366,7 +366,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     words = "collective:dtype:elements:group size[:across] ..."
     parser.add_argument("--messages", nargs="+", default=[], required="--controller" not in arguments, help=words)
     parser.add_argument("--controller", help="host:port: stay, and measure what is sent from there")
-    for name in ("--token", "--session", "--channel"):
+    for name in ("--token", "--session", "--connection"):
         parser.add_argument(name, type=Path, help="for staying: what proves this launch, and the files shipped along")
     options = parser.parse_args(arguments)
     if options.enough_us and len(options.enough_us) != len(options.messages):

@@ -25,15 +25,15 @@ SEND_S = 30.0  # an end that does not read for this long is considered dead
 _CHUNK_BYTES = 65536
 
 
-class ChannelError(Exception):
+class RankConnectionError(Exception):
     """The other end has gone away, is not authentic, or sent something unreadable."""
 
 
-class GoneError(ChannelError):
+class ConnectionClosedError(RankConnectionError):
     """The other end has closed the connection, ended, or does not read."""
 
 
-class Channel:
+class Connection:
     """One end of the line.
 
     Args:
@@ -53,7 +53,7 @@ class Channel:
         """Prove to the other end that this one knows the token, and check its proof.
 
         Raises:
-            ChannelError: the other end does not know it, is of another release, or too slow.
+            RankConnectionError: the other end does not know it, is of another release, or too slow.
         """
         deadline_s = time.monotonic() + within_s
         mine = secrets.token_hex(32)
@@ -61,14 +61,14 @@ class Channel:
         said = self._before_proof(deadline_s)
         theirs = said.get("number")
         if said.get("protocol") != PROTOCOL or not isinstance(theirs, str) or len(theirs) != len(mine):
-            raise ChannelError("the other end is of another release of ncclt, or no part of it")
+            raise RankConnectionError("the other end is of another release of ncclt, or no part of it")
         numbers = (mine, theirs) if self._me == "controller" else (theirs, mine)
         if self._me == "rank 0":
             self._write({"proof": self._proof(self._me, *numbers)})
         proof = self._before_proof(deadline_s).get("proof")
         expected = self._proof(self._other, *numbers)
         if not isinstance(proof, str) or not hmac.compare_digest(proof.encode(), expected.encode()):
-            raise ChannelError("the other end does not know the token of this launch")
+            raise RankConnectionError("the other end does not know the token of this launch")
         if self._me == "controller":
             self._write({"proof": self._proof(self._me, *numbers)})
         self._key = bytes.fromhex(self._proof("every line", *numbers))
@@ -77,7 +77,7 @@ class Channel:
         """Send a document.
 
         Raises:
-            GoneError: the other end has gone away.
+            ConnectionClosedError: the other end has gone away.
         """
         text = json.dumps(document, separators=(",", ":"))
         self._sent += 1
@@ -87,19 +87,19 @@ class Channel:
         """Return the next document of the other end; None = nothing yet.
 
         Raises:
-            GoneError: the other end has gone away.
-            ChannelError: the line was not written by it.
+            ConnectionClosedError: the other end has gone away.
+            RankConnectionError: the line was not written by it.
         """
         line = self._line(time.monotonic() + within_s, MOST_BYTES)
         if line is None:
             return None
         document = _parse(line)
         if not (isinstance(document, list) and len(document) == 2 and all(isinstance(word, str) for word in document)):
-            raise ChannelError("a line that is none of ours")
+            raise RankConnectionError("a line that is none of ours")
         self._received += 1
         expected = self._line_proof(self._other, self._received, document[1])
         if not hmac.compare_digest(document[0].encode(), expected.encode()):
-            raise ChannelError("a line that the other end has not written")
+            raise RankConnectionError("a line that the other end has not written")
         return _parse(document[1].encode())
 
     def close(self) -> None:
@@ -111,10 +111,10 @@ class Channel:
     def _before_proof(self, deadline_s: float) -> Any:
         line = self._line(deadline_s, MOST_BYTES_BEFORE_PROOF)
         if line is None:
-            raise ChannelError("the other end says nothing")
+            raise RankConnectionError("the other end says nothing")
         document = _parse(line)
         if not isinstance(document, dict):
-            raise ChannelError("the other end is not part of ncclt")
+            raise RankConnectionError("the other end is not part of ncclt")
         return document
 
     def _write(self, document: Any) -> None:
@@ -122,14 +122,14 @@ class Channel:
             self._socket.settimeout(SEND_S)
             self._socket.sendall(json.dumps(document, separators=(",", ":")).encode() + b"\n")
         except OSError as error:
-            raise GoneError(f"the other end is gone: {error}") from error
+            raise ConnectionClosedError(f"the other end is gone: {error}") from error
 
     def _line(self, deadline_s: float, most_bytes: int) -> bytes | None:
         searched = 0
         while True:
             end = self._buffer.find(b"\n", searched)
             if max(end, len(self._buffer) if end < 0 else 0) > most_bytes:
-                raise ChannelError(f"a line of more than {most_bytes} bytes")
+                raise RankConnectionError(f"a line of more than {most_bytes} bytes")
             if end >= 0:
                 line = bytes(self._buffer[:end])
                 del self._buffer[: end + 1]
@@ -141,9 +141,9 @@ class Channel:
             except socket.timeout:  # noqa: UP041  in Python 3.9 it is no TimeoutError
                 return None
             except OSError as error:
-                raise GoneError(f"the other end is gone: {error}") from error
+                raise ConnectionClosedError(f"the other end is gone: {error}") from error
             if not chunk:
-                raise GoneError("the other end has closed the connection")
+                raise ConnectionClosedError("the other end has closed the connection")
             self._buffer += chunk
 
     def _proof(self, who: str, controllers: str, workers: str) -> str:
@@ -154,7 +154,7 @@ class Channel:
         return hmac.new(self._key, f"{who}|{number}|{text}".encode(), hashlib.sha256).hexdigest()
 
 
-def connect(address: str, token: bytes, *, within_s: float) -> Channel:
+def connect(address: str, token: bytes, *, within_s: float) -> Connection:
     """Return rank 0's end, authenticated.
 
     Args:
@@ -163,27 +163,27 @@ def connect(address: str, token: bytes, *, within_s: float) -> Channel:
         within_s: for connecting and proving.
 
     Raises:
-        ChannelError: the controller cannot be reached, or is not authentic.
+        RankConnectionError: the controller cannot be reached, or is not authentic.
     """
     host, _, port = address.rpartition(":")
     try:
-        connection = socket.create_connection((host.strip("[]"), int(port)), timeout=within_s)
+        connected = socket.create_connection((host.strip("[]"), int(port)), timeout=within_s)
     except (OSError, ValueError) as error:
-        raise ChannelError(f"the controller at {address} cannot be reached: {error}") from error
-    channel = Channel(connection, token, controls=False)
+        raise RankConnectionError(f"the controller at {address} cannot be reached: {error}") from error
+    connection = Connection(connected, token, controls=False)
     try:
-        channel.prove(within_s)
-    except ChannelError:
-        channel.close()
+        connection.prove(within_s)
+    except RankConnectionError:
+        connection.close()
         raise
-    return channel
+    return connection
 
 
 def _parse(line: bytes) -> Any:
     try:
         return json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ChannelError("a line that is not JSON") from error
+        raise RankConnectionError("a line that is not JSON") from error
 
 
 def _notice_silence(connection: socket.socket) -> None:

@@ -1,4 +1,4 @@
-"""What the tuner plugin has attested: that NCCL really made the choices of the shared table.
+"""Choices that the tuner plugin has attested: NCCL really made those of the shared table.
 
 The plugin selects only choices that NCCL makes available. A choice that is not available, and a plugin that was never
 loaded, leave the NCCL default, so a trial would measure the default and take it for the setting. So the first trial of
@@ -7,11 +7,36 @@ each choice closes its communicators, upon which the plugin reports every decisi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ncclt.core.message import Message
-from ncclt.measure.persistent.commands import decided
+from ncclt.errors import BenchmarkError
 from ncclt.nccl.switching import ForcedState
+
+
+def read_decisions(lines: Sequence[object]) -> tuple[tuple[Mapping[str, object], ...], str]:
+    """Return the decisions that the plugin reports, and why its table was not in use; empty = it was.
+
+    Args:
+        lines: of its reports (docs/internals/tuner-plugin.md), parsed: first each communicator, then its decisions.
+
+    Raises:
+        BenchmarkError: they are not reports of the plugin.
+    """
+    decisions: list[Mapping[str, object]] = []
+    unused, heads = "", 0
+    for line in lines:
+        if not isinstance(line, Mapping):
+            raise BenchmarkError("the report of the plugin cannot be read", hint="the plugin is of another release")
+        if "ncclt_plugin_report" in line:
+            heads += 1
+            unused = unused or str(line.get("not_in_use", ""))
+        elif "outcome" in line:
+            decisions.append(line)
+    if not heads:
+        return (), "NCCL did not load it"
+    return tuple(decisions), unused
+
 
 _Choice = tuple[object, ...]
 
@@ -43,7 +68,7 @@ class Attested:
         Raises:
             BenchmarkError: the lines are not reports of the plugin.
         """
-        decisions, unused = decided(lines)
+        decisions, unused = read_decisions(lines)
         if unused and wanted.rules:
             return f"the tuner plugin took no part: {unused}"
         outcomes: dict[_Choice, set[str]] = {}

@@ -11,15 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ncclt.measure.benchmarks.torch_worker import ncclt_torch_channel as channel
-from ncclt.measure.benchmarks.torch_worker.ncclt_torch_channel import Channel, ChannelError, GoneError
-from ncclt.measure.persistent.commands import CHANNEL, SESSION
+from ncclt.measure.benchmarks.torch_worker import ncclt_torch_connection as connection
+from ncclt.measure.benchmarks.torch_worker.ncclt_torch_connection import (
+    Connection,
+    ConnectionClosedError,
+    RankConnectionError,
+)
+from ncclt.measure.persistent.session import CONNECTION, SESSION
 
 TOKEN = b"0123456789abcdef"
 PATIENCE_S = 60.0
 
 
-@pytest.mark.parametrize("file", [SESSION, CHANNEL], ids=lambda file: file.name)
+@pytest.mark.parametrize("file", [SESSION, CONNECTION], ids=lambda file: file.name)
 def test_the_shipped_files_need_python_3_9_and_pytorch_alone(file):
     tree = ast.parse(file.read_text(), feature_version=(3, 9))
     imported = {a.name for node in ast.walk(tree) if isinstance(node, ast.Import) for a in node.names}
@@ -45,7 +49,7 @@ def prove_both(one, other):
     def prove(number, end):
         try:
             end.prove(PATIENCE_S)
-        except ChannelError as error:
+        except RankConnectionError as error:
             raised[number] = error
             end.close()
 
@@ -60,7 +64,7 @@ def prove_both(one, other):
 @contextmanager
 def proven():
     with connected() as (near, far):
-        ends = Channel(near, TOKEN, controls=True), Channel(far, TOKEN, controls=False)
+        ends = Connection(near, TOKEN, controls=True), Connection(far, TOKEN, controls=False)
         assert prove_both(*ends) == [None, None]
         yield ends
 
@@ -81,16 +85,16 @@ def test_both_ends_hear_each_other():
 def test_an_end_that_closes_is_gone():
     with proven() as (controller, rank):
         rank.close()
-        with pytest.raises(GoneError):
+        with pytest.raises(ConnectionClosedError):
             controller.receive(PATIENCE_S)
 
 
 @pytest.mark.parametrize("tokens", [(TOKEN, b"other"), (b"other", TOKEN)])
 def test_whoever_has_another_token_is_turned_away(tokens):
     with connected() as (near, far):
-        raised = prove_both(Channel(near, tokens[0], controls=True), Channel(far, tokens[1], controls=False))
-    assert isinstance(raised[0], ChannelError)
-    assert isinstance(raised[1], ChannelError)
+        raised = prove_both(Connection(near, tokens[0], controls=True), Connection(far, tokens[1], controls=False))
+    assert isinstance(raised[0], RankConnectionError)
+    assert isinstance(raised[1], RankConnectionError)
     assert "does not know the token" in str(raised[0])
 
 
@@ -115,8 +119,8 @@ def test_an_end_that_throws_back_what_it_hears_proves_nothing(controls):
         thread = threading.Thread(target=mirror)
         thread.start()
         try:
-            with pytest.raises(ChannelError):
-                Channel(near, TOKEN, controls=controls).prove(2.0)
+            with pytest.raises(RankConnectionError):
+                Connection(near, TOKEN, controls=controls).prove(2.0)
         finally:
             stop.set()
             thread.join()
@@ -137,20 +141,20 @@ def test_a_stranger_says_what_he_likes_and_is_turned_away(garbage):
     with connected() as (near, far):
         far.sendall(garbage)
         far.shutdown(socket.SHUT_WR)
-        with pytest.raises(ChannelError):
-            Channel(near, TOKEN, controls=True).prove(PATIENCE_S)
+        with pytest.raises(RankConnectionError):
+            Connection(near, TOKEN, controls=True).prove(PATIENCE_S)
 
 
 def test_a_silent_stranger_is_not_waited_for():
-    with connected() as (near, _far), pytest.raises(ChannelError, match="says nothing"):
-        Channel(near, TOKEN, controls=True).prove(0.05)
+    with connected() as (near, _far), pytest.raises(RankConnectionError, match="says nothing"):
+        Connection(near, TOKEN, controls=True).prove(0.05)
 
 
 def test_nobody_makes_us_keep_an_endless_line(monkeypatch):
-    monkeypatch.setattr(channel, "MOST_BYTES", 1000)
+    monkeypatch.setattr(connection, "MOST_BYTES", 1000)
     with proven() as (controller, rank):
         controller._socket.sendall(b"x" * 1001)
-        with pytest.raises(ChannelError, match="more than 1000 bytes"):
+        with pytest.raises(RankConnectionError, match="more than 1000 bytes"):
             rank.receive(PATIENCE_S)
 
 
@@ -172,12 +176,12 @@ def test_a_line_that_the_other_end_has_not_written_so_is_noticed(tampering):
         controller._socket.sendall(b"".join(json.dumps(line).encode() + b"\n" for line in written))
         if tampering == "again":
             assert rank.receive(PATIENCE_S) == {"do": 1}
-        with pytest.raises(ChannelError):
+        with pytest.raises(RankConnectionError):
             rank.receive(PATIENCE_S)
 
 
 def test_a_controller_that_is_not_there_is_named():
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-    with pytest.raises(ChannelError, match=f"the controller at {address} cannot be reached"):
-        channel.connect(address, TOKEN, within_s=PATIENCE_S)
+    with pytest.raises(RankConnectionError, match=f"the controller at {address} cannot be reached"):
+        connection.connect(address, TOKEN, within_s=PATIENCE_S)

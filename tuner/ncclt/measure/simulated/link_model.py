@@ -1,4 +1,4 @@
-"""Latencies and bandwidths of one communicator on the simulated hardware.
+"""Latencies and bandwidths of one communicator on the simulated hardware, and the constants that a calibration changes.
 
 These are measured figures, deliberately not those of NCCL's cost model: the difference between the two is what a tuner
 can gain. Where no measurement is public the cost model's figure is used and marked as such.
@@ -6,7 +6,8 @@ can gain. Where no measurement is public the cost model's figure is used and mar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ncclt.core.algorithms import Protocol
@@ -17,7 +18,7 @@ _LL, _LL128, _SIMPLE = Protocol.LL, Protocol.LL128, Protocol.SIMPLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Physics:
+class LinkModel:
     """One communicator on its hardware; every mapping is by protocol.
 
     Attributes:
@@ -142,8 +143,8 @@ _BRIDGE_POWER = 1.7
 
 
 @lru_cache(maxsize=1024)
-def physics_of(cluster: Cluster, group_size: int = 0, spans_nodes: bool = False) -> Physics:
-    """Return the physics of a communicator; arguments as in `nccl.cost_model.topology.graph_of`."""
+def build_link_model(cluster: Cluster, group_size: int = 0, spans_nodes: bool = False) -> LinkModel:
+    """Return the links of a communicator; arguments as in `nccl.cost_model.topology.graph_of`."""
     graph = build_topology(cluster, group_size, spans_nodes)
     nvlink, hopper = graph.nvlink, graph.generation >= 2
     kind = ("hopper" if hopper else "ampere") if nvlink else cluster.link_class
@@ -154,7 +155,7 @@ def physics_of(cluster: Cluster, group_size: int = 0, spans_nodes: bool = False)
     net_one = min(net_channel, cluster.nic_gbps or net_channel)
     ports = nics_of(cluster, graph.per_node)
     nvls = cluster.link_class == "nvswitch" and hopper
-    return Physics(
+    return LinkModel(
         graph=graph,
         base_us=_BASE_US[nvlink],
         intra_us=_HOP_US[nvlink],
@@ -192,3 +193,80 @@ def _link_gbps(cluster: Cluster, graph: Topology) -> float:
         # All GPUs share the host's memory paths; four saturate them (8 x L40S lose more than half each).
         return gbps * min(1.0, 4 / graph.per_node)
     return gbps
+
+
+_PROTOCOLS = ("ll", "ll128", "simple")
+
+WITHIN: dict[str, float] = {
+    **{f"base.{p}": 0.5 for p in _PROTOCOLS},
+    **{f"hop.{p}": 0.7 for p in _PROTOCOLS},
+    "hop.tree": 0.5,
+    "chain": 1.0,
+    "sync": 0.8,
+    "link": 0.7,
+    "link.ll": 0.4,
+    "link.ll128": 0.4,
+    "link.tree": 0.4,
+    "channel": 0.7,
+    "channel.ll": 0.5,
+    "channel.ll128": 0.5,
+    "channel.tree": 0.6,
+    "launch": 1.5,
+    "nvls": 0.4,
+    "nvls_base": 0.5,
+    "extra": 3.0,
+}
+"""Constants of one node -> how far they usually are from ours, as a standard deviation of the logarithm."""
+
+BETWEEN: dict[str, float] = {
+    **{f"net_hop.{p}": 0.7 for p in _PROTOCOLS},
+    "net_sync": 1.0,
+    "net": 0.7,
+    "net.ll": 0.4,
+    "net.ll128": 0.4,
+    "net.tree": 0.6,
+    "net_channel": 0.7,
+    "net_channel.ll": 0.5,
+    "net_channel.ll128": 0.5,
+    "proxy": 1.5,
+}
+"""The same between nodes."""
+
+
+EXTRA_US = 1.0
+"""Unit of the constant `extra`."""
+
+
+def scale_links(links: LinkModel, factors: Mapping[str, float]) -> LinkModel:
+    """Return the links with constants multiplied by their factors; an absent one keeps its value."""
+    if not factors:
+        return links
+
+    def each(values: Mapping[Protocol, float], name: str, common: float = 1.0) -> dict[Protocol, float]:
+        return {p: value * common * factors.get(f"{name}.{p.value}", 1.0) for p, value in values.items()}
+
+    of = factors.get
+    return replace(
+        links,
+        base_us=each(links.base_us, "base"),
+        intra_us=each(links.intra_us, "hop"),
+        inter_us=each(links.inter_us, "net_hop"),
+        sync_us=links.sync_us * of("sync", 1.0),
+        net_sync_us=links.net_sync_us * of("net_sync", 1.0),
+        link_gbps=links.link_gbps * of("link", 1.0),
+        channel_gbps=each(links.channel_gbps, "channel", of("channel", 1.0)),
+        link_share=each(links.link_share, "link"),
+        tree_share=links.tree_share * of("link.tree", 1.0),
+        tree_channel=links.tree_channel * of("channel.tree", 1.0),
+        tree_hop_share=links.tree_hop_share * of("hop.tree", 1.0),
+        chain_share=links.chain_share * of("chain", 1.0),
+        extra_us=links.extra_us + EXTRA_US * of("extra", 0.0),
+        nvls_gbps=links.nvls_gbps * of("nvls", 1.0),
+        nvls_us=links.nvls_us * of("nvls_base", 1.0),
+        net_gbps=links.net_gbps * of("net", 1.0),
+        net_channel_gbps=each(links.net_channel_gbps, "net_channel", of("net_channel", 1.0)),
+        net_share=each(links.net_share, "net"),
+        net_tree_share=links.net_tree_share * of("net.tree", 1.0),
+        proxy_us=links.proxy_us * of("proxy", 1.0),
+        launch_us=links.launch_us * of("launch", 1.0),
+    )

@@ -1,12 +1,14 @@
-"""How long a launch may take: a generous rule at first, then derived from the time of the default.
+"""Limits of a launch: its timeout, and the time per call after which a slow message has samples enough.
 
-A hang costs every GPU of the job until it is noticed, so the limit follows the default as soon as that has run: a
-setting that needs several times as long for the same work will not be chosen anyway.
+Both follow the time of the default. A hang costs every GPU of the job until it is noticed, and a setting that needs
+several times as long for the same work will not be chosen anyway.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ncclt.core.message import Message
@@ -76,3 +78,36 @@ class Timeouts:
         wholes = [wall_s for key, wall_s in self._launches.items() if key is None or key.issuperset(messages)]
         default_s = self._commands.get(frozenset(messages), min(wholes, default=None))
         return generous if default_s is None else min(generous, self._rule.from_default_s(default_s))
+
+
+ENOUGH_FACTOR = 1.5
+"""Median of a first batch, as a multiple of the default's time, above which no more samples are taken.
+
+Only gains are chosen, and medians of eight calls of one launch scatter by a few per cent: 50 % is far from mattering.
+"""
+
+
+class SamplingLimit:
+    """Remembers how long each message took under the default; all runners of one study may share it.
+
+    The rule holds for every setting alike, the default included: launches that are compared are measured in one way.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._default_us: dict[Message, list[float]] = {}
+
+    def learn(self, times_us: Mapping[Message, float]) -> None:
+        """Remember what one launch of the default took, µs per call of each message; the median of several counts."""
+        with self._lock:
+            for message, time_us in times_us.items():
+                self._default_us.setdefault(message, []).append(time_us)
+
+    def enough_us(self, messages: Sequence[Message]) -> tuple[float | None, ...]:
+        """Return for each message the time from which on its first batch of samples is enough, µs.
+
+        None = the default's time is not known yet, so all samples are taken.
+        """
+        with self._lock:
+            known = {m: statistics.median(self._default_us[m]) for m in messages if m in self._default_us}
+        return tuple(ENOUGH_FACTOR * known[m] if m in known else None for m in messages)
