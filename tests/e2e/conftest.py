@@ -1,14 +1,31 @@
-"""The command line as a newcomer types it: a process of its own, with a home of its own.
+"""The command line as a newcomer types it, in a process and a home of its own; and a browser on a served store.
 
 What is waited for is forked from a process that has imported ncclt; what runs beside a test starts with an interpreter.
 """
 
+import contextlib
+import importlib.util
 import os
+import shutil
 import subprocess
 import sys
+import threading
+import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 
 
 @dataclass
@@ -48,3 +65,48 @@ class Shell:
 def ncclt(tmp_path, start, nursery):
     """The command line in an empty folder; what it starts ends with the test."""
     return Shell(tmp_path, start, nursery)
+
+
+@pytest.fixture(scope="session")
+def serving():
+    """Return a context manager that serves a store on loopback and gives its address."""
+    uvicorn = pytest.importorskip("uvicorn")
+    from ncclt_api.app import create_app
+
+    @contextlib.contextmanager
+    def served(store):
+        server = uvicorn.Server(uvicorn.Config(create_app(store, fresh_s=0), port=0, log_level="warning"))
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        try:
+            while not server.started:
+                assert thread.is_alive()
+                time.sleep(0.01)
+            yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(timeout=240)
+        assert not thread.is_alive()
+
+    return served
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Headless Chromium of the system."""
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium on this machine")
+    with pytest.importorskip("playwright.sync_api").sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def fill_rich_store():
+    """Return the function that fills a store with a year of made-up studies."""
+    path = Path(__file__).parents[2] / "bench" / "rich_store.py"
+    spec = importlib.util.spec_from_file_location("rich_store", path)
+    module = sys.modules["rich_store"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.fill

@@ -1,23 +1,15 @@
 """Every page against axe-core's rules, and the way from the map to a copied command with the keyboard alone."""
 
 import contextlib
-import importlib.util
 import re
-import shutil
-import sys
-import threading
-import time
-from pathlib import Path
 
 import pytest
-import uvicorn
 
 from ncclt.core.api_key import ApiKey, Role, hash_secret, new_secret
 from ncclt.core.revision import Actor, ClusterRules
 from ncclt.core.tuning_job import TuningJob
 from ncclt.store import open_store
 from ncclt.store.job_queue import JobQueue, prepare
-from ncclt_api.app import create_app
 
 playwright_api = pytest.importorskip("playwright.sync_api")
 axe_api = pytest.importorskip("axe_playwright_python.sync_playwright")
@@ -25,40 +17,14 @@ expect = playwright_api.expect
 
 pytestmark = pytest.mark.browser
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PATIENT_MS = 120_000
 
 
-def rich_store():
-    """Return the module that fills a store."""
-    path = Path(__file__).parents[2] / "bench" / "rich_store.py"
-    spec = importlib.util.spec_from_file_location("rich_store", path)
-    module = sys.modules["rich_store"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@contextlib.contextmanager
-def served(store):
-    """Serve a store on a free port of loopback."""
-    server = uvicorn.Server(uvicorn.Config(create_app(store, fresh_s=0), port=0, log_level="warning"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        while not server.started:
-            assert thread.is_alive()
-            time.sleep(0.01)
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
-
-
 @pytest.fixture(scope="module")
-def store(tmp_path_factory):
+def store(tmp_path_factory, fill_rich_store):
     """A small rich store with a roll-out and jobs in the queue."""
     with open_store(f"sqlite:///{tmp_path_factory.mktemp('accessible')}/ncclt.db") as opened:
-        rich_store().fill(opened)
+        fill_rich_store(opened)
         found = tuned(opened)
         opened.revisions.set_rules(ClusterRules(cluster=found.cluster, percent=50), Actor(who="ann"))
         prepare(opened.url)
@@ -79,20 +45,9 @@ def tuned(store):
 
 
 @pytest.fixture(scope="module")
-def address(store):
-    with served(store) as url:
+def address(store, serving):
+    with serving(store) as url:
         yield url
-
-
-@pytest.fixture(scope="module")
-def browser():
-    """Headless Chromium of the system."""
-    if CHROMIUM is None:
-        pytest.skip("there is no Chromium on this machine")
-    with playwright_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        yield browser
-        browser.close()
 
 
 @contextlib.contextmanager
@@ -194,12 +149,12 @@ def test_a_job_is_started_in_a_browser_and_followed_without_a_reload(browser, ad
         assert page.title() == "not loaded again"
 
 
-def test_sign_in_and_out_in_a_browser(browser, tmp_path):
+def test_sign_in_and_out_in_a_browser(browser, serving, tmp_path):
     """Also by a link on another site, which does not bring the strict cookie."""
     secret = new_secret()
     with open_store(f"sqlite:///{tmp_path}/ncclt.db") as store:
         store.keys.add(ApiKey(id="reader", role=Role.READ), digest=hash_secret(secret))
-        with served(store) as url, opened(browser, bypass_csp=True) as page:
+        with serving(store) as url, opened(browser, bypass_csp=True) as page:
             page.goto(url + "/studies")
             expect(page.locator("h1")).to_have_text("Sign in")
             assert violations(page) == []

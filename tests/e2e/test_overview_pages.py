@@ -1,36 +1,18 @@
 """The pages over many studies in a real browser, on a store with a year of made-up studies."""
 
-import importlib.util
 import os
 import re
-import shutil
-import socket
-import sys
-import threading
-import time
 from pathlib import Path
 
 import pytest
-import uvicorn
 
 from ncclt.core.study import StudyState
 from ncclt.store import open_store
-from ncclt_api.app import create_app
 
 playwright_api = pytest.importorskip("playwright.sync_api")
 
 pytestmark = pytest.mark.browser
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 SCREENSHOTS = os.environ.get("NCCLT_TEST_SCREENSHOTS")
 """Folder to keep pictures in, for a look by eye."""
 
@@ -46,50 +28,19 @@ PAGES = {
 WITH_TABLES = ("map", "studies", "cluster", "workload", "compare")
 
 
-def load_rich_store():
-    """Return the module that fills a store."""
-    path = Path(__file__).parents[2] / "bench" / "rich_store.py"
-    spec = importlib.util.spec_from_file_location("rich_store", path)
-    module = sys.modules["rich_store"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
-def store(tmp_path_factory):
+def store(tmp_path_factory, fill_rich_store):
     """A small rich store."""
     with open_store(f"sqlite:///{tmp_path_factory.mktemp('rich')}/ncclt.db") as store:
-        load_rich_store().fill(store)
+        fill_rich_store(store)
         yield store
 
 
 @pytest.fixture(scope="module")
-def server(store):
+def server(store, serving):
     """Address of a service on it."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        process = uvicorn.Server(uvicorn.Config(create_app(store), log_level="warning"))
-        thread = threading.Thread(target=process.run, kwargs={"sockets": [listening]})
-        thread.start()
-        deadline = time.monotonic() + 240
-        while not process.started and thread.is_alive() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert process.started
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        process.should_exit = True
-        thread.join(timeout=240)
-        assert not thread.is_alive()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    """Headless Chromium of the system."""
-    if CHROMIUM is None:
-        pytest.skip("there is no Chromium on this machine")
-    with playwright_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield browser
-        browser.close()
+    with serving(store) as address:
+        yield address
 
 
 @pytest.fixture
