@@ -10,7 +10,7 @@ from pydantic import Field
 
 from ncclt.core.api_key import Role
 from ncclt.errors import NotFoundError
-from ncclt.prove.proof_document import evidence_document
+from ncclt.prove.proof import evidence_document
 from ncclt_api.access import needs
 from ncclt_api.dependencies import MOST_NUMBER, CurrentStore, CurrentStudy, StrictQuery
 from ncclt_api.documents import study_detail, study_summary_document, trial_document

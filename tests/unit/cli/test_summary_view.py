@@ -16,8 +16,7 @@ from ncclt.core.setting import DEFAULT
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.measure.target import Target
 from ncclt.pipeline.tune import TuneResult
-from ncclt.prove.message_table import MessageRow
-from ncclt.prove.study_summary import summarize_study
+from ncclt.prove.study_summary import MessageRow, summarize_study
 from ncclt.testing.landscapes import write_landscape
 from ncclt.testing.samples import sample_study
 from ncclt_api.pages.report import study_report

@@ -100,7 +100,7 @@ def show(
         print_picture(study, trials, newest)
         return
     if evidence:
-        from ncclt.prove.proof_document import evidence_document
+        from ncclt.prove.proof import evidence_document
 
         if newest is None:
             raise NotFoundError(
@@ -155,7 +155,7 @@ def show(
     if newest and summary and place:
         from ncclt.cli.summary_view import command_again_of, print_details, print_summary
         from ncclt.prove.confirm import confirmed_times
-        from ncclt.prove.message_table import message_rows
+        from ncclt.prove.study_summary import message_rows
 
         print()
         print_details(summary, study, message_rows(newest, trials, study.workload, confirmed_times(trials)))
@@ -169,7 +169,7 @@ def print_picture(study: Study, trials: Sequence[Trial], found: Recommendation |
     """Print the time of one call of each message as bars: the default above the policy; at most 80 columns."""
     from ncclt.core.message import format_sizes
     from ncclt.prove.confirm import confirmed_times
-    from ncclt.prove.message_table import message_rows
+    from ncclt.prove.study_summary import message_rows
 
     if found is None:
         raise NotFoundError(f"study {study.name} has no verdict yet", hint="run the same command to resume")

@@ -18,8 +18,7 @@ from ncclt.measure.target import Target
 if TYPE_CHECKING:
     from ncclt.core.recommendation import Recommendation
     from ncclt.core.study import Study
-    from ncclt.prove.message_table import MessageRow
-    from ncclt.prove.study_summary import StudySummary
+    from ncclt.prove.study_summary import MessageRow, StudySummary
 
 _ROWS, _BAR = 20, 3
 _TIMES: tuple[Callable[[MessageRow], float], ...] = (lambda row: row.default_us, lambda row: row.tuned_us)

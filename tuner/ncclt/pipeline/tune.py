@@ -31,12 +31,10 @@ from ncclt.errors import StudyStoppedError, UsageError, missing_dependency
 from ncclt.measure.testbed import Testbed
 from ncclt.measure.trial import list_search_trials, stored_default
 from ncclt.prove.confirm import ProofArms, choose_arms, confirm, confirmed_times
-from ncclt.prove.coverage import measure_coverage, require_coverage
 from ncclt.prove.interleave import prove
-from ncclt.prove.message_table import MessageRow, message_rows
 from ncclt.prove.payback import communication_effect
-from ncclt.prove.proof import build_policy_verdict
-from ncclt.prove.study_summary import StudySummary, summarize_study
+from ncclt.prove.proof import build_policy_verdict, measure_coverage, require_coverage
+from ncclt.prove.study_summary import MessageRow, StudySummary, message_rows, summarize_study
 from ncclt.prove.verdict import Pairs, keep_default
 from ncclt.search.assemble import Times
 from ncclt.search.loop import Progress, SearchEnd, search

@@ -1,4 +1,4 @@
-"""From the stored trials of a study to the verdict of each arm, reproducibly."""
+"""From the stored trials of a study to the verdict of each arm, reproducibly: its coverage, proof and evidence."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from ncclt.core.message import Message, format_bytes
 from ncclt.core.policy import Policy
-from ncclt.core.recommendation import Decision, PolicyVerdict, Verdict
+from ncclt.core.recommendation import Coverage, Decision, PolicyVerdict, Recommendation, Verdict
+from ncclt.core.setting import Setting
 from ncclt.core.study import Arm, Trial
+from ncclt.core.trial import Outcome
 from ncclt.core.workload import Workload
 from ncclt.prove.confidence import log_capital
 from ncclt.prove.evidence import LAUNCHES_PER_BLOCK, ArmLaunch, collect_evidence, last_proof
@@ -23,6 +26,48 @@ WEIGHTY_SHARE = 0.01
 """Share of the default's time per step from which a message has a veto."""
 
 _BY_SUMS = "no single launch can apply the whole table here, so the A/B test sums one launch per setting on both sides"
+
+EVIDENCE_SCHEMA = 1
+"""Version of the document of `evidence_document`."""
+
+
+def measure_coverage(
+    anchors: Sequence[Setting], trials: Sequence[Trial], *, converged: bool, remaining_gain: float | None
+) -> Coverage:
+    """Return the settings that a search tried, by pairs of algorithm and protocol.
+
+    Args:
+        anchors: one setting per pair, of `SearchSpace.anchors`.
+        trials: of the study, all of them.
+        converged, remaining_gain: as for `Coverage`.
+    """
+    # A trial that never started on a machine shows nothing of its setting.
+    launched = [t for t in trials if t.result.outcome is not Outcome.INVALID or not t.result.wall_s]
+    tried = [t for t in launched if t.tries_setting and not t.setting.is_default]
+    measured = {t.setting for t in tried if t.score_us is not None}
+    pairs = list(dict.fromkeys(_pair(setting) for setting in anchors))
+    done, started = {_pair(setting) for setting in measured}, {_pair(t.setting) for t in tried}
+    return Coverage(
+        settings=len(measured),
+        measured=tuple(pair for pair in pairs if pair in done),
+        failed=tuple(pair for pair in pairs if pair in started - done),
+        untried=tuple(pair for pair in pairs if pair not in started),
+        channels=tuple(sorted({setting.channels for setting in measured if setting.channels is not None})),
+        converged=converged,
+        remaining_gain=remaining_gain,
+    )
+
+
+def require_coverage(verdict: Verdict, coverage: Coverage | None) -> Verdict:
+    """Turn keep-default into undecided where too few settings were tried; without coverage the verdict stays."""
+    if coverage is None or coverage.is_enough or verdict.decision is not Decision.KEEP_DEFAULT:
+        return verdict
+    reason = f"{verdict.reason}; too few settings tried to rule out a gain"
+    return replace(verdict, decision=Decision.UNDECIDED, reason=reason)
+
+
+def _pair(setting: Setting) -> str:
+    return f"{setting.algorithm or 'auto'}/{setting.protocol or 'auto'}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,3 +269,57 @@ def running_verdicts(
 def _time_us(launch: ArmLaunch) -> float:
     assert launch.time_us is not None, "whole blocks have no failed launch"
     return launch.time_us
+
+
+def evidence_document(found: Recommendation, trials: Sequence[Trial], workload: Workload) -> dict[str, Any]:
+    """Return the blocks of every arm, and its verdict recomputed from the trials.
+
+    Args:
+        found: as published.
+        trials: of its study, all of them.
+        workload: of its study, placed.
+    """
+    arms = {Arm.TABLE: found.table, Arm.VARIABLES: found.variables}
+    return {
+        "schema": EVIDENCE_SCHEMA,
+        "recommendation": found.id,
+        "study": found.study,
+        "stale": found.stale,
+        "arms": [
+            _arm(arm, policy_verdict, trials, workload, found.coverage)
+            for arm, policy_verdict in arms.items()
+            if policy_verdict is not None
+        ],
+    }
+
+
+def _arm(
+    arm: Arm, policy_verdict: PolicyVerdict, trials: Sequence[Trial], workload: Workload, coverage: Coverage | None
+) -> dict[str, Any]:
+    verdict, policy = policy_verdict.verdict, policy_verdict.policy
+    blocks = running_verdicts(arm, policy, trials, workload, min_effect=verdict.min_effect)
+    judged = judge_arm(arm, policy, trials, workload, min_effect=verdict.min_effect)
+    again = require_coverage(judged, coverage)
+    measured = any(trial.arm is arm for trial in trials)
+    return {
+        "arm": arm.value,
+        "verdict": verdict.to_document(),
+        # If the search found nothing to prove, there are no launches, and nothing to judge.
+        "recomputed": again.to_document() if measured else None,
+        "same": again == verdict if measured else None,
+        "blocks": [_block(row) for row in blocks],
+    }
+
+
+def _block(row: RunningVerdict) -> dict[str, Any]:
+    verdict = row.verdict.to_document()
+    return {
+        "block": row.block,
+        "trials": [[default.order, launch.order] for default, launch in row.pairs],
+        "default_us": [default.time_us for default, _ in row.pairs],
+        "policy_us": [launch.time_us for _, launch in row.pairs],
+        "log_ratios": list(row.log_ratios),
+        "speedup": verdict["speedup"],
+        "interval": verdict["interval"],
+        "decision": verdict["decision"],
+    }

@@ -1,4 +1,4 @@
-"""Summary of a study, the same wherever it is shown: headline, savings, the one command, and gain per part."""
+"""Summary of a study, the same wherever it is shown: headline, savings, the one command, gain per part and message."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ncclt.core.attestation import Form
 from ncclt.core.message import Message
 from ncclt.core.policy import uniform_policy
 from ncclt.core.recommendation import ORIGIN_WORDS, Decision, Recommendation, Verdict
-from ncclt.core.setting import DEFAULT
+from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, Study, Trial, median_scores
-from ncclt.core.workload import LEFT_OUT, Workload, WorkloadPart
+from ncclt.core.workload import LEFT_OUT, MessageCalls, Workload, WorkloadPart
 from ncclt.deliver.render.delivery import DeliveredForm, choose_form
 from ncclt.nccl.compile import compile_policy
 from ncclt.prove.confidence import estimate_interval
@@ -22,6 +22,7 @@ from ncclt.prove.evidence import ArmLaunch, LaunchEvidence, collect_evidence
 from ncclt.prove.payback import Gain, describe_ceiling, describe_cost, estimate_gain, step_gain
 from ncclt.prove.proof import average_unchanged, describe_proof, find_unchanged
 from ncclt.prove.verdict import INTERVAL_ERROR
+from ncclt.search.assemble import Times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,3 +321,77 @@ def _explain_missing_variables(study: Study, trials: Sequence[Trial]) -> str:
     forced = uniform_policy(best, collectives, version=version)
     reasons = compile_policy(forced, version=version, collectives=collectives).reasons
     return reasons[0] if reasons else f"the best single setting was not confirmed ({figures})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageRow:
+    """One message, default against policy.
+
+    Attributes:
+        calls: the message and its calls per step.
+        default_us, tuned_us: time of one call, µs, as `proven_times_us` gives it.
+        setting: what the policy uses for it.
+        interpolated: the landscape had no such size.
+    """
+
+    calls: MessageCalls
+    default_us: float
+    tuned_us: float
+    setting: Setting
+    interpolated: bool = False
+
+    @property
+    def gain(self) -> float:
+        """Return the share of time that the policy saves on this message."""
+        return 1 - self.tuned_us / self.default_us
+
+    @property
+    def saved_us(self) -> float:
+        """Return the time per step that the policy saves on this message, µs."""
+        return self.calls.calls_per_step * (self.default_us - self.tuned_us)
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the row as a JSON object, with bus bandwidths in GB/s."""
+        message = self.calls.message
+        return {
+            "collective": message.collective.value,
+            "dtype": message.dtype,
+            "size_bytes": message.size_bytes,
+            "group_size": message.group_size,
+            "calls_per_step": self.calls.calls_per_step,
+            "default_us": self.default_us,
+            "tuned_us": self.tuned_us,
+            "default_busbw_gbps": message.busbw_gbps(self.default_us),
+            "tuned_busbw_gbps": message.busbw_gbps(self.tuned_us),
+            "gain": self.gain,
+            "saved_us_per_step": self.saved_us,
+            "setting": self.setting.to_document(),
+            "interpolated": self.interpolated,
+        }
+
+
+def message_rows(
+    found: Recommendation, trials: Sequence[Trial], workload: Workload, times: Times
+) -> tuple[MessageRow, ...]:
+    """Return one row per message for the form in which a recommendation is used, most time per step first.
+
+    Times come from the proof where it measured the policy, else from search and confirmation.
+    """
+    use = choose_form(found)
+    evidence, policy, verdict = collect_evidence(trials), use.proven.policy, use.proven.verdict
+    proven_us, tuned_us = proven_times_us(evidence, evidence.proven_arm(use.form), verdict, workload)
+    default_us = {**times.default, **proven_us}
+    if not verdict.blocks and verdict.default_us:  # nothing to prove: the times of the search, which the verdict sums
+        default_us, tuned_us = scale_times(verdict.default_us, times.default, workload), {}
+    interpolated = {m.message for t in trials for m in t.result.measurements if m.interpolated}
+    rows = [
+        MessageRow(
+            calls=calls,
+            default_us=default_us[calls.message],
+            tuned_us=tuned_us.get(calls.message, default_us[calls.message]),
+            setting=policy.setting_for(calls.message),
+            interpolated=calls.message in interpolated,
+        )
+        for calls in workload.messages
+    ]
+    return tuple(sorted(rows, key=lambda row: -row.calls.calls_per_step * row.default_us))
