@@ -201,8 +201,8 @@ def interruptible() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
-class StopWish:
-    """Turn the first Ctrl-C or SIGTERM into a request to stop after the running trial; the second interrupts.
+class StopRequest:
+    """Request to stop after the running trial, by the first Ctrl-C or SIGTERM; the second interrupts.
 
     Slurm announces preemption and a time limit by SIGTERM.
     """
@@ -214,7 +214,7 @@ class StopWish:
         self.exit_code = EXIT_INTERRUPTED
 
     def __call__(self) -> str:
-        """Return why to stop; empty = no request."""
+        """Return the reason to stop; empty = no request."""
         if self._number and not self._why:
             from ncclt.launch.slurm.job import job_notice
 
@@ -223,7 +223,7 @@ class StopWish:
                 self._why, self.exit_code = notice, EXIT_NODES_LOST
         return self._why
 
-    def __enter__(self) -> StopWish:
+    def __enter__(self) -> StopRequest:
         """Install the signal handlers."""
         for number in (signal.SIGINT, signal.SIGTERM):
             self._before[number] = signal.signal(number, self._on_signal)
@@ -238,4 +238,4 @@ class StopWish:
         if self._number:
             raise KeyboardInterrupt
         self._number = number
-        say("\nncclt: finishing the running trial, then saving; once more to kill it")
+        say("\nncclt: finishing the running trial, then saving; interrupt again to kill it")

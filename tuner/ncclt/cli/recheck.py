@@ -10,7 +10,7 @@ import typer
 
 from ncclt.cli.completion import model_names
 from ncclt.cli.options import AsJson, Quiet, storage_url
-from ncclt.cli.output import EXIT_INTERRUPTED, StopWish, print_json, print_table, say
+from ncclt.cli.output import EXIT_INTERRUPTED, StopRequest, print_json, print_table, say
 from ncclt.cli.spread import Fields, spread
 from ncclt.core.option import Group
 from ncclt.measure.target import Target
@@ -93,7 +93,7 @@ def recheck(
         store.require_writable()
         watch = _RecheckWatch(hidden=quiet or as_json)
         watch.begun(request, testbed)
-        with StopWish() as stop:
+        with StopRequest() as stop:
             found = run(request, testbed.delivering(arm), interrupted=stop, watch=watch, now=utc_now)
         if found is None:
             say("ncclt: interrupted: nothing was recorded")

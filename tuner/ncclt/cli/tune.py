@@ -12,7 +12,7 @@ import typer
 
 from ncclt.cli.launch_view import Texts, print_launches, require_dry_run
 from ncclt.cli.options import AsJson, Model, Quiet, StepsPerDay, Verbose, storage_option, storage_url
-from ncclt.cli.output import EXIT_INTERRUPTED, StopWish, print_json, say
+from ncclt.cli.output import EXIT_INTERRUPTED, StopRequest, print_json, say
 from ncclt.cli.spread import spread
 from ncclt.cli.submit import submit_study
 from ncclt.core.budget import Budget
@@ -162,7 +162,7 @@ def run_study(
 
     if testbed.is_launched:
         _examine(testbed.runner.cluster, force=force)
-    with StopWish() as stop, TuneView(testbed, hidden=hidden, blocks=request.budget.blocks) as view:
+    with StopRequest() as stop, TuneView(testbed, hidden=hidden, blocks=request.budget.blocks) as view:
         try:
             result = run(request, testbed, store, watcher=view, interrupted=stop, clock=time.monotonic, now=utc_now)
         except KeyboardInterrupt:
