@@ -71,9 +71,7 @@ def ours(folder: Path, model: str, trials: int) -> dict[str, Any]:
         space = build_space(testbed, workload, request.budget.process_wide)
         with (
             StudyTrialLog(store, study, lambda: "") as trial_log,
-            OptunaStudy(
-                space, workload, study.cluster, name=study.name, seed=1, storage_url=store.optuna_url
-            ) as optuna_study,
+            OptunaStudy(space, study, storage_url=store.optuna_url) as optuna_study,
         ):
             search(
                 [runner],

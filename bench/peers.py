@@ -22,7 +22,7 @@ from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.cluster import Cluster
 from ncclt.core.printed_costs import PrintedCosts
 from ncclt.core.setting import MAX_CHANNELS, Setting
-from ncclt.core.study import Claim, Phase, Trial
+from ncclt.core.study import Claim, Phase, Study, StudyState, Trial
 from ncclt.core.workload import Workload
 from ncclt.search.gaussian_process import GaussianProcess, Table
 from ncclt.search.optuna_study import FAILURE_PENALTY, OptunaStudy
@@ -231,7 +231,19 @@ def make(
         case "thompson":
             return PlainGp(space, workload, cluster, seed)
         case "ours":
-            return Ours(OptunaStudy(space, workload, cluster, name="bench", seed=seed, printed_costs=printed_costs))
+            study = Study(
+                id="bench",
+                name="bench",
+                cluster=cluster,
+                workload=workload,
+                launcher="replay",
+                simulated=False,
+                process_wide=(),
+                seed=seed,
+                state=StudyState.RUNNING,
+                printed_costs=printed_costs,
+            )
+            return Ours(OptunaStudy(space, study))
         case _:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)

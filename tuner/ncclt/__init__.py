@@ -1,14 +1,14 @@
-"""ncclt: find, prove and serve the NCCL configuration that moves one workload fastest on one cluster.
+"""ncclt: find the fastest NCCL settings for a training job, validate them, and deploy them.
 
-What a Python program uses is here; everything below this module may change from release to release:
+The public Python API; everything below this module may change from release to release:
 
 - `read_workload`: trace files of a job -> `Workload`
-- `tune`: `Workload`, `Target` (where trials run) and `Budget` (what a study costs) -> `TuneResult`, with its `Verdict`
+- `tune`: `Workload`, `Target` (where trials run) and `Budget` (limits of a study) -> `TuneResult`, with its `Verdict`
 - `open_store`: the `Store` that keeps studies and recommendations
-- `fetch_env`: the environment that a server recommends for a job, or `ClientError`
+- `fetch_env`: the recommended environment of a job from a server, or `ClientError`
 
-Whatever else ncclt raises on purpose is an `NccltError` with `message` and `hint`. Importing ncclt imports nothing
-else: every name loads what it needs when it is first used.
+All other errors of ncclt are `NccltError`s with `message` and `hint`. Importing ncclt imports nothing else: every name
+loads its module on first use.
 """
 
 from __future__ import annotations

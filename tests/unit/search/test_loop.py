@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import optuna
@@ -23,13 +24,15 @@ from ncclt.search.optuna_study import OptunaStudy
 from ncclt.search.posterior import posterior_mean
 from ncclt.search.space import cluster_space
 from ncclt.testing.fakes import FakeRunner, FakeTrialLog
+from ncclt.testing.samples import sample_study
 
 
 def run(cluster, workload, time_of, *, trials=20, trial_log=None, seed=1, storage_url=None, **kwargs):
     runner, kept = FakeRunner(cluster, time_of), trial_log if trial_log is not None else FakeTrialLog()
     expressible = kwargs.pop("expressible", lambda _setting: True)
     space = cluster_space(workload.collectives, cluster, parameters={}, expressible=expressible)
-    with OptunaStudy(space, workload, cluster, name="s", seed=seed, storage_url=storage_url) as optuna_study:
+    study = replace(sample_study("s"), cluster=cluster, workload=workload, seed=seed)
+    with OptunaStudy(space, study, storage_url=storage_url) as optuna_study:
         end = search(
             [runner],
             workload,

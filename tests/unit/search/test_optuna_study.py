@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import optuna
 import pytest
@@ -20,6 +21,7 @@ from ncclt.search.optuna_study import MOST_ASKS, OptunaStudy
 from ncclt.search.optuna_tables import SETTING
 from ncclt.search.space import cluster_space, recorded_space
 from ncclt.testing.fakes import FakeRunner, FakeTrialLog
+from ncclt.testing.samples import sample_study
 
 
 @pytest.fixture
@@ -29,11 +31,12 @@ def url(tmp_path):
 
 @pytest.fixture
 def worker(cluster, workload, url):
-    """Open a optuna_study as a worker does; one that is not used in a `with` block dies."""
+    """Open an Optuna study as a worker does; one that is not used in a `with` block dies."""
 
     def opened(**options):
         space = options.pop("space", None) or cluster_space(workload.collectives, cluster, parameters={})
-        return OptunaStudy(space, workload, cluster, **{"name": "s", "seed": 1, "storage_url": url} | options)
+        study = replace(sample_study(options.pop("name", "s")), cluster=cluster, workload=workload, seed=1)
+        return OptunaStudy(space, study, **{"storage_url": url} | options)
 
     return opened
 
@@ -377,11 +380,12 @@ def test_another_sampler_chooses_and_an_interrupted_study_goes_on_as_if_it_had_n
 
 def test_another_sampler_asks_the_same_for_the_same_seed(cluster, workload, landscape):
     space = cluster_space(workload.collectives, cluster, parameters={})
+    study = replace(sample_study("s"), cluster=cluster, workload=workload, seed=3)
     found = []
     for _ in range(2):
         log = FakeTrialLog()
         run(
-            lambda sampler: OptunaStudy(space, workload, cluster, name="s", seed=3, sampler=sampler),
+            lambda sampler: OptunaStudy(space, study, sampler=sampler),
             FakeRunner(cluster, landscape),
             workload,
             log,

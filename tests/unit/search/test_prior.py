@@ -17,6 +17,7 @@ from ncclt.search.optuna_study import OptunaStudy
 from ncclt.search.prior import channel_certainty, expected_log_ratios, match_expected_default
 from ncclt.search.space import cluster_space
 from ncclt.testing.fakes import FakeRunner, FakeTrialLog
+from ncclt.testing.samples import sample_study
 
 AR = Collective.ALL_REDUCE
 LARGE = Message(collective=AR, dtype="float32", size_bytes=64 << 20, group_size=4)
@@ -106,7 +107,8 @@ def proposals(cluster, workload, landscape, **options):
     """The first launches of a search."""
     runner, trial_log = FakeRunner(cluster, landscape), FakeTrialLog()
     space = cluster_space(workload.collectives, cluster, parameters={})
-    with OptunaStudy(space, workload, cluster, name="s", seed=1, **options) as optuna_study:
+    study = replace(sample_study("s"), cluster=cluster, workload=workload, seed=1, **options)
+    with OptunaStudy(space, study) as optuna_study:
         default = launch(runner, workload, trial_log, DEFAULT, phase=Phase.SEARCH)
         optuna_study.resume(default, [default])
         for _ in range(4):

@@ -16,6 +16,7 @@ from ncclt.search.observations import Launch, observe
 from ncclt.search.optuna_study import OptunaStudy
 from ncclt.search.sampler import Sampler, candidate_settings
 from ncclt.search.space import cluster_space, recorded_space
+from ncclt.testing.samples import sample_study
 
 
 @pytest.fixture
@@ -245,7 +246,8 @@ def test_what_a_user_enqueued_comes_first_and_is_marked(space, workload, cluster
     url, good = f"sqlite:///{tmp_path / 'optuna.db'}", next(s for s in space.distinct if not s.is_default)
     optuna.create_study(storage=url, study_name="s").enqueue_trial(space.values(good))
     trials = [_trial(0, DEFAULT, workload, landscape)]
-    with OptunaStudy(space, workload, cluster, name="s", seed=0, storage_url=url) as optuna_study:
+    study = replace(sample_study("s"), cluster=cluster, workload=workload, seed=0)
+    with OptunaStudy(space, study, storage_url=url) as optuna_study:
         optuna_study.resume(trials[0], trials)
         first, one = _started(optuna_study, trials, 1)
         trials.append(_trial(1, one.setting, workload, landscape))

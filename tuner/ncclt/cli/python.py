@@ -1,4 +1,4 @@
-"""`ncclt.tune`: what `ncclt tune` does, for a Python program."""
+"""`ncclt.tune`: `ncclt tune` for a Python program."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def tune(
     progress: bool = False,
     interrupted: Callable[[], str] = str,
 ) -> TuneResult:
-    """Search the NCCL configuration that moves a workload's messages fastest on a cluster, and prove it.
+    """Find the fastest NCCL settings for a workload on a cluster, and validate them.
 
     The same as `ncclt tune`, with the same defaults. Ctrl-C ends the running trial at once; completed trials are kept,
     and the same call resumes the study. A finished study returns its result again without a launch.
 
     Args:
         workload: from `read_workload`, or the name of a stored or shipped one.
-        target: where and how trials run; None = as `ncclt tune` without an option chooses.
-        budget: what is searched and proven, and what that may cost; None = the defaults of `ncclt tune`.
+        target: where and how trials run; None = the choice of `ncclt tune` without options.
+        budget: limits of search and validation; None = the defaults of `ncclt tune`.
         storage: an open store, which stays open, or its URL; None = the user's own store.
-        force: tune although `ncclt doctor` finds errors on this machine.
-        progress: show on stderr what `ncclt tune` shows.
+        force: tune despite errors of `ncclt doctor` on this machine.
+        progress: show the progress of `ncclt tune` on stderr.
         interrupted: called between launches; a reason ends the run and saves, an empty text continues it.
 
     Returns:

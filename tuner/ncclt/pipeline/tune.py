@@ -40,7 +40,7 @@ from ncclt.search.assemble import Times
 from ncclt.search.loop import Progress, SearchEnd, search
 from ncclt.search.named_sampler import named_sampler
 from ncclt.search.optuna_study import OptunaStudy
-from ncclt.search.optuna_tables import record_proof, record_verdict, study_attributes
+from ncclt.search.optuna_tables import record_proof, record_verdict
 from ncclt.search.space import SearchSpace, build_space, count_excluded, describe_space
 from ncclt.store.journal import StudyTrialLog
 from ncclt.store.store import Store
@@ -394,18 +394,12 @@ def _search(context: TuneContext) -> SearchEnd:
 
 
 def _open_optuna_study(context: TuneContext) -> OptunaStudy:
-    budget, store, study = context.request.budget, context.store, context.study
     return OptunaStudy(
         context.space,
-        context.workload,
-        study.cluster,
-        name=study.name,
-        seed=budget.seed,
-        lock=store.alone,
-        sampler=named_sampler(budget.sampler),
-        storage_url=store.optuna_url,
-        printed_costs=study.printed_costs,
-        attributes=study_attributes(study),
+        context.study,
+        sampler=named_sampler(context.study.sampler),
+        storage_url=context.store.optuna_url,
+        lock=context.store.alone,
     )
 
 

@@ -15,13 +15,10 @@ from optuna.distributions import CategoricalDistribution, IntDistribution
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import TrialState
 
-from ncclt.core.cluster import Cluster
-from ncclt.core.printed_costs import PrintedCosts
 from ncclt.core.score import worth
 from ncclt.core.setting import DEFAULT, Setting
-from ncclt.core.study import Claim, Phase, Trial
+from ncclt.core.study import Claim, Phase, Study, Trial
 from ncclt.core.trial import Outcome
-from ncclt.core.workload import Workload
 from ncclt.errors import StoreError, StudyStoppedError
 from ncclt.search.gaussian_process import one_blas_thread
 from ncclt.search.named_sampler import NamedSampler
@@ -39,6 +36,7 @@ from ncclt.search.optuna_tables import (
     close_storage,
     hide_experimental_warnings,
     open_study,
+    study_attributes,
     with_retries,
 )
 from ncclt.search.sampler import Proposal, Sampler
@@ -73,41 +71,34 @@ class OptunaStudy:
     def __init__(
         self,
         space: SearchSpace,
-        workload: Workload,
-        cluster: Cluster,
+        study: Study,
         *,
-        name: str,
-        seed: int,
         sampler: NamedSampler | None = None,
         storage_url: str | None = None,
-        printed_costs: PrintedCosts | None = None,
         lock: StudyLock | None = None,
-        attributes: Mapping[str, str] | None = None,
     ) -> None:
-        """Open or create the Optuna study of this name.
+        """Open or create the Optuna study of a study.
 
         Args:
-            space: what may be proposed.
-            workload: placed.
-            cluster: sized.
-            name: of the study.
-            seed: of the sampler.
+            space: of the search.
+            study: gives name, seed, workload, cluster and NCCL's own cost tables.
             sampler: chooses instead of `Sampler`.
-            storage_url: where Optuna keeps its tables; None = in memory.
-            printed_costs: NCCL's own tables, where a log held them; only `Sampler` has a use for them.
+            storage_url: of Optuna's tables; None = in memory.
             lock: keeps other workers of the study out; None = there are none.
-            attributes: user attributes of the Optuna study.
 
         Raises:
             StoreError: Optuna's storage cannot be opened.
         """
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self._space, self._workload, self._seed = space, workload, seed
+        self._space, self._workload, self._seed = space, study.workload, study.seed
         self._lock: StudyLock = lock or _run_unlocked
         self._named = sampler
-        self._sampler = Sampler(space, workload, cluster, seed=seed, printed_costs=printed_costs)
+        self._sampler = Sampler(
+            space, study.workload, study.cluster, seed=study.seed, printed_costs=study.printed_costs
+        )
         # Two Optunas that create their tables at once clash.
-        self._storage, self._study = self._lock(lambda: open_study(storage_url, name, WORTH, attributes or {}))
+        attributes = study_attributes(study)
+        self._storage, self._study = self._lock(lambda: open_study(storage_url, study.name, WORTH, attributes))
         self._default: Trial | None = None
         self._startup_trials = max(len(space.anchors()), sampler.startup_trials if sampler else 0)
         self._enqueued: optuna.trial.FrozenTrial | None = None
