@@ -155,10 +155,12 @@ def show(
     if newest and summary and place:
         from ncclt.cli.summary_view import command_again_of, print_details, print_summary
         from ncclt.prove.confirm import confirmed_times
-        from ncclt.prove.study_summary import message_rows
+        from ncclt.prove.study_summary import build_message_rows
 
         print()
-        print_details(summary, study, message_rows(newest, trials, study.workload, confirmed_times(trials)))
+        print_details(
+            summary, study, build_message_rows(newest, trials, study.workload, confirmed_times(trials).default)
+        )
         if place.message:
             note(place.message)
         print()
@@ -169,14 +171,14 @@ def print_picture(study: Study, trials: Sequence[Trial], found: Recommendation |
     """Print the time of one call of each message as bars: the default above the policy; at most 80 columns."""
     from ncclt.core.message import format_sizes
     from ncclt.prove.confirm import confirmed_times
-    from ncclt.prove.study_summary import message_rows
+    from ncclt.prove.study_summary import build_message_rows
 
     if found is None:
         raise NotFoundError(f"study {study.name} has no verdict yet", hint="run the same command to resume")
     print(f"{study.workload.name} on {study.cluster.name}: µs per call, default (░) and policy (█)")
     for line in textwrap.wrap(study.label, 80, break_on_hyphens=False):
         print(line)
-    rows = message_rows(found, trials, study.workload, confirmed_times(trials))
+    rows = build_message_rows(found, trials, study.workload, confirmed_times(trials).default)
     longest = max(row.default_us for row in rows)
     sizes = format_sizes(row.calls.message.size_bytes for row in rows)
     for row in sorted(rows, key=lambda row: row.calls.message):

@@ -34,7 +34,7 @@ from ncclt.prove.confirm import ProofArms, choose_arms, confirm, confirmed_times
 from ncclt.prove.interleave import prove
 from ncclt.prove.payback import communication_effect
 from ncclt.prove.proof import build_policy_verdict, measure_coverage, require_coverage
-from ncclt.prove.study_summary import MessageRow, StudySummary, message_rows, summarize_study
+from ncclt.prove.study_summary import MessageRow, StudySummary, build_message_rows, summarize_study
 from ncclt.prove.verdict import Pairs, keep_default
 from ncclt.search.assemble import Times
 from ncclt.search.loop import Progress, SearchEnd, search
@@ -482,7 +482,7 @@ def _publish(context: TuneContext, times: Times, arms: ProofArms, end: SearchEnd
         context.result(stop=end.reason),
         trials=trials,
         recommendation=recommendation,
-        messages=message_rows(recommendation, trials, workload, times),
+        messages=build_message_rows(recommendation, trials, workload, times.default),
         exhaustive=_search_exhaustively(context.testbed, study, recommendation),
     )
 
@@ -571,7 +571,7 @@ def _load_finished(
         stop=study.reason,
         recommendation=published,
         finished=True,
-        messages=message_rows(published, trials, study.workload, confirmed_times(trials)),
+        messages=build_message_rows(published, trials, study.workload, confirmed_times(trials).default),
         exhaustive=_search_exhaustively(testbed, study, published),
         notes=notes,
     )

@@ -22,7 +22,6 @@ from ncclt.prove.evidence import ArmLaunch, LaunchEvidence, collect_evidence
 from ncclt.prove.payback import Gain, describe_ceiling, describe_cost, estimate_gain, step_gain
 from ncclt.prove.proof import average_unchanged, describe_proof, find_unchanged
 from ncclt.prove.verdict import INTERVAL_ERROR
-from ncclt.search.assemble import Times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -370,25 +369,30 @@ class MessageRow:
         }
 
 
-def message_rows(
-    found: Recommendation, trials: Sequence[Trial], workload: Workload, times: Times
+def build_message_rows(
+    found: Recommendation, trials: Sequence[Trial], workload: Workload, default_us: Mapping[Message, float]
 ) -> tuple[MessageRow, ...]:
-    """Return one row per message for the form in which a recommendation is used, most time per step first.
+    """Build one row per message for the form in which a recommendation is used, most time per step first.
 
-    Times come from the proof where it measured the policy, else from search and confirmation.
+    Args:
+        found: the recommendation.
+        trials: of its study, all of them.
+        workload: of its study.
+        default_us: time of one call of each message by the default in search and confirmation, µs; it counts where the
+            proof did not measure the policy.
     """
     use = choose_form(found)
     evidence, policy, verdict = collect_evidence(trials), use.proven.policy, use.proven.verdict
     proven_us, tuned_us = proven_times_us(evidence, evidence.proven_arm(use.form), verdict, workload)
-    default_us = {**times.default, **proven_us}
+    own_us = {**default_us, **proven_us}
     if not verdict.blocks and verdict.default_us:  # nothing to prove: the times of the search, which the verdict sums
-        default_us, tuned_us = scale_times(verdict.default_us, times.default, workload), {}
+        own_us, tuned_us = scale_times(verdict.default_us, default_us, workload), {}
     interpolated = {m.message for t in trials for m in t.result.measurements if m.interpolated}
     rows = [
         MessageRow(
             calls=calls,
-            default_us=default_us[calls.message],
-            tuned_us=tuned_us.get(calls.message, default_us[calls.message]),
+            default_us=own_us[calls.message],
+            tuned_us=tuned_us.get(calls.message, own_us[calls.message]),
             setting=policy.setting_for(calls.message),
             interpolated=calls.message in interpolated,
         )
