@@ -1,4 +1,4 @@
-"""The JSON of the service: the core's documents as clients see them.
+"""The JSON of the service: the core's documents as clients see them, and the bounds on what clients send.
 
 Values come from the core's own `to_document`; these classes check them on the way out and describe them in OpenAPI.
 Sizes are NCCL's tuning sizes in bytes, times are microseconds, bandwidths are 1e9 bytes/s.
@@ -6,18 +6,159 @@ Sizes are NCCL's tuning sizes in bytes, times are microseconds, bandwidths are 1
 
 from __future__ import annotations
 
-from typing import Any
+from datetime import UTC
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_serializer, model_validator
 
 from ncclt.core.algorithms import Algorithm, Protocol
-from ncclt.core.cluster import LINK_CLASSES
+from ncclt.core.attestation import MOST_ROWS, Effect, Form, RowState
+from ncclt.core.cluster import LINK_CLASSES, Cluster
 from ncclt.core.message import Collective
-from ncclt.core.recommendation import Decision
-from ncclt.core.study import Arm, Phase, StudyState
-from ncclt.core.trial import Outcome
-from ncclt_api.attestation_schemas import AttestationSummary
+from ncclt.core.recommendation import Decision, Recommendation
+from ncclt.core.study import Arm, Phase, Study, StudyState, Trial, gpu_seconds
+from ncclt.core.ticket import TICKET_PATTERN
+from ncclt.core.trial import Measurement, Outcome
+from ncclt.core.tuning_job import FIRST_PRIORITY, LAST_PRIORITY, USUAL_PRIORITY, JobState, TuningJob
+from ncclt.core.workload import Workload
+from ncclt.prove.study_summary import summarize_study
+from ncclt.store import CatalogueEntry, StudyEntry
+from ncclt.store.store import Store
 from ncclt_api.text import AnswerModel
+
+_STRICT = ConfigDict(extra="forbid")
+
+_MOST = 2**53
+"""Largest count that is accepted; beyond it JSON's numbers lose their last digits."""
+
+_USUAL = TuningJob(id="", cluster="", model="")
+_LONGEST_NAME = 200
+_MOST_COUNT = 10**6
+
+
+class AttestationRow(AnswerModel):
+    """One kind of message; size_bytes and group_size 0 = not known, or any."""
+
+    collective: Collective
+    size_bytes: int
+    group_size: int
+    wanted: str
+    used: str
+    calls: int
+    state: RowState
+    reason: str
+
+
+class LogEvidenceDocument(AnswerModel):
+    """Reports of the plugin or logs of NCCL with the same facts."""
+
+    kind: str
+    nccl_version: str
+    table: str
+    checksum: str
+    not_in_use: str
+    ranks: int
+    nodes: int
+    count: int
+
+
+class NewAttestationRow(BaseModel):
+    """One row of the attestation."""
+
+    model_config = _STRICT
+
+    collective: Collective
+    size_bytes: int = Field(ge=0, le=_MOST)
+    group_size: int = Field(ge=0, le=_MOST)
+    wanted: str = Field(max_length=200)
+    used: str = Field(max_length=200)
+    calls: int = Field(ge=0, le=_MOST)
+    state: RowState
+    reason: str = Field(max_length=4000)
+
+
+class NewLogEvidence(BaseModel):
+    """One source of facts about a job."""
+
+    model_config = _STRICT
+
+    kind: Literal["plugin-report", "nccl-log"]
+    nccl_version: str = Field(max_length=100)
+    table: str = Field(max_length=100)
+    checksum: str = Field(max_length=100)
+    not_in_use: str = Field(max_length=1000)
+    ranks: int = Field(ge=0, le=_MOST)
+    nodes: int = Field(ge=0, le=_MOST)
+    count: int = Field(ge=1, le=_MOST)
+
+
+class NewAttestation(BaseModel):
+    """Whether a recommendation took effect in one job."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    schema_version: Literal[1] = Field(alias="schema")
+    id: str = Field(pattern="^[0-9a-f]{32}$", description="hash of the content")
+    recommendation: str = Field(min_length=1, max_length=200)
+    cluster: str = Field(max_length=200)
+    model: str = Field(max_length=200)
+    form: Form
+    effect: Effect
+    reason: str = Field(max_length=4000)
+    calls_as_wanted: int = Field(ge=0, le=_MOST)
+    calls_differing: int = Field(ge=0, le=_MOST)
+    calls_unruled: int = Field(ge=0, le=_MOST)
+    rows: list[NewAttestationRow] = Field(max_length=MOST_ROWS)
+    sources: list[NewLogEvidence] = Field(max_length=1000)
+    hosts: int = Field(ge=0, le=_MOST)
+    notes: list[Annotated[str, Field(max_length=4000)]] = Field(max_length=100)
+    evidence: str = Field(max_length=100, description="hash of the files, which distinguishes jobs")
+    created: AwareDatetime
+    ticket: str = Field(pattern=f"^{TICKET_PATTERN}$", description="of the answer that the job started with")
+
+    @field_serializer("created")
+    def _iso(self, value: AwareDatetime) -> str:
+        return value.astimezone(UTC).isoformat(timespec="milliseconds")
+
+
+class AttestationDocument(AnswerModel):
+    """Whether a recommendation took effect in one job."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    schema_version: int = Field(alias="schema")
+    id: str
+    recommendation: str
+    cluster: str
+    model: str
+    form: Form
+    effect: Effect
+    reason: str
+    calls_as_wanted: int
+    calls_differing: int
+    calls_unruled: int
+    rows: list[AttestationRow]
+    sources: list[LogEvidenceDocument]
+    hosts: int
+    notes: list[str]
+    evidence: str
+    created: str
+
+
+class AttestationList(AnswerModel):
+    """Attestations of one recommendation, newest first."""
+
+    items: list[AttestationDocument]
+
+
+class AttestationSummary(AnswerModel):
+    """An attestation in one line."""
+
+    id: str
+    effect: Effect
+    form: Form
+    reason: str
+    created: str
 
 
 class Health(AnswerModel):
@@ -422,3 +563,240 @@ class TrialList(AnswerModel):
     simulated: bool
     items: list[TrialDocument]
     next_after: int | None
+
+
+LAST_SHOWN = 5
+"""Verifications and attestations that come with a recommendation; /v1/attestations has more."""
+
+
+class JobLimits(BaseModel):
+    """Limits of a tuning job."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    trials: int = Field(_USUAL.trials, ge=1, le=_MOST_COUNT, description="launches of the search at most")
+    seconds: float | None = Field(None, gt=0, description="seconds of search at most")
+    gpu_hours: float | None = Field(None, gt=0, description="GPU hours of the study after which the search stops")
+    blocks: int = Field(_USUAL.blocks, ge=1, le=_MOST_COUNT, description="blocks of the proof at most")
+    seed: int = Field(0, ge=0, le=2**31 - 1)
+    prove_variables: bool = Field(False, description="prove what variables alone bring too")
+    priority: int = Field(USUAL_PRIORITY, ge=FIRST_PRIORITY, le=LAST_PRIORITY, description="1 is taken first")
+
+
+class NewStaleJobs(JobLimits):
+    """Request to renew stale recommendations."""
+
+    cluster: str | None = Field(None, min_length=1, max_length=_LONGEST_NAME, description="only those of this cluster")
+
+
+class NewJob(JobLimits):
+    """A tuning job that is requested."""
+
+    cluster: str = Field(min_length=1, max_length=_LONGEST_NAME, description="name, see GET /v1/clusters")
+    model: str | None = Field(
+        None, min_length=1, max_length=_LONGEST_NAME, description="name of the workload, see GET /v1/workloads"
+    )
+    profile: dict[str, Any] | None = Field(
+        None, description="a workload instead, as GET /v1/workloads/NAME returns it; it is kept under its name"
+    )
+    nodes: int | None = Field(None, ge=1, le=_MOST_COUNT, description="nodes of the training; null = the cluster's")
+    gpus_per_node: int | None = Field(None, ge=1, le=_MOST_COUNT)
+    nccl_version: str | None = Field(None, max_length=40)
+    again: bool = Field(False, description="measure again what was tuned already")
+
+    @model_validator(mode="after")
+    def _one_workload(self) -> NewJob:
+        if (self.model is None) == (self.profile is None):
+            raise ValueError("give one of model and profile")
+        return self
+
+
+class JobResultDocument(AnswerModel):
+    """How a job ended."""
+
+    state: JobState
+    reason: str
+    study: str = Field(description="id of its study; empty = none was opened")
+    trials: int
+    recommendation: str = Field(description="id of what it published; empty = nothing")
+    decision: str
+    simulated: bool
+    recorded: str = Field(description="which recording was replayed; empty = none")
+
+
+class JobDocument(AnswerModel):
+    """A tuning job and where it stands."""
+
+    id: str
+    cluster: str
+    model: str
+    nodes: int | None
+    gpus_per_node: int | None
+    nccl_version: str | None
+    trials: int
+    seconds: float | None
+    gpu_hours: float | None
+    blocks: int
+    seed: int
+    prove_variables: bool
+    priority: int
+    study: str = Field(description="name of its study; jobs that request the same share one")
+    created: str
+    by: str = Field(description="key that requested it; empty = no key")
+    state: JobState
+    cancelling: bool = Field(description="its end was requested while it runs")
+    worker: str
+    started: str = Field(description="ISO time; empty = not yet")
+    ended: str = Field(description="ISO time; empty = not yet")
+    taken_over: int = Field(description="how often its worker died and another took it")
+    result: JobResultDocument | None
+
+
+class JobList(AnswerModel):
+    """One page of jobs, newest first."""
+
+    items: list[JobDocument]
+
+
+class StaleJobDocument(AnswerModel):
+    """A stale recommendation and the job that renews it."""
+
+    recommendation: str = Field(description="id of the stale revision")
+    stale: str = Field(description="why it is stale")
+    cluster: str
+    model: str
+    nodes: int
+    gpus_per_node: int
+    nccl_version: str
+    job: JobDocument | None = Field(description="null = refused")
+    is_new: bool = Field(description="false = it was queued or running already")
+    refused: str = Field(description="why there is no job; empty = there is one")
+
+
+class StaleJobList(AnswerModel):
+    """Stale recommendations, newest first; those that a newer revision replaces are left out."""
+
+    items: list[StaleJobDocument]
+
+
+def cluster_document(entry: CatalogueEntry[Cluster]) -> CatalogueCluster:
+    """Return a cluster of the catalogue."""
+    return CatalogueCluster.model_validate(entry.item.to_document() | {"shipped": entry.shipped})
+
+
+def workload_document(entry: CatalogueEntry[Workload]) -> CatalogueWorkload:
+    """Return a workload of the catalogue."""
+    return CatalogueWorkload.model_validate(_workload_fields(entry.item) | {"shipped": entry.shipped})
+
+
+def proven_recommendation(store: Store, recommendation: Recommendation) -> ProvenRecommendation:
+    """Return a published revision with the last verifications and attestations."""
+    verifications = store.records.verifications(recommendation=recommendation.id, limit=LAST_SHOWN)
+    attestations = store.records.attestations([recommendation.id], limit=LAST_SHOWN)
+    return ProvenRecommendation.model_validate(
+        recommendation.to_document()
+        | {
+            "verifications": [
+                {
+                    "id": v.id,
+                    "verdict": v.verdict.to_document(),
+                    "ranks": v.ranks,
+                    "hosts": v.hosts,
+                    "created": v.created,
+                }
+                for v in verifications
+            ],
+            "attestations": [
+                {"id": a.id, "effect": a.effect, "form": a.form, "reason": a.reason, "created": a.created}
+                for a in attestations
+            ],
+        }
+    )
+
+
+def recommendation_document(recommendation: Recommendation) -> RecommendationDocument:
+    """Return a published revision."""
+    return RecommendationDocument.model_validate(recommendation.to_document())
+
+
+def study_summary_document(summary: StudyEntry) -> StudySummaryDocument:
+    """Return a study with its numbers so far."""
+    published = summary.recommendation
+    return StudySummaryDocument.model_validate(
+        _study_fields(summary.study)
+        | {
+            "trials": summary.trials,
+            "best_us": summary.best_us,
+            "default_us": summary.default_us,
+            "recommendation": recommendation_document(published) if published else None,
+        }
+    )
+
+
+def study_detail(store: Store, study: Study, recommendations: tuple[Recommendation, ...]) -> StudyDetail:
+    """Return a study with its workload and its recommendations, newest first."""
+    return StudyDetail.model_validate(
+        _study_fields(study)
+        | {
+            "workload": WorkloadDocument.model_validate(_workload_fields(study.workload)),
+            **_cost(store, study, recommendations),
+            "recommendations": [proven_recommendation(store, r) for r in recommendations],
+        }
+    )
+
+
+def _cost(store: Store, study: Study, recommendations: tuple[Recommendation, ...]) -> dict[str, Any]:
+    trials = store.trials.find(study.id)
+    newest = next(iter(recommendations), None)
+    told = summarize_study(study, trials, newest).to_document() if newest else {}
+    told.pop("use", None)  # its command depends on how this service is reached; the page shows it
+    return {"gpu_hours": gpu_seconds(trials, study.cluster) / 3600, **told}
+
+
+def trial_document(trial: Trial, cluster: Cluster) -> TrialDocument:
+    """Return a trial with its measurements.
+
+    Args:
+        trial: of the study.
+        cluster: of the study, for the GPUs that a launch holds.
+    """
+    return TrialDocument(
+        number=trial.number,
+        phase=trial.phase,
+        setting=trial.setting.to_document(),
+        policy=trial.policy.to_document() if trial.policy else None,
+        label=trial.label,
+        repeat=trial.repeat,
+        outcome=trial.result.outcome,
+        score_us=trial.score_us,
+        arm=trial.arm,
+        block=trial.block,
+        detail=trial.result.detail,
+        wall_s=trial.result.wall_s,
+        gpu_seconds=gpu_seconds([trial], cluster),
+        place=trial.result.place,
+        warm=trial.result.persistent,
+        by_plugin=trial.result.by_plugin,
+        started=trial.started,
+        measurements=[_measurement_document(m) for m in trial.result.measurements],
+    )
+
+
+def _measurement_document(measurement: Measurement) -> MeasurementDocument:
+    return MeasurementDocument(
+        **measurement.message.to_document(),
+        samples_us=list(measurement.samples_us),
+        time_us=measurement.time_us,
+        busbw_gbps=measurement.busbw_gbps,
+        wrong=measurement.wrong,
+        interpolated=measurement.interpolated,
+    )
+
+
+def _workload_fields(workload: Workload) -> dict[str, Any]:
+    return workload.to_document() | {"digest": workload.digest(), "bytes_per_step": workload.bytes_per_step}
+
+
+def _study_fields(study: Study) -> dict[str, Any]:
+    names = {"model": study.workload.name, "workload_digest": study.workload.digest(), "label": study.label}
+    return study.to_document() | names

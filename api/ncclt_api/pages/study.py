@@ -23,7 +23,6 @@ from ncclt.prove.proof import average_unchanged
 from ncclt.prove.study_summary import StudySummary, summarize_study
 from ncclt.prove.verdict import block_speedups
 from ncclt.store.store import Store
-from ncclt_api.documents import LAST_SHOWN
 from ncclt_api.pages.charts import Chart
 from ncclt_api.pages.study_charts import (
     MessageLine,
@@ -42,6 +41,7 @@ from ncclt_api.pages.study_charts import (
 )
 from ncclt_api.pages.trials import TrialChoice, build_table
 from ncclt_api.pages.wording import NONE, PHASES, format_saving, format_speedup, format_state, format_time
+from ncclt_api.schemas import LAST_SHOWN
 
 MOST_REPEATS = 50
 """Trials of one setting whose measurements are read for the times of its messages."""

@@ -20,9 +20,9 @@ from ncclt.core.trial import Measurement, Outcome
 from ncclt.errors import UsageError
 from ncclt.store.store import Store
 from ncclt.store.trials import Order, TrialFilter, TrialPart
-from ncclt_api.documents import trial_document
 from ncclt_api.pages.charts import Axis, Chart, ChartTable, Line
 from ncclt_api.pages.wording import NONE, format_us
+from ncclt_api.schemas import trial_document
 from ncclt_api.text import readable
 
 TRIALS_PER_PAGE = 50

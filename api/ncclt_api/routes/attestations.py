@@ -13,9 +13,9 @@ from ncclt.core.attestation import Attestation
 from ncclt.core.ticket import read_ticket, shorten_name
 from ncclt.errors import InputError
 from ncclt_api.access import needs
-from ncclt_api.attestation_schemas import AttestationDocument, AttestationList, NewAttestation
 from ncclt_api.dependencies import CurrentStore, StrictQuery
 from ncclt_api.routes import PROBLEMS
+from ncclt_api.schemas import AttestationDocument, AttestationList, NewAttestation
 from ncclt_api.tickets import reporter_of
 
 router = APIRouter(prefix="/v1/attestations", tags=["attestations"], responses=PROBLEMS)

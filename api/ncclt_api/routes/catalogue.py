@@ -9,9 +9,15 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.workload import Workload
 from ncclt_api.access import needs
 from ncclt_api.dependencies import CurrentStore
-from ncclt_api.documents import cluster_document, workload_document
 from ncclt_api.routes import PROBLEMS
-from ncclt_api.schemas import CatalogueCluster, CatalogueWorkload, ClusterList, WorkloadList
+from ncclt_api.schemas import (
+    CatalogueCluster,
+    CatalogueWorkload,
+    ClusterList,
+    WorkloadList,
+    cluster_document,
+    workload_document,
+)
 
 clusters = APIRouter(prefix="/v1/clusters", tags=["clusters"], responses=PROBLEMS, dependencies=needs(Role.READ))
 workloads = APIRouter(prefix="/v1/workloads", tags=["workloads"], responses=PROBLEMS, dependencies=needs(Role.READ))

@@ -16,9 +16,9 @@ from ncclt.core.tuning_job import FIRST_PRIORITY, LAST_PRIORITY, USUAL_PRIORITY,
 from ncclt.store import StudyEntry
 from ncclt_api.access import needs
 from ncclt_api.dependencies import CurrentStore, StrictQuery
-from ncclt_api.job_schemas import NewJob
 from ncclt_api.routes.jobs import CurrentJob, CurrentQueue, cancel_job, current_queue, retry_job, submit_job
 from ncclt_api.routes.pages import json_response, page_response
+from ncclt_api.schemas import NewJob
 from ncclt_api.sign_in import OwnForm
 
 router = APIRouter(prefix="/jobs", include_in_schema=False, default_response_class=HTMLResponse)

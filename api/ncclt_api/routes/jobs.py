@@ -21,9 +21,9 @@ from ncclt.store.clock import utc_now
 from ncclt.store.store import Store
 from ncclt_api.access import key_of, needs
 from ncclt_api.dependencies import MOST_NUMBER, CurrentStore, StrictQuery, normal_version
-from ncclt_api.job_schemas import JobDocument, JobList, NewJob, NewStaleJobs, StaleJobDocument, StaleJobList
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.routes.uploads import keep_workload, read_uploaded
+from ncclt_api.schemas import JobDocument, JobList, NewJob, NewStaleJobs, StaleJobDocument, StaleJobList
 from ncclt_api.text import readable
 
 if TYPE_CHECKING:

@@ -24,12 +24,11 @@ from ncclt.store.recommendations import Era, Pair
 from ncclt.store.store import Store
 from ncclt_api.access import needs
 from ncclt_api.dependencies import CurrentStore, StrictQuery
-from ncclt_api.documents import study_summary_document
 from ncclt_api.pages.cluster import compare_releases
 from ncclt_api.pages.compare import FEWEST, MOST, Compared, compare
 from ncclt_api.pages.home import build_map
 from ncclt_api.routes.pages import Form, json_response, page_response
-from ncclt_api.schemas import StudySummaryDocument
+from ncclt_api.schemas import StudySummaryDocument, study_summary_document
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse, dependencies=needs(Role.READ))
 

@@ -11,9 +11,8 @@ from ncclt.core.api_key import Role
 from ncclt.core.recommendation import Request
 from ncclt_api.access import needs
 from ncclt_api.dependencies import CurrentRecommendation, CurrentStore, StrictQuery, normal_version
-from ncclt_api.documents import proven_recommendation
 from ncclt_api.routes import PROBLEMS
-from ncclt_api.schemas import ProvenRecommendation, RecommendationList
+from ncclt_api.schemas import ProvenRecommendation, RecommendationList, proven_recommendation
 
 router = APIRouter(
     prefix="/v1/recommendations", tags=["recommendations"], responses=PROBLEMS, dependencies=needs(Role.READ)

@@ -13,9 +13,16 @@ from ncclt.errors import NotFoundError
 from ncclt.prove.proof import evidence_document
 from ncclt_api.access import needs
 from ncclt_api.dependencies import MOST_NUMBER, CurrentStore, CurrentStudy, StrictQuery
-from ncclt_api.documents import study_detail, study_summary_document, trial_document
 from ncclt_api.routes import PROBLEMS
-from ncclt_api.schemas import EvidenceDocument, StudyDetail, StudyList, TrialList
+from ncclt_api.schemas import (
+    EvidenceDocument,
+    StudyDetail,
+    StudyList,
+    TrialList,
+    study_detail,
+    study_summary_document,
+    trial_document,
+)
 
 router = APIRouter(prefix="/v1/studies", tags=["studies"], responses=PROBLEMS, dependencies=needs(Role.READ))
 

@@ -24,9 +24,8 @@ from ncclt.errors import InputError, NotFoundError, StoreError, reason
 from ncclt.store.store import Store
 from ncclt_api.access import needs
 from ncclt_api.dependencies import CurrentStore, StrictQuery
-from ncclt_api.documents import workload_document
 from ncclt_api.routes import PROBLEMS
-from ncclt_api.schemas import CatalogueWorkload
+from ncclt_api.schemas import CatalogueWorkload, workload_document
 
 router = APIRouter(prefix="/v1/workloads", tags=["catalogue"], responses=PROBLEMS, dependencies=needs(Role.TUNE))
 
