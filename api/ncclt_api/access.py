@@ -1,4 +1,4 @@
-"""Who may do what: a bearer token is looked up among the keys of the store, and each route says which role it needs.
+"""Access control: a bearer token is looked up among the keys of the store, and each route says which role it needs.
 
 Which clusters a key may see is an argument of the store's queries: see `Store.within`.
 
@@ -104,13 +104,13 @@ def key_of(request: Request) -> ApiKey | None:
 
 
 def may_see(scope: Scope, cluster: str) -> bool:
-    """Return whether the key of a request is for a cluster."""
+    """Check that the key of a request is for a cluster."""
     key: ApiKey | None = scope[_KEY]
     return key is None or not key.clusters or cluster in key.clusters
 
 
 def who(request: Request) -> str:
-    """Return who makes a request, for the history: its key; a service without keys is used by its own machine alone."""
+    """Return the actor of a request for the history: its key; a service without keys serves its own machine alone."""
     key = key_of(request)
     return key.holder if key is not None else "local user of the service"
 

@@ -58,7 +58,7 @@ MADE = "ncclt.answers"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptReply:
-    """What is sent to each job that gets the same of one shape: all but what belongs to the job alone.
+    """Reply to all jobs of one shape that get the same, without the fields of a single job.
 
     Attributes:
         headers, etag, body: the same for all of them.
@@ -81,7 +81,7 @@ class ShapeAnswers(Protocol):
     pair: tuple[str, str]
 
     def reply(self, job: str) -> KeptReply:
-        """Return what a job is given; raise what the route would raise."""
+        """Return the reply to a job; raise what the route would raise."""
         ...
 
 
@@ -113,7 +113,7 @@ def split_job(query: bytes) -> tuple[bytes, str] | None:
 
 
 def is_known(etag: str, if_none_match: str | None) -> bool:
-    """Return whether the client's If-None-Match names this tag; the comparison is the weak one (RFC 9110, 13.1.2)."""
+    """Match the client's If-None-Match with this tag, by the weak comparison (RFC 9110, 13.1.2)."""
     if if_none_match is None:
         return False
     tags = [tag.strip().removeprefix("W/") for tag in if_none_match.split(",")]
@@ -121,7 +121,7 @@ def is_known(etag: str, if_none_match: str | None) -> bool:
 
 
 class Answers:
-    """The kept answers to jobs, by shape, and what each job was given lately.
+    """Cache of answers to jobs, by shape, and the latest reply to each job.
 
     An answer is dropped when the store notes a change of its pair. It is never older than `fresh_s`, except while the
     database is away: then the last good answers are served with their age.
@@ -145,7 +145,7 @@ class Answers:
         """When the last look began."""
 
     def age_s(self) -> float | None:
-        """Return how long ago the kept answers were known to be true, 0 for now; None = too long, or never."""
+        """Return the age of the kept answers, 0 while the database is seen; None = too old, or never seen."""
         if self._seen_s is None:
             return None
         age_s = self._clock() - self._seen_s
@@ -154,11 +154,11 @@ class Answers:
         return age_s if age_s <= LAST_GOOD_S else None
 
     def are_usable(self) -> bool:
-        """Return whether answers can be given without the database."""
+        """Check that answers can be given without the database."""
         return bool(self._kept) and self.age_s() is not None
 
     def find(self, key: _Key, job: str) -> KeptReply | None:
-        """Return what a job is given: what it was given before, or what is kept for its shape; None = neither."""
+        """Return the earlier reply to a job, or the one kept for its shape; None = neither."""
         if (before := self._given_before(key, job)) is not None:
             return before
         if (kept := self._kept.get(key)) is None or self.age_s() is None:

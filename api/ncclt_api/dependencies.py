@@ -1,4 +1,4 @@
-"""What every route needs: the store, and query parameters of which none is silently ignored."""
+"""Dependencies of the routes: the store, and query parameters of which none is silently ignored."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def _begin(make: Callable[[str, str, str], ASGIApp], storage: str, optuna_dashbo
 
 
 def _answer(scope: dict[str, Any]) -> _Answer:
-    """Return what the application sends for a request without a body."""
+    """Return the application's response to a request without a body."""
     sent: _Answer = []
 
     async def receive() -> Message:

@@ -53,7 +53,7 @@ _STATUS_BY_CLASS: tuple[tuple[type[NccltError], int], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldError:
-    """What is wrong with one field of a request.
+    """Error in one field of a request.
 
     Attributes:
         where: the field, for example `query.limit`.
@@ -136,7 +136,7 @@ def problem_response(problem: Problem, request: Request, headers: dict[str, str]
 
 
 def wants_page(request: Request) -> bool:
-    """Return whether a browser asks.
+    """Tell a browser from a program.
 
     Programs send `*/*` or nothing; only browsers ask for text/html, to read and with forms. What an API could be
     answers with JSON always: a mistyped version or prefix must not give a program a page.

@@ -107,7 +107,7 @@ class ProxyUsers:
         self._strangers: set[str] = set()
 
     def user(self, scope: Scope) -> ApiKey | None:
-        """Return what the user of a request may do, as a key that is not stored; None without a user or a role.
+        """Return the user of a request as a key that is not stored; None without a user or a role.
 
         The headers of another address than the proxies', or more than one name, are ignored.
         """

@@ -93,7 +93,7 @@ class NewLogEvidence(BaseModel):
 
 
 class NewAttestation(BaseModel):
-    """Whether a recommendation took effect in one job."""
+    """Attestation: the effect of a recommendation in one job."""
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
@@ -112,7 +112,7 @@ class NewAttestation(BaseModel):
     sources: list[NewLogEvidence] = Field(max_length=1000)
     hosts: int = Field(ge=0, le=_MOST)
     notes: list[Annotated[str, Field(max_length=4000)]] = Field(max_length=100)
-    evidence: str = Field(max_length=100, description="hash of the files, which distinguishes jobs")
+    evidence: str = Field(max_length=100, description="hash of the files; tells jobs apart")
     created: AwareDatetime
     ticket: str = Field(pattern=f"^{TICKET_PATTERN}$", description="of the answer that the job started with")
 
@@ -122,7 +122,7 @@ class NewAttestation(BaseModel):
 
 
 class AttestationDocument(AnswerModel):
-    """Whether a recommendation took effect in one job."""
+    """Attestation: the effect of a recommendation in one job."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -166,8 +166,8 @@ class Health(AnswerModel):
 
     status: str
     version: str
-    migration: str | None = Field(default=None, description="revision of the store's tables")
-    away: list[str] = Field(default=[], description="what is missing while jobs are given the answers that are kept")
+    migration: str | None = Field(default=None, description="schema revision of the store")
+    away: list[str] = Field(default=[], description="missing parts while cached answers are served")
 
 
 class FieldProblem(AnswerModel):
@@ -185,7 +185,7 @@ class AvailableShape(AnswerModel):
     nccl_version: str
     recommendation: str = Field(description="id of the newest revision of this shape")
     simulated: bool
-    recorded: bool = Field(description="its times were recorded elsewhere and replayed")
+    recorded: bool = Field(description="times were recorded elsewhere and replayed")
     stale: bool
 
 
@@ -201,7 +201,7 @@ class ProblemDocument(AnswerModel):
     request_id: str
     errors: list[FieldProblem] | None = None
     available: list[AvailableShape] | None = Field(
-        None, description="`getEnvironment` only: what was published for other jobs, newest first"
+        None, description="`getEnvironment` only: recommendations for other job shapes, newest first"
     )
 
 
@@ -222,7 +222,7 @@ class ClusterDocument(AnswerModel):
     cpu: str
     nccl_version: str
     topology_hash: str
-    driver: str = Field(default="", description="NVIDIA driver; empty = not known")
+    driver: str = Field(default="", description="NVIDIA driver; empty = unknown")
     description: str
     sources: list[str]
 
@@ -230,7 +230,7 @@ class ClusterDocument(AnswerModel):
 class CatalogueCluster(ClusterDocument):
     """A cluster of the catalogue."""
 
-    shipped: bool = Field(description="comes with ncclt; false = added here")
+    shipped: bool = Field(description="ships with ncclt; false = added here")
 
 
 class ClusterList(AnswerModel):
@@ -265,7 +265,7 @@ class TimedCallDocument(MessageDocument):
 
 
 class ProvenanceDocument(AnswerModel):
-    """Where a workload came from."""
+    """Provenance of a workload."""
 
     source: str
     created: str
@@ -274,7 +274,7 @@ class ProvenanceDocument(AnswerModel):
     ranks_read: list[int]
     steps: int
     notes: list[str]
-    whole_file: bool = Field(default=False, description="the calls are all of the source, not those of one step")
+    whole_file: bool = Field(default=False, description="calls of the whole source, not of one step")
 
 
 class WorkloadPartDocument(AnswerModel):
@@ -305,7 +305,7 @@ class WorkloadDocument(AnswerModel):
 class CatalogueWorkload(WorkloadDocument):
     """A workload of the catalogue."""
 
-    shipped: bool = Field(description="comes with ncclt; false = added here")
+    shipped: bool = Field(description="ships with ncclt; false = added here")
 
 
 class WorkloadList(AnswerModel):
@@ -315,7 +315,7 @@ class WorkloadList(AnswerModel):
 
 
 class FingerprintDocument(AnswerModel):
-    """What a recommendation is valid for."""
+    """Conditions under which a recommendation is valid."""
 
     gpu: str
     link_class: str
@@ -324,11 +324,11 @@ class FingerprintDocument(AnswerModel):
     gpus_per_node: int
     nccl_version: str
     topology_hash: str
-    driver: str = Field(default="", description="NVIDIA driver under which it was measured; empty = not known")
+    driver: str = Field(default="", description="NVIDIA driver of the measurement; empty = unknown")
 
 
 class RuleDocument(AnswerModel):
-    """What to choose for one collective in one range of sizes, both ends inclusive; null = left to NCCL."""
+    """Choice for one collective in one range of sizes, both ends inclusive; null = left to NCCL."""
 
     collective: Collective
     min_bytes: int
@@ -348,7 +348,7 @@ class PolicyDocument(AnswerModel):
 
 
 class VerdictDocument(AnswerModel):
-    """What the interleaved re-measurement against the untouched default proved."""
+    """Verdict of the interleaved A/B test against the NCCL default."""
 
     decision: Decision
     reason: str
@@ -359,7 +359,7 @@ class VerdictDocument(AnswerModel):
     policy_us: float = Field(
         description="median of its launches; the paired estimate shown elsewhere is default_us / speedup"
     )
-    min_effect: float = Field(description="smallest gain that was worth a change, as a share")
+    min_effect: float = Field(description="minimum gain, as a share")
 
 
 class DeliveryDocument(AnswerModel):
@@ -384,12 +384,12 @@ class RecommendationDocument(AnswerModel):
     fingerprint: FingerprintDocument
     table: DeliveryDocument
     variables: DeliveryDocument | None
-    simulated: bool = Field(description="the times come from a model, not from measurements")
+    simulated: bool = Field(description="times come from a model, not from measurements")
     launcher: str
     recorded: str = Field(default="", description="`recorded: SYSTEM, SOURCE` where the times were replayed")
     created: str
     source_digest: str = Field(description="hash of the stored workload's messages; empty = not recorded")
-    stale: str = Field(description="why it is no longer served; empty while it is")
+    stale: str = Field(description="reason why it is no longer served; empty while it is")
     dtypes: list[tuple[Collective, str]] = Field(
         description="collectives with the dtypes that the workload sends; empty = not recorded"
     )
@@ -427,7 +427,7 @@ class StudyDocument(AnswerModel):
     model: str
     workload_digest: str
     launcher: str
-    simulated: bool = Field(description="the times come from a model, not from measurements")
+    simulated: bool = Field(description="times come from a model, not from measurements")
     label: str = Field(description="SIMULATED, `recorded: SYSTEM, SOURCE`, or empty where they were measured")
     process_wide: list[str]
     seed: int
@@ -441,7 +441,7 @@ class StudySummaryDocument(StudyDocument):
     """A study with its numbers so far."""
 
     trials: int
-    best_us: float | None = Field(description="lowest median of a setting in the search, per step; not proven")
+    best_us: float | None = Field(description="lowest median of a setting in the search, per step; not validated")
     default_us: float | None = Field(description="median of the NCCL default in the search, per step")
     recommendation: RecommendationDocument | None
 
@@ -454,15 +454,15 @@ class StudyList(AnswerModel):
 
 
 class PartGainDocument(AnswerModel):
-    """Gain of the proven policy for one part of a merged workload."""
+    """Gain of the validated policy for one part of a merged workload."""
 
     name: str
     weight: float = Field(description="its steps in one step of the merged workload")
-    default_us: float | None = Field(description="communication time of one step of the part; null = no proof")
+    default_us: float | None = Field(description="communication time of one step of the part; null = no result")
     policy_us: float | None
     speedup: float | None
     interval: tuple[float, float | None] | None = Field(description="95 %; null at its end = it has none")
-    note: str = Field(description="why there is no proof, or what it leaves out")
+    note: str = Field(description="reason why there is no result, or the messages that it leaves out")
 
 
 class StudyDetail(StudyDocument):
@@ -470,16 +470,14 @@ class StudyDetail(StudyDocument):
 
     workload: WorkloadDocument
     gpu_hours: float = Field(description="cost of all launches of the study")
-    gain_ms: float | None = Field(None, description="communication time that a step saves; null = no gain is proven")
+    gain_ms: float | None = Field(None, description="communication time saved per step; null = no validated gain")
     gain_ms_interval: tuple[float, float] | None = Field(None, description="its 95 % interval")
-    step_gain_ms: float | None = Field(
-        None, description="by how much a step becomes shorter; null = what is exposed is not known"
-    )
+    step_gain_ms: float | None = Field(None, description="savings of step time; null = the exposed part is not known")
     steps_per_day: float | None = Field(
         None, description="assumed for the next two: steps as recorded, around the clock, else one per second"
     )
-    gpu_hours_per_week: float | None = Field(None, description="GPU time that the job saves in a week")
-    payback_hours: float | None = Field(None, description="hours of training after which the study has paid for itself")
+    gpu_hours_per_week: float | None = Field(None, description="GPU-hours saved per week")
+    payback_hours: float | None = Field(None, description="hours of training until the study has paid for itself")
     payback_steps: float | None = Field(
         None,
         description="training steps after which the newest recommendation has saved as much; null = nothing is gained, "
@@ -504,8 +502,8 @@ class TrialDocument(AnswerModel):
 
     number: int
     phase: Phase
-    setting: dict[str, Any] = Field(description="what was forced; {} = the default; of a policy its parameters")
-    policy: dict[str, Any] | None = Field(description="launched as a whole; null = the setting was")
+    setting: dict[str, Any] = Field(description="forced setting; {} = the NCCL default; of a policy its parameters")
+    policy: dict[str, Any] | None = Field(description="the policy that was launched; null = the setting was")
     label: str
     repeat: int
     outcome: Outcome
@@ -515,15 +513,15 @@ class TrialDocument(AnswerModel):
     detail: str
     wall_s: float
     gpu_seconds: float = Field(description="wall time times the GPUs that the launch held")
-    place: str = Field(description="the nodes it ran on; empty where the launcher chose them")
-    warm: bool = Field(description="measured by ranks that were already running; never so in proofs")
-    by_plugin: bool = Field(description="the tuner plugin was loaded to force the setting")
+    place: str = Field(description="nodes of the trial; empty where the launcher chose them")
+    warm: bool = Field(description="measured by persistent workers; never in validation")
+    by_plugin: bool = Field(description="forced by the tuner plugin")
     started: str
     measurements: list[MeasurementDocument]
 
 
 class BlockDocument(AnswerModel):
-    """One block of a proof, two pairs of default and policy, and the decision after it."""
+    """One block of a validation: two pairs of default and policy, and the decision after it."""
 
     block: int
     trials: list[tuple[int, int]] = Field(description="numbers of the first trials of each pair: default, policy")
@@ -574,13 +572,13 @@ class JobLimits(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    trials: int = Field(_USUAL.trials, ge=1, le=_MOST_COUNT, description="launches of the search at most")
-    seconds: float | None = Field(None, gt=0, description="seconds of search at most")
-    gpu_hours: float | None = Field(None, gt=0, description="GPU hours of the study after which the search stops")
-    blocks: int = Field(_USUAL.blocks, ge=1, le=_MOST_COUNT, description="blocks of the proof at most")
+    trials: int = Field(_USUAL.trials, ge=1, le=_MOST_COUNT, description="max search trials, including earlier runs")
+    seconds: float | None = Field(None, gt=0, description="max seconds of search")
+    gpu_hours: float | None = Field(None, gt=0, description="max GPU-hours of the study")
+    blocks: int = Field(_USUAL.blocks, ge=1, le=_MOST_COUNT, description="max blocks of the validation")
     seed: int = Field(0, ge=0, le=2**31 - 1)
-    prove_variables: bool = Field(False, description="prove what variables alone bring too")
-    priority: int = Field(USUAL_PRIORITY, ge=FIRST_PRIORITY, le=LAST_PRIORITY, description="1 is taken first")
+    prove_variables: bool = Field(False, description="also validate the policy in variables alone")
+    priority: int = Field(USUAL_PRIORITY, ge=FIRST_PRIORITY, le=LAST_PRIORITY, description="1 = first, 9 = last")
 
 
 class NewStaleJobs(JobLimits):
@@ -597,12 +595,12 @@ class NewJob(JobLimits):
         None, min_length=1, max_length=_LONGEST_NAME, description="name of the workload, see GET /v1/workloads"
     )
     profile: dict[str, Any] | None = Field(
-        None, description="a workload instead, as GET /v1/workloads/NAME returns it; it is kept under its name"
+        None, description="a workload instead of its name, as GET /v1/workloads/NAME returns it; stored under its name"
     )
-    nodes: int | None = Field(None, ge=1, le=_MOST_COUNT, description="nodes of the training; null = the cluster's")
+    nodes: int | None = Field(None, ge=1, le=_MOST_COUNT, description="null = all nodes of the cluster")
     gpus_per_node: int | None = Field(None, ge=1, le=_MOST_COUNT)
     nccl_version: str | None = Field(None, max_length=40)
-    again: bool = Field(False, description="measure again what was tuned already")
+    again: bool = Field(False, description="measure again even if this was tuned before")
 
     @model_validator(mode="after")
     def _one_workload(self) -> NewJob:
@@ -612,20 +610,20 @@ class NewJob(JobLimits):
 
 
 class JobResultDocument(AnswerModel):
-    """How a job ended."""
+    """Result of a tuning job."""
 
     state: JobState
     reason: str
-    study: str = Field(description="id of its study; empty = none was opened")
+    study: str = Field(description="id of its study; empty = none")
     trials: int
-    recommendation: str = Field(description="id of what it published; empty = nothing")
+    recommendation: str = Field(description="id of the published recommendation; empty = none")
     decision: str
     simulated: bool
-    recorded: str = Field(description="which recording was replayed; empty = none")
+    recorded: str = Field(description="the recording that was replayed; empty = none")
 
 
 class JobDocument(AnswerModel):
-    """A tuning job and where it stands."""
+    """A tuning job with its state."""
 
     id: str
     cluster: str
@@ -642,13 +640,13 @@ class JobDocument(AnswerModel):
     priority: int
     study: str = Field(description="name of its study; jobs that request the same share one")
     created: str
-    by: str = Field(description="key that requested it; empty = no key")
+    by: str = Field(description="key that submitted it; empty = no key")
     state: JobState
-    cancelling: bool = Field(description="its end was requested while it runs")
+    cancelling: bool = Field(description="cancellation requested while it runs")
     worker: str
     started: str = Field(description="ISO time; empty = not yet")
     ended: str = Field(description="ISO time; empty = not yet")
-    taken_over: int = Field(description="how often its worker died and another took it")
+    taken_over: int = Field(description="times that a dead worker's job was taken over")
     result: JobResultDocument | None
 
 
@@ -662,15 +660,15 @@ class StaleJobDocument(AnswerModel):
     """A stale recommendation and the job that renews it."""
 
     recommendation: str = Field(description="id of the stale revision")
-    stale: str = Field(description="why it is stale")
+    stale: str = Field(description="reason why it is stale")
     cluster: str
     model: str
     nodes: int
     gpus_per_node: int
     nccl_version: str
     job: JobDocument | None = Field(description="null = refused")
-    is_new: bool = Field(description="false = it was queued or running already")
-    refused: str = Field(description="why there is no job; empty = there is one")
+    is_new: bool = Field(description="false = already queued or running")
+    refused: str = Field(description="reason why there is no job; empty = there is one")
 
 
 class StaleJobList(AnswerModel):

@@ -35,11 +35,11 @@ _MOST_TOKEN = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrowserSession:
-    """What a cookie says.
+    """Content of a session cookie.
 
     Attributes:
         key: id of the key, which is no secret.
-        mark: random text that the tokens of its forms are made of.
+        mark: random text from which the tokens of its forms are made.
     """
 
     key: str
@@ -92,7 +92,7 @@ class Sessions:
         return str(self._forms.dumps(mark))
 
     def is_token_of(self, mark: str, token: str) -> bool:
-        """Return whether a token is of this session, and not too old."""
+        """Check that a token is of this session, and not too old."""
         try:
             found = self._forms.loads(token, max_age=SESSION_S)
         except BadSignature:
@@ -107,11 +107,11 @@ def remember(scope: Scope, session: BrowserSession) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visitor:
-    """Who looks at a page.
+    """Visitor of a page.
 
     Attributes:
         key: of the request; None = the store has no keys.
-        signed_in: with a cookie, which can be given back.
+        signed_in: by a cookie, so that signing out is possible.
         token: for the forms of the page.
     """
 
@@ -120,17 +120,17 @@ class Visitor:
     token: str
 
     def may(self, role: str) -> bool:
-        """Return whether the visitor has a role, so that forms which would be refused are not shown."""
+        """Check the role of the visitor, so that pages hide forms that would be refused."""
         return self.key is None or self.key.role.includes(Role(role))
 
     @property
     def sees_all(self) -> bool:
-        """Return whether the visitor may see all clusters."""
+        """Check that the visitor may see all clusters."""
         return self.key is None or not self.key.clusters
 
 
 def visitor(request: Request) -> Visitor:
-    """Return who makes a request."""
+    """Return the visitor that makes a request."""
     session: BrowserSession | None = request.scope.get(_SESSION)
     token = request.app.state.sessions.form_token(session.mark if session else "")
     # A cookie names its key; whom a proxy has signed in, it has to sign out.

@@ -1,4 +1,4 @@
-"""What the service says of itself: one log line per request, and figures for Prometheus.
+"""Telemetry of the service: one log line per request, and metrics for Prometheus.
 
 Neither holds a query, a header or a body: keys and passwords cannot appear in them.
 """

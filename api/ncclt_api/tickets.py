@@ -99,5 +99,5 @@ class Tickets:
 
 
 def reporter_of(request: Request) -> Reporter:
-    """Return who sends a report."""
+    """Return the sender of a report."""
     return Reporter(who=who(request), address=request.client.host if request.client else "")

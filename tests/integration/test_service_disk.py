@@ -149,7 +149,7 @@ def test_a_full_disk_under_the_service(machine, tmp_path):
         assert [one["action"] for one in machine.ask("GET", "/v1/clusters/pair/history").json()["items"]].count(
             "pinned"
         ) == 0
-        assert not machine.ask("GET", "/v1/recommendations/first/life").json()["pinned"]
+        assert not machine.ask("GET", "/v1/recommendations/first/state").json()["pinned"]
 
         resource.prlimit(service.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         for method, path, body, good in writes:

@@ -1,4 +1,4 @@
-"""Whether recommendations took effect in jobs: reported by the jobs, readable by all."""
+"""Attestations, the effect of recommendations in jobs: reported by the jobs, readable by all."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ router = APIRouter(prefix="/v1/attestations", tags=["attestations"], responses=P
 
 
 class AttestationsQuery(StrictQuery):
-    """Which attestations."""
+    """Attestation filter."""
 
     recommendation: str = Field(description="id of a published revision")
-    limit: int = Field(20, ge=1, le=200, description="how many at most")
+    limit: int = Field(20, ge=1, le=200, description="max attestations")
 
 
 @router.get(
     "",
     operation_id="listAttestations",
-    summary="What jobs reported about one recommendation, newest first",
+    summary="Attestations of a recommendation, newest first",
     dependencies=needs(Role.READ),
 )
 def list_attestations(query: Annotated[AttestationsQuery, Query()], store: CurrentStore) -> AttestationList:
@@ -44,7 +44,7 @@ def list_attestations(query: Annotated[AttestationsQuery, Query()], store: Curre
 @router.post(
     "",
     operation_id="addAttestation",
-    summary="Report whether a recommendation took effect",
+    summary="Report an attestation",
     status_code=201,
     responses={
         200: {"model": AttestationDocument, "description": "the same finding was reported before: nothing changed"},

@@ -43,13 +43,13 @@ def etag_of(body: str) -> str:
 
 
 _ASKED = ("model", "nodes", "gpus_per_node", "nccl_version", "driver", "topology", "recorded", "simulated")
-"""Fields of a query that all nodes of a job must ask alike."""
+"""Fields of a query that all nodes of a job must send with the same values."""
 
 router = APIRouter(prefix="/v1/clusters", tags=["recommendations"], responses=PROBLEMS, dependencies=needs(Role.ENV))
 
 
 class EnvQuery(JobQuery):
-    """Which job, and the output format; without the job's whole shape the answer only lists the published shapes."""
+    """The job and the output format; without the job's whole shape the answer only lists the published shapes."""
 
     model: str = Field(description="name of the workload")
     format: str | None = Field(
@@ -59,7 +59,7 @@ class EnvQuery(JobQuery):
     )
     shell: str = Field("bash", description="`export` only: the shell", json_schema_extra={"enum": list(SHELLS)})
     unset: bool = Field(False, description="`export` only: remove what the same request without it sets")
-    job: str = Field("", max_length=MOST_JOB_NAME, description="name of the job, which decides in a roll-out")
+    job: str = Field("", max_length=MOST_JOB_NAME, description="name of the job; decides its variant in a roll-out")
     kept: bool = Field(
         False,
         description="all requests with this `job` get the answer to the first one, in `json`, whatever is published or "
@@ -68,8 +68,8 @@ class EnvQuery(JobQuery):
     channels: int | None = Field(None, ge=1, description="`nvidia-csv` only: if the policy leaves them to NCCL")
     recorded: Literal["allow"] | None = Field(None, description="also a result that was recorded elsewhere")
     simulated: Literal["allow"] | None = Field(None, description="also a simulated result")
-    driver: str | None = Field(None, description="only what was measured with this driver of NVIDIA")
-    topology: str | None = Field(None, description="only what was measured on the topology of this hash")
+    driver: str | None = Field(None, description="only recommendations measured with this NVIDIA driver")
+    topology: str | None = Field(None, description="only recommendations measured on this topology (hash)")
 
     @field_validator("format")
     @classmethod
@@ -97,7 +97,7 @@ class EnvQuery(JobQuery):
         200: {"content": {"text/plain": {}, "application/json": {}}, "description": "as `format` says"},
         404: PROBLEMS[404] | {"description": "not known here, or nothing was published for it"},
         409: PROBLEMS[404] | {"description": "only published for the shapes in `available`"},
-        410: PROBLEMS[404] | {"description": "what fits is out of date"},
+        410: PROBLEMS[404] | {"description": "the matching recommendation is stale"},
         304: {"description": "the client has it already"},
     },
 )
@@ -219,7 +219,7 @@ class EnvAnswers:
     _replies: dict[tuple[str, ...], KeptReply] = field(default_factory=dict)
 
     def reply(self, job: str) -> KeptReply:
-        """Return what a job is given.
+        """Return the reply to a job.
 
         Raises:
             NccltError: nothing can be given in this format.
@@ -233,7 +233,7 @@ class EnvAnswers:
         return self._replies[key]
 
     def give(self, job: str) -> ServedRevision:
-        """Return what a job is given, not yet rendered."""
+        """Return the revision for a job, not yet rendered."""
         return choose_variant(self.chosen, self.rollouts, job, delivery=self.delivery)
 
     def _reply(self, answer: ServedRevision) -> KeptReply:

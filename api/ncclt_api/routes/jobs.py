@@ -84,7 +84,7 @@ CurrentJob = Annotated[JobStatus, Depends(current_job)]
 
 
 class JobsQuery(StrictQuery):
-    """Which jobs, and which page of them."""
+    """Filter and page of jobs."""
 
     cluster: str | None = Field(None, description="only jobs of this cluster")
     state: JobState | None = Field(None, description="only jobs in this state")
@@ -102,7 +102,7 @@ def list_jobs(query: Annotated[JobsQuery, Query()], queue: CurrentQueue) -> JobL
 @router.post(
     "",
     operation_id="submitJob",
-    summary="Request that a workload is tuned on a cluster",
+    summary="Submit a tuning job",
     status_code=201,
     responses={200: {"model": JobDocument, "description": "the job of this Idempotency-Key, queued before"}},
     dependencies=needs(Role.TUNE),
@@ -114,7 +114,7 @@ async def submit_job(
     request: Request,
     response: Response,
     idempotency_key: Annotated[
-        str | None, Header(max_length=_LONGEST_KEY, description="the same key queues one job, however often it is sent")
+        str | None, Header(max_length=_LONGEST_KEY, description="idempotent: the same key queues one job")
     ] = None,
 ) -> JobDocument:
     """Queue a job; an uploaded profile is kept under its name."""
@@ -172,7 +172,7 @@ def _stale_job_document(found: StaleJob) -> StaleJobDocument:
 
 @router.get("/{id}", operation_id="getJob", summary="One tuning job", dependencies=needs(Role.READ))
 def get_job(found: CurrentJob) -> JobDocument:
-    """Return one job and where it stands."""
+    """Return one job with its state."""
     return job_document(found)
 
 
@@ -205,7 +205,7 @@ def retry_job(found: CurrentJob, queue: CurrentQueue, request: Request, response
 
 
 class JobEventsQuery(StrictQuery):
-    """How long events are sent."""
+    """Query for the events of a job."""
 
     follow: bool = Field(True, description="false = end after the events that are written; an answer may hold a part")
 
@@ -226,7 +226,7 @@ async def follow_job(
         int | None, Header(ge=0, le=MOST_NUMBER, description="resume behind the event of this id")
     ] = None,
 ) -> Response:
-    """Send what has happened and what happens, then the job as it ended."""
+    """Stream past and new events, then the ended job."""
     id, first = found.job.id, 0 if last_event_id is None else last_event_id + 1
     if not query.follow:
         text = await run_in_threadpool(_written, queue, found, first)

@@ -20,7 +20,7 @@ from ncclt.profile.views.difference import compare_workloads
 from ncclt.profile.views.exposure import bound_gain
 from ncclt.profile.views.histogram import find_median_sizes, histogram
 from ncclt.store import StudyEntry
-from ncclt.store.recommendations import Era, Pair
+from ncclt.store.recommendations import FingerprintPeriod, Pair
 from ncclt.store.store import Store
 from ncclt_api.access import needs
 from ncclt_api.dependencies import CurrentStore, StrictQuery
@@ -179,9 +179,9 @@ def show_cluster(name: str, query: Annotated[ClusterQuery, Query()], store: Curr
     cluster, in_catalogue = _cluster(store, name)
     ids = [pair.recommendation.id for pair in pairs if pair.recommendation]
     newest, current = store.recommendations.newest_each(cluster=name), cluster.fingerprint()
-    eras = store.recommendations.eras(name)
+    eras = store.recommendations.fingerprint_periods(name)
     if current.digest() not in {era.fingerprint for era in eras}:
-        eras = (Era(fingerprint=current.digest(), revisions=0, first="", last=""), *eras)
+        eras = (FingerprintPeriod(fingerprint=current.digest(), revisions=0, first="", last=""), *eras)
     versions, by_release = compare_releases(newest)
     preflights = store.records.preflights(cluster=name, limit=PREFLIGHTS)
     mapped = next((one for one in preflights if heat_maps(one)), None)

@@ -42,7 +42,7 @@ class JobQuery(StrictQuery):
 
 
 class RecommendationsQuery(JobQuery):
-    """Which recommendations."""
+    """Recommendation filter."""
 
     cluster: str | None = Field(None, description="only for this cluster")
     model: str | None = Field(None, description="only for this workload")

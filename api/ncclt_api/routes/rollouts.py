@@ -25,15 +25,15 @@ class NewStepTime(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     ticket: str = Field(pattern=f"^{TICKET_PATTERN}$", description="of the answer that the job started with")
-    rollout: str = Field(max_length=64, description="id of the roll-out, as the answer for the job said")
+    rollout: str = Field(max_length=64, description="id of the roll-out, from the answer to the job")
     job: str = Field(min_length=1, max_length=MOST_JOB_NAME, description="name of the job, as in its request")
-    recommendation: str = Field("", max_length=64, description="what the job was given; empty = the NCCL default")
+    recommendation: str = Field("", max_length=64, description="revision that the job got; empty = the NCCL default")
     step_us: float = Field(gt=0, description="median of the measured steps on the slowest rank, in µs")
-    steps: int = Field(ge=1, le=MOST_NUMBER, description="how many were measured")
+    steps: int = Field(ge=1, le=MOST_NUMBER, description="number of measured steps")
 
 
 class RollOutProgress(BaseModel):
-    """What the jobs of a roll-out show so far."""
+    """Progress of a roll-out."""
 
     rollout: str
     state: RollOutState
@@ -49,7 +49,7 @@ class RollOutProgress(BaseModel):
     "",
     operation_id="addStepTime",
     summary="Report the step time of a job of a roll-out",
-    responses={409: PROBLEMS[404] | {"description": "the job was given something else than the roll-out gives it"}},
+    responses={409: PROBLEMS[404] | {"description": "the job got another variant than its roll-out assigns"}},
 )
 def add_step_time(body: NewStepTime, store: CurrentStore, request: Request) -> RollOutProgress:
     """Keep the first step time of a job: a certain loss rolls the revision back; a certain win awaits approval."""

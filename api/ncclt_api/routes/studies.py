@@ -28,7 +28,7 @@ router = APIRouter(prefix="/v1/studies", tags=["studies"], responses=PROBLEMS, d
 
 
 class StudiesQuery(StrictQuery):
-    """Which studies, and which page of them."""
+    """Filter and page of studies."""
 
     limit: int = Field(50, ge=1, le=200, description="studies on one page")
     cursor: str | None = Field(None, description="next_cursor of the page before")
@@ -48,12 +48,12 @@ def list_studies(query: Annotated[StudiesQuery, Query()], store: CurrentStore, r
 
 @router.get("/{id}", operation_id="getStudy", summary="One study")
 def get_study(study: CurrentStudy, store: CurrentStore) -> StudyDetail:
-    """Return one study by id or name, with its workload and what it published."""
+    """Return one study by id or name, with its workload and its recommendations."""
     return study_detail(store, study, store.recommendations.find(study=study.id))
 
 
 class TrialsQuery(StrictQuery):
-    """Which page of the trials."""
+    """Page of trials."""
 
     limit: int = Field(200, ge=1, le=500, description="trials on one page")
     after: int = Field(
@@ -75,7 +75,7 @@ def list_trials(
     return TrialList(study=study.id, simulated=study.simulated, items=items, next_after=following)
 
 
-@router.get("/{id}/evidence", operation_id="getEvidence", summary="What the newest verdict of a study rests on")
+@router.get("/{id}/evidence", operation_id="getEvidence", summary="Evidence of a study's newest verdict")
 def get_evidence(study: CurrentStudy, store: CurrentStore) -> EvidenceDocument:
     """Judge the newest verdict again from the stored trials, block by block."""
     published = store.recommendations.find(study=study.id)

@@ -69,7 +69,7 @@ else:
 
 
 class UploadQuery(StrictQuery):
-    """What is uploaded."""
+    """Query of an upload."""
 
     name: str = Field(pattern=f"^{NAME_PATTERN}$", description="of the workload")
     source: str | None = Field(
@@ -92,7 +92,7 @@ class UploadQuery(StrictQuery):
 async def upload_workload(
     query: Annotated[UploadQuery, Query()], store: CurrentStore, request: Request, response: Response
 ) -> CatalogueWorkload:
-    """Read what is sent and keep it under its name."""
+    """Read the upload and store it as a workload under its name."""
     with _temporary_file() as file:
         async for chunk in request.stream():
             await run_in_threadpool(file.write, chunk)

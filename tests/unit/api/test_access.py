@@ -45,7 +45,7 @@ PATHS = {
     "/v1/recommendations/{id}": Role.READ,
     "/v1/attestations": Role.READ,
     "POST /v1/attestations": Role.ENV,
-    "/v1/recommendations/{id}/life": Role.READ,
+    "/v1/recommendations/{id}/state": Role.READ,
     "/v1/recommendations/{id}/history": Role.READ,
     **{f"POST /v1/recommendations/{{id}}/{verb}": Role.APPROVE for verb in VERBS},
     "/v1/clusters/{cluster}/history": Role.READ,

@@ -50,7 +50,7 @@ def expressions():
 def test_the_figures_that_are_named_are_served(client):
     client.get("/v1/clusters/leonardo/env?model=bert&nodes=2&gpus_per_node=4&nccl_version=2.22.3&simulated=allow")
     served = client.get("/metrics").text
-    # No roll-out or job is in these samples: a name and no value; test_life.py and test_jobs.py see some.
+    # No roll-out or job is in these samples: a name and no value; test_revisions.py and test_jobs.py see some.
     empty = {"ncclt_rollouts", "ncclt_jobs", "ncclt_jobs_waiting_seconds"}
     assert all(re.search(rf"^# TYPE {name} (gauge|counter)$", served, re.MULTILINE) for name in empty)
     assert all(re.search(rf"^{name}\b", served, re.MULTILINE) for name in FIGURES - empty)

@@ -136,7 +136,7 @@ def test_eras_count_the_revisions_of_each_fingerprint(store):
     store.revisions.publish(
         replace(base, id="c", created="2026-01-05", fingerprint=sample_cluster(nodes=4).fingerprint())
     )
-    newest, oldest = store.recommendations.eras("pair")
+    newest, oldest = store.recommendations.fingerprint_periods("pair")
     assert (oldest.revisions, oldest.first, oldest.last) == (2, "2026-01-01", "2026-01-03")
     assert newest.revisions == 1
 

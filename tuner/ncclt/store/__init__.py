@@ -1,4 +1,4 @@
-"""What is kept: the only room that knows SQLAlchemy. Importing it costs nothing; opening a store loads the rest."""
+"""The store: the only room that knows SQLAlchemy. Importing it costs nothing; opening a store loads the rest."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def chosen(url: str | None, request: Request, *, partly: bool = False) -> Recomm
 
 
 def published(url: str | None, *, cluster: str, model: str) -> tuple[Recommendation, ...]:
-    """Return what `select` chooses from for a model on a cluster; empty where the user has no store yet.
+    """Return the candidates for `select` for a model on a cluster; empty where the user has no store yet.
 
     Raises:
         UsageError: the text is not the URL of a database that ncclt can use.

@@ -119,7 +119,7 @@ def translated(shown: str, *, conflict: str = "") -> Iterator[None]:
 
 
 def impossible_value(error: Exception) -> UsageError:
-    """Return why nothing in a store can have a value that was asked for: the store itself is well."""
+    """Return the error for a value that no column can hold; the store itself is well."""
     return UsageError(f"no store can hold such a value: {one_line(error)}", hint="check names, ids and numbers")
 
 
@@ -133,13 +133,13 @@ def _is_transient(error: Exception) -> bool:
 
 
 def one_line(error: Exception) -> str:
-    """Return what the database's driver says, without what SQLAlchemy adds."""
+    """Return the message of the database's driver, without SQLAlchemy's additions."""
     cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
     return " ".join(str(cause).split()) or type(cause).__name__
 
 
 def hint_for(error: Exception) -> str:
-    """Return what a user can do about a failure of the database."""
+    """Return the hint for a failure of the database."""
     cause = error.orig if isinstance(error, DBAPIError) else error
     text = f"{type(cause).__name__} {cause}".lower()
     return next((hint for words, hint in _HINTS if words in text), _NO_HINT)

@@ -68,7 +68,7 @@ def queue_file(storage: str) -> Path | None:
 
 
 def queue_url(storage: str) -> str:
-    """Return where the jobs of a store are kept."""
+    """Return the URL of the database with the jobs of a store."""
     if (file := queue_file(storage)) is not None:
         return f"sqlite:///{file}"
     url = locate(storage).url
@@ -202,7 +202,7 @@ class JobQueue:
         return tuple(found[offset : offset + limit])
 
     def backlog(self) -> tuple[Backlog, ...]:
-        """Return what waits and what runs, by cluster and state."""
+        """Return the jobs that wait or run, by cluster and state."""
         unfinished = [word for word, state in _STATES.items() if not state.ended]
         rows = self._listed(name=_WORKFLOW, status=unfinished, load_input=False, load_output=False)
         times: dict[tuple[str, JobState], list[float]] = {}
@@ -401,7 +401,7 @@ def _submit_stale(
 
 
 def _tunes(job: TuningJob, wanted: StaleJob, place: Cluster) -> bool:
-    """Return whether a job tunes what a stale recommendation is for; what it leaves open is the cluster's."""
+    """Match a job with a stale recommendation; fields that the job leaves open are the cluster's."""
     return (
         (job.cluster, job.model) == (wanted.cluster, wanted.model)
         and (job.nodes or place.nodes) == wanted.nodes

@@ -98,7 +98,7 @@ class StudyTrialLog:
             return kept
 
     def is_alone(self) -> bool:
-        """Return whether no other process works on the study."""
+        """Check that no other process works on the study."""
         return self._store.leases.workers(self._study.id) == (self._worker,)
 
     def may_end(self) -> bool:

@@ -62,7 +62,7 @@ def _started(process_id: int) -> str:
 
 
 def is_dead(worker: str, renewed_s: float, now_s: float) -> bool:
-    """Return whether a process has ended here, or has been silent for too long elsewhere.
+    """Tell a dead worker: it has ended here, or has been silent for too long elsewhere.
 
     A renewal in the future is of before the clock was set back; a worker that lives renews again within `RENEW_S`.
     """

@@ -1,4 +1,4 @@
-"""Where a store is: database URLs, read without SQLAlchemy so that `ncclt env` stays fast."""
+"""Locations of stores: database URLs, read without SQLAlchemy so that `ncclt env` stays fast."""
 
 from __future__ import annotations
 

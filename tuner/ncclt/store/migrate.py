@@ -27,7 +27,7 @@ class Migration:
 
     @property
     def is_current(self) -> bool:
-        """Return whether the tables have the revision of this ncclt."""
+        """Compare the tables with the revision of this ncclt."""
         return self.current == self.head
 
     def require_current(self, store: str = "the store") -> None:

@@ -1,4 +1,4 @@
-"""What the classes of a store share: the database, the clock, and the clusters that may be seen."""
+"""Base of the classes of a store: the database, the clock, and the clusters that may be seen."""
 
 from __future__ import annotations
 

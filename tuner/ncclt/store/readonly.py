@@ -54,7 +54,7 @@ _RECOVERY_NEEDED = (sqlite3.SQLITE_READONLY_ROLLBACK, sqlite3.SQLITE_READONLY_RE
 
 
 def read_published(location: Location, *, cluster: str, model: str) -> tuple[Recommendation, ...]:
-    """Return what `select` chooses from for a model on a cluster, newest first; empty where the user has no store yet.
+    """Return the candidates for `select` for a model on a cluster, newest first; empty where the user has no store yet.
 
     As of `Recommendations.newest`.
 

@@ -32,7 +32,7 @@ _PREFERRED = (TimesOrigin.MEASURED, TimesOrigin.RECORDED, TimesOrigin.SIMULATED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """What jobs are given differently since some number.
+    """Changes of the answers to jobs since a number.
 
     Attributes:
         number: of the last change.
@@ -45,7 +45,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """What is known of one workload on one cluster.
+    """A workload on a cluster at a glance.
 
     Attributes:
         cluster, model: names.
@@ -62,8 +62,8 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Era:
-    """The revisions of a cluster under one fingerprint.
+class FingerprintPeriod:
+    """Revisions of a cluster under one fingerprint, and their period.
 
     Attributes:
         fingerprint: its digest.
@@ -246,7 +246,7 @@ class Recommendations(StorePart):
         return served, shapes
 
     @repeatable
-    def eras(self, cluster: str) -> tuple[Era, ...]:
+    def fingerprint_periods(self, cluster: str) -> tuple[FingerprintPeriod, ...]:
         """Return the fingerprints under which something was published for a cluster, the newest first."""
         if not self._is_visible(cluster):
             return ()
@@ -259,7 +259,7 @@ class Recommendations(StorePart):
         )
         with self._database.reading() as connection:
             return tuple(
-                Era(fingerprint=fingerprint, revisions=revisions, first=first, last=last)
+                FingerprintPeriod(fingerprint=fingerprint, revisions=revisions, first=first, last=last)
                 for fingerprint, revisions, first, last in connection.execute(query)
             )
 

@@ -114,7 +114,7 @@ class Revisions(StorePart):
         return kept
 
     def _comes_back(self, kept: Recommendation) -> bool:
-        """Return whether a revision is read as it was published: an active one by jobs, or a later one in its place."""
+        """Read a revision back as jobs do, and compare; a later one may be in its place."""
         reading = Recommendations(self._database, self._shipped, self._clock, self._scope)
         if self.status(kept.id).state not in (RevisionState.ACTIVE, RevisionState.STALE):
             return replace(reading.get(kept.id), stale="") == kept
@@ -759,13 +759,13 @@ def _end_rollouts(connection: Connection, row: Row[Any], reason: str, by: Actor,
 
 
 def _is_for_same_jobs(connection: Connection, row: Row[Any], rollout: RollOut) -> bool:
-    """Return whether a roll-out is for the jobs that a revision is for."""
+    """Compare the jobs of a roll-out with those of a revision."""
     other = _row(connection, rollout.recommendation)
     return (other.fingerprint, other.origin) == (row.fingerprint, row.origin)
 
 
 def _same_jobs(row: Row[Any]) -> tuple[ColumnElement[bool], ...]:
-    """Return what the revisions have in common of which jobs get one."""
+    """Return the conditions of all revisions for the same jobs."""
     return tuple(
         recommendations.c[name] == row._mapping[name] for name in ("cluster", "model", "fingerprint", "origin")
     )
@@ -817,7 +817,7 @@ def _note(connection: Connection, row: Row[Any], action: Action, by: Actor, now:
 
 
 def _changes_answer(connection: Connection, id: str, control: str | None) -> bool:
-    """Return whether jobs get something else from a revision than from the active one, or from the NCCL default."""
+    """Compare the answer of a revision with that of the active one, or of the NCCL default."""
     before = get_recommendation(connection, control).delivered if control else (Policy(), Policy())
     return get_recommendation(connection, id).delivered != before
 
@@ -861,7 +861,7 @@ def _row(connection: Connection, id: str) -> Row[Any]:
 
 
 def _publisher(connection: Connection, id: str) -> str:
-    """Return who published a revision."""
+    """Return the publisher of a revision."""
     of = (history.c.recommendation == id, history.c.action == Action.PUBLISHED.value)
     who: str = connection.execute(select(history.c.who).where(*of)).scalar_one()
     return who

@@ -1,4 +1,4 @@
-"""Which schemas this ncclt knows, and whether a database is ncclt's; imports neither alembic nor SQLAlchemy."""
+"""The schemas that this ncclt knows, and the check of a database; imports neither alembic nor SQLAlchemy."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def shipped_workloads(folder: Path) -> dict[str, Workload]:
 
 
 def is_demo(name: str) -> bool:
-    """Return whether a workload is a shipped one, for which a recording is replayed where nothing can be launched."""
+    """Tell a shipped workload, for which a recording is replayed where nothing can be launched."""
     return name in shipped_workloads(profiles_folder())
 
 

@@ -1,4 +1,4 @@
-"""What alembic runs: migrate the connection that `ncclt.store.migrate` hands over.
+"""Entry point of alembic: migrate the connection that `ncclt.store.migrate` hands over.
 
 It comes inside a transaction, so a migration that fails or is killed leaves nothing behind, on SQLite too.
 """

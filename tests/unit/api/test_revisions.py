@@ -52,7 +52,7 @@ def test_a_change_is_seen_by_the_next_request(store, client):
         "local user of the service",
     )
     assert client.get("/v1/clusters/pair/history", params={"limit": 1}).json()["items"] == [first]
-    assert client.get("/v1/recommendations/b/life").json()["state"] == "retired"
+    assert client.get("/v1/recommendations/b/state").json()["state"] == "retired"
 
 
 def test_another_key_than_the_publishers_approves(store, client):
@@ -100,7 +100,7 @@ def test_a_roll_out_is_the_same_for_every_rank_and_ends_by_itself(store, client)
     store.revisions.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
     store.revisions.publish(sample_recommendation("b"))
     (rollout,) = store.revisions.rollouts()
-    assert "seed" not in client.get("/v1/recommendations/b/life").json()["rollouts"][0]
+    assert "seed" not in client.get("/v1/recommendations/b/state").json()["rollouts"][0]
     assert given(client) == "a", "without a name a job has no part in it"
     for number in range(100):
         job = f"job {number}"
@@ -237,7 +237,7 @@ def test_a_win_awaits_approval_which_gives_it_to_all(store, client):
     store.revisions.publish(sample_recommendation("b"))
     (rollout,) = store.revisions.rollouts()
     store.revisions.end_rollout(rollout.id, RollOutState.WON, "faster", Actor(who="guard"))
-    life = client.get("/v1/recommendations/b/life").json()
+    life = client.get("/v1/recommendations/b/state").json()
     assert (life["state"], life["rollouts"][0]["state"]) == ("candidate", "won")
     assert {given(client, f"job {n}") for n in range(50)} == {"a", "b"}
     assert client.post("/v1/recommendations/b/approve", json={"percent": 50}).status_code == 409

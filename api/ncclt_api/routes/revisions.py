@@ -1,4 +1,4 @@
-"""The life of published revisions: their states, who changed them and why, and what a cluster requires."""
+"""States of published revisions, their history with actors and reasons, and the rules of clusters."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _CONFLICT: dict[int | str, dict[str, Any]] = {
     409: PROBLEMS[404] | {"description": "its state does not allow it, or somebody else was first"}
 }
 
-router = APIRouter(prefix="/v1/recommendations", tags=["life"], responses=PROBLEMS)
-rules = APIRouter(prefix="/v1/clusters", tags=["life"], responses=PROBLEMS)
+router = APIRouter(prefix="/v1/recommendations", tags=["revisions"], responses=PROBLEMS)
+rules = APIRouter(prefix="/v1/clusters", tags=["revisions"], responses=PROBLEMS)
 
 
 class _Body(BaseModel):
@@ -29,23 +29,23 @@ class _Body(BaseModel):
 
 
 class StateChange(_Body):
-    """Why a revision is changed; who does it is the key of the request."""
+    """Reason for a change of a revision; its actor is the key of the request."""
 
     why: str = Field("", max_length=MOST_WHY, description="one line for the history")
 
 
 class Approval(StateChange):
-    """Why a candidate is approved, and for which share of the jobs; by default as the rules of its cluster say."""
+    """Approval of a candidate for a share of the jobs; by default the share that the rules of its cluster set."""
 
     percent: int | None = Field(None, ge=1, le=100, description="of the jobs; default: the rule of the cluster")
     loss_limit: float | None = Field(None, ge=0, le=0.5, description="loss of step time that ends the roll-out")
 
 
 class NewRules(StateChange):
-    """What a cluster requires before all jobs get what is published for it."""
+    """Rules of a cluster for new revisions, to be stored."""
 
-    require_approval: bool = Field(False, description="by another key or user than the publisher")
-    require_verification: bool = Field(False, description="`ncclt verify` has to show a gain of step time")
+    require_approval: bool = Field(False, description="another key or user than the publisher must approve")
+    require_verification: bool = Field(False, description="`ncclt verify` must show a gain of step time")
     percent: int = Field(100, ge=1, le=100, description="of the jobs that get a new revision at first")
     loss_limit: float = Field(0.01, ge=0, le=0.5, description="loss of step time that ends a roll-out, as a share")
     delivery: bool = Field(True, description="false = all jobs keep the NCCL default, from now on")
@@ -53,7 +53,7 @@ class NewRules(StateChange):
 
 
 class RulesDocument(BaseModel):
-    """What a cluster requires."""
+    """Rules of a cluster for new revisions."""
 
     schema_: int = Field(alias="schema")
     cluster: str
@@ -82,8 +82,8 @@ class RollOutDocument(BaseModel):
     ended: str
 
 
-class LifeDocument(BaseModel):
-    """Where a revision is in its life, with its last roll-outs, newest first."""
+class RevisionDocument(BaseModel):
+    """State of a revision with its last roll-outs, newest first."""
 
     schema_: int = Field(alias="schema")
     id: str
@@ -124,31 +124,34 @@ class HistoryDocument(BaseModel):
 
 
 class HistoryQuery(StrictQuery):
-    """Which entries."""
+    """Query for entries of the history."""
 
     before: int | None = Field(
         None, ge=1, le=MOST_NUMBER, description="only entries with a lower number, for the next page"
     )
-    limit: int = Field(100, ge=1, le=MOST_LISTED, description="how many at most")
+    limit: int = Field(100, ge=1, le=MOST_LISTED, description="max entries")
 
 
-def _life(store: Store, id: str) -> LifeDocument:
+def _revision(store: Store, id: str) -> RevisionDocument:
     shown: list[dict[str, Any]] = [one.to_document() for one in store.revisions.rollouts(recommendation=id, limit=10)]
-    return LifeDocument.model_validate(store.revisions.status(id).to_document() | {"rollouts": shown})
+    return RevisionDocument.model_validate(store.revisions.status(id).to_document() | {"rollouts": shown})
 
 
 @router.get(
-    "/{id}/life", operation_id="getLife", summary="Where a revision is in its life", dependencies=needs(Role.READ)
+    "/{id}/state",
+    operation_id="getState",
+    summary="State of a revision and its last roll-outs",
+    dependencies=needs(Role.READ),
 )
-def get_life(found: CurrentRecommendation, store: CurrentStore) -> LifeDocument:
+def get_state(found: CurrentRecommendation, store: CurrentStore) -> RevisionDocument:
     """Return its state and its roll-outs."""
-    return _life(store, found.id)
+    return _revision(store, found.id)
 
 
 @router.get(
     "/{id}/history",
     operation_id="getHistory",
-    summary="What was done to a revision, by whom, and why",
+    summary="History of a revision",
     dependencies=needs(Role.READ),
 )
 def get_history(
@@ -162,85 +165,89 @@ def get_history(
 @router.post(
     "/{id}/approve",
     operation_id="approve",
-    summary="Give a candidate to jobs",
+    summary="Approve a candidate",
     responses=_CONFLICT,
     dependencies=needs(Role.APPROVE),
 )
-def approve(found: CurrentRecommendation, body: Approval, store: CurrentStore, request: Request) -> LifeDocument:
+def approve(found: CurrentRecommendation, body: Approval, store: CurrentStore, request: Request) -> RevisionDocument:
     """Approve a candidate and give it to a share of the jobs; one that won its roll-out, to all."""
     store.revisions.approve(found.id, _by(request, body), percent=body.percent, loss_limit=body.loss_limit)
-    return _life(store, found.id)
+    return _revision(store, found.id)
 
 
 @router.post(
     "/{id}/activate",
     operation_id="activate",
-    summary="Give a candidate to all jobs",
+    summary="Activate a candidate for all jobs",
     responses=_CONFLICT,
     dependencies=needs(Role.APPROVE),
 )
-def activate(found: CurrentRecommendation, body: StateChange, store: CurrentStore, request: Request) -> LifeDocument:
+def activate(
+    found: CurrentRecommendation, body: StateChange, store: CurrentStore, request: Request
+) -> RevisionDocument:
     """Give a candidate that awaits nothing to all jobs, also in the middle of its roll-out."""
     store.revisions.activate(found.id, _by(request, body))
-    return _life(store, found.id)
+    return _revision(store, found.id)
 
 
 @router.post(
     "/{id}/rollback",
     operation_id="rollBack",
-    summary="Go back to this revision",
+    summary="Roll back to this revision",
     responses=_CONFLICT,
     dependencies=needs(Role.APPROVE),
 )
-def roll_back(found: CurrentRecommendation, body: StateChange, store: CurrentStore, request: Request) -> LifeDocument:
+def roll_back(
+    found: CurrentRecommendation, body: StateChange, store: CurrentStore, request: Request
+) -> RevisionDocument:
     """Make an earlier revision active again."""
     store.revisions.roll_back(found.id, _by(request, body))
-    return _life(store, found.id)
+    return _revision(store, found.id)
 
 
 @router.post(
     "/{id}/pin",
     operation_id="pin",
-    summary="Keep jobs at this revision",
+    summary="Pin jobs to this revision",
     responses=_CONFLICT,
     dependencies=needs(Role.APPROVE),
 )
-def pin(found: CurrentRecommendation, body: StateChange, store: CurrentStore, request: Request) -> LifeDocument:
-    """Give jobs this revision, whatever is published later."""
+def pin(found: CurrentRecommendation, body: StateChange, store: CurrentStore, request: Request) -> RevisionDocument:
+    """Pin jobs to this revision, whatever is published later."""
     store.revisions.pin(found.id, _by(request, body))
-    return _life(store, found.id)
+    return _revision(store, found.id)
 
 
 @router.post(
     "/{id}/unpin",
     operation_id="unpin",
-    summary="Let later revisions replace it again",
+    summary="Unpin a revision",
     responses=_CONFLICT,
     dependencies=needs(Role.APPROVE),
 )
-def unpin(found: CurrentRecommendation, body: StateChange, store: CurrentStore, request: Request) -> LifeDocument:
+def unpin(found: CurrentRecommendation, body: StateChange, store: CurrentStore, request: Request) -> RevisionDocument:
     """Let later revisions replace a pinned one again."""
     store.revisions.unpin(found.id, _by(request, body))
-    return _life(store, found.id)
+    return _revision(store, found.id)
 
 
 @router.post(
     "/{id}/retire",
     operation_id="retire",
-    summary="Give a revision to no job any more",
+    summary="Retire a revision",
     responses=_CONFLICT,
     dependencies=needs(Role.APPROVE),
 )
-def retire(found: CurrentRecommendation, body: StateChange, store: CurrentStore, request: Request) -> LifeDocument:
+def retire(found: CurrentRecommendation, body: StateChange, store: CurrentStore, request: Request) -> RevisionDocument:
     """Retire a revision; without an active one jobs keep the NCCL default."""
     store.revisions.retire(found.id, _by(request, body))
-    return _life(store, found.id)
+    return _revision(store, found.id)
 
 
 @rules.get(
     "/{cluster}/history",
     operation_id="getClusterHistory",
-    summary="What was done to a cluster's revisions",
+    summary="History of a cluster",
     dependencies=needs(Role.READ),
 )
 def get_cluster_history(cluster: str, query: Annotated[HistoryQuery, Query()], store: CurrentStore) -> HistoryDocument:
@@ -254,7 +261,7 @@ def get_cluster_history(cluster: str, query: Annotated[HistoryQuery, Query()], s
 @rules.get(
     "/{cluster}/rules",
     operation_id="getRules",
-    summary="What must happen before all jobs get a new revision",
+    summary="Rules of a cluster for new revisions",
     dependencies=needs(Role.READ),
 )
 def get_rules(cluster: str, store: CurrentStore) -> RulesDocument:
@@ -266,7 +273,7 @@ def get_rules(cluster: str, store: CurrentStore) -> RulesDocument:
 @rules.put(
     "/{cluster}/rules",
     operation_id="setRules",
-    summary="Set what must happen before all jobs get a revision",
+    summary="Set the rules of a cluster for new revisions",
     dependencies=needs(Role.ADMIN),
 )
 def set_rules(cluster: str, body: NewRules, store: CurrentStore, request: Request) -> RulesDocument:
