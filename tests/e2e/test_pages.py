@@ -50,30 +50,30 @@ def server(tmp_path_factory, serving):
             yield address
 
 
-# Each colour and each width once: no rule of the style sheet joins the two.
-@pytest.fixture(params=["light-wide", "dark-narrow"])
-def visit(browser, server, request):
+@pytest.fixture
+def visit(browser, server):
     """Open a path and return its page; fails at the end if the browser complained about anything."""
-    scheme, width = request.param.split("-")
-    size = {"wide": {"width": 1280, "height": 900}, "narrow": {"width": 390, "height": 844}}[width]
-    context = browser.new_context(color_scheme=scheme, viewport=size)
-    page = context.new_page()
-    complaints = []
-    page.on("console", lambda message: message.type in ("error", "warning") and complaints.append(message.text))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("requestfailed", lambda failed: complaints.append(f"{failed.url}: {failed.failure}"))
-    page.on("response", lambda answer: answer.status >= 400 and complaints.append(f"{answer.status} {answer.url}"))
-    page.on("request", lambda sent: sent.url.startswith(server) or complaints.append(f"loads {sent.url} from outside"))
-    page.on("dialog", lambda dialog: (complaints.append("a script ran"), dialog.dismiss()))
+    contexts, complaints = [], []
 
-    def go(path, *, picture):
+    def go(path, *, width=1280, scheme="light"):
+        context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: message.type in ("error", "warning") and complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("requestfailed", lambda failed: complaints.append(f"{failed.url}: {failed.failure}"))
+        page.on("response", lambda answer: answer.status >= 400 and complaints.append(f"{answer.status} {answer.url}"))
+        page.on("request", lambda sent: sent.url.startswith(server) or complaints.append(f"loads {sent.url}"))
+        page.on("dialog", lambda dialog: (complaints.append("a script ran"), dialog.dismiss()))
         page.goto(server + path, wait_until="networkidle")
         if SCREENSHOTS:
-            page.screenshot(path=Path(SCREENSHOTS) / f"{picture}-{request.param}.png", full_page=True)
+            name = f"{path.strip('/').replace('/', '-')}-{width}-{scheme}.png"
+            page.screenshot(path=Path(SCREENSHOTS) / name, full_page=True)
         return page
 
     yield go
-    context.close()
+    for context in contexts:
+        context.close()
     assert complaints == []
 
 
@@ -82,8 +82,17 @@ def fits(page):
     return page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_no_page_complains_or_scrolls_sideways(visit, width, scheme):
+    for path in ("/studies", "/studies/5e1f00aa", "/studies/7a6bbb02", "/studies/bad00003"):
+        page = visit(path, width=width, scheme=scheme)
+        assert fits(page), path
+        answers = [page.locator(".lead"), *([page.locator(".answers")] if path != "/studies" else [])]
+        assert all(part.bounding_box()["y"] < 900 for part in answers), "the first screen answers"
+
+
 def test_the_list_shows_every_study(visit):
-    page = visit("/studies", picture="index")
+    page = visit("/studies")
     assert page.locator("h1").inner_text() == "Studies"
     assert page.locator("tbody tr").count() == 3
     assert page.locator("svg.interval").count() == 2
@@ -94,14 +103,11 @@ def test_the_list_shows_every_study(visit):
 
 
 def test_a_study_shows_verdict_pictures_and_evidence(visit):
-    page = visit("/studies/5e1f00aa", picture="study")
+    page = visit("/studies/5e1f00aa")
     assert page.locator("h1").inner_text() == "bert on leonardo"
     assert "SIMULATED" in page.locator(".banner").inner_text()
     assert "1.083× faster than the NCCL default on simulated times" in page.locator(".lead").inner_text()
-    answers = page.locator(".answers")
-    assert "Simulated" in answers.inner_text()
-    for part in (page.locator(".lead"), answers):
-        assert part.bounding_box()["y"] < page.viewport_size["height"], "the first screen answers"
+    assert "Simulated" in page.locator(".answers").inner_text()
     playwright_api.expect(page.locator("#search-chart canvas")).to_have_count(1)
     assert page.locator("#evidence-heading").is_visible()
     playwright_api.expect(page.locator("#interval-chart canvas")).to_have_count(1)
@@ -110,7 +116,7 @@ def test_a_study_shows_verdict_pictures_and_evidence(visit):
 
 
 def test_parts_of_a_study_fold_by_key(visit):
-    page = visit("/studies/5e1f00aa", picture="folded")
+    page = visit("/studies/5e1f00aa")
     part = page.locator("details#log")
     assert part.get_attribute("open") is None
     part.locator(":scope > summary").focus()
@@ -246,7 +252,7 @@ def test_a_report_opened_from_a_disk_shows_verdict_and_charts_and_requests_nothi
 
 
 def test_a_study_shows_what_real_jobs_told(visit):
-    page = visit("/studies/5e1f00aa", picture="jobs")
+    page = visit("/studies/5e1f00aa")
     jobs = page.locator("section", has=page.locator("#jobs-heading"))
     assert jobs.locator(".badge").all_inner_texts()[:2] == ["partly", "took effect"]
     jobs.locator("summary").first.click()
@@ -256,14 +262,14 @@ def test_a_study_shows_what_real_jobs_told(visit):
 
 
 def test_keeping_the_default_is_said_in_words(visit):
-    page = visit("/studies/7a6bbb02", picture="kept")
+    page = visit("/studies/7a6bbb02")
     assert "Keeping the NCCL default" in page.locator(".lead").inner_text()
     assert page.locator(".banner").count() == 0
     assert page.locator(".copyable").count() == 0
 
 
 def test_hostile_names_are_only_text(visit):
-    page = visit("/studies/bad00003", picture="hostile")
+    page = visit("/studies/bad00003")
     assert page.locator("h1").inner_text() == f"{samples.HOSTILE} on {samples.HOSTILE}"
     mine = page.locator('script[src^="/assets/"], script[type="application/json"]')
     assert page.locator("script").count() == mine.count() > 0

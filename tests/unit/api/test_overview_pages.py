@@ -115,7 +115,7 @@ def test_a_stale_cell_promises_nothing(empty_store, empty_client, samples):
     assert "1 stale" in page
 
 
-def test_what_the_search_found_is_not_shown_beside_a_verdict_that_refused_it(empty_store, empty_client, samples):
+def test_the_best_setting_of_the_search_is_hidden_by_a_verdict(empty_store, empty_client, samples):
     kept = PolicyVerdict(policy=Policy(), verdict=keep_default(8_000.0, why="below the minimum"))
     publish(empty_store, samples, "aa", table=kept, plain=False)
     empty_store.studies.open(samples.study("bb", cluster_name="other", state=StudyState.INTERRUPTED))
@@ -150,7 +150,7 @@ def test_a_running_study_is_live_and_first(empty_store, empty_client, samples):
     assert "hx-get" not in empty_client.get("/live").text
 
 
-def test_what_changed_is_told_from_what_was_only_measured_again(empty_store, empty_client, samples):
+def test_changed_results_are_marked_and_repeated_ones_are_not(empty_store, empty_client, samples):
     publish(empty_store, samples, "a1", days=40)
     publish(empty_store, samples, "a2", days=2)  # the same again
     publish(empty_store, samples, "b1", days=40, model="gpt2", decision=Decision.KEEP_DEFAULT)
@@ -178,33 +178,29 @@ def test_find_answers_a_fragment_to_the_field_and_a_page_to_a_form(client):
     assert client.get(f"/find?q={'x' * 201}").status_code == 422
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_names_are_text_on_every_page(empty_store, empty_client, samples, name):
-    place = replace(samples.cluster(), name=name, description=name, sources=(name,))
-    empty_store.clusters.add(place)
-    empty_store.workloads.add(samples.workload(name))
-    published = publish(empty_store, samples, "aa", model=name, cluster=name)
-    empty_store.records.add_attestation(samples.attestation(published, notes=(name,), tuner_lines=(name,)))
-    for path, parameters in (
-        ("/", {}),
-        ("/studies", {}),
-        ("/find", {"q": name[:200]}),
-        ("/", {"cluster": name}),
-        ("/compare", {"study": "aa"}),
-    ):
+def test_hostile_names_are_text_on_every_page(empty_store, empty_client, samples):
+    for number, name in enumerate(HOSTILE):
+        place = replace(samples.cluster(), name=name, description=name, sources=(name,))
+        empty_store.clusters.add(place)
+        empty_store.workloads.add(samples.workload(name))
+        published = publish(empty_store, samples, f"a{number}", model=name, cluster=name)
+        empty_store.records.add_attestation(samples.attestation(published, notes=(name,), tuner_lines=(name,)))
+    named = [("/", {"cluster": name}) for name in HOSTILE] + [("/find", {"q": name[:200]}) for name in HOSTILE]
+    for path, parameters in [("/", {}), ("/studies", {}), ("/compare", {"study": ["a0", "a1"]}), *named]:
         page = checked(empty_client.get(path, params=parameters).text)
         assert HOSTILE[0] not in page
-    found = empty_client.get("/find", params={"q": name[:200], "format": "json"}).json()["hits"]
-    assert [hit["kind"] for hit in found] == ["cluster", "workload", "study"]
-    assert "/" not in found[0]["href"].removeprefix("/clusters/")
-    for hit in found[:2]:
-        answer = empty_client.get(hit["href"])
-        assert answer.status_code == 200, hit
-        checked(answer.text)
-        assert len(answer.content) < 200_000
+    for name in HOSTILE:
+        hits = empty_client.get("/find", params={"q": name[:200], "format": "json"}).json()["hits"]
+        assert [hit["kind"] for hit in hits] == ["cluster", "workload", "study"]
+        assert "/" not in hits[0]["href"].removeprefix("/clusters/")
+        for hit in hits[:2]:
+            answer = empty_client.get(hit["href"])
+            assert answer.status_code == 200, hit
+            checked(answer.text)
+            assert len(answer.content) < 200_000
 
 
-def test_a_cluster_shows_what_jobs_get_and_whether_it_took_effect(client):
+def test_a_cluster_shows_its_active_recommendations_and_their_effect(client):
     page = client.get("/clusters/leonardo").text
     served = page[page.index("served-heading") : page.index("history-heading")]
     for text in ("1.083×", "1.061–1.104", ">demonstration<", ">simulated<", ">partly<", "/workloads/bert"):
@@ -212,7 +208,7 @@ def test_a_cluster_shows_what_jobs_get_and_whether_it_took_effect(client):
     assert "2 × 4 A100-SXM-64GB" in page
 
 
-def test_a_cluster_of_which_little_is_known_says_which_command_fills_it(empty_client):
+def test_an_empty_cluster_page_names_the_commands_that_fill_it(empty_client):
     page = empty_client.get("/clusters/leonardo").text
     for command in (
         "ncclt tune --model bert --cluster leonardo",
@@ -298,7 +294,7 @@ def test_preflights_are_shown_over_time_with_the_matrix_of_the_newest(empty_stor
     assert page.count(">simulated</span>") == 3
 
 
-def test_a_workload_says_what_tuning_can_gain_at_most(empty_store, empty_client, samples):
+def test_a_workload_shows_the_maximum_gain(empty_store, empty_client, samples):
     recorded = replace(samples.workload("mine"), step_time_us=100_000.0, exposed_us=20_000.0)
     empty_store.workloads.add(recorded)
     page = empty_client.get("/workloads/mine").text
@@ -405,7 +401,7 @@ def test_times_are_in_the_ratio_of_the_speed_up_on_every_page(empty_store, empty
         assert f">{shown}<" in empty_client.get(path).text
 
 
-def test_what_json_cannot_write_is_null(empty_store, empty_client, samples):
+def test_infinity_is_null_in_json(empty_store, empty_client, samples):
     study = samples.study("aa")
     empty_store.studies.open(study)
     one = samples.recommendation(study)

@@ -42,6 +42,7 @@ def numbers(page):
 def test_every_page_of_the_list_leads_to_every_trial(long_client):
     first, last = (long_client.get(f"/studies/{ID}?page={page}").text for page in (1, 99))
     assert numbers(first) + numbers(last) == list(range(TRIALS_PER_PAGE + 5))
+    assert "page 2 of 2" in last
     assert all(f'href="/studies/{ID}/trials/{number}"' in first + last for number in (0, TRIALS_PER_PAGE + 4))
 
 
@@ -133,16 +134,13 @@ def test_no_page_of_a_whole_file_speaks_of_a_step(empty_store, samples):
         assert not re.findall(r"Calls / step|µs/step|\bper step\b|\bof the step\b|\ba step\b", page), path
 
 
-@pytest.mark.parametrize("path", [f"/studies/{ID}/trials/9999", "/studies/unknown/trials/0"])
-def test_what_is_not_there_is_a_404(client, path):
-    answer = client.get(path, headers={"Accept": "text/html"})
-    assert answer.status_code == 404
-    assert "There is no" in answer.text or "no trial" in answer.text or "no study" in answer.text
-
-
-def test_a_number_that_is_none_is_refused(client):
-    assert client.get(f"/studies/{ID}/trials/-1").status_code == 422
-    assert client.get(f"/studies/{ID}/trials/99999999999").status_code == 422
+def test_an_unknown_trial_is_a_404_and_an_invalid_number_refused(client):
+    for path in (f"/studies/{ID}/trials/9999", "/studies/unknown/trials/0"):
+        answer = client.get(path, headers={"Accept": "text/html"})
+        assert answer.status_code == 404
+        assert "There is no" in answer.text or "no trial" in answer.text or "no study" in answer.text
+    for number in (-1, 99999999999):
+        assert client.get(f"/studies/{ID}/trials/{number}").status_code == 422
 
 
 def test_a_launched_trial_shows_its_commands_and_repeats(empty_store, samples):
