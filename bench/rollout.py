@@ -31,7 +31,7 @@ from scipy.special import stdtr
 
 from ncclt.core.revision import Actor, ClusterRules
 from ncclt.core.rollout import JobStart, JobTime, RollOut, RollOutState, Variant
-from ncclt.core.ticket import Reporter, sign_ticket
+from ncclt.core.ticket import sign_ticket
 from ncclt.deliver.variant import ServedRevision, build_ticket
 from ncclt.prove.rollout import RollOutVerdict, judge_roll_out, report_job_time
 from ncclt.store import Store, open_store
@@ -277,8 +277,8 @@ def _reported(
     )
     ticket = build_ticket(answer, job.start.job, issued_s=job.start.issued_s)
     assert ticket is not None
-    text, sender = sign_ticket(ticket, store.ticket_secret()), Reporter(who="bench", address="::1")
-    return report_job_time(store, text, **told, reporter=sender, now_s=job.ends_s)
+    time = JobTime(**told, who="bench", address="::1")
+    return report_job_time(store, sign_ticket(ticket, store.ticket_secret()), time, now_s=job.ends_s)
 
 
 class _Welch:

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from ncclt.core.revision import Actor, ClusterRules
-from ncclt.core.rollout import JobStart, RollOutState, Variant
+from ncclt.core.rollout import JobStart, JobTime, RollOutState, Variant
 from ncclt.core.setting import DEFAULT
 from ncclt.core.study import StudyState
-from ncclt.core.ticket import Reporter
 from ncclt.prove import rollout as prove_rollout
 from ncclt.store import open_store
 from ncclt.testing.samples import sample_ticket
@@ -178,12 +177,15 @@ def report_step_times(store, rollout, numbers):
         seen = prove_rollout.report_job_time(
             store,
             ticket,
-            rollout=rollout.id,
-            job=job,
-            recommendation=got,
-            step_us=step_us,
-            steps=40,
-            reporter=Reporter(who="ann", address="127.0.0.1"),
+            JobTime(
+                rollout=rollout.id,
+                job=job,
+                recommendation=got,
+                step_us=step_us,
+                steps=40,
+                who="ann",
+                address="127.0.0.1",
+            ),
         )
         if seen.state is not RollOutState.RUNNING:
             return

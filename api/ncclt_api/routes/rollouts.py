@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from ncclt.core.api_key import Role
-from ncclt.core.rollout import MOST_JOB_NAME, RollOutState
+from ncclt.core.rollout import MOST_JOB_NAME, JobTime, RollOutState
 from ncclt.core.ticket import TICKET_PATTERN
 from ncclt.prove.rollout import report_job_time
 from ncclt_api.access import needs
@@ -53,5 +53,7 @@ class RollOutProgress(BaseModel):
 )
 def add_step_time(body: NewStepTime, store: CurrentStore, request: Request) -> RollOutProgress:
     """Keep the first step time of a job: a certain loss rolls the revision back; a certain win awaits approval."""
-    shown = report_job_time(store, **body.model_dump(), reporter=reporter_of(request))
+    reporter = reporter_of(request)
+    time = JobTime(**body.model_dump(exclude={"ticket"}), who=reporter.who, address=reporter.address)
+    shown = report_job_time(store, body.ticket, time)
     return RollOutProgress(rollout=body.rollout, **asdict(shown))

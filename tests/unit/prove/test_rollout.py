@@ -156,7 +156,6 @@ def start_of(time, issued_s):
 
 def send(store, time, *, ticket=None, issued_s=BEGIN_S, now_s=BEGIN_S + 50.0, **changes):
     """Report a step time with the ticket of its job."""
-    told = {name: getattr(time, name) for name in ("rollout", "job", "recommendation", "step_us", "steps")} | changes
     if ticket is None:
         ticket = sample_ticket(
             store.ticket_secret(),
@@ -165,7 +164,8 @@ def send(store, time, *, ticket=None, issued_s=BEGIN_S, now_s=BEGIN_S + 50.0, **
             recommendation=time.recommendation,
             rollout=time.rollout,
         )
-    return report_job_time(store, ticket, **told, reporter=SENDER, now_s=now_s)
+    sent = replace(time, who=SENDER.who, address=SENDER.address, **changes)
+    return report_job_time(store, ticket, sent, now_s=now_s)
 
 
 def test_a_loss_is_rolled_back_by_the_guard_which_says_so(store):

@@ -63,7 +63,6 @@ def report_times(
         raise InputError(f"no step times: {times.failure}", hint="a training without a torch optimizer has none")
     step_us = statistics.median(times.step_us)
     told: dict[str, Any] = {
-        "ticket": answer.ticket,
         "rollout": answer.rollout,
         "job": job,
         "recommendation": "" if answer.variant == Variant.DEFAULT else answer.recommendation,
@@ -76,17 +75,19 @@ def report_times(
         from ncclt.client.report import post_step_time
 
         try:
-            said = post_step_time(server, told, timeout_s=timeout_s, api_key=api_key(os.environ))
+            said = post_step_time(
+                server, {"ticket": answer.ticket, **told}, timeout_s=timeout_s, api_key=api_key(os.environ)
+            )
         except ClientError as error:
             raise error_from_client(error) from error
         state, why = said["state"], said["reason"]
     else:
-        from ncclt.core.ticket import Reporter
+        from ncclt.core.rollout import JobTime
         from ncclt.prove.rollout import report_job_time
         from ncclt.store import open_store
 
-        reporter = Reporter(who=account_name(), address=socket.gethostname())
+        time = JobTime(**told, who=account_name(), address=socket.gethostname())
         with open_store(storage) as store:
-            verdict = report_job_time(store, **told, reporter=reporter)
+            verdict = report_job_time(store, answer.ticket, time)
         state, why = verdict.state.value, verdict.reason
     say(f"ncclt: step time {step_us / 1e3:.2f} ms reported as {answer.variant}; roll-out {state}: {why}")

@@ -26,7 +26,7 @@ import numpy as np
 from ncclt.core.plural import count_noun
 from ncclt.core.revision import Actor
 from ncclt.core.rollout import JobStart, JobTime, RollOut, RollOutState, draw
-from ncclt.core.ticket import TICKET_LIFE_S, Reporter, read_ticket
+from ncclt.core.ticket import TICKET_LIFE_S, read_ticket
 from ncclt.errors import ConflictError
 from ncclt.prove.confidence import estimate_interval, log_capital
 from ncclt.prove.verdict import INTERVAL_ERROR
@@ -207,18 +207,7 @@ def _log_return_capital(rollout: RollOut, due: Sequence[JobStart], reported: set
     return best + math.log(float(np.exp(won - best).mean()))
 
 
-def report_job_time(
-    store: Store,
-    ticket: str,
-    *,
-    rollout: str,
-    job: str,
-    recommendation: str,
-    step_us: float,
-    steps: int,
-    reporter: Reporter,
-    now_s: float | None = None,
-) -> RollOutVerdict:
+def report_job_time(store: Store, ticket: str, time: JobTime, *, now_s: float | None = None) -> RollOutVerdict:
     """Keep the step time of a job and act on all of them: a loss rolls the revision back, a win finishes it.
 
     Called again with the same job it changes nothing: the first step time of a job counts.
@@ -226,9 +215,7 @@ def report_job_time(
     Args:
         store: which issued the ticket.
         ticket: of the answer that the job started with.
-        rollout, job, recommendation: as the answer said; must be those of the ticket.
-        step_us, steps: as of `JobTime`.
-        reporter: sender of the report.
+        time: of the job and the revision that the ticket names; `waited_s` is set here.
         now_s: Unix time; None = now.
 
     Raises:
@@ -238,39 +225,31 @@ def report_job_time(
         StoreError: the store cannot be written.
     """
     now_s = clocks.time() if now_s is None else now_s
-    found = store.revisions.rollout(rollout)
+    found = store.revisions.rollout(time.rollout)
     started = read_ticket(ticket, store.ticket_secret(), now_s=now_s)
-    started.require_job(job)
-    given = found.revision_for(job)
-    if started.rollout != rollout or {recommendation, started.recommendation} != {given}:
-        had = next((one for one in (recommendation, started.recommendation) if one != given), given)
+    started.require_job(time.job)
+    given = found.revision_for(time.job)
+    if started.rollout != time.rollout or {time.recommendation, started.recommendation} != {given}:
+        had = next((one for one in (time.recommendation, started.recommendation) if one != given), given)
         raise ConflictError(
             f"the roll-out {found.id} gives this job {given or 'nothing'}, and it had {had or 'nothing'}",
             hint="a job that started from an older answer is no part of the comparison",
         )
-    time = JobTime(
-        rollout=rollout,
-        job=job,
-        recommendation=recommendation,
-        step_us=step_us,
-        steps=steps,
-        waited_s=now_s - started.issued_s,
-        who=reporter.who,
-        address=reporter.address,
-    )
-    started.require_time_for(steps=steps, step_us=step_us, now_s=now_s)
+    started.require_time_for(steps=time.steps, step_us=time.step_us, now_s=now_s)
     if found.is_open:
-        start = JobStart(rollout=rollout, job=job, recommendation=recommendation, issued_s=started.issued_s)
+        start = JobStart(
+            rollout=time.rollout, job=time.job, recommendation=time.recommendation, issued_s=started.issued_s
+        )
         store.revisions.add_job_starts([start])
-        store.revisions.add_job_time(time)
-    times = store.revisions.job_times(rollout)
-    verdict = judge_roll_out(found, times, store.revisions.job_starts(rollout), now_s=now_s)
+        store.revisions.add_job_time(replace(time, waited_s=now_s - started.issued_s))
+    times = store.revisions.job_times(time.rollout)
+    verdict = judge_roll_out(found, times, store.revisions.job_starts(time.rollout), now_s=now_s)
     wins = found.state is RollOutState.RUNNING and verdict.state is RollOutState.WON
     if wins or (found.is_open and verdict.state is RollOutState.LOST):
-        keys, addresses = len({time.who for time in times}), len({time.address for time in times})
+        keys, addresses = len({one.who for one in times}), len({one.address for one in times})
         senders = f"{count_noun(keys, 'key')} and {count_noun(addresses, 'address', 'addresses')}"
         store.revisions.end_rollout(
-            rollout, verdict.state, f"{verdict.reason}; reported by {senders}", Actor(who=GUARD)
+            time.rollout, verdict.state, f"{verdict.reason}; reported by {senders}", Actor(who=GUARD)
         )
     if found.state is RollOutState.WON and verdict.state is RollOutState.RUNNING:
         return replace(verdict, state=RollOutState.WON)  # until a person decides, or a loss is proven
