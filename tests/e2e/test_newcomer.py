@@ -82,7 +82,7 @@ def test_without_a_gpu_and_a_cluster_real_measurements_are_replayed_and_every_re
     assert re.search(r"1\.1[12]x ring/ll128 c=", picture)
     assert max(map(len, picture.splitlines())) <= 80
     words = ("env", "--cluster", "mi355x-2x8", "--model", "vit-l-32", *shape_of(document))
-    assert "was not measured there: it is recorded" in ncclt(*words, rc=3).stderr
+    assert "is recorded, not measured there" in ncclt(*words, rc=3).stderr
     unchanged = ncclt("run", *words[1:], "--", "env")
     assert "NCCL_" not in unchanged.stdout
     assert "was not measured there" in unchanged.stderr

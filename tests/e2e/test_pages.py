@@ -258,7 +258,7 @@ def test_a_study_shows_what_real_jobs_told(visit):
     jobs = page.locator("section", has=page.locator("#jobs-heading"))
     assert jobs.locator(".badge").all_inner_texts()[:2] == ["partly", "took effect"]
     jobs.locator("summary").first.click()
-    assert "offers no such choice" in jobs.locator("details table").first.inner_text()
+    assert "does not offer this choice" in jobs.locator("details table").first.inner_text()
     assert "1.050×" in jobs.inner_text()
     assert fits(page)
 

@@ -137,7 +137,7 @@ def test_a_job_asks_the_plugin_and_the_attestation_is_stored(tmp_path, store, li
     done = run(tmp_path, where, [sys.executable, "-c", JOB], NCCLT_PLUGIN=library, NCCLT_AGREEMENT="none")
 
     assert (done.returncode, done.stdout) == (7, "")
-    assert "took effect: 3 of 3 calls that the policy speaks of went as it says" in done.stderr
+    assert "took effect: 3 of 3 calls with a rule used its choice" in done.stderr
     (kept,) = store.records.attestations(["0c0ffee1"])
     assert (kept.effect.value, kept.calls_as_wanted, kept.calls_unruled) == ("took-effect", 3, 1)
     # The same files by hand: the same finding, kept once.
@@ -359,7 +359,7 @@ def test_env_prints_nothing_into_a_job_that_differs_from_the_measured_one(tmp_pa
             other = env(tmp_path, *where, "--format", format, NCCL_NET="Socket")
             assert (other.returncode, other.stdout) == (3, "")
             assert (
-                "differs from the measured one: NCCL_NET: not set measured, Socket by the environment" in other.stderr
+                "differs from the measured one: NCCL_NET: not set measured, Socket here (the environment)" in other.stderr
             )
         mixed = env(tmp_path, *where, "--allow-difference", "NCCL_MAX_CTAS", NCCL_MAX_CTAS=4)
         assert (mixed.returncode, mixed.stdout) == (3, "")
@@ -376,7 +376,7 @@ def test_env_prints_nothing_into_a_rank_without_a_gpu(tmp_path, store):
         return env(tmp_path, "--storage", store.url, PATH="/usr/bin:/bin", **more)
 
     rank = at(SLURM_STEP_ID=0, SLURM_PROCID=0)
-    assert (rank.returncode, "NO_GPU: A100-SXM-64GB measured, no GPU by this machine" in rank.stderr) == (3, True), (
+    assert (rank.returncode, "NO_GPU: A100-SXM-64GB measured, no GPU here (this machine)" in rank.stderr) == (3, True), (
         rank.stderr
     )
     for launch_node in ({}, {"SLURM_PROCID": 0}):

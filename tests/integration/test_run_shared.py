@@ -89,7 +89,7 @@ def test_an_outage_on_some_nodes_does_not_divide_the_job(tmp_path, shared, servi
     told = [given(environ) for _code, environ, _err in results]
     assert told == [told[0]] * 8
     assert told[0]["NCCLT_RECOMMENDATION"] == "0c0ffee1"
-    assert sum("this job was decided on" in err for _code, _env, err in results) == 7
+    assert sum("following the decision of" in err for _code, _env, err in results) == 7
 
 
 def test_an_outage_for_all_leaves_all_with_the_default_even_when_it_ends(tmp_path, shared, serving):
@@ -237,7 +237,7 @@ def test_without_an_agreement_each_node_gets_nothing_and_is_told_how(tmp_path, s
 
 def test_a_dry_run_decides_nothing_and_shows_what_was_decided(tmp_path, shared, serving):
     before = ended(started(tmp_path, shared, serving[0], step(0), "--dry-run"))
-    assert "no node has decided for this job yet" in before[2]
+    assert "no decision for this job yet" in before[2]
     assert list(shared.glob("ncclt-decision-*")) == []
     ended(started(tmp_path, shared, AWAY, step(0), "--wait", "0"))
     after = ended(started(tmp_path, shared, serving[0], step(1), "--dry-run"))

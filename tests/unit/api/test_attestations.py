@@ -137,8 +137,8 @@ def test_the_pages_show_it(client):
     page = client.get("/studies/5e1f00aa").text
     assert "In real jobs" in page
     assert '<span class="badge tuned">took effect</span>' in page
-    assert "40 of 43 calls that the policy speaks of went as it says" in page
-    assert "offers no such choice" in page
+    assert "40 of 43 calls with a rule used its choice" in page
+    assert "does not offer this choice" in page
     assert "Step speed-up" in page
     assert "1.050×" in page
     assert "in a job: partly" in client.get("/").text

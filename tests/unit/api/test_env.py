@@ -133,7 +133,7 @@ def test_what_was_not_measured_is_only_for_a_job_that_allows_it(client):
     for options in ({}, {"recorded": "allow"}):
         refused = client.get(ENV, params={"model": "bert", **SHAPE, **options})
         assert refused.status_code == 409
-        assert "not measured there: it is SIMULATED" in refused.json()["detail"]
+        assert "is SIMULATED, not measured there" in refused.json()["detail"]
         assert "simulated=allow" in refused.json()["hint"]
         assert refused.json()["available"][0]["simulated"] is True
     given = client.get(ENV, params={"model": "bert", **JOB})

@@ -140,7 +140,7 @@ def test_what_was_simulated_takes_a_word_of_the_job(ask, monkeypatch):
     monkeypatch.delenv("NCCLT_ALLOW")
     code, out, err = ask()
     assert (code, out) == (3, "")
-    assert "was not measured there: it is SIMULATED" in err
+    assert "is SIMULATED, not measured there" in err
     assert "`--allow simulated`" in err
     assert ask("--allow", "recorded")[0] == 3
     code, out, err = ask("--allow", "simulated")

@@ -16,6 +16,6 @@ def test_a_full_disk_costs_the_reports_and_not_the_training(tmp_path, monkeypatc
 
     monkeypatch.setattr("tempfile.mkdtemp", refused)
     assert run_prepare._report_folder(argparse.Namespace(report=tmp_path, fallback="cached")) is None
-    assert "no reports are kept" in capsys.readouterr().err
-    with pytest.raises(InputError, match="nothing can be written"):
+    assert "reports skipped" in capsys.readouterr().err
+    with pytest.raises(InputError, match="cannot write to"):
         run_prepare._report_folder(argparse.Namespace(report=tmp_path, fallback="fail"))

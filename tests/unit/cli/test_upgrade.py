@@ -51,11 +51,11 @@ def test_the_tables_say_the_same(upgrade):
     assert "NCCL_ALGO" in out
     assert "demonstration" in out, "the sample is simulated"
     assert " tuned " not in out
-    assert "are given none of these until it is measured again" in out
+    assert "Not served to jobs with NCCL" in out
     assert "note: NCCL's choices are those of one port" in out
     nothing = upgrade("--from", "2.29.7", "--to", "2.31.2")[1]
-    assert "nothing that was published for pair was measured with NCCL 2.29.7" in nothing
-    assert "note: what was published for pair was measured with NCCL 2.28.9, not 2.29.7" in nothing
+    assert "no recommendation for pair was measured with NCCL 2.29.7" in nothing
+    assert "note: recommendations for pair were measured with NCCL 2.28.9, not 2.29.7" in nothing
 
 
 def test_a_few_new_variables_are_all_named_and_of_many_those_that_matter(upgrade):
@@ -108,11 +108,11 @@ def test_a_recording_is_not_to_be_measured_again(command, capsys):
     out = " ".join(upgrade().split())
     assert "ncclt tune" not in out
     assert "until it is measured again" not in out
-    assert out.count("mi355x-2x8 was recorded with NCCL 2.28.3: a recording cannot be measured again") == 1
+    assert out.count("mi355x-2x8 is a recording of NCCL 2.28.3") == 1
     assert out.endswith("tune on your own cluster with --cluster NAME --nccl-version 2.30.7")
     document = json.loads(upgrade("--json"))
     assert [row["command"] for row in document["measure_again"]] == [""]
-    assert "cannot be measured again" in document["notes"][-1]
+    assert "is a recording of NCCL" in document["notes"][-1]
 
     capsys.readouterr()
     command(tune, *words, "--launcher", "simulate")

@@ -68,7 +68,7 @@ def test_an_answer_that_is_not_ours_is_refused(subtests):
         (reply(200, "<html>Welcome to the hotel</html>\n", "text/html"), "not with an environment of format export"),
         (reply(200, ""), "not with an environment of format export"),
         (reply(200, SENT[:-2]), "not with an environment of format export"),
-        (reply(200, b"\xff\xfe"), "something that is not text"),
+        (reply(200, b"\xff\xfe"), "did not answer with text"),
         (reply(200, SENT, Content_Length=len(SENT) + 10), "broke off"),
         (reply(200, "#" * (MAX_ANSWER_BYTES + 1)), "more than 1048576 bytes"),
         (lambda handler: handler.wfile.write(b"SSH-2.0-OpenSSH\r\n"), "cannot be reached"),

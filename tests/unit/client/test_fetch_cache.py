@@ -122,7 +122,7 @@ def test_a_cache_that_cannot_be_written_costs_a_warning_only(tmp_path):
         fetched = fetch(server.url, cache_dir=tmp_path / "file" / "cache")
 
     assert fetched.text == GOOD
-    assert "the answer is not kept" in fetched.warning
+    assert "the answer is not cached" in fetched.warning
 
 
 def test_the_cache_is_for_its_owner_alone(tmp_path):

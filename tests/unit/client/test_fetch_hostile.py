@@ -369,7 +369,7 @@ def test_an_answer_is_not_kept_where_others_can_write(tmp_path):
     with serving(reply()) as server:
         fetched = fetch(server.url, cache_dir=tmp_path / "cache")
 
-    assert "not kept" in fetched.warning
+    assert "not cached" in fetched.warning
     assert list((tmp_path / "cache").iterdir()) == []
 
 

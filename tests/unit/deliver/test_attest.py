@@ -88,7 +88,7 @@ def test_a_choice_that_nccl_did_not_offer_is_named_with_its_cause():
     found = judged(seen(use(4 * KIB, "tree/ll/4", outcome=CallOutcome.UNAVAILABLE), use(MIB, "ring/simple")))
     (row,) = [row for row in found.rows if row.state is RowState.DIFFERS]
     assert (found.effect, row.size_bytes, row.wanted, row.used) == (Effect.PARTLY, 4 * KIB, "tree/ll/4", "")
-    assert "offers no such choice" in row.reason
+    assert "does not offer this choice" in row.reason
 
 
 def test_what_did_not_take_effect_says_why(subtests):

@@ -359,8 +359,8 @@ def test_machine_with_other_gpus_or_none_gets_nothing(subtests):
     for gpus, form, said in [
         (("NVIDIA H100 80GB HBM3",), Form.TABLE, ""),
         (("a GPU of unknown model",), Form.TABLE, ""),
-        (("AMD Instinct MI355X",), None, "h100-sxm measured, AMD Instinct MI355X by this machine"),
-        ((), None, "h100-sxm measured, no GPU by this machine"),
+        (("AMD Instinct MI355X",), None, "h100-sxm measured, AMD Instinct MI355X here (this machine)"),
+        ((), None, "h100-sxm measured, no GPU here (this machine)"),
     ]:
         with subtests.test(gpus=gpus, form=form, said=said):
             planned = plan(replace(ANSWER, gpu="h100-sxm"), gpus=gpus)

@@ -259,7 +259,7 @@ def test_a_decision_that_stays_unseen_starts_nothing(tmp_path, monkeypatch):
         raise FileExistsError(17, "File exists")
 
     monkeypatch.setattr(Path, "hardlink_to", exists)
-    with pytest.raises(StoreError, match="was made and cannot be seen"):
+    with pytest.raises(StoreError, match="exists but is not visible"):
         proposed(tmp_path, patience_s=0.2)
 
 

@@ -35,7 +35,7 @@ def base(tmp_path):
         (("cluster", "show", "dgx-h100", "--toml"), 'nic_gbps = "50 GB/s"'),
         (("advise", "--model", "bert", *H100, "--step-ms", "300", "--compute-ms", "250"), "bucket_cap_mb"),
         (("advise", "--model", "bert", *H100), "links"),
-        (("upgrade", *H100[:2], "--from", "2.27.3", "--to", "2.28.3"), "nothing that was published"),
+        (("upgrade", *H100[:2], "--from", "2.27.3", "--to", "2.28.3"), "no recommendation for"),
         (("preflight", *H100, "--launcher", "simulate", "--no-store", "--quiet"), "SIMULATED"),
         (("preflight", *H100, "--launcher", "simulate", "--dry-run"), "launch 1: all_reduce"),
         (("preflight", "--history"), "verdict"),

@@ -85,7 +85,7 @@ def _only(ids: Sequence[str]) -> str:
     if len(ids) == 1:
         return ids[0]
     said = f"the files name several: {', '.join(ids)}" if ids else "the files do not name it"
-    raise UsageError(f"which recommendation was the job given? {said}", hint="name it with --recommendation ID")
+    raise UsageError(f"cannot tell the recommendation of the job: {said}", hint="name it with --recommendation ID")
 
 
 def find_delivered(

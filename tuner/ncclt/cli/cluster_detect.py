@@ -156,6 +156,6 @@ def _store(found: Detection, cluster: Cluster, nodes: tuple[Facts, ...], storage
         option = storage_option(storage, store.shown)
     named = shlex.quote(cluster.name)
     if any(diagnose(facts).blocking for facts in nodes):
-        say("ncclt: something is broken there; `ncclt doctor` on the same sources names it. Repair it first")
+        say("ncclt: a component is broken; run `ncclt doctor` on the same sources and repair it first")
     launcher = "" if os.environ.get("SLURM_JOB_ID") or gpus_visible() else " --launcher simulate"
     say(f"next: ncclt tune --model bert --cluster {named}{option}{launcher} --dry-run")

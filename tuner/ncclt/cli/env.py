@@ -200,7 +200,7 @@ def _render_stored(arguments: argparse.Namespace, request: Request, storage: str
     if found.simulated:
         say(f"ncclt: SIMULATED: {found.model} was tuned on a model of {request.cluster}; nothing was measured")
     elif found.label:
-        say(f"ncclt: {found.label}: {found.model} was tuned on these times, nothing was launched here")
+        say(f"ncclt: {found.label}: {found.model} was tuned on these times; nothing was launched here")
     return render(
         found,
         format=arguments.format,

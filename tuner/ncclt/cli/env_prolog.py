@@ -53,7 +53,7 @@ def prolog(arguments: argparse.Namespace, request: Request, server: str | None, 
     job = {**answer.document, "model": arguments.model}
     uid = None if arguments.all_users else os.getuid()
     text = _with_variables(job, uid) if plugin is None else _with_table(arguments, answer, job, uid, plugin)
-    say(f"ncclt: the script does nothing but in jobs that export NCCLT_MODEL={shlex.quote(arguments.model)}")
+    say(f"ncclt: the script acts only in jobs that export NCCLT_MODEL={shlex.quote(arguments.model)}")
     return text
 
 
@@ -88,8 +88,8 @@ def _check_reachable(path: Path, what: str) -> None:
 def _with_variables(job: Mapping[str, Any], uid: int | None) -> str:
     if job["decision"] == "undecided":
         raise NoRecommendationError(
-            f"what variables can say for {job['model']} is undecided",
-            hint="--policy-dir hands over the table where that is proven",
+            f"no variables are validated for {job['model']}: undecided",
+            hint="use --policy-dir to deliver the table where it is validated",
         )
     return render_variables(job, form="slurm-taskprolog", uid=uid)
 
@@ -110,7 +110,7 @@ def _with_table(
     if plan.form is not Form.TABLE:
         raise NoRecommendationError(
             f"there is no table for {arguments.model}: {'; '.join(plan.notes)}",
-            hint="without --policy-dir the script sets the variables that are proven",
+            hint="leave --policy-dir out to set the validated variables",
         )
     try:
         write_table(path, answer.table)

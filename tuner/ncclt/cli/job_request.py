@@ -100,4 +100,4 @@ def job_request(arguments: argparse.Namespace, job: JobInfo, cluster: str) -> It
 
 
 def _describe(part: str, said: Sourced) -> str:
-    return f"{SHAPE_PARTS[part]} {said.value} by {said.source}"
+    return f"{SHAPE_PARTS[part]} {said.value} from {said.source}"

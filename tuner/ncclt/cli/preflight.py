@@ -119,7 +119,7 @@ def preflight(
     if seconds is not None and not 0 < seconds <= MOST_SECONDS:
         raise UsageError(f"--time must be above 0 and at most {MOST_SECONDS:,} seconds, not {seconds:g}")
     if target.is_replayed:
-        raise UsageError("recorded tables know no nodes", hint="--launcher simulate --weak n03=0.6 shows a drill")
+        raise UsageError("recorded tables know no nodes", hint="--launcher simulate --weak n03=0.6 simulates a fault")
     target = target.resolved(os.environ, drill=True)
     simulated = target.is_simulated
     if weak and not simulated:
@@ -232,7 +232,7 @@ def _hosts(target: Target, cluster: Cluster, *, dry_run: bool) -> tuple[str, ...
     else:
         unknown = False
     if dry_run and unknown:
-        say("ncclt: note: no nodes are named or granted: n00, n01 and so on stand for them")
+        say("ncclt: note: no nodes named or granted; using n00, n01, ...")
     elif target.is_launched:
         if target.nodes is None and named:
             cluster = cluster.sized(nodes=len(named))
@@ -257,7 +257,7 @@ def _runners(
         from ncclt.health.preflight.simulated import SimulatedFabric, parse_fault
 
         fabric = SimulatedFabric(cluster, hosts, faults=[parse_fault(text) for text in weak], seed=seed)
-        return fabric.runner, ("SIMULATED: the times come from a model of the cluster, nothing was measured",)
+        return fabric.runner, ("SIMULATED: the times come from a model of the cluster; nothing was measured",)
     from ncclt.health.preflight.probes import launched_runners
 
     return launched_runners(cluster, target, environ=os.environ, time_s=time_s)

@@ -84,12 +84,10 @@ def print_plan(
     print(f"launch 1: all_reduce of {', '.join(map(format_bytes, request.sizes))} on all of them")
     largest = dict(request.expectation.sizes)[max(request.sizes)]
     print(f"expected: {largest:.4g} GB/s at {format_bytes(max(request.sizes))} ({request.expectation.source})")
-    print(f"launches: {cost.healthy} where all is well, about {cost.one_fault} where one node is slow")
+    print(f"launches: {cost.healthy} if healthy, about {cost.one_fault} with one slow node")
     if cost.launch_s:
         healthy, fault = cost.healthy * cost.launch_s, cost.one_fault * cost.launch_s
-        print(
-            f"seconds: about {healthy:.0f} where all is well, {fault:.0f} where one node is slow, {parallel} at a time"
-        )
+        print(f"seconds: about {healthy:.0f} if healthy, {fault:.0f} with one slow node, {parallel} at a time")
     for number, pairs in enumerate(cost.rounds[:_ROUNDS]):
         print(f"round {number + 1} of pairs, only if needed or with --full: {' '.join('+'.join(p) for p in pairs)}")
     if len(cost.rounds) > _ROUNDS:

@@ -118,7 +118,7 @@ def _start(plan: JobPlan | None, command: Sequence[str], *, may_differ: bool) ->
         except UsageError as error:
             # Becoming the command needs no second process; errors of the command itself are reported below.
             if isinstance(error.__cause__, BlockingIOError | MemoryError):
-                say(f"ncclt: {error.message}; without a report it is tried once more")
+                say(f"ncclt: {error.message}; retrying without reports")
     failure = _become(argv, environ)
     if may_differ and _is_of_the_environment(failure):
         _say_why(UsageError(f"the system refuses the environment: {reason(failure)}"))

@@ -77,7 +77,7 @@ def _follow_table(arguments: argparse.Namespace, job: JobInfo, plugin: Path | No
     answer = answer_from_table(arguments.policy.absolute())
     given = {part: getattr(arguments, part) for part in ("nodes", "gpus_per_node", "nccl_version")}
     if differs := describe_size_difference(answer, job, given):
-        say(f"ncclt: {differs}: nothing is proven for it")
+        say(f"ncclt: {differs}; not validated for this job")
     return _as_common(_plan(arguments, job, answer, plugin), job)
 
 
@@ -142,12 +142,10 @@ def _decide(arguments: argparse.Namespace, job: JobInfo, where: Where, plugin: P
         if runs_once or max(job.shown_nodes, answer.nodes) == 1:
             return _plan(arguments, job, answer, plugin)
         return _set_nothing(
-            arguments, f"the job has {max(job.shown_nodes, answer.nodes)} nodes, and who starts the others is not known"
+            arguments, f"the job has {max(job.shown_nodes, answer.nodes)} nodes, and their launcher is unknown"
         )
     if not (job.is_named and where()[0]):
-        return _set_nothing(
-            arguments, "the processes of this job would each decide for themselves, and ranks that disagree hang"
-        )
+        return _set_nothing(arguments, "each process of this job would decide alone, and ranks that disagree hang")
     try:
         answer = _ask(arguments, job, where, from_cache=False, kept=True)
     except NccltError as error:
@@ -173,8 +171,8 @@ def _decide(arguments: argparse.Namespace, job: JobInfo, where: Where, plugin: P
 
 def _set_nothing(arguments: argparse.Namespace, why: str) -> JobPlan:
     if arguments.fallback == "fail":
-        raise UsageError(why, hint=f"one decision for all nodes is made by {_WAYS}")
-    return JobPlan(notes=(f"keeping the NCCL default: {why}", f"one decision for all nodes is made by {_WAYS}"))
+        raise UsageError(why, hint=f"for one decision use {_WAYS}")
+    return JobPlan(notes=(f"keeping the NCCL default: {why}", f"for one decision use {_WAYS}"))
 
 
 def _ask(arguments: argparse.Namespace, job: JobInfo, where: Where, *, from_cache: bool, kept: bool = False) -> Answer:
@@ -233,7 +231,7 @@ def _plan(arguments: argparse.Namespace, job: JobInfo, answer: Answer, plugin: P
             return plan(place_plugin(place, plugin))
         return planned
     except OSError as error:
-        said = f"what the ranks read cannot be written to {folder}: {reason(error)}"
+        said = f"cannot write the files of the ranks to {folder}: {reason(error)}"
         if arguments.fallback == "fail" or not job.decides_alone:
             raise UsageError(said) from error
         say(f"ncclt: {said}")
@@ -289,10 +287,10 @@ def _report_folder(arguments: argparse.Namespace) -> Path | None:
         base.mkdir(parents=True, exist_ok=True)
         return Path(tempfile.mkdtemp(prefix="ncclt-run-", dir=base.absolute()))
     except OSError as error:
-        said = f"nothing can be written to {base}: {reason(error)}"
+        said = f"cannot write to {base}: {reason(error)}"
         if arguments.fallback == "fail":
             raise InputError(said, hint="name a folder that all nodes share with --report") from error
-        say(f"ncclt: no reports are kept: {said}")
+        say(f"ncclt: reports skipped: {said}")
         return None
 
 
@@ -301,7 +299,7 @@ def _sources(folder: Path, plan: JobPlan, environ: Mapping[str, str]) -> dict[st
     if plan.form is Form.TABLE:
         return {"NCCLT_PLUGIN_REPORT": str(folder)}
     if "NCCL_DEBUG" in environ:
-        say("ncclt: your NCCL_DEBUG stays, so no log is kept: `ncclt attest` reads yours, if it has TUNING lines")
+        say("ncclt: log skipped: your NCCL_DEBUG is kept; `ncclt attest` reads your log if it has TUNING lines")
         return {}
     return {
         "NCCL_DEBUG": "INFO",

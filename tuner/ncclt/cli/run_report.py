@@ -47,12 +47,12 @@ def run_and_attest(
     with _ending_with_us(environ) as marked:
         code = run_foreground(command, environ=marked)
     if job:
-        with _kept_quiet(f"no step time was reported; what the ranks recorded stays in {folder}"):
+        with _kept_quiet(f"step time not reported; the recordings are in {folder}"):
             from ncclt.cli.run_times import report_times
 
             report_times(answer, job, folder=folder, where=where, timeout_s=timeout_s)
     if form is not None:
-        with _kept_quiet(f"no attestation was made; what the job left stays in {folder}: ncclt attest reads it"):
+        with _kept_quiet(f"attestation skipped; the job's files are in {folder}: run `ncclt attest`"):
             _attest(answer, form, folder=folder, where=where, timeout_s=timeout_s)
     return code
 
@@ -81,7 +81,7 @@ def _ending_with_us(environ: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
     try:
         reaper().begin(mark, grace_s=GRACE_S, environment={})
     except Exception as error:  # noqa: BLE001 -- without a reaper the training still starts
-        say(f"ncclt: the command will stay if ncclt is killed: {error}")
+        say(f"ncclt: the command will not end if ncclt is killed: {error}")
     try:
         yield {**environ, MARK_VARIABLE: f"{outer}/{mark}" if outer else mark}
     finally:
@@ -112,4 +112,4 @@ def _attest(
     )
     print_attestation(attestation, to_stderr=True)
     keep(attestation, answer.ticket, server=server, storage=storage, timeout_s=timeout_s)
-    say(f"ncclt: the reports stay in {folder}")
+    say(f"ncclt: reports are in {folder}")

@@ -118,7 +118,7 @@ def upgrade(
         notes.append(f"the newest release whose variables are known here is {newest_read()}")
     if others and not published:
         measured = ", ".join(map(str, others))
-        notes.append(f"what was published for {name} was measured with NCCL {measured}, not {before}")
+        notes.append(f"recommendations for {name} were measured with NCCL {measured}, not {before}")
     if as_json:
         notes += _recorded_words(name, (before, after), again)
         print_json(
@@ -237,10 +237,10 @@ def _print(
         note(sentence)
     print()
     if not again:
-        print(f"nothing that was published for {name} was measured with NCCL {versions[0]}")
+        print(f"no recommendation for {name} was measured with NCCL {versions[0]}")
         return
     print_table(
-        ("workload", "job", "verdict", "NCCL's choice changes for", "policy"),
+        ("workload", "job", "verdict", "default changes for", "policy"),
         [
             (
                 row.model,
@@ -254,7 +254,7 @@ def _print(
     )
     commands = [row.command for row in again if row.command]
     if commands:
-        print(f"jobs with NCCL {versions[1]} are given none of these until it is measured again there:")
+        print(f"Not served to jobs with NCCL {versions[1]} until measured again:")
     for command in commands:
         print(f"  {command}")
     for words in _recorded_words(name, versions, again):
@@ -266,9 +266,8 @@ def _recorded_words(name: str, versions: tuple[NcclVersion, NcclVersion], again:
     if all(row.command for row in again):
         return []
     return [
-        f"{name} was recorded with NCCL {versions[0]}: a recording cannot be measured again with another version, so "
-        f"jobs with NCCL {versions[1]} get nothing from it; tune on your own cluster with --cluster NAME "
-        f"--nccl-version {versions[1]}"
+        f"{name} is a recording of NCCL {versions[0]}: for jobs with NCCL {versions[1]} tune on your own cluster with "
+        f"--cluster NAME --nccl-version {versions[1]}"
     ]
 
 

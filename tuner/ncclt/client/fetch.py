@@ -282,7 +282,7 @@ def _ask(request: urllib.request.Request, kept: _Kept | None, *, api_key: str | 
                 return kept._replace(saved=time.time())
             raise _refusal(error, where) from error
     except UnicodeDecodeError as error:
-        raise ClientError(f"{where} answered with something that is not text", hint=WRONG_SERVER) from error
+        raise ClientError(f"{where} did not answer with text", hint=WRONG_SERVER) from error
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
@@ -387,5 +387,5 @@ def _write_cache(path: Path | None, url: str, answer: _Kept) -> str:
             Path(name).unlink()
             raise
     except OSError as error:
-        return f"the answer is not kept in {path.parent}: {error.strerror or error}"
+        return f"the answer is not cached in {path.parent}: {error.strerror or error}"
     return ""

@@ -12,6 +12,7 @@ from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.cluster import Cluster
 from ncclt.core.documents import Documented, Shape
 from ncclt.core.message import Collective
+from ncclt.core.plural import count_noun
 from ncclt.errors import UsageError
 
 
@@ -70,15 +71,15 @@ class PrintedCosts(Documented):
         if (cluster.nodes, cluster.world_size) not in shapes:
             known = ", ".join(_shape(*shape) for shape in shapes)
             raise UsageError(
-                f"the log has the costs of {known}, and {_shape(cluster.nodes, cluster.world_size)} are tuned",
+                f"the log has the cost tables of {known}, not of {_shape(cluster.nodes, cluster.world_size)}",
                 hint="take the log of a job on as many nodes and GPUs",
             )
 
     def note(self, cluster: Cluster) -> str:
         """Return the note about these tables in a result."""
-        other = "" if self.version == str(cluster.version) else f", and NCCL {cluster.version} is tuned"
-        return f"the search began from the cost tables that NCCL {self.version or '?'} printed in a job{other}"
+        other = "" if self.version == str(cluster.version) else f" (tuning NCCL {cluster.version})"
+        return f"Warm start: cost tables printed by NCCL {self.version or '?'}{other}"
 
 
 def _shape(nodes: int, ranks: int) -> str:
-    return f"{ranks} ranks on {nodes} node{'s' if nodes > 1 else ''}"
+    return f"{ranks} ranks on {count_noun(nodes, 'node')}"

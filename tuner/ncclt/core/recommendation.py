@@ -329,13 +329,13 @@ def select(
         why = sorted({request.refusal(r.fingerprint) for r in published})
         raise NoRecommendationError(
             f"no recommendation for {what} fits: {' / '.join(why)}",
-            hint=f"run `{command}` to tune for this job; there is, newest first:{_listed(published, SHAPE_PARTS)}",
+            hint=f"run `{command}` to tune for this job; available, newest first:{_listed(published, SHAPE_PARTS)}",
             available=_available(published),
         )
     if request.unknown and not partly:
         missing = ", ".join(SHAPE_PARTS[part] for part in request.unknown)
         raise NoRecommendationError(
-            f"which recommendation for {what} fits this job is not known: {missing} not given",
+            f"cannot choose a recommendation for {what}: {missing} not given",
             hint=f"add the options of one of these, newest first:{_listed(fitting, request.unknown)}",
             available=_available(fitting),
         )
@@ -344,9 +344,9 @@ def select(
     if not permitted:
         was = " or ".join(ORIGIN_WORDS[origin] for origin in origins)
         raise NoRecommendationError(
-            f"what was published for {what} was not measured there: it is {was}",
-            hint=f"run `{command}` {'on your own cluster' if is_replayed else 'there'}; "
-            f"`--allow {origins[0]}` ({origins[0]}=allow of the service) gives it anyway",
+            f"the recommendation for {what} is {was}, not measured there",
+            hint=f"run `{command}` {'on your own cluster' if is_replayed else 'there'}, "
+            f"or accept it with `--allow {origins[0]}` ({origins[0]}=allow of the service)",
             available=_available(fitting),
         )
     best = [r for r in fitting if r.origin is permitted[0]]

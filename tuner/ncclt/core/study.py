@@ -11,6 +11,7 @@ from typing import ClassVar
 from ncclt.core.cluster import Cluster
 from ncclt.core.documents import Documented, Shape
 from ncclt.core.message import Message
+from ncclt.core.plural import count_noun
 from ncclt.core.policy import Policy
 from ncclt.core.printed_costs import PrintedCosts
 from ncclt.core.setting import Setting
@@ -86,8 +87,7 @@ class Trial:
         """Return the forced setting or policy as text."""
         if self.policy is None:
             return self.setting.label
-        count = len(self.policy.rules)
-        return f"policy of {count} rule{'' if count == 1 else 's'}"
+        return f"policy of {count_noun(len(self.policy.rules), 'rule')}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ from ncclt.core.attestation import (
 )
 from ncclt.core.message import format_bytes
 from ncclt.core.nccl_version import NcclVersion
+from ncclt.core.plural import count_noun
 from ncclt.core.policy import Policy, Rule
 from ncclt.nccl.parameters import COMPETES_WITH_COMPUTE, SET_BY_RULES
 
@@ -160,7 +161,7 @@ def _row(use: ObservedCall, rules: list[Rule], causes: list[str]) -> MessageOutc
     why = "; ".join(causes)
     match use.outcome:
         case CallOutcome.UNAVAILABLE:
-            why = why or "for this call NCCL offers no such choice: its links, its data type or a variable rule it out"
+            why = why or "NCCL does not offer this choice for the call: links, data type or a variable exclude it"
             return replace(row, used="", reason=why)
         case CallOutcome.UNMATCHED:
             why = use.remark or why or "the table that the job used has no row for it"
@@ -173,7 +174,7 @@ def _row(use: ObservedCall, rules: list[Rule], causes: list[str]) -> MessageOutc
         reason = "the log does not give the ranks of this group, so its rule is not known"
         return replace(row, state=RowState.UNCERTAIN, reason=reason)
     if use.choice.partition("/")[0] not in _ALGORITHMS:
-        return replace(row, reason="NCCL took a kernel that passes no tuner (symmetric memory or copy engine)")
+        return replace(row, reason="NCCL used a kernel that bypasses the tuner (symmetric memory or copy engine)")
     return replace(row, reason=why or "NCCL chose otherwise")
 
 
@@ -259,8 +260,8 @@ def _judge(
                 "there is no report and no log: NCCL was not used, the plugin was not loaded (did a container pass "
                 "NCCL_TUNER_PLUGIN and NCCLT_PLUGIN_REPORT on?), or the processes were killed"
             )
-        return Effect.UNKNOWN, f"no call was seen that the policy speaks of for certain{why}"
-    said = f"{right} of {right + wrong} calls that the policy speaks of went as it says"
+        return Effect.UNKNOWN, f"no call was seen that certainly has a rule{why}"
+    said = f"{right} of {right + wrong} calls with a rule used its choice"
     if not wrong:
         return Effect.TOOK_EFFECT, f"{said}{why}"
     return (Effect.PARTLY if right else Effect.NOT_AT_ALL), f"{said}{why}"
@@ -297,11 +298,14 @@ def _unmet_row(rule: Rule) -> MessageOutcome:
 
 
 def _notes(rows: list[MessageOutcome]) -> list[str]:
-    notes = [f"{len(rows) - MOST_ROWS} more kinds of messages are not listed"] if len(rows) > MOST_ROWS else []
+    notes = (
+        [f"{count_noun(len(rows) - MOST_ROWS, 'more kind')} of messages not listed"] if len(rows) > MOST_ROWS else []
+    )
     fewer = sum(1 for row in rows if row.state is RowState.AS_WANTED and _fewer(row))
     if fewer:
         notes.append(
-            f"{fewer} kinds of messages ran on fewer channels than asked for, as NCCL gives small or grouped calls"
+            f"{count_noun(fewer, 'kind')} of messages ran on fewer channels than requested: NCCL gives small and grouped "
+            "calls fewer"
         )
     return notes
 

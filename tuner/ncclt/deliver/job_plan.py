@@ -258,7 +258,7 @@ def _refuse(differences: Mapping[str, _Difference], delivered: Mapping[str, str]
 
 def _list_differences(differences: Mapping[str, _Difference]) -> str:
     return "; ".join(
-        f"{name}: {one.measured} measured, {one.value} by {one.source}" for name, one in differences.items()
+        f"{name}: {one.measured} measured, {one.value} here ({one.source})" for name, one in differences.items()
     )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ncclt.core.attestation import Attestation, CallOutcome, DeliveredPolicy, Form, LogEvidence, Observed, ObservedCall
 from ncclt.core.message import MOST_BYTES
+from ncclt.core.plural import count_noun
 from ncclt.core.recommendation import Decision, Recommendation
 from ncclt.deliver.answer import answer_from_document, policy_from_answer
 from ncclt.deliver.attest import OWN_LINE, attest, has_our_plugin
@@ -249,10 +250,10 @@ def _log_calls(books: Sequence[LogBook]) -> Iterator[ObservedCall]:
 
 def _notes(reports: Sequence[CommunicatorReport], books: Sequence[LogBook]) -> Iterator[str]:
     if reports:
-        yield "a report says what the plugin asked for; NCCL's TUNING lines would say what it did"
+        yield "reports show the plugin's requests; NCCL's TUNING lines show its choices"
         uncounted = sum(report.uncounted for report in reports)
         if uncounted:
-            yield f"{uncounted} calls came after the plugin's counters were full: they are not judged"
+            yield f"{count_noun(uncounted, 'call')} not judged: the plugin's counters were full"
     if books:
         yield "TUNING lines are of rank 0 of each communicator"
         unnamed = sum(calls for book in books for line, calls in book.tunings.items() if not line.operation)

@@ -138,7 +138,7 @@ def await_participants(folder: Path, job: JobInfo, *, name: str, count: int, wai
             pause_s = min(2 * pause_s, 1.0)
     except OSError as error:
         raise StoreError(
-            f"this node cannot show itself in {folder}: {reason(error)}",
+            f"cannot write to {folder}: {reason(error)}",
             hint="the folder must be readable and writable on every node",
         ) from error
 
@@ -184,7 +184,7 @@ def decide(
         return found
     text = _encode(job, question, content, clock())
     if len(text) > MAX_DECISION_BYTES:
-        raise StoreError(f"what would be decided has {len(text)} bytes", hint=f"at most {MAX_DECISION_BYTES} are read")
+        raise StoreError(f"the decision has {len(text)} bytes", hint=f"at most {MAX_DECISION_BYTES} are read")
     _publish(path, text)
     deadline = time.monotonic() + patience_s
     while True:
@@ -193,7 +193,7 @@ def decide(
             return seen
         if time.monotonic() > deadline:
             raise StoreError(
-                f"the decision {path} was made and cannot be seen on {os.uname().nodename}",
+                f"the decision {path} exists but is not visible on {os.uname().nodename}",
                 hint="this node does not start; check the file system",
             )
         time.sleep(0.1)

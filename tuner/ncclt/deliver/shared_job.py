@@ -39,7 +39,7 @@ def require_name(job: JobInfo) -> None:
     """
     if not job.name:
         raise UsageError(
-            "this command is started several times for one job, and nothing says which job it is",
+            "this command starts several times for one job, and the job has no name",
             hint="give it a name that is equal on all nodes and new for every start: --job NAME, NCCLT_JOB, or "
             "--rdzv-id",
         )
@@ -88,7 +88,7 @@ def agree(
             told = why
             planned = plan(answer, None) if answer else JobPlan(notes=("keeping the NCCL default",))
             if arguments.dry_run:
-                tell("ncclt: no node has decided for this job yet; this would be proposed")
+                tell("ncclt: no decision for this job yet; this is the proposal")
                 return replace(planned, is_common=True)
             if planned.form is not None and answer is not None:
                 count = me.count if me.is_rank else max(me.count, answer.nodes)
@@ -151,7 +151,7 @@ def _follow(
     answer, form, decided = _read(decision)
     mine = (decision.host, decision.pid) == (os.uname().nodename, os.getpid())
     if not mine:
-        tell(f"ncclt: this job was decided on {decision.host} at {decision.when}")
+        tell(f"ncclt: following the decision of {decision.host} at {decision.when}")
         if time.time() - decision.created_s > _LONG_AGO_S:
             tell(f"ncclt: if that was an earlier job of the same name ({decision.job}), give each its own with --job")
     why = decision.content["why"]
@@ -161,10 +161,10 @@ def _follow(
     different = sorted(name for name in {*decided, *here} if decided.get(name) != here.get(name))
     if different:
         listed = "; ".join(
-            f"{name} would be {here.get(name, 'unset')} and is {decided.get(name, 'unset')} there" for name in different
+            f"{name} is {here.get(name, 'unset')} here, {decided.get(name, 'unset')} there" for name in different
         )
         raise UsageError(
-            f"here something else would be in effect than {decision.host} decided for the job: {listed}",
+            f"this process differs from the decision of {decision.host}: {listed}",
             hint="ranks that disagree hang or corrupt data, so this process does not start; plugin, table folder and "
             "your own NCCL_* variables must be the same on all nodes",
         )
@@ -180,6 +180,6 @@ def _read(decision: SharedDecision) -> tuple[Answer | None, Form | None, Mapping
         return answer_from_json(env) if env else None, form, decided
     except (KeyError, TypeError, ValueError, AttributeError, InputError) as error:
         raise StoreError(
-            f"what {decision.host} decided for this job cannot be followed: {error}",
+            f"cannot read the decision of {decision.host} for this job: {error}",
             hint="use one version of ncclt on all nodes",
         ) from error

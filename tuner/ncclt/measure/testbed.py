@@ -235,7 +235,7 @@ def simulated_testbed(cluster: Cluster, *, seed: int, reason: str, parallel: int
         reason=reason,
         covers=lambda _message: True,
         notes=(
-            "SIMULATED: the times come from a model of the cluster, nothing was measured",
+            "SIMULATED: the times come from a model of the cluster; nothing was measured",
             *notes_on_parallel(parallel),
         ),
     )

@@ -95,7 +95,7 @@ def render_variables(document: Mapping[str, Any], *, form: str, uid: int | None 
         return write(document, form, document["nccl_version"], uid)
     except AnswerError as error:
         if error.undecided:
-            hint = "--policy-dir hands over the table where one is proven"
+            hint = "use --policy-dir to deliver the table where one is validated"
             raise NoRecommendationError(str(error), hint=hint) from error
         raise SettingError(str(error), hint="no variable of NCCL takes one") from error
 

@@ -15,6 +15,7 @@ from ncclt.client.answer import comment_lines, token
 from ncclt.core.algo_proto_text import COLLECTIVE_WORDS
 from ncclt.core.cluster import Fingerprint
 from ncclt.core.message import format_bytes
+from ncclt.core.plural import count_noun
 from ncclt.core.policy import Rule
 from ncclt.core.setting import max_channels
 from ncclt.deliver.render.delivery import TABLE_FORMAT, Delivery
@@ -62,7 +63,7 @@ def _sections(rules: Sequence[Rule], valid: Fingerprint) -> list[str]:
     lines: list[str] = []
     for (nodes, ranks), section in itertools.groupby(zip(shapes, rules, strict=True), key=lambda pair: pair[0]):
         if len(set(shapes)) > 1:
-            where = "any nodes" if nodes == ANY else f"{nodes} node{'s' if nodes > 1 else ''}"
+            where = "any nodes" if nodes == ANY else count_noun(nodes, "node")
             lines.append(f"# communicators of {ranks} ranks on {where}")
         lines += [render_row(rule, valid) for _, rule in section]
     return lines
