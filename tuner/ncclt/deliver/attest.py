@@ -304,8 +304,8 @@ def _notes(rows: list[MessageOutcome]) -> list[str]:
     fewer = sum(1 for row in rows if row.state is RowState.AS_WANTED and _fewer(row))
     if fewer:
         notes.append(
-            f"{count_noun(fewer, 'kind')} of messages ran on fewer channels than requested: NCCL gives small and grouped "
-            "calls fewer"
+            f"{count_noun(fewer, 'kind')} of messages ran on fewer channels than requested: NCCL gives small and "
+            "grouped calls fewer"
         )
     return notes
 
