@@ -104,15 +104,15 @@ def test_what_is_replayed_unasked_is_the_default_recording():
 
 
 @pytest.mark.parametrize(
-    ("given", "drill"), [({"cluster": "leonardo"}, False), ({"cluster": "l40s-1x4"}, True), ({}, True)]
+    ("given", "for_nodes"), [({"cluster": "leonardo"}, False), ({"cluster": "l40s-1x4"}, True), ({}, True)]
 )
-def test_nothing_is_simulated_unasked(given, drill):
+def test_nothing_is_simulated_unasked(given, for_nodes):
     """One rule for all commands that measure; the hint followed to the letter is accepted."""
     with pytest.raises(UsageError, match="nothing can be measured here: no GPU or Slurm allocation found") as refused:
-        Target(**given).resolved({}, gpus_visible=lambda: False, drill=drill)
+        Target(**given).resolved({}, gpus_visible=lambda: False, for_nodes=for_nodes)
 
     assert "--launcher simulate" in refused.value.hint
-    asked = Target(**given, launcher="simulate").resolved({}, gpus_visible=lambda: False, drill=drill)
+    asked = Target(**given, launcher="simulate").resolved({}, gpus_visible=lambda: False, for_nodes=for_nodes)
     assert asked.launcher == "simulate"
 
 
@@ -127,5 +127,8 @@ def test_one_text_is_no_list_of_hosts():
         Target(hosts="a,b")
 
 
-def test_a_drill_names_nodes_where_nothing_is_launched():
-    assert Target(launcher="simulate", hosts=("a", "b"), backend="gloo").resolved({}, drill=True).hosts == ("a", "b")
+def test_a_simulated_fault_names_nodes_where_nothing_is_launched():
+    assert Target(launcher="simulate", hosts=("a", "b"), backend="gloo").resolved({}, for_nodes=True).hosts == (
+        "a",
+        "b",
+    )

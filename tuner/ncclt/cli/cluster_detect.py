@@ -122,7 +122,7 @@ def _facts(paths: list[Path], target: Target) -> tuple[tuple[Facts, ...], tuple[
         return (changed(facts, version=version),), facts.missing
     from ncclt.health.detect.nodes import look
 
-    nodes, missing = look(target.resolved(os.environ, gpus_visible=lambda: True, drill=True), os.environ)
+    nodes, missing = look(target.resolved(os.environ, gpus_visible=lambda: True, for_nodes=True), os.environ)
     return tuple(changed(facts, version=version) for facts in nodes), missing
 
 

@@ -120,7 +120,7 @@ def preflight(
         raise UsageError(f"--time must be above 0 and at most {MOST_SECONDS:,} seconds, not {seconds:g}")
     if target.is_replayed:
         raise UsageError("recorded tables know no nodes", hint="--launcher simulate --weak n03=0.6 simulates a fault")
-    target = target.resolved(os.environ, drill=True)
+    target = target.resolved(os.environ, for_nodes=True)
     simulated = target.is_simulated
     if weak and not simulated:
         raise UsageError("--weak needs --launcher simulate")

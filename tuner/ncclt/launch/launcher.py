@@ -54,7 +54,7 @@ the variable NCCLT_LAUNCH.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobShape:
-    """How many processes a launcher starts, and on which nodes.
+    """Number of processes of a job, and its nodes.
 
     Attributes:
         nodes: how many.
@@ -80,7 +80,7 @@ class JobShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchResult:
-    """How a launch ended.
+    """Result of a launch.
 
     Attributes:
         exit_code: negative = ended by that signal; None = it could not be prepared, or could not be ended.
@@ -165,7 +165,7 @@ class LauncherOption:
         return f"{self.key}{'NAME' if self.key.endswith('.') else ''}={self.metavar}"
 
     def matches(self, key: str) -> bool:
-        """Return whether a key that was written is this option's."""
+        """Return True if a key that was written is this option's."""
         return key.startswith(self.key) and len(key) > len(self.key) if self.key.endswith(".") else key == self.key
 
 

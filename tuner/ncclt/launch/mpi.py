@@ -43,7 +43,7 @@ _WORDS = (
 
 
 def mpi_flavour(version_output: str) -> MpiFlavour | None:
-    """Return which MPI prints this for `mpirun --version`; None = unknown."""
+    """Return the MPI that prints this for `mpirun --version`; None = unknown."""
     return next((flavour for words, flavour in _WORDS if words in version_output), None)
 
 
@@ -186,7 +186,7 @@ class MpirunLauncher(ProcessLauncher):
         return read_mpi_ending(result)
 
     def _meeting_point(self) -> dict[str, str]:
-        """Return where ranks of torch meet; empty where the first node is not known."""
+        """Return the meeting point of torch's ranks; empty where the first node is not known."""
         hosts = self._shape.hosts or (("127.0.0.1",) if self._shape.nodes == 1 else self._granted)
         if not hosts:
             return {}
@@ -234,7 +234,7 @@ class MpirunLauncher(ProcessLauncher):
 
 
 def is_open_mpi(program: str, *, environ: Mapping[str, str]) -> bool:
-    """Return whether a program is Open MPI's launcher, from its `--version`; other launchers share its names."""
+    """Return True if a program is Open MPI's launcher, from its `--version`; other launchers share its names."""
     if PurePath(program).name not in MPI_PROGRAMS:
         return False
     try:

@@ -68,7 +68,7 @@ _CHECK = (
 
 
 def is_deciding(name: str) -> bool:
-    """Return whether a variable has to be what the plan says."""
+    """Return True if a variable has to be what the plan says."""
     return any(fnmatchcase(name, pattern) for pattern in DECIDING)
 
 
@@ -90,7 +90,7 @@ def strip_signs(text: str) -> tuple[str, bool]:
 
 
 def find_unfit_reason(text: str) -> str:
-    """Return why ranks did not start their command; empty where the output has no such line."""
+    """Return the reason that kept ranks from starting their command; empty where the output has no such line."""
     said = _UNFIT_LINE.search(text)
     return said["why"] if said else ""
 

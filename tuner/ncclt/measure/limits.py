@@ -16,7 +16,7 @@ from ncclt.core.message import Message
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeoutRule:
-    """How long one command may take: before the default is known, and in terms of the default.
+    """Time limit of one command: before the default is known, and in terms of the default.
 
     Attributes:
         start_s: loading CUDA and connecting all ranks; minutes on a large cluster, seconds on one node.
@@ -73,7 +73,7 @@ class Timeouts:
         self._commands[key] = max(wall_s, self._commands.get(key, 0.0))
 
     def limit_s(self, messages: Sequence[Message]) -> float:
-        """Return how long a command for some messages may take, seconds."""
+        """Return the time limit of a command for some messages, seconds."""
         generous = self._rule.generous_s(messages)
         wholes = [wall_s for key, wall_s in self._launches.items() if key is None or key.issuperset(messages)]
         default_s = self._commands.get(frozenset(messages), min(wholes, default=None))

@@ -293,7 +293,7 @@ _ANY_NCCL = "2.28.9"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drivers:
-    """What the nodes said.
+    """NVIDIA drivers of the nodes.
 
     Attributes:
         versions: each once, sorted; several = nodes differ; empty = not known.
@@ -413,7 +413,7 @@ def open_testbed(
 
 
 def _extrapolated(cluster: Cluster, workload: Workload) -> tuple[str, ...]:
-    """Say what of a workload lies beyond twice the sizes and nodes that the cluster was calibrated with."""
+    """List the parts of a workload that lie beyond twice the sizes and nodes that the cluster was calibrated with."""
     fitted = cluster.calibration
     if fitted is None:
         return ()

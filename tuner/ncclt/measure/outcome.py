@@ -1,4 +1,4 @@
-"""How a launch ended, in an outcome, in words, and in the last lines of what it printed.
+"""The end of a launch: an outcome, a sentence, and the last lines of its output.
 
 The first line of the words names the cause and is the same whenever the cause is the same: no process id, address or
 time of day stands in it. Equal failures in a row are recognised by it.
@@ -69,7 +69,7 @@ _PASSING = (
 
 
 def judge(benchmark: Benchmark, command: BenchmarkCommand, launch: LaunchResult, *, limit_s: float) -> TrialResult:
-    """Return how one command ended; wrong data takes precedence over a crash, since it is the worse of the two.
+    """Return the outcome of one command; wrong data takes precedence over a crash, since it is the worse of the two.
 
     Args:
         benchmark: reads what it measured.
@@ -136,7 +136,7 @@ def _judged(benchmark: Benchmark, command: BenchmarkCommand, launch: LaunchResul
 
 
 def _cause(launch: LaunchResult) -> tuple[str, str]:
-    """Return what the output names as the cause and the line that does so, both empty where it names none."""
+    """Return the cause that the output names and the line that names it, both empty where it names none."""
     elsewhere = "\n".join(launch.left_elsewhere)
     said = f"{launch.stdout[-_SEARCHED_CHARACTERS:]}\n{launch.stderr[-_SEARCHED_CHARACTERS:]}\n{elsewhere}"
     for pattern, meaning in _CAUSES:

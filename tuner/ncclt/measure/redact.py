@@ -145,7 +145,7 @@ def words_without_secrets(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def _own_values(environ: Mapping[str, str]) -> list[str]:
-    """Return what this process's variables keep secret, the longest first."""
+    """Return the secret values in this process's variables, the longest first."""
     found = {value for name, value in environ.items() if _SECRET_VARIABLE.match(name) and not value.startswith("/")}
     found |= {match[1] for value in environ.values() for match in _PASSWORD_IN_URL.finditer(value)}
     plain = re.compile(r"[\d.]+|true|false", re.IGNORECASE)
@@ -154,7 +154,7 @@ def _own_values(environ: Mapping[str, str]) -> list[str]:
 
 
 def _is_generated(word: str) -> bool:
-    """Return whether upper case, lower case and digits change as often in a word as only a generator makes them.
+    """Return True if upper case, lower case and digits change as often in a word as only a generator makes them.
 
     In a random word of letters and digits 62 % of neighbours are of two kinds; in CamelCase names, kernels' names and
     paths less than 40 %. Hashes have one case and stay: commit ids, digests and ids of communicators are wanted.
@@ -168,7 +168,7 @@ def _is_generated(word: str) -> bool:
 
 @cache
 def _library_patterns() -> tuple[re.Pattern[str], ...]:
-    """Return what detect-secrets knows; imported here, for it takes most of a second and only a failure needs it."""
+    """Return the patterns of detect-secrets, whose import takes most of a second and is needed by failures alone."""
     try:
         from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class
     except ImportError:

@@ -38,7 +38,7 @@ SOME_FOLDER = Path("{results}")
 
 
 class RunnerParts(TypedDict, total=False):
-    """What every runner of real commands is made with, as `RealRunner` says."""
+    """Arguments of every runner of real commands, as described at `RealRunner`."""
 
     benchmark: Required[Benchmark]
     launcher: Required[Launcher]
@@ -53,7 +53,7 @@ class RunnerParts(TypedDict, total=False):
 
 
 class RealRunner(ABC):
-    """What runners share that start real commands.
+    """Base of the runners that start real commands.
 
     Args:
         benchmark: what runs.
@@ -101,7 +101,7 @@ class RealRunner(ABC):
         self._launcher.kill()
 
     def applies(self, policy: Policy) -> bool:
-        """Return whether one launch measures the policy as it is delivered."""
+        """Return True if one launch measures the policy as it is delivered."""
         return self._delivering(policy) is not None
 
     def _delivering(self, policy: Policy) -> Mapping[str, str] | None:
@@ -258,7 +258,7 @@ def _safe_variables(setting: Setting, variables: Callable[[Setting], Mapping[str
 
 
 def ask_through(launcher: Launcher, *, timeout_s: float = ASKING_S) -> Callable[[Sequence[str]], CommandOutput]:
-    """Return what runs a command where trials will run and gives its output, for benchmarks that ask beforehand."""
+    """Return a function that runs a command where trials run and returns its output; benchmarks ask programs by it."""
 
     def run(argv: Sequence[str]) -> CommandOutput:
         launch = launcher.run(launcher.plan(argv, variables={}, timeout_s=timeout_s))

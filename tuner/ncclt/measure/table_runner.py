@@ -45,7 +45,7 @@ class TableRunner(LaunchedRunner):
         self._version = self.cluster.version
 
     def applies(self, policy: Policy) -> bool:
-        """Return whether a table carries every rule of the policy."""
+        """Return True if a table carries every rule of the policy."""
         return table_carries(policy, self._version)
 
     def plans(self, setting: Setting, messages: Sequence[Message]) -> tuple[LaunchPlan, ...]:

@@ -1,4 +1,4 @@
-"""Where and how trials run: every option that says so, and which of them fit together."""
+"""The target of trials: the options for launcher, benchmark and nodes, and their legal combinations."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ THROUGH = ("plugin", "variables")
 
 
 def gpus_visible() -> bool:
-    """Return whether this machine shows an NVIDIA GPU to this process."""
+    """Return True if this machine shows an NVIDIA GPU to this process."""
     return os.environ.get("CUDA_VISIBLE_DEVICES") != "" and Path("/dev/nvidia0").exists()
 
 
@@ -46,7 +46,7 @@ _OfLaunches = partial(Option, of_launches=True, group=Group.LAUNCH)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where and how trials run; `resolved` turns the user's request into what the layers below take.
+    """Launcher, benchmark, cluster and nodes of trials; `resolved` turns a request into input of the layers below.
 
     The `Option` of a field says what it means. `reason` is why trials run there, set by `resolved`.
 
@@ -131,7 +131,7 @@ class Target:
         *,
         gpus_visible: Callable[[], bool] = gpus_visible,
         demo: bool = False,
-        drill: bool = False,
+        for_nodes: bool = False,
     ) -> Target:
         """Return the target with its launcher and the names of its nodes: as asked, else as detected.
 
@@ -142,14 +142,14 @@ class Target:
             environ: the process environment.
             gpus_visible: asked only when needed.
             demo: the workload is a shipped one, for which a recording is replayed unasked.
-            drill: accept options of launches where nothing is launched: a preflight simulates nodes by their names.
+            for_nodes: accept options of launches where nothing is launched: a preflight simulates nodes by their names.
 
         Raises:
             UsageError: the options contradict each other, have no effect there, or nothing can be measured here.
             InputError: the host file cannot be read.
         """
         self.require_known_names()
-        chosen = self._with_launcher(environ, gpus_visible, demo=demo, drill=drill)
+        chosen = self._with_launcher(environ, gpus_visible, demo=demo, for_nodes=for_nodes)
         if chosen.is_replayed and self.landscape is None and chosen.cluster not in recorded_tables():
             raise UsageError(
                 f"{chosen.cluster} is not a recorded cluster, so it cannot be replayed",
@@ -159,7 +159,7 @@ class Target:
             raise UsageError("give --hosts or --hostfile, not both")
         if self.parallel < 1:
             raise UsageError(f"--parallel must be at least 1, not {self.parallel}")
-        if not drill:
+        if not for_nodes:
             chosen._refuse_what_is_idle()
         if self.landscape is not None and (self.cluster or self.nodes or self.gpus_per_node or self.nccl_version):
             raise UsageError(
@@ -183,7 +183,7 @@ class Target:
             raise UsageError(f"unknown benchmark {self.benchmark!r}", hint=f"one of {', '.join(benchmark_names())}")
 
     def _with_launcher(
-        self, environ: Mapping[str, str], gpus_visible: Callable[[], bool], *, demo: bool, drill: bool
+        self, environ: Mapping[str, str], gpus_visible: Callable[[], bool], *, demo: bool, for_nodes: bool
     ) -> Target:
         if self.launcher:
             if self.landscape is not None and not self.is_replayed:
@@ -194,16 +194,16 @@ class Target:
             return replace(self, cluster=name, reason=ON_REQUEST)
         if self.landscape is not None:
             return replace(self, launcher="replay", reason="landscape given")
-        if self.cluster in recorded_tables() and not drill:
+        if self.cluster in recorded_tables() and not for_nodes:
             return replace(self, launcher="replay", reason=f"{self.cluster} is a recorded cluster")
         if job := environ.get("SLURM_JOB_ID"):
             return replace(self, launcher="slurm", reason=f"found Slurm allocation {job}")
         if gpus_visible():
             return replace(self, launcher="local", reason="found GPUs on this machine")
         reason = "no GPU or Slurm allocation found"
-        if shutil.which("sbatch", path=environ.get("PATH", "")) and not drill:
+        if shutil.which("sbatch", path=environ.get("PATH", "")) and not for_nodes:
             reason += " (--launcher slurm submits jobs from here)"
-        if demo and self.cluster is None and not drill:
+        if demo and self.cluster is None and not for_nodes:
             return replace(self, launcher="replay", cluster=DEFAULT_RECORDED, reason=reason)
         raise UsageError(
             f"nothing can be measured here: {reason}",
@@ -244,54 +244,54 @@ class Target:
 
     @property
     def origin(self) -> TimesOrigin:
-        """Return where the times of its trials come from."""
+        """Return the origin of the times of its trials."""
         return NOT_LAUNCHED.get(self.launcher, TimesOrigin.MEASURED)
 
     @property
     def is_launched(self) -> bool:
-        """Return whether trials are commands that a launcher starts."""
+        """Return True if trials are commands that a launcher starts."""
         return self.origin is TimesOrigin.MEASURED
 
     @property
     def is_replayed(self) -> bool:
-        """Return whether recorded times take the place of launches."""
+        """Return True if recorded times take the place of launches."""
         return self.origin is TimesOrigin.RECORDED
 
     @property
     def is_simulated(self) -> bool:
-        """Return whether times of a model take the place of launches."""
+        """Return True if times of a model take the place of launches."""
         return self.origin is TimesOrigin.SIMULATED
 
     def lacks_allocation(self, environ: Mapping[str, str]) -> bool:
-        """Return whether trials need an allocation that this process is not in."""
+        """Return True if trials need an allocation that this process is not in."""
         variable = self.launcher_class.job_variable
         return bool(variable) and not environ.get(variable)
 
     @property
     def scratch_is_shared(self) -> bool:
-        """Return whether the nodes can read and write the folder in which this machine makes temporary files."""
+        """Return True if the nodes can read and write the folder in which this machine makes temporary files."""
         return self.scratch is not None or self.launcher_class.shares_files
 
     @property
     def benchmark_name(self) -> str:
-        """Return what runs: as asked, else what has the backend, else what the launcher can start."""
+        """Return the benchmark: as asked, else the one of the backend, else the one that the launcher can start."""
         is_torch = self.backend == "gloo" or self.launcher_class.needs_torch
         return self.benchmark or ("torch_collectives" if is_torch else "nccl_tests")
 
     @property
     def is_gloo(self) -> bool:
-        """Return whether PyTorch's gloo takes the place of NCCL."""
+        """Return True if PyTorch's gloo takes the place of NCCL."""
         return self.benchmark_name == "torch_collectives" and self.backend == "gloo"
 
     @property
     def _may_use_plugin(self) -> bool:
-        """Return whether the ranks can receive tables from here, and NCCL can load the plugin."""
+        """Return True if the ranks can receive tables from here, and NCCL can load the plugin."""
         receive = self.benchmark_name == "torch_collectives" or self._tests_may_use_plugin
         return receive and not self.is_gloo and self.launcher_class.reaches_back
 
     @property
     def is_in_container(self) -> bool:
-        """Return whether trials run in a container image that was named."""
+        """Return True if trials run in a container image that was named."""
         return "container" in self.launcher_options
 
     @property
@@ -300,7 +300,7 @@ class Target:
 
     @property
     def how_with_plugin(self) -> str:
-        """Say what makes the tuner plugin force the settings, where variables do it."""
+        """Return the options that make the tuner plugin force the settings, where variables do it."""
         if not self._may_use_plugin:
             needed = {
                 "--benchmark torch_collectives": self.benchmark_name != "torch_collectives",

@@ -64,12 +64,12 @@ class Testbed:
 
     @property
     def searching(self) -> tuple[Runner, ...]:
-        """Return what the search measures with."""
+        """Return the runners of the search."""
         return self.persistent or (self.runner, *self.others)
 
     @property
     def by_plugin(self) -> bool:
-        """Return whether the tuner plugin forces settings here, or would where nothing is launched."""
+        """Return True if the tuner plugin forces settings here, or would where nothing is launched."""
         return self.by_variables is not None or not (self.is_launched or self.without_plugin)
 
     @property
@@ -86,7 +86,7 @@ class Testbed:
         return "".join(word for word, holds in words.items() if holds)
 
     def expressible(self, setting: Setting) -> bool:
-        """Return whether a setting can be forced there as a whole."""
+        """Return True if a setting can be forced there as a whole."""
         return not self.why_not(setting)
 
     def forcing(self, collectives: frozenset[Collective], through: str | None) -> Testbed:
@@ -120,7 +120,7 @@ class Testbed:
             raise _not_alike(f"forced by {other}", f"with --through {option}")
 
     def delivering(self, arm: Arm) -> Runner:
-        """Return what measures an arm as it is delivered."""
+        """Return the runner that measures an arm as it is delivered."""
         return self.by_variables if arm is Arm.VARIABLES and self.by_variables is not None else self.runner
 
     @contextmanager
@@ -139,7 +139,7 @@ class Testbed:
 
     @property
     def is_launched(self) -> bool:
-        """Return whether anything real is started here."""
+        """Return True if anything real is started here."""
         return bool(self._real)
 
     @property
@@ -158,7 +158,7 @@ class Testbed:
             runner.calibrate(wall_s, times_us)
 
     def can_measure(self, message: Message, setting: Setting) -> bool:
-        """Return whether a message can be measured under the default and under a setting."""
+        """Return True if a message can be measured under the default and under a setting."""
         recorded = self.landscape is None or bool(self.landscape.time_samples(setting, message))
         return self.covers(message) and recorded
 
@@ -242,7 +242,7 @@ def simulated_testbed(cluster: Cluster, *, seed: int, reason: str, parallel: int
 
 
 def notes_on_parallel(parallel: int) -> tuple[str, ...]:
-    """Return what a reader must know when several trials of the search ran at once."""
+    """Return the note on trials of the search that ran at once."""
     if parallel == 1:
         return ()
     return (f"the search ran {parallel} trials at once on nodes of their own; finalists and proof ran alone",)

@@ -16,7 +16,7 @@ from ncclt.errors import StudyStoppedError
 
 
 class TrialLog(Port):
-    """Where trials are kept; several workers may share it.
+    """Store of trials; several workers may share it.
 
     Contract: what `add` returned survives the death of the process. A claim ends with the trial that is added for it,
     or with its worker. No two claims have the same number, and a setting is claimed again only by who knows of every
@@ -125,7 +125,7 @@ def measure_once(
 
 
 def _most_weight_first(workload: Workload, messages: Sequence[Message] | None, default: Trial | None) -> list[Message]:
-    """Return what to measure, most weight first: what is cut off when time runs out counts least.
+    """Return the messages to measure, most weight first: those cut off when time runs out counts least.
 
     The weight is the time per step under the default; before that was launched, the bytes per step. Results are
     matched by message, and it is always the first stored default that counts, so a study has no more than two orders.

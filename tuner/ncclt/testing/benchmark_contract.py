@@ -23,7 +23,7 @@ class BenchmarkContract(WatchedContract, ABC):
 
     @abstractmethod
     def good_output(self, command: BenchmarkCommand) -> CommandOutput:
-        """Return what the command would print on a healthy cluster, with its result file written if it has one."""
+        """Return the command's output on a healthy cluster, with its result file written if it has one."""
 
     def messages(self) -> Sequence[Message]:
         """Return some messages of all collectives, in an odd order, some with sizes that are not powers of two."""

@@ -86,7 +86,7 @@ class FakeTrialLog:
         return self._trials
 
     def refresh(self) -> Sequence[Claim]:
-        """Return what others are launching."""
+        """Return the claims of other workers."""
         return self.others
 
     def claim(self, setting: Setting, *, phase: Phase, most: int | None = None) -> Claim | None:

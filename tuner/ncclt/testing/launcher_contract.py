@@ -50,7 +50,7 @@ class LauncherContract(WatchedContract, ABC):
         assert self.launcher().name.isidentifier()
 
     def test_attributes_are_readable_from_the_class(self) -> None:
-        """What differs from other launchers is known before one is created, and fits together."""
+        """Capabilities are known before a launcher is created, and fit together."""
         kind = type(self.launcher())
         traits = ("shares_files", "starts_ranks", "needs_torch", "uses_allocation", "chooses_nodes", "reaches_back")
         assert [name for name in traits if not isinstance(getattr(kind, name), bool)] == []
@@ -116,7 +116,7 @@ class LauncherContract(WatchedContract, ABC):
         assert "all_reduce_perf" in result.not_started
 
     def test_refused_launch_is_not_started(self) -> None:
-        """What fails before the first process of the command is no failure of the command, whatever its exit code."""
+        """A failure before the first process of the command is no failure of the command, whatever its exit code."""
         result = self._run("print('begun')", launcher=self.refused())
         assert result.exit_code != 0
         assert result.not_started

@@ -32,7 +32,7 @@ _COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
 
 
 class Stage(StrEnum):
-    """How far a launch has come."""
+    """Stage of a launch."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -42,7 +42,7 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodProgress:
-    """How far a launch has come.
+    """Progress of a launch.
 
     Attributes:
         stage: pending until every pod runs.

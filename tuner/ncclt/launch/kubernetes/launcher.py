@@ -51,7 +51,7 @@ _SITE_FIELDS = {"container": "image", "resource": "resources", "node": "node_sel
 
 
 class _Kind(NamedTuple):
-    """What a kind of job differs in: the container that is followed, pods besides the nodes, how an end is read."""
+    """Kind of job: the container that is followed, pods besides the nodes, and the reader of its end."""
 
     container: str
     further_pods: int

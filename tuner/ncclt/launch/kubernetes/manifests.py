@@ -39,7 +39,7 @@ _GPU = "nvidia.com/gpu"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """What one cluster and one user require of every job.
+    """Requirements of one cluster and one user for every job.
 
     Attributes:
         image: of all containers; for an MPIJob it holds an OpenSSH server, Open MPI and the benchmark.
@@ -67,7 +67,7 @@ class Site:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchedJob:
-    """What one launch is to run.
+    """Command of one launch and its environment.
 
     Attributes:
         name: of all its objects, RFC 1035.

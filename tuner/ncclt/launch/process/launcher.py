@@ -1,4 +1,4 @@
-"""What launchers share: each starts a program on this machine, with the environment that it inherits."""
+"""Base of the launchers: each starts a program on this machine, with the environment that it inherits."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class ProcessLauncher(Launcher, ABC):
         return result
 
     def _may_start_yet(self, result: LaunchResult) -> bool:
-        """Return whether another try can help: not if the nodes are lost, or if the program was never there."""
+        """Return True if another try can help: not if the nodes are lost, or if the program was never there."""
         was_never_there = not self._has_started and result.exit_code in (None, *CANNOT_START)
         return bool(result.not_started) and not (result.killed or result.timed_out or result.lost or was_never_there)
 

@@ -58,7 +58,7 @@ class Capture:
 
     @property
     def is_open(self) -> bool:
-        """Return whether any pipe is still open for reading."""
+        """Return True if any pipe is still open for reading."""
         return bool(self._selector.get_map())
 
     def read_for(self, seconds: float) -> None:
@@ -234,7 +234,7 @@ def _pipe(stream: IO[bytes] | None) -> IO[bytes]:
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Return whether the leader has ended, without reaping it."""
+    """Return True if the leader has ended, without reaping it."""
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 

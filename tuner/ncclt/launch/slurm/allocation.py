@@ -68,7 +68,7 @@ class NodeGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """What Slurm has given to this program.
+    """Allocation of Slurm in which this program runs.
 
     Attributes:
         groups: one, or the components of a heterogeneous job in their order.

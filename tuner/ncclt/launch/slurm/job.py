@@ -1,4 +1,4 @@
-"""Whether the Slurm job of this program still has its nodes, and why not."""
+"""The Slurm job of this program: loss of its nodes, and signals before its end."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class JobLoss:
 
 
 def job_loss(environment: Mapping[str, str]) -> JobLoss:
-    """Return why this program's job has lost its nodes.
+    """Return the reason for which this program's job has lost its nodes.
 
     Args:
         environment: of this program; salloc, sbatch and srun set SLURM_JOB_ID in it.
@@ -82,7 +82,7 @@ def job_loss(environment: Mapping[str, str]) -> JobLoss:
 
 
 def _ending(job: Mapping[str, str], environment: Mapping[str, str], *, requeued: bool) -> str:
-    """Return how a job or component ended; empty = it has not."""
+    """Return the end of a job or component; empty = it has not."""
     state = job.get("JobState", "")
     # Its steps are ended at once, itself only after the partition's GraceTime.
     if job.get("PreemptTime", "None") != "None":
@@ -99,14 +99,14 @@ def _ending(job: Mapping[str, str], environment: Mapping[str, str], *, requeued:
 
 
 def _lost_nodes(environment: Mapping[str, str]) -> bool:
-    """Return whether a node of this program's job is down."""
+    """Return True if a node of this program's job is down."""
     nodes = environment.get("SLURM_JOB_NODELIST") or environment.get("SLURM_JOB_NODELIST_HET_GROUP_0", "")
     said = ask(("scontrol", "show", "nodes", nodes, "--oneliner"), environment).stdout if nodes else ""
     return re.search(r"\sState=\S*(?:DOWN|FAIL|NOT_RESPONDING)", said) is not None
 
 
 def _is_over(job: Mapping[str, str]) -> bool:
-    """Return whether a job ran until its time limit, to the minute."""
+    """Return True if a job ran until its time limit, to the minute."""
     limit_s = _duration_s(job.get("TimeLimit", ""))
     return limit_s is not None and (_duration_s(job.get("RunTime", "")) or 0.0) >= limit_s
 
@@ -121,7 +121,7 @@ def _duration_s(text: str) -> float | None:
 
 
 def job_notice(environment: Mapping[str, str]) -> str:
-    """Return why Slurm sent this program SIGTERM; empty where Slurm has no reason to."""
+    """Return Slurm's reason for a SIGTERM to this program; empty where it has none."""
     if loss := job_loss(environment).reason:
         return loss
     job_id, jobs = _ask(environment)

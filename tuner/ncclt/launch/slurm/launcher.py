@@ -65,7 +65,7 @@ _NO_ROOM = '{ echo "ncclt: $(uname -n) cannot write to ${TMPDIR:-/tmp}: free spa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRequest:
-    """What every task of a step runs, and in what.
+    """Command of every task of a step, and its container.
 
     Attributes:
         argv: the command, as `ShippedFiles.argv` gives it.
@@ -210,7 +210,7 @@ _CAUSES: tuple[tuple[re.Pattern[str], str, bool], ...] = tuple(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFailure:
-    """How a step of Slurm failed.
+    """Failure of a step.
 
     Attributes:
         reason: for the user; empty where Slurm printed none.

@@ -32,7 +32,7 @@ NOTICE_S = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRequest:
-    """What one batch job is to do.
+    """Batch job request.
 
     Attributes:
         command: the command line of ncclt, which then runs inside the job's allocation.
@@ -74,7 +74,7 @@ class BatchPlan:
     log_stem: str
 
     def logs(self, job_id: str) -> Logs:
-        """Return where a job of this plan writes."""
+        """Return the logs of a job of this plan."""
         stem = self.log_stem.replace("%j", job_id)
         return Logs(stdout=f"{stem}.out", stderr=f"{stem}.err")
 
@@ -191,7 +191,7 @@ def submit_and_follow(
 
 
 def node_local_folder(path: Path, *, mounts: str | None = None) -> str:
-    """Return why compute nodes may not see a file; empty where they probably do.
+    """Return the reason that may hide a file from compute nodes; empty where they probably see it.
 
     With a store that only the login node sees, the job would fill one of its own and lose it.
 
@@ -232,7 +232,7 @@ _UNDER_WAY = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logs:
-    """Where a job writes its standard output and its standard error."""
+    """Paths of a job's standard output and standard error."""
 
     stdout: str
     stderr: str
@@ -338,7 +338,7 @@ class _Log:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def show_growth(self) -> None:
-        """Show what was added since the last time."""
+        """Show the lines added since the last time."""
         try:
             # Opened again each time: network file systems guarantee fresh contents only after open.
             with Path(self.path).open("rb") as log:

@@ -33,7 +33,7 @@ class BenchmarkCommand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandOutput:
-    """How a command ended and what it printed.
+    """Exit code and outputs of a command.
 
     Attributes:
         exit_code: negative = ended by that signal; None = not known, for example for a file that was read later.
@@ -59,7 +59,7 @@ class BenchmarkReading:
 
     @property
     def is_wrong(self) -> bool:
-        """Return whether any element came out wrong."""
+        """Return True if any element came out wrong."""
         return bool(self.failed_check) or any(m.wrong for m in self.measurements)
 
 

@@ -81,7 +81,7 @@ class TorchResult:
 
 
 def failed_rank(printed: str) -> str:
-    """Return why the ranks ended, as they reported it; empty = they did not.
+    """Return the reason that the ranks reported for their end; empty = they reported none.
 
     The first to fail is the cause: the others only notice that it has ended. A killed rank cannot report anything.
     """

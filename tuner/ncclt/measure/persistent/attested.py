@@ -51,7 +51,7 @@ class Attested:
         self._seen: set[_Choice] = set()
 
     def lacks(self, wanted: ForcedState, messages: Sequence[Message]) -> bool:
-        """Return whether some message would be sent by a choice that is not attested yet."""
+        """Return True if some message would be sent by a choice that is not attested yet."""
         return not self._seen.issuperset(_choices(wanted, messages))
 
     def check(self, lines: Sequence[object], wanted: ForcedState, messages: Sequence[Message]) -> str:

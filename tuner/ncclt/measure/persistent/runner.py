@@ -140,7 +140,7 @@ class PersistentRunner(RealRunner):
         return self._measure(setting, lambda: self._force(setting, messages), messages)
 
     def applies(self, policy: Policy) -> bool:
-        """Return whether the plugin's table, or without the plugin variables, apply the whole policy as delivered."""
+        """Return True if the plugin's table, or without the plugin variables, apply the whole policy as delivered."""
         if self._plugin is None:
             return super().applies(policy)
         return table_carries(policy, self._version)
@@ -198,7 +198,7 @@ class PersistentRunner(RealRunner):
         return replace(result, wall_s=wall_s, place=self._place, persistent=self._persistent, by_plugin=by_plugin)
 
     def _idle_s(self, now_s: float) -> float:
-        """Return how long the ranks have waited since the last trial."""
+        """Return the time since the last trial, s."""
         session = self._session
         if session is None:
             return 0.0
@@ -206,7 +206,7 @@ class PersistentRunner(RealRunner):
         return max(until_s - self._idle_since_s, 0.0)
 
     def _force(self, setting: Setting, messages: Sequence[Message]) -> ForcedState:
-        """Return how the setting is forced; SettingError where it cannot be."""
+        """Return the state that forces the setting; SettingError where it cannot be."""
         return force_setting(
             setting,
             version=self._version,
@@ -321,7 +321,7 @@ class PersistentRunner(RealRunner):
         }
 
     def _nodes_of(self, rule: Rule) -> int:
-        """Return how many nodes the communicators of a rule span; 0 = any number."""
+        """Return the number of nodes that the communicators of a rule span; 0 = any number."""
         if rule.spans_nodes is None:
             return 0
         return communicator_shape(rule, nodes=self.cluster.nodes, ranks=self.cluster.world_size)[0]

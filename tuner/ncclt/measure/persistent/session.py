@@ -20,8 +20,8 @@ from ncclt.launch.launcher import Launcher, LaunchPlan, LaunchResult
 from ncclt.measure.benchmarks.benchmark import BenchmarkCommand
 from ncclt.measure.benchmarks.torch_collectives import MEASURING, WORKER, TorchCollectives
 from ncclt.measure.benchmarks.torch_worker.ncclt_torch_connection import (
-    Connection,
     ConnectionClosedError,
+    RankConnection,
     RankConnectionError,
 )
 
@@ -49,7 +49,7 @@ class Controller:
     def __init__(self, *, is_local: bool, host: str, token: bytes) -> None:
         self._host = host or ("127.0.0.1" if is_local else socket.gethostname())
         self._token = token
-        self._proven: queue.Queue[Connection] = queue.Queue()
+        self._proven: queue.Queue[RankConnection] = queue.Queue()
         self._authenticating = threading.BoundedSemaphore(MOST_CALLERS)
         try:
             self._socket = _listen(self._host, everywhere=not host and not is_local)
@@ -65,7 +65,7 @@ class Controller:
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"{host}:{self._socket.getsockname()[1]}"
 
-    def accept(self, within_s: float, *, stopped: Callable[[], bool]) -> Connection | None:
+    def accept(self, within_s: float, *, stopped: Callable[[], bool]) -> RankConnection | None:
         """Return the connection to rank 0; None = it has not connected in time, or `stopped` is true."""
         deadline_s = time.monotonic() + within_s
         self._socket.settimeout(_ACCEPT_TICK_S)
@@ -89,7 +89,7 @@ class Controller:
 
     def _authenticate(self, accepted: socket.socket) -> None:
         try:
-            connection = Connection(accepted, self._token, controls=True)
+            connection = RankConnection(accepted, self._token, controls=True)
             connection.prove(PROOF_S)
         except (RankConnectionError, OSError):
             accepted.close()  # not rank 0
@@ -144,7 +144,7 @@ class Session:
         self, *, launcher: Launcher, plan: LaunchPlan, controller: Controller, stopped: Callable[[], bool]
     ) -> None:
         self._launcher, self._plan, self._controller, self._stopped = launcher, plan, controller, stopped
-        self._connection: Connection | None = None
+        self._connection: RankConnection | None = None
         self._result: LaunchResult | None = None
         self._error: BaseException | None = None
         self._complaint = ""
@@ -159,7 +159,7 @@ class Session:
 
     @property
     def is_alive(self) -> bool:
-        """Return whether trials can be sent; notices ranks that have died since the last message."""
+        """Return True if trials can be sent; notices ranks that have died since the last message."""
         if self._connection is None or not self._thread.is_alive():
             return False
         try:

@@ -120,7 +120,7 @@ def require_possible(cluster: Cluster, one: ObservedPoint) -> None:
 def _candidates(
     blank: Calibration, seen: Sequence[ObservedPoint], most_of_the_time: float
 ) -> Iterator[tuple[Calibration, Array]]:
-    """Yield what the NCCL default may be there, and where the constants start."""
+    """Yield the candidates for the NCCL default, each with the initial constants."""
     # From nothing beside the call, and from most of the time: the slope of the one does not show the other.
     yield blank, _USUAL
     yield blank, np.where(np.arange(len(_NAMES)) == _EXTRA, most_of_the_time, _USUAL)

@@ -56,7 +56,7 @@ class Landscape:
         return tuple(sorted({s for _, s in self.curves if not s.is_default}, key=lambda s: s.label))
 
     def covers(self, message: Message) -> bool:
-        """Return whether the default and something to choose were recorded for a message, around its size."""
+        """Return True if the default and something to choose were recorded for a message, around its size."""
         return bool(self.time_samples(DEFAULT, message)) and any(
             setting != DEFAULT and collective is message.collective and self.time_samples(setting, message)
             for collective, setting in self.curves
@@ -64,7 +64,7 @@ class Landscape:
 
     @property
     def choices(self) -> str:
-        """Return where settings beside the NCCL default were recorded, as `all_reduce 1 KiB to 1 GiB, ...`."""
+        """Return the sizes recorded under other settings than the default, as `all_reduce 1 KiB to 1 GiB, ...`."""
         sizes: dict[Collective, set[int]] = {}
         for (collective, setting), curve in self.curves.items():
             if not setting.is_default:
@@ -118,7 +118,7 @@ class Landscape:
         return self.sigmas.get((message.collective, mine, nearest), 0.0)
 
     def is_exact(self, setting: Setting, message: Message) -> bool:
-        """Return whether exactly this size was recorded under the setting."""
+        """Return True if exactly this size was recorded under the setting."""
         mine = self.recorded(setting, message)
         curve = self.curves.get((message.collective, mine), ()) if mine is not None else ()
         return any(size == message.size_bytes for size, _ in curve)

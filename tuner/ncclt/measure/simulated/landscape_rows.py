@@ -92,7 +92,7 @@ class LandscapeRow:
 
     @property
     def is_simulated(self) -> bool:
-        """Return whether the time is of a simulated cluster."""
+        """Return True if the time is of a simulated cluster."""
         return SIMULATED in self.source
 
 

@@ -180,7 +180,7 @@ def build_link_model(cluster: Cluster, group_size: int = 0, spans_nodes: bool = 
 
 
 def _link_gbps(cluster: Cluster, graph: Topology) -> float:
-    """Return what one GPU sends to its peers with all channels busy."""
+    """Return the bandwidth from one GPU to its peers with all channels busy, 1e9 bytes/s."""
     share = _LINK_SHARE[cluster.link_class][graph.generation >= 2]
     gbps = cluster.link_gbps * share
     if cluster.gpu_path == "SYS" and not graph.nvlink:

@@ -23,7 +23,7 @@ from ncclt.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noise:
-    """How much the samples vary.
+    """Variation of the samples.
 
     Attributes:
         seed: of everything random.
@@ -119,7 +119,7 @@ def _never(_setting: Setting) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """Which launches fail, and how.
+    """Simulated faults: the launches that fail, and their outcomes.
 
     Attributes:
         crash, hang, wrong: probability of that outcome of a launch, 0 to 1; drawn from the seed.
@@ -138,7 +138,7 @@ class Faults:
             raise UsageError("the probability of a fault must be 0 to 1", hint="0 = never, 1 = every launch")
 
     def outcome(self, setting: Setting, *, seed: int, repeat: int) -> Outcome:
-        """Return how a launch ends: `ok`, or the first fault that occurs."""
+        """Return the outcome of a launch: `ok`, or the first fault that occurs."""
         for outcome, rate, always in (
             (Outcome.CRASHED, self.crash, self.crash_if),
             (Outcome.TIMEOUT, self.hang, self.hang_if),

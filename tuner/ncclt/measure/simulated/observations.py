@@ -130,7 +130,7 @@ def conditions_of(test: NcclTest) -> dict[str, str]:
 
 
 def collective_of(test: NcclTest, path: Path) -> Collective:
-    """Return what a test measures; where the output does not tell, the name of its file may.
+    """Return the collective of a test; where the output does not tell, the name of its file may.
 
     Raises:
         InputError: neither does, or ncclt has no message for it.
@@ -153,7 +153,7 @@ def collective_of(test: NcclTest, path: Path) -> Collective:
 
 
 def is_another_gpu(named: str, expected: str) -> bool:
-    """Return whether a driver's name is of another model: `NVIDIA H100 80GB HBM3` is an H100-SXM5-80GB."""
+    """Return True if a driver's name is of another model: `NVIDIA H100 80GB HBM3` is an H100-SXM5-80GB."""
     models = [_MODEL.search(name.upper()) for name in (named, expected)]
     return all(models) and len({found[0] for found in models if found}) > 1
 
@@ -170,7 +170,7 @@ def _of_another_nccl(path: Path, named: str, cluster: Cluster) -> str:
 
 
 def count_nodes(test: NcclTest, cluster: Cluster, path: Path) -> int:
-    """Return how many nodes of the cluster a test ran on.
+    """Return the number of nodes of the cluster that a test ran on.
 
     Raises:
         InputError: its ranks are not known, or it did not run on whole nodes.

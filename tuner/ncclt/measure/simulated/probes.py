@@ -33,7 +33,7 @@ _PROBE_SIZES = tuple(4096 << shift for shift in range(0, 17, 2))
 
 
 def probe_messages(cluster: Cluster) -> tuple[Message, ...]:
-    """Return what each probe measures: all_reduce over the whole job, 4 KiB to 256 MiB."""
+    """Return the messages of each probe: all_reduce over the whole job, 4 KiB to 256 MiB."""
     return tuple(
         Message(
             collective=Collective.ALL_REDUCE,

@@ -98,7 +98,7 @@ class SimulatedRunner:
         return self._known(setting, message).time_us
 
     def _known(self, setting: Setting, message: Message) -> _Known:
-        """Return what every launch of the setting does with a message, computed once."""
+        """Return the behaviour of a message under a setting, computed once."""
         known = self._seen.get((setting, message))
         if known is None:
             refusal = self.refusal(setting, message)
@@ -108,7 +108,7 @@ class SimulatedRunner:
         return known
 
     def refusal(self, setting: Setting, message: Message) -> str:
-        """Return why a message cannot run under the setting, or not be simulated; empty where it can."""
+        """Return the reason against running or simulating a message under the setting; empty where there is none."""
         version = self.cluster.version
         if unknown := [f"NCCL_{name}" for name, _ in setting.parameters if name not in MODELLED]:
             return f"the simulator has no model of {', '.join(unknown)}"
@@ -135,7 +135,7 @@ class SimulatedRunner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Known:
-    """What a setting does with a message: the time without noise, wrong elements, or why it is refused."""
+    """Behaviour of a message under a setting: the time without noise, wrong elements, or why it is refused."""
 
     time_us: float
     wrong: int

@@ -1,4 +1,4 @@
-"""What a simulated cluster says of one collective: times by size, nodes and setting, without noise."""
+"""Sweep of one collective over a simulated cluster: times by size, nodes and setting, without noise."""
 
 from __future__ import annotations
 

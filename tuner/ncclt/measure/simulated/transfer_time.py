@@ -76,7 +76,7 @@ def chunk_bytes(
 
 
 def loops(algorithm: Algorithm, size_bytes: int, chunk: float, *, channels: int, ranks: int) -> int:
-    """Return how often the kernel loops over its chunks.
+    """Return the number of loops of the kernel over its chunks.
 
     Args:
         algorithm: a ring moves one chunk for each rank per loop, anything else one chunk.
@@ -116,7 +116,7 @@ MODELLED = frozenset({"BUFFSIZE", "NTHREADS", *_P2P_DEFAULTS})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedKernel:
-    """What runs for one message: everything that determines its time besides the hardware."""
+    """Kernel of one message: everything that determines its time besides the hardware."""
 
     collective: Collective
     size_bytes: int
@@ -195,7 +195,7 @@ def _hop_us(kernel: SimulatedKernel, links: LinkModel) -> float:
 
 
 def _proxy_us(kernel: SimulatedKernel, links: LinkModel) -> float:
-    """Return how long the progress thread of a GPU is busy with the messages of its other channels in one step."""
+    """Return the time of a GPU's progress thread for the messages of its other channels in one step, µs."""
     return links.proxy_us * max(0.0, kernel.channels / links.graph.per_node - 1)
 
 
@@ -356,7 +356,7 @@ def _peer_to_peer_us(kernel: SimulatedKernel, links: LinkModel) -> float:
 
 
 def find_choice(cluster: Cluster, setting: Setting, message: Message) -> Choice | None:
-    """Return what runs: the forced choice if the setting applies to the collective, else NCCL's own."""
+    """Return the forced choice if the setting applies to the collective, else NCCL's own."""
     reaching = setting.applied_to(message.collective, version=cluster.version)
     return nccl_choice(
         message.collective,

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from ncclt.measure.benchmarks.torch_worker import ncclt_torch_connection as connection
 from ncclt.measure.benchmarks.torch_worker.ncclt_torch_connection import (
-    Connection,
     ConnectionClosedError,
+    RankConnection,
     RankConnectionError,
 )
 from ncclt.measure.persistent.session import CONNECTION, SESSION
@@ -64,7 +64,7 @@ def prove_both(one, other):
 @contextmanager
 def proven():
     with connected() as (near, far):
-        ends = Connection(near, TOKEN, controls=True), Connection(far, TOKEN, controls=False)
+        ends = RankConnection(near, TOKEN, controls=True), RankConnection(far, TOKEN, controls=False)
         assert prove_both(*ends) == [None, None]
         yield ends
 
@@ -92,7 +92,9 @@ def test_an_end_that_closes_is_gone():
 @pytest.mark.parametrize("tokens", [(TOKEN, b"other"), (b"other", TOKEN)])
 def test_whoever_has_another_token_is_turned_away(tokens):
     with connected() as (near, far):
-        raised = prove_both(Connection(near, tokens[0], controls=True), Connection(far, tokens[1], controls=False))
+        raised = prove_both(
+            RankConnection(near, tokens[0], controls=True), RankConnection(far, tokens[1], controls=False)
+        )
     assert isinstance(raised[0], RankConnectionError)
     assert isinstance(raised[1], RankConnectionError)
     assert "does not know the token" in str(raised[0])
@@ -120,7 +122,7 @@ def test_an_end_that_throws_back_what_it_hears_proves_nothing(controls):
         thread.start()
         try:
             with pytest.raises(RankConnectionError):
-                Connection(near, TOKEN, controls=controls).prove(2.0)
+                RankConnection(near, TOKEN, controls=controls).prove(2.0)
         finally:
             stop.set()
             thread.join()
@@ -142,12 +144,12 @@ def test_a_stranger_says_what_he_likes_and_is_turned_away(garbage):
         far.sendall(garbage)
         far.shutdown(socket.SHUT_WR)
         with pytest.raises(RankConnectionError):
-            Connection(near, TOKEN, controls=True).prove(PATIENCE_S)
+            RankConnection(near, TOKEN, controls=True).prove(PATIENCE_S)
 
 
 def test_a_silent_stranger_is_not_waited_for():
     with connected() as (near, _far), pytest.raises(RankConnectionError, match="says nothing"):
-        Connection(near, TOKEN, controls=True).prove(0.05)
+        RankConnection(near, TOKEN, controls=True).prove(0.05)
 
 
 def test_nobody_makes_us_keep_an_endless_line(monkeypatch):

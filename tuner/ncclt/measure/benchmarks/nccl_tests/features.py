@@ -44,7 +44,7 @@ _NOT_FOUND = re.compile(r"(?i)no such file|not found|cannot (?:find|execute)|una
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NcclTestsFeatures:
-    """What a build of nccl-tests can do beyond release 2.10.
+    """Features of a build of nccl-tests beyond release 2.10.
 
     Attributes:
         version: release; None = not known, which is common, because the usage does not contain it.

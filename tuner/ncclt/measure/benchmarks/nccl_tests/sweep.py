@@ -72,7 +72,7 @@ def sweep_of(arguments: Sequence[str]) -> Sweep:
 
 
 def alignment_bytes(collective: Collective, group_size: int, dtype_size: int) -> int:
-    """Return what nccl-tests rounds sizes down to: 16 bytes x ranks, or one element."""
+    """Return the unit to which nccl-tests rounds sizes down: 16 bytes x ranks, or one element."""
     return 16 * group_size if collective in _ALIGNED else dtype_size
 
 

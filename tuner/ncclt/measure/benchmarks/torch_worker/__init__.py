@@ -1,1 +1,1 @@
-"""What the ranks run: files that need only Python 3.9 and PyTorch, because they are copied to nodes without ncclt."""
+"""Programs of the ranks, which need only Python 3.9 and PyTorch, because they run on nodes without ncclt."""

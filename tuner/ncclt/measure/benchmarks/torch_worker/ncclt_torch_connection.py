@@ -33,7 +33,7 @@ class ConnectionClosedError(RankConnectionError):
     """The other end has closed the connection, ended, or does not read."""
 
 
-class Connection:
+class RankConnection:
     """One end of the line.
 
     Args:
@@ -154,7 +154,7 @@ class Connection:
         return hmac.new(self._key, f"{who}|{number}|{text}".encode(), hashlib.sha256).hexdigest()
 
 
-def connect(address: str, token: bytes, *, within_s: float) -> Connection:
+def connect(address: str, token: bytes, *, within_s: float) -> RankConnection:
     """Return rank 0's end, authenticated.
 
     Args:
@@ -170,7 +170,7 @@ def connect(address: str, token: bytes, *, within_s: float) -> Connection:
         connected = socket.create_connection((host.strip("[]"), int(port)), timeout=within_s)
     except (OSError, ValueError) as error:
         raise RankConnectionError(f"the controller at {address} cannot be reached: {error}") from error
-    connection = Connection(connected, token, controls=False)
+    connection = RankConnection(connected, token, controls=False)
     try:
         connection.prove(within_s)
     except RankConnectionError:

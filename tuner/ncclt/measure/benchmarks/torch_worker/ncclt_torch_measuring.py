@@ -139,7 +139,7 @@ def _call(collective: str, received: torch.Tensor, sent: torch.Tensor, group: Me
 
 
 def is_settled(samples: Sequence[float]) -> bool:
-    """Return whether both ends of the 95 % interval of the median are within 2 % of it.
+    """Return True if both ends of the 95 % interval of the median are within 2 % of it.
 
     The ends are order statistics: the number of samples below the median is binomial, here approximated as normal, so
     nothing is assumed about the distribution of the times. It takes at least 8 samples.
@@ -197,7 +197,7 @@ def first_counts(
     enough_us: float | None,
     first_us: float,
 ) -> tuple[int, int]:
-    """Return how many calls are not timed and how many make the first batch: fewer where they would take very long.
+    """Return the numbers of untimed calls and of calls in the first batch: fewer where they would take very long.
 
     A message that is too slow to win and would exceed the budget before its first batch is done gets as many timed
     calls as fit into the budget, at least `LEAST_CALLS`, and no untimed ones: two calls have been made by then.
@@ -222,7 +222,7 @@ def first_counts(
 
 
 def _duration_us(call: Callable[[], Any], device: torch.device) -> float:
-    """Return how long one call takes from when nothing is queued until it is done on this rank."""
+    """Return the time of one call from an empty queue until it is done on this rank."""
     _finish(device)
     began_s = time.perf_counter()
     call()

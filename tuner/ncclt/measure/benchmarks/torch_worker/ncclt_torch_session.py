@@ -135,14 +135,14 @@ class RankSession:
         self._report.document["environment"] = self._environment
 
     def _missing(self) -> str:
-        """Return what this rank lacks to choose as the others do: ranks that disagree hang or send wrong data."""
+        """Return the reason against choosing as the others do: ranks that disagree hang or send wrong data."""
         me = f"rank {self._job.place.rank} on {self._own['host']}"
         library = os.environ.get("NCCL_TUNER_PLUGIN", "")
         lacks = "/" in library and not Path(library).is_file()
         return f"{me} does not find {library} (copy it there, or use --through variables)" if lacks else ""
 
     def _next_order(self) -> Any:
-        """Return what to do next; never fails, because every rank has to receive the end."""
+        """Return the next order; never fails, because every rank has to receive the end."""
         if not self._gone:
             try:
                 return self._connection.receive(min(IDLE_S, self._options.timeout_s / 4)) or {"do": "wait"}
@@ -237,7 +237,7 @@ class RankSession:
             self._groups = None
 
     def _attest(self) -> list[Any] | None:
-        """Return what the plugin decided since the last call: it reports when its communicators close."""
+        """Return the plugin's decisions since the last call: it reports when its communicators close."""
         self._close_groups()
         if REPORT_VARIABLE not in os.environ:
             return None

@@ -81,7 +81,7 @@ class Agreement:
         self._round = 0
 
     def reach(self, mine: Any, decide: Callable[[list[Any]], Any]) -> Any:
-        """Return what rank 0 decides from the values of all ranks; all ranks have to call in the same order."""
+        """Return the decision of rank 0 from the values of all ranks; all ranks have to call in the same order."""
         self._forget()
         self._round += 1
         if self._rank:
@@ -119,7 +119,7 @@ class Agreement:
 
 
 def describe_self(place: RankPlace, backend: str) -> dict[str, Any]:
-    """Return what the others have to know about this rank; `problem` is why it cannot take part."""
+    """Return this rank's facts for the others; `problem` is why it cannot take part."""
     import torch
     import torch.distributed as dist
 
@@ -190,7 +190,7 @@ def plan_groups(nodes: Sequence[Sequence[int]], group_size: int, across: bool) -
 
 
 class WorkerReport:
-    """What this rank has measured and how it ended; rank 0's is the result."""
+    """Measurements and end of this rank; rank 0's is the result."""
 
     def __init__(self, output: Path | None) -> None:
         self._output = output
@@ -260,7 +260,7 @@ class Groups:
 
 
 class RankJob(NamedTuple):
-    """What a rank knows once all have met: `own` are its facts for the others, `environment` those of all."""
+    """Facts that a rank has once all have met: `own` are its facts for the others, `environment` those of all."""
 
     place: RankPlace
     own: Mapping[str, Any]
