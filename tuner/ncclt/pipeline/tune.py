@@ -378,7 +378,14 @@ def _search(context: TuneContext) -> SearchEnd:
         testbed.calibrate(default.result.wall_s, {m.message: m.time_us for m in default.result.measurements})
     context.watcher.opened(context.study, context.resumed)
     context.store.studies.set_state(context.study.id, StudyState.RUNNING, "")
-    with _open_optuna_study(context) as optuna_study, testbed.awake():
+    opened = OptunaStudy(
+        context.space,
+        context.study,
+        sampler=named_sampler(context.study.sampler),
+        storage_url=context.store.optuna_url,
+        lock=context.store.alone,
+    )
+    with opened as optuna_study, testbed.awake():
         return search(
             testbed.searching,
             context.workload,
@@ -391,16 +398,6 @@ def _search(context: TuneContext) -> SearchEnd:
             kill=testbed.kill,
             only_worker=trial_log.is_alone(),
         )
-
-
-def _open_optuna_study(context: TuneContext) -> OptunaStudy:
-    return OptunaStudy(
-        context.space,
-        context.study,
-        sampler=named_sampler(context.study.sampler),
-        storage_url=context.store.optuna_url,
-        lock=context.store.alone,
-    )
 
 
 def _confirm_and_prove(context: TuneContext) -> tuple[Times, ProofArms] | None:

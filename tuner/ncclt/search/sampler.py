@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -144,7 +145,7 @@ def _bar_unproven_pairs(
 def _estimate_run_chance(settings: Sequence[Setting], observations: Observations) -> Array:
     """Estimate the chance of each setting to run without failure, from launches of its pair and its protocol."""
     chance = np.ones(len(settings))
-    for kind in (_algo_proto, _protocol):
+    for kind in (_algo_proto, attrgetter("protocol")):
         failed, ran = Counter[object](), Counter[object]()
         for setting, count in observations.failures.items():
             failed[kind(setting)] += count
@@ -156,10 +157,6 @@ def _estimate_run_chance(settings: Sequence[Setting], observations: Observations
 
 def _algo_proto(setting: Setting) -> object:
     return setting.algorithm, setting.protocol
-
-
-def _protocol(setting: Setting) -> object:
-    return setting.protocol
 
 
 def candidate_settings(
@@ -190,8 +187,13 @@ def _steps(space: Collection[Setting], observed: Observations) -> Iterator[Setti
     ranked = sorted(observed.ratios, key=lambda s: (float(observed.ratios[s].min()), s.digest()))
     bases = [DEFAULT, *ranked][:_BASES]
     measured = {DEFAULT.parameters, *(s.parameters for s in ranked[:_BASES])}
-    near = [g for g in groups if any(_differences(g, m) <= 1 for m in measured)]
-    for parameters in near:
+    for parameters in groups:
+        mine = dict(parameters)
+        differing = [
+            sum(mine.get(name) != other.get(name) for name in {*mine, *other}) for other in map(dict, measured)
+        ]
+        if min(differing) > 1:
+            continue
         for base in bases:
             yield Setting(
                 algorithm=base.algorithm, protocol=base.protocol, channels=base.channels, parameters=parameters
@@ -201,6 +203,6 @@ def _steps(space: Collection[Setting], observed: Observations) -> Iterator[Setti
         yield from (s for s in space if not s.is_default)
 
 
-def _differences(one: Parameters, other: Parameters) -> int:
+def _count_differences(one: Parameters, other: Parameters) -> int:
     mine, theirs = dict(one), dict(other)
     return sum(mine.get(name) != theirs.get(name) for name in {*mine, *theirs})
