@@ -254,6 +254,41 @@ def test_a_lost_answer_of_nfs_is_no_failure(tmp_path, monkeypatch):
     assert proposed(tmp_path).content == {"proposal": "mine"}
 
 
+def test_a_lost_answer_of_nfs_is_no_failure_while_the_decision_is_not_visible_yet(tmp_path, monkeypatch):
+    """The number of links shows that the link was made, though the folder's cached content lacks it."""
+    link, exists = Path.hardlink_to, Path.exists
+
+    def answer_lost(self, target):
+        link(self, target)
+        monkeypatch.setattr(Path, "exists", lambda path: False)
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(Path, "hardlink_to", answer_lost)
+    assert proposed(tmp_path).content == {"proposal": "mine"}
+    monkeypatch.setattr(Path, "exists", exists)
+
+
+def test_a_link_that_fails_because_another_process_was_first_is_no_failure(tmp_path, monkeypatch):
+    other = tmp_path / "other"
+    other.mkdir()
+    proposed(other, "theirs")
+
+    def too_late(self, target):
+        only_file(other).replace(self)
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(Path, "hardlink_to", too_late)
+    assert proposed(tmp_path).content == {"proposal": "theirs"}
+
+
+def test_a_decision_that_others_can_write_starts_nothing(tmp_path):
+    proposed(tmp_path)
+    only_file(tmp_path).chmod(0o666)
+
+    with pytest.raises(StoreError, match="can"):
+        proposed(tmp_path)
+
+
 def test_a_decision_that_stays_unseen_starts_nothing(tmp_path, monkeypatch):
     def exists(self, target):
         raise FileExistsError(17, "File exists")
