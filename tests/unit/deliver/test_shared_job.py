@@ -3,13 +3,16 @@
 import os
 from types import SimpleNamespace
 
-from ncclt.deliver.answer import Answer
 from ncclt.deliver.job_info import JobInfo
 from ncclt.deliver.job_plan import JobPlan
 from ncclt.deliver.shared_job import agree
+from ncclt.errors import NotFoundError
 
 
 def test_a_decision_is_announced_by_the_processes_that_follow_it_alone(tmp_path, monkeypatch):
+    def find_nothing():
+        raise NotFoundError("nothing fits")
+
     def run():
         told = []
         arguments = SimpleNamespace(dry_run=False, fallback="none", wait=0)
@@ -18,15 +21,16 @@ def test_a_decision_is_announced_by_the_processes_that_follow_it_alone(tmp_path,
             tmp_path,
             JobInfo(name="named j"),
             question="bert on leonardo",
-            ask=lambda: Answer(recommendation="r-1"),
+            ask=find_nothing,
             plan=lambda answer, form: JobPlan(answer=answer, form=form),
             tell=told.append,
         )
         assert plan.is_common
         return told
 
+    assert run() == ["ncclt: nothing fits"]
     assert run() == []
-    assert run() == []
-    monkeypatch.setattr(os, "getpid", lambda pid=os.getpid(): pid + 1)
+    other = os.getpid() + 1
+    monkeypatch.setattr(os, "getpid", lambda: other)
     (line,) = run()
     assert line.startswith(f"ncclt: following the decision of {os.uname().nodename} at ")
