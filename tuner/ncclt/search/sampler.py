@@ -187,13 +187,8 @@ def _steps(space: Collection[Setting], observed: Observations) -> Iterator[Setti
     ranked = sorted(observed.ratios, key=lambda s: (float(observed.ratios[s].min()), s.digest()))
     bases = [DEFAULT, *ranked][:_BASES]
     measured = {DEFAULT.parameters, *(s.parameters for s in ranked[:_BASES])}
-    for parameters in groups:
-        mine = dict(parameters)
-        differing = [
-            sum(mine.get(name) != other.get(name) for name in {*mine, *other}) for other in map(dict, measured)
-        ]
-        if min(differing) > 1:
-            continue
+    near = [g for g in groups if any(_count_differences(g, m) <= 1 for m in measured)]
+    for parameters in near:
         for base in bases:
             yield Setting(
                 algorithm=base.algorithm, protocol=base.protocol, channels=base.channels, parameters=parameters
