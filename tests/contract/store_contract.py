@@ -93,9 +93,9 @@ class StoreContract:
         for other in (replace(mine, job="j2"), replace(mine, cluster="other")):
             assert store.revisions.keep_job_decision(other) == other
 
-    @pytest.mark.parametrize(
-        ("changed", "said"),
-        [
+    def test_another_study_of_the_same_name_is_refused(self, store, subtests):
+        """The error names what differs."""
+        for changed, said in [
             ({"seed": 5}, "seed"),
             ({"launcher": "replay"}, "launcher"),
             ({"process_wide": ()}, "process-wide parameters: stored BUFFSIZE, asked for none"),
@@ -104,15 +104,11 @@ class StoreContract:
             ({"cluster": sample_cluster(nodes=4)}, "nodes"),
             ({"workload": sample_workload(messages=1)}, "workload"),
             ({"simulated": False}, "simulated"),
-        ],
-    )
-    def test_another_study_of_the_same_name_is_refused(
-        self, store: Store, changed: dict[str, object], said: str
-    ) -> None:
-        """The error names what differs."""
-        store.studies.open(sample_study())
-        with pytest.raises(UsageError, match=said):
-            store.studies.open(replace(sample_study(), **changed))  # type: ignore[arg-type]  # one field by name
+        ]:
+            with subtests.test(changed=changed):
+                store.studies.open(sample_study())
+                with pytest.raises(UsageError, match=said):
+                    store.studies.open(replace(sample_study(), **changed))  # type: ignore[arg-type]  # one field by name
 
     def test_a_study_is_found_by_id_name_and_beginning(self, store: Store) -> None:
         """Several matches are an error, and so is none, with close names in the hint."""

@@ -136,22 +136,20 @@ def test_nothing_is_stored_of_a_file_that_is_not_whole(filled, empty, tmp_path):
         import_store(locate(url), good)
 
 
-@pytest.mark.parametrize(
-    ("name", "said", "hint"),
-    [
-        ("none", r"none cannot be read: No such file or directory$", "check the path"),
-        ("folder", r"folder cannot be read: Is a directory$", "check the path"),
-        ("text", r"text is no export of a store$", "`ncclt admin store export FILE` writes one"),
-    ],
-)
-def test_what_is_no_file_of_an_export_is_said_in_words(empty, tmp_path, name, said, hint):
+def test_what_is_no_file_of_an_export_is_said_in_words(empty, tmp_path, subtests):
     (tmp_path / "folder").mkdir()
     (tmp_path / "text").write_bytes(b"hello")
     url = empty("sqlite")
     open_store(url).close()
-    with pytest.raises(InputError, match=said) as refused:
-        import_store(locate(url), tmp_path / name)
-    assert refused.value.hint == hint
+    for name, said, hint in [
+        ("none", r"none cannot be read: No such file or directory$", "check the path"),
+        ("folder", r"folder cannot be read: Is a directory$", "check the path"),
+        ("text", r"text is no export of a store$", "`ncclt admin store export FILE` writes one"),
+    ]:
+        with subtests.test(name=name):
+            with pytest.raises(InputError, match=said) as refused:
+                import_store(locate(url), tmp_path / name)
+            assert refused.value.hint == hint
 
 
 def test_files_are_new_and_whole(filled, tmp_path):

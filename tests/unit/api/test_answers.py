@@ -141,17 +141,17 @@ def test_a_burst_is_answered_by_one():
     run(test)
 
 
-@pytest.mark.parametrize(
-    ("pair", "dropped"), [(("a", "m"), True), (("", "m"), True), (("a", "other"), False), (("b", "m"), False)]
-)
-def test_a_change_drops_the_answers_of_its_pair(pair, dropped):
-    async def test():
-        service = Service()
-        assert (await service.get())[1] == b"answer 1"
-        service.store.change(*pair)
-        assert (await service.get())[1] == (b"answer 2" if dropped else b"answer 1")
+def test_a_change_drops_the_answers_of_its_pair(subtests):
+    for pair, dropped in [(("a", "m"), True), (("", "m"), True), (("a", "other"), False), (("b", "m"), False)]:
+        with subtests.test(pair=pair):
 
-    run(test)
+            async def test(pair=pair, dropped=dropped):
+                service = Service()
+                assert (await service.get())[1] == b"answer 1"
+                service.store.change(*pair)
+                assert (await service.get())[1] == (b"answer 2" if dropped else b"answer 1")
+
+            run(test)
 
 
 def test_a_change_is_noticed_in_time_and_not_looked_for_at_every_request():
@@ -290,9 +290,8 @@ def test_a_key_of_another_cluster_is_passed_on_to_the_route():
     run(test)
 
 
-@pytest.mark.parametrize(
-    ("query", "split"),
-    [
+def test_the_job_is_taken_out_of_the_query(subtests):
+    for query, split in [
         (b"model=m", (b"model=m", "")),
         (b"model=m&job=a%20b", (b"model=m", "a b")),
         (b"job=a&model=m&job=b", (b"model=m", "b")),
@@ -300,10 +299,9 @@ def test_a_key_of_another_cluster_is_passed_on_to_the_route():
         (b"model=%C3%BC", (b"model=%C3%BC", "")),
         (b"model=m&job=" + b"x" * 301, None),
         (b"job=%E2%82%AC", (b"", "\u20ac")),
-    ],
-)
-def test_the_job_is_taken_out_of_the_query(query, split):
-    assert split_job(query) == split
+    ]:
+        with subtests.test(query=query):
+            assert split_job(query) == split
 
 
 def test_errors_and_what_an_old_store_says_are_not_kept():

@@ -68,9 +68,8 @@ def test_an_attestation_counts_only_with_a_ticket_of_its_job(service, samples, e
     assert service.post(URL, json=other | ticket(empty_store, "2")).status_code == 201
 
 
-@pytest.mark.parametrize(
-    ("change", "status", "said"),
-    [
+def test_what_is_wrong_is_refused_as_a_problem(client, filled_store, document, subtests):
+    for change, status, said in [
         ({"recommendation": "none"}, 404, "no recommendation 'none'"),
         ({"model": "other"}, 422, "is for resnet101 on leonardo"),
         ({"effect": "took-effect"}, 422, "does not have the id of its content"),
@@ -85,14 +84,13 @@ def test_an_attestation_counts_only_with_a_ticket_of_its_job(service, samples, e
         ({"reason": "x" * 5000}, 422, "reason"),
         ({"notes": ["x"] * 101}, 422, "notes"),
         ({"rows": [{}]}, 422, "rows"),
-    ],
-)
-def test_what_is_wrong_is_refused_as_a_problem(client, filled_store, document, change, status, said):
-    answer = client.post(URL, json=document | ticket(filled_store) | change)
-    assert answer.status_code == status
-    assert answer.headers["content-type"] == "application/problem+json"
-    assert said in answer.json()["detail"]
-    assert client.get(URL, params={"recommendation": KNOWN}).json() == {"items": []}
+    ]:
+        with subtests.test(change=change):
+            answer = client.post(URL, json=document | ticket(filled_store) | change)
+            assert answer.status_code == status
+            assert answer.headers["content-type"] == "application/problem+json"
+            assert said in answer.json()["detail"]
+            assert client.get(URL, params={"recommendation": KNOWN}).json() == {"items": []}
 
 
 def test_a_row_may_not_bring_anything_of_its_own(client, document):
@@ -112,9 +110,13 @@ def test_a_request_that_is_too_long_is_not_read(client, announced):
     assert answer.headers["content-type"] == "application/problem+json"
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"x"', b"\xff"])
-def test_what_is_no_object_is_refused(client, body):
-    assert client.post(URL, content=body, headers={"Content-Type": "application/json"}).status_code in (400, 422)
+def test_what_is_no_object_is_refused(client, subtests):
+    for body in [b"", b"{", b"[]", b'"x"', b"\xff"]:
+        with subtests.test(body=body):
+            assert client.post(URL, content=body, headers={"Content-Type": "application/json"}).status_code in (
+                400,
+                422,
+            )
 
 
 def test_an_unknown_recommendation_is_an_error_and_no_empty_list(client):

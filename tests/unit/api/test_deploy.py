@@ -56,14 +56,15 @@ def test_the_figures_that_are_named_are_served(client):
     assert all(re.search(rf"^{name}\b", served, re.MULTILINE) for name in FIGURES - empty)
 
 
-@pytest.mark.parametrize(("title", "expression"), list(expressions()), ids=lambda text: text[:30])
-def test_every_expression_is_of_our_figures_and_balanced(title, expression):
-    named = set(re.findall(r"\b(?:ncclt_\w+)", expression))
-    assert named <= FIGURES
-    assert named or expression.startswith("up{")
-    for opened, closed in ("()", "{}", "[]"):
-        plain = re.sub(r'"[^"]*"', "", expression)
-        assert plain.count(opened) == plain.count(closed), title
+def test_every_expression_is_of_our_figures_and_balanced(subtests):
+    for title, expression in list(expressions()):
+        with subtests.test(title=title):
+            named = set(re.findall(r"\b(?:ncclt_\w+)", expression))
+            assert named <= FIGURES
+            assert named or expression.startswith("up{")
+            for opened, closed in ("()", "{}", "[]"):
+                plain = re.sub(r'"[^"]*"', "", expression)
+                assert plain.count(opened) == plain.count(closed), title
 
 
 def test_a_stale_recommendation_is_in_the_figure_that_its_alert_reads(samples, empty_store):
@@ -105,24 +106,25 @@ def settings(path):
     return found
 
 
-@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
-def test_units_start_commands_that_exist_and_run_without_rights(path):
-    parts = re.findall(r"^\[(\w+)\]$", path.read_text(), re.MULTILINE)
-    if path.suffix == ".timer":
-        assert parts == ["Unit", "Timer", "Install"]
-        assert path.with_suffix(".service") in UNITS
-        return
-    found = settings(path)
-    for start in (*found.get("ExecStartPre", ()), *found["ExecStart"]):
-        program, *words = shlex.split(start)
-        assert (program, words[0] in COMMANDS) == ("/opt/ncclt/bin/ncclt", True)
-        options = [word for word in words if word.startswith("--")]
-        text = CliRunner().invoke(application, [*takewhile(str.isalpha, words), "--help"]).stdout
-        assert all(option in text for option in options if words[0] != "env"), words
-    assert found["NoNewPrivileges"] == ["yes"]
-    assert found.keys() & {"DynamicUser", "User"}
-    # Without a timer a service starts with the machine.
-    assert ("Install" in parts) == (path.with_suffix(".timer") not in UNITS)
+def test_units_start_commands_that_exist_and_run_without_rights(subtests):
+    for path in UNITS:
+        with subtests.test(path=path):
+            parts = re.findall(r"^\[(\w+)\]$", path.read_text(), re.MULTILINE)
+            if path.suffix == ".timer":
+                assert parts == ["Unit", "Timer", "Install"]
+                assert path.with_suffix(".service") in UNITS
+                return
+            found = settings(path)
+            for start in (*found.get("ExecStartPre", ()), *found["ExecStart"]):
+                program, *words = shlex.split(start)
+                assert (program, words[0] in COMMANDS) == ("/opt/ncclt/bin/ncclt", True)
+                options = [word for word in words if word.startswith("--")]
+                text = CliRunner().invoke(application, [*takewhile(str.isalpha, words), "--help"]).stdout
+                assert all(option in text for option in options if words[0] != "env"), words
+            assert found["NoNewPrivileges"] == ["yes"]
+            assert found.keys() & {"DynamicUser", "User"}
+            # Without a timer a service starts with the machine.
+            assert ("Install" in parts) == (path.with_suffix(".timer") not in UNITS)
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")

@@ -73,34 +73,34 @@ def test_an_unknown_format_names_the_choices(client):
     assert all(format in problem["detail"] for format in FORMATS)
 
 
-@pytest.mark.parametrize(
-    "job", [{"nodes": 4}, {"gpus_per_node": 8}, {"nccl_version": "2.28.9"}], ids=["nodes", "gpus", "nccl"]
-)
-def test_another_job_gets_nothing(client, job):
-    answer = client.get(ENV, params={"model": "bert", **JOB, **job})
-    assert answer.status_code == 409
-    assert answer.json()["type"] == "urn:ncclt:problem:no-recommendation"
-    assert "ncclt tune" in answer.json()["hint"]
-    assert [{part: row[part] for part in SHAPE} for row in answer.json()["available"]] == [SHAPE]
+def test_another_job_gets_nothing(client, subtests):
+    for job in [{"nodes": 4}, {"gpus_per_node": 8}, {"nccl_version": "2.28.9"}]:
+        with subtests.test(job=job):
+            answer = client.get(ENV, params={"model": "bert", **JOB, **job})
+            assert answer.status_code == 409
+            assert answer.json()["type"] == "urn:ncclt:problem:no-recommendation"
+            assert "ncclt tune" in answer.json()["hint"]
+            assert [{part: row[part] for part in SHAPE} for row in answer.json()["available"]] == [SHAPE]
 
 
-@pytest.mark.parametrize("left_out", [tuple(SHAPE), *((part,) for part in SHAPE)], ids=" ".join)
-def test_a_job_that_is_not_known_gets_a_list_of_what_there_is(client, left_out):
+def test_a_job_that_is_not_known_gets_a_list_of_what_there_is(client, subtests):
     """The whole shape or nothing: the hint has the options of the command line, `available` the parameters of HTTP."""
-    job = {part: value for part, value in SHAPE.items() if part not in left_out}
-    answer = client.get(ENV, params={"model": "bert", **job})
-    problem = answer.json()
-    assert (answer.status_code, problem["type"]) == (409, "urn:ncclt:problem:no-recommendation")
-    options = " ".join(f"--{part.replace('_', '-')} {SHAPE[part]}" for part in left_out)
-    assert f"\n    {options}   (SIMULATED)" in problem["hint"]
-    (row,) = problem["available"]
-    assert row == {**SHAPE, "recommendation": "0c0ffee1", "simulated": True, "recorded": False, "stale": False}
-    assert (
-        client.get(
-            ENV, params={"model": "bert", **{part: row[part] for part in SHAPE}, "simulated": "allow"}
-        ).status_code
-        == 200
-    )
+    for left_out in [tuple(SHAPE), *((part,) for part in SHAPE)]:
+        with subtests.test(left_out=left_out):
+            job = {part: value for part, value in SHAPE.items() if part not in left_out}
+            answer = client.get(ENV, params={"model": "bert", **job})
+            problem = answer.json()
+            assert (answer.status_code, problem["type"]) == (409, "urn:ncclt:problem:no-recommendation")
+            options = " ".join(f"--{part.replace('_', '-')} {SHAPE[part]}" for part in left_out)
+            assert f"\n    {options}   (SIMULATED)" in problem["hint"]
+            (row,) = problem["available"]
+            assert row == {**SHAPE, "recommendation": "0c0ffee1", "simulated": True, "recorded": False, "stale": False}
+            assert (
+                client.get(
+                    ENV, params={"model": "bert", **{part: row[part] for part in SHAPE}, "simulated": "allow"}
+                ).status_code
+                == 200
+            )
 
 
 def test_unknown_names_are_answered_with_close_ones(client):
@@ -108,18 +108,18 @@ def test_unknown_names_are_answered_with_close_ones(client):
     assert "bert" in client.get(ENV, params={"model": "brt"}).json()["hint"]
 
 
-@pytest.mark.parametrize("options", [{"shell": "fish"}, {"shell": "csh", "unset": True}, {"unset": True}])
-def test_shells_and_undoing_are_rendered_as_asked(client, filled_store, options):
-    answer = client.get(ENV, params={"model": "bert", **JOB, **options})
-    expected = render(filled_store.recommendations.get("0c0ffee1"), format="export", **options)
-    assert (answer.status_code, answer.text) == (200, expected)
+def test_shells_and_undoing_are_rendered_as_asked(client, filled_store, subtests):
+    for options in [{"shell": "fish"}, {"shell": "csh", "unset": True}, {"unset": True}]:
+        with subtests.test(options=options):
+            answer = client.get(ENV, params={"model": "bert", **JOB, **options})
+            expected = render(filled_store.recommendations.get("0c0ffee1"), format="export", **options)
+            assert (answer.status_code, answer.text) == (200, expected)
 
 
-@pytest.mark.parametrize(
-    "options", [{"shell": "zsh"}, {"format": "json", "unset": True}, {"channels": 0}, {"channels": 4}]
-)
-def test_an_option_that_makes_no_sense_is_a_problem(client, options):
-    assert client.get(ENV, params={"model": "bert", **JOB, **options}).json()["status"] == 422
+def test_an_option_that_makes_no_sense_is_a_problem(client, subtests):
+    for options in [{"shell": "zsh"}, {"format": "json", "unset": True}, {"channels": 0}, {"channels": 4}]:
+        with subtests.test(options=options):
+            assert client.get(ENV, params={"model": "bert", **JOB, **options}).json()["status"] == 422
 
 
 def test_nothing_is_given_to_a_plugin_that_would_run_everything_on_one_channel(client):

@@ -65,9 +65,8 @@ def test_jobs_that_request_the_same_share_a_study(service):
     assert len({one, again, seeded}) == 3
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "word"),
-    [
+def test_what_cannot_be_tuned_is_refused_with_a_reason(service, subtests):
+    for body, status, word in [
         ({"cluster": "leonardo"}, 422, "give one of model and profile"),
         ({**JOB, "profile": {}}, 422, "give one of model and profile"),
         ({**JOB, "cluster": "nowhere"}, 404, "nowhere"),
@@ -79,14 +78,13 @@ def test_jobs_that_request_the_same_share_a_study(service):
         ({**JOB, "command": "rm"}, 422, "command"),
         ({**JOB, "nccl_version": "x"}, 422, "x"),
         ({"cluster": "leonardo", "profile": {}}, 422, "has no name"),
-    ],
-)
-def test_what_cannot_be_tuned_is_refused_with_a_reason(service, body, status, word):
-    answer = service.post("/v1/jobs", json=body)
-    assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json")
-    assert word in answer.json()["detail"]
-    assert answer.json()["hint"]
-    assert service.get("/v1/jobs").json() == {"items": []}
+    ]:
+        with subtests.test(body=body):
+            answer = service.post("/v1/jobs", json=body)
+            assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json")
+            assert word in answer.json()["detail"]
+            assert answer.json()["hint"]
+            assert service.get("/v1/jobs").json() == {"items": []}
 
 
 def test_a_job_of_another_shape_than_a_recording_is_refused_as_tune_refuses_it(tmp_path):
@@ -177,14 +175,15 @@ def test_an_uploaded_profile_is_kept_and_tuned(service):
     assert (other.status_code, "already" in other.json()["detail"]) == (422, True)
 
 
-@pytest.mark.parametrize("name", ["", "-x", "../x", "a\nb", "a\0b", "\ud800", "x" * 300_000])
-def test_an_uploaded_profile_has_a_name_that_a_new_workload_may_have(service, name):
-    profile = service.get("/v1/workloads/bert").json() | {"name": name}
-    body = json.dumps({"cluster": "leonardo", "profile": profile})
-    answer = service.post("/v1/jobs", content=body, headers={"Content-Type": "application/json"})
-    assert (answer.status_code, "cannot name a workload" in answer.json()["detail"]) == (422, True)
-    assert len(answer.content) < 2000
-    assert service.get("/v1/jobs").json() == {"items": []}
+def test_an_uploaded_profile_has_a_name_that_a_new_workload_may_have(service, subtests):
+    for name in ["", "-x", "../x", "a\nb", "a\0b", "\ud800", "x" * 300_000]:
+        with subtests.test(name=name):
+            profile = service.get("/v1/workloads/bert").json() | {"name": name}
+            body = json.dumps({"cluster": "leonardo", "profile": profile})
+            answer = service.post("/v1/jobs", content=body, headers={"Content-Type": "application/json"})
+            assert (answer.status_code, "cannot name a workload" in answer.json()["detail"]) == (422, True)
+            assert len(answer.content) < 2000
+            assert service.get("/v1/jobs").json() == {"items": []}
 
 
 def test_the_service_starts_without_the_queue_and_what_tunes():

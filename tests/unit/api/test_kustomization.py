@@ -84,12 +84,13 @@ def test_every_object_is_there_and_in_no_namespace():
     }
 
 
-@pytest.mark.parametrize("where", CONTAINERS)
-def test_every_command_is_one_that_the_command_line_knows(where):
-    accepted(CONTAINERS[where]["command"])
-    probe = CONTAINERS[where].get("readinessProbe", {})
-    if "exec" in probe:
-        accepted(probe["exec"]["command"])
+def test_every_command_is_one_that_the_command_line_knows(subtests):
+    for where in CONTAINERS:
+        with subtests.test(where=where):
+            accepted(CONTAINERS[where]["command"])
+            probe = CONTAINERS[where].get("readinessProbe", {})
+            if "exec" in probe:
+                accepted(probe["exec"]["command"])
 
 
 @pytest.mark.parametrize("words", ["worker --clutser c", "store migrat"])
@@ -130,28 +131,29 @@ def test_what_is_secret_comes_from_a_secret_that_the_guide_makes():
     assert {one["key"] for one in asked} == keys
 
 
-@pytest.mark.parametrize("where", CONTAINERS)
-def test_containers_are_locked_down_as_in_compose(where):
-    container = CONTAINERS[where]
-    assert container["securityContext"] == {
-        "readOnlyRootFilesystem": True,
-        "allowPrivilegeEscalation": False,
-        "capabilities": {"drop": ["ALL"]},
-    }
-    pod = PODS[where.partition("/")[0]]["spec"]
-    image = (ROOT / container["image"].removeprefix("ncclt-") / "Dockerfile").read_text(encoding="utf-8")
-    uid = int(re.search(r"--uid (\d+)", image)[1])
-    assert pod["securityContext"] == {
-        "runAsNonRoot": True,
-        "runAsUser": uid,
-        "runAsGroup": uid,
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
-    assert pod["automountServiceAccountToken"] is pod["enableServiceLinks"] is False
-    volumes = {volume["name"]: volume["emptyDir"] for volume in pod["volumes"]}
-    assert {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]} == {
-        name: {"tmp": "/tmp", "home": "/home/ncclt"}[name] for name in volumes
-    }
+def test_containers_are_locked_down_as_in_compose(subtests):
+    for where in CONTAINERS:
+        with subtests.test(where=where):
+            container = CONTAINERS[where]
+            assert container["securityContext"] == {
+                "readOnlyRootFilesystem": True,
+                "allowPrivilegeEscalation": False,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            pod = PODS[where.partition("/")[0]]["spec"]
+            image = (ROOT / container["image"].removeprefix("ncclt-") / "Dockerfile").read_text(encoding="utf-8")
+            uid = int(re.search(r"--uid (\d+)", image)[1])
+            assert pod["securityContext"] == {
+                "runAsNonRoot": True,
+                "runAsUser": uid,
+                "runAsGroup": uid,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            }
+            assert pod["automountServiceAccountToken"] is pod["enableServiceLinks"] is False
+            volumes = {volume["name"]: volume["emptyDir"] for volume in pod["volumes"]}
+            assert {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]} == {
+                name: {"tmp": "/tmp", "home": "/home/ncclt"}[name] for name in volumes
+            }
 
 
 def test_replicas_are_reached_watched_and_not_all_ended_at_once():
@@ -203,9 +205,10 @@ def test_the_ingress_limits_sign_ins_and_nothing_else():
     assert limited == {"/": None, "/sign-in": "20r/m"}
 
 
-@pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda one: f"{one['kind']}-{one['metadata']['name']}")
-def test_every_object_is_valid_in_the_schemas_of_kubernetes(manifest):
-    kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
+def test_every_object_is_valid_in_the_schemas_of_kubernetes(subtests):
+    for manifest in MANIFESTS:
+        with subtests.test(manifest=manifest):
+            kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")

@@ -26,22 +26,20 @@ def process_of(service):
     return process
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
+def test_they_are_the_same_as_here(service, client, subtests):
+    for path in [
         "/studies/5e1f00aa?page=1",
         "/v1/studies/5e1f00aa/trials?limit=5",
         "/v1/studies/5e1f00aa/evidence",
         "/v1/studies/unknown/trials",
         "/v1/studies/5e1f00aa/trials?limit=0",
         "/studies/unknown",
-    ],
-)
-def test_they_are_the_same_as_here(service, client, path):
-    headers = {"Accept": "text/html", "X-Request-ID": "one"}
-    there, here = service.get(path, headers=headers), client.get(path, headers=headers)
-    assert (there.status_code, there.text) == (here.status_code, here.text)
-    assert dict(there.headers) == dict(here.headers)
+    ]:
+        with subtests.test(path=path):
+            headers = {"Accept": "text/html", "X-Request-ID": "one"}
+            there, here = service.get(path, headers=headers), client.get(path, headers=headers)
+            assert (there.status_code, there.text) == (here.status_code, here.text)
+            assert dict(there.headers) == dict(here.headers)
 
 
 def test_a_process_that_was_killed_is_replaced(filled_store):

@@ -18,9 +18,8 @@ class RaisingStore:
         raise ZeroDivisionError("secret of the house")
 
 
-@pytest.mark.parametrize(
-    ("error", "status", "kind"),
-    [
+def test_each_error_of_ours_has_its_status(subtests):
+    for error, status, kind in [
         (errors.UsageError, 422, "usage"),
         (errors.SettingError, 422, "setting"),
         (errors.NotFoundError, 404, "not-found"),
@@ -29,12 +28,11 @@ class RaisingStore:
         (errors.TraceError, 422, "trace"),
         (errors.StoreError, 503, "store"),
         (errors.ServerError, 500, "server"),
-    ],
-)
-def test_each_error_of_ours_has_its_status(error, status, kind):
-    problem = problem_of(error("what", hint="do this"))
-    assert (problem.status, problem.detail, problem.hint) == (status, "what", "do this")
-    assert problem.type == f"urn:ncclt:problem:{kind}"
+    ]:
+        with subtests.test(error=error):
+            problem = problem_of(error("what", hint="do this"))
+            assert (problem.status, problem.detail, problem.hint) == (status, "what", "do this")
+            assert problem.type == f"urn:ncclt:problem:{kind}"
 
 
 WRONG = [
@@ -86,9 +84,8 @@ class Every(BaseModel):
     inner: dict[str, int] = {}
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "said"),
-    [
+def test_no_phrase_of_the_framework_reaches_users(subtests):
+    for field, value, said in [
         ("whole", "two", "must be a whole number"),
         ("whole", 1.5, "must be a whole number"),
         ("whole", "9" * 5000, "has too many digits"),
@@ -110,28 +107,25 @@ class Every(BaseModel):
         ("choice", "c", "must be 'a' or 'b'"),
         ("inner", 1, "must be a JSON object"),
         ("more", 1, "is unknown"),
-    ],
-)
-def test_no_phrase_of_the_framework_reaches_users(field, value, said):
-    with pytest.raises(ValidationError) as refused:
-        Every.model_validate({field: value})
-    assert [errors.translate_refusal(row["msg"]) for row in refused.value.errors()] == [said]
+    ]:
+        with subtests.test(field=field):
+            with pytest.raises(ValidationError) as refused:
+                Every.model_validate({field: value})
+            assert [errors.translate_refusal(row["msg"]) for row in refused.value.errors()] == [said]
 
 
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
+def test_a_refused_body_is_named_in_a_sentence(client, subtests):
+    for body, said in [
         (b"", "the body is missing"),
         (b"[]", "the body must be a JSON object"),
         (b"nope", "the body is not JSON"),
         (b'{"cluster": "leonardo"}', "give one of model and profile"),
         (b'{"cluster": "leonardo", "model": "bert", "x": 1}', "body.x: is unknown"),
         (b'{"cluster": "leonardo", "model": "bert", "trials": "x"}', "body.trials: must be a whole number"),
-    ],
-)
-def test_a_refused_body_is_named_in_a_sentence(client, body, said):
-    answer = client.post("/v1/jobs", content=body, headers={"Content-Type": "application/json"})
-    assert (answer.status_code, answer.json()["detail"]) == (422, said)
+    ]:
+        with subtests.test(body=body):
+            answer = client.post("/v1/jobs", content=body, headers={"Content-Type": "application/json"})
+            assert (answer.status_code, answer.json()["detail"]) == (422, said)
 
 
 def test_our_own_refusals_stay_as_they_are():

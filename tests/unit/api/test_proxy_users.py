@@ -59,15 +59,18 @@ def service(store):
         yield at
 
 
-@pytest.mark.parametrize("peer", [PROXY, "::ffff:10.0.0.7", "fd00::5"])
-def test_the_named_proxy_signs_a_user_in_with_the_best_role_of_the_groups(service, peer):
-    answer = service(peer, **ANN).get("/v1/studies")
-    assert answer.status_code == 200
-    refused = service(peer, **{**ANN, "X-Forwarded-Groups": "staff"}).post("/recommendations/a/pin", data={"token": ""})
-    assert (refused.status_code, refused.json()["detail"]) == (
-        403,
-        "the user ann@example.com may read, this needs approve",
-    )
+def test_the_named_proxy_signs_a_user_in_with_the_best_role_of_the_groups(service, subtests):
+    for peer in [PROXY, "::ffff:10.0.0.7", "fd00::5"]:
+        with subtests.test(peer=peer):
+            answer = service(peer, **ANN).get("/v1/studies")
+            assert answer.status_code == 200
+            refused = service(peer, **{**ANN, "X-Forwarded-Groups": "staff"}).post(
+                "/recommendations/a/pin", data={"token": ""}
+            )
+            assert (refused.status_code, refused.json()["detail"]) == (
+                403,
+                "the user ann@example.com may read, this needs approve",
+            )
 
 
 @pytest.mark.parametrize("peer", [STRANGER, "127.0.0.1", "fd01::5", "testclient", ""])
@@ -91,9 +94,8 @@ def test_strangers_cannot_fill_the_log():
     assert len(log.lines) == 64
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
+def test_without_a_name_or_a_group_with_a_role_a_key_is_needed(service, subtests):
+    for headers in [
         {},
         {"X-Forwarded-Groups": "ops"},
         {**ANN, "X-Forwarded-Groups": "others"},
@@ -103,10 +105,9 @@ def test_strangers_cannot_fill_the_log():
         {**ANN, "X-Forwarded-Email": "x" * 201},
         {**ANN, "X-Forwarded-Groups": "STAFF"},
         {**ANN, "X-Forwarded-Groups": "staff leads"},
-    ],
-)
-def test_without_a_name_or_a_group_with_a_role_a_key_is_needed(service, headers):
-    assert service(PROXY, **headers).get("/v1/studies").status_code == 401
+    ]:
+        with subtests.test(headers=headers):
+            assert service(PROXY, **headers).get("/v1/studies").status_code == 401
 
 
 def test_two_names_are_not_one():
@@ -163,9 +164,8 @@ def test_without_keys_the_service_is_not_open_and_its_sign_in_does_not_lead_in_c
     assert service(STRANGER).get("/healthz").status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("proxies", "roles", "said"),
-    [
+def test_options_that_would_let_everyone_in_are_refused(subtests):
+    for proxies, roles, said in [
         (["0.0.0.0/0"], ["*=read"], "must not name every address"),
         (["::/0"], ["*=read"], "every address"),
         (["*"], ["*=read"], "--trust-user-header"),
@@ -175,12 +175,11 @@ def test_without_keys_the_service_is_not_open_and_its_sign_in_does_not_lead_in_c
         ([PROXY], ["ops=root"], "GROUP=ROLE"),
         ([PROXY], ["=read"], "GROUP=ROLE"),
         ([], ["*=read"], "needs --trust-user-header"),
-    ],
-)
-def test_options_that_would_let_everyone_in_are_refused(proxies, roles, said):
-    with pytest.raises(UsageError, match=re.escape(said)):
-        proxy_plan(proxies, roles)
-    assert proxy_plan([], []) is None
+    ]:
+        with subtests.test(proxies=proxies):
+            with pytest.raises(UsageError, match=re.escape(said)):
+                proxy_plan(proxies, roles)
+            assert proxy_plan([], []) is None
 
 
 def test_the_served_process_looks_at_the_socket_and_not_at_forwarded_for(tmp_path):

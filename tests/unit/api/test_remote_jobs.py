@@ -53,9 +53,8 @@ def test_a_job_is_submitted_listed_cancelled_and_tried_again(call):
     assert len(json.loads(call("list", "--limit", "1", "--json"))["jobs"]) == 1
 
 
-@pytest.mark.parametrize(
-    ("words", "kind"),
-    [
+def test_a_refusal_is_that_of_the_service(call, subtests):
+    for words, kind in [
         (("submit", "--cluster", "nowhere", "--model", "bert"), NotFoundError),
         (("submit", *WHAT, "--trials", "0"), UsageError),
         (("submit", *WHAT, "--nccl-version", "new"), UsageError),
@@ -64,12 +63,11 @@ def test_a_job_is_submitted_listed_cancelled_and_tried_again(call):
         (("retry", "nope"), NotFoundError),
         (("logs", "nope"), NotFoundError),
         (("submit", "--stale", "--cluster", "nowhere"), NotFoundError),
-    ],
-)
-def test_a_refusal_is_that_of_the_service(call, words, kind):
-    with pytest.raises(kind) as caught:
-        call(*words)
-    assert type(caught.value) is kind
+    ]:
+        with subtests.test(words=words):
+            with pytest.raises(kind) as caught:
+                call(*words)
+            assert type(caught.value) is kind
 
 
 def test_a_key_that_may_not_is_told_so(call, monkeypatch):

@@ -24,9 +24,8 @@ def base(tmp_path):
     return run
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
+def test_what_needs_no_store_runs_without_the_extra(base, subtests):
+    for words, said in [
         (("--help",), "cluster"),
         (("env", "--help"), "--cluster"),
         (("profile", "list"), "bert"),
@@ -44,13 +43,12 @@ def base(tmp_path):
         (("landscape", "list"), "mi355x-2x8"),
         (("landscape", "show", "mi355x-2x8"), "all_reduce"),
         (("studies", "list"), "model"),
-    ],
-)
-def test_what_needs_no_store_runs_without_the_extra(base, words, said):
-    done = base(*words)
+    ]:
+        with subtests.test(words=words):
+            done = base(*words)
 
-    assert (done.returncode, done.stderr) in ((0, ""), (DEGRADED, ""))
-    assert said in done.stdout
+            assert (done.returncode, done.stderr) in ((0, ""), (DEGRADED, ""))
+            assert said in done.stdout
 
 
 def test_an_unknown_name_has_the_usual_hint(base):

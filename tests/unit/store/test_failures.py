@@ -64,22 +64,20 @@ def test_whether_a_row_could_be_written_is_found_out_without_a_row(tmp_path, ful
         store.require_writable()
 
 
-@pytest.mark.parametrize(
-    ("cause", "kind"),
-    [
+def test_only_what_passes_on_postgresql_is_worth_another_attempt(subtests):
+    """SQLite has waited itself."""
+    for cause, kind in [
         (psycopg.OperationalError("the connection is lost"), LostTransactionError),
         (psycopg.errors.DeadlockDetected("deadlock"), LostTransactionError),
         (psycopg.errors.AdminShutdown("terminating connection"), LostTransactionError),
         (psycopg.errors.UndefinedTable("no such relation"), StoreError),
         (psycopg.InterfaceError("a mistake of ours"), StoreError),
         (sqlite3.OperationalError("database is locked"), StoreError),
-    ],
-)
-def test_only_what_passes_on_postgresql_is_worth_another_attempt(cause, kind):
-    """SQLite has waited itself."""
-    with pytest.raises(StoreError) as caught, translated("a.db"):
-        raise OperationalError("SELECT 1", {}, cause)
-    assert type(caught.value) is kind
+    ]:
+        with subtests.test(cause=cause):
+            with pytest.raises(StoreError) as caught, translated("a.db"):
+                raise OperationalError("SELECT 1", {}, cause)
+            assert type(caught.value) is kind
 
 
 def test_a_conflict_says_what_the_caller_knows(database):
@@ -119,9 +117,8 @@ def test_foreign_keys_and_durability_are_on(database):
     assert (pragmas, journal) == ({"foreign_keys": 1, "synchronous": 2}, "delete")
 
 
-@pytest.mark.parametrize(
-    ("said", "hinted"),
-    [
+def test_known_words_get_their_hint(subtests):
+    for said, hinted in [
         ("database or disk is full", "room"),
         ("disk I/O error", "network file system"),
         ("disk I/O error", "quota"),
@@ -130,13 +127,14 @@ def test_foreign_keys_and_durability_are_on(database):
         ("permission denied for database x", "right to create"),
         ("permission denied for table workloads", "rights to read and write the tables"),
         ("something new", "--storage"),
-    ],
-)
-def test_known_words_get_their_hint(said, hinted):
-    with pytest.raises(StoreError, match="cannot be used") as caught, translated("a.db"):
-        raise ProgrammingError("SELECT 1", {}, Exception(said))
-    assert hinted in caught.value.hint
-    assert caught.value.message == f"the store a.db cannot be used: {said}", "the driver's words, not SQLAlchemy's"
+    ]:
+        with subtests.test(said=said):
+            with pytest.raises(StoreError, match="cannot be used") as caught, translated("a.db"):
+                raise ProgrammingError("SELECT 1", {}, Exception(said))
+            assert hinted in caught.value.hint
+            assert caught.value.message == f"the store a.db cannot be used: {said}", (
+                "the driver's words, not SQLAlchemy's"
+            )
 
 
 def test_a_postgresql_that_takes_no_writes_is_no_file():

@@ -24,28 +24,26 @@ def test_the_default_is_a_file_of_the_user(monkeypatch, tmp_path):
     assert locate(None).path == tmp_path / "ncclt" / "ncclt.db"
 
 
-@pytest.mark.parametrize(
-    ("url", "path"),
-    [
+def test_sqlite_urls_name_a_file(subtests):
+    for url, path in [
         ("sqlite:///ncclt.db", "ncclt.db"),
         ("sqlite:////abs/dir/a.db", "/abs/dir/a.db"),
         ("sqlite+pysqlite:///a b.db", "a b.db"),
         (" sqlite:///a.db\n", "a.db"),
-    ],
-)
-def test_sqlite_urls_name_a_file(url, path):
-    assert locate(url).path == Path(path)
-    assert make_url(locate(url).url).database == path
+    ]:
+        with subtests.test(url=url):
+            assert locate(url).path == Path(path)
+            assert make_url(locate(url).url).database == path
 
 
-@pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg"])
-def test_postgresql_always_gets_our_driver(scheme):
-    assert locate(f"{scheme}://me:secret@host/db").url == "postgresql+psycopg://me:secret@host/db"
+def test_postgresql_always_gets_our_driver(subtests):
+    for scheme in ["postgresql", "postgres", "postgresql+psycopg"]:
+        with subtests.test(scheme=scheme):
+            assert locate(f"{scheme}://me:secret@host/db").url == "postgresql+psycopg://me:secret@host/db"
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
+def test_what_is_no_url_for_us_is_refused_with_a_hint(subtests):
+    for url in [
         "",
         "ncclt.db",
         "/abs/a.db",
@@ -58,12 +56,11 @@ def test_postgresql_always_gets_our_driver(scheme):
         "mysql://host/db",
         "https://host",
         "postgresql+psycopg2://h/d",
-    ],
-)
-def test_what_is_no_url_for_us_is_refused_with_a_hint(url):
-    with pytest.raises(UsageError) as caught:
-        locate(url)
-    assert "sqlite:///" in caught.value.hint
+    ]:
+        with subtests.test(url=url):
+            with pytest.raises(UsageError) as caught:
+                locate(url)
+            assert "sqlite:///" in caught.value.hint
 
 
 def test_optuna_gets_the_file_beside():
@@ -84,15 +81,16 @@ def test_the_uri_of_any_file_name_opens_that_file(name):
             assert connection.execute("PRAGMA database_list").fetchone()[2] == str(path)
 
 
-@pytest.mark.parametrize(("length", "is_database"), [(0, True), (1, False), (511, False), (512, True)])
-def test_a_file_is_empty_or_has_at_least_a_page(tmp_path, length, is_database):
-    (tmp_path / "a.db").write_bytes(b"x" * length)
-    location = locate(f"sqlite:///{tmp_path}/a.db")
-    if is_database:
-        location.require_database_file()
-    else:
-        with pytest.raises(StoreError, match=f"has {length} bytes and is not a database"):
-            location.require_database_file()
+def test_a_file_is_empty_or_has_at_least_a_page(tmp_path, subtests):
+    for length, is_database in [(0, True), (1, False), (511, False), (512, True)]:
+        with subtests.test(length=length):
+            (tmp_path / "a.db").write_bytes(b"x" * length)
+            location = locate(f"sqlite:///{tmp_path}/a.db")
+            if is_database:
+                location.require_database_file()
+            else:
+                with pytest.raises(StoreError, match=f"has {length} bytes and is not a database"):
+                    location.require_database_file()
 
 
 def test_a_store_is_made_with_its_folder_and_only_where_it_may_be(tmp_path):

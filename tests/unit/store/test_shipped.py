@@ -37,18 +37,20 @@ def test_the_folder_of_the_checkout_is_found():
     assert profiles_folder().is_dir()
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "null", '{"schema": 1}', '{"schema": 2}', "\ufeff{}"])
-def test_a_broken_workload_file_is_named(folder, content):
-    (folder / "workloads" / "broken.json").write_text(content)
-    with pytest.raises(InputError, match=r"broken\.json"):
-        shipped_workloads(folder)
+def test_a_broken_workload_file_is_named(folder, subtests):
+    for content in ["{", "[]", "null", '{"schema": 1}', '{"schema": 2}', "\ufeff{}"]:
+        with subtests.test(content=content):
+            (folder / "workloads" / "broken.json").write_text(content)
+            with pytest.raises(InputError, match=r"broken\.json"):
+                shipped_workloads(folder)
 
 
-@pytest.mark.parametrize("content", ["name", 'name = "x"', CLUSTER + "extra = 1", CLUSTER.replace("2.28.9", "new")])
-def test_a_broken_cluster_file_is_named(folder, content):
-    (folder / "clusters" / "broken.toml").write_text(content)
-    with pytest.raises(InputError, match=r"broken\.toml"):
-        shipped_clusters(folder)
+def test_a_broken_cluster_file_is_named(folder, subtests):
+    for content in ["name", 'name = "x"', CLUSTER + "extra = 1", CLUSTER.replace("2.28.9", "new")]:
+        with subtests.test(content=content):
+            (folder / "clusters" / "broken.toml").write_text(content)
+            with pytest.raises(InputError, match=r"broken\.toml"):
+                shipped_clusters(folder)
 
 
 def test_bytes_that_are_no_text_are_an_error(folder):

@@ -19,17 +19,18 @@ def store(tmp_path):
         yield opened
 
 
-@pytest.mark.parametrize("limit", [1, 2, 3, 4, 7, 8])
-def test_pages_of_any_size_hold_every_study_once_and_the_newest_first(store, limit):
-    for number in range(7):
-        store.studies.open(replace(sample_study(), id=f"id{number}", name=f"study{number}"))
-    found, cursor = [], None
-    for _ in range(-(-7 // limit)):
-        page = store.studies.page(limit=limit, cursor=cursor)
-        found += [row.study.name for row in page.items]
-        cursor = page.next_cursor
+def test_pages_of_any_size_hold_every_study_once_and_the_newest_first(store, subtests):
+    for limit in [1, 2, 3, 4, 7, 8]:
+        with subtests.test(limit=limit):
+            for number in range(7):
+                store.studies.open(replace(sample_study(), id=f"id{number}", name=f"study{number}"))
+            found, cursor = [], None
+            for _ in range(-(-7 // limit)):
+                page = store.studies.page(limit=limit, cursor=cursor)
+                found += [row.study.name for row in page.items]
+                cursor = page.next_cursor
 
-    assert (found, cursor) == ([f"study{number}" for number in reversed(range(7))], None)
+            assert (found, cursor) == ([f"study{number}" for number in reversed(range(7))], None)
 
 
 def test_a_page_has_50_studies_unless_another_number_is_given(store):
@@ -45,10 +46,10 @@ def test_a_page_has_1_to_500_studies(store, limit):
     assert store.studies.page(limit=500).items == ()
 
 
-@pytest.mark.parametrize("cursor", ["", "x", "-1", "1.0", "²", "1" * 19])
-def test_what_no_page_gave_out_is_no_cursor(store, cursor):
-    with pytest.raises(UsageError, match="is not a cursor"):
-        store.studies.page(limit=1, cursor=cursor)
+def test_what_no_page_gave_out_is_no_cursor(store, subtests):
+    for cursor in ["", "x", "-1", "1.0", "²", "1" * 19]:
+        with subtests.test(cursor=cursor), pytest.raises(UsageError, match="is not a cursor"):
+            store.studies.page(limit=1, cursor=cursor)
 
 
 def test_the_longest_cursor_is_one(store):

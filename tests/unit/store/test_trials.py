@@ -98,19 +98,23 @@ def test_new_are_the_trials_before_between_and_behind_the_known_ones(store):
         assert store.trials.find("abc123", without=known) == tuple(trial for trial in kept if trial.number not in known)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"setting": 1}', '{"setting": {"channels": 0}}'])
-def test_a_document_that_was_changed_by_hand_is_named(store, text):
+def test_a_document_that_was_changed_by_hand_is_named(store, subtests):
     """Whatever is wrong with it: no JSON, no object, a field that is missing, or one of another type or range."""
     store.studies.open(sample_study())
     store.trials.add("abc123", sample_trial(0))
-    with closing(sqlite3.connect(store.path)) as connection, connection:
+    with closing(sqlite3.connect(store.path)) as connection:
         (whole,) = connection.execute("SELECT document FROM trials").fetchone()
-        changed = json.dumps(json.loads(whole) | json.loads(text)) if "setting" in text else text
-        connection.execute("UPDATE trials SET document = ?", (changed,))
-    for read in (store.trials.find, store.trials.outline):
-        with pytest.raises(StoreError, match=r"^trial 0 of study abc123 in the store cannot be read: ") as raised:
-            read("abc123")
-        assert "restore a backup" in raised.value.hint
+    for text in ["", "[]", "{}", '{"setting": 1}', '{"setting": {"channels": 0}}']:
+        with subtests.test(text=text):
+            with closing(sqlite3.connect(store.path)) as connection, connection:
+                changed = json.dumps(json.loads(whole) | json.loads(text)) if "setting" in text else text
+                connection.execute("UPDATE trials SET document = ?", (changed,))
+            for read in (store.trials.find, store.trials.outline):
+                with pytest.raises(
+                    StoreError, match=r"^trial 0 of study abc123 in the store cannot be read: "
+                ) as raised:
+                    read("abc123")
+                assert "restore a backup" in raised.value.hint
 
 
 def test_pages_of_trials_are_by_number_and_go_on_behind_one(store):
