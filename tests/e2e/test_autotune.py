@@ -132,7 +132,7 @@ def test_a_gloo_job_of_one_launch_is_undecided_and_nothing_is_done_twice(ncclt):
         "record": "stored",
         "look": CEILING_OF_CPUS,
         "tune": "stored: done",
-        "compare": "if a gain is proven",
+        "compare": "if a gain is validated",
         "use": "if steps are faster",
     }
     other = json.loads(ncclt(*command[:1], "--dry-run", "--json", *command[1:], "99").stdout)

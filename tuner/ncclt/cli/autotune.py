@@ -382,7 +382,7 @@ def _print_plan(job: AutotuneRequest, store: Store, *, as_json: bool) -> None:
         testbed, request = _study(job, workload, store, ask=False)
         cluster = testbed.runner.cluster
         states |= {"record": "stored", "look": describe_ceiling(workload), "tune": _state(request, testbed, store)}
-    states |= {"compare": "if a gain is proven", "use": "if steps are faster"}
+    states |= {"compare": "if a gain is validated", "use": "if steps are faster"}
     stages = [{"stage": stage, "state": states[stage], "command": line} for stage, line in job.stages(cluster).items()]
     if as_json:
         print_json({"schema": AUTOTUNE_SCHEMA, "model": job.name, "stages": stages})
