@@ -477,7 +477,7 @@ _DTYPES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kernel:
+class CudaKernel:
     """A kernel's name, read.
 
     Attributes:
@@ -491,7 +491,7 @@ class Kernel:
     dtype: str | None
 
 
-def parse_kernel_name(name: str) -> Kernel | None:
+def parse_kernel_name(name: str) -> CudaKernel | None:
     """Read a kernel's name; None if it is not NCCL's.
 
     >>> parse_kernel_name("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)").dtype
@@ -504,10 +504,10 @@ def parse_kernel_name(name: str) -> Kernel | None:
     dtype = None
     if collective in REDUCTIONS:
         dtype = next((_DTYPES[part] for part in (found[2] or "").split("_") if part in _DTYPES), None)
-    return Kernel(word=found[1], collective=collective, dtype=dtype)
+    return CudaKernel(word=found[1], collective=collective, dtype=dtype)
 
 
-def agreed_dtypes(kernels: Iterable[Kernel]) -> dict[Collective, str]:
+def agreed_dtypes(kernels: Iterable[CudaKernel]) -> dict[Collective, str]:
     """Return the dtype of every reduction whose kernels all name the same one."""
     named: dict[Collective, set[str | None]] = {}
     for kernel in kernels:
@@ -584,7 +584,7 @@ class NsysExport:
     members: dict[tuple[Process, int | None], Membership] = field(default_factory=dict)
     payloads: int = 0
     undecoded: int = 0
-    kernels: Counter[Kernel] = field(default_factory=Counter)
+    kernels: Counter[CudaKernel] = field(default_factory=Counter)
     graphed: int = 0
     other_kernels: int = 0
     libraries: Counter[str] = field(default_factory=Counter)

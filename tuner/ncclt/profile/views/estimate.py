@@ -24,7 +24,7 @@ section 5.1). Those of recomputed activations are not counted, as in model FLOP/
 _ELEMENT_BYTES = 8
 
 
-class Source(StrEnum):
+class TimeOrigin(StrEnum):
     """Origin of a message's time."""
 
     MEASURED = "measured"
@@ -47,7 +47,7 @@ class MessageTime:
     message: Message
     calls_per_step: float
     time_us: float
-    source: Source
+    source: TimeOrigin
     link_gbps: float
 
 
@@ -186,7 +186,7 @@ def estimate(
         carried = message.size_bytes * bus_factor(message.collective, message.group_size)
         at_links_us = latency_us(cluster, message) + carried / gbps / 1e3
         key = (message.collective, message.group_size, message.spans_nodes)
-        time_us, source = read_curve(measured.get(key, ()), message.size_bytes) or (at_links_us, Source.LINKS)
+        time_us, source = read_curve(measured.get(key, ()), message.size_bytes) or (at_links_us, TimeOrigin.LINKS)
         rows.append(
             MessageTime(
                 message=message, calls_per_step=calls.calls_per_step, time_us=time_us, source=source, link_gbps=gbps
@@ -203,11 +203,11 @@ def estimate(
     )
 
 
-def read_curve(curve: Sequence[tuple[int, float]], size_bytes: int) -> tuple[float, Source] | None:
+def read_curve(curve: Sequence[tuple[int, float]], size_bytes: int) -> tuple[float, TimeOrigin] | None:
     """Return the time of a size, µs, from a curve in order of size; None where the size lies beyond its ends."""
     for (size, time_us), (next_size, next_us) in pairwise(curve):
         if size < size_bytes < next_size:
             part = math.log(size_bytes / size) / math.log(next_size / size)
-            return time_us * (next_us / time_us) ** part, Source.INTERPOLATED
+            return time_us * (next_us / time_us) ** part, TimeOrigin.INTERPOLATED
     exact = next((time_us for size, time_us in curve if size == size_bytes), None)
-    return None if exact is None else (exact, Source.MEASURED)
+    return None if exact is None else (exact, TimeOrigin.MEASURED)
