@@ -49,32 +49,29 @@ def test_communication_of_another_library_alone_is_refused(read):
     assert "--disable-custom-all-reduce" in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    ("name", "library"),
-    [("14b_custom_all_reduce_beside_nccl.json", "vLLM's custom"), ("14c_expert_dispatch_beside_nccl.json", "DeepEP")],
-)
-def test_other_libraries_hide_nothing_of_nccl(read, name, library):
+def test_other_libraries_hide_nothing_of_nccl(read):
     """NCCL's 2 of 10 ms are exposed: the other library's kernels beside them are no compute."""
-    workload = read(name)
-    assert bound_gain(workload).share == pytest.approx(0.2)
-    assert any(f"6.00 ms in the file (2 x {library}" in note for note in workload.provenance.notes)
+    for name, library in [
+        ("14b_custom_all_reduce_beside_nccl.json", "vLLM's custom"),
+        ("14c_expert_dispatch_beside_nccl.json", "DeepEP"),
+    ]:
+        workload = read(name)
+        assert bound_gain(workload).share == pytest.approx(0.2)
+        assert any(f"6.00 ms in the file (2 x {library}" in note for note in workload.provenance.notes)
 
 
-@pytest.mark.parametrize(
-    ("names", "row", "steps", "step_us"),
-    [
+def test_step_is_an_optimizer_step(read):
+    """Without marks, with marks of microbatches and of an evaluation, and in two profiler cycles of one rank."""
+    for names, row, steps, step_us in [
         (["optimizer_steps_no_profilerstep.json"], ("all_reduce", "float32", 4000, 8), 3, 1000),
         (["profilerstep_per_microbatch.json"], ("all_reduce", "float32", 4_000_000, 8), 2, 4000),
         (["eval_step_among_train_steps.json"], ("all_reduce", "float32", 4_000_000, 8), 2, 1000),
         (["cycle1_rank0.json", "cycle2_rank0.json"], ("all_reduce", "float32", 4000, 4), 6, 1000),
-    ],
-)
-def test_step_is_an_optimizer_step(read, names, row, steps, step_us):
-    """Without marks, with marks of microbatches and of an evaluation, and in two profiler cycles of one rank."""
-    workload = read(*names)
-    assert rows(workload) == {row: 1.0}
-    assert (workload.provenance.steps, workload.step_time_us) == (steps, step_us)
-    assert workload.provenance.ranks_read == (0,)
+    ]:
+        workload = read(*names)
+        assert rows(workload) == {row: 1.0}
+        assert (workload.provenance.steps, workload.step_time_us) == (steps, step_us)
+        assert workload.provenance.ranks_read == (0,)
 
 
 def test_copy_of_a_cycle_is_refused(read, shared_data, tmp_path):
@@ -85,20 +82,17 @@ def test_copy_of_a_cycle_is_refused(read, shared_data, tmp_path):
         read_workload([shared_data / "field" / "cycle1_rank0.json", copy], name="twice")
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
+def test_collective_of_the_program_counts(read):
+    """Not the all_reduces by which gloo emulates it, nor the sum of coalesced tensors."""
+    for name, expected in [
         ("gloo_functional_reduce_scatter.json", {("reduce_scatter", "float32", 256, 2): 1.0}),
         ("gloo_list_reduce_scatter.json", {("reduce_scatter", "float32", 320, 4): 1.0}),
         (
             "allreduce_coalesced_two_tensors.json",
             {("all_reduce", "float32", 4000, 8): 1.0, ("all_reduce", "float32", 8000, 8): 1.0},
         ),
-    ],
-)
-def test_collective_of_the_program_counts(read, name, expected):
-    """Not the all_reduces by which gloo emulates it, nor the sum of coalesced tensors."""
-    assert rows(read(name)) == expected
+    ]:
+        assert rows(read(name)) == expected
 
 
 def test_example_profiler_of_nccl_is_read(read):

@@ -87,18 +87,18 @@ BOMBS = {
 }
 
 
-@pytest.mark.parametrize("kind", sorted(BOMBS))
-def test_bombs_are_refused_in_bounded_time(tmp_path, kind):
+def test_bombs_are_refused_in_bounded_time(tmp_path):
     """With a reader that reads to the end, so that nothing is owed to a kind that is not recognised."""
-    make, said = BOMBS[kind]
-    path = make(tmp_path / "bomb")
-    begun = time.process_time()
-    with pytest.raises(TraceError, match=said) as caught:
-        get_reader("nccl_log").read([path], name="x")
-    assert caught.value.hint
-    with pytest.raises(TraceError):
-        read_workload([path], name="x")
-    assert time.process_time() - begun < LIMIT_S
+    for kind in sorted(BOMBS):
+        make, said = BOMBS[kind]
+        path = make(tmp_path / "bomb")
+        begun = time.process_time()
+        with pytest.raises(TraceError, match=said) as caught:
+            get_reader("nccl_log").read([path], name="x")
+        assert caught.value.hint
+        with pytest.raises(TraceError):
+            read_workload([path], name="x")
+        assert time.process_time() - begun < LIMIT_S
 
 
 def test_a_recording_of_many_equal_lines_is_no_bomb(tmp_path):
@@ -156,15 +156,15 @@ def test_a_link_to_itself_is_a_file_that_is_not_there(tmp_path):
         read_workload([link], name="x")
 
 
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_a_cut_archive_is_never_read_as_a_whole_one(tmp_path, share):
+def test_a_cut_archive_is_never_read_as_a_whole_one(tmp_path):
     """Also where the cut lies behind what is looked at."""
-    noise = os.urandom(300_000)
-    whole = _tar(
-        tmp_path / "whole", "w:gz", [("a.csv", len(ROW), io.BytesIO(ROW)), ("b", len(noise), io.BytesIO(noise))]
-    )
-    data = whole.read_bytes()
-    cut = tmp_path / "cut"
-    cut.write_bytes(data[: int(len(data) * share)])
-    with pytest.raises(TraceError):
-        read_workload([cut], name="x", source="csv")
+    for share in [0.1, 0.5, 0.9]:
+        noise = os.urandom(300_000)
+        whole = _tar(
+            tmp_path / "whole", "w:gz", [("a.csv", len(ROW), io.BytesIO(ROW)), ("b", len(noise), io.BytesIO(noise))]
+        )
+        data = whole.read_bytes()
+        cut = tmp_path / "cut"
+        cut.write_bytes(data[: int(len(data) * share)])
+        with pytest.raises(TraceError):
+            read_workload([cut], name="x", source="csv")

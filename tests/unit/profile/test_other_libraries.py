@@ -1,13 +1,10 @@
 """Kernels that communicate without NCCL, by their names in the sources of their libraries."""
 
-import pytest
-
 from ncclt.profile.other_libraries import other_library
 
 
-@pytest.mark.parametrize(
-    ("kernel", "library"),
-    [
+def test_library_is_known_by_its_kernel():
+    for kernel, library in [
         ("void vllm::cross_device_reduce_1stage<__half, 2>(vllm::RankData*)", "vLLM's custom all-reduce"),
         ("void sglang::cross_device_reduce_2stage<__nv_bfloat16, 8>()", "SGLang's custom all-reduce"),
         ("void aiter::cross_device_reduce_2stage<bf16, 8>()", "a custom all-reduce"),
@@ -24,15 +21,12 @@ from ncclt.profile.other_libraries import other_library
         ("void two_shot_all_reduce_kernel<float, 16, 8>()", "PyTorch's symmetric memory"),
         ("my_fused_AllGather_gemm", "another library"),
         ("reduceScatterKernel<float>", "another library"),
-    ],
-)
-def test_library_is_known_by_its_kernel(kernel, library):
-    assert other_library(kernel) == library
+    ]:
+        assert other_library(kernel) == library
 
 
-@pytest.mark.parametrize(
-    "kernel",
-    [
+def test_nccl_and_compute_are_no_other_library():
+    for kernel in [
         "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
         "ncclSymkDevKernel_AllGather_LL(ncclSymkDevWorkArgs4K)",
         "ampere_sgemm_128x64_tn",
@@ -43,7 +37,5 @@ def test_library_is_known_by_its_kernel(kernel, library):
         "void smallReduce<float>()",
         "void scatter_reduce<float>()",
         "triton_poi_fused_all_gather_into_tensor_cat_3",
-    ],
-)
-def test_nccl_and_compute_are_no_other_library(kernel):
-    assert other_library(kernel) == ""
+    ]:
+        assert other_library(kernel) == ""

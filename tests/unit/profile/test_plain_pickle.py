@@ -49,21 +49,21 @@ def _attacks(command):
     }
 
 
-@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 @pytest.mark.parametrize("kind", ["os.system", "exec", "eval"])
-def test_nothing_in_a_pickle_is_run(tmp_path, kind, protocol):
+def test_nothing_in_a_pickle_is_run(tmp_path, kind):
     """The very pickle that runs a command when it is loaded carelessly."""
     marker, path = tmp_path / "marker", tmp_path / "nccl_trace_rank_0"
-    evil = pickle.dumps({**DUMP, "more": _attacks(f"touch {marker}")[kind]}, protocol=protocol)
-    pickle.loads(evil)
-    assert marker.exists(), "the attack works"
-    marker.unlink()
-    path.write_bytes(evil)
-    for read in (FlightRecorderReader().read, read_workload):
-        with pytest.raises(TraceError, match="the pickle holds the operation") as caught:
-            read([path], name="evil")
-        assert "do not load" in caught.value.hint
-    assert not marker.exists()
+    for protocol in (2, 3, 4, 5):
+        evil = pickle.dumps({**DUMP, "more": _attacks(f"touch {marker}")[kind]}, protocol=protocol)
+        pickle.loads(evil)
+        assert marker.exists(), "the attack works"
+        marker.unlink()
+        path.write_bytes(evil)
+        for read in (FlightRecorderReader().read, read_workload):
+            with pytest.raises(TraceError, match="the pickle holds the operation") as caught:
+                read([path], name="evil")
+            assert "do not load" in caught.value.hint
+        assert not marker.exists()
 
 
 def test_second_guard_holds_alone(tmp_path):
@@ -106,21 +106,21 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("kind", sorted(HOSTILE))
-def test_hostile_opcodes_are_refused_cheaply(kind):
+def test_hostile_opcodes_are_refused_cheaply():
     """Before anything of their size is set aside."""
-    tracemalloc.start()
-    start_s = time.monotonic()
-    try:
-        with pytest.raises(TraceError) as caught:
-            load_pickle(HOSTILE[kind], "hostile")
-        _now, peak_bytes = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert caught.value.hint
-    assert len(caught.value.message) < 300
-    assert peak_bytes < 32 * 1024 * 1024
-    assert time.monotonic() - start_s < 120
+    for kind in sorted(HOSTILE):
+        tracemalloc.start()
+        start_s = time.monotonic()
+        try:
+            with pytest.raises(TraceError) as caught:
+                load_pickle(HOSTILE[kind], "hostile")
+            _now, peak_bytes = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert caught.value.hint
+        assert len(caught.value.message) < 300
+        assert peak_bytes < 32 * 1024 * 1024
+        assert time.monotonic() - start_s < 120
 
 
 def test_deep_nesting_neither_crashes_nor_counts(tmp_path):

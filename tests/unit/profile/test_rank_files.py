@@ -75,13 +75,9 @@ def test_debris_in_an_archive_is_passed_over(read):
     assert workload.provenance.detail["files"] == "0.json:rank0, 0.json:rank1"
 
 
-@pytest.mark.parametrize(
-    "archive",
-    [_archive(notes=b"nothing else"), _archive(), _archive(rank0=b"\x1f\x8b"), _archive(rank0=b"\x1f\x8babc")],
-    ids=["notes", "empty", "cut", "garbled"],
-)
-def test_archive_without_a_whole_trace_is_refused(read, archive):
+def test_archive_without_a_whole_trace_is_refused(read):
     """No member of the kind, or one whose packing is broken."""
-    with pytest.raises(TraceError) as caught:
-        read(archive)
-    assert caught.value.hint
+    for members in ({"notes": b"nothing else"}, {}, {"rank0": b"\x1f\x8b"}, {"rank0": b"\x1f\x8babc"}):
+        with pytest.raises(TraceError) as caught:
+            read(_archive(**members))
+        assert caught.value.hint

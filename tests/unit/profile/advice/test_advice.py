@@ -167,9 +167,8 @@ def test_a_gpu_that_is_not_known_is_said():
     assert any("Abacus unknown" in note for note in notes)
 
 
-@pytest.mark.parametrize(
-    ("workload", "given", "said"),
-    [
+def test_what_is_not_known_is_asked_for():
+    for workload, times, said in [
         (_workload(_calls(REDUCE, 8)), GivenTimes(), "the time of a step"),
         (_workload(_calls(REDUCE, 8), step_time_us=9.0), GivenTimes(), "exposed communication"),
         (_workload(_calls(REDUCE, 8)), GivenTimes(step_us=9.0), "exposed communication"),
@@ -183,11 +182,9 @@ def test_a_gpu_that_is_not_known_is_said():
             "no known number of steps",
         ),
         (_workload(_calls(REDUCE, 8), origin=Provenance(source="horovod")), GivenTimes(compute_us=9.0), "Horovod"),
-    ],
-)
-def test_what_is_not_known_is_asked_for(workload, given, said):
-    with pytest.raises(UsageError, match=said):
-        _advise(workload, given=given)
+    ]:
+        with pytest.raises(UsageError, match=said):
+            _advise(workload, given=times)
 
 
 def test_other_parallel_jobs_are_refused():

@@ -17,9 +17,8 @@ def test_a_configuration_is_returned_as_it_is(tmp_path):
     assert read_config(tmp_path / "config.json") == document
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
+def test_what_is_no_configuration_is_refused_with_the_reason(tmp_path):
+    for content, reason in [
         (b"", "not JSON"),
         (b"{", "not JSON"),
         (b"\xff\xfe", "not JSON"),
@@ -31,13 +30,11 @@ def test_a_configuration_is_returned_as_it_is(tmp_path):
         (b'{"model_type": "x", "text_config": {"n_layer": 1000000000}}', "n_layer"),
         (b'{"model_type": "x", "depths": [2, 1000000000]}', "depths"),
         (b" " * (1024 * 1024 + 1), "larger than 1 MiB"),
-    ],
-)
-def test_what_is_no_configuration_is_refused_with_the_reason(tmp_path, content, reason):
-    (tmp_path / "config.json").write_bytes(content)
-    with pytest.raises(InputError, match=reason) as caught:
-        read_config(tmp_path / "config.json")
-    assert caught.value.hint
+    ]:
+        (tmp_path / "config.json").write_bytes(content)
+        with pytest.raises(InputError, match=reason) as caught:
+            read_config(tmp_path / "config.json")
+        assert caught.value.hint
 
 
 def test_a_missing_file_is_named(tmp_path):

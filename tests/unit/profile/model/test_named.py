@@ -163,35 +163,29 @@ class TestWithLibraries:
         with pytest.raises(UsageError, match=r"no layers$"):
             _workload("mine", config=path)
 
-    @pytest.mark.parametrize(
-        ("name", "error", "hint"),
-        [
+    def test_unknown_names_say_how(self):
+        for name, error, hint in [
             ("tiny-base-uncased", NotFoundError, "did you mean tiny"),
             ("someone/tiny", UsageError, "--config config.json"),
             ("hub:tiny", UsageError, "torchvision"),
             ("Config", NotFoundError, "--config"),
             ("../net", UsageError, "--config"),
-        ],
-    )
-    def test_unknown_names_say_how(self, name, error, hint):
-        with pytest.raises(error) as caught:
-            _workload(name)
-        assert hint in caught.value.hint
+        ]:
+            with pytest.raises(error) as caught:
+                _workload(name)
+            assert hint in caught.value.hint
 
-    @pytest.mark.parametrize(
-        "options",
-        [
+    def test_options_that_make_no_sense(self):
+        for options in [
             {"group_size": 1},
             {"group_size": -2},
             {"bucket_cap_mb": 0},
             {"bucket_cap_mb": float("nan")},
             {"dtype": "int8"},
             {"dtype": "bf16", "reduce_dtype": "fp32"},
-        ],
-    )
-    def test_options_that_make_no_sense(self, options):
-        with pytest.raises(UsageError):
-            _workload("net", **options)
+        ]:
+            with pytest.raises(UsageError):
+                _workload("net", **options)
 
     def test_an_unknown_dtype_is_named(self):
         with pytest.raises(InputError, match="fp12"):

@@ -102,9 +102,9 @@ def test_file_without_an_end_is_one_step(read):
     assert "left out: 1 x all_reduce of 0 bytes" in origin.notes
 
 
-@pytest.mark.parametrize(
-    ("bad", "why"),
-    [
+def test_bad_files_are_refused_with_their_line(read):
+    """Nothing is guessed."""
+    for bad, why in [
         (row("all_reduce", -8), "line 3: msg_size is '-8'"),
         (row("all_reduce", "nan"), "line 3: msg_size is 'nan'"),
         (row("all_reduce", 10**17), "line 3: a message of 100000000000000000 bytes"),
@@ -115,14 +115,11 @@ def test_file_without_an_end_is_one_step(read):
         ("CommType.computation,CommGroup.all,1,((4, 4", "line 3: 4 cells under a header of 12"),
         (row("all_reduce", 8, stage="init"), "no collectives in workload.csv: 1 x call of the set-up"),
         ("", "no collectives in workload.csv: it has a header but no row"),
-    ],
-)
-def test_bad_files_are_refused_with_their_line(read, bad, why):
-    """Nothing is guessed."""
-    with pytest.raises(TraceError) as caught:
-        read(bad)
-    assert why in caught.value.message
-    assert caught.value.hint
+    ]:
+        with pytest.raises(TraceError) as caught:
+            read(bad)
+        assert why in caught.value.message
+        assert caught.value.hint
 
 
 def test_two_files_are_refused(tmp_path):
@@ -144,24 +141,21 @@ def test_any_row_is_read_or_refused(tmp_path_factory, text):
 
 
 @pytest.mark.shared
-@pytest.mark.parametrize(
-    "file",
-    [
+def test_real_files_give_the_extractors_table(shared_data):
+    """Equal but for a message of 0 bytes in one file, which sends nothing; its column dtype holds the kind of group."""
+    for file in [
         "G13B-M1-C02_GPT13B_megatron_tp8_pp1_mbs1_sp.csv",
         "L7B-D1-C01_Llama7B_zero2_mbs1.csv",
         "L7B-M1-C04_Llama7B_megatron_tp2_pp1_mbs1.csv",
-    ],
-)
-def test_real_files_give_the_extractors_table(shared_data, file):
-    """Equal but for a message of 0 bytes in one file, which sends nothing; its column dtype holds the kind of group."""
-    traces = shared_data / "traces"
-    workload = read_workload([traces / "aicb" / file], name="real")
-    expected = Counter()
-    for entry in json.loads((traces / "expected.json").read_text())[f"aicb/{file}"]["messages"]:
-        if entry["size_bytes"]:
-            expected[entry["collective"], entry["size_bytes"], int(entry["group_size"])] += entry["calls"]
-    assert found(workload) == expected
-    assert (workload.provenance.steps, workload.provenance.world_size) == (1, 128)
+    ]:
+        traces = shared_data / "traces"
+        workload = read_workload([traces / "aicb" / file], name="real")
+        expected = Counter()
+        for entry in json.loads((traces / "expected.json").read_text())[f"aicb/{file}"]["messages"]:
+            if entry["size_bytes"]:
+                expected[entry["collective"], entry["size_bytes"], int(entry["group_size"])] += entry["calls"]
+        assert found(workload) == expected
+        assert (workload.provenance.steps, workload.provenance.world_size) == (1, 128)
 
 
 @pytest.mark.shared

@@ -1,6 +1,7 @@
 """The plain table."""
 
 import gzip
+import itertools
 import math
 import tempfile
 from pathlib import Path
@@ -69,47 +70,43 @@ def test_what_is_left_out_is_said():
     ]
 
 
-@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
-@pytest.mark.parametrize("newline", ["\n", "\r\n"])
-def test_delimiters_aliases_comments_and_byte_order_mark(delimiter, newline):
+def test_delimiters_aliases_comments_and_byte_order_mark():
     """As spreadsheets and people write it."""
     lines = ["# my run", "", "Op;Bytes;Count;Data Type", '"nccl:all_reduce"; 1024 ;2;torch.float16', "", "# end"]
-    text = "\ufeff" + newline.join(lines).replace(";", delimiter)
-    calls = one(read(text))
-    assert (calls.message.label, calls.calls_per_step) == ("all_reduce 1 KiB float16", 2)
+    for delimiter, newline in itertools.product((",", ";", "\t"), ("\n", "\r\n")):
+        text = "\ufeff" + newline.join(lines).replace(";", delimiter)
+        calls = one(read(text))
+        assert (calls.message.label, calls.calls_per_step) == ("all_reduce 1 KiB float16", 2)
 
 
-@pytest.mark.parametrize("word", ["ncclAllReduce", "AllReduce", "allreduce", "all_reduce", "ALL_REDUCE"])
-def test_spellings_of_a_collective(word):
+def test_spellings_of_a_collective():
     """NCCL's, PyTorch's and ours."""
-    assert one(read(f"collective,size,calls\n{word},8,1\n")).message.collective == "all_reduce"
+    for word in ["ncclAllReduce", "AllReduce", "allreduce", "all_reduce", "ALL_REDUCE"]:
+        assert one(read(f"collective,size,calls\n{word},8,1\n")).message.collective == "all_reduce"
 
 
-@pytest.mark.parametrize("word", ["send_recv", "SendRecv", "send", "ncclSend"])
-def test_spellings_of_send_and_receive(word):
+def test_spellings_of_send_and_receive():
     """One message however it is called."""
-    assert one(read(f"collective,size,calls\n{word},8,1\n")).message.collective == "send_recv"
+    for word in ["send_recv", "SendRecv", "send", "ncclSend"]:
+        assert one(read(f"collective,size,calls\n{word},8,1\n")).message.collective == "send_recv"
 
 
-@pytest.mark.parametrize(
-    ("size", "size_bytes"),
-    [
+def test_sizes_are_exact():
+    """Binary units, where the product is whole."""
+    for size, size_bytes in [
         ("25MiB", 26214400),
         ("25 MiB", 26214400),
         ("1.5KiB", 1536),
         ("2GiB", 2**31),
         ("64B", 64),
         ("26214400.0", 26214400),
-    ],
-)
-def test_sizes_are_exact(size, size_bytes):
-    """Binary units, where the product is whole."""
-    assert one(read(f"collective,size,calls\nall_reduce,{size},1\n")).message.size_bytes == size_bytes
+    ]:
+        assert one(read(f"collective,size,calls\nall_reduce,{size},1\n")).message.size_bytes == size_bytes
 
 
-@pytest.mark.parametrize(
-    ("row", "why"),
-    [
+def test_bad_rows_are_named_by_their_line():
+    """Nothing is guessed and nothing is dropped."""
+    for row, why in [
         ("all_reduce,25M,1", "line 3: '25M' can mean 1000 or 1024"),
         ("all_reduce,25 kB,1", "line 3: '25 kB' can mean 1000 or 1024"),
         ("all_reduce,27.04MiB,1", "line 3: '27.04MiB' is not a whole number of bytes"),
@@ -128,16 +125,13 @@ def test_sizes_are_exact(size, size_bytes):
         ("all_reduce,8", "line 3: 2 cells under a header of 3"),
         ("all_reduce,8,1,9", "line 3: 4 cells under a header of 3"),
         ('all_reduce,"8,1', "line 3: unexpected end of data"),
-    ],
-)
-def test_bad_rows_are_named_by_their_line(row, why):
-    """Nothing is guessed and nothing is dropped."""
-    assert why in refused(f"collective,size,calls\nall_reduce,8,1\n{row}\n")
+    ]:
+        assert why in refused(f"collective,size,calls\nall_reduce,8,1\n{row}\n")
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
+def test_bad_tables_are_refused():
+    """With the reason."""
+    for text, why in [
         ("collective,size\nall_reduce,8\n", "no column calls"),
         ("collective,size,bytes,calls\nall_reduce,8,8,1\n", "two columns for size_bytes: 'size' and 'bytes'"),
         ("collective,size,calls,rank\nall_reduce,8,1,0\n", "does not add up calls over ranks"),
@@ -153,11 +147,8 @@ def test_bad_rows_are_named_by_their_line(row, why):
         ("", "not a table of messages"),
         ("collective,size,calls\n" + "x" * 70000, "line 2: a line without end"),
         ("collective,size,calls\nall_reduce,8\0,1\n", "line 2: a zero byte"),
-    ],
-)
-def test_bad_tables_are_refused(text, why):
-    """With the reason."""
-    assert why in refused(text)
+    ]:
+        assert why in refused(text)
 
 
 def test_text_that_is_no_utf8_is_refused():

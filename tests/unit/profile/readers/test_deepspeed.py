@@ -71,16 +71,17 @@ def test_gathers_show_one_rank_and_scatters_all(log):
     assert any("the 4 ranks of the job follow from" in note for note in workload.provenance.notes)
 
 
-@pytest.mark.parametrize(("tput", "busbw"), [(0.0, 0.0), (0.1, 0.08), (100.0, 71.0), (100.0, 100.0)])
-def test_ranks_that_do_not_follow_are_not_guessed(log, tput, busbw):
+def test_ranks_that_do_not_follow_are_not_guessed(log):
     """Too small for two decimals, no whole number, or no fraction: the gather is left out and the reason said."""
-    rows = [HEADER, "all_gather_base", row("2.0 KB", 5, tput, busbw), "broadcast", row("2.0 KB", 1, 5.0, 5.0)]
-    workload = log(rows)
-    assert table(workload) == {("broadcast", 2048): 1.0}
-    assert workload.provenance.world_size == 0
-    assert any(
-        note.startswith("left out: 5 x all_gather_base of 2048 bytes per rank") for note in workload.provenance.notes
-    )
+    for tput, busbw in [(0.0, 0.0), (0.1, 0.08), (100.0, 71.0), (100.0, 100.0)]:
+        rows = [HEADER, "all_gather_base", row("2.0 KB", 5, tput, busbw), "broadcast", row("2.0 KB", 1, 5.0, 5.0)]
+        workload = log(rows)
+        assert table(workload) == {("broadcast", 2048): 1.0}
+        assert workload.provenance.world_size == 0
+        assert any(
+            note.startswith("left out: 5 x all_gather_base of 2048 bytes per rank")
+            for note in workload.provenance.notes
+        )
 
 
 def test_callers_of_one_operation_add_up(log):
@@ -157,22 +158,19 @@ def test_dictionary_has_exact_sizes(log):
         log(document, document)
 
 
-@pytest.mark.parametrize(
-    ("rows", "why"),
-    [
+def test_log_without_messages_is_refused_with_the_reason(log):
+    """And with what to record instead."""
+    for rows, why in [
         ([HEADER], "no row"),
         ([HEADER, row("2.0 KB", 3)], "no row"),
         ([HEADER, "barrier", row("2.0 KB", 3)], "barrier"),
         ([HEADER, "all_gather", row("2.0 KB", 3, 0.0, 0.0)], "number of ranks"),
         (["nothing of it"], "no output of DeepSpeed"),
         ({"summary": {}}, "no output of DeepSpeed"),
-    ],
-)
-def test_log_without_messages_is_refused_with_the_reason(log, rows, why):
-    """And with what to record instead."""
-    with pytest.raises(TraceError, match=why) as caught:
-        log(rows)
-    assert caught.value.hint
+    ]:
+        with pytest.raises(TraceError, match=why) as caught:
+            log(rows)
+        assert caught.value.hint
 
 
 @settings(
@@ -190,12 +188,12 @@ def test_damaged_logs_are_read_in_part(tmp_path, noise, at):
 
 
 @pytest.mark.shared
-@pytest.mark.parametrize("file", ["deepspeed/log_summary_1.txt", "deepspeed/log_summary_2.txt"])
-def test_tables_of_the_tutorial_give_the_extractors_table(shared_data, file):
+def test_tables_of_the_tutorial_give_the_extractors_table(shared_data):
     """Its names are DeepSpeed's; sizes and calls agree exactly."""
-    rows = json.loads((shared_data / "traces" / "expected.json").read_text())[file]["messages"]
-    workload = read_workload([shared_data / "traces" / file], name="real")
-    expected = {(r["collective"].removesuffix("_tensor"), r["size_bytes"]): r["calls"] for r in rows}
-    assert table(workload) == expected
-    assert {(m.message.dtype, m.message.group_size) for m in workload.messages} == {("uint8", 0)}
-    assert workload.provenance.world_size == 16
+    for file in ["deepspeed/log_summary_1.txt", "deepspeed/log_summary_2.txt"]:
+        rows = json.loads((shared_data / "traces" / "expected.json").read_text())[file]["messages"]
+        workload = read_workload([shared_data / "traces" / file], name="real")
+        expected = {(r["collective"].removesuffix("_tensor"), r["size_bytes"]): r["calls"] for r in rows}
+        assert table(workload) == expected
+        assert {(m.message.dtype, m.message.group_size) for m in workload.messages} == {("uint8", 0)}
+        assert workload.provenance.world_size == 16

@@ -54,9 +54,9 @@ def _rows(workload):
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "into", "out", "row"),
-    [
+def test_size_is_the_size_column_of_nccl_tests(read):
+    """The full buffer for all_gather and reduce_scatter, what is sent for all_to_all."""
+    for name, into, out, row in [
         ("allreduce", 100, 100, ("all_reduce", "float32", 400, 2)),
         ("_allgather_base", 100, 200, ("all_gather", "float32", 800, 2)),
         ("_reduce_scatter_base", 200, 100, ("reduce_scatter", "float32", 800, 2)),
@@ -64,11 +64,8 @@ def _rows(workload):
         ("broadcast", 10, 10, ("broadcast", "float32", 40, 2)),
         ("reduce", 10, 10, ("reduce", "float32", 40, 2)),
         ("send", 10, 10, ("send_recv", "float32", 40, 2)),
-    ],
-)
-def test_size_is_the_size_column_of_nccl_tests(read, name, into, out, row):
-    """The full buffer for all_gather and reduce_scatter, what is sent for all_to_all."""
-    assert _rows(read(_node(name, [[_tensor(into)]], [[_tensor(out)]]))) == {row: 1.0}
+    ]:
+        assert _rows(read(_node(name, [[_tensor(into)]], [[_tensor(out)]]))) == {row: 1.0}
 
 
 def test_lists_of_tensors_are_one_buffer(read):
@@ -194,9 +191,9 @@ def test_unknown_dtype_is_left_out_and_said(read):
     assert any("complex" in note for note in workload.provenance.notes)
 
 
-@pytest.mark.parametrize(
-    ("nodes", "reason"),
-    [
+def test_trace_without_messages_is_refused_with_the_reason(read):
+    """Nothing is made up."""
+    for nodes, reason in [
         ([], "record_param_comms"),
         ([{"id": 4, "name": "gloo:all_reduce"}], "gloo"),
         ([_node("wait"), _node("barrier")], "record_param_comms"),
@@ -204,13 +201,10 @@ def test_unknown_dtype_is_left_out_and_said(read):
         ([_node("allreduce", [[_tensor(-4)]], [[_tensor(-4)]])], "without a usable size"),
         ([_node("allreduce", [[_tensor(2**60)]], [[_tensor(2**60)]])], "without a usable size"),
         ([_node("mystery", [[_tensor(4)]], [[_tensor(4)]])], "no message for"),
-    ],
-)
-def test_trace_without_messages_is_refused_with_the_reason(read, nodes, reason):
-    """Nothing is made up."""
-    with pytest.raises(TraceError, match=reason) as caught:
-        read(*nodes)
-    assert caught.value.hint
+    ]:
+        with pytest.raises(TraceError, match=reason) as caught:
+            read(*nodes)
+        assert caught.value.hint
 
 
 def test_workload_graph_is_refused_for_its_missing_sizes(tmp_path):

@@ -46,9 +46,9 @@ def _rows(workload):
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "into", "out", "row"),
-    [
+def test_size_is_the_size_column_of_nccl_tests(read):
+    """Shapes become the full buffer, what is sent for all_to_all; an empty shape is a scalar."""
+    for name, into, out, row in [
         ("nccl:all_reduce", [[3, 4]], [[3, 4]], ("all_reduce", "float32", 48, 4)),
         ("nccl:_all_gather_base", [[10]], [[40]], ("all_gather", "float32", 160, 4)),
         ("nccl:all_gather", [[10]], [[10]] * 4, ("all_gather", "float32", 160, 4)),
@@ -60,11 +60,8 @@ def _rows(workload):
         ("nccl:send 2->3", [[10]], [], ("send_recv", "float32", 40, 4)),
         ("nccl:recv 3<-2", [], [[10]], ("send_recv", "float32", 40, 4)),
         ("nccl:all_reduce", [[]], [[]], ("all_reduce", "float32", 4, 4)),
-    ],
-)
-def test_size_is_the_size_column_of_nccl_tests(read, name, into, out, row):
-    """Shapes become the full buffer, what is sent for all_to_all; an empty shape is a scalar."""
-    assert _rows(read(_entry(name, into, out))) == {row: 1.0}
+    ]:
+        assert _rows(read(_entry(name, into, out))) == {row: 1.0}
 
 
 def test_coalesced_marks_and_barriers_are_no_messages(read):
@@ -175,12 +172,12 @@ def test_dump_without_dtypes_is_refused(tmp_path):
     assert "2.4" in caught.value.hint
 
 
-@pytest.mark.parametrize("shape", [[-1], [2**60], [2**30] * 10, ["5"] * 65, [1.5], None, [[5]]])
-def test_impossible_shapes_are_left_out(read, shape):
+def test_impossible_shapes_are_left_out(read):
     """And the rest is read."""
-    workload = read(_entry("nccl:all_reduce", [[5]], [[5]]), _entry("nccl:all_reduce", [shape], [shape]))
-    assert _rows(workload) == {("all_reduce", "float32", 20, 4): 1.0}
-    assert "left out: 1 x allreduce without a usable size" in workload.provenance.notes
+    for shape in [[-1], [2**60], [2**30] * 10, ["5"] * 65, [1.5], None, [[5]]]:
+        workload = read(_entry("nccl:all_reduce", [[5]], [[5]]), _entry("nccl:all_reduce", [shape], [shape]))
+        assert _rows(workload) == {("all_reduce", "float32", 20, 4): 1.0}
+        assert "left out: 1 x allreduce without a usable size" in workload.provenance.notes
 
 
 def test_entries_without_a_name_are_counted_as_left_out(read):

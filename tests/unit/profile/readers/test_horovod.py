@@ -99,11 +99,11 @@ def test_overlapping_tensors_are_one_message(timeline, read):
     assert min(m.recorded_us for m in workload.messages) == 100
 
 
-@pytest.mark.parametrize("activity", ["NCCL_ALLREDUCE", "MPI_ALLREDUCE", "GLOO_ALLREDUCE", "CCL_ALLREDUCE"])
-def test_every_backend_has_its_activity(timeline, read, activity):
+def test_every_backend_has_its_activity(timeline, read):
     """The copies into and out of the fusion buffer are no communication."""
-    timeline.reduce("a", "[8]", 100, 200, activity=activity)
-    assert found(read(timeline.text())) == {("float32", 32, 0): 1}
+    for activity in ["NCCL_ALLREDUCE", "MPI_ALLREDUCE", "GLOO_ALLREDUCE", "CCL_ALLREDUCE"]:
+        timeline.reduce("a", "[8]", 100, 200, activity=activity)
+        assert found(read(timeline.text())) == {("float32", 32, 0): 1}
 
 
 def test_chain_of_overlaps_is_not_one_group(timeline, read):
@@ -139,13 +139,13 @@ def test_tensor_is_once_in_a_message(timeline, read):
     assert workload.messages[0].calls_per_step * workload.provenance.steps == 2
 
 
-@pytest.mark.parametrize("ending", ["", ",", ",\n", "\n]", "]\n"])
-def test_closing_bracket_may_be_missing(timeline, read, ending):
+def test_closing_bracket_may_be_missing(timeline, read):
     """Older releases never write it; nothing is missing then."""
-    timeline.reduce("a", "[8]", 100, 200)
-    workload = read(timeline.text(ending))
-    assert found(workload) == {("float32", 32, 0): 1}
-    assert not any("cut off" in note for note in workload.provenance.notes)
+    for ending in ["", ",", ",\n", "\n]", "]\n"]:
+        timeline.reduce("a", "[8]", 100, 200)
+        workload = read(timeline.text(ending))
+        assert found(workload) == {("float32", 32, 0): 1}
+        assert not any("cut off" in note for note in workload.provenance.notes)
 
 
 def test_cut_timeline_is_read_as_far_as_it_goes_and_says_so(timeline, read):
@@ -193,31 +193,28 @@ def test_reading_stops_at_the_largest_number_of_calls(timeline, read, monkeypatc
     assert any(note.startswith("only the first") for note in workload.provenance.notes)
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
+def test_what_is_no_timeline_is_refused(tmp_path):
+    """With the reason, however deep or long."""
+    for text, why in [
         ('{"traceEvents": []}', "no JSON array"),
         ("[]", "not one operation in it ended"),
         ('[{"ph": "B", "ts": 1, "pid": 1}, nonsense' + " " * 70000, "is damaged"),
         ("[" + '{"a":' * 30000, "is damaged"),
         ("[" + '"' + "x" * 200000, "is damaged"),
-    ],
-)
-def test_what_is_no_timeline_is_refused(tmp_path, text, why):
-    """With the reason, however deep or long."""
-    path = tmp_path / "timeline.json"
-    path.write_text(text)
-    with pytest.raises(TraceError, match=why) as caught:
-        HorovodReader().read([path], name="run")
-    assert caught.value.hint
+    ]:
+        path = tmp_path / "timeline.json"
+        path.write_text(text)
+        with pytest.raises(TraceError, match=why) as caught:
+            HorovodReader().read([path], name="run")
+        assert caught.value.hint
 
 
-@pytest.mark.parametrize(("dtype", "shape"), [("complex", "[8]"), ("float32", "[99999999999, 99999999999]")])
-def test_impossible_tensors_are_refused(timeline, read, dtype, shape):
+def test_impossible_tensors_are_refused(timeline, read):
     """A size that cannot be is not stored."""
-    timeline.reduce("a", shape, 100, 200, dtype=dtype)
-    with pytest.raises(TraceError, match="tensor 'a'"):
-        read(timeline.text())
+    for dtype, shape in [("complex", "[8]"), ("float32", "[99999999999, 99999999999]")]:
+        timeline.reduce("a", shape, 100, 200, dtype=dtype)
+        with pytest.raises(TraceError, match="tensor 'a'"):
+            read(timeline.text())
 
 
 def test_cut_gzip_is_refused(timeline, tmp_path):

@@ -145,9 +145,9 @@ def test_nodes_date_and_sub_groups(dump):
     assert dict(workload.provenance.detail)["nodes"] == "2"
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
+def test_bad_lines_are_left_out_and_counted(dump):
+    """Cut, of another kind, negative, NaN, impossible ranks, deeply nested, huge."""
+    for row in [
         '{"header": {"id": "0x7",',
         "nccl_bus_bandwidth_gbs{version=5} 3.2",
         json.dumps(record(size=-5)),
@@ -158,28 +158,22 @@ def test_nodes_date_and_sub_groups(dump):
         "[" * 50_000,
         "9" * 10_000,
         '{"header": 1, "coll_perf": {}}',
-    ],
-)
-def test_bad_lines_are_left_out_and_counted(dump, row):
-    """Cut, of another kind, negative, NaN, impossible ranks, deeply nested, huge."""
-    workload = dump([record(), row, record(sn=1)])
-    assert table(workload) == {("all_reduce", 65536, 4): 2.0}
-    assert "left out: 1 x line cut off or without a record" in workload.provenance.notes
+    ]:
+        workload = dump([record(), row, record(sn=1)])
+        assert table(workload) == {("all_reduce", 65536, 4): 2.0}
+        assert "left out: 1 x line cut off or without a record" in workload.provenance.notes
 
 
-@pytest.mark.parametrize(
-    ("rows", "why"),
-    [
+def test_dump_without_messages_is_refused_with_the_reason(dump):
+    """And with what to set."""
+    for rows, why in [
         ([record("Gather")], "Gather"),
         ([record(size=0)], "0 bytes"),
         (['{"header": {}, "coll_perf": {}}'], "no record of NCCL Inspector"),
-    ],
-)
-def test_dump_without_messages_is_refused_with_the_reason(dump, rows, why):
-    """And with what to set."""
-    with pytest.raises(TraceError, match=why) as caught:
-        dump(rows)
-    assert caught.value.hint
+    ]:
+        with pytest.raises(TraceError, match=why) as caught:
+            dump(rows)
+        assert caught.value.hint
 
 
 def test_rank_in_two_files_is_refused(dump):
@@ -223,20 +217,20 @@ def test_records_of_the_readme_give_a_row_of_the_extractors_table(shared_data):
     assert workload.provenance.created == "2025-05-23"
 
 
-@pytest.mark.parametrize("layout", ["indented", "tabs", "array", "one per line in an array", "one line"])
-def test_records_through_a_formatter_are_read(dump, layout):
+def test_records_through_a_formatter_are_read(dump):
     """`jq .`, `jq -s .`, `jq -cs .` and editors."""
-    rows = [record(sn=n, size=10_000) for n in range(3)]
-    text = {
-        "indented": "\n".join(json.dumps(row, indent=2) for row in rows),
-        "tabs": "\n\n".join(json.dumps(row, indent="\t") for row in rows),
-        "array": json.dumps(rows, indent=2),
-        "one per line in an array": "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]",
-        "one line": json.dumps(rows),
-    }[layout]
-    workload = dump([text])
-    assert workload == dump(rows)
-    assert table(workload) == {("all_reduce", 10_000, 4): 3.0}
+    for layout in ["indented", "tabs", "array", "one per line in an array", "one line"]:
+        rows = [record(sn=n, size=10_000) for n in range(3)]
+        text = {
+            "indented": "\n".join(json.dumps(row, indent=2) for row in rows),
+            "tabs": "\n\n".join(json.dumps(row, indent="\t") for row in rows),
+            "array": json.dumps(rows, indent=2),
+            "one per line in an array": "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]",
+            "one line": json.dumps(rows),
+        }[layout]
+        workload = dump([text])
+        assert workload == dump(rows)
+        assert table(workload) == {("all_reduce", 10_000, 4): 3.0}
 
 
 def test_a_spread_record_that_is_cut_off_is_counted(dump):

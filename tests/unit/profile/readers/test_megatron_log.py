@@ -39,22 +39,19 @@ def table(workload):
     }
 
 
-@pytest.mark.parametrize(
-    ("line", "dtype", "elements"),
-    [
+def test_bucket_lines_of_every_form(log):
+    """The padding is sent, and a dtype in the line wins."""
+    for line, dtype, elements in [
         ("Params for bucket 1 (1000 elements):", "float32", 1000),
         ("Params for bucket 1 (1000 elements, 1024 padded size):", "float32", 1024),
         ("Params for bucket 1 (1000 elements, 1024 padded size, 3 param(s) with extra main_grads):", "float32", 1024),
         ("[NeMo I 2026-01-02 b:6] Params for bucket 1 (1000 elements, dtype torch.bfloat16):", "bfloat16", 1000),
         ("INFO:megatron.core.distributed.grad_buffer:Params for bucket 1 (1000 elements):", "float32", 1000),
-    ],
-)
-def test_bucket_lines_of_every_form(log, line, dtype, elements):
-    """The padding is sent, and a dtype in the line wins."""
-    workload = log([COUNT + "1", line])
-    assert table(workload) == {("all_reduce", dtype, elements * DTYPE_SIZES[dtype]): 1.0}
-    assert any("assuming all_reduce" in note for note in workload.provenance.notes)
-    assert any("float32 assumed" in note for note in workload.provenance.notes) == (dtype == "float32")
+    ]:
+        workload = log([COUNT + "1", line])
+        assert table(workload) == {("all_reduce", dtype, elements * DTYPE_SIZES[dtype]): 1.0}
+        assert any("assuming all_reduce" in note for note in workload.provenance.notes)
+        assert any("float32 assumed" in note for note in workload.provenance.notes) == (dtype == "float32")
 
 
 def test_main_gradients_tell_the_dtype(log):
@@ -110,20 +107,17 @@ def test_missing_buckets_are_said(log):
     assert "partial: 1 of 3 buckets are in 0.log" in notes
 
 
-@pytest.mark.parametrize(
-    ("rows", "why"),
-    [
+def test_log_without_buckets_is_refused_with_the_reason(log):
+    """And with what to record instead."""
+    for rows, why in [
         ([COUNT + "2"], "their sizes are not there"),
         (["Params for bucket 1 (0 elements):"], "bucket of 0 elements"),
         (["Params for bucket 1 (-7 elements):"], "no bucket lines"),
         (["hello"], "no bucket lines"),
-    ],
-)
-def test_log_without_buckets_is_refused_with_the_reason(log, rows, why):
-    """And with what to record instead."""
-    with pytest.raises(TraceError, match=why) as caught:
-        log(rows)
-    assert caught.value.hint
+    ]:
+        with pytest.raises(TraceError, match=why) as caught:
+            log(rows)
+        assert caught.value.hint
 
 
 def test_unknown_dtype_is_assumed_aloud(log):

@@ -157,23 +157,22 @@ def test_old_layout_with_groups_of_two_sizes_leaves_gathers_out(export):
     assert any(note.startswith("left out: 2 x ncclAllGather") for note in workload.provenance.notes)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"NCCL communicator ID": 65261, "Message size [bytes]": 4096}',
-        '{"NCCL communicator ID": "65,261", "Message size [bytes]": "4,096"}',
-        '{"payload": {"NCCL communicator ID": 65261, "Message size [bytes]": 4096}}',
-    ],
-)
-def test_json_payloads_are_read_too(export, text):
+def test_json_payloads_are_read_too(export):
     """--include-json=true instead of blobs, numbers also as Nsight shows them."""
-    e = export(NEW, blobs="false")
-    e.call(INIT, json='{"NCCL communicator ID": 65261, "No. of ranks": 8, "Rank": 3, "CUDA device": 3}')
-    e.call(AG, json=text)
-    workload = NsysReader().read([e.write()], name="run")
-    assert found(workload) == {("all_gather", "uint8", 32768, 8): 1}
-    assert workload.provenance.ranks_read == (3,)
-    assert "read 1 of 8 ranks; using the busiest rank's counts" in workload.provenance.notes
+    for number, text in enumerate(
+        [
+            '{"NCCL communicator ID": 65261, "Message size [bytes]": 4096}',
+            '{"NCCL communicator ID": "65,261", "Message size [bytes]": "4,096"}',
+            '{"payload": {"NCCL communicator ID": 65261, "Message size [bytes]": 4096}}',
+        ]
+    ):
+        e = export(NEW, f"{number}.sqlite", blobs="false")
+        e.call(INIT, json='{"NCCL communicator ID": 65261, "No. of ranks": 8, "Rank": 3, "CUDA device": 3}')
+        e.call(AG, json=text)
+        workload = NsysReader().read([e.write()], name="run")
+        assert found(workload) == {("all_gather", "uint8", 32768, 8): 1}
+        assert workload.provenance.ranks_read == (3,)
+        assert "read 1 of 8 ranks; using the busiest rank's counts" in workload.provenance.notes
 
 
 def test_blob_as_hexadecimal_text_is_read(export):

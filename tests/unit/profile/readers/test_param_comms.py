@@ -31,9 +31,9 @@ def _rows(workload):
     }
 
 
-@pytest.mark.parametrize(
-    ("row", "expected"),
-    [
+def test_elements_become_the_size_column_of_nccl_tests(read):
+    """Sizes of a comms trace are elements, of one rank."""
+    for row, expected in [
         (_row("all_reduce", 10, 10), ("all_reduce", "float32", 40, 4)),
         (_row("allreduce", 10, 10, "bfloat16"), ("all_reduce", "bfloat16", 20, 4)),
         (_row("all_gather_base", 10, 40), ("all_gather", "float32", 160, 4)),
@@ -43,11 +43,8 @@ def _rows(workload):
         (_row("broadcast", 3, 3, "long", root=0), ("broadcast", "int64", 24, 4)),
         (_row("isend", 5, 5, src_rank=2, dst_rank=3, use_batch=True), ("send_recv", "float32", 20, 4)),
         (_row("all_reduce", 10, 10, global_ranks=[2, 3]), ("all_reduce", "float32", 40, 2)),
-    ],
-)
-def test_elements_become_the_size_column_of_nccl_tests(read, row, expected):
-    """Sizes of a comms trace are elements, of one rank."""
-    assert _rows(read(row)) == {expected: 1.0}
+    ]:
+        assert _rows(read(row)) == {expected: 1.0}
 
 
 def test_what_is_no_call_does_not_count(read):
@@ -72,9 +69,9 @@ def test_point_to_point_names_the_rank(read):
     assert workload.provenance.ranks_read == (2,)
 
 
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
+def test_unusable_entries_are_left_out_and_said(read):
+    """And a trace of them alone is refused with the same reason."""
+    for row, reason in [
         (_row("all_reduce", -1, -1), "without a usable size"),
         (_row("all_reduce", float("nan"), None), "without a usable size"),
         (_row("all_reduce", 2**70, 2**70), "without a usable size"),
@@ -83,15 +80,12 @@ def test_point_to_point_names_the_rank(read):
         (_row("all_reduce", 8, 8, None), "without a dtype"),
         (_row("gather", 8, 8), "no message for"),
         ({"neither": 1, "comms": 5}, "neither communication nor compute"),
-    ],
-)
-def test_unusable_entries_are_left_out_and_said(read, row, reason):
-    """And a trace of them alone is refused with the same reason."""
-    workload = read(row, _row("all_reduce", 10, 10))
-    assert _rows(workload) == {("all_reduce", "float32", 40, 4): 1.0}
-    assert any(note.startswith("left out: 1 x") and reason in note for note in workload.provenance.notes)
-    with pytest.raises(TraceError, match=reason):
-        read(row)
+    ]:
+        workload = read(row, _row("all_reduce", 10, 10))
+        assert _rows(workload) == {("all_reduce", "float32", 40, 4): 1.0}
+        assert any(note.startswith("left out: 1 x") and reason in note for note in workload.provenance.notes)
+        with pytest.raises(TraceError, match=reason):
+            read(row)
 
 
 def test_notes_stay_few_however_many_reasons_there_are(read):

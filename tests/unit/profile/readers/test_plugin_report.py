@@ -103,26 +103,21 @@ def test_what_was_asked_for_is_kept(tmp_path):
     assert detail["tables"] == "r (1111111111111111)"
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [
+def test_damage_and_emptiness_are_refused(tmp_path):
+    for rows in [
         (["no object"],),
         ({"collective": "all_to_all", "size_bytes": 1, "calls": 1},),
         ({"collective": "all_reduce", "size_bytes": 1, "calls": 0},),
         (),
-    ],
-)
-def test_damage_and_emptiness_are_refused(tmp_path, rows):
-    with pytest.raises(TraceError):
-        read_workload([report(tmp_path / "a", *rows)], name="w", source="plugin_report")
+    ]:
+        with pytest.raises(TraceError):
+            read_workload([report(tmp_path / "a", *rows)], name="w", source="plugin_report")
 
 
-@pytest.mark.parametrize(
-    "head", [{"ncclt_plugin_report": 2}, {"ranks": 0}, {"pid": "x"}, {"host": 3}, {"launch_rank": None}]
-)
-def test_a_damaged_or_newer_first_line_is_refused(tmp_path, head):
-    with pytest.raises(TraceError):
-        read_workload([report(tmp_path / "a", calls(1, 1), **head)], name="w", source="plugin_report")
+def test_a_damaged_or_newer_first_line_is_refused(tmp_path):
+    for head in [{"ncclt_plugin_report": 2}, {"ranks": 0}, {"pid": "x"}, {"host": 3}, {"launch_rank": None}]:
+        with pytest.raises(TraceError):
+            read_workload([report(tmp_path / "a", calls(1, 1), **head)], name="w", source="plugin_report")
 
 
 def test_a_copy_is_refused(tmp_path):

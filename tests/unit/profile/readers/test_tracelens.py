@@ -103,9 +103,9 @@ def test_what_makes_no_message_is_said(read):
     assert "left out: 4 x broadcast of 0 bytes" in notes
 
 
-@pytest.mark.parametrize(
-    ("lines", "why"),
-    [
+def test_bad_tables_are_refused(read):
+    """With the line."""
+    for lines, why in [
         ([LONG, "0,0,allreduce,4,Float,-5,100,5.0,1"], "line 2: In msg nelems is '-5'"),
         ([LONG, "0,0,allreduce,4,Float,100,100,5.0,0"], "line 2: operation_count is '0'"),
         ([LONG, "0,0,allreduce,4,Float,100,100,nan,1"], "line 2: dur_mean is 'nan', not a number above 0"),
@@ -115,14 +115,11 @@ def test_what_makes_no_message_is_said(read):
         ([COLLAPSED, "allreduce,Float,1048576,0,8,5.0,5,1"], "line 2: the elements are 4194304 bytes but"),
         ([LONG, "0,0,barrier,4,Float,1,1,5.0,1"], "no collectives"),
         ([LONG], "no collectives"),
-    ],
-)
-def test_bad_tables_are_refused(read, lines, why):
-    """With the line."""
-    with pytest.raises(TraceError) as caught:
-        read(lines)
-    assert why in caught.value.message
-    assert caught.value.hint
+    ]:
+        with pytest.raises(TraceError) as caught:
+            read(lines)
+        assert why in caught.value.message
+        assert caught.value.hint
 
 
 @given(st.lists(st.text(alphabet="0,1a-.\"'\n", max_size=12), min_size=9, max_size=9))
@@ -143,21 +140,18 @@ def expected_of(traces, file):
 
 
 @pytest.mark.shared
-@pytest.mark.parametrize(
-    ("file", "key"),
-    [
+def test_real_tables_give_the_extractors_messages(shared_data):
+    """Exactly, in all three forms."""
+    for file, key in [
         ("ddp_28ch_rank0__coll_analysis.csv", "ddp_28ch_rank0__coll_analysis.csv"),
         ("llama_70b_fsdp__nccl_summary_long.csv", "llama_70b_fsdp__nccl_summary_long.csv"),
         # The extractor did not read the collapsed form; it is of the same run, so it must say the same.
         ("llama_70b_fsdp__nccl_summary_implicit_sync.csv", "llama_70b_fsdp__nccl_summary_long.csv"),
-    ],
-)
-def test_real_tables_give_the_extractors_messages(shared_data, file, key):
-    """Exactly, in all three forms."""
-    traces = shared_data / "traces"
-    workload = read_workload([traces / "tracelens_reports" / file], name="real")
-    assert found(workload) == expected_of(traces, key)
-    assert workload.provenance.world_size == 8
+    ]:
+        traces = shared_data / "traces"
+        workload = read_workload([traces / "tracelens_reports" / file], name="real")
+        assert found(workload) == expected_of(traces, key)
+        assert workload.provenance.world_size == 8
 
 
 @pytest.mark.shared

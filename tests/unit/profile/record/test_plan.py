@@ -49,9 +49,8 @@ def test_users_own_debug_log_is_left_alone_unless_asked_for():
     assert "replaced" in log.notes[0]
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
+def test_what_cannot_work_is_refused():
+    for options, said in [
         ({"argv": ()}, "no command"),
         ({"argv": ("", "x")}, "no command"),
         ({"steps": 0}, "--steps"),
@@ -59,12 +58,10 @@ def test_users_own_debug_log_is_left_alone_unless_asked_for():
         ({"folder": Path("/a:b")}, "/a:b"),
         ({"folder": Path("/a%h")}, "/a%h"),
         ({"stop_after": True, "method": Method.NCCL_LOG}, "--stop-after"),
-    ],
-)
-def test_what_cannot_work_is_refused(options, said):
-    with pytest.raises(UsageError, match=said) as caught:
-        _plan(**options)
-    assert caught.value.hint
+    ]:
+        with pytest.raises(UsageError, match=said) as caught:
+            _plan(**options)
+        assert caught.value.hint
 
 
 def test_everything_injected_is_copied_stands_alone_and_is_python_3_8():

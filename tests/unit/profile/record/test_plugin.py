@@ -44,14 +44,14 @@ def test_open_mpi_is_told_to_hand_the_variables_on():
     assert plan.argv[1:5] == ("-x", "NCCLT_PLUGIN_REPORT", "-x", "NCCL_TUNER_PLUGIN")
 
 
-@pytest.mark.parametrize("named", ["ncclt", "libnccl-tuner-ncclt.so", "/elsewhere/libnccl-tuner-ncclt.so"])
-def test_a_table_in_use_stays_in_use(named):
-    environ = {"NCCL_TUNER_PLUGIN": named, "NCCLT_POLICY": "/shared/bert.csv"}
+def test_a_table_in_use_stays_in_use():
+    for named in ["ncclt", "libnccl-tuner-ncclt.so", "/elsewhere/libnccl-tuner-ncclt.so"]:
+        environ = {"NCCL_TUNER_PLUGIN": named, "NCCLT_POLICY": "/shared/bert.csv"}
 
-    variables, notes = plugin_variables(PLACE, environ, library=None)
+        variables, notes = plugin_variables(PLACE, environ, library=None)
 
-    assert variables == {"NCCLT_PLUGIN_REPORT": f"{PLACE}/plugin"}
-    assert "with the table that NCCLT_POLICY names" in notes[0]
+        assert variables == {"NCCLT_PLUGIN_REPORT": f"{PLACE}/plugin"}
+        assert "with the table that NCCLT_POLICY names" in notes[0]
 
 
 def test_a_table_out_of_use_does_not_come_into_use():
@@ -61,25 +61,22 @@ def test_a_table_out_of_use_does_not_come_into_use():
     assert any("NCCL_TUNER_CONFIG_FILE is emptied" in note for note in notes)
 
 
-@pytest.mark.parametrize(
-    ("environ", "library", "said"),
-    [
+def test_what_cannot_be_recorded_is_refused_with_a_hint():
+    for environ, library, said in [
         ({}, None, "no compiled tuner plugin"),
         ({"NCCL_TUNER_PLUGIN": "/site/libnccl-ofi-tuner.so"}, LIBRARY, "a tuner plugin of its own"),
         ({"NCCL_TUNER_PLUGIN": "none"}, LIBRARY, "a tuner plugin of its own"),
         ({"NCCLT_PLUGIN_REPORT": "/r"}, LIBRARY, "go to /r already"),
-    ],
-)
-def test_what_cannot_be_recorded_is_refused_with_a_hint(environ, library, said):
-    with pytest.raises(UsageError, match=said) as caught:
-        plugin_variables(PLACE, environ, library=library)
-    assert caught.value.hint
+    ]:
+        with pytest.raises(UsageError, match=said) as caught:
+            plugin_variables(PLACE, environ, library=library)
+        assert caught.value.hint
 
 
-@pytest.mark.parametrize("options", [{"warmup": 3}, {"stop_after": True}, {"steps": 0}])
-def test_options_that_mean_nothing_are_refused(options):
-    with pytest.raises(UsageError):
-        planned(**options)
+def test_options_that_mean_nothing_are_refused():
+    for options in [{"warmup": 3}, {"stop_after": True}, {"steps": 0}]:
+        with pytest.raises(UsageError):
+            planned(**options)
 
 
 @pytest.fixture
@@ -126,21 +123,22 @@ def read(folder, ranks=(), *, steps=None, exit_code=0):
     return read_plugin_reports(folder, ranks, name="mine", steps=steps, exit_code=exit_code)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "steps", "expected"),
-    [((), 10, (4.0, 10)), ([counted(20), counted(16)], None, (2.0, 20)), ((), None, (40.0, 0))],
-)
-def test_calls_are_divided_by_the_steps_that_are_known(folder, ranks, steps, expected):
-    for rank in (0, 1):
-        left(folder, rank)
+def test_calls_are_divided_by_the_steps_that_are_known(folder):
+    for ranks, steps, expected in [
+        ((), 10, (4.0, 10)),
+        ([counted(20), counted(16)], None, (2.0, 20)),
+        ((), None, (40.0, 0)),
+    ]:
+        for rank in (0, 1):
+            left(folder, rank)
 
-    workload = read(folder, ranks, steps=steps)
+        workload = read(folder, ranks, steps=steps)
 
-    assert (workload.messages[0].calls_per_step, workload.provenance.steps) == expected
-    notes = " | ".join(workload.provenance.notes)
-    assert (WHOLE_FILE in notes) == (expected[1] == 0)
-    assert ("other ranks made 16 and more" in notes) == (expected[1] == 20)
-    assert "send_recv, all_to_all, symmetric-memory" in notes
+        assert (workload.messages[0].calls_per_step, workload.provenance.steps) == expected
+        notes = " | ".join(workload.provenance.notes)
+        assert (WHOLE_FILE in notes) == (expected[1] == 0)
+        assert ("other ranks made 16 and more" in notes) == (expected[1] == 20)
+        assert "send_recv, all_to_all, symmetric-memory" in notes
 
 
 def test_what_is_no_report_is_never_opened(folder):
@@ -170,14 +168,15 @@ def test_a_damaged_report_is_refused_whole(folder):
         read(folder, steps=1)
 
 
-@pytest.mark.parametrize(
-    ("part", "exit_code", "said"),
-    [(False, 0, "from 2.21 on"), (False, 137, "ended by SIGKILL"), (True, 1, "while they wrote")],
-)
-def test_no_report_says_what_may_be_the_cause(folder, part, exit_code, said):
-    if part:
-        (folder / FOLDER / "ncclt-plugin.n.5.0.1.jsonl.part").write_text("{")
+def test_no_report_says_what_may_be_the_cause(folder):
+    for part, exit_code, said in [
+        (False, 0, "from 2.21 on"),
+        (False, 137, "ended by SIGKILL"),
+        (True, 1, "while they wrote"),
+    ]:
+        if part:
+            (folder / FOLDER / "ncclt-plugin.n.5.0.1.jsonl.part").write_text("{")
 
-    with pytest.raises(TraceError, match="no process wrote a report") as caught:
-        read(folder, exit_code=exit_code)
-    assert said in caught.value.hint
+        with pytest.raises(TraceError, match="no process wrote a report") as caught:
+            read(folder, exit_code=exit_code)
+        assert said in caught.value.hint

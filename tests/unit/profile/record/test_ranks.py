@@ -37,12 +37,12 @@ def test_reports_come_in_order_of_rank_those_without_last(tmp_path):
     assert (reports[0].inside_s, reports[0].write_s) == ((0.2,), 1.5)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", "null", json.dumps(FACTS | {"rank": "x"}), json.dumps({"rank": 1})])
-def test_a_broken_journal_is_a_failure_with_its_name(tmp_path, text):
-    _write(tmp_path, "host.7.json", text)
-    (report,) = read_reports(tmp_path)
-    assert report.state == "failed"
-    assert "host.7.json" in report.failures[0]
+def test_a_broken_journal_is_a_failure_with_its_name(tmp_path):
+    for text in ["", "[]", "{", "null", json.dumps(FACTS | {"rank": "x"}), json.dumps({"rank": 1})]:
+        _write(tmp_path, "host.7.json", text)
+        (report,) = read_reports(tmp_path)
+        assert report.state == "failed"
+        assert "host.7.json" in report.failures[0]
 
 
 def test_overhead_is_that_of_the_median_rank():
@@ -72,20 +72,17 @@ def test_equal_steps_cost_nothing_and_order_does_not_matter(outside_s, inside_s)
     assert one == measure_overhead([_report(outside_s=tuple(outside_s[::-1]), inside_s=tuple(sorted(inside_s)))])
 
 
-@pytest.mark.parametrize(
-    ("reports", "started", "said"),
-    [
+def test_missing_traces_are_explained(tmp_path):
+    for reports, started, said in [
         ([], False, "no Python process"),
         ([], True, "no process of the command loaded PyTorch"),
         ([_report(state="loaded", steps_seen=0)], True, "no optimizer made a step"),
         ([_report(state="loaded", steps_seen=8)], True, "8 steps, which is not beyond the warm-up"),
         ([_report(state="recording")], True, "ended while they recorded"),
         ([_report(state="failed", failures=("no room",))] * 2, True, "failed in the ranks: no room"),
-    ],
-)
-def test_missing_traces_are_explained(tmp_path, reports, started, said):
-    if started:
-        (tmp_path / "python-started").touch()
-    reason, hint = explain_missing_trace(tmp_path, reports)
-    assert reason.endswith(said) or said in reason
-    assert hint
+    ]:
+        if started:
+            (tmp_path / "python-started").touch()
+        reason, hint = explain_missing_trace(tmp_path, reports)
+        assert reason.endswith(said) or said in reason
+        assert hint

@@ -46,40 +46,37 @@ def _workload(*messages, calls=1.0):
     )
 
 
-@pytest.mark.parametrize(("node_gbps", "communication_s", "bound"), [(125, 0.42, True), (400, 0.13, False)])
-def test_the_figures_of_the_fabric_checks_come_out(node_gbps, communication_s, bound):
+def test_the_figures_of_the_fabric_checks_come_out():
     """7 B parameters, sequence 2048, batch 16, 16 H100 at 396 TFLOP/s, a quarter recomputed (seed tables, 2)."""
-    compute_s = compute_seconds(parameters=7e9, tokens_per_step=2048 * 16, gpus=16, tflops=297)
-    found = estimate(
-        _workload(_message(28 * 10**9)), replace(H100, nic_gbps=node_gbps / 8), compute_s=compute_s, measured={}
-    )
-    assert round(compute_s, 2) == 0.29
-    assert round(found.communication_s, 2) == communication_s
-    assert found.communication_s == found.links_s
-    assert found.is_network_bound is bound
-    assert found.bus_gbps == pytest.approx(node_gbps, rel=1e-3)
-    assert found.turning_gbps == pytest.approx(28 * 1.875 / compute_s)
+    for node_gbps, communication_s, bound in [(125, 0.42, True), (400, 0.13, False)]:
+        compute_s = compute_seconds(parameters=7e9, tokens_per_step=2048 * 16, gpus=16, tflops=297)
+        found = estimate(
+            _workload(_message(28 * 10**9)), replace(H100, nic_gbps=node_gbps / 8), compute_s=compute_s, measured={}
+        )
+        assert round(compute_s, 2) == 0.29
+        assert round(found.communication_s, 2) == communication_s
+        assert found.communication_s == found.links_s
+        assert found.is_network_bound is bound
+        assert found.bus_gbps == pytest.approx(node_gbps, rel=1e-3)
+        assert found.turning_gbps == pytest.approx(28 * 1.875 / compute_s)
 
 
-@pytest.mark.parametrize("change", [{"parameters": 0}, {"tokens_per_step": -1}, {"tflops": float("nan")}])
-def test_impossible_figures_are_refused(change):
-    with pytest.raises(UsageError):
-        compute_seconds(**{"parameters": 1e9, "tokens_per_step": 1e3, "gpus": 8, "tflops": 100, **change})
+def test_impossible_figures_are_refused():
+    for change in [{"parameters": 0}, {"tokens_per_step": -1}, {"tflops": float("nan")}]:
+        with pytest.raises(UsageError):
+            compute_seconds(**{"parameters": 1e9, "tokens_per_step": 1e3, "gpus": 8, "tflops": 100, **change})
 
 
-@pytest.mark.parametrize(
-    ("message", "gbps"),
-    [
+def test_the_links_of_a_group_are_its_own_share():
+    for message, gbps in [
         (_message(8), 400),
         (_message(8, collective=Collective.ALL_TO_ALL), 50),
         (_message(8, collective=Collective.SEND_RECV), 50),
         (_message(8, group=8, spans=False), 450),
         (_message(8, group=2, spans=True), 50),
         (_message(8, group=4, spans=True), 100),
-    ],
-)
-def test_the_links_of_a_group_are_its_own_share(message, gbps):
-    assert link_busbw_gbps(H100, message) == pytest.approx(gbps)
+    ]:
+        assert link_busbw_gbps(H100, message) == pytest.approx(gbps)
 
 
 def test_direct_links_to_other_gpus_stay_idle():

@@ -20,12 +20,14 @@ def _workload(*messages, world_size=0):
     return Workload(name="w", messages=messages, provenance=Provenance(source="x", world_size=world_size))
 
 
-@pytest.mark.parametrize(
-    ("size", "name"),
-    [(64 * _KIB - 1, "small"), (64 * _KIB + 1, "medium"), (4 * _MIB - 1, "medium"), (4 * _MIB + 1, "large")],
-)
-def test_a_size_belongs_to_one_of_three_classes(size, name):
-    assert [each.name for each in group_by_size(_workload(_calls(size))) if each.calls] == [name]
+def test_a_size_belongs_to_one_of_three_classes():
+    for size, name in [
+        (64 * _KIB - 1, "small"),
+        (64 * _KIB + 1, "medium"),
+        (4 * _MIB - 1, "medium"),
+        (4 * _MIB + 1, "large"),
+    ]:
+        assert [each.name for each in group_by_size(_workload(_calls(size))) if each.calls] == [name]
 
 
 def test_a_bin_reaches_from_a_power_of_two_to_below_the_next():
@@ -64,9 +66,8 @@ def test_many_small_calls_and_one_large_message_cross_over():
     assert find_median_sizes(_workload(_calls(8), _calls(9, time_us=1.0))).time_bytes is None
 
 
-@pytest.mark.parametrize(
-    ("collective", "per_rank"),
-    [
+def test_bytes_on_the_wire_of_four_ranks():
+    for collective, per_rank in [
         ("all_reduce", 1500),
         ("all_gather", 750),
         ("reduce_scatter", 750),
@@ -74,11 +75,9 @@ def test_many_small_calls_and_one_large_message_cross_over():
         ("broadcast", 750),
         ("reduce", 750),
         ("send_recv", 1000),
-    ],
-)
-def test_bytes_on_the_wire_of_four_ranks(collective, per_rank):
-    sent = count_traffic(_workload(_calls(1000, collective=Collective(collective)), world_size=4))
-    assert (sent.per_rank, sent.total) == (per_rank, 4 * per_rank)
+    ]:
+        sent = count_traffic(_workload(_calls(1000, collective=Collective(collective)), world_size=4))
+        assert (sent.per_rank, sent.total) == (per_rank, 4 * per_rank)
 
 
 def test_traffic_needs_the_size_of_the_group():

@@ -54,17 +54,14 @@ def test_a_range_on_the_gpu_without_the_backward_pass_is_not_taken():
     assert found.note
 
 
-@pytest.mark.parametrize(
-    ("kernels", "note"),
-    [
+def test_what_is_not_known_is_said():
+    for kernels, note in [
         ((), NO_KERNELS),
         (((GEMM, 0, 5),), NO_COMMUNICATION),
         (((NCCL, 0, 5),), NO_COMPUTE),
         (((NCCL, 900, 5), (GEMM, 0, 5)), NO_COMMUNICATION),
-    ],
-)
-def test_what_is_not_known_is_said(kernels, note):
-    assert _timeline(*kernels).exposure([(1, (0.0, 100.0))]) == RankExposure(note=note)
+    ]:
+        assert _timeline(*kernels).exposure([(1, (0.0, 100.0))]) == RankExposure(note=note)
 
 
 def test_another_library_is_neither_nccl_nor_compute():

@@ -47,9 +47,9 @@ def test_kernels_are_counted_where_operators_are_missing(trace):
     assert workload.provenance.detail["read_from"] == "metadata of NCCL kernels"
 
 
-@pytest.mark.parametrize(
-    ("name", "into", "out", "row"),
-    [
+def test_size_is_the_size_column_of_nccl_tests(new_trace):
+    """The full buffer for all_gather and reduce_scatter, what is sent for all_to_all."""
+    for name, into, out, row in [
         ("_allgather_base", 100, 200, ("all_gather", "float32", 800, 2)),
         ("all_gather", 100, 200, ("all_gather", "float32", 800, 2)),
         ("_reduce_scatter_base", 200, 100, ("reduce_scatter", "float32", 800, 2)),
@@ -57,12 +57,10 @@ def test_kernels_are_counted_where_operators_are_missing(trace):
         ("broadcast", 10, 10, ("broadcast", "float32", 40, 2)),
         ("reduce", 10, 10, ("reduce", "float32", 40, 2)),
         ("send", 10, 10, ("send_recv", "float32", 40, 2)),
-    ],
-)
-def test_size_is_the_size_column_of_nccl_tests(trace, name, into, out, row):
-    """The full buffer for all_gather and reduce_scatter, what is sent for all_to_all."""
-    trace.comm(name, into, out)
-    assert _rows(_read(trace.write())) == {row: 1.0}
+    ]:
+        trace = new_trace().job(0, 2)
+        trace.comm(name, into, out)
+        assert _rows(_read(trace.write())) == {row: 1.0}
 
 
 def test_waiting_and_barriers_are_no_messages(trace):
@@ -206,21 +204,19 @@ def test_busiest_rank_stands_for_all(new_trace):
     assert _rows(_read(*paths)) == {("all_reduce", "float32", 1024, 2): 3.0}
 
 
-@pytest.mark.parametrize(
-    ("name", "category", "reason"),
-    [
+def test_no_collectives_says_why(new_trace):
+    """Sizes not recorded is another matter than nothing recorded."""
+    for name, category, reason in [
         ("ncclKernel_AllReduce_RING_LL_Sum_float(x)", "kernel", "1 NCCL kernels"),
         ("nccl:all_reduce", "user_annotation", "none of them has a size"),
         ("aten::add", "cpu_op", "not one event"),
-    ],
-)
-def test_no_collectives_says_why(trace, name, category, reason):
-    """Sizes not recorded is another matter than nothing recorded."""
-    trace.event(name, category)
-    with pytest.raises(TraceError, match="no collectives") as caught:
-        _read(trace.write())
-    assert reason in caught.value.message
-    assert caught.value.hint
+    ]:
+        trace = new_trace().job(0, 2)
+        trace.event(name, category)
+        with pytest.raises(TraceError, match="no collectives") as caught:
+            _read(trace.write())
+        assert reason in caught.value.message
+        assert caught.value.hint
 
 
 _VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.just([]) | st.just([[3]])
@@ -264,13 +260,13 @@ def test_any_events_give_a_workload_or_a_trace_error(tmp_path_factory, rows, inf
         assert _read(path).messages
 
 
-@pytest.mark.parametrize("document", [[], {}, {"traceEvents": {}}])
-def test_document_without_events_is_no_trace(tmp_path, document):
+def test_document_without_events_is_no_trace(tmp_path):
     """The list of events is what makes it one."""
-    path = tmp_path / "x.json"
-    path.write_text(json.dumps(document))
-    with pytest.raises(TraceError, match="traceEvents"):
-        _read(path)
+    for document in [[], {}, {"traceEvents": {}}]:
+        path = tmp_path / "x.json"
+        path.write_text(json.dumps(document))
+        with pytest.raises(TraceError, match="traceEvents"):
+            _read(path)
 
 
 def test_sizes_have_the_limit_of_every_reader(trace):

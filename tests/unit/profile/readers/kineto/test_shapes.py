@@ -1,7 +1,5 @@
 """Traces without metadata: operators and annotations together give each call once."""
 
-import pytest
-
 from ncclt.profile.readers.kineto.reader import KinetoReader
 
 
@@ -112,16 +110,17 @@ def test_kernel_belongs_to_the_call_that_launched_it(new_trace):
     assert workload.messages[0].recorded_us == 30
 
 
-@pytest.mark.parametrize("backend", ["hccl", "xccl", "mccl", "cncl", "gloo"])
-def test_calls_of_any_backend_are_read_or_named(trace, backend):
+def test_calls_of_any_backend_are_read_or_named(new_trace):
     """With shapes they count, without they are counted in a note."""
-    trace.shaped(f"{backend}:all_reduce", ([4], "float"))
-    trace.shaped(f"{backend}:broadcast")
-    workload = KinetoReader().read([trace.write()], name="t")
-    assert [(m.message.label, m.calls_per_step) for m in workload.messages] == [("all_reduce 16 B float32", 1.0)]
-    notes = workload.provenance.notes
-    assert f"recorded over {backend}: NCCL would get the same messages" in notes
-    assert "left out: 1 x broadcast without shapes (record with record_shapes=True)" in notes
+    for backend in ["hccl", "xccl", "mccl", "cncl", "gloo"]:
+        trace = new_trace().job(0, 2)
+        trace.shaped(f"{backend}:all_reduce", ([4], "float"))
+        trace.shaped(f"{backend}:broadcast")
+        workload = KinetoReader().read([trace.write()], name="t")
+        assert [(m.message.label, m.calls_per_step) for m in workload.messages] == [("all_reduce 16 B float32", 1.0)]
+        notes = workload.provenance.notes
+        assert f"recorded over {backend}: NCCL would get the same messages" in notes
+        assert "left out: 1 x broadcast without shapes (record with record_shapes=True)" in notes
 
 
 def test_operators_that_nothing_sizes_are_named(trace):

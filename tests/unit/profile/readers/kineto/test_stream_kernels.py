@@ -2,7 +2,6 @@
 
 import json
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,20 +39,27 @@ def _timeline(*kernels):
     return timeline
 
 
-@pytest.mark.parametrize("layout", [{}, {"indent": 2}, {"indent": 8}, {"separators": (",", ":")}])
-def test_kernels_laid_out_as_usual_are_not_parsed(layout):
+def test_kernels_laid_out_as_usual_are_not_parsed():
     """Among others that only mention the word."""
-    nccl = {**PLAIN, "name": "ncclDevKernel_AllReduce(x)", "cat": "Kernel", "pid": 3, "ts": 5, "args": {"device": 3}}
-    timeline, parsed = _noted([*OTHERS, PLAIN, *OTHERS, nccl], **layout)
-    assert timeline == _timeline(
-        (PLAIN["name"], PLAIN["ts"], PLAIN["dur"], "0"), ("ncclDevKernel_AllReduce(x)", 5.0, 2.08, "3")
-    )
-    assert not parsed
+    for layout in [{}, {"indent": 2}, {"indent": 8}, {"separators": (",", ":")}]:
+        nccl = {
+            **PLAIN,
+            "name": "ncclDevKernel_AllReduce(x)",
+            "cat": "Kernel",
+            "pid": 3,
+            "ts": 5,
+            "args": {"device": 3},
+        }
+        timeline, parsed = _noted([*OTHERS, PLAIN, *OTHERS, nccl], **layout)
+        assert timeline == _timeline(
+            (PLAIN["name"], PLAIN["ts"], PLAIN["dur"], "0"), ("ncclDevKernel_AllReduce(x)", 5.0, 2.08, "3")
+        )
+        assert not parsed
 
 
-@pytest.mark.parametrize(
-    "strange",
-    [
+def test_kernels_of_other_shapes_are_parsed():
+    """And so are those beside them; what lacks a time or is no complete event adds nothing."""
+    for strange in [
         dict(reversed(PLAIN.items())),
         {**PLAIN, "name": 'a "quoted" name'},
         {**PLAIN, "name": "ends with \\"},
@@ -64,18 +70,15 @@ def test_kernels_laid_out_as_usual_are_not_parsed(layout):
         {**PLAIN, "ph": "B"},
         {"cat": "kernel", **PLAIN},
         7,
-    ],
-)
-def test_kernels_of_other_shapes_are_parsed(strange):
-    """And so are those beside them; what lacks a time or is no complete event adds nothing."""
-    timeline, parsed = _noted([PLAIN, strange, PLAIN])
-    assert parsed == (strange != 7)
-    kernels = [PLAIN, strange, PLAIN] if parsed else [PLAIN, PLAIN]
-    expected = KernelTimeline()
-    for row in kernels:
-        if row["ph"] == "X" and row.get("dur"):
-            expected.add_kernel(row["name"], float(row["ts"]), row["dur"], str(row["pid"]))
-    assert timeline == expected
+    ]:
+        timeline, parsed = _noted([PLAIN, strange, PLAIN])
+        assert parsed == (strange != 7)
+        kernels = [PLAIN, strange, PLAIN] if parsed else [PLAIN, PLAIN]
+        expected = KernelTimeline()
+        for row in kernels:
+            if row["ph"] == "X" and row.get("dur"):
+                expected.add_kernel(row["name"], float(row["ts"]), row["dur"], str(row["pid"]))
+        assert timeline == expected
 
 
 def test_category_spelled_by_number_is_found():

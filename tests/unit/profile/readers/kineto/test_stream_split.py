@@ -1,8 +1,8 @@
 """Where JSON values end, against Python's own parser."""
 
+import itertools
 import json
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -72,22 +72,24 @@ def test_skipping_stops_at_the_beginning_of_an_element(rows, layout, data):
     assert stopped in [begin for begin, _ in spans[: number + 1]]
 
 
-@pytest.mark.parametrize(
-    "event",
-    [
-        {"ph": "X", "name": "f<{lambda(int)#1}>", "args": {"a": 1}},
-        {"ph": "X", "name": "g() const::{lambda()#1}::operator()", "args": {"a": "}"}},
-        {"ph": "f", "id": 1},
-        {"ph": "X", "args": {}},
-        {"ph": "X", "args": {"list": [{"ph": "X", "args": {"b": 1}}, {"ph": "X"}, {"c": {"d": 2}}]}},
-        {"ph": "X", "name": '"}},\n  {"ph', "args": {"stack": 'a\\"},{"ph'}},
-    ],
+EVENTS_OF_REAL_SHAPES = (
+    {"ph": "X", "name": "f<{lambda(int)#1}>", "args": {"a": 1}},
+    {"ph": "X", "name": "g() const::{lambda()#1}::operator()", "args": {"a": "}"}},
+    {"ph": "f", "id": 1},
+    {"ph": "X", "args": {}},
+    {"ph": "X", "args": {"list": [{"ph": "X", "args": {"b": 1}}, {"ph": "X"}, {"c": {"d": 2}}]}},
+    {"ph": "X", "name": '"}},\n  {"ph', "args": {"stack": 'a\\"},{"ph'}},
 )
-@pytest.mark.parametrize("layout", range(len(LAYOUTS)))
-def test_events_of_real_shapes_are_skipped_to_the_last(event, layout):
+
+
+def test_events_of_real_shapes_are_skipped_to_the_last():
     """The last one stays: behind it stands no comma."""
-    text, spans = _elements([event] * 5, LAYOUTS[layout])
-    assert skipper(text, 1)(text, spans[0][0], len(text)) == spans[-1][0]
+    early = []
+    for event, layout in itertools.product(EVENTS_OF_REAL_SHAPES, LAYOUTS):
+        text, spans = _elements([event] * 5, layout)
+        if skipper(text, 1)(text, spans[0][0], len(text)) != spans[-1][0]:
+            early.append((event, layout))
+    assert early == []
 
 
 def test_deep_nesting_needs_no_deep_stack():

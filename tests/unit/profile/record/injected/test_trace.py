@@ -1,24 +1,20 @@
 """Which steps are recorded, and what the profiler is told to do in them."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ncclt.profile.record.injected.recorder import Window
 
 
-@pytest.mark.parametrize(
-    ("warmup", "steps", "actions"),
-    [
+def test_profiler_saves_in_the_last_step():
+    for warmup, steps, actions in [
         (1, 1, ["RECORD_AND_SAVE", "NONE"]),
         (1, 3, ["RECORD", "RECORD", "RECORD_AND_SAVE", "NONE"]),
         (2, 1, ["WARMUP", "RECORD_AND_SAVE", "NONE"]),
         (9, 2, ["WARMUP", "RECORD", "RECORD_AND_SAVE", "NONE"]),
-    ],
-)
-def test_profiler_saves_in_the_last_step(warmup, steps, actions):
-    window = Window(warmup=warmup, steps=steps)
-    assert [window.action(position) for position in range(len(actions))] == actions
+    ]:
+        window = Window(warmup=warmup, steps=steps)
+        assert [window.action(position) for position in range(len(actions))] == actions
 
 
 @given(st.integers(1, 50), st.integers(1, 50))
