@@ -1,6 +1,7 @@
 """The pages agree with the tree and the code; `make docs` checks the rest, anchors among them."""
 
 import ast
+import importlib
 import importlib.util
 import re
 import shlex
@@ -152,4 +153,18 @@ def test_files_that_a_page_names_exist():
     }
     missing = [one for one in sorted(named) if not any((place / one[1]).is_file() for place in PLACES)]
     assert named
+    assert missing == []
+
+
+def test_classes_of_the_plugin_api_exist():
+    """Those that its page documents, and their members; `make docs` alone would tell later."""
+    page = (DOCS / "reference" / "plugin-api.md").read_text()
+    entries = re.findall(r"^\.\. auto\w+:: (ncclt[\w.]*)\.(\w+)\n(?:   :members: (.+)\n)?", page, re.MULTILINE)
+    missing = [
+        (module, name, member)
+        for module, name, members in entries
+        for member in filter(None, members.split(", "))
+        if not hasattr(getattr(importlib.import_module(module), name), member)
+    ]
+    assert len(entries) > 15
     assert missing == []
