@@ -58,7 +58,7 @@ def command_line() -> str:
     sections[-1] += "\n"
     for name, command in commands():
         if name in _PLAIN:
-            sections.append(f"## ncclt {name}\n\n```text\n{plain_parser(name).format_help().rstrip()}\n```\n")
+            sections.append(f"## ncclt {name}\n\n```text\n{plain_parser(name).format_all().rstrip()}\n```\n")
             continue
         level = "###" if " " in name else "##"
         lines = [f"{level} ncclt {name}", "", _escaped(command.help or "")]

@@ -15,7 +15,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from ncclt.cli.record import CONTEXT_SETTINGS, record
+from ncclt.cli.profile import CONTEXT_SETTINGS, record
 from ncclt.profile.model.workload import FsdpUnit, buffer_messages, ddp_messages, fsdp_messages
 from ncclt.store import open_store
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from ncclt.cli.application import app
 from ncclt.deliver.render.formats import FORMATS
 from ncclt.store import open_store
-from ncclt.testing.samples import sample_cluster
+from ncclt.testing.samples import sample_cluster, sample_study
 
 
 def offered(monkeypatch, typed, **environ):
@@ -56,6 +56,31 @@ def test_no_database_is_waited_for_and_none_is_made(tmp_path, monkeypatch, stora
     for command in ("tune --model", "doctor --model", "autotune --model", "profile show"):
         assert offered(monkeypatch, f"ncclt {command} bert", **environ) == ["bert", "bert-large"]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_closed_lists_are_completed(tmp_path, monkeypatch):
+    with open_store(f"sqlite:///{tmp_path}/store.db") as store:
+        store.studies.open(sample_study("night run", id="abc123"))
+    monkeypatch.setenv("NCCLT_STORAGE", f"sqlite:///{tmp_path}/store.db")
+    wrong = []
+    for typed, expected in (
+        ("tune --launcher s", ["simulate", "slurm", "ssh"]),
+        ("recheck --benchmark ", ["nccl_tests", "torch_collectives"]),
+        ("tune --process-wide BUFFSIZE,MIN_CTAS", ["BUFFSIZE,MIN_CTAS"]),
+        ("tune --launcher slurm --launcher-option co", ["container="]),
+        ("tune --launcher kubernetes --launcher-option n", ["namespace=", "node."]),
+        ("studies show ab", ["abc123"]),
+        ("report ab", ["abc123"]),
+        ("tune --study ab", ["abc123"]),
+        ("cluster simulate --collective all_", ["all_gather", "all_reduce", "all_to_all"]),
+        ("tune --through ", ["plugin", "variables"]),
+        ("profile model resnet50 --sharding f", ["fsdp"]),
+        ("admin jobs list --state q", ["queued"]),
+        ("tune --sam", ["--sampler"]),
+    ):
+        found = offered(monkeypatch, f"ncclt {typed}")
+        wrong += [(typed, found)] if found != expected else []
+    assert wrong == []
 
 
 def test_other_values_and_options_of_env_and_run_are_completed(monkeypatch):

@@ -8,8 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ncclt.cli.application import app
-from ncclt.cli.configuration import default_map
-from ncclt.cli.options import storage_url
+from ncclt.cli.configuration import default_map, storage_url
 
 
 @pytest.fixture

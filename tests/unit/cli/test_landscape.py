@@ -125,8 +125,8 @@ def test_a_simulated_study_and_persistent_ranks_are_marked_in_every_source(study
 
 
 def test_the_list_and_one_recorded_cluster_fit_a_terminal():
-    assert "mi355x-2x8: AMD MI355X, 2 nodes x 8 GPUs, RoCE, RCCL" in run("landscape", "list")
-    listed = json.loads(run("landscape", "list", "--json"))["landscapes"]
+    assert "mi355x-2x8: AMD MI355X, 2 nodes x 8 GPUs, RoCE, RCCL" in run("landscape", "show")
+    listed = json.loads(run("landscape", "show", "--json"))["landscapes"]
     assert [entry["settings"] for entry in listed if entry["name"] == "mi355x-2x8"] == [54]
     shown = run("landscape", "show", "mi355x-2x8")
     assert "recorded: AMD MI355X, 2 nodes x 8 GPUs, RoCE, RCCL, github.com/ylerman-dn/amd-dev" in shown
@@ -210,7 +210,7 @@ def test_imported_outputs_are_listed_and_replayed(logs):
     landscape = load_mine()
     assert landscape.settings() == (LL,)
     assert [landscape.time_samples(s, MESSAGES[0]) for s in (DEFAULT, LL)] == [(10.0, 10.0), (8.0,)]
-    assert "mine: hall, 1 x 4 A100-SXM4-80GB" in run("landscape", "list")
+    assert "mine: hall, 1 x 4 A100-SXM4-80GB" in run("landscape", "show")
     assert json.loads(run("landscape", "show", "mine", "--json"))["nccl_version"] == "2.28.9"
     listed = [line.split() for line in run("cluster", "list").splitlines() if line.startswith("mine ")]
     assert "recorded" in listed[0]

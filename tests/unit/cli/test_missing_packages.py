@@ -24,7 +24,7 @@ NEEDED = {
         ("admin", "store", "migrate"),
         ("admin", "store", "export", "x.jsonl.gz"),
         ("admin", "store", "import", "x.jsonl.gz"),
-        ("admin", "store", "backup", "x.db"),
+        ("admin", "store", "export", "x.db"),
         ("admin", "store", "prune", "--older-than", "180d"),
         ("recheck", *STORED, "--launcher", "simulate"),
         ("verify", "--env", "NCCL_ALGO=Ring", "--", "true"),
@@ -124,5 +124,5 @@ def test_missing_torch_names_the_tested_build_for_cpus():
 
 
 def test_debug_shows_the_traceback(tmp_path):
-    done = blocked(tmp_path, ("sqlalchemy",), ("--debug", "admin", "store", "backup", "x.db"))
+    done = blocked(tmp_path, ("sqlalchemy",), ("--debug", "admin", "store", "export", "x.db"))
     assert "Traceback" in done.stderr

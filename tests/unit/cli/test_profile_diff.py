@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from ncclt.cli.profile_diff import diff
+from ncclt.cli.profile import diff
 from ncclt.errors import NotFoundError
 from ncclt.testing.samples import sample_workload
 

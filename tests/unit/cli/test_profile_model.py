@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from torch import nn
 
-from ncclt.cli.profile_model import model
+from ncclt.cli.profile import model
 from ncclt.errors import UsageError
 
 
@@ -41,7 +41,7 @@ def test_json_is_the_document_and_nothing_is_stored_unasked(command):
     assert "line" not in [entry.item.name for entry in command.store.workloads.entries()]
 
 
-@pytest.mark.parametrize("words", [("--sharding", "zero4"), ("--store", " "), ("--limit", "-1"), ("--group-size", "1")])
+@pytest.mark.parametrize("words", [("--sharding", "zero4"), ("--store", " "), ("--group-size", "1")])
 def test_options_that_make_no_sense(command, words):
     with pytest.raises(UsageError):
         command(model, "line", *words)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ncclt.cli.profile_view import print_profile, profile_document
+from ncclt.cli.profile import print_profile, profile_document
 from ncclt.core.message import Collective, Message
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 

@@ -34,13 +34,13 @@ def call(command):
 def test_a_revision_is_listed_rolled_back_and_its_history_shown(call, command):
     for id in ("a", "b"):
         command.store.revisions.publish(sample_recommendation(id))
-    call("rollback", "a", "--why", "b hangs on rack 7")
+    call("activate", "a", "--why", "b hangs on rack 7")
     found = json.loads(call("list", "--json"))["recommendations"]
     assert [(one["id"], one["state"], one["publisher"]) for one in found] == [
         ("b", "retired", account_name()),
         ("a", "active", account_name()),
     ]
-    (first, *_) = json.loads(call("history", "--json", "--revision", "a"))["history"]
+    (first, *_) = json.loads(call("show", "a", "--json"))["history"]
     assert (first["action"], first["who"], first["why"]) == ("rolled-back", account_name(), "b hangs on rack 7")
     assert "b hangs on rack 7" in call("show", "a")
     assert "state: active" in call("show", "a")
@@ -108,7 +108,7 @@ def test_a_pin_is_shown_and_removed(call, command):
     command.store.revisions.publish(sample_recommendation("a"))
     call("pin", "a")
     assert "active, pinned" in call("list")
-    call("unpin", "a")
+    call("pin", "a", "--off")
     call("retire", "a")
     assert "retired" in call("list")
 
@@ -148,4 +148,4 @@ def test_whoever_tunes_learns_that_jobs_do_not_get_the_result(call, command, cap
     assert "Revision b is a candidate" in capsys.readouterr().err
     call("retire", "b")
     say_state(command.store, "b")
-    assert "`ncclt admin recommendations rollback b`" in capsys.readouterr().err
+    assert "`ncclt admin recommendations activate b`" in capsys.readouterr().err

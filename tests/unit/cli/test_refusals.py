@@ -54,13 +54,14 @@ def test_a_word_that_names_no_launcher_or_benchmark_is_wrong_usage(call, words):
 @pytest.mark.parametrize(
     "words",
     [
-        (*TUNE, "--landscape"),
-        (*TUNE, *LEONARDO, "--launcher", "ssh", "--hostfile"),
-        ("preflight", "--cluster", "leonardo", "--launcher", "simulate", "--hostfile"),
+        (*TUNE, "--landscape", ""),
+        (*TUNE, *LEONARDO, "--launcher", "ssh", "--hosts", "@"),
+        ("preflight", "--cluster", "leonardo", "--launcher", "simulate", "--hosts", "@"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_said_in_words(call, words, name, why):
-    code, said = call(*words, name)
+    *words, prefix = words
+    code, said = call(*words, prefix + name)
     assert code == 1
     assert f": {why}\n  hint: " in said
     assert "Errno" not in said

@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from ncclt.cli.spread import Fields, spread, words_of
+from ncclt.cli.options import Fields, spread, words_of
 from ncclt.core.budget import Budget
 from ncclt.core.option import Option
 from ncclt.measure.target import Target

@@ -72,7 +72,7 @@ ADVISE = ("--model", "bert", "--cluster", "dgx-h100", "--nodes", "2", "--step-ms
         (("profile", "show", "nothing"), "ncclt: |  hint: "),
         (("profile", "show", "bert"), "note: "),
         (("advise", *ADVISE), "note: "),
-        (TUNE, "ncclt: |note: "),
+        ((*TUNE, "--verbose"), "ncclt: |note: "),
         (("env", "--model", "x", "--cluster", "y"), "ncclt: |  hint: "),
     ],
     ids=lambda words: " ".join(words[:2]) if isinstance(words, tuple) else "",

@@ -117,7 +117,8 @@ def test_a_mistyped_name_is_refused_before_what_the_machine_lacks(storage, tmp_p
     for place in (storage, ("--storage", "sqlite:///new.db")) if name != "recheck" else (storage,):
         assert refusal("--model", "our-gtp", *place).startswith("ncclt: there is no workload 'our-gtp'\n")
     assert not (tmp_path / "new.db").exists()
-    for option, word in (("--launcher", "slum"), ("--benchmark", "ncl_tests")):
+    benchmark = (("--benchmark", "ncl_tests"),) if name != "autotune" else ()
+    for option, word in (("--launcher", "slum"), *benchmark):
         wrong = refusal("--model", "our-gtp", option, word, "--storage", "sqlite:///new.db")
         assert wrong.startswith(f"ncclt: unknown {option[2:]} {word!r}\n")
         assert not (tmp_path / "new.db").exists()

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ncclt.cli.advise import advise
-from ncclt.cli.profile_view import print_profile, profile_document
+from ncclt.cli.profile import print_profile, profile_document
 from ncclt.cli.report import report
 from ncclt.cli.studies import show
 from ncclt.cli.tune import tune

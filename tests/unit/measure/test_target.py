@@ -77,7 +77,6 @@ def test_a_landscape_goes_with_replay_alone():
             "--parallel does not apply to recorded times",
         ),
         ({"launcher": "replay", "cluster": "leonardo"}, "leonardo is not a recorded cluster"),
-        ({"launcher": "ssh", "hosts": ("a",), "hostfile": Path("b")}, "not both"),
         ({"parallel": 0}, "at least 1"),
     ],
 )
@@ -94,8 +93,8 @@ def test_what_means_something_is_taken(given):
 
 def test_hosts_come_from_a_file_as_well(tmp_path):
     (tmp_path / "hosts").write_text("# rack 1\na slots=8\nme@b:2222\n")
-    target = Target(launcher="ssh", hostfile=tmp_path / "hosts").resolved({})
-    assert (target.hosts, target.hostfile) == (("a", "me@b:2222"), None)
+    target = Target(launcher="ssh", hosts=(f"@{tmp_path / 'hosts'}",)).resolved({})
+    assert target.hosts == ("a", "me@b:2222")
 
 
 def test_what_is_replayed_unasked_is_the_default_recording():

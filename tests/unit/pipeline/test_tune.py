@@ -274,7 +274,7 @@ def test_a_better_proof_replaces_a_revision_and_names_it(store):
     assert [r.id for r in store.recommendations.newest(cluster="pair", model="w")] == [better.id]
     words = store.revisions.publication(better.id).message
     assert f"replaces {first.id} (undecided)" in words
-    assert f"to restore that one: `ncclt admin recommendations rollback {first.id}`" in words
+    assert f"to restore that one: `ncclt admin recommendations activate {first.id}`" in words
 
 
 def test_a_gain_that_hardly_shortens_the_step_is_not_tuned(store):

@@ -40,7 +40,7 @@ def test_what_needs_no_store_runs_without_the_extra(base, subtests):
         (("preflight", "--history"), "verdict"),
         (("cluster", "simulate", "--cluster", "dgx-h100", "--sizes", "1M"), "SIMULATED"),
         (("profile", "diff", "bert", "bert"), "per step"),
-        (("landscape", "list"), "mi355x-2x8"),
+        (("landscape", "show"), "mi355x-2x8"),
         (("landscape", "show", "mi355x-2x8"), "all_reduce"),
         (("studies", "list"), "model"),
     ]:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ncclt.cli.completion import cluster_names
-from ncclt.cli.options import AsJson, Model, storage_url
+from ncclt.cli.configuration import storage_url
+from ncclt.cli.options import AsJson, Model, spread
 from ncclt.cli.output import note, print_json, print_table
-from ncclt.cli.spread import spread
 from ncclt.core.option import Option
 from ncclt.core.plural import count_noun
 from ncclt.core.trial import Measurement, Outcome

@@ -12,9 +12,8 @@ import typer
 
 from ncclt import __version__
 from ncclt.cli import completion
-from ncclt.cli.configuration import default_map
+from ncclt.cli.configuration import default_map, forget_storage, keep_storage
 from ncclt.cli.help import LazyGroup, arrange, format_styled, show_all, walk
-from ncclt.cli.options import forget_storage, keep_storage
 from ncclt.cli.output import report
 from ncclt.errors import NccltError, UsageError, as_ncclt_error, translate_refusal
 
@@ -147,7 +146,7 @@ def _show_all(ctx: typer.Context, wanted: bool) -> None:
     sys.stdout.write(group.get_help(ctx) + "\n")
     for words, command in walk(group, ctx):
         if words in _PLAIN:
-            sys.stdout.write(_parser_of(words).format_help() + "\n")
+            sys.stdout.write(_parser_of(words).format_all() + "\n")
             continue
         # The framework prints it; where it does not, it returns it.
         show_all(command)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ncclt.cli.configuration import lookup
-from ncclt.cli.options import AsJson, storage_flag
+from ncclt.cli.configuration import lookup, storage_flag
+from ncclt.cli.options import AsJson
 from ncclt.cli.output import print_json, print_table, say
 from ncclt.core.attestation import Attestation, Effect, Form
 from ncclt.core.plural import count_noun

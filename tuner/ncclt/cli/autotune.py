@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ncclt.cli.completion import model_names
-from ncclt.cli.options import AsJson, Quiet, storage_option, storage_url
+from ncclt.cli.configuration import storage_url
+from ncclt.cli.options import AsJson, Fields, Quiet, spread, storage_option, words_of
 from ncclt.cli.output import EXIT_INTERRUPTED, interruptible, print_bold, print_json, say
-from ncclt.cli.spread import Fields, spread, words_of
 from ncclt.core.budget import Budget
 from ncclt.core.message import Collective
 from ncclt.core.option import Group, Option
@@ -191,7 +191,7 @@ def autotune(
 
 def _run(job: AutotuneRequest, store: Store, *, hidden: bool, as_json: bool) -> None:
     """Go through the stages, and print the one verdict at the end."""
-    from ncclt.cli.profile_view import print_profile
+    from ncclt.cli.profile import print_profile
     from ncclt.cli.tune import run_study
     from ncclt.cli.tune_view import print_result
     from ncclt.cli.verify import KEEP_BYTES

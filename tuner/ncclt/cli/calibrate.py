@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ncclt.cli.completion import cluster_names
-from ncclt.cli.options import AsJson, DryRun, ReplaceCluster, storage_url
+from ncclt.cli.configuration import storage_url
+from ncclt.cli.options import AsJson, DryRun, ReplaceCluster
 from ncclt.cli.output import print_json, print_table, say
 from ncclt.core.plural import count_noun
 from ncclt.errors import UsageError, require_extra

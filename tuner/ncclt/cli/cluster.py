@@ -12,7 +12,8 @@ import typer
 from ncclt.cli.calibrate import calibrate, print_calibration
 from ncclt.cli.cluster_detect import detect
 from ncclt.cli.completion import cluster_names
-from ncclt.cli.options import AsJson, DryRun, ReplaceCluster, storage_url
+from ncclt.cli.configuration import storage_url
+from ncclt.cli.options import AsJson, DryRun, ReplaceCluster
 from ncclt.cli.output import print_json, print_table, say
 from ncclt.cli.simulate import simulate
 from ncclt.errors import InputError, UsageError, reason

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ncclt.cli.options import AsJson, ReplaceCluster, storage_option, storage_url
+from ncclt.cli.configuration import storage_url
+from ncclt.cli.options import AsJson, Fields, ReplaceCluster, spread, storage_option
 from ncclt.cli.output import print_json, print_table, say
-from ncclt.cli.spread import Fields, spread
 from ncclt.core.option import Group, Option
 from ncclt.errors import UsageError
 from ncclt.measure.target import Target, gpus_visible
@@ -26,7 +26,7 @@ _OF_DETECTION = {
     "launcher": Option("Launcher to reach nodes; default: slurm in an allocation, else this machine."),
     "nodes": Option("Nodes to look at; default: up to 32 of the allocation, else 1.", least=1),
     "gpus_per_node": Option("GPUs per node of the all_reduce; default: all."),
-    "hosts": Option("Comma-separated nodes to look at.", comma=True),
+    "hosts": Option("Comma-separated nodes, or @FILE with one node per line.", comma=True),
     "nccl_version": Option("NCCL version of the jobs, if no log shows it."),
     "benchmark": Option("nccl_tests or torch_collectives; default: what fits.", group=Group.LAUNCH),
 }
@@ -55,7 +55,7 @@ def detect(
     ] = None,
     target: Annotated[
         Target,
-        Fields("launcher nodes gpus_per_node hosts hostfile nccl_version benchmark nccl_tests python", _OF_DETECTION),
+        Fields("launcher nodes gpus_per_node hosts nccl_version benchmark nccl_tests python", _OF_DETECTION),
     ],
     replace: ReplaceCluster = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the TOML file without storing it.")] = False,
@@ -134,7 +134,7 @@ def _command(paths: list[Path], target: Target, name: str, given: dict[str, str]
     words = ["ncclt", "cluster", "detect"]
     for path in paths:
         words += ["--from", str(path)]
-    for option in ("launcher", "nodes", "gpus_per_node", "hostfile", "nccl_version", "benchmark", "nccl_tests"):
+    for option in ("launcher", "nodes", "gpus_per_node", "nccl_version", "benchmark", "nccl_tests"):
         if value := getattr(target, option):
             words += [f"--{option.replace('_', '-')}", str(value)]
     if target.hosts:

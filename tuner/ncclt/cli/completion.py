@@ -1,4 +1,4 @@
-"""What a shell completes beside options: names of clusters and workloads, and the values of `ncclt env` and `run`.
+"""Completion of values: names of clusters, workloads and studies, and every closed list.
 
 Only what is shipped and what a local SQLite file holds: pressing Tab waits for no server and no database, and creates
 no file.
@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ncclt.core.message import Collective
 from ncclt.errors import NccltError, UsageError
 from ncclt.user_dirs import recorded_tables
 
@@ -32,22 +33,77 @@ def model_names(ctx: typer.Context, incomplete: str) -> list[str]:
     return _beginning(incomplete, _known(ctx).workloads)
 
 
+def study_names(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the names and ids of studies that begin so."""
+    return _beginning(incomplete, _known(ctx).studies)
+
+
 def recorded_names(incomplete: str) -> list[str]:
     """Return the names of recorded clusters that begin so."""
     return _beginning(incomplete, recorded_tables())
 
 
-def format_names(incomplete: str) -> list[str]:
-    """Return the formats of `ncclt env` that begin so."""
+def collective_names(incomplete: str) -> list[str]:
+    """Return the names of collectives that begin so."""
+    return _beginning(incomplete, Collective)
+
+
+def _format_names(incomplete: str) -> list[str]:
     from ncclt.deliver.render.formats import FORMATS
 
     return _beginning(incomplete, FORMATS)
 
 
+def _launcher_names(incomplete: str) -> list[str]:
+    from ncclt.core.trial import NOT_LAUNCHED
+    from ncclt.launch import launcher_names
+
+    return _beginning(incomplete, (*launcher_names(), *NOT_LAUNCHED))
+
+
+def _launcher_options(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the keys of the launcher that is named, or of all, with `=` behind each."""
+    from ncclt.launch import launcher_class, launcher_names
+
+    named = ctx.params.get("launcher")
+    classes = [launcher_class(name) for name in launcher_names() if named in (None, "", name)]
+    keys = {option.key if option.key.endswith(".") else f"{option.key}=" for one in classes for option in one.options}
+    return _beginning(incomplete, keys)
+
+
+def _benchmark_names(incomplete: str) -> list[str]:
+    from ncclt.measure.benchmarks import benchmark_names
+
+    return _beginning(incomplete, benchmark_names())
+
+
+def _parameter_names(incomplete: str) -> list[str]:
+    """Return the process-wide parameters that complete the last name of a comma-separated list."""
+    from ncclt.nccl.parameters import CATALOGUE
+
+    before, comma, last = incomplete.rpartition(",")
+    names = (row.name for row in CATALOGUE if row.safe and row.ladder)
+    return [f"{before}{comma}{name}" for name in _beginning(last, names)]
+
+
+def complete_from(*names: str) -> Callable[[str], list[str]]:
+    """Return a function that completes one of these names."""
+    return lambda incomplete: _beginning(incomplete, names)
+
+
 NAMES: dict[str, Callable[..., list[str]]] = {
     "cluster": cluster_names,
     "model": model_names,
-    "format": format_names,
+    "study": study_names,
+    "format": _format_names,
+    "launcher": _launcher_names,
+    "launcher_option": _launcher_options,
+    "benchmark": _benchmark_names,
+    "process_wide": _parameter_names,
+    "backend": complete_from("nccl", "gloo"),
+    "beside": complete_from("gemm"),
+    "through": complete_from("plugin", "variables"),
+    "shell": complete_from("bash", "fish", "csh"),
 }
 """Options, by the names of their parameters."""
 
@@ -65,7 +121,7 @@ def signature_of(parser: argparse.ArgumentParser) -> inspect.Signature:
         if not action.option_strings or action.dest == "help":
             continue
         is_flag = action.nargs == 0
-        complete = NAMES.get(action.dest) or (_choices(action.choices) if action.choices else None)
+        complete = NAMES.get(action.dest) or (complete_from(*map(str, action.choices)) if action.choices else None)
         offered: Any = typer.Option(*action.option_strings, help=action.help, autocompletion=complete)
         hint = bool if is_flag else str | None
         parameters.append(
@@ -102,20 +158,12 @@ def install_for(group: Any, ctx: Any, words: list[str]) -> None:
         raise UsageError(f"{option} {shell} fails: {error}", hint="--show-completion prints what to load") from error
 
 
-def _choices(names: Iterable[Any]) -> Callable[[str], list[str]]:
-    def beginning(incomplete: str) -> list[str]:
-        return _beginning(incomplete, map(str, names))
-
-    return beginning
-
-
 def _beginning(incomplete: str, names: Iterable[str]) -> list[str]:
     return sorted(name for name in names if name.startswith(incomplete))
 
 
 def _known(ctx: typer.Context) -> Any:
-    from ncclt.cli.configuration import lookup
-    from ncclt.cli.options import storage_flag
+    from ncclt.cli.configuration import lookup, storage_flag
     from ncclt.store import local_names
 
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -136,6 +137,30 @@ def lookup(key: str, *, warn: Callable[[str], None] | None = None) -> Origin:
     if key in user:
         return Origin(key=key, value=user[key], origin=str(user_file()))
     return Origin(key=key, value=None, origin="default")
+
+
+_storage: ContextVar[str | None] = ContextVar("storage", default=None)
+
+
+def keep_storage(url: str | None) -> None:
+    """Keep the value of --storage, an option of every command and of the program itself."""
+    if url is not None:
+        _storage.set(url)
+
+
+def forget_storage() -> None:
+    """Forget the value of --storage."""
+    _storage.set(None)
+
+
+def storage_flag() -> str | None:
+    """Return the value of --storage."""
+    return _storage.get()
+
+
+def storage_url() -> str | None:
+    """Return the URL of the store by flag, variable or configuration file; None = the user's own store."""
+    return _storage.get() or lookup("storage").value
 
 
 def _variable(key: str) -> str:

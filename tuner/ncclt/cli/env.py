@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ncclt.cli.configuration import lookup
-from ncclt.cli.job_request import add_differences, add_limits, allowed_differences, job_request
+from ncclt.cli.job_request import add_conditions, allowed_differences, job_request
 from ncclt.cli.output import report, say
 from ncclt.core.recommendation import Request
 from ncclt.deliver.job_info import (
@@ -32,23 +32,19 @@ _FOR_THIS_JOB = ("export", "mpirun-x", "docker-env", "pyxis")
 """Formats that a job's own script uses at once; the others are files for later jobs."""
 
 _DESCRIPTION = """\
-Print the environment that was proven for a workload on a cluster, and nothing else.
+Print validated NCCL settings for a job.
 
   eval "$(ncclt env --cluster leonardo --model bert --nodes 2 --gpus-per-node 4 --nccl-version 2.22.3)"
 
-Only what was measured for the job's nodes, GPUs per node and NCCL version is printed; a result that was recorded
-elsewhere, simulated, or measured for a similar job takes --allow. What its options leave out is
-taken from the job: from variables of torchrun, mpirun and Slurm, and the NCCL version from the nvidia-nccl-cu12 or
--cu13 of the torchrun or python on PATH, else from NCCL_VERSION in NVIDIA's images. If anything stays unknown, the error
-lists what was published. What a job's script uses at once (export, mpirun-x, docker-env, pyxis; without --output) is
-not printed where its variables, GPUs or fabric differ from the measured job. See docs/trainer/run.md.
+Nodes, GPUs per node and NCCL version default to those of the job: variables of torchrun, mpirun and Slurm, and the
+NCCL of its Python or image. Recorded and simulated results need --allow. Settings for immediate use (export, mpirun-x,
+docker-env, pyxis; without --output) are refused if variables, GPUs or fabric differ from the measured job.
 
-Formats for variables: export, dotenv, json, nccl-conf, slurm-taskprolog, pyxis, mpirun-x, docker-env, configmap,
-trainjob-env and cloudai; for the per-size policy: tuner-csv, nvidia-csv, rccl-csv and ncclx.
-How to use each: docs/reference/formats.md.
+Formats of variables: export, dotenv, json, nccl-conf, slurm-taskprolog, pyxis, mpirun-x, docker-env, configmap,
+trainjob-env and cloudai; of the per-size policy: tuner-csv, nvidia-csv, rccl-csv and ncclx.
+More: docs/reference/formats.md, docs/trainer/run.md.
 
-On failure stdout stays empty. Exit codes: 2 = wrong usage, 3 = nothing that fits was published, 69 = store or server
-unreachable.
+On failure stdout stays empty. Exit codes: 2 = wrong usage, 3 = no matching result, 69 = store or server unreachable.
 """
 
 
@@ -60,7 +56,38 @@ def named_path(text: str) -> Path:
 
 
 class Options(argparse.ArgumentParser):
-    """The parser of a command; invalid options end in our usual error, without argparse's usage text."""
+    """The parser of a command; invalid options end in our usual error, and --help leaves out options under headings."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(
+            formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, add_help=False, **settings
+        )
+        self._optionals.title = "Options"
+        self._shows_all = False
+
+    def add_help_options(self) -> None:
+        """Add --help and --help-all, behind the other options."""
+        self.add_argument(
+            "--help-all", dest="help", default=argparse.SUPPRESS, action=_HelpAll, nargs=0, help="Show all options."
+        )
+        self.add_argument("-h", "--help", action="help", help="Show this message and exit.")
+
+    def format_all(self) -> str:
+        """Return the help with all options."""
+        self._shows_all = True
+        return self.format_help()
+
+    def format_help(self) -> str:
+        """Return the help, with the options under headings only for --help-all."""
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        formatter.add_text(self.description)
+        for group in self._action_groups:
+            if self._shows_all or group is self._optionals:
+                formatter.start_section(group.title)
+                formatter.add_arguments(group._group_actions)
+                formatter.end_section()
+        return formatter.format_help()
 
     def error(self, message: str) -> NoReturn:
         """Raise the error for wrong usage."""
@@ -68,54 +95,73 @@ class Options(argparse.ArgumentParser):
         self.exit(report(UsageError(message.removeprefix("argument "), hint=hint)))
 
 
-def parser() -> argparse.ArgumentParser:
+class _HelpAll(argparse.Action):
+    def __call__(self, parser: Any, *_: object) -> None:
+        sys.stdout.write(parser.format_all())
+        parser.exit()
+
+
+def add_job(made: Options, *, model: bool) -> None:
+    """Add the options that describe the job.
+
+    Args:
+        made: parser that gets them.
+        model: --model is required.
+    """
+    made.add_argument("--cluster", metavar="NAME", help="Name of the cluster. [NCCLT_CLUSTER]")
+    made.add_argument("--model", metavar="NAME", required=model, help="Name of the workload.")
+    made.add_argument("--nodes", type=int, metavar="N", help="Nodes of the job; default: those of its launcher.")
+    made.add_argument("--gpus-per-node", type=int, metavar="N", help="GPUs per node of the job, likewise.")
+    made.add_argument("--nccl-version", metavar="X.Y.Z", help="NCCL version of the job, likewise.")
+
+
+def add_source(made: Options) -> None:
+    """Add the options that say where results are stored."""
+    made.add_argument("--server", metavar="URL", help="URL of an ncclt server, instead of a store. [NCCLT_SERVER]")
+    made.add_argument("--storage", metavar="URL", help="Database URL of the store. [NCCLT_STORAGE]")
+
+
+def parser() -> Options:
     """Return the parser of the command's options."""
-    made = Options(
-        prog="ncclt env",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    made = Options(prog="ncclt env", usage="ncclt env --cluster NAME --model NAME [options]", description=_DESCRIPTION)
+    add_job(made, model=True)
+    made.add_argument("--format", default="export", metavar="FORMAT", help="Format, see above; default: export.")
+    made.add_argument("--output", type=named_path, metavar="FILE", help="Path to the file to write; default: stdout.")
+    add_source(made)
+    add_conditions(made)
+    made.add_help_options()
+    formats = made.add_argument_group("Formats")
+    formats.add_argument("--shell", default="bash", help="export: bash, for sh and zsh too (default), fish or csh.")
+    formats.add_argument("--unset", action="store_true", help="export: unset the variables instead.")
+    formats.add_argument(
+        "--channels", type=int, metavar="N", help="nvidia-csv: channels of rows that leave them to NCCL."
     )
-    made.add_argument("--cluster", help="name of the cluster [NCCLT_CLUSTER]")
-    made.add_argument("--model", required=True, help="name of the workload")
-    made.add_argument("--nodes", type=int, help="nodes of the job; default: from its launcher")
-    made.add_argument("--gpus-per-node", type=int, help="GPUs per node of the job, likewise")
-    made.add_argument("--nccl-version", help="NCCL version of the job, likewise")
-    add_limits(made)
-    add_differences(made)
-    made.add_argument("--format", default="export", help="how to write it, see above (default export)")
-    made.add_argument("--shell", default="bash", help="export: bash (default; also for sh and zsh), fish or csh")
-    made.add_argument("--unset", action="store_true", help="export: remove exactly what the same command sets")
-    made.add_argument("--channels", type=int, help="nvidia-csv: channels where the policy leaves them to NCCL")
-    made.add_argument(
+    formats.add_argument(
         "--policy-dir",
         type=named_path,
         metavar="FOLDER",
-        help="slurm-taskprolog: hand over the table with the plugin, from this folder that all nodes share",
+        help="slurm-taskprolog: path to a shared folder for the table.",
     )
-    made.add_argument(
+    formats.add_argument(
         "--report",
         type=named_path,
         metavar="FOLDER",
-        help="slurm-taskprolog --policy-dir: keep the plugin's reports there",
+        help="slurm-taskprolog: path to a folder for the plugin's reports.",
     )
-    made.add_argument(
-        "--all-users",
-        action="store_true",
-        help="slurm-taskprolog: for the jobs of all users, as in slurm.conf; else for yours alone",
+    formats.add_argument(
+        "--all-users", action="store_true", help="slurm-taskprolog: serve all users, as in slurm.conf."
     )
-    made.add_argument("--output", type=named_path, metavar="FILE", help="write the text there, whole or not at all")
-    made.add_argument("--server", help="fetch from this ncclt server instead of the local store [NCCLT_SERVER]")
-    made.add_argument("--storage", help="database URL of the local store [NCCLT_STORAGE]")
-    made.add_argument("--timeout", type=float, default=5.0, help="seconds to wait for the server (default 5)")
-    made.add_argument(
+    server = made.add_argument_group("Server")
+    server.add_argument(
+        "--timeout", type=float, default=5.0, metavar="SECONDS", help="Max seconds to wait; default: 5."
+    )
+    server.add_argument(
         "--fallback",
         choices=("none", "cached"),
         default="none",
-        help="when the server does not answer: none = fail (default), cached = its last good answer, at most 30 days "
-        "old [NCCLT_CACHE_DAYS]",
+        help="If it does not answer: none = fail (default), cached = use its last answer.",
     )
-    made.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    server.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
     return made
 
 

@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from ncclt.cli.completion import is_completing
-from ncclt.cli.options import keep_storage
+from ncclt.cli.configuration import keep_storage
 from ncclt.cli.stdio import Styled
 from ncclt.core.option import Group
 from ncclt.errors import UsageError

@@ -17,27 +17,23 @@ from ncclt.errors import NoRecommendationError, UsageError
 _ALLOWABLE = tuple(map(str, ORIGIN_WORDS))
 
 
-def add_limits(parser: argparse.ArgumentParser) -> None:
-    """Add the options that narrow or widen what a job may be given."""
-    parser.add_argument("--driver", metavar="VERSION", help="only what was measured with this NVIDIA driver")
-    parser.add_argument("--topology", metavar="HASH", help="only what was measured on this topology")
+def add_conditions(parser: argparse.ArgumentParser) -> None:
+    """Add the options that narrow or widen the results that a job may get."""
     parser.add_argument(
         "--allow",
         action="append",
         choices=_ALLOWABLE,
-        help="also accept a result that was recorded elsewhere or simulated; may be repeated [NCCLT_ALLOW]",
+        help="Accept recorded or simulated results too; repeatable. [NCCLT_ALLOW]",
     )
-
-
-def add_differences(parser: argparse.ArgumentParser) -> None:
-    """Add the option that accepts differences from the measured job."""
-    parser.add_argument(
+    conditions = parser.add_argument_group("Conditions")
+    conditions.add_argument("--driver", metavar="VERSION", help="NVIDIA driver that the result must be measured with.")
+    conditions.add_argument("--topology", metavar="HASH", help="Topology that the result must be measured on.")
+    conditions.add_argument(
         "--allow-difference",
         action="append",
         metavar="NAME",
         default=[],
-        help="accept that this variable (or GPU, NO_GPU, FABRIC) differs from the measured job; may be repeated "
-        "[NCCLT_ALLOW_DIFFERENCE]",
+        help="Accept another value of this variable, GPU, NO_GPU or FABRIC; repeatable. [NCCLT_ALLOW_DIFFERENCE]",
     )
 
 

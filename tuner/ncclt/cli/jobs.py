@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ncclt.cli.completion import cluster_names, model_names
-from ncclt.cli.options import AsJson, storage_url
+from ncclt.cli.configuration import storage_url
+from ncclt.cli.options import AsJson
 from ncclt.cli.output import print_json, print_table, say
 from ncclt.core.tuning_job import USUAL_PRIORITY, JobState, JobStatus, StaleJob, TuningJob
 from ncclt.errors import ConflictError, UsageError, require_extra
@@ -35,7 +36,6 @@ Trials = Annotated[int, typer.Option(help="Max search trials.")]
 Seconds = Annotated[float | None, typer.Option("--time", help="Max seconds of search.")]
 GpuHours = Annotated[float | None, typer.Option(help="Max GPU hours of the study.")]
 Blocks = Annotated[int, typer.Option(help="Max blocks of the A/B test.")]
-Seed = Annotated[int, typer.Option(help="Random seed; the same seed repeats the study.")]
 ProveVariables = Annotated[bool, typer.Option("--prove-variables", help="Validate plain variables too.")]
 Priority = Annotated[int, typer.Option(help="Priority, from 1 (first) to 9 (last).")]
 
@@ -74,7 +74,6 @@ def submit(
     seconds: Seconds = None,
     gpu_hours: GpuHours = None,
     blocks: Blocks = _USUAL.blocks,
-    seed: Seed = 0,
     prove_variables: ProveVariables = False,
     priority: Priority = USUAL_PRIORITY,
     again: Annotated[bool, typer.Option("--again", help="Measure again if it was tuned already.")] = False,
@@ -97,7 +96,6 @@ def submit(
         seconds=seconds,
         gpu_hours=gpu_hours,
         blocks=blocks,
-        seed=seed,
         prove_variables=prove_variables,
         priority=priority,
     )

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ncclt.cli.completion import cluster_names
-from ncclt.cli.options import AsJson, storage_url
+from ncclt.cli.configuration import storage_url
+from ncclt.cli.options import AsJson
 from ncclt.cli.output import print_json, print_table, say
 from ncclt.core.api_key import PREFIX, ApiKey, Role, hash_secret, new_secret
 from ncclt.errors import UsageError, reason

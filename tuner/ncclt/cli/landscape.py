@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ncclt.cli.completion import cluster_names, recorded_names
-from ncclt.cli.options import AsJson, storage_url
+from ncclt.cli.completion import cluster_names, recorded_names, study_names
+from ncclt.cli.configuration import storage_url
+from ncclt.cli.options import AsJson
 from ncclt.cli.output import print_json, print_table, say
 from ncclt.core.plural import count_noun
 from ncclt.errors import NotFoundError, UsageError
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from ncclt.measure.simulated import Landscape
     from ncclt.measure.simulated.landscape_rows import LandscapeRow
 
-app = typer.Typer(help="List, show, import and export recorded measurements.", no_args_is_help=True)
+app = typer.Typer(help="Show, import and export recorded measurements.", no_args_is_help=True)
 
 _BAR = 12
 """Characters of the longest bar, for twice the speed: a line stays within 80 columns."""
@@ -32,7 +33,7 @@ _BAR = 12
 
 @app.callback()
 def landscape() -> None:
-    """List, show, import and export recorded measurements."""
+    """Show, import and export recorded measurements."""
 
 
 def _loaded(name: str) -> Landscape:
@@ -45,9 +46,7 @@ def _loaded(name: str) -> Landscape:
     return load_landscape(tables[name])
 
 
-@app.command("list")
-def list_landscapes(as_json: AsJson = False) -> None:
-    """List recorded clusters, which --cluster NAME replays."""
+def _print_all(*, as_json: bool) -> None:
     from ncclt.user_dirs import recorded_tables
 
     documents = [_summary(name, _loaded(name)) for name in recorded_tables()]
@@ -82,12 +81,18 @@ def _summary(name: str, found: Landscape) -> dict[str, Any]:
 @app.command("show")
 def show(
     name: Annotated[
-        str,
-        typer.Argument(help="Name of the recorded cluster, see `ncclt landscape list`.", autocompletion=recorded_names),
-    ],
+        str | None,
+        typer.Argument(help="Name of the recorded cluster; default: list all.", autocompletion=recorded_names),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the best recorded setting per collective and size."""
+    """Show the best recorded settings of a cluster, or list all.
+
+    --cluster NAME replays a recorded cluster.
+    """
+    if name is None:
+        _print_all(as_json=as_json)
+        return
     found = _loaded(name)
     rows = {collective: _best_rows(found, collective) for collective in sorted({c for c, _ in found.curves})}
     document = _summary(name, found)
@@ -259,7 +264,9 @@ def _write(path: Path, rows: Iterable[LandscapeRow], cluster: Cluster, *, option
 
 @app.command("export")
 def export_study(
-    key: Annotated[str, typer.Argument(help="Id, start of an id, or name of the study.")],
+    key: Annotated[
+        str, typer.Argument(help="Name of the study, its id, or the start of it.", autocompletion=study_names)
+    ],
     out: Annotated[
         Path | None, typer.Option(help="Path to FILE.csv, with FILE.toml beside it; default: stdout.")
     ] = None,

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ncclt.cli.completion import model_names
-from ncclt.cli.options import AsJson, DryRun, ReplaceWorkload, storage_url
-from ncclt.cli.output import print_json, print_table, say
-from ncclt.cli.profile_diff import diff
-from ncclt.cli.profile_model import model
-from ncclt.cli.record import CONTEXT_SETTINGS, record
-from ncclt.errors import UsageError
+from ncclt.cli.completion import complete_from, model_names
+from ncclt.cli.configuration import storage_url
+from ncclt.cli.options import AsJson, DryRun, ReplaceWorkload
+from ncclt.cli.output import note, print_json, print_table, report, say
+from ncclt.core.message import format_bytes
+from ncclt.core.plural import count_noun
+from ncclt.core.workload import RANK_ROLES
+from ncclt.errors import NccltError, UsageError, reason
+from ncclt.profile.record.plan import Method, plan_recording
+from ncclt.profile.views.exposure import bound_gain
+from ncclt.profile.views.histogram import SIZE_CLASSES, count_traffic, find_median_sizes, group_by_size
 
 if TYPE_CHECKING:
-    from ncclt.core.workload import Workload
+    from ncclt.core.message import Message
+    from ncclt.core.workload import MessageCalls, Workload
+    from ncclt.profile.record.session import Recording
+    from ncclt.profile.views.difference import Difference, Totals
+
 
 app = typer.Typer(help="List, show, import, record, merge and compare workloads.", no_args_is_help=True)
 
@@ -72,15 +82,12 @@ def show(
     name: Annotated[
         str, typer.Argument(help="Name of the workload, see `ncclt profile list`.", autocompletion=model_names)
     ],
-    limit: Annotated[int, typer.Option(help="Max rows; 0 = all.")] = 40,
+    limit: Annotated[int, typer.Option(help="Max rows; 0 = all.", min=0)] = 40,
     as_json: AsJson = False,
 ) -> None:
     """Show the messages of a workload, largest share first."""
+    from ncclt.cli.profile import print_profile, profile_document
     from ncclt.store import open_to_read
-
-    if limit < 0:
-        raise UsageError(f"--limit must be 0 or more, not {limit}")
-    from ncclt.cli.profile_view import print_profile, profile_document
 
     with open_to_read(storage_url()) as store:
         workload = store.workloads.get(name)
@@ -133,7 +140,7 @@ def _keep(workload: Workload, storage: str | None, *, replace: bool, dry_run: bo
     if as_json:
         print_json(workload.to_document())
     else:
-        from ncclt.cli.profile_view import print_profile
+        from ncclt.cli.profile import print_profile
 
         print_profile(workload, limit=40)
         if not dry_run:
@@ -184,6 +191,467 @@ def merge(
     _keep(workload, storage, replace=replace, dry_run=dry_run, as_json=as_json)
 
 
-app.command("record", context_settings=CONTEXT_SETTINGS)(record)
-app.command("diff")(diff)
-app.command("model")(model)
+DOMINANT_SHARE = 0.95
+"""Share of the communication time, or of the bytes where there are no times, that the dominant messages cover."""
+
+
+def profile_document(workload: Workload) -> dict[str, Any]:
+    """Return the workload's document with figures derived from it, for `--json`."""
+    document = workload.to_document()
+    total, communication_us = workload.bytes_per_step, workload.communication_us
+    dominant = {calls.message for calls in workload.dominant(DOMINANT_SHARE)}
+    for row, calls in zip(document["messages"], workload.messages, strict=True):
+        row["bytes_per_step"] = calls.bytes_per_step
+        row["share"] = calls.bytes_per_step / total
+        if communication_us:
+            row["time_share"] = (calls.recorded_us or 0.0) * calls.calls_per_step / communication_us
+        row["dominant"] = calls.message in dominant
+    bound, sent, half = bound_gain(workload), count_traffic(workload), find_median_sizes(workload)
+    return {
+        **document,
+        "bytes_per_step": total,
+        "communication_us": communication_us,
+        "dominant_by": "time" if communication_us else "bytes",
+        "exposed_share": bound.share if bound else None,
+        "wire_bytes_per_rank": sent.per_rank if sent else None,
+        "wire_bytes_total": sent.total if sent else None,
+        "size_classes": [
+            {
+                "collective": c.collective.value,
+                "class": c.name,
+                "calls": c.calls,
+                "bytes_per_step": c.bytes_per_step,
+                "time_us": c.time_us,
+            }
+            for c in group_by_size(workload)
+        ],
+        "half_of": {"calls": half.calls_bytes, "bytes": half.bytes_bytes, "time": half.time_bytes},
+    }
+
+
+def print_profile(workload: Workload, *, limit: int) -> None:
+    """Print a workload, heaviest messages first.
+
+    Args:
+        limit: rows shown at most; 0 = all.
+    """
+    origin = workload.provenance
+    detail = ", ".join(f"{key} {value}" for key, value in origin.detail.items())
+    print(f"{workload.name}: {origin.source}{f', {detail}' if detail else ''}")
+    _print_times(workload)
+    _print_messages(workload, limit)
+    _print_bytes(workload)
+    if len(workload.messages) > 1:
+        _print_classes(workload)
+    for sentence in origin.notes:
+        note(sentence)
+
+
+def _print_times(workload: Workload) -> None:
+    origin, communication_us = workload.provenance, workload.communication_us
+    if workload.step_time_us:
+        steps = f" (median of {count_noun(origin.steps, 'step')})" if origin.steps else ""
+        print(f"Step time: {_milliseconds(workload.step_time_us)}{steps}")
+    if communication_us:
+        per = " for the whole file" if origin.whole_file else "/step"
+        print(f"Communication: {_milliseconds(communication_us)}{per} (sum of calls, no overlap)")
+    bound = bound_gain(workload)
+    if bound is not None:
+        exposed, share = _milliseconds(workload.exposed_us or 0.0), f"{bound.share * 100:.1f} %"
+        print(f"Exposed communication: {exposed}/step, {share} of the step; no NCCL setting can gain more")
+    elif workload.exposed_us is not None:
+        print(f"Exposed communication: {_milliseconds(workload.exposed_us)}, no step marked")
+    elif communication_us or workload.step_time_us:
+        print("Exposed communication: unknown, and with it the upper bound of the gain")
+
+
+def _milliseconds(time_us: float) -> str:
+    return f"{time_us / 1e3:.3g} ms" if time_us < 1e6 else f"{time_us / 1e6:.3g} s"
+
+
+def _size(size_bytes: float) -> str:
+    """Write a size with three digits."""
+    value, units = float(size_bytes), iter(("B", "KiB", "MiB", "GiB"))
+    unit = next(units)
+    while value >= 999.5 and unit != "GiB":
+        value, unit = value / 1024, next(units)
+    return f"{value:.3g} {unit}"
+
+
+def _print_messages(workload: Workload, limit: int) -> None:
+    by_time = bool(workload.communication_us)
+    weights = workload.weights()
+    whole = sum(weights)
+    dominant = workload.dominant(DOMINANT_SHARE)
+    marked = {calls.message for calls in dominant}
+    ranked = sorted(zip(weights, workload.messages, strict=True), key=lambda pair: -pair[0])
+    shown = ranked[: limit or None]
+    header = ["", "collective", "dtype", "bytes", "size", "group", f"calls per {workload.unit}"]
+    header += [f"bytes per {workload.unit}", "% of bytes", *(["µs per call", "% of time"] if by_time else [])]
+    print_table(
+        header, [_row(calls, workload, by_time, calls.message in marked) for _, calls in shown], numbers=header[3:]
+    )
+    unit = "communication time" if by_time else "bytes"
+    if len(shown) < len(ranked):
+        rest = sum(weight for weight, _ in ranked[len(shown) :]) / whole
+        more = len(ranked) - len(shown)
+        print(f"... and {count_noun(more, 'more message')} with {rest * 100:.1f} % of the {unit} (--limit 0 shows all)")
+    covered = sum(weight for weight, calls in ranked if calls.message in marked) / whole
+    print(
+        f"* dominant: {len(dominant)} of {count_noun(len(ranked), 'message')}, {covered * 100:.1f} % of the {unit} "
+        f"of a {workload.unit}"
+    )
+
+
+def _row(calls: MessageCalls, workload: Workload, by_time: bool, marked: bool) -> list[str]:
+    message = calls.message
+    row = [
+        "*" if marked else "",
+        message.collective.value,
+        message.dtype,
+        f"{message.size_bytes:,}",
+        format_bytes(message.size_bytes),
+        str(message.group_size or "job"),
+        f"{calls.calls_per_step:g}",
+        format_bytes(round(calls.bytes_per_step)),
+        f"{calls.bytes_per_step / workload.bytes_per_step * 100:.1f}",
+    ]
+    if by_time:
+        time_us = calls.recorded_us or 0.0
+        share = time_us * calls.calls_per_step / (workload.communication_us or 1.0)
+        row += [f"{time_us:,.1f}", f"{share * 100:.1f}"]
+    return row
+
+
+def _print_bytes(workload: Workload) -> None:
+    role = " of this role" if RANK_ROLES in workload.provenance.detail else ""
+    sent = count_traffic(workload)
+    if sent is None:
+        wire = "bytes on the wire depend on the size of the job"
+    else:
+        wire = f"{_size(sent.per_rank)} on the wire"
+        if sent.total is not None:
+            wire += f", {_size(sent.total)} for all {workload.provenance.world_size} ranks"
+    print(f"{_size(workload.bytes_per_step)} per rank{role} {workload.per} ({wire})")
+
+
+def _print_classes(workload: Workload) -> None:
+    """Print the shares of each collective and size class, and the median size by calls and by bytes."""
+    communication_us = workload.communication_us
+    limits = [format_bytes(below) for _, below in SIZE_CLASSES[:-1]]
+    shown = dict(
+        zip((name for name, _ in SIZE_CLASSES), (f"< {limits[0]}", f"< {limits[1]}", f">= {limits[1]}"), strict=True)
+    )
+    calls = sum(c.calls_per_step for c in workload.messages)
+    header = ["collective", "size", "% of calls", "% of bytes", *(["% of time"] if communication_us else [])]
+    rows = []
+    for one in group_by_size(workload):
+        row = [
+            one.collective.value,
+            shown[one.name],
+            f"{one.calls / calls * 100:.1f}",
+            f"{one.bytes_per_step / workload.bytes_per_step * 100:.1f}",
+        ]
+        rows.append([*row, f"{(one.time_us or 0.0) / communication_us * 100:.1f}"] if communication_us else row)
+    print_table(header, rows, numbers=header[2:])
+    half = find_median_sizes(workload)
+    by_time = f", {_size(half.time_bytes)} by time" if half.time_bytes else ""
+    print(f"Median size: {_size(half.calls_bytes)} by calls, {_size(half.bytes_bytes)} by bytes{by_time}")
+
+
+@app.command("model")
+def model(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="Model of torchvision, timm or transformers (bert), or LIBRARY:NAME.",
+        ),
+    ],
+    dtype: Annotated[str, typer.Option(help="Type of parameters and gradients, such as bf16.")] = "float32",
+    reduce_dtype: Annotated[
+        str, typer.Option(help="Type of reduced gradients under fsdp and zero3; default: --dtype.", show_default=False)
+    ] = "",
+    bucket_cap_mb: Annotated[float, typer.Option(help="Size of DDP's buckets, MiB.")] = 25,
+    sharding: Annotated[
+        str,
+        typer.Option(
+            help="ddp, fsdp (one unit per block) or zero3.", autocompletion=complete_from("ddp", "fsdp", "zero3")
+        ),
+    ] = "ddp",
+    group_size: Annotated[int, typer.Option(help="Ranks per group; 0 = all ranks of the job.")] = 0,
+    config: Annotated[Path | None, typer.Option(help="Path to config.json of a transformers model.")] = None,
+    store: Annotated[str | None, typer.Option("--store", metavar="NAME", help="Store the workload as NAME.")] = None,
+    replace: ReplaceWorkload = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compute the messages of a training step from a model's code.
+
+    Needs no weights, GPU or network; buckets are PyTorch's own.
+    """
+    from ncclt.core.name import check_name
+    from ncclt.profile.model.named import ModelRequest, Sharding, build_model_workload
+
+    choices = [kind.value for kind in Sharding]
+    if sharding not in choices:
+        raise UsageError(f"unknown sharding {sharding!r}", hint=f"one of {', '.join(choices)}")
+    if store is not None:
+        check_name(store, "--store")
+    request = ModelRequest(
+        model=name,
+        config=config,
+        dtype=dtype,
+        reduce_dtype=reduce_dtype,
+        bucket_cap_mb=bucket_cap_mb,
+        sharding=Sharding(sharding),
+        group_size=group_size,
+    )
+    workload = build_model_workload(request, name=store or name, created=datetime.now(UTC).date().isoformat())
+    where = ""
+    if store is not None:
+        from ncclt.store import open_store
+
+        with open_store(storage_url()) as opened:
+            opened.workloads.add(workload, replace=replace)
+            where = opened.shown
+    from ncclt.cli.profile import print_profile, profile_document
+
+    if as_json:
+        print_json(profile_document(workload))
+    else:
+        print_profile(workload, limit=40)
+    if store is not None:
+        say(f"ncclt: stored {store} in {where}; tune it with: ncclt tune --model {store}")
+
+
+# Options after the name of the recorded command belong to it, with or without --.
+@app.command("record", context_settings={"allow_interspersed_args": False})
+def record(
+    command: Annotated[list[str], typer.Argument(help="Command of the training, such as: torchrun ... train.py")],
+    name: Annotated[str, typer.Option(help="Name of the workload.")],
+    steps: Annotated[
+        int | None,
+        typer.Option(help="Training steps to record; default: 20, with the plugin all."),
+    ] = None,
+    warmup: Annotated[int | None, typer.Option(help="Warm-up steps before those; default: 10.")] = None,
+    method: Annotated[
+        Method,
+        typer.Option(
+            "--with",
+            help="Recorder; auto = PyTorch's profiler, else NCCL's log.",
+        ),
+    ] = Method.AUTO,
+    stop_after: Annotated[bool, typer.Option("--stop-after", help="End the job after the recorded steps.")] = False,
+    directory: Annotated[
+        Path, typer.Option("--dir", help="Path to a folder that all ranks share, for temporary files.")
+    ] = Path(),
+    keep: Annotated[Path | None, typer.Option(help="Path to a folder to keep raw traces and logs in.")] = None,
+    replace: ReplaceWorkload = False,
+) -> None:
+    """Run a training and record its messages as a workload.
+
+    The training needs no change; its exit code is returned.
+    """
+    storage = storage_url()
+    from ncclt.core.name import check_name
+    from ncclt.launch.mpi import is_open_mpi
+    from ncclt.nccl.tuner_plugin import find
+    from ncclt.profile.record.session import make_folder, run_recording
+
+    check_name(name, "--name")
+    _check_free(name, storage=storage, replace=replace)
+    folder = make_folder(directory, keep=keep)
+    is_safe = True
+    try:
+        plan = plan_recording(
+            command,
+            folder=folder,
+            environ=os.environ,
+            method=method,
+            steps=steps,
+            warmup=warmup,
+            stop_after=stop_after,
+            open_mpi=is_open_mpi(command[0], environ=os.environ),
+            library=find(),
+        )
+        for note in plan.notes:
+            say(f"ncclt: {note}")
+        recording = run_recording(plan, folder, name=name)
+        is_safe = keep is not None  # the training was not in vain, whatever fails from here on
+        try:
+            _store(recording, method=method, storage=storage, replace=replace)
+            is_safe = True
+        except NccltError as error:
+            report(error)  # the exit code of the training still passes through
+            say(f"ncclt: nothing was stored; raw files are in {keep or folder}: read them with `ncclt profile import`")
+    finally:
+        if is_safe:
+            _clear(folder, keep)
+    raise typer.Exit(recording.exit_code)
+
+
+def _clear(folder: Path, keep: Path | None) -> None:
+    from ncclt.profile.record.session import clear_folder
+
+    try:
+        clear_folder(folder, keep=keep)
+    except OSError as error:
+        say(f"ncclt: cannot move all raw files to {keep}: {reason(error)}; the rest is in {folder}")
+
+
+def _check_free(name: str, *, storage: str | None, replace: bool) -> None:
+    """Refuse a name that is taken, and a store that cannot be written, before the training runs and not hours later."""
+    from ncclt.store import open_store
+
+    with open_store(storage) as store:
+        store.require_writable()
+        taken = [entry for entry in store.workloads.entries() if entry.item.name == name]
+    if taken and (taken[0].shipped or not replace):
+        raise UsageError(
+            f"there is a workload {name!r} already",
+            hint="use another --name" if taken[0].shipped else "use another --name, or --replace",
+        )
+
+
+def _store(recording: Recording, *, method: Method, storage: str | None, replace: bool) -> None:
+    """Store the recording and print a summary, or the reason that there is none."""
+    from ncclt.core.message import format_bytes
+    from ncclt.store import open_store
+
+    for failure in recording.failures:
+        say(f"ncclt: the recording failed in some ranks, the training continued: {failure}")
+    workload = recording.workload
+    if workload is None:
+        if recording.exit_code:
+            say(f"ncclt: the command failed with exit code {recording.exit_code}")
+        say(f"ncclt: nothing was stored: {recording.reason}")
+        if recording.hint:
+            say(f"  hint: {recording.hint}")
+        return
+    with open_store(storage) as store:
+        store.workloads.add(workload, replace=replace)
+        where = store.shown
+    origin = workload.provenance
+    steps = count_noun(origin.steps, "step") if origin.steps else "an unknown number of steps"
+    size = format_bytes(round(workload.bytes_per_step))
+    say(
+        f"ncclt: recorded {steps} of {count_noun(len(origin.ranks_read), 'rank')}: "
+        f"{count_noun(len(workload.messages), 'message')}, {size} {workload.per}"
+    )
+    cost = recording.overhead
+    if cost is None and method is Method.PLUGIN:
+        say("ncclt: overhead not measured: the plugin only counts calls")
+    elif cost is None:
+        say("ncclt: overhead not measured: it needs PyTorch and unrecorded steps after the first three")
+    else:
+        say(
+            f"ncclt: overhead: {cost.share * 100:+.1f} % of the step time while recording "
+            f"({cost.outside_us / 1e3:.2f} -> {cost.inside_us / 1e3:.2f} ms; quartiles of unrecorded steps: "
+            f"{cost.low_us / 1e3:.2f} to {cost.high_us / 1e3:.2f} ms), then {cost.write_s:.1f} s to write"
+        )
+    for remark in origin.notes:
+        say(f"note: {remark}")
+    say(f"ncclt: stored {workload.name} in {where}; see: ncclt profile show {workload.name}")
+
+
+@app.command("diff")
+def diff(
+    before: Annotated[str, typer.Argument(metavar="A", help="Name of a workload.", autocompletion=model_names)],
+    after: Annotated[
+        str,
+        typer.Argument(metavar="B", help="Name of the workload to compare with A.", autocompletion=model_names),
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Compare the messages of two workloads."""
+    from ncclt.profile.views.difference import compare_workloads
+    from ncclt.store import open_to_read
+
+    with open_to_read(storage_url()) as store:
+        first, second = store.workloads.get(before), store.workloads.get(after)
+    found = compare_workloads(first, second)
+    if first.unit != second.unit:
+        say(f"ncclt: calls cannot be compared: {before} counts those of a {first.unit}, {after} of a {second.unit}")
+    if as_json:
+        print_json({"schema": 1, "before": before, "after": after, **found.to_document()})
+        return
+    print_difference(found, before, after, units=(first.unit, second.unit))
+
+
+def print_difference(found: Difference, before: str, after: str, *, units: tuple[str, str] = ("step", "step")) -> None:
+    """Print a difference: `+` only in B, `-` only in A, `~` in both with other calls."""
+    if found.is_empty:
+        print(f"{before} and {after} send the same {count_noun(found.unchanged, 'message')}")
+    else:
+        header = (
+            "",
+            "collective",
+            "dtype",
+            "bytes",
+            "size",
+            "group",
+            f"calls per {units[0]}, {before}",
+            f"calls per {units[1]}, {after}",
+        )
+        rows = [
+            *(_diff_row("-", c.message, c.calls_per_step, 0.0) for c in found.removed),
+            *(_diff_row("+", c.message, 0.0, c.calls_per_step) for c in found.added),
+            *(_diff_row("~", c.message, c.calls_before, c.calls_after) for c in found.changed),
+        ]
+        print_table(header, rows, numbers=header[3:])
+        print(
+            f"{len(found.added)} added, {len(found.removed)} removed, "
+            f"{len(found.changed)} with other calls per {units[0]}, {found.unchanged} unchanged"
+        )
+    print_table(
+        (f"per {units[0]}", before, after, "change"),
+        _totals(found.before, found.after),
+        numbers=(before, after, "change"),
+    )
+
+
+def _diff_row(mark: str, message: Message, calls_before: float, calls_after: float) -> list[str]:
+    from ncclt.core.message import format_bytes
+
+    group = str(message.group_size or "job") + (" over nodes" if message.spans_nodes else "")
+    return [
+        mark,
+        message.collective.value,
+        message.dtype,
+        f"{message.size_bytes:,}",
+        format_bytes(message.size_bytes),
+        group,
+        f"{calls_before:g}" if calls_before else "-",
+        f"{calls_after:g}" if calls_after else "-",
+    ]
+
+
+def _totals(before: Totals, after: Totals) -> list[list[str]]:
+    from ncclt.core.message import format_bytes
+
+    def milliseconds(time_us: float | None) -> str:
+        return "-" if time_us is None else f"{time_us / 1e3:.2f} ms"
+
+    pairs: list[tuple[str, str, str, float | None, float | None]] = [
+        ("messages", str(before.messages), str(after.messages), before.messages, after.messages),
+        ("calls", f"{before.calls:g}", f"{after.calls:g}", before.calls, after.calls),
+        (
+            "bytes",
+            format_bytes(round(before.bytes_per_step)),
+            format_bytes(round(after.bytes_per_step)),
+            before.bytes_per_step,
+            after.bytes_per_step,
+        ),
+    ]
+    for name, old, new in (
+        ("communication", before.communication_us, after.communication_us),
+        ("step time", before.step_time_us, after.step_time_us),
+        ("exposed", before.exposed_us, after.exposed_us),
+    ):
+        if old is not None or new is not None:
+            pairs.append((name, milliseconds(old), milliseconds(new), old, new))
+    return [[name, first, second, _change(old, new)] for name, first, second, old, new in pairs]
+
+
+def _change(old: float | None, new: float | None) -> str:
+    return "-" if not old or new is None else f"{(new / old - 1) * 100:+.1f} %"

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ncclt.cli.completion import model_names
-from ncclt.cli.options import AsJson, Quiet, storage_url
+from ncclt.cli.configuration import storage_url
+from ncclt.cli.options import AsJson, Fields, Quiet, spread
 from ncclt.cli.output import EXIT_INTERRUPTED, StopRequest, print_json, print_table, say
-from ncclt.cli.spread import Fields, spread
 from ncclt.core.option import Group
 from ncclt.measure.target import Target
 
@@ -40,8 +40,8 @@ def recheck(
     target: Annotated[
         Target,
         Fields(
-            "cluster nodes gpus_per_node nccl_version points blocks tolerance launcher landscape benchmark "
-            "backend nccl_tests hosts hostfile python launcher_option launcher_arg scratch keep_env "
+            "cluster nodes gpus_per_node nccl_version points blocks tolerance launcher benchmark "
+            "backend nccl_tests hosts python launcher_option launcher_arg scratch keep_env "
             "through"
         ),
     ],

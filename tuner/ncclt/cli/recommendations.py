@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ncclt.cli.completion import cluster_names, model_names
-from ncclt.cli.options import AsJson, storage_url
+from ncclt.cli.configuration import storage_url
+from ncclt.cli.options import AsJson
 from ncclt.cli.output import print_json, print_table, say
-from ncclt.core.revision import Actor, ClusterRules, HistoryEvent, RevisionStatus
+from ncclt.core.revision import Actor, ClusterRules, HistoryEvent, RevisionState, RevisionStatus
 from ncclt.user_dirs import account_name
 
 if TYPE_CHECKING:
     from ncclt.store import Store
 
-app = typer.Typer(help="List, approve, roll back, pin and retire revisions.", no_args_is_help=True)
+app = typer.Typer(help="List, approve, activate, pin and retire revisions.", no_args_is_help=True)
 
 Id = Annotated[str, typer.Argument(help="Id of the revision, see `ncclt admin recommendations list`.")]
 Why = Annotated[str, typer.Option(help="Reason, for the history.")]
@@ -95,7 +96,6 @@ def show(id: Id, as_json: AsJson = False) -> None:
 @app.command("history")
 def history(
     cluster: Annotated[str | None, typer.Option(help="Cluster of the revisions.", autocompletion=cluster_names)] = None,
-    revision: Annotated[str | None, typer.Option(help="Id of the revision.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=500, help="Max rows.")] = 50,
     before: Annotated[int | None, typer.Option(min=1, max=2**31 - 1, help="Entry before which to continue.")] = None,
     as_json: AsJson = False,
@@ -104,7 +104,7 @@ def history(
     from ncclt.store import open_to_read
 
     with open_to_read(storage_url()) as store:
-        events = store.revisions.history(cluster=cluster, recommendation=revision, before=before, limit=limit)
+        events = store.revisions.history(cluster=cluster, limit=limit)
     if as_json:
         print_json({"schema": 1, "history": [event.to_document() for event in events]})
         return
@@ -136,26 +136,28 @@ def approve(
 
 @app.command("activate")
 def activate(id: Id, why: Why = "") -> None:
-    """Activate a candidate for all jobs; end its roll-out."""
-    _change(id, why, storage_url(), lambda store, by: store.revisions.activate(id, by), "active for all jobs")
+    """Activate a candidate for all jobs, or restore a revision.
 
+    Ends the roll-out of the candidate.
+    """
 
-@app.command("rollback")
-def rollback(id: Id, why: Why = "") -> None:
-    """Restore an earlier revision."""
-    _change(id, why, storage_url(), lambda store, by: store.revisions.roll_back(id, by), "active again")
+    def work(store: Store, by: Actor) -> str:
+        if store.revisions.status(id).state is RevisionState.RETIRED:
+            store.revisions.roll_back(id, by)
+            return "active again"
+        store.revisions.activate(id, by)
+        return "active for all jobs"
+
+    _change(id, why, storage_url(), work)
 
 
 @app.command("pin")
-def pin(id: Id, why: Why = "") -> None:
+def pin(id: Id, off: Annotated[bool, typer.Option("--off", help="Unpin it instead.")] = False, why: Why = "") -> None:
     """Keep a revision active, whatever is published later."""
-    _change(id, why, storage_url(), lambda store, by: store.revisions.pin(id, by), "pinned")
-
-
-@app.command("unpin")
-def unpin(id: Id, why: Why = "") -> None:
-    """Let later revisions replace a pinned one."""
-    _change(id, why, storage_url(), lambda store, by: store.revisions.unpin(id, by), "no longer pinned")
+    if off:
+        _change(id, why, storage_url(), lambda store, by: store.revisions.unpin(id, by), "no longer pinned")
+    else:
+        _change(id, why, storage_url(), lambda store, by: store.revisions.pin(id, by), "pinned")
 
 
 @app.command("retire")

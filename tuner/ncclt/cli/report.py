@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from ncclt.cli.options import storage_url
+from ncclt.cli.completion import study_names
+from ncclt.cli.configuration import storage_url
 from ncclt.cli.output import say
 from ncclt.errors import require_extra
 
@@ -19,7 +20,12 @@ app = typer.Typer()
 @app.command()
 def report(
     ctx: typer.Context,
-    key: Annotated[str, typer.Argument(metavar="STUDY", help="Id, start of an id, or name of the study.")],
+    key: Annotated[
+        str,
+        typer.Argument(
+            metavar="STUDY", help="Name of the study, its id, or the start of it.", autocompletion=study_names
+        ),
+    ],
     output: Annotated[str, typer.Option("--output", "-o", help="Path to the file; - = stdout.")] = "-",
 ) -> None:
     """Write a study as one HTML file.

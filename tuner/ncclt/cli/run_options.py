@@ -6,106 +6,71 @@ import argparse
 import math
 from collections.abc import Sequence
 
-from ncclt.cli.env import Options, named_path
-from ncclt.cli.job_request import add_differences, add_limits, allowed_differences
+from ncclt.cli.env import Options, add_job, add_source, named_path
+from ncclt.cli.job_request import add_conditions, allowed_differences
 from ncclt.cli.output import report
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.errors import UsageError
 
 _DESCRIPTION = """\
-Start a training with what was proven for it: the per-size table if the tuner plugin is installed, else variables.
+Start a job with its validated NCCL settings: the per-size table with the tuner plugin, else variables.
 
   one node:               ncclt run --cluster leonardo --model bert -- torchrun --nproc-per-node 4 train.py
   srun or mpirun:         ncclt run --cluster ... --model ... -- srun ... python train.py
   torchrun on each node:  ncclt run --cluster ... --model ... --shared /shared/folder -- torchrun --nnodes 2 ...
 
-All nodes of a job get one decision, or nothing is set. With PyTorch the ranks agree on the table before they use it;
-set NCCLT_AGREEMENT=none for a program without PyTorch. Your own NCCL_* variables win, and a job that differs from the
-measured one gets nothing. If anything fails here (server, store, configuration, cache, disk, ncclt itself), the
-command starts unchanged, and stderr says why. It does not start only in these cases:
+All nodes of a job get the same settings, or none. Your own NCCL_* variables win, and a job that differs from the
+measured one keeps the NCCL default. If anything fails here, the job starts with the NCCL default, and stderr says why.
+The job does not start on wrong usage, with --fallback fail, or if other nodes may have got settings that this process
+lacks (--shared, --policy, --job). More: docs/trainer/run.md.
 
-  --fallback fail was given;
-  with --shared, --policy or --job: other nodes may have got what this process lacks;
-  wrong usage: an unknown option, an invalid number, no command.
-
-Without --report this process becomes the command. With --report it waits for the command: if ncclt is killed
-(SIGKILL), the command and everything it started get SIGTERM, and SIGKILL 30 s later.
-The exit code is that of the command; 2 = wrong usage, 69 = what the job uses cannot be read here or, with --fallback
-fail, nothing can be fetched; 126 or 127 = the command cannot be started.
+The exit code is that of the job; 2 = wrong usage, 69 = its settings cannot be read, 126 or 127 = its command cannot be
+started.
 """
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Options:
     """Return the parser of the options before `--`."""
     made = Options(
         prog="ncclt run",
         usage="ncclt run --cluster NAME --model NAME [options] -- COMMAND ...",
         description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
-    made.add_argument("--cluster", help="name of the cluster [NCCLT_CLUSTER]")
-    made.add_argument("--model", help="name of the workload")
-    made.add_argument("--nodes", type=int, help="nodes of the job; default: from its command or launcher")
-    made.add_argument("--gpus-per-node", type=int, help="GPUs per node of the job, likewise")
-    made.add_argument("--nccl-version", help="NCCL version of the job, likewise")
-    add_limits(made)
-    made.add_argument("--server", help="fetch from this ncclt server instead of the local store [NCCLT_SERVER]")
-    made.add_argument("--storage", help="database URL of the local store [NCCLT_STORAGE]")
+    add_job(made, model=False)
     made.add_argument(
-        "--timeout", type=float, default=2.0, help="seconds to wait for the server, all requests together (default 2)"
+        "--shared", type=named_path, metavar="FOLDER", help="Path to a folder that all nodes share. [NCCLT_SHARED]"
     )
+    made.add_argument("--job", metavar="NAME", help="Name of the job, equal on all its nodes and unique. [NCCLT_JOB]")
     made.add_argument(
+        "--report", type=named_path, metavar="FOLDER", help="Path to a folder for reports; check the job."
+    )
+    made.add_argument("--dry-run", action="store_true", help="Print the settings; start nothing.")
+    add_source(made)
+    add_conditions(made)
+    made.add_help_options()
+    delivery = made.add_argument_group("Delivery")
+    delivery.add_argument("--policy", type=named_path, metavar="FILE", help="Path to a table to use, on all nodes.")
+    delivery.add_argument(
+        "--policy-dir", type=named_path, metavar="FOLDER", help="Path to a shared folder for plugin and hook."
+    )
+    delivery.add_argument("--no-plugin", action="store_true", help="Set variables only.")
+    delivery.add_argument("--override", action="store_true", help="Replace NCCL_* variables that are set already.")
+    delivery.add_argument(
+        "--wait", type=float, default=30.0, metavar="SECONDS", help="Max seconds to wait for other nodes; default: 30."
+    )
+    delivery.add_argument("--step-times", action="store_true", help="With --report: time some steps for a roll-out.")
+    server = made.add_argument_group("Server")
+    server.add_argument(
+        "--timeout", type=float, default=2.0, metavar="SECONDS", help="Max seconds to wait; default: 2."
+    )
+    server.add_argument(
         "--fallback",
         choices=("cached", "none", "fail"),
         default="cached",
-        help="if the server is away: cached = use its last good answer, else the NCCL default (default); none = use "
-        "the NCCL default; fail = do not start the command, whatever fails",
+        help="If it does not answer: cached = use its last answer (default), none = keep the NCCL default, fail = do "
+        "not start the job, whatever fails.",
     )
-    made.add_argument(
-        "--policy", type=named_path, metavar="FILE", help="use this table, on a file system that all nodes share"
-    )
-    made.add_argument(
-        "--policy-dir",
-        type=named_path,
-        metavar="FOLDER",
-        help="folder that all nodes share, for the plugin and the hook by which the ranks agree",
-    )
-    made.add_argument(
-        "--shared",
-        type=named_path,
-        metavar="FOLDER",
-        help="folder that all nodes share, for the job's one decision and its tables [NCCLT_SHARED]",
-    )
-    made.add_argument(
-        "--job",
-        metavar="NAME",
-        help="name of the job, equal on all nodes and new for every start: the server keeps one answer for it, and "
-        "--shared one decision [NCCLT_JOB]",
-    )
-    made.add_argument(
-        "--wait",
-        type=float,
-        default=30.0,
-        metavar="SECONDS",
-        help="with --shared: wait so long for the other nodes, or for an answer of one of them (default 30)",
-    )
-    made.add_argument("--no-plugin", action="store_true", help="set variables only")
-    add_differences(made)
-    made.add_argument("--override", action="store_true", help="replace NCCL_* variables that are set already")
-    made.add_argument(
-        "--report",
-        type=named_path,
-        metavar="FOLDER",
-        help="keep reports there and say afterwards whether it took effect",
-    )
-    made.add_argument(
-        "--step-times",
-        action="store_true",
-        help="with --report: where a revision is being rolled out, time some optimizer steps and report them",
-    )
-    made.add_argument("--dry-run", action="store_true", help="show on stderr what would be set; start nothing")
-    made.add_argument("--debug", action="store_true", help="show the traceback of what failed")
+    server.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
     return made
 
 

@@ -252,7 +252,7 @@ def _start(arguments: argparse.Namespace, job: JobInfo, where: Where, plan: JobP
     if folder is not None and plan.form is not None:
         added |= _sources(folder, plan, environ)
     if folder is not None and timed:
-        from ncclt.cli.run_times import timed_variables
+        from ncclt.cli.run_report import timed_variables
 
         added |= timed_variables(folder, job.argv, environ)
     if arguments.dry_run:

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 import typer
 
+from ncclt.cli.configuration import storage_url
 from ncclt.cli.keys import add_first_key
-from ncclt.cli.options import storage_url
 from ncclt.errors import UsageError, require_extra
 
 app = typer.Typer()

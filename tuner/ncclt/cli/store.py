@@ -12,16 +12,16 @@ from typing import Annotated
 
 import typer
 
-from ncclt.cli.options import storage_url
+from ncclt.cli.configuration import storage_url
 from ncclt.core.plural import count_noun
 from ncclt.errors import UsageError
 
-app = typer.Typer(help="Create, migrate, export, back up and prune the store.", no_args_is_help=True)
+app = typer.Typer(help="Create, migrate, export, import and prune the store.", no_args_is_help=True)
 
 
 @app.callback()
 def store() -> None:
-    """Create, migrate, export, back up and prune the store."""
+    """Create, migrate, export, import and prune the store."""
 
 
 @app.command("migrate")
@@ -39,12 +39,23 @@ def migrate() -> None:
 
 
 @app.command("export")
-def export(file: Annotated[Path, typer.Argument(help="Path to a new file, such as store.jsonl.gz.")]) -> None:
-    """Export everything but keys to a file."""
-    from ncclt.store.archive import export_store
+def export(
+    file: Annotated[Path, typer.Argument(help="Path to a new file: store.jsonl.gz, or copy.db for SQLite.")],
+) -> None:
+    """Export the store to a file, even while it is in use.
+
+    A file for `import` holds everything but the keys. A name that ends in .db is a copy of an SQLite store, keys
+    included.
+    """
+    from ncclt.store.archive import back_up, export_store
     from ncclt.store.location import locate
 
-    _say(export_store(locate(storage_url()), file))
+    location = locate(storage_url())
+    if file.suffix == ".db":
+        back_up(location, file)
+        sys.stdout.write(f"copied to {file}; use it with --storage sqlite:///{file.absolute()}\n")
+    else:
+        _say(export_store(location, file))
 
 
 @app.command("import")
@@ -54,18 +65,6 @@ def import_(file: Annotated[Path, typer.Argument(help="Path to a file written by
     from ncclt.store.location import locate
 
     _say(import_store(locate(storage_url()), file))
-
-
-@app.command("backup")
-def backup(
-    file: Annotated[Path, typer.Argument(help="Path to a new file; it includes the keys.")],
-) -> None:
-    """Copy an SQLite store while it is in use."""
-    from ncclt.store.archive import back_up
-    from ncclt.store.location import locate
-
-    back_up(locate(storage_url()), file)
-    sys.stdout.write(f"{file} is a copy; restore it by using it: --storage sqlite:///{file.absolute()}\n")
 
 
 @app.command("prune")

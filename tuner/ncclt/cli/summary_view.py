@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ncclt.cli.options import words_of
 from ncclt.cli.output import note, print_bold, print_table
-from ncclt.cli.spread import words_of
 from ncclt.core.budget import MAX_BLOCKS, MIN_BLOCKS, Budget
 from ncclt.core.message import format_sizes
 from ncclt.deliver.render.delivery import describe_channels

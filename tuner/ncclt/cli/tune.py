@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ncclt.cli.configuration import storage_url
 from ncclt.cli.launch_view import Texts, print_launches, require_dry_run
-from ncclt.cli.options import AsJson, Model, Quiet, StepsPerDay, Verbose, storage_option, storage_url
+from ncclt.cli.options import AsJson, Model, Quiet, StepsPerDay, Verbose, spread, storage_option
 from ncclt.cli.output import EXIT_INTERRUPTED, StopRequest, print_json, say
-from ncclt.cli.spread import spread
 from ncclt.cli.submit import submit_study
 from ncclt.core.budget import Budget
 from ncclt.core.option import Group

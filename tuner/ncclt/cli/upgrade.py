@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ncclt.cli.completion import cluster_names
-from ncclt.cli.configuration import lookup
-from ncclt.cli.options import AsJson, storage_url
+from ncclt.cli.configuration import lookup, storage_url
+from ncclt.cli.options import AsJson
 from ncclt.cli.output import note, print_json, print_table
 from ncclt.errors import UsageError
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ncclt.cli.completion import model_names
-from ncclt.cli.options import AsJson, Quiet, storage_url
+from ncclt.cli.configuration import storage_url
+from ncclt.cli.options import AsJson, Fields, Quiet, spread
 from ncclt.cli.output import EXIT_INTERRUPTED, interruptible, note, print_json, print_table, say
-from ncclt.cli.spread import Fields, spread
 from ncclt.cli.stdio import Styled
 from ncclt.core.option import Group, Option
 from ncclt.core.plural import count_noun

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from ncclt.cli.completion import cluster_names
-from ncclt.cli.options import storage_url
+from ncclt.cli.configuration import storage_url
 from ncclt.cli.output import report, say
 from ncclt.errors import NccltError, UsageError, require_extra
 

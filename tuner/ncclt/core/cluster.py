@@ -172,7 +172,7 @@ class Cluster(Documented):
                 raise UsageError(
                     f"{self.name} was recorded with {option} {getattr(self, field)}, not {getattr(wanted, field)} "
                     f"({why or f'{self.name} is a recorded cluster'})",
-                    hint=f"leave {option} out, name another recorded cluster (`ncclt landscape list`), or simulate "
+                    hint=f"leave {option} out, name another recorded cluster (`ncclt landscape show`), or simulate "
                     "one: --launcher simulate --cluster leonardo",
                 )
         return self

@@ -39,9 +39,9 @@ class Publication:
         if self.state is RevisionState.CANDIDATE:
             return f"Revision {self.id} is a candidate, not yet for all jobs; see `{command} show {self.id}`"
         if self.state is RevisionState.RETIRED:
-            return f"Revision {self.id} is no longer active; to restore it: `{command} rollback {self.id}`"
+            return f"Revision {self.id} is no longer active; to restore it: `{command} activate {self.id}`"
         if self.replaced is not None:
-            undo = f"to restore that one: `{command} rollback {self.replaced.id}`"
+            undo = f"to restore that one: `{command} activate {self.replaced.id}`"
             return f"Revision {self.id} replaces {_name(self.replaced)}; {undo}"
         return ""
 

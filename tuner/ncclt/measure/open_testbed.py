@@ -168,7 +168,7 @@ def _host_sets(cluster: Cluster, target: Target, environ: Mapping[str, str]) -> 
         raise UsageError(
             f"{target.parallel} trials at once on {cluster.nodes} nodes each need {wanted} nodes, "
             f"{len(hosts) or 'none'} are named",
-            hint="name them with --hosts or --hostfile; in a job of Slurm, PBS, LSF or Grid Engine they are known",
+            hint="name them with --hosts; in a job of Slurm, PBS, LSF or Grid Engine they are known",
         )
     return [hosts[first : first + cluster.nodes] for first in range(0, wanted, cluster.nodes)]
 

@@ -97,11 +97,11 @@ class Target:
         str | None, _OfLaunches("gemm: run a matrix product beside the collectives (torch_collectives).")
     ] = None
     hosts: Annotated[
-        tuple[str, ...], Option("Comma-separated nodes to use.", comma=True, of_launches=True, group=Group.WHERE)
+        tuple[str, ...],
+        Option(
+            "Comma-separated nodes, or @FILE with one node per line.", comma=True, of_launches=True, group=Group.WHERE
+        ),
     ] = ()
-    hostfile: Annotated[
-        Path | None, Option("Path to a file with one node per line.", of_launches=True, group=Group.WHERE)
-    ] = None
     parallel: Annotated[int, Option("Trials to run at once, each on its own nodes.", group=Group.BUDGET)] = 1
     python: Annotated[str, _OfLaunches("Path to Python with PyTorch on the nodes.")] = sys.executable
     launcher_arg: Annotated[
@@ -155,8 +155,6 @@ class Target:
                 f"{chosen.cluster} is not a recorded cluster, so it cannot be replayed",
                 hint=f"one of {', '.join(recorded_tables())}, or --landscape FILE.csv, or --launcher simulate",
             )
-        if self.hosts and self.hostfile:
-            raise UsageError("give --hosts or --hostfile, not both")
         if self.parallel < 1:
             raise UsageError(f"--parallel must be at least 1, not {self.parallel}")
         if not for_nodes:
@@ -166,9 +164,9 @@ class Target:
                 "--landscape brings its own cluster: leave out --cluster, --nodes, --gpus-per-node and --nccl-version",
                 hint="change FILE.toml beside FILE.csv if they are wrong",
             )
-        if self.hostfile is None:
+        if len(self.hosts) != 1 or not self.hosts[0].startswith("@"):
             return chosen
-        return replace(chosen, hosts=tuple(host.label for host in read_hostfile(self.hostfile)), hostfile=None)
+        return replace(chosen, hosts=tuple(host.label for host in read_hostfile(Path(self.hosts[0][1:]))))
 
     def require_known_names(self) -> None:
         """Refuse a launcher or benchmark that does not exist, whatever else is missing here.

@@ -177,7 +177,7 @@ class Testbed:
             raise LandscapeError(
                 f"none of the messages of {workload.name!r} is in the landscape, which has settings to choose from for "
                 f"{recorded}",
-                hint=f"`ncclt profile show {shlex.quote(workload.name)}` shows its messages; `ncclt landscape list` "
+                hint=f"`ncclt profile show {shlex.quote(workload.name)}` shows its messages; `ncclt landscape show` "
                 "shows the other recorded clusters",
             )
         if len(kept) < len(placed.messages):

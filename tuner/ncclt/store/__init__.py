@@ -273,6 +273,7 @@ def _with_shipped(names: list[tuple[str, str]]) -> KnownNames:
         | {name for kind, name in names if kind == "cluster"},
         workloads=frozenset(path.stem for path in (folder / "workloads").glob("*.json"))
         | {name for kind, name in names if kind == "workload"},
+        studies=frozenset(name for kind, name in names if kind == "study"),
     )
 
 

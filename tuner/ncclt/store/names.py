@@ -19,10 +19,12 @@ class KnownNames:
     Attributes:
         clusters: of clusters, also of those that were tuned but are defined in another store.
         workloads: likewise.
+        studies: names and ids of studies, of an SQLite store only.
     """
 
     clusters: frozenset[str]
     workloads: frozenset[str]
+    studies: frozenset[str] = frozenset()
 
     def require(self, *, cluster: str, model: str) -> None:
         """Refuse unknown names, for which nothing was published.

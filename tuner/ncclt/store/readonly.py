@@ -48,6 +48,7 @@ _RULES = "SELECT document FROM cluster_rules WHERE cluster = ?"
 _NAMES = """
     SELECT 'cluster', name FROM clusters UNION SELECT 'cluster', cluster FROM recommendations
     UNION SELECT 'workload', name FROM workloads UNION SELECT 'workload', model FROM recommendations
+    UNION SELECT 'study', name FROM studies UNION SELECT 'study', id FROM studies
 """
 
 _RECOVERY_NEEDED = (sqlite3.SQLITE_READONLY_ROLLBACK, sqlite3.SQLITE_READONLY_RECOVERY)
@@ -120,7 +121,7 @@ def read_ticket_secret(location: Location) -> str:
 
 
 def read_names(location: Location) -> list[tuple[str, str]]:
-    """Return every name that a SQLite file holds, as ("cluster" or "workload", name).
+    """Return every name that an SQLite file holds, as ("cluster", "workload" or "study", name).
 
     Raises:
         StoreError: as for `read_published`.

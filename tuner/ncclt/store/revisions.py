@@ -257,7 +257,7 @@ class Revisions(StorePart):
                 raise ConflictError(f"the revision {id} is retired already")
             if row.pinned:
                 raise ConflictError(
-                    f"the revision {id} is pinned", hint=f"first `ncclt admin recommendations unpin {id}`"
+                    f"the revision {id} is pinned", hint=f"first `ncclt admin recommendations pin {id} --off`"
                 )
             for found in _open_rollouts(connection, row.cluster, row.model):
                 if id in (found.recommendation, found.control):
@@ -538,7 +538,7 @@ class Revisions(StorePart):
             last = connection.execute(of.limit(1)).first()
             said = f": {last.who} did that at {last.created}" if last else ""
             hint = (
-                f"`ncclt admin recommendations rollback {id}`"
+                f"`ncclt admin recommendations activate {id}`"
                 if row.state == RevisionState.RETIRED
                 else "there is nothing to do"
             )
@@ -780,7 +780,7 @@ def _require_no_pin(connection: Connection, row: Row[Any]) -> None:
     if pinned is not None and pinned != row.id:
         raise ConflictError(
             f"these jobs are pinned to the revision {pinned}",
-            hint=f"first `ncclt admin recommendations unpin {pinned}`",
+            hint=f"first `ncclt admin recommendations pin {pinned} --off`",
         )
 
 

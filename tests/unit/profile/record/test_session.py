@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from ncclt.cli.profile_view import print_profile
+from ncclt.cli.profile import print_profile
 from ncclt.errors import UsageError
 from ncclt.profile.record.plan import Method, plan_recording
 from ncclt.profile.record.session import clear_folder, make_folder, run_recording

@@ -195,7 +195,7 @@ def hosts_here(cluster: Cluster, target: Target, *, environ: Mapping[str, str]) 
     if len(named) < cluster.nodes:
         raise UsageError(
             f"{cluster.nodes} nodes are to be examined and {len(named) or 'none'} are named",
-            hint="name them with --hosts or --hostfile; in a job of Slurm, PBS, LSF or Grid Engine they are known",
+            hint="name them with --hosts; in a job of Slurm, PBS, LSF or Grid Engine they are known",
         )
     return named[: cluster.nodes]
 
