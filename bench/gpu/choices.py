@@ -74,7 +74,7 @@ def read_choices(log: Path) -> Choices:
         ValueError: one message was sent in two ways.
     """
     found: dict[tuple[Collective, int], Choice] = {}
-    for use in observe([log]).uses:
+    for use in observe([log]).calls:
         if use.outcome is not CallOutcome.CHOSEN or use.group_size == 1:
             continue
         algorithm, protocol, channels = use.choice.split("/")

@@ -242,7 +242,7 @@ def test_a_cluster_that_changes_is_refused_and_tuned_again(ncclt, site, start):
     define(OLD)
     with (ncclt.folder / "log-house.txt").open("w") as log:
         start(
-            ncclt.argv("admin", "admin", "worker", "--cluster", OWN, "--", "--launcher", "simulate"),
+            ncclt.argv("admin", "worker", "--cluster", OWN, "--", "--launcher", "simulate"),
             cwd=ncclt.folder,
             env=ncclt.environment,
             stdout=log,

@@ -14,7 +14,7 @@ from ncclt.errors import LandscapeError, UsageError
 from ncclt.measure.simulated import Landscape
 from ncclt.measure.testbed import Testbed
 from ncclt.measure.trial import launch
-from ncclt.search.space import build_space, left_out
+from ncclt.search.space import build_space, count_excluded
 from ncclt.testing.fakes import FakeRunner, FakeTrialLog
 
 CLUSTER = Cluster(
@@ -118,8 +118,8 @@ def test_what_cannot_be_forced_here_is_not_in_the_space():
     assert len(settings) < len(build_space(whole, workload(Collective.ALL_REDUCE), ()).distinct)
     assert not any(s.protocol == "ll128" for s in settings)
     missing = len(build_space(whole, workload(Collective.ALL_REDUCE), ()).distinct) - len(settings)
-    assert left_out(testbed, workload(Collective.ALL_REDUCE), ()) == {"it cannot be forced": missing}
-    assert left_out(whole, workload(Collective.ALL_REDUCE), ()) == {}
+    assert count_excluded(testbed, workload(Collective.ALL_REDUCE), ()) == {"it cannot be forced": missing}
+    assert count_excluded(whole, workload(Collective.ALL_REDUCE), ()) == {}
 
 
 class Persistent(FakeRunner):
