@@ -1,4 +1,4 @@
-"""Messages of one training step."""
+"""Messages of one training step, and its times with the place where they were seen."""
 
 from __future__ import annotations
 
@@ -10,8 +10,31 @@ from typing import ClassVar
 
 from ncclt.core.documents import Documented, Shape
 from ncclt.core.message import Collective, Message
-from ncclt.core.placed_time import PlacedTime
 from ncclt.errors import InputError, UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedTime:
+    """Time per step and the place where it was seen.
+
+    Attributes:
+        us: µs per step, above 0 where it is the whole of a share.
+        place: recording or study, in words.
+    """
+
+    us: float
+    place: str
+
+    def share_of(self, whole: PlacedTime) -> float:
+        """Return the ratio to another time, at most 1.
+
+        Raises:
+            ValueError: the two were seen at different places, so their quotient means nothing.
+        """
+        if self.place != whole.place:
+            raise ValueError(f"a time of {self.place} is no share of a time of {whole.place}")
+        return min(1.0, self.us / whole.us)
+
 
 WHOLE_FILE = "no training step is marked: whole file, number of steps unknown"
 """Note of a workload whose calls are those of everything that was recorded."""

@@ -18,7 +18,7 @@ from ncclt.core.plural import count_noun
 from ncclt.errors import InputError, UsageError
 from ncclt.health.doctor.adapters import Adapter
 from ncclt.health.doctor.facts import Facts
-from ncclt.health.doctor.gpu_models import GPU_MODELS, GpuModel, gpu_model
+from ncclt.health.doctor.gpu_report import GPU_MODELS, GpuModel, gpu_model
 from ncclt.health.doctor.matrix import Path, TopologyMatrix
 from ncclt.health.doctor.nccl_topology import NcclTopology
 from ncclt.nccl.log.facts import LogFacts

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.health.doctor.facts import Facts
 from ncclt.health.doctor.finding import Check, DoctorRule, Observation, Severity, rule
-from ncclt.health.doctor.gpu_models import GpuModel, gpu_model
+from ncclt.health.doctor.gpu_report import GpuModel, gpu_model
 from ncclt.health.doctor.matrix import Path
 from ncclt.health.doctor.variables import PARAMETERS, PER_RANK, READ_BY_EVERY_RANK, SITE
 from ncclt.nccl.log.evidence import Evidence, Variable

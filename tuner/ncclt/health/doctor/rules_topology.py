@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ncclt.core.plural import count_noun
 from ncclt.health.doctor.facts import Facts
 from ncclt.health.doctor.finding import Observation, Severity, rule
-from ncclt.health.doctor.gpu_models import gpu_model
+from ncclt.health.doctor.gpu_report import gpu_model
 from ncclt.health.doctor.matrix import NEAR_NIC, Link, Path, TopologyMatrix
 from ncclt.nccl.log.evidence import Evidence
 from ncclt.nccl.log.facts import Connection, PrintedLink
