@@ -65,19 +65,18 @@ def test_the_cause_among_several_nodes():
     assert (result.exit_code, result.stderr) == (-9, "torchrun: rank 5 on n3 failed first, with exit code -9\n")
 
 
-@pytest.mark.parametrize(
-    "result",
-    [
+def test_what_is_not_understood_stays(subtests):
+    """Text and exit code."""
+    cases = [
         LaunchResult(exit_code=0, stderr="fine"),
         LaunchResult(exit_code=-9, stderr=OWN),
         LaunchResult(exit_code=None, not_started="cannot start python"),
         LaunchResult(exit_code=2, stderr="torchrun: error: unrecognized arguments\n"),
         LaunchResult(exit_code=1, stderr=banner(rank=1, code="many").partition("Root")[0]),
-    ],
-)
-def test_what_is_not_understood_stays(result):
-    """Text and exit code."""
-    assert read_torchrun_ending(result) == result
+    ]
+    for result in cases:
+        with subtests.test(result=result):
+            assert read_torchrun_ending(result) == result
 
 
 def test_a_launch_that_was_ended_keeps_its_own_exit_code():
@@ -86,20 +85,18 @@ def test_a_launch_that_was_ended_keeps_its_own_exit_code():
     assert (result.exit_code, result.stderr) == (1, "last words\n")
 
 
-@pytest.mark.parametrize(
-    "ended",
-    [
+def test_a_rank_is_no_cause_of_an_end_by_others(subtests):
+    cases = [
         {"exit_code": 0},
         {"exit_code": -9},
         {"exit_code": None},
         {"exit_code": 1, "killed": True},
         {"exit_code": 1, "timed_out": True},
-    ],
-    ids=str,
-)
-def test_a_rank_is_no_cause_of_an_end_by_others(ended):
-    result = read_torchrun_ending(LaunchResult(stderr=OWN + banner(rank=3, code=7), **ended))
-    assert (result.exit_code, result.stderr) == (ended["exit_code"], OWN)
+    ]
+    for ended in cases:
+        with subtests.test(ended=ended):
+            result = read_torchrun_ending(LaunchResult(stderr=OWN + banner(rank=3, code=7), **ended))
+            assert (result.exit_code, result.stderr) == (ended["exit_code"], OWN)
 
 
 @pytest.mark.parametrize("said", [banner(rank=1, code="many"), banner(rank=1, code=7).replace("Root Cause", "Some")])
@@ -113,9 +110,9 @@ HYDRA_MISSING = "[proxy:0:0@vm] HYDU_create_process: execvp error on file /nowhe
 HYDRA_SIGNAL = "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Segmentation fault (signal 11)\n"
 
 
-@pytest.mark.parametrize(
-    ("result", "exit_code"),
-    [
+def test_exit_codes_of_mpirun(subtests):
+    """A program that is not there, and signals where only the text tells them."""
+    cases = [
         (LaunchResult(exit_code=132, stderr=OPEN_MPI_MISSING), 127),
         (LaunchResult(exit_code=255, stderr=HYDRA_MISSING), 127),
         (LaunchResult(exit_code=11, stdout=HYDRA_SIGNAL), -11),
@@ -126,8 +123,7 @@ HYDRA_SIGNAL = "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Segmentation f
         (LaunchResult(exit_code=139), 139),
         (LaunchResult(exit_code=0, stdout=HYDRA_SIGNAL), 0),
         (LaunchResult(exit_code=None, not_started="cannot start mpirun"), None),
-    ],
-)
-def test_exit_codes_of_mpirun(result, exit_code):
-    """A program that is not there, and signals where only the text tells them."""
-    assert read_mpi_ending(result).exit_code == exit_code
+    ]
+    for result, exit_code in cases:
+        with subtests.test(result=result):
+            assert read_mpi_ending(result).exit_code == exit_code

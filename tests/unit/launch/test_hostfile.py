@@ -6,29 +6,27 @@ from ncclt.errors import InputError, NccltError, UsageError
 from ncclt.launch.hostfile import Host, granted_hosts, parse_host, read_hostfile
 
 
-@pytest.mark.parametrize(
-    ("text", "host"),
-    [
+def test_hosts(subtests):
+    """User and port are ssh's business where they are left out."""
+    cases = [
         ("gpu01", Host(name="gpu01")),
         ("me@gpu-01.cluster.example:2222", Host(name="gpu-01.cluster.example", user="me", port=2222)),
         ("10.0.0.7", Host(name="10.0.0.7")),
         ("gpu01:65535", Host(name="gpu01", port=65535)),
         ("gpu01:1", Host(name="gpu01", port=1)),
         ("root@[fe80::1]:22", Host(name="fe80::1", user="root", port=22)),
-    ],
-)
-def test_hosts(text, host):
-    """User and port are ssh's business where they are left out."""
-    assert parse_host(text) == host
+    ]
+    for text, host in cases:
+        with subtests.test(text=text):
+            assert parse_host(text) == host
 
 
-@pytest.mark.parametrize(
-    "text", ["", "-oProxyCommand=x", "a b", "a:0", "a:65536", "a:b", "me@", "-l@x", "fe80::1", "a;b"]
-)
-def test_what_is_no_host(text):
+def test_what_is_no_host(subtests):
     """Above all nothing that ssh would take for an option."""
-    with pytest.raises(UsageError, match="is not a host"):
-        parse_host(text)
+    cases = ["", "-oProxyCommand=x", "a b", "a:0", "a:65536", "a:b", "me@", "-l@x", "fe80::1", "a;b"]
+    for text in cases:
+        with subtests.test(text=text), pytest.raises(UsageError, match="is not a host"):
+            parse_host(text)
 
 
 def test_a_file(tmp_path):

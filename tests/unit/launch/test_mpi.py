@@ -10,19 +10,18 @@ from ncclt.launch.launcher import JobShape
 from ncclt.launch.mpi import MpiFlavour, MpirunLauncher, ask_mpi_flavour, mpi_flavour
 
 
-@pytest.mark.parametrize(
-    ("said", "flavour"),
-    [
+def test_words_of_versions(subtests):
+    """What is not known is nobody's."""
+    cases = [
         ("mpirun (Open MPI) 4.1.4\n\nReport bugs to", MpiFlavour.OPEN_MPI),
         ("mpirun (OpenRTE) 1.10.7\n", MpiFlavour.OPEN_MPI),
         ("HYDRA build details:\n    Version: 4.0.2\n", MpiFlavour.MPICH),
         ("Intel(R) MPI Library for Linux* OS, Version 2021.13 Build 20240515\n", MpiFlavour.INTEL_MPI),
         ("usage: mpirun", None),
-    ],
-)
-def test_words_of_versions(said, flavour):
-    """What is not known is nobody's."""
-    assert mpi_flavour(said) is flavour
+    ]
+    for said, flavour in cases:
+        with subtests.test(said=said):
+            assert mpi_flavour(said) is flavour
 
 
 def test_an_unknown_launcher_is_refused(tmp_path):
@@ -44,20 +43,19 @@ def test_a_launcher_that_is_not_there_or_does_not_start_is_told_apart(tmp_path):
         ask_mpi_flavour(str(tmp_path / "mpirun"), environ=os.environ)
 
 
-@pytest.mark.parametrize(
-    ("shape", "granted", "where"),
-    [
+def test_ranks_meet_on_the_first_node_where_it_is_known(subtests):
+    cases = [
         (JobShape(), (), "127.0.0.1"),
         (JobShape(processes_per_node=8), ("n7",), "127.0.0.1"),
         (JobShape(nodes=2, hosts=("a", "b")), (), "a"),
         (JobShape(nodes=2), ("n7", "n8"), "n7"),
         (JobShape(nodes=2), (), None),
-    ],
-)
-def test_ranks_meet_on_the_first_node_where_it_is_known(shape, granted, where):
-    made = MpirunLauncher(flavour=MpiFlavour.MPICH, shape=shape, granted=granted, environment={})
-    argv = made.plan(("perf",), variables={}, timeout_s=1.0).argv
-    assert (argv[argv.index("MASTER_ADDR") + 1] if "MASTER_ADDR" in argv else None) == where
+    ]
+    for shape, granted, where in cases:
+        with subtests.test(shape=shape):
+            made = MpirunLauncher(flavour=MpiFlavour.MPICH, shape=shape, granted=granted, environment={})
+            argv = made.plan(("perf",), variables={}, timeout_s=1.0).argv
+            assert (argv[argv.index("MASTER_ADDR") + 1] if "MASTER_ADDR" in argv else None) == where
 
 
 @pytest.mark.parametrize("shape", [JobShape(nodes=2), JobShape(nodes=2, hosts=("a", "b")), JobShape()])

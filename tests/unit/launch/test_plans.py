@@ -113,11 +113,12 @@ def test_torchrun_is_for_one_node():
     assert "ssh" in caught.value.hint
 
 
-@pytest.mark.parametrize("host", ["me@gpu01", "gpu01:2222", "gpu01,gpu02", "--mca"])
-def test_mpirun_takes_bare_names(host):
+def test_mpirun_takes_bare_names(subtests):
     """Open MPI would read a port as a number of slots."""
-    with pytest.raises(UsageError):
-        over_mpi(MpiFlavour.OPEN_MPI, JobShape(hosts=(host,)))
+    cases = ["me@gpu01", "gpu01:2222", "gpu01,gpu02", "--mca"]
+    for host in cases:
+        with subtests.test(host=host), pytest.raises(UsageError):
+            over_mpi(MpiFlavour.OPEN_MPI, JobShape(hosts=(host,)))
 
 
 def test_ssh_needs_hosts():

@@ -44,18 +44,17 @@ def test_a_rank_starts_where_its_environment_is_as_planned(name, shell):
         ), done.stderr
 
 
-@pytest.mark.parametrize(
-    ("text", "rest"),
-    [
+def test_signs_of_ranks_are_removed_however_a_launcher_marks_its_lines(subtests):
+    cases = [
         ("one\nncclt: started\ntwo\n", "one\ntwo\n"),
         ("[1,0]<stderr>:ncclt: started\n[1,0]<stderr>:two\n", "[1,0]<stderr>:two\n"),
         ("0: ncclt: started\n1: ncclt: started\n", ""),
         ("words of two ncclt: started\nranks\n", "words of two ranks\n"),
         ("it has ncclt: restarted\n", None),
-    ],
-)
-def test_signs_of_ranks_are_removed_however_a_launcher_marks_its_lines(text, rest):
-    assert strip_signs(text) == ((text, False) if rest is None else (rest, True))
+    ]
+    for text, rest in cases:
+        with subtests.test(text=text):
+            assert strip_signs(text) == ((text, False) if rest is None else (rest, True))
 
 
 def test_all_that_a_policy_or_a_search_may_set_decides():

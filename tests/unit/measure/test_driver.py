@@ -37,9 +37,8 @@ CLUSTER = Cluster(
 )
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
+def test_both_kernel_modules_are_read(subtests):
+    cases = [
         (CLOSED, ("535.104.05",)),
         (OPEN, ("570.86.15",)),
         (f"0: {OPEN}1: {OPEN}", ("570.86.15",)),
@@ -47,10 +46,10 @@ CLUSTER = Cluster(
         ("", ()),
         ("GCC version:  gcc version 12.3.0\n", ()),
         ("NVRM version: something else\n12.3.0\n", ()),
-    ],
-)
-def test_both_kernel_modules_are_read(text, found):
-    assert drivers_in(text) == found
+    ]
+    for text, found in cases:
+        with subtests.test(text=text):
+            assert drivers_in(text) == found
 
 
 def test_what_runs_on_this_machine_is_read_here(tmp_path):

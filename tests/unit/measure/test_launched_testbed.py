@@ -41,9 +41,8 @@ def make_testbed(cluster=CLUSTER, *, environ=None, **place):
     return launched_testbed(cluster, ALL_REDUCE, given, environ=environ or NO_PLUGIN, ask=False)
 
 
-@pytest.mark.parametrize(
-    ("cluster", "place", "said"),
-    [
+def test_what_does_not_fit_is_refused_with_a_reason(subtests):
+    cases = [
         (CLUSTER, {"launcher": "torchrun", "hosts": ()}, "this machine alone, not 2 nodes"),
         (CLUSTER, {"launcher": "local", "hosts": ()}, "this machine alone, not 2 nodes"),
         (CLUSTER, {"benchmark": "nccl_tests"}, "nccl-tests across them needs MPI"),
@@ -66,11 +65,10 @@ def make_testbed(cluster=CLUSTER, *, environ=None, **place):
         (CLUSTER, {"parallel": 2}, "need 4 nodes, 2 are named"),
         (CLUSTER, {"hosts": ("a",)}, "need 2 nodes, 1 are named"),
         (CLUSTER, {"launcher": "slurm", "hosts": (), "parallel": 2}, "need 4 nodes, none are named"),
-    ],
-)
-def test_what_does_not_fit_is_refused_with_a_reason(cluster, place, said):
-    with pytest.raises(UsageError, match=said):
-        make_testbed(cluster, **place)
+    ]
+    for cluster, place, said in cases:
+        with subtests.test(cluster=cluster), pytest.raises(UsageError, match=said):
+            make_testbed(cluster, **place)
 
 
 def test_trials_at_once_run_on_disjoint_nodes():

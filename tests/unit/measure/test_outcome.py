@@ -123,16 +123,22 @@ def test_every_ending_has_its_outcome_and_first_line(name):
     assert (result.outcome, result.detail.splitlines()[0]) == (outcome, first)
 
 
-@pytest.mark.parametrize("ending", [{"exit_code": 1}, {"exit_code": 127}, {"exit_code": None}, {"timed_out": True}])
-def test_what_did_not_start_has_no_outcome(ending):
+def test_what_did_not_start_has_no_outcome(subtests):
     """Whatever the launcher's program ended with, and whatever was measured before."""
-    with pytest.raises(NotStartedError) as caught:
-        judged(**{"exit_code": -15, **ending}, not_started="srun: error: Unable to create step", stdout=HEADER + ROW)
-    assert caught.value.message == "the launch did not start: srun: error: Unable to create step"
-    assert "no trial was stored" in caught.value.hint
-    assert "run the same command to resume" in caught.value.hint
-    with pytest.raises(NodesLostError, match="the allocation is lost: Slurm job 7 was cancelled"):
-        judged(exit_code=1, not_started="srun: error: Unable to create step", lost="Slurm job 7 was cancelled")
+    cases = [{"exit_code": 1}, {"exit_code": 127}, {"exit_code": None}, {"timed_out": True}]
+    for ending in cases:
+        with subtests.test(ending=ending):
+            with pytest.raises(NotStartedError) as caught:
+                judged(
+                    **{"exit_code": -15, **ending},
+                    not_started="srun: error: Unable to create step",
+                    stdout=HEADER + ROW,
+                )
+            assert caught.value.message == "the launch did not start: srun: error: Unable to create step"
+            assert "no trial was stored" in caught.value.hint
+            assert "run the same command to resume" in caught.value.hint
+            with pytest.raises(NodesLostError, match="the allocation is lost: Slurm job 7 was cancelled"):
+                judged(exit_code=1, not_started="srun: error: Unable to create step", lost="Slurm job 7 was cancelled")
 
 
 @pytest.mark.parametrize(
@@ -169,23 +175,22 @@ def test_a_host_that_cannot_be_cleaned_up_is_lost():
         judged(exit_code=1, stderr="Connection closed by peer", left_elsewhere=(f"{left}or the connection was lost",))
 
 
-@pytest.mark.parametrize(
-    "ending",
-    [
+def test_a_lost_allocation_is_no_outcome_of_a_setting(subtests):
+    cases = [
         {"exit_code": 143, "lost": "Slurm job 7 was cancelled"},
         {"exit_code": 1, "not_started": "Slurm refused the step", "lost": "Slurm job 7 was cancelled"},
         {"exit_code": 1, "timed_out": True, "lost": "Slurm job 7 was cancelled"},
         {"exit_code": 143, "stderr": "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED DUE TO PREEMPTION ***\n"},
-    ],
-)
-def test_a_lost_allocation_is_no_outcome_of_a_setting(ending):
-    with pytest.raises(NodesLostError) as caught:
-        judged(**ending)
-    assert caught.value.message in (
-        "the allocation is lost: Slurm job 7 was cancelled",
-        "the allocation is lost: the scheduler took the nodes",
-    )
-    assert "run the same command in a new one" in caught.value.hint
+    ]
+    for ending in cases:
+        with subtests.test(ending=ending):
+            with pytest.raises(NodesLostError) as caught:
+                judged(**ending)
+            assert caught.value.message in (
+                "the allocation is lost: Slurm job 7 was cancelled",
+                "the allocation is lost: the scheduler took the nodes",
+            )
+            assert "run the same command in a new one" in caught.value.hint
 
 
 def test_wrong_data_are_told_even_if_the_nodes_are_lost_afterwards():

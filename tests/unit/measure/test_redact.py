@@ -16,9 +16,9 @@ from ncclt.measure.redact import MOST_CHARACTERS, REMOVED, without_secrets, word
 HIDDEN = "s3cr3t-Val"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_what_looks_like_a_secret_is_removed(subtests):
+    """By its name, by its place or by its form; what stands around it stays."""
+    cases = [
         f"HF_TOKEN={HIDDEN}",
         f"WANDB_API_KEY: {HIDDEN}",
         f"AWS_SECRET_ACCESS_KEY={HIDDEN} NCCL_ALGO=Ring",
@@ -55,37 +55,37 @@ HIDDEN = "s3cr3t-Val"
         f"https://acme.webhook.office.com/webhookb2/1@5/{HIDDEN}",
         f"https://open.feishu.cn/open-apis/bot/v2/hook/{HIDDEN}",
         f"https://example/x?access_token={HIDDEN}",
-    ],
-)
-def test_what_looks_like_a_secret_is_removed(text):
-    """By its name, by its place or by its form; what stands around it stays."""
-    shown = without_secrets(f"before {text} after")
-    assert HIDDEN not in shown
-    assert not {"s3cr3tVal", "0123456789abcdefABCDEF", "AKIA0123456789ABCDEF"} & set(shown.replace("_", " ").split())
-    assert "[removed]" in shown
-    assert shown.startswith("before ")
-    assert shown.endswith(" after")
+    ]
+    for text in cases:
+        with subtests.test(text=text):
+            shown = without_secrets(f"before {text} after")
+            assert HIDDEN not in shown
+            assert not {"s3cr3tVal", "0123456789abcdefABCDEF", "AKIA0123456789ABCDEF"} & set(
+                shown.replace("_", " ").split()
+            )
+            assert "[removed]" in shown
+            assert shown.startswith("before ")
+            assert shown.endswith(" after")
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
+def test_headers_are_removed_to_the_end_of_the_line(subtests):
+    cases = [
         f"Cookie: session=abc; id={HIDDEN}",
         f"Set-Cookie: a=b; Path=/; c={HIDDEN}",
         f"Authorization: Bearer {HIDDEN}",
         f"Proxy-Authorization: Digest username='a', response='{HIDDEN}'",
         f"X-Api-Key: {HIDDEN}",
-    ],
-)
-def test_headers_are_removed_to_the_end_of_the_line(line):
-    shown = without_secrets(f"before {line}\nafter")
-    assert HIDDEN not in shown
-    assert (shown.startswith("before "), shown.endswith(f"{REMOVED}\nafter")) == (True, True)
+    ]
+    for line in cases:
+        with subtests.test(line=line):
+            shown = without_secrets(f"before {line}\nafter")
+            assert HIDDEN not in shown
+            assert (shown.startswith("before "), shown.endswith(f"{REMOVED}\nafter")) == (True, True)
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
+def test_bare_keys_are_known_by_their_form(subtests):
+    """Of those that detect-secrets knows (the last three), and of those that it does not."""
+    cases = [
         "aB3dE5fG7hI9jK1lM3nO5pQ7rS9tU1vW3xY5zA7b",
         "sk-proj-abcDEF0123456789abcDEF0123456789",
         "AIzaSyA-1234567890abcdefghijklmnopqrstuv",
@@ -97,12 +97,11 @@ def test_headers_are_removed_to_the_end_of_the_line(line):
         "123456789:ABCdefGhIJKlmNoPQRsTUVwxyZ012345678",
         "SKabcdefabcdefabcdefabcdefabcdef01",
         "AccountKey=" + "aB3d" * 21 + "aB==",
-    ],
-)
-def test_bare_keys_are_known_by_their_form(key):
-    """Of those that detect-secrets knows (the last three), and of those that it does not."""
-    for around in ("before {} after", "Error: ({}) is not valid", "'{}'"):
-        assert key.removeprefix("AccountKey=") not in without_secrets(around.format(key)), around
+    ]
+    for key in cases:
+        with subtests.test(key=key):
+            for around in ("before {} after", "Error: ({}) is not valid", "'{}'"):
+                assert key.removeprefix("AccountKey=") not in without_secrets(around.format(key)), around
 
 
 @pytest.mark.parametrize("line", ["wandb: logging in with key {}", "api_key: {}", "Invalid API key provided: {}"])
@@ -155,9 +154,9 @@ def test_words_of_a_command_line_stay_words():
     )
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_ordinary_lines_stay_as_they_are(subtests):
+    """They are what people need."""
+    cases = [
         "host:12:34 [0] NCCL WARN [Rem Allocator] Allocation failed",
         "        1024           256     float     sum      -1    20.11    0.05    0.08       0",
         "no algorithm/protocol available for function AllGather with datatype ncclFloat32.",
@@ -175,11 +174,10 @@ def test_words_of_a_command_line_stay_words():
         "Connected to ssh://git@gitlab.example:22/x and http://10.0.0.1:8080/metrics and ib://[fe80::1]:4791",
         "docker run -u 1000:1000 nvcr.io/nvidia/pytorch:24.10-py3",
         "NCCL_ALGO_PAT=allgather NCCL_PAT_ENABLE=1",
-    ],
-)
-def test_ordinary_lines_stay_as_they_are(text):
-    """They are what people need."""
-    assert without_secrets(text) == text
+    ]
+    for text in cases:
+        with subtests.test(text=text):
+            assert without_secrets(text) == text
 
 
 @given(st.text(max_size=300))

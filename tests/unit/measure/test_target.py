@@ -13,21 +13,20 @@ def choose(requested="", *, landscape=False, environ=None, gpus=False, cluster=N
     return target.resolved(environ or {}, gpus_visible=lambda: gpus, demo=demo)
 
 
-@pytest.mark.parametrize(
-    ("given", "name", "reason"),
-    [
+def test_the_launcher_is_chosen_and_the_reason_said(subtests):
+    cases = [
         ({}, "replay", "no GPU or Slurm allocation found"),
         ({"cluster": "l40s-1x4", "gpus": True}, "replay", "l40s-1x4 is a recorded cluster"),
         ({"cluster": "l40s-1x4", "requested": "simulate"}, "simulate", "as requested"),
         ({"gpus": True}, "local", "found GPUs on this machine"),
         ({"landscape": True, "gpus": True}, "replay", "landscape given"),
         ({"requested": "simulate", "gpus": True, "environ": {"SLURM_JOB_ID": "7"}}, "simulate", "as requested"),
-    ],
-)
-def test_the_launcher_is_chosen_and_the_reason_said(given, name, reason):
-    target = choose(**given)
+    ]
+    for given, name, reason in cases:
+        with subtests.test(given=given):
+            target = choose(**given)
 
-    assert (target.launcher, target.reason) == (name, reason)
+            assert (target.launcher, target.reason) == (name, reason)
 
 
 @pytest.mark.parametrize("cluster", [None, "leonardo"])
@@ -65,9 +64,8 @@ def test_a_landscape_goes_with_replay_alone():
         choose("local", landscape=True)
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
+def test_what_means_nothing_is_refused(subtests):
+    cases = [
         ({"beside": "gemm"}, "--beside does not apply to simulated times"),
         ({"backend": "gloo"}, "--backend does not apply"),
         ({"keep_env": True}, "--keep-env does not apply"),
@@ -78,12 +76,12 @@ def test_a_landscape_goes_with_replay_alone():
         ),
         ({"launcher": "replay", "cluster": "leonardo"}, "leonardo is not a recorded cluster"),
         ({"parallel": 0}, "at least 1"),
-    ],
-)
-def test_what_means_nothing_is_refused(given, said):
-    target = Target(**({"launcher": "simulate"} | given))
-    with pytest.raises(UsageError, match=said):
-        target.resolved({})
+    ]
+    for given, said in cases:
+        with subtests.test(given=given):
+            target = Target(**({"launcher": "simulate"} | given))
+            with pytest.raises(UsageError, match=said):
+                target.resolved({})
 
 
 @pytest.mark.parametrize("given", [{"launcher": "simulate", "parallel": 4}, {"launcher": "torchrun", "beside": "gemm"}])

@@ -52,9 +52,8 @@ def test_messages_outside_the_testbed_are_left_out_and_named():
     assert "1 of 2 messages (broadcast; 50 % of the bytes)" in notes[2]
 
 
-@pytest.mark.parametrize(
-    ("left_out", "kept", "words"),
-    [
+def test_the_share_that_is_left_out_is_in_plain_percent_and_never_reads_as_all(subtests):
+    cases = [
         (4, 2**40, "under 0.1 %"),
         (2**40, 4, "over 99 %"),
         (9964, 36, "over 99 %"),
@@ -63,22 +62,25 @@ def test_messages_outside_the_testbed_are_left_out_and_named():
         (88, 12, "88 %"),
         (99, 901, "9.9 %"),
         (32, 968, "3.2 %"),
-    ],
-)
-def test_the_share_that_is_left_out_is_in_plain_percent_and_never_reads_as_all(left_out, kept, words):
-    rows = tuple(
-        MessageCalls(
-            message=Message(collective=collective, dtype="int8", size_bytes=size, group_size=4), calls_per_step=1
-        )
-        for collective, size in ((Collective.BROADCAST, left_out), (Collective.ALL_REDUCE, kept))
-    )
-    testbed = Testbed(
-        runner=FakeRunner(CLUSTER, lambda *_: 1.0), reason="", covers=lambda m: m.collective is Collective.ALL_REDUCE
-    )
+    ]
+    for left_out, kept, words in cases:
+        with subtests.test(left_out=left_out):
+            rows = tuple(
+                MessageCalls(
+                    message=Message(collective=collective, dtype="int8", size_bytes=size, group_size=4),
+                    calls_per_step=1,
+                )
+                for collective, size in ((Collective.BROADCAST, left_out), (Collective.ALL_REDUCE, kept))
+            )
+            testbed = Testbed(
+                runner=FakeRunner(CLUSTER, lambda *_: 1.0),
+                reason="",
+                covers=lambda m: m.collective is Collective.ALL_REDUCE,
+            )
 
-    _, notes = testbed.cut(Workload(name="w", messages=rows, provenance=Provenance(source="test")))
+            _, notes = testbed.cut(Workload(name="w", messages=rows, provenance=Provenance(source="test")))
 
-    assert f"(broadcast; {words} of the bytes)" in notes[-1]
+            assert f"(broadcast; {words} of the bytes)" in notes[-1]
 
 
 def test_a_recording_measures_a_size_under_the_settings_that_were_recorded_there():

@@ -137,10 +137,12 @@ def test_a_pod_that_failed_counts_once_unless_its_node_was_taken():
     assert judged(pod("l", {"phase": "Failed"})).reason == "pod l: it failed"
 
 
-@pytest.mark.parametrize("reason", ["Evicted", "Preempted", "Terminated", "NodeLost"])
-def test_a_node_that_was_taken_is_the_cause_whatever_the_container_ended_with(reason):
-    seen = judged(pod("l", ended(137) | {"reason": reason}))
-    assert (seen.exit_code, seen.reason, seen.failed) == (None, f"pod l: {reason}", ("l",))
+def test_a_node_that_was_taken_is_the_cause_whatever_the_container_ended_with(subtests):
+    cases = ["Evicted", "Preempted", "Terminated", "NodeLost"]
+    for reason in cases:
+        with subtests.test(reason=reason):
+            seen = judged(pod("l", ended(137) | {"reason": reason}))
+            assert (seen.exit_code, seen.reason, seen.failed) == (None, f"pod l: {reason}", ("l",))
 
 
 def test_the_first_pod_of_a_train_job_leads():

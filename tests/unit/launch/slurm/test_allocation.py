@@ -9,9 +9,8 @@ from ncclt.launch.slurm import allocation
 from ncclt.launch.slurm.allocation import Allocation, NodeGroup, addresses_by_scontrol, expand_hostlist, read_allocation
 
 
-@pytest.mark.parametrize(
-    ("text", "hosts"),
-    [
+def test_hostlists_are_expanded_as_slurm_does(subtests):
+    cases = [
         ("n1", "n1"),
         ("a[1-3,07],b2", "a1 a2 a3 a07 b2"),
         ("gpu[008-011]", "gpu008 gpu009 gpu010 gpu011"),
@@ -19,18 +18,17 @@ from ncclt.launch.slurm.allocation import Allocation, NodeGroup, addresses_by_sc
         ("login2,c[9-10],login1", "login2 c9 c10 login1"),
         ("c[7-7]", "c7"),
         ("ip-10-0-33-[4,6]", "ip-10-0-33-4 ip-10-0-33-6"),
-    ],
-)
-def test_hostlists_are_expanded_as_slurm_does(text, hosts):
-    assert expand_hostlist(text) == tuple(hosts.split())
+    ]
+    for text, hosts in cases:
+        with subtests.test(text=text):
+            assert expand_hostlist(text) == tuple(hosts.split())
 
 
-@pytest.mark.parametrize(
-    "text", ["", ",", "a,", "a[", "a[]", "a[1-", "a[3-1]", "a[x]", "a]1[", "a[1]]", "a b", "a[0-99999999999]"]
-)
-def test_other_texts_are_refused(text):
-    with pytest.raises(UsageError, match="not a list of Slurm nodes"):
-        expand_hostlist(text)
+def test_other_texts_are_refused(subtests):
+    cases = ["", ",", "a,", "a[", "a[]", "a[1-", "a[3-1]", "a[x]", "a]1[", "a[1]]", "a b", "a[0-99999999999]"]
+    for text in cases:
+        with subtests.test(text=text), pytest.raises(UsageError, match="not a list of Slurm nodes"):
+            expand_hostlist(text)
 
 
 @pytest.mark.parametrize(

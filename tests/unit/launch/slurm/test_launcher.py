@@ -34,24 +34,23 @@ def launcher(allocation=PLAIN, *, nodes=2, hosts=(), **options):
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "made"),
-    [
+def test_golden_plan(subtests):
+    """The plan is pinned; run once with NCCLT_UPDATE_GOLDEN=1 after a wanted change, and read the difference."""
+    cases = [
         ("plain", launcher()),
         ("chosen_hosts", launcher(hosts=("n3", "n2"), extra=("--mpi=pmix",), keep_env=True)),
         ("container", launcher(container="nvcr.io#nvidia/pytorch:26.10-py3")),
         ("heterogeneous", launcher(HETEROGENEOUS, nodes=3)),
         ("heterogeneous_one_component", launcher(HETEROGENEOUS, hosts=("b07", "b08"))),
-    ],
-)
-def test_golden_plan(name, made):
-    """The plan is pinned; run once with NCCLT_UPDATE_GOLDEN=1 after a wanted change, and read the difference."""
-    path = GOLDEN / f"{name}.json"
-    text = json.dumps(asdict(made.plan(COMMAND, variables=VARIABLES, timeout_s=120.0)), indent=2) + "\n"
-    if os.environ.get("NCCLT_UPDATE_GOLDEN"):
-        path.write_text(text)
+    ]
+    for name, made in cases:
+        with subtests.test(name=name):
+            path = GOLDEN / f"{name}.json"
+            text = json.dumps(asdict(made.plan(COMMAND, variables=VARIABLES, timeout_s=120.0)), indent=2) + "\n"
+            if os.environ.get("NCCLT_UPDATE_GOLDEN"):
+                path.write_text(text)
 
-    assert text == path.read_text()
+            assert text == path.read_text()
 
 
 def test_inherited_variables_can_be_shown():
@@ -212,25 +211,25 @@ def test_the_shell_of_a_task_is_never_ended_by_a_signal_and_lingers_after_a_fail
     assert (asked.read_text().split() if asked.exists() else []) == lingers_s
 
 
-@pytest.mark.parametrize(
-    ("script", "sent", "exit_code"),
-    [
+def test_the_shell_of_a_task_hands_signals_on(subtests):
+    """With proctrack/cgroup Slurm sends SIGTERM to the shell alone, and SIGKILL half a minute later."""
+    cases = [
         ("echo up; exec sleep 600", signal.SIGTERM, 143),
         ("echo up; exec sleep 600", signal.SIGINT, 143),
         ("trap 'exit 3' TERM; echo up; while :; do sleep 0.05; done", signal.SIGTERM, 3),
         ("trap 'exit 0' USR1; echo up; while :; do sleep 0.05; done", signal.SIGUSR1, 0),
-    ],
-)
-def test_the_shell_of_a_task_hands_signals_on(script, sent, exit_code):
-    """With proctrack/cgroup Slurm sends SIGTERM to the shell alone, and SIGKILL half a minute later."""
-    with subprocess.Popen(ship(("sh", "-c", script), ()).argv, stdout=subprocess.PIPE, process_group=0) as shell:
-        try:
-            assert shell.stdout.readline() == b"up\n"
-            shell.send_signal(sent)
-            assert shell.wait(240) == exit_code
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(shell.pid, signal.SIGKILL)
+    ]
+    for script, sent, exit_code in cases:
+        with subtests.test(script=script), subprocess.Popen(
+            ship(("sh", "-c", script), ()).argv, stdout=subprocess.PIPE, process_group=0
+        ) as shell:
+            try:
+                assert shell.stdout.readline() == b"up\n"
+                shell.send_signal(sent)
+                assert shell.wait(240) == exit_code
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(shell.pid, signal.SIGKILL)
 
 
 def test_files_that_do_not_fit_are_refused(tmp_path):

@@ -33,9 +33,9 @@ srun: error: n1: tasks 0-1: Exited with exit code 2
 """
 
 
-@pytest.mark.parametrize(
-    ("ending", "exit_code"),
-    [
+def test_the_rank_that_failed_first_is_named(subtests):
+    """srun itself ends with 143 here, the highest code of all tasks."""
+    cases = [
         ("Exited with exit code 7", 7),
         ("Segmentation fault", -11),
         ("Segmentation fault (core dumped)", -11),
@@ -43,13 +43,12 @@ srun: error: n1: tasks 0-1: Exited with exit code 2
         ("Bus error", -7),
         ("Exited with exit code 255", 255),
         ("Vanished", None),
-    ],
-)
-def test_the_rank_that_failed_first_is_named(ending, exit_code):
-    """srun itself ends with 143 here, the highest code of all tasks."""
-    assert step_failure(RANK_FAILED.format(ending=ending)) == StepFailure(
-        reason=f"task 1 on n2: {ending}", exit_code=exit_code
-    )
+    ]
+    for ending, exit_code in cases:
+        with subtests.test(ending=ending):
+            assert step_failure(RANK_FAILED.format(ending=ending)) == StepFailure(
+                reason=f"task 1 on n2: {ending}", exit_code=exit_code
+            )
 
 
 def test_a_signal_is_told_as_such_where_the_shell_of_a_task_has_seen_it():
@@ -67,9 +66,8 @@ def test_a_program_that_the_shell_of_a_task_does_not_find_is_named(shell):
     assert step_failure(text.format(ending="Exited with exit code 3")).reason.startswith("task 1 on n2")
 
 
-@pytest.mark.parametrize(
-    ("text", "begins", "exit_code"),
-    [
+def test_causes_are_said_in_words(subtests):
+    cases = [
         (NODE_FAILED, "a node failed (srun: error: Node failure on n2)", -15),
         (
             "".join(sorted(NODE_FAILED.splitlines(keepends=True), key=lambda line: "slurmstepd" not in line)),
@@ -93,13 +91,13 @@ def test_a_program_that_the_shell_of_a_task_does_not_find_is_named(shell):
         ),
         ("", "", None),
         ("the program says: node failure, out of memory, job 7 has expired\n", "", None),
-    ],
-)
-def test_causes_are_said_in_words(text, begins, exit_code):
-    failure = step_failure(text)
-    assert failure.reason.startswith(begins)
-    assert bool(failure.reason) == bool(begins)
-    assert failure.exit_code == exit_code
+    ]
+    for text, begins, exit_code in cases:
+        with subtests.test(text=text):
+            failure = step_failure(text)
+            assert failure.reason.startswith(begins)
+            assert bool(failure.reason) == bool(begins)
+            assert failure.exit_code == exit_code
 
 
 def test_long_lines_are_cut_and_made_printable():
@@ -109,16 +107,17 @@ def test_long_lines_are_cut_and_made_printable():
     assert step_failure(line[:300]).not_started == f"{shown[:-1]}x"
 
 
-@pytest.mark.parametrize(
-    ("cause", "meaning", "lost"),
-    [
+def test_what_took_the_nodes_away_is_told_from_what_ended_a_step(subtests):
+    cases = [
         ("DUE TO PREEMPTION", "Slurm took the nodes for another job", True),
         ("DUE TO NODE FAILURE, SEE SLURMCTLD LOG", "a node failed", True),
         ("DUE to JOB REQUEUE", "the Slurm allocation is gone", True),
         ("DUE TO TIME LIMIT", "the time of the Slurm job is over", False),
-    ],
-)
-def test_what_took_the_nodes_away_is_told_from_what_ended_a_step(cause, meaning, lost):
-    found = step_failure(f"slurmstepd-n1: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-21T14:07:59 {cause} ***\n")
-    assert found.reason.startswith(meaning)
-    assert found.lost is lost
+    ]
+    for cause, meaning, lost in cases:
+        with subtests.test(cause=cause):
+            found = step_failure(
+                f"slurmstepd-n1: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-21T14:07:59 {cause} ***\n"
+            )
+            assert found.reason.startswith(meaning)
+            assert found.lost is lost

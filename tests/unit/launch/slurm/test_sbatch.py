@@ -66,11 +66,13 @@ def test_golden_script(name, changes):
     assert text == path.read_text()
 
 
-@pytest.mark.parametrize("told", ["--exclusive=user", "--oversubscribe", "-s", "--share"])
-def test_whole_nodes_are_asked_for_unless_told_otherwise(told):
+def test_whole_nodes_are_asked_for_unless_told_otherwise(subtests):
     """Studies that share nodes measure each other."""
-    assert "#SBATCH --exclusive\n" in plan_batch(request()).script
-    assert "--exclusive" not in plan_batch(request(extra=(told,))).script
+    cases = ["--exclusive=user", "--oversubscribe", "-s", "--share"]
+    for told in cases:
+        with subtests.test(told=told):
+            assert "#SBATCH --exclusive\n" in plan_batch(request()).script
+            assert "--exclusive" not in plan_batch(request(extra=(told,))).script
 
 
 def test_the_command_line_survives_the_shell(tmp_path):
@@ -117,21 +119,20 @@ def test_without_waiting_the_job_is_named_and_left(tmp_path):
     assert said == ["ncclt: submitted job 42; its output: /home/ana/my studies/ncclt-bert-42.out\n"]
 
 
-@pytest.mark.parametrize(
-    ("path", "where"),
-    [
+def test_the_innermost_mount_decides(subtests):
+    cases = [
         ("/tmp/ncclt.db", "is on / (ext4)"),
         ("/dev/shm/ncclt.db", "is on /dev/shm (tmpfs)"),
         ("/home/ana/ncclt.db", ""),
         ("/lustre/x/ncclt.db", ""),
         ("/lustre/local disk/ncclt.db", "is on /lustre/local disk (xfs)"),
         ("/lustre/localx/ncclt.db", ""),
-    ],
-)
-def test_the_innermost_mount_decides(path, where):
-    said = node_local_folder(Path(path), mounts=MOUNTS)
-    assert where in said
-    assert bool(said) == bool(where)
+    ]
+    for path, where in cases:
+        with subtests.test(path=path):
+            said = node_local_folder(Path(path), mounts=MOUNTS)
+            assert where in said
+            assert bool(said) == bool(where)
 
 
 def test_this_machine_can_be_asked():

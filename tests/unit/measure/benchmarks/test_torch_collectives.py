@@ -71,9 +71,9 @@ def test_the_worker_takes_the_command(tmp_path):
         assert (parsed.collective, parsed.group_size, parsed.across) == (message.collective, 8, message.spans_nodes)
 
 
-@pytest.mark.parametrize(
-    ("collective", "dtype", "size_bytes", "word"),
-    [
+def test_sizes_become_elements(subtests):
+    """Whole elements, equal parts, never less than asked for; the carrier sends as many bytes."""
+    cases = [
         ("all_reduce", "float32", 16_931_912, "all_reduce:float32:4232978:8"),
         ("all_reduce", "float32", 10, "all_reduce:float32:3:8"),
         ("broadcast", "float64", 1, "broadcast:float64:1:8"),
@@ -87,11 +87,10 @@ def test_the_worker_takes_the_command(tmp_path):
         ("all_gather", "int16", 4098, "all_gather:int8:514:8"),
         ("reduce", "uint64", 4096, "reduce:int64:512:8"),
         ("reduce", "uint32", 4096, "reduce:int32:1024:8"),
-    ],
-)
-def test_sizes_become_elements(collective, dtype, size_bytes, word):
-    """Whole elements, equal parts, never less than asked for; the carrier sends as many bytes."""
-    assert worker_word(_message(collective, dtype, size_bytes)) == word
+    ]
+    for collective, dtype, size_bytes, word in cases:
+        with subtests.test(collective=collective):
+            assert worker_word(_message(collective, dtype, size_bytes)) == word
 
 
 def test_carriers_are_dtypes_that_divide():
@@ -108,14 +107,18 @@ def test_a_group_without_peers_is_refused(group_size):
         TorchCollectives().commands([_message(group_size=group_size)], folder=None)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"backend": "mpi"}, {"beside": "conv"}, {"budget_s": 0}, {"timeout_s": float("inf")}, {"budget_s": float("nan")}],
-)
-def test_options_without_sense_are_refused(options):
+def test_options_without_sense_are_refused(subtests):
     """Before anything is launched."""
-    with pytest.raises(UsageError):
-        TorchCollectives(**options)
+    cases = [
+        {"backend": "mpi"},
+        {"beside": "conv"},
+        {"budget_s": 0},
+        {"timeout_s": float("inf")},
+        {"budget_s": float("nan")},
+    ]
+    for options in cases:
+        with subtests.test(options=options), pytest.raises(UsageError):
+            TorchCollectives(**options)
 
 
 def test_the_worker_is_told_when_a_message_has_been_sampled_enough():

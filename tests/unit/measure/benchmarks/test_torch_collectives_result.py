@@ -109,9 +109,9 @@ def test_two_results_are_told(capsys):
         find_result(printed)
 
 
-@pytest.mark.parametrize(
-    ("printed", "reason"),
-    [
+def test_no_result_is_told_with_its_reason(subtests):
+    """As far as somebody said one; what torchrun ended itself is no reason."""
+    cases = [
         ("", "it printed nothing"),
         ("ncclt: rank 1 on b failed after 3.000000 s: no memory\nmore\n", "rank 1 on b: no memory"),
         (
@@ -120,13 +120,12 @@ def test_two_results_are_told(capsys):
         ),
         (TORCHRUN_TABLE, "rank 5 was ended by SIGSEGV"),
         (TORCHRUN_TABLE + "ncclt: rank 0 on b failed after 3.000000 s: lost\n", "SIGSEGV; rank 0 on b: lost"),
-    ],
-)
-def test_no_result_is_told_with_its_reason(printed, reason):
-    """As far as somebody said one; what torchrun ended itself is no reason."""
-    with pytest.raises(BenchmarkError, match=reason) as caught:
-        find_result(printed)
-    assert "rank 2" not in caught.value.message
+    ]
+    for printed, reason in cases:
+        with subtests.test(printed=printed):
+            with pytest.raises(BenchmarkError, match=reason) as caught:
+                find_result(printed)
+            assert "rank 2" not in caught.value.message
 
 
 def test_nobody_said_why():
@@ -143,9 +142,9 @@ def test_a_document_is_read():
     assert result.environment == {"backend": "gloo"}
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_what_is_no_result_is_an_error_with_a_hint(subtests):
+    """Nothing else is ever raised, and no time is invented."""
+    cases = [
         "",
         "[]",
         "null",
@@ -165,13 +164,12 @@ def test_a_document_is_read():
         json.dumps(_document(_row(), beside=None)),
         json.dumps(_document(_row(), environment=3)),
         json.dumps(_document(_row(), version="1")),
-    ],
-)
-def test_what_is_no_result_is_an_error_with_a_hint(text):
-    """Nothing else is ever raised, and no time is invented."""
-    with pytest.raises(BenchmarkError) as caught:
-        parse_result(text)
-    assert caught.value.hint
+    ]
+    for text in cases:
+        with subtests.test(text=text):
+            with pytest.raises(BenchmarkError) as caught:
+                parse_result(text)
+            assert caught.value.hint
 
 
 @settings(deadline=None)

@@ -37,20 +37,19 @@ def test_what_was_applied_is_remembered_and_nothing_else():
     assert attested.lacks(FORCE, [message(), message(Collective.ALL_GATHER)])
 
 
-@pytest.mark.parametrize(
-    ("lines", "reason"),
-    [
+def test_what_was_not_applied_is_said(subtests):
+    cases = [
         ([], "the tuner plugin took no part: NCCL did not load it"),
         ([{**HEAD, "not_in_use": "it cannot be opened"}], "the tuner plugin took no part: it cannot be opened"),
         ([HEAD, line("unavailable")], "NCCL does not offer ring/ll for all_reduce here"),
         ([HEAD, line("unavailable"), line()], "NCCL does not offer ring/ll for all_reduce here"),
         ([HEAD, line(collective="all_gather")], "NCCL was never asked for ring/ll for all_reduce here"),
-    ],
-)
-def test_what_was_not_applied_is_said(lines, reason):
-    attested = Attested()
-    assert attested.check(lines, FORCE, [message()]) == reason
-    assert attested.lacks(FORCE, [message()])
+    ]
+    for lines, reason in cases:
+        with subtests.test(lines=lines):
+            attested = Attested()
+            assert attested.check(lines, FORCE, [message()]) == reason
+            assert attested.lacks(FORCE, [message()])
 
 
 def test_what_is_no_report_is_refused():

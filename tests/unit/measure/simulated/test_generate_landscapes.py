@@ -252,9 +252,8 @@ def test_a_duplicate_and_a_missing_column_are_refused(tmp_path):
         originals(tmp_path, columns=tuple(c for c in COLUMNS if c not in ("algo", "time_us")))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_annotations_are_no_condition(subtests):
+    cases = [
         "",
         "spread 0.4%",
         "spread 12%",
@@ -273,25 +272,24 @@ def test_a_duplicate_and_a_missing_column_are_refused(tmp_path):
         "automatic",
         "WRONG=0",
         "  ",
-    ],
-)
-def test_annotations_are_no_condition(text):
-    assert GENERATOR._condition(text) == ""
+    ]
+    for text in cases:
+        with subtests.test(text=text):
+            assert GENERATOR._condition(text) == ""
 
 
-@pytest.mark.parametrize(
-    ("text", "condition"),
-    [
+def test_anything_else_is_a_condition_without_its_annotations(subtests):
+    cases = [
         ("GPU compute contention low", "GPU compute contention low"),
         ("sequential | metric=iteration time", "sequential; metric=iteration time"),
         ("T1aM4 + NCCL_CHECKS_DISABLE; p50", "T1aM4 + NCCL_CHECKS_DISABLE"),
         ("CUDA graph, 127 calls/graph, median; automatic", "CUDA graph, 127 calls/graph"),
         ("QPS=4 SPLIT=1 avg of oop/ip busbw", "QPS=4 SPLIT=1 avg of oop/ip busbw"),
         ("NCCL_CROSS_NIC=1; spread 3%", "NCCL_CROSS_NIC=1"),
-    ],
-)
-def test_anything_else_is_a_condition_without_its_annotations(text, condition):
-    assert GENERATOR._condition(text) == condition
+    ]
+    for text, condition in cases:
+        with subtests.test(text=text):
+            assert GENERATOR._condition(text) == condition
 
 
 @given(st.text(max_size=60))

@@ -47,20 +47,19 @@ def test_recorded_times_come_back_and_interpolated_ones_are_marked():
     assert exact.wrong is None
 
 
-@pytest.mark.parametrize(
-    ("setting", "wanted", "words"),
-    [
+def test_what_was_not_recorded_is_invalid_and_says_so(subtests):
+    cases = [
         (Setting(channels=3), message(1024), "c=3 was not recorded for all_reduce"),
         (RING, message(65536), "ring/simple was not recorded at 65536 bytes"),
         (DEFAULT, message(1 << 20), "was not recorded on box"),
         (DEFAULT, message(1024, group_size=2), "in a group of 2 was not recorded"),
         (DEFAULT, replace(message(1024), collective=Collective.BROADCAST), "broadcast"),
-    ],
-)
-def test_what_was_not_recorded_is_invalid_and_says_so(setting, wanted, words):
-    result = ReplayRunner(LANDSCAPE, seed=1).measure(setting, [message(1024), wanted], repeat=0)
-    assert result.outcome is Outcome.INVALID
-    assert words in result.detail
+    ]
+    for setting, wanted, words in cases:
+        with subtests.test(setting=setting):
+            result = ReplayRunner(LANDSCAPE, seed=1).measure(setting, [message(1024), wanted], repeat=0)
+            assert result.outcome is Outcome.INVALID
+            assert words in result.detail
 
 
 def test_noise_is_added_only_when_asked_for_and_is_seeded():

@@ -86,20 +86,19 @@ def test_the_first_launch_of_a_setting_starts_cold():
     assert first_over_rest(cold) > 1.1 > first_over_rest(warm)
 
 
-@pytest.mark.parametrize(
-    ("setting", "words"),
-    [
+def test_what_nccl_refuses_is_invalid(subtests):
+    cases = [
         (Setting(parameters=(("BUFFSIZE", 1000),)), "BUFFSIZE"),
         (Setting(parameters=(("BUFFSIZE", 32768),)), "BUFFSIZE"),
         (Setting(parameters=(("BUFFSIZE", 1 << 27),)), "BUFFSIZE"),
         (Setting(channels=33), "at most 32 channels"),
         (Setting(algorithm=Algorithm.NVLS_TREE, protocol=Protocol.SIMPLE), "no algorithm/protocol available"),
-    ],
-)
-def test_what_nccl_refuses_is_invalid(setting, words):
-    result = SimulatedRunner(LEONARDO, seed=1).measure(setting, MESSAGES, repeat=0)
-    assert result.outcome is Outcome.INVALID
-    assert words in result.detail
+    ]
+    for setting, words in cases:
+        with subtests.test(setting=setting):
+            result = SimulatedRunner(LEONARDO, seed=1).measure(setting, MESSAGES, repeat=0)
+            assert result.outcome is Outcome.INVALID
+            assert words in result.detail
 
 
 def test_ll128_corrupts_where_nccl_does_not_enable_it():
@@ -158,19 +157,18 @@ def test_a_group_that_does_not_fit_is_the_callers_mistake():
         SimulatedRunner(PAIR, seed=1).measure(DEFAULT, [message(group_size=3)], repeat=0)
 
 
-@pytest.mark.parametrize(
-    ("faults", "outcome"),
-    [
+def test_faults_become_outcomes_with_words(subtests):
+    cases = [
         (Faults(crash=1.0), Outcome.CRASHED),
         (Faults(hang=1.0), Outcome.TIMEOUT),
         (Faults(wrong=1.0), Outcome.WRONG_RESULT),
         (Faults(hang_if=lambda s: s.channels == 16), Outcome.TIMEOUT),
-    ],
-)
-def test_faults_become_outcomes_with_words(faults, outcome):
-    result = SimulatedRunner(LEONARDO, seed=1, faults=faults).measure(Setting(channels=16), MESSAGES, repeat=0)
-    assert result.outcome is outcome
-    assert result.detail
+    ]
+    for faults, outcome in cases:
+        with subtests.test(faults=faults):
+            result = SimulatedRunner(LEONARDO, seed=1, faults=faults).measure(Setting(channels=16), MESSAGES, repeat=0)
+            assert result.outcome is outcome
+            assert result.detail
 
 
 def _best(runner: SimulatedRunner, wanted: Message) -> float:

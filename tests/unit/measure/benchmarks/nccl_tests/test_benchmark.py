@@ -233,11 +233,12 @@ def test_processes_with_several_gpus_cannot_send_alone():
         NcclTests(processes=2, gpus_per_process=8).commands([message(group_size=4)], folder=None)
 
 
-@pytest.mark.parametrize("options", [{"warmup": 1}, {"iterations": 0}, {"processes": 0}, {"max_commands": 0}])
-def test_numbers_that_make_no_sense_are_refused(options):
+def test_numbers_that_make_no_sense_are_refused(subtests):
     """The first calls connect the ranks, so 1 warm-up is too few."""
-    with pytest.raises(UsageError):
-        NcclTests(**options)
+    cases = [{"warmup": 1}, {"iterations": 0}, {"processes": 0}, {"max_commands": 0}]
+    for options in cases:
+        with subtests.test(options=options), pytest.raises(UsageError):
+            NcclTests(**options)
 
 
 def test_the_half_is_taken_that_training_runs():
@@ -275,9 +276,9 @@ def test_a_small_size_is_rounded_up_not_to_nothing():
         read(row(size=0), tiny, sweep=("-b", "64", "-e", "64"))
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
+def test_no_time_is_invented(subtests):
+    """A missing, unusable or ambiguous row is an error that says which."""
+    cases = [
         (row(size=2048), "no row for all_reduce 1 KiB"),
         (row(dtype="half"), "no row"),
         (row(dtype="nonsense"), "no row"),
@@ -285,13 +286,12 @@ def test_a_small_size_is_rounded_up_not_to_nothing():
         (row(inside="0.00"), "no usable time"),
         (row(size=2048) + "1024 1 fl host:1:2 [0] NCCL INFO x\n", "its table has 1 unreadable line"),
         (f"{row()}# nThread 1\n{HEADER}{row()}", "2 runs"),
-    ],
-)
-def test_no_time_is_invented(text, reason):
-    """A missing, unusable or ambiguous row is an error that says which."""
-    with pytest.raises(BenchmarkError, match=reason) as caught:
-        read(text, message())
-    assert caught.value.hint
+    ]
+    for text, reason in cases:
+        with subtests.test(text=text):
+            with pytest.raises(BenchmarkError, match=reason) as caught:
+                read(text, message())
+            assert caught.value.hint
 
 
 def test_a_run_on_other_ranks_is_refused():

@@ -102,9 +102,9 @@ def test_programs_on_the_compute_nodes_alone_are_asked_there():
     assert asked == [("/only/there/all_reduce_perf_mpi", "-h")]
 
 
-@pytest.mark.parametrize(
-    ("output", "reason"),
-    [
+def test_a_program_that_cannot_run_stops_before_the_study(subtests):
+    """With what to do about it."""
+    cases = [
         (CommandOutput(exit_code=127, stdout="", stderr="sh: 1: all_reduce_perf: not found"), "is not where it would"),
         (CommandOutput(exit_code=None, stdout="", stderr="cannot start x: No such file or directory"), "is not where"),
         (CommandOutput(exit_code=2, stdout="", stderr="slurmstepd: error: execve(): x: No such file"), "is not where"),
@@ -118,13 +118,12 @@ def test_programs_on_the_compute_nodes_alone_are_asked_there():
             "does not start where it would run: .*libnccl",
         ),
         (CommandOutput(exit_code=0, stdout="hello"), "does not start"),
-    ],
-)
-def test_a_program_that_cannot_run_stops_before_the_study(output, reason):
-    """With what to do about it."""
-    with pytest.raises(UsageError, match=reason) as caught:
-        detect(Path("/only/there"), run=lambda _argv: output)
-    assert caught.value.hint
+    ]
+    for output, reason in cases:
+        with subtests.test(output=output):
+            with pytest.raises(UsageError, match=reason) as caught:
+                detect(Path("/only/there"), run=lambda _argv, output=output: output)
+            assert caught.value.hint
 
 
 def test_every_program_of_the_workload_has_to_be_there(build):

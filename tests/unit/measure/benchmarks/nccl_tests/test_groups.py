@@ -54,18 +54,16 @@ def test_the_whole_job_needs_no_variable():
     assert group_variables(message(16), world_size=16, features=NcclTestsFeatures(split=False)) == ()
 
 
-@pytest.mark.parametrize(
-    ("size", "world_size", "features"),
-    [
+def test_what_cannot_be_divided_is_refused(subtests):
+    """Before anything is launched."""
+    cases = [
         (3, 16, LEAST),
         (32, 16, LEAST),
         (8, 16, NcclTestsFeatures(split=False, split_mask=False)),
         (3, 12, OLD),
-    ],
-    ids=["no divisor", "too large", "too old", "a mask is for powers of two"],
-)
-def test_what_cannot_be_divided_is_refused(size, world_size, features):
-    """Before anything is launched."""
-    with pytest.raises(UsageError) as caught:
-        group_variables(message(size), world_size=world_size, features=features)
-    assert caught.value.hint
+    ]
+    for size, world_size, features in cases:
+        with subtests.test(size=size):
+            with pytest.raises(UsageError) as caught:
+                group_variables(message(size), world_size=world_size, features=features)
+            assert caught.value.hint

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,9 +19,9 @@ from ncclt.measure.benchmarks.nccl_tests.sweep import (
 ROOT = Path(__file__).parents[5]
 
 
-@pytest.mark.parametrize(
-    ("sizes", "arguments"),
-    [
+def test_sequences_are_recognised(subtests):
+    """Arithmetic and geometric ones; any two sizes are one."""
+    cases = [
         ([1024], [("-b", "1024", "-e", "1024")]),
         ([1024, 2048, 4096, 8192], [("-b", "1024", "-e", "8192", "-f", "2")]),
         ([100, 300, 500, 700], [("-b", "100", "-e", "700", "-i", "200")]),
@@ -33,11 +32,10 @@ ROOT = Path(__file__).parents[5]
         ([1000, 1300, 1500], [("-b", "1000", "-e", "1500", "-i", "100")]),
         # But they must not be many or large.
         ([4, 8, 3 << 30], [("-b", "4", "-e", "8", "-i", "4"), ("-b", "3221225472", "-e", "3221225472")]),
-    ],
-)
-def test_sequences_are_recognised(sizes, arguments):
-    """Arithmetic and geometric ones; any two sizes are one."""
-    assert [sweep.arguments for sweep in plan_sweeps(sizes, alignment=4)] == arguments
+    ]
+    for sizes, arguments in cases:
+        with subtests.test(sizes=sizes):
+            assert [sweep.arguments for sweep in plan_sweeps(sizes, alignment=4)] == arguments
 
 
 SIZES = st.lists(st.integers(1, 1 << 28), min_size=1, max_size=20)

@@ -160,26 +160,27 @@ def test_nobody_makes_us_keep_an_endless_line(monkeypatch):
             rank.receive(PATIENCE_S)
 
 
-@pytest.mark.parametrize("tampering", ["changed", "again", "left out", "unsigned", "no list", "other way"])
-def test_a_line_that_the_other_end_has_not_written_so_is_noticed(tampering):
-    with proven() as (controller, rank):
-        lines = []
-        controller._write = lines.append
-        for number in (1, 2):
-            controller.send({"do": number})
-        written = {
-            "changed": [[lines[0][0], '{"do":3}']],
-            "again": [lines[0], lines[0]],
-            "left out": [lines[1]],
-            "unsigned": [["", lines[0][1]]],
-            "no list": [{"do": 1}],
-            "other way": [[rank._line_proof("rank 0", 1, lines[0][1]), lines[0][1]]],
-        }[tampering]
-        controller._socket.sendall(b"".join(json.dumps(line).encode() + b"\n" for line in written))
-        if tampering == "again":
-            assert rank.receive(PATIENCE_S) == {"do": 1}
-        with pytest.raises(RankConnectionError):
-            rank.receive(PATIENCE_S)
+def test_a_line_that_the_other_end_has_not_written_so_is_noticed(subtests):
+    cases = ["changed", "again", "left out", "unsigned", "no list", "other way"]
+    for tampering in cases:
+        with subtests.test(tampering=tampering), proven() as (controller, rank):
+            lines = []
+            controller._write = lines.append
+            for number in (1, 2):
+                controller.send({"do": number})
+            written = {
+                "changed": [[lines[0][0], '{"do":3}']],
+                "again": [lines[0], lines[0]],
+                "left out": [lines[1]],
+                "unsigned": [["", lines[0][1]]],
+                "no list": [{"do": 1}],
+                "other way": [[rank._line_proof("rank 0", 1, lines[0][1]), lines[0][1]]],
+            }[tampering]
+            controller._socket.sendall(b"".join(json.dumps(line).encode() + b"\n" for line in written))
+            if tampering == "again":
+                assert rank.receive(PATIENCE_S) == {"do": 1}
+            with pytest.raises(RankConnectionError):
+                rank.receive(PATIENCE_S)
 
 
 def test_a_controller_that_is_not_there_is_named():

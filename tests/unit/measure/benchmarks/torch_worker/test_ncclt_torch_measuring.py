@@ -80,16 +80,18 @@ def test_data_that_land_elsewhere_are_noticed(collective):
         assert payloads[0].wrong() > 1000, offset
 
 
-@pytest.mark.parametrize("ranks", [2, 8, 64, 512, 5000])
-def test_sums_are_exact_in_every_dtype_and_order(ranks):
+def test_sums_are_exact_in_every_dtype_and_order(subtests):
     """Bfloat16 has 8 bits and int8 has 7; a rank that is left out or counted twice shows."""
-    table, sums = measuring.number_tables(ranks)
-    by_hand = [sum(table[(i + rank) % measuring.PERIOD] for rank in range(ranks)) for i in range(0, 4093, 97)]
+    cases = [2, 8, 64, 512, 5000]
+    for ranks in cases:
+        with subtests.test(ranks=ranks):
+            table, sums = measuring.number_tables(ranks)
+            by_hand = [sum(table[(i + rank) % measuring.PERIOD] for rank in range(ranks)) for i in range(0, 4093, 97)]
 
-    assert by_hand == sums[::97]
-    assert min(table) == 0
-    assert 0 < max(sums) < measuring.POISON
-    assert sum(number > 0 for number in table) > 10
+            assert by_hand == sums[::97]
+            assert min(table) == 0
+            assert 0 < max(sums) < measuring.POISON
+            assert sum(number > 0 for number in table) > 10
 
 
 def test_a_few_and_many_parts_of_a_message_word():
@@ -101,20 +103,19 @@ def test_a_few_and_many_parts_of_a_message_word():
             measuring.MeasuredMessage.parse(word)
 
 
-@pytest.mark.parametrize(
-    ("samples", "settled"),
-    [
+def test_settled_is_when_the_interval_of_the_median_is_within_2_percent(subtests):
+    """A few outliers do not matter, two heaps do."""
+    cases = [
         ([100.0] * 7, False),
         ([100.0] * 8, True),
         ([98.1, 99, 100, 100, 100, 100, 101, 101.9], True),
         ([97.0, 99, 100, 100, 100, 100, 101, 102], False),
         ([100.0] * 60 + [5000.0] * 4, True),
         ([100.0] * 32 + [110.0] * 32, False),
-    ],
-)
-def test_settled_is_when_the_interval_of_the_median_is_within_2_percent(samples, settled):
-    """A few outliers do not matter, two heaps do."""
-    assert measuring.is_settled(samples) is settled
+    ]
+    for samples, settled in cases:
+        with subtests.test(samples=samples):
+            assert measuring.is_settled(samples) is settled
 
 
 def test_a_settled_median_is_near_the_true_one():

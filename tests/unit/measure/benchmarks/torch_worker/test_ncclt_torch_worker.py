@@ -56,14 +56,17 @@ def test_a_rank_finds_its_place(environ, expected, monkeypatch):
     assert (place.rank, place.world_size, place.local_rank, place.node) == expected
 
 
-@pytest.mark.parametrize(
-    ("environ", "reason"),
-    [({}, "no launcher"), (MASTER, "no launcher"), (BATCH_SCRIPT | MASTER, "no launcher"), (SLURM, "MASTER_ADDR")],
-)
-def test_a_process_without_a_place_says_what_is_missing(environ, reason):
+def test_a_process_without_a_place_says_what_is_missing(subtests):
     """A batch script has a SLURM_PROCID and is no rank."""
-    with pytest.raises(worker.RefusedError, match=reason):
-        worker.find_place(environ)
+    cases = [
+        ({}, "no launcher"),
+        (MASTER, "no launcher"),
+        (BATCH_SCRIPT | MASTER, "no launcher"),
+        (SLURM, "MASTER_ADDR"),
+    ]
+    for environ, reason in cases:
+        with subtests.test(environ=environ), pytest.raises(worker.RefusedError, match=reason):
+            worker.find_place(environ)
 
 
 def _on_ranks(world_size, act, timeout_s=60.0):
@@ -140,23 +143,22 @@ def test_equal_ranks_may_go_on():
     assert job["hosts"] == ["host-a", "host-b", "host-a"]
 
 
-@pytest.mark.parametrize(
-    ("other", "problem"),
-    [
+def test_ranks_that_differ_may_not_go_on(subtests):
+    """What a rank says about itself goes first."""
+    cases = [
         (_facts("b", NCCL_ALGO="Tree"), "NCCL_ALGO is Ring on rank 0 and Tree on rank 1 on host-b: NCCL would hang"),
         (_facts("b"), "NCCL_ALGO is Ring on rank 0 and unset on rank 1 on host-b: NCCL would hang"),
         (_facts("b", NCCL_ALGO="Ring", NCCL_PROTO="LL"), "NCCL_PROTO is unset on rank 0 and LL on rank 1 on host-b"),
         (_facts("b", problem="no GPU", NCCL_ALGO="Tree"), "rank 1 on host-b: no GPU"),
-    ],
-)
-def test_ranks_that_differ_may_not_go_on(other, problem):
-    """What a rank says about itself goes first."""
-    assert worker.examine([_facts("a", NCCL_ALGO="Ring"), other])["problem"].startswith(problem)
+    ]
+    for other, problem in cases:
+        with subtests.test(other=other):
+            assert worker.examine([_facts("a", NCCL_ALGO="Ring"), other])["problem"].startswith(problem)
 
 
-@pytest.mark.parametrize(
-    ("nodes", "group_size", "across", "groups"),
-    [
+def test_the_world_is_cut_as_a_training_cuts_it(subtests):
+    """Neighbours within nodes; equal places across nodes, evenly over as many nodes as possible."""
+    cases = [
         ([[0, 1], [2, 3]], 4, True, [[0, 1, 2, 3]]),
         ([[0, 1], [2, 3]], 2, False, [[0, 1], [2, 3]]),
         ([[0, 1], [2, 3]], 2, True, [[0, 2], [1, 3]]),
@@ -165,27 +167,24 @@ def test_ranks_that_differ_may_not_go_on(other, problem):
         ([[0, 1, 2, 3], [4, 5, 6, 7]], 4, True, [[0, 2, 4, 6], [1, 3, 5, 7]]),
         ([[0, 1, 2, 3], [4, 5, 6, 7]], 2, False, [[0, 1], [2, 3], [4, 5], [6, 7]]),
         ([[0, 1], [2, 3], [4, 5], [6, 7]], 2, True, [[0, 4], [1, 5], [2, 6], [3, 7]]),
-    ],
-)
-def test_the_world_is_cut_as_a_training_cuts_it(nodes, group_size, across, groups):
-    """Neighbours within nodes; equal places across nodes, evenly over as many nodes as possible."""
-    assert worker.plan_groups(nodes, group_size, across) == groups
+    ]
+    for nodes, group_size, across, groups in cases:
+        with subtests.test(nodes=nodes):
+            assert worker.plan_groups(nodes, group_size, across) == groups
 
 
-@pytest.mark.parametrize(
-    ("nodes", "group_size", "across"),
-    [
+def test_groups_that_do_not_exist_are_refused(subtests):
+    """No group is made up: larger than the world, not dividing it, or across the nodes of a single one."""
+    cases = [
         ([[0, 1]], 3, False),
         ([[0, 1]], 4, True),
         ([[0, 1, 2, 3]], 2, True),
         ([[0, 1], [2, 3]], 3, True),
         ([[0, 1, 2], [3]], 2, False),
-    ],
-)
-def test_groups_that_do_not_exist_are_refused(nodes, group_size, across):
-    """No group is made up: larger than the world, not dividing it, or across the nodes of a single one."""
-    with pytest.raises(worker.RefusedError, match=f"groups of {group_size}"):
-        worker.plan_groups(nodes, group_size, across)
+    ]
+    for nodes, group_size, across in cases:
+        with subtests.test(nodes=nodes), pytest.raises(worker.RefusedError, match=f"groups of {group_size}"):
+            worker.plan_groups(nodes, group_size, across)
 
 
 @settings(deadline=None)
