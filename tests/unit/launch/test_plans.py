@@ -73,10 +73,11 @@ def test_golden_plan(name, monkeypatch):
     assert text == path.read_text()
 
 
-@pytest.mark.parametrize("name", LAUNCHERS)
-def test_inherited_variables_can_be_shown(name):
+def test_inherited_variables_can_be_shown(subtests):
     """By name, for all alike."""
-    assert LAUNCHERS[name].inherited == ("NCCL_BUFFSIZE", "NCCL_DEBUG")
+    for name in LAUNCHERS:
+        with subtests.test(name=name):
+            assert LAUNCHERS[name].inherited == ("NCCL_BUFFSIZE", "NCCL_DEBUG")
 
 
 @pytest.mark.parametrize(

@@ -25,23 +25,22 @@ CASES = {
 
 
 @pytest.mark.parametrize("shell", ["dash", "bash"])
-@pytest.mark.parametrize("name", CASES)
-def test_a_rank_starts_where_its_environment_is_as_planned(name, shell):
+def test_a_rank_starts_where_its_environment_is_as_planned(shell, subtests):
     """Names and values; nothing in a value is run."""
     if (path := shutil.which(shell)) is None:
         pytest.skip(f"{shell} is not installed here")
-    environ, words = CASES[name]
     argv = wrap_rank_command(("printf", "%s|", "ran", "a b", "--", "$x"), PLANNED)
-    done = subprocess.run(
-        (path, *argv[1:]), env={"PATH": "/usr/bin:/bin", **environ}, capture_output=True, text=True, timeout=60
-    )
-    if not words:
-        assert (done.returncode, done.stdout, done.stderr) == (0, "ran|a b|--|$x|", "ncclt: started\n")
-    else:
-        assert (done.returncode, done.stdout) == (UNFIT_CODE, "")
-        assert all(
-            word in find_unfit_reason(done.stderr) for word in ((words,) if isinstance(words, str) else words)
-        ), done.stderr
+    for name, (environ, words) in CASES.items():
+        done = subprocess.run(
+            (path, *argv[1:]), env={"PATH": "/usr/bin:/bin", **environ}, capture_output=True, text=True, timeout=60
+        )
+        with subtests.test(name=name):
+            if not words:
+                assert (done.returncode, done.stdout, done.stderr) == (0, "ran|a b|--|$x|", "ncclt: started\n")
+            else:
+                assert (done.returncode, done.stdout) == (UNFIT_CODE, "")
+                reason = find_unfit_reason(done.stderr)
+                assert all(word in reason for word in ((words,) if isinstance(words, str) else words)), done.stderr
 
 
 def test_signs_of_ranks_are_removed_however_a_launcher_marks_its_lines(subtests):

@@ -1,5 +1,7 @@
 """Every ending of a launch: its outcome, a first line that people understand, and the last lines."""
 
+import itertools
+
 import pytest
 
 from ncclt.core.message import Collective, Message
@@ -115,12 +117,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_every_ending_has_its_outcome_and_first_line(name):
+def test_every_ending_has_its_outcome_and_first_line(subtests):
     """The first line alone tells what happened, and is the same for the same cause."""
-    launch, outcome, first = CASES[name]
-    result = judged(**launch)
-    assert (result.outcome, result.detail.splitlines()[0]) == (outcome, first)
+    for name in CASES:
+        with subtests.test(name=name):
+            launch, outcome, first = CASES[name]
+            result = judged(**launch)
+            assert (result.outcome, result.detail.splitlines()[0]) == (outcome, first)
 
 
 def test_what_did_not_start_has_no_outcome(subtests):
@@ -141,9 +144,9 @@ def test_what_did_not_start_has_no_outcome(subtests):
                 judged(exit_code=1, not_started="srun: error: Unable to create step", lost="Slurm job 7 was cancelled")
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
+def test_a_lost_node_is_no_outcome_of_a_setting(subtests):
+    """Whoever started the ranks has its own words for it, and the line that says so is shown."""
+    lines = [
         "srun: error: Node failure on n2",
         "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-01-01T10:00:00 DUE TO NODE FAILURE ***",
         "ORTE has lost communication with a remote daemon.",
@@ -155,15 +158,14 @@ def test_what_did_not_start_has_no_outcome(subtests):
         "ssh: connect to host n2 port 22: Connection timed out",
         "Timeout, server n2 not responding.",
         "ncclt: kubernetes: pod ncclt-7-node-0-1: Evicted: The node was low on resource: ephemeral-storage.",
-    ],
-)
-@pytest.mark.parametrize("ending", [{"exit_code": 255}, {"exit_code": -15, "timed_out": True}])
-def test_a_lost_node_is_no_outcome_of_a_setting(said, ending):
-    """Whoever started the ranks has its own words for it, and the line that says so is shown."""
-    with pytest.raises(HostLostError) as caught:
-        judged(**ending, stderr=f"something before\n{said}\nsrun: Terminating job step\n")
-    assert caught.value.message == f"a node, or the connection to it, was lost: {said}"
-    assert "does not count" in caught.value.hint
+    ]
+    endings = {"exit_code": 255}, {"exit_code": -15, "timed_out": True}
+    for said, ending in itertools.product(lines, endings):
+        with subtests.test(said=said, **ending):
+            with pytest.raises(HostLostError) as caught:
+                judged(**ending, stderr=f"something before\n{said}\nsrun: Terminating job step\n")
+            assert caught.value.message == f"a node, or the connection to it, was lost: {said}"
+            assert "does not count" in caught.value.hint
 
 
 def test_a_host_that_cannot_be_cleaned_up_is_lost():

@@ -220,9 +220,10 @@ def test_the_shell_of_a_task_hands_signals_on(subtests):
         ("trap 'exit 0' USR1; echo up; while :; do sleep 0.05; done", signal.SIGUSR1, 0),
     ]
     for script, sent, exit_code in cases:
-        with subtests.test(script=script), subprocess.Popen(
-            ship(("sh", "-c", script), ()).argv, stdout=subprocess.PIPE, process_group=0
-        ) as shell:
+        with (
+            subtests.test(script=script),
+            subprocess.Popen(ship(("sh", "-c", script), ()).argv, stdout=subprocess.PIPE, process_group=0) as shell,
+        ):
             try:
                 assert shell.stdout.readline() == b"up\n"
                 shell.send_signal(sent)

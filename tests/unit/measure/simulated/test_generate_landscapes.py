@@ -226,9 +226,8 @@ def test_the_cluster_is_guessed(tmp_path):
     assert one.cluster.nccl_version == GENERATOR.FALLBACK_VERSION
 
 
-@pytest.mark.parametrize(
-    ("rows", "words"),
-    [
+def test_a_damaged_public_table_is_refused_by_line(tmp_path, subtests):
+    cases = [
         ((), "public.csv has no rows"),
         ((row(), row(algo="Butterfly")), "public.csv, line 3: unknown algo 'Butterfly'"),
         ((row(), row(proto="LL256")), "line 3: unknown proto"),
@@ -237,12 +236,12 @@ def test_the_cluster_is_guessed(tmp_path):
         ((row(), row(size_bytes="1K")), "line 3: size_bytes"),
         ((row(), row(nchannels=900)), "line 3: nchannels"),
         ((row(time_us=""), row(gpus="")), "no row of public.csv can be used"),
-    ],
-)
-def test_a_damaged_public_table_is_refused_by_line(tmp_path, rows, words):
-    with pytest.raises(LandscapeError, match=re.escape(words)) as caught:
-        originals(tmp_path, *rows)
-    assert caught.value.hint
+    ]
+    for rows, words in cases:
+        with subtests.test(rows=rows):
+            with pytest.raises(LandscapeError, match=re.escape(words)) as caught:
+                originals(tmp_path, *rows)
+            assert caught.value.hint
 
 
 def test_a_duplicate_and_a_missing_column_are_refused(tmp_path):

@@ -124,14 +124,15 @@ WRONG_CELLS = [
 ]
 
 
-@pytest.mark.parametrize(("cells", "words"), WRONG_CELLS)
-def test_wrong_cells_are_named_with_file_and_line(tmp_path, cells, words):
-    with pytest.raises(LandscapeError) as caught:
-        read(tmp_path, DEFAULT, FORCED | cells)
-    assert caught.value.message.startswith("t.csv, line 3: ")
-    assert words in caught.value.message
-    assert "\n" not in caught.value.message
-    assert caught.value.hint
+def test_wrong_cells_are_named_with_file_and_line(tmp_path, subtests):
+    for cells, words in WRONG_CELLS:
+        with subtests.test(cells=cells):
+            with pytest.raises(LandscapeError) as caught:
+                read(tmp_path, DEFAULT, FORCED | cells)
+            assert caught.value.message.startswith("t.csv, line 3: ")
+            assert words in caught.value.message
+            assert "\n" not in caught.value.message
+            assert caught.value.hint
 
 
 MIXED = [
@@ -144,10 +145,11 @@ MIXED = [
 ]
 
 
-@pytest.mark.parametrize("cells", MIXED)
-def test_a_table_of_several_landscapes_is_refused(tmp_path, cells):
-    with pytest.raises(LandscapeError, match=r"t\.csv, line 3: .*(unlike in|in) line 2"):
-        read(tmp_path, DEFAULT, FORCED | cells)
+def test_a_table_of_several_landscapes_is_refused(tmp_path, subtests):
+    for cells in MIXED:
+        said = pytest.raises(LandscapeError, match=r"t\.csv, line 3: .*(unlike in|in) line 2")
+        with subtests.test(cells=cells), said:
+            read(tmp_path, DEFAULT, FORCED | cells)
 
 
 def test_a_point_that_is_there_twice_is_refused(tmp_path):
