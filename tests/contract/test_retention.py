@@ -1,4 +1,4 @@
-"""What `prune_store` removes and never removes, on SQLite and on a real PostgreSQL."""
+"""Pruning, on SQLite and on a real PostgreSQL: old rows go, and nothing that jobs get or may get."""
 
 import contextlib
 import sqlite3
@@ -209,6 +209,7 @@ def test_a_study_goes_with_its_trials_revisions_and_records_and_the_history_stay
     assert pruned(url) == {}
 
 
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("life", ["active", "candidate", "stale", "pinned", "newest but retired", "rolled out"])
 def test_a_revision_that_jobs_get_or_may_get_stays_with_its_study(store, url, life):
     study(store, "s0", trials=1)

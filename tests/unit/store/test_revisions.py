@@ -1,4 +1,4 @@
-"""The life of a revision in the store: states, approval by another person, pins, roll-outs, a history that stays."""
+"""Revisions in the store: states, approval by another person, pins, roll-outs, a history that stays."""
 
 import sqlite3
 import threading
@@ -15,6 +15,9 @@ from ncclt.core.verification import Verification
 from ncclt.errors import ConflictError, NotFoundError, StoreError, UsageError
 from ncclt.store import open_store, published, rolled_out, ticket_secret
 from ncclt.testing.samples import TickingClock, sample_recommendation
+
+ON_SQLITE = pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+"""For rules that are decided in Python: the others show that both databases keep them."""
 
 ANN, BOB = Actor(who="ann"), Actor(who="bob", why="looks right")
 CANDIDATE, ACTIVE, RETIRED = RevisionState.CANDIDATE, RevisionState.ACTIVE, RevisionState.RETIRED
@@ -76,6 +79,7 @@ def test_without_rules_the_newest_is_active_at_once(store, url):
     ]
 
 
+@ON_SQLITE
 def test_each_size_and_each_origin_has_an_active_revision(store, url):
     store.revisions.publish(sample_recommendation("a"))
     store.revisions.publish(sample_recommendation("b", nodes=1))
@@ -83,6 +87,7 @@ def test_each_size_and_each_origin_has_an_active_revision(store, url):
     assert served(store, url) == ["c", "b", "a"]
 
 
+@ON_SQLITE
 def test_what_needs_approval_waits_for_another_person(store, url):
     publish(store, "a")
     store.revisions.set_rules(ClusterRules(cluster="pair", require_approval=True), ANN)
@@ -129,6 +134,7 @@ def test_of_two_approvers_at_once_one_wins_and_the_other_is_told_who(store, url)
     assert [who for action, _, who in actions(store) if action is Action.APPROVED] == [winner]
 
 
+@ON_SQLITE
 def test_rolling_back_makes_an_earlier_revision_active_again(store, url):
     publish(store, "a", "b")
     store.revisions.roll_back("a", BOB)
@@ -139,6 +145,7 @@ def test_rolling_back_makes_an_earlier_revision_active_again(store, url):
     assert served(store, url) == ["c"]
 
 
+@ON_SQLITE
 def test_what_nobody_approved_cannot_come_back_by_a_detour(store, url):
     store.revisions.set_rules(ClusterRules(cluster="pair", require_approval=True), ANN)
     publish(store, "a")
@@ -168,6 +175,7 @@ def test_a_pin_holds_against_what_is_published_later(store, url):
         store.revisions.unpin("a", BOB)
 
 
+@ON_SQLITE
 def test_a_retired_revision_is_given_to_no_job(store, url):
     publish(store, "a")
     store.revisions.retire("a", BOB)
@@ -199,6 +207,7 @@ def test_a_candidate_that_awaits_its_verification_becomes_active_by_it(store, ur
     assert Action.VERIFIED in [action for action, _, _ in actions(store, recommendation="b")]
 
 
+@ON_SQLITE
 def test_a_verified_candidate_still_waits_for_its_approval(store, url):
     store.revisions.set_rules(ClusterRules(cluster="pair", require_approval=True, require_verification=True), ANN)
     publish(store, "a")
@@ -244,7 +253,8 @@ def test_a_roll_out_leaves_the_active_one_to_the_others(store, url):
     assert (served(store, url), store.revisions.rollout(rollout.id).state) == (["b"], RollOutState.ENDED)
 
 
-def test_a_first_revision_is_rolled_out_against_nccls_own_choice(store, url):
+@ON_SQLITE
+def test_a_first_revision_is_rolled_out_against_the_nccl_default(store, url):
     store.revisions.set_rules(ClusterRules(cluster="pair", percent=50), ANN)
     publish(store, "a")
     ((rollout, _),) = store.recommendations.rolled_out(cluster="pair", model="toy")
@@ -298,6 +308,7 @@ def test_a_win_keeps_its_share_until_a_person_approves(store, url):
     )
 
 
+@ON_SQLITE
 def test_a_win_that_turns_out_to_hang_is_lost(store, url):
     store.revisions.set_rules(ClusterRules(cluster="pair", percent=10), ANN)
     publish(store, "a")
@@ -307,6 +318,7 @@ def test_a_win_that_turns_out_to_hang_is_lost(store, url):
     assert (states(store), served(store, url)) == ({"a": "retired"}, [])
 
 
+@ON_SQLITE
 def test_a_won_revision_that_nobody_approved_cannot_come_back_by_a_detour(store):
     store.revisions.set_rules(ClusterRules(cluster="pair", percent=10), ANN)
     publish(store, "a")
@@ -322,6 +334,7 @@ def keep_default(id):
     return replace(found, table=replace(found.table, verdict=verdict))
 
 
+@ON_SQLITE
 def test_what_makes_no_difference_to_jobs_starts_no_roll_out(store, url):
     store.revisions.set_rules(ClusterRules(cluster="pair", percent=50), ANN)
     store.revisions.publish(keep_default("a"), by=ANN)
@@ -356,6 +369,7 @@ def test_every_process_signs_with_the_same_secret(store, url):
     assert len(store.ticket_secret()) == 64
 
 
+@ON_SQLITE
 def test_where_all_jobs_get_what_is_new_a_roll_out_is_not_waited_for(store, url):
     publish(store, "a")
     store.revisions.set_rules(ClusterRules(cluster="pair", percent=99), ANN)
@@ -366,6 +380,7 @@ def test_where_all_jobs_get_what_is_new_a_roll_out_is_not_waited_for(store, url)
     assert (states(store)["d"], served(store, url)) == ("active", ["d"])
 
 
+@ON_SQLITE
 @pytest.mark.parametrize("change", ["pin", "retire"])
 def test_whoever_takes_the_control_away_ends_the_roll_out(store, url, change):
     publish(store, "a")
@@ -376,6 +391,7 @@ def test_whoever_takes_the_control_away_ends_the_roll_out(store, url, change):
     assert states(store)["b"] == "candidate"
 
 
+@ON_SQLITE
 def test_a_candidate_that_is_retired_ends_its_roll_out(store, url):
     store.revisions.set_rules(ClusterRules(cluster="pair", percent=10), ANN)
     publish(store, "a")
@@ -386,6 +402,7 @@ def test_a_candidate_that_is_retired_ends_its_roll_out(store, url):
     assert (ended.state, ended.reason) == (RollOutState.ENDED, "a was retired")
 
 
+@ON_SQLITE
 def test_each_size_of_the_job_is_rolled_out_by_itself(store):
     for cluster, sizes in (("pair", (1, 2)), ("hall", (2, 1))):
         store.revisions.set_rules(ClusterRules(cluster=cluster, percent=10), ANN)
@@ -424,6 +441,7 @@ def test_the_first_step_time_of_a_job_counts(store, url):
         store.revisions.add_job_time(replace(time, rollout="x"))
 
 
+@ON_SQLITE
 def test_bad_requests_are_refused_and_change_nothing(store, url):
     publish(store, "a")
     with pytest.raises(NotFoundError, match="no recommendation 'z'"):
@@ -534,6 +552,7 @@ def test_a_change_of_the_rules_is_told_once_and_in_full(store, url):
     ]
 
 
+@ON_SQLITE
 def test_what_a_state_does_not_allow_is_refused_with_what_would_be(store, url):
     publish(store, "a", "b")
     refused = [
