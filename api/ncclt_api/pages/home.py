@@ -114,11 +114,8 @@ def _find_changes(pairs: Iterable[Pair], before: Mapping[tuple[str, str], Recomm
         if was is None:
             changes.setdefault(pair.cluster, {})[pair.model] = "new"
         elif _differs(was, build_result(pair.recommendation)):
-            text = (
-                format_speedup(was.speedup)
-                if was.verdict.decision is Decision.TUNED
-                else was.verdict.decision.partition("-")[0]
-            )
+            is_tuned = was.verdict.decision is Decision.TUNED
+            text = format_speedup(was.speedup) if is_tuned else was.verdict.decision.partition("-")[0]
             changes.setdefault(pair.cluster, {})[pair.model] = f"was {text}"
     return changes
 

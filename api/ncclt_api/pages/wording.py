@@ -1,4 +1,4 @@
-"""Numbers, ages and ranges as people read them; the filters of the templates."""
+"""Numbers, times, states and names as text: the filters of the templates."""
 
 from __future__ import annotations
 
@@ -47,13 +47,9 @@ def format_time(time_us: float | None) -> str:
         if value < 999.5:
             break
         value, unit = value / 1000, larger
-    return f"{_three_digits(value)} {unit}"
-
-
-def _three_digits(value: float) -> str:
     if value >= 99.95:
-        return f"{value:,.0f}".replace(",", "\u202f")
-    return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
+        return f"{value:,.0f} {unit}".replace(",", "\u202f")
+    return f"{value:.1f} {unit}" if value >= 9.995 else f"{value:.2f} {unit}"
 
 
 def format_us(time_us: float | None) -> str:
