@@ -67,14 +67,14 @@ def test_a_job_gets_what_was_measured_for_its_whole_shape_or_a_list(tuned):
     other = tuned("env", *NAMES, rc=3)
     assert other.stdout == ""
     assert "GPUs per node: measured with 4, asked for 8 (" in other.stderr
-    assert "GPUs per node 8 by SLURM_GPUS_ON_NODE=8" in other.stderr
+    assert "GPUs per node 8 from SLURM_GPUS_ON_NODE=8" in other.stderr
     tuned.variables["SLURM_GPUS_ON_NODE"] = "4"
 
 
 OTHER_SHAPES = [
     (("--nodes", "2"), ("--nproc-per-node=8",), "GPUs per node: measured with 4, asked for 8"),
-    (SHAPE, ("--nproc-per-node=8",), "--gpus-per-node 4 contradicts the job: GPUs per node 8 by torchrun"),
-    (SHAPE, ("--nnodes=3", "--nproc-per-node=4"), "--nodes 2 contradicts the job: nodes 3 by torchrun"),
+    (SHAPE, ("--nproc-per-node=8",), "--gpus-per-node 4 contradicts the job: GPUs per node 8 from torchrun"),
+    (SHAPE, ("--nnodes=3", "--nproc-per-node=4"), "--nodes 2 contradicts the job: nodes 3 from torchrun"),
     (("--nodes", "2"), ("--nproc-per-node=4",), "NCCL version not given"),
 ]
 

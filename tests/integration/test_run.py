@@ -246,7 +246,9 @@ def test_a_mistyped_option_is_told_before_anything_starts(tmp_path, options):
 def test_a_table_from_a_file_is_used_and_what_differs_is_said(tmp_path, library):
     table = Path(__file__).parents[1] / "golden" / "env" / "tuned.tuner-csv"
     words = ["torchrun", "--nnodes=4", "--nproc-per-node=4", "train.py"]
-    said = "the table was measured with 2 nodes, 8 ranks, and this job has 4 nodes, 16 ranks: nothing is proven"
+    said = (
+        "the table was measured with 2 nodes, 8 ranks, and this job has 4 nodes, 16 ranks; not validated for this job"
+    )
     for options in (("--nodes", "4"), ()):
         done = run(tmp_path, ("--policy", table, "--dry-run", *options), words, NCCLT_PLUGIN=library)
         assert done.returncode == 0

@@ -134,7 +134,7 @@ def test_own_variables_on_one_node_alone_do_not_start(tmp_path, shared, serving)
     code, environ, err = ended(started(tmp_path, shared, serving[0], step(1) | {"NCCL_PROTO": "LL"}))
 
     assert (code, environ) == (2, None)
-    assert "NCCL_PROTO would be LL" in err
+    assert "NCCL_PROTO is LL here" in err
 
 
 def test_the_table_is_used_by_all_or_none(tmp_path, shared, serving, library):
@@ -147,7 +147,7 @@ def test_the_table_is_used_by_all_or_none(tmp_path, shared, serving, library):
     assert Path(with_table[1]["PYTHONPATH"].partition(":")[0]).parent == shared
     assert given(following[1])["NCCLT_TABLE"] == table
     assert lacking[0] == 2
-    assert "NCCLT_TABLE would be unset" in lacking[2]
+    assert "NCCLT_TABLE is unset here" in lacking[2]
     # Where the first one had no plugin, those that have one do without.
     first = ended(started(tmp_path, shared, serving[0], step(0, job=8)))
     second = ended(started(tmp_path, shared, serving[0], step(1, job=8) | plugin))
