@@ -218,7 +218,8 @@ class AccessMiddleware:
         return next((key for key in keys.values() if key.id == session.key), None)
 
     def _wrong_host(self, host: str) -> Problem | None:
-        if self._hosts is None or _name_of(host) in self._hosts:
+        # Without its port: `[::1]:8080` is `[::1]`.
+        if self._hosts is None or re.sub(r":[0-9]*$", "", host).lower() in self._hosts:
             return None
         return Problem(
             status=421,
@@ -278,8 +279,3 @@ def _ask_for_key(request: Request) -> Response:
     path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
     query = "?" + urlencode({"next": path}) if path != "/" and request.method == "GET" else ""
     return RedirectResponse(f"{_SIGN_IN}{query}", 303, {"Cache-Control": "no-store"})
-
-
-def _name_of(host: str) -> str:
-    """Return a Host header without its port: `[::1]:8080` is `[::1]`."""
-    return re.sub(r":[0-9]*$", "", host).lower()

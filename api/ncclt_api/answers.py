@@ -221,8 +221,9 @@ class Answers:
                 self._number, self._seen_s = news.number, began_s
                 self._changed.update(dict.fromkeys(news.pairs, news.number))
                 if news.pairs:
-                    for key in [key for key, (kept, _) in self._kept.items() if _touches(news.pairs, kept.pair)]:
-                        self._drop(key)
+                    for key, (kept, _) in tuple(self._kept.items()):
+                        if kept.pair in news.pairs or ("", kept.pair[1]) in news.pairs:
+                            self._drop(key)
         finally:
             self._look = None
 
@@ -299,10 +300,6 @@ class AnswersMiddleware:
             return
         await send(start)
         await send({"type": "http.response.body", "body": bytes(body)})
-
-
-def _touches(pairs: frozenset[tuple[str, str]], pair: tuple[str, str]) -> bool:
-    return pair in pairs or ("", pair[1]) in pairs
 
 
 async def _send(reply: KeptReply, job: str, send: Send, if_none_match: str | None, age_s: float) -> None:

@@ -240,6 +240,7 @@ class EnvAnswers:
         chosen = answer.recommendation
         body = self.write(chosen, said=answer.to_document())
         etag = etag_of(body)
+        form = chosen.table if self.format in TABLE_FORMATS else chosen.variables
         headers = {
             "Content-Type": self.media_type + ("; charset=utf-8" if self.media_type.startswith("text/") else ""),
             "ETag": etag,
@@ -250,13 +251,8 @@ class EnvAnswers:
             "X-Ncclt-Reason": answer.reason.value,
             "X-Ncclt-Recommendation": chosen.id,
             **{f"X-Ncclt-{o.title()}": "true" if chosen.origin is o else "false" for o in reversed(ORIGIN_WORDS)},
-            "X-Ncclt-Decision": _decision(chosen, self.format),
+            "X-Ncclt-Decision": (form.verdict.decision if form else Decision.KEEP_DEFAULT).value,
         }
         raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
         own = partial(self.tickets.issue, answer) if self.format == "json" else None
         return KeptReply(headers=raw, etag=etag, body=body.encode(), own=own)
-
-
-def _decision(recommendation: Recommendation, format: str) -> str:
-    policy_verdict = recommendation.table if format in TABLE_FORMATS else recommendation.variables
-    return (policy_verdict.verdict.decision if policy_verdict else Decision.KEEP_DEFAULT).value

@@ -150,7 +150,8 @@ class Leases(StorePart):
             if launched != repeat or (most is not None and _counted(connection, study_id, phase, running) >= most):
                 return None
             claim = Claim(number=_next_number(connection, study_id), setting=setting, repeat=repeat, phase=phase)
-            _insert(connection, study_id, f"{_TRIAL}{claim.number}", worker=worker, document=_document(claim, token))
+            document = {"token": token, **claim.to_document()}
+            _insert(connection, study_id, f"{_TRIAL}{claim.number}", worker=worker, document=document)
             return claim
 
 
@@ -243,10 +244,6 @@ def _next_number(connection: Connection, study_id: str) -> int:
 def _insert(connection: Connection, study_id: str, what: str, *, worker: str, document: dict[str, Any]) -> None:
     row = {"study": study_id, "what": what, "worker": worker, "document": to_text(document)}
     connection.execute(insert(leases).values(**row, renewed_s=now_s(connection)))
-
-
-def _document(claim: Claim, token: str) -> dict[str, Any]:
-    return {"token": token, **claim.to_document()}
 
 
 def _claim_of(row: Row[Any]) -> Claim:

@@ -661,7 +661,8 @@ def _go_on(connection: Connection, row: Row[Any], by: Actor, shipped: Shipped, n
 def _give(connection: Connection, row: Row[Any], rules: ClusterRules, by: Actor, now: str) -> str:
     """Give a candidate to the share of the jobs that the rules say; return the id of the roll-out, if it is one."""
     control = connection.scalar(_select_active(row))
-    if rules.percent == 100 or not _changes_answer(connection, row.id, control):
+    before = get_recommendation(connection, control).delivered if control else (Policy(), Policy())
+    if rules.percent == 100 or get_recommendation(connection, row.id).delivered == before:
         _activate(connection, row, Action.ACTIVATED, by, now)
         return ""
     rollout = RollOut(
@@ -814,12 +815,6 @@ def _note(connection: Connection, row: Row[Any], action: Action, by: Actor, now:
             created=now,
         )
     )
-
-
-def _changes_answer(connection: Connection, id: str, control: str | None) -> bool:
-    """Compare the answer of a revision with that of the active one, or of the NCCL default."""
-    before = get_recommendation(connection, control).delivered if control else (Policy(), Policy())
-    return get_recommendation(connection, id).delivered != before
 
 
 def _fresh(connection: Connection, id: str, shipped: Shipped) -> Recommendation:

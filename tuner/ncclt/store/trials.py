@@ -207,9 +207,9 @@ class Trials(StorePart):
                 # Every quote of a text in the document has a backslash before it, so nothing else looks like this.
                 where.append(trials.c.document.contains(f'"algorithm":"{only.algorithm.value}"', autoescape=True))
             if only.message is not None:
-                source = trials.join(
-                    measurements, and_(measurements.c.study == trials.c.study, _measures(only.message))
-                )
+                same = [measurements.c[name] == value for name, value in only.message.to_document().items()]
+                mine = (measurements.c.study == trials.c.study, measurements.c.number == trials.c.number)
+                source = trials.join(measurements, and_(*mine, *same))
                 columns.append(measurements.c.samples_us)
             filtered = len(where) > 1 or only.message is not None
             counting = select(func.count()).select_from(source).where(*where)
@@ -365,11 +365,6 @@ def _measurement(row: Row[Any]) -> Measurement:
     )
     samples = tuple(float(sample) for sample in json.loads(row.samples_us))
     return Measurement(message=message, samples_us=samples, wrong=row.wrong, interpolated=row.interpolated)
-
-
-def _measures(message: Message) -> ColumnElement[bool]:
-    same = [measurements.c[name] == value for name, value in message.to_document().items()]
-    return and_(measurements.c.number == trials.c.number, *same)
 
 
 def _sort_columns(order: Order) -> tuple[ColumnElement[Any], ...]:
