@@ -21,6 +21,9 @@ from ncclt.measure.simulated.export import export, exported_cluster
 from ncclt.measure.simulated.landscape_rows import write_rows
 from ncclt.user_dirs import recorded_tables
 
+PLAIN = ("--setting", "default")
+"""For outputs that name no setting."""
+
 LL = Setting(algorithm=Algorithm.RING, protocol=Protocol.LL, channels=4)
 BUFFERS = Setting(parameters=(("BUFFSIZE", 8388608), ("MIN_CTAS", 16)))
 MESSAGES = tuple(
@@ -201,7 +204,7 @@ def load_mine():
 
 def test_imported_outputs_are_listed_and_replayed(logs):
     said = logs(
-        "--default",
+        *PLAIN,
         plain=output(SLOW),
         again=output(SLOW),
         ring=output(FAST, command="mpirun -np 4 -x NCCL_ALGO=Ring -x NCCL_PROTO=LL -x NCCL_MAX_CTAS=4 all_reduce_perf"),
@@ -222,7 +225,7 @@ def test_an_imported_landscape_is_tuned(logs):
     size = {1 << power: float(1 << power) / 1000 for power in range(12, 30)}
     halved = {size: time / 2 for size, time in size.items()}
     logs(
-        "--default",
+        *PLAIN,
         plain=output(size),
         tree=output(halved, command="NCCL_ALGO=tree NCCL_PROTO=simple ./all_reduce_perf"),
     )
@@ -243,7 +246,7 @@ COMMANDS = {
 
 @pytest.mark.parametrize(("command", "label"), COMMANDS.items())
 def test_the_forced_setting_is_read_from_the_command_line(logs, command, label):
-    logs("--default", plain=output(SLOW), forced=output(FAST, command=command))
+    logs(*PLAIN, plain=output(SLOW), forced=output(FAST, command=command))
     assert [setting.label for setting in load_mine().settings()] == [label]
 
 
@@ -253,14 +256,14 @@ def test_the_forced_setting_is_read_from_lines_of_nccl(logs):
         "NCCL_PROTO set by environment to LL",
         "NCCL_MAX_CTAS set by environment to 4.",
     ]
-    logs("--default", plain=output(SLOW), forced=output(FAST, info=info))
+    logs(*PLAIN, plain=output(SLOW), forced=output(FAST, info=info))
     assert load_mine().settings() == (LL,)
 
 
 @pytest.mark.parametrize("start", ["export ", "+ export ", "declare -x ", ""])
 def test_the_forced_setting_is_read_from_exported_variables(logs, start):
     ring, unset = f"{start}NCCL_ALGO=ring\nall_reduce_perf", "unset NCCL_ALGO\nall_reduce_perf"
-    logs("--default", plain=output(FAST, command=ring) + output(SLOW, command=unset))
+    logs(*PLAIN, plain=output(FAST, command=ring) + output(SLOW, command=unset))
     found = load_mine()
     assert [setting.label for setting in found.settings()] == ["ring/auto"]
     assert found.time_us(DEFAULT, MESSAGES[0]) == SLOW[4096]
@@ -270,12 +273,12 @@ def test_two_runs_in_one_output_have_settings_of_their_own(logs):
     both = output(SLOW, command="NCCL_ALGO=ring all_reduce_perf") + output(
         FAST, command="NCCL_ALGO=tree all_reduce_perf"
     )
-    logs("--default", plain=output(SLOW), both=both)
+    logs(*PLAIN, plain=output(SLOW), both=both)
     assert [setting.label for setting in load_mine().settings()] == ["ring/auto", "tree/auto"]
 
 
 def test_an_option_names_what_an_output_does_not_say(logs):
-    logs("--default", "--setting", "forced.log=ring/ll c=4", plain=output(SLOW), forced=output(FAST))
+    logs(*PLAIN, "--setting", "forced.log=ring/ll c=4", plain=output(SLOW), forced=output(FAST))
     assert load_mine().settings() == (LL,)
     logs("--force", "--setting", "tree/ll", "--setting", "plain.log=default", plain=output(SLOW), forced=output(FAST))
     assert [setting.label for setting in load_mine().settings()] == ["tree/ll"]
@@ -300,7 +303,7 @@ def test_a_json_result_is_imported(logs):
         "results": [JSON_ROW],
         "config": {"nthreads": 1, "ngpus": 1, "devices": devices},
     }
-    logs("--default", "--setting", "result.log=ring/ll c=4", plain=output(SLOW), result=json.dumps(document))
+    logs(*PLAIN, "--setting", "result.log=ring/ll c=4", plain=output(SLOW), result=json.dumps(document))
     assert load_mine().time_samples(LL, MESSAGES[0]) == (8.0,)
 
 
@@ -308,22 +311,38 @@ RING = "NCCL_ALGO=ring all_reduce_perf"
 REFUSED = [
     ((), {"plain": output(SLOW)}, "plain.log does not say what was forced"),
     ((), {"plain": output(SLOW, command="./all_reduce_perf -b 8")}, "plain.log does not say what was forced"),
-    (("--default",), {"a": output(FAST, command="NCCL_ALGO=ring,tree all_reduce_perf")}, "NCCL_ALGO=ring,tree"),
-    (("--default",), {"a": output(FAST, command="NCCL_MIN_NCHANNELS=8 all_reduce_perf")}, "no setting of ncclt"),
-    (("--setting", "a.log=tree/ll"), {"a": output(FAST, command=RING)}, "a.log was run with ring/auto, not tree/ll"),
-    (("--default", "--setting", "tree/ll"), {"a": output(FAST)}, "is for all outputs"),
-    (("--default",), {"a": output(SLOW)}, "mine has the NCCL default only"),
-    ((), {"a": output(SLOW, command=RING)}, "mine has no row of the NCCL default"),
-    (("--default",), {"a": output(SLOW), "b": output(FAST, command=RING, nccl="22703")}, "b.log has NCCL 2.27.3"),
-    (("--default",), {"a": output(SLOW) + output(FAST, nccl="22703")}, "a.log has NCCL 2.27.3"),
-    (("--default",), {"a": output(SLOW) + output(FAST, ranks=8)}, "a.log has nodes: 2, and a.log 1"),
-    (("--default",), {"a": output(SLOW, gpu="NVIDIA H100 80GB HBM3")}, "a.log is from NVIDIA H100"),
-    (("--default",), {"a": output(SLOW, ranks=3)}, "3"),
-    (("--default",), {"a": "nothing"}, "a.log is not nccl-tests output"),
-    (("--default",), {"a": "Usage: all_reduce_perf"}, "a.log: nccl-tests measured nothing"),
-    (("--default",), {"a": f"{RING}\n" + output(SLOW, command="all_reduce_perf")}, "several command lines before"),
     (
-        ("--default",),
+        PLAIN,
+        {"a": output(FAST, command="NCCL_ALGO=ring,tree all_reduce_perf")},
+        "NCCL_ALGO=ring,tree",
+    ),
+    (
+        PLAIN,
+        {"a": output(FAST, command="NCCL_MIN_NCHANNELS=8 all_reduce_perf")},
+        "no setting of ncclt",
+    ),
+    (("--setting", "a.log=tree/ll"), {"a": output(FAST, command=RING)}, "a.log was run with ring/auto, not tree/ll"),
+    ((*PLAIN, "--setting", "tree/ll"), {"a": output(FAST)}, "is for all outputs"),
+    (PLAIN, {"a": output(SLOW)}, "mine has the NCCL default only"),
+    ((), {"a": output(SLOW, command=RING)}, "mine has no row of the NCCL default"),
+    (
+        PLAIN,
+        {"a": output(SLOW), "b": output(FAST, command=RING, nccl="22703")},
+        "b.log has NCCL 2.27.3",
+    ),
+    (PLAIN, {"a": output(SLOW) + output(FAST, nccl="22703")}, "a.log has NCCL 2.27.3"),
+    (PLAIN, {"a": output(SLOW) + output(FAST, ranks=8)}, "a.log has nodes: 2, and a.log 1"),
+    (PLAIN, {"a": output(SLOW, gpu="NVIDIA H100 80GB HBM3")}, "a.log is from NVIDIA H100"),
+    (PLAIN, {"a": output(SLOW, ranks=3)}, "3"),
+    (PLAIN, {"a": "nothing"}, "a.log is not nccl-tests output"),
+    (PLAIN, {"a": "Usage: all_reduce_perf"}, "a.log: nccl-tests measured nothing"),
+    (
+        PLAIN,
+        {"a": f"{RING}\n" + output(SLOW, command="all_reduce_perf")},
+        "several command lines before",
+    ),
+    (
+        PLAIN,
         {"a": output(SLOW, command=RING), "b": output(FAST, command=f"NCCL_P2P_DISABLE=1 {RING}")},
         "b.log was run with NCCL_P2P_DISABLE=1, and a.log with (unset)",
     ),
@@ -340,26 +359,26 @@ def test_an_output_counts_once(logs, tmp_path):
     again = tmp_path / "again.log"
     again.symlink_to(tmp_path / "plain.log")
     for words in (("./plain.log",), (str(again),)):
-        said = logs("--default", *words, rc=[2], plain=output(SLOW), ring=output(FAST, command=RING))
+        said = logs(*PLAIN, *words, rc=[2], plain=output(SLOW), ring=output(FAST, command=RING))
         assert "is given twice" in said
 
 
 def test_an_output_gets_one_setting_and_may_have_an_equals_sign_in_its_name(logs):
     files = {"plain": output(SLOW, command="all_reduce_perf"), "x=y": output(FAST, command="all_reduce_perf")}
-    logs("--default", "--setting", "x=y.log=ring/simple c=8", **files)
+    logs(*PLAIN, "--setting", "x=y.log=ring/simple c=8", **files)
     assert [setting.label for setting in load_mine().settings()] == ["ring/simple c=8"]
     twice = ("--setting", "x=y.log=ring/ll", "--setting", "x=y.log=tree/ll")
-    assert "--setting names x=y.log twice" in logs("--default", "--force", *twice, rc=[2], **files)
+    assert "--setting names x=y.log twice" in logs(*PLAIN, "--force", *twice, rc=[2], **files)
     assert "there is no output y.log" in logs("--force", "--setting", "y.log=ring/ll", rc=[2], **files)
 
 
 def test_a_taken_name_is_refused(logs):
     forced = {"plain": output(SLOW), "ring": output(FAST, command=RING)}
-    logs("--default", **forced)
-    assert "there is a cluster 'mine' already" in logs("--default", rc=[2], **forced)
-    logs("--default", "--force", **forced)
+    logs(*PLAIN, **forced)
+    assert "there is a cluster 'mine' already" in logs(*PLAIN, rc=[2], **forced)
+    logs(*PLAIN, "--force", **forced)
     for name in ("leonardo", "mi355x-2x8", "hall"):
-        assert f"there is a cluster '{name}' already" in logs("--default", "--force", "--name", name, rc=[2], **forced)
+        assert f"there is a cluster '{name}' already" in logs(*PLAIN, "--force", "--name", name, rc=[2], **forced)
 
 
 def test_a_folder_of_prefixed_outputs_is_imported(logs, tmp_path):
@@ -367,18 +386,18 @@ def test_a_folder_of_prefixed_outputs_is_imported(logs, tmp_path):
     for name, text in (("plain", output(SLOW)), ("ring", output(FAST, command=RING))):
         prefixed = "".join(f"2025-01-06T10:00:00.123Z [1,0]<stdout>:{line}\n" for line in text.splitlines())
         (tmp_path / "sweep" / f"{name}.log").write_text(prefixed)
-    assert "the default and 1 setting, in" in logs("--default", "sweep")
+    assert "the default and 1 setting, in" in logs(*PLAIN, "sweep")
     (tmp_path / "sweep" / "job.nsys-rep").write_text("x")
-    assert "report of Nsight Systems" in logs("--default", "--force", "sweep", rc=[1])
+    assert "report of Nsight Systems" in logs(*PLAIN, "--force", "sweep", rc=[1])
 
 
 def test_wrong_results_are_left_out_and_said(logs):
-    said = logs("--default", plain=output(SLOW), a=output(FAST, command=RING), b=output(FAST, command=RING, wrong=3))
+    said = logs(*PLAIN, plain=output(SLOW), a=output(FAST, command=RING), b=output(FAST, command=RING, wrong=3))
     assert "2 rows without a time or with wrong results left out" in said
 
 
 def test_damaged_sizes_are_left_out_and_what_is_written_can_be_read(logs):
-    said = logs("--default", plain=output(SLOW), ring=output({4096: 8.0, 10**20: 19.0}, command=RING))
+    said = logs(*PLAIN, plain=output(SLOW), ring=output({4096: 8.0, 10**20: 19.0}, command=RING))
     assert "1 row without a time or with wrong results left out" in said
     assert load_mine().settings()
 

@@ -34,19 +34,17 @@ def test_a_dry_run_fits_on_a_screen_and_says_how_large_its_files_are(command, wo
     assert max(map(len, screen.splitlines())) < 800
     files = dict(re.findall(r"^  file (\S+): (\d+) lines, ", screen, re.MULTILINE))
     assert files or words[0] == "mpirun"
-    assert screen.endswith("--full shows the files and whole commands\n")
+    assert screen.endswith("--verbose shows the files and whole commands\n")
     assert all(line.count("the same command") <= 1 for line in screen.splitlines())
 
 
-def test_full_shows_the_files(command):
-    short, long = (_read(command, "--launcher", "ssh", "--hosts", "a,b", *words) for words in ((), ("--full",)))
+def test_verbose_shows_the_files(command):
+    short, long = (_read(command, "--launcher", "ssh", "--hosts", "a,b", *words) for words in ((), ("--verbose",)))
     (lines,) = re.findall(r"file nodes.json: (\d+) lines", short)
     after = long.partition("file nodes.json")[2].splitlines()[1 : int(lines) + 1]
     assert json.loads("\n".join(after))[0][-1] == "a"
     assert len(long.splitlines()) > 500
-    assert "--full shows" not in long
-    with pytest.raises(UsageError, match="--full shows the files of a dry run"):
-        command(tune, "--model", sample_workload().name, "--full")
+    assert "--verbose shows" not in long
 
 
 @pytest.fixture

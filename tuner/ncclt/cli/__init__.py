@@ -32,10 +32,10 @@ def _run(words: Sequence[str]) -> int:
     (docs/adr/0004).
     """
     try:
-        if words[:1] == ["env"]:
+        if words[:1] == ["env"] or words[:2] == ["--debug", "env"]:
             from ncclt.cli.env import main as env
 
-            return env(words[1:])
+            return env(words[words.index("env") + 1 :], debug=words[0] == "--debug")
         if words[:1] == ["run"] or words[:2] == ["--debug", "run"]:
             from ncclt.cli.run import main as run
 

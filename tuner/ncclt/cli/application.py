@@ -150,14 +150,11 @@ def _show_all(ctx: typer.Context, wanted: bool) -> None:
             continue
         # The framework prints it; where it does not, it returns it.
         show_all(command)
-        sys.stdout.write(command.get_help(_context(command, words)) + "\n")
+        sys.stdout.write(
+            command.get_help(typer.Context(command, info_name=f"ncclt {words}", max_content_width=_WIDEST)) + "\n"
+        )
         sys.stdout.flush()
     raise typer.Exit
-
-
-def _context(command: Any, words: str) -> typer.Context:
-    """Return what the help of a command needs: its name, and as wide as the help of the program."""
-    return typer.Context(command, info_name=f"ncclt {words}", max_content_width=_WIDEST)
 
 
 def _parser_of(name: str) -> Any:

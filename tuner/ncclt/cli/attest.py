@@ -91,7 +91,7 @@ def _only(ids: Sequence[str]) -> str:
 def find_delivered(
     id: str, form: Form, *, server: str | None, storage: str | None, timeout_s: float
 ) -> DeliveredPolicy:
-    """Return what a recommendation delivers to a job in one form.
+    """Return the policy that a recommendation delivers in one form.
 
     Raises:
         NotFoundError: there is no such recommendation.

@@ -114,7 +114,7 @@ def calibrate(
 
 
 def print_calibration(calibration: Calibration) -> None:
-    """Print what was fitted, and where it holds."""
+    """Print the fitted constants and their range of validity."""
     from ncclt.core.message import format_bytes
 
     print(calibration.sentence)
@@ -182,7 +182,7 @@ def _observed(source: str, cluster: Cluster, store: Store) -> list[ObservedTimes
 
 
 def _unlike(study: Study, cluster: Cluster) -> str:
-    """Return why the times of a study are not those of a cluster, empty where they are."""
+    """Return the reason to leave a study out of the times of a cluster; empty = it counts."""
     if study.simulated:
         return "simulated"
     if study.cluster.nccl_version != cluster.nccl_version:
@@ -195,7 +195,7 @@ def _unlike(study: Study, cluster: Cluster) -> str:
 def _probes(
     cluster: Cluster, known: Sequence[ObservedTimes], launcher: str, hosts: str, nccl_tests: Path | None, store: Store
 ) -> tuple[Testbed, tuple[Setting, ...]]:
-    """Return where probes run, and what is launched: the default and the forced settings that tell most."""
+    """Return the testbed of the probes, and their settings: the default and the most informative forced ones."""
     from ncclt.core.setting import DEFAULT
     from ncclt.core.workload import MessageCalls, Provenance, Workload
     from ncclt.measure.open_testbed import open_testbed

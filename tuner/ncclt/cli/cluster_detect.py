@@ -55,7 +55,7 @@ def detect(
     ] = None,
     target: Annotated[
         Target,
-        Fields("launcher nodes gpus_per_node hosts nccl_version benchmark nccl_tests python", _OF_DETECTION),
+        Fields("launcher nodes gpus_per_node hosts nccl_version benchmark nccl_tests", _OF_DETECTION),
     ],
     replace: ReplaceCluster = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the TOML file without storing it.")] = False,

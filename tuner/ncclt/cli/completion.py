@@ -109,7 +109,7 @@ NAMES: dict[str, Callable[..., list[str]]] = {
 
 
 def is_completing() -> bool:
-    """Return whether a shell asks what could follow; behind `--` stands the command of a job, which is not ours."""
+    """Return True while a shell asks for completions of our own words, not of a job's command behind `--`."""
     typed = f"{os.environ.get('COMP_WORDS', '')} {os.environ.get('_TYPER_COMPLETE_ARGS', '')}"
     return "_NCCLT_COMPLETE" in os.environ and "--" not in typed.split()
 

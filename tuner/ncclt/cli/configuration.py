@@ -44,7 +44,7 @@ def user_file() -> Path:
 
 
 def _read(path: Path) -> tuple[dict[str, str], str]:
-    """Return what a configuration file sets, and why it is not trusted; empty = it is trusted, or absent.
+    """Return the values of a configuration file, and the reason not to trust it; empty = trusted or absent.
 
     Raises:
         UsageError: it is broken.
@@ -78,7 +78,7 @@ def _read(path: Path) -> tuple[dict[str, str], str]:
 
 
 def _read_project() -> tuple[dict[str, str], dict[str, str]]:
-    """Return what the file in the working folder sets, and which keys are refused, with the reason.
+    """Return the values of the file in the working folder, and the refused keys with their reasons.
 
     The server and the store decide what a job runs with, so they are only taken from a file that belongs to this user
     or root: otherwise anyone who can write to a folder could decide what the jobs started there run with.

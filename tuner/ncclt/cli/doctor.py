@@ -126,7 +126,7 @@ def _cluster(target: Target, storage: str | None) -> Cluster | None:
 
 
 def _recommended(model: str | None, cluster: str | None, storage: str | None) -> Mapping[str, str]:
-    """Return what the published recommendation sets; nothing where it says keep-default."""
+    """Return the variables of the published recommendation; none for keep-default."""
     if model is None:
         return {}
     if cluster is None:
@@ -211,18 +211,14 @@ def _print_matrix(matrix: TopologyMatrix) -> None:
     rows = []
     for gpu, affinity in zip(matrix.gpus, matrix.cpu_affinity, strict=True):
         others: tuple[int | str, ...] = (*matrix.gpus, *nics)
-        words = [_word(matrix, gpu, other) for other in others]
+        links = [matrix.link(gpu, other) for other in others]
+        words = [link.word if link else "?" for link in links]
         rows.append((f"GPU{gpu}", *words, affinity))
     left = len(matrix.nics) - len(nics)
     more = f"; {left} more NICs are not shown" if left else ""
     print(f"topology of {matrix.source}, hash {matrix.topology_hash()}{more}")
     print_table((" ", *names, *nics, "CPUs"), rows)
     print()
-
-
-def _word(matrix: TopologyMatrix, gpu: int, other: int | str) -> str:
-    link = matrix.link(gpu, other)
-    return link.word if link else "?"
 
 
 def _print_use(diagnosis: Diagnosis) -> None:

@@ -161,12 +161,16 @@ def parser() -> Options:
         default="none",
         help="If it does not answer: none = fail (default), cached = use its last answer.",
     )
-    server.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
     return made
 
 
-def main(argv: Sequence[str]) -> int:
-    """Print the environment and return the exit code."""
+def main(argv: Sequence[str], *, debug: bool = False) -> int:
+    """Print the environment and return the exit code.
+
+    Args:
+        argv: options of the command.
+        debug: raise errors instead of reporting them.
+    """
     arguments = parser().parse_args(argv)
     try:
         text = _text(arguments)
@@ -176,7 +180,7 @@ def main(argv: Sequence[str]) -> int:
         else:
             sys.stdout.write(text)
     except (NccltError, ModuleNotFoundError) as error:
-        if arguments.debug:
+        if debug:
             raise
         return report(as_ncclt_error(error))
     return 0

@@ -124,7 +124,7 @@ def _print_all(ctx: typer.Context, wanted: bool) -> None:
 
 
 def is_terminal() -> bool:
-    """Return whether somebody reads the help on a terminal."""
+    """Return True if the help goes to a terminal."""
     return sys.stdout.isatty()
 
 

@@ -146,7 +146,7 @@ def _submit_stale(
 
 
 def _print_stale(found: tuple[StaleJob, ...], *, as_json: bool) -> None:
-    """Print what was done for each stale recommendation.
+    """Print the job of each stale recommendation.
 
     Raises:
         ConflictError: there is one without a job.

@@ -163,12 +163,9 @@ def import_landscape(
         typer.Option(
             "--setting",
             metavar="[LOG=]SETTING",
-            help="Setting of outputs that do not name one, such as tree/ll; repeatable.",
+            help="[LOG=]SETTING of outputs that name none: default, tree/ll; repeatable.",
         ),
     ] = [],  # noqa: B006 - typer copies it
-    default: Annotated[
-        bool, typer.Option("--default", help="Outputs that name no setting are of the NCCL default.")
-    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a landscape of this name.")] = False,
 ) -> None:
     """Import outputs of nccl-tests as a landscape.
@@ -197,7 +194,7 @@ def import_landscape(
         if sum(log.resolve() == other.resolve() for other in logs) > 1:
             raise UsageError(f"{log} is given twice", hint="give each output once: it is one repetition")
     files = [file for file, _is_named in list_files(logs)]
-    of_logs, fallback = _settings(settings, files, default=default)
+    of_logs, fallback = _settings(settings, files)
     outputs = {log: read_tests(log) for log in files}
     found = import_logs(outputs, job, name=name, settings=of_logs, fallback=fallback, version=__version__)
     _write(target, found.rows, found.cluster, option="XDG_DATA_HOME")
@@ -210,15 +207,12 @@ def import_landscape(
     print(f"`ncclt tune --cluster {name}` replays them")
 
 
-def _settings(
-    texts: Sequence[str], logs: Sequence[Path], *, default: bool
-) -> tuple[dict[Path, Setting], Setting | None]:
+def _settings(texts: Sequence[str], logs: Sequence[Path]) -> tuple[dict[Path, Setting], Setting | None]:
     """Return the settings of single outputs, and that of all others; None = not given."""
-    from ncclt.core.setting import DEFAULT
     from ncclt.measure.simulated.sweep import parse_setting
 
     of_logs: dict[Path, Setting] = {}
-    fallback = DEFAULT if default else None
+    fallback = None
     for text in texts:
         # Names of files may contain an equals sign, and settings do.
         cuts = [at for at, sign in enumerate(text) if sign == "="]
@@ -234,7 +228,7 @@ def _settings(
             )
         elif fallback is not None:
             raise UsageError(
-                f"--setting {text!r} is for all outputs, and so is {'--default' if default else 'another one'}",
+                f"--setting {text!r} is for all outputs, and so is another one",
                 hint=f"name its output: --setting '{logs[0]}={text}'",
             )
         else:

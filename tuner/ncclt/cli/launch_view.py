@@ -4,39 +4,16 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from ncclt.core.message import format_bytes
-from ncclt.core.option import Group
 from ncclt.core.plural import count_noun
-from ncclt.errors import UsageError
 
 if TYPE_CHECKING:
     from ncclt.launch.launcher import LaunchPlan
 
 _LONGEST_WORD, _SHOWN_OF_WORD = 160, 24
 """Characters of a word that is shown whole, and of what is shown of a longer one: srun takes scripts as words."""
-
-Texts = Annotated[
-    bool,
-    typer.Option(
-        "--full",
-        help="With --dry-run: print whole commands, scripts and files.",
-        rich_help_panel=Group.LAUNCH,
-    ),
-]
-
-
-def require_dry_run(texts: bool, *, dry_run: bool) -> None:
-    """Refuse --full without --dry-run.
-
-    Raises:
-        UsageError: nothing would be shown.
-    """
-    if texts and not dry_run:
-        raise UsageError("--full shows the files of a dry run", hint="add --dry-run")
 
 
 def launch_row(setting: str, plan: LaunchPlan) -> dict[str, Any]:
@@ -60,7 +37,10 @@ def print_launches(rows: Iterable[Mapping[str, Any]], *, texts: bool) -> None:
             print(f"  unset {' '.join(row['unset_env'])}")
         for name, value in row["set_env"].items() if row["set_env"] != shown.get("set_env") else ():
             print(f"  {name}={shlex.quote(value)}")
-        words = row["argv"] if texts else [_short(word) for word in row["argv"]]
+        words = [
+            word if texts or len(word) <= _LONGEST_WORD else f"{word[:_SHOWN_OF_WORD]}… ({len(word)} characters)"
+            for word in row["argv"]
+        ]
         print("  the same command" if row["argv"] == shown.get("argv") else f"  {shlex.join(words)}")
         for name, text in row["files"].items():
             if text == shown.get("files", {}).get(name):
@@ -70,8 +50,3 @@ def print_launches(rows: Iterable[Mapping[str, Any]], *, texts: bool) -> None:
             if texts:
                 print("".join(f"    {line}\n" for line in lines), end="")
         shown = row
-
-
-def _short(word: str) -> str:
-    """Return a word of a command; of a script in it the beginning and its length."""
-    return word if len(word) <= _LONGEST_WORD else f"{word[:_SHOWN_OF_WORD]}… ({len(word)} characters)"

@@ -57,7 +57,7 @@ def storage_option(storage: str | None, shown: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Which fields of a record a command offers.
+    """Selection of the fields of a record that a command offers.
 
     Attributes:
         words: their names in the order of the help, with spaces between; parameters of the command may stand among

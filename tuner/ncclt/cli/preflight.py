@@ -263,7 +263,7 @@ def _runners(
     seed: int,
     time_s: float | None,
 ) -> tuple[RunnerFor, tuple[str, ...]]:
-    """Return what gives the runner of some nodes or GPUs, and the notes on all of them."""
+    """Return a function from nodes or GPUs to their runner, and the notes on all of them."""
     if not target.is_launched:
         from ncclt.health.preflight.simulated import SimulatedFabric, parse_fault
 
@@ -353,7 +353,7 @@ def print_plan(
     simulated: bool,
     as_json: bool,
 ) -> None:
-    """Show what would be launched; `launches` are those on all nodes."""
+    """Print the plan; `launches` are those on all nodes."""
     document: dict[str, Any] = {
         "schema": PLAN_SCHEMA,
         "launcher": request.launcher,

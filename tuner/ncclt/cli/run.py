@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _is_locale_ours() -> bool:
-    """Return whether Python itself added LC_CTYPE at its start, as it does where no locale is set (PEP 538)."""
+    """Return True if Python itself added LC_CTYPE at its start, as it does without a locale (PEP 538)."""
     try:
         with open("/proc/self/environ", "rb") as file:  # noqa: PTH123 -- before all imports
             before = b"\0" + file.read()
@@ -88,13 +88,13 @@ def _show_traceback(options: Sequence[str]) -> None:
 
 
 def _is_decided_for_all(options: Sequence[str]) -> bool:
-    """Return whether a shared file may give other processes settings that this one failed to read."""
+    """Return True if a shared file may give other processes settings that this one failed to read."""
     named = any(word.partition("=")[0] in ("--shared", "--policy") for word in options)
     return named or bool(os.environ.get("NCCLT_SHARED"))
 
 
 def _must_succeed(options: Sequence[str]) -> bool:
-    """Return whether --fallback fail was given, without the parser, which may be what failed."""
+    """Return True for --fallback fail, read without the parser, which may have failed."""
     said = ""
     for word, following in zip(options, [*options[1:], ""], strict=True):
         name, equals, value = word.partition("=")
@@ -156,5 +156,5 @@ def _execute(argv: Sequence[str], environ: Mapping[str, str] | None) -> None:
 
 
 def _is_of_the_environment(failure: Exception) -> bool:
-    """Return whether a command was refused for its environment: too large, or with an impossible value."""
+    """Return True for a command refused for its environment: too large, or with an impossible value."""
     return isinstance(failure, ValueError) or (isinstance(failure, OSError) and failure.errno == errno.E2BIG)

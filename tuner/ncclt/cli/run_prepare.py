@@ -1,4 +1,4 @@
-"""What `ncclt run` gives a job: fetched, decided, placed where its nodes read it. `run` handles failures here."""
+"""Preparation of a job by `ncclt run`: fetch, decide, and place files for its nodes; `run` handles failures."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def prepared(arguments: argparse.Namespace, command: Sequence[str]) -> JobPlan:
 
 
 def _follow_table(arguments: argparse.Namespace, job: JobInfo, plugin: Path | None) -> JobPlan:
-    """Return what the table of --policy gives; other nodes may be able to read it even if this one cannot."""
+    """Return the plan of the table of --policy; other nodes may be able to read it even if this one cannot."""
     if plugin is None:
         raise UsageError("--policy needs the tuner plugin", hint="build it with `ncclt admin plugin build`")
     answer = answer_from_table(arguments.policy.absolute())
@@ -100,7 +100,7 @@ def _as_common(plan: JobPlan, job: JobInfo) -> JobPlan:
 
 
 def _agree(arguments: argparse.Namespace, job: JobInfo, where: Where, shared: Path, plugin: Path | None) -> JobPlan:
-    """Return what the processes of the job have agreed on."""
+    """Return the plan on which the processes of the job agree."""
     from ncclt.deliver.shared_job import agree
 
     def plan(answer: Answer, form: Form | None) -> JobPlan:
@@ -131,7 +131,7 @@ def _configured_cluster() -> str | None:
 
 
 def _decide(arguments: argparse.Namespace, job: JobInfo, where: Where, plugin: Path | None) -> JobPlan:
-    """Return what this process decides for itself: agreement or nothing.
+    """Return the plan of this process alone.
 
     Raises:
         StartRefused: the server keeps one answer for the job, which other nodes may have got, and this one has not.

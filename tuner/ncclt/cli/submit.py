@@ -52,7 +52,7 @@ def submit_study(cluster: Cluster, store: Store, target: Target, *, wait: bool, 
     options = target.launcher_options
     extra = options.get("sbatch_arg", ())
     names_gpus = any(argument.startswith(("--gpus", "--gres")) for argument in extra)
-    words = [word for word in sys.argv[1:] if word not in ("--dry-run", "--full")]
+    words = [word for word in sys.argv[1:] if word not in ("--dry-run", "--verbose", "-v")]
     if store.path is None:
         words = _storage_by_environment(words)
     request = BatchRequest(
@@ -100,7 +100,7 @@ _FOLDERS = ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME")
 def _variables(
     store: Store, words: Sequence[str], sbatch_args: Sequence[str], environ: Mapping[str, str]
 ) -> tuple[tuple[str, str], ...]:
-    """Return what the script must set: every option that comes from a variable, and the store.
+    """Return the variables of the script: every option that comes from a variable, and the store.
 
     Raises:
         UsageError: one of them is secret, and the job would not inherit it.

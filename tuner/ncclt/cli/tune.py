@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ncclt.cli.configuration import storage_url
-from ncclt.cli.launch_view import Texts, print_launches, require_dry_run
+from ncclt.cli.launch_view import print_launches
 from ncclt.cli.options import AsJson, Model, Quiet, StepsPerDay, Verbose, spread, storage_option
 from ncclt.cli.output import EXIT_INTERRUPTED, StopRequest, print_json, say
 from ncclt.cli.submit import submit_study
@@ -54,7 +54,6 @@ def tune(
     ] = False,
     steps_per_day: StepsPerDay = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; run and store nothing.")] = False,
-    full: Texts = False,
     verbose: Verbose = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -69,8 +68,6 @@ def tune(
     storage = storage_url()
     require_extra("tune")
     from ncclt.measure.open_testbed import choose_cluster, open_testbed
-
-    require_dry_run(full, dry_run=dry_run)
     from ncclt.pipeline.tune import TuneRequest, build_study, find_finished
     from ncclt.store import open_store, open_to_read
     from ncclt.store.shipped import is_demo
@@ -110,7 +107,7 @@ def tune(
             )
             finished = None
         if dry_run:
-            print_plan(plan_of(request, testbed), as_json=as_json, texts=full)
+            print_plan(plan_of(request, testbed), as_json=as_json, texts=verbose)
             return
         from ncclt.cli.summary_view import command_again
         from ncclt.cli.tune_view import print_result, result_document
@@ -216,4 +213,4 @@ def print_plan(document: dict[str, Any], *, as_json: bool, texts: bool) -> None:
             print(f"{key}: {value}")
     print_launches(launches, texts=texts)
     if launches and not texts:
-        print("--full shows the files and whole commands")
+        print("--verbose shows the files and whole commands")
