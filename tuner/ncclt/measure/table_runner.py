@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Unpack
 
 from ncclt.core.message import Message
-from ncclt.core.policy import Policy, Rule
+from ncclt.core.policy import Policy
 from ncclt.core.setting import Setting
 from ncclt.core.trial import Outcome, TrialResult
 from ncclt.errors import BenchmarkError, SettingError
@@ -106,14 +106,12 @@ class TableRunner(LaunchedRunner):
         for rule in wanted.rules:
             nodes, ranks = communicator_shape(rule, nodes=cluster.nodes, ranks=cluster.world_size)
             # What is forced on all messages of a trial is not confined to the whole job.
-            rows.append(table_row(rule, nodes=nodes, ranks=ranks) if rule.group_size else _any_row(rule))
+            rows.append(
+                table_row(rule, nodes=nodes, ranks=ranks) if rule.group_size else table_row(rule, nodes=ANY, ranks=ANY)
+            )
         return table_text(
             rows, table_id=f"trial-{digest}", version=self._version, nodes=cluster.nodes, ranks=cluster.world_size
         )
-
-
-def _any_row(rule: Rule) -> str:
-    return table_row(rule, nodes=ANY, ranks=ANY)
 
 
 def _reported(folder: Path) -> Iterator[object]:

@@ -112,7 +112,7 @@ def test_a_launch_within_a_launch_carries_the_marks_of_both(outer):
     assert inner.run().stdout == f"{outer}/{inner.mark}\n".lstrip("/")
 
 
-def test_the_guardian_forgets_what_has_ended_and_keeps_what_could_not_be_ended(monkeypatch):
+def test_the_reaper_forgets_what_has_ended_and_keeps_what_could_not_be_ended(monkeypatch):
     ended, cut_off = session("pass"), session("pass")
     ended.run()
     monkeypatch.setattr(cut_off, "_start_and_watch", lambda _: 1 / 0)

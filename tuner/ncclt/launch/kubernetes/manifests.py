@@ -105,7 +105,12 @@ def manifests(kind: str, job: LaunchedJob, site: Site) -> list[Mapping[str, Node
     if len(name) > _NAME_CHARACTERS or not _NAME.fullmatch(name):
         raise UsageError(f"{job.name!r} is not a name for an object of Kubernetes")
     body = mpi_job(job, site) if kind == "mpijob" else train_job(job, site)
-    return [*([_config_map(job, site)] if job.files else []), body]
+    if not job.files:
+        return [body]
+    return [
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(job, site), "data": dict(job.files)},
+        body,
+    ]
 
 
 def mpi_job(job: LaunchedJob, site: Site) -> Mapping[str, Node]:
@@ -193,10 +198,6 @@ def train_job(job: LaunchedJob, site: Site) -> Mapping[str, Node]:
             ],
         },
     }
-
-
-def _config_map(job: LaunchedJob, site: Site) -> Mapping[str, Node]:
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(job, site), "data": dict(job.files)}
 
 
 def _metadata(job: LaunchedJob, site: Site) -> Mapping[str, Node]:

@@ -189,14 +189,16 @@ class ProcessSession:
         grace_s = self._kill_grace_s  # an exception leaves no more time than a kill
         succeeded = False
         try:
-            while not _has_ended(process):
+            # WNOWAIT: the leader is not reaped, so that its id is not reused before all of the launch has ended.
+            while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 killed = self._killed_at_s is not None
                 timed_out = not killed and time.monotonic() >= deadline_s
                 if killed or timed_out:
                     break
                 capture.read_for(_TICK_S)
             else:
-                succeeded = _exit_code(process) == 0
+                ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+                succeeded = ended is not None and (ended.si_code, ended.si_status) == (os.CLD_EXITED, 0)
             grace_s = self._kill_grace_s if killed else self._grace_s
         finally:
             survivors = end_members(
@@ -206,7 +208,10 @@ class ProcessSession:
                 hurried=self._is_hurried,
                 pause=capture.read_for,
             )
-            _drain(capture)
+            # For a limited time: a process that could not be ended may keep the pipes open.
+            drained_s = time.monotonic() + _DRAIN_S
+            while capture.is_open and time.monotonic() < drained_s:
+                capture.read_for(_TICK_S)
             capture.close()
             exit_code = None if process.pid in survivors else process.wait()
             if not succeeded:
@@ -231,24 +236,6 @@ class ProcessSession:
 def _pipe(stream: IO[bytes] | None) -> IO[bytes]:
     assert stream is not None, "Popen was asked for a pipe"
     return stream
-
-
-def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Return True if the leader has ended, without reaping it."""
-    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
-def _exit_code(process: subprocess.Popen[bytes]) -> int | None:
-    """Return the leader's exit code, without reaping it; None = it was ended by a signal."""
-    ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    return ended.si_status if ended is not None and ended.si_code == os.CLD_EXITED else None
-
-
-def _drain(capture: Capture) -> None:
-    """Read what the pipes still hold, for a limited time: a process that could not be ended may keep them open."""
-    deadline_s = time.monotonic() + _DRAIN_S
-    while capture.is_open and time.monotonic() < deadline_s:
-        capture.read_for(_TICK_S)
 
 
 @contextmanager

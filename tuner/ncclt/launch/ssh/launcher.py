@@ -271,7 +271,12 @@ class SshLauncher(ProcessLauncher):
             limit_s=math.ceil(timeout_s) + _LATE_S,
             grace_s=self.grace_s,
         )
-        nodes = json.dumps([self._ssh(host) for host in self._hosts], indent=1)
+        commands = []
+        for host in self._hosts:
+            port = ["-p", str(host.port)] if host.port else []
+            user = ["-l", host.user] if host.user else []
+            commands.append(["ssh", *self._ssh_args, *_OPTIONS, *port, *user, host.name])
+        nodes = json.dumps(commands, indent=1)
         return LaunchPlan(
             argv=(*_DRIVER, _NODE_SCRIPT),
             unset_env=self.removed_names(variables),
@@ -287,11 +292,6 @@ class SshLauncher(ProcessLauncher):
     def read_ending(self, result: LaunchResult) -> LaunchResult:
         """Return the result of a launch that failed, with the exit code of the rank that failed first."""
         return read_torchrun_ending(result)
-
-    def _ssh(self, host: Host) -> list[str]:
-        port = ["-p", str(host.port)] if host.port else []
-        user = ["-l", host.user] if host.user else []
-        return ["ssh", *self._ssh_args, *_OPTIONS, *port, *user, host.name]
 
     def _torchrun(self, argv: Sequence[str], meeting_host: str, meeting_port: str) -> tuple[str, ...]:
         return (

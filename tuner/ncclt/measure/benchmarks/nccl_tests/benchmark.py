@@ -20,7 +20,7 @@ from ncclt.measure.benchmarks.benchmark import BenchmarkCommand, BenchmarkReadin
 from ncclt.measure.benchmarks.nccl_tests.features import LEAST, PROGRAMS, NcclTestsFeatures
 from ncclt.measure.benchmarks.nccl_tests.sweep import Sizes, Sweep, alignment_bytes, plan_runs, requested_size, sweep_of
 from ncclt.nccl.nccl_tests.json import parse_json
-from ncclt.nccl.nccl_tests.result import NcclTest, NcclTestRow, NcclTestTiming
+from ncclt.nccl.nccl_tests.result import NcclTest, NcclTestRow
 from ncclt.nccl.nccl_tests.text import parse_text
 
 # torch reduces and broadcasts in place, and gathers and scatters between two buffers; the half of the row that is timed
@@ -74,7 +74,7 @@ def _measured(message: Message, size: int, rows: Sequence[NcclTestRow], test: Nc
     # The first row of all includes late connecting and loading; if its size is repeated, its time does not count. Its
     # check does.
     cold = found[0] is test.rows[0] and len(found) > 1
-    samples = tuple(sample for row in found[cold:] for sample in _samples_us(_half(row, message)))
+    samples = tuple(sample for row in found[cold:] for sample in _samples_us(row, message))
     if not all(math.isfinite(sample) and sample > 0 for sample in samples):
         raise BenchmarkError(
             f"nccl-tests printed no usable time for {message.label}: {', '.join(f'{s:g}' for s in samples[:8])} µs",
@@ -85,17 +85,10 @@ def _measured(message: Message, size: int, rows: Sequence[NcclTestRow], test: Nc
     return Measurement(message=message, samples_us=samples, wrong=sum(counts) if counts else None)
 
 
-def _half(row: NcclTestRow, message: Message) -> NcclTestTiming | None:
-    wanted, other = row.out_of_place, row.in_place
-    if message.collective in _IN_PLACE:
-        wanted, other = other, wanted
-    return wanted or other
-
-
-def _samples_us(half: NcclTestTiming | None) -> tuple[float, ...]:
-    if half is None:
-        return (math.nan,)
-    return half.calls_us or (half.time_us,)
+def _samples_us(row: NcclTestRow, message: Message) -> tuple[float, ...]:
+    halves = (row.in_place, row.out_of_place) if message.collective in _IN_PLACE else (row.out_of_place, row.in_place)
+    timing = halves[0] or halves[1]
+    return (math.nan,) if timing is None else timing.calls_us or (timing.time_us,)
 
 
 def _has_dtype(row: NcclTestRow, dtype: str) -> bool:
