@@ -79,7 +79,7 @@ def read_workload(paths: Path | str | Sequence[Path | str], *, name: str, source
     with regular_files(given, error=TraceError) as files:
         found = _detect(list(list_files(files)), named)
         workload = found.reader.read(found.paths, name=name)
-        return replace(workload, provenance=_with_facts(workload.provenance, found))
+        return replace(workload, provenance=_add_facts(workload.provenance, found))
 
 
 _TABLE = ClassTable(kind="reader", group="ncclt.readers", built_in=READERS)
@@ -102,8 +102,8 @@ def get_reader(name: str) -> Reader:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Recognised:
-    """Files of one kind, and what their texts state about the run.
+class _JobFiles:
+    """Files of one kind, and facts about the run in their texts.
 
     Attributes:
         reader: of all of them.
@@ -120,7 +120,7 @@ class _Recognised:
     cut: Sequence[str]
 
 
-def _detect(files: Sequence[tuple[Path, bool]], named: Reader | None) -> _Recognised:
+def _detect(files: Sequence[tuple[Path, bool]], named: Reader | None) -> _JobFiles:
     """Return the first reader that recognises every file, or the one that was named.
 
     Each file is looked at once, and behind the first one only the readers are asked that recognised those before. A
@@ -135,9 +135,12 @@ def _detect(files: Sequence[tuple[Path, bool]], named: Reader | None) -> _Recogn
         try:
             with cache_heads():
                 check_readable(path)
-                kinds = _kinds(path, named, candidates, is_named=is_named)
+                kinds = _find_readers(path, named, candidates, is_named=is_named)
                 if not kinds:
-                    raise _unknown(path)
+                    raise find_unsupported(path, read_heads(path)) or TraceError(
+                        f"{path.name} is not a trace or log that ncclt can read",
+                        hint=f"sources are recognised by their content; known are: {', '.join(reader_names())}",
+                    )
                 texts = [head for head in read_heads(path) if is_text(head)]
         except TraceError as error:
             if is_named:
@@ -156,8 +159,8 @@ def _detect(files: Sequence[tuple[Path, bool]], named: Reader | None) -> _Recogn
             whole = len(texts[-1]) < HEAD_BYTES
             cut += [path.name] if (not texts[-1].endswith(b"\n") if whole else ends_within_line(path)) else []
     if not paths:
-        raise _nothing_in_folder(refused)
-    return _Recognised(
+        raise _refuse_folder(refused)
+    return _JobFiles(
         reader=named or get_reader(candidates[0]),
         paths=paths,
         left_out=[error.message for error in refused],
@@ -166,22 +169,19 @@ def _detect(files: Sequence[tuple[Path, bool]], named: Reader | None) -> _Recogn
     )
 
 
-def _kinds(path: Path, named: Reader | None, candidates: Sequence[str], *, is_named: bool) -> list[str]:
-    """Return the readers of a file."""
+def _find_readers(path: Path, named: Reader | None, candidates: Sequence[str], *, is_named: bool) -> list[str]:
+    """Return the names of the readers of a file."""
+
+    def recognising(names: Iterable[str]) -> list[str]:
+        return [name for name in names if get_reader(name).recognises(path)]
+
     if named is not None:
         return [named.name] if is_named or named.recognises(path) else []
     third_party = (name for name, _ in _TABLE.load_third_party())
-    return _recognising(path, candidates) or _recognising(path, READERS) or _recognising(path, third_party)
+    return recognising(candidates) or recognising(READERS) or recognising(third_party)
 
 
-def _unknown(path: Path) -> TraceError:
-    return find_unsupported(path, read_heads(path)) or TraceError(
-        f"{path.name} is not a trace or log that ncclt can read",
-        hint=f"sources are recognised by their content; known are: {', '.join(reader_names())}",
-    )
-
-
-def _nothing_in_folder(refused: Sequence[TraceError]) -> TraceError:
+def _refuse_folder(refused: Sequence[TraceError]) -> TraceError:
     if len(refused) == 1:
         return refused[0]
     shown = "; ".join(error.message for error in refused[:3])
@@ -191,8 +191,8 @@ def _nothing_in_folder(refused: Sequence[TraceError]) -> TraceError:
     )
 
 
-def _with_facts(origin: Provenance, found: _Recognised) -> Provenance:
-    """Add what the texts state beside their calls: ranks, versions, variables."""
+def _add_facts(origin: Provenance, found: _JobFiles) -> Provenance:
+    """Add the facts in the texts beside their calls: ranks, versions, variables."""
     notes = list(origin.notes)
     if found.left_out:
         shown = "; ".join(found.left_out[:3]) + ("; …" if len(found.left_out) > 3 else "")
@@ -216,7 +216,3 @@ def _with_facts(origin: Provenance, found: _Recognised) -> Provenance:
     added = {"nccl_version": ", ".join(versions), "nccl_variables": " ".join(told[:_MOST_VARIABLES])}
     detail = {**{name: text for name, text in added.items() if text}, **origin.detail}
     return replace(origin, world_size=world_size, notes=tuple(notes), detail=detail)
-
-
-def _recognising(path: Path, names: Iterable[str]) -> list[str]:
-    return [name for name in names if get_reader(name).recognises(path)]

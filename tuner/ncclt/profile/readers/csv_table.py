@@ -173,6 +173,9 @@ def read_entry(columns: Columns, row: TableRow) -> Entry:
     cell = {ours: by_header[header] for ours, header in columns.named.items()}
     dtype = _dtype(row, cell.get("dtype", ""))
     size_bytes = _size_bytes(row, cell["size_bytes"])
+    spans_nodes = cell.get("spans_nodes", "")
+    if spans_nodes.lower() not in _TRUTH:
+        raise row.refused(f"spans_nodes is {spans_nodes[:40]!r}", "give true or false")
     if size_bytes % DTYPE_SIZES[dtype]:
         raise row.refused(f"{size_bytes} bytes are no whole number of {dtype}", "give bytes, not elements")
     message = Message(
@@ -180,7 +183,7 @@ def read_entry(columns: Columns, row: TableRow) -> Entry:
         dtype=dtype,
         size_bytes=size_bytes,
         group_size=row.whole("group_size", cell.get("group_size", "") or "0"),
-        spans_nodes=_truth(row, cell.get("spans_nodes", "")),
+        spans_nodes=_TRUTH[spans_nodes.lower()],
     )
     steps = row.whole("steps", cell["steps"]) if "steps" in cell else 0
     if "steps" in cell and steps < 1:
@@ -230,9 +233,3 @@ def _size_bytes(row: TableRow, text: str) -> int:
     if not 0 < size <= MOST_BYTES:
         raise row.refused(f"a size of {text} bytes", f"sizes are 1 to {MOST_BYTES} bytes")
     return int(size)
-
-
-def _truth(row: TableRow, text: str) -> bool:
-    if text.lower() not in _TRUTH:
-        raise row.refused(f"spans_nodes is {text[:40]!r}", "give true or false")
-    return _TRUTH[text.lower()]

@@ -75,13 +75,15 @@ class FlightRecorderReader(RankFileReader):
             if call.duration_us is not None:
                 durations_us[call.message].append(call.duration_us)
         rank, where = find_rank(entries, groups, document.label)
+        # `time_created_ns` counts from 1970.
+        moments_ns = [n for entry in entries if (n := parse_int(entry.get("time_created_ns"), most=2**62)) is not None]
         return RankReading(
             label=document.label,
             rank=rank,
             world_size=find_world_size(groups),
             calls=count_messages(calls),
             mean_us={message: sum(found) / len(found) for message, found in durations_us.items()},
-            recorded_on=_recorded_on(entries),
+            recorded_on=format_day(min(moments_ns, default=0) / 1e9),
             facts={
                 "version": _text(dump.get("version")),
                 # `comm_lib_version` in torch 2.13 and later.
@@ -139,12 +141,6 @@ def _ring_notes(entries: list[Mapping[str, Any]]) -> list[str]:
     if pending:
         notes.append(f"{pending} of {len(entries)} calls had not completed when the dump was written; they count")
     return notes
-
-
-def _recorded_on(entries: list[Mapping[str, Any]]) -> str:
-    """Return the day of the first call; `time_created_ns` counts from 1970."""
-    moments_ns = [n for entry in entries if (n := parse_int(entry.get("time_created_ns"), most=2**62)) is not None]
-    return format_day(min(moments_ns, default=0) / 1e9)
 
 
 def _text(value: object) -> str:

@@ -284,7 +284,8 @@ def _events(document: Document, timeline: Timeline) -> Iterator[Mapping[str, Any
             block = read_block(document, _BLOCK_BYTES)
             is_over = not block
             buffer, at = buffer[at:] + text.decode(block, is_over), 0
-        at = _gap_end(buffer, at)
+        gap = _GAP.match(buffer, at)
+        at = gap.end() if gap else at
         if at == len(buffer):
             if is_over:
                 return
@@ -303,11 +304,6 @@ def _events(document: Document, timeline: Timeline) -> Iterator[Mapping[str, Any
             ) from error
         if isinstance(event, dict):
             yield event
-
-
-def _gap_end(buffer: str, at: int) -> int:
-    found = _GAP.match(buffer, at)
-    return found.end() if found else at
 
 
 def _take(event: Mapping[str, Any], timeline: Timeline, tensors: dict[object, _Tensor]) -> None:

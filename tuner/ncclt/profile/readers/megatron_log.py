@@ -235,7 +235,10 @@ def read_buckets(document: Document) -> BucketLog:
             found += _add(log, rank, line)
             check_bounded(found, log.label)
         elif b"main_grad.dtype" in line and (dtype := _MAIN_GRAD.search(line)) is not None:
-            _type_last_bucket(log, rank, dtype[1].decode("ascii"))
+            # Megatron Core of 2026 prints the dtype of the gradients behind each parameter of the last bucket.
+            buckets = log.buckets.get(rank)
+            if buckets and not buckets[-1].dtype:
+                buckets[-1] = replace(buckets[-1], dtype=dtype[1].decode("ascii"))
     fields = _CONFIG_FIELD.findall(config.split(b")")[0].decode("utf-8", errors="replace"))
     log.settings = {**arguments, **dict(fields)}
     return log
@@ -257,10 +260,3 @@ def _add(log: BucketLog, rank: int | None, line: bytes) -> int:
         one = Bucket(elements=int(padded or elements), dtype=(dtype or b"").decode("ascii"))
         log.buckets.setdefault(rank, []).append(one)
     return int(count is not None or bucket is not None)
-
-
-def _type_last_bucket(log: BucketLog, rank: int | None, dtype: str) -> None:
-    """Give the last bucket the dtype of its gradients, which Megatron Core of 2026 prints behind each parameter."""
-    buckets = log.buckets.get(rank)
-    if buckets and not buckets[-1].dtype:
-        buckets[-1] = replace(buckets[-1], dtype=dtype)

@@ -148,7 +148,9 @@ def _refusal(recordings: Sequence[NsysExport], left_out: Mapping[str, int]) -> T
             f"no message sizes in {labels}: the export has payloads but not the schemas that explain them ({seen})",
             hint=f"export again, whole: {_export_command(recordings[0])}",
         )
-    if any(recording.payloads for recording in recordings) or not _may_have_lost_payloads(recordings):
+    # A switch was off; older exports do not name it, and may have lost the payloads.
+    is_lossy = any(recording.facts.get("EXPORT_PARAM_INCLUDE_BLOBS", "false") != "true" for recording in recordings)
+    if any(recording.payloads for recording in recordings) or not is_lossy:
         return TraceError(
             f"no message sizes in {labels}: NCCL wrote none; it does since 2.16 ({seen})",
             hint="update NCCL, or import its own log: NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,COLL",
@@ -184,11 +186,6 @@ def _export_command(recording: NsysExport) -> str:
         report[:200],
     )
     return shlex.join(words)
-
-
-def _may_have_lost_payloads(recordings: Sequence[NsysExport]) -> bool:
-    """Return True if a switch was off; older exports do not say, and may have lost them."""
-    return any(recording.facts.get("EXPORT_PARAM_INCLUDE_BLOBS", "false") != "true" for recording in recordings)
 
 
 def _switches(recording: NsysExport) -> str:

@@ -144,7 +144,11 @@ def _read(plan: RecordPlan, folder: Path, *, name: str, exit_code: int) -> Recor
     if "NCCL_DEBUG_FILE" in dict(plan.set_env):
         logs = [path for path in sorted((folder / "nccl").iterdir()) if path.stat().st_size]
         try:
-            workload = _read_logs(logs, name=name)
+            if not logs:
+                raise TraceError(
+                    "no process wrote an NCCL log", hint="does the job use NCCL, and do its hosts share --dir?"
+                )
+            workload = read_workload(logs, name=name, source="nccl_log")
         except TraceError as error:
             reasons.append((error.message, error.hint))
         else:
@@ -168,12 +172,6 @@ def _read_plugin(
     uncounted = not workload.provenance.steps
     notes = ("no optimizer of PyTorch reported its steps: give their number with --steps",) if uncounted else ()
     return Recording(exit_code=exit_code, workload=_noted(workload, notes), failures=failures)
-
-
-def _read_logs(logs: Sequence[Path], *, name: str) -> Workload:
-    if not logs:
-        raise TraceError("no process wrote an NCCL log", hint="does the job use NCCL, and do its hosts share --dir?")
-    return read_workload(logs, name=name, source="nccl_log")
 
 
 def _told(workload: Workload, cost: Overhead | None, *, cut_short: bool) -> Workload:

@@ -95,7 +95,8 @@ def group_by_size(workload: Workload) -> tuple[SizeClass, ...]:
     """Return calls and bytes of each collective by size class, most bytes first; empty classes are left out."""
     groups: dict[tuple[Collective, str], list[MessageCalls]] = {}
     for row in workload.messages:
-        groups.setdefault((row.message.collective, _class_of(row.message.size_bytes)), []).append(row)
+        size_class = next((name for name, below in SIZE_CLASSES if row.message.size_bytes < below), SIZE_CLASSES[-1][0])
+        groups.setdefault((row.message.collective, size_class), []).append(row)
     found = [
         SizeClass(
             collective=collective,
@@ -137,10 +138,6 @@ def count_traffic(workload: Workload) -> Traffic | None:
         per_rank += row.bytes_per_step * factor
     is_same = RANK_ROLES not in workload.provenance.detail
     return Traffic(per_rank=per_rank, total=per_rank * world_size if world_size and is_same else None)
-
-
-def _class_of(size_bytes: int) -> str:
-    return next((name for name, below in SIZE_CLASSES if size_bytes < below), SIZE_CLASSES[-1][0])
 
 
 def _time_us(rows: Sequence[MessageCalls]) -> float | None:

@@ -158,7 +158,7 @@ def _add(book: CallBook, event: Event, job: KinetoJob, coalesced: Sequence[Event
     size = parse_int(args.get("Group size")) or (job.groups[group].size if group in job.groups else 0)
     if not size:
         size = job.assumed_group_size
-        book.assume(f"some calls do not name their group: assuming {_shown_size(size)}")
+        book.assume(f"some calls do not name their group: assuming {f'all {size} ranks' if size else 'the whole job'}")
     into = _elements(args, _IN_KEYS) or 0
     out = _elements(args, _OUT_KEYS) or 0
     if into < 0 or out < 0:
@@ -215,10 +215,6 @@ def _tuning_elements(operation: Operation, into: int, out: int) -> int:
 
 def _elements(args: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
     return next((parse_int(args[key], least=-(2**63)) for key in keys if key in args), None)
-
-
-def _shown_size(size: int) -> str:
-    return f"all {size} ranks" if size else "the whole job"
 
 
 _Key = tuple[Collective | None, Tensor]

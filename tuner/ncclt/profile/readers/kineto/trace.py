@@ -298,7 +298,10 @@ class EventPicker:
             steps=steps,
             barriers=_by_thread(events.pop("barriers")),
             timeline=self._timeline,
-            recorded_on=_date(self._first_us, head.get("baseTimeNanoseconds")),
+            # `ts` counts from baseTimeNanoseconds, before torch 2.3 from 1970.
+            recorded_on=format_day(
+                (self._first_us or 0.0) / 1e6 + (parse_float(head.get("baseTimeNanoseconds")) or 0.0) / 1e9
+            ),
             **events,
         )
 
@@ -344,27 +347,20 @@ def _kinds(row: Mapping[str, Any]) -> Iterable[str]:
 
 def _event(row: Mapping[str, Any]) -> Event:
     args = row.get("args")
+    kept = {key: args[key] for key in _KEPT_ARGS if key in args} if isinstance(args, Mapping) else {}
+    # A trace repeats few texts in every event: equal ones are kept once.
+    kept = {key: sys.intern(value) if isinstance(value, str) else value for key, value in kept.items()}
     return Event(
         name=sys.intern(str(row.get("name"))),
         start_us=_moment(row, "ts"),
         duration_us=max(0.0, _moment(row, "dur")),
         thread=sys.intern(f"{row.get('pid')}/{row.get('tid')}"),
-        args={key: _shared(args[key]) for key in _KEPT_ARGS if key in args} if isinstance(args, Mapping) else {},
+        args=kept,
     )
-
-
-def _shared(value: object) -> object:
-    """Return the same object for equal texts: a trace repeats few of them in every event."""
-    return sys.intern(value) if isinstance(value, str) else value
 
 
 def _moment(row: Mapping[str, Any], key: str) -> float:
     return parse_float(row.get(key)) or 0.0
-
-
-def _date(first_us: float | None, base_ns: object) -> str:
-    """Return the day of the first event: `ts` counts from baseTimeNanoseconds, before torch 2.3 from 1970."""
-    return format_day((first_us or 0.0) / 1e6 + (parse_float(base_ns) or 0.0) / 1e9)
 
 
 KERNEL_CATEGORIES = frozenset({"kernel", "Kernel"})
