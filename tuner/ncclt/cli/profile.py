@@ -18,7 +18,7 @@ from ncclt.core.message import format_bytes
 from ncclt.core.plural import count_noun
 from ncclt.core.workload import RANK_ROLES
 from ncclt.errors import NccltError, UsageError, reason
-from ncclt.profile.record.plan import Method, plan_recording
+from ncclt.profile.record.plan import Method, RecordOptions, plan_recording
 from ncclt.profile.views.exposure import bound_gain
 from ncclt.profile.views.histogram import SIZE_CLASSES, count_traffic, find_median_sizes, group_by_size
 
@@ -465,12 +465,9 @@ def record(
     try:
         plan = plan_recording(
             command,
+            RecordOptions(method=method, steps=steps, warmup=warmup, stop_after=stop_after),
             folder=folder,
             environ=os.environ,
-            method=method,
-            steps=steps,
-            warmup=warmup,
-            stop_after=stop_after,
             open_mpi=is_open_mpi(command[0], environ=os.environ),
             library=find(),
         )

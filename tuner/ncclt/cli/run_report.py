@@ -20,7 +20,7 @@ from ncclt.errors import InputError, NccltError, TraceError
 from ncclt.launch.process.process_tree import MARK_VARIABLE, new_mark
 from ncclt.launch.process.reaper import reaper
 from ncclt.profile.record.command import run_foreground
-from ncclt.profile.record.plan import FOLDERS, WINDOW_STEPS, Method, plan_recording
+from ncclt.profile.record.plan import FOLDERS, WINDOW_STEPS, Method, RecordOptions, plan_recording
 from ncclt.profile.record.ranks import read_step_times
 from ncclt.user_dirs import account_name
 
@@ -136,7 +136,10 @@ def timed_variables(folder: Path, command: Sequence[str], environ: Mapping[str, 
     """
     place = folder.absolute() / _FOLDER
     recording = plan_recording(
-        command, folder=place, environ=environ, method=Method.TORCH, warmup=WARMUP_STEPS, times_only=True
+        command,
+        RecordOptions(method=Method.TORCH, warmup=WARMUP_STEPS, times_only=True),
+        folder=place,
+        environ=environ,
     )
     for name in FOLDERS:
         (place / name).mkdir(parents=True, exist_ok=True)

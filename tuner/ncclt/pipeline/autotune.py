@@ -19,7 +19,7 @@ from ncclt.launch.launcher import Launcher
 from ncclt.launch.mpi import is_open_mpi
 from ncclt.measure.redact import words_without_secrets
 from ncclt.measure.target import Target, gpus_visible
-from ncclt.profile.record.plan import Method, RecordPlan, plan_recording
+from ncclt.profile.record.plan import Method, RecordOptions, RecordPlan, plan_recording
 from ncclt.profile.record.session import Recording, make_folder, run_recording
 from ncclt.profile.views.exposure import bound_gain
 from ncclt.prove.comparison import Comparison
@@ -127,12 +127,9 @@ def record_job(
     try:
         plan = plan_recording(
             argv,
+            RecordOptions(method=Method.AUTO, steps=steps, warmup=how.warmup, stop_after=True),
             folder=folder,
             environ=inherited,
-            method=Method.AUTO,
-            steps=steps,
-            warmup=how.warmup,
-            stop_after=True,
             open_mpi=is_open_mpi(argv[0], environ=environ),
         )
         recording = run_recording(plan, folder, name=name, start=start)

@@ -18,7 +18,7 @@ from ncclt.errors import NotStartedError, StudyStoppedError, UsageError
 from ncclt.launch.launcher import Launcher, LaunchPlan, LaunchResult
 from ncclt.launch.mpi import forward_variables, is_open_mpi
 from ncclt.measure.redact import without_secrets, words_without_secrets
-from ncclt.profile.record.plan import Method, RecordPlan, plan_recording
+from ncclt.profile.record.plan import Method, RecordOptions, RecordPlan, plan_recording
 from ncclt.profile.record.ranks import StepTimes, read_step_times
 from ncclt.profile.record.session import make_folder
 from ncclt.prove.comparison import Comparison
@@ -228,13 +228,15 @@ def _plan_launch(
     own, open_mpi = dict(variables_of_side), side in request.open_mpi
     recording = plan_recording(
         argv,
+        RecordOptions(
+            method=Method.TORCH,
+            steps=request.how.steps,
+            warmup=request.how.warmup,
+            stop_after=not request.how.run_to_end,
+            times_only=True,
+        ),
         folder=folder,
         environ={**environ, **own},
-        method=Method.TORCH,
-        steps=request.how.steps,
-        warmup=request.how.warmup,
-        stop_after=not request.how.run_to_end,
-        times_only=True,
         open_mpi=open_mpi,
     )
     variables = own | dict(recording.set_env)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ncclt.profile.record.plan import Method, plan_recording
+from ncclt.profile.record.plan import Method, RecordOptions, plan_recording
 from ncclt.profile.record.session import make_folder
 
 # Enough of PyTorch for the hook: its optimizers' module, with the function that registers.
@@ -18,7 +18,7 @@ OPTIMIZER = "hooks = []\ndef register_optimizer_step_post_hook(hook):\n    hooks
 def folder(tmp_path):
     """The folder of a recording that is about to begin."""
     made = make_folder(tmp_path, keep=None)
-    plan = plan_recording(["x"], folder=made, environ={}, method=Method.TORCH, steps=2, warmup=2)
+    plan = plan_recording(["x"], RecordOptions(method=Method.TORCH, steps=2, warmup=2), folder=made, environ={})
     for name, content in plan.files:
         (made / name).write_text(content)
     return made

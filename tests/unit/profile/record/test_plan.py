@@ -8,14 +8,16 @@ import pytest
 
 import ncclt.profile.record
 from ncclt.errors import UsageError
-from ncclt.profile.record.plan import Method, plan_recording
+from ncclt.profile.record.plan import Method, RecordOptions, plan_recording
 
 SOURCES = Path(ncclt.profile.record.__file__).parent
 FOLDER = Path("/shared/.ncclt-record-x")
 
 
 def _plan(argv=("torchrun", "train.py"), **options):
-    return plan_recording(argv, **{"folder": FOLDER, "environ": {}, "method": Method.AUTO} | options)
+    places = {"folder": FOLDER, "environ": {}}
+    places |= {name: options.pop(name) for name in ("folder", "environ", "open_mpi", "library") if name in options}
+    return plan_recording(argv, RecordOptions(**{"method": Method.AUTO} | options), **places)
 
 
 def test_auto_sets_up_both_ways():

@@ -8,7 +8,7 @@ import pytest
 
 from ncclt.core.workload import WHOLE_FILE
 from ncclt.errors import TraceError, UsageError
-from ncclt.profile.record.plan import Method, plan_recording
+from ncclt.profile.record.plan import Method, RecordOptions, plan_recording
 from ncclt.profile.record.plugin import FOLDER, plugin_variables, read_plugin_reports
 from ncclt.profile.record.ranks import RankReport
 
@@ -17,10 +17,9 @@ LIBRARY = Path("/opt/ncclt/libnccl-tuner-ncclt.so")
 
 
 def planned(**options):
-    return plan_recording(
-        ["torchrun", "train.py"],
-        **{"folder": PLACE, "environ": {}, "method": Method.PLUGIN, "library": LIBRARY} | options,
-    )
+    places = {"folder": PLACE, "environ": {}, "library": LIBRARY}
+    places |= {name: options.pop(name) for name in ("folder", "environ", "open_mpi", "library") if name in options}
+    return plan_recording(["torchrun", "train.py"], RecordOptions(**{"method": Method.PLUGIN} | options), **places)
 
 
 def test_a_known_number_of_steps_leaves_the_programs_alone():

@@ -7,7 +7,7 @@ import pytest
 
 from ncclt.cli.profile import print_profile
 from ncclt.errors import UsageError
-from ncclt.profile.record.plan import Method, plan_recording
+from ncclt.profile.record.plan import Method, RecordOptions, plan_recording
 from ncclt.profile.record.session import clear_folder, make_folder, run_recording
 
 RANK_LOG = (
@@ -28,7 +28,7 @@ sys.exit(4)
 
 def _record(tmp_path, code, method):
     folder = make_folder(tmp_path, keep=None)
-    plan = plan_recording([sys.executable, "-c", code], folder=folder, environ={}, method=method)
+    plan = plan_recording([sys.executable, "-c", code], RecordOptions(method=method), folder=folder, environ={})
     return run_recording(plan, folder, name="mine")
 
 

@@ -78,52 +78,71 @@ class RecordPlan:
     steps: int | None = None
 
 
-def plan_recording(
-    argv: Sequence[str],
-    *,
-    folder: Path,
-    environ: Mapping[str, str],
-    method: Method,
-    steps: int | None = None,
-    warmup: int | None = None,
-    stop_after: bool = False,
-    times_only: bool = False,
-    open_mpi: bool = False,
-    library: Path | None = None,
-) -> RecordPlan:
-    """Decide how a command is started so that it records itself.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordOptions:
+    """Scope of a recording.
 
-    Args:
-        argv: the command as the user gave it.
-        folder: the recording's folder, absolute.
-        environ: the environment that the command inherits.
+    Attributes:
         method: how the messages are recorded.
         steps: training steps to record, None = `WINDOW_STEPS`; with the plugin: all steps of the command, None =
             count them.
         warmup: steps before them, None = `WARMUP_STEPS`.
         stop_after: end the job after the window.
         times_only: record the times of the steps without a trace.
+
+    Raises:
+        UsageError: impossible numbers, or options that cannot be combined.
+    """
+
+    method: Method
+    steps: int | None = None
+    warmup: int | None = None
+    stop_after: bool = False
+    times_only: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        for flag, value in (("--steps", self.steps), ("--warmup", self.warmup)):
+            if value is not None and not 1 <= value <= MOST_LAUNCHES:
+                raise UsageError(
+                    f"{flag} must be 1 to {MOST_LAUNCHES:,}, not {value}",
+                    hint="the first step is never typical: DDP sends other buckets in it",
+                )
+        if self.stop_after and self.method in (Method.NCCL_LOG, Method.PLUGIN):
+            raise UsageError(
+                "--stop-after needs the window of PyTorch's profiler", hint=f"leave out --with {self.method}"
+            )
+        if self.warmup is not None and self.method is Method.PLUGIN:
+            raise UsageError("--warmup does not apply to the plugin: it counts the whole run", hint="leave it out")
+
+
+def plan_recording(
+    argv: Sequence[str],
+    options: RecordOptions,
+    *,
+    folder: Path,
+    environ: Mapping[str, str],
+    open_mpi: bool = False,
+    library: Path | None = None,
+) -> RecordPlan:
+    """Plan the start of a command so that it records itself.
+
+    Args:
+        argv: the command as the user gave it.
+        options: scope of the recording.
+        folder: the recording's folder, absolute.
+        environ: the environment that the command inherits.
         open_mpi: the command is Open MPI's launcher.
         library: the compiled tuner plugin, None = missing.
 
     Raises:
-        UsageError: no command, impossible numbers, options that cannot be combined, a folder name that a variable
-            cannot carry, or no plugin although it is needed.
+        UsageError: no command, a folder name that a variable cannot carry, or no plugin although it is needed.
     """
     if not any(argv[:1]):  # also an empty word, as of a variable that is not set
         raise UsageError("no command to record", hint="put it after --: ncclt profile record --name N -- torchrun ...")
-    for flag, value in (("--steps", steps), ("--warmup", warmup)):
-        if value is not None and not 1 <= value <= MOST_LAUNCHES:
-            raise UsageError(
-                f"{flag} must be 1 to {MOST_LAUNCHES:,}, not {value}",
-                hint="the first step is never typical: DDP sends other buckets in it",
-            )
-    if stop_after and method in (Method.NCCL_LOG, Method.PLUGIN):
-        raise UsageError("--stop-after needs the window of PyTorch's profiler", hint=f"leave out --with {method}")
-    if warmup is not None and method is Method.PLUGIN:
-        raise UsageError("--warmup does not apply to the plugin: it counts the whole run", hint="leave it out")
     if os.pathsep in str(folder) or "%" in str(folder):
         raise UsageError(f"{folder} cannot be used: its name has a ':' or a '%'", hint="name another place with --dir")
+    method, steps = options.method, options.steps
     set_env: dict[str, str] = {}
     contents: dict[str, str] = {}
     notes: list[str] = []
@@ -132,10 +151,10 @@ def plan_recording(
         set_env |= _torch_variables(folder / "inject", environ)
         settings: dict[str, object] = {
             "steps": WINDOW_STEPS if steps is None else steps,
-            "warmup": WARMUP_STEPS if warmup is None else warmup,
-            "stop_after": stop_after,
+            "warmup": WARMUP_STEPS if options.warmup is None else options.warmup,
+            "stop_after": options.stop_after,
         }
-        modes = {"times_only": times_only, "count_only": counts_steps}
+        modes = {"times_only": options.times_only, "count_only": counts_steps}
         contents |= _injected_files(settings | {name: True for name, wanted in modes.items() if wanted})
     if method is Method.PLUGIN:
         variables, said = plugin_variables(folder, environ, library=library)
