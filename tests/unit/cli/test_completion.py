@@ -65,7 +65,7 @@ def test_closed_lists_are_completed(tmp_path, monkeypatch):
     wrong = []
     for typed, expected in (
         ("tune --launcher s", ["simulate", "slurm", "ssh"]),
-        ("recheck --benchmark ", ["nccl_tests", "torch_collectives"]),
+        ("recheck --benchmark tor", ["torch_collectives"]),
         ("tune --process-wide BUFFSIZE,MIN_CTAS", ["BUFFSIZE,MIN_CTAS"]),
         ("tune --launcher slurm --launcher-option co", ["container="]),
         ("tune --launcher kubernetes --launcher-option n", ["namespace=", "node."]),

@@ -63,10 +63,10 @@ def _launcher_names(incomplete: str) -> list[str]:
 
 def _launcher_options(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the keys of the launcher that is named, or of all, with `=` behind each."""
-    from ncclt.launch import launcher_class, launcher_names
+    from ncclt.launch import load_launchers
 
     named = ctx.params.get("launcher")
-    classes = [launcher_class(name) for name in launcher_names() if named in (None, "", name)]
+    classes = [found for name, found in load_launchers().items() if named in (None, "", name)]
     keys = {option.key if option.key.endswith(".") else f"{option.key}=" for one in classes for option in one.options}
     return _beginning(incomplete, keys)
 
