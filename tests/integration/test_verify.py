@@ -309,7 +309,6 @@ def test_dry_run_shows_both_sides_and_runs_nothing(tmp_path, verify, job):
         (["--env", "A=1", "--steps", "0"], "--steps"),
         (["--env", "A=1", "--timeout", "0"], "--timeout"),
         (["--env", "A=1", "--min-effect", "2"], "--min-effect"),
-        (["--env", "A=1", "--model", "a", "--profile", "b"], "--profile"),
     ],
 )
 def test_what_makes_no_sense_is_refused(tmp_path, verify, options, said):
