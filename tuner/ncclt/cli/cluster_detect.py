@@ -19,7 +19,7 @@ from ncclt.measure.target import Target, gpus_visible
 
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
-    from ncclt.health.detect.detection import Detection, FieldValue
+    from ncclt.health.detect.detection import Detection
     from ncclt.health.doctor import Facts
 
 _OF_DETECTION = {
@@ -66,6 +66,7 @@ def detect(
     Prints every field with its source. Set fields that could not be detected with --set.
     """
     storage = storage_url()
+    from ncclt.core.cluster_file import BANDWIDTHS, shown_gbps
     from ncclt.core.name import check_name
     from ncclt.health.detect.detection import detect as detected
 
@@ -79,7 +80,11 @@ def detect(
     if as_json:
         print_json({**found.to_document(), "not_seen": list(missing)})
     elif not dry_run:
-        print_table(("field", "value", "seen in"), [(s.field, _shown(s), s.source) for s in found.found.values()])
+        shown = [
+            (s.field, shown_gbps(s.value) if s.field in BANDWIDTHS else str(s.value), s.source)
+            for s in found.found.values()
+        ]
+        print_table(("field", "value", "seen in"), shown)
     for line in (*missing, *found.notes):
         say(f"ncclt: note: {line}")
     cluster = found.cluster(_command(paths, target, found.name, given, storage))
@@ -88,12 +93,6 @@ def detect(
             sys.stdout.write(found.toml(cluster))
         return
     _store(found, cluster, nodes, storage, replace=replace)
-
-
-def _shown(seen: FieldValue) -> str:
-    from ncclt.core.cluster_file import BANDWIDTHS, shown_gbps
-
-    return shown_gbps(seen.value) if seen.field in BANDWIDTHS else str(seen.value)
 
 
 def _given(texts: list[str]) -> dict[str, str]:

@@ -109,7 +109,14 @@ def show(
     for collective, lines in rows.items():
         print(f"\n{collective}, recorded: µs by the NCCL default, and by the best recorded setting")
         table = [
-            (r["size"], f"{r['default_us']:.1f}", f"{r['best_us']:.1f}", _gain_bar(r), r["setting"]) for r in lines
+            (
+                r["size"],
+                f"{r['default_us']:.1f}",
+                f"{r['best_us']:.1f}",
+                f"{r['default_us'] / r['best_us']:6.2f}x {bar(r['default_us'] / r['best_us'] - 1)}",
+                r["setting"],
+            )
+            for r in lines
         ]
         print_table(("size", "default", "best", "speed-up", "setting"), table, numbers=("size", "default", "best"))
 
@@ -133,11 +140,6 @@ def _best_rows(found: Landscape, collective: Collective) -> list[dict[str, Any]]
             }
         )
     return rows
-
-
-def _gain_bar(row: dict[str, Any]) -> str:
-    gain: float = row["default_us"] / row["best_us"]
-    return f"{gain:6.2f}x {bar(gain - 1)}"
 
 
 def bar(share: float) -> str:

@@ -647,8 +647,7 @@ def _totals(before: Totals, after: Totals) -> list[list[str]]:
     ):
         if old is not None or new is not None:
             pairs.append((name, milliseconds(old), milliseconds(new), old, new))
-    return [[name, first, second, _change(old, new)] for name, first, second, old, new in pairs]
-
-
-def _change(old: float | None, new: float | None) -> str:
-    return "-" if not old or new is None else f"{(new / old - 1) * 100:+.1f} %"
+    return [
+        [name, first, second, "-" if not old or new is None else f"{(new / old - 1) * 100:+.1f} %"]
+        for name, first, second, old, new in pairs
+    ]

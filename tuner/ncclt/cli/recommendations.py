@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,7 +13,7 @@ from ncclt.cli.completion import cluster_names, model_names
 from ncclt.cli.configuration import storage_url
 from ncclt.cli.options import AsJson
 from ncclt.cli.output import print_json, print_table, say
-from ncclt.core.revision import Actor, ClusterRules, HistoryEvent, RevisionState, RevisionStatus
+from ncclt.core.revision import Actor, HistoryEvent, RevisionState, RevisionStatus
 from ncclt.user_dirs import account_name
 
 if TYPE_CHECKING:
@@ -212,7 +213,7 @@ def rules(
         store.clusters.get(cluster)
         found = store.revisions.rules(cluster)
         if wanted:
-            found = ClusterRules(**{**_fields(found), **wanted})
+            found = replace(found, **wanted)
             store.revisions.set_rules(found, Actor(who=account_name(), why=why))
     if as_json:
         print_json(found.to_document())
@@ -222,11 +223,6 @@ def rules(
     print(f"new revisions: for {found.percent} % of the jobs at first, loss limit {found.loss_limit * 100:g} %")
     print(f"wins of roll-outs: {'await approval' if found.approve_wins else 'go to all jobs at once'}")
     print("delivery to jobs: " + ("on" if found.delivery else "off; all jobs keep the NCCL default"))
-
-
-def _fields(found: ClusterRules) -> dict[str, Any]:
-    names = ("cluster", "require_approval", "require_verification", "percent", "loss_limit", "delivery", "approve_wins")
-    return {name: getattr(found, name) for name in names}
 
 
 def _change(id: str, why: str, storage: str | None, work: Callable[[Store, Actor], object], said: str = "") -> None:

@@ -120,7 +120,9 @@ def _start(plan: JobPlan | None, command: Sequence[str], *, may_differ: bool) ->
             if isinstance(error.__cause__, BlockingIOError | MemoryError):
                 say(f"ncclt: {error.message}; retrying without reports")
     failure = _become(argv, environ)
-    if may_differ and _is_of_the_environment(failure):
+    # The environment is too large, or has an impossible value.
+    too_large = isinstance(failure, OSError) and failure.errno == errno.E2BIG
+    if may_differ and (too_large or isinstance(failure, ValueError)):
         _say_why(UsageError(f"the system refuses the environment: {reason(failure)}"))
         failure = _become(command, None)
     why = failure.strerror if isinstance(failure, OSError) else failure
@@ -153,8 +155,3 @@ def _execute(argv: Sequence[str], environ: Mapping[str, str] | None) -> None:
         os.execvp(argv[0], list(argv))
     else:
         os.execvpe(argv[0], list(argv), dict(environ))
-
-
-def _is_of_the_environment(failure: Exception) -> bool:
-    """Return True for a command refused for its environment: too large, or with an impossible value."""
-    return isinstance(failure, ValueError) or (isinstance(failure, OSError) and failure.errno == errno.E2BIG)

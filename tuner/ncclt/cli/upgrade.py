@@ -19,7 +19,6 @@ from ncclt.errors import UsageError
 
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
-    from ncclt.core.message import Collective
     from ncclt.core.nccl_version import NcclVersion
     from ncclt.core.printed_costs import PrintedCosts
     from ncclt.core.recommendation import Recommendation
@@ -83,6 +82,7 @@ def upgrade(
 
     Nothing is launched. A recommendation is served only to jobs with the NCCL that it was measured with.
     """
+    from ncclt.core.message import Collective
     from ncclt.core.nccl_version import NcclVersion
     from ncclt.health.doctor.files import printed_costs_of_file
     from ncclt.nccl.upgrade import choice_changes, newest_read, variable_changes
@@ -109,7 +109,8 @@ def upgrade(
         for tables in costs:
             if tables:
                 tables.require(there)
-        changed = choice_changes(_tunable(), there, there.sized(nccl_version=str(after)), costs)
+        tunable = tuple(collective for collective in Collective if collective.is_tunable)
+        changed = choice_changes(tunable, there, there.sized(nccl_version=str(after)), costs)
         published = _newest(store, there)
         again = [_remeasured(store, found, after, costs) for found in published]
         others = sorted({one.fingerprint.version for one in store.recommendations.find(cluster=name)} - {before})
@@ -134,12 +135,6 @@ def upgrade(
         )
         return
     _print(name, (before, after), variables, changed, again, notes)
-
-
-def _tunable() -> tuple[Collective, ...]:
-    from ncclt.core.message import Collective
-
-    return tuple(collective for collective in Collective if collective.is_tunable)
 
 
 def _newest(store: Store, there: Cluster) -> list[Recommendation]:
