@@ -27,7 +27,7 @@ from typing import TypeVar
 
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.cluster import Cluster
-from ncclt.core.cluster_file import cluster_of_toml
+from ncclt.core.cluster_file import parse_cluster_toml
 from ncclt.core.gpus import find_gpu
 from ncclt.core.message import Collective, bus_factor
 from ncclt.core.setting import MAX_CHANNELS, Setting
@@ -496,7 +496,7 @@ def build_table(name: str, folder: Path) -> str:
     """
     tables, wanted = TABLES[name]
     file = LANDSCAPES / f"{name}.toml"
-    cluster = cluster_of_toml(file.read_text(encoding="utf-8"), file.name)
+    cluster = parse_cluster_toml(file.read_text(encoding="utf-8"), file.name)
     rows: list[LandscapeRow] = []
     for table in tables:
         found, _ = read_originals(folder / f"{table}.csv", wanted)

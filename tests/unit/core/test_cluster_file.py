@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ncclt.core.cluster import Cluster
-from ncclt.core.cluster_file import cluster_of_toml, cluster_toml, gbps_of
+from ncclt.core.cluster_file import cluster_toml, parse_cluster_toml, parse_gbps
 from ncclt.errors import InputError, UsageError
 from ncclt.testing.samples import sample_cluster
 
@@ -45,7 +45,7 @@ def test_bandwidths_with_and_without_units(subtests):
         (0, 0.0),
     ]:
         with subtests.test(text=text, gbps=gbps):
-            assert gbps_of(text, "nic_gbps") == gbps
+            assert parse_gbps(text, "nic_gbps") == gbps
 
 
 def test_what_is_implausible_is_refused(subtests):
@@ -57,15 +57,15 @@ def test_what_is_implausible_is_refused(subtests):
     ]:
         with subtests.test(text=text, said=said, hint=hint):
             with pytest.raises(InputError) as refused:
-                gbps_of(text, "nic_gbps")
+                parse_gbps(text, "nic_gbps")
             assert said in refused.value.message
             assert hint in refused.value.hint
 
 
 def test_links_are_faster_than_ports():
-    assert gbps_of(900, "link_gbps") == 900.0
+    assert parse_gbps(900, "link_gbps") == 900.0
     with pytest.raises(InputError, match="no GPU has 7200 GB/s"):
-        gbps_of(7200, "link_gbps")
+        parse_gbps(7200, "link_gbps")
 
 
 names = st.text(min_size=1, max_size=40)
@@ -76,7 +76,7 @@ def test_every_cluster_is_read_back(name, description, sources, nic):
     made = Cluster.from_document(
         sample_cluster().to_document() | {"name": name, "description": description, "sources": sources, "nic_gbps": nic}
     )
-    assert cluster_of_toml(cluster_toml(made, {"gpu": "from a\nfile"}), "it") == made
+    assert parse_cluster_toml(cluster_toml(made, {"gpu": "from a\nfile"}), "it") == made
 
 
 def test_documents_that_were_stored_stay_readable():

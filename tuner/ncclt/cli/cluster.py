@@ -72,7 +72,7 @@ def show(
 
     link_gbps and nic_gbps are in GB/s (1e9 bytes/s), not Gb/s.
     """
-    from ncclt.core.cluster_file import BANDWIDTHS, cluster_toml, shown_gbps
+    from ncclt.core.cluster_file import BANDWIDTHS, cluster_toml, format_gbps
     from ncclt.store import open_to_read
 
     if toml and as_json:
@@ -88,7 +88,7 @@ def show(
     document = found.to_document()
     sources = document.pop("sources")
     document.pop("calibration", None)
-    rows = [(key, shown_gbps(value) if key in BANDWIDTHS else str(value)) for key, value in document.items()]
+    rows = [(key, format_gbps(value) if key in BANDWIDTHS else str(value)) for key, value in document.items()]
     print_table(("field", "value"), rows + [("source", text) for text in sources])
     if found.calibration:
         print_calibration(found.calibration)
@@ -105,7 +105,7 @@ def add(
     link_gbps and nic_gbps are numbers in GB/s (1e9 bytes/s), or texts with a unit such as "400 Gb/s" or "50 GB/s".
     `ncclt cluster detect` writes a cluster from what nvidia-smi and NCCL print.
     """
-    from ncclt.core.cluster_file import cluster_of_toml
+    from ncclt.core.cluster_file import parse_cluster_toml
     from ncclt.core.name import check_name
     from ncclt.health.detect.detection import require_plausible_links
     from ncclt.store import open_store
@@ -114,7 +114,7 @@ def add(
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{file} cannot be read: {reason(error)}", hint="give a TOML file") from error
-    added = cluster_of_toml(text, str(file))
+    added = parse_cluster_toml(text, str(file))
     require_plausible_links(added)
     check_name(added.name, "name", kind="cluster")
     if dry_run:

@@ -66,7 +66,7 @@ def detect(
     Prints every field with its source. Set fields that could not be detected with --set.
     """
     storage = storage_url()
-    from ncclt.core.cluster_file import BANDWIDTHS, shown_gbps
+    from ncclt.core.cluster_file import BANDWIDTHS, format_gbps
     from ncclt.core.name import check_name
     from ncclt.health.detect.detection import detect as detected
 
@@ -81,7 +81,7 @@ def detect(
         print_json({**found.to_document(), "not_seen": list(missing)})
     elif not dry_run:
         shown = [
-            (s.field, shown_gbps(s.value) if s.field in BANDWIDTHS else str(s.value), s.source)
+            (s.field, format_gbps(s.value) if s.field in BANDWIDTHS else str(s.value), s.source)
             for s in found.found.values()
         ]
         print_table(("field", "value", "seen in"), shown)
@@ -115,13 +115,13 @@ def _facts(paths: list[Path], target: Target) -> tuple[tuple[Facts, ...], tuple[
     if paths:
         if target.launcher:
             raise UsageError("--from reads files, --launcher looks at nodes", hint="give one of them")
-        from ncclt.health.doctor.files import facts_of_files
+        from ncclt.health.doctor.files import read_files
 
-        facts = facts_of_files(paths)
+        facts = read_files(paths)
         return (changed(facts, version=version),), facts.missing
-    from ncclt.health.detect.nodes import look
+    from ncclt.health.detect.nodes import examine_nodes
 
-    nodes, missing = look(target.resolved(os.environ, gpus_visible=lambda: True, for_nodes=True), os.environ)
+    nodes, missing = examine_nodes(target.resolved(os.environ, gpus_visible=lambda: True, for_nodes=True), os.environ)
     return tuple(changed(facts, version=version) for facts in nodes), missing
 
 

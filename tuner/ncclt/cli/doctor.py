@@ -165,9 +165,9 @@ def _job_of_unknown_gpus(target: Target) -> Cluster:
             "--launcher needs --cluster NAME or --gpus-per-node, to know how many ranks to start",
             hint="or run the job with NCCL_DEBUG=INFO and give its log by --from",
         )
-    from ncclt.health.doctor.examine import job_of_unknown_gpus
+    from ncclt.health.doctor.examine import build_unknown_cluster
 
-    return job_of_unknown_gpus(nodes=target.nodes or 1, gpus_per_node=target.gpus_per_node)
+    return build_unknown_cluster(nodes=target.nodes or 1, gpus_per_node=target.gpus_per_node)
 
 
 _WIDTH = 117

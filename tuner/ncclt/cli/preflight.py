@@ -163,7 +163,12 @@ def preflight(
         planned = request(())
         launches = _first_launch(target, planned, time_s=seconds)
         print_plan(
-            planned, cost(planned, simulated=simulated), target.parallel, launches, simulated=simulated, as_json=as_json
+            planned,
+            cost(planned, simulated=simulated),
+            target.parallel,
+            launches,
+            simulated=simulated,
+            as_json=as_json,
         )
         return
     request(())  # refused before anything is launched
@@ -385,7 +390,10 @@ def print_plan(
     print(f"expected: {largest:.4g} GB/s at {format_bytes(max(request.sizes))} ({request.expectation.source})")
     print(f"launches: {cost.healthy} if healthy, about {cost.one_fault} with one slow node")
     if cost.launch_s:
-        healthy, fault = cost.healthy * cost.launch_s, cost.one_fault * cost.launch_s
+        healthy, fault = (
+            cost.healthy * cost.launch_s,
+            cost.one_fault * cost.launch_s,
+        )
         print(f"seconds: about {healthy:.0f} if healthy, {fault:.0f} with one slow node, {parallel} at a time")
     for number, pairs in enumerate(cost.rounds[:_ROUNDS]):
         print(f"round {number + 1} of pairs, only if needed or with --full: {' '.join('+'.join(p) for p in pairs)}")

@@ -96,14 +96,14 @@ def _read_cluster(name: str, storage: str | None) -> Cluster:
 
 def _altered(cluster: Cluster, gpu: str, link: str, nic: str, nics: int | None) -> Cluster:
     """Return the cluster with the hardware of the what-if options."""
-    from ncclt.core.cluster_file import gbps_of
+    from ncclt.core.cluster_file import parse_gbps
     from ncclt.measure.simulated.sweep import with_gpu
 
     found = with_gpu(cluster, gpu) if gpu else cluster
     if link:
-        found = replace(found, link_gbps=gbps_of(link, "link_gbps"))
+        found = replace(found, link_gbps=parse_gbps(link, "link_gbps"))
     if nic:
-        found = replace(found, nic_gbps=gbps_of(nic, "nic_gbps"))
+        found = replace(found, nic_gbps=parse_gbps(nic, "nic_gbps"))
     if nics:
         found = replace(found, nics_per_node=nics)
     if (nic or nics) and found.fabric == "none":

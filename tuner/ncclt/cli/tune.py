@@ -74,9 +74,9 @@ def tune(
 
     costs = None
     if init_log is not None:
-        from ncclt.health.doctor.files import printed_costs_of_file
+        from ncclt.health.doctor.files import read_printed_costs_file
 
-        costs = printed_costs_of_file(init_log)
+        costs = read_printed_costs_file(init_log)
     target.require_known_names()
     with open_to_read(storage, would_be_made=True) as store:
         workload = store.workloads.get(

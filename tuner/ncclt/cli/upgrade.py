@@ -84,7 +84,7 @@ def upgrade(
     """
     from ncclt.core.message import Collective
     from ncclt.core.nccl_version import NcclVersion
-    from ncclt.health.doctor.files import printed_costs_of_file
+    from ncclt.health.doctor.files import read_printed_costs_file
     from ncclt.nccl.upgrade import choice_changes, newest_read, variable_changes
     from ncclt.store import open_to_read
 
@@ -97,8 +97,8 @@ def upgrade(
     if (from_log is None) != (to_log is None):
         raise UsageError("--from-log and --to-log belong together", hint="the two tables are compared")
     costs = (
-        printed_costs_of_file(from_log) if from_log else None,
-        printed_costs_of_file(to_log) if to_log else None,
+        read_printed_costs_file(from_log) if from_log else None,
+        read_printed_costs_file(to_log) if to_log else None,
     )
     for tables, version in zip(costs, (before, after), strict=True):
         if tables and tables.version and NcclVersion.parse(tables.version) != version:

@@ -40,7 +40,7 @@ BANDWIDTHS = ("link_gbps", "nic_gbps")
 """Fields in 1e9 bytes/s, which may be written with a unit."""
 
 
-def gbps_of(value: float | str, field: str) -> float:
+def parse_gbps(value: float | str, field: str) -> float:
     """Return a bandwidth in 1e9 bytes/s as a person wrote it: `400 Gb/s`, `50 GB/s`, or a number in GB/s.
 
     Raises:
@@ -55,7 +55,7 @@ def gbps_of(value: float | str, field: str) -> float:
     ambiguous = field == "nic_gbps" and not unit and number >= _LEAST_AMBIGUOUS_GBPS
     if gbps > most or ambiguous:
         raise InputError(
-            f"{field} = {value}: it counts GB/s (1e9 bytes/s), and no {_ONE[field]} has {shown_gbps(gbps)}"
+            f"{field} = {value}: it counts GB/s (1e9 bytes/s), and no {_ONE[field]} has {format_gbps(gbps)}"
             if gbps > most
             else f"{field} = {value} may be GB/s or Gb/s, a factor of 8",
             hint=f'did you mean {number / 8:g} GB/s ({number:g} Gb/s)? write the unit: {field} = "{number:g} Gb/s"',
@@ -66,12 +66,12 @@ def gbps_of(value: float | str, field: str) -> float:
 _ONE = {"link_gbps": "GPU", "nic_gbps": "port"}
 
 
-def shown_gbps(gbps: float) -> str:
+def format_gbps(gbps: float) -> str:
     """Return a bandwidth in both units: `50 GB/s (400 Gb/s)`."""
     return f"{gbps:g} GB/s ({gbps * 8:g} Gb/s)"
 
 
-def cluster_of_toml(text: str, source: str) -> Cluster:
+def parse_cluster_toml(text: str, source: str) -> Cluster:
     """Read a cluster that a person wrote.
 
     Args:
@@ -88,11 +88,11 @@ def cluster_of_toml(text: str, source: str) -> Cluster:
             f"{source} is not TOML: {error}", hint="`ncclt cluster show leonardo --toml` prints an example"
         ) from error
     given = {name: document[name] for name in BANDWIDTHS if isinstance(document.get(name), int | float | str)}
-    return Cluster.from_document(document | {name: gbps_of(value, name) for name, value in given.items()})
+    return Cluster.from_document(document | {name: parse_gbps(value, name) for name, value in given.items()})
 
 
 def cluster_toml(cluster: Cluster, origins: dict[str, str] | None = None) -> str:
-    """Return a cluster as TOML that `cluster_of_toml` reads back.
+    """Return a cluster as TOML that `parse_cluster_toml` reads back.
 
     Args:
         cluster: the cluster.

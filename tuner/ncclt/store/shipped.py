@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from ncclt.core.cluster import Cluster
-from ncclt.core.cluster_file import cluster_of_toml
+from ncclt.core.cluster_file import parse_cluster_toml
 from ncclt.core.preflight import Preflight
 from ncclt.core.recommendation import Recommendation
 from ncclt.core.workload import Workload
@@ -137,13 +137,13 @@ def is_demo(name: str) -> bool:
 
 def shipped_clusters(folder: Path) -> dict[str, Cluster]:
     """Read every cluster of a profiles folder that can be simulated, by name; InputError as for `shipped_workloads`."""
-    return _read(folder / "clusters", ".toml", lambda text: cluster_of_toml(text, "it"))
+    return _read(folder / "clusters", ".toml", lambda text: parse_cluster_toml(text, "it"))
 
 
 def recorded_clusters(folder: Path) -> dict[str, Cluster]:
     """Read the cluster of every recorded landscape, of a profiles folder or imported, by name; InputError as above."""
-    imported = _read(landscape_folder(), ".toml", lambda text: cluster_of_toml(text, "it"), kind="imported")
-    return imported | _read(folder / "landscapes", ".toml", lambda text: cluster_of_toml(text, "it"))
+    imported = _read(landscape_folder(), ".toml", lambda text: parse_cluster_toml(text, "it"), kind="imported")
+    return imported | _read(folder / "landscapes", ".toml", lambda text: parse_cluster_toml(text, "it"))
 
 
 def named_clusters(folder: Path) -> dict[str, Cluster]:

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from ncclt.core.cluster_file import cluster_of_toml
+from ncclt.core.cluster_file import parse_cluster_toml
 from ncclt.errors import InputError, UsageError
 from ncclt.health.detect.detection import detect
 from ncclt.health.doctor import Facts
 from ncclt.health.doctor.adapters import Adapter
-from ncclt.health.doctor.files import facts_of_files
+from ncclt.health.doctor.files import read_files
 from ncclt.health.doctor.matrix import parse_matrix
 
 GOLDEN = Path(__file__).resolve().parents[3] / "golden"
@@ -20,7 +20,7 @@ NODE = {"cpu": "amd", "nccl_version": "2.28.9"}
 
 def _saved(case, *names):
     folder = GOLDEN / case
-    return facts_of_files([folder / name for name in names] or [p for p in folder.iterdir() if p.suffix != ".toml"])
+    return read_files([folder / name for name in names] or [p for p in folder.iterdir() if p.suffix != ".toml"])
 
 
 CASES = {
@@ -44,7 +44,7 @@ def test_the_written_file(subtests):
             if os.environ.get("NCCLT_UPDATE_GOLDEN"):
                 path.write_text(text)
             assert text == path.read_text()
-            assert cluster_of_toml(text, "it") == made
+            assert parse_cluster_toml(text, "it") == made
 
 
 def test_what_cannot_be_seen_is_asked_for_and_nothing_else(subtests):

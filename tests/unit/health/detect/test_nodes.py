@@ -9,7 +9,7 @@ import pytest
 
 from ncclt.errors import UsageError
 from ncclt.health.detect.detection import detect
-from ncclt.health.detect.nodes import SCRIPT, ask_nodes, look, nodes_to_look_at
+from ncclt.health.detect.nodes import SCRIPT, ask_nodes, count_nodes_to_examine, examine_nodes
 from ncclt.launch.launcher import LaunchPlan, LaunchResult
 from ncclt.launch.local import LocalLauncher
 from ncclt.measure.target import ON_REQUEST, Target
@@ -102,14 +102,14 @@ def test_a_node_without_gpus_is_named(tmp_path):
 
 def test_pods_are_not_asked():
     with pytest.raises(UsageError, match="kubernetes"):
-        look(Target(launcher="kubernetes", reason=ON_REQUEST), {})
+        examine_nodes(Target(launcher="kubernetes", reason=ON_REQUEST), {})
 
 
 def test_an_allocation_is_looked_at_as_a_whole():
     hosts = tuple(f"node{number}" for number in range(3))
     granted = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[0-2]", "SLURM_JOB_NUM_NODES": "3"}
 
-    assert nodes_to_look_at(Target(launcher="slurm"), granted) == 3
-    assert nodes_to_look_at(Target(launcher="slurm", nodes=2), granted) == 2
-    assert nodes_to_look_at(Target(launcher="ssh", hosts=hosts), {}) == 3
-    assert nodes_to_look_at(Target(launcher="ssh"), {}) == 1
+    assert count_nodes_to_examine(Target(launcher="slurm"), granted) == 3
+    assert count_nodes_to_examine(Target(launcher="slurm", nodes=2), granted) == 2
+    assert count_nodes_to_examine(Target(launcher="ssh", hosts=hosts), {}) == 3
+    assert count_nodes_to_examine(Target(launcher="ssh"), {}) == 1

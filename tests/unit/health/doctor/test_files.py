@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ncclt.errors import InputError
-from ncclt.health.doctor.files import facts_of_files
+from ncclt.health.doctor.files import read_files
 
 GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "doctor"
 
@@ -16,7 +16,7 @@ def test_a_folder_is_read_whole(tmp_path):
     """Logs are one job, whatever file they lie in; what is nothing of ours is named."""
     shutil.copytree(GOLDEN / "old_pcie_box", tmp_path / "box")
     (tmp_path / "box" / "notes.txt").write_text("rack 7\n")
-    facts = facts_of_files([tmp_path / "box"])
+    facts = read_files([tmp_path / "box"])
 
     assert [matrix.source for matrix in facts.matrices] == ["topo.txt"]
     assert [report.source for report in facts.gpu_reports] == ["gpus.xml"]
@@ -29,7 +29,7 @@ def test_one_bad_file_of_a_folder_does_not_hide_the_others(tmp_path):
     shutil.copytree(GOLDEN / "old_pcie_box", tmp_path / "box")
     (tmp_path / "box" / "a_empty.log").write_text("")
     (tmp_path / "box" / "b_cut.log.gz").write_bytes(gzip.compress(b"NCCL INFO " * 5000)[:60])
-    facts = facts_of_files([tmp_path / "box"])
+    facts = read_files([tmp_path / "box"])
 
     assert facts.log.sources == ("job.log",)
     assert [matrix.source for matrix in facts.matrices] == ["topo.txt"]
@@ -43,7 +43,7 @@ def test_every_bad_file_that_was_named_is_in_the_refusal(tmp_path):
         (tmp_path / name).write_text(text)
     good = GOLDEN / "old_pcie_box" / "topo.txt"
     with pytest.raises(InputError) as refused:
-        facts_of_files([tmp_path / "empty", good, tmp_path / "notes"])
+        read_files([tmp_path / "empty", good, tmp_path / "notes"])
     said = f"{tmp_path}/empty is empty; {tmp_path}/notes is not a file that the doctor can read"
     assert refused.value.message == said
 
@@ -52,7 +52,7 @@ def test_names_mean_nothing(tmp_path):
     (tmp_path / "a").write_bytes((GOLDEN / "healthy_h100" / "gpus.xml").read_bytes())
     (tmp_path / "b.conf").write_bytes(gzip.compress((GOLDEN / "healthy_h100" / "nccl.log").read_bytes()))
 
-    facts = facts_of_files([tmp_path / "a", tmp_path / "b.conf", tmp_path / "b.conf"])
+    facts = read_files([tmp_path / "a", tmp_path / "b.conf", tmp_path / "b.conf"])
     assert len(facts.gpu_reports[0].gpus) == 8
     assert facts.log.sources == ("b.conf",)
     assert facts.log.transports() == {"NET/IB/GDRDMA": 4}
@@ -63,7 +63,7 @@ def test_one_file_may_hold_matrix_and_log(tmp_path):
     both = tmp_path / "out"
     both.write_text((GOLDEN / "sockets_a100/topo.txt").read_text() + (GOLDEN / "sockets_a100/node1.log").read_text())
 
-    facts = facts_of_files([both])
+    facts = read_files([both])
     assert facts.matrices[0].link(0, 1).word == "NV4"
     assert facts.log.transports() == {"NET/Socket": 1, "SHM": 1}
 
@@ -72,7 +72,7 @@ def test_binary_garbage_within_a_log_is_passed_over(tmp_path):
     log = tmp_path / "log"
     log.write_bytes(b"\xff\xfe\x00" * 100 + b"\na:1:1 [0] NCCL INFO Using network IB\n" + bytes(range(256)) * 400)
 
-    assert facts_of_files([log]).log.processes[0].network.value == "IB"
+    assert read_files([log]).log.processes[0].network.value == "IB"
 
 
 @pytest.mark.parametrize(
@@ -90,16 +90,16 @@ def test_other_files_are_refused(tmp_path, content, said):
     (tmp_path / "file").write_bytes(content)
 
     with pytest.raises(InputError, match=said) as refused:
-        facts_of_files([tmp_path / "file"])
+        read_files([tmp_path / "file"])
     assert refused.value.hint
 
 
 def test_missing_files_and_empty_folders_are_refused(tmp_path):
     with pytest.raises(InputError, match="cannot be read"):
-        facts_of_files([tmp_path / "none"])
+        read_files([tmp_path / "none"])
     (tmp_path / "link").symlink_to(tmp_path / "link")
     with pytest.raises(InputError, match="symbolic links"):
-        facts_of_files([tmp_path / "link"])
+        read_files([tmp_path / "link"])
     (tmp_path / "link").unlink()
     with pytest.raises(InputError, match="nothing in"):
-        facts_of_files([tmp_path])
+        read_files([tmp_path])

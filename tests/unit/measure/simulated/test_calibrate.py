@@ -8,7 +8,7 @@ import pytest
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.calibration import Calibration, Constant
 from ncclt.core.cluster import Cluster
-from ncclt.core.cluster_file import cluster_of_toml, cluster_toml
+from ncclt.core.cluster_file import cluster_toml, parse_cluster_toml
 from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.errors import InputError, UsageError
@@ -141,7 +141,7 @@ def test_what_lies_beyond_the_fitted_range_is_named():
 
 def test_it_survives_toml_and_an_earlier_document_has_none():
     made = replace(PLAIN, calibration=calibrate(PLAIN, times(REAL, [DEFAULT])))
-    assert cluster_of_toml(cluster_toml(made), "x") == made
+    assert parse_cluster_toml(cluster_toml(made), "x") == made
     assert Cluster.from_document(made.to_document()) == made
     assert "calibration" not in PLAIN.to_document()
 

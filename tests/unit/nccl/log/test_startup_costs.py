@@ -12,7 +12,7 @@ from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective
 from ncclt.errors import InputError
-from ncclt.health.doctor.files import printed_costs_of_file
+from ncclt.health.doctor.files import read_printed_costs_file
 from ncclt.nccl.cost_model.printed import predict_choice
 from ncclt.nccl.cost_model.topology import build_topology
 from ncclt.nccl.log.startup import read_printed_costs
@@ -119,7 +119,7 @@ def test_a_log_that_cannot_be_used_says_what_to_set(subtests):
 
 def test_a_file_that_is_not_there_says_so(tmp_path):
     with pytest.raises(InputError, match="cannot be read"):
-        printed_costs_of_file(tmp_path / "none.log")
+        read_printed_costs_file(tmp_path / "none.log")
 
 
 LINES = [f"a:1:1 [0] NCCL INFO {t}\n" for t in (start(0, 16), shape(16, 2), HEAD, ROW, *MORE, start(0, 16, "COMPLETE"))]

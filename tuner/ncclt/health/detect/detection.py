@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ncclt.core.cluster import Cluster
-from ncclt.core.cluster_file import BANDWIDTHS, cluster_toml, gbps_of, shown_gbps
+from ncclt.core.cluster_file import BANDWIDTHS, cluster_toml, format_gbps, parse_gbps
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.plural import count_noun
 from ncclt.errors import InputError, UsageError
@@ -216,9 +216,9 @@ def _read_adapter_fields(source: str, adapters: list[Adapter]) -> Iterator[Field
         kinds[adapter.gbps, adapter.fabric].append(adapter.name)
     (gbps, fabric), *slower = sorted(kinds, key=lambda kind: (kind[0], len(kinds[kind])), reverse=True)
     names = kinds[gbps, fabric]
-    shown = f"{source}: {len(names)} x {shown_gbps(gbps)}, {_range(names)}"
+    shown = f"{source}: {len(names)} x {format_gbps(gbps)}, {_range(names)}"
     for kind in slower:
-        shown += f"; not counted: {len(kinds[kind])} x {shown_gbps(kind[0])}, {_range(kinds[kind])}"
+        shown += f"; not counted: {len(kinds[kind])} x {format_gbps(kind[0])}, {_range(kinds[kind])}"
     if fabric:
         yield FieldValue(field="fabric", value=fabric, source=source)
     yield FieldValue(field="nics_per_node", value=len(names), source=shown, rank=1)
@@ -488,7 +488,7 @@ def _typed(given: Mapping[str, str]) -> dict[str, Any]:
         if field not in kinds:
             raise UsageError(f"a cluster has no field {field!r}", hint=f"one of {', '.join(kinds)}")
         try:
-            typed[field] = gbps_of(text, field) if field in BANDWIDTHS else _value(kinds[field], text)
+            typed[field] = parse_gbps(text, field) if field in BANDWIDTHS else _value(kinds[field], text)
         except InputError as error:
             raise UsageError(error.message, hint=error.hint) from error
         except ValueError as error:

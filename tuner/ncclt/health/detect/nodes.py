@@ -14,7 +14,7 @@ from dataclasses import replace
 from ncclt.core.message import Collective
 from ncclt.errors import InputError, UsageError
 from ncclt.health.doctor.adapters import parse_adapters
-from ncclt.health.doctor.examine import examine_here, job_of_unknown_gpus, start_log
+from ncclt.health.doctor.examine import build_unknown_cluster, examine_here, start_log
 from ncclt.health.doctor.facts import Facts
 from ncclt.health.doctor.gpu_report import parse_gpu_report
 from ncclt.health.doctor.machine import cpu_vendor
@@ -59,7 +59,7 @@ SCRIPT = (
 """What runs on each node. Its output is packed, because launchers prefix, cut and mix lines."""
 
 
-def look(target: Target, environ: Mapping[str, str]) -> tuple[tuple[Facts, ...], tuple[str, ...]]:
+def examine_nodes(target: Target, environ: Mapping[str, str]) -> tuple[tuple[Facts, ...], tuple[str, ...]]:
     """Return the facts of each node, and what could not be found out, one sentence each.
 
     Args:
@@ -89,7 +89,7 @@ def look(target: Target, environ: Mapping[str, str]) -> tuple[tuple[Facts, ...],
                 "--from FILE",
             )
     else:
-        shape = job_of_unknown_gpus(nodes=nodes_to_look_at(target, environ), gpus_per_node=1)
+        shape = build_unknown_cluster(nodes=count_nodes_to_examine(target, environ), gpus_per_node=1)
         found, missing = ask_nodes(create_launcher(shape, target, target.hosts[: shape.nodes], environ=environ))
         nodes = list(found.values())
     if asked:
@@ -99,7 +99,7 @@ def look(target: Target, environ: Mapping[str, str]) -> tuple[tuple[Facts, ...],
     return tuple(nodes), missing
 
 
-def nodes_to_look_at(target: Target, environ: Mapping[str, str]) -> int:
+def count_nodes_to_examine(target: Target, environ: Mapping[str, str]) -> int:
     """Return the number of nodes to examine: as requested, else those of the allocation up to a limit, else one."""
     granted = granted_hosts(environ) if target.launcher_class.uses_allocation else ()
     return target.nodes or len(target.hosts) or min(len(granted), _MOST_GRANTED) or 1
@@ -111,7 +111,7 @@ def _log_of_start(
     gpus = target.gpus_per_node or min((len(m.gpus) for facts in nodes for m in facts.matrices), default=0)
     if not gpus:
         return LogFacts(), ("NCCL was not started, since no node shows GPUs",)
-    job = job_of_unknown_gpus(nodes=nodes_to_look_at(target, environ), gpus_per_node=gpus)
+    job = build_unknown_cluster(nodes=count_nodes_to_examine(target, environ), gpus_per_node=gpus)
     kept = replace(target, keep_env=True)
     try:
         starter = create_launcher(job, kept, kept.hosts[: job.nodes], environ=environ)
@@ -146,7 +146,7 @@ def ask_nodes(launcher: Launcher) -> tuple[dict[str, Facts], tuple[str, ...]]:
         except (ValueError, EOFError, OSError, zlib.error):
             missing.append(f"the answer of {host} is damaged: run it again, or on fewer nodes")
             continue
-        nodes[host], problems = facts_of_text(host, text)
+        nodes[host], problems = parse_node_answer(host, text)
         missing += problems
     return nodes, tuple(missing)
 
@@ -156,7 +156,7 @@ def _unpacked(text: str) -> str:
         return stream.read(_MOST_BYTES).decode(errors="replace")
 
 
-def facts_of_text(host: str, text: str) -> tuple[Facts, list[str]]:
+def parse_node_answer(host: str, text: str) -> tuple[Facts, list[str]]:
     """Return the facts in one node's answer, and what it lacks, one sentence each."""
     parts: dict[str, list[str]] = defaultdict(list)
     part = ""

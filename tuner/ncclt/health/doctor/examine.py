@@ -18,7 +18,7 @@ from ncclt.core.nccl_version import NcclVersion
 from ncclt.errors import InputError
 from ncclt.health.doctor import Diagnosis, Facts, diagnose
 from ncclt.health.doctor.diagnosis import LOG_VARIABLES
-from ncclt.health.doctor.files import facts_of_files
+from ncclt.health.doctor.files import read_files
 from ncclt.health.doctor.gpu_report import parse_gpu_report
 from ncclt.health.doctor.machine import machine_facts
 from ncclt.health.doctor.matrix import parse_matrix
@@ -66,7 +66,7 @@ def examine_files(
     Raises:
         InputError: a file is missing, damaged, or of an unknown kind.
     """
-    return diagnose(_with(facts_of_files(paths), cluster=cluster, version=version, recommended=recommended))
+    return diagnose(_with(read_files(paths), cluster=cluster, version=version, recommended=recommended))
 
 
 def examine_here(
@@ -105,7 +105,7 @@ def examine_here(
     return diagnose(_with(facts, cluster=cluster, version=version, recommended=recommended))
 
 
-def job_of_unknown_gpus(*, nodes: int, gpus_per_node: int) -> Cluster:
+def build_unknown_cluster(*, nodes: int, gpus_per_node: int) -> Cluster:
     """Return a cluster that only says how many ranks to start, for machines that are not yet described."""
     return Cluster(
         name="not-named",

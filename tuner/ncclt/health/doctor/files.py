@@ -62,7 +62,7 @@ _REFUSED = (
 """What a file shows that cannot be used, what is wrong with it, and what to do."""
 
 
-def facts_of_files(paths: Sequence[Path]) -> Facts:
+def read_files(paths: Sequence[Path]) -> Facts:
     """Read files, and the files of folders, as one job on equal nodes.
 
     Kinds are recognised by content. All logs are read together, because NCCL writes one per process. A file that its
@@ -153,7 +153,7 @@ class _Found:
         )
 
 
-def printed_costs_of_file(path: Path) -> PrintedCosts:
+def read_printed_costs_file(path: Path) -> PrintedCosts:
     """Read the tables of latencies and bandwidths that NCCL printed into a log.
 
     Raises:

@@ -125,7 +125,7 @@ class GpuCheckup:
                 self.notes.append(f"{host} alone looked slow and was not when launched again")
                 continue
             findings += self.slow_gpus(host, gbps / usual, peer=peer) or [
-                finding_of(
+                build_finding(
                     SlowPart(parts=(host,), share=gbps / usual, partners=(), launches=len(again)),
                     1.0,
                     again,
@@ -171,7 +171,7 @@ class GpuCheckup:
             if len(gpus) == 1:
                 part, remark = Part.GPU, f"launched with GPU {', '.join(named.partners[:4])}"
             findings.append(
-                finding_of(
+                build_finding(
                     named, found.level, readings, part=part, hosts=(host,), gpus=gpus, remark=remark, usual=usual
                 )
             )
@@ -210,7 +210,7 @@ def _gpus(group: Group) -> tuple[int, ...]:
     return tuple(int(gpu) for gpu in group)
 
 
-def finding_of(
+def build_finding(
     named: SlowPart,
     level: float,
     readings: Sequence[ProbeReading],
@@ -407,13 +407,13 @@ class Checkup:
         if len(named.parts) == 2:
             remark = "" if len(self._hosts) > 2 else self._gpus.remark_of_two(self._hosts)
             self.findings.append(
-                finding_of(named, found.level, readings, part=Part.LINK, hosts=named.parts, remark=remark)
+                build_finding(named, found.level, readings, part=Part.LINK, hosts=named.parts, remark=remark)
             )
             return
         host = named.parts[0]
         inside, remark = self._gpus.examine(host, next((one for one in found.good if one != host), ""))
         self.findings += inside or [
-            finding_of(
+            build_finding(
                 named,
                 found.level,
                 readings,

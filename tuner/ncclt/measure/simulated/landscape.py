@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ncclt.core.cluster import Cluster
-from ncclt.core.cluster_file import cluster_of_toml
+from ncclt.core.cluster_file import parse_cluster_toml
 from ncclt.core.message import Collective, Message, format_bytes
 from ncclt.core.policy import Policy
 from ncclt.core.setting import DEFAULT, Setting
@@ -213,7 +213,7 @@ def load_landscape(path: Path) -> Landscape:
 def _read_cluster(path: Path) -> Cluster:
     file = path.with_suffix(".toml")
     try:
-        return cluster_of_toml(file.read_text(encoding="utf-8"), file.name)
+        return parse_cluster_toml(file.read_text(encoding="utf-8"), file.name)
     except (OSError, UnicodeDecodeError) as error:
         raise LandscapeError(
             f"{path.name} needs its cluster in {file.name} beside it, which cannot be read: {reason(error)}",

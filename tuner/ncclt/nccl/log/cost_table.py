@@ -58,7 +58,7 @@ class CostTableReader:
         return collective, tuple(found)
 
 
-def costs_of(collective: str, cells: Cells) -> Costs:
+def parse_costs(collective: str, cells: Cells) -> Costs:
     """Return the cells of a row whose algorithm and protocol ncclt knows."""
     found: Costs = {}
     for algorithm, protocol, latency_us, gbps in cells:

@@ -13,7 +13,7 @@ from re import Match, Pattern
 from ncclt.core.printed_costs import PrintedCost, PrintedCosts, PrintedTable
 from ncclt.errors import InputError
 from ncclt.nccl.log.calls import CommLine, comm_line
-from ncclt.nccl.log.cost_table import Costs, CostTableReader, costs_of
+from ncclt.nccl.log.cost_table import Costs, CostTableReader, parse_costs
 from ncclt.nccl.log.evidence import Evidence, shortened
 from ncclt.nccl.log.facts import (
     Connection,
@@ -233,7 +233,7 @@ class LogReader:
         reader = self._tables.setdefault((said.host, said.pid, said.device), CostTableReader())
         if row := reader.row(said.text):
             name, cells = row
-            self._keep_costs(said, costs_of(name, cells))
+            self._keep_costs(said, parse_costs(name, cells))
             known = self._table.get(name)
             if known is None:
                 self._table[name] = CostRow(collective=name, cells=cells, evidence=evidence)
