@@ -199,10 +199,10 @@ def test_a_refusal_is_not_repeated(server, monkeypatch):
 def test_pages_are_read_to_the_limit(server, monkeypatch):
     monkeypatch.setattr("ncclt.pipeline.jobs.remote._PAGE", 2)
     jobs = RemoteJobs(server)
-    for seed in range(5):
-        CliRunner().invoke(app, ["submit", *WHAT, "--seed", str(seed), "--server", server], standalone_mode=False)
+    for trials in range(10, 15):
+        CliRunner().invoke(app, ["submit", *WHAT, "--trials", str(trials), "--server", server], standalone_mode=False)
     found = jobs.statuses(cluster=None, state=None, limit=4)
-    assert [one.job.seed for one in found] == [4, 3, 2, 1]
+    assert [one.job.trials for one in found] == [14, 13, 12, 11]
     assert len(jobs.statuses(cluster=None, state=None, limit=500)) == 5
 
 

@@ -36,7 +36,6 @@ def call(tmp_path, monkeypatch):
         (*TUNE, *LEONARDO, "--launcher", "FOO"),
         ("recheck", "--model", "bert", *LEONARDO, "--nodes", "1", "--launcher", "torchrun", "--benchmark", "FOO"),
         ("preflight", *LEONARDO, "--launcher", "mpirun", "--hosts", "a,b", "--benchmark", "FOO"),
-        ("doctor", "--launcher", "mpirun", "--gpus-per-node", "2", "--benchmark", "FOO"),
     ],
 )
 def test_a_word_that_names_no_launcher_or_benchmark_is_wrong_usage(call, words):

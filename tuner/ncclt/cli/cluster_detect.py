@@ -13,7 +13,7 @@ import typer
 from ncclt.cli.configuration import storage_url
 from ncclt.cli.options import AsJson, Fields, ReplaceCluster, spread, storage_option
 from ncclt.cli.output import print_json, print_table, say
-from ncclt.core.option import Group, Option
+from ncclt.core.option import Option
 from ncclt.errors import UsageError
 from ncclt.measure.target import Target, gpus_visible
 
@@ -28,7 +28,6 @@ _OF_DETECTION = {
     "gpus_per_node": Option("GPUs per node of the all_reduce; default: all."),
     "hosts": Option("Comma-separated nodes, or @FILE with one node per line.", comma=True),
     "nccl_version": Option("NCCL version of the jobs, if no log shows it."),
-    "benchmark": Option("nccl_tests or torch_collectives; default: what fits.", group=Group.LAUNCH),
 }
 """Help of the options, where it differs from that for trials."""
 
@@ -55,7 +54,7 @@ def detect(
     ] = None,
     target: Annotated[
         Target,
-        Fields("launcher nodes gpus_per_node hosts nccl_version benchmark nccl_tests", _OF_DETECTION),
+        Fields("launcher nodes gpus_per_node hosts nccl_version nccl_tests", _OF_DETECTION),
     ],
     replace: ReplaceCluster = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the TOML file without storing it.")] = False,
@@ -133,7 +132,7 @@ def _command(paths: list[Path], target: Target, name: str, given: dict[str, str]
     words = ["ncclt", "cluster", "detect"]
     for path in paths:
         words += ["--from", str(path)]
-    for option in ("launcher", "nodes", "gpus_per_node", "nccl_version", "benchmark", "nccl_tests"):
+    for option in ("launcher", "nodes", "gpus_per_node", "nccl_version", "nccl_tests"):
         if value := getattr(target, option):
             words += [f"--{option.replace('_', '-')}", str(value)]
     if target.hosts:

@@ -16,7 +16,7 @@ from ncclt.cli.completion import model_names
 from ncclt.cli.configuration import storage_url
 from ncclt.cli.options import AsJson, Fields, spread
 from ncclt.cli.output import print_json, print_table, say
-from ncclt.core.option import Group, Option
+from ncclt.core.option import Option
 from ncclt.core.plural import count_noun
 from ncclt.errors import UsageError
 from ncclt.health.doctor import RULES, Diagnosis, Finding
@@ -42,7 +42,6 @@ _OF_ONE_START = {
     "nodes": Option("Nodes of that all_reduce."),
     "gpus_per_node": Option("GPUs per node of that all_reduce."),
     "hosts": Option("Comma-separated nodes of that all_reduce.", comma=True),
-    "benchmark": Option("nccl_tests or torch_collectives; default: what fits.", group=Group.LAUNCH),
 }
 """Help of the options for the one all_reduce, where it differs from that for trials."""
 
@@ -64,7 +63,7 @@ def doctor(
     *,
     target: Annotated[
         Target,
-        Fields("cluster model nccl_version launcher nodes gpus_per_node hosts benchmark nccl_tests", _OF_ONE_START),
+        Fields("cluster model nccl_version launcher nodes gpus_per_node hosts nccl_tests", _OF_ONE_START),
     ],
     model: Annotated[
         str | None,

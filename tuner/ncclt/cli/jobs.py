@@ -225,15 +225,15 @@ def cancel(id: Id, server: Server = None, as_json: AsJson = False) -> None:
 
 
 @app.command("retry")
-def retry(id: Id, server: Server = None, as_json: AsJson = False) -> None:
+def retry(id: Id, server: Server = None) -> None:
     """Queue an ended job again; its study resumes."""
     if server:
-        _show(RemoteJobs(server).retry(id), as_json=as_json)
+        _show(RemoteJobs(server).retry(id), as_json=False)
         return
     from ncclt.store.clock import utc_now
 
     with _queue(storage_url()) as queue:
-        _show(queue.retry(id, by="", now=utc_now())[0], as_json=as_json)
+        _show(queue.retry(id, by="", now=utc_now())[0], as_json=False)
 
 
 @app.command("logs")
