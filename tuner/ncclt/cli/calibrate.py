@@ -82,8 +82,8 @@ def calibrate(
     new = named or f"{name}-calibrated"
     check_name(new, "--as", kind="cluster")
     with open_to_read(storage) as store:
-        as_ncclt_error = replace(store.clusters.get(name), calibration=None)
-        cluster = as_ncclt_error.sized(nodes=nodes, gpus_per_node=gpus_per_node)
+        described = replace(store.clusters.get(name), calibration=None)
+        cluster = described.sized(nodes=nodes, gpus_per_node=gpus_per_node)
         found = [part for source in sources for part in _observed(source, cluster, store)]
         if probe:
             testbed, settings = _probes(cluster, found, launcher, hosts, nccl_tests, store)
@@ -99,7 +99,7 @@ def calibrate(
     for one in seen:
         require_possible(cluster, one)
     calibration = fit(cluster, seen, sources=[text for part in found for text in part.sources])
-    whole = as_ncclt_error.sized(gpus_per_node=gpus_per_node)
+    whole = described.sized(gpus_per_node=gpus_per_node)
     result = replace(whole, name=new, calibration=calibration)
     if not dry_run:
         with open_store(storage) as store:
