@@ -35,7 +35,7 @@ _PLAIN = {
 }
 """Commands that do without the framework: their module has a `main`. Their help texts, for `ncclt --help`."""
 
-_RARE = ("debug", "version", "install_completion", "show_completion")
+_RARE = ("debug", "install_completion", "show_completion")
 """Options of the program that only --help-all shows."""
 
 _REFUSED: type[Exception] = typer.BadParameter.__mro__[1]
@@ -180,7 +180,7 @@ def root(
         ),
     ] = None,
 ) -> None:
-    """Find the fastest NCCL settings for a training job, validate them, and deploy them.
+    """Find, validate and deploy the fastest NCCL settings for a training job.
 
     Start with: ncclt tune --model bert --nodes 2
     """
