@@ -144,7 +144,7 @@ def test_what_is_no_file_of_an_export_is_said_in_words(empty, tmp_path, subtests
     for name, said, hint in [
         ("none", r"none cannot be read: No such file or directory$", "check the path"),
         ("folder", r"folder cannot be read: Is a directory$", "check the path"),
-        ("text", r"text is no export of a store$", "`ncclt admin store export FILE` writes one"),
+        ("text", r"text is not an export of a store$", "`ncclt admin store export FILE` writes one"),
     ]:
         with subtests.test(name=name):
             with pytest.raises(InputError, match=said) as refused:

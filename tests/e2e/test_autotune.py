@@ -273,7 +273,7 @@ def test_nothing_to_gain_ends_before_anything_is_launched(ncclt, measured):
     options = ["hidden" if word == "nasnetmobile" else word for word in measured]
 
     said = ncclt("autotune", *options).stdout
-    assert "Upper bound on savings: 10 of 1000 ms per step (1.0 % is exposed communication)" in said
+    assert "Upper bound on savings: 10 ms of 1 s per step (1.0 % is exposed communication)" in said
     assert "verdict: keep-default: nothing to gain: without any exposed communication, steps would be" in said
     document = json.loads(ncclt("autotune", *options, "--json").stdout)
     assert (document["tune"], document["verdict"], document["exposed_share"]) == (None, "keep-default", 0.01)
@@ -291,7 +291,9 @@ def test_a_model_of_a_cluster_has_no_job_to_compare(ncclt):
     assert "Step times are not compared" in plan
     done = ncclt(*asked, "--", "torchrun", "train.py").stdout
     assert "demonstration: vit-l-32 on mi355x-2x8 communicates 1.11x faster" in done
-    assert "recorded and simulated clusters run no job; run `ncclt autotune -- COMMAND` on 2 x 8 real GPUs" in done
+    assert (
+        "recorded and simulated clusters cannot run a job; run `ncclt autotune -- COMMAND` on 2 x 8 real GPUs" in done
+    )
 
 
 @pytest.mark.parametrize(
@@ -299,8 +301,8 @@ def test_a_model_of_a_cluster_has_no_job_to_compare(ncclt):
     [
         ((), "give the command of a job after --, or --model NAME"),
         (("--blocks", "2", "--", "true"), "--blocks must be 3 to"),
-        (("--", "true"), "nothing can be measured here: no GPU or Slurm allocation found"),
-        (("--cluster", "leonardo", "--", "true"), "nothing can be measured here: no GPU or Slurm allocation found"),
+        (("--", "true"), "cannot measure here: no GPU or Slurm allocation found"),
+        (("--cluster", "leonardo", "--", "true"), "cannot measure here: no GPU or Slurm allocation found"),
         (
             ("--launcher", "simulate", "--cluster", "leonardo", "--", "sh", "-c", "echo no luck; exit 3"),
             "exit code 3\nno luck",

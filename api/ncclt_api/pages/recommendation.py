@@ -16,7 +16,7 @@ _FOR: dict[str, tuple[str, str]] = {
     "json": ("programs", "ncclt env {job} --format json"),
     "nccl-conf": ("NCCL itself: NCCL_CONF_FILE, ~/.nccl.conf", "ncclt env {job} --format nccl-conf > nccl.conf"),
     "tuner-csv": ("ncclt's tuner plugin", "ncclt env {job} --format tuner-csv > table.csv"),
-    "nvidia-csv": ("the example plugin of NVIDIA", "ncclt env {job} --format nvidia-csv > table.csv"),
+    "nvidia-csv": ("the NVIDIA example plugin", "ncclt env {job} --format nvidia-csv > table.csv"),
     "rccl-csv": ("RCCL's tuner plugin", "ncclt env {job} --format rccl-csv > table.csv"),
     "ncclx": ("NCCLX", "ncclt env {job} --format ncclx"),
     "slurm-taskprolog": ("srun --task-prolog", "ncclt env {job} --format slurm-taskprolog --output prolog.sh"),

@@ -12,7 +12,7 @@ _PROBLEM: dict[str, Any] = {
 }
 
 PROBLEMS: dict[int | str, dict[str, Any]] = {
-    404: {"description": "not known here, or nothing that fits was published"} | _PROBLEM,
+    404: {"description": "unknown name, or no matching publication"} | _PROBLEM,
     422: {"description": "the request is invalid"} | _PROBLEM,
     503: {"description": "the store cannot be reached"} | _PROBLEM,
 }

@@ -95,7 +95,7 @@ class EnvQuery(JobQuery):
     response_class=Response,
     responses={
         200: {"content": {"text/plain": {}, "application/json": {}}, "description": "as `format` says"},
-        404: PROBLEMS[404] | {"description": "not known here, or nothing was published for it"},
+        404: PROBLEMS[404] | {"description": "unknown name, or nothing published for it"},
         409: PROBLEMS[404] | {"description": "only published for the shapes in `available`"},
         410: PROBLEMS[404] | {"description": "the matching recommendation is stale"},
         304: {"description": "the client has it already"},

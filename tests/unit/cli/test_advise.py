@@ -83,7 +83,7 @@ def test_a_trace_goes_on_to_its_ceiling_and_to_advice_without_a_cluster(command,
 
 
 def test_a_workload_without_times_needs_a_cluster(command):
-    with pytest.raises(UsageError, match="does not hold its number of GPUs and the times") as refused:
+    with pytest.raises(UsageError, match="lacks the number of GPUs and the times of calls") as refused:
         command(advise, "--model", "bert")
     assert "--cluster NAME" in refused.value.hint
 

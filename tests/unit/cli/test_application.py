@@ -24,19 +24,19 @@ def call(*words, **environ):
     [
         (("tnue",), "there is no command 'tnue'", "did you mean tune? `ncclt --help` lists all"),
         (("xyzzy",), "there is no command 'xyzzy'", "`ncclt --help` lists all"),
-        (("tune", "--modle", "bert"), "no such option: --modle", "`ncclt tune --help` shows what it takes"),
+        (("tune", "--modle", "bert"), "no such option: --modle", "`ncclt tune --help` lists the options"),
         (("tune", "--nodes", "two"), "invalid value for '--nodes': must be a whole number", "`ncclt tune --help`"),
         (("tune", "--time", "long"), "invalid value for '--time': must be a number", "`ncclt tune --help`"),
         (("tune", "--force=maybe"), "option '--force' does not take a value", "`ncclt tune --help`"),
-        (("tune", "--nodes"), "option '--nodes' requires an argument", "`ncclt tune --help` shows what it takes"),
+        (("tune", "--nodes"), "option '--nodes' requires an argument", "`ncclt tune --help` lists the options"),
         (("serve", "--port", "y"), "invalid value for '--port': must be a whole number", "`ncclt serve --help`"),
         (
             ("tune", "bert", "--model", "bert"),
             "got unexpected extra argument(s) (bert)",
-            "`ncclt tune --help` shows what it takes",
+            "`ncclt tune --help` lists the options",
         ),
-        (("--quite",), "no such option: --quite", "`ncclt --help` shows what it takes"),
-        (("profile", "shwo"), "no such command 'shwo'", "`ncclt profile --help` shows what it takes"),
+        (("--quite",), "no such option: --quite", "`ncclt --help` lists the options"),
+        (("profile", "shwo"), "no such command 'shwo'", "`ncclt profile --help` lists the options"),
         (
             ("admin", "plugin", "check", "--ranks", "0"),
             "invalid value for '--ranks': must be at least 1",
@@ -65,7 +65,7 @@ def test_env_refuses_alike(words, said, capsys):
         env(words)
     out, err = capsys.readouterr()
     assert (end.value.code, out) == (2, "")
-    assert err == f"ncclt: {said}\n  hint: `ncclt env --help` shows what it takes\n"
+    assert err == f"ncclt: {said}\n  hint: `ncclt env --help` lists the options\n"
 
 
 def test_nothing_asked_shows_the_help():

@@ -66,7 +66,8 @@ def test_what_is_missing_is_asked_for_with_the_whole_command(call, command):
         call("detect", "--from", topo, "--set", "description=two words", "--name", "two-words")
 
     assert refused.value.hint.startswith(
-        f"give them, or more sources: ncclt cluster detect --from {topo} --name two-words --set 'description=two words'"
+        f"give them, or pass more files: ncclt cluster detect --from {topo} --name two-words "
+        "--set 'description=two words'"
     )
     assert refused.value.hint.endswith("--set gpudirect=... --set cpu=... --set nccl_version=...")
     assert f" --storage {command.url} " in refused.value.hint

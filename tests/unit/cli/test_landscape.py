@@ -309,8 +309,8 @@ def test_a_json_result_is_imported(logs):
 
 RING = "NCCL_ALGO=ring all_reduce_perf"
 REFUSED = [
-    ((), {"plain": output(SLOW)}, "plain.log does not say what was forced"),
-    ((), {"plain": output(SLOW, command="./all_reduce_perf -b 8")}, "plain.log does not say what was forced"),
+    ((), {"plain": output(SLOW)}, "plain.log does not show the forced setting"),
+    ((), {"plain": output(SLOW, command="./all_reduce_perf -b 8")}, "plain.log does not show the forced setting"),
     (
         PLAIN,
         {"a": output(FAST, command="NCCL_ALGO=ring,tree all_reduce_perf")},

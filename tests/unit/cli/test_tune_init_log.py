@@ -54,7 +54,7 @@ def test_the_tables_are_kept_with_the_study(tuned, command):
     (summary,) = command.store.studies.page().items
     (table,) = summary.study.printed_costs.tables
     assert (table.ranks, table.nodes, len(table.costs)) == (cluster.world_size, cluster.nodes, 5)
-    assert any("printed in a job" in note for note in document["notes"])
+    assert any("cost tables printed by NCCL" in note for note in document["notes"])
 
 
 @pytest.mark.parametrize(

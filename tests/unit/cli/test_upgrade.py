@@ -42,7 +42,7 @@ def test_one_document_names_what_has_to_be_measured_again(upgrade):
     assert 0 <= row["moved"] <= 1
     assert {"variable": "NCCL_WIN_ENABLE", "change": "new", "note": ""} not in document["variables"]
     assert "NCCL_CFT_ENABLE" in [v["variable"] for v in document["variables"] if v["change"] == "new"]
-    assert "port of its cost model" in document["notes"][0]
+    assert "port of NCCL's cost model" in document["notes"][0]
 
 
 def test_the_tables_say_the_same(upgrade):
@@ -52,7 +52,7 @@ def test_the_tables_say_the_same(upgrade):
     assert "demonstration" in out, "the sample is simulated"
     assert " tuned " not in out
     assert "Not served to jobs with NCCL" in out
-    assert "note: NCCL's choices are those of one port" in out
+    assert "note: defaults are predicted by a port" in out
     nothing = upgrade("--from", "2.29.7", "--to", "2.31.2")[1]
     assert "no recommendation for pair was measured with NCCL 2.29.7" in nothing
     assert "note: recommendations for pair were measured with NCCL 2.28.9, not 2.29.7" in nothing
@@ -71,7 +71,7 @@ def test_what_cannot_be_compared_is_refused(upgrade, tmp_path):
         (("--from", "2.28.9", "--to", "2.28.9"), "both 2.28.9"),
         (("--from", "2.28.9", "--to", "new"), "new"),
         (("--from", "2.28.9", "--to", "2.31.2", "--to-log", tmp_path / "x"), "belong together"),
-        (("--from", "2.1.15", "--to", "2.31.2"), "is not known"),
+        (("--from", "2.1.15", "--to", "2.31.2"), "is unknown"),
         (
             ("--from", "2.28.9", "--to", "2.31.2", "--from-log", tmp_path / "x", "--to-log", tmp_path / "x"),
             "cannot be read",

@@ -108,7 +108,7 @@ def request_(tmp_path):
 @pytest.mark.parametrize(
     ("launcher", "backend", "driver", "said"),
     [
-        ("torchrun", "nccl", "570.86.15", "under which one it was measured is not known"),
+        ("torchrun", "nccl", "570.86.15", "the driver of the measurement is unknown"),
         ("simulate", "nccl", "", ""),
         ("torchrun", "gloo", "", ""),
     ],

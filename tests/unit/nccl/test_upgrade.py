@@ -70,7 +70,7 @@ def test_meanings_name_variables_that_exist_then():
 
 
 def test_a_version_older_than_every_library_is_refused():
-    with pytest.raises(UsageError, match=r"2\.10\.3 is not known"):
+    with pytest.raises(UsageError, match=r"2\.10\.3 is unknown"):
         changes("2.10.3", "2.28.9")
 
 

@@ -99,7 +99,7 @@ def test_ceiling_is_the_exposed_share_of_the_step():
     assert explain_low_ceiling(unknown, min_effect=0.02) == ""
     known = replace(unknown, step_time_us=200_000.0, exposed_us=11_800.0)
     assert describe_ceiling(known) == (
-        "Upper bound on savings: 11.8 of 200 ms per step (5.9 % is exposed communication)"
+        "Upper bound on savings: 11.8 ms of 200 ms per step (5.9 % is exposed communication)"
     )
     assert explain_low_ceiling(known, min_effect=0.05) == ""
     assert explain_low_ceiling(known, min_effect=0.07).endswith(

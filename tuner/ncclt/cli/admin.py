@@ -23,4 +23,4 @@ app = typer.Typer(cls=AdminGroup, no_args_is_help=True)
 
 @app.callback()
 def admin() -> None:
-    """Operate jobs, recommendations, store, keys and tuner plugin."""
+    """Manage jobs, recommendations, store, keys and tuner plugin."""

@@ -13,6 +13,7 @@ from ncclt.cli.completion import cluster_names
 from ncclt.cli.configuration import storage_url
 from ncclt.cli.options import AsJson, Model, spread
 from ncclt.cli.output import note, print_json, print_table
+from ncclt.core.duration import format_duration
 from ncclt.core.option import Option
 from ncclt.core.plural import count_noun
 from ncclt.core.trial import Measurement, Outcome
@@ -146,7 +147,7 @@ def advise(
     if refusal is not None:
         note(f"no changes predicted: {refusal.message}{f'; {refusal.hint}' if refusal.hint else ''}")
     if simulated:
-        note("measured times are those of SIMULATED studies")
+        note("measured times come from SIMULATED studies")
     for label in recorded:
         note(f"measured times are {label}")
 
@@ -246,7 +247,7 @@ def _compute(workload: Workload, cluster: Cluster, given: StepOptions) -> tuple[
     if step_us and workload.exposed_us is not None and workload.exposed_us < step_us:
         seconds = (step_us - workload.exposed_us) / 1e6
         return seconds, "recorded: step time without exposed communication, on the GPUs of the recording"
-    return None, "not known"
+    return None, "unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,11 +270,11 @@ class MeasuredTimes:
     def sentence(self) -> str:
         """Their origin in one sentence."""
         if not self.studies:
-            return "Times: nominal bandwidth of the links (no study of this cluster)"
+            return "Times: nominal link bandwidth (no study of this cluster)"
         kind = "SIMULATED, not measured" if self.simulated else self.recorded or "measured"
         return (
             f"Times: {count_noun(len(self.studies), 'study', 'studies')} with the NCCL default ({kind}), else the "
-            "nominal bandwidth of the links"
+            "nominal link bandwidth"
         )
 
 
@@ -366,7 +367,7 @@ def _print_estimate(profile: Workload, found: Estimate, source: str, measured: M
     average = f"average bus bandwidth {found.bus_gbps:.3g} GB/s"
     print(f"Communication: {_seconds(found.communication_s)} {profile.per}, {average}")
     if found.communication_s != found.links_s:
-        print(f"  expected of rings at the nominal bandwidth of the links: {_seconds(found.links_s)}")
+        print(f"  expected from rings at nominal link bandwidth: {_seconds(found.links_s)}")
     if found.compute_s is None:
         ask = "give --compute-ms, or --tflops, --params and --tokens-per-step"
         print(f"Compute: {f'unknown; {ask}' if not profile.provenance.whole_file else f'not comparable: {source}'}")
@@ -385,7 +386,7 @@ def _source(row: MessageTime, measured: MeasuredTimes) -> str:
 
 
 def _seconds(value: float) -> str:
-    return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"
+    return format_duration(value * 1e6)
 
 
 def _print_advice(advice: Advice) -> None:

@@ -20,8 +20,8 @@ from ncclt.errors import NccltError, UsageError, as_ncclt_error, translate_refus
 GROUPS: dict[str, tuple[str, ...]] = {
     "Tune a job": ("profile", "advise", "tune", "autotune", "verify"),
     "Use the result": ("env", "run", "attest"),
-    "Know the cluster": ("cluster", "landscape", "doctor", "preflight", "recheck", "upgrade"),
-    "Look": ("studies", "report", "serve"),
+    "Cluster": ("cluster", "landscape", "doctor", "preflight", "recheck", "upgrade"),
+    "Results": ("studies", "report", "serve"),
     "Operate": ("admin", "config"),
 }
 """Heading -> commands, in the order of the help."""
@@ -116,7 +116,7 @@ def _refusal(error: Any, ctx: Any) -> Exception:
     said = f"{where}{colon}{translate_refusal(why)}"
     # Some of the framework's refusals name no command.
     command = error.ctx.command_path if error.ctx else f"{ctx.command_path} {ctx.invoked_subcommand or ''}".rstrip()
-    hint = f"`{command} --help` shows what it takes"
+    hint = f"`{command} --help` lists the options"
     return typer.Exit(report(UsageError(said[:1].lower() + said[1:], hint=hint)))
 
 

@@ -34,7 +34,7 @@ _WORDS = {
 _SERVER_TIMEOUT_S = 10.0
 
 
-@app.command(epilog="Exit codes: 0 = it took effect, 1 = partly, not at all, or not known, 3 = no such recommendation.")
+@app.command(epilog="Exit codes: 0 = it took effect, 1 = partly, not at all, or unknown, 3 = no such recommendation.")
 def attest(
     files: Annotated[
         list[Path],
@@ -44,7 +44,7 @@ def attest(
         str | None, typer.Option(help="Id of the recommendation; default: from the plugin's reports.")
     ] = None,
     form: Annotated[
-        Form | None, typer.Option(help="Form in which the job got it; default: from the files.", show_default=False)
+        Form | None, typer.Option(help="Delivery form; default: from the files.", show_default=False)
     ] = None,
     server: Annotated[str | None, typer.Option(help="URL of the ncclt server to report to. [NCCLT_SERVER]")] = None,
     # No default from the environment here: the more direct of the two counts, then the server, as in `ncclt env`.

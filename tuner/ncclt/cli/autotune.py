@@ -44,7 +44,7 @@ _OF_TARGET = "cluster nodes gpus_per_node launcher backend nccl_tests hosts keep
 """Options of `ncclt tune` that a first run needs; `--dry-run` prints the stages as commands, which take all others."""
 
 _OF_BOTH = {
-    "warmup": Option("Warm-up steps before those.", group=Group.LAUNCH),
+    "warmup": Option("Warm-up steps before the measured ones.", group=Group.LAUNCH),
     "timeout_s": Option("Max seconds of a launch.", flag="--timeout", group=Group.LAUNCH),
 }
 """Options of a comparison that the recording has too."""
@@ -390,7 +390,7 @@ def _print_plan(job: AutotuneRequest, store: Store, *, as_json: bool) -> None:
     for number, stage in enumerate(stages, start=1):
         print(f"{number} {stage['stage']} ({stage['state']}):\n  {stage['command']}")
     if not job.target.is_launched:
-        print("Step times are not compared: recorded and simulated clusters run no job")
+        print("Step times are not compared: recorded and simulated clusters cannot run a job")
 
 
 def _state(request: TuneRequest, testbed: Testbed, store: Store) -> str:

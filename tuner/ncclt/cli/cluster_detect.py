@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _OF_DETECTION = {
     "launcher": Option("Launcher to reach nodes; default: slurm in an allocation, else this machine."),
-    "nodes": Option("Nodes to look at; default: up to 32 of the allocation, else 1.", least=1),
+    "nodes": Option("Nodes to examine; default: up to 32 of the allocation, else 1.", least=1),
     "gpus_per_node": Option("GPUs per node of the all_reduce; default: all."),
     "hosts": Option("Comma-separated nodes, or @FILE with one node per line.", comma=True),
     "nccl_version": Option("NCCL version of the jobs, if no log shows it."),

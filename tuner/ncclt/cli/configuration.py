@@ -16,8 +16,8 @@ from ncclt.user_dirs import user_folder
 KEYS: dict[str, str] = {
     "storage": "database URL of the local store",
     "server": "URL of an ncclt server to fetch from",
-    "launcher": "where trials run: simulate, replay, local, torchrun, mpirun, slurm, ssh, kubernetes",
-    "cluster": "cluster that is meant when --cluster is left out",
+    "launcher": "launcher: simulate, replay, local, torchrun, mpirun, slurm, ssh or kubernetes",
+    "cluster": "default of --cluster",
 }
 """What a configuration file may set, and what it means."""
 

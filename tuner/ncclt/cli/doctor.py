@@ -223,7 +223,7 @@ def _print_matrix(matrix: TopologyMatrix) -> None:
 def _print_use(diagnosis: Diagnosis) -> None:
     document = diagnosis.facts.to_document()
     log = document["log"]
-    rows = [("NCCL", document["nccl_version"] or "not known")]
+    rows = [("NCCL", document["nccl_version"] or "unknown")]
     if log:
         transports = ", ".join(f"{kind} x{count}" for kind, count in log["transports"].items())
         channels = ", ".join(f"{count} {word}" for word, count in log["channels"].items())
@@ -240,7 +240,7 @@ def _print_use(diagnosis: Diagnosis) -> None:
     for topology in diagnosis.facts.topologies:
         rows += [(f"GPU{gpu.index}", str(gpu)) for gpu in topology.gpus]
         rows += [(nic.name, str(nic)) for nic in topology.nics]
-    print_table(("what", "is"), rows)
+    print_table(("item", "value"), rows)
     print()
 
 

@@ -91,7 +91,7 @@ class Options(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise the error for wrong usage."""
-        hint = f"`{self.prog} --help` shows what it takes"
+        hint = f"`{self.prog} --help` lists the options"
         self.exit(report(UsageError(message.removeprefix("argument "), hint=hint)))
 
 
@@ -159,7 +159,7 @@ def parser() -> Options:
         "--fallback",
         choices=("none", "cached"),
         default="none",
-        help="If it does not answer: none = fail (default), cached = use its last answer.",
+        help="If the server is down: none = fail (default), cached = use its last answer.",
     )
     return made
 

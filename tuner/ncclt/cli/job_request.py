@@ -26,8 +26,8 @@ def add_conditions(parser: argparse.ArgumentParser) -> None:
         help="Accept recorded or simulated results too; repeatable. [NCCLT_ALLOW]",
     )
     conditions = parser.add_argument_group("Conditions")
-    conditions.add_argument("--driver", metavar="VERSION", help="NVIDIA driver that the result must be measured with.")
-    conditions.add_argument("--topology", metavar="HASH", help="Topology that the result must be measured on.")
+    conditions.add_argument("--driver", metavar="VERSION", help="Required NVIDIA driver of the measurement.")
+    conditions.add_argument("--topology", metavar="HASH", help="Required topology of the measurement.")
     conditions.add_argument(
         "--allow-difference",
         action="append",

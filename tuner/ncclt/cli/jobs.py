@@ -34,7 +34,7 @@ GpusPerNode = Annotated[int | None, typer.Option(help="GPUs per node of the job;
 NcclVersion = Annotated[str | None, typer.Option(help="NCCL version of the job; default: the cluster's.")]
 Trials = Annotated[int, typer.Option(help="Max search trials.")]
 Seconds = Annotated[float | None, typer.Option("--time", help="Max seconds of search.")]
-GpuHours = Annotated[float | None, typer.Option(help="Max GPU hours of the study.")]
+GpuHours = Annotated[float | None, typer.Option(help="Max GPU-hours of the study.")]
 Blocks = Annotated[int, typer.Option(help="Max blocks of the A/B test.")]
 ProveVariables = Annotated[bool, typer.Option("--prove-variables", help="Validate plain variables too.")]
 Priority = Annotated[int, typer.Option(help="Priority, from 1 (first) to 9 (last).")]

@@ -36,7 +36,7 @@ def create(
         typer.Option(help="Cluster of the key; repeatable; default: all.", autocompletion=cluster_names),
     ] = None,
     expires: Annotated[str, typer.Option(help="Days until the key expires, or `never`.")] = _USUAL_DAYS,
-    note: Annotated[str, typer.Option(help="Note on the user of the key.")] = "",
+    note: Annotated[str, typer.Option(help="Note, such as the owner of the key.")] = "",
 ) -> None:
     """Create a key and print its secret, once.
 

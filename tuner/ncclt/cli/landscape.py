@@ -57,7 +57,7 @@ def _print_all(*, as_json: bool) -> None:
         shape = f"{document['nodes']} x {document['gpus_per_node']} {document['gpu']}, NCCL {document['nccl_version']}"
         print(f"{document['name']}: {document['system']}")
         print(f"  {shape}, {count_noun(document['sizes'], 'size')}")
-        print(f"  {count_noun(document['settings'], 'setting')} beside the NCCL default: {document['choices']}")
+        print(f"  {count_noun(document['settings'], 'setting')} and the NCCL default:  {document['choices']}")
         print(f"  from {document['source']}")
 
 
@@ -107,7 +107,7 @@ def show(
     for text in (*cluster.sources[1:], *found.notes):
         say(f"  {text}", to_stdout=True)
     for collective, lines in rows.items():
-        print(f"\n{collective}, recorded: µs by the NCCL default, and by the best recorded setting")
+        print(f"\n{collective}, recorded: µs with the NCCL default and with the best recorded setting")
         table = [
             (
                 r["size"],

@@ -29,7 +29,7 @@ ReplaceWorkload = Annotated[bool, typer.Option("--replace", help="Replace an imp
 StepsPerDay = Annotated[
     int | None,
     typer.Option(
-        help="Training steps per day, to state the gain in GPU hours.",
+        help="Training steps per day, to state the gain in GPU-hours.",
         min=1,
         rich_help_panel=Group.BUDGET,
     ),
@@ -37,7 +37,9 @@ StepsPerDay = Annotated[
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no notes.")]
 
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print messages, facts and remarks too.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Print the per-message table, search details and notes too.")
+]
 
 
 def storage_option(storage: str | None, shown: str) -> str:

@@ -14,6 +14,7 @@ from ncclt.cli.completion import complete_from, model_names
 from ncclt.cli.configuration import storage_url
 from ncclt.cli.options import AsJson, DryRun, ReplaceWorkload
 from ncclt.cli.output import note, print_json, print_table, report, say
+from ncclt.core.duration import format_duration
 from ncclt.core.message import format_bytes
 from ncclt.core.plural import count_noun
 from ncclt.core.workload import RANK_ROLES
@@ -266,7 +267,7 @@ def _print_times(workload: Workload) -> None:
 
 
 def _milliseconds(time_us: float) -> str:
-    return f"{time_us / 1e3:.3g} ms" if time_us < 1e6 else f"{time_us / 1e6:.3g} s"
+    return format_duration(time_us)
 
 
 def _size(size_bytes: float) -> str:

@@ -85,7 +85,7 @@ def tune(
             if broken:
                 raise UsageError(
                     "; ".join(f"{finding.id}: {finding.what}" for finding in broken),
-                    hint="`ncclt doctor` says how to repair it; force=True tunes anyway",
+                    hint="`ncclt doctor` shows the repair; force=True tunes anyway",
                 )
         with TuneView(testbed, hidden=not progress, blocks=budget.blocks) as view:
             return run(

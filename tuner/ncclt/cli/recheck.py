@@ -165,7 +165,7 @@ def _with_history(
         if here.why_unknown:
             say(f"ncclt: cannot tell whether the NVIDIA driver has changed: {here.why_unknown}")
         elif not before:
-            say(f"ncclt: the NVIDIA driver is {here.text}; under which one it was measured is not known")
+            say(f"ncclt: the NVIDIA driver is {here.text}; the driver of the measurement is unknown")
     return replace(request, driver=here.text, driver_before=before, driver_may_differ=new_driver, earlier=earlier)
 
 

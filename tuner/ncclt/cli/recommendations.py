@@ -116,7 +116,7 @@ def history(
 def approve(
     id: Id,
     percent: Annotated[
-        int | None, typer.Option(min=1, max=100, help="Percentage of the jobs; default: the cluster's rule.")
+        int | None, typer.Option(min=1, max=100, help="Percentage of jobs; default: the cluster's rule.")
     ] = None,
     loss_limit: Annotated[
         float | None, typer.Option(min=0, max=0.5, help="Max loss of step time, as a share, before the roll-out ends.")
@@ -163,9 +163,9 @@ def pin(id: Id, off: Annotated[bool, typer.Option("--off", help="Unpin it instea
 
 @app.command("retire")
 def retire(id: Id, why: Why = "") -> None:
-    """Serve a revision to no job any more.
+    """Stop serving a revision.
 
-    Without an active revision jobs keep the NCCL default.
+    Without an active revision, jobs keep the NCCL default.
     """
     _change(id, why, storage_url(), lambda store, by: store.revisions.retire(id, by), "retired")
 
@@ -179,9 +179,7 @@ def rules(
     require_verification: Annotated[
         bool | None, typer.Option(help="Require a gain in `ncclt verify`.", show_default=False)
     ] = None,
-    percent: Annotated[
-        int | None, typer.Option(min=1, max=100, help="Percentage of the jobs in a new roll-out.")
-    ] = None,
+    percent: Annotated[int | None, typer.Option(min=1, max=100, help="Percentage of jobs in a new roll-out.")] = None,
     loss_limit: Annotated[
         float | None, typer.Option(min=0, max=0.5, help="Max loss of step time, as a share, before a roll-out ends.")
     ] = None,

@@ -67,7 +67,7 @@ def parser() -> Options:
         "--fallback",
         choices=("cached", "none", "fail"),
         default="cached",
-        help="If it does not answer: cached = use its last answer (default), none = keep the NCCL default, fail = do "
+        help="If the server is down: cached = use its last answer (default), none = keep the NCCL default, fail = do "
         "not start the job, whatever fails.",
     )
     server.add_argument("--debug", action="store_true", help="Show the traceback of an error.")

@@ -171,8 +171,8 @@ def _decide(arguments: argparse.Namespace, job: JobInfo, where: Where, plugin: P
 
 def _set_nothing(arguments: argparse.Namespace, why: str) -> JobPlan:
     if arguments.fallback == "fail":
-        raise UsageError(why, hint=f"for one decision use {_WAYS}")
-    return JobPlan(notes=(f"keeping the NCCL default: {why}", f"for one decision use {_WAYS}"))
+        raise UsageError(why, hint=f"so that all nodes get the same settings, use {_WAYS}")
+    return JobPlan(notes=(f"keeping the NCCL default: {why}", f"so that all nodes get the same settings, use {_WAYS}"))
 
 
 def _ask(arguments: argparse.Namespace, job: JobInfo, where: Where, *, from_cache: bool, kept: bool = False) -> Answer:

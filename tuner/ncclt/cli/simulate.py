@@ -57,7 +57,7 @@ def simulate(
     from ncclt.measure.simulated.sweep import parse_setting, sweep
 
     if collective not in list(Collective):
-        raise UsageError(f"--collective {collective!r} is not known", hint=f"one of {', '.join(Collective)}")
+        raise UsageError(f"unknown --collective {collective!r}", hint=f"one of {', '.join(Collective)}")
     settings = [parse_setting(text) for text in setting or ["default"]]
     where = _read_cluster(cluster, storage_url()).sized(gpus_per_node=gpus_per_node, nccl_version=nccl_version)
     where = _altered(where, gpu, link, nic, nics)

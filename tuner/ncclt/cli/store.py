@@ -70,7 +70,7 @@ def import_(file: Annotated[Path, typer.Argument(help="Path to a file written by
 @app.command("prune")
 def prune(
     older_than: Annotated[str, typer.Option(help="Min age in days, such as 180d.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be removed; remove nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be removed; remove nothing.")] = False,
 ) -> None:
     """Remove old records and studies that no job depends on.
 

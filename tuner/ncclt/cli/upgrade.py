@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 _BY_MODEL = (
-    "NCCL's choices are those of one port of its cost model (2.30.7): it sees algorithms that a version adds, and no "
-    "change of its constants. --from-log and --to-log take the tables that both versions print (NCCL_DEBUG=INFO, "
-    "NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING)"
+    "defaults are predicted by a port of NCCL's cost model (2.30.7), which knows the algorithms that a version adds, "
+    "but not changed constants; for exact tables pass the logs of both versions (NCCL_DEBUG=INFO, "
+    "NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING) with --from-log and --to-log"
 )
 
 

@@ -91,4 +91,4 @@ def _check(place: Path, facts: os.stat_result) -> None:
 
 
 def _owned(place: Path, facts: os.stat_result) -> UntrustedError:
-    return UntrustedError(f"{place} belongs to user {facts.st_uid}", "use a file or folder of your own")
+    return UntrustedError(f"{place} belongs to user {facts.st_uid}", "use a file or folder that you own")

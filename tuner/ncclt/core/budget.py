@@ -42,7 +42,7 @@ class Budget:
 
     trials: Annotated[int, Option("Max search trials, including earlier runs of the study.")] = 40
     seconds: Annotated[float | None, Option("Max seconds of search in this run.", flag="--time")] = None
-    gpu_hours: Annotated[float | None, Option("Max GPU hours of the whole study.", group=Group.BUDGET)] = None
+    gpu_hours: Annotated[float | None, Option("Max GPU-hours of the whole study.", group=Group.BUDGET)] = None
     steps: Annotated[
         int | None,
         Option("Training steps that will use the result; stop when trials no longer pay off.", group=Group.BUDGET),
@@ -67,7 +67,7 @@ class Budget:
     sampler: Annotated[
         str,
         Option(
-            "Optuna or OptunaHub sampler to use instead of ncclt's own.",
+            "Optuna or OptunaHub sampler to use instead of the built-in one.",
             metavar="MODULE:CLASS(KEY=VALUE)",
             group=Group.BUDGET,
         ),
@@ -90,7 +90,7 @@ class Budget:
                 raise UsageError(f"{flag} must be {least} to {most:,}, not {value}")
         for flag, amount, most, unit in (
             ("--time", self.seconds, MOST_SECONDS, "seconds"),
-            ("--gpu-hours", self.gpu_hours, MOST_GPU_HOURS, "GPU hours"),
+            ("--gpu-hours", self.gpu_hours, MOST_GPU_HOURS, "GPU-hours"),
         ):
             if amount is not None and not 0 < amount <= most:
                 raise UsageError(

@@ -10,11 +10,11 @@ from typing import get_type_hints
 class Group(StrEnum):
     """Headings of options in the help of a command, in this order; the options used most stand before them."""
 
-    WHAT = "What is tuned"
-    WHERE = "Where"
-    LAUNCH = "How to launch"
+    WHAT = "Search space"
+    WHERE = "Target"
+    LAUNCH = "Launch"
     BUDGET = "Budget"
-    PROOF = "Proof"
+    PROOF = "Measurement"
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ def refuse_replacement(new: Recommendation, active: Recommendation) -> str:
     if before.decision is not Decision.TUNED:
         return _refuse_untuned(after, before, is_stale=bool(active.stale))
     if after.decision is Decision.UNDECIDED:
-        return "it is undecided, and the active revision is proven"
+        return "it is undecided, and the active revision is validated"
     if active.stale:
         return ""  # what was proven under other conditions stands against nothing
     if after.decision is Decision.KEEP_DEFAULT:
@@ -78,7 +78,7 @@ def refuse_replacement(new: Recommendation, active: Recommendation) -> str:
             f"{before.interval[0]:.3f}x in {_blocks(before)}"
         )
     if after.interval[1] < before.interval[0] and new.delivered != active.delivered:
-        return f"its gain of at most {after.interval[1]:.3f}x is below the {before.interval[0]:.3f}x that is proven"
+        return f"its gain of at most {after.interval[1]:.3f}x is below the {before.interval[0]:.3f}x that is validated"
     return ""
 
 
@@ -100,9 +100,9 @@ def _refuse_untuned(after: Verdict, before: Verdict, *, is_stale: bool) -> str:
 def _refuse_refutation(new: Recommendation, after: Verdict, active: Recommendation, before: Verdict) -> str:
     """Compare a keep-default with an active revision that is tuned."""
     if not after.blocks:
-        return "it keeps the NCCL default without a proof, and the active revision is proven"
+        return "it keeps the NCCL default without an A/B test, and the active revision is validated"
     if best_form(new).policy != best_form(active).policy:
-        return "its proof is of another policy, and the active one is proven"
+        return "its A/B test is of another policy, and the active one is validated"
     if after.min_effect > before.min_effect:
         return _coarser(after, before)
     if after.blocks < before.blocks:

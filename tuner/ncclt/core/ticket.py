@@ -11,6 +11,7 @@ import hmac
 import json
 from dataclasses import astuple, dataclass
 
+from ncclt.core.duration import format_duration
 from ncclt.core.rollout import MOST_JOB_NAME, Variant
 from ncclt.errors import InputError
 
@@ -68,7 +69,7 @@ class Ticket:
         needed_s, passed_s = steps * step_us / 1e6, now_s - self.issued_s
         if needed_s > passed_s:
             raise InputError(
-                f"{steps} steps of {step_us / 1e3:.3g} ms take {needed_s:.3g} s, and the job started "
+                f"{steps} steps of {format_duration(step_us)} take {needed_s:.3g} s, and the job started "
                 f"{max(passed_s, 0.0):.3g} s ago",
                 hint="report measured steps, at the end of the job",
             )

@@ -171,7 +171,7 @@ def _row(use: ObservedCall, rules: list[Rule], causes: list[str]) -> MessageOutc
     if all(fits):
         return replace(row, state=RowState.AS_WANTED)
     if any(fits) or use.size_bytes == 0:
-        reason = "the log does not give the ranks of this group, so its rule is not known"
+        reason = "the log does not give the ranks of this group, so its rule is unknown"
         return replace(row, state=RowState.UNCERTAIN, reason=reason)
     if use.choice.partition("/")[0] not in _ALGORITHMS:
         return replace(row, reason="NCCL used a kernel that bypasses the tuner (symmetric memory or copy engine)")

@@ -235,7 +235,7 @@ def _find_newest(folder: Path, job: JobInfo, question: str) -> tuple[Path, Share
         if min(ages_s) < 2 * REUSE_S:
             raise StoreError(
                 f"the decision of {found.when} may be of this job or of an earlier one of the same name",
-                hint=f"the name is {job.name!r}; give the job one of its own with --job",
+                hint=f"the name is {job.name!r}; give the job a unique one with --job",
             )
         name = f"{job.name}\n{found.token}"
 

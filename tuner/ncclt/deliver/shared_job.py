@@ -153,7 +153,7 @@ def _follow(
     if not mine:
         tell(f"ncclt: following the decision of {decision.host} at {decision.when}")
         if time.time() - decision.created_s > _LONG_AGO_S:
-            tell(f"ncclt: if that was an earlier job of the same name ({decision.job}), give each its own with --job")
+            tell(f"ncclt: if that was an earlier job of this name ({decision.job}), give each a unique --job")
     why = decision.content["why"]
     unset = f"keeping the NCCL default: decided so for this job{f' ({why})' if why and why != told else ''}"
     planned = plan(answer, form) if answer and form else JobPlan(answer=answer, notes=(unset,))

@@ -86,7 +86,7 @@ def _parse_line(words: list[str], path: Path) -> Host:
     for word in words[1:]:
         slots = _SLOTS.fullmatch(word)
         if slots is None or int(slots[1]) < 1:
-            raise UsageError(f"{path}: {word!r} is not known after {words[0]}", hint="only slots=N is")
+            raise UsageError(f"{path}: unknown word {word!r} after {words[0]}", hint="only slots=N is known")
         host = Host(name=host.name, user=host.user, port=host.port, slots=int(slots[1]))
     return host
 

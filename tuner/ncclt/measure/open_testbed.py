@@ -243,7 +243,7 @@ def _notes_on_forcing(target: Target, plugin: Path | None) -> tuple[str, ...]:
         )
     if plugin is not None:
         notes.append(f"algorithm, protocol and channels were chosen through {plugin}, call by call")
-        notes.append("what plain variables deliver was proven without it, by these variables")
+        notes.append("the plain variables were validated without it, with these variables")
     elif target.persistent:
         how = "" if target.is_gloo else "; `ncclt admin plugin build` makes most of them cheaper and LL128 possible"
         notes.append(f"every other algorithm and protocol took a new communicator{how}")

@@ -93,9 +93,7 @@ class Target:
     max_commands: Annotated[
         int | None, _OfLaunches("Max nccl-tests commands per trial; other sizes are interpolated.")
     ] = None
-    beside: Annotated[
-        str | None, _OfLaunches("gemm: run a matrix product beside the collectives (torch_collectives).")
-    ] = None
+    beside: Annotated[str | None, _OfLaunches("gemm: run a concurrent matrix product (torch_collectives).")] = None
     hosts: Annotated[
         tuple[str, ...],
         Option(
@@ -204,9 +202,9 @@ class Target:
         if demo and self.cluster is None and not for_nodes:
             return replace(self, launcher="replay", cluster=DEFAULT_RECORDED, reason=reason)
         raise UsageError(
-            f"nothing can be measured here: {reason}",
-            hint="run it on a GPU node or in an allocation; only as a demonstration, "
-            f"--cluster {DEFAULT_RECORDED} replays a recording and --launcher simulate uses a model",
+            f"cannot measure here: {reason}",
+            hint="run it on a GPU node or in an allocation; as a demonstration, "
+            f"--cluster {DEFAULT_RECORDED} replays recorded timings and --launcher simulate uses a model",
         )
 
     def _refuse_what_is_idle(self) -> None:
@@ -362,7 +360,7 @@ class Target:
         if self.persistent and not (launcher.reaches_back and benchmark == "torch_collectives"):
             what = f"--benchmark {benchmark}" if launcher.reaches_back else f"--launcher {name}"
             raise UsageError(
-                f"--persistent cannot be combined with {what}: its ranks cannot stay from trial to trial",
+                f"--persistent cannot be combined with {what}: its ranks cannot be kept between trials",
                 hint="use --benchmark torch_collectives with --launcher torchrun, mpirun, slurm or ssh",
             )
         if self.through == "plugin" and not self._may_use_plugin:

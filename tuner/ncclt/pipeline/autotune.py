@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
 
+from ncclt.core.duration import format_duration
 from ncclt.core.recommendation import Recommendation
 from ncclt.core.verification import Verification
 from ncclt.core.workload import Workload
@@ -146,8 +147,8 @@ def describe_ceiling(workload: Workload) -> str:
     if bound is None or not workload.step_time_us:
         return "Upper bound on savings: unknown, exposed communication was not recorded"
     return (
-        f"Upper bound on savings: {bound.share * workload.step_time_us / 1e3:.3g} of "
-        f"{workload.step_time_us / 1e3:.4g} ms per step ({bound.share * 100:.1f} % is exposed communication)"
+        f"Upper bound on savings: {format_duration(bound.share * workload.step_time_us)} of "
+        f"{format_duration(workload.step_time_us)} per step ({bound.share * 100:.1f} % is exposed communication)"
     )
 
 
@@ -169,8 +170,8 @@ def explain_no_comparison(recommendation: Recommendation, argv: Sequence[str]) -
     valid = recommendation.fingerprint
     if is_unmeasured(recommendation):
         return (
-            "Step times not compared: recorded and simulated clusters run no job; run `ncclt autotune -- COMMAND` on "
-            f"{valid.nodes} x {valid.gpus_per_node} real GPUs"
+            "Step times not compared: recorded and simulated clusters cannot run a job; run "
+            f"`ncclt autotune -- COMMAND` on {valid.nodes} x {valid.gpus_per_node} real GPUs"
         )
     return "" if argv else "Step times not compared: give the job's command after --"
 

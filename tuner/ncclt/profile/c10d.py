@@ -37,7 +37,7 @@ class Operation:
         try:
             known = parse_dtype(dtype)
         except InputError:
-            return f"{self.word} of dtype {dtype!r}, whose size is not known"
+            return f"{self.word} of dtype {dtype!r}, of unknown size"
         size_bytes = elements * DTYPE_SIZES[known]
         if not 0 < size_bytes <= MOST_BYTES:
             return f"{self.word} of {'0 bytes' if elements <= 0 else 'an impossible size'}"

@@ -108,7 +108,7 @@ def partial_note(read: int, world_size: int) -> list[str]:
 def largest_group_notes(ranks_seen: int, world_size: int) -> list[str]:
     """Return the notes of a source that shows communicators, the largest of which is the whole job (0 = none is)."""
     if not world_size:
-        return [f"{ranks_seen} ranks read and no communicator of all of them: the job's size is not known"]
+        return [f"{ranks_seen} ranks read and no communicator of all of them: the job's size is unknown"]
     whole = f"the largest communicator, of {world_size} ranks, is assumed to be the whole job"
     return [whole, *partial_note(ranks_seen, world_size)]
 

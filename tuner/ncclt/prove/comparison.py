@@ -22,7 +22,7 @@ class Comparison:
 
     blocks: Annotated[int, Option("Max blocks of two pairs each; at least 3 are run.", group=Group.PROOF)] = 12
     steps: Annotated[int, Option("Training steps to measure in each launch.")] = 30
-    warmup: Annotated[int, Option("Warm-up steps before those.", group=Group.LAUNCH)] = 10
+    warmup: Annotated[int, Option("Warm-up steps before the measured ones.", group=Group.LAUNCH)] = 10
     min_effect: Annotated[float, Option("Min gain worth a change, as a share.", group=Group.PROOF)] = MIN_EFFECT
     timeout_s: Annotated[float, Option("Max seconds of a launch.", flag="--timeout", group=Group.LAUNCH)] = 1800.0
     run_to_end: Annotated[bool, Option("Do not stop launches after the measured steps.", group=Group.LAUNCH)] = False

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ncclt.core.duration import format_duration
 from ncclt.core.recommendation import Decision, Verdict
 from ncclt.core.study import Study, Trial, gpu_seconds
 from ncclt.core.workload import Workload
@@ -74,16 +75,18 @@ class Gain:
     @property
     def words(self) -> str:
         """Return the time saved per step as text."""
-        estimate, low, high = (us / 1e3 for us in self.saved_us)
+        unit, scale = ("s", 1e6) if self.default_us >= 999_500 else ("ms", 1e3)
+        estimate, low, high = (us / scale for us in self.saved_us)
         per = "for the whole file" if self.steps_per_day is None else "per step"
-        words = f"{estimate:.3g} ms {per} ({low:.3g} to {high:.3g}) of {self.default_us / 1e3:.3g} ms communication"
+        communication = f"{format_duration(self.default_us)} communication"
+        words = f"{estimate:.3g} {unit} {per} ({low:.3g} to {high:.3g}) of {communication}"
         if self.steps_per_day is None:
             return words
         if not self.is_step_known:
             return f"{words}; upper bound on step-time savings (assumes no overlap)"
         share = "" if self.step_share is None else f" ({self.step_share * 100:.2g} %)"
         exposed = "" if self.exposed is None else f"; {self.exposed * 100:.0f} % of the communication is exposed"
-        return f"{words}; steps are {self.shorter_us[0] / 1e3:.3g} ms{share} shorter{exposed}"
+        return f"{words}; steps are {format_duration(self.shorter_us[0])}{share} shorter{exposed}"
 
     @property
     def worth(self) -> str:
@@ -123,7 +126,7 @@ def estimate_gain(
     assumed_step = ""
     if steps is None:
         recorded = workload.step_time_us
-        assumed_step = f"{recorded / 1e3:.3g} ms per step, around the clock" if recorded else "1 step/s"
+        assumed_step = f"{format_duration(recorded)} per step, around the clock" if recorded else "1 step/s"
         steps = _DAY_US / (recorded or ASSUMED_STEP_US)
     return Gain(
         saved_us=saved_us,
@@ -167,7 +170,7 @@ def describe_ceiling(workload: Workload) -> str:
     if exposed_us is None or workload.provenance.whole_file:
         return ""
     part = "" if share is None else f" ({share * 100:.1f} %)"
-    return f"at most {exposed_us / 1e3:.3g} ms{part} of a step, its exposed communication"
+    return f"at most {format_duration(exposed_us)}{part} per step, the exposed communication"
 
 
 def describe_cost(study: Study, trials: Sequence[Trial], gain: Gain | None) -> str:

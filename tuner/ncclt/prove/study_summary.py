@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ncclt.core.attestation import Form
+from ncclt.core.duration import format_duration
 from ncclt.core.message import Message
 from ncclt.core.policy import uniform_policy
 from ncclt.core.recommendation import ORIGIN_WORDS, Decision, Recommendation, Verdict
@@ -311,9 +312,9 @@ def _explain_missing_variables(study: Study, trials: Sequence[Trial]) -> str:
     scores = median_scores(trials)
     default_us = scores.pop(DEFAULT, 0.0)
     if not scores or not default_us:
-        return "no policy that variables can express was validated"
+        return "no policy in plain variables was validated"
     best_us, _, best = min((time_us, setting.digest(), setting) for setting, time_us in scores.items())
-    figures = f"{best.label}: {best_us / 1e3:.3g} ms {study.workload.per}, default: {default_us / 1e3:.3g} ms"
+    figures = f"{best.label}: {format_duration(best_us)} {study.workload.per}, default: {format_duration(default_us)}"
     if best_us >= default_us:
         return f"no single setting is faster for all sizes (best {figures})"
     version, collectives = study.cluster.version, study.workload.collectives

@@ -300,14 +300,14 @@ def _reason(decision: Decision, pairs: Pairs, interval: Interval, *, min_effect:
         return f"gain {gain} is below the {threshold} threshold"
     if decide(pairs, min_effect=min_effect) is Decision.KEEP_DEFAULT:
         return f"gain {gain} is most likely below the {threshold} threshold"
-    return f"gain {gain} does not reach the {threshold} threshold, and twice that is ruled out"
+    return f"gain {gain} does not reach the {threshold} threshold; twice the threshold is ruled out"
 
 
 def _describe_doubt(pairs: Pairs, gain: str, suspected: Sequence[Message], *, min_effect: float) -> str:
     if float(log_capital(pairs.gains)) < -math.log(FALSE_TUNED):
         return f"inconclusive: {gain}"
     if not _rules_out_loss(pairs.gains):
-        return f"gain {gain}, but the noise does not rule out a loss of {GRAVE_LOSS * 100:g} %"
+        return f"gain {gain}, but noise does not rule out a loss of {GRAVE_LOSS * 100:g} %"
     if _is_held_back(pairs, suspected):
         return f"gain {gain}, but {suspected[0].label} looks {_loss(pairs, suspected[0])} slower"
     if not _is_borne_out(pairs):

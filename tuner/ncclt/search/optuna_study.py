@@ -256,7 +256,7 @@ class OptunaStudy:
                     study={name: value for name, value in noted.items() if attributes.get(name) != value},
                     trial=storage.get_trial(asked._trial_id).system_attrs,
                 )
-                return Proposal(setting=setting, reason=f"asked for by {named.name}")
+                return Proposal(setting=setting, reason=f"proposed by {named.name}")
             scratch.tell(asked, state=TrialState.FAIL)
         return None
 

@@ -166,9 +166,11 @@ def _lines(path: Path) -> Iterator[Any]:
             for line in file:
                 yield json.loads(line)
     except gzip.BadGzipFile as error:
-        raise InputError(f"{path} is no export of a store", hint=_WRITTEN_BY) from error
+        raise InputError(f"{path} is not an export of a store", hint=_WRITTEN_BY) from error
     except (EOFError, ValueError, zlib.error) as error:
-        raise InputError(f"{path} is no whole export of a store: {reason(error)}", hint="export it again") from error
+        raise InputError(
+            f"{path} is not a complete export of a store: {reason(error)}", hint="export it again"
+        ) from error
     except OSError as error:
         raise InputError(f"{path} cannot be read: {reason(error)}", hint="check the path") from error
 
@@ -191,13 +193,13 @@ def _checked(path: Path) -> dict[str, int]:
         if isinstance(line, list):
             name, values = line if len(line) == 2 else ("", None)
             if not (isinstance(name, str) and isinstance(values, list) and columns.get(name) == len(values)):
-                raise InputError(f"{path} has a row of no table of ncclt: {ascii(name)[:60]}", hint="export it again")
+                raise InputError(f"{path} has a row of an unknown table: {ascii(name)[:60]}", hint="export it again")
             counts[name] += 1
         elif first is None:
             first = line
         last = line
     if not isinstance(first, dict) or first.get("ncclt_store") != _FORMAT:
-        raise InputError(f"{path} is no export of a store", hint=_WRITTEN_BY)
+        raise InputError(f"{path} is not an export of a store", hint=_WRITTEN_BY)
     if first.get("migration") not in (HEAD, UNRELEASED[-1]):
         raise InputError(
             f"{path} is of migration {first.get('migration')}, this ncclt is at {HEAD}",

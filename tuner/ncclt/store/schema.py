@@ -44,7 +44,7 @@ def known_revision(shown: str, *, tables: Collection[str], read: Callable[[], st
     if VERSION_TABLE not in tables:
         raise StoreError(
             f"{shown} is the database of another program: it has tables, and none of them is ncclt's",
-            hint="name a file or database of its own with --storage",
+            hint="name another file or database with --storage",
         )
     revision = read() or ""
     if revision in UNRELEASED:

@@ -78,7 +78,7 @@ class Studies(StorePart):
         if different := _differences(there, study):
             raise UsageError(
                 f"the study {study.name!r} exists and differs: {'; '.join(different)}",
-                hint="give the new study a name of its own, or repeat what the stored one was started with",
+                hint="give the new study another name, or repeat the options of the stored one",
             )
         return there
 

@@ -197,10 +197,16 @@ def test_the_table_for_nvidia_covers_every_size_with_explicit_channels_and_says_
         chosen = readers.look_up(rows, "allreduce", size, 2, 8)
         assert chosen == (("tree", "ll", 4) if size < 2**20 else ("ring", "ll", 8)), size
     assert all(row[5] >= 1 for row in rows)
-    assert "# warning: the proof does not cover the sizes added below: they may be slower" in text
-    assert "# warning: all_reduce 1 KiB to 64 KiB: tree/ll c=4: extended below 1 KiB, beyond the proof" in text
-    assert "# warning: all_reduce 1 KiB to 64 KiB: tree/ll c=4: extended above 64 KiB, beyond the proof" in text
-    assert "# warning: all_reduce 1 MiB to 16 MiB: ring/ll c=8: extended above 16 MiB, beyond the proof" in text
+    assert "# warning: the A/B test did not cover the sizes added below: they may be slower" in text
+    assert (
+        "# warning: all_reduce 1 KiB to 64 KiB: tree/ll c=4: extended below 1 KiB, beyond the validated sizes" in text
+    )
+    assert (
+        "# warning: all_reduce 1 KiB to 64 KiB: tree/ll c=4: extended above 64 KiB, beyond the validated sizes" in text
+    )
+    assert (
+        "# warning: all_reduce 1 MiB to 16 MiB: ring/ll c=8: extended above 16 MiB, beyond the validated sizes" in text
+    )
     assert "ONE channel" in text
     assert "# needs NCCL_BUFFSIZE=8388608" in text
 

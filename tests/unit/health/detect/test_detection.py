@@ -60,7 +60,7 @@ def test_everything_that_is_missing_is_named_at_once_with_units_and_the_next_com
 
     assert found.missing == ("gpu", "fabric", "nic_gbps", "gpudirect", "cpu", "nccl_version")
     assert "could not detect 6 fields of mine:" in refused.value.message
-    assert "\n  nic_gbps            of one port in one direction: '400 Gb/s' or '50 GB/s'" in refused.value.message
+    assert "\n  nic_gbps            of one port, one direction: '400 Gb/s' or '50 GB/s'" in refused.value.message
     assert refused.value.hint.endswith(
         "ncclt cluster detect --set gpu=... --set fabric=... --set nic_gbps=... --set gpudirect=... --set cpu=... "
         "--set nccl_version=..."

@@ -119,7 +119,7 @@ def test_more_ranks_than_the_largest_group_leave_the_job_unknown(log):
     """Two pairs of two ranks: the job has at least four, and no line says how many."""
     workload = log([call("AllReduce", 1, pid=p, ranks=2) for p in range(4)])
     assert workload.provenance.world_size == 0
-    assert any("job's size is not known" in note for note in workload.provenance.notes)
+    assert any("job's size is unknown" in note for note in workload.provenance.notes)
 
 
 def test_glued_hosts_are_the_same_process(log):

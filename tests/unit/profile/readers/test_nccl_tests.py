@@ -70,9 +70,7 @@ def test_it_is_called_what_it_is(tmp_path):
     origin = workload.provenance
     assert (origin.source, origin.world_size, origin.steps, origin.whole_file) == ("nccl_tests", 4, 0, True)
     assert "benchmarked sizes, not a training's" in origin.notes[0]
-    assert {"left out: 1 x row of 0 bytes", "left out: 1 x row of type 'fp4', whose size is not known"} <= {
-        *origin.notes
-    }
+    assert {"left out: 1 x row of 0 bytes", "left out: 1 x row of type 'fp4', of unknown size"} <= {*origin.notes}
     with pytest.raises(UsageError, match="has no steps"):
         workload.over_steps(10, "as told")
 

@@ -48,7 +48,7 @@ class Delivery:
         if self.recommendation.simulated:
             sentences.append("SIMULATED: the times come from the simulated cluster, nothing was measured on a machine")
         elif self.recommendation.label:
-            sentences.append(f"{self.recommendation.label}: the times were replayed, nothing was launched for this")
+            sentences.append(f"{self.recommendation.label}: replayed timings, nothing was launched")
         if words := describe_channels(self.proven.effective if self.proven else Policy()):
             sentences.append(words)
         return sentences + [f"warning: {sentence}" for sentence in (*self.lost, *also_lost)]
@@ -114,7 +114,7 @@ def headline(recommendation: Recommendation, policy_verdict: PolicyVerdict | Non
     )
     verdict = (policy_verdict or recommendation.table).verdict
     if policy_verdict is None and verdict.decision is not Decision.KEEP_DEFAULT:
-        return f"{what}: {Decision.KEEP_DEFAULT}: no policy of plain variables was validated"
+        return f"{what}: {Decision.KEEP_DEFAULT}: no policy in plain variables was validated"
     if verdict.decision is not Decision.TUNED:
         return f"{what}: {verdict.decision}: {verdict.reason}"
     low, high = verdict.interval

@@ -24,7 +24,7 @@ from ncclt.nccl.compile import rule_label
 from ncclt.nccl.tuner_table import ANY, COLUMNS, communicator_shape, table_row, table_text
 
 _WARNING = (
-    "WARNING: made for the tuner plugin of ncclt. The example plugin of NVIDIA runs every call that matches no row, "
+    "WARNING: for the ncclt tuner plugin only. The NVIDIA example plugin runs every call that matches no row, "
     "and every row with channels -1, on ONE channel."
 )
 
@@ -71,10 +71,10 @@ def _sections(rules: Sequence[Rule], valid: Fingerprint) -> list[str]:
 
 FOREIGN_TABLE_FORMATS = ("nvidia-csv", "rccl-csv", "ncclx")
 
-_OUR_PLUGIN = f"the plugin of ncclt leaves such calls alone: --format {TABLE_FORMAT}"
+_OUR_PLUGIN = f"the ncclt plugin leaves such calls alone: --format {TABLE_FORMAT}"
 
 _ONE_CHANNEL = (
-    "WARNING: the example plugin of NVIDIA runs every call that matches no row on ONE channel: other collectives, and "
+    "WARNING: the NVIDIA example plugin runs every call that matches no row on ONE channel: other collectives, and "
     f"communicators of other sizes. On GPUs of compute capability 100 it changes the cost model as well; {_OUR_PLUGIN}"
 )
 
@@ -138,14 +138,14 @@ def _for_nvidia(delivery: Delivery, channels: int | None) -> tuple[list[Rule], l
     unsaid = [r for r in recommendation.table.effective.rules if r.algorithm is None or r.protocol is None]
     if unsaid:
         raise SettingError(
-            f"{rule_label(unsaid[0])}: a row must name algorithm and protocol, and the example plugin of NVIDIA would "
+            f"{rule_label(unsaid[0])}: a row must name algorithm and protocol, and the NVIDIA example plugin would "
             "run what has no row on one channel",
             hint=_OUR_PLUGIN,
         )
     open_ones = [rule for rule in rules if rule.channels is None]
     if open_ones and channels is None:
         raise SettingError(
-            f"{rule_label(open_ones[0])}: it leaves the number of channels to NCCL, and the example plugin of NVIDIA "
+            f"{rule_label(open_ones[0])}: it leaves the number of channels to NCCL, and the NVIDIA example plugin "
             "would run it on one channel",
             hint=f"give their number with --channels N, or {_OUR_PLUGIN}",
         )
@@ -159,7 +159,7 @@ def _for_nvidia(delivery: Delivery, channels: int | None) -> tuple[list[Rule], l
         goes_on = -before == recommendation.fingerprint.world_size and collective in for_any_group
         covering += family if goes_on else _without_gaps(family, lost)
     if covering != counted:
-        lost.insert(0, "the proof does not cover the sizes added below: they may be slower")
+        lost.insert(0, "the A/B test did not cover the sizes added below: they may be slower")
     without = sorted(c for c in recommendation.collectives if c.is_tunable and all(r.collective != c for r in rules))
     lost += [f"{collective}: it has no row, so this plugin runs it on ONE channel" for collective in without]
     return covering, lost
@@ -172,9 +172,13 @@ def _without_gaps(family: list[Rule], lost: list[str]) -> list[Rule]:
         first = rule.min_bytes if position else 0
         last = family[position + 1].min_bytes - 1 if position + 1 < len(family) else None
         if first < rule.min_bytes:
-            lost.append(f"{rule_label(rule)}: extended below {format_bytes(rule.min_bytes)}, beyond the proof")
+            lost.append(
+                f"{rule_label(rule)}: extended below {format_bytes(rule.min_bytes)}, beyond the validated sizes"
+            )
         if last != rule.max_bytes and rule.max_bytes is not None:
-            lost.append(f"{rule_label(rule)}: extended above {format_bytes(rule.max_bytes)}, beyond the proof")
+            lost.append(
+                f"{rule_label(rule)}: extended above {format_bytes(rule.max_bytes)}, beyond the validated sizes"
+            )
         covering.append(replace(rule, min_bytes=first, max_bytes=last))
     return covering
 

@@ -271,13 +271,13 @@ def _named(model: str) -> str:
 
 ASKED = {
     "gpus_per_node": "GPUs of one node, for example 8",
-    "gpu": "the model as `nvidia-smi -L` names it, for example H100-80GB-HBM3; other figures follow from it",
+    "gpu": "the model as `nvidia-smi -L` prints it, for example H100-80GB-HBM3; other fields follow from it",
     "compute_capability": "80 for A100, 89 for L40S, 90 for H100, 100 for B200: `nvidia-smi --query-gpu=compute_cap`",
     "link_class": "nvswitch, nvlink (direct or a bridge), pcie (NCCL logs `via P2P`), shm (NCCL logs `via SHM`)",
-    "link_gbps": "out of one GPU towards its peers in one direction: '450 GB/s' for H100-SXM, '32 GB/s' for PCIe 4 x16",
+    "link_gbps": "from one GPU to its peers, one direction: '450 GB/s' for H100-SXM, '32 GB/s' for PCIe 4 x16",
     "fabric": "between nodes: infiniband, roce, efa, slingshot, ethernet, or none for a single node",
     "nics_per_node": "network ports of one node that NCCL uses, for example 8",
-    "nic_gbps": "of one port in one direction: '400 Gb/s' or '50 GB/s'",
+    "nic_gbps": "of one port, one direction: '400 Gb/s' or '50 GB/s'",
     "gpudirect": "true if NICs read GPU memory (NCCL logs GDRDMA), else false",
     "cpu": "intel, amd or arm",
     "nccl_version": 'that jobs load, for example 2.27.5: python -c "import torch; print(torch.cuda.nccl.version())"',
@@ -329,7 +329,7 @@ class Detection:
             number = len(self.missing)
             raise UsageError(
                 f"could not detect {count_noun(number, 'field')} of {self.name}:{disputed}{asked}",
-                hint=f"give {'them' if number > 1 else 'it'}, or more sources: {command}{options}",
+                hint=f"give {'them' if number > 1 else 'it'}, or pass more files: {command}{options}",
             )
         by_source: dict[str, list[str]] = {}
         for seen in self.found.values():

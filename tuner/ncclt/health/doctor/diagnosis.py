@@ -28,7 +28,7 @@ LOG_VARIABLES = {
 _SHOWN = 3
 """Logs named in one message."""
 
-_LOG = "log a job from its start with " + " ".join(f"{name}={value}" for name, value in LOG_VARIABLES.items() if value)
+_LOG = "run a job with " + " ".join(f"{name}={value}" for name, value in LOG_VARIABLES.items() if value)
 _START = "add --launcher torchrun --gpus-per-node N,"
 
 
@@ -62,7 +62,7 @@ def _parts(facts: Facts) -> Iterator[Examination]:
     drivers = [report.source for report in reports if report.driver]
     drivers += ["/proc/driver/nvidia/version"] if facts.driver else []
     drivers += [process.name for process in log.processes if process.driver]
-    asked = "run it on a GPU node, save what it prints, and give it by --from"
+    asked = "run it on a GPU node, save its output and pass it with --from"
     no_report = facts.smi_problem or "no `nvidia-smi -q -x`"
     yield _part("driver", drivers, no_report, asked)
     yield _part("GPUs", (report.source for report in reports), no_report, asked)

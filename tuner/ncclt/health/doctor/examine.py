@@ -188,7 +188,7 @@ def _smi(
     if result.not_started or result.timed_out or result.exit_code != 0:
         said = f"{result.stdout}\n{result.stderr}".strip().splitlines()[:1]
         why = result.not_started or (
-            "it hangs: is the driver well?" if result.timed_out else f"exit code {result.exit_code}"
+            "it hangs: is the driver healthy?" if result.timed_out else f"exit code {result.exit_code}"
         )
         missing.append(f"`{shown}` failed: {without_secrets('; '.join([why, *said]))}")
         return None

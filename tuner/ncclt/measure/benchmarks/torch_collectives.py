@@ -216,7 +216,9 @@ class TorchCollectives:
         if self.backend not in BACKENDS:
             raise UsageError(f"unknown backend {self.backend!r}", hint=f"one of {', '.join(BACKENDS)}")
         if self.beside is not None and self.beside not in LOADS:
-            raise UsageError(f"{self.beside!r} cannot run beside the collectives", hint=f"one of {', '.join(LOADS)}")
+            raise UsageError(
+                f"{self.beside!r} cannot run concurrently with the collectives", hint=f"one of {', '.join(LOADS)}"
+            )
         if not (0 < self.budget_s < float("inf") and 0 < self.timeout_s < float("inf")):
             raise UsageError("the budget and the timeout of the PyTorch benchmark need some seconds each")
 

@@ -92,13 +92,13 @@ class PersistentRunner(RealRunner):
         benchmark, launcher = self._benchmark, self._launcher
         if not isinstance(benchmark, TorchCollectives):
             raise UsageError(
-                f"the ranks of {benchmark.name} end with every launch: they cannot stay",
+                f"the ranks of {benchmark.name} end with every launch: they cannot be kept running",
                 hint="use --benchmark torch_collectives, or leave --persistent out",
             )
         if not launcher.reaches_back:
             raise UsageError(
-                f"ranks cannot stay under --launcher {launcher.name}: they may have no way to this machine",
-                hint="leave --persistent out, or run ncclt in an allocation of Slurm or beside an ssh",
+                f"ranks cannot be kept running with --launcher {launcher.name}: they may have no way to this machine",
+                hint="leave --persistent out, or run ncclt in an allocation of Slurm or next to an ssh",
             )
         self._torch = benchmark
         self._plugin, self._host, self._persistent = plugin, host, persistent

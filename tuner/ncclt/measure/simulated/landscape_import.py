@@ -153,8 +153,8 @@ def _setting(test: NcclTest, path: Path, given: Setting | None, fallback: Settin
     setting = given if given is not None else fallback
     if setting is None:
         raise LandscapeError(
-            f"{path.name} does not say what was forced",
-            hint=f"add --setting '{path}=ring/ll', or --default if nothing was forced in outputs that do not say it",
+            f"{path.name} does not show the forced setting",
+            hint=f"add --setting '{path}=ring/ll', or --setting default if nothing was forced",
         )
     return setting
 

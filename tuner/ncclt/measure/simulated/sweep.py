@@ -118,7 +118,7 @@ def with_gpu(cluster: Cluster, gpu: str) -> Cluster:
     """
     found = find_gpu(gpu)
     if found is None:
-        raise UsageError(f"the GPU {gpu!r} is not known", hint="for example H100-SXM5-80GB, A100-SXM4-40GB, L40S")
+        raise UsageError(f"unknown GPU {gpu!r}", hint="for example H100-SXM5-80GB, A100-SXM4-40GB, L40S")
     name, capability, nvlink_gbps = found
     over_nvlink = cluster.link_class in ("nvswitch", "nvlink")
     # Fitted constants are those of the GPUs that were measured.

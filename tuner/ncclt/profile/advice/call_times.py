@@ -132,8 +132,8 @@ def recorded_cluster(workload: Workload) -> Cluster:
         calls.recorded_us and calls.message.collective.is_tunable for calls in workload.messages
     ):
         raise UsageError(
-            f"the recording of {workload.name} does not hold its number of GPUs and the times of its calls",
-            hint="name its cluster: --cluster NAME; `ncclt cluster list` shows the names",
+            f"the recording of {workload.name} lacks the number of GPUs and the times of calls",
+            hint="add --cluster NAME; `ncclt cluster list` shows the names",
         )
     return Cluster(
         name=RECORDING,

@@ -160,7 +160,7 @@ def _notes(books: Sequence[LogBook], comms: Communicators, found: RankFindings, 
         if comms.ranks_seen and read_from == "COLL lines":
             notes += partial_note(comms.ranks_seen, comms.world_size)
     elif comms.ranks_seen:
-        notes.append(f"{comms.ranks_seen} ranks seen and no communicator of all of them: the job's size is not known")
+        notes.append(f"{comms.ranks_seen} ranks seen and no communicator of all of them: the job's size is unknown")
     return notes
 
 
@@ -500,7 +500,7 @@ def _message(line: CollLine, comms: Communicators) -> Message | str:
         return f"calls of {line.operation}, which ncclt has no message for"
     number, ranks, count = int(line.datatype), int(line.ranks), int(line.elements)
     if number >= len(DATATYPES):
-        return f"calls of {line.operation} with datatype {number}, whose size is not known"
+        return f"calls of {line.operation} with datatype {number}, of unknown size"
     dtype = DATATYPES[number]
     size = count * DTYPE_SIZES[dtype] * (ranks if collective in PER_RANK else 1)
     if size == 0:

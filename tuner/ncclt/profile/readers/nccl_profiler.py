@@ -142,13 +142,13 @@ def _message(word: str, spelled: str, elements: int, size: int, noted: dict[str,
     try:
         dtype = parse_dtype(spelled)
     except InputError:
-        return f"{word} of dtype {spelled!r}, whose size is not known"
+        return f"{word} of dtype {spelled!r}, of unknown size"
     if dtype == "int8" and collective in (Collective.ALL_GATHER, Collective.BROADCAST):
         noted["NCCL may count all_gather and broadcast in bytes: their int8 can be any dtype"] = None
     if not size:
         noted["not all ranks of a communicator were read: assuming a group of the whole job"] = None
         if collective in PER_RANK:
-            noted[f"{collective} sizes are one rank's share: the number of ranks is not known"] = None
+            noted[f"{collective} sizes are one rank's share: the number of ranks is unknown"] = None
     size_bytes = elements * DTYPE_SIZES[dtype] * (max(1, size) if collective in PER_RANK else 1)
     if not 0 < size_bytes <= MOST_BYTES:
         return f"{word} of {'0 bytes' if elements <= 0 else 'an impossible size'}"

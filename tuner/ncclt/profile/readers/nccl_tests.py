@@ -139,7 +139,7 @@ def _message(row: NcclTestRow, test: NcclTest) -> Message | str:
             collective=test.collective, dtype=parse_dtype(row.dtype), size_bytes=row.size_bytes, group_size=test.ranks
         )
     except InputError:
-        return f"row of type {row.dtype[:24]!r}, whose size is not known"
+        return f"row of type {row.dtype[:24]!r}, of unknown size"
 
 
 def _times_us(row: NcclTestRow, message: Message) -> list[float]:

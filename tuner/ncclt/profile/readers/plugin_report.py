@@ -221,7 +221,7 @@ def _describe(source: Source, reports: Sequence[CommunicatorReport], *, gpus: in
         source.notes.append(f"the ranks had different tables: {', '.join(sorted(_tables(reports)))}")
     uncounted = sum(report.uncounted for report in reports)
     if uncounted:
-        source.notes.append(f"{uncounted} calls came after the plugin's counters were full: their sizes are not known")
+        source.notes.append(f"{uncounted} calls came after the plugin's counters were full: their sizes are unknown")
     if any(not report.head.get("finished", True) for report in reports):
         source.notes.append("some communicators were open when their process ended")
     source.notes += largest_group_notes(gpus, source.world_size)

@@ -156,7 +156,7 @@ def _message(
     try:
         dtype = parse_dtype(cells["dtype"])
     except InputError:
-        return None, f"{operation.word} of dtype {cells['dtype'][:40]!r}, whose size is not known"
+        return None, f"{operation.word} of dtype {cells['dtype'][:40]!r}, of unknown size"
     size_bytes = _elements(row, cells, operation.collective, group_size) * DTYPE_SIZES[dtype]
     if not size_bytes:
         return None, f"{operation.word} of 0 bytes"

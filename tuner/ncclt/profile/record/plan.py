@@ -163,7 +163,7 @@ def plan_recording(
     if method is Method.NCCL_LOG or (method is Method.AUTO and "NCCL_DEBUG" not in environ):
         set_env |= _log_variables(folder / "nccl")
     elif method is Method.AUTO:
-        notes.append("NCCL_DEBUG is set already and stays as it is: no NCCL log is recorded beside the traces")
+        notes.append("NCCL_DEBUG is already set and kept: no NCCL log is recorded with the traces")
     if method is Method.NCCL_LOG:
         if "NCCL_DEBUG" in environ:
             notes.append("your NCCL_DEBUG and NCCL_DEBUG_FILE are replaced while this command runs")

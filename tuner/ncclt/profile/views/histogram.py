@@ -70,7 +70,7 @@ class Traffic:
 
     Attributes:
         per_rank: mean over the ranks.
-        total: of all ranks; None where the size of the job is not known, or ranks send different messages.
+        total: of all ranks; None where the size of the job is unknown, or ranks send different messages.
     """
 
     per_rank: float

@@ -214,7 +214,7 @@ class NcclTests:
     def _gpus(self, message: Message) -> int:
         if message.group_size < 1:
             raise UsageError(
-                f"it is not known how many ranks send {message.label}", hint="place the workload on the cluster first"
+                f"{message.label}: the number of ranks is unknown", hint="place the workload on the cluster first"
             )
         if self.processes == 1:
             return message.group_size

@@ -64,7 +64,7 @@ class NcclTestsFeatures:
     split: bool | None = None
     split_mask: bool | None = None
     mpi: bool | None = None
-    origin: str = "not known: the table on standard output is read"
+    origin: str = "unknown; parsing text output"
 
 
 LEAST = NcclTestsFeatures()

@@ -349,7 +349,7 @@ def measure_all(
             report.document["measurements"].append({"message": word, **result})
     report.doing = ""
     if gemm is not None:
-        agreement.require("" if gemm.products else "the matrix product beside did not run")
+        agreement.require("" if gemm.products else "the concurrent matrix product did not run")
         report.document["beside"] = {options.beside: gemm.products}
 
 

@@ -379,7 +379,7 @@ def _count_annotation(book: CallBook, event: Event, trace: RankTrace) -> None:
         if operation.collective is Collective.ALL_GATHER:
             elements *= max(1, size)
             if not size:
-                book.assume("all_gather sizes are one rank's share: the number of ranks is not known")
+                book.assume("all_gather sizes are one rank's share: the number of ranks is unknown")
         book.add(operation, event, dtype=tensor.dtype, elements=elements, group_size=size)
 
 
