@@ -33,7 +33,7 @@ help: ## Show this list.
 	@touch $@
 
 # Named in full, so that it is replayed on a machine with GPUs or another default too.
-demo: .venv/user ## Tune BERT and ViT-L/32 on a recorded two-node cluster, to a verdict; a second run prints the same.
+demo: .venv/user ## Tune BERT and ViT-L/32 on a recorded two-node cluster, to a verdict; a second run prints the same verdicts.
 	@echo 'Recorded MI355X timings, replayed: nothing is launched.'
 	@echo
 	@echo '1. BERT: is there anything to gain?'

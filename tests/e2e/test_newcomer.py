@@ -81,6 +81,9 @@ def test_without_a_gpu_and_a_cluster_real_measurements_are_replayed_and_every_re
     assert picture.count("all_reduce") == len(document["messages"])
     assert re.search(r"1\.1[12]x ring/ll128 c=", picture)
     assert max(map(len, picture.splitlines())) <= 80
+    assert "demonstration on recorded timings" in ncclt("studies", "show", "vit", "--evidence").stdout
+    recheck = ncclt("recheck", "--cluster", "mi355x-2x8", "--model", "vit-l-32").stdout
+    assert "(recorded timings: a demonstration)" in recheck
     words = ("env", "--cluster", "mi355x-2x8", "--model", "vit-l-32", *shape_of(document))
     assert "is recorded, not measured there" in ncclt(*words, rc=3).stderr
     unchanged = ncclt("run", *words[1:], "--", "env")

@@ -102,7 +102,7 @@ def recheck(
     if as_json:
         print_json(found.to_document())
     else:
-        _print(found)
+        _print(found, study)
     if found.reasons:
         raise typer.Exit(EXIT_STALE)
 
@@ -191,7 +191,7 @@ class _RecheckWatch:
             say(f"ncclt: launch {self._launches}, {arm}: {result.outcome}, {result.wall_s:.1f} s")
 
 
-def _print(found: Recheck) -> None:
+def _print(found: Recheck, study: Study) -> None:
     if found.changes:
         print_table(
             ("measured", "before", "now", "change, %", "noise, %", "state"),
@@ -208,7 +208,8 @@ def _print(found: Recheck) -> None:
             ],
             numbers=("before", "now", "change, %", "noise, %"),
         )
-    print(f"{found.freshness}: {found.model} on {found.cluster}, recommendation {found.recommendation}")
+    demonstration = f" ({study.origin} timings: a demonstration)" if study.label else ""
+    print(f"{found.freshness}: {found.model} on {found.cluster}{demonstration}, recommendation {found.recommendation}")
     for reason in found.reasons:
         print(f"  {reason}")
     if found.reasons:

@@ -251,10 +251,12 @@ def _summary_row(summary: StudyEntry) -> dict[str, Any]:
 
 def print_evidence(document: dict[str, Any]) -> None:
     """Print a table per arm with its verdict, recomputed from the launches."""
+    if document["origin"] != "measured":
+        print(f"demonstration on {document['origin']} timings")
     for arm in document["arms"]:
         print(f"\n{arm['arm']}: {arm['verdict']['decision']}: {arm['verdict']['reason']}")
         if not arm["blocks"] and arm["same"] is None:
-            print("nothing was launched")
+            print("no A/B test")
             continue
         print_table(
             (

@@ -284,6 +284,7 @@ def evidence_document(found: Recommendation, trials: Sequence[Trial], workload: 
         "schema": EVIDENCE_SCHEMA,
         "recommendation": found.id,
         "study": found.study,
+        "origin": str(found.origin),
         "stale": found.stale,
         "arms": [
             _arm(arm, policy_verdict, trials, workload, found.coverage)
