@@ -102,7 +102,7 @@ def test_a_job_starts_all_the_same(storage):
 
 @pytest.mark.parametrize("name", ["tune", "recheck", "autotune"])
 def test_a_mistyped_name_is_refused_before_what_the_machine_lacks(storage, tmp_path, monkeypatch, name):
-    """No launcher is given and nothing can be measured here; a wrong word is refused without a store, too."""
+    """No launcher is given and cannot measure here; a wrong word is refused without a store, too."""
     from typer.testing import CliRunner
 
     from ncclt.cli.application import app

@@ -75,8 +75,8 @@ def test_recordings_and_models_keep_their_own_shape():
 
 def test_what_cannot_be_tuned_here_is_refused(subtests):
     cases = [
-        (Target(), TORCHRUN, False, {}, "nothing can be measured here"),
-        (Target(cluster="leonardo"), TORCHRUN, False, {}, "nothing can be measured here"),
+        (Target(), TORCHRUN, False, {}, "cannot measure here"),
+        (Target(cluster="leonardo"), TORCHRUN, False, {}, "cannot measure here"),
         (Target(launcher="slurm"), TORCHRUN, False, {}, "not a Slurm allocation"),
         (Target(), ("torchrun", "--nnodes=2", "train.py"), True, {}, "on this node only, and the job has 2 nodes"),
     ]
