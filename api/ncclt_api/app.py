@@ -126,7 +126,7 @@ def create_app(
     app = _Service(
         title="ncclt",
         version=__version__,
-        summary="Validated NCCL configurations, by cluster and workload.",
+        summary="Validated NCCL settings, by cluster and workload.",
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
