@@ -190,7 +190,7 @@ class AccessMiddleware:
         if key is None:
             return Problem(
                 status=401,
-                detail="this service needs a key" if not token else "the key is not known",
+                detail="this service needs a key" if not token else "unknown key",
                 hint="set NCCLT_API_KEY, or send `Authorization: Bearer KEY`; `ncclt admin keys create` makes one",
                 type="urn:ncclt:problem:unauthorized",
             )

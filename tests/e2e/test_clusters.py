@@ -29,7 +29,7 @@ def test_persistent_ranks_search_and_fresh_ones_confirm(ncclt):
     confirming = [trial for trial in shown["trials"] if trial["phase"] == "confirm"]
     assert confirming
     assert not any(trial["warm"] for trial in confirming)
-    assert any("stayed from trial to trial" in note for note in study["notes"])
+    assert any("the search used persistent ranks" in note for note in study["notes"])
 
 
 def test_slurm_study_of_two_launches_from_a_login_node_is_undecided_and_stands_for_no_gpu(ncclt, slurm_cluster):

@@ -200,7 +200,7 @@ def test_a_cluster_out_of_reach_ends_the_launch(cluster):
     (cluster / "mode").write_text("silent")
     result = run(launcher_on(cluster), SLEEP)
     assert result.exit_code is None
-    assert result.not_started.startswith("Kubernetes: the job is out of sight: Unable to connect to the server")
+    assert result.not_started.startswith("Kubernetes: the job cannot be observed: Unable to connect to the server")
     assert left(cluster) == []
 
 

@@ -100,7 +100,7 @@ def test_a_requeued_job_resumes_and_a_second_command_follows_it(slurm_cluster, t
     _, log = first.communicate(timeout=PATIENT_S)
     slurm_cluster.wait_until_empty()
     assert code == 130, said
-    assert f"job {job_id} is measuring this study already" in said
+    assert f"job {job_id} is already measuring this study" in said
     assert "submitted" not in said
     assert set(outcomes) == {"ok"}, said
     assert "requeued by Slurm, resumes" in log

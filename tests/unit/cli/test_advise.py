@@ -127,7 +127,7 @@ def test_a_trace_of_embeddings_is_read_on_its_sixteen_gpus(command, shared_data)
 def test_without_step_times_it_says_what_to_record(command):
     document = _json(command, "--model", "bert", "--cluster", "dgx-a100")
     assert (document["advice"], document["estimate"]["bound"]) == (None, None)
-    assert "lacks the time of a step" in document["no_advice"]
+    assert "lacks the step time" in document["no_advice"]
     assert "ncclt profile record --name" in command(advise, "--model", "bert", "--cluster", "dgx-a100")
 
 

@@ -199,7 +199,7 @@ def test_a_server_gone_bad_cannot_set_what_ncclt_never_sets(subtests):
         with subtests.test(name=name):
             document = json.loads((GOLDEN / "tuned.json").read_text())
             document["variables"][name] = "1"
-            with pytest.raises(InputError, match=f"{name}=1 is nothing that ncclt sets"):
+            with pytest.raises(InputError, match=f"{name}=1 is never set by ncclt"):
                 answer_from_json(json.dumps(document))
 
 

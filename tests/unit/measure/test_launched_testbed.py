@@ -185,7 +185,7 @@ def test_inherited_variables_are_named_and_removed_unless_they_are_wanted():
 
     removed, kept = (make_testbed(ONE, environ=environ, keep_env=keep, **place) for keep in (False, True))
 
-    assert any("removed from every trial, the default's too: NCCL_ALGO" in note for note in removed.notes)
+    assert any("removed from every trial, including the default: NCCL_ALGO" in note for note in removed.notes)
     assert removed.runner.plans(DEFAULT, [message])[0].unset_env == ("NCCL_ALGO",)
     assert any("kept in every trial" in note for note in kept.notes)
     assert kept.runner.plans(DEFAULT, [message])[0].unset_env == ()

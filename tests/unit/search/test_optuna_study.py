@@ -373,7 +373,7 @@ def test_another_sampler_chooses_and_an_interrupted_study_goes_on_as_if_it_had_n
     settings, whole = ([trial.setting for trial in log.trials()] for log in logs)
     assert end.reason == "budget of 12 trials used"
     assert [trial.user_attrs["ncclt_trial"] for trial in shown if trial.state.name == "COMPLETE"] == list(range(12))
-    assert [trial.user_attrs.get("reason") for trial in shown] == [None, *[f"asked for by {name}"] * 11]
+    assert [trial.user_attrs.get("reason") for trial in shown] == [None, *[f"proposed by {name}"] * 11]
     assert settings == whole
     assert len(set(settings)) > len(settings) // 2
 

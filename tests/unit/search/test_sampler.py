@@ -137,7 +137,7 @@ def test_a_proposal_says_what_it_is_made_for(workload, cluster):
     step = Sampler(recorded_space(buffers), workload, cluster).propose(made[:3])
 
     assert (new.setting in rings, new.reason) == (True, "new, most for all_reduce 16 KiB float32")
-    assert (repeat.setting in rings, repeat.reason) == (True, "again, to be sure, most for all_reduce 16 KiB float32")
+    assert (repeat.setting in rings, repeat.reason) == (True, "repeat to confirm, most for all_reduce 16 KiB float32")
     assert (step.setting in buffers, step.reason) == (True, "new, as a step towards other process-wide parameters")
 
 

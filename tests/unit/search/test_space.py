@@ -220,12 +220,12 @@ def test_ladders_hold_every_value_but_the_default(cluster):
 
 def test_parameters_that_must_not_be_searched_are_refused_with_those_that_may(cluster, subtests):
     cases = [
-        ("FOO", "2.22.3", "ncclt knows no such parameter", "where --process-wide is left out, BUFFSIZE is searched"),
-        ("FOO", "2.22.3", "ncclt knows no such parameter", "only where it names them are NTHREADS, P2P_NET_CHUNKSIZE"),
-        ("BUFSIZE", "2.22.3", "ncclt knows no such parameter", "did you mean BUFFSIZE? where"),
-        ("THREADS", "2.22.3", "ncclt knows no such parameter", "did you mean NTHREADS? where"),
+        ("FOO", "2.22.3", "ncclt knows no such parameter", "default: BUFFSIZE"),
+        ("FOO", "2.22.3", "ncclt knows no such parameter", "also: NTHREADS, P2P_NET_CHUNKSIZE"),
+        ("BUFSIZE", "2.22.3", "ncclt knows no such parameter", "did you mean BUFFSIZE? default"),
+        ("THREADS", "2.22.3", "ncclt knows no such parameter", "did you mean NTHREADS? default"),
         ("IB_TC", "2.22.3", "never sets it (the site's quality of service)", "IB_SPLIT_DATA_ON_QPS; `none`"),
-        ("MIN_CTAS", "2.22.3", "channels beyond NCCL's own take SMs from compute", "BUFFSIZE"),
+        ("MIN_CTAS", "2.22.3", "more channels than the NCCL default take SMs from compute", "BUFFSIZE"),
         ("MAX_NCHANNELS", "2.22.3", "the search chooses algorithm, protocol and channels itself", "BUFFSIZE"),
         ("IB_SPLIT_DATA_ON_QPS", "2.13.4", "it came with NCCL 2.18", "IB_QPS_PER_CONNECTION; `none`"),
     ]

@@ -26,7 +26,7 @@ def plugin() -> None:
     """Find, build and check the NCCL tuner plugin."""
 
 
-@app.command("path", epilog="Exit codes: 0 = printed, 3 = there is none.")
+@app.command("path", epilog="Exit codes: 0 = printed, 3 = no plugin.")
 def path() -> None:
     """Print the path of the plugin, for NCCL_TUNER_PLUGIN."""
     sys.stdout.write(f"{_found()}\n")
@@ -46,7 +46,7 @@ def build(
     sys.stdout.write(f"{made}\n")
 
 
-@app.command("check", epilog="Exit codes: 0 = it works and the table is in use, 1 = it does not, 3 = there is none.")
+@app.command("check", epilog="Exit codes: 0 = it works and the table is in use, 1 = it does not, 3 = no plugin.")
 def check(
     policy: Annotated[
         Path | None,
@@ -81,7 +81,7 @@ def check(
         print_json(found.to_document())
     else:
         asked = ", ".join(f"v{version}" for version in found.api_versions)
-        say(f"ncclt: {found.library} answers as tuner API {asked}; v2, of NCCL 2.21, is there and is not asked")
+        say(f"ncclt: {found.library} answers as tuner API {asked}; v2 (NCCL 2.21) is also present and was not checked")
         say(f"ncclt: {found.said}")
         for row in found.choices:
             sys.stdout.write(f"{row.text()}\n")

@@ -130,7 +130,7 @@ def preflight(
     if seconds is not None and not 0 < seconds <= MOST_SECONDS:
         raise UsageError(f"--time must be above 0 and at most {MOST_SECONDS:,} seconds, not {seconds:g}")
     if target.is_replayed:
-        raise UsageError("recorded tables know no nodes", hint="--launcher simulate --weak n03=0.6 simulates a fault")
+        raise UsageError("recorded tables have no nodes", hint="--launcher simulate --weak n03=0.6 simulates a fault")
     target = target.resolved(os.environ, for_nodes=True)
     simulated = target.is_simulated
     if weak and not simulated:

@@ -238,7 +238,7 @@ def _state(one: RevisionStatus) -> str:
 
 def _print_history(events: tuple[HistoryEvent, ...]) -> None:
     if not events:
-        sys.stdout.write("no history: nothing was changed since this store keeps one\n")
+        sys.stdout.write("no history: nothing has changed yet\n")
         return
     rows = [
         (

@@ -116,7 +116,7 @@ def upgrade(
         others = sorted({one.fingerprint.version for one in store.recommendations.find(cluster=name)} - {before})
     notes = [] if costs[0] else [_BY_MODEL]
     if after > newest_read():
-        notes.append(f"the newest release whose variables are known here is {newest_read()}")
+        notes.append(f"the newest known release is {newest_read()}")
     if others and not published:
         measured = ", ".join(map(str, others))
         notes.append(f"recommendations for {name} were measured with NCCL {measured}, not {before}")

@@ -164,7 +164,7 @@ def checked(variables: Mapping[str, str], nccl_version: str | None = None) -> di
         good = _is_list(name, value, nccl_version) if name in _LISTS else value in map(str, _NUMBERS.get(name, ()))
         if not good:
             known = f"NCCL {nccl_version}" if nccl_version else "an unspecified NCCL version"
-            raise AnswerError(f"{one_line(name)[:60]}={one_line(value)[:60]} is nothing that ncclt sets for {known}")
+            raise AnswerError(f"{one_line(name)[:60]}={one_line(value)[:60]} is never set by ncclt for {known}")
     sockets = [int(variables.get(f"NCCL_{name}", "0")) for name in ("SOCKET_NTHREADS", "NSOCKS_PERTHREAD")]
     if sockets[0] * sockets[1] > _MOST_SOCKETS:
         raise AnswerError(f"NCCL has at most {_MOST_SOCKETS} sockets, not {sockets[0]} x {sockets[1]}")

@@ -260,7 +260,7 @@ def _judge(
                 "there is no report and no log: NCCL was not used, the plugin was not loaded (did a container pass "
                 "NCCL_TUNER_PLUGIN and NCCLT_PLUGIN_REPORT on?), or the processes were killed"
             )
-        return Effect.UNKNOWN, f"no call was seen that certainly has a rule{why}"
+        return Effect.UNKNOWN, f"no call certainly matched a rule{why}"
     said = f"{right} of {right + wrong} calls with a rule used its choice"
     if not wrong:
         return Effect.TOOK_EFFECT, f"{said}{why}"
@@ -293,7 +293,7 @@ def _unmet_row(rule: Rule) -> MessageOutcome:
         used="",
         calls=0,
         state=RowState.NOT_SEEN,
-        reason=f"no such message was seen ({format_bytes(rule.min_bytes)} to {end})",
+        reason=f"no such message was observed ({format_bytes(rule.min_bytes)} to {end})",
     )
 
 

@@ -71,8 +71,8 @@ def ask_mpi_flavour(program: str, *, environ: Mapping[str, str]) -> MpiFlavour:
     flavour = mpi_flavour((done.stdout + done.stderr).decode(errors="replace"))
     if flavour is None:
         raise UsageError(
-            f"{program} is the launcher of no MPI that ncclt knows",
-            hint=f"known are {', '.join(MpiFlavour)}; or use --launcher torchrun, slurm or ssh",
+            f"{program} is not the launcher of a supported MPI",
+            hint=f"supported: {', '.join(MpiFlavour)}; or use --launcher torchrun, slurm or ssh",
         )
     return flavour
 

@@ -197,7 +197,7 @@ def choose_benchmark(
             beside=target.beside,
             budget_s=_GLOO_BUDGET_S if target.is_gloo else _BUDGET_S,
         )
-        return torch, (f"{_GLOO_IS_INERT}: this tries the way and tunes nothing",) if target.is_gloo else ()
+        return torch, (f"{_GLOO_IS_INERT}: this exercises the pipeline and tunes nothing",) if target.is_gloo else ()
     if name != "nccl_tests":
         return create_benchmark(name), ()
     from ncclt.measure.benchmarks.nccl_tests.features import LEAST, detect
@@ -229,21 +229,19 @@ def _notes(target: Target, environ: Mapping[str, str]) -> tuple[str, ...]:
     inherited = sorted(name for name in environ if name.startswith("NCCL_"))
     notes = []
     if inherited and target.keep_env:
-        notes.append(f"kept in every trial, the default's too: {', '.join(inherited)}")
+        notes.append(f"kept in every trial, including the default: {', '.join(inherited)}")
     elif inherited:
-        notes.append(f"removed from every trial, the default's too: {', '.join(inherited)} (--keep-env keeps them)")
+        notes.append(f"removed from every trial, including the default: {', '.join(inherited)} (--keep-env keeps them)")
     return (*notes, *notes_on_parallel(target.parallel))
 
 
 def _notes_on_forcing(target: Target, plugin: Path | None) -> tuple[str, ...]:
     notes = []
     if target.persistent:
-        notes.append(
-            "the ranks of the search stayed from trial to trial; finalists and proof were measured by fresh ones"
-        )
+        notes.append("the search used persistent ranks; finalists and validation used fresh ones")
     if plugin is not None:
-        notes.append(f"algorithm, protocol and channels were chosen through {plugin}, call by call")
-        notes.append("the plain variables were validated without it, with these variables")
+        notes.append(f"algorithm, protocol and channels were forced per call by {plugin}")
+        notes.append("plain variables were validated without the plugin")
     elif target.persistent:
         how = "" if target.is_gloo else "; `ncclt admin plugin build` makes most of them cheaper and LL128 possible"
         notes.append(f"every other algorithm and protocol took a new communicator{how}")
@@ -259,7 +257,7 @@ def cluster_here(target: Target) -> Cluster:
     if target.backend != "gloo":
         raise UsageError(
             "--cluster is needed to say what is measured",
-            hint="`ncclt cluster list` shows those that are known; `ncclt cluster detect` makes one of this machine",
+            hint="`ncclt cluster list` shows the known ones; `ncclt cluster detect` describes this machine",
         )
     if (target.nodes or 1) > 1:
         raise UsageError("several nodes need a --cluster, which names their network", hint="see `ncclt cluster add`")
@@ -273,8 +271,8 @@ def cluster_here(target: Target) -> Cluster:
         link_class="shm",
         link_gbps=10.0,
         nccl_version=target.nccl_version or _ANY_NCCL,
-        description="processes of gloo on the CPUs of one machine; no GPU and no NCCL takes part",
-        sources=("made by ncclt because no --cluster was named",),
+        description="gloo processes on the CPUs of one machine; no GPU, no NCCL",
+        sources=("created by ncclt because --cluster was omitted",),
     )
 
 
@@ -325,7 +323,7 @@ def ask_drivers(cluster: Cluster, target: Target, *, environ: Mapping[str, str],
         except OSError as error:
             return Drivers(why_unknown=f"{path} cannot be read: {error.strerror}")
     if target.launcher_class.chooses_nodes:
-        return Drivers(why_unknown=f"nodes are not asked under --launcher {target.launcher}")
+        return Drivers(why_unknown=f"nodes cannot be queried with --launcher {target.launcher}")
     try:
         launcher = create_launcher(cluster, target, target.hosts[: cluster.nodes], environ=environ)
     except UsageError as error:

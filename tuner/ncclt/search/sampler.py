@@ -123,7 +123,7 @@ class Sampler:
 
     def _reason(self, by_message: Array, *, repeat: bool) -> str:
         """Name the message for which the launch is made."""
-        what = "again, to be sure" if repeat else "new"
+        what = "repeat to confirm" if repeat else "new"
         if not by_message.any():
             return f"{what}, as a step towards other process-wide parameters"
         message = self._workload.messages[int(by_message.argmax())].message

@@ -332,8 +332,7 @@ def process_wide_ladders(
             others = [n for n in allowed if n not in SEARCHED_UNASKED]
             raise UsageError(
                 f"{name} is not searched with NCCL {version}: {reason}",
-                hint=f"{meant}where --process-wide is left out, {', '.join(SEARCHED_UNASKED)} is searched; only where "
-                f"it names them are {', '.join(others)}; `none` leaves all of them alone",
+                hint=f"{meant}default: {', '.join(SEARCHED_UNASKED)}; also: {', '.join(others)}; `none` searches none",
             )
     return {name: allowed[name].ladder for name in names}
 
@@ -342,7 +341,7 @@ def _why_not_searched(row: Parameter, version: NcclVersion) -> str:
     if not row.exists_in(version):
         return f"it came with NCCL {row.since}"
     if row.name == COMPETES_WITH_COMPUTE:
-        return "channels beyond NCCL's own take SMs from compute, which only trials beside compute show (--beside gemm)"
+        return "more channels than the NCCL default take SMs from compute; search them with --beside gemm"
     if row.name in SET_BY_RULES:
         return "the search chooses algorithm, protocol and channels itself"
     return f"ncclt never sets it{f' ({row.note})' if row.note else ''}"

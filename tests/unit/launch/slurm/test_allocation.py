@@ -93,7 +93,7 @@ def test_a_heterogeneous_job_has_a_group_for_each_component():
 
 def test_too_few_nodes_are_counted():
     allocation = Allocation(groups=(NodeGroup(job_id="7", hosts=("n1", "n2")),))
-    with pytest.raises(UsageError, match="3 nodes were asked for, Slurm allocation 7 has 2") as raised:
+    with pytest.raises(UsageError, match="3 nodes requested, but Slurm allocation 7 has 2") as raised:
         allocation.choose(nodes=3, hosts=())
     assert "--nodes 2" in raised.value.hint
 

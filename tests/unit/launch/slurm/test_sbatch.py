@@ -108,7 +108,7 @@ def test_a_refusal_is_told_in_the_words_of_sbatch(tmp_path):
 
 def test_no_sbatch_means_no_login_node(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UsageError, match="no sbatch here"):
+    with pytest.raises(UsageError, match="sbatch is not installed here"):
         submit(plan_batch(request()), environment={"PATH": str(tmp_path)})
 
 

@@ -309,9 +309,9 @@ def test_what_the_plugin_does_not_attest_was_not_measured(made, decisions, said,
     ("answer", "outcome", "words"),
     [
         (None, Outcome.CRASHED, "it ends"),
-        (b'{"done": 2}\n', Outcome.CRASHED, "what rank 0 said cannot be understood"),
-        (b"\xff\xfe\n", Outcome.CRASHED, "what rank 0 said cannot be understood"),
-        ({"done": 1}, Outcome.CRASHED, "something else than was asked"),
+        (b'{"done": 2}\n', Outcome.CRASHED, "unreadable reply from rank 0"),
+        (b"\xff\xfe\n", Outcome.CRASHED, "unreadable reply from rank 0"),
+        ({"done": 1}, Outcome.CRASHED, "an unexpected reply"),
         ({"wrong": 3}, Outcome.WRONG_RESULT, "3 elements came out wrong"),
     ],
 )

@@ -169,7 +169,7 @@ def test_a_gpu_that_is_not_known_is_said():
 
 def test_what_is_not_known_is_asked_for():
     for workload, times, said in [
-        (_workload(_calls(REDUCE, 8)), GivenTimes(), "the time of a step"),
+        (_workload(_calls(REDUCE, 8)), GivenTimes(), "the step time"),
         (_workload(_calls(REDUCE, 8), step_time_us=9.0), GivenTimes(), "exposed communication"),
         (_workload(_calls(REDUCE, 8)), GivenTimes(step_us=9.0), "exposed communication"),
         (_workload(_calls(REDUCE, 8)), GivenTimes(step_us=9.0, compute_us=10.0), "cannot hold"),

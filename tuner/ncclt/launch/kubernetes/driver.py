@@ -201,13 +201,13 @@ class Driver:
             return _tell(NOT_STARTED, _last_line(applied), _EXIT_NOT_STARTED)
         seen = self._wait({Stage.RUNNING, Stage.UNSTARTABLE, Stage.ENDED}, within_s=self._arguments.pending_s)
         if seen is None:
-            return _tell(NOT_STARTED, f"the job is out of sight: {self._complaint}", _EXIT_NOT_STARTED)
+            return _tell(NOT_STARTED, f"the job cannot be observed: {self._complaint}", _EXIT_NOT_STARTED)
         if seen.stage is Stage.PENDING:
             return _tell(NOT_STARTED, f"after {self._arguments.pending_s:.0f} s {seen.reason}", _EXIT_NOT_STARTED)
         if seen.stage is Stage.RUNNING:
             seen = self._wait({Stage.ENDED}, within_s=self._arguments.timeout_s)
         if seen is None:
-            return _tell(LOST, f"the job is out of sight: {self._complaint}", _EXIT_LEFT)
+            return _tell(LOST, f"the job cannot be observed: {self._complaint}", _EXIT_LEFT)
         if seen.stage is Stage.UNSTARTABLE:
             return _tell(NOT_STARTED, seen.reason, _EXIT_NOT_STARTED)
         self._show_logs(seen)

@@ -126,7 +126,7 @@ class Allocation:
             )
         if nodes > len(self.hosts):
             raise UsageError(
-                f"{nodes} nodes were asked for, Slurm allocation {self.job_ids[0]} has {len(self.hosts)}",
+                f"{nodes} nodes requested, but Slurm allocation {self.job_ids[0]} has {len(self.hosts)}",
                 hint=f"use --nodes {len(self.hosts)}, or allocate more",
             )
         # Slurm numbers ranks in the order of its own list, whatever the order in which nodes are named to srun.

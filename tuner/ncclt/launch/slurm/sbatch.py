@@ -132,11 +132,11 @@ def submit(plan: BatchPlan, *, environment: Mapping[str, str] | None = None) -> 
         done = ask(plan.argv, environment, text=plan.script)
     except FileNotFoundError:
         raise UsageError(
-            "this is not a Slurm allocation, and there is no sbatch here to ask for one",
+            "not in a Slurm allocation, and sbatch is not installed here",
             hint="run it on a login node of the cluster, or choose another --launcher",
         ) from None
     if done.returncode != 0:
-        said = done.stderr.strip().splitlines() or ["it did not say why"]
+        said = done.stderr.strip().splitlines() or ["no reason given"]
         names_partition = any(word.startswith(("-p", "--partition")) for word in plan.argv)
         hint = "" if names_partition else "many sites need --launcher-option sbatch-arg=--partition=NAME"
         raise UsageError(f"sbatch refused the job: {said[-1]}", hint=hint)
@@ -180,7 +180,7 @@ def submit_and_follow(
     known = dict(os.environ if environment is None else environment)
     if request.comment and (found := find_job(request.comment, environment=known)):
         job_id, logs = found
-        say(f"ncclt: job {job_id} is measuring this study already; its output: {logs.stdout}\n")
+        say(f"ncclt: job {job_id} is already measuring this study; its output: {logs.stdout}\n")
     else:
         job_id = submit(plan, environment=known)
         logs = plan.logs(job_id)

@@ -107,7 +107,7 @@ def find_result(printed: str) -> str:
     if len(parts) > 1:
         raise BenchmarkError(
             f"{len(parts)} runs of the PyTorch benchmark answered where one was started",
-            hint="every process took itself for rank 0: the launcher and the image may have different MPI libraries",
+            hint="every process considered itself rank 0: the launcher and the image may have different MPI libraries",
         )
     ((checksum, count), letters_of) = next(iter(parts.items()))
     if set(letters_of) != set(range(1, count + 1)):
@@ -273,7 +273,7 @@ class TorchCollectives:
         found = [row.word for row in result.rows]
         if found != expected:
             missing = [message.label for message in messages if worker_word(message) not in found]
-            what = f"no time for {', '.join(missing[:3])}" if missing else "times of other messages than were asked for"
+            what = f"no time for {', '.join(missing[:3])}" if missing else "times of other messages than requested"
             raise BenchmarkError(f"the PyTorch benchmark reports {what}", hint=_HINT)
         if result.beside != self.beside:
             raise BenchmarkError(

@@ -291,7 +291,7 @@ class PersistentRunner(RealRunner):
         return None
 
     def _order(self, step: Transition, wanted: ForcedState, command: BenchmarkCommand) -> dict[str, Any]:
-        assert step.cost is not SwitchCost.PROCESS, "what NCCL reads only once was set when the ranks started"
+        assert step.cost is not SwitchCost.PROCESS, "variables that NCCL reads once were set when the ranks started"
         table = None
         if step.rules is not None:
             generation = next(self._generations)

@@ -193,7 +193,7 @@ class Session:
         deadline_s = time.monotonic() + BEGIN_S
         begun = self._receive("begun", deadline_s) is not None
         if not begun and time.monotonic() >= deadline_s:
-            self._complaint = f"not all ranks said within {BEGIN_S:.0f} s that they are there"
+            self._complaint = f"not all ranks said within {BEGIN_S:.0f} s that they are ready"
         return begun
 
     def answer(self, deadline_s: float) -> Mapping[str, Any] | None:
@@ -262,13 +262,13 @@ class Session:
                 if said is None:
                     continue
                 if not isinstance(said, dict) or said.get(word) != self._number:
-                    raise RankConnectionError("something else than was asked")
+                    raise RankConnectionError("an unexpected reply")
                 return said
         except ConnectionClosedError:
             self._connection.close()
         except RankConnectionError as error:
             self._connection.close()
-            self._complaint = f"what rank 0 said cannot be understood: {error}"
+            self._complaint = f"unreadable reply from rank 0: {error}"
         return None
 
     def _check(self) -> None:

@@ -137,7 +137,7 @@ def _times(workload: Workload, given: GivenTimes) -> tuple[float | None, float]:
     if compute_us is None and step_us is not None and workload.exposed_us is not None:
         compute_us = step_us - workload.exposed_us
     if compute_us is None:
-        lacks = "the time of a step" if step_us is None else "the exposed communication of a step"
+        lacks = "the step time" if step_us is None else "the exposed communication per step"
         raise UsageError(
             f"{workload.name} lacks {lacks}",
             hint="record it on the GPUs: ncclt profile record --name NAME -- torchrun ... train.py; or give --step-ms "

@@ -105,7 +105,7 @@ def test_a_user_without_an_account_has_no_file(tmp_path, monkeypatch):
 )
 def test_what_cannot_come_into_force_is_refused_and_not_left_out(rank, order):
     """It would be the setting before that is measured."""
-    with pytest.raises(worker.RefusedError, match="cannot come into force"):
+    with pytest.raises(worker.RefusedError, match="cannot change in running ranks"):
         rank._apply({**ORDER, **order})
 
 

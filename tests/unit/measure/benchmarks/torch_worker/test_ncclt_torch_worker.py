@@ -120,8 +120,8 @@ def test_silent_ranks_are_named():
 
     results = _on_ranks(4, act, timeout_s=1.5)
 
-    assert str(results[0]) == "no word from rank 1, 3 in 1.5 s"
-    assert str(results[2]) == "no word from rank 0 in 1.5 s"
+    assert str(results[0]) == "no response from rank 1, 3 in 1.5 s"
+    assert str(results[2]) == "no response from rank 0 in 1.5 s"
 
 
 def _facts(node="a", problem="", **equal):

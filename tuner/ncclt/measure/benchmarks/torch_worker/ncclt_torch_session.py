@@ -191,7 +191,7 @@ class RankSession:
 
     def _apply(self, order: Mapping[str, Any]) -> None:
         if order["level"] not in ("call", "communicator") or (order["level"] == "call" and order["variables"]):
-            raise self._worker.RefusedError("this cannot come into force in ranks that run already")
+            raise self._worker.RefusedError("this cannot change in running ranks")
         if order["table"] is not None:
             if self._table is not None:
                 self._table.publish(**order["table"])

@@ -114,7 +114,7 @@ class Agreement:
             self._store.wait(keys, timedelta(seconds=self._timeout_s))
         except RuntimeError as error:
             silent = [str(rank) for rank, key in zip(ranks, keys) if not self._store.check([key])]  # noqa: B905  3.9
-            raise TimeoutError(f"no word from rank {', '.join(silent[:8])} in {self._timeout_s:g} s") from error
+            raise TimeoutError(f"no response from rank {', '.join(silent[:8])} in {self._timeout_s:g} s") from error
         return [bytes(value) for value in self._store.multi_get(keys)]
 
 
