@@ -378,12 +378,12 @@ def test_cost_tables_are_kept_with_the_study(store):
     assert store.studies.get(first.study.id).printed_costs == costs()
     assert again.study.id == first.study.id
     for result in (first, again):
-        assert [note for note in result.notes if "cost tables that NCCL 2.27.3 printed" in note]
+        assert [note for note in result.notes if "cost tables printed by NCCL 2.27.3" in note]
     assert not [note for note in run(store, study="other").notes if "cost tables" in note]
 
 
 def test_cost_tables_of_another_job_are_refused_before_anything_is_stored(store):
-    with pytest.raises(UsageError, match="8 ranks on 2 nodes, and 4 ranks on 1 node are tuned"):
+    with pytest.raises(UsageError, match="8 ranks on 2 nodes, not of 4 ranks on 1 node"):
         run(store, printed_costs=costs(ranks=8, nodes=2))
     assert store.studies.page().items == ()
 

@@ -37,7 +37,7 @@ def test_tables_without_device_lines_are_read_by_their_form(shared_data):
         ("01d_all_reduce_then_alltoall.txt", {("all_reduce", 4 << 20, 16), ("all_to_all", 4 << 20, 16)}),
     ):
         assert set(sizes(read_workload(field / name, name="x"))) == expected
-    with pytest.raises(TraceError, match="gather or scatter, which ncclt has no message for"):
+    with pytest.raises(TraceError, match="gather or scatter, which ncclt does not support"):
         read_workload(field / "01a_gather_no_devices.txt", name="x")
     with pytest.raises(TraceError, match="one rank, which sends nothing"):
         read_workload(field / "13_one_rank_all_reduce.log", name="x")

@@ -77,7 +77,7 @@ def advise(
 
     The first part needs --cluster: the time of each message, from studies of the cluster or the bandwidth of its links,
     and whether the step is network-bound. The second predicts other buckets, compression, accumulation, sharding and
-    numbers of nodes; it needs the time of a step, recorded or given.
+    numbers of nodes; it needs the step time, recorded or given.
     """
     from ncclt.profile.advice.advice import GivenTimes
     from ncclt.profile.advice.advice import advise as predict_changes

@@ -63,8 +63,8 @@ def calibrate(
     """Fit the simulator to measured times of a cluster.
 
     Times of one setting calibrate times, not the ranking of settings; --probe, or studies and tables of several
-    settings, calibrate both. `ncclt cluster show` lists the fitted constants with their intervals. What is simulated
-    beyond twice the fitted sizes and nodes is marked as extrapolated.
+    settings, calibrate both. `ncclt cluster show` lists the fitted constants with their intervals. Sizes
+    and node counts beyond twice the fitted ones are marked as extrapolated.
     """
     storage = storage_url()
     require_extra("tune")
@@ -125,12 +125,14 @@ def print_calibration(calibration: Calibration) -> None:
     )
     print("twice that is marked as extrapolated")
     if calibration.ll128 is not None:
-        print(f"The NCCL default {'uses' if calibration.ll128 else 'does not use'} LL128 there, unlike its rule says")
+        print(
+            f"The NCCL default {'uses' if calibration.ll128 else 'does not use'} LL128 there, unlike the model's rule"
+        )
     if calibration.channels != 1.0:
         print(f"The NCCL default has {calibration.channels:g} times the channels of its model")
     if calibration.tree_bytes is not None:
         above = f" above {format_bytes(calibration.tree_bytes)}" if calibration.tree_bytes else ""
-        print(f"The NCCL default takes no tree{above} there, unlike its model says")
+        print(f"The NCCL default never uses tree{above} there, unlike the model")
     header = ("constant", "factor", "from", "to")
     rows = [(c.name, f"{c.factor:.3g}", f"{c.low:.3g}", f"{c.high:.3g}") for c in calibration.constants]
     print_table(header, rows, numbers=header[1:], caption="against the usual constants, with 95 % intervals")

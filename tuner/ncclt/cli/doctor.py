@@ -47,7 +47,7 @@ _OF_ONE_START = {
 
 
 @app.command(
-    epilog="Exit codes: 0 = all was examined and nothing found but notes, 1 = a finding of severity error, "
+    epilog="Exit codes: 0 = all examined, only notes, 1 = a finding of severity error, "
     "4 = warnings, or a part was not examined: the last line names it."
 )
 @spread

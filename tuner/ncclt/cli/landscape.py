@@ -172,7 +172,7 @@ def import_landscape(
 ) -> None:
     """Import outputs of nccl-tests as a landscape.
 
-    It is what `ncclt tune --cluster NAME` replays.
+    `ncclt tune --cluster NAME` replays it.
 
     The forced setting is read from command lines (-x NCCL_ALGO=tree) and NCCL_DEBUG=INFO lines of the outputs.
     """

@@ -30,7 +30,7 @@ def report(
 ) -> None:
     """Write a study as one HTML file.
 
-    It is made from the store; no server has to run. The file opens from a disk and loads nothing.
+    Reads the store; needs no server. The file is self-contained.
     """
     require_extra("api")
     from ncclt.cli.env import write_whole

@@ -51,7 +51,7 @@ def simulate(
     """Simulate a collective on a cluster, as nccl-tests prints it.
 
     Every figure is SIMULATED. A cluster from `ncclt cluster calibrate` has times fitted to its own measurements, and
-    what lies beyond twice the fitted sizes and nodes is marked `extrapolated`.
+    sizes and node counts beyond twice the fitted ones are marked `extrapolated`.
     """
     from ncclt.core.message import Collective
     from ncclt.measure.simulated.sweep import parse_setting, sweep

@@ -90,7 +90,7 @@ def parse_dtype(name: str) -> str:
     spelled = name.strip().lower().removeprefix("torch.").removeprefix("nccl")
     spelled = _DTYPE_ALIASES.get(spelled, spelled)
     if spelled not in DTYPE_SIZES:
-        raise InputError(f"unknown dtype {name!r}", hint=f"known are {', '.join(DTYPE_SIZES)}")
+        raise InputError(f"unknown dtype {name!r}", hint=f"supported: {', '.join(DTYPE_SIZES)}")
     return spelled
 
 
@@ -133,7 +133,7 @@ class Message(Documented):
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPE_SIZES:
-            raise InputError(f"unknown dtype {self.dtype!r}", hint=f"known are {', '.join(DTYPE_SIZES)}")
+            raise InputError(f"unknown dtype {self.dtype!r}", hint=f"supported: {', '.join(DTYPE_SIZES)}")
         if self.size_bytes <= 0:
             raise InputError(f"a message needs a size above 0 bytes, not {self.size_bytes}")
         if self.size_bytes > MOST_BYTES:

@@ -120,7 +120,7 @@ def variable_changes(old: NcclVersion, new: NcclVersion) -> tuple[VariableChange
     """
     oldest = min(map(NcclVersion.parse, _versions()["wheels"]))
     if min(old, new) < oldest:
-        raise UsageError(f"NCCL {min(old, new)} is unknown", hint=f"known are {oldest} to {newest_read()}")
+        raise UsageError(f"NCCL {min(old, new)} is unknown", hint=f"supported: {oldest} to {newest_read()}")
     found = []
     for name, span in known_variables().items():
         was, is_ = _reads(span, old), _reads(span, new)

@@ -139,7 +139,7 @@ def _detect(files: Sequence[tuple[Path, bool]], named: Reader | None) -> _JobFil
                 if not kinds:
                     raise find_unsupported(path, read_heads(path)) or TraceError(
                         f"{path.name} is not a trace or log that ncclt can read",
-                        hint=f"sources are recognised by their content; known are: {', '.join(reader_names())}",
+                        hint=f"sources are recognised by their content; supported: {', '.join(reader_names())}",
                     )
                 texts = [head for head in read_heads(path) if is_text(head)]
         except TraceError as error:

@@ -33,7 +33,7 @@ class Operation:
     def message(self, dtype: str, elements: int, *, group_size: int, spans_nodes: bool = False) -> Message | str:
         """Return the message of `elements` of `dtype`, counted as in `Message.size_bytes`, or why there is none."""
         if self.collective is None:
-            return f"{self.word}, which ncclt has no message for"
+            return f"{self.word}, which ncclt does not support"
         try:
             known = parse_dtype(dtype)
         except InputError:

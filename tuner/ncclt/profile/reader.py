@@ -123,7 +123,7 @@ class Reader(ABC):
     name: ClassVar[str]
     single: ClassVar[str] = ""
     unstepped: ClassVar[str] = WHOLE_FILE
-    empty: ClassVar[str] = "not one call of a collective is recorded"
+    empty: ClassVar[str] = "no collective call was recorded"
     hint: ClassVar[str] = "record steps of the distributed run itself"
 
     @abstractmethod

@@ -139,7 +139,7 @@ def test_bad_tables_are_refused():
         ("collective,size,calls,steps\nall_reduce,8,1,5\nall_reduce,16,1,6\n", "several numbers of steps: 5, 6"),
         ("collective,size,calls,steps\nall_reduce,8,1,0\n", "line 2: 0 steps"),
         ("collective,size,calls,steps\nall_reduce,8,1,\n", "line 2: steps is ''"),
-        ("collective,size,calls,dtype\nall_reduce,6,1,float32\n", "line 2: 6 bytes are no whole number of float32"),
+        ("collective,size,calls,dtype\nall_reduce,6,1,float32\n", "line 2: 6 bytes are not a whole number of float32"),
         ("collective,size,calls,dtype\nall_reduce,6,1,tf32\n", "line 2: unknown dtype 'tf32'"),
         ("collective,size,calls,group_size\nall_reduce,6,1,all\n", "line 2: group_size is 'all'"),
         ("collective,size,calls,spans_nodes\nall_reduce,6,1,maybe\n", "line 2: spans_nodes is 'maybe'"),

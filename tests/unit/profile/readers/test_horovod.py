@@ -197,7 +197,7 @@ def test_what_is_no_timeline_is_refused(tmp_path):
     """With the reason, however deep or long."""
     for text, why in [
         ('{"traceEvents": []}', "no JSON array"),
-        ("[]", "not one operation in it ended"),
+        ("[]", "no operation in it completed"),
         ('[{"ph": "B", "ts": 1, "pid": 1}, nonsense' + " " * 70000, "is damaged"),
         ("[" + '{"a":' * 30000, "is damaged"),
         ("[" + '"' + "x" * 200000, "is damaged"),

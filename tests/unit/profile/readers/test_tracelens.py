@@ -99,7 +99,7 @@ def test_what_makes_no_message_is_said(read):
     rows = ["0,0,allreduce,4,Float,100,100,5.0,1", "0,0,allreduce,4,Odd,100,100,5.0,2", "0,0,gather,4,Float,1,1,5.0,3"]
     notes = read([LONG, *rows, "0,0,broadcast,4,Float,0,0,5.0,4"]).provenance.notes
     assert "left out: 2 x allreduce of dtype 'Odd', of unknown size" in notes
-    assert "left out: 3 x gather, which ncclt has no message for" in notes
+    assert "left out: 3 x gather, which ncclt does not support" in notes
     assert "left out: 4 x broadcast of 0 bytes" in notes
 
 

@@ -46,7 +46,7 @@ def test_users_own_debug_log_is_left_alone_unless_asked_for():
     environ = {"NCCL_DEBUG": "WARN", "KINETO_LOG_LEVEL": "0"}
     auto, log = _plan(environ=environ), _plan(environ=environ, method=Method.NCCL_LOG)
     assert {name for name, _ in auto.set_env} == {"PYTHONPATH"}
-    assert "stays as it is" in auto.notes[0]
+    assert "already set and kept" in auto.notes[0]
     assert dict(log.set_env)["NCCL_DEBUG"] == "INFO"
     assert "replaced" in log.notes[0]
 

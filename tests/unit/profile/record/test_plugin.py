@@ -63,8 +63,8 @@ def test_a_table_out_of_use_does_not_come_into_use():
 def test_what_cannot_be_recorded_is_refused_with_a_hint():
     for environ, library, said in [
         ({}, None, "no compiled tuner plugin"),
-        ({"NCCL_TUNER_PLUGIN": "/site/libnccl-ofi-tuner.so"}, LIBRARY, "a tuner plugin of its own"),
-        ({"NCCL_TUNER_PLUGIN": "none"}, LIBRARY, "a tuner plugin of its own"),
+        ({"NCCL_TUNER_PLUGIN": "/site/libnccl-ofi-tuner.so"}, LIBRARY, "its own tuner plugin"),
+        ({"NCCL_TUNER_PLUGIN": "none"}, LIBRARY, "its own tuner plugin"),
         ({"NCCLT_PLUGIN_REPORT": "/r"}, LIBRARY, "go to /r already"),
     ]:
         with pytest.raises(UsageError, match=said) as caught:

@@ -140,9 +140,7 @@ def collective_of(test: NcclTest, path: Path) -> Collective:
     words = path.stem.lower().replace("_", "").replace("-", "")
     named = [c for c in PROGRAMS if c.value.replace("_", "") in words]
     if test.collective is not None:
-        raise InputError(
-            f"{path} is of {test.collective}, which ncclt has no message for", hint="leave this output out"
-        )
+        raise InputError(f"{path} is of {test.collective}, which ncclt does not support", hint="leave this output out")
     if not named:
         raise InputError(
             f"{path} does not say which collective it is of",

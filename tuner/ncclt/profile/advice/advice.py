@@ -173,7 +173,7 @@ def _model(job: TrainingJob) -> tuple[Ddp | Fsdp, TrainingJob, list[str]]:
     if not in_all or _bytes(c for c in smaller if "float" in c.message.dtype) > _OTHER_SHARE * in_all:
         raise InputError(
             f"{workload.name} looks neither like DDP nor like FSDP",
-            hint="its gradients cannot be told from other messages; tensor and pipeline parallelism are not modelled",
+            hint="its gradients look like other messages; tensor and pipeline parallelism are not modelled",
         )
     order, traced = _order(job, reduced)
     job = replace(job, traced=traced)

@@ -88,7 +88,7 @@ class Fsdp:
             name="DDP instead of FSDP",
             code="DDP(model)",
             modelled=self._unsharded,
-            why=f"needs {whole} of parameters, gradients and Adam's moments on one GPU beside activations",
+            why=f"needs {whole} of parameters, gradients and Adam's moments on one GPU, plus activations",
         )
         for where in others:
             yield AdvisedChange(

@@ -225,7 +225,7 @@ def _not_found(
 ) -> NotFoundError | MissingDependencyError | UsageError:
     if "/" in name:
         return UsageError(
-            f"{name} is a name on a model hub, and ncclt fetches nothing",
+            f"{name} is a model hub name, and ncclt downloads nothing",
             hint="save the config.json of that model and give --config config.json",
         )
     if lacking:
@@ -269,7 +269,7 @@ def read_config(path: Path) -> dict[str, Any]:
     Raises:
         InputError: it cannot be read, is no JSON object, names no model type, or asks for absurdly many layers.
     """
-    hint = "give the config.json that lies beside the weights of a transformers model"
+    hint = "give the config.json next to the weights of a transformers model"
     try:
         with open_regular(path) as file:
             data = file.read(_MOST_BYTES + 1)

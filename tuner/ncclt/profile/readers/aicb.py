@@ -111,7 +111,7 @@ def _call(row: TableRow, cells: Mapping[str, str]) -> Call | str:
     if operation is None:
         return ""
     if operation.collective is None:
-        return f"{kind[:40]}, which ncclt has no message for"
+        return f"{kind[:40]}, which ncclt does not support"
     if cells["msg_size"].startswith("("):
         return f"{kind} with a tuple as size"
     size_bytes = row.whole("msg_size", cells["msg_size"])

@@ -177,7 +177,7 @@ def read_entry(columns: Columns, row: TableRow) -> Entry:
     if spans_nodes.lower() not in _TRUTH:
         raise row.refused(f"spans_nodes is {spans_nodes[:40]!r}", "give true or false")
     if size_bytes % DTYPE_SIZES[dtype]:
-        raise row.refused(f"{size_bytes} bytes are no whole number of {dtype}", "give bytes, not elements")
+        raise row.refused(f"{size_bytes} bytes are not a whole number of {dtype}", "give bytes, not elements")
     message = Message(
         collective=_collective(row, cell["collective"]),
         dtype=dtype,
@@ -202,7 +202,7 @@ def _collective(row: TableRow, text: str) -> Collective:
     if text == Collective.SEND_RECV or text.lower() in ("sendrecv", "send/recv"):
         return Collective.SEND_RECV
     if operation is None or operation.collective is None:
-        raise row.refused(f"{text[:40]!r} is not a collective", f"known are {', '.join(Collective)}")
+        raise row.refused(f"{text[:40]!r} is not a collective", f"supported: {', '.join(Collective)}")
     return operation.collective
 
 

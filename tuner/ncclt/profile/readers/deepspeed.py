@@ -99,7 +99,7 @@ def _message(row: LogRow, world_size: int) -> Message | str:
     """Return the message of a row, or why it makes none."""
     collective = _OPERATIONS.get(row.operation)
     if collective is None:
-        return f"{row.operation}, which ncclt has no message for"
+        return f"{row.operation}, which ncclt does not support"
     if collective is Collective.ALL_GATHER and not world_size:
         return f"{row.operation} of {row.size_bytes} bytes per rank: the number of ranks is not recorded"
     size = row.size_bytes * (world_size if collective is Collective.ALL_GATHER else 1)

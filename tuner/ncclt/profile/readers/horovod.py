@@ -35,7 +35,7 @@ class HorovodReader(Reader):
 
     name = "horovod"
     single = "timelines"
-    empty = "not one operation in it ended"
+    empty = "no operation in it completed"
     hint = "record a timeline of the training itself, over more than one rank"
 
     def begins(self, beginning: bytes) -> bool:
@@ -344,7 +344,7 @@ def _end(tensor: _Tensor, end_us: float, args: Mapping[str, Any], timeline: Time
     if name.startswith("NEGOTIATE_"):
         return
     if name != "ALLREDUCE":
-        timeline.left_out[_WHY.get(name, "other operation, which ncclt has no message for")] += 1
+        timeline.left_out[_WHY.get(name, "other operation, which ncclt does not support")] += 1
         return
     elements = _elements(args.get("shape"))
     if interval_us is None or elements is None or not isinstance(args.get("dtype"), str):

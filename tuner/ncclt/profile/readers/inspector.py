@@ -441,7 +441,7 @@ def _message(series: Series, part_bytes: int, world_size: int) -> Message | str:
     """Return the message of a call, or why it makes none."""
     collective, ranks = OPERATIONS.get(series.operation), series.header.ranks
     if collective is None:
-        return f"calls of {series.operation!r}, which ncclt has no message for"
+        return f"calls of {series.operation!r}, which ncclt does not support"
     size = part_bytes * (ranks if collective in PER_RANK else 1)
     if not 0 < size <= MOST_BYTES:
         return f"calls of {series.operation} of {size} bytes"

@@ -148,7 +148,7 @@ class _Job:
         try:
             return parse_dtype(spelled)
         except InputError:
-            return self._assume("float32", f"the dtype {spelled!r} of the {what} is not known: float32 assumed")
+            return self._assume("float32", f"unknown dtype {spelled!r} of the {what}: assuming float32")
 
     def _assume(self, dtype: str, sentence: str) -> str:
         self.assumptions[sentence] = None

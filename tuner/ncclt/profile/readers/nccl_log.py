@@ -497,7 +497,7 @@ def _message(line: CollLine, comms: Communicators) -> Message | str:
     """Return the message of a call, or why there is none."""
     collective = OPERATIONS.get(line.operation)
     if collective is None:
-        return f"calls of {line.operation}, which ncclt has no message for"
+        return f"calls of {line.operation}, which ncclt does not support"
     number, ranks, count = int(line.datatype), int(line.ranks), int(line.elements)
     if number >= len(DATATYPES):
         return f"calls of {line.operation} with datatype {number}, of unknown size"
@@ -518,7 +518,7 @@ def _decided_message(line: TuningLine, group: int, *, spans_nodes: bool) -> Mess
         return "TUNING lines that do not name the collective, as NCCL 2.20 to 2.22 write them"
     collective = OPERATIONS.get(line.operation)
     if collective is None:
-        return f"calls of {line.operation}, which ncclt has no message for"
+        return f"calls of {line.operation}, which ncclt does not support"
     size, complete = full_size(line, collective, group)
     if not complete:
         return f"calls of {line.operation}: TUNING lines give one rank's part, and no INIT line the number of ranks"

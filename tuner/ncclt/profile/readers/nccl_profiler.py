@@ -51,7 +51,7 @@ class NcclProfilerReader(Reader):
     """Reader of the files of the example profiler plugin."""
 
     name = "nccl_profiler"
-    empty = "not one event is of a collective"
+    empty = "no event is a collective"
     hint = "record with NCCL_PROFILER_PLUGIN set to the example plugin and NCCL_PROFILE_EVENT_MASK=6 or more"
 
     def begins(self, beginning: bytes) -> bool:
@@ -138,7 +138,7 @@ def _message(word: str, spelled: str, elements: int, size: int, noted: dict[str,
     """Return the message of a call, or why there is none."""
     collective = OPERATIONS.get(word)
     if collective is None:
-        return f"{word}, which ncclt has no message for"
+        return f"{word}, which ncclt does not support"
     try:
         dtype = parse_dtype(spelled)
     except InputError:

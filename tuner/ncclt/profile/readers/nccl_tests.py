@@ -131,7 +131,7 @@ def _message(row: NcclTestRow, test: NcclTest) -> Message | str:
     if test.collective is None:
         return "row of a table that does not say which collective it is of"
     if not isinstance(test.collective, Collective):
-        return f"row of {test.collective}, which ncclt has no message for"
+        return f"row of {test.collective}, which ncclt does not support"
     if not 0 < row.size_bytes <= MOST_BYTES:
         return f"row of {row.size_bytes} bytes"
     try:

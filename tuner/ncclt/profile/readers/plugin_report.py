@@ -69,7 +69,7 @@ class PluginReportReader(Reader):
     """Reader of the plugin's reports: all files that the processes of a job left in its folder."""
 
     name = "plugin_report"
-    empty = "not one call was counted"
+    empty = "no call was counted"
     hint = "let the job run some steps; send_recv and all_to_all never reach a tuner plugin"
 
     def begins(self, beginning: bytes) -> bool:

@@ -152,7 +152,7 @@ def _message(
     if operation is None:
         return None, ""
     if operation.collective is None:
-        return None, f"{operation.word[:40]}, which ncclt has no message for"
+        return None, f"{operation.word[:40]}, which ncclt does not support"
     try:
         dtype = parse_dtype(cells["dtype"])
     except InputError:

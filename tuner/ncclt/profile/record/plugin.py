@@ -58,7 +58,7 @@ def plugin_variables(
     if theirs:
         if not _is_ours(theirs, library):
             raise UsageError(
-                f"this job has a tuner plugin of its own, NCCL_TUNER_PLUGIN={theirs}, and NCCL loads only one",
+                f"this job has its own tuner plugin, NCCL_TUNER_PLUGIN={theirs}, and NCCL loads only one",
                 hint="without it NCCL would choose other settings; unset it if that may be, or record --with nccl-log",
             )
         named = [name for name in POLICY_VARIABLES if environ.get(name)]

@@ -209,7 +209,7 @@ def test_no_collectives_says_why(new_trace):
     for name, category, reason in [
         ("ncclKernel_AllReduce_RING_LL_Sum_float(x)", "kernel", "1 NCCL kernels"),
         ("nccl:all_reduce", "user_annotation", "none of them has a size"),
-        ("aten::add", "cpu_op", "not one event"),
+        ("aten::add", "cpu_op", "no event"),
     ]:
         trace = new_trace().job(0, 2)
         trace.event(name, category)

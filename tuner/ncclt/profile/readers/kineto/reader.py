@@ -180,7 +180,7 @@ class KinetoReader(RankFileReader):
             why = f"it shows {seen}" + (f" ({'; '.join(left_out)})" if left_out else "")
             hint = "record again with record_shapes=True, or with torch 2.3 or later, which writes the sizes itself"
         else:
-            why = "not one event in it comes from NCCL, gloo or torch.distributed"
+            why = "no event in it comes from NCCL, gloo or torch.distributed"
             hint = "record steps of the distributed run itself, with both CPU and CUDA activities"
         return TraceError(f"no collectives in {source.where}: {why}", hint=hint)
 
