@@ -12,10 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from ncclt.cli.profile import CONTEXT_SETTINGS, record
+from ncclt.cli.application import app
 from ncclt.profile.model.workload import FsdpUnit, buffer_messages, ddp_messages, fsdp_messages
 from ncclt.store import open_store
 
@@ -189,17 +188,15 @@ def test_store_that_breaks_meanwhile_loses_no_trace(tmp_path, recorded):
     done = recorded([sys.executable, "-c", NCCL_LOG, str(tmp_path / "store.db")], "--with", "nccl-log")
     assert done.returncode == 3, done.stderr
     (folder,) = tmp_path.glob(".ncclt-record-*")
-    assert f"the raw files stay in {folder}" in done.stderr
+    assert f"raw files are in {folder}: " in done.stderr
     assert (folder / "nccl" / "host.1.log").stat().st_size
 
 
 def test_taken_name_is_refused_before_the_training_runs(tmp_path):
-    app = typer.Typer()
-    app.command(context_settings=CONTEXT_SETTINGS)(record)
     marker = tmp_path / "ran"
     storage = f"sqlite:///{tmp_path / 'store.db'}"
     command = ["--name", "bert", "--replace", "--storage", storage, "--", "touch", str(marker)]
-    result = CliRunner().invoke(app, command)
-    assert "bert" in str(result.exception)
+    result = CliRunner().invoke(app, ["profile", "record", *command])
+    assert "bert" in result.stderr
     assert result.exit_code != 0
     assert not marker.exists()

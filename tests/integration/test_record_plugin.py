@@ -247,5 +247,5 @@ def test_raw_files_that_cannot_be_moved_stay_and_the_exit_code_passes(tmp_path, 
     )
 
     assert done.returncode == 7, done.stderr
-    assert "cannot be moved" in done.stderr
+    assert "cannot move all raw files to" in done.stderr
     assert len(list(tmp_path.glob(".ncclt-record-*"))) == 1

@@ -48,7 +48,7 @@ def test_the_example_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     (example,) = examples("README.md")
     exec(example, {})
-    assert re.fullmatch(r"(tuned|keep-default|undecided) \d\.\d+\n", capsys.readouterr().out)
+    assert "(demonstration on SIMULATED timings)" in capsys.readouterr().out.splitlines()[0]
 
 
 def test_the_import_loads_nothing_else():

@@ -50,3 +50,13 @@ def test_the_home_of_somebody_else_holds_no_file_of_ours(tmp_path):
     argv, environ = [sys.executable, "-c", ask], {**kept, "HOME": str(home)}
     done = subprocess.run(argv, env=environ, cwd="/", capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stdout, done.stderr) == (0, "{'default'}\n", "")
+
+
+@pytest.mark.parametrize("command", [["env"], ["run", "--dry-run"]])
+def test_the_store_named_before_a_plain_command_is_the_one_it_reads(tmp_path, command):
+    words = ["--storage", "nonsense", *command, "--cluster", "leonardo", "--model", "bert"]
+    job = ["--", "true"] if command[0] == "run" else []
+    done = subprocess.run(
+        [sys.executable, "-m", "ncclt", *words, *job], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert "'nonsense' is not a database URL" in done.stderr

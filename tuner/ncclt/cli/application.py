@@ -12,7 +12,7 @@ import typer
 
 from ncclt import __version__
 from ncclt.cli import completion
-from ncclt.cli.configuration import default_map, forget_storage, keep_storage
+from ncclt.cli.configuration import default_map, forget_storage, keep_storage, storage_flag
 from ncclt.cli.help import LazyGroup, arrange, format_styled, show_all, walk
 from ncclt.cli.output import report
 from ncclt.errors import NccltError, UsageError, as_ncclt_error, translate_refusal
@@ -97,7 +97,9 @@ def _plain(name: str, main: Callable[[Sequence[str]], int]) -> typer.Typer:
 
     def _command(**_completed: object) -> None:
         # From sys.argv: the framework drops the `--` between our options and the job's command.
-        raise typer.Exit(main(sys.argv[sys.argv.index(name) + 1 :]))
+        before = storage_flag()
+        given = [] if before is None else ["--storage", before]
+        raise typer.Exit(main([*given, *sys.argv[sys.argv.index(name) + 1 :]]))
 
     shown = completion.signature_of(_parser_of(name)) if completion.is_completing() else inspect.Signature()
     vars(_command)["__signature__"] = shown

@@ -40,7 +40,7 @@ app = typer.Typer()
 AUTOTUNE_SCHEMA = 1
 """Version of the document that `autotune --json` prints."""
 
-_OF_TARGET = "cluster nodes gpus_per_node launcher backend nccl_tests hosts keep_env"
+_OF_TARGET = "cluster nodes gpus_per_node launcher launcher_option backend nccl_tests hosts keep_env"
 """Options of `ncclt tune` that a first run needs; `--dry-run` prints the stages as commands, which take all others."""
 
 _OF_BOTH = {

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ncclt.core.setting import Setting
     from ncclt.core.study import Study
     from ncclt.measure.simulated.observations import ObservedTimes
+    from ncclt.measure.target import Target
     from ncclt.measure.testbed import Testbed
     from ncclt.store import Store
 
@@ -47,6 +48,10 @@ def calibrate(
     gpus_per_node: Annotated[int | None, typer.Option(help="GPUs per node of the times; default: all.")] = None,
     probe: Annotated[bool, typer.Option("--probe", help="Launch about a dozen informative settings.")] = False,
     launcher: Annotated[str, typer.Option(help="With --probe: launcher, as for `ncclt tune`.")] = "",
+    launcher_option: Annotated[
+        list[str],
+        typer.Option(metavar="KEY=VALUE", help="With --probe: option of this launcher; repeatable."),
+    ] = [],  # noqa: B006 - typer copies it
     hosts: Annotated[str, typer.Option(help="With --probe: comma-separated nodes.")] = "",
     nccl_tests: Annotated[Path | None, typer.Option(help="With --probe: path to the folder of nccl-tests.")] = None,
     times: Annotated[
@@ -71,13 +76,15 @@ def calibrate(
     from ncclt.core.name import check_name
     from ncclt.measure.simulated.calibrate import calibrate as fit
     from ncclt.measure.simulated.calibrate import require_possible
+    from ncclt.measure.target import Target
     from ncclt.store import open_store, open_to_read
 
     if not sources and not probe:
         raise UsageError("there are no times to calibrate with", hint="give --from FILE, --from studies, or --probe")
-    if not probe and (launcher or hosts or nccl_tests or times):
+    if not probe and (launcher or launcher_option or hosts or nccl_tests or times):
         raise UsageError(
-            "--launcher, --hosts, --nccl-tests and --times belong to --probe", hint="add --probe, or leave them out"
+            "--launcher, --launcher-option, --hosts, --nccl-tests and --times belong to --probe",
+            hint="add --probe, or leave them out",
         )
     new = named or f"{name}-calibrated"
     check_name(new, "--as", kind="cluster")
@@ -86,7 +93,20 @@ def calibrate(
         cluster = described.sized(nodes=nodes, gpus_per_node=gpus_per_node)
         found = [part for source in sources for part in _observed(source, cluster, store)]
         if probe:
-            testbed, settings = _probes(cluster, found, launcher, hosts, nccl_tests, store)
+            testbed, settings = _probes(
+                cluster,
+                found,
+                Target(
+                    cluster=cluster.name,
+                    nodes=cluster.nodes,
+                    gpus_per_node=cluster.gpus_per_node,
+                    launcher=launcher,
+                    launcher_option=tuple(launcher_option),
+                    hosts=tuple(filter(None, hosts.split(","))),
+                    nccl_tests=nccl_tests,
+                ),
+                store,
+            )
             if dry_run:
                 labels = [setting.label for setting in settings]
                 print_json({"schema": 1, "launches": labels}) if as_json else print("\n".join(labels))
@@ -195,29 +215,20 @@ def _unlike(study: Study, cluster: Cluster) -> str:
 
 
 def _probes(
-    cluster: Cluster, known: Sequence[ObservedTimes], launcher: str, hosts: str, nccl_tests: Path | None, store: Store
+    cluster: Cluster, known: Sequence[ObservedTimes], target: Target, store: Store
 ) -> tuple[Testbed, tuple[Setting, ...]]:
     """Return the testbed of the probes, and their settings: the default and the most informative forced ones."""
     from ncclt.core.setting import DEFAULT
     from ncclt.core.workload import MessageCalls, Provenance, Workload
     from ncclt.measure.open_testbed import open_testbed
     from ncclt.measure.simulated.probes import probe_candidates, probe_messages, probes
-    from ncclt.measure.target import Target
 
-    wanted = Target(
-        cluster=cluster.name,
-        nodes=cluster.nodes,
-        gpus_per_node=cluster.gpus_per_node,
-        launcher=launcher,
-        hosts=tuple(filter(None, hosts.split(","))),
-        nccl_tests=nccl_tests,
-    )
     workload = Workload(
         name="probes",
         messages=tuple(MessageCalls(message=m, calls_per_step=1.0) for m in probe_messages(cluster)),
         provenance=Provenance(source="ncclt cluster calibrate"),
     )
-    testbed = open_testbed(wanted.resolved(os.environ), store.clusters, workload, environ=os.environ, seed=0)
+    testbed = open_testbed(target.resolved(os.environ), store.clusters, workload, environ=os.environ, seed=0)
     allowed = [setting for setting in probe_candidates(cluster) if testbed.expressible(setting)]
     if testbed.recorded is not None:
         allowed = [setting for setting in testbed.recorded if setting.algorithm and not setting.parameters]

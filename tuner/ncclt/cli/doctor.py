@@ -63,7 +63,9 @@ def doctor(
     *,
     target: Annotated[
         Target,
-        Fields("cluster model nccl_version launcher nodes gpus_per_node hosts nccl_tests", _OF_ONE_START),
+        Fields(
+            "cluster model nccl_version launcher launcher_option nodes gpus_per_node hosts nccl_tests", _OF_ONE_START
+        ),
     ],
     model: Annotated[
         str | None,

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ncclt.core.budget import Budget
@@ -56,6 +57,7 @@ def tune(
     """
     require_extra("tune")
     from ncclt import store
+    from ncclt.cli.options import storage_option
     from ncclt.cli.tune_view import TuneView
     from ncclt.pipeline.tune import TuneRequest
     from ncclt.pipeline.tune import tune as run
@@ -88,6 +90,8 @@ def tune(
                     hint="`ncclt doctor` shows the repair; force=True tunes anyway",
                 )
         with TuneView(testbed, hidden=not progress, blocks=budget.blocks) as view:
-            return run(
+            result = run(
                 request, testbed, opened, watcher=view, interrupted=interrupted, clock=time.monotonic, now=utc_now
             )
+        named = f"sqlite:///{opened.path}" if own and opened.path else place
+        return replace(result, source=storage_option(named, opened.shown))

@@ -92,6 +92,7 @@ class TuneResult:
         messages: one row per message, most time first; empty without a recommendation.
         notes: remarks for the reader: uncovered messages, assumptions.
         exhaustive: speed-ups of the best recorded policy and of the published one; None = nothing was recorded.
+        source: option by which a command finds the store of the study; empty where it needs none.
     """
 
     study: Study
@@ -104,6 +105,7 @@ class TuneResult:
     left: bool = False
     finished: bool = False
     exhaustive: tuple[float, float] | None = None
+    source: str = ""
 
     @property
     def verdict(self) -> Verdict | None:
@@ -132,7 +134,7 @@ class TuneResult:
         return "\n".join([headline, *(f"  {label}: {sentence}" for label, sentence in lines)])
 
     def _headline_and_lines(self) -> tuple[str, list[tuple[str, str]]]:
-        summary = self.summarize()
+        summary = self.summarize(source=self.source)
         if summary is None or self.recommendation is None:
             name = f"{self.study.workload.name} on {self.study.cluster.name}"
             todo = "another worker of this study finishes it" if self.left else "call tune() again to resume"
@@ -140,7 +142,7 @@ class TuneResult:
                 ("Reason", self.stop),
                 ("Trials", str(len(self.trials))),
                 ("Next", todo),
-                ("Details", f"ncclt studies show {self.study.id}"),
+                ("Details", f"ncclt studies show {self.study.id}{self.source}"),
             ]
         if self.recommendation.is_searched_enough:
             more = f"blocks={2 * max(self.recommendation.table.verdict.blocks, MAX_BLOCKS)}"

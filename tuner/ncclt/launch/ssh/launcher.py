@@ -233,7 +233,9 @@ class SshLauncher(ProcessLauncher):
             UsageError: no hosts are named.
         """
         if not shape.hosts:
-            raise UsageError("--launcher ssh needs the names of the hosts", hint="name them with --hosts or --hostfile")
+            raise UsageError(
+                "--launcher ssh needs the names of the hosts", hint="name them with --hosts A,B or --hosts @FILE"
+            )
         hosts = tuple(map(parse_host, shape.hosts))
         ssh_args = options.get("ssh_arg", ())
         return cls(
