@@ -280,6 +280,10 @@ def _show(status: JobStatus, *, as_json: bool, whole: bool = False) -> None:
         say(f"ncclt: job {status.job.id} is {_state(status)}")
         return
     document: dict[str, Any] = status.to_document()
-    for key, value in {**document.pop("job"), **(document.pop("result") or {}), **document}.items():
+    request: dict[str, Any] = document.pop("job")
+    result = {
+        f"result {key}" if key in request else key: value for key, value in (document.pop("result") or {}).items()
+    }
+    for key, value in {**request, **result, **document}.items():
         if value not in (None, "", "schema"):
             print(f"{key}: {value}")
