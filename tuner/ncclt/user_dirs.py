@@ -1,4 +1,4 @@
-"""Where files lie: those of a user, even one of whom the machine knows only a number, and those that ncclt ships."""
+"""Folders of the files of a user, even one whom the machine knows by number only, and of those that ncclt ships."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_other_nodes_are_asked_by_their_launcher(tmp_path, monkeypatch):
 
 def test_pods_are_not_started_for_it():
     target = Target(launcher="kubernetes", reason="test", launcher_option=("container=image",))
-    assert "not asked" in ask_drivers(CLUSTER, target, environ={}).why_unknown
+    assert "cannot be queried" in ask_drivers(CLUSTER, target, environ={}).why_unknown
 
 
 def test_a_driver_is_kept_where_it_is_known_and_old_documents_are_read():
