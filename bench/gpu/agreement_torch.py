@@ -254,6 +254,8 @@ def main() -> None:
         job.say("failed", kind=type(error).__name__, text=str(error)[:1500])
         raise
     job.say("end")
+    if dist.is_initialized() and job.device.type == "cpu":
+        dist.destroy_process_group()  # a thread of gloo that still runs at exit may abort the process
 
 
 def _nccl_version() -> str:
