@@ -200,7 +200,7 @@ def _read_launchers(tree: ast.Module) -> list[str]:
 
 
 def find_question_docstrings(modules: Mapping[str, Module]) -> list[str]:
-    """List docstrings that begin with a question word, `Return what` included."""
+    """List docstrings that begin with a question word or with `Return` and one."""
     found = []
     for module in modules.values():
         for node in (module.tree, *module.classes, *module.functions):

@@ -13,7 +13,7 @@ def test_a_method_that_hangs_is_named_with_its_limit():
         def read(self):
             try:
                 threading.Event().wait()
-            except Exception:  # noqa: BLE001  what a plugin may do
+            except Exception:  # noqa: BLE001 - a plugin may swallow the watchdog's exception
                 self.read()
 
     with (

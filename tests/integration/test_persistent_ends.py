@@ -1,4 +1,4 @@
-"""How persistent ranks end, whoever is killed; and what of ours they load: each test has ranks of its own."""
+"""Ends of persistent ranks, for each process that can be killed, and the modules that they load."""
 
 import importlib.util
 import re
@@ -93,7 +93,7 @@ def started_by_hand(controller_address, token, folder, *, port):
 
 
 def test_kill_9_while_ranks_start_leaves_no_token(tmp_path):
-    """The reaper removes it: whoever finds it could speak to ranks in our name."""
+    """The reaper removes it: another user could send orders to our ranks with it."""
     (scratch := tmp_path / "scratch").mkdir()
     program = (
         "import runpy, sys\n"

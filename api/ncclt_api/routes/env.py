@@ -155,7 +155,7 @@ def _decide_once(store: CurrentStore, tickets: Tickets, *, cluster: str, query: 
     Raises:
         UsageError: the job has no name, or another node asked something else.
         NoRecommendationError: the job gets nothing.
-        StoreError: the store is away, so nobody knows what the other nodes got.
+        StoreError: the store is away, and with it the answer of the other nodes.
     """
     job = query.job
     if not is_job_name(job):

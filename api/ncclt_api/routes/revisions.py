@@ -17,7 +17,7 @@ from ncclt_api.dependencies import MOST_NUMBER, CurrentRecommendation, CurrentSt
 from ncclt_api.routes import PROBLEMS
 
 _CONFLICT: dict[int | str, dict[str, Any]] = {
-    409: PROBLEMS[404] | {"description": "its state does not allow it, or somebody else was first"}
+    409: PROBLEMS[404] | {"description": "the state does not allow it, or another request came first"}
 }
 
 router = APIRouter(prefix="/v1/recommendations", tags=["revisions"], responses=PROBLEMS)

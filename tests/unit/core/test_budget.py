@@ -1,4 +1,4 @@
-"""What a study may cost: which numbers make sense, and how names are kept."""
+"""Limits of a budget, and the spelling of its names."""
 
 import pytest
 
