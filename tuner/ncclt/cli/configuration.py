@@ -160,7 +160,8 @@ def storage_flag() -> str | None:
 
 def storage_url() -> str | None:
     """Return the URL of the store by flag, variable or configuration file; None = the user's own store."""
-    return _storage.get() or lookup("storage").value
+    flag = storage_flag()
+    return flag if flag is not None else lookup("storage").value
 
 
 def _variable(key: str) -> str:
