@@ -44,6 +44,25 @@ def test_a_full_disk_is_said_in_one_line(words, environ):
     assert (done.returncode, done.stderr) == (1, "ncclt: stdout cannot be written: No space left on device\n")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_report_ends_like_any_other_output(environ):
+    study = ("--launcher", "replay", "--nodes", "2", "--trials", "1", "--study", "one")
+    done = run(("tune", "--model", "bert", *study), environ, stdout=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stderr
+    with Path("/dev/full").open("w") as full:
+        done = run(("report", "one"), environ, stdout=full)
+    assert (done.returncode, done.stderr) == (1, "ncclt: stdout cannot be written: No space left on device\n")
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as gone:
+        done = run(("report", "one"), environ, stdout=gone)
+    assert (done.returncode, done.stderr) == (141, "")
+    page = subprocess.run(
+        [sys.executable, "-m", "ncclt", "report", "one"], env={**environ, **ASCII}, stdout=subprocess.PIPE, check=True
+    ).stdout.decode("utf-8")
+    assert "\u00b5s" in page
+
+
 @pytest.mark.parametrize("words", COMMANDS)
 def test_a_closed_stdout_is_no_error(words, environ):
     argv = ["/bin/sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "ncclt", *words]

@@ -5,14 +5,18 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from ncclt.cli.completion import study_names
 from ncclt.cli.configuration import storage_url
 from ncclt.cli.output import say
+from ncclt.cli.stdio import Styled
 from ncclt.errors import require_extra
+
+if TYPE_CHECKING:
+    from io import TextIOWrapper
 
 app = typer.Typer()
 
@@ -41,7 +45,9 @@ def report(
     if done.returncode:
         raise typer.Exit(done.returncode)
     if output == "-":
-        sys.stdout.buffer.write(done.stdout)
+        # In UTF-8, which the page names, whatever the locale is; not by `buffer`, whose errors nobody reports.
+        cast("TextIOWrapper", sys.stdout).reconfigure(encoding="utf-8")
+        Styled(sys.stdout).write(done.stdout.decode())
         return
     write_whole(Path(output), done.stdout.decode(), option="--output")
     say(f"report written to {output}")
