@@ -287,6 +287,7 @@ def test_it_starts_without_the_frameworks(tmp_path, store):
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
     assert "argparse" in imported
     assert imported & {"typer", "click", "rich", "numpy", "sqlalchemy", "torch", "optuna", "pydantic"} == set()
+    assert "statistics" not in imported
 
 
 def stand_in(tmp_path, name):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -68,6 +67,8 @@ class Measurement:
     @property
     def time_us(self) -> float:
         """Return the median of the samples, µs."""
+        import statistics  # here: `ncclt run` loads this module, and a job would wait for that one
+
         return statistics.median(self.samples_us)
 
     @property
