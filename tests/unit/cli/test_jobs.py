@@ -6,8 +6,10 @@ import pytest
 from typer.testing import CliRunner
 
 from ncclt.cli import worker
+from ncclt.cli.application import app as program
 from ncclt.cli.jobs import app
 from ncclt.errors import NotFoundError, StoreError, UsageError
+from ncclt.pipeline.jobs.worker import JobWorker
 from ncclt.store import open_store
 
 WHAT = ("--cluster", "leonardo", "--model", "bert")
@@ -95,3 +97,21 @@ def test_bad_requests_are_refused(call, words, kind):
 def test_a_worker_refuses_what_it_cannot_serve(command, words, kind):
     done = CliRunner(env={"NCCLT_STORAGE": command.url}).invoke(worker.app, [*words], standalone_mode=False)
     assert isinstance(done.exception, kind)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--nonsense",), "no such option: --nonsense"),
+        (("--trials", "many"), "invalid value for '--trials'"),
+        (("bert",), "got unexpected extra argument(s) (bert)"),
+        (("--storage", "sqlite:///other.db"), "no such option: --storage"),
+        (("--launcher", "lsf"), "unknown launcher 'lsf'"),
+        (("--benchmark", "nothing"), "unknown benchmark 'nothing'"),
+    ],
+)
+def test_a_worker_refuses_options_that_every_job_would_fail_with(command, words, message, monkeypatch):
+    monkeypatch.setattr(JobWorker, "serve", lambda _self: pytest.fail("it takes jobs"))
+    line = ["admin", "worker", "--cluster", "leonardo", "--", *words]
+    done = CliRunner(env={"NCCLT_STORAGE": command.url}).invoke(program, line)
+    assert (done.exit_code, message in done.stderr) == (2, True), done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from types import FrameType
 from typing import Annotated
 
@@ -47,6 +48,7 @@ def worker(
 
     if not 1 <= at_once <= _MOST_AT_ONCE:
         raise UsageError(f"--at-once must be 1 to {_MOST_AT_ONCE}, not {at_once}")
+    _require_tune_options(arguments or ())
     with open_store(storage_url()) as store:
         store.clusters.get(cluster)
         serving = JobWorker(
@@ -68,3 +70,17 @@ def worker(
     sys.stderr.flush()
     # Threads of the queue still wait for what was given back.
     os._exit(code)
+
+
+def _require_tune_options(words: Sequence[str]) -> None:
+    """Refuse options that every job would fail with.
+
+    Raises:
+        BadParameter: `ncclt tune` does not take them, or they name a store, which is this worker's.
+        UsageError: the launcher or the benchmark is unknown.
+    """
+    from ncclt.cli.tune import app as tune
+    from ncclt.measure.target import Target
+
+    given = typer.main.get_command(tune).make_context("ncclt tune", ["--model", "any", *words]).params
+    Target(launcher=given["launcher"] or "", benchmark=given["benchmark"]).require_known_names()
