@@ -110,7 +110,7 @@ def test_a_reason_to_stop_saves_and_leaves_no_verdict(tmp_path):
     url = f"sqlite:///{tmp_path / 'ncclt.db'}"
     result = ncclt.tune("bert", HERE, BRIEF, storage=url, interrupted=lambda: "enough")
     assert (result.verdict, result.recommendation, result.stop) == (None, None, "enough")
-    assert str(result).splitlines()[:2] == ["no verdict on bert on leonardo", "  Reason: enough"]
+    assert str(result).splitlines()[:2] == ["no verdict on bert on leonardo (SIMULATED)", "  Reason: enough"]
 
 
 class FakePandas(types.ModuleType):
@@ -135,6 +135,8 @@ def test_result_in_a_notebook(tmp_path, monkeypatch):
     assert [row["size_bytes"] for row in result.to_frame().rows] == [
         m.calls.message.size_bytes for m in result.messages
     ]
+    assert {row["label"] for row in result.to_frame().rows} == {"SIMULATED"}
+    assert "SIMULATED" in page
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ncclt.NccltError, match="pandas is not installed: pip install pandas"):
         result.to_frame()

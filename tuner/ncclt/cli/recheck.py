@@ -13,6 +13,7 @@ from ncclt.cli.configuration import storage_url
 from ncclt.cli.options import AsJson, Fields, Quiet, spread
 from ncclt.cli.output import EXIT_INTERRUPTED, StopRequest, print_json, print_table, say
 from ncclt.core.option import Group
+from ncclt.core.recommendation import ORIGIN_WORDS
 from ncclt.measure.target import Target
 
 if TYPE_CHECKING:
@@ -208,7 +209,7 @@ def _print(found: Recheck, study: Study) -> None:
             ],
             numbers=("before", "now", "change, %", "noise, %"),
         )
-    demonstration = f" ({study.origin} timings: a demonstration)" if study.label else ""
+    demonstration = f" ({ORIGIN_WORDS[study.origin]} timings: a demonstration)" if study.label else ""
     print(f"{found.freshness}: {found.model} on {found.cluster}{demonstration}, recommendation {found.recommendation}")
     for reason in found.reasons:
         print(f"  {reason}")

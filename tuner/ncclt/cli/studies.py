@@ -15,7 +15,7 @@ from ncclt.cli.configuration import storage_url
 from ncclt.cli.options import AsJson, StepsPerDay, storage_option
 from ncclt.cli.output import note, print_json, print_table
 from ncclt.core.plural import count_noun
-from ncclt.core.recommendation import Decision
+from ncclt.core.recommendation import ORIGIN_WORDS, Decision
 from ncclt.core.study import StudyState, gpu_seconds
 from ncclt.deliver.render.delivery import choose_form
 from ncclt.errors import NotFoundError, UsageError
@@ -251,8 +251,8 @@ def _summary_row(summary: StudyEntry) -> dict[str, Any]:
 
 def print_evidence(document: dict[str, Any]) -> None:
     """Print a table per arm with its verdict, recomputed from the launches."""
-    if document["origin"] != "measured":
-        print(f"demonstration on {document['origin']} timings")
+    if mark := ORIGIN_WORDS.get(document["origin"]):
+        print(f"demonstration on {mark} timings")
     for arm in document["arms"]:
         print(f"\n{arm['arm']}: {arm['verdict']['decision']}: {arm['verdict']['reason']}")
         if not arm["blocks"] and arm["same"] is None:

@@ -138,7 +138,8 @@ class TuneResult:
         if summary is None or self.recommendation is None:
             name = f"{self.study.workload.name} on {self.study.cluster.name}"
             todo = "another worker of this study finishes it" if self.left else "call tune() again to resume"
-            return f"no verdict on {name}", [
+            mark = f" ({self.study.label})" if self.study.label else ""
+            return f"no verdict on {name}{mark}", [
                 ("Reason", self.stop),
                 ("Trials", str(len(self.trials))),
                 ("Next", todo),
@@ -175,7 +176,8 @@ class TuneResult:
             pandas = import_module("pandas")
         except ModuleNotFoundError as error:
             raise missing_dependency("pandas") from error
-        return pandas.DataFrame([row.to_document() | {"setting": row.setting.label} for row in self.messages])
+        more = {"label": self.study.label}  # a table without it would pass for a measured one
+        return pandas.DataFrame([row.to_document() | {"setting": row.setting.label} | more for row in self.messages])
 
 
 _LINES = 5
