@@ -2,6 +2,7 @@
 
 import asyncio
 import html
+import inspect
 import re
 from dataclasses import replace
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from ncclt.core.revision import Actor, ClusterRules
 from ncclt.core.tuning_job import TuningJob
 from ncclt.errors import StoreError
 from ncclt.store.job_queue import JobQueue, prepare
+from ncclt.store.part import StorePart
 from ncclt_api.access import LAST_KNOWN_S, AccessMiddleware, declared_role
 from ncclt_api.app import create_app
 from ncclt_api.proxy_users import PeerMiddleware, proxy_plan
@@ -266,7 +268,9 @@ def find_nothing(service, samples, name):
     query = QUERIES.get(name, {})
     before = service.store.revisions.history(limit=1)
     for role in Role:
-        for more in ({}, {"cluster": "leonardo"}) if method == "GET" and "{" not in path.path else ({},):
+        mores = ({}, {"cluster": "leonardo"}) if method == "GET" and "{" not in path.path else ({},)
+        is_page = method == "GET" and not path.path.startswith(("/v1/", "/metrics"))
+        for more in (*mores, *({**more, "format": "json"} for more in mores if is_page)):
             answer = ask(service, method, path, SECRETS[role, "elsewhere"], params={**query, **more}, **body)
             if not role.includes(PATHS[name]):
                 assert answer.status_code == 403
@@ -302,13 +306,47 @@ def test_a_launcher_s_key_gets_answers_and_reports_and_reads_nothing_else(servic
     assert allowed == ["/v1/clusters/{cluster}/env"]
 
 
-def test_a_method_of_the_store_that_knows_no_scope_fails(filled_store):
+CHECKS_SCOPE = re.compile(
+    r"self\.(_scope|_within|_is_visible|_require_visible|_is_shown|_newest_first|_require_study|_row|_candidate|_rollout"
+    r"|_recommendation|_clusters|statuses)\b"
+)
+OF_NO_SCOPE = {
+    *("Store.alone", "Store.ping", "Store.require_writable", "Store.migration", "Store.counts"),
+    *("Jobs.enter_worker", "Jobs.renew_worker", "Jobs.leave_worker", "Jobs.bury_workers", "Jobs.note_failed"),
+    *("Recommendations.changes", "Records.add_verification"),
+}
+
+
+def test_every_method_of_the_store_checks_its_scope_or_refuses_it(filled_store):
     seen = filled_store.within(("leonardo",))
-    for call in (lambda: seen.keys, lambda: seen.leases):
+    for name in ("keys", "leases", "url", "optuna_url"):
         with pytest.raises(AttributeError):
-            call()
-    with pytest.raises(AssertionError, match="know no scope"):
-        seen.counts()
+            getattr(seen, name)
+    parts = [value for value in vars(seen).values() if isinstance(value, StorePart)]
+    assert len(parts) == 8
+    refused, unchecked = set(), set()
+    for part in (seen, *parts):
+        for name, method in inspect.getmembers(part, inspect.ismethod):
+            if name.startswith("_"):
+                continue
+            word = f"{type(part).__name__}.{name}"
+            if word in OF_NO_SCOPE:
+                with pytest.raises(AttributeError, match=f"{word} knows no scope"):
+                    method()
+                refused.add(word)
+            elif not CHECKS_SCOPE.search(inspect.getsource(method)):
+                unchecked.add(word)
+    assert refused == OF_NO_SCOPE
+    # Workloads belong to no cluster, and the secret of tickets neither.
+    assert unchecked == {"Store.close", "Store.ticket_secret", "Store.within", "Workloads.add"}
+
+
+def test_closing_a_scope_leaves_the_store_open(filled_store):
+    with filled_store.within(("leonardo",)) as seen:
+        secret = seen.ticket_secret()
+    assert filled_store.ticket_secret() == secret
+    assert filled_store.clusters.entries()
+    assert "_ticket_secret" in vars(filled_store)  # read once for all scopes
 
 
 def test_stale_jobs_are_renewed_on_the_clusters_of_the_key_alone(service):

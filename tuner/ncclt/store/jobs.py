@@ -12,7 +12,7 @@ from ncclt.store.catalogue import Clusters, Workloads
 from ncclt.store.database import Database, now_s
 from ncclt.store.failures import repeatable
 from ncclt.store.leases import is_dead
-from ncclt.store.part import Shipped, StorePart
+from ncclt.store.part import Shipped, StorePart, unscoped
 from ncclt.store.tables import history, job_workers
 from ncclt.user_dirs import recorded_tables
 
@@ -46,6 +46,7 @@ class Jobs(StorePart):
             cluster.as_recorded(nodes=job.nodes, gpus_per_node=job.gpus_per_node, nccl_version=job.nccl_version)
         return job.on(cluster, self._workloads.get(job.model), again=again)
 
+    @unscoped
     @repeatable
     def enter_worker(self, worker: str, *, cluster: str) -> None:
         """Register a worker of a cluster; one that is registered stays so."""
@@ -54,6 +55,7 @@ class Jobs(StorePart):
                 row = {"name": worker, "cluster": cluster, "renewed_s": now_s(connection)}
                 connection.execute(insert(job_workers).values(**row))
 
+    @unscoped
     @repeatable
     def renew_worker(self, worker: str) -> bool:
         """Say that a worker lives; False = it was assumed dead, and its jobs are others' now."""
@@ -61,12 +63,14 @@ class Jobs(StorePart):
             mine = update(job_workers).where(job_workers.c.name == worker)
             return bool(connection.execute(mine.values(renewed_s=now_s(connection))).rowcount)
 
+    @unscoped
     @repeatable
     def leave_worker(self, worker: str) -> None:
         """Forget a worker that has given its jobs back."""
         with self._database.alone() as connection:
             connection.execute(delete(job_workers).where(job_workers.c.name == worker))
 
+    @unscoped
     @repeatable
     def bury_workers(
         self,
@@ -113,6 +117,7 @@ class Jobs(StorePart):
             rows = connection.execute(select(job_workers).where(job_workers.c.cluster == cluster)).all()
         return tuple(sorted(row.name for row in rows if not is_dead(row.name, row.renewed_s, now)))
 
+    @unscoped
     @repeatable
     def note_failed(self, job: TuningJob, why: str) -> None:
         """Note in the history that a job failed, once: a worker may die between this note and that of the queue."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.workload import Workload
@@ -12,6 +13,22 @@ from ncclt.store.database import Database
 from ncclt.store.names import unknown_name
 from ncclt.store.shipped import named_clusters, profiles_folder, shipped_workloads
 from ncclt.store.tables import Names
+
+Given = ParamSpec("Given")
+Owner = TypeVar("Owner", bound=Any)
+Answer = TypeVar("Answer")
+
+
+def unscoped(method: Callable[Concatenate[Owner, Given], Answer]) -> Callable[Concatenate[Owner, Given], Answer]:
+    """Refuse a method within a scope, because it reaches every cluster; AttributeError, as for a missing one."""
+
+    @wraps(method)
+    def guarded(self: Owner, /, *args: Given.args, **named: Given.kwargs) -> Answer:
+        if self._scope:
+            raise AttributeError(f"{method.__qualname__} knows no scope")
+        return method(self, *args, **named)
+
+    return guarded
 
 
 class Shipped:

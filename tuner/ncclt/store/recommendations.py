@@ -20,7 +20,7 @@ from ncclt.store.documents import stored
 from ncclt.store.failures import repeatable
 from ncclt.store.leases import abandoned, is_running
 from ncclt.store.names import unknown_recommendation
-from ncclt.store.part import StorePart
+from ncclt.store.part import StorePart, unscoped
 from ncclt.store.staleness import with_staleness
 from ncclt.store.tables import Names, changes, is_named, recommendations, rollouts, studies
 
@@ -151,6 +151,7 @@ class Recommendations(StorePart):
                 found.append(read_recommendation(row.id, row.document))
             return tuple(zip(running, with_staleness(connection, found, self._shipped), strict=True))
 
+    @unscoped
     @repeatable
     def changes(self, since: int) -> Changes:
         """Return the pairs whose answers changed since a number, 0 at first."""

@@ -21,7 +21,7 @@ from ncclt.errors import ConflictError
 from ncclt.store.documents import stored, to_text
 from ncclt.store.failures import repeatable
 from ncclt.store.names import unknown_recommendation
-from ncclt.store.part import StorePart
+from ncclt.store.part import StorePart, unscoped
 from ncclt.store.recommendations import get_recommendation, note_change
 from ncclt.store.revisions import note_verified, noting_stale
 from ncclt.store.staleness import newest_records
@@ -120,10 +120,10 @@ class Records(StorePart):
         with self._database.reading() as connection:
             return _find(connection, Preflight, cluster=self._within(cluster), limit=limit)
 
+    @unscoped
     @repeatable
     def add_verification(self, verification: Verification) -> None:
         """Store a verification, which a candidate may await; StoreError if another one of this id is already stored."""
-        self._require_visible(verification.cluster)
         with self._database.alone(conflict=f"the verification {verification.id} is already stored") as connection:
             _add(
                 connection,

@@ -22,7 +22,7 @@ from ncclt.store.leases import Leases, abandoned
 from ncclt.store.location import Location, prepare_file
 from ncclt.store.migrate import Migration, migration
 from ncclt.store.migrate import migrate as migrate_tables
-from ncclt.store.part import Shipped
+from ncclt.store.part import Shipped, unscoped
 from ncclt.store.recommendations import Recommendations
 from ncclt.store.records import Records
 from ncclt.store.revisions import Revisions
@@ -47,14 +47,16 @@ class Store:
         records: rechecks, attestations, preflights and verifications.
         jobs: tuning jobs and their workers.
         keys: of the service; not within a scope.
-        url: the database URL; may hold a password, unlike `shown`.
-        optuna_url: where Optuna keeps its tables for this store; may hold a password.
+        url: the database URL; may hold a password, unlike `shown`; not within a scope.
+        optuna_url: where Optuna keeps its tables for this store; may hold a password; not within a scope.
         shown: the store for messages, without password.
         path: of the SQLite file, None on PostgreSQL.
     """
 
     leases: Leases
     keys: Keys
+    url: str
+    optuna_url: str
 
     def __init__(
         self,
@@ -66,6 +68,7 @@ class Store:
         is_patient: bool,
     ) -> None:
         prepare_file(location, create=migrate)
+        self._whole = self
         self._database = Database(location, is_patient=is_patient)
         self.is_patient = is_patient
         self.url = location.url
@@ -102,11 +105,11 @@ class Store:
     def within(self, clusters: Collection[str]) -> Store:
         """Return this store with a scope: only these clusters and what belongs to them exist; empty = all.
 
-        It lacks what knows no scope, and does not close the database.
+        It lacks what knows no scope; `close` leaves the database open.
         """
         scoped = copy.copy(self)
         scoped._bind(frozenset(clusters))
-        del scoped.leases, scoped.keys
+        del scoped.leases, scoped.keys, scoped.url, scoped.optuna_url
         return scoped
 
     def __repr__(self) -> str:
@@ -122,8 +125,10 @@ class Store:
 
     def close(self) -> None:
         """Close every connection; may be called twice."""
-        self._database.close()
+        if self._whole is self:
+            self._database.close()
 
+    @unscoped
     @repeatable
     def alone(self, work: Callable[[], Answer]) -> Answer:
         """Do something short while no other process writes to this store, and again if the connection was lost.
@@ -133,16 +138,19 @@ class Store:
         with self._database.alone():
             return work()
 
+    @unscoped
     @repeatable
     def ping(self) -> None:
         """Query the database; StoreError if it cannot be reached."""
         migration(self._database)
 
+    @unscoped
     @repeatable
     def require_writable(self) -> None:
         """Raise StoreError unless a row can be written now; for callers that measure first and store at the end."""
         self._database.try_writing()
 
+    @unscoped
     @repeatable
     def migration(self) -> Migration:
         """Return the state of the tables."""
@@ -151,7 +159,7 @@ class Store:
     @repeatable
     def ticket_secret(self) -> str:
         """Return the secret that tickets are signed with: made with the store, kept in memory once it was read."""
-        return self._ticket_secret
+        return self._whole._ticket_secret
 
     @cached_property
     def _ticket_secret(self) -> str:
@@ -159,12 +167,12 @@ class Store:
             query = select(secrets.c.value).where(secrets.c.name == "tickets")
             return str(connection.execute(query).scalar_one())
 
+    @unscoped
     @repeatable
     def counts(self) -> dict[str, dict[tuple[str, ...], int]]:
         """Return the rows of studies and roll-outs by (cluster, state), trials by (outcome,), recommendations by
         (cluster, origin) and records by (kind, result); those of the whole store.
         """
-        assert not self._scope, "counts know no scope"
         with self._database.reading() as connection:
             columns = {
                 "studies": (studies.c.cluster, studies.c.state),
