@@ -180,7 +180,7 @@ def _rounded(value: Number) -> Number:
 def interval_picture(found: Result | Verdict) -> Markup:
     """Draw a speed-up with its 95 % interval beside the line of no change, in the size of a word.
 
-    The axis is the same on all pages, 0.9 to 1.25; what is outside is drawn at its end. It has no text, since the
+    The axis is the same on all pages, 0.9 to 1.25; an arrow points to what is outside. It has no text, since the
     numbers stand beside it.
 
     Args:
@@ -188,13 +188,17 @@ def interval_picture(found: Result | Verdict) -> Markup:
     """
     if found.interval is None or not math.isfinite(found.interval[1]):
         return Markup("")
-    ends = (found.interval[0], found.speedup or 1.0, found.interval[1])
-    low, middle, high = (min(max(4 + 300 * (value - 0.9), 3), 108) for value in ends)
+    first, last = 3, 108
+    places = [4 + 300 * (value - 0.9) for value in (found.interval[0], found.speedup or 1.0, found.interval[1])]
+    low, middle, high = (min(max(place, first), last) for place in places)
     tone = "gain" if found.interval[0] > 1 else "loss" if found.interval[1] < 1 else "open"
+    arrows = [Markup('<path class="filled" d="M0 9l6 -4v8z"/>')] if min(places) < first else []
+    arrows += [Markup('<path class="filled" d="M112 9l-6 -4v8z"/>')] if max(places) > last else []
+    is_inside = first <= places[1] <= last
+    dot = Markup('<circle class="filled" cx="{:.1f}" cy="9" r="3.4"/>').format(middle) if is_inside else ""
     return Markup(
         '<svg class="interval {}" viewBox="0 0 112 18" width="112" height="18" aria-hidden="true" focusable="false">'
         '<line class="base" x1="34" x2="34" y1="1" y2="17"/>'
         '<line class="whisker" x1="{:.1f}" x2="{:.1f}" y1="9" y2="9"/>'
-        '<circle class="filled" cx="{:.1f}" cy="9" r="3.4"/>'
-        "</svg>"
-    ).format(tone, low, high, middle)
+        "{}{}</svg>"
+    ).format(tone, low, high, dot, Markup("").join(arrows))

@@ -116,6 +116,16 @@ def test_the_picture_of_an_interval_has_its_colour_and_stays_on_its_axis(samples
     assert colours == ["interval gain", "interval loss", "interval open"]
     (whisker,) = of_class(picture(2.0, (0.1, 9.0)), "whisker")
     assert 0 < float(whisker.get("x1")) < float(whisker.get("x2")) < 112
+    for speedup, interval, dots, arrows in (
+        (1.08, (1.05, 1.11), 1, []),
+        (1.2, (1.1, 1.4), 1, ["M112"]),
+        (2.0, (1.9, 2.1), 0, ["M112"]),
+        (0.5, (0.4, 0.95), 0, ["M0"]),
+        (1.0, (0.5, 2.0), 1, ["M0", "M112"]),
+    ):
+        marks = of_class(picture(speedup, interval), "filled")
+        paths = [mark.get("d").split()[0] for mark in marks if mark.get("d")]
+        assert (len(marks) - len(paths), paths) == (dots, arrows), speedup
     assert interval_picture(samples.verdict(speedup=1.0, interval=(0.0, math.inf))) == ""
 
 
