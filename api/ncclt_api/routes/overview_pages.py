@@ -22,6 +22,7 @@ from ncclt.profile.views.histogram import find_median_sizes, histogram
 from ncclt.store import StudyEntry
 from ncclt.store.recommendations import FingerprintPeriod, Pair
 from ncclt.store.store import Store
+from ncclt.user_dirs import recorded_tables
 from ncclt_api.access import needs
 from ncclt_api.dependencies import CurrentStore, StrictQuery
 from ncclt_api.pages.cluster import compare_releases
@@ -199,7 +200,9 @@ def show_cluster(name: str, query: Annotated[ClusterQuery, Query()], store: Curr
         "heat_maps": heat_maps(mapped) if mapped else (),
         "attestations": store.records.attestations(ids, limit=REPORTS),
     }
-    return json_response(values) if query.format == "json" else page_response(request, "cluster.html", **values)
+    if query.format == "json":
+        return json_response(values)
+    return page_response(request, "cluster.html", is_recorded=name in recorded_tables(), **values)
 
 
 @router.get("/workloads/{name:path}")
