@@ -153,7 +153,8 @@ def test_what_does_not_fit_is_refused_before_a_store_is_made(tmp_path, subtests)
 
 def test_the_arguments_are_those_of_the_command():
     """An editor shows what the signatures say."""
-    offered = {*inspect.signature(ncclt.Target).parameters, *inspect.signature(ncclt.Budget).parameters} - {"reason"}
+    resolved = {"reason", "host_slots"}
+    offered = {*inspect.signature(ncclt.Target).parameters, *inspect.signature(ncclt.Budget).parameters} - resolved
     assert offered <= set(inspect.signature(command).parameters)
     assert "options" not in inspect.signature(ncclt.tune).parameters
 

@@ -49,6 +49,8 @@ def test_what_does_not_fit_is_refused_with_a_reason(subtests):
         (ONE, {"launcher": "local", "hosts": (), "benchmark": "torch_collectives"}, "one for each GPU"),
         (ONE, {"launcher": "local", "hosts": (), "beside": "gemm"}, "--beside needs"),
         (ONE, {"launcher": "torchrun", "hosts": ("a",)}, "--hosts cannot be combined with"),
+        (CLUSTER, {"host_slots": (("a", 8), ("b", 1))}, "b has slots=1 in the host file, fewer than the"),
+        (CLUSTER, {"launcher": "mpirun", "host_slots": (("b", 1),)}, "b has slots=1"),
         (CLUSTER, {"launcher_option": ("container=image:1",)}, "--launcher ssh has no option 'container=image:1'"),
         (
             CLUSTER,

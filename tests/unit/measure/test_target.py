@@ -93,6 +93,7 @@ def test_hosts_come_from_a_file_as_well(tmp_path):
     (tmp_path / "hosts").write_text("# rack 1\na slots=8\nme@b:2222\n")
     target = Target(launcher="ssh", hosts=(f"@{tmp_path / 'hosts'}",)).resolved({})
     assert target.hosts == ("a", "me@b:2222")
+    assert target.host_slots == (("a", 8),)
 
 
 def test_what_is_replayed_unasked_is_the_default_recording():
@@ -125,7 +126,20 @@ def test_one_text_is_no_list_of_hosts():
 
 
 def test_a_simulated_fault_names_nodes_where_nothing_is_launched():
-    assert Target(launcher="simulate", hosts=("a", "b"), backend="gloo").resolved({}, for_nodes=True).hosts == (
-        "a",
-        "b",
-    )
+    assert Target(launcher="simulate", hosts=("a", "b")).resolved({}, for_nodes=True).hosts == ("a", "b")
+
+
+@pytest.mark.parametrize("for_nodes", [False, True])
+def test_launcher_options_that_cannot_apply_are_refused_in_every_command(for_nodes):
+    """Bad ones too, before anything runs; options of a batch job only where one is submitted."""
+    for given, said in (
+        ({"launcher": "simulate", "launcher_option": ("a=b",)}, "--launcher-option does not apply to simulated"),
+        ({"launcher": "ssh", "launcher_option": ("container=i",)}, "--launcher ssh has no option 'container=i'"),
+        ({"launcher": "slurm", "launcher_option": ("time-limit=abc",)}, "'time-limit=abc': not a time of Slurm"),
+        ({"launcher": "slurm", "launcher_option": ("sbatch-arg=-pgpu",)}, "submits no batch job"),
+    ):
+        target = Target(**given)
+        with pytest.raises(UsageError, match=said):
+            target.resolved({}, for_nodes=for_nodes, submits="no batch job" not in said)
+    job = Target(launcher="slurm", launcher_option=("sbatch-arg=-pgpu", "time-limit=5"))
+    assert job.resolved({}, submits=True).launcher_options == {"sbatch_arg": ("-pgpu",), "time_limit": "5"}

@@ -83,7 +83,7 @@ def tune(
             model
         )  # an unknown name fails before a missing launcher or GPU, and makes no store
     with open_to_read(storage, would_be_made=True) if dry_run else open_store(storage) as store:
-        target = target.resolved(os.environ, demo=is_demo(model))
+        target = target.resolved(os.environ, demo=is_demo(model), submits=True)
         request = TuneRequest(workload=workload, budget=budget, printed_costs=costs)
         if no_wait and not target.launcher_class.job_variable:
             raise UsageError("--no-wait needs --launcher slurm, which submits batch jobs")

@@ -33,6 +33,14 @@ MANY_NODES_LAUNCHERS = MPI_PROGRAMS | {
 
 _PROGRAMS = re.compile(r".*/.*|python[0-9.]*|(?:ba|da|z)?sh|.*\.(?:py|sh)|\w+_perf(?:_mpi)?")
 _TWO_VALUES = frozenset({"--mca", "-mca", "--gmca", "--prtemca", "--pmixmca", "-genv", "-env"})
+_ONE_VALUE = frozenset(
+    {"-x", "--hostfile", "-hostfile", "--default-hostfile", "--machinefile", "-machinefile", "-f", "--rankfile"}
+    | {"-rankfile", "--prefix", "-prefix", "--wdir", "-wdir", "--wd", "-wd", "--output-filename", "--tune"}  # mpirun
+    | {"-D", "--chdir", "-o", "--output", "-e", "--error", "-i", "--input", "--task-prolog", "--task-epilog"}  # srun
+    | {"--container-image", "--container-mounts", "--container-workdir"}  # pyxis
+    | {"--log-dir", "--log_dir"}  # torchrun
+)
+"""Options whose value may look like a program, for example a path."""
 
 
 def launcher_options(argv: Sequence[str], names: Iterable[str]) -> list[str]:
@@ -41,11 +49,12 @@ def launcher_options(argv: Sequence[str], names: Iterable[str]) -> list[str]:
     if start is None:
         return []
     found = [argv[start]]
-    values = 0  # words that may still belong to the preceding option
+    values, are_certain = 0, False  # words that may still belong to the preceding option, and whether they must
     for word in argv[start + 1 :]:
         if word.startswith("-"):
             values = 0 if "=" in word else 2 if word in _TWO_VALUES else 1
-        elif values and (values == 2 or not _PROGRAMS.fullmatch(word)):
+            are_certain = word in _TWO_VALUES | _ONE_VALUE
+        elif values and (are_certain or not _PROGRAMS.fullmatch(word)):
             values -= 1
         else:
             break

@@ -149,8 +149,9 @@ class LauncherOption:
         key: the word before `=`; a key that ends with a dot is completed by a name, as in `resource.rdma/hca=8`.
         metavar: the value in the help, for example `SECONDS`.
         help: one line.
-        parse: reads the value, and raises ValueError for one that cannot be used.
-        is_repeatable: all values are kept, in order; without this and without a name the last value counts.
+        parse: reads the value, and raises ValueError for one that cannot be used; no value is empty.
+        is_repeatable: all values are kept, in order; otherwise a key, or a key with the same name, is given once.
+        of_submission: only for the batch job of a whole study, so commands that submit none refuse it.
     """
 
     key: str
@@ -158,6 +159,7 @@ class LauncherOption:
     help: str
     parse: Callable[[str], Any] = str
     is_repeatable: bool = False
+    of_submission: bool = False
 
     @property
     def usage(self) -> str:
@@ -267,15 +269,21 @@ class Launcher(Port):
         ...
 
 
-def parse_options(launcher: type[Launcher], words: Sequence[str]) -> dict[str, Any]:
+def parse_options(launcher: type[Launcher], words: Sequence[str], *, submits: bool = True) -> dict[str, Any]:
     """Return the values of KEY=VALUE options, by key with `_` for `-`.
 
     Values of a repeatable option are a tuple, those of a key with names are sorted pairs (name, value).
 
+    Args:
+        launcher: declares the options.
+        words: as written.
+        submits: the command may submit a batch job.
+
     Raises:
-        UsageError: the launcher has no such option, or cannot use its value.
+        UsageError: the launcher has no such option, cannot use its value, takes only one, or the command submits none.
     """
     values: dict[str, Any] = {}
+    seen: set[str] = set()
     for word in words:
         key, equals, text = word.partition("=")
         option = next((option for option in launcher.options if option.matches(key)), None)
@@ -285,11 +293,23 @@ def parse_options(launcher: type[Launcher], words: Sequence[str]) -> dict[str, A
                 f"--launcher {launcher.name} has no option {word!r}",
                 hint=f"its options: {known}" if known else "it has no options of its own",
             )
+        if option.of_submission and not submits:
+            raise UsageError(
+                f"--launcher-option {key} does not apply: this command submits no batch job",
+                hint="only `ncclt tune` does",
+            )
+        if key in seen and not option.is_repeatable:
+            raise UsageError(f"--launcher-option {key} is given twice", hint=f"{option.usage}: {option.help}")
+        seen.add(key)
         field = option.key.rstrip(".").replace("-", "_")
         try:
+            if not text.strip():
+                raise ValueError("its value is empty")
             value = option.parse(text if not option.key.endswith(".") else word.removeprefix(option.key))
         except ValueError as error:
-            raise UsageError(f"invalid option {word!r}: {error}", hint=f"{option.usage}: {option.help}") from error
+            raise UsageError(
+                f"invalid --launcher-option {word!r}: {error}", hint=f"{option.usage}: {option.help}"
+            ) from error
         if option.key.endswith("."):
             values[field] = tuple(sorted({**dict(values.get(field, ())), value[0]: value[1]}.items()))
         else:

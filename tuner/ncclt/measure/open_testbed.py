@@ -141,6 +141,12 @@ def create_launcher(
     """
     launcher = target.launcher_class
     per_node = cluster.gpus_per_node if launcher.starts_ranks else 1
+    for name, slots in target.host_slots:
+        if name in hosts and slots < per_node:
+            raise UsageError(
+                f"{name} has slots={slots} in the host file, fewer than the {per_node} processes per node",
+                hint="use --gpus-per-node, or leave the host out",
+            )
     return launcher.create(
         shape=JobShape(nodes=cluster.nodes, processes_per_node=per_node, hosts=hosts),
         options=target.launcher_options,

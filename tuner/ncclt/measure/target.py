@@ -48,7 +48,8 @@ _OfLaunches = partial(Option, of_launches=True, group=Group.LAUNCH)
 class Target:
     """Launcher, benchmark, cluster and nodes of trials; `resolved` turns a request into input of the layers below.
 
-    The `Option` of a field says what it means. `reason` is why trials run there, set by `resolved`.
+    The `Option` of a field says what it means. `resolved` sets `reason`, why trials run there, and `host_slots`, the
+    max processes of hosts by name as the host file limits them.
 
     Raises:
         UsageError: hosts are given as one text, or settings are to be forced in an unknown way.
@@ -100,6 +101,7 @@ class Target:
             "Comma-separated nodes, or @FILE with one node per line.", comma=True, of_launches=True, group=Group.WHERE
         ),
     ] = ()
+    host_slots: tuple[tuple[str, int], ...] = ()
     parallel: Annotated[int, Option("Trials to run at once, each on its own nodes.", group=Group.BUDGET)] = 1
     python: Annotated[str, _OfLaunches("Path to Python with PyTorch on the nodes.")] = sys.executable
     launcher_arg: Annotated[
@@ -130,6 +132,7 @@ class Target:
         gpus_visible: Callable[[], bool] = gpus_visible,
         demo: bool = False,
         for_nodes: bool = False,
+        submits: bool = False,
     ) -> Target:
         """Return the target with its launcher and the names of its nodes: as asked, else as detected.
 
@@ -140,7 +143,8 @@ class Target:
             environ: the process environment.
             gpus_visible: asked only when needed.
             demo: the workload is a shipped one, for which a recording is replayed unasked.
-            for_nodes: accept options of launches where nothing is launched: a preflight simulates nodes by their names.
+            for_nodes: accept hosts where nothing is launched: a preflight simulates nodes by their names.
+            submits: accept launcher options of a batch job: the command submits one outside an allocation.
 
         Raises:
             UsageError: the options contradict each other, have no effect there, or nothing can be measured here.
@@ -155,8 +159,8 @@ class Target:
             )
         if self.parallel < 1:
             raise UsageError(f"--parallel must be at least 1, not {self.parallel}")
-        if not for_nodes:
-            chosen._refuse_what_is_idle()
+        chosen._refuse_idle_options(for_nodes=for_nodes)
+        parse_options(chosen.launcher_class, self.launcher_option, submits=submits)
         if self.landscape is not None and (self.cluster or self.nodes or self.gpus_per_node or self.nccl_version):
             raise UsageError(
                 "--landscape brings its own cluster: leave out --cluster, --nodes, --gpus-per-node and --nccl-version",
@@ -164,7 +168,9 @@ class Target:
             )
         if len(self.hosts) != 1 or not self.hosts[0].startswith("@"):
             return chosen
-        return replace(chosen, hosts=tuple(host.label for host in read_hostfile(Path(self.hosts[0][1:]))))
+        hosts = read_hostfile(Path(self.hosts[0][1:]))
+        slots = tuple((host.label, host.slots) for host in hosts if host.slots is not None)
+        return replace(chosen, hosts=tuple(host.label for host in hosts), host_slots=slots)
 
     def require_known_names(self) -> None:
         """Refuse a launcher or benchmark that does not exist, whatever else is missing here.
@@ -207,7 +213,7 @@ class Target:
             f"--cluster {DEFAULT_RECORDED} replays recorded timings and --launcher simulate uses a model",
         )
 
-    def _refuse_what_is_idle(self) -> None:
+    def _refuse_idle_options(self, *, for_nodes: bool) -> None:
         """Refuse options that would silently have no effect where nothing is launched."""
         if self.is_launched:
             return
@@ -215,6 +221,8 @@ class Target:
         idle = [name for name, option in offered.items() if option.of_launches]
         if self.is_replayed:
             idle.append("parallel")
+        if for_nodes:
+            idle.remove("hosts")
         for name in idle:
             if getattr(self, name) != getattr(untouched, name):
                 raise UsageError(
@@ -374,6 +382,5 @@ class Target:
                 raise UsageError(f"{option} does not apply to --benchmark {benchmark}", hint="use it with nccl_tests")
         if self.beside is not None and benchmark != "torch_collectives":
             raise UsageError("--beside needs --benchmark torch_collectives")
-        parse_options(launcher, self.launcher_option)
         if self.hosts and (launcher.shares_files or launcher.chooses_nodes):
             raise UsageError(f"--hosts cannot be combined with --launcher {name}", hint="use mpirun, ssh or slurm")

@@ -20,10 +20,10 @@ _WORLD_SIZE = re.compile(r"(?:^|[\s,({])(?:dist_|export )?(?:world_size|WORLD_SI
 
 _MPI = MPI_PROGRAMS | {"horovodrun"}
 _OF_ONE_NODE = TORCHRUN_PROGRAMS | {"deepspeed"}
-_LAUNCHERS = _MPI | _OF_ONE_NODE | {"srun"}
 _PROCESSES = ("-n", "-np", "--np", "--ntasks")
 _NODES = ("-N", "--nodes", "--nnodes", "--num_nodes")
 _PER_NODE = ("--ntasks-per-node", "--nproc-per-node", "--nproc_per_node", "--num_gpus")
+_SUBSTITUTED = re.compile(r"\$\([^()]*\)|`[^`]*`")
 _GPUS, _THREADS = ("-g", "--ngpus"), ("-t", "--nthreads")
 _LONGEST_COMMAND = 16 * 1024
 
@@ -131,14 +131,19 @@ def count_ranks(command: str) -> int:
     >>> count_ranks("torchrun --nproc-per-node 8 train.py -n 3"), count_ranks("./all_reduce_perf -n 20")
     (8, 0)
     """
-    words = command.split()
-    of_launcher = launcher_options(words, _LAUNCHERS)
-    if not of_launcher or ":" in words:  # several programs
+    words = _SUBSTITUTED.sub("", command).split()
+    if ":" in words:  # several programs
         return 0
-    launcher = PurePath(of_launcher[0]).name
-    nodes = parse_count(option_value(of_launcher, _NODES)) or int(launcher in _OF_ONE_NODE)
-    per_node = 0 if launcher in _MPI else nodes * parse_count(option_value(of_launcher, _PER_NODE))
-    processes = parse_count(option_value(of_launcher, _PROCESSES)) or per_node
+    outer, inner = launcher_options(words, _MPI | {"srun"}), launcher_options(words, _OF_ONE_NODE)
+
+    def count(of_launcher: list[str], names: tuple[str, ...]) -> int:
+        return parse_count(option_value(of_launcher, names))
+
+    is_mpi = bool(outer) and PurePath(outer[0]).name in _MPI
+    nodes = 0 if is_mpi else count(outer, _NODES)
+    processes = count(outer, _PROCESSES) or nodes * count(outer, _PER_NODE)
+    if per_node := count(inner, _PER_NODE):  # the outer launcher starts one of these on each node
+        processes = (count(inner, _NODES) or nodes or processes or 1) * per_node
     of_program = next((words[at:] for at, word in enumerate(words) if "_perf" in word), [])
     gpus, threads = (parse_count(option_value(of_program, names)) or 1 for names in (_GPUS, _THREADS))
     return processes * gpus * threads

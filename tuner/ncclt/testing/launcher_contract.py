@@ -61,6 +61,14 @@ class LauncherContract(WatchedContract, ABC):
         with pytest.raises(UsageError, match="has no option 'no-such-option=1'"):
             parse_options(kind, ["no-such-option=1"])
 
+    def test_options_refuse_empty_and_repeated_values(self) -> None:
+        """A value is never empty, and only a repeatable option is given twice."""
+        kind = type(self.launcher())
+        for option in kind.options:
+            key = f"{option.key}name" if option.key.endswith(".") else option.key
+            with pytest.raises(UsageError, match="its value is empty"):
+                parse_options(kind, [f"{key}="])
+
     def test_plan_is_pure(self) -> None:
         """The same request gives the same plan, and the plan contains everything that was requested."""
         launcher = self.launcher()

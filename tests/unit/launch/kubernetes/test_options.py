@@ -15,7 +15,6 @@ def test_options_reach_the_manifest():
         "resource.rdma/hca=8",
         "resource.memory=64Gi",
         "node.nvidia.com/gpu.product=H100",
-        "node.pool=a",
         "node.pool=b",
         "label.kueue.x-k8s.io/queue-name=team",
         "label.app.kubernetes.io/managed-by=another",

@@ -297,6 +297,22 @@ _CANCEL_TRIES = 40
 """Each takes half a second or more, all together less than the time limit of a clean-up."""
 
 
+_TIME_LIMIT = re.compile(r"(?:\d+-\d+|\d+)(?::\d+){0,2}|unlimited|infinite", re.ASCII | re.IGNORECASE)
+"""Forms of `--time` (sbatch(1)): minutes, M:S, H:M:S, D-H, D-H:M and D-H:M:S."""
+
+
+def _parse_time_limit(text: str) -> str:
+    if not _TIME_LIMIT.fullmatch(text):
+        raise ValueError("not a time of Slurm: minutes, H:MM:SS or D-HH:MM:SS")
+    return text
+
+
+def _parse_sbatch_arg(text: str) -> str:
+    if not text.startswith("-"):  # sbatch would take it for the script of the job
+        raise ValueError("options of sbatch start with -, with their value in the same word")
+    return text
+
+
 class SlurmLauncher(ProcessLauncher):
     """Starts each command as one step of an allocation.
 
@@ -318,9 +334,17 @@ class SlurmLauncher(ProcessLauncher):
             metavar="ARG",
             help="Option for sbatch, such as --partition=gpu. Requests exclusive nodes, because co-located studies "
             "disturb each other; --oversubscribe disables it",
+            parse=_parse_sbatch_arg,
+            of_submission=True,
             is_repeatable=True,
         ),
-        LauncherOption(key="time-limit", metavar="TIME", help="Time limit of the submitted job, such as 2:00:00"),
+        LauncherOption(
+            key="time-limit",
+            metavar="TIME",
+            help="Time limit of the submitted job, such as 2:00:00",
+            parse=_parse_time_limit,
+            of_submission=True,
+        ),
     )
 
     def __init__(
