@@ -376,7 +376,14 @@ def test_a_workload_on_many_clusters_is_compared_on_the_first_and_says_how_many_
     empty_store, empty_client, samples
 ):
     for number in range(8):
-        publish(empty_store, samples, f"c{number}", cluster=f"hall-{number}", simulated=number < 5)
+        publish(
+            empty_store,
+            samples,
+            f"c{number}",
+            cluster=f"hall-{number}",
+            simulated=number < 5,
+            launcher=("simulate" if number < 5 else "slurm"),
+        )
     view = empty_client.get("/compare?model=bert&format=json").json()
     shown = [column["study"]["cluster"]["name"] for column in view["columns"]]
     assert shown == ["hall-5", "hall-6", "hall-7", "hall-0", "hall-1", "hall-2"]

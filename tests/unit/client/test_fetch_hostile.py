@@ -19,6 +19,7 @@ from ncclt.cli import env
 from ncclt.client.answer import FORMS, TABLES
 from ncclt.client.fetch import ClientError, fetch_env, fetch_recommendation
 from ncclt.client.report import post_attestation
+from ncclt.core.trial import NOT_LAUNCHED
 
 FAKE = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "fakes" / "hostile_server.py")))
 SERVERS = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "fakes" / "answering_server.py")))
@@ -113,6 +114,37 @@ def test_a_job_gets_legal_values_only_whatever_the_text_holds(capsys, subtests):
                 assert (code == 0) == bool(out)
                 if out:
                     judged(out, format)
+
+
+def _without(document, *names):
+    return {name: value for name, value in document.items() if name not in names}
+
+
+def test_an_answer_that_hides_the_origin_of_its_times_is_refused(tmp_path):
+    """Missing, falsified, of an older server, or against its own launcher: neither fetched nor taken from the cache."""
+    honest = FAKE.document()
+    cases = {
+        "missing": _without(honest, "origin"),
+        "older server": _without(honest, "origin") | {"simulated": False},
+        "older server, simulated": _without(honest, "origin") | {"simulated": True},
+        **{repr(word): FAKE.document(origin=word) for word in (None, True, "", "real", "Measured", ["measured"])},
+        **{repr(word): FAKE.document(launcher=word) for word in NOT_LAUNCHED},
+        **{f"{word} not allowed": FAKE.document(origin=word) for word in ("recorded", "simulated")},
+    }
+    sent = honest
+    with serving(lambda handler: reply(body=json.dumps(sent))(handler)) as server:
+        assert fetch(server.url).text, "the honest one passes"
+        given = []
+        for case, document in cases.items():
+            sent = document
+            for form in (form for form in FORMS if form not in TABLES):
+                with contextlib.suppress(ClientError):
+                    given.append((case, form, fetch(server.url, **options_of(form)).text))
+            with contextlib.suppress(ClientError):
+                given.append((case, "cache", fetch(server.url, cache_dir=tmp_path, fallback="cached").text))
+        assert not given
+    with pytest.raises(ClientError):  # nothing of them was cached
+        fetch(server.url, cache_dir=tmp_path, fallback="cached", timeout_s=0.3)
 
 
 def test_one_bad_pair_refuses_the_whole_answer(subtests):

@@ -24,7 +24,7 @@ from ncclt.errors import NoRecommendationError, StaleRecommendationError
 from ncclt.testing.samples import sample_cluster, sample_recommendation
 
 ANY = Request(cluster="pair", model="toy")
-FIRST = replace(sample_recommendation("first"), created="2026-01-01", simulated=False)
+FIRST = replace(sample_recommendation("first"), created="2026-01-01", simulated=False, launcher="slurm")
 OTHER_NCCL = replace(FIRST.fingerprint, nccl_version="2.99.1")
 JOB = replace(ANY, nodes=2, gpus_per_node=FIRST.fingerprint.gpus_per_node, nccl_version=FIRST.fingerprint.nccl_version)
 select = partial(serve, partly=True)  # as for people who look; what a job gets is more

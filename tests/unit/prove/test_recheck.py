@@ -288,7 +288,10 @@ def test_what_delivers_nothing_or_lost_its_evidence_is_not_checked(request_):
 
 def test_simulated_and_measured_times_are_not_compared(request_):
     with pytest.raises(UsageError, match="cannot be compared"):
-        checked(replace(request_, recommendation=replace(request_.recommendation, simulated=False)), times(seed=2))
+        checked(
+            replace(request_, recommendation=replace(request_.recommendation, simulated=False, launcher="slurm")),
+            times(seed=2),
+        )
 
 
 def test_an_interrupted_check_says_nothing(request_):

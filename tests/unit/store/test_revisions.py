@@ -83,7 +83,7 @@ def test_without_rules_the_newest_is_active_at_once(store, url):
 def test_each_size_and_each_origin_has_an_active_revision(store, url):
     store.revisions.publish(sample_recommendation("a"))
     store.revisions.publish(sample_recommendation("b", nodes=1))
-    store.revisions.publish(replace(sample_recommendation("c"), simulated=False))
+    store.revisions.publish(replace(sample_recommendation("c"), simulated=False, launcher="slurm"))
     assert served(store, url) == ["c", "b", "a"]
 
 

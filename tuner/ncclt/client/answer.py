@@ -95,6 +95,9 @@ FORMS = ("json", *_FORMS, "slurm-taskprolog", *TABLES)
 MARKS = {"recorded": "recorded", "simulated": "SIMULATED"}
 """What a job is given only if it allows it, not being measured there -> how its remarks begin."""
 
+_NOT_LAUNCHED = ("simulate", "replay")
+"""Words of a study's launcher behind which nothing is launched, as in `ncclt.core.trial.NOT_LAUNCHED`."""
+
 _LONGEST = 1023
 """Characters of a value that NCCL reads from nccl.conf (src/misc/param.cc:27-56, 2.30.7)."""
 
@@ -215,6 +218,8 @@ def checked_document(document: Any, nccl_version: str | None = None) -> dict[str
         for name, pattern in patterns.items():
             if not re.fullmatch(pattern, json.dumps(fields[name])):
                 raise AnswerError(f"{name} is {one_line(fields[name])[:60]}, which ncclt never writes")
+    if document["origin"] == "measured" and document["launcher"] in _NOT_LAUNCHED:
+        raise AnswerError(f"origin is measured with the launcher {document['launcher']}, which launches nothing")
     parameters = document["table_parameters"]
     if any(type(value) is not int for value in parameters.values()):
         raise AnswerError("a parameter of the table is not a number")

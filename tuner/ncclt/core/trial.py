@@ -42,10 +42,7 @@ NOT_LAUNCHED = {"simulate": TimesOrigin.SIMULATED, "replay": TimesOrigin.RECORDE
 
 def times_origin(launcher: str, *, simulated: bool) -> TimesOrigin:
     """Return the origin of the times of a launcher; a replayed recording may be one of simulated times."""
-    if simulated:
-        return TimesOrigin.SIMULATED
-    is_recorded = NOT_LAUNCHED.get(launcher) is TimesOrigin.RECORDED
-    return TimesOrigin.RECORDED if is_recorded else TimesOrigin.MEASURED
+    return TimesOrigin.SIMULATED if simulated else NOT_LAUNCHED.get(launcher, TimesOrigin.MEASURED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,6 +70,7 @@ TUNED = Recommendation(
 KEPT = replace(
     TUNED,
     simulated=False,
+    launcher="slurm",
     table=PolicyVerdict(policy=BY_SIZE, verdict=UNPROVEN),
     variables=PolicyVerdict(policy=PLAIN, verdict=UNPROVEN),
 )
@@ -278,7 +279,7 @@ def test_replayed_times_are_said_to_be_replayed_in_every_format():
         assert "SIMULATED" not in text
     assert json.loads(render(replayed, format="json"))["launcher"] == "replay"
     assert "export NCCLT_RECORDED=1\n" in render(replayed, format="export")
-    assert "recorded: " not in render(replace(TUNED, simulated=False), format="export")
+    assert "recorded: " not in render(replace(TUNED, simulated=False, launcher="slurm"), format="export")
 
 
 def test_a_store_and_a_server_make_the_same_offer():
