@@ -26,7 +26,7 @@ def max_channels(version: NcclVersion) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting(Documented):
-    """A forced choice and process-wide parameters; the empty setting is the NCCL default, the default.
+    """A forced choice and process-wide parameters; the empty setting is the NCCL default.
 
     Attributes:
         algorithm: forced where it is legal for a collective, None = NCCL chooses.

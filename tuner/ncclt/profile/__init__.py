@@ -49,8 +49,6 @@ READERS: dict[str, str] = {
 _MOST_VARIABLES = 20
 """Of those that a text states, in the provenance."""
 
-"""Third parties add readers here; each entry point names a subclass of `Reader`."""
-
 
 def read_workload(paths: Path | str | Sequence[Path | str], *, name: str, source: str | None = None) -> Workload:
     """Read the recorded files of one job into a workload.
@@ -83,6 +81,7 @@ def read_workload(paths: Path | str | Sequence[Path | str], *, name: str, source
 
 
 _TABLE = ClassTable(kind="reader", group="ncclt.readers", built_in=READERS)
+"""Third parties add readers to this group; each entry point names a subclass of `Reader`."""
 
 
 def reader_names() -> tuple[str, ...]:
