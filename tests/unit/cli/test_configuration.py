@@ -66,3 +66,24 @@ def test_the_store_named_before_a_plain_command_is_the_one_it_reads(tmp_path, co
 def test_an_empty_store_is_not_the_users_own(words, tmp_path):
     done = CliRunner(env={"HOME": str(tmp_path), "NCCLT_STORAGE": f"sqlite:///{tmp_path}/own.db"}).invoke(app, words)
     assert (done.exit_code, "'' is not a database URL" in done.stderr) == (2, True), done.output
+
+
+@pytest.mark.parametrize("named_before", [True, False])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["attest", "no-file"],
+        ["admin", "jobs", "list"],
+        ["admin", "jobs", "show", "one"],
+        ["admin", "jobs", "cancel", "one"],
+        ["admin", "jobs", "retry", "one"],
+        ["admin", "jobs", "logs", "one"],
+        ["admin", "jobs", "submit", "--cluster", "leonardo", "--model", "bert"],
+        ["admin", "jobs", "submit", "--stale"],
+    ],
+)
+def test_a_server_and_a_store_are_not_both_taken(words, named_before):
+    storage = ["--storage", "sqlite:///any.db"]
+    line = [*storage, *words] if named_before else [*words, *storage]
+    done = CliRunner().invoke(app, [*line, "--server", "http://127.0.0.1:1"])
+    assert (done.exit_code, "--server and --storage cannot be combined" in done.stderr) == (2, True), done.output

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ncclt.cli.configuration import lookup, storage_flag
+from ncclt.cli.configuration import lookup, require_one_source, storage_flag
 from ncclt.cli.options import AsJson
 from ncclt.cli.output import print_json, print_table, say
 from ncclt.core.attestation import Attestation, Effect, Form
@@ -58,8 +58,7 @@ def attest(
     from ncclt.profile.source import regular_files
 
     storage = storage_flag()
-    if server and storage:
-        raise UsageError("--server and --storage cannot be combined", hint="give one of them")
+    require_one_source(server, storage)
     if not server and not storage:
         server, storage = lookup("server").value, lookup("storage").value
         server = server if not os.environ.get("NCCLT_STORAGE") else None

@@ -164,6 +164,16 @@ def storage_url() -> str | None:
     return flag if flag is not None else lookup("storage").value
 
 
+def require_one_source(server: str | None, storage: str | None) -> None:
+    """Refuse two flags for the place of the results.
+
+    Raises:
+        UsageError: both are given.
+    """
+    if server and storage:
+        raise UsageError("--server and --storage cannot be combined", hint="give one of them")
+
+
 def _variable(key: str) -> str:
     return f"NCCLT_{key.upper()}"
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ncclt.cli.configuration import lookup
+from ncclt.cli.configuration import lookup, require_one_source
 from ncclt.cli.job_request import add_conditions, allowed_differences, job_request
 from ncclt.cli.output import report, say
 from ncclt.core.recommendation import Request
@@ -221,8 +221,7 @@ def source(
         arguments: with server and storage.
         warn: as for `lookup`.
     """
-    if arguments.server and arguments.storage:
-        raise UsageError("--server and --storage cannot be combined", hint="give one of them")
+    require_one_source(arguments.server, arguments.storage)
     if arguments.server or arguments.storage:
         return arguments.server, arguments.storage
     if os.environ.get("NCCLT_STORAGE") and not os.environ.get("NCCLT_SERVER"):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ncclt.cli.completion import cluster_names, model_names
-from ncclt.cli.configuration import storage_url
+from ncclt.cli.configuration import require_one_source, storage_flag, storage_url
 from ncclt.cli.options import AsJson
 from ncclt.cli.output import print_json, print_table, say
 from ncclt.core.tuning_job import USUAL_PRIORITY, JobState, JobStatus, StaleJob, TuningJob
@@ -113,7 +113,7 @@ def submit(
         limits, cluster=cluster, model=model, nodes=nodes, gpus_per_node=gpus_per_node, nccl_version=nccl_version
     )
     if server:
-        _show(RemoteJobs(server).submit(job, again=again), as_json=as_json)
+        _show(_open_remote(server).submit(job, again=again), as_json=as_json)
         return
     require_extra("jobs")
     from ncclt.store import open_store
@@ -133,7 +133,7 @@ def _submit_stale(
     limits: TuningJob, cluster: str | None, server: str | None, storage: str | None
 ) -> tuple[StaleJob, ...]:
     if server:
-        return RemoteJobs(server).submit_stale(limits, cluster=cluster)
+        return _open_remote(server).submit_stale(limits, cluster=cluster)
     require_extra("jobs")
     from ncclt.store import open_store
     from ncclt.store.clock import utc_now
@@ -172,6 +172,11 @@ def _print_stale(found: tuple[StaleJob, ...], *, as_json: bool) -> None:
         )
 
 
+def _open_remote(server: str) -> RemoteJobs:
+    require_one_source(server, storage_flag())
+    return RemoteJobs(server)
+
+
 @app.command("list")
 def list_jobs(
     cluster: Annotated[str | None, typer.Option(help="Cluster of the jobs.", autocompletion=cluster_names)] = None,
@@ -182,7 +187,7 @@ def list_jobs(
 ) -> None:
     """List jobs, newest first."""
     if server:
-        found = RemoteJobs(server).statuses(cluster=cluster, state=state, limit=limit)
+        found = _open_remote(server).statuses(cluster=cluster, state=state, limit=limit)
     else:
         with _queue(storage_url()) as queue:
             found = queue.statuses(cluster=cluster, state=state, limit=limit)
@@ -208,7 +213,7 @@ def list_jobs(
 def show(id: Id, server: Server = None, as_json: AsJson = False) -> None:
     """Show a job."""
     if server:
-        _show(RemoteJobs(server).status(id), as_json=as_json, whole=True)
+        _show(_open_remote(server).status(id), as_json=as_json, whole=True)
         return
     with _queue(storage_url()) as queue:
         _show(queue.status(id), as_json=as_json, whole=True)
@@ -218,7 +223,7 @@ def show(id: Id, server: Server = None, as_json: AsJson = False) -> None:
 def cancel(id: Id, server: Server = None, as_json: AsJson = False) -> None:
     """Cancel a job; a running one ends after its trial."""
     if server:
-        _show(RemoteJobs(server).cancel(id), as_json=as_json)
+        _show(_open_remote(server).cancel(id), as_json=as_json)
         return
     with _queue(storage_url()) as queue:
         _show(queue.cancel(id), as_json=as_json)
@@ -228,7 +233,7 @@ def cancel(id: Id, server: Server = None, as_json: AsJson = False) -> None:
 def retry(id: Id, server: Server = None) -> None:
     """Queue an ended job again; its study resumes."""
     if server:
-        _show(RemoteJobs(server).retry(id), as_json=False)
+        _show(_open_remote(server).retry(id), as_json=False)
         return
     from ncclt.store.clock import utc_now
 
@@ -245,7 +250,7 @@ def logs(
 ) -> None:
     """Print the log of a job."""
     if server:
-        _print_events(RemoteJobs(server), id, follow=follow, as_json=as_json)
+        _print_events(_open_remote(server), id, follow=follow, as_json=as_json)
         return
     with _queue(storage_url()) as queue:
         _print_events(queue, id, follow=follow, as_json=as_json)
