@@ -182,10 +182,9 @@ def autotune(
         else:
             store.require_writable()
             # What the trials would refuse is refused before the job is launched.
-            if target.landscape is None:
-                cluster = choose_cluster(target, store.clusters)
-                if target.is_launched:
-                    launched_testbed(cluster, frozenset({Collective.ALL_REDUCE}), target, environ=os.environ)
+            cluster = choose_cluster(target, store.clusters)
+            if target.is_launched:
+                launched_testbed(cluster, frozenset({Collective.ALL_REDUCE}), target, environ=os.environ)
             _run(job, store, hidden=quiet or as_json, as_json=as_json)
 
 
@@ -376,7 +375,7 @@ def _print_plan(job: AutotuneRequest, store: Store, *, as_json: bool) -> None:
         if job.target.is_launched:
             cluster = choose_cluster(job.target, store.clusters)
             cluster = on_cpus(cluster) if job.target.is_gloo else cluster
-        elif job.target.cluster is not None and job.target.landscape is None:
+        elif job.target.cluster is not None:
             store.clusters.get(job.target.cluster)  # a mistyped one is refused before anything is recorded
     else:
         testbed, request = _study(job, workload, store, ask=False)
