@@ -20,6 +20,7 @@ from ncclt.core.study import Arm, Phase, Study, StudyState, Trial, gpu_seconds
 from ncclt.core.ticket import TICKET_PATTERN
 from ncclt.core.trial import Measurement, Outcome
 from ncclt.core.tuning_job import FIRST_PRIORITY, LAST_PRIORITY, USUAL_PRIORITY, JobState, TuningJob
+from ncclt.core.verification import Verification
 from ncclt.core.workload import Workload
 from ncclt.prove.study_summary import summarize_study
 from ncclt.store import CatalogueEntry, StudyEntry
@@ -694,21 +695,23 @@ def proven_recommendation(store: Store, recommendation: Recommendation) -> Prove
     return ProvenRecommendation.model_validate(
         recommendation.to_document()
         | {
-            "verifications": [
-                {
-                    "id": v.id,
-                    "verdict": v.verdict.to_document(),
-                    "ranks": v.ranks,
-                    "hosts": v.hosts,
-                    "created": v.created,
-                }
-                for v in verifications
-            ],
+            "verifications": [verification_summary(one) for one in verifications],
             "attestations": [
                 {"id": a.id, "effect": a.effect, "form": a.form, "reason": a.reason, "created": a.created}
                 for a in attestations
             ],
         }
+    )
+
+
+def verification_summary(found: Verification) -> VerificationSummary:
+    """Return a verification without its command line, environments and launches."""
+    return VerificationSummary(
+        id=found.id,
+        verdict=VerdictDocument.model_validate(found.verdict.to_document()),
+        ranks=found.ranks,
+        hosts=found.hosts,
+        created=found.created,
     )
 
 

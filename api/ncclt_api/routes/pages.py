@@ -13,6 +13,10 @@ from fastapi.encoders import jsonable_encoder
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 
 from ncclt.core.api_key import Role
+from ncclt.core.preflight import Preflight
+from ncclt.core.recommendation import Recommendation
+from ncclt.core.study import Study
+from ncclt.core.verification import Verification
 from ncclt.store.trials import TrialFilter
 from ncclt_api.access import needs
 from ncclt_api.dependencies import MOST_NUMBER, CurrentStore, CurrentStudy, StrictQuery
@@ -27,6 +31,7 @@ from ncclt_api.pages.trials import (
     trials_as_csv,
     trials_as_json,
 )
+from ncclt_api.schemas import verification_summary
 from ncclt_api.sign_in import visitor
 from ncclt_api.text import readable
 
@@ -81,7 +86,7 @@ def show_trials(
         write, kind = (trials_as_csv, "text/csv") if query.format == "csv" else (trials_as_json, "application/json")
         headers = {
             "Content-Disposition": f'attachment; filename="trials-{study.id}.{query.format}"',
-            "Cache-Control": "no-cache",
+            "Cache-Control": "private, no-cache",
         }
         return StreamingResponse(write(store, study, build_filter(study, query)), media_type=kind, headers=headers)
     table = build_table(store, study, query)
@@ -129,13 +134,23 @@ def page_response(request: Request, template: str, **values: Any) -> HTMLRespons
 
 def json_response(view: Any) -> JSONResponse:
     """Return the JSON twin of a page."""
-    return JSONResponse(readable(_json(view)), headers={"Cache-Control": "no-cache"})
+    return JSONResponse(readable(_json(view)), headers={"Cache-Control": "private, no-cache"})
 
 
 def _json(value: Any) -> Any:
-    """Return a value as JSON: a mapping by message becomes a list of pairs, and infinity null."""
+    """Return a value as JSON: a mapping by message becomes a list of pairs, and infinity null.
+
+    Command lines, environments and output of jobs are left out, as on the page and in the API.
+    """
+    if isinstance(value, Verification):
+        return _json(verification_summary(value).model_dump())
     if is_dataclass(value):
-        return {field.name: _json(getattr(value, field.name)) for field in fields(value)}
+        found = {field.name: getattr(value, field.name) for field in fields(value)}
+        if isinstance(value, Recommendation | Study):
+            found["label"] = value.label  # demonstrations are marked here too
+        if isinstance(value, Preflight):
+            found |= {"verdict": value.verdict, "rows": value.rows, "launches": len(found.pop("readings"))}
+        return {name: _json(item) for name, item in found.items()}
     if isinstance(value, Mapping):
         if all(isinstance(key, str) for key in value):
             return {str(key): _json(item) for key, item in value.items()}

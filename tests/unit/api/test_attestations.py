@@ -2,6 +2,7 @@
 
 import copy
 import time
+from dataclasses import replace
 
 import pytest
 from fastapi.testclient import TestClient
@@ -133,6 +134,16 @@ def test_a_recommendation_carries_what_jobs_told(client):
     assert [row["effect"] for row in one["attestations"]] == ["partly", "took-effect"]
     assert one["verifications"][0]["verdict"]["speedup"] == 1.05
     assert client.get("/v1/recommendations/none").status_code == 404
+
+
+def test_the_json_of_a_page_hides_commands_and_environments(service, empty_store, samples):
+    found = empty_store.recommendations.get("0c0ffee1")
+    secrets = {"argv": ("train.py", "--token=hush"), "base_env": (("TOKEN", "hush"),), "tuned_env": (("A", "hush"),)}
+    empty_store.records.add_verification(replace(samples.verification(found), id="hidden", **secrets))
+    view = service.get("/studies/5e1f00aa?format=json")
+    newest = view.json()["verifications"][0]
+    assert (newest["id"], newest["verdict"]["speedup"]) == ("hidden", 1.05)
+    assert "hush" not in view.text
 
 
 def test_the_pages_show_it(client):

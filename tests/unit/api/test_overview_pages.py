@@ -294,6 +294,7 @@ def test_preflights_are_shown_over_time_with_the_matrix_of_the_newest(empty_stor
     view = empty_client.get("/clusters/leonardo?format=json").json()
     assert [row["id"] for row in view["preflights"]] == ["new", "old"]
     assert view["mapped"]["id"] == "new"
+    assert all("SIMULATED" in row["verdict"] and "readings" not in row for row in view["preflights"])
     assert view["heat_maps"][0]["shares"] == [[["n1", "n2"], 0.5], [["n2", "n3"], 1.0], [["n1", "n3"], 1.0]]
     page = empty_client.get("/clusters/leonardo").text
     assert '<td class="none"></td><td class="heat1">50 %</td><td class="heat3">100 %</td>' in page

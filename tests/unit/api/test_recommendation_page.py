@@ -66,6 +66,7 @@ def test_a_demonstration_lists_no_command_for_a_job(browser, store):
             assert not re.search(r"badge[^>]*>\s*tuned", text), "its verdict is a demonstration"
         view = browser.get(f"/recommendations/{id}", params={"format": "json"}).json()
         assert (view["served"], view["snippets"], view["use"]["command"]) == (id, [], "")
+        assert origin in view["recommendation"]["label"].lower()
 
 
 def test_every_format_is_shown_with_its_command_or_why_not(browser, store):
