@@ -91,6 +91,8 @@ def doctor(
     sources = [*(from_ or []), *(files or [])]
     if sources and target.launcher:
         raise UsageError("--from examines files, --launcher this cluster", hint="give one of them")
+    if not target.launcher and (target.launcher_option or target.hosts or target.nccl_tests):
+        raise UsageError("--launcher-option, --hosts and --nccl-tests need --launcher, which starts an all_reduce")
     from ncclt.core.nccl_version import NcclVersion
 
     version = NcclVersion.parse(target.nccl_version) if target.nccl_version else None

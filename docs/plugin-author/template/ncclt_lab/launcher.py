@@ -17,7 +17,7 @@ class LabLauncher(ProcessLauncher):
     name = "lab"
     shares_files = True  # the process sees temporary files of this machine
     starts_ranks = False  # one process, not one per GPU
-    options = (LauncherOption(key="starter", metavar="PROGRAM", help="Program that starts the process."),)
+    options = (LauncherOption(key="starter", metavar="PROGRAM", help="Program that starts the process"),)
 
     def __init__(self, *, starter: str = "env", **process: Unpack[ProcessOptions]) -> None:
         super().__init__(**process)
