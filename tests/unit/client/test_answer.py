@@ -99,7 +99,7 @@ def hostile_document(chance):
             threads, each = chance.randrange(17), chance.randrange(65)
             document["variables"] = {"NCCL_SOCKET_NTHREADS": str(threads), "NCCL_NSOCKS_PERTHREAD": str(each)}
         case 5:
-            document |= {"decision": chance.choice(("tuned", "undecided", "keep-default")), "simulated": True}
+            document |= {"decision": chance.choice(("tuned", "undecided", "keep-default")), "origin": "simulated"}
     text = json.dumps(document)
     return _mutated(chance, text) if chance.randrange(10) == 0 else text
 

@@ -285,7 +285,7 @@ def test_a_decision_that_others_can_write_starts_nothing(tmp_path):
     proposed(tmp_path)
     only_file(tmp_path).chmod(0o666)
 
-    with pytest.raises(StoreError, match="can"):
+    with pytest.raises(StoreError, match="other users can write"):
         proposed(tmp_path)
 
 

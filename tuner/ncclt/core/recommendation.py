@@ -186,7 +186,7 @@ class Recommendation(Documented):
     @property
     def label(self) -> str:
         """Return the mark that everything derived from it carries; empty where it was measured in place."""
-        if self.simulated:
+        if self.origin is TimesOrigin.SIMULATED:
             return "SIMULATED"
         return (self.recorded or "recorded: elsewhere") if self.origin is TimesOrigin.RECORDED else ""
 
