@@ -113,7 +113,7 @@ def test_units_start_commands_that_exist_and_run_without_rights(subtests):
             if path.suffix == ".timer":
                 assert parts == ["Unit", "Timer", "Install"]
                 assert path.with_suffix(".service") in UNITS
-                return
+                continue
             found = settings(path)
             for start in (*found.get("ExecStartPre", ()), *found["ExecStart"]):
                 program, *words = shlex.split(start)
