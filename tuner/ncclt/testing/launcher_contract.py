@@ -61,8 +61,8 @@ class LauncherContract(WatchedContract, ABC):
         with pytest.raises(UsageError, match="has no option 'no-such-option=1'"):
             parse_options(kind, ["no-such-option=1"])
 
-    def test_options_refuse_empty_and_repeated_values(self) -> None:
-        """A value is never empty, and only a repeatable option is given twice."""
+    def test_options_refuse_empty_values(self) -> None:
+        """A value is never empty, for example from an unset variable of a script."""
         kind = type(self.launcher())
         for option in kind.options:
             key = f"{option.key}name" if option.key.endswith(".") else option.key

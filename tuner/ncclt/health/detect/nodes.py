@@ -72,7 +72,7 @@ def examine_nodes(target: Target, environ: Mapping[str, str]) -> tuple[tuple[Fac
     """
     if target.launcher_class.chooses_nodes:
         raise UsageError(
-            f"--launcher {target.launcher}: nodes are not asked, since that takes pods and an image of your own",
+            f"nodes cannot be queried with --launcher {target.launcher}: that takes pods and an image of your own",
             hint="run `ncclt cluster detect` in a pod with all GPUs of a node, or give saved outputs by --from",
         )
     asked = target.reason == ON_REQUEST
