@@ -1,4 +1,5 @@
-/* The report: what was decided in one communicator of one process, as JSON lines (docs/internals/tuner-plugin.md tells every field). */
+/* The report: the decisions in one communicator of one process, as JSON lines. Fields: docs/internals/tuner-plugin.md,
+ * "The report". */
 #ifndef NCCLT_REPORT_H
 #define NCCLT_REPORT_H
 

@@ -1,9 +1,9 @@
 /* The symbols that NCCL looks for, newest first, and what a call does.
  *
- * Rules that hold for every NCCL (docs/internals/tuner-plugin.md, "What the plugin writes"): the chosen entry of the cost table becomes
- * 1e-6 and only if it was >= 0; no other entry is written, and never a negative value, which would win from NCCL 2.31 on;
- * channels stay as they came unless the row names some. An error is returned only where this rank would otherwise choose
- * differently from the others: NCCL's init fails with it, or the collective. */
+ * Rules that hold for every NCCL (docs/internals/tuner-plugin.md, "What it writes"): the chosen entry of the cost table
+ * becomes 1e-6 and only if it was >= 0; no other entry is written, and never a negative value, which would win from NCCL
+ * 2.31 on; channels stay as they came unless the row names some. An error is returned only where this rank would
+ * otherwise choose differently from the others: NCCL's init fails with it, or the collective. */
 #include <stdint.h>
 
 #include "communicator.h"
