@@ -83,7 +83,6 @@ def doctor(
     `nvidia-smi topo -m`, `nvidia-smi -q -x`, NCCL logs and topology dumps, nccl.conf.
     """
     storage = storage_url()
-    from ncclt.cli.doctor import print_diagnosis, print_rules, rules_document
 
     if rules:
         print_json(rules_document()) if as_json else print_rules()

@@ -115,7 +115,6 @@ def preflight(
     three times before naming it.
     """
     storage = storage_url()
-    from ncclt.cli.preflight import EXIT_CODES, print_history, print_plan, print_preflight, watcher
     from ncclt.health.preflight.checkup import PreflightRequest, cost
     from ncclt.health.preflight.checkup import preflight as run
     from ncclt.health.preflight.expectation import expectation

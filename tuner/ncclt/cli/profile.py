@@ -41,7 +41,6 @@ def profile() -> None:
 @app.command("list")
 def list_profiles(as_json: AsJson = False) -> None:
     """List shipped and imported workloads."""
-    from ncclt.core.message import format_bytes
     from ncclt.store import open_to_read
 
     with open_to_read(storage_url()) as store:
@@ -87,7 +86,6 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show the messages of a workload, largest share first."""
-    from ncclt.cli.profile import print_profile, profile_document
     from ncclt.store import open_to_read
 
     with open_to_read(storage_url()) as store:
@@ -141,8 +139,6 @@ def _keep(workload: Workload, storage: str | None, *, replace: bool, dry_run: bo
     if as_json:
         print_json(workload.to_document())
     else:
-        from ncclt.cli.profile import print_profile
-
         print_profile(workload, limit=40)
         if not dry_run:
             name = shlex.quote(workload.name)
@@ -168,7 +164,6 @@ def merge(
 ) -> None:
     """Merge workloads, to find one policy for all of them."""
     storage = storage_url()
-    from datetime import UTC, datetime
 
     from ncclt.core.name import check_name
     from ncclt.core.workload import merge_workloads
@@ -415,7 +410,6 @@ def model(
         with open_store(storage_url()) as opened:
             opened.workloads.add(workload, replace=replace)
             where = opened.shown
-    from ncclt.cli.profile import print_profile, profile_document
 
     if as_json:
         print_json(profile_document(workload))
@@ -513,7 +507,6 @@ def _check_free(name: str, *, storage: str | None, replace: bool) -> None:
 
 def _store(recording: Recording, *, method: Method, storage: str | None, replace: bool) -> None:
     """Store the recording and print a summary, or the reason that there is none."""
-    from ncclt.core.message import format_bytes
     from ncclt.store import open_store
 
     for failure in recording.failures:
@@ -609,7 +602,6 @@ def print_difference(found: Difference, before: str, after: str, *, units: tuple
 
 
 def _diff_row(mark: str, message: Message, calls_before: float, calls_after: float) -> list[str]:
-    from ncclt.core.message import format_bytes
 
     group = str(message.group_size or "job") + (" over nodes" if message.spans_nodes else "")
     return [
@@ -625,7 +617,6 @@ def _diff_row(mark: str, message: Message, calls_before: float, calls_after: flo
 
 
 def _totals(before: Totals, after: Totals) -> list[list[str]]:
-    from ncclt.core.message import format_bytes
 
     def milliseconds(time_us: float | None) -> str:
         return "-" if time_us is None else f"{time_us / 1e3:.2f} ms"
