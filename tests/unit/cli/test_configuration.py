@@ -62,7 +62,15 @@ def test_the_store_named_before_a_plain_command_is_the_one_it_reads(tmp_path, co
     assert "'nonsense' is not a database URL" in done.stderr
 
 
-@pytest.mark.parametrize("words", [["studies", "list", "--storage", ""], ["--storage", "", "studies", "list"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["studies", "list", "--storage", ""],
+        ["--storage", "", "studies", "list"],
+        ["report", "one", "--storage", ""],
+        ["serve", "--port", "0", "--storage", ""],
+    ],
+)
 def test_an_empty_store_is_not_the_users_own(words, tmp_path):
     done = CliRunner(env={"HOME": str(tmp_path), "NCCLT_STORAGE": f"sqlite:///{tmp_path}/own.db"}).invoke(app, words)
     assert (done.exit_code, "'' is not a database URL" in done.stderr) == (2, True), done.output

@@ -164,3 +164,9 @@ def test_an_unknown_study_and_a_place_that_cannot_be_written(stored, tmp_path):
     refused = call(*words, "-o", str(tmp_path / "missing" / "report.html"))
     assert refused.exit_code == 2
     assert "cannot be written" in refused.stderr
+
+
+def test_an_empty_variable_names_no_store(tmp_path):
+    environment = {"HOME": str(tmp_path), "XDG_DATA_HOME": None, "NCCLT_STORAGE": ""}
+    refused = CliRunner(env=environment).invoke(app, ["report", "nothing"])
+    assert refused.exit_code == 3, refused.output

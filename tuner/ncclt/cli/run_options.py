@@ -6,6 +6,7 @@ import argparse
 import math
 from collections.abc import Sequence
 
+from ncclt.cli.configuration import require_one_source
 from ncclt.cli.env import Options, add_job, add_source, named_path
 from ncclt.cli.job_request import add_conditions, allowed_differences
 from ncclt.cli.output import report
@@ -105,8 +106,7 @@ def _check(arguments: argparse.Namespace, command: Sequence[str]) -> None:
         NcclVersion.parse(arguments.nccl_version)  # a typo is wrong usage, not an outage
     if not 0 <= arguments.wait <= 600:
         raise UsageError(f"--wait must be 0 to 600 seconds, not {arguments.wait:g}")
-    if arguments.server and arguments.storage:
-        raise UsageError("--server and --storage cannot be combined", hint="give one of them")
+    require_one_source(arguments.server, arguments.storage)
     if arguments.policy is not None and arguments.shared is not None:
         raise UsageError("--policy is a decision already: --shared has nothing to decide", hint="leave one of them out")
     if arguments.step_times and arguments.report is None:

@@ -101,13 +101,19 @@ def service_command(
         storage: URL of the store; None = the user's own.
         ctx: of our command.
         options: of the service's command, as JSON.
+
+    Raises:
+        UsageError: the storage is not a database URL.
     """
+    from ncclt.store.location import locate
+
     words = json.dumps({"debug": bool(ctx.find_root().params.get("debug")), **options})
-    # A password in the URL would be in the list of processes.
-    return [sys.executable, "-m", "ncclt_api", name, words], {
-        **os.environ,
-        **({"NCCLT_STORAGE": storage} if storage else {}),
-    }
+    # A password in the URL would be in the list of processes. An empty variable counts as unset.
+    environment = {key: value for key, value in os.environ.items() if key != "NCCLT_STORAGE"}
+    if storage is not None:
+        locate(storage)
+        environment["NCCLT_STORAGE"] = storage
+    return [sys.executable, "-m", "ncclt_api", name, words], environment
 
 
 def _can_listen(host: str, port: int) -> None:
