@@ -109,9 +109,9 @@ def test_a_store_from_before_the_first_release_is_refused_and_left_alone(databas
     migrate(database)
     shown, url = database.location.path, database.location.url
     ways = (open_store, open_to_read, known_names, lambda url: published(url, cluster="pair", model="toy"))
-    for number in range(1, 14):
+    for revision in (*(f"{number:04}" for number in range(1, 14)), "0001_initial"):
         with closing(sqlite3.connect(shown)) as connection, connection:
-            connection.execute("UPDATE ncclt_alembic_version SET version_num = ?", (f"{number:04}",))
+            connection.execute("UPDATE ncclt_alembic_version SET version_num = ?", (revision,))
         before = shown.read_bytes()
         for way in ways:
             with pytest.raises(StoreError) as caught:

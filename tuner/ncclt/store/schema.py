@@ -6,14 +6,14 @@ from collections.abc import Callable, Collection
 
 from ncclt.errors import StoreError
 
-REVISIONS = ("0001_initial",)
+REVISIONS = ("0001_release",)
 """Every migration in migrations/versions, oldest first; a test compares the two."""
 
 HEAD = REVISIONS[-1]
 """What `open_store` migrates to."""
 
-UNRELEASED = tuple(f"{number:04}" for number in range(1, 14))
-"""What ncclt migrated to before its first release; the tables of the last one are those of `REVISIONS[0]`."""
+UNRELEASED = (*(f"{number:04}" for number in range(1, 14)), "0001_initial")
+"""Migrations before the first release; the tables of the last two are those of `REVISIONS[0]`, with other words."""
 
 VERSION_TABLE = "ncclt_alembic_version"
 """Alembic's own table under another name: MLflow and Optuna clashed over the usual one (mlflow issue 2923)."""

@@ -10,7 +10,7 @@ import secrets
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0001_initial"
+revision = "0001_release"
 down_revision = None
 
 _REFUSAL = "the history is append-only"
