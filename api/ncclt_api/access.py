@@ -201,7 +201,7 @@ class AccessMiddleware:
         return None
 
     def _user(self, scope: Scope, path: str) -> ApiKey | None:
-        """Return whom a proxy has signed in; with the rights of a cookie, since the browser sends either by itself."""
+        """Return the user of a trusted proxy; with the rights of a cookie, since the browser sends either by itself."""
         if self._users is None or _writes_api(scope, path) or (user := self._users.user(scope)) is None:
             return None
         remember(scope, BrowserSession(key=user.id, mark=user.id))

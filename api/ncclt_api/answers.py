@@ -246,7 +246,7 @@ class AnswersMiddleware:
             return
         path = scope.get("raw_path") or scope["path"].encode()
         found = _ENV.fullmatch(path.partition(b"?")[0].removeprefix(scope.get("root_path", "").encode()))
-        # A key of other clusters is told what the route tells it.
+        # A key of other clusters gets the answer of the route.
         is_seen = found is not None and may_see(scope, unquote(found[1].decode("latin-1")))
         if not is_seen or (asked := split_job(scope["query_string"])) is None:
             await self.app(scope, receive, send)

@@ -139,7 +139,7 @@ class _Rows(Collector):
                 self._read_s = time.monotonic()
             except NccltError:  # said by ncclt_database_up
                 up = 0.0
-        yield GaugeMetricFamily("ncclt_database_up", "Whether the last reading of the database succeeded.", up)
+        yield GaugeMetricFamily("ncclt_database_up", "1 = the last reading of the database succeeded.", up)
         for name, (about, labels) in _ROWS.items():
             family = GaugeMetricFamily(f"ncclt_{name}", about, labels=labels)
             for values, count in self._counts.get(name, {}).items():
@@ -168,7 +168,7 @@ class _Jobs(Collector):
                 self._read_s = time.monotonic()
             except NccltError:  # said by ncclt_queue_up
                 self._backlog, up = (), 0.0
-        yield GaugeMetricFamily("ncclt_queue_up", "Whether the last reading of the queue of tuning jobs succeeded.", up)
+        yield GaugeMetricFamily("ncclt_queue_up", "1 = the last reading of the queue of tuning jobs succeeded.", up)
         jobs = GaugeMetricFamily("ncclt_jobs", "Tuning jobs that have not ended.", labels=("cluster", "state"))
         waiting = GaugeMetricFamily(
             "ncclt_jobs_waiting_seconds", "How long the oldest queued job has waited.", labels=("cluster",)
@@ -184,7 +184,7 @@ _ROWS = {
     "studies": ("Studies.", ("cluster", "state")),
     "trials": ("Trials.", ("outcome",)),
     "recommendations": ("Published revisions.", ("cluster", "origin")),
-    "records": ("Checks, verifications and attestations, by their result.", ("kind", "result")),
+    "records": ("Rechecks, verifications, attestations and preflights, by result.", ("kind", "result")),
     "rollouts": ("Guarded roll-outs.", ("cluster", "state")),
 }
 

@@ -220,11 +220,12 @@ def test_an_empty_cluster_page_names_the_commands_that_fill_it(empty_client):
         assert command in page
 
 
-def test_a_recorded_cluster_is_offered_no_preflight(empty_store, empty_client, samples):
+def test_a_recorded_cluster_is_offered_no_command_that_needs_nodes(empty_store, empty_client, samples):
     publish(empty_store, samples, "aa", cluster="mi355x-2x8")
     page = empty_client.get("/clusters/mi355x-2x8").text
     assert "Recorded times only" in page
     assert "ncclt preflight" not in page
+    assert "ncclt cluster detect" not in page
 
 
 def test_an_unknown_cluster_is_not_found_but_one_that_left_the_catalogue_is(empty_store, empty_client, samples):

@@ -1,8 +1,8 @@
 """The queue of tuning jobs: the only module that knows DBOS, which keeps it durable in SQLite or PostgreSQL.
 
 A job is a DBOS workflow of one step, in a queue per cluster. DBOS gives each job that it hands out an owner's mark and
-records an end only from that owner, so the result of a worker that was wrongly assumed dead is dropped. What DBOS
-leaves to its users is to find out which worker is dead: `JobWorkers` of the store does.
+records an end only from that owner, so the result of a worker that was wrongly assumed dead is dropped. DBOS does not
+detect dead workers: `Jobs.bury_workers` of the store does.
 """
 
 from __future__ import annotations

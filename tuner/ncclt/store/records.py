@@ -75,7 +75,7 @@ class Records(StorePart):
 
         Args:
             attestation: to store.
-            ticket: of the job; None = of a job on this machine, by whoever may write the store.
+            ticket: of the job; None = of a job on this machine.
             reporter: its sender; None = this account.
 
         Raises:
