@@ -8,14 +8,11 @@ import psycopg
 import pytest
 
 from ncclt.core.api_key import Role, hash_secret, new_secret
-from ncclt.core.recheck import Freshness, Recheck
-from ncclt.core.study import Phase
 from ncclt.errors import InputError, StoreError, UsageError
 from ncclt.store import open_store
 from ncclt.store.archive import back_up, export_store, import_store
 from ncclt.store.location import locate
 from ncclt.testing.samples import sample_cluster, sample_recommendation, sample_study, sample_trial, sample_workload
-from store_records import sample_attestation
 
 
 @pytest.fixture
@@ -90,36 +87,6 @@ def test_keys_stay_at_home_and_a_backup_has_them(filled, tmp_path):
     with open_store(f"sqlite:///{tmp_path}/copy.db") as copy:
         assert copy.keys.find() == keys
         assert hash_secret(secret) in keys
-
-
-@pytest.mark.parametrize("migration", ["0013", "0001_initial"])
-def test_an_export_from_before_the_first_release_is_read(filled, empty, tmp_path, migration):
-    """As the last development versions wrote it: with other words, and with tables that are no more, and empty."""
-    with open_store(filled) as store:
-        found = store.recommendations.get("r1")
-        reasons = {"freshness": Freshness.STALE, "reasons": ("slower",), "changes": ()}
-        of = {"recommendation": found.id, "cluster": found.cluster, "model": found.model}
-        store.records.add_recheck(Recheck(id="c1", **of, **reasons, launches=1, launcher="", created="2026-01-01"))
-        store.records.add_attestation(sample_attestation(found.id))
-        (study,) = store.studies.page().items
-        store.trials.add(study.study.id, replace(sample_trial(3), phase=Phase.PROVE))
-        attestations = store.records.attestations([found.id])
-    export_store(locate(filled), tmp_path / "new.gz")
-    lines = gzip.decompress((tmp_path / "new.gz").read_bytes()).decode().splitlines()
-    head, end = json.loads(lines[0]), json.loads(lines[-1])
-    lines[0] = json.dumps(head | {"migration": migration})
-    lines[-1] = json.dumps({"rows": end["rows"] | {"job_rules": 0}})
-    for new, old in (('"recheck"', '"check"'), ('"prove"', '"verify"'), ('\\"sources\\"', '\\"witnesses\\"')):
-        assert any(new in line for line in lines), new
-        # A cluster has sources too, and a study holds its cluster.
-        lines = [line.replace(new, old) if line.startswith(('["records"', '["trials"')) else line for line in lines]
-    (tmp_path / "old.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
-    url = empty("sqlite")
-    import_store(locate(url), tmp_path / "old.gz")
-    assert contents(url) == contents(filled)
-    with open_store(url) as store:
-        assert "slower" in store.recommendations.get("r1").stale
-        assert store.records.attestations(["r1"]) == attestations != ()
 
 
 def test_nothing_is_stored_of_a_file_that_is_not_whole(filled, empty, tmp_path):

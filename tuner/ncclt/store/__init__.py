@@ -110,8 +110,8 @@ def open_store(
 
     Raises:
         UsageError: the text is not the URL of a database that ncclt can use.
-        StoreError: it cannot be reached, is newer than this ncclt or from before its first release, or belongs to
-            another program.
+        StoreError: it cannot be reached, is of another version of ncclt, or belongs to another
+            program.
         MissingDependencyError: ncclt was installed without its store.
     """
     location = locate(url)

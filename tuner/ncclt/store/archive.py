@@ -21,13 +21,11 @@ from typing import Any
 
 from sqlalchemy import Connection, Table, func, insert, select, text
 
-from ncclt.core.attestation import content_id
 from ncclt.errors import InputError, StoreError, UsageError, reason
 from ncclt.store.database import Database
-from ncclt.store.documents import to_text
 from ncclt.store.location import Location, prepare_file
 from ncclt.store.migrate import migrate, migration
-from ncclt.store.schema import HEAD, UNRELEASED
+from ncclt.store.schema import HEAD
 from ncclt.store.tables import metadata
 
 _FORMAT = 1
@@ -180,24 +178,7 @@ def _lines(path: Path) -> Iterator[Any]:
 def _rows(path: Path) -> Iterator[tuple[str, list[Any]]]:
     for line in _lines(path):
         if isinstance(line, list):
-            yield line[0], _translate(line[0], line[1])
-
-
-def _translate(table: str, values: list[Any]) -> list[Any]:
-    """Return a row with the words of the first release in place of the earlier ones."""
-    if table not in ("records", "trials"):
-        return values
-    row = dict(zip((column.name for column in metadata.tables[table].columns), values, strict=True))
-    if row.get("kind") == "check":
-        row["kind"] = "recheck"
-    if row.get("phase") == "verify":
-        row["phase"] = "prove"
-    if row.get("kind") == "attestation" and "witnesses" in (document := json.loads(row["document"])):
-        document["sources"] = document.pop("witnesses")
-        content = {name: value for name, value in document.items() if name not in ("schema", "id", "created")}
-        row["id"] = document["id"] = content_id(content)
-        row["document"] = to_text(document)
-    return list(row.values())
+            yield line[0], line[1]
 
 
 def _checked(path: Path) -> dict[str, int]:
@@ -219,7 +200,7 @@ def _checked(path: Path) -> dict[str, int]:
         last = line
     if not isinstance(first, dict) or first.get("ncclt_store") != _FORMAT:
         raise InputError(f"{path} is not an export of a store", hint=_WRITTEN_BY)
-    if first.get("migration") not in (HEAD, *UNRELEASED[-2:]):
+    if first.get("migration") != HEAD:
         raise InputError(
             f"{path} is of migration {first.get('migration')}, this ncclt is at {HEAD}",
             hint="migrate the store that it came from (`ncclt admin store migrate`) and export it again",

@@ -12,9 +12,6 @@ REVISIONS = ("0001_release",)
 HEAD = REVISIONS[-1]
 """What `open_store` migrates to."""
 
-UNRELEASED = (*(f"{number:04}" for number in range(1, 14)), "0001_initial")
-"""Migrations before the first release; the tables of the last two are those of `REVISIONS[0]`, with other words."""
-
 VERSION_TABLE = "ncclt_alembic_version"
 """Alembic's own table under another name: MLflow and Optuna clashed over the usual one (mlflow issue 2923)."""
 
@@ -37,7 +34,7 @@ def known_revision(shown: str, *, tables: Collection[str], read: Callable[[], st
         read: returns the answer to `VERSION_QUERY`; called only if that table exists.
 
     Raises:
-        StoreError: the tables are another program's, of a newer ncclt, or of one before the first release.
+        StoreError: the tables are another program's, or of another version of ncclt.
     """
     if not tables:
         return ""
@@ -47,14 +44,9 @@ def known_revision(shown: str, *, tables: Collection[str], read: Callable[[], st
             hint="name another file or database with --storage",
         )
     revision = read() or ""
-    if revision in UNRELEASED:
-        raise StoreError(
-            f"{shown} is of an ncclt before the first release",
-            hint="`ncclt admin store export FILE` with that ncclt, then `ncclt admin store import FILE` here",
-        )
     if revision and revision not in REVISIONS:
         raise StoreError(
             f"{shown} has schema {revision!r}, which this ncclt does not know (it knows up to {HEAD!r})",
-            hint="a newer ncclt has migrated it; update ncclt here, or name another store with --storage",
+            hint="another version of ncclt wrote it; update ncclt here, or name another store with --storage",
         )
     return revision
