@@ -200,13 +200,18 @@ def _read_launchers(tree: ast.Module) -> list[str]:
 
 
 def find_question_docstrings(modules: Mapping[str, Module]) -> list[str]:
-    """List docstrings that begin with a question word or with `Return` and one."""
+    """List docstrings that begin with a question word or with `Return` and one, those of constants included."""
     found = []
     for module in modules.values():
-        for node in (module.tree, *module.classes, *module.functions):
-            text = ast.get_docstring(node)
-            if text and _QUESTION.match(text):
-                found.append(f"{module.path}:{getattr(node, 'lineno', 1)} {text.splitlines()[0]}")
+        for node in ast.walk(module.tree):
+            if (
+                isinstance(node, ast.Expr)
+                and isinstance(node.value, ast.Constant)
+                and isinstance(node.value.value, str)
+            ):
+                first = node.value.value.strip().partition("\n")[0]
+                if _QUESTION.match(first):
+                    found.append(f"{module.path}:{node.lineno} {first}")
     return found
 
 

@@ -38,7 +38,7 @@ HOUSE = {
     ),
     "tuner/ncclt/long.py": (
         "import ncclt_api\nfrom ncclt_api.app import create\nTABLE = {1:2}  # fmt: skip\n"
-        "TEXT = '# fmt: skip'\n"
+        "TEXT = '# fmt: skip'\n'''How long a constant is.'''\n"
         "def compare(name):\n    return name in ('ssh', 'x') or 'slurm' != name or name == 'other'\n"
         "def choose(name):\n    match name:\n        case 'slurm': return {'ssh': 1, 'slurm': 2}\n"
     ),
@@ -69,7 +69,7 @@ def test_every_figure_is_counted(house, capsys):
         "leaf commands": 4,
         "options": 4,
         "launcher names compared outside launch/": 4,
-        "question-word docstrings": 2,
+        "question-word docstrings": 3,
         "fmt: skip": 1,
         "private functions used once, %": 8.3,  # 1 of 12
         "functions > 6 parameters": 1,

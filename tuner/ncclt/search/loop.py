@@ -36,7 +36,7 @@ EQUAL_FAILURES = 5
 """Failures of one kind in a row after which the cluster is suspected instead of the setting."""
 
 _POLL_S = 0.2
-"""How often a worker looks whether another has finished what it waits for."""
+"""Interval at which a worker checks on the worker that it waits for, seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

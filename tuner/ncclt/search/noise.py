@@ -14,7 +14,7 @@ _USUAL_WEIGHT = 1
 """Repeats that the usual value is worth: clusters differ by a factor of ten."""
 
 _MOST_SIGMA = 0.15
-"""What repeats show beyond this is no noise but a disturbance, which `typical_us` must still recognise."""
+"""Upper bound of noise: a larger spread of repeats is a disturbance, which `typical_us` must still recognise."""
 
 _OUTLIER_SIGMAS = 6.0
 """A launch this much slower than the others of its setting was disturbed: it does not count."""

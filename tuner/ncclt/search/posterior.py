@@ -27,10 +27,10 @@ from ncclt.search.observations import Observations, compress_losses, expand_loss
 from ncclt.search.prior import channel_certainty, expected_log_ratios, match_expected_default
 
 _CONSTANT, _ALGORITHM, _PROTOCOL, _ALGO_PROTO = 0.3, 0.2, 0.3, 0.3
-"""How far all forced settings, and those of one algorithm, protocol or pair, depart from the prior mean."""
+"""Prior deviations from the mean: of all forced settings, and of those of one algorithm, protocol or pair."""
 
 _CHANNELS, _ALGO_PROTO_CHANNELS = 0.25, 0.2
-"""How far channels move the time, for all pairs alike and for each in its own way."""
+"""Prior deviations by channels: common to all pairs, and of each pair."""
 
 _CHANNEL_DOUBLINGS, _SLOPE = 2.0, 0.2
 """Channel counts this far apart are almost uncorrelated, but for a trend per doubling."""

@@ -41,10 +41,10 @@ _APPLICATION, _VERSION, _WORKFLOW, _EVENTS = "ncclt", "1", "tune", "events"
 _CANCEL, _TAKEN_OVER = "cancel", "taken_over"
 
 _BUSY_TIMEOUT_S = 30.0
-"""How long a worker waits for a lock on the SQLite file of the queue, as DBOS does."""
+"""Max wait of a worker for a lock on the SQLite file of the queue, as in DBOS."""
 
 POLL_S = 1.0
-"""How often a worker looks for jobs, and readers of events for new ones."""
+"""Polling interval of workers for jobs, and of readers for events."""
 
 _STATES = {
     "ENQUEUED": JobState.QUEUED,

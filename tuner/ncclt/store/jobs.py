@@ -17,7 +17,7 @@ from ncclt.store.tables import history, job_workers
 from ncclt.user_dirs import recorded_tables
 
 SETTLE_S = 5.0
-"""How long the jobs of a dead worker rest at least: its reaper ends what it had launched meanwhile."""
+"""Min rest of the jobs of a dead worker: its reaper ends the launches meanwhile."""
 
 
 class Jobs(StorePart):

@@ -15,7 +15,7 @@ from ncclt.store.leases import RENEW_S, this_worker
 from ncclt.store.store import Store
 
 _END = "end"
-"""What only one worker may do: confirm, prove and publish."""
+"""Stages reserved for one worker: confirm, prove and publish."""
 
 
 class StudyTrialLog:

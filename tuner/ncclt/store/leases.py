@@ -27,13 +27,13 @@ from ncclt.store.part import StorePart
 from ncclt.store.tables import leases, studies, trials
 
 RENEW_S = 15.0
-"""How often a worker renews what it holds."""
+"""Interval at which a worker renews its leases."""
 
 SILENT_S = 90.0
 """Without a renewal for this long a worker on another machine is assumed dead: six renewals were missed."""
 
 ABANDONED = "it ended without a word: it failed, was killed, or could not write its end; the same command resumes it"
-"""Why a study is interrupted that is running by its state, and has no worker any more."""
+"""Reason given for a running study without a worker."""
 
 _TRIAL = "trial "
 _WORKER = "worker "

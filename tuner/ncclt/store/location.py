@@ -14,7 +14,7 @@ from ncclt.user_dirs import user_folder
 URL_HINT = "write sqlite:///relative.db, sqlite:////absolute/path.db or postgresql://user@host/database"
 
 BUSY_TIMEOUT_S = 10.0
-"""How long to wait for another process that is writing."""
+"""Max wait for another process that is writing."""
 
 _SMALLEST_DATABASE = 512
 """Bytes of the smallest page, which every SQLite file has at least one of (sqlite.org/fileformat2.html)."""

@@ -10,7 +10,7 @@ REVISIONS = ("0001_release",)
 """Every migration in migrations/versions, oldest first; a test compares the two."""
 
 HEAD = REVISIONS[-1]
-"""What `open_store` migrates to."""
+"""Target of the migration in `open_store`."""
 
 VERSION_TABLE = "ncclt_alembic_version"
 """Alembic's own table under another name: MLflow and Optuna clashed over the usual one (mlflow issue 2923)."""

@@ -37,7 +37,7 @@ TRIES_SETTING = or_(
     trials.c.phase == Phase.SEARCH.value,
     and_(trials.c.phase == Phase.CONFIRM.value, not_(trials.c.document.contains('"policy":{', autoescape=True))),
 )
-"""What `Trial.tries_setting` says. Every quote of a text in the document has a backslash before it, so nothing else
+"""`Trial.tries_setting` in SQL. Every quote of a text in the document has a backslash before it, so nothing else
 looks like a policy there; most trials are those of the search, whose documents need not be read."""
 
 

@@ -65,7 +65,7 @@ PREFIXES = {
     "kubectl and mpirun": "2025-01-06T10:00:00.123456789Z [1,0]<stdout>:{}",
     "GitHub Actions, pdsh and srun": "2025-01-06T10:00:00.1234567Z node-0: 0: {}",
 }
-"""What is put in front of the lines of a log, by whom."""
+"""Prefixes of log lines, by program."""
 
 
 def _is_text(content: bytes) -> bool:
