@@ -61,7 +61,7 @@ def test_who_published_cannot_approve_where_another_person_must(call, command):
 @pytest.mark.parametrize(
     ("changes", "label"),
     [
-        ({"simulated": False}, ""),
+        ({"simulated": False, "launcher": "ssh"}, ""),
         ({"simulated": True}, "SIMULATED"),
         ({"simulated": False, "launcher": "replay"}, "recorded: elsewhere"),
     ],
