@@ -33,13 +33,13 @@ from ncclt_api.sign_in import BrowserSession, Sessions, remember
 from ncclt_api.telemetry import note
 
 FRESH_S = 0.5
-"""How long a new or revoked key may stay unnoticed."""
+"""Longest time that a new or revoked key may stay unnoticed."""
 
 LAST_KNOWN_S = 24 * 3600.0
-"""How long the keys that were last read are used while the database is away."""
+"""Longest time that the keys last read are used while the database is away."""
 
 _LOOK_S = 0.5
-"""How long a request waits for the keys to be read again before the last known ones are used."""
+"""Longest wait of a request for the keys to be read again, before the last known ones are used."""
 
 _KEY = "ncclt.key"
 _MOST_TOKEN = 200

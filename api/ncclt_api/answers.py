@@ -27,17 +27,17 @@ from ncclt_api.access import may_see
 from ncclt_api.telemetry import note
 
 FRESH_S = 0.5
-"""How long a change that another process made may stay unnoticed."""
+"""Longest time that a change by another process may stay unnoticed."""
 
 LAST_GOOD_S = 24 * 3600.0
-"""How long after the last look into the database an answer is still served while it is away. Clients keep theirs for
-30 days."""
+"""Longest time since the last look into the database that answers are still served while it is away. Clients keep
+theirs for 30 days."""
 
 _LOOK_S = 0.5
-"""How long an answer waits for the look into the database before it counts as away."""
+"""Longest wait of an answer for the look into the database, before the database counts as away."""
 
 JOB_S = 600.0
-"""How long after its first request a job is given the same answer, whatever is published meanwhile: its last node may
+"""Time since its first request in which a job gets the same answer, whatever is published meanwhile: its last node may
 need minutes to start."""
 
 _MOST_JOBS = 100_000
@@ -139,10 +139,10 @@ class Answers:
         self._number = 0
         self._changed: dict[tuple[str, str], int] = {}
         self._seen_s: float | None = None
-        """When the database was last seen; None = never."""
+        """Time of the last successful look; None = never."""
         self._look: asyncio.Task[None] | None = None
         self._looked_s = float("-inf")
-        """When the last look began."""
+        """Start of the last look."""
 
     def age_s(self) -> float | None:
         """Return the age of the kept answers, 0 while the database is seen; None = too old, or never seen."""

@@ -146,4 +146,4 @@ def _require_token(request: Request, token: Annotated[str, Form(max_length=_MOST
 
 
 OwnForm = Depends(_require_token)
-"""What every route that a form writes to depends on: another host's page cannot know the token."""
+"""Dependency of every route that a form writes to: another host's page cannot know the token."""

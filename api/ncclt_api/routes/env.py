@@ -34,7 +34,7 @@ CACHE_CONTROL = "max-age=60, stale-if-error=604800"
 
 
 _MEDIA_TYPES = {"text/x-shellscript": "export", "application/json": "json", "text/csv": "tuner-csv"}
-"""What `Accept` may ask for in the place of `format`."""
+"""Media types of `Accept`, which stand in for `format`."""
 
 
 def etag_of(body: str) -> str:

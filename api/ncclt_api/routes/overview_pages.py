@@ -28,7 +28,7 @@ from ncclt_api.dependencies import CurrentStore, StrictQuery
 from ncclt_api.pages.cluster import compare_releases
 from ncclt_api.pages.compare import FEWEST, MOST, Compared, compare
 from ncclt_api.pages.home import build_map
-from ncclt_api.routes.pages import Form, json_response, page_response
+from ncclt_api.routes.pages import Form, PageQuery, json_response, page_response
 from ncclt_api.schemas import StudySummaryDocument, study_summary_document
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse, dependencies=needs(Role.READ))
@@ -69,12 +69,6 @@ class FindQuery(StrictQuery):
 
     q: str = Field("", max_length=200)
     cluster: str = ""
-    format: Form = "html"
-
-
-class ClusterQuery(StrictQuery):
-    """Form of the answer."""
-
     format: Form = "html"
 
 
@@ -174,7 +168,7 @@ def show_found(query: Annotated[FindQuery, Query()], store: CurrentStore, reques
 
 
 @router.get("/clusters/{name:path}")
-def show_cluster(name: str, query: Annotated[ClusterQuery, Query()], store: CurrentStore, request: Request) -> Response:
+def show_cluster(name: str, query: Annotated[PageQuery, Query()], store: CurrentStore, request: Request) -> Response:
     """Show one cluster: what jobs get there, its releases of NCCL, the health of its fabric."""
     pairs = store.recommendations.pairs(cluster=name)
     cluster, in_catalogue = _cluster(store, name)

@@ -39,6 +39,13 @@ router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse,
 
 Form = Literal["html", "json"]
 
+
+class PageQuery(StrictQuery):
+    """Form of the answer."""
+
+    format: Form = "html"
+
+
 WHOLE_PAGE = {"HX-Retarget": "#main", "HX-Reselect": "#main", "HX-Reswap": "outerHTML"}
 """Headers that make htmx replace all of an open page, and not the part that it asked for."""
 
@@ -54,12 +61,6 @@ class ExportQuery(TrialChoice, StrictQuery):
     """Selection of trials, and the form: a part of the page, or a file of all that match."""
 
     format: Literal["html", "csv", "json"] = "html"
-
-
-class TrialQuery(StrictQuery):
-    """Form of the answer."""
-
-    format: Form = "html"
 
 
 @router.get("/studies/{id}")
@@ -100,7 +101,7 @@ def show_trials(
 def show_trial(
     study: CurrentStudy,
     number: Annotated[int, Path(ge=0, le=MOST_NUMBER)],
-    query: Annotated[TrialQuery, Query()],
+    query: Annotated[PageQuery, Query()],
     store: CurrentStore,
     request: Request,
 ) -> Response:

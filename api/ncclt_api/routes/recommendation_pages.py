@@ -23,10 +23,10 @@ from ncclt.prove.rollout import RollOutVerdict, judge_stored
 from ncclt.store.clock import utc_now
 from ncclt.store.store import Store
 from ncclt_api.access import needs, who
-from ncclt_api.dependencies import CurrentRecommendation, CurrentStore, StrictQuery, normal_version
+from ncclt_api.dependencies import CurrentRecommendation, CurrentStore, normal_version
 from ncclt_api.pages.compare import Compared, ComparisonRow, compare
 from ncclt_api.pages.recommendation import list_actions, list_snippets
-from ncclt_api.routes.pages import WHOLE_PAGE, json_response, page_response
+from ncclt_api.routes.pages import WHOLE_PAGE, PageQuery, json_response, page_response
 from ncclt_api.sign_in import OwnForm
 
 router = APIRouter(prefix="/recommendations", include_in_schema=False, default_response_class=HTMLResponse)
@@ -37,13 +37,7 @@ _SHOWN = 20
 Verb = Literal["approve", "activate", "rollback", "pin", "unpin", "retire", "stale"]
 
 
-class OneQuery(StrictQuery):
-    """Form of the answer."""
-
-    format: Literal["html", "json"] = "html"
-
-
-class ServedQuery(OneQuery):
+class ServedQuery(PageQuery):
     """The job; an omitted part matches anything."""
 
     cluster: str = Field(min_length=1, max_length=5000)
@@ -73,7 +67,7 @@ def show_served(query: Annotated[ServedQuery, Query()], store: CurrentStore, req
 
 @router.get("/{id}", dependencies=needs(Role.READ))
 def show_revision(
-    found: CurrentRecommendation, query: Annotated[OneQuery, Query()], store: CurrentStore, request: Request
+    found: CurrentRecommendation, query: Annotated[PageQuery, Query()], store: CurrentStore, request: Request
 ) -> Response:
     """Show one revision."""
     return _answer(found, query.format, store, request)
@@ -81,7 +75,7 @@ def show_revision(
 
 @router.get("/{id}/rollout", dependencies=needs(Role.READ))
 def show_roll_out(
-    found: CurrentRecommendation, query: Annotated[OneQuery, Query()], store: CurrentStore, request: Request
+    found: CurrentRecommendation, query: Annotated[PageQuery, Query()], store: CurrentStore, request: Request
 ) -> Response:
     """Show the roll-outs of a revision alone, for a page that is open."""
     rollouts = _judge(store, found)

@@ -24,12 +24,10 @@ router = APIRouter(prefix="/v1/recommendations", tags=["revisions"], responses=P
 rules = APIRouter(prefix="/v1/clusters", tags=["revisions"], responses=PROBLEMS)
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class StateChange(_Body):
+class StateChange(BaseModel):
     """Reason for a change of a revision; its actor is the key of the request."""
+
+    model_config = ConfigDict(extra="forbid")
 
     why: str = Field("", max_length=MOST_WHY, description="one line for the history")
 

@@ -30,7 +30,7 @@ from ncclt_api.schemas import CatalogueWorkload, workload_document
 router = APIRouter(prefix="/v1/workloads", tags=["catalogue"], responses=PROBLEMS, dependencies=needs(Role.TUNE))
 
 READ_S = 60.0
-"""How long reading an upload may take."""
+"""Longest time that reading an upload may take."""
 
 READ_BYTES = 2 * 1024**3
 """Memory of the process that reads it."""
