@@ -27,9 +27,9 @@ from ncclt.core.api_key import ApiKey, Role, hash_secret
 from ncclt.errors import StoreError
 from ncclt.store.store import Store
 from ncclt_api.pages.environment import render_page
-from ncclt_api.problems import Forbidden, Problem, problem_of, problem_response, wants_page
+from ncclt_api.problems import ForbiddenError, Problem, problem_of, problem_response, wants_page
 from ncclt_api.proxy_users import ProxyUsers
-from ncclt_api.sign_in import BrowserSession, Sessions, remember
+from ncclt_api.sign_in import Sessions, remember
 from ncclt_api.telemetry import note
 
 FRESH_S = 0.5
@@ -66,13 +66,13 @@ class RouteAccess:
         """Refuse a request whose key has not the role.
 
         Raises:
-            Forbidden: it has not.
+            ForbiddenError: it has not.
         """
         if self.role is None:
             return
         key = key_of(request)
         if key is not None and not key.role.includes(self.role):
-            raise Forbidden(f"the {key.holder} may {key.role}, this needs {self.role}", "ask for another key")
+            raise ForbiddenError(f"the {key.holder} may {key.role}, this needs {self.role}", hint="ask for another key")
 
 
 PUBLIC = [Depends(RouteAccess(None))]
@@ -115,10 +115,51 @@ def who(request: Request) -> str:
     return key.holder if key is not None else "local user of the service"
 
 
-def forbidden(request: Request, error: Exception) -> Response:
-    """Answer a request that its key does not permit."""
-    assert isinstance(error, Forbidden)
-    return problem_response(error.problem, request)
+class KnownKeys:
+    """The keys of the store, by hash; the last known ones while the database is away or hangs.
+
+    They are read again where they are older than `fresh_s`.
+    """
+
+    def __init__(
+        self, store: Callable[[], Store], *, fresh_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._store = store
+        self._fresh_s = fresh_s
+        self._clock = clock
+        self._keys: dict[str, ApiKey] = {}
+        self._read_s: float | None = None
+        self._looked_s = float("-inf")
+        self._look: asyncio.Task[None] | None = None
+        self._failure: StoreError | None = None
+
+    async def current(self) -> dict[str, ApiKey]:
+        """Return the keys.
+
+        Raises:
+            StoreError: the database has been away for too long.
+        """
+        now_s = self._clock()
+        if self._look is None and now_s - self._looked_s >= self._fresh_s:
+            self._look, self._looked_s = asyncio.create_task(self._read()), now_s
+        if (look := self._look) is not None:
+            left_s = None if self._read_s is None else max(self._looked_s + _LOOK_S - now_s, 0.0)
+            await asyncio.wait({look}, timeout=left_s)
+            if look.done():
+                look.result()  # raises what no store should
+        if self._read_s is None or (self._failure and self._looked_s - self._read_s > LAST_KNOWN_S):
+            raise self._failure or StoreError("the keys of the service were never read")
+        return self._keys
+
+    async def _read(self) -> None:
+        began_s = self._clock()
+        try:
+            self._keys = await run_in_threadpool(lambda: self._store().keys.find())
+            self._read_s, self._failure = began_s, None
+        except StoreError as error:
+            self._failure = error
+        finally:
+            self._look = None
 
 
 class AccessMiddleware:
@@ -133,27 +174,18 @@ class AccessMiddleware:
         self,
         app: ASGIApp,
         *,
-        store: Callable[[], Store],
-        fresh_s: float,
+        keys: KnownKeys,
         sessions: Sessions,
         public: Collection[tuple[str, str]] = (),
         hosts: Collection[str] | None = None,
         users: ProxyUsers | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.app = app
-        self._store = store
+        self._keys = keys
         self._sessions = sessions
         self._public = frozenset(public)
         self._hosts = hosts
         self._users = users
-        self._fresh_s = fresh_s
-        self._clock = clock
-        self._keys: dict[str, ApiKey] = {}
-        self._read_s: float | None = None
-        self._looked_s = float("-inf")
-        self._look: asyncio.Task[None] | None = None
-        self._failure: StoreError | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or refuse it."""
@@ -177,16 +209,24 @@ class AccessMiddleware:
     async def _refusal(self, scope: Scope, path: str) -> Problem | None:
         headers = Headers(scope=scope)
         try:
-            keys = await self._current_keys()
+            keys = await self._keys.current()
         except StoreError as error:
             return problem_of(error)
         if not keys and self._users is None:
             scope[_KEY] = None
-            return self._wrong_host(headers.get("host", ""))
+            host = headers.get("host", "")
+            # Without its port: `[::1]:8080` is `[::1]`.
+            if self._hosts is None or re.sub(r":[0-9]*$", "", host).lower() in self._hosts:
+                return None
+            return Problem(
+                status=421,
+                detail=f"without keys this service does not answer as {host[:100]!r}",
+                hint="name the host with `ncclt serve --allow-host`, or create a key with `ncclt admin keys create`",
+            )
         scheme, _, token = headers.get("authorization", "").partition(" ")
         key = keys.get(hash_secret(token)) if scheme.lower() == "bearer" and len(token) <= _MOST_TOKEN else None
         if scheme.lower() != "bearer":  # oauth2-proxy sends a Basic of its own beside the name
-            key = self._user(scope, path) or (None if scheme else self._signed_in(scope, path, headers, keys))
+            key = self._browser_key(scope, path, headers, keys)
         if key is None:
             return Problem(
                 status=401,
@@ -200,64 +240,21 @@ class AccessMiddleware:
         note(scope, key=key.id)
         return None
 
-    def _user(self, scope: Scope, path: str) -> ApiKey | None:
-        """Return the user of a trusted proxy; with the rights of a cookie, since the browser sends either by itself."""
-        if self._users is None or _writes_api(scope, path) or (user := self._users.user(scope)) is None:
-            return None
-        remember(scope, BrowserSession(key=user.id, mark=user.id))
-        return user
+    def _browser_key(self, scope: Scope, path: str, headers: Headers, keys: dict[str, ApiKey]) -> ApiKey | None:
+        """Return the key of a browser: the user of a trusted proxy, or the key that a cookie names.
 
-    def _signed_in(self, scope: Scope, path: str, headers: Headers, keys: dict[str, ApiKey]) -> ApiKey | None:
-        """Return the key that a cookie names; it may read all, and write by the forms of pages, which have tokens."""
-        if _writes_api(scope, path):
-            return None
-        session = self._sessions.read(headers.get("cookie", ""))
-        if session is None:
-            return None
-        remember(scope, session)
-        return next((key for key in keys.values() if key.id == session.key), None)
-
-    def _wrong_host(self, host: str) -> Problem | None:
-        # Without its port: `[::1]:8080` is `[::1]`.
-        if self._hosts is None or re.sub(r":[0-9]*$", "", host).lower() in self._hosts:
-            return None
-        return Problem(
-            status=421,
-            detail=f"without keys this service does not answer as {host[:100]!r}",
-            hint="name the host with `ncclt serve --allow-host`, or create a key with `ncclt admin keys create`",
-        )
-
-    async def _current_keys(self) -> dict[str, ApiKey]:
-        """Return the keys, read again where they are too old; the last known ones while the database is away or hangs.
-
-        Raises:
-            StoreError: it has been away for too long.
+        The browser sends either by itself: it may read all, and write by the forms of pages, which have tokens.
         """
-        now_s = self._clock()
-        if self._look is None and now_s - self._looked_s >= self._fresh_s:
-            self._look, self._looked_s = asyncio.create_task(self._read_keys()), now_s
-        if (look := self._look) is not None:
-            left_s = None if self._read_s is None else max(self._looked_s + _LOOK_S - now_s, 0.0)
-            await asyncio.wait({look}, timeout=left_s)
-            if look.done():
-                look.result()  # raises what no store should
-        if self._read_s is None or (self._failure and self._looked_s - self._read_s > LAST_KNOWN_S):
-            raise self._failure or StoreError("the keys of the service were never read")
-        return self._keys
-
-    async def _read_keys(self) -> None:
-        began_s = self._clock()
-        try:
-            self._keys = await run_in_threadpool(lambda: self._store().keys.find())
-            self._read_s, self._failure = began_s, None
-        except StoreError as error:
-            self._failure = error
-        finally:
-            self._look = None
-
-
-def _writes_api(scope: Scope, path: str) -> bool:
-    return scope["method"] not in ("GET", "HEAD") and path.startswith("/v1/")
+        if scope["method"] not in ("GET", "HEAD") and path.startswith("/v1/"):
+            return None
+        if self._users is not None and (user := self._users.user(scope)) is not None:
+            remember(scope, user.id)
+            return user
+        if headers.get("authorization") or (session := self._sessions.read(headers.get("cookie", ""))) is None:
+            return None
+        id, mark = session
+        remember(scope, mark)
+        return next((key for key in keys.values() if key.id == id), None)
 
 
 def _foreign_page(scope: Scope, method: str) -> Problem | None:

@@ -18,12 +18,12 @@ from ncclt import __version__
 from ncclt.errors import UsageError
 from ncclt.store import open_service_store
 from ncclt.store.store import Store
-from ncclt_api.access import AccessMiddleware, declared_role, forbidden
+from ncclt_api.access import AccessMiddleware, KnownKeys, declared_role
 from ncclt_api.answers import FRESH_S, Answers, AnswersMiddleware
 from ncclt_api.large_answers import LargeAnswers, LargeAnswersMiddleware
-from ncclt_api.middleware import BodyLimitMiddleware, HeadMiddleware, RequestIdMiddleware, SecurityHeadersMiddleware
+from ncclt_api.middleware import BodyLimitMiddleware, HeadersMiddleware, HeadMiddleware
 from ncclt_api.pages.study import StudyPages
-from ncclt_api.problems import Forbidden, add_problem_handlers
+from ncclt_api.problems import add_problem_handlers
 from ncclt_api.proxy_users import PeerMiddleware, ProxyPlan, ProxyUsers
 from ncclt_api.routes import (
     attestations,
@@ -168,7 +168,6 @@ def create_app(
         app.include_router(router)
     app.mount("/assets", StaticFiles(directory=_ASSETS), name="assets")
     add_problem_handlers(app)
-    app.add_exception_handler(Forbidden, forbidden)
     # The middleware added last is the outermost.
     app.add_middleware(AnswersMiddleware, answers=app.state.answers)
     if large_answers:
@@ -176,8 +175,7 @@ def create_app(
     if not is_checked:
         app.add_middleware(
             AccessMiddleware,
-            store=lambda: app.state.store,
-            fresh_s=fresh_s,
+            keys=KnownKeys(lambda: app.state.store, fresh_s=fresh_s),
             sessions=sessions,
             hosts=hosts,
             public=public,
@@ -186,8 +184,7 @@ def create_app(
     app.add_middleware(BodyLimitMiddleware)
     app.add_middleware(GZipMiddleware, minimum_size=_LEAST_ZIPPED_BYTES)
     app.add_middleware(HeadMiddleware)
-    app.add_middleware(SecurityHeadersMiddleware)
-    app.add_middleware(RequestIdMiddleware)
+    app.add_middleware(HeadersMiddleware)
     app.add_middleware(TelemetryMiddleware, figures=app.state.figures, log=log)
     return app
 

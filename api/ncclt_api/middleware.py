@@ -25,28 +25,6 @@ _HEADERS = {
 }
 
 
-class SecurityHeadersMiddleware:
-    """Add the headers to every answer."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on and complete the answer's headers."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in _HEADERS.items():
-                    headers.setdefault(name, value)
-            await send(message)
-
-        await self.app(scope, receive, send_with_headers)
-
-
 MOST_BODY_BYTES = 1024 * 1024
 """Longest request body that is read; an attestation has at most some 100 kB."""
 
@@ -109,14 +87,14 @@ def request_id(scope: Scope) -> str:
     return found
 
 
-class RequestIdMiddleware:
-    """Give each request an id, the client's X-Request-ID where it is harmless, and echo it."""
+class HeadersMiddleware:
+    """Add the security headers and the request's id to every answer: the client's X-Request-ID where it is harmless."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on with its id."""
+        """Pass the request on with its id, and complete the answer's headers."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -126,9 +104,12 @@ class RequestIdMiddleware:
             scope.setdefault(_SCOPE_KEY, given)
         request_id(scope)
 
-        async def send_with_id(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["X-Request-ID"] = request_id(scope)
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
+                headers["X-Request-ID"] = request_id(scope)
             await send(message)
 
-        await self.app(scope, receive, send_with_id)
+        await self.app(scope, receive, send_with_headers)

@@ -30,6 +30,7 @@ from ncclt.errors import (
 )
 from ncclt_api.middleware import request_id
 from ncclt_api.pages.environment import render_page
+from ncclt_api.schemas import FieldProblem
 from ncclt_api.telemetry import note
 from ncclt_api.text import readable
 
@@ -40,28 +41,21 @@ _FOR_PROGRAMS = re.compile(r"/(v\d+|api|healthz|readyz|assets)(/|$)")
 
 _FORM = "application/x-www-form-urlencoded"
 
+
+class ForbiddenError(NccltError):
+    """A request that its key or its session does not permit."""
+
+
 _STATUS_BY_CLASS: tuple[tuple[type[NccltError], int], ...] = (
     (UsageError, 422),
     (StaleRecommendationError, 410),
     (NotFoundError, 404),
     (ConflictError, 409),
+    (ForbiddenError, 403),
     (InputError, 422),
     (StoreError, 503),
 )
-"""HTTP status of each branch of the tree in ncclt.errors; any other error is a bug: 500."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FieldError:
-    """Error in one field of a request.
-
-    Attributes:
-        where: the field, for example `query.limit`.
-        message: what is wrong with it.
-    """
-
-    where: str
-    message: str
+"""HTTP status of each branch of the tree of errors; any other error is a bug: 500."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +75,7 @@ class Problem:
     detail: str
     hint: str = ""
     type: str = "about:blank"
-    errors: tuple[FieldError, ...] = ()
+    errors: tuple[FieldProblem, ...] = ()
     available: tuple[dict[str, Any], ...] = ()
 
     @property
@@ -103,14 +97,6 @@ def problem_of(error: NccltError) -> Problem:
     )
 
 
-class Forbidden(Exception):  # noqa: N818  a decision, not a failure
-    """A request is not permitted."""
-
-    def __init__(self, detail: str, hint: str) -> None:
-        super().__init__(detail)
-        self.problem = Problem(status=403, detail=detail, hint=hint, type="urn:ncclt:problem:forbidden")
-
-
 def problem_response(problem: Problem, request: Request, headers: dict[str, str] | None = None) -> Response:
     """Write a problem as JSON, or as a page where a browser asks for one outside the API."""
     if problem.status >= 500:
@@ -129,7 +115,7 @@ def problem_response(problem: Problem, request: Request, headers: dict[str, str]
         "request_id": request_id(request.scope),
     }
     if problem.errors:
-        document["errors"] = [{"where": error.where, "message": error.message} for error in problem.errors]
+        document["errors"] = [error.model_dump() for error in problem.errors]
     if problem.available:
         document["available"] = problem.available
     return JSONResponse(readable(document), status_code=problem.status, headers=headers, media_type=PROBLEM_TYPE)
@@ -179,7 +165,7 @@ def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     rows = error.errors()
     errors = tuple(
-        FieldError(
+        FieldProblem(
             # Where JSON breaks off, the framework has its position in the place of a field.
             where=".".join(str(part) for part in (row["loc"][:1] if row["type"] == "json_invalid" else row["loc"])),
             message=translate_refusal(str(row["msg"])),

@@ -117,7 +117,9 @@ class ProxyUsers:
             return None
         peer = str(scope.get(_PEER, ""))  # empty where no PeerMiddleware saw the socket: nothing is believed
         if not self._is_proxy(peer):
-            self._note_stranger(peer)
+            if self._log is not None and peer not in self._strangers and len(self._strangers) < _MOST_STRANGERS:
+                self._strangers.add(peer)
+                self._log.warning("header of a user ignored", peer=peer, hint="--trust-user-header does not name it")
             return None
         values = headers.getlist(name)
         if len(values) != 1 or not _NAME.fullmatch(values[0]):
@@ -135,10 +137,3 @@ class ProxyUsers:
         if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
             address = address.ipv4_mapped
         return any(address in network for network in self._plan.proxies)
-
-    def _note_stranger(self, peer: str) -> None:
-        if peer in self._strangers or len(self._strangers) >= _MOST_STRANGERS:
-            return
-        self._strangers.add(peer)
-        if self._log is not None:
-            self._log.warning("header of a user ignored", peer=peer, hint="--trust-user-header does not name it")

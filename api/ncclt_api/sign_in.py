@@ -19,7 +19,7 @@ from starlette.types import Scope
 
 from ncclt.core.api_key import ApiKey, Role
 from ncclt.errors import UsageError
-from ncclt_api.problems import Forbidden
+from ncclt_api.problems import ForbiddenError
 
 COOKIE = "ncclt_session"
 
@@ -31,19 +31,6 @@ LEAST_SECRET = 32
 
 _SESSION, _KEY = "ncclt.session", "ncclt.key"
 _MOST_TOKEN = 500
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BrowserSession:
-    """Content of a session cookie.
-
-    Attributes:
-        key: id of the key, which is no secret.
-        mark: random text from which the tokens of its forms are made.
-    """
-
-    key: str
-    mark: str
 
 
 class Sessions:
@@ -78,14 +65,18 @@ class Sessions:
         value = self._cookies.dumps([key.id, secrets.token_urlsafe(16)])
         response.set_cookie(COOKIE, str(value), max_age=SESSION_S, httponly=True, samesite="strict", secure=secure)
 
-    def read(self, header: str) -> BrowserSession | None:
-        """Return the session of a Cookie header; None = none, not ours, or too old."""
+    def read(self, header: str) -> tuple[str, str] | None:
+        """Return the session of a Cookie header; None = none, not ours, or too old.
+
+        Returns:
+            The id of the key, which is no secret, and random text from which the tokens of its forms are made.
+        """
         value = cookie_parser(header).get(COOKIE, "")
         try:
             key, mark = self._cookies.loads(value[:_MOST_TOKEN], max_age=SESSION_S)
         except BadSignature:
             return None
-        return BrowserSession(key=key, mark=mark)
+        return key, mark
 
     def form_token(self, mark: str) -> str:
         """Return the token of the forms of a session; without keys all have the empty mark."""
@@ -100,9 +91,9 @@ class Sessions:
         return hmac.compare_digest(str(found).encode(), mark.encode())
 
 
-def remember(scope: Scope, session: BrowserSession) -> None:
-    """Note the session of a request."""
-    scope[_SESSION] = session
+def remember(scope: Scope, mark: str) -> None:
+    """Note the mark of the session of a request."""
+    scope[_SESSION] = mark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,18 +122,18 @@ class Visitor:
 
 def visitor(request: Request) -> Visitor:
     """Return the visitor that makes a request."""
-    session: BrowserSession | None = request.scope.get(_SESSION)
-    token = request.app.state.sessions.form_token(session.mark if session else "")
+    mark: str | None = request.scope.get(_SESSION)
+    token = request.app.state.sessions.form_token(mark or "")
     # A cookie names its key; whom a proxy has signed in, it has to sign out.
     key: ApiKey | None = request.scope.get(_KEY)
-    signed_in = session is not None and (key is None or not key.is_user)
+    signed_in = mark is not None and (key is None or not key.is_user)
     return Visitor(key=key, signed_in=signed_in, token=token)
 
 
 def _require_token(request: Request, token: Annotated[str, Form(max_length=_MOST_TOKEN)]) -> None:
-    session: BrowserSession | None = request.scope.get(_SESSION)
-    if not request.app.state.sessions.is_token_of(session.mark if session else "", token):
-        raise Forbidden("this form is not from a page of your session", "load the page again, and send it from there")
+    if not request.app.state.sessions.is_token_of(request.scope.get(_SESSION, ""), token):
+        hint = "load the page again, and send it from there"
+        raise ForbiddenError("this form is not from a page of your session", hint=hint)
 
 
 OwnForm = Depends(_require_token)

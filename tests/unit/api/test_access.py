@@ -18,7 +18,7 @@ from ncclt.core.tuning_job import TuningJob
 from ncclt.errors import StoreError
 from ncclt.store.job_queue import JobQueue, prepare
 from ncclt.store.part import StorePart
-from ncclt_api.access import LAST_KNOWN_S, AccessMiddleware, declared_role
+from ncclt_api.access import LAST_KNOWN_S, AccessMiddleware, KnownKeys, declared_role
 from ncclt_api.app import create_app
 from ncclt_api.proxy_users import PeerMiddleware, proxy_plan
 from ncclt_api.routes import studies
@@ -438,7 +438,8 @@ def test_the_last_known_keys_hold_while_the_database_is_away():
 
     keys, now = Keys(), [0.0]
     store = SimpleNamespace(keys=keys)
-    access = AccessMiddleware(app, store=lambda: store, fresh_s=0, sessions=Sessions(), clock=lambda: now[0])
+    known = KnownKeys(lambda: store, fresh_s=0, clock=lambda: now[0])
+    access = AccessMiddleware(app, keys=known, sessions=Sessions())
 
     async def status(secret):
         sent = []
@@ -474,15 +475,15 @@ def test_a_database_that_is_away_is_not_asked_for_keys_at_every_request():
 
     keys, now = Keys(), [0.0]
     store = SimpleNamespace(keys=keys)
-    access = AccessMiddleware(None, store=lambda: store, fresh_s=0.5, sessions=Sessions(), clock=lambda: now[0])
+    known = KnownKeys(lambda: store, fresh_s=0.5, clock=lambda: now[0])
 
     async def test():
-        await asyncio.gather(*(access._current_keys() for _ in range(20)))
+        await asyncio.gather(*(known.current() for _ in range(20)))
         keys.away, now[0] = True, 10.0
-        found = await asyncio.gather(*(access._current_keys() for _ in range(100)))
-        assert all(hash_secret("mine") in known for known in found)
+        found = await asyncio.gather(*(known.current() for _ in range(100)))
+        assert all(hash_secret("mine") in keys for keys in found)
         for _ in range(100):
-            assert hash_secret("mine") in await access._current_keys()
+            assert hash_secret("mine") in await known.current()
         assert keys.asked == 2
 
     asyncio.run(test())
