@@ -28,7 +28,7 @@ from ncclt.core.setting import Setting
 from ncclt.core.trial import Runner, TrialResult
 from ncclt.measure.testbed import Testbed, simulated_testbed
 from ncclt.pipeline.tune import TuneRequest, build_study
-from ncclt.search.loop import Progress, search
+from ncclt.search.loop import Progress, Search
 from ncclt.search.optuna_study import OptunaStudy
 from ncclt.search.space import build_space
 from ncclt.store import open_store
@@ -73,17 +73,15 @@ def ours(folder: Path, model: str, trials: int) -> dict[str, Any]:
             StudyTrialLog(store, study, lambda: "") as trial_log,
             OptunaStudy(space, study, storage_url=store.optuna_url) as optuna_study,
         ):
-            search(
-                [runner],
-                workload,
-                trial_log,
-                optuna_study,
-                request.budget,
+            Search(
+                workload=workload,
+                trial_log=trial_log,
+                optuna_study=optuna_study,
+                budget=request.budget,
                 clock=time.monotonic,
                 interrupted=lambda: "",
                 watch=watch,
-                only_worker=True,
-            )
+            ).run([runner], only_worker=True)
         total = time.perf_counter() - started - runner.seconds
     last = (marks[-1] - marks[-21]) / 20
     return row("ncclt tune", trials, total, last)

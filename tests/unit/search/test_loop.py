@@ -19,7 +19,7 @@ from ncclt.errors import StoreError, StudyStoppedError
 from ncclt.measure.trial import launch
 from ncclt.search import loop, optuna_tables
 from ncclt.search.assemble import assemble, collect_times, expected_us
-from ncclt.search.loop import EQUAL_FAILURES, explain_convergence, search
+from ncclt.search.loop import EQUAL_FAILURES, Search, explain_convergence
 from ncclt.search.optuna_study import OptunaStudy
 from ncclt.search.posterior import posterior_mean
 from ncclt.search.space import cluster_space
@@ -33,17 +33,15 @@ def run(cluster, workload, time_of, *, trials=20, trial_log=None, seed=1, storag
     space = cluster_space(workload.collectives, cluster, parameters={}, expressible=expressible)
     study = replace(sample_study("s"), cluster=cluster, workload=workload, seed=seed)
     with OptunaStudy(space, study, storage_url=storage_url) as optuna_study:
-        end = search(
-            [runner],
-            workload,
-            kept,
-            optuna_study,
-            kwargs.pop("budget", Budget(trials=trials)),
+        end = Search(
+            workload=workload,
+            trial_log=kept,
+            optuna_study=optuna_study,
+            budget=kwargs.pop("budget", Budget(trials=trials)),
             clock=kwargs.pop("clock", lambda: 0.0),
             interrupted=kwargs.pop("interrupted", lambda: False),
             watch=kwargs.pop("watch", lambda _progress: None),
-            only_worker=True,
-        )
+        ).run([runner], only_worker=True)
     return end, runner, kept
 
 
@@ -167,14 +165,14 @@ def test_a_wish_to_stop_is_obeyed_after_the_running_trial(cluster, workload, lan
 
 def test_an_interrupt_of_several_workers_kills_their_launches_and_waits_for_them(monkeypatch):
     ended, told = threading.Event(), []
-    work = SimpleNamespace(run=lambda runner: (ended.wait(), told.append(runner)), stop=told.append)
+    search = SimpleNamespace(_work=lambda runner: (ended.wait(), told.append(runner)), _stop=told.append)
 
     def interrupt(_seconds):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(loop.time, "sleep", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        loop._run_at_once(work, ["a", "b"], ended.set)
+        Search._run_at_once(search, ["a", "b"], ended.set)
     assert (told[0].interrupted, sorted(told[1:])) == (True, ["a", "b"])
 
 
@@ -318,19 +316,12 @@ def test_a_search_needs_half_a_percent_within_its_patience_to_go_on(subtests):
 
 def work_of(history, budget, *, default_us=1000.0):
     """What weighs proposals, after a search with some history in which a launch took 2 s."""
-    work = loop._Work(
-        workload=None,
-        trial_log=None,
-        optuna_study=None,
-        budget=budget,
-        default=SimpleNamespace(score_us=default_us),
-        best=SimpleNamespace(history=lambda _trials: history),
-        spent_s=None,
-        interrupted=None,
-        watch=None,
+    search = Search(
+        workload=None, trial_log=None, optuna_study=None, budget=budget, clock=None, interrupted=None, watch=None
     )
+    search._default, search._history = SimpleNamespace(score_us=default_us), history
     trials = [SimpleNamespace(result=SimpleNamespace(wall_s=2.0)) for _ in history]
-    return lambda gain: work._explain_low_gain(SimpleNamespace(expected_gain=gain), trials)
+    return lambda gain: search._explain_low_gain(SimpleNamespace(expected_gain=gain), trials)
 
 
 def test_a_proposal_that_promises_less_than_half_a_percent_ends_the_search_from_eight_launches_on():

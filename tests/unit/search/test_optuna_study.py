@@ -15,7 +15,7 @@ from ncclt.core.trial import Outcome
 from ncclt.errors import StoreError, StudyStoppedError
 from ncclt.measure.trial import launch, launch_claim, list_search_trials
 from ncclt.search import optuna_tables
-from ncclt.search.loop import search
+from ncclt.search.loop import Search
 from ncclt.search.named_sampler import NamedSampler, named_sampler
 from ncclt.search.optuna_study import MOST_ASKS, OptunaStudy
 from ncclt.search.optuna_tables import SETTING
@@ -346,17 +346,15 @@ def test_the_trials_of_a_recorded_space_have_values_on_all_axes(cluster, workloa
 
 def run(worker, runner, workload, trial_log, *, sampler, trials=12, **options):
     with worker(sampler=sampler, **options) as optuna_study:
-        return search(
-            [runner],
-            workload,
-            trial_log,
-            optuna_study,
-            Budget(trials=trials),
+        return Search(
+            workload=workload,
+            trial_log=trial_log,
+            optuna_study=optuna_study,
+            budget=Budget(trials=trials),
             clock=lambda: 0.0,
             interrupted=lambda: "",
             watch=lambda _progress: None,
-            only_worker=True,
-        )
+        ).run([runner], only_worker=True)
 
 
 @pytest.mark.parametrize("name", ["TPESampler", "RandomSampler", "QMCSampler"])

@@ -37,7 +37,7 @@ from ncclt.prove.proof import build_policy_verdict, measure_coverage, require_co
 from ncclt.prove.study_summary import MessageRow, StudySummary, build_message_rows, summarize_study
 from ncclt.prove.verdict import Pairs, keep_default
 from ncclt.search.assemble import Times
-from ncclt.search.loop import Progress, SearchEnd, search
+from ncclt.search.loop import Progress, Search, SearchEnd
 from ncclt.search.named_sampler import named_sampler
 from ncclt.search.optuna_study import OptunaStudy
 from ncclt.search.optuna_tables import record_proof, record_verdict
@@ -390,18 +390,16 @@ def _search(context: TuneContext) -> SearchEnd:
         lock=context.store.alone,
     )
     with opened as optuna_study, testbed.awake():
-        return search(
-            testbed.searching,
-            context.workload,
-            trial_log,
-            optuna_study,
-            budget,
+        search = Search(
+            workload=context.workload,
+            trial_log=trial_log,
+            optuna_study=optuna_study,
+            budget=budget,
             clock=context.clock,
             interrupted=context.interrupted,
             watch=context.watcher.searched,
-            kill=testbed.kill,
-            only_worker=trial_log.is_alone(),
         )
+        return search.run(testbed.searching, kill=testbed.kill, only_worker=trial_log.is_alone())
 
 
 def _confirm_and_prove(context: TuneContext) -> tuple[Times, ProofArms] | None:

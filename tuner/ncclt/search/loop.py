@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ncclt.core.budget import Budget
+from ncclt.core.cluster import Cluster
 from ncclt.core.plural import count_noun
 from ncclt.core.study import Claim, Phase, Trial, gpu_seconds
 from ncclt.core.trial import Outcome, Runner
@@ -76,25 +77,13 @@ class SearchEnd:
     expected_gain: float | None = None
 
 
-def search(
-    runners: Sequence[Runner],
-    workload: Workload,
-    trial_log: TrialLog,
-    optuna_study: OptunaStudy,
-    budget: Budget,
-    *,
-    clock: Callable[[], float],
-    interrupted: Callable[[], str],
-    watch: Callable[[Progress], None],
-    kill: Callable[[], None] = lambda: None,
-    only_worker: bool,
-) -> SearchEnd:
-    """Search until the budget ends or the search converges.
+@dataclass(slots=True, kw_only=True)
+class Search:
+    """One search by one or more threads of this process; one of them at a time chooses what to launch.
 
     Other processes may search the same study: they share its trial log and its budget of trials.
 
-    Args:
-        runners: where trials run, at least one; each on nodes of its own, all at once.
+    Attributes:
         workload: placed on the runners' cluster.
         trial_log: where trials are kept; earlier ones of the study count.
         optuna_study: proposes the settings.
@@ -102,109 +91,96 @@ def search(
         clock: monotonic seconds.
         interrupted: asked before every launch: why to stop after the current trial; empty = go on.
         watch: called after every launch.
-        kill: ends what all runners are measuring; called when the user does not want to wait for several of them.
-        only_worker: no other process was searching the study when the optuna_study had been opened.
-
-    Raises:
-        StudyStoppedError: the default fails, or `EQUAL_FAILURES` launches fail alike in a row.
     """
-    started = clock()
-    default = _default(runners[0], workload, trial_log)
-    optuna_study.resume(default, list_search_trials(trial_log), only_worker=only_worker)
-    work = _Work(
-        workload=workload,
-        trial_log=trial_log,
-        optuna_study=optuna_study,
-        budget=budget,
-        default=default,
-        best=_BestPolicy(runners[0], workload),
-        spent_s=lambda: clock() - started,
-        interrupted=interrupted,
-        watch=watch,
-    )
-    if len(runners) == 1:
-        work.run(runners[0])
-    else:
-        _run_at_once(work, runners, kill)
-    if work.error is not None:
-        raise work.error
-    assert work.end is not None, "a worker only leaves when the search has ended"
-    return work.end
-
-
-def _default(runner: Runner, workload: Workload, trial_log: TrialLog) -> Trial:
-    """Return the default's launch; where another worker is making it, wait for it."""
-    while True:
-        running = trial_log.refresh()
-        if stored_default(trial_log) is None and any(claim.setting.is_default for claim in running):
-            time.sleep(_POLL_S)
-            continue
-        return measure_default(runner, workload, trial_log)
-
-
-def _run_at_once(work: _Work, runners: Sequence[Runner], kill: Callable[[], None]) -> None:
-    threads = [threading.Thread(target=work.run, args=(runner,), daemon=True) for runner in runners]
-    for thread in threads:
-        thread.start()
-    try:
-        # Python handles signals in the main thread only, between two of these short waits.
-        while any(thread.is_alive() for thread in threads):
-            time.sleep(_POLL_S)
-    except BaseException:
-        work.stop(SearchEnd(reason="killed by the user", interrupted=True))
-        kill()
-        for thread in threads:
-            thread.join()
-        raise
-
-
-@dataclass(slots=True, kw_only=True)
-class _Work:
-    """One search by one or more threads of this process; one of them at a time chooses what to launch."""
 
     workload: Workload
     trial_log: TrialLog
     optuna_study: OptunaStudy
     budget: Budget
-    default: Trial
-    best: _BestPolicy
-    spent_s: Callable[[], float]
+    clock: Callable[[], float]
     interrupted: Callable[[], str]
     watch: Callable[[Progress], None]
-    end: SearchEnd | None = None
-    error: BaseException | None = None
+    _started_s: float = field(init=False)
+    _cluster: Cluster = field(init=False)
+    _default: Trial = field(init=False)
+    _end: SearchEnd | None = None
+    _error: BaseException | None = None
+    _history: list[float] = field(default_factory=list)
     _show: bool = True
     _choosing: threading.Lock = field(default_factory=threading.Lock)
 
-    def stop(self, end: SearchEnd) -> None:
-        """Let every worker stop after its trial; the first reason counts."""
-        if self.end is None:
-            self.end = end
+    def run(
+        self, runners: Sequence[Runner], *, kill: Callable[[], None] = lambda: None, only_worker: bool
+    ) -> SearchEnd:
+        """Search until the budget ends or the search converges.
 
-    def run(self, runner: Runner) -> None:
+        Args:
+            runners: where trials run, at least one; each on nodes of its own, all at once.
+            kill: ends what all runners are measuring; called when the user does not want to wait for several of them.
+            only_worker: no other process was searching the study when the optuna_study had been opened.
+
+        Raises:
+            StudyStoppedError: the default fails, or `EQUAL_FAILURES` launches fail alike in a row.
+        """
+        self._started_s, self._cluster = self.clock(), runners[0].cluster
+        # Where another worker is making the default's launch, wait for it.
+        while any(c.setting.is_default for c in self.trial_log.refresh()) and stored_default(self.trial_log) is None:
+            time.sleep(_POLL_S)
+        self._default = measure_default(runners[0], self.workload, self.trial_log)
+        self.optuna_study.resume(self._default, list_search_trials(self.trial_log), only_worker=only_worker)
+        if len(runners) == 1:
+            self._work(runners[0])
+        else:
+            self._run_at_once(runners, kill)
+        if self._error is not None:
+            raise self._error
+        assert self._end is not None, "a worker only leaves when the search has ended"
+        return self._end
+
+    def _run_at_once(self, runners: Sequence[Runner], kill: Callable[[], None]) -> None:
+        threads = [threading.Thread(target=self._work, args=(runner,), daemon=True) for runner in runners]
+        for thread in threads:
+            thread.start()
+        try:
+            # Python handles signals in the main thread only, between two of these short waits.
+            while any(thread.is_alive() for thread in threads):
+                time.sleep(_POLL_S)
+        except BaseException:
+            self._stop(SearchEnd(reason="killed by the user", interrupted=True))
+            kill()
+            for thread in threads:
+                thread.join()
+            raise
+
+    def _stop(self, end: SearchEnd) -> None:
+        """Let every worker stop after its trial; the first reason counts."""
+        if self._end is None:
+            self._end = end
+
+    def _work(self, runner: Runner) -> None:
         """Launch what is proposed until the search has ended."""
         try:
-            while (claim := self._next(runner)) is not None:
+            while (claim := self._next()) is not None:
                 trial = launch_claim(runner, self.workload, self.trial_log, claim)
                 with self._choosing:
                     self.optuna_study.tell(claim, trial)
                     self._show = True
                     check_failures(list_search_trials(self.trial_log))
-        except BaseException as error:  # noqa: BLE001  a thread cannot raise; `search` raises it for all
-            self.error = self.error or error
-            self.stop(SearchEnd(reason="failed"))
+        except BaseException as error:  # noqa: BLE001  a thread cannot raise; `run` raises it for all
+            self._error = self._error or error
+            self._stop(SearchEnd(reason="failed"))
 
-    def _next(self, runner: Runner) -> Claim | None:
+    def _next(self) -> Claim | None:
         """Return the next launch, or None when the search has ended."""
         with self._choosing:
-            while self.end is None:
+            while self._end is None:
                 running = self.trial_log.refresh()
                 trials = list_search_trials(self.trial_log)
-                history = self.best.history(trials)
+                self._update_history(trials)
                 if self._show:
-                    self._tell_watcher(trials, history, runner)
-                if end := self._reason_to_stop(trials, running, history, runner):
-                    self.stop(end)
+                    self._tell_watcher(trials)
+                if end := self._reason_to_stop(trials, running):
+                    self._stop(end)
                     return None
                 claim = self._claim(trials, running)
                 if claim is not None:
@@ -215,64 +191,72 @@ class _Work:
         """Ask for a proposal and claim it; None = another worker was faster, or nothing is left to launch."""
         proposal = self.optuna_study.propose(trials, running=running)
         if proposal is None:
-            self.stop(SearchEnd(reason=self.optuna_study.explain_exhaustion(trials), converged=True))
+            self._stop(SearchEnd(reason=self.optuna_study.explain_exhaustion(trials), converged=True))
             return None
         if reason := self._explain_low_gain(proposal, trials):
             converged = self.budget.steps is None
-            self.stop(SearchEnd(reason=reason, converged=converged, expected_gain=proposal.expected_gain))
+            self._stop(SearchEnd(reason=reason, converged=converged, expected_gain=proposal.expected_gain))
             return None
         claim = self.trial_log.claim(proposal.setting, phase=Phase.SEARCH, most=self.budget.trials)
         if claim is not None:
             self.optuna_study.start(claim, proposal)
         return claim
 
-    def _reason_to_stop(
-        self, trials: Sequence[Trial], running: Sequence[Claim], history: Sequence[float], runner: Runner
-    ) -> SearchEnd | None:
-        budget = self.budget
+    def _reason_to_stop(self, trials: Sequence[Trial], running: Sequence[Claim]) -> SearchEnd | None:
+        budget, startup = self.budget, self.optuna_study.startup_trials
         if len(trials) + len(running) >= budget.trials:
             return SearchEnd(reason=f"budget of {count_noun(budget.trials, 'trial')} used")
-        if budget.seconds is not None and self.spent_s() >= budget.seconds:
+        if budget.seconds is not None and self.clock() - self._started_s >= budget.seconds:
             return SearchEnd(reason=f"time budget of {budget.seconds:g} s used")
-        if budget.gpu_hours is not None and self._gpu_seconds(runner) >= budget.gpu_hours * 3600:
+        if budget.gpu_hours is not None and self._gpu_seconds() >= budget.gpu_hours * 3600:
             return SearchEnd(reason=f"budget of {budget.gpu_hours:g} GPU-hours used")
         if why := self.interrupted():
             return SearchEnd(reason=why, interrupted=True)
-        if reason := explain_convergence(history, startup=self.optuna_study.startup_trials, patience=budget.patience):
+        if reason := explain_convergence(self._history, startup=startup, patience=budget.patience):
             return SearchEnd(reason=reason, converged=True)
         return None
 
     def _explain_low_gain(self, proposal: Proposal, trials: Sequence[Trial]) -> str:
         """Return the reason why the launch of a proposal is not worth its cost; empty where it is."""
-        if self.budget.steps is None or self.default.score_us is None:
+        if self.budget.steps is None or self._default.score_us is None:
             threshold = WORTH_A_LAUNCH if self.budget.patience else 0.0
         else:
             launch_s = sum(t.result.wall_s for t in trials) / len(trials)
-            threshold = launch_s / (self.default.score_us / 1e6 * self.budget.steps)
+            threshold = launch_s / (self._default.score_us / 1e6 * self.budget.steps)
         too_early = self.budget.steps is None and len(trials) < MIN_LAUNCHES
         if too_early or proposal.expected_gain >= threshold:
             return ""
         expected = f"expected improvement of the next trial is {proposal.expected_gain * 100:.2g} %"
         if self.budget.steps is None:
-            history = self.best.history(trials)
-            if history[-1] > history[0] * (1 - WORTHWHILE_GAIN):
-                return f"converged: none of {count_noun(len(history), 'trial')} beats the NCCL default"
+            if self._history[-1] > self._history[0] * (1 - WORTHWHILE_GAIN):
+                return f"converged: none of {count_noun(len(self._history), 'trial')} beats the NCCL default"
             return f"converged: {expected}"
         return f"{expected}, less than the trial costs over {count_noun(self.budget.steps, 'step')}"
 
-    def _gpu_seconds(self, runner: Runner) -> float:
-        return gpu_seconds(self.trial_log.trials(), runner.cluster)
+    def _update_history(self, trials: Sequence[Trial]) -> None:
+        """Add the expected time per step of the best policy after each launch that is new.
 
-    def _tell_watcher(self, trials: Sequence[Trial], history: Sequence[float], runner: Runner) -> None:
+        The policy is the one that would be confirmed: chosen by what the model believes, not by raw times.
+        """
+        cluster = self._cluster
+        for seen in range(len(self._history) + 1, len(trials) + 1):
+            times = posterior_mean(collect_times(trials[:seen]), self.workload, cluster)
+            policy = assemble(times, self.workload, version=cluster.version)
+            self._history.append(expected_us(policy, times, self.workload, version=cluster.version))
+
+    def _gpu_seconds(self) -> float:
+        return gpu_seconds(self.trial_log.trials(), self._cluster)
+
+    def _tell_watcher(self, trials: Sequence[Trial]) -> None:
         self._show = False
         self.watch(
             Progress(
                 trial=trials[-1],
                 done=len(trials),
                 budget=self.budget.trials,
-                default_us=history[0],
-                policy_us=history[-1],
-                gpu_seconds=self._gpu_seconds(runner),
+                default_us=self._history[0],
+                policy_us=self._history[-1],
+                gpu_seconds=self._gpu_seconds(),
             )
         )
 
@@ -293,25 +277,6 @@ def explain_convergence(history: Sequence[float], *, startup: int, patience: int
     if history[-1] > history[0] * (1 - WORTHWHILE_GAIN):
         return f"converged: none of {count_noun(len(history), 'trial')} beats the NCCL default"
     return f"converged: the last {count_noun(patience, 'trial')} gained {max(gain, 0) * 100:.1f} %"
-
-
-class _BestPolicy:
-    """Expected time per step of the best policy after each launch, computed once per launch.
-
-    The policy is the one that would be confirmed: chosen by what the model believes, not by raw times.
-    """
-
-    def __init__(self, runner: Runner, workload: Workload) -> None:
-        self._cluster = runner.cluster
-        self._workload = workload
-        self._history: list[float] = []
-
-    def history(self, trials: Sequence[Trial]) -> list[float]:
-        for seen in range(len(self._history) + 1, len(trials) + 1):
-            times = posterior_mean(collect_times(trials[:seen]), self._workload, self._cluster)
-            policy = assemble(times, self._workload, version=self._cluster.version)
-            self._history.append(expected_us(policy, times, self._workload, version=self._cluster.version))
-        return self._history
 
 
 def check_failures(trials: Sequence[Trial]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import optuna
 from optuna.distributions import CategoricalDistribution, IntDistribution
@@ -32,7 +32,6 @@ from ncclt.search.optuna_tables import (
     SETTING,
     TIME_US,
     WORTH,
-    Answer,
     close_storage,
     hide_experimental_warnings,
     open_study,
@@ -52,12 +51,11 @@ ENQUEUED = "enqueued by a user"
 """Reason for a launch that somebody enqueued in the Optuna study."""
 
 
-class StudyLock(Protocol):
-    """Runs something while no other worker of the study does; again, if the lock was lost meanwhile."""
+_NOTHING_DRAWN: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {})
+"""Attributes of study and trial that a sampler set as it drew a point: Optuna's samplers keep state there."""
 
-    def __call__(self, work: Callable[[], Answer]) -> Answer:
-        """Run `work` and return its result."""
-        ...
+Lock = Callable[[Callable[[], None]], None]
+"""Runs something while no other worker of the study does; again, if the lock was lost meanwhile."""
 
 
 class OptunaStudy:
@@ -75,7 +73,7 @@ class OptunaStudy:
         *,
         sampler: NamedSampler | None = None,
         storage_url: str | None = None,
-        lock: StudyLock | None = None,
+        lock: Lock = lambda work: work(),
     ) -> None:
         """Open or create the Optuna study of a study.
 
@@ -84,25 +82,27 @@ class OptunaStudy:
             study: gives name, seed, workload, cluster and NCCL's own cost tables.
             sampler: chooses instead of `Sampler`.
             storage_url: of Optuna's tables; None = in memory.
-            lock: keeps other workers of the study out; None = there are none.
+            lock: keeps other workers of the study out; by default there are none.
 
         Raises:
             StoreError: Optuna's storage cannot be opened.
         """
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._space, self._workload, self._seed = space, study.workload, study.seed
-        self._lock: StudyLock = lock or _run_unlocked
+        self._lock = lock
         self._named = sampler
         self._sampler = Sampler(
             space, study.workload, study.cluster, seed=study.seed, printed_costs=study.printed_costs
         )
-        # Two Optunas that create their tables at once clash.
-        attributes = study_attributes(study)
-        self._storage, self._study = self._lock(lambda: open_study(storage_url, study.name, WORTH, attributes))
+
+        def open_tables() -> None:
+            self._storage, self._study = open_study(storage_url, study.name, WORTH, study_attributes(study))
+
+        lock(open_tables)  # two Optunas that create their tables at once clash
         self._default: Trial | None = None
         self._startup_trials = max(len(space.anchors()), sampler.startup_trials if sampler else 0)
         self._enqueued: optuna.trial.FrozenTrial | None = None
-        self._drawn = _Drawn()
+        self._drawn = _NOTHING_DRAWN
         self._launching: dict[int, optuna.trial.FrozenTrial] = {}
         self._seen: Sequence[optuna.trial.FrozenTrial] = self._load((TrialState.RUNNING,))
 
@@ -170,7 +170,7 @@ class OptunaStudy:
         self._seen = [shown for shown in unfinished if shown.state is TrialState.RUNNING]
         mine = (Setting.from_document(shown.user_attrs[SETTING]) for shown in self._launching.values())
         busy = {*(claim.setting for claim in running), *mine}
-        self._drawn = _Drawn()
+        self._drawn = _NOTHING_DRAWN
         if (setting := self._take_enqueued(unfinished, busy)) is not None:
             return Proposal(setting=setting, reason=ENQUEUED)
         if self._named is None:
@@ -181,12 +181,12 @@ class OptunaStudy:
     def start(self, claim: Claim, proposal: Proposal) -> None:
         """Show in Optuna that the last proposal is being launched."""
         attributes = _identity(claim.number, claim.setting) | {REASON: proposal.reason}
-        enqueued, drawn = self._enqueued, self._drawn
+        enqueued, (of_study, of_trial) = self._enqueued, self._drawn
         if enqueued is not None and with_retries(partial(self._begin, enqueued._trial_id, claim.setting, attributes)):
             trial_id = enqueued._trial_id
         else:
-            trial_id = with_retries(lambda: self._create(claim.setting, attributes, drawn.trial))
-        for name, value in drawn.study.items():
+            trial_id = with_retries(lambda: self._create(claim.setting, attributes, of_trial))
+        for name, value in of_study.items():
             with_retries(partial(self._storage.set_study_system_attr, self._study._study_id, name, value))
         self._launching[claim.number] = with_retries(lambda: self._storage.get_trial(trial_id))
 
@@ -252,9 +252,9 @@ class OptunaStudy:
                 ) from error
             if setting not in useless:
                 noted = storage.get_study_system_attrs(scratch._study_id)
-                self._drawn = _Drawn(
-                    study={name: value for name, value in noted.items() if attributes.get(name) != value},
-                    trial=storage.get_trial(asked._trial_id).system_attrs,
+                self._drawn = (
+                    {name: value for name, value in noted.items() if attributes.get(name) != value},
+                    storage.get_trial(asked._trial_id).system_attrs,
                 )
                 return Proposal(setting=setting, reason=f"proposed by {named.name}")
             scratch.tell(asked, state=TrialState.FAIL)
@@ -387,13 +387,6 @@ class OptunaStudy:
         return None if trial.setting.is_default else FAILURE_PENALTY
 
 
-class _Drawn:
-    """Attributes that a sampler set in the scratch study as it drew a point; Optuna's samplers keep state there."""
-
-    def __init__(self, *, study: Mapping[str, Any] | None = None, trial: Mapping[str, Any] | None = None) -> None:
-        self.study, self.trial = study or {}, trial or {}
-
-
 def _identity(number: int, setting: Setting) -> dict[str, Any]:
     return {NUMBER: number, SETTING: setting.to_document(), LABEL: setting.label, PHASE: Phase.SEARCH.value}
 
@@ -402,7 +395,3 @@ def _result(trial: Trial) -> dict[str, Any]:
     """Return the user attributes of a launch that has ended."""
     time_us = {} if trial.score_us is None else {TIME_US: trial.score_us}
     return {OUTCOME: trial.result.outcome.value} | time_us
-
-
-def _run_unlocked(work: Callable[[], Answer]) -> Answer:
-    return work()

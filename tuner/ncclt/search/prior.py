@@ -166,7 +166,8 @@ class _Model:
         latency_us = self._latency_us(predicted, table)
         graph = _apply_logged_channels(self._graph, table)
         most = graph.nvls_channels if predicted.algorithm in _NVLS else graph.channels
-        slower = 1.0 if channels is None else _slowdown(channels / max(1, most))
+        share = 1.0 if channels is None else min(channels / max(1, most), 1.0)
+        slower = math.sqrt((1 + (_SATURATION_SHARE / share) ** 2) / (1 + _SATURATION_SHARE**2))
         return latency_us + (predicted.time_us - latency_us) * slower
 
     def _channels_of(self, predicted: TableChoice, table: PrintedTable | None) -> int | None:
@@ -199,11 +200,6 @@ class _Model:
             algorithm=algorithm,
             protocol=protocol,
         )
-
-
-def _slowdown(share: float) -> float:
-    """Return the factor on the bandwidth part with a share of all channels."""
-    return math.sqrt((1 + (_SATURATION_SHARE / share) ** 2) / (1 + _SATURATION_SHARE**2)) if share < 1 else 1.0
 
 
 def _apply_logged_channels(graph: Topology, table: PrintedTable | None) -> Topology:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from operator import attrgetter
 
 import numpy as np
@@ -27,8 +27,6 @@ _MOST_PLAIN = 400
 
 _BASES = 6
 """Pairs and channels with which a step along a parameter is tried: the default's and the best ones."""
-
-Parameters = tuple[tuple[str, int], ...]
 
 _DIGITS = 9
 """Gains are rounded to this before they are compared, so that the last bits of linear algebra propose nothing."""
@@ -108,7 +106,11 @@ class Sampler:
             barred = _bar_unproven_pairs(barred, settings, observations)
         best = max(
             (index for index in range(len(settings)) if not barred[index]),
-            key=lambda i: (gains[i], not posterior.measured[i], self._rank(settings[i])),
+            key=lambda i: (
+                gains[i],
+                not posterior.measured[i],
+                sha256(f"{self._seed}:{settings[i].digest()}".encode()).hexdigest(),
+            ),
             default=None,
         )
         if best is None and running and DEFAULT not in running:
@@ -117,9 +119,6 @@ class Sampler:
             return None
         reason = self._reason(seen.by_message[best], repeat=bool(posterior.measured[best]))
         return Proposal(setting=settings[best], expected_gain=float(gains[best]), reason=reason)
-
-    def _rank(self, setting: Setting) -> str:
-        return hashlib.sha256(f"{self._seed}:{setting.digest()}".encode()).hexdigest()
 
     def _reason(self, by_message: Array, *, repeat: bool) -> str:
         """Name the message for which the launch is made."""
@@ -187,7 +186,8 @@ def _steps(space: Collection[Setting], observed: Observations) -> Iterator[Setti
     ranked = sorted(observed.ratios, key=lambda s: (float(observed.ratios[s].min()), s.digest()))
     bases = [DEFAULT, *ranked][:_BASES]
     measured = {DEFAULT.parameters, *(s.parameters for s in ranked[:_BASES])}
-    near = [g for g in groups if any(_count_differences(g, m) <= 1 for m in measured)]
+    # The values of at most one parameter differ.
+    near = [g for g in groups if any(len({name for name, _ in {*g} ^ {*m}}) <= 1 for m in measured)]
     for parameters in near:
         for base in bases:
             yield Setting(
@@ -196,8 +196,3 @@ def _steps(space: Collection[Setting], observed: Observations) -> Iterator[Setti
     if not any(not s.parameters and not s.is_default for s in space):
         # Nothing can be chosen but parameters; then all of them are looked at from the start.
         yield from (s for s in space if not s.is_default)
-
-
-def _count_differences(one: Parameters, other: Parameters) -> int:
-    mine, theirs = dict(one), dict(other)
-    return sum(mine.get(name) != theirs.get(name) for name in {*mine, *theirs})

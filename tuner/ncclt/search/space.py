@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cache
-from typing import Any, TypeGuard
+from typing import Any
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
@@ -122,7 +122,8 @@ class SearchSpace:
         One launch measures all messages, so after the anchors every pair is known on every message.
         """
         first: dict[tuple[Algorithm | None, Protocol | None], Setting] = {}
-        for setting in sorted(self.distinct, key=_forced_amount):
+        # NCCL's own channel count comes first, then many channels before few.
+        for setting in sorted(self.distinct, key=lambda s: (len(s.parameters), -(s.channels or MAX_CHANNELS + 1))):
             first.setdefault((setting.algorithm, setting.protocol), setting)
         return tuple(s for s in first.values() if not s.is_default)
 
@@ -145,14 +146,12 @@ def _axes(settings: Iterable[Setting]) -> dict[str, CategoricalDistribution]:
             found.setdefault(name, {})[value] = None
     # Numbers in their order; words in that of the space.
     return {
-        name: CategoricalDistribution([*(sorted(values) if _are_numbers(values) else values), AUTO])
+        name: CategoricalDistribution(
+            [*sorted(v for v in values if isinstance(v, int)), *(v for v in values if isinstance(v, str)), AUTO]
+        )
         for name, values in found.items()
         if values
     }
-
-
-def _are_numbers(values: Iterable[str | int]) -> TypeGuard[Iterable[int]]:
-    return all(isinstance(value, int) for value in values)
 
 
 def cluster_space(
@@ -246,11 +245,6 @@ def recorded_space(recorded: Iterable[Setting]) -> SearchSpace:
         coordinates["channels"] = axes["channels"].index(coordinates["channels"])
         points[tuple(coordinates[name] for name in varying)] = setting
     return SearchSpace(distributions=distributions, settings=points)
-
-
-def _forced_amount(setting: Setting) -> tuple[int, int]:
-    """Order settings by what they force: NCCL's own channel count first, then many channels before few."""
-    return (len(setting.parameters), -(setting.channels or MAX_CHANNELS + 1))
 
 
 def _algo_proto(setting: Setting) -> Setting:
