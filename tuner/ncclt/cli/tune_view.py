@@ -176,7 +176,8 @@ def print_result(
     else:
         if not quiet and (cost := describe_cost(study, result.trials, None)):
             say(f"ncclt: Cost of this study so far: {cost}")
-        todo = "" if job_loss(os.environ).requeued else "; run the same command to resume"
+        _loss, requeued = job_loss(os.environ)
+        todo = "" if requeued else "; run the same command to resume"
         say(f"ncclt: Stopped: {result.stop}. Saved {count_noun(len(result.trials), 'trial')} in {store.shown}{todo}")
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ncclt.errors import InputError, UsageError, reason
@@ -72,23 +72,21 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read the host file {path}: {reason(error)}", hint="one host on each line") from error
-    hosts = tuple(_parse_line(words, path) for line in lines if (words := line.partition("#")[0].split()))
+    hosts: list[Host] = []
+    for words in filter(None, (line.partition("#")[0].split() for line in lines)):
+        host = parse_host(words[0])
+        for word in words[1:]:
+            slots = _SLOTS.fullmatch(word)
+            if slots is None or int(slots[1]) < 1:
+                raise UsageError(f"{path}: unknown word {word!r} after {words[0]}", hint="only slots=N is known")
+            host = replace(host, slots=int(slots[1]))
+        hosts.append(host)
     if not hosts:
         raise InputError(f"the host file {path} names no host", hint="one host on each line")
     for index, host in enumerate(hosts):
         if any((host.name, host.port) == (other.name, other.port) for other in hosts[:index]):
             raise InputError(f"{path} names {host.name} twice", hint="one line for each host, and slots=N for its GPUs")
-    return hosts
-
-
-def _parse_line(words: list[str], path: Path) -> Host:
-    host = parse_host(words[0])
-    for word in words[1:]:
-        slots = _SLOTS.fullmatch(word)
-        if slots is None or int(slots[1]) < 1:
-            raise UsageError(f"{path}: unknown word {word!r} after {words[0]}", hint="only slots=N is known")
-        host = Host(name=host.name, user=host.user, port=host.port, slots=int(slots[1]))
-    return host
+    return tuple(hosts)
 
 
 def granted_hosts(environment: Mapping[str, str]) -> tuple[str, ...]:
@@ -107,18 +105,15 @@ def granted_hosts(environment: Mapping[str, str]) -> tuple[str, ...]:
     if (allocation := read_allocation(environment)) is not None:
         return allocation.hosts
     for variable in _LISTS:
-        if path := environment.get(variable):
-            return tuple(dict.fromkeys(_first_words(path, variable)))
+        if not (path := environment.get(variable)):
+            continue
+        try:
+            lines = Path(path).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(
+                f"cannot read {path}, the list of nodes that {variable} names: {reason(error)}",
+                hint="name the nodes by --hosts, or run this on the first node of the job",
+            ) from error
+        return tuple(dict.fromkeys(line.split()[0] for line in lines if line.split()))
     # Alternately a host and its slots; LSF does not set it where the list would be too long for a variable.
     return tuple(dict.fromkeys(environment.get("LSB_MCPU_HOSTS", "").split()[::2]))
-
-
-def _first_words(path: str, variable: str) -> Iterable[str]:
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"cannot read {path}, the list of nodes that {variable} names: {reason(error)}",
-            hint="name the nodes by --hosts, or run this on the first node of the job",
-        ) from error
-    return (line.split()[0] for line in lines if line.split())

@@ -39,7 +39,7 @@ _WORDS = (
     ("Open MPI", MpiFlavour.OPEN_MPI),
     ("OpenRTE", MpiFlavour.OPEN_MPI),
 )
-"""What `--version` prints; Intel's is Hydra as well and therefore checked first."""
+"""Words in the output of `--version`; Intel's is Hydra as well and therefore checked first."""
 
 
 def mpi_flavour(version_output: str) -> MpiFlavour | None:
@@ -163,8 +163,10 @@ class MpirunLauncher(ProcessLauncher):
     ) -> LaunchPlan:
         """Decide how a command would be started; workers of torch get the address where they meet."""
         environment = self.environment
+        # The first is where torch's ranks meet; it may not be known.
+        hosts = self._shape.hosts or (("127.0.0.1",) if self._shape.nodes == 1 else self._granted)
         for_ranks = {
-            **self._meeting_point(),
+            **({"MASTER_ADDR": hosts[0], "MASTER_PORT": PORT} if hosts else {}),
             **thread_variables(environment, variables),
             **self.kept_variables(variables),
             **variables,
@@ -185,13 +187,6 @@ class MpirunLauncher(ProcessLauncher):
         """Return the result of a launch that failed, with the exit code of the rank that failed first."""
         return read_mpi_ending(result)
 
-    def _meeting_point(self) -> dict[str, str]:
-        """Return the meeting point of torch's ranks; empty where the first node is not known."""
-        hosts = self._shape.hosts or (("127.0.0.1",) if self._shape.nodes == 1 else self._granted)
-        if not hosts:
-            return {}
-        return {"MASTER_ADDR": hosts[0], "MASTER_PORT": PORT}
-
     def _open_mpi(self, for_ranks: Mapping[str, str]) -> Iterable[str]:
         """Return the options of Open MPI.
 
@@ -205,18 +200,14 @@ class MpirunLauncher(ProcessLauncher):
         if self._shape.hosts:
             yield from ("--host", ",".join(f"{host}:{ppn}" for host in self._shape.hosts))
         # Open MPI forwards no variable to other machines unless it is named by -x.
-        for name in (MARK_VARIABLE, *self._by_name(for_ranks)):
+        listed = [entry.strip() for entry in self.environment.get(_LIST_VARIABLE, "").split(";")]
+        wished = [entry for entry in listed if entry and not entry.startswith("NCCL_")]
+        loading = [name for name in FORWARDED if name in self.environment]
+        unchanged = [entry for entry in dict.fromkeys(loading + wished) if entry.partition("=")[0] not in for_ranks]
+        for name in (MARK_VARIABLE, *unchanged):
             yield from ("-x", name)
         for name, value in sorted(for_ranks.items()):
             yield from ("-x", f"{name}={value}")
-
-    def _by_name(self, for_ranks: Mapping[str, str]) -> tuple[str, ...]:
-        """Return the names of variables that are forwarded unchanged."""
-        environment = self.environment
-        listed = [entry.strip() for entry in environment.get(_LIST_VARIABLE, "").split(";")]
-        wished = [entry for entry in listed if entry and not entry.startswith("NCCL_")]
-        loading = [name for name in FORWARDED if name in environment]
-        return tuple(entry for entry in dict.fromkeys(loading + wished) if entry.partition("=")[0] not in for_ranks)
 
     def _hydra(self, for_ranks: Mapping[str, str]) -> Iterable[str]:
         """Return the options of Hydra, which forwards the whole environment anyway."""

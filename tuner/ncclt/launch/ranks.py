@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from ncclt.launch.launcher import LaunchResult
@@ -96,7 +96,7 @@ def find_unfit_reason(text: str) -> str:
 
 
 _CANNOT_START = ("unable to launch the specified application", "unable to access the specified app", "execvp error on")
-"""What Open MPI (in two versions) and Hydra print for a program that does not exist; their exit codes differ."""
+"""Words of Open MPI (in two versions) and Hydra for a program that does not exist; their exit codes differ."""
 
 _NOT_STARTED_CODE = 127  # as a shell exits (POSIX sh, 2.8.2)
 
@@ -108,18 +108,8 @@ _BANNER = re.compile(r"^torch\.distributed\.elastic\.\S*ChildFailedError:.*\n=+\
 _STOPPED = re.compile(r"^torch\.distributed\.elastic\.\S*SignalException:.*\n?", re.M)
 _ROOT = re.compile(r"^Root Cause .*\n(?P<text>(?:.*\n)*)", re.M)
 _FIELD = re.compile(r"^ +(?P<name>time|host|rank|exitcode) +: +(?P<value>[^ \n]+)", re.M)
+_NUMBER = re.compile(r"-?\d+", re.ASCII)
 _SIGTERM_CODE = -15
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _FailedRank:
-    time: str
-    host: str
-    rank: str
-    exit_code: int
-
-    def __str__(self) -> str:
-        return f"rank {self.rank} on {self.host} failed first, with exit code {self.exit_code}"
 
 
 def read_torchrun_ending(result: LaunchResult) -> LaunchResult:
@@ -128,9 +118,12 @@ def read_torchrun_ending(result: LaunchResult) -> LaunchResult:
     Args:
         result: of one torchrun, or of one per node with their outputs merged.
     """
-    stderr, ranks = result.stderr, []
+    stderr, ranks = result.stderr, list[dict[str, str]]()
     while banner := _BANNER.search(stderr):
-        ranks += _failed_ranks(banner["text"])
+        root = _ROOT.search(banner["text"])
+        rank = {match["name"]: match["value"] for match in _FIELD.finditer(root["text"] if root else "")}
+        if len(rank) == 4 and _NUMBER.fullmatch(rank["exitcode"]):
+            ranks.append(rank)
         stderr = _without_traceback(stderr, banner)
     while stopped := _STOPPED.search(stderr):
         stderr = _without_traceback(stderr, stopped)
@@ -139,8 +132,10 @@ def read_torchrun_ending(result: LaunchResult) -> LaunchResult:
         return result
     if ranks:
         # A rank that was ended because another one had failed is not the cause.
-        first = min(ranks, key=lambda rank: (rank.exit_code == _SIGTERM_CODE, rank.time))
-        return replace(result, exit_code=first.exit_code, stderr=f"{stderr.rstrip()}\ntorchrun: {first}\n".lstrip())
+        first = min(ranks, key=lambda rank: (int(rank["exitcode"]) == _SIGTERM_CODE, rank["time"]))
+        code = int(first["exitcode"])
+        said = f"torchrun: rank {first['rank']} on {first['host']} failed first, with exit code {code}"
+        return replace(result, exit_code=code, stderr=f"{stderr.rstrip()}\n{said}\n".lstrip())
     return result
 
 
@@ -148,19 +143,6 @@ def _without_traceback(stderr: str, last: re.Match[str]) -> str:
     """Remove torchrun's own lines, from the first one of its traceback to the end of the last match."""
     start = stderr.rfind(_TRACEBACK, 0, last.start())
     return stderr[: last.start() if start < 0 else start] + stderr[last.end() :]
-
-
-def _failed_ranks(banner: str) -> list[_FailedRank]:
-    root = _ROOT.search(banner)
-    fields = {match["name"]: match["value"] for match in _FIELD.finditer(root["text"] if root else "")}
-    try:
-        return [
-            _FailedRank(
-                time=fields["time"], host=fields["host"], rank=fields["rank"], exit_code=int(fields["exitcode"])
-            )
-        ]
-    except (KeyError, ValueError):
-        return []
 
 
 def read_mpi_ending(result: LaunchResult) -> LaunchResult:

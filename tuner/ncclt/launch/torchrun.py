@@ -13,7 +13,7 @@ from ncclt.launch.process.launcher import ProcessLauncher, thread_variables
 from ncclt.launch.ranks import read_torchrun_ending, wrap_rank_command
 
 MODULE = "torch.distributed.run"
-"""What the program `torchrun` runs; as a module of a given Python it needs no PATH."""
+"""The module that the program `torchrun` runs; started by a given Python it needs no PATH."""
 
 VERBATIM = "--no-python"
 """Before a command that is run verbatim, by the shell of `wrap_rank_command`.

@@ -9,7 +9,6 @@ import pytest
 from ncclt.launch.launcher import PORT, LaunchPlan
 from ncclt.launch.local import LocalLauncher
 from ncclt.launch.process.launcher import thread_variables
-from ncclt.launch.slurm.job import JobLoss
 
 ENVIRONMENT = {"PATH": "/bin", "NCCL_ALGO": "Tree", "NCCL_DEBUG": "INFO", "NCCL_IB_HCA": "mlx5"}
 
@@ -55,7 +54,7 @@ def test_ranks_meet_on_another_port_where_the_first_one_is_taken(tmp_path, taken
 
 
 def test_only_of_a_command_that_failed_is_asked_whether_the_job_lost_its_nodes(monkeypatch):
-    loss = JobLoss(reason="Slurm job 7 was cancelled")
+    loss = ("Slurm job 7 was cancelled", False)
     monkeypatch.setattr("ncclt.launch.process.launcher.job_loss", lambda _environment: loss)
     for code, lost in ((0, ""), (1, "Slurm job 7 was cancelled")):
         plan = LaunchPlan(argv=(sys.executable, "-I", "-S", "-c", f"raise SystemExit({code})"), timeout_s=60.0)

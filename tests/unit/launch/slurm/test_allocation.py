@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ncclt.errors import UsageError
 from ncclt.launch.slurm import allocation
-from ncclt.launch.slurm.allocation import Allocation, NodeGroup, addresses_by_scontrol, expand_hostlist, read_allocation
+from ncclt.launch.slurm.allocation import Allocation, addresses_by_scontrol, expand_hostlist, read_allocation
 
 
 def test_hostlists_are_expanded_as_slurm_does(subtests):
@@ -70,7 +70,7 @@ def test_a_plain_job_has_one_group():
         addresses_of=lambda _environment, hosts: {"n1": "10.0.0.1", "n2": "n2"},
     )
     assert allocation == Allocation(
-        groups=(NodeGroup(job_id="7", hosts=("n1", "n2")),), cpus_per_task=12, addresses=(("n1", "10.0.0.1"),)
+        job_ids=("7",), groups=(("n1", "n2"),), cpus_per_task=12, addresses=(("n1", "10.0.0.1"),)
     )
     assert (allocation.address("n1"), allocation.address("n2")) == ("10.0.0.1", "n2")
 
@@ -92,20 +92,20 @@ def test_a_heterogeneous_job_has_a_group_for_each_component():
 
 
 def test_too_few_nodes_are_counted():
-    allocation = Allocation(groups=(NodeGroup(job_id="7", hosts=("n1", "n2")),))
+    allocation = Allocation(job_ids=("7",), groups=(("n1", "n2"),))
     with pytest.raises(UsageError, match="3 nodes requested, but Slurm allocation 7 has 2") as raised:
         allocation.choose(nodes=3, hosts=())
     assert "--nodes 2" in raised.value.hint
 
 
 def test_nodes_of_others_are_refused():
-    allocation = Allocation(groups=(NodeGroup(job_id="7", hosts=("n1", "n2")),))
+    allocation = Allocation(job_ids=("7",), groups=(("n1", "n2"),))
     with pytest.raises(UsageError, match="n9 is not in Slurm allocation 7"):
         allocation.choose(nodes=1, hosts=("n9",))
 
 
 def test_named_nodes_come_in_the_order_of_the_ranks():
-    allocation = Allocation(groups=(NodeGroup(job_id="7", hosts=("n1", "n2", "n3")),))
+    allocation = Allocation(job_ids=("7",), groups=(("n1", "n2", "n3"),))
     assert allocation.choose(nodes=2, hosts=("n3", "n1")) == ("n1", "n3")
     assert allocation.choose(nodes=2, hosts=()) == ("n1", "n2")
     assert allocation.choose(nodes=3, hosts=()) == ("n1", "n2", "n3")

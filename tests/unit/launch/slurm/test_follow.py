@@ -7,7 +7,7 @@ import pytest
 
 from ncclt.errors import StudyStoppedError
 from ncclt.launch.slurm import sbatch as module
-from ncclt.launch.slurm.sbatch import Logs, follow
+from ncclt.launch.slurm.sbatch import follow
 
 SCONTROL = """\
 #!/bin/sh
@@ -25,7 +25,7 @@ def followed(folder, answers, *, show=None, say=None):
     shown, said = [], []
     exit_code = follow(
         "7",
-        Logs(stdout=str(folder / "answers.out"), stderr=str(folder / "answers.err")),
+        (str(folder / "answers.out"), str(folder / "answers.err")),
         show=show or shown.append,
         say=say or said.append,
         environment={"PATH": f"{folder}:{os.environ['PATH']}", "ANSWERS": str(folder / "answers")},

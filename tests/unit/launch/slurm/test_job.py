@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from ncclt.launch.slurm.job import JobLoss, job_loss, job_notice
+from ncclt.launch.slurm.job import job_loss, job_notice
 
 RUNNING = "JobId=7 JobState=RUNNING EndTime=Unknown PreemptTime=None"
 COMPLETING = "JobId=7 JobState=COMPLETING Reason=None Restarts=0 EndTime=2026-11-21T14:00:00"
@@ -48,7 +48,7 @@ def job(tmp_path):
     ],
 )
 def test_a_job_that_has_lost_its_nodes_says_how(job, tmp_path, said, loss):
-    assert job_loss(job(said)).reason == loss
+    assert job_loss(job(said))[0] == loss
     assert (tmp_path / "asked").read_text() == "show job --oneliner 7\n"
 
 
@@ -65,15 +65,15 @@ def test_a_job_that_slurm_starts_again_is_told_from_one_that_is_over(job, said, 
     environment = job(said.replace("Restarts=0", "Restarts=2")) | {"SLURM_JOB_NODELIST": "n[1-2]"}
     for before, why in (("1", f"{reason}; Slurm starts it again, and it resumes"), ("2", last)):
         loss = job_loss(environment | {"SLURM_RESTART_COUNT": before})
-        assert loss == JobLoss(reason=f"Slurm job 7 {why}", requeued=before == "1")
+        assert loss == (f"Slurm job 7 {why}", before == "1")
 
 
 def test_a_job_that_slurm_knows_no_more_is_gone_and_silence_says_nothing(job):
     unknown = "slurm_load_jobs error: Invalid job id specified"
-    assert job_loss(job("", exit_code=1, complaint=unknown)).reason == "Slurm job 7 is gone"
-    assert job_loss(job("", exit_code=1, complaint="Unable to contact slurm controller")) == JobLoss()
-    assert job_loss({"PATH": "/nowhere", "SLURM_JOB_ID": "7"}) == JobLoss()
-    assert job_loss({}) == JobLoss()
+    assert job_loss(job("", exit_code=1, complaint=unknown))[0] == "Slurm job 7 is gone"
+    assert job_loss(job("", exit_code=1, complaint="Unable to contact slurm controller")) == ("", False)
+    assert job_loss({"PATH": "/nowhere", "SLURM_JOB_ID": "7"}) == ("", False)
+    assert job_loss({}) == ("", False)
 
 
 @pytest.mark.parametrize(("minutes", "notice"), [(1, "Slurm job 7 has reached its time limit"), (60, ""), (None, "")])

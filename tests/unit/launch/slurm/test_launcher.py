@@ -12,13 +12,14 @@ import pytest
 
 from ncclt.errors import UsageError
 from ncclt.launch.launcher import JobShape
-from ncclt.launch.slurm.allocation import Allocation, NodeGroup
+from ncclt.launch.slurm.allocation import Allocation
 from ncclt.launch.slurm.launcher import SlurmLauncher, file_variables, ship
 
 GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "slurm"
-PLAIN = Allocation(groups=(NodeGroup(job_id="7", hosts=("n1", "n2", "n3")),), cpus_per_task=12)
+PLAIN = Allocation(job_ids=("7",), groups=(("n1", "n2", "n3"),), cpus_per_task=12)
 HETEROGENEOUS = Allocation(
-    groups=(NodeGroup(job_id="5", hosts=("a1",)), NodeGroup(job_id="6", hosts=("b07", "b08"))),
+    job_ids=("5", "6"),
+    groups=(("a1",), ("b07", "b08")),
     addresses=(("a1", "10.0.0.1"),),
 )
 VARIABLES = {"NCCL_ALGO": "Ring", "NCCL_IB_HCA": "mlx5_0,mlx5_1"}
@@ -144,9 +145,9 @@ def test_a_full_folder_of_a_node_is_named(tmp_path):
     (tmp_path / "mktemp").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "mktemp").chmod(0o755)
     (tmp_path / "worker.py").write_text("")
-    shipped = ship(("python", str(tmp_path / "worker.py")), [tmp_path / "worker.py"])
-    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TMPDIR": "/full", **file_variables(shipped.texts)}
-    done = subprocess.run(shipped.argv, env=environment, capture_output=True, text=True, timeout=240)
+    task, texts = ship(("python", str(tmp_path / "worker.py")), [tmp_path / "worker.py"])
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TMPDIR": "/full", **file_variables(texts)}
+    done = subprocess.run(task, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == f"ncclt: {os.uname().nodename} cannot write to /full: free space there"
 
@@ -169,10 +170,10 @@ def test_shipped_files_are_read_and_leave_nothing(tmp_path):
     files[1].write_text("µ\n\n")
     folder = tmp_path / "scratch"
     folder.mkdir()
-    shipped = ship(("sh", str(files[0]), "word with blanks", str(files[1])), files)
+    task, texts = ship(("sh", str(files[0]), "word with blanks", str(files[1])), files)
     done = subprocess.run(
-        shipped.argv,
-        env={"PATH": os.environ["PATH"], "TMPDIR": str(folder), **file_variables(shipped.texts)},
+        task,
+        env={"PATH": os.environ["PATH"], "TMPDIR": str(folder), **file_variables(texts)},
         capture_output=True,
         text=True,
         timeout=240,
@@ -201,7 +202,7 @@ def test_the_shell_of_a_task_is_never_ended_by_a_signal_and_lingers_after_a_fail
     (tmp_path / "sleep").write_text(f"#!/bin/sh\necho $1 >>{asked}\n")
     (tmp_path / "sleep").chmod(0o755)
     done = subprocess.run(
-        ship(("sh", "-c", script), ()).argv,
+        ship(("sh", "-c", script), ())[0],
         env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
         stderr=subprocess.DEVNULL,
         timeout=240,
@@ -222,7 +223,7 @@ def test_the_shell_of_a_task_hands_signals_on(subtests):
     for script, sent, exit_code in cases:
         with (
             subtests.test(script=script),
-            subprocess.Popen(ship(("sh", "-c", script), ()).argv, stdout=subprocess.PIPE, process_group=0) as shell,
+            subprocess.Popen(ship(("sh", "-c", script), ())[0], stdout=subprocess.PIPE, process_group=0) as shell,
         ):
             try:
                 assert shell.stdout.readline() == b"up\n"
@@ -246,7 +247,7 @@ def test_seven_files_of_90_kilobytes_still_fit(tmp_path):
     files = [tmp_path / f"{number}.py" for number in range(7)]
     for file in files:
         file.write_text("é" * 45_000)
-    assert [name for name, _ in ship(("python", *map(str, files)), files).texts] == [file.name for file in files]
+    assert [name for name, _ in ship(("python", *map(str, files)), files)[1]] == [file.name for file in files]
     files[0].write_text("é" * 45_000 + "x")
     with pytest.raises(UsageError, match=r"0\.py is too long"):
         ship(("python", *map(str, files)), files)

@@ -95,7 +95,7 @@ def test_the_id_of_the_job_is_returned(tmp_path):
     assert submit(plan, environment=environment) == "42"
     assert (tmp_path / "script").read_text() == plan.script
     assert (tmp_path / "argv").read_text() == "--parsable --partition=gpu --account=ab#c\n"
-    assert plan.logs("42").stdout == "/home/ana/my studies/ncclt-bert-42.out"
+    assert plan.logs("42")[0] == "/home/ana/my studies/ncclt-bert-42.out"
 
 
 def test_a_refusal_is_told_in_the_words_of_sbatch(tmp_path):

@@ -33,7 +33,7 @@ _PORTS = range(20000, 30000)
 _PORT_TRIES = 5
 
 _PATIENCE_S = 120.0
-"""How long a launch that does not start is tried again: nodes need minutes to register with a restarted controller."""
+"""For trying a launch again that does not start: nodes need minutes to register with a restarted controller."""
 
 _SHORT_PATIENCE_S = 3.0
 """The same where a mistake is as likely: nothing has started here yet, or a program is missing."""
@@ -44,7 +44,7 @@ CANNOT_START = (126, 127)
 """A shell's words for `cannot be executed` and `not found` (POSIX sh, 2.8.2)."""
 
 _MISSING = re.compile(r"(?i)not found|no such file|permission denied|cannot execute|exec format")
-"""How shells say that they cannot start a program."""
+"""Words of shells that cannot start a program."""
 
 _MOST_CHARACTERS = 400
 """Of the line that says why nothing started."""
@@ -151,8 +151,8 @@ class ProcessLauncher(Launcher, ABC):
         result = replace(result, stdout=stdout, stderr=stderr)
         if result.exit_code == 0 or result.killed:
             return result
-        loss = job_loss(self.environment)
-        result = self.read_ending(replace(result, lost=loss.reason, requeued=loss.requeued))
+        lost, requeued = job_loss(self.environment)
+        result = self.read_ending(replace(result, lost=lost, requeued=requeued))
         if result.not_started or result.exit_code == UNFIT_CODE:
             return result
         if result.exit_code in CANNOT_START or not started:

@@ -24,7 +24,7 @@ MARK_VARIABLE = "NCCLT_LAUNCH"
 """Holds the mark of a launch; a launch within a launch appends its own."""
 
 KILL_WAIT_S = 5.0
-"""How long SIGKILL may take; a process inside a hung driver call ignores even that."""
+"""For the effect of SIGKILL; a process inside a hung driver call ignores even that."""
 
 _TICK_S = 0.05
 """Between two scans of /proc; one scan costs milliseconds on a busy node."""

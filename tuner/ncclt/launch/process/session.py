@@ -87,7 +87,7 @@ GRACE_S = 5.0
 """Between SIGTERM and SIGKILL: time for mpirun to end its ranks on other hosts."""
 
 _TICK_S = 0.02
-"""How often the end of the process and a request to stop are checked; far below any launch of NCCL."""
+"""Between two checks for the end of the process and a request to stop; far below any launch of NCCL."""
 
 _DRAIN_S = 0.5
 """For what the pipes still hold when all their writers have ended: up to 64 KiB each."""
@@ -205,7 +205,9 @@ class ProcessSession:
                 self.mark,
                 session_id=process.pid,
                 grace_s=grace_s,
-                hurried=self._is_hurried,
+                hurried=lambda: (
+                    self._killed_at_s is not None and time.monotonic() - self._killed_at_s >= self._kill_grace_s
+                ),
                 pause=capture.read_for,
             )
             # For a limited time: a process that could not be ended may keep the pipes open.
@@ -228,9 +230,6 @@ class ProcessSession:
             survivors=survivors,
             left_elsewhere=self._left_elsewhere,
         )
-
-    def _is_hurried(self) -> bool:
-        return self._killed_at_s is not None and time.monotonic() - self._killed_at_s >= self._kill_grace_s
 
 
 def _pipe(stream: IO[bytes] | None) -> IO[bytes]:

@@ -22,8 +22,11 @@ def expand_hostlist(text: str) -> tuple[str, ...]:
     Raises:
         UsageError: the text has another form.
     """
+    words = re.findall(r"(?:[^\[\],\s]|\[[^\[\]]+\])+", text)
+    if ",".join(words) != text or not words:
+        raise _no_hostlist(text)
     hosts: list[str] = []
-    for word in _split_outside_brackets(text):
+    for word in words:
         names = [""]
         for literal, inside in re.findall(r"([^\[\]]*)(?:\[([^\[\]]*)\])?", word):
             endings = _numbers(inside, text) if inside else [""]
@@ -32,13 +35,6 @@ def expand_hostlist(text: str) -> tuple[str, ...]:
             names = [name + literal + ending for name in names for ending in endings]
         hosts += names
     return tuple(hosts)
-
-
-def _split_outside_brackets(text: str) -> list[str]:
-    words = re.findall(r"(?:[^\[\],\s]|\[[^\[\]]+\])+", text)
-    if ",".join(words) != text or not words:
-        raise _no_hostlist(text)
-    return words
 
 
 def _numbers(inside: str, text: str) -> list[str]:
@@ -59,26 +55,20 @@ def _no_hostlist(text: str) -> UsageError:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeGroup:
-    """The nodes of one job; a heterogeneous job has several, each with a job id of its own."""
-
-    job_id: str
-    hosts: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
     """Allocation of Slurm in which this program runs.
 
     Attributes:
-        groups: one, or the components of a heterogeneous job in their order.
+        job_ids: of the job's components in their order; a job that is not heterogeneous has one.
+        groups: names of each component's nodes.
         cpus_per_task: as requested by the job, to be requested again by each step (srun ignores it since Slurm
             22.05); None = not given.
         cpus: of each node, in order; empty = not given.
         addresses: (host, its address in Slurm) of the hosts whose address differs from their name.
     """
 
-    groups: tuple[NodeGroup, ...]
+    job_ids: tuple[str, ...]
+    groups: tuple[tuple[str, ...], ...]
     cpus_per_task: int | None = None
     cpus: tuple[int, ...] = ()
     addresses: tuple[tuple[str, str], ...] = ()
@@ -86,12 +76,7 @@ class Allocation:
     @property
     def hosts(self) -> tuple[str, ...]:
         """Return the names of all nodes, in the order in which Slurm numbers ranks."""
-        return tuple(host for group in self.groups for host in group.hosts)
-
-    @property
-    def job_ids(self) -> tuple[str, ...]:
-        """Return the ids of the job's components, one for a plain job."""
-        return tuple(group.job_id for group in self.groups)
+        return tuple(host for group in self.groups for host in group)
 
     def address(self, host: str) -> str:
         """Return the address of a node for the other nodes."""
@@ -148,27 +133,19 @@ def read_allocation(
     job_id = environment.get("SLURM_JOB_ID") or environment.get("SLURM_JOB_ID_HET_GROUP_0")
     if not job_id:
         return None
-    groups = tuple(
-        NodeGroup(
-            job_id=environment.get(f"SLURM_JOB_ID_HET_GROUP_{number}", job_id),
-            hosts=expand_hostlist(environment.get(f"SLURM_JOB_NODELIST_HET_GROUP_{number}", "")),
-        )
-        for number in range(int(environment.get("SLURM_HET_SIZE") or 0))
-    ) or (NodeGroup(job_id=job_id, hosts=expand_hostlist(environment.get("SLURM_JOB_NODELIST", ""))),)
-    hosts = ",".join(host for group in groups for host in group.hosts)
+    suffixes = [f"_HET_GROUP_{number}" for number in range(int(environment.get("SLURM_HET_SIZE") or 0))] or [""]
+    groups = tuple(expand_hostlist(environment.get(f"SLURM_JOB_NODELIST{suffix}", "")) for suffix in suffixes)
+    hosts = ",".join(host for group in groups for host in group)
     known = addresses_of(environment, hosts) if addresses_of is not None else {}
+    # As in `8(x2),4` (sbatch(1), SLURM_JOB_CPUS_PER_NODE).
+    cpus = re.findall(r"(\d+)(?:\(x(\d+)\))?(?:,|$)", environment.get("SLURM_JOB_CPUS_PER_NODE", ""))
     return Allocation(
+        job_ids=tuple(environment.get(f"SLURM_JOB_ID{suffix}") or job_id for suffix in suffixes),
         groups=groups,
         cpus_per_task=int(environment["SLURM_CPUS_PER_TASK"]) if environment.get("SLURM_CPUS_PER_TASK") else None,
-        cpus=_cpus(environment.get("SLURM_JOB_CPUS_PER_NODE", "")),
+        cpus=tuple(int(each) for each, times in cpus for _ in range(int(times or 1))),
         addresses=tuple(sorted((host, address) for host, address in known.items() if host != address)),
     )
-
-
-def _cpus(text: str) -> tuple[int, ...]:
-    """Expand Slurm's short form of numbers, `8(x2),4` (sbatch(1), SLURM_JOB_CPUS_PER_NODE)."""
-    found = re.findall(r"(\d+)(?:\(x(\d+)\))?(?:,|$)", text)
-    return tuple(int(cpus) for cpus, times in found for _ in range(int(times or 1)))
 
 
 def addresses_by_scontrol(environment: Mapping[str, str], hosts: str) -> dict[str, str]:

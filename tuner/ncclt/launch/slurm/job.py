@@ -6,7 +6,6 @@ import math
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 _QUESTION_S = 60.0
@@ -54,21 +53,10 @@ _NEARLY_S = 180.0
 """A job is signalled a minute or two before its time limit (`--signal`, which itself may come a minute early)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobLoss:
-    """The loss of a job's nodes.
+def job_loss(environment: Mapping[str, str]) -> tuple[str, bool]:
+    """Return the reason for which this program's job has lost its nodes, and whether Slurm starts it again by itself.
 
-    Attributes:
-        reason: as a sentence; empty = the job has its nodes, there is no job, or Slurm is silent.
-        requeued: Slurm starts the job again by itself.
-    """
-
-    reason: str = ""
-    requeued: bool = False
-
-
-def job_loss(environment: Mapping[str, str]) -> JobLoss:
-    """Return the reason for which this program's job has lost its nodes.
+    The reason is a sentence; empty = the job has its nodes, there is no job, or Slurm is silent.
 
     Args:
         environment: of this program; salloc, sbatch and srun set SLURM_JOB_ID in it.
@@ -77,8 +65,8 @@ def job_loss(environment: Mapping[str, str]) -> JobLoss:
     for job in jobs:
         requeued = int(job.get("Restarts") or 0) > int(environment.get("SLURM_RESTART_COUNT") or 0)
         if why := _ending(job, environment, requeued=requeued):
-            return JobLoss(reason=f"Slurm job {job_id} {why}{_AGAIN if requeued else ''}", requeued=requeued)
-    return JobLoss()
+            return f"Slurm job {job_id} {why}{_AGAIN if requeued else ''}", requeued
+    return "", False
 
 
 def _ending(job: Mapping[str, str], environment: Mapping[str, str], *, requeued: bool) -> str:
@@ -94,7 +82,11 @@ def _ending(job: Mapping[str, str], environment: Mapping[str, str], *, requeued:
         # Slurm shows this instead of the reason for as long as a process of the job is left, this one for example.
         if _lost_nodes(environment):
             return _ENDS["NODE_FAIL"]
-        return "was requeued" if requeued else _ENDS["TIMEOUT"] if _is_over(job) else _ENDS["CANCELLED"]
+        if requeued:
+            return "was requeued"
+        limit_s = _duration_s(job.get("TimeLimit", ""))
+        is_over = limit_s is not None and (_duration_s(job.get("RunTime", "")) or 0.0) >= limit_s
+        return _ENDS["TIMEOUT"] if is_over else _ENDS["CANCELLED"]
     return _ENDS.get(state, f"is {state.lower()}" if state else "is gone")
 
 
@@ -103,12 +95,6 @@ def _lost_nodes(environment: Mapping[str, str]) -> bool:
     nodes = environment.get("SLURM_JOB_NODELIST") or environment.get("SLURM_JOB_NODELIST_HET_GROUP_0", "")
     said = ask(("scontrol", "show", "nodes", nodes, "--oneliner"), environment).stdout if nodes else ""
     return re.search(r"\sState=\S*(?:DOWN|FAIL|NOT_RESPONDING)", said) is not None
-
-
-def _is_over(job: Mapping[str, str]) -> bool:
-    """Return True if a job ran until its time limit, to the minute."""
-    limit_s = _duration_s(job.get("TimeLimit", ""))
-    return limit_s is not None and (_duration_s(job.get("RunTime", "")) or 0.0) >= limit_s
 
 
 def _duration_s(text: str) -> float | None:
@@ -122,7 +108,8 @@ def _duration_s(text: str) -> float | None:
 
 def job_notice(environment: Mapping[str, str]) -> str:
     """Return Slurm's reason for a SIGTERM to this program; empty where it has none."""
-    if loss := job_loss(environment).reason:
+    loss, _requeued = job_loss(environment)
+    if loss:
         return loss
     job_id, jobs = _ask(environment)
     return f"Slurm job {job_id} {_ENDS['TIMEOUT']}" if any(_seconds_left(job) < _NEARLY_S for job in jobs) else ""

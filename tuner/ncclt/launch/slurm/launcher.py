@@ -60,90 +60,62 @@ time."""
 
 
 _NO_ROOM = '{ echo "ncclt: $(uname -n) cannot write to ${TMPDIR:-/tmp}: free space there" >&2; exit 1; }'
-"""How a task ends that cannot write its files."""
+"""End of a task that cannot write its files."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRequest:
-    """Command of every task of a step, and its container.
-
-    Attributes:
-        argv: the command, as `ShippedFiles.argv` gives it.
-        variables: names of the variables that must override those of a container's image.
-        container: an image for pyxis; None = no container.
-        extra: further options for srun, verbatim; they come last, so they win.
-    """
-
-    argv: tuple[str, ...]
-    variables: tuple[str, ...] = ()
-    container: str | None = None
-    extra: tuple[str, ...] = ()
-
-
-def srun_argv(request: StepRequest, *, allocation: Allocation, hosts: Sequence[str], shape: JobShape) -> list[str]:
-    """Return the command that runs a request on some nodes of an allocation, as one step.
+def srun_argv(
+    argv: Sequence[str], *, options: Sequence[str], allocation: Allocation, hosts: Sequence[str], shape: JobShape
+) -> list[str]:
+    """Return the command that runs a command on some nodes of an allocation, as one step.
 
     If the nodes belong to several components of a heterogeneous job, the step has a part for each; Slurm numbers the
     ranks across all of them.
+
+    Args:
+        argv: the command of every task, as `ship` returns it.
+        options: further ones for srun, verbatim; they come last, so they win.
+        allocation: holds the nodes.
+        hosts: the nodes, in the order of the ranks.
+        shape: gives the number of tasks on each.
     """
-    argv = ["srun"]
-    parts = [(number, [h for h in hosts if h in group.hosts]) for number, group in enumerate(allocation.groups)]
-    for number, part in ((number, part) for number, part in parts if part):
-        argv += [":"] if len(argv) > 1 else []
-        argv += [f"--het-group={number}"] if len(allocation.groups) > 1 else []
-        argv += _options(request, allocation=allocation, hosts=part, tasks_per_node=shape.processes_per_node)
-        argv += request.argv
-    return argv
+    tasks_per_node = shape.processes_per_node
+    step = ["srun"]
+    for number, group in enumerate(allocation.groups):
+        part = [host for host in hosts if host in group]
+        if not part:
+            continue
+        step += [":"] if len(step) > 1 else []
+        step += [f"--het-group={number}"] if len(allocation.groups) > 1 else []
+        step += (
+            f"--nodes={len(part)}",
+            f"--ntasks={len(part) * tasks_per_node}",
+            f"--ntasks-per-node={tasks_per_node}",
+            f"--nodelist={','.join(part)}",
+            # Neighbouring ranks share a node, as the groups of a workload assume.
+            "--distribution=block",
+            # ncclt may itself run in an (interactive) step, for whose end this one must not wait.
+            "--overlap",
+            # Values with commas survive only in srun's own environment, not in `--export=NAME=VALUE`.
+            "--export=ALL",
+            "--kill-on-bad-exit=1",
+            "--input=none",
+            f"--job-name={STEP_NAME}",
+            *((f"--cpus-per-task={allocation.cpus_per_task}",) if allocation.cpus_per_task else ()),
+            *options,
+            *argv,
+        )
+    return step
 
 
-def _options(
-    request: StepRequest, *, allocation: Allocation, hosts: Sequence[str], tasks_per_node: int
-) -> tuple[str, ...]:
-    return (
-        f"--nodes={len(hosts)}",
-        f"--ntasks={len(hosts) * tasks_per_node}",
-        f"--ntasks-per-node={tasks_per_node}",
-        f"--nodelist={','.join(hosts)}",
-        # Neighbouring ranks share a node, as the groups of a workload assume.
-        "--distribution=block",
-        # ncclt may itself run in an (interactive) step, for whose end this one must not wait.
-        "--overlap",
-        # Values with commas survive only in srun's own environment, not in `--export=NAME=VALUE`.
-        "--export=ALL",
-        "--kill-on-bad-exit=1",
-        "--input=none",
-        f"--job-name={STEP_NAME}",
-        *((f"--cpus-per-task={allocation.cpus_per_task}",) if allocation.cpus_per_task else ()),
-        *_container(request),
-        *request.extra,
-    )
-
-
-def _container(request: StepRequest) -> tuple[str, ...]:
-    if request.container is None:
-        return ()
-    # Without --container-env the values of the image override ours (pyxis, README).
-    return (f"--container-image={request.container}", f"--container-env={','.join(request.variables)}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShippedFiles:
-    """The command of a task: a shell that writes the files of a command, and runs it.
+def ship(argv: Sequence[str], files: Sequence[Path]) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+    """Return the command of a task, a shell that writes files and runs a command, and (name, text) of each file.
 
     Compute nodes need not share any folder with this machine, so the files travel in variables. Each task writes a
     file, opens it, unlinks it and reads it as /dev/fd/N: however the task ends, nothing is left behind.
 
-    Attributes:
-        argv: the command with the paths of the files on the node.
-        texts: (name, text) of the files.
-    """
-
-    argv: tuple[str, ...]
-    texts: tuple[tuple[str, str], ...] = ()
-
-
-def ship(argv: Sequence[str], files: Sequence[Path]) -> ShippedFiles:
-    """Return the command of a task that brings files along.
+    Args:
+        argv: the command; paths of the files in it become those on the node.
+        files: read by the command.
 
     Raises:
         UsageError: too many files, or one that is too long.
@@ -154,26 +126,21 @@ def ship(argv: Sequence[str], files: Sequence[Path]) -> ShippedFiles:
     for name, text in texts:
         if len(text.encode()) > _MAX_FILE_BYTES:
             raise UsageError(f"{name} is too long to be brought to the nodes of a launch")
-    script = "".join(f"{{ {_open_file(number)}; }} || {_NO_ROOM}; " for number in range(len(files))) + _TASK
-    places = {str(path): f"/dev/fd/{_FIRST_DESCRIPTOR + number}" for number, path in enumerate(files)}
-    return ShippedFiles(argv=("sh", "-c", script, "sh", *(places.get(word, word) for word in argv)), texts=texts)
+    script, places = "", {}
+    for descriptor, (variable, path) in enumerate(zip(file_variables(texts), files, strict=True), _FIRST_DESCRIPTOR):
+        script += (
+            f'{{ f=$(mktemp) && printf %s "${variable}" | base64 -d >"$f" && exec {descriptor}<"$f" && rm -f "$f" '
+            f"&& unset {variable}; }} || {_NO_ROOM}; "
+        )
+        places[str(path)] = f"/dev/fd/{descriptor}"
+    return ("sh", "-c", script + _TASK, "sh", *(places.get(word, word) for word in argv)), texts
 
 
 def file_variables(texts: Sequence[tuple[str, str]]) -> dict[str, str]:
     """Return the variables that carry the texts of files to the tasks."""
-    return {_variable(number): base64.b64encode(text.encode()).decode() for number, (_name, text) in enumerate(texts)}
-
-
-def _open_file(number: int) -> str:
-    variable, descriptor = _variable(number), _FIRST_DESCRIPTOR + number
-    return (
-        f'f=$(mktemp) && printf %s "${variable}" | base64 -d >"$f" && exec {descriptor}<"$f" && rm -f "$f" '
-        f"&& unset {variable}"
-    )
-
-
-def _variable(number: int) -> str:
-    return f"NCCLT_FILE_{number}"
+    return {
+        f"NCCLT_FILE_{number}": base64.b64encode(text.encode()).decode() for number, (_name, text) in enumerate(texts)
+    }
 
 
 _MAX_LINE = 300
@@ -398,24 +365,24 @@ class SlurmLauncher(ProcessLauncher):
                 hint="run it under salloc or sbatch",
             )
         kept = self.kept_variables(variables)
-        shipped = ship(wrap_rank_command(argv, {**kept, **variables}), files)
+        task, texts = ship(wrap_rank_command(argv, {**kept, **variables}), files)
         set_env = {
             "MASTER_ADDR": self._allocation.address(self._hosts[0]),
             "MASTER_PORT": PORT,
             **thread_variables(self.environment, variables),
             **variables,
         }
-        request = StepRequest(
-            argv=shipped.argv,
-            variables=tuple(sorted({*kept, *set_env, *file_variables(shipped.texts)})),
-            container=self._container,
-            extra=self.extra,
-        )
+        options = self.extra
+        if self._container is not None:
+            # Without --container-env the values of the image override ours (pyxis, README).
+            names = sorted({*kept, *set_env, *file_variables(texts)})
+            options = (f"--container-image={self._container}", f"--container-env={','.join(names)}", *options)
+        step = srun_argv(task, options=options, allocation=self._allocation, hosts=self._hosts, shape=self._shape)
         return LaunchPlan(
-            argv=tuple(srun_argv(request, allocation=self._allocation, hosts=self._hosts, shape=self._shape)),
+            argv=tuple(step),
             set_env=tuple(sorted(set_env.items())),
             unset_env=self.removed_names(variables),
-            files=shipped.texts,
+            files=texts,
             clean_up=(("sh", "-c", _CANCEL, "sh", STEP_NAME, ",".join(self._allocation.job_ids), str(_CANCEL_TRIES)),),
             timeout_s=timeout_s,
         )
@@ -429,27 +396,21 @@ class SlurmLauncher(ProcessLauncher):
         """Move what Slurm prints about a failure into the fields of the result."""
         if result.not_started or result.timed_out:
             return result
-        return _with_slurm_reason(result, self.environment)
-
-
-def _with_slurm_reason(result: LaunchResult, environment: Mapping[str, str]) -> LaunchResult:
-    if UNFIT in result.stderr and (prolog := _task_prolog(environment)):
-        result = replace(result, stderr=re.sub(f"({UNFIT}.*)", rf"\1, from TaskProlog={prolog}", result.stderr))
-    failure = step_failure(result.stderr)
-    if failure.lost and not result.lost:
-        result = replace(result, lost=failure.reason)
-    if failure.not_started:
-        return replace(result, not_started=failure.not_started)
-    if not failure.reason:
-        return result
-    return replace(
-        result,
-        exit_code=result.exit_code if failure.exit_code is None else failure.exit_code,
-        stderr=f"{result.stderr.rstrip()}\nncclt: Slurm says: {failure.reason}\n",
-    )
-
-
-def _task_prolog(environment: Mapping[str, str]) -> str:
-    """Return the script that Slurm runs before each task and whose `export` lines set variables; empty = none."""
-    said = re.search(r"(?m)^TaskProlog\s*=\s*(\S+)$", ask(("scontrol", "show", "config"), environment).stdout)
-    return said[1] if said and said[1] != "(null)" else ""
+        if UNFIT in result.stderr:
+            # Slurm runs this script before each task, and its `export` lines set variables.
+            config = ask(("scontrol", "show", "config"), self.environment).stdout
+            prolog = re.search(r"(?m)^TaskProlog\s*=\s*(?!\(null\)$)(\S+)$", config)
+            where = f", from TaskProlog={prolog[1]}" if prolog else ""
+            result = replace(result, stderr=re.sub(f"({UNFIT}.*)", rf"\1{where}", result.stderr))
+        failure = step_failure(result.stderr)
+        if failure.lost and not result.lost:
+            result = replace(result, lost=failure.reason)
+        if failure.not_started:
+            return replace(result, not_started=failure.not_started)
+        if not failure.reason:
+            return result
+        return replace(
+            result,
+            exit_code=result.exit_code if failure.exit_code is None else failure.exit_code,
+            stderr=f"{result.stderr.rstrip()}\nncclt: Slurm says: {failure.reason}\n",
+        )

@@ -27,7 +27,7 @@ SHARING = ("--exclusive", "--oversubscribe", "--share", "-s")
 """Options of sbatch that say whether other jobs, which disturb measurements, may run on the same nodes."""
 
 NOTICE_S = 60
-"""How long before its time limit a job gets SIGTERM; Slurm is up to a minute early (sbatch, --signal)."""
+"""Between a job's SIGTERM and its time limit; Slurm is up to a minute early (sbatch, --signal)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,10 +73,10 @@ class BatchPlan:
     script: str
     log_stem: str
 
-    def logs(self, job_id: str) -> Logs:
-        """Return the logs of a job of this plan."""
+    def logs(self, job_id: str) -> tuple[str, str]:
+        """Return the paths of a job's standard output and standard error."""
         stem = self.log_stem.replace("%j", job_id)
-        return Logs(stdout=f"{stem}.out", stderr=f"{stem}.err")
+        return f"{stem}.out", f"{stem}.err"
 
 
 def plan_batch(request: BatchRequest) -> BatchPlan:
@@ -86,7 +86,7 @@ def plan_batch(request: BatchRequest) -> BatchPlan:
     it finishes the running trial and saves. A job that Slurm requeues resumes the same study.
     """
     stem = str(request.folder / f"{request.job_name}-%j")
-    lines = [
+    options = [
         f"--job-name={request.job_name}",
         f"--nodes={request.shape.nodes}",
         f"--ntasks-per-node={request.shape.processes_per_node}",
@@ -102,10 +102,13 @@ def plan_batch(request: BatchRequest) -> BatchPlan:
         "--export=ALL",
         *([f"--comment={request.comment}"] if request.comment else []),
     ]
+    # In such a line blanks and # end a value as in a shell.
+    split = [option.partition("=") for option in options]
+    lines = [f"{name}={shlex.quote(value)}" if equals else name for name, equals, value in split]
     script = "\n".join(
         (
             "#!/bin/bash",
-            *(f"#SBATCH {_quoted(line)}" for line in lines),
+            *(f"#SBATCH {line}" for line in lines),
             "# Lines appear in the log when they are written, not when the study ends.",
             "export PYTHONUNBUFFERED=1",
             *(f"export {name}={shlex.quote(value)}" for name, value in request.variables),
@@ -114,12 +117,6 @@ def plan_batch(request: BatchRequest) -> BatchPlan:
         )
     )
     return BatchPlan(argv=("sbatch", "--parsable", *request.extra), script=script, log_stem=stem)
-
-
-def _quoted(option: str) -> str:
-    """Quote an option for an #SBATCH line, where blanks and # end it as in a shell."""
-    name, equals, value = option.partition("=")
-    return f"{name}={shlex.quote(value)}" if equals else option
 
 
 def submit(plan: BatchPlan, *, environment: Mapping[str, str] | None = None) -> str:
@@ -143,8 +140,8 @@ def submit(plan: BatchPlan, *, environment: Mapping[str, str] | None = None) -> 
     return done.stdout.strip().partition(";")[0]  # `7;cluster` where there are several
 
 
-def find_job(comment: str, *, environment: Mapping[str, str] | None = None) -> tuple[str, Logs] | None:
-    """Return this user's job with a comment, queued or running, and where it writes; None = there is none."""
+def find_job(comment: str, *, environment: Mapping[str, str] | None = None) -> tuple[str, tuple[str, str]] | None:
+    """Return this user's job with a comment, queued or running, and the paths of its logs; None = there is none."""
     states = "--states=PENDING,CONFIGURING,RUNNING,SUSPENDED"
     try:
         queued = ask(("squeue", "--noheader", f"--user={getpass.getuser()}", states, "--format=%i %k"), environment)
@@ -155,7 +152,7 @@ def find_job(comment: str, *, environment: Mapping[str, str] | None = None) -> t
             shown = ask(("scontrol", "show", "job", job_id), environment).stdout
             paths = dict(re.findall(r"(?m)^ *(StdOut|StdErr)=(.+)$", shown))
             if len(paths) == 2:
-                return job_id, Logs(stdout=paths["StdOut"], stderr=paths["StdErr"])
+                return job_id, (paths["StdOut"], paths["StdErr"])
     return None
 
 
@@ -180,11 +177,11 @@ def submit_and_follow(
     known = dict(os.environ if environment is None else environment)
     if request.comment and (found := find_job(request.comment, environment=known)):
         job_id, logs = found
-        say(f"ncclt: job {job_id} is already measuring this study; its output: {logs.stdout}\n")
+        say(f"ncclt: job {job_id} is already measuring this study; its output: {logs[0]}\n")
     else:
         job_id = submit(plan, environment=known)
         logs = plan.logs(job_id)
-        say(f"ncclt: submitted job {job_id}; its output: {logs.stdout}\n")
+        say(f"ncclt: submitted job {job_id}; its output: {logs[0]}\n")
     if not wait:
         return 0
     return follow(job_id, logs, show=show, say=say, environment=known, poll_s=poll_s)
@@ -216,13 +213,13 @@ def node_local_folder(path: Path, *, mounts: str | None = None) -> str:
 
 
 _REGRET_S = 5.0
-"""How long a second Ctrl-C counts."""
+"""For a second Ctrl-C after the first."""
 
 _SILENT_QUESTIONS = 20
 """Unanswered queries in a row after which following stops: a controller may take a minute to restart."""
 
 _EXIT_CODES = {"COMPLETED": 0, "TIMEOUT": 124, "DEADLINE": 124, "CANCELLED": 130}
-"""What the end of a job means to a shell; every other end but FAILED is 1."""
+"""Exit codes for the ends of a job; every other end but FAILED is 1."""
 
 _UNDER_WAY = frozenset(
     {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED"}
@@ -230,17 +227,9 @@ _UNDER_WAY = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Logs:
-    """Paths of a job's standard output and standard error."""
-
-    stdout: str
-    stderr: str
-
-
 def follow(
     job_id: str,
-    logs: Logs,
+    logs: tuple[str, str],
     *,
     show: Callable[[str], object],
     say: Callable[[str], object],
@@ -254,7 +243,7 @@ def follow(
 
     Args:
         job_id: as `submit` returned it.
-        logs: where it writes.
+        logs: paths of its standard output and standard error.
         show: receives pieces of the job's standard output.
         say: receives pieces of its standard error, and messages about the job.
         environment: for Slurm's commands; None = this program's own.
@@ -264,12 +253,12 @@ def follow(
         StudyStoppedError: Slurm does not answer any more; the job may well be running.
     """
     continues = f"ncclt: job {job_id} continues; `scancel {job_id}` ends it"
-    growing = (_Log(logs.stdout, show), _Log(logs.stderr, say))
+    growing = (_Log(logs[0], show), _Log(logs[1], say))
     try:
         return _follow(job_id, growing, say=say, environment=environment, poll_s=poll_s)
     except KeyboardInterrupt:
         try:
-            say(f"\n{continues}, as does Ctrl-C within {_REGRET_S:.0f} s; its output: {logs.stdout}\n")
+            say(f"\n{continues}, as does Ctrl-C within {_REGRET_S:.0f} s; its output: {logs[0]}\n")
             time.sleep(_REGRET_S)
         except KeyboardInterrupt:
             ask(("scancel", job_id), environment)
@@ -278,7 +267,7 @@ def follow(
     except SystemExit:
         # stderr may be closed together with the terminal: that must not hide why this program ends.
         with contextlib.suppress(OSError):
-            say(f"\n{continues}; its output: {logs.stdout}\n")
+            say(f"\n{continues}; its output: {logs[0]}\n")
         raise
 
 
@@ -293,7 +282,10 @@ def _follow(
     shown = ""
     silent = 0
     while True:
-        state, reason, exit_code, again = _state(job_id, environment)
+        said = ask(("scontrol", "show", "job", "--oneliner", job_id), environment).stdout
+        job = dict(re.findall(r"(\S+?)=(\S*)", said))
+        state = job.get("JobState", "")  # empty = Slurm did not answer
+        reason = f" ({job['Reason']})" if job.get("Reason") not in (None, "", "None") else ""
         for log in logs:
             log.show_growth()
         silent = 0 if state else silent + 1
@@ -303,7 +295,8 @@ def _follow(
                 hint=f"`squeue --job {job_id}` and {logs[1].path} may say more; the same command follows it again",
             )
         # Why a job completes is known a moment later.
-        now = f"{again}{state.lower()}{f' ({reason})' if reason else ''}"
+        again = "" if job.get("Restarts", "0") == "0" else "requeued by Slurm, resumes, and is "
+        now = f"{again}{state.lower()}{reason}"
         if state in _UNDER_WAY and state != "COMPLETING" and now != shown:
             shown = now
             say(f"ncclt: job {job_id} is {now}\n")
@@ -312,19 +305,11 @@ def _follow(
         time.sleep(poll_s)
     if not any(log.seen for log in logs):
         say(f"ncclt: its logs cannot be seen from here: {logs[0].path}\n")
-    say(f"ncclt: job {job_id} has ended: {state.lower()}{f' ({reason})' if reason else ''}\n")
-    return exit_code if state == "FAILED" else _EXIT_CODES.get(state, 1)
-
-
-def _state(job_id: str, environment: Mapping[str, str] | None) -> tuple[str, str, int, str]:
-    """Return state, reason and exit code of a job, and words if it was requeued; no state = Slurm did not answer."""
-    said = ask(("scontrol", "show", "job", "--oneliner", job_id), environment).stdout
-    known = dict(re.findall(r"(\S+?)=(\S*)", said))
-    code, _, number = known.get("ExitCode", "1:0").partition(":")
-    exit_code = 128 + int(number) if number not in ("", "0") else int(code)
-    reason = known.get("Reason", "")
-    again = "" if known.get("Restarts", "0") == "0" else "requeued by Slurm, resumes, and is "
-    return known.get("JobState", ""), "" if reason == "None" else reason, exit_code, again
+    say(f"ncclt: job {job_id} has ended: {state.lower()}{reason}\n")
+    if state != "FAILED":
+        return _EXIT_CODES.get(state, 1)
+    code, _, number = job.get("ExitCode", "1:0").partition(":")
+    return 128 + int(number) if number not in ("", "0") else int(code)
 
 
 class _Log:
