@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,10 +46,9 @@ def launcher_on(cluster, *, kind="mpijob", pending_s=PATIENT_S, nodes=2):
     return KubernetesLauncher(
         shape=JobShape(nodes=nodes),
         kind=kind,
-        site=SITE,
+        site=replace(SITE, pending_s=pending_s),
         environment=environment,
         extra=("--context=lab",),
-        pending_s=pending_s,
         poll_s=0.05,
     )
 

@@ -9,7 +9,6 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.trial import Outcome
-from ncclt.launch.hostfile import parse_host
 from ncclt.launch.launcher import JobShape
 from ncclt.launch.slurm.launcher import SlurmLauncher
 from ncclt.launch.ssh.launcher import SshLauncher
@@ -76,7 +75,8 @@ def test_ranks_stay_on_two_nodes_of_slurm(slurm_cluster, tmp_path):
 
 
 def test_the_token_reaches_hosts_by_ssh_in_no_command_line(sshd, tmp_path):
-    launcher = SshLauncher(hosts=[parse_host(host) for host in sshd.hosts], ssh_args=sshd.options)
+    shape = JobShape(nodes=len(sshd.hosts), hosts=tuple(sshd.hosts))
+    launcher = SshLauncher(shape=shape, ssh_args=sshd.options)
     seen = []
     run = launcher.run
 

@@ -10,7 +10,6 @@ import pytest
 from ncclt.core.message import Collective, Message
 from ncclt.errors import HostLostError
 from ncclt.health.detect.nodes import ask_nodes
-from ncclt.launch.hostfile import parse_host
 from ncclt.launch.launcher import JobShape
 from ncclt.launch.process.process_tree import members, new_mark
 from ncclt.launch.ranks import find_unfit_reason
@@ -39,8 +38,8 @@ dist.destroy_process_group()
 
 def over_ssh(sshd, *hosts, **options):
     environment = os.environ | {"NCCL_OF_HERE": "1"}
-    hosts = tuple(map(parse_host, hosts))
-    return SshLauncher(hosts=hosts, ssh_args=sshd.options, environment=environment, grace_s=0.5, **options)
+    shape = JobShape(nodes=len(hosts), hosts=hosts)
+    return SshLauncher(shape=shape, ssh_args=sshd.options, environment=environment, grace_s=0.5, **options)
 
 
 class TestSshLauncher(LauncherContract):

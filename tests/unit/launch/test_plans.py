@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from ncclt.errors import InputError, UsageError
-from ncclt.launch.hostfile import Host
 from ncclt.launch.launcher import JobShape
 from ncclt.launch.local import LocalLauncher
 from ncclt.launch.mpi import MpiFlavour, MpirunLauncher
@@ -48,8 +47,7 @@ LAUNCHERS = {
     "mpich": over_mpi(MpiFlavour.MPICH, TWO_NODES, keep_env=True),
     "intelmpi": over_mpi(MpiFlavour.INTEL_MPI, TWO_NODES),
     "ssh": SshLauncher(
-        hosts=(Host(name="gpu01"), Host(name="gpu02", user="me", port=2222)),
-        processes_per_node=8,
+        shape=JobShape(nodes=2, processes_per_node=8, hosts=("gpu01", "me@gpu02:2222")),
         ssh_args=("-i", "/home/me/.ssh/cluster"),
         python="/venv/bin/python",
         environment=ENVIRONMENT,

@@ -115,7 +115,7 @@ def test_a_driver_has_the_time_to_wait_to_run_the_command_and_to_delete(tmp_path
     (tmp_path / "kubectl").write_text("")
     (tmp_path / "kubectl").chmod(0o755)
     launcher = Recording(
-        shape=TWO, kind="mpijob", site=Site(image="x:1"), pending_s=600.0, environment={"PATH": str(tmp_path)}
+        shape=TWO, kind="mpijob", site=Site(image="x:1", pending_s=600.0), environment={"PATH": str(tmp_path)}
     )
     plan = launcher.plan(COMMAND, variables={}, timeout_s=120.0)
     assert launcher.run(plan).exit_code == 0

@@ -107,7 +107,6 @@ def made(kind, *, site=SITE, files=(("w.py", "print('µ')\n"),), **changes):
             "files": files,
             "shape": JobShape(nodes=2, processes_per_node=8),
             "timeout_s": 119.5,
-            "pending_s": 600.0,
             **changes,
         }
     )

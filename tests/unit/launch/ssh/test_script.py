@@ -5,21 +5,23 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
-from ncclt.launch.launcher import MARK
+from ncclt.launch.launcher import MARK, JobShape
 from ncclt.launch.process.process_tree import members, new_mark
 from ncclt.launch.ranks import UNFIT_CODE, find_unfit_reason
-from ncclt.launch.ssh.launcher import RANK, end_script, node_script
+from ncclt.launch.ssh.launcher import RANK, SshLauncher, end_script
 
 PATIENT_S = 60.0
 PYTHON = (sys.executable, "-I", "-S", "-c")
 
 
 def script_of(argv, cwd, **options):
-    request = {"python": sys.executable, "meeting_host": "127.0.0.1", "variables": {}, "files": (), "limit_s": 600}
-    return node_script(argv, **{**request, "cwd": str(cwd), "grace_s": 0.3, **options})
+    request = {"meeting_host": "127.0.0.1", "variables": {}, "files": (), "limit_s": 600}
+    launcher = SshLauncher(shape=JobShape(hosts=("host",)), cwd=Path(cwd), grace_s=0.3)
+    return launcher.node_script(argv, **{**request, **options})
 
 
 @pytest.fixture

@@ -76,7 +76,10 @@ def progress(pods: Sequence[Any], job: Mapping[str, Any], *, container: str, cou
         _when, reason, exit_code, _pod = failures[0]
         failed = tuple(sorted({pod for _when, _reason, _code, pod in failures}))
         return PodProgress(stage=Stage.ENDED, reason=reason, exit_code=exit_code, leader=leader, failed=failed)
-    if refusal := _condition(job, "Failed"):
+    conditions = (job.get("status") or {}).get("conditions") or ()
+    if failed_job := [each for each in conditions if each.get("type") == "Failed" and each.get("status") == "True"]:
+        words = (failed_job[0].get("reason"), failed_job[0].get("message"))
+        refusal = ": ".join(word for word in words if word) or "Failed"
         stage = Stage.ENDED if pods else Stage.UNSTARTABLE
         return PodProgress(stage=stage, reason=f"the job failed: {refusal}", leader=leader)
     if unstartable := next((said for pod in pods for said in _unstartable(pod)), ""):
@@ -148,13 +151,6 @@ def _waiting(pod: Any) -> Iterator[str]:
             yield f"pod {_name(pod)}: {waiting['reason']}"
 
 
-def _condition(job: Mapping[str, Any], kind: str) -> str:
-    for condition in (job.get("status") or {}).get("conditions") or ():
-        if condition.get("type") == kind and condition.get("status") == "True":
-            return ": ".join(word for word in (condition.get("reason"), condition.get("message")) if word) or kind
-    return ""
-
-
 NOT_STARTED = "not started"
 TIMED_OUT = "timed out"
 LOST = "lost"
@@ -164,7 +160,7 @@ _EXIT_LEFT = 1
 
 _CALL_S = 60.0
 _DELETE_S = 60
-"""How long pods may take to end: they get 30 s between SIGTERM and SIGKILL by default."""
+"""For the end of pods: they get 30 s between SIGTERM and SIGKILL by default."""
 
 _SILENT_CALLS = 10
 """Failed calls in a row after which a launch is given up: the cluster is unreachable, or the job was deleted."""
@@ -219,23 +215,22 @@ class Driver:
 
     def _wait(self, stages: set[Stage], *, within_s: float) -> PodProgress | None:
         """Wait until the launch has reached one of some stages, or the time is over; None = out of sight."""
+        arguments = self._arguments
         deadline = time.monotonic() + within_s
         silent = 0
         while True:
-            seen = self._look()
+            pods = self._get("pods", "--selector", arguments.selector)
+            job = self._get(arguments.kind, arguments.name)
+            seen = None
+            if pods is not None and job is not None:
+                items = pods.get("items") or []
+                seen = progress(items, job, container=arguments.container, count=arguments.pods)
             silent = 0 if seen else silent + 1
             if silent >= _SILENT_CALLS:
                 return None
             if seen and (seen.stage in stages or time.monotonic() >= deadline):
                 return seen
-            time.sleep(self._arguments.poll_s)
-
-    def _look(self) -> PodProgress | None:
-        pods = self._get("pods", "--selector", self._arguments.selector)
-        job = self._get(self._arguments.kind, self._arguments.name)
-        if pods is None or job is None:
-            return None
-        return progress(pods.get("items") or [], job, container=self._arguments.container, count=self._arguments.pods)
+            time.sleep(arguments.poll_s)
 
     def _show_logs(self, seen: PodProgress) -> None:
         if seen.leader:
@@ -292,12 +287,6 @@ def _last_line(said: subprocess.CompletedProcess[str]) -> str:
     return lines[-1] if lines else f"exit code {said.returncode}"
 
 
-def _stop(number: int, _frame: FrameType | None) -> None:
-    # Only the first signal counts: the deletion that follows must not be interrupted by the next one.
-    signal.signal(number, signal.SIG_IGN)
-    raise SystemExit(128 + number)
-
-
 def main() -> int:
     """Read the arguments and run the launch."""
     parser = argparse.ArgumentParser(prog="ncclt.launch.kubernetes.driver", description=__doc__)
@@ -312,7 +301,13 @@ def main() -> int:
     parser.add_argument("--poll-s", type=float, required=True)
     parser.add_argument("kubectl", nargs="+")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, _stop)
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        # Only the first signal counts: the deletion that follows must not be interrupted by the next one.
+        signal.signal(number, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, stop)
     return Driver(arguments.kubectl, arguments).run()
 
 

@@ -9,15 +9,15 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Self, Unpack
+from typing import Any, Self, Unpack
 
 from ncclt.errors import UsageError
 from ncclt.launch.kubernetes.driver import LOST, NOT_STARTED, TIMED_OUT
-from ncclt.launch.kubernetes.manifests import FILES_PATH, LAUNCH_LABEL, LaunchedJob, Site, manifests
+from ncclt.launch.kubernetes.manifests import FILES_PATH, LAUNCH_LABEL, PENDING_S, LaunchedJob, Site, manifests
 from ncclt.launch.launcher import (
     FILES,
     MARK,
@@ -31,9 +31,6 @@ from ncclt.launch.launcher import (
 from ncclt.launch.process.launcher import ProcessLauncher
 from ncclt.launch.ranks import read_mpi_ending, read_torchrun_ending, wrap_rank_command
 
-PENDING_S = 600.0
-"""For nodes, images and containers before a command starts: the first image on a node is tens of gigabytes."""
-
 _POLL_S = 2.0
 _NAME = f"ncclt-{MARK}"
 _MANIFEST = "job.json"
@@ -46,22 +43,17 @@ _MARGIN_S = 300.0
 _SAID = re.compile(rf"(?m)^ncclt: kubernetes: (?P<what>{LOST}|{NOT_STARTED}|{TIMED_OUT}): (?P<reason>.*)$")
 
 
-_SITE_FIELDS = {"container": "image", "resource": "resources", "node": "node_selector", "label": "labels"}
+_SITE_FIELDS = {
+    "container": "image",
+    "resource": "resources",
+    "node": "node_selector",
+    "label": "labels",
+    "pending": "pending_s",
+}
 """Options that have another name in `Site`."""
 
-
-class _Kind(NamedTuple):
-    """Kind of job: the container that is followed, pods besides the nodes, and the reader of its end."""
-
-    container: str
-    further_pods: int
-    ending: Callable[[LaunchResult], LaunchResult]
-
-
-_KINDS = {
-    "mpijob": _Kind(container="launcher", further_pods=1, ending=read_mpi_ending),
-    "trainjob": _Kind(container="node", further_pods=0, ending=read_torchrun_ending),
-}
+_KINDS = {"mpijob": ("launcher", 1, read_mpi_ending), "trainjob": ("node", 0, read_torchrun_ending)}
+"""Of each kind of job the container that is followed, the pods besides the nodes, and the reader of its end."""
 
 
 # Qualified names and values of Kubernetes: an optional DNS prefix, then 63 characters at most.
@@ -100,7 +92,6 @@ class KubernetesLauncher(ProcessLauncher):
         kind: `mpijob` for programs that were built with MPI, `trainjob` for those that torchrun starts.
         site: image, namespace and what else the cluster requires; None = not given, so nothing can be planned.
         kubectl: the program.
-        pending_s: how long a job may wait for nodes and images.
         poll_s: seconds between two looks at the cluster.
         process: `extra` are options for every call of kubectl, for example `--context=lab`; inherited NCCL_* variables
             reach the containers only where they are kept.
@@ -156,7 +147,6 @@ class KubernetesLauncher(ProcessLauncher):
         kind: str,
         site: Site | None,
         kubectl: str = "kubectl",
-        pending_s: float = PENDING_S,
         poll_s: float = _POLL_S,
         **process: Unpack[ProcessOptions],
     ) -> None:
@@ -166,7 +156,6 @@ class KubernetesLauncher(ProcessLauncher):
         self._kind = kind
         self._site = site
         self._kubectl = kubectl
-        self._pending_s = pending_s
         self._poll_s = poll_s
         super().__init__(**process)
 
@@ -188,14 +177,25 @@ class KubernetesLauncher(ProcessLauncher):
             UsageError: hosts are named.
         """
         fields = {_SITE_FIELDS.get(name, name): value for name, value in options.items()}
-        pending_s = fields.pop("pending", PENDING_S)
         return cls(
             shape=shape,
             kind="mpijob" if uses_mpi else "trainjob",
             site=Site(gpus_per_node=shape.processes_per_node, **fields) if "image" in fields else None,
-            pending_s=pending_s,
             **process,
         )
+
+    @property
+    def site(self) -> Site:
+        """Return the requirements of the cluster.
+
+        Raises:
+            UsageError: no image was given.
+        """
+        if self._site is None:
+            raise UsageError(
+                "Kubernetes needs the image of the containers", hint="use --launcher-option container=REGISTRY/NAME:TAG"
+            )
+        return self._site
 
     def plan(
         self, argv: Sequence[str], *, variables: Mapping[str, str], timeout_s: float, files: Sequence[Path] = ()
@@ -205,10 +205,7 @@ class KubernetesLauncher(ProcessLauncher):
         Raises:
             UsageError: no image was given.
         """
-        if self._site is None:
-            raise UsageError(
-                "Kubernetes needs the image of the containers", hint="use --launcher-option container=REGISTRY/NAME:TAG"
-            )
+        site = self.site
         places = {str(path): f"{FILES_PATH}/{path.name}" for path in files}
         for_ranks = {**self.kept_variables(variables), **variables}
         job = LaunchedJob(
@@ -218,11 +215,10 @@ class KubernetesLauncher(ProcessLauncher):
             files=tuple((path.name, path.read_text(encoding="utf-8")) for path in files),
             shape=self._shape,
             timeout_s=timeout_s,
-            pending_s=self._pending_s,
         )
-        objects = {"apiVersion": "v1", "kind": "List", "items": manifests(self._kind, job, self._site)}
-        kubectl = (self._kubectl, f"--namespace={self._site.namespace}", *self.extra)
-        kind = _KINDS[self._kind]
+        objects = {"apiVersion": "v1", "kind": "List", "items": manifests(self._kind, job, site)}
+        kubectl = (self._kubectl, f"--namespace={site.namespace}", *self.extra)
+        container, further_pods, _read = _KINDS[self._kind]
         return LaunchPlan(
             argv=(
                 sys.executable,
@@ -232,10 +228,10 @@ class KubernetesLauncher(ProcessLauncher):
                 f"--kind={self._kind}",
                 f"--name={_NAME}",
                 f"--selector={LAUNCH_LABEL}={_NAME}",
-                f"--container={kind.container}",
-                f"--pods={self._shape.nodes + kind.further_pods}",
+                f"--container={container}",
+                f"--pods={self._shape.nodes + further_pods}",
                 f"--timeout-s={timeout_s:g}",
-                f"--pending-s={self._pending_s:g}",
+                f"--pending-s={site.pending_s:g}",
                 f"--poll-s={self._poll_s:g}",
                 "--",
                 *kubectl,
@@ -267,15 +263,15 @@ class KubernetesLauncher(ProcessLauncher):
                 hint="apply it yourself where kubectl is, or run ncclt there",
             )
         # The driver measures the command's time from its start in the containers; this limit is for the driver itself.
-        patient = replace(plan, timeout_s=plan.timeout_s + self._pending_s + _MARGIN_S)
+        patient = replace(plan, timeout_s=plan.timeout_s + self.site.pending_s + _MARGIN_S)
         return super().run(patient)
 
     def read_ending(self, result: LaunchResult) -> LaunchResult:
         """Return the result of a launch that failed, with what the driver says about it."""
         result = _with_driver_messages(result)
         # A container's log holds both outputs, and so what mpirun or torchrun prints about its ranks.
-        ended = _KINDS[self._kind].ending(replace(result, stderr=result.stdout))
-        return replace(result, exit_code=ended.exit_code)
+        _container, _further_pods, read_kind = _KINDS[self._kind]
+        return replace(result, exit_code=read_kind(replace(result, stderr=result.stdout)).exit_code)
 
 
 def _with_driver_messages(result: LaunchResult) -> LaunchResult:

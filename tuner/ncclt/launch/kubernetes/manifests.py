@@ -15,16 +15,19 @@ from ncclt.errors import UsageError
 from ncclt.launch.launcher import MARK, JobShape
 
 Node = str | int | bool | Sequence["Node"] | Mapping[str, "Node"]
-"""What a manifest is made of."""
+"""A value in a manifest."""
 
 FILES_PATH = "/ncclt"
-"""Where the files of a launch are in every container."""
+"""The folder of a launch's files in every container."""
 
 LAUNCH_LABEL = "ncclt-launch"
 """On everything that belongs to one launch; its value is the launch's name."""
 
 KINDS = ("mpijob", "trainjob")
-"""What can be made: MPIJob for programs that were built with MPI, TrainJob for programs that torchrun starts."""
+"""MPIJob for programs that were built with MPI, TrainJob for programs that torchrun starts."""
+
+PENDING_S = 600.0
+"""For nodes, images and containers before a command starts: the first image on a node is tens of gigabytes."""
 
 _ENDING_S = 120
 """Added to all other times; after their sum the cluster itself ends a job, whatever has become of ncclt."""
@@ -52,6 +55,7 @@ class Site:
         labels: (name, value) of further labels of the job, for example ("kueue.x-k8s.io/queue-name", "team").
         runtime: the (Cluster)TrainingRuntime of a TrainJob.
         ssh_port: of the image's sshd, for an MPIJob.
+        pending_s: how long a job may wait for nodes, images and containers.
     """
 
     image: str
@@ -63,6 +67,7 @@ class Site:
     labels: tuple[tuple[str, str], ...] = ()
     runtime: str = "torch-distributed"
     ssh_port: int = 22
+    pending_s: float = PENDING_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +81,6 @@ class LaunchedJob:
         files: (name, text).
         shape: pods, and processes in each.
         timeout_s: for the command itself.
-        pending_s: for nodes, images and containers before it.
     """
 
     name: str
@@ -85,12 +89,6 @@ class LaunchedJob:
     files: tuple[tuple[str, str], ...]
     shape: JobShape
     timeout_s: float
-    pending_s: float
-
-    @property
-    def deadline_s(self) -> int:
-        """Return the seconds after which the cluster ends it by itself."""
-        return math.ceil(self.timeout_s + self.pending_s) + _ENDING_S
 
 
 def manifests(kind: str, job: LaunchedJob, site: Site) -> list[Mapping[str, Node]]:
@@ -149,7 +147,7 @@ def mpi_job(job: LaunchedJob, site: Site) -> Mapping[str, Node]:
                 "cleanPodPolicy": "Running",
                 # A failure is a result; it is never retried silently.
                 "backoffLimit": 0,
-                "activeDeadlineSeconds": job.deadline_s,
+                "activeDeadlineSeconds": _deadline_s(job, site),
                 "ttlSecondsAfterFinished": 600,
             },
             "mpiReplicaSpecs": {
@@ -176,7 +174,7 @@ def train_job(job: LaunchedJob, site: Site) -> Mapping[str, Node]:
         "kind": "TrainJob",
         "metadata": _metadata(job, site),
         "spec": {
-            "activeDeadlineSeconds": job.deadline_s,
+            "activeDeadlineSeconds": _deadline_s(job, site),
             "runtimeRef": {"name": site.runtime},
             "trainer": {
                 "image": site.image,
@@ -198,6 +196,11 @@ def train_job(job: LaunchedJob, site: Site) -> Mapping[str, Node]:
             ],
         },
     }
+
+
+def _deadline_s(job: LaunchedJob, site: Site) -> int:
+    """Return the seconds after which the cluster ends a job by itself."""
+    return math.ceil(job.timeout_s + site.pending_s) + _ENDING_S
 
 
 def _metadata(job: LaunchedJob, site: Site) -> Mapping[str, Node]:

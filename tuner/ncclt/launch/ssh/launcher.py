@@ -75,80 +75,6 @@ except socket.gaierror:
 """
 
 
-def node_script(
-    argv: Sequence[str],
-    *,
-    python: str,
-    meeting_host: str,
-    variables: Mapping[str, str],
-    files: Sequence[tuple[str, str, str]],
-    cwd: str,
-    limit_s: int,
-    grace_s: float,
-) -> str:
-    """Return the script that runs a command on a node; its arguments are a private folder there and the node's rank.
-
-    Args:
-        argv: the command; the node's rank replaces `RANK`.
-        python: an interpreter there.
-        meeting_host: where the ranks meet; a node that cannot resolve the name reports that at once.
-        variables: for the command, which gets no other NCCL_* variables, and none of NCCLT_* that it depends on.
-        files: (path, name, text): written to the folder as `name`, which replaces `path` in the command.
-        cwd: folder to run it in, where the node has it.
-        limit_s: after this it is ended without a request: a connection may die without either side noticing.
-        grace_s: between SIGTERM and SIGKILL.
-    """
-    named = {path: name for path, name, _text in files}
-
-    def word(argument: str) -> str:
-        if argument == RANK:
-            return '"$rank"'
-        return f'"$folder"/{shlex.quote(named[argument])}' if argument in named else shlex.quote(argument)
-
-    tenths = round(grace_s * 10)
-    ours = [pattern for pattern in DECIDING if pattern.startswith("NCCLT_")]
-    writes = [f'printf %s {shlex.quote(text)} >"$folder"/{shlex.quote(name)} || return' for _path, name, text in files]
-    exports = [f"  export {name}={shlex.quote(value)}" for name, value in sorted(variables.items())]
-    return "\n".join(
-        [
-            "# Standard input stays open for as long as somebody waits for this launch.",
-            "folder=$1 rank=$2",
-            _MEMBERS,
-            "main() {  # a function, so that nothing is done where only a part of this has arrived",
-            *writes,
-            "(",
-            "  for name in $(env | sed -n 's/^\\(NCCLT\\{0,1\\}_[A-Za-z0-9_]*\\)=.*/\\1/p'); do",
-            f'    case $name in NCCL_*|{"|".join(ours)}) unset "$name" ;; esac',
-            "  done",
-            *exports,
-            f"  export {MARK_VARIABLE}=$mark",
-            f'  cd {shlex.quote(cwd)} 2>/dev/null || cd "$folder" || exit',
-            f"  {shlex.quote(python)} -I -S -c {shlex.quote(_RESOLVES)} {shlex.quote(meeting_host)} 2>/dev/null",
-            "  [ $? -ne 3 ] || {",
-            f'    echo "{UNFIT}$(uname -n) does not know the address of "{shlex.quote(meeting_host)} >&2',
-            f"    exit {UNFIT_CODE}",
-            "  }",
-            f"  exec {' '.join(map(word, argv))}",
-            ") </dev/null 3<&- &",
-            "job=$!",
-            f"( {MARK_VARIABLE}=$mark cat <&3; end_marked {tenths} ) >/dev/null 2>&1 &",
-            "gone=$!",
-            f"( {MARK_VARIABLE}=$mark sleep {limit_s}; end_marked {tenths} ) >/dev/null 2>&1 3<&- &",
-            "late=$!",
-            'wait "$job"',
-            "code=$?",
-            'kill "$gone" "$late" 2>/dev/null',
-            f"end_marked {tenths}",
-            'say_left || [ "$code" -ne 0 ] || code=1',
-            'return "$code"',
-            "}",
-            "exec 3<&0",
-            "main",
-            "",
-        ]
-    )
-
-
 def end_script(*, grace_s: float) -> str:
     """Return the script that ends what a launch has left on a node, and fails if it cannot."""
     tenths = round(grace_s * 10)
@@ -172,15 +98,14 @@ _OPTIONS = (
 """ssh uses the first value of an option, so the user's own options go before these. Host keys are left to ssh."""
 
 _LATE_S = 60
-"""How long after the launch's timeout a node ends its processes by itself."""
+"""Between the launch's timeout and the time when a node ends its processes by itself."""
 
 
 class SshLauncher(ProcessLauncher):
     """Starts the ranks of several hosts: one ssh and one torchrun on each.
 
     Args:
-        hosts: in the order of the ranks.
-        processes_per_node: ranks on each.
+        shape: hosts in the order of the ranks, and ranks on each.
         ssh_args: further words for ssh, for example `-i key` or `-o StrictHostKeyChecking=accept-new`.
         python: the Python that has torch, on every host.
         address: of the first host for the others; empty = its name.
@@ -188,6 +113,9 @@ class SshLauncher(ProcessLauncher):
         process: `extra` are further options of torchrun, PATH and the like are forwarded from `environment`,
             `grace_s` applies here and on the hosts. A host's own NCCL_* variables never reach the command: all ranks
             see the same.
+
+    Raises:
+        UsageError: no hosts are named.
     """
 
     name = "ssh"
@@ -201,16 +129,19 @@ class SshLauncher(ProcessLauncher):
     def __init__(
         self,
         *,
-        hosts: Sequence[Host],
-        processes_per_node: int = 1,
+        shape: JobShape,
         ssh_args: Sequence[str] = (),
         python: str = sys.executable,
         address: str = "",
         cwd: Path | None = None,
         **process: Unpack[ProcessOptions],
     ) -> None:
-        self._hosts = tuple(hosts)
-        self._processes_per_node = processes_per_node
+        if not shape.hosts:
+            raise UsageError(
+                "--launcher ssh needs the names of the hosts", hint="name them with --hosts A,B or --hosts @FILE"
+            )
+        self._hosts = tuple(map(parse_host, shape.hosts))
+        self._processes_per_node = shape.processes_per_node
         self._ssh_args = tuple(ssh_args)
         self._python = python
         self._address = address or self._hosts[0].name
@@ -232,20 +163,10 @@ class SshLauncher(ProcessLauncher):
         Raises:
             UsageError: no hosts are named.
         """
-        if not shape.hosts:
-            raise UsageError(
-                "--launcher ssh needs the names of the hosts", hint="name them with --hosts A,B or --hosts @FILE"
-            )
-        hosts = tuple(map(parse_host, shape.hosts))
         ssh_args = options.get("ssh_arg", ())
-        return cls(
-            hosts=hosts,
-            processes_per_node=shape.processes_per_node,
-            ssh_args=ssh_args,
-            python=python,
-            address=_address(hosts[0], ssh_args, process.get("environment")),
-            **process,
-        )
+        first = shape.hosts[0] if shape.hosts else ""
+        address = _address(parse_host(first), ssh_args, process.get("environment")) if first else ""
+        return cls(shape=shape, ssh_args=ssh_args, python=python, address=address, **process)
 
     def plan(
         self, argv: Sequence[str], *, variables: Mapping[str, str], timeout_s: float, files: Sequence[Path] = ()
@@ -263,15 +184,12 @@ class SshLauncher(ProcessLauncher):
             **variables,
         }
         meeting_host = variables.get("MASTER_ADDR", self._address)
-        script = node_script(
+        script = self.node_script(
             self._torchrun(wrap_rank_command(argv, for_ranks), meeting_host, variables.get("MASTER_PORT", PORT)),
-            python=self._python,
             meeting_host=meeting_host,
             variables=for_ranks,
             files=_read(files),
-            cwd=str(self._cwd),
             limit_s=math.ceil(timeout_s) + _LATE_S,
-            grace_s=self.grace_s,
         )
         commands = []
         for host in self._hosts:
@@ -289,6 +207,77 @@ class SshLauncher(ProcessLauncher):
             ),
             clean_up=((*_DRIVER, _END_SCRIPT),),
             timeout_s=timeout_s,
+        )
+
+    def node_script(
+        self,
+        argv: Sequence[str],
+        *,
+        meeting_host: str,
+        variables: Mapping[str, str],
+        files: Sequence[tuple[str, str, str]],
+        limit_s: int,
+    ) -> str:
+        """Return the script that runs a command on a node; its arguments are a private folder there and its rank.
+
+        Args:
+            argv: the command; the node's rank replaces `RANK`.
+            meeting_host: where the ranks meet; a node that cannot resolve the name reports that at once.
+            variables: for the command, which gets no other NCCL_* variables, and none of NCCLT_* that it depends on.
+            files: (path, name, text): written to the folder as `name`, which replaces `path` in the command.
+            limit_s: after this it is ended without a request: a connection may die without either side noticing.
+        """
+        named = {path: name for path, name, _text in files}
+
+        def word(argument: str) -> str:
+            if argument == RANK:
+                return '"$rank"'
+            return f'"$folder"/{shlex.quote(named[argument])}' if argument in named else shlex.quote(argument)
+
+        tenths = round(self.grace_s * 10)
+        meeting_host = shlex.quote(meeting_host)
+        ours = [pattern for pattern in DECIDING if pattern.startswith("NCCLT_")]
+        writes = [
+            f'printf %s {shlex.quote(text)} >"$folder"/{shlex.quote(name)} || return' for _path, name, text in files
+        ]
+        exports = [f"  export {name}={shlex.quote(value)}" for name, value in sorted(variables.items())]
+        return "\n".join(
+            [
+                "# Standard input stays open for as long as somebody waits for this launch.",
+                "folder=$1 rank=$2",
+                _MEMBERS,
+                "main() {  # a function, so that nothing is done where only a part of this has arrived",
+                *writes,
+                "(",
+                "  for name in $(env | sed -n 's/^\\(NCCLT\\{0,1\\}_[A-Za-z0-9_]*\\)=.*/\\1/p'); do",
+                f'    case $name in NCCL_*|{"|".join(ours)}) unset "$name" ;; esac',
+                "  done",
+                *exports,
+                f"  export {MARK_VARIABLE}=$mark",
+                f'  cd {shlex.quote(str(self._cwd))} 2>/dev/null || cd "$folder" || exit',
+                f"  {shlex.quote(self._python)} -I -S -c {shlex.quote(_RESOLVES)} {meeting_host} 2>/dev/null",
+                "  [ $? -ne 3 ] || {",
+                f'    echo "{UNFIT}$(uname -n) does not know the address of "{meeting_host} >&2',
+                f"    exit {UNFIT_CODE}",
+                "  }",
+                f"  exec {' '.join(map(word, argv))}",
+                ") </dev/null 3<&- &",
+                "job=$!",
+                f"( {MARK_VARIABLE}=$mark cat <&3; end_marked {tenths} ) >/dev/null 2>&1 &",
+                "gone=$!",
+                f"( {MARK_VARIABLE}=$mark sleep {limit_s}; end_marked {tenths} ) >/dev/null 2>&1 3<&- &",
+                "late=$!",
+                'wait "$job"',
+                "code=$?",
+                'kill "$gone" "$late" 2>/dev/null',
+                f"end_marked {tenths}",
+                'say_left || [ "$code" -ne 0 ] || code=1',
+                'return "$code"',
+                "}",
+                "exec 3<&0",
+                "main",
+                "",
+            ]
         )
 
     def read_ending(self, result: LaunchResult) -> LaunchResult:
