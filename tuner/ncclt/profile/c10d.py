@@ -272,6 +272,23 @@ def _buffer_ratio(record: RecordedCall) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessGroup:
+    """A process group as a recording lists it.
+
+    Attributes:
+        size: its ranks, 0 where not listed.
+        ranks: their global numbers, empty where not listed, or where it is the whole job.
+        backend: as in `cpu:gloo,cuda:nccl`, may be empty.
+        description: `default_pg` and the like, may be empty.
+    """
+
+    size: int
+    ranks: tuple[int, ...] = ()
+    backend: str = ""
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
     """One recorded tensor: its elements, and its dtype as recorded."""
 

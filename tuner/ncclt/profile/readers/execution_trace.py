@@ -22,6 +22,7 @@ from typing import Any
 from ncclt.errors import TraceError
 from ncclt.profile.c10d import (
     MOST_ELEMENTS,
+    ProcessGroup,
     RecordedCall,
     SentCall,
     Tensor,
@@ -78,14 +79,17 @@ class ExecutionTraceReader(RankFileReader):
         if not comms:
             raise _no_calls(rows, label)
         groups = read_groups(rows)
-        kept = [node for node in comms if not _bypasses_nccl(node.call.group, groups)]
-        ledger = build_ledger([_record(node.call, groups) for node in kept])
+        is_over_nccl = any("nccl" in group.backend for group in groups.values())
+        bypassing = {name for name, g in groups.items() if is_over_nccl and g.backend and "nccl" not in g.backend}
+        kept = [node.call for node in comms if node.call.group not in bypassing]
+        sized = [replace(c, group_size=c.group_size or groups[c.group].size) if c.group in groups else c for c in kept]
+        ledger = build_ledger(sized)
         calls = drop_answered_receives(ledger.calls)
         steps = _divide(calls, rows)
         elsewhere = len(comms) - len(kept)
         return RankReading(
             label=label,
-            rank=_rank(comms, groups),
+            rank=_find_rank(comms, groups),
             world_size=_world_size(comms, groups, ledger.group_sizes),
             calls=count_messages(steps.calls if steps.steps else calls),
             steps=len(steps.steps),
@@ -113,45 +117,26 @@ def _sized(rows: Sequence[Mapping[str, Any]]) -> list[CommsNode]:
     )
 
 
-def _record(call: RecordedCall, groups: Mapping[str, TraceGroup]) -> RecordedCall:
-    """Return a call with the size of its group, where the trace lists it."""
-    known = groups.get(call.group)
-    return call if call.group_size or known is None else replace(call, group_size=known.size)
-
-
-def _bypasses_nccl(group: str, groups: Mapping[str, TraceGroup]) -> bool:
-    """Return True if a group of a job over NCCL runs over another backend."""
-    known = groups.get(group)
-    if known is None or not known.backend or "nccl" in known.backend:
-        return False
-    return any("nccl" in other.backend for other in groups.values())
-
-
-def _rank(comms: Sequence[CommsNode], groups: Mapping[str, TraceGroup]) -> int | None:
+def _find_rank(comms: Sequence[CommsNode], groups: Mapping[str, ProcessGroup]) -> int | None:
     """Return the global rank, from the places inside the groups; None where they do not show it or disagree."""
     only_group = len({node.call.group for node in comms}) == 1
-    told = {_global_rank(node, groups, only_group=only_group) for node in comms if _tells_place(node)} - {None}
+    told: set[int] = set()
+    for node in comms:
+        place, group, operation = node.place, groups.get(node.call.group), classify(node.call.name)
+        if place is None or operation is None or operation.word in _ROOTED:
+            continue
+        if group is not None and group.ranks:
+            told.update(group.ranks[place : place + 1])
+        elif group is not None:
+            told.add(place)  # a listed group without ranks is the whole job
+        elif node.start is not None and node.stride:
+            told.add(node.start + node.stride * place)
+        elif only_group:
+            told.add(place)  # the one group of a training job is the whole job
     return told.pop() if len(told) == 1 else None
 
 
-def _tells_place(node: CommsNode) -> bool:
-    operation = classify(node.call.name)
-    return operation is not None and operation.word not in _ROOTED and node.place is not None
-
-
-def _global_rank(node: CommsNode, groups: Mapping[str, TraceGroup], *, only_group: bool) -> int | None:
-    place, known = node.place, groups.get(node.call.group)
-    assert place is not None, "callers ask _tells_place first"
-    if known is not None and known.ranks:
-        return known.ranks[place] if place < len(known.ranks) else None
-    if known is not None:
-        return place  # a listed group without ranks is the whole job
-    if node.start is not None and node.stride:
-        return node.start + node.stride * place
-    return place if only_group else None  # the one group of a training job is the whole job
-
-
-def _world_size(comms: Sequence[CommsNode], groups: Mapping[str, TraceGroup], sizes: Mapping[str, int]) -> int:
+def _world_size(comms: Sequence[CommsNode], groups: Mapping[str, ProcessGroup], sizes: Mapping[str, int]) -> int:
     """Return the size of the default group, or of the only one; 0 if the whole job's is not known."""
     listed = [g.size for name, g in groups.items() if not g.ranks or g.description == "default_pg" or name == "0"]
     if listed:
@@ -260,16 +245,6 @@ _DEEPEST_LIST = 4  # GenericList[GenericList[Tensor]] and one to spare
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TraceGroup:
-    """A process group as the trace lists it; `ranks` is empty where it is the whole job."""
-
-    size: int
-    ranks: tuple[int, ...]
-    backend: str
-    description: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CommsNode:
     """One `record_param_comms` node.
 
@@ -307,18 +282,25 @@ def read_node(node: Mapping[str, Any]) -> CommsNode:
     barriers) the list begins at the sequence. Behind the splits stand nothing (1.0.1), the group's size (1.0.2), or
     first rank, stride, size and more.
     """
-    values, attributes = _values(node, "inputs"), _attributes(node)
+    values = _values(node, "inputs")
+    attributes = {
+        row["name"]: row.get("value")
+        for row in _list(node.get("attrs"))
+        if isinstance(row, Mapping) and isinstance(row.get("name"), str)
+    }
     at = next((place for place, value in enumerate(values) if isinstance(value, str)), len(values))
     name = attributes.get("collective_name", values[at] if at < len(values) else "")
     group, description = _group(values[at - 2] if 2 <= at < len(values) else None)
     tail = [parse_int(value, most=MOST_RANKS) for value in values[at + 3 :]]
     start, stride, told = tail[:3] if len(tail) >= 3 else (None, None, tail[0] if tail else None)
     named = attributes.get("pg_name")
+    # An uneven all_to_all lists one number per rank.
+    split_sizes = (len(split) for split in values[at + 1 : at + 3] if isinstance(split, list) and split)
     return CommsNode(
         call=RecordedCall(
             name=name if isinstance(name, str) else "",
             group=named if isinstance(named, str) and named else group,
-            group_size=_group_size(told, attributes, values[at + 1 : at + 3]),
+            group_size=told or parse_int(attributes.get("pg_size"), most=MOST_RANKS) or next(split_sizes, 0),
             inputs=_tensors(node, "inputs", values[: max(0, at - 3)]) or _counted(attributes, "in_msg_nelems"),
             outputs=_tensors(node, "outputs", _values(node, "outputs")) or _counted(attributes, "out_msg_nelems"),
             position=node_number(node),
@@ -330,15 +312,15 @@ def read_node(node: Mapping[str, Any]) -> CommsNode:
     )
 
 
-def read_groups(nodes: Iterable[Mapping[str, Any]]) -> dict[str, TraceGroup]:
+def read_groups(nodes: Iterable[Mapping[str, Any]]) -> dict[str, ProcessGroup]:
     """Return the process groups that torch.profiler lists in a trace, by name and by number (schema 1.0.2)."""
-    found: dict[str, TraceGroup] = {}
+    found: dict[str, ProcessGroup] = {}
     for node in nodes:
         values = _values(node, "inputs") if node.get("name") == _GROUPS_NODE else []
         for row in _listed(values[0] if values else None):
             ranks = [parse_int(n, most=MOST_RANKS) for n in _list(row.get("ranks"))]
             size = parse_int(row.get("group_size"), most=MOST_RANKS) or len(ranks)
-            group = TraceGroup(
+            group = ProcessGroup(
                 size=size,
                 ranks=tuple(n for n in ranks if n is not None) if None not in ranks else (),
                 backend=_text(row.get("backend_config")),
@@ -375,28 +357,12 @@ def _list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _attributes(node: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        row["name"]: row.get("value")
-        for row in _list(node.get("attrs"))
-        if isinstance(row, Mapping) and isinstance(row.get("name"), str)
-    }
-
-
 def _group(value: object) -> tuple[str, str]:
     """Return name and description: a pair of strings since 1.0.3, the address of the group before."""
     if isinstance(value, list) and value and isinstance(value[0], str):
         return value[0], _text(value[1]) if len(value) > 1 else ""
     address = parse_int(value, most=2**64)
     return (str(address) if address else ""), ""
-
-
-def _group_size(told: int | None, attributes: Mapping[str, Any], splits: Sequence[Any]) -> int:
-    known = told or parse_int(attributes.get("pg_size"), most=MOST_RANKS)
-    if known:
-        return known
-    # An uneven all_to_all lists one number per rank.
-    return next((len(split) for split in splits if isinstance(split, list) and split), 0)
 
 
 def _tensors(node: Mapping[str, Any], side: str, values: Sequence[Any]) -> tuple[Tensor, ...]:

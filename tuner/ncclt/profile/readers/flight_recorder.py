@@ -10,13 +10,13 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ncclt.core.message import Message
 from ncclt.errors import TraceError
 from ncclt.profile.c10d import (
     MOST_ELEMENTS,
+    ProcessGroup,
     RecordedCall,
     Tensor,
     build_ledger,
@@ -152,14 +152,6 @@ _OWN_RANK = re.compile(r":(?:send|recv) (\d{1,9})(?:->|<-)\d")
 _RANK_IN_NAME = re.compile(r"rank_?(\d{1,7})(?!\d)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DumpGroup:
-    """A process group of `pg_config`: its global ranks, empty where not listed."""
-
-    description: str
-    ranks: tuple[int, ...]
-
-
 def find_entries(dump: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the entries that are objects and name an operation."""
     entries = dump.get("entries")
@@ -167,20 +159,20 @@ def find_entries(dump: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [entry for entry in found if isinstance(entry, Mapping) and isinstance(entry.get("profiling_name"), str)]
 
 
-def read_groups(dump: Mapping[str, Any]) -> dict[str, DumpGroup]:
+def read_groups(dump: Mapping[str, Any]) -> dict[str, ProcessGroup]:
     """Return name -> group; `ranks` is a list written as text, or a list."""
     config = dump.get("pg_config")
-    found: dict[str, DumpGroup] = {}
+    found: dict[str, ProcessGroup] = {}
     for key, row in config.items() if isinstance(config, Mapping) else ():
         if isinstance(key, str) and isinstance(row, Mapping):
-            description = row.get("desc")
-            found[key] = DumpGroup(
-                description=description if isinstance(description, str) else "", ranks=_ranks(row.get("ranks"))
+            ranks, description = _ranks(row.get("ranks")), row.get("desc")
+            found[key] = ProcessGroup(
+                size=len(ranks), ranks=ranks, description=description if isinstance(description, str) else ""
             )
     return found
 
 
-def find_group(entry: Mapping[str, Any], groups: Mapping[str, DumpGroup]) -> DumpGroup | None:
+def find_group(entry: Mapping[str, Any], groups: Mapping[str, ProcessGroup]) -> ProcessGroup | None:
     """Return the group of an entry, by its name; the only group there is where the names do not meet (gloo)."""
     known = groups.get(_group_name(entry))
     if known is None and len(groups) == 1:
@@ -188,7 +180,7 @@ def find_group(entry: Mapping[str, Any], groups: Mapping[str, DumpGroup]) -> Dum
     return known
 
 
-def read_call(entry: Mapping[str, Any], groups: Mapping[str, DumpGroup]) -> RecordedCall:
+def read_call(entry: Mapping[str, Any], groups: Mapping[str, ProcessGroup]) -> RecordedCall:
     """Return the call that an entry shows."""
     group = find_group(entry, groups)
     place = parse_int(entry.get("pg_id"), most=MOST_RANKS)
@@ -197,7 +189,7 @@ def read_call(entry: Mapping[str, Any], groups: Mapping[str, DumpGroup]) -> Reco
         name=entry["profiling_name"],
         # The number distinguishes groups even where the name is empty.
         group=f"{place}/{_group_name(entry)}" if place is not None else _group_name(entry),
-        group_size=len(group.ranks) if group else 0,
+        group_size=group.size if group else 0,
         inputs=_tensors(entry.get("input_sizes"), entry.get("input_dtypes")),
         outputs=_tensors(entry.get("output_sizes"), entry.get("output_dtypes")),
         position=parse_int(entry.get("record_id")) or 0,
@@ -205,14 +197,16 @@ def read_call(entry: Mapping[str, Any], groups: Mapping[str, DumpGroup]) -> Reco
     )
 
 
-def find_world_size(groups: Mapping[str, DumpGroup]) -> int:
+def find_world_size(groups: Mapping[str, ProcessGroup]) -> int:
     """Return the ranks of the default group, or of the only one; 0 where neither is listed."""
     default = [group for name, group in groups.items() if group.description == "default_pg" or name == "0"]
     chosen = default or (list(groups.values()) if len(groups) == 1 else [])
-    return max((len(group.ranks) for group in chosen), default=0)
+    return max((group.size for group in chosen), default=0)
 
 
-def find_rank(entries: list[Mapping[str, Any]], groups: Mapping[str, DumpGroup], label: str) -> tuple[int | None, str]:
+def find_rank(
+    entries: list[Mapping[str, Any]], groups: Mapping[str, ProcessGroup], label: str
+) -> tuple[int | None, str]:
     """Return the rank of a dump and where it is read from.
 
     The content tells it by point-to-point calls alone (`nccl:send 0->1`, numbers inside the group). PyTorch puts the

@@ -14,21 +14,13 @@ from heapq import merge
 from itertools import takewhile
 from typing import Any
 
-from ncclt.profile.c10d import is_barrier
+from ncclt.profile.c10d import ProcessGroup, is_barrier
 from ncclt.profile.numbers import parse_float, parse_int
 from ncclt.profile.readers.kineto.exposure import KernelTimeline
 from ncclt.profile.readers.kineto.stream import ESCAPED_ASCII, stream_trace
 from ncclt.profile.source import Document
 from ncclt.profile.steps import MARK, OPTIMIZER
 from ncclt.profile.workload_builder import format_day
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KinetoGroup:
-    """A process group: its ranks, and its backends as in `cpu:gloo,cuda:nccl`."""
-
-    size: int
-    backend: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +40,7 @@ class KinetoJob:
     world_size: int
     backend: str
     nccl_version: str
-    groups: Mapping[str, KinetoGroup]
+    groups: Mapping[str, ProcessGroup]
     node_gpus: int
 
     @property
@@ -79,12 +71,12 @@ def read_job(document: Mapping[str, Any]) -> KinetoJob:
     """Read the head of a trace; every field of it may be missing, and numbers may be strings."""
     info = document.get("distributedInfo")
     info = info if isinstance(info, Mapping) else {}
-    groups: dict[str, KinetoGroup] = {}
+    groups: dict[str, ProcessGroup] = {}
     config = info.get("pg_config")
     for row in config if isinstance(config, list) else ():
         size = parse_int(row.get("pg_size")) if isinstance(row, Mapping) else None
         if size:
-            groups[str(row.get("pg_name"))] = KinetoGroup(size=size, backend=str(row.get("backend_config", "")))
+            groups[str(row.get("pg_name"))] = ProcessGroup(size=size, backend=str(row.get("backend_config", "")))
     devices = document.get("deviceProperties")
     return KinetoJob(
         rank=parse_int(info.get("rank")),
