@@ -431,14 +431,14 @@ def fill(store: Store, size: Size = SMALL, *, now: datetime | None = None) -> No
     for cluster in own_clusters():
         if size.hostile or cluster.name not in HOSTILE:
             store.clusters.add(cluster)
-    for one in own_workloads([entry.item for entry in store.workloads.entries()]):
+    for one in own_workloads([workload for workload, _ in store.workloads.entries()]):
         if size.hostile or one.name not in HOSTILE:
             store.workloads.add(one)
     for model, name in REPLAYED[: size.replays]:
         target = ncclt.Target(cluster=name, launcher="replay")
         ncclt.tune(model, target, ncclt.Budget(trials=24, seed=0), storage=store.url)
-    clusters = [entry.item for entry in store.clusters.entries()]
-    models = [entry.item for entry in store.workloads.entries()]
+    clusters = [cluster for cluster, _ in store.clusters.entries()]
+    models = [workload for workload, _ in store.workloads.entries()]
     pairs = [
         (cluster, model)
         for cluster in clusters

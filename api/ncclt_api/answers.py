@@ -217,12 +217,12 @@ class Answers:
         began_s = self._clock()
         try:
             with contextlib.suppress(StoreError):  # away; the answer that is made next says so
-                news = await run_in_threadpool(lambda: self._store().recommendations.changes(self._number))
-                self._number, self._seen_s = news.number, began_s
-                self._changed.update(dict.fromkeys(news.pairs, news.number))
-                if news.pairs:
+                number, pairs = await run_in_threadpool(lambda: self._store().recommendations.changes(self._number))
+                self._number, self._seen_s = number, began_s
+                self._changed.update(dict.fromkeys(pairs, number))
+                if pairs:
                     for key, (kept, _) in tuple(self._kept.items()):
-                        if kept.pair in news.pairs or ("", kept.pair[1]) in news.pairs:
+                        if kept.pair in pairs or ("", kept.pair[1]) in pairs:
                             self._drop(key)
         finally:
             self._look = None

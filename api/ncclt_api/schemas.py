@@ -23,7 +23,7 @@ from ncclt.core.tuning_job import FIRST_PRIORITY, LAST_PRIORITY, USUAL_PRIORITY,
 from ncclt.core.verification import Verification
 from ncclt.core.workload import Workload
 from ncclt.prove.study_summary import summarize_study
-from ncclt.store import CatalogueEntry, StudyEntry
+from ncclt.store import StudyEntry
 from ncclt.store.store import Store
 from ncclt_api.text import AnswerModel
 
@@ -678,14 +678,14 @@ class StaleJobList(AnswerModel):
     items: list[StaleJobDocument]
 
 
-def cluster_document(entry: CatalogueEntry[Cluster]) -> CatalogueCluster:
+def cluster_document(cluster: Cluster, shipped: bool) -> CatalogueCluster:
     """Return a cluster of the catalogue."""
-    return CatalogueCluster.model_validate(entry.item.to_document() | {"shipped": entry.shipped})
+    return CatalogueCluster.model_validate(cluster.to_document() | {"shipped": shipped})
 
 
-def workload_document(entry: CatalogueEntry[Workload]) -> CatalogueWorkload:
+def workload_document(workload: Workload, shipped: bool) -> CatalogueWorkload:
     """Return a workload of the catalogue."""
-    return CatalogueWorkload.model_validate(_workload_fields(entry.item) | {"shipped": entry.shipped})
+    return CatalogueWorkload.model_validate(_workload_fields(workload) | {"shipped": shipped})
 
 
 def proven_recommendation(store: Store, recommendation: Recommendation) -> ProvenRecommendation:

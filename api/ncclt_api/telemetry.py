@@ -17,7 +17,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ncclt.core.tuning_job import Backlog, JobState
+from ncclt.core.tuning_job import JobState
 from ncclt.errors import NccltError, hide_passwords
 from ncclt.store.store import Store
 from ncclt_api.middleware import request_id
@@ -152,7 +152,7 @@ class _Jobs(Collector):
 
     def __init__(self, queue: Callable[[], JobQueue]) -> None:
         self._queue = queue
-        self._backlog: tuple[Backlog, ...] = ()
+        self._backlog: dict[tuple[str, JobState], list[float]] = {}
         self._read_s = float("-inf")
 
     def describe(self) -> list[Any]:
@@ -167,16 +167,16 @@ class _Jobs(Collector):
                 self._backlog = self._queue().backlog()
                 self._read_s = time.monotonic()
             except NccltError:  # said by ncclt_queue_up
-                self._backlog, up = (), 0.0
+                self._backlog, up = {}, 0.0
         yield GaugeMetricFamily("ncclt_queue_up", "1 = the last reading of the queue of tuning jobs succeeded.", up)
         jobs = GaugeMetricFamily("ncclt_jobs", "Tuning jobs that have not ended.", labels=("cluster", "state"))
         waiting = GaugeMetricFamily(
             "ncclt_jobs_waiting_seconds", "How long the oldest queued job has waited.", labels=("cluster",)
         )
-        for part in self._backlog:
-            jobs.add_metric((part.cluster, part.state.value), part.jobs)
-            if part.state is JobState.QUEUED:
-                waiting.add_metric((part.cluster,), max(time.time() - part.oldest_s, 0.0))
+        for (cluster, state), requested_s in self._backlog.items():
+            jobs.add_metric((cluster, state.value), len(requested_s))
+            if state is JobState.QUEUED:
+                waiting.add_metric((cluster,), max(time.time() - min(requested_s), 0.0))
         yield from (jobs, waiting)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from starlette.requests import Request
 
 from ncclt.core.rollout import JobStart
-from ncclt.core.ticket import Reporter, sign_ticket
+from ncclt.core.ticket import sign_ticket
 from ncclt.deliver.variant import ServedRevision, build_job_start, build_ticket
 from ncclt.errors import StoreError
 from ncclt.store.store import Store
@@ -98,6 +98,6 @@ class Tickets:
                 self._changed.wait_for(lambda: self._is_closed, timeout=_RETRY_S)
 
 
-def reporter_of(request: Request) -> Reporter:
-    """Return the sender of a report."""
-    return Reporter(who=who(request), address=request.client.host if request.client else "")
+def sender_of(request: Request) -> dict[str, str]:
+    """Return `who` sent a report, `key ID` of the service, and the `address` of the client's host."""
+    return {"who": who(request), "address": request.client.host if request.client else ""}

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from ncclt.core.api_key import ApiKey, Role
-from ncclt.core.rollout import JobDecision
 from ncclt.core.setting import DEFAULT
 from ncclt.core.study import Arm, Phase, StudyState, Trial
 from ncclt.core.trial import Outcome, TrialResult
@@ -81,17 +80,16 @@ class StoreContract:
 
     def test_every_node_of_a_job_gets_the_first_answer(self, store: Store, store_url: str) -> None:
         """Whichever process of the service it asks, and whatever that would answer by now."""
-        mine = JobDecision(cluster="pair", job="j1", question="q", document="{}")
 
-        def keep(number: int) -> JobDecision:
+        def keep(number: int) -> tuple[str, str]:
             with open_store(store_url, migrate=False) as replica:
-                return replica.revisions.keep_job_decision(replace(mine, document=f'{{"n": {number}}}'))
+                return replica.revisions.keep_job_decision("pair", "j1", question="q", document=f'{{"n": {number}}}')
 
         with ThreadPoolExecutor(8) as pool:
             (kept,) = set(pool.map(keep, range(16)))
-        assert store.revisions.keep_job_decision(replace(mine, question="another")) == kept
-        for other in (replace(mine, job="j2"), replace(mine, cluster="other")):
-            assert store.revisions.keep_job_decision(other) == other
+        assert store.revisions.keep_job_decision("pair", "j1", question="another", document="{}") == kept
+        for other in (("pair", "j2"), ("other", "j1")):
+            assert store.revisions.keep_job_decision(*other, question="q", document="{}") == ("q", "{}")
 
     def test_another_study_of_the_same_name_is_refused(self, store, subtests):
         """The error names what differs."""
@@ -263,10 +261,9 @@ class StoreContract:
         """By any process: publishing, a check, a replaced workload; measuring changes nothing."""
 
         def news() -> set[tuple[str, str]]:
-            found = store.recommendations.changes(numbers[-1])
-            assert found is not None
-            numbers.append(found.number)
-            return set(found.pairs)
+            number, pairs = store.recommendations.changes(numbers[-1])
+            numbers.append(number)
+            return set(pairs)
 
         numbers = [0]
         with open_store(store_url) as other:
@@ -296,7 +293,10 @@ class StoreContract:
     def test_the_catalogue_joins_shipped_and_added(self, store: Store) -> None:
         """Shipped names are taken, added ones are replaced on demand, unknown ones get close names."""
         store.workloads.add(sample_workload("mine"))
-        assert [(e.item.name, e.shipped) for e in store.workloads.entries()] == [("bert", True), ("mine", False)]
+        assert [(workload.name, shipped) for workload, shipped in store.workloads.entries()] == [
+            ("bert", True),
+            ("mine", False),
+        ]
         assert store.workloads.get("mine") == sample_workload("mine")
         with pytest.raises(UsageError, match="shipped"):
             store.workloads.add(sample_workload("bert"), replace=True)
@@ -308,7 +308,7 @@ class StoreContract:
             store.workloads.get("brt")
         assert "did you mean bert? `ncclt profile list`" in caught.value.hint
         store.clusters.add(sample_cluster("home"))
-        assert [(e.item, e.shipped) for e in store.clusters.entries()] == [(sample_cluster("home"), False)]
+        assert list(store.clusters.entries()) == [(sample_cluster("home"), False)]
         assert store.clusters.get("home") == sample_cluster("home")
 
     def test_kill_9_loses_no_trial(self, store_url: str) -> None:

@@ -13,7 +13,7 @@ from ncclt.core.policy import Policy
 from ncclt.core.rollout import Variant
 from ncclt.core.setting import DEFAULT
 from ncclt.core.study import Phase
-from ncclt.core.ticket import Reporter, Ticket
+from ncclt.core.ticket import Ticket
 from ncclt.core.verification import Side, StepLaunch, Verification
 from ncclt.deliver.attest import attest
 from ncclt.deliver.log_evidence import policy_from_recommendation
@@ -130,14 +130,14 @@ class AttestationsContract:
             issued_s=1.0,
             expires_s=2.0,
         )
-        sender = Reporter(who="key one", address="10.0.0.7")
+        sender = {"who": "key one", "address": "10.0.0.7"}
         first, second = sample_attestation("a"), sample_attestation("a", right=0.5)
-        assert store.records.add_attestation(first, ticket=ticket, reporter=sender)
-        assert not store.records.add_attestation(first, ticket=ticket, reporter=sender)
+        assert store.records.add_attestation(first, ticket=ticket, **sender)
+        assert not store.records.add_attestation(first, ticket=ticket, **sender)
         with pytest.raises(ConflictError, match=f"the job 1 was attested already, as {first.id}"):
-            store.records.add_attestation(second, ticket=ticket, reporter=sender)
+            store.records.add_attestation(second, ticket=ticket, **sender)
         assert store.records.attestations(["a"]) == (first,)
-        assert store.records.add_attestation(second, ticket=replace(ticket, job="2"), reporter=sender)
+        assert store.records.add_attestation(second, ticket=replace(ticket, job="2"), **sender)
         with store._database.reading() as connection:
             kept = connection.execute(text("SELECT job, who, address FROM attested_jobs ORDER BY job")).all()
         assert [tuple(row) for row in kept] == [("1", "key one", "10.0.0.7"), ("2", "key one", "10.0.0.7")]

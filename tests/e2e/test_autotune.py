@@ -253,7 +253,7 @@ def test_interrupted_stages_start_again_by_the_same_command(ncclt, job, measured
     assert "nothing saved" in interrupted(*measured, "--", *job, after=1)
     with open_store(f"sqlite:///{ncclt.folder / 'ncclt.db'}") as store:
         assert store.records.verifications() == ()
-        assert not [entry for entry in store.workloads.entries() if not entry.shipped]
+        assert not [workload for workload, shipped in store.workloads.entries() if not shipped]
     before = starts(ncclt)
     assert "of whole blocks saved" in interrupted(*measured, "--", *job, after=6)
     with open_store(f"sqlite:///{ncclt.folder / 'ncclt.db'}") as store:

@@ -16,7 +16,7 @@ from ncclt_api.access import needs
 from ncclt_api.dependencies import CurrentStore, StrictQuery
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.schemas import AttestationDocument, AttestationList, NewAttestation
-from ncclt_api.tickets import reporter_of
+from ncclt_api.tickets import sender_of
 
 router = APIRouter(prefix="/v1/attestations", tags=["attestations"], responses=PROBLEMS)
 
@@ -71,6 +71,6 @@ def add_attestation(
             f"the job of this ticket was given {ticket.recommendation or 'nothing'}, not {known.id}",
             hint="send back the `ticket` of the answer that the job started with",
         )
-    if not store.records.add_attestation(attestation, ticket=ticket, reporter=reporter_of(request)):
+    if not store.records.add_attestation(attestation, ticket=ticket, **sender_of(request)):
         response.status_code = 200
     return AttestationDocument.model_validate(document)

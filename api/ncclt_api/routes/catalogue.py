@@ -26,24 +26,24 @@ workloads = APIRouter(prefix="/v1/workloads", tags=["workloads"], responses=PROB
 @clusters.get("", operation_id="listClusters", summary="All clusters, by name")
 def list_clusters(store: CurrentStore) -> ClusterList:
     """List the shipped clusters and those that were added."""
-    return ClusterList(items=[cluster_document(entry) for entry in store.clusters.entries()])
+    return ClusterList(items=[cluster_document(*entry) for entry in store.clusters.entries()])
 
 
 @clusters.get("/{cluster}", operation_id="getCluster", summary="One cluster")
 def get_cluster(cluster: str, store: CurrentStore) -> CatalogueCluster:
     """Return one cluster; an unknown name is answered with close ones."""
     found: Cluster = store.clusters.get(cluster)
-    return cluster_document(next(entry for entry in store.clusters.entries() if entry.item.name == found.name))
+    return next(cluster_document(*entry) for entry in store.clusters.entries() if entry[0].name == found.name)
 
 
 @workloads.get("", operation_id="listWorkloads", summary="All workloads, by name")
 def list_workloads(store: CurrentStore) -> WorkloadList:
     """List the shipped workloads and those that were imported."""
-    return WorkloadList(items=[workload_document(entry) for entry in store.workloads.entries()])
+    return WorkloadList(items=[workload_document(*entry) for entry in store.workloads.entries()])
 
 
 @workloads.get("/{name:path}", operation_id="getWorkload", summary="One workload")
 def get_workload(name: str, store: CurrentStore) -> CatalogueWorkload:
     """Return one workload; an unknown name is answered with close ones."""
     found: Workload = store.workloads.get(name)
-    return workload_document(next(entry for entry in store.workloads.entries() if entry.item.name == found.name))
+    return next(workload_document(*entry) for entry in store.workloads.entries() if entry[0].name == found.name)

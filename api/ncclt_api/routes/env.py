@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from ncclt.core.api_key import Role
 from ncclt.core.recommendation import ORIGIN_WORDS, Decision, Recommendation, Request
-from ncclt.core.rollout import MOST_JOB_NAME, JobDecision, RollOut
+from ncclt.core.rollout import MOST_JOB_NAME, RollOut
 from ncclt.core.ticket import is_job_name
 from ncclt.deliver.render.formats import FORMATS, SHELLS, TABLE_FORMATS, render
 from ncclt.deliver.variant import ServedRevision, build_job_start, choose_variant, select_fitting
@@ -169,21 +169,17 @@ def _decide_once(store: CurrentStore, tickets: Tickets, *, cluster: str, query: 
         document |= {"job": job, **tickets.sign(answer, job, issued_s=issued_s)}
     except NotFoundError as error:
         refusal, document = error, {"nothing": error.message}
-    mine = JobDecision(
-        cluster=cluster,
-        job=job,
-        question=", ".join(f"{name} {value}" for name in _ASKED if (value := getattr(query, name)) is not None),
-        document=json.dumps(document, indent=2) + "\n",
-    )
-    kept = store.revisions.keep_job_decision(mine)
-    if kept.question != mine.question:
+    question = ", ".join(f"{name} {value}" for name in _ASKED if (value := getattr(query, name)) is not None)
+    mine = json.dumps(document, indent=2) + "\n"
+    first_question, kept = store.revisions.keep_job_decision(cluster, job, question=question, document=mine)
+    if first_question != question:
         raise UsageError(
-            f"another node of the job {job} asked for {kept.question}, and this one for {mine.question}",
+            f"another node of the job {job} asked for {first_question}, and this one for {question}",
             hint="all nodes of a job must ask for the same; two jobs need two names (--job)",
         )
     if kept == mine and answer is not None and answer.rollout:
         store.revisions.add_job_starts([build_job_start(answer, job, issued_s=issued_s)])
-    if "nothing" in (told := json.loads(kept.document)):
+    if "nothing" in (told := json.loads(kept)):
         raise (
             refusal
             if refusal is not None and kept == mine
@@ -191,7 +187,7 @@ def _decide_once(store: CurrentStore, tickets: Tickets, *, cluster: str, query: 
                 told["nothing"], hint=f"that was decided for the job {job}; a new start needs a new name"
             )
         )
-    return Response(kept.document, media_type="application/json", headers={"Cache-Control": "no-store"})
+    return Response(kept, media_type="application/json", headers={"Cache-Control": "no-store"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,8 +71,8 @@ def show_jobs(query: Annotated[JobsPageQuery, Query()], store: CurrentStore, req
         "jobs.html",
         has_queue=has_queue,
         states=[state.value for state in JobState],
-        clusters=sorted(entry.item.name for entry in store.clusters.entries()),
-        models=sorted(entry.item.name for entry in store.workloads.entries()),
+        clusters=sorted(cluster.name for cluster, _ in store.clusters.entries()),
+        models=sorted(workload.name for workload, _ in store.workloads.entries()),
         usual={"trials": _USUAL_TRIALS, "priority": USUAL_PRIORITY, "first": FIRST_PRIORITY, "last": LAST_PRIORITY},
         **values,
     )

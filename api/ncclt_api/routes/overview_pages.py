@@ -113,8 +113,8 @@ def show_map(query: Annotated[HomeQuery, Query()], store: CurrentStore, request:
         effects=_effects(store, recent),
         days=days,
         query=_query(query),
-        clusters=_names((entry.item.name for entry in store.clusters.entries()), query.cluster),
-        models=_names((entry.item.name for entry in store.workloads.entries()), query.model),
+        clusters=_names((cluster.name for cluster, _ in store.clusters.entries()), query.cluster),
+        models=_names((workload.name for workload, _ in store.workloads.entries()), query.model),
         chosen={"cluster": query.cluster, "model": query.model, "days": str(query.days)},
         filtered=bool(query.cluster or query.model or query.days),
     )
@@ -145,8 +145,8 @@ def show_studies(query: Annotated[ListQuery, Query()], store: CurrentStore, requ
         effects=_effects(store, page.items),
         chosen=chosen,
         filtered=bool(query.cluster or query.model),
-        clusters=_names((entry.item.name for entry in store.clusters.entries()), query.cluster),
-        models=_names((entry.item.name for entry in store.workloads.entries()), query.model),
+        clusters=_names((cluster.name for cluster, _ in store.clusters.entries()), query.cluster),
+        models=_names((workload.name for workload, _ in store.workloads.entries()), query.model),
         first=not query.cursor,
         newest="/studies?" + urlencode(chosen),
         older="/studies?" + urlencode({**chosen, "cursor": page.next_cursor}) if page.next_cursor else "",
@@ -158,8 +158,8 @@ def show_found(query: Annotated[FindQuery, Query()], store: CurrentStore, reques
     """Find clusters, workloads and studies by a part of their names."""
     paths = {"cluster": "/clusters/", "workload": "/workloads/", "study": "/studies/"}
     hits = [
-        {"kind": hit.kind, "name": hit.name, "href": paths[hit.kind] + quote(hit.key, safe="", errors="replace")}
-        for hit in store.studies.search(query.q, cluster=query.cluster or None)
+        {"kind": kind, "name": name, "href": paths[kind] + quote(key, safe="", errors="replace")}
+        for kind, key, name in store.studies.search(query.q, cluster=query.cluster or None)
     ]
     if query.format == "json":
         return json_response({"hits": hits})
@@ -204,13 +204,13 @@ def show_workload(
     name: str, query: Annotated[WorkloadQuery, Query()], store: CurrentStore, request: Request
 ) -> Response:
     """Show the messages of one workload, the most that tuning can gain, and where it was tuned."""
-    entries = {entry.item.name: entry for entry in store.workloads.entries()}
+    shipped = {entry.name: is_shipped for entry, is_shipped in store.workloads.entries()}
     workload = store.workloads.get(name)
     other = store.workloads.get(query.other) if query.other else None
     weights = workload.weights()
     values: dict[str, Any] = {
         "workload": workload,
-        "shipped": entries[name].shipped,
+        "shipped": shipped[name],
         "calls": sum(calls.calls_per_step for calls in workload.messages),
         "half": find_median_sizes(workload),
         "bins": histogram(workload),
@@ -229,7 +229,7 @@ def show_workload(
     return page_response(
         request,
         "workload.html",
-        others=[one for one in sorted(entries) if one != name],
+        others=[one for one in sorted(shipped) if one != name],
         most_messages=MOST_MESSAGES,
         most_different=MOST_DIFFERENT,
         **values,
@@ -260,8 +260,8 @@ def show_comparison(query: Annotated[CompareQuery, Query()], store: CurrentStore
         most=MOST,
         chosen=query.model,
         chosen_clusters=query.cluster,
-        clusters=_names(entry.item.name for entry in store.clusters.entries()),
-        models=_names(entry.item.name for entry in store.workloads.entries()),
+        clusters=_names(cluster.name for cluster, _ in store.clusters.entries()),
+        models=_names(workload.name for workload, _ in store.workloads.entries()),
     )
 
 

@@ -14,7 +14,7 @@ from ncclt.prove.rollout import report_job_time
 from ncclt_api.access import needs
 from ncclt_api.dependencies import MOST_NUMBER, CurrentStore
 from ncclt_api.routes import PROBLEMS
-from ncclt_api.tickets import reporter_of
+from ncclt_api.tickets import sender_of
 
 router = APIRouter(prefix="/v1/step-times", tags=["roll-outs"], responses=PROBLEMS, dependencies=needs(Role.ENV))
 
@@ -53,7 +53,6 @@ class RollOutProgress(BaseModel):
 )
 def add_step_time(body: NewStepTime, store: CurrentStore, request: Request) -> RollOutProgress:
     """Keep the first step time of a job: a certain loss rolls the revision back; a certain win awaits approval."""
-    reporter = reporter_of(request)
-    time = JobTime(**body.model_dump(exclude={"ticket"}), who=reporter.who, address=reporter.address)
+    time = JobTime(**(body.model_dump(exclude={"ticket"}) | sender_of(request)))
     shown = report_job_time(store, body.ticket, time)
     return RollOutProgress(rollout=body.rollout, **asdict(shown))

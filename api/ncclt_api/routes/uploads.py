@@ -107,7 +107,7 @@ async def upload_workload(
     is_new = await run_in_threadpool(keep_workload, store, workload)
     response.status_code = 201 if is_new else 200
     entries = await run_in_threadpool(store.workloads.entries)
-    return workload_document(next(entry for entry in entries if entry.item.name == workload.name))
+    return next(workload_document(*entry) for entry in entries if entry[0].name == workload.name)
 
 
 async def read_uploaded(content: bytes, *, name: str) -> Workload:

@@ -12,7 +12,6 @@ from ncclt.core.api_key import ApiKey, Role
 from ncclt.core.rollout import draw
 from ncclt.errors import StoreError
 from ncclt.store import open_store
-from ncclt.store.recommendations import Changes
 from ncclt_api import answers
 from ncclt_api.answers import JOB_S, LAST_GOOD_S, MADE, Answers, AnswersMiddleware, KeptReply, split_job
 from ncclt_api.app import create_app
@@ -83,7 +82,7 @@ class Store:
             raise StoreError("away")
         if self.old:
             return None
-        return Changes(number=self.number, pairs=frozenset(p for p, number in self.pairs.items() if number > since))
+        return self.number, frozenset(p for p, number in self.pairs.items() if number > since)
 
 
 class Service:

@@ -227,7 +227,7 @@ def test_an_answer_is_not_kept_from_memory_while_the_store_is_away(replicas, mon
     one, _two, _store = replicas
     assert one.get(ENV, params=KEPT).status_code == 200
 
-    def away(*_):
+    def away(*_, **_fields):
         raise StoreError("the store is away")
 
     monkeypatch.setattr("ncclt.store.revisions.Revisions.keep_job_decision", away)

@@ -6,7 +6,7 @@ from fastapi.testclient import TestClient
 
 from ncclt.errors import StoreError
 from ncclt.store import Migration, open_service_store, open_store, open_to_read
-from ncclt.store.recommendations import Changes, Recommendations
+from ncclt.store.recommendations import Recommendations
 from ncclt_api.app import create_app
 
 
@@ -32,7 +32,7 @@ class OldStore:
         self.recommendations = self
 
     def changes(self, since):
-        return Changes(number=since, pairs=frozenset())
+        return since, frozenset()
 
     def migration(self):
         return Migration(current="0001", head="0002")

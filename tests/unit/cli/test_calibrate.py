@@ -94,7 +94,7 @@ def test_a_dry_run_lists_the_launches_and_starts_none(command, tmp_path):
     assert len(said) == 13
     assert json.loads(command(calibrate, *words, "--dry-run", "--json"))["launches"] == said
     assert not list(tmp_path.glob("*.csv"))
-    assert [entry.item.name for entry in command.store.clusters.entries()].count("leonardo-calibrated") == 0
+    assert [cluster.name for cluster, _ in command.store.clusters.entries()].count("leonardo-calibrated") == 0
 
 
 def test_a_second_probing_launches_nothing_and_fits_the_same(command, tmp_path):

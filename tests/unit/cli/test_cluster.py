@@ -71,12 +71,12 @@ def test_what_is_missing_is_asked_for_with_the_whole_command(call, command):
     )
     assert refused.value.hint.endswith("--set gpudirect=... --set cpu=... --set nccl_version=...")
     assert f" --storage {command.url} " in refused.value.hint
-    assert "two-words" not in {entry.item.name for entry in command.store.clusters.entries()}
+    assert "two-words" not in {cluster.name for cluster, _ in command.store.clusters.entries()}
 
 
 def test_a_dry_run_prints_a_file_that_add_takes(call, command, tmp_path):
     printed, _ = call("detect", "--from", HEALTHY, "--name", "mine", "--dry-run")
-    assert "mine" not in {entry.item.name for entry in command.store.clusters.entries()}
+    assert "mine" not in {cluster.name for cluster, _ in command.store.clusters.entries()}
     (tmp_path / "mine.toml").write_text(printed)
 
     call("add", str(tmp_path / "mine.toml"))
@@ -89,12 +89,12 @@ def test_a_dry_run_prints_a_file_that_add_takes(call, command, tmp_path):
 
 
 def test_every_shipped_cluster_goes_out_and_comes_back(call, command, tmp_path):
-    for entry in command.store.clusters.entries():
-        text, _ = call("show", entry.item.name, "--toml")
+    for cluster, _ in command.store.clusters.entries():
+        text, _ = call("show", cluster.name, "--toml")
         file = tmp_path / "one.toml"
-        file.write_text(text.replace(f'"{entry.item.name}"', '"copy"', 1))
+        file.write_text(text.replace(f'"{cluster.name}"', '"copy"', 1))
         call("add", str(file), "--replace")
-        assert command.store.clusters.get("copy").to_document() | {"name": entry.item.name} == entry.item.to_document()
+        assert command.store.clusters.get("copy").to_document() | {"name": cluster.name} == cluster.to_document()
 
 
 def test_gigabits_in_the_place_of_gigabytes_are_refused(call, command, tmp_path):

@@ -38,7 +38,7 @@ def test_a_model_is_shown_and_stored_under_a_name(command):
 def test_json_is_the_document_and_nothing_is_stored_unasked(command):
     document = json.loads(command(model, "line", "--json"))
     assert (document["name"], document["messages"][0]["size_bytes"]) == ("line", 256)
-    assert "line" not in [entry.item.name for entry in command.store.workloads.entries()]
+    assert "line" not in [workload.name for workload, _ in command.store.workloads.entries()]
 
 
 @pytest.mark.parametrize("words", [("--sharding", "zero4"), ("--store", " "), ("--group-size", "1")])

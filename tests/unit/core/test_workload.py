@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from ncclt.core.message import Collective, Message
-from ncclt.core.workload import WHOLE_FILE, MessageCalls, PlacedTime, Provenance, Workload
+from ncclt.core.workload import WHOLE_FILE, MessageCalls, Provenance, Workload
 from ncclt.errors import InputError, UsageError
 
 
@@ -177,12 +177,3 @@ def test_a_file_of_no_steps_is_refused(steps):
 def test_steps_are_taken_only_where_they_are_missing(origin, why):
     with pytest.raises(UsageError, match=why):
         replace(WHOLE, provenance=origin).over_steps(2, "")
-
-
-def test_a_share_of_two_places_is_refused():
-    exposed, step = PlacedTime(us=20.0, place="the recording"), PlacedTime(us=80.0, place="the recording")
-
-    assert exposed.share_of(step) == 0.25
-    assert step.share_of(exposed) == 1.0
-    with pytest.raises(ValueError, match="a time of the recording is no share of a time of the study"):
-        exposed.share_of(PlacedTime(us=80.0, place="the study"))

@@ -9,7 +9,7 @@ import pytest
 
 from ncclt.core.revision import Action, Actor, ClusterRules
 from ncclt.core.rollout import JobStart, JobTime, RollOut, RollOutState, Variant, draw
-from ncclt.core.ticket import TICKET_LIFE_S, Reporter
+from ncclt.core.ticket import TICKET_LIFE_S
 from ncclt.errors import ConflictError, InputError, NotFoundError
 from ncclt.prove.confidence import log_capital
 from ncclt.prove.rollout import GUARD, find_grace, judge_roll_out, paired_gains, report_job_time
@@ -17,7 +17,7 @@ from ncclt.store import open_store
 from ncclt.testing.samples import sample_recommendation, sample_ticket
 
 BEGIN_S = 1e9
-SENDER = Reporter(who="key one", address="10.0.0.7")
+SENDER = {"who": "key one", "address": "10.0.0.7"}
 ROLLOUT = RollOut(
     id="r", cluster="pair", model="toy", recommendation="b", control="a", percent=50, seed="s", loss_limit=0.01
 )
@@ -164,7 +164,7 @@ def send(store, time, *, ticket=None, issued_s=BEGIN_S, now_s=BEGIN_S + 50.0, **
             recommendation=time.recommendation,
             rollout=time.rollout,
         )
-    sent = replace(time, who=SENDER.who, address=SENDER.address, **changes)
+    sent = replace(time, **SENDER, **changes)
     return report_job_time(store, ticket, sent, now_s=now_s)
 
 

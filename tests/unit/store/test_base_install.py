@@ -70,7 +70,7 @@ def test_what_needs_a_store_says_what_to_install(base, words):
 
 def test_both_ways_read_the_same(base):
     with open_to_read() as store:
-        names = [entry.item.name for entry in store.clusters.entries() if entry.shipped]
+        names = [cluster.name for cluster, shipped in store.clusters.entries() if shipped]
     listed = base("cluster", "list").stdout
 
     assert [name for name in names if name not in listed] == []

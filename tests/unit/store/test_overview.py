@@ -144,9 +144,12 @@ def test_eras_count_the_revisions_of_each_fingerprint(store):
 def test_names_are_found_by_a_part_whatever_its_case(store):
     store.clusters.add(sample_cluster("Hall-A"))
     store.studies.open(sample_study("bert on the hall", id="feed01"))
-    assert [(hit.kind, hit.key) for hit in store.studies.search("hall")] == [("cluster", "Hall-A"), ("study", "feed01")]
-    assert [hit.key for hit in store.studies.search("FEED")] == ["feed01"]
-    assert store.studies.search("leonard")[0].key == "leonardo"
+    assert [(kind, key) for kind, key, _ in store.studies.search("hall")] == [
+        ("cluster", "Hall-A"),
+        ("study", "feed01"),
+    ]
+    assert [key for _, key, _ in store.studies.search("FEED")] == ["feed01"]
+    assert store.studies.search("leonard")[0][1] == "leonardo"
     assert store.studies.search("  ") == ()
     assert store.studies.search("100%_") == ()
 
@@ -155,20 +158,20 @@ def test_names_of_one_cluster_are_its_own_and_every_workload(store):
     store.clusters.add(sample_cluster("hall-a"))
     store.clusters.add(sample_cluster("hall-b"))
     found = {
-        cluster: [(hit.kind, hit.key) for hit in store.studies.search("hall", cluster=cluster)]
+        cluster: [(kind, key) for kind, key, _ in store.studies.search("hall", cluster=cluster)]
         for cluster in ("hall-b", "x")
     }
     assert found == {"hall-b": [("cluster", "hall-b")], "x": []}
-    assert ("workload", "bert") in [(hit.kind, hit.key) for hit in store.studies.search("bert", cluster="x")]
+    assert ("workload", "bert") in [(kind, key) for kind, key, _ in store.studies.search("bert", cluster="x")]
 
 
 def test_names_that_begin_with_it_come_first(store):
     for name in ("a-hall", "hall-b", "hall-a", "other"):
         store.clusters.add(sample_cluster(name))
-    assert [hit.key for hit in store.studies.search("HALL")] == ["hall-a", "hall-b", "a-hall"]
+    assert [key for _, key, _ in store.studies.search("HALL")] == ["hall-a", "hall-b", "a-hall"]
     for name in ("a-toy", "toy-b", "toy-a"):
         store.workloads.add(sample_workload(name))
-    assert [hit.key for hit in store.studies.search("TOY")] == ["toy-a", "toy-b", "a-toy"]
+    assert [key for _, key, _ in store.studies.search("TOY")] == ["toy-a", "toy-b", "a-toy"]
 
 
 def test_what_was_published_before_is_found_again_whatever_the_id_of_its_successor(store):
@@ -188,5 +191,5 @@ def test_no_kind_floods_the_others(store):
     for number in range(MOST_FOUND + 5):
         store.studies.open(sample_study(f"leonardo {number}", id=f"x{number}"))
     found = store.studies.search("leonardo")
-    assert [hit.kind for hit in found] == ["cluster", *["study"] * MOST_FOUND]
-    assert found[1].name == f"leonardo {MOST_FOUND + 4}"
+    assert [kind for kind, _, _ in found] == ["cluster", *["study"] * MOST_FOUND]
+    assert found[1][2] == f"leonardo {MOST_FOUND + 4}"

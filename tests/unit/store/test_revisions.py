@@ -94,15 +94,15 @@ def test_what_needs_approval_waits_for_another_person(store, url):
     publish(store, "b")
     assert (states(store)["b"], served(store, url)) == ("candidate", ["a"])
     assert [one.id for one in store.recommendations.newest_each()] == ["a"], "pages show what jobs get"
-    before = store.recommendations.changes(0).number
+    before = store.recommendations.changes(0)[0]
     with pytest.raises(ConflictError, match="ann published the revision b, and pair requires another person"):
         store.revisions.approve("b", ANN)
     with pytest.raises(ConflictError, match="not approved"):
         store.revisions.activate("b", BOB)
-    assert store.recommendations.changes(before).pairs == frozenset()
+    assert store.recommendations.changes(before)[1] == frozenset()
     assert store.revisions.approve("b", BOB) == ""
     assert (states(store), served(store, url)) == ({"a": "retired", "b": "active"}, ["b"])
-    assert store.recommendations.changes(before).pairs == {("pair", "toy")}
+    assert store.recommendations.changes(before)[1] == {("pair", "toy")}
     assert [e.why for e in store.revisions.history(recommendation="b") if e.action is Action.APPROVED] == [
         "looks right"
     ]
@@ -275,12 +275,12 @@ def test_a_roll_out_ends_once(store, url, state, ends, after):
     store.revisions.set_rules(ClusterRules(cluster="pair", percent=10, approve_wins=False), ANN)
     publish(store, "b")
     (rollout,) = store.revisions.rollouts()
-    number = store.recommendations.changes(0).number
+    number = store.recommendations.changes(0)[0]
     assert store.revisions.end_rollout(rollout.id, state, "so it is", Actor(who="guard"))
     assert not store.revisions.end_rollout(rollout.id, RollOutState.LOST, "again", Actor(who="guard"))
     assert states(store) == after
     assert store.recommendations.rolled_out(cluster="pair", model="toy") == ()
-    assert store.recommendations.changes(number).pairs == {("pair", "toy")}
+    assert store.recommendations.changes(number)[1] == {("pair", "toy")}
     assert ("guard", "so it is") in [(event.who, event.why) for event in store.revisions.history()]
     assert (store.revisions.rollout(rollout.id).state, store.revisions.rollout(rollout.id).reason) == (ends, "so it is")
 
@@ -532,15 +532,15 @@ def test_step_times_are_those_of_one_roll_out(store, url):
 def test_a_change_of_the_rules_is_told_once_and_in_full(store, url):
     store.revisions.publish(sample_recommendation("a"), by=ANN)
     store.revisions.publish(replace(sample_recommendation("b"), cluster="hall"), by=ANN)
-    number = store.recommendations.changes(0).number
+    number = store.recommendations.changes(0)[0]
     strict = ClusterRules(cluster="pair", require_approval=True, percent=10, loss_limit=0.02)
     for by in (ANN, BOB):
         store.revisions.set_rules(strict, by)
-    assert store.recommendations.changes(number).pairs == frozenset()
+    assert store.recommendations.changes(number)[1] == frozenset()
     assert store.revisions.rules("pair") == strict
     assert store.revisions.rules("hall") == ClusterRules(cluster="hall")
     store.revisions.set_rules(replace(strict, require_verification=True, delivery=False), BOB)
-    assert store.recommendations.changes(number).pairs == {("pair", "toy")}
+    assert store.recommendations.changes(number)[1] == {("pair", "toy")}
     store.revisions.set_rules(ClusterRules(cluster="pair"), ANN)
     told = [(e.who, e.why) for e in reversed(store.revisions.history()) if e.action is Action.RULES_CHANGED]
     share = "10 % of jobs at first, loss limit 2 %, wins need approval"

@@ -130,9 +130,9 @@ def test_the_newest_are_found_without_reading_the_others(store, url):
 
 
 def test_a_check_counts_as_a_change(store):
-    before = store.recommendations.changes(0)
+    before, _ = store.recommendations.changes(0)
     store.records.add_recheck(sample_check("c1"))
-    assert store.recommendations.changes(before.number).pairs == {("pair", "toy")}
+    assert store.recommendations.changes(before)[1] == {("pair", "toy")}
 
 
 def test_a_check_belongs_to_a_recommendation_and_is_stored_once(store):
@@ -160,14 +160,14 @@ def test_a_cluster_that_is_defined_anew_makes_its_revisions_stale_and_back(store
     )
     store.clusters.add(place)
     assert both_ways(store, url) == ""
-    seen = store.recommendations.changes(0).number
+    seen = store.recommendations.changes(0)[0]
     other = {"gpu": "H100-SXM5-80GB", "link_class": "nvswitch", "fabric": "roce"}[field]
     store.clusters.add(replace(place, **{field: other}), replace=True)
     said = f"{field}: measured on {getattr(measured, field)}, now {other}"
     assert both_ways(store, url) == f"the cluster 'pair' has changed since it was tuned: {said}"
     with pytest.raises(StaleRecommendationError, match="has changed since it was tuned"):
         chosen(url, "toy")
-    assert store.recommendations.changes(seen).pairs == {("pair", "toy")}  # services drop their answers
+    assert store.recommendations.changes(seen)[1] == {("pair", "toy")}  # services drop their answers
     newest = store.revisions.history()[0]
     assert (newest.action, newest.recommendation) == (Action.STALE, "r1")
     store.clusters.add(replace(place, nccl_version="2.29.1", driver="999.1"), replace=True)

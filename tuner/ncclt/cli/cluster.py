@@ -38,7 +38,7 @@ def list_clusters(as_json: AsJson = False) -> None:
     with open_to_read(storage_url()) as store:
         entries = store.clusters.entries()
     if as_json:
-        print_json({"schema": 1, "clusters": [{**e.item.to_document(), "shipped": e.shipped} for e in entries]})
+        print_json({"schema": 1, "clusters": [{**c.to_document(), "shipped": shipped} for c, shipped in entries]})
         return
     rows = [
         (
@@ -48,11 +48,10 @@ def list_clusters(as_json: AsJson = False) -> None:
             c.link_class,
             c.fabric,
             c.nccl_version,
-            "recorded" if c.name in recorded_tables() else "shipped" if e.shipped else "added",
+            "recorded" if c.name in recorded_tables() else "shipped" if shipped else "added",
             c.description,
         )
-        for e in entries
-        for c in (e.item,)
+        for c, shipped in entries
     ]
     header = ("name", "nodes x GPUs", "GPU", "links", "fabric", "NCCL", "origin", "description")
     # `cluster show` has the description where the terminal has no room for it.

@@ -188,7 +188,7 @@ def import_landscape(
     target = landscape_folder() / f"{name}.csv"
     with open_to_read(storage_url()) as store:
         job = store.clusters.get(cluster).sized(gpus_per_node=gpus_per_node)
-        taken = name in {entry.item.name for entry in store.clusters.entries()}
+        taken = name in {cluster.name for cluster, _ in store.clusters.entries()}
     if taken and not (force and target.is_file()):
         hint = "choose another --name" + (", or add --force" if target.is_file() else "")
         raise UsageError(f"there is a cluster {name!r} already", hint=hint)

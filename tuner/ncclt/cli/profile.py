@@ -48,14 +48,14 @@ def list_profiles(as_json: AsJson = False) -> None:
     if as_json:
         rows = [
             {
-                "name": e.item.name,
-                "shipped": e.shipped,
-                "source": e.item.provenance.source,
-                "messages": len(e.item.messages),
-                "bytes_per_step": e.item.bytes_per_step,
-                "whole_file": e.item.provenance.whole_file,
+                "name": w.name,
+                "shipped": shipped,
+                "source": w.provenance.source,
+                "messages": len(w.messages),
+                "bytes_per_step": w.bytes_per_step,
+                "whole_file": w.provenance.whole_file,
             }
-            for e in entries
+            for w, shipped in entries
         ]
         print_json({"schema": 1, "workloads": rows})
         return
@@ -68,10 +68,9 @@ def list_profiles(as_json: AsJson = False) -> None:
                 str(len(w.messages)),
                 format_bytes(round(w.bytes_per_step)) + (" in all" if w.provenance.whole_file else ""),
                 ", ".join(sorted(w.collectives)),
-                "shipped" if e.shipped else "imported",
+                "shipped" if shipped else "imported",
             )
-            for e in entries
-            for w in (e.item,)
+            for w, shipped in entries
         ],
         numbers=("messages", "bytes per step"),
     )
@@ -497,11 +496,11 @@ def _check_free(name: str, *, storage: str | None, replace: bool) -> None:
 
     with open_store(storage) as store:
         store.require_writable()
-        taken = [entry for entry in store.workloads.entries() if entry.item.name == name]
-    if taken and (taken[0].shipped or not replace):
+        taken = {workload.name: shipped for workload, shipped in store.workloads.entries()}
+    if name in taken and (taken[name] or not replace):
         raise UsageError(
             f"there is a workload {name!r} already",
-            hint="use another --name" if taken[0].shipped else "use another --name, or --replace",
+            hint="use another --name" if taken[name] else "use another --name, or --replace",
         )
 
 

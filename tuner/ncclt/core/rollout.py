@@ -114,22 +114,6 @@ def draw(seed: str, job: str) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobDecision:
-    """The answer that all nodes of a job get, whatever is published meanwhile.
-
-    Attributes:
-        cluster, job: names.
-        question: what the first node asked.
-        document: its answer, as JSON.
-    """
-
-    cluster: str
-    job: str
-    question: str
-    document: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class JobStart:
     """Start of a job in a roll-out.
 

@@ -75,19 +75,6 @@ class Ticket:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reporter:
-    """Sender of a report.
-
-    Attributes:
-        who: user of the operating system, or `key ID` of the service.
-        address: of the client's host.
-    """
-
-    who: str
-    address: str
-
-
 def is_job_name(name: str) -> bool:
     """Return True if a text can be the name of a job."""
     return 0 < len(name) <= MOST_JOB_NAME and name.isprintable() and bool(name.strip())

@@ -192,23 +192,6 @@ class JobEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Backlog:
-    """The jobs of a cluster that have not ended, in one state.
-
-    Attributes:
-        cluster: its name.
-        state: `queued` or `running`.
-        jobs: how many.
-        oldest_s: Unix time at which the oldest of them was requested.
-    """
-
-    cluster: str
-    state: JobState
-    jobs: int
-    oldest_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StaleJob(Documented):
     """Stale recommendation and the job that renews it.
 

@@ -1,4 +1,4 @@
-"""Messages of one training step, and its times with the place where they were seen."""
+"""Messages of one training step, and its recorded times."""
 
 from __future__ import annotations
 
@@ -11,30 +11,6 @@ from typing import ClassVar
 from ncclt.core.documents import Documented, Shape
 from ncclt.core.message import Collective, Message
 from ncclt.errors import InputError, UsageError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlacedTime:
-    """Time per step and the place where it was seen.
-
-    Attributes:
-        us: µs per step, above 0 where it is the whole of a share.
-        place: recording or study, in words.
-    """
-
-    us: float
-    place: str
-
-    def share_of(self, whole: PlacedTime) -> float:
-        """Return the ratio to another time, at most 1.
-
-        Raises:
-            ValueError: the two were seen at different places, so their quotient means nothing.
-        """
-        if self.place != whole.place:
-            raise ValueError(f"a time of {self.place} is no share of a time of {whole.place}")
-        return min(1.0, self.us / whole.us)
-
 
 WHOLE_FILE = "no training step is marked: whole file, number of steps unknown"
 """Note of a workload whose calls are those of everything that was recorded."""
@@ -198,7 +174,7 @@ class Workload(Documented):
         """Return the share of the recorded communication that computation does not hide; None where it is not known."""
         if self.exposed_us is None or not self.communication_us:
             return None
-        return self._placed(self.exposed_us).share_of(self._placed(self.communication_us))
+        return min(1.0, self.exposed_us / self.communication_us)
 
     @property
     def tunable_share(self) -> float | None:
@@ -209,10 +185,7 @@ class Workload(Documented):
         most_us = self.communication_us if self.exposed_us is None else self.exposed_us
         if most_us is None or not self.step_time_us or self.provenance.whole_file:
             return None
-        return self._placed(most_us).share_of(self._placed(self.step_time_us))
-
-    def _placed(self, us: float) -> PlacedTime:
-        return PlacedTime(us=us, place=f"the recording of {self.name}")
+        return min(1.0, most_us / self.step_time_us)
 
     @property
     def bytes_per_step(self) -> float:

@@ -19,12 +19,11 @@ if TYPE_CHECKING:
     from ncclt.core.revision import ClusterRules
     from ncclt.core.rollout import RollOut
     from ncclt.store.migrate import Migration
-    from ncclt.store.shipped import CatalogueEntry, profiles_folder
+    from ncclt.store.shipped import profiles_folder
     from ncclt.store.store import Store
     from ncclt.store.study_page import StudyEntry, StudyPage
 
 __all__ = [
-    "CatalogueEntry",
     "Migration",
     "Store",
     "StudyEntry",
@@ -44,7 +43,6 @@ __all__ = [
 
 # Imported on first use: most need SQLAlchemy, and the others would slow down the start of `ncclt env`, too.
 _LATER = {
-    "CatalogueEntry": "ncclt.store.shipped",
     "Migration": "ncclt.store.migrate",
     "Store": "ncclt.store.store",
     "StudyPage": "ncclt.store.study_page",
@@ -240,8 +238,8 @@ def known_names(url: str | None) -> KnownNames:
     else:
         with open_to_read(location.url) as store:
             names = [
-                *(("cluster", entry.item.name) for entry in store.clusters.entries()),
-                *(("workload", entry.item.name) for entry in store.workloads.entries()),
+                *(("cluster", cluster.name) for cluster, _ in store.clusters.entries()),
+                *(("workload", workload.name) for workload, _ in store.workloads.entries()),
                 *(
                     pair
                     for r in store.recommendations.find()

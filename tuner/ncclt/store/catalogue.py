@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic
 
 from sqlalchemy import Connection, Table, delete, insert, select
 
@@ -17,10 +17,8 @@ from ncclt.store.names import unknown_name
 from ncclt.store.part import StorePart
 from ncclt.store.recommendations import note_change
 from ncclt.store.revisions import noting_stale
-from ncclt.store.shipped import CatalogueEntry
+from ncclt.store.shipped import Entry
 from ncclt.store.tables import clusters, workloads
-
-Entry = TypeVar("Entry", Workload, Cluster)
 
 
 class Catalogue(StorePart, Generic[Entry]):
@@ -37,17 +35,19 @@ class Catalogue(StorePart, Generic[Entry]):
         raise NotImplementedError
 
     @repeatable
-    def entries(self) -> tuple[CatalogueEntry[Entry], ...]:
-        """Return every entry by name; a shipped one hides an added one of the same name (after an update of ncclt).
+    def entries(self) -> tuple[tuple[Entry, bool], ...]:
+        """Return every entry by name, and whether it came with ncclt and cannot be replaced.
+
+        A shipped one hides an added one of the same name (after an update of ncclt).
 
         Raises:
             InputError: a shipped file is broken.
         """
-        found = {name: CatalogueEntry(item=item, shipped=True) for name, item in self._came_with.items()}
+        found = {name: (item, True) for name, item in self._came_with.items()}
         with self._database.reading() as connection:
             for name, text in connection.execute(select(self._table.c.name, self._table.c.document)):
                 if name not in found:
-                    found[name] = CatalogueEntry(item=self._read(name, text), shipped=False)
+                    found[name] = (self._read(name, text), False)
         return tuple(found[name] for name in sorted(found) if self._is_shown(name))
 
     @repeatable

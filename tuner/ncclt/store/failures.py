@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError
 
@@ -54,6 +54,7 @@ _TRANSIENT_STATES = ("08", "40", "53", "57P")
 Source: postgresql.org/docs/current/errcodes-appendix.html.
 """
 
+Owner = TypeVar("Owner", bound=Any)
 Given = ParamSpec("Given")
 Answer = TypeVar("Answer")
 
@@ -67,27 +68,14 @@ class LostTransactionError(StoreError):
     """PostgreSQL ended the transaction for a transient reason; whether it was committed may not be known."""
 
 
-class Patient(Protocol):
-    """Anything with repeatable methods.
-
-    Attributes:
-        is_patient: repeat them while PostgreSQL is away for a moment.
-    """
-
-    is_patient: bool
-
-
-Self = TypeVar("Self", bound=Patient)
-
-
-def repeatable(method: Callable[Concatenate[Self, Given], Answer]) -> Callable[Concatenate[Self, Given], Answer]:
-    """Repeat a method, after growing pauses, when its transaction was lost.
+def repeatable(method: Callable[Concatenate[Owner, Given], Answer]) -> Callable[Concatenate[Owner, Given], Answer]:
+    """Repeat a method, after growing pauses, when its transaction was lost and its owner `is_patient`.
 
     Reading methods can be repeated; a writing one must find out that it was committed although the answer was lost.
     """
 
     @wraps(method)
-    def repeated(self: Self, /, *args: Given.args, **kwargs: Given.kwargs) -> Answer:
+    def repeated(self: Owner, /, *args: Given.args, **kwargs: Given.kwargs) -> Answer:
         for pause_s in _PAUSES_S if self.is_patient else ():
             try:
                 return method(self, *args, **kwargs)

@@ -26,7 +26,7 @@ from dbos import error as dbos_error
 from ncclt.core.cluster import Cluster
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.recommendation import Recommendation
-from ncclt.core.tuning_job import Backlog, JobEvent, JobResult, JobState, JobStatus, StaleJob, TuningJob
+from ncclt.core.tuning_job import JobEvent, JobResult, JobState, JobStatus, StaleJob, TuningJob
 from ncclt.errors import NccltError, NotFoundError, StoreError, UsageError, hide_passwords
 from ncclt.store.database import CONNECT_TIMEOUT_S, engine_alone
 from ncclt.store.failures import IMPOSSIBLE_VALUES, hint_for, impossible_value, one_line
@@ -55,10 +55,6 @@ _STATES = {
     "MAX_RECOVERY_ATTEMPTS_EXCEEDED": JobState.FAILED,
     "CANCELLED": JobState.CANCELLED,
 }
-
-
-class _Json(DBOSPortableJSONSerializer):
-    """JSON for everything that is written: DBOS would pickle."""
 
 
 def queue_file(storage: str) -> Path | None:
@@ -105,7 +101,7 @@ class JobQueue:
             self._client = DBOSClient(
                 system_database_url=queue_url(storage),
                 dbos_system_schema=SCHEMA,
-                serializer=_Json(),
+                serializer=DBOSPortableJSONSerializer(),  # DBOS would pickle
                 application_name=_APPLICATION,
                 lazy=True,
                 retry_connection_errors=False,
@@ -201,18 +197,15 @@ class JobQueue:
                 break
         return tuple(found[offset : offset + limit])
 
-    def backlog(self) -> tuple[Backlog, ...]:
-        """Return the jobs that wait or run, by cluster and state."""
+    def backlog(self) -> dict[tuple[str, JobState], list[float]]:
+        """Return the Unix times at which the jobs that wait or run were requested, by cluster and state."""
         unfinished = [word for word, state in _STATES.items() if not state.ended]
         rows = self._listed(name=_WORKFLOW, status=unfinished, load_input=False, load_output=False)
         times: dict[tuple[str, JobState], list[float]] = {}
         for row in rows:
             key = ((row.queue_name or "").removeprefix(_queue_of("")), _STATES[row.status])
             times.setdefault(key, []).append((row.created_at or 0) / 1e3)
-        return tuple(
-            Backlog(cluster=cluster, state=state, jobs=len(created), oldest_s=min(created))
-            for (cluster, state), created in sorted(times.items())
-        )
+        return dict(sorted(times.items()))
 
     def cancel(self, id: str) -> JobStatus:
         """Cancel a job: a queued one at once, a running one when its worker sees it. An ended one stays as it is.
@@ -449,16 +442,14 @@ def prune_jobs(storage: str, *, before: str, dry_run: bool) -> int:
     return len(found)
 
 
-def serve_jobs(
-    storage: str, cluster: str, *, worker: str, run: Callable[[TuningJob, JobReport], JobResult]
-) -> Callable[[], None]:
+def serve_jobs(storage: str, cluster: str, *, worker: str, run: Callable[[TuningJob], JobResult]) -> Callable[[], None]:
     """Take jobs of a cluster from now on, each in a thread of its own; return what stops taking more.
 
     Args:
         storage: the store's URL; `prepare` must have been called.
         cluster: its name.
         worker: a name that no other process has or had.
-        run: runs a job to its end; what it raises fails the job.
+        run: runs a job to its end, and may `write_event`; what it raises fails the job.
     """
     url = queue_url(storage)
     # On SQLite, DBOS counts the running jobs before its transaction begins: two workers would each take one.
@@ -472,7 +463,7 @@ def serve_jobs(
             "executor_id": worker,
             "application_version": _VERSION,
             "log_level": "ERROR",
-            "serializer": _Json(),
+            "serializer": DBOSPortableJSONSerializer(),
             "run_migrations": False,
         }
     )
@@ -480,9 +471,7 @@ def serve_jobs(
     # One step: what was recorded of a job would otherwise be replayed by the worker that takes it over.
     @DBOS.step(name="study")
     def study(document: str) -> str:
-        job, id = TuningJob.from_document(json.loads(document)), DBOS.workflow_id
-        assert id is not None
-        return json.dumps(run(job, JobReport(id)).to_document())
+        return json.dumps(run(TuningJob.from_document(json.loads(document))).to_document())
 
     @DBOS.workflow(name=_WORKFLOW, serialization_type=WorkflowSerializationFormat.PORTABLE, max_recovery_attempts=None)
     def tune(document: str) -> str:
@@ -499,15 +488,9 @@ def serve_jobs(
     return take_no_more
 
 
-class JobReport:
-    """Writes the events of a job, from the thread that runs it; a database that is away is waited for."""
-
-    def __init__(self, id: str) -> None:
-        self.id = id
-
-    def __call__(self, kind: str, **data: Any) -> None:
-        """Write an event."""
-        DBOS.write_stream(_EVENTS, {"kind": kind, "data": data})
+def write_event(kind: str, **data: Any) -> None:
+    """Write an event of the job that this thread runs; a database that is away is waited for."""
+    DBOS.write_stream(_EVENTS, {"kind": kind, "data": data})
 
 
 def _event(number: int, value: Any) -> JobEvent:

@@ -31,19 +31,6 @@ _PREFERRED = (TimesOrigin.MEASURED, TimesOrigin.RECORDED, TimesOrigin.SIMULATED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Changes:
-    """Changes of the answers to jobs since a number.
-
-    Attributes:
-        number: of the last change.
-        pairs: (cluster, workload) whose recommendations changed; an empty cluster stands for all of them.
-    """
-
-    number: int
-    pairs: frozenset[tuple[str, str]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
     """A workload on a cluster at a glance.
 
@@ -153,14 +140,15 @@ class Recommendations(StorePart):
 
     @unscoped
     @repeatable
-    def changes(self, since: int) -> Changes:
-        """Return the pairs whose answers changed since a number, 0 at first."""
+    def changes(self, since: int) -> tuple[int, frozenset[tuple[str, str]]]:
+        """Return the number of the last change, and the pairs whose answers changed since a number, 0 at first.
+
+        A pair is (cluster, workload); an empty cluster stands for all of them.
+        """
         with self._database.reading() as connection:
             found = connection.execute(select(changes).where(changes.c.number > since)).all()
-        return Changes(
-            number=max((row.number for row in found), default=since),
-            pairs=frozenset((row.cluster, row.model) for row in found),
-        )
+        newest = max((row.number for row in found), default=since)
+        return newest, frozenset((row.cluster, row.model) for row in found)
 
     @repeatable
     def stale(self, *, cluster: Names = None) -> tuple[Recommendation, ...]:

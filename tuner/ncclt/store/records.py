@@ -15,7 +15,7 @@ from ncclt.core.attestation import Attestation
 from ncclt.core.preflight import Preflight
 from ncclt.core.recheck import Recheck
 from ncclt.core.revision import Actor
-from ncclt.core.ticket import Reporter, Ticket
+from ncclt.core.ticket import Ticket
 from ncclt.core.verification import Verification
 from ncclt.errors import ConflictError
 from ncclt.store.documents import stored, to_text
@@ -69,14 +69,14 @@ class Records(StorePart):
 
     @repeatable
     def add_attestation(
-        self, attestation: Attestation, *, ticket: Ticket | None = None, reporter: Reporter | None = None
+        self, attestation: Attestation, *, ticket: Ticket | None = None, who: str = "", address: str = ""
     ) -> bool:
         """Store whether a recommendation took effect in a job; return whether that finding is new.
 
         Args:
             attestation: to store.
             ticket: of the job; None = of a job on this machine.
-            reporter: its sender; None = this account.
+            who, address: of its sender; empty = this account, on this machine.
 
         Raises:
             NotFoundError: the recommendation does not exist.
@@ -85,7 +85,8 @@ class Records(StorePart):
         with self._database.alone() as connection:
             of = self._recommendation(connection, attestation.recommendation)
             if ticket is not None:
-                _use_ticket(connection, ticket, attestation.id, reporter, self._clock())
+                sent_by = {"who": who or account_name(), "address": address, "created": self._clock()}
+                _use_ticket(connection, ticket, attestation.id, sent_by)
             if _document(connection, Attestation, attestation.id) is not None:
                 return False
             word = attestation.effect.value
@@ -210,22 +211,12 @@ def _find(
     return tuple(found)
 
 
-def _use_ticket(connection: Connection, ticket: Ticket, attestation: str, reporter: Reporter | None, now: str) -> None:
+def _use_ticket(connection: Connection, ticket: Ticket, attestation: str, sent_by: dict[str, str]) -> None:
     query = select(attested_jobs.c.attestation).where(attested_jobs.c.ticket == ticket.id)
     before = connection.execute(query).scalar()
     if before is None:
-        sender = reporter or Reporter(who=account_name(), address="")
-        connection.execute(
-            insert(attested_jobs).values(
-                ticket=ticket.id,
-                attestation=attestation,
-                cluster=ticket.cluster,
-                job=ticket.job,
-                who=sender.who,
-                address=sender.address,
-                created=now,
-            )
-        )
+        row = {"ticket": ticket.id, "attestation": attestation, "cluster": ticket.cluster, "job": ticket.job}
+        connection.execute(insert(attested_jobs).values(**row, **sent_by))
     elif before != attestation:
         raise ConflictError(
             f"the job {ticket.job} was attested already, as {before}",

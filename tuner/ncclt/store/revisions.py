@@ -27,7 +27,7 @@ from ncclt.core.revision import (
     RevisionStatus,
     shorten_reason,
 )
-from ncclt.core.rollout import OPEN_STATES, JobDecision, JobStart, JobTime, RollOut, RollOutState
+from ncclt.core.rollout import OPEN_STATES, JobStart, JobTime, RollOut, RollOutState
 from ncclt.core.verification import Verification
 from ncclt.errors import ConflictError, StoreError, UsageError
 from ncclt.store.documents import stored, to_text
@@ -505,25 +505,24 @@ class Revisions(StorePart):
             )
 
     @repeatable
-    def keep_job_decision(self, decision: JobDecision) -> JobDecision:
-        """Keep the answer for a job unless one is kept already, and return the kept one."""
-        self._require_visible(decision.cluster)
+    def keep_job_decision(self, cluster: str, job: str, *, question: str, document: str) -> tuple[str, str]:
+        """Keep the answer that all nodes of a job get, unless one is kept already; return the kept question and answer.
+
+        Args:
+            cluster, job: names.
+            question: of this node.
+            document: the answer to it, as JSON.
+        """
+        self._require_visible(cluster)
         kept = job_decisions.c
         with self._database.alone() as connection:
-            query = select(job_decisions).where(kept.cluster == decision.cluster, kept.job == decision.job)
+            query = select(kept.question, kept.document).where(kept.cluster == cluster, kept.job == job)
             row = connection.execute(query).one_or_none()
             if row is not None:
-                return JobDecision(cluster=row.cluster, job=row.job, question=row.question, document=row.document)
-            connection.execute(
-                insert(job_decisions).values(
-                    cluster=decision.cluster,
-                    job=decision.job,
-                    question=decision.question,
-                    document=decision.document,
-                    created=self._clock(),
-                )
-            )
-            return decision
+                return row.question, row.document
+            values = {"cluster": cluster, "job": job, "question": question, "document": document}
+            connection.execute(insert(job_decisions).values(**values, created=self._clock()))
+            return question, document
 
     def _row(self, connection: Connection, id: str) -> Row[Any]:
         row = _row(connection, id)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.cluster_file import parse_cluster_toml
@@ -18,31 +17,7 @@ from ncclt.store.names import unknown_name
 from ncclt.store.study_page import StudyPage
 from ncclt.user_dirs import landscape_folder, shipped_folder
 
-
-class Named(Protocol):
-    """Anything with a name."""
-
-    @property
-    def name(self) -> str:
-        """Return the name."""
-        ...
-
-
-Entry = TypeVar("Entry", bound=Named)
-Item = TypeVar("Item")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CatalogueEntry(Generic[Item]):
-    """A workload or cluster that can be named.
-
-    Attributes:
-        item: the workload or cluster.
-        shipped: it came with ncclt and cannot be replaced.
-    """
-
-    item: Item
-    shipped: bool
+Entry = TypeVar("Entry", Workload, Cluster)
 
 
 class ShippedOnly:
@@ -74,10 +49,10 @@ class _ShippedEntries(Generic[Entry]):
     def __init__(self, kind: str, read: Callable[[Path], dict[str, Entry]]) -> None:
         self._kind, self._read = kind, read
 
-    def entries(self) -> tuple[CatalogueEntry[Entry], ...]:
-        """Return every entry by name."""
+    def entries(self) -> tuple[tuple[Entry, bool], ...]:
+        """Return every entry by name, and that it is shipped."""
         shipped = self._read(profiles_folder())
-        return tuple(CatalogueEntry(item=shipped[name], shipped=True) for name in sorted(shipped))
+        return tuple((shipped[name], True) for name in sorted(shipped))
 
     def get(self, name: str) -> Entry:
         """Return an entry; NotFoundError for an unknown name."""

@@ -9,7 +9,7 @@ import json
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, Row, Select, func, insert, literal, not_, select, union_all, update
@@ -38,21 +38,6 @@ MOST_RUNNING = 20
 """Running studies that are listed."""
 
 _COLUMNS = ("id", "name", "state", "created", "updated")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hit:
-    """Something that can be found by its name.
-
-    Attributes:
-        kind: `cluster`, `workload` or `study`.
-        key: name of a cluster or workload, id of a study.
-        name: as text.
-    """
-
-    kind: str
-    key: str
-    name: str
 
 
 class Studies(StorePart):
@@ -166,8 +151,10 @@ class Studies(StorePart):
             connection.execute(update(studies).where(studies.c.id == id).values(**values))
 
     @repeatable
-    def search(self, text: str, *, cluster: Names = None) -> tuple[Hit, ...]:
+    def search(self, text: str, *, cluster: Names = None) -> tuple[tuple[str, str, str], ...]:
         """Return studies, clusters and workloads whose name, or id, contains a text; those that begin with it first.
+
+        Each is (`cluster`, `workload` or `study`; the name, or the id of a study; the name).
 
         Args:
             text: what was typed; upper and lower case are the same.
@@ -178,7 +165,7 @@ class Studies(StorePart):
             return ()
         cluster = self._within(cluster)
         shipped = {"cluster": [*self._shipped.clusters], "workload": [*self._shipped.workloads]}
-        hits = [Hit(kind=kind, key=name, name=name) for kind, names in shipped.items() for name in names]
+        hits = [(kind, name, name) for kind, names in shipped.items() for name in names]
         in_name = studies.c.name.icontains(wanted, autoescape=True) | studies.c.id.startswith(wanted, autoescape=True)
         newest = select(studies.c.id, studies.c.name).where(in_name, *is_named(studies.c.cluster, cluster))
         with self._database.reading() as connection:
@@ -186,18 +173,18 @@ class Studies(StorePart):
                 select(literal("cluster"), clusters.c.name, clusters.c.name),
                 select(literal("workload"), workloads.c.name, workloads.c.name),
             )
-            hits += [Hit(kind=kind, key=key, name=name) for kind, key, name in connection.execute(rows)]
+            hits += [(kind, key, name) for kind, key, name in connection.execute(rows)]
             found = connection.execute(newest.order_by(studies.c.sequence.desc()).limit(MOST_FOUND))
-            hits += [Hit(kind="study", key=id, name=name) for id, name in found]
-        fitting = {(hit.kind, hit.key): hit for hit in hits if wanted in hit.name.casefold() or hit.kind == "study"}
+            hits += [("study", id, name) for id, name in found]
+        fitting = {(kind, key): name for kind, key, name in hits if wanted in name.casefold() or kind == "study"}
         if cluster is not None:
             seen = {cluster} if isinstance(cluster, str) else set(cluster)
-            fitting = {key: hit for key, hit in fitting.items() if hit.kind != "cluster" or hit.key in seen}
-        shown: list[Hit] = []
-        for kind in ("cluster", "workload", "study"):
-            mine = [hit for hit in fitting.values() if hit.kind == kind]
-            if kind != "study":
-                mine.sort(key=lambda hit: (not hit.name.casefold().startswith(wanted), hit.name))
+            fitting = {at: name for at, name in fitting.items() if at[0] != "cluster" or at[1] in seen}
+        shown: list[tuple[str, str, str]] = []
+        for wanted_kind in ("cluster", "workload", "study"):
+            mine = [(kind, key, name) for (kind, key), name in fitting.items() if kind == wanted_kind]
+            if wanted_kind != "study":
+                mine.sort(key=lambda hit: (not hit[2].casefold().startswith(wanted), hit[2]))
             shown += mine[:MOST_FOUND]
         return tuple(shown)
 

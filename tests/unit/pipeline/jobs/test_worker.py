@@ -25,8 +25,9 @@ class Queue:
 
 
 @pytest.fixture
-def result_of(tmp_path):
+def result_of(tmp_path, monkeypatch):
     """Return what a worker makes of a job in some state, which it must not launch."""
+    monkeypatch.setattr("ncclt.pipeline.jobs.worker.write_event", lambda *_args, **_data: None)
     with open_store(f"sqlite:///{tmp_path}/ncclt.db") as store:
 
         def run(**more) -> JobResult:
@@ -34,7 +35,7 @@ def result_of(tmp_path):
             serving._queue = Queue(**more)
             serving._tune = lambda *_: pytest.fail("it was launched")
             store.jobs.enter_worker(serving.name, cluster="leonardo")
-            return serving._result_of(JOB, lambda *_args, **_data: None)
+            return serving._result_of(JOB)
 
         run.history = store.revisions.history
         yield run

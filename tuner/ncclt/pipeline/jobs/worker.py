@@ -21,7 +21,7 @@ from ncclt.errors import NccltError, NotFoundError, StoreError, StudyStoppedErro
 from ncclt.launch.process.followed import FollowedProcess
 from ncclt.launch.slurm.job import ask
 from ncclt.measure.target import Target
-from ncclt.store.job_queue import JobQueue, JobReport, prepare, serve_jobs
+from ncclt.store.job_queue import JobQueue, prepare, serve_jobs, write_event
 from ncclt.store.leases import SILENT_S, this_worker
 from ncclt.store.store import Store
 
@@ -136,12 +136,12 @@ class JobWorker:
             queue.give_back(self.name, died=False)
             store.jobs.leave_worker(self.name)
 
-    def _run(self, job: TuningJob, report: JobReport) -> JobResult:
+    def _run(self, job: TuningJob) -> JobResult:
         """Run one job; does not return once the worker stops, since then the job is given back."""
         with self._changed:
             self._busy += 1
         try:
-            result = None if self._ends() else self._result_of(job, report)
+            result = None if self._ends() else self._result_of(job)
         except NccltError as error:
             why = error.message
             self._patiently(lambda: self._store.jobs.note_failed(job, why))
@@ -166,36 +166,34 @@ class JobWorker:
                 self.stop.wait(_LOOK_S)
         return None
 
-    def _result_of(self, job: TuningJob, report: JobReport) -> JobResult | None:
+    def _result_of(self, job: TuningJob) -> JobResult | None:
         if not self._patiently(lambda: self._store.jobs.renew_worker(self.name)):
             return None  # buried by mistake: the job is given back by others
         if (status := self._patiently(lambda: self._queue.status(job.id))) is None:
             return None
         if status.cancelling or status.state.ended:
-            return self._ended(job, report, JobState.CANCELLED, "cancelled before it was launched")
+            return self._ended(job, JobState.CANCELLED, "cancelled before it was launched")
         if status.taken_over >= MOST_DEATHS:
-            return self._ended(
-                job, report, JobState.FAILED, f"{count_noun(status.taken_over, 'worker')} died while running it"
-            )
+            return self._ended(job, JobState.FAILED, f"{count_noun(status.taken_over, 'worker')} died while running it")
         self._plan.say(f"ncclt: job {job.id}: {job.model} on {job.cluster}, study {job.study}")
-        report("started", worker=self.name, study=job.study, taken_over=status.taken_over)
+        write_event("started", worker=self.name, study=job.study, taken_over=status.taken_over)
         for _ in range(_MOST_TRIES):
-            exit_code, said, cancelled = self._tune(job, report)
+            exit_code, said, cancelled = self._tune(job)
             if self._lost.is_set():
                 return None
             if self.stop.is_set():
-                report("given-back", worker=self.name)
+                write_event("given-back", worker=self.name)
                 return None
             if cancelled:
-                return self._ended(job, report, JobState.CANCELLED, "cancelled while it ran; its trials are kept")
+                return self._ended(job, JobState.CANCELLED, "cancelled while it ran; its trials are kept")
             if exit_code != _NODES_LOST:
                 break
             self.stop.wait(_LOST_PAUSE_S)
         if exit_code == 0:
-            return self._ended(job, report, JobState.DONE, "")
-        return self._ended(job, report, JobState.FAILED, said or f"`ncclt tune` ended with exit code {exit_code}")
+            return self._ended(job, JobState.DONE, "")
+        return self._ended(job, JobState.FAILED, said or f"`ncclt tune` ended with exit code {exit_code}")
 
-    def _tune(self, job: TuningJob, report: JobReport) -> tuple[int, str, bool]:
+    def _tune(self, job: TuningJob) -> tuple[int, str, bool]:
         """Run `ncclt tune` once; return its exit code, its last words, and whether it was cancelled."""
         extra: tuple[str, ...] = self._plan.arguments
         if self._plan.submits_batches:
@@ -207,8 +205,8 @@ class JobWorker:
         with FollowedProcess(argv, environment=environment) as process, self._registered(process):
             while (exit_code := process.wait(_TICK_S)) is None:
                 for line in process.lines():
-                    said = self._pass_on(line, said, report)
-                seen = self._pass_on_trials(job, seen, report)
+                    said = self._pass_on(line, said)
+                seen = self._pass_on_trials(job, seen)
                 if self.hurry.is_set():
                     process.kill()
                 with contextlib.suppress(StoreError):
@@ -219,8 +217,8 @@ class JobWorker:
                     process.signal(signal.SIGTERM)
                     asked_s = asked_s or time.monotonic()
             for line in process.lines():
-                said = self._pass_on(line, said, report)
-        self._pass_on_trials(job, seen, report)
+                said = self._pass_on(line, said)
+        self._pass_on_trials(job, seen)
         if self._plan.submits_batches and (cancelled or self.stop.is_set()):
             end_batches(job.id)
         return exit_code, said, cancelled
@@ -233,22 +231,22 @@ class JobWorker:
         finally:
             self._running.remove(process)
 
-    def _pass_on(self, line: str, said: str, report: JobReport) -> str:
+    def _pass_on(self, line: str, said: str) -> str:
         """Write a line of output as an event; return the last error that was said."""
         line = hide_passwords(line)
         if line.strip():
-            report("log", line=line)
+            write_event("log", line=line)
         if line.startswith("ncclt: "):
             return line.removeprefix("ncclt: ")
         return f"{said} ({line.strip()})" if line.startswith("  hint: ") else said
 
-    def _pass_on_trials(self, job: TuningJob, seen: int, report: JobReport) -> int:
+    def _pass_on_trials(self, job: TuningJob, seen: int) -> int:
         """Write the newest trials of the study as an event; return the number of the last one."""
         with contextlib.suppress(NotFoundError, StoreError):
             study = self._store.studies.get(job.study)
             while page := self._store.trials.page(study.id, after=seen, limit=_PAGE):
                 last, seen = page[-1], page[-1].number
-                report(
+                write_event(
                     "trials",
                     study=study.id,
                     count=seen + 1,
@@ -259,7 +257,7 @@ class JobWorker:
                 )
         return seen
 
-    def _ended(self, job: TuningJob, report: JobReport, state: JobState, why: str) -> JobResult | None:
+    def _ended(self, job: TuningJob, state: JobState, why: str) -> JobResult | None:
         if (found := self._patiently(lambda: self._found(job))) is None:
             return None
         study, trials, published = found
@@ -281,7 +279,7 @@ class JobWorker:
         )
         if state is JobState.FAILED:
             self._patiently(lambda: self._store.jobs.note_failed(job, result.reason))
-        report("ended", **result.to_document())
+        write_event("ended", **result.to_document())
         self._plan.say(f"ncclt: job {job.id}: {state}{f': {why}' if why else ''}")
         return result
 
