@@ -147,9 +147,9 @@ def test_a_launch_of_the_table_confirms_all_its_settings(cluster, workload):
     small, large = by_size(workload)
     assert times.launches[TREE_LL] == {small: 3, large: 1}
     assert times.launches[RING_SIMPLE] == {small: 1, large: 3}
-    found = choose_arms(times, workload, runner, min_effect=0.02, with_variables=False).policies[Arm.TABLE]
-    assert [found.setting_for(message) for message in (small, large)] == [TREE_LL, RING_SIMPLE]
-    assert runner.policies == [found] * 2, "what is proven is what was confirmed"
+    policies, _ = choose_arms(times, workload, runner, min_effect=0.02, with_variables=False)
+    assert [policies[Arm.TABLE].setting_for(message) for message in (small, large)] == [TREE_LL, RING_SIMPLE]
+    assert runner.policies == [policies[Arm.TABLE]] * 2, "what is proven is what was confirmed"
 
 
 def test_variables_that_will_be_proven_too_are_confirmed_alone(cluster, workload):
@@ -213,9 +213,9 @@ def test_a_confirmation_ends_though_every_finalist_turns_out_to_be_lucky(cluster
     times, trials = confirmed(runner, workload, trial_log)
 
     assert len(trials) == 3 * 4
-    found = choose_arms(times, workload, runner, min_effect=0.02, with_variables=False)
-    assert list(found.policies) == [Arm.DEFAULT]
-    assert "was not confirmed by further launches; validation skipped" in found.why
+    policies, why = choose_arms(times, workload, runner, min_effect=0.02, with_variables=False)
+    assert list(policies) == [Arm.DEFAULT]
+    assert "was not confirmed by further launches; validation skipped" in why
 
 
 def test_a_confirmed_gain_that_no_variable_delivers_is_not_called_unconfirmed(cluster, workload):
@@ -227,13 +227,11 @@ def test_a_confirmed_gain_that_no_variable_delivers_is_not_called_unconfirmed(cl
         launch(runner, workload, trial_log, setting, phase=Phase.SEARCH)
 
     times, _ = confirmed(runner, workload, trial_log)
-    found = choose_arms(times, workload, runner, min_effect=0.02, with_variables=False)
+    policies, why = choose_arms(times, workload, runner, min_effect=0.02, with_variables=False)
 
-    assert list(found.policies) == [Arm.DEFAULT]
-    assert found.why.startswith(
-        "measured gain 11.1 %, but NCCL 2.18.3 reads no tuner table and variables cannot deliver"
-    )
-    assert "nvls" in found.why
+    assert list(policies) == [Arm.DEFAULT]
+    assert why.startswith("measured gain 11.1 %, but NCCL 2.18.3 reads no tuner table and variables cannot deliver")
+    assert "nvls" in why
 
 
 def test_what_only_rules_too_small_to_keep_lift_above_the_minimum_is_neither_confirmed_nor_called_so(cluster, workload):
@@ -246,7 +244,7 @@ def test_what_only_rules_too_small_to_keep_lift_above_the_minimum_is_neither_con
 
     runner = FakePolicyRunner(cluster, time_of)
     times, trials = confirmed(runner, workload, searched(runner, workload), min_effect=0.03)
-    found = choose_arms(times, workload, runner, min_effect=0.03, with_variables=False)
+    _, why = choose_arms(times, workload, runner, min_effect=0.03, with_variables=False)
 
     assert not trials
-    assert found.why == "predicted gain 3.0 % < 3 % threshold; validation skipped"
+    assert why == "predicted gain 3.0 % < 3 % threshold; validation skipped"

@@ -20,7 +20,7 @@ from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.measure.trial import launch
 from ncclt.prove.evidence import collect_evidence, last_proof
 from ncclt.prove.interleave import launch_order, plan_block, prove
-from ncclt.prove.proof import build_policy_verdict, describe_proof, judge_arm, running_verdicts
+from ncclt.prove.proof import build_policy_verdict, describe_blocks, describe_proof, judge_arm
 from ncclt.testing.fakes import FakePolicyRunner, FakeRunner, FakeTrialLog
 
 TREE_LL = Setting(algorithm=Algorithm.TREE, protocol=Protocol.LL)
@@ -247,14 +247,15 @@ def test_each_launch_is_told_with_the_blocks_before_it_and_their_pairs(cluster, 
 def test_every_block_is_told_with_what_it_decided(cluster, workload, landscape):
     _, trial_log = proof(cluster, workload, noisy(landscape, 0.03))
 
-    rows = running_verdicts(Arm.TABLE, TABLE, trial_log.trials(), workload, min_effect=0.02)
+    rows = describe_blocks(Arm.TABLE, TABLE, trial_log.trials(), workload, min_effect=0.02)
 
-    assert [row.block for row in rows] == list(range(len(rows)))
-    assert {row.verdict.decision for row in rows[:-1]} == {Decision.UNDECIDED}
-    assert rows[-1].verdict == judged(trial_log, workload)
+    assert [row["block"] for row in rows] == list(range(len(rows)))
+    assert {row["decision"] for row in rows[:-1]} == {Decision.UNDECIDED}
+    last = judged(trial_log, workload).to_document()
+    assert {name: rows[-1][name] for name in ("speedup", "interval", "decision")}.items() <= last.items()
     for row in rows:
-        for (default, policy), ratio in zip(row.pairs, row.log_ratios, strict=True):
-            assert math.exp(ratio) == pytest.approx(default.time_us / policy.time_us)
+        for default, policy, ratio in zip(row["default_us"], row["policy_us"], row["log_ratios"], strict=True):
+            assert math.exp(ratio) == pytest.approx(default / policy)
 
 
 def test_more_search_makes_the_old_evidence_worthless(cluster, workload, landscape):

@@ -14,7 +14,7 @@ from ncclt.core.setting import Setting
 from ncclt.core.study import Arm, Phase, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.prove.evidence import collect_evidence
-from ncclt.prove.proof import average_unchanged, build_pairs, judge_arm, running_verdicts
+from ncclt.prove.proof import average_unchanged, build_pairs, describe_blocks, judge_arm
 from ncclt.prove.study_summary import proven_times_us
 
 TABLE = Policy(
@@ -158,8 +158,9 @@ def test_a_policy_with_rules_for_all_messages_counts_as_measured(workload):
 def test_every_block_shows_the_times_that_were_counted_then(workload):
     """The rest is shown to be slower by all eight pairs, and was not by the first two."""
     trials = trials_of(workload, [((20.0, 1000.0), (10.0, 1100.0))] * 8)
-    first, *_, last = running_verdicts(Arm.TABLE, TABLE, trials, workload, min_effect=0.02)
-    assert [(a.time_us, b.time_us) for a, b in first.pairs] == [(1250.0, 1150.0)] * 2
-    assert [(a.time_us, b.time_us) for a, b in last.pairs] == [(1200.0, 1200.0)] * 2
+    first, *_, last = describe_blocks(Arm.TABLE, TABLE, trials, workload, min_effect=0.02)
+    assert (first["default_us"], first["policy_us"]) == ([1250.0] * 2, [1150.0] * 2)
+    assert (last["default_us"], last["policy_us"]) == ([1200.0] * 2, [1200.0] * 2)
     for row in (first, last):
-        assert row.log_ratios == pytest.approx([math.log(a.time_us / b.time_us) for a, b in row.pairs])
+        ratios = zip(row["default_us"], row["policy_us"], strict=True)
+        assert row["log_ratios"] == pytest.approx([math.log(default / policy) for default, policy in ratios])

@@ -30,7 +30,7 @@ from ncclt.core.workload import Workload
 from ncclt.errors import StudyStoppedError, UsageError, missing_dependency
 from ncclt.measure.testbed import Testbed
 from ncclt.measure.trial import list_search_trials, stored_default
-from ncclt.prove.confirm import ProofArms, choose_arms, confirm, confirmed_times
+from ncclt.prove.confirm import choose_arms, confirm, confirmed_times
 from ncclt.prove.interleave import prove
 from ncclt.prove.payback import communication_effect
 from ncclt.prove.proof import build_policy_verdict, measure_coverage, require_coverage
@@ -402,8 +402,8 @@ def _search(context: TuneContext) -> SearchEnd:
         return search.run(testbed.searching, kill=testbed.kill, only_worker=trial_log.is_alone())
 
 
-def _confirm_and_prove(context: TuneContext) -> tuple[Times, ProofArms] | None:
-    """Launch the finalists again, then default and policies in turn; return times and policies, None if cut off."""
+def _confirm_and_prove(context: TuneContext) -> tuple[Times, dict[Arm, Policy], str] | None:
+    """Launch the finalists again, then default and policies in turn; return times and arms, None if cut off."""
     testbed, workload, trial_log = context.testbed, context.workload, context.trial_log
     budget, interrupted, min_effect = context.request.budget, context.interrupted, context.min_effect
     times = confirm(
@@ -415,16 +415,16 @@ def _confirm_and_prove(context: TuneContext) -> tuple[Times, ProofArms] | None:
         interrupted=interrupted,
         watch=context.watcher.confirmed,
     )
-    arms = ProofArms(policies={Arm.DEFAULT: Policy()}, why=testbed.inert)
+    policies, why = {Arm.DEFAULT: Policy()}, testbed.inert
     if not testbed.inert:
-        arms = choose_arms(
+        policies, why = choose_arms(
             times, workload, testbed.runner, min_effect=min_effect, with_variables=budget.prove_variables
         )
     complete = prove(
         testbed.runner,
         workload,
         trial_log,
-        arms.policies,
+        policies,
         by_variables=testbed.by_variables,
         blocks=budget.blocks,
         min_effect=min_effect,
@@ -435,10 +435,10 @@ def _confirm_and_prove(context: TuneContext) -> tuple[Times, ProofArms] | None:
         watch=context.watcher.proved,
     )
     record_proof(context.store.optuna_url, context.study, context.space, trial_log.trials())
-    return (times, arms) if complete else None
+    return (times, policies, why) if complete else None
 
 
-def _publish(context: TuneContext, times: Times, arms: ProofArms, end: SearchEnd) -> TuneResult:
+def _publish(context: TuneContext, times: Times, policies: dict[Arm, Policy], why: str, end: SearchEnd) -> TuneResult:
     """Judge the proof, publish what it says, and end the study."""
     store, workload, study = context.store, context.workload, context.study
     trials = tuple(context.trial_log.trials())
@@ -452,12 +452,12 @@ def _publish(context: TuneContext, times: Times, arms: ProofArms, end: SearchEnd
     default_us, min_effect = median_scores(trials)[DEFAULT], context.min_effect
     deliveries = {
         arm: build_policy_verdict(arm, policy, trials, workload, min_effect=min_effect)
-        for arm, policy in arms.policies.items()
+        for arm, policy in policies.items()
         if arm is not Arm.DEFAULT
     }
     tried = len({t.setting for t in trials if t.tries_setting and not t.setting.is_default})
     failed = "" if tried == coverage.settings else f" ({tried} tried)"
-    why = arms.why or (
+    why = why or (
         f"none of {count_noun(coverage.settings, 'setting')} beats the NCCL default on any message{failed}"
         if coverage.settings
         else "no other setting was measured"

@@ -7,8 +7,8 @@ collective for all sizes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from ncclt.core.algorithms import Protocol
 from ncclt.core.message import Collective
@@ -156,19 +156,6 @@ def predicted_gain(
     return default_us / expected_us(policy, times, workload, version=version, by_variables=by_variables) - 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProofArms:
-    """Arms of the proof.
-
-    Attributes:
-        policies: by arm, the default first; with the default alone there is nothing to prove.
-        why: the reason why there is no other arm, as one sentence; empty where there is one.
-    """
-
-    policies: Mapping[Arm, Policy]
-    why: str = ""
-
-
 def choose_arms(
     times: Times,
     workload: Workload,
@@ -176,7 +163,7 @@ def choose_arms(
     *,
     min_effect: float,
     with_variables: bool,
-) -> ProofArms:
+) -> tuple[dict[Arm, Policy], str]:
     """Choose the arms that are worth proving: the per-size policy, or the best policy that variables can express.
 
     An arm that even its confirmed times, which flatter it, predict to gain less than the minimum is not launched.
@@ -189,6 +176,9 @@ def choose_arms(
         runner: of the proof.
         min_effect: smallest gain that justifies a change, as a share.
         with_variables: prove what variables can say too.
+
+    Returns:
+        the policies by arm, the default first; and the reason why there is no other arm, empty where there is one.
     """
     version = runner.cluster.version
     expected = posterior_mean(times, workload, runner.cluster)
@@ -232,7 +222,7 @@ def choose_arms(
             step = step_gain(workload, 1 + gain)
             at_step = "" if step is None else f", at most {step * 100:.2g} % of a step"
             why = f"predicted gain {gain * 100:.1f} % < {min_effect * 100:.3g} % threshold{at_step}; validation skipped"
-    return ProofArms(policies={Arm.DEFAULT: Policy(), **worth}, why=why)
+    return {Arm.DEFAULT: Policy(), **worth}, why
 
 
 MIN_GAIN = 0.01

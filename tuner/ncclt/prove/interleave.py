@@ -153,7 +153,8 @@ def prove(
     probes = find_probes(policies.get(Arm.TABLE, Policy()), workload, covers=covers)
     whole = all(can_apply(runners[arm], policy) for arm, policy in policies.items())
 
-    def run(held: list[Trial], number: int) -> bool:
+    def run(held: list[Trial], number: int) -> bool | None:
+        """Return None if the held trials proved other policies, or with another minimum effect."""
         # Only launches up to the current block are judged: a resumed proof decides as it did when it was launched.
         seen: list[Trial] = []
         left: dict[Arm, Policy] = {arm: policy for arm, policy in policies.items() if arm is not Arm.DEFAULT}
@@ -167,7 +168,7 @@ def prove(
                 # Trials of an earlier run are taken in the order in which they were launched, whatever that was then.
                 step = next((s for s in steps if s.matches(held[0])), None) if held else steps[0]
                 if step is None:
-                    raise _OtherProofError
+                    return None
                 steps.remove(step)
                 if held:
                     trial = held.pop(0)
@@ -188,16 +189,11 @@ def prove(
             pairs = next((judged[arm] for arm in left), None)
         return True
 
-    if held := [] if anew else last_proof(trial_log.trials()):
-        try:
-            return run(held, held[0].proof)
-        except _OtherProofError:
-            pass  # the trials in the log proved other policies, or with another minimum effect: start again
-    return run([], 1 + max((trial.proof for trial in trial_log.trials()), default=0))
-
-
-class _OtherProofError(Exception):
-    """The launches in the trial log do not belong to this proof."""
+    held = [] if anew else last_proof(trial_log.trials())
+    is_complete = run(held, held[0].proof) if held else None
+    if is_complete is None:
+        is_complete = run([], 1 + max((trial.proof for trial in trial_log.trials()), default=0))
+    return bool(is_complete)
 
 
 def _launch(runner: Runner, workload: Workload, trial_log: TrialLog, step: PlannedLaunch, number: int) -> Trial:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -68,24 +68,6 @@ def require_coverage(verdict: Verdict, coverage: Coverage | None) -> Verdict:
 
 def _pair(setting: Setting) -> str:
     return f"{setting.algorithm or 'auto'}/{setting.protocol or 'auto'}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunningVerdict:
-    """One block of a proof, and what was decided after it.
-
-    Attributes:
-        block: from 0.
-        pairs: default and arm, two pairs, in the order of the arm's launches, with averaged times
-            (`average_unchanged`).
-        log_ratios: of the pairs: ln(default / arm), above 0 = the arm is faster.
-        verdict: of this and all earlier blocks.
-    """
-
-    block: int
-    pairs: tuple[tuple[ArmLaunch, ArmLaunch], ...]
-    log_ratios: tuple[float, ...]
-    verdict: Verdict
 
 
 def find_unchanged(blocks: Sequence[tuple[ArmLaunch, ArmLaunch]], workload: Workload) -> frozenset[Message]:
@@ -246,24 +228,33 @@ def _compare_arm_probes(arm: Arm, policy: Policy, trials: Sequence[Trial], workl
     return compare_probes(policy, workload, times_us(Arm.DEFAULT), times_us(arm))
 
 
-def running_verdicts(
+def describe_blocks(
     arm: Arm, policy: Policy, trials: Sequence[Trial], workload: Workload, *, min_effect: float
-) -> tuple[RunningVerdict, ...]:
-    """Return every whole block of an arm with what was decided after it; for arguments see `judge_arm`."""
+) -> list[dict[str, Any]]:
+    """Return the document of every whole block of an arm; for arguments see `judge_arm`.
+
+    Its two pairs of launches are in the order of the arm's, with averaged times (`average_unchanged`); speed-up,
+    interval and decision are those of this and all earlier blocks.
+    """
     blocks = collect_evidence(trials).whole_blocks(arm)
     rows = []
     for end in range(LAUNCHES_PER_BLOCK, len(blocks) + 1, LAUNCHES_PER_BLOCK):
         newest = average_unchanged(blocks[:end], workload)[-LAUNCHES_PER_BLOCK:]
         pairs = build_pairs(arm, policy, blocks[:end], workload)
+        verdict = judge(pairs, min_effect=min_effect, ended=end == len(blocks)).to_document()
         rows.append(
-            RunningVerdict(
-                block=newest[0][1].block // LAUNCHES_PER_BLOCK,
-                pairs=newest,
-                log_ratios=tuple(float(gain) for gain in pairs.gains[-LAUNCHES_PER_BLOCK:]),
-                verdict=judge(pairs, min_effect=min_effect, ended=end == len(blocks)),
-            )
+            {
+                "block": newest[0][1].block // LAUNCHES_PER_BLOCK,
+                "trials": [[default.order, launch.order] for default, launch in newest],
+                "default_us": [default.time_us for default, _ in newest],
+                "policy_us": [launch.time_us for _, launch in newest],
+                "log_ratios": [float(gain) for gain in pairs.gains[-LAUNCHES_PER_BLOCK:]],
+                "speedup": verdict["speedup"],
+                "interval": verdict["interval"],
+                "decision": verdict["decision"],
+            }
         )
-    return tuple(rows)
+    return rows
 
 
 def _time_us(launch: ArmLaunch) -> float:
@@ -298,7 +289,6 @@ def _arm(
     arm: Arm, policy_verdict: PolicyVerdict, trials: Sequence[Trial], workload: Workload, coverage: Coverage | None
 ) -> dict[str, Any]:
     verdict, policy = policy_verdict.verdict, policy_verdict.policy
-    blocks = running_verdicts(arm, policy, trials, workload, min_effect=verdict.min_effect)
     judged = judge_arm(arm, policy, trials, workload, min_effect=verdict.min_effect)
     again = require_coverage(judged, coverage)
     measured = any(trial.arm is arm for trial in trials)
@@ -308,19 +298,5 @@ def _arm(
         # If the search found nothing to prove, there are no launches, and nothing to judge.
         "recomputed": again.to_document() if measured else None,
         "same": again == verdict if measured else None,
-        "blocks": [_block(row) for row in blocks],
-    }
-
-
-def _block(row: RunningVerdict) -> dict[str, Any]:
-    verdict = row.verdict.to_document()
-    return {
-        "block": row.block,
-        "trials": [[default.order, launch.order] for default, launch in row.pairs],
-        "default_us": [default.time_us for default, _ in row.pairs],
-        "policy_us": [launch.time_us for _, launch in row.pairs],
-        "log_ratios": list(row.log_ratios),
-        "speedup": verdict["speedup"],
-        "interval": verdict["interval"],
-        "decision": verdict["decision"],
+        "blocks": describe_blocks(arm, policy, trials, workload, min_effect=verdict.min_effect),
     }

@@ -90,14 +90,6 @@ class RecheckRequest:
             raise UsageError(f"--tolerance must be between 0 and 1, not {self.tolerance:g}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Launch:
-    """One launch of an arm: the time of each message, µs, or why it failed."""
-
-    message_us: Mapping[Message, float]
-    failure: str = ""
-
-
 def recheck(
     request: RecheckRequest,
     runner: Runner,
@@ -142,22 +134,23 @@ def recheck(
             hint="run the same `ncclt tune` to validate and publish it again",
         )
     workload = _reduce_workload(request.study.workload, before, request.points)
-    measured: dict[Arm, list[_Launch]] = {Arm.DEFAULT: [], arm: []}
+    measured: dict[Arm, list[Mapping[Message, float]]] = {Arm.DEFAULT: [], arm: []}
     launches = 0
     policies = {Arm.DEFAULT: Policy(), arm: policy_verdict.policy}
-    for one, launch in _launch_all(request, runner, workload, policies, interrupted=interrupted, watch=watch):
+    for launch in _launch_all(request, runner, workload, policies, interrupted=interrupted, watch=watch):
         if launch is None:
             return None
+        one, message_us, failure = launch
         launches += 1
-        measured[one].append(launch)
-        if launch.failure and one is Arm.DEFAULT:
+        measured[one].append(message_us)
+        if failure and one is Arm.DEFAULT:
             raise StudyStoppedError(
-                f"the NCCL default does not run here: {launch.failure}",
+                f"the NCCL default does not run here: {failure}",
                 hint="repair the cluster or the benchmark first; nothing was recorded",
             )
-        if launch.failure:
+        if failure:
             return _build_recheck(
-                request, [f"the policy fails: {launch.failure}"], (), launches=launches, launcher=runner.name, now=now()
+                request, [f"the policy fails: {failure}"], (), launches=launches, launcher=runner.name, now=now()
             )
     min_effect = policy_verdict.verdict.min_effect
     changes = _compare_all(request, workload, arm, before, measured, min_effect=min_effect)
@@ -259,8 +252,12 @@ def _launch_all(
     *,
     interrupted: Callable[[], str],
     watch: Callable[[Arm, TrialResult], None],
-) -> Iterator[tuple[Arm, _Launch | None]]:
-    """Measure the points in turn under default and policy; a policy with several settings takes a launch for each."""
+) -> Iterator[tuple[Arm, Mapping[Message, float], str] | None]:
+    """Measure the points in turn under default and policy; a policy with several settings takes a launch for each.
+
+    Yields:
+        the arm, the time of each message, µs, and why a launch failed; None if the user interrupted.
+    """
     counts = Counter(trial.setting for trial in request.trials)
     whole = all(can_apply(runner, policy) for policy in policies.values())
     for block in range(request.blocks):
@@ -270,7 +267,7 @@ def _launch_all(
             failure = ""
             for step in (s for s in steps if (s.arm, s.block) == half):
                 if interrupted():
-                    yield step.arm, None
+                    yield None
                     return
                 result = measure_once(runner, step.setting, step.policy, step.messages, repeat=counts[step.setting])
                 counts[step.setting] += 1
@@ -279,7 +276,7 @@ def _launch_all(
                     failure = f"{result.outcome}: {result.detail}"
                     break
                 message_us |= {m.message: m.time_us for m in result.measurements}
-            yield half[0], _Launch(message_us=message_us, failure=failure)
+            yield half[0], message_us, failure
 
 
 def _compare_all(
@@ -287,19 +284,18 @@ def _compare_all(
     workload: Workload,
     arm: Arm,
     before: Sequence[tuple[ArmLaunch, ArmLaunch]],
-    measured: Mapping[Arm, Sequence[_Launch]],
+    measured: Mapping[Arm, Sequence[Mapping[Message, float]]],
     *,
     min_effect: float,
 ) -> tuple[Change, ...]:
     def step_us(message_us: Mapping[Message, float]) -> float:
         return sum(calls.calls_per_step * message_us[calls.message] for calls in workload.messages)
 
-    now_pairs = list(zip(measured[Arm.DEFAULT], measured[arm], strict=True))
     changes = [
         compare(
             _GAIN,
             [step_us(a.message_us) / step_us(b.message_us) for a, b in before],
-            [step_us(a.message_us) / step_us(b.message_us) for a, b in now_pairs],
+            [step_us(a) / step_us(b) for a, b in zip(measured[Arm.DEFAULT], measured[arm], strict=True)],
             tolerance=min_effect,
         )
     ]
@@ -310,7 +306,7 @@ def _compare_all(
                 compare(
                     f"{message.label} under the {'default' if one is Arm.DEFAULT else 'policy'}, us",
                     [pair[position].message_us[message] for pair in before],
-                    [launch.message_us[message] for launch in measured[one]],
+                    [message_us[message] for message_us in measured[one]],
                     tolerance=request.tolerance,
                 )
             )
