@@ -17,6 +17,7 @@ from ncclt.core.recommendation import MIN_EFFECT, Decision, Recommendation, Verd
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, Phase, Study, StudyState, Trial, gpu_seconds, median_scores
 from ncclt.core.workload import Workload
+from ncclt.deliver.render.delivery import choose_form
 from ncclt.prove.evidence import LAUNCHES_PER_BLOCK, ArmLaunch, LaunchEvidence, collect_evidence
 from ncclt.prove.payback import describe_cost
 from ncclt.prove.proof import average_unchanged
@@ -142,7 +143,7 @@ def build_study_view(
     if recommendation:
         loaded = {trial.number: trial for trial in proof}
         with_proof = [loaded.get(trial.number, trial) for trial in trials]
-        summary = summarize_study(study, with_proof, recommendation, source=source)
+        summary = summarize_study(study, with_proof, recommendation, use=choose_form(recommendation, source=source))
     arm = evidence.proven_arm(summary.use.form if summary else None)
     policy = summary.use.proven.policy if summary else None
     single = min((one for one in scores if one != DEFAULT), key=lambda one: scores[one], default=None)

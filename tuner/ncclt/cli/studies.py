@@ -118,10 +118,8 @@ def show(
     summary = None
     if newest:
         # Documents name no store and no machine, here as in `tune --json`.
-        missing = not as_json and find() is None
-        summary = summarize_study(
-            study, trials, newest, source="" if as_json else source, build=missing, steps_per_day=steps_per_day
-        )
+        use = choose_form(newest) if as_json else choose_form(newest, source=source, build=find() is None)
+        summary = summarize_study(study, trials, newest, use=use, steps_per_day=steps_per_day)
     if as_json:
         print_json(
             {

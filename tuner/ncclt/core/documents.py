@@ -146,8 +146,14 @@ def _record(cls: Any, document: Any) -> Any:
     shape: Shape = cls.SHAPE
     if not isinstance(document, Mapping):
         raise _unfit(document, "an object")
-    if shape.schema:
-        _check_version(cls, document)
+    found, known = document.get("schema", shape.schema if shape.bare else None), shape.schema
+    if known and found is None:
+        raise _UnfitError("is missing", ".schema")
+    if known and found != known:
+        raise shape.error(
+            f"{cls.__name__.lower()} schema {_shown(found)} is not supported: this ncclt reads schema {known}",
+            hint="update ncclt",
+        )
     readers = _readers(cls)
     if shape.closed and (unknown := set(map(str, document)) - {"schema", *(name for name, *_ in readers)}):
         fields_are = ", ".join(name for name, *_ in readers)
@@ -164,17 +170,6 @@ def _record(cls: Any, document: Any) -> Any:
         except _UnfitError as unfit:
             raise (unfit if inlined else unfit.inside(f".{name}")) from None
     return cls(**values)
-
-
-def _check_version(cls: Any, document: Mapping[str, Any]) -> None:
-    found, known = document.get("schema", cls.SHAPE.schema if cls.SHAPE.bare else None), cls.SHAPE.schema
-    if found is None:
-        raise _UnfitError("is missing", ".schema")
-    if found != known:
-        raise cls.SHAPE.error(
-            f"{cls.__name__.lower()} schema {_shown(found)} is not supported: this ncclt reads schema {known}",
-            hint="update ncclt",
-        )
 
 
 @cache

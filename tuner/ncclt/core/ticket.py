@@ -108,7 +108,9 @@ def read_ticket(text: str, secret: str, *, now_s: float) -> Ticket:
     if not text:
         raise InputError("a report needs the ticket of its job", hint=_HINT)
     try:
-        payload, signature = (_decode(part) for part in text.split("."))
+        payload, signature = (
+            base64.b64decode(part + "=" * (-len(part) % 4), altchars=b"-_", validate=True) for part in text.split(".")
+        )
     except ValueError as error:
         raise InputError("this is not a ticket of ncclt", hint=_HINT) from error
     if not hmac.compare_digest(signature, _signature(payload, secret)):
@@ -134,7 +136,3 @@ def _signature(payload: bytes, secret: str) -> bytes:
 
 def _encode(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
-
-
-def _decode(text: str) -> bytes:
-    return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)

@@ -27,6 +27,7 @@ from ncclt.core.recommendation import (
 from ncclt.core.setting import DEFAULT
 from ncclt.core.study import Arm, Phase, Study, StudyState, Trial, median_scores
 from ncclt.core.workload import Workload
+from ncclt.deliver.render.delivery import choose_form
 from ncclt.errors import StudyStoppedError, UsageError, missing_dependency
 from ncclt.measure.testbed import Testbed
 from ncclt.measure.trial import list_search_trials, stored_default
@@ -115,15 +116,19 @@ class TuneResult:
     def summarize(
         self, *, source: str = "", build: bool = False, steps_per_day: int | None = None
     ) -> StudySummary | None:
-        """Return the summary of the study, None without a recommendation; for arguments see `summarize_study`."""
+        """Return the summary of the study, None without a recommendation.
+
+        Args:
+            source, build: as for `choose_form`.
+            steps_per_day: as for `summarize_study`.
+        """
         if self.recommendation is None or self.left:
             return None
         return summarize_study(
             self.study,
             self.trials,
             self.recommendation,
-            source=source,
-            build=build,
+            use=choose_form(self.recommendation, source=source, build=build),
             steps_per_day=steps_per_day,
             exhaustive=self.exhaustive,
         )

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from ncclt.core.algorithms import Protocol
-from ncclt.core.message import Collective
 from ncclt.core.nccl_version import NcclVersion
-from ncclt.core.policy import Policy, uniform_policy
+from ncclt.core.policy import Policy, Rule, uniform_policy
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, Phase, Trial
 from ncclt.core.trial import Outcome, Runner
@@ -270,22 +269,12 @@ def _uniform_candidates(times: Times, workload: Workload, version: NcclVersion) 
         return
     for channels, parameters in sorted({(s.channels or 0, s.parameters) for s in usable}):
         group = [s for s in usable if (s.channels or 0, s.parameters) == (channels, parameters)]
-        rules = [
-            rule
-            for collective in tunable
-            for rule in uniform_policy(
-                _best_for(collective, group, times, workload), (collective,), version=version
-            ).rules
-        ]
+        rules: list[Rule] = []
+        for collective in tunable:
+            sent = [calls for calls in workload.messages if calls.message.collective is collective]
+            costs_us = {
+                s: sum(c.calls_per_step * times.by_setting[s].get(c.message, float("inf")) for c in sent) for s in group
+            }
+            best = min(costs_us, key=lambda s: (costs_us[s], s.digest()))
+            rules += uniform_policy(best, (collective,), version=version).rules
         yield Policy(rules=tuple(rules), parameters=parameters)
-
-
-def _best_for(collective: Collective, group: list[Setting], times: Times, workload: Workload) -> Setting:
-    def cost_us(setting: Setting) -> float:
-        return sum(
-            calls.calls_per_step * times.by_setting[setting].get(calls.message, float("inf"))
-            for calls in workload.messages
-            if calls.message.collective is collective
-        )
-
-    return min(group, key=lambda s: (cost_us(s), s.digest()))

@@ -175,7 +175,18 @@ def prove(
                 elif interrupted():
                     return False
                 else:
-                    trial = _launch(runners[step.arm], workload, trial_log, step, number)
+                    trial = launch(
+                        runners[step.arm],
+                        workload,
+                        trial_log,
+                        step.setting,
+                        phase=Phase.PROVE,
+                        messages=step.messages,
+                        arm=step.arm,
+                        block=step.block,
+                        proof=number,
+                        policy=step.policy,
+                    )
                     watch(trial, block, pairs)
                 seen.append(trial)
                 if trial.result.outcome is not Outcome.OK:
@@ -194,18 +205,3 @@ def prove(
     if is_complete is None:
         is_complete = run([], 1 + max((trial.proof for trial in trial_log.trials()), default=0))
     return bool(is_complete)
-
-
-def _launch(runner: Runner, workload: Workload, trial_log: TrialLog, step: PlannedLaunch, number: int) -> Trial:
-    return launch(
-        runner,
-        workload,
-        trial_log,
-        step.setting,
-        phase=Phase.PROVE,
-        messages=step.messages,
-        arm=step.arm,
-        block=step.block,
-        proof=number,
-        policy=step.policy,
-    )

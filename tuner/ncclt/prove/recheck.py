@@ -159,8 +159,9 @@ def recheck(
         for c in changes
         if c.changed
     ]
-    unknown = _unknown_facts(request, runner.cluster.fingerprint())
-    reasons = reasons or _find_open_reasons(request, changes, launches=launches, min_effect=min_effect, unknown=unknown)
+    reasons = reasons or _find_open_reasons(
+        request, changes, runner.cluster.fingerprint(), launches=launches, min_effect=min_effect
+    )
     return _build_recheck(request, reasons, changes, launches=launches, launcher=runner.name, now=now())
 
 
@@ -198,16 +199,6 @@ def _list_facts(then: Fingerprint, here: Fingerprint) -> list[tuple[str, str, st
         "topology_hash": "topology hash",
     }
     return [(what, getattr(then, name), getattr(here, name)) for name, what in names.items()]
-
-
-def _unknown_facts(request: RecheckRequest, here: Fingerprint) -> list[str]:
-    """List the facts known at the measurement and unknown here."""
-    unknown = [
-        what for what, before, now in _list_facts(request.recommendation.fingerprint, here) if before and not now
-    ]
-    if request.driver_before and not request.driver and not request.driver_may_differ:
-        unknown.append("NVIDIA driver")
-    return unknown
 
 
 def driver_before(recommendation: Recommendation, rechecks: Sequence[Recheck]) -> str:
@@ -314,17 +305,16 @@ def _compare_all(
 
 
 def _find_open_reasons(
-    request: RecheckRequest,
-    changes: Sequence[Change],
-    *,
-    launches: int,
-    min_effect: float,
-    unknown: Sequence[str],
+    request: RecheckRequest, changes: Sequence[Change], place: Fingerprint, *, launches: int, min_effect: float
 ) -> list[str]:
     """List why a recheck without findings does not clear earlier stale ones; empty = it clears them."""
     standing = list(takewhile(lambda one: one.freshness is Freshness.STALE, request.earlier))
     if not standing:
         return []
+    facts = _list_facts(request.recommendation.fingerprint, place)
+    unknown = [what for what, before, now in facts if before and not now]
+    if request.driver_before and not request.driver and not request.driver_may_differ:
+        unknown.append("NVIDIA driver")
     now = {change.what: change for change in changes}
     doubts: dict[str, None] = {}
     messages = len(request.study.workload.messages)
@@ -383,9 +373,12 @@ def compare(what: str, before: Sequence[float], now: Sequence[float], *, toleran
         tolerance: share by which the median may always change.
     """
     logs = [[math.log(value) for value in values] for values in (before, now)]
-    scatter = max(_LEAST_NOISE, *(_deviation(values) for values in logs))
-    error = scatter * _MEDIAN_COST * math.sqrt(1 / len(before) + 1 / len(now))
     medians = [statistics.median(values) for values in logs]
+    deviations = [
+        statistics.median(abs(value - middle) for value in values) for values, middle in zip(logs, medians, strict=True)
+    ]
+    scatter = max(_LEAST_NOISE, *(_NORMAL_MAD * deviation for deviation in deviations))
+    error = scatter * _MEDIAN_COST * math.sqrt(1 / len(before) + 1 / len(now))
     shift = abs(medians[1] - medians[0])
     return Change(
         what=what,
@@ -394,8 +387,3 @@ def compare(what: str, before: Sequence[float], now: Sequence[float], *, toleran
         noise=math.expm1(DEVIATIONS * error),
         changed=shift > max(DEVIATIONS * error, math.log1p(tolerance)),
     )
-
-
-def _deviation(values: Sequence[float]) -> float:
-    middle = statistics.median(values)
-    return _NORMAL_MAD * statistics.median(abs(value - middle) for value in values)

@@ -197,8 +197,7 @@ def summarize_study(
     trials: Sequence[Trial],
     found: Recommendation,
     *,
-    source: str = "",
-    build: bool = False,
+    use: DeliveredForm | None = None,
     steps_per_day: int | None = None,
     exhaustive: tuple[float, float] | None = None,
 ) -> StudySummary:
@@ -208,11 +207,11 @@ def summarize_study(
         study: the study.
         trials: all of them.
         found: its published result.
-        source, build: as for `choose_form`.
+        use: the form in which the result is used; None = that of `choose_form`.
         steps_per_day: as for `estimate_gain`.
         exhaustive: speed-ups of the best recorded policy and of the one that was found; None = nothing was recorded.
     """
-    use = choose_form(found, source=source, build=build)
+    use = use or choose_form(found)
     verdict = use.proven.verdict
     # A demonstration saves nothing, and neither does what is no longer served.
     is_used = not (study.label or found.stale)

@@ -15,7 +15,7 @@ import tempfile
 import zlib
 from collections import Counter
 from collections.abc import Iterator
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -83,11 +83,18 @@ def import_store(location: Location, path: Path) -> dict[str, int]:
     with opened(location) as database:
         counts: Counter[str] = Counter()
         with database.alone() as connection:
-            _require_empty(connection, database)
-            for name, rows in groupby(_rows(path), key=lambda row: row[0]):
+            for table in _tables():
+                if connection.execute(select(func.count()).select_from(table)).scalar():
+                    raise UsageError(
+                        f"the store {database.shown} has {table.name} already",
+                        hint="import into a new one: --storage URL",
+                    )
+            lines = (line for line in _lines(path) if isinstance(line, list))
+            for name, group in groupby(lines, key=lambda line: line[0]):
                 table = metadata.tables[name]
                 names = [column.name for column in table.columns]
-                for chunk in _chunks(dict(zip(names, values, strict=True)) for _name, values in rows):
+                rows = (dict(zip(names, values, strict=True)) for _name, values in group)
+                while chunk := list(islice(rows, _CHUNK)):
                     connection.execute(insert(table), chunk)
                     counts[name] += len(chunk)
                 if database.schema is not None and "sequence" in names:
@@ -175,12 +182,6 @@ def _lines(path: Path) -> Iterator[Any]:
         raise InputError(f"{path} cannot be read: {reason(error)}", hint="check the path") from error
 
 
-def _rows(path: Path) -> Iterator[tuple[str, list[Any]]]:
-    for line in _lines(path):
-        if isinstance(line, list):
-            yield line[0], line[1]
-
-
 def _checked(path: Path) -> dict[str, int]:
     """Read a file to its end, and return the rows per table that it has.
 
@@ -209,25 +210,6 @@ def _checked(path: Path) -> dict[str, int]:
     if not rows or {name: count for name, count in rows.items() if count} != counts:
         raise InputError(f"{path} was cut off or changed", hint="export it again")
     return rows
-
-
-def _require_empty(connection: Connection, database: Database) -> None:
-    for table in _tables():
-        if connection.execute(select(func.count()).select_from(table)).scalar():
-            raise UsageError(
-                f"the store {database.shown} has {table.name} already", hint="import into a new one: --storage URL"
-            )
-
-
-def _chunks(rows: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    chunk: list[dict[str, Any]] = []
-    for row in rows:
-        chunk.append(row)
-        if len(chunk) == _CHUNK:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
 
 
 def _continue_sequence(connection: Connection, table: Table) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import insert, select, update
 
 from ncclt.core.api_key import ApiKey
 from ncclt.errors import NotFoundError
@@ -42,18 +42,14 @@ class Keys(StorePart):
             NotFoundError: there is no key of this id.
         """
         with self._database.alone() as connection:
-            key = self._key(connection, id)
+            document = connection.execute(select(keys.c.document).where(keys.c.id == id)).scalar()
+            if document is None:
+                raise NotFoundError(f"there is no key {id!r}", hint="`ncclt admin keys list` shows all")
+            key = _read(id, document)
             if not key.revoked:
                 key = replace(key, revoked=now)
                 connection.execute(update(keys).where(keys.c.id == id).values(document=to_text(key.to_document())))
         return key
-
-    @staticmethod
-    def _key(connection: Connection, id: str) -> ApiKey:
-        document = connection.execute(select(keys.c.document).where(keys.c.id == id)).scalar()
-        if document is None:
-            raise NotFoundError(f"there is no key {id!r}", hint="`ncclt admin keys list` shows all")
-        return _read(id, document)
 
 
 def _read(id: str, document: str) -> ApiKey:

@@ -11,6 +11,7 @@ import os
 import socket
 import uuid
 from collections.abc import Collection
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -132,24 +133,26 @@ class Leases(StorePart):
         Returns:
             None if another worker launched or claimed the setting meanwhile, or the limit is reached.
         """
+        wanted = Claim(number=0, setting=setting, repeat=repeat, phase=phase)
         token = uuid.uuid4().hex  # identifies the claim if its answer is lost
-        return self._claim(study_id, setting, phase, repeat, worker, most, token)
+        return self._claim(study_id, wanted, worker, most, token)
 
     @repeatable
-    def _claim(
-        self, study_id: str, setting: Setting, phase: Phase, repeat: int, worker: str, most: int | None, token: str
-    ) -> Claim | None:
+    def _claim(self, study_id: str, wanted: Claim, worker: str, most: int | None, token: str) -> Claim | None:
+        """Reserve a number for the wanted launch."""
         with self._database.alone() as connection:
             _bury(connection, study_id)
             for row in connection.execute(_trials_of(study_id)):
                 if json.loads(row.document).get("token") == token:
                     return _claim_of(row)
             running = _running(connection, study_id)
-            known = select(func.count()).where(trials.c.study == study_id, trials.c.setting == setting.digest())
-            launched = connection.execute(known).scalar_one() + sum(claim.setting == setting for _, claim in running)
-            if launched != repeat or (most is not None and _counted(connection, study_id, phase, running) >= most):
+            same = (trials.c.study == study_id, trials.c.setting == wanted.setting.digest())
+            launched = connection.execute(select(func.count()).where(*same)).scalar_one()
+            if launched + sum(claim.setting == wanted.setting for _, claim in running) != wanted.repeat:
                 return None
-            claim = Claim(number=_next_number(connection, study_id), setting=setting, repeat=repeat, phase=phase)
+            if most is not None and _count_launches(connection, study_id, wanted.phase, running) >= most:
+                return None
+            claim = replace(wanted, number=_next_number(connection, study_id))
             document = {"token": token, **claim.to_document()}
             _insert(connection, study_id, f"{_TRIAL}{claim.number}", worker=worker, document=document)
             return claim
@@ -195,7 +198,7 @@ def _end_if_abandoned(connection: Connection, study_id: str) -> None:
         connection.execute(update(studies).where(*running).values(state=state, updated=now, document=document))
 
 
-def _counted(connection: Connection, study_id: str, phase: Phase, running: tuple[tuple[str, Claim], ...]) -> int:
+def _count_launches(connection: Connection, study_id: str, phase: Phase, running: tuple[tuple[str, Claim], ...]) -> int:
     """Count the launches of a phase that ended or are running; a failed default does not count, it is repeated."""
     failed = and_(trials.c.setting == DEFAULT.digest(), trials.c.outcome != Outcome.OK.value)
     ended = select(func.count()).where(trials.c.study == study_id, trials.c.phase == phase.value, not_(failed))

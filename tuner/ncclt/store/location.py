@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
@@ -91,7 +91,12 @@ def locate(url: str | None) -> Location:
     if not separator:
         raise UsageError(f"{text!r} is not a database URL", hint=URL_HINT)
     if scheme in ("sqlite", "sqlite+pysqlite"):
-        return replace(_sqlite(text, rest), is_default=url is None)
+        name = rest.removeprefix("/")
+        if not rest.startswith("/") or name in ("", ":memory:") or name.startswith("file:"):
+            raise UsageError(f"{text!r} names no file, so nothing would be kept", hint=URL_HINT)
+        if "?" in name:
+            raise UsageError(f"{text!r}: an SQLite URL takes no options here", hint=URL_HINT)
+        return Location(url=f"sqlite:///{name}", path=Path(name), is_default=url is None)
     if scheme in _POSTGRESQL:
         return Location(url=f"postgresql+psycopg://{rest}", path=None)
     raise UsageError(f"ncclt keeps nothing in {scheme!r}; it knows SQLite and PostgreSQL", hint=URL_HINT)
@@ -103,15 +108,6 @@ def no_store(location: Location) -> StoreError:
     return StoreError(
         f"there is no store at {where}", hint="check --storage; `ncclt tune` and `ncclt admin store migrate` make one"
     )
-
-
-def _sqlite(text: str, rest: str) -> Location:
-    name = rest.removeprefix("/")
-    if not rest.startswith("/") or name in ("", ":memory:") or name.startswith("file:"):
-        raise UsageError(f"{text!r} names no file, so nothing would be kept", hint=URL_HINT)
-    if "?" in name:
-        raise UsageError(f"{text!r}: an SQLite URL takes no options here", hint=URL_HINT)
-    return Location(url=f"sqlite:///{name}", path=Path(name))
 
 
 def prepare_file(location: Location, *, create: bool) -> None:

@@ -130,20 +130,16 @@ def read_names(location: Location) -> list[tuple[str, str]]:
 
 
 def _with_staleness(found: Recommendation, check: str | None, digest: str, place: Cluster | None) -> Recommendation:
-    stale = _staleness(check) or replaced_workload(found, digest) or changed_cluster(found, place)
-    return replace(found, stale=stale)
+    stale = ""
+    if check is not None:
+        from ncclt.core.recheck import Recheck
+
+        stale = Recheck.from_document(json.loads(check)).staleness
+    return replace(found, stale=stale or replaced_workload(found, digest) or changed_cluster(found, place))
 
 
 def _cluster(document: str | None) -> Cluster | None:
     return None if document is None else Cluster.from_document(json.loads(document))
-
-
-def _staleness(check: str | None) -> str:
-    if check is None:
-        return ""
-    from ncclt.core.recheck import Recheck
-
-    return Recheck.from_document(json.loads(check)).staleness
 
 
 def _workload_digest(name: str, added: str | None) -> str:

@@ -335,7 +335,21 @@ class Revisions(StorePart):
             *is_named(history.c.cluster, self._within(cluster)), *is_named(history.c.recommendation, recommendation)
         )
         with self._database.reading() as connection:
-            return tuple(_event(row) for row in connection.execute(query))
+            found = []
+            for row in connection.execute(query):
+                with stored(f"entry {row.sequence} of the history"):
+                    event = HistoryEvent(
+                        number=row.sequence,
+                        cluster=row.cluster,
+                        model=row.model,
+                        recommendation=row.recommendation,
+                        action=Action(row.action),
+                        who=row.who,
+                        why=row.why,
+                        created=row.created,
+                    )
+                found.append(event)
+            return tuple(found)
 
     @repeatable
     def statuses(
@@ -859,18 +873,3 @@ def _publisher(connection: Connection, id: str) -> str:
     of = (history.c.recommendation == id, history.c.action == Action.PUBLISHED.value)
     who: str = connection.execute(select(history.c.who).where(*of)).scalar_one()
     return who
-
-
-def _event(row: Row[Any]) -> HistoryEvent:
-    """Return an entry of the history."""
-    with stored(f"entry {row.sequence} of the history"):
-        return HistoryEvent(
-            number=row.sequence,
-            cluster=row.cluster,
-            model=row.model,
-            recommendation=row.recommendation,
-            action=Action(row.action),
-            who=row.who,
-            why=row.why,
-            created=row.created,
-        )

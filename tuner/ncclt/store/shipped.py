@@ -47,7 +47,8 @@ class _ShippedEntries(Generic[Entry]):
     """The shipped workloads or clusters."""
 
     def __init__(self, kind: str, read: Callable[[Path], dict[str, Entry]]) -> None:
-        self._kind, self._read = kind, read
+        self._kind = kind
+        self._read: Callable[[Path], dict[str, Entry]] = read
 
     def entries(self) -> tuple[tuple[Entry, bool], ...]:
         """Return every entry by name, and that it is shipped."""

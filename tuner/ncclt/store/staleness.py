@@ -32,7 +32,11 @@ def with_staleness(
     digests = {
         name: _workload_digest(connection, shipped, name) for name in {r.model for r in found if r.source_digest}
     }
-    places = _added_clusters(connection, {r.cluster for r in found})
+    added = clusters.c.name.in_(sorted({r.cluster for r in found}))  # shipped ones never change
+    places = {}
+    for name, text in connection.execute(select(clusters.c.name, clusters.c.document).where(added)):
+        with stored(f"the cluster {name!r}"):
+            places[name] = Cluster.from_document(json.loads(text))
     return tuple(
         replace(
             r,
@@ -65,13 +69,3 @@ def _workload_digest(connection: Connection, shipped: Shipped, name: str) -> str
         return ""
     with stored(f"the workload {name!r}"):
         return Workload.from_document(json.loads(text)).digest()
-
-
-def _added_clusters(connection: Connection, names: Collection[str]) -> dict[str, Cluster]:
-    """Return the clusters of these names that were added to the store; shipped ones never change."""
-    query = select(clusters.c.name, clusters.c.document).where(clusters.c.name.in_(sorted(names)))
-    found = {}
-    for name, text in connection.execute(query):
-        with stored(f"the cluster {name!r}"):
-            found[name] = Cluster.from_document(json.loads(text))
-    return found

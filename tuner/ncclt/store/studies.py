@@ -252,17 +252,14 @@ def _read(connection: Connection, rows: Sequence[Row[Any]]) -> list[Study]:
     """Return studies; one that is running by its state, and whose workers have all died, is interrupted."""
     running = StudyState.RUNNING.value
     dead = abandoned(connection) if any(row.state == running for row in rows) else frozenset()
-    return [
-        replace(study, state=StudyState.INTERRUPTED, reason=ABANDONED)
-        if study.state is StudyState.RUNNING and study.id in dead
-        else study
-        for study in map(_study, rows)
-    ]
-
-
-def _study(row: Row[Any]) -> Study:
-    with stored(f"the study {row.name!r}"):
-        return Study.from_document(json.loads(row.document) | {name: getattr(row, name) for name in _COLUMNS})
+    found = []
+    for row in rows:
+        with stored(f"the study {row.name!r}"):
+            study = Study.from_document(json.loads(row.document) | {name: getattr(row, name) for name in _COLUMNS})
+        if study.state is StudyState.RUNNING and study.id in dead:
+            study = replace(study, state=StudyState.INTERRUPTED, reason=ABANDONED)
+        found.append(study)
+    return found
 
 
 def _median_scores(connection: Connection, ids: Sequence[str]) -> Mapping[str, dict[str, float]]:
