@@ -15,7 +15,7 @@ def setting_for(forced, collective, version):
     """The setting that variables force on one collective."""
     variables = dict(word.split("=", 1) for word in forced.split())
     left = remaining_algo_protos(variables, collective, version)
-    algorithms, protocols = {pair.algorithm for pair in left}, {pair.protocol for pair in left}
+    algorithms, protocols = {algorithm for algorithm, _ in left}, {protocol for _, protocol in left}
     channels = next((int(v) for k, v in variables.items() if k in ("NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS")), None)
     return Setting(
         algorithm=algorithms.pop() if "NCCL_ALGO" in variables and len(algorithms) == 1 else None,

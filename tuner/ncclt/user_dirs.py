@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 _NOBODYS = "/"
-"""What container runtimes say for a user id without an account; such a user can rarely write there."""
+"""Home folder of a user id without an account, as of container runtimes; such a user can rarely write there."""
 
 
 def with_home(environ: Mapping[str, str]) -> dict[str, str]:

@@ -10,7 +10,7 @@ it, with silent corruption as the possible result (NCCL issues 831, 740, 1261 an
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from ncclt.core.algorithms import ALGORITHM_SINCE, LEGAL, Algorithm, Protocol
 from ncclt.core.message import Collective
@@ -45,14 +45,9 @@ PROTOCOL_WORDS: dict[Protocol, str] = {Protocol.LL: "LL", Protocol.SIMPLE: "Simp
 """NCCL's words in NCCL_PROTO, without LL128 on purpose."""
 
 
+AlgoProto = tuple[Algorithm, Protocol]
+
 _Choice = TypeVar("_Choice", Algorithm, Protocol)
-
-
-class AlgoProto(NamedTuple):
-    """An algorithm with a protocol."""
-
-    algorithm: Algorithm
-    protocol: Protocol
 
 
 def write_algorithms(chosen: Mapping[Collective, Algorithm], version: NcclVersion) -> str:
@@ -92,7 +87,7 @@ def _write(words: Mapping[Collective, str], *, base: str, version: NcclVersion) 
 def legal_algo_protos(collective: Collective, version: NcclVersion) -> frozenset[AlgoProto]:
     """Return every pair that this NCCL implements for a collective."""
     return frozenset(
-        AlgoProto(algorithm, protocol)
+        (algorithm, protocol)
         for algorithm, protocols in LEGAL[collective].items()
         if version >= ALGORITHM_SINCE[algorithm]
         for protocol in protocols
@@ -115,10 +110,9 @@ def remaining_algo_protos(
     if algorithms is not None and ring_stays(collective, version):
         algorithms |= {Algorithm.RING}
     return frozenset(
-        algo_proto
-        for algo_proto in legal_algo_protos(collective, version)
-        if (algorithms is None or algo_proto.algorithm in algorithms)
-        and (protocols is None or algo_proto.protocol in protocols)
+        (algorithm, protocol)
+        for algorithm, protocol in legal_algo_protos(collective, version)
+        if (algorithms is None or algorithm in algorithms) and (protocols is None or protocol in protocols)
     )
 
 

@@ -73,7 +73,7 @@ LEGAL: dict[Collective, dict[Algorithm, frozenset[Protocol]]] = {
     Collective.ALL_TO_ALL: {},
     Collective.SEND_RECV: {},
 }
-"""What NCCL implements: collective -> algorithm -> protocols. For all_to_all and send_recv there is no choice."""
+"""Choices of NCCL: collective -> algorithm -> protocols. For all_to_all and send_recv there is none."""
 
 
 def is_legal(

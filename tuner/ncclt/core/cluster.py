@@ -13,10 +13,10 @@ from ncclt.core.nccl_version import NcclVersion
 from ncclt.errors import InputError, UsageError
 
 LINK_CLASSES = ("nvswitch", "nvlink", "pcie", "shm")
-"""How the GPUs of one node reach each other: NVSwitch, direct NVLink, PCIe peer to peer, staged through the host."""
+"""Links between the GPUs of one node: NVSwitch, direct NVLink, PCIe peer to peer, staged through the host."""
 
 FABRICS = ("none", "infiniband", "roce", "efa", "slingshot", "ethernet")
-"""What connects the nodes; `ethernet` = TCP sockets."""
+"""Networks between the nodes; `ethernet` = TCP sockets."""
 
 GPU_PATHS = ("", "PIX", "PXB", "PHB", "NODE", "SYS")
 """Paths over PCIe: one switch, several, a host bridge, the bridges of one socket, both sockets; empty = not known."""

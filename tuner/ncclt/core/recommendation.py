@@ -22,10 +22,10 @@ MIN_EFFECT = 0.02
 
 
 SHAPE_PARTS = {"nodes": "nodes", "gpus_per_node": "GPUs per node", "nccl_version": "NCCL version"}
-"""What must be known of a job before anything is served for it: fields of `Request` and `Fingerprint` -> as text."""
+"""Facts of a job without which nothing is served for it: fields of `Request` and `Fingerprint` -> as text."""
 
 OPTIONAL_PARTS = {"driver": "driver", "topology_hash": "topology"}
-"""What is compared where the job names it: fields of `Request` and `Fingerprint` -> as text."""
+"""Facts that are compared where the job names them: fields of `Request` and `Fingerprint` -> as text."""
 
 MOST_LISTED = 20
 """Most shapes listed in an error."""

@@ -109,13 +109,10 @@ def policy_of_variables(variables: Mapping[str, str], version: NcclVersion) -> P
     rules = []
     for collective in COLLECTIVE_WORDS:
         left, legal = remaining_algo_protos(variables, collective, version), legal_algo_protos(collective, version)
-        algorithms, protocols = (
-            {algo_proto.algorithm for algo_proto in left},
-            {algo_proto.protocol for algo_proto in left},
-        )
+        algorithms, protocols = {algorithm for algorithm, _ in left}, {protocol for _, protocol in left}
         # A pair without an alternative is not forced.
-        has_algorithm = len(algorithms) == 1 and algorithms != {algo_proto.algorithm for algo_proto in legal}
-        has_protocol = len(protocols) == 1 and protocols != {algo_proto.protocol for algo_proto in legal}
+        has_algorithm = len(algorithms) == 1 and algorithms != {algorithm for algorithm, _ in legal}
+        has_protocol = len(protocols) == 1 and protocols != {protocol for _, protocol in legal}
         rule = Rule(
             collective=collective,
             algorithm=next(iter(algorithms)) if has_algorithm else None,

@@ -243,10 +243,7 @@ def _verify(variables: Mapping[str, str], rules: tuple[Rule, ...], version: Nccl
     wanted = {rule.collective: rule for rule in rules}
     for collective in COLLECTIVE_WORDS:
         left = remaining_algo_protos(variables, collective, version)
-        serving = [
-            algo_proto for algo_proto in left if not delivered or serves_every_call(collective, algo_proto.algorithm)
-        ]
-        if not serving:
+        if not any(not delivered or serves_every_call(collective, algorithm) for algorithm, _ in left):
             raise SettingError(
                 f"NCCL {version} would have no algorithm left for calls of {collective}", hint="this is a bug in ncclt"
             )
@@ -256,7 +253,8 @@ def _verify(variables: Mapping[str, str], rules: tuple[Rule, ...], version: Nccl
 
 
 def _fits(algo_proto: AlgoProto, rule: Rule) -> bool:
-    return rule.algorithm in (None, algo_proto.algorithm) and rule.protocol in (None, algo_proto.protocol)
+    algorithm, protocol = algo_proto
+    return rule.algorithm in (None, algorithm) and rule.protocol in (None, protocol)
 
 
 def _side_effects(
@@ -274,9 +272,9 @@ def _side_effects(
         ]
         taken: list[str] = []
         if "NCCL_ALGO" in variables and not (rule and rule.algorithm):
-            taken += sorted({algo_proto.algorithm.value for algo_proto in legal} - {a.value for a in BASE_ALGORITHMS})
+            taken += sorted({algorithm.value for algorithm, _ in legal} - {a.value for a in BASE_ALGORITHMS})
         if "NCCL_PROTO" in variables and not (rule and rule.protocol):
-            taken += sorted({algo_proto.protocol.value for algo_proto in legal} - {p.value for p in BASE_PROTOCOLS})
+            taken += sorted({protocol.value for _, protocol in legal} - {p.value for p in BASE_PROTOCOLS})
         if taken and collective in workload:
             notes.append(f"{collective} can no longer use {', '.join(taken)}: NCCL {version} needs a base list")
     if version < PER_COLLECTIVE_SINCE and ("NCCL_ALGO" in variables or "NCCL_PROTO" in variables):

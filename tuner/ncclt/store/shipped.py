@@ -21,7 +21,7 @@ Entry = TypeVar("Entry", Workload, Cluster)
 
 
 class ShippedOnly:
-    """A store without studies and without a database: what is shipped can be read.
+    """A store without a database: what is shipped can be read, and its studies, records and recommendations are none.
 
     Args:
         lacks: raised for everything that needs a database.
@@ -31,7 +31,7 @@ class ShippedOnly:
         self._lacks = lacks
         self.workloads = _ShippedEntries("workload", shipped_workloads)
         self.clusters = _ShippedEntries("cluster", named_clusters)
-        self.studies = self.records = self.recommendations = _Empty(lacks)
+        self.studies = self.records = self.recommendations = self
 
     def __enter__(self) -> Self:
         return self
@@ -41,6 +41,18 @@ class ShippedOnly:
 
     def __getattr__(self, name: str) -> Any:
         raise self._lacks
+
+    def page(self, **_filters: object) -> StudyPage:
+        """Return a page without studies."""
+        return StudyPage(items=(), next_cursor=None)
+
+    def preflights(self, **_filters: object) -> tuple[Preflight, ...]:
+        """Return no preflights."""
+        return ()
+
+    def find(self, **_filters: object) -> tuple[Recommendation, ...]:
+        """Return no recommendations."""
+        return ()
 
 
 class _ShippedEntries(Generic[Entry]):
@@ -61,28 +73,6 @@ class _ShippedEntries(Generic[Entry]):
         if name not in shipped:
             raise unknown_name(self._kind, name, shipped)
         return shipped[name]
-
-
-class _Empty:
-    """The studies, records and recommendations of a store without a database."""
-
-    def __init__(self, lacks: NccltError) -> None:
-        self._lacks = lacks
-
-    def __getattr__(self, name: str) -> Any:
-        raise self._lacks
-
-    def page(self, **_filters: object) -> StudyPage:
-        """Return a page without studies."""
-        return StudyPage(items=(), next_cursor=None)
-
-    def preflights(self, **_filters: object) -> tuple[Preflight, ...]:
-        """Return no preflights."""
-        return ()
-
-    def find(self, **_filters: object) -> tuple[Recommendation, ...]:
-        """Return no recommendations."""
-        return ()
 
 
 def profiles_folder() -> Path:
