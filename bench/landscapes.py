@@ -25,7 +25,7 @@ from ncclt.core.policy import Policy
 from ncclt.core.setting import DEFAULT, MAX_CHANNELS, Setting
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.core.workload import MessageCalls, Provenance, Workload
-from ncclt.errors import LandscapeError, NccltError, reason
+from ncclt.errors import InputError, NccltError, reason
 from ncclt.measure.simulated import Landscape, SimulatedRunner, load_landscape
 from ncclt.measure.simulated.landscape import Curve, curves_of
 from ncclt.measure.simulated.landscape_rows import LandscapeRow, read_rows
@@ -206,7 +206,7 @@ def recorded_cases(path: Path, *, fewest: int = FEWEST_SETTINGS) -> tuple[list[C
         The cases, and what of the table was left out and why.
 
     Raises:
-        LandscapeError: the table cannot be read.
+        InputError: the table cannot be read.
     """
     cases: list[Case] = []
     found, left_out = _landscapes(path, fewest)
@@ -262,13 +262,13 @@ def read_tables(path: Path) -> tuple[list[Original], tuple[str, ...]]:
     """Return the landscapes of a public table, or the one of a landscape of ncclt, and notes on rows left out.
 
     Raises:
-        LandscapeError: the table cannot be read.
+        InputError: the table cannot be read.
     """
     try:
         with path.open(encoding="utf-8-sig", errors="replace") as file:
             columns = file.readline().strip().split(",")
     except OSError as error:
-        raise LandscapeError(f"{path} cannot be read: {reason(error)}", hint="give a table in CSV") from error
+        raise InputError(f"{path} cannot be read: {reason(error)}", hint="give a table in CSV") from error
     if "is_default" not in columns:
         return read_originals(path)
     cluster = load_landscape(path).cluster
@@ -304,7 +304,7 @@ def _landscape(found: Original) -> tuple[str, Landscape]:
     curves = curves_of(chosen)
     defaults = {collective for collective, setting in curves if setting.is_default}
     if not any(collective in defaults for collective, setting in curves if not setting.is_default):
-        raise LandscapeError(
+        raise InputError(
             "no collective has both a default and forced settings", hint="see docs/cluster-admin/landscapes.md"
         )
     return note, Landscape(
@@ -320,7 +320,7 @@ def _with_default(rows: list[LandscapeRow]) -> tuple[list[LandscapeRow], str]:
         (row.setting for row in rows), key=lambda s: (not s.algorithm, not s.parameters, s.channels or MAX_CHANNELS)
     )
     if own.algorithm is not None:
-        raise LandscapeError("no row is the NCCL default or near it", hint="rows with blank algo and proto are needed")
+        raise InputError("no row is the NCCL default or near it", hint="rows with blank algo and proto are needed")
     renamed = [replace(row, setting=DEFAULT) if row.setting == own else row for row in rows]
     return renamed, f"no default was recorded: {own.label} stands in for it"
 

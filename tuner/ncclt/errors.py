@@ -9,7 +9,6 @@
     ├── ConflictError               the state of things does not allow it         (exit 1,  HTTP 409)
     ├── InputError                  a file that is not what it should be          (exit 1,  HTTP 422)
     │   ├── TraceError              a trace, log or profile
-    │   ├── LandscapeError          a table of recorded measurements
     │   └── BenchmarkError          the output of a benchmark
     ├── StoreError                  the store is unreachable or not ncclt's       (exit 69, HTTP 503)
     ├── ServerError                 the ncclt server is unreachable or failed     (exit 69)
@@ -91,10 +90,6 @@ class InputError(NccltError):
 
 class TraceError(InputError):
     """A trace, log or profile that cannot be turned into a workload."""
-
-
-class LandscapeError(InputError):
-    """A table of recorded measurements that cannot be replayed."""
 
 
 class BenchmarkError(InputError):

@@ -10,7 +10,7 @@ from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, Phase
 from ncclt.core.workload import MessageCalls, Provenance, Workload
-from ncclt.errors import LandscapeError, UsageError
+from ncclt.errors import InputError, UsageError
 from ncclt.measure.simulated import Landscape
 from ncclt.measure.testbed import Testbed
 from ncclt.measure.trial import launch
@@ -101,7 +101,7 @@ def test_a_recording_measures_a_size_under_the_settings_that_were_recorded_there
 def test_a_testbed_that_covers_nothing_refuses_the_workload():
     testbed = Testbed(runner=FakeRunner(CLUSTER, lambda *_: 1.0), reason="", covers=lambda _: False)
 
-    with pytest.raises(LandscapeError, match="none of the messages"):
+    with pytest.raises(InputError, match="none of the messages"):
         testbed.cut(workload(Collective.ALL_REDUCE))
 
 

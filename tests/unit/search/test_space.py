@@ -10,7 +10,7 @@ from ncclt.cli.tune import tune
 from ncclt.core.algorithms import Algorithm, Protocol, is_legal
 from ncclt.core.message import Collective
 from ncclt.core.setting import DEFAULT, Setting
-from ncclt.errors import LandscapeError, UsageError
+from ncclt.errors import InputError, UsageError
 from ncclt.measure.testbed import Testbed
 from ncclt.nccl.parameters import parameter
 from ncclt.search.space import (
@@ -75,7 +75,7 @@ def replayed(cluster, *forcible):
 def test_a_replay_offers_what_was_recorded_and_can_be_forced(cluster, workload):
     """The default needs no forcing."""
     assert set(build_space(replayed(cluster, Algorithm.RING), workload, ()).distinct) == {RING}
-    with pytest.raises(LandscapeError, match="none of the recorded settings can be forced: no plugin"):
+    with pytest.raises(InputError, match="none of the recorded settings can be forced: no plugin"):
         build_space(replayed(cluster), workload, ())
 
 

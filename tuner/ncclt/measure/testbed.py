@@ -16,7 +16,7 @@ from ncclt.core.setting import Setting
 from ncclt.core.study import Arm, Phase, Trial
 from ncclt.core.trial import Outcome, Runner
 from ncclt.core.workload import LEFT_OUT, Workload
-from ncclt.errors import LandscapeError, UsageError
+from ncclt.errors import InputError, UsageError
 from ncclt.measure import PersistentRunner
 from ncclt.measure.runner import RealRunner
 from ncclt.nccl.switching import find_forcing_problem
@@ -166,7 +166,7 @@ class Testbed:
         """Place a workload and leave out what cannot be measured here; return it with notes that say so.
 
         Raises:
-            LandscapeError: nothing of it can be measured here.
+            InputError: nothing of it can be measured here.
         """
         cluster = self.runner.cluster
         placed = workload.placed(nodes=cluster.nodes, gpus_per_node=cluster.gpus_per_node)
@@ -174,7 +174,7 @@ class Testbed:
         kept = tuple(calls for calls in placed.messages if self.covers(calls.message))
         if not kept:
             recorded = self.landscape.choices if self.landscape else "other collectives"
-            raise LandscapeError(
+            raise InputError(
                 f"none of the messages of {workload.name!r} is in the landscape, which has settings to choose from for "
                 f"{recorded}",
                 hint=f"`ncclt profile show {shlex.quote(workload.name)}` shows its messages; `ncclt landscape show` "

@@ -19,7 +19,7 @@ from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.plural import count_noun
 from ncclt.core.setting import DEFAULT, MAX_CHANNELS, Setting, max_channels
 from ncclt.core.workload import Workload
-from ncclt.errors import LandscapeError, UsageError
+from ncclt.errors import InputError, UsageError
 from ncclt.measure.testbed import Testbed
 from ncclt.nccl.parameters import (
     CATALOGUE,
@@ -269,13 +269,13 @@ def build_space(testbed: Testbed, workload: Workload, process_wide: tuple[str, .
 
     Raises:
         UsageError: a parameter that may not be searched there.
-        LandscapeError: nothing that was recorded could be forced.
+        InputError: nothing that was recorded could be forced.
     """
     if testbed.recorded is not None:
         forcible = [s for s in testbed.recorded if s.is_default or not testbed.why_not(_algo_proto(s))]
         if all(s.is_default for s in forcible):
             why = next((testbed.why_not(_algo_proto(s)) for s in testbed.recorded if not s.is_default), "")
-            raise LandscapeError(
+            raise InputError(
                 f"none of the recorded settings can be forced{f': {why}' if why else ''}",
                 hint="leave out --through variables",
             )

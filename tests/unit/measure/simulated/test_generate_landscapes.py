@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ncclt.core.algorithms import Algorithm
 from ncclt.core.message import Collective
 from ncclt.core.setting import Setting
-from ncclt.errors import LandscapeError
+from ncclt.errors import InputError
 
 SCRIPT = Path(__file__).resolve().parents[4] / "profiles" / "generate_landscapes.py"
 
@@ -239,15 +239,15 @@ def test_a_damaged_public_table_is_refused_by_line(tmp_path, subtests):
     ]
     for rows, words in cases:
         with subtests.test(rows=rows):
-            with pytest.raises(LandscapeError, match=re.escape(words)) as caught:
+            with pytest.raises(InputError, match=re.escape(words)) as caught:
                 originals(tmp_path, *rows)
             assert caught.value.hint
 
 
 def test_a_duplicate_and_a_missing_column_are_refused(tmp_path):
-    with pytest.raises(LandscapeError, match="duplicate column 'time_us'"):
+    with pytest.raises(InputError, match="duplicate column 'time_us'"):
         originals(tmp_path, columns=(*COLUMNS, "time_us"))
-    with pytest.raises(LandscapeError, match="lacks the columns algo, time_us"):
+    with pytest.raises(InputError, match="lacks the columns algo, time_us"):
         originals(tmp_path, columns=tuple(c for c in COLUMNS if c not in ("algo", "time_us")))
 
 

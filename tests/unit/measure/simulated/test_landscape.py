@@ -12,7 +12,7 @@ from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.workload import MessageCalls, Provenance, Workload
-from ncclt.errors import LandscapeError
+from ncclt.errors import InputError
 from ncclt.measure.simulated import Landscape, load_landscape
 from ncclt.testing.landscapes import write_landscape
 
@@ -166,7 +166,7 @@ def test_in_place_times_are_noted(tmp_path):
     ],
 )
 def test_a_table_without_a_choice_is_refused(tmp_path, rows, words):
-    with pytest.raises(LandscapeError, match=words) as caught:
+    with pytest.raises(InputError, match=words) as caught:
         load_landscape(write(tmp_path, *rows))
     assert caught.value.hint
 
@@ -177,11 +177,11 @@ def test_the_cluster_beside_the_table_is_needed_and_fits(tmp_path):
     toml = path.with_suffix(".toml")
     text = toml.read_text()
     toml.write_text(text.replace("gpus_per_node = 8", "gpus_per_node = 4"))
-    with pytest.raises(LandscapeError, match=r"recorded\.csv, line 2: gpus_per_node is 8, and 4 in recorded\.toml"):
+    with pytest.raises(InputError, match=r"recorded\.csv, line 2: gpus_per_node is 8, and 4 in recorded\.toml"):
         load_landscape(path)
     toml.write_text("name = ")
-    with pytest.raises(LandscapeError, match=r"recorded\.toml"):
+    with pytest.raises(InputError, match=r"recorded\.toml"):
         load_landscape(path)
     toml.unlink()
-    with pytest.raises(LandscapeError, match=r"needs its cluster in recorded\.toml beside it"):
+    with pytest.raises(InputError, match=r"needs its cluster in recorded\.toml beside it"):
         load_landscape(path)

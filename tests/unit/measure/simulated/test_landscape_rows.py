@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective
 from ncclt.core.setting import Setting
-from ncclt.errors import LandscapeError
+from ncclt.errors import InputError
 from ncclt.measure.simulated.landscape_rows import COLUMNS, LandscapeRow, read_rows, write_rows
 
 DEFAULT = {
@@ -127,7 +127,7 @@ WRONG_CELLS = [
 def test_wrong_cells_are_named_with_file_and_line(tmp_path, subtests):
     for cells, words in WRONG_CELLS:
         with subtests.test(cells=cells):
-            with pytest.raises(LandscapeError) as caught:
+            with pytest.raises(InputError) as caught:
                 read(tmp_path, DEFAULT, FORCED | cells)
             assert caught.value.message.startswith("t.csv, line 3: ")
             assert words in caught.value.message
@@ -147,14 +147,14 @@ MIXED = [
 
 def test_a_table_of_several_landscapes_is_refused(tmp_path, subtests):
     for cells in MIXED:
-        said = pytest.raises(LandscapeError, match=r"t\.csv, line 3: .*(unlike in|in) line 2")
+        said = pytest.raises(InputError, match=r"t\.csv, line 3: .*(unlike in|in) line 2")
         with subtests.test(cells=cells), said:
             read(tmp_path, DEFAULT, FORCED | cells)
 
 
 def test_a_point_that_is_there_twice_is_refused(tmp_path):
     assert len(read(tmp_path, DEFAULT, DEFAULT | {"repetition": "2"})) == 2
-    with pytest.raises(LandscapeError, match=r"line 4: repetition 1 of line 2 is there twice"):
+    with pytest.raises(InputError, match=r"line 4: repetition 1 of line 2 is there twice"):
         read(tmp_path, DEFAULT, FORCED, DEFAULT)
 
 
@@ -172,7 +172,7 @@ def test_columns_may_be_in_any_order(tmp_path):
     ],
 )
 def test_wrong_columns_are_named(tmp_path, columns, words):
-    with pytest.raises(LandscapeError, match=rf"t\.csv, line 1: {words}$"):
+    with pytest.raises(InputError, match=rf"t\.csv, line 1: {words}$"):
         read(tmp_path, {**DEFAULT, "other_env": ""}, columns=columns)
 
 
@@ -180,19 +180,19 @@ def test_wrong_columns_are_named(tmp_path, columns, words):
 def test_files_that_are_no_tables_are_refused(tmp_path, content):
     path = tmp_path / "x.csv"
     path.write_bytes(content)
-    with pytest.raises(LandscapeError):
+    with pytest.raises(InputError):
         read_rows(path)
 
 
 def test_a_table_without_rows_and_a_missing_file_are_refused(tmp_path):
-    with pytest.raises(LandscapeError, match=r"t\.csv has no rows"):
+    with pytest.raises(InputError, match=r"t\.csv has no rows"):
         read(tmp_path)
-    with pytest.raises(LandscapeError, match="cannot be read"):
+    with pytest.raises(InputError, match="cannot be read"):
         read_rows(tmp_path / "none.csv")
 
 
 def test_a_short_row_is_refused(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text(f"{','.join(COLUMNS)}\nbox,8\n")
-    with pytest.raises(LandscapeError, match=r"t\.csv, line 2: fewer fields than columns"):
+    with pytest.raises(InputError, match=r"t\.csv, line 2: fewer fields than columns"):
         read_rows(path)

@@ -15,7 +15,7 @@ from ncclt.core.message import Collective, Message, format_bytes
 from ncclt.core.policy import Policy
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.workload import Workload
-from ncclt.errors import InputError, LandscapeError, reason
+from ncclt.errors import InputError, reason
 from ncclt.measure.simulated.landscape_rows import LandscapeRow, read_rows
 
 Curve = tuple[tuple[int, tuple[float, ...]], ...]
@@ -182,7 +182,7 @@ def load_landscape(path: Path) -> Landscape:
     """Read a landscape: the table `NAME.csv`, and its cluster from `NAME.toml` beside it.
 
     Raises:
-        LandscapeError: a file is missing or damaged, the two differ, or the default or a second setting is missing.
+        InputError: a file is missing or damaged, the two differ, or the default or a second setting is missing.
     """
     path = Path(path)
     rows = read_rows(path)
@@ -194,7 +194,7 @@ def load_landscape(path: Path) -> Landscape:
         ("nccl_version", str(cluster.version)),
     ):
         if getattr(first, column) != wanted:
-            raise LandscapeError(
+            raise InputError(
                 f"{path.name}, line {first.number}: {column} is {getattr(first, column)}, and {wanted} in "
                 f"{path.stem}.toml",
                 hint="correct one of the two files",
@@ -215,12 +215,12 @@ def _read_cluster(path: Path) -> Cluster:
     try:
         return parse_cluster_toml(file.read_text(encoding="utf-8"), file.name)
     except (OSError, UnicodeDecodeError) as error:
-        raise LandscapeError(
+        raise InputError(
             f"{path.name} needs its cluster in {file.name} beside it, which cannot be read: {reason(error)}",
             hint="write it as `ncclt cluster show leonardo --toml` shows one",
         ) from error
     except InputError as error:
-        raise LandscapeError(f"{file.name}: {error.message}", hint=error.hint) from error
+        raise InputError(f"{file.name}: {error.message}", hint=error.hint) from error
 
 
 def curves_of(rows: Iterable[LandscapeRow]) -> dict[tuple[Collective, Setting], Curve]:
@@ -249,21 +249,21 @@ def check_replayable(rows: Iterable[LandscapeRow], name: str) -> None:
     """Refuse rows without the default of each collective, or without another setting.
 
     Raises:
-        LandscapeError: nothing could be tuned with them; the message begins with `name`.
+        InputError: nothing could be tuned with them; the message begins with `name`.
     """
     curves = curves_of(rows)
     settings = {setting for _, setting in curves}
     if DEFAULT not in settings:
-        raise LandscapeError(
+        raise InputError(
             f"{name} has no row of the NCCL default, the baseline of every speedup",
             hint="add an nccl-tests output without forced settings, or rows with is_default 1 and blank algo, proto, "
             "nchannels and parameters",
         )
     if settings == {DEFAULT}:
-        raise LandscapeError(
+        raise InputError(
             f"{name} has the NCCL default only, no setting to compare with it",
             hint="add outputs or rows of other settings",
         )
     lacking = sorted({c for c, _ in curves} - {c for c, s in curves if s.is_default})
     if lacking:
-        raise LandscapeError(f"{name} has no default row for {', '.join(lacking)}", hint="add it, or leave it out")
+        raise InputError(f"{name} has no default row for {', '.join(lacking)}", hint="add it, or leave it out")

@@ -12,7 +12,7 @@ from ncclt.core.message import MOST_BYTES, parse_dtype
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.plural import count_noun
 from ncclt.core.setting import Setting
-from ncclt.errors import InputError, LandscapeError, UsageError
+from ncclt.errors import InputError, UsageError
 from ncclt.measure.simulated.landscape import check_replayable
 from ncclt.measure.simulated.landscape_rows import MAX_TIME_US, LandscapeRow
 from ncclt.measure.simulated.observations import (
@@ -135,11 +135,11 @@ def _setting(test: NcclTest, path: Path, given: Setting | None, fallback: Settin
     """Return the setting of a run.
 
     Raises:
-        LandscapeError: it is not known, or no setting expresses it.
+        InputError: it is not known, or no setting expresses it.
         UsageError: the output contradicts the option.
     """
     if test.is_ambiguous and given is None:
-        raise LandscapeError(
+        raise InputError(
             f"{path.name} has several command lines before one run, with different variables",
             hint=f"add --setting '{path}=ring/ll' if all its runs had that setting",
         )
@@ -152,7 +152,7 @@ def _setting(test: NcclTest, path: Path, given: Setting | None, fallback: Settin
         return stated
     setting = given if given is not None else fallback
     if setting is None:
-        raise LandscapeError(
+        raise InputError(
             f"{path.name} does not show the forced setting",
             hint=f"add --setting '{path}=ring/ll', or --setting default if nothing was forced",
         )
@@ -163,7 +163,7 @@ def _require_same(known: Mapping[Path, Mapping[str, str]], mine: Mapping[str, st
     other, theirs = next(iter(known.items()))
     for name in sorted({*mine, *theirs}):
         if mine.get(name) != theirs.get(name):
-            raise LandscapeError(
+            raise InputError(
                 f"{path.name} was run with {name}={mine.get(name, '(unset)')}, and {other.name} with "
                 f"{theirs.get(name, '(unset)')}",
                 hint="import runs under the same conditions only",
@@ -174,7 +174,7 @@ def _require_one(what: str, values: Sequence[tuple[Path, str]]) -> None:
     for path, value in values:
         first, wanted = values[0]
         if value != wanted:
-            raise LandscapeError(
+            raise InputError(
                 f"{path.name} has {what} {value}, and {first.name} {wanted}",
                 hint="a landscape is of one shape and NCCL version: import them apart",
             )

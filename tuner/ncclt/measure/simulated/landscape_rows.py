@@ -13,7 +13,7 @@ from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import MOST_BYTES, Collective
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.setting import Setting
-from ncclt.errors import LandscapeError, NccltError, SettingError, reason
+from ncclt.errors import InputError, NccltError, SettingError, reason
 from ncclt.nccl.parameters import parameter
 
 COLUMNS = (
@@ -104,7 +104,7 @@ def read_rows(path: Path, *, is_growing: bool = False) -> tuple[LandscapeRow, ..
         is_growing: skip a last line without its end, and accept a table without rows.
 
     Raises:
-        LandscapeError: the file is not such a table; the message names file and line.
+        InputError: the file is not such a table; the message names file and line.
     """
     rows: list[LandscapeRow] = []
     points: dict[tuple[object, ...], int] = {}
@@ -114,25 +114,25 @@ def read_rows(path: Path, *, is_growing: bool = False) -> tuple[LandscapeRow, ..
         first = rows[0] if rows else row
         for column in _SAME:
             if getattr(row, column) != getattr(first, column):
-                raise LandscapeError(
+                raise InputError(
                     f"{where}: {column} is {line[column]!r}, unlike in line {first.number}",
                     hint="a table holds one landscape: write the others to files of their own",
                 )
         if row.is_simulated != first.is_simulated:
-            raise LandscapeError(
+            raise InputError(
                 f"{where}: simulated and measured times are mixed, see source in line {first.number}",
                 hint="write them to files of their own",
             )
         point = (row.collective, row.dtype, row.size_bytes, row.setting, row.repetition)
         if point in points:
-            raise LandscapeError(
+            raise InputError(
                 f"{where}: repetition {row.repetition} of line {points[point]} is there twice",
                 hint="number the repetitions of a point 1, 2, 3",
             )
         points[point] = number
         rows.append(row)
     if not rows and not is_growing:
-        raise LandscapeError(f"{path.name} has no rows", hint=_HINT)
+        raise InputError(f"{path.name} has no rows", hint=_HINT)
     return tuple(rows)
 
 
@@ -165,18 +165,18 @@ def _lines(path: Path, *, is_growing: bool) -> Iterator[tuple[int, dict[str, str
             lines = (line for line in file if line.endswith("\n") or not is_growing)
             reader = csv.DictReader(lines, strict=True)
             if not reader.fieldnames:
-                raise LandscapeError(f"{path.name} is empty", hint=_HINT)
+                raise InputError(f"{path.name} is empty", hint=_HINT)
             _check_header(reader.fieldnames, path)
             for line in reader:
                 if None in line or None in line.values():
-                    raise LandscapeError(
+                    raise InputError(
                         f"{path.name}, line {reader.line_num}: {'more' if None in line else 'fewer'} fields than "
                         "columns",
                         hint="quote fields that contain a comma",
                     )
                 yield reader.line_num, {column: text.strip() for column, text in line.items()}
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise LandscapeError(f"{path} cannot be read as CSV: {reason(error)}", hint=_HINT) from error
+        raise InputError(f"{path} cannot be read as CSV: {reason(error)}", hint=_HINT) from error
 
 
 def _check_header(columns: Iterable[str], path: Path) -> None:
@@ -189,23 +189,23 @@ def _check_header(columns: Iterable[str], path: Path) -> None:
     for fault, found in faults:
         if found:
             names = ", ".join(dict.fromkeys(found))
-            raise LandscapeError(f"{path.name}, line 1: {fault} column{'s' * (', ' in names)} {names}", hint=_HINT)
+            raise InputError(f"{path.name}, line 1: {fault} column{'s' * (', ' in names)} {names}", hint=_HINT)
 
 
 def _row(number: int, line: Mapping[str, str], where: str) -> LandscapeRow:
     gpus, nodes, gpus_per_node = (_whole(line, column, where) for column in ("gpus", "nodes", "gpus_per_node"))
     if gpus != nodes * gpus_per_node:
-        raise LandscapeError(f"{where}: {gpus} gpus are not {nodes} nodes x {gpus_per_node}", hint="correct the row")
+        raise InputError(f"{where}: {gpus} gpus are not {nodes} nodes x {gpus_per_node}", hint="correct the row")
     for column in ("system", "source"):
         if not line[column]:
-            raise LandscapeError(f"{where}: {column} is blank", hint="name the machine, and where the time comes from")
+            raise InputError(f"{where}: {column} is blank", hint="name the machine, and where the time comes from")
     try:
         version = str(NcclVersion.parse(line["nccl_version"]))
     except NccltError as error:
-        raise LandscapeError(f"{where}: nccl_version: {error.message}", hint="for example 2.28.9") from error
+        raise InputError(f"{where}: nccl_version: {error.message}", hint="for example 2.28.9") from error
     size_bytes = _whole(line, "size_bytes", where)
     if size_bytes > MOST_BYTES:
-        raise LandscapeError(f"{where}: size_bytes is {size_bytes}, above 2^53", hint="correct or remove the row")
+        raise InputError(f"{where}: size_bytes is {size_bytes}, above 2^53", hint="correct or remove the row")
     placed = line["in_place"]
     return LandscapeRow(
         number=number,
@@ -233,15 +233,15 @@ def _setting(line: Mapping[str, str], where: str) -> Setting:
     for word in line["parameters"].split():
         found = _PARAMETER.fullmatch(word)
         if found is None or found[1] in parameters:
-            raise LandscapeError(
+            raise InputError(
                 f"{where}: parameters is {line['parameters']!r}", hint="for example BUFFSIZE=8388608 NTHREADS=256"
             )
         try:
             is_known = parameter(found[1]).name == found[1]
         except SettingError as error:
-            raise LandscapeError(f"{where}: parameters: {error.message}", hint=error.hint) from error
+            raise InputError(f"{where}: parameters: {error.message}", hint=error.hint) from error
         if not is_known:
-            raise LandscapeError(f"{where}: parameters is {line['parameters']!r}", hint="leave out NCCL_")
+            raise InputError(f"{where}: parameters is {line['parameters']!r}", hint="leave out NCCL_")
         parameters[found[1]] = int(found[2])
     try:
         setting = Setting(
@@ -251,9 +251,9 @@ def _setting(line: Mapping[str, str], where: str) -> Setting:
             parameters=tuple(parameters.items()),
         )
     except SettingError as error:
-        raise LandscapeError(f"{where}: nchannels: {error.message}", hint="correct the row") from error
+        raise InputError(f"{where}: nchannels: {error.message}", hint="correct the row") from error
     if _flag(line, "is_default", where) != setting.is_default:
-        raise LandscapeError(
+        raise InputError(
             f"{where}: is_default is {line['is_default']}, and the row forces {setting.label}",
             hint="is_default is 1 where algo, proto, nchannels and parameters are blank, else 0",
         )
@@ -262,20 +262,20 @@ def _setting(line: Mapping[str, str], where: str) -> Setting:
 
 def _flag(line: Mapping[str, str], column: str, where: str) -> bool:
     if line[column] not in ("0", "1"):
-        raise LandscapeError(f"{where}: {column} is {line[column]!r}, neither 0 nor 1", hint="correct the row")
+        raise InputError(f"{where}: {column} is {line[column]!r}, neither 0 nor 1", hint="correct the row")
     return line[column] == "1"
 
 
 def _known(line: Mapping[str, str], column: str, names: Mapping[str, _Name], where: str) -> _Name:
     if line[column] not in names:
-        raise LandscapeError(f"{where}: unknown {column} {line[column]!r}", hint=f"one of {', '.join(names)}")
+        raise InputError(f"{where}: unknown {column} {line[column]!r}", hint=f"one of {', '.join(names)}")
     return names[line[column]]
 
 
 def _number(line: Mapping[str, str], column: str, where: str, *, most: float) -> float:
     value = float(line[column]) if _NUMBER.fullmatch(line[column]) else 0.0
     if not 1 / MAX_TIME_US <= value <= most:
-        raise LandscapeError(
+        raise InputError(
             f"{where}: {column} is {line[column]!r}, which is not a number above 0 and up to {most:g}",
             hint="correct or remove the row",
         )
@@ -284,7 +284,7 @@ def _number(line: Mapping[str, str], column: str, where: str, *, most: float) ->
 
 def _whole(line: Mapping[str, str], column: str, where: str) -> int:
     if not re.fullmatch(r"0*[1-9]\d{0,17}", line[column], re.ASCII):
-        raise LandscapeError(
+        raise InputError(
             f"{where}: {column} is {line[column]!r}, which is not a whole number above 0",
             hint="correct or remove the row",
         )

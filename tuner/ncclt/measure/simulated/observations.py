@@ -17,7 +17,7 @@ from ncclt.core.plural import count_noun
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Trial
 from ncclt.core.trial import Outcome
-from ncclt.errors import InputError, LandscapeError, SettingError, UsageError
+from ncclt.errors import InputError, SettingError, UsageError
 from ncclt.measure.benchmarks.nccl_tests.features import PROGRAMS
 from ncclt.measure.simulated.calibrate import ObservedPoint
 from ncclt.measure.simulated.landscape_rows import SIMULATED, read_rows
@@ -109,9 +109,7 @@ def stated_setting(test: NcclTest, path: Path) -> Setting | None:
         )
     except (KeyError, ValueError, SettingError) as error:
         told = " ".join(f"NCCL_{name}={value}" for name, value in variables.items() if name in SET_BY_RULES | _SEARCHED)
-        raise LandscapeError(
-            f"{path.name}: no setting of ncclt expresses {told}", hint="leave this output out"
-        ) from error
+        raise InputError(f"{path.name}: no setting of ncclt expresses {told}", hint="leave this output out") from error
 
 
 def _parameter(name: str, value: str) -> int:
