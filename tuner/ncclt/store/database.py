@@ -45,7 +45,11 @@ class Database:
             self._engine = _sqlite_engine(location, busy_timeout_s=busy_timeout_s)
             self._readers = self._engine
         else:
-            self._url = _parse(location.url)
+            try:
+                self._url = make_url(location.url)
+            # ValueError: a port that is not a number.
+            except (ArgumentError, ValueError) as error:
+                raise UsageError("the storage URL cannot be read", hint=URL_HINT) from error
             self.shown = self._url.difference_update_query(("password", "options")).render_as_string()
             self.schema = POSTGRESQL_SCHEMA
             self._engine = create_engine(_in_schema(self._url, POSTGRESQL_SCHEMA), pool_pre_ping=True)
@@ -124,14 +128,6 @@ def now_s(connection: Connection) -> float:
     if connection.dialect.name == "sqlite":
         return time.time()
     return float(connection.execute(text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())
-
-
-def _parse(url: str) -> URL:
-    try:
-        return make_url(url)
-    # ValueError: a port that is not a number.
-    except (ArgumentError, ValueError) as error:
-        raise UsageError("the storage URL cannot be read", hint=URL_HINT) from error
 
 
 def _in_schema(url: URL, schema: str) -> URL:

@@ -181,7 +181,13 @@ def _select(location: Location, mode: str, query: str, values: tuple[str, ...]) 
     uri = location.sqlite_uri(mode)
     with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S)) as connection:
         connection.execute("BEGIN")  # no migration may come between the two queries
-        if _revision(location, connection):
+        tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+
+        def read() -> str | None:
+            row = connection.execute(VERSION_QUERY).fetchone()
+            return row and str(row[0])
+
+        if known_revision(str(location.path), tables=tables, read=read):
             return connection.execute(query, values).fetchall()
     return _nothing(location)
 
@@ -191,13 +197,3 @@ def _nothing(location: Location) -> list[Any]:
     if not location.is_default:
         raise no_store(location)
     return []
-
-
-def _revision(location: Location, connection: sqlite3.Connection) -> str:
-    tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-
-    def read() -> str | None:
-        row = connection.execute(VERSION_QUERY).fetchone()
-        return row and str(row[0])
-
-    return known_revision(str(location.path), tables=tables, read=read)

@@ -10,7 +10,7 @@ import json
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, exists, func, insert, select, update
@@ -448,41 +448,17 @@ class Revisions(StorePart):
             of = (job_times.c.rollout == time.rollout, job_times.c.job == time.job)
             if connection.scalar(select(exists().where(*of))):
                 return False
-            connection.execute(
-                insert(job_times).values(
-                    rollout=time.rollout,
-                    job=time.job,
-                    recommendation=time.recommendation,
-                    step_us=time.step_us,
-                    steps=time.steps,
-                    waited_s=time.waited_s,
-                    who=time.who,
-                    address=time.address,
-                    created=self._clock(),
-                )
-            )
+            connection.execute(insert(job_times).values(asdict(replace(time, created=self._clock()))))
             return True
 
     @repeatable
     def job_times(self, rollout: str) -> tuple[JobTime, ...]:
         """Return the step times of a roll-out's jobs, in their order of arrival."""
-        query = select(job_times).where(job_times.c.rollout == rollout).order_by(job_times.c.sequence)
+        columns = [job_times.c[field.name] for field in fields(JobTime)]
+        query = select(*columns).where(job_times.c.rollout == rollout).order_by(job_times.c.sequence)
         with self._database.reading() as connection:
             self._rollout(connection, rollout)
-            return tuple(
-                JobTime(
-                    rollout=row.rollout,
-                    job=row.job,
-                    recommendation=row.recommendation,
-                    step_us=row.step_us,
-                    steps=row.steps,
-                    waited_s=row.waited_s,
-                    who=row.who,
-                    address=row.address,
-                    created=row.created,
-                )
-                for row in connection.execute(query)
-            )
+            return tuple(JobTime(**row._asdict()) for row in connection.execute(query))
 
     @repeatable
     def add_job_starts(self, starts: Sequence[JobStart]) -> None:
@@ -497,15 +473,7 @@ class Revisions(StorePart):
             for start in starts:
                 of = (job_starts.c.rollout == start.rollout, job_starts.c.job == start.job)
                 if start.rollout in is_open and not connection.scalar(select(exists().where(*of))):
-                    connection.execute(
-                        insert(job_starts).values(
-                            rollout=start.rollout,
-                            job=start.job,
-                            recommendation=start.recommendation,
-                            issued_s=start.issued_s,
-                            created=self._clock(),
-                        )
-                    )
+                    connection.execute(insert(job_starts).values(**asdict(start), created=self._clock()))
 
     @repeatable
     def job_starts(self, rollout: str) -> tuple[JobStart, ...]:
