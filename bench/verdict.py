@@ -42,7 +42,7 @@ from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.core.workload import MessageCalls, Provenance, Workload
-from ncclt.prove.interleave import prove
+from ncclt.prove.interleave import Proof
 from ncclt.prove.proof import build_policy_verdict
 from ncclt.prove.verdict import MAX_MESSAGE_LOSS, MIN_EFFECT
 from ncclt.testing.fakes import FakeTrialLog
@@ -381,16 +381,16 @@ def run_case(case: Case, *, studies: int, blocks: int, trials: int, seed: int) -
         gain = picked if case.selected else case.gain
         gains = {calls.message: case.gain_of(calls.message, gain) for calls in workload.messages}
         runner, trial_log = Launches(case, gain, longest=4 * blocks, seed=seed + 2 * number + 1), FakeTrialLog()
-        prove(
-            runner,
-            workload,
-            trial_log,
-            {Arm.DEFAULT: Policy(), Arm.TABLE: policy} | variables,
+        Proof(
+            runner=runner,
+            workload=workload,
+            trial_log=trial_log,
+            policies={Arm.DEFAULT: Policy(), Arm.TABLE: policy} | variables,
             blocks=blocks,
             seed=str(seed + number),
             interrupted=lambda: "",
             watch=lambda *_: None,
-        )
+        ).run()
         found = build_policy_verdict(Arm.TABLE, policy, trial_log.trials(), workload, min_effect=MIN_EFFECT)
         verdict = found.verdict
         decisions.append(verdict.decision)

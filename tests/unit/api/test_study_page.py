@@ -14,7 +14,7 @@ from ncclt.core.recommendation import Decision, PolicyVerdict
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, StudyState
 from ncclt.prove.evidence import ArmLaunch, LaunchEvidence
-from ncclt.prove.interleave import prove
+from ncclt.prove.interleave import Proof
 from ncclt.prove.payback import Gain
 from ncclt.prove.proof import judge_arm
 from ncclt.testing.fakes import FakeRunner, FakeTrialLog
@@ -352,7 +352,15 @@ def test_head_and_charts_show_the_arm_that_was_proven(study):
     runner = FakeRunner(study.cluster, lambda setting, *_: 10.0 if setting.is_default else 9.9)
     policy = Policy(rules=(Rule(collective=Collective.ALL_REDUCE, algorithm=Algorithm.RING),))
     arms = {Arm.DEFAULT: Policy(), Arm.VARIABLES: policy}
-    prove(runner, study.workload, trial_log, arms, blocks=3, interrupted=lambda: False, watch=lambda *_: None)
+    Proof(
+        runner=runner,
+        workload=study.workload,
+        trial_log=trial_log,
+        policies=arms,
+        blocks=3,
+        interrupted=lambda: False,
+        watch=lambda *_: None,
+    ).run()
     trials = trial_log.trials()
     verdict = judge_arm(Arm.VARIABLES, policy, trials, study.workload, min_effect=0.02)
     assert verdict.decision is not Decision.TUNED

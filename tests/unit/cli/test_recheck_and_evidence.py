@@ -19,7 +19,7 @@ from ncclt.core.study import Arm, Study, StudyState
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import NoRecommendationError
 from ncclt.measure.testbed import simulated_testbed
-from ncclt.prove.interleave import prove
+from ncclt.prove.interleave import Proof
 from ncclt.prove.proof import judge_arm
 from ncclt.testing.fakes import FakeRunner, FakeTrialLog
 from ncclt.testing.samples import sample_cluster
@@ -46,7 +46,15 @@ def proven(command):
     trial_log = FakeTrialLog()
     runner = simulated_testbed(cluster, seed=7, reason="test").runner
     arms = {Arm.DEFAULT: Policy(), Arm.TABLE: RING}
-    prove(runner, workload, trial_log, arms, blocks=6, interrupted=lambda: False, watch=lambda *_: None)
+    Proof(
+        runner=runner,
+        workload=workload,
+        trial_log=trial_log,
+        policies=arms,
+        blocks=6,
+        interrupted=lambda: False,
+        watch=lambda *_: None,
+    ).run()
     verdict = judge_arm(Arm.TABLE, RING, trial_log.trials(), workload, min_effect=0.02)
     study = Study(
         id="abc123",

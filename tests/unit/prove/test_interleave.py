@@ -19,7 +19,7 @@ from ncclt.core.trial import Outcome
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.measure.trial import launch
 from ncclt.prove.evidence import collect_evidence, last_proof
-from ncclt.prove.interleave import launch_order, plan_block, prove
+from ncclt.prove.interleave import Proof, launch_order, plan_block
 from ncclt.prove.proof import build_policy_verdict, describe_blocks, describe_proof, judge_arm
 from ncclt.testing.fakes import FakePolicyRunner, FakeRunner, FakeTrialLog
 
@@ -32,15 +32,15 @@ POLICIES = {Arm.DEFAULT: Policy(), Arm.TABLE: TABLE}
 
 def proof(cluster, workload, time_of, *, trial_log=None, policies=POLICIES, interrupted=lambda: False, **criteria):
     kept = trial_log if trial_log is not None else FakeTrialLog()
-    complete = prove(
-        FakeRunner(cluster, time_of),
-        workload,
-        kept,
-        policies,
+    complete = Proof(
+        runner=FakeRunner(cluster, time_of),
+        workload=workload,
+        trial_log=kept,
+        policies=policies,
         interrupted=interrupted,
         watch=lambda *_: None,
         **criteria,
-    )
+    ).run()
     return complete, kept
 
 
@@ -101,7 +101,14 @@ def test_what_fails_before_the_default_was_launched_shows_nothing_of_the_policy(
 def test_a_runner_that_applies_policies_is_given_the_whole_one(cluster, workload, landscape):
     trial_log = FakeTrialLog()
     runner = FakePolicyRunner(cluster, landscape)
-    prove(runner, workload, trial_log, POLICIES, interrupted=lambda: "", watch=lambda *_: None)
+    Proof(
+        runner=runner,
+        workload=workload,
+        trial_log=trial_log,
+        policies=POLICIES,
+        interrupted=lambda: "",
+        watch=lambda *_: None,
+    ).run()
 
     kept = trial_log.trials()
     assert {(t.arm, t.policy) for t in kept} == {(Arm.DEFAULT, None), (Arm.TABLE, TABLE)}
@@ -237,7 +244,14 @@ def test_a_proof_of_another_policy_starts_anew(cluster, workload, landscape):
 def test_each_launch_is_told_with_the_blocks_before_it_and_their_pairs(cluster, workload, landscape):
     told = []
     runner, trial_log = FakeRunner(cluster, landscape), FakeTrialLog()
-    prove(runner, workload, trial_log, POLICIES, interrupted=lambda: False, watch=lambda *row: told.append(row))
+    Proof(
+        runner=runner,
+        workload=workload,
+        trial_log=trial_log,
+        policies=POLICIES,
+        interrupted=lambda: False,
+        watch=lambda *row: told.append(row),
+    ).run()
 
     assert [trial for trial, _, _ in told] == list(trial_log.trials())
     assert [block for _, block, _ in told] == [t.block // 2 for t in trial_log.trials()]
@@ -337,15 +351,15 @@ def test_each_arm_is_measured_as_it_is_delivered(cluster, workload):
     )
     uniform = Policy(rules=(replace(TABLE.rules[0], max_bytes=None),))
 
-    prove(
-        runner,
-        workload,
-        trial_log,
-        {**POLICIES, Arm.VARIABLES: uniform},
+    Proof(
+        runner=runner,
+        workload=workload,
+        trial_log=trial_log,
+        policies={**POLICIES, Arm.VARIABLES: uniform},
         by_variables=by_variables,
         interrupted=lambda: False,
         watch=lambda *_: None,
-    )
+    ).run()
 
     times = {arm: {m.time_us for t in trial_log.trials() if t.arm is arm for m in t.result.measurements} for arm in Arm}
     assert times == {Arm.DEFAULT: {10.0}, Arm.TABLE: {10.0}, Arm.VARIABLES: {8.0}}

@@ -15,7 +15,7 @@ from ncclt.core.study import Arm, Study, StudyState
 from ncclt.core.trial import Outcome
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import InputError, NoRecommendationError, StudyStoppedError, UsageError
-from ncclt.prove.interleave import prove
+from ncclt.prove.interleave import Proof
 from ncclt.prove.proof import build_policy_verdict
 from ncclt.prove.recheck import RecheckRequest, compare, driver_before, recheck
 from ncclt.testing.fakes import FakeRunner, FakeTrialLog
@@ -75,14 +75,14 @@ def request_():
 
 def request_for(time_of):
     trial_log = FakeTrialLog()
-    prove(
-        FakeRunner(CLUSTER, time_of),
-        WORKLOAD,
-        trial_log,
-        {Arm.DEFAULT: Policy(), Arm.TABLE: POLICY},
+    Proof(
+        runner=FakeRunner(CLUSTER, time_of),
+        workload=WORKLOAD,
+        trial_log=trial_log,
+        policies={Arm.DEFAULT: Policy(), Arm.TABLE: POLICY},
         interrupted=lambda: False,
         watch=lambda *_: None,
-    )
+    ).run()
     table = build_policy_verdict(Arm.TABLE, POLICY, trial_log.trials(), WORKLOAD, min_effect=0.02)
     assert table.verdict.decision is Decision.TUNED
     found = Recommendation(

@@ -32,7 +32,7 @@ from ncclt.errors import StudyStoppedError, UsageError, missing_dependency
 from ncclt.measure.testbed import Testbed
 from ncclt.measure.trial import list_search_trials, stored_default
 from ncclt.prove.confirm import choose_arms, confirm, confirmed_times
-from ncclt.prove.interleave import prove
+from ncclt.prove.interleave import Proof
 from ncclt.prove.payback import communication_effect
 from ncclt.prove.proof import build_policy_verdict, measure_coverage, require_coverage
 from ncclt.prove.study_summary import MessageRow, StudySummary, build_message_rows, summarize_study
@@ -425,20 +425,20 @@ def _confirm_and_prove(context: TuneContext) -> tuple[Times, dict[Arm, Policy], 
         policies, why = choose_arms(
             times, workload, testbed.runner, min_effect=min_effect, with_variables=budget.prove_variables
         )
-    complete = prove(
-        testbed.runner,
-        workload,
-        trial_log,
-        policies,
+    proof = Proof(
+        runner=testbed.runner,
+        workload=workload,
+        trial_log=trial_log,
+        policies=policies,
         by_variables=testbed.by_variables,
         blocks=budget.blocks,
         min_effect=min_effect,
-        anew=bool(budget.more),
         seed=f"{context.study.id}|{context.study.seed}",
         covers=testbed.can_measure,
         interrupted=interrupted,
         watch=context.watcher.proved,
     )
+    complete = proof.run(anew=bool(budget.more))
     record_proof(context.store.optuna_url, context.study, context.space, trial_log.trials())
     return (times, policies, why) if complete else None
 

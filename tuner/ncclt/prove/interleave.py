@@ -111,27 +111,14 @@ def plan_block(
     return tuple(steps)
 
 
-def prove(
-    runner: Runner,
-    workload: Workload,
-    trial_log: TrialLog,
-    policies: Mapping[Arm, Policy],
-    *,
-    by_variables: Runner | None = None,
-    blocks: int = MAX_BLOCKS,
-    min_effect: float = MIN_EFFECT,
-    anew: bool = False,
-    seed: str = "",
-    covers: Callable[[Message, Setting], bool] = lambda _message, _setting: False,
-    interrupted: Callable[[], str],
-    watch: Callable[[Trial, int, Pairs | None], None],
-) -> bool:
-    """Launch what is not in the trial log yet; return whether the proof is complete.
+@dataclass(slots=True, kw_only=True)
+class Proof:
+    """One proof: default and policies launched in interleaved blocks until each policy is decided.
 
     After each block every policy is judged, and a decided one is not launched again. A failed launch disqualifies its
     arm; a failed default ends the proof.
 
-    Args:
+    Attributes:
         runner: where trials run.
         workload: placed.
         trial_log: where trials are kept; an interrupted proof resumes where it stopped, and an undecided one resumes
@@ -141,7 +128,6 @@ def prove(
             arm is proven as it is delivered. None = `runner` does it.
         blocks: at most.
         min_effect: smallest gain that justifies a change, as a share.
-        anew: start a new proof, whatever is in the trial log.
         seed: of the order of launches; the same seed gives the same order.
         covers: whether a size that the workload lacks can be measured under a setting: how far rules hold
             (`ncclt.prove.probes`).
@@ -149,21 +135,48 @@ def prove(
         watch: called after every launch with the trial, the whole blocks before it, and the pairs of these of the
             first arm that is undecided; None in the first block.
     """
-    runners = dict.fromkeys(Arm, runner) | ({Arm.VARIABLES: by_variables} if by_variables is not None else {})
-    probes = find_probes(policies.get(Arm.TABLE, Policy()), workload, covers=covers)
-    whole = all(can_apply(runners[arm], policy) for arm, policy in policies.items())
 
-    def run(held: list[Trial], number: int) -> bool | None:
-        """Return None if the held trials proved other policies, or with another minimum effect."""
+    runner: Runner
+    workload: Workload
+    trial_log: TrialLog
+    policies: Mapping[Arm, Policy]
+    by_variables: Runner | None = None
+    blocks: int = MAX_BLOCKS
+    min_effect: float = MIN_EFFECT
+    seed: str = ""
+    covers: Callable[[Message, Setting], bool] = lambda _message, _setting: False
+    interrupted: Callable[[], str]
+    watch: Callable[[Trial, int, Pairs | None], None]
+
+    def run(self, *, anew: bool = False) -> bool:
+        """Launch what is not in the trial log yet; return whether the proof is complete.
+
+        Args:
+            anew: start a new proof, whatever is in the trial log.
+        """
+        held = [] if anew else last_proof(self.trial_log.trials())
+        is_complete = self._run(held, held[0].proof) if held else None
+        if is_complete is None:
+            is_complete = self._run([], 1 + max((trial.proof for trial in self.trial_log.trials()), default=0))
+        return bool(is_complete)
+
+    def _run(self, held: list[Trial], number: int) -> bool | None:
+        """Continue after the held trials; None if they proved other policies, or with another minimum effect."""
+        policies, workload = self.policies, self.workload
+        runners = dict.fromkeys(Arm, self.runner)
+        if self.by_variables is not None:
+            runners[Arm.VARIABLES] = self.by_variables
+        probes = find_probes(policies.get(Arm.TABLE, Policy()), workload, covers=self.covers)
+        whole = all(can_apply(runners[arm], policy) for arm, policy in policies.items())
         # Only launches up to the current block are judged: a resumed proof decides as it did when it was launched.
         seen: list[Trial] = []
         left: dict[Arm, Policy] = {arm: policy for arm, policy in policies.items() if arm is not Arm.DEFAULT}
         pairs: Pairs | None = None
-        for block in range(blocks):
+        for block in range(self.blocks):
             if not left:
                 break
             arms = {Arm.DEFAULT: policies[Arm.DEFAULT], **left}
-            steps = list(plan_block(arms, workload, block, whole=whole, seed=seed, probes=probes))
+            steps = list(plan_block(arms, workload, block, whole=whole, seed=self.seed, probes=probes))
             while steps:
                 # Trials of an earlier run are taken in the order in which they were launched, whatever that was then.
                 step = next((s for s in steps if s.matches(held[0])), None) if held else steps[0]
@@ -172,13 +185,13 @@ def prove(
                 steps.remove(step)
                 if held:
                     trial = held.pop(0)
-                elif interrupted():
+                elif self.interrupted():
                     return False
                 else:
                     trial = launch(
                         runners[step.arm],
                         workload,
-                        trial_log,
+                        self.trial_log,
                         step.setting,
                         phase=Phase.PROVE,
                         messages=step.messages,
@@ -187,7 +200,7 @@ def prove(
                         proof=number,
                         policy=step.policy,
                     )
-                    watch(trial, block, pairs)
+                    self.watch(trial, block, pairs)
                 seen.append(trial)
                 if trial.result.outcome is not Outcome.OK:
                     if step.arm is Arm.DEFAULT:
@@ -196,12 +209,7 @@ def prove(
                     steps = [other for other in steps if other.arm is not step.arm]
             evidence = collect_evidence(seen)
             judged = {arm: build_pairs(arm, left[arm], evidence.whole_blocks(arm), workload) for arm in left}
-            left = {arm: left[arm] for arm in left if decide(judged[arm], min_effect=min_effect) is Decision.UNDECIDED}
+            undecided = [a for a in left if decide(judged[a], min_effect=self.min_effect) is Decision.UNDECIDED]
+            left = {arm: left[arm] for arm in undecided}
             pairs = next((judged[arm] for arm in left), None)
         return True
-
-    held = [] if anew else last_proof(trial_log.trials())
-    is_complete = run(held, held[0].proof) if held else None
-    if is_complete is None:
-        is_complete = run([], 1 + max((trial.proof for trial in trial_log.trials()), default=0))
-    return bool(is_complete)
