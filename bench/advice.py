@@ -24,7 +24,7 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import NccltError
-from ncclt.profile.advice.advice import Advice, GivenTimes, advise
+from ncclt.profile.advice.advice import Advice, advise
 from ncclt.profile.advice.call_times import call_times
 from ncclt.profile.advice.ddp import BUCKET_COPY
 from ncclt.profile.advice.job import LIKELY
@@ -128,7 +128,7 @@ def _row(
 
 def _of(advice: Advice, pattern: str) -> tuple[float, float, float]:
     """Return the prediction of the first change whose name the pattern matches, ms."""
-    found = next(row.prediction for row in advice.rows if row.prediction and re.match(pattern, row.change.name))
+    found = next(one.prediction for one in advice.changes if one.prediction and re.match(pattern, one.name))
     return found.step_us / 1e3, found.low_us / 1e3, found.high_us / 1e3
 
 
@@ -148,7 +148,7 @@ def _one_bucket(step_ms: float, compute_ms: float, call_ms: float | None) -> Wor
 def vit(clusters: dict[str, Cluster]) -> Iterator[Row]:
     """Give the rows of ViT-L/32 on 8 L40S and on 8 A100."""
     system, base = "8 x L40S, SHM", 701.0
-    l40s = advise(_one_bucket(base, base - 587, 587), clusters["aws-g6e"], given=GivenTimes(), measured={})
+    l40s = advise(_one_bucket(base, base - 587, 587), clusters["aws-g6e"], measured={})
     for change, name, measured in (
         ("gradient_as_bucket_view", "gradient_as_bucket_view", base / 1.01),
         ("bf16 compression", "bf16 or fp16", base / 1.65),
@@ -158,7 +158,7 @@ def vit(clusters: dict[str, Cluster]) -> Iterator[Row]:
         yield _row(VIT, system, "ViT-L/32", change, measured, _of(l40s, name))
     yield _copies(l40s, "1 x L40S", 1e3 / 8.91, 1e3 / 8.40)
     system, base = "8 x A100 40 GB, NVSwitch", 1e3 / (5.17 * 0.92)
-    a100 = advise(_one_bucket(base, 1e3 / 5.04, None), clusters["aws-p4d"], given=GivenTimes(), measured={})
+    a100 = advise(_one_bucket(base, 1e3 / 5.04, None), clusters["aws-p4d"], measured={})
     for change, name, known, said in (
         ("gradient_as_bucket_view", "gradient_as_bucket_view", base / 1.01, ""),
         ("all together (buckets, view)", r"bucket_cap_mb=\d+, bucket view", base / 1.04, ""),
@@ -235,15 +235,14 @@ def resnet(clusters: dict[str, Cluster], resnet101: Workload) -> Iterator[Row]:
     """Give the rows of ResNet-101 under DDP: from the step of one GPU, and two nodes from one."""
     cluster = clusters["dgx-a100"]
     for gpus, known in ((2, 66.0), (4, 68.0), (8, 69.0)):
-        found = advise(
-            resnet101, cluster.sized(gpus_per_node=gpus), given=GivenTimes(compute_us=64_000.0), measured={}
-        ).as_is
+        found = advise(resnet101, cluster.sized(gpus_per_node=gpus), compute_us=64_000.0, measured={}).as_is
         times = (found.step_us / 1e3, found.low_us / 1e3, found.high_us / 1e3)
         yield _row(FABRIC, f"{gpus} GPUs", "ResNet-101", f"1 to {gpus} GPUs", known, times)
     two_nodes = advise(
         resnet101,
         cluster,
-        given=GivenTimes(step_us=69_000.0, compute_us=64_000.0),
+        step_us=69_000.0,
+        compute_us=64_000.0,
         measured={(Collective.ALL_REDUCE, 16, True): TWO_NODES_CURVE},
         others=(cluster.sized(nodes=2),),
     )

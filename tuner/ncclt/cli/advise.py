@@ -79,7 +79,6 @@ def advise(
     and whether the step is network-bound. The second predicts other buckets, compression, accumulation, sharding and
     numbers of nodes; it needs the step time, recorded or given.
     """
-    from ncclt.profile.advice.advice import GivenTimes
     from ncclt.profile.advice.advice import advise as predict_changes
     from ncclt.profile.advice.call_times import recorded_cluster
     from ncclt.profile.views.estimate import estimate
@@ -102,15 +101,18 @@ def advise(
         placed = workload.placed(nodes=where.nodes, gpus_per_node=where.gpus_per_node)
         estimated = estimate(placed, where, compute_s=compute_s, measured=found[0].curves)
     asked = given.compute_ms is not None or given.tflops is not None
-    times = GivenTimes(
-        step_us=None if given.step_ms is None else given.step_ms * 1e3,
-        compute_us=compute_s * 1e6 if asked and compute_s is not None else None,
-    )
     advice, refusal = None, None
     try:
         _require_recorded_size(workload, where)
         every = {key: curve for one in found for key, curve in one.curves.items()}
-        advice = predict_changes(workload, where, given=times, measured=every, others=others)
+        advice = predict_changes(
+            workload,
+            where,
+            measured=every,
+            step_us=None if given.step_ms is None else given.step_ms * 1e3,
+            compute_us=compute_s * 1e6 if asked and compute_s is not None else None,
+            others=others,
+        )
     except (InputError, UsageError) as error:
         # The times of the messages are an answer by themselves.
         if estimated is None:
@@ -190,15 +192,15 @@ def _advice_document(advice: Advice) -> dict[str, Any]:
         "exposed_ms": advice.exposed_us / 1e3,
         "changes": [
             {
-                "change": row.change.name,
-                "code": row.change.code,
-                "lossy": row.change.lossy,
-                "note": row.change.why if row.prediction else "",
-                "not_predicted": "" if row.prediction else row.change.why,
-                **(_times(row.prediction) if row.prediction else {"step_ms": None, "low_ms": None, "high_ms": None}),
-                "speedup": advice.as_is.step_us / row.prediction.step_us if row.prediction else None,
+                "change": one.name,
+                "code": one.code,
+                "lossy": one.lossy,
+                "note": one.why if one.prediction else "",
+                "not_predicted": "" if one.prediction else one.why,
+                **(_times(one.prediction) if one.prediction else {"step_ms": None, "low_ms": None, "high_ms": None}),
+                "speedup": advice.as_is.step_us / one.prediction.step_us if one.prediction else None,
             }
-            for row in advice.rows
+            for one in advice.changes
         ],
         "notes": list(advice.notes),
         "test_with": _TEST,
@@ -402,7 +404,7 @@ def _print_advice(advice: Advice) -> None:
             f"  About {explained_us / 1e3:.2g} ms of it is waiting for gradients or stragglers. "
             "The rest is CPU launch overhead, which none of these changes fix."
         )
-    rows = [(number, row.change, row.prediction) for number, row in enumerate(advice.rows, 1) if row.prediction]
+    rows = [(number, one, one.prediction) for number, one in enumerate(advice.changes, 1) if one.prediction]
     header = ("", "PREDICTED", "step", "range", "speed-up", "")
     print_table(
         header,
@@ -426,7 +428,7 @@ def _print_advice(advice: Advice) -> None:
         print(f"{number:3}  " + change.code.replace("; ", "\n     "))
         if change.why:
             print(f"       {change.why}")
-    for change in (row.change for row in advice.rows if row.prediction is None):
+    for change in (one for one in advice.changes if one.prediction is None):
         print(f"not predicted: {change.name}: {change.why}")
     for sentence in advice.notes:
         note(sentence)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ncclt.core.message import Collective, Message
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import InputError, NccltError, UsageError
-from ncclt.profile.advice.advice import GivenTimes, advise
+from ncclt.profile.advice.advice import advise
 from ncclt.profile.advice.ddp import Ddp
 from ncclt.profile.advice.job import LIKELY
 from ncclt.profile.model.workload import ddp_messages
@@ -34,11 +34,11 @@ def _workload(*calls, **more):
 
 
 def _advise(workload, cluster=NODE, **more):
-    return advise(workload, cluster, **{"given": GivenTimes(), "measured": {}, **more})
+    return advise(workload, cluster, **{"measured": {}, **more})
 
 
 def _rows(advice):
-    return {row.change.name.split("=")[0]: row for row in advice.rows}
+    return {row.name.split("=")[0]: row for row in advice.changes}
 
 
 SIZES = st.lists(st.integers(4, 5 * 10**8).map(lambda n: n * 4), min_size=1, max_size=6, unique=True)
@@ -52,15 +52,15 @@ def test_whatever_the_job_predictions_are_possible(sizes, compute, exposed, dtyp
     calls = [_calls(REDUCE, size, dtype=dtype) for size in sizes]
     advice = _advise(_workload(*calls, step_time_us=compute + exposed, exposed_us=exposed))
     assert (advice.as_is.low_us, advice.as_is.step_us, advice.as_is.high_us) == pytest.approx([compute + exposed] * 3)
-    times = [row.prediction.step_us for row in advice.rows if row.prediction]
+    times = [row.prediction.step_us for row in advice.changes if row.prediction]
     assert times == sorted(times)
     copies = 4 * sum(sizes) / 1555 / 0.6 / 1e3
-    for row in advice.rows:
-        assert (row.prediction is not None) == (row.change.modelled is not None)
+    for row in advice.changes:
+        assert (row.prediction is not None) == (row.modelled is not None)
         if row.prediction is None:
-            assert row.change.why
+            assert row.why
         else:
-            assert row.change.code
+            assert row.code
             assert row.prediction.low_us <= row.prediction.step_us <= row.prediction.high_us
             # No change of communication makes a step shorter than its compute, but for the copies that a view saves.
             assert row.prediction.step_us >= compute * (1 - 1e-6) - copies
@@ -78,7 +78,7 @@ def test_compression_never_sends_longer(size):
 def test_more_bandwidth_is_never_slower():
     calls = [_calls(REDUCE, 28351488, count=12.0), _calls(REDUCE, 95348736)]
     steps = [
-        _advise(_workload(*calls), replace(NODE, link_gbps=gbps), given=GivenTimes(compute_us=9e4)).as_is.step_us
+        _advise(_workload(*calls), replace(NODE, link_gbps=gbps), compute_us=9e4).as_is.step_us
         for gbps in (20, 100, 300, 450)
     ]
     assert steps == sorted(steps, reverse=True)
@@ -118,14 +118,14 @@ def test_default_buckets_are_recognised_and_a_first_bucket_suggested():
 def test_gradients_of_two_bytes_are_not_compressed_again():
     rows = _rows(_advise(_workload(_calls(REDUCE, 10**8, dtype="bfloat16"), step_time_us=2e5, exposed_us=5e4)))
     assert rows["bf16 or fp16 compression"].prediction is None
-    assert "bfloat16 already" in rows["bf16 or fp16 compression"].change.why
+    assert "bfloat16 already" in rows["bf16 or fp16 compression"].why
 
 
 def test_copies_of_the_trace_are_what_a_view_saves():
     calls = _calls(REDUCE, 10**8, us=5e4)
     rows = _rows(_advise(_workload(calls, step_time_us=2e5, exposed_us=5e4, copied_us=900.0)))
     assert rows["gradient_as_bucket_view"].prediction.step_us == pytest.approx(2e5 - 900)
-    assert "0.90 ms of copies" in rows["gradient_as_bucket_view"].change.why
+    assert "0.90 ms of copies" in rows["gradient_as_bucket_view"].why
 
 
 def _sharded(**more):
@@ -139,7 +139,7 @@ def test_a_sharded_job_has_its_own_rows():
     rows = _rows(advice)
     assert rows["gradients reduced in bf16"].prediction.step_us < 6e5
     assert rows["parameters kept after the forward pass"].prediction.step_us < 6e5
-    assert "95.37 GiB" in rows["DDP instead of FSDP"].change.why
+    assert "95.37 GiB" in rows["DDP instead of FSDP"].why
     assert rows["bucket_cap_mb, compression hooks, gradient_as_bucket_view, static_graph"].prediction is None
 
 
@@ -148,13 +148,13 @@ def test_numbers_of_nodes_are_rows():
     workload = _workload(_calls(REDUCE, 10**8, us=2e4), step_time_us=2e5, exposed_us=2e4)
     rows = _rows(_advise(workload, two, others=(NODE, replace(NODE, nodes=4))))
     assert rows["1 node x 8 GPUs"].prediction.step_us < rows["4 nodes x 8 GPUs"].prediction.step_us
-    assert "2x the global batch" in rows["4 nodes x 8 GPUs"].change.why
+    assert "2x the global batch" in rows["4 nodes x 8 GPUs"].why
 
 
 def test_measured_curves_stand_in_for_the_cost_model():
     workload = _workload(_calls(REDUCE, 10**8))
     slow = {(REDUCE, 8, False): ((2**20, 1e3), (2**28, 1e6))}
-    plain, measured = (_advise(workload, given=GivenTimes(compute_us=1e5), measured=m) for m in ({}, slow))
+    plain, measured = (_advise(workload, compute_us=1e5, measured=m) for m in ({}, slow))
     assert measured.as_is.step_us > 2 * plain.as_is.step_us
     assert any("cost model" in note for note in plain.notes)
     assert not any("cost model" in note for note in measured.notes)
@@ -169,32 +169,32 @@ def test_a_gpu_that_is_not_known_is_said():
 
 def test_what_is_not_known_is_asked_for():
     for workload, times, said in [
-        (_workload(_calls(REDUCE, 8)), GivenTimes(), "the step time"),
-        (_workload(_calls(REDUCE, 8), step_time_us=9.0), GivenTimes(), "exposed communication"),
-        (_workload(_calls(REDUCE, 8)), GivenTimes(step_us=9.0), "exposed communication"),
-        (_workload(_calls(REDUCE, 8)), GivenTimes(step_us=9.0, compute_us=10.0), "cannot hold"),
-        (_workload(_calls(REDUCE, 8)), GivenTimes(compute_us=float("nan")), "--compute-ms must be above 0"),
-        (_workload(_calls(REDUCE, 8)), GivenTimes(step_us=-1.0), "--step-ms must be above 0"),
-        (_workload(_calls(REDUCE, 8), step_time_us=5.0, exposed_us=5.0), GivenTimes(), "cannot hold"),
+        (_workload(_calls(REDUCE, 8)), {}, "the step time"),
+        (_workload(_calls(REDUCE, 8), step_time_us=9.0), {}, "exposed communication"),
+        (_workload(_calls(REDUCE, 8)), {"step_us": 9.0}, "exposed communication"),
+        (_workload(_calls(REDUCE, 8)), {"step_us": 9.0, "compute_us": 10.0}, "cannot hold"),
+        (_workload(_calls(REDUCE, 8)), {"compute_us": float("nan")}, "--compute-ms must be above 0"),
+        (_workload(_calls(REDUCE, 8)), {"step_us": -1.0}, "--step-ms must be above 0"),
+        (_workload(_calls(REDUCE, 8), step_time_us=5.0, exposed_us=5.0), {}, "cannot hold"),
         (
             _workload(_calls(REDUCE, 8), origin=Provenance(source="kineto", whole_file=True)),
-            GivenTimes(),
+            {},
             "no known number of steps",
         ),
-        (_workload(_calls(REDUCE, 8), origin=Provenance(source="horovod")), GivenTimes(compute_us=9.0), "Horovod"),
+        (_workload(_calls(REDUCE, 8), origin=Provenance(source="horovod")), {"compute_us": 9.0}, "Horovod"),
     ]:
         with pytest.raises(UsageError, match=said):
-            _advise(workload, given=times)
+            _advise(workload, **times)
 
 
 def test_other_parallel_jobs_are_refused():
     mixed = _workload(_calls(REDUCE, 800, group=8), _calls(REDUCE, 800, group=2))
     with pytest.raises(InputError, match="neither like DDP nor like FSDP"):
-        _advise(mixed, given=GivenTimes(compute_us=9.0))
+        _advise(mixed, compute_us=9.0)
     with pytest.raises(NccltError, match="neither"):
-        _advise(_workload(_calls(Collective.ALL_TO_ALL, 800)), given=GivenTimes(compute_us=9.0))
+        _advise(_workload(_calls(Collective.ALL_TO_ALL, 800)), compute_us=9.0)
     with pytest.raises(UsageError, match="one GPU"):
-        _advise(_workload(_calls(REDUCE, 8)), NODE.sized(gpus_per_node=1), given=GivenTimes(compute_us=9.0))
+        _advise(_workload(_calls(REDUCE, 8)), NODE.sized(gpus_per_node=1), compute_us=9.0)
 
 
 def test_every_line_to_try_is_valid_for_the_pytorch_at_hand():
@@ -211,7 +211,7 @@ def test_every_line_to_try_is_valid_for_the_pytorch_at_hand():
         _workload(*ddp_messages([("w", (1024, 1024))] * 60, "float32"), step_time_us=2e5, exposed_us=5e4),
         _sharded(step_time_us=6e5, exposed_us=2e5),
     ]
-    lines = [row.change.code for job in jobs for row in _advise(job).rows if row.change.code]
+    lines = [row.code for job in jobs for row in _advise(job).changes if row.code]
     assert len(lines) > 20
     looked_up = set()
     for line in lines:

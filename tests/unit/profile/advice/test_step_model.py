@@ -134,9 +134,9 @@ def test_more_gradients_are_ready_later(first, second):
 
 
 def test_figures_are_those_of_the_memory_that_a_model_has():
-    known = {name: gpu_figures(name).memory_gbps for name in ("A100-SXM4-40GB", "A100-SXM4-80GB", "L40S", "L4")}
+    known = {name: gpu_figures(name)[0] for name in ("A100-SXM4-40GB", "A100-SXM4-80GB", "L40S", "L4")}
     assert known == {"A100-SXM4-40GB": 1555, "A100-SXM4-80GB": 2000, "L40S": 864, "L4": 300}
-    assert gpu_figures("NVIDIA H100 80GB HBM3").processors == 132
+    assert gpu_figures("NVIDIA H100 80GB HBM3") == (3350, 132)
     assert gpu_figures("Abacus 1") is None
 
 

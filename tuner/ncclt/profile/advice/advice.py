@@ -24,14 +24,6 @@ _FOREIGN = {"horovod": "Horovod", "megatron_log": "Megatron-LM", "deepspeed": "D
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """A change with its prediction, None where there is none; `change.why` then says why."""
-
-    change: AdvisedChange
-    prediction: Prediction | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
     """Candidate changes to a job, with predictions.
 
@@ -40,7 +32,7 @@ class Advice:
         as_is: its step: recorded, or predicted from its compute.
         model_us: the step as the model sees it, µs; the difference to the recorded one is what it misses.
         sharding: `DDP` or `FSDP`, as the messages look.
-        rows: the shortest step first, then those without a prediction.
+        changes: the shortest step first, then those without a prediction.
         notes: what was assumed, one sentence each.
     """
 
@@ -48,7 +40,7 @@ class Advice:
     as_is: Prediction
     model_us: float
     sharding: str
-    rows: tuple[Row, ...]
+    changes: tuple[AdvisedChange, ...]
     notes: tuple[str, ...]
 
     @property
@@ -57,20 +49,13 @@ class Advice:
         return max(0.0, self.as_is.step_us - self.job.compute_us)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GivenTimes:
-    """Times of a step from the user, µs; None = those of the profile."""
-
-    step_us: float | None = None
-    compute_us: float | None = None
-
-
 def advise(
     workload: Workload,
     cluster: Cluster,
     *,
-    given: GivenTimes,
     measured: Mapping[CurveKey, Curve],
+    step_us: float | None = None,
+    compute_us: float | None = None,
     others: Iterable[Cluster] = (),
 ) -> Advice:
     """Predict what other buckets, hooks, sharding and numbers of nodes do to a step.
@@ -78,8 +63,9 @@ def advise(
     Args:
         workload: recorded or computed.
         cluster: where it was recorded, or is to run, sized to the job.
-        given: times that the profile does not know.
         measured: curves of the NCCL default on the cluster, for any number of its nodes.
+        step_us: time of a step, µs; None = that of the profile.
+        compute_us: its part without exposed communication, µs; None = that of the profile.
         others: other numbers of nodes.
 
     Raises:
@@ -87,7 +73,7 @@ def advise(
     """
     if cluster.world_size < 2:
         raise UsageError("a job of one GPU sends nothing", hint="give --nodes or --gpus-per-node")
-    step_us, compute_us = _times(workload, given)
+    step_us, compute_us = _times(workload, step_us, compute_us)
     job = TrainingJob(
         workload=workload,
         cluster=cluster,
@@ -107,8 +93,8 @@ def advise(
         notes.append(
             "backward pass not recorded: assuming two thirds of forward and backward, gradients at an even pace"
         )
-    rows = [
-        Row(change=change, prediction=job.predict(change.modelled, model.as_is) if change.modelled else None)
+    changes = [
+        replace(change, prediction=job.predict(change.modelled, model.as_is)) if change.modelled else change
         for change in model.changes(others)
     ]
     as_is = job.predict(model.as_is, model.as_is)
@@ -117,14 +103,14 @@ def advise(
         as_is=as_is,
         model_us=model.as_is(LIKELY, False),
         sharding=type(model).__name__.upper(),
-        rows=tuple(sorted(rows, key=lambda row: row.prediction.step_us if row.prediction else math.inf)),
+        changes=tuple(sorted(changes, key=lambda c: c.prediction.step_us if c.prediction else math.inf)),
         notes=tuple(notes),
     )
 
 
-def _times(workload: Workload, given: GivenTimes) -> tuple[float | None, float]:
+def _times(workload: Workload, step_us: float | None, compute_us: float | None) -> tuple[float | None, float]:
     """Return the step, None where only its compute is known, and its compute, µs."""
-    for name, value in (("--step-ms", given.step_us), ("--compute-ms", given.compute_us)):
+    for name, value in (("--step-ms", step_us), ("--compute-ms", compute_us)):
         if value is not None and not (value > 0 and math.isfinite(value)):
             raise UsageError(f"{name} must be above 0, not {value / 1e3:g}")
     if workload.provenance.whole_file:
@@ -132,8 +118,7 @@ def _times(workload: Workload, given: GivenTimes) -> tuple[float | None, float]:
             f"{workload.name} has no known number of steps",
             hint="import it again with `ncclt profile import --steps N`",
         )
-    step_us = given.step_us or workload.step_time_us
-    compute_us = given.compute_us
+    step_us = step_us or workload.step_time_us
     if compute_us is None and step_us is not None and workload.exposed_us is not None:
         compute_us = step_us - workload.exposed_us
     if compute_us is None:

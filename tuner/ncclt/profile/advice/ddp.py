@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 
 from ncclt.core.cluster import Cluster
@@ -46,21 +45,6 @@ by the one into them (torch/csrc/distributed/c10d/reducer.cpp, finalize_bucket_d
 _SAVED_NOTE = "gradients share memory with the buckets: no detach_() on them"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """Layout of the gradients in buckets.
-
-    Attributes:
-        sizes: bytes of each bucket, in order.
-        hook: `bf16`, `powersgd` or empty.
-        view: gradients are views of the buckets.
-    """
-
-    sizes: tuple[float, ...]
-    hook: str = ""
-    view: bool = False
-
-
 class Ddp:
     """The all_reduces of a job's gradients, and what else they could be."""
 
@@ -68,50 +52,67 @@ class Ddp:
         """Take the job, its gradients, and the bytes of its buckets in order."""
         self.job = job
         self.dtype = max(gradients, key=lambda calls: calls.bytes_per_step).message.dtype
-        self.current = Layout(sizes=tuple(order))
+        self.sizes = tuple(map(float, order))
         self.bytes = float(sum(order))
         self.parameters = self.bytes / DTYPE_SIZES[self.dtype]
         self.assigned = cache(self._assigned)
 
-    def step_us(self, layout: Layout, where: Cluster, assumed: Assumption, free: bool) -> float:
-        """Return the modelled step, µs."""
+    def step_us(
+        self, sizes: Sequence[float], hook: str, view: bool, where: Cluster, assumed: Assumption, free: bool
+    ) -> float:
+        """Return the modelled step, µs.
+
+        Args:
+            sizes: bytes of each bucket, in order.
+            hook: `bf16`, `powersgd` or empty.
+            view: gradients are views of the buckets.
+            where: the cluster.
+            assumed: see there.
+            free: calls take no time.
+        """
         backward = self.job.backward(self.parameters, assumed)
-        buckets = [self._bucket(size, layout.hook, where, assumed, free) for size in layout.sizes]
+        buckets = [self._bucket(size, hook, where, assumed, free) for size in sizes]
         step = ddp_us(
             buckets,
             backward,
             front_us=self.job.compute_us - backward.length_us,
             stretch=assumed.stretch,
-            slowdown=slowdown_beside(where, round(max(layout.sizes))),
+            slowdown=slowdown_beside(where, round(max(sizes))),
         )
-        saved_us = self._copied_us(assumed) if layout.view else 0.0
+        saved_us = self._copied_us(assumed) if view else 0.0
         return step + self.job.waiting_us(assumed, where) - saved_us
 
     def as_is(self, assumed: Assumption, free: bool) -> float:
         """Return the modelled step of the job as it is, µs."""
-        return self.step_us(self.current, self.job.cluster, assumed, free)
+        return self._with(self.sizes)(assumed, free)
 
     def changes(self, others: Iterable[Cluster]) -> Iterator[AdvisedChange]:
         """Yield everything to try; `others` are other numbers of nodes."""
+        copied_us = self.job.workload.copied_us
+        copies = (
+            "copies not recorded" if copied_us is None else f"the trace shows {copied_us / 1e3:.2f} ms of copies a step"
+        )
         yield from self._buckets()
         yield from self._hooks()
         yield AdvisedChange(
             name=f"gradient accumulation over {ACCUMULATED}",
             code="with model.no_sync(): criterion(model(x), y).backward()    # for all micro-batches but the last",
-            modelled=self._accumulated,
+            modelled=lambda assumed, free: (
+                (self.as_is(assumed, free) + (ACCUMULATED - 1) * self.as_is(assumed, True)) / ACCUMULATED
+            ),
             why=f"time per micro-batch; {ACCUMULATED}x the batch per optimizer step",
         )
         yield AdvisedChange(
             name="gradient_as_bucket_view",
             code="DDP(model, gradient_as_bucket_view=True)",
-            modelled=self._with(Layout(sizes=self.current.sizes, view=True)),
-            why=f"{self._copies()}; {_SAVED_NOTE}",
+            modelled=self._with(self.sizes, view=True),
+            why=f"{copies}; {_SAVED_NOTE}",
         )
         if (cap := self._best_cap("")) is not None:
             yield AdvisedChange(
                 name=f"bucket_cap_mb={cap}, bucket view",
                 code=f"DDP(model, bucket_cap_mb={cap}, gradient_as_bucket_view=True)",
-                modelled=self._with(Layout(sizes=self.assigned(cap, cap), view=True)),
+                modelled=self._with(self.assigned(cap, cap), view=True),
                 why=_SAVED_NOTE,
             )
         yield AdvisedChange(
@@ -131,13 +132,9 @@ class Ddp:
             yield AdvisedChange(
                 name=f"{count_noun(where.nodes, 'node')} x {where.gpus_per_node} GPUs",
                 code=f"torchrun --nnodes={where.nodes} --nproc-per-node={where.gpus_per_node} ...",
-                modelled=partial(self.step_us, self.current, where),
+                modelled=self._with(self.sizes, where=where),
                 why=f"same batch per GPU, {where.world_size / self.job.cluster.world_size:g}x the global batch",
             )
-
-    def _copies(self) -> str:
-        seen_us = self.job.workload.copied_us
-        return "copies not recorded" if seen_us is None else f"the trace shows {seen_us / 1e3:.2f} ms of copies a step"
 
     def _copied_us(self, assumed: Assumption) -> float:
         """Return the copies between gradients and buckets that a view saves, µs: no more than the recording shows."""
@@ -148,8 +145,10 @@ class Ddp:
         # Small tensors copy slowly, so likely all that is seen is this copy; at worst only what its bytes take.
         return min(copied_us, seen_us) if assumed.calls > 0 else seen_us
 
-    def _with(self, layout: Layout) -> partial[float]:
-        return partial(self.step_us, layout, self.job.cluster)
+    def _with(
+        self, sizes: Sequence[float], *, hook: str = "", view: bool = False, where: Cluster | None = None
+    ) -> partial[float]:
+        return partial(self.step_us, sizes, hook, view, where or self.job.cluster)
 
     def _buckets(self) -> Iterator[AdvisedChange]:
         try:
@@ -157,26 +156,26 @@ class Ddp:
         except MissingDependencyError as error:
             yield AdvisedChange(name="bucket_cap_mb", code="DDP(model, bucket_cap_mb=...)", why=error.message)
             return
-        is_default = abs(len(default) - len(self.current.sizes)) <= max(1, len(default) / 5)
+        is_default = abs(len(default) - len(self.sizes)) <= max(1, len(default) / 5)
         if not is_default:
             yield AdvisedChange(
                 name="DDP's default buckets",
                 code="DDP(model)    # bucket_cap_mb=None: 25 MiB, and 1 MiB for the first bucket",
-                modelled=self._with(Layout(sizes=default)),
+                modelled=self._with(default),
             )
         cap = self._best_cap("")
         if cap is not None:
             yield AdvisedChange(
                 name=f"bucket_cap_mb={cap}",
                 code=f"DDP(model, bucket_cap_mb={cap})    # of the first bucket too",
-                modelled=self._with(Layout(sizes=self.assigned(cap, cap))),
+                modelled=self._with(self.assigned(cap, cap)),
             )
         if is_default:
-            first = min(_FIRST_MB, key=lambda mb: self._likely(Layout(sizes=self.assigned(_DEFAULT_CAP_MB, mb))))
+            first = min(_FIRST_MB, key=lambda mb: self._likely(self.assigned(_DEFAULT_CAP_MB, mb)))
             yield AdvisedChange(
                 name=f"first bucket of {first} MiB",
                 code=f"torch.distributed._DEFAULT_FIRST_BUCKET_BYTES = {first} * 2**20    # before DDP(model)",
-                modelled=self._with(Layout(sizes=self.assigned(_DEFAULT_CAP_MB, first))),
+                modelled=self._with(self.assigned(_DEFAULT_CAP_MB, first)),
             )
 
     def _hooks(self) -> Iterator[AdvisedChange]:
@@ -189,14 +188,14 @@ class Ddp:
             yield AdvisedChange(
                 name="bf16 or fp16 compression",
                 code=code,
-                modelled=self._with(Layout(sizes=self.current.sizes, hook="bf16")),
+                modelled=self._with(self.sizes, hook="bf16"),
                 lossy=True,
             )
             if (cap := self._best_cap("bf16")) is not None:
                 yield AdvisedChange(
                     name=f"bf16, bucket_cap_mb={cap}, bucket view",
                     code=f"model = DDP(model, bucket_cap_mb={cap}, gradient_as_bucket_view=True); {code}",
-                    modelled=self._with(Layout(sizes=self.assigned(cap, cap), hook="bf16", view=True)),
+                    modelled=self._with(self.assigned(cap, cap), hook="bf16", view=True),
                     why=_SAVED_NOTE,
                     lossy=True,
                 )
@@ -204,7 +203,7 @@ class Ddp:
             name="PowerSGD, rank 1",
             code=f"from {module}.powerSGD_hook import PowerSGDState, powerSGD_hook; "
             "model.register_comm_hook(PowerSGDState(None, matrix_approximation_rank=1), powerSGD_hook)",
-            modelled=self._with(Layout(sizes=self.current.sizes, hook="powersgd")),
+            modelled=self._with(self.sizes, hook="powersgd"),
             why="from step 1,000 on; keeps a second copy of the gradients",
             lossy=True,
         )
@@ -232,11 +231,8 @@ class Ddp:
             return GradientBucket(bytes=size, call_us=calls_us, before_us=before)
         return GradientBucket(bytes=size, call_us=0.0 if free else call(size))
 
-    def _accumulated(self, assumed: Assumption, free: bool) -> float:
-        return (self.as_is(assumed, free) + (ACCUMULATED - 1) * self.as_is(assumed, True)) / ACCUMULATED
-
     def _sharded(self, assumed: Assumption, free: bool) -> float:
-        job, sizes = self.job, self.current.sizes
+        job, sizes = self.job, self.sizes
         if len(sizes) < 8:
             sizes = tuple(self.bytes / 12 for _ in range(12))  # layers of a common model
         calls = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
@@ -251,12 +247,12 @@ class Ddp:
     def _best_cap(self, hook: str) -> int | None:
         """Return the cap whose step is likely shortest, the smallest of equal ones; None without PyTorch."""
         try:
-            return min(_CAPS_MB, key=lambda mb: self._likely(Layout(sizes=self.assigned(mb, mb), hook=hook)))
+            return min(_CAPS_MB, key=lambda mb: self._likely(self.assigned(mb, mb), hook))
         except MissingDependencyError:
             return None
 
-    def _likely(self, layout: Layout) -> float:
-        return round(self.step_us(layout, self.job.cluster, LIKELY, False), 3)
+    def _likely(self, sizes: Sequence[float], hook: str = "") -> float:
+        return round(self._with(sizes, hook=hook)(LIKELY, False), 3)
 
     def _assigned(self, cap_mb: float, first_mb: float) -> tuple[float, ...]:
         """Return the bytes of the buckets that DDP makes of these gradients."""
@@ -265,10 +261,10 @@ class Ddp:
 
     def _pieces(self) -> list[int]:
         """Return the elements of the tensors the buckets could hold; one far above the others holds a large one."""
-        width, usual = DTYPE_SIZES[self.dtype], statistics.median(self.current.sizes)
+        width, usual = DTYPE_SIZES[self.dtype], statistics.median(self.sizes)
         pieces: list[int] = []
-        for size in self.current.sizes:
-            whole = size - usual if size > 2 * usual and len(self.current.sizes) > 2 else 0.0
+        for size in self.sizes:
+            whole = size - usual if size > 2 * usual and len(self.sizes) > 2 else 0.0
             count = max(1, round((size - whole) / _PIECE_BYTES))
             pieces += [max(1, round((size - whole) / count / width))] * count
             pieces += [round(whole / width)] if whole else []

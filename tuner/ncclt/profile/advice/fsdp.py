@@ -57,7 +57,7 @@ class Fsdp:
 
     def changes(self, others: Iterable[Cluster]) -> Iterator[AdvisedChange]:
         """Yield everything to try; `others` are other numbers of nodes."""
-        whole = format_bytes(round(self.parameters * _ADAM_STATE_BYTES))
+        unreduced = self._with(reduces=False)
         if self.gathers_again:
             yield AdvisedChange(
                 name="parameters kept after the forward pass",
@@ -79,7 +79,9 @@ class Fsdp:
         yield AdvisedChange(
             name=f"gradient accumulation over {ACCUMULATED}",
             code="model.set_requires_gradient_sync(False)    # True before the last micro-batch's backward()",
-            modelled=self._accumulated,
+            modelled=lambda assumed, free: (
+                (self.as_is(assumed, free) + (ACCUMULATED - 1) * unreduced(assumed, free)) / ACCUMULATED
+            ),
             why="time per micro-batch; unsharded gradients take "
             f"{format_bytes(round(self.parameters * self.width))} on each GPU; {ACCUMULATED}x the batch per "
             "optimizer step",
@@ -88,7 +90,8 @@ class Fsdp:
             name="DDP instead of FSDP",
             code="DDP(model)",
             modelled=self._unsharded,
-            why=f"needs {whole} of parameters, gradients and Adam's moments on one GPU, plus activations",
+            why=f"needs {format_bytes(round(self.parameters * _ADAM_STATE_BYTES))} of parameters, gradients and Adam's "
+            "moments on one GPU, plus activations",
         )
         for where in others:
             yield AdvisedChange(
@@ -107,10 +110,6 @@ class Fsdp:
     ) -> partial[float]:
         again = self.gathers_again and gathers_again
         return partial(self.step_us, where or self.job.cluster, width or self.width, again, reduces)
-
-    def _accumulated(self, assumed: Assumption, free: bool) -> float:
-        without = self._with(reduces=False)(assumed, free)
-        return (self.as_is(assumed, free) + (ACCUMULATED - 1) * without) / ACCUMULATED
 
     def _unsharded(self, assumed: Assumption, free: bool) -> float:
         job, bytes_ = self.job, self.parameters * self.width

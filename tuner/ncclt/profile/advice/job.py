@@ -96,7 +96,7 @@ class TrainingJob:
     def memory_us(self, touched_bytes: float, assumed: Assumption) -> float:
         """Return the time that a GPU takes to read and write so many bytes, µs."""
         figures = gpu_figures(self.cluster.gpu)
-        gbps = figures.memory_gbps if figures else _UNKNOWN_MEMORY_GBPS * (1 + 2 * (assumed.memory - LIKELY.memory))
+        gbps = figures[0] if figures else _UNKNOWN_MEMORY_GBPS * (1 + 2 * (assumed.memory - LIKELY.memory))
         return touched_bytes / (gbps * assumed.memory) / 1e3
 
     def backward(self, parameters: float, assumed: Assumption) -> Backward:
@@ -150,6 +150,7 @@ class AdvisedChange:
         modelled: the step with it; None where it cannot be predicted.
         why: why it cannot be predicted; else what else changes with it, empty = nothing.
         lossy: gradients are rounded: check the loss.
+        prediction: None where it cannot be predicted, or is not yet.
     """
 
     name: str
@@ -157,3 +158,4 @@ class AdvisedChange:
     modelled: Modelled | None = None
     why: str = ""
     lossy: bool = False
+    prediction: Prediction | None = None

@@ -21,42 +21,34 @@ _QUEUED_US = 20.0
 """A kernel that starts later than this after the one before it waited for its gradients, not for that kernel."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuFigures:
-    """Memory bandwidth, 1e9 bytes/s, and number of multiprocessors."""
-
-    memory_gbps: float
-    processors: int
-
-
 _GPUS = {
-    r"B[123]00|GB[23]00": GpuFigures(memory_gbps=8000, processors=148),
-    r"H200|GH200": GpuFigures(memory_gbps=4800, processors=132),
-    r"H[18]00.*PCIE": GpuFigures(memory_gbps=2000, processors=114),
-    r"H[18]00": GpuFigures(memory_gbps=3350, processors=132),
-    r"A[18]00.*40GB": GpuFigures(memory_gbps=1555, processors=108),
-    r"A[18]00.*64GB": GpuFigures(memory_gbps=1640, processors=124),
-    r"A[18]00": GpuFigures(memory_gbps=2000, processors=108),
-    r"L40": GpuFigures(memory_gbps=864, processors=142),
-    r"L4\b": GpuFigures(memory_gbps=300, processors=58),
-    r"A10G?\b": GpuFigures(memory_gbps=600, processors=80),
-    r"V100": GpuFigures(memory_gbps=900, processors=80),
-    r"T4\b": GpuFigures(memory_gbps=320, processors=40),
-    r"RTX 3090": GpuFigures(memory_gbps=936, processors=82),
-    r"RTX 4090": GpuFigures(memory_gbps=1008, processors=128),
-    r"RTX 5090": GpuFigures(memory_gbps=1792, processors=170),
-    r"MI355X": GpuFigures(memory_gbps=8000, processors=256),
-    r"MI325X": GpuFigures(memory_gbps=6000, processors=304),
-    r"MI300X": GpuFigures(memory_gbps=5300, processors=304),
+    r"B[123]00|GB[23]00": (8000, 148),
+    r"H200|GH200": (4800, 132),
+    r"H[18]00.*PCIE": (2000, 114),
+    r"H[18]00": (3350, 132),
+    r"A[18]00.*40GB": (1555, 108),
+    r"A[18]00.*64GB": (1640, 124),
+    r"A[18]00": (2000, 108),
+    r"L40": (864, 142),
+    r"L4\b": (300, 58),
+    r"A10G?\b": (600, 80),
+    r"V100": (900, 80),
+    r"T4\b": (320, 40),
+    r"RTX 3090": (936, 82),
+    r"RTX 4090": (1008, 128),
+    r"RTX 5090": (1792, 170),
+    r"MI355X": (8000, 256),
+    r"MI325X": (6000, 304),
+    r"MI300X": (5300, 304),
 }
-"""Data sheets of the makers. First match counts."""
+"""Memory bandwidth, 1e9 bytes/s, and multiprocessors: data sheets of the makers. First match counts."""
 
 
-def gpu_figures(name: str) -> GpuFigures | None:
-    """Return the figures of a model by its name; None = not known.
+def gpu_figures(name: str) -> tuple[int, int] | None:
+    """Return memory bandwidth, 1e9 bytes/s, and number of multiprocessors of a GPU by its name; None = not known.
 
-    >>> gpu_figures("A100-SXM4-40GB").memory_gbps
-    1555
+    >>> gpu_figures("A100-SXM4-40GB")
+    (1555, 108)
     """
     return next((figures for pattern, figures in _GPUS.items() if re.search(rf"\b(?:{pattern})", name)), None)
 
@@ -237,4 +229,4 @@ def slowdown_beside(cluster: Cluster, size_bytes: int) -> float:
     """Return the share of a GPU's multiprocessors that NCCL's channels hold during an all_reduce; at most a half."""
     figures = gpu_figures(cluster.gpu)
     choice = nccl_choice(Collective.ALL_REDUCE, size_bytes, cluster) if cluster.world_size > 1 else None
-    return min(0.5, choice.channels / figures.processors) if figures and choice else 0.0
+    return min(0.5, choice.channels / figures[1]) if figures and choice else 0.0
