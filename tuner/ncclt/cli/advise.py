@@ -18,7 +18,7 @@ from ncclt.core.option import Option
 from ncclt.core.plural import count_noun
 from ncclt.core.trial import Measurement, Outcome
 from ncclt.errors import InputError, UsageError
-from ncclt.profile.views.estimate import OPERATIONS, Curve, CurveKey, TimeOrigin, build_curves, compute_seconds
+from ncclt.profile.views.estimate import OPERATIONS, Curve, CurveKey, build_curves, compute_seconds
 
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
@@ -382,9 +382,9 @@ def _print_estimate(profile: Workload, found: Estimate, source: str, measured: M
 
 
 def _source(row: MessageTime, measured: MeasuredTimes) -> str:
-    if row.source is not TimeOrigin.MEASURED:
-        return row.source.value
-    return "simulated" if measured.simulated else "recorded" if measured.recorded else row.source.value
+    if row.source != "measured":
+        return row.source
+    return "simulated" if measured.simulated else "recorded" if measured.recorded else row.source
 
 
 def _seconds(value: float) -> str:

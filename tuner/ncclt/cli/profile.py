@@ -201,15 +201,16 @@ def profile_document(workload: Workload) -> dict[str, Any]:
         if communication_us:
             row["time_share"] = (calls.recorded_us or 0.0) * calls.calls_per_step / communication_us
         row["dominant"] = calls.message in dominant
-    bound, sent, half = bound_gain(workload), count_traffic(workload), find_median_sizes(workload)
+    bound, half = bound_gain(workload), find_median_sizes(workload)
+    per_rank, of_all_ranks = count_traffic(workload)
     return {
         **document,
         "bytes_per_step": total,
         "communication_us": communication_us,
         "dominant_by": "time" if communication_us else "bytes",
         "exposed_share": bound.share if bound else None,
-        "wire_bytes_per_rank": sent.per_rank if sent else None,
-        "wire_bytes_total": sent.total if sent else None,
+        "wire_bytes_per_rank": per_rank,
+        "wire_bytes_total": of_all_ranks,
         "size_classes": [
             {
                 "collective": c.collective.value,
@@ -320,13 +321,13 @@ def _row(calls: MessageCalls, workload: Workload, by_time: bool, marked: bool) -
 
 def _print_bytes(workload: Workload) -> None:
     role = " of this role" if RANK_ROLES in workload.provenance.detail else ""
-    sent = count_traffic(workload)
-    if sent is None:
+    per_rank, of_all_ranks = count_traffic(workload)
+    if per_rank is None:
         wire = "bytes on the wire depend on the size of the job"
     else:
-        wire = f"{_size(sent.per_rank)} on the wire"
-        if sent.total is not None:
-            wire += f", {_size(sent.total)} for all {workload.provenance.world_size} ranks"
+        wire = f"{_size(per_rank)} on the wire"
+        if of_all_ranks is not None:
+            wire += f", {_size(of_all_ranks)} for all {workload.provenance.world_size} ranks"
     print(f"{_size(workload.bytes_per_step)} per rank{role} {workload.per} ({wire})")
 
 

@@ -6,8 +6,8 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import pairwise
+from typing import Literal
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message, bus_factor
@@ -24,12 +24,8 @@ section 5.1). Those of recomputed activations are not counted, as in model FLOP/
 _ELEMENT_BYTES = 8
 
 
-class TimeOrigin(StrEnum):
-    """Origin of a message's time."""
-
-    MEASURED = "measured"
-    INTERPOLATED = "interpolated"
-    LINKS = "links"
+TimeOrigin = Literal["measured", "interpolated", "links"]
+"""Origin of a message's time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +182,7 @@ def estimate(
         carried = message.size_bytes * bus_factor(message.collective, message.group_size)
         at_links_us = latency_us(cluster, message) + carried / gbps / 1e3
         key = (message.collective, message.group_size, message.spans_nodes)
-        time_us, source = read_curve(measured.get(key, ()), message.size_bytes) or (at_links_us, TimeOrigin.LINKS)
+        time_us, source = read_curve(measured.get(key, ()), message.size_bytes) or (at_links_us, "links")
         rows.append(
             MessageTime(
                 message=message, calls_per_step=calls.calls_per_step, time_us=time_us, source=source, link_gbps=gbps
@@ -208,6 +204,6 @@ def read_curve(curve: Sequence[tuple[int, float]], size_bytes: int) -> tuple[flo
     for (size, time_us), (next_size, next_us) in pairwise(curve):
         if size < size_bytes < next_size:
             part = math.log(size_bytes / size) / math.log(next_size / size)
-            return time_us * (next_us / time_us) ** part, TimeOrigin.INTERPOLATED
+            return time_us * (next_us / time_us) ** part, "interpolated"
     exact = next((time_us for size, time_us in curve if size == size_bytes), None)
-    return None if exact is None else (exact, TimeOrigin.MEASURED)
+    return None if exact is None else (exact, "measured")

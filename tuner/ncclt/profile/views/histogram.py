@@ -64,19 +64,6 @@ class MedianSizes:
     time_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
-    """Bytes that leave the GPUs in one step, if the collectives send no more than they must.
-
-    Attributes:
-        per_rank: mean over the ranks.
-        total: of all ranks; None where the size of the job is unknown, or ranks send different messages.
-    """
-
-    per_rank: float
-    total: float | None
-
-
 def histogram(workload: Workload) -> tuple[Bin, ...]:
     """Return calls and bytes per power of two, from the smallest to the largest, empty bins between them included."""
     calls: dict[int, float] = {}
@@ -121,8 +108,12 @@ def find_median_sizes(workload: Workload) -> MedianSizes:
     )
 
 
-def count_traffic(workload: Workload) -> Traffic | None:
-    """Return the bytes on the wire of one step, None where a message's group size is not known.
+def count_traffic(workload: Workload) -> tuple[float | None, float | None]:
+    """Return the bytes that leave the GPUs in one step, if the collectives send no more than they must.
+
+    Returns:
+        Mean over the ranks, None where a message's group size is not known; and sum of all ranks, None where the size
+        of the job is unknown too, or ranks send different messages.
 
     A rank sends size x bus factor (nccl-tests doc/PERFORMANCE.md); for broadcast and reduce in a group of n, n - 1
     ranks send the message once.
@@ -132,12 +123,12 @@ def count_traffic(workload: Workload) -> Traffic | None:
     for row in workload.messages:
         size = row.message.group_size or world_size
         if not size:
-            return None
+            return None, None
         once = row.message.collective in (Collective.BROADCAST, Collective.REDUCE)
         factor = (size - 1) / size if once else bus_factor(row.message.collective, size) if size > 1 else 0.0
         per_rank += row.bytes_per_step * factor
     is_same = RANK_ROLES not in workload.provenance.detail
-    return Traffic(per_rank=per_rank, total=per_rank * world_size if world_size and is_same else None)
+    return per_rank, per_rank * world_size if world_size and is_same else None
 
 
 def _time_us(rows: Sequence[MessageCalls]) -> float | None:
