@@ -30,15 +30,15 @@ def runs(*starts, name="Optimizer.step#AdamW.step", length=5):
 
 def divide(made, marked=(), optimizers=()):
     """Return the calls of each step, and the notes."""
-    found = divide_into_steps(made, lambda call: call.at, marked, optimizers)
-    return [len(step.calls) for step in found.steps], found.notes
+    steps, notes = divide_into_steps(made, lambda call: call.at, marked, optimizers)
+    return [len(step.calls) for step in steps], tuple(notes)
 
 
 def test_optimizers_end_steps_where_nothing_marks_them():
     """The first one may have begun before the recording, the last one has not ended."""
-    found = divide_into_steps(calls(10, 110, 210, 310), lambda c: c.at, (), runs(50, 150, 250))
-    assert [(step.start, step.end) for step in found.steps] == [(-inf, 55), (55, 155), (155, 255)]
-    assert found.notes == ("left out: 1 of 4 calls, outside complete steps",)
+    steps, notes = divide_into_steps(calls(10, 110, 210, 310), lambda c: c.at, (), runs(50, 150, 250))
+    assert [(step.start, step.end) for step in steps] == [(-inf, 55), (55, 155), (155, 255)]
+    assert notes == ["left out: 1 of 4 calls, outside complete steps"]
 
 
 def test_marks_of_microbatches_are_joined_up_to_their_optimizer():
@@ -47,8 +47,8 @@ def test_marks_of_microbatches_are_joined_up_to_their_optimizer():
 
 def test_step_that_began_before_the_recording_is_left_out():
     """Two of four microbatches."""
-    found = divide_into_steps(calls(110, 510), lambda c: c.at, marks(*range(0, 600, 100)), runs(150, 550))
-    assert [step.marks for step in found.steps] == [(2, 3, 4, 5)]
+    steps, _ = divide_into_steps(calls(110, 510), lambda c: c.at, marks(*range(0, 600, 100)), runs(150, 550))
+    assert [step.marks for step in steps] == [(2, 3, 4, 5)]
 
 
 def test_recording_that_ends_inside_of_an_optimizer_keeps_its_last_step():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from ncclt.profile.source import (
     regular_files,
 )
 from ncclt.profile.unsupported import find_unsupported
+from ncclt.profile.workload_builder import check_distinct
 
 READERS: dict[str, str] = {
     "kineto": "ncclt.profile.readers.kineto.reader:KinetoReader",
@@ -67,12 +67,7 @@ def read_workload(paths: Path | str | Sequence[Path | str], *, name: str, source
     given = [Path(path) for path in ([paths] if isinstance(paths, Path | str) else paths)]
     if not given:
         raise UsageError("no file to read a workload from", hint="name one trace file per rank")
-    seen: set[str] = set()
-    for path in given:
-        place = os.path.realpath(path)  # unlike `Path.resolve`, it takes a link to itself
-        if place in seen:
-            raise TraceError(f"{path} was given twice", hint="name every file once")
-        seen.add(place)
+    check_distinct(given)
     named = None if source is None else get_reader(source)
     with regular_files(given, error=TraceError) as files:
         found = _detect(list(list_files(files)), named)

@@ -176,7 +176,11 @@ def build_ledger(records: Sequence[RecordedCall]) -> CallLedger:
         size = record.group_size or sizes.get(record.group, 0)
         if not size:
             ledger.assumptions["the size of some groups is not recorded: they are assumed to be the whole job"] = None
-        for into, out in _parts(operation, record):
+        parts = [(record.inputs, record.outputs)]
+        if operation.word.endswith("coalesced") and len(record.inputs) == len(record.outputs) > 1:
+            # A coalesced record stands for a call per tensor.
+            parts = [((into,), (out,)) for into, out in zip(record.inputs, record.outputs, strict=True)]
+        for into, out in parts:
             made = _made(operation, into, out, size)
             if isinstance(made, str):
                 ledger.left_out[made] += 1
@@ -218,14 +222,6 @@ def _group_sizes(records: Iterable[RecordedCall]) -> dict[str, int]:
 def shown(text: str) -> str:
     """Return a word of the file for a note: short and printable."""
     return repr(text[:_WORD_SHOWN])[1:-1]
-
-
-def _parts(operation: Operation, record: RecordedCall) -> Sequence[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]:
-    """Return the NCCL calls behind one record: a coalesced one stands for a call per tensor."""
-    into, out = record.inputs, record.outputs
-    if operation.word.endswith("coalesced") and len(into) == len(out) > 1:
-        return [((i,), (o,)) for i, o in zip(into, out, strict=True)]
-    return [(into, out)]
 
 
 def _made(operation: Operation, into: tuple[Tensor, ...], out: tuple[Tensor, ...], group_size: int) -> Message | str:

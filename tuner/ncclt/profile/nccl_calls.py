@@ -36,18 +36,15 @@ class Choices:
         calls, as in `TREE/LL/2 x7, RING/LL/2 x1`.
         """
         ordered = sorted(self.counts.items(), key=lambda item: (-item[0][1] * item[1].total(), item[0]))
-        shown = [_row(*item) for item in ordered[:MOST_SHOWN]]
+        shown = []
+        for (collective, size_bytes, per_rank), choices in ordered[:MOST_SHOWN]:
+            size = format_bytes(size_bytes) + (" per rank" if per_rank else "")
+            ranked = sorted(choices.items(), key=lambda item: (-item[1], item[0]))
+            chosen = ranked[0][0] if len(ranked) == 1 else ", ".join(f"{choice} x{calls}" for choice, calls in ranked)
+            shown.append(f"{collective} {size}: {chosen}")
         if len(ordered) > MOST_SHOWN:
             shown.append(f"and {len(ordered) - MOST_SHOWN} more messages")
         return "; ".join(shown)
-
-
-def _row(message: tuple[Collective, int, bool], choices: Counter[str]) -> str:
-    collective, size_bytes, per_rank = message
-    size = format_bytes(size_bytes) + (" per rank" if per_rank else "")
-    ranked = sorted(choices.items(), key=lambda item: (-item[1], item[0]))
-    chosen = ranked[0][0] if len(ranked) == 1 else ", ".join(f"{choice} x{calls}" for choice, calls in ranked)
-    return f"{collective} {size}: {chosen}"
 
 
 OPERATIONS: dict[str, Collective] = {

@@ -14,7 +14,7 @@ from ncclt.errors import TraceError
 from ncclt.profile.reader import Call, Reader, Source
 from ncclt.profile.roles import RankMessages
 from ncclt.profile.source import Document, strip_mark
-from ncclt.profile.workload_builder import RankFile, check_one_job, join_distinct, partial_note
+from ncclt.profile.workload_builder import check_one_job, check_ranks_once, join_distinct, partial_note
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,10 +113,12 @@ class RankFileReader(Reader):
                     f"{path.name} holds no {self.word} of this kind", hint="pack the files of all ranks into it"
                 )
         ranks = [cycles[0].join(cycles[1:]) for cycles in _group_cycles(found)]
-        check_one_job([RankFile(label=r.label, ranks=(r.rank,), world_size=r.world_size) for r in ranks])
+        check_one_job((r.label, r.world_size) for r in ranks)
+        check_ranks_once((r.label, r.rank) for r in ranks)
         ranks.sort(key=lambda r: (r.rank is None, r.rank or 0, r.label))
         source.readings = ranks
-        counted = _counted_ranks(ranks)
+        # Calls of a step and calls of a whole file cannot be compared.
+        counted = [r for r in ranks if r.steps] or ranks
         source.labels = [r.label for r in ranks]
         source.created = min((r.recorded_on for r in ranks if r.recorded_on), default="")
         keys = dict.fromkeys(key for r in ranks for key in r.facts)
@@ -170,14 +172,6 @@ def _group_cycles(files: Sequence[RankReading]) -> list[list[RankReading]]:
         else:
             groups.append([mine])
     return groups
-
-
-def _counted_ranks(ranks: Sequence[RankReading]) -> Sequence[RankReading]:
-    """Return the ranks whose calls count: those that mark steps, or all where none does.
-
-    Calls of a step and calls of a whole file cannot be compared.
-    """
-    return [r for r in ranks if r.steps] or ranks
 
 
 def _notes(ranks: Sequence[RankReading], word: str) -> list[str]:

@@ -81,7 +81,10 @@ class RankRoles:
             return []
         chosen, *others = self.roles
         notes = [f"ranks send different messages: using those of {_shown_ranks(chosen)} ({self.why_first})"]
-        notes += [f"left out: {_shown_ranks(role)}, {_shown_calls(role)}" for role in others[:SHOWN]]
+        for role in others[:SHOWN]:
+            ranked = sorted(_sent(role.calls_per_step).items(), key=lambda row: (-row[0].size_bytes * row[1], row[0]))
+            calls = _shown([f"{calls:g} x {message.label}" for message, calls in ranked])
+            notes.append(f"left out: {_shown_ranks(role)}, {calls}")
         if len(others) > SHOWN:
             notes.append(f"left out: {count_noun(len(others) - SHOWN, 'more role')}")
         return notes
@@ -107,7 +110,8 @@ def find_roles(views: Iterable[RankMessages], times_us: Mapping[Message, float] 
         # Ties are broken by the calls and the messages, so that the order of the ranks does not matter.
         sent = _sent(role.calls_per_step)
         time_us = sum(times[message] * calls for message, calls in sent.items()) if is_timed else 0.0
-        return time_us, _bytes(sent), sum(sent.values()), sorted(sent)
+        sent_bytes = sum(message.size_bytes * calls for message, calls in sent.items())
+        return time_us, sent_bytes, sum(sent.values()), sorted(sent)
 
     roles = [
         RankRole(ranks=tuple(sorted(ranks, key=lambda rank: (rank is None, rank or 0))), calls_per_step=table)
@@ -128,20 +132,11 @@ def _sent(table: Mapping[Message, float]) -> dict[Message, float]:
     return {message: calls for message, calls in table.items() if message.group_size != 1}
 
 
-def _bytes(table: Mapping[Message, float]) -> float:
-    return sum(message.size_bytes * calls for message, calls in table.items())
-
-
 def _shown_ranks(role: RankRole) -> str:
     named = [str(rank) for rank in role.ranks if rank is not None]
     if not named:
         return "one rank" if len(role.ranks) == 1 else f"{len(role.ranks)} ranks"
     return f"rank{'s' * (len(named) > 1)} {_shown(named)}"
-
-
-def _shown_calls(role: RankRole) -> str:
-    ranked = sorted(_sent(role.calls_per_step).items(), key=lambda row: (-row[0].size_bytes * row[1], row[0]))
-    return _shown([f"{calls:g} x {message.label}" for message, calls in ranked])
 
 
 def _shown(words: Sequence[str]) -> str:

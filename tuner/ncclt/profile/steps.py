@@ -13,9 +13,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Generic, Protocol, TypeVar
+from typing import Generic
 
 from ncclt.core.message import Collective, Message
+from ncclt.profile.workload_builder import Sent
 
 MARK = re.compile(r"ProfilerStep#([0-9]{1,18})")
 OPTIMIZER = re.compile(r"Optimizer\.step#")
@@ -27,14 +28,6 @@ _EVALUATION = 0.1
 """Share of a training step's bytes below which a step that shares no message with it is another kind."""
 
 STEPS_DIFFER = "the steps send different messages: using their mean"
-
-
-class _Sent(Protocol):
-    @property
-    def message(self) -> Message: ...
-
-
-Sent = TypeVar("Sent", bound=_Sent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,40 +63,25 @@ class Step(Generic[Sent]):
     calls: tuple[Sent, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepDivision(Generic[Sent]):
-    """The complete training steps of a recording.
-
-    Attributes:
-        steps: in order; empty where none is marked or none holds a call.
-        notes: on what was left out, one sentence each.
-    """
-
-    steps: tuple[Step[Sent], ...] = ()
-    notes: tuple[str, ...] = ()
-
-    @property
-    def calls(self) -> tuple[Sent, ...]:
-        """Return the calls of all steps."""
-        return tuple(call for step in self.steps for call in step.calls)
-
-
 def divide_into_steps(
     calls: Sequence[Sent], at: Callable[[Sent], float], marks: Sequence[TimeRange], optimizers: Sequence[TimeRange]
-) -> StepDivision[Sent]:
-    """Find the optimizer steps of a recording and the calls in them.
+) -> tuple[list[Step[Sent]], list[str]]:
+    """Find the complete optimizer steps of a recording and the calls in them.
 
     Args:
         calls: all calls of one rank, in any order.
         at: where a call was made.
         marks: complete `ProfilerStep#` marks, in order; each reaches up to the next number.
         optimizers: ranges of optimizers, in any order.
+
+    Returns:
+        The steps in order, none where none is marked or none holds a call; and notes on what was left out.
     """
     runs = _runs(optimizers)
     steps = _find_steps(calls, at, marks, runs)
     inside = sum(len(step.calls) for step in steps)
     if not inside:
-        return StepDivision(notes=("no collective is inside the marked steps",) if steps else ())
+        return [], ["no collective is inside the marked steps"] if steps else []
     notes = []
     if inside < len(calls):
         notes.append(f"left out: {len(calls) - inside} of {len(calls)} calls, outside complete steps")
@@ -116,7 +94,7 @@ def divide_into_steps(
         )
     elif len({_kind(step) for step in kept if step.calls}) > 1:
         notes.append(STEPS_DIFFER)
-    return StepDivision(steps=tuple(kept), notes=tuple(notes))
+    return kept, notes
 
 
 def steps_without_calls(marks: Sequence[TimeRange], optimizers: Sequence[TimeRange]) -> list[Step[Sent]]:

@@ -13,7 +13,7 @@ from ncclt.profile.numbers import parse_float, parse_int
 from ncclt.profile.source import Document, read_line
 
 DELIMITERS = ",;\t"
-"""What may stand between cells; the one that the header has most of is taken."""
+"""Characters between cells; the one that the header has most of is taken."""
 
 _LINE_BYTES = 1 << 16
 """Longest line accepted. The longest in a real report are 2 KiB; a line without end would fill the memory."""
@@ -69,7 +69,27 @@ def rows(document: Document) -> Iterator[TableRow]:
     Raises:
         TraceError: no UTF-8 text, a line or the table too long, or a quote that is never closed.
     """
-    label, lines = document.label, _Lines(document)
+    label, number = document.label, 0
+
+    def refuse(why: str, hint: str) -> TraceError:
+        return TraceError(f"{label}, line {number}: {why}", hint=hint)
+
+    def read_lines() -> Iterator[str]:
+        nonlocal number
+        while line := read_line(document, _LINE_BYTES + 1):
+            number += 1
+            if len(line) > _LINE_BYTES:
+                raise refuse("a line without end", "this is not a table of rows")
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise refuse("this is not UTF-8 text", "save the table as UTF-8") from error
+            if "\0" in text:
+                raise refuse("a zero byte in the text", "this is not a table; save it as UTF-8 text")
+            if text.strip() and not text.lstrip().startswith("#"):
+                yield text
+
+    lines = read_lines()
     first = next(lines, None)
     if first is None:
         return
@@ -81,11 +101,9 @@ def rows(document: Document) -> Iterator[TableRow]:
                     f"{label} has more than {_ROWS} rows", hint="give one row per kind of message, with its calls"
                 )
             if any(cell.strip() for cell in cells):
-                yield TableRow(label=label, number=lines.number, cells=tuple(cell.strip() for cell in cells))
+                yield TableRow(label=label, number=number, cells=tuple(cell.strip() for cell in cells))
     except csv.Error as error:
-        raise TraceError(
-            f"{label}, line {lines.number}: {error}", hint="is a quote never closed? quote cells as a spreadsheet does"
-        ) from error
+        raise refuse(str(error), "is a quote never closed? quote cells as a spreadsheet does") from error
 
 
 def first_row(head: bytes) -> tuple[str, ...]:
@@ -109,32 +127,3 @@ def cells_by_name(header: Sequence[str], row: TableRow) -> dict[str, str]:
             "the file may be cut off there, or a cell with a delimiter in it is not quoted",
         )
     return dict(zip(header, row.cells, strict=True))
-
-
-class _Lines:
-    """The lines that hold something, with the number of the last one given out."""
-
-    def __init__(self, document: Document) -> None:
-        self._document = document
-        self.number = 0
-
-    def __iter__(self) -> _Lines:
-        return self
-
-    def __next__(self) -> str:
-        while line := read_line(self._document, _LINE_BYTES + 1):
-            self.number += 1
-            if len(line) > _LINE_BYTES:
-                raise self._refused("a line without end", "this is not a table of rows")
-            try:
-                text = line.decode("utf-8-sig" if self.number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                raise self._refused("this is not UTF-8 text", "save the table as UTF-8") from error
-            if "\0" in text:
-                raise self._refused("a zero byte in the text", "this is not a table; save it as UTF-8 text")
-            if text.strip() and not text.lstrip().startswith("#"):
-                return text
-        raise StopIteration
-
-    def _refused(self, why: str, hint: str) -> TraceError:
-        return TraceError(f"{self._document.label}, line {self.number}: {why}", hint=hint)

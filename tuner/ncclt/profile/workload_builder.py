@@ -5,9 +5,10 @@ Sentences that users read about files of any kind are here, once.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -18,7 +19,7 @@ from ncclt.errors import TraceError
 from ncclt.profile.roles import RankRoles
 
 
-class _Directed(Protocol):
+class _Sent(Protocol):
     """A call that may be the receiving half of a send_recv."""
 
     @property
@@ -27,10 +28,10 @@ class _Directed(Protocol):
     def is_receive(self) -> bool: ...
 
 
-Directed = TypeVar("Directed", bound=_Directed)
+Sent = TypeVar("Sent", bound=_Sent)
 
 
-def drop_answered_receives(calls: Iterable[Directed]) -> tuple[Directed, ...]:
+def drop_answered_receives(calls: Iterable[Sent]) -> tuple[Sent, ...]:
     """Return the calls of one rank, of point-to-point ones the sends alone where there are sends.
 
     A message from rank to rank is one call: on a rank that does both halves the sends stand for it, and a rank that
@@ -157,42 +158,40 @@ def parse_day(text: object) -> str:
         return ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankFile:
-    """Place of a file in the job.
+def check_one_job(world_sizes: Iterable[tuple[str, int]]) -> None:
+    """Refuse files of different jobs.
 
-    Attributes:
-        label: name of the file, for messages.
-        ranks: ranks that it covers; None = it does not name its rank.
-        world_size: ranks of the job, 0 = it does not say.
-    """
-
-    label: str
-    ranks: tuple[int | None, ...]
-    world_size: int = 0
-
-
-def check_one_job(files: Sequence[RankFile]) -> None:
-    """Refuse files of different jobs, and several files of one rank: its calls would be counted twice.
+    Args:
+        world_sizes: name of each file, and the ranks of its job, 0 = it does not say.
 
     Raises:
-        TraceError: the files do not belong together.
+        TraceError: the jobs have different sizes.
     """
-    worlds = {file.world_size: file.label for file in files if file.world_size}
+    worlds = {world_size: label for label, world_size in world_sizes if world_size}
     if len(worlds) > 1:
         shown = ", ".join(f"{label} of {world_size} ranks" for world_size, label in sorted(worlds.items()))
         raise TraceError(f"the files are of different jobs: {shown}", hint="import each job on its own")
+
+
+def check_ranks_once(ranks: Iterable[tuple[str, int | None]]) -> None:
+    """Refuse several files of one rank: its calls would be counted twice.
+
+    Args:
+        ranks: name of a file, and a rank that it covers, None = it does not name its rank.
+
+    Raises:
+        TraceError: a rank appears twice.
+    """
     seen: dict[int, str] = {}
-    for file in files:
-        for rank in file.ranks:
-            if rank is None:
-                continue
-            if rank in seen:
-                raise TraceError(
-                    f"rank {rank} appears twice: {seen[rank]} and {file.label}",
-                    hint="give one file per rank, all of the same job",
-                )
-            seen[rank] = file.label
+    for label, rank in ranks:
+        if rank is None:
+            continue
+        if rank in seen:
+            raise TraceError(
+                f"rank {rank} appears twice: {seen[rank]} and {label}",
+                hint="give one file per rank, all of the same job",
+            )
+        seen[rank] = label
 
 
 MOST_KINDS = 500_000
@@ -205,11 +204,12 @@ def check_distinct(paths: Sequence[Path]) -> None:
     Raises:
         TraceError: a path occurs twice.
     """
-    seen: set[Path] = set()
+    seen: set[str] = set()
     for path in paths:
-        if path.resolve() in seen:
+        place = os.path.realpath(path)  # unlike `Path.resolve`, it takes a link to itself
+        if place in seen:
             raise TraceError(f"{path} was given twice", hint="name every file once")
-        seen.add(path.resolve())
+        seen.add(place)
 
 
 def check_bounded(kinds: int, label: str) -> None:

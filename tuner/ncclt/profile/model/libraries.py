@@ -15,7 +15,6 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -35,7 +34,7 @@ _MOST_MODULES = 10_000
 _COUNTS = re.compile(r"(^|_)(num|n|depths?|layers?|blocks?|experts?)(_|$)")
 
 LIBRARIES = ("torchvision", "transformers", "timm")
-"""Where names are looked up, in this order; `timm:resnet50` asks one of them alone."""
+"""Libraries in which names are looked up, in this order; `timm:resnet50` asks one of them alone."""
 
 # What constructors of models raise for an impossible shape, a missing package, or a missing file.
 _BUILD_ERRORS = (
@@ -52,29 +51,18 @@ _BUILD_ERRORS = (
 _IMPORT_ERRORS = (ImportError, OSError, RuntimeError)  # a build for another torch fails with the last two
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NamedModel:
-    """A model on the meta device.
-
-    Attributes:
-        module: the model itself.
-        name: of the model or class that was built.
-        library: library and version, `timm 1.0.20`.
-    """
-
-    module: nn.Module
-    name: str
-    library: str
-
-
-def build_model(name: str, *, config: Path | None = None) -> NamedModel:
-    """Build a model without weights, GPU and network.
+def build_model(name: str, *, config: Path | None = None) -> tuple[nn.Module, dict[str, str]]:
+    """Build a model on the meta device, without weights, GPU and network.
 
     Args:
         name: of a torchvision or timm model, a transformers model type (`bert`) or class (`BertForPreTraining`),
             with `LIBRARY:` before it where one library is meant. With `config` it may be anything: a class that is
             known decides, else the architecture that the file names.
         config: `config.json` of a transformers model.
+
+    Returns:
+        The model, and for the provenance: `model`, the name of the model or class that was built, and `library` with
+        its version, `timm 1.0.20`.
 
     Raises:
         UsageError: the name is one of a hub, or the model cannot be built offline.
@@ -106,7 +94,7 @@ def build_model(name: str, *, config: Path | None = None) -> NamedModel:
         raise _not_found(short, loaded, lacking)
 
 
-def _built(library: ModuleType, name: str, maker: Callable[[], nn.Module]) -> NamedModel:
+def _built(library: ModuleType, name: str, maker: Callable[[], nn.Module]) -> tuple[nn.Module, dict[str, str]]:
     try:
         module = _made_on_meta(maker)
     except _BUILD_ERRORS as error:
@@ -115,7 +103,7 @@ def _built(library: ModuleType, name: str, maker: Callable[[], nn.Module]) -> Na
             hint="transformers models take their shape from a local file with --config config.json",
         ) from error
     shown = name if library.__name__ != "transformers" else type(module).__name__
-    return NamedModel(module=module, name=shown, library=f"{library.__name__} {library.__version__}")
+    return module, {"model": shown, "library": f"{library.__name__} {library.__version__}"}
 
 
 def _made_on_meta(maker: Callable[[], nn.Module]) -> nn.Module:

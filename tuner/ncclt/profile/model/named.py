@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ncclt.core.message import Collective, parse_dtype
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import UsageError
-from ncclt.profile.model.libraries import NamedModel, build_model
+from ncclt.profile.model.libraries import build_model
 from ncclt.profile.model.workload import (
     FIRST_BUCKET_MB,
     FsdpUnit,
@@ -75,9 +75,9 @@ def build_model_workload(request: ModelRequest, *, name: str, created: str) -> W
     dtype = parse_dtype(request.dtype)
     reduce_dtype = parse_dtype(request.reduce_dtype) if request.reduce_dtype else dtype
     _check(request, dtype, reduce_dtype)
-    built = build_model(request.model, config=request.config)
-    shapes = trainable_shapes(built.module)
-    messages, notes = _SENDERS[request.sharding](built.module, dtype, reduce_dtype, request.bucket_cap_mb)
+    module, facts = build_model(request.model, config=request.config)
+    shapes = trainable_shapes(module)
+    messages, notes = _SENDERS[request.sharding](module, dtype, reduce_dtype, request.bucket_cap_mb)
     if request.group_size:
         messages = tuple(
             replace(calls, message=replace(calls.message, group_size=request.group_size)) for calls in messages
@@ -88,7 +88,7 @@ def build_model_workload(request: ModelRequest, *, name: str, created: str) -> W
         provenance=Provenance(
             source="model",
             created=created,
-            detail=_detail(request, built, dtype, reduce_dtype, [math.prod(shape) for _, shape in shapes]),
+            detail=_detail(request, facts, dtype, reduce_dtype, [math.prod(shape) for _, shape in shapes]),
             notes=("one forward and one backward pass per step, no gradient accumulation", *notes),
         ),
     )
@@ -143,11 +143,10 @@ _SENDERS = {Sharding.DDP: _ddp, Sharding.FSDP: _fsdp, Sharding.ZERO3: _zero3}
 
 
 def _detail(
-    request: ModelRequest, built: NamedModel, dtype: str, reduce_dtype: str, elements: list[int]
+    request: ModelRequest, facts: dict[str, str], dtype: str, reduce_dtype: str, elements: list[int]
 ) -> dict[str, str]:
     detail = {
-        "model": built.name,
-        "library": built.library,
+        **facts,
         "parameters": str(sum(elements)),
         "tensors": str(len(elements)),
         "dtype": dtype,

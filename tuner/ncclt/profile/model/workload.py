@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ncclt.core.message import DTYPE_SIZES, Collective, Message, parse_dtype
 from ncclt.core.workload import MessageCalls
 from ncclt.errors import UsageError, missing_dependency
-
-if TYPE_CHECKING:
-    import torch
 
 _MIB = 1024 * 1024
 
@@ -97,7 +93,9 @@ def ddp_buckets(ready: Sequence[int], dtype: str, bucket_cap_mb: float, first_bu
         from torch._C._distributed_c10d import _compute_bucket_assignment_by_size
     except ImportError as error:
         raise missing_dependency("torch") from error
-    meta = [torch.empty(elements, dtype=_torch_dtype(dtype), device="meta") for elements in ready]
+    # torch spells one of the 8-bit floats otherwise than NCCL.
+    torch_dtype = getattr(torch, {"float8_e4m3": "float8_e4m3fn"}.get(dtype, dtype))
+    meta = [torch.empty(elements, dtype=torch_dtype, device="meta") for elements in ready]
     limits = [int(first_bucket_mb * _MIB), int(bucket_cap_mb * _MIB)]
     buckets, _limits = _compute_bucket_assignment_by_size(meta, limits, [False] * len(meta))
     return tuple(sum(ready[index] for index in bucket) for bucket in buckets)
@@ -178,22 +176,18 @@ def zero3_messages(
     gathers: Counter[int] = Counter()
     for elements in parameters:
         gathers[elements] += 1 if elements <= PERSISTENCE_ELEMENTS else 2
-    scatters = Counter(_buckets(reversed(trainable)))
+    scatters: Counter[int] = Counter()
+    filled = 0
+    for elements in reversed(trainable):
+        if filled and filled + elements > REDUCE_BUCKET_ELEMENTS:
+            scatters[filled] += 1
+            filled = 0
+        filled += elements
+    scatters[filled] += 1
     return (
         *_calls(Collective.ALL_GATHER, parse_dtype(param_dtype), gathers.elements()),
         *_calls(Collective.REDUCE_SCATTER, parse_dtype(reduce_dtype), scatters.elements()),
     )
-
-
-def _buckets(gradients: Iterable[int]) -> Iterator[int]:
-    filled = 0
-    for elements in gradients:
-        if filled and filled + elements > REDUCE_BUCKET_ELEMENTS:
-            yield filled
-            filled = 0
-        filled += elements
-    if filled:
-        yield filled
 
 
 def _calls(collective: Collective, dtype: str, element_counts: Iterable[int]) -> tuple[MessageCalls, ...]:
@@ -207,12 +201,3 @@ def _calls(collective: Collective, dtype: str, element_counts: Iterable[int]) ->
         for elements, times in counts.items()
         if elements
     )
-
-
-def _torch_dtype(dtype: str) -> torch.dtype:
-    import torch
-
-    # torch spells one of the 8-bit floats otherwise than NCCL.
-    found = getattr(torch, {"float8_e4m3": "float8_e4m3fn"}.get(dtype, dtype))
-    assert isinstance(found, torch.dtype)
-    return found

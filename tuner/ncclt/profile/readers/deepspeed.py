@@ -22,9 +22,8 @@ from ncclt.profile.reader import Call, Reader, Source
 from ncclt.profile.readers.nccl_log import LOGGED_CALL
 from ncclt.profile.source import HEAD_BYTES, Document, lines, load_json
 from ncclt.profile.workload_builder import (
-    RankFile,
     check_bounded,
-    check_one_job,
+    check_ranks_once,
     join_distinct,
 )
 
@@ -61,7 +60,7 @@ class DeepSpeedReader(Reader):
     def calls(self, source: Source) -> Iterator[Call]:
         """Yield the calls of every row of every rank."""
         logs = sorted(map(_read, source.documents()), key=lambda log: log.label)
-        check_one_job([RankFile(label=log.label, ranks=tuple(log.rows)) for log in logs])
+        check_ranks_once((log.label, rank) for log in logs for rank in log.rows)
         if not any(log.rows or log.tables or log.torn for log in logs):
             raise TraceError(
                 f"{source.where} holds no output of DeepSpeed's comms logger",

@@ -35,7 +35,7 @@ from ncclt.profile.c10d import (
 from ncclt.profile.numbers import MOST_RANKS, parse_int
 from ncclt.profile.rank_files import RankFileReader, RankReading
 from ncclt.profile.source import Document, load_json, strip_mark
-from ncclt.profile.steps import MARK, OPTIMIZER, StepDivision, TimeRange, divide_into_steps
+from ncclt.profile.steps import MARK, OPTIMIZER, Step, TimeRange, divide_into_steps
 from ncclt.profile.workload_builder import drop_answered_receives, newer_notes, parse_day
 
 NEWEST = "1.1.1"
@@ -85,22 +85,22 @@ class ExecutionTraceReader(RankFileReader):
         sized = [replace(c, group_size=c.group_size or groups[c.group].size) if c.group in groups else c for c in kept]
         ledger = build_ledger(sized)
         calls = drop_answered_receives(ledger.calls)
-        steps = _divide(calls, rows)
+        steps, notes = _divide(calls, rows)
         elsewhere = len(comms) - len(kept)
         return RankReading(
             label=label,
             rank=_find_rank(comms, groups),
             world_size=_world_size(comms, groups, ledger.group_sizes),
-            calls=count_messages(steps.calls if steps.steps else calls),
-            steps=len(steps.steps),
-            marks=frozenset(number for step in steps.steps for number in step.marks),
+            calls=count_messages([call for step in steps for call in step.calls] if steps else calls),
+            steps=len(steps),
+            marks=frozenset(number for step in steps for number in step.marks),
             recorded_on=parse_day(trace.get("time")),
             facts={"schema": shown(str(trace["schema"])) if isinstance(trace.get("schema"), str) else ""},
             notes=(
                 *newer_notes([str(trace.get("schema", ""))[:40]], NEWEST),
                 "an ExecutionTrace has no durations",
                 *([f"left out: {elsewhere} x call in a group that bypasses NCCL"] if elsewhere else []),
-                *steps.notes,
+                *notes,
                 *ledger.notes(),
             ),
         )
@@ -176,7 +176,7 @@ def _no_calls(rows: Sequence[Mapping[str, Any]], label: str) -> TraceError:
     )
 
 
-def _divide(calls: Sequence[SentCall], nodes: Sequence[Mapping[str, Any]]) -> StepDivision[SentCall]:
+def _divide(calls: Sequence[SentCall], nodes: Sequence[Mapping[str, Any]]) -> tuple[list[Step[SentCall]], list[str]]:
     """Find the optimizer steps and the calls in them; calls between two marks belong to the first.
 
     Nodes have no times. Their ids grow in the order in which operators start, on all threads together, and a node is

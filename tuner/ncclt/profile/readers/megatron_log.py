@@ -18,9 +18,8 @@ from ncclt.profile.reader import Call, Reader, Source
 from ncclt.profile.readers.nccl_log import LOGGED_CALL
 from ncclt.profile.source import Document, ranked_lines
 from ncclt.profile.workload_builder import (
-    RankFile,
     check_bounded,
-    check_one_job,
+    check_ranks_once,
 )
 
 _COUNT = re.compile(rb"Number of buckets for gradient all-reduce / reduce-scatter: (\d{1,7})")
@@ -71,7 +70,7 @@ class MegatronLogReader(Reader):
     def calls(self, source: Source) -> Iterator[Call]:
         """Yield the messages of every bucket."""
         logs = sorted(map(read_buckets, source.documents()), key=lambda log: log.label)
-        check_one_job([RankFile(label=log.label, ranks=tuple(log.buckets)) for log in logs])
+        check_ranks_once((log.label, rank) for log in logs for rank in log.buckets)
         if not any(log.announced or log.buckets for log in logs):
             raise TraceError(
                 f"{source.where} holds no bucket lines of Megatron",

@@ -26,7 +26,7 @@ _FORWARDED = (
     signal.SIGWINCH,
     *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
 )
-"""What schedulers and people send: Slurm announces the end of its time by the one that `--signal` names, Grid Engine
+"""Signals of schedulers and people: Slurm announces the end of its time by the one that `--signal` names, Grid Engine
 by SIGXCPU. Stopping is not among them: it is said to the whole group, and a stopped parent would forward nothing."""
 
 _SI_KERNEL = 0x80

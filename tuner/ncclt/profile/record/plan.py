@@ -43,7 +43,7 @@ class Method(StrEnum):
 
 
 RAW_FOLDERS = ("ranks", "traces", "nccl", PLUGIN_FOLDER)
-"""Where the ranks write."""
+"""Folders into which the ranks write."""
 
 FOLDERS = ("inject", "inject/_ncclt_recording", *RAW_FOLDERS)
 """All folders inside the recording's folder."""
@@ -161,7 +161,11 @@ def plan_recording(
         set_env |= variables
         notes += said
     if method is Method.NCCL_LOG or (method is Method.AUTO and "NCCL_DEBUG" not in environ):
-        set_env |= _log_variables(folder / "nccl")
+        set_env |= {
+            "NCCL_DEBUG": "INFO",
+            "NCCL_DEBUG_SUBSYS": NCCL_LOG_SUBSYSTEMS,
+            "NCCL_DEBUG_FILE": f"{folder}/nccl/%h.%p.log",  # NCCL puts in host and process
+        }
     elif method is Method.AUTO:
         notes.append("NCCL_DEBUG is already set and kept: no NCCL log is recorded with the traces")
     if method is Method.NCCL_LOG:
@@ -187,14 +191,6 @@ def _torch_variables(inject: Path, environ: Mapping[str, str]) -> dict[str, str]
         # last level of any version (libkineto/src/ILoggerObserver.h); errors show by what a trace lacks.
         variables["KINETO_LOG_LEVEL"] = "6"
     return variables
-
-
-def _log_variables(folder: Path) -> dict[str, str]:
-    return {
-        "NCCL_DEBUG": "INFO",
-        "NCCL_DEBUG_SUBSYS": NCCL_LOG_SUBSYSTEMS,
-        "NCCL_DEBUG_FILE": f"{folder}/%h.%p.log",  # NCCL puts in host and process
-    }
 
 
 def _injected_files(settings: Mapping[str, object]) -> dict[str, str]:

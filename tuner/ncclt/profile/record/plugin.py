@@ -20,10 +20,10 @@ from ncclt.profile.readers.plugin_report import divide_by_steps
 from ncclt.profile.record.ranks import RankReport
 
 FOLDER = "plugin"
-"""Where the processes write, in the recording's folder."""
+"""Folder of the processes' reports, in the recording's folder."""
 
 POLICY_VARIABLES = ("NCCLT_POLICY_SHM", "NCCLT_TABLE", "NCCLT_POLICY", "NCCL_TUNER_CONFIG_FILE")
-"""Where the plugin looks for a table (plugin/named_table.c); an empty value is as good as none."""
+"""Variables by which the plugin finds a table (plugin/named_table.c); an empty value is as good as none."""
 
 _REPORT = re.compile(r"ncclt-plugin\..+\.\d+\.\d+\.[0-9a-f]+\.jsonl", re.ASCII)
 _NAMES = ("ncclt", LIBRARY_NAME)
@@ -56,7 +56,9 @@ def plugin_variables(
     variables = {"NCCLT_PLUGIN_REPORT": str(folder / FOLDER)}
     theirs = environ.get("NCCL_TUNER_PLUGIN", "")
     if theirs:
-        if not _is_ours(theirs, library):
+        path = Path(theirs)
+        is_ours = theirs in _NAMES or path.name == LIBRARY_NAME
+        if not (is_ours or (library is not None and path.exists() and path.samefile(library))):
             raise UsageError(
                 f"this job has its own tuner plugin, NCCL_TUNER_PLUGIN={theirs}, and NCCL loads only one",
                 hint="without it NCCL would choose other settings; unset it if that may be, or record --with nccl-log",
@@ -76,13 +78,6 @@ def plugin_variables(
     if silenced:
         notes.append(f"{', '.join(silenced)} is emptied: without NCCL_TUNER_PLUGIN your job does not use it")
     return variables, tuple(notes)
-
-
-def _is_ours(value: str, library: Path | None) -> bool:
-    path = Path(value)
-    if value in _NAMES or path.name == LIBRARY_NAME:
-        return True
-    return library is not None and path.exists() and path.samefile(library)
 
 
 def read_plugin_reports(

@@ -57,18 +57,16 @@ def calls_in_steps(
     runs = [TimeRange(start=run.start_us, end=run.end_us, name=run.name) for run in optimizers]
     # Without times all calls belong to all steps together.
     moments = [] if on_gpu else everything
-    found = divide_into_steps(moments, lambda call: call.event.start_us, complete, runs)
-    steps = found.steps
+    steps, notes = divide_into_steps(moments, lambda call: call.event.start_us, complete, runs)
     if on_gpu:
-        steps = tuple(steps_without_calls(complete, runs))
+        steps = steps_without_calls(complete, runs)
     if not steps:
-        return KinetoSteps(calls=everything, count=1, marked=False, notes=found.notes)
-    notes = list(found.notes)
+        return KinetoSteps(calls=everything, count=1, marked=False, notes=tuple(notes))
     if len(complete) < len(marks):
         notes.append(f"left out: {len(marks) - len(complete)} of {len(marks)} marked steps, cut off by the recording")
     timed = [step for step in steps if step.start > -inf]
     return KinetoSteps(
-        calls=everything if on_gpu else found.calls,
+        calls=everything if on_gpu else tuple(call for step in steps for call in step.calls),
         count=len(steps),
         marked=True,
         step_times_us=tuple(_length_us(step, marks) for step in timed),

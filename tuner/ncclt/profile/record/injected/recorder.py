@@ -13,13 +13,13 @@ import os
 import sys
 import time
 import weakref
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import ModuleType, TracebackType
+    from collections.abc import Callable, Iterator
+    from types import ModuleType
     from typing import Any
 
 
@@ -58,23 +58,13 @@ class Journal:
             part.replace(self._path)
 
 
-class ErrorGuard:
-    """Keeps errors of the recording away from the training: hands their description to `give_up` instead."""
-
-    def __init__(self, give_up: Callable[[str], None], doing: str) -> None:
-        self._give_up, self._doing = give_up, doing
-
-    def __enter__(self) -> None:
-        """Begin something that may fail."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _tb: TracebackType | None
-    ) -> bool:
-        """Swallow an error of our own; SystemExit and KeyboardInterrupt are not errors."""
-        if kind is None or not issubclass(kind, Exception):
-            return False
-        self._give_up(f"{self._doing}: {kind.__name__}: {error}")
-        return True
+@contextmanager
+def guard_errors(give_up: Callable[[str], None], doing: str) -> Iterator[None]:
+    """Keep errors of the recording away from the training: hand their description to `give_up` instead."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001  # any error of our own; SystemExit and KeyboardInterrupt are none
+        give_up(f"{doing}: {type(error).__name__}: {error}")
 
 
 SETTLING_STEPS = 3
@@ -271,7 +261,7 @@ class Watch:
 
 
 STOP_WAIT_S = 120.0
-"""How long a rank that ends the job waits for the others to write: a trace of 1 GB takes about a minute."""
+"""Time for which a rank that ends the job waits for the others to write: a trace of 1 GB takes about a minute."""
 
 
 class Recorder:
@@ -294,7 +284,7 @@ class Recorder:
 
     def attach(self, optim: ModuleType) -> None:
         """Register with PyTorch's optimizers."""
-        with ErrorGuard(self._give_up, "following the optimizers"):
+        with guard_errors(self._give_up, "following the optimizers"):
             plan = json.loads((self._folder / "inject" / "recording.json").read_text(encoding="utf-8"))
             self._window = Window(warmup=plan["warmup"], steps=plan["steps"])
             self._stop_after = plan["stop_after"]
@@ -319,7 +309,7 @@ class Recorder:
         self._journal.facts["failures"].append(reason)
         trace, self._trace = self._trace, None
         if trace is not None:
-            with ErrorGuard(self._give_up, "ending the profiler"):
+            with guard_errors(self._give_up, "ending the profiler"):
                 trace.cut(save=False)
         self._journal.write(state="failed")
 
@@ -331,7 +321,7 @@ class Recorder:
             os._exit(0)
         # The hook stays registered: removing it in here would break PyTorch's loop over its hooks.
         if not self._over and os.getpid() == self._pid:
-            with ErrorGuard(self._give_up, "counting steps"):
+            with guard_errors(self._give_up, "counting steps"):
                 if self._is_step(optimizer):
                     self._count_step()
 
@@ -423,7 +413,7 @@ class Recorder:
             return
         trace, self._trace = self._trace, None
         complete = len(self._journal.facts["inside_s"])
-        with ErrorGuard(self._give_up, "saving a window that was cut short"):
+        with guard_errors(self._give_up, "saving a window that was cut short"):
             if trace is not None:
                 trace.cut(save=complete > 0)
                 self._journal.facts.update(state="cut short", steps_recorded=complete, write_s=trace.write_s)

@@ -12,10 +12,11 @@ if TYPE_CHECKING:
 
 
 class ModuleFinder:
-    """An import hook that calls `attach` with one module, once that is loaded."""
+    """An import hook that calls `attach` with one module, once that is loaded: finder and loader in one."""
 
     def __init__(self, watched: str, attach: Callable[[ModuleType], None]) -> None:
         self._watched, self._attach = watched, attach
+        self._loader: Any = None
 
     def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> Any:
         """Find that one module exactly as Python would without us."""
@@ -26,22 +27,15 @@ class ModuleFinder:
 
         spec: Any = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._attach)
+            self._loader, spec.loader = spec.loader, self
         return spec
-
-
-class _Loader:
-    """Loads a module by its own loader, then calls back."""
-
-    def __init__(self, original: Any, attach: Callable[[ModuleType], None]) -> None:
-        self._original, self._attach = original, attach
 
     def create_module(self, spec: Any) -> Any:
         """Create the module as its own loader does."""
-        return self._original.create_module(spec)
+        return self._loader.create_module(spec)
 
     def exec_module(self, module: Any) -> None:
         """Run the module's code; from here on it does not remember that we were there."""
-        module.__loader__ = module.__spec__.loader = self._original
-        self._original.exec_module(module)
+        module.__loader__ = module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
         self._attach(module)
