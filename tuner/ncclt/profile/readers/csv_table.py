@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 
 from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, parse_dtype
@@ -36,34 +35,34 @@ class CsvReader(Reader):
         """Yield the calls of every row."""
         for document in source.documents():
             table, label = rows(document), document.label
-            header = next(table, None)
-            columns = find_columns(header.cells if header else (), label=label)
-            entries = [read_entry(columns, row) for row in table]
-            if not entries:
+            first = next(table, None)
+            header = first.cells if first else ()
+            named = find_columns(header, label=label)
+            calls, untyped = [], 0
+            for row in table:
+                by_header = cells_by_name(header, row)
+                cells = {column: by_header[cell] for column, cell in named.items()}
+                calls.append(read_call(row, cells))
+                untyped += not cells.get("dtype")
+            if not calls:
                 raise TraceError(f"{label} has a header but no row", hint="give one row per kind of message")
-            steps = {entry.steps for entry in entries}
+            steps = {call.steps for call in calls}
             if len(steps) > 1:
                 raise TraceError(
                     f"{label} gives several numbers of steps: {', '.join(str(n or 'none') for n in sorted(steps))}",
                     hint="count the calls of all messages over the same steps",
                 )
             source.steps = steps.pop()
-            source.whole_file = not source.steps and not columns.calls_are_per_step
-            source.notes += _notes(columns, entries)
-            for entry in entries:
-                yield Call(message=entry.message, count=entry.calls, time_us=entry.time_us)
-
-
-def _notes(columns: Columns, entries: Sequence[Entry]) -> list[str]:
-    notes = []
-    if columns.ignored:
-        notes.append(f"ignored columns: {', '.join(cell[:40] for cell in columns.ignored)}")
-    bare = sum(not entry.has_dtype for entry in entries)
-    if bare:
-        notes.append(f"no dtype in {bare} of {count_noun(len(entries), 'row')}: counted in bytes (uint8)")
-    if any(entry.message.group_size == 0 for entry in entries):
-        notes.append("groups without a size are assumed to be the whole job")
-    return notes
+            source.whole_file = not source.steps and not _is_per_step(named)
+            ignored = [cell[:40] for cell in header if cell not in named.values()]
+            if ignored:
+                source.notes.append(f"ignored columns: {', '.join(ignored)}")
+            if untyped:
+                rows_read = count_noun(len(calls), "row")
+                source.notes.append(f"no dtype in {untyped} of {rows_read}: counted in bytes (uint8)")
+            if any(call.message.group_size == 0 for call in calls):
+                source.notes.append("groups without a size are assumed to be the whole job")
+            yield from calls
 
 
 _COLUMNS: dict[str, tuple[str, ...]] = {
@@ -88,44 +87,8 @@ _UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 _AMBIGUOUS = ("k", "m", "g", "kb", "mb", "gb")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Columns:
-    """The header of a table.
-
-    Attributes:
-        header: its cells as written.
-        named: our column -> the header that means it.
-        ignored: headers that mean nothing to ncclt.
-        calls_are_per_step: the calls are given per step already.
-    """
-
-    header: tuple[str, ...]
-    named: Mapping[str, str]
-    ignored: tuple[str, ...]
-    calls_are_per_step: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """Content of one row.
-
-    Attributes:
-        message: the message.
-        calls: its calls in all steps.
-        steps: the steps that they were counted over, 0 where not given.
-        time_us: mean duration of a call, µs, where given.
-        has_dtype: whether the row names a dtype.
-    """
-
-    message: Message
-    calls: float
-    steps: int
-    time_us: float | None
-    has_dtype: bool
-
-
-def find_columns(header: Sequence[str], *, label: str) -> Columns:
-    """Find our columns in a header.
+def find_columns(header: Sequence[str], *, label: str) -> dict[str, str]:
+    """Return our columns, each with the cell of a header that names it.
 
     Raises:
         TraceError: a required column is missing, two headers mean the same, or the rows are of several ranks.
@@ -155,23 +118,27 @@ def find_columns(header: Sequence[str], *, label: str) -> Columns:
             f"{label} has a column {per_rank[0]!r}: ncclt does not add up calls over ranks",
             hint="every rank shows the same call: keep the rows of one rank and take the column out",
         )
-    per_step = named["calls"].lower().endswith("step")
-    if per_step and "steps" in named:
+    if _is_per_step(named) and "steps" in named:
         raise TraceError(
             f"{label} gives calls per step and a number of steps", hint="name the column calls, or leave out steps"
         )
-    return Columns(header=tuple(header), named=named, ignored=tuple(ignored), calls_are_per_step=per_step)
+    return named
 
 
-def read_entry(columns: Columns, row: TableRow) -> Entry:
-    """Read one row.
+def _is_per_step(named: Mapping[str, str]) -> bool:
+    return named["calls"].lower().endswith("step")
+
+
+def read_call(row: TableRow, cell: Mapping[str, str]) -> Call:
+    """Return the calls of one row, given its cells by our columns.
 
     Raises:
         TraceError: a cell is invalid; the message names the line.
     """
-    by_header = cells_by_name(columns.header, row)
-    cell = {ours: by_header[header] for ours, header in columns.named.items()}
-    dtype = _dtype(row, cell.get("dtype", ""))
+    try:
+        dtype = parse_dtype(cell["dtype"]) if cell.get("dtype") else UNKNOWN_DTYPE
+    except InputError as error:
+        raise row.refused(error.message, error.hint) from error
     size_bytes = _size_bytes(row, cell["size_bytes"])
     spans_nodes = cell.get("spans_nodes", "")
     if spans_nodes.lower() not in _TRUTH:
@@ -188,12 +155,11 @@ def read_entry(columns: Columns, row: TableRow) -> Entry:
     steps = row.whole("steps", cell["steps"]) if "steps" in cell else 0
     if "steps" in cell and steps < 1:
         raise row.refused("0 steps", "give the steps that the calls were counted over")
-    return Entry(
+    return Call(
         message=message,
-        calls=row.positive("calls", cell["calls"]),
+        count=row.positive("calls", cell["calls"]),
         steps=steps,
         time_us=row.positive("time_us", cell["time_us"]) if cell.get("time_us") else None,
-        has_dtype=bool(cell.get("dtype")),
     )
 
 
@@ -204,15 +170,6 @@ def _collective(row: TableRow, text: str) -> Collective:
     if operation is None or operation.collective is None:
         raise row.refused(f"{text[:40]!r} is not a collective", f"supported: {', '.join(Collective)}")
     return operation.collective
-
-
-def _dtype(row: TableRow, text: str) -> str:
-    if not text:
-        return UNKNOWN_DTYPE
-    try:
-        return parse_dtype(text)
-    except InputError as error:
-        raise row.refused(error.message, error.hint) from error
 
 
 def _size_bytes(row: TableRow, text: str) -> int:

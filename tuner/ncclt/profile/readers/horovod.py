@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -55,33 +56,18 @@ class HorovodReader(Reader):
                 return
             source.steps = _count_steps(timeline.calls)
             source.whole_file = not source.steps
-            counts = Counter(group.message for group in groups)
+            counts = Counter(message for message, _group in groups)
             source.created = format_day(timeline.started_s)
             source.detail["size_clusters"] = _clusters(counts)
             source.notes += _notes(timeline, groups, counts, source.steps)
-            for group in groups:
-                yield Call(message=group.message, rank=0, time_us=group.time_us)
+            for message, group in groups:
+                yield Call(message=message, rank=0, time_us=group.time_us)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FusionGroup:
-    """Tensors that were reduced as one message.
-
-    Attributes:
-        message: the all_reduce.
-        tensors: their names.
-        time_us: from the first start to the last end, µs.
-    """
-
-    message: Message
-    tensors: tuple[str, ...]
-    time_us: float
-
-
-def group_tensors(calls: Iterable[TensorCall], *, world_size: int) -> tuple[FusionGroup, ...]:
+def group_tensors(calls: Iterable[TensorCall], *, world_size: int) -> list[tuple[Message, FusionGroup]]:
     """Return the messages: tensors of one dtype and one set of ranks whose intervals all overlap.
 
-    A tensor is once in a message, so its second call opens the next one.
+    A tensor is once in a message, so its second call opens the next one. Groups of empty tensors make none.
 
     Args:
         calls: tensors' parts, in any order.
@@ -90,57 +76,69 @@ def group_tensors(calls: Iterable[TensorCall], *, world_size: int) -> tuple[Fusi
     Raises:
         TraceError: a dtype is not known, or a message is larger than any buffer.
     """
-    done: list[_Open] = []
-    last: dict[tuple[str, int], _Open] = {}
+    done: list[FusionGroup] = []
+    last: dict[tuple[str, int], FusionGroup] = {}
     for call in sorted(calls, key=lambda c: (c.start_us, c.end_us, c.tensor)):
         kind = (call.dtype, call.ranks or world_size)
         group = last.get(kind)
         if group is None or not group.meets(call):
-            group = last[kind] = _Open(start_us=call.start_us, first_end_us=call.end_us)
+            group = last[kind] = FusionGroup(start_us=call.start_us, first_end_us=call.end_us)
             done.append(group)
         group.add(call)
-    return tuple(found for group in done if (found := group.fused(world_size)) is not None)
+    return [(message, group) for group in done if (message := group.message(world_size)) is not None]
 
 
 @dataclass(slots=True, kw_only=True)
-class _Open:
-    """A group while its tensors are collected."""
+class FusionGroup:
+    """Tensors that were reduced as one message.
+
+    Attributes:
+        start_us: start of the first, µs.
+        first_end_us: end of the one that ended first, µs.
+        calls: name of a tensor -> its call.
+    """
 
     start_us: float
     first_end_us: float
-    last_end_us: float = 0.0
-    elements: int = 0
     calls: dict[str, TensorCall] = field(default_factory=dict)
 
+    @property
+    def time_us(self) -> float:
+        """Return the time from the first start to the last end, µs."""
+        return max(call.end_us for call in self.calls.values()) - self.start_us
+
     def meets(self, call: TensorCall) -> bool:
+        """Return True if a call is of this group."""
         # Tensors of a group without length start and end at the same moment: that is overlap, too.
         overlaps = call.start_us < self.first_end_us or (call.start_us == self.start_us == self.first_end_us)
         return overlaps and call.tensor not in self.calls
 
     def add(self, call: TensorCall) -> None:
+        """Add the call of another tensor."""
         self.calls[call.tensor] = call
-        self.elements += call.elements
         self.first_end_us = min(self.first_end_us, call.end_us)
-        self.last_end_us = max(self.last_end_us, call.end_us)
 
-    def fused(self, world_size: int) -> FusionGroup | None:
-        """Return the message, None where all its tensors are empty."""
+    def message(self, world_size: int) -> Message | None:
+        """Return the all_reduce, None where all its tensors are empty.
+
+        Raises:
+            TraceError: as `group_tensors`.
+        """
         first = next(iter(self.calls.values()))
         try:
             dtype = parse_dtype(first.dtype)
         except InputError as error:
             raise TraceError(f"tensor {first.tensor!r} has the dtype {first.dtype[:40]!r}", hint=error.hint) from error
-        size_bytes = self.elements * DTYPE_SIZES[dtype]
+        size_bytes = sum(call.elements for call in self.calls.values()) * DTYPE_SIZES[dtype]
         if size_bytes > MOST_BYTES:
             raise TraceError(
                 f"tensor {first.tensor!r} is in a message of {size_bytes} bytes", hint="the shapes cannot be right"
             )
         if not size_bytes:
             return None
-        message = Message(
+        return Message(
             collective=Collective.ALL_REDUCE, dtype=dtype, size_bytes=size_bytes, group_size=first.ranks or world_size
         )
-        return FusionGroup(message=message, tensors=tuple(self.calls), time_us=self.last_end_us - self.start_us)
 
 
 def _count_steps(calls: Sequence[TensorCall]) -> int:
@@ -164,8 +162,10 @@ def _clusters(counts: Counter[Message]) -> str:
     )
 
 
-def _notes(timeline: Timeline, groups: Sequence[FusionGroup], counts: Counter[Message], steps: int) -> list[str]:
-    tensors = sum(len(group.tensors) for group in groups)
+def _notes(
+    timeline: Timeline, groups: Sequence[tuple[Message, FusionGroup]], counts: Counter[Message], steps: int
+) -> list[str]:
+    tensors = sum(len(group.calls) for _message, group in groups)
     sent = Counter(call.tensor for call in timeline.calls)
     agreeing = sum(times == steps for times in sent.values())
     notes = [
@@ -346,8 +346,8 @@ def _end(tensor: _Tensor, end_us: float, args: Mapping[str, Any], timeline: Time
     if name != "ALLREDUCE":
         timeline.left_out[_WHY.get(name, "other operation, which ncclt does not support")] += 1
         return
-    elements = _elements(args.get("shape"))
-    if interval_us is None or elements is None or not isinstance(args.get("dtype"), str):
+    shape = _SHAPE.fullmatch(args["shape"]) if isinstance(args.get("shape"), str) else None
+    if interval_us is None or shape is None or not isinstance(args.get("dtype"), str):
         missing = "its communication" if interval_us is None else "its shape and dtype"
         timeline.left_out[f"ALLREDUCE without {missing}"] += 1
         return
@@ -355,7 +355,8 @@ def _end(tensor: _Tensor, end_us: float, args: Mapping[str, Any], timeline: Time
         TensorCall(
             tensor=tensor.name,
             dtype=args["dtype"],
-            elements=elements,
+            # `[]` is a scalar, one element.
+            elements=math.prod(int(extent) for extent in shape[1].split(",") if extent.strip()),
             start_us=interval_us[0],
             end_us=interval_us[1],
             ranks=len(tensor.ranks),
@@ -373,14 +374,3 @@ _WHY = {
 
 def _is_key(key: object) -> bool:
     return isinstance(key, int | str)
-
-
-def _elements(shape: object) -> int | None:
-    """Return the product of a shape such as `[512, 1000]`; `[]` is a scalar, one element."""
-    found = _SHAPE.fullmatch(shape) if isinstance(shape, str) else None
-    if found is None:
-        return None
-    product = 1
-    for extent in found[1].split(","):
-        product *= int(extent) if extent.strip() else 1
-    return product

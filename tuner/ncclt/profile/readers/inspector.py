@@ -156,13 +156,8 @@ class Performed:
     choice: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """An operation, or how many were dropped before they could be written."""
-
-    header: Header
-    performed: Performed | None
-    dropped: int = 0
+Record = tuple[Header, Performed | int]
+"""An operation, or how many were dropped before they could be written."""
 
 
 def records(document: Document) -> Iterator[Record | None]:
@@ -218,12 +213,12 @@ def _record(row: Any) -> Record | None:
         return None
     stats = row.get("dump_stats")
     if isinstance(stats, Mapping):
-        return Record(header=header, performed=None, dropped=_dropped(stats))
+        return header, _dropped(stats)
     for kind in ("coll", "p2p"):
         facts = row.get(f"{kind}_perf")
         if isinstance(facts, Mapping):
             performed = _performed(facts, kind)
-            return None if performed is None else Record(header=header, performed=performed)
+            return None if performed is None else (header, performed)
     return None
 
 
@@ -352,11 +347,13 @@ class Tally:
             if record is None:
                 self.unread += 1
                 continue
-            self._admit(record.header, document.label)
+            header, content = record
+            self._admit(header, document.label)
             check_bounded(len(self.labels), document.label)
-            self.dropped = max(self.dropped, record.dropped)
-            if record.performed is not None:
-                kinds += self._add(record.header, record.performed)
+            if isinstance(content, int):
+                self.dropped = max(self.dropped, content)
+            else:
+                kinds += self._add(header, content)
                 check_bounded(kinds, document.label)
 
     def views(self) -> Iterator[tuple[tuple[str, int, int], Series]]:

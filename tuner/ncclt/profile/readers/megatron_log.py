@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, parse_dtype
 from ncclt.errors import InputError, TraceError
+from ncclt.profile.c10d import Tensor
 from ncclt.profile.numbers import MOST_RANKS, parse_int
 from ncclt.profile.reader import Call, Reader, Source
 from ncclt.profile.readers.nccl_log import LOGGED_CALL
@@ -104,7 +105,7 @@ class _Job:
         self.world_size = parse_int(settings.get("world_size"), most=MOST_RANKS) or 0
         self.group_size = parse_int(settings.get("data_parallel_size"), most=MOST_RANKS) or 0
 
-    def messages(self, bucket: Bucket, left_out: Counter[str]) -> Iterator[Message]:
+    def messages(self, bucket: Tensor, left_out: Counter[str]) -> Iterator[Message]:
         """Yield the messages of one bucket in a step."""
         kinds = [(Collective.ALL_REDUCE, self._gradient_dtype(bucket))]
         if self.is_sharded:
@@ -116,7 +117,7 @@ class _Job:
             else:
                 left_out[f"bucket of {bucket.elements} elements"] += 1
 
-    def _gradient_dtype(self, bucket: Bucket) -> str:
+    def _gradient_dtype(self, bucket: Tensor) -> str:
         if bucket.dtype:
             return self._known(bucket.dtype, "gradients")
         in_fp32 = self.settings.get("grad_reduce_in_fp32", self.settings.get("accumulate_allreduce_grads_in_fp32"))
@@ -177,33 +178,21 @@ def _notes(logs: Sequence[BucketLog], job: _Job) -> list[str]:
     return notes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bucket:
-    """One gradient bucket.
-
-    Attributes:
-        elements: with the padding where it is logged, because the padding is sent too.
-        dtype: of the gradients, empty where unknown.
-    """
-
-    elements: int
-    dtype: str = ""
-
-
 @dataclass(slots=True, kw_only=True)
 class BucketLog:
     """Content of one file.
 
     Attributes:
         label: name of the file.
-        buckets: rank (None without a launcher's prefix) -> its buckets, of all buffers.
+        buckets: rank (None without a launcher's prefix) -> its buckets, of all buffers; their elements include the
+            padding where it is logged, because it is sent too, and their dtype is empty where unknown.
         announced: rank -> how many buckets were announced.
         buffers: rank -> how many announcements there were, one per buffer.
         settings: names and values of the DDP config and of the printed arguments; the config wins.
     """
 
     label: str
-    buckets: dict[int | None, list[Bucket]] = field(default_factory=dict)
+    buckets: dict[int | None, list[Tensor]] = field(default_factory=dict)
     announced: dict[int | None, int] = field(default_factory=dict)
     buffers: dict[int | None, int] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -256,6 +245,6 @@ def _add(log: BucketLog, rank: int | None, line: bytes) -> int:
         log.buffers[rank] = log.buffers.get(rank, 0) + 1
     if bucket is not None:
         elements, padded, dtype = bucket.groups()
-        one = Bucket(elements=int(padded or elements), dtype=(dtype or b"").decode("ascii"))
-        log.buckets.setdefault(rank, []).append(one)
+        tensor = Tensor(elements=int(padded or elements), dtype=(dtype or b"").decode("ascii"))
+        log.buckets.setdefault(rank, []).append(tensor)
     return int(count is not None or bucket is not None)

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import NamedTuple
 
 from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message
 from ncclt.errors import TraceError
@@ -305,21 +304,8 @@ def check_own_process(books: list[LogBook]) -> None:
             seen[process] = book.label
 
 
-class Rank(NamedTuple):
-    """One GPU's process, or one of its communicators if the writer of a line is not known."""
-
-    host: str
-    pid: str
-    device: str
-
-
-class _Handle(NamedTuple):
-    """One rank's end of a communicator; an address can be reused for a communicator of another size."""
-
-    host: str
-    pid: str
-    comm: str
-    ranks: str
+_Handle = tuple[str, str, str, str]
+"""One rank's end of a communicator: host, process id, address, and size, for another one can reuse the address."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -339,25 +325,23 @@ class Communicators:
     described: dict[_Handle, CommLine] = field(default_factory=dict)
     devices: dict[_Handle, Counter[str]] = field(default_factory=dict)
     hosts: dict[str, set[str]] = field(default_factory=dict)
-    led: dict[Rank, set[tuple[int, bool]]] = field(default_factory=dict)
+    led: dict[LineOrigin, set[tuple[int, bool]]] = field(default_factory=dict)
     world_size: int = 0
     world_nodes: int = 0
     ranks_seen: int = 0
 
-    def rank_of(self, line: CollLine, label: str) -> Rank:
-        """Return the rank that made a call: a process and its GPU, since one process can drive several."""
+    def rank_of(self, line: CollLine, label: str) -> LineOrigin:
+        """Return the rank that made a call: a process and its GPU, since one process can drive several.
+
+        Where the writer is not known each communicator of a file counts as one.
+        """
         if not line.origin.host:
-            return Rank(label, line.comm, "")
+            return LineOrigin(label, line.comm, "")
         handle = _handle(line)
         known = self.described.get(handle)
         if known is not None and known.device:
-            return Rank(line.origin.host, line.origin.pid, known.device)
-        return Rank(line.origin.host, line.origin.pid, self.devices[handle].most_common(1)[0][0])
-
-    def decider(self, line: TuningLine, label: str) -> Rank:
-        """Return the rank that wrote a TUNING line."""
-        origin = line.origin
-        return Rank(origin.host, origin.pid, origin.device) if origin.host else Rank(label, "", "")
+            return line.origin._replace(device=known.device)
+        return line.origin._replace(device=self.devices[handle].most_common(1)[0][0])
 
     def spans_nodes(self, line: CollLine) -> bool:
         """Return True if a call spans nodes; False if unknown, and for the whole job."""
@@ -370,7 +354,7 @@ class Communicators:
         Such a line comes from rank 0 of its communicator and does not name it: if all communicators that this GPU is
         rank 0 of are alike, it is one of them. Otherwise it is not known: (0, False).
         """
-        kinds = self.led.get(Rank(*origin), set()) | self.led.get(Rank(origin.host, origin.pid, ""), set())
+        kinds = self.led.get(origin, set()) | self.led.get(origin._replace(device=""), set())
         return next(iter(kinds)) if len(kinds) == 1 else (0, False)
 
     def global_ranks(self) -> tuple[int, ...]:
@@ -387,12 +371,17 @@ class Communicators:
 
 
 def join_communicators(books: Sequence[LogBook]) -> Communicators:
-    """Join the INIT lines of all files."""
+    """Join the INIT lines of all files; those about one communicator complete each other."""
     found = Communicators()
     for book in books:
         for comm in book.comms:
             if comm.origin.host:
-                _join(found, comm)
+                before = found.described.get(_handle(comm), comm)
+                found.described[_handle(comm)] = comm._replace(
+                    device=comm.device or before.device,
+                    comm_id=comm.comm_id or before.comm_id,
+                    nodes=comm.nodes or before.nodes,
+                )
         for call, count in book.calls.items():
             if call.origin.host:
                 found.devices.setdefault(_handle(call), Counter())[call.origin.device] += count
@@ -408,23 +397,13 @@ def join_communicators(books: Sequence[LogBook]) -> Communicators:
         found.world_nodes = max((c.nodes for c in found.described.values() if int(c.ranks) == largest), default=0)
     for comm in found.described.values():
         if comm.rank == 0 and int(comm.ranks) > 1:
-            rank = Rank(comm.origin.host, comm.origin.pid, comm.device)
+            rank = comm.origin._replace(device=comm.device)
             found.led.setdefault(rank, set()).add((int(comm.ranks), found.part_spans_nodes(comm)))
     return found
 
 
 def _handle(line: CollLine | CommLine) -> _Handle:
-    return _Handle(line.origin.host, line.origin.pid, line.comm, line.ranks)
-
-
-def _join(found: Communicators, comm: CommLine) -> None:
-    """Add an INIT line; the lines about one communicator complete each other."""
-    before = found.described.get(_handle(comm), comm)
-    found.described[_handle(comm)] = comm._replace(
-        device=comm.device or before.device,
-        comm_id=comm.comm_id or before.comm_id,
-        nodes=comm.nodes or before.nodes,
-    )
+    return line.origin.host, line.origin.pid, line.comm, line.ranks
 
 
 @dataclass(slots=True, kw_only=True)
@@ -488,7 +467,8 @@ def findings_from_tunings(books: Sequence[LogBook], comms: Communicators) -> Ran
             if isinstance(message, str):
                 found.left_out[message] += count
             else:
-                found.calls.append(Call(message=message, lane=comms.decider(line, book.label), count=count))
+                decider = line.origin if line.origin.host else LineOrigin(book.label, "", "")
+                found.calls.append(Call(message=message, lane=decider, count=count))
         found.add_choices(book.tunings, comms)
     return found
 

@@ -155,8 +155,12 @@ def _refusal(recordings: Sequence[NsysExport], left_out: Mapping[str, int]) -> T
             f"no message sizes in {labels}: NCCL wrote none; it does since 2.16 ({seen})",
             hint="update NCCL, or import its own log: NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,COLL",
         )
+    switches = ", ".join(
+        f"{key}={recordings[0].facts.get(f'EXPORT_PARAM_{key}', 'not told')[:10]}"
+        for key in ("INCLUDE_BLOBS", "INCLUDE_JSON")
+    )
     return TraceError(
-        f"no message sizes in {labels}: it was exported without NVTX payloads ({_switches(recordings[0])}; {seen})",
+        f"no message sizes in {labels}: it was exported without NVTX payloads ({switches}; {seen})",
         hint=f"export the report again: {_export_command(recordings[0])}",
     )
 
@@ -186,13 +190,6 @@ def _export_command(recording: NsysExport) -> str:
         report[:200],
     )
     return shlex.join(words)
-
-
-def _switches(recording: NsysExport) -> str:
-    return ", ".join(
-        f"{key}={recording.facts.get(f'EXPORT_PARAM_{key}', 'not told')[:10]}"
-        for key in ("INCLUDE_BLOBS", "INCLUDE_JSON")
-    )
 
 
 _MAGIC = b"SQLite format 3\0"
@@ -407,7 +404,10 @@ def decode_json(text: object) -> Payload | None:
     for place in (document, *(document.values() if isinstance(document, dict) else ())):
         if isinstance(place, dict):
             for name in _WANTED & place.keys():
-                number = parse_int(_ungrouped(place[name]))
+                value = place[name]
+                if isinstance(value, str) and _GROUPED.fullmatch(value.strip()):
+                    value = value.replace(",", "")  # Nsight shows commas between thousands
+                number = parse_int(value)
                 if number is not None:
                     values.setdefault(name, number)
     return _payload(values)
@@ -432,12 +432,6 @@ def _bytes(blob: object) -> bytes | None:
         except ValueError:
             return None
     return blob if isinstance(blob, bytes) else None
-
-
-def _ungrouped(value: object) -> object:
-    """Remove the commas that Nsight shows between thousands."""
-    is_grouped = isinstance(value, str) and _GROUPED.fullmatch(value.strip())
-    return value.replace(",", "") if is_grouped and isinstance(value, str) else value
 
 
 # 2.7 to 2.18 ncclKernel_AllReduce_RING_LL_Sum_float, since 2.19 ncclDevKernel_AllReduce_Sum_f32_RING_LL, since 2.27
@@ -626,21 +620,18 @@ def _count_calls(export: Export, names: Mapping[int, str], recording: NsysExport
         if not _CALL.fullmatch(function):
             continue
         recording.functions[function] += 1
-        told = json_text if json_text is not None or json_id is None else _json_by_id(export, json_id)
-        if blob is None and told is None:
+        if json_text is None and json_id is not None:
+            stored = export.connection.execute("SELECT value FROM StringIds WHERE id = ?", (json_id,))
+            json_text = next((value for (value,) in stored if isinstance(value, str)), None)
+        if blob is None and json_text is None:
             continue
         recording.payloads += 1
-        payload = decode_blob(blob, schemas) or decode_json(told)
+        payload = decode_blob(blob, schemas) or decode_json(json_text)
         if payload is None:
             recording.undecoded += 1
             continue
         process = (recording.label, thread >> 24 if isinstance(thread, int) else 0)
         _take(recording, process, function, payload)
-
-
-def _json_by_id(export: Export, number: object) -> str | None:
-    rows = export.connection.execute("SELECT value FROM StringIds WHERE id = ?", (number,))
-    return next((value for (value,) in rows if isinstance(value, str)), None)
 
 
 def _take(recording: NsysExport, process: Process, function: str, payload: Payload) -> None:
@@ -685,17 +676,10 @@ FUNCTIONS = {f"nccl{word}": collective for word, collective in OPERATIONS.items(
 """Function of NCCL -> collective; gather, scatter and what manages communicators make no message."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Group:
-    """A communicator as one process sees it: its ranks, 0 where not known, and how many of them the process drives."""
-
-    ranks: int
-    local: int
-    is_assumed: bool
-
-
 def size_calls(recordings: Sequence[NsysExport], left_out: Counter[str], assumed: dict[str, None]) -> Iterator[Call]:
     """Yield the calls of all processes that make a message.
+
+    The rank of a process is that in its largest communicator, where it holds one rank of it.
 
     Args:
         recordings: of one job.
@@ -709,49 +693,49 @@ def size_calls(recordings: Sequence[NsysExport], left_out: Counter[str], assumed
         for (process, kind), count in recording.sized.items():
             by_process.setdefault(process, []).append((kind, count))
     for process, kinds in sorted(by_process.items()):
-        mine: Counter[str] = Counter()
+        held = [member for (other, _communicator), member in members.items() if other == process]
+        largest = max(held, key=lambda member: member.ranks, default=None)
+        rank = next(iter(largest.mine)) if largest and len(largest.mine) == 1 else None
+        without_message: Counter[str] = Counter()
         for kind, count in kinds:
             if kind.function not in FUNCTIONS:
                 continue
-            group = _group(process, kind.communicator, members)
-            made = _message(kind, group, dtypes)
+            made = _message(kind, _find_ranks(kind.communicator, members), dtypes)
             if isinstance(made, str):
-                mine[made] += count
+                without_message[made] += count
                 continue
-            assumed.update(dict.fromkeys(_assumptions(made, group)))
+            mine = members.get((process, kind.communicator))
+            # A process that drives several GPUs calls once for each of them.
+            driven = max(1, len(mine.mine)) if mine else 1
+            assumed.update(dict.fromkeys(_assumptions(made, kind, driven)))
             yield Call(
                 message=made,
-                rank=_rank(process, members),
+                rank=rank,
                 lane=process,
                 group=f"{kind.communicator}",
-                # A process that drives several GPUs calls once for each of them.
-                count=max(1, round(count / group.local)),
+                count=max(1, round(count / driven)),
                 is_receive=kind.function == "ncclRecv",
             )
-        left_out |= mine
+        left_out |= without_message
 
 
-def _group(
-    process: Process, communicator: int | None, members: Mapping[tuple[Process, int | None], Membership]
-) -> _Group:
-    mine = members.get((process, communicator))
-    local = max(1, len(mine.mine)) if mine else 1
-    if communicator is None:
-        sizes = {member.ranks for (_process, other), member in members.items() if other is None}
-        ranks = sizes.pop() if len(sizes) == 1 else 0
-        return _Group(ranks=ranks, local=local, is_assumed=ranks > 0)
-    # The hash is the same on all ranks: another process may have recorded the size that this one lacks.
-    known = [member.ranks for (_process, other), member in members.items() if other == communicator]
-    return _Group(ranks=known[0] if known else 0, local=local, is_assumed=False)
+def _find_ranks(communicator: int | None, members: Mapping[tuple[Process, int | None], Membership]) -> int:
+    """Return the ranks of a communicator, 0 where not known.
+
+    The hash is the same on all ranks: another process may have recorded the size that one lacks. Calls that name no
+    communicator are of any that was created: their size is known where all have the same.
+    """
+    sizes = [member.ranks for (_process, other), member in members.items() if other == communicator]
+    return sizes[0] if sizes and (communicator is not None or len(set(sizes)) == 1) else 0
 
 
-def _message(kind: CallKind, group: _Group, dtypes: Mapping[Collective, str]) -> Message | str:
+def _message(kind: CallKind, ranks: int, dtypes: Mapping[Collective, str]) -> Message | str:
     collective = FUNCTIONS[kind.function]
     if not 0 < kind.size_bytes <= MOST_BYTES:
         return f"{kind.function} of {'0' if not kind.size_bytes else 'impossibly many'} bytes"
-    if collective in PER_RANK and not group.ranks:
+    if collective in PER_RANK and not ranks:
         return f"{kind.function}, whose full size needs the ranks of its group, which the recording does not give"
-    size_bytes = kind.size_bytes * (group.ranks if collective in PER_RANK else 1)
+    size_bytes = kind.size_bytes * (ranks if collective in PER_RANK else 1)
     if size_bytes > MOST_BYTES:
         return f"{kind.function} of impossibly many bytes"
     dtype = dtypes.get(collective, UNKNOWN_DTYPE)
@@ -759,30 +743,24 @@ def _message(kind: CallKind, group: _Group, dtypes: Mapping[Collective, str]) ->
         collective=collective,
         dtype=dtype if size_bytes % DTYPE_SIZES[dtype] == 0 else UNKNOWN_DTYPE,
         size_bytes=size_bytes,
-        group_size=group.ranks,
+        group_size=ranks,
     )
 
 
-def _assumptions(message: Message, group: _Group) -> list[str]:
+def _assumptions(message: Message, kind: CallKind, driven: int) -> list[str]:
     how = f"{message.dtype} according to the names of its kernels"
     if message.dtype == UNKNOWN_DTYPE:
         how = f"counted in bytes, as {UNKNOWN_DTYPE}"
     assumed = [f"payloads have no dtype: {message.collective} is {how}"]
-    if not group.ranks:
+    if not message.group_size:
         assumed.append("the creation of a communicator was not recorded: assuming a group of the whole job")
-    elif group.is_assumed:
+    elif kind.communicator is None:
         assumed.append(
-            f"NCCL before 2.25 does not name the communicator of a call: all that were created have {group.ranks} ranks"
+            "NCCL before 2.25 does not name the communicator of a call: all that were created have "
+            f"{message.group_size} ranks"
         )
-    if group.local > 1:
-        assumed.append(f"a process drives {group.local} GPUs: its calls are divided by them")
+    if driven > 1:
+        assumed.append(f"a process drives {driven} GPUs: its calls are divided by them")
     if message.collective is Collective.SEND_RECV:
         assumed.append("all_to_all of PyTorch shows as the sends and receives that it is made of")
     return assumed
-
-
-def _rank(process: Process, members: Mapping[tuple[Process, int | None], Membership]) -> int | None:
-    """Return the process's rank in its largest communicator, where it holds one rank of it."""
-    held = [member for (other, _communicator), member in members.items() if other == process]
-    largest = max(held, key=lambda member: member.ranks, default=None)
-    return next(iter(largest.mine)) if largest and len(largest.mine) == 1 else None
