@@ -31,7 +31,7 @@ from ncclt.core.cluster_file import parse_cluster_toml
 from ncclt.core.gpus import find_gpu
 from ncclt.core.message import Collective, bus_factor
 from ncclt.core.setting import MAX_CHANNELS, Setting
-from ncclt.errors import InputError, LandscapeError, reason
+from ncclt.errors import InputError, reason
 from ncclt.measure.simulated.landscape_rows import LandscapeRow, write_rows
 from ncclt.nccl.parameters import CATALOGUE
 
@@ -150,7 +150,7 @@ def read_originals(
         Its landscapes, those without a default too, and notes on rows that were left out.
 
     Raises:
-        LandscapeError: the table cannot be read, has an invalid row, or none that can be used.
+        InputError: the table cannot be read, has an invalid row, or none that can be used.
     """
     groups: dict[tuple[str, ...], list[tuple[LandscapeRow, Row]]] = {}
     dropped: Counter[str] = Counter()
@@ -166,9 +166,9 @@ def read_originals(
             groups.setdefault(key, []).append((_row(number, line, path), line))
     notes = [f"{path.name}: {rows} rows with {why} are left out" for why, rows in dropped.items()]
     if not count:
-        raise LandscapeError(f"{path.name} has no rows", hint="the first line names the columns, then one row each")
+        raise InputError(f"{path.name} has no rows", hint="the first line names the columns, then one row each")
     if not groups:
-        raise LandscapeError(f"no row of {path.name} can be used: {'; '.join(notes)}", hint="see the README beside it")
+        raise InputError(f"no row of {path.name} can be used: {'; '.join(notes)}", hint="see the README beside it")
     found = []
     for (*_, condition), pairs in groups.items():
         kept, note = _without_lists(_one_placement(pairs))
@@ -228,19 +228,19 @@ def _lines(path: Path) -> Iterator[tuple[int, Row]]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, strict=True)
             if not reader.fieldnames:
-                raise LandscapeError(f"{path.name} is empty", hint=f"its first line names {', '.join(REQUIRED)}")
+                raise InputError(f"{path.name} is empty", hint=f"its first line names {', '.join(REQUIRED)}")
             twice = [column for column, count in Counter(reader.fieldnames).items() if count > 1]
             if twice:
-                raise LandscapeError(f"{path.name}, line 1: duplicate column {twice[0]!r}", hint="keep one of them")
+                raise InputError(f"{path.name}, line 1: duplicate column {twice[0]!r}", hint="keep one of them")
             missing = [column for column in REQUIRED if column not in reader.fieldnames]
             if missing:
-                raise LandscapeError(
+                raise InputError(
                     f"{path.name} lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}",
                     hint=f"needed are {', '.join(REQUIRED)}",
                 )
             for raw in reader:
                 if None in raw:
-                    raise LandscapeError(
+                    raise InputError(
                         f"{path.name}, line {reader.line_num}: more fields than columns",
                         hint="quote fields that contain a comma",
                     )
@@ -248,7 +248,7 @@ def _lines(path: Path) -> Iterator[tuple[int, Row]]:
                 if any(line.values()):
                     yield reader.line_num, line
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise LandscapeError(f"{path} cannot be read as CSV: {reason(error)}", hint="give a table in UTF-8") from error
+        raise InputError(f"{path} cannot be read as CSV: {reason(error)}", hint="give a table in UTF-8") from error
 
 
 def _carried(line: Row) -> Iterator[Row]:
@@ -320,7 +320,7 @@ def _row(number: int, line: Row, path: Path) -> LandscapeRow:
 def _setting(line: Row, where: str) -> Setting:
     channels = _whole(line, "nchannels", where) if line["nchannels"] else None
     if channels is not None and channels > MAX_CHANNELS:
-        raise LandscapeError(f"{where}: nchannels is {channels}", hint=f"NCCL has at most {MAX_CHANNELS}")
+        raise InputError(f"{where}: nchannels is {channels}", hint=f"NCCL has at most {MAX_CHANNELS}")
     parameters = {
         found[1]: int(found[2])
         for piece in re.split(r"[;|,]\s*", line["other_env"])
@@ -341,7 +341,7 @@ def _setting(line: Row, where: str) -> Setting:
 def _known(line: Row, column: str, names: Mapping[str, _Name], where: str) -> _Name:
     name = re.sub(r"[_\-\s]", "", line[column].lower())
     if name not in names:
-        raise LandscapeError(f"{where}: unknown {column} {line[column]!r}", hint=f"one of {', '.join(names)}")
+        raise InputError(f"{where}: unknown {column} {line[column]!r}", hint=f"one of {', '.join(names)}")
     return names[name]
 
 
@@ -351,7 +351,7 @@ def _number(line: Row, column: str, where: str) -> float:
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value > 0):
-        raise LandscapeError(
+        raise InputError(
             f"{where}: {column} is {line[column]!r}, which is not a number above 0", hint="correct or remove the row"
         )
     return value
@@ -360,9 +360,7 @@ def _number(line: Row, column: str, where: str) -> float:
 def _whole(line: Row, column: str, where: str) -> int:
     value = _number(line, column, where)
     if value != int(value):
-        raise LandscapeError(
-            f"{where}: {column} is {line[column]!r}, which is not a whole number", hint="correct the row"
-        )
+        raise InputError(f"{where}: {column} is {line[column]!r}, which is not a whole number", hint="correct the row")
     return int(value)
 
 
@@ -502,7 +500,7 @@ def build_table(name: str, folder: Path) -> str:
         found, _ = read_originals(folder / f"{table}.csv", wanted)
         if len(found) > 1:
             names = "; ".join(repr(one.condition or one.rows[0].system) for one in found)
-            raise LandscapeError(
+            raise InputError(
                 f"{table}.csv: the rows for {name} are of {len(found)} landscapes: {names}",
                 hint="choose rows of one in TABLES, or add a remark to _ANNOTATIONS",
             )
@@ -510,7 +508,7 @@ def build_table(name: str, folder: Path) -> str:
             row.collective.value for row in found[0].rows if row.setting.is_default
         }
         if lacking:
-            raise LandscapeError(
+            raise InputError(
                 f"{table}.csv: no row for {name} is recognised as the NCCL default of {', '.join(sorted(lacking))}",
                 hint="add its remark to _DEFAULT_REMARK",
             )
