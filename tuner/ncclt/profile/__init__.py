@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from ncclt.class_table import ClassTable
@@ -70,9 +70,9 @@ def read_workload(paths: Path | str | Sequence[Path | str], *, name: str, source
     check_distinct(given)
     named = None if source is None else get_reader(source)
     with regular_files(given, error=TraceError) as files:
-        found = _detect(list(list_files(files)), named)
-        workload = found.reader.read(found.paths, name=name)
-        return replace(workload, provenance=_add_facts(workload.provenance, found))
+        reader, read, facts, notes = _detect(list(list_files(files)), named)
+        workload = reader.read(read, name=name)
+        return replace(workload, provenance=_add_facts(workload.provenance, facts, notes))
 
 
 _TABLE = ClassTable(kind="reader", group="ncclt.readers", built_in=READERS)
@@ -95,30 +95,17 @@ def get_reader(name: str) -> Reader:
     return reader
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _JobFiles:
-    """Files of one kind, and facts about the run in their texts.
-
-    Attributes:
-        reader: of all of them.
-        paths: the files.
-        left_out: messages about files of their folders that it does not read.
-        facts: of each text.
-        cut: names of texts that end within a line.
-    """
-
-    reader: Reader
-    paths: Sequence[Path]
-    left_out: Sequence[str]
-    facts: Sequence[RunFacts]
-    cut: Sequence[str]
-
-
-def _detect(files: Sequence[tuple[Path, bool]], named: Reader | None) -> _JobFiles:
-    """Return the first reader that recognises every file, or the one that was named.
+def _detect(
+    files: Sequence[tuple[Path, bool]], named: Reader | None
+) -> tuple[Reader, list[Path], list[RunFacts], list[str]]:
+    """Find the first reader that recognises every file, or take the one that was named.
 
     Each file is looked at once, and behind the first one only the readers are asked that recognised those before. A
     file of a folder that no reader recognises is left out.
+
+    Returns:
+        The reader, its files, the facts about the run in each of their texts, and notes on files that are left out or
+        cut off.
     """
     candidates: list[str] = []
     paths: list[Path] = []
@@ -154,13 +141,11 @@ def _detect(files: Sequence[tuple[Path, bool]], named: Reader | None) -> _JobFil
             cut += [path.name] if (not texts[-1].endswith(b"\n") if whole else ends_within_line(path)) else []
     if not paths:
         raise _refuse_folder(refused)
-    return _JobFiles(
-        reader=named or get_reader(candidates[0]),
-        paths=paths,
-        left_out=[error.message for error in refused],
-        facts=facts,
-        cut=cut,
-    )
+    notes = [f"{label} ends within a line: it may be cut off" for label in cut]
+    if refused:
+        shown = "; ".join(error.message for error in refused[:3]) + ("; …" if len(refused) > 3 else "")
+        notes.insert(0, f"{count_noun(len(refused), 'file')} of the folder left out: {shown}")
+    return named or get_reader(candidates[0]), paths, facts, notes
 
 
 def _find_readers(path: Path, named: Reader | None, candidates: Sequence[str], *, is_named: bool) -> list[str]:
@@ -185,20 +170,16 @@ def _refuse_folder(refused: Sequence[TraceError]) -> TraceError:
     )
 
 
-def _add_facts(origin: Provenance, found: _JobFiles) -> Provenance:
+def _add_facts(origin: Provenance, texts: Sequence[RunFacts], file_notes: Sequence[str]) -> Provenance:
     """Add the facts in the texts beside their calls: ranks, versions, variables."""
-    notes = list(origin.notes)
-    if found.left_out:
-        shown = "; ".join(found.left_out[:3]) + ("; …" if len(found.left_out) > 3 else "")
-        notes.append(f"{count_noun(len(found.left_out), 'file')} of the folder left out: {shown}")
-    notes += [f"{label} ends within a line: it may be cut off" for label in found.cut]
-    ranks = {facts.ranks for facts in found.facts if facts.ranks > 1}
+    notes = [*origin.notes, *file_notes]
+    ranks = {facts.ranks for facts in texts if facts.ranks > 1}
     world_size = origin.world_size
     if not world_size and len(ranks) == 1:
         world_size = ranks.pop()
         notes.append(f"the job has {world_size} ranks according to its command line or log")
     variables: dict[str, str] = {}
-    for name, value in sorted({one for facts in found.facts if not facts.is_ambiguous for one in facts.variables}):
+    for name, value in sorted({one for facts in texts if not facts.is_ambiguous for one in facts.variables}):
         # Where two contradict each other, nothing is claimed.
         variables[name] = value if name not in variables else ""
     variables = {name: value for name, value in variables.items() if value}
@@ -206,7 +187,7 @@ def _add_facts(origin: Provenance, found: _JobFiles) -> Provenance:
     forced = [text for text in told if text.partition("=")[0].removeprefix("NCCL_") in SET_BY_RULES]
     if forced:
         notes.append(f"recorded with {' '.join(forced)}: times are of this forced setting, not of the NCCL default")
-    versions = dict.fromkeys(facts.nccl for facts in found.facts if facts.nccl)
+    versions = dict.fromkeys(facts.nccl for facts in texts if facts.nccl)
     added = {"nccl_version": ", ".join(versions), "nccl_variables": " ".join(told[:_MOST_VARIABLES])}
     detail = {**{name: text for name, text in added.items() if text}, **origin.detail}
     return replace(origin, world_size=world_size, notes=tuple(notes), detail=detail)

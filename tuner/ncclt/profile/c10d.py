@@ -7,8 +7,8 @@ the tensors that go in and come out. Here they become messages; a call that make
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, parse_dtype
 from ncclt.errors import InputError
@@ -141,41 +141,24 @@ class SentCall:
     duration_us: float | None = None
 
 
-@dataclass(slots=True, kw_only=True)
-class CallLedger:
-    """Messages of recorded calls, and the calls that make none.
+def convert_calls(records: Sequence[RecordedCall]) -> tuple[list[SentCall], list[str], dict[str, int]]:
+    """Turn recorded calls, in their order, into messages.
 
-    Attributes:
-        group_sizes: ranks of every group whose size is known.
-        calls: the messages, in order.
-        left_out: reason -> calls left out for it.
-        assumptions: what was taken for granted, one sentence each.
+    Returns:
+        The messages; notes on what was assumed and on calls that make no message; and the ranks of every group whose
+        size is known.
     """
-
-    group_sizes: Mapping[str, int]
-    calls: list[SentCall] = field(default_factory=list)
-    left_out: Counter[str] = field(default_factory=Counter)
-    assumptions: dict[str, None] = field(default_factory=dict)
-
-    def notes(self) -> tuple[str, ...]:
-        """Return one sentence per assumption and per reason of leaving calls out."""
-        commonest = self.left_out.most_common(_REASONS_SHOWN)
-        notes = [*self.assumptions, *left_out_notes(dict(commonest))]
-        others = self.left_out.total() - sum(count for _reason, count in commonest)
-        return (*notes, f"left out: {others} x call for other reasons") if others else tuple(notes)
-
-
-def build_ledger(records: Sequence[RecordedCall]) -> CallLedger:
-    """Turn recorded calls, in their order, into messages."""
     sizes = _group_sizes(records)
-    ledger = CallLedger(group_sizes=sizes)
+    calls: list[SentCall] = []
+    left_out: Counter[str] = Counter()
+    notes: list[str] = []
     for record in records:
         operation = classify(record.name)
         if operation is None:
             continue
         size = record.group_size or sizes.get(record.group, 0)
         if not size:
-            ledger.assumptions["the size of some groups is not recorded: they are assumed to be the whole job"] = None
+            notes = ["the size of some groups is not recorded: they are assumed to be the whole job"]
         parts = [(record.inputs, record.outputs)]
         if operation.word.endswith("coalesced") and len(record.inputs) == len(record.outputs) > 1:
             # A coalesced record stands for a call per tensor.
@@ -183,9 +166,9 @@ def build_ledger(records: Sequence[RecordedCall]) -> CallLedger:
         for into, out in parts:
             made = _made(operation, into, out, size)
             if isinstance(made, str):
-                ledger.left_out[made] += 1
+                left_out[made] += 1
                 continue
-            ledger.calls.append(
+            calls.append(
                 SentCall(
                     message=made,
                     group=record.group,
@@ -194,7 +177,11 @@ def build_ledger(records: Sequence[RecordedCall]) -> CallLedger:
                     duration_us=record.duration_us,
                 )
             )
-    return ledger
+    commonest = left_out.most_common(_REASONS_SHOWN)
+    notes += left_out_notes(dict(commonest))
+    if others := left_out.total() - sum(count for _reason, count in commonest):
+        notes.append(f"left out: {others} x call for other reasons")
+    return calls, notes, sizes
 
 
 def count_messages(calls: Iterable[SentCall]) -> Counter[tuple[str, Message]]:

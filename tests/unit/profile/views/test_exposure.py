@@ -42,10 +42,10 @@ def test_union_and_overlap_are_those_of_the_points(first, second):
 @given(communication=_INTERVALS, compute=_INTERVALS, windows=_INTERVALS)
 def test_exposed_is_what_runs_alone_inside_each_window(communication, compute, windows):
     found = measure_exposure(communication, compute, windows)
-    for one, window in zip(found, windows or [(0, 40)], strict=True):
+    for (communication_us, exposed_us), window in zip(found, windows or [(0, 40)], strict=True):
         sending = _points(communication) & _points([window])
-        assert one.communication_us == len(sending)
-        assert one.exposed_us == len(sending - _points(compute))
+        assert communication_us == len(sending)
+        assert exposed_us == len(sending - _points(compute))
 
 
 def test_the_bound_is_the_exposed_share():

@@ -26,8 +26,8 @@ from ncclt.profile.c10d import (
     RecordedCall,
     SentCall,
     Tensor,
-    build_ledger,
     classify,
+    convert_calls,
     count_messages,
     is_barrier,
     shown,
@@ -83,14 +83,14 @@ class ExecutionTraceReader(RankFileReader):
         bypassing = {name for name, g in groups.items() if is_over_nccl and g.backend and "nccl" not in g.backend}
         kept = [node.call for node in comms if node.call.group not in bypassing]
         sized = [replace(c, group_size=c.group_size or groups[c.group].size) if c.group in groups else c for c in kept]
-        ledger = build_ledger(sized)
-        calls = drop_answered_receives(ledger.calls)
+        sent, call_notes, group_sizes = convert_calls(sized)
+        calls = drop_answered_receives(sent)
         steps, notes = _divide(calls, rows)
         elsewhere = len(comms) - len(kept)
         return RankReading(
             label=label,
             rank=_find_rank(comms, groups),
-            world_size=_world_size(comms, groups, ledger.group_sizes),
+            world_size=_world_size(comms, groups, group_sizes),
             calls=count_messages([call for step in steps for call in step.calls] if steps else calls),
             steps=len(steps),
             marks=frozenset(number for step in steps for number in step.marks),
@@ -101,7 +101,7 @@ class ExecutionTraceReader(RankFileReader):
                 "an ExecutionTrace has no durations",
                 *([f"left out: {elsewhere} x call in a group that bypasses NCCL"] if elsewhere else []),
                 *notes,
-                *ledger.notes(),
+                *call_notes,
             ),
         )
 

@@ -19,7 +19,7 @@ from ncclt.profile.c10d import (
     ProcessGroup,
     RecordedCall,
     Tensor,
-    build_ledger,
+    convert_calls,
     count_messages,
     shown,
 )
@@ -68,8 +68,8 @@ class FlightRecorderReader(RankFileReader):
         if len(named) < len(dump["entries"]):
             notes.append(f"left out: {len(dump['entries']) - len(named)} x entry without an operation's name")
         groups = read_groups(dump)
-        ledger = build_ledger([read_call(entry, groups) for entry in entries])
-        calls = drop_answered_receives(ledger.calls)
+        sent, call_notes, _ = convert_calls([read_call(entry, groups) for entry in entries])
+        calls = drop_answered_receives(sent)
         durations_us: dict[Message, list[float]] = defaultdict(list)
         for call in calls:
             if call.duration_us is not None:
@@ -94,7 +94,7 @@ class FlightRecorderReader(RankFileReader):
                 *_ring_notes(entries),
                 *([where] if where else []),
                 *notes,
-                *ledger.notes(),
+                *call_notes,
             ),
         )
 

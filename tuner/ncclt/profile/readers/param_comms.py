@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ncclt.errors import TraceError
-from ncclt.profile.c10d import MOST_ELEMENTS, RecordedCall, Tensor, build_ledger, count_messages
+from ncclt.profile.c10d import MOST_ELEMENTS, RecordedCall, Tensor, convert_calls, count_messages
 from ncclt.profile.numbers import MOST_RANKS, parse_int
 from ncclt.profile.rank_files import RankFileReader, RankReading
 from ncclt.profile.source import Document, load_json, strip_mark
@@ -49,17 +49,17 @@ class ParamCommsReader(RankFileReader):
         comms = [row for row in rows if isinstance(row, Mapping) and isinstance(row.get("comms"), str)]
         records = [record for place, row in enumerate(comms) if (record := _record(row, place)).name != _BATCH]
         strange = len(rows) - len(comms) - sum(isinstance(row, Mapping) and "compute" in row for row in rows)
-        ledger = build_ledger(records)
+        calls, notes, group_sizes = convert_calls(records)
         return RankReading(
             label=document.label,
             rank=_rank(comms),
             # A trace with one group shows a job of one group; with several, none is known to be all of it.
-            world_size=max(ledger.group_sizes.values(), default=0) if len({r.group for r in records}) == 1 else 0,
-            calls=count_messages(drop_answered_receives(ledger.calls)),
+            world_size=max(group_sizes.values(), default=0) if len({r.group for r in records}) == 1 else 0,
+            calls=count_messages(drop_answered_receives(calls)),
             notes=(
                 "a comms trace has no durations",
                 *([f"left out: {strange} x entry that is neither communication nor compute"] if strange else []),
-                *ledger.notes(),
+                *notes,
             ),
         )
 

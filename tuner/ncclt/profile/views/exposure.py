@@ -14,19 +14,6 @@ Interval = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exposure:
-    """Communication of one device in one window, µs.
-
-    Attributes:
-        communication_us: time in which at least one communication kernel ran.
-        exposed_us: the part of it in which no compute kernel ran beside it.
-    """
-
-    communication_us: float
-    exposed_us: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GainBound:
     """Gain if communication took no time.
 
@@ -67,18 +54,22 @@ def intersect(first: Sequence[Interval], second: Sequence[Interval]) -> list[Int
 
 def measure_exposure(
     communication: Iterable[Interval], compute: Iterable[Interval], windows: Sequence[Interval]
-) -> list[Exposure]:
-    """Measure the communication of one device that no compute covers, in each window.
+) -> list[tuple[float, float]]:
+    """Measure the communication of one device, and its part that no compute covers, in each window.
 
     Args:
         communication: when communication kernels ran, µs, in any order; they may overlap.
         compute: when compute kernels ran on the same clock.
         windows: the training steps; what is outside them does not count. Empty = one that holds everything.
+
+    Returns:
+        For each window the time, µs, in which at least one communication kernel ran, and the part of it in which no
+        compute kernel ran beside it.
     """
     sending = merge_intervals(communication)
     hidden = intersect(sending, merge_intervals(compute))
     return [
-        Exposure(communication_us=total, exposed_us=max(0.0, total - total_us(_inside(hidden, window))))
+        (total, max(0.0, total - total_us(_inside(hidden, window))))
         for window in windows or [(-inf, inf)]
         for total in (total_us(_inside(sending, window)),)
     ]

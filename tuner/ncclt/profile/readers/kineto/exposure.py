@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from ncclt.profile.other_libraries import COPIES_BETWEEN_GPUS, is_nccl_kernel, other_library
-from ncclt.profile.views.exposure import Exposure, Interval, intersect, measure_exposure, merge_intervals, total_us
+from ncclt.profile.views.exposure import Interval, intersect, measure_exposure, merge_intervals, total_us
 
 NO_KERNELS = "exposed communication unknown: no GPU kernels recorded"
 NO_COMMUNICATION = "exposed communication unknown: no NCCL kernel recorded in the training steps"
@@ -115,15 +115,16 @@ class KernelTimeline:
         found, note = self._least([interval for _, interval in steps]), _BY_CPU_STEPS if steps else ""
         if steps and all(number in self._steps for number, _ in steps):
             on_gpu = self._least([self._steps[number] for number, _ in steps])
-            if found is None or (on_gpu is not None and on_gpu.communication_us >= found.communication_us):
+            if found is None or (on_gpu is not None and on_gpu[0] >= found[0]):
                 found, note = on_gpu, ""
         if found is None:
             alone = any(device.communication and not device.compute for device in self._devices.values())
             return RankExposure(note=NO_COMPUTE if alone else NO_COMMUNICATION)
-        is_known = found.exposed_us > 0 or not self.libraries
+        communication_us, exposed_us = found
+        is_known = exposed_us > 0 or not self.libraries
         return RankExposure(
-            communication_us=found.communication_us,
-            exposed_us=found.exposed_us if is_known else None,
+            communication_us=communication_us,
+            exposed_us=exposed_us if is_known else None,
             copied_us=self._copied_us([interval for _, interval in steps]),
             note=note if is_known else NO_NCCL_PART,
         )
@@ -137,22 +138,22 @@ class KernelTimeline:
         longest_us = max(total_us(one) for one in inside)
         return longest_us / len(windows) if windows and longest_us else None
 
-    def _least(self, windows: Sequence[Interval]) -> Exposure | None:
-        """Return the median step of the least exposed GPU; None where no GPU sends that also computes."""
+    def _least(self, windows: Sequence[Interval]) -> tuple[float, float] | None:
+        """Return the communication of the median step of the least exposed GPU and its exposed part, µs.
+
+        None where no GPU sends that also computes.
+        """
         seen = [
             measure_exposure(_pairs(device.communication), _pairs(device.compute), windows)
             for device in self._devices.values()
             if device.compute or device.others
         ]
         medians = [
-            Exposure(
-                communication_us=median(step.communication_us for step in steps),
-                exposed_us=median(step.exposed_us for step in steps),
-            )
+            (median(sent_us for sent_us, _ in steps), median(exposed_us for _, exposed_us in steps))
             for steps in seen
-            if any(step.communication_us for step in steps)
+            if any(sent_us for sent_us, _ in steps)
         ]
-        return min(medians, key=lambda e: e.exposed_us, default=None)
+        return min(medians, key=lambda times_us: times_us[1], default=None)
 
 
 def least_exposed(ranks: Iterable[RankExposure]) -> tuple[float | None, tuple[str, ...]]:
