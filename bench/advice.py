@@ -26,7 +26,7 @@ from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import NccltError
 from ncclt.profile.advice.advice import Advice, advise
 from ncclt.profile.advice.call_times import call_times
-from ncclt.profile.advice.ddp import BUCKET_COPY
+from ncclt.profile.advice.changes import BUCKET_COPY
 from ncclt.profile.advice.job import LIKELY
 from ncclt.profile.views.estimate import Curve
 from ncclt.store.shipped import profiles_folder, shipped_clusters, shipped_workloads

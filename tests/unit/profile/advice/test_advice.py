@@ -12,7 +12,7 @@ from ncclt.core.message import Collective, Message
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import InputError, NccltError, UsageError
 from ncclt.profile.advice.advice import advise
-from ncclt.profile.advice.ddp import Ddp
+from ncclt.profile.advice.changes import Ddp
 from ncclt.profile.advice.job import LIKELY
 from ncclt.profile.model.workload import ddp_messages
 from ncclt.testing.samples import sample_cluster

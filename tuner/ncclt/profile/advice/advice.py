@@ -11,8 +11,7 @@ from ncclt.core.message import Collective
 from ncclt.core.workload import MessageCalls, Workload
 from ncclt.errors import InputError, UsageError
 from ncclt.profile.advice.call_times import Factors, call_times
-from ncclt.profile.advice.ddp import Ddp
-from ncclt.profile.advice.fsdp import Fsdp
+from ncclt.profile.advice.changes import Ddp, Fsdp
 from ncclt.profile.advice.job import LIKELY, AdvisedChange, Prediction, TrainingJob
 from ncclt.profile.advice.step_model import Backward, find_backward, gpu_figures
 from ncclt.profile.views.estimate import Curve, CurveKey
