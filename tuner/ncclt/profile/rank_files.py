@@ -12,7 +12,7 @@ from typing import ClassVar
 from ncclt.core.message import Message
 from ncclt.errors import TraceError
 from ncclt.profile.reader import Call, Reader, Source
-from ncclt.profile.roles import RankMessages
+from ncclt.profile.roles import count_per_step
 from ncclt.profile.source import Document, strip_mark
 from ncclt.profile.workload_builder import check_one_job, check_ranks_once, join_distinct, partial_note
 
@@ -45,9 +45,9 @@ class RankReading:
     facts: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
-    def view(self) -> RankMessages:
-        """Return the calls, for comparison with those of other ranks."""
-        return RankMessages(rank=self.rank, calls=self.calls, steps=self.steps or 1)
+    def per_step(self) -> dict[Message, float]:
+        """Return message -> calls per step, for comparison with those of other ranks."""
+        return count_per_step(self.calls, self.steps or 1)
 
     def join(self, cycles: Sequence[RankReading]) -> RankReading:
         """Return this recording and later profiler cycles of the same rank as one recording."""

@@ -12,7 +12,7 @@ from typing import ClassVar
 from ncclt.core.message import Message
 from ncclt.core.workload import WHOLE_FILE, Provenance, Workload
 from ncclt.errors import TraceError
-from ncclt.profile.roles import RankMessages, RankRoles, find_roles
+from ncclt.profile.roles import RankRoles, count_per_step, find_roles
 from ncclt.profile.source import Document, documents, has_head
 from ncclt.profile.workload_builder import (
     build_workload,
@@ -166,7 +166,9 @@ class Reader(ABC):
         if not by_rank:
             raise self.refusal(source)
         ranks = [drop_answered_receives(calls) for calls in by_rank.values()]
-        roles = find_roles([_rank_messages(calls, source) for calls in ranks], min_times(map(_mean_times_us, ranks)))
+        roles = find_roles(
+            ((calls[0].rank, _calls_per_step(calls, source)) for calls in ranks), min_times(map(_mean_times_us, ranks))
+        )
         origin = Provenance(
             source=self.name,
             created=source.created,
@@ -187,11 +189,11 @@ class Reader(ABC):
         return self.complete(build_workload(name, roles, origin), source, roles)
 
 
-def _rank_messages(calls: Sequence[Call], source: Source) -> RankMessages:
+def _calls_per_step(calls: Sequence[Call], source: Source) -> dict[Message, float]:
     counted: dict[tuple[str, Message], float] = {}
     for call in calls:
         counted[call.group, call.message] = counted.get((call.group, call.message), 0) + call.count
-    return RankMessages(rank=calls[0].rank, calls=counted, steps=calls[0].steps or source.steps or 1)
+    return count_per_step(counted, calls[0].steps or source.steps or 1)
 
 
 def _mean_times_us(calls: Sequence[Call]) -> dict[Message, float]:

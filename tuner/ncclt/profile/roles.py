@@ -12,27 +12,20 @@ SHOWN = 3
 """Roles, ranks and messages that a note names at most."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankMessages:
-    """The messages in the file of one rank.
+def count_per_step(calls: Mapping[tuple[str, Message], float], steps: int) -> dict[Message, float]:
+    """Return message -> calls per step of one rank.
 
-    Attributes:
-        rank: global rank, None where the file does not say.
-        calls: (process group, message) -> calls in the whole file. The group's name distinguishes sub-groups.
+    Calls of distinct groups add up, for the rank waits for all of them.
+
+    Args:
+        calls: (process group, message) -> calls in all steps. The group's name distinguishes sub-groups.
         steps: training steps of these calls.
     """
-
-    rank: int | None
-    calls: Mapping[tuple[str, Message], float]
-    steps: int = 1
-
-    def per_step(self) -> dict[Message, float]:
-        """Return message -> calls per step; the calls of distinct groups add up, for the rank waits for all of them."""
-        # Whole calls are added, so that neither the order of the groups nor their number makes ranks differ.
-        mine: dict[Message, float] = {}
-        for (_group, message), count in self.calls.items():
-            mine[message] = mine.get(message, 0) + count
-        return {message: count / self.steps for message, count in mine.items()}
+    # Whole calls are added, so that neither the order of the groups nor their number makes ranks differ.
+    added: dict[Message, float] = {}
+    for (_group, message), count in calls.items():
+        added[message] = added.get(message, 0) + count
+    return {message: count / steps for message, count in added.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +40,9 @@ class RankRole:
     ranks: tuple[int | None, ...]
     calls_per_step: Mapping[Message, float]
 
-    def has(self, view: RankMessages) -> bool:
-        """Return True if a rank sends the messages of this role."""
-        return _sent(view.per_step()) == _sent(self.calls_per_step)
+    def has(self, table: Mapping[Message, float]) -> bool:
+        """Return True if a rank with these calls per step sends the messages of this role."""
+        return _sent(table) == _sent(self.calls_per_step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,18 +83,21 @@ class RankRoles:
         return notes
 
 
-def find_roles(views: Iterable[RankMessages], times_us: Mapping[Message, float] | None = None) -> RankRoles:
+def find_roles(
+    ranks: Iterable[tuple[int | None, Mapping[Message, float]]], times_us: Mapping[Message, float] | None = None
+) -> RankRoles:
     """Group the ranks that send the same messages; groups of one rank, which send nothing, make no difference.
 
     Args:
-        views: of one job, at least one; those that send nothing count only where none sends.
+        ranks: those of one job, at least one: global number, None where the file does not say, and calls per step.
+            Ranks that send nothing count only where none sends.
         times_us: mean duration of a call, µs, of messages that have one.
     """
-    tables = [(view.rank, view.per_step()) for view in views]
+    tables = list(ranks)
     grouped: dict[frozenset[tuple[Message, float]], tuple[list[int | None], dict[Message, float]]] = {}
     for rank, table in [known for known in tables if _sent(known[1])] or tables:
-        ranks, calls = grouped.setdefault(frozenset(_sent(table).items()), ([], {}))
-        ranks.append(rank)
+        members, calls = grouped.setdefault(frozenset(_sent(table).items()), ([], {}))
+        members.append(rank)
         calls.update(table)
     times = times_us or {}
     is_timed = all(message in times for _, table in grouped.values() for message in _sent(table))
@@ -114,8 +110,8 @@ def find_roles(views: Iterable[RankMessages], times_us: Mapping[Message, float] 
         return time_us, sent_bytes, sum(sent.values()), sorted(sent)
 
     roles = [
-        RankRole(ranks=tuple(sorted(ranks, key=lambda rank: (rank is None, rank or 0))), calls_per_step=table)
-        for ranks, table in grouped.values()
+        RankRole(ranks=tuple(sorted(members, key=lambda rank: (rank is None, rank or 0))), calls_per_step=table)
+        for members, table in grouped.values()
     ]
     roles.sort(key=load, reverse=True)
     why_first = ""

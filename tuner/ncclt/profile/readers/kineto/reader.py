@@ -143,7 +143,7 @@ class KinetoReader(RankFileReader):
         """Add the step time, the exposed communication and the timeline of a step."""
         ranks = _kineto_readings(source.readings)
         step_times = [time_us for rank in ranks for time_us in rank.step_times_us]
-        slowest = [rank for rank in ranks if roles.slowest.has(rank.view())]
+        slowest = [rank for rank in ranks if roles.slowest.has(rank.per_step())]
         # The rank that waits least shows best what the transfer itself takes.
         least = min(slowest, key=lambda rank: (rank.exposure.exposed_us is None, rank.exposure.exposed_us))
         exposed_us = least_exposed(rank.exposure for rank in ranks)[0]
