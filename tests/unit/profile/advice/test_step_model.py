@@ -104,7 +104,6 @@ def _call(size, start, duration):
 def test_buckets_that_found_the_stream_free_show_when_gradients_are_ready():
     calls = [_call(100, 1000, 50), _call(100, 1300, 50), _call(200, 1500, 50)]
     found = find_backward(calls, exposed_us=50, compute_us=5000)
-    assert found.traced
     assert [share for share, _ in found.knots] == [0, 0.25, 0.5, 1]
     # 500 µs for three quarters of the bytes: the first quarter is taken to have had a third of that.
     assert [round(at) for _, at in found.knots] == [0, 167, 467, 667]

@@ -21,7 +21,7 @@ FACTS = {
 
 
 def _report(**facts):
-    return RankReport(**{"rank": 0, "state": "recorded", "steps_seen": 9, "steps_recorded": 3} | facts)
+    return RankReport(**{"rank": 0, "state": "recorded", "steps_seen": 9} | facts)
 
 
 def _write(folder, name, text):

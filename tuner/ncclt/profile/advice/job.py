@@ -103,7 +103,7 @@ class TrainingJob:
         """Return the backward pass: as traced, give or take a tenth, or at an even pace."""
         if self.traced is not None:
             factor = min(1 + 0.1 * assumed.pace, self.compute_us / self.traced.length_us)
-            return Backward(knots=tuple((share, at * factor) for share, at in self.traced.knots), traced=True)
+            return Backward(knots=tuple((share, at * factor) for share, at in self.traced.knots))
         optimizer_us = min(self.memory_us(_ADAM_BYTES * parameters, assumed), self.compute_us / 4)
         likely_us = (self.compute_us - optimizer_us) * _BACKWARD_SHARE
         return even_backward({-1: self.compute_us / 2, 0: likely_us, 1: self.compute_us * 0.7}[assumed.pace])

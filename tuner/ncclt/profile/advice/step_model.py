@@ -59,11 +59,9 @@ class Backward:
 
     Attributes:
         knots: (share of the gradients' bytes, µs after the backward pass began), both rising, from share 0 to 1.
-        traced: the knots come from a recording, not from an even pace.
     """
 
     knots: tuple[tuple[float, float], ...]
-    traced: bool = False
 
     @property
     def length_us(self) -> float:
@@ -114,7 +112,7 @@ def find_backward(gradients: Sequence[TimedCall], *, exposed_us: float, compute_
     ahead_us = end_us / (1 - first_share) * first_share
     if ahead_us + end_us > compute_us:
         ahead_us = max(0.0, compute_us - end_us)
-    return Backward(knots=((0.0, 0.0), *((share, at + ahead_us) for share, at in seen)), traced=True)
+    return Backward(knots=((0.0, 0.0), *((share, at + ahead_us) for share, at in seen)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,6 @@ class RankReport:
         rank: its global rank, None before the first recorded step.
         state: `loaded`, `recording` (it did not live to write), `recorded`, `cut short` or `failed`.
         steps_seen: training steps it made while it was watched.
-        steps_recorded: of these, complete ones in its trace.
         outside_s, inside_s: times of steps without and with the profiler, s.
         write_s: time it took to write the trace, s.
         failures: what went wrong in the recording, never in the training.
@@ -29,7 +28,6 @@ class RankReport:
     rank: int | None
     state: str
     steps_seen: int
-    steps_recorded: int
     outside_s: tuple[float, ...] = ()
     inside_s: tuple[float, ...] = ()
     write_s: float = 0.0
@@ -116,7 +114,6 @@ def _report(path: Path) -> RankReport:
             rank=None if rank is None else int(rank),
             state=str(facts["state"]),
             steps_seen=int(facts["steps_seen"]),
-            steps_recorded=int(facts["steps_recorded"]),
             outside_s=tuple(float(s) for s in facts["outside_s"]),
             inside_s=tuple(float(s) for s in facts["inside_s"]),
             write_s=float(facts["write_s"]),
@@ -126,7 +123,7 @@ def _report(path: Path) -> RankReport:
         )
     except (OSError, ValueError, TypeError, KeyError) as error:
         reason = f"{path.name} cannot be read: {type(error).__name__}: {error}"
-        return RankReport(rank=None, state="failed", steps_seen=0, steps_recorded=0, failures=(reason,))
+        return RankReport(rank=None, state="failed", steps_seen=0, failures=(reason,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
