@@ -122,7 +122,8 @@ def _runs(optimizers: Iterable[TimeRange]) -> list[TimeRange]:
 def _find_steps(
     calls: Sequence[Sent], at: Callable[[Sent], float], marks: Sequence[TimeRange], runs: Sequence[TimeRange]
 ) -> list[Step[Sent]]:
-    holding = Counter(place for run in runs if (place := _place(marks, run.start)) is not None)
+    places = ((bisect_right(marks, run.start, key=lambda mark: mark.start) - 1, run.start) for run in runs)
+    holding = Counter(place for place, start in places if place >= 0 and start <= marks[place].end)
     if not holding:
         by_marks: list[Step[Sent]] = [Step(start=m.start, end=m.end, marks=(m.number,)) for m in marks]
         return _fill(by_marks or _between(runs, -inf), calls, at)
@@ -168,11 +169,6 @@ def _fill(steps: Sequence[Step[Sent]], calls: Sequence[Sent], at: Callable[[Sent
         if place >= 0 and at(call) <= steps[place].end:
             found[place].append(call)
     return [replace(step, calls=tuple(made)) for step, made in zip(steps, found, strict=True)]
-
-
-def _place(marks: Sequence[TimeRange], position: float) -> int | None:
-    place = bisect_right(marks, position, key=lambda mark: mark.start) - 1
-    return place if place >= 0 and position <= marks[place].end else None
 
 
 _Kind = frozenset[tuple[Message | Collective, int]]

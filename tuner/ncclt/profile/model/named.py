@@ -82,13 +82,26 @@ def build_model_workload(request: ModelRequest, *, name: str, created: str) -> W
         messages = tuple(
             replace(calls, message=replace(calls.message, group_size=request.group_size)) for calls in messages
         )
+    detail = {
+        **facts,
+        "parameters": str(sum(math.prod(shape) for _, shape in shapes)),
+        "tensors": str(len(shapes)),
+        "dtype": dtype,
+        "sharding": request.sharding.value,
+    }
+    if request.config is not None:
+        detail["config"] = request.config.name
+    if request.sharding is Sharding.DDP:
+        detail |= {"bucket_cap_mb": f"{request.bucket_cap_mb:g}", "first_bucket_mb": str(FIRST_BUCKET_MB)}
+    elif reduce_dtype != dtype:
+        detail["reduce_dtype"] = reduce_dtype
     return Workload(
         name=name,
         messages=messages,
         provenance=Provenance(
             source="model",
             created=created,
-            detail=_detail(request, facts, dtype, reduce_dtype, [math.prod(shape) for _, shape in shapes]),
+            detail=detail,
             notes=("one forward and one backward pass per step, no gradient accumulation", *notes),
         ),
     )
@@ -140,25 +153,6 @@ def _zero3(module: nn.Module, dtype: str, reduce: str, _cap_mb: float) -> tuple[
 
 
 _SENDERS = {Sharding.DDP: _ddp, Sharding.FSDP: _fsdp, Sharding.ZERO3: _zero3}
-
-
-def _detail(
-    request: ModelRequest, facts: dict[str, str], dtype: str, reduce_dtype: str, elements: list[int]
-) -> dict[str, str]:
-    detail = {
-        **facts,
-        "parameters": str(sum(elements)),
-        "tensors": str(len(elements)),
-        "dtype": dtype,
-        "sharding": request.sharding.value,
-    }
-    if request.config is not None:
-        detail["config"] = request.config.name
-    if request.sharding is Sharding.DDP:
-        detail |= {"bucket_cap_mb": f"{request.bucket_cap_mb:g}", "first_bucket_mb": str(FIRST_BUCKET_MB)}
-    elif reduce_dtype != dtype:
-        detail["reduce_dtype"] = reduce_dtype
-    return detail
 
 
 # NCCL sends a complex number as two real ones.

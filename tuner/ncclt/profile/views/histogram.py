@@ -84,16 +84,18 @@ def group_by_size(workload: Workload) -> tuple[SizeClass, ...]:
     for row in workload.messages:
         size_class = next((name for name, below in SIZE_CLASSES if row.message.size_bytes < below), SIZE_CLASSES[-1][0])
         groups.setdefault((row.message.collective, size_class), []).append(row)
-    found = [
-        SizeClass(
-            collective=collective,
-            name=name,
-            calls=sum(row.calls_per_step for row in rows),
-            bytes_per_step=sum(row.bytes_per_step for row in rows),
-            time_us=_time_us(rows),
+    found = []
+    for (collective, name), rows in groups.items():
+        times_us = [row.recorded_us * row.calls_per_step for row in rows if row.recorded_us is not None]
+        found.append(
+            SizeClass(
+                collective=collective,
+                name=name,
+                calls=sum(row.calls_per_step for row in rows),
+                bytes_per_step=sum(row.bytes_per_step for row in rows),
+                time_us=sum(times_us) if len(times_us) == len(rows) else None,
+            )
         )
-        for (collective, name), rows in groups.items()
-    ]
     return tuple(sorted(found, key=lambda c: (-c.bytes_per_step, c.collective, c.name)))
 
 
@@ -129,11 +131,6 @@ def count_traffic(workload: Workload) -> tuple[float | None, float | None]:
         per_rank += row.bytes_per_step * factor
     is_same = RANK_ROLES not in workload.provenance.detail
     return per_rank, per_rank * world_size if world_size and is_same else None
-
-
-def _time_us(rows: Sequence[MessageCalls]) -> float | None:
-    times = [row.recorded_us * row.calls_per_step for row in rows if row.recorded_us is not None]
-    return sum(times) if len(times) == len(rows) else None
 
 
 def _half(rows: Sequence[MessageCalls], weight: Callable[[MessageCalls], float]) -> int:

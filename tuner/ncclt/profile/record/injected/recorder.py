@@ -153,7 +153,11 @@ class Trace:
         part = self._path.with_name(f"{self._path.name}.{id(self)}.part")
         profiler.export_chrome_trace(str(part))
         if self._cut:
-            _unmark(part, f"ProfilerStep#{profiler.step_num}")
+            # The step that the end of the program cut off is renamed, so that no reader takes it for a complete one.
+            step, cut = f'"ProfilerStep#{profiler.step_num}"'.encode(), part.with_suffix(".cut")
+            with part.open("rb") as before, cut.open("wb") as after:
+                after.writelines(line.replace(step, b'"ncclt: cut off"') for line in before)
+            cut.replace(part)
         part.replace(self._path)
         self.write_s = time.perf_counter() - began_s
 
@@ -186,14 +190,6 @@ class Timing:
     def is_by(self, _profiler: object) -> bool:
         """Return True: no profiler of ours is in the way."""
         return True
-
-
-def _unmark(path: Path, step: str) -> None:
-    """Rename a step that the end of the program cut off, so that no reader takes it for a complete one."""
-    cut = path.with_suffix(".cut")
-    with path.open("rb") as before, cut.open("wb") as after:
-        after.writelines(line.replace(f'"{step}"'.encode(), b'"ncclt: cut off"') for line in before)
-    cut.replace(path)
 
 
 class Watch:
@@ -393,7 +389,10 @@ class Recorder:
         _silence_log(self._folder / "nccl")
         if self._stop_after:
             self._end_watching()
-            _await_files(self._folder / "traces", facts["world_size"])
+            # Wait until all ranks have written, for the first one to leave may take the others with it.
+            deadline_s, traces = time.monotonic() + STOP_WAIT_S, self._folder / "traces"
+            while time.monotonic() < deadline_s and len(list(traces.glob("*.json"))) < facts["world_size"]:
+                time.sleep(0.05)
             self._leaving = True
             raise SystemExit(0)
 
@@ -427,10 +426,3 @@ def _silence_log(folder: Path) -> None:
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, int(descriptor.name))
             os.close(null)
-
-
-def _await_files(folder: Path, count: int) -> None:
-    """Wait until all ranks have written, for the first one to leave may take the others with it."""
-    deadline_s = time.monotonic() + STOP_WAIT_S
-    while time.monotonic() < deadline_s and len(list(folder.glob("*.json"))) < count:
-        time.sleep(0.05)
