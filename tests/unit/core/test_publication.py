@@ -7,7 +7,7 @@ import pytest
 from ncclt.core.algorithms import Algorithm
 from ncclt.core.message import Collective
 from ncclt.core.policy import Policy, Rule
-from ncclt.core.publication import Publication, refuse_replacement
+from ncclt.core.publication import describe_publication, refuse_replacement
 from ncclt.core.recommendation import Coverage, Decision, PolicyVerdict, Verdict
 from ncclt.core.revision import RevisionState
 from ncclt.testing.samples import sample_recommendation
@@ -85,7 +85,7 @@ def test_only_evidence_as_strong_replaces_the_active_revision(new, active, why):
 def test_every_place_of_a_revision_names_the_command_that_changes_it(subtests):
     for state in RevisionState:
         with subtests.test(state=state):
-            message = Publication(id="r1", state=state, kept="it is undecided", active=PROVEN).message
+            message = describe_publication("r1", state, kept="it is undecided", active=PROVEN)
 
             if state in (RevisionState.CANDIDATE, RevisionState.RETIRED):
                 assert "`ncclt admin recommendations " in message

@@ -257,7 +257,7 @@ def test_a_weaker_study_replaces_no_proven_revision(store, weaker):
 
     assert weak.table.verdict.decision is not Decision.TUNED
     assert [r.id for r in store.recommendations.newest(cluster="pair", model="w")] == [proven.id]
-    words = store.revisions.publication(weak.id).message
+    words = store.revisions.publication(weak.id)
     assert f"{proven.id} (demonstration 1.33x) remains active" in words
     assert f"`ncclt admin recommendations approve {weak.id}`" in words
 
@@ -272,7 +272,7 @@ def test_a_better_proof_replaces_a_revision_and_names_it(store):
     better = run(store, study="second").recommendation
 
     assert [r.id for r in store.recommendations.newest(cluster="pair", model="w")] == [better.id]
-    words = store.revisions.publication(better.id).message
+    words = store.revisions.publication(better.id)
     assert f"replaces {first.id} (undecided)" in words
     assert f"to restore that one: `ncclt admin recommendations activate {first.id}`" in words
 

@@ -97,7 +97,7 @@ def show(
         study = store.studies.get(key)
         trials = store.trials.find(study.id)
         shown, newest = store.shown, next(iter(store.recommendations.find(study=study.id)), None)
-        place = store.revisions.publication(newest.id) if newest else None
+        place = store.revisions.publication(newest.id) if newest else ""
     source = storage_option(storage, shown)
     if plot:
         print_picture(study, trials, newest)
@@ -153,7 +153,7 @@ def show(
         ],
         numbers=("#", time),
     )
-    if newest and summary and place:
+    if newest and summary:
         from ncclt.cli.summary_view import command_again_of, print_details, print_summary
         from ncclt.prove.confirm import confirmed_times
         from ncclt.prove.study_summary import build_message_rows
@@ -162,8 +162,8 @@ def show(
         print_details(
             summary, study, build_message_rows(newest, trials, study.workload, confirmed_times(trials).default)
         )
-        if place.message:
-            note(place.message)
+        if place:
+            note(place)
         print()
         print_summary(summary, again=command_again_of(study, newest, source), source=source, details=True)
 

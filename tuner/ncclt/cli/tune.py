@@ -140,7 +140,7 @@ def tune(
 
 def say_state(store: Store, id: str) -> None:
     """Write to stderr if a revision is not active for all jobs, or has replaced another one."""
-    if words := store.revisions.publication(id).message:
+    if words := store.revisions.publication(id):
         say(f"ncclt: {words}")
 
 

@@ -2,48 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ncclt.core.plural import count_noun
 from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Verdict
 from ncclt.core.revision import RevisionState
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Publication:
-    """Place of a revision among those of its jobs.
+def describe_publication(
+    id: str,
+    state: RevisionState,
+    *,
+    kept: str = "",
+    active: Recommendation | None = None,
+    replaced: Recommendation | None = None,
+) -> str:
+    """Describe the change for jobs by a publication, with the command that undoes it; empty = nothing to report.
 
-    Attributes:
+    Args:
         id: of the revision.
         state: of it.
         kept: why its evidence did not replace the active revision; empty where it did, or something else is awaited.
         active: revision that jobs get instead; None = none, or this one.
         replaced: revision that it replaced; None = none.
     """
-
-    id: str
-    state: RevisionState
-    kept: str = ""
-    active: Recommendation | None = None
-    replaced: Recommendation | None = None
-
-    @property
-    def message(self) -> str:
-        """Return the change for jobs, with the command that undoes it; empty = nothing to report."""
-        command = "ncclt admin recommendations"
-        if self.kept and self.state is RevisionState.CANDIDATE:
-            active = f" ({_name(self.active)} remains active)" if self.active else ""
-            return (
-                f"Revision {self.id} is not active: {self.kept}{active}; to activate it: `{command} approve {self.id}`"
-            )
-        if self.state is RevisionState.CANDIDATE:
-            return f"Revision {self.id} is a candidate, not yet for all jobs; see `{command} show {self.id}`"
-        if self.state is RevisionState.RETIRED:
-            return f"Revision {self.id} is no longer active; to restore it: `{command} activate {self.id}`"
-        if self.replaced is not None:
-            undo = f"to restore that one: `{command} activate {self.replaced.id}`"
-            return f"Revision {self.id} replaces {_name(self.replaced)}; {undo}"
-        return ""
+    command = "ncclt admin recommendations"
+    if kept and state is RevisionState.CANDIDATE:
+        remains = f" ({_name(active)} remains active)" if active else ""
+        return f"Revision {id} is not active: {kept}{remains}; to activate it: `{command} approve {id}`"
+    if state is RevisionState.CANDIDATE:
+        return f"Revision {id} is a candidate, not yet for all jobs; see `{command} show {id}`"
+    if state is RevisionState.RETIRED:
+        return f"Revision {id} is no longer active; to restore it: `{command} activate {id}`"
+    if replaced is not None:
+        undo = f"to restore that one: `{command} activate {replaced.id}`"
+        return f"Revision {id} replaces {_name(replaced)}; {undo}"
+    return ""
 
 
 def refuse_replacement(new: Recommendation, active: Recommendation) -> str:
@@ -125,8 +117,7 @@ def _blocks(verdict: Verdict) -> str:
     return count_noun(verdict.blocks, "block")
 
 
-def _name(found: Recommendation | None) -> str:
-    assert found is not None
+def _name(found: Recommendation) -> str:
     verdict = best_form(found).verdict
     gain = f" {verdict.speedup:.2f}x" if verdict.decision is Decision.TUNED else ""
     stale = ", stale" if found.stale else ""

@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, Select, exists, func, insert, select, update
 
 from ncclt.core.policy import Policy
-from ncclt.core.publication import Publication, refuse_replacement
+from ncclt.core.publication import describe_publication, refuse_replacement
 from ncclt.core.recommendation import Decision, Recommendation
 from ncclt.core.revision import (
     Action,
@@ -126,8 +126,8 @@ class Revisions(StorePart):
         return there is not None and (there.id != kept.id or replace(there, stale="") == kept)
 
     @repeatable
-    def publication(self, id: str) -> Publication:
-        """Return the place of a revision among those of its jobs; NotFoundError where there is none of this id."""
+    def publication(self, id: str) -> str:
+        """Describe the publication of a revision; NotFoundError where there is none of this id."""
         with self._database.reading() as connection:
             row = self._row(connection, id)
             kept = select(history.c.why).where(history.c.recommendation == id, history.c.action == Action.KEPT.value)
@@ -136,9 +136,9 @@ class Revisions(StorePart):
                 select(history.c.recommendation).where(*gone).order_by(history.c.sequence.desc()).limit(1)
             ).scalar()
             active = connection.scalar(_select_active(row))
-            return Publication(
-                id=id,
-                state=RevisionState(row.state),
+            return describe_publication(
+                id,
+                RevisionState(row.state),
                 kept=connection.execute(kept.order_by(history.c.sequence.desc()).limit(1)).scalar() or "",
                 active=_fresh(connection, active, self._shipped) if active and active != id else None,
                 replaced=get_recommendation(connection, replaced) if replaced and active == id else None,

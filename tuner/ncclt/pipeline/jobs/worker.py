@@ -265,8 +265,8 @@ class JobWorker:
         if published is not None:
             ended = published.table.verdict.reason
             place = self._patiently(lambda: self._store.revisions.publication(published.id))
-            if place is not None and place.message:
-                ended = f"{ended}. {place.message}"
+            if place:
+                ended = f"{ended}. {place}"
         result = JobResult(
             state=state,
             reason=why or ended,
