@@ -21,7 +21,7 @@ from ncclt.errors import StoreError, UsageError
 from ncclt.store import known_names, open_store, open_to_read, published
 from ncclt.store.database import Database
 from ncclt.store.location import locate
-from ncclt.store.schema import VERSION_TABLE
+from ncclt.store.schema import HEAD, VERSION_TABLE
 from ncclt.store.tables import metadata
 from ncclt.testing.samples import sample_recommendation, sample_study, sample_trial
 from store_contract import StoreContract
@@ -150,12 +150,12 @@ class TestSqlite(StoreContract, *CONTRACTS):
             with pytest.raises(StoreError, match="there is no store"):
                 way(url)
         with open_store(url, migrate=False) as store:
-            assert store.migration().current == ""
+            assert store.migration() == ""
             with pytest.raises(StoreError) as caught:
                 store.recommendations.find()
             assert "`ncclt admin store migrate`" in caught.value.hint
         with open_store(url) as store:
-            assert store.migration().is_current
+            assert store.migration() == HEAD
 
     @pytest.mark.parametrize("length", [1, 100, 511])
     def test_a_file_too_short_for_a_database_is_no_empty_store(self, tmp_path, length):
@@ -274,7 +274,7 @@ class TestPostgresql(StoreContract, *CONTRACTS):
             with pytest.raises(StoreError, match="there is no store"):
                 way(store_url)
         with open_store(store_url, migrate=False) as store:
-            assert store.migration().current == ""
+            assert store.migration() == ""
             with pytest.raises(StoreError) as caught:
                 store.recommendations.find()
             assert "`ncclt admin store migrate`" in caught.value.hint
@@ -290,7 +290,7 @@ class TestPostgresql(StoreContract, *CONTRACTS):
         humble = store_url.replace("postgres:@", "humble:@")
         assert humble != store_url
         with open_store(humble) as store:
-            assert store.migration().is_current
+            assert store.migration() == HEAD
         self.execute(store_url, "DROP OWNED BY humble")
 
     def test_all_queries_of_a_reader_see_one_state(self, store, store_url):

@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 from ncclt import __version__
 from ncclt.core.api_key import Role
 from ncclt.errors import StoreError
+from ncclt.store.schema import require_current
 from ncclt_api.access import PUBLIC, key_of, needs
 from ncclt_api.answers import Answers
 from ncclt_api.dependencies import WholeStore
@@ -39,13 +40,13 @@ async def get_readiness(store: WholeStore, request: Request) -> Health:
     try:
         if answers.age_s():
             raise StoreError("the database is away")
-        migration = await run_in_threadpool(store.migration)
+        revision = await run_in_threadpool(store.migration)
     except StoreError:
         if not answers.are_usable():
             raise
         return Health(status="ready", version=__version__, away=["database"])
-    migration.require_current()
-    return Health(status="ready", version=__version__, migration=migration.head)
+    require_current(revision)
+    return Health(status="ready", version=__version__, migration=revision)
 
 
 @router.get("/metrics", include_in_schema=False, dependencies=needs(Role.READ))

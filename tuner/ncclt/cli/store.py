@@ -30,12 +30,12 @@ def migrate() -> None:
     from ncclt.store import open_store
 
     with open_store(storage_url()) as opened:
-        state = opened.migration()
+        revision = opened.migration()
         if importlib.util.find_spec("dbos"):
             from ncclt.store.job_queue import prepare
 
             prepare(opened.url)
-        sys.stdout.write(f"{opened.shown} is at {state.current}\n")
+        sys.stdout.write(f"{opened.shown} is at {revision}\n")
 
 
 @app.command("export")

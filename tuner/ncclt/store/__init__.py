@@ -13,18 +13,17 @@ from ncclt.errors import MissingDependencyError, NccltError, StoreError, UsageEr
 from ncclt.store.location import Location, locate, no_store
 from ncclt.store.names import KnownNames
 from ncclt.store.readonly import read_names, read_published, read_rollouts, read_rules, read_ticket_secret
+from ncclt.store.schema import require_current
 from ncclt.user_dirs import recorded_tables
 
 if TYPE_CHECKING:
     from ncclt.core.revision import ClusterRules
     from ncclt.core.rollout import RollOut
-    from ncclt.store.migrate import Migration
     from ncclt.store.shipped import profiles_folder
     from ncclt.store.store import Store
     from ncclt.store.study_page import StudyEntry, StudyPage
 
 __all__ = [
-    "Migration",
     "Store",
     "StudyEntry",
     "StudyPage",
@@ -43,7 +42,6 @@ __all__ = [
 
 # Imported on first use: most need SQLAlchemy, and the others would slow down the start of `ncclt env`, too.
 _LATER = {
-    "Migration": "ncclt.store.migrate",
     "Store": "ncclt.store.store",
     "StudyPage": "ncclt.store.study_page",
     "StudyEntry": "ncclt.store.study_page",
@@ -67,7 +65,7 @@ def open_to_read(url: str | None = None, *, would_be_made: bool = False) -> Stor
     location = locate(url)
     if location.path is None or location.path.exists():
         store = _open(location, migrate=False)
-        if store.migration().current:
+        if store.migration():
             return store
         store.close()
     if not (location.is_default or would_be_made):
@@ -134,7 +132,7 @@ def open_service_store(url: str | None) -> Store:
     # A request does not wait for the database: it is answered with 503, and the client decides about retries.
     store = open_store(url, migrate=locate(url).path is not None, makes=False, is_patient=False)
     try:
-        store.migration().require_current(f"the store {store.shown}")
+        require_current(store.migration(), f"the store {store.shown}")
         store.ticket_secret()  # from now on tickets are issued while the database is away
     except StoreError:
         store.close()

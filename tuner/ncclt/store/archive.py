@@ -25,7 +25,7 @@ from ncclt.errors import InputError, StoreError, UsageError, reason
 from ncclt.store.database import Database
 from ncclt.store.location import Location, prepare_file
 from ncclt.store.migrate import migrate, migration
-from ncclt.store.schema import HEAD
+from ncclt.store.schema import HEAD, require_current
 from ncclt.store.tables import metadata
 
 _FORMAT = 1
@@ -49,7 +49,7 @@ def export_store(location: Location, path: Path) -> dict[str, int]:
         StoreError: the store cannot be read, or its tables are of another version of ncclt.
     """
     with opened(location) as database, _new_file(path) as file, gzip.open(file, "wt", encoding="utf-8") as lines:
-        head = {"ncclt_store": _FORMAT, "migration": migration(database).head}
+        head = {"ncclt_store": _FORMAT, "migration": HEAD}
         lines.write(json.dumps(head) + "\n")
         counts: dict[str, int] = {}
         with database.reading() as connection:
@@ -133,7 +133,7 @@ def opened(location: Location) -> Iterator[Database]:
     prepare_file(location, create=False)
     database = Database(location)
     try:
-        migration(database).require_current(f"the store {database.shown}")
+        require_current(migration(database), f"the store {database.shown}")
         database.require_sound()
         yield database
     finally:

@@ -2,50 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from sqlalchemy import Connection, inspect, text
 from sqlalchemy.schema import CreateSchema
 
-from ncclt.errors import StoreError
 from ncclt.store.database import Database
 from ncclt.store.schema import HEAD, OPTUNA_SCHEMA, POSTGRESQL_SCHEMA, VERSION_QUERY, known_revision
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Migration:
-    """The state of the tables.
-
-    Attributes:
-        current: revision of the tables; empty = there are none yet.
-        head: revision of this ncclt.
-    """
-
-    current: str
-    head: str
-
-    @property
-    def is_current(self) -> bool:
-        """Compare the tables with the revision of this ncclt."""
-        return self.current == self.head
-
-    def require_current(self, store: str = "the store") -> None:
-        """Raise StoreError unless the tables have the revision of this ncclt; `store` is its subject."""
-        if self.is_current:
-            return
-        found = f"is at migration {self.current}, this ncclt needs {self.head}" if self.current else "has no tables yet"
-        raise StoreError(f"{store} {found}", hint="run `ncclt admin store migrate` with the same --storage")
-
-
-def migration(database: Database) -> Migration:
-    """Return the state of the tables.
+def migration(database: Database) -> str:
+    """Return the revision of the tables, empty where there are none yet.
 
     Raises:
         StoreError: the database is unreachable, or as for `known_revision`.
     """
     with database.reading() as connection:
-        return Migration(current=_current(database, connection), head=HEAD)
+        return _current(database, connection)
 
 
 def migrate(database: Database) -> None:
@@ -57,7 +30,7 @@ def migrate(database: Database) -> None:
     Raises:
         StoreError: as `migration`, or it cannot be written.
     """
-    if migration(database).is_current:
+    if migration(database) == HEAD:
         return
     with database.alone() as connection:
         if database.schema is not None:

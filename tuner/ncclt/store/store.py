@@ -20,8 +20,8 @@ from ncclt.store.jobs import Jobs
 from ncclt.store.keys import Keys
 from ncclt.store.leases import Leases, abandoned
 from ncclt.store.location import Location, prepare_file
-from ncclt.store.migrate import Migration, migration
 from ncclt.store.migrate import migrate as migrate_tables
+from ncclt.store.migrate import migration
 from ncclt.store.part import Shipped, unscoped
 from ncclt.store.recommendations import Recommendations
 from ncclt.store.records import Records
@@ -152,8 +152,8 @@ class Store:
 
     @unscoped
     @repeatable
-    def migration(self) -> Migration:
-        """Return the state of the tables."""
+    def migration(self) -> str:
+        """Return the revision of the tables (`ncclt.store.schema`), empty where there are none yet."""
         return migration(self._database)
 
     @repeatable
