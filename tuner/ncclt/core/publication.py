@@ -50,7 +50,12 @@ def refuse_replacement(new: Recommendation, active: Recommendation) -> str:
     """
     after, before = best_form(new).verdict, best_form(active).verdict
     if before.decision is not Decision.TUNED:
-        return _refuse_untuned(after, before, is_stale=bool(active.stale))
+        # The active revision delivers nothing.
+        if after.decision is Decision.TUNED or before.decision is Decision.UNDECIDED or active.stale:
+            return ""
+        if after.decision is Decision.UNDECIDED:
+            return "it is undecided, and the active revision found the NCCL default best"
+        return _coarser(after, before) if after.min_effect > before.min_effect else ""
     if after.decision is Decision.UNDECIDED:
         return "it is undecided, and the active revision is validated"
     if active.stale:
@@ -78,15 +83,6 @@ def best_form(found: Recommendation) -> PolicyVerdict:
     """Return the form with the best verdict: a proven one first, and of two the one that gains more."""
     forms = [form for form in (found.table, found.variables) if form is not None]
     return max(forms, key=lambda form: (form.verdict.decision is Decision.TUNED, form.verdict.interval[0]))
-
-
-def _refuse_untuned(after: Verdict, before: Verdict, *, is_stale: bool) -> str:
-    """Compare with an active revision that delivers nothing."""
-    if after.decision is Decision.TUNED or before.decision is Decision.UNDECIDED or is_stale:
-        return ""
-    if after.decision is Decision.UNDECIDED:
-        return "it is undecided, and the active revision found the NCCL default best"
-    return _coarser(after, before) if after.min_effect > before.min_effect else ""
 
 
 def _refuse_refutation(new: Recommendation, after: Verdict, active: Recommendation, before: Verdict) -> str:

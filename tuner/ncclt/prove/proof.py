@@ -270,33 +270,29 @@ def evidence_document(found: Recommendation, trials: Sequence[Trial], workload: 
         trials: of its study, all of them.
         workload: of its study, placed.
     """
-    arms = {Arm.TABLE: found.table, Arm.VARIABLES: found.variables}
+    arms = []
+    for arm, published in ((Arm.TABLE, found.table), (Arm.VARIABLES, found.variables)):
+        if published is None:
+            continue
+        verdict, policy, min_effect = published.verdict, published.policy, published.verdict.min_effect
+        judged = judge_arm(arm, policy, trials, workload, min_effect=min_effect)
+        again = require_coverage(judged, found.coverage)
+        # If the search found nothing to prove, there are no launches, and nothing to judge.
+        measured = any(trial.arm is arm for trial in trials)
+        arms.append(
+            {
+                "arm": arm.value,
+                "verdict": verdict.to_document(),
+                "recomputed": again.to_document() if measured else None,
+                "same": again == verdict if measured else None,
+                "blocks": describe_blocks(arm, policy, trials, workload, min_effect=min_effect),
+            }
+        )
     return {
         "schema": EVIDENCE_SCHEMA,
         "recommendation": found.id,
         "study": found.study,
         "origin": str(found.origin),
         "stale": found.stale,
-        "arms": [
-            _arm(arm, policy_verdict, trials, workload, found.coverage)
-            for arm, policy_verdict in arms.items()
-            if policy_verdict is not None
-        ],
-    }
-
-
-def _arm(
-    arm: Arm, policy_verdict: PolicyVerdict, trials: Sequence[Trial], workload: Workload, coverage: Coverage | None
-) -> dict[str, Any]:
-    verdict, policy = policy_verdict.verdict, policy_verdict.policy
-    judged = judge_arm(arm, policy, trials, workload, min_effect=verdict.min_effect)
-    again = require_coverage(judged, coverage)
-    measured = any(trial.arm is arm for trial in trials)
-    return {
-        "arm": arm.value,
-        "verdict": verdict.to_document(),
-        # If the search found nothing to prove, there are no launches, and nothing to judge.
-        "recomputed": again.to_document() if measured else None,
-        "same": again == verdict if measured else None,
-        "blocks": describe_blocks(arm, policy, trials, workload, min_effect=verdict.min_effect),
+        "arms": arms,
     }

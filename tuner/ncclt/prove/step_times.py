@@ -8,17 +8,16 @@ import shutil
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from ncclt.core.budget import MIN_BLOCKS
 from ncclt.core.plural import count_noun
 from ncclt.core.recommendation import Decision, Verdict
 from ncclt.core.verification import Side, StepLaunch, Variables, Verification
 from ncclt.errors import NotStartedError, StudyStoppedError, UsageError
-from ncclt.launch.launcher import Launcher, LaunchPlan, LaunchResult
+from ncclt.launch.launcher import Launcher, LaunchResult
 from ncclt.launch.mpi import forward_variables, is_open_mpi
 from ncclt.measure.redact import without_secrets, words_without_secrets
-from ncclt.profile.record.plan import Method, RecordOptions, RecordPlan, plan_recording
+from ncclt.profile.record.plan import Method, RecordOptions, plan_recording
 from ncclt.profile.record.ranks import StepTimes, read_step_times
 from ncclt.profile.record.session import make_folder
 from ncclt.prove.comparison import Comparison
@@ -209,9 +208,23 @@ def _launch(
     request: VerifyRequest, side: Side, launcher: Launcher, environ: Mapping[str, str]
 ) -> tuple[LaunchResult, StepTimes]:
     """Run the training once; no processes or files are left afterwards."""
+    argv, variables_of_side = request.side(side)
+    own, open_mpi = dict(variables_of_side), side in request.open_mpi
+    options = RecordOptions(
+        method=Method.TORCH,
+        steps=request.how.steps,
+        warmup=request.how.warmup,
+        stop_after=not request.how.run_to_end,
+        times_only=True,
+    )
     folder = make_folder(request.how.directory, keep=None)
     try:
-        recording, plan = _plan_launch(request, side, launcher, environ, folder)
+        recording = plan_recording(argv, options, folder=folder, environ={**environ, **own}, open_mpi=open_mpi)
+        variables = own | dict(recording.set_env)
+        argv, more = forward_variables(
+            recording.argv, tuple(sorted(own)), environ={**environ, **variables}, open_mpi=open_mpi
+        )
+        plan = launcher.plan(argv, variables=variables | more, timeout_s=request.how.timeout_s)
         for path, content in recording.files:
             (folder / path).write_text(content, encoding="utf-8")
         result = launcher.run(plan)
@@ -219,31 +232,6 @@ def _launch(
         return result, read_step_times(folder, steps=request.how.steps)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _plan_launch(
-    request: VerifyRequest, side: Side, launcher: Launcher, environ: Mapping[str, str], folder: Path
-) -> tuple[RecordPlan, LaunchPlan]:
-    argv, variables_of_side = request.side(side)
-    own, open_mpi = dict(variables_of_side), side in request.open_mpi
-    recording = plan_recording(
-        argv,
-        RecordOptions(
-            method=Method.TORCH,
-            steps=request.how.steps,
-            warmup=request.how.warmup,
-            stop_after=not request.how.run_to_end,
-            times_only=True,
-        ),
-        folder=folder,
-        environ={**environ, **own},
-        open_mpi=open_mpi,
-    )
-    variables = own | dict(recording.set_env)
-    argv, more = forward_variables(
-        recording.argv, tuple(sorted(own)), environ={**environ, **variables}, open_mpi=open_mpi
-    )
-    return recording, launcher.plan(argv, variables=variables | more, timeout_s=request.how.timeout_s)
 
 
 def describe_failure(result: LaunchResult, *, timeout_s: float, missing: str = "") -> str:

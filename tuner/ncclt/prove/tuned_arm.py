@@ -127,7 +127,14 @@ def prepare_comparison(
     plugin, folder = find_plugin(environ), how.directory.resolve() / ".ncclt-table"
     with ExitStack() as stack:
         if not planned:
-            folder = stack.enter_context(_make_folder(folder.parent))
+            try:
+                made = TemporaryDirectory(prefix=".ncclt-table-", dir=folder.parent, ignore_cleanup_errors=True)
+            except OSError as error:
+                raise UsageError(
+                    f"cannot write to {folder.parent}: {reason(error)}",
+                    hint="name a folder that all ranks share with --dir",
+                ) from error
+            folder = Path(stack.enter_context(made))
             plugin = plugin and place_plugin(folder, plugin)
         plan = plan_tuned_arm(recommendation, argv, environ=inherited, plugin=plugin, folder=folder)
         given = dict(plan.set_env)
@@ -145,16 +152,3 @@ def prepare_comparison(
             notes=plan.notes,
             open_mpi=open_mpi_sides(argv, (), environ=environ),
         )
-
-
-@contextmanager
-def _make_folder(parent: Path) -> Iterator[Path]:
-    """Yield a new folder that is removed afterwards."""
-    try:
-        made = TemporaryDirectory(prefix=".ncclt-table-", dir=parent, ignore_cleanup_errors=True)
-    except OSError as error:
-        raise UsageError(
-            f"cannot write to {parent}: {reason(error)}", hint="name a folder that all ranks share with --dir"
-        ) from error
-    with made as name:
-        yield Path(name)

@@ -19,7 +19,7 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Table, func, insert, select, text
+from sqlalchemy import Table, func, insert, select, text
 
 from ncclt.errors import InputError, StoreError, UsageError, reason
 from ncclt.store.database import Database
@@ -98,7 +98,9 @@ def import_store(location: Location, path: Path) -> dict[str, int]:
                     connection.execute(insert(table), chunk)
                     counts[name] += len(chunk)
                 if database.schema is not None and "sequence" in names:
-                    _continue_sequence(connection, table)
+                    # PostgreSQL numbers the next row after those that were stored with their numbers.
+                    query = "SELECT setval(pg_get_serial_sequence(:name, 'sequence'), (SELECT max(sequence) FROM {}))"
+                    connection.execute(text(query.format(name)), {"name": name})  # a name of ours
         assert {name: count for name, count in expected.items() if count} == counts
     return expected
 
@@ -210,9 +212,3 @@ def _checked(path: Path) -> dict[str, int]:
     if not rows or {name: count for name, count in rows.items() if count} != counts:
         raise InputError(f"{path} was cut off or changed", hint="export it again")
     return rows
-
-
-def _continue_sequence(connection: Connection, table: Table) -> None:
-    """Let PostgreSQL number the next row after those that were stored with their numbers."""
-    query = "SELECT setval(pg_get_serial_sequence(:name, 'sequence'), (SELECT max(sequence) FROM {}))"
-    connection.execute(text(query.format(table.name)), {"name": table.name})  # a name of ours

@@ -150,8 +150,13 @@ class Leases(StorePart):
             launched = connection.execute(select(func.count()).where(*same)).scalar_one()
             if launched + sum(claim.setting == wanted.setting for _, claim in running) != wanted.repeat:
                 return None
-            if most is not None and _count_launches(connection, study_id, wanted.phase, running) >= most:
-                return None
+            if most is not None:
+                # A failed default does not count, it is repeated.
+                failed = and_(trials.c.setting == DEFAULT.digest(), trials.c.outcome != Outcome.OK.value)
+                of_phase = (trials.c.study == study_id, trials.c.phase == wanted.phase.value, not_(failed))
+                ended = connection.execute(select(func.count()).where(*of_phase)).scalar_one()
+                if ended + sum(claim.phase is wanted.phase for _, claim in running) >= most:
+                    return None
             claim = replace(wanted, number=_next_number(connection, study_id))
             document = {"token": token, **claim.to_document()}
             _insert(connection, study_id, f"{_TRIAL}{claim.number}", worker=worker, document=document)
@@ -196,13 +201,6 @@ def _end_if_abandoned(connection: Connection, study_id: str) -> None:
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         state = StudyState.INTERRUPTED.value
         connection.execute(update(studies).where(*running).values(state=state, updated=now, document=document))
-
-
-def _count_launches(connection: Connection, study_id: str, phase: Phase, running: tuple[tuple[str, Claim], ...]) -> int:
-    """Count the launches of a phase that ended or are running; a failed default does not count, it is repeated."""
-    failed = and_(trials.c.setting == DEFAULT.digest(), trials.c.outcome != Outcome.OK.value)
-    ended = select(func.count()).where(trials.c.study == study_id, trials.c.phase == phase.value, not_(failed))
-    return int(connection.execute(ended).scalar_one()) + sum(claim.phase is phase for _, claim in running)
 
 
 def close_claim(connection: Connection, study_id: str, number: int, *, worker: str) -> int:
