@@ -64,8 +64,8 @@ def test_names_that_break_pages_can_be_left_out(rich, tmp_path):
 
 
 def test_every_page_of_it_answers_and_stays_small(rich, store):
-    names = [f"/clusters/{quote(entry.item.name, safe='')}" for entry in store.clusters.entries()]
-    names += [f"/workloads/{quote(entry.item.name, safe='')}" for entry in store.workloads.entries()]
+    names = [f"/clusters/{quote(cluster.name, safe='')}" for cluster, _ in store.clusters.entries()]
+    names += [f"/workloads/{quote(workload.name, safe='')}" for workload, _ in store.workloads.entries()]
     with TestClient(create_app(store)) as client:
         for path in ("/", "/?days=30", "/studies", "/live", "/find?q=hall", "/compare?model=chat-13b", *names):
             answer = client.get(path)
