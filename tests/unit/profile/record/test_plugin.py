@@ -26,7 +26,7 @@ def test_a_known_number_of_steps_leaves_the_programs_alone():
     plan = planned(steps=500)
 
     assert dict(plan.set_env) == {"NCCL_TUNER_PLUGIN": str(LIBRARY), "NCCLT_PLUGIN_REPORT": f"{PLACE}/plugin"}
-    assert (plan.files, plan.steps) == ((), 500)
+    assert (plan.files, plan.options.steps) == ((), 500)
     assert "only one tuner" in plan.notes[0]
 
 

@@ -58,27 +58,6 @@ _INJECTED = ("__init__", "recorder", "start", "when_imported")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordPlan:
-    """A recording, decided but not begun.
-
-    Attributes:
-        argv: the command, with options that forward the variables where its launcher forwards none by itself.
-        set_env: variables added to its environment, sorted.
-        files: files of the recording's folder, relative path -> content.
-        notes: what the user should know beforehand, one sentence each.
-        method: how the messages are recorded.
-        steps: as the user said, None = not said.
-    """
-
-    argv: tuple[str, ...]
-    set_env: tuple[tuple[str, str], ...]
-    files: tuple[tuple[str, str], ...]
-    notes: tuple[str, ...] = ()
-    method: Method
-    steps: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RecordOptions:
     """Scope of a recording.
 
@@ -114,6 +93,25 @@ class RecordOptions:
             )
         if self.warmup is not None and self.method is Method.PLUGIN:
             raise UsageError("--warmup does not apply to the plugin: it counts the whole run", hint="leave it out")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordPlan:
+    """A recording, decided but not begun.
+
+    Attributes:
+        argv: the command, with options that forward the variables where its launcher forwards none by itself.
+        set_env: variables added to its environment, sorted.
+        files: files of the recording's folder, relative path -> content.
+        notes: what the user should know beforehand, one sentence each.
+        options: its scope.
+    """
+
+    argv: tuple[str, ...]
+    set_env: tuple[tuple[str, str], ...]
+    files: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...] = ()
+    options: RecordOptions
 
 
 def plan_recording(
@@ -178,8 +176,7 @@ def plan_recording(
         set_env=tuple(sorted((set_env | more_env).items())),
         files=tuple(sorted(contents.items())),
         notes=tuple(notes),
-        method=method,
-        steps=steps,
+        options=options,
     )
 
 

@@ -121,7 +121,7 @@ def run_recording(plan: RecordPlan, folder: Path, *, name: str, start: Start = i
 def _read(plan: RecordPlan, folder: Path, *, name: str, exit_code: int) -> Recording:
     """Read the traces, else the logs, and say why where neither can be read."""
     reports = read_reports(folder)
-    if plan.method is Method.PLUGIN:
+    if plan.options.method is Method.PLUGIN:
         return _read_plugin(plan, folder, reports, name=name, exit_code=exit_code)
     reasons: list[tuple[str, str]] = []
     if plan.files:
@@ -166,7 +166,7 @@ def _read_plugin(
 ) -> Recording:
     failures = tuple(dict.fromkeys(failure for rank in ranks for failure in rank.failures))
     try:
-        workload = read_plugin_reports(folder, ranks, name=name, steps=plan.steps, exit_code=exit_code)
+        workload = read_plugin_reports(folder, ranks, name=name, steps=plan.options.steps, exit_code=exit_code)
     except TraceError as error:
         return Recording(exit_code=exit_code, reason=error.message, hint=error.hint, failures=failures)
     uncounted = not workload.provenance.steps
