@@ -59,7 +59,7 @@ def options(words, command):
         if words == ("env",):
             from ncclt.cli.env import parser
         else:
-            from ncclt.cli.run_options import parser
+            from ncclt.cli.run_prepare import parser
         return [one.option_strings[0] for one in parser()._actions if one.option_strings and one.dest != "help"]
     return [one.opts[0] for one in command.params if one.param_type_name == "option" and one.name != "help"]
 

@@ -36,7 +36,7 @@ def plain_parser(name: str) -> Any:
     if name == "env":
         from ncclt.cli.env import parser
     else:
-        from ncclt.cli.run_options import parser
+        from ncclt.cli.run_prepare import parser
     return parser()
 
 

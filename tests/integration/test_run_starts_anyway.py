@@ -306,7 +306,7 @@ def breaking(tmp_path, what):
 @pytest.mark.parametrize(
     "what",
     [
-        "ncclt.cli.run_options:ImportError",
+        "ncclt.cli.run_prepare:ImportError",
         "ncclt.cli.run_prepare:SyntaxError",
         "argparse:ImportError",
         "ncclt.deliver.job_plan:KeyError",

@@ -121,6 +121,6 @@ def test_completion_is_installed_for_the_shell_that_is_named(tmp_path):
 
 
 def test_env_and_run_start_without_it():
-    script = "import sys, ncclt.cli.env, ncclt.cli.run_options; print('ncclt.cli.completion' in sys.modules)"
+    script = "import sys, ncclt.cli.env, ncclt.cli.run_prepare; print('ncclt.cli.completion' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ncclt.cli.submit import _storage_by_environment, _variables
+from ncclt.cli.tune import _storage_by_environment, _variables
 from ncclt.errors import UsageError
 
 URL = "postgresql://ncclt:hunt@r2@db/ncclt"

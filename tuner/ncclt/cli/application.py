@@ -160,7 +160,7 @@ def _show_all(ctx: typer.Context, wanted: bool) -> None:
 
 
 def _parser_of(name: str) -> Any:
-    return importlib.import_module({"env": "ncclt.cli.env", "run": "ncclt.cli.run_options"}[name]).parser()
+    return importlib.import_module({"env": "ncclt.cli.env", "run": "ncclt.cli.run_prepare"}[name]).parser()
 
 
 @app.callback()

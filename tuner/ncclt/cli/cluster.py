@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import shutil
 import sys
+from dataclasses import replace as changed
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ncclt.cli.calibrate import calibrate, print_calibration
-from ncclt.cli.cluster_detect import detect
 from ncclt.cli.completion import cluster_names
 from ncclt.cli.configuration import storage_url
-from ncclt.cli.options import AsJson, DryRun, ReplaceCluster
+from ncclt.cli.options import AsJson, DryRun, Fields, ReplaceCluster, spread, storage_option
 from ncclt.cli.output import print_json, print_table, say
 from ncclt.cli.simulate import simulate
+from ncclt.core.option import Option
 from ncclt.errors import InputError, UsageError, reason
+from ncclt.measure.target import Target, gpus_visible
+
+if TYPE_CHECKING:
+    from ncclt.core.cluster import Cluster
+    from ncclt.health.detect.detection import Detection
+    from ncclt.health.doctor import Facts
 
 _WIDE = 120
 """Columns of a terminal that has room for descriptions."""
@@ -125,5 +134,136 @@ def add(
 
 
 app.command("calibrate")(calibrate)
-app.command("detect")(detect)
+
+_OF_DETECTION = {
+    "launcher": Option("Launcher to reach nodes; default: slurm in an allocation, else this machine."),
+    "nodes": Option("Nodes to examine; default: up to 32 of the allocation, else 1.", least=1),
+    "gpus_per_node": Option("GPUs per node of the all_reduce; default: all."),
+    "hosts": Option("Comma-separated nodes, or @FILE with one node per line.", comma=True),
+    "nccl_version": Option("NCCL version of the jobs, if no log shows it."),
+}
+"""Help of the options, where it differs from that for trials."""
+
+
+@app.command("detect")
+@spread
+def detect(
+    files: Annotated[list[Path] | None, typer.Argument(help="More files for --from.")] = None,
+    from_: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--from",
+            help="Path to saved output of nvidia-smi, ibstat or NCCL, or a folder; repeatable.",
+        ),
+    ] = None,
+    *,
+    name: Annotated[str, typer.Option(help="Name of the cluster; default: derived from its GPUs.")] = "",
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="FIELD=VALUE",
+            help="Set a field, in GB/s or with a unit: nic_gbps='400 Gb/s'; repeatable.",
+        ),
+    ] = None,
+    target: Annotated[
+        Target,
+        Fields("launcher nodes gpus_per_node hosts nccl_version nccl_tests", _OF_DETECTION),
+    ],
+    replace: ReplaceCluster = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the TOML file without storing it.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Detect a cluster from its nodes, and store it.
+
+    Prints every field with its source. Set fields that could not be detected with --set.
+    """
+    storage = storage_url()
+    from ncclt.core.cluster_file import BANDWIDTHS, format_gbps
+    from ncclt.core.name import check_name
+    from ncclt.health.detect.detection import detect as detected
+
+    name = name.strip()
+    if name:
+        check_name(name, "--name", kind="cluster")
+    given: dict[str, str] = {}
+    for text in set_ or []:
+        field, equals, value = text.partition("=")
+        if not equals or not field.strip():
+            raise UsageError(f"--set {text!r} is not FIELD=VALUE", hint="for example --set nic_gbps='400 Gb/s'")
+        given[field.strip()] = value.strip()
+    paths = [*(from_ or []), *(files or [])]
+    nodes, missing = _facts(paths, target)
+    found = detected(nodes, given, name=name)
+    if as_json:
+        print_json({**found.to_document(), "not_seen": list(missing)})
+    elif not dry_run:
+        shown = [
+            (s.field, format_gbps(s.value) if s.field in BANDWIDTHS else str(s.value), s.source)
+            for s in found.found.values()
+        ]
+        print_table(("field", "value", "seen in"), shown)
+    for line in (*missing, *found.notes):
+        say(f"ncclt: note: {line}")
+    cluster = found.cluster(_command(paths, target, found.name, given, storage))
+    if dry_run:
+        if not as_json:
+            sys.stdout.write(found.toml(cluster))
+        return
+    _store(found, cluster, nodes, storage, replace=replace)
+
+
+def _facts(paths: list[Path], target: Target) -> tuple[tuple[Facts, ...], tuple[str, ...]]:
+    """Return the facts of files, of this machine, or of nodes, and what is missing."""
+    from ncclt.core.nccl_version import NcclVersion
+
+    version = NcclVersion.parse(target.nccl_version) if target.nccl_version else None
+    if paths:
+        if target.launcher:
+            raise UsageError("--from reads files, --launcher looks at nodes", hint="give one of them")
+        from ncclt.health.doctor.files import read_files
+
+        facts = read_files(paths)
+        return (changed(facts, version=version),), facts.missing
+    from ncclt.health.detect.nodes import examine_nodes
+
+    nodes, missing = examine_nodes(target.resolved(os.environ, gpus_visible=lambda: True, for_nodes=True), os.environ)
+    return tuple(changed(facts, version=version) for facts in nodes), missing
+
+
+def _command(paths: list[Path], target: Target, name: str, given: dict[str, str], storage: str | None) -> str:
+    """Return this command, to be repeated with more fields."""
+    from ncclt.errors import hide_passwords
+    from ncclt.store.location import locate
+
+    words = ["ncclt", "cluster", "detect"]
+    for path in paths:
+        words += ["--from", str(path)]
+    for option in ("launcher", "nodes", "gpus_per_node", "nccl_version", "nccl_tests"):
+        if value := getattr(target, option):
+            words += [f"--{option.replace('_', '-')}", str(value)]
+    if target.hosts:
+        words += ["--hosts", ",".join(target.hosts)]
+    words += ["--name", name]
+    for field, value in given.items():
+        words += ["--set", f"{field}={value}"]
+    location = locate(storage)
+    return shlex.join(words) + storage_option(storage, str(location.path or hide_passwords(location.url)))
+
+
+def _store(found: Detection, cluster: Cluster, nodes: tuple[Facts, ...], storage: str | None, *, replace: bool) -> None:
+    from ncclt.health.doctor import diagnose
+    from ncclt.store import open_store
+
+    with open_store(storage) as store:
+        store.clusters.add(cluster, replace=replace)
+        say(f"ncclt: stored cluster {cluster.name} in {store.shown}")
+        option = storage_option(storage, store.shown)
+    named = shlex.quote(cluster.name)
+    if any(diagnose(facts).blocking for facts in nodes):
+        say("ncclt: a component is broken; run `ncclt doctor` on the same sources and repair it first")
+    launcher = "" if os.environ.get("SLURM_JOB_ID") or gpus_visible() else " --launcher simulate"
+    say(f"next: ncclt tune --model bert --cluster {named}{option}{launcher} --dry-run")
+
+
 app.command("simulate")(simulate)

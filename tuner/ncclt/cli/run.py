@@ -43,8 +43,7 @@ def main(argv: Sequence[str]) -> int:
     plan = None
     try:
         with all_or_none() if _is_decided_for_all(options) else contextlib.nullcontext():
-            from ncclt.cli.run_options import parsed
-            from ncclt.cli.run_prepare import prepared
+            from ncclt.cli.run_prepare import parsed, prepared
 
             arguments = parsed(options, command)
         plan = prepared(arguments, command)
