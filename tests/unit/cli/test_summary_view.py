@@ -64,7 +64,7 @@ def test_a_replayed_study_that_was_interrupted_states_no_cost(recorded, command,
     interrupted = TuneResult(
         study=study, trials=(), resumed=0, stop="interrupted by the user", recommendation=None, messages=(), notes=()
     )
-    print_result(interrupted, command.store, source="", again="", steps_per_day=None, quiet=False, verbose=False)
+    print_result(interrupted, command.store, again="", steps_per_day=None, quiet=False, verbose=False)
     said = capsys.readouterr().err
     assert "run the same command to resume" in said
     assert "cost" not in said

@@ -213,15 +213,8 @@ def _run(job: AutotuneRequest, store: Store, *, hidden: bool, as_json: bool) -> 
     _announce("tune", stages, hidden=hidden)
     result, exit_code = run_study(request, testbed, store, force=job.force, hidden=hidden)
     if not as_json:
-        print_result(
-            result,
-            store,
-            source=job.storage,
-            again=stages["tune"],
-            steps_per_day=None,
-            quiet=hidden,
-            verbose=False,
-        )
+        shown = replace(result, source=job.storage)
+        print_result(shown, store, again=stages["tune"], steps_per_day=None, quiet=hidden, verbose=False)
     found = result.recommendation
     if found is None:
         # Interrupted, or another worker of the same study does the rest; both were said.

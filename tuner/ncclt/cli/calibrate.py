@@ -12,10 +12,12 @@ import typer
 
 from ncclt.cli.completion import cluster_names
 from ncclt.cli.configuration import storage_url
-from ncclt.cli.options import AsJson, DryRun, ReplaceCluster
+from ncclt.cli.options import AsJson, DryRun, Fields, ReplaceCluster, spread
 from ncclt.cli.output import print_json, print_table, say
+from ncclt.core.option import Option
 from ncclt.core.plural import count_noun
 from ncclt.errors import UsageError, require_extra
+from ncclt.measure.target import Target
 
 if TYPE_CHECKING:
     from ncclt.core.calibration import Calibration
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from ncclt.core.setting import Setting
     from ncclt.core.study import Study
     from ncclt.measure.simulated.observations import ObservedTimes
-    from ncclt.measure.target import Target
     from ncclt.measure.testbed import Testbed
     from ncclt.store import Store
 
@@ -31,6 +32,18 @@ STUDIES = "studies"
 """Value of --from: the measured studies of the cluster in the store."""
 
 
+_OF_PROBES = {
+    "nodes": Option("Nodes of the job that probes."),
+    "gpus_per_node": Option("GPUs per node of the times; default: all."),
+    "launcher": Option("With --probe: launcher, as for `ncclt tune`."),
+    "launcher_option": Option("With --probe: option of this launcher; repeatable.", metavar="KEY=VALUE"),
+    "hosts": Option("With --probe: comma-separated nodes.", comma=True),
+    "nccl_tests": Option("With --probe: path to the folder of nccl-tests."),
+}
+"""Options of the job that is calibrated for, and of the launches that probe it."""
+
+
+@spread
 def calibrate(
     name: Annotated[
         str, typer.Argument(help="Name of the cluster, see `ncclt cluster list`.", autocompletion=cluster_names)
@@ -44,16 +57,11 @@ def calibrate(
         ),
     ] = [],  # noqa: B006 - typer copies it
     named: Annotated[str, typer.Option("--as", help="Name of the fitted cluster; default: NAME-calibrated.")] = "",
-    nodes: Annotated[int | None, typer.Option(help="Nodes of the job that probes.")] = None,
-    gpus_per_node: Annotated[int | None, typer.Option(help="GPUs per node of the times; default: all.")] = None,
+    *,
+    target: Annotated[
+        Target, Fields("nodes gpus_per_node probe launcher launcher_option hosts nccl_tests", _OF_PROBES)
+    ],
     probe: Annotated[bool, typer.Option("--probe", help="Launch about a dozen informative settings.")] = False,
-    launcher: Annotated[str, typer.Option(help="With --probe: launcher, as for `ncclt tune`.")] = "",
-    launcher_option: Annotated[
-        list[str],
-        typer.Option(metavar="KEY=VALUE", help="With --probe: option of this launcher; repeatable."),
-    ] = [],  # noqa: B006 - typer copies it
-    hosts: Annotated[str, typer.Option(help="With --probe: comma-separated nodes.")] = "",
-    nccl_tests: Annotated[Path | None, typer.Option(help="With --probe: path to the folder of nccl-tests.")] = None,
     times: Annotated[
         Path | None,
         typer.Option(
@@ -76,12 +84,11 @@ def calibrate(
     from ncclt.core.name import check_name
     from ncclt.measure.simulated.calibrate import calibrate as fit
     from ncclt.measure.simulated.calibrate import require_possible
-    from ncclt.measure.target import Target
     from ncclt.store import open_store, open_to_read
 
     if not sources and not probe:
         raise UsageError("there are no times to calibrate with", hint="give --from FILE, --from studies, or --probe")
-    if not probe and (launcher or launcher_option or hosts or nccl_tests or times):
+    if not probe and (target.launcher or target.launcher_option or target.hosts or target.nccl_tests or times):
         raise UsageError(
             "--launcher, --launcher-option, --hosts, --nccl-tests and --times belong to --probe",
             hint="add --probe, or leave them out",
@@ -90,23 +97,11 @@ def calibrate(
     check_name(new, "--as", kind="cluster")
     with open_to_read(storage) as store:
         described = replace(store.clusters.get(name), calibration=None)
-        cluster = described.sized(nodes=nodes, gpus_per_node=gpus_per_node)
+        cluster = described.sized(nodes=target.nodes, gpus_per_node=target.gpus_per_node)
         found = [part for source in sources for part in _observed(source, cluster, store)]
         if probe:
-            testbed, settings = _probes(
-                cluster,
-                found,
-                Target(
-                    cluster=cluster.name,
-                    nodes=cluster.nodes,
-                    gpus_per_node=cluster.gpus_per_node,
-                    launcher=launcher,
-                    launcher_option=tuple(launcher_option),
-                    hosts=tuple(filter(None, hosts.split(","))),
-                    nccl_tests=nccl_tests,
-                ),
-                store,
-            )
+            place = replace(target, cluster=cluster.name, nodes=cluster.nodes, gpus_per_node=cluster.gpus_per_node)
+            testbed, settings = _probes(cluster, found, place, store)
             if dry_run:
                 labels = [setting.label for setting in settings]
                 print_json({"schema": 1, "launches": labels}) if as_json else print("\n".join(labels))
@@ -119,7 +114,7 @@ def calibrate(
     for one in seen:
         require_possible(cluster, one)
     calibration = fit(cluster, seen, sources=[text for part in found for text in part.sources])
-    whole = described.sized(gpus_per_node=gpus_per_node)
+    whole = described.sized(gpus_per_node=target.gpus_per_node)
     result = replace(whole, name=new, calibration=calibration)
     if not dry_run:
         with open_store(storage) as store:

@@ -11,10 +11,13 @@ import typer
 
 from ncclt.cli.completion import cluster_names, model_names
 from ncclt.cli.configuration import require_one_source, storage_flag, storage_url
-from ncclt.cli.options import AsJson
+from ncclt.cli.options import AsJson, Fields, spread
 from ncclt.cli.output import print_json, print_table, say
+from ncclt.core.budget import Budget
+from ncclt.core.option import Option
 from ncclt.core.tuning_job import USUAL_PRIORITY, JobState, JobStatus, StaleJob, TuningJob
 from ncclt.errors import ConflictError, UsageError, require_extra
+from ncclt.measure.target import Target
 from ncclt.pipeline.jobs.remote import RemoteJobs
 
 if TYPE_CHECKING:
@@ -23,28 +26,19 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Queue, list, follow and cancel tuning jobs.", no_args_is_help=True)
 
 Id = Annotated[str, typer.Argument(help="Id of the job, see `ncclt admin jobs list`.")]
-Cluster = Annotated[
-    str | None, typer.Option(envvar="NCCLT_CLUSTER", help="Name of the cluster.", autocompletion=cluster_names)
-]
-Workload = Annotated[
-    str | None, typer.Option(help="Name of the workload, see `ncclt profile list`.", autocompletion=model_names)
-]
-Nodes = Annotated[int | None, typer.Option(help="Nodes of the job; default: the cluster's.")]
-GpusPerNode = Annotated[int | None, typer.Option(help="GPUs per node of the job; default: the cluster's.")]
-NcclVersion = Annotated[str | None, typer.Option(help="NCCL version of the job; default: the cluster's.")]
-Trials = Annotated[int, typer.Option(help="Max search trials.")]
-Seconds = Annotated[float | None, typer.Option("--time", help="Max seconds of search.")]
-GpuHours = Annotated[float | None, typer.Option(help="Max GPU-hours of the study.")]
-Blocks = Annotated[int, typer.Option(help="Max blocks of the A/B test.")]
-ProveVariables = Annotated[bool, typer.Option("--prove-variables", help="Validate plain variables too.")]
-Priority = Annotated[int, typer.Option(help="Priority, from 1 (first) to 9 (last).")]
-
 Server = Annotated[
     str | None,
     typer.Option(help="URL of an ncclt server to use instead of a store (key: NCCLT_API_KEY).", show_default=False),
 ]
 
-_USUAL = TuningJob(id="", cluster="", model="")
+_LIMITS = {
+    "trials": Option("Max search trials."),
+    "seconds": Option("Max seconds of search.", flag="--time"),
+    "gpu_hours": Option("Max GPU-hours of the study."),
+    "blocks": Option("Max blocks of the A/B test."),
+    "prove_variables": Option("Validate plain variables too."),
+}
+"""Help of the limits of a job, all of them often used."""
 
 
 @app.callback()
@@ -64,18 +58,24 @@ def _queue(storage: str | None) -> JobQueue:
 
 
 @app.command("submit")
+@spread
 def submit(
-    cluster: Cluster = None,
-    model: Workload = None,
-    nodes: Nodes = None,
-    gpus_per_node: GpusPerNode = None,
-    nccl_version: NcclVersion = None,
-    trials: Trials = _USUAL.trials,
-    seconds: Seconds = None,
-    gpu_hours: GpuHours = None,
-    blocks: Blocks = _USUAL.blocks,
-    prove_variables: ProveVariables = False,
-    priority: Priority = USUAL_PRIORITY,
+    *,
+    cluster: Annotated[
+        str | None, typer.Option(envvar="NCCLT_CLUSTER", help="Name of the cluster.", autocompletion=cluster_names)
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Name of the workload, see `ncclt profile list`.", autocompletion=model_names)
+    ] = None,
+    shape: Annotated[
+        Target,
+        Fields(
+            "nodes gpus_per_node nccl_version",
+            {"nccl_version": Option("NCCL version of the job; default: the cluster's.")},
+        ),
+    ],
+    budget: Annotated[Budget, Fields(" ".join(_LIMITS), _LIMITS)],
+    priority: Annotated[int, typer.Option(help="Priority, from 1 (first) to 9 (last).")] = USUAL_PRIORITY,
     again: Annotated[bool, typer.Option("--again", help="Measure again if it was tuned already.")] = False,
     stale: Annotated[bool, typer.Option("--stale", help="Queue a job for each stale recommendation.")] = False,
     server: Server = None,
@@ -92,15 +92,15 @@ def submit(
         id="",
         cluster="",
         model="",
-        trials=trials,
-        seconds=seconds,
-        gpu_hours=gpu_hours,
-        blocks=blocks,
-        prove_variables=prove_variables,
+        trials=budget.trials,
+        seconds=budget.seconds,
+        gpu_hours=budget.gpu_hours,
+        blocks=budget.blocks,
+        prove_variables=budget.prove_variables,
         priority=priority,
     )
     if stale:
-        if again or any(given is not None for given in (model, nodes, gpus_per_node, nccl_version)):
+        if again or model is not None or shape != Target():
             raise UsageError(
                 "--stale takes workload and shape from the recommendations",
                 hint="leave out --model, --nodes, --gpus-per-node, --nccl-version and --again",
@@ -110,7 +110,12 @@ def submit(
     if not cluster or not model:
         raise UsageError("--cluster and --model are needed", hint="or --stale, for all stale recommendations")
     job = replace(
-        limits, cluster=cluster, model=model, nodes=nodes, gpus_per_node=gpus_per_node, nccl_version=nccl_version
+        limits,
+        cluster=cluster,
+        model=model,
+        nodes=shape.nodes,
+        gpus_per_node=shape.gpus_per_node,
+        nccl_version=shape.nccl_version,
     )
     if server:
         _show(_open_remote(server).submit(job, again=again), as_json=as_json)

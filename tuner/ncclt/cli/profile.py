@@ -12,10 +12,11 @@ import typer
 
 from ncclt.cli.completion import complete_from, model_names
 from ncclt.cli.configuration import storage_url
-from ncclt.cli.options import AsJson, DryRun, ReplaceWorkload
+from ncclt.cli.options import AsJson, DryRun, Fields, ReplaceWorkload, spread
 from ncclt.cli.output import note, print_json, print_table, report, say
 from ncclt.core.duration import format_duration
 from ncclt.core.message import format_bytes
+from ncclt.core.option import Option
 from ncclt.core.plural import count_noun
 from ncclt.core.workload import RANK_ROLES
 from ncclt.errors import NccltError, UsageError, reason
@@ -419,24 +420,23 @@ def model(
         say(f"ncclt: stored {store} in {where}; tune it with: ncclt tune --model {store}")
 
 
+_OF_RECORDING = {
+    "steps": Option("Training steps to record; default: 20, with the plugin all."),
+    "warmup": Option("Warm-up steps before those; default: 10."),
+    "method": Option("Recorder; auto = PyTorch's profiler, else NCCL's log.", flag="--with"),
+    "stop_after": Option("End the job after the recorded steps."),
+}
+"""Options for the scope of a recording."""
+
+
 # Options after the name of the recorded command belong to it, with or without --.
 @app.command("record", context_settings={"allow_interspersed_args": False})
+@spread
 def record(
     command: Annotated[list[str], typer.Argument(help="Command of the training, such as: torchrun ... train.py")],
     name: Annotated[str, typer.Option(help="Name of the workload.")],
-    steps: Annotated[
-        int | None,
-        typer.Option(help="Training steps to record; default: 20, with the plugin all."),
-    ] = None,
-    warmup: Annotated[int | None, typer.Option(help="Warm-up steps before those; default: 10.")] = None,
-    method: Annotated[
-        Method,
-        typer.Option(
-            "--with",
-            help="Recorder; auto = PyTorch's profiler, else NCCL's log.",
-        ),
-    ] = Method.AUTO,
-    stop_after: Annotated[bool, typer.Option("--stop-after", help="End the job after the recorded steps.")] = False,
+    *,
+    scope: Annotated[RecordOptions, Fields(" ".join(_OF_RECORDING), _OF_RECORDING)],
     directory: Annotated[
         Path, typer.Option("--dir", help="Path to a folder that all ranks share, for temporary files.")
     ] = Path(),
@@ -460,7 +460,7 @@ def record(
     try:
         plan = plan_recording(
             command,
-            RecordOptions(method=method, steps=steps, warmup=warmup, stop_after=stop_after),
+            scope,
             folder=folder,
             environ=os.environ,
             open_mpi=is_open_mpi(command[0], environ=os.environ),
@@ -471,7 +471,7 @@ def record(
         recording = run_recording(plan, folder, name=name)
         is_safe = keep is not None  # the training was not in vain, whatever fails from here on
         try:
-            _store(recording, method=method, storage=storage, replace=replace)
+            _store(recording, method=scope.method, storage=storage, replace=replace)
             is_safe = True
         except NccltError as error:
             report(error)  # the exit code of the training still passes through

@@ -370,24 +370,27 @@ def _start(arguments: argparse.Namespace, job: JobInfo, where: Where, plan: JobP
     if arguments.dry_run:
         for name, value in sorted(added.items()):
             say(f"{name}={value}")
-    words, more = _forwarded(job.argv, tuple(sorted(added)), environ)
-    environ |= added | more
-    run = None
+    words = tuple(job.argv)
+    if added and Path(words[0]).name in MPI_PROGRAMS:  # Open MPI forwards only what is named
+        from ncclt.launch.mpi import forward_variables, is_open_mpi
+
+        open_mpi = is_open_mpi(words[0], environ=environ)
+        words, more = forward_variables(words, tuple(sorted(added)), environ=environ, open_mpi=open_mpi)
+        added |= more
+    plan = replace(plan, argv=words, environ=environ | added)
     if folder is not None and plan.answer is not None:
         from ncclt.cli.run_report import run_and_attest
 
         run = partial(
             run_and_attest,
-            words,
-            environ,
-            plan.answer,
-            plan.form,
+            plan,
             folder=folder,
             where=where,
             timeout_s=arguments.timeout,
             job=name_for_rollout(os.environ, job.argv, named=arguments.job, nodes=arguments.nodes) if timed else "",
         )
-    return replace(plan, argv=words, environ=environ, run=run)
+        plan = replace(plan, run=run)
+    return plan
 
 
 def _report_folder(arguments: argparse.Namespace) -> Path | None:
@@ -419,14 +422,3 @@ def _sources(folder: Path, plan: JobPlan, environ: Mapping[str, str]) -> dict[st
         # NCCL fills in host and process, and reads %% as % (src/debug.cc).
         "NCCL_DEBUG_FILE": f"{str(folder).replace('%', '%%')}/nccl.%h.%p.log",
     }
-
-
-def _forwarded(
-    command: Sequence[str], names: tuple[str, ...], environ: Mapping[str, str]
-) -> tuple[Sequence[str], dict[str, str]]:
-    """Return the command with options to forward the variables where its launcher, Open MPI, needs them."""
-    if not names or Path(command[0]).name not in MPI_PROGRAMS:
-        return command, {}
-    from ncclt.launch.mpi import forward_variables, is_open_mpi
-
-    return forward_variables(tuple(command), names, environ=environ, open_mpi=is_open_mpi(command[0], environ=environ))

@@ -16,6 +16,7 @@ from ncclt.cli.output import report, say
 from ncclt.core.attestation import Form
 from ncclt.core.rollout import Variant
 from ncclt.deliver.answer import Answer, api_key, error_from_client, policy_from_answer
+from ncclt.deliver.job_plan import JobPlan
 from ncclt.errors import InputError, NccltError, TraceError
 from ncclt.launch.process.process_tree import MARK_VARIABLE, new_mark
 from ncclt.launch.process.reaper import reaper
@@ -29,10 +30,7 @@ GRACE_S = 30.0
 
 
 def run_and_attest(
-    command: Sequence[str],
-    environ: Mapping[str, str],
-    answer: Answer,
-    form: Form | None,
+    plan: JobPlan,
     *,
     folder: Path,
     where: Callable[[], tuple[str | None, str | None]],
@@ -42,8 +40,7 @@ def run_and_attest(
     """Run the command and return its exit code, whether or not the attestation succeeds.
 
     Args:
-        command, environ: what to run.
-        answer, form: what it was given; without a form nothing is attested.
+        plan: of the start, with the final command and environment; without a form nothing is attested.
         folder: where it reports.
         where: returns server and store.
         timeout_s: for each request to the server afterwards.
@@ -52,14 +49,17 @@ def run_and_attest(
     Raises:
         UsageError: the command cannot be started.
     """
-    with _ending_with_us(environ) as marked:
-        code = run_foreground(command, environ=marked)
+    answer = plan.answer
+    assert answer is not None
+    assert plan.environ is not None
+    with _ending_with_us(plan.environ) as marked:
+        code = run_foreground(plan.argv, environ=marked)
     if job:
         with _kept_quiet(f"step time not reported; the recordings are in {folder}"):
             report_times(answer, job, folder=folder, where=where, timeout_s=timeout_s)
-    if form is not None:
+    if plan.form is not None:
         with _kept_quiet(f"attestation skipped; the job's files are in {folder}: run `ncclt attest`"):
-            _attest(answer, form, folder=folder, where=where, timeout_s=timeout_s)
+            _attest(answer, plan.form, folder=folder, where=where, timeout_s=timeout_s)
     return code
 
 

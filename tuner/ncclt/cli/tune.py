@@ -129,15 +129,8 @@ def tune(
             found = result.recommendation
             enough = found is None or found.is_searched_enough
             again = command_again(model, target, budget, source, searched_enough=enough)
-            print_result(
-                result,
-                store,
-                source=source,
-                again=again,
-                steps_per_day=steps_per_day,
-                quiet=quiet,
-                verbose=verbose,
-            )
+            shown = replace(result, source=source)
+            print_result(shown, store, again=again, steps_per_day=steps_per_day, quiet=quiet, verbose=verbose)
         if result.recommendation is not None:
             say_state(store, result.recommendation.id)
         elif not result.left:

@@ -146,7 +146,6 @@ def print_result(
     result: TuneResult,
     store: Store,
     *,
-    source: str,
     again: str,
     steps_per_day: int | None,
     quiet: bool,
@@ -155,15 +154,15 @@ def print_result(
     """Print the result of a run: its summary, and before it the details if asked for.
 
     Args:
-        result: of the run.
+        result: of the run; its source is the option by which other commands find the store.
         store: where it is kept.
-        source: the option by which other commands find this store; empty where they need none.
         again: the command that continues an undecided study.
         steps_per_day: of the job; None = as for `estimate_gain`.
         quiet: nothing on stderr.
         verbose: print the details.
     """
-    study, summary = result.study, result.summarize(source=source, build=find() is None, steps_per_day=steps_per_day)
+    study, source = result.study, result.source
+    summary = result.summarize(source=source, build=find() is None, steps_per_day=steps_per_day)
     if result.finished and not quiet:
         say("ncclt: This study is finished: showing its result; --continue N adds trials")
     if summary is not None:

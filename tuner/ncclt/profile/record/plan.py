@@ -73,7 +73,7 @@ class RecordOptions:
         UsageError: impossible numbers, or options that cannot be combined.
     """
 
-    method: Method
+    method: Method = Method.AUTO
     steps: int | None = None
     warmup: int | None = None
     stop_after: bool = False
