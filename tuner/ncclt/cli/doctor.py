@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import textwrap
-from collections.abc import Mapping
 from dataclasses import replace as changed
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +18,7 @@ from ncclt.cli.output import print_json, print_table, say
 from ncclt.core.option import Option
 from ncclt.core.plural import count_noun
 from ncclt.errors import UsageError
-from ncclt.health.doctor import RULES, Diagnosis, Finding
+from ncclt.health.doctor import RULES, Diagnosis, Facts
 from ncclt.health.doctor.diagnosis import SCHEMA
 from ncclt.health.doctor.matrix import TopologyMatrix
 from ncclt.measure.target import Target
@@ -95,22 +94,23 @@ def doctor(
     from ncclt.core.nccl_version import NcclVersion
 
     version = NcclVersion.parse(target.nccl_version) if target.nccl_version else None
-    meant = _cluster(target, storage)
+    meant = None
+    if target.cluster is not None:
+        from ncclt.store import open_to_read
+
+        with open_to_read(storage) as store:
+            meant = store.clusters.get(target.cluster).sized(nodes=target.nodes, gpus_per_node=target.gpus_per_node)
     recommended = _recommended(model, target.cluster, storage)
+    from ncclt.health.doctor.examine import examine_files, examine_here
+
+    given = Facts(cluster=meant, version=version, recommended=recommended)
     if sources:
-        from ncclt.health.doctor.examine import examine_files
-
-        diagnosis = examine_files(sources, cluster=meant, version=version, recommended=recommended)
+        diagnosis = examine_files(sources, given)
     else:
-        from ncclt.health.doctor.examine import examine_here
-
-        log: LogFacts | None = None
-        missing: tuple[str, ...] = ()
         if target.launcher:
             log, missing = _start(target, meant)
-        diagnosis = examine_here(
-            os.environ, cluster=meant, version=version, recommended=recommended, log=log, missing=missing
-        )
+            given = changed(given, log=log, missing=missing)
+        diagnosis = examine_here(os.environ, given)
     if as_json:
         print_json(diagnosis.to_document())
     else:
@@ -118,19 +118,10 @@ def doctor(
     raise typer.Exit(EXIT_CODES[diagnosis.verdict])
 
 
-def _cluster(target: Target, storage: str | None) -> Cluster | None:
-    if target.cluster is None:
-        return None
-    from ncclt.store import open_to_read
-
-    with open_to_read(storage) as store:
-        return store.clusters.get(target.cluster).sized(nodes=target.nodes, gpus_per_node=target.gpus_per_node)
-
-
-def _recommended(model: str | None, cluster: str | None, storage: str | None) -> Mapping[str, str]:
+def _recommended(model: str | None, cluster: str | None, storage: str | None) -> tuple[tuple[str, str], ...]:
     """Return the variables of the published recommendation; none for keep-default."""
     if model is None:
-        return {}
+        return ()
     if cluster is None:
         raise UsageError("--model needs --cluster NAME")
     from ncclt.core.recommendation import Decision, Request
@@ -139,7 +130,7 @@ def _recommended(model: str | None, cluster: str | None, storage: str | None) ->
 
     found = chosen(storage, Request(cluster=cluster, model=model), partly=True)
     table = {"NCCL_TUNER_PLUGIN": "ncclt"} if found.table.verdict.decision is Decision.TUNED else {}
-    return {**table, **dict(deliver_variables(found).variables)}
+    return tuple(sorted({**table, **dict(deliver_variables(found).variables)}.items()))
 
 
 def _start(target: Target, cluster: Cluster | None) -> tuple[LogFacts, tuple[str, ...]]:
@@ -185,9 +176,14 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
         _print_matrix(matrix)
     _print_use(diagnosis)
     for finding in diagnosis.findings:
-        _print_finding(finding)
-    for line in diagnosis.facts.missing:
-        _folded("missing: ", line)
+        _folded(f"{finding.severity.value} {finding.id}: ", finding.what)
+        for line in finding.evidence:
+            _indented("seen", str(line))
+        _indented("why", finding.why)
+        _indented("fix", finding.fix)
+        print()
+    for missing in diagnosis.facts.missing:
+        _folded("missing: ", missing)
     for parts, why, how in diagnosis.gaps:
         _folded("not examined: ", f"{parts}: {why}; {how}")
     print(f"verdict: {diagnosis.summary}")
@@ -244,15 +240,6 @@ def _print_use(diagnosis: Diagnosis) -> None:
         rows += [(f"GPU{gpu.index}", str(gpu)) for gpu in topology.gpus]
         rows += [(nic.name, str(nic)) for nic in topology.nics]
     print_table(("item", "value"), rows)
-    print()
-
-
-def _print_finding(finding: Finding) -> None:
-    _folded(f"{finding.severity.value} {finding.id}: ", finding.what)
-    for line in finding.evidence:
-        _indented("seen", str(line))
-    _indented("why", finding.why)
-    _indented("fix", finding.fix)
     print()
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ncclt.core.budget import Budget
 from ncclt.core.workload import Workload
 from ncclt.errors import UsageError, require_extra
+from ncclt.health.doctor import Facts
 from ncclt.health.doctor.examine import examine_here
 from ncclt.measure.open_testbed import open_testbed
 from ncclt.measure.target import Target
@@ -83,7 +84,7 @@ def tune(
         request = TuneRequest(workload=workload, budget=budget)
         testbed = open_testbed(target, opened.clusters, request.workload, environ=os.environ, seed=budget.seed)
         if testbed.is_launched and not force:
-            broken = examine_here(os.environ, cluster=testbed.runner.cluster).blocking
+            broken = examine_here(os.environ, Facts(cluster=testbed.runner.cluster)).blocking
             if broken:
                 raise UsageError(
                     "; ".join(f"{finding.id}: {finding.what}" for finding in broken),

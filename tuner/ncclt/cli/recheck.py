@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from itertools import count
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -92,8 +93,17 @@ def recheck(
         if arm is Arm.TABLE:
             _require_expressible(served.policy, request, testbed)
         store.require_writable()
-        watch = _RecheckWatch(hidden=quiet or as_json)
-        watch.begun(request, testbed)
+        hidden = quiet or as_json
+        if not hidden:
+            one = request.recommendation
+            say(f"ncclt: rechecking {one.id} (revision {one.revision}) of {one.model} on {one.cluster}")
+            say(f"ncclt: launches run on: {testbed.runner.name}, {testbed.reason}")
+        launches = count(1)
+
+        def watch(arm: Arm, result: TrialResult) -> None:
+            if not hidden:
+                say(f"ncclt: launch {next(launches)}, {arm}: {result.outcome}, {result.wall_s:.1f} s")
+
         with StopRequest() as stop:
             found = run(request, testbed.delivering(arm), interrupted=stop, watch=watch, now=utc_now)
         if found is None:
@@ -168,28 +178,6 @@ def _with_history(
         elif not before:
             say(f"ncclt: the NVIDIA driver is {here.text}; the driver of the measurement is unknown")
     return replace(request, driver=here.text, driver_before=before, driver_may_differ=new_driver, earlier=earlier)
-
-
-class _RecheckWatch:
-    """Reports every launch on stderr."""
-
-    def __init__(self, *, hidden: bool) -> None:
-        self._hidden = hidden
-        self._launches = 0
-
-    def begun(self, request: RecheckRequest, testbed: Testbed) -> None:
-        """Name the recommendation, and where trials run."""
-        if self._hidden:
-            return
-        found = request.recommendation
-        say(f"ncclt: rechecking {found.id} (revision {found.revision}) of {found.model} on {found.cluster}")
-        say(f"ncclt: launches run on: {testbed.runner.name}, {testbed.reason}")
-
-    def __call__(self, arm: Arm, result: TrialResult) -> None:
-        """Report one launch."""
-        self._launches += 1
-        if not self._hidden:
-            say(f"ncclt: launch {self._launches}, {arm}: {result.outcome}, {result.wall_s:.1f} s")
 
 
 def _print(found: Recheck, study: Study) -> None:

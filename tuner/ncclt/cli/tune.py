@@ -173,9 +173,10 @@ def _examine(cluster: Cluster, *, force: bool) -> None:
     Raises:
         UsageError: there is a finding of severity error.
     """
+    from ncclt.health.doctor import Facts
     from ncclt.health.doctor.examine import examine_here
 
-    diagnosis = examine_here(os.environ, cluster=cluster)
+    diagnosis = examine_here(os.environ, Facts(cluster=cluster))
     for finding in diagnosis.blocking:
         say(f"ncclt: doctor: {finding.id}: {finding.what}")
     if diagnosis.blocking and not force:

@@ -164,11 +164,25 @@ def compare(
     from ncclt.prove.step_times import verify as run
     from ncclt.store.clock import utc_now
 
-    watch = _Watch(request, hidden=hidden, verbose=verbose)
+    names = _side_names(bool(request.base_argv))
+
+    def watch(launch: StepLaunch, result: LaunchResult) -> None:
+        if verbose:
+            Styled(sys.stderr).write(result.stdout + result.stderr)  # as the job prints it
+        if not hidden:
+            took = f"{launch.time_us / 1e3:.2f} ms per step" if launch.time_us and not launch.failure else "failed"
+            say(f"ncclt: launch {launch.order + 1} of up to {len(request.order)}, {names[launch.side]}: {took}")
+
     with interruptible():
         # A store that cannot be written is an error before the training runs, not an hour later.
         store.require_writable()
-        watch.begun()
+        if not hidden:
+            for name, words in _sides(request).items():
+                say(f"ncclt: {name}: {words}")
+            if request.removed_env:
+                say(f"ncclt: removed from both sides: {', '.join(request.removed_env)} (--keep-env keeps them)")
+            for sentence in request.notes:
+                say(f"ncclt: {sentence}")
         try:
             verification = run(request, launcher, environ=os.environ, watch=watch, now=utc_now, earlier=earlier or ())
         except InterruptedComparisonError as error:
@@ -232,33 +246,6 @@ def _variables(option: str, texts: Sequence[str]) -> Variables:
             raise UsageError(f"{option} {text!r} is not NAME=VALUE", hint=f"for example {option} NCCL_ALGO=Ring")
         variables[name.strip()] = value
     return sorted_variables(variables)
-
-
-class _Watch:
-    """Shows each launch on stderr."""
-
-    def __init__(self, request: VerifyRequest, *, hidden: bool, verbose: bool) -> None:
-        self._request, self._hidden, self._verbose = request, hidden, verbose
-
-    def begun(self) -> None:
-        """Show both sides."""
-        if self._hidden:
-            return
-        for name, words in _sides(self._request).items():
-            say(f"ncclt: {name}: {words}")
-        if self._request.removed_env:
-            say(f"ncclt: removed from both sides: {', '.join(self._request.removed_env)} (--keep-env keeps them)")
-        for sentence in self._request.notes:
-            say(f"ncclt: {sentence}")
-
-    def __call__(self, launch: StepLaunch, result: LaunchResult) -> None:
-        """Show one launch."""
-        if self._verbose:
-            Styled(sys.stderr).write(result.stdout + result.stderr)  # as the job prints it
-        if not self._hidden:
-            name = _side_names(bool(self._request.base_argv))[launch.side]
-            took = f"{launch.time_us / 1e3:.2f} ms per step" if launch.time_us and not launch.failure else "failed"
-            say(f"ncclt: launch {launch.order + 1} of up to {len(self._request.order)}, {name}: {took}")
 
 
 def _shown(variables: Variables) -> str:

@@ -43,7 +43,7 @@ def worker(
     """
     require_extra("jobs")
     require_extra("tune")
-    from ncclt.pipeline.jobs.worker import JobWorker, WorkerPlan
+    from ncclt.pipeline.jobs.worker import JobWorker
     from ncclt.store import open_store
 
     if not 1 <= at_once <= _MOST_AT_ONCE:
@@ -51,9 +51,7 @@ def worker(
     _require_tune_options(arguments or ())
     with open_store(storage_url()) as store:
         store.clusters.get(cluster)
-        serving = JobWorker(
-            store, WorkerPlan(cluster=cluster, at_once=at_once, arguments=tuple(arguments or ()), say=say)
-        )
+        serving = JobWorker(store, cluster=cluster, at_once=at_once, arguments=tuple(arguments or ()), say=say)
 
         def on_signal(_number: int, _frame: FrameType | None) -> None:
             if serving.stop.is_set():

@@ -36,7 +36,7 @@ def test_what_is_not_read_as_meant(subtests):
         (f"NCCL_IB_HCA={'m' * 1024}", "cuts values"),
     ]:
         with subtests.test(line=line, said=said):
-            assert [said for error in _read(line + "\n").errors if said in error.what] == [said]
+            assert [said for what, _ in _read(line + "\n").errors if said in what] == [said]
 
 
 def test_long_values_are_cut_where_nccl_cuts_them():

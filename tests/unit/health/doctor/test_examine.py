@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ncclt.health.doctor import Facts
 from ncclt.health.doctor.examine import LOG_VARIABLES, examine_files, examine_here, start_log
 from ncclt.launch.launcher import LaunchPlan, LaunchResult
 from ncclt.measure.benchmarks.nccl_tests.benchmark import NcclTests
@@ -35,8 +36,8 @@ def smi(tmp_path):
     return make
 
 
-def _examine(environ, find, tmp_path, **options):
-    return examine_here(environ, find=find, root=tmp_path, home=tmp_path, **options)
+def _examine(environ, find, tmp_path, **given):
+    return examine_here(environ, Facts(**given), find=find, root=tmp_path, home=tmp_path)
 
 
 def test_a_node_with_gpus_is_read(smi, tmp_path):
@@ -80,7 +81,7 @@ def test_a_login_node_is_examined_as_far_as_it_goes(tmp_path):
 def test_the_quick_examination_starts_nothing_but_nvidia_smi(smi, tmp_path):
     environ, find = smi(case="fallback_4xa100", report="exit 1")
     environ["NCCL_GDR_FLUSH_DISABLE"] = "1"
-    diagnosis = examine_here(environ, cluster=LEONARDO, find=find, root=tmp_path)
+    diagnosis = examine_here(environ, Facts(cluster=LEONARDO), find=find, root=tmp_path)
 
     assert [finding.id for finding in diagnosis.blocking] == ["ENV002"]
     assert diagnosis.facts.matrices[0].nics == ("mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3")

@@ -8,7 +8,7 @@ from ncclt.core.revision import Action
 from ncclt.core.tuning_job import JobResult, JobState, JobStatus, TuningJob
 from ncclt.errors import StudyStoppedError
 from ncclt.pipeline.jobs import worker
-from ncclt.pipeline.jobs.worker import MOST_DEATHS, JobWorker, WorkerPlan, end_batches
+from ncclt.pipeline.jobs.worker import MOST_DEATHS, JobWorker, end_batches, submits_batches
 from ncclt.store import open_store
 
 JOB = TuningJob(id="j", cluster="leonardo", model="bert", study="s")
@@ -31,7 +31,7 @@ def result_of(tmp_path, monkeypatch):
     with open_store(f"sqlite:///{tmp_path}/ncclt.db") as store:
 
         def run(**more) -> JobResult:
-            serving = JobWorker(store, WorkerPlan(cluster="leonardo", say=lambda _text: None))
+            serving = JobWorker(store, cluster="leonardo", say=lambda _text: None)
             serving._queue = Queue(**more)
             serving._tune = lambda *_: pytest.fail("it was launched")
             store.jobs.enter_worker(serving.name, cluster="leonardo")
@@ -73,7 +73,7 @@ def test_when_studies_are_batch_jobs(monkeypatch, subtests):
                 monkeypatch.delenv(name, raising=False)
             for name, value in environ.items():
                 monkeypatch.setenv(name, value)
-            assert WorkerPlan(cluster="c", arguments=arguments, say=print).submits_batches is expected
+            assert submits_batches(arguments) is expected
 
 
 @pytest.fixture

@@ -17,44 +17,32 @@ _NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConfError:
-    """A line that NCCL does not read as intended.
-
-    Attributes:
-        what: the consequence, a sentence without a full stop.
-        evidence: the line.
-    """
-
-    what: str
-    evidence: Evidence
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ConfFile:
     """One file.
 
     Attributes:
         source: its path.
         assignments: literal, in the order of the file; the first of a name counts.
-        flaws: lines that are not read as intended.
+        errors: lines that NCCL does not read as intended: the consequence, a sentence without a full stop, and the
+            line.
     """
 
     source: str
     assignments: tuple[Variable, ...]
-    errors: tuple[ConfError, ...]
+    errors: tuple[tuple[str, Evidence], ...]
 
 
 def parse_conf_file(lines: Iterable[str], source: str) -> ConfFile:
     """Read a file as NCCL does; NCCL rejects nothing, so neither does this."""
     assignments: list[Variable] = []
-    errors: list[ConfError] = []
+    errors: list[tuple[str, Evidence]] = []
     for number, raw in enumerate(lines, start=1):
         line = raw.rstrip("\n")
         if line.startswith("#") or not line.strip():
             continue
         evidence = Evidence(source=source, line=number, text=shortened(line))
         name, equals, value = line.partition("=")
-        errors += [ConfError(what=what, evidence=evidence) for what in _find_errors(name, equals, value)]
+        errors += [(what, evidence) for what in _find_errors(name, equals, value)]
         if equals:
             cut = _bytes(value)[:MOST_VALUE_BYTES].decode(errors="ignore")
             assignments.append(Variable(name=name, value=cut, evidence=evidence))

@@ -14,7 +14,6 @@ from typing import TypeVar
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
-from ncclt.core.nccl_version import NcclVersion
 from ncclt.errors import InputError
 from ncclt.health.doctor import Diagnosis, Facts, diagnose
 from ncclt.health.doctor.diagnosis import LOG_VARIABLES
@@ -44,39 +43,29 @@ _LAST_LINES, _MOST_CHARACTERS = 3, 400
 
 _Parsed = TypeVar("_Parsed")
 
+_NO_FACTS = Facts()
+
 Find = Callable[[str], str | None]
 """Finds a program on the PATH, as shutil.which does."""
 
 
-def examine_files(
-    paths: Sequence[Path],
-    *,
-    cluster: Cluster | None = None,
-    version: NcclVersion | None = None,
-    recommended: Mapping[str, str] | None = None,
-) -> Diagnosis:
+def examine_files(paths: Sequence[Path], given: Facts = _NO_FACTS) -> Diagnosis:
     """Judge what was saved on a cluster; this machine itself is not examined.
 
     Args:
         paths: outputs of `nvidia-smi topo -m` and `nvidia-smi -q -x`, NCCL's logs, nccl.conf files; or folders of them.
-        cluster: that they should come from.
-        version: of NCCL, where no log shows it.
-        recommended: variables of a published recommendation.
+        given: by the user: the cluster that they should come from, NCCL's version and the recommended variables.
 
     Raises:
         InputError: a file is missing, damaged, or of an unknown kind.
     """
-    return diagnose(_with(read_files(paths), cluster=cluster, version=version, recommended=recommended))
+    return diagnose(_with(read_files(paths), given))
 
 
 def examine_here(
     environ: Mapping[str, str],
+    given: Facts = _NO_FACTS,
     *,
-    cluster: Cluster | None = None,
-    version: NcclVersion | None = None,
-    recommended: Mapping[str, str] | None = None,
-    log: LogFacts | None = None,
-    missing: Sequence[str] = (),
     root: Path = Path("/"),
     home: Path | None = None,
     find: Find = shutil.which,
@@ -87,11 +76,7 @@ def examine_here(
 
     Args:
         environ: of this program.
-        cluster: that this should be.
-        version: of NCCL, where no log shows it.
-        recommended: variables of a published recommendation.
-        log: as returned by `start_log`.
-        missing: why there is no such log.
+        given: as for `examine_files`; besides, the log that `start_log` returns, or why it is missing.
         root: of the file system, another one in tests.
         home: where ~/.nccl.conf is looked for, None = the account's.
         find: finds programs.
@@ -101,8 +86,7 @@ def examine_here(
         facts = replace(facts, smi_problem="nvidia-smi missing")
     else:
         facts = _with_gpus(facts, LocalLauncher(environment=environ, keep_env=True))
-    facts = replace(facts, log=log or facts.log, missing=(*facts.missing, *missing))
-    return diagnose(_with(facts, cluster=cluster, version=version, recommended=recommended))
+    return diagnose(_with(replace(facts, log=given.log, missing=(*facts.missing, *given.missing)), given))
 
 
 def build_unknown_cluster(*, nodes: int, gpus_per_node: int) -> Cluster:
@@ -199,11 +183,5 @@ def _smi(
         return None
 
 
-def _with(
-    facts: Facts,
-    *,
-    cluster: Cluster | None,
-    version: NcclVersion | None,
-    recommended: Mapping[str, str] | None,
-) -> Facts:
-    return replace(facts, cluster=cluster, version=version, recommended=tuple(sorted((recommended or {}).items())))
+def _with(facts: Facts, given: Facts) -> Facts:
+    return replace(facts, cluster=given.cluster, version=given.version, recommended=given.recommended)

@@ -152,7 +152,7 @@ def parse_nccl_topology(stream: IO[bytes], source: str) -> NcclTopology:
         InputError: it is cut off, too long, defines entities, or lists no GPU.
     """
     parser: Any = ET.XMLPullParser(events=("start", "end"))  # typeshed does not type its events
-    depth = elements = 0
+    depth = count = 0
     root: ET.Element | None = None
     try:
         for chunk in xml_chunks(stream, source, COMMAND):
@@ -160,52 +160,33 @@ def parse_nccl_topology(stream: IO[bytes], source: str) -> NcclTopology:
             for event, element in parser.read_events():
                 root = element if root is None else root
                 depth += 1 if event == "start" else -1
-                elements += event == "start"
-                if depth > _DEEPEST or elements > _MOST_ELEMENTS:
+                count += event == "start"
+                if depth > _DEEPEST or count > _MOST_ELEMENTS:
                     raise InputError(f"{source} is larger than any topology of a node", hint=_HINT)
         parser.close()
     except ET.ParseError as error:
         raise InputError(f"{source} is cut off or not XML: {error}", hint=_HINT) from error
-    reader = _Reader()
-    if root is not None:
-        reader.walk(root, None)
-    if not reader.gpus:
+    elements = [] if root is None else list(root.iter())
+    above = {child: parent for parent in elements for child in parent}
+    gpus = tuple(_gpu(element, above[element]) for element in elements if element.tag == "gpu" and element in above)
+    if not gpus:
         raise InputError(f"{source} lists no GPU", hint=_HINT)
+    cpus = [element for element in elements if element.tag == "cpu"]
+    vendors = ("arm" if cpu.get("arch") == "arm64" else _VENDORS.get(cpu.get("vendor", ""), "") for cpu in cpus)
     return NcclTopology(
         source=source,
-        cpu=reader.cpu,
-        gpus=tuple(reader.gpus),
-        nics=tuple(reader.nics),
-        bridges=tuple(reader.bridges),
+        cpu=next(filter(None, vendors), ""),
+        gpus=gpus,
+        nics=tuple(_nic(net, above.get(nic)) for nic in elements if nic.tag == "nic" for net in nic.findall("net")),
+        bridges=tuple(
+            _pci_link(pci)
+            for pci in elements
+            if pci.tag == "pci" and not any(child.tag in ("gpu", "nic") for child in pci)
+        ),
     )
 
 
 _HINT = f"dump it again: run a job with {COMMAND}"
-
-
-class _Reader:
-    """Collects the devices of a tree."""
-
-    def __init__(self) -> None:
-        self.cpu = ""
-        self.gpus: list[TopologyGpu] = []
-        self.nics: list[TopologyNic] = []
-        self.bridges: list[PciLink] = []
-
-    def walk(self, element: ET.Element, parent: ET.Element | None) -> None:
-        if element.tag == "cpu":
-            arm = element.get("arch") == "arm64"
-            self.cpu = self.cpu or ("arm" if arm else _VENDORS.get(element.get("vendor", ""), ""))
-        elif element.tag == "pci" and not any(child.tag in ("gpu", "nic") for child in element):
-            self.bridges.append(_pci_link(element))
-        elif element.tag == "gpu" and parent is not None:
-            self.gpus.append(_gpu(element, parent))
-        elif element.tag == "net":
-            return
-        elif element.tag == "nic":
-            self.nics += [_nic(net, parent) for net in element.findall("net")]
-        for child in element:
-            self.walk(child, element)
 
 
 def _gpu(element: ET.Element, pci: ET.Element) -> TopologyGpu:

@@ -347,8 +347,8 @@ def collectives_without_algorithm(text: str, version: NcclVersion) -> tuple[Coll
 )
 def _not_as_meant(facts: Facts) -> Iterator[Observation]:
     for file in facts.conf_files:
-        for error in file.errors:
-            yield Observation(what=error.what, evidence=(error.evidence,))
+        for what, line in file.errors:
+            yield Observation(what=what, evidence=(line,))
 
 
 @rule(

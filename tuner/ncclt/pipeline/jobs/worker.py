@@ -9,8 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from ncclt.core.plural import count_noun
@@ -49,40 +48,28 @@ _BATCH_END_S = 60.0
 Answer = TypeVar("Answer")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerPlan:
-    """Plan of a worker.
+class JobWorker:
+    """Worker that takes jobs until `stop` is set, and then gives back unfinished ones.
 
-    Attributes:
+    Args:
+        store: of the studies and the jobs.
         cluster: name of the one whose jobs it takes.
         at_once: jobs of the cluster that may run at once, over all its workers.
         arguments: of `ncclt tune`, for every job: where and how trials run.
         say: prints a message.
     """
 
-    cluster: str
-    at_once: int = 1
-    arguments: tuple[str, ...] = ()
-    say: Callable[[str], None]
-
-    @property
-    def submits_batches(self) -> bool:
-        """Check that each study is a batch job of Slurm."""
-        named = re.search(r"--launcher[ =](\S+)", " ".join(self.arguments))
-        target = Target(launcher=named[1] if named else os.environ.get("NCCLT_LAUNCHER", ""))
-        return target.lacks_allocation(os.environ)
-
-
-class JobWorker:
-    """Worker that takes jobs until `stop` is set, and then gives back unfinished ones.
-
-    Args:
-        store: of the studies and the jobs.
-        plan: of its jobs.
-    """
-
-    def __init__(self, store: Store, plan: WorkerPlan) -> None:
-        self._store, self._plan = store, plan
+    def __init__(
+        self,
+        store: Store,
+        *,
+        cluster: str,
+        at_once: int = 1,
+        arguments: tuple[str, ...] = (),
+        say: Callable[[str], None],
+    ) -> None:
+        self._store, self._cluster, self._at_once, self._say = store, cluster, at_once, say
+        self._arguments = arguments
         self.name = this_worker()
         self.stop = threading.Event()
         self.hurry = threading.Event()
@@ -97,14 +84,14 @@ class JobWorker:
         Raises:
             StoreError: the store cannot be used at the start, or this worker was assumed dead.
         """
-        store, cluster = self._store, self._plan.cluster
+        store, cluster = self._store, self._cluster
         prepare(store.url)
         with JobQueue(store.url) as queue:
             self._queue = queue
             store.jobs.enter_worker(self.name, cluster=cluster)
-            queue.allow(cluster, at_once=self._plan.at_once)
+            queue.allow(cluster, at_once=self._at_once)
             take_no_more = serve_jobs(store.url, cluster, worker=self.name, run=self._run)
-            self._plan.say(f"ncclt: {self.name} takes jobs of {cluster}, {self._plan.at_once} at once")
+            self._say(f"ncclt: {self.name} takes jobs of {cluster}, {self._at_once} at once")
             heard_s = time.monotonic()
             while not self.stop.is_set() and not self._lost.is_set():
                 try:
@@ -117,7 +104,7 @@ class JobWorker:
                         give_back=lambda worker: queue.give_back(worker, died=True),
                     )
                 except StoreError as error:
-                    self._plan.say(f"ncclt: {error.message}")
+                    self._say(f"ncclt: {error.message}")
                 if time.monotonic() - heard_s > ALONE_S:
                     self._lost.set()
                 self.stop.wait(RENEW_S)
@@ -175,7 +162,7 @@ class JobWorker:
             return self._ended(job, JobState.CANCELLED, "cancelled before it was launched")
         if status.taken_over >= MOST_DEATHS:
             return self._ended(job, JobState.FAILED, f"{count_noun(status.taken_over, 'worker')} died while running it")
-        self._plan.say(f"ncclt: job {job.id}: {job.model} on {job.cluster}, study {job.study}")
+        self._say(f"ncclt: job {job.id}: {job.model} on {job.cluster}, study {job.study}")
         write_event("started", worker=self.name, study=job.study, taken_over=status.taken_over)
         for _ in range(_MOST_TRIES):
             exit_code, said, cancelled = self._tune(job)
@@ -195,8 +182,8 @@ class JobWorker:
 
     def _tune(self, job: TuningJob) -> tuple[int, str, bool]:
         """Run `ncclt tune` once; return its exit code, its last words, and whether it was cancelled."""
-        extra: tuple[str, ...] = self._plan.arguments
-        if self._plan.submits_batches:
+        extra, in_batches = self._arguments, submits_batches(self._arguments)
+        if in_batches:
             end_batches(job.id)  # of a worker that died
             extra = (*extra, f"--launcher-option=sbatch-arg=--job-name={_batch_name(job.id)}")
         argv = (sys.executable, "-m", "ncclt", "tune", *job.arguments(), *extra)
@@ -219,7 +206,7 @@ class JobWorker:
             for line in process.lines():
                 said = self._pass_on(line, said)
         self._pass_on_trials(job, seen)
-        if self._plan.submits_batches and (cancelled or self.stop.is_set()):
+        if in_batches and (cancelled or self.stop.is_set()):
             end_batches(job.id)
         return exit_code, said, cancelled
 
@@ -280,7 +267,7 @@ class JobWorker:
         if state is JobState.FAILED:
             self._patiently(lambda: self._store.jobs.note_failed(job, result.reason))
         write_event("ended", **result.to_document())
-        self._plan.say(f"ncclt: job {job.id}: {state}{f': {why}' if why else ''}")
+        self._say(f"ncclt: job {job.id}: {state}{f': {why}' if why else ''}")
         return result
 
     def _found(self, job: TuningJob) -> tuple[Study | None, int, Recommendation | None]:
@@ -290,6 +277,13 @@ class JobWorker:
             return None, 0, None
         published = self._store.recommendations.find(study=study.id)
         return study, len(self._store.trials.find(study.id)), published[0] if published else None
+
+
+def submits_batches(arguments: Sequence[str]) -> bool:
+    """Return True if `ncclt tune` with these arguments submits each study as a batch job of Slurm."""
+    named = re.search(r"--launcher[ =](\S+)", " ".join(arguments))
+    target = Target(launcher=named[1] if named else os.environ.get("NCCLT_LAUNCHER", ""))
+    return target.lacks_allocation(os.environ)
 
 
 def _batch_name(id: str) -> str:
