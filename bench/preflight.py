@@ -89,12 +89,12 @@ def examine(
     hosts = tuple(f"n{index:03d}" for index in range(cluster.nodes))
     healthy = SimulatedFabric(cluster, hosts, seed=seed, sigma=0)
     links = expectation(cluster, (SIZE,), tolerance=TOLERANCE)
-    usual = Probes(healthy.runner, links, simulated=True, clock=lambda: 0.0)
+    usual = Probes(healthy.runner, links, clock=lambda: 0.0)
     gbps = usual.measure([Section(hosts=hosts)])[0].gbps
     # As a baseline: measured, so half of the tolerance.
     expected = expectation(cluster, (SIZE,), tolerance=TOLERANCE / 2, given_gbps=gbps)
     fabric = SimulatedFabric(cluster, hosts, faults=faults, seed=seed, sigma=noise)
-    probes = Probes(fabric.runner, expected, simulated=True, clock=lambda: 0.0)
+    probes = Probes(fabric.runner, expected, clock=lambda: 0.0)
     request = PreflightRequest(
         cluster=cluster, hosts=hosts, expectation=expected, sizes=(SIZE,), launcher="simulate", benchmark="simulate"
     )

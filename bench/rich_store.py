@@ -599,7 +599,7 @@ def _examined(cluster: Cluster, weak: Sequence[str], when: str) -> Any:
     request = PreflightRequest(
         cluster=cluster, hosts=hosts, expectation=expected, launcher="simulate", benchmark="simulated", full=True
     )
-    probes = Probes(fabric.runner, expected, simulated=True, clock=lambda: 0.0)
+    probes = Probes(fabric.runner, expected, clock=lambda: 0.0)
     return preflight(request, probes, now=lambda: when, clock=lambda: 0.0)
 
 

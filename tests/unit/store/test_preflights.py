@@ -41,7 +41,7 @@ def sample(id, *, weak=(), **changes):
     request = PreflightRequest(
         cluster=CLUSTER, hosts=hosts, expectation=expected, launcher="simulate", benchmark="simulated"
     )
-    probes = Probes(fabric.runner, expected, simulated=True, clock=lambda: 0.0)
+    probes = Probes(fabric.runner, expected, clock=lambda: 0.0)
     found = preflight(request, probes, now=lambda: "2026-01-01", clock=lambda: 0.0)
     return replace(found, id=id, **changes)
 

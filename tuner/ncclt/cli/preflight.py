@@ -117,7 +117,7 @@ def preflight(
     storage = storage_url()
     from ncclt.health.preflight.checkup import PreflightRequest, cost
     from ncclt.health.preflight.checkup import preflight as run
-    from ncclt.health.preflight.expectation import expectation
+    from ncclt.health.preflight.expectation import expectation, find_healthy
     from ncclt.health.preflight.probes import Probes
 
     if history:
@@ -139,9 +139,8 @@ def preflight(
     where = where.sized(nodes=len(names))
     wanted = _sizes(sizes)
     word = "simulated" if simulated else target.benchmark_name
-    expected = expectation(
-        where, wanted, tolerance=tolerance, given_gbps=expect, earlier=earlier, benchmark=word, simulated=simulated
-    )
+    healthy = find_healthy(where, earlier, benchmark=word, simulated=simulated)
+    expected = expectation(where, wanted, tolerance=tolerance, given_gbps=expect, healthy=healthy)
 
     def request(notes: tuple[str, ...]) -> PreflightRequest:
         return PreflightRequest(
@@ -161,14 +160,7 @@ def preflight(
     if dry_run:
         planned = request(())
         launches = _first_launch(target, planned, time_s=seconds)
-        print_plan(
-            planned,
-            cost(planned, simulated=simulated),
-            target.parallel,
-            launches,
-            simulated=simulated,
-            as_json=as_json,
-        )
+        print_plan(planned, cost(planned), target.parallel, launches, as_json=as_json)
         return
     request(())  # refused before anything is launched
     runner_for, notes = _runners(target, where, names, weak or [], seed=seed, time_s=seconds)
@@ -182,7 +174,6 @@ def preflight(
         probes = Probes(
             runner_for,
             expected,
-            simulated=simulated,
             at_once=target.parallel,
             time_s=seconds,
             clock=time.monotonic,
@@ -198,7 +189,12 @@ def preflight(
     else:
         print_preflight(result, quiet=quiet)
     if store:
-        _keep(result, storage, quiet=hidden)
+        from ncclt.store import open_store
+
+        with open_store(storage) as opened:
+            opened.records.add_preflight(result)
+            if not hidden:
+                say(f"ncclt: stored preflight {result.id} in {opened.shown}")
     raise typer.Exit(EXIT_CODES[result.state])
 
 
@@ -315,15 +311,6 @@ def _sizes(text: str | None) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def _keep(result: Preflight, storage: str | None, *, quiet: bool) -> None:
-    from ncclt.store import open_store
-
-    with open_store(storage) as store:
-        store.records.add_preflight(result)
-        if not quiet:
-            say(f"ncclt: stored preflight {result.id} in {store.shown}")
-
-
 PLAN_SCHEMA = 1
 """Version of the document that `preflight --dry-run --json` prints."""
 
@@ -354,7 +341,6 @@ def print_plan(
     parallel: int,
     launches: Sequence[Mapping[str, Any]],
     *,
-    simulated: bool,
     as_json: bool,
 ) -> None:
     """Print the plan; `launches` are those on all nodes."""
@@ -362,7 +348,7 @@ def print_plan(
         "schema": PLAN_SCHEMA,
         "launcher": request.launcher,
         "benchmark": request.benchmark,
-        "simulated": simulated,
+        "simulated": request.simulated,
         "cluster": request.cluster.name,
         "hosts": list(request.hosts),
         "gpus_per_node": request.cluster.gpus_per_node,
@@ -381,7 +367,7 @@ def print_plan(
     if as_json:
         print_json(document)
         return
-    if simulated:
+    if request.simulated:
         print("SIMULATED")
     print(f"hosts: {', '.join(request.hosts)}")
     print(f"launch 1: all_reduce of {', '.join(map(format_bytes, request.sizes))} on all of them")

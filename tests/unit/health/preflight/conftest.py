@@ -54,7 +54,6 @@ def examine() -> Callable[..., Preflight]:
         probes = Probes(
             runner_for or fabric.runner,
             expected,
-            simulated=True,
             at_once=at_once,
             time_s=time_s,
             clock=lambda: float(next(seconds)),

@@ -241,15 +241,15 @@ def test_the_sizes_are_one_sweep_of_nccl_tests():
 
 def test_the_estimate_is_near_what_one_slow_node_really_takes(examine):
     for nodes in (8, 32, 128):
-        planned = cost(request(nodes), simulated=False)
+        planned = cost(request(nodes))
         real = len(examine(["n03=0.6"], nodes=nodes).readings)
         assert planned.healthy == 1
         assert planned.one_fault / 1.6 < real < planned.one_fault * 1.6, nodes
 
 
 def test_a_quick_preflight_is_at_most_three_launches_and_all_pairs_are_planned_in_rounds():
-    assert cost(request(quick=True), simulated=False).one_fault <= 3
-    assert cost(request(quick=True, all_pairs=True), simulated=False).rounds == ()
-    planned = cost(request(8, all_pairs=True), simulated=False)
+    assert cost(request(quick=True)).one_fault <= 3
+    assert cost(request(quick=True, all_pairs=True)).rounds == ()
+    planned = cost(request(8, all_pairs=True))
     assert [len(pairs) for pairs in planned.rounds] == [4] * 7
     assert planned.one_fault > 28

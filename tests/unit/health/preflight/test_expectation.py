@@ -11,7 +11,14 @@ from ncclt.core.preflight import Preflight, ProbeReading, Section, State
 from ncclt.core.setting import DEFAULT
 from ncclt.core.trial import Outcome
 from ncclt.errors import UsageError
-from ncclt.health.preflight.expectation import BASELINE_RUNS, expectation, latency_note, links_gbps, peer_tolerance
+from ncclt.health.preflight.expectation import (
+    BASELINE_RUNS,
+    expectation,
+    find_healthy,
+    latency_note,
+    links_gbps,
+    peer_tolerance,
+)
 from ncclt.measure.simulated import SimulatedRunner
 from ncclt.store.shipped import profiles_folder, shipped_clusters
 
@@ -47,8 +54,9 @@ def run(gbps, *, small_us=50.0, **changes):
     return replace(healthy, **changes)
 
 
-def expect(earlier=(), **more):
-    return expectation(CLUSTER, SIZES, tolerance=0.15, earlier=earlier, benchmark="nccl_tests", **more)
+def expect(earlier=(), *, simulated=False, **more):
+    healthy = find_healthy(CLUSTER, earlier, benchmark="nccl_tests", simulated=simulated)
+    return expectation(CLUSTER, SIZES, tolerance=0.15, healthy=healthy, **more)
 
 
 def test_links_promise_what_the_simulated_hardware_of_published_figures_reaches(subtests):

@@ -55,7 +55,6 @@ def probes(seen, *, at_once=1, barrier=None, **more):
     return Probes(
         lambda hosts, gpus: Recorder(hosts, running, seen, barrier),
         EXPECTED,
-        simulated=True,
         at_once=at_once,
         **{"clock": lambda: 0.0, **more},
     )
@@ -98,7 +97,6 @@ def test_a_node_is_in_one_launch_at_a_time():
     made = Probes(
         lambda hosts, gpus: Recorder(hosts, running, seen, barrier),
         EXPECTED,
-        simulated=True,
         at_once=6,
         clock=lambda: 0.0,
     )
@@ -144,7 +142,7 @@ def test_an_interrupted_wave_kills_what_runs():
             killed.append(self.hosts)
             self.over.set()
 
-    made = Probes(lambda hosts, gpus: Hanging(hosts), EXPECTED, simulated=True, at_once=2, clock=lambda: 0.0)
+    made = Probes(lambda hosts, gpus: Hanging(hosts), EXPECTED, at_once=2, clock=lambda: 0.0)
     with pytest.raises(KeyboardInterrupt):
         made.measure(pairs("ab", "cd"))
     assert ("c", "d") in killed
@@ -160,7 +158,7 @@ def test_a_host_that_is_lost_is_a_reading_like_others():
     def made(error):
         losing = Losing(("a", "b"), [], [], None)
         losing.error = error
-        return Probes(lambda hosts, gpus: losing, EXPECTED, simulated=False, clock=lambda: 0.0)
+        return Probes(lambda hosts, gpus: losing, EXPECTED, clock=lambda: 0.0)
 
     (reading,) = made(HostLostError).measure(pairs("ab"))
     assert (reading.outcome, "connect to host b" in reading.detail) == (Outcome.CRASHED, True)

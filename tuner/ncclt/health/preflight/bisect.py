@@ -345,11 +345,12 @@ class Bisection:
                     acquitted.append((part,))
                     self._praise([part])
         for pair in self._suspects(named, acquitted).links:
-            found = self._judged_link(pair)
-            if found is not None:
-                named[pair] = found
-            else:
+            while len(shares := self._pairs[pair]) < LAUNCHES:
+                self._add([pair])
+            if (share := statistics.median(shares)) >= (1 - self._cut) * self._level():
                 acquitted.append(pair)
+            else:
+                named[pair] = SlowPart(parts=pair, share=share, partners=pair, launches=len(shares))
         return BisectionResult(
             named=tuple(sorted(named.values(), key=lambda one: one.share)),
             level=self._level(),
@@ -390,14 +391,6 @@ class Bisection:
         if share >= (1 - self._cut) * self._level():
             return None
         return SlowPart(parts=(part,), share=share, partners=tuple(met), launches=sum(map(len, met.values())))
-
-    def _judged_link(self, pair: Pair) -> SlowPart | None:
-        while len(self._pairs[pair]) < LAUNCHES:
-            self._add([pair])
-        share = statistics.median(self._pairs[pair])
-        if share >= (1 - self._cut) * self._level():
-            return None
-        return SlowPart(parts=pair, share=share, partners=pair, launches=len(self._pairs[pair]))
 
     # --- pairs and their shares ---
 

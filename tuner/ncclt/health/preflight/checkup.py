@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.preflight import SEVERITY, ExpectedSize, FabricFinding, Part, Preflight, ProbeReading, Section, State
-from ncclt.core.trial import Outcome
+from ncclt.core.trial import NOT_LAUNCHED, Outcome, TimesOrigin
 from ncclt.errors import UsageError
 from ncclt.health.preflight.bisect import LAUNCHES, Bisection, BisectionResult, Group, SlowPart, rounds
 from ncclt.health.preflight.expectation import Expectation, latency_note, peer_tolerance
@@ -63,6 +63,11 @@ class PreflightRequest:
             )
         if self.cluster.world_size < 2:
             raise UsageError("one GPU alone has no fabric to examine", hint="use more nodes or --gpus-per-node")
+
+    @property
+    def simulated(self) -> bool:
+        """Return True if a model invents the times."""
+        return NOT_LAUNCHED.get(self.launcher) is TimesOrigin.SIMULATED
 
 
 _NETWORK = "alone its GPUs are as fast as others: look at its network"
@@ -129,8 +134,7 @@ class GpuCheckup:
                     SlowPart(parts=(host,), share=gbps / usual, partners=(), launches=len(again)),
                     1.0,
                     again,
-                    part=Part.NODE,
-                    hosts=(host,),
+                    Section(hosts=(host,)),
                     remark="alone, and no GPU stands out",
                 )
             ]
@@ -167,14 +171,9 @@ class GpuCheckup:
                 # The path between two GPUs then depends on their slots; only a peer node shows what is usual.
                 self.notes.append(f"{sections[0].label}: slower than other pairs of this node")
                 continue
-            part, remark = Part.GPU_LINK, ""
-            if len(gpus) == 1:
-                part, remark = Part.GPU, f"launched with GPU {', '.join(named.partners[:4])}"
-            findings.append(
-                build_finding(
-                    named, found.level, readings, part=part, hosts=(host,), gpus=gpus, remark=remark, usual=usual
-                )
-            )
+            remark = f"launched with GPU {', '.join(named.partners[:4])}" if len(gpus) == 1 else ""
+            slow = Section(hosts=(host,), gpus=gpus)
+            findings.append(build_finding(named, found.level, readings, slow, remark=remark, usual=usual))
         for group in found.acquitted:
             self.notes.append(f"{host} GPU {'+'.join(group)} looked slow and was not when launched again")
         return findings
@@ -214,10 +213,8 @@ def build_finding(
     named: SlowPart,
     level: float,
     readings: Sequence[ProbeReading],
+    section: Section,
     *,
-    part: Part,
-    hosts: tuple[str, ...],
-    gpus: tuple[int, ...] = (),
     remark: str = "",
     usual: float = 0.0,
 ) -> FabricFinding:
@@ -227,17 +224,20 @@ def build_finding(
         named: the slow part and its share.
         level: share that its peers reach.
         readings: that it is based on.
-        part, hosts, gpus, remark: of the finding.
+        section: the node or link, or the GPUs of a node.
+        remark: of the finding.
         usual: bus bandwidth that the shares refer to, 1e9 bytes/s; 0 = what was expected of the readings.
     """
     scale = usual or (readings[0].expected_gbps if readings else 1.0)
     outcomes = [reading.outcome for reading in readings]
     worst = min(outcomes, key=SEVERITY.index, default=Outcome.OK)
     failed = named.share == 0 or worst is Outcome.WRONG_RESULT
+    ends = section.gpus or section.hosts
+    one, link = (Part.GPU, Part.GPU_LINK) if section.gpus else (Part.NODE, Part.LINK)
     return FabricFinding(
-        part=part,
-        hosts=hosts,
-        gpus=gpus,
+        part=link if len(ends) == 2 else one,
+        hosts=section.hosts,
+        gpus=section.gpus,
         outcome=worst if failed else Outcome.OK,
         busbw_gbps=named.share * scale,
         reference_gbps=level * scale,
@@ -406,9 +406,7 @@ class Checkup:
         readings = [reading for section in sections for reading in self._probes.of(section)]
         if len(named.parts) == 2:
             remark = "" if len(self._hosts) > 2 else self._gpus.remark_of_two(self._hosts)
-            self.findings.append(
-                build_finding(named, found.level, readings, part=Part.LINK, hosts=named.parts, remark=remark)
-            )
+            self.findings.append(build_finding(named, found.level, readings, Section(hosts=named.parts), remark=remark))
             return
         host = named.parts[0]
         inside, remark = self._gpus.examine(host, next((one for one in found.good if one != host), ""))
@@ -417,8 +415,7 @@ class Checkup:
                 named,
                 found.level,
                 readings,
-                part=Part.NODE,
-                hosts=(host,),
+                Section(hosts=(host,)),
                 remark=f"launched with {', '.join(named.partners[:4])}; {remark}",
             )
         ]
@@ -521,7 +518,7 @@ class PreflightCost:
     rounds: tuple[tuple[tuple[str, str], ...], ...] = ()
 
 
-def cost(request: PreflightRequest, *, simulated: bool) -> PreflightCost:
+def cost(request: PreflightRequest) -> PreflightCost:
     """Estimate what a preflight will cost; nothing is launched."""
     nodes = len(request.hosts)
     played = rounds(request.hosts) if request.all_pairs and nodes > 2 else None
@@ -534,7 +531,7 @@ def cost(request: PreflightRequest, *, simulated: bool) -> PreflightCost:
     return PreflightCost(
         healthy=1 + (narrowing + alone if request.full else 0),
         one_fault=3 + narrowing + (alone if request.full else 0),
-        launch_s=0.0 if simulated else _LAUNCH_S,
+        launch_s=0.0 if request.simulated else _LAUNCH_S,
         rounds=tuple(tuple(pairs) for pairs in played or ()) if not request.quick else (),
     )
 
@@ -561,7 +558,7 @@ def preflight(
         fingerprint=request.cluster.fingerprint().digest(),
         launcher=request.launcher,
         benchmark=request.benchmark,
-        simulated=probes.simulated,
+        simulated=request.simulated,
         hosts=request.hosts,
         gpus_per_node=request.cluster.gpus_per_node,
         source=request.expectation.source,

@@ -91,9 +91,7 @@ def expectation(
     *,
     tolerance: float,
     given_gbps: float | None = None,
-    earlier: Sequence[Preflight] = (),
-    benchmark: str = "",
-    simulated: bool = False,
+    healthy: Sequence[Preflight] = (),
 ) -> Expectation:
     """Decide what to expect: the user's figure, else the fleet's own baseline, else the links.
 
@@ -102,10 +100,7 @@ def expectation(
         sizes: bytes that are measured, ascending.
         tolerance: share by which a figure may be missed; half of it where the figure was measured.
         given_gbps: bus bandwidth of all nodes at the largest size; None = not given.
-        earlier: preflights of the cluster, newest first; only healthy ones of the same fingerprint, benchmark and
-            kind of times count.
-        benchmark: what will run.
-        simulated: the times will be invented by a model.
+        healthy: earlier preflights that may serve as a reference, as `find_healthy` returns them.
 
     Raises:
         UsageError: the tolerance is not between 0 and 1, or the given figure not above 0.
@@ -119,8 +114,14 @@ def expectation(
         if not 0 < given_gbps < math.inf:
             raise UsageError(f"--expect must be above 0 GB/s and finite, not {given_gbps:g}")
         known, source, share = ((largest, given_gbps),), "by --expect", 1.0
-    elif len(runs := _alike(cluster, earlier, benchmark=benchmark, simulated=simulated)) >= BASELINE_RUNS:
-        known, source, share = _baseline(runs, sizes), f"as the median of {len(runs)} healthy runs", _MEASURED_SHARE
+    elif len(healthy) >= BASELINE_RUNS:
+        seen: dict[int, list[float]] = {}
+        for row in (row for run in healthy for row in run.rows):
+            seen.setdefault(row.size_bytes, []).append(row.busbw_gbps)
+        known = tuple(
+            (size, statistics.median(seen[size])) for size in sizes if len(seen.get(size, ())) >= BASELINE_RUNS
+        )
+        source, share = f"as the median of {len(healthy)} healthy runs", _MEASURED_SHARE
     if largest not in dict(known):
         # Link figures give neither latency nor the size where bandwidth saturates: only the largest size is judged.
         promised = links_gbps(cluster, nodes=cluster.nodes, ranks=cluster.world_size, size=largest)
@@ -133,8 +134,15 @@ def peer_tolerance(tolerance: float) -> float:
     return tolerance * _MEASURED_SHARE
 
 
-def _alike(cluster: Cluster, earlier: Sequence[Preflight], *, benchmark: str, simulated: bool) -> list[Preflight]:
-    """Return the newest runs that may serve as a reference; simulated ones never for real ones."""
+def find_healthy(cluster: Cluster, earlier: Sequence[Preflight], *, benchmark: str, simulated: bool) -> list[Preflight]:
+    """Return the newest healthy runs of the same fingerprint and benchmark; simulated ones never for real ones.
+
+    Args:
+        cluster: sized to the job.
+        earlier: preflights of the cluster, newest first.
+        benchmark: what will run.
+        simulated: the times will be invented by a model.
+    """
     fingerprint = cluster.fingerprint().digest()
     alike = [
         run
@@ -143,14 +151,6 @@ def _alike(cluster: Cluster, earlier: Sequence[Preflight], *, benchmark: str, si
         and (run.fingerprint, run.benchmark, run.simulated) == (fingerprint, benchmark, simulated)
     ]
     return alike[:_NEWEST]
-
-
-def _baseline(runs: Sequence[Preflight], sizes: Sequence[int]) -> tuple[tuple[int, float], ...]:
-    seen: dict[int, list[float]] = {}
-    for run in runs:
-        for row in run.rows:
-            seen.setdefault(row.size_bytes, []).append(row.busbw_gbps)
-    return tuple((size, statistics.median(seen[size])) for size in sizes if len(seen.get(size, ())) >= BASELINE_RUNS)
 
 
 def latency_note(first: ProbeReading, expected: Expectation) -> str:

@@ -52,7 +52,6 @@ class Probes:
     Args:
         runner_for: makes the runner of a section.
         expectation: what to expect of it.
-        simulated: the runners invent their times.
         at_once: launches that may run at the same time, each on nodes of its own.
         time_s: time for all launches; None = no limit. A launch is begun only if one of usual length still fits.
         clock: seconds.
@@ -64,7 +63,6 @@ class Probes:
         runner_for: RunnerFor,
         expectation: Expectation,
         *,
-        simulated: bool,
         at_once: int = 1,
         time_s: float | None = None,
         clock: Callable[[], float],
@@ -72,7 +70,6 @@ class Probes:
     ) -> None:
         self._runner_for = runner_for
         self._expectation = expectation
-        self.simulated = simulated
         self._at_once = at_once
         self._time_s = time_s
         self._clock = clock
@@ -94,7 +91,10 @@ class Probes:
         wanted = tuple(sizes) or (self._expectation.largest_bytes,)
         found: dict[int, ProbeReading] = {}
         for wave in self._waves(sections):
-            self._check_time()
+            longest = max((reading.wall_s for reading in self.readings if reading.outcome is Outcome.OK), default=0.0)
+            if self._time_s is not None and self._clock() - self._began + longest > self._time_s:
+                launches = len(self.readings)
+                raise DeadlineExceeded(f"ended after {launches} launches: the {self._time_s:g} s of --time are over")
             for index, reading in zip(wave, self._launch([sections[i] for i in wave], wanted), strict=True):
                 found[index] = reading
                 self.readings.append(reading)
@@ -117,14 +117,6 @@ class Probes:
                 waves[number].append(index)
                 busy[number] |= hosts
         return waves
-
-    def _check_time(self) -> None:
-        if self._time_s is None:
-            return
-        longest = max((reading.wall_s for reading in self.readings if reading.outcome is Outcome.OK), default=0.0)
-        if self._clock() - self._began + longest > self._time_s:
-            launches = len(self.readings)
-            raise DeadlineExceeded(f"ended after {launches} launches: the {self._time_s:g} s of --time are over")
 
     def _launch(self, sections: Sequence[Section], sizes: Sequence[int]) -> list[ProbeReading]:
         runners = [self._runner_for(section.hosts, section.gpus) for section in sections]

@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Message
 from ncclt.core.setting import Setting
-from ncclt.core.trial import Measurement, Outcome, TrialResult
+from ncclt.core.trial import Outcome, TrialResult
 from ncclt.errors import UsageError
 from ncclt.measure.simulated.noise import Faults
 from ncclt.measure.simulated.runner import SimulatedRunner
 
 _SHAPES = ((1, 0), (2, 0), (1, 1), (1, 2))
-"""How many hosts and GPUs name a node, a link, a GPU, a link of GPUs."""
+"""Numbers of hosts and GPUs that name a node, a link, a GPU, a link of GPUs."""
 
 _WORDS = {"crash": Outcome.CRASHED, "hang": Outcome.TIMEOUT, "wrong": Outcome.WRONG_RESULT}
 
@@ -166,11 +166,10 @@ class FabricRunner(SimulatedRunner):
         result = super().measure(setting, messages, repeat=repeat)
         if self._share == 1:
             return result
-        return replace(result, measurements=tuple(self._slowed(one, setting) for one in result.measurements))
-
-    def _slowed(self, measured: Measurement, setting: Setting) -> Measurement:
-        message = measured.message
-        whole = self.expected_us(setting, message)
-        latency = min(whole, self.expected_us(setting, replace(message, size_bytes=8)))
-        factor = (latency + (whole - latency) / self._share) / whole
-        return replace(measured, samples_us=tuple(sample * factor for sample in measured.samples_us))
+        slowed = []
+        for one in result.measurements:
+            whole = self.expected_us(setting, one.message)
+            latency = min(whole, self.expected_us(setting, replace(one.message, size_bytes=8)))
+            factor = (latency + (whole - latency) / self._share) / whole
+            slowed.append(replace(one, samples_us=tuple(sample * factor for sample in one.samples_us)))
+        return replace(result, measurements=tuple(slowed))
