@@ -24,7 +24,7 @@ from ncclt.core.preflight import FabricFinding, Part, Section, State
 from ncclt.health.preflight.checkup import TOLERANCE, PreflightRequest, preflight
 from ncclt.health.preflight.expectation import expectation
 from ncclt.health.preflight.probes import Probes
-from ncclt.health.preflight.simulated import InjectedFault, SimulatedFabric
+from ncclt.health.preflight.simulated import InjectedFault, simulated_runners
 from ncclt.store.shipped import profiles_folder, shipped_clusters
 
 NODES = (8, 32, 128)
@@ -87,14 +87,14 @@ def examine(
 ) -> tuple[State, tuple[FabricFinding, ...], int]:
     """Run one preflight on a simulated fleet."""
     hosts = tuple(f"n{index:03d}" for index in range(cluster.nodes))
-    healthy = SimulatedFabric(cluster, hosts, seed=seed, sigma=0)
+    healthy = simulated_runners(cluster, hosts, seed=seed, sigma=0)
     links = expectation(cluster, (SIZE,), tolerance=TOLERANCE)
-    usual = Probes(healthy.runner, links, clock=lambda: 0.0)
+    usual = Probes(healthy, links, clock=lambda: 0.0)
     gbps = usual.measure([Section(hosts=hosts)])[0].gbps
     # As a baseline: measured, so half of the tolerance.
     expected = expectation(cluster, (SIZE,), tolerance=TOLERANCE / 2, given_gbps=gbps)
-    fabric = SimulatedFabric(cluster, hosts, faults=faults, seed=seed, sigma=noise)
-    probes = Probes(fabric.runner, expected, clock=lambda: 0.0)
+    runner_for = simulated_runners(cluster, hosts, faults=faults, seed=seed, sigma=noise)
+    probes = Probes(runner_for, expected, clock=lambda: 0.0)
     request = PreflightRequest(
         cluster=cluster, hosts=hosts, expectation=expected, sizes=(SIZE,), launcher="simulate", benchmark="simulate"
     )

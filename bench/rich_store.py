@@ -41,7 +41,7 @@ from ncclt.deliver.attest import attest
 from ncclt.health.preflight.checkup import SIZES, PreflightRequest, preflight
 from ncclt.health.preflight.expectation import expectation
 from ncclt.health.preflight.probes import Probes
-from ncclt.health.preflight.simulated import SimulatedFabric, parse_fault
+from ncclt.health.preflight.simulated import parse_fault, simulated_runners
 from ncclt.store import Store, open_store
 from ncclt.store.documents import to_text
 from ncclt.store.studies import study_row
@@ -594,12 +594,12 @@ def _attested(found: Recommendation, when: str, *, differing: bool) -> Any:
 
 def _examined(cluster: Cluster, weak: Sequence[str], when: str) -> Any:
     hosts = tuple(f"n{number:02d}" for number in range(1, cluster.nodes + 1))
-    fabric = SimulatedFabric(cluster, hosts, faults=[parse_fault(text) for text in weak])
+    runner_for = simulated_runners(cluster, hosts, faults=[parse_fault(text) for text in weak])
     expected = expectation(cluster, SIZES, tolerance=0.15)
     request = PreflightRequest(
         cluster=cluster, hosts=hosts, expectation=expected, launcher="simulate", benchmark="simulated", full=True
     )
-    probes = Probes(fabric.runner, expected, clock=lambda: 0.0)
+    probes = Probes(runner_for, expected, clock=lambda: 0.0)
     return preflight(request, probes, now=lambda: when, clock=lambda: 0.0)
 
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from ncclt.cli.preflight import _sizes, preflight
 from ncclt.errors import StoreError, UsageError
-from ncclt.health.preflight.simulated import SimulatedFabric
+from ncclt.health.preflight.simulated import FabricRunner
 
 SIMULATED = ("--launcher", "simulate", "--cluster", "dgx-a100", "--nodes", "8", "--gpus-per-node", "4")
 
@@ -89,8 +89,10 @@ def test_without_a_store_it_still_runs(call, tmp_path):
 def test_a_store_that_takes_no_row_is_told_before_the_first_launch(call, monkeypatch, full_disk):
     call(*SIMULATED, "-q")
     launched = []
-    measure = SimulatedFabric.runner
-    monkeypatch.setattr(SimulatedFabric, "runner", lambda *words: launched.append(words) or measure(*words))
+    measure = FabricRunner.measure
+    monkeypatch.setattr(
+        FabricRunner, "measure", lambda *words, **more: launched.append(words) or measure(*words, **more)
+    )
     with full_disk():
         with pytest.raises(StoreError, match="cannot be used"):
             call(*SIMULATED)

@@ -9,7 +9,7 @@ from ncclt.errors import StoreError
 from ncclt.health.preflight.checkup import SIZES, PreflightRequest, preflight
 from ncclt.health.preflight.expectation import expectation
 from ncclt.health.preflight.probes import Probes
-from ncclt.health.preflight.simulated import SimulatedFabric, parse_fault
+from ncclt.health.preflight.simulated import parse_fault, simulated_runners
 from ncclt.store import open_store
 
 CLUSTER = Cluster(
@@ -36,12 +36,12 @@ def store(tmp_path):
 
 def sample(id, *, weak=(), **changes):
     hosts = ("a", "b", "c", "d")
-    fabric = SimulatedFabric(CLUSTER, hosts, faults=[parse_fault(text) for text in weak])
+    runner_for = simulated_runners(CLUSTER, hosts, faults=[parse_fault(text) for text in weak])
     expected = expectation(CLUSTER, SIZES, tolerance=0.15)
     request = PreflightRequest(
         cluster=CLUSTER, hosts=hosts, expectation=expected, launcher="simulate", benchmark="simulated"
     )
-    probes = Probes(fabric.runner, expected, clock=lambda: 0.0)
+    probes = Probes(runner_for, expected, clock=lambda: 0.0)
     found = preflight(request, probes, now=lambda: "2026-01-01", clock=lambda: 0.0)
     return replace(found, id=id, **changes)
 

@@ -265,10 +265,10 @@ def _runners(
 ) -> tuple[RunnerFor, tuple[str, ...]]:
     """Return a function from nodes or GPUs to their runner, and the notes on all of them."""
     if not target.is_launched:
-        from ncclt.health.preflight.simulated import SimulatedFabric, parse_fault
+        from ncclt.health.preflight.simulated import parse_fault, simulated_runners
 
-        fabric = SimulatedFabric(cluster, hosts, faults=[parse_fault(text) for text in weak], seed=seed)
-        return fabric.runner, ("SIMULATED: the times come from a model of the cluster; nothing was measured",)
+        runner_for = simulated_runners(cluster, hosts, faults=[parse_fault(text) for text in weak], seed=seed)
+        return runner_for, ("SIMULATED: the times come from a model of the cluster; nothing was measured",)
     from ncclt.health.preflight.probes import launched_runners
 
     return launched_runners(cluster, target, environ=os.environ, time_s=time_s)

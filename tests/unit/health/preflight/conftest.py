@@ -11,7 +11,7 @@ from ncclt.core.preflight import Preflight
 from ncclt.health.preflight.checkup import PreflightRequest, preflight
 from ncclt.health.preflight.expectation import expectation
 from ncclt.health.preflight.probes import Probes, RunnerFor
-from ncclt.health.preflight.simulated import SimulatedFabric, parse_fault
+from ncclt.health.preflight.simulated import parse_fault, simulated_runners
 
 CLUSTER = Cluster(
     name="dgx",
@@ -48,11 +48,11 @@ def examine() -> Callable[..., Preflight]:
     ) -> Preflight:
         sized = cluster.sized(nodes=nodes)
         hosts = tuple(f"n{index:02d}" for index in range(nodes))
-        fabric = SimulatedFabric(sized, hosts, faults=[parse_fault(text) for text in weak], sigma=sigma)
+        simulated = simulated_runners(sized, hosts, faults=[parse_fault(text) for text in weak], sigma=sigma)
         expected = expectation(sized, SIZES, tolerance=0.15, given_gbps=given_gbps)
         seconds = iter(range(10**6))
         probes = Probes(
-            runner_for or fabric.runner,
+            runner_for or simulated,
             expected,
             at_once=at_once,
             time_s=time_s,

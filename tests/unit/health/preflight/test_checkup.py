@@ -11,7 +11,7 @@ from ncclt.core.trial import Outcome, TrialResult
 from ncclt.errors import UsageError
 from ncclt.health.preflight.checkup import SIZES, PreflightRequest, cost
 from ncclt.health.preflight.expectation import expectation
-from ncclt.health.preflight.simulated import SimulatedFabric, parse_fault
+from ncclt.health.preflight.simulated import parse_fault, simulated_runners
 
 CLUSTER = Cluster(
     name="dgx",
@@ -92,15 +92,15 @@ def test_wrong_data_goes_before_everything_that_is_slow(examine):
 def test_wrong_data_in_one_launch_alone_is_told(examine):
     """The median of three would forgive it; nobody else should."""
     hosts = tuple(f"n{index:02d}" for index in range(8))
-    fine = SimulatedFabric(CLUSTER.sized(nodes=8), hosts, sigma=0)
-    spoilt = SimulatedFabric(CLUSTER.sized(nodes=8), hosts, faults=[parse_fault("n01=wrong")], sigma=0)
+    fine = simulated_runners(CLUSTER.sized(nodes=8), hosts, sigma=0)
+    spoilt = simulated_runners(CLUSTER.sized(nodes=8), hosts, faults=[parse_fault("n01=wrong")], sigma=0)
     once = [("n00", "n01")]
 
     def runner_for(hosts, gpus):
         if hosts in once:
             once.remove(hosts)
-            return spoilt.runner(hosts, gpus)
-        return fine.runner(hosts, gpus)
+            return spoilt(hosts, gpus)
+        return fine(hosts, gpus)
 
     found = examine(full=True, runner_for=runner_for)
 

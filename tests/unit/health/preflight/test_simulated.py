@@ -7,7 +7,7 @@ from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT
 from ncclt.core.trial import Outcome, Runner
 from ncclt.errors import UsageError
-from ncclt.health.preflight.simulated import InjectedFault, SimulatedFabric, parse_fault
+from ncclt.health.preflight.simulated import InjectedFault, parse_fault, simulated_runners
 from runner_contract import RunnerContract
 
 CLUSTER = Cluster(
@@ -28,7 +28,7 @@ HOSTS = ("a", "b", "c", "d")
 
 
 def gbps(weak, hosts, gpus=(), *, seed=0, sigma=0.0, size=1 << 30):
-    fabric = SimulatedFabric(CLUSTER, HOSTS, faults=[parse_fault(text) for text in weak], seed=seed, sigma=sigma)
+    runner_for = simulated_runners(CLUSTER, HOSTS, faults=[parse_fault(text) for text in weak], seed=seed, sigma=sigma)
     ranks = len(gpus) or 4 * len(hosts)
     message = Message(
         collective=Collective.ALL_REDUCE,
@@ -37,7 +37,7 @@ def gbps(weak, hosts, gpus=(), *, seed=0, sigma=0.0, size=1 << 30):
         group_size=ranks,
         spans_nodes=len(hosts) > 1,
     )
-    result = fabric.runner(tuple(hosts), tuple(gpus)).measure(DEFAULT, [message], repeat=0)
+    result = runner_for(tuple(hosts), tuple(gpus)).measure(DEFAULT, [message], repeat=0)
     return result.measurements[0].busbw_gbps if result.outcome is Outcome.OK else result.outcome
 
 
@@ -85,11 +85,11 @@ def test_no_weakness(subtests):
 @pytest.mark.parametrize("fault", [InjectedFault(hosts=("x",)), InjectedFault(hosts=("a",), gpus=(4,))])
 def test_what_there_is_not_cannot_be_weak(fault):
     with pytest.raises(UsageError):
-        SimulatedFabric(CLUSTER, HOSTS, faults=[fault])
+        simulated_runners(CLUSTER, HOSTS, faults=[fault])
 
 
 class TestWeakRunner(RunnerContract):
     """A runner that lost bandwidth is a runner."""
 
     def runner(self) -> Runner:
-        return SimulatedFabric(CLUSTER, HOSTS, faults=[parse_fault("b=0.5")]).runner(("a", "b"))
+        return simulated_runners(CLUSTER, HOSTS, faults=[parse_fault("b=0.5")])(("a", "b"), ())

@@ -8,7 +8,7 @@ the data evenly, so one slow GPU or port slows the whole group.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ncclt.core.cluster import Cluster
@@ -92,8 +92,15 @@ def parse_fault(text: str) -> InjectedFault:
     return found
 
 
-class SimulatedFabric:
-    """A simulated cluster whose nodes have names and faults.
+def simulated_runners(
+    cluster: Cluster,
+    hosts: Sequence[str],
+    *,
+    faults: Sequence[InjectedFault] = (),
+    seed: int = 0,
+    sigma: float | None = None,
+) -> Callable[[tuple[str, ...], tuple[int, ...]], FabricRunner]:
+    """Return a function that makes the runner of some nodes, or of some GPUs of one node, of a simulated cluster.
 
     Args:
         cluster: sized to the job.
@@ -105,48 +112,34 @@ class SimulatedFabric:
     Raises:
         UsageError: a fault names a node or GPU that does not exist.
     """
+    for fault in faults:
+        unknown = [host for host in fault.hosts if host not in hosts]
+        beyond = [gpu for gpu in fault.gpus if not 0 <= gpu < cluster.gpus_per_node]
+        if unknown or beyond:
+            raise UsageError(
+                f"there is no {f'node {unknown[0]}' if unknown else f'GPU {beyond[0]}'} to have a fault",
+                hint=f"nodes are {', '.join(hosts[:4])}{', ...' if len(hosts) > 4 else ''}, "
+                f"GPUs 0 to {cluster.gpus_per_node - 1}",
+            )
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        hosts: Sequence[str],
-        *,
-        faults: Sequence[InjectedFault] = (),
-        seed: int = 0,
-        sigma: float | None = None,
-    ) -> None:
-        for fault in faults:
-            unknown = [host for host in fault.hosts if host not in hosts]
-            beyond = [gpu for gpu in fault.gpus if not 0 <= gpu < cluster.gpus_per_node]
-            if unknown or beyond:
-                raise UsageError(
-                    f"there is no {f'node {unknown[0]}' if unknown else f'GPU {beyond[0]}'} to have a fault",
-                    hint=f"nodes are {', '.join(hosts[:4])}{', ...' if len(hosts) > 4 else ''}, "
-                    f"GPUs 0 to {cluster.gpus_per_node - 1}",
-                )
-        self._cluster = cluster
-        self._faults = tuple(faults)
-        self._seed = seed
-        self._sigma = sigma
-
-    def runner(self, hosts: tuple[str, ...], gpus: tuple[int, ...] = ()) -> FabricRunner:
-        """Return the runner of some nodes, or of some GPUs of one node."""
-        used = gpus or tuple(range(self._cluster.gpus_per_node))
-        struck = [fault for fault in self._faults if fault.strikes(hosts, used)]
+    def runner_for(part: tuple[str, ...], gpus: tuple[int, ...]) -> FabricRunner:
+        used = gpus or tuple(range(cluster.gpus_per_node))
+        struck = [fault for fault in faults if fault.strikes(part, used)]
         failing = {fault.outcome for fault in struck}
-        failures = Faults(
-            crash=float(Outcome.CRASHED in failing),
-            hang=float(Outcome.TIMEOUT in failing),
-            wrong=float(Outcome.WRONG_RESULT in failing),
-        )
-        key = f"{self._seed}|{','.join(hosts)}|{gpus}".encode()
+        key = f"{seed}|{','.join(part)}|{gpus}".encode()
         return FabricRunner(
-            self._cluster.sized(nodes=len(hosts)),
+            cluster.sized(nodes=len(part)),
             seed=int.from_bytes(hashlib.blake2b(key, digest_size=6).digest(), "big"),
-            sigma=self._sigma,
-            faults=failures,
+            sigma=sigma,
+            faults=Faults(
+                crash=float(Outcome.CRASHED in failing),
+                hang=float(Outcome.TIMEOUT in failing),
+                wrong=float(Outcome.WRONG_RESULT in failing),
+            ),
             share=min((fault.share for fault in struck), default=1.0),
         )
+
+    return runner_for
 
 
 class FabricRunner(SimulatedRunner):
