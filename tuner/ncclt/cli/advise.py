@@ -103,7 +103,11 @@ def advise(
     asked = given.compute_ms is not None or given.tflops is not None
     advice, refusal = None, None
     try:
-        _require_recorded_size(workload, where)
+        if (ranks := workload.provenance.world_size) and where.world_size != ranks:
+            raise UsageError(
+                f"{workload.name} was recorded on {ranks} GPUs, not on {where.nodes} x {where.gpus_per_node}",
+                hint="give --nodes and --gpus-per-node of the recording; the table predicts other numbers of nodes",
+            )
         every = {key: curve for one in found for key, curve in one.curves.items()}
         advice = predict_changes(
             workload,
@@ -161,15 +165,6 @@ def _sized(workload: Workload, cluster: Cluster, nodes: int | None, gpus_per_nod
         gpus_per_node = min(recorded, cluster.gpus_per_node)
         nodes = -(-recorded // gpus_per_node)
     return cluster.sized(nodes=nodes, gpus_per_node=gpus_per_node)
-
-
-def _require_recorded_size(workload: Workload, where: Cluster) -> None:
-    recorded = workload.provenance.world_size
-    if recorded and where.world_size != recorded:
-        raise UsageError(
-            f"{workload.name} was recorded on {recorded} GPUs, not on {where.nodes} x {where.gpus_per_node}",
-            hint="give --nodes and --gpus-per-node of the recording; the table predicts other numbers of nodes",
-        )
 
 
 def _others(where: Cluster) -> tuple[Cluster, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -68,9 +67,14 @@ def attest(
             f"{files[0]} holds no reports", hint="`ncclt run --report FOLDER` makes a folder of each job there"
         )
     with regular_files(found, error=TraceError) as readable:
-        id = recommendation or _only(reported_tables(readable))
+        ids = [recommendation] if recommendation else reported_tables(readable)
+        if len(ids) != 1:
+            said = f"the files name several: {', '.join(ids)}" if ids else "the files do not name it"
+            raise UsageError(
+                f"cannot tell the recommendation of the job: {said}", hint="name it with --recommendation ID"
+            )
         how = form or find_form(readable)
-        delivered = find_delivered(id, how, server=server, storage=storage, timeout_s=_SERVER_TIMEOUT_S)
+        delivered = find_delivered(ids[0], how, server=server, storage=storage, timeout_s=_SERVER_TIMEOUT_S)
         attestation = attest_files(readable, delivered, created=datetime.now(UTC).isoformat(timespec="milliseconds"))
     if as_json:
         print_json(attestation.to_document())
@@ -78,13 +82,6 @@ def attest(
         print_attestation(attestation, to_stderr=False)
     keep(attestation, ticket, server=server, storage=storage, timeout_s=_SERVER_TIMEOUT_S)
     raise typer.Exit(0 if attestation.effect is Effect.TOOK_EFFECT else 1)
-
-
-def _only(ids: Sequence[str]) -> str:
-    if len(ids) == 1:
-        return ids[0]
-    said = f"the files name several: {', '.join(ids)}" if ids else "the files do not name it"
-    raise UsageError(f"cannot tell the recommendation of the job: {said}", hint="name it with --recommendation ID")
 
 
 def find_delivered(

@@ -19,7 +19,7 @@ KEYS: dict[str, str] = {
     "launcher": "launcher: simulate, replay, local, torchrun, mpirun, slurm, ssh or kubernetes",
     "cluster": "default of --cluster",
 }
-"""What a configuration file may set, and what it means."""
+"""Keys that a configuration file may set -> their meaning."""
 
 PROJECT_FILE = "ncclt.toml"
 

@@ -52,7 +52,15 @@ def prolog(arguments: argparse.Namespace, request: Request, server: str | None, 
     )
     job = {**answer.document, "model": arguments.model}
     uid = None if arguments.all_users else os.getuid()
-    text = _with_variables(job, uid) if plugin is None else _with_table(arguments, answer, job, uid, plugin)
+    if plugin is not None:
+        text = _with_table(arguments, answer, job, uid, plugin)
+    elif job["decision"] == "undecided":
+        raise NoRecommendationError(
+            f"no variables are validated for {job['model']}: undecided",
+            hint="use --policy-dir to deliver the table where it is validated",
+        )
+    else:
+        text = render_variables(job, form="slurm-taskprolog", uid=uid)
     say(f"ncclt: the script acts only in jobs that export NCCLT_MODEL={shlex.quote(arguments.model)}")
     return text
 
@@ -83,15 +91,6 @@ def _check_reachable(path: Path, what: str) -> None:
             raise UsageError(
                 f"other users cannot read {what}: {place} is not open to them", hint=f"chmod o+{word} {place}"
             )
-
-
-def _with_variables(job: Mapping[str, Any], uid: int | None) -> str:
-    if job["decision"] == "undecided":
-        raise NoRecommendationError(
-            f"no variables are validated for {job['model']}: undecided",
-            hint="use --policy-dir to deliver the table where it is validated",
-        )
-    return render_variables(job, form="slurm-taskprolog", uid=uid)
 
 
 def _with_table(

@@ -12,7 +12,7 @@ import typer
 from ncclt.cli.completion import cluster_names, recorded_names, study_names
 from ncclt.cli.configuration import storage_url
 from ncclt.cli.options import AsJson
-from ncclt.cli.output import print_json, print_table, say
+from ncclt.cli.output import draw_bar, print_json, print_table, say
 from ncclt.core.plural import count_noun
 from ncclt.errors import NotFoundError, UsageError
 
@@ -113,7 +113,7 @@ def show(
                 r["size"],
                 f"{r['default_us']:.1f}",
                 f"{r['best_us']:.1f}",
-                f"{r['default_us'] / r['best_us']:6.2f}x {bar(r['default_us'] / r['best_us'] - 1)}",
+                f"{r['default_us'] / r['best_us']:6.2f}x {draw_bar(r['default_us'] / r['best_us'] - 1, _BAR)}",
                 r["setting"],
             )
             for r in lines
@@ -140,16 +140,6 @@ def _best_rows(found: Landscape, collective: Collective) -> list[dict[str, Any]]
             }
         )
     return rows
-
-
-def bar(share: float) -> str:
-    """Return a bar in eighths of a character, at most `_BAR` long.
-
-    >>> bar(0.25), bar(0), bar(7)
-    ('███', '', '████████████')
-    """
-    eighths = round(8 * _BAR * max(0.0, min(share, 1.0)))
-    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 
 @app.command("import")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 EXIT_INTERRUPTED = 130
-"""What a shell expects after Ctrl-C: 128 + SIGINT."""
+"""Exit code after Ctrl-C, as shells expect it: 128 + SIGINT."""
 
 _PIPED_WIDTH = 200
 """Columns of a table that no terminal shows."""
@@ -170,6 +170,16 @@ def print_bold(text: str) -> None:
     from rich.text import Text
 
     console().print(Text(visible(text), style="bold"), soft_wrap=True)
+
+
+def draw_bar(share: float, width: int) -> str:
+    """Return a bar in eighths of a character; empty for no share, `width` characters for a whole.
+
+    >>> draw_bar(0.25, 12), draw_bar(-0.1, 12), draw_bar(7, 3)
+    ('███', '', '███')
+    """
+    eighths = round(8 * width * max(0.0, min(share, 1.0)))
+    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 
 def _folded(line: str, width: int) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 EXIT_CUT_OFF = 141
-"""What a shell expects of a program whose reader has exited: 128 + SIGPIPE."""
+"""Exit code of a program whose reader has exited, as shells expect it: 128 + SIGPIPE."""
 
 
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\udc80-\udc9f]")

@@ -81,7 +81,10 @@ def prune(
     from ncclt.store.location import locate
     from ncclt.store.retention import prune_store
 
-    before, location = _days_ago(older_than), locate(storage_url())
+    if not re.fullmatch(r"[1-9][0-9]{0,4}d", older_than):
+        raise UsageError(f"--older-than {older_than!r} is not a number of days", hint="for example 180d; at least 1d")
+    age, location = timedelta(days=int(older_than.removesuffix("d"))), locate(storage_url())
+    before = (datetime.now(UTC) - age).isoformat(timespec="milliseconds")
     counts = prune_store(location, before, dry_run=dry_run, forget=_forget)
     # Their tables are another library's, and on SQLite another file: a transaction of their own.
     if importlib.util.find_spec("dbos"):
@@ -90,12 +93,6 @@ def prune(
         counts["tuning jobs"] = prune_jobs(location.url, before=before, dry_run=dry_run)
     sys.stdout.write("would remove " if dry_run else "removed ")
     _say(counts)
-
-
-def _days_ago(text: str) -> str:
-    if not re.fullmatch(r"[1-9][0-9]{0,4}d", text):
-        raise UsageError(f"--older-than {text!r} is not a number of days", hint="for example 180d; at least 1d")
-    return (datetime.now(UTC) - timedelta(days=int(text.removesuffix("d")))).isoformat(timespec="milliseconds")
 
 
 def _forget(optuna_url: str, names: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ncclt.cli.options import words_of
-from ncclt.cli.output import note, print_bold, print_table
+from ncclt.cli.output import draw_bar, note, print_bold, print_table
 from ncclt.core.budget import MAX_BLOCKS, MIN_BLOCKS, Budget
 from ncclt.core.message import format_sizes
 from ncclt.deliver.render.delivery import describe_channels
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 _ROWS, _BAR = 20, 3
 _TIMES: tuple[Callable[[MessageRow], float], ...] = (lambda row: row.default_us, lambda row: row.tuned_us)
-_EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def print_summary(summary: StudySummary, *, again: str, source: str, details: bool = False) -> None:
@@ -146,7 +145,7 @@ def print_messages(rows: Sequence[MessageRow], study: Study) -> None:
             f"{row.default_us:.1f}",
             f"{row.tuned_us:.1f}",
             f"{row.saved_us:.1f}",
-            _bar(row.saved_us / most_us),
+            draw_bar(row.saved_us / most_us, _BAR),
             "NCCL default" if setting.is_default else setting.label,
         )
         for row, setting in zip(rows[:_ROWS], own, strict=False)
@@ -166,9 +165,3 @@ def print_messages(rows: Sequence[MessageRow], study: Study) -> None:
         caption.append(study.label)
     numbers = (f"calls\nper {unit}", "default\nµs/call", "policy\nµs/call", f"saved\nµs/{unit}")
     print_table(("message", *numbers, "", "setting"), table, caption="\n".join(caption), numbers=numbers)
-
-
-def _bar(share: float) -> str:
-    """Draw a share of the largest saving; empty where nothing is saved."""
-    eighths = max(0, round(share * _BAR * 8))
-    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()

@@ -18,7 +18,6 @@ from ncclt.cli.output import note, print_json, print_table
 from ncclt.errors import UsageError
 
 if TYPE_CHECKING:
-    from ncclt.core.cluster import Cluster
     from ncclt.core.nccl_version import NcclVersion
     from ncclt.core.printed_costs import PrintedCosts
     from ncclt.core.recommendation import Recommendation
@@ -111,9 +110,13 @@ def upgrade(
                 tables.require(there)
         tunable = tuple(collective for collective in Collective if collective.is_tunable)
         changed = choice_changes(tunable, there, there.sized(nccl_version=str(after)), costs)
-        published = _newest(store, there)
-        again = [_remeasured(store, found, after, costs) for found in published]
-        others = sorted({one.fingerprint.version for one in store.recommendations.find(cluster=name)} - {before})
+        every = store.recommendations.find(cluster=name)
+        published: dict[tuple[str, str], Recommendation] = {}  # the newest of each workload and fingerprint
+        for one in every:
+            if one.fingerprint.version == before:
+                published.setdefault((one.model, one.fingerprint.digest()), one)
+        again = [_remeasured(store, found, after, costs) for found in published.values()]
+        others = sorted({one.fingerprint.version for one in every} - {before})
     notes = [] if costs[0] else [_BY_MODEL]
     if after > newest_read():
         notes.append(f"the newest known release is {newest_read()}")
@@ -135,15 +138,6 @@ def upgrade(
         )
         return
     _print(name, (before, after), variables, changed, again, notes)
-
-
-def _newest(store: Store, there: Cluster) -> list[Recommendation]:
-    """Return the newest recommendation of each workload and fingerprint with the old version."""
-    found: dict[tuple[str, str], Recommendation] = {}
-    for one in store.recommendations.find(cluster=there.name):
-        if one.fingerprint.version == there.version:
-            found.setdefault((one.model, one.fingerprint.digest()), one)
-    return list(found.values())
 
 
 def _remeasured(

@@ -93,7 +93,7 @@ FORMS = ("json", *_FORMS, "slurm-taskprolog", *TABLES)
 """The formats of a server; `export` is followed by its shell unless that is bash, and by `unset` where it removes."""
 
 MARKS = {"recorded": "recorded", "simulated": "SIMULATED"}
-"""What a job is given only if it allows it, not being measured there -> how its remarks begin."""
+"""Origins of results that a job gets only if it allows them -> the beginning of their remarks."""
 
 _NOT_LAUNCHED = ("simulate", "replay")
 """Words of a study's launcher behind which nothing is launched, as in `ncclt.core.trial.NOT_LAUNCHED`."""

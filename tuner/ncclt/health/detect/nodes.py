@@ -56,7 +56,7 @@ SCRIPT = (
     # Short lines, written one by one: lines of several nodes may alternate, and gzip notices any that were cut.
     + f"; }} | gzip -c | base64 -w 512 | sed -u \"s/^/{_NODE} $(uname -n) $(sh -c 'echo $PPID') /\""
 )
-"""What runs on each node. Its output is packed, because launchers prefix, cut and mix lines."""
+"""Script that runs on each node. Its output is packed, because launchers prefix, cut and mix lines."""
 
 
 def examine_nodes(target: Target, environ: Mapping[str, str]) -> tuple[tuple[Facts, ...], tuple[str, ...]]:
@@ -142,18 +142,15 @@ def ask_nodes(launcher: Launcher) -> tuple[dict[str, Facts], tuple[str, ...]]:
     for (named, process), pieces in packed.items():
         host = f"{named} ({process})" if named in nodes else named  # containers may share a name
         try:
-            text = _unpacked("".join(pieces))
+            content = io.BytesIO(base64.b64decode("".join(pieces), validate=True))
+            with gzip.GzipFile(fileobj=content) as stream:
+                text = stream.read(_MOST_BYTES).decode(errors="replace")
         except (ValueError, EOFError, OSError, zlib.error):
             missing.append(f"the answer of {host} is damaged: run it again, or on fewer nodes")
             continue
         nodes[host], problems = parse_node_answer(host, text)
         missing += problems
     return nodes, tuple(missing)
-
-
-def _unpacked(text: str) -> str:
-    with gzip.GzipFile(fileobj=io.BytesIO(base64.b64decode(text, validate=True))) as stream:
-        return stream.read(_MOST_BYTES).decode(errors="replace")
 
 
 def parse_node_answer(host: str, text: str) -> tuple[Facts, list[str]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 INFINIBAND = "sys/class/infiniband"
 
 _SYS_ROW = re.compile(rf"/{INFINIBAND}/([\w.+-]+)/ports/(\d+)/(state|rate|link_layer):(.*)")
-"""What `grep -r . /sys/class/infiniband/*/ports/*/{state,rate,link_layer}` prints."""
+"""Line that `grep -r . /sys/class/infiniband/*/ports/*/{state,rate,link_layer}` prints."""
 
 _HSN_ROW = re.compile(r"/sys/class/net/hsn(\d+)/speed:(\d+)")
 """Likewise of HPE Slingshot, whose devices are no RDMA devices of Linux; Mb/s."""

@@ -59,7 +59,7 @@ _REFUSED = (
         "run a job with NCCL_TOPO_DUMP_FILE=FILE",
     ),
 )
-"""What a file shows that cannot be used, what is wrong with it, and what to do."""
+"""Signs of a file that cannot be used, what is wrong with it, and what to do."""
 
 
 def read_files(paths: Sequence[Path]) -> Facts:
@@ -118,7 +118,14 @@ class _Found:
         Raises:
             InputError: it is empty, damaged or cannot be read.
         """
-        kinds = _kinds(path)
+        with _opened(path) as stream:
+            head = stream.read(HEAD_BYTES)
+        if not head.strip():
+            raise InputError(f"{path} is empty", hint="did the command that wrote it succeed?")
+        kinds = recognise(head)
+        # rocm-smi prints matrices too, and their cells are numbers.
+        if kinds == {Kind.MATRIX} and _AMD.search(head.decode(errors="replace")):
+            return False
         if Kind.GPU_REPORT in kinds:
             with _opened(path) as stream:
                 self._reports.append(parse_gpu_report(stream, path.name))
@@ -161,16 +168,6 @@ def read_printed_costs_file(path: Path) -> PrintedCosts:
     """
     with regular_files([path]) as (file,), _lines(file) as lines:
         return read_printed_costs(lines, file.name)
-
-
-def _kinds(path: Path) -> frozenset[Kind]:
-    with _opened(path) as stream:
-        head = stream.read(HEAD_BYTES)
-    if not head.strip():
-        raise InputError(f"{path} is empty", hint="did the command that wrote it succeed?")
-    kinds = recognise(head)
-    # rocm-smi prints matrices too, and their cells are numbers.
-    return frozenset() if kinds == {Kind.MATRIX} and _AMD.search(head.decode(errors="replace")) else kinds
 
 
 def _refusal(path: Path) -> InputError:
@@ -232,11 +229,7 @@ def recognise(head: bytes) -> frozenset[Kind]:
         found.add(Kind.LOG)
     if any(map(shows_adapters, lines)):
         found.add(Kind.ADAPTERS)
-    if not found and _is_conf(lines):
+    said = [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    if not found and any(_ASSIGNMENT.match(line) for line in said) and all("=" in line for line in said[:-1]):
         found.add(Kind.CONF)
     return frozenset(found)
-
-
-def _is_conf(lines: list[str]) -> bool:
-    said = [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
-    return bool(said) and any(_ASSIGNMENT.match(line) for line in said) and all("=" in line for line in said[:-1])

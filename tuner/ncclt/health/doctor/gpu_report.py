@@ -93,7 +93,7 @@ _MOST_GPUS = 1024
 _CHUNK_BYTES = 256 * 1024
 _MOST_CHUNKS_WITHOUT_TAG = 4
 _SLOWDOWNS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
-"""What makes a GPU slower than requested; reaching its power limit is normal."""
+"""Reasons that make a GPU slower than requested; reaching its power limit is normal."""
 _UNCORRECTED = (
     "sram_uncorrectable",
     "sram_uncorrectable_parity",
@@ -258,7 +258,9 @@ def _gpu(element: ET.Element, index: int) -> GpuState:
     reasons = element.find("clocks_event_reasons")
     if reasons is None:  # the name until driver 530
         reasons = element.find("clocks_throttle_reasons")
-    active = _active(reasons)
+    tags = [child.tag for child in reasons if (child.text or "").strip() == "Active"] if reasons is not None else []
+    # Drivers changed the prefix over time.
+    active = {re.sub(r"^clocks_(event|throttle)_reason_", "", tag) for tag in tags}
     state = _text(element, "performance_state")
     recovery = _text(element, "gpu_recovery_action")
     persistence = _text(element, "persistence_mode")
@@ -283,14 +285,6 @@ def _gpu(element: ET.Element, index: int) -> GpuState:
         virtualization="" if virtualization in ("None", "N/A", "Host VGPU", "Host VSGA") else virtualization,
         fabric_state="" if _text(element, "fabric/state") == "N/A" else _text(element, "fabric/state"),
     )
-
-
-def _active(reasons: ET.Element | None) -> set[str]:
-    """Return the active reasons without the prefix that drivers changed over time."""
-    if reasons is None:
-        return set()
-    found = [child.tag for child in reasons if (child.text or "").strip() == "Active"]
-    return {re.sub(r"^clocks_(event|throttle)_reason_", "", tag) for tag in found}
 
 
 def _text(element: ET.Element, path: str) -> str:

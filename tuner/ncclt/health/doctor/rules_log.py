@@ -11,7 +11,6 @@ from ncclt.core.nccl_version import NcclVersion
 from ncclt.health.doctor.facts import Facts
 from ncclt.health.doctor.finding import Check, DoctorRule, Observation, Severity, rule
 from ncclt.health.doctor.gpu_report import GpuModel, gpu_model
-from ncclt.health.doctor.matrix import Path
 from ncclt.health.doctor.variables import PARAMETERS, PER_RANK, READ_BY_EVERY_RANK, SITE
 from ncclt.nccl.log.evidence import Evidence, Variable
 from ncclt.nccl.log.facts import LogFacts, Process
@@ -73,10 +72,6 @@ def _direct_nvlink(facts: Facts) -> bool:
         matrix.nics and len(matrix.gpus) > 2 and any(0 < link.lanes < best for _, _, link in matrix.gpu_pairs())
         for matrix in facts.matrices
     )
-
-
-def _nvlink(facts: Facts) -> bool:
-    return any(link.path is Path.NVLINK for matrix in facts.matrices for _, _, link in matrix.gpu_pairs())
 
 
 KNOWN_ISSUES = (
@@ -165,7 +160,7 @@ KNOWN_ISSUES = (
     KnownIssue(
         since="2.0",
         until="2.11",
-        where=_nvlink,
+        where=lambda facts: any(matrix.has_nvlink for matrix in facts.matrices),
         what="data is corrupted when an NVLink is down",
         fix="use a newer NCCL, and check `nvidia-smi nvlink -s`",
         source="NVIDIA/nccl#596",
@@ -252,7 +247,7 @@ def _no_starts(facts: Facts) -> Iterator[Observation]:
 
 
 _EVERY_START = ("RMA/Socket : rma_socket requires GDRCopy", "lib wrapper not initialized")
-"""What NCCL 2.32 warns of at every start over sockets: one-sided transfers and InfiniBand, of no use there."""
+"""Warnings of NCCL 2.32 at every start over sockets: one-sided transfers and InfiniBand, of no use there."""
 
 
 @rule(

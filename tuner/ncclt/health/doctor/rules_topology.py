@@ -14,7 +14,7 @@ from ncclt.nccl.log.evidence import Evidence
 from ncclt.nccl.log.facts import Connection, PrintedLink
 
 _FALLBACK_BW_GBPS = 0.1
-"""What the search writes when it gave up (graph/search.cc of 2.12 and later)."""
+"""Bandwidth that the search writes when it gave up (graph/search.cc of 2.12 and later)."""
 
 _RING = 4
 """NCCL_TOPO_PATTERN_RING (graph.h)."""
@@ -32,7 +32,10 @@ def _staged(facts: Facts, paths: tuple[Path, ...]) -> list[tuple[str, Link, Conn
             if connection.kind != "SHM":
                 continue
             pair = [_gpu(facts, word) for _, word in (connection.source, connection.target)]
-            link = _link(facts.matrices, pair)
+            first, second = pair
+            if not facts.matrices or first is None or second is None:
+                continue
+            link = facts.matrices[0].link(first, second)
             if link is not None and link.path in paths:
                 found.append((f"GPU{pair[0]}-GPU{pair[1]}", link, connection))
     return found
@@ -44,13 +47,6 @@ def _gpu(facts: Facts, word: str) -> int | None:
         if word and start.bus_id == word:
             return start.device if start.nvml_device is None else start.nvml_device
     return int(word) if word.isdigit() and len(word) <= 3 else None
-
-
-def _link(matrices: tuple[TopologyMatrix, ...], pair: list[int | None]) -> Link | None:
-    first, second = pair
-    if not matrices or first is None or second is None:
-        return None
-    return matrices[0].link(first, second)
 
 
 @rule(
@@ -405,7 +401,9 @@ def _hidden_tree(facts: Facts) -> Iterator[Observation]:
                 what=f"a virtual machine shows no PCIe switch between its GPUs ({', '.join(sorted(words))})",
                 evidence=(virtual,),
             )
-        elif virtual and matrix.nics and not _has_near_nic(matrix) and len(matrix.gpus) > 1:
+        elif virtual and matrix.nics and len(matrix.gpus) > 1:
+            if any(link.path <= NEAR_NIC for gpu in matrix.gpus for _, link in matrix.nic_links(gpu)):
+                continue
             line = Evidence(source=matrix.source, text="no GPU reaches a NIC by PIX or PXB")
             yield Observation(what="a virtual machine shows no NIC near a GPU", evidence=(virtual, line))
 
@@ -421,10 +419,6 @@ def _is_contradictory(matrix: TopologyMatrix) -> bool:
 
 _MOST_SOCKETS = 2
 """CPU sockets of a usual node, each one NUMA node or more; the matrix names the NUMA nodes where there are more."""
-
-
-def _has_near_nic(matrix: TopologyMatrix) -> bool:
-    return any(link.path <= NEAR_NIC for gpu in matrix.gpus for _, link in matrix.nic_links(gpu))
 
 
 @rule(

@@ -138,7 +138,7 @@ PER_RANK = frozenset(
         "MNNVL_CLIQUE_ID", "CONF_FILE",
     )
 )  # fmt: skip
-"""What may differ between the ranks of a job."""
+"""Variables that may differ between the ranks of a job."""
 
 READ_BY_EVERY_RANK = frozenset(
     f"NCCL_{name}"
@@ -147,7 +147,7 @@ READ_BY_EVERY_RANK = frozenset(
         "P2P_DISABLE", "P2P_LEVEL", "SHM_DISABLE", "NVLS_ENABLE", "COLLNET_ENABLE",
     )
 )  # fmt: skip
-"""What each rank reads while it starts: it is not set for a rank that does not log it (graph/tuning.cc, init.cc)."""
+"""Variables that each rank reads at its start: not set for a rank that does not log one (graph/tuning.cc, init.cc)."""
 
 SITE = frozenset(
     f"NCCL_{name}"
@@ -161,7 +161,7 @@ SITE = frozenset(
         "SET_THREAD_NAME", "IGNORE_CPU_AFFINITY", "COLLNET_NODE_THRESHOLD", "COMM_BLOCKING", "NO_CACHE", "NET",
     )
 )  # fmt: skip
-"""What a site rightly sets permanently (user guide, "System configuration")."""
+"""Variables that a site rightly sets permanently (user guide, "System configuration")."""
 
 
 def is_known(name: str) -> bool:
