@@ -19,7 +19,6 @@ from ncclt.errors import TraceError, UsageError
 
 if TYPE_CHECKING:
     from ncclt.core.attestation import DeliveredPolicy
-    from ncclt.core.recommendation import Recommendation
 
 app = typer.Typer()
 
@@ -96,24 +95,22 @@ def find_delivered(
     """
     from ncclt.deliver.log_evidence import policy_from_recommendation
 
-    return policy_from_recommendation(_recommendation(id, server=server, storage=storage, timeout_s=timeout_s), form)
-
-
-def _recommendation(id: str, *, server: str | None, storage: str | None, timeout_s: float) -> Recommendation:
     if server:
         from ncclt.client.fetch import ClientError, fetch_recommendation
         from ncclt.core.recommendation import Recommendation
         from ncclt.deliver.answer import api_key, error_from_client
 
         try:
-            found = fetch_recommendation(server, id, timeout_s=timeout_s, api_key=api_key(os.environ))
+            document = fetch_recommendation(server, id, timeout_s=timeout_s, api_key=api_key(os.environ))
         except ClientError as error:
             raise error_from_client(error) from error
-        return Recommendation.from_document(found)
-    from ncclt.store import open_to_read
+        found = Recommendation.from_document(document)
+    else:
+        from ncclt.store import open_to_read
 
-    with open_to_read(storage) as store:
-        return store.recommendations.get(id)
+        with open_to_read(storage) as store:
+            found = store.recommendations.get(id)
+    return policy_from_recommendation(found, form)
 
 
 def keep(attestation: Attestation, ticket: str, *, server: str | None, storage: str | None, timeout_s: float) -> None:

@@ -135,7 +135,7 @@ def _recommended(model: str | None, cluster: str | None, storage: str | None) ->
 
 def _start(target: Target, cluster: Cluster | None) -> tuple[LogFacts, tuple[str, ...]]:
     from ncclt.core.message import Collective
-    from ncclt.health.doctor.examine import start_log
+    from ncclt.health.doctor.examine import build_unknown_cluster, start_log
     from ncclt.launch import launcher_names
     from ncclt.measure.open_testbed import choose_benchmark, create_launcher
 
@@ -143,24 +143,18 @@ def _start(target: Target, cluster: Cluster | None) -> tuple[LogFacts, tuple[str
         raise UsageError(
             f"unknown launcher {target.launcher!r} to start anything by", hint=f"one of {', '.join(known)}"
         )
-    job = cluster or _job_of_unknown_gpus(target)
+    if cluster is None:
+        if target.gpus_per_node is None:
+            raise UsageError(
+                "--launcher needs --cluster NAME or --gpus-per-node, to know how many ranks to start",
+                hint="or run the job with NCCL_DEBUG=INFO and give its log by --from",
+            )
+        cluster = build_unknown_cluster(nodes=target.nodes or 1, gpus_per_node=target.gpus_per_node)
     target = changed(target, keep_env=True).resolved(os.environ)
-    say(f"ncclt: starting one all_reduce of {count_noun(job.world_size, 'rank')} by {target.launcher}")
-    starter = create_launcher(job, target, target.hosts, environ=os.environ)
-    runs, _ = choose_benchmark(job, target, starter, frozenset({Collective.ALL_REDUCE}))
-    return start_log(starter, runs, job)
-
-
-def _job_of_unknown_gpus(target: Target) -> Cluster:
-    """Return a cluster that only says how many ranks to start, for machines not yet described."""
-    if target.gpus_per_node is None:
-        raise UsageError(
-            "--launcher needs --cluster NAME or --gpus-per-node, to know how many ranks to start",
-            hint="or run the job with NCCL_DEBUG=INFO and give its log by --from",
-        )
-    from ncclt.health.doctor.examine import build_unknown_cluster
-
-    return build_unknown_cluster(nodes=target.nodes or 1, gpus_per_node=target.gpus_per_node)
+    say(f"ncclt: starting one all_reduce of {count_noun(cluster.world_size, 'rank')} by {target.launcher}")
+    starter = create_launcher(cluster, target, target.hosts, environ=os.environ)
+    runs, _ = choose_benchmark(cluster, target, starter, frozenset({Collective.ALL_REDUCE}))
+    return start_log(starter, runs, cluster)
 
 
 _WIDTH = 117

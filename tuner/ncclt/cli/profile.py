@@ -248,22 +248,18 @@ def _print_times(workload: Workload) -> None:
     origin, communication_us = workload.provenance, workload.communication_us
     if workload.step_time_us:
         steps = f" (median of {count_noun(origin.steps, 'step')})" if origin.steps else ""
-        print(f"Step time: {_milliseconds(workload.step_time_us)}{steps}")
+        print(f"Step time: {format_duration(workload.step_time_us)}{steps}")
     if communication_us:
         per = " for the whole file" if origin.whole_file else "/step"
-        print(f"Communication: {_milliseconds(communication_us)}{per} (sum of calls, no overlap)")
+        print(f"Communication: {format_duration(communication_us)}{per} (sum of calls, no overlap)")
     bound = bound_gain(workload)
     if bound is not None:
-        exposed, share = _milliseconds(workload.exposed_us or 0.0), f"{bound.share * 100:.1f} %"
+        exposed, share = format_duration(workload.exposed_us or 0.0), f"{bound.share * 100:.1f} %"
         print(f"Exposed communication: {exposed}/step, {share} of the step; no NCCL setting can gain more")
     elif workload.exposed_us is not None:
-        print(f"Exposed communication: {_milliseconds(workload.exposed_us)}, no step marked")
+        print(f"Exposed communication: {format_duration(workload.exposed_us)}, no step marked")
     elif communication_us or workload.step_time_us:
         print("Exposed communication: unknown, and with it the upper bound of the gain")
-
-
-def _milliseconds(time_us: float) -> str:
-    return format_duration(time_us)
 
 
 def _size(size_bytes: float) -> str:

@@ -218,8 +218,13 @@ def _agree(arguments: argparse.Namespace, job: JobInfo, where: Where, shared: Pa
     def plan(answer: Answer, form: Form | None) -> JobPlan:
         return _plan(arguments, job, answer, None if form is Form.VARIABLES else plugin)
 
-    # An unreadable file names no cluster; that all nodes agree on that is checked below.
-    question = f"{arguments.model} on {arguments.cluster or _configured_cluster() or ''}"
+    cluster = arguments.cluster
+    try:
+        cluster = cluster or lookup("cluster", warn=_warn).value
+    except UsageError as error:
+        # An unreadable file names no cluster; that all nodes agree on that is checked below.
+        say(f"ncclt: {error.message}")
+    question = f"{arguments.model} on {cluster or ''}"
     for name in ("nodes", "gpus_per_node", "nccl_version"):
         value = getattr(arguments, name)
         question += "" if value is None else f", {name.replace('_', ' ')} {value}"
@@ -232,14 +237,6 @@ def _agree(arguments: argparse.Namespace, job: JobInfo, where: Where, shared: Pa
         plan=plan,
         tell=say,
     )
-
-
-def _configured_cluster() -> str | None:
-    try:
-        return lookup("cluster", warn=_warn).value
-    except UsageError as error:
-        say(f"ncclt: {error.message}")
-        return None
 
 
 def _decide(arguments: argparse.Namespace, job: JobInfo, where: Where, plugin: Path | None) -> JobPlan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -76,7 +76,20 @@ def simulate(
                 "simulated": True,
                 "cluster": where.to_document(),
                 "calibration": calibrated,
-                "rows": [_document(row) for row in rows],
+                "rows": [
+                    {
+                        **row.message.to_document(),
+                        "nodes": row.nodes,
+                        "setting": row.setting.label,
+                        "algorithm": row.algorithm,
+                        "protocol": row.protocol,
+                        "channels": row.channels,
+                        "time_us": row.time_us,
+                        "busbw_gbps": row.busbw_gbps,
+                        "extrapolated": row.extrapolated,
+                    }
+                    for row in rows
+                ],
             }
         )
         return
@@ -129,20 +142,6 @@ def _range(text: str, option: str, *, most: int = 1 << 43) -> list[int]:
         raise UsageError(f"{option} {text!r} does not rise", hint=hint)
     rising = [numbers[0] << shift for shift in range(64) if numbers[0] << shift <= numbers[1]]
     return sorted({*rising, numbers[1]})
-
-
-def _document(row: SweepRow) -> dict[str, Any]:
-    return {
-        **row.message.to_document(),
-        "nodes": row.nodes,
-        "setting": row.setting.label,
-        "algorithm": row.algorithm,
-        "protocol": row.protocol,
-        "channels": row.channels,
-        "time_us": row.time_us,
-        "busbw_gbps": row.busbw_gbps,
-        "extrapolated": row.extrapolated,
-    }
 
 
 def _print(rows: Sequence[SweepRow], cluster: Cluster, title: str, calibrated: str) -> None:

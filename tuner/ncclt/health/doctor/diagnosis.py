@@ -51,12 +51,8 @@ class Examination(Documented):
     how: str = ""
 
 
-def examine_parts(facts: Facts) -> tuple[Examination, ...]:
-    """Return every part that matters here: one GPU has no links and no transports, one node needs no NICs."""
-    return tuple(_parts(facts))
-
-
-def _parts(facts: Facts) -> Iterator[Examination]:
+def examine_parts(facts: Facts) -> Iterator[Examination]:
+    """Yield every part that matters here: one GPU has no links and no transports, one node needs no NICs."""
     log = facts.log
     reports = facts.gpu_reports
     drivers = [report.source for report in reports if report.driver]
@@ -80,11 +76,6 @@ def _parts(facts: Facts) -> Iterator[Examination]:
         nics += [process.network.evidence.source for process in log.processes if process.network]
         nics += ["/sys/class/infiniband"] if facts.here else []
         yield _part("NICs", nics, "no `ibstat`", "save `ibstat` of a node")
-    yield from _logged_parts(facts, ranks)
-
-
-def _logged_parts(facts: Facts, ranks: int) -> Iterator[Examination]:
-    log = facts.log
     shown = ", ".join(log.sources[:_SHOWN]) + (", ..." if len(log.sources) > _SHOWN else "")
     why = "" if log.tells_starts else f"no line of a start in {shown}" if log.sources else "no log of NCCL"
     how = f"{_START} or {_LOG}" if facts.here else _LOG
@@ -136,7 +127,7 @@ class Diagnosis:
     @property
     def examined(self) -> tuple[Examination, ...]:
         """Return every part of the set-up, examined or not."""
-        return examine_parts(self.facts)
+        return tuple(examine_parts(self.facts))
 
     @property
     def unexamined(self) -> tuple[Examination, ...]:

@@ -109,10 +109,10 @@ def _missing_file(row: NamedFile, value: str, environ: Mapping[str, str], root: 
     names = [value, *([f"{row.library}-{value}.so"] if row.library else [])]
     folders = [Path(part) for part in environ.get("LD_LIBRARY_PATH", "").split(":") if part]
     folders += [path for name in _LIBRARY_FOLDERS for path in (root / name, *(root / name).glob("*-linux-gnu"))]
-    cached = _bytes(root / "etc/ld.so.cache")
+    cached = _text(root / "etc/ld.so.cache")
     if any((folder / name).is_file() for folder in folders for name in names):
         return ""
-    if any(f"\0{name}\0".encode() in cached for name in names):
+    if any(f"\0{name}\0" in cached for name in names):
         return ""
     return f"{' and '.join(names)} are in no folder of LD_LIBRARY_PATH or of the system"
 
@@ -124,13 +124,6 @@ def _virtual_machine(cpu: str, root: Path) -> Evidence | None:
     if kind := first_line(root / "sys/hypervisor/type"):
         return Evidence(source="/sys/hypervisor/type", text=kind)
     return None
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
 
 
 def _text(path: Path) -> str:

@@ -61,21 +61,16 @@ def _socket_lines(facts: Facts) -> list[Evidence]:
 
 def _switched_to_sockets(facts: Facts) -> list[Evidence]:
     found = []
+    named = [adapter.name for adapter in facts.adapters]
+    # Where the network has its own plugin, NCCL_IB_DISABLE does not affect it.
+    by_plugin = facts.cluster is not None and facts.cluster.fabric in ("efa", "slingshot")
+    by_plugin = by_plugin or (bool(named) and all(name.startswith(_PLUGIN_ADAPTERS) for name in named))
     disable, net = facts.value("NCCL_IB_DISABLE"), facts.value("NCCL_NET")
-    if disable and disable.value.strip() not in ("", "0") and not _served_by_plugin(facts):
+    if disable and disable.value.strip() not in ("", "0") and not by_plugin:
         found.append(replace(disable.evidence, text=f"NCCL_IB_DISABLE={disable.value}"))
     if net and net.value.lower() == "socket":
         found.append(replace(net.evidence, text=f"NCCL_NET={net.value}"))
     return found
-
-
-def _served_by_plugin(facts: Facts) -> bool:
-    """Return True if the network has its own plugin, which NCCL_IB_DISABLE does not affect."""
-    named = [adapter.name for adapter in facts.adapters]
-    return bool(
-        (facts.cluster and facts.cluster.fabric in ("efa", "slingshot"))
-        or (named and all(name.startswith(_PLUGIN_ADAPTERS) for name in named))
-    )
 
 
 @rule(

@@ -72,7 +72,13 @@ class RemoteJobs:
         asked = {"cluster": cluster, **{name: getattr(limits, name) for name in _LIMITS}}
         answer = self._ask(posting(self._url("/v1/jobs/stale"), asked), pauses_s=_PAUSES_S)
         try:
-            return tuple(_stale_job(item) for item in answer["items"])
+            return tuple(
+                StaleJob(
+                    **{field.name: item[field.name] for field in fields(StaleJob) if field.name != "status"},
+                    status=_status(item["job"]) if item["job"] else None,
+                )
+                for item in answer["items"]
+            )
         except (LookupError, TypeError) as error:
             raise ServerError(f"unexpected answer of the service: {error}", hint=_OTHER) from error
 
@@ -169,11 +175,6 @@ def _status(document: Mapping[str, Any]) -> JobStatus:
         )
     except (LookupError, TypeError, ValueError) as error:
         raise ServerError(f"the answer of the service is no job: {error}", hint=_OTHER) from error
-
-
-def _stale_job(document: Mapping[str, Any]) -> StaleJob:
-    found = {field.name: document[field.name] for field in fields(StaleJob) if field.name != "status"}
-    return StaleJob(**found, status=_status(document["job"]) if document["job"] else None)
 
 
 def _events(text: str) -> Iterator[JobEvent]:
