@@ -10,7 +10,7 @@ from ncclt.core.api_key import ApiKey, Role, hash_secret
 from ncclt.core.recheck import Freshness, Recheck
 from ncclt.core.tuning_job import JobEvent, TuningJob
 from ncclt.errors import ConflictError, NotFoundError, ServerError, UsageError
-from ncclt.pipeline.jobs.remote import RemoteJobs
+from ncclt.pipeline.remote_jobs import RemoteJobs
 from ncclt.store import open_store
 from ncclt.store.job_queue import JobQueue
 from ncclt_api.app import create_app
@@ -163,7 +163,7 @@ def test_one_that_cannot_be_tuned_again_is_named_and_fails_the_command(server, s
 
 @pytest.mark.parametrize("failure", ["503 behind a proxy", "the connection breaks"])
 def test_a_request_without_an_answer_is_sent_again_and_queued_once(tmp_path, serving, monkeypatch, failure):
-    monkeypatch.setattr("ncclt.pipeline.jobs.remote._PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr("ncclt.pipeline.remote_jobs._PAUSES_S", (0.0, 0.0))
     keys = []
     with open_store(f"sqlite:///{tmp_path}/ncclt.db") as store:
         service = create_app(store, fresh_s=0)
@@ -191,13 +191,13 @@ def test_a_request_without_an_answer_is_sent_again_and_queued_once(tmp_path, ser
 
 
 def test_a_refusal_is_not_repeated(server, monkeypatch):
-    monkeypatch.setattr("ncclt.pipeline.jobs.remote._PAUSES_S", (3600.0,))
+    monkeypatch.setattr("ncclt.pipeline.remote_jobs._PAUSES_S", (3600.0,))
     with pytest.raises(NotFoundError):
         RemoteJobs(server).submit(TuningJob(id="", cluster="nowhere", model="bert"), again=False)
 
 
 def test_pages_are_read_to_the_limit(server, monkeypatch):
-    monkeypatch.setattr("ncclt.pipeline.jobs.remote._PAGE", 2)
+    monkeypatch.setattr("ncclt.pipeline.remote_jobs._PAGE", 2)
     jobs = RemoteJobs(server)
     for trials in range(10, 15):
         CliRunner().invoke(app, ["submit", *WHAT, "--trials", str(trials), "--server", server], standalone_mode=False)

@@ -9,7 +9,7 @@ from ncclt.cli import worker
 from ncclt.cli.application import app as program
 from ncclt.cli.jobs import app
 from ncclt.errors import NotFoundError, StoreError, UsageError
-from ncclt.pipeline.jobs.worker import JobWorker
+from ncclt.pipeline.job_worker import JobWorker
 from ncclt.store import open_store
 
 WHAT = ("--cluster", "leonardo", "--model", "bert")

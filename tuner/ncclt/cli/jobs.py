@@ -18,7 +18,7 @@ from ncclt.core.option import Option
 from ncclt.core.tuning_job import USUAL_PRIORITY, JobState, JobStatus, StaleJob, TuningJob
 from ncclt.errors import ConflictError, UsageError, require_extra
 from ncclt.measure.target import Target
-from ncclt.pipeline.jobs.remote import RemoteJobs
+from ncclt.pipeline.remote_jobs import RemoteJobs
 
 if TYPE_CHECKING:
     from ncclt.store.job_queue import JobQueue

@@ -43,7 +43,7 @@ def worker(
     """
     require_extra("jobs")
     require_extra("tune")
-    from ncclt.pipeline.jobs.worker import JobWorker
+    from ncclt.pipeline.job_worker import JobWorker
     from ncclt.store import open_store
 
     if not 1 <= at_once <= _MOST_AT_ONCE:

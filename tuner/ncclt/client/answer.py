@@ -88,6 +88,12 @@ if [ "${{NCCLT_MODEL:-}}" = {model} ] \\
 {after}fi
 exit 0
 """
+_PROLOG_PARTS = {
+    "promise": "# It starts no program, waits for nothing and always ends with 0.\n",
+    "condition": "",
+    "before": "",
+    "after": "",
+}
 TABLES = ("tuner-csv", "nvidia-csv", "rccl-csv", "ncclx")
 FORMS = ("json", *_FORMS, "slurm-taskprolog", *TABLES)
 """The formats of a server; `export` is followed by its shell unless that is bash, and by `unset` where it removes."""
@@ -332,10 +338,7 @@ def task_prolog(
     remarks: Iterable[str],
     *,
     uid: int | None = None,
-    promise: str = "# It starts no program, waits for nothing and always ends with 0.\n",
-    condition: str = "",
-    before: str = "",
-    after: str = "",
+    inserted: Mapping[str, str] = _PROLOG_PARTS,
 ) -> str:
     """Return a script whose lines `export NAME=value` Slurm hands to every task of a step, for one kind of job alone.
 
@@ -351,7 +354,7 @@ def task_prolog(
         pairs: name -> value, any text.
         remarks: lines that begin with #.
         uid: of the job's user; None = of any.
-        promise, condition, before, after: what is inserted in the script at these places, as sh.
+        inserted: texts of the places promise, condition, before and after in the script, as sh.
 
     Raises:
         AnswerError: a value or the model holds a control character.
@@ -361,16 +364,13 @@ def task_prolog(
             raise AnswerError(f"{name} holds a control character")
     return _TASK_PROLOG.format(
         remarks="".join(f"{line}\n" for line in remarks),
-        promise=promise,
         user="of any user" if uid is None else f"of user {uid}",
         nodes=job["nodes"],
         gpus=job["gpus_per_node"],
         model=shlex.quote(job["model"]),
         owned="" if uid is None else f'  && [ "${{SLURM_JOB_UID:-}}" = {uid} ] \\\n',
-        condition=condition,
-        before=before,
         exports=" \\\n".join(f"    {shlex.quote(f'export {name}={value}')}" for name, value in pairs.items()),
-        after=after,
+        **inserted,
     )
 
 

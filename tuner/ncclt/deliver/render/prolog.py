@@ -65,13 +65,5 @@ def table_prolog(
 """
     own = "".join(f"${{{name}+x}}" for name in sorted({*rivals}))
     condition = f' \\\n  && [ -z "{own}" ]'
-    return task_prolog(
-        job,
-        variables,
-        comments,
-        uid=uid,
-        promise=_PROMISE,
-        condition=condition,
-        before=before,
-        after=after if report else "",
-    )
+    inserted = {"promise": _PROMISE, "condition": condition, "before": before, "after": after if report else ""}
+    return task_prolog(job, variables, comments, uid=uid, inserted=inserted)

@@ -7,8 +7,8 @@ import pytest
 from ncclt.core.revision import Action
 from ncclt.core.tuning_job import JobResult, JobState, JobStatus, TuningJob
 from ncclt.errors import StudyStoppedError
-from ncclt.pipeline.jobs import worker
-from ncclt.pipeline.jobs.worker import MOST_DEATHS, JobWorker, end_batches, submits_batches
+from ncclt.pipeline import job_worker as worker
+from ncclt.pipeline.job_worker import MOST_DEATHS, JobWorker, end_batches, submits_batches
 from ncclt.store import open_store
 
 JOB = TuningJob(id="j", cluster="leonardo", model="bert", study="s")

@@ -1,1 +1,0 @@
-"""Tuning jobs: the workers that run them, and the rules that ask for them."""
