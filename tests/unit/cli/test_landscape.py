@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ncclt.cli.application import app
-from ncclt.cli.landscape import bar
+from ncclt.cli.output import draw_bar
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.cluster_file import cluster_toml
 from ncclt.core.message import Collective, Message
@@ -156,7 +156,7 @@ def test_a_name_that_is_not_recorded_is_refused_with_those_that_are():
 
 @pytest.mark.parametrize(("share", "drawn"), [(0.0, ""), (-0.1, ""), (0.25, "███"), (0.01, "▏"), (5.0, "█" * 12)])
 def test_a_bar_is_as_long_as_its_share(share, drawn):
-    assert bar(share) == drawn
+    assert draw_bar(share, 12) == drawn
 
 
 HEADER = "#  size  count  type  redop  root  time  algbw  busbw  #wrong  time  algbw  busbw  #wrong\n#  (B)"

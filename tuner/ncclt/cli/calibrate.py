@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ncclt.cli.completion import cluster_names
 from ncclt.cli.configuration import storage_url
-from ncclt.cli.options import AsJson, DryRun, Fields, ReplaceCluster, spread
+from ncclt.cli.options import AsJson, ClusterName, DryRun, Fields, ReplaceCluster, spread
 from ncclt.cli.output import print_json, print_table, say
 from ncclt.core.option import Option
 from ncclt.core.plural import count_noun
@@ -45,9 +44,7 @@ _OF_PROBES = {
 
 @spread
 def calibrate(
-    name: Annotated[
-        str, typer.Argument(help="Name of the cluster, see `ncclt cluster list`.", autocompletion=cluster_names)
-    ],
+    name: ClusterName,
     sources: Annotated[
         list[str],
         typer.Option(

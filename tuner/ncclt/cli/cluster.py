@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ncclt.cli.calibrate import calibrate, print_calibration
-from ncclt.cli.completion import cluster_names
 from ncclt.cli.configuration import storage_url
-from ncclt.cli.options import AsJson, DryRun, Fields, ReplaceCluster, spread, storage_option
+from ncclt.cli.options import AsJson, ClusterName, DryRun, Fields, ReplaceCluster, spread, storage_option
 from ncclt.cli.output import print_json, print_table, say
 from ncclt.cli.simulate import simulate
 from ncclt.core.option import Option
@@ -70,9 +69,7 @@ def list_clusters(as_json: AsJson = False) -> None:
 
 @app.command("show")
 def show(
-    name: Annotated[
-        str, typer.Argument(help="Name of the cluster, see `ncclt cluster list`.", autocompletion=cluster_names)
-    ],
+    name: ClusterName,
     toml: Annotated[bool, typer.Option("--toml", help="Print a TOML file for `ncclt cluster add`.")] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ncclt.cli.completion import cluster_names, recorded_names, study_names
+from ncclt.cli.completion import cluster_names, recorded_names
 from ncclt.cli.configuration import storage_url
-from ncclt.cli.options import AsJson
+from ncclt.cli.options import AsJson, StudyKey
 from ncclt.cli.output import draw_bar, print_json, print_table, say
 from ncclt.core.plural import count_noun
 from ncclt.errors import NotFoundError, UsageError
@@ -250,9 +250,7 @@ def _write(path: Path, rows: Iterable[LandscapeRow], cluster: Cluster, *, option
 
 @app.command("export")
 def export_study(
-    key: Annotated[
-        str, typer.Argument(help="Name of the study, its id, or the start of it.", autocompletion=study_names)
-    ],
+    key: StudyKey,
     out: Annotated[
         Path | None, typer.Option(help="Path to FILE.csv, with FILE.toml beside it; default: stdout.")
     ] = None,

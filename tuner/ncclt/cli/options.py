@@ -13,10 +13,20 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
-from ncclt.cli.completion import NAMES, model_names
+from ncclt.cli.completion import NAMES, cluster_names, collective_names, model_names, study_names
 from ncclt.core.option import Group, Option, options_of
 
 Model = Annotated[str, typer.Option(help="Name of the workload, see `ncclt profile list`.", autocompletion=model_names)]
+
+ClusterName = Annotated[
+    str, typer.Argument(help="Name of the cluster, see `ncclt cluster list`.", autocompletion=cluster_names)
+]
+
+CollectiveName = Annotated[str, typer.Option(help="Name of the collective.", autocompletion=collective_names)]
+
+StudyKey = Annotated[
+    str, typer.Argument(help="Name of the study, its id, or the start of it.", autocompletion=study_names)
+]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 

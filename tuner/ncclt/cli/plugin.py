@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ncclt.cli.completion import collective_names
-from ncclt.cli.options import AsJson
+from ncclt.cli.options import AsJson, CollectiveName
 from ncclt.cli.output import print_json, say
 from ncclt.errors import NotFoundError, UsageError
 
@@ -54,9 +53,7 @@ def check(
     ] = None,
     ranks: Annotated[int, typer.Option(help="Ranks of the communicator.", min=1, max=1_000_000)] = 8,
     nodes: Annotated[int, typer.Option(help="Nodes of the communicator.", min=1, max=1_000_000)] = 1,
-    collective: Annotated[str, typer.Option(help="Name of the collective.", autocompletion=collective_names)] = (
-        "all_reduce"
-    ),
+    collective: CollectiveName = "all_reduce",
     size: Annotated[
         list[str] | None,
         typer.Option(

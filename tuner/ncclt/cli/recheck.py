@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ncclt.cli.completion import model_names
 from ncclt.cli.configuration import storage_url
-from ncclt.cli.options import AsJson, Fields, Quiet, spread
+from ncclt.cli.options import AsJson, Fields, Model, Quiet, spread
 from ncclt.cli.output import EXIT_INTERRUPTED, StopRequest, print_json, print_table, say
 from ncclt.core.option import Group
 from ncclt.core.recommendation import ORIGIN_WORDS
@@ -36,9 +35,7 @@ EXIT_STALE = 4
 @app.command()
 @spread
 def recheck(
-    model: Annotated[
-        str, typer.Option(help="Name of the workload, see `ncclt profile list`.", autocompletion=model_names)
-    ],
+    model: Model,
     target: Annotated[
         Target,
         Fields(

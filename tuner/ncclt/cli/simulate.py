@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ncclt.cli.completion import cluster_names, collective_names
+from ncclt.cli.completion import cluster_names
 from ncclt.cli.configuration import storage_url
-from ncclt.cli.options import AsJson
+from ncclt.cli.options import AsJson, CollectiveName
 from ncclt.cli.output import print_json
 from ncclt.core.plural import count_noun
 from ncclt.errors import UsageError
@@ -32,9 +32,7 @@ def simulate(
         str,
         typer.Option("--cluster", help="Name of the cluster, see `ncclt cluster list`.", autocompletion=cluster_names),
     ],
-    collective: Annotated[
-        str, typer.Option(help="Name of the collective.", autocompletion=collective_names)
-    ] = "all_reduce",
+    collective: CollectiveName = "all_reduce",
     sizes: Annotated[str, typer.Option(help="FROM..TO, doubling, or a comma-separated list.")] = "1K..1G",
     nodes: Annotated[str, typer.Option(help="FROM..TO, doubling, or a list; default: the cluster's.")] = "",
     setting: Annotated[

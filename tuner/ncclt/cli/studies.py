@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ncclt import __version__
-from ncclt.cli.completion import cluster_names, model_names, study_names
+from ncclt.cli.completion import cluster_names, model_names
 from ncclt.cli.configuration import storage_url
-from ncclt.cli.options import AsJson, StepsPerDay, storage_option
+from ncclt.cli.options import AsJson, StepsPerDay, StudyKey, storage_option
 from ncclt.cli.output import note, print_json, print_table
 from ncclt.core.plural import count_noun
 from ncclt.core.recommendation import ORIGIN_WORDS, Decision
@@ -75,9 +75,7 @@ def list_studies(
 
 @app.command("show")
 def show(
-    key: Annotated[
-        str, typer.Argument(help="Name of the study, its id, or the start of it.", autocompletion=study_names)
-    ],
+    key: StudyKey,
     evidence: Annotated[
         bool, typer.Option("--evidence", help="Show the launches of the A/B test and recompute the verdict.")
     ] = False,

@@ -8,18 +8,19 @@ import re
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import IO
 
 from ncclt.core.printed_costs import PrintedCosts
 from ncclt.errors import InputError
-from ncclt.health.doctor.adapters import Adapter, parse_adapters, shows_adapters
-from ncclt.health.doctor.conf_file import ConfFile, parse_conf_file
+from ncclt.health.doctor.adapters import parse_adapters, shows_adapters
+from ncclt.health.doctor.conf_file import parse_conf_file
 from ncclt.health.doctor.facts import Facts
-from ncclt.health.doctor.gpu_report import GpuReport, parse_gpu_report
-from ncclt.health.doctor.matrix import TopologyMatrix, is_matrix_header, parse_matrix
-from ncclt.health.doctor.nccl_topology import NcclTopology, is_nccl_topology, parse_nccl_topology
+from ncclt.health.doctor.gpu_report import parse_gpu_report
+from ncclt.health.doctor.matrix import is_matrix_header, parse_matrix
+from ncclt.health.doctor.nccl_topology import is_nccl_topology, parse_nccl_topology
 from ncclt.nccl.log.startup import LogReader, read_printed_costs
 from ncclt.profile.source import Meter, list_files, open_regular, read_document, regular_files, unpack
 
@@ -76,14 +77,15 @@ def read_files(paths: Sequence[Path]) -> Facts:
 
 
 def _facts(paths: Sequence[Path]) -> Facts:
-    found = _Found()
+    log = LogReader()
+    found: list[Facts] = []
     skipped: list[str] = []
     refused: list[InputError] = []
     for path, required in list_files(paths):
         try:
-            if found.read(path):
-                continue
-            if required:
+            if facts := _read(path, log):
+                found.append(facts)
+            elif required:
                 refused.append(_refusal(path))
             else:
                 skipped.append(f"{path.name} was skipped: it is not a file that the doctor can read")
@@ -94,70 +96,56 @@ def _facts(paths: Sequence[Path]) -> Facts:
                 skipped.append(f"skipped: {error.message}")
     if refused:
         raise InputError("; ".join(error.message for error in refused), hint=refused[0].hint)
-    if not found.kinds:
+    if not found:
         why = f": {'; '.join(skipped)}" if skipped else ""
         raise InputError(f"nothing in {', '.join(map(str, paths))} can be read by the doctor{why}", hint=_HINT)
-    return found.facts(tuple(skipped))
+    topologies = tuple(topology for facts in found for topology in facts.topologies)
+    adapters = (adapter for facts in found for adapter in facts.adapters)
+    return Facts(
+        matrices=tuple(matrix for facts in found for matrix in facts.matrices),
+        gpu_reports=tuple(report for facts in found for report in facts.gpu_reports),
+        conf_files=tuple(file for facts in found for file in facts.conf_files),
+        adapters=(*adapters, *(nic for topology in topologies for nic in topology.adapters)),
+        topologies=topologies,
+        log=log.facts(),
+        missing=tuple(skipped),
+    )
 
 
-class _Found:
-    """Contents of the files read so far."""
+def _read(path: Path, log: LogReader) -> Facts | None:
+    """Return the facts of a file, except for those of a log, which are left to its reader; None = an unknown kind.
 
-    def __init__(self) -> None:
-        self.kinds: set[Kind] = set()
-        self._matrices: list[TopologyMatrix] = []
-        self._reports: list[GpuReport] = []
-        self._confs: list[ConfFile] = []
-        self._adapters: list[Adapter] = []
-        self._topologies: list[NcclTopology] = []
-        self._log = LogReader()
-
-    def read(self, path: Path) -> bool:
-        """Read a file; False = it is of no known kind.
-
-        Raises:
-            InputError: it is empty, damaged or cannot be read.
-        """
+    Raises:
+        InputError: it is empty, damaged or cannot be read.
+    """
+    with _opened(path) as stream:
+        head = stream.read(HEAD_BYTES)
+    if not head.strip():
+        raise InputError(f"{path} is empty", hint="did the command that wrote it succeed?")
+    kinds = recognise(head)
+    # rocm-smi prints matrices too, and their cells are numbers.
+    if not kinds or (kinds == {Kind.MATRIX} and _AMD.search(head.decode(errors="replace"))):
+        return None
+    facts = Facts()
+    if Kind.GPU_REPORT in kinds:
         with _opened(path) as stream:
-            head = stream.read(HEAD_BYTES)
-        if not head.strip():
-            raise InputError(f"{path} is empty", hint="did the command that wrote it succeed?")
-        kinds = recognise(head)
-        # rocm-smi prints matrices too, and their cells are numbers.
-        if kinds == {Kind.MATRIX} and _AMD.search(head.decode(errors="replace")):
-            return False
-        if Kind.GPU_REPORT in kinds:
-            with _opened(path) as stream:
-                self._reports.append(parse_gpu_report(stream, path.name))
-        if Kind.TOPOLOGY in kinds:
-            with _opened(path) as stream:
-                self._topologies.append(parse_nccl_topology(stream, path.name))
-        if Kind.MATRIX in kinds:
-            with _lines(path) as lines:
-                self._matrices.append(parse_matrix(lines, path.name))
-        if Kind.ADAPTERS in kinds:
-            with _lines(path) as lines:
-                self._adapters += parse_adapters(lines, path.name)
-        if Kind.LOG in kinds:
-            with _lines(path) as lines:
-                self._log.read(lines, path.name)
-        if Kind.CONF in kinds:
-            with _lines(path) as lines:
-                self._confs.append(parse_conf_file(lines, path.name))
-        self.kinds |= kinds
-        return bool(kinds)
-
-    def facts(self, missing: tuple[str, ...]) -> Facts:
-        """Return all of it as the facts of one job."""
-        return Facts(
-            matrices=tuple(self._matrices),
-            gpu_reports=tuple(self._reports),
-            conf_files=tuple(self._confs),
-            adapters=(*self._adapters, *(nic for topology in self._topologies for nic in topology.adapters)),
-            topologies=tuple(self._topologies),
-            log=self._log.facts(),
-            missing=missing,
-        )
+            facts = replace(facts, gpu_reports=(parse_gpu_report(stream, path.name),))
+    if Kind.TOPOLOGY in kinds:
+        with _opened(path) as stream:
+            facts = replace(facts, topologies=(parse_nccl_topology(stream, path.name),))
+    if Kind.MATRIX in kinds:
+        with _lines(path) as lines:
+            facts = replace(facts, matrices=(parse_matrix(lines, path.name),))
+    if Kind.ADAPTERS in kinds:
+        with _lines(path) as lines:
+            facts = replace(facts, adapters=parse_adapters(lines, path.name))
+    if Kind.LOG in kinds:
+        with _lines(path) as lines:
+            log.read(lines, path.name)
+    if Kind.CONF in kinds:
+        with _lines(path) as lines:
+            facts = replace(facts, conf_files=(parse_conf_file(lines, path.name),))
+    return facts
 
 
 def read_printed_costs_file(path: Path) -> PrintedCosts:
