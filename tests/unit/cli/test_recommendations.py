@@ -113,6 +113,14 @@ def test_a_pin_is_shown_and_removed(call, command):
     assert "retired" in call("list")
 
 
+def test_the_history_continues_before_an_entry(call, command):
+    for id in ("a", "b"):
+        command.store.revisions.publish(sample_recommendation(id))
+    newest, *older = json.loads(call("history", "--json"))["history"]
+    assert older
+    assert json.loads(call("history", "--before", str(newest["number"]), "--json"))["history"] == older
+
+
 def test_env_gives_a_job_its_part_of_a_roll_out_and_a_file_none(call, command, capsys, monkeypatch, tmp_path):
     command.store.revisions.publish(sample_recommendation("a"))
     command.store.revisions.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))

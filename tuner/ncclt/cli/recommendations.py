@@ -105,7 +105,7 @@ def history(
     from ncclt.store import open_to_read
 
     with open_to_read(storage_url()) as store:
-        events = store.revisions.history(cluster=cluster, limit=limit)
+        events = store.revisions.history(cluster=cluster, before=before, limit=limit)
     if as_json:
         print_json({"schema": 1, "history": [event.to_document() for event in events]})
         return
