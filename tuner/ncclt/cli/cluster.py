@@ -23,7 +23,6 @@ from ncclt.measure.target import Target, gpus_visible
 
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
-    from ncclt.health.detect.detection import Detection
     from ncclt.health.doctor import Facts
 
 _WIDE = 120
@@ -207,7 +206,7 @@ def detect(
         if not as_json:
             sys.stdout.write(found.toml(cluster))
         return
-    _store(found, cluster, nodes, storage, replace=replace)
+    _store(cluster, nodes, storage, replace=replace)
 
 
 def _facts(paths: list[Path], target: Target) -> tuple[tuple[Facts, ...], tuple[str, ...]]:
@@ -248,7 +247,7 @@ def _command(paths: list[Path], target: Target, name: str, given: dict[str, str]
     return shlex.join(words) + storage_option(storage, str(location.path or hide_passwords(location.url)))
 
 
-def _store(found: Detection, cluster: Cluster, nodes: tuple[Facts, ...], storage: str | None, *, replace: bool) -> None:
+def _store(cluster: Cluster, nodes: tuple[Facts, ...], storage: str | None, *, replace: bool) -> None:
     from ncclt.health.doctor import diagnose
     from ncclt.store import open_store
 
