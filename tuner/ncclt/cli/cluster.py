@@ -18,7 +18,7 @@ from ncclt.cli.options import AsJson, ClusterName, DryRun, Fields, ReplaceCluste
 from ncclt.cli.output import print_json, print_table, say
 from ncclt.cli.simulate import simulate
 from ncclt.core.option import Option
-from ncclt.errors import InputError, UsageError, reason
+from ncclt.errors import InputError, UsageError, hide_passwords, reason
 from ncclt.measure.target import Target, gpus_visible
 
 if TYPE_CHECKING:
@@ -229,7 +229,6 @@ def _facts(paths: list[Path], target: Target) -> tuple[tuple[Facts, ...], tuple[
 
 def _command(paths: list[Path], target: Target, name: str, given: dict[str, str], storage: str | None) -> str:
     """Return this command, to be repeated with more fields."""
-    from ncclt.errors import hide_passwords
     from ncclt.store.location import locate
 
     words = ["ncclt", "cluster", "detect"]
