@@ -27,7 +27,7 @@ class Queue:
 @pytest.fixture
 def result_of(tmp_path, monkeypatch):
     """Return what a worker makes of a job in some state, which it must not launch."""
-    monkeypatch.setattr("ncclt.pipeline.jobs.worker.write_event", lambda *_args, **_data: None)
+    monkeypatch.setattr("ncclt.pipeline.job_worker.write_event", lambda *_args, **_data: None)
     with open_store(f"sqlite:///{tmp_path}/ncclt.db") as store:
 
         def run(**more) -> JobResult:
