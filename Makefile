@@ -6,7 +6,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve plugin test lint lint-types lint-layers lint-style lint-files docs format bench fuzz mutants clean dist extras fresh release pins
+.PHONY: help demo serve plugin test lint lint-types lint-layers lint-style lint-files lint-docs docs format bench fuzz mutants clean dist extras fresh release pins
 
 help: ## Show this list.
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -54,9 +54,9 @@ plugin: .venv/user ## Compile the NCCL tuner plugin for this machine.
 
 # A file stays with one worker, so that it starts what it needs once; in the order of collection the slow ones come first.
 test: .venv/dev ## Run the test suite, in parallel; WORKERS=0: in one process; TESTS=PATHS: these alone.
-	$(BIN)/python -m pytest $(TESTS) --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest $(TESTS) -m "not docs" --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
 
-lint: lint-types lint-layers lint-style lint-files ## Check style, types, layers and generated files; side by side with -j.
+lint: lint-types lint-layers lint-style lint-files lint-docs ## Check style, types, layers, pages, generated files; side by side with -j.
 
 lint-types: .venv/dev
 	$(BIN)/mypy
@@ -73,6 +73,10 @@ lint-files: .venv/dev
 	$(BIN)/python profiles/generate_landscapes.py --check
 	$(BIN)/python tuner/generate_answer_values.py --check
 	$(BIN)/python .ci/imports.py
+
+lint-docs: .venv/dev
+	$(BIN)/python -m pytest -q -p no:cacheprovider -m docs tests/unit/test_docs.py tests/unit/test_promises.py \
+	  tests/unit/test_bench_house.py tests/unit/api/test_openapi.py tests/e2e/test_transcript.py
 
 docs: .venv/docs ## Build the documentation into build/docs; open build/docs/index.html.
 	$(BIN)/python -m sphinx --quiet --fresh-env --fail-on-warning --keep-going -d build/doctrees docs build/docs

@@ -11,6 +11,8 @@ import pytest
 
 from ncclt.user_dirs import recorded_tables
 
+pytestmark = pytest.mark.docs
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 SITE = sorted(DOCS.rglob("*.md"))

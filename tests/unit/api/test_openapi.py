@@ -3,11 +3,14 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from ncclt_api.openapi import openapi_text
 
 COMMITTED = Path(__file__).parents[3] / "docs" / "openapi.json"
 
 
+@pytest.mark.docs
 def test_the_committed_document_is_current():
     """Write it anew with `python -m ncclt_api.openapi > docs/openapi.json`."""
     assert COMMITTED.read_text(encoding="utf-8") == openapi_text()
