@@ -54,7 +54,7 @@ def visit(browser, server):
     """Open a path and return its page; fails at the end if the browser complained about anything."""
     contexts, complaints = [], []
 
-    def go(path, *, width=1280, scheme="light"):
+    def go(path, *, width=1280, scheme="light", wait_until="load"):
         context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
         contexts.append(context)
         page = context.new_page()
@@ -64,7 +64,7 @@ def visit(browser, server):
         page.on("response", lambda answer: answer.status >= 400 and complaints.append(f"{answer.status} {answer.url}"))
         page.on("request", lambda sent: sent.url.startswith(server) or complaints.append(f"loads {sent.url}"))
         page.on("dialog", lambda dialog: (complaints.append("a script ran"), dialog.dismiss()))
-        page.goto(server + path, wait_until="networkidle")
+        page.goto(server + path, wait_until=wait_until)
         if SCREENSHOTS:
             name = f"{path.strip('/').replace('/', '-')}-{width}-{scheme}.png"
             page.screenshot(path=Path(SCREENSHOTS) / name, full_page=True)
@@ -81,10 +81,10 @@ def fits(page):
     return page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
-def test_no_page_complains_or_scrolls_sideways(visit, width, scheme):
+def test_no_narrow_dark_page_complains_or_scrolls_sideways(visit):
+    """Of the wide ones, the other tests say that."""
     for path in ("/studies", "/studies/5e1f00aa", "/studies/7a6bbb02", "/studies/bad00003"):
-        page = visit(path, width=width, scheme=scheme)
+        page = visit(path, width=390, scheme="dark", wait_until="networkidle")
         assert fits(page), path
         answers = [page.locator(".lead"), *([page.locator(".answers")] if path != "/studies" else [])]
         assert all(part.bounding_box()["y"] < 900 for part in answers), "the first screen answers"
