@@ -83,6 +83,19 @@ def test_six_megabytes_take_no_memory(subtests):
             assert peak_bytes < 50e6
 
 
+def test_four_chunks_may_hold_no_tag_and_a_fifth_may_not(monkeypatch):
+    monkeypatch.setattr(gpu_report, "_CHUNK_BYTES", 100)
+
+    def read(chunks):
+        head = "<nvidia_smi_log><gpu/><driver_version>"
+        digits = "5" * (100 * (chunks + 1) - len(head))
+        return _report(f"{head}{digits}</driver_version></nvidia_smi_log>")
+
+    assert len(read(4).gpus) == 1
+    with pytest.raises(InputError, match="longer than any report of GPUs"):
+        read(5)
+
+
 def test_more_children_than_one_gpu_may_have():
     """They are counted for each child of the root."""
     clocks = "<supported_clocks>" + "<clock>1</clock>" * 20_000 + "</supported_clocks>"

@@ -176,11 +176,14 @@ comm.ask(4, 64)
 child = os.fork()
 if child == 0:
     comm.ask(4, 64)
-    if len(sys.argv) > 2:
+    if "close" in sys.argv:
+        opened.__exit__(None, None, None)
+    if "own" in sys.argv:
         own = plugin.communicator(ranks=2, nodes=1)
         own.__enter__().ask(4, 64)
     ctypes.CDLL(None).exit(0)  # as a worker of a data loader ends: with exit handlers
 assert os.waitpid(child, 0)[1] == 0
+assert "own" in sys.argv or not list(Path(os.environ["NCCLT_PLUGIN_REPORT"]).glob("*"))
 comm.ask(4, 64)
 ctypes.CDLL(None).exit(0)  # with the communicator open
 """
@@ -219,3 +222,12 @@ def test_a_child_with_a_communicator_of_its_own_reports_that_one_alone(library, 
     told = {(head["ranks"], row["calls"]) for head, [row] in read(tmp_path)}
     assert told == {(8, 2), (2, 1)}
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_child_that_closes_the_communicator_of_its_parent_reports_nothing(library, tmp_path):
+    environ = {**os.environ, "NCCLT_PLUGIN_REPORT": str(tmp_path)}
+
+    subprocess.run([sys.executable, "-c", ENDING, library, "close"], env=environ, check=True, timeout=120)
+
+    [(head, [row])] = read(tmp_path)
+    assert (head["finished"], row["calls"]) == (False, 2)

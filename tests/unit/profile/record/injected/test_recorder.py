@@ -261,6 +261,22 @@ def test_forked_child_records_nothing(job, monkeypatch):
     assert (job.recorder._steps, job.recorded_steps) == (1, None)
 
 
+def test_forked_child_that_ends_leaves_the_parents_files_alone(job, monkeypatch):
+    """Exit handlers run in workers of a data loader, too."""
+    training = Training(job.hook)
+    for _ in range(4):
+        training.step()
+    (path,) = (job.folder / "ranks").iterdir()
+    path.unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr("os.getpid", lambda: 0)
+        job.end()
+    assert not path.exists()
+    assert job.recorded_steps is None
+    training.step()
+    assert job.recorded_steps == 2
+
+
 def test_nothing_is_printed(job, capfd):
     with warnings.catch_warnings():
         warnings.simplefilter("always")
