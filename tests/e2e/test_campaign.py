@@ -34,6 +34,8 @@ from ncclt.search.posterior import posterior_mean
 from ncclt.store import open_store
 from ncclt.store.journal import StudyTrialLog
 
+pytestmark = pytest.mark.thorough
+
 FAKES = Path(__file__).resolve().parents[1] / "fakes"
 STAND_IN = runpy.run_path(str(FAKES / "nccl_tests_stand_in.py"))
 LEFTOVERS = runpy.run_path(str(FAKES / "leftovers.py"))
@@ -160,8 +162,8 @@ def test_every_fifth_launch_fails_and_nothing_else_changes(tmp_path):
     assert won == pytest.approx(best, rel=0.005)
 
 
-KILLS = 12
-"""So many that each moment is drawn three times or more: after no, one and two launches of this start."""
+KILLS = 9
+"""So many that each moment is drawn twice or more: after no, one and two launches of this start."""
 
 
 def test_a_tuner_killed_again_and_again_loses_nothing(nursery, tmp_path):

@@ -17,7 +17,7 @@ from ncclt.store import open_store
 
 STORE = ("--storage", "sqlite:///ncclt.db")
 SIMULATED = ("--cluster", "leonardo", "--launcher", "simulate")
-TUNE = ("tune", "--model", "bert", *SIMULATED, "--patience", "0", "--trials", "20", "--blocks", "4", *STORE)
+TUNE = ("tune", "--model", "bert", *SIMULATED, "--patience", "0", "--trials", "12", "--blocks", "4", *STORE)
 
 
 def study_count(ncclt):
@@ -168,7 +168,7 @@ def wait_for_trials(ncclt, tuner, number):
 
 
 def test_kill_9_loses_no_completed_trial_and_the_study_ends_as_if_nothing_had_happened(ncclt, tmp_path):
-    for number in (4, 10):
+    for number in (3, 7):
         ended, _out, err = signalled(ncclt, *TUNE, "--quiet", after=number, by=signal.SIGKILL)
         assert ended == -signal.SIGKILL, err
         assert stored_trials(ncclt.folder) >= number
@@ -258,4 +258,4 @@ def test_a_cluster_of_ones_own_is_added_shown_and_tuned_on(ncclt):
     ncclt("cluster", "add", "mine.toml", "--replace", *STORE)
     two = ncclt("tune", "--model", "bert", "--cluster", "mine", "--launcher", "simulate", "--nodes", "2", *STORE, rc=2)
     assert "no network" in two.stderr
-    ncclt("tune", "--model", "bert", "--cluster", "mine", "--launcher", "simulate", "--trials", "8", *STORE, "--quiet")
+    ncclt("tune", "--model", "bert", "--cluster", "mine", "--launcher", "simulate", "--trials", "3", *STORE, "--quiet")

@@ -262,7 +262,7 @@ def test_connections_that_postgresql_ends_do_not_end_tune(ncclt, postgresql):
         # From the first trial on: who cannot open its store says so at once.
         while process.poll() is None and not started(postgresql):
             pause.wait(0.05)
-        while process.poll() is None and ended < 12:
+        while process.poll() is None and ended < 6:
             ended += admin.execute(
                 "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = 'terminated'"
             ).fetchone()[0]

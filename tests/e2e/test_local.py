@@ -34,7 +34,7 @@ def tune(ncclt):
         "--nccl-tests",
         folder,
         "--trials",
-        "16",
+        "8",
         "--blocks",
         "4",
         *STORE,

@@ -21,6 +21,8 @@ from ncclt.measure.simulated import ReplayRunner, load_landscape
 from ncclt.nccl.tuner_plugin.build import build, compiler, source_folder
 from runner_contract import RunnerContract
 
+pytestmark = pytest.mark.thorough
+
 HERE = Path(__file__).parent
 SCRIPTS = HERE.parents[1] / "bench" / "gpu"
 FAKES = HERE.parent / "fakes" / "gpu"
