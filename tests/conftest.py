@@ -24,7 +24,8 @@ ROOM_BYTES = 4 << 30
 """What the files of a whole run need at most, many times over."""
 
 # A busy machine is no failure: neither a deadline of 200 ms an example, nor a second to make ten of them.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Sixty examples of each property find what breaks it; `make fuzz` is for the many.
+settings.register_profile("patient", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
 

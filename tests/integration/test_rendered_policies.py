@@ -127,7 +127,7 @@ def variables_of(made):
     return wanted, document["lost"]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(recommendations())
 def test_variables_are_legal_and_what_they_cannot_say_is_named(made):
     version, policy = made.fingerprint.version, made.variables.policy
@@ -174,7 +174,7 @@ def wanted_row(policy, collective, size, group, default):
     return None if rule is None else (rule.algorithm, rule.protocol, rule.channels or -1)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(recommendations(), st.sampled_from([None, 4]))
 def test_every_table_chooses_what_the_policy_chooses_or_says_what_it_cannot(made, channels):
     valid, policy = made.fingerprint, made.table.policy

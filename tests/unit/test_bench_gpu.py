@@ -12,6 +12,8 @@ import pytest
 
 from ncclt.core.message import Collective, Message
 
+pytestmark = pytest.mark.thorough
+
 SCRIPTS = Path(__file__).parents[2] / "bench" / "gpu"
 MODULES = (
     "nccl",

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.docs
+
 BENCH = runpy.run_path(str(Path(__file__).parents[2] / "bench" / "house.py"))
 
 HOUSE = {
@@ -103,12 +105,10 @@ def product():
     return BENCH["read_modules"](Path(__file__).parents[2])
 
 
-@pytest.mark.docs
 def test_a_class_name_has_one_owner_in_the_product(product):
     assert {name: places for name, places in BENCH["find_class_owners"](product).items() if len(places) > 1} == {}
 
 
-@pytest.mark.docs
 def test_no_modules_of_the_product_import_each_other(house, product):
     def cycles(modules):
         return BENCH["find_import_cycles"]({name: BENCH["find_imports"](one, modules) for name, one in modules.items()})

@@ -21,6 +21,8 @@ from ncclt.store import open_store
 from ncclt.testing.fakes import FakeRunner, FakeTrialLog
 from ncclt.testing.samples import sample_cluster, sample_workload
 
+pytestmark = pytest.mark.thorough
+
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 

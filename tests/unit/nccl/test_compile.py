@@ -108,7 +108,7 @@ def policies(draw, version, *, uniform):
     return Policy(rules=tuple(rules), parameters=parameters)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data(), st.sampled_from(VERSIONS), workloads, st.booleans())
 def test_no_policy_leaves_a_collective_without_an_algorithm(data, version, workload, uniform):
     """Whatever the policy, version and workload: legal everywhere, LL128 never forced, rules exact or absent."""

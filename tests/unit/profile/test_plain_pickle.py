@@ -169,14 +169,14 @@ _PLAIN = st.recursive(
 
 
 @given(value=_PLAIN, protocol=st.integers(2, 5))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_plain_values_come_back_as_they_were(value, protocol):
     """Whatever pickler wrote them."""
     assert load_pickle(pickle.dumps(value, protocol=protocol), "plain") == value
 
 
 @given(place=st.integers(0, 10_000), byte=st.integers(0, 255), cut=st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_damaged_dump_is_read_or_refused(tmp_path_factory, place, byte, cut):
     """One byte changed, or the rest missing: a workload or a `TraceError`, and nothing else."""
     data = bytearray(pickle.dumps(DUMP, protocol=2))

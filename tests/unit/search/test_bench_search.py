@@ -16,6 +16,8 @@ import torch
 from ncclt.core.algorithms import Algorithm
 from ncclt.core.setting import Setting
 
+pytestmark = pytest.mark.thorough
+
 BENCH = Path(__file__).resolve().parents[3] / "bench"
 FIELDS = {"landscape", "workload", "method", "launches", "regret_mean", "regret_worst", "seeds"}
 

@@ -83,7 +83,7 @@ def time_us(cluster: Cluster, message: Message, setting: Setting) -> float:
     return SimulatedRunner(cluster, seed=0, sigma=0).expected_us(setting, message)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(cases())
 def test_one_algorithm_protocol_and_number_of_channels_has_one_time(case):
     cluster, message, setting = case
@@ -95,7 +95,7 @@ def test_one_algorithm_protocol_and_number_of_channels_has_one_time(case):
         assert again == kernel
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(cases(nodes=(2, 3, 8, 32)), st.sampled_from([2, 3]))
 def test_more_ports_are_never_slower(case, more):
     cluster, message, setting = case
@@ -103,7 +103,7 @@ def test_more_ports_are_never_slower(case, more):
     assert time_us(wider, message, setting) <= time_us(cluster, message, setting) * (1 + 1e-9)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(cases())
 @example(
     (
@@ -135,7 +135,7 @@ def test_twice_the_size_and_more_nodes_are_never_faster_under_a_forced_setting(c
         assert time_us(wide, message, setting) * (QUANTISED if is_quantised else 1 + 1e-9) >= here
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(cases())
 def test_no_rate_exceeds_a_link_on_its_way(case):
     """What a GPU and a node must receive crosses their links once, whatever the algorithm."""
@@ -196,7 +196,7 @@ def test_more_nominal_bandwidth_is_never_slower(cluster, size, collective, setti
     assert expected(replace(cluster, **{field: more}), size, setting, collective) <= slow * (1 + 1e-9)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(CLUSTERS, SIZES, COLLECTIVES, st.integers(1, 32), st.floats(1.0, 8.0), st.data())
 def test_time_grows_with_size(cluster, size, collective, channels, times, data):
     algorithms = [a for a in (Algorithm.RING, Algorithm.TREE) if a in LEGAL[collective]]

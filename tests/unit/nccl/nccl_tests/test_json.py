@@ -104,7 +104,7 @@ def test_other_files_are_refused(subtests):
             assert caught.value.hint
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_mutated_files_raise_nothing_else(data):
     """Whatever is cut, doubled or overwritten: rows, or a BenchmarkError."""

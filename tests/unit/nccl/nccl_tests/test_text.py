@@ -162,7 +162,7 @@ def test_nothing_measured_is_an_error(subtests):
             assert caught.value.hint
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_mutated_text_raises_nothing_else(data):
     """Whatever is cut, doubled or overwritten: a result with rows, or a BenchmarkError."""

@@ -204,7 +204,7 @@ _JSON = st.recursive(
     groups=_JSON,
     more=_JSON,
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_any_entry_is_read_or_left_out(tmp_path_factory, changes, groups, more):
     """An entry of any shape costs itself and no more."""
     path = tmp_path_factory.mktemp("fr") / "dump.json"

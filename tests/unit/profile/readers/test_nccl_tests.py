@@ -75,7 +75,7 @@ def test_it_is_called_what_it_is(tmp_path):
         workload.over_steps(10, "as told")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_mutated_output_is_read_or_refused(tmp_path_factory, data):
     """Whatever is cut, doubled or overwritten: messages, or a TraceError."""

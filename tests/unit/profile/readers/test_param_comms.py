@@ -104,7 +104,7 @@ _JSON = st.recursive(
 
 
 @given(changes=st.dictionaries(st.sampled_from([*_row("n", 1, 1), "global_ranks", "pg_id"]), _JSON), more=_JSON)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_any_entry_is_read_or_left_out(tmp_path_factory, changes, more):
     """An entry of any shape costs itself and no more."""
     path = tmp_path_factory.mktemp("pc") / "comms.json"

@@ -250,7 +250,7 @@ _ROWS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(rows=st.lists(_ROWS | _VALUES, max_size=5), info=st.none() | st.just({"rank": "x", "world_size": -1}))
 def test_any_events_give_a_workload_or_a_trace_error(tmp_path_factory, rows, info):
     """Whatever a broken profiler writes into the fields."""

@@ -43,7 +43,7 @@ def _stream(folder, data):
     return head, taken
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(rows=ROWS, layout=st.sampled_from(LAYOUTS), block=st.integers(1, 60), place=st.integers(0, 2))
 def test_stream_takes_what_a_full_parse_finds(tmp_path, blocks_of, rows, layout, block, place):
     """Events over the borders of blocks, with braces and quotes in strings, at the head's beginning, middle or end."""
@@ -140,7 +140,7 @@ def test_deep_nesting_is_refused_or_skipped(tmp_path):
         _stream(tmp_path, b'{"traceEvents": [{"name": "pick", "x":' + deep + b"}]}")
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     data=st.binary(max_size=60).map(lambda noise: b'{"traceEvents": [' + noise)
     | st.tuples(st.integers(0, len(SMALL) - 1), st.integers(0, 255)).map(
