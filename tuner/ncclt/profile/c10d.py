@@ -164,7 +164,7 @@ def convert_calls(records: Sequence[RecordedCall]) -> tuple[list[SentCall], list
             # A coalesced record stands for a call per tensor.
             parts = [((into,), (out,)) for into, out in zip(record.inputs, record.outputs, strict=True)]
         for into, out in parts:
-            made = _made(operation, into, out, size)
+            made = _build_message(operation, into, out, size)
             if isinstance(made, str):
                 left_out[made] += 1
                 continue
@@ -211,7 +211,9 @@ def shown(text: str) -> str:
     return repr(text[:_WORD_SHOWN])[1:-1]
 
 
-def _made(operation: Operation, into: tuple[Tensor, ...], out: tuple[Tensor, ...], group_size: int) -> Message | str:
+def _build_message(
+    operation: Operation, into: tuple[Tensor, ...], out: tuple[Tensor, ...], group_size: int
+) -> Message | str:
     """Return the message of a call, or why it makes none."""
     operation = replace(operation, word=shown(operation.word))
     spelled = next((tensor.dtype for tensor in (*into, *out)), "")

@@ -73,11 +73,11 @@ class RankRoles:
         if len(self.roles) == 1:
             return []
         chosen, *others = self.roles
-        notes = [f"ranks send different messages: using those of {_shown_ranks(chosen)} ({self.why_first})"]
+        notes = [f"ranks send different messages: using those of {_name_ranks(chosen)} ({self.why_first})"]
         for role in others[:SHOWN]:
             ranked = sorted(_sent(role.calls_per_step).items(), key=lambda row: (-row[0].size_bytes * row[1], row[0]))
-            calls = _shown([f"{calls:g} x {message.label}" for message, calls in ranked])
-            notes.append(f"left out: {_shown_ranks(role)}, {calls}")
+            calls = _list_some([f"{calls:g} x {message.label}" for message, calls in ranked])
+            notes.append(f"left out: {_name_ranks(role)}, {calls}")
         if len(others) > SHOWN:
             notes.append(f"left out: {count_noun(len(others) - SHOWN, 'more role')}")
         return notes
@@ -128,13 +128,13 @@ def _sent(table: Mapping[Message, float]) -> dict[Message, float]:
     return {message: calls for message, calls in table.items() if message.group_size != 1}
 
 
-def _shown_ranks(role: RankRole) -> str:
+def _name_ranks(role: RankRole) -> str:
     named = [str(rank) for rank in role.ranks if rank is not None]
     if not named:
         return "one rank" if len(role.ranks) == 1 else f"{len(role.ranks)} ranks"
-    return f"rank{'s' * (len(named) > 1)} {_shown(named)}"
+    return f"rank{'s' * (len(named) > 1)} {_list_some(named)}"
 
 
-def _shown(words: Sequence[str]) -> str:
+def _list_some(words: Sequence[str]) -> str:
     rest = [f"{len(words) - SHOWN} more"] * (len(words) > SHOWN)
     return ", ".join([*words[:SHOWN], *rest])

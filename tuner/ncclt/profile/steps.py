@@ -85,7 +85,7 @@ def divide_into_steps(
     notes = []
     if inside < len(calls):
         notes.append(f"left out: {len(calls) - inside} of {len(calls)} calls, outside complete steps")
-    kept = _of_one_kind(steps, optimized=bool(runs))
+    kept = _keep_commonest(steps, optimized=bool(runs))
     if len(kept) < len(steps):
         others = len(steps) - len(kept)
         notes.append(
@@ -126,22 +126,22 @@ def _find_steps(
     holding = Counter(place for place, start in places if place >= 0 and start <= marks[place].end)
     if not holding:
         by_marks: list[Step[Sent]] = [Step(start=m.start, end=m.end, marks=(m.number,)) for m in marks]
-        return _fill(by_marks or _between(runs, -inf), calls, at)
+        return _fill(by_marks or _divide_at(runs, -inf), calls, at)
     if max(holding.values()) > 1:
         # Several steps in a mark, or several optimizers in a step: those make different calls.
-        several = _fill(_between([run for run in runs if run.start >= marks[0].start], marks[0].start), calls, at)
+        several = _fill(_divide_at([run for run in runs if run.start >= marks[0].start], marks[0].start), calls, at)
         if len({_kind(step) for step in several}) == 1:
             return several
-    return _fill(_joined(marks, holding), calls, at)
+    return _fill(_join_marks(marks, holding), calls, at)
 
 
-def _between(runs: Sequence[TimeRange], start: float) -> list[Step[Sent]]:
+def _divide_at(runs: Sequence[TimeRange], start: float) -> list[Step[Sent]]:
     """Return the steps that end with the runs of an optimizer."""
     starts = [start, *(run.end for run in runs)]
     return [Step(start=begin, end=run.end) for begin, run in zip(starts, runs, strict=False)]
 
 
-def _joined(marks: Sequence[TimeRange], holding: Mapping[int, int]) -> list[Step[Sent]]:
+def _join_marks(marks: Sequence[TimeRange], holding: Mapping[int, int]) -> list[Step[Sent]]:
     """Return the steps made of marks: those up to the one in which the optimizer steps.
 
     The first one is dropped where it has fewer marks than all others: it began before the recording. The marks behind
@@ -185,7 +185,7 @@ def _kind(step: Step[Sent]) -> _Kind:
     )
 
 
-def _of_one_kind(steps: list[Step[Sent]], *, optimized: bool) -> list[Step[Sent]]:
+def _keep_commonest(steps: list[Step[Sent]], *, optimized: bool) -> list[Step[Sent]]:
     """Return the training steps: those of the commonest kind, or all where none is common.
 
     Steps that end with an optimizer make as many calls of each collective, but for an evaluation between them; their

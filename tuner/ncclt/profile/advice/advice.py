@@ -72,7 +72,7 @@ def advise(
     """
     if cluster.world_size < 2:
         raise UsageError("a job of one GPU sends nothing", hint="give --nodes or --gpus-per-node")
-    step_us, compute_us = _times(workload, step_us, compute_us)
+    step_us, compute_us = _find_times(workload, step_us, compute_us)
     job = TrainingJob(
         workload=workload,
         cluster=cluster,
@@ -80,9 +80,9 @@ def advise(
         compute_us=compute_us,
         step_us=step_us,
     )
-    model, job, notes = _model(job)
+    model, job, notes = _choose_model(job)
     if step_us is not None and not job.times.factors:
-        model, job = _calibrated(job)
+        model, job = _calibrate(job)
         notes.append("no recorded times of calls: all are scaled to explain the exposed communication")
     if not job.times.factors and not measured:
         notes.append("no measured or recorded times of calls: using NCCL's cost model with nominal links")
@@ -107,7 +107,7 @@ def advise(
     )
 
 
-def _times(workload: Workload, step_us: float | None, compute_us: float | None) -> tuple[float | None, float]:
+def _find_times(workload: Workload, step_us: float | None, compute_us: float | None) -> tuple[float | None, float]:
     """Return the step, None where only its compute is known, and its compute, µs."""
     for name, value in (("--step-ms", step_us), ("--compute-ms", compute_us)):
         if value is not None and not (value > 0 and math.isfinite(value)):
@@ -135,7 +135,7 @@ def _times(workload: Workload, step_us: float | None, compute_us: float | None) 
     return step_us, compute_us
 
 
-def _model(job: TrainingJob) -> tuple[Ddp | Fsdp, TrainingJob, list[str]]:
+def _choose_model(job: TrainingJob) -> tuple[Ddp | Fsdp, TrainingJob, list[str]]:
     """Return the model that the messages look like, the job with what its timeline shows, and notes."""
     workload = job.workload
     detail = workload.provenance.detail
@@ -159,12 +159,12 @@ def _model(job: TrainingJob) -> tuple[Ddp | Fsdp, TrainingJob, list[str]]:
             f"{workload.name} looks neither like DDP nor like FSDP",
             hint="its gradients look like other messages; tensor and pipeline parallelism are not modelled",
         )
-    order, traced = _order(job, reduced)
+    order, traced = _order_buckets(job, reduced)
     job = replace(job, traced=traced)
     return Ddp(job, reduced, order), job, ["assuming DDP: the all_reduces of the whole job carry its gradients"]
 
 
-def _order(job: TrainingJob, gradients: Sequence[MessageCalls]) -> tuple[list[int], Backward | None]:
+def _order_buckets(job: TrainingJob, gradients: Sequence[MessageCalls]) -> tuple[list[int], Backward | None]:
     """Return the bytes of the buckets in the order of the backward pass, and the pass where the timeline shows it.
 
     Without a timeline the smallest is first, as DDP's first bucket is, and the largest last: often an embedding.
@@ -179,7 +179,7 @@ def _order(job: TrainingJob, gradients: Sequence[MessageCalls]) -> tuple[list[in
     return sorted(sizes), None
 
 
-def _calibrated(job: TrainingJob) -> tuple[Ddp | Fsdp, TrainingJob]:
+def _calibrate(job: TrainingJob) -> tuple[Ddp | Fsdp, TrainingJob]:
     """Return model and job with times of calls scaled so that the modelled step is the recorded one, if that can be.
 
     The step grows with the scale, so halving an interval finds it: 1/64 to 64.
@@ -191,7 +191,7 @@ def _calibrated(job: TrainingJob) -> tuple[Ddp | Fsdp, TrainingJob]:
             found = factors.get(calls.message.collective, ())
             size = math.log2(calls.message.size_bytes)
             factors[calls.message.collective] = tuple(sorted({*found, (size, 2.0**log2)}))
-        after, job_after, _ = _model(replace(job, times=replace(job.times, factors=factors)))
+        after, job_after, _ = _choose_model(replace(job, times=replace(job.times, factors=factors)))
         return after, job_after
 
     low, high = -6.0, 6.0

@@ -58,7 +58,7 @@ class Ddp:
         self.sizes = tuple(map(float, order))
         self.bytes = float(sum(order))
         self.parameters = self.bytes / DTYPE_SIZES[self.dtype]
-        self.assigned = cache(self._assigned)
+        self.assigned = cache(self._assign)
 
     def step_us(
         self, sizes: Sequence[float], hook: str, view: bool, where: Cluster, assumed: Assumption, free: bool
@@ -87,7 +87,7 @@ class Ddp:
 
     def as_is(self, assumed: Assumption, free: bool) -> float:
         """Return the modelled step of the job as it is, µs."""
-        return self._with(self.sizes)(assumed, free)
+        return self._model_step(self.sizes)(assumed, free)
 
     def changes(self, others: Iterable[Cluster]) -> Iterator[AdvisedChange]:
         """Yield everything to try; `others` are other numbers of nodes."""
@@ -95,8 +95,8 @@ class Ddp:
         copies = (
             "copies not recorded" if copied_us is None else f"the trace shows {copied_us / 1e3:.2f} ms of copies a step"
         )
-        yield from self._buckets()
-        yield from self._hooks()
+        yield from self._change_buckets()
+        yield from self._change_hooks()
         yield AdvisedChange(
             name=f"gradient accumulation over {_ACCUMULATED}",
             code="with model.no_sync(): criterion(model(x), y).backward()    # for all micro-batches but the last",
@@ -108,14 +108,14 @@ class Ddp:
         yield AdvisedChange(
             name="gradient_as_bucket_view",
             code="DDP(model, gradient_as_bucket_view=True)",
-            modelled=self._with(self.sizes, view=True),
+            modelled=self._model_step(self.sizes, view=True),
             why=f"{copies}; {_SAVED_NOTE}",
         )
         if (cap := self._best_cap("")) is not None:
             yield AdvisedChange(
                 name=f"bucket_cap_mb={cap}, bucket view",
                 code=f"DDP(model, bucket_cap_mb={cap}, gradient_as_bucket_view=True)",
-                modelled=self._with(self.assigned(cap, cap), view=True),
+                modelled=self._model_step(self.assigned(cap, cap), view=True),
                 why=_SAVED_NOTE,
             )
         yield AdvisedChange(
@@ -127,12 +127,12 @@ class Ddp:
             name="FSDP instead of DDP",
             code="from torch.distributed.fsdp import fully_shard; [fully_shard(block) for block in blocks]; "
             "fully_shard(model)",
-            modelled=self._sharded,
+            modelled=self._sharded_us,
             why="50 % more bytes, some in the forward pass; parameters, gradients and optimizer take "
             f"1/{self.job.cluster.world_size} of the memory",
         )
         for where in others:
-            yield _change_nodes(self.job, where, self._with(self.sizes, where=where))
+            yield _change_nodes(self.job, where, self._model_step(self.sizes, where=where))
 
     def _copied_us(self, assumed: Assumption) -> float:
         """Return the copies between gradients and buckets that a view saves, µs: no more than the recording shows."""
@@ -143,12 +143,12 @@ class Ddp:
         # Small tensors copy slowly, so likely all that is seen is this copy; at worst only what its bytes take.
         return min(copied_us, seen_us) if assumed.calls > 0 else seen_us
 
-    def _with(
+    def _model_step(
         self, sizes: Sequence[float], *, hook: str = "", view: bool = False, where: Cluster | None = None
     ) -> partial[float]:
         return partial(self.step_us, sizes, hook, view, where or self.job.cluster)
 
-    def _buckets(self) -> Iterator[AdvisedChange]:
+    def _change_buckets(self) -> Iterator[AdvisedChange]:
         try:
             default = self.assigned(_DEFAULT_CAP_MB, FIRST_BUCKET_MB)
         except MissingDependencyError as error:
@@ -159,24 +159,24 @@ class Ddp:
             yield AdvisedChange(
                 name="DDP's default buckets",
                 code="DDP(model)    # bucket_cap_mb=None: 25 MiB, and 1 MiB for the first bucket",
-                modelled=self._with(default),
+                modelled=self._model_step(default),
             )
         cap = self._best_cap("")
         if cap is not None:
             yield AdvisedChange(
                 name=f"bucket_cap_mb={cap}",
                 code=f"DDP(model, bucket_cap_mb={cap})    # of the first bucket too",
-                modelled=self._with(self.assigned(cap, cap)),
+                modelled=self._model_step(self.assigned(cap, cap)),
             )
         if is_default:
-            first = min(_FIRST_MB, key=lambda mb: self._likely(self.assigned(_DEFAULT_CAP_MB, mb)))
+            first = min(_FIRST_MB, key=lambda mb: self._likely_us(self.assigned(_DEFAULT_CAP_MB, mb)))
             yield AdvisedChange(
                 name=f"first bucket of {first} MiB",
                 code=f"torch.distributed._DEFAULT_FIRST_BUCKET_BYTES = {first} * 2**20    # before DDP(model)",
-                modelled=self._with(self.assigned(_DEFAULT_CAP_MB, first)),
+                modelled=self._model_step(self.assigned(_DEFAULT_CAP_MB, first)),
             )
 
-    def _hooks(self) -> Iterator[AdvisedChange]:
+    def _change_hooks(self) -> Iterator[AdvisedChange]:
         module = "torch.distributed.algorithms.ddp_comm_hooks"
         if DTYPE_SIZES[self.dtype] <= 2:
             yield AdvisedChange(name="bf16 or fp16 compression", why=f"gradients are sent in {self.dtype} already")
@@ -186,14 +186,14 @@ class Ddp:
             yield AdvisedChange(
                 name="bf16 or fp16 compression",
                 code=code,
-                modelled=self._with(self.sizes, hook="bf16"),
+                modelled=self._model_step(self.sizes, hook="bf16"),
                 lossy=True,
             )
             if (cap := self._best_cap("bf16")) is not None:
                 yield AdvisedChange(
                     name=f"bf16, bucket_cap_mb={cap}, bucket view",
                     code=f"model = DDP(model, bucket_cap_mb={cap}, gradient_as_bucket_view=True); {code}",
-                    modelled=self._with(self.assigned(cap, cap), hook="bf16", view=True),
+                    modelled=self._model_step(self.assigned(cap, cap), hook="bf16", view=True),
                     why=_SAVED_NOTE,
                     lossy=True,
                 )
@@ -201,7 +201,7 @@ class Ddp:
             name="PowerSGD, rank 1",
             code=f"from {module}.powerSGD_hook import PowerSGDState, powerSGD_hook; "
             "model.register_comm_hook(PowerSGDState(None, matrix_approximation_rank=1), powerSGD_hook)",
-            modelled=self._with(self.sizes, hook="powersgd"),
+            modelled=self._model_step(self.sizes, hook="powersgd"),
             why="from step 1,000 on; keeps a second copy of the gradients",
             lossy=True,
         )
@@ -229,7 +229,7 @@ class Ddp:
             return GradientBucket(bytes=size, call_us=calls_us, before_us=before)
         return GradientBucket(bytes=size, call_us=0.0 if free else call(size))
 
-    def _sharded(self, assumed: Assumption, free: bool) -> float:
+    def _sharded_us(self, assumed: Assumption, free: bool) -> float:
         job, sizes = self.job, self.sizes
         if len(sizes) < 8:
             sizes = tuple(self.bytes / 12 for _ in range(12))  # layers of a common model
@@ -245,14 +245,14 @@ class Ddp:
     def _best_cap(self, hook: str) -> int | None:
         """Return the cap whose step is likely shortest, the smallest of equal ones; None without PyTorch."""
         try:
-            return min(_CAPS_MB, key=lambda mb: self._likely(self.assigned(mb, mb), hook))
+            return min(_CAPS_MB, key=lambda mb: self._likely_us(self.assigned(mb, mb), hook))
         except MissingDependencyError:
             return None
 
-    def _likely(self, sizes: Sequence[float], hook: str = "") -> float:
-        return round(self._with(sizes, hook=hook)(LIKELY, False), 3)
+    def _likely_us(self, sizes: Sequence[float], hook: str = "") -> float:
+        return round(self._model_step(sizes, hook=hook)(LIKELY, False), 3)
 
-    def _assigned(self, cap_mb: float, first_mb: float) -> tuple[float, ...]:
+    def _assign(self, cap_mb: float, first_mb: float) -> tuple[float, ...]:
         """Return the bytes of the buckets that DDP makes of these gradients."""
         width = DTYPE_SIZES[self.dtype]
         return tuple(float(n * width) for n in ddp_buckets(self._pieces(), self.dtype, cap_mb, first_mb))
@@ -305,16 +305,16 @@ class Fsdp:
 
     def as_is(self, assumed: Assumption, free: bool) -> float:
         """Return the modelled step of the job as it is, µs."""
-        return self._with()(assumed, free)
+        return self._model_step()(assumed, free)
 
     def changes(self, others: Iterable[Cluster]) -> Iterator[AdvisedChange]:
         """Yield everything to try; `others` are other numbers of nodes."""
-        unreduced = self._with(reduces=False)
+        unreduced = self._model_step(reduces=False)
         if self.gathers_again:
             yield AdvisedChange(
                 name="parameters kept after the forward pass",
                 code="fully_shard(block, reshard_after_forward=False)",
-                modelled=self._with(gathers_again=False),
+                modelled=self._model_step(gathers_again=False),
                 why="in the backward pass each GPU holds all parameters, "
                 f"{format_bytes(round(self.parameters * self.gather_width))}",
             )
@@ -323,7 +323,7 @@ class Fsdp:
                 name="gradients reduced in bf16",
                 code="from torch.distributed.fsdp import MixedPrecisionPolicy; fully_shard(block, "
                 "mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16))",
-                modelled=self._with(width=2.0),
+                modelled=self._model_step(width=2.0),
                 lossy=True,
             )
         else:
@@ -341,24 +341,24 @@ class Fsdp:
         yield AdvisedChange(
             name="DDP instead of FSDP",
             code="DDP(model)",
-            modelled=self._unsharded,
+            modelled=self._unsharded_us,
             why=f"needs {format_bytes(round(self.parameters * _ADAM_STATE_BYTES))} of parameters, gradients and Adam's "
             "moments on one GPU, plus activations",
         )
         for where in others:
-            yield _change_nodes(self.job, where, self._with(where=where))
+            yield _change_nodes(self.job, where, self._model_step(where=where))
         yield AdvisedChange(
             name="bucket_cap_mb, compression hooks, gradient_as_bucket_view, static_graph",
             why="options of DDP; this job is sharded",
         )
 
-    def _with(
+    def _model_step(
         self, *, where: Cluster | None = None, width: float = 0.0, gathers_again: bool = True, reduces: bool = True
     ) -> partial[float]:
         again = self.gathers_again and gathers_again
         return partial(self.step_us, where or self.job.cluster, width or self.width, again, reduces)
 
-    def _unsharded(self, assumed: Assumption, free: bool) -> float:
+    def _unsharded_us(self, assumed: Assumption, free: bool) -> float:
         job, bytes_ = self.job, self.parameters * self.width
         backward = job.backward(self.parameters, assumed)
         count = max(1, round(bytes_ / (_DEFAULT_CAP_MB * _MIB)))

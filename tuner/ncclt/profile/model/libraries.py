@@ -78,7 +78,7 @@ def build_model(name: str, *, config: Path | None = None) -> tuple[nn.Module, di
         _load("torch")
         if config is not None:
             library = _load("transformers")
-            return _built(library, short, _configured(library, short, config))
+            return _build(library, short, _find_configured(library, short, config))
         loaded: list[ModuleType] = []
         lacking: list[str] = []
         for library_name in wanted:
@@ -90,13 +90,13 @@ def build_model(name: str, *, config: Path | None = None) -> tuple[nn.Module, di
             loaded.append(library)
             maker = _MAKERS[library_name](library, short)
             if maker is not None:
-                return _built(library, short, maker)
+                return _build(library, short, maker)
         raise _not_found(short, loaded, lacking)
 
 
-def _built(library: ModuleType, name: str, maker: Callable[[], nn.Module]) -> tuple[nn.Module, dict[str, str]]:
+def _build(library: ModuleType, name: str, maker: Callable[[], nn.Module]) -> tuple[nn.Module, dict[str, str]]:
     try:
-        module = _made_on_meta(maker)
+        module = _build_on_meta(maker)
     except _BUILD_ERRORS as error:
         raise UsageError(
             f"{library.__name__} cannot build {name!r} from its own defaults: {_first_line(error)}",
@@ -106,7 +106,7 @@ def _built(library: ModuleType, name: str, maker: Callable[[], nn.Module]) -> tu
     return module, {"model": shown, "library": f"{library.__name__} {library.__version__}"}
 
 
-def _made_on_meta(maker: Callable[[], nn.Module]) -> nn.Module:
+def _build_on_meta(maker: Callable[[], nn.Module]) -> nn.Module:
     """Return the module that `maker` builds, without memory for its weights.
 
     A constructor that reads the value of a tensor fails on the meta device; it gets a second try with number sequences
@@ -165,13 +165,13 @@ def _transformers(library: ModuleType, name: str) -> Callable[[], nn.Module] | N
     return None if cls is None or cls.config_class is None else lambda: cls(cls.config_class())
 
 
-def _configured(library: ModuleType, name: str, path: Path) -> Callable[[], nn.Module]:
+def _find_configured(library: ModuleType, name: str, path: Path) -> Callable[[], nn.Module]:
     document = read_config(path)
     kind = document["model_type"]
     if kind not in library.CONFIG_MAPPING:
         raise NotFoundError(
             f"transformers {library.__version__} has no model type {kind!r}, which {path} names",
-            hint=_close(kind, list(library.CONFIG_MAPPING.keys())) or "update transformers",
+            hint=_suggest(kind, list(library.CONFIG_MAPPING.keys())) or "update transformers",
         )
     named = [name, *(a for a in document.get("architectures") or () if isinstance(a, str))]
     cls = next((found for one in named if (found := _model_class(library, one)) is not None), None)
@@ -222,11 +222,11 @@ def _not_found(
     from_hub = "for a checkpoint of a hub save its config.json and give --config config.json"
     return NotFoundError(
         f"{', '.join(library.__name__ for library in loaded)} know no model {name!r}",
-        hint="; ".join(part for part in (_close(name, names), from_hub) if part),
+        hint="; ".join(part for part in (_suggest(name, names), from_hub) if part),
     )
 
 
-def _close(name: str, names: Sequence[str]) -> str:
+def _suggest(name: str, names: Sequence[str]) -> str:
     # `bert-base-uncased` is closest to `bert`, its beginning, whatever the letters say.
     begins = sorted((n for n in names if len(n) > 1 and name.startswith(n)), key=len)[-1:]
     close = dict.fromkeys([*begins, *difflib.get_close_matches(name, names, n=3, cutoff=0.5)])

@@ -62,7 +62,7 @@ def run_foreground(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
             while True:
                 received = signal.sigwaitinfo(awaited)
                 if received.si_signo == signal.SIGCHLD:
-                    status = _reaped(pid)
+                    status = _reap(pid)
                     if status is not None:
                         break
                 elif received.si_code != _SI_KERNEL and not bystander.has_got(received.si_signo):
@@ -134,7 +134,7 @@ class _Bystander:
                 os.waitpid(pid, 0)
 
 
-def _reaped(pid: int) -> int | None:
+def _reap(pid: int) -> int | None:
     """Reap every child that has ended; return the status of `pid`, None = it still runs.
 
     The others are orphans: they become children of process 1, which this process may be in a container.

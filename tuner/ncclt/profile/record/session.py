@@ -135,7 +135,7 @@ def _read(plan: RecordPlan, folder: Path, *, name: str, exit_code: int) -> Recor
                 cost = measure_overhead(reports)
                 return Recording(
                     exit_code=exit_code,
-                    workload=_told(workload, cost, cut_short=any(r.state == "cut short" for r in reports)),
+                    workload=_add_cost(workload, cost, cut_short=any(r.state == "cut short" for r in reports)),
                     overhead=cost,
                     failures=tuple(dict.fromkeys(f for report in reports for f in report.failures)),
                 )
@@ -153,7 +153,7 @@ def _read(plan: RecordPlan, folder: Path, *, name: str, exit_code: int) -> Recor
             reasons.append((error.message, error.hint))
         else:
             notes = tuple(f"read from NCCL's log, for there is no usable trace: {reason}" for reason, _hint in reasons)
-            return Recording(exit_code=exit_code, workload=_noted(workload, notes))
+            return Recording(exit_code=exit_code, workload=_add_notes(workload, notes))
     return Recording(
         exit_code=exit_code,
         reason="; ".join(reason for reason, _hint in reasons),
@@ -171,10 +171,10 @@ def _read_plugin(
         return Recording(exit_code=exit_code, reason=error.message, hint=error.hint, failures=failures)
     uncounted = not workload.provenance.steps
     notes = ("no optimizer of PyTorch reported its steps: give their number with --steps",) if uncounted else ()
-    return Recording(exit_code=exit_code, workload=_noted(workload, notes), failures=failures)
+    return Recording(exit_code=exit_code, workload=_add_notes(workload, notes), failures=failures)
 
 
-def _told(workload: Workload, cost: Overhead | None, *, cut_short: bool) -> Workload:
+def _add_cost(workload: Workload, cost: Overhead | None, *, cut_short: bool) -> Workload:
     notes = []
     if cost is not None:
         notes.append(
@@ -185,10 +185,10 @@ def _told(workload: Workload, cost: Overhead | None, *, cut_short: bool) -> Work
         )
     if cut_short:
         notes.append("the program ended inside the recorded window: complete steps alone are counted")
-    return _noted(workload, tuple(notes))
+    return _add_notes(workload, tuple(notes))
 
 
-def _noted(workload: Workload, notes: tuple[str, ...]) -> Workload:
+def _add_notes(workload: Workload, notes: tuple[str, ...]) -> Workload:
     origin = workload.provenance
     detail = {**origin.detail, "recorded_by": "ncclt profile record"}
     return replace(workload, provenance=replace(origin, detail=detail, notes=(*origin.notes, *notes)))
