@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cached_property, wraps
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Concatenate
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.workload import Workload
 from ncclt.store.database import Database
+from ncclt.store.failures import Answer, Given, Owner
 from ncclt.store.names import unknown_name
 from ncclt.store.shipped import named_clusters, profiles_folder, shipped_workloads
 from ncclt.store.tables import Names
-
-Given = ParamSpec("Given")
-Owner = TypeVar("Owner", bound=Any)
-Answer = TypeVar("Answer")
 
 
 def unscoped(method: Callable[Concatenate[Owner, Given], Answer]) -> Callable[Concatenate[Owner, Given], Answer]:

@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, case, delete, func, insert, select, union_all
@@ -22,10 +21,7 @@ from ncclt.store.leases import abandoned, is_running
 from ncclt.store.names import unknown_recommendation
 from ncclt.store.part import StorePart, unscoped
 from ncclt.store.staleness import with_staleness
-from ncclt.store.tables import Names, changes, is_named, recommendations, rollouts, studies
-
-_MOST_NAMED = 500
-"""Values in one query: PostgreSQL plans long lists slowly."""
+from ncclt.store.tables import Names, changes, is_named, recommendations, rollouts, split_named, studies
 
 _PREFERRED = (TimesOrigin.MEASURED, TimesOrigin.RECORDED, TimesOrigin.SIMULATED)
 
@@ -325,8 +321,7 @@ def _read_all(connection: Connection, sequences: Iterable[int]) -> tuple[Recomme
     """Return the revisions with some numbers of arrival, newest first."""
     table = recommendations.c
     found: dict[int, Recommendation] = {}
-    rest = iter(sequences)
-    while part := list(islice(rest, _MOST_NAMED)):
+    for part in split_named(sequences):
         query = select(table.sequence, table.id, table.document).where(table.sequence.in_(part))
         found |= {row.sequence: read_recommendation(row.id, row.document) for row in connection.execute(query)}
     return tuple(found[sequence] for sequence in sorted(found, reverse=True))

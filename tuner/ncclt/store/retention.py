@@ -8,7 +8,7 @@ stays too.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from sqlalchemy import ColumnElement, Connection, Table, and_, delete, exists, func, not_, or_, select
 
@@ -29,13 +29,12 @@ from ncclt.store.tables import (
     recommendations,
     records,
     rollouts,
+    split_named,
     studies,
     trials,
 )
 
 _KINDS = {"attestation": "attestations", "recheck": "rechecks", "verification": "verifications"}
-_CHUNK = 500
-"""Ids of one statement; databases limit how many it may have."""
 
 
 def prune_store(
@@ -95,9 +94,9 @@ def _ended_studies(connection: Connection, before: str) -> dict[str, str]:
 
 
 def _remove_studies(connection: Connection, ids: Sequence[str], counts: Counter[str]) -> None:
-    for chunk in _chunks(ids):
+    for chunk in split_named(ids):
         query = select(recommendations.c.id).where(recommendations.c.study.in_(chunk))
-        for revisions in _chunks(connection.scalars(query).all()):
+        for revisions in split_named(connection.scalars(query).all()):
             for kind, name in _KINDS.items():
                 counts[name] += _delete(
                     connection, records, records.c.kind == kind, records.c.recommendation.in_(revisions)
@@ -134,7 +133,3 @@ def _remove_old(connection: Connection, before: str, counts: Counter[str]) -> No
 
 def _delete(connection: Connection, table: Table, *where: ColumnElement[bool]) -> int:
     return connection.execute(delete(table).where(*where)).rowcount
-
-
-def _chunks(found: Sequence[str]) -> Iterator[Sequence[str]]:
-    return (found[start : start + _CHUNK] for start in range(0, len(found), _CHUNK))

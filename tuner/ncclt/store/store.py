@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
 
 from sqlalchemy import func, select
 
@@ -15,7 +15,7 @@ from ncclt.core.study import StudyState
 from ncclt.store.catalogue import Clusters, Workloads
 from ncclt.store.clock import utc_now
 from ncclt.store.database import Database
-from ncclt.store.failures import repeatable
+from ncclt.store.failures import Answer, repeatable
 from ncclt.store.jobs import Jobs
 from ncclt.store.keys import Keys
 from ncclt.store.leases import Leases, abandoned
@@ -29,8 +29,6 @@ from ncclt.store.revisions import Revisions
 from ncclt.store.studies import Studies
 from ncclt.store.tables import recommendations, records, rollouts, secrets, studies, trials
 from ncclt.store.trials import Trials
-
-Answer = TypeVar("Answer")
 
 
 class Store:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator
+from itertools import islice
+from typing import Any, TypeVar
 
 from sqlalchemy import (
     BigInteger,
@@ -21,6 +22,11 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
 )
+
+MOST_NAMED = 500
+"""Values in one query: databases limit how many it may have, and PostgreSQL plans long lists slowly."""
+
+Value = TypeVar("Value")
 
 metadata = MetaData()
 
@@ -287,3 +293,10 @@ def is_named(column: ColumnElement[Any], names: Names) -> tuple[ColumnElement[bo
     if names is None:
         return ()
     return (column == names,) if isinstance(names, str) else (column.in_(sorted(names)),)
+
+
+def split_named(values: Iterable[Value]) -> Iterator[list[Value]]:
+    """Yield values in lists of at most `MOST_NAMED`."""
+    rest = iter(values)
+    while part := list(islice(rest, MOST_NAMED)):
+        yield part

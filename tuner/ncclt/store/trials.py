@@ -7,7 +7,6 @@ import statistics
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, Connection, Row, and_, func, insert, not_, or_, select, update
@@ -25,10 +24,7 @@ from ncclt.store.failures import repeatable
 from ncclt.store.leases import close_claim
 from ncclt.store.names import unknown_name
 from ncclt.store.part import StorePart
-from ncclt.store.tables import measurements, studies, trials
-
-_MOST_NAMED = 500
-"""Values in one query: PostgreSQL plans long lists slowly."""
+from ncclt.store.tables import measurements, split_named, studies, trials
 
 Order = Literal["number", "-number", "time", "-time"]
 """By what trials are sorted; `-` = from the largest. Trials without a time come last."""
@@ -254,8 +250,7 @@ class Trials(StorePart):
 
     def _with_measurements(self, connection: Connection, study_id: str, wanted: Collection[Trial]) -> tuple[Trial, ...]:
         mine: dict[int, list[Measurement]] = {}
-        numbers = iter(trial.number for trial in wanted)
-        while part := list(islice(numbers, _MOST_NAMED)):
+        for part in split_named(trial.number for trial in wanted):
             query = select(measurements).where(measurements.c.study == study_id, measurements.c.number.in_(part))
             for row in connection.execute(query.order_by(measurements.c.number, measurements.c.position)):
                 with stored(f"trial {row.number} of study {study_id}"):
