@@ -16,14 +16,13 @@ from ncclt.core.attestation import MOST_ROWS, Effect, Form, RowState
 from ncclt.core.cluster import LINK_CLASSES, Cluster
 from ncclt.core.message import Collective
 from ncclt.core.recommendation import Decision, Recommendation
-from ncclt.core.study import Arm, Phase, Study, StudyState, Trial, gpu_seconds
+from ncclt.core.study import Arm, Phase, Study, StudyEntry, StudyState, Trial, gpu_seconds
 from ncclt.core.ticket import TICKET_PATTERN
 from ncclt.core.trial import Measurement, Outcome
 from ncclt.core.tuning_job import FIRST_PRIORITY, LAST_PRIORITY, USUAL_PRIORITY, JobState, TuningJob
 from ncclt.core.verification import Verification
 from ncclt.core.workload import Workload
 from ncclt.prove.study_summary import summarize_study
-from ncclt.store import StudyEntry
 from ncclt.store.store import Store
 from ncclt_api.text import AnswerModel
 

@@ -12,8 +12,8 @@ from pydantic import Field
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from ncclt.core.api_key import Role
+from ncclt.core.study import StudyEntry
 from ncclt.core.tuning_job import FIRST_PRIORITY, LAST_PRIORITY, USUAL_PRIORITY, JobState, JobStatus
-from ncclt.store import StudyEntry
 from ncclt_api.access import needs
 from ncclt_api.dependencies import CurrentStore, StrictQuery
 from ncclt_api.routes.jobs import CurrentJob, CurrentQueue, cancel_job, current_queue, retry_job, submit_job

@@ -13,13 +13,13 @@ from starlette.responses import HTMLResponse, Response
 
 from ncclt.core.api_key import Role
 from ncclt.core.cluster import Cluster
+from ncclt.core.study import StudyEntry
 from ncclt.core.trial import TimesOrigin
 from ncclt.errors import NotFoundError, UsageError
 from ncclt.health.preflight.heat_map import heat_maps
 from ncclt.profile.views.difference import compare_workloads
 from ncclt.profile.views.exposure import bound_gain
 from ncclt.profile.views.histogram import find_median_sizes, histogram
-from ncclt.store import StudyEntry
 from ncclt.store.recommendations import FingerprintPeriod, Pair
 from ncclt.store.store import Store
 from ncclt.user_dirs import recorded_tables

@@ -3,8 +3,8 @@
 import pytest
 from fastapi.testclient import TestClient
 
+from ncclt.core.study import StudyEntry
 from ncclt.core.tuning_job import JobResult, JobState, JobStatus, TuningJob
-from ncclt.store import StudyEntry
 from ncclt_api.app import create_app
 from ncclt_api.pages.environment import render_page
 from ncclt_api.routes import job_pages

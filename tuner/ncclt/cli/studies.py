@@ -25,8 +25,7 @@ from ncclt.prove.payback import describe_cost
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
     from ncclt.core.recommendation import Recommendation
-    from ncclt.core.study import Study, Trial
-    from ncclt.store import StudyEntry
+    from ncclt.core.study import Study, StudyEntry, Trial
 
 app = typer.Typer(help="List and show studies.", no_args_is_help=True)
 

@@ -1,4 +1,4 @@
-"""The search for one workload on one cluster, as it is stored: the study and its numbered trials."""
+"""The search for one workload on one cluster: the study as it is stored, its trials, and studies at a glance."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ncclt.core.message import Message
 from ncclt.core.plural import count_noun
 from ncclt.core.policy import Policy
 from ncclt.core.printed_costs import PrintedCosts
+from ncclt.core.recommendation import Recommendation
 from ncclt.core.setting import Setting
 from ncclt.core.trial import TimesOrigin, TrialResult, times_origin
 from ncclt.core.workload import Workload
@@ -169,3 +170,36 @@ class Study(Documented):
     def origin(self) -> TimesOrigin:
         """Return the origin of its times."""
         return times_origin(self.launcher, simulated=self.simulated)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyEntry:
+    """A study at a glance.
+
+    Attributes:
+        study: the study itself.
+        trials: trials of all phases and outcomes.
+        best_us: lowest communication time per step over the settings that were searched, each by its median, µs;
+            None before the first good trial. What is proven is in the recommendation.
+        default_us: median communication time per step of the NCCL default in the search, µs.
+        recommendation: the newest one of the study.
+    """
+
+    study: Study
+    trials: int
+    best_us: float | None
+    default_us: float | None
+    recommendation: Recommendation | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyPage:
+    """Some studies, newest first.
+
+    Attributes:
+        items: the studies.
+        next_cursor: of the next page; None on the last.
+    """
+
+    items: tuple[StudyEntry, ...]
+    next_cursor: str | None

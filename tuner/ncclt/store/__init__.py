@@ -21,12 +21,9 @@ if TYPE_CHECKING:
     from ncclt.core.rollout import RollOut
     from ncclt.store.shipped import profiles_folder
     from ncclt.store.store import Store
-    from ncclt.store.study_page import StudyEntry, StudyPage
 
 __all__ = [
     "Store",
-    "StudyEntry",
-    "StudyPage",
     "chosen",
     "known_names",
     "only_shipped",
@@ -43,8 +40,6 @@ __all__ = [
 # Imported on first use: most need SQLAlchemy, and the others would slow down the start of `ncclt env`, too.
 _LATER = {
     "Store": "ncclt.store.store",
-    "StudyPage": "ncclt.store.study_page",
-    "StudyEntry": "ncclt.store.study_page",
     "profiles_folder": "ncclt.store.shipped",
 }
 

@@ -11,10 +11,10 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.cluster_file import parse_cluster_toml
 from ncclt.core.preflight import Preflight
 from ncclt.core.recommendation import Recommendation
+from ncclt.core.study import StudyPage
 from ncclt.core.workload import Workload
 from ncclt.errors import InputError, NccltError, reason
 from ncclt.store.names import unknown_name
-from ncclt.store.study_page import StudyPage
 from ncclt.user_dirs import landscape_folder, shipped_folder
 
 Entry = TypeVar("Entry", Workload, Cluster)

@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, func, insert, literal, not_, select, union_all, update
 
 from ncclt.core.setting import DEFAULT
-from ncclt.core.study import Study, StudyState
+from ncclt.core.study import Study, StudyEntry, StudyPage, StudyState
 from ncclt.errors import NotFoundError, UsageError
 from ncclt.store.documents import stored, to_text
 from ncclt.store.failures import repeatable
@@ -24,7 +24,6 @@ from ncclt.store.names import unknown_name
 from ncclt.store.part import StorePart
 from ncclt.store.recommendations import newest_by_study
 from ncclt.store.staleness import with_staleness
-from ncclt.store.study_page import StudyEntry, StudyPage
 from ncclt.store.tables import Names, clusters, is_named, studies, trials, workloads
 from ncclt.store.trials import TRIES_SETTING
 
