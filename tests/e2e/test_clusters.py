@@ -32,6 +32,7 @@ def test_persistent_ranks_search_and_fresh_ones_confirm(ncclt):
     assert any("the search used persistent ranks" in note for note in study["notes"])
 
 
+@pytest.mark.thorough
 def test_slurm_study_of_two_launches_from_a_login_node_is_undecided_and_stands_for_no_gpu(ncclt, slurm_cluster):
     words = (
         *("--model", "nasnetmobile", "--cluster", "leonardo", "--nodes", 2, "--gpus-per-node", 1),

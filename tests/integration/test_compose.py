@@ -19,6 +19,8 @@ import psycopg
 import pytest
 import yaml
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).parents[2]
 NGINX = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
 WITHIN_S = 240.0

@@ -23,6 +23,8 @@ from ncclt.store.database import Database
 from ncclt.store.location import locate
 from ncclt.testing.samples import sample_recommendation, sample_study, sample_workload
 
+pytestmark = pytest.mark.thorough
+
 WITHIN_S = 200.0
 REPOSITORY = Path(__file__).parents[2]
 free_port = runpy.run_path(str(Path(__file__).parents[1] / "fakes" / "ports.py"))["free_port"]

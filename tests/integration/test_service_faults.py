@@ -27,6 +27,8 @@ from ncclt.store import open_store
 from ncclt.store.journal import StudyTrialLog
 from ncclt.testing.samples import RING, sample_recommendation, sample_study, sample_trial
 
+pytestmark = pytest.mark.thorough
+
 WITHIN_S = 200.0
 FAKES = Path(__file__).parents[1] / "fakes"
 begin_postgresql = runpy.run_path(str(FAKES / "postgresql.py"))["begin"]

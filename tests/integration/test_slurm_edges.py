@@ -21,6 +21,8 @@ from ncclt.launch.slurm.launcher import SlurmLauncher
 from ncclt.measure.benchmarks.torch_collectives import TorchCollectives
 from ncclt.measure.outcome import judge
 
+pytestmark = pytest.mark.thorough
+
 HERE = Path(__file__).parent
 FAKES = runpy.run_path(str(HERE.parent / "fakes" / "nccl_tests_stand_in.py"))
 PATIENT_S = 120.0

@@ -12,6 +12,8 @@ from ncclt.launch.launcher import JobShape
 from ncclt.launch.slurm.launcher import SlurmLauncher
 from ncclt.measure.benchmarks.torch_collectives import TorchCollectives
 
+pytestmark = pytest.mark.thorough
+
 EDGES = runpy.run_path(str(Path(__file__).with_name("test_slurm_edges.py")))
 prepared, tuning = EDGES["prepared"], EDGES["tuning"]
 stored, wait_for_trials, PATIENT_S = EDGES["stored"], EDGES["wait_for_trials"], EDGES["PATIENT_S"]
