@@ -6,7 +6,7 @@ from ncclt.core.algorithms import Algorithm
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Phase
 from ncclt.core.trial import Outcome
-from ncclt.measure.trial import launch
+from ncclt.measure.trial import claim_launch, launch, measure_claim
 from ncclt.testing.fakes import FakeRunner, FakeTrialLog
 
 TREE = Setting(algorithm=Algorithm.TREE)
@@ -37,7 +37,8 @@ def test_bytes_decide_until_the_default_tells_what_the_time_goes_to(cluster, wor
     times[small] = 1.0  # a later default changes nothing: the order is that of the study
     for setting in (DEFAULT, TREE):
         launch(runner, workload, trial_log, setting, phase=Phase.SEARCH)
-    launch(runner, workload, trial_log, TREE, phase=Phase.CONFIRM, messages=[large])
+    claim = claim_launch(trial_log, TREE, phase=Phase.CONFIRM)
+    measure_claim(runner, workload, trial_log, claim, messages=[large])
 
     assert runner.orders == [[large, small]] * 3 + [[small, large]] * 3 + [[large]]
 

@@ -9,7 +9,7 @@ from ncclt.core.message import Message
 from ncclt.core.policy import Policy
 from ncclt.core.score import score_us
 from ncclt.core.setting import DEFAULT, Setting
-from ncclt.core.study import Arm, Claim, Phase, Trial
+from ncclt.core.study import Claim, Phase, Trial
 from ncclt.core.trial import Outcome, PolicyRunner, Runner, TrialResult
 from ncclt.core.workload import Workload
 from ncclt.errors import StudyStoppedError
@@ -53,13 +53,9 @@ def launch(
     setting: Setting,
     *,
     phase: Phase,
-    messages: Sequence[Message] | None = None,
-    arm: Arm | None = None,
-    block: int = 0,
-    proof: int = 0,
     policy: Policy | None = None,
 ) -> Trial:
-    """Measure messages under one setting and keep the trial; an earlier launch of the setting does not matter.
+    """Measure all messages under one setting and keep the trial; an earlier launch of the setting does not matter.
 
     Args:
         runner: where it runs.
@@ -67,50 +63,54 @@ def launch(
         trial_log: where it is kept.
         setting: what is forced.
         phase: why.
-        messages: what to measure, None = all messages of the workload; others than these weigh nothing.
-        arm: in the proof, the arm that it measures.
-        block: in the proof, the arm's launch.
-        proof: in the proof, its number in the study.
         policy: launched as a whole by a runner that applies it, `setting` being its process-wide parameters.
     """
-    claim = trial_log.claim(setting, phase=phase)
-    while claim is None:
-        trial_log.refresh()
-        claim = trial_log.claim(setting, phase=phase)
-    return launch_claim(
-        runner, workload, trial_log, claim, messages=messages, arm=arm, block=block, proof=proof, policy=policy
-    )
+    return launch_claim(runner, workload, trial_log, claim_launch(trial_log, setting, phase=phase), policy=policy)
 
 
 def launch_claim(
+    runner: Runner, workload: Workload, trial_log: TrialLog, claim: Claim, *, policy: Policy | None = None
+) -> Trial:
+    """Make the launch that was claimed and keep its trial; see `launch`."""
+    return trial_log.add(measure_claim(runner, workload, trial_log, claim, policy=policy))
+
+
+def claim_launch(trial_log: TrialLog, setting: Setting, *, phase: Phase) -> Claim:
+    """Reserve a number for a launch, after other workers if need be."""
+    while (claim := trial_log.claim(setting, phase=phase)) is None:
+        trial_log.refresh()
+    return claim
+
+
+def measure_claim(
     runner: Runner,
     workload: Workload,
     trial_log: TrialLog,
     claim: Claim,
     *,
     messages: Sequence[Message] | None = None,
-    arm: Arm | None = None,
-    block: int = 0,
-    proof: int = 0,
     policy: Policy | None = None,
 ) -> Trial:
-    """Make the launch that was claimed and keep its trial; see `launch`."""
+    """Make the launch that was claimed and return its trial, which the caller keeps.
+
+    Args:
+        runner: where it runs.
+        workload: placed on the runner's cluster.
+        trial_log: has the default.
+        claim: of the launch.
+        messages: what to measure, None = all messages of the workload; others than these weigh nothing.
+        policy: as for `launch`.
+    """
     wanted = _most_weight_first(workload, messages, stored_default(trial_log))
     result = measure_once(runner, claim.setting, policy, wanted, repeat=claim.repeat)
-    score = score_us(result, workload) if result.outcome is Outcome.OK else None
-    return trial_log.add(
-        Trial(
-            number=claim.number,
-            phase=claim.phase,
-            setting=claim.setting,
-            repeat=claim.repeat,
-            result=result,
-            score_us=score,
-            arm=arm,
-            block=block,
-            proof=proof,
-            policy=policy,
-        )
+    return Trial(
+        number=claim.number,
+        phase=claim.phase,
+        setting=claim.setting,
+        repeat=claim.repeat,
+        result=result,
+        score_us=score_us(result, workload) if result.outcome is Outcome.OK else None,
+        policy=policy,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ncclt.core.budget import MAX_BLOCKS
@@ -15,7 +15,7 @@ from ncclt.core.setting import Setting
 from ncclt.core.study import Arm, Phase, Trial
 from ncclt.core.trial import Outcome, PolicyRunner, Runner
 from ncclt.core.workload import Workload
-from ncclt.measure.trial import TrialLog, launch
+from ncclt.measure.trial import TrialLog, claim_launch, measure_claim
 from ncclt.prove.evidence import LAUNCHES_PER_BLOCK, collect_evidence, last_proof
 from ncclt.prove.probes import find_probes
 from ncclt.prove.proof import build_pairs
@@ -188,18 +188,12 @@ class Proof:
                 elif self.interrupted():
                     return False
                 else:
-                    trial = launch(
-                        runners[step.arm],
-                        workload,
-                        self.trial_log,
-                        step.setting,
-                        phase=Phase.PROVE,
-                        messages=step.messages,
-                        arm=step.arm,
-                        block=step.block,
-                        proof=number,
-                        policy=step.policy,
+                    runner = runners[step.arm]
+                    claim = claim_launch(self.trial_log, step.setting, phase=Phase.PROVE)
+                    trial = measure_claim(
+                        runner, workload, self.trial_log, claim, messages=step.messages, policy=step.policy
                     )
+                    trial = self.trial_log.add(replace(trial, arm=step.arm, block=step.block, proof=number))
                     self.watch(trial, block, pairs)
                 seen.append(trial)
                 if trial.result.outcome is not Outcome.OK:
