@@ -24,7 +24,7 @@ from ncclt.core.study import Phase, Study, StudyState
 from ncclt.core.trial import Outcome
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.launch.local import LocalLauncher
-from ncclt.measure import LaunchedRunner, TimeoutRule, Timeouts
+from ncclt.measure import LaunchedRunner, Timeouts
 from ncclt.measure.benchmarks.nccl_tests.benchmark import NcclTests
 from ncclt.measure.benchmarks.nccl_tests.features import NcclTestsFeatures
 from ncclt.measure.trial import launch
@@ -104,7 +104,7 @@ def study(folder, store, word, settings, *, timeout_s):
         variables=lambda setting: dict(
             variables_for_setting(setting, version=CLUSTER.version, collectives=WORKLOAD.collectives).variables
         ),
-        timeouts=Timeouts(TimeoutRule(start_s=timeout_s, slowest_gbps=1e9)),
+        timeouts=Timeouts(start_s=timeout_s, slowest_gbps=1e9),
     )
     kept = store.studies.open(
         Study(

@@ -24,7 +24,7 @@ from ncclt.launch.local import LocalLauncher
 from ncclt.launch.mpi import MpirunLauncher, ask_mpi_flavour
 from ncclt.launch.slurm.allocation import read_allocation
 from ncclt.launch.slurm.launcher import SlurmLauncher
-from ncclt.measure import LaunchedRunner, TimeoutRule, Timeouts, ask_through
+from ncclt.measure import LaunchedRunner, Timeouts, ask_through
 from ncclt.measure.benchmarks.nccl_tests.benchmark import NcclTests
 from ncclt.measure.benchmarks.nccl_tests.features import detect
 
@@ -167,7 +167,7 @@ def measure(place, programs, features, tmp_path):
                 nccl_version="2.28.9",
             ),
             variables=lambda _setting: {"STAND_IN": fault, name: value},
-            timeouts=Timeouts(TimeoutRule(start_s=timeout_s)),
+            timeouts=Timeouts(start_s=timeout_s),
             scratch=tmp_path,
             scratch_is_shared=False,
         )

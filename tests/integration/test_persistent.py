@@ -17,7 +17,7 @@ from ncclt.core.trial import Outcome
 from ncclt.errors import NotStartedError, SettingError, UsageError
 from ncclt.launch.launcher import JobShape
 from ncclt.launch.torchrun import TorchrunLauncher
-from ncclt.measure import PersistentRunner, TimeoutRule, Timeouts
+from ncclt.measure import PersistentRunner, Timeouts
 from ncclt.measure.benchmarks.nccl_tests.benchmark import NcclTests
 from ncclt.measure.benchmarks.torch_collectives import TorchCollectives
 from ncclt.measure.limits import SamplingLimit
@@ -77,7 +77,7 @@ def create_launcher(word, notes, *, processes=2):
 
 def runner_of(launcher, *, benchmark=BENCHMARK, **options):
     # The limit follows from the default's own time here, so a slow machine waits longer for what hangs.
-    timeouts = Timeouts(TimeoutRule(start_s=PATIENCE_S, floor_s=10.0, factor=1.5))
+    timeouts = Timeouts(start_s=PATIENCE_S, floor_s=10.0, factor=1.5)
     return PersistentRunner(
         benchmark=benchmark, launcher=launcher, cluster=CLUSTER, variables=variables, timeouts=timeouts, **options
     )

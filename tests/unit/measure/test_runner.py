@@ -17,7 +17,7 @@ from ncclt.core.trial import Measurement, Outcome
 from ncclt.errors import SettingError, UsageError
 from ncclt.launch.launcher import LaunchPlan, LaunchResult
 from ncclt.launch.local import LocalLauncher
-from ncclt.measure import LaunchedRunner, SamplingLimit, TimeoutRule, Timeouts, ask_through
+from ncclt.measure import LaunchedRunner, SamplingLimit, Timeouts, ask_through
 from ncclt.measure.benchmarks.benchmark import BenchmarkCommand, BenchmarkReading
 from ncclt.measure.benchmarks.nccl_tests.benchmark import NcclTests
 from ncclt.measure.benchmarks.nccl_tests.features import LEAST, NcclTestsFeatures, detect
@@ -60,7 +60,7 @@ def runner(programs, tmp_path):
             launcher=launcher or LocalLauncher(environment=os.environ, grace_s=0.2, keep_bytes=1 << 20),
             cluster=CLUSTER,
             variables=variables,
-            timeouts=Timeouts(TimeoutRule(start_s=timeout_s)),
+            timeouts=Timeouts(start_s=timeout_s),
             scratch=tmp_path,
             **options,
         )

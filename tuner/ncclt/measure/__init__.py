@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ncclt.measure.limits import SamplingLimit, TimeoutRule, Timeouts
+from ncclt.measure.limits import SamplingLimit, Timeouts
 from ncclt.measure.persistent.runner import PersistentRunner
 from ncclt.measure.runner import LaunchedRunner, ask_through
 
-__all__ = ["LaunchedRunner", "PersistentRunner", "SamplingLimit", "TimeoutRule", "Timeouts", "ask_through"]
+__all__ = ["LaunchedRunner", "PersistentRunner", "SamplingLimit", "Timeouts", "ask_through"]

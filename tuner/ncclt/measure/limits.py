@@ -9,14 +9,14 @@ from __future__ import annotations
 import statistics
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ncclt.core.message import Message
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeoutRule:
-    """Time limit of one command: before the default is known, and in terms of the default.
+@dataclass(slots=True, kw_only=True)
+class Timeouts:
+    """Time limits of commands, which follow from how long the default took; several runners of one study may share it.
 
     Attributes:
         start_s: loading CUDA and connecting all ranks; minutes on a large cluster, seconds on one node.
@@ -25,6 +25,7 @@ class TimeoutRule:
         floor_s: the least time that a command gets once the default is known; start-up varies, and a file system or
             scheduler that stutters must not look like a hang.
         factor: how many times the default's own time a command gets.
+        most_s: no command gets more; None = no such limit.
     """
 
     start_s: float = 120.0
@@ -32,27 +33,9 @@ class TimeoutRule:
     calls: int = 64
     floor_s: float = 60.0
     factor: float = 5.0
-
-    def generous_s(self, messages: Sequence[Message]) -> float:
-        """Return the time for some messages while nothing is known, seconds."""
-        return self.start_s + self.calls * sum(m.size_bytes for m in messages) / (self.slowest_gbps * 1e9)
-
-    def from_default_s(self, default_s: float) -> float:
-        """Return the time for a command that takes the default so long, seconds."""
-        return max(self.floor_s, self.factor * default_s)
-
-
-class Timeouts:
-    """Remembers how long the default took; several runners of one study may share it.
-
-    Args:
-        rule: how a limit follows from that.
-    """
-
-    def __init__(self, rule: TimeoutRule | None = None) -> None:
-        self._rule = rule or TimeoutRule()
-        self._commands: dict[frozenset[Message], float] = {}  # whatever their order
-        self._launches: dict[frozenset[Message] | None, float] = {}
+    most_s: float | None = None
+    _commands: dict[frozenset[Message], float] = field(init=False, default_factory=dict)  # whatever their order
+    _launches: dict[frozenset[Message] | None, float] = field(init=False, default_factory=dict)
 
     def calibrate(self, wall_s: float, messages: Sequence[Message] | None = None) -> None:
         """Remember how long the default took for a whole launch.
@@ -74,10 +57,12 @@ class Timeouts:
 
     def limit_s(self, messages: Sequence[Message]) -> float:
         """Return the time limit of a command for some messages, seconds."""
-        generous = self._rule.generous_s(messages)
+        limit_s = self.start_s + self.calls * sum(m.size_bytes for m in messages) / (self.slowest_gbps * 1e9)
         wholes = [wall_s for key, wall_s in self._launches.items() if key is None or key.issuperset(messages)]
         default_s = self._commands.get(frozenset(messages), min(wholes, default=None))
-        return generous if default_s is None else min(generous, self._rule.from_default_s(default_s))
+        if default_s is not None:
+            limit_s = min(limit_s, max(self.floor_s, self.factor * default_s))
+        return limit_s if self.most_s is None else min(limit_s, self.most_s)
 
 
 ENOUGH_FACTOR = 1.5

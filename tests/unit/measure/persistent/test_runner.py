@@ -15,7 +15,7 @@ from ncclt.core.policy import Policy, Rule
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.trial import Outcome
 from ncclt.launch.launcher import LaunchPlan, LaunchResult
-from ncclt.measure import PersistentRunner, TimeoutRule, Timeouts
+from ncclt.measure import PersistentRunner, Timeouts
 from ncclt.measure.benchmarks.torch_collectives import TorchCollectives
 from ncclt.measure.benchmarks.torch_worker import ncclt_torch_worker as worker
 from ncclt.measure.benchmarks.torch_worker.ncclt_torch_connection import RankConnectionError, connect
@@ -162,7 +162,7 @@ def made(monkeypatch):
             variables=variables,
             plugin=plugin,
             policy_variables=delivered,
-            timeouts=Timeouts(TimeoutRule(start_s=start_s)),
+            timeouts=Timeouts(start_s=start_s),
         )
         runners.append(runner)
         return runner, launcher
@@ -389,10 +389,10 @@ def test_an_older_nccl_that_shows_when_ranks_start_gets_ranks_that_have_the_sett
 def test_what_the_default_took_counts_its_start_once(made, clock):
     """A fresh launch waits by what is learnt here; counted twice, a hang would cost every GPU twice as long."""
     runner, _ = made()
-    runner._timeouts = Timeouts(TimeoutRule(floor_s=0.0, factor=1.0))
+    runner._timeouts = Timeouts(floor_s=0.0, factor=1.0)
     first = runner.measure(DEFAULT, [MESSAGE], repeat=0)
     assert runner._timeouts.limit_s([MESSAGE]) == pytest.approx(first.wall_s)
-    runner._timeouts = Timeouts(TimeoutRule(floor_s=0.0, factor=1.0))
+    runner._timeouts = Timeouts(floor_s=0.0, factor=1.0)
     clock.later_s += 1000.0
     second = runner.measure(DEFAULT, [MESSAGE], repeat=1)
     waited_s = second.wall_s - (runner._timeouts.limit_s([MESSAGE]) - runner._start_s)

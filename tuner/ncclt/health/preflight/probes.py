@@ -192,19 +192,6 @@ def hosts_here(cluster: Cluster, target: Target, *, environ: Mapping[str, str]) 
     return named[: cluster.nodes]
 
 
-class _CappedTimeouts(Timeouts):
-    """Time limits of launches that share a total limit, so that a hang is reported within it, not after it."""
-
-    def __init__(self, most_s: float | None) -> None:
-        super().__init__()
-        self._most_s = most_s
-
-    def limit_s(self, messages: Sequence[Message]) -> float:
-        """Return the time limit of a command for some messages, seconds."""
-        limit_s = super().limit_s(messages)
-        return limit_s if self._most_s is None else min(limit_s, self._most_s)
-
-
 def launched_runners(
     cluster: Cluster, target: Target, *, environ: Mapping[str, str], time_s: float | None = None, ask: bool = True
 ) -> tuple[Callable[[tuple[str, ...], tuple[int, ...]], LaunchedRunner], tuple[str, ...]]:
@@ -226,7 +213,7 @@ def launched_runners(
     target.require(cluster)
     whole = create_launcher(cluster, target, target.hosts[: cluster.nodes], environ=environ)
     benchmark, notes = choose_benchmark(cluster, target, whole, frozenset({Collective.ALL_REDUCE}), ask=ask)
-    timeouts = _CappedTimeouts(time_s)
+    timeouts = Timeouts(most_s=time_s)  # so that a hang is reported within the total limit, not after it
 
     def runner_for(hosts: tuple[str, ...], gpus: tuple[int, ...]) -> LaunchedRunner:
         part = cluster.sized(nodes=len(hosts), gpus_per_node=len(gpus) or None)
