@@ -9,7 +9,7 @@ import pytest
 
 from ncclt.cli.recheck import _with_history
 from ncclt.core.cluster import Cluster, Fingerprint
-from ncclt.measure.open_testbed import Drivers, ask_drivers
+from ncclt.measure.open_testbed import ask_drivers
 from ncclt.measure.target import Target
 from ncclt.nccl.driver_version import drivers_in
 from ncclt.prove.recheck import RecheckRequest
@@ -54,10 +54,10 @@ def test_both_kernel_modules_are_read(subtests):
 
 def test_what_runs_on_this_machine_is_read_here(tmp_path):
     target = Target(launcher="torchrun", reason="test")
-    assert "cannot be read" in ask_drivers(CLUSTER, target, environ={}, root=tmp_path).why_unknown
+    assert "cannot be read" in ask_drivers(CLUSTER, target, environ={}, root=tmp_path)[1]
     (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
     (tmp_path / "proc/driver/nvidia/version").write_text(OPEN)
-    assert ask_drivers(CLUSTER, target, environ={}, root=tmp_path) == Drivers(versions=("570.86.15",))
+    assert ask_drivers(CLUSTER, target, environ={}, root=tmp_path) == ("570.86.15", "")
 
 
 def test_other_nodes_are_asked_by_their_launcher(tmp_path, monkeypatch):
@@ -67,14 +67,14 @@ def test_other_nodes_are_asked_by_their_launcher(tmp_path, monkeypatch):
     target = Target(launcher="mpirun", reason="test", launcher_arg=("--allow-run-as-root", "--oversubscribe"))
     environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
 
-    assert "no node showed" in ask_drivers(CLUSTER, target, environ=environ).why_unknown
+    assert "no node showed" in ask_drivers(CLUSTER, target, environ=environ)[1]
     (tmp_path / "version").write_text(OPEN)
-    assert ask_drivers(CLUSTER, target, environ=environ).text == "570.86.15"
+    assert ask_drivers(CLUSTER, target, environ=environ)[0] == "570.86.15"
 
 
 def test_pods_are_not_started_for_it():
     target = Target(launcher="kubernetes", reason="test", launcher_option=("container=image",))
-    assert "cannot be queried" in ask_drivers(CLUSTER, target, environ={}).why_unknown
+    assert "cannot be queried" in ask_drivers(CLUSTER, target, environ={})[1]
 
 
 def test_a_driver_is_kept_where_it_is_known_and_old_documents_are_read():

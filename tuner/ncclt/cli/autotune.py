@@ -182,7 +182,7 @@ def autotune(
         else:
             store.require_writable()
             # What the trials would refuse is refused before the job is launched.
-            cluster = choose_cluster(target, store.clusters)
+            cluster = choose_cluster(target, store.clusters.get)
             if target.is_launched:
                 launched_testbed(cluster, frozenset({Collective.ALL_REDUCE}), target, environ=os.environ)
             _run(job, store, hidden=quiet or as_json, as_json=as_json)
@@ -330,7 +330,7 @@ def _study(job: AutotuneRequest, workload: Workload, store: Store, *, ask: bool)
     from ncclt.pipeline.tune import TuneRequest
 
     request = TuneRequest(workload=workload, budget=job.budget)
-    testbed = open_testbed(job.target, store.clusters, workload, environ=os.environ, seed=job.budget.seed, ask=ask)
+    testbed = open_testbed(job.target, store.clusters.get, workload, environ=os.environ, seed=job.budget.seed, ask=ask)
     return testbed, request
 
 
@@ -366,7 +366,7 @@ def _print_plan(job: AutotuneRequest, store: Store, *, as_json: bool) -> None:
     if workload is None:
         states["tune"] = "after the recording"
         if job.target.is_launched:
-            cluster = choose_cluster(job.target, store.clusters)
+            cluster = choose_cluster(job.target, store.clusters.get)
             cluster = on_cpus(cluster) if job.target.is_gloo else cluster
         elif job.target.cluster is not None:
             store.clusters.get(job.target.cluster)  # a mistyped one is refused before anything is recorded

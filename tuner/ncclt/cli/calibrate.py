@@ -220,7 +220,7 @@ def _probes(
         messages=tuple(MessageCalls(message=m, calls_per_step=1.0) for m in probe_messages(cluster)),
         provenance=Provenance(source="ncclt cluster calibrate"),
     )
-    testbed = open_testbed(target.resolved(os.environ), store.clusters, workload, environ=os.environ, seed=0)
+    testbed = open_testbed(target.resolved(os.environ), store.clusters.get, workload, environ=os.environ, seed=0)
     allowed = [setting for setting in probe_candidates(cluster) if testbed.expressible(setting)]
     if testbed.recorded is not None:
         allowed = [setting for setting in testbed.recorded if setting.algorithm and not setting.parameters]

@@ -208,7 +208,7 @@ def _known(target: Target, storage: str | None, *, keep: bool, writes: bool) -> 
     from ncclt.store import only_shipped, open_store, open_to_read
 
     def read(store: Store) -> tuple[Cluster, tuple[Preflight, ...]]:
-        cluster = choose_cluster(target, store.clusters)
+        cluster = choose_cluster(target, store.clusters.get)
         if target.is_launched and target.is_gloo:
             cluster = on_cpus(cluster)  # times of gloo are no baseline for a fabric of GPUs
         return cluster, store.records.preflights(cluster=cluster.name, limit=_EARLIER)

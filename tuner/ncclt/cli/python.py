@@ -82,7 +82,7 @@ def tune(
         )
     with nullcontext(own) if own else store.open_store(place) as opened:
         request = TuneRequest(workload=workload, budget=budget)
-        testbed = open_testbed(target, opened.clusters, request.workload, environ=os.environ, seed=budget.seed)
+        testbed = open_testbed(target, opened.clusters.get, request.workload, environ=os.environ, seed=budget.seed)
         if testbed.is_launched and not force:
             broken = examine_here(os.environ, Facts(cluster=testbed.runner.cluster)).blocking
             if broken:

@@ -75,7 +75,7 @@ def recheck(
         workload = store.workloads.get(model)  # an unknown name fails before a missing launcher or GPU
         target = target.resolved(os.environ, demo=is_demo(model))
         # A seed of its own for simulated noise: a recheck must not repeat the study's own launches.
-        testbed = open_testbed(target, store.clusters, workload, environ=os.environ, seed=0, ask_driver=False)
+        testbed = open_testbed(target, store.clusters.get, workload, environ=os.environ, seed=0, ask_driver=False)
         published, study = _published(store, testbed, model, target.nccl_version)
         request = RecheckRequest(
             recommendation=published,
@@ -161,20 +161,20 @@ def _with_history(
     request: RecheckRequest, store: Store, target: Target, testbed: Testbed, *, new_driver: bool
 ) -> RecheckRequest:
     """Add earlier rechecks, and the driver of the nodes now and before; skip the query where nothing is launched."""
-    from ncclt.measure.open_testbed import Drivers, ask_drivers
+    from ncclt.measure.open_testbed import ask_drivers
     from ncclt.prove.recheck import driver_before
 
     found = request.recommendation
     earlier = store.records.rechecks(found.id)
     before = driver_before(found, earlier)
-    here = Drivers()
+    driver = ""
     if target.is_launched and target.backend == "nccl":
-        here = ask_drivers(testbed.runner.cluster, target, environ=os.environ)
-        if here.why_unknown:
-            say(f"ncclt: cannot tell whether the NVIDIA driver has changed: {here.why_unknown}")
+        driver, why_unknown = ask_drivers(testbed.runner.cluster, target, environ=os.environ)
+        if why_unknown:
+            say(f"ncclt: cannot tell whether the NVIDIA driver has changed: {why_unknown}")
         elif not before:
-            say(f"ncclt: the NVIDIA driver is {here.text}; the driver of the measurement is unknown")
-    return replace(request, driver=here.text, driver_before=before, driver_may_differ=new_driver, earlier=earlier)
+            say(f"ncclt: the NVIDIA driver is {driver}; the driver of the measurement is unknown")
+    return replace(request, driver=driver, driver_before=before, driver_may_differ=new_driver, earlier=earlier)
 
 
 def _print(found: Recheck, study: Study) -> None:

@@ -94,14 +94,14 @@ def tune(
         if no_wait and not target.launcher_class.job_variable:
             raise UsageError("--no-wait needs --launcher slurm, which submits batch jobs")
         if target.lacks_allocation(os.environ):
-            cluster = choose_cluster(target, store.clusters)
+            cluster = choose_cluster(target, store.clusters.get)
             # What the job would refuse in its queue is refused here.
             if costs is not None:
                 costs.require(cluster)
             target.require(cluster)
             alone = replace(target, parallel=1)  # the nodes that would run at once are the job's
             testbed = open_testbed(
-                alone, store.clusters, request.workload, environ=os.environ, seed=budget.seed, ask=False
+                alone, store.clusters.get, request.workload, environ=os.environ, seed=budget.seed, ask=False
             )
             finished = find_finished(request, testbed, store)
             if finished is None or dry_run:
@@ -109,7 +109,7 @@ def tune(
                 raise typer.Exit(submit_study(cluster, store, target, wait=not no_wait, study=study, dry_run=dry_run))
         else:
             testbed = open_testbed(
-                target, store.clusters, request.workload, environ=os.environ, seed=budget.seed, ask=not dry_run
+                target, store.clusters.get, request.workload, environ=os.environ, seed=budget.seed, ask=not dry_run
             )
             finished = None
         if dry_run:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol as Port
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, format_bytes
@@ -126,7 +125,7 @@ def launched_testbed(
         covers=lambda _message: True,
         why_not=why_not,
         beside_compute=target.beside is not None,
-        notes=(*said, *_notes(target, environ), *_notes_on_forcing(target, plugin)),
+        notes=(*said, *_notes(target, environ, plugin)),
         inert=_GLOO_IS_INERT if target.is_gloo else "",
     )
 
@@ -231,18 +230,14 @@ def choose_benchmark(
     return tests, (f"nccl-tests {features.version or 'of unknown version'}: {features.origin}",)
 
 
-def _notes(target: Target, environ: Mapping[str, str]) -> tuple[str, ...]:
+def _notes(target: Target, environ: Mapping[str, str], plugin: Path | None) -> tuple[str, ...]:
     inherited = sorted(name for name in environ if name.startswith("NCCL_"))
     notes = []
     if inherited and target.keep_env:
         notes.append(f"kept in every trial, including the default: {', '.join(inherited)}")
     elif inherited:
         notes.append(f"removed from every trial, including the default: {', '.join(inherited)} (--keep-env keeps them)")
-    return (*notes, *notes_on_parallel(target.parallel))
-
-
-def _notes_on_forcing(target: Target, plugin: Path | None) -> tuple[str, ...]:
-    notes = []
+    notes += notes_on_parallel(target.parallel)
     if target.persistent:
         notes.append("the search used persistent ranks; finalists and validation used fresh ones")
     if plugin is not None:
@@ -295,26 +290,14 @@ _ANY_NCCL = "2.28.9"
 """Decides only which variables are tried; gloo reads none of them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drivers:
-    """NVIDIA drivers of the nodes.
-
-    Attributes:
-        versions: each once, sorted; several = nodes differ; empty = not known.
-        why_unknown: one sentence, empty where there are versions.
-    """
-
-    versions: tuple[str, ...] = ()
-    why_unknown: str = ""
-
-    @property
-    def text(self) -> str:
-        """Return them as they are kept: `570.86.15`, or with commas where nodes differ."""
-        return ", ".join(self.versions)
-
-
-def ask_drivers(cluster: Cluster, target: Target, *, environ: Mapping[str, str], root: Path = Path("/")) -> Drivers:
+def ask_drivers(
+    cluster: Cluster, target: Target, *, environ: Mapping[str, str], root: Path = Path("/")
+) -> tuple[str, str]:
     """Ask every node for its driver; never fails if one of them does not answer.
+
+    Returns:
+        the NVIDIA drivers as they are kept, `570.86.15`, or with commas where nodes differ; and why none is known, one
+        sentence, empty where one is.
 
     Args:
         cluster: sized to the job.
@@ -325,37 +308,29 @@ def ask_drivers(cluster: Cluster, target: Target, *, environ: Mapping[str, str],
     if target.launcher_class.shares_files:
         path = root / DRIVER_FILE.lstrip("/")
         try:
-            return _drivers(path.read_text(encoding="utf-8", errors="replace"), f"{path} is of an unknown form")
+            text = path.read_text(encoding="utf-8", errors="replace")
         except OSError as error:
-            return Drivers(why_unknown=f"{path} cannot be read: {error.strerror}")
-    if target.launcher_class.chooses_nodes:
-        return Drivers(why_unknown=f"nodes cannot be queried with --launcher {target.launcher}")
-    try:
-        launcher = create_launcher(cluster, target, target.hosts[: cluster.nodes], environ=environ)
-    except UsageError as error:
-        return Drivers(why_unknown=error.message)
-    answer = ask_through(launcher)(["cat", DRIVER_FILE])
-    return _drivers(answer.stdout, f"no node showed {DRIVER_FILE}")
+            return "", f"{path} cannot be read: {error.strerror}"
+        why_unknown = f"{path} is of an unknown form"
+    elif target.launcher_class.chooses_nodes:
+        return "", f"nodes cannot be queried with --launcher {target.launcher}"
+    else:
+        try:
+            launcher = create_launcher(cluster, target, target.hosts[: cluster.nodes], environ=environ)
+        except UsageError as error:
+            return "", error.message
+        text = ask_through(launcher)(["cat", DRIVER_FILE]).stdout
+        why_unknown = f"no node showed {DRIVER_FILE}"
+    drivers = ", ".join(drivers_in(text))
+    return drivers, "" if drivers else why_unknown
 
 
-def _drivers(text: str, why_not: str) -> Drivers:
-    found = drivers_in(text)
-    return Drivers(versions=found, why_unknown="" if found else why_not)
-
-
-class ClusterLookup(Port):
-    """Catalogue of clusters, as that of a store."""
-
-    def get(self, name: str) -> Cluster:
-        """Return the cluster of this name.
-
-        Raises:
-            NotFoundError: there is none.
-        """
-
-
-def choose_cluster(target: Target, clusters: ClusterLookup) -> Cluster:
+def choose_cluster(target: Target, find_cluster: Callable[[str], Cluster]) -> Cluster:
     """Return the cluster that is measured, sized to the job.
+
+    Args:
+        target: resolved.
+        find_cluster: returns the cluster of a name, as that of a store does.
 
     Raises:
         UsageError: none was named, and the hardware of this machine is not known.
@@ -363,14 +338,14 @@ def choose_cluster(target: Target, clusters: ClusterLookup) -> Cluster:
     """
     if target.cluster is None and not target.is_simulated:
         return cluster_here(target)
-    return clusters.get(target.cluster or DEFAULT_CLUSTER).sized(
+    return find_cluster(target.cluster or DEFAULT_CLUSTER).sized(
         nodes=target.nodes, gpus_per_node=target.gpus_per_node, nccl_version=target.nccl_version
     )
 
 
 def open_testbed(
     target: Target,
-    clusters: ClusterLookup,
+    find_cluster: Callable[[str], Cluster],
     workload: Workload,
     *,
     environ: Mapping[str, str],
@@ -382,7 +357,7 @@ def open_testbed(
 
     Args:
         target: resolved.
-        clusters: the catalogue.
+        find_cluster: returns the cluster of a name, as that of a store does.
         workload: what will be measured.
         environ: the process environment.
         seed: of simulated noise.
@@ -399,19 +374,19 @@ def open_testbed(
         return replayed.forcing(workload.collectives, target.through)
     if target.is_replayed:
         assert target.cluster is not None
-        found = clusters.get(target.cluster).as_recorded(
+        found = find_cluster(target.cluster).as_recorded(
             nodes=target.nodes, gpus_per_node=target.gpus_per_node, nccl_version=target.nccl_version, why=target.reason
         )
         replayed = replayed_testbed(recorded_tables()[found.name], seed=seed, reason=target.reason)
         return replayed.forcing(workload.collectives, target.through)
-    cluster = choose_cluster(target, clusters)
+    cluster = choose_cluster(target, find_cluster)
     if target.is_simulated:
         simulated = simulated_testbed(cluster, seed=seed, reason=target.reason, parallel=target.parallel)
         simulated = replace(simulated, notes=(*simulated.notes, *_extrapolated(cluster, workload)))
         return simulated.forcing(workload.collectives, target.through)
     if ask and ask_driver and target.backend == "nccl":
         # The cluster's file may be older than the driver of the nodes.
-        installed = ask_drivers(cluster, target, environ=environ).text
+        installed, _why_unknown = ask_drivers(cluster, target, environ=environ)
         cluster = replace(cluster, driver=installed or cluster.driver)
     return launched_testbed(cluster, workload.collectives, target, environ=environ, ask=ask)
 
