@@ -188,14 +188,14 @@ def import_landscape(
     files = [file for file, _is_named in list_files(logs)]
     of_logs, fallback = _settings(settings, files)
     outputs = {log: read_tests(log) for log in files}
-    found = import_logs(outputs, job, name=name, settings=of_logs, fallback=fallback, version=__version__)
-    _write(target, found.rows, found.cluster, option="XDG_DATA_HOME")
-    for note in found.notes:
-        say(f"ncclt: {note}")
-    forced = len({row.setting for row in found.rows if not row.setting.is_default})
-    print(
-        f"{name}: {count_noun(len(found.rows), 'time')}, the default and {count_noun(forced, 'setting')}, in {target}"
+    rows, recorded, notes = import_logs(
+        outputs, job, name=name, settings=of_logs, fallback=fallback, version=__version__
     )
+    _write(target, rows, recorded, option="XDG_DATA_HOME")
+    for note in notes:
+        say(f"ncclt: {note}")
+    forced = len({row.setting for row in rows if not row.setting.is_default})
+    print(f"{name}: {count_noun(len(rows), 'time')}, the default and {count_noun(forced, 'setting')}, in {target}")
     print(f"`ncclt tune --cluster {name}` replays them")
 
 

@@ -120,7 +120,10 @@ def _judged(benchmark: Benchmark, command: BenchmarkCommand, launch: LaunchResul
         reading = benchmark.read(command, output)
     except BenchmarkError as error:
         outcome = _outcome_without_result(launch, cause)
-        head = [ending, error.message] if cause else [f"{ending}: {_lasting(error.message)}"]
+        lasting = error.message
+        for pattern, replacement in _PASSING:
+            lasting = pattern.sub(replacement, lasting)
+        head = [ending, error.message] if cause else [f"{ending}: {lasting}"]
         return _failed(outcome, [*head, evidence], launch)
     if reading.is_wrong:
         wrong = sum(m.wrong or 0 for m in reading.measurements)
@@ -167,18 +170,6 @@ def _ending(launch: LaunchResult) -> str:
     return f"{ending}, often because the host ran out of memory" if number == signal.SIGKILL else ending
 
 
-def _lasting(text: str) -> str:
-    """Return a line without what differs from launch to launch although the cause is the same."""
-    for pattern, replacement in _PASSING:
-        text = pattern.sub(replacement, text)
-    return text
-
-
-def _end(text: str) -> str:
-    """Return the end of an output, of long lines only what may be shown and a word more."""
-    return "\n".join(line[: 4 * _LINE_CHARACTERS] for line in text[-_SEARCHED_CHARACTERS:].splitlines())
-
-
 def _failed(
     outcome: Outcome, head: list[str], launch: LaunchResult, measurements: tuple[Measurement, ...] = ()
 ) -> TrialResult:
@@ -188,9 +179,11 @@ def _failed(
     head += [f"perhaps still running elsewhere: {left}" for left in launch.left_elsewhere]
     if launch.dropped_bytes:
         head.append(f"{launch.dropped_bytes} bytes of earlier output were dropped")
-    # Before lines are cut to what is shown: half a key is recognised by nothing.
-    last = "\n".join(without_secrets(_end(text)) for text in (launch.stdout, launch.stderr))
-    said = [line.rstrip() for line in last.splitlines() if line.strip()]
+    said: list[str] = []
+    for text in (launch.stdout, launch.stderr):
+        # Before lines are cut to what is shown: half a key is recognised by nothing.
+        ends = [line[: 4 * _LINE_CHARACTERS] for line in text[-_SEARCHED_CHARACTERS:].splitlines()]
+        said += [line.rstrip() for line in without_secrets("\n".join(ends)).splitlines() if line.strip()]
     head = without_secrets("\n".join(head)).splitlines()
     lines = [line[:_LINE_CHARACTERS] for line in [*head, *said[-(DETAIL_LINES - len(head)) :]]]
     return TrialResult(outcome=outcome, measurements=measurements, detail="\n".join(lines), wall_s=launch.wall_s)

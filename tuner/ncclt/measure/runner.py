@@ -28,8 +28,7 @@ from ncclt.measure.redact import words_without_secrets
 from ncclt.nccl.tuner_plugin import DELEGATE_VARIABLE
 
 ASKING_S = 120.0
-"""How long a program may take to say what it can do; a login node or a file system can be slow."""
-
+"""For the answer of a program about its features; a login node or a file system can be slow."""
 
 TUNER_PLUGIN = "NCCL_TUNER_PLUGIN"
 

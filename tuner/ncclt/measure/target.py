@@ -290,17 +290,14 @@ class Target:
     @property
     def _may_use_plugin(self) -> bool:
         """Return True if the ranks can receive tables from here, and NCCL can load the plugin."""
-        receive = self.benchmark_name == "torch_collectives" or self._tests_may_use_plugin
+        tests_receive = self.benchmark_name == "nccl_tests" and self.scratch_is_shared and not self.is_in_container
+        receive = self.benchmark_name == "torch_collectives" or tests_receive
         return receive and not self.is_gloo and self.launcher_class.reaches_back
 
     @property
     def is_in_container(self) -> bool:
         """Return True if trials run in a container image that was named."""
         return "container" in self.launcher_options
-
-    @property
-    def _tests_may_use_plugin(self) -> bool:
-        return self.benchmark_name == "nccl_tests" and self.scratch_is_shared and not self.is_in_container
 
     @property
     def how_with_plugin(self) -> str:

@@ -170,7 +170,13 @@ class Testbed:
         """
         cluster = self.runner.cluster
         placed = workload.placed(nodes=cluster.nodes, gpus_per_node=cluster.gpus_per_node)
-        notes = [*self.notes, *_placing_notes(workload, cluster)]
+        notes = list(self.notes)
+        recorded_ranks = workload.provenance.world_size
+        if recorded_ranks and recorded_ranks != cluster.world_size:
+            notes.append(
+                f"recorded with {recorded_ranks} ranks, tuned for {cluster.world_size}: messages of the whole job keep "
+                "their size"
+            )
         kept = tuple(calls for calls in placed.messages if self.covers(calls.message))
         if not kept:
             recorded = self.landscape.choices if self.landscape else "other collectives"
@@ -214,15 +220,6 @@ def _share_words(part: float, rest: float) -> str:
     if percent >= 99.5 and rest:
         return "over 99 %"
     return f"{percent:.0f} %" if percent >= 9.95 else f"{percent:.1f} %"
-
-
-def _placing_notes(workload: Workload, cluster: Cluster) -> list[str]:
-    recorded = workload.provenance.world_size
-    if recorded and recorded != cluster.world_size:
-        return [
-            f"recorded with {recorded} ranks, tuned for {cluster.world_size}: messages of the whole job keep their size"
-        ]
-    return []
 
 
 def simulated_testbed(cluster: Cluster, *, seed: int, reason: str, parallel: int = 1) -> Testbed:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective
-from ncclt.measure.simulated.transfer_time import chunk_bytes, loops
+from ncclt.measure.simulated.transfer_time import SimulatedKernel, chunk_bytes, loops
 
 AR = Collective.ALL_REDUCE
 RING, TREE = Algorithm.RING, Algorithm.TREE
@@ -18,8 +18,11 @@ LOOP_US = 4367.0
 
 
 def chunk(algorithm=RING, protocol=Protocol.SIMPLE, size=1 << 30, collective=AR, **changes) -> float:
-    shape = {"channels": 4, "nodes": 2, "per_node": 4, **changes}
-    return chunk_bytes(collective, algorithm, protocol, size, **shape)
+    shape = {name: changes.pop(name) for name in ("nodes", "per_node", "by_depth") if name in changes}
+    kernel = SimulatedKernel(
+        collective=collective, algorithm=algorithm, protocol=protocol, size_bytes=size, **{"channels": 4, **changes}
+    )
+    return chunk_bytes(kernel, **{"nodes": 2, "per_node": 4, **shape})
 
 
 def test_chunks_by_hand():
@@ -74,6 +77,6 @@ def test_loops_reproduce_two_ranks_that_share_a_gpu(shared_data, protocol, chann
     assert len(sizes) >= 4
     # The 32 MiB LL128 row and short Simple rows carry up to 1 % of transfer beside the slices.
     for size in sizes:
-        data = chunk_bytes(AR, RING, Protocol(protocol.lower()), size, channels=channels, nodes=2, per_node=1)
+        data = chunk(protocol=Protocol(protocol.lower()), size=size, channels=channels, per_node=1)
         count = loops(RING, size, data, channels=channels, ranks=2)
         assert count * LOOP_US == pytest.approx(statistics.median(times[size]), rel=within), size

@@ -56,8 +56,8 @@ def test_nobody_can_cut_it_short():
 
 
 def test_the_plugin_follows_it_from_trial_to_trial(folder, plugin):
-    table, reports = worker.RankTable(LAYOUT), worker.Reports()
-    environ = {"NCCLT_POLICY_SHM": table.path, "NCCLT_POLICY": None, "NCCLT_PLUGIN_REPORT": str(reports.folder)}
+    table, reports = worker.RankTable(LAYOUT), worker.make_reports_folder()
+    environ = {"NCCLT_POLICY_SHM": table.path, "NCCLT_POLICY": None, "NCCLT_PLUGIN_REPORT": str(reports)}
     with plugin.communicator(ranks=2, nodes=1, environ=environ) as comm:
         assert comm.ask(ALL_REDUCE, 4096).costs == [1.0] * 21
         expected = [(3, 4), (2, 0), None, None]
@@ -67,27 +67,22 @@ def test_the_plugin_follows_it_from_trial_to_trial(folder, plugin):
             found = [at for at, cost in enumerate(answer.costs) if cost < 1]
             assert (found, answer.channels) == (([cheapest[0]], cheapest[1]) if cheapest else ([], 0))
     # And what it reports is what the controller believes.
-    (report,) = reports.folder.iterdir()
+    (report,) = reports.iterdir()
     lines = [json.loads(line) for line in report.read_text().splitlines()]
     message = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=4096, group_size=2)
     rule = Rule(collective=Collective.ALL_REDUCE, algorithm=Algorithm.RING, protocol=Protocol.LL)
     assert Attested().check(lines, ForcedState(rules=(rule,)), [message]) == ""
-    reports.remove()
-    reports.remove()
-    assert list(folder.iterdir()) == []
 
 
 def test_what_killed_ranks_have_left_is_removed_and_nothing_else(folder):
     old = time.time() - 2 * worker.FRESH_S
-    living = worker.Reports()
+    living = worker.make_reports_folder()
     for name in ("ncclt-torch-dead", "ncclt-torch-young", "of-somebody-else"):
         (folder / name).mkdir()
-    for path in (folder / "ncclt-torch-dead", living.folder, folder / "of-somebody-else"):
+    for path in (folder / "ncclt-torch-dead", living, folder / "of-somebody-else"):
         os.utime(path, (old, old))
     (folder / "ncclt-torch-link").symlink_to(folder / "of-somebody-else")
-    new = worker.Reports()
+    new = worker.make_reports_folder()
     left = set(folder.iterdir())
     kept = {folder / name for name in ("ncclt-torch-young", "ncclt-torch-link", "of-somebody-else")}
-    assert left == {living.folder, new.folder, *kept}
-    living.remove()
-    new.remove()
+    assert left == {living, new, *kept}

@@ -169,7 +169,7 @@ MEASURING = WORKER.with_name("ncclt_torch_measuring.py")
 
 BACKENDS = ("nccl", "gloo")
 LOADS = ("gemm",)
-"""What can run beside the messages."""
+"""Work that can run beside the messages."""
 
 CARRIERS: Mapping[str, str] = {
     "float8_e4m3": "uint8",

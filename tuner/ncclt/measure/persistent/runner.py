@@ -23,7 +23,7 @@ from typing import Any, Unpack
 from ncclt.core.algo_proto_text import COLLECTIVE_WORDS
 from ncclt.core.message import Message
 from ncclt.core.nccl_version import NcclVersion
-from ncclt.core.policy import Policy, Rule
+from ncclt.core.policy import Policy
 from ncclt.core.setting import Setting
 from ncclt.core.trial import Outcome, TrialResult
 from ncclt.errors import BenchmarkError, SettingError, UsageError
@@ -110,7 +110,7 @@ class PersistentRunner(RealRunner):
         self._idle_since_s = 0.0
         self._attested = Attested()
         self.switches: Counter[SwitchCost] = Counter()
-        """How many trials came into force at which switching cost; those that had to start ranks count as PROCESS."""
+        """Trials by the switching cost at which they came into force; PROCESS where ranks had to be started."""
 
     def close(self) -> None:
         """End the ranks, if there are any; a later `measure` starts new ones."""
@@ -161,7 +161,10 @@ class PersistentRunner(RealRunner):
         if self._killed:
             raise KeyboardInterrupt
         began_s, before = time.monotonic(), self._session
-        idle_s = self._idle_s(began_s)
+        idle_s = 0.0
+        if before is not None:
+            until_s = began_s if before.ended_s is None else min(before.ended_s, began_s)
+            idle_s = max(until_s - self._idle_since_s, 0.0)
         try:
             wanted = force()
         except SettingError as error:
@@ -196,14 +199,6 @@ class PersistentRunner(RealRunner):
         """Return a result that says how it was measured."""
         by_plugin = self._plugin is not None
         return replace(result, wall_s=wall_s, place=self._place, persistent=self._persistent, by_plugin=by_plugin)
-
-    def _idle_s(self, now_s: float) -> float:
-        """Return the time since the last trial, s."""
-        session = self._session
-        if session is None:
-            return 0.0
-        until_s = now_s if session.ended_s is None else min(session.ended_s, now_s)
-        return max(until_s - self._idle_since_s, 0.0)
 
     def _force(self, setting: Setting, messages: Sequence[Message]) -> ForcedState:
         """Return the state that forces the setting; SettingError where it cannot be."""
@@ -295,6 +290,7 @@ class PersistentRunner(RealRunner):
         table = None
         if step.rules is not None:
             generation = next(self._generations)
+            nodes, ranks = self.cluster.nodes, self.cluster.world_size
             rows = [
                 SharedRow(
                     collective=COLLECTIVE_WORDS[rule.collective],
@@ -304,7 +300,7 @@ class PersistentRunner(RealRunner):
                     last_bytes=rule.max_bytes,
                     channels=rule.channels or 0,
                     ranks=rule.group_size,
-                    nodes=self._nodes_of(rule),
+                    nodes=0 if rule.spans_nodes is None else communicator_shape(rule, nodes=nodes, ranks=ranks)[0],
                 )
                 for rule in step.rules
                 if rule.algorithm and rule.protocol
@@ -319,12 +315,6 @@ class PersistentRunner(RealRunner):
             "attest": self._torch.backend == "nccl" and self._attested.lacks(wanted, command.messages),
             "arguments": command.argv[2:],  # without the interpreter and the file
         }
-
-    def _nodes_of(self, rule: Rule) -> int:
-        """Return the number of nodes that the communicators of a rule span; 0 = any number."""
-        if rule.spans_nodes is None:
-            return 0
-        return communicator_shape(rule, nodes=self.cluster.nodes, ranks=self.cluster.world_size)[0]
 
     def _finish(self, wanted: ForcedState, command: BenchmarkCommand, limit_s: float, *, attest: bool) -> TrialResult:
         assert self._session is not None, "a trial that has begun has ranks"

@@ -26,7 +26,7 @@ from ncclt.measure.benchmarks.torch_worker.ncclt_torch_connection import (
 )
 
 PROOF_S = 10.0
-"""How long authenticating a connection may take."""
+"""For authenticating a connection."""
 
 MOST_CALLERS = 16
 """Connections that are being authenticated at once."""
@@ -109,13 +109,13 @@ def _listen(host: str, *, everywhere: bool) -> socket.socket:
 
 
 POLITE_S = 10.0
-"""How long ranks may take to end after they got the order to: they close their communicators."""
+"""For the end of ranks after the order to end: they close their communicators."""
 
 AFTERWARDS_S = 30.0
-"""How long a launch may take to end by itself, with a reason, once its rank 0 has gone away."""
+"""For the end of a launch by itself, with a reason, once its rank 0 has gone away."""
 
 BEGIN_S = 30.0
-"""How long all ranks may take to report ready for a trial."""
+"""For the reports of all ranks that they are ready for a trial."""
 
 _TICK_S = 0.1
 

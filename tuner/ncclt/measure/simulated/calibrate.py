@@ -27,7 +27,7 @@ _SIGMA = 0.08
 """Relative error beyond which a point counts as an outlier: noise of a cluster and what the mechanisms leave out."""
 
 _MISFIT = 0.25
-"""What the mechanisms leave out at a fitted system, as a standard deviation of the logarithm of a time."""
+"""Error of the mechanisms at a fitted system, as a standard deviation of the logarithm of a time."""
 
 _ALIKE = (3.0, 2.0)
 """Doublings of size and of channels over which that stays alike."""
@@ -41,7 +41,7 @@ _OWN_CHANNELS = (0.5, 1.0, 2.0)
 
 _REACHES_EVERYONE = (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.BROADCAST)
 _ROUNDED = 1.1
-"""How much faster than its description a network may be: bandwidths there are rounded."""
+"""Factor by which a network may be faster than its description: bandwidths there are rounded."""
 
 _EXTRA = _NAMES.index("extra")
 _NO_EXTRA = -3.0
@@ -61,11 +61,8 @@ class ObservedPoint:
     time_us: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Point:
-    kernel: SimulatedKernel
-    links: LinkModel
-    free: tuple[int, ...]
+_Point = tuple[SimulatedKernel, LinkModel, tuple[int, ...]]
+"""Kernel and links of a measured time, and the positions of the constants that can matter to it."""
 
 
 def calibrate(cluster: Cluster, seen: Sequence[ObservedPoint], *, sources: Sequence[str] = ()) -> Calibration:
@@ -220,7 +217,7 @@ def _point(cluster: Cluster, one: ObservedPoint) -> _Point:
     part = cluster.sized(nodes=one.nodes)
     links = build_link_model(replace(part, calibration=None), one.message.group_size, one.message.spans_nodes)
     kernel = select_kernel(part, one.setting, one.message)
-    return _Point(kernel=kernel, links=links, free=_free(kernel, links))
+    return kernel, links, _free(kernel, links)
 
 
 def _free(kernel: SimulatedKernel, links: LinkModel) -> tuple[int, ...]:
@@ -250,11 +247,11 @@ def _times(points: Sequence[_Point], theta: Array) -> list[float]:
     factors = dict(zip(_NAMES, np.exp(theta).tolist(), strict=True))
     known: dict[int, LinkModel] = {}
     found = []
-    for point in points:
-        links = known.get(id(point.links))
-        if links is None:
-            links = known[id(point.links)] = scale_links(point.links, factors)
-        found.append(kernel_us(point.kernel, links))
+    for kernel, links, _ in points:
+        scaled = known.get(id(links))
+        if scaled is None:
+            scaled = known[id(links)] = scale_links(links, factors)
+        found.append(kernel_us(kernel, scaled))
     return found
 
 
@@ -273,7 +270,7 @@ def _moved(points: Sequence[_Point], theta: Array, steps: Array) -> Array:
     """Return ln(time) with one constant moved at a time, points x constants."""
     found = np.repeat(_predicted(points, theta)[:, None], len(_NAMES), axis=1)
     for position, step in enumerate(steps):
-        rows = [row for row, point in enumerate(points) if position in point.free]
+        rows = [row for row, (_, _, free) in enumerate(points) if position in free]
         if rows:
             moved = theta.copy()
             moved[position] += step
@@ -325,7 +322,7 @@ def choose_probes(
 
 def _misfit(points: Sequence[_Point]) -> Array:
     """Return the covariance of what the mechanisms leave out: alike for kernels of like sizes and channels."""
-    kernels = [point.kernel for point in points]
+    kernels = [kernel for kernel, _, _ in points]
     names = [f"{k.collective} {k.algorithm} {k.protocol}" for k in kernels]
     kinds = np.unique(names, return_inverse=True)[1]
     places = np.log2([(k.size_bytes, k.channels) for k in kernels]) / _ALIKE

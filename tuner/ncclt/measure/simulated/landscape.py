@@ -27,7 +27,7 @@ _TO_SIGMA = 1.693
 of three."""
 
 _BEYOND = 2
-"""How many times the largest recorded size is still taken at its bandwidth: large messages run at a constant one."""
+"""Multiple of the largest recorded size that is still taken at its bandwidth: large messages run at a constant one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from ncclt.core.cluster import Cluster
@@ -25,15 +25,6 @@ from ncclt.measure.simulated.observations import (
 from ncclt.nccl.nccl_tests.result import NcclTest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportedLandscape:
-    """Rows, their cluster, and what the user must know about them."""
-
-    rows: tuple[LandscapeRow, ...]
-    cluster: Cluster
-    notes: tuple[str, ...]
-
-
 def import_logs(
     outputs: Mapping[Path, Sequence[NcclTest]],
     cluster: Cluster,
@@ -42,8 +33,8 @@ def import_logs(
     settings: Mapping[Path, Setting],
     fallback: Setting | None,
     version: str,
-) -> ImportedLandscape:
-    """Read outputs of nccl-tests as one landscape.
+) -> tuple[list[LandscapeRow], Cluster, list[str]]:
+    """Read outputs of nccl-tests as one landscape: its rows, their cluster, and notes for the user.
 
     Args:
         outputs: of each file.
@@ -61,7 +52,7 @@ def import_logs(
     conditions: dict[Path, Mapping[str, str]] = {}
     versions: list[tuple[Path, str]] = []
     shapes: list[tuple[Path, str]] = []
-    wrong, notes = 0, []
+    wrong, notes = 0, list[str]()
     for path, tests in outputs.items():
         for test in tests:
             nodes = count_nodes(test, cluster, path)
@@ -118,17 +109,14 @@ def import_logs(
     rows = [replace(row, nccl_version=nccl) for row in rows]
     check_replayable(rows, name)
     job = cluster.sized(nodes=rows[0].nodes, nccl_version=nccl)
-    return ImportedLandscape(
-        rows=tuple(rows),
-        cluster=replace(
-            job,
-            name=name,
-            description=f"{cluster.name}, {job.nodes} x {job.gpus_per_node} {job.gpu}",
-            sources=(f"{count_noun(len(outputs), 'output')} of nccl-tests, imported by ncclt {version}",),
-            calibration=None,
-        ),
-        notes=tuple(notes),
+    recorded = replace(
+        job,
+        name=name,
+        description=f"{cluster.name}, {job.nodes} x {job.gpus_per_node} {job.gpu}",
+        sources=(f"{count_noun(len(outputs), 'output')} of nccl-tests, imported by ncclt {version}",),
+        calibration=None,
     )
+    return rows, recorded, notes
 
 
 def _setting(test: NcclTest, path: Path, given: Setting | None, fallback: Setting | None) -> Setting:

@@ -56,7 +56,12 @@ def observed_in_tests(tests: Sequence[NcclTest], path: Path, cluster: Cluster) -
     notes: dict[str, None] = {}
     for test in tests:
         nodes = count_nodes(test, cluster, path)
-        setting = _forced_setting(test, path)
+        if test.is_ambiguous:
+            raise InputError(
+                f"{path.name} has several command lines before one run, with different variables",
+                hint="cut it to the runs of one command line, or leave it out",
+            )
+        setting = stated_setting(test, path) or DEFAULT
         taken = "states no forced setting: taken as the NCCL default"
         remarks = [f"{path.name} {taken if setting.is_default else f'was run with {setting.label}: taken as that'}"]
         if is_another_gpu(test.gpu, cluster.gpu):
@@ -83,15 +88,6 @@ def observed_in_tests(tests: Sequence[NcclTest], path: Path, cluster: Cluster) -
     )
 
 
-def _forced_setting(test: NcclTest, path: Path) -> Setting:
-    if test.is_ambiguous:
-        raise InputError(
-            f"{path.name} has several command lines before one run, with different variables",
-            hint="cut it to the runs of one command line, or leave it out",
-        )
-    return stated_setting(test, path) or DEFAULT
-
-
 def stated_setting(test: NcclTest, path: Path) -> Setting | None:
     """Return the setting that the output states, None where it states none."""
     variables = {name.removeprefix("NCCL_"): value for name, value in test.variables}
@@ -101,21 +97,17 @@ def stated_setting(test: NcclTest, path: Path) -> Setting | None:
     algorithm, protocol = forced.pop("ALGO", "").lower(), forced.pop("PROTO", "").lower()
     channels = [forced.pop(name) for name in _CHANNELS if name in forced]
     try:
+        if unknown := forced.keys() - _SEARCHED:
+            raise ValueError(unknown)
         return Setting(
             algorithm=_ALGORITHMS[algorithm.replace("_", "")] if algorithm else None,
             protocol=Protocol(protocol) if protocol else None,
             channels=min(map(int, channels)) if channels else None,
-            parameters=tuple((name, _parameter(name, value)) for name, value in forced.items()),
+            parameters=tuple((name, int(value)) for name, value in forced.items()),
         )
     except (KeyError, ValueError, SettingError) as error:
         told = " ".join(f"NCCL_{name}={value}" for name, value in variables.items() if name in SET_BY_RULES | _SEARCHED)
         raise InputError(f"{path.name}: no setting of ncclt expresses {told}", hint="leave this output out") from error
-
-
-def _parameter(name: str, value: str) -> int:
-    if name not in _SEARCHED:
-        raise ValueError(name)
-    return int(value)
 
 
 def conditions_of(test: NcclTest) -> dict[str, str]:

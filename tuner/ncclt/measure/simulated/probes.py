@@ -100,7 +100,10 @@ class ProbeTable:
         if not _HEADER.startswith(content):  # one that begins as ours, and has no row yet
             self.known = self._read()
         if whole < len(content):
-            self._cut(whole)
+            try:
+                os.truncate(path, whole)
+            except OSError as error:
+                raise self._unwritable(error) from error
             self.notes = (f"the last line of {path.name} was cut short and is dropped",)
 
     def _content(self) -> bytes:
@@ -152,12 +155,6 @@ class ProbeTable:
                 if file.write(whole) != len(whole):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 os.fsync(file.fileno())
-        except OSError as error:
-            raise self._unwritable(error) from error
-
-    def _cut(self, size: int) -> None:
-        try:
-            os.truncate(self._path, size)
         except OSError as error:
             raise self._unwritable(error) from error
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 from ncclt.core.algorithms import Protocol, ll128_is_automatic
@@ -25,7 +24,7 @@ _SAMPLES = 5
 
 _LAUNCH_S = 2.0
 _TIMEOUT_S = 60.0
-"""What a launch and a hang would cost on a real cluster; reported without waiting."""
+"""Cost of a launch and of a hang on a real cluster; reported without waiting."""
 
 
 class SimulatedRunner:
@@ -39,7 +38,7 @@ class SimulatedRunner:
         self._seed = seed
         self._noise = build_noise(cluster, seed=seed, sigma=sigma)
         self._faults = faults
-        self._seen: dict[tuple[Setting, Message], _Known] = {}
+        self._seen: dict[tuple[Setting, Message], tuple[float, int, str]] = {}
         self._digests: dict[Setting, str] = {}
 
     def measure(self, setting: Setting, messages: Sequence[Message], *, repeat: int) -> TrialResult:
@@ -66,9 +65,9 @@ class SimulatedRunner:
     ) -> TrialResult:
         found = {message: self._known(setting, message) for setting, part in parts.items() for message in part}
         plan = [(message, found[message]) for message in messages]
-        for _, known in plan:
-            if known.refusal:
-                return TrialResult(outcome=Outcome.INVALID, detail=known.refusal)
+        for _, (_, _, refusal) in plan:
+            if refusal:
+                return TrialResult(outcome=Outcome.INVALID, detail=refusal)
         faults = (self._faults.outcome(setting, seed=self._seed, repeat=repeat) for setting in parts)
         fault = next((one for one in faults if one is not Outcome.OK), Outcome.OK)
         if fault in (Outcome.CRASHED, Outcome.TIMEOUT):
@@ -78,10 +77,10 @@ class SimulatedRunner:
         measurements = tuple(
             Measurement(
                 message=message,
-                samples_us=draw(known.time_us, digest, message, repeat=repeat, count=_SAMPLES),
-                wrong=1024 if fault is Outcome.WRONG_RESULT else known.wrong,
+                samples_us=draw(time_us, digest, message, repeat=repeat, count=_SAMPLES),
+                wrong=1024 if fault is Outcome.WRONG_RESULT else wrong,
             )
-            for message, known in plan
+            for message, (time_us, wrong, _) in plan
         )
         wall_s = _LAUNCH_S + sum(sum(m.samples_us) for m in measurements) / 1e6
         if any(m.wrong for m in measurements):
@@ -95,16 +94,20 @@ class SimulatedRunner:
         Raises:
             UsageError: the group is larger than the cluster, or NCCL would refuse the setting for this message.
         """
-        return self._known(setting, message).time_us
+        return self._known(setting, message)[0]
 
-    def _known(self, setting: Setting, message: Message) -> _Known:
-        """Return the behaviour of a message under a setting, computed once."""
+    def _known(self, setting: Setting, message: Message) -> tuple[float, int, str]:
+        """Return a message's time without noise, its wrong elements, and why it is refused; computed once."""
         known = self._seen.get((setting, message))
         if known is None:
             refusal = self.refusal(setting, message)
             time_us = expected_us(self.cluster, setting, message)
-            known = _Known(time_us=time_us, wrong=self._wrong(setting, message), refusal=refusal)
-            self._seen[setting, message] = known
+            wrong = 0
+            if setting.applied_to(message.collective, version=self.cluster.version).protocol is Protocol.LL128:
+                # It tears its lines wherever NCCL does not enable it itself.
+                part = build_topology(self.cluster, message.group_size, message.spans_nodes).cluster
+                wrong = 0 if ll128_is_automatic(part) else 16
+            known = self._seen[setting, message] = time_us, wrong, refusal
         return known
 
     def refusal(self, setting: Setting, message: Message) -> str:
@@ -123,23 +126,6 @@ class SimulatedRunner:
                 f"datatype {message.dtype}. {setting.label} was forced."
             )
         return ""
-
-    def _wrong(self, setting: Setting, message: Message) -> int:
-        """Return the number of wrong elements: LL128 tears its lines wherever NCCL does not enable it itself."""
-        reaching = setting.applied_to(message.collective, version=self.cluster.version)
-        if reaching.protocol is not Protocol.LL128:
-            return 0
-        part = build_topology(self.cluster, message.group_size, message.spans_nodes).cluster
-        return 0 if ll128_is_automatic(part) else 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Known:
-    """Behaviour of a message under a setting: the time without noise, wrong elements, or why it is refused."""
-
-    time_us: float
-    wrong: int
-    refusal: str
 
 
 class ReplayRunner:

@@ -35,42 +35,44 @@ _RING_STEPS_PER_CHUNK = 4
 """ALLREDUCE_CHUNKSTEPS and its equivalents for all_gather and reduce_scatter: NCCL_STEPS / 2; the others use 1."""
 
 
-def chunk_bytes(
-    collective: Collective,
-    algorithm: Algorithm,
-    protocol: Protocol,
-    size_bytes: int,
-    *,
-    channels: int,
-    nodes: int,
-    per_node: int,
-    buffsize: int = BUFFER_BYTES[Protocol.SIMPLE],
-    by_depth: bool = False,
-) -> float:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedKernel:
+    """Kernel of one message: everything that determines its time besides the hardware."""
+
+    collective: Collective
+    size_bytes: int
+    algorithm: Algorithm = Algorithm.RING
+    protocol: Protocol = Protocol.SIMPLE
+    channels: int = 1
+    threads: int = 512
+    buffsize: int = BUFFER_BYTES[Protocol.SIMPLE]
+    p2p: tuple[tuple[str, int], ...] = ()
+
+
+def chunk_bytes(kernel: SimulatedKernel, *, nodes: int, per_node: int, by_depth: bool = False) -> float:
     """Return the data that one channel moves in one step, bytes.
 
     Args:
-        collective, algorithm, protocol, size_bytes: what runs.
-        channels: channels that carry it.
+        kernel: what runs; its `buffsize` is the buffer of Simple only.
         nodes, per_node: shape of the communicator; the chunk of an LL128 tree depends on it.
-        buffsize: NCCL_BUFFSIZE, the buffer of Simple only.
         by_depth: whether a tree with Simple takes smaller chunks for smaller messages, as old versions of NCCL do
             (enqueue.cc, computeColl) and, by its times on MI355X, RCCL 2.28; NCCL 2.29 on L40S does not.
     """
-    buffer = buffsize if protocol is Protocol.SIMPLE else BUFFER_BYTES[protocol]
+    algorithm, protocol = kernel.algorithm, kernel.protocol
+    buffer = kernel.buffsize if protocol is Protocol.SIMPLE else BUFFER_BYTES[protocol]
     chunk = buffer / STEPS * _DATA_SHARE[protocol]
-    ring_sum = collective in (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
+    ring_sum = kernel.collective in (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
     if algorithm is Algorithm.RING and protocol is Protocol.SIMPLE and ring_sum:
         return chunk * _RING_STEPS_PER_CHUNK
     if algorithm is Algorithm.TREE and protocol is Protocol.LL128:
         steps = 1 + int(math.log2(nodes)) + 0.1 * per_node
         for factor, floor in ((64, 131072), (16, 32768)):
-            while size_bytes / (channels * chunk) < steps * factor / per_node and chunk > floor:
+            while kernel.size_bytes / (kernel.channels * chunk) < steps * factor / per_node and chunk > floor:
                 chunk /= 2
     if by_depth and algorithm is Algorithm.TREE and protocol is Protocol.SIMPLE:
         depth = per_node - 1 + int(math.log2(nodes))
         for factor, floor in ((8, 131072), (4, 65536), (1, 32768)):
-            while size_bytes / (channels * chunk) < depth * factor and chunk > floor:
+            while kernel.size_bytes / (kernel.channels * chunk) < depth * factor and chunk > floor:
                 chunk /= 2
     return chunk
 
@@ -114,20 +116,6 @@ MODELLED = frozenset({"BUFFSIZE", "NTHREADS", *_P2P_DEFAULTS})
 """Process-wide parameters whose effect is simulated."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedKernel:
-    """Kernel of one message: everything that determines its time besides the hardware."""
-
-    collective: Collective
-    size_bytes: int
-    algorithm: Algorithm = Algorithm.RING
-    protocol: Protocol = Protocol.SIMPLE
-    channels: int = 1
-    threads: int = 512
-    buffsize: int = BUFFER_BYTES[Protocol.SIMPLE]
-    p2p: tuple[tuple[str, int], ...] = ()
-
-
 def kernel_us(kernel: SimulatedKernel, links: LinkModel) -> float:
     """Return the time of one call, µs."""
     return links.extra_us + _call_us(kernel, links)
@@ -156,11 +144,6 @@ def _call_us(kernel: SimulatedKernel, links: LinkModel) -> float:
 def _saturating(one: float, all_of_them: float, channels: int, *, sharpness: int = 3) -> float:
     """Return the bandwidth of `channels` channels on a link."""
     return float(((one * channels) ** -sharpness + all_of_them**-sharpness) ** (-1 / sharpness))
-
-
-def _longer(first: float, second: float) -> float:
-    """Return a smooth maximum of two times that overlap."""
-    return float((first**4 + second**4) ** (1 / 4))
 
 
 def _slower(first: float, second: float) -> float:
@@ -200,17 +183,8 @@ def _proxy_us(kernel: SimulatedKernel, links: LinkModel) -> float:
 
 
 def _chunk(kernel: SimulatedKernel, links: LinkModel) -> float:
-    return chunk_bytes(
-        kernel.collective,
-        kernel.algorithm,
-        kernel.protocol,
-        kernel.size_bytes,
-        channels=kernel.channels,
-        nodes=links.graph.nodes,
-        per_node=links.graph.per_node,
-        buffsize=kernel.buffsize,
-        by_depth=links.graph.cluster.gpu.startswith("MI"),
-    )
+    by_depth = links.graph.cluster.gpu.startswith("MI")
+    return chunk_bytes(kernel, nodes=links.graph.nodes, per_node=links.graph.per_node, by_depth=by_depth)
 
 
 def _ring_us(kernel: SimulatedKernel, links: LinkModel) -> float:
@@ -240,7 +214,8 @@ def _ring_us(kernel: SimulatedKernel, links: LinkModel) -> float:
     per_rank = kernel.size_bytes / (graph.ranks * channels)
     first_us = min(chunk, per_rank) / rate / 1e3
     power = _OVERLAP[protocol]
-    sent_us = _longer(first_us, busy_us) if busy_us else first_us
+    # A smooth maximum, because the two overlap.
+    sent_us = float((first_us**4 + busy_us**4) ** (1 / 4)) if busy_us else first_us
     first_step = float((sent_us**power + hop**power) ** (1 / power))
     rest = per_rank / rate / 1e3 - first_us
     # A later loop costs no more than the first: otherwise more ranks, with fewer loops, would be faster.

@@ -18,7 +18,7 @@ from ncclt.errors import BenchmarkError, InputError, UsageError
 from ncclt.launch.prefixes import clean_text
 from ncclt.measure.benchmarks.benchmark import BenchmarkCommand, BenchmarkReading, CommandOutput
 from ncclt.measure.benchmarks.nccl_tests.features import LEAST, PROGRAMS, NcclTestsFeatures
-from ncclt.measure.benchmarks.nccl_tests.sweep import Sizes, Sweep, alignment_bytes, plan_runs, requested_size, sweep_of
+from ncclt.measure.benchmarks.nccl_tests.sweep import Sweep, alignment_bytes, plan_runs, requested_size, sweep_of
 from ncclt.nccl.nccl_tests.json import parse_json
 from ncclt.nccl.nccl_tests.result import NcclTest, NcclTestRow
 from ncclt.nccl.nccl_tests.text import parse_text
@@ -74,7 +74,13 @@ def _measured(message: Message, size: int, rows: Sequence[NcclTestRow], test: Nc
     # The first row of all includes late connecting and loading; if its size is repeated, its time does not count. Its
     # check does.
     cold = found[0] is test.rows[0] and len(found) > 1
-    samples = tuple(sample for row in found[cold:] for sample in _samples_us(row, message))
+    samples: tuple[float, ...] = ()
+    for row in found[cold:]:
+        preferred, other = row.out_of_place, row.in_place
+        if message.collective in _IN_PLACE:
+            preferred, other = other, preferred
+        timing = preferred or other
+        samples += (math.nan,) if timing is None else timing.calls_us or (timing.time_us,)
     if not all(math.isfinite(sample) and sample > 0 for sample in samples):
         raise BenchmarkError(
             f"nccl-tests printed no usable time for {message.label}: {', '.join(f'{s:g}' for s in samples[:8])} µs",
@@ -83,12 +89,6 @@ def _measured(message: Message, size: int, rows: Sequence[NcclTestRow], test: Nc
     checks = [half.wrong for row in found for half in (row.out_of_place, row.in_place) if half]
     counts = [wrong for wrong in checks if wrong is not None]
     return Measurement(message=message, samples_us=samples, wrong=sum(counts) if counts else None)
-
-
-def _samples_us(row: NcclTestRow, message: Message) -> tuple[float, ...]:
-    halves = (row.in_place, row.out_of_place) if message.collective in _IN_PLACE else (row.out_of_place, row.in_place)
-    timing = halves[0] or halves[1]
-    return (math.nan,) if timing is None else timing.calls_us or (timing.time_us,)
 
 
 def _has_dtype(row: NcclTestRow, dtype: str) -> bool:
@@ -108,7 +108,7 @@ WRONG_DATA_EXIT_CODE = 7
 """testNumResults: data came out wrong, or the mean bandwidth was below NCCL_TESTS_MIN_BW."""
 
 CYCLES = 2
-"""How often a run repeats its sizes, if it can: the first, cold row then has a warm one to replace it."""
+"""Times that a run measures its sizes, if it can: the first, cold row then has a warm one to replace it."""
 
 # Our dtype -> the argument of -d (common.cu, test_typenames). torch sends bool as uint8; NCCL has no 16-bit integer.
 _DTYPE_WORDS = {
@@ -180,13 +180,17 @@ class NcclTests:
         for message in messages:
             kind = _BYTES if message.collective in _BYTE_MOVERS else message.dtype
             groups.setdefault((message.collective, kind, message.group_size, message.spans_nodes), []).append(message)
-        plans = plan_runs([_sizes(group) for group in groups.values()], max_runs=self.max_commands)
+        dtypes = [_common_dtype(group) for group in groups.values()]
+        kinds = [
+            ([_requested(message, dtype) for message in group], _alignment(group[0], dtype))
+            for group, dtype in zip(groups.values(), dtypes, strict=True)
+        ]
         planned: list[BenchmarkCommand] = []
-        for group, runs in zip(groups.values(), plans, strict=True):
-            dtype = _common_dtype(group)
-            for run in runs:
-                covered = tuple(message for message in group if _requested(message, dtype) in run.covers)
-                planned.append(self._command(run.sweep, covered, dtype=dtype, folder=folder, number=len(planned)))
+        plans = plan_runs(kinds, max_runs=self.max_commands)
+        for group, dtype, runs in zip(groups.values(), dtypes, plans, strict=True):
+            for sweep, covers in runs:
+                covered = tuple(message for message in group if _requested(message, dtype) in covers)
+                planned.append(self._command(sweep, covered, dtype=dtype, folder=folder, number=len(planned)))
         return tuple(planned)
 
     def _command(
@@ -261,13 +265,11 @@ class NcclTests:
 _WRONG_DATA_MEANING = f"exit code {WRONG_DATA_EXIT_CODE}: nccl-tests found wrong data"
 
 
-def _sizes(group: Sequence[Message]) -> Sizes:
-    dtype = _common_dtype(group)
-    return Sizes(wanted=tuple(_requested(message, dtype) for message in group), alignment=_alignment(group[0], dtype))
-
-
 def _common_dtype(group: Sequence[Message]) -> str:
-    words = {_dtype_word(message) for message in group}
+    for message in group:
+        if message.dtype not in _DTYPE_WORDS:
+            raise UsageError(f"NCCL cannot send {message.label}", hint=f"it knows {', '.join(_DTYPE_WORDS)}")
+    words = {_DTYPE_WORDS[message.dtype] for message in group}
     return words.pop() if len(words) == 1 else _BYTES
 
 
@@ -278,12 +280,6 @@ def _requested(message: Message, dtype: str) -> int:
 def _alignment(message: Message, dtype: str) -> int:
     element = 1 if dtype == _BYTES else DTYPE_SIZES[message.dtype]
     return alignment_bytes(message.collective, message.group_size, element)
-
-
-def _dtype_word(message: Message) -> str:
-    if message.dtype not in _DTYPE_WORDS:
-        raise UsageError(f"NCCL cannot send {message.label}", hint=f"it knows {', '.join(_DTYPE_WORDS)}")
-    return _DTYPE_WORDS[message.dtype]
 
 
 def group_variables(message: Message, *, world_size: int, features: NcclTestsFeatures) -> tuple[tuple[str, str], ...]:

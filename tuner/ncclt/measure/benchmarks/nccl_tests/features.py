@@ -30,7 +30,7 @@ PROGRAMS: Mapping[Collective, str] = {
     Collective.ALL_TO_ALL: "alltoall_perf",
     Collective.SEND_RECV: "sendrecv_perf",
 }
-"""Which program measures which collective (src/Makefile)."""
+"""The program of each collective (src/Makefile)."""
 
 _BUILD_HINT = (
     "name the folder that holds all_reduce_perf with --nccl-tests, or build it: "
@@ -68,7 +68,7 @@ class NcclTestsFeatures:
 
 
 LEAST = NcclTestsFeatures()
-"""What every release can do."""
+"""The features of every release."""
 
 
 def detect(

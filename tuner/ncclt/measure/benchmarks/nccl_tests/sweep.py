@@ -151,36 +151,20 @@ def _cost_s(wanted: Sequence[int], *, rows: int, total_bytes: int) -> float:
     return (_START_S + extra_s) / len(wanted)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
-    """Sizes that one kind of message needs, bytes.
-
-    Attributes:
-        wanted: the most important first; a size may belong to several messages.
-        alignment: what nccl-tests rounds them to; each is a multiple of it.
-    """
-
-    wanted: tuple[int, ...]
-    alignment: int
+Run = tuple[Sweep, frozenset[int]]
+"""The sweep of one run, and the wanted sizes that are read from it, measured or (beyond the limit) interpolated."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """One run: its sweep, and the wanted sizes that are read from it, measured or (beyond the limit) interpolated."""
-
-    sweep: Sweep
-    covers: frozenset[int]
-
-
-def plan_runs(kinds: Sequence[Sizes], *, max_runs: int | None) -> tuple[tuple[Run, ...], ...]:
+def plan_runs(kinds: Sequence[tuple[Sequence[int], int]], *, max_runs: int | None) -> tuple[tuple[Run, ...], ...]:
     """Return the runs of each kind; every wanted size is covered by exactly one of them.
 
     Args:
-        kinds: what cannot share a run.
+        kinds: of messages that cannot share a run: the wanted sizes in bytes, the most important first, and the
+            alignment to which nccl-tests rounds them; each is a multiple of it.
         max_runs: runs of all kinds together at most, but at least one of each kind; None = no limit, no size is
             interpolated.
     """
-    exact = [_exact(kind.wanted, kind.alignment) for kind in kinds]
+    exact = [_exact(wanted, alignment) for wanted, alignment in kinds]
     if max_runs is None:
         return tuple(exact)
     granted = [1] * len(kinds)
@@ -190,8 +174,8 @@ def plan_runs(kinds: Sequence[Sizes], *, max_runs: int | None) -> tuple[tuple[Ru
             break
         granted[missing.index(max(missing))] += 1
     return tuple(
-        runs if len(runs) <= grant else _limited(kind, grant)
-        for kind, runs, grant in zip(kinds, exact, granted, strict=True)
+        runs if len(runs) <= grant else _limited(wanted, alignment, grant)
+        for (wanted, alignment), runs, grant in zip(kinds, exact, granted, strict=True)
     )
 
 
@@ -200,16 +184,15 @@ def _exact(wanted: Iterable[int], alignment: int) -> tuple[Run, ...]:
     for sweep in plan_sweeps(left, alignment=alignment):
         covers = left.intersection(sweep.sizes)
         left -= covers
-        runs.append(Run(sweep=sweep, covers=frozenset(covers)))
+        runs.append((sweep, frozenset(covers)))
     return tuple(runs)
 
 
-def _limited(kind: Sizes, max_runs: int) -> tuple[Run, ...]:
+def _limited(wanted: Sequence[int], alignment: int, max_runs: int) -> tuple[Run, ...]:
     """Measure the most important sizes in all runs but one, which spans the others by factors of 2."""
     chosen: list[int] = []
-    for size in dict.fromkeys(kind.wanted):
-        if len(plan_sweeps([*chosen, size], alignment=kind.alignment)) < max_runs:
+    for size in dict.fromkeys(wanted):
+        if len(plan_sweeps([*chosen, size], alignment=alignment)) < max_runs:
             chosen.append(size)
-    others = frozenset(kind.wanted).difference(chosen)
-    spanning = Run(sweep=bracket(others, alignment=kind.alignment), covers=others)
-    return (*_exact(chosen, kind.alignment), spanning)
+    others = frozenset(wanted).difference(chosen)
+    return (*_exact(chosen, alignment), (bracket(others, alignment=alignment), others))

@@ -47,7 +47,15 @@ class RankConnection:
         self._me, self._other = ("controller", "rank 0") if controls else ("rank 0", "controller")
         self._key, self._sent, self._received = b"", 0, 0
         self._buffer = bytearray()
-        _notice_silence(connection)
+        # The system notices during silence that the other host is down: after 10 + 6 x 5 s.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in (
+            (socket.TCP_KEEPIDLE, 10),
+            (socket.TCP_KEEPINTVL, 5),
+            (socket.TCP_KEEPCNT, 6),
+            (socket.TCP_NODELAY, 1),
+        ):
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
     def prove(self, within_s: float) -> None:
         """Prove to the other end that this one knows the token, and check its proof.
@@ -184,10 +192,3 @@ def _parse(line: bytes) -> Any:
         return json.loads(line)
     except (ValueError, RecursionError) as error:
         raise RankConnectionError("a line that is not JSON") from error
-
-
-def _notice_silence(connection: socket.socket) -> None:
-    """Let the system notice during silence that the other host is down: after 10 + 6 x 5 s."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 6), ("TCP_NODELAY", 1)):
-        connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

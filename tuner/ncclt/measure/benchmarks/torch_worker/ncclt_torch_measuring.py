@@ -337,14 +337,12 @@ def measure(
     def check() -> tuple[int, float]:
         payload.fill()
         took_us = _duration_us(payload.call, device)
-        wrong, slowest_us = agreement.reach([payload.wrong(), took_us], _sum_and_slowest)
+        wrong, slowest_us = agreement.reach(
+            [payload.wrong(), took_us], lambda checks: [sum(w for w, _ in checks), max(us for _, us in checks)]
+        )
         return int(wrong), float(slowest_us)
 
     wrong, first_us = check()
     counts = first_counts(payload.call, agreement, device, budget_s, enough_us, first_us)
     samples_us = time_calls(payload.call, agreement, device, budget_s, enough_us, counts)
     return {"samples_us": samples_us, "settled": is_settled(samples_us), "wrong": wrong + check()[0]}
-
-
-def _sum_and_slowest(checks: Sequence[Sequence[float]]) -> list[float]:
-    return [sum(wrong for wrong, _ in checks), max(took_us for _, took_us in checks)]

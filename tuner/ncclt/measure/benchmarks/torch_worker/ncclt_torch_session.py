@@ -82,13 +82,20 @@ class RankSession:
             equal["version of NCCL"] = version
         self._own = {**job.own, "equal": equal}
         self._table: RankTable | None = None
-        self._reports: Reports | None = None
+        self._reports: Path | None = None
         self._environment: dict[str, Any] = {}
         self._gone = ""
 
     def run(self) -> None:
         """Run the controller's orders until the end."""
-        signal.signal(signal.SIGTERM, self._end_by_signal)
+
+        def end(number: int, _frame: object) -> None:
+            """Remove the reports when the launcher ends this rank."""
+            self._remove_reports()
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+        signal.signal(signal.SIGTERM, end)
         gc.freeze()  # PyTorch's own objects: scanning them after every trial would cost a tenth of a second
         try:
             self._begin()
@@ -100,8 +107,7 @@ class RankSession:
                     self._trial(order)
             self._close_groups()
         finally:
-            if self._reports is not None:
-                self._reports.remove()
+            self._remove_reports()
         if order["reason"]:
             raise self._worker.RefusedError(order["reason"])
 
@@ -117,13 +123,13 @@ class RankSession:
                 self._table = RankTable(order["table"])
                 os.environ[TABLE_VARIABLE] = self._table.path
                 if self._job.place.rank == 0:
-                    self._reports = Reports()
-                    os.environ[REPORT_VARIABLE] = str(self._reports.folder)
+                    self._reports = make_reports_folder()
+                    os.environ[REPORT_VARIABLE] = str(self._reports)
             except OSError as error:
                 problem = f"no shared table: {error}"
         self._agreement.require(problem)
         self._agreement.require(self._missing() if self._table is not None else "")
-        reports = str(self._reports.folder) if self._reports is not None else ""
+        reports = str(self._reports or "")
         self._say({"ready": 0, "environment": self._environment, "reports": reports})
 
     def _meet(self) -> None:
@@ -247,12 +253,9 @@ class RankSession:
             file.unlink()
         return lines
 
-    def _end_by_signal(self, number: int, _frame: object) -> None:
-        """Remove the reports when the launcher ends this rank."""
+    def _remove_reports(self) -> None:
         if self._reports is not None:
-            self._reports.remove()
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
+            shutil.rmtree(self._reports, ignore_errors=True)
 
 
 class RankTable:
@@ -279,22 +282,17 @@ class RankTable:
         self._memory[: len(number)] = number
 
 
-class Reports:
-    """The folder in which the plugin of this rank reports what it decided.
+def make_reports_folder() -> Path:
+    """Make the folder in which the plugin of this rank reports what it decided.
 
     It stays locked for as long as this process lives, so that a later one can recognise what was left behind.
     """
-
-    def __init__(self) -> None:
-        for path in FOLDER.glob(f"{NAME}*"):
-            _remove_stale(path)
-        self.folder = Path(tempfile.mkdtemp(prefix=NAME, dir=FOLDER))
-        self._lock = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-    def remove(self) -> None:
-        """Remove it with all reports."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+    for path in FOLDER.glob(f"{NAME}*"):
+        _remove_stale(path)
+    folder = Path(tempfile.mkdtemp(prefix=NAME, dir=FOLDER))
+    lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)  # open for as long as this process lives
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return folder
 
 
 def variables_of_files(

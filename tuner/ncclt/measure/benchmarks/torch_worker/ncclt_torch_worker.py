@@ -82,7 +82,9 @@ class Agreement:
 
     def reach(self, mine: Any, decide: Callable[[list[Any]], Any]) -> Any:
         """Return the decision of rank 0 from the values of all ranks; all ranks have to call in the same order."""
-        self._forget()
+        # What all have read would fill the store over days of trials; rank 0's answer is read a round later.
+        if (last := self._round if self._rank else self._round - 1) > 0:
+            self._store.delete_key(f"{last}/{self._rank}")
         self._round += 1
         if self._rank:
             self._store.set(f"{self._round}/{self._rank}", json.dumps(mine))
@@ -102,11 +104,6 @@ class Agreement:
             self._store.set(f"leave/{self._rank}", "")
         else:
             self._wait("leave/", self._others)
-
-    def _forget(self) -> None:
-        """Delete what all have read from the store, which days of trials would fill; rank 0's answer a round later."""
-        if (last := self._round if self._rank else self._round - 1) > 0:
-            self._store.delete_key(f"{last}/{self._rank}")
 
     def _wait(self, prefix: str, ranks: Sequence[int]) -> list[bytes]:
         keys = [f"{prefix}{rank}" for rank in ranks]
